@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Makes configure from configure.ac; needed once after a clone.
 cd "$(dirname "$0")" || exit 1
 command -v autoreconf >/dev/null || {

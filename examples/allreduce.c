@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * allreduce - the smallest job: every rank says who it is, gives a vector,
  * and gets the sum of all. Checks the result, so it also tells whether a

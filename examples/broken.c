@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * broken - programs with the classic mistakes of data-parallel training, and what the
  * library says to each.
@@ -76,14 +77,14 @@ static struct training make_training(void)
 {
 	const struct training t = {.model = make_model(WIDTH), .loader = make_loader(SAMPLES)};
 
-	check(ddp_broadcast_params(t.model));
+	check(ddp_model_broadcast_params(t.model));
 	return t;
 }
 
 static void add_gradients(ddp_model *model, const float *samples, int64_t count)
 {
-	const float *weight = ddp_param_data(model, 0);
-	float *grad = ddp_param_grad(model, 0);
+	const float *weight = ddp_model_param_data(model, 0);
+	float *grad = ddp_model_param_grad(model, 0);
 
 	for (int64_t n = 0; n < count; n++) {
 		for (int i = 0; i < WIDTH; i++)
@@ -105,8 +106,8 @@ static void step(const struct training *t)
 {
 	const int64_t samples = backward(t);
 
-	check(ddp_grad_ready(t->model, 0));
-	check(ddp_step(t->model, (double)samples, 0, NULL));
+	check(ddp_model_grad_ready(t->model, 0));
+	check(ddp_model_step(t->model, (double)samples, 0, NULL));
 }
 
 /* ---- mistakes ------------------------------------------------------------------------------ */
@@ -116,7 +117,7 @@ static void no_broadcast(void)
 	const struct training t = {.model = make_model(WIDTH), .loader = make_loader(SAMPLES)};
 
 	for (int i = 0; i < WIDTH; i++)
-		ddp_param_data(t.model, 0)[i] = (float)(job->rank + i);
+		ddp_model_param_data(t.model, 0)[i] = (float)(job->rank + i);
 	step(&t);
 }
 
@@ -135,8 +136,8 @@ static void no_sampler(void)
 		for (int64_t i = 0; i < BATCH; i++)
 			check(read_sample(NULL, step * BATCH + i, &samples[i]));
 		add_gradients(t.model, samples, BATCH);
-		check(ddp_grad_ready(t.model, 0));
-		check(ddp_step(t.model, BATCH, 0, NULL));
+		check(ddp_model_grad_ready(t.model, 0));
+		check(ddp_model_step(t.model, BATCH, 0, NULL));
 	}
 }
 
@@ -147,14 +148,14 @@ static void forgotten_zero_grad(void)
 	for (int n = 0; n < 3; n++) {
 		step(&t);
 		for (int i = 0; i < WIDTH; i++) {
-			if (ddp_param_grad(t.model, 0)[i] == 0)
+			if (ddp_model_param_grad(t.model, 0)[i] == 0)
 				continue;
 			fprintf(stderr, "broken: rank %d: a gradient is left of step %d\n", job->rank, n + 1);
 			exit(EXIT_UNNOTICED);
 		}
 	}
 	if (job->rank == 0)
-		printf("After each step all gradients were 0: ddp_step() had cleared them.\n");
+		printf("After each step all gradients were 0: ddp_model_step() had cleared them.\n");
 }
 
 static void other_data(void)
@@ -208,8 +209,8 @@ static void announced_too_often(void)
 	const struct training t = make_training();
 
 	(void)backward(&t);
-	check(ddp_grad_ready(t.model, 0));
-	check(ddp_grad_ready(t.model, 0));
+	check(ddp_model_grad_ready(t.model, 0));
+	check(ddp_model_grad_ready(t.model, 0));
 }
 
 static void not_finite(void)
@@ -218,9 +219,9 @@ static void not_finite(void)
 	const int64_t samples = backward(&t);
 
 	if (last_rank())
-		ddp_param_grad(t.model, 0)[3] = NAN;
-	check(ddp_grad_ready(t.model, 0));
-	check(ddp_step(t.model, (double)samples, 0, NULL));
+		ddp_model_param_grad(t.model, 0)[3] = NAN;
+	check(ddp_model_grad_ready(t.model, 0));
+	check(ddp_model_step(t.model, (double)samples, 0, NULL));
 }
 
 /* ---- which ------------------------------------------------------------------------------------- */
@@ -230,7 +231,7 @@ static const struct mistake {
 	void (*make)(void);
 	bool trains; /* the program ends well: the library warns, or there is nothing to forget */
 } mistakes[] = {
-	{"no-broadcast", "parameters start otherwise on each rank, and nobody calls ddp_broadcast_params()", no_broadcast, false},
+	{"no-broadcast", "parameters start otherwise on each rank, and nobody calls ddp_model_broadcast_params()", no_broadcast, false},
 	{"other-shapes", "one rank's model has another shape", other_shapes, false},
 	{"other-data", "one rank sees half of the data set, as of a file still being copied", other_data, false},
 	{"other-world", "one rank lists the ranks of a group otherwise", other_world, false},

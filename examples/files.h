@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A file that an example writes itself. What libddp writes follows the rules of ddp.h (Files and
  * folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # examples: programs that use ddp.h and nothing else of the library.
 noinst_PROGRAMS += examples/allreduce
 examples_allreduce_SOURCES = examples/allreduce.c

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * linear - the smallest training: fits y = 3 a - 2 b + 1 to samples that each rank draws for
  * itself, and says what it found.
@@ -80,8 +81,8 @@ static void check(ddp_status status)
 /* Adds the gradient of the summed loss of this rank's samples; returns that loss. */
 static double compute(ddp_model *model, unsigned *seed)
 {
-	const float *weight = ddp_param_data(model, WEIGHT), *bias = ddp_param_data(model, BIAS);
-	float *weight_grad = ddp_param_grad(model, WEIGHT), *bias_grad = ddp_param_grad(model, BIAS);
+	const float *weight = ddp_model_param_data(model, WEIGHT), *bias = ddp_model_param_data(model, BIAS);
+	float *weight_grad = ddp_model_param_grad(model, WEIGHT), *bias_grad = ddp_model_param_grad(model, BIAS);
 	double loss = 0;
 
 	for (int i = 0; i < SAMPLES; i++) {
@@ -108,15 +109,15 @@ static int train(const struct options *o)
 	check(ddp_init(NULL, &context));
 	const ddp_job *job = ddp_get_job(context);
 	check(ddp_model_create(context, params, PARAMS, &options, &model));
-	check(ddp_broadcast_params(model)); /* they start as zero here */
+	check(ddp_model_broadcast_params(model)); /* they start as zero here */
 	unsigned seed = 1 + (unsigned)job->rank; /* each rank draws its own samples */
 	for (long step = 0; step < o->steps; step++) {
 		const double loss = compute(model, &seed);
-		check(ddp_grad_ready(model, BIAS));
-		check(ddp_grad_ready(model, WEIGHT));
-		check(ddp_step(model, SAMPLES, loss, &stats));
+		check(ddp_model_grad_ready(model, BIAS));
+		check(ddp_model_grad_ready(model, WEIGHT));
+		check(ddp_model_step(model, SAMPLES, loss, &stats));
 	}
-	const float *w = ddp_param_data(model, WEIGHT), b = *ddp_param_data(model, BIAS);
+	const float *w = ddp_model_param_data(model, WEIGHT), b = *ddp_model_param_data(model, BIAS);
 	const bool found = fabsf(w[0] - 3) < 0.1f && fabsf(w[1] + 2) < 0.1f && fabsf(b - 1) < 0.1f;
 	if (job->rank == 0)
 		printf("%d ranks, %ld steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", job->world_size, o->steps,

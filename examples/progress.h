@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* progress: what rank 0 shows while it trains: lines that stay, and on a terminal one that is
    redrawn with each step, and tells what time is left. */
 #ifndef EXAMPLES_PROGRESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The names that options have for optimizers and schedules, in the order of ddp.h. */
 #ifndef EXAMPLES_RECIPES_H
 #define EXAMPLES_RECIPES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scaling - how a GPT's training scales: a step that reduces gradients and one that does not
  * take turns, so that a machine whose speed varies slows both, and the medians of both make a
@@ -172,7 +173,7 @@ static void make_model(struct bench *b, enum mode mode)
 	check(ddp_model_create(b->context, params, count, &options, &b->models[mode]));
 	must(gpt_bind_model(b->net, b->models[mode]), "out of memory");
 	must(gpt_initialise(b->net, 1), "out of memory");
-	check(ddp_broadcast_params(b->models[mode]));
+	check(ddp_model_broadcast_params(b->models[mode]));
 }
 
 static void allocate(struct bench *b)
@@ -206,12 +207,12 @@ static void one_step(struct bench *b, enum mode mode, int number, struct round *
 	must(gpt_bind_model(b->net, model), "out of memory");
 	check(ddp_barrier(ddp_world(b->context)));
 	const double start = now();
-	ddp_set_phase(model, DDP_PHASE_FORWARD);
+	ddp_model_set_phase(model, DDP_PHASE_FORWARD);
 	const double loss = gpt_forward(b->net, b->tokens + number % BATCHES * (tokens + o->batch), o->batch,
 	                                o->config.length);
-	ddp_set_phase(model, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(model, DDP_PHASE_BACKWARD);
 	check(gpt_backward(b->net, gpt_grad_ready, gpt_grad_rows, model));
-	check(ddp_step(model, (double)tokens, loss, &stats));
+	check(ddp_model_step(model, (double)tokens, loss, &stats));
 	round->seconds[mode] = over_ranks(b, now() - start, DDP_MAX);
 	if (mode == SILENT)
 		return;

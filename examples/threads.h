@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How many threads a rank computes with. */
 #ifndef EXAMPLES_THREADS_H
 #define EXAMPLES_THREADS_H

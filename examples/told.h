@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Errors that all ranks have in the same words are told by one of them. */
 #ifndef EXAMPLES_TOLD_H
 #define EXAMPLES_TOLD_H

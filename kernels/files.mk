@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # kernels: numeric kernels, linked into libddp and into the examples.
 kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 

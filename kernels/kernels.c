@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The functions of kernels.h go to the host's, or to those of the queue in use. */
 #include "kernels.h"
 

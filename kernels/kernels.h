@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernels: the numeric work of training, at once on the host in f32, or on a
  * queue (dk_use()). Each function states shapes; matrices are row-major and

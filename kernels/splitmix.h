@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * splitmix: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine,
  * and in kernels of CUDA.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * table: what a backend of the kernels gives: the functions of kernels.h, each with the
  * queue before its arguments. A module exports its table; it is compiled with this header

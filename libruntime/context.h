@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What ddp_init() opened, shared by the library's floors. */
 #ifndef DDP_CONTEXT_H
 #define DDP_CONTEXT_H

@@ -1,3 +1,4 @@
+dnl SPDX-License-Identifier: Apache-2.0
 # The packages that slurm-ddp uses. Each macro takes --with-NAME[=DIR|yes|no]
 # (default: use it if it is there), defines HAVE_NAME and NAME_CFLAGS,
 # NAME_LIBS, and leaves a line for configure's summary.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # slurm: the throw-away cluster, the demo, and what a site installs.
 EXTRA_DIST += slurm/cluster slurm/cluster.inside slurm/demo slurm/install-deps
 

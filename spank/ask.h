@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the shell asks Slurm for beside options and tasks, in srun and in slurmstepd. */
 #ifndef SPANK_ASK_H
 #define SPANK_ASK_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # spank: spank_ddp.so, a thin shell (the files of spank_spank_ddp_la_SOURCES) over a core that
 # knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ends a step on all its nodes, by way of the controller. */
 #ifndef SPANK_KILL_H
 #define SPANK_KILL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What --ddp[=KEY=VALUE,...] and the site's plugstack line can say. Pure: text
  * in, settings or a sentence out. Runs as root too, on what a user typed.

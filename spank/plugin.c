@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spank_ddp.so: the SPANK callbacks. They collect what Slurm knows, ask the
  * pure core, and hand its answer to Slurm. In srun, sbatch and salloc all runs

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What --ddp asks of this process: the site's line, and on top of it the user's list. Of lists there
  * may be several: what sbatch has handed on, srun's own, and one for each component of a

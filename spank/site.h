@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
  * defaults, and locked=KEY,KEY,... for those that users may not give.

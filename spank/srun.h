@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The callbacks' work in srun, as the user. */
 #ifndef SPANK_SRUN_H
 #define SPANK_SRUN_H

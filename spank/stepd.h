@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The callbacks' work in slurmstepd, as root, before its tasks run and when they end. */
 #ifndef SPANK_STEPD_H
 #define SPANK_STEPD_H

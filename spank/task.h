@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The callback's work in a task, as the user, just before the program. */
 #ifndef SPANK_TASK_H
 #define SPANK_TASK_H

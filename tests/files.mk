@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
@@ -538,7 +539,7 @@ tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h
 		libruntime/device/module.h
 	@$(MKDIR_P) tests/gpu
 	$(AM_V_GEN)$(NVCC) -std=c++17 -g -O1 -arch=sm_80 -I$(top_srcdir) -I$(top_srcdir)/kernels \
-		-I$(top_srcdir)/libruntime -c -o $@ $(top_srcdir)/tests/gpu/kernel_place.cu
+		-I$(top_srcdir)/libruntime/include -I$(top_srcdir)/libruntime -c -o $@ $(top_srcdir)/tests/gpu/kernel_place.cu
 endif
 endif
 EXTRA_DIST += tests/gpu/kernel_place.cu

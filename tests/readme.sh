@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Extracts README.md's program, builds it with the README's own command against
 # this build's library, and runs it as shown. Prints TAP. Runs in the build
 # folder.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* generate: text from a byte model. */
 #ifndef EXAMPLES_GPT_GENERATE_H
 #define EXAMPLES_GPT_GENERATE_H

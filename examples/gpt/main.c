@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpt: trains a GPT-2 on a file, data-parallel, by libddp's public interface
  * and the kernels. Every rank that fails says why on stderr and ends with 1;
@@ -118,19 +119,19 @@ static bool bind(struct trainer *t, int count)
 	bool possible = data != NULL && grad != NULL;
 
 	for (int i = 0; possible && i < count; i++) {
-		data[i] = ddp_param_data(t->params, i);
-		grad[i] = ddp_param_grad(t->params, i);
+		data[i] = ddp_model_param_data(t->params, i);
+		grad[i] = ddp_model_param_grad(t->params, i);
 	}
 	if (possible) {
 		gpt_bind(t->model, data, grad);
-		gpt_bind_loss(t->model, ddp_device_loss(t->params));
+		gpt_bind_loss(t->model, ddp_model_device_loss(t->params));
 		dk_queue *before = dk_use(t->kernels);
 		possible = gpt_initialise(t->model, t->options.seed);
 		dk_use(before);
 	}
 	if (possible && t->options.model.mixed) {
 		for (int i = 0; i < count; i++)
-			data[i] = (float *)(uintptr_t)ddp_param_bf16(t->params, i);
+			data[i] = (float *)(uintptr_t)ddp_model_param_bf16(t->params, i);
 		gpt_bind(t->model, data, grad);
 	}
 	free(data);
@@ -239,7 +240,7 @@ static bool make_model(struct trainer *t)
 	gpt_params(t->model, &count);
 	if (!bind(t, count))
 		return false;
-	status = ddp_broadcast_params(t->params);
+	status = ddp_model_broadcast_params(t->params);
 	return status == DDP_OK ? true : fail_library(t, status);
 }
 
@@ -247,13 +248,13 @@ static bool make_model(struct trainer *t)
 
 static ddp_status grad_ready(void *user, int param)
 {
-	return ddp_grad_ready(user, param);
+	return ddp_model_grad_ready(user, param);
 }
 
 static ddp_status grad_rows(void *user, int param, const int32_t *index, const float *values,
                             int64_t count)
 {
-	return ddp_grad_rows(user, param, index, values, count);
+	return ddp_model_grad_rows(user, param, index, values, count);
 }
 
 static ddp_status announce_all(ddp_model *params, gpt *model)
@@ -263,7 +264,7 @@ static ddp_status announce_all(ddp_model *params, gpt *model)
 
 	gpt_params(model, &count);
 	for (int i = count - 1; i >= 0 && status == DDP_OK; i--)
-		status = ddp_grad_ready(params, i);
+		status = ddp_model_grad_ready(params, i);
 	return status;
 }
 
@@ -273,7 +274,7 @@ static void await_param(void *user, int param)
 	struct trainer *t = user;
 
 	if (t->arrived == DDP_OK)
-		t->arrived = ddp_param_wait(t->params, param);
+		t->arrived = ddp_model_param_wait(t->params, param);
 }
 
 /* What a batch drops hangs on its place in the data, which a checkpoint has: a training that
@@ -303,7 +304,7 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 
 	gpt_set_dropout(t->model, t->options.dropout, t->options.seed, pass_number(t, batch));
 	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
-	ddp_set_phase(t->params, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(t->params, DDP_PHASE_BACKWARD);
 	ddp_status status = t->arrived;
 	if (status == DDP_OK)
 		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
@@ -376,7 +377,7 @@ static bool test(struct trainer *t, double sums[2])
 	ddp_status status = DDP_OK;
 
 	t->stays = true;
-	ddp_set_phase(t->params, DDP_PHASE_EVAL);
+	ddp_model_set_phase(t->params, DDP_PHASE_EVAL);
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == 0)
@@ -405,19 +406,19 @@ static int64_t parameter_count(const struct trainer *t)
 
 	gpt_params(t->model, &count);
 	for (int i = 0; i < count; i++)
-		total += ddp_param_count(t->params, i);
+		total += ddp_model_param_count(t->params, i);
 	return total;
 }
 
 static bool train(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_schedule rates = {.size = sizeof(rates), .kind = o->schedule, .peak = o->learning_rate,
+	const ddp_schedule schedule = {.size = sizeof(schedule), .kind = o->schedule, .peak = o->learning_rate,
 		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
 	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps,
 	                                   .accumulate = o->accumulate,
 		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
-		.checkpoint_keep = o->keep, .checkpoint_beside = o->checkpoint_beside, .resume = o->resume, .rates = &rates,
+		.checkpoint_keep = o->keep, .checkpoint_async = o->checkpoint_async, .resume = o->resume, .schedule = &schedule,
 		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 	double tested[2] = {0};

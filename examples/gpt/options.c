@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "gpt/options.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@ enum option_id {
 	OPT_DATA = 1, OPT_TEST, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
-	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_BESIDE,
+	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_ASYNC,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS,
 	OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
@@ -73,7 +74,7 @@ static const struct described described[] = {
 	{NULL, NULL, 0, "Files"},
 	{"checkpoint", "DIR", OPT_CHECKPOINT, "write checkpoints there, at least at the end"},
 	{"checkpoint-every", "N", OPT_CHECKPOINT_EVERY, "steps between checkpoints"},
-	{"checkpoint-beside", NULL, OPT_CHECKPOINT_BESIDE, "write them, but for the last, while training goes on"},
+	{"checkpoint-async", NULL, OPT_CHECKPOINT_ASYNC, "write them, but for the last, while training goes on"},
 	{"resume", NULL, OPT_RESUME, "go on from the newest checkpoint, if there is one"},
 	{"keep", "N", OPT_KEEP, "checkpoints to keep (3)"},
 	{"metrics", "FILE", OPT_METRICS, "one line of JSON per step"},
@@ -343,7 +344,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_CHECKPOINT_EVERY:
 		return read_integer(id, text, 1, INT64_C(1) << 40, &o->checkpoint_every);
 	case OPT_DTYPE: return read_dtype(text, o);
-	case OPT_CHECKPOINT_BESIDE: o->checkpoint_beside = true; return true;
+	case OPT_CHECKPOINT_ASYNC: o->checkpoint_async = true; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
 	case OPT_METRICS: o->metrics = text; return true;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options: gpt's command line. */
 #ifndef EXAMPLES_GPT_OPTIONS_H
 #define EXAMPLES_GPT_OPTIONS_H
@@ -23,7 +24,7 @@ typedef struct gpt_options {
 	uint64_t seed;
 	const char *checkpoint;  /* directory, or NULL */
 	int64_t checkpoint_every;
-	bool checkpoint_beside, resume;
+	bool checkpoint_async, resume;
 	int keep;
 	const char *metrics, *trace; /* NULL: none */
 	ddp_shard shard;

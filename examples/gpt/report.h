@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* report: what rank 0 shows while and after it trains. */
 #ifndef EXAMPLES_GPT_REPORT_H
 #define EXAMPLES_GPT_REPORT_H

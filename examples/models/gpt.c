@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt: sizes, names, memory and initialisation. */
 #include <math.h>
 #include <stdio.h>

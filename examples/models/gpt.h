@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpt: the GPT-2 architecture (Radford et al., 2019), forward and backward on
  * one host or device, over parameters and gradients that the caller owns. Names and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* gpt_ddp: a GPT whose parameters and gradients are those of a ddp_model. */
 #ifndef EXAMPLES_MODELS_GPT_DDP_H
 #define EXAMPLES_MODELS_GPT_DDP_H
@@ -16,8 +17,8 @@ static inline bool gpt_bind_model(gpt *net, ddp_model *model)
 	if (data == NULL)
 		return false;
 	for (int i = 0; i < count; i++) {
-		data[i] = ddp_param_data(model, i);
-		data[count + i] = ddp_param_grad(model, i);
+		data[i] = ddp_model_param_data(model, i);
+		data[count + i] = ddp_model_param_grad(model, i);
 	}
 	gpt_bind(net, data, data + count);
 	free(data);
@@ -27,13 +28,13 @@ static inline bool gpt_bind_model(gpt *net, ddp_model *model)
 /* For gpt_backward(), with the ddp_model. */
 static inline ddp_status gpt_grad_ready(void *model, int param)
 {
-	return ddp_grad_ready(model, param);
+	return ddp_model_grad_ready(model, param);
 }
 
 static inline ddp_status gpt_grad_rows(void *model, int param, const int32_t *index, const float *values,
                                        int64_t count)
 {
-	return ddp_grad_rows(model, param, index, values, count);
+	return ddp_model_grad_rows(model, param, index, values, count);
 }
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What gpt.c lays out and gpt_pass.c works on. */
 #ifndef EXAMPLES_MODELS_GPT_INSIDE_H
 #define EXAMPLES_MODELS_GPT_INSIDE_H

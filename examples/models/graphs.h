@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * graphs: a model's passes as graphs (kernels.h). A pass is cut into parts, each of which becomes
  * a graph: between parts the program waits for parameters and is told of gradients, which

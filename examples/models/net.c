@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net: layers, memory and initialisation. */
 #include <math.h>
 #include <stdio.h>

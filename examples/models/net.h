@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * net: networks for images, put together layer by layer, over parameters and gradients that
  * the caller owns. Images lie channels last.

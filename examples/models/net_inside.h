@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What net.c puts together and net_pass.c works on. */
 #ifndef EXAMPLES_MODELS_NET_INSIDE_H
 #define EXAMPLES_MODELS_NET_INSIDE_H

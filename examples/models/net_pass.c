@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* net: forward and backward. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine. */
 #ifndef EXAMPLES_MODELS_RANDOM_H
 #define EXAMPLES_MODELS_RANDOM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* resnet: residual networks (He et al., CVPR 2016), with torchvision's layers, names and start. */
 #ifndef EXAMPLES_MODELS_RESNET_H
 #define EXAMPLES_MODELS_RESNET_H

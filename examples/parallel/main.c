@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * parallel - a GPT that is split over several ranks, and trained in several copies.
  *
@@ -229,19 +230,19 @@ static void step(const training *t, ddp_step_stats *stats)
 	const part_config *c = &t->config;
 	double loss = 0;
 
-	ddp_set_phase(t->model, DDP_PHASE_DATA);
+	ddp_model_set_phase(t->model, DDP_PHASE_DATA);
 	for (int m = 0; m < c->micro_batches; m++)
 		read_batch(t, m);
-	ddp_set_phase(t->model, DDP_PHASE_FORWARD);
+	ddp_model_set_phase(t->model, DDP_PHASE_FORWARD);
 	for (int m = 0; m < c->micro_batches; m++)
 		loss += forward(t, m);
-	ddp_set_phase(t->model, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(t->model, DDP_PHASE_BACKWARD);
 	for (int m = c->micro_batches - 1; m >= 0; m--) {
-		check(ddp_set_sync(t->model, m == 0));
+		check(ddp_model_set_sync(t->model, m == 0));
 		backward(t, m);
 	}
 	/* The last stage knows the loss; the other stages' models have none. */
-	check(ddp_step(t->model, (double)c->micro_batches * c->batch * c->length, loss, stats));
+	check(ddp_model_step(t->model, (double)c->micro_batches * c->batch * c->length, loss, stats));
 }
 
 /* ---- the program --------------------------------------------------------------------------------- */
@@ -273,7 +274,7 @@ static void open_training(ddp_context *context, const options *o, training *t)
 	check(ddp_model_create(context, params, count, &(ddp_model_options){.size = sizeof(ddp_model_options),
 		.learning_rate = o->learning_rate, .weight_decay = 0.1, .comm = t->copies}, &t->model));
 	part_begin(t->part, t->model);
-	check(ddp_broadcast_params(t->model));
+	check(ddp_model_broadcast_params(t->model));
 	check(ddp_loader_create(context, &dataset, &(ddp_loader_options){.size = sizeof(ddp_loader_options),
 		.batch_size = t->config.batch, .seed = 1, .tail = DDP_TAIL_DROP, .accumulate = micro, .comm = t->copies},
 		&t->loader));

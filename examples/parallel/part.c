@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "parallel/part.h"
 
 #include <stdio.h>
@@ -177,11 +178,11 @@ void part_begin(part *p, ddp_model *model)
 
 	p->model = model;
 	for (int i = 0; i < p->count; i++) {
-		p->data[i] = ddp_param_data(model, i);
-		p->grad[i] = ddp_param_grad(model, i);
+		p->data[i] = ddp_model_param_data(model, i);
+		p->grad[i] = ddp_model_param_grad(model, i);
 	}
 	for (int i = 0; i < EMBEDDINGS && part_is_first(c); i++)
-		begin_random(p->data[i], (uint64_t)i, ddp_param_count(model, i));
+		begin_random(p->data[i], (uint64_t)i, ddp_model_param_count(model, i));
 	for (int i = 0; i < p->layers * PER_LAYER; i++)
 		begin_tensor(c, &of_layer[i % PER_LAYER], (uint64_t)(EMBEDDINGS + p->first_layer * PER_LAYER + i),
 		             p->data[first_of_layer(p, 0) + i]);
@@ -360,7 +361,7 @@ static ddp_status tell(const part *p, bool last, int first, int end)
 	ddp_status status = DDP_OK;
 
 	for (int i = end - 1; i >= first && last && status == DDP_OK; i--)
-		status = ddp_grad_ready(p->model, i);
+		status = ddp_model_grad_ready(p->model, i);
 	return status;
 }
 

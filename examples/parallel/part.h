@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * part: what one rank has of a GPT that is split over several ranks. The layers are divided into stages
  * (pipeline parallelism), and the matrices of a stage into slices (tensor parallelism: Shoeybi et al.,

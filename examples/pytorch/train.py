@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """A plain PyTorch DDP script; nothing in it knows of Slurm or slurm-ddp.
 
     srun --ddp -N2 --ntasks-per-node=2 python3 train.py

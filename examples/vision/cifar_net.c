@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cifar_net: the network of PyTorch's first tutorial, a LeNet for CIFAR-10. */
 #include "vision/vision.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data: the files of MNIST and of CIFAR-10 in a folder, and of synthetic data in their place. */
 #ifndef EXAMPLES_VISION_DATA_H
 #define EXAMPLES_VISION_DATA_H

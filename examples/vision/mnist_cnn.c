@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mnist_cnn: the network of PyTorch's example for MNIST. */
 #include "vision/vision.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mnist_mlp: a perceptron of two hidden layers on MNIST. */
 #include "vision/vision.h"
 

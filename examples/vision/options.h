@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options: the command line of the examples that train on images. */
 #ifndef EXAMPLES_VISION_OPTIONS_H
 #define EXAMPLES_VISION_OPTIONS_H

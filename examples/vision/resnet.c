@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* resnet: residual networks on CIFAR-10. */
 #include "models/resnet.h"
 #include "vision/options.h"

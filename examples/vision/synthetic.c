@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * synthetic: makes images in the formats of MNIST and of CIFAR-10, and tokens in that of llm.c,
  * where data cannot be had. A class is some spots; an image of it has them moved a little, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vision: data-parallel training on images, by libddp's public interface and the kernels.
  * Every rank that fails says why on stderr and ends with 1; the others then end too, since
@@ -134,12 +135,12 @@ static bool bind(struct trainer *t, int count)
 	const bool possible = data != NULL && grad != NULL;
 
 	for (int i = 0; possible && i < count; i++) {
-		data[i] = ddp_param_data(t->params, i);
-		grad[i] = ddp_param_grad(t->params, i);
+		data[i] = ddp_model_param_data(t->params, i);
+		grad[i] = ddp_model_param_grad(t->params, i);
 	}
 	if (possible) {
 		net_bind(t->net, data, grad);
-		net_bind_loss(t->net, ddp_device_loss(t->params));
+		net_bind_loss(t->net, ddp_model_device_loss(t->params));
 	}
 	free(data);
 	free(grad);
@@ -158,7 +159,7 @@ static ddp_status end_sum(struct trainer *t)
 static ddp_status sum_over_ranks(void *user, double *sums, int64_t count, ddp_memory memory)
 {
 	struct trainer *t = user;
-	const ddp_collective operation = {.kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
+	const ddp_operation operation = {.kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
 		.op = DDP_SUM, .lane = NORM_LANE, .memory = memory};
 
 	if (memory == DDP_MEMORY_HOST)
@@ -225,7 +226,7 @@ static bool make_model(struct trainer *t)
 		return false;
 	if (!net_initialise(t->net, o->seed))
 		return fail(t, "no memory for the first values of %d parameters", count);
-	return fine(t, ddp_broadcast_params(t->params));
+	return fine(t, ddp_model_broadcast_params(t->params));
 }
 
 /* ---- training ---------------------------------------------------------------------------- */
@@ -252,7 +253,7 @@ static net_random random_of(const struct trainer *t)
 {
 	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->job->rank << 48};
 	size_t bytes;
-	const void *saved = ddp_get_user_state(t->params, &bytes);
+	const void *saved = ddp_model_user_state(t->params, &bytes);
 
 	if (bytes == sizeof(random))
 		memcpy(&random, saved, sizeof(random));
@@ -261,7 +262,7 @@ static net_random random_of(const struct trainer *t)
 
 static ddp_status ready(void *user, int param)
 {
-	return ddp_grad_ready(user, param);
+	return ddp_model_grad_ready(user, param);
 }
 
 static ddp_status announce_all(struct trainer *t)
@@ -272,7 +273,7 @@ static ddp_status announce_all(struct trainer *t)
 
 	for (int i = count - 1; i >= 0 && status == DDP_OK; i--)
 		if (params[i].kind == DDP_PARAM_TRAINED)
-			status = ddp_grad_ready(t->params, i);
+			status = ddp_model_grad_ready(t->params, i);
 	return status;
 }
 
@@ -302,7 +303,7 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 		return result.status;
 	*loss_sum += result.loss;
 	*weight += (double)batch->samples;
-	ddp_set_phase(params, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(params, DDP_PHASE_BACKWARD);
 	ddp_status status = net_backward(t->net, ready, params);
 	if (status == DDP_OK)
 		status = end_sum(t);
@@ -311,7 +312,7 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 		fail(t, "%s", dk_failure());
 		return DDP_ERR_NOMEM;
 	}
-	return status == DDP_OK ? ddp_set_user_state(params, &random, sizeof(random)) : status;
+	return status == DDP_OK ? ddp_model_set_user_state(params, &random, sizeof(random)) : status;
 }
 
 static ddp_status on_step(void *user, const ddp_step_stats *stats)
@@ -326,11 +327,11 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 static bool train(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_schedule rates = {.size = sizeof(rates), .kind = o->schedule, .peak = o->learning_rate,
+	const ddp_schedule schedule = {.size = sizeof(schedule), .kind = o->schedule, .peak = o->learning_rate,
 		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
 	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps, .accumulate = t->accumulate,
 		.checkpoint_dir = o->checkpoint,
-		.resume = o->resume, .rates = &rates, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
+		.resume = o->resume, .schedule = &schedule, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
 	ddp_summary summary;
 
 	progress_start(&t->progress, stdout, o->steps, "images");
@@ -364,7 +365,7 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 	double sums[3] = {0}; /* images, right ones, loss */
 	ddp_batch batch;
 
-	ddp_set_phase(t->params, DDP_PHASE_EVAL);
+	ddp_model_set_phase(t->params, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(loader); i++) {
 		if (i % BATCHES_APART == 0 && !fine(t, ddp_barrier(ddp_world(t->context))))
 			return false;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vision: what the examples that train on images share: options, data, the loop, and the
  * report. An example says what its network is, and what it is trained on.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Causal attention by blocks: a block of queries meets the keys in blocks, with
  * the softmax kept up to date as they pass (Milakov and Gimelshein, "Online

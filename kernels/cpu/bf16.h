@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bf16: matrix products of bf16 on the host, summed in f32: by the tiles of AMX or the dot
  * products of AVX-512 where the processor has them, else by plain vectors.

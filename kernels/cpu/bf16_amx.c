@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Products by AMX: four tiles of c, two of a by two of b. */
 #include <immintrin.h>
 

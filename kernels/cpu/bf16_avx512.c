@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Packing by AVX-512, and products by its dot products of bf16. */
 #include <immintrin.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Softmax cross-entropy over a large vocabulary. Logits come in tiles of TILE
  * words by ROWS rows; each tile is turned into exponentials, relative to its

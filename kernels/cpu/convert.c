@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Copies, and from one type to another. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Weights lie in oneDNN's own order while it works, and are reordered on the way: that is far
  * less than what the convolution itself does. Images stay as they are.

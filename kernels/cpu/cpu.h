@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: the functions of kernels.h on the host; what dk_x() does there is dk_cpu_x(). */
 #ifndef DK_CPU_H
 #define DK_CPU_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Sums, ReLU, dropout: element by element; cross-entropy: row by row. */
 #include <math.h>
 

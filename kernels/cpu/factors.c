@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Matrices as products of two factors of low rank, whose long sides lie in rows. */
 #include <math.h>
 #include <string.h>

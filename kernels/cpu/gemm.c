@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Matrix products by OpenBLAS or oneDNN or, without both, by slow code here, cut
    into one piece of c per thread. */
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * inner: the loops that gain from wide vectors, compiled once per instruction
  * set and chosen when first used. Each works on one thread's share; the

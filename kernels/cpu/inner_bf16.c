@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* bf16 and back, and products of it by plain vectors. */
 #include "cpu/inner.h"
 #include "cpu/vec.h"

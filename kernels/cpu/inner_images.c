@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What networks for images do beside products: pooling, normalisation, ReLU, dropout. */
 #include <math.h>
 

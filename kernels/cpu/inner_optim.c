@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Optimizer updates. No fused multiply-add and no reduction whose order hangs
  * on the vector's width: replicas on unlike hosts must stay equal bit for bit.

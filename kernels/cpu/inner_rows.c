@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Elementwise and row-wise work of the layers. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Rows of softmax, for attention and for the classifier. */
 #include <float.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/inner.h"
 
 const struct dk_inner DK_NAME(inner) = {

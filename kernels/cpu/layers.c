@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linear, embedding, layernorm and GELU layers: cut over rows or columns. */
 #include "cpu/cpu.h"
 #include "cpu/inner.h"

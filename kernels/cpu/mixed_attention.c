@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Causal attention in bf16; see attention.c. Softmax, and all sums, are f32. A head's keys
  * and values are packed once; blocks of queries meet them in blocks.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Layers in bf16, but for linear ones' products: by those of f32, a chunk or a tile at a time. */
 #include <stdlib.h>
 

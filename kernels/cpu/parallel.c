@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Threads for the kernels, by OpenMP. */
 #include "kernels.h"
 

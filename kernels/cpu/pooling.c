@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pooling: threads work on whole images, since windows may overlap. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * vec: short vectors, by the extension that gcc and clang share, as wide as
  * the instruction set that this file is compiled for. Contraction is off in

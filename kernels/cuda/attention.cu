@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Causal attention by tiles, with the softmax kept up to date as keys pass (see
  * cpu/attention.c): no matrix of length x length exists. Backward computes the scores

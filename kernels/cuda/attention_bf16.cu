@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention of bf16 by tensor cores, for heads of 32, 64 and 128: the walk over tiles of
  * attention.cu, in the manner of FlashAttention-2 (Dao 2023). A warp keeps M x 16 queries in

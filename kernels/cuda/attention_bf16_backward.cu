@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gradient of attention_bf16.cu, in two kernels: of queries, by the blocks that own them,
  * and of keys and values, by theirs. Each computes the scores anew, so that seven products take

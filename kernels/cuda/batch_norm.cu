@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Batch normalisation. Sums over rows are taken in f64. Of `work` nothing is used. */
 #include "cuda/row_sums.cuh"
 

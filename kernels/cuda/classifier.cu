@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Softmax cross-entropy over a large vocabulary. `work` holds the logits, whose rows begin
  * on 16 bytes, so that matrix products are fast; forward turns them into their gradients

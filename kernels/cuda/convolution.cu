@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Convolution as a matrix product: what the window sees at a place is a row of a panel, and
  * the panel times the weight gives the places' outputs. A panel has as many places as the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * device: what the kernels of CUDA are written with. The same sources are compiled by
  * nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Work element by element. */
 #include "cuda/functions.cuh"
 #include "half.h"

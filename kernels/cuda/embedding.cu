@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Embeddings: looked up, and their gradients. */
 #include "cuda/functions.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Matrices as products of two factors of low rank, with the same bits as on the host: the order
  * of sums is that of kernels.h, and nothing is rounded once that the host rounds twice.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* functions: those of table.h, on a queue of CUDA's, and the matrix product. */
 #ifndef DK_CUDA_FUNCTIONS_CUH
 #define DK_CUDA_FUNCTIONS_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpu: has the calling thread use a GPU for a while, and then what it used before, also if
  * that was none, by the driver's stack of contexts. To go back by cudaSetDevice() would

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Of networks for images, what is done element by element: ReLU. */
 #include <stdio.h>
 

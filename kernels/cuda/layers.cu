@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Linear layers and layernorm. */
 #include "cuda/row_sums.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim: what optim.cu, optim_whole.cu and factors.cu share. */
 #ifndef DK_CUDA_OPTIM_CUH
 #define DK_CUDA_OPTIM_CUH

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Pooling. Windows may overlap: backward, each number of an image looks for those that saw it. */
 #include "cuda/window.cuh"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Matrix products by cuBLASLt. It has columns where we have rows: a row-major product is
  * its product of the transposed matrices in the other order, of the same memory.

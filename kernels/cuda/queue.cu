@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A queue of CUDA's: what its kernels need beside it, copies, and the table. */
 #include <stdio.h>
 #include <stdlib.h>

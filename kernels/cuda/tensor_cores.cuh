@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tensor_cores: what kernels by tensor cores are written with. Products are of 16 x 16 by
  * 16 x 8 (mma.m16n8k16), whose operands lie over a warp's lanes so: a lane has rows `group`

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* window: a dk_window, as kernels for images use it. Its sizes fit 32 bits, which divide faster. */
 #ifndef DK_CUDA_WINDOW_CUH
 #define DK_CUDA_WINDOW_CUH

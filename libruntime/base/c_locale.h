@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
  * called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics

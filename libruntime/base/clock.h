@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Time for deadlines and measurements: monotonic, in nanoseconds. */
 #ifndef DDP_BASE_CLOCK_H
 #define DDP_BASE_CLOCK_H

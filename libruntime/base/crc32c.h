@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * crc32c: the checksum of iSCSI and ext4 (Castagnoli polynomial), here
  * against files that rotted or were cut and patched; not against forgery.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * descriptors: sockets that a child of this process must not keep. A child that fork() makes
  * (of a data loader, say) would hold a connection open, and so hide this process's death from

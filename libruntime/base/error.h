@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The calling thread's last error: one sentence, kept for ddp_last_error(). */
 #ifndef DDP_BASE_ERROR_H
 #define DDP_BASE_ERROR_H

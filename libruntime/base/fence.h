@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A full fence: no load behind it comes before a store ahead of it. */
 #ifndef DDP_BASE_FENCE_H
 #define DDP_BASE_FENCE_H

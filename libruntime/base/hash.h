@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* FNV-1a (Fowler, Noll, Vo), 64 bits: tells data apart that nobody forges. */
 #ifndef DDP_BASE_HASH_H
 #define DDP_BASE_HASH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Hexadecimal digits to bytes, for keys that travel as text. */
 #ifndef DDP_BASE_HEX_H
 #define DDP_BASE_HEX_H

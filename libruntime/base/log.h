@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages for the callback that the program set with ddp_set_log(). */
 #ifndef DDP_BASE_LOG_H
 #define DDP_BASE_LOG_H

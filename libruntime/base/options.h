@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Structures of ddp.h: options, which begin with their size, and others, which end with reserved words. */
 #ifndef DDP_BASE_OPTIONS_H
 #define DDP_BASE_OPTIONS_H

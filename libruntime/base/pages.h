@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pages: the system's pages of memory, which are of 4 to 64 KiB. */
 #ifndef DDP_BASE_PAGES_H
 #define DDP_BASE_PAGES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* path: what a program gives as a name of a file or folder that is used later. */
 #ifndef DDP_BASE_PATH_H
 #define DDP_BASE_PATH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Random numbers by a state, of SplitMix64 (kernels/splitmix.h). */
 #ifndef DDP_BASE_RANDOM_H
 #define DDP_BASE_RANDOM_H

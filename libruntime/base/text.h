@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Small text helpers: strict numbers, lists of ranks for messages. */
 #ifndef DDP_BASE_TEXT_H
 #define DDP_BASE_TEXT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Threads of the library: signals stay with the program's own. */
 #ifndef DDP_BASE_THREAD_H
 #define DDP_BASE_THREAD_H

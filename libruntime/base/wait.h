@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Conditions, and other threads' work, that are waited for until a deadline of ddp_now_ns()'s clock. */
 #ifndef DDP_BASE_WAIT_H
 #define DDP_BASE_WAIT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * walk: the way to a file or folder that is written to, one component after the other. Each link
  * and the file itself are looked at before they are used, so that another user who may write to a

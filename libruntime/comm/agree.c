@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/agree.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@
 /* In place, of what this rank says. */
 static ddp_status all_reduce(ddp_comm *comm, void *values, size_t count, ddp_type type, ddp_op op)
 {
-	return ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = values, .count = count,
+	return ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = values, .count = count,
 	                                             .type = type, .op = op });
 }
 
@@ -46,7 +47,7 @@ typedef struct vote {
 static ddp_status hold_vote(ddp_comm *comm, double own, int rank, vote *v)
 {
 	v->value = own;
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_BROADCAST, .recv = &v->value, .count = 1,
+	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_BROADCAST, .recv = &v->value, .count = 1,
 	                                                          .type = DDP_F64, .root = rank });
 	const bool same = memcmp(&own, &v->value, sizeof(own)) == 0;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/agree: do all ranks of a communicator say the same, and who does not? It is the one
  * place for that, wherever a communicator works. What goes by another way is another question:

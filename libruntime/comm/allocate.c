@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Such memory is made by all ranks, and freed by each. */
 #include "comm/allocate.h"
 
@@ -120,7 +121,7 @@ static ddp_status allocate(ddp_comm *comm, ddp_allocation *a, int fd, int error,
 		.id = (uint64_t)getpid() << 32 | (atomic_fetch_add(&comm->roster->memory.count, 1) + 1),
 	};
 	const offer *leader = &offers[comm->node.ranks[0]];
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &mine,
+	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = &mine,
 	                                                          .recv = offers, .count = sizeof(mine),
 	                                                          .type = DDP_U8 });
 

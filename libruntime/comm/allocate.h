@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/allocate: memory that the ranks of a node share. */
 #ifndef DDP_COMM_ALLOCATE_H
 #define DDP_COMM_ALLOCATE_H

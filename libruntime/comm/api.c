@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/api.h"
 
 #include "base/error.h"
@@ -205,72 +206,72 @@ ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)
 ddp_status ddp_all_reduce(ddp_comm *comm, const void *send, void *recv, size_t count,
                           ddp_type type, ddp_op op)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .send = send, .recv = recv,
 	                                        .count = count, .type = type, .op = op });
 }
 
 ddp_status ddp_reduce(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
                       ddp_op op, int root)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_REDUCE, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE, .send = send, .recv = recv,
 	                                        .count = count, .type = type, .op = op, .root = root });
 }
 
 ddp_status ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int root)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_BROADCAST, .recv = buffer, .count = count,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_BROADCAST, .recv = buffer, .count = count,
 	                                        .type = type, .root = root });
 }
 
 ddp_status ddp_reduce_scatter(ddp_comm *comm, const void *send, void *recv, size_t count,
                               ddp_type type, ddp_op op)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_REDUCE_SCATTER, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE_SCATTER, .send = send, .recv = recv,
 	                                        .count = count, .type = type, .op = op });
 }
 
 ddp_status ddp_all_gather(ddp_comm *comm, const void *send, void *recv, size_t count,
                           ddp_type type)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = send, .recv = recv,
 	                                        .count = count, .type = type });
 }
 
 ddp_status ddp_gather(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
                       int root)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_GATHER, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_GATHER, .send = send, .recv = recv,
 	                                        .count = count, .type = type, .root = root });
 }
 
 ddp_status ddp_scatter(ddp_comm *comm, const void *send, void *recv, size_t count, ddp_type type,
                        int root)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_SCATTER, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_SCATTER, .send = send, .recv = recv,
 	                                        .count = count, .type = type, .root = root });
 }
 
 ddp_status ddp_all_to_all(ddp_comm *comm, const void *send, void *recv, size_t count,
                           ddp_type type)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_TO_ALL, .send = send, .recv = recv,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_TO_ALL, .send = send, .recv = recv,
 	                                        .count = count, .type = type });
 }
 
 ddp_status ddp_send(ddp_comm *comm, const void *buffer, size_t count, ddp_type type, int peer,
                     int tag)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_SEND, .send = buffer, .count = count,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_SEND, .send = buffer, .count = count,
 	                                        .type = type, .root = peer, .tag = tag });
 }
 
 ddp_status ddp_recv(ddp_comm *comm, void *buffer, size_t count, ddp_type type, int peer, int tag)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = buffer, .count = count,
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = buffer, .count = count,
 	                                        .type = type, .root = peer, .tag = tag });
 }
 
 ddp_status ddp_barrier(ddp_comm *comm)
 {
-	return ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER });
+	return ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER });
 }

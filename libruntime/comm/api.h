@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/api: communicators as the rest of the library sees them. The public
  * operations are in ddp.h.

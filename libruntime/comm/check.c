@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/check.h"
 
 #include <math.h>
@@ -9,13 +10,13 @@
 #include "comm/core/comm.h"
 #include "comm/ops/blocks.h"
 
-static bool takes_counts(ddp_kind kind)
+static bool takes_counts(ddp_operation_kind kind)
 {
 	return kind == DDP_REDUCE_SCATTER || kind == DDP_ALL_GATHER || kind == DDP_GATHER ||
 	       kind == DDP_SCATTER || kind == DDP_ALL_TO_ALL;
 }
 
-static ddp_status invalid(const ddp_collective *c, const char *why)
+static ddp_status invalid(const ddp_operation *c, const char *why)
 {
 	return ddp_fail(DDP_ERR_INVALID, "%s: %s", ddp_kind_name(c->kind), why);
 }
@@ -37,7 +38,7 @@ static bool count_fits(const ddp_comm *comm, const size_t *counts, size_t count,
 }
 
 /* Whether the type has such a reduction. */
-static ddp_status check_reduction(const ddp_collective *c)
+static ddp_status check_reduction(const ddp_operation *c)
 {
 	const bool bitwise = ddp_op_is_bitwise(c->op);
 
@@ -56,12 +57,12 @@ static ddp_status check_reduction(const ddp_collective *c)
 	return DDP_OK;
 }
 
-static ddp_status check_shape(const ddp_comm *comm, const ddp_collective *c)
+static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 {
 	size_t element = ddp_type_bytes(c->type);
 
 	if ((unsigned int)c->kind > DDP_BARRIER)
-		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_kind", (int)c->kind);
+		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_operation_kind", (int)c->kind);
 	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
 		return invalid(c, "a stream is given, but the memory is the host's");
 	ddp_status status = ddp_reserved_check(ddp_kind_name(c->kind), c);
@@ -107,7 +108,7 @@ static size_t sum_of(const size_t *counts, size_t count, int ranks)
 }
 
 /* Where the input lies that `send` NULL leaves in `recv`. */
-static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
+static const void *input_of(const ddp_comm *comm, const ddp_operation *c)
 {
 	size_t offset = 0;
 
@@ -121,7 +122,7 @@ static const void *input_of(const ddp_comm *comm, const ddp_collective *c)
 /* ---- input and output in one place ------------------------------------------------------- */
 
 /* MPI (MPI_IN_PLACE) and NCCL allow these cases. */
-static bool is_in_place(const ddp_comm *comm, const ddp_collective *c)
+static bool is_in_place(const ddp_comm *comm, const ddp_operation *c)
 {
 	const char *send = c->send, *recv = c->recv;
 	const size_t own = sum_of(c->counts, c->count, comm->rank) * ddp_type_bytes(c->type);
@@ -135,7 +136,7 @@ static bool is_in_place(const ddp_comm *comm, const ddp_collective *c)
 	}
 }
 
-static const char *rule_of(ddp_kind kind)
+static const char *rule_of(ddp_operation_kind kind)
 {
 	switch (kind) {
 	case DDP_REDUCE_SCATTER:
@@ -148,7 +149,7 @@ static const char *rule_of(ddp_kind kind)
 
 /* Where a rank's input lies in place differs from rank to rank, so one may be wrong alone: its error
    is one on all ranks, which would else wait for it. */
-static ddp_status refuse_overlap(ddp_comm *comm, const ddp_collective *c)
+static ddp_status refuse_overlap(ddp_comm *comm, const ddp_operation *c)
 {
 	const char *rule = rule_of(c->kind);
 	const ptrdiff_t apart = (const char *)c->send - (const char *)c->recv;
@@ -163,7 +164,7 @@ static ddp_status refuse_overlap(ddp_comm *comm, const ddp_collective *c)
 }
 
 /* This rank gives `send` bytes and gets `recv` bytes. */
-static ddp_status check_overlap(ddp_comm *comm, const ddp_collective *c, size_t send, size_t recv)
+static ddp_status check_overlap(ddp_comm *comm, const ddp_operation *c, size_t send, size_t recv)
 {
 	const uintptr_t from = (uintptr_t)c->send, to = (uintptr_t)c->recv;
 
@@ -172,7 +173,7 @@ static ddp_status check_overlap(ddp_comm *comm, const ddp_collective *c, size_t 
 	return refuse_overlap(comm, c);
 }
 
-static ddp_status check_buffers(ddp_comm *comm, const ddp_collective *c)
+static ddp_status check_buffers(ddp_comm *comm, const ddp_operation *c)
 {
 	const size_t element = ddp_type_bytes(c->type);
 	bool root = c->root == comm->rank;
@@ -201,8 +202,8 @@ static ddp_status check_buffers(ddp_comm *comm, const ddp_collective *c)
 	return check_overlap(comm, c, send * element, recv * element);
 }
 
-ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_collective *given,
-                                   ddp_collective *c)
+ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_operation *given,
+                                   ddp_operation *c)
 {
 	ddp_status status = check_shape(comm, given);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/execute.h"
 
 #include "base/clock.h"
@@ -43,14 +44,14 @@ ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
 {
 	const ddp_condition condition = { .missing = missing_p2p, .argument = request,
 	                                  .sleeps_for = DDP_SLEEPS_FOR_ANY };
-	static const ddp_collective none = { .kind = DDP_BARRIER };
+	static const ddp_operation none = { .kind = DDP_BARRIER };
 
 	(void)ddp_p2p_progress(comm);
 	const ddp_request *first = request != NULL ? request : comm->p2p.requests;
 	if (first == NULL || atomic_load(&first->done) != 0)
 		return ddp_comm_check(comm);
 	/* A request that completes meanwhile is its owner's to free. */
-	const ddp_collective operation = first->operation;
+	const ddp_operation operation = first->operation;
 	comm->run.operation = &operation;
 	comm->run.awaited = first;
 	comm->run.deadline_ns = first->deadline_ns;
@@ -73,7 +74,7 @@ static ddp_status check_p2p(ddp_comm *comm)
 
 /* ---- collectives -------------------------------------------------------------------------- */
 
-static ddp_status run_on_node(ddp_comm *comm, const ddp_collective *c)
+static ddp_status run_on_node(ddp_comm *comm, const ddp_operation *c)
 {
 	const ddp_entry nothing = { .payload = NULL };
 
@@ -82,7 +83,7 @@ static ddp_status run_on_node(ddp_comm *comm, const ddp_collective *c)
 	return ddp_kind_reduces(c->kind) ? ddp_node_reduction(comm, c) : ddp_node_copy(comm, c, NULL);
 }
 
-static ddp_status run_between_nodes(ddp_comm *comm, const ddp_collective *c)
+static ddp_status run_between_nodes(ddp_comm *comm, const ddp_operation *c)
 {
 	if (c->kind == DDP_BARRIER)
 		return ddp_hier_barrier(comm, c);
@@ -93,7 +94,7 @@ static ddp_status run_between_nodes(ddp_comm *comm, const ddp_collective *c)
 	return ddp_kind_reduces(c->kind) ? ddp_hier_reduction(comm, c) : ddp_hier_pairwise(comm, c);
 }
 
-ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_execute(ddp_comm *comm, const ddp_operation *c)
 {
 	ddp_status status = ddp_comm_check(comm);
 

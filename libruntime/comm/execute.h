@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/execute: runs operations; comm->run.lock is held. */
 #ifndef DDP_COMM_EXECUTE_H
 #define DDP_COMM_EXECUTE_H
@@ -5,7 +6,7 @@
 #include "ddp.h"
 
 /* Runs a complete collective operation. */
-ddp_status ddp_execute(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_execute(ddp_comm *comm, const ddp_operation *c);
 
 /* Lets sends and receives move until `request` is complete (NULL: until none is
    left), or something else wants to run, or the communicator is being closed. */

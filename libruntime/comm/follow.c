@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/follow.h"
 
 #include <stdlib.h>
@@ -57,7 +58,7 @@ static ddp_status begin_comparison(struct ddp_follower *f, ddp_request *r)
 		                f->comm->size);
 	made->own = (ddp_issued){ f->comm->rank, ddp_fingerprint_of(&r->operation, f->comm->size) };
 	ddp_status status = ddp_comm_issue(
-		f->twin, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = &made->own, .recv = made->issued,
+		f->twin, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = &made->own, .recv = made->issued,
 		                            .count = sizeof(made->own), .type = DDP_U8 }, &made->request);
 	if (status == DDP_OK)
 		r->comparison = made;

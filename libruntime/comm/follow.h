@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/follow: finds out when requests of a backend that is asked are complete, and ends
  * them: a thread for each lane. For a backend that does not compare, it also sees that all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/front.h"
 
 #include <sched.h>
@@ -85,7 +86,7 @@ static ddp_status compare_places(ddp_comm *comm, ddp_memory memory, int lane)
 	const int64_t place = (int64_t)memory * DDP_LANES + lane;
 	int64_t extremes[2] = { place, -place };
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
+	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = extremes,
 	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && (extremes[0] != place || extremes[1] != -place))
 		status = name_other_place(comm, place);
@@ -175,7 +176,7 @@ void ddp_lanes_close(ddp_comm *comm)
 
 /* ---- operations ---------------------------------------------------------------------------- */
 
-ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+ddp_status ddp_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request)
 {
 	ddp_request *made;
 	const ddp_lane *lane;
@@ -200,7 +201,7 @@ ddp_status ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_reques
 	return status;
 }
 
-ddp_status ddp_run(ddp_comm *comm, const ddp_collective *operation)
+ddp_status ddp_run(ddp_comm *comm, const ddp_operation *operation)
 {
 	const ddp_lane *lane;
 
@@ -226,7 +227,7 @@ ddp_status ddp_wait_on(ddp_request *request, void *stream)
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_on(): request is NULL");
-	const ddp_collective *c = &request->operation;
+	const ddp_operation *c = &request->operation;
 	const ddp_lane *lane = &request->comm->lanes.of[c->memory][c->lane];
 	if (lane->follower == NULL || lane->backend->wait_on == NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_wait_on(): a queue waits only for operations on a device's memory");

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/host: the backend for the host's memory: shared memory on a node, UCX between
  * nodes. A lane is a communicator of the same ranks, a twin.

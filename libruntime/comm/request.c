@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/request.h"
 
 #include <sched.h>
@@ -125,7 +126,7 @@ void ddp_comm_stop(ddp_comm *comm)
 	ddp_requests_call_back(comm);
 }
 
-static bool is_p2p(const ddp_collective *c)
+static bool is_p2p(const ddp_operation *c)
 {
 	return c->kind == DDP_SEND || c->kind == DDP_RECV;
 }
@@ -157,7 +158,7 @@ static ddp_status add(ddp_comm *comm, ddp_request *request)
 	return DDP_OK;
 }
 
-static ddp_request *new_request(ddp_comm *comm, const ddp_collective *complete)
+static ddp_request *new_request(ddp_comm *comm, const ddp_operation *complete)
 {
 	ddp_request *request = calloc(1, sizeof(*request));
 
@@ -168,10 +169,10 @@ static ddp_request *new_request(ddp_comm *comm, const ddp_collective *complete)
 	return request;
 }
 
-ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, bool detached,
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool detached,
                             ddp_request **request)
 {
-	ddp_collective c;
+	ddp_operation c;
 
 	if (detached && operation->on_complete == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): request and on_complete are NULL: nobody would learn of the end");
@@ -194,7 +195,7 @@ ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request)
 	return status;
 }
 
-ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request)
 {
 	ddp_request *made;
 
@@ -232,7 +233,7 @@ static uint64_t leave_to_thread(ddp_comm *comm)
 }
 
 /* A blocking send or recv moves its message itself while nothing else runs. */
-static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
+static ddp_status run_p2p(ddp_comm *comm, const ddp_operation *c)
 {
 	ddp_request request = { .comm = comm, .operation = *c, .awaited = true };
 
@@ -254,7 +255,7 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_collective *c)
 }
 
 /* `last`: nothing runs after it. */
-static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool last)
+static ddp_status run_collective(ddp_comm *comm, const ddp_operation *c, bool last)
 {
 	ddp_request *request;
 	ddp_status status;
@@ -279,9 +280,9 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_collective *c, bool l
 	return status;
 }
 
-ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation)
+ddp_status ddp_comm_run(ddp_comm *comm, const ddp_operation *operation)
 {
-	ddp_collective c;
+	ddp_operation c;
 	ddp_status status;
 
 	if (operation->on_complete != NULL)
@@ -298,7 +299,7 @@ ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation)
 static ddp_status meet(ddp_comm *comm, bool last)
 {
 	const bool is_twin = atomic_load(&comm->twin_of) != NULL;
-	const ddp_collective barrier = { .kind = DDP_BARRIER, .tag = comm->is_world ? DDP_TAG_FINALIZE
+	const ddp_operation barrier = { .kind = DDP_BARRIER, .tag = comm->is_world ? DDP_TAG_FINALIZE
 	                                                           : is_twin ? 0 : DDP_TAG_FREE };
 
 	return run_collective(comm, &barrier, last);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/request: the queue of operations, the thread that runs them, and waiting for
    completion. */
 #ifndef DDP_COMM_REQUEST_H
@@ -7,14 +8,14 @@
 
 /* A request for an operation on the host's or a device's memory, which has been checked.
    `detached`: the program has no pointer to it. */
-ddp_status ddp_request_make(ddp_comm *comm, const ddp_collective *operation, bool detached,
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool detached,
                             ddp_request **request);
 /* Queues it to run on this communicator. */
 ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
 /* ddp_issue() and ddp_run() of an operation on the host's memory, on this communicator
    whatever its lane. */
-ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
-ddp_status ddp_comm_run(ddp_comm *comm, const ddp_collective *operation);
+ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request);
+ddp_status ddp_comm_run(ddp_comm *comm, const ddp_operation *operation);
 
 /* A barrier by which the program's call that closes the communicator waits for all ranks, while they
    can still run operations. */

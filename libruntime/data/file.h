@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* file: a regular file of samples, read at offsets. */
 #ifndef DDP_DATA_FILE_H
 #define DDP_DATA_FILE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The loader: threads, the readers, read batches ahead into a ring of slots.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * loader: what the checkpoint and the tests need of a ddp_loader. The public part is in
  * ddp.h.

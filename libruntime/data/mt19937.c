@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "data/mt19937.h"
 
 enum { N = 624, M = 397 };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* mt19937: the Mersenne Twister (Matsumoto and Nishimura, 1998), 32 bit. */
 #ifndef DDP_DATA_MT19937_H
 #define DDP_DATA_MT19937_H

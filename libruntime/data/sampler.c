@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The order of PyTorch's DistributedSampler: permute all samples (or not),
  * make the list as long as the ranks need, deal it out like cards. Each rank

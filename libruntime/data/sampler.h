@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sampler: the order of samples. The public part is in ddp.h.
  *

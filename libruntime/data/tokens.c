@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Token files, one or several, as samples of length + 1 tokens. */
 #include <endian.h>
 #include <errno.h>

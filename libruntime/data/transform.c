@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* From bytes of images to a model's numbers. */
 #include "base/error.h"
 #include "base/options.h"

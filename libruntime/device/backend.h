@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * backend: what a kind of device is made of: the table behind device.h, whose words hold
  * for each function here. device.c has checked the arguments: no pointer is NULL but a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The host as a device: memory is the host's, and work is done when it is enqueued. */
 #ifndef DDP_DEVICE_CPU_H
 #define DDP_DEVICE_CPU_H

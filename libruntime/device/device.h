@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * device: where tensors lie, and what works on them. Two kinds:
  *

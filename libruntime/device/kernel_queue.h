@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernel_queue: the functions of kernels.h where a device's memory is. A queue of theirs stands
  * on a queue of the device: what they enqueue there is in order with the program's other

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What a GPU needs, or tests' device, and is loaded when it is first asked for. */
 #ifndef DDP_DEVICE_MODULE_H
 #define DDP_DEVICE_MODULE_H

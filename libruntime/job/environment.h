@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* environment: the identity that a launcher wrote into the environment, and
    what Slurm's own variables say about it. */
 #ifndef DDP_JOB_ENVIRONMENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * job: derives a struct ddp_job. The order is ddp_spawn(), then the plugin's
  * (or another launcher's) environment, then PMIx, then a world of one. A

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nodes: the node of each rank, so that a message about a rank that has not come names its node.
  * Slurm tells the names of a step's nodes, how many tasks each has, and which tasks this node has.

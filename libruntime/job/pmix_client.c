@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "job/pmix_client.h"
 
 #include "base/error.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* pmix_client: this process's one connection to the step's PMIx server. */
 #ifndef DDP_JOB_PMIX_CLIENT_H
 #define DDP_JOB_PMIX_CLIENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ddp_spawn(): local ranks without a launcher. The parent opens the socket at
  * which the ranks meet before it forks, so no port can be taken and no rank

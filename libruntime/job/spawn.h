@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spawn: what ddp_spawn() leaves behind in each of the ranks that it forked. */
 #ifndef DDP_JOB_SPAWN_H
 #define DDP_JOB_SPAWN_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # libruntime/nccl_plugins: what NCCL loads into programs with and without libddp. Of libddp
 # each plugin has some files of its own, and shows nothing of them.
 

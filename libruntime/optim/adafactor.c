@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
  * Cost", ICML 2018), with relative steps and clipped updates, in PyTorch's form: epsilon is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* adam: for rules that update some tensors by AdamW. */
 #ifndef DDP_OPTIM_ADAM_H
 #define DDP_OPTIM_ADAM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
  * minutes", ICLR 2020), algorithm 2 with the identity for its function phi: AdamW's step,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): a
  * matrix moves by its momentum made orthogonal, by Newton-Schulz iterations with a

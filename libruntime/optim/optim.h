@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * optim: the optimizer of a model. Most update element by element: their state lies in
  * arenas with the parameters' layout, so that any range of the arena can be updated as soon

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "optim/rule.h"
 
 static const ddp_optim_rule *const rules[] = {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* rule: what an optimizer is, one file each. A new one is such a rule, and a line in rule.c. */
 #ifndef DDP_OPTIM_RULE_H
 #define DDP_OPTIM_RULE_H

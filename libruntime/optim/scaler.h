@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scaler: what the program multiplies its loss by before backward, so that gradients in
  * fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
 #include "base/error.h"
@@ -6,8 +7,7 @@
 
 static const double PI = 3.14159265358979323846;
 
-double ddp_cosine_schedule(int64_t step, int64_t warmup, int64_t total,
-                           double peak, double floor)
+static double cosine(int64_t step, int64_t warmup, int64_t total, double peak, double floor)
 {
 	if (step >= total)
 		return floor;
@@ -81,7 +81,7 @@ double ddp_schedule_rate(const ddp_schedule *schedule, int64_t step)
 	switch (s.kind) {
 	case DDP_SCHEDULE_CONSTANT: break;
 	case DDP_SCHEDULE_LINEAR: return fall(&s, step, s.warmup, s.total);
-	case DDP_SCHEDULE_COSINE: return ddp_cosine_schedule(step, s.warmup, s.total, s.peak, s.floor);
+	case DDP_SCHEDULE_COSINE: return cosine(step, s.warmup, s.total, s.peak, s.floor);
 	case DDP_SCHEDULE_WSD:
 		return step <= s.total - decay_of(&s) ? s.peak : fall(&s, step, s.total - decay_of(&s), s.total);
 	case DDP_SCHEDULE_INVERSE_ROOT:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Stochastic gradient descent, with the momentum of Polyak or Nesterov in PyTorch's form. */
 #include <string.h>
 

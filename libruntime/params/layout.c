@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "params/layout.h"
 
 #include <math.h>
@@ -104,7 +105,7 @@ static ddp_status check_kind(const ddp_param *param)
 	const ddp_param_group *group = param->group;
 
 	if (param->kind < DDP_PARAM_TRAINED || param->kind > DDP_BUFFER_LOCAL)
-		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": %d is no ddp_param_kind", param->name,
+		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\": %d is no ddp_tensor_kind", param->name,
 		                (int)param->kind);
 	if (param->kind != DDP_PARAM_TRAINED && (param->sparse_rows != 0 || param->rows_only))
 		return ddp_fail(DDP_ERR_INVALID, "parameter \"%s\" is not trained, so no rows are added to "

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * layout: a checked copy of a parameter list, and where each tensor lies in
  * the arenas. Tensors follow one another in the given order, but for those
@@ -17,7 +18,7 @@ typedef struct ddp_slot {
 	int param;        /* as the program counts them */
 	int ndim;
 	int64_t shape[DDP_MAX_DIMS];
-	ddp_param_kind kind;
+	ddp_tensor_kind kind;
 	bool no_decay;
 	bool grouped;     /* it has a decay of its own */
 	ddp_param_group group; /* a factor of 1 unless the program gave one */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/agree.h"
 
 #include <stdio.h>
@@ -147,7 +148,7 @@ static ddp_status find_parameter(ddp_comm *comm, const ddp_layout *layout, int *
 
 enum { PARAM_TEXT = 320 };
 
-static const char *kind_text(ddp_param_kind kind)
+static const char *kind_text(ddp_tensor_kind kind)
 {
 	switch (kind) {
 	case DDP_PARAM_FROZEN: return ", frozen";

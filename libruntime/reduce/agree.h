@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * agree: ranks check, when a model is made, that all were given the same
  * parameters and options. A rank that found its own arguments wrong takes

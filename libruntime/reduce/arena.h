@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * arena: memory of one role for all tensors of a model, f32. Either the ranks of a node
  * share it, so that collectives on it take no copy; or it is this rank's own, and what is

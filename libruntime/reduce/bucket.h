@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bucket: cuts the gradient arena into buckets, from its end (what backward
  * produces first) to its beginning, and tracks which are ready. A bucket

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/buffers.h"
 
 #include <math.h>
@@ -10,7 +11,7 @@
 enum { AT_ONCE = 1 << 24 };
 
 /* Runs `operation` on elements [begin, end) of the parameters' arena. */
-static ddp_status run(ddp_model *model, ddp_collective operation, int64_t begin, int64_t end)
+static ddp_status run(ddp_model *model, ddp_operation operation, int64_t begin, int64_t end)
 {
 	ddp_status status = DDP_OK;
 
@@ -30,7 +31,7 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
 	const bool of_all = counted == ddp_comm_size(model->comm);
-	const ddp_collective reduction = {
+	const ddp_operation reduction = {
 		.kind = DDP_ALL_REDUCE, .type = DDP_F32, .op = of_all ? DDP_AVG : DDP_SUM,
 	};
 	ddp_status status = DDP_OK;
@@ -55,7 +56,7 @@ static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 	const ddp_layout *layout = &model->layout;
 	const ddp_comm *comm = model->comm;
 	int32_t root = counts ? ddp_comm_rank(comm) : INT32_MAX;
-	const ddp_collective first = {
+	const ddp_operation first = {
 		.kind = DDP_ALL_REDUCE, .recv = &root, .count = 1, .type = DDP_I32, .op = DDP_MIN,
 	};
 	ddp_status status = DDP_OK;
@@ -66,7 +67,7 @@ static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 		status = ddp_reducer_run(&model->reducer, "first rank that counts", &first);
 	else
 		root = 0;
-	const ddp_collective operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root };
+	const ddp_operation operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root };
 	return status == DDP_OK ? run(model, operation, layout->broadcast, layout->all) : status;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* buffers: tensors that forward writes, which ranks make alike at the end of a step. */
 #ifndef DDP_REDUCE_BUFFERS_H
 #define DDP_REDUCE_BUFFERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/consensus.h"
 
 #include <float.h>
@@ -126,7 +127,7 @@ ddp_status ddp_params_compare(ddp_model *model)
 		return DDP_OK;
 	ddp_comm_outlier_names(model->comm, &outlier, odd_ranks, usual_ranks);
 	ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
-	         "ddp_broadcast_params() once they are initialised, and change them on all ranks alike",
+	         "ddp_model_broadcast_params() once they are initialised, and change them on all ranks alike",
 	         odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
 	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);
 }
@@ -217,8 +218,8 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 	if (variance > 1e-12 * mean * mean)
 		return name_other_rate(model);
 	if (all->halves > 0 && all->joined > 0)
-		return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_reduce_grads(), while others have finished: "
-		                "ddp_join() takes part in ddp_step() only", all->halves);
+		return ddp_fail(DDP_ERR_STATE, "%.0f ranks are in ddp_model_reduce_grads(), while others have finished: "
+		                "ddp_model_join() takes part in ddp_model_step() only", all->halves);
 	return DDP_OK;
 }
 
@@ -259,7 +260,7 @@ static const double RANK_FACTOR = (double)(1 << 30) * 2;
 
 static ddp_status first_of_all(ddp_model *model, const char *name, double *first)
 {
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = first, .count = 1, .type = DDP_F64, .op = DDP_MIN,
 	};
 

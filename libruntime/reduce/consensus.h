@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * consensus: what ranks must agree on at the end of a step. One sum over all
  * ranks carries it, behind the buckets that are complete by then; so what it
@@ -16,7 +17,7 @@ typedef struct ddp_consensus {
 	double wrong;              /* ranks that gave a wrong weight or learning rate */
 	double stop;               /* ranks that were asked to stop */
 	double joined;             /* ranks that have finished, and contribute nothing */
-	double halves;             /* ranks in ddp_reduce_grads() */
+	double halves;             /* ranks in ddp_model_reduce_grads() */
 	double changed;            /* ranks whose static graph has changed */
 	double not_finite;         /* ranks whose loss or gradient is not finite */
 	double bad_buffers;        /* ranks that have not joined and have a buffer that is not */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grads: what a step's gradients are, and when they are final, as the program tells. */
 #include "reduce/grads.h"
 
@@ -18,7 +19,7 @@ static ddp_status no_such_parameter(const ddp_model *model, int param)
 	                model->layout.count);
 }
 
-/* Nothing is added to it after ddp_grad_ready(). */
+/* Nothing is added to it after ddp_model_grad_ready(). */
 static bool is_final(const ddp_slot *slot)
 {
 	return slot->sparse_rows == 0 || slot->rows_travel;
@@ -140,7 +141,7 @@ static ddp_status announce(ddp_model *model, int slot)
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
-ddp_status ddp_grad_ready(ddp_model *model, int param)
+ddp_status ddp_model_grad_ready(ddp_model *model, int param)
 {
 	int slot;
 
@@ -158,7 +159,7 @@ ddp_status ddp_grad_ready(ddp_model *model, int param)
 	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
 }
 
-ddp_status ddp_grad_unused(ddp_model *model, int param)
+ddp_status ddp_model_grad_unused(ddp_model *model, int param)
 {
 	int slot;
 
@@ -174,7 +175,7 @@ ddp_status ddp_grad_unused(ddp_model *model, int param)
 	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
 }
 
-ddp_status ddp_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user)
+ddp_status ddp_model_set_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user)
 {
 	int slot;
 
@@ -216,7 +217,7 @@ static ddp_status check_rows(const ddp_slot *slot, const int32_t *index, int64_t
 	return DDP_OK;
 }
 
-ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, const float *values,
+ddp_status ddp_model_grad_rows(ddp_model *model, int param, const int32_t *index, const float *values,
                          int64_t count)
 {
 	int number;
@@ -226,7 +227,7 @@ ddp_status ddp_grad_rows(ddp_model *model, int param, const int32_t *index, cons
 		return status;
 	const ddp_slot *slot = &model->layout.slots[number];
 	if (count > 0 && (index == NULL || values == NULL))
-		return ddp_fail(DDP_ERR_INVALID, "ddp_grad_rows(): a NULL argument");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_grad_rows(): a NULL argument");
 	if (model->place.device == NULL)
 		status = check_rows(slot, index, count);
 	else if (slot->sparse_rows == 0)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* grads: what a step's gradients are, and when they are final, as the program tells. */
 #ifndef DDP_REDUCE_GRADS_H
 #define DDP_REDUCE_GRADS_H
@@ -8,7 +9,7 @@
    for which nobody waits, counts as 0 in it, whatever its memory holds. */
 ddp_status ddp_grads_start(ddp_model *model, int k);
 
-/* Looks at the gradients that ddp_grad_ready() has not looked at, as the step ends, and
+/* Looks at the gradients that ddp_model_grad_ready() has not looked at, as the step ends, and
    clears those of unused parameters. */
 ddp_status ddp_grads_look_at_rest(ddp_model *model);
 

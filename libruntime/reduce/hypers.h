@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hypers: how a model is trained, in numbers, so that a checkpoint can hold them by name and tell
  * what is another when it is loaded: each option that changes what steps come to. What changes
@@ -24,7 +25,7 @@ typedef enum ddp_hyper {
 	DDP_HYPER_LOSS_SCALE_INTERVAL,
 	DDP_HYPER_TREATMENT, /* of parameters: see ddp_layout_treatment() */
 	/* What training has come to. */
-	DDP_HYPER_CURRENT_RATE, /* of learning: what ddp_set_learning_rate() set last */
+	DDP_HYPER_CURRENT_RATE, /* of learning: what ddp_model_set_learning_rate() set last */
 	DDP_HYPER_LOSS_SCALE, DDP_HYPER_GOOD_STEPS, /* as the next step begins: see optim/scaler.h */
 	DDP_HYPERS,
 	DDP_HYPER_OPTIONS = DDP_HYPER_CURRENT_RATE /* the first so many are options */

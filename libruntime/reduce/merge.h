@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * merge: which grains of a model's gradients to all-reduce together, so that a step ends as
  * early as it can. A bucket leaves when its last gradient is complete and the bucket before it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/model_state.h"
 
 #include <math.h>
@@ -291,14 +292,14 @@ void ddp_model_free(ddp_model *model)
 	free(model);
 }
 
-float *ddp_param_data(ddp_model *model, int param)
+float *ddp_model_param_data(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
 	return slot != NULL ? model->params + slot->offset : NULL;
 }
 
-float *ddp_param_grad(ddp_model *model, int param)
+float *ddp_model_param_grad(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
@@ -315,7 +316,7 @@ ddp_status ddp_model_arrive(ddp_model *model)
 	return status;
 }
 
-ddp_status ddp_param_wait(ddp_model *model, int param)
+ddp_status ddp_model_param_wait(ddp_model *model, int param)
 {
 	ddp_status status = ddp_model_check(model);
 
@@ -334,12 +335,12 @@ ddp_status ddp_param_wait(ddp_model *model, int param)
 	return ddp_model_fail(model, status);
 }
 
-double *ddp_device_loss(ddp_model *model)
+double *ddp_model_device_loss(ddp_model *model)
 {
 	return model != NULL && model->results != NULL ? model->results->loss : NULL;
 }
 
-const uint16_t *ddp_param_bf16(const ddp_model *model, int param)
+const uint16_t *ddp_model_param_bf16(const ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
@@ -353,7 +354,7 @@ void ddp_model_round_all(ddp_model *model)
 	ddp_model_round(model, 0, model->layout.buffers);
 }
 
-int64_t ddp_param_count(const ddp_model *model, int param)
+int64_t ddp_model_param_count(const ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
@@ -362,7 +363,7 @@ int64_t ddp_param_count(const ddp_model *model, int param)
 
 static ddp_status broadcast(const ddp_model *model, float *params, size_t count)
 {
-	const ddp_collective there = {
+	const ddp_operation there = {
 		.kind = DDP_BROADCAST, .recv = params, .count = count, .type = DDP_F32,
 		.memory = DDP_MEMORY_DEVICE, .stream = model->place.stream,
 	};
@@ -372,7 +373,7 @@ static ddp_status broadcast(const ddp_model *model, float *params, size_t count)
 	return ddp_broadcast(model->comm, params, count, DDP_F32, 0);
 }
 
-ddp_status ddp_broadcast_params(ddp_model *model)
+ddp_status ddp_model_broadcast_params(ddp_model *model)
 {
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
@@ -391,23 +392,23 @@ ddp_status ddp_broadcast_params(ddp_model *model)
 	return DDP_OK;
 }
 
-void ddp_set_learning_rate(ddp_model *model, double learning_rate)
+void ddp_model_set_learning_rate(ddp_model *model, double learning_rate)
 {
 	if (model != NULL)
 		model->learning_rate = learning_rate;
 }
 
-double ddp_loss_scale(const ddp_model *model)
+double ddp_model_loss_scale(const ddp_model *model)
 {
 	return model != NULL ? model->scaler.scale : 1;
 }
 
-ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)
+ddp_status ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes)
 {
 	if (model == NULL || (state == NULL && bytes > 0))
-		return ddp_fail_null("ddp_set_user_state", model == NULL ? "model" : "state");
+		return ddp_fail_null("ddp_model_set_user_state", model == NULL ? "model" : "state");
 	if (bytes > DDP_USER_STATE_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_set_user_state() takes at most %d bytes, not %zu",
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_set_user_state() takes at most %d bytes, not %zu",
 		                DDP_USER_STATE_MAX, bytes);
 	void *copy = malloc(bytes + 1);
 	if (copy == NULL)
@@ -420,7 +421,7 @@ ddp_status ddp_set_user_state(ddp_model *model, const void *state, size_t bytes)
 	return DDP_OK;
 }
 
-const void *ddp_get_user_state(const ddp_model *model, size_t *bytes)
+const void *ddp_model_user_state(const ddp_model *model, size_t *bytes)
 {
 	const size_t held = model != NULL ? model->user_bytes : 0;
 
@@ -462,7 +463,7 @@ ddp_comm *ddp_model_comm(const ddp_model *model)
 	return model->comm;
 }
 
-ddp_status ddp_average_params(ddp_model *model)
+ddp_status ddp_model_average_params(ddp_model *model)
 {
 	ddp_status status = ddp_model_check(model);
 
@@ -510,13 +511,13 @@ void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated)
 	model->partly_updated = partly_updated;
 }
 
-void ddp_request_stop(ddp_model *model)
+void ddp_model_request_stop(ddp_model *model)
 {
 	if (model != NULL)
 		atomic_store(&model->stop_requested, true);
 }
 
-void ddp_get_summary(const ddp_model *model, ddp_summary *summary)
+void ddp_model_summary(const ddp_model *model, ddp_summary *summary)
 {
 	if (summary == NULL)
 		return;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* model: what the checkpoint needs to see of a ddp_model. */
 #ifndef DDP_REDUCE_MODEL_H
 #define DDP_REDUCE_MODEL_H
@@ -17,7 +18,7 @@ void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 /* Before a save: see settle() of reduce/strategy.h. Collective. */
 ddp_status ddp_model_settle(ddp_model *model);
 
-/* Waits until all parameters are there (see ddp_param_wait()); an error leaves the model partly
+/* Waits until all parameters are there (see ddp_model_param_wait()); an error leaves the model partly
    updated. */
 ddp_status ddp_model_arrive(ddp_model *model);
 

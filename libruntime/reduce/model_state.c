@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/model_state.h"
 
 #include "base/clock.h"
@@ -20,8 +21,8 @@ ddp_status ddp_model_check(const ddp_model *model)
 
 ddp_status ddp_model_not_updated(const ddp_model *model)
 {
-	return ddp_fail(DDP_ERR_STATE, "the gradients of step %lld are reduced: call ddp_update_params() "
-	                "or, to forget them on all ranks, ddp_zero_grads()", (long long)model->steps + 1);
+	return ddp_fail(DDP_ERR_STATE, "the gradients of step %lld are reduced: call ddp_model_update_params() "
+	                "or, to forget them on all ranks, ddp_model_zero_grads()", (long long)model->steps + 1);
 }
 
 ddp_status ddp_model_fail(ddp_model *model, ddp_status status)

@@ -1,9 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's
  * state, unless the strategy spreads it, and what it works in; and what backward's kernels find
  * out, which the host fetches once: the program's loss, and the largest magnitude of each
  * gradient. The host waits for these, and for the norm where gradients are clipped, before it
- * enqueues the update: all ranks first agree whether there is one, and ddp_step() returns loss and
+ * enqueues the update: all ranks first agree whether there is one, and ddp_model_step() returns loss and
  * norm. A device that has no work then waits for two wake-ups of the host a step.
  */
 #ifndef DDP_REDUCE_ON_DEVICE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* options: a model's options with their defaults filled in and checked. */
 #ifndef DDP_REDUCE_OPTIONS_H
 #define DDP_REDUCE_OPTIONS_H

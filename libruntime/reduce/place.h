@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * place: where a model's arenas lie, and what works on them: the host, at once, or a device
  * (device/device.h), on the program's queue. All of a model's work goes to that one queue,

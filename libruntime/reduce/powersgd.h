@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * powersgd: matrices of gradients as products of two of low rank (Vogels, Karimireddy and
  * Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",

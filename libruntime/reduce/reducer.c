@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/reducer.h"
 
 #include <stdio.h>
@@ -56,7 +57,7 @@ void ddp_reducer_free(ddp_reducer *reducer)
 	*reducer = (ddp_reducer){ 0 };
 }
 
-ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation)
+ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation)
 {
 	if (operation->kind == DDP_ALL_REDUCE)
 		reducer->took[request] = -1;
@@ -91,7 +92,7 @@ ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param)
 
 static ddp_status issue_totals(ddp_reducer *reducer)
 {
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = reducer->totals,
 		.count = reducer->totals_count, .type = DDP_F64, .op = DDP_SUM,
 	};
@@ -107,7 +108,7 @@ static void note_span(ddp_reducer *reducer, const char *name, int64_t bytes, ddp
 }
 
 ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
-                           const ddp_collective *operation)
+                           const ddp_operation *operation)
 {
 	ddp_span span = { .start_ns = ddp_now_ns() };
 
@@ -126,7 +127,7 @@ ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
 ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
                             size_t count)
 {
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = count > 0 ? DDP_ALL_REDUCE : DDP_BARRIER, .recv = values, .count = count,
 		.type = DDP_F64, .op = DDP_SUM,
 	};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reducer: sums gradient buckets over all ranks while backward still runs.
  *
@@ -74,12 +75,12 @@ ddp_status ddp_reducer_catch_up(ddp_reducer *reducer);
 ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals);
 /* Runs an operation at once; `name` is for the trace. */
 ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
-                           const ddp_collective *operation);
+                           const ddp_operation *operation);
 /* Sums `values` over all ranks at once; none: ranks only meet. */
 ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
                             size_t count);
 /* Issues operation number `request` of the step. */
-ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
+ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation);
 /* Waits for it, if it is under way; `name` and `bytes` are for the trace. Where the place is a
    device, its queue waits, and the host goes on. */
 ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * replan: cuts a model's buckets anew, once, behind its first steps. In these each rank notes when
  * each gradient is complete, and what its buckets' all-reduces take, in two cuts, so that they

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/rows.h"
 
 #include <stdlib.h>
@@ -84,15 +85,15 @@ void ddp_rows_discard(ddp_rows *rows)
 static ddp_status gather(ddp_rows *rows, ddp_row_set *set, ddp_reducer *reducer, int64_t *total)
 {
 	size_t *row_counts = rows->counts, *value_counts = rows->counts + rows->ranks;
-	const ddp_collective counts = {
+	const ddp_operation counts = {
 		.kind = DDP_ALL_GATHER, .send = &set->used, .recv = rows->used, .count = 1,
 		.type = DDP_I64,
 	};
-	const ddp_collective indices = {
+	const ddp_operation indices = {
 		.kind = DDP_ALL_GATHER, .send = set->rows, .recv = set->all_rows,
 		.counts = row_counts, .type = DDP_I32,
 	};
-	const ddp_collective values = {
+	const ddp_operation values = {
 		.kind = DDP_ALL_GATHER, .send = set->values, .recv = set->all_values,
 		.counts = value_counts, .type = DDP_F32,
 	};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rows: sparse parts of gradients, such as that of an embedding whose weight
  * the classifier shares. Where they travel, they are kept apart until the end

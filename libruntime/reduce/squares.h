@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * squares: the sum of the squares of a step's gradients, of which its norm is made, and the
  * updates that use up these gradients. In the host's memory both are done at once; on a device

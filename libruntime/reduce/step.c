@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/step.h"
 
 #include <math.h>
@@ -28,7 +29,7 @@ static void enter(ddp_model *model, ddp_phase phase)
 		mark(model, phase);
 }
 
-void ddp_set_phase(ddp_model *model, ddp_phase phase)
+void ddp_model_set_phase(ddp_model *model, ddp_phase phase)
 {
 	if (model == NULL)
 		return;
@@ -36,7 +37,7 @@ void ddp_set_phase(ddp_model *model, ddp_phase phase)
 	enter(model, phase);
 }
 
-ddp_status ddp_set_sync(ddp_model *model, bool sync)
+ddp_status ddp_model_set_sync(ddp_model *model, bool sync)
 {
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
@@ -173,7 +174,7 @@ static ddp_status fetch(ddp_model *model, double *loss_sum)
 	return status;
 }
 
-/* Exchanges what ranks say. `halves`: this is ddp_reduce_grads(). */
+/* Exchanges what ranks say. `halves`: this is ddp_model_reduce_grads(). */
 static ddp_status confer(ddp_model *model, ddp_consensus *own, bool halves, ddp_consensus *all)
 {
 	double *words = model->consensus + DDP_CONSENSUS_COUNT;
@@ -390,7 +391,7 @@ static ddp_status begin_end(ddp_model *model)
 	if (model->reduced)
 		return ddp_model_not_updated(model);
 	if (model->rounded != NULL && !model->was_rounded)
-		return ddp_fail(DDP_ERR_STATE, "the parameters in bf16 are still 0: call ddp_broadcast_params() "
+		return ddp_fail(DDP_ERR_STATE, "the parameters in bf16 are still 0: call ddp_model_broadcast_params() "
 		                "or load a checkpoint before the first step");
 	ddp_model_start_clock(model);
 	ddp_replan_end(model);
@@ -458,7 +459,7 @@ static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
 	return status == DDP_OK ? update(model, clips, &model->stats) : status;
 }
 
-ddp_status ddp_step(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
+ddp_status ddp_model_step(ddp_model *model, double weight, double loss_sum, ddp_step_stats *stats)
 {
 	ddp_status status = begin_end(model);
 	if (status != DDP_OK)
@@ -480,7 +481,7 @@ static ddp_status contribute_nothing(ddp_model *model)
 	return status == DDP_OK ? ddp_arena_clear(&model->grads_memory, 0, model->layout.elements) : status;
 }
 
-/* What is this rank's own mistake changes nothing: it can still call ddp_step(). */
+/* What is this rank's own mistake changes nothing: it can still call ddp_model_step(). */
 static ddp_status check_join(const ddp_model *model)
 {
 	ddp_status status = ddp_model_check(model);
@@ -488,15 +489,15 @@ static ddp_status check_join(const ddp_model *model)
 	if (status != DDP_OK)
 		return status;
 	if (model->reducer.ready.announced_count > 0 && !model->reduced)
-		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_step() "
-		                "before ddp_join()", (long long)model->steps + 1);
+		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_model_step() "
+		                "before ddp_model_join()", (long long)model->steps + 1);
 	if (model->settings.local_steps > 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_join() is not for a model with local_steps: a rank without "
-		                "samples calls ddp_step() with a weight of 0");
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_model_join() is not for a model with local_steps: a rank without "
+		                "samples calls ddp_model_step() with a weight of 0");
 	return DDP_OK;
 }
 
-ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
+ddp_status ddp_model_join(ddp_model *model, ddp_step_stats *stats)
 {
 	ddp_status status = check_join(model);
 	if (status == DDP_OK)
@@ -518,7 +519,7 @@ ddp_status ddp_join(ddp_model *model, ddp_step_stats *stats)
 	return DDP_OK;
 }
 
-ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
+ddp_status ddp_model_reduce_grads(ddp_model *model, double weight, double loss_sum,
                             ddp_step_stats *stats)
 {
 	ddp_status status = begin_end(model);
@@ -536,14 +537,14 @@ ddp_status ddp_reduce_grads(ddp_model *model, double weight, double loss_sum,
 	return DDP_OK;
 }
 
-ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
+ddp_status ddp_model_update_params(ddp_model *model, ddp_step_stats *stats)
 {
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
 		return status;
 	if (!model->reduced)
-		return ddp_fail(DDP_ERR_STATE, "ddp_update_params(): step %lld has no reduced gradients; call "
-		                "ddp_reduce_grads() first, or ddp_step() for both",
+		return ddp_fail(DDP_ERR_STATE, "ddp_model_update_params(): step %lld has no reduced gradients; call "
+		                "ddp_model_reduce_grads() first, or ddp_model_step() for both",
 		                (long long)model->steps + 1);
 	enter(model, DDP_PHASE_OPTIMIZER);
 	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
@@ -553,14 +554,14 @@ ddp_status ddp_update_params(ddp_model *model, ddp_step_stats *stats)
 	return end_step(model, stats);
 }
 
-ddp_status ddp_zero_grads(ddp_model *model)
+ddp_status ddp_model_zero_grads(ddp_model *model)
 {
 	ddp_status status = ddp_model_check(model);
 	if (status != DDP_OK)
 		return status;
 	if (!model->reduced && model->reducer.ready.announced_count > 0)
 		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced, and may be under way to "
-		                "other ranks; forget them after ddp_reduce_grads()",
+		                "other ranks; forget them after ddp_model_reduce_grads()",
 		                (long long)model->steps + 1);
 	return discard(model);
 }

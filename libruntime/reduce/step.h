@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* step: one training step, from the first gradient to the update. */
 #ifndef DDP_REDUCE_STEP_H
 #define DDP_REDUCE_STEP_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/strategy.h"
 
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * strategy: by which way the ranks' gradients become the same new parameters on all of
  * them: what a bucket does when it is complete, who updates what, and who keeps which

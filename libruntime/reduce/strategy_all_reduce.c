@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * all_reduce: gradients are summed in buckets while backward runs, and each rank updates
  * all parameters with the same bits. Where ranks do not communicate there is nothing to
@@ -16,7 +17,7 @@
 static ddp_status start(ddp_model *model, int k)
 {
 	const ddp_bucket *bucket = &model->plan.buckets[k];
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
 		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
 		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
@@ -87,7 +88,7 @@ static ddp_status send_params(ddp_model *model, const ddp_update *update)
 
 	for (int t = 0; t < model->layout.trained && status == DDP_OK; t++) {
 		const ddp_slot *slot = &model->layout.slots[t];
-		const ddp_collective operation = {
+		const ddp_operation operation = {
 			.kind = DDP_BROADCAST, .recv = model->params + slot->offset,
 			.count = (size_t)slot->count, .type = DDP_F32,
 			.root = ddp_optim_owner(&model->optim, slot),

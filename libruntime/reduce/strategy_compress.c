@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * compress: buckets are all-reduced in 16 bits, half the bytes of f32. Sums of bf16 have
  * nearly the range of f32. For f16, gradients are scaled first, by a power of two that is the
@@ -99,9 +100,9 @@ static void convert(const ddp_model *model, const void *from, void *to, int64_t 
 }
 
 /* As they are. */
-static ddp_collective sum_of(const ddp_model *model, const ddp_bucket *bucket)
+static ddp_operation sum_of(const ddp_model *model, const ddp_bucket *bucket)
 {
-	return (ddp_collective){
+	return (ddp_operation){
 		.kind = DDP_ALL_REDUCE, .recv = model->grads + bucket->begin,
 		.count = (size_t)(bucket->end - bucket->begin), .type = DDP_F32, .op = DDP_SUM,
 		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
@@ -111,7 +112,7 @@ static ddp_collective sum_of(const ddp_model *model, const ddp_bucket *bucket)
 static ddp_status start(ddp_model *model, int k)
 {
 	const ddp_bucket *bucket = &model->plan.buckets[k];
-	ddp_collective operation = sum_of(model, bucket);
+	ddp_operation operation = sum_of(model, bucket);
 	compress *c = compress_of(model);
 
 	c->scale = scale_of(model, c->type);
@@ -131,7 +132,7 @@ static bool fits(const ddp_model *model, const compress *c)
 
 static ddp_status widen(ddp_model *model, const ddp_bucket *bucket)
 {
-	const ddp_collective again = sum_of(model, bucket);
+	const ddp_operation again = sum_of(model, bucket);
 	const compress *c = compress_of(model);
 
 	if (c->scale == 0)

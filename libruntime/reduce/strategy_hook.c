@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* hook: the program itself sums a bucket's gradients over all ranks, in its own way. */
 #include <stdlib.h>
 

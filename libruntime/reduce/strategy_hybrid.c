@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hybrid: see strategy_node.h. The order in which gradients are summed, and the pieces in
  * which squares are, are those of all_reduce, and so are the parameters' bits.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * local: post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use
  * Local SGD", ICLR 2020). Up to a step, gradients are all-reduced; from then on each rank
@@ -50,7 +51,7 @@ static ddp_status average(ddp_model *model, const char *name, float *values, int
 
 	for (int64_t at = 0; at < count && status == DDP_OK; at += AVERAGE_ELEMENTS) {
 		const int64_t left = count - at;
-		const ddp_collective operation = {
+		const ddp_operation operation = {
 			.kind = DDP_ALL_REDUCE, .recv = values + at, .type = DDP_F32, .op = DDP_AVG,
 			.count = (size_t)(left < AVERAGE_ELEMENTS ? left : AVERAGE_ELEMENTS),
 			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * node: the strategies where the ranks of a node share memory. Of each unit, each of them
  * owns a slice, which it updates for all: it stores the new parameters to all ranks of its

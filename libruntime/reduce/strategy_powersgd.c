@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * powersgd: a bucket's matrices travel as two factors of low rank (powersgd.h), and what
  * that leaves out is kept on each rank and added to its gradients of the next step. The
@@ -121,7 +122,7 @@ static ddp_status prepare(ddp_model *model)
 
 static ddp_status open_memory(ddp_model *model)
 {
-	const ddp_collective opening = { .kind = DDP_BARRIER, .lane = RIGHT_LANE };
+	const ddp_operation opening = { .kind = DDP_BARRIER, .lane = RIGHT_LANE };
 	powersgd *p = powersgd_of(model);
 	void *memory;
 
@@ -204,7 +205,7 @@ static void copy_ranges(ddp_model *model, const ddp_powersgd_bucket *bucket, boo
 
 static ddp_status send(ddp_model *model, int k, int64_t first, int64_t count, int lane)
 {
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = powersgd_of(model)->travel + first, .count = (size_t)count,
 		.type = DDP_F32, .op = DDP_SUM, .lane = model->place.device == NULL ? lane : 0,
 		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
@@ -355,7 +356,7 @@ static ddp_status settle(ddp_model *model)
 
 	for (int64_t at = 0; p->kept != NULL && at < p->plan.kept; at += SETTLE_ELEMENTS) {
 		const int64_t left = p->plan.kept - at, count = left < SETTLE_ELEMENTS ? left : SETTLE_ELEMENTS;
-		const ddp_collective operation = {
+		const ddp_operation operation = {
 			.kind = DDP_REDUCE, .recv = p->kept + at, .count = (size_t)count,
 			.type = DDP_F32, .op = DDP_SUM,
 			.memory = ddp_place_memory(&model->place), .stream = model->place.stream,

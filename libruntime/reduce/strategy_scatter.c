@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scatter: ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020) over any nodes. A bucket's
  * units are reduce-scattered while backward runs: each rank gets the sums of what it
@@ -218,7 +219,7 @@ static ddp_status start(ddp_model *model, int k)
 	units_of(model, k, &first, &end);
 	for (int u = first; u < end && status == DDP_OK; u++) {
 		const ddp_unit *unit = &model->units.list[u];
-		const ddp_collective operation = {
+		const ddp_operation operation = {
 			.kind = DDP_REDUCE_SCATTER, .send = model->grads + unit->begin,
 			.recv = s->sums + kept_of(model, unit), .counts = counts_of(model, u),
 			.type = DDP_F32, .op = DDP_SUM,
@@ -285,7 +286,7 @@ static ddp_status reduce(ddp_model *model, double *squares)
    begins behind the update. */
 static ddp_status gather_unit(ddp_model *model, int u)
 {
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_GATHER, .recv = model->params + model->units.list[u].begin,
 		.counts = counts_of(model, u), .type = DDP_F32,
 		.memory = ddp_place_memory(&model->place), .stream = model->place.stream,
@@ -372,7 +373,7 @@ static ddp_status gather_from(ddp_model *model, const float *shard, float *whole
 
 	for (int u = 0; u < model->units.count && status == DDP_OK; u++) {
 		const ddp_unit *unit = &model->units.list[u];
-		const ddp_collective operation = {
+		const ddp_operation operation = {
 			.kind = DDP_GATHER, .send = shard + kept_of(model, unit),
 			.recv = whole != NULL ? whole + unit->begin : NULL, .counts = counts_of(model, u),
 			.type = DDP_F32,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* tensors: a model as the list of named tensors that a checkpoint holds. */
 #ifndef DDP_REDUCE_TENSORS_H
 #define DDP_REDUCE_TENSORS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * timeline: when the program's queue on a device came to what a model's steps consist of, by events of
  * the device: the host's phases tell no more than when the host enqueued that.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * unit: a slice of the arenas that is owned, updated and saved as one. Units are cut
  * once, when the model is made, at the borders of its first buckets, or of these buckets' grains,

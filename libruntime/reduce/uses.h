@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * uses: of which parameters a step has gradients. Each rank says so in the step's
  * consensus, in a few bits for each parameter, whose sums over all ranks stay exact. Once a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Loading a model with all its ranks. Only rank 0 touches the file system, so a directory
  * on its node's own disk serves as well as a shared one, and thousands of ranks make one
@@ -337,7 +338,7 @@ static void take_hypers(struct load *load)
 			name_hyper(load, (ddp_hyper)h, saved[h], own[h]);
 	}
 	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
-		ddp_set_learning_rate(load->transfer.model, saved[DDP_HYPER_CURRENT_RATE]);
+		ddp_model_set_learning_rate(load->transfer.model, saved[DDP_HYPER_CURRENT_RATE]);
 	ddp_model_resume_scale(load->transfer.model, saved);
 }
 
@@ -367,7 +368,7 @@ static ddp_status load_all(ddp_model *model, ddp_loader *loader, struct load *lo
 		return status;
 	ddp_model_set_step_count(model, load->position.step);
 	take_hypers(load);
-	status = ddp_set_user_state(model, load->users.own, load->users.bytes[ddp_comm_rank(comm)]);
+	status = ddp_model_set_user_state(model, load->users.own, load->users.bytes[ddp_comm_rank(comm)]);
 	/* From now on a rank may read what the others keep. */
 	status = ddp_comm_agree(comm, status, "keep the program's state");
 	if (status == DDP_OK)
@@ -383,9 +384,9 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 		return ddp_fail_null("ddp_checkpoint_load", model == NULL ? "model" : path == NULL ? "path" : "step");
 	if (path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
-	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
 	ddp_status status = load_all(model, loader, &load);
-	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	ddp_transfer_free(&load.transfer);
 	ddp_users_free(&load.users);
 	if (status != DDP_OK) {

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* leader: one rank works, all learn how it went. */
 #ifndef DDP_STATE_LEADER_H
 #define DDP_STATE_LEADER_H

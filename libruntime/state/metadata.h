@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * metadata: what a checkpoint holds besides tensors, as a file's metadata. All keys
  * but "format" begin with "ddp.".

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Loading parameters alone, of a checkpoint or of another program's file: to fine-tune them, or a
  * part of them. Nothing else of the model changes.
@@ -199,7 +200,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	status = ddp_transfer_run(transfer);
 	if (status != DDP_OK)
 		return status;
-	/* Before ddp_broadcast_params(), parameters that are not loaded have no bf16 yet. */
+	/* Before ddp_model_broadcast_params(), parameters that are not loaded have no bf16 yet. */
 	ddp_model_round_all(model);
 	ddp_model_set_partly_updated(model, false);
 	*loaded = 0;
@@ -208,25 +209,25 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	return DDP_OK;
 }
 
-ddp_status ddp_load_params(ddp_model *model, const char *path, const ddp_load_options *options, int *loaded)
+ddp_status ddp_model_load_params(ddp_model *model, const char *path, const ddp_load_options *options, int *loaded)
 {
 	struct params params = { .path = path, .transfer = { .file = { .fd = -1 } } };
 	int count = 0;
 
 	if (model == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_load_params(): the model is NULL");
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_load_params(): the model is NULL");
 	ddp_status status = ddp_options_copy("ddp_load_options", options, &params.options, sizeof(params.options));
 
 	if (status == DDP_OK && (path == NULL || path[0] == '\0'))
-		status = ddp_fail(DDP_ERR_INVALID, "ddp_load_params(): the path is %s; give a file or a directory",
+		status = ddp_fail(DDP_ERR_INVALID, "ddp_model_load_params(): the path is %s; give a file or a directory",
 		                  path == NULL ? "NULL" : "empty");
 	if (status != DDP_OK)
 		return status;
 	params.file_prefix = params.options.file_prefix != NULL ? params.options.file_prefix : "";
 	params.model_prefix = params.options.model_prefix != NULL ? params.options.model_prefix : "";
-	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
 	status = load_all(model, &params, &count);
-	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	ddp_transfer_free(&params.transfer);
 	if (status != DDP_OK) {
 		(void)ddp_fail_context(status, "parameters of %s were not loaded", path);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "state/safetensors_write.h"
 
 #include <endian.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_write: writes the file format that state/safetensors.h describes. */
 #ifndef DDP_STATE_SAFETENSORS_WRITE_H
 #define DDP_STATE_SAFETENSORS_WRITE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Saving a model with all its ranks, of which rank 0 writes: at once, or, from a copy, in a
  * thread of its own while training goes on.
@@ -36,20 +37,20 @@ enum { KEEP_DEFAULT = 3 };
 struct owner {
 	ddp_model *model;
 	ddp_store_lock *lock;
-	struct beside *beside; /* a save that another thread writes, or NULL */
+	struct background *background; /* a save that another thread writes, or NULL */
 	float *copies;         /* [room]: what it writes */
 	int64_t room;
 	char dir[];
 };
 
-static ddp_status end_beside(struct owner *owner);
+static ddp_status end_background(struct owner *owner);
 static ddp_status await_file(ddp_model *model);
 
 static void let_go(void *attached)
 {
 	struct owner *owner = attached;
 
-	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_beside(owner)) != DDP_OK)
+	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
 	free(owner->copies);
@@ -245,26 +246,26 @@ static ddp_status save_file(void *argument)
 	return status == DDP_OK ? write_file(save) : status;
 }
 
-/* ---- beside training ---------------------------------------------------------------- */
+/* ---- while training goes on ---------------------------------------------------------------- */
 
 enum { COPY_GRAIN = 1 << 18, REASON_MAX = 1024 };
 
 /* A save whose tensors are all in memory of its own. */
-struct beside {
+struct background {
 	pthread_t thread;
 	struct save save;
 	ddp_status status;
 	char reason[REASON_MAX];
 };
 
-static void *write_beside(void *argument)
+static void *write_background(void *argument)
 {
-	struct beside *beside = argument;
+	struct background *background = argument;
 
 	dk_set_threads(1); /* the others compute */
-	beside->status = write_file(&beside->save);
-	if (beside->status != DDP_OK)
-		snprintf(beside->reason, sizeof(beside->reason), "%s", ddp_last_error());
+	background->status = write_file(&background->save);
+	if (background->status != DDP_OK)
+		snprintf(background->reason, sizeof(background->reason), "%s", ddp_last_error());
 	return NULL;
 }
 
@@ -281,19 +282,19 @@ static ddp_status not_saved(ddp_status status, int64_t step)
 	return ddp_fail_context(status, "checkpoint of step %" PRId64 " was not saved", step);
 }
 
-static ddp_status end_beside(struct owner *owner)
+static ddp_status end_background(struct owner *owner)
 {
-	struct beside *beside = owner->beside;
+	struct background *background = owner->background;
 
-	if (beside == NULL)
+	if (background == NULL)
 		return DDP_OK;
-	owner->beside = NULL;
-	pthread_join(beside->thread, NULL);
-	ddp_status status = beside->status;
+	owner->background = NULL;
+	pthread_join(background->thread, NULL);
+	ddp_status status = background->status;
 	if (status != DDP_OK)
-		not_saved(ddp_fail(status, "%s", beside->reason), beside->save.position.step);
-	free_save(&beside->save);
-	free(beside);
+		not_saved(ddp_fail(status, "%s", background->reason), background->save.position.step);
+	free_save(&background->save);
+	free(background);
 	return status;
 }
 
@@ -357,24 +358,24 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 
 /* Leaves the save's memory to the thread that writes it. DDP_ERR_NOMEM: the save is as it
    was, but for where its tensors are. */
-static ddp_status start_beside(struct save *save)
+static ddp_status start_background(struct save *save)
 {
 	struct owner *owner = owner_of(save->model);
 	ddp_status status = copy_tensors(owner, &save->tensors);
 
 	if (status != DDP_OK)
 		return status;
-	struct beside *beside = calloc(1, sizeof(*beside));
-	if (beside == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory to write it beside the training");
-	beside->save = *save;
-	beside->save.dir = owner->dir;
-	const int failed = ddp_thread_start(&beside->thread, write_beside, beside);
+	struct background *background = calloc(1, sizeof(*background));
+	if (background == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to write it while training goes on");
+	background->save = *save;
+	background->save.dir = owner->dir;
+	const int failed = ddp_thread_start(&background->thread, write_background, background);
 	if (failed != 0) {
-		free(beside);
+		free(background);
 		return ddp_fail_errno(DDP_ERR_NOMEM, failed, "cannot start a thread that writes it (see ulimit -u)");
 	}
-	owner->beside = beside;
+	owner->background = background;
 	save->users = (ddp_users){ 0 };
 	save->tensors = (ddp_tensors){ 0 };
 	save->later = (ddp_later){ 0 };
@@ -387,7 +388,7 @@ static ddp_status begin_file(void *argument)
 	struct save *save = argument;
 	ddp_status status = collect(save);
 
-	if (status != DDP_OK || start_beside(save) == DDP_OK)
+	if (status != DDP_OK || start_background(save) == DDP_OK)
 		return status;
 	ddp_log(DDP_LOG_WARN, "checkpoint of step %" PRId64 ": %s; training waits until it is written",
 	        save->position.step, ddp_last_error());
@@ -399,7 +400,7 @@ static ddp_status end_file(void *argument)
 {
 	struct owner *owner = owner_of(argument);
 
-	return owner != NULL ? end_beside(owner) : DDP_OK;
+	return owner != NULL ? end_background(owner) : DDP_OK;
 }
 
 static ddp_status await_file(ddp_model *model)
@@ -419,10 +420,10 @@ ddp_status ddp_checkpoint_wait(ddp_model *model)
 		return ddp_fail(DDP_ERR_PEER, "whether rank 0 has written the checkpoint that was begun is not "
 		                "known here, since the job has failed: ddp_checkpoint_save() saves what this "
 		                "rank has");
-	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
 	const bool alone = ddp_comm_broken(comm);
 	ddp_status status = await_file(model);
-	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status != DDP_OK && !alone)
 		ddp_watch_error(ddp_model_context(model)->watch, status);
 	return status;
@@ -497,7 +498,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	if (loader != NULL)
 		save.position.loader = ddp_loader_get_state(loader);
 	ddp_model_get_hypers(model, save.position.hypers);
-	ddp_set_phase(model, DDP_PHASE_CHECKPOINT);
+	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
 	if (alone)
 		write_before(model);
 	else
@@ -513,7 +514,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 	if (status == DDP_OK)
 		status = alone ? save_file(&save) : ddp_leader_run(model, write, &save, NULL, 0);
 	free_save(&save);
-	ddp_set_phase(model, DDP_PHASE_IDLE);
+	ddp_model_set_phase(model, DDP_PHASE_IDLE);
 	if (status == DDP_OK) {
 		ddp_watch_go_on(context->watch);
 		return DDP_OK;
@@ -530,7 +531,7 @@ ddp_status ddp_checkpoint_save(ddp_model *model, ddp_loader *loader, const char 
 	return save_by(model, loader, dir, keep, save_file);
 }
 
-ddp_status ddp_checkpoint_begin(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
+ddp_status ddp_checkpoint_save_async(ddp_model *model, ddp_loader *loader, const char *dir, int keep)
 {
 	const ddp_status status = save_by(model, loader, dir, keep, begin_file);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* save: what the loop and loading need besides ddp.h. */
 #ifndef DDP_STATE_SAVE_H
 #define DDP_STATE_SAVE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * store: checkpoints as files of a directory, DIR/step-NNNNNNNN.safetensors.
  * A file is there whole or not at all: it is written under a temporary name,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transfer: tensors of a file into a model with all its ranks. Rank 0 reads, the others get the
  * tensors by broadcast, a chunk after the other.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "state/user.h"
 
 #include <stdio.h>
@@ -44,7 +45,7 @@ static ddp_status no_memory(int ranks)
 ddp_status ddp_users_own(int rank, const ddp_model *model, ddp_users *users)
 {
 	size_t bytes;
-	const void *state = ddp_get_user_state(model, &bytes);
+	const void *state = ddp_model_user_state(model, &bytes);
 
 	*users = (ddp_users){ .ranks = rank + 1 };
 	users->bytes = calloc((size_t)rank + 1, sizeof(*users->bytes));
@@ -61,7 +62,7 @@ ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *u
 {
 	uint64_t bytes = 0;
 	size_t own_bytes;
-	const void *given = ddp_get_user_state(model, &own_bytes), *own = given != NULL ? given : "";
+	const void *given = ddp_model_user_state(model, &own_bytes), *own = given != NULL ? given : "";
 
 	*users = (ddp_users){ .ranks = ddp_comm_size(comm) };
 	users->bytes = calloc((size_t)users->ranks, sizeof(*users->bytes));
@@ -78,7 +79,7 @@ ddp_status ddp_users_gather(ddp_comm *comm, const ddp_model *model, ddp_users *u
 	status = ddp_comm_agree(
 		comm, users->all != NULL || ddp_comm_rank(comm) > 0 ? DDP_OK : no_memory(users->ranks),
 		"gather all ranks' state");
-	const ddp_collective gather = {
+	const ddp_operation gather = {
 		.kind = DDP_GATHER, .send = own, .recv = users->all, .counts = users->bytes,
 		.type = DDP_U8,
 	};
@@ -146,7 +147,7 @@ ddp_status ddp_users_read(const ddp_safetensors *file, ddp_users *users)
 ddp_status ddp_users_scatter(ddp_comm *comm, ddp_users *users)
 {
 	ddp_status status = ddp_broadcast(comm, users->bytes, (size_t)users->ranks, DDP_I64, 0);
-	const ddp_collective scatter = {
+	const ddp_operation scatter = {
 		.kind = DDP_SCATTER, .send = users->all, .recv = users->own, .counts = users->bytes,
 		.type = DDP_U8,
 	};

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * user: the program's own state of each rank, which goes with checkpoints as tensors
  * of bytes, "ddp.user.RANK".

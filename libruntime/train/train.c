@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * train: the loop over steps. A rank whose callback or data fails aborts the
  * communicator with the reason, so that all ranks end with an error that
@@ -82,7 +83,7 @@ static void restore_handler(const training *loop)
 	caught_signal = 0;
 	/* It came behind the last step's end; a loop of this model that follows stops. */
 	if (atomic_exchange(&signal_caught, false))
-		ddp_request_stop(loop->model);
+		ddp_model_request_stop(loop->model);
 }
 
 /* Ranks that share out the samples otherwise than they train would miss some samples, and train on
@@ -126,10 +127,10 @@ static ddp_status check_arguments(const training *loop)
 	if (options->evaluate_loader == loop->loader)
 		return ddp_fail(DDP_ERR_INVALID, "training option evaluate_loader is the training's loader, whose place an "
 		                "evaluation would move; make a loader of its own");
-	if (options->rates != NULL && options->schedule != NULL)
-		return ddp_fail(DDP_ERR_INVALID, "training options rates and schedule are two learning rates; give one "
+	if (options->schedule != NULL && options->schedule_fn != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "training options schedule and schedule_fn are two learning rates; give one "
 		                "of them");
-	ddp_status status = options->rates != NULL ? ddp_schedule_check(options->rates) : DDP_OK;
+	ddp_status status = options->schedule != NULL ? ddp_schedule_check(options->schedule) : DDP_OK;
 	if (status == DDP_OK)
 		status = check_loader(loop, "loader", loop->loader);
 	if (status == DDP_OK && options->evaluate_loader != NULL)
@@ -162,14 +163,14 @@ static ddp_status micro_batch(const training *loop, bool last, double *weight, d
 {
 	ddp_batch batch;
 
-	ddp_status status = ddp_set_sync(loop->model, last);
+	ddp_status status = ddp_model_set_sync(loop->model, last);
 	if (status != DDP_OK)
 		return status;
-	ddp_set_phase(loop->model, DDP_PHASE_DATA);
+	ddp_model_set_phase(loop->model, DDP_PHASE_DATA);
 	status = ddp_loader_next(loop->loader, &batch);
 	if (status != DDP_OK)
 		return name_failure(loop, loop->model->steps + 1, status, "reading a batch");
-	ddp_set_phase(loop->model, DDP_PHASE_FORWARD);
+	ddp_model_set_phase(loop->model, DDP_PHASE_FORWARD);
 	ddp_forget_error();
 	status = loop->compute(loop->options->user, loop->model, &batch, weight, loss_sum);
 	/* If it was a collective that failed, the error says all there is. */
@@ -185,7 +186,7 @@ static void pass_signal_on(const training *loop)
 	ddp_log(DDP_LOG_INFO, "rank %d: signal %d (%s): all ranks stop after step %lld",
 	        loop->model->context->job.rank, loop->options->stop_signal,
 	        ddp_signal_text(loop->options->stop_signal), (long long)loop->model->steps + 1);
-	ddp_request_stop(loop->model);
+	ddp_model_request_stop(loop->model);
 }
 
 static ddp_status one_step(training *loop)
@@ -195,16 +196,16 @@ static ddp_status one_step(training *loop)
 	ddp_status status = DDP_OK;
 	ddp_step_stats stats;
 
+	if (options->schedule_fn != NULL)
+		ddp_model_set_learning_rate(loop->model,
+		                      options->schedule_fn(options->user, loop->model->steps + 1));
 	if (options->schedule != NULL)
-		ddp_set_learning_rate(loop->model,
-		                      options->schedule(options->user, loop->model->steps + 1));
-	if (options->rates != NULL)
-		ddp_set_learning_rate(loop->model, ddp_schedule_rate(options->rates, loop->model->steps + 1));
+		ddp_model_set_learning_rate(loop->model, ddp_schedule_rate(options->schedule, loop->model->steps + 1));
 	for (int i = 0; i < loop->accumulate && status == DDP_OK; i++)
 		status = micro_batch(loop, i == loop->accumulate - 1, &weight, &loss_sum);
 	pass_signal_on(loop);
 	if (status == DDP_OK) {
-		status = ddp_step(loop->model, weight, loss_sum, &stats);
+		status = ddp_model_step(loop->model, weight, loss_sum, &stats);
 		loop->refused = status != DDP_OK && loop->model->refused;
 	}
 	loop->stops = status == DDP_OK && stats.stop;
@@ -242,7 +243,7 @@ static ddp_status evaluate_batch(const training *loop, double *sums)
 	ddp_status status = ddp_loader_next(options->evaluate_loader, &batch);
 	if (status != DDP_OK)
 		return name_failure(loop, loop->model->steps, status, "reading a batch of the evaluation");
-	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+	ddp_model_set_phase(loop->model, DDP_PHASE_EVAL);
 	ddp_forget_error();
 	status = options->evaluate(options->user, loop->model, &batch, &sums[0], &sums[1]);
 	return status == DDP_OK ? DDP_OK : name_failure(loop, loop->model->steps, status, "the evaluation callback");
@@ -252,11 +253,11 @@ static ddp_status evaluate_epoch(const training *loop, double *sums)
 {
 	ddp_comm *world = loop->model->comm;
 	const int64_t batches = ddp_loader_batches_per_epoch(loop->options->evaluate_loader);
-	ddp_status status = ddp_average_params(loop->model);
+	ddp_status status = ddp_model_average_params(loop->model);
 
 	if (status == DDP_OK)
-		status = ddp_param_wait(loop->model, DDP_ALL_PARAMS);
-	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+		status = ddp_model_param_wait(loop->model, DDP_ALL_PARAMS);
+	ddp_model_set_phase(loop->model, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < batches && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == BATCHES_APART - 1)
 			status = ddp_barrier(world);
@@ -272,7 +273,7 @@ static ddp_status evaluate(const training *loop)
 	double sums[2] = { 0 };
 
 	ddp_status status = evaluate_epoch(loop, sums);
-	ddp_set_phase(loop->model, DDP_PHASE_EVAL);
+	ddp_model_set_phase(loop->model, DDP_PHASE_EVAL);
 	if (status == DDP_OK) {
 		loop->model->summary.evaluation_loss = sums[1] / sums[0];
 		ddp_forget_error();
@@ -281,7 +282,7 @@ static ddp_status evaluate(const training *loop)
 		if (status != DDP_OK)
 			status = name_failure(loop, loop->model->steps, status, "on_evaluate");
 	}
-	ddp_set_phase(loop->model, DDP_PHASE_IDLE);
+	ddp_model_set_phase(loop->model, DDP_PHASE_IDLE);
 	return status;
 }
 
@@ -316,12 +317,12 @@ static ddp_status save(const training *loop)
 {
 	const ddp_train_options *options = loop->options;
 	ddp_model *model = loop->model;
-	const bool last = model->steps >= options->steps || loop->stops, beside = options->checkpoint_beside && !last;
+	const bool last = model->steps >= options->steps || loop->stops, beside = options->checkpoint_async && !last;
 
 	/* Of the checkpoint before. The last one waits for it, too, and is written whatever became of it. */
 	ddp_status status = beside ? forgive(loop, ddp_checkpoint_wait(model), model->steps) : DDP_OK;
 	if (status == DDP_OK)
-		status = (beside ? ddp_checkpoint_begin : ddp_checkpoint_save)(
+		status = (beside ? ddp_checkpoint_save_async : ddp_checkpoint_save)(
 			model, loop->loader, options->checkpoint_dir, options->checkpoint_keep);
 	if (!last)
 		status = forgive(loop, status, model->steps + options->checkpoint_every);
@@ -354,9 +355,9 @@ static ddp_status run_steps(training *loop)
 		}
 	}
 	if (status == DDP_OK)
-		status = ddp_average_params(model);
+		status = ddp_model_average_params(model);
 	if (status == DDP_OK)
-		status = ddp_param_wait(model, DDP_ALL_PARAMS);
+		status = ddp_model_param_wait(model, DDP_ALL_PARAMS);
 	/* It was heard; a loop that comes after this one is not to stop. */
 	if (loop->stops)
 		atomic_store(&model->stop_requested, false);
@@ -403,7 +404,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	restore_handler(&loop);
 	free(dir);
 	if (status == DDP_OK && summary != NULL) {
-		ddp_get_summary(model, summary);
+		ddp_model_summary(model, summary);
 		summary->stopped = loop.stops && model->steps < options.steps;
 	}
 	return status;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * metrics: JSON lines, one object per step, each flushed as it is written.
  * A run that begins with step 1 begins a new file: what an earlier run left under

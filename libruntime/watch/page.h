@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* page: where this rank's struct ddp_progress lies. */
 #ifndef DDP_WATCH_PAGE_H
 #define DDP_WATCH_PAGE_H

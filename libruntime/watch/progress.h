@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The page in which a rank says what it is doing. The SPANK plugin makes one
  * per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and

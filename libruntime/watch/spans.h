@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spans: time ranges of communication, which may overlap. */
 #ifndef DDP_WATCH_SPANS_H
 #define DDP_WATCH_SPANS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * trace: a Chrome trace (JSON array of events) that chrome://tracing and
  * Perfetto open. One file per rank, rank-N.json; the rank is the process, and has

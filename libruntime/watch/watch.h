@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * watch: what this rank does and how long it takes. It keeps the progress
  * page that outlives the process, times the phases, and feeds the trace and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * acceptor: accepts the connections of a listener, and gives out those that have proven the
  * step's key. Anybody may connect, so connections that have not proven it cost little and are

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* agreement: what every rank believes about the job, compared. */
 #ifndef DDP_WIREUP_AGREEMENT_H
 #define DDP_WIREUP_AGREEMENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * auth: each end of a connection proves that it holds the step's key, by
  * HMAC-SHA256 over the other's nonce, before either parses what the other

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * frame: the messages between ranks that have proven the step's key to each
  * other. A frame is kind, sequence number of the exchange, payload size

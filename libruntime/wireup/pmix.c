@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Wire-up through the step's PMIx server: one blob per rank and exchange,
  * committed and collected by one fence. A fence's own timeout may be ignored

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "wireup/pmix_probe.h"
 
 #ifdef HAVE_PMIX

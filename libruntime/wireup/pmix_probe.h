@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * pmix_probe: who has given data to PMIx, asked process by process. A server
  * answers as soon as the process has committed, fence or no fence.

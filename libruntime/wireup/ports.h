@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ports: where rank 0 may listen. MASTER_PORT comes first. Another program may hold it: torchrun's
  * agent keeps it for its store, and PyTorch's init_process_group() listens there on rank 0. All

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * resolve: host names to addresses. getaddrinfo() knows no deadline, so it runs in a
  * thread of its own, which is left to itself if the deadline passes.

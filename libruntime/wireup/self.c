@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The wire-up of a world of one: there is nobody to wait for. */
 #include <string.h>
 

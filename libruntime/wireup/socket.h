@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* socket: the rendezvous of ranks over a network, and input and output that end at a
    deadline. All sockets are non-blocking and closed on exec. */
 #ifndef DDP_WIREUP_SOCKET_H

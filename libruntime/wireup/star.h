@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * star: wire-up over connections to rank 0. Rank 0 is the centre, all others
  * are leaves. The centre waits until every rank has come and has proven the

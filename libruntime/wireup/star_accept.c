@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "wireup/star_accept.h"
 
 #include <endian.h>

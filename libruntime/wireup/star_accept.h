@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * star_accept: rank 0 lets in who has proven the step's key (acceptor.h) and takes it for the
  * rank that it says to be, until all ranks have come.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * star_links: rank 0's side of the star keeps here the connections of the ranks, and spreads
  * the news of a failure. star_accept lets ranks in, star_centre exchanges the blobs.

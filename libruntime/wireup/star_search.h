@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * star_search: a leaf's search for rank 0, which may start later than the leaf, at several ports
  * at once. In each round the leaf connects to the ports that it is not connected to. It shakes

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * torchrun: what tells the starts of one torchrun apart. All of them share DDP_KEY, and may share
  * MASTER_ADDR, MASTER_PORT and the world's size. TORCHELASTIC_RESTART_COUNT is no help: each agent

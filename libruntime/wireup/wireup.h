@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * wireup: lets ranks that know nothing of each other but who they are
  * exchange one blob each. It is used at start only; the communicator then

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A job array: one training per element. Elements that run at the same time
 # have their own job ids, and so their own ports and keys.
 #SBATCH --job-name=sweep

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A program inside a container, the same on all nodes:
 #     IMAGE=train.sif sbatch container.sh python train.py
 #     IMAGE=/images/train RUNTIME=charliecloud sbatch container.sh python train.py

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # JAX, one task per GPU. All that the program needs, before any other call of
 # JAX, is
 #     jax.distributed.initialize()

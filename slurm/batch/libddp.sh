@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A program that links libddp. ddp_init() needs nothing from here: it reads the
 # plugin's variables, and the ranks meet at MASTER_ADDR, each with the step's key.
 #SBATCH --job-name=libddp

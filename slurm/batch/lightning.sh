@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # PyTorch Lightning, told by the plugin's variables alone:
 #     from lightning.fabric.plugins.environments import TorchElasticEnvironment
 #     Trainer(num_nodes=int(os.environ["NNODES"]),

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # PyTorch, one task per GPU. The plugin sets RANK, WORLD_SIZE, LOCAL_RANK,
 # MASTER_ADDR and MASTER_PORT, so the script only needs
 #     torch.distributed.init_process_group("nccl")      # reads env://

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Survives preemption, its time limit and node failures: Slurm starts the job
 # again, and the program goes on from its newest checkpoint. Told to stop, the
 # program ends its step and writes one. Each start has its own port and key;

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # How a training scales: examples/scaling on 1, 2, 4, ... of the job's nodes, one after the
 # other, with as many tasks on each. The last run prints the rows of all. ./scaling is
 # examples/scaling of a build tree: ./configure && make examples/scaling

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # One torchrun per node, for programs that insist on it. `launcher` gives each
 # task PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT, which
 # torchrun reads, and no RANK. Without it torchrun finds its world, too, but its

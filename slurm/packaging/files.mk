@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # slurm/packaging: what turns this tree into packages, and the module file.
 EXTRA_DIST += \
 	slurm/packaging/build-deb slurm/packaging/build-rpm \

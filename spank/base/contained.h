@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * With SlurmdParameters=contain_spank, Slurm makes some callbacks in a child of slurmstepd, which is in
  * the job's namespace and ends behind the callback. The child shares slurmstepd's memory and nothing

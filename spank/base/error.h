@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One sentence about what went wrong, handed up by the pure core. */
 #ifndef SPANK_ERROR_H
 #define SPANK_ERROR_H

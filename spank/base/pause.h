@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #ifndef SPANK_PAUSE_H
 #define SPANK_PAUSE_H
 

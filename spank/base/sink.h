@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A text put together piece by piece in a buffer of fixed size: cut at its
    end, never overrun, always terminated. */
 #ifndef SPANK_SINK_H

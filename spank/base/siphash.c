@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/base/siphash.h"
 
 static uint64_t load(const unsigned char *bytes, size_t count)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012): a keyed hash that
  * authenticates short messages, in place of a library's HMAC: the plugin links

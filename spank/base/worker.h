@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A thread of the plugin's beside Slurm's own: it takes none of the process's
  * signals, and nobody waits for it longer than he says. libc only.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank that gives up because of another one is not who to look at: the
  * sentence begins with the other one, which still runs, or had ended without

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a rank is doing, from its progress page, which it could write to as it
  * liked: every field is checked once, here. Pure; slurmstepd reads as root.

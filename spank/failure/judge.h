@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What follows from the end of a task: whether it is a failure, what is said of
  * it, and whether the step ends for it. Pure: no Slurm, no clock, no I/O. A node

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What goes wrong in a step is said once, and ends it once, whatever number of
  * nodes see it: they hand what they know to the user's srun (step.h).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/stall_note.h"
 
 #include <string.h>

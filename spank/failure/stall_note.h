@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a node tells srun of its ranks, for stall=: that they make no progress, which
  * of them is furthest behind, and which wait. On the wire and off it; pure.

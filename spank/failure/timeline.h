@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How long what may take when a task ends, in milliseconds: all of it is here. How
  * often a loop looks stands beside the loop.

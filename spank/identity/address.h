@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The numeric address of a host, as other nodes reach it: addr=ip. Asks the
  * system's resolver, so it runs as the user only, never as root.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs a task sees, and whether that suits one task per GPU. Pure. */
 #ifndef SPANK_GPU_H
 #define SPANK_GPU_H

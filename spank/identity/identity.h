@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who a task is, from what slurmstepd knows of its step. Pure: the shell
  * collects the facts, tests make them up. Never a guess: facts that

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Where the ranks meet: rank 0's address and port. Runs in the task, as the user. */
 #ifndef SPANK_MASTER_H
 #define SPANK_MASTER_H

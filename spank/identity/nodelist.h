@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Slurm's node list grammar: items parted by commas; an item is text with any
  * number of bracketed ranges, such as a[1-3,7]b-[01-10]. The last bracket

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The port of rank 0's listener. Pure, but for port_probe().
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Pyxis, the plugin that runs tasks in containers, sets in its task_init what the
  * image and its hooks have set, over what plugins before it have: MASTER_ADDR,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Daemons by which an MPI launcher starts its ranks on a node. Pure. */
 #ifndef SPANK_DAEMON_H
 #define SPANK_DAEMON_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The one list of the variables that the plugin sets or takes out, those of options
  * included. What sets them (variables.c) and what takes them out (prepare.c) go by it, and a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * srun's side: what is put into srun's own environment, from where it reaches
  * the tasks. libc only; runs as the user.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * These functions find what the user told srun, as far as it matters to the plugin. Slurm tells
  * a plugin neither srun's options nor where the program's begin. All functions are pure.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The dry run's table, in srun: the tasks' rows come in any order. srun's output is
  * kept in memory meanwhile, and printed in order of node and rank at the end.

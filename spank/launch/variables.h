@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The variables that a task gets: names, values and where each value comes
  * from. Pure: the shell hands the list to Slurm, tests read it.

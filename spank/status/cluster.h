@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What ddp-status asks of Slurm, by its commands. */
 #ifndef STATUS_CLUSTER_H
 #define STATUS_CLUSTER_H

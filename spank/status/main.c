@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ddp-status: what each rank of a running job is doing. */
 #include <getopt.h>
 #include <stdio.h>

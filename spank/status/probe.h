@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Looks at the tasks that a job has on this node, as the job's user: their
  * progress pages, and what the kernel tells of their processes.

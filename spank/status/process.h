@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What /proc tells of one process. */
 #ifndef STATUS_PROCESS_H
 #define STATUS_PROCESS_H

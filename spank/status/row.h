@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What ddp-status knows of one rank. The probe, a task on each node of the job,
  * writes a row as one line of JSON; ddp-status reads it back, and trusts nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # tests/bench: benchmarks, built with everything else so that they stay whole,
 # run by hand: `make bench-allreduce BENCH_ARGS=--quick`. A build with sanitizers
 # is none to measure, and makes only the one that test_harness runs.

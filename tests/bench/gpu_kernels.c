@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The kernels of kernels/cuda on one GPU beside what bounds them, on the shapes of a GPT:
  *

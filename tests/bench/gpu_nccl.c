@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpu_nccl: what libddp adds to NCCL's calls, of one rank on one GPU: sums by ddp_issue() and ddp_wait(), by
  * ncclAllReduce() on the same communicator and queue, and copies of as many bytes within the GPU. They take
@@ -54,7 +55,7 @@ static void tell(void *user, ddp_log_level level, const char *message)
 
 static void by_libddp(size_t count)
 {
-	const ddp_collective sum = { .kind = DDP_ALL_REDUCE, .recv = memory[0], .count = count, .type = DDP_F32,
+	const ddp_operation sum = { .kind = DDP_ALL_REDUCE, .recv = memory[0], .count = count, .type = DDP_F32,
 		.op = DDP_SUM, .memory = DDP_MEMORY_DEVICE, .stream = queue };
 	ddp_request *requests[BATCH];
 

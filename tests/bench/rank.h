@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rank: one rank of a benchmark contender. The driver sends every rank the
  * same commands, a line each, and every rank answers with lines of its own,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What comm/ops/kernels combine, of every type and operation, beside f32.
  *

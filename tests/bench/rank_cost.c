@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
  * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network.
@@ -36,7 +37,7 @@ static int by_value(const void *a, const void *b)
 
 /* Seconds of an operation on the slowest rank, in several batches, sorted; the first batch
    does not count. */
-static void measure(ddp_comm *comm, const ddp_collective *c, int repeats, double *seconds)
+static void measure(ddp_comm *comm, const ddp_operation *c, int repeats, double *seconds)
 {
 	for (int batch = -1; batch < BATCHES; batch++) {
 		must(ddp_barrier(comm));
@@ -52,12 +53,12 @@ static void measure(ddp_comm *comm, const ddp_collective *c, int repeats, double
 }
 
 /* `bytes` of each rank's input; results go to the memory's second half. */
-static void compare(ddp_comm *comm, ddp_kind kind, ddp_type type, char *data, size_t bytes)
+static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char *data, size_t bytes)
 {
 	const bool small = bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
 	const size_t element = ddp_type_bytes(type), blocks = kind == DDP_REDUCE_SCATTER ? (size_t)comm->size : 1;
 	const size_t count = bytes / element / blocks;
-	const ddp_collective c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes,
+	const ddp_operation c = { .kind = kind, .send = data, .recv = kind == DDP_ALL_REDUCE ? data : data + bytes,
 	                           .count = count, .type = type, .op = DDP_SUM };
 	const ddp_shape shape = { .kind = kind, .nodes = comm->topology.nodes,
 	                          .channels = small ? 1 : comm->topology.channels,
@@ -86,7 +87,7 @@ static void compare(ddp_comm *comm, ddp_kind kind, ddp_type type, char *data, si
 	fflush(stdout);
 }
 
-static int run(ddp_kind kind, ddp_type type, int size_count, char **sizes)
+static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **sizes)
 {
 	ddp_context *context;
 	size_t most = 0;
@@ -118,7 +119,7 @@ static int run(ddp_kind kind, ddp_type type, int size_count, char **sizes)
 
 int main(int argc, char **argv)
 {
-	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
 	static const ddp_type types[] = { DDP_F32, DDP_BF16 };
 	size_t kind = 0, type = 0;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Contender "ddp": libddp through its public header. */
 #include "ddp.h"
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contender "gloo": torch.distributed.all_reduce on a preallocated tensor.
 
 Speaks the protocol of rank.h. Usage: rank_gloo.py RENDEZVOUS_FILE [RANK SIZE];

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The same GPT as PyTorch does it best, step by step.
 
 usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f32|tf32|bf16 [DEVICE eager|compile]]

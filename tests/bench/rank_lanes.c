@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rank_lanes [RANKS [ROUNDS]]: how long an all_reduce of 1 KiB takes that is issued behind
  * one of 25 MiB, in its lane and in another; in turns with one by itself. Median,
@@ -32,8 +33,8 @@ static int compare(const void *left, const void *right)
 /* Microseconds from issue to end of the small one. */
 static double measure(ddp_comm *comm, enum way way, float *small, float *large)
 {
-	const ddp_collective slow = { .kind = DDP_ALL_REDUCE, .recv = large, .count = LARGE };
-	const ddp_collective quick = { .kind = DDP_ALL_REDUCE, .recv = small, .count = SMALL,
+	const ddp_operation slow = { .kind = DDP_ALL_REDUCE, .recv = large, .count = LARGE };
+	const ddp_operation quick = { .kind = DDP_ALL_REDUCE, .recv = small, .count = SMALL,
 	                               .lane = way == OTHER_LANE };
 	ddp_request *requests[2];
 

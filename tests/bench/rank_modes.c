@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What data parallelism costs on a node, or on several: a GPT's training step, in modes
  * that take turns step by step, so that a machine whose speed varies slows all of
@@ -8,7 +9,7 @@
  * Starts its ranks itself, one thread each, or is a rank of those that others have started, if
  * RANKS is 0; in mode "single" rank 0 computes alone. For each round and mode rank 0 prints a
  * line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
- * of the mean; and rank 0's in forward, backward and ddp_step().
+ * of the mean; and rank 0's in forward, backward and ddp_model_step().
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,7 +61,7 @@ static ddp_status make_model(struct bench *b, enum mode mode)
 	if (!gpt_bind_model(b->net, b->models[mode]))
 		return DDP_ERR_NOMEM;
 	gpt_initialise(b->net, 1);
-	return ddp_broadcast_params(b->models[mode]);
+	return ddp_model_broadcast_params(b->models[mode]);
 }
 
 /* Seconds of a step and its parts, and of processor time. */
@@ -93,7 +94,7 @@ static ddp_status train_step(struct bench *b, ddp_model *model, int round, struc
 	ddp_status status = gpt_backward(b->net, gpt_grad_ready, gpt_grad_rows, model);
 	times->backward = ddp_seconds_since(start_ns) - times->forward;
 	if (status == DDP_OK)
-		status = ddp_step(model, (double)tokens, loss, NULL);
+		status = ddp_model_step(model, (double)tokens, loss, NULL);
 	times->all = ddp_seconds_since(start_ns);
 	times->step = times->all - times->forward - times->backward;
 	times->cpu = cpu_seconds() - before;

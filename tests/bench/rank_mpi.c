@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Contender "openmpi": MPI_Allreduce in place. */
 #include <mpi.h>
 #include <stdio.h>

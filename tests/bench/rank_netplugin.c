@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two processes that call libnccl-net-ddpucx.so as NCCL does, for bench-netplugin:
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of overlap_progress: does an all-reduce proceed while this process
  * only computes, and what does an idle communicator cost?
@@ -157,7 +158,7 @@ struct overlap {
 
 static ddp_status overlap_once(struct bench *bench, double compute_seconds, struct overlap *result)
 {
-	ddp_collective operation = {
+	ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = bench->data, .count = bench->count,
 		.type = DDP_F32, .op = DDP_SUM,
 	};

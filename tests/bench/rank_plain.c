@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Contenders "plain" and "memcpy": what a node's memory gives without any
  * library.

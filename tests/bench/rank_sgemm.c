@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the machine's matrix product does at best, by the library that the
  * kernels use: prints 1e9 operations per second, the median of `rounds`.

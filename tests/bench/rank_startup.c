@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* One rank of startup: says when its first all-reduce was done. The clock is
    the machine's, the same in every process on it. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of startup: imports torch, joins gloo, says when its first
 all-reduce was done. Under torchrun, or under srun with MASTER_ADDR and
 MASTER_PORT."""

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of the overlap benchmark: what a training step costs with its
  * communication hidden, with it in the open, and without it; and, of gradients and
@@ -105,17 +106,17 @@ static ddp_status train_step(struct bench *bench, enum mode mode, double *figure
 	uint64_t start_ns = ddp_now_ns();
 
 	for (int l = 0; l < bench->layers && status == DDP_OK; l++) {
-		status = ddp_param_wait(model, l);
+		status = ddp_model_param_wait(model, l);
 		compute(bench, bench->layer_blocks / 2);
 	}
 	double forward = ddp_seconds_since(start_ns);
 	for (int l = bench->layers - 1; l >= 0 && status == DDP_OK; l--) {
 		compute(bench, bench->layer_blocks);
-		status = ddp_grad_ready(model, l);
+		status = ddp_model_grad_ready(model, l);
 	}
 	double computed = ddp_seconds_since(start_ns);
 	if (status == DDP_OK)
-		status = ddp_step(model, 1, 0, &stats);
+		status = ddp_model_step(model, 1, 0, &stats);
 	if (status != DDP_OK)
 		return status;
 	figures[STEP] = ddp_seconds_since(start_ns);
@@ -136,7 +137,7 @@ static ddp_status measure_step(struct bench *bench, enum mode mode, double *figu
 	if (status == DDP_OK)
 		status = train_step(bench, mode, figures);
 	if (status == DDP_OK)
-		status = ddp_param_wait(bench->models[mode], DDP_ALL_PARAMS);
+		status = ddp_model_param_wait(bench->models[mode], DDP_ALL_PARAMS);
 	return status != DDP_OK ? status : ddp_all_reduce(ddp_world(bench->context), NULL, figures, FIGURES, DDP_F64, DDP_MAX);
 }
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of the overlap benchmark: rank_train.c's training by PyTorch's DistributedDataParallel.
 
     rank_train.py MIB SHARE ROUNDS RENDEZVOUS_FILE

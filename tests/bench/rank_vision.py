@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """The networks of examples/vision by PyTorch, step by step.
 
 usage: rank_vision.py MODEL DATA BATCH THREADS STEPS FORMAT [CHECKPOINT]

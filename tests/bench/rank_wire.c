@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Contender "wire": the link between two nodes without any library. Each of
  * two ranks sends COUNT floats to the other over TCP and receives as many at

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 240
 # What is wrong is said, by a non-zero exit, without hanging.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 240
 # From srun to the right sums, over every way in which ranks find each other.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * For programs that fork while they have threads, under the address sanitizer of
  * gcc before 14 and clang before 17: their allocator has locks, which a child

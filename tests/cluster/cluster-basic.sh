@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # The throw-away cluster itself: what a job sees on it.
 . "$source/tests/cluster/lib.sh"

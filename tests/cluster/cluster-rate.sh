@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # cluster: --rate 200mbit
 # The link's limit holds, both ways. Slower than any machine, so that the

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 2400
 # TEST_NODES: as many nodes as the world has, such as 16, of TEST_PER_NODE ranks each (16):

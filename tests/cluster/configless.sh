@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # cluster: --conf SlurmctldParameters=enable_configless
 # Nodes without a file of Slurm's: they fetch slurm.conf and plugstack.conf.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # seconds: 120
 # ddp-status: each rank of a running step, from its progress page and from the kernel.
 . "$source/tests/cluster/lib.sh"

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 400
 # slurm/demo: it trains, works again, and leaves nothing behind.

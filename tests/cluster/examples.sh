@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 120
 # Each example that is no GPT (training.sh has that) trains on two nodes, and learns.
@@ -97,7 +98,7 @@ says()
 	# Ranks that err alike, each by itself, do not know of each other.
 	[ "$1" = announced-too-often ] || prints_times 1 '^broken: DDP_ERR_' "one rank says it: $1"
 }
-says no-broadcast 'step 1: rank 1 has other parameters than rank 0: .*ddp_broadcast_params\(\)'
+says no-broadcast 'step 1: rank 1 has other parameters than rank 0: .*ddp_model_broadcast_params\(\)'
 says other-shapes 'ranks gave different models: parameter 0 is "weight" \[9\] on rank 2, and "weight" \[8\] on the 2 others'
 says other-data 'number of samples in the dataset is 32 on rank 2, and 64 on the 2 others'
 prints "^srun: error: ddp: rank [0-2] of 3 .* 32 on rank 2, and 64 on the 2 others" "and so does the step's line"
@@ -113,7 +114,7 @@ status_is 0 "no-sampler trains"
 prints_times 1 '^ddp: step 11: 3 ranks .* seem to train on the same samples; ddp_loader' "the library warns of no-sampler, once"
 capture ddp -n3 "$prefix/bin/broken" forgotten-zero-grad
 status_is 0 "forgotten-zero-grad trains"
-prints 'all gradients were 0: ddp_step\(\) had cleared them' "nothing is left of a step"
+prints 'all gradients were 0: ddp_model_step\(\) had cleared them' "nothing is left of a step"
 # None is left out here.
 same 11 "$("$prefix/bin/broken" --list | wc -l)" "each mistake was made"
 

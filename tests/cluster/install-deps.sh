@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # slurm/install-deps on a machine that has nothing, played by programs that
 # stand in for apt and dpkg.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Preloaded, this starts the threads of a program in the reverse order: srun
  * launches the components of a heterogeneous step in a thread each, and tells a

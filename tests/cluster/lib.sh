@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # lib.sh: what the tests in this folder share; tests/run runs them, in bash.
 #
 # A test is NAME.sh. Comments at its start say what it needs:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls NCCL's profiler plugin as NCCL does in a program of its own: two collectives, then
 a third that the rank of the first argument does not call."""
 import ctypes

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* LD_PRELOAD for srun: it takes its options from the user alone. */
 #include <dlfcn.h>
 #include <errno.h>

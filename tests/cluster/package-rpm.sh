@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 900
 # The RPM packages: built from this tree, tied to Slurm's release, and clean by

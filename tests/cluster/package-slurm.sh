@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # Whose Slurm the packages are for: the distribution's, SchedMD's or OpenHPC's, by
 # stand-ins for the packages of headers, in package databases of this test's own.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 900
 # The Debian packages: built from this tree, installed and upgraded by dpkg in a root of

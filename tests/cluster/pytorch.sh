@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 300
 # A plain PyTorch DDP script finds its ranks by srun --ddp alone; programs of libddp start

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scale_probe: a rank of a large world, which does random operations with all others and
  * in random groups, loses one of them, and goes on without it; for tests on clusters.
@@ -47,7 +48,7 @@ static float combined(unsigned int seed, int size, int to, size_t i, ddp_op op)
 }
 
 /* What lies in recv[block * count + i] afterwards, or what was there if nothing does. */
-static float expected(const ddp_collective *c, unsigned int seed, int rank, int size, int block, size_t i)
+static float expected(const ddp_operation *c, unsigned int seed, int rank, int size, int block, size_t i)
 {
 	switch (c->kind) {
 	case DDP_ALL_REDUCE: return combined(seed, size, 0, i, c->op);
@@ -62,14 +63,14 @@ static float expected(const ddp_collective *c, unsigned int seed, int rank, int 
 	}
 }
 
-static void run_operation(ddp_comm *comm, unsigned int *common, ddp_kind kind)
+static void run_operation(ddp_comm *comm, unsigned int *common, ddp_operation_kind kind)
 {
 	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	const bool sends_all = kind == DDP_REDUCE_SCATTER || kind == DDP_SCATTER || kind == DDP_ALL_TO_ALL;
 	const bool takes_all = kind == DDP_GATHER || kind == DDP_ALL_GATHER || kind == DDP_ALL_TO_ALL;
 	static const ddp_op ops[] = { DDP_SUM, DDP_MIN, DDP_MAX };
 	const unsigned int seed = roll(common, 1u << 20);
-	ddp_collective c = { .kind = kind, .type = DDP_F32, .op = ops[roll(common, 3)],
+	ddp_operation c = { .kind = kind, .type = DDP_F32, .op = ops[roll(common, 3)],
 	                     .root = (int)roll(common, (unsigned int)size),
 	                     .count = roll(common, 2) == 0 ? roll(common, 64) : roll(common, MOST) };
 
@@ -97,7 +98,7 @@ static void run_operation(ddp_comm *comm, unsigned int *common, ddp_kind kind)
 
 static void run_operations(ddp_comm *comm, unsigned int *common)
 {
-	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_BROADCAST, DDP_REDUCE_SCATTER, DDP_ALL_GATHER,
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_BROADCAST, DDP_REDUCE_SCATTER, DDP_ALL_GATHER,
 	                                  DDP_GATHER, DDP_SCATTER, DDP_BARRIER };
 
 	for (int i = 0; i < OPERATIONS; i++)

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 300
 # configure finds Slurm's headers wherever they are, and the plugin compiles with
@@ -106,7 +107,7 @@ compile()
 	read -r -a flags <<<"$(sed -n 's/^WARNING_CFLAGS = //p' "$build/Makefile") $slurm_flags"
 	for compiler in "${compilers[@]}"; do
 		for file in $(cd "$source" && grep -l '^#include <slurm/' -r spank --include='*.c'); do
-			capture "$compiler" -include "$build/config.h" -I"$source/libruntime" -I"$source" \
+			capture "$compiler" -include "$build/config.h" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" \
 				-std=gnu11 -fvisibility=hidden "${flags[@]}" -Werror -c -o "$work/object.o" "$source/$file"
 			[ "$status" = 0 ] || { not_ok "$1: the plugin compiles" "$compiler $file: status $status"; return; }
 		done

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # A job that comes by slurmrestd: no sbatch has parsed a --ddp for it, so its script
 # says srun --ddp.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 3
 # seconds: 150
 # A node without the plugin, or with one that does not fit, is told, not run

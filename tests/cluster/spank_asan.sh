@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 180
 # The plugin under AddressSanitizer and UBSan inside real slurmstepds, where

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 4
 # cluster: --conf KillOnBadExit=1 --conf WaitTime=1
 # seconds: 240

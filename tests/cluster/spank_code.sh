@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 4
 # seconds: 200
 # srun's status is the first failed rank's, and a step is ended once: the controller

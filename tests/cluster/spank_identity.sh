@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 4
 # seconds: 240
 # Who each task is, in every layout that Slurm makes, as an ordinary user.

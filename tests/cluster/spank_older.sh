@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 3
 # While a release is rolled out: srun's plugin beside an older one on a node, and the other way
 # round. The older one is built from the repository, which a shallow clone does not have.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 3
 # seconds: 180
 # What --ddp takes, what it says to mistakes, and its dry run.

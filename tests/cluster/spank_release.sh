@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # A plugin that was built for another release of Slurm: Slurm refuses it and goes
 # on without it; slurm/cluster says so instead of starting.
@@ -16,7 +17,7 @@ mkdir -p "$work/include/slurm"
 sed "s/^\(#define SLURM_VERSION_NUMBER *0x\)../\1$(printf %02x $((0x$year - 1)))/" $header \
 	>"$work/include/slurm/slurm_version.h"
 check "the plugin builds for another release" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -I"$work/include" \
-	-include "$build/config.h" -I"$source/libruntime" -I"$source" "$source"/spank/*.c "$source"/spank/*/*.c \
+	-include "$build/config.h" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" "$source"/spank/*.c "$source"/spank/*/*.c \
 	-Wl,--version-script="$source/spank/spank_ddp.map" -o "$work/other.so"
 capture "$tool" start --dir $own --nodes 2 --for $$ --plugin "$work/other.so"
 status_is 1 "a cluster does not start with it"

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 1800
 # TEST_NODES: as many nodes as a step may have here, such as 32, which takes two

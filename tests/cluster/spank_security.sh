@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 3
 # seconds: 120
 # Who can read a step's key, what a task inherits, and whose words reach the

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # cluster: --no-ports --gpus 4 --plugin-args 'port=24000-24499 addr=ip omp=1 gpu=error on-failure=continue locked=port,addr,addr-suffix' --conf PrologFlags=Alloc,Contain
 # seconds: 150

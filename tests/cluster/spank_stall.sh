@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # seconds: 240
 # stall=: steps in which no rank makes progress any more, and such as only look so.
 . "$source/tests/cluster/lib.sh"

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # cluster: --conf KillOnBadExit=1 --conf WaitTime=1 --conf PreemptType=preempt/partition_prio --conf PreemptMode=CANCEL --conf 'PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=INFINITE' --conf 'PartitionName=high Nodes=ALL PriorityTier=9 MaxTime=INFINITE'
 # seconds: 300

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 3600
 # STORM_ARGS: options of tests/cluster/storm, such as '--rounds 300 --seed 7', or '--seed 7 --only 41'

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
  *
@@ -88,16 +89,16 @@ static double compute(ddp_model *model, const ddp_batch *batch)
 	double loss = 0;
 
 	for (int param = PARAMS - 1; param >= 0; param--) {
-		const float *data = ddp_param_data(model, param);
-		float *grad = ddp_param_grad(model, param);
-		for (int64_t i = 0; i < ddp_param_count(model, param); i++) {
+		const float *data = ddp_model_param_data(model, param);
+		float *grad = ddp_model_param_grad(model, param);
+		for (int64_t i = 0; i < ddp_model_param_count(model, param); i++) {
 			for (int64_t s = 0; s < batch->samples; s++) {
 				const float error = data[i] - samples[s * VALUES + i % VALUES] * (float)(1 + param);
 				grad[i] += error;
 				loss += error * error;
 			}
 		}
-		check(ddp_grad_ready(model, param));
+		check(ddp_model_grad_ready(model, param));
 	}
 	return loss;
 }
@@ -105,7 +106,7 @@ static double compute(ddp_model *model, const ddp_batch *batch)
 static void on_signal(int number)
 {
 	(void)number;
-	ddp_request_stop(stopped_model);
+	ddp_model_request_stop(stopped_model);
 }
 
 static void create(struct probe *p)
@@ -118,9 +119,9 @@ static void create(struct probe *p)
 	check(ddp_init(NULL, &p->context));
 	check(ddp_model_create(p->context, params, PARAMS, &options, &p->model));
 	for (int param = 0; param < PARAMS; param++)
-		for (int64_t i = 0; i < ddp_param_count(p->model, param); i++)
-			ddp_param_data(p->model, param)[i] = (float)(i % 11 + param) / 100;
-	check(ddp_broadcast_params(p->model));
+		for (int64_t i = 0; i < ddp_model_param_count(p->model, param); i++)
+			ddp_model_param_data(p->model, param)[i] = (float)(i % 11 + param) / 100;
+	check(ddp_model_broadcast_params(p->model));
 	check(ddp_loader_create(p->context, &dataset, &loader, &p->loader));
 	stopped_model = p->model;
 	if (strcmp(p->action, "stop") == 0)
@@ -138,14 +139,14 @@ static bool train(const struct probe *p)
 	while (step < STEPS && !stats.stop) {
 		step++;
 		tell(p, PLACE_TRAINING, step);
-		ddp_set_phase(p->model, DDP_PHASE_FORWARD);
+		ddp_model_set_phase(p->model, DDP_PHASE_FORWARD);
 		if (acts(p, "exit") && step == p->number / CODES)
 			_exit(p->number % CODES);
 		check(ddp_loader_next(p->loader, &batch));
 		usleep(STEP_US);
-		ddp_set_phase(p->model, DDP_PHASE_BACKWARD);
+		ddp_model_set_phase(p->model, DDP_PHASE_BACKWARD);
 		const double loss = compute(p->model, &batch);
-		check(ddp_step(p->model, (double)batch.samples, loss, &stats));
+		check(ddp_model_step(p->model, (double)batch.samples, loss, &stats));
 		if (step % EVERY == 0 || step == STEPS || stats.stop) {
 			tell(p, PLACE_SAVING, step);
 			check(ddp_checkpoint_save(p->model, p->loader, p->dir, 0));

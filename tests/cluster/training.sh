@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 240
 # Training over two nodes is the training of one process; it repeats, and goes
@@ -6,7 +7,7 @@
 . "$source/tests/cluster/lib.sh"
 limit=100
 
-cat "$source/libruntime/ddp.h" "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
+cat "$source/libruntime/include/ddp.h" "$source/libruntime/include/ddp/"*.h "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
 
 # One epoch has enough samples, so that no sample is repeated to make ranks even.
 # The vocabulary is so large that the embedding's rows travel by themselves.

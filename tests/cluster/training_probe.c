@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * training_probe: steps of a tiny model, in which one rank does something else;
  * for tests on clusters.
@@ -43,12 +44,12 @@ static void check(ddp_status status)
 static void train(ddp_model *model, int steps)
 {
 	for (int step = 0; step < steps; step++) {
-		ddp_set_phase(model, DDP_PHASE_FORWARD);
+		ddp_model_set_phase(model, DDP_PHASE_FORWARD);
 		usleep(STEP_US);
-		ddp_set_phase(model, DDP_PHASE_BACKWARD);
-		memset(ddp_param_grad(model, 0), 0, PARAMS * sizeof(float));
-		check(ddp_grad_ready(model, 0));
-		check(ddp_step(model, 16, 0, NULL));
+		ddp_model_set_phase(model, DDP_PHASE_BACKWARD);
+		memset(ddp_model_param_grad(model, 0), 0, PARAMS * sizeof(float));
+		check(ddp_model_grad_ready(model, 0));
+		check(ddp_model_step(model, 16, 0, NULL));
 	}
 }
 
@@ -78,7 +79,7 @@ static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 
 	if (fd >= 0)
 		close(fd);
-	ddp_set_phase(model, DDP_PHASE_FORWARD);
+	ddp_model_set_phase(model, DDP_PHASE_FORWARD);
 	while (strcmp(plan->action, "hang") == 0)
 		pause();
 	while (spins)
@@ -91,7 +92,7 @@ static void act(const struct plan *plan, ddp_context *context, ddp_model *model)
 		exit(0);
 	}
 	if (strcmp(plan->action, "busy") == 0 || strcmp(plan->action, "save") == 0) {
-		ddp_set_phase(model, plan->action[0] == 'b' ? DDP_PHASE_EVAL : DDP_PHASE_CHECKPOINT);
+		ddp_model_set_phase(model, plan->action[0] == 'b' ? DDP_PHASE_EVAL : DDP_PHASE_CHECKPOINT);
 		sleep((unsigned int)plan->seconds);
 	}
 }

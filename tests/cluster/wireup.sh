@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # nodes: 3
 # seconds: 180
 # How ranks find each other: by PMIx, by TCP, and what is said when they can't.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * wireup_probe: one rank that discovers itself, wires up, agrees and exchanges
  * blobs, but opens no communicator; for tests on clusters.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* host_image_kernels: those of host_kernels.h for images. */
 #include "cpu/cpu.h"
 #include "tests/device/host_kernels.h"

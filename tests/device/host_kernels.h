@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * host_kernels: the host's kernels (kernels/cpu) on the queues of a device that runs
  * functions of the host: the asynchronous test device. Each function of kernels.h is one

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * host_task: a function of kernels.h as work for a queue of a device that runs functions of
  * the host: what it does, and what memory it reads and writes. Kept by value until it runs.

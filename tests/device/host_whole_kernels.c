@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Of the host's kernels on a device's queues, those of optimizers for whole tensors, and of factors. */
 #include "tests/device/host_kernels.h"
 #include "tests/device/host_task.h"

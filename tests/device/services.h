@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * services: functions of libddp in the module. It is linked with none of libddp, since a program that
  * loads it has libddp as a library or in itself. Errors are libddp's, so ddp_fail() and its like

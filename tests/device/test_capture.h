@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_capture: while a thread captures a graph (kernels.h), the test device refuses all that allocates,
  * frees, waits, or gives a queue work: of CUDA's calls, the former end a capture, and the latter work at

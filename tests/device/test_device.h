@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The asynchronous test device: shows on a machine without a GPU what would go wrong on
  * one. Each queue is a thread. Each piece of work starts after a random delay, and a copy

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_memory: the test device's memory. An address that the device gives lies in a range
  * that nobody may touch; `distance` further lies the memory itself, which only the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_order: is work of two queues that uses the same memory ordered, or is it so by luck?
  * Each queue, and the host, has a vector clock (Fidge 1988, Mattern 1989): how much of each

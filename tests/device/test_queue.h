@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_queue: the test device's queues, and the threads that do their work. What ends in
  * _locked is called with the device's lock held; the others must not be.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # tests/fuzz: libFuzzer targets, tests/fuzz/fuzz_NAME.c with seeds in
 # tests/fuzz/seeds/NAME/. Each target names the sources it needs in a line
 # " * fuzz-sources: ..." and libraries in " * fuzz-libs: ...", so that adding

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The openers of images: any files either are refused or give samples of which each can be
  * read, or is refused for its label.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The handshake of NCCL's network plugin: any bytes, in pieces of any size, from somebody
  * who does not hold the key, and from somebody who does. A listener gets bytes only of those who do.

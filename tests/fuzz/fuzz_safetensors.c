@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The safetensors header parser, fed with any bytes.
  * fuzz-sources: libruntime/state/safetensors.c libruntime/base/crc32c.c libruntime/base/error.c libruntime/base/c_locale.c

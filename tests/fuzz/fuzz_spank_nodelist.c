@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Node lists, lists of reserved ports, and the whole derivation of a task's
  * identity from an environment.

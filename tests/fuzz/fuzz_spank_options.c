@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Options: the --ddp list, alone and beside a site's line and locked keys.
  * slurmstepd reads both as root.

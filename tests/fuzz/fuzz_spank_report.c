@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The token-file opener: any file in any format either is refused or gives
  * samples that can all be read.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Frames of the TCP wire-up, in pieces of any size: whatever comes is a frame
  * or an error, and what is taken for a frame packs to the same bytes again.

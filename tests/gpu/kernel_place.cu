@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU as a place of kernels, by the module of this build. */
 #include <stdio.h>
 #include <stdlib.h>

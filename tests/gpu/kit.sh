@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # kit.sh FOLDER TEST...: puts into FOLDER what `make check-gpu` and `make bench-gpu` run of the
 # build in this folder, and the libraries of this machine that it needs, for one that has a GPU
 # but nothing to build with. FOLDER/run runs it there. CUDA, NCCL and PyTorch are that machine's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # lib.sh: what check-gpu and the run of a kit share: where libraries are, and what is kept.
 # shellcheck shell=bash
 

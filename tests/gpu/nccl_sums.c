@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_sums RANK RANKS FOLDER: one rank of a program that uses NCCL only, on the GPU that
  * it sees first. NCCL is what DDP_NCCL names, else libnccl.so.2. It sums, sends around a

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # NCCL itself through libnccl-net-ddpucx.so, 2 and 4 ranks on one GPU, each with a host id
 # of its own, so that all their traffic takes the network. First 2 of them watched by
 # libnccl-profiler-ddp.so, and 2 of PyTorch where python3 (PYTHON) has it; and last 2 whose GPU's memory

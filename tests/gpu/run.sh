@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # run [MINUTES] [tests [NAME...] | sanitize [NAME...] | bench [OPTION...] | kernels [OPTION...] | OPTION...]:
 # in a folder of `make gpu-kit`, on a machine with a GPU: its tests, or those of these names; or those of
 # kernels under each tool of compute-sanitizer; or the benchmark, which gets the options; or of it the
@@ -22,7 +23,7 @@ fi
 case ${1:-} in
 	tests|sanitize|bench|kernels) what=$1; shift ;;
 	-*|'') ;;
-	*) sed -n '2,7s/^# //p' "$0" >&2; exit 2 ;;
+	*) sed -n '3,8s/^# //p' "$0" >&2; exit 2 ;;
 esac
 tests/support/check-gpu --here || exit
 mkdir -p "$results"

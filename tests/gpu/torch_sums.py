@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torch_sums.py RANK RANKS FOLDER [DEVICE]: one rank of a program of PyTorch that knows nothing of
 libddp. It sums over all ranks on the GPU that it sees first (DEVICE cuda, by NCCL), or on the
 host (cpu, by gloo), and checks the sums. The ranks meet in FOLDER.

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # train.sh [--device NAME]: the examples train on a device (cuda), as a user has them do it: to the
 # losses of the host, to the same bytes however the device is given its work, and on two ranks that
 # share it. Prints TAP; runs in the build folder. tests/ranks/test_train.sh has the test device do it.
@@ -192,7 +193,7 @@ check "graphs do not change a byte" graphs_do_not_change_a_byte f32
 check "nor in bf16" graphs_do_not_change_a_byte bf16 --dtype bf16
 check "a resumed run equals an uninterrupted one" resumes_bit_for_bit f32
 check "so it does in bf16, from what was written beside training" resumes_bit_for_bit bf16 --dtype bf16 \
-	--checkpoint-beside
+	--checkpoint-async
 check "text is generated" generates_text
 check "so it is in bf16" generates_text --dtype bf16
 check "two ranks train to the losses of the host" two_ranks_train_to_the_losses_of_the_host 0.0005 --shard none

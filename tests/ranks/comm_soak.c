@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Kills or stops a random rank at a random moment of random collectives, again
  * and again: the others must get an error in time, never hang, and, after a
@@ -32,10 +33,10 @@ static unsigned int roll(unsigned int *state, unsigned int sides)
 
 static ddp_status random_operation(ddp_comm *comm, unsigned int *seed, float *shared, float *private)
 {
-	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_BROADCAST, DDP_REDUCE, DDP_BARRIER,
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_BROADCAST, DDP_REDUCE, DDP_BARRIER,
 	                                  DDP_ALL_REDUCE, DDP_ALL_GATHER };
 	size_t size = (size_t)ddp_comm_size(comm);
-	ddp_collective c = { .kind = kinds[roll(seed, 6)], .root = (int)roll(seed, (unsigned int)size),
+	ddp_operation c = { .kind = kinds[roll(seed, 6)], .root = (int)roll(seed, (unsigned int)size),
 	                     .count = roll(seed, 2) == 0 ? roll(seed, 100) : roll(seed, COUNT) };
 	bool use_shared = roll(seed, 2) == 0, asynchronous = roll(seed, 2) == 0;
 	ddp_request *requests[3];

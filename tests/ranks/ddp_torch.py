@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Trains with libddp and with PyTorch's DistributedDataParallel, and compares the parameters
 after each step: unused parameters, a static graph, buffers, ranks that finish early.
 
@@ -17,7 +18,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 from libddp import Options, Param, Spawned, check, load, skip
 
 RANKS, STEPS = 3, 8
-BROADCAST, FROZEN = 2, 1                 # ddp_param_kind
+BROADCAST, FROZEN = 2, 1                 # ddp_tensor_kind
 MEAN, MEAN_OF_ACTIVE = 1, 2              # ddp_loss
 ZERO, SKIP, STATIC = 0, 1, 2             # ddp_unused
 ADAMW, SGD = 0, 1
@@ -56,13 +57,13 @@ class Model:
                                             ctypes.byref(self.handle)))
         self.grads = []
         for i, (_, tensor) in enumerate(self.tensors):
-            view = self.view(library.ddp_param_data(self.handle, i), tensor, 0)
+            view = self.view(library.ddp_model_param_data(self.handle, i), tensor, 0)
             view.copy_(tensor.data)
             tensor.data = view
-            self.grads.append(self.view(library.ddp_param_grad(self.handle, i), tensor, 1))
+            self.grads.append(self.view(library.ddp_model_param_grad(self.handle, i), tensor, 1))
             if own:
                 tensor.grad = self.grads[-1]
-        self.check(library.ddp_broadcast_params(self.handle))
+        self.check(library.ddp_model_broadcast_params(self.handle))
 
     def view(self, address, tensor, arena):
         import torch
@@ -83,17 +84,17 @@ class Model:
             if grad is not None:
                 if grad is not self.grads[i]:
                     self.grads[i].add_(grad)
-                self.check(self.library.ddp_grad_ready(self.handle, i))
+                self.check(self.library.ddp_model_grad_ready(self.handle, i))
             elif says_unused and self.grads[i] is not None:
-                self.check(self.library.ddp_grad_unused(self.handle, i))
-        self.check(self.library.ddp_step(self.handle, ctypes.c_double(1), ctypes.c_double(loss), None))
+                self.check(self.library.ddp_model_grad_unused(self.handle, i))
+        self.check(self.library.ddp_model_step(self.handle, ctypes.c_double(1), ctypes.c_double(loss), None))
         if not self.flat:  # else the step has cleared them
             self.module.zero_grad()
 
     def join(self):
         stats = Stats()
         while True:
-            self.check(self.library.ddp_join(self.handle, ctypes.byref(stats)))
+            self.check(self.library.ddp_model_join(self.handle, ctypes.byref(stats)))
             if stats.active_ranks == 0:
                 return
 

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares the optimizers with those of PyTorch, on the same gradients of one rank.
 
 usage: optim_torch.py            print TAP
@@ -54,7 +55,7 @@ class Ours:
         check(library, library.ddp_model_create(context, params, len(SHAPES), ctypes.byref(given),
                                                 ctypes.byref(self.model)))
         self.data, self.grads = ([self.view(torch, which(self.model, i), shape) for i, shape in enumerate(SHAPES)]
-                                 for which in (library.ddp_param_data, library.ddp_param_grad))
+                                 for which in (library.ddp_model_param_data, library.ddp_model_param_grad))
         for view, start in zip(self.data, starts):
             view.copy_(start)
 
@@ -68,7 +69,7 @@ class Ours:
     def step(self, grads):
         for view, grad in zip(self.grads, grads):
             view.copy_(grad)
-        check(self.library, self.library.ddp_step(self.model, ctypes.c_double(1), ctypes.c_double(0), None))
+        check(self.library, self.library.ddp_model_step(self.model, ctypes.c_double(1), ctypes.c_double(0), None))
 
 
 def compare(torch, library, context, name, options, make):

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares PowerSGD with PyTorch's powerSGD_hook, over gloo, on the same gradients.
 
 usage: powersgd_torch.py            print TAP
@@ -116,14 +117,14 @@ def our_sums(torch, library, model, grads):
     views = []
     for i, grad in enumerate(grads):
         count = grad.numel()
-        address = ctypes.cast(library.ddp_param_grad(model, i), ctypes.POINTER(ctypes.c_float * count))
+        address = ctypes.cast(library.ddp_model_param_grad(model, i), ctypes.POINTER(ctypes.c_float * count))
         views.append(torch.frombuffer(address.contents, dtype=torch.float32))
         views[-1].copy_(grad.reshape(-1))
     for i in reversed(range(len(grads))):
-        check(library, library.ddp_grad_ready(model, i))
-    check(library, library.ddp_reduce_grads(model, ctypes.c_double(1), ctypes.c_double(0), None))
+        check(library, library.ddp_model_grad_ready(model, i))
+    check(library, library.ddp_model_reduce_grads(model, ctypes.c_double(1), ctypes.c_double(0), None))
     sums = [view.clone() for view in views]
-    check(library, library.ddp_update_params(model, None))
+    check(library, library.ddp_model_update_params(model, None))
     return sums
 
 

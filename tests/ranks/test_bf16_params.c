@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: parameters in bf16 beside their f32 masters, by each way of updating. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,9 +32,9 @@ static bool all_are_rounded(ddp_model *model)
 	bool same = true;
 
 	for (int p = 0; p < BUFFER; p++) {
-		const int64_t count = ddp_param_count(model, p);
-		dk_to_bf16(nearest, ddp_param_data(model, p), count);
-		same = same && memcmp(nearest, ddp_param_bf16(model, p), (size_t)count * sizeof(*nearest)) == 0;
+		const int64_t count = ddp_model_param_count(model, p);
+		dk_to_bf16(nearest, ddp_model_param_data(model, p), count);
+		same = same && memcmp(nearest, ddp_model_param_bf16(model, p), (size_t)count * sizeof(*nearest)) == 0;
 	}
 	return same;
 }
@@ -41,25 +42,25 @@ static bool all_are_rounded(ddp_model *model)
 static void set_params(ddp_model *model, int rank)
 {
 	for (int p = 0; p < PARAMS; p++)
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_data(model, p)[i] = 0.1f * (float)(i + p + rank);
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_data(model, p)[i] = 0.1f * (float)(i + p + rank);
 }
 
 /* What may be unused is. */
 static int train_step(ddp_model *model, const ddp_model_options *options, int rank)
 {
 	const bool skips = options->unused == DDP_UNUSED_SKIP;
-	const float matrix = ddp_param_data(model, MATRIX)[MOST - 1];
-	const float grouped = ddp_param_data(model, GROUPED)[7];
+	const float matrix = ddp_model_param_data(model, MATRIX)[MOST - 1];
+	const float grouped = ddp_model_param_data(model, GROUPED)[7];
 
 	for (int p = skips ? MATRIX : GROUPED; p >= 0; p--) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] += 1 + 0.37f * (float)((i + rank) % 5);
-		CHECK_OK(ddp_grad_ready(model, p));
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_grad(model, p)[i] += 1 + 0.37f * (float)((i + rank) % 5);
+		CHECK_OK(ddp_model_grad_ready(model, p));
 	}
-	CHECK_OK(ddp_step(model, 1, 1, NULL));
-	CHECK(ddp_param_data(model, MATRIX)[MOST - 1] != matrix);
-	CHECK((ddp_param_data(model, GROUPED)[7] == grouped) == skips);
+	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
+	CHECK(ddp_model_param_data(model, MATRIX)[MOST - 1] != matrix);
+	CHECK((ddp_model_param_data(model, GROUPED)[7] == grouped) == skips);
 	return 0;
 }
 
@@ -69,15 +70,15 @@ static int save_and_load(ddp_model *model, const ddp_model_options *options, int
 
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 1));
 	CHECK(all_are_rounded(model));
-	const float saved = ddp_param_data(model, VECTOR)[1], frozen = ddp_param_data(model, FROZEN)[1];
+	const float saved = ddp_model_param_data(model, VECTOR)[1], frozen = ddp_model_param_data(model, FROZEN)[1];
 	CHECK(train_step(model, options, rank) == 0);
 	set_params(model, 5);
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	CHECK(all_are_rounded(model));
-	CHECK(ddp_param_data(model, VECTOR)[1] != saved && ddp_param_data(model, FROZEN)[1] != frozen);
+	CHECK(ddp_model_param_data(model, VECTOR)[1] != saved && ddp_model_param_data(model, FROZEN)[1] != frozen);
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
 	CHECK(step == STEPS);
-	CHECK(ddp_param_data(model, VECTOR)[1] == saved && ddp_param_data(model, FROZEN)[1] == frozen);
+	CHECK(ddp_model_param_data(model, VECTOR)[1] == saved && ddp_model_param_data(model, FROZEN)[1] == frozen);
 	CHECK(all_are_rounded(model));
 	return 0;
 }
@@ -89,10 +90,10 @@ static int train_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
-	CHECK(((uintptr_t)ddp_param_bf16(model, MATRIX) % 32) == 0);
-	CHECK(ddp_param_bf16(model, BUFFER) == NULL && ddp_param_bf16(model, PARAMS) == NULL);
+	CHECK(((uintptr_t)ddp_model_param_bf16(model, MATRIX) % 32) == 0);
+	CHECK(ddp_model_param_bf16(model, BUFFER) == NULL && ddp_model_param_bf16(model, PARAMS) == NULL);
 	set_params(model, rank);
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	CHECK(all_are_rounded(model));
 	for (int i = 0; i < STEPS; i++) {
 		CHECK(train_step(model, options, rank) == 0);
@@ -140,11 +141,11 @@ static int train_by(ddp_context *context, dk_queue *queue, float *matrix)
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	set_params(model, 0);
 	dk_queue *before = dk_use(queue);
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int i = 0; i < STEPS; i++)
 		CHECK(train_step(model, &options, rank) == 0);
 	dk_use(before);
-	memcpy(matrix, ddp_param_data(model, MATRIX), MOST * sizeof(*matrix));
+	memcpy(matrix, ddp_model_param_data(model, MATRIX), MOST * sizeof(*matrix));
 	ddp_model_free(model);
 	return 0;
 }
@@ -181,7 +182,7 @@ static int without_body(ddp_context *context, void *user)
 		return 0;
 	}
 	CHECK_OK(status);
-	CHECK(ddp_param_bf16(model, 0) == NULL);
+	CHECK(ddp_model_param_bf16(model, 0) == NULL);
 	ddp_model_free(model);
 	return 0;
 }
@@ -193,10 +194,10 @@ static int early_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
-	CHECK(ddp_step(model, 1, 1, NULL) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "call ddp_broadcast_params()") != NULL);
-	CHECK_OK(ddp_broadcast_params(model));
-	CHECK_OK(ddp_step(model, 1, 1, NULL));
+	CHECK(ddp_model_step(model, 1, 1, NULL) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "call ddp_model_broadcast_params()") != NULL);
+	CHECK_OK(ddp_model_broadcast_params(model));
+	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
 	ddp_model_free(model);
 	return 0;
 }

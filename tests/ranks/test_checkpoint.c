@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state/checkpoint: saving and loading with all ranks of a job. */
 #include <math.h>
 #include <setjmp.h>
@@ -57,16 +58,16 @@ static void resumed_training_equals_uninterrupted_bit_for_bit(void **state)
    announcements of which the first buckets are reduced already. */
 static void begin_a_step(ddp_context *context, struct job job)
 {
-	CHECK(ddp_set_sync(job.model, false) == DDP_OK);
+	CHECK(ddp_model_set_sync(job.model, false) == DDP_OK);
 	for (int p = 0; p < 2; p++)
-		for (int64_t i = 0; i < ddp_param_count(job.model, p); i++)
-			ddp_param_grad(job.model, p)[i] += 100;
+		for (int64_t i = 0; i < ddp_model_param_count(job.model, p); i++)
+			ddp_model_param_grad(job.model, p)[i] += 100;
 	if (context->job.rank == 0)
 		return;
-	CHECK(ddp_set_sync(job.model, true) == DDP_OK);
-	CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+	CHECK(ddp_model_set_sync(job.model, true) == DDP_OK);
+	CHECK(ddp_model_grad_ready(job.model, 1) == DDP_OK);
 	if (context->job.rank > 1)
-		CHECK(ddp_grad_ready(job.model, 0) == DDP_OK);
+		CHECK(ddp_model_grad_ready(job.model, 0) == DDP_OK);
 }
 
 static void go_back_within_a_step(ddp_context *context)
@@ -91,7 +92,7 @@ static void go_back_within_a_step(ddp_context *context)
 		begin_a_step(context, job);
 		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
 		train(job, 1);
-		CHECK(ddp_grad_ready(job.model, 1) == DDP_OK);
+		CHECK(ddp_model_grad_ready(job.model, 1) == DDP_OK);
 		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 2);
 		train(job, 3);
 		CHECK(same_parameters(straight, job));
@@ -118,9 +119,9 @@ static void resume_and_compare_nearly(ddp_context *context)
 	CHECK(ddp_checkpoint_load(resumed.model, resumed.loader, dir, &step) == DDP_OK);
 	train(resumed, 13 - (int)step);
 	for (int p = 0; p < 2; p++)
-		for (int64_t i = 0; i < ddp_param_count(straight.model, p); i++) {
-			float difference = ddp_param_data(straight.model, p)[i] -
-			                   ddp_param_data(resumed.model, p)[i];
+		for (int64_t i = 0; i < ddp_model_param_count(straight.model, p); i++) {
+			float difference = ddp_model_param_data(straight.model, p)[i] -
+			                   ddp_model_param_data(resumed.model, p)[i];
 			CHECK(difference < 1e-5f && difference > -1e-5f);
 		}
 	free_job(straight);
@@ -173,7 +174,7 @@ static void save_what_is_not_finite(ddp_context *context)
 	train(job, 1);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	train(job, 1);
-	float *shift = ddp_param_data(job.model, 1);
+	float *shift = ddp_model_param_data(job.model, 1);
 	shift[3] = INFINITY;
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_NOT_FINITE);
 	CHECK(says("tensor shift holds an infinity or a NaN"));
@@ -196,7 +197,7 @@ static void save_what_differs(ddp_context *context)
 	struct job job = make_job(context, WIDTH, 3);
 
 	train(job, 1);
-	float *shift = ddp_param_data(job.model, 1);
+	float *shift = ddp_model_param_data(job.model, 1);
 	const float kept = shift[1];
 	if (context->job.rank == 2)
 		shift[1] += 0.25f;
@@ -226,7 +227,7 @@ static void leave_a_line(ddp_context *context)
 	}
 	snprintf(path, sizeof(path), "%s/step-00000001.safetensors", dir);
 	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_OK && step == 1);
-	ddp_set_learning_rate(job.model, 1e-4);
+	ddp_model_set_learning_rate(job.model, 1e-4);
 	train(job, 1);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	struct job resumed = make_job(context, WIDTH, 3);
@@ -280,7 +281,7 @@ static void save_two_models(ddp_context *context)
 		const char *same = way == 0 ? dir : spelled;
 		CHECK(ddp_checkpoint_save(other.model, other.loader, same, 0) == DDP_ERR_STATE);
 		CHECK(says("is written to by another model of this program; give each model a directory of its own"));
-		CHECK(ddp_checkpoint_begin(other.model, other.loader, same, 0) == DDP_ERR_STATE);
+		CHECK(ddp_checkpoint_save_async(other.model, other.loader, same, 0) == DDP_ERR_STATE);
 		CHECK(ddp_checkpoint_save(job.model, job.loader, same, 0) == DDP_OK);
 	}
 	CHECK(ddp_checkpoint_load(other.model, NULL, dir, &step) == DDP_OK && step == 2 && same_parameters(job, other));
@@ -335,10 +336,10 @@ static void save_own_state(ddp_context *context)
 	unsigned char state[2000];
 	size_t bytes;
 
-	CHECK(ddp_get_user_state(job.model, &bytes) == NULL && bytes == 0);
-	CHECK(ddp_set_user_state(job.model, "before", 6) == DDP_OK);
-	CHECK(ddp_set_user_state(job.model, state, fill_state(context->job.rank, state)) == DDP_OK);
-	CHECK(ddp_set_user_state(job.model, state, DDP_USER_STATE_MAX + 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_user_state(job.model, &bytes) == NULL && bytes == 0);
+	CHECK(ddp_model_set_user_state(job.model, "before", 6) == DDP_OK);
+	CHECK(ddp_model_set_user_state(job.model, state, fill_state(context->job.rank, state)) == DDP_OK);
+	CHECK(ddp_model_set_user_state(job.model, state, DDP_USER_STATE_MAX + 1) == DDP_ERR_INVALID);
 	train(job, 1);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
@@ -351,9 +352,9 @@ static void load_own_state(ddp_context *context)
 	size_t bytes, wanted = context->job.rank < 3 ? fill_state(context->job.rank, state) : 0;
 	int64_t step;
 
-	CHECK(ddp_set_user_state(job.model, "another", 7) == DDP_OK);
+	CHECK(ddp_model_set_user_state(job.model, "another", 7) == DDP_OK);
 	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_OK && step == 1);
-	const void *loaded = ddp_get_user_state(job.model, &bytes);
+	const void *loaded = ddp_model_user_state(job.model, &bytes);
 	CHECK(bytes == wanted && (bytes == 0 || memcmp(loaded, state, bytes) == 0));
 	free_job(job);
 }
@@ -373,14 +374,14 @@ static void save_and_load_a_number(ddp_context *context)
 	int64_t step;
 
 	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_OK);
-	ddp_param_data(model, 0)[0] = 2.5f;
-	ddp_param_grad(model, 0)[0] = 1;
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
-	const float trained = ddp_param_data(model, 0)[0];
+	ddp_model_param_data(model, 0)[0] = 2.5f;
+	ddp_model_param_grad(model, 0)[0] = 1;
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_OK);
+	const float trained = ddp_model_param_data(model, 0)[0];
 	CHECK(trained < 2.5f && ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
-	ddp_param_data(model, 0)[0] = 0;
+	ddp_model_param_data(model, 0)[0] = 0;
 	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
-	CHECK(ddp_param_data(model, 0)[0] == trained);
+	CHECK(ddp_model_param_data(model, 0)[0] == trained);
 	ddp_model_free(model);
 }
 
@@ -516,10 +517,10 @@ static void save_after_an_abort(ddp_context *context)
 	while ((status = ddp_barrier(context->world)) == DDP_OK)
 		continue;
 	CHECK(status == DDP_ERR_ABORTED);
-	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	CHECK(ddp_model_step(job.model, 1, 0, NULL) == DDP_ERR_ABORTED);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, "/dev/null/x", 0) == DDP_ERR_IO);
-	CHECK(ddp_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
+	CHECK(ddp_model_step(part.model, 1, 0, NULL) == DDP_ERR_ABORTED);
 	CHECK(ddp_checkpoint_save(part.model, part.loader, other, 0) == DDP_OK);
 	expect_same_files(own, other);
 	free_job(job);
@@ -565,7 +566,7 @@ static void lose_a_rank(ddp_context *context)
 	test_ranks_together();
 	if (context->job.rank == 1)
 		raise(SIGKILL);
-	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	CHECK(ddp_model_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_OK);
 	expect_same_files(whole, own);
 	free_job(job);
@@ -591,7 +592,7 @@ static void lose_a_rank_that_updates(ddp_context *context)
 		CHECK(ddp_node_strategy_begin(job.model, 3) == DDP_OK);
 		raise(SIGKILL);
 	}
-	CHECK(ddp_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
+	CHECK(ddp_model_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
 	CHECK(says("rank 1 began to update"));
 	CHECK(ddp_node_strategy_begin(job.model, 3) == DDP_ERR_PEER);

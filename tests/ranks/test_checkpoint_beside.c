@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * state: a checkpoint that a thread writes while training goes on holds what the model was
  * when it was begun, byte for byte; what goes wrong with it is told to all ranks.
@@ -80,7 +81,7 @@ static ddp_model *make(ddp_context *context, ddp_shard shard, ddp_optimizer opti
 
 	CHECK_OK(ddp_model_create(context, params, 3, &options, &model));
 	for (int i = 0; i < COUNT; i++)
-		ddp_param_data(model, 0)[i] = (float)(i % 17) / 16;
+		ddp_model_param_data(model, 0)[i] = (float)(i % 17) / 16;
 	return model;
 }
 
@@ -91,12 +92,12 @@ static void train(ddp_model *model, int steps)
 		for (int p = 0; p < 2; p++) {
 			if (p == 1 && ddp_model_step_count(model) % 2 == 1)
 				continue;
-			for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-				ddp_param_grad(model, p)[i] = ddp_param_data(model, p)[i] - (float)i / COUNT;
-			CHECK_OK(ddp_grad_ready(model, p));
+			for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+				ddp_model_param_grad(model, p)[i] = ddp_model_param_data(model, p)[i] - (float)i / COUNT;
+			CHECK_OK(ddp_model_grad_ready(model, p));
 		}
-		ddp_param_data(model, 2)[0] += 1;
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		ddp_model_param_data(model, 2)[0] += 1;
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	}
 }
 
@@ -132,20 +133,20 @@ static int train_on_body(ddp_context *context, void *user)
 		ddp_model *model = make(context, ways[w].shard, ways[w].optimizer);
 
 		train(model, BEGUN);
-		CHECK_OK(ddp_set_user_state(model, "state", 5));
+		CHECK_OK(ddp_model_set_user_state(model, "state", 5));
 		CHECK_OK(ddp_checkpoint_save(model, NULL, at_once, 0));
 		hold(true);
-		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 		if (writes)
 			await_writer();
-		CHECK_OK(ddp_set_user_state(model, "other", 5));
+		CHECK_OK(ddp_model_set_user_state(model, "other", 5));
 		train(model, 2);
 		hold(false);
 		CHECK_OK(ddp_checkpoint_wait(model));
 		CHECK_OK(ddp_checkpoint_wait(model)); /* of none */
 		CHECK(!writes || same_files());
 		/* The same memory takes the next one, which need not be waited for. */
-		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 		ddp_model_free(model);
 		CHECK(!writes || is_there(BEGUN + 2));
 		CHECK_OK(ddp_barrier(ddp_world(context)));
@@ -174,7 +175,7 @@ static int changing_folder_body(ddp_context *context, void *user)
 	CHECK(chdir(test_folder) == 0);
 	train(model, BEGUN);
 	hold(true);
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, "beside", 0));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, "beside", 0));
 	if (writes)
 		await_writer();
 	CHECK(chdir("/") == 0);
@@ -212,7 +213,7 @@ static int slow_disk_body(ddp_context *context, void *user)
 	(void)user;
 	train(model, BEGUN);
 	hold(true);
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	if (writes) {
 		await_writer();
 		CHECK(pthread_create(&thread, NULL, let_write, NULL) == 0);
@@ -256,7 +257,7 @@ static int failing_body(ddp_context *context, void *user)
 	train(model, 1);
 	for (int i = 0; i < 2; i++) {
 		CHECK(!writes || setrlimit(RLIMIT_FSIZE, &none) == 0);
-		CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+		CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 		train(model, 1);
 		if (i == 0) {
 			CHECK(ddp_checkpoint_wait(model) == DDP_ERR_IO);
@@ -272,11 +273,11 @@ static int failing_body(ddp_context *context, void *user)
 	CHECK((strstr(told, "checkpoint of step 2 was not saved") != NULL) == writes);
 	CHECK(strstr(ddp_last_error(), "checkpoint of step 3 was not saved") != NULL);
 	CHECK(!writes || setrlimit(RLIMIT_FSIZE, &room) == 0);
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	CHECK_OK(ddp_checkpoint_wait(model));
 	/* What is not finite is found by the thread. */
-	ddp_param_data(model, 0)[3] = INFINITY;
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	ddp_model_param_data(model, 0)[3] = INFINITY;
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	CHECK(ddp_checkpoint_wait(model) == DDP_ERR_NOT_FINITE);
 	ddp_model_free(model);
 	return 0;
@@ -299,7 +300,7 @@ static int broken_body(ddp_context *context, void *user)
 	(void)user;
 	train(model, BEGUN);
 	hold(writes);
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	if (writes)
 		await_writer();
 	train(model, 2);
@@ -368,7 +369,7 @@ static int one_rank_body(ddp_context *context, void *user)
 	CHECK(dk_use(NULL) == &queue);
 	/* What no thread can write is written all the same. */
 	refuses_threads = true;
-	CHECK_OK(ddp_checkpoint_begin(model, NULL, beside, 0));
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	refuses_threads = false;
 	CHECK(same_files());
 	CHECK(strstr(told, "step 3: cannot start a thread that writes it") != NULL);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state/checkpoint: loading what does not fit, is broken or takes much memory. */
 #include <math.h>
 #include <setjmp.h>
@@ -274,7 +275,7 @@ static void load_other_hyperparameters(ddp_context *context)
 	int64_t step;
 
 	ddp_set_log(collect, NULL, DDP_LOG_WARN);
-	ddp_set_learning_rate(job.model, 0.003);
+	ddp_model_set_learning_rate(job.model, 0.003);
 	train(job, 2);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	train(job, 2);
@@ -377,7 +378,7 @@ static void load_other_options(ddp_context *context)
 	ddp_model *model = make_two(context, second, (ddp_model_options){ 0 });
 
 	ddp_set_log(collect, NULL, DDP_LOG_WARN);
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_OK);
 	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
 	expect_named(context, model, nobody);
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
@@ -401,7 +402,7 @@ static void each_option_that_changes_results_is_named(void **state)
 /* ---- parameters that were frozen, and are trained ---- */
 
 /* "body" is of this kind, "head" is trained. Weights of body are 1 to 3. */
-static ddp_model *make_body(ddp_context *context, ddp_param_kind kind, ddp_model_options options)
+static ddp_model *make_body(ddp_context *context, ddp_tensor_kind kind, ddp_model_options options)
 {
 	const ddp_param params[] = { { .name = "body", .ndim = 1, .shape = { 3 }, .kind = kind },
 	                             { .name = "head", .ndim = 1, .shape = { 2 } } };
@@ -410,7 +411,7 @@ static ddp_model *make_body(ddp_context *context, ddp_param_kind kind, ddp_model
 	options.size = sizeof(options);
 	CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_OK);
 	for (int i = 0; i < 3; i++)
-		ddp_param_data(model, 0)[i] = (float)(i + 1);
+		ddp_model_param_data(model, 0)[i] = (float)(i + 1);
 	return model;
 }
 
@@ -418,9 +419,9 @@ static void step_body(ddp_model *model, int steps)
 {
 	for (int s = 0; s < steps; s++) {
 		for (int p = 0; p < 2; p++)
-			for (int64_t i = 0; ddp_param_grad(model, p) != NULL && i < ddp_param_count(model, p); i++)
-				ddp_param_grad(model, p)[i] = (float)(i + 1) + (float)s / 8;
-		CHECK(ddp_step(model, 1, 0, NULL) == DDP_OK);
+			for (int64_t i = 0; ddp_model_param_grad(model, p) != NULL && i < ddp_model_param_count(model, p); i++)
+				ddp_model_param_grad(model, p)[i] = (float)(i + 1) + (float)s / 8;
+		CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_OK);
 	}
 }
 
@@ -454,8 +455,8 @@ static void thaw_the_body(ddp_context *context)
 			step_body(thawed, 1);
 			step_body(frozen, 1);
 			step_body(fresh, 1);
-			CHECK(memcmp(ddp_param_data(thawed, 1), ddp_param_data(frozen, 1), 2 * sizeof(float)) == 0);
-			CHECK(memcmp(ddp_param_data(thawed, 0), ddp_param_data(fresh, 0), 3 * sizeof(float)) == 0);
+			CHECK(memcmp(ddp_model_param_data(thawed, 1), ddp_model_param_data(frozen, 1), 2 * sizeof(float)) == 0);
+			CHECK(memcmp(ddp_model_param_data(thawed, 0), ddp_model_param_data(fresh, 0), 3 * sizeof(float)) == 0);
 		}
 		/* It is saved, and loaded, as any. */
 		CHECK(ddp_checkpoint_save(thawed, NULL, dir, 0) == DDP_ERR_STATE); /* the other model's */
@@ -464,7 +465,7 @@ static void thaw_the_body(ddp_context *context)
 		CHECK(ddp_checkpoint_load(fresh, NULL, dir, &step) == DDP_OK && step == 5);
 		step_body(thawed, 1);
 		step_body(fresh, 1);
-		CHECK(memcmp(ddp_param_data(thawed, 0), ddp_param_data(fresh, 0), 3 * sizeof(float)) == 0);
+		CHECK(memcmp(ddp_model_param_data(thawed, 0), ddp_model_param_data(fresh, 0), 3 * sizeof(float)) == 0);
 		ddp_model_free(thawed);
 		ddp_model_free(fresh);
 	}
@@ -487,12 +488,12 @@ static void freeze_the_body(ddp_context *context)
 		const bool more = strstr(warnings, " tensors of the optimizer's state are left out (optimizer.m") != NULL;
 		CHECK((one || more) == (context->job.rank == 0));
 		float body[3];
-		memcpy(body, ddp_param_data(trained, 0), sizeof(body));
-		CHECK(memcmp(ddp_param_data(frozen, 0), body, sizeof(body)) == 0);
+		memcpy(body, ddp_model_param_data(trained, 0), sizeof(body));
+		CHECK(memcmp(ddp_model_param_data(frozen, 0), body, sizeof(body)) == 0);
 		step_body(frozen, 2);
 		step_body(trained, 2);
-		CHECK(memcmp(ddp_param_data(frozen, 0), body, sizeof(body)) == 0);
-		CHECK(memcmp(ddp_param_data(frozen, 1), ddp_param_data(trained, 1), 2 * sizeof(float)) == 0);
+		CHECK(memcmp(ddp_model_param_data(frozen, 0), body, sizeof(body)) == 0);
+		CHECK(memcmp(ddp_model_param_data(frozen, 1), ddp_model_param_data(trained, 1), 2 * sizeof(float)) == 0);
 		ddp_model_free(trained);
 		ddp_model_free(frozen);
 	}
@@ -558,7 +559,7 @@ static void write_together(ddp_context *context, const char *path, const char *h
 
 static void expect_body(ddp_model *model, float a, float b, float c)
 {
-	const float *body = ddp_param_data(model, 0);
+	const float *body = ddp_model_param_data(model, 0);
 
 	CHECK(body[0] == a && body[1] == b && body[2] == c);
 }
@@ -577,20 +578,20 @@ static void load_params_of_a_checkpoint(ddp_context *context)
 		ddp_model *model = make_body(context, DDP_PARAM_TRAINED, options);
 		ddp_model *copy = make_body(context, DDP_PARAM_TRAINED, options);
 
-		CHECK(ddp_load_params(model, dir, NULL, &loaded) == DDP_OK && loaded == 2);
-		CHECK(ddp_param_bf16(model, 0)[0] != 0);
+		CHECK(ddp_model_load_params(model, dir, NULL, &loaded) == DDP_OK && loaded == 2);
+		CHECK(ddp_model_param_bf16(model, 0)[0] != 0);
 		for (int p = 0; p < 2; p++) {
-			const size_t bytes = (size_t)ddp_param_count(source, p) * sizeof(float);
-			CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(source, p), bytes) == 0);
-			memcpy(ddp_param_data(copy, p), ddp_param_data(source, p), bytes);
+			const size_t bytes = (size_t)ddp_model_param_count(source, p) * sizeof(float);
+			CHECK(memcmp(ddp_model_param_data(model, p), ddp_model_param_data(source, p), bytes) == 0);
+			memcpy(ddp_model_param_data(copy, p), ddp_model_param_data(source, p), bytes);
 		}
 		/* As a new training that begins with them. */
-		CHECK(ddp_broadcast_params(copy) == DDP_OK);
+		CHECK(ddp_model_broadcast_params(copy) == DDP_OK);
 		step_body(model, 2);
 		step_body(copy, 2);
 		CHECK(model->steps == 2);
 		for (int p = 0; p < 2; p++)
-			CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(copy, p), (size_t)ddp_param_count(copy, p) * sizeof(float)) == 0);
+			CHECK(memcmp(ddp_model_param_data(model, p), ddp_model_param_data(copy, p), (size_t)ddp_model_param_count(copy, p) * sizeof(float)) == 0);
 		ddp_model_free(model);
 		ddp_model_free(copy);
 	}
@@ -626,26 +627,26 @@ static void load_params_of_another_program(ddp_context *context)
 		         "\"net.body\":{\"dtype\":\"%s\",\"shape\":[3],\"data_offsets\":[%d,%d]}}",
 		         before, after, types[t].dtype, types[t].begin, types[t].end);
 		write_together(context, path, header, &data, 48);
-		CHECK(ddp_load_params(model, path, NULL, &loaded) == DDP_ERR_FORMAT);
+		CHECK(ddp_model_load_params(model, path, NULL, &loaded) == DDP_ERR_FORMAT);
 		CHECK(says("has no tensor of the model: the model's begin with body, the file's with net.head"));
 		expect_body(model, 1, 2, 3);
-		CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
-		CHECK(ddp_load_params(model, path, &part, &loaded) == DDP_OK && loaded == 1); /* strict: "net.body" alone */
+		CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
+		CHECK(ddp_model_load_params(model, path, &part, &loaded) == DDP_OK && loaded == 1); /* strict: "net.body" alone */
 		expect_body(model, 1, -2, types[t].third);
-		CHECK(ddp_param_data(model, 1)[0] == 0);
-		CHECK(ddp_load_params(model, path, &renamed, &loaded) == DDP_OK && loaded == 2);
-		CHECK(ddp_param_data(model, 1)[0] == 7 && ddp_param_data(model, 1)[1] == 8);
-		CHECK(ddp_load_params(model, path, &wrong, &loaded) == DDP_ERR_INVALID && says("model_prefix is \"tail.\""));
+		CHECK(ddp_model_param_data(model, 1)[0] == 0);
+		CHECK(ddp_model_load_params(model, path, &renamed, &loaded) == DDP_OK && loaded == 2);
+		CHECK(ddp_model_param_data(model, 1)[0] == 7 && ddp_model_param_data(model, 1)[1] == 8);
+		CHECK(ddp_model_load_params(model, path, &wrong, &loaded) == DDP_ERR_INVALID && says("model_prefix is \"tail.\""));
 		for (int i = 0; i < 3; i++)
-			ddp_param_data(model, 0)[i] = (float)(i + 1);
-		ddp_param_data(model, 1)[0] = 0;
+			ddp_model_param_data(model, 0)[i] = (float)(i + 1);
+		ddp_model_param_data(model, 1)[0] = 0;
 		loaded = -1;
 		CHECK(ddp_barrier(context->world) == DDP_OK);
 	}
 	/* F32 would make infinities of such values. */
 	write_together(context, path, "{\"body\":{\"dtype\":\"F64\",\"shape\":[3],\"data_offsets\":[0,24]}}",
 	               (const double[]){ 1, -1e300, INFINITY }, 24);
-	CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
+	CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
 	CHECK(says("tensor body has the value -1e+300 at 1, which is beyond F32"));
 	expect_body(model, 1, 2, 3);
 	CHECK(ddp_barrier(context->world) == DDP_OK);
@@ -674,25 +675,25 @@ static void load_params_that_do_not_fit(ddp_context *context)
 	char path[sizeof(dir) + 64];
 	int loaded;
 
-	ddp_param_data(model, 1)[1] = 0.5f; /* no file's */
+	ddp_model_param_data(model, 1)[1] = 0.5f; /* no file's */
 
 	snprintf(path, sizeof(path), "%s-of-others.safetensors", dir);
-	CHECK(ddp_load_params(model, path, NULL, NULL) == DDP_ERR_IO && says("No such file"));
-	CHECK(ddp_load_params(model, dir, NULL, NULL) == DDP_ERR_IO && says("no directory with a checkpoint"));
-	CHECK(ddp_load_params(model, "", NULL, NULL) == DDP_ERR_INVALID);
-	CHECK(ddp_load_params(NULL, path, NULL, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_IO && says("No such file"));
+	CHECK(ddp_model_load_params(model, dir, NULL, NULL) == DDP_ERR_IO && says("no directory with a checkpoint"));
+	CHECK(ddp_model_load_params(model, "", NULL, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_model_load_params(NULL, path, NULL, NULL) == DDP_ERR_INVALID);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		write_together(context, path, cases[i].header, data, sizeof(data));
-		CHECK(ddp_load_params(model, path, NULL, NULL) == DDP_ERR_FORMAT && says(cases[i].says) && says(path));
+		CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_FORMAT && says(cases[i].says) && says(path));
 		expect_body(model, 1, 2, 3);
 		if (cases[i].partial != NULL)
-			CHECK(ddp_load_params(model, path, &partial, NULL) == DDP_ERR_FORMAT && says(cases[i].partial));
+			CHECK(ddp_model_load_params(model, path, &partial, NULL) == DDP_ERR_FORMAT && says(cases[i].partial));
 		else
-			CHECK(ddp_load_params(model, path, &partial, &loaded) == DDP_OK && loaded == 1 + (int)i);
-		CHECK(i > 0 || ddp_param_bf16(model, 1)[1] == 0x3f00);
+			CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_OK && loaded == 1 + (int)i);
+		CHECK(i > 0 || ddp_model_param_bf16(model, 1)[1] == 0x3f00);
 		expect_body(model, cases[i].partial != NULL ? 1 : 4, cases[i].partial != NULL ? 2 : 5, cases[i].partial != NULL ? 3 : 6);
 		for (int e = 0; e < 3; e++)
-			ddp_param_data(model, 0)[e] = (float)(e + 1);
+			ddp_model_param_data(model, 0)[e] = (float)(e + 1);
 		CHECK(ddp_barrier(context->world) == DDP_OK);
 	}
 	/* The model trains as if nothing had been tried. */
@@ -712,13 +713,13 @@ static void load_params_after_half_a_load(ddp_context *context)
 	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
 	ddp_model_set_partly_updated(model, true);
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-		CHECK(ddp_load_params(model, dir, ways[w], NULL) == DDP_ERR_STATE);
+		CHECK(ddp_model_load_params(model, dir, ways[w], NULL) == DDP_ERR_STATE);
 		CHECK(says("were not loaded") && says("go back to the last checkpoint"));
-		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+		CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 		CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_ERR_STATE);
 	}
 	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 1);
-	CHECK(ddp_load_params(model, dir, NULL, NULL) == DDP_OK);
+	CHECK(ddp_model_load_params(model, dir, NULL, NULL) == DDP_OK);
 	step_body(model, 1);
 	ddp_model_free(model);
 }

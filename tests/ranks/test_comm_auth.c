@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The network between nodes takes no message without its key, of whoever knows a rank's address. */
 #include <netinet/in.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What ends a wait, and what is taken for a peer's death. */
 #include <sched.h>
 #include <setjmp.h>
@@ -27,7 +28,7 @@ static int never_idle(ddp_comm *comm, const void *argument)
 {
 	static char sent, received;
 	static ddp_request *requests[2];
-	const ddp_collective c[2] = {
+	const ddp_operation c[2] = {
 		{ .kind = DDP_SEND, .send = &sent, .count = 1, .type = DDP_U8, .root = 0 },
 		{ .kind = DDP_RECV, .recv = &received, .count = 1, .type = DDP_U8, .root = 0 },
 	};
@@ -45,7 +46,7 @@ static int never_idle(ddp_comm *comm, const void *argument)
 
 static int wait_among_messages(ddp_comm *comm, void *argument)
 {
-	static const ddp_collective none = { .kind = DDP_BARRIER };
+	static const ddp_operation none = { .kind = DDP_BARRIER };
 	const ddp_condition wait = { .missing = never_idle, .sleeps_for = DDP_SLEEPS_FOR_ANY };
 
 	(void)argument;
@@ -70,8 +71,8 @@ static void deadline_holds_while_messages_move(void **state)
 static int wait_among_operations(ddp_comm *comm, void *argument)
 {
 	static float x;
-	const ddp_collective never = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
-	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	const ddp_operation never = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
+	const ddp_operation barrier = { .kind = DDP_BARRIER };
 	ddp_request *message = NULL, *queue[64];
 	enum { LENGTH = sizeof(queue) / sizeof(queue[0]) };
 	ddp_status status = DDP_OK;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations that call back when they end. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -67,7 +68,7 @@ static void sum_again(void *user, ddp_status status)
 		return;
 	}
 	c->values[0] = c->values[1] / ddp_comm_size(c->comm) + 1;
-	CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .send = &c->values[0],
+	CHECK_OK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .send = &c->values[0],
 	                                               .recv = &c->values[1], .count = 1, .type = DDP_I64,
 	                                               .on_complete = sum_again, .user = c }, NULL));
 }
@@ -79,7 +80,7 @@ static int sum_in_a_chain(ddp_comm *comm, void *argument)
 	(void)argument;
 	chain_init(&c, comm);
 	c.left = LENGTH;
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = sum_again,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = sum_again,
 	                                            .user = &c }, NULL));
 	CHECK(sem_wait(&c.ended) == 0);
 	CHECK(c.values[1] == (int64_t)LENGTH * ddp_comm_size(comm));
@@ -103,11 +104,11 @@ static void pass_on(void *user, ddp_status status)
 	int64_t *ball = &c->sent[c->left];
 	*ball = c->values[0] + 1;
 	if (c->left-- > 0)
-		CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c->values[0], .count = 1,
+		CHECK_OK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &c->values[0], .count = 1,
 		                                               .type = DDP_I64, .root = (rank + size - 1) % size,
 		                                               .on_complete = pass_on, .user = c }, NULL));
 	if (rank != 0 || c->left >= 0)
-		CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .send = ball, .count = 1,
+		CHECK_OK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_SEND, .send = ball, .count = 1,
 		                                               .type = DDP_I64, .root = (rank + 1) % size,
 		                                               .on_complete = note_end, .user = c }, NULL));
 	else
@@ -123,7 +124,7 @@ static int pass_a_ball(ddp_comm *comm, void *argument)
 	(void)argument;
 	chain_init(&c, comm);
 	c.left = LENGTH - 1;
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
 	                                            .type = DDP_I64, .root = (rank + size - 1) % size,
 	                                            .on_complete = pass_on, .user = &c }, NULL));
 	if (rank == 0)
@@ -151,7 +152,7 @@ static void take_long(void *user, ddp_status status)
 
 static int wait_for_callbacks(ddp_comm *comm, void *argument)
 {
-	const ddp_collective ways[] = {
+	const ddp_operation ways[] = {
 		{ .kind = DDP_BARRIER, .on_complete = take_long },
 		{ .kind = DDP_SEND, .root = ddp_comm_rank(comm), .on_complete = take_long },
 		{ .kind = DDP_RECV, .root = ddp_comm_rank(comm), .on_complete = take_long },
@@ -162,7 +163,7 @@ static int wait_for_callbacks(ddp_comm *comm, void *argument)
 		ddp_request *requests[3];
 		chain chains[3];
 		for (int i = 0; i < 3; i++) {
-			ddp_collective operation = ways[i];
+			ddp_operation operation = ways[i];
 			chain_init(&chains[i], comm);
 			operation.user = &chains[i];
 			CHECK_OK(ddp_issue(comm, &operation, &requests[i]));
@@ -192,14 +193,14 @@ static void answer(void *user, ddp_status status)
 
 	CHECK_OK(status);
 	c->sent[0] = c->values[0] + 1;
-	CHECK_OK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .send = &c->sent[0], .count = 1,
+	CHECK_OK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_SEND, .send = &c->sent[0], .count = 1,
 	                                               .type = DDP_I64, .on_complete = note_end, .user = c }, NULL));
 }
 
 static int answer_during_a_collective(ddp_comm *comm, void *argument)
 {
 	const bool issues = *(const bool *)argument;
-	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	const ddp_operation barrier = { .kind = DDP_BARRIER };
 	int64_t word = 6;
 	ddp_request *request;
 	chain c;
@@ -212,7 +213,7 @@ static int answer_during_a_collective(ddp_comm *comm, void *argument)
 		CHECK(word == 7);
 	}
 	if (ddp_comm_rank(comm) == 1)
-		CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
+		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
 		                                            .type = DDP_I64, .on_complete = answer, .user = &c }, NULL));
 	if (issues) {
 		CHECK_OK(ddp_issue(comm, &barrier, &request));
@@ -243,7 +244,7 @@ static void a_callback_does_not_wait_for_a_collective(void **state)
 static int abort_operations(ddp_comm *comm, void *argument)
 {
 	static char never[2];
-	const ddp_collective ways[] = {
+	const ddp_operation ways[] = {
 		{ .kind = DDP_RECV, .recv = &never[0], .count = 1, .type = DDP_U8, .root = 0 },
 		{ .kind = DDP_BARRIER }, { .kind = DDP_BARRIER },
 		{ .kind = DDP_SEND, .send = &never[1], .count = 1, .type = DDP_U8, .root = 0, .tag = 1 },
@@ -254,7 +255,7 @@ static int abort_operations(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	for (int i = 0; i < COUNT && ddp_comm_rank(comm) != 0; i++) {
-		ddp_collective operation = ways[i];
+		ddp_operation operation = ways[i];
 		chain_init(&chains[i], comm);
 		operation.on_complete = note_end;
 		operation.user = &chains[i];
@@ -291,10 +292,10 @@ static void try_to_go_on(void *user, ddp_status status)
 	c->status = status;
 	strncpy(c->reason, ddp_last_error(), sizeof(c->reason) - 1);
 	atomic_fetch_add(&c->calls, 1);
-	CHECK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = try_to_go_on,
+	CHECK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = try_to_go_on,
 	                                            .user = c }, NULL) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "being closed") != NULL);
-	CHECK(ddp_issue(c->comm, &(ddp_collective){ .kind = DDP_SEND, .on_complete = try_to_go_on,
+	CHECK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_SEND, .on_complete = try_to_go_on,
 	                                            .user = c }, NULL) == DDP_ERR_STATE);
 }
 
@@ -307,7 +308,7 @@ static int close_under_a_receive(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	chain_init(&c, part);
-	CHECK_OK(ddp_issue(part, &(ddp_collective){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
+	CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
 	                                            .root = ddp_comm_rank(comm), .tag = 3,
 	                                            .on_complete = try_to_go_on, .user = &c }, NULL));
 	CHECK_OK(ddp_barrier(comm));
@@ -347,22 +348,22 @@ static void wait_in_vain(void *user, ddp_status status)
 static int wait_in_a_callback(ddp_comm *comm, void *argument)
 {
 	static char never;
-	const ddp_collective barrier = { .kind = DDP_BARRIER, .on_complete = note_end };
+	const ddp_operation barrier = { .kind = DDP_BARRIER, .on_complete = note_end };
 	refusal r;
 
 	(void)argument;
 	chain_init(&r.chain, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &r.part));
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
 	                                            .root = ddp_comm_rank(comm) }, &r.later));
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = wait_in_vain,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = wait_in_vain,
 	                                            .user = &r }, NULL));
 	CHECK(sem_wait(&r.chain.ended) == 0);
 	CHECK_OK(ddp_send(comm, &never, 1, DDP_U8, ddp_comm_rank(comm), 0));
 	CHECK_OK(ddp_wait(r.later));
 	CHECK_OK(ddp_comm_free(r.part));
 	CHECK(ddp_run(comm, &barrier) == DDP_ERR_INVALID);
-	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER }, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, NULL) == DDP_ERR_INVALID);
 	return 0;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank that comes late: what others send it meanwhile takes a bounded part of its
  * memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
@@ -235,7 +236,7 @@ static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
 		void *place = small ? (void *)data[tag] : memory;
 		if (sends && small)
 			memset(data[tag], tag, sizeof(data[tag]));
-		const ddp_collective c = { .kind = sends ? DDP_SEND : DDP_RECV, .send = place, .recv = place,
+		const ddp_operation c = { .kind = sends ? DDP_SEND : DDP_RECV, .send = place, .recv = place,
 		                           .count = small ? sizeof(data[tag]) : LARGE, .type = DDP_U8,
 		                           .root = sends ? 0 : 1, .tag = tag };
 		if (sends)
@@ -267,7 +268,7 @@ static int ask_before_late(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
-		CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &other, .count = 1, .type = DDP_U8,
+		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &other, .count = 1, .type = DDP_U8,
 		                                            .root = 1, .tag = 9 }, &request));
 		be_late(comm);
 	}
@@ -352,7 +353,7 @@ static int send_at_random(ddp_comm *comm, void *argument)
 	for (int to = 0; to < size; to++) {
 		for (int i = 0; i < MESSAGES && to != rank; i++) {
 			const message m = message_of(source, seed, rank, to, i);
-			CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_SEND, .send = m.data, .count = m.bytes,
+			CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_SEND, .send = m.data, .count = m.bytes,
 			                                            .type = DDP_U8, .root = to, .tag = m.tag }, &requests[to][i]));
 		}
 	}

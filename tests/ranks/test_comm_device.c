@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations on memory that the host cannot touch: that of the asynchronous test device. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -51,7 +52,7 @@ static void enqueue_ahead(device_rank *d)
 		CHECK_OK(ddp_recv(d->comm, &word, 1, DDP_U8, 0, 0));
 	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, ones, sizeof(ones)));
 	for (int i = 0; i < 2; i++) {
-		ddp_collective c = test_device_sum(d, 4);
+		ddp_operation c = test_device_sum(d, 4);
 		c.on_complete = test_device_count;
 		c.user = &calls;
 		CHECK_OK(ddp_issue(d->comm, &c, &requests[i]));
@@ -95,7 +96,7 @@ static void come_late(device_rank *d)
 		values[i] = (float)(i >> 10);
 	CHECK_OK(ddp_device_alloc(d->device, MANY * sizeof(*values), &memory));
 	CHECK_OK(ddp_device_copy(d->device, d->stream, memory, values, MANY * sizeof(*values)));
-	ddp_collective c = test_device_sum(d, MANY);
+	ddp_operation c = test_device_sum(d, MANY);
 	c.recv = memory;
 	if (d->rank == 1)
 		CHECK_OK(ddp_recv(d->comm, &word, 1, DDP_U8, 0, 0));
@@ -128,7 +129,7 @@ static void note_time(void *argument)
 }
 
 /* It begins when the program's queue has come to it, not when it is issued. */
-static void check_times(device_rank *d, const ddp_collective *c)
+static void check_times(device_rank *d, const ddp_operation *c)
 {
 	uint64_t reached_ns = 0, start_ns = 0, end_ns = 0;
 	ddp_request *request;
@@ -142,7 +143,7 @@ static void check_times(device_rank *d, const ddp_collective *c)
 
 static void take_times(device_rank *d)
 {
-	ddp_collective c = test_device_sum(d, 4);
+	ddp_operation c = test_device_sum(d, 4);
 	check_times(d, &c);
 	c.kind = DDP_BARRIER;
 	check_times(d, &c);
@@ -177,7 +178,7 @@ static void abort_on_device(device_rank *d)
 	ddp_request *request;
 	char word = 'w';
 
-	const ddp_collective c = test_device_sum(d, 4);
+	const ddp_operation c = test_device_sum(d, 4);
 	CHECK_OK(ddp_run(d->comm, &c));
 	test_ranks_together(); /* rank 2 may still be in it when rank 0 is through, and aborts */
 	if (d->rank == 0) {
@@ -199,7 +200,7 @@ static void abort_on_device(device_rank *d)
 
 static void differ_on_device(device_rank *d)
 {
-	const ddp_collective c = test_device_sum(d, d->rank == 0 ? 1 : 2);
+	const ddp_operation c = test_device_sum(d, d->rank == 0 ? 1 : 2);
 	CHECK(ddp_run(d->comm, &c) == DDP_ERR_MISMATCH);
 	CHECK(ddp_barrier(d->comm) == DDP_ERR_MISMATCH);
 }
@@ -216,7 +217,7 @@ static void issue_in_part(device_rank *d)
 	CHECK_OK(ddp_device_alloc(d->device, CHUNKS * CHUNK * sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, CHUNKS * CHUNK * sizeof(float)));
 	CHECK_OK(ddp_device_launch(d->device, d->stream, test_device_hold, &let_go));
-	ddp_collective c = test_device_sum(d, (CHUNKS + 1) * CHUNK);
+	ddp_operation c = test_device_sum(d, (CHUNKS + 1) * CHUNK);
 	c.recv = memory;
 	ddp_status status = ddp_issue(d->comm, &c, &request);
 	if (status == DDP_OK) {
@@ -253,7 +254,7 @@ static void await_others(device_rank *d)
 static void work_in_place(device_rank *d)
 {
 	const float ones[4] = { 1, 2, 3, 4 };
-	ddp_collective c = test_device_sum(d, 1);
+	ddp_operation c = test_device_sum(d, 1);
 
 	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, ones, sizeof(ones)));
 	c.kind = DDP_REDUCE_SCATTER;
@@ -283,7 +284,7 @@ static void in_place_is_where_nccl_has_it(void **state)
 static int give_wrong_memory(ddp_comm *comm, void *by_nccl)
 {
 	float x = 1;
-	ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
+	ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
 	device_rank d;
 
 	CHECK(ddp_run(comm, &c) == DDP_ERR_STATE);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages from and to memory that the host cannot touch: that of the asynchronous test device. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +16,7 @@
 static void send_from_device(device_rank *d, int tag)
 {
 	const float value = (float)tag;
-	const ddp_collective c = test_device_message(d, DDP_SEND, 1, tag);
+	const ddp_operation c = test_device_message(d, DDP_SEND, 1, tag);
 
 	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, &value, sizeof(value)));
 	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
@@ -33,7 +34,7 @@ static void receive_as_it_comes(device_rank *d)
 	atomic_int calls = 0;
 	char word = 'w';
 
-	const ddp_collective all = test_device_sum(d, 1);
+	const ddp_operation all = test_device_sum(d, 1);
 	if (rank == 0) {
 		send_from_device(d, 2);
 		CHECK_OK(ddp_recv(d->comm, &word, 1, DDP_U8, 1, 0));
@@ -45,7 +46,7 @@ static void receive_as_it_comes(device_rank *d)
 	}
 	CHECK_OK(ddp_issue(d->comm, &all, &requests[0]));
 	for (int tag = 1; tag <= 2; tag++) {
-		ddp_collective c = test_device_message(d, DDP_RECV, 0, tag);
+		ddp_operation c = test_device_message(d, DDP_RECV, 0, tag);
 		c.on_complete = test_device_count;
 		c.user = &calls;
 		CHECK_OK(ddp_issue(d->comm, &c, &requests[tag]));
@@ -91,7 +92,7 @@ static void receive_behind_its_queue(device_rank *d)
 	}
 	if (d->rank != 1)
 		return;
-	const ddp_collective c = test_device_message(d, DDP_RECV, 0, 1);
+	const ddp_operation c = test_device_message(d, DDP_RECV, 0, 1);
 	CHECK_OK(ddp_device_fill(d->device, d->stream, d->memory + 1, 0xff, sizeof(float)));
 	CHECK_OK(ddp_issue(d->comm, &c, &request));
 	CHECK_OK(ddp_wait_on(request, d->other));
@@ -119,7 +120,7 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_device_set_up(&d, comm, &options);
 	CHECK(!ddp_device_describe(d.device)->functions_may_wait);
-	ddp_collective c = test_device_message(&d, DDP_RECV, 0, 1);
+	ddp_operation c = test_device_message(&d, DDP_RECV, 0, 1);
 	CHECK_OK(ddp_issue(comm, &c, &requests[0]));
 	c = test_device_message(&d, DDP_SEND, 0, 1);
 	for (int i = 0; i < 20; i++)
@@ -148,8 +149,8 @@ static void send_behind_a_collective(device_rank *d)
 	const int rank = d->rank;
 	ddp_request *request;
 
-	const ddp_collective all = test_device_sum(d, 1);
-	ddp_collective one = test_device_sum(d, 1);
+	const ddp_operation all = test_device_sum(d, 1);
+	ddp_operation one = test_device_sum(d, 1);
 	one.kind = rank == 0 ? DDP_SEND : DDP_RECV;
 	one.send = one.recv = d->memory + 1;
 	one.root = 1 - rank;
@@ -180,7 +181,7 @@ static void close_under_a_receive(device_rank *d)
 	ddp_comm *part;
 
 	CHECK_OK(ddp_comm_split(d->comm, 0, 0, &part));
-	ddp_collective c = test_device_sum(d, 4);
+	ddp_operation c = test_device_sum(d, 4);
 	CHECK_OK(ddp_run(part, &c));
 	c.kind = DDP_RECV;
 	c.root = d->rank;
@@ -205,7 +206,7 @@ static void break_under_messages(device_rank *d)
 	static atomic_bool let_go; /* the function may look at it when this one has returned */
 	ddp_request *requests[3];
 
-	ddp_collective c = test_device_sum(d, 1);
+	ddp_operation c = test_device_sum(d, 1);
 	CHECK_OK(ddp_run(d->comm, &c));
 	test_ranks_together();
 	if (d->rank != 1) {
@@ -243,7 +244,7 @@ static void receive_in_part(device_rank *d)
 		return;
 	}
 	CHECK_OK(ddp_device_alloc(d->device, LARGE, &memory));
-	ddp_collective c = test_device_message(d, DDP_RECV, 0, 1);
+	ddp_operation c = test_device_message(d, DDP_RECV, 0, 1);
 	c.recv = memory;
 	c.count = LARGE;
 	CHECK_OK(ddp_device_launch(d->device, d->other, test_device_linger, &lingering));
@@ -262,7 +263,7 @@ static void send_in_part(device_rank *d)
 		CHECK(ddp_barrier(d->comm) == DDP_ERR_INVALID);
 		return;
 	}
-	ddp_collective c = test_device_message(d, DDP_SEND, 0, 1);
+	ddp_operation c = test_device_message(d, DDP_SEND, 0, 1);
 	c.count = LARGE;
 	CHECK(ddp_run(d->comm, &c) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
@@ -295,7 +296,7 @@ static void close_under_a_send(device_rank *d)
 	void *memory;
 
 	CHECK_OK(ddp_comm_split(d->comm, 0, 0, &part));
-	ddp_collective c = test_device_sum(d, 4);
+	ddp_operation c = test_device_sum(d, 4);
 	CHECK_OK(ddp_run(part, &c));
 	CHECK_OK(ddp_device_alloc(d->device, LARGE, &memory));
 	if (d->rank == 0) {

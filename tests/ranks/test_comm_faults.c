@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong among ranks: every one of them gets an error that says why. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -132,8 +133,8 @@ static int issue_different_v_counts(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	size_t counts[4] = { 3, 3, 3, 3 }, recv_counts[4] = { 3, 3, 3, 3 };
 	float send[16] = { 0 }, recv[16];
-	const ddp_kind *kind = argument;
-	const ddp_collective c = { .kind = *kind, .send = send, .recv = recv, .counts = counts,
+	const ddp_operation_kind *kind = argument;
+	const ddp_operation c = { .kind = *kind, .send = send, .recv = recv, .counts = counts,
 	                           .recv_counts = *kind == DDP_ALL_TO_ALL ? recv_counts : NULL };
 
 	meet(comm, DDP_ERR_MISMATCH);
@@ -156,7 +157,7 @@ static int issue_different_v_counts(ddp_comm *comm, void *argument)
 
 static void different_counts_of_v_forms_are_named(void **state)
 {
-	static const ddp_kind kinds[] = { DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER, DDP_SCATTER,
+	static const ddp_operation_kind kinds[] = { DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER, DDP_SCATTER,
 	                                  DDP_ALL_TO_ALL };
 
 	(void)state;
@@ -174,7 +175,7 @@ static void different_counts_of_v_forms_are_named(void **state)
 /* On different nodes: neither sends what the other waits for, or one is through
    at once. */
 typedef struct mistake {
-	ddp_kind kind;
+	ddp_operation_kind kind;
 	int roots[2];
 	size_t counts[2];
 } mistake;
@@ -184,7 +185,7 @@ static int make_mistake(ddp_comm *comm, void *argument)
 	const mistake *m = argument;
 	int rank = ddp_comm_rank(comm);
 	float send[64] = { 0 }, recv[64];
-	const ddp_collective c = { .kind = m->kind, .send = m->kind == DDP_BROADCAST ? NULL : send,
+	const ddp_operation c = { .kind = m->kind, .send = m->kind == DDP_BROADCAST ? NULL : send,
 	                           .recv = recv, .root = m->roots[rank], .count = m->counts[rank] };
 	char mine[64];
 
@@ -198,7 +199,7 @@ static int make_mistake(ddp_comm *comm, void *argument)
 	CHECK(ddp_seconds_since(start) < 30);
 	expect_in_error("operation #2 differs");
 	for (int r = 0; r < 2; r++) {
-		const ddp_collective theirs = { .kind = m->kind, .root = m->roots[r], .count = m->counts[r] };
+		const ddp_operation theirs = { .kind = m->kind, .root = m->roots[r], .count = m->counts[r] };
 		ddp_collective_describe(&theirs, mine, sizeof(mine));
 		expect_in_error(mine);
 	}
@@ -453,8 +454,8 @@ static int abort_requests(ddp_comm *comm, void *argument)
 	atomic_int *waited = argument;
 	ddp_request *requests[3];
 	float x = 1;
-	const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1 };
-	const ddp_collective receive = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
+	const ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1 };
+	const ddp_operation receive = { .kind = DDP_RECV, .recv = &x, .count = 1, .root = 1 };
 
 	meet(comm, DDP_ERR_ABORTED);
 	if (ddp_comm_rank(comm) == 1) {
@@ -536,30 +537,30 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, 2) == DDP_ERR_INVALID);
 	CHECK(ddp_broadcast(comm, x, 4, DDP_F32, -1) == DDP_ERR_INVALID);
 	CHECK(ddp_all_gather(comm, x, x, SIZE_MAX / 2, DDP_F32) == DDP_ERR_INVALID);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = x, .recv = x,
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = x, .recv = x,
 	                                       .counts = counts }) == DDP_ERR_INVALID);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = (ddp_kind)99 }) == DDP_ERR_INVALID);
-	expect_in_error("99 is no ddp_kind");
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = (ddp_operation_kind)99 }) == DDP_ERR_INVALID);
+	expect_in_error("99 is no ddp_operation_kind");
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
 	expect_in_error("there is no lane 4: lanes are 0 to 3");
-	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
+	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
 	expect_in_error("there is no lane -1");
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .memory = (ddp_memory)7 }) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .memory = (ddp_memory)7 }) == DDP_ERR_INVALID);
 	expect_in_error("7 is no ddp_memory");
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
 	                                       .scaled = true, .scale = NAN }) == DDP_ERR_INVALID);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4,
 	                                       .scale = 2 }) == DDP_ERR_INVALID);
 	expect_in_error("`scaled` is false");
 	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_F32, DDP_BOR) == DDP_ERR_INVALID);
 	expect_in_error("f32 has no bor, which integers and bool have");
 	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_BOOL, DDP_AVG) == DDP_ERR_INVALID);
 	expect_in_error("bool has no avg");
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = x, .count = 4, .type = DDP_I32,
 	                                       .op = DDP_BXOR, .scaled = true, .scale = 2 }) == DDP_ERR_INVALID);
 	expect_in_error("bxor of i32 takes no scale");
 	for (int i = 0; i < 4; i++) {
-		ddp_collective later = { .kind = DDP_ALL_REDUCE, .recv = x, .count = 4 };
+		ddp_operation later = { .kind = DDP_ALL_REDUCE, .recv = x, .count = 4 };
 		later.reserved[i] = 1;
 		CHECK(ddp_run(comm, &later) == DDP_ERR_INVALID);
 		expect_in_error("all_reduce sets reserved[");

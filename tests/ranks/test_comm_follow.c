@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations of a backend that does not compare what ranks issue are compared beside it. */
 #include <pthread.h>
 #include <setjmp.h>
@@ -61,7 +62,7 @@ static int follow_an_endless_backend(ddp_comm *comm, void *argument)
 
 	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
 	for (int i = 0; i < 3; i++) {
-		const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = x,
+		const ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = x,
 		                           .count = rank == 0 && i == 2 && !*by_deadline ? 2 : 1 };
 		CHECK_OK(ddp_request_make(comm, &c, false, &requests[i]));
 		CHECK_OK(ddp_follower_issue(follower, requests[i]));

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of ranks, and messages between single ranks, on one and on two nodes. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -174,7 +175,7 @@ static int storm(ddp_comm *comm, void *argument)
 	}
 	for (int i = 0; i < MESSAGES; i++) {
 		message *m = &messages[i];
-		ddp_collective c = { .send = m->data, .recv = m->data, .count = m->count, .type = DDP_U8,
+		ddp_operation c = { .send = m->data, .recv = m->data, .count = m->count, .type = DDP_U8,
 		                     .tag = m->tag };
 		/* A message to oneself would need two buffers. */
 		if (m->from == m->to || (m->from != rank && m->to != rank))
@@ -239,7 +240,7 @@ static int to_oneself(ddp_comm *comm, void *argument)
 	ddp_request *request;
 
 	(void)argument;
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_SEND, .send = &sent, .count = 1,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_SEND, .send = &sent, .count = 1,
 	                                            .type = DDP_F64, .root = 0 }, &request));
 	CHECK_OK(ddp_recv(comm, &got, 1, DDP_F64, 0, 0));
 	CHECK_OK(ddp_wait(request));
@@ -292,13 +293,13 @@ static int overtaken(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_send(comm, &values[2], 1, DDP_I32, 1, 9));
 		return 0;
 	}
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got[2], .count = 1,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got[2], .count = 1,
 	                                            .type = DDP_I32, .root = 0, .tag = 9 }, &others));
 	CHECK_OK(ddp_barrier(comm));
 	CHECK(ddp_wait_for(others, 50) == DDP_ERR_TIMEOUT);
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got[0], .count = 1,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got[0], .count = 1,
 	                                            .type = DDP_I32, .root = 0, .tag = 5 }, &first));
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got[1], .count = 1,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got[1], .count = 1,
 	                                            .type = DDP_I32, .root = 0, .tag = 5 }, &second));
 	CHECK_OK(ddp_barrier(comm));
 	CHECK_OK(ddp_wait(first));
@@ -328,7 +329,7 @@ static int issue_then_collect(ddp_comm *comm, void *argument)
 		int32_t value = i, got = -1;
 		ddp_request *request = NULL;
 		if (rank == 1)
-			CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got, .count = 1,
+			CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got, .count = 1,
 			                                            .type = DDP_I32, .root = 0, .tag = 1 }, &request));
 		CHECK_OK(ddp_barrier(comm));
 		if (rank == 0)
@@ -412,7 +413,7 @@ static void pass_on(ddp_comm *comm, int apart)
 	int value = rank, got = -1;
 	ddp_request *request;
 
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_RECV, .recv = &got, .count = 1, .type = DDP_I32,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got, .count = 1, .type = DDP_I32,
 	                                            .root = (rank + size - apart) % size }, &request));
 	CHECK_OK(ddp_send(comm, &value, 1, DDP_I32, (rank + apart) % size, 0));
 	CHECK_OK(ddp_wait(request));

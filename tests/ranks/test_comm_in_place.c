@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
  * other overlap is refused on all ranks, in words, also if one rank alone has it.
@@ -20,7 +21,7 @@ enum { RANKS = 4, SMALL = 12, LARGE = 90000, ROOT = 2 };
 typedef enum position { AT_START, AT_OWN_BLOCK, RESULT_AT_OWN_BLOCK } position;
 
 typedef struct form {
-	ddp_kind kind;
+	ddp_operation_kind kind;
 	position position;
 	bool by_counts;
 } form;
@@ -51,7 +52,7 @@ static void set_counts(size_t each)
 		counts[r] = each - (size_t)r * each / 8;
 }
 
-static size_t offset_of(const ddp_collective *c, int rank)
+static size_t offset_of(const ddp_operation *c, int rank)
 {
 	size_t sum = 0;
 
@@ -61,7 +62,7 @@ static size_t offset_of(const ddp_collective *c, int rank)
 }
 
 /* Elements of this rank's input and output. */
-static void measure(const ddp_collective *c, int rank, size_t *input, size_t *output)
+static void measure(const ddp_operation *c, int rank, size_t *input, size_t *output)
 {
 	const size_t own = offset_of(c, rank + 1) - offset_of(c, rank), all = offset_of(c, RANKS);
 
@@ -86,7 +87,7 @@ static void fill(int32_t *x, size_t count, int rank)
 static void compare_with_apart(ddp_comm *comm, const form *f, size_t each, int32_t *memory, int32_t *apart)
 {
 	const int rank = ddp_comm_rank(comm);
-	ddp_collective c = { .kind = f->kind, .count = f->by_counts ? 0 : each, .type = DDP_I32, .op = DDP_SUM,
+	ddp_operation c = { .kind = f->kind, .count = f->by_counts ? 0 : each, .type = DDP_I32, .op = DDP_SUM,
 	                     .root = ROOT };
 	size_t input, output;
 
@@ -151,7 +152,7 @@ static void inputs_may_lie_where_mpi_and_nccl_have_them(void **state)
 
 /* Where send and recv begin in one buffer, in elements, on the rank that has it wrong. */
 typedef struct mistake {
-	ddp_kind kind;
+	ddp_operation_kind kind;
 	int rank;
 	int send, recv;
 	bool by_counts;
@@ -175,7 +176,7 @@ static const mistake mistakes[] = {
 };
 
 /* By blocking operations and by requests. */
-static ddp_status start(ddp_comm *comm, const ddp_collective *c, bool waits)
+static ddp_status start(ddp_comm *comm, const ddp_operation *c, bool waits)
 {
 	ddp_request *request;
 
@@ -189,7 +190,7 @@ static void be_refused(ddp_comm *comm, const mistake *m, bool waits)
 {
 	static int32_t apart[2][RANKS * SMALL], together[2 * RANKS * SMALL];
 	const int rank = ddp_comm_rank(comm);
-	ddp_collective c = { .kind = m->kind, .count = m->by_counts ? 0 : SMALL, .type = DDP_I32, .op = DDP_SUM,
+	ddp_operation c = { .kind = m->kind, .count = m->by_counts ? 0 : SMALL, .type = DDP_I32, .op = DDP_SUM,
 	                     .root = ROOT, .send = apart[0], .recv = apart[1] };
 	ddp_comm *part;
 	char name[32];

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Operations that do not wait for each other. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,9 +28,9 @@ static void run_both(int (*body)(ddp_comm *, void *))
 
 enum { LARGE = 1 << 20 };
 
-static ddp_collective sum(float *x, size_t count, int lane)
+static ddp_operation sum(float *x, size_t count, int lane)
 {
-	return (ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x, .count = count, .lane = lane };
+	return (ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = x, .count = count, .lane = lane };
 }
 
 /* Rank 1 joins the large operation when it hears that rank 0 is through with the small ones. */
@@ -37,7 +38,7 @@ static int overtake(ddp_comm *comm, void *argument)
 {
 	float *large = calloc(LARGE, sizeof(*large)), small[DDP_LANES];
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
-	const ddp_collective slow = sum(large, LARGE, 0);
+	const ddp_operation slow = sum(large, LARGE, 0);
 	ddp_request *request;
 	bool done;
 
@@ -46,18 +47,18 @@ static int overtake(ddp_comm *comm, void *argument)
 	large[LARGE - 1] = 1;
 	for (int lane = 0; lane < DDP_LANES; lane++) {
 		small[lane] = (float)lane;
-		CHECK_OK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = lane }));
+		CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = lane }));
 	}
 	if (rank != 1)
 		CHECK_OK(ddp_issue(comm, &slow, &request));
 	for (int lane = 1; lane < DDP_LANES; lane++) {
-		const ddp_collective quick = sum(&small[lane], 1, lane);
+		const ddp_operation quick = sum(&small[lane], 1, lane);
 		ddp_request *other;
 		CHECK_OK(ddp_issue(comm, &quick, &other));
 		CHECK_OK(ddp_wait(other));
 		CHECK(small[lane] == (float)(lane * size));
 	}
-	const ddp_collective told = { .kind = rank == 0 ? DDP_SEND : DDP_RECV, .send = &rank, .recv = &rank,
+	const ddp_operation told = { .kind = rank == 0 ? DDP_SEND : DDP_RECV, .send = &rank, .recv = &rank,
 	                              .count = 1, .type = DDP_I32, .root = rank == 0 ? 1 : 0, .lane = 1 };
 	if (rank != 1) {
 		CHECK_OK(ddp_test(request, &done));
@@ -85,7 +86,7 @@ static void a_small_operation_overtakes_a_large_one(void **state)
 static int abort_lanes(ddp_comm *comm, void *argument)
 {
 	float x[2] = { 1, 1 };
-	const ddp_collective c[2] = { sum(&x[0], 1, 0), sum(&x[1], 1, 3) };
+	const ddp_operation c[2] = { sum(&x[0], 1, 0), sum(&x[1], 1, 3) };
 	ddp_request *requests[2];
 
 	(void)argument;
@@ -108,16 +109,16 @@ static int abort_lanes(ddp_comm *comm, void *argument)
 static int differ_in_a_lane(ddp_comm *comm, void *argument)
 {
 	float x[4] = { 1 };
-	const ddp_collective c = sum(x, ddp_comm_rank(comm) == 0 ? 1 : 2, 2);
+	const ddp_operation c = sum(x, ddp_comm_rank(comm) == 0 ? 1 : 2, 2);
 
 	(void)argument;
-	CHECK_OK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = 1 }));
-	CHECK_OK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = 2 }));
+	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 }));
+	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 2 }));
 	test_ranks_together(); /* one that is still in it would hear of the difference there */
 	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
 	CHECK(ddp_barrier(comm) == DDP_ERR_MISMATCH);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = 1 }) == DDP_ERR_MISMATCH);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = 3 }) == DDP_ERR_MISMATCH);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 }) == DDP_ERR_MISMATCH);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 3 }) == DDP_ERR_MISMATCH);
 	return 0;
 }
 
@@ -135,7 +136,7 @@ static void use_a_new_lane(void *user, ddp_status status)
 	ddp_comm *comm = ((void **)user)[0];
 
 	CHECK_OK(status);
-	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = 1, .on_complete = use_a_new_lane },
+	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1, .on_complete = use_a_new_lane },
 	                NULL) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "the first operation of a lane") != NULL);
 	CHECK(sem_post(((void **)user)[1]) == 0);
@@ -148,14 +149,14 @@ static int give_wrong_lanes(ddp_comm *comm, void *argument)
 	ddp_request *request;
 
 	(void)argument;
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
-	CHECK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
-	CHECK(ddp_run(comm, &(ddp_collective){ .kind = DDP_BARRIER, .stream = user }) == DDP_ERR_INVALID);
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER }, &request));
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
+	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .stream = user }) == DDP_ERR_INVALID);
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &request));
 	CHECK(ddp_wait_on(request, NULL) == DDP_ERR_UNSUPPORTED);
 	CHECK_OK(ddp_wait(request));
 	CHECK(sem_init(&called, 0, 0) == 0);
-	CHECK_OK(ddp_issue(comm, &(ddp_collective){ .kind = DDP_BARRIER, .on_complete = use_a_new_lane,
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = use_a_new_lane,
 	                                            .user = user }, NULL));
 	CHECK(sem_wait(&called) == 0);
 	return 0;

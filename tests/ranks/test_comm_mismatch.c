@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks issue different operations: all of them get the error, in the same words, and these name the
    rank that is wrong, on one node and on several. */
 #include <setjmp.h>
@@ -19,7 +20,7 @@ static const int one_a_node[] = { 0, 1, 2, 3, 4, 5 }, two_a_node[] = { 0, 1, 2, 
 
 /* What one rank issues, and what the others do. */
 typedef struct mistake {
-	ddp_collective odd, usual;
+	ddp_operation odd, usual;
 } mistake;
 
 typedef struct told {
@@ -32,10 +33,10 @@ typedef struct told {
 	} ranks[RANKS];
 } told;
 
-static ddp_status issue(ddp_comm *comm, const ddp_collective *operation)
+static ddp_status issue(ddp_comm *comm, const ddp_operation *operation)
 {
 	float send[RANKS * COUNT] = { 0 }, recv[RANKS * COUNT];
-	ddp_collective c = *operation;
+	ddp_operation c = *operation;
 
 	if (c.kind != DDP_BARRIER) {
 		c.send = c.kind == DDP_BROADCAST ? NULL : send;

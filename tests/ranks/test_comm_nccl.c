@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The backend for GPUs, over a stand-in for NCCL and the asynchronous test device; what needs
    no more than two ranks and no switch of the stand-in's, on a GPU, too. */
 #include <pthread.h>
@@ -179,7 +180,7 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	CHECK(d.nccl->max_ctas == DDP_NCCL_UNSET && d.nccl->inits == 1);
 	ddp_comm_limit_ctas(comm, 4);
 	CHECK_OK(ddp_comm_split(comm, d.rank % 2, 0, &part));
-	const ddp_collective c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation c = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	CHECK_OK(ddp_run(part, &c));
 	CHECK(d.nccl->max_ctas == 4 && d.nccl->inits == 2);
 	CHECK_OK(ddp_comm_free(part));
@@ -258,7 +259,7 @@ static void memory_is_registered_or_does_without(void **state)
 
 typedef struct failure {
 	const char *call;
-	ddp_kind kind;
+	ddp_operation_kind kind;
 	bool by_counts, scaled, at_opening;
 	int other; /* the rank whose call does not fail */
 } failure;
@@ -276,7 +277,7 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 		test_nccl_sum_once(&d);
 	d.nccl->result = DDP_NCCL_INVALID_USAGE;
 	d.nccl->failing = fails ? f->call : NULL;
-	ddp_collective c = test_nccl_operation(&d, f->kind);
+	ddp_operation c = test_nccl_operation(&d, f->kind);
 	c.count = f->by_counts ? 0 : 1;
 	c.counts = f->by_counts ? counts : NULL;
 	c.scaled = f->scaled;
@@ -341,7 +342,7 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	test_nccl_sum_once(&d);
 	if (d.rank == 1)
 		kill(getpid(), SIGKILL);
-	const ddp_collective c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation c = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	CHECK_OK(ddp_issue(comm, &c, &request));
 	if (d.nccl != NULL)
 		atomic_store(&d.nccl->async, DDP_NCCL_REMOTE_ERROR);
@@ -403,7 +404,7 @@ static int abort_what_hangs(ddp_comm *comm, void *argument)
 
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
-	const ddp_collective c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation c = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	if (d.rank == 0) {
 		CHECK_OK(ddp_issue(comm, &c, &request));
 		CHECK_OK(ddp_wait_on(request, d.stream));
@@ -465,7 +466,7 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	CHECK_OK(ddp_run(part, &all));
 	CHECK_OK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &memory));
 	const int allocated = d.nccl->allocated;
@@ -509,7 +510,7 @@ static int take_time(ddp_comm *comm, void *argument)
 	if (d.rank == 1)
 		usleep((unsigned)test_slowness() * 300000);
 	const uint64_t before_ns = ddp_now_ns();
-	const ddp_collective sum = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation sum = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	for (int i = 0; i < 2; i++)
 		CHECK_OK(ddp_issue(comm, &sum, &requests[i]));
 	for (int i = 0; i < 2; i++)

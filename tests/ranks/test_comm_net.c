@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The network between nodes: what it never touches, and whose end it must not overlook. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -80,7 +81,7 @@ typedef struct large {
 static large receive_and_stop(ddp_comm *comm, pid_t sender)
 {
 	large l = { .memory = map_large() };
-	const ddp_collective receive = { .kind = DDP_RECV, .recv = l.memory, .count = LARGE,
+	const ddp_operation receive = { .kind = DDP_RECV, .recv = l.memory, .count = LARGE,
 	                                 .type = DDP_U8, .root = 1 };
 
 	CHECK_OK(ddp_issue(comm, &receive, &l.request));
@@ -280,7 +281,7 @@ static int abandon_unasked(ddp_comm *comm, void *argument)
 	test_ranks_together(); /* one that is still in it would hear of the abort there */
 	if (ddp_comm_rank(comm) == 1) {
 		unsigned char *memory = map_large();
-		const ddp_collective send = { .kind = DDP_SEND, .send = memory, .count = LARGE,
+		const ddp_operation send = { .kind = DDP_SEND, .send = memory, .count = LARGE,
 		                              .type = DDP_U8, .root = 0 };
 		CHECK_OK(ddp_issue(comm, &send, &request));
 		usleep(100000);
@@ -323,7 +324,7 @@ static int die_while_both_send(ddp_comm *comm, void *argument)
 {
 	const int rank = ddp_comm_rank(comm), other = 1 - rank;
 	unsigned char *in = map_large(), *out = map_large();
-	const ddp_collective receive = { .kind = DDP_RECV, .recv = in, .count = LARGE, .type = DDP_U8, .root = other },
+	const ddp_operation receive = { .kind = DDP_RECV, .recv = in, .count = LARGE, .type = DDP_U8, .root = other },
 	                     send = { .kind = DDP_SEND, .send = out, .count = LARGE, .type = DDP_U8, .root = other };
 	ddp_request *receiving, *sending;
 	atomic_int *under_way = argument;

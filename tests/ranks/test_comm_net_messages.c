@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The network between nodes: which message is whose, and what becomes of one that nobody asks for. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +45,7 @@ static int receive_in_order(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	pthread_mutex_lock(&comm->run.lock);
-	comm->run.operation = &(const ddp_collective){ .kind = DDP_BARRIER };
+	comm->run.operation = &(const ddp_operation){ .kind = DDP_BARRIER };
 	comm->run.deadline_ns = 0;
 	for (int i = 0; i < 2; i++) {
 		if (ddp_comm_rank(comm) == 1) {
@@ -149,7 +150,7 @@ static void mistake_is_noticed_however_fast_operations_follow(void **state)
    asked for, is no question about the barrier. */
 static int send_a_high_number(ddp_comm *comm, void *argument)
 {
-	const ddp_collective barrier = { .kind = DDP_BARRIER };
+	const ddp_operation barrier = { .kind = DDP_BARRIER };
 	char byte = (char)(7 * ddp_comm_rank(comm));
 	ddp_transfer transfer;
 

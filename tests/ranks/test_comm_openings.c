@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A rank dies while ranks of several nodes connect with each other: the others get an error, and
  * none of them is ended by UCX.

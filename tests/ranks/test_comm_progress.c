@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* When the progress thread runs: how seldom while callers look after the network,
    and when messages are coalesced. */
 #include <dirent.h>
@@ -87,14 +88,14 @@ static void messages_that_a_caller_waits_for_wake_no_other_thread(void **state)
    they have long come. */
 static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 {
-	const ddp_collective c = { .kind = DDP_ALL_REDUCE, .count = COUNT, .type = DDP_F32, .op = DDP_SUM };
+	const ddp_operation c = { .kind = DDP_ALL_REDUCE, .count = COUNT, .type = DDP_F32, .op = DDP_SUM };
 	float *x = malloc(COUNT * sizeof(*x));
 
 	(void)argument;
 	CHECK(x != NULL);
 	comm->hier.link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .chunk_bytes = 60 * 1024 };
 	for (int round = 0; round < 5; round++) {
-		ddp_collective operation = c;
+		ddp_operation operation = c;
 		ddp_request *request;
 		operation.recv = x;
 		for (int i = 0; i < COUNT; i++)
@@ -130,7 +131,7 @@ static void *abort_coalescing(void *comm)
 
 static int abort_while_coalescing(ddp_comm *comm, void *argument)
 {
-	static const ddp_collective none = { .kind = DDP_BARRIER };
+	static const ddp_operation none = { .kind = DDP_BARRIER };
 	uint64_t start = ddp_now_ns();
 	ddp_transfer transfer;
 	pthread_t thread;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Random collectives against a plain reference: ranks 1 .. 8
  * on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.

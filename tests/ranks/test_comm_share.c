@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the communicators of a process share: UCX's worker and its connections, the
  * doorbell, threads. A further one costs next to nothing, and what ends one leaves
@@ -149,7 +150,7 @@ static int run_side_by_side(ddp_comm *comm, void *argument)
 		const int s = (k + rank) % SIDES, t = k / SIDES;
 		for (int i = 0; i < COUNT; i++)
 			x[s][t][i] = (float)(t + i % 5);
-		CHECK_OK(ddp_issue(side[s], &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = x[s][t], .count = COUNT,
+		CHECK_OK(ddp_issue(side[s], &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = x[s][t], .count = COUNT,
 		                                               .type = DDP_F32, .op = DDP_SUM }, &requests[s][t]));
 	}
 	for (int s = 0; s < SIDES; s++) {
@@ -189,7 +190,7 @@ static int abort_group(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_split(comm, 0, -rank, &other));
 	expect_sum(part);
 	if (rank == last)
-		CHECK_OK(ddp_issue(part, &(ddp_collective){ .kind = DDP_SEND, .send = memory, .count = LARGE,
+		CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_SEND, .send = memory, .count = LARGE,
 		                                            .type = DDP_U8, .root = 0 }, &request));
 	expect_sum(other);
 	if (rank == 0)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Those that are left of a broken communicator go on. */
 #include <limits.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Stops a random rank at a random moment of random operations: every other rank's
  * error must name that one, and not one that waited for it, too.
@@ -62,7 +63,7 @@ static int from_environment(const char *name, int otherwise)
 /* ---- operations ------------------------------------------------------------------------- */
 
 /* Issued all at once, so that some are still queued while one of them waits. */
-static ddp_status run_three(ddp_comm *comm, const ddp_collective *c)
+static ddp_status run_three(ddp_comm *comm, const ddp_operation *c)
 {
 	ddp_request *requests[3];
 	ddp_status status = DDP_OK;
@@ -81,7 +82,7 @@ static ddp_status run_three(ddp_comm *comm, const ddp_collective *c)
 static ddp_status pass_on(ddp_comm *comm, float *data, size_t count)
 {
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
-	const ddp_collective c = { .kind = DDP_RECV, .recv = data, .count = count,
+	const ddp_operation c = { .kind = DDP_RECV, .recv = data, .count = count,
 	                           .root = (rank + size - 1) % size };
 	ddp_request *request;
 	ddp_status status = ddp_issue(comm, &c, &request);
@@ -95,11 +96,11 @@ static ddp_status pass_on(ddp_comm *comm, float *data, size_t count)
 
 static ddp_status random_operation(ddp_comm *comm, unsigned int *seed, float *shared, float *private)
 {
-	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_ALL_REDUCE, DDP_BROADCAST, DDP_REDUCE,
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_ALL_REDUCE, DDP_BROADCAST, DDP_REDUCE,
 	                                  DDP_BARRIER, DDP_ALL_GATHER, DDP_GATHER, DDP_ALL_TO_ALL,
 	                                  DDP_SEND };
 	size_t size = (size_t)ddp_comm_size(comm);
-	ddp_collective c = { .kind = kinds[roll(seed, sizeof(kinds) / sizeof(kinds[0]))],
+	ddp_operation c = { .kind = kinds[roll(seed, sizeof(kinds) / sizeof(kinds[0]))],
 	                     .root = (int)roll(seed, (unsigned int)size),
 	                     .count = roll(seed, 2) == 0 ? roll(seed, 100) : roll(seed, COUNT) };
 	bool use_shared = roll(seed, 2) == 0, asynchronous = roll(seed, 2) == 0;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Another user of the host connects to UCX's listening sockets, while the kernel takes no socket filters, and
  * sends what ends a process in which UCX reads it. No rank's end comes of that.

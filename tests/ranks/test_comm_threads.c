@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages beside collectives: from other threads, behind queued ones, and at the end. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +43,7 @@ static int receive_behind_a_collective(ddp_comm *comm, void *argument)
 	for (int32_t i = 0; i < 100; i++) {
 		int32_t sum = 1, ball = i;
 		ddp_request *request;
-		const ddp_collective c = { .kind = DDP_ALL_REDUCE, .recv = &sum, .count = 1, .type = DDP_I32 };
+		const ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &sum, .count = 1, .type = DDP_I32 };
 		if (ddp_comm_rank(comm) == 0) {
 			CHECK_OK(ddp_issue(comm, &c, &request));
 			ball = -1;
@@ -153,7 +154,7 @@ static void *talk(void *argument)
 	for (int32_t i = 0; i < 200; i++) {
 		int32_t ball = i, got = -1;
 		ddp_request *request;
-		CHECK_OK(ddp_issue(t->comm, &(ddp_collective){ .kind = DDP_SEND, .send = &ball, .count = 1, .type = DDP_I32,
+		CHECK_OK(ddp_issue(t->comm, &(ddp_operation){ .kind = DDP_SEND, .send = &ball, .count = 1, .type = DDP_I32,
 		                                               .root = (rank + 1) % size, .tag = t->tag }, &request));
 		CHECK_OK(ddp_recv(t->comm, &got, 1, DDP_I32, (rank + size - 1) % size, t->tag));
 		CHECK(got == i);
@@ -199,7 +200,7 @@ static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	if (ddp_comm_rank(comm) == 0) {
 		for (int i = 0; i < 2; i++)
-			CHECK_OK(ddp_issue(part, &(ddp_collective){ .kind = DDP_RECV, .recv = &never[i], .count = 1,
+			CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_RECV, .recv = &never[i], .count = 1,
 			                                            .type = DDP_I32, .root = 1, .tag = 3 }, &requests[i]));
 		CHECK(ddp_wait_for(requests[0], 20) == DDP_ERR_TIMEOUT);
 	}

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
  * width, what several nodes have combined in accumulator form; and the bits of the result
@@ -38,7 +39,7 @@ static void run_with(const char *algorithm, const test_world *world)
 }
 
 /* The last reduction took the algorithm that it was to take. */
-static void check_taken(ddp_comm *comm, ddp_kind kind, bool small)
+static void check_taken(ddp_comm *comm, ddp_operation_kind kind, bool small)
 {
 	const bool possible = (ddp_algorithm_candidates(kind, small) >> asked_for & 1) != 0;
 	const char *rest = kind == DDP_REDUCE_SCATTER ? "scatter_gather" : "direct";
@@ -173,7 +174,7 @@ static void reduce_in_many_ways(ddp_comm *comm, outcome *o)
 	for (int way = 0; way <= WAYS; way++) {
 		const bool own = way % 2 == 0 || (way == 1 && rank % 2 == 0);
 		uint16_t *from = own ? private[0] : shared, *to = own ? private[1] : shared + LARGE;
-		ddp_collective c = { .kind = DDP_ALL_REDUCE, .send = from, .recv = to, .count = LARGE, .type = o->type,
+		ddp_operation c = { .kind = DDP_ALL_REDUCE, .send = from, .recv = to, .count = LARGE, .type = o->type,
 		                     .op = o->op, .scaled = rank == 1, .scale = rank == 1 ? 0.75 : 0, .root = size - 1 };
 		for (size_t i = 0; i < LARGE; i++)
 			from[i] = input(o->type, rank, i);

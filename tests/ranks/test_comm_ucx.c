@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * UCX beside a program: its listening sockets, its lines, its settings, and what it
  * would do to signals and to shared memory.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ddp_init() and ddp_finalize(): from nothing to a communicator, and back. */
 #include <setjmp.h>
 #include <signal.h>
@@ -77,7 +78,7 @@ static void operations_use_the_device_of_the_options(void **state)
 	ddp_comm *world = ddp_world(context);
 	assert_int_equal(ddp_mem_alloc_on(world, DDP_MEMORY_DEVICE, sizeof(half), &memory), DDP_OK);
 	assert_int_equal(ddp_device_copy(context->device, NULL, memory, half, sizeof(half)), DDP_OK);
-	assert_int_equal(ddp_run(world, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 2,
+	assert_int_equal(ddp_run(world, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 2,
 	                                                   .memory = DDP_MEMORY_DEVICE, .scaled = true,
 	                                                   .scale = 4 }), DDP_OK);
 	assert_int_equal(ddp_device_copy(context->device, NULL, result, memory, sizeof(result)), DDP_OK);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A model in the memory of the asynchronous test device: it comes to the bits of one in the
  * host's memory, and nothing in its backward pass waits. The device refuses work that no
@@ -41,8 +42,8 @@ static void make(model_side *s, ddp_context *context, const ddp_model_options *o
 	if (there)
 		CHECK_OK(ddp_device_alloc(context->device, ROWS * 24 * sizeof(float), &s->own));
 	side_make(s, params, PARAMS, options, (float)side_rank(s));
-	CHECK((ddp_device_loss(s->model) != NULL) == there);
-	CHECK_OK(ddp_broadcast_params(s->model));
+	CHECK((ddp_model_device_loss(s->model) != NULL) == there);
+	CHECK_OK(ddp_model_broadcast_params(s->model));
 }
 
 /* The model's work may still be in the memory of rows. */
@@ -79,12 +80,12 @@ static void add_rows(model_side *s, int step, int p)
 	for (int64_t i = 0; i < ROWS * width; i++)
 		values[i] = (float)i - 30;
 	if (s->stream == NULL) {
-		CHECK_OK(ddp_grad_rows(s->model, p, index, values, ROWS));
+		CHECK_OK(ddp_model_grad_rows(s->model, p, index, values, ROWS));
 		return;
 	}
 	side_copy(s, there, values, (size_t)(ROWS * width) * sizeof(float));
 	side_copy(s, there + ROWS * width, index, sizeof(index));
-	CHECK_OK(ddp_grad_rows(s->model, p, (const int32_t *)(const void *)(there + ROWS * width), there, ROWS));
+	CHECK_OK(ddp_model_grad_rows(s->model, p, (const int32_t *)(const void *)(there + ROWS * width), there, ROWS));
 }
 
 static void backward(model_side *s, int step)
@@ -92,7 +93,7 @@ static void backward(model_side *s, int step)
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		if (params[p].sparse_rows == 0)
 			set_gradient(s, step, p);
-		CHECK_OK(ddp_grad_ready(s->model, p));
+		CHECK_OK(ddp_model_grad_ready(s->model, p));
 	}
 	add_rows(s, step, 1);
 }
@@ -104,12 +105,12 @@ static void train_step(model_side *s, int step, bool halves, ddp_step_stats *sta
 
 	backward(s, step);
 	if (s->stream != NULL)
-		side_copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
+		side_copy(s, ddp_model_device_loss(s->model), &loss, sizeof(loss));
 	if (halves) {
-		CHECK_OK(ddp_reduce_grads(s->model, 3, s->stream == NULL ? 3 : 1, stats));
-		CHECK_OK(ddp_update_params(s->model, stats));
+		CHECK_OK(ddp_model_reduce_grads(s->model, 3, s->stream == NULL ? 3 : 1, stats));
+		CHECK_OK(ddp_model_update_params(s->model, stats));
 	} else {
-		CHECK_OK(ddp_step(s->model, 3, s->stream == NULL ? 3 : 1, stats));
+		CHECK_OK(ddp_model_step(s->model, 3, s->stream == NULL ? 3 : 1, stats));
 	}
 }
 
@@ -188,12 +189,12 @@ static int never_wait(ddp_context *context, void *user)
 	CHECK(sem_init(&go, 0, 0) == 0);
 	CHECK_OK(ddp_device_launch(context->device, s.stream, hold_queue, &go));
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		const size_t bytes = (size_t)ddp_param_count(s.model, p) * sizeof(float);
-		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_grad(s.model, p), 0, bytes));
-		CHECK_OK(ddp_grad_ready(s.model, p));
+		const size_t bytes = (size_t)ddp_model_param_count(s.model, p) * sizeof(float);
+		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_model_param_grad(s.model, p), 0, bytes));
+		CHECK_OK(ddp_model_grad_ready(s.model, p));
 	}
 	CHECK(sem_post(&go) == 0);
-	CHECK_OK(ddp_step(s.model, 1, 1, NULL));
+	CHECK_OK(ddp_model_step(s.model, 1, 1, NULL));
 	sem_destroy(&go);
 	unmake(&s);
 	return 0;
@@ -258,9 +259,9 @@ static int wait_in_phases(ddp_context *context, void *user)
 		reads = ends = 0;
 		looked_at = s.model;
 		if (step == 2)
-			CHECK_OK(ddp_step(s.model, 1, 1, &stats));
+			CHECK_OK(ddp_model_step(s.model, 1, 1, &stats));
 		else
-			CHECK_OK(ddp_reduce_grads(s.model, 1, 1, &stats));
+			CHECK_OK(ddp_model_reduce_grads(s.model, 1, 1, &stats));
 		looked_at = NULL;
 		CHECK(reads == 2 && ends == s.model->plan.count + 1 && ends > 2); /* and the totals */
 	}
@@ -284,23 +285,23 @@ static int refuse(ddp_context *context, void *user)
 
 	make(&here, context, user, false);
 	make(&there, context, user, true);
-	side_copy(&there, ddp_device_loss(there.model), &(double){ 7 }, sizeof(double));
+	side_copy(&there, ddp_model_device_loss(there.model), &(double){ 7 }, sizeof(double));
 	set_gradient(&there, 1, 0);
-	CHECK_OK(ddp_zero_grads(there.model));
+	CHECK_OK(ddp_model_zero_grads(there.model));
 	backward(&there, 1);
-	side_copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	side_copy(&there, ddp_model_device_loss(there.model), &(double){ 5 }, sizeof(double));
 	if (ddp_comm_rank(ddp_world(context)) == 1) {
 		there.host[0] = NAN;
-		side_copy(&there, ddp_param_grad(there.model, 1), there.host, sizeof(float));
+		side_copy(&there, ddp_model_param_grad(there.model, 1), there.host, sizeof(float));
 	}
-	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(ddp_model_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(strstr(ddp_last_error(), "\"rows\" is not finite on rank 1") != NULL);
 	train_step(&here, 1, false, &stats[0]);
-	/* A loss that only ddp_zero_grads() has forgotten. */
+	/* A loss that only ddp_model_zero_grads() has forgotten. */
 	backward(&there, 2);
-	side_copy(&there, ddp_device_loss(there.model), &(double){ 5 }, sizeof(double));
-	CHECK_OK(ddp_reduce_grads(there.model, 3, 1, NULL));
-	CHECK_OK(ddp_zero_grads(there.model));
+	side_copy(&there, ddp_model_device_loss(there.model), &(double){ 5 }, sizeof(double));
+	CHECK_OK(ddp_model_reduce_grads(there.model, 3, 1, NULL));
+	CHECK_OK(ddp_model_zero_grads(there.model));
 	train_step(&there, 1, false, &stats[1]);
 	CHECK(stats[1].loss == stats[0].loss);
 	sides_same(&here, &there);
@@ -323,11 +324,11 @@ static void join(model_side *s, int step, ddp_step_stats *stats)
 {
 	const double loss = 5;
 
-	CHECK_OK(ddp_set_sync(s->model, false));
+	CHECK_OK(ddp_model_set_sync(s->model, false));
 	set_gradient(s, step, 2);
 	if (s->stream != NULL)
-		side_copy(s, ddp_device_loss(s->model), &loss, sizeof(loss));
-	CHECK_OK(ddp_join(s->model, stats));
+		side_copy(s, ddp_model_device_loss(s->model), &loss, sizeof(loss));
+	CHECK_OK(ddp_model_join(s->model, stats));
 }
 
 static int finish_early(ddp_context *context, void *user)
@@ -348,7 +349,7 @@ static int finish_early(ddp_context *context, void *user)
 		sides_same(&both[0], &both[1]);
 	}
 	for (int i = 0; i < 2; i++) {
-		CHECK_OK(ddp_join(both[i].model, &stats[i]));
+		CHECK_OK(ddp_model_join(both[i].model, &stats[i]));
 		CHECK(stats[i].active_ranks == 0 && stats[i].step == STEPS);
 	}
 	sides_same(&both[0], &both[1]);
@@ -441,12 +442,12 @@ static void share_seen(model_side *s, int step, float (*got)[SEEN])
 			s->host[i] = (float)(100 * step + 10 * rank + b + i);
 		if (step == 2 && rank == 0)
 			s->host[3] = NAN;
-		side_copy(s, ddp_param_data(s->model, b), s->host, sizeof(got[b]));
+		side_copy(s, ddp_model_param_data(s->model, b), s->host, sizeof(got[b]));
 	}
-	CHECK_OK(ddp_grad_ready(s->model, WEIGHT));
-	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
+	CHECK_OK(ddp_model_grad_ready(s->model, WEIGHT));
+	CHECK_OK(ddp_model_step(s->model, 1, 1, NULL));
 	for (int b = SENT; b <= MEAN; b++) {
-		side_copy(s, got[b], ddp_param_data(s->model, b), sizeof(got[b]));
+		side_copy(s, got[b], ddp_model_param_data(s->model, b), sizeof(got[b]));
 		for (int i = 0; i < SEEN; i++)
 			CHECK(got[b][i] == (float)(100 * step + (step == 2 ? 10 : b == MEAN ? 5 : 0) + b + i));
 	}
@@ -463,7 +464,7 @@ static int share_buffers(ddp_context *context, void *user)
 	side_open(&s, context, true);
 	options.stream = s.stream;
 	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
-	CHECK_OK(ddp_broadcast_params(s.model));
+	CHECK_OK(ddp_model_broadcast_params(s.model));
 	share_seen(&s, 1, got);
 	share_seen(&s, 2, got);
 	CHECK_OK(ddp_checkpoint_save(s.model, NULL, test_folder, 0));
@@ -473,7 +474,7 @@ static int share_buffers(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
 	CHECK_OK(ddp_checkpoint_load(s.model, NULL, test_folder, &step));
 	for (int b = SENT; b <= MEAN; b++)
-		CHECK(step == 2 && memcmp(got[b], ddp_param_data(s.model, b), sizeof(got[b])) == 0);
+		CHECK(step == 2 && memcmp(got[b], ddp_model_param_data(s.model, b), sizeof(got[b])) == 0);
 	side_close(&s);
 	return 0;
 }
@@ -505,8 +506,8 @@ static int free_early(ddp_context *context, void *user)
 	make(&s, context, user, true);
 	CHECK_OK(ddp_device_launch(context->device, s.stream, linger, NULL));
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_grad(s.model, p), 0, sizeof(float)));
-		CHECK_OK(ddp_grad_ready(s.model, p));
+		CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_model_param_grad(s.model, p), 0, sizeof(float)));
+		CHECK_OK(ddp_model_grad_ready(s.model, p));
 	}
 	unmake(&s);
 	side_all_freed(context);
@@ -530,9 +531,9 @@ static int broadcast_early(ddp_context *context, void *user)
 
 	make(&s, context, user, true);
 	CHECK_OK(ddp_device_launch(context->device, s.stream, linger, NULL));
-	CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_param_data(s.model, P), WRITTEN + side_rank(&s), sizeof(got)));
-	CHECK_OK(ddp_broadcast_params(s.model));
-	side_copy(&s, got, ddp_param_data(s.model, P), sizeof(got));
+	CHECK_OK(ddp_device_fill(context->device, s.stream, ddp_model_param_data(s.model, P), WRITTEN + side_rank(&s), sizeof(got)));
+	CHECK_OK(ddp_model_broadcast_params(s.model));
+	side_copy(&s, got, ddp_model_param_data(s.model, P), sizeof(got));
 	for (size_t i = 0; i < sizeof(got); i++)
 		CHECK(got[i] == WRITTEN);
 	unmake(&s);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* examples/models/net in the memory of the asynchronous test device: it comes to the bits of one
    in the host's, running statistics and dropout among them, and its evaluation says the same. */
 #include <setjmp.h>
@@ -48,7 +49,7 @@ static void release(void *user, void *memory)
 static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory)
 {
 	side *s = user;
-	const ddp_collective operation = { .kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
+	const ddp_operation operation = { .kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
 		.op = DDP_SUM, .lane = 1, .memory = memory };
 
 	if (memory == DDP_MEMORY_HOST)
@@ -82,16 +83,16 @@ static void make(side *s, ddp_context *context, bool there, bool together)
 	CHECK(s->count <= TENSORS_MAX);
 	CHECK_OK(ddp_model_create(context, params, s->count, &options, &s->model));
 	for (int i = 0; i < s->count; i++) {
-		data[i] = ddp_param_data(s->model, i);
-		grad[i] = ddp_param_grad(s->model, i);
+		data[i] = ddp_model_param_data(s->model, i);
+		grad[i] = ddp_model_param_grad(s->model, i);
 	}
 	net_bind(s->net, data, grad);
-	net_bind_loss(s->net, ddp_device_loss(s->model));
+	net_bind_loss(s->net, ddp_model_device_loss(s->model));
 	net_use_graphs(s->net, true);
 	if (together)
 		net_sync_batch_norm(s->net, sum, s);
 	CHECK(net_initialise(s->net, 7));
-	CHECK_OK(ddp_broadcast_params(s->model));
+	CHECK_OK(ddp_model_broadcast_params(s->model));
 	dk_use(NULL);
 }
 
@@ -114,7 +115,7 @@ static void fill(float *images, int32_t *labels, int number)
 
 static ddp_status ready(void *user, int param)
 {
-	return ddp_grad_ready(user, param);
+	return ddp_model_grad_ready(user, param);
 }
 
 /* Of one pass; the last rank has none in the second step, if all normalise together. */
@@ -137,7 +138,7 @@ static double train_step(side *s, int step)
 	dk_use(s->kernels);
 	for (int pass = 0; pass < PASSES; pass++) {
 		fill(images, labels, (step * PASSES + pass) * 2 + rank);
-		CHECK_OK(ddp_set_sync(s->model, pass == PASSES - 1));
+		CHECK_OK(ddp_model_set_sync(s->model, pass == PASSES - 1));
 		const net_result result = net_forward(s->net, images, labels, count, &s->random);
 		CHECK_OK(result.status);
 		CHECK(s->kernels == NULL || result.loss == 0);
@@ -149,7 +150,7 @@ static double train_step(side *s, int step)
 	if (s->sum != NULL)
 		CHECK_OK(ddp_wait(s->sum));
 	s->sum = NULL;
-	CHECK_OK(ddp_step(s->model, count * PASSES, loss, &stats));
+	CHECK_OK(ddp_model_step(s->model, count * PASSES, loss, &stats));
 	return stats.loss;
 }
 
@@ -170,11 +171,11 @@ static net_result evaluate(side *s)
 static void expect_same(side *here, side *there)
 {
 	for (int i = 0; i < here->count; i++) {
-		const size_t bytes = (size_t)ddp_param_count(here->model, i) * sizeof(float);
+		const size_t bytes = (size_t)ddp_model_param_count(here->model, i) * sizeof(float);
 		float *got = malloc(bytes);
 		CHECK(got != NULL);
-		CHECK_OK(ddp_place_read(&there->model->place, got, ddp_param_data(there->model, i), bytes));
-		CHECK(memcmp(got, ddp_param_data(here->model, i), bytes) == 0);
+		CHECK_OK(ddp_place_read(&there->model->place, got, ddp_model_param_data(there->model, i), bytes));
+		CHECK(memcmp(got, ddp_model_param_data(here->model, i), bytes) == 0);
 		free(got);
 	}
 }

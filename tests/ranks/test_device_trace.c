@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The trace of a model on a device, and a step's times: what the program's queue and communication did,
  * and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
@@ -41,13 +42,13 @@ static void compute(const model_side *s)
 	static const int forward_ms = FORWARD_MS, gradient_ms = GRADIENT_MS;
 	ddp_device *device = s->context->device;
 
-	ddp_set_phase(s->model, DDP_PHASE_FORWARD);
+	ddp_model_set_phase(s->model, DDP_PHASE_FORWARD);
 	CHECK_OK(ddp_device_launch(device, s->stream, take_time, (void *)(uintptr_t)&forward_ms));
-	ddp_set_phase(s->model, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(s->model, DDP_PHASE_BACKWARD);
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		CHECK_OK(ddp_device_launch(device, s->stream, take_time, (void *)(uintptr_t)&gradient_ms));
-		CHECK_OK(ddp_device_fill(device, s->stream, ddp_param_grad(s->model, p), 0, ELEMENTS * sizeof(float)));
-		CHECK_OK(ddp_grad_ready(s->model, p));
+		CHECK_OK(ddp_device_fill(device, s->stream, ddp_model_param_grad(s->model, p), 0, ELEMENTS * sizeof(float)));
+		CHECK_OK(ddp_model_grad_ready(s->model, p));
 	}
 }
 
@@ -61,12 +62,12 @@ static int train(ddp_context *context, void *user)
 	(void)user;
 	side_open(&s, context, true);
 	side_make(&s, params, PARAMS, &options, 0);
-	CHECK_OK(ddp_broadcast_params(s.model));
+	CHECK_OK(ddp_model_broadcast_params(s.model));
 	CHECK(s.model->plan.count == PARAMS);
 	for (int step = 1; step <= STEPS; step++) {
 		ddp_step_stats stats;
 		compute(&s);
-		CHECK_OK(ddp_step(s.model, 1, 1, &stats));
+		CHECK_OK(ddp_model_step(s.model, 1, 1, &stats));
 		exposed += stats.exposed_seconds;
 		communication += stats.communication_seconds;
 		forward += stats.forward_seconds;
@@ -76,7 +77,7 @@ static int train(ddp_context *context, void *user)
 		CHECK(stats.backward_seconds >= PARAMS * GRADIENT_MS * 1e-3);
 		CHECK(stats.forward_seconds + stats.backward_seconds <= stats.seconds);
 	}
-	ddp_get_summary(s.model, &summary);
+	ddp_model_summary(s.model, &summary);
 	CHECK(fabs(summary.forward_seconds - forward) < 1e-12 && fabs(summary.backward_seconds - backward) < 1e-12);
 	CHECK(fabs(summary.overlap_ratio - fmax(0, 1 - exposed / communication)) < 1e-12);
 	side_close(&s);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Ways of training a model in the memory of the asynchronous test device, each beside the same
  * in the host's memory: parameters, gradients and norms have the same bits after each step.
@@ -61,11 +62,11 @@ static void close_both(model_side *here, model_side *there)
 static void backward(model_side *s, int step, float bad)
 {
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		side_draw(s, step, p, factor * (float)ddp_loss_scale(s->model));
+		side_draw(s, step, p, factor * (float)ddp_model_loss_scale(s->model));
 		if (p == 1 && side_rank(s) == 1)
 			s->host[5] += bad;
 		side_copy_gradient(s, p);
-		CHECK_OK(ddp_grad_ready(s->model, p));
+		CHECK_OK(ddp_model_grad_ready(s->model, p));
 	}
 }
 
@@ -84,10 +85,10 @@ static void train_step(model_side *s, int step, float bad, bool halves, ddp_step
 {
 	backward(s, step, bad);
 	if (halves) {
-		CHECK_OK(ddp_reduce_grads(s->model, 3, 3, stats));
-		CHECK_OK(ddp_update_params(s->model, stats));
+		CHECK_OK(ddp_model_reduce_grads(s->model, 3, 3, stats));
+		CHECK_OK(ddp_model_update_params(s->model, stats));
 	} else {
-		CHECK_OK(ddp_step(s->model, 3, 3, stats));
+		CHECK_OK(ddp_model_step(s->model, 3, 3, stats));
 	}
 }
 
@@ -102,7 +103,7 @@ static void step_both(model_side *here, model_side *there, int step, float bad, 
 	CHECK(spans_of_step == spans_here && spans_here > (bad == 0 ? 0 : (size_t)there->model->plan.count));
 	CHECK(stats[0].skipped == (bad != 0) && stats[1].skipped == (bad != 0));
 	CHECK(bad != 0 || fabs(stats[0].grad_norm / stats[1].grad_norm - 1) < 1e-12);
-	CHECK(ddp_loss_scale(here->model) == ddp_loss_scale(there->model));
+	CHECK(ddp_model_loss_scale(here->model) == ddp_model_loss_scale(there->model));
 	sides_same(here, there);
 }
 
@@ -118,7 +119,7 @@ static int scale_body(ddp_context *context, void *user)
 		step_both(&here, &there, step, 0, step % 2 == 0);
 		step_both(&here, &there, step + 10, step < 3 ? INFINITY : 0, step % 2 == 0);
 	}
-	CHECK(ddp_loss_scale(there.model) == 0x1p19); /* halved twice, doubled once */
+	CHECK(ddp_model_loss_scale(there.model) == 0x1p19); /* halved twice, doubled once */
 	close_both(&here, &there);
 	return 0;
 }
@@ -149,7 +150,7 @@ static ddp_status scale_gradient(void *user, int param, float *grad, int64_t cou
 	scaling *s = user;
 	dk_queue *before = dk_use(s->of->kernels);
 
-	CHECK(grad == ddp_param_grad(s->of->model, param) && count == ddp_param_count(s->of->model, param));
+	CHECK(grad == ddp_model_param_grad(s->of->model, param) && count == ddp_model_param_count(s->of->model, param));
 	dk_scale(grad, count, s->factor);
 	dk_use(before);
 	s->calls++;
@@ -170,10 +171,10 @@ static void announce_to_a_queue_that_is_held(model_side *s, const scaling *hook)
 	CHECK(sem_init(&go, 0, 0) == 0);
 	CHECK_OK(ddp_device_launch(s->context->device, s->stream, hold_queue, &go));
 	for (int p = PARAMS - 1; p >= 0; p--)
-		CHECK_OK(ddp_grad_ready(s->model, p));
+		CHECK_OK(ddp_model_grad_ready(s->model, p));
 	CHECK(hook->calls == before + PARAMS);
 	CHECK(sem_post(&go) == 0);
-	CHECK_OK(ddp_step(s->model, 1, 1, NULL));
+	CHECK_OK(ddp_model_step(s->model, 1, 1, NULL));
 	sem_destroy(&go);
 }
 
@@ -184,8 +185,8 @@ static int hooks_body(ddp_context *context, void *user)
 
 	make_both(&here, &there, context, user);
 	for (int p = 0; p < PARAMS; p++) {
-		CHECK_OK(ddp_grad_hook(here.model, p, scale_gradient, &hooks[0]));
-		CHECK_OK(ddp_grad_hook(there.model, p, scale_gradient, &hooks[1]));
+		CHECK_OK(ddp_model_set_grad_hook(here.model, p, scale_gradient, &hooks[0]));
+		CHECK_OK(ddp_model_set_grad_hook(there.model, p, scale_gradient, &hooks[1]));
 	}
 	for (int step = 1; step <= 2; step++)
 		step_both(&here, &there, step, 0, step == 2);
@@ -194,7 +195,7 @@ static int hooks_body(ddp_context *context, void *user)
 	/* What a hook leaves is what is looked at. */
 	hooks[1].factor = side_rank(&there) == 1 ? INFINITY : 1;
 	backward(&there, 3, 0);
-	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(ddp_model_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(says("is not finite on rank 1"));
 	close_both(&here, &there);
 	return 0;
@@ -215,17 +216,17 @@ static void gradient_hooks_work_on_the_queue(void **state)
 static ddp_status step_with(model_side *s, float value)
 {
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		const int64_t count = ddp_param_count(s->model, p);
+		const int64_t count = ddp_model_param_count(s->model, p);
 		if (p == 1 && value == 0) {
-			CHECK_OK(ddp_grad_unused(s->model, p));
+			CHECK_OK(ddp_model_grad_unused(s->model, p));
 			continue;
 		}
 		for (int64_t i = 0; i < count; i++)
 			s->host[i] = p == 1 ? value : 1;
 		side_copy_gradient(s, p);
-		CHECK_OK(ddp_grad_ready(s->model, p));
+		CHECK_OK(ddp_model_grad_ready(s->model, p));
 	}
-	return ddp_step(s->model, 1, 1, NULL);
+	return ddp_model_step(s->model, 1, 1, NULL);
 }
 
 static int unused_body(ddp_context *context, void *user)
@@ -272,7 +273,7 @@ typedef struct summing {
 static ddp_status start(void *user, const ddp_grad_bucket *bucket)
 {
 	summing *s = user;
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count,
 		.type = DDP_F32, .op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
 	};
@@ -317,7 +318,7 @@ static int summing_body(ddp_context *context, void *user)
 	CHECK(buckets > 2 && sums[1].started == 3 * buckets && sums[1].finished == 3 * buckets);
 	/* Of a step that is not updated, too. */
 	backward(&there, 4, NAN);
-	CHECK(ddp_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(ddp_model_step(there.model, 1, 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(sums[1].finished == 4 * buckets);
 	side_close(&here);
 	/* And of one that nobody ends, which breaks the world: nobody may still be in a collective. */
@@ -446,8 +447,8 @@ static int own_memory_body(ddp_context *context, void *user)
 	options.grads_memory = own[1];
 	make(&there, &options);
 	for (int p = 0; p < PARAMS; p++) {
-		const float *data = ddp_param_data(there.model, p), *grad = ddp_param_grad(there.model, p);
-		const int64_t count = ddp_param_count(there.model, p);
+		const float *data = ddp_model_param_data(there.model, p), *grad = ddp_model_param_grad(there.model, p);
+		const int64_t count = ddp_model_param_count(there.model, p);
 		CHECK(is_within(data, count, own[0], bytes[0]));
 		CHECK(is_within(grad, count, own[1], bytes[1]));
 	}
@@ -455,8 +456,8 @@ static int own_memory_body(ddp_context *context, void *user)
 	for (int step = 1; step <= 2; step++)
 		step_both(&here, &there, step, 0, step == 2);
 	for (int p = 0; p < PARAMS; p++) {
-		CHECK_OK(ddp_device_copy(context->device, there.stream, ddp_param_grad(there.model, p), there.host,
-		                         (size_t)ddp_param_count(there.model, p) * sizeof(float)));
+		CHECK_OK(ddp_device_copy(context->device, there.stream, ddp_model_param_grad(there.model, p), there.host,
+		                         (size_t)ddp_model_param_count(there.model, p) * sizeof(float)));
 	}
 	ddp_model_free(there.model);
 	there.model = NULL;
@@ -557,20 +558,20 @@ static int work_at_once(ddp_context *context, void *user)
 
 	side_open(&s, context, true);
 	side_make(&s, own, UNITS, user, 0);
-	CHECK_OK(ddp_broadcast_params(s.model));
+	CHECK_OK(ddp_model_broadcast_params(s.model));
 	CHECK(s.model->units.count == UNITS);
 	for (int p = UNITS - 1; p >= 0; p--) {
 		side_draw(&s, STEP, p, 1);
 		side_copy_gradient(&s, p);
-		CHECK_OK(ddp_grad_ready(s.model, p));
+		CHECK_OK(ddp_model_grad_ready(s.model, p));
 	}
 	CHECK(looks.count == 0);
-	CHECK_OK(ddp_step(s.model, 1, 1, &stats));
+	CHECK_OK(ddp_model_step(s.model, 1, 1, &stats));
 	CHECK(looks.count == 1 && looks.arrays == UNITS);
 	CHECK(sums.count == 1 && sums.arrays == 2);
 	for (int p = 0; p < UNITS; p++) {
 		side_draw(&s, STEP, p, 1);
-		squares += dk_sum_squares(s.host, ddp_param_count(s.model, p));
+		squares += dk_sum_squares(s.host, ddp_model_param_count(s.model, p));
 	}
 	CHECK(stats.grad_norm == sqrt(squares));
 	side_close(&s);

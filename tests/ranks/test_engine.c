@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce: random models on random worlds, reduced in every way, in random order, with random
  * parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped
@@ -47,13 +48,13 @@ static void expect_rounded(const scenario *s, ddp_model *model, int p)
 {
 	static uint16_t nearest[ELEMENTS_MAX], got[ELEMENTS_MAX];
 	static float masters[ELEMENTS_MAX];
-	const uint16_t *rounded = ddp_param_bf16(model, p);
-	const int64_t count = ddp_param_count(model, p);
+	const uint16_t *rounded = ddp_model_param_bf16(model, p);
+	const int64_t count = ddp_model_param_count(model, p);
 
 	CHECK((rounded != NULL) == (s->options.bf16_params && !scenario_is_buffer(s, p)));
 	if (rounded == NULL)
 		return;
-	scenario_copy(masters, ddp_param_data(model, p), scenario_bytes(model, p));
+	scenario_copy(masters, ddp_model_param_data(model, p), scenario_bytes(model, p));
 	scenario_copy(got, rounded, (size_t)count * sizeof(*got));
 	dk_to_bf16(nearest, masters, count);
 	CHECK(memcmp(got, nearest, (size_t)count * sizeof(*nearest)) == 0);
@@ -64,13 +65,13 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 	static float got[ELEMENTS_MAX];
 
 	for (int p = 0; p < s->count; p++) {
-		const float *grad = ddp_param_grad(model, p);
-		scenario_copy(got, ddp_param_data(model, p), scenario_bytes(model, p));
+		const float *grad = ddp_model_param_grad(model, p);
+		scenario_copy(got, ddp_model_param_data(model, p), scenario_bytes(model, p));
 		CHECK(memcmp(got, wanted[p], scenario_bytes(model, p)) == 0);
 		CHECK((grad != NULL) == scenario_is_trained(s, p));
 		if (grad != NULL)
 			scenario_copy(got, grad, scenario_bytes(model, p));
-		for (int64_t i = 0; i < ddp_param_count(model, p) && grad != NULL; i++)
+		for (int64_t i = 0; i < ddp_model_param_count(model, p) && grad != NULL; i++)
 			CHECK(got[i] == 0);
 		expect_rounded(s, model, p);
 	}
@@ -80,7 +81,7 @@ static void expect_params(const scenario *s, ddp_model *model, float (*wanted)[E
 static void expect_at_once(const scenario *s, ddp_model *model, plain *x)
 {
 	for (int p = 0; p < s->count && s->whole; p++)
-		CHECK_OK(ddp_param_wait(model, p));
+		CHECK_OK(ddp_model_param_wait(model, p));
 	if (s->whole)
 		expect_params(s, model, x->params);
 }
@@ -144,15 +145,15 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 		expect_at_once(s, model, x);
 	}
 	CHECK(s->steps == STEPS || model->replan.took == NULL);
-	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS));
+	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS));
 	/* Of numbers that are not whole, the first way tells what the others are to come to. */
 	static float wanted[PARAMS_MAX][ELEMENTS_MAX];
 	for (int p = 0; p < s->count && way == 0; p++)
-		scenario_copy(wanted[p], ddp_param_data(model, p), scenario_bytes(model, p));
+		scenario_copy(wanted[p], ddp_model_param_data(model, p), scenario_bytes(model, p));
 	if (!rows_matter(s))
 		expect_params(s, model, wanted);
 	/* All have finished: that is no step. */
-	CHECK_OK(ddp_join(model, &stats));
+	CHECK_OK(ddp_model_join(model, &stats));
 	CHECK(stats.active_ranks == 0 && stats.step == s->steps);
 	if (s->whole)
 		expect_params(s, model, x->params);
@@ -164,7 +165,7 @@ static ddp_request *under_way[BUCKETS_MAX];
 
 static ddp_status start_sum(void *user, const ddp_grad_bucket *bucket)
 {
-	const ddp_collective sum = {
+	const ddp_operation sum = {
 		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count, .type = DDP_F32,
 		.op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
 	};

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Paths that are given to the examples may be anything: none may hang a program, and each is
 # refused in a sentence that names it. Prints TAP.
 program=${GPT:-examples/gpt/gpt}

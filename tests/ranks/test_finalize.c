@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
  * named by the others, whichever way they found each other and whatever runs their operations.
@@ -399,7 +400,7 @@ static void sum_on_device(ddp_context *context)
 	test_nccl_standin(context->device);
 	CHECK_OK(ddp_device_alloc(context->device, sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(context->device, NULL, memory, 0, sizeof(float)));
-	CHECK_OK(ddp_run(world, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 1,
+	CHECK_OK(ddp_run(world, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 1,
 	                                           .memory = DDP_MEMORY_DEVICE }));
 	CHECK_OK(ddp_comm_describe(world, &info));
 	CHECK(strcmp(info.device_backend, "nccl") == 0);
@@ -425,13 +426,13 @@ static void free_with_parameters_on_their_way(ddp_context *context)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, 1, &options, &model));
-	CHECK_OK(ddp_broadcast_params(model));
-	memset(ddp_param_grad(model, 0), 0, 1000 * sizeof(float));
-	CHECK_OK(ddp_grad_ready(model, 0));
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_broadcast_params(model));
+	memset(ddp_model_param_grad(model, 0), 0, 1000 * sizeof(float));
+	CHECK_OK(ddp_model_grad_ready(model, 0));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	if (ddp_get_job(context)->rank == ODD)
 		stop(context);
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 	ddp_model_free(model);
 }
 

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # examples/gpt as a user runs it: training, checkpoints, errors. Prints TAP.
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh
@@ -17,7 +18,7 @@ printf 'abc' >"$work/short"
 
 every_option_is_in_help() {
 	tells_of data test format model layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-beside resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-async resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb device no-graphs spawn threads \
 		readers generate json verbose version
 }

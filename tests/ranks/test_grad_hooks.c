@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce/grads: gradients that the program's own functions change before they are reduced. */
 #include <math.h>
 #include <setjmp.h>
@@ -57,7 +58,7 @@ static void add_gradients(ddp_model *model, int rank)
 {
 	for (int p = 0; p < PARAMS; p++) {
 		for (int i = 0; i < COUNT; i++)
-			ddp_param_grad(model, p)[i] += (float)(1 + rank);
+			ddp_model_param_grad(model, p)[i] += (float)(1 + rank);
 	}
 }
 
@@ -66,24 +67,24 @@ static void hooked_step(ddp_model *model, int rank, calls *c)
 	const float sum = (float)(2 + 2 * rank);
 
 	*c = (calls){ 0 };
-	CHECK_OK(ddp_set_sync(model, false));
+	CHECK_OK(ddp_model_set_sync(model, false));
 	add_gradients(model, rank);
-	CHECK_OK(ddp_grad_ready(model, FIRST));
+	CHECK_OK(ddp_model_grad_ready(model, FIRST));
 	CHECK(c->count[FIRST] == 0); /* more is to come */
-	CHECK_OK(ddp_set_sync(model, true));
+	CHECK_OK(ddp_model_set_sync(model, true));
 	add_gradients(model, rank);
-	CHECK_OK(ddp_grad_ready(model, PLAIN));
-	CHECK_OK(ddp_grad_ready(model, FIRST));
+	CHECK_OK(ddp_model_grad_ready(model, PLAIN));
+	CHECK_OK(ddp_model_grad_ready(model, FIRST));
 	CHECK(c->count[FIRST] == 1 && c->seen == sum);
 	CHECK(c->count[SECOND] == 0);
-	CHECK_OK(ddp_step(model, 1, 0, NULL)); /* completes the second, too */
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL)); /* completes the second, too */
 	CHECK(c->count[FIRST] == 1 && c->count[SECOND] == 1 && c->seen == sum);
 }
 
 static void expect_param(ddp_model *model, int p, float value)
 {
 	for (int i = 0; i < COUNT; i++)
-		CHECK(ddp_param_data(model, p)[i] == value);
+		CHECK(ddp_model_param_data(model, p)[i] == value);
 }
 
 static ddp_status sum_up(void *user, const ddp_grad_bucket *bucket)
@@ -123,8 +124,8 @@ static int every_way_body(ddp_context *context, void *user)
 		options.hook = ways[w].hook;
 		test_measure(ways[w].alone ? "no-communication" : NULL);
 		CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
-		CHECK_OK(ddp_grad_hook(model, FIRST, clip, &c));
-		CHECK_OK(ddp_grad_hook(model, SECOND, clip, &c));
+		CHECK_OK(ddp_model_set_grad_hook(model, FIRST, clip, &c));
+		CHECK_OK(ddp_model_set_grad_hook(model, SECOND, clip, &c));
 		hooked_step(model, rank, &c);
 		/* 2, and 4 and 6 that are clipped to 3: on average */
 		const float clipped = ways[w].alone ? fminf((float)(2 + 2 * rank), LARGEST) : 8.0f / 3;
@@ -154,24 +155,24 @@ static int unused_body(ddp_context *context, void *user)
 	(void)user;
 	options.unused = DDP_UNUSED_SKIP;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
-	CHECK_OK(ddp_grad_hook(model, FIRST, clip, &c));
-	CHECK_OK(ddp_grad_hook(model, SECOND, clip, &c));
+	CHECK_OK(ddp_model_set_grad_hook(model, FIRST, clip, &c));
+	CHECK_OK(ddp_model_set_grad_hook(model, SECOND, clip, &c));
 	if (rank == 2) {
-		CHECK_OK(ddp_join(model, NULL));
+		CHECK_OK(ddp_model_join(model, NULL));
 	} else {
 		add_gradients(model, rank);
-		CHECK_OK(rank == 1 ? ddp_grad_unused(model, FIRST) : ddp_grad_ready(model, FIRST));
-		CHECK_OK(ddp_step(model, 1, 0, &stats));
+		CHECK_OK(rank == 1 ? ddp_model_grad_unused(model, FIRST) : ddp_model_grad_ready(model, FIRST));
+		CHECK_OK(ddp_model_step(model, 1, 0, &stats));
 	}
 	CHECK(c.count[FIRST] == (rank == 0) && c.count[SECOND] == 0);
 	expect_param(model, FIRST, -1.0f / RANKS);
 	expect_param(model, SECOND, 0);
 
 	/* None any more. */
-	CHECK_OK(ddp_grad_hook(model, FIRST, NULL, NULL));
+	CHECK_OK(ddp_model_set_grad_hook(model, FIRST, NULL, NULL));
 	add_gradients(model, rank);
-	CHECK_OK(ddp_grad_ready(model, FIRST));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_grad_ready(model, FIRST));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK(c.count[FIRST] == (rank == 0));
 	ddp_model_free(model);
 	return 0;
@@ -199,7 +200,7 @@ static ddp_status refuse(void *user, int param, float *grad, int64_t count)
 	return *(const bool *)user ? DDP_ERR_IO : DDP_OK;
 }
 
-/* In ddp_grad_ready(), or at the step's end. */
+/* In ddp_model_grad_ready(), or at the step's end. */
 static int failing_body(ddp_context *context, void *user)
 {
 	const bool *announces = user;
@@ -207,16 +208,16 @@ static int failing_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &sums, &model));
-	CHECK_OK(ddp_grad_hook(model, SECOND, refuses ? spoil : NULL, NULL));
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE && says("\"second\" is not finite on rank 1"));
-	CHECK_OK(ddp_grad_hook(model, SECOND, refuse, &refuses));
+	CHECK_OK(ddp_model_set_grad_hook(model, SECOND, refuses ? spoil : NULL, NULL));
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE && says("\"second\" is not finite on rank 1"));
+	CHECK_OK(ddp_model_set_grad_hook(model, SECOND, refuse, &refuses));
 	test_ranks_together(); /* all are through with that step */
-	ddp_status status = *announces ? ddp_grad_ready(model, SECOND) : DDP_OK;
+	ddp_status status = *announces ? ddp_model_grad_ready(model, SECOND) : DDP_OK;
 	if (status == DDP_OK)
-		status = ddp_step(model, 1, 0, NULL);
+		status = ddp_model_step(model, 1, 0, NULL);
 	CHECK(status == (refuses ? DDP_ERR_IO : DDP_ERR_ABORTED));
 	CHECK(says("the gradient hook of \"second\" failed on rank 1 with DDP_ERR_IO: it gave no reason"));
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	ddp_model_free(model);
 	return 0;
 }
@@ -238,11 +239,11 @@ static int refused_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, &rows, 1, &sums, &model));
-	CHECK(ddp_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && says("\"rows\", which has sparse_rows"));
+	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && says("\"rows\", which has sparse_rows"));
 	ddp_model_free(model);
 	CHECK_OK(ddp_model_create(context, frozen, 2, &sums, &model));
-	CHECK(ddp_grad_hook(model, 1, clip, NULL) == DDP_ERR_INVALID);
-	CHECK(ddp_grad_hook(model, 2, clip, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_model_set_grad_hook(model, 1, clip, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_model_set_grad_hook(model, 2, clip, NULL) == DDP_ERR_INVALID);
 	ddp_model_free(model);
 	return 0;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: buckets that travel in 16 bits, or as the program's own hook has them. */
 #include <math.h>
 #include <setjmp.h>
@@ -42,13 +43,13 @@ static float value(int rank, int i)
    whether all are within `bits` of the sum of magnitudes and of the sum itself. */
 static int step_and_compare(ddp_context *context, ddp_model *model, float factor, int bits)
 {
-	float *grad = ddp_param_grad(model, 0);
+	float *grad = ddp_model_param_grad(model, 0);
 	int ranks = ddp_comm_size(context->world), rounded = 0;
 
 	for (int i = 0; i < COUNT; i++)
 		grad[i] = factor * value(ddp_comm_rank(context->world), i);
-	CHECK_OK(ddp_grad_ready(model, 0));
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_grad_ready(model, 0));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	for (int i = 0; i < COUNT; i++) {
 		double exact = 0, magnitudes = 0;
 		float single = 0;
@@ -61,7 +62,7 @@ static int step_and_compare(ddp_context *context, ddp_model *model, float factor
 		CHECK(fabs(grad[i] - exact) <= ldexp(magnitudes + fabs((double)grad[i]), -bits));
 		rounded += grad[i] != single;
 	}
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 	CHECK_OK(ddp_model_compare(model)); /* all ranks have the same bits */
 	return rounded;
 }
@@ -118,14 +119,14 @@ static int tiny_body(ddp_context *context, void *user)
 /* A step in which all of this rank's gradients are `value`. */
 static void step_to(ddp_model *model, float value, double sum)
 {
-	float *grad = ddp_param_grad(model, 0);
+	float *grad = ddp_model_param_grad(model, 0);
 
 	for (int i = 0; i < COUNT; i++)
 		grad[i] = value;
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	for (int i = 0; i < COUNT; i++)
 		CHECK(fabs(grad[i] - sum) <= ldexp(sum, -22));
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 }
 
 /* Sums that are in the range of 16 bits, but not those of what is rounded to 16 bits. */
@@ -177,7 +178,7 @@ typedef struct hook {
 static ddp_status start(void *user, const ddp_grad_bucket *bucket)
 {
 	hook *h = user;
-	const ddp_collective operation = {
+	const ddp_operation operation = {
 		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count,
 		.type = DDP_F32, .op = DDP_SUM,
 	};
@@ -213,15 +214,15 @@ static int hook_body(ddp_context *context, void *user)
 	}
 	/* What is not updated is waited for, too. */
 	h.started = h.finished = 0;
-	ddp_param_grad(model, 0)[7] = NAN;
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+	ddp_model_param_grad(model, 0)[7] = NAN;
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(h.started == buckets && h.finished == buckets);
 
 	/* No rank may break the world while another is still in that step. */
 	test_ranks_together();
 	h.started = h.finished = 0;
 	h.fails_at = ddp_comm_rank(context->world) == 1 ? 0 : -1;
-	ddp_status status = ddp_step(model, 1, 0, NULL);
+	ddp_status status = ddp_model_step(model, 1, 0, NULL);
 	CHECK(status == (h.fails_at == 0 ? DDP_ERR_IO : DDP_ERR_ABORTED));
 	CHECK(says("the hook does not want to"));
 	while (h.finished < h.started)
@@ -248,7 +249,7 @@ static int freed_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, two, 2, &options, &model));
 	test_ranks_together(); /* rank 0 ends what another is in, then */
 	if (ddp_comm_rank(context->world) == 0) {
-		CHECK_OK(ddp_grad_ready(model, 1));
+		CHECK_OK(ddp_model_grad_ready(model, 1));
 		CHECK(h.started > 0);
 	}
 	ddp_model_free(model);
@@ -288,7 +289,7 @@ static int silent_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
 	test_ranks_together(); /* rank 1 ends what another is in, then */
 	ddp_fail(DDP_ERR_STATE, "an older error");
-	ddp_status status = ddp_step(model, 1, 0, NULL);
+	ddp_status status = ddp_model_step(model, 1, 0, NULL);
 	if (ddp_comm_rank(context->world) == 1)
 		CHECK(status == DDP_ERR_IO && says("gave no reason") && !says("an older error"));
 	CHECK(ddp_barrier(context->world) == DDP_ERR_ABORTED);

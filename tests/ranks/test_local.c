@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: local SGD beside a plain one, whose numbers are exact, and its checkpoints. */
 #include <math.h>
 #include <setjmp.h>
@@ -69,14 +70,14 @@ static void add_gradients(ddp_model *model, int rank, int step)
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		float rest[10];
 		for (int i = 0; i < COUNT; i++)
-			ddp_param_grad(model, p)[i] = gradient(rank, step, p, i);
+			ddp_model_param_grad(model, p)[i] = gradient(rank, step, p, i);
 		/* One of the rows comes by itself. */
-		memcpy(rest, ddp_param_grad(model, p) + row * 10, sizeof(rest));
+		memcpy(rest, ddp_model_param_grad(model, p) + row * 10, sizeof(rest));
 		if (p == 1)
-			memset(ddp_param_grad(model, p) + row * 10, 0, sizeof(rest));
-		CHECK_OK(ddp_grad_ready(model, p));
+			memset(ddp_model_param_grad(model, p) + row * 10, 0, sizeof(rest));
+		CHECK_OK(ddp_model_grad_ready(model, p));
 		if (p == 1)
-			CHECK_OK(ddp_grad_rows(model, p, &row, rest, 1));
+			CHECK_OK(ddp_model_grad_rows(model, p, &row, rest, 1));
 	}
 }
 
@@ -88,11 +89,11 @@ static void train(ddp_context *context, ddp_model *model, int step, ddp_step_sta
 	for (int k = 0; k < model->reducer.request_count && step > LOCAL_START; k++)
 		CHECK(model->reducer.requests[k] == NULL); /* nothing travels */
 	if (step % 2 == 0) {
-		CHECK_OK(ddp_step(model, weight_of(rank, step), rank, stats));
+		CHECK_OK(ddp_model_step(model, weight_of(rank, step), rank, stats));
 		return;
 	}
-	CHECK_OK(ddp_reduce_grads(model, weight_of(rank, step), rank, NULL));
-	CHECK_OK(ddp_update_params(model, stats));
+	CHECK_OK(ddp_model_reduce_grads(model, weight_of(rank, step), rank, NULL));
+	CHECK_OK(ddp_model_update_params(model, stats));
 }
 
 /* ---- a plain one ---------------------------------------------------------------------- */
@@ -147,7 +148,7 @@ static void expect(ddp_model *model, double (*wanted)[COUNT])
 {
 	for (int p = 0; p < PARAMS; p++)
 		for (int i = 0; i < COUNT; i++)
-			CHECK(ddp_param_data(model, p)[i] == wanted[p][i]);
+			CHECK(ddp_model_param_data(model, p)[i] == wanted[p][i]);
 }
 
 static int reference_body(ddp_context *context, void *user)
@@ -162,18 +163,18 @@ static int reference_body(ddp_context *context, void *user)
 		const double norm = reference_step(&x, step, rank);
 		/* A rank's wrong weight leaves all where they were. */
 		add_gradients(model, rank, step + 1);
-		CHECK(ddp_step(model, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
+		CHECK(ddp_model_step(model, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
 		train(context, model, step, &stats);
 		CHECK(fabs(stats.grad_norm - norm) <= 1e-6 * norm);
 		CHECK(stats.weight == all_weights(step));
 		expect(model, x.params[rank]);
 	}
 	/* They are apart now; a rank's bad step leaves all where they were. */
-	ddp_param_grad(model, 0)[1] = 1;
-	CHECK(ddp_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
+	ddp_model_param_grad(model, 0)[1] = 1;
+	CHECK(ddp_model_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
 	expect(model, x.params[rank]);
 	CHECK(ddp_model_compare(model) == DDP_ERR_MISMATCH);
-	CHECK_OK(ddp_average_params(model));
+	CHECK_OK(ddp_model_average_params(model));
 	average(x.params);
 	expect(model, x.params[rank]);
 	CHECK_OK(ddp_model_compare(model));
@@ -209,7 +210,7 @@ static int resume_body(ddp_context *context, void *user)
 		train(context, straight, i, NULL);
 		train(context, resumed, i, NULL);
 		for (int p = 0; p < PARAMS; p++)
-			CHECK(memcmp(ddp_param_data(straight, p), ddp_param_data(resumed, p), COUNT * sizeof(float)) == 0);
+			CHECK(memcmp(ddp_model_param_data(straight, p), ddp_model_param_data(resumed, p), COUNT * sizeof(float)) == 0);
 	}
 	ddp_model_free(straight);
 	ddp_model_free(resumed);
@@ -228,10 +229,10 @@ enum { VICTIM = 1 };
 
 static const char *deadly; /* the collective at which this rank dies; NULL: none */
 
-ddp_status __real_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation);
-ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation);
+ddp_status __real_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_operation *operation);
+ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_operation *operation);
 
-ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_collective *operation)
+ddp_status __wrap_ddp_reducer_run(ddp_reducer *reducer, const char *name, const ddp_operation *operation)
 {
 	if (deadly != NULL && strcmp(name, deadly) == 0)
 		kill(getpid(), SIGKILL);
@@ -249,8 +250,8 @@ static ddp_status average_until(ddp_context *context, ddp_model *model, death wh
 	switch (when) {
 	case IN_A_STEP:
 		add_gradients(model, rank, LOCAL_START + LOCAL_STEPS);
-		return ddp_step(model, 1, 0, NULL);
-	case BY_ITSELF: return ddp_average_params(model);
+		return ddp_model_step(model, 1, 0, NULL);
+	case BY_ITSELF: return ddp_model_average_params(model);
 	case BEFORE_A_SAVE:
 	case AMID_THE_STATE: break;
 	}
@@ -272,7 +273,7 @@ static int death_body(ddp_comm *comm, void *argument)
 	CHECK(average_until(&context, model, *(const death *)argument) == DDP_ERR_PEER);
 	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "go back to the last checkpoint") != NULL);
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	ddp_model_free(model);
 	ddp_watch_close(context.watch);
 	return 0;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: gradients of a loss that is multiplied by a scale. */
 #include <math.h>
 #include <setjmp.h>
@@ -27,30 +28,30 @@ static bool says(const char *part)
 /* Adds a micro-batch's gradients of the scaled loss; all but `bad` are finite. */
 static void add_grads(ddp_model *model, int rank, int step, float bad)
 {
-	const float scale = (float)ddp_loss_scale(model);
+	const float scale = (float)ddp_model_loss_scale(model);
 
 	for (int p = 0; p < 2; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] += scale * sinf((float)(i + 7 * rank + 31 * step + p));
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_grad(model, p)[i] += scale * sinf((float)(i + 7 * rank + 31 * step + p));
 	}
-	ddp_param_grad(model, 1)[5] += bad;
+	ddp_model_param_grad(model, 1)[5] += bad;
 }
 
 static ddp_status train_step(ddp_model *model, int rank, int step, float bad, ddp_step_stats *stats)
 {
 	add_grads(model, rank, step, bad);
 	for (int p = 1; p >= 0; p--) {
-		ddp_status status = ddp_grad_ready(model, p);
+		ddp_status status = ddp_model_grad_ready(model, p);
 		if (status != DDP_OK)
 			return status;
 	}
-	return ddp_step(model, rank + 1, 0.5, stats);
+	return ddp_model_step(model, rank + 1, 0.5, stats);
 }
 
 static void copy_params(ddp_model *model, float *copy)
 {
-	memcpy(copy, ddp_param_data(model, 0), A * sizeof(*copy));
-	memcpy(copy + A, ddp_param_data(model, 1), B * sizeof(*copy));
+	memcpy(copy, ddp_model_param_data(model, 0), A * sizeof(*copy));
+	memcpy(copy + A, ddp_model_param_data(model, 1), B * sizeof(*copy));
 }
 
 /* ---- without an overflow ------------------------------------------------------------ */
@@ -61,7 +62,7 @@ static int train_by(ddp_context *context, const ddp_model_options *options, floa
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, 2, options, &model));
-	CHECK(ddp_loss_scale(model) == (options->loss_scaling == DDP_SCALING_NONE ? 1 : 0x1p20));
+	CHECK(ddp_model_loss_scale(model) == (options->loss_scaling == DDP_SCALING_NONE ? 1 : 0x1p20));
 	for (int step = 1; step <= 3; step++) {
 		CHECK_OK(train_step(model, ddp_get_job(context)->rank, step, 0, &stats));
 		CHECK(!stats.skipped && stats.step == step);
@@ -115,23 +116,23 @@ static void a_scale_changes_no_bit(void **state)
 static int skip_step(ddp_context *context, ddp_model *model, float bad, bool halves)
 {
 	const int rank = ddp_get_job(context)->rank;
-	const double scale = ddp_loss_scale(model);
+	const double scale = ddp_model_loss_scale(model);
 	float before[ELEMENTS], after[ELEMENTS];
 	ddp_step_stats stats;
 	ddp_summary summary;
 
-	ddp_get_summary(model, &summary);
+	ddp_model_summary(model, &summary);
 	const int skipped = summary.skipped;
 	const int64_t steps = summary.steps;
 	copy_params(model, before);
 	if (halves) {
 		add_grads(model, rank, 9, rank == 1 ? bad : 0);
-		CHECK_OK(ddp_reduce_grads(model, 1, 1, &stats));
-		CHECK(stats.skipped && ddp_param_grad(model, 1)[5] == 0);
+		CHECK_OK(ddp_model_reduce_grads(model, 1, 1, &stats));
+		CHECK(stats.skipped && ddp_model_param_grad(model, 1)[5] == 0);
 		CHECK(stats.step == steps && isnan(stats.loss));
 		add_grads(model, rank, 9, 0); /* a regulariser's, of a program that looks at no stats */
-		CHECK_OK(ddp_update_params(model, &stats));
-		CHECK(ddp_param_grad(model, 1)[5] == 0);
+		CHECK_OK(ddp_model_update_params(model, &stats));
+		CHECK(ddp_model_param_grad(model, 1)[5] == 0);
 	} else {
 		CHECK_OK(train_step(model, rank, 9, rank == 1 ? bad : 0, &stats));
 	}
@@ -139,8 +140,8 @@ static int skip_step(ddp_context *context, ddp_model *model, float bad, bool hal
 	CHECK(stats.skipped && isnan(stats.grad_norm) && isnan(stats.loss) && stats.step == steps);
 	CHECK(stats.communication_seconds > 0);
 	CHECK(memcmp(before, after, sizeof(before)) == 0);
-	CHECK(ddp_loss_scale(model) == scale / 2);
-	ddp_get_summary(model, &summary);
+	CHECK(ddp_model_loss_scale(model) == scale / 2);
+	ddp_model_summary(model, &summary);
 	CHECK(summary.skipped == skipped + 1 && summary.steps == steps);
 	return 0;
 }
@@ -171,7 +172,7 @@ static int overflow_body(ddp_context *context, void *user)
 	CHECK(skip_step(context, model, NAN, true) == 0);
 	/* A sum that overflows. */
 	CHECK(skip_step(context, model, 0x1.ffffp127f, false) == 0);
-	CHECK(ddp_loss_scale(model) == 1);
+	CHECK(ddp_model_loss_scale(model) == 1);
 	CHECK(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats) == DDP_ERR_NOT_FINITE);
 	CHECK(says("the gradient of \"b\" is not finite on rank 0"));
 	CHECK_OK(train_step(model, rank, 2, 0, &stats));
@@ -207,7 +208,7 @@ static int fixed_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK(train_step(model, rank, 1, INFINITY, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK_OK(train_step(model, rank, 1, 0, NULL));
-	CHECK(ddp_loss_scale(model) == 1024);
+	CHECK(ddp_model_loss_scale(model) == 1024);
 	ddp_model_free(model);
 	return 0;
 }
@@ -228,19 +229,19 @@ static int judged_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
-	CHECK_OK(ddp_grad_ready(model, 1));
-	CHECK_OK(ddp_step(model, 1, 1, NULL));
+	CHECK_OK(ddp_model_grad_ready(model, 1));
+	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
 	CHECK(train_step(model, rank, 2, INFINITY, NULL) == DDP_ERR_STATE);
 	CHECK(says("the static graph has changed"));
 	if (rank == 0) {
 		add_grads(model, rank, 2, INFINITY);
-		CHECK_OK(ddp_grad_ready(model, 1));
-		CHECK(ddp_reduce_grads(model, 1, 1, NULL) == DDP_ERR_STATE);
+		CHECK_OK(ddp_model_grad_ready(model, 1));
+		CHECK(ddp_model_reduce_grads(model, 1, 1, NULL) == DDP_ERR_STATE);
 	} else {
-		CHECK(ddp_join(model, NULL) == DDP_ERR_STATE);
+		CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE);
 	}
-	CHECK(says("ddp_join() takes part in ddp_step() only"));
-	CHECK(ddp_loss_scale(model) == 65536);
+	CHECK(says("ddp_model_join() takes part in ddp_model_step() only"));
+	CHECK(ddp_model_loss_scale(model) == 65536);
 	ddp_model_free(model);
 	return 0;
 }
@@ -267,19 +268,19 @@ static int grow(ddp_context *context, bool stop, float *ended)
 	CHECK(skip_step(context, model, INFINITY, false) == 0);
 	for (int s = 1; s <= 4; s++)
 		CHECK_OK(train_step(model, rank, s, 0, NULL));
-	CHECK(ddp_loss_scale(model) == 65536);
+	CHECK(ddp_model_loss_scale(model) == 65536);
 	if (stop) {
 		CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 		ddp_model_free(model);
 		CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 		CHECK(skip_step(context, model, INFINITY, false) == 0);
 		CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
-		CHECK(step == 4 && ddp_loss_scale(model) == 65536);
+		CHECK(step == 4 && ddp_model_loss_scale(model) == 65536);
 	}
 	CHECK_OK(train_step(model, rank, 5, 0, NULL));
-	CHECK(ddp_loss_scale(model) == 65536);
+	CHECK(ddp_model_loss_scale(model) == 65536);
 	CHECK_OK(train_step(model, rank, 6, 0, NULL));
-	CHECK(ddp_loss_scale(model) == 131072);
+	CHECK(ddp_model_loss_scale(model) == 131072);
 	copy_params(model, ended);
 	ddp_model_free(model);
 	return 0;
@@ -306,13 +307,13 @@ static int begin_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(train_step(model, ddp_get_job(context)->rank, 1, 0, NULL));
-	CHECK(ddp_loss_scale(model) == 1);
+	CHECK(ddp_model_loss_scale(model) == 1);
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 	ddp_model_free(model);
 	options.loss_scaling = DDP_SCALING_DYNAMIC;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
-	CHECK(step == 1 && ddp_loss_scale(model) == 65536);
+	CHECK(step == 1 && ddp_model_loss_scale(model) == 65536);
 	ddp_model_free(model);
 	return 0;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: a model on several ranks, with the real communicator. */
 #include <math.h>
 #include <setjmp.h>
@@ -32,8 +33,8 @@ static int uneven_body(ddp_context *context, void *user)
 
 		add_grads(model, (float)(rank + 1) * 10);
 		for (int p = 2; p >= 0; p--)
-			CHECK_OK(ddp_grad_ready(model, p));
-		CHECK_OK(ddp_step(model, rank + 1, 1, &stats));
+			CHECK_OK(ddp_model_grad_ready(model, p));
+		CHECK_OK(ddp_model_step(model, rank + 1, 1, &stats));
 		CHECK(all_params_are(model, wanted));
 		CHECK(all_grads_are_zero(model));
 		CHECK(stats.step == step);
@@ -60,38 +61,38 @@ static int announcements_body(ddp_context *context, void *user)
 	const ddp_model_options options = plain_by(user);
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
-	CHECK(ddp_grad_ready(model, 3) == DDP_ERR_INVALID);
-	CHECK(ddp_grad_ready(model, -1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_ready(model, 3) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_ready(model, -1) == DDP_ERR_INVALID);
 	CHECK(says("no parameter has index -1; there are 3"));
 
 	/* Three micro-batches without sync do not travel; the fourth does, in
 	   another order on each rank, and rank 1 announces only a part. */
-	CHECK_OK(ddp_set_sync(model, false));
+	CHECK_OK(ddp_model_set_sync(model, false));
 	for (int i = 0; i < 3; i++) {
 		add_grads(model, 1);
 		for (int p = 0; p < 3; p++)
-			CHECK_OK(ddp_grad_ready(model, p));
+			CHECK_OK(ddp_model_grad_ready(model, p));
 		CHECK(!ddp_reducer_busy(&model->reducer));
 	}
-	CHECK_OK(ddp_set_sync(model, true));
+	CHECK_OK(ddp_model_set_sync(model, true));
 	add_grads(model, 3);
-	CHECK_OK(ddp_grad_ready(model, 1));
-	CHECK(ddp_grad_ready(model, 1) == DDP_ERR_STATE);
+	CHECK_OK(ddp_model_grad_ready(model, 1));
+	CHECK(ddp_model_grad_ready(model, 1) == DDP_ERR_STATE);
 	CHECK(says("\"b\" was announced twice"));
-	CHECK(ddp_set_sync(model, false) == DDP_ERR_STATE);
+	CHECK(ddp_model_set_sync(model, false) == DDP_ERR_STATE);
 	CHECK(says("announced already"));
 	if (rank == 0) {
-		CHECK_OK(ddp_grad_ready(model, 2));
-		CHECK_OK(ddp_grad_ready(model, 0));
+		CHECK_OK(ddp_model_grad_ready(model, 2));
+		CHECK_OK(ddp_model_grad_ready(model, 0));
 	}
-	CHECK_OK(ddp_step(model, 2, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 2, 0, NULL));
 	CHECK(all_params_are(model, first));
 
 	/* Sync is on again, and nothing announced yet; a rank without samples. */
 	if (rank == 1)
 		add_grads(model, 3);
-	CHECK_OK(ddp_grad_ready(model, 1));
-	CHECK_OK(ddp_step(model, rank == 1 ? 2 : 0, 0, NULL));
+	CHECK_OK(ddp_model_grad_ready(model, 1));
+	CHECK_OK(ddp_model_step(model, rank == 1 ? 2 : 0, 0, NULL));
 	CHECK(all_params_are(model, second));
 	ddp_model_free(model);
 	return 0;
@@ -120,22 +121,22 @@ static int overlap_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	add_grads(model, 1);
-	CHECK_OK(ddp_grad_ready(model, 2));
+	CHECK_OK(ddp_model_grad_ready(model, 2));
 	CHECK(model->reducer.requests[0] != NULL);
 	/* The sum appears although this thread makes no call: backward goes on. */
-	const float *last = &ddp_param_grad(model, 2)[C - 1];
+	const float *last = &ddp_model_param_grad(model, 2)[C - 1];
 	const float sum = 3.0f * (float)size_of(context);
 	while (peek(last) != sum && ddp_seconds_since(start_ns) < 60)
 		;
 	CHECK(peek(last) == sum);
-	CHECK_OK(ddp_grad_ready(model, 1));
-	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK_OK(ddp_model_grad_ready(model, 1));
+	CHECK_OK(ddp_model_grad_ready(model, 0));
 	ddp_step_stats stats;
 	ddp_summary summary;
 	memset(&stats, 0xff, sizeof(stats));
 	memset(&summary, 0xff, sizeof(summary));
-	CHECK_OK(ddp_step(model, 1, 0, &stats));
-	ddp_get_summary(model, &summary);
+	CHECK_OK(ddp_model_step(model, 1, 0, &stats));
+	ddp_model_summary(model, &summary);
 	for (size_t i = 0; i < sizeof(stats.reserved) / sizeof(stats.reserved[0]); i++)
 		CHECK(stats.reserved[i] == 0);
 	for (size_t i = 0; i < sizeof(summary.reserved) / sizeof(summary.reserved[0]); i++)
@@ -163,7 +164,7 @@ static int clip_body(ddp_context *context, void *user)
 	options.clip_norm = 2;
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	add_grads(model, 1);
-	CHECK_OK(ddp_step(model, 1, 0, &stats));
+	CHECK_OK(ddp_model_step(model, 1, 0, &stats));
 	CHECK(fabs(stats.grad_norm - norm) < 1e-9 * norm);
 	const float clipped = (float)(-2 / (norm + 1e-6));
 	const float wanted[] = { clipped, 2 * clipped, 3 * clipped };
@@ -172,7 +173,7 @@ static int clip_body(ddp_context *context, void *user)
 
 	/* A short gradient is left alone. */
 	add_grads(model, 1e-3f);
-	CHECK_OK(ddp_step(model, 1, 0, &stats));
+	CHECK_OK(ddp_model_step(model, 1, 0, &stats));
 	const float second[] = { clipped - 1e-3f, 2 * clipped - 2e-3f, 3 * clipped - 3e-3f };
 	CHECK(all_params_are(model, second));
 	ddp_model_free(model);
@@ -191,8 +192,8 @@ static void long_gradients_are_clipped_to_the_global_norm(void **state)
 static void add_odd_grads(ddp_model *model, int rank, int step)
 {
 	for (int p = 0; p < 3; p++) {
-		const int64_t count = ddp_param_count(model, p);
-		float *grad = ddp_param_grad(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
+		float *grad = ddp_model_param_grad(model, p);
 
 		for (int64_t i = 0; i < count; i++)
 			grad[i] += sinf((float)(i + 7 * p + 31 * rank + 101 * step));
@@ -202,8 +203,8 @@ static void add_odd_grads(ddp_model *model, int rank, int step)
 static void expect_same_params(ddp_model *model, ddp_model *other)
 {
 	for (int p = 0; p < 3; p++)
-		CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(other, p),
-		             (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
+		CHECK(memcmp(ddp_model_param_data(model, p), ddp_model_param_data(other, p),
+		             (size_t)ddp_model_param_count(model, p) * sizeof(float)) == 0);
 }
 
 struct halves_by {
@@ -225,15 +226,15 @@ static int halves_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &halves));
 	for (int step = 1; step <= 3; step++) {
 		add_odd_grads(whole, rank, step);
-		CHECK_OK(ddp_step(whole, rank + 1, step, &stats));
+		CHECK_OK(ddp_model_step(whole, rank + 1, step, &stats));
 		add_odd_grads(halves, rank, step);
 		for (int p = 2; p >= 0 && step > 1; p--)
-			CHECK_OK(ddp_grad_ready(halves, p));
-		CHECK_OK(ddp_reduce_grads(halves, rank + 1, step, &first));
+			CHECK_OK(ddp_model_grad_ready(halves, p));
+		CHECK_OK(ddp_model_reduce_grads(halves, rank + 1, step, &first));
 		/* The rate is that of the first half. */
-		ddp_set_learning_rate(halves, 17);
-		CHECK_OK(ddp_update_params(halves, &second));
-		ddp_set_learning_rate(halves, options.learning_rate);
+		ddp_model_set_learning_rate(halves, 17);
+		CHECK_OK(ddp_model_update_params(halves, &second));
+		ddp_model_set_learning_rate(halves, options.learning_rate);
 		expect_same_params(whole, halves);
 		CHECK(all_grads_are_zero(halves));
 		CHECK(first.step == step && second.step == step && first.loss == stats.loss);
@@ -259,10 +260,10 @@ static void two_halves_are_a_step(void **state)
 
 static void expect_between_halves(ddp_model *model)
 {
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("are reduced: call ddp_update_params()"));
-	CHECK(ddp_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
-	CHECK(ddp_grad_ready(model, 0) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(says("are reduced: call ddp_model_update_params()"));
+	CHECK(ddp_model_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_grad_ready(model, 0) == DDP_ERR_STATE);
 }
 
 static int forget_body(ddp_context *context, void *user)
@@ -275,36 +276,36 @@ static int forget_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
-	CHECK(ddp_update_params(model, NULL) == DDP_ERR_STATE);
-	CHECK(says("call ddp_reduce_grads() first"));
+	CHECK(ddp_model_update_params(model, NULL) == DDP_ERR_STATE);
+	CHECK(says("call ddp_model_reduce_grads() first"));
 
 	/* What has piled up is forgotten on this rank; what is announced cannot be. */
 	add_grads(model, 100);
-	CHECK_OK(ddp_zero_grads(model));
+	CHECK_OK(ddp_model_zero_grads(model));
 	CHECK(all_grads_are_zero(model));
 	add_grads(model, 1);
-	CHECK_OK(ddp_grad_ready(model, 2));
-	CHECK(ddp_zero_grads(model) == DDP_ERR_STATE);
-	CHECK(says("forget them after ddp_reduce_grads()"));
+	CHECK_OK(ddp_model_grad_ready(model, 2));
+	CHECK(ddp_model_zero_grads(model) == DDP_ERR_STATE);
+	CHECK(says("forget them after ddp_model_reduce_grads()"));
 
 	/* A step that does not count. */
-	CHECK_OK(ddp_reduce_grads(model, 1, 1, &stats));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 1, &stats));
 	CHECK(stats.step == 1 && stats.loss == 1 && stats.grad_norm > 0);
 	expect_between_halves(model);
 	if (replicated)
-		CHECK(ddp_param_grad(model, 1)[0] == 2.0f * (float)size);
-	CHECK_OK(ddp_zero_grads(model));
+		CHECK(ddp_model_param_grad(model, 1)[0] == 2.0f * (float)size);
+	CHECK_OK(ddp_model_zero_grads(model));
 	CHECK(all_grads_are_zero(model) && all_params_are(model, start));
 	CHECK(ddp_model_step_count(model) == 0);
 
 	/* One whose gradients are changed in between, where each rank has them all. */
 	add_grads(model, replicated ? 2 : 1);
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	for (int p = 0; p < 3 && replicated; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_grad(model, p)[i] /= 2;
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_grad(model, p)[i] /= 2;
 	}
-	CHECK_OK(ddp_update_params(model, &stats));
+	CHECK_OK(ddp_model_update_params(model, &stats));
 	CHECK(stats.step == 1 && all_params_are(model, then) && all_grads_are_zero(model));
 	ddp_model_free(model);
 	return 0;
@@ -331,10 +332,10 @@ static int owners_body(ddp_context *context, void *user)
 	int kept = 0;
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
-	ddp_get_summary(model, &summary);
+	ddp_model_summary(model, &summary);
 	CHECK(summary.shard == (size > 1 ? DDP_SHARD_STATE : DDP_SHARD_NONE));
 	add_grads(model, (float)(rank + 1));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK(model->units.count == 1);
 	ddp_unit_slice(&model->units, &model->units.list[0], rank, &begin, &end);
 	CHECK(model->units.most >= end - begin && (size > 1 || end - begin == model->layout.elements));
@@ -349,7 +350,7 @@ static int owners_body(ddp_context *context, void *user)
 	ddp_model_collect(model, &tensors);
 	for (int p = 0; p < 3; p++) {
 		const float *m = tensors.list[3 + p].data;
-		for (int64_t i = 1; i < ddp_param_count(model, p); i++)
+		for (int64_t i = 1; i < ddp_model_param_count(model, p); i++)
 			CHECK(m[i] == m[0] && m[0] > 0);
 	}
 	ddp_tensors_free(&tensors);
@@ -379,16 +380,16 @@ static int own_memory_body(ddp_context *context, void *user)
 	for (int step = 0; step < 2; step++) {
 		for (int m = 0; m < 2; m++) {
 			add_grads(models[m], (float)(1 + rank_of(context)));
-			CHECK_OK(ddp_step(models[m], 1, 0, NULL));
+			CHECK_OK(ddp_model_step(models[m], 1, 0, NULL));
 		}
 	}
 	for (int p = 0; p < 3; p++) {
-		const size_t count = (size_t)ddp_param_count(models[1], p) * sizeof(float);
-		const char *data = (const char *)ddp_param_data(models[1], p);
-		const char *grad = (const char *)ddp_param_grad(models[1], p);
+		const size_t count = (size_t)ddp_model_param_count(models[1], p) * sizeof(float);
+		const char *data = (const char *)ddp_model_param_data(models[1], p);
+		const char *grad = (const char *)ddp_model_param_grad(models[1], p);
 		CHECK(data >= own[0] && data + count <= own[0] + bytes[0]);
 		CHECK(grad >= own[1] && grad + count <= own[1] + bytes[1]);
-		CHECK(memcmp(data, ddp_param_data(models[0], p), count) == 0);
+		CHECK(memcmp(data, ddp_model_param_data(models[0], p), count) == 0);
 		CHECK(*(const float *)(const void *)data < 0);
 	}
 	for (int m = 0; m < 2; m++)
@@ -428,18 +429,18 @@ static int drift_body(ddp_context *context, void *user)
 	test_measure("no-communication");
 	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	for (int p = 0; p < 3 && rank == 0; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_data(model, p)[i] = 7;
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_data(model, p)[i] = 7;
 	}
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	CHECK(all_params_are(model, start));
 	add_grads(model, 2.0f * (float)rank);
-	CHECK_OK(ddp_grad_ready(model, 2));
-	CHECK_OK(ddp_step(model, 2, 6, &stats));
+	CHECK_OK(ddp_model_grad_ready(model, 2));
+	CHECK_OK(ddp_model_step(model, 2, 6, &stats));
 	CHECK(all_params_are(model, wanted));
 	CHECK(stats.weight == 2 && stats.loss == 3 && stats.communication_seconds == 0);
 	/* Each rank sees its own error only, so each tells it. */
-	CHECK(ddp_step(model, -1, 6, &stats) == DDP_ERR_INVALID && !ddp_last_error_is_told());
+	CHECK(ddp_model_step(model, -1, 6, &stats) == DDP_ERR_INVALID && !ddp_last_error_is_told());
 	ddp_model_free(model);
 	return 0;
 }
@@ -470,10 +471,10 @@ static int large_broadcast_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, &large, 1, &options, &model));
-	float *data = ddp_param_data(model, 0);
+	float *data = ddp_model_param_data(model, 0);
 	for (int k = 0; k <= 4 && rank_of(context) == 0; k++)
 		data[k << 22] = (float)k + 1;
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int k = 0; k <= 4; k++)
 		CHECK(data[k << 22] == (float)k + 1);
 	CHECK(longest_broadcast > 1 << 20 && longest_broadcast <= 1 << 24);
@@ -524,22 +525,22 @@ static int tensors_body(ddp_context *context, void *user)
 		CHECK(tensor->shape[0] == three[i % 3].shape[0]);
 		CHECK((uintptr_t)tensor->data % sizeof(float) == 0);
 	}
-	CHECK(tensors.list[1].data == ddp_param_data(model, 1));
-	CHECK((uintptr_t)ddp_param_data(model, 1) % 64 == 0);
-	CHECK((uintptr_t)ddp_param_grad(model, 2) % 64 == 0);
-	CHECK(ddp_param_data(model, 3) == NULL && ddp_param_grad(model, -1) == NULL);
-	CHECK(ddp_param_count(model, 2) == C && ddp_param_count(model, 3) == 0);
+	CHECK(tensors.list[1].data == ddp_model_param_data(model, 1));
+	CHECK((uintptr_t)ddp_model_param_data(model, 1) % 64 == 0);
+	CHECK((uintptr_t)ddp_model_param_grad(model, 2) % 64 == 0);
+	CHECK(ddp_model_param_data(model, 3) == NULL && ddp_model_param_grad(model, -1) == NULL);
+	CHECK(ddp_model_param_count(model, 2) == C && ddp_model_param_count(model, 3) == 0);
 	ddp_tensors_free(&tensors);
 
 	ddp_model_set_step_count(model, 41);
 	add_grads(model, 1);
 	ddp_step_stats stats;
-	CHECK_OK(ddp_step(model, 1, 0, &stats));
+	CHECK_OK(ddp_model_step(model, 1, 0, &stats));
 	CHECK(stats.step == 42 && ddp_model_step_count(model) == 42);
 
 	model->partly_updated = true;
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	CHECK(says("load a checkpoint, whole"));
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
 	CHECK(says("go back to the last checkpoint"));

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: what a model refuses, and what ends a step on all ranks. */
 #include <math.h>
 #include <setjmp.h>
@@ -179,7 +180,7 @@ static void different_models_are_named_on_all_ranks(void **state)
 	assert_int_equal(run_ranks(3, mismatch_body, NULL), 0);
 }
 
-/* What rank 1 does wrong at ddp_step(), and what all ranks are told. */
+/* What rank 1 does wrong at ddp_model_step(), and what all ranks are told. */
 static const struct bad_step {
 	double weight, odd_weight, odd_rate;
 	ddp_status status;
@@ -197,21 +198,21 @@ struct bad_step_by {
 	const test_way *way;
 };
 
-/* Ends a step by ddp_reduce_grads() or ddp_step(), in which one rank makes a mistake. */
+/* Ends a step by ddp_model_reduce_grads() or ddp_model_step(), in which one rank makes a mistake. */
 static void bad_step(ddp_context *context, ddp_model *model, const struct bad_step *test, bool halves)
 {
 	const bool odd = rank_of(context) == 1;
 
 	add_grads(model, 1);
 	for (int p = 2; p >= 0 && halves; p--)
-		CHECK_OK(ddp_grad_ready(model, p));
-	ddp_set_learning_rate(model, odd ? test->odd_rate : 1);
+		CHECK_OK(ddp_model_grad_ready(model, p));
+	ddp_model_set_learning_rate(model, odd ? test->odd_rate : 1);
 	const double weight = odd ? test->odd_weight : test->weight;
-	CHECK((halves ? ddp_reduce_grads : ddp_step)(model, weight, 0, NULL) == test->status);
+	CHECK((halves ? ddp_model_reduce_grads : ddp_model_step)(model, weight, 0, NULL) == test->status);
 	CHECK(says(test->part));
 	CHECK(all_grads_are_zero(model));
 	CHECK_OK(ddp_model_check_whole(model));
-	ddp_set_learning_rate(model, 1);
+	ddp_model_set_learning_rate(model, 1);
 }
 
 static int bad_step_body(ddp_context *context, void *user)
@@ -230,7 +231,7 @@ static int bad_step_body(ddp_context *context, void *user)
 	}
 	/* The world is whole, and the step comes again. */
 	add_grads(model, 1);
-	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK_OK(ddp_model_step(model, 1, 1, &stats));
 	CHECK(stats.step == 1 && stats.weight == size_of(context));
 	CHECK(all_params_are(model, then));
 	ddp_model_free(model);
@@ -281,10 +282,10 @@ static void poisoned_step(ddp_context *context, ddp_model *model, const struct p
 
 	add_grads(model, 1);
 	if (odd && test->param >= 0)
-		ddp_param_grad(model, test->param)[1] = test->gradient;
+		ddp_model_param_grad(model, test->param)[1] = test->gradient;
 	for (int p = 2; p >= 0 && test->announced; p--)
-		CHECK_OK(ddp_grad_ready(model, p));
-	CHECK(ddp_step(model, 1, odd ? test->loss : 1, NULL) == DDP_ERR_NOT_FINITE);
+		CHECK_OK(ddp_model_grad_ready(model, p));
+	CHECK(ddp_model_step(model, 1, odd ? test->loss : 1, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK(says(test->part));
 	snprintf(name, sizeof(name), "on rank %d", test->everywhere ? 0 : last);
 	CHECK(says(name) || test->gradient == 3e38f);
@@ -308,7 +309,7 @@ static int poison_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	CHECK((model->strategy == &ddp_hybrid_strategy) == (options.shard == DDP_SHARD_AUTO));
 	add_grads(model, 1);
-	CHECK_OK(ddp_step(model, 1, 1, &stats));
+	CHECK_OK(ddp_model_step(model, 1, 1, &stats));
 	CHECK(all_params_are(model, first));
 	/* One rank's gradients alone cannot overflow. */
 	bool overflows = by->test->gradient != 3e38f || size_of(context) > 1;
@@ -317,8 +318,8 @@ static int poison_body(ddp_context *context, void *user)
 	/* The world is whole, and the step comes again. */
 	add_grads(model, 1);
 	for (int p = 2; p >= 0; p--)
-		CHECK_OK(ddp_grad_ready(model, p));
-	CHECK_OK(ddp_step(model, 1, 1, &stats));
+		CHECK_OK(ddp_model_grad_ready(model, p));
+	CHECK_OK(ddp_model_step(model, 1, 1, &stats));
 	CHECK(stats.step == 2 && stats.loss == 1);
 	CHECK(all_params_are(model, then));
 	ddp_model_free(model);
@@ -340,7 +341,7 @@ static void what_is_not_finite_updates_nothing_and_is_named(void **state)
 	}
 }
 
-/* ddp_broadcast_params() was forgotten, and one rank begins with another value. */
+/* ddp_model_broadcast_params() was forgotten, and one rank begins with another value. */
 static int odd_start_body(ddp_context *context, void *user)
 {
 	const float start[] = { 0, 0, 0 }, then[] = { -1, -2, -3 };
@@ -351,21 +352,21 @@ static int odd_start_body(ddp_context *context, void *user)
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	if (rank == last)
-		ddp_param_data(model, 1)[2] = 1e-6f;
+		ddp_model_param_data(model, 1)[2] = 1e-6f;
 	for (int i = 0; i < 2; i++) {
 		add_grads(model, 1);
 		for (int p = 2; p >= 0; p--)
-			CHECK_OK(ddp_grad_ready(model, p));
-		CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+			CHECK_OK(ddp_model_grad_ready(model, p));
+		CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
 		snprintf(name, sizeof(name), last > 1 ? "rank %d has other parameters than the %d others"
 		                                      : "rank %d has other parameters than rank 0", last, last);
-		CHECK(says(name) && says("ddp_broadcast_params()"));
+		CHECK(says(name) && says("ddp_model_broadcast_params()"));
 	}
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
+	CHECK_OK(ddp_model_broadcast_params(model));
 	CHECK(all_params_are(model, start));
 	add_grads(model, 1);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK(all_params_are(model, then));
 	ddp_model_free(model);
 	return 0;
@@ -393,7 +394,7 @@ static void steps(ddp_model *model, int count, float gradient, double loss)
 {
 	for (int i = 0; i < count; i++) {
 		add_grads(model, gradient);
-		CHECK_OK(ddp_step(model, 1, loss, NULL));
+		CHECK_OK(ddp_model_step(model, 1, loss, NULL));
 	}
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Messages on a GPU's memory, and how communicators of NCCL's end, over a stand-in for NCCL
    and the asynchronous test device; what needs no switch of the stand-in's, on a GPU, too. */
 #include <pthread.h>
@@ -37,9 +38,9 @@ static void run_on_nodes(int (*body)(ddp_comm *, void *))
 }
 
 /* From rank 0 to rank 1. */
-static ddp_collective message(const on_device *d, int tag)
+static ddp_operation message(const on_device *d, int tag)
 {
-	ddp_collective c = test_nccl_operation(d, d->rank == 0 ? DDP_SEND : DDP_RECV);
+	ddp_operation c = test_nccl_operation(d, d->rank == 0 ? DDP_SEND : DDP_RECV);
 
 	c.send = c.recv;
 	c.root = 1 - d->rank;
@@ -61,7 +62,7 @@ static int exchange_by_tags(ddp_comm *comm, void *argument)
 	if (d.rank == 0)
 		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, host, sizeof(host)));
 	for (int i = 0; i < 2; i++) {
-		ddp_collective c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+		ddp_operation c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
 		c.send = c.recv = d.memory + i;
 		c.root = 1 - d.rank;
 		c.tag = d.rank == 0 ? i : 1 - i;
@@ -83,7 +84,7 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	test_nccl_set_up(&d, comm);
-	ddp_collective c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
+	ddp_operation c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
 	c.send = d.memory;
 	c.root = 1 - d.rank;
 	c.count = 1 + (size_t)d.rank;
@@ -107,7 +108,7 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
-	const ddp_collective c = message(&d, 0);
+	const ddp_operation c = message(&d, 0);
 	if (d.rank == 0) {
 		d.nccl->result = DDP_NCCL_INVALID_USAGE;
 		d.nccl->failing = "ncclGetUniqueId";
@@ -142,7 +143,7 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_device_launch(d.device, late, test_device_hold, &go));
 	CHECK_OK(ddp_device_fill(d.device, late, d.memory + (late_send ? 0 : 1), 0x11, sizeof(float)));
 	for (int i = 0; i < 2; i++) {
-		ddp_collective c = test_nccl_operation(&d, i == 0 ? DDP_RECV : DDP_SEND);
+		ddp_operation c = test_nccl_operation(&d, i == 0 ? DDP_RECV : DDP_SEND);
 		c.send = d.memory;
 		c.recv = d.memory + 1;
 		if ((i == 1) == late_send)
@@ -172,8 +173,8 @@ static void a_message_to_oneself_waits_for_both_sides(void **state)
 /* A collective and a message are on queues of the GPU, and stay there. */
 static void hang_in_both(on_device *d, ddp_request *requests[static 2])
 {
-	const ddp_collective all = test_nccl_operation(d, DDP_ALL_REDUCE);
-	ddp_collective one = message(d, 0);
+	const ddp_operation all = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_operation one = message(d, 0);
 
 	one.recv = d->memory + 1;
 	one.send = one.recv;
@@ -218,7 +219,7 @@ static int abort_behind_a_queue(ddp_comm *comm, void *sends)
 	on_device d;
 
 	test_nccl_set_up(&d, comm);
-	const ddp_collective c = *(const bool *)sends ? message(&d, 0) : test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation c = *(const bool *)sends ? message(&d, 0) : test_nccl_operation(&d, DDP_ALL_REDUCE);
 	test_nccl_sum_once(&d);
 	atomic_store(&d.nccl->hasty, true);
 	if (d.rank == 0)
@@ -289,7 +290,7 @@ static int close_under_a_slow_message(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE), one = message(&d, 0);
+	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE), one = message(&d, 0);
 	CHECK_OK(ddp_run(part, &all));
 	if (d.rank == 0)
 		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, &seven, sizeof(seven)));
@@ -322,11 +323,11 @@ static int close_amid_messages(ddp_comm *comm, void *argument)
 
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	const int count = d.rank == 0 ? MESSAGES : received;
 	CHECK_OK(ddp_run(part, &all));
 	for (int i = 0; i < count; i++) {
-		ddp_collective c = message(&d, i);
+		ddp_operation c = message(&d, i);
 		c.recv = d.memory + i % TEST_NCCL_COUNT;
 		CHECK_OK(ddp_issue(part, &c, &requests[i]));
 	}
@@ -361,10 +362,10 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	const ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
 	CHECK_OK(ddp_run(part, &all));
 	for (int i = 0; i < 2 - d.rank; i++) {
-		ddp_collective c = message(&d, i);
+		ddp_operation c = message(&d, i);
 		c.on_complete = d.rank == 0 ? note_end : NULL;
 		c.user = &status[i];
 		if (d.rank == 0)
@@ -406,9 +407,9 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 		ddp_comm *part;
 		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 		CHECK_OK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &memory));
-		const ddp_collective one = message(&d, 0);
+		const ddp_operation one = message(&d, 0);
 		CHECK_OK(ddp_run(part, &one));
-		ddp_collective all = test_nccl_operation(&d, DDP_ALL_REDUCE);
+		ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
 		all.scaled = true;
 		all.scale = 2;
 		d.nccl->result = DDP_NCCL_SYSTEM_ERROR;

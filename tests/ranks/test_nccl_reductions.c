@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Averages, and sums of scaled inputs, of each type by NCCL: the values, over its stand-in and by
    itself on a GPU; and whether types, ops and other numbers are those of its header. */
 #include <assert.h>
@@ -105,7 +106,7 @@ static bool is_refused(const reduction *r, ddp_type type)
 static void check_values(const on_device *d, const reduction *r, ddp_type type, size_t count, char *memory)
 {
 	const size_t element = ddp_type_bytes(type), bytes = count * element;
-	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_operation c = test_nccl_operation(d, DDP_ALL_REDUCE);
 	char *host = malloc(bytes);
 
 	CHECK(host != NULL);
@@ -170,7 +171,7 @@ static int check_truths(ddp_comm *comm, void *argument)
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_device_alloc(d.device, TRUTHS, &memory));
 	for (size_t o = 0; o < sizeof(ops) / sizeof(ops[0]); o++) {
-		ddp_collective c = test_nccl_operation(&d, DDP_ALL_REDUCE);
+		ddp_operation c = test_nccl_operation(&d, DDP_ALL_REDUCE);
 		for (int i = 0; i < TRUTHS; i++)
 			host[i] = (i >> d.rank & 1) != 0;
 		CHECK_OK(ddp_device_copy(d.device, d.stream, memory, host, TRUTHS));
@@ -208,7 +209,7 @@ static void sums_and_averages_of_each_type_are_right(void **state)
 
 static ddp_status reduce(const on_device *d, ddp_type type, ddp_op op, double scale)
 {
-	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_operation c = test_nccl_operation(d, DDP_ALL_REDUCE);
 
 	c.type = type;
 	c.op = op;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
  * shared memory, by the tables of all versions.

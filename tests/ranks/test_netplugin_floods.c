@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
  * connections that never prove the step's key.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Another user of the host connects to the sockets at which libnccl-net-ddpucx.so and UCX listen for it, while the
  * kernel takes no socket filters. No process's end comes of what this user sends, root's neither.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce: optimizers of whole tensors train on several ranks, in each way of reducing, to
  * the bits of one that has all gradients; their checkpoints go on in another world; and
@@ -123,7 +124,7 @@ static void expect(ddp_model *model, const reference *x)
 {
 	for (int p = 0; p < PARAMS; p++) {
 		const ddp_slot *slot = &x->layout.slots[x->layout.slot_of[p]];
-		CHECK(memcmp(ddp_param_data(model, p), x->params + slot->offset,
+		CHECK(memcmp(ddp_model_param_data(model, p), x->params + slot->offset,
 		             (size_t)slot->count * sizeof(float)) == 0);
 	}
 }
@@ -136,8 +137,8 @@ static ddp_model *make(ddp_context *context, const ddp_model_options *options)
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
 	for (int p = 0; p < PARAMS; p++)
-		for (int i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_data(model, p)[i] = first_value(p, i);
+		for (int i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_data(model, p)[i] = first_value(p, i);
 	return model;
 }
 
@@ -146,19 +147,19 @@ static void train(ddp_context *context, ddp_model *model, int step)
 	const int rank = ddp_get_job(context)->rank;
 
 	for (int p = PARAMS - 1; p > 0; p--) {
-		for (int i = 0; i < ddp_param_count(model, p) && !is_unused(step, p); i++)
-			ddp_param_grad(model, p)[i] += gradient(rank, step, p, i);
-		CHECK_OK(is_unused(step, p) ? ddp_grad_unused(model, p) : ddp_grad_ready(model, p));
+		for (int i = 0; i < ddp_model_param_count(model, p) && !is_unused(step, p); i++)
+			ddp_model_param_grad(model, p)[i] += gradient(rank, step, p, i);
+		CHECK_OK(is_unused(step, p) ? ddp_model_grad_unused(model, p) : ddp_model_grad_ready(model, p));
 	}
-	CHECK_OK(ddp_grad_ready(model, 0));
+	CHECK_OK(ddp_model_grad_ready(model, 0));
 	for (int32_t row = 0; row < 40; row++) {
 		float values[6];
 		for (int i = 0; i < 6; i++)
 			values[i] = gradient(rank, step, 0, row * 6 + i);
 		if (has_row(rank, step, row))
-			CHECK_OK(ddp_grad_rows(model, 0, &row, values, 1));
+			CHECK_OK(ddp_model_grad_rows(model, 0, &row, values, 1));
 	}
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 }
 
 static void train_by(ddp_context *context, const ddp_model_options *options)
@@ -340,17 +341,17 @@ static ddp_model *make_dense(ddp_context *context, const ddp_model_options *give
 	options.stream = stream;
 	CHECK_OK(ddp_model_create(context, dense, PARAMS, &options, &model));
 	for (int p = 0; p < PARAMS; p++) {
-		const int64_t count = ddp_param_count(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
 		for (int i = 0; i < count; i++)
 			values[i] = first_value(p, i);
-		put(model, ddp_param_data(model, p), values, count);
+		put(model, ddp_model_param_data(model, p), values, count);
 	}
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	return model;
 }
 
-ddp_status __real_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
-ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request);
+ddp_status __real_ddp_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request);
+ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request);
 ddp_status __real_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
 ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
 
@@ -358,7 +359,7 @@ ddp_status __wrap_ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint6
    -1: nobody looks. */
 static int shared = -1, under_way;
 
-ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_collective *operation, ddp_request **request)
+ddp_status __wrap_ddp_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request)
 {
 	under_way += operation->kind == DDP_BROADCAST;
 	return __real_ddp_issue(comm, operation, request);
@@ -391,18 +392,18 @@ static void train_dense(ddp_context *context, ddp_model *model, int step)
 
 	look_at_waits(model, step);
 	for (int p = PARAMS - 1; p >= 0; p--) {
-		const int64_t count = ddp_param_count(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
 		for (int i = 0; i < count; i++)
 			values[i] = gradient(rank, step, p, i);
 		if (!is_unused(step, p))
-			put(model, ddp_param_grad(model, p), values, count);
-		CHECK_OK(is_unused(step, p) ? ddp_grad_unused(model, p) : ddp_grad_ready(model, p));
+			put(model, ddp_model_param_grad(model, p), values, count);
+		CHECK_OK(is_unused(step, p) ? ddp_model_grad_unused(model, p) : ddp_model_grad_ready(model, p));
 	}
 	if (step % 2 == 0) {
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	} else {
-		CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
-		CHECK_OK(ddp_update_params(model, &stats));
+		CHECK_OK(ddp_model_reduce_grads(model, 1, 0, &stats));
+		CHECK_OK(ddp_model_update_params(model, &stats));
 	}
 	expect_waits(model);
 }
@@ -412,13 +413,13 @@ static void expect_equal(ddp_model *here, ddp_model *there)
 	float values[25 * 30];
 
 	for (int p = 0; p < PARAMS; p++) {
-		const size_t bytes = (size_t)ddp_param_count(here, p) * sizeof(float);
-		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_data(there, p), bytes));
-		CHECK(memcmp(values, ddp_param_data(here, p), bytes) == 0);
-		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_bf16(there, p), bytes / 2));
-		CHECK(memcmp(values, ddp_param_bf16(here, p), bytes / 2) == 0);
-		CHECK_OK(ddp_place_read(&there->place, values, ddp_param_grad(there, p), bytes));
-		CHECK(memcmp(values, ddp_param_grad(here, p), bytes) == 0);
+		const size_t bytes = (size_t)ddp_model_param_count(here, p) * sizeof(float);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_model_param_data(there, p), bytes));
+		CHECK(memcmp(values, ddp_model_param_data(here, p), bytes) == 0);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_model_param_bf16(there, p), bytes / 2));
+		CHECK(memcmp(values, ddp_model_param_bf16(here, p), bytes / 2) == 0);
+		CHECK_OK(ddp_place_read(&there->place, values, ddp_model_param_grad(there, p), bytes));
+		CHECK(memcmp(values, ddp_model_param_grad(here, p), bytes) == 0);
 	}
 }
 

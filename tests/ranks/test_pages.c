@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A system whose pages are larger than 4 KiB, as far as this program's sysconf()
  * and mmap() can pretend it: the library's calls come here first (--wrap).

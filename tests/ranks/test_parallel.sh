@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # examples/parallel: a network that is split has the losses of one that is not. Prints TAP.
 program=examples/parallel/parallel
 # shellcheck source=tests/support/example.sh

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
  * ranks that have not finished. Their values in random models are test_engine's matter.
@@ -53,10 +54,10 @@ static const ddp_param kinds[KINDS] = {
 
 static void expect_kinds(ddp_model *model, float local)
 {
-	CHECK(is_all(ddp_param_data(model, FROZEN), 7));
-	CHECK(is_all(ddp_param_data(model, LOCAL), local));
-	CHECK(is_all(ddp_param_data(model, MEAN), (float)(1 + ddp_comm_size(model->context->world))));
-	CHECK(is_all(ddp_param_data(model, BROADCAST), 2));
+	CHECK(is_all(ddp_model_param_data(model, FROZEN), 7));
+	CHECK(is_all(ddp_model_param_data(model, LOCAL), local));
+	CHECK(is_all(ddp_model_param_data(model, MEAN), (float)(1 + ddp_comm_size(model->context->world))));
+	CHECK(is_all(ddp_model_param_data(model, BROADCAST), 2));
 }
 
 static int kinds_body(ddp_context *context, void *user)
@@ -70,28 +71,28 @@ static int kinds_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, kinds, KINDS, &options, &model));
 	/* 48 numbers with the gap behind them: all others have no gradient, and no state. */
 	CHECK(model->layout.elements == 48 && model->layout.all == KINDS * (int64_t)48);
-	CHECK(ddp_param_grad(model, TRAINED) != NULL && ddp_param_grad(model, FROZEN) == NULL &&
-	      ddp_param_grad(model, MEAN) == NULL);
+	CHECK(ddp_model_param_grad(model, TRAINED) != NULL && ddp_model_param_grad(model, FROZEN) == NULL &&
+	      ddp_model_param_grad(model, MEAN) == NULL);
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
 	CHECK(tensors.count == KINDS + 2 + 1); /* AdamW's numbers are of one */
 	ddp_tensors_free(&tensors);
 	for (int p = 0; p < KINDS; p++)
-		fill(ddp_param_data(model, p), rank == 0 ? 7 : (float)p);
-	CHECK_OK(ddp_broadcast_params(model));
+		fill(ddp_model_param_data(model, p), rank == 0 ? 7 : (float)p);
+	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int p = 0; p < KINDS; p++)
-		CHECK(is_all(ddp_param_data(model, p), 7));
+		CHECK(is_all(ddp_model_param_data(model, p), 7));
 
-	fill(ddp_param_grad(model, TRAINED), 1);
+	fill(ddp_model_param_grad(model, TRAINED), 1);
 	for (int p = LOCAL; p <= BROADCAST; p++)
-		fill(ddp_param_data(model, p), (float)(2 + 2 * rank));
-	CHECK(ddp_grad_ready(model, FROZEN) == DDP_ERR_INVALID && says("\"frozen\" is frozen"));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+		fill(ddp_model_param_data(model, p), (float)(2 + 2 * rank));
+	CHECK(ddp_model_grad_ready(model, FROZEN) == DDP_ERR_INVALID && says("\"frozen\" is frozen"));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	expect_kinds(model, (float)(2 + 2 * rank));
-	CHECK(ddp_param_data(model, TRAINED)[0] < 7);
+	CHECK(ddp_model_param_data(model, TRAINED)[0] < 7);
 
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 	for (int p = 0; p < KINDS; p++)
-		fill(ddp_param_data(model, p), -1);
+		fill(ddp_model_param_data(model, p), -1);
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
 	expect_kinds(model, 2);
 	ddp_model_free(model);
@@ -146,9 +147,9 @@ static void kinds_and_groups_are_checked_and_the_same_on_all_ranks(void **state)
 static void forward(ddp_model *model, float value, bool poisons)
 {
 	for (int p = LOCAL; p <= BROADCAST; p++) {
-		fill(ddp_param_data(model, p), value);
+		fill(ddp_model_param_data(model, p), value);
 		if (poisons)
-			ddp_param_data(model, p)[COUNT / 2] = NAN;
+			ddp_model_param_data(model, p)[COUNT / 2] = NAN;
 	}
 }
 
@@ -162,34 +163,34 @@ static int poisoned_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_create(context, kinds, KINDS, &options, &model));
 	forward(model, (float)rank, rank == 0);
-	CHECK(ddp_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
-	CHECK(isnan(ddp_param_data(model, MEAN)[COUNT / 2]) == (rank == 0)); /* nothing was exchanged */
+	CHECK(ddp_model_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(isnan(ddp_model_param_data(model, MEAN)[COUNT / 2]) == (rank == 0)); /* nothing was exchanged */
 
 	/* Rank 0's do not count, and it gets the others'. */
 	forward(model, (float)(2 * rank), rank == 0);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, MEAN), 3) && is_all(ddp_param_data(model, BROADCAST), 2));
-	CHECK(isnan(ddp_param_data(model, LOCAL)[COUNT / 2]) == (rank == 0));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, MEAN), 3) && is_all(ddp_model_param_data(model, BROADCAST), 2));
+	CHECK(isnan(ddp_model_param_data(model, LOCAL)[COUNT / 2]) == (rank == 0));
 
 	/* Neither do those of a rank that has finished. */
 	forward(model, (float)rank, rank == 1);
 	if (rank == 0)
-		CHECK_OK(ddp_join(model, NULL));
+		CHECK_OK(ddp_model_join(model, NULL));
 	else
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, MEAN), 2) && is_all(ddp_param_data(model, BROADCAST), 2));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, MEAN), 2) && is_all(ddp_model_param_data(model, BROADCAST), 2));
 
 	/* If that is so on all ranks, it is what they have; and parameters can be saved. */
 	forward(model, (float)rank, true);
-	fill(ddp_param_data(model, FROZEN), -INFINITY); /* a mask, say */
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(isnan(ddp_param_data(model, MEAN)[COUNT / 2]) && ddp_param_data(model, MEAN)[0] == 1);
-	CHECK(isnan(ddp_param_data(model, BROADCAST)[COUNT / 2]) && ddp_param_data(model, BROADCAST)[0] == 0);
+	fill(ddp_model_param_data(model, FROZEN), -INFINITY); /* a mask, say */
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(isnan(ddp_model_param_data(model, MEAN)[COUNT / 2]) && ddp_model_param_data(model, MEAN)[0] == 1);
+	CHECK(isnan(ddp_model_param_data(model, BROADCAST)[COUNT / 2]) && ddp_model_param_data(model, BROADCAST)[0] == 0);
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
-	fill(ddp_param_data(model, FROZEN), 0);
+	fill(ddp_model_param_data(model, FROZEN), 0);
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
-	CHECK(step == 3 && is_all(ddp_param_data(model, FROZEN), -INFINITY));
-	ddp_param_data(model, TRAINED)[1] = NAN;
+	CHECK(step == 3 && is_all(ddp_model_param_data(model, FROZEN), -INFINITY));
+	ddp_model_param_data(model, TRAINED)[1] = NAN;
 	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_NOT_FINITE);
 	ddp_model_free(model);
 	return 0;
@@ -226,14 +227,14 @@ static ddp_model *make(ddp_context *context, const ddp_model_options *options)
 
 	CHECK_OK(ddp_model_create(context, three, 3, options, &model));
 	for (int p = 0; p < 3; p++)
-		fill(ddp_param_data(model, p), 1);
+		fill(ddp_model_param_data(model, p), 1);
 	return model;
 }
 
 static void use(ddp_model *model, int param)
 {
-	fill(ddp_param_grad(model, param), 1);
-	CHECK_OK(ddp_grad_ready(model, param));
+	fill(ddp_model_param_grad(model, param), 1);
+	CHECK_OK(ddp_model_grad_ready(model, param));
 }
 
 /* What one step makes of 1 without a gradient. */
@@ -247,21 +248,21 @@ static int unused_body(ddp_context *context, void *user)
 	ddp_model *model = make(context, &zero);
 	use(model, 0);
 	use(model, 1);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, 2), decayed));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, 2), decayed));
 	ddp_model_free(model);
 
 	model = make(context, &skip);
 	use(model, 1);
-	fill(ddp_param_grad(model, 2), 9); /* it is not announced, and does not count */
+	fill(ddp_model_param_grad(model, 2), 9); /* it is not announced, and does not count */
 	CHECK(model->reducer.ready.next == 0); /* c's bucket is the first */
-	CHECK_OK(ddp_grad_unused(model, 2));
+	CHECK_OK(ddp_model_grad_unused(model, 2));
 	CHECK(model->reducer.ready.next == (ddp_comm_size(context->world) > 1 ? 2 : 0));
-	CHECK(ddp_grad_unused(model, 2) == DDP_ERR_STATE);
+	CHECK(ddp_model_grad_unused(model, 2) == DDP_ERR_STATE);
 	use(model, 0);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, 1), ddp_param_data(model, 0)[0]));
-	CHECK(is_all(ddp_param_data(model, 2), 1) && is_all(ddp_param_grad(model, 2), 0));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, 1), ddp_model_param_data(model, 0)[0]));
+	CHECK(is_all(ddp_model_param_data(model, 2), 1) && is_all(ddp_model_param_grad(model, 2), 0));
 	ddp_model_free(model);
 	return 0;
 }
@@ -288,23 +289,23 @@ static int static_body(ddp_context *context, void *user)
 		/* Rank 0 has c's bucket complete before b's, as nobody waits for it. */
 		CHECK(step == 1 || rank > 0 || model->reducer.ready.next == 2);
 		use(model, 0);
-		CHECK_OK(ddp_step(model, 2, 0, NULL));
+		CHECK_OK(ddp_model_step(model, 2, 0, NULL));
 	}
-	const float a = ddp_param_data(model, 0)[0], b = ddp_param_data(model, 1)[0];
+	const float a = ddp_model_param_data(model, 0)[0], b = ddp_model_param_data(model, 1)[0];
 	use(model, 0);
 	use(model, 1);
-	CHECK(ddp_step(model, 2, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 2, 0, NULL) == DDP_ERR_STATE);
 	CHECK(says("the static graph has changed: rank 1 has a gradient of \"b\", which it had not used"));
-	CHECK(is_all(ddp_param_data(model, 0), a) && is_all(ddp_param_grad(model, 1), 0));
+	CHECK(is_all(ddp_model_param_data(model, 0), a) && is_all(ddp_model_param_grad(model, 1), 0));
 	use(model, 0);
 	if (rank == 0)
 		use(model, 1);
-	CHECK(ddp_step(model, 2, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 2, 0, NULL) == DDP_ERR_STATE);
 	CHECK(says("rank 1 has no gradient of \"c\", which it had used"));
 	use(model, 1 + rank);
 	use(model, 0);
-	CHECK_OK(ddp_step(model, 2, 0, NULL)); /* nothing is broken */
-	CHECK(ddp_param_data(model, 1)[0] != b);
+	CHECK_OK(ddp_model_step(model, 2, 0, NULL)); /* nothing is broken */
+	CHECK(ddp_model_param_data(model, 1)[0] != b);
 	ddp_model_free(model);
 	return 0;
 }
@@ -324,12 +325,12 @@ static int static_memory_body(ddp_context *context, void *user)
 	ddp_model *model = make(context, &options);
 	for (int step = 1; step <= 2; step++) {
 		ddp_step_stats stats;
-		fill(ddp_param_grad(model, 2), step == 1 ? 9 : NAN);
+		fill(ddp_model_param_grad(model, 2), step == 1 ? 9 : NAN);
 		use(model, 1);
 		use(model, 0);
-		CHECK_OK(ddp_step(model, 1, 0, &stats));
+		CHECK_OK(ddp_model_step(model, 1, 0, &stats));
 		CHECK(fabs(stats.grad_norm - sqrt(2 * COUNT)) < 1e-5);
-		CHECK(is_all(ddp_param_data(model, 2), 1) && is_all(ddp_param_grad(model, 2), 0));
+		CHECK(is_all(ddp_model_param_data(model, 2), 1) && is_all(ddp_model_param_grad(model, 2), 0));
 	}
 	ddp_model_free(model);
 	return 0;
@@ -364,7 +365,7 @@ static int order_body(ddp_context *context, void *user)
 		use(model, 0);
 		if (i == 2)
 			use(model, 1);
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	}
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 	CHECK_OK(ddp_checkpoint_load(other, NULL, test_folder, &step));
@@ -372,10 +373,10 @@ static int order_body(ddp_context *context, void *user)
 		use(model, p);
 		use(other, moved[p]);
 	}
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK_OK(ddp_step(other, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(other, 1, 0, NULL));
 	for (int p = 0; p < 3; p++)
-		CHECK(is_all(ddp_param_data(other, moved[p]), ddp_param_data(model, p)[0]));
+		CHECK(is_all(ddp_model_param_data(other, moved[p]), ddp_model_param_data(model, p)[0]));
 	ddp_model_free(model);
 	ddp_model_free(other);
 	return 0;
@@ -405,35 +406,35 @@ static int join_body(ddp_context *context, void *user)
 	for (int step = 1; step <= ranks; step++) {
 		const int active = ranks - step + 1;
 		if (rank >= step - 1) {
-			fill(ddp_param_grad(model, 0), 6);
-			fill(ddp_param_data(model, 1), (float)(rank + 1));
-			fill(ddp_param_data(model, 2), (float)(rank + 1));
-			CHECK_OK(ddp_step(model, 2, 4, &stats));
+			fill(ddp_model_param_grad(model, 0), 6);
+			fill(ddp_model_param_data(model, 1), (float)(rank + 1));
+			fill(ddp_model_param_data(model, 2), (float)(rank + 1));
+			CHECK_OK(ddp_model_step(model, 2, 4, &stats));
 		} else {
-			fill(ddp_param_grad(model, 0), 100); /* of a step that it does not end */
-			CHECK_OK(ddp_join(model, &stats));
+			fill(ddp_model_param_grad(model, 0), 100); /* of a step that it does not end */
+			CHECK_OK(ddp_model_join(model, &stats));
 		}
 		const int divisor = loss == DDP_LOSS_SUM ? 2 * active : loss == DDP_LOSS_MEAN ? ranks : active;
 		wanted -= 6.0f * (float)active / (float)divisor;
-		CHECK(is_all(ddp_param_data(model, 0), wanted) && is_all(ddp_param_grad(model, 0), 0));
+		CHECK(is_all(ddp_model_param_data(model, 0), wanted) && is_all(ddp_model_param_grad(model, 0), 0));
 		CHECK(stats.active_ranks == active && stats.step == step && stats.weight == 2 * active);
 		CHECK(stats.loss == (loss == DDP_LOSS_SUM ? 2 : 4));
 		/* Those of the ranks that are active: step .. ranks, as they count from 1. */
-		CHECK(is_all(ddp_param_data(model, 1), (float)(step + ranks) / 2));
-		CHECK(is_all(ddp_param_data(model, 2), (float)step));
+		CHECK(is_all(ddp_model_param_data(model, 1), (float)(step + ranks) / 2));
+		CHECK(is_all(ddp_model_param_data(model, 2), (float)step));
 	}
-	CHECK_OK(ddp_join(model, &stats));
-	CHECK(stats.active_ranks == 0 && stats.step == ranks && is_all(ddp_param_data(model, 0), wanted));
+	CHECK_OK(ddp_model_join(model, &stats));
+	CHECK(stats.active_ranks == 0 && stats.step == ranks && is_all(ddp_model_param_data(model, 0), wanted));
 
 	if (rank == 0)
-		CHECK(ddp_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
+		CHECK(ddp_model_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
 	else
-		CHECK(ddp_join(model, NULL) == DDP_ERR_STATE);
-	CHECK(says("takes part in ddp_step() only"));
-	CHECK_OK(ddp_grad_ready(model, 0));
-	CHECK(ddp_join(model, NULL) == DDP_ERR_STATE && says("are announced"));
+		CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE);
+	CHECK(says("takes part in ddp_model_step() only"));
+	CHECK_OK(ddp_model_grad_ready(model, 0));
+	CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE && says("are announced"));
 	CHECK(ddp_watch_current_phase(context->watch) == DDP_PHASE_IDLE); /* it waits for nobody */
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	ddp_model_free(model);
 	return 0;
 }
@@ -456,13 +457,13 @@ static int zero_body(ddp_context *context, void *user)
 
 	(void)user;
 	ddp_model *model = make(context, &options);
-	fill(ddp_param_grad(model, 0), 3);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, 0), 1)); /* a learning rate of 0 */
-	ddp_set_learning_rate(model, 0.5);
-	fill(ddp_param_grad(model, 0), -5);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK(is_all(ddp_param_data(model, 0), 1.5f)); /* what was before is forgotten */
+	fill(ddp_model_param_grad(model, 0), 3);
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, 0), 1)); /* a learning rate of 0 */
+	ddp_model_set_learning_rate(model, 0.5);
+	fill(ddp_model_param_grad(model, 0), -5);
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK(is_all(ddp_model_param_data(model, 0), 1.5f)); /* what was before is forgotten */
 	ddp_model_free(model);
 	return 0;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * These tests show what a program's surroundings may do to its files: a folder that changes, a
  * limit on the size of files, standard descriptors that are closed, and a locale that writes
@@ -39,8 +40,8 @@ static ddp_model *make(ddp_context *context, double learning_rate)
 static void train(ddp_model *model, int steps)
 {
 	for (int s = 0; s < steps; s++) {
-		CHECK_OK(ddp_grad_ready(model, 0));
-		CHECK_OK(ddp_step(model, 1, 0.5, NULL));
+		CHECK_OK(ddp_model_grad_ready(model, 0));
+		CHECK_OK(ddp_model_step(model, 1, 0.5, NULL));
 	}
 }
 
@@ -67,7 +68,7 @@ static ddp_status compute_elsewhere(void *user, ddp_model *model, const ddp_batc
 		return DDP_ERR_IO;
 	*loss_sum = 1;
 	*weight = (double)batch->samples;
-	return ddp_grad_ready(model, 0);
+	return ddp_model_grad_ready(model, 0);
 }
 
 static ddp_status read_nothing(void *user, int64_t index, void *sample)

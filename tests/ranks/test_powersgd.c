@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
  * in the host's memory, and in that of the asynchronous test device, to the same bits.
@@ -86,13 +87,13 @@ static float gradient(int rank, int step, int p, int64_t i)
 
 static void add_gradient(ddp_model *model, int rank, int step, int p)
 {
-	const int64_t count = ddp_param_count(model, p);
+	const int64_t count = ddp_model_param_count(model, p);
 	float values[ELEMENTS_MAX];
 
 	for (int64_t i = 0; i < count; i++)
 		values[i] = gradient(rank, step, p, i);
-	put(model, ddp_param_grad(model, p), values, count);
-	CHECK_OK(ddp_grad_ready(model, p));
+	put(model, ddp_model_param_grad(model, p), values, count);
+	CHECK_OK(ddp_model_grad_ready(model, p));
 }
 
 static void add_gradients(ddp_model *model, int rank, int step)
@@ -104,16 +105,16 @@ static void add_gradients(ddp_model *model, int rank, int step)
 static void train(ddp_context *context, ddp_model *model, int step)
 {
 	add_gradients(model, ddp_get_job(context)->rank, step);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 }
 
 static bool is_same(ddp_model *a, ddp_model *b, int p)
 {
-	const int64_t count = ddp_param_count(a, p);
+	const int64_t count = ddp_model_param_count(a, p);
 	float values[ELEMENTS_MAX];
 
-	memcpy(values, get(a, ddp_param_data(a, p), count), (size_t)count * sizeof(float));
-	return memcmp(values, get(b, ddp_param_data(b, p), count), (size_t)count * sizeof(float)) == 0;
+	memcpy(values, get(a, ddp_model_param_data(a, p), count), (size_t)count * sizeof(float));
+	return memcmp(values, get(b, ddp_model_param_data(b, p), count), (size_t)count * sizeof(float)) == 0;
 }
 
 static void expect_same(ddp_model *a, ddp_model *b)
@@ -224,18 +225,18 @@ static int reference_body(ddp_context *context, void *user)
 	}
 	for (int step = 1; step <= STEPS; step++) {
 		add_gradients(model, ddp_get_job(context)->rank, step);
-		CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 		for (int p = 0; p < PARAMS; p++) {
 			double differs = 0;
-			const float *got = get(model, ddp_param_grad(model, p), ddp_param_count(model, p));
+			const float *got = get(model, ddp_model_param_grad(model, p), ddp_model_param_count(model, p));
 			reference_step(&x[p], options, p, step);
-			for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+			for (int64_t i = 0; i < ddp_model_param_count(model, p); i++) {
 				CHECK(fabs(got[i] - x[p].out[i]) < 2e-5);
 				differs += fabs(x[p].out[i] - x[p].sum[i]);
 			}
 			CHECK((differs > 10) == compressed[p]); /* there is something to compare */
 		}
-		CHECK_OK(ddp_update_params(model, NULL));
+		CHECK_OK(ddp_model_update_params(model, NULL));
 	}
 	CHECK_OK(ddp_model_compare(model));
 	ddp_model_free(model);
@@ -305,14 +306,14 @@ static int forgotten_body(ddp_context *context, void *user)
 	for (int step = 1; step <= 3; step++) {
 		train(context, straight, step);
 		add_gradients(other, rank, 20 + step);
-		CHECK_OK(ddp_reduce_grads(other, 1, 0, NULL));
-		CHECK_OK(ddp_zero_grads(other));
+		CHECK_OK(ddp_model_reduce_grads(other, 1, 0, NULL));
+		CHECK_OK(ddp_model_zero_grads(other));
 		add_gradients(other, rank, 30 + step);
-		CHECK(ddp_step(other, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
-		put(other, ddp_param_grad(other, 0) + 3, &(float){ NAN }, 1);
-		CHECK(ddp_step(other, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+		CHECK(ddp_model_step(other, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
+		put(other, ddp_model_param_grad(other, 0) + 3, &(float){ NAN }, 1);
+		CHECK(ddp_model_step(other, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
 		add_gradients(other, rank, 40 + step);
-		CHECK(ddp_step(other, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
+		CHECK(ddp_model_step(other, rank == 1 ? -1 : 1, 0, NULL) == DDP_ERR_INVALID);
 		train(context, other, step);
 		expect_same(straight, other);
 	}
@@ -337,11 +338,11 @@ static int zero_body(ddp_context *context, void *user)
 	options.powersgd_no_feedback = true;
 	ddp_model *model = make(context, &options);
 	for (int step = 1; step <= 2; step++)
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	add_gradients(model, ddp_get_job(context)->rank, 1);
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
-	const float *got = get(model, ddp_param_grad(model, 0), ddp_param_count(model, 0));
-	for (int64_t i = 0; i < ddp_param_count(model, 0); i++)
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
+	const float *got = get(model, ddp_model_param_grad(model, 0), ddp_model_param_count(model, 0));
+	for (int64_t i = 0; i < ddp_model_param_count(model, 0); i++)
 		squares += got[i] * (double)got[i];
 	CHECK(isfinite(squares) && squares > 50); /* of about 1200 */
 	ddp_model_free(model);
@@ -391,17 +392,17 @@ static int unused_body(ddp_context *context, void *user)
 	train(context, model, 1);
 	for (int p = 1; p < PARAMS; p++)
 		add_gradient(model, rank, 2, p);
-	CHECK_OK(ddp_grad_unused(model, 0));
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, &stats));
+	CHECK_OK(ddp_model_grad_unused(model, 0));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, &stats));
 	for (int p = 0; p < PARAMS; p++) {
-		const float *got = get(model, ddp_param_grad(model, p), ddp_param_count(model, p));
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++) {
+		const float *got = get(model, ddp_model_param_grad(model, p), ddp_model_param_count(model, p));
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++) {
 			CHECK(p > 0 || got[i] == 0);
 			squares += (double)got[i] * got[i];
 		}
 	}
 	CHECK(fabs(stats.grad_norm - sqrt(squares) / RANKS) < 1e-6 * stats.grad_norm);
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 	ddp_model_free(model);
 	return 0;
 }
@@ -421,11 +422,11 @@ static void train_with_gaps(ddp_context *context, ddp_model *model, int step)
 
 	train(context, model, step);
 	add_gradients(model, rank, 20 + step);
-	CHECK(ddp_step(model, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK(ddp_model_step(model, 1, rank == 1 ? INFINITY : 0, NULL) == DDP_ERR_NOT_FINITE);
 	for (int p = PARAMS - 1; p > 0; p--)
 		add_gradient(model, rank, 30 + step, p);
-	CHECK_OK(ddp_grad_unused(model, 0));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_grad_unused(model, 0));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 }
 
 static int bits_body(ddp_context *context, void *options)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
  * as the slowest rank's times and the link's cost want, and change no bit of what is trained.
@@ -63,8 +64,8 @@ static ddp_model *make(ddp_context *context, const ddp_model_options *options)
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, options, &model));
 	for (int p = 0; p < PARAMS; p++)
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
-			ddp_param_data(model, p)[i] = (float)p + (float)(i % 1000) / 64;
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_data(model, p)[i] = (float)p + (float)(i % 1000) / 64;
 	return model;
 }
 
@@ -79,9 +80,9 @@ static bool is_used(const ddp_model *model, int step, int p)
 static void add_gradient(ddp_model *model, int step, int batch, int p)
 {
 	const float own = 1 / (float)(3 + step * 13 + batch * 5 + p * 3 + ddp_comm_rank(model->context->world) * 11);
-	float *grads = ddp_param_grad(model, p);
+	float *grads = ddp_model_param_grad(model, p);
 
-	for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+	for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
 		grads[i] += own * (float)(i & 1023);
 }
 
@@ -91,32 +92,32 @@ static void train_step(ddp_model *model, int step, int batches)
 	const int32_t index[2] = { step % 60, 3 };
 
 	for (int b = 0; b < batches; b++) {
-		CHECK_OK(ddp_set_sync(model, b == batches - 1));
+		CHECK_OK(ddp_model_set_sync(model, b == batches - 1));
 		for (int p = PARAMS - 1; p >= 0; p--) {
 			if (!is_used(model, step, p)) {
-				CHECK_OK(ddp_grad_unused(model, p));
+				CHECK_OK(ddp_model_grad_unused(model, p));
 				continue;
 			}
 			add_gradient(model, step, b, p);
-			CHECK_OK(ddp_grad_ready(model, p));
+			CHECK_OK(ddp_model_grad_ready(model, p));
 		}
 	}
 	for (int i = 0; i < 2 * K; i++)
 		rows[i] = (float)i / 300;
-	CHECK_OK(ddp_grad_rows(model, 6, index, rows, 2));
+	CHECK_OK(ddp_model_grad_rows(model, 6, index, rows, 2));
 	if (step % 3 != 0) {
-		CHECK_OK(ddp_step(model, 1, 1, NULL));
+		CHECK_OK(ddp_model_step(model, 1, 1, NULL));
 		return;
 	}
-	CHECK_OK(ddp_reduce_grads(model, 1, 1, NULL));
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 1, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 }
 
 static void expect_same_params(ddp_model *model, ddp_model *twin)
 {
 	for (int p = 0; p < PARAMS; p++)
-		CHECK(memcmp(ddp_param_data(model, p), ddp_param_data(twin, p),
-		             (size_t)ddp_param_count(model, p) * sizeof(float)) == 0);
+		CHECK(memcmp(ddp_model_param_data(model, p), ddp_model_param_data(twin, p),
+		             (size_t)ddp_model_param_count(model, p) * sizeof(float)) == 0);
 }
 
 static void expect_same_cut(const ddp_model *model)
@@ -381,7 +382,7 @@ static int finish_early(ddp_comm *comm, void *argument)
 
 	for (int step = 1; step <= STEPS; step++) {
 		if (context.job.rank == 0 && step > 5)
-			CHECK_OK(ddp_join(model, &stats));
+			CHECK_OK(ddp_model_join(model, &stats));
 		else
 			train_step(model, step % 3 == 0 ? step + 1 : step, 1);
 		expect_same_cut(model);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reduce/rows: gradients with a dense part and rows. Whichever way they
  * travel, ranks add up the same; and to the bit in the order of ranks.
@@ -80,8 +81,8 @@ static void add_rows(ddp_model *model, int rank, int step)
 	float values[4 * WIDTH];
 	int count = rows_of(rank, step, index, values);
 
-	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, count / 2));
-	CHECK(ddp_grad_rows(model, TABLE, index + count / 2, values + count / 2 * WIDTH,
+	CHECK_OK(ddp_model_grad_rows(model, TABLE, index, values, count / 2));
+	CHECK(ddp_model_grad_rows(model, TABLE, index + count / 2, values + count / 2 * WIDTH,
 	                     count - count / 2) == DDP_OK);
 	/* The arrays are the caller's again. */
 	memset(index, 0, sizeof(index));
@@ -109,11 +110,11 @@ static void wanted_gradient(int ranks, int step, double *table, double *vector)
 static void micro_batch(ddp_model *model, int rank, int step)
 {
 	for (int e = 0; e < ROWS * WIDTH; e++)
-		ddp_param_grad(model, TABLE)[e] += (float)(rank + 1);
-	CHECK_OK(ddp_grad_ready(model, TABLE));
+		ddp_model_param_grad(model, TABLE)[e] += (float)(rank + 1);
+	CHECK_OK(ddp_model_grad_ready(model, TABLE));
 	for (int e = 0; e < REST; e++)
-		ddp_param_grad(model, VECTOR)[e] += (float)(rank + 2);
-	CHECK_OK(ddp_grad_ready(model, VECTOR));
+		ddp_model_param_grad(model, VECTOR)[e] += (float)(rank + 2);
+	CHECK_OK(ddp_model_grad_ready(model, VECTOR));
 	add_rows(model, rank, step);
 }
 
@@ -129,22 +130,22 @@ static int sums_body(ddp_context *context, void *user)
 	for (int step = 1; step <= 4; step++) {
 		double squares = 0;
 
-		CHECK_OK(ddp_set_sync(model, false));
+		CHECK_OK(ddp_model_set_sync(model, false));
 		micro_batch(model, rank, step);
-		CHECK_OK(ddp_set_sync(model, true));
+		CHECK_OK(ddp_model_set_sync(model, true));
 		micro_batch(model, rank, step);
 		/* A weight of 4 in all: the mean of whole numbers is exact. */
-		CHECK_OK(ddp_step(model, rank == 0 ? 4 : 0, 0, &stats));
+		CHECK_OK(ddp_model_step(model, rank == 0 ? 4 : 0, 0, &stats));
 		wanted_gradient(size, step, gradient, &more);
 		for (int e = 0; e < ROWS * WIDTH; e++) {
 			table[e] -= gradient[e] / 4;
 			squares += gradient[e] * gradient[e] / 16;
-			CHECK(ddp_param_data(model, TABLE)[e] == table[e]);
-			CHECK(ddp_param_grad(model, TABLE)[e] == 0);
+			CHECK(ddp_model_param_data(model, TABLE)[e] == table[e]);
+			CHECK(ddp_model_param_grad(model, TABLE)[e] == 0);
 		}
 		vector -= more / 4;
 		for (int e = 0; e < REST; e++)
-			CHECK(ddp_param_data(model, VECTOR)[e] == vector);
+			CHECK(ddp_model_param_data(model, VECTOR)[e] == vector);
 		CHECK(fabs(stats.grad_norm - sqrt(squares + REST * more * more / 16)) <
 		       1e-12 * stats.grad_norm);
 	}
@@ -174,19 +175,19 @@ static int poisoned_rows_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	make(context, user, &model);
-	CHECK_OK(ddp_grad_ready(model, TABLE));
+	CHECK_OK(ddp_model_grad_ready(model, TABLE));
 	values[2] = rank == size - 1 ? NAN : 1;
-	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 1));
-	CHECK_OK(ddp_grad_ready(model, VECTOR));
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
+	CHECK_OK(ddp_model_grad_rows(model, TABLE, index, values, 1));
+	CHECK_OK(ddp_model_grad_ready(model, VECTOR));
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE);
 	snprintf(name, sizeof(name), "rank %d", size - 1);
 	CHECK(strstr(ddp_last_error(), "\"table\"") != NULL && strstr(ddp_last_error(), name) != NULL);
 	/* Nothing of them is left for the next step. */
 	values[2] = 1;
-	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 1));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_grad_rows(model, TABLE, index, values, 1));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	for (int e = 0; e < ROWS * WIDTH; e++)
-		CHECK(ddp_param_data(model, TABLE)[e] == (e / WIDTH == 4 ? -1 : 0));
+		CHECK(ddp_model_param_data(model, TABLE)[e] == (e / WIDTH == 4 ? -1 : 0));
 	ddp_model_free(model);
 	return 0;
 }
@@ -230,18 +231,18 @@ static int rows_only_body(ddp_context *context, void *user)
 		CHECK(model->plan.buckets[0].end == (travels(w, size) ? 48 : model->layout.elements));
 		memset(table, 0, sizeof(table));
 		for (int step = 1; step <= 3; step++) {
-			CHECK_OK(ddp_grad_ready(model, VECTOR));
-			CHECK_OK(ddp_grad_ready(model, TABLE));
+			CHECK_OK(ddp_model_grad_ready(model, VECTOR));
+			CHECK_OK(ddp_model_grad_ready(model, TABLE));
 			add_rows(model, rank, step);
-			CHECK_OK(ddp_step(model, rank == 0 ? 4 : 0, 0, NULL));
+			CHECK_OK(ddp_model_step(model, rank == 0 ? 4 : 0, 0, NULL));
 			for (int r = 0; r < size; r++) {
 				int count = rows_of(r, step, index, values);
 				for (int i = 0; i < count * WIDTH; i++)
 					table[index[i / WIDTH] * WIDTH + i % WIDTH] -= (double)values[i] / 4;
 			}
 			for (int e = 0; e < ROWS * WIDTH; e++) {
-				CHECK(ddp_param_data(model, TABLE)[e] == table[e]);
-				CHECK(ddp_param_grad(model, TABLE)[e] == 0);
+				CHECK(ddp_model_param_data(model, TABLE)[e] == table[e]);
+				CHECK(ddp_model_param_grad(model, TABLE)[e] == 0);
 			}
 		}
 		ddp_model_free(model);
@@ -277,16 +278,16 @@ static int order_body(ddp_context *context, void *user)
 
 	make(context, &ways[0], &model);
 	/* It is the arena's last, so that its buckets are the first. */
-	CHECK(ddp_param_data(model, TABLE) > ddp_param_data(model, VECTOR));
+	CHECK(ddp_model_param_data(model, TABLE) > ddp_model_param_data(model, VECTOR));
 	for (int e = 0; e < ROWS * WIDTH; e++)
-		ddp_param_grad(model, TABLE)[e] += fraction(rank, 0, e);
-	CHECK_OK(ddp_grad_ready(model, TABLE));
+		ddp_model_param_grad(model, TABLE)[e] += fraction(rank, 0, e);
+	CHECK_OK(ddp_model_grad_ready(model, TABLE));
 	CHECK(model->reducer.requests[0] != NULL);
 	for (int e = 0; e < 3 * WIDTH; e++)
 		values[e] = fraction(rank, 1, e);
-	CHECK_OK(ddp_grad_rows(model, TABLE, index, values, 3));
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	memcpy(seen[rank], ddp_param_data(model, TABLE), sizeof(seen[rank]));
+	CHECK_OK(ddp_model_grad_rows(model, TABLE, index, values, 3));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	memcpy(seen[rank], ddp_model_param_data(model, TABLE), sizeof(seen[rank]));
 	ddp_model_free(model);
 	return 0;
 }
@@ -332,24 +333,24 @@ static int wrong_rows_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	make(context, w, &model);
-	CHECK(ddp_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
 	CHECK(says("no parameter has index 2; there are 2"));
-	CHECK(ddp_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
 	CHECK(says("\"vector\" was made without sparse_rows"));
-	CHECK(ddp_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
 	CHECK(says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
-	CHECK(ddp_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
-	CHECK(ddp_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
-	CHECK(ddp_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
-	CHECK(ddp_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
+	CHECK(ddp_model_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
 	if (travels(w, ddp_get_job(context)->world_size)) {
-		CHECK(ddp_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
+		CHECK(ddp_model_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
 		CHECK(says("10 rows for the gradient of \"table\" after 0 in this step"));
 	}
 	/* Nothing of it has stayed. */
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	for (int e = 0; e < ROWS * WIDTH; e++)
-		CHECK(ddp_param_data(model, TABLE)[e] == 0);
+		CHECK(ddp_model_param_data(model, TABLE)[e] == 0);
 	ddp_model_free(model);
 	return 0;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce: what is spread over ranks: what memory that takes, and how it comes together again. */
 #include <setjmp.h>
 #include <signal.h>
@@ -37,8 +38,8 @@ static void add_gradients(ddp_model *model, int rank)
 {
 	for (int p = PARAMS - 1; p >= 0; p--) {
 		for (int i = 0; i < COUNT; i++)
-			ddp_param_grad(model, p)[i] = (float)(1 + rank + p);
-		CHECK_OK(ddp_grad_ready(model, p));
+			ddp_model_param_grad(model, p)[i] = (float)(1 + rank + p);
+		CHECK_OK(ddp_model_grad_ready(model, p));
 	}
 }
 
@@ -46,16 +47,16 @@ static void add_gradients(ddp_model *model, int rank)
 static void expect_param(ddp_model *model, int p, int steps)
 {
 	for (int i = 0; i < COUNT; i++)
-		CHECK(ddp_param_data(model, p)[i] == -(1.5f + (float)p) * (float)steps);
+		CHECK(ddp_model_param_data(model, p)[i] == -(1.5f + (float)p) * (float)steps);
 }
 
 /* What a rank does before it gives its part of unit `u`. */
 static void (*before_gather)(int u);
 
-ddp_status __real_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
-ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation);
+ddp_status __real_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation);
+ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation);
 
-ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_collective *operation)
+ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation)
 {
 	CHECK(reducer->requests[request] == NULL); /* what was under way by this number has ended */
 	if (before_gather != NULL && operation->kind == DDP_ALL_GATHER)
@@ -63,7 +64,7 @@ ddp_status __wrap_ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp
 	return __real_ddp_reducer_issue(reducer, request, operation);
 }
 
-static _Atomic int *seen; /* how far rank 0 is: behind ddp_step(); behind the first parameter */
+static _Atomic int *seen; /* how far rank 0 is: behind ddp_model_step(); behind the first parameter */
 
 static void give_as_it_is_wanted(int u)
 {
@@ -83,36 +84,36 @@ static int late_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, three, PARAMS, &late, &model));
-	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS)); /* they are there */
+	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS)); /* they are there */
 	before_gather = rank == 1 ? give_as_it_is_wanted : NULL;
 	add_gradients(model, rank);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	if (rank == 0)
 		atomic_store(seen, 1);
-	CHECK_OK(ddp_param_wait(model, 0));
+	CHECK_OK(ddp_model_param_wait(model, 0));
 	expect_param(model, 0, 1);
 	if (rank == 0)
 		atomic_store(seen, 2);
 	CHECK(ddp_watch_current_phase(context->watch) == DDP_PHASE_IDLE);
-	CHECK(ddp_param_wait(model, PARAMS) == DDP_ERR_INVALID);
-	CHECK_OK(ddp_param_wait(model, DDP_ALL_PARAMS));
+	CHECK(ddp_model_param_wait(model, PARAMS) == DDP_ERR_INVALID);
+	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS));
 	for (int p = 0; p < PARAMS; p++)
 		expect_param(model, p, 1);
 
 	/* What needs them waits by itself. */
 	add_gradients(model, rank);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 	add_gradients(model, rank);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
-	CHECK_OK(ddp_zero_grads(model));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_zero_grads(model));
 	add_gradients(model, rank);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
 	for (int p = 0; p < PARAMS; p++)
 		expect_param(model, p, 2);
 	add_gradients(model, rank);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	ddp_model_free(model);
 	CHECK_OK(ddp_barrier(ddp_world(context))); /* nothing is broken */
 	return 0;
@@ -131,12 +132,12 @@ static int rows_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_create(context, &rows, 1, &late, &model));
 	for (int step = 0; step < 3; step++) {
-		CHECK_OK(ddp_grad_rows(model, 0, &index, ones, 1));
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_grad_rows(model, 0, &index, ones, 1));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	}
-	CHECK_OK(ddp_param_wait(model, 0));
+	CHECK_OK(ddp_model_param_wait(model, 0));
 	for (int i = 0; i < COUNT; i++)
-		CHECK(ddp_param_data(model, 0)[i] == (i < 20 ? -1.5f : 0));
+		CHECK(ddp_model_param_data(model, 0)[i] == (i < 20 ? -1.5f : 0));
 	ddp_model_free(model);
 	return 0;
 }
@@ -169,12 +170,12 @@ static int death_body(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_model_create(&context, three, PARAMS, &late, &model));
 	before_gather = rank == 1 ? die_at_the_second : NULL;
 	add_gradients(model, rank);
-	const ddp_status status = ddp_step(model, 1, 0, NULL);
+	const ddp_status status = ddp_model_step(model, 1, 0, NULL);
 	CHECK(status == DDP_OK || status == DDP_ERR_PEER); /* it may be known already */
 	if (rank == 0 && status == DDP_OK)
-		CHECK(ddp_param_wait(model, DDP_ALL_PARAMS) == DDP_ERR_PEER);
+		CHECK(ddp_model_param_wait(model, DDP_ALL_PARAMS) == DDP_ERR_PEER);
 	CHECK(ddp_checkpoint_save(model, NULL, test_folder, 0) == DDP_ERR_STATE);
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_STATE);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	ddp_model_free(model);
 	ddp_watch_close(context.watch);
 	return 0;
@@ -227,7 +228,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	CHECK(model->strategy == &ddp_hybrid_strategy);
 	for (int step = 0; step < 2; step++) {
 		add_gradients(model, rank);
-		CHECK_OK(ddp_step(model, 1, 0, NULL));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	}
 	CHECK_OK(ddp_checkpoint_save(model, NULL, whole, 0));
 	if (rank == 1)
@@ -235,7 +236,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	test_ranks_together();
 	if (rank == 3)
 		raise(SIGKILL);
-	CHECK(ddp_step(model, 1, 0, NULL) == DDP_ERR_PEER);
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_PEER);
 	if (rank == 0) {
 		CHECK_OK(ddp_checkpoint_save(model, NULL, own, 0));
 		expect_same_checkpoint(whole, own);
@@ -293,8 +294,8 @@ static void fill_gradients(ddp_model *model)
 {
 	for (int p = 3; p >= 0; p--) {
 		for (int64_t i = 0; i < LARGE / 4; i++)
-			ddp_param_grad(model, p)[i] = 1;
-		CHECK_OK(ddp_grad_ready(model, p));
+			ddp_model_param_grad(model, p)[i] = 1;
+		CHECK_OK(ddp_model_grad_ready(model, p));
 	}
 }
 
@@ -308,9 +309,9 @@ static int memory_body(ddp_context *context, void *user)
 	double before = own_mib();
 	CHECK_OK(ddp_model_create(context, large, 4, &options, &model));
 	fill_gradients(model);
-	CHECK_OK(ddp_reduce_grads(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	double reduced = own_mib() - before;
-	CHECK_OK(ddp_update_params(model, NULL));
+	CHECK_OK(ddp_model_update_params(model, NULL));
 	double updated = own_mib() - before;
 	/* The sums; then AdamW's two numbers, too. A little is the library's own. */
 	if (options.shard == DDP_SHARD_GRADIENTS) {
@@ -359,9 +360,9 @@ static int footprint_body(ddp_comm *comm, void *argument)
 	/* A page counts by halves, quarters, ... of the ranks that have used it, whosever it is. */
 	double before = mib_of("Pss: %ld kB");
 	CHECK_OK(ddp_model_create(&context, large, 4, &options, &model));
-	CHECK_OK(ddp_broadcast_params(model));
+	CHECK_OK(ddp_model_broadcast_params(model));
 	fill_gradients(model);
-	CHECK_OK(ddp_step(model, 1, 0, NULL));
+	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	CHECK_OK(ddp_barrier(comm));
 	double numbers = (mib_of("Pss: %ld kB") - before) / mib;
 	CHECK_OK(ddp_all_reduce(comm, NULL, &numbers, 1, DDP_F64, DDP_AVG));

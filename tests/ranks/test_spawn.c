@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* ddp_spawn(): local ranks, their exit codes, and their wire-up. */
 #include <errno.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* examples/models/net: ranks that normalise together train as one rank does with all images. */
 #include <math.h>
 #include <setjmp.h>
@@ -41,13 +42,13 @@ struct rank {
 static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory)
 {
 	CHECK(memory == DDP_MEMORY_HOST);
-	return ddp_run(ddp_world(user), &(ddp_collective){.kind = DDP_ALL_REDUCE, .recv = sums,
+	return ddp_run(ddp_world(user), &(ddp_operation){.kind = DDP_ALL_REDUCE, .recv = sums,
 		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = LANE});
 }
 
 static ddp_status ready(void *user, int param)
 {
-	return ddp_grad_ready(user, param);
+	return ddp_model_grad_ready(user, param);
 }
 
 static void make(struct rank *r)
@@ -67,14 +68,14 @@ static void make(struct rank *r)
 	CHECK(count <= TENSORS_MAX);
 	CHECK_OK(ddp_model_create(r->context, params, count, &options, &r->model));
 	for (int i = 0; i < count; i++) {
-		data[i] = ddp_param_data(r->model, i);
-		grad[i] = ddp_param_grad(r->model, i);
-		r->plan->outcome->sizes[i] = ddp_param_count(r->model, i);
+		data[i] = ddp_model_param_data(r->model, i);
+		grad[i] = ddp_model_param_grad(r->model, i);
+		r->plan->outcome->sizes[i] = ddp_model_param_count(r->model, i);
 	}
 	r->plan->outcome->count = count;
 	net_bind(r->net, data, grad);
 	net_initialise(r->net, 7);
-	CHECK_OK(ddp_broadcast_params(r->model));
+	CHECK_OK(ddp_model_broadcast_params(r->model));
 }
 
 static void note(const struct rank *r, float *to)
@@ -82,9 +83,9 @@ static void note(const struct rank *r, float *to)
 	const float *end = to + NUMBERS_MAX;
 
 	for (int i = 0; i < r->plan->outcome->count; i++) {
-		CHECK(ddp_param_count(r->model, i) <= end - to);
-		memcpy(to, ddp_param_data(r->model, i), (size_t)ddp_param_count(r->model, i) * sizeof(float));
-		to += ddp_param_count(r->model, i);
+		CHECK(ddp_model_param_count(r->model, i) <= end - to);
+		memcpy(to, ddp_model_param_data(r->model, i), (size_t)ddp_model_param_count(r->model, i) * sizeof(float));
+		to += ddp_model_param_count(r->model, i);
 	}
 }
 
@@ -113,7 +114,7 @@ static void train_step(struct rank *r, int step)
 	CHECK_OK(result.status);
 	CHECK_OK(net_backward(r->net, ready, r->model));
 	CHECK(dk_failure() == NULL);
-	CHECK_OK(ddp_step(r->model, r->count, result.loss, &stats));
+	CHECK_OK(ddp_model_step(r->model, r->count, result.loss, &stats));
 	r->plan->outcome->loss[step] = stats.loss;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Wire-up by TCP where programs that are no ranks of the job interfere. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Wire-up by TCP with many ranks: each is a thread of this process, so that
    whatever ranks were to share would be seen by a thread sanitizer. */
 #include <pthread.h>

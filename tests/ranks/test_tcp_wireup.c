@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Wire-up by TCP between real processes: what goes right, and each thing that
    can go wrong. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * training: that data-parallel training is training. N ranks give what one
  * gives on the same global batch, and what a plain loop in double precision
@@ -246,7 +247,7 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 
 	(void)user;
 	for (int64_t i = 0; i < batch->samples; i++)
-		*loss_sum += (double)ddp_param_data(model, 0)[0] * samples[i].label;
+		*loss_sum += (double)ddp_model_param_data(model, 0)[0] * samples[i].label;
 	*weight += (double)batch->samples;
 	usleep(PAUSE_US);
 	return DDP_OK;
@@ -260,7 +261,7 @@ static ddp_status take_evaluation(void *user, int64_t step, double loss, double 
 	for (int64_t i = 0; i < EVALUATED; i++) {
 		mlp_sample sample;
 		mlp_make_sample(i, &sample);
-		sum += (double)ddp_param_data(seen->model, 0)[0] * sample.label;
+		sum += (double)ddp_model_param_data(seen->model, 0)[0] * sample.label;
 	}
 	CHECK(weight == EVALUATED && fabs(loss - sum / EVALUATED) < 1e-9);
 	seen->steps[seen->count++] = step;

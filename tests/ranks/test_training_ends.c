@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
  * checkpoint; what diverges goes back to one.
@@ -157,7 +158,7 @@ static void signal_is_heard_at_any_moment(void **state)
 static ddp_status stop_at_once(void *user, const ddp_step_stats *stats)
 {
 	(void)stats;
-	ddp_request_stop(user);
+	ddp_model_request_stop(user);
 	return DDP_OK;
 }
 
@@ -241,7 +242,7 @@ static ddp_status poisoned_batch(void *user, ddp_model *model, const ddp_batch *
                                  double *weight, double *loss_sum)
 {
 	if (poison_gradient && ddp_model_step_count(model) + 1 == POISONED_STEP)
-		ddp_param_grad(model, 2)[3] = NAN;
+		ddp_model_param_grad(model, 2)[3] = NAN;
 	ddp_status status = mlp_batch(user, model, batch, weight, loss_sum);
 	if (poison_loss && ddp_model_step_count(model) + 1 == POISONED_STEP)
 		*loss_sum = INFINITY;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * training: what a failure costs. One of a rank ends all of them, with its reason; one of a
  * checkpoint costs no more than that checkpoint, unless it is the last.
@@ -84,7 +85,7 @@ static int trouble_body(ddp_context *context, void *user)
 	const setup with = { .bucket_bytes = 64, .shard = seen->shard, .accumulate = 1 };
 	const ddp_train_options options = {
 		.size = sizeof(options),
-		.steps = STEPS, .schedule = troubled_schedule, .on_step = troubled_step,
+		.steps = STEPS, .schedule_fn = troubled_schedule, .on_step = troubled_step,
 	};
 	int rank = ddp_get_job(context)->rank;
 
@@ -222,7 +223,7 @@ static int full_disk_body(ddp_context *context, void *beside)
 	const bool leads = ddp_get_job(context)->rank == 0;
 	ddp_train_options options = {
 		.size = sizeof(options), .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
-		.on_step = fill_the_disk, .checkpoint_beside = *(const bool *)beside,
+		.on_step = fill_the_disk, .checkpoint_async = *(const bool *)beside,
 	};
 	int64_t step;
 
@@ -271,8 +272,8 @@ static float kept; /* of the parameter that poison_for_a_checkpoint() changes */
 static ddp_status poison_for_a_checkpoint(void *model, const ddp_step_stats *stats)
 {
 	if (stats->step == 1) {
-		kept = ddp_param_data(model, 1)[0];
-		ddp_param_data(model, 1)[0] = INFINITY;
+		kept = ddp_model_param_data(model, 1)[0];
+		ddp_model_param_data(model, 1)[0] = INFINITY;
 	}
 	return DDP_OK;
 }
@@ -281,7 +282,7 @@ static ddp_status poison_for_a_checkpoint(void *model, const ddp_step_stats *sta
 static double heal_behind_it(void *model, int64_t step)
 {
 	if (step == 2)
-		ddp_param_data(model, 1)[0] = kept;
+		ddp_model_param_data(model, 1)[0] = kept;
 	return 0.01;
 }
 
@@ -290,7 +291,7 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .shard = DDP_SHARD_NONE };
 	ddp_train_options options = {
 		.size = sizeof(options), .steps = 2, .checkpoint_dir = test_folder, .checkpoint_every = 1,
-		.on_step = poison_for_a_checkpoint, .schedule = heal_behind_it, .checkpoint_beside = true,
+		.on_step = poison_for_a_checkpoint, .schedule_fn = heal_behind_it, .checkpoint_async = true,
 	};
 	int64_t step;
 

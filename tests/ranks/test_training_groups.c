@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * training_groups: models on communicators. The ranks of a group train as if they were a world of
  * their own, beside other groups with other models.
@@ -195,8 +196,8 @@ static int not_finite_body(ddp_context *context, void *user)
 	CHECK(ddp_comm_free(comm) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "a model is still trained on the communicator") != NULL);
 	if (rank == RANKS - 1)
-		ddp_param_grad(t.model, 0)[0] = (float)(0.0 / 0.0);
-	const ddp_status status = ddp_step(t.model, 1, 1, &stats);
+		ddp_model_param_grad(t.model, 0)[0] = (float)(0.0 / 0.0);
+	const ddp_status status = ddp_model_step(t.model, 1, 1, &stats);
 	if (group == 0) {
 		CHECK_OK(status);
 	} else {

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # examples/vision as a user runs it: data, readers, evaluation, output. Prints TAP.
 program=examples/vision/mnist_mlp
 synthetic=examples/vision/synthetic

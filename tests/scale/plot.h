@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* plot: curves of the algorithms over the number of ranks, as SVG with logarithmic axes. */
 #ifndef TESTS_SCALE_PLOT_H
 #define TESTS_SCALE_PLOT_H

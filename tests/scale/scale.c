@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scale: what a reduction between the nodes of a large world takes, by each algorithm
  * of comm/hier, and which of them libddp would choose: time, messages and connections of
@@ -36,9 +37,9 @@ static const char usage[] =
 	"What a network really does, libddp's log tells at level info: \"between nodes: ...\".\n";
 
 /* One of those that are modelled. */
-static ddp_kind kind_named(const char *name)
+static ddp_operation_kind kind_named(const char *name)
 {
-	static const ddp_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
 
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		if (strcmp(name, ddp_kind_name(kinds[i])) == 0)
@@ -71,7 +72,7 @@ static double number(const char *text)
 }
 
 /* One size of operation in all worlds: its table, and its curves of the plot. */
-static bool tell(ddp_kind kind, size_t element, size_t size, int ranks_per_node, const ddp_link *link,
+static bool tell(ddp_operation_kind kind, size_t element, size_t size, int ranks_per_node, const ddp_link *link,
                  plot_panel *seconds, plot_panel *connections)
 {
 	const bool small = sizes[size].bytes <= DDP_SMALL_BYTES && kind != DDP_REDUCE_SCATTER;
@@ -107,7 +108,7 @@ static bool tell(ddp_kind kind, size_t element, size_t size, int ranks_per_node,
 	return true;
 }
 
-static int run(ddp_kind kind, size_t element, int ranks_per_node, const ddp_link *link, const char *file)
+static int run(ddp_operation_kind kind, size_t element, int ranks_per_node, const ddp_link *link, const char *file)
 {
 	static plot_panel panels[2][SIZES];
 	char caption[160];
@@ -145,7 +146,7 @@ int main(int argc, char **argv)
 	ddp_link link = { .measured = true, .latency_seconds = 5e-6, .message_seconds = 0.5e-6,
 	                  .byte_seconds = 8e-9 / 100, .chunk_bytes = 256 * 1024 };
 	int ranks_per_node = 8, option;
-	ddp_kind kind = DDP_ALL_REDUCE;
+	ddp_operation_kind kind = DDP_ALL_REDUCE;
 	size_t element = 4;
 	const char *file = "scale.svg";
 

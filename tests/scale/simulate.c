@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/scale/simulate.h"
 
 #include <stdlib.h>

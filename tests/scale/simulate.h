@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * simulate: recursive doubling and recursive halving on all nodes of a world, message by
  * message, by the library's own plans (comm/hier/plan) and in the order in which

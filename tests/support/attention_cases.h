@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* attention_cases: those of test_kernel_layers.c that are about attention. */
 #ifndef TESTS_ATTENTION_CASES_H
 #define TESTS_ATTENTION_CASES_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # builds.sh: the builds of tests/run, and the suites that need a build or none.
 # shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, jobs, build
 

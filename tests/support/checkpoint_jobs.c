@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/checkpoint_jobs.h"
 
 #include <setjmp.h>
@@ -65,8 +66,8 @@ struct job make_job_with(ddp_context *context, int width, uint64_t seed, const d
 
 	CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);
 	for (int p = 0; p < 2; p++) {
-		const int64_t count = ddp_param_count(job.model, p);
-		float *data = ddp_param_data(job.model, p);
+		const int64_t count = ddp_model_param_count(job.model, p);
+		float *data = ddp_model_param_data(job.model, p);
 
 		for (int64_t i = 0; i < count; i++)
 			data[i] = (float)(i % 7) / 7 - 0.5f;
@@ -88,9 +89,9 @@ void free_job(struct job job)
 
 static void add_gradients(ddp_model *model, int p, const float *samples, int64_t n)
 {
-	const int64_t count = ddp_param_count(model, p);
-	const float *data = ddp_param_data(model, p);
-	float *grad = ddp_param_grad(model, p), sum = 0;
+	const int64_t count = ddp_model_param_count(model, p);
+	const float *data = ddp_model_param_data(model, p);
+	float *grad = ddp_model_param_grad(model, p), sum = 0;
 
 	for (int64_t s = 0; s < n; s++)
 		sum += samples[s];
@@ -106,15 +107,15 @@ void train(struct job job, int steps)
 		CHECK(ddp_loader_next(job.loader, &batch) == DDP_OK);
 		for (int p = 0; p < 2; p++)
 			add_gradients(job.model, p, batch.data, batch.samples);
-		CHECK(ddp_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
+		CHECK(ddp_model_step(job.model, (double)batch.samples, 0, NULL) == DDP_OK);
 	}
 }
 
 bool same_parameters(struct job a, struct job b)
 {
 	for (int p = 0; p < 2; p++)
-		if (memcmp(ddp_param_data(a.model, p), ddp_param_data(b.model, p),
-		      (size_t)ddp_param_count(a.model, p) * sizeof(float)) != 0)
+		if (memcmp(ddp_model_param_data(a.model, p), ddp_model_param_data(b.model, p),
+		      (size_t)ddp_model_param_count(a.model, p) * sizeof(float)) != 0)
 			return false;
 	return true;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_jobs: small training jobs that save and load, which tests of checkpoints share. */
 #ifndef TESTS_CHECKPOINT_JOBS_H
 #define TESTS_CHECKPOINT_JOBS_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # checks.sh: TAP of a script that looks at what commands print. `work` is a folder of the script's own.
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # work

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # clusters.sh: the suite of tests/run on throw-away SLURM clusters.
 # shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, cluster
 

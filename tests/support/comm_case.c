@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/comm_case.h"
 
 #include <math.h>
@@ -179,7 +180,7 @@ UNWATCHED static size_t sum(const size_t *counts, int n)
 
 static void choose_counts(bench *b, test_case *t)
 {
-	ddp_collective *c = &t->c;
+	ddp_operation *c = &t->c;
 	bool per_rank = c->kind >= DDP_REDUCE_SCATTER && c->kind <= DDP_ALL_TO_ALL;
 	size_t count = case_random_count(b);
 
@@ -211,7 +212,7 @@ static void choose_counts(bench *b, test_case *t)
 
 static void choose_sizes(const bench *b, test_case *t)
 {
-	const ddp_collective *c = &t->c;
+	const ddp_operation *c = &t->c;
 	bool root = c->root == b->rank;
 	size_t mine = c->kind >= DDP_REDUCE_SCATTER && c->kind <= DDP_ALL_TO_ALL ? t->counts[b->rank] : c->count;
 	size_t all = sum(t->counts, b->size);
@@ -260,7 +261,7 @@ static void fill(const bench *b, const test_case *t, void *memory)
 /* In place: the input lies where send NULL says. */
 static void place_buffers(bench *b, test_case *t)
 {
-	ddp_collective *c = &t->c;
+	ddp_operation *c = &t->c;
 	size_t element = ddp_type_bytes(c->type);
 	size_t bytes = (t->send_count > t->recv_count ? t->send_count : t->recv_count) * element;
 
@@ -290,7 +291,7 @@ static void place_buffers(bench *b, test_case *t)
 
 void case_make(bench *b, test_case *t)
 {
-	static const ddp_kind kinds[] = {
+	static const ddp_operation_kind kinds[] = {
 		DDP_ALL_REDUCE, DDP_REDUCE, DDP_BROADCAST, DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER,
 		DDP_SCATTER, DDP_ALL_TO_ALL, DDP_BARRIER, DDP_ALL_REDUCE,
 	};
@@ -325,7 +326,7 @@ void case_make(bench *b, test_case *t)
 /* Element i of what this rank must have received. */
 UNWATCHED static double expected(const bench *b, const test_case *t, size_t i)
 {
-	const ddp_collective *c = &t->c;
+	const ddp_operation *c = &t->c;
 
 	switch (c->kind) {
 	case DDP_ALL_REDUCE:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm_case: one random operation of comm_cases: its sizes, buffers and values, and what it
  * must give.
@@ -15,7 +16,7 @@ enum { CASE_GUARD = 64 /* bytes before and behind a buffer */, CASE_ARENA_BYTES 
 
 /* The same on all ranks but for `shared` and buffers. */
 typedef struct test_case {
-	ddp_collective c;
+	ddp_operation c;
 	unsigned int seed;
 	int size; /* of the communicator */
 	bool in_place;

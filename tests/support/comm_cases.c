@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/comm_cases.h"
 
 #include <stdio.h>
@@ -14,7 +15,7 @@ enum { IN_FLIGHT = 4, TAGS = 3 };
 
 /* A message to a rank some places on, and one from a rank as far behind. */
 typedef struct message {
-	ddp_collective c;
+	ddp_operation c;
 	unsigned char *data;
 	void *device_data; /* NULL: on the host */
 	ddp_request *request;
@@ -136,7 +137,7 @@ static void issue_messages(bench *b, message *messages, int tag)
 		m->device_data = NULL;
 		m->data = malloc(count + 1);
 		CHECK(m->data != NULL);
-		m->c = (ddp_collective){ .kind = i == 0 ? DDP_SEND : DDP_RECV, .count = count, .type = DDP_U8,
+		m->c = (ddp_operation){ .kind = i == 0 ? DDP_SEND : DDP_RECV, .count = count, .type = DDP_U8,
 		                         .root = (b->rank + (i == 0 ? places : b->size - places)) % b->size,
 		                         .tag = tag, .send = m->data, .recv = m->data };
 		for (size_t k = 0; k < count; k++)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm_cases: random collectives, by seed, and what they must give. Inputs
  * are small integers, so that results are exact in any order of combination

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/comm_ranks.h"
 
 #include <stdatomic.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm_ranks: a test's ranks with a communicator. Blobs are
  * exchanged through memory that the ranks share; ranks may be put on pretend

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm_shrink: ranks whose communicator breaks, and that go on with what is left of it. */
 #ifndef TESTS_COMM_SHRINK_H
 #define TESTS_COMM_SHRINK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/context_ranks.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* context_ranks: runs a test's body on local ranks, each a process with a context. */
 #ifndef TESTS_CONTEXT_RANKS_H
 #define TESTS_CONTEXT_RANKS_H

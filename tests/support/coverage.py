@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """coverage.py SOURCE: prints, for each folder of libruntime, spank and kernels, the share of lines that were run.
 
 Runs in a build folder of gcc --coverage in which tests have run. A source that several libraries compile counts once.

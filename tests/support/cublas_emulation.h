@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
  * cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an

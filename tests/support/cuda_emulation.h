@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cuda_emulation: stands for CUDA's runtime and its device side, in one thread of the
  * host, so that kernels/cuda is compiled by a plain C++ compiler and tried without a GPU.

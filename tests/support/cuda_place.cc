@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/cuda over the emulation as a place of kernels. */
 #include <stdio.h>
 #include <stdlib.h>

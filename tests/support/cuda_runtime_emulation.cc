@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA's runtime over the emulation: memory, streams, and graphs of what they do. */
 #include "tests/support/cuda_emulation.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cuda_standin: CUDA's runtime, and what device/cuda takes of the driver, as functions whose memory
  * is the host's. They do what they are asked for at once, and fail where a test wants it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of devices say of a call. */
 #ifndef TESTS_SUPPORT_DEVICE_CHECKS_H
 #define TESTS_SUPPORT_DEVICE_CHECKS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -39,15 +40,15 @@ void test_device_read(device_rank *d)
 	CHECK_OK(ddp_device_queue_sync(d->device, d->other));
 }
 
-ddp_collective test_device_sum(const device_rank *d, size_t count)
+ddp_operation test_device_sum(const device_rank *d, size_t count)
 {
-	return (ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = d->memory, .count = count,
+	return (ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = d->memory, .count = count,
 	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
 }
 
-ddp_collective test_device_message(const device_rank *d, ddp_kind kind, int peer, int tag)
+ddp_operation test_device_message(const device_rank *d, ddp_operation_kind kind, int peer, int tag)
 {
-	ddp_collective c = test_device_sum(d, 1);
+	ddp_operation c = test_device_sum(d, 1);
 
 	c.kind = kind;
 	c.root = peer;

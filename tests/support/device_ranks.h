@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* device_ranks: a test's ranks, each with memory and queues of the asynchronous test device. */
 #ifndef TESTS_DEVICE_RANKS_H
 #define TESTS_DEVICE_RANKS_H
@@ -35,8 +36,8 @@ void test_device_run_both(test_device_body of_rank);
 void test_device_read(device_rank *d);
 
 /* An all-reduce of the first numbers; a message from the first one, or to number `tag`. */
-ddp_collective test_device_sum(const device_rank *d, size_t count);
-ddp_collective test_device_message(const device_rank *d, ddp_kind kind, int peer, int tag);
+ddp_operation test_device_sum(const device_rank *d, size_t count);
+ddp_operation test_device_message(const device_rank *d, ddp_operation_kind kind, int peer, int tag);
 
 /* For on_complete: one call more to the atomic_int at `user`. */
 void test_device_count(void *user, ddp_status status);

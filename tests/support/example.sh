@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # example.sh: what the tests of an example share, which they run as a user does. Prints TAP.
 # shellcheck shell=bash disable=SC2154 # the test sets program
 work=$(mktemp -d) || exit 1

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * flood: a process that connects to a listener again and again and never proves the step's key,
  * as any user of the host can.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* folder: a test program's folder for files, which is removed at its end; and what others hold. */
 #ifndef TESTS_FOLDER_H
 #define TESTS_FOLDER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpu_standin: one module for all that libddp loads of a GPU, as far as programs come with a GPU that they
  * cannot use: device/cuda itself, over the stand-in for CUDA's runtime; a table of kernels, whose queue

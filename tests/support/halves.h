@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* halves: 16-bit floats, in plain arithmetic. */
 #ifndef TESTS_HALVES_H
 #define TESTS_HALVES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A rank that does not end: whether it hangs or the machine is busy, and where. */
 #ifndef TEST_HUNG_H
 #define TEST_HUNG_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernel_cases: tries kernels in each place and type that a program is linked with. Memory that
  * a case has from here, the host's or the place's, is freed behind it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernel_layer: a layer in each place and type that the program is linked with: forward
  * against its naive version in double precision, gradients against finite differences of

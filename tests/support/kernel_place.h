@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
  * kernels over the emulation (cuda_place.cc), or on a GPU (tests/gpu/kernel_place.cu). A

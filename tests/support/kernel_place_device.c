@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The host's kernels on a queue of the asynchronous test device, as a place of kernels. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_values: numbers to try kernels with, and on how many threads. Include
    cmocka.h before. */
 #ifndef TESTS_KERNEL_VALUES_H

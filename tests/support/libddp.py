@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """libddp for tests in Python: types of ddp.h, and the library, where Python can load it."""
 import ctypes
 import os
@@ -51,7 +52,7 @@ def load():
         skip("Python cannot load a library built with a sanitizer")
     library = ctypes.CDLL(path)
     library.ddp_last_error.restype = ctypes.c_char_p
-    for name in ("ddp_world", "ddp_param_data", "ddp_param_grad"):
+    for name in ("ddp_world", "ddp_model_param_data", "ddp_model_param_grad"):
         getattr(library, name).restype = ctypes.c_void_p
     library.ddp_comm_rank.argtypes = [ctypes.c_void_p]
     library.ddp_model_free.restype = None

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/mlp.h"
 
 #include <math.h>
@@ -118,17 +119,17 @@ ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, doubl
 	split(grads, grad);
 	for (int p = 0; p < MLP_PARAMS; p++) {
 		for (int64_t i = 0; i < sizes[p]; i++)
-			value[p][i] = ddp_param_data(model, p)[i];
+			value[p][i] = ddp_model_param_data(model, p)[i];
 	}
 	for (int64_t s = 0; s < batch->samples; s++)
 		*loss_sum += mlp_gradients((const double *const *)value, &samples[s], grad);
 	*weight += (double)batch->samples;
 
-	ddp_set_phase(model, DDP_PHASE_BACKWARD);
+	ddp_model_set_phase(model, DDP_PHASE_BACKWARD);
 	for (int p = MLP_PARAMS - 1; p >= 0; p--) {
 		for (int64_t i = 0; i < sizes[p]; i++)
-			ddp_param_grad(model, p)[i] += (float)grad[p][i];
-		ddp_status status = ddp_grad_ready(model, p);
+			ddp_model_param_grad(model, p)[i] += (float)grad[p][i];
+		ddp_status status = ddp_model_grad_ready(model, p);
 		if (status != DDP_OK)
 			return status;
 	}
@@ -138,7 +139,7 @@ ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, doubl
 void mlp_pack(ddp_model *model, float *out)
 {
 	for (int p = 0; p < MLP_PARAMS; p++) {
-		memcpy(out, ddp_param_data(model, p), (size_t)sizes[p] * sizeof(*out));
+		memcpy(out, ddp_model_param_data(model, p), (size_t)sizes[p] * sizeof(*out));
 		out += sizes[p];
 	}
 }

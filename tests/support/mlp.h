@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mlp: a small network with real gradients for the tests of training:
  * 10 inputs, 32 tanh units, 4 classes, softmax cross-entropy. Everything is

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/model_side.h"
 
 #include <math.h>
@@ -48,7 +49,7 @@ void side_open(model_side *s, ddp_context *context, bool there)
 
 static size_t bytes_of(const model_side *s, int param)
 {
-	return (size_t)ddp_param_count(s->model, param) * sizeof(float);
+	return (size_t)ddp_model_param_count(s->model, param) * sizeof(float);
 }
 
 void side_make(model_side *s, const ddp_param *params, int count, const ddp_model_options *given, float apart)
@@ -59,10 +60,10 @@ void side_make(model_side *s, const ddp_param *params, int count, const ddp_mode
 	options.stream = s->stream;
 	CHECK_OK(ddp_model_create(s->context, params, count, &options, &s->model));
 	for (int p = 0; p < count; p++) {
-		CHECK(ddp_param_count(s->model, p) <= SIDE_ELEMENTS);
-		for (int64_t i = 0; i < ddp_param_count(s->model, p); i++)
+		CHECK(ddp_model_param_count(s->model, p) <= SIDE_ELEMENTS);
+		for (int64_t i = 0; i < ddp_model_param_count(s->model, p); i++)
 			s->host[i] = sinf((float)(p * 1000 + i)) + apart;
-		side_copy(s, ddp_param_data(s->model, p), s->host, bytes_of(s, p));
+		side_copy(s, ddp_model_param_data(s->model, p), s->host, bytes_of(s, p));
 	}
 }
 
@@ -101,13 +102,13 @@ void side_copy(const model_side *s, void *to, const void *from, size_t bytes)
 
 void side_draw(model_side *s, int step, int param, float factor)
 {
-	for (int64_t i = 0; i < ddp_param_count(s->model, param); i++)
+	for (int64_t i = 0; i < ddp_model_param_count(s->model, param); i++)
 		s->host[i] = factor * cosf((float)(step * 77 + param * 1009 + side_rank(s) * 31) + (float)i * 0.7f);
 }
 
 void side_copy_gradient(model_side *s, int param)
 {
-	side_copy(s, ddp_param_grad(s->model, param), s->host, bytes_of(s, param));
+	side_copy(s, ddp_model_param_grad(s->model, param), s->host, bytes_of(s, param));
 }
 
 static void same_bits(model_side *there, const void *got, const void *want, size_t bytes)
@@ -123,12 +124,12 @@ void sides_same(model_side *here, model_side *there)
 {
 	/* Without late_gather, a step has waited for them. */
 	if (here->model->settings.late_gather) {
-		CHECK_OK(ddp_param_wait(here->model, DDP_ALL_PARAMS));
-		CHECK_OK(ddp_param_wait(there->model, DDP_ALL_PARAMS));
+		CHECK_OK(ddp_model_param_wait(here->model, DDP_ALL_PARAMS));
+		CHECK_OK(ddp_model_param_wait(there->model, DDP_ALL_PARAMS));
 	}
 	for (int p = 0; p < here->model->layout.count; p++) {
-		same_bits(there, ddp_param_bf16(there->model, p), ddp_param_bf16(here->model, p), bytes_of(here, p) / 2);
-		same_bits(there, ddp_param_data(there->model, p), ddp_param_data(here->model, p), bytes_of(here, p));
-		same_bits(there, ddp_param_grad(there->model, p), ddp_param_grad(here->model, p), bytes_of(here, p));
+		same_bits(there, ddp_model_param_bf16(there->model, p), ddp_model_param_bf16(here->model, p), bytes_of(here, p) / 2);
+		same_bits(there, ddp_model_param_data(there->model, p), ddp_model_param_data(here->model, p), bytes_of(here, p));
+		same_bits(there, ddp_model_param_grad(there->model, p), ddp_model_param_grad(here->model, p), bytes_of(here, p));
 	}
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * model_side: a model in the memory of the host, or in that of the asynchronous test device, so
  * that what is done to both can be compared.

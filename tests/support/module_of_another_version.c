@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Modules as a later libddp might have them: for the refusals of test_device. */
 #include "device/backend.h"
 #include "table.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_driver: calls libnccl-net-ddpucx.so as NCCL does, by the table of any version that
  * the plugin has. What differs between versions is hidden here. NULL and -1 stand for

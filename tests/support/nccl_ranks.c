@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/nccl_ranks.h"
 
 #include <setjmp.h>
@@ -54,15 +55,15 @@ void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_option
 	d->memory = memory;
 }
 
-ddp_collective test_nccl_operation(const on_device *d, ddp_kind kind)
+ddp_operation test_nccl_operation(const on_device *d, ddp_operation_kind kind)
 {
-	return (ddp_collective){ .kind = kind, .recv = d->memory, .count = kind == DDP_BARRIER ? 0 : 1,
+	return (ddp_operation){ .kind = kind, .recv = d->memory, .count = kind == DDP_BARRIER ? 0 : 1,
 	                         .memory = DDP_MEMORY_DEVICE, .stream = d->stream };
 }
 
 ddp_status test_nccl_sum(const on_device *d)
 {
-	const ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	const ddp_operation c = test_nccl_operation(d, DDP_ALL_REDUCE);
 
 	return ddp_run(d->comm, &c);
 }
@@ -76,7 +77,7 @@ void test_nccl_sum_once(const on_device *d)
 void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float sum)
 {
 	float host = (float)(d->rank + 1);
-	ddp_collective c = test_nccl_operation(d, DDP_ALL_REDUCE);
+	ddp_operation c = test_nccl_operation(d, DDP_ALL_REDUCE);
 	ddp_comm_info info;
 
 	CHECK_OK(ddp_device_copy(d->device, d->stream, memory, &host, sizeof(host)));

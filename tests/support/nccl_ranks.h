@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_ranks: a test's ranks, each with the asynchronous test device and the stand-in for
    NCCL, or all with one GPU and NCCL itself. */
 #ifndef TESTS_NCCL_RANKS_H
@@ -28,7 +29,7 @@ void test_nccl_share_gpu(ddp_comm *comm);
 void test_nccl_set_up(on_device *d, ddp_comm *comm);
 void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options);
 /* Of one element of its memory. */
-ddp_collective test_nccl_operation(const on_device *d, ddp_kind kind);
+ddp_operation test_nccl_operation(const on_device *d, ddp_operation_kind kind);
 ddp_status test_nccl_sum(const on_device *d);
 /* One that works: when it returns, it has ended on all ranks. */
 void test_nccl_sum_once(const on_device *d);

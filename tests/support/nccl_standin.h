@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_standin: a library that a program takes for NCCL's. It really moves data between
  * processes, through shared memory, on the queues of a device that a test gives it; and it

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_values: arithmetic of the stand-in for NCCL, in the type itself as NCCL's kernels have it. */
 #ifndef TESTS_NCCL_VALUES_H
 #define TESTS_NCCL_VALUES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * netplugin_ranks: two processes that use libnccl-net-ddpucx.so as NCCL does, for the tests of
  * it. Each runs a body with the board that they share.

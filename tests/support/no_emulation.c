@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* In the place of tests that need the emulation of CUDA, where a build has none. */
 #include <stdio.h>
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # nothing.sh: for tests in shell whose results in TAP are that nothing was found.
 # shellcheck shell=sh
 number=0

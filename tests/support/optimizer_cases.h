@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
  * formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it

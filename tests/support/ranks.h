@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ranks: a test's ranks, each a process. What a rank has to start with, others add:
  * comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # results.sh: what tests/run keeps of each result, and what it says in the end.
 # shellcheck shell=bash disable=SC2154 # tests/run sets results, evidence, logs, work
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/scenario.h"
 
 #include <math.h>
@@ -36,7 +37,7 @@ static void draw_kinds(scenario *s, unsigned int *seed)
 		ddp_param *param = &s->params[p];
 		int drawn = scenario_draw(seed, 0, 9);
 		if (drawn < 4 && p != always && param->sparse_rows == 0)
-			param->kind = (ddp_param_kind)(DDP_PARAM_FROZEN + drawn);
+			param->kind = (ddp_tensor_kind)(DDP_PARAM_FROZEN + drawn);
 		if (drawn >= 6 && drawn < 9)
 			param->group = &groups[drawn - 6];
 	}

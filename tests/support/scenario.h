@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scenario: a random model, and how random ranks train it: what they use, in which step, until
  * when; and what a plain loop makes of that, which gathers all ranks' gradients and averages

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/scenario_model.h"
 
 #include <math.h>
@@ -35,7 +36,7 @@ void scenario_copy(void *to, const void *from, size_t bytes)
 
 size_t scenario_bytes(const ddp_model *model, int p)
 {
-	return (size_t)ddp_param_count(model, p) * sizeof(float);
+	return (size_t)ddp_model_param_count(model, p) * sizeof(float);
 }
 
 /* Of a loss that is multiplied by its scale. On a device no hook does the rest. */
@@ -46,14 +47,14 @@ static void add_gradients(const scenario *s, ddp_model *model, int rank, int ste
 	for (int p = 0; p < s->count; p++) {
 		if (scenario_adds(s, rank, step, batch, p)) {
 			const float twice = s->hooked[p] && where->device != NULL ? 2 : 1;
-			const float factor = twice * (float)ddp_loss_scale(model);
-			scenario_copy(values, ddp_param_grad(model, p), scenario_bytes(model, p));
-			for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+			const float factor = twice * (float)ddp_model_loss_scale(model);
+			scenario_copy(values, ddp_model_param_grad(model, p), scenario_bytes(model, p));
+			for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
 				values[i] += factor * scenario_gradient(s, rank, step, batch, p, i);
-			scenario_copy(ddp_param_grad(model, p), values, scenario_bytes(model, p));
+			scenario_copy(ddp_model_param_grad(model, p), values, scenario_bytes(model, p));
 		}
 		if (s->early[p] && scenario_adds(s, rank, step, batch, p) && batch < s->accumulate - 1)
-			CHECK_OK(ddp_grad_ready(model, p)); /* sync is off */
+			CHECK_OK(ddp_model_grad_ready(model, p)); /* sync is off */
 	}
 }
 
@@ -64,9 +65,9 @@ static void write_buffers(const scenario *s, ddp_model *model, int rank, int ste
 	for (int p = 0; p < s->count; p++) {
 		if (!scenario_is_buffer(s, p))
 			continue;
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
 			values[i] = scenario_buffer(s, rank, step, i);
-		scenario_copy(ddp_param_data(model, p), values, scenario_bytes(model, p));
+		scenario_copy(ddp_model_param_data(model, p), values, scenario_bytes(model, p));
 	}
 }
 
@@ -78,17 +79,17 @@ static void add_the_rows(const scenario *s, ddp_model *model, int rank, int step
 
 	if (count == 0)
 		return;
-	int64_t width = ddp_param_count(model, p) / s->params[p].shape[0];
+	int64_t width = ddp_model_param_count(model, p) / s->params[p].shape[0];
 	for (int64_t i = 0; i < count * width; i++)
-		values[i] = (float)ddp_loss_scale(model) * scenario_gradient(s, rank, step, 7, p, i);
+		values[i] = (float)ddp_model_loss_scale(model) * scenario_gradient(s, rank, step, 7, p, i);
 	if (where->device == NULL) {
-		CHECK_OK(ddp_grad_rows(model, p, index, values, count));
+		CHECK_OK(ddp_model_grad_rows(model, p, index, values, count));
 		return;
 	}
 	int32_t *index_there = (int32_t *)(void *)(where->rows + ROWS_MAX * width);
 	scenario_copy(where->rows, values, (size_t)(count * width) * sizeof(float));
 	scenario_copy(index_there, index, (size_t)count * sizeof(*index));
-	CHECK_OK(ddp_grad_rows(model, p, index_there, where->rows, count));
+	CHECK_OK(ddp_model_grad_rows(model, p, index_there, where->rows, count));
 }
 
 /* In an order of its own on each rank; what is not used may be announced or not. */
@@ -109,11 +110,11 @@ static void announce(const scenario *s, ddp_model *model, int rank, int step)
 		const bool late = s->accumulate == 1 || !s->early[p];
 		const int how = scenario_draw(&seed, 0, 2);
 		if (scenario_is_used(s, rank, step, p) && late)
-			CHECK_OK(ddp_grad_ready(model, p));
+			CHECK_OK(ddp_model_grad_ready(model, p));
 		else if (how == 0)
-			CHECK_OK(ddp_grad_unused(model, p));
+			CHECK_OK(ddp_model_grad_unused(model, p));
 		else if (how == 1 && s->options.unused == DDP_UNUSED_ZERO)
-			CHECK_OK(ddp_grad_ready(model, p));
+			CHECK_OK(ddp_model_grad_ready(model, p));
 		add_the_rows(s, model, rank, step, p);
 	}
 }
@@ -123,7 +124,7 @@ static bool poison_gradient(const scenario *s, ddp_model *model, int rank, int s
 {
 	for (int p = 0; p < s->count; p++) {
 		if (scenario_adds(s, rank, step, 0, p)) {
-			float *const middle = ddp_param_grad(model, p) + ddp_param_count(model, p) / 2;
+			float *const middle = ddp_model_param_grad(model, p) + ddp_model_param_count(model, p) / 2;
 			scenario_copy(middle, &(float){ NAN }, sizeof(float));
 			return true;
 		}
@@ -137,7 +138,7 @@ static double backward(const scenario *s, ddp_model *model, int rank, int step, 
 	double loss = scenario_loss(s, rank, step);
 
 	for (int b = 0; b < s->accumulate; b++) {
-		CHECK_OK(ddp_set_sync(model, b == s->accumulate - 1));
+		CHECK_OK(ddp_model_set_sync(model, b == s->accumulate - 1));
 		add_gradients(s, model, rank, step, b);
 	}
 	if (poisons && !poison_gradient(s, model, rank, step))
@@ -151,12 +152,12 @@ static ddp_status try_step(const scenario *s, ddp_model *model, int rank, int st
                            ddp_step_stats *stats)
 {
 	if (scenario_has_joined(s, rank, step))
-		return ddp_join(model, stats);
+		return ddp_model_join(model, stats);
 	const double loss = backward(s, model, rank, step, poisons);
 	if ((s->seed + (unsigned)step) % 2 == 0 || scenario_active_ranks(s, step) < s->ranks)
-		return ddp_step(model, scenario_weight(s, rank, step), loss, stats);
-	ddp_status status = ddp_reduce_grads(model, scenario_weight(s, rank, step), loss, NULL);
-	return status == DDP_OK ? ddp_update_params(model, stats) : status;
+		return ddp_model_step(model, scenario_weight(s, rank, step), loss, stats);
+	ddp_status status = ddp_model_reduce_grads(model, scenario_weight(s, rank, step), loss, NULL);
+	return status == DDP_OK ? ddp_model_update_params(model, stats) : status;
 }
 
 void scenario_train(const scenario *s, ddp_model *model, int rank, int step, ddp_step_stats *stats)
@@ -176,41 +177,41 @@ void scenario_make_mistake(const scenario *s, ddp_model *model, int rank, int st
 	if (mistake == NO_SAMPLE && s->options.loss == DDP_LOSS_SUM)
 		weight = 0;
 	else if (mistake == INFINITE_RATE || (mistake == OTHER_RATE && s->ranks > 1))
-		ddp_set_learning_rate(model, !odd ? rate : mistake == OTHER_RATE ? 2 * rate : INFINITY);
+		ddp_model_set_learning_rate(model, !odd ? rate : mistake == OTHER_RATE ? 2 * rate : INFINITY);
 	else if (odd)
 		weight = mistake == NAN_WEIGHT ? NAN : -1;
 	const ddp_status wanted = mistake == OTHER_RATE && s->ranks > 1 ? DDP_ERR_MISMATCH : DDP_ERR_INVALID;
 	if (scenario_has_joined(s, rank, step)) {
-		CHECK(ddp_join(model, NULL) == wanted);
+		CHECK(ddp_model_join(model, NULL) == wanted);
 	} else {
 		const double loss = backward(s, model, rank, step, false);
-		CHECK((halves ? ddp_reduce_grads : ddp_step)(model, weight, loss, NULL) == wanted);
+		CHECK((halves ? ddp_model_reduce_grads : ddp_model_step)(model, weight, loss, NULL) == wanted);
 	}
-	ddp_set_learning_rate(model, rate);
+	ddp_model_set_learning_rate(model, rate);
 }
 
 void scenario_train_poisoned(const scenario *s, ddp_model *model, int rank, int step)
 {
-	const double scale = ddp_loss_scale(model);
+	const double scale = ddp_model_loss_scale(model);
 	ddp_step_stats stats;
 
 	ddp_status status = try_step(s, model, rank, step, rank == s->last, &stats);
 	if (model->settings.loss_scaling == DDP_SCALING_DYNAMIC) {
 		CHECK_OK(status);
-		CHECK(stats.skipped && ddp_loss_scale(model) == scale / 2);
+		CHECK(stats.skipped && ddp_model_loss_scale(model) == scale / 2);
 		return;
 	}
-	CHECK(status == DDP_ERR_NOT_FINITE && ddp_loss_scale(model) == scale);
+	CHECK(status == DDP_ERR_NOT_FINITE && ddp_model_loss_scale(model) == scale);
 }
 
 void scenario_train_forgotten(const scenario *s, ddp_model *model, int rank, int step)
 {
-	CHECK_OK(ddp_set_sync(model, false));
+	CHECK_OK(ddp_model_set_sync(model, false));
 	add_gradients(s, model, rank, step, 0);
-	CHECK_OK(ddp_zero_grads(model));
+	CHECK_OK(ddp_model_zero_grads(model));
 	const double loss = backward(s, model, rank, step, false);
-	CHECK_OK(ddp_reduce_grads(model, scenario_weight(s, rank, step), loss, NULL));
-	CHECK_OK(ddp_zero_grads(model));
+	CHECK_OK(ddp_model_reduce_grads(model, scenario_weight(s, rank, step), loss, NULL));
+	CHECK_OK(ddp_model_zero_grads(model));
 }
 
 /* The program's own memory for parameters (0) or gradients (1). NaN: nobody may use what was
@@ -267,14 +268,14 @@ ddp_model *scenario_model_make(ddp_context *context, const scenario *s, const dd
 	      (options->shard == DDP_SHARD_AUTO && nodes > 1 && s->ranks > nodes &&
 	       !ddp_optimizer_is_whole(options->optimizer)));
 	for (int p = 0; p < s->count; p++) {
-		for (int64_t i = 0; i < ddp_param_count(model, p); i++)
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
 			values[i] = (float)p + (float)i / 64;
-		scenario_copy(ddp_param_data(model, p), values, scenario_bytes(model, p));
+		scenario_copy(ddp_model_param_data(model, p), values, scenario_bytes(model, p));
 		if (s->hooked[p] && where->device == NULL)
-			CHECK_OK(ddp_grad_hook(model, p, make_twice, NULL));
+			CHECK_OK(ddp_model_set_grad_hook(model, p, make_twice, NULL));
 	}
 	if (options->bf16_params)
-		CHECK_OK(ddp_broadcast_params(model));
+		CHECK_OK(ddp_model_broadcast_params(model));
 	return model;
 }
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
  * on the asynchronous test device. A failed call ends the rank.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # slowness.sh: how much longer than on an idle machine things take just now.
 # shellcheck shell=bash
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* small_net: a network with a layer of each kind, for tests whose include path has examples/. */
 #ifndef TESTS_SMALL_NET_H
 #define TESTS_SMALL_NET_H

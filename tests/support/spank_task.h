@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A task for tests of what it is told: rank 3 of 4, on the second of two nodes; and an
    srun for tests of what nodes tell. */
 #ifndef SPANK_TASK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * stranger: another user of the host, who looks for the TCP ports on which a user's processes listen, connects
  * there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Names the module of the asynchronous test device (tests/device), so that libddp finds it. Tests run in the
    build folder. */
 #include <limits.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/three_params.h"
 
 #include <math.h>
@@ -65,8 +66,8 @@ int size_of(ddp_context *context)
 void add_grads(ddp_model *model, float value)
 {
 	for (int p = 0; p < 3; p++) {
-		const int64_t count = ddp_param_count(model, p);
-		float *grad = ddp_param_grad(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
+		float *grad = ddp_model_param_grad(model, p);
 
 		for (int64_t i = 0; i < count; i++)
 			grad[i] += value * (float)(p + 1);
@@ -76,8 +77,8 @@ void add_grads(ddp_model *model, float value)
 bool all_params_are(ddp_model *model, const float *wanted)
 {
 	for (int p = 0; p < 3; p++) {
-		const int64_t count = ddp_param_count(model, p);
-		const float *data = ddp_param_data(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
+		const float *data = ddp_model_param_data(model, p);
 
 		for (int64_t i = 0; i < count; i++) {
 			if (fabsf(data[i] - wanted[p]) > 1e-6f * fabsf(wanted[p]))
@@ -90,8 +91,8 @@ bool all_params_are(ddp_model *model, const float *wanted)
 bool all_grads_are_zero(ddp_model *model)
 {
 	for (int p = 0; p < 3; p++) {
-		const int64_t count = ddp_param_count(model, p);
-		const float *grad = ddp_param_grad(model, p);
+		const int64_t count = ddp_model_param_count(model, p);
+		const float *grad = ddp_model_param_grad(model, p);
 
 		for (int64_t i = 0; i < count; i++) {
 			if (grad[i] != 0)

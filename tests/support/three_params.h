@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* three_params: a model of three parameters, which tests of ddp_model share. */
 #ifndef TESTS_THREE_PARAMS_H
 #define TESTS_THREE_PARAMS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/training.h"
 
 const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
@@ -22,8 +23,8 @@ training start(ddp_context *context, const setup *with)
 	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &model_options, &t.model));
 	/* Only rank 0's start counts. */
 	for (int p = 0; p < MLP_PARAMS && ddp_comm_rank(comm) == 0; p++)
-		mlp_init(p, ddp_param_data(t.model, p), ddp_param_count(t.model, p));
-	CHECK_OK(ddp_broadcast_params(t.model));
+		mlp_init(p, ddp_model_param_data(t.model, p), ddp_model_param_count(t.model, p));
+	CHECK_OK(ddp_model_broadcast_params(t.model));
 	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &t.loader));
 	return t;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* training: small trainings of tests/unit/mlp that the tests of the loop share. */
 #ifndef TESTS_TRAINING_H
 #define TESTS_TRAINING_H

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """An independent reader of safetensors: prints each tensor and its numbers."""
 import json
 import struct

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares ddp_sampler with PyTorch's own DistributedSampler.
 
 usage: sampler_torch.py            compare at random sizes, print TAP

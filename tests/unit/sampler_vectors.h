@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Recorded by sampler_torch.py --header with PyTorch 1.13.0a0. */
 static const struct vector {
 	int64_t size;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* agreement: what the ranks believe, completed and compared. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,9 @@
-#!/bin/sh
-# The reference has every function of ddp.h, and what libddp.so exports, with their comments.
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The reference has every function of the public headers, and what libddp.so exports, with their comments.
 tests=${0%/*}
-header=$tests/../../libruntime/ddp.h
+include=$tests/../../libruntime/include
+headers=("$include/ddp.h" "$include/ddp/"{base,job,comm,optim,model,data,state,train}.h)
 library=libruntime/.libs/libddp.so
 # shellcheck source=tests/support/nothing.sh
 . "$tests/../support/nothing.sh"
@@ -33,11 +35,11 @@ without_words()
 		!said[$1] { print "missing: " $1 }'
 }
 
-nothing "$("$tests/../../doc/api-reference" "$header" 2>&1 >"$page")" "the reference can be made"
-sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/\1/p' "$header" >"$work/functions"
-declared=$(grep -c '^DDP_API ' "$header")
+nothing "$("$tests/../../doc/api-reference" "${headers[@]}" 2>&1 >"$page")" "the reference can be made"
+sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/\1/p' "${headers[@]}" >"$work/functions"
+declared=$(cat "${headers[@]}" | grep -c '^DDP_API ')
 found=$(wc -l <"$work/functions")
-nothing "$([ "$found" -gt 0 ] && [ "$found" -eq "$declared" ] || echo "$found of $declared")" "functions are found in ddp.h"
+nothing "$([ "$found" -gt 0 ] && [ "$found" -eq "$declared" ] || echo "$found of $declared")" "functions are found in the headers"
 nothing "$(without_words <"$work/functions")" "each is told of"
 nothing "$(while read -r function; do grep -q "$function(" "$tests/test_null.c" || echo "$function"; done <"$work/functions")" \
 	"each is tried with NULL by test_null"
@@ -51,10 +53,10 @@ if [ -f $library ]; then
 fi
 links=$(grep -o 'href="#[^"]*"' "$page" | sed 's/href="#\(.*\)"/\1/' | sort -u)
 nothing "$(for link in $links; do grep -q "id=\"$link\"" "$page" || echo "$link"; done)" "each link leads somewhere"
-sed '/^\/\* Sets the rate of the steps from now on/,/\*\//d' "$header" >"$work/ddp.h"
-nothing "$(cmp -s "$header" "$work/ddp.h" && echo "the comment of ddp_set_learning_rate() is not found in ddp.h")" \
+sed '/^\/\* Sets the rate of the steps from now on/,/\*\//d' "$include/ddp/model.h" >"$work/model.h"
+nothing "$(cmp -s "$include/ddp/model.h" "$work/model.h" && echo "the comment of ddp_model_set_learning_rate() is not found in model.h")" \
 	"a comment is taken out"
-said=$("$tests/../../doc/api-reference" "$work/ddp.h" 2>&1 >/dev/null)
-expected="api-reference: $work/ddp.h has no comment on ddp_set_learning_rate"
+said=$("$tests/../../doc/api-reference" "$include/ddp.h" "$work/model.h" 2>&1 >/dev/null)
+expected="api-reference: $work/model.h has no comment on ddp_model_set_learning_rate"
 nothing "$([ "$said" = "$expected" ] || echo "it says: \"$said\"")" "the function without it is named"
 echo "1..$number"

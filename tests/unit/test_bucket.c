@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* params/layout and reduce/bucket: where gradients lie and how they are cut. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/blocks: how operations are cut. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -75,8 +76,8 @@ static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
 {
 	const size_t counts[] = { 3, 0, 7, 1 }, recv_counts[] = { 0, 5, 2, 9 };
 	const size_t offsets[] = { 0, 3, 3, 10, 11 }, recv_offsets[] = { 0, 0, 5, 7, 16 };
-	const ddp_collective even = { .kind = DDP_ALL_TO_ALL, .count = 6 };
-	const ddp_collective vector = { .kind = DDP_ALL_TO_ALL, .counts = counts, .recv_counts = recv_counts };
+	const ddp_operation even = { .kind = DDP_ALL_TO_ALL, .count = 6 };
+	const ddp_operation vector = { .kind = DDP_ALL_TO_ALL, .counts = counts, .recv_counts = recv_counts };
 	ddp_comm *comm = calloc(1, sizeof(*comm));
 
 	(void)state;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/combine_nodes: the order of nodes, and what it costs that partial results travel in
    16 bits. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/nics: InfiniBand ports of a node, as sysfs shows them, and its ranks. */
 #include <setjmp.h>
 #include <stdarg.h>

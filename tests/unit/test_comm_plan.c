@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
    comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
    nodes. comm/group/agreement: room for what their ranks tell. */
@@ -187,17 +188,17 @@ static const ddp_link links[] = {
 };
 
 enum { KINDS = 3 };
-static const ddp_kind kinds[KINDS] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+static const ddp_operation_kind kinds[KINDS] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
 
 /* Of f32 or, with 2 bytes an element, bf16, which is combined as f32. */
-static ddp_shape shape_of_type(size_t element, ddp_kind kind, int nodes, int channels, size_t bytes)
+static ddp_shape shape_of_type(size_t element, ddp_operation_kind kind, int nodes, int channels, size_t bytes)
 {
 	return (ddp_shape){ .kind = kind, .nodes = nodes, .channels = channels, .blocks = (size_t)nodes,
 	                    .count = bytes / element, .element = element, .travel = element, .wide = 4,
 	                    .stage_bytes = DDP_NET_STAGE_BYTES };
 }
 
-static ddp_shape shape_of_kind(ddp_kind kind, int nodes, int channels, size_t bytes)
+static ddp_shape shape_of_kind(ddp_operation_kind kind, int nodes, int channels, size_t bytes)
 {
 	return shape_of_type(4, kind, nodes, channels, bytes);
 }

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # configure --help lists every option that documents, scripts and configure's own messages name.
 tree=${0%/*}/../..
 # shellcheck source=tests/support/nothing.sh

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Convolutions by oneDNN against plain loops in double precision: odd shapes, other numbers of
  * images and of threads by the same plans, and what it leaves to the kernels here.

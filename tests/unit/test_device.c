@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * device: what holds for each kind of device, on each that is here: the host, the test
  * device, a GPU; and what is said where a kind is missing.

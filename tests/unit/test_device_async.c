@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * device/test: what the asynchronous test device is for. A host that touches its memory
  * dies, work that nothing orders is told, and goes wrong.

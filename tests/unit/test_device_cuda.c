@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
  * program's own choice of a GPU, over a stand-in for CUDA's runtime; with a GPU, test_device

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* base/error: the last error is a sentence of the failing thread's own. */
 #include <errno.h>
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* examples/models/gpt: gradients by finite differences, learning, sizes. */
 #include <math.h>
 #include <setjmp.h>

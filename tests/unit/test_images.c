@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data/images, data/transform: image files, whole and broken, and what becomes of them. */
 #include <math.h>
 #include <setjmp.h>

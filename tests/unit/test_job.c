@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* job: who a process is, from tables of environments. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * products of bf16: each set of instructions that this processor has gives what the same
  * numbers give in double precision, at odd sizes and either orientation.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
  * fails leaves the queue as it was.

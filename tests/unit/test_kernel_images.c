@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernels for images, which are of f32: each against a plain version in double precision, at odd
  * sizes, and one thread against three, or one order of threads against another; in each place that

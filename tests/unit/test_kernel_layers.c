@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernels: each layer against a naive double-precision version of its forward, and its
  * gradients, as tests/support/kernel_layer.h tells, in each place and type that the program

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels: optimizer updates and norms against a plain double-precision form. */
 #include <fenv.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* kernels: the matrix product against a plain one. */
 #include <math.h>
 #include <setjmp.h>

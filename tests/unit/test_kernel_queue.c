@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
  * whole model passes forward and backward there as on the host. The queues are those of

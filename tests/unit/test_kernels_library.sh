@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # A program outside the tree computes with the kernels, by what is installed of them: headers,
 # libddpkernels.a, and pkg-config's file. Prints TAP. Runs in the build folder.
 set -u
@@ -54,7 +55,8 @@ result() # STATUS NUMBER NAME
 
 echo 1..2
 # As installed, but in the build folder.
-mkdir "$work/include" && ln -s "$source/libruntime/ddp.h" "$work/include/ddp.h" && ln -s "$source/kernels" "$work/include/ddp"
+mkdir -p "$work/include/ddp" && ln -s "$source/libruntime/include/ddp.h" "$work/include/" &&
+	ln -s "$source/libruntime/include/ddp/"*.h "$source/kernels/"*.h "$work/include/ddp/"
 for library in libruntime/libddp kernels/libddpkernels; do
 	sed -e "s|^libdir=.*|libdir=$build/${library%/*}/.libs|" -e "s|^includedir=.*|includedir=$work/include|" \
 		"$library.pc" >"$work/${library#*/}.pc"

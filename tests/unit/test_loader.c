@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data/loader: batches read ahead, their order, errors and positions. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* reduce/merge: which gradients to all-reduce together, beside all ways of doing so. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
  * without, whatever shapes their passes have and whatever they drop, and where captures fail.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
  * is read from the page as slurmstepd and ddp-status read it.

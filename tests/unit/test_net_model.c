@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* examples/models/net: gradients by finite differences through every kind of layer and through
    ResNets, dropout that is the same for the same counter, evaluation by running statistics. */
 #include <math.h>
@@ -176,7 +177,7 @@ static void gradients_of_resnets_are_those_of_the_loss(void **state)
 }
 
 /* Numbers in tensors of a kind. */
-static int64_t numbers_of_kind(const net *n, ddp_param_kind kind)
+static int64_t numbers_of_kind(const net *n, ddp_tensor_kind kind)
 {
 	int count;
 	int64_t sum = 0;

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What libnccl-net-ddpucx.so shows: NCCL's tables, and nothing of libddp or UCX.
 plugin=libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so
 

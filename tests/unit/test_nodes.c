@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* job/nodes: a message about ranks names their nodes, as far as they are known. */
 #include <setjmp.h>
 #include <stdarg.h>

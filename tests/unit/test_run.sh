@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # tests/run itself, on a tree of a few scripts, where the checker of scripts fails
 # as often as the test says; and tap, which ends a test that hangs.
 set -u

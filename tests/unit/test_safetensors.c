@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state/safetensors: files whole, broken and hostile. */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data/sampler: the order of PyTorch's DistributedSampler. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/blame, spank/blame_node, spank/doing: who is named when ranks give up because of
    another one, and what that one was doing. */
 #include <setjmp.h>

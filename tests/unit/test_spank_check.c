@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/check and table: how a dry run shows what tasks get. */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # The manuals name every key and every variable, and nothing that is none.
 tests=${0%/*}
 manual=$tests/../../doc/srun-ddp.7

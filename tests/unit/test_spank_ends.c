@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/failure/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/gpu: which GPUs a task sees, and whether they suit the node's tasks. */
 #include <setjmp.h>
 #include <stdarg.h>

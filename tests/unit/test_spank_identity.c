@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * spank/identity: steps are laid out here as Slurm lays them out, and what each
  * task derives is held against the layout.

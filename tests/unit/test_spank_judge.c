@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/judge: what follows from the end of a task, one line per case. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/node: what a node makes of the ends of its tasks. */
 #include <setjmp.h>
 #include <signal.h>

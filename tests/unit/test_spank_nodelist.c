@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/nodelist: Slurm's node list grammar. */
 #include <setjmp.h>
 #include <stdarg.h>

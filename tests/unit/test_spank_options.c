@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/options, site and request: what --ddp and the plugstack line accept. */
 #include <setjmp.h>
 #include <stdarg.h>

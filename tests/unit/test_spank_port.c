@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/port and spank/address: which port, and whether it can be had. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

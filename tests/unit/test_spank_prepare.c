@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/launch: what srun's side leaves in srun's environment. */
 #include <setjmp.h>
 #include <stdarg.h>

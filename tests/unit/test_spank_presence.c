@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/presence: which nodes have started tasks and not reported; no clock. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/relay: whatever number of nodes speak, srun says one sentence. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/report: the sentence about a failed task, from a page not to trust. */
 #include <ctype.h>
 #include <setjmp.h>

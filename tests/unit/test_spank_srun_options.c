@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/srun_options: what a user told srun of a step's end. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/stall: when a step stalls, and which rank is said to be the cause. */
 #include <setjmp.h>
 #include <signal.h>

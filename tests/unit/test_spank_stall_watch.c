@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/stall_watch: what a node tells srun of its ranks, and when. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/step: one sentence and one end, from what the nodes tell; no clock. */
 #include <setjmp.h>
 #include <signal.h>

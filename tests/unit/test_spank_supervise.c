@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/supervise: pages that outlive tasks, and which tasks still live. */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # What spank_ddp.so shows and needs: SPANK's symbols, and libc. Slurm looks
 # symbols up in the plugin and in its libraries, so more would be called.
 plugin=spank/.libs/spank_ddp.so

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/variables and daemon: what a task gets. */
 #include <setjmp.h>
 #include <stdarg.h>

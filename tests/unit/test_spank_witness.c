@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
 #include <setjmp.h>
 #include <stdarg.h>

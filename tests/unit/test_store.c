@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* state/store: checkpoints come whole or not at all, the newest whole one counts. */
 #include <dirent.h>
 #include <errno.h>

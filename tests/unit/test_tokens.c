@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* data/tokens: token files, whole and broken. */
 #include <fcntl.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # UCX writes into TCP sockets by libddp's, or the plugin's, functions.
 if ! command -v python3 >/dev/null; then
 	echo "1..0 # SKIP there is no python3, which loads the libraries"

@@ -1,4 +1,5 @@
 #!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
 # Each wait for a device's queue or event is one that `make check-waits` takes out, or is
 # excepted there with a reason.
 set -u

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* watch: the progress page, the trace, the metrics and the arithmetic of overlap. */
 #include <fcntl.h>
 #include <jansson.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
 """Compares the losses of the networks for images with PyTorch's, from the same weights and samples:
 some steps of what `make bench-vision-step` compares for longer. Prints TAP."""
 

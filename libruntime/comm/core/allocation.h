@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/allocation: memory of ddp_mem_alloc(), which a node's ranks share. */
 #ifndef DDP_COMM_CORE_ALLOCATION_H
 #define DDP_COMM_CORE_ALLOCATION_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/backend: what runs the operations on one kind of memory. What is common to
  * all is the front's (comm/front, comm/request): checking an operation, requests and

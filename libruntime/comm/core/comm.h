@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/comm: a communicator, of the parts that the other files here describe.
  *
@@ -62,7 +63,7 @@ typedef struct ddp_running {
 	bool in_thread;               /* by the progress thread */
 	uint64_t sequence;            /* of the last operation */
 	ddp_fingerprint past[DDP_PAST]; /* of the last ones, by sequence */
-	const ddp_collective *operation;
+	const ddp_operation *operation;
 	size_t *offsets, *recv_offsets; /* [size + 1] each, of its blocks (comm/core/offsets) */
 	const ddp_request *awaited;   /* the message for which it waits; may be gone: to compare */
 	uint64_t deadline_ns;         /* 0: it has not waited for long */

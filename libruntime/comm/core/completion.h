@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/completion: an operation that was issued, and its end. */
 #ifndef DDP_COMM_CORE_COMPLETION_H
 #define DDP_COMM_CORE_COMPLETION_H
@@ -8,7 +9,7 @@
 
 struct ddp_request {
 	ddp_comm *comm;
-	ddp_collective operation;
+	ddp_operation operation;
 	ddp_request *next;
 	_Atomic uint32_t done;      /* futex */
 	ddp_status status;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/doorbell: sleeping, and waking ranks of this node. A communicator on one
  * node sleeps on a futex in its lines of the control segment. Where there are other

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/failure: what has ended a communicator. The first rank of a node that
  * finds a failure publishes it in its lines of the control segment, and all others

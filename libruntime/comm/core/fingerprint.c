@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/core/fingerprint.h"
 
 #include "base/hash.h"
 
-static uint32_t hash_counts(const ddp_collective *c, int size)
+static uint32_t hash_counts(const ddp_operation *c, int size)
 {
 	if (c->counts == NULL || c->kind == DDP_ALL_TO_ALL)
 		return 0;
@@ -10,7 +11,7 @@ static uint32_t hash_counts(const ddp_collective *c, int size)
 	return (uint32_t)(hash ^ hash >> 32);
 }
 
-ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size)
+ddp_fingerprint ddp_fingerprint_of(const ddp_operation *c, int size)
 {
 	return (ddp_fingerprint){
 		.kind = (uint8_t)c->kind,
@@ -26,8 +27,8 @@ ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size)
 void ddp_fingerprint_describe(const ddp_fingerprint *f, char *text, size_t bytes)
 {
 	static const size_t by_counts[1];
-	const ddp_collective c = {
-		.kind = (ddp_kind)f->kind, .type = (ddp_type)f->type, .op = (ddp_op)f->op,
+	const ddp_operation c = {
+		.kind = (ddp_operation_kind)f->kind, .type = (ddp_type)f->type, .op = (ddp_op)f->op,
 		.root = f->root, .tag = f->root, .count = f->count, .counts = f->by_counts ? by_counts : NULL,
 	};
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/fingerprint: what an operation is; it has to be the same on all ranks. */
 #ifndef DDP_COMM_CORE_FINGERPRINT_H
 #define DDP_COMM_CORE_FINGERPRINT_H
@@ -17,7 +18,7 @@ typedef struct ddp_fingerprint {
 } __attribute__((packed, aligned(4))) ddp_fingerprint;
 
 /* Of an operation among `size` ranks; what does not matter to its kind is 0. */
-ddp_fingerprint ddp_fingerprint_of(const ddp_collective *c, int size);
+ddp_fingerprint ddp_fingerprint_of(const ddp_operation *c, int size);
 
 /* "all_reduce f32[100] sum" */
 void ddp_fingerprint_describe(const ddp_fingerprint *f, char *text, size_t bytes);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The futex system call, within a process or across those that share memory. */
 #ifndef DDP_COMM_CORE_FUTEX_H
 #define DDP_COMM_CORE_FUTEX_H

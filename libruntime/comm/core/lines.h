@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/lines: what the ranks of a node say in their control segment. Each has
  * lines of its own there; nobody else writes to them, except where it is said.

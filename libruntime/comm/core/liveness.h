@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/liveness: does a process of this node still run? */
 #ifndef DDP_COMM_CORE_LIVENESS_H
 #define DDP_COMM_CORE_LIVENESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/mismatch: the sentence about an operation that is not the same on all ranks. */
 #ifndef DDP_COMM_CORE_MISMATCH_H
 #define DDP_COMM_CORE_MISMATCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/core/offsets.h"
 
 #include <stdlib.h>
@@ -13,7 +14,7 @@ static void add_up(const size_t *counts, int size, size_t *offsets)
 
 ddp_status ddp_offsets_make(ddp_comm *comm)
 {
-	const ddp_collective *c = comm->run.operation;
+	const ddp_operation *c = comm->run.operation;
 	ddp_running *run = &comm->run;
 	const size_t each = (size_t)comm->size + 1;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/offsets: where the ranks' blocks begin in the buffers of the running
  * operation, in elements. Those of a v-form are prefix sums of its counts, made once
@@ -16,7 +17,7 @@ void ddp_offsets_free(ddp_comm *comm);
    rank `size` is the end of the last. */
 static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
 {
-	const ddp_collective *c = comm->run.operation;
+	const ddp_operation *c = comm->run.operation;
 
 	return c->counts != NULL ? comm->run.offsets[r] : c->count * (size_t)r;
 }
@@ -24,7 +25,7 @@ static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
 /* The same of what all_to_all receives. */
 static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 {
-	const ddp_collective *c = comm->run.operation;
+	const ddp_operation *c = comm->run.operation;
 
 	return c->recv_counts != NULL ? comm->run.recv_offsets[r] : c->count * (size_t)r;
 }

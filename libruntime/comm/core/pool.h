@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/core/pool: threads of the process that run what communicators have queued. One
  * is started when there is a task and no free thread; it stays for the next task,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/roster: the processes of the job, and what their communicators share. */
 #ifndef DDP_COMM_CORE_ROSTER_H
 #define DDP_COMM_CORE_ROSTER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/topology: which of a communicator's ranks are on which node. */
 #ifndef DDP_COMM_CORE_TOPOLOGY_H
 #define DDP_COMM_CORE_TOPOLOGY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/group/agreement: rounds in which the ranks that are left of a broken
  * communicator tell each other something, over what still works of it: its

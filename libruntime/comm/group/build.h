@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/group/build: makes communicators, and takes them down. The world, parts of
  * another communicator and the survivors of a broken one differ only in how their

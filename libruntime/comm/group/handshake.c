@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/group/handshake.h"
 
 #include <stdlib.h>
@@ -111,7 +112,7 @@ static ddp_status meet_ready(ddp_comm *comm, const neighbours *n)
 
 static ddp_status connect_all(ddp_comm *comm, const neighbours *n)
 {
-	static const ddp_collective opening = { .kind = DDP_BARRIER };
+	static const ddp_operation opening = { .kind = DDP_BARRIER };
 
 	/* All that a part of the world needs may have been made for another. */
 	if (missing_neighbour(comm, n, ddp_net_settled) == DDP_NOBODY &&

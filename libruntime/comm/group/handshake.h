@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/group/handshake: the connections between nodes that most operations use. */
 #ifndef DDP_COMM_GROUP_HANDSHAKE_H
 #define DDP_COMM_GROUP_HANDSHAKE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/group/locality: which ranks can share memory. Ranks are on one node if their
  * boot id, /dev/shm, PID and IPC namespaces agree and the lower rank's segment

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Shrinking: the ranks that are left of a broken communicator agree on who is
  * there, and build a new one.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Communicators made from another one, all of whose ranks take part. */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 /* `count` integers of each rank. */
 static ddp_status gather(ddp_comm *comm, const void *own, void *all, size_t count)
 {
-	return ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = own, .recv = all,
+	return ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = own, .recv = all,
 	                                             .count = count, .type = DDP_I64 });
 }
 
@@ -40,7 +41,7 @@ static ddp_status gather_blobs(parent_exchange *e, const void *blob, size_t byte
 	status = ddp_comm_agree(e->parent, status, "get the memory to make a communicator");
 	if (status != DDP_OK)
 		return status;
-	return ddp_comm_run(e->parent, &(ddp_collective){ .kind = DDP_ALL_GATHER, .send = bytes > 0 ? blob : *all,
+	return ddp_comm_run(e->parent, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = bytes > 0 ? blob : *all,
 	                                                  .recv = *all, .counts = e->counts, .type = DDP_U8 });
 }
 
@@ -180,7 +181,7 @@ static ddp_status compare_lists(ddp_comm *comm, const int *ranks, int count)
 	int64_t hash = (int64_t)(ddp_hash(ranks, (size_t)count * sizeof(*ranks)) >> 2);
 	int64_t extremes[2] = { hash, -hash };
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes,
+	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = extremes,
 	                                                          .count = 2, .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && (extremes[0] != hash || extremes[1] != -hash))
 		status = name_other_list(comm, hash);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/group/world: the communicator of all ranks of the job. */
 #ifndef DDP_COMM_GROUP_WORLD_H
 #define DDP_COMM_GROUP_WORLD_H

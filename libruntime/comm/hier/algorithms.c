@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/algorithms.h"
 
 #include <math.h>
@@ -11,19 +12,19 @@
    much of the time. */
 static const double ROUNDS_MARGIN = 0.98;
 
-static bool reduces_all(ddp_kind kind, bool small)
+static bool reduces_all(ddp_operation_kind kind, bool small)
 {
 	(void)small;
 	return kind != DDP_REDUCE_SCATTER;
 }
 
-static bool is_large(ddp_kind kind, bool small)
+static bool is_large(ddp_operation_kind kind, bool small)
 {
 	(void)kind;
 	return !small;
 }
 
-static bool is_small(ddp_kind kind, bool small)
+static bool is_small(ddp_operation_kind kind, bool small)
 {
 	return small && kind != DDP_REDUCE_SCATTER;
 }
@@ -64,7 +65,7 @@ ddp_algorithm ddp_algorithm_named(const char *name)
 	return i;
 }
 
-unsigned int ddp_algorithm_candidates(ddp_kind kind, bool small)
+unsigned int ddp_algorithm_candidates(ddp_operation_kind kind, bool small)
 {
 	unsigned int set = 0;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/algorithms: the table of the algorithms that reduce between nodes.
  *
@@ -31,7 +32,7 @@ const ddp_algorithm_row *ddp_algorithm_of(ddp_algorithm algorithm);
 ddp_algorithm ddp_algorithm_named(const char *name);
 
 /* A set of algorithms, as bits: those that can run such an operation. */
-unsigned int ddp_algorithm_candidates(ddp_kind kind, bool small);
+unsigned int ddp_algorithm_candidates(ddp_operation_kind kind, bool small);
 /* The cheapest of a set, or one without rounds that costs hardly more; for two nodes, the
    first, without a look at the link. */
 ddp_algorithm ddp_algorithm_cheapest(const ddp_link *link, const ddp_shape *shape, unsigned int candidates);

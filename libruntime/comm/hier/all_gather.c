@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/all_gather.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 
 typedef struct all_gather {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	size_t element;
 	size_t width;      /* elements per window */
 } all_gather;
@@ -143,7 +144,7 @@ static ddp_status spread(all_gather *g)
 	return ddp_node_wait_steps(comm);
 }
 
-ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c)
 {
 	all_gather g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
 	const ddp_range mine = block(&g, comm->rank);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/all_gather: each block goes once to each other node, to the rank there
  * that has the same index (modulo the node's size), and is read by that node's
@@ -8,6 +9,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/barrier.h"
 
 #include "comm/shm/node.h"
@@ -24,7 +25,7 @@ static ddp_status disseminate(ddp_comm *comm)
 	return DDP_OK;
 }
 
-ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_operation *c)
 {
 	const ddp_entry nothing = { .payload = NULL };
 	ddp_status status = ddp_node_enter(comm, c, &nothing);

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/barrier: the barrier by dissemination (Hensgen, Finkel and Manber 1988):
  * in round k each node's first rank tells the node 2^k further on; after it, it has
@@ -8,6 +9,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_barrier(ddp_comm *comm, const ddp_operation *c);
 
 #endif

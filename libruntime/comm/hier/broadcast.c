@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/broadcast.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@ enum {
 	TREE_DEGREE = 32            /* at most, of a binomial tree of nodes */
 };
 
-static int source_of(const ddp_comm *comm, const ddp_collective *c, int node)
+static int source_of(const ddp_comm *comm, const ddp_operation *c, int node)
 {
 	return comm->topology.node_of[c->root] == node ? c->root : ddp_channel_rank(comm, node, 0);
 }
@@ -26,7 +27,7 @@ typedef struct tree {
 	int count;
 } tree;
 
-static void plant(const ddp_comm *comm, const ddp_collective *c, bool chain, tree *t)
+static void plant(const ddp_comm *comm, const ddp_operation *c, bool chain, tree *t)
 {
 	int nodes = comm->topology.nodes, root = comm->topology.node_of[c->root];
 	int self = (comm->topology.node_of[comm->rank] - root + nodes) % nodes;
@@ -91,7 +92,7 @@ static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
 
 typedef struct broadcasting {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 } broadcasting;
 
 /* Brings the data to the rank that spreads it on this node; its other ranks have
@@ -100,7 +101,7 @@ static ddp_status begin(void *argument, const void *exposed)
 {
 	const broadcasting *b = argument;
 	ddp_comm *comm = b->comm;
-	const ddp_collective *c = b->c;
+	const ddp_operation *c = b->c;
 	const size_t bytes = c->count * ddp_type_bytes(c->type);
 	tree t;
 
@@ -123,7 +124,7 @@ static ddp_status end(void *argument, ddp_status status)
 	return status == DDP_OK ? DDP_OK : ddp_message_give_up(b->comm, status);
 }
 
-ddp_status ddp_hier_broadcast(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_broadcast(ddp_comm *comm, const ddp_operation *c)
 {
 	broadcasting b = { .comm = comm, .c = c };
 	const ddp_between between = { .argument = &b, .begin = begin, .end = end,

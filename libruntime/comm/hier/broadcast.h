@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/broadcast: broadcast between nodes, in chunks. A binomial tree sends each
  * byte log2(nodes) times from its root; a chain (pipelined, for data of many chunks)
@@ -8,6 +9,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_hier_broadcast(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_broadcast(ddp_comm *comm, const ddp_operation *c);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/cost: what a reduction between nodes is to the algorithms that could run it, and how
  * they say how long it takes them, from what the network was measured to do. Each algorithm's file
@@ -17,7 +18,7 @@ enum { DDP_BUDGET_BYTES = 32 * 1024 * 1024 }; /* of buffers of one operation */
 
 /* An operation, as the algorithms see it. */
 typedef struct ddp_shape {
-	ddp_kind kind;                /* all_reduce, reduce or reduce_scatter */
+	ddp_operation_kind kind;                /* all_reduce, reduce or reduce_scatter */
 	int nodes, channels;
 	size_t blocks;                /* of reduce_scatter: of a channel, at most */
 	size_t count;                 /* elements */

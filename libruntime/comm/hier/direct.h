@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/direct: reductions between nodes by direct exchange: each node sends its
  * part of a slice to the node that owns it, which combines all parts and sends results

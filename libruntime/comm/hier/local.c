@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* A reduction's inputs and outputs on this node. */
 #include "comm/hier/local.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/local: a reduction's inputs and outputs on this node. */
 #ifndef DDP_COMM_HIER_LOCAL_H
 #define DDP_COMM_HIER_LOCAL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/pairwise.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@ typedef struct pair {
 	ddp_range send, recv; /* elements of exposed, and of recv */
 } pair;
 
-static pair with_rank(const ddp_comm *comm, const ddp_collective *c, int r)
+static pair with_rank(const ddp_comm *comm, const ddp_operation *c, int r)
 {
 	bool root = c->root == comm->rank, theirs = c->root == r;
 	pair p = { .sends = false };
@@ -44,7 +45,7 @@ static pair with_rank(const ddp_comm *comm, const ddp_collective *c, int r)
 /* What is under way between nodes while the ranks of each work together. */
 typedef struct copying {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	ddp_transfer *transfers;
 	int count;
 } copying;
@@ -53,7 +54,7 @@ static ddp_status begin(void *argument, const void *exposed)
 {
 	copying *copy = argument;
 	ddp_comm *comm = copy->comm;
-	const ddp_collective *c = copy->c;
+	const ddp_operation *c = copy->c;
 	size_t element = ddp_type_bytes(c->type);
 	ddp_status status = DDP_OK;
 
@@ -87,7 +88,7 @@ static ddp_status end(void *argument, ddp_status status)
 	return status;
 }
 
-ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_operation *c)
 {
 	copying copy = { .comm = comm, .c = c };
 	const ddp_between between = { .argument = &copy, .source = c->root, .begin = begin, .end = end };

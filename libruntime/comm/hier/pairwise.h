@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/pairwise: gather, scatter and all_to_all between nodes: each pair of ranks
  * on different nodes exchanges what the one has for the other (pairwise exchange:
@@ -8,6 +9,6 @@
 
 #include "ddp.h"
 
-ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_operation *c);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/plan.h"
 
 #include "comm/ops/combine_nodes.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/plan: who exchanges what with whom, round by round, in recursive doubling
  * and in recursive halving. All ranks know it from the number of nodes alone.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/recursive_doubling.h"
 
 #include "comm/hier/local.h"

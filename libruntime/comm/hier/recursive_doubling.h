@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/recursive_doubling: a small all_reduce between nodes. In round k each node
  * exchanges all that it has with the one whose number differs in bit k (Thakur,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/hier/recursive_halving.h"
 
 #include <math.h>
@@ -407,7 +408,7 @@ static void round_results(const halving *h, size_t s)
 /* What a round was to bring is there. */
 static ddp_status take(const halving *h, size_t s, int round)
 {
-	const ddp_collective *c = h->x->c;
+	const ddp_operation *c = h->x->c;
 	const flight f = flight_of(h, s);
 	const ddp_exchange e = exchange_of(h, s, round);
 	ddp_status status = ddp_await_transfers(h->x->comm, &f.recvs[round], 1);

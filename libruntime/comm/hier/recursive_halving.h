@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/recursive_halving: a large all_reduce between many nodes: reduce-scatter by
  * recursive halving, with distances that double, then all-gather by recursive doubling

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce, reduce and reduce_scatter between nodes: what an operation is
    made of, and its windows. */
 #include "comm/hier/reduce.h"
@@ -110,7 +111,7 @@ static void set_up_combination(ddp_reduction *x)
 
 static ddp_status place_output(ddp_reduction *x)
 {
-	const ddp_collective *c = x->c;
+	const ddp_operation *c = x->c;
 	char *place = c->recv;
 
 	x->output = c->recv;
@@ -129,7 +130,7 @@ static ddp_status place_output(ddp_reduction *x)
 
 static void set_up_entry(const ddp_reduction *x, ddp_entry *entry)
 {
-	const ddp_collective *c = x->c;
+	const ddp_operation *c = x->c;
 	size_t bytes = x->total * x->element;
 
 	if (x->small && x->comm->node.size == 1)
@@ -144,7 +145,7 @@ static void set_up_entry(const ddp_reduction *x, ddp_entry *entry)
 		entry->recv = ddp_memory_find(x->comm, c->recv, bytes);
 }
 
-ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_operation *c)
 {
 	ddp_reduction x = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type),
 	                    .travel = ddp_travel_type(c->type, c->op), .input = c->send,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/reduction: the parts of a reduction between nodes. The input is cut
  * into slices. A slice has a channel: on each node, the rank with that index
@@ -42,7 +43,7 @@ struct ddp_reduction;
 typedef struct ddp_algorithm_row {
 	const char *name;      /* as DDP_ALGORITHM and ddp_comm_describe() have it */
 	/* Can it run this kind of operation? It is small if its inputs came with the headers. */
-	bool (*can)(ddp_kind kind, bool small);
+	bool (*can)(ddp_operation_kind kind, bool small);
 	/* What an operation takes; of those that can, the cheapest one runs. */
 	ddp_cost (*cost)(const ddp_link *link, const ddp_shape *shape);
 	bool by_rounds;        /* a round waits for a process of another node: it has to be cheaper by a margin */
@@ -58,7 +59,7 @@ typedef struct ddp_algorithm_row {
 
 typedef struct ddp_reduction {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	ddp_type travel;       /* of nodes' partial results */
 	size_t element;        /* bytes of an element, */
 	size_t travel_bytes;   /* and of one of a partial result */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/slices: how a reduction between nodes is cut, and who wants which share. */
 #ifndef DDP_COMM_HIER_SLICES_H
 #define DDP_COMM_HIER_SLICES_H

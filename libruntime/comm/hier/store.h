@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/store: what reductions between nodes need each time, kept with the
    communicator: fresh memory would be given back and faulted in each time. */
 #ifndef DDP_COMM_HIER_STORE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/hier/tune: what the network between nodes does, measured once a communicator and
  * agreed on by all ranks; and the choice among the algorithms that are possible

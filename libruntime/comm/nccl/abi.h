@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
  * built without NCCL's headers, and loads the library when it is needed (load.h). The

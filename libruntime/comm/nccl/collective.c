@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/nccl/collective.h"
 
 #include "base/error.h"
@@ -9,7 +10,7 @@
 /* An operation while its calls are made. The first result that is an error stays. */
 typedef struct calls {
 	ddp_nccl_operation *o;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	const ddp_nccl *nccl;
 	ddp_nccl_handle *handle;
 	void *queue;
@@ -106,7 +107,7 @@ static void reduce_scatter_by_counts(calls *k)
 
 static void reduce(calls *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 
 	note(k, ddp_nccl_make_op(k->o), "ncclRedOpCreatePreMulSum()");
 	if (k->result != DDP_NCCL_SUCCESS)
@@ -126,7 +127,7 @@ static void reduce(calls *k)
 
 static void all_gather(calls *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	char *block = c->recv;
 
 	if (c->counts == NULL) {
@@ -160,7 +161,7 @@ static void receive(calls *k, void *block, size_t count, int peer)
    all-to-all. */
 static void exchange(calls *k, const char *from)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	const bool root = c->root == k->rank;
 
 	note(k, k->nccl->group_start(), "ncclGroupStart()");
@@ -183,7 +184,7 @@ static void exchange(calls *k, const char *from)
 
 static ddp_status all_to_all(calls *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	const size_t bytes = offset_of(k, c->counts, k->ranks);
 	const void *from = c->send;
 	void *apart;
@@ -205,7 +206,7 @@ static ddp_status all_to_all(calls *k)
 ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *o)
 {
 	calls k = calls_of(o);
-	const ddp_collective *c = k.c;
+	const ddp_operation *c = k.c;
 
 	ddp_status status = ddp_device_queue_wait(o->lane->device, k.queue, o->begun);
 	if (status == DDP_OK)
@@ -234,7 +235,7 @@ ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *o)
 /* The block that a rank gives itself, or that lies elsewhere than ddp.h says. */
 static ddp_status copy_own(const calls *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	const size_t *recv_counts = c->kind == DDP_ALL_TO_ALL ? c->recv_counts : c->counts;
 	const size_t bytes = count_of(c->counts, c->count, k->rank) * k->element;
 	const size_t sent = offset_of(k, c->counts, k->rank), got = offset_of(k, recv_counts, k->rank);

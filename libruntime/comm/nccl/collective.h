@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/collective: an operation as calls of NCCL's, and copies of the device around. */
 #ifndef DDP_COMM_NCCL_COLLECTIVE_H
 #define DDP_COMM_NCCL_COLLECTIVE_H

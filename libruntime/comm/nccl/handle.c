@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/nccl/handle.h"
 
 #include <stdio.h>
@@ -202,7 +203,7 @@ static ddp_status share_id(const ddp_nccl *nccl, ddp_comm *comm, int root, ddp_n
 		own = ddp_nccl_status(nccl, NULL, nccl->get_id(&told.id), "ncclGetUniqueId()");
 		told.status = (int32_t)own;
 	}
-	const ddp_status status = ddp_comm_run(comm, &(ddp_collective){
+	const ddp_status status = ddp_comm_run(comm, &(ddp_operation){
 		.kind = DDP_BROADCAST, .recv = &told, .count = sizeof(told), .type = DDP_U8, .root = root });
 	if (status != DDP_OK || own != DDP_OK)
 		return status != DDP_OK ? status : own;
@@ -283,7 +284,7 @@ static ddp_status await_all(const ddp_nccl *nccl, ddp_comm *comm, ddp_nccl_handl
 				usleep(PAUSE_US);
 		}
 		const int32_t mine[2] = { own == DDP_OK && !ready ? MAKES : (int32_t)own, ddp_now_ns() > deadline_ns };
-		const ddp_status status = ddp_comm_run(comm, &(ddp_collective){
+		const ddp_status status = ddp_comm_run(comm, &(ddp_operation){
 			.kind = DDP_ALL_GATHER, .send = mine, .recv = states, .count = 2, .type = DDP_I32 });
 		if (status != DDP_OK)
 			return status;

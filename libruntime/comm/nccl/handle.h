@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/handle: making and ending NCCL's communicators, and NCCL's errors as ours. */
 #ifndef DDP_COMM_NCCL_HANDLE_H
 #define DDP_COMM_NCCL_HANDLE_H

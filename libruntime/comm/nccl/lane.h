@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/nccl/lane: what one lane of a communicator has of NCCL, and an operation on it.
  * NCCL's communicators do not block the host: a call may return before what it does is on
@@ -21,7 +22,7 @@ typedef enum ddp_nccl_stage {
 } ddp_nccl_stage;
 
 typedef struct ddp_nccl_operation {
-	ddp_collective c;
+	ddp_operation c;
 	struct ddp_nccl_lane *lane;
 	struct ddp_nccl_operation *next;
 	ddp_nccl_stage stage;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/load: NCCL's library, which is loaded when it is first asked for. */
 #ifndef DDP_COMM_NCCL_LOAD_H
 #define DDP_COMM_NCCL_LOAD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/memory: memory of the device that NCCL sends from without a copy. */
 #ifndef DDP_COMM_NCCL_MEMORY_H
 #define DDP_COMM_NCCL_MEMORY_H

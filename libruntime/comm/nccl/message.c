@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/nccl/message.h"
 
 #include <stdio.h>
@@ -102,17 +103,17 @@ static int answer_tag(uint64_t number)
 	return (int)(number % 65536);
 }
 
-static ddp_status issue_bytes(ddp_comm *twin, ddp_kind kind, void *bytes, size_t count, int peer, int tag,
+static ddp_status issue_bytes(ddp_comm *twin, ddp_operation_kind kind, void *bytes, size_t count, int peer, int tag,
                               ddp_request **request)
 {
-	return ddp_comm_issue(twin, &(ddp_collective){ .kind = kind, .send = bytes, .recv = bytes, .count = count,
+	return ddp_comm_issue(twin, &(ddp_operation){ .kind = kind, .send = bytes, .recv = bytes, .count = count,
 	                                               .type = DDP_U8, .root = peer, .tag = tag }, request);
 }
 
 ddp_status ddp_nccl_message_begin(ddp_nccl_operation *o)
 {
 	ddp_nccl_lane *lane = o->lane;
-	const ddp_collective *c = &o->c;
+	const ddp_operation *c = &o->c;
 	ddp_nccl_message *m = calloc(1, sizeof(*m)), **end = &lane->messages;
 	ddp_status status;
 
@@ -155,7 +156,7 @@ static ddp_status check_request(ddp_request **request)
 
 static ddp_status check_announcement(ddp_nccl_message *m)
 {
-	const ddp_collective *c = &m->operation->c;
+	const ddp_operation *c = &m->operation->c;
 	ddp_comm *comm = m->operation->lane->comm;
 
 	if (m->told.count == c->count && m->told.type == (uint64_t)c->type)
@@ -245,7 +246,7 @@ static ddp_status enqueue(ddp_nccl_message *m)
 {
 	ddp_nccl_link *link = m->link;
 	ddp_nccl_lane *lane = m->operation->lane;
-	const ddp_collective *c = &m->operation->c;
+	const ddp_operation *c = &m->operation->c;
 	const int type = ddp_nccl_type_of(c->type), peer = link->sends ? 1 : 0;
 	int result = DDP_NCCL_SUCCESS;
 
@@ -374,7 +375,7 @@ void ddp_nccl_message_free(ddp_nccl_operation *o)
 /* ---- closing --------------------------------------------------------------------------------------- */
 
 /* What all ranks do, while messages are taken further. */
-static void begin_together(ddp_nccl_lane *lane, const ddp_collective *c)
+static void begin_together(ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	const ddp_status status = ddp_comm_issue(lane->reply, c, &lane->together);
 
@@ -398,7 +399,7 @@ static void begin_comparison(ddp_nccl_lane *lane)
 	}
 	for (const ddp_nccl_link *link = lane->links; link != NULL; link = link->next)
 		lane->given[link->peer] += link->sends ? 0 : (int64_t)link->given;
-	begin_together(lane, &(ddp_collective){ .kind = DDP_ALL_TO_ALL, .send = lane->given, .recv = lane->given + size,
+	begin_together(lane, &(ddp_operation){ .kind = DDP_ALL_TO_ALL, .send = lane->given, .recv = lane->given + size,
 	                                        .count = 1, .type = DDP_I64 });
 }
 
@@ -446,7 +447,7 @@ static void close_further(ddp_nccl_lane *lane)
 {
 	switch (lane->closing) {
 	case DDP_NCCL_OPEN:
-		begin_together(lane, &(ddp_collective){ .kind = DDP_BARRIER });
+		begin_together(lane, &(ddp_operation){ .kind = DDP_BARRIER });
 		lane->closing = DDP_NCCL_AWAITS_CLOSING;
 		break;
 	case DDP_NCCL_AWAITS_CLOSING:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/nccl/message: sends and receives. NCCL matches them by their order alone, and a
  * kernel that waits for its counterpart keeps the queue, and maybe the GPU, for itself.

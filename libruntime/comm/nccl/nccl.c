@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/nccl/nccl.h"
 
 #include <stdio.h>
@@ -109,7 +110,7 @@ static void free_operation(ddp_nccl_operation *o)
 	free(o);
 }
 
-static ddp_status check_memory(const ddp_nccl_lane *lane, const ddp_side *side, const ddp_collective *c)
+static ddp_status check_memory(const ddp_nccl_lane *lane, const ddp_side *side, const ddp_operation *c)
 {
 	const ddp_device_info *info = ddp_device_describe(lane->device);
 
@@ -119,7 +120,7 @@ static ddp_status check_memory(const ddp_nccl_lane *lane, const ddp_side *side, 
 	                (void *)side->memory, info->kind, info->index);
 }
 
-static ddp_status check(const ddp_nccl_lane *lane, const ddp_collective *c)
+static ddp_status check(const ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	const ddp_sides sides = ddp_sides_of(lane->comm, c);
 	ddp_status status = check_memory(lane, &sides.input, c);
@@ -134,7 +135,7 @@ static bool is_message(const ddp_nccl_operation *o)
 	return o->c.kind == DDP_SEND || o->c.kind == DDP_RECV;
 }
 
-static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_collective *c, ddp_nccl_operation **made)
+static ddp_status make_operation(ddp_nccl_lane *lane, const ddp_operation *c, ddp_nccl_operation **made)
 {
 	ddp_nccl_operation *o = calloc(1, sizeof(*o));
 
@@ -442,7 +443,7 @@ static ddp_status compare_versions(ddp_comm *comm, int version)
 	int64_t extremes[2] = { version, -version };
 	char newest[32], oldest[32];
 
-	ddp_status status = ddp_comm_run(comm, &(ddp_collective){ .kind = DDP_ALL_REDUCE, .recv = extremes, .count = 2,
+	ddp_status status = ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = extremes, .count = 2,
 	                                                          .type = DDP_I64, .op = DDP_MAX });
 	if (status == DDP_OK && extremes[0] != -extremes[1])
 		status = ddp_fail(DDP_ERR_UNSUPPORTED, "ranks have loaded different NCCLs, from %s to %s: install one, or name it "

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/nccl: the backend for a GPU's memory, by NCCL. Its library is loaded (load), and a
  * communicator of NCCL's belongs to each lane, with a queue of the device for what runs

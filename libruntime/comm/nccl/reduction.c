@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/nccl/reduction.h"
 
 #include <math.h>
@@ -73,14 +74,14 @@ static bool to_scalar(ddp_type type, double factor, scalar *s)
 	return false;
 }
 
-static double factor_of(const ddp_nccl_lane *lane, const ddp_collective *c)
+static double factor_of(const ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	return c->op == DDP_AVG ? c->scale / lane->comm->size : c->scale;
 }
 
 /* ---- what it does not do ------------------------------------------------------------------------- */
 
-static ddp_status check_average(const ddp_collective *c)
+static ddp_status check_average(const ddp_operation *c)
 {
 	if (c->type == DDP_U8 || c->type == DDP_I8)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: NCCL's sums of %s wrap around before they could be divided: average "
@@ -91,7 +92,7 @@ static ddp_status check_average(const ddp_collective *c)
 	return DDP_OK;
 }
 
-ddp_status ddp_nccl_check_reduction(const ddp_nccl_lane *lane, const ddp_collective *c)
+ddp_status ddp_nccl_check_reduction(const ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	scalar s;
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/scratch: memory of the device for what cannot be done in place. */
 #ifndef DDP_COMM_NCCL_SCRATCH_H
 #define DDP_COMM_NCCL_SCRATCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/calls: functions of libddp's in the place of others that a shared library
  * calls. The library's table of addresses of functions is changed, so that no other library

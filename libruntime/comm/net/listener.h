@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever
  * connects there for a peer whom it may trust, so a guard checks who connects (comm/net/ucx_guard), and

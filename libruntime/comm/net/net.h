@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net: messages between ranks of different nodes, over UCX, which picks
  * the transport. A message is known by its communicator, its sender and a tag that

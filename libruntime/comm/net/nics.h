@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/nics: which of a node's InfiniBand ports a rank uses, if there are several:
  * those near the cores on which it may run, shared out among the node's ranks. Left to

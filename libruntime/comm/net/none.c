@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net in a build without UCX: it does not open, and nothing else is called. */
 #include "base/error.h"
 #include "comm/net/net.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/proof: the first bytes of a connection to one of UCX's listening sockets. They prove
  * that the rank that connects knows the listener's key. A proof holds for one pair of

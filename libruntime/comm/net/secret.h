@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/secret: by what a rank knows that a message comes from another
  * rank of the communicator. All ranks make a secret from random shares that

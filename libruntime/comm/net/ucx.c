@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net over UCX: messages of a communicator. */
 #include <stdio.h>
 

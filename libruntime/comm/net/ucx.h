@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net over UCX: what its files share. */
 #ifndef DDP_COMM_NET_UCX_H
 #define DDP_COMM_NET_UCX_H

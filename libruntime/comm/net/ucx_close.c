@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The end of comm/net over UCX: of a communicator, after a failure and closing; and of
    the process's worker, with the last of them. */
 #include <stdlib.h>

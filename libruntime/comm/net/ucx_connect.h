@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_connect: connections, and how their ends find each other. */
 #ifndef DDP_COMM_NET_UCX_CONNECT_H
 #define DDP_COMM_NET_UCX_CONNECT_H

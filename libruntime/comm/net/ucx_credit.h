@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/ucx_credit: a credit of bytes for each pair of processes. What a rank sends
  * goes out at once as long as its receiver has taken all but a credit's bytes of

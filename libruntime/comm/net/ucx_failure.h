@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/ucx_failure: what ranks of different nodes tell each other of the end of a
  * communicator: that it has failed; or that one of them has closed it, whose

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/ucx_guard: who may connect to UCX's listening TCP sockets. UCX trusts whoever connects
  * there, and ends the process if the first bytes are wrong. A guard accepts the connections in UCX's place,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_handlers: which file takes which of the messages that UCX brings. */
 #ifndef DDP_COMM_NET_UCX_HANDLERS_H
 #define DDP_COMM_NET_UCX_HANDLERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_inquiry: inquiries of comm/wait/verdict, and their answers. */
 #ifndef DDP_COMM_NET_UCX_INQUIRY_H
 #define DDP_COMM_NET_UCX_INQUIRY_H

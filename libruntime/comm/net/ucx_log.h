@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/ucx_log: what UCX prints. UCX writes to stdout unless told otherwise, and
  * a program may use UCX itself: libddp's share goes to the log, the program's

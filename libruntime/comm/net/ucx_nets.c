@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/net/ucx_nets.h"
 
 static ddp_net **bucket_of(ddp_worker *worker, uint64_t id)

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_nets: the communicators of the process, by the id that messages carry. */
 #ifndef DDP_COMM_NET_UCX_NETS_H
 #define DDP_COMM_NET_UCX_NETS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net over UCX: opening a worker, and taking over the addresses of others. */
 #include <errno.h>
 #include <ifaddrs.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/net/ucx_progress.h"
 
 #include "comm/net/ucx_connect.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_progress: the lock of the process's worker, and letting messages move. */
 #ifndef DDP_COMM_NET_UCX_PROGRESS_H
 #define DDP_COMM_NET_UCX_PROGRESS_H

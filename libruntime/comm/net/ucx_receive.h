@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_receive: messages with data that arrive, and who receives them. */
 #ifndef DDP_COMM_NET_UCX_RECEIVE_H
 #define DDP_COMM_NET_UCX_RECEIVE_H

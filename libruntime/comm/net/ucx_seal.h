@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_seal: what precedes each message, and tells whom it is from. */
 #ifndef DDP_COMM_NET_UCX_SEAL_H
 #define DDP_COMM_NET_UCX_SEAL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_send: hands data to UCX. */
 #ifndef DDP_COMM_NET_UCX_SEND_H
 #define DDP_COMM_NET_UCX_SEND_H

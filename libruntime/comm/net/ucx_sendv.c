@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* In the place of UCX's own: how it writes data from where they lie into a TCP socket, and what
    it says while it makes a connection.
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net/ucx_ticket: a request of UCX's, from its begin to its end. */
 #ifndef DDP_COMM_NET_UCX_TICKET_H
 #define DDP_COMM_NET_UCX_TICKET_H

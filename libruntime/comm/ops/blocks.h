@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/blocks: where the parts of a collective's buffers lie, in elements. */
 #ifndef DDP_COMM_OPS_BLOCKS_H
 #define DDP_COMM_OPS_BLOCKS_H
@@ -5,13 +6,13 @@
 #include "comm/ops/names.h"
 
 /* Rank r's block of the buffer that holds a block for each rank. */
-static inline size_t ddp_block_count(const ddp_collective *c, int r)
+static inline size_t ddp_block_count(const ddp_operation *c, int r)
 {
 	return c->counts != NULL ? c->counts[r] : c->count;
 }
 
 /* What all_to_all receives from rank r. */
-static inline size_t ddp_recv_count(const ddp_collective *c, int r)
+static inline size_t ddp_recv_count(const ddp_operation *c, int r)
 {
 	return c->recv_counts != NULL ? c->recv_counts[r] : c->count;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/ops/combine_nodes: the order in which nodes' partial results are combined. It is a
  * tree that depends on the number of nodes only, so that every algorithm

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/ops/kernels: element-wise reduction. Sources are combined from the first
  * to the last, so the result's bits depend on their order only. f16 and bf16

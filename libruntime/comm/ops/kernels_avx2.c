@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/kernels for x86-64 with AVX2 and F16C; chosen at run time. */
 #include "comm/ops/kernels_table.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/ops/kernels for x86-64 with vectors of 64 bytes; chosen at run time, and only
  * where they do not slow the core down for a while, as on the first processors that

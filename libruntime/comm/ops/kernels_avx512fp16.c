@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/ops/kernels for x86-64 with AVX512_FP16: what is of 16 bits all along, without a
  * detour by 32; all else is kernels_avx512's. Chosen at run time. The bits are those of

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The part of comm/ops/kernels_template.h for f16, bf16, u8 and i8.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the instruction sets' versions of comm/ops/kernels share. */
 #ifndef DDP_COMM_OPS_KERNELS_TABLE_H
 #define DDP_COMM_OPS_KERNELS_TABLE_H

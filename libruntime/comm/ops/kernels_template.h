@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The bodies of comm/ops/kernels, compiled once per instruction set: the includer
  * defines KERNEL (function attributes), KERNEL_TABLE (the table), KERNEL_NAME (what users

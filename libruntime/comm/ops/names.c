@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/ops/names.h"
 
 #include <stdio.h>
@@ -32,7 +33,7 @@ const char *ddp_op_name(ddp_op op)
 	return (unsigned int)op <= DDP_BXOR ? names[op] : "unknown op";
 }
 
-const char *ddp_kind_name(ddp_kind kind)
+const char *ddp_kind_name(ddp_operation_kind kind)
 {
 	static const char *const names[] = {
 		"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "gather",
@@ -47,7 +48,7 @@ static const char *barrier_name(int tag)
 	return tag == DDP_TAG_FINALIZE ? "ddp_finalize()" : tag == DDP_TAG_FREE ? "ddp_comm_free()" : "barrier";
 }
 
-void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes)
+void ddp_collective_describe(const ddp_operation *c, char *text, size_t bytes)
 {
 	char root[32] = "", count[32];
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/names: kinds of operations, types and ops: their names and properties. */
 #ifndef DDP_COMM_OPS_NAMES_H
 #define DDP_COMM_OPS_NAMES_H
@@ -7,12 +8,12 @@
 size_t ddp_type_bytes(ddp_type type);
 const char *ddp_type_name(ddp_type type); /* "f32" */
 const char *ddp_op_name(ddp_op op);       /* "sum" */
-const char *ddp_kind_name(ddp_kind kind); /* "all_reduce" */
+const char *ddp_kind_name(ddp_operation_kind kind); /* "all_reduce" */
 /* The tag of a barrier in which a call of the program waits for all ranks: the barrier has that
    call's name. */
 enum { DDP_TAG_FINALIZE = -1, DDP_TAG_FREE = -2 };
 /* "all_reduce f32[100] sum" */
-void ddp_collective_describe(const ddp_collective *c, char *text, size_t bytes);
+void ddp_collective_describe(const ddp_operation *c, char *text, size_t bytes);
 
 /* Small operations ask these often: they are inline. */
 
@@ -29,7 +30,7 @@ static inline ddp_type ddp_accumulator(ddp_type type)
 }
 
 /* Op and scale matter. */
-static inline bool ddp_kind_reduces(ddp_kind kind)
+static inline bool ddp_kind_reduces(ddp_operation_kind kind)
 {
 	return kind == DDP_ALL_REDUCE || kind == DDP_REDUCE || kind == DDP_REDUCE_SCATTER;
 }
@@ -44,7 +45,7 @@ static inline bool ddp_type_is_integer(ddp_type type)
 	return type == DDP_I32 || type == DDP_I64 || type == DDP_U8 || type == DDP_I8;
 }
 
-static inline bool ddp_kind_has_root(ddp_kind kind)
+static inline bool ddp_kind_has_root(ddp_operation_kind kind)
 {
 	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER || kind == DDP_SCATTER;
 }

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/p2p/p2p.h"
 
 #include <stdlib.h>
@@ -81,7 +82,7 @@ static size_t bytes_of(const ddp_request *r)
 /* Hands a message between nodes to the network. */
 static ddp_status begin_on_net(ddp_comm *comm, ddp_request *r)
 {
-	const ddp_collective *c = &r->operation;
+	const ddp_operation *c = &r->operation;
 	const ddp_envelope envelope = {
 		.tag = DDP_NET_P2P_TAG | (uint64_t)c->tag, .source = comm->rank,
 		.operation = { .kind = DDP_SEND, .type = (uint8_t)c->type, .count = c->count },

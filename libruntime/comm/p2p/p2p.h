@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/p2p/p2p: send and recv. On a node each ordered pair of ranks has a ring
  * of bytes in the control segment, through which messages follow one another;

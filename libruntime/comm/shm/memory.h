@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/shm/memory: buffers that the ranks of a node share. */
 #ifndef DDP_COMM_SHM_MEMORY_H
 #define DDP_COMM_SHM_MEMORY_H

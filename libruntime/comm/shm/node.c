@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/shm/node.h"
 
 #include <stdlib.h>
@@ -66,7 +67,7 @@ static void set_memory(ddp_header *h, const ddp_entry *entry)
 	}
 }
 
-static void post_header(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry)
+static void post_header(ddp_comm *comm, const ddp_operation *c, const ddp_entry *entry)
 {
 	ddp_header *h = header_slot(comm, comm->node.self);
 	ddp_fingerprint *past = &comm->run.past[comm->run.sequence % DDP_PAST];
@@ -178,7 +179,7 @@ static ddp_status check_memory(ddp_comm *comm)
 	return DDP_OK;
 }
 
-ddp_status ddp_node_enter(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry)
+ddp_status ddp_node_enter(ddp_comm *comm, const ddp_operation *c, const ddp_entry *entry)
 {
 	const ddp_condition all = { .missing = missing_headers, .until = comm->run.sequence,
 	                            .sleeps_for = DDP_SLEEPS_FOR_HEADERS };

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/shm/node: how the ranks of a node go through an operation together.
  *
@@ -22,7 +23,7 @@ typedef struct ddp_entry {
 
 /* The operation as this rank issued it, then all ranks' headers compared:
    DDP_ERR_MISMATCH, on all ranks, if they differ. */
-ddp_status ddp_node_enter(ddp_comm *comm, const ddp_collective *c, const ddp_entry *entry);
+ddp_status ddp_node_enter(ddp_comm *comm, const ddp_operation *c, const ddp_entry *entry);
 
 /* Local rank i's header, and payload, of the running operation. */
 const ddp_header *ddp_node_header(const ddp_comm *comm, int i);

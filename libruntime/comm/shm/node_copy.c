@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* Exposed is either the same for all readers (broadcast, all_gather, gather) or a
    block for each (scatter, all_to_all). */
 #include "comm/shm/node_copy.h"
@@ -15,7 +16,7 @@
 
 typedef struct copying {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	size_t element;
 	bool per_reader;      /* what is exposed differs by reader */
 	const char *exposed;  /* NULL: this rank exposes nothing */
@@ -57,7 +58,7 @@ static bool reads(const copying *k, int i)
 /* Elements of this rank's exposed memory that the i-th rank reads. */
 static ddp_range block_for(const copying *k, int i)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 
 	if (!k->per_reader)
 		return (ddp_range){ 0, k->exposed_count };
@@ -68,7 +69,7 @@ static ddp_range block_for(const copying *k, int i)
 /* Where in recv, and how many elements, this rank reads from the i-th. */
 static ddp_range block_from(const copying *k, int i)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	int rank = k->comm->node.ranks[i];
 
 	switch (c->kind) {
@@ -89,7 +90,7 @@ static size_t source_offset(const copying *k)
 
 static void copy_own(const copying *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	ddp_range to = block_from(k, k->comm->node.self);
 
 	if (k->exposed == NULL || c->kind == DDP_BROADCAST || c->recv == NULL ||
@@ -291,7 +292,7 @@ static ddp_status run_large(copying *k)
 
 static bool is_small(const copying *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 	size_t count = c->count;
 
 	if (by_counts(k))
@@ -310,7 +311,7 @@ static bool is_small(const copying *k)
 
 static void set_exposed(copying *k)
 {
-	const ddp_collective *c = k->c;
+	const ddp_operation *c = k->c;
 
 	if (!exposes(k, k->comm->node.self))
 		return;
@@ -331,7 +332,7 @@ static void set_exposed(copying *k)
 	}
 }
 
-ddp_status ddp_node_copy(ddp_comm *comm, const ddp_collective *c, const ddp_between *between)
+ddp_status ddp_node_copy(ddp_comm *comm, const ddp_operation *c, const ddp_between *between)
 {
 	copying k = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type), .between = between,
 	              .source = between != NULL ? between->source : c->root };

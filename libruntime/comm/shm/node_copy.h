@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/shm/node_copy: collectives that only move data, on a node: each rank exposes
  * what others want, and they pull it, as in comm/shm/node_reduce.
@@ -19,6 +20,6 @@ typedef struct ddp_between {
 } ddp_between;
 
 /* `c` is complete (comm/check); `between` is NULL on one node. */
-ddp_status ddp_node_copy(ddp_comm *comm, const ddp_collective *c, const ddp_between *between);
+ddp_status ddp_node_copy(ddp_comm *comm, const ddp_operation *c, const ddp_between *between);
 
 #endif

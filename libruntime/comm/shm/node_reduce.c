@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The input is cut into one slice per rank, its owner; the owner combines its slice
    of all inputs, in the order of ranks, and stores the result where it is wanted. */
 #include "comm/shm/node_reduce.h"
@@ -16,7 +17,7 @@
 
 typedef struct reduction {
 	ddp_comm *comm;
-	const ddp_collective *c;
+	const ddp_operation *c;
 	size_t element;
 	size_t total;        /* elements of each rank's input */
 	const char *input;
@@ -52,7 +53,7 @@ static void *rebase(const void *memory, size_t begin, size_t element)
 }
 
 /* All but sources and destinations. */
-static void set_up_combination(ddp_comm *comm, const ddp_collective *c, ddp_combination *combination)
+static void set_up_combination(ddp_comm *comm, const ddp_operation *c, ddp_combination *combination)
 {
 	ddp_node *node = &comm->node;
 
@@ -70,7 +71,7 @@ static void set_up_combination(ddp_comm *comm, const ddp_collective *c, ddp_comb
 }
 
 /* Everybody combines what it wants from all payloads; no second round. */
-static ddp_status run_small(ddp_comm *comm, const ddp_collective *c, size_t bytes)
+static ddp_status run_small(ddp_comm *comm, const ddp_operation *c, size_t bytes)
 {
 	ddp_node *node = &comm->node;
 	const ddp_entry entry = { .payload = c->send, .payload_bytes = bytes };
@@ -249,7 +250,7 @@ static ddp_status run_large(reduction *r)
 
 /* ---- set-up ---------------------------------------------------------------------- */
 
-static size_t total_count(const ddp_comm *comm, const ddp_collective *c)
+static size_t total_count(const ddp_comm *comm, const ddp_operation *c)
 {
 	return c->kind == DDP_REDUCE_SCATTER ? ddp_block_offset(comm, comm->size) : c->count;
 }
@@ -258,7 +259,7 @@ static size_t total_count(const ddp_comm *comm, const ddp_collective *c)
    nobody else reads it; elsewhere it needs a spare buffer. */
 static ddp_status place_output(reduction *r)
 {
-	const ddp_collective *c = r->c;
+	const ddp_operation *c = r->c;
 	size_t offset, bytes;
 
 	r->output = c->recv;
@@ -278,7 +279,7 @@ static ddp_status place_output(reduction *r)
 	return DDP_OK;
 }
 
-ddp_status ddp_node_reduction(ddp_comm *comm, const ddp_collective *c)
+ddp_status ddp_node_reduction(ddp_comm *comm, const ddp_operation *c)
 {
 	size_t bytes = total_count(comm, c) * ddp_type_bytes(c->type);
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/shm/node_reduce: all_reduce, reduce and reduce_scatter among ranks that are
  * all on one node. Buffers from ddp_mem_alloc() are read and written in place;
@@ -10,6 +11,6 @@
 #include "ddp.h"
 
 /* `c` is complete (comm/check). */
-ddp_status ddp_node_reduction(ddp_comm *comm, const ddp_collective *c);
+ddp_status ddp_node_reduction(ddp_comm *comm, const ddp_operation *c);
 
 #endif

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/shm/segment: memory that the ranks of a node share, above all the control
  * segment: a memfd that one of them makes and the others open through

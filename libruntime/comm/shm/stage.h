@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* comm/shm/stage: what passes through the control segment, and where. */
 #ifndef DDP_COMM_SHM_STAGE_H
 #define DDP_COMM_SHM_STAGE_H

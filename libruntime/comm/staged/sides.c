@@ -1,8 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/staged/sides.h"
 
 #include "comm/ops/names.h"
 
-int ddp_sides_blocks(const ddp_comm *comm, ddp_kind kind)
+int ddp_sides_blocks(const ddp_comm *comm, ddp_operation_kind kind)
 {
 	return kind >= DDP_REDUCE_SCATTER && kind <= DDP_ALL_TO_ALL ? comm->size : 1;
 }
@@ -18,7 +19,7 @@ static ddp_side all_blocks(const ddp_comm *comm, const void *memory, const size_
 	                   .count = count };
 }
 
-static size_t longest(const ddp_collective *c, int ranks)
+static size_t longest(const ddp_operation *c, int ranks)
 {
 	size_t most = c->counts == NULL ? c->count : 0;
 
@@ -27,7 +28,7 @@ static size_t longest(const ddp_collective *c, int ranks)
 	return most;
 }
 
-ddp_sides ddp_sides_of(const ddp_comm *comm, const ddp_collective *c)
+ddp_sides ddp_sides_of(const ddp_comm *comm, const ddp_operation *c)
 {
 	const bool root = c->root == comm->rank;
 	const size_t mine = c->counts != NULL ? c->counts[comm->rank] : c->count;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/staged/sides: what a rank gives to an operation, and gets, as blocks: one of each
  * rank where ranks have their own, else one. A chunk of an operation is the same elements
@@ -24,10 +25,10 @@ typedef struct ddp_sides {
 } ddp_sides;
 
 /* The most blocks that a side of this kind has, the same on all ranks. */
-int ddp_sides_blocks(const ddp_comm *comm, ddp_kind kind);
+int ddp_sides_blocks(const ddp_comm *comm, ddp_operation_kind kind);
 
 /* `c` is complete. */
-ddp_sides ddp_sides_of(const ddp_comm *comm, const ddp_collective *c);
+ddp_sides ddp_sides_of(const ddp_comm *comm, const ddp_operation *c);
 
 /* Elements first .. first + most - 1 of a block, as far as it goes. */
 static inline size_t ddp_side_part(size_t count, size_t first, size_t most)

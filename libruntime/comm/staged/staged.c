@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/staged/staged.h"
 
 #include <stdio.h>
@@ -38,7 +39,7 @@ typedef struct staged {
 /* An operation under way. */
 typedef struct operation {
 	staged *staged;
-	ddp_collective c;
+	ddp_operation c;
 	ddp_sides sides;
 	bool begun;                 /* something of it is enqueued, */
 	bool partial;               /* but not all: it has failed */
@@ -60,7 +61,7 @@ typedef struct operation {
 
 typedef struct chunk {
 	operation *operation;
-	ddp_collective c;           /* on the host's memory */
+	ddp_operation c;           /* on the host's memory */
 } chunk;
 
 /* ---- the host's part: in a queue's thread ------------------------------------------------------ */
@@ -338,7 +339,7 @@ static void free_operation(operation *o)
 	free(o);
 }
 
-static ddp_status new_operation(staged *s, const ddp_collective *c, size_t chunks, operation *o)
+static ddp_status new_operation(staged *s, const ddp_operation *c, size_t chunks, operation *o)
 {
 	const size_t ranks = (size_t)s->comm->size;
 
@@ -357,7 +358,7 @@ static ddp_status new_operation(staged *s, const ddp_collective *c, size_t chunk
 	return ddp_device_event_create(s->device, &o->end);
 }
 
-static ddp_status check_memory(const staged *s, const ddp_side *side, const ddp_collective *c)
+static ddp_status check_memory(const staged *s, const ddp_side *side, const ddp_operation *c)
 {
 	if (side->memory == NULL || ddp_side_count(side) == 0 || ddp_device_owns(s->device, side->memory))
 		return DDP_OK;

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/staged: the backend for a device's memory that sends it through the host's: what
  * a GPU has without NCCL, and what the asynchronous test device has.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/wait/await.h"
 
 #include <sched.h>
@@ -98,7 +99,7 @@ static bool move_p2p(ddp_comm *comm)
 static bool has_left(const ddp_comm *comm, int i)
 {
 	const ddp_node_rank *lines = &comm->node.shared->ranks[i];
-	const ddp_kind kind = comm->run.operation->kind;
+	const ddp_operation_kind kind = comm->run.operation->kind;
 
 	return atomic_load(&lines->left) != 0 ||
 	       ((kind == DDP_SEND || kind == DDP_RECV) && atomic_load(&lines->ending) != 0);

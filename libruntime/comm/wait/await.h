@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/wait/await: waiting, and what ends a wait: a failed communicator, a dead
  * peer, a deadline. What is waited for comes by whatever moves meanwhile: the

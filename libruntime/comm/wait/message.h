@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/wait/message: messages between nodes that belong to the running operation.
  * Each carries what the operation is on its sender, which has to be the same on

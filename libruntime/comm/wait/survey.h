@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/wait/survey: what an operation that is not the same on all ranks is on each of them. A message
  * shows two ranks that differ, and not which of them is wrong. So the rank that notices asks all

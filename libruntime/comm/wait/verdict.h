@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/wait/verdict: who has not come. The rank that is waited for may itself wait for
  * another one; at the end of such a chain is one that does not wait, or does not

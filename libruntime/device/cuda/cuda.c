@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cuda: a GPU as a device, the module libddp_cuda.so. A queue is a cudaStream_t, an event
  * a cudaEvent_t, so that a program can give its own. CUDA's runtime is linked in; what a

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/abi: what NCCL and a network plugin call each other by. Layouts as in NCCL
  * 2.28.9 (v11, v10, v8) and 2.30.7 (v12). NCCL takes the newest table that it knows:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/connection: one direction between two processes, from the first byte of the
  * handshake to the end. A receiver is made by a listener, a sender by the text ("handle")

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/device: what NCCL may choose between: the network devices that UCX would use
  * in this process, whatever they are. Where there are RDMA devices, other networks are

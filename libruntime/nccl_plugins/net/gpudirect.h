@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/gpudirect: by what ways NCCL is told that a device moves CUDA memory.
  * UCX moves it through any device, but by way of the host where the network cannot read it,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/handle: the text by which a listener is reached, which NCCL carries to its peers. */
 #ifndef DDP_NCCL_PLUGINS_NET_HANDLE_H
 #define DDP_NCCL_PLUGINS_NET_HANDLE_H

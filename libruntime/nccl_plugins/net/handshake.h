@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/handshake: how two processes come to trust each other, as a machine that
  * is fed bytes and gives bytes. wireup/auth's challenge, hello and verdict come first,

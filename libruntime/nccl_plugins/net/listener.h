@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/listener: a listener, and the receivers that it makes. */
 #ifndef DDP_NCCL_PLUGINS_NET_LISTENER_H
 #define DDP_NCCL_PLUGINS_NET_LISTENER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "nccl_plugins/net/message.h"
 
 static void end(net_operation *o, ucs_status_t status)

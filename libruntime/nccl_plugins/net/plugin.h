@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/plugin: the tables that NCCL looks for, and the only symbols of the library. */
 #ifndef DDP_NCCL_PLUGINS_NET_PLUGIN_H
 #define DDP_NCCL_PLUGINS_NET_PLUGIN_H

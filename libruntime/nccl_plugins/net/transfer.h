@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/transfer: what NCCL moves through an open connection. No call waits. */
 #ifndef DDP_NCCL_PLUGINS_NET_TRANSFER_H
 #define DDP_NCCL_PLUGINS_NET_TRANSFER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/net/worker: UCX's part of a device, which all connections of the process through
  * it share. It is there as long as somebody uses it.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What NCCL asks of a profiler plugin: the symbols ncclProfiler_v4 (NCCL 2.27),
  * ncclProfiler_v5 (2.28) and ncclProfiler_v6 (2.30), as far as this library reads or

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libnccl-profiler-ddp.so: a profiler plugin of NCCL's, by which a program that knows
  * nothing of libddp (PyTorch, JAX) tells on its progress page what it waits for, for

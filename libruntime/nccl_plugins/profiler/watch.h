@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
  * libddp: which operation it waits for, or which was the last. An operation is under

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What this node knows of its ranks that others blame: they run on, or have ended
  * without anybody's notice.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's
  * callback comes after TaskEpilog and after the same callback of other plugins, of which

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* The line about a step in a node's own log: what has run there, and how that ended. Pure. */
 #ifndef SPANK_JOURNAL_H
 #define SPANK_JOURNAL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whether the kernel has killed a process of a task's cgroup because its memory
  * was used up. Read as root, from the kernel's files only; where there is no such

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A node's side when a task ends: what it tells srun, and what it does itself if
  * srun does not answer. In slurmstepd, as root; libc only.

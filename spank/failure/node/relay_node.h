@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* How a node tells srun something. libc only. */
 #ifndef SPANK_RELAY_NODE_H
 #define SPANK_RELAY_NODE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The sentence about a task that failed. Pure, and careful: it runs as root on
  * a page that the task could write to as it liked.

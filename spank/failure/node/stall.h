@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Whether the ranks of a node stall: none has made progress for some time, and none
  * is in a phase that may take any time. Pure: the caller brings what it sees of them,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/stall_watch.h"
 #include "spank/failure/node/relay_node.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A node's side of stall=: looks at the pages of its ranks every so often, and tells
  * srun when they stall and when one goes on. In the node's witness, as the user, and

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The node's side of a step, in slurmstepd: pages that outlive the tasks, and
  * what can be told from them when a task ends. libc only; tests fork tasks.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A node's witness: a process of the step that does nothing but note the signals
  * that Slurm sends to the step. slurmstepd itself gets none of them, and no

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * srun's requests to slurmctld, one at a time and from a thread of their own: while slurmctld does
  * not answer, the nodes that report are heard and answered none the less. libc only.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which messages srun has heard, so that a message that somebody has recorded and sends again does
  * nothing. A message's nonce is the mark of its node and the message's number there (relay.h). A node of

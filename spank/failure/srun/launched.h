@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which tasks Slurm has started, in srun: no callback of a plugin tells, but srun keeps a
  * table of them for debuggers, as the MPIR interface asks (MPIR_proctable). libc only.

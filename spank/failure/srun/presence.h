@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
  * that has started its tasks, and the plugin there reports before its first program runs,

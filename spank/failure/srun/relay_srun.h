@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* srun hears the nodes of its step, and does what is due. libc only. */
 #ifndef SPANK_RELAY_SRUN_H
 #define SPANK_RELAY_SRUN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* srun's side of stall=: the nodes' notes, put together. Pure but for its memory. */
 #ifndef SPANK_STALL_STEP_H
 #define SPANK_STALL_STEP_H

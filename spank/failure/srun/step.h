@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What srun knows of its step's end, from what the nodes tell: the one sentence
  * that it says, and when it asks for the step's end: once, and again only if it

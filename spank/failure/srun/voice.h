@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * srun's words to the user, from a thread of their own: a pager or a terminal that does
  * not read holds up neither the step's end nor the nodes' news. libc only.

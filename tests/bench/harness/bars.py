@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bars that the communicator has to clear, judged from the points."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How each contender is started, on this machine and on a throw-away cluster."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPT that is measured, and its steps by examples/gpt."""
 
 import array

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps on a GPU as rates: tokens per second, and the share of the GPU's peak that
 the model's arithmetic takes (MFU)."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A contender's ranks: started once, then driven by the commands of rank.h."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds: contenders take turns at each size, so that noise hits them all."""
 
 import statistics

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plot of the points as SVG, with log-log axes: two panels per place, time
 above, bus bandwidth below; places side by side, at most three in a row."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results as a table for people and as JSON for programs."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes, times and rates as people read and write them."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hurts trainings at random on a throw-away cluster, and wants each to end in time, with the right
 verdict and exit code, with nothing left behind, and to resume to the bytes of one that was not
 disturbed. It runs as root on the cluster's head; tests/cluster/storm.sh starts it."""

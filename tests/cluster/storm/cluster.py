@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The throw-away cluster as its head's root sees it: nodes, processes, what is left."""
 
 import os

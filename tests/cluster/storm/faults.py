@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kinds of faults: when they come, what does the harm, and what has to follow.
 
 A kind is a function of a round. It may change what the round starts, and gives the harm, a function

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One round: a training that is hurt, what has to follow, and a resume that has to be exact."""
 
 import hashlib

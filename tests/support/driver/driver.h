@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /*
  * driver: stands in for CUDA's driver (libcuda.so.1) and NVML (libnvidia-ml.so.1) where there is no
  * GPU, as far as the CUDA modules of UCX 1.22 call them, so that these, and what hands CUDA memory to

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/driver/program.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: Apache-2.0 */
 /* What the headers of CUDA may not have yet, and what the GPU of the stand-in cannot do: UCX's modules
    are linked to all of it. Without CUDA's header, which has these calls' types. */
 #include <stddef.h>
