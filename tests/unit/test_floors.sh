@@ -4,7 +4,7 @@
 # on its own floor or below, and no file depends on itself by way of others.
 # What is checked: #include lines of the sources, undefined symbols of the objects.
 set -u
-source=${0%/*}/../..
+source=$(cd "${0%/*}/../.." && pwd) || exit 1
 # shellcheck source=tests/support/nothing.sh
 . "$source/tests/support/nothing.sh"
 
@@ -24,6 +24,15 @@ libruntime()
 		comm/api
 		context data params optim reduce state train nccl_plugins)
 	interfaces=(ddp.h wireup/open.h wireup/star.h comm/net/net.h)
+}
+
+spank()
+{
+	root=. folder=spank
+	floors=(spank/base spank/options spank/site spank/request spank/identity spank/launch
+		spank/failure spank/failure/node spank/failure/srun spank/status
+		spank/ask spank/kill spank/srun spank/stepd spank/task spank/plugin)
+	interfaces=()
 }
 
 files() { (cd "$source/$root" && find "$folder" -name '*.[ch]' | sed 's|^\./||'); }
@@ -139,7 +148,7 @@ check()
 	nothing "$(misplaced)" "$1: functions of a header are in the file of its name"
 }
 
-trees=(libruntime)
+trees=(libruntime spank)
 echo "1..$((checks * ${#trees[@]}))"
 for tree in "${trees[@]}"; do
 	check "$tree"
