@@ -225,6 +225,7 @@ context_sources = \
 
 if HAVE_UCX
 comm_sources += \
+	libruntime/comm/net/known.c libruntime/comm/net/known.h \
 	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
 	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
 	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
@@ -244,7 +245,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
-	libruntime/comm/net/ucx_sendv.c \
+	libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_sendv.h \
 	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h
 else
 comm_sources += libruntime/comm/net/none.c

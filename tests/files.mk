@@ -231,7 +231,7 @@ check_PROGRAMS += \
 if HAVE_UCX
 check_PROGRAMS += \
 	tests/ranks/test_comm_auth \
-	tests/ranks/test_comm_strangers \
+	tests/ranks/test_comm_attacker \
 	tests/ranks/test_comm_net \
 	tests/ranks/test_comm_net_messages \
 	tests/ranks/test_comm_openings \
@@ -243,7 +243,8 @@ check_PROGRAMS += \
 	tests/ranks/test_netplugin \
 	tests/ranks/test_netplugin_ends \
 	tests/ranks/test_netplugin_floods \
-	tests/ranks/test_netplugin_strangers
+	tests/ranks/test_netplugin_attacker \
+	tests/unit/test_ucx_sendv
 if HAVE_CUDA
 check_PROGRAMS += tests/ranks/test_netplugin_cuda
 endif
@@ -395,11 +396,11 @@ tests_ranks_test_comm_net_messages_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_messages_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_auth_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_auth_LDADD = $(LDADD) $(UCX_LIBS)
-stranger = tests/support/stranger.c tests/support/stranger.h
-tests_ranks_test_comm_strangers_SOURCES = tests/ranks/test_comm_strangers.c $(stranger)
-tests_ranks_test_comm_strangers_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
-tests_ranks_test_comm_strangers_LDADD = $(LDADD) $(UCX_LIBS)
-tests_ranks_test_comm_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
+attacker = tests/support/attacker.c tests/support/attacker.h
+tests_ranks_test_comm_attacker_SOURCES = tests/ranks/test_comm_attacker.c $(attacker)
+tests_ranks_test_comm_attacker_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_ranks_test_comm_attacker_LDADD = $(LDADD) $(UCX_LIBS)
+tests_ranks_test_comm_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen
 tests_ranks_test_comm_openings_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_net_connect
 tests_ranks_test_comm_shrink_net_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_agreement_round
@@ -410,14 +411,18 @@ tests_ranks_test_comm_ucx_LDADD = $(LDADD) $(UCX_LIBS)
 netplugin_ranks = tests/support/nccl_driver.c tests/support/nccl_driver.h \
 	tests/support/netplugin_ranks.c tests/support/netplugin_ranks.h
 tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ranks)
+tests_unit_test_ucx_sendv_SOURCES = tests/unit/test_ucx_sendv.c tests/support/nccl_driver.c tests/support/nccl_driver.h
+tests_unit_test_ucx_sendv_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_unit_test_ucx_sendv_LDADD = $(LDADD) $(UCX_LIBS)
+EXTRA_tests_unit_test_ucx_sendv_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 tests_ranks_test_netplugin_floods_SOURCES = tests/ranks/test_netplugin_floods.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_ends_LDADD = $(LDADD) $(UCX_LIBS)
-tests_ranks_test_netplugin_strangers_SOURCES = tests/ranks/test_netplugin_strangers.c $(netplugin_ranks) $(stranger)
-tests_ranks_test_netplugin_strangers_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
+tests_ranks_test_netplugin_attacker_SOURCES = tests/ranks/test_netplugin_attacker.c $(netplugin_ranks) $(attacker)
+tests_ranks_test_netplugin_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen -Wl,--export-dynamic-symbol=dladdr1
-EXTRA_tests_ranks_test_netplugin_strangers_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+EXTRA_tests_ranks_test_netplugin_attacker_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
 	tests/support/driver/program.c tests/support/driver/program.h
 tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)
@@ -560,11 +565,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
 TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_ucx_sendv.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.

@@ -13,7 +13,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
-#include <ucs/sys/sock.h>
 
 #include <cmocka.h>
 
@@ -365,23 +364,6 @@ static void death_while_both_send_is_outlived(void **state)
 	test_unshare(under_way, sizeof(*under_way));
 }
 
-static void socket_of_a_dead_peer_takes_nothing(void **state)
-{
-	struct iovec data = { .iov_base = &(char){ 1 }, .iov_len = 1 };
-	size_t sent = 0;
-	int pair[2];
-
-	(void)state;
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
-	assert_int_equal(ucs_socket_sendv_nb(pair[0], &data, 1, &sent), UCS_OK);
-	assert_int_equal(sent, 1);
-	close(pair[1]);
-	assert_int_equal(ucs_socket_sendv_nb(pair[0], &data, 1, &sent), UCS_ERR_NO_PROGRESS);
-	assert_int_equal(sent, 0);
-	close(pair[0]);
-	assert_int_equal(ucs_socket_sendv_nb(-1, &data, 1, &sent), UCS_ERR_IO_ERROR);
-}
-
 /* ---- children -------------------------------------------------------------------------- */
 
 static void leave_children(void)
@@ -465,7 +447,6 @@ int main(void)
 		cmocka_unit_test(rank_does_not_wait_while_it_is_stopped),
 		cmocka_unit_test(rank_that_waits_for_a_stopped_one_is_not_left_out),
 		cmocka_unit_test(death_while_both_send_is_outlived),
-		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
 		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
 		cmocka_unit_test(death_is_noticed_though_children_live),
 		cmocka_unit_test(rank_that_closes_is_answered),

@@ -113,7 +113,7 @@ static void hear(void *user, ddp_log_level level, const char *message)
 		assert_int_equal(sscanf(at, "(%u messages like this one were left out before it)", &told_left_out), 1);
 }
 
-static void messages_that_strangers_cause_are_limited(void **state)
+static void messages_that_others_cause_are_limited(void **state)
 {
 	ddp_log_limit limit = { 0 };
 
@@ -149,7 +149,7 @@ int main(void)
 		cmocka_unit_test(program_gives_a_reason_of_its_own),
 		cmocka_unit_test(threads_have_their_own),
 		cmocka_unit_test(every_status_has_a_name),
-		cmocka_unit_test(messages_that_strangers_cause_are_limited),
+		cmocka_unit_test(messages_that_others_cause_are_limited),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -95,7 +95,8 @@ static bool keep_theirs(const library *l, void **place, const ddp_call *call)
 	void *now = __atomic_load_n(place, __ATOMIC_ACQUIRE);
 	Dl_info owner;
 
-	if (now != NULL && dladdr(now, &owner) != 0 && owner.dli_fbase != (void *)l->map->l_addr && now != call->ours)
+	if (call->theirs != NULL && now != NULL && now != call->ours && dladdr(now, &owner) != 0 &&
+	    owner.dli_fbase != (void *)l->map->l_addr)
 		*call->theirs = now;
 	return true;
 }
@@ -160,9 +161,11 @@ const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_cal
 	if (!read_library(map, &l))
 		return "its transports' library has its relocations in a form that libddp does not read";
 	for (int i = 0; i < count; i++) {
-		*calls[i].theirs = dlsym(libraries, calls[i].name);
-		if (*calls[i].theirs == NULL || !for_each_place(&l, calls[i].name, nothing, &calls[i]))
+		void *theirs = dlsym(libraries, calls[i].name);
+		if (theirs == NULL || !for_each_place(&l, calls[i].name, nothing, &calls[i]))
 			return "it uses other functions for its sockets";
+		if (calls[i].theirs != NULL)
+			*calls[i].theirs = theirs;
 	}
 	for (int i = 0; i < count; i++) {
 		(void)for_each_place(&l, calls[i].name, keep_theirs, &calls[i]);

@@ -7,7 +7,8 @@
 #ifndef DDP_COMM_NET_CALLS_H
 #define DDP_COMM_NET_CALLS_H
 
-/* A function that the library calls by this name; `theirs` is called in its place so far. */
+/* A function that the library calls by this name. `theirs` gets what is called in its place so far; NULL: it is not
+   needed. */
 typedef struct ddp_call {
 	const char *name;
 	void *ours;

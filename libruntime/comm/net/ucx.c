@@ -87,7 +87,7 @@ void ddp_net_shut_listeners(ddp_comm *comm)
 {
 	const ddp_worker *worker = comm->net->worker;
 
-	/* Where the kernel takes no filter, strangers that only connect would keep UCX's thread busy. */
+	/* Where the kernel takes no filter, attackers that only connect would keep UCX's thread busy. */
 	if (worker->unfiltered == 0)
 		(void)ddp_listeners_shut(&worker->listeners); /* those of the job's hosts stay let in */
 	else

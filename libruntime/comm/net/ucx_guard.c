@@ -15,7 +15,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/net/calls.h"
+#include "comm/net/known.h"
+#include "comm/net/ucx_sendv.h"
 
 enum {
 	HELD_MAX = DDP_GUARD_HELD, /* connections without a proof; a further one drops the oldest */
@@ -58,11 +61,6 @@ typedef struct held {
 	ddp_proof proof;
 } held;
 
-typedef struct known {
-	ddp_place place;
-	ddp_proof_key key;
-} known;
-
 typedef struct nonce {
 	unsigned char bytes[DDP_PROOF_NONCE_BYTES];
 } nonce;
@@ -76,8 +74,7 @@ struct ddp_guard {
 	bool too_many;          /* listeners */
 	held held[HELD_MAX];    /* the oldest first */
 	int held_count, held_max;
-	known *known;           /* listeners of peers: a table, in which a place has its slot or one of the next */
-	size_t known_count, known_room; /* the latter a power of two, or 0 */
+	ddp_known known;        /* listeners of peers */
 	nonce *used;            /* by proofs that were taken */
 	size_t used_count, used_room;
 	int refused;
@@ -339,34 +336,12 @@ static ucs_status_t watch_ours(ucs_async_mode_t mode, int fd, ucs_event_set_type
 	return ucx.watch(mode, fd, events, callback, argument, async);
 }
 
-/* The place's, or an empty one. Half of the table is empty. */
-static known *find_slot(known *table, size_t room, const ddp_place *place)
-{
-	const unsigned char *bytes = (const unsigned char *)place;
-	uint64_t hash = 0xcbf29ce484222325; /* FNV-1a */
-
-	for (size_t i = 0; i < sizeof(*place); i++)
-		hash = (hash ^ bytes[i]) * 0x100000001b3;
-	hash ^= hash >> 32;
-	while (table[hash & (room - 1)].place.family != 0 &&
-	       memcmp(&table[hash & (room - 1)].place, place, sizeof(*place)) != 0)
-		hash++;
-	return &table[hash & (room - 1)];
-}
-
-static const known *find_known(const ddp_guard *g, const ddp_place *place)
-{
-	const known *k = g->known_room > 0 ? find_slot(g->known, g->known_room, place) : NULL;
-
-	return k != NULL && k->place.family != 0 ? k : NULL;
-}
-
 static const ddp_proof_key *find_key(const ddp_place *place)
 {
 	for (const ddp_guard *g = guards; g != NULL; g = g->next) {
-		const known *k = find_known(g, place);
-		if (k != NULL)
-			return &k->key;
+		const ddp_proof_key *key = ddp_known_find(&g->known, place);
+		if (key != NULL)
+			return key;
 		/* UCX may connect a process with itself. */
 		for (int i = 0; i < g->listener_count && g->state == ASKS; i++) {
 			if (memcmp(&g->listeners[i].place, place, sizeof(*place)) == 0)
@@ -468,6 +443,9 @@ static void take_place(void)
 	*(void **)&ucx.unwatch = dlsym(ucp, "ucs_async_remove_handler");
 	missing = ucx.unwatch == NULL ? "it watches its sockets by other functions" :
 		ddp_calls_replace(ucp, "uct_iface_open", calls, sizeof(calls) / sizeof(calls[0]));
+	const char *unsafe = ddp_sendv_replace(ucp);
+	if (unsafe != NULL)
+		ddp_log(DDP_LOG_INFO, "UCX may end a process whose peer dies, since it writes by its own functions: %s", unsafe);
 	(void)pthread_atfork(before_fork, after_fork, in_child);
 }
 
@@ -550,51 +528,13 @@ void ddp_guard_let_all_in(ddp_guard *guard)
 	pthread_mutex_unlock(&lock);
 }
 
-static void free_known(ddp_guard *g)
-{
-	if (g->known != NULL)
-		explicit_bzero(g->known, g->known_room * sizeof(*g->known));
-	free(g->known);
-}
-
-/* Under the lock, as the next. */
-static bool grow_known(ddp_guard *g)
-{
-	const size_t room = g->known_room > 0 ? 2 * g->known_room : 32;
-	known *table = calloc(room, sizeof(*table));
-
-	if (table == NULL)
-		return false;
-	for (size_t i = 0; i < g->known_room; i++) {
-		if (g->known[i].place.family != 0)
-			*find_slot(table, room, &g->known[i].place) = g->known[i];
-	}
-	free_known(g);
-	g->known = table;
-	g->known_room = room;
-	return true;
-}
-
-static bool know(ddp_guard *g, const ddp_place *place, const ddp_proof_key *key)
-{
-	if (place->family == 0)
-		return true; /* nowhere */
-	if (2 * g->known_count >= g->known_room && !grow_known(g))
-		return false;
-	known *k = find_slot(g->known, g->known_room, place);
-	if (k->place.family == 0)
-		g->known_count++;
-	*k = (known){ .place = *place, .key = *key };
-	return true;
-}
-
 ddp_status ddp_guard_know(ddp_guard *guard, const ddp_place *places, int count, const ddp_proof_key *key)
 {
 	bool kept = true;
 
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < count && kept; i++)
-		kept = know(guard, &places[i], key);
+		kept = ddp_known_add(&guard->known, &places[i], key);
 	pthread_mutex_unlock(&lock);
 	return kept ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the keys of %d listening sockets", count);
 }
@@ -638,7 +578,7 @@ void ddp_guard_free(ddp_guard *guard)
 	}
 	pthread_mutex_unlock(&lock);
 	explicit_bzero(&guard->key, sizeof(guard->key));
-	free_known(guard);
+	ddp_known_free(&guard->known);
 	free(guard->used);
 	free(guard);
 }

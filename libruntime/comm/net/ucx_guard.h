@@ -26,7 +26,7 @@ ddp_status ddp_guard_make(ddp_guard **guard);
 void ddp_guard_begin(ddp_guard *guard);
 void ddp_guard_end(void);
 
-/* Why the guard does not keep strangers from some of these listeners. NULL: it keeps them from all. */
+/* Why the guard does not keep attackers from some of these listeners. NULL: it keeps them from all. */
 const char *ddp_guard_lacks(const ddp_guard *guard, const ddp_listeners *listeners);
 
 /* From now on, UCX gets the connections that began with a proof by this key. */

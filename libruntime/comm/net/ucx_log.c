@@ -31,7 +31,7 @@ static ucs_log_func_rc_t to_log(const char *file, unsigned int line, const char 
                                 ucs_log_level_t level, const ucs_log_component_config_t *component,
                                 const char *message, va_list arguments)
 {
-	/* A stranger who connects to UCX's sockets causes some of them. */
+	/* An attacker who connects to UCX's sockets causes some of them. */
 	static ddp_log_limit limit;
 	char text[512];
 

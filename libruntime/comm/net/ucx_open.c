@@ -31,9 +31,6 @@ typedef struct card {
 	uint32_t host_count, listener_count;
 } card;
 
-/* A program that links libddp statically, as tests do, gets comm/net/ucx_sendv by this. */
-__attribute__((used)) static ucs_status_t (*const sendv)(int, struct iovec *, size_t, size_t *) = ucs_socket_sendv_nb;
-
 static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
 
 static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *what)

@@ -10,15 +10,16 @@
 
    UCX up to 1.22 also asserts (tcp_ep.c, uct_tcp_ep_destroy_progress()) if it takes the socket of a
    peer for an endpoint of its own, and the peer has died just then: the write fails, UCX has the
-   endpoint destroyed, and goes on making it. Here such a socket swallows what is written.
+   endpoint destroyed, and goes on making it. Here such a socket swallows what is written. */
+#include "comm/net/ucx_sendv.h"
 
-   libddp, or the plugin, precedes libucs where the dynamic linker looks for the function. If
-   UCX was loaded before by something else, UCX's own is taken. */
 #include <errno.h>
 #include <stdbool.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <ucs/sys/sock.h>
+#include <ucs/type/status.h>
+
+#include "comm/net/calls.h"
 
 static bool peer_has_gone(int error)
 {
@@ -26,8 +27,7 @@ static bool peer_has_gone(int error)
 		error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
 
-__attribute__((visibility("default"))) ucs_status_t ucs_socket_sendv_nb(int fd, struct iovec *iov, size_t iov_cnt,
-                                                                        size_t *length_p)
+static ucs_status_t send_some(int fd, struct iovec *iov, size_t iov_cnt, size_t *length_p)
 {
 	const struct msghdr message = { .msg_iov = iov, .msg_iovlen = iov_cnt };
 	const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL);
@@ -41,7 +41,7 @@ __attribute__((visibility("default"))) ucs_status_t ucs_socket_sendv_nb(int fd, 
 }
 
 /* As UCX's own, it waits for the socket to take all. */
-__attribute__((visibility("default"))) ucs_status_t ucs_socket_send(int fd, const void *data, size_t length)
+static ucs_status_t send_all(int fd, const void *data, size_t length)
 {
 	const char *at = data;
 	size_t left = length;
@@ -58,4 +58,14 @@ __attribute__((visibility("default"))) ucs_status_t ucs_socket_send(int fd, cons
 		}
 	}
 	return UCS_OK;
+}
+
+const char *ddp_sendv_replace(void *ucp)
+{
+	const ddp_call calls[] = {
+		{ .name = "ucs_socket_sendv_nb", .ours = (void *)send_some },
+		{ .name = "ucs_socket_send", .ours = (void *)send_all },
+	};
+
+	return ddp_calls_replace(ucp, "uct_iface_open", calls, sizeof(calls) / sizeof(calls[0]));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/stranger.h"
+#include "tests/support/attacker.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,9 +16,9 @@
 
 #include "tests/support/ranks.h"
 
-enum { VICTIM = 65534, STRANGER = 65533, IDLE = 200, LISTENS = 0x0a };
+enum { VICTIM = 65534, ATTACKER = 65533, IDLE = 200, LISTENS = 0x0a };
 
-static stranger *page; /* of the test */
+static attacker *page; /* of the test */
 
 /* ---- in the test's processes ----------------------------------------------------------------- */
 
@@ -63,12 +63,12 @@ __attribute__((visibility("default"))) ssize_t send(int fd, const void *data, si
 	return send_on(fd, data, bytes, flags);
 }
 
-void stranger_refuse_filters(stranger *s)
+void attacker_refuse_filters(attacker *s)
 {
 	page = s;
 }
 
-uid_t stranger_victim(void)
+uid_t attacker_victim(void)
 {
 	return getuid() == 0 ? VICTIM : getuid();
 }
@@ -79,12 +79,12 @@ static void be(uid_t user)
 		CHECK(setgid(user) == 0 && setuid(user) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
 }
 
-void stranger_be_victim(void)
+void attacker_be_victim(void)
 {
-	be(stranger_victim());
+	be(attacker_victim());
 }
 
-/* ---- the stranger ------------------------------------------------------------------------------ */
+/* ---- the attacker ------------------------------------------------------------------------------ */
 
 /* The connection magic of UCX, and the header of a message of 2^31 bytes. */
 static size_t write_thirteen(unsigned char *to)
@@ -162,7 +162,7 @@ static unsigned int attack_all(uid_t victim, unsigned int n)
 	return n;
 }
 
-pid_t stranger_begin(stranger *s, uid_t victim)
+pid_t attacker_begin(attacker *s, uid_t victim)
 {
 	page = s;
 	fflush(NULL);
@@ -171,7 +171,7 @@ pid_t stranger_begin(stranger *s, uid_t victim)
 	if (pid > 0)
 		return pid;
 	page = NULL;
-	be(STRANGER);
+	be(ATTACKER);
 	page = s;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (unsigned int n = 0; !atomic_load(&s->stop);)
@@ -179,7 +179,7 @@ pid_t stranger_begin(stranger *s, uid_t victim)
 	_exit(0);
 }
 
-void stranger_end(stranger *s, pid_t pid)
+void attacker_end(attacker *s, pid_t pid)
 {
 	int end;
 

@@ -20,12 +20,12 @@
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
-#include "tests/support/stranger.h"
+#include "tests/support/attacker.h"
 
 enum { MESSAGES = 120, SECONDS = 40 };
-static const int attacks[STRANGER_PHASES] = { 10, 30, 5 }; /* that are waited for */
+static const int attacks[ATTACKER_PHASES] = { 10, 30, 5 }; /* that are waited for */
 
-static stranger *s;
+static attacker *s;
 
 static int stream_under_attack(int rank, void *argument)
 {
@@ -46,7 +46,7 @@ static int stream_under_attack(int rank, void *argument)
 
 static bool has_all(void)
 {
-	for (int phase = 0; phase < STRANGER_PHASES; phase++) {
+	for (int phase = 0; phase < ATTACKER_PHASES; phase++) {
 		if (atomic_load(&s->sent[phase]) < attacks[phase])
 			return false;
 	}
@@ -74,29 +74,29 @@ static void attack(uid_t victim)
 	int end;
 
 	s = test_share(sizeof(*s));
-	const pid_t pid = stranger_begin(s, victim);
+	const pid_t pid = attacker_begin(s, victim);
 	const pid_t attacked = fork();
 	assert_true(attacked >= 0);
 	if (attacked == 0) {
 		if (victim != getuid())
-			stranger_be_victim();
+			attacker_be_victim();
 		_exit(be_attacked());
 	}
 	assert_int_equal(waitpid(attacked, &end, 0), attacked);
-	stranger_end(s, pid);
+	attacker_end(s, pid);
 	assert_int_equal(end, 0);
 	assert_true(atomic_load(&s->refused));
 	assert_true(atomic_load(&s->copied) > 0);
 	test_unshare(s, sizeof(*s));
 }
 
-static void bytes_of_a_stranger_end_no_users_process(void **state)
+static void bytes_of_an_attacker_end_no_users_process(void **state)
 {
 	(void)state;
-	attack(stranger_victim());
+	attack(attacker_victim());
 }
 
-static void bytes_of_a_stranger_end_no_process_of_root(void **state)
+static void bytes_of_an_attacker_end_no_process_of_root(void **state)
 {
 	(void)state;
 	if (getuid() != 0)
@@ -179,8 +179,8 @@ static void ucx_that_cannot_be_guarded_is_used_on_both_sides_only(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bytes_of_a_stranger_end_no_users_process),
-		cmocka_unit_test(bytes_of_a_stranger_end_no_process_of_root),
+		cmocka_unit_test(bytes_of_an_attacker_end_no_users_process),
+		cmocka_unit_test(bytes_of_an_attacker_end_no_process_of_root),
 		cmocka_unit_test(ucx_that_cannot_be_guarded_is_used_on_both_sides_only),
 	};
 	shared = test_share(sizeof(*shared));

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm/net/ucx_sendv: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
+ * call is read in the table of libuct, where it is replaced for a moment.
+ */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <ucp/api/ucp.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "comm/net/calls.h"
+#include "comm/net/ucx_guard.h"
+#include "tests/support/nccl_driver.h"
+
+typedef ucs_status_t (*sendv_function)(int fd, struct iovec *iov, size_t iov_cnt, size_t *length_p);
+typedef ucs_status_t (*send_function)(int fd, const void *data, size_t length);
+
+#define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+
+static void *ucp; /* a handle */
+
+/* What libuct calls by this name. */
+static void *called(const char *name)
+{
+	void *found = NULL, *ucx_own = dlsym(ucp, name);
+	const ddp_call away = { .name = name, .ours = ucx_own, .theirs = &found };
+
+	assert_non_null(ucx_own);
+	assert_null(ddp_calls_replace(ucp, "uct_iface_open", &away, 1));
+	assert_ptr_not_equal(found, ucx_own);
+	const ddp_call back = { .name = name, .ours = found };
+	assert_null(ddp_calls_replace(ucp, "uct_iface_open", &back, 1));
+	return found;
+}
+
+/* The file in which both functions are. */
+static void are_of(const char *file)
+{
+	static const char *const names[] = { "ucs_socket_sendv_nb", "ucs_socket_send" };
+
+	for (int i = 0; i < 2; i++) {
+		Dl_info info;
+		assert_int_not_equal(dladdr(called(names[i]), &info), 0);
+		if (strstr(info.dli_fname, file) == NULL)
+			fail_msg("%s() is that of %s", names[i], info.dli_fname);
+	}
+}
+
+static void socket_of_a_dead_peer_takes_nothing(void **state)
+{
+	struct iovec data = { .iov_base = &(char){ 1 }, .iov_len = 1 };
+	ddp_guard *guard;
+	size_t sent = 0;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
+	are_of("test_ucx_sendv");
+	const sendv_function sendv = (sendv_function)called("ucs_socket_sendv_nb");
+	const send_function send_all = (send_function)called("ucs_socket_send");
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+	assert_int_equal(sendv(pair[0], &data, 1, &sent), UCS_OK);
+	assert_int_equal(sent, 1);
+	close(pair[1]);
+	assert_int_equal(sendv(pair[0], &data, 1, &sent), UCS_ERR_NO_PROGRESS);
+	assert_int_equal(sent, 0);
+	assert_int_equal(send_all(pair[0], "x", 1), UCS_OK);
+	close(pair[0]);
+	assert_int_equal(sendv(-1, &data, 1, &sent), UCS_ERR_IO_ERROR);
+	assert_int_equal(send_all(-1, "x", 1), UCS_ERR_IO_ERROR);
+	ddp_guard_free(guard);
+}
+
+static void say_nothing(int level, unsigned long about, const char *file, int line, const char *format, ...)
+{
+	(void)level;
+	(void)about;
+	(void)file;
+	(void)line;
+	(void)format;
+}
+
+static void plugin_takes_the_place_too(void **state)
+{
+	unsigned char handle[NET_HANDLE_BYTES];
+	void *listener;
+	nccl_driver d;
+	int count;
+
+	(void)state;
+	assert_int_equal(setenv("NCCL_SOCKET_IFNAME", "lo", 1) || setenv("DDP_KEY", KEY, 1), 0);
+	assert_true(nccl_load(&d, 11));
+	assert_int_equal(nccl_init(&d, say_nothing), NET_SUCCESS);
+	assert_int_equal(nccl_devices(&d, &count), NET_SUCCESS);
+	assert_int_equal(nccl_listen(&d, 0, handle, &listener), NET_SUCCESS);
+	are_of("libnccl-net-ddpucx.so");
+	assert_int_equal(d.close_listener(listener), NET_SUCCESS);
+	assert_int_equal(nccl_finalize(&d), NET_SUCCESS);
+}
+
+static int find_ucx(void **state)
+{
+	Dl_info info;
+
+	(void)state;
+	if (dladdr((void *)ucp_worker_create, &info) == 0)
+		return -1;
+	ucp = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+	return ucp != NULL ? 0 : -1;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
+		cmocka_unit_test(plugin_takes_the_place_too),
+	};
+	return cmocka_run_group_tests(tests, find_ucx, NULL);
+}
