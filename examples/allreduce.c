@@ -210,7 +210,7 @@ static double load(const void *vector, ddp_type type, size_t i)
 	return 0;
 }
 
-/* Of all ranks, for element i. */
+/* The sum over all ranks of element i. */
 static double expected(int world_size, size_t i)
 {
 	int whole = world_size / 3, sum = whole * 6;

@@ -36,7 +36,7 @@ struct options {
 	const char *table;
 };
 
-/* What a round measured: of a step, seconds of the slowest rank, and the mean over ranks. */
+/* A round measures a step: seconds of the slowest rank, and the mean over ranks. */
 struct round {
 	double seconds[MODES], ratio, exposed, communication;
 };

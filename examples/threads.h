@@ -10,7 +10,7 @@
 #include "ddp.h"
 #include "kernels.h"
 
-/* What was asked for, if it is not 0; else OMP_NUM_THREADS; else the host's processors over
+/* Returns `asked`, if it is not 0; otherwise OMP_NUM_THREADS; otherwise the host's processors divided by
    its ranks. */
 static inline int choose_threads(int asked, const ddp_job *job)
 {

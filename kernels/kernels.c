@@ -26,7 +26,7 @@ dk_queue *dk_in_use(void)
 	return in_use;
 }
 
-/* Of the function of this name, where the calling thread works. */
+/* Calls the function of this name of the queue that the calling thread uses, or of the host. */
 #define CALL(name, ...) \
 	(in_use == NULL ? dk_cpu_##name(__VA_ARGS__) : in_use->table->name(in_use, __VA_ARGS__))
 

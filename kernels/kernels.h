@@ -29,8 +29,8 @@ extern "C" {
 typedef struct dk_queue dk_queue;
 
 /*
- * What tensors of a queue are made of. Where a comment says f32, they are f32 all the
- * same: statistics, and what the optimizer keeps. An array of bf16 is given by its
+ * The type of a queue's tensors. Where a comment says f32, they are f32 for each type:
+ * statistics, and the optimizer's state. An array of bf16 is given by its
  * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
  * DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
  * dk_add_rows() add to, what the latter adds, and what dk_adamw(), dk_sgd(), dk_largest(),
@@ -42,7 +42,7 @@ typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
    start. Returns what was used before. Until it uses another one, or NULL, the queue stays
    open, and its GPU is the one that CUDA's own calls are for in this thread. */
 dk_queue *dk_use(dk_queue *queue);
-/* What it uses. */
+/* Returns the queue that the calling thread uses. */
 dk_queue *dk_in_use(void);
 
 /* A queue on the host of DK_MIXED, whose functions are done when they return, and use
@@ -165,9 +165,9 @@ void dk_column_squares(double *sums, const float *x, int64_t matrices, int64_t r
 void dk_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
                    int64_t each, double weight);
 
-/* Of x [matrices, height, width], what the squares are estimated to be by means of those of
-   rows [matrices, height] and columns [matrices, width]: row times column over the mean of
-   the rows, which is at least least_mean. rows NULL: columns alone. */
+/* Estimates the squares of x [matrices, height, width] from the means of its rows [matrices, height]
+   and columns [matrices, width]: row times column over the mean of the rows, which is at least
+   least_mean. rows NULL: columns alone. */
 typedef struct dk_estimate {
 	const float *rows, *columns;
 	const double *mean; /* [matrices] */
@@ -321,7 +321,7 @@ void dk_gelu_backward(float *grad, const float *in, int64_t n);
 /* out = a + b; out may be one of them. */
 void dk_add(float *out, const float *a, const float *b, int64_t n);
 
-/* What dropout draws from. */
+/* Dropout draws from a seed and a counter. */
 typedef struct dk_random {
 	uint64_t seed, counter;
 } dk_random;

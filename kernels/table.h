@@ -174,7 +174,7 @@ typedef struct dk_table {
 	void (*graph_free)(dk_queue *queue, dk_graph *graph);
 } dk_table;
 
-/* What each backend's queue begins with. */
+/* Each backend's queue begins with this. */
 struct dk_queue {
 	const dk_table *table;
 	dk_type type;

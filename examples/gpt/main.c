@@ -277,8 +277,8 @@ static void await_param(void *user, int param)
 		t->arrived = ddp_model_param_wait(t->params, param);
 }
 
-/* What a batch drops hangs on its place in the data, which a checkpoint has: a training that
-   goes on drops what it would have. */
+/* A batch's place in the data decides what it drops. A checkpoint has that place, so a training that
+   goes on drops what it would have dropped. */
 static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
 {
 	const int64_t number = batch->epoch * ddp_loader_batches_per_epoch(t->loader) + batch->batch;

@@ -278,7 +278,7 @@ static bool read_model(const char *text, int *which)
 	return read_name(OPT_MODEL, text, names, MODELS, which);
 }
 
-/* What no option has said. */
+/* Fills in what no option has said. */
 static void complete_model(gpt_options *o)
 {
 	const int vocab = o->format == DDP_TOKENS_BYTES ? 256 : 50304;

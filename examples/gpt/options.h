@@ -47,7 +47,7 @@ typedef struct gpt_options {
 /* Whether what computes has memory of its own. */
 bool gpt_on_device(const gpt_options *options);
 
-/* What main() does next. */
+/* Says what main() does next. */
 typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
 
 /*

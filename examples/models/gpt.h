@@ -20,7 +20,7 @@ typedef struct gpt_config {
 	bool mixed;  /* for a queue of DK_MIXED: parameters and activations are bf16 */
 } gpt_config;
 
-/* What is wrong with the sizes, in `why`; true if nothing is. */
+/* Checks the sizes, and says in `why` what is wrong with them; true if nothing is. */
 bool gpt_config_valid(const gpt_config *config, char *why, size_t bytes);
 
 typedef struct gpt gpt;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What gpt.c lays out and gpt_pass.c works on. */
+/* gpt.c lays this structure out, and gpt_pass.c works on it. */
 #ifndef EXAMPLES_MODELS_GPT_INSIDE_H
 #define EXAMPLES_MODELS_GPT_INSIDE_H
 

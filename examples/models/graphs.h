@@ -51,7 +51,7 @@ typedef struct graphs {
 	ddp_status status;            /* of the first `ready` that failed */
 } graphs;
 
-/* Of passes of so many parts, each of which tells of `most_told` gradients at most. They are not
+/* Opens graphs for passes of so many parts. Each part tells of `most_told` gradients at most. Graphs are not
    wanted yet. False: out of memory. */
 bool graphs_open(graphs *g, int parts, int most_told);
 /* Before the queue that captured them is closed. Also of one that is all zero. */

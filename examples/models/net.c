@@ -233,7 +233,7 @@ static bool has_gradient_of_input(const struct net_layer *l)
 	return l->from != NET_IMAGES && l->kind != NET_RELU && l->kind != NET_DROPOUT && l->kind != NET_ADD;
 }
 
-/* Of values that several layers read, backward sets the gradient first, and then adds to it. */
+/* If several layers read a value, backward sets its gradient first, and then adds to it. */
 static void plan_gradients(net *n)
 {
 	bool set[NET_LAYERS_MAX + 1] = {false};
@@ -408,7 +408,7 @@ static void fill_uniform(float *x, int64_t count, float bound, uint64_t *state)
 		x[i] = bound * ((float)(next_random(state) >> 40) * 0x1p-23f - 1);
 }
 
-/* Of the deviation, by Box and Muller. */
+/* Draws normal numbers of this deviation, by Box and Muller. */
 static void fill_normal(float *x, int64_t count, double deviation, uint64_t *state)
 {
 	for (int64_t i = 0; i < count; i++) {

@@ -87,7 +87,7 @@ void net_bind(net *n, float *const *params, float *const *grads);
    memory. */
 bool net_initialise(net *n, uint64_t seed);
 
-/* What dropout draws from: a seed, and a counter that each forward pass moves on. */
+/* Dropout draws from a seed and a counter, which each forward pass moves on. */
 typedef struct net_random {
 	uint64_t seed, counter;
 } net_random;

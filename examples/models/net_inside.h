@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What net.c puts together and net_pass.c works on. */
+/* net.c builds this structure, and net_pass.c works on it. */
 #ifndef EXAMPLES_MODELS_NET_INSIDE_H
 #define EXAMPLES_MODELS_NET_INSIDE_H
 

@@ -102,7 +102,7 @@ static int64_t count_right(const float *logits, const int32_t *labels, int64_t r
 	return right;
 }
 
-/* What layers need to know of the pass, and counters for those that drop. */
+/* Tells layers about the pass, and gives counters to those that drop. */
 static void begin_pass(net *n, int batch, net_random *random)
 {
 	uint64_t ahead = 0;
@@ -133,7 +133,7 @@ static ddp_status count_images(net *n)
 	return status;
 }
 
-/* What the caller gave is its own again, though a queue may not have come to it. */
+/* Copies the caller's arrays, because the caller may change them before the queue reads them. */
 static void stage(net *n, const float *images, const int32_t *labels)
 {
 	const size_t size = (size_t)net_value_size(&n->values[NET_IMAGES]), slot = (size_t)n->slot * (size_t)n->capacity;
@@ -228,7 +228,7 @@ static void has_come(const net *n, int value, bool adds)
 		dk_add(v->grad, v->grad, n->scratch, numbers_of(n, v));
 }
 
-/* What needs no gradient of what it reads, or works in place. */
+/* Does the backward work that needs no gradient of the layer's input, or that happens in place. */
 static void backward_params(net *n, struct net_layer *l)
 {
 	float **g = n->grad + l->param;

@@ -5,7 +5,7 @@
 
 #include "vision/vision.h"
 
-/* What images are shifted and scaled by, as is usual. */
+/* Returns the usual shift and scale of such images. */
 ddp_image_transform vision_transform(vision_data data, bool augment, uint64_t seed);
 
 /*

@@ -248,7 +248,7 @@ static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch
 	return true;
 }
 
-/* What dropout draws from goes with the checkpoint; each rank has a part of the counters. */
+/* The checkpoint holds the seed and counter of dropout; each rank has a part of the counters. */
 static net_random random_of(const struct trainer *t)
 {
 	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->job->rank << 48};

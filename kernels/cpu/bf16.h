@@ -38,7 +38,7 @@ typedef struct dk_strip_range {
 	int64_t count, next, tile, row;
 } dk_strip_range;
 
-/* What an instruction set does its own way. */
+/* The functions that each instruction set has its own version of. */
 typedef struct dk_bf16_set {
 	const char *name;
 	/* block() takes an a that dk_lies_in_strips() where it lies, and a c from far away. Else all that
@@ -84,7 +84,7 @@ static inline int64_t dk_packed_size(int64_t rows, int64_t depth)
 void dk_pack(const dk_bf16_set *set, uint16_t *packed, const dk_side *side, int64_t first,
              int64_t last);
 
-/* Of what is packed, from strip `strip` and tile `tile` of its depth on. */
+/* The range of a packed side from strip `strip` and tile `tile` of its depth on. */
 static inline dk_strip_range dk_range(const uint16_t *packed, int64_t depth, int64_t strip, int64_t count,
                                       int64_t tile)
 {
@@ -99,7 +99,7 @@ static inline bool dk_lies_in_strips(const dk_side *side)
 	return !side->across && !side->pairs && side->rows % DK_BLOCK == 0 && side->depth % DK_DEPTH == 0;
 }
 
-/* Of such a side, where it lies, from strip `strip` on. */
+/* The range of a side that is read where it lies, from strip `strip` on. */
 static inline dk_strip_range dk_range_in_place(const dk_side *side, int64_t strip, int64_t count)
 {
 	return (dk_strip_range){side->from + strip * DK_STRIP * side->ld, count, DK_STRIP * side->ld, DK_DEPTH,

@@ -4,7 +4,7 @@
 
 #include "cpu/bf16.h"
 
-/* Of 32-bit elements. */
+/* Transposes 32-bit elements. */
 static inline void transpose(__m512i x[DK_STRIP])
 {
 	__m512i y[DK_STRIP];

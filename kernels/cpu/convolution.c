@@ -72,7 +72,7 @@ static bool is_plain(const struct convolution *c)
 	return c->w->size == 1 && c->w->stride == 1 && c->w->padding == 0;
 }
 
-/* What of a window's line lies in the image. */
+/* The part of a window's line that lies in the image. */
 struct overlap {
 	int64_t skipped, count; /* columns of the window */
 	int64_t first;          /* number of the image's line */
@@ -157,7 +157,7 @@ static void scatter(const struct convolution *c, const float *panel, int64_t fir
 		}
 }
 
-/* What the window sees from these lines: a piece's panel, or the image. */
+/* The memory in which the window sees these lines: a piece's panel, or the image. */
 static const float *seen_from(const struct convolution *c, int64_t piece, int64_t first, int64_t last)
 {
 	if (is_plain(c))

@@ -26,8 +26,8 @@ typedef const dnnl_memory_desc_t *memory_shape_ref;
 #define REF(shape) (&(shape))
 #endif
 
-/* Of fewer places in a line the kernels here do it, which are mostly faster there. Of 8 they still
-   are at the weight's gradient where the window moves by 2, which is not worth a rule. */
+/* With fewer places in a line the kernels of this folder compute, because they are mostly faster there. With 8
+   they still are for the weight's gradient where the window moves by 2, which is not worth a rule. */
 enum { LEAST_ACROSS = 8 };
 
 struct plan {
@@ -394,7 +394,7 @@ struct operands {
 	float *images, *places, *weight, *bias;
 };
 
-/* Of what a pass only reads. */
+/* oneDNN takes an address without const of an array that a pass only reads. */
 static float *only_read(const float *x)
 {
 	return (float *)(uintptr_t)x;

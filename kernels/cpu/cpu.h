@@ -59,7 +59,7 @@ void dk_cpu_attention_forward(float *out, float *lse, const float *qkv, int64_t 
 		int64_t length, int64_t heads, int64_t width);
 void dk_cpu_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
 		const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width);
-/* Of the parts that each tile of a classifier's vocabulary gave of a row. */
+/* Joins the parts of a row that the tiles of a classifier's vocabulary gave. */
 double dk_join_tiles(float *tops, const float *sums, int64_t tiles, int64_t rows, int64_t row);
 double dk_cpu_classifier_forward(float *work, const float *in, const float *weight,
 		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);

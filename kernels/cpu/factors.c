@@ -37,7 +37,7 @@ static double product(const float *a, const float *b, int64_t n)
 	int64_t at = 0;
 	int width = LANES;
 
-	/* What is added of the others is 0. */
+	/* The other lanes add 0. */
 	while (width > 1 && width / 2 >= n)
 		width /= 2;
 	memset(lanes, 0, (size_t)width * sizeof(*lanes));

@@ -12,7 +12,7 @@
 #include "cpu/bf16.h"
 #include "kernels.h"
 
-/* What an AdamW update needs, worked out once per call. */
+/* The constants of an AdamW update, worked out once per call. */
 typedef struct dk_adamw_consts {
 	float grad_scale, decay;             /* decay: 1 - learning rate * weight decay */
 	float beta1, one_beta1, beta2, one_beta2;
@@ -100,7 +100,7 @@ typedef void dk_softmax_grad_fn(float *dscore, const float *prob, int64_t n,
 typedef void dk_relu_fn(float *out, const float *in, int64_t n);
 /* grad = 0 where out is not above 0 */
 typedef void dk_relu_grad_fn(float *grad, const float *out, int64_t n);
-/* Of images first .. last - 1. */
+/* Works on images first .. last - 1. */
 typedef void dk_max_pool_fn(float *out, int32_t *which, const float *in, const dk_window *w,
 		int64_t first, int64_t last);
 /* din += */

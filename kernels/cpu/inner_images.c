@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What networks for images do beside products: pooling, normalisation, ReLU, dropout. */
+/* Networks for images use these besides products: pooling, normalisation, ReLU, dropout. */
 #include <math.h>
 
 #include "cpu/inner.h"
@@ -73,7 +73,7 @@ void DK_NAME(dropout)(float *out, const float *in, int64_t first, int64_t last, 
 
 /* ---- pooling ---------------------------------------------------------------------------- */
 
-/* What of the window at a place lies in the image. */
+/* The part of the window at a place that lies in the image. */
 struct seen {
 	int64_t top, bottom, left, right; /* lines and columns of the window */
 	int64_t corner;                   /* where its first number would be, from the image's start */

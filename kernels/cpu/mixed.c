@@ -41,7 +41,7 @@ void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes)
 
 /* ---- products ----------------------------------------------------------------------- */
 
-/* Of c at a time: what a thread needs of a and b then stays in the second cache. */
+/* A thread computes so much of c at a time, so that the parts of a and b that it needs stay in the second cache. */
 enum { ROWS = 128, COLUMNS = 256, LDC = COLUMNS + 16 };
 
 /* Where the result goes. */
@@ -265,7 +265,7 @@ static void zero(dk_queue *queue, float *x, int64_t n)
 		memset(x, 0, (size_t)n * sizeof(uint16_t));
 }
 
-/* What is f32 of this type, too, is as on the host. */
+/* Arrays that are f32 with this type, too, are updated as on the host. */
 static void adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
                   const dk_adamw_args *args)
 {

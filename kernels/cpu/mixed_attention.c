@@ -86,7 +86,7 @@ static void pack(const struct attention *a, uint16_t *packed, const uint16_t *fr
 	dk_pack(a->q->set, packed, &side, 0, dk_strips(rows));
 }
 
-/* Of `rows` rows from `row` on of a side that has `depth`. */
+/* The range of `rows` rows from `row` on, of a side that has `depth`. */
 static dk_strip_range rows_of(const uint16_t *packed, int64_t depth, int64_t row, int64_t rows)
 {
 	return dk_range(packed, depth, row / DK_STRIP, dk_strips(rows), 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What optimizers do to whole tensors: steps as long as norms say, means of squares. */
+/* Optimizers update whole tensors by these: steps as long as norms say, means of squares. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What both ways of attention share: of any type (attention.cu), and of bf16 by tensor
+/* Both ways of attention share this: the one for any type (attention.cu), and the one for bf16 by tensor
    cores (attention_bf16.cu, attention_bf16_backward.cu). */
 #ifndef DK_CUDA_ATTENTION_CUH
 #define DK_CUDA_ATTENTION_CUH

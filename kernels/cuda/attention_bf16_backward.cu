@@ -8,7 +8,7 @@
 #include "cuda/attention.cuh"
 #include "cuda/tensor_cores.cuh"
 
-/* What both kernels know of a query. A probability is 2^(score * scale * log2(e) + minus_lse), and a
+/* Both kernels know these numbers of a query. A probability is 2^(score * scale * log2(e) + minus_lse), and a
    score's gradient is that times (dout . value + minus_delta) * scale. */
 typedef struct alignas(8) query_numbers {
 	float minus_lse;   /* in base 2 */
@@ -24,7 +24,7 @@ template <int HEAD> struct query_tile {
 	};
 };
 
-/* Of the lane's rows `row` and row + 8, whose dout it has. */
+/* Finds the numbers of the lane's rows `row` and row + 8, whose dout the lane has. */
 template <int HEAD>
 __device__ inline void find_numbers(query_numbers of[2], const uint32_t dout[HEAD / 16][4], const bf16 *out,
                                     int64_t stride, const float *lse, int row, int pair, int length)

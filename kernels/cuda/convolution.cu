@@ -69,7 +69,7 @@ struct convolution {
 	{
 	}
 
-	/* What the window sees is what lies there. */
+	/* The window sees the image as it lies there. */
 	bool is_plain() const
 	{
 		return w.size == 1 && w.stride == 1 && w.padding == 0;

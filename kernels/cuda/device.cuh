@@ -97,7 +97,7 @@ __device__ inline float warp_max(float x)
 	return x;
 }
 
-/* Of all threads of a block, to each of them. `shared`: one for each warp. */
+/* Gives each thread of a block the sum over all of them. `shared` has one number for each warp. */
 template <typename N> __device__ inline N block_sum(N x, N *shared)
 {
 	const int warps = blockDim.x / WARP;
@@ -226,7 +226,7 @@ static inline bool dk_cuda_narrow(const dk_cuda_queue *queue)
 #define FOR_GRADIENT(queue, function, ...) \
 	((queue)->type == DK_BF16 ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
 
-/* Of both: first the gradients', then the queue's. */
+/* Calls the function with two types: that of the gradients, then that of the queue. */
 #define FOR_TYPES(queue, function, ...) \
 	((queue)->type == DK_MIXED ? function((float *)NULL, (bf16 *)NULL, __VA_ARGS__) : \
 	 (queue)->type == DK_BF16  ? function((bf16 *)NULL, (bf16 *)NULL, __VA_ARGS__) : \

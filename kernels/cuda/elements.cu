@@ -200,7 +200,7 @@ void dk_cuda_add(dk_queue *queue, float *out, const float *a, const float *b, in
 
 enum { DRAWN = 4 /* numbers of a counter */ };
 
-/* What Philox4x32-10 gives for the counter. */
+/* Writes the words that Philox4x32-10 gives for the counter. */
 __device__ inline void philox(uint64_t seed, uint64_t counter, uint32_t words[DRAWN])
 {
 	uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);

@@ -5,7 +5,7 @@
 
 #include "cuda/device.cuh"
 
-/* What becomes of a product before it is written. */
+/* A product may pass through GELU before it is written. */
 enum dk_product_gelu {
 	DK_NO_GELU,
 	DK_GELU,       /* d = its GELU, and it is kept itself: `before` = a b + bias */
@@ -54,7 +54,7 @@ void dk_cuda_gpu_close(dk_cuda_queue *queue);
 void dk_cuda_enter(dk_queue *queue);
 void dk_cuda_leave(dk_queue *queue);
 
-/* What the module exports. */
+/* The module exports this table. */
 extern "C" __attribute__((visibility("default"))) const dk_table dk_cuda_table;
 
 void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
@@ -129,7 +129,7 @@ void dk_cuda_classifier_backward(dk_queue *queue, float *din, float *dweight, fl
 		const float *in, const float *weight, const int32_t *targets, int64_t rows,
 		int64_t width, int64_t vocab);
 
-/* Of images. dk_cuda_of_images(): the queue of one of these; of bf16 it fails, and starts
+/* These work on images. dk_cuda_of_images() returns the queue of such a function; with bf16 it fails, and starts
    nothing. dk_cuda_add_columns(): to [width] += the columns' sums of x [rows, width]. */
 dk_cuda_queue *dk_cuda_of_images(dk_queue *queue);
 void dk_cuda_add_columns(dk_cuda_queue *queue, float *to, const float *x, int64_t rows, int64_t width);

@@ -23,7 +23,7 @@ static bool begin_capture(dk_cuda_queue *q)
 	                     "cudaStreamBeginCapture");
 }
 
-/* What fails from now on is the capture's: until its end the queue takes nothing. */
+/* Until the capture ends the queue takes nothing, so each failure from now on is the capture's. */
 bool dk_cuda_graph_begin(dk_queue *queue)
 {
 	dk_cuda_queue *q = own(queue);

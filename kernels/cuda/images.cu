@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Of networks for images, what is done element by element: ReLU. */
+/* Networks for images do this element by element: ReLU. */
 #include <stdio.h>
 
 #include "cuda/functions.cuh"

@@ -217,7 +217,7 @@ template <typename T, int COLUMNS> struct warp_packs {
 	}
 };
 
-/* Of each lane, where a row can be in registers; else 0. */
+/* The columns of each lane, if a row fits into registers; otherwise 0. */
 template <typename T> static int lane_columns(int64_t width, const void *const *addresses, int count)
 {
 	const int64_t unit = PACK_BYTES / sizeof(T), of_warp = WARP * LANE_UNIT;

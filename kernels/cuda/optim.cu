@@ -125,7 +125,7 @@ void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int6
 enum { PIECE = DK_PIECE_MAX, MOST_PIECES = 2048, SUMS = DK_SQUARES_SUMS, SUM_LOADS = 32, LOADS = 8 };
 static_assert((int)SUMS == (int)WARP, "a warp's shuffles add up a piece's sums");
 
-/* What a kernel is told of arrays: less than the 4 KiB that its arguments may have. They are cut into pieces,
+/* Tells a kernel of arrays, in less than the 4 KiB that its arguments may have. Arrays are cut into pieces,
    which are numbered through. */
 struct array_list {
 	static const int MOST = 192;
@@ -136,7 +136,7 @@ struct array_list {
 	int64_t piece;
 };
 
-/* What begins with `arrays`, as far as a list takes it; *pieces: how many in all. */
+/* Makes a list of as many arrays from `arrays` on as it can hold; *pieces: how many pieces in all. */
 static array_list list_of(const dk_array *arrays, int64_t count, int64_t piece, int64_t *pieces)
 {
 	array_list list;

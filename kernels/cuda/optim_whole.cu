@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What optimizers do to whole tensors, with the same bits as on the host: the order of sums is
+ * Optimizers update whole tensors by these, with the same bits as on the host: the order of sums is
  * that of kernels.h, and nothing is rounded once that the host rounds twice.
  */
 #include "cuda/functions.cuh"
@@ -112,7 +112,7 @@ __global__ void column_kernel(double *sums, const float *x, int64_t all, int64_t
 	sums[(int64_t)blockIdx.y * all + at] = sum;
 }
 
-/* Of each column the sums of so many parts. */
+/* Adds up so many parts of each column. */
 __global__ void parts_kernel(double *sums, const double *parts, int64_t all, int64_t count)
 {
 	const int64_t at = grid_thread();
@@ -125,7 +125,7 @@ __global__ void parts_kernel(double *sums, const double *parts, int64_t all, int
 	sums[at] = sum;
 }
 
-/* Of columns first .. first + count - 1 of one matrix, or of all that there are. */
+/* Sums columns first .. first + count - 1 of one matrix, or all columns. */
 static void sum_columns(dk_cuda_queue *q, double *sums, const float *x, int64_t count, int64_t rows,
                         int64_t columns)
 {

@@ -14,10 +14,10 @@
 #include "cuda/functions.cuh"
 
 enum { WORKSPACE_BYTES = 32 << 20, PLANS = 512 /* more than a ResNet-50 has forms */ };
-/* What GELU wants: addresses that are multiples of so many bytes, and rows of so many elements. */
+/* GELU wants addresses that are multiples of so many bytes, and rows of so many elements. */
 enum { GELU_ALIGNMENT = 16, GELU_STRIDE = 8 };
 
-/* What was found for a form of product, so that it is looked for once only. */
+/* Keeps the algorithm that was found for a form of product, so that the search runs once only. */
 struct plan {
 	dk_product_args form; /* without its addresses */
 	unsigned alignment;   /* of all of them, in bytes */

@@ -6,7 +6,7 @@
 
 #include "cuda/functions.cuh"
 
-/* Of each function's partial sums; functions cut their work so that it suffices. */
+/* Each function keeps its partial sums there, and cuts its work so that this suffices. */
 enum { SCRATCH_BYTES = 32 << 20 };
 
 bool dk_cuda_check(dk_cuda_queue *q, cudaError_t error, const char *what)

@@ -17,7 +17,7 @@
 enum { WARPS = 4, THREADS = WARPS * WARP, PIECE = 8 /* elements */, PIECE_BYTES = 16 };
 enum { TILE_ROWS = 64 /* that a block meets at a time */ };
 
-/* Of the calling thread; the same register for all of its warp, whose branches cost less then. */
+/* The calling thread's warp. All threads of the warp get it from one register, so branches cost less. */
 __device__ inline int own_warp()
 {
 	return __shfl_sync(EVERY_LANE, (int)threadIdx.x / WARP, 0);
@@ -145,9 +145,9 @@ template <int HEAD> __device__ inline uint32_t piece_at(int row, int piece)
 	return tile_bytes<HEAD>(row) + (uint32_t)((piece ^ turn) * PIECE_BYTES);
 }
 
-/* What a lane names of the first 16 rows and 16 columns of a tile, so that each two of what load_matrices()
-   gives are a right operand: of these rows' transposed, or of themselves. Of columns further to the
-   right, xor columns * sizeof(bf16). */
+/* The offsets that a lane names in the first 16 rows and 16 columns of a tile. With these, each two registers of
+   load_matrices() are a right operand: of the rows transposed, or of the rows themselves. For columns further to
+   the right, xor columns * sizeof(bf16). */
 struct lane_pieces {
 	uint32_t transposed, plain;
 };
