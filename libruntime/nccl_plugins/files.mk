@@ -26,7 +26,7 @@ libruntime_nccl_plugins_net_libnetplugin_la_SOURCES = \
 	libruntime/nccl_plugins/net/handshake.c libruntime/nccl_plugins/net/handshake.h \
 	libruntime/nccl_plugins/net/listener.c libruntime/nccl_plugins/net/listener.h \
 	libruntime/nccl_plugins/net/message.c libruntime/nccl_plugins/net/message.h \
-	libruntime/nccl_plugins/net/plugin.c libruntime/nccl_plugins/net/plugin.h \
+	libruntime/nccl_plugins/net/plugin.c \
 	libruntime/nccl_plugins/net/report.c libruntime/nccl_plugins/net/report.h \
 	libruntime/nccl_plugins/net/transfer.c libruntime/nccl_plugins/net/transfer.h \
 	libruntime/nccl_plugins/net/worker.c libruntime/nccl_plugins/net/worker.h \

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "nccl_plugins/net/plugin.h"
-
+/* plugin: the tables that NCCL looks for, and the only symbols of the library. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "job/environment.h"
+#include "nccl_plugins/net/abi.h"
 #include "nccl_plugins/net/handle.h"
 #include "nccl_plugins/net/listener.h"
 #include "nccl_plugins/net/report.h"
@@ -393,7 +393,7 @@ static net_result test(void *request, int *done, int *bytes)
 
 /* ---- the tables ----------------------------------------------------------------------------- */
 
-const net_plugin_v12 ncclNetPlugin_v12 = {
+DDP_API const net_plugin_v12 ncclNetPlugin_v12 = {
 	.name = name, .init = start_v11, .devices = devices, .properties = properties_v12,
 	.listen = listen_v11, .connect = connect_v11, .accept = accept_one,
 	.register_memory = register_memory, .register_dmabuf = register_dmabuf,
@@ -402,7 +402,7 @@ const net_plugin_v12 ncclNetPlugin_v12 = {
 	.close_listener = close_listener, .finalize = finalize,
 };
 
-const net_plugin_v11 ncclNetPlugin_v11 = {
+DDP_API const net_plugin_v11 ncclNetPlugin_v11 = {
 	.name = name, .init = start_v11, .devices = devices, .properties = properties_v11,
 	.listen = listen_v11, .connect = connect_v11, .accept = accept_one,
 	.register_memory = register_memory, .register_dmabuf = register_dmabuf,
@@ -411,7 +411,7 @@ const net_plugin_v11 ncclNetPlugin_v11 = {
 	.close_listener = close_listener, .finalize = finalize,
 };
 
-const net_plugin_v10 ncclNetPlugin_v10 = {
+DDP_API const net_plugin_v10 ncclNetPlugin_v10 = {
 	.name = name, .init = start_v10, .devices = devices, .properties = properties_v10,
 	.listen = listen_v8, .connect = connect_v10, .accept = accept_one,
 	.register_memory = register_memory, .register_dmabuf = register_dmabuf,
@@ -420,7 +420,7 @@ const net_plugin_v10 ncclNetPlugin_v10 = {
 	.close_listener = close_listener,
 };
 
-const net_plugin_v8 ncclNetPlugin_v8 = {
+DDP_API const net_plugin_v8 ncclNetPlugin_v8 = {
 	.name = name, .init = start, .devices = devices, .properties = properties_v8,
 	.listen = listen_v8, .connect = connect_v8, .accept = accept_one,
 	.register_memory = register_memory, .register_dmabuf = register_dmabuf,
