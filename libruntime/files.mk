@@ -230,7 +230,7 @@ comm_sources += \
 	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
 	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
 	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
-	libruntime/comm/net/ucx.c libruntime/comm/net/ucx.h \
+	libruntime/comm/net/ucx.c libruntime/comm/net/ucx_state.h \
 	libruntime/comm/net/ucx_close.c \
 	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
 	libruntime/comm/net/ucx_credit.c libruntime/comm/net/ucx_credit.h \

@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/attacker.h"

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
 
 enum { ADDRESS_MAX = 8192 };

@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };

@@ -29,7 +29,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)

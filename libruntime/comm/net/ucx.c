@@ -3,13 +3,13 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "comm/net/ucx.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_log.h"
 #include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
 #include "comm/net/ucx_send.h"
+#include "comm/net/ucx_state.h"
 
 enum {
 	CONNECTING_MS = 1000,

@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_CONNECT_H
 #define DDP_COMM_NET_UCX_CONNECT_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Makes the endpoint to a peer at its first use; false if it cannot be: the
    connection is lost. */

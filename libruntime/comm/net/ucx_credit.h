@@ -10,7 +10,7 @@
 #ifndef DDP_COMM_NET_UCX_CREDIT_H
 #define DDP_COMM_NET_UCX_CREDIT_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Does a transfer's data fit in its peer's credit? If not, it is only to be
    announced. *charge is what the receiver gives back with ddp_ucx_taken(), also of

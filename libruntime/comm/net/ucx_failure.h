@@ -7,7 +7,7 @@
 #ifndef DDP_COMM_NET_UCX_FAILURE_H
 #define DDP_COMM_NET_UCX_FAILURE_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Tells all that this rank is connected with. */
 void ddp_ucx_tell_failure(ddp_net *net);

@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_HANDLERS_H
 #define DDP_COMM_NET_UCX_HANDLERS_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker);
 

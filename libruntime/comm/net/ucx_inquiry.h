@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_INQUIRY_H
 #define DDP_COMM_NET_UCX_INQUIRY_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Asks a rank what it waits for; and answers what has come. */
 void ddp_ucx_inquire(ddp_net *net, int rank);

@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_NETS_H
 #define DDP_COMM_NET_UCX_NETS_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 void ddp_ucx_add(ddp_net *net);
 void ddp_ucx_remove(ddp_net *net);

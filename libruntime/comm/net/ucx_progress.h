@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_PROGRESS_H
 #define DDP_COMM_NET_UCX_PROGRESS_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* On behalf of a communicator, or NULL. What came for others meanwhile wakes them when
    the lock is given up. */

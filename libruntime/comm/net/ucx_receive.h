@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_RECEIVE_H
 #define DDP_COMM_NET_UCX_RECEIVE_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* For UCX: a message has arrived. */
 ucs_status_t ddp_ucx_data_arrived(void *argument, const void *header, size_t header_bytes,

@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_SEAL_H
 #define DDP_COMM_NET_UCX_SEAL_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Of a message of this rank's to a peer. */
 seal ddp_ucx_seal(const connection *c);

@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_SEND_H
 #define DDP_COMM_NET_UCX_SEND_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* Sends a transfer's data; the peer's connection is settled. */
 ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer);

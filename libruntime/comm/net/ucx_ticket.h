@@ -3,7 +3,7 @@
 #ifndef DDP_COMM_NET_UCX_TICKET_H
 #define DDP_COMM_NET_UCX_TICKET_H
 
-#include "comm/net/ucx.h"
+#include "comm/net/ucx_state.h"
 
 /* In a list, for a request with the peer; `transfer` may be NULL. The header, of so
    many bytes, is the caller's to write. NULL: no memory. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/net over UCX: what its files share. */
-#ifndef DDP_COMM_NET_UCX_H
-#define DDP_COMM_NET_UCX_H
+/* comm/net/ucx_state: what a network over UCX is made of; for its files only. */
+#ifndef DDP_COMM_NET_UCX_STATE_H
+#define DDP_COMM_NET_UCX_STATE_H
 
 #include <ucp/api/ucp.h>
 
