@@ -13,17 +13,18 @@ source=$(cd "${0%/*}/../.." && pwd) || exit 1
 #   root        the folder of the project in which #include lines look
 #   folder      the folder in it that is checked; "." is all of it
 #   floors      from the ground up; a floor is a folder, or a file beside folders
-#   interfaces  headers of which several files have the functions: each for one kind or one side
+#   interfaces  headers, or folders of them, of which several files have the functions: each for
+#               one kind or one side, or what programs see
 
 libruntime()
 {
 	root=libruntime folder=.
-	floors=(ddp base watch job wireup device
+	floors=(include base watch job wireup device
 		comm/ops comm/core comm/net comm/p2p comm/wait comm/attend comm/shm comm/hier comm/check comm/execute
 		comm/request comm/agree comm/allocate comm/group comm/host comm/staged comm/nccl comm/follow comm/front
 		comm/api
 		context data params optim reduce state train nccl_plugins)
-	interfaces=(ddp.h wireup/open.h wireup/star.h comm/net/net.h)
+	interfaces=(include wireup/open.h wireup/star.h comm/net/net.h)
 }
 
 spank()
@@ -40,8 +41,10 @@ files() { (cd "$source/$root" && find "$folder" -name '*.[ch]' | sed 's|^\./||')
 # What the files include of each other, as "FILE INCLUDED"
 includes()
 {
-	(cd "$source/$root" && files | xargs awk '/^#include "/ { print FILENAME, $2 }') |
-		tr -d '"' | awk 'NR == FNR { file[$1] = 1; next } $2 in file' <(files) - | sort -u
+	(cd "$source/$root" && files | xargs grep -H '^#include ["<]') | sed 's|^\([^:]*\):#include ["<]\([^">]*\).*|\1 \2|' |
+		awk 'NR == FNR { file[$1] = 1; next }
+			!($2 in file) { $2 = "include/" $2 }
+			$2 in file' <(files) - | sort -u
 }
 
 # The symbols of the objects, as "FILE SYMBOL KIND" without the ending of FILE: an older build
@@ -110,20 +113,22 @@ circles()
 # Functions of headers, as "SYMBOL HEADER"
 declared()
 {
-	(cd "$source/$root" && files | grep '\.h$' | xargs awk '
-		match($0, /^[a-z][^=;(]*[ *][A-Za-z0-9_]*\(/) {
-			name = substr($0, 1, RLENGTH - 1)
-			sub(/.*[ *]/, "", name)
-			print name, FILENAME
-		}')
+	(cd "$source/$root" && files | grep '\.h$' | xargs grep -H '^[a-z][^=;(]*[ *][A-Za-z0-9_]*(') |
+		sed 's|^\([^:]*\):[^(]*[ *]\([A-Za-z0-9_]*\)(.*|\2 \1|'
 }
 
 # misplaced: functions that a header declares and a file of another name defines
 misplaced()
 {
-	awk -v interfaces=" ${interfaces[*]} " '
+	awk -v interfaces="${interfaces[*]}" '
+		function is_interface(header, i) {
+			for (i = 1; i <= count; i++)
+				if (header == name[i] || index(header, name[i] "/") == 1) return 1
+			return 0
+		}
+		BEGIN { count = split(interfaces, name, " ") }
 		NR == FNR { header[$1] = $2; next }
-		$1 in header && index(interfaces, " " header[$1] " ") == 0 && header[$1] != $2 ".h" {
+		$1 in header && header[$1] != $2 ".h" && !is_interface(header[$1]) {
 			print header[$1] " declares " $1 "() of " $2 ".c"
 		}' <(declared) <(defined)
 }
