@@ -1,43 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ddp.h - data-parallel training across processes and nodes.
+ * ddp.h: data-parallel training across processes and nodes.
  *
- * A program calls ddp_init(), registers its parameters in a ddp_model, and
- * then, per step, computes gradients into the arena that the model gives it,
- * says ddp_model_grad_ready() for each parameter as backward produces it, and ends
- * the step with ddp_model_step(). On one node, each rank then sums and updates a
- * part for all; between nodes, gradient buckets are all-reduced while backward
- * still runs (Li et al., "PyTorch Distributed: Experiences on Accelerating
- * Data Parallel Training", VLDB 2020), and the ranks of each node share out the
- * update.
+ * A program calls ddp_init() and registers its parameters in a ddp_model. In each step, backward
+ * adds gradients to memory that the model gives it, ddp_model_grad_ready() says that a gradient is
+ * complete, and ddp_model_step() ends the step. Between nodes, buckets of gradients are all-reduced
+ * while backward still runs (Li et al., "PyTorch Distributed: Experiences on Accelerating Data
+ * Parallel Training", VLDB 2020). On one node, each rank sums and updates its share of the
+ * parameters for all ranks. doc/user-guide.md explains the methods; these headers are the contract.
  *
  * Conventions
- *  - Every function that can fail returns a ddp_status. On anything but
- *    DDP_OK, ddp_last_error() gives a full sentence for the calling thread.
- *  - The library never exits the process and never prints; messages go to
- *    the callback of ddp_set_log(), which is unset at first.
- *  - Options structures begin with their size: .size = sizeof(options). So programs
- *    go on working with later releases, whose structures are longer; one that sets an
- *    option which this release does not know gets DDP_ERR_INVALID, and so does one that
- *    sets no size. Zero in any other field means its default, and DDP_ZERO is 0 itself
- *    where that is another number. Options structures are copied; their strings need to
- *    live for the call only.
- *  - Other structures that programs make room for end with `reserved` words, which are for
- *    fields of later releases; but ddp_image_shape and ddp_bucket_hook stay as they are. What
- *    the library fills in has zeros there. Where the program fills a structure in they must be
- *    0, as all that is left out of { .field = value } is: else DDP_ERR_INVALID.
- *  - NULL for what a function needs (a context, communicator, model, loader, request, path, a
- *    place for a result) is DDP_ERR_INVALID where a status is returned; it does nothing in void
- *    functions; others give NULL or 0 (ddp_comm_rank() -1, ddp_model_loss_scale() 1, ddp_schedule_rate()
- *    NaN). What may be NULL is said: options (all their defaults), stats, what is freed.
- *  - Output pointers are written on success only, unless said otherwise.
- *  - Times are in the unit that the name ends in (_ms, _ns, _seconds); sizes
- *    are in bytes where the name says bytes, else in elements.
- *  - Threads: a ddp_context, ddp_model or ddp_loader is used by one thread at
- *    a time. Collectives of one communicator are issued from one thread at a
- *    time, in the same order on all ranks; other threads may send and receive
- *    beside them. ddp_comm_abort(), ddp_set_log() and ddp_last_error() may be
- *    called from any thread at any time.
+ *  - A function that can fail returns a ddp_status. After any other status than DDP_OK,
+ *    ddp_last_error() has a full sentence for the calling thread.
+ *  - The library never ends the process and never prints. Messages go to the callback of
+ *    ddp_set_log(). At first there is none.
+ *  - An options structure begins with its size, and an initialiser of its name sets the size and all
+ *    defaults: `ddp_options options = DDP_OPTIONS;`. A program that was compiled with a shorter
+ *    structure goes on working with a later library, which takes the defaults for the rest. A
+ *    structure without a size, and a longer one with options that this library does not know, are
+ *    DDP_ERR_INVALID. Options are copied; their strings need to live for the call only.
+ *  - Other structures end with `reserved` words for fields of later releases, except
+ *    ddp_image_shape and ddp_bucket_hook, which do not grow. The library sets the reserved words of
+ *    a result to 0. In a structure that the program fills in, they must be 0 (DDP_ERR_INVALID).
+ *  - NULL for an argument that a function needs is DDP_ERR_INVALID where a status is returned. A void
+ *    function then does nothing. Other functions return NULL or 0 (ddp_comm_rank() -1,
+ *    ddp_model_loss_scale() 1, ddp_schedule_rate() NaN). Options and stats may be NULL, and so may an
+ *    argument that is freed.
+ *  - Results are written on success only, unless a function says otherwise.
+ *  - A time has the unit in which its name ends (_ms, _ns, _seconds). A size is in bytes if its name
+ *    says bytes, otherwise in elements.
+ *  - One thread at a time uses a ddp_context, ddp_model or ddp_loader. One thread at a time issues the
+ *    collectives of a communicator, in the same order on all ranks; other threads may send and
+ *    receive meanwhile. Any thread may call ddp_comm_abort(), ddp_set_log() and ddp_last_error() at
+ *    any time.
+ *  - "Collective" means that all ranks call the function: those of its communicator or model,
+ *    otherwise those of the world.
  */
 #ifndef DDP_H
 #define DDP_H

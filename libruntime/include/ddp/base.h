@@ -26,14 +26,14 @@ typedef enum ddp_status {
 	DDP_ERR_STATE,       /* a call out of order */
 	DDP_ERR_NOMEM,       /* memory, shared memory or descriptors ran out */
 	DDP_ERR_IO,          /* a system call or a file operation failed */
-	DDP_ERR_FORMAT,      /* a file is not what it should be, or cut short */
-	DDP_ERR_JOB,         /* who-am-I could not be derived, or ranks disagree on it */
+	DDP_ERR_FORMAT,      /* a file has another format, is damaged or is cut short */
+	DDP_ERR_JOB,         /* the rank's identity cannot be derived, or ranks disagree on it */
 	DDP_ERR_AUTH,        /* a peer does not hold the step's key */
 	DDP_ERR_TIMEOUT,     /* a deadline passed */
 	DDP_ERR_PEER,        /* a peer died or cannot be reached */
 	DDP_ERR_MISMATCH,    /* ranks issued different collectives */
 	DDP_ERR_ABORTED,     /* ddp_comm_abort() was called, here or on a peer */
-	DDP_ERR_UNSUPPORTED, /* not in this build or not for these arguments */
+	DDP_ERR_UNSUPPORTED, /* this build, or these arguments, do not allow it */
 	DDP_ERR_NOT_FINITE,  /* a loss, gradient or tensor holds an infinity or a NaN */
 	DDP_ERR_INTERNAL     /* a bug in the library */
 } ddp_status;
@@ -42,28 +42,26 @@ typedef enum ddp_status {
 DDP_API const char *ddp_status_name(ddp_status status);
 
 /*
- * The calling thread's last error, a full sentence that names the thing, the
- * reason and what to do. Valid until the thread's next failing call; "" if
- * there was none.
+ * The calling thread's last error: a full sentence with the thing, the reason and what to do.
+ * It is valid until the thread's next call that fails, and "" if no call has failed.
  */
 DDP_API const char *ddp_last_error(void);
 
 /*
- * Whether another rank tells the user of the calling thread's last error, so that this rank need
- * not. If all ranks have the error in the same words, one rank has false: rank 0, or rank 1 where
- * rank 0 is the one that failed. For DDP_ERR_PEER and DDP_ERR_TIMEOUT one rank of each node has
- * false, as other nodes may be lost. A rank also has true if it only heard that another rank failed,
- * whose own error says why. A rank that has true should not be the first to exit, because launchers
- * then end the others.
+ * Whether another rank tells the user about the calling thread's last error, so that this rank can
+ * be silent. If all ranks have the same error, one rank has false: rank 0, or rank 1 if rank 0
+ * failed. After DDP_ERR_PEER and DDP_ERR_TIMEOUT, one rank of each node has false, since other nodes
+ * may be lost. A rank that only heard of another rank's failure has true. A rank with true should
+ * not be the first to exit, because launchers then end the others.
  */
 DDP_API bool ddp_last_error_is_told(void);
 
 /*
- * For a callback of the program that fails: a read() of a dataset, a ddp_batch_fn, an on_step, a
- * hook. It gives the reason, as printf() does, in up to 1023 bytes, and returns the status that
- * all ranks are to get, such as DDP_ERR_IO; the library puts in front what failed, where and on
- * which rank. Without a reason the error says that there was none; after a failed call of libddp
- * there is one already. DDP_OK is success, as everywhere.
+ * Gives the reason why a callback of the program fails (a read() of a dataset, a ddp_batch_fn, an
+ * on_step, a hook): at most 1023 bytes, formatted as by printf(). The callback then returns the
+ * status that all ranks are to get, such as DDP_ERR_IO. The library adds what failed, where, and on
+ * which rank. A callback whose call of libddp failed has a reason already. A callback that succeeds
+ * returns DDP_OK.
  */
 DDP_API void ddp_set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -74,13 +72,13 @@ typedef enum ddp_log_level {
 	DDP_LOG_DEBUG
 } ddp_log_level;
 
-/* Called with one line, without a newline; may be called from any thread. */
+/* Gets one line without a newline. Any thread may call it. */
 typedef void (*ddp_log_fn)(void *user, ddp_log_level level, const char *message);
 
-/* Sets the callback (NULL: none) for messages at `level` and more urgent. */
+/* Sets the callback for messages of `level` and more urgent ones. NULL: no callback. */
 DDP_API void ddp_set_log(ddp_log_fn fn, void *user, ddp_log_level level);
 
-/* A ready callback: writes "ddp: message" to stderr. `user` is ignored. */
+/* A ready-made callback, which writes "ddp: message" to stderr. It ignores `user`. */
 DDP_API void ddp_log_stderr(void *user, ddp_log_level level, const char *message);
 
 /* The library's version, such as "0.2.0". */

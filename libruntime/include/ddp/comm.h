@@ -14,20 +14,16 @@ extern "C" {
 /*
  * ---- communicator ---------------------------------------------------------
  *
- * An operation that ends with an error of its communicator (DDP_ERR_PEER,
- * _TIMEOUT, _ABORTED, _MISMATCH, ...) has let go of its buffers: neither the
- * library nor the network touches them any more when the call, or ddp_wait(),
- * returns. To that end a peer of another node that does not come to rest
- * within 0.8 s loses its connection (a rank that is stopped in the middle of a
- * message may be such a peer). If it belongs to other communicators of the process
- * that work, which use the same connection and would lose it, too, it has as long as
- * these would wait for it: their timeout. Else, what ends one
- * communicator leaves the others as they are. What a buffer then holds is not
- * defined; and memory of ddp_mem_alloc() may still be written by a rank of the same
- * node that has not seen the failure yet.
+ * When an operation has ended with an error of its communicator (DDP_ERR_PEER, _TIMEOUT, _ABORTED,
+ * _MISMATCH, ...) and the call or ddp_wait() has returned, neither the library nor the network touches
+ * its buffers any more. Their contents are undefined. Memory of ddp_mem_alloc() may still be written by
+ * a rank of the same node that has not seen the failure. To stop the network, a peer on another node
+ * that does not come to rest within 0.8 s loses its connection, for instance a rank that is stopped in
+ * the middle of a message. If other working communicators use that connection, the peer has as long
+ * as their timeout. Otherwise an error of one communicator does not affect the others.
  *
- * A process that forks: the child must not use the library, and does not keep
- * the network's TCP connections open, so that the death of its parent is seen.
+ * After a fork, the child must not use the library. The child does not keep the network's TCP
+ * connections open, so peers notice the death of the parent.
  */
 
 typedef enum ddp_type {
@@ -36,38 +32,21 @@ typedef enum ddp_type {
 } ddp_type;
 
 /*
- * 16-bit types accumulate in f32 and round to nearest once, u8 and i8 in i32, cut once.
- * Sums and products of integers wrap around; AVG divides the sum, and truncates.
- * MIN and MAX of floats are IEEE 754's minimum and maximum: a NaN of any rank makes
- * the result a NaN, and -0 is less than +0. BAND, BOR and BXOR combine the bits of integers and of
- * bool, without a scale. A bool is summed, and has its maximum, as by BOR, multiplied, and its
- * minimum, as by BAND; it has no AVG and no scale.
+ * How reductions compute. The user guide ("16-bit types between nodes") has the details of rounding,
+ * also on GPUs.
  *
- * Between nodes 16-bit types travel in their own width. If a node has several ranks,
- * or a scale, its sum or product is rounded for that; the nodes' are accumulated in
- * f32, and the result is rounded. So a sum may be off by half a unit in the last place
- * of each node's sum and of its own: of random numbers, 1.5 times as much as if it were
- * rounded at the end alone. In f16 a node's sum or product beyond 65504 is infinite,
- * whatever other nodes add. A mean does not leave the range on its way: nodes' sums are
- * divided first, by a power of two that is at least the largest node's size. MIN, MAX,
- * and one rank on each node without a scale lose nothing.
+ * Host: the result has the same bits for the same inputs and the same world, whatever the algorithm.
+ * 16-bit types are accumulated in f32 and rounded once (between nodes, once for each node and once at
+ * the end); u8 and i8 are accumulated in i32 and cut once. Sums and products of integers wrap around.
+ * AVG divides the sum, and truncates integers. MIN and MAX of floats are IEEE 754's minimum and
+ * maximum: one NaN makes the result a NaN, and -0 is less than +0. BAND, BOR and BXOR combine the bits
+ * of integers and bools, without a scale. For bools, SUM and MAX are BOR, PROD and MIN are BAND; they
+ * have no AVG and no scale.
  *
- * Nodes' sums and products of u8 and i8 travel as these. But what several nodes have combined travels
- * as f32 (of u8 and i8, as i32), or it would be rounded on its way, and bits would depend on the
- * algorithm. Two algorithms send such values; more than two nodes take them where messages
- * are expected to cost more than bytes: recursive halving until values are complete, so an
- * all_reduce of 16-bit types sends 3/4 of f32's bytes, not half (u8: 5/8, not a quarter), and
- * a reduce_scatter up to all of them; recursive doubling, for at most 8 KiB, always.
- *
- * NCCL, on a GPU, does otherwise. 16-bit types are rounded after each addition, and u8 is
- * combined in u8, as i8 is in i8. AVG of floats sums inputs that were multiplied by 1/ranks, rounded to their
- * type: exact if the ranks are a power of two, else off by up to 0.2% in bf16, 0.03% in f16,
- * 6e-8 in f32. MIN and MAX pass over a NaN where another rank has a number, and take +0 and -0
- * for equal. What it cannot do is DDP_ERR_UNSUPPORTED: AVG of u8 and i8;
- * BAND, BOR and BXOR of integers, and BXOR of bool;
- * a scale with other ops than SUM, and AVG of floats; one that is not a number of
- * the type (with AVG: scale/ranks), but for f32 and f64. There, all ranks give a scale or
- * none does. Bits are the same on all ranks, but not those of the host.
+ * NCCL on a GPU: the bits are the same on all ranks, but not those of the host. DDP_ERR_UNSUPPORTED:
+ * AVG of u8 and i8; BAND, BOR and BXOR of integers; BXOR of bools; a scale with another op than SUM and
+ * AVG of floats, or one that is not a number of the type (f32 and f64 excepted). All ranks give a
+ * scale there, or none does.
  */
 typedef enum ddp_op { DDP_SUM, DDP_AVG, DDP_PROD, DDP_MIN, DDP_MAX, DDP_BAND, DDP_BOR, DDP_BXOR } ddp_op;
 
@@ -86,39 +65,33 @@ typedef enum ddp_operation_kind {
 	DDP_BARRIER
 } ddp_operation_kind;
 
-/* Where an operation's buffers lie: in the host's memory, or in that of the device
-   of ddp_options. */
+/* Where an operation's buffers lie: in the host's memory, or in memory of ddp_options.device. */
 typedef enum ddp_memory { DDP_MEMORY_HOST = 0, DDP_MEMORY_DEVICE } ddp_memory;
 
 /*
- * Operations of one communicator wait for each other only within a lane, so that a small
- * one need not wait behind 25 MiB. All ranks issue a lane's collectives in the same order;
- * a send and its recv give the same lane. The first operation of a lane (but 0) on a
- * communicator opens it: that is an operation of lane 0, too, and of all ranks, it waits
- * for them, and a callback must not be the one to issue it.
+ * An operation waits only for earlier operations of its lane, so a small one need not wait for 25 MiB.
+ * All ranks issue the collectives of a lane in the same order. A send and its recv use the same lane.
+ * The first operation on a lane other than 0 opens the lane: it is collective, waits for all ranks,
+ * counts as an operation of lane 0, and must not be issued from a callback.
  */
 enum { DDP_LANES = 4 };
 
 /*
- * One operation. `send` NULL means in place: this rank's input lies in `recv`. Where MPI
- * (MPI_IN_PLACE) or NCCL has it, `send` may also point there:
+ * One operation. `send` NULL means in place: this rank's input lies in `recv`. As in MPI
+ * (MPI_IN_PLACE) and NCCL, `send` may also overlap `recv` in these cases:
  *  - all_reduce, reduce (root), all_to_all: `send` is `recv`;
  *  - all_gather, gather (root): `send` is this rank's block of `recv`;
- *  - reduce_scatter, scatter (root): the input begins at `recv`, and so does the result; or `recv`
- *    is this rank's block of `send`.
- * In all other cases a rank's input and output must not overlap. If they do, the rank gets
- * DDP_ERR_INVALID, which ends the communicator on all ranks, since one rank alone may have made
- * the mistake.
+ *  - reduce_scatter, scatter (root): `recv` is `send`, or this rank's block of `send`.
+ * Any other overlap is DDP_ERR_INVALID. It ends the communicator on all ranks, since one rank alone
+ * may have made the mistake.
  *
- * All ranks issue the same operation: kind, type, op, count or counts, root. If a rank does not, all
- * ranks get DDP_ERR_MISMATCH in the same words, which name the rank whose operation is not that of
- * most ranks. Between nodes a rank may have ended the operation with DDP_OK by then, such as each of
- * two ranks that take themselves for a broadcast's root: to hear of all others would cost each
- * operation the time of a further message. Such a rank gets the error from one of its next calls.
+ * All ranks issue the same kind, type, op, count or counts, and root. Otherwise all ranks get the same
+ * DDP_ERR_MISMATCH, which names the rank that differs from most ranks. Between nodes, a rank may have
+ * ended that operation with DDP_OK before, and then gets the error from one of its next calls.
  *
- * The v-forms give `counts` (one per rank, the same on all ranks; for all-to-all: what this rank
- * sends to each) and leave `count` 0; blocks lie one behind the other without gaps. A count of 0
- * is allowed. The v-form of all-to-all does not work in place.
+ * With `counts`, `count` is 0. There is one count per rank, the same on all ranks; for all_to_all they
+ * are the counts that this rank sends to each rank, and recv_counts those that it receives. Blocks lie
+ * one behind the other without gaps. A count may be 0. all_to_all with counts does not work in place.
  */
 typedef struct ddp_operation {
 	ddp_operation_kind kind;
@@ -129,27 +102,25 @@ typedef struct ddp_operation {
 	const size_t *recv_counts;
 	ddp_type type;
 	ddp_op op;
-	int root;     /* or the peer of send and recv */
+	int root;     /* of send and recv: the peer */
 	int tag;      /* of send and recv; 0 .. 65535 */
-	bool scaled;  /* this rank's inputs are multiplied by `scale` before a reduction;
-	                 0 is a scale, too. Integers are multiplied in double, truncated,
-	                 and held within their type's range (u8: i32's); it is finite,
-	                 then. */
+	bool scaled;  /* multiply this rank's inputs by `scale` before a reduction. Integers are
+	                 multiplied in double, truncated, and limited to their type's range (u8: to
+	                 that of i32); the scale is finite then */
 	double scale; /* 0 unless `scaled` */
 	int lane;     /* 0 .. DDP_LANES - 1 */
-	ddp_memory memory; /* of `send` and `recv` */
-	void *stream; /* memory of a device: a queue of it, such as a cudaStream_t; NULL: its
-	                 default one. The operation begins when all is done that the queue holds
-	                 as it is issued; ddp_wait_on() has a queue wait for its end. */
+	ddp_memory memory; /* where `send` and `recv` lie */
+	void *stream; /* for a device's memory: a queue of the device, such as a cudaStream_t; NULL: its
+	                 default queue. The operation begins after the work that the queue holds when
+	                 the operation is issued. ddp_wait_on() makes a queue wait for its end */
 	/*
-	 * Of ddp_issue(), may be NULL: called exactly once, when the operation is complete
-	 * or has failed; ddp_last_error() is then the reason. It is called on a thread of
-	 * the library, or on the one that closes the communicator, and has returned before
-	 * ddp_wait() does and before ddp_test() says done. It may issue further operations,
-	 * and should be short: operations behind this one may wait for it. What waits
-	 * (ddp_run(), ddp_wait(), ...) is DDP_ERR_STATE in it, and so is ddp_issue() once the
-	 * communicator is being closed. That of a send or recv is called also while a
-	 * collective of its communicator runs.
+	 * For ddp_issue(); NULL: no callback. It is called exactly once, when the operation is complete
+	 * or has failed (ddp_last_error() is then the reason), before ddp_wait() returns and before
+	 * ddp_test() says done. A thread of the library calls it, or the thread that closes the
+	 * communicator. It may issue further operations. It must not wait (ddp_run(), ddp_wait(), ...
+	 * are DDP_ERR_STATE), nor issue when the communicator is being closed (DDP_ERR_STATE). It
+	 * should be short, since later operations may wait for it. The callback of a send or recv may
+	 * run while a collective of its communicator runs.
 	 */
 	void (*on_complete)(void *user, ddp_status status);
 	void *user;
@@ -158,13 +129,13 @@ typedef struct ddp_operation {
 
 typedef struct ddp_request ddp_request;
 
-/* Which of the communicator's ranks this process is, 0 .. size - 1, and how many they are. */
+/* This process's rank in the communicator, 0 .. size - 1, and the number of its ranks. */
 DDP_API int ddp_comm_rank(const ddp_comm *comm);
 DDP_API int ddp_comm_size(const ddp_comm *comm);
 
 /*
- * Where a communicator's ranks are, and what runs its operations here, for logs and tests. Texts
- * stay as they are for the life of the process; they are never NULL. Local. Any thread.
+ * Where a communicator's ranks are, and what runs its operations, for logs and tests. The texts are
+ * never NULL and live as long as the process. Local. Any thread.
  */
 typedef struct ddp_comm_info {
 	int nodes;                  /* that its ranks are on */
@@ -181,49 +152,46 @@ typedef struct ddp_comm_info {
 DDP_API ddp_status ddp_comm_describe(ddp_comm *comm, ddp_comm_info *info);
 
 /*
- * Memory that ranks of one node reach directly: collectives on it take no
- * copy. Collective: all ranks ask for the same number of bytes, in the same
- * order. Zeroed, aligned to a page. Other memory works too, by a staged path.
- * ddp_mem_free() waits for nobody; a rank that frees its part while a rank of
- * its node still gives its own to an operation makes that one fail, on all.
+ * Memory that all ranks of a node can reach, so that collectives on it take no copy. All other memory
+ * works too, by a copy. Collective: all ranks ask for the same number of bytes in the same order. The
+ * memory is zero and aligned to a page. ddp_mem_free() waits for nobody: if another rank of the node
+ * still uses its memory of the same allocation in an operation, that operation fails on all ranks.
  */
 DDP_API ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory);
 DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
-/* The same of a chosen kind; that of a device is reached by its queues alone. Collective. */
+/* Memory of a chosen kind. Only a device's queues can reach that of a device. Collective. */
 DDP_API ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes,
                                     void **memory);
 
 /*
- * Starts an operation. It proceeds without further calls, beside the caller's
- * computation. Buffers and counts stay untouched until it is complete. Every
- * request must be ended by ddp_wait(), ddp_wait_for() or a ddp_test() that
- * says done; it is invalid afterwards. With on_complete, `request` may be NULL:
- * the library then ends it itself. An error of ddp_issue() started nothing, and
- * calls nothing.
+ * Starts an operation, which proceeds without further calls while the program computes. Buffers and
+ * counts must not change until it is complete. Each request is ended by ddp_wait(), ddp_wait_for(), or
+ * a ddp_test() that says done, and is invalid afterwards. With on_complete, `request` may be NULL; the
+ * library then ends the request. If ddp_issue() fails, nothing has started, and nothing is called.
  */
 DDP_API ddp_status ddp_issue(ddp_comm *comm, const ddp_operation *operation,
                              ddp_request **request);
-/* *done true: complete, request gone. An error also ends the request. */
+/* Sets *done if the operation is complete; the request is then gone. An error also ends the request. */
 DDP_API ddp_status ddp_test(ddp_request *request, bool *done);
-/* Waits until complete, or until the communicator's deadline. */
+/* Waits for the end of the operation, at most until the communicator's deadline. */
 DDP_API ddp_status ddp_wait(ddp_request *request);
-/* DDP_ERR_TIMEOUT after timeout_ms; the request is then still valid. */
+/* Waits at most timeout_ms. After DDP_ERR_TIMEOUT the request is still valid. */
 DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
 
 /*
- * What `stream` is given from now on waits until the operation is complete, which must be
- * one on a device's memory; the host does not wait, but on a GPU for the counterpart of a send
- * or receive to be issued: issue your sends before it, or ranks wait for each other. The
- * request is still to be ended. A queue also goes on after an error, which ddp_wait() tells.
- * May be called for several queues.
+ * Makes `stream` wait: work that it is given from now on begins when the operation, which must be on a
+ * device's memory, is complete. The host does not wait, with one exception: on a GPU it waits until
+ * the counterpart of a send or recv is issued, so issue your sends first. The request must still be
+ * ended. The stream goes on after an error, too; ddp_wait() returns the error. You may call this for
+ * several streams.
  */
 DDP_API ddp_status ddp_wait_on(ddp_request *request, void *stream);
 
-/* Issue and wait. The operation's own shape is as in ddp_operation_kind above. */
+/* Issues an operation and waits for its end. */
 DDP_API ddp_status ddp_run(ddp_comm *comm, const ddp_operation *operation);
 
-/* Each is ddp_run() of the kind of its name, in the host's memory, on lane 0. `count` is as in
-   ddp_operation_kind; `send` NULL means in place. Collective, but for send and recv. */
+/* Each function is ddp_run() of the kind of its name, in the host's memory, on lane 0. `count` is as in
+   ddp_operation_kind. `send` NULL means in place. All but send and recv are collective. */
 DDP_API ddp_status ddp_all_reduce(ddp_comm *comm, const void *send, void *recv,
                                   size_t count, ddp_type type, ddp_op op);
 DDP_API ddp_status ddp_reduce(ddp_comm *comm, const void *send, void *recv,
@@ -247,54 +215,45 @@ DDP_API ddp_status ddp_recv(ddp_comm *comm, void *buffer, size_t count,
 DDP_API ddp_status ddp_barrier(ddp_comm *comm);
 
 /*
- * Splits `comm`: ranks that give the same colour form a new communicator,
- * ordered by key, then by rank. colour < 0: none (*part is NULL). Collective.
- * Errors name ranks by their numbers in the world. Roots and peers, which the program gives, are ranks of the
- * communicator, also in the text of an operation.
- * A rank's part of a new one takes less than 1 MiB. It keeps what its operations needed: on
- * memory that is not of ddp_mem_alloc(), up to 1 MiB, over several nodes 16 MiB, and
- * reductions between nodes up to 32 MiB more; of 8 MiB, 0.3 and 10 MiB were measured.
+ * Splits `comm`: the ranks that give the same colour form a new communicator, in the order of their
+ * keys, then of their ranks. A rank with a negative colour gets none (*part is NULL). Collective.
+ * Roots and peers of operations are ranks of the communicator; error sentences name ranks of the world.
+ * A new communicator takes less than 1 MiB of a rank's memory, plus memory that its operations need and
+ * keep: up to 1 MiB for memory that is not of ddp_mem_alloc() (16 MiB over several nodes), and up to
+ * 32 MiB for reductions between nodes.
  */
 DDP_API ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm **part);
-/* The same by a list of `count` ranks of `comm`; collective over all of
-   `comm`; *part is NULL on a rank that is not listed. */
+/* Forms a communicator of the listed ranks of `comm`. Collective over all of `comm`. *part is NULL on
+   a rank that is not listed. */
 DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
                                   ddp_comm **part);
 /*
- * After any error that broke `comm`: a communicator of the ranks that are left,
- * in the old order. Collective over them. Ranks that have died or closed the
- * communicator do not count; others are waited for as long as a collective is,
- * and are left out then: if they come later, they get DDP_ERR_PEER. A rank takes up
- * to half that time to come if a message between it and one that does not answer was
- * under way: other communicators are not to lose that one. A message that moves, but slowly,
- * is cut off after half that time, too: then the rank at its other end, though alive, is lost
- * to all communicators.
- * One without descriptors for the connections that it needs, though libddp has raised its
- * soft limit of them up to the hard one (RLIMIT_NOFILE), gets DDP_ERR_NOMEM, and the others go
- * on without it.
+ * Forms a communicator of the surviving ranks, in their old order, after an error that broke `comm`.
+ * Collective over the survivors. It waits for other ranks as long as for a collective, except for
+ * ranks that have died or closed the communicator. A rank that comes later gets DDP_ERR_PEER. If a
+ * message was under way to a rank that does not answer, the call may take half that time. If that
+ * message still moves, but slowly, it is cut off then, and the rank at its other end is lost to all
+ * communicators. A rank that has no descriptors left for the new connections (RLIMIT_NOFILE; the
+ * library has raised the soft limit) gets DDP_ERR_NOMEM, and the others go on without it.
  *
- * All ranks that succeed have the same members, also if one dies during the
- * call: then they begin again without it, or it is still a member, and the
- * first collective fails with DDP_ERR_PEER; shrink the new one. If more die at
- * once between nodes, some may fail while others succeed; what these then have
- * breaks as soon as it is used. Ranks that cannot reach each other any more,
- * but are alive, are dead to each other: each side may form its own.
- *
- * Any other error (of memory, say) is one on all ranks, and leaves `comm` as it
- * was: the call may be repeated.
+ * All ranks that succeed have the same members. If a rank dies during the call, they start again
+ * without it, or it is still a member and the first collective fails with DDP_ERR_PEER: then shrink
+ * the new communicator. If several ranks die at once between nodes, some calls may fail while others
+ * succeed; the new communicator then breaks at its first use. Ranks that live but cannot reach each
+ * other count as dead to each other, so each side may form its own communicator.
+ * Any other error, such as one of memory, comes on all ranks and leaves `comm` as it was. The call may
+ * then be repeated.
  */
 DDP_API ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors);
-/* Ends every operation under way, here and on all peers, with
-   DDP_ERR_ABORTED and `reason`. Any thread. */
+/* Ends all operations under way, here and on all peers, with DDP_ERR_ABORTED and `reason`. Any thread. */
 DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
-/* Frees a communicator made by split, group or shrink. NULL is allowed. Waits
-   for collectives that were issued and, between nodes, for all its ranks to
-   free it; a send or recv that has not met its counterpart ends with
-   DDP_ERR_STATE, a send between nodes perhaps with DDP_OK; on one node with
-   DDP_ERR_PEER if the rank that it waits for frees the communicator before.
-   Where NCCL has run operations, it always waits for all ranks, and messages
-   that have met theirs end first. A rank that does not come, or has died, is an error as in
-   ddp_finalize(); the communicator is freed nevertheless. */
+/*
+ * Frees a communicator of split, group or shrink. It waits for collectives that were issued. Between
+ * nodes, and after operations of NCCL, it also waits until all its ranks free it; a rank that does not
+ * come or has died is an error as in ddp_finalize(), and the communicator is freed nevertheless.
+ * A send or recv without its counterpart ends with DDP_ERR_STATE, a send between nodes perhaps with
+ * DDP_OK, and on one node with DDP_ERR_PEER if its peer frees the communicator first.
+ */
 DDP_API ddp_status ddp_comm_free(ddp_comm *comm);
 
 #ifdef __cplusplus

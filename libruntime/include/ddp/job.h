@@ -44,8 +44,8 @@ typedef struct ddp_job {
 } ddp_job;
 
 /*
- * Writes `job` as one line of JSON into `text` (at most `bytes`, always
- * terminated). DDP_ERR_INVALID if it does not fit; 2048 bytes always do.
+ * Writes `job` as one line of JSON into `text`, which has room for `bytes` and is always terminated.
+ * DDP_ERR_INVALID: there is too little room; 2048 bytes always suffice.
  */
 DDP_API ddp_status ddp_job_json(const ddp_job *job, char *text, size_t bytes);
 
@@ -58,41 +58,37 @@ typedef struct ddp_spawn_result {
 } ddp_spawn_result;
 
 /*
- * Forks `ranks` local ranks (1 .. 1024). Returns in each child at once with
- * result->is_rank set, and in the parent once all children have ended. After
- * the first child's failure the others get SIGTERM, then SIGKILL. SIGINT and
- * SIGTERM to the parent are passed on. Call it before starting threads.
+ * Forks 1 to 1024 ranks on this node, for programs that start without SLURM. It returns in each child
+ * at once, with result->is_rank set, and in the parent when all children have ended. After the first
+ * child has failed, the others get SIGTERM and then SIGKILL. The parent passes SIGINT and SIGTERM on
+ * to the children. Call it before the program starts threads.
  */
 DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
 
 /* ---- context -------------------------------------------------------------
  *
- * Files and folders. Each one that a run writes (checkpoints, metrics, traces) follows the same
- * rules:
- * - Its folder is made if need be, with those above it.
- * - A relative name counts from the folder in which the process is when it gives the name.
- * - A run that begins with step 1 keeps what an earlier run left: metrics as PATH.1, PATH.2, ...,
- *   traces as rank-N.json.1, ..., checkpoints of later steps as step-N.safetensors.aside. A
- *   checkpoint of the same step is replaced, and those of earlier steps count among the
- *   checkpoints that are kept.
- *   A run that is resumed goes on: it appends to metrics and traces, and saves beside the
- *   checkpoints before. A run that ends before its first step appends to the
- *   trace.
- * - What cannot be written to is DDP_ERR_IO at once: a pipe without a reader, a socket, a folder.
- *   No write waits for a reader, and none raises SIGPIPE or SIGXFSZ in the program.
- * - Other users who may write to a folder there cannot turn a write to another file. What they have put
- *   there is DDP_ERR_IO, and the message names it:
- *   - in a file's place, a link that is neither this user's nor root's, except one to a descriptor
- *     (/proc/self/fd/N) in a folder to which only its owner may write, as /dev/stdout is;
- *   - in a folder's place, such a link in a folder to which everybody may write, unless the link is
- *     that folder's owner's;
- *   - where everybody may write to the folder, a file or pipe of another user than this one, root and
- *     the folder's owner;
- *   - where others may write to the folder, a file that has another name, too (a hard link).
- *   Checkpoints are written under a new name and renamed, which follows no link.
- * Where the process has closed descriptors 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null
- * there. Numbers are written and read with a point, and messages are in English,
- * whatever setlocale() was called.
+ * Files and folders. Checkpoints, metrics and traces follow the same rules:
+ * - The library makes missing folders. A relative name starts from the folder in which the process is
+ *   when it gives the name.
+ * - A run that begins with step 1 keeps the files of an earlier run: metrics as PATH.1, PATH.2, ...,
+ *   traces as rank-N.json.1, ..., and checkpoints of later steps as step-N.safetensors.aside. A
+ *   checkpoint of the same step is replaced. Checkpoints of earlier steps stay, and count among
+ *   those that are kept. A resumed run appends to metrics and traces. A run that ends before its first
+ *   step appends to the trace.
+ * - A pipe without a reader, a socket and a folder are DDP_ERR_IO at once. No write waits for a reader
+ *   or raises SIGPIPE or SIGXFSZ in the program.
+ * - Another user who may write to the folder cannot redirect a write. These are DDP_ERR_IO, and the
+ *   message names them:
+ *   - a link in a file's place that belongs neither to this user nor to root, unless it leads to a
+ *     descriptor (/proc/self/fd/N) and only its owner may write to its folder, as for /dev/stdout;
+ *   - such a link in a folder's place, if everybody may write to the folder that holds it and the link
+ *     does not belong to that folder's owner;
+ *   - if everybody may write to the folder, a file or pipe that belongs neither to this user, nor to
+ *     root, nor to the folder's owner;
+ *   - if others may write to the folder, a file with a second name (a hard link).
+ *   A checkpoint is written under a new name and renamed, which follows no link.
+ * If the process has closed descriptor 0, 1 or 2, ddp_init() and ddp_spawn() open /dev/null there.
+ * Numbers are written and read with a point, and messages are in English, in every locale.
  */
 
 typedef struct ddp_context ddp_context;
@@ -100,56 +96,55 @@ typedef struct ddp_comm ddp_comm;
 
 typedef struct ddp_options {
 	size_t size;              /* sizeof(ddp_options) */
-	int timeout_ms;           /* for wire-up and each collective; 0: DDP_TIMEOUT
-	                             (seconds) of the environment, else 300000 */
-	const char *wireup;       /* "pmix", "tcp" or NULL: the best there is */
-	const char *metrics_path; /* JSON lines, written by rank 0; NULL: none. Of a step told twice,
-	                           * by a resumed run, the later line counts */
-	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR
-	                             of the environment, else none */
-	const char *device;       /* of DDP_MEMORY_DEVICE: "cuda", "cuda:1" (without an index
-	                             DDP_LOCAL_DEVICE of the environment, else 0); NULL: none */
-	int max_ctas;             /* of a GPU's multiprocessors, how many blocks NCCL may take;
-	                             0: as NCCL likes. NCCL_MAX_CTAS of the environment is stronger */
+	int timeout_ms;           /* limit of wire-up and of each collective; 0: DDP_TIMEOUT of the
+	                             environment (in seconds), otherwise 300000 */
+	const char *wireup;       /* "pmix" or "tcp"; NULL: PMIx if there is a server, otherwise TCP */
+	const char *metrics_path; /* rank 0 writes JSON lines; NULL: none. If a resumed run repeats a
+	                             step, the later line counts */
+	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR of the environment,
+	                             otherwise none */
+	const char *device;       /* for DDP_MEMORY_DEVICE: "cuda" or "cuda:1"; without an index,
+	                             DDP_LOCAL_DEVICE of the environment, otherwise 0. NULL: none */
+	int max_ctas;             /* most thread blocks that NCCL may occupy on a GPU; 0: NCCL decides.
+	                             NCCL_MAX_CTAS of the environment wins */
 } ddp_options;
 
 /*
- * Finds out who this process is, wires the ranks up and opens the world
- * communicator. Collective: all ranks must call it. options may be NULL.
+ * Derives the identity of this process, connects the ranks, and opens the communicator of the world.
+ * Collective.
  */
 DDP_API ddp_status ddp_init(const ddp_options *options, ddp_context **context);
 
 /*
- * Closes everything that belongs to the context; models and loaders must have
- * been freed before. Collective: it waits until all ranks have called it, or for the timeout of
- * ddp_options. What a rank does alone for longer, such as writing a result, belongs behind this call.
- * A rank that does not come is DDP_ERR_TIMEOUT, one that has died or that still issues an operation
- * DDP_ERR_PEER, and the sentence names it. A failure of the world that no call has returned yet,
- * such as one that ddp_model_free() has met, is returned as well. After an error that a call has
- * returned it waits for nobody, and returns DDP_OK. Everything is released whatever it returns.
- * NULL is allowed.
+ * Closes the context. Models and loaders must have been freed before. Collective: it waits until all
+ * ranks have called it, at most for timeout_ms. If one rank has longer work to do, such as writing a
+ * result, let it do that after this call.
+ *
+ * DDP_ERR_TIMEOUT: a rank does not come. DDP_ERR_PEER: a rank has died or still issues an operation.
+ * The sentence names the rank. A failure of the world that no call has returned yet, such as one
+ * during ddp_model_free(), is returned here. If a call has returned the failure, ddp_finalize() waits
+ * for nobody and returns DDP_OK. It releases everything whatever it returns.
  */
 DDP_API ddp_status ddp_finalize(ddp_context *context);
 
-/* Owned by the context. */
+/* The job and the communicator of all ranks. The context owns them. */
 DDP_API const ddp_job *ddp_get_job(const ddp_context *context);
 DDP_API ddp_comm *ddp_world(ddp_context *context);
 
 /*
- * For programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>, and what
- * `pkg-config --libs libddpkernels` says): a queue of theirs on `stream`, a queue of the
- * context's device (NULL: its default one), for dk_use() of one thread at a time. What they
- * enqueue is in order with the stream's other work.
- * `type` is a dk_type: DK_F32; DK_TF32, which is f32, too, with matrix products that a GPU
- * rounds to TF32; DK_MIXED, for parameters in bf16 (bf16_params). *queue is NULL, which means the
- * host, if the context has no device with memory of its own and the type is f32. `version` is
- * DK_TABLE_VERSION of the program's <ddp/table.h>. Close it before the context.
- * DDP_ERR_UNSUPPORTED: what runs the kernels there is missing, or another version's.
+ * A queue for programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>;
+ * `pkg-config --libs libddpkernels`). It works on `stream`, a queue of the context's device (NULL: the
+ * device's default queue), in order with the other work there. One thread at a time uses it, by
+ * dk_use(). `version` is DK_TABLE_VERSION of the program's <ddp/table.h>. `type` is a dk_type:
+ * DK_F32; DK_TF32, which is f32 with matrix products that a GPU rounds to TF32; or DK_MIXED, for
+ * parameters in bf16. If the context's device has no memory of its own and the type is f32, *queue
+ * is NULL, which means the host. Close the queue before the context.
+ * DDP_ERR_UNSUPPORTED: the device's kernels are missing or have another version.
  */
 struct dk_queue;
 DDP_API ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream,
                                     struct dk_queue **queue);
-/* Waits for its work. NULL is allowed. */
+/* Waits for the queue's work, and closes it. */
 DDP_API void ddp_kernels_close(struct dk_queue *queue);
 
 #ifdef __cplusplus
