@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ddp_init() opened, shared by the library's floors. */
+/* ddp_init() opens this context, and the library's floors share it. */
 #ifndef DDP_CONTEXT_H
 #define DDP_CONTEXT_H
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 
-/* Of any release; a size that was never set is seldom one of these. */
+/* No release has larger options; a size that was never set is seldom below this. */
 enum { BYTES_MAX = 4096 };
 
 ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes)

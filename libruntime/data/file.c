@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 
-/* What of an open file is wrong, or DDP_OK. */
+/* Says what is wrong with an open file, or DDP_OK. */
 static ddp_status examine(ddp_file *file, const char *path)
 {
 	struct stat about;

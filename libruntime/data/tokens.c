@@ -223,7 +223,7 @@ static ddp_status add_shard(struct tokens *tokens, const char *path, ddp_token_f
 	return status == DDP_OK ? ddp_file_digest(&shard->file, &tokens->digest) : status;
 }
 
-/* Of the row of all files' tokens, those from `begin` to `end` become samples; none goes over
+/* Tokens `begin` to `end` in the row of all files become samples; no sample goes over
    from one file to the next. Returns how many there are. */
 static int64_t choose_part(struct tokens *tokens, int64_t begin, int64_t end)
 {

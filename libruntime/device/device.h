@@ -143,7 +143,7 @@ ddp_status ddp_device_queue_free(ddp_device *device, ddp_device_queue *queue);
 ddp_status ddp_device_queue_query(ddp_device *device, ddp_device_queue *queue, bool *done);
 ddp_status ddp_device_queue_sync(ddp_device *device, ddp_device_queue *queue);
 
-/* What the queue is given from now on waits for the event; the host does not. */
+/* Work that the queue gets from now on waits for the event; the host does not. */
 ddp_status ddp_device_queue_wait(ddp_device *device, ddp_device_queue *queue,
                                  ddp_device_event *event);
 

@@ -5,7 +5,7 @@
 #include "device/module.h"
 #include "table.h"
 
-/* Of what kernels/cuda is compiled for: its instructions are there from Ampere on. */
+/* The kernels of kernels/cuda use instructions that are there from Ampere on. */
 enum { OLDEST_CAPABILITY = 80 };
 
 static ddp_status open_cuda(const ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue)

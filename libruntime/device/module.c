@@ -11,14 +11,14 @@
 
 #include "base/error.h"
 
-/* What is loaded: a file of the folder slurm-ddp beside libddp, or the one that a variable
+/* A module is a file of the folder slurm-ddp beside libddp, or the one that a variable
    of the environment names, for the table that it exports. */
 typedef struct module {
 	const char *kind, *file, *variable, *symbol;
 	const char *source; /* what to do where there is no such file */
 } module;
 
-/* What all tables begin with. */
+/* All tables begin with this. */
 typedef struct table_head {
 	uint32_t version, bytes;
 } table_head;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a GPU needs, or tests' device, and is loaded when it is first asked for. */
+/* Modules for a GPU, or for tests' device, which are loaded when they are first asked for. */
 #ifndef DDP_DEVICE_MODULE_H
 #define DDP_DEVICE_MODULE_H
 

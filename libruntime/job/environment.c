@@ -154,7 +154,7 @@ bool ddp_environment_step_tasks(int64_t *tasks)
 	return in_step(&step_id) && task_count(tasks) == DDP_OK;
 }
 
-/* What Slurm says must not contradict RANK and WORLD_SIZE. torchrun's own
+/* Slurm's variables must not contradict RANK and WORLD_SIZE. torchrun's own
    children have ranks that Slurm does not know of. */
 static ddp_status check_against_slurm(const ddp_job *job)
 {

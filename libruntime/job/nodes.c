@@ -244,7 +244,7 @@ static void take_node(const ddp_nodes *nodes, bool *left, bool *of_node, int fir
 		snprintf(text, bytes, "%s on %s", numbers, nodes->names[node]);
 }
 
-/* What stands where not all nodes have room. */
+/* Ends a list in which not all nodes have room. */
 static void end_list(const ddp_nodes *nodes, const bool *listed, char *text, size_t bytes)
 {
 	bool *seen = calloc((size_t)nodes->count + 1, sizeof(*seen));

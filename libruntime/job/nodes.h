@@ -18,7 +18,7 @@ typedef struct ddp_nodes {
 	int world_size;
 } ddp_nodes;
 
-/* What cannot be known stays unknown. */
+/* Finds the nodes; a name that cannot be known stays unknown. */
 void ddp_nodes_find(const ddp_job *job, ddp_nodes *nodes);
 void ddp_nodes_free(ddp_nodes *nodes);
 

@@ -63,7 +63,7 @@ static ddp_status open_rendezvous(ddp_spawned *spawned)
 	return DDP_OK;
 }
 
-/* What the parent changes for as long as it watches, to be put back. */
+/* The parent changes these while it watches, and puts them back. */
 struct signals {
 	sigset_t waited;
 	sigset_t mask;

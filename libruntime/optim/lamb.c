@@ -8,7 +8,7 @@
 #include "kernels.h"
 #include "optim/rule.h"
 
-/* Of two sums of squares. */
+/* Needs memory for two sums of squares. */
 static int64_t work(const ddp_slot *slot)
 {
 	(void)slot;

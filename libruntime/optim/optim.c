@@ -208,7 +208,7 @@ void ddp_optim_free(ddp_optim *optim)
 	*optim = (ddp_optim){ 0 };
 }
 
-/* Of what one call updates: where the layout's element `begin` has its parameter,
+/* The range that one call updates: where the layout's element `begin` has its parameter,
    gradient and state. */
 typedef struct range {
 	ddp_optim *optim;

@@ -50,7 +50,7 @@ typedef struct ddp_optim {
 	double *squares;    /* of the pieces that threads update */
 } ddp_optim;
 
-/* What one step's update needs to know. */
+/* One step's update needs these numbers. */
 typedef struct ddp_update {
 	double learning_rate;
 	double grad_scale; /* gradients are multiplied by it first */

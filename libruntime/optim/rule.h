@@ -5,7 +5,7 @@
 
 #include "optim/optim.h"
 
-/* What is updated at once: a whole tensor, or elements that are all updated alike. */
+/* A span is updated at once: a whole tensor, or elements that are all updated alike. */
 typedef struct ddp_optim_span {
 	const ddp_optim_settings *settings;
 	const ddp_slot *slot;
@@ -29,7 +29,7 @@ typedef struct ddp_optim_rule {
 	int (*shape)(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *shape);
 	/* Numbers of f32 that it works on, which are aligned to 8 bytes. NULL: none. */
 	int64_t (*work)(const ddp_slot *slot);
-	/* What the tensor costs if one rank updates it for all; 0: each does. NULL: each does all. */
+	/* The tensor's cost if one rank updates it for all; 0: each rank updates it. NULL: each updates all. */
 	double (*cost)(const ddp_slot *slot);
 	/* Leaves gradients 0. All is done by kernels where the memory is (kernels.h), so nothing
 	   of the memory is looked at. */

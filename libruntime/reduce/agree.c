@@ -18,7 +18,7 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
 	return hash;
 }
 
-/* What a step makes of the parameter. */
+/* Hashes how a step treats the parameter. */
 static uint64_t hash_treatment(uint64_t hash, const ddp_slot *slot)
 {
 	const unsigned char bytes[] = {

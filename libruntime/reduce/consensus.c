@@ -83,7 +83,7 @@ bool ddp_consensus_same(const ddp_model *model, const ddp_consensus *own, const 
 	return same;
 }
 
-/* Of the loss and the largest gradient; of a rank that tells neither, its own. */
+/* Hashes the loss and the largest gradient; a rank that tells neither has a hash of its own. */
 static uint32_t samples_checksum(const ddp_model *model, double loss_sum)
 {
 	const double given[] = { loss_sum, model->magnitude.largest };

@@ -45,7 +45,7 @@ void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const flo
 /* The same of one whose largest magnitude is known. */
 void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
 
-/* What this rank says, but for `halves`, `changed` and `bad_buffers`. A rank with a wrong argument goes
+/* Fills what this rank says, except `halves`, `changed` and `bad_buffers`. A rank with a wrong argument goes
    through the step with the others, so that all of them end it with an error. An error is
    this rank's alone. */
 ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
@@ -63,7 +63,7 @@ void ddp_consensus_watch_samples(struct ddp_model *model, const ddp_consensus *o
 /* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
    rank. Collective; DDP_OK where ranks do not communicate. */
 ddp_status ddp_params_compare(struct ddp_model *model);
-/* What the sum of all ranks' gradients is divided by. */
+/* The divisor of the sum of all ranks' gradients. */
 double ddp_consensus_divisor(const struct ddp_model *model, const ddp_consensus *all);
 /* Ranks that have not joined. */
 int ddp_consensus_active(const struct ddp_model *model, const ddp_consensus *all);

@@ -25,7 +25,7 @@ static bool is_final(const ddp_slot *slot)
 	return slot->sparse_rows == 0 || slot->rows_travel;
 }
 
-/* What this rank has no gradient of counts as 0, whatever its memory holds. */
+/* A parameter without a gradient on this rank counts as 0, whatever its memory holds. */
 static ddp_status clear_gradient(ddp_model *model, int slot)
 {
 	const ddp_slot *cleared = &model->layout.slots[slot];
@@ -149,7 +149,7 @@ ddp_status ddp_model_grad_ready(ddp_model *model, int param)
 	if (status != DDP_OK)
 		return status;
 	ddp_uses_note(&model->uses, param);
-	/* What nobody expects to be used has begun to travel: the step's end tells all ranks. */
+	/* The bucket of an absent parameter may already be on its way: the step's end tells all ranks. */
 	if (!model->sync || is_absent(model, param))
 		return DDP_OK;
 	if (model->reducer.ready.announced[slot])

@@ -24,7 +24,7 @@ typedef enum ddp_hyper {
 	DDP_HYPER_FIXED_LOSS_SCALE, /* 0: none; with another loss_scaling, the first one is no matter */
 	DDP_HYPER_LOSS_SCALE_INTERVAL,
 	DDP_HYPER_TREATMENT, /* of parameters: see ddp_layout_treatment() */
-	/* What training has come to. */
+	/* The state of the training. */
 	DDP_HYPER_CURRENT_RATE, /* of learning: what ddp_model_set_learning_rate() set last */
 	DDP_HYPER_LOSS_SCALE, DDP_HYPER_GOOD_STEPS, /* as the next step begins: see optim/scaler.h */
 	DDP_HYPERS,

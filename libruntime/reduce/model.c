@@ -55,7 +55,7 @@ static ddp_status make_units(ddp_model *model, int ranks)
 	const int owners = model->strategy->per_node ? ddp_comm_local_size(comm) : ranks;
 	const int rank = model->strategy->per_node ? ddp_comm_local_rank(comm) : ddp_comm_rank(comm);
 
-	/* Of a node's, each is updated with its bucket. */
+	/* A node's units are each updated with their bucket. */
 	return ddp_units_make(&model->layout, &model->plan, model->strategy->per_node, owners,
 	                      owners > 1 ? rank : 0, &model->units);
 }
@@ -132,7 +132,7 @@ static ddp_status check_memories(const ddp_model *model)
 	                params_bytes, (const void *)model->settings.grads_memory, grads_bytes);
 }
 
-/* What can fail on this rank alone. */
+/* Does the work that can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
 {
@@ -258,7 +258,7 @@ void ddp_model_free(ddp_model *model)
 		return;
 	ddp_comm *comm = model->comm;
 
-	/* What is on its way is no step that is left. */
+	/* Parameters that are on their way leave no step unfinished. */
 	const bool known = model->failed || model->partly_updated;
 	if (model->strategy != NULL && model->own != NULL && ddp_model_arrive(model) != DDP_OK && !known)
 		ddp_comm_leave_failure(comm);
@@ -310,7 +310,7 @@ ddp_status ddp_model_arrive(ddp_model *model)
 {
 	ddp_status status = ddp_model_arrive_in(model, 0, model->layout.elements);
 
-	/* Of what has failed, a device's queue does not know. */
+	/* A device's queue does not know which buckets have failed. */
 	if (status == DDP_OK && (status = ddp_model_end_buckets(model)) != DDP_OK)
 		model->partly_updated = true;
 	return status;
@@ -326,7 +326,7 @@ ddp_status ddp_model_param_wait(ddp_model *model, int param)
 	if (slot == NULL && param != DDP_ALL_PARAMS)
 		return ddp_fail(DDP_ERR_INVALID, "no parameter has index %d; there are %d", param,
 		                model->layout.count);
-	/* Of what is not trained, nothing is on its way. */
+	/* Nothing is on its way for a tensor that is not trained. */
 	status = slot != NULL ? ddp_model_arrive_in(model, slot->offset, slot->offset + slot->count)
 	                      : ddp_model_arrive_in(model, 0, model->layout.elements);
 	if (status == DDP_OK)

@@ -103,7 +103,7 @@ ddp_status ddp_model_arrive_in(ddp_model *model, int64_t begin, int64_t end);
    has that; on a device, when its queue has come here. */
 void ddp_model_round(ddp_model *model, int64_t begin, int64_t end);
 
-/* Of the parameter that the program calls `param`; NULL if there is none. */
+/* The slot of the parameter that the program calls `param`; NULL if there is none. */
 const ddp_slot *ddp_model_slot(const ddp_model *model, int param);
 
 /* The clock of the first step starts with the first sign of work on it. */

@@ -37,7 +37,7 @@ static ddp_status lend_state(ddp_model *model)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the optimizer's state");
 }
 
-/* Of the loss, and the largest magnitudes of so many gradients. */
+/* Bytes for the loss, and for the largest magnitudes of so many gradients. */
 static size_t step_bytes(int gradients)
 {
 	return sizeof(double) + (size_t)gradients * sizeof(float);

@@ -26,7 +26,7 @@ typedef struct ddp_results {
 	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
-/* What a model on a device needs of this rank alone; lends the optimizer its memory.
+/* Opens what a model on a device needs of this rank alone; lends the optimizer its memory.
    DDP_ERR_NOMEM. */
 ddp_status ddp_on_device_open(struct ddp_model *model);
 /* No work of the queue may be under way. */

@@ -25,7 +25,7 @@ ddp_status ddp_place_open(const ddp_context *context, ddp_memory memory, void *s
 /* No work of the queue may be under way. */
 void ddp_place_close(ddp_place *place);
 
-/* What operations of a communicator are told of buffers there. */
+/* The kind of memory that a communicator's operations name for buffers there. */
 static inline ddp_memory ddp_place_memory(const ddp_place *place)
 {
 	return place->device != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;

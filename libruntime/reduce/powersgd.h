@@ -33,7 +33,7 @@ typedef struct ddp_plain_range {
 	int64_t begin, end;
 } ddp_plain_range;
 
-/* What a bucket has to send, twice: first its plain ranges, one behind the other, and the
+/* A bucket sends twice: first its plain ranges, one after the other, and the
    left factors of the matrices that end in it (which are complete when it is); then the
    right ones. */
 typedef struct ddp_powersgd_bucket {

@@ -14,11 +14,11 @@
 
 enum { STEPS = 2 * DDP_REPLAN_STEPS };
 
-/* Of the time from a step's first gradient to its end, for which a new cut is made: what is
+/* A new cut is made for this share of the time from a step's first gradient to its end: what is
    measured is not that exact. */
 static const double GAIN_LEAST = 0.02;
 
-/* Of the second cut: where its buckets end. */
+/* Finds where the buckets of the second cut end. */
 static int group(const ddp_replan *r, int *ends)
 {
 	int count = 0;
@@ -29,7 +29,7 @@ static int group(const ddp_replan *r, int *ends)
 	return count;
 }
 
-/* What all-reduces took in this measured step, as many numbers as it has had buckets; behind the
+/* The times of all-reduces in this measured step, as many as it has had buckets; after the
    last step's come those of totals, one a step. */
 static double *took_in(const ddp_replan *r, int step)
 {
@@ -39,7 +39,7 @@ static double *took_in(const ddp_replan *r, int step)
 	                  : r->took + DDP_REPLAN_STEPS * r->first_count + second * r->second_count;
 }
 
-/* Of all-reduces in all measured steps. */
+/* Counts the times of all-reduces in all measured steps. */
 static int took_count(const ddp_replan *r)
 {
 	return (r->first_count + r->second_count) * DDP_REPLAN_STEPS + STEPS;
@@ -132,14 +132,14 @@ static void take_ready(ddp_model *model, int step)
 	}
 }
 
-/* Of the optimizer in the step under way. */
+/* The optimizer's seconds in the current step. */
 static double update_seconds(const ddp_model *model)
 {
 	return ddp_watch_phase_seconds(model->context->watch, DDP_PHASE_OPTIMIZER) -
 	       model->phase_seconds[DDP_PHASE_OPTIMIZER];
 }
 
-/* Of a rank that has finished, nothing is to be seen: such a step counts on no rank. */
+/* Nothing can be seen of a rank that has finished, so such a step counts on no rank. */
 static bool counts(const ddp_model *model)
 {
 	return is_open(model) && model->stats.active_ranks == ddp_comm_size(model->comm);
@@ -216,7 +216,7 @@ static bool fit_cost(ddp_model *model, ddp_merge_case *c)
 	return true;
 }
 
-/* Of what is decided. `gain`: what `best` buckets promise. */
+/* Logs the decision. `gain`: what `best` buckets promise. */
 static void tell(const ddp_model *model, const ddp_merge_case *c, int count, int best, double gain)
 {
 	static const double ELEMENTS_PER_MIB = (1 << 20) / sizeof(float);

@@ -19,7 +19,7 @@ enum {
 	DDP_REPLAN_GROUP = 4,     /* of the first cut's buckets are one in the second */
 };
 
-/* What is left is NULL, and nothing more is noted, once the buckets are cut. */
+/* Once the buckets are cut, pointers are NULL, and nothing more is noted. */
 typedef struct ddp_replan {
 	int steps;                /* that all ranks have trained; the first is to warm up */
 	int first_count, second_count; /* buckets in the two cuts */

@@ -72,7 +72,7 @@ static void begin_added(ddp_squares *s)
 	s->added_count = 0;
 }
 
-/* What lies behind whole pieces joins them: the pieces stay the same. */
+/* Values after the last whole piece join it, so that the pieces stay the same. */
 void ddp_squares_add(ddp_model *model, const float *values, int64_t count)
 {
 	ddp_squares *s = &model->squares;

@@ -13,13 +13,13 @@
 #include "reduce/grads.h"
 #include "reduce/model_state.h"
 
-/* What the program's queue does from here on, of a device. */
+/* Marks what the program's queue on a device does from here on. */
 static void mark(ddp_model *model, ddp_phase phase)
 {
 	ddp_timeline_mark(model->timeline, phase, model->steps + 1);
 }
 
-/* Of the host, which enqueues, and of the queue. */
+/* Enters the phase on the host, which enqueues, and on the queue. */
 static void enter(ddp_model *model, ddp_phase phase)
 {
 	const ddp_phase before = ddp_watch_current_phase(model->context->watch);
@@ -145,14 +145,14 @@ static double divisor(const ddp_model *model, double own, double all)
 	return own > 0 && model->settings.loss == DDP_LOSS_SUM ? own : 1;
 }
 
-/* What the rank waits for at the end of a step. */
+/* Says what the rank waits for at the end of a step. */
 static void begin_waiting(ddp_model *model)
 {
 	ddp_watch_phase(model->context->watch,
 	                model->reducer.communicates ? DDP_PHASE_WAIT : DDP_PHASE_OPTIMIZER);
 }
 
-/* What a device found out in the backward pass, which it may still be in: that is no
+/* Fetches what a device found out in the backward pass. The device may still run it: that is no
    communication. Buckets that need not wait go ahead. */
 static ddp_status fetch(ddp_model *model, double *loss_sum)
 {
@@ -243,7 +243,7 @@ static ddp_status skip(ddp_model *model, double scale, const ddp_consensus *all,
 	return status == DDP_OK ? discard(model) : status;
 }
 
-/* What all ranks say of the step: of its weight, loss and end. */
+/* Agrees with all ranks on the step: its weight, loss and end. */
 static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool halves,
                         ddp_step_stats *stats)
 {
@@ -328,7 +328,7 @@ static double phase_since(ddp_model *model, ddp_phase phase)
 	return now - before;
 }
 
-/* Of forward or backward. */
+/* The seconds of forward or backward. */
 static double compute_since(ddp_model *model, ddp_phase phase)
 {
 	const double host = phase_since(model, phase);
@@ -470,7 +470,7 @@ ddp_status ddp_model_step(ddp_model *model, double weight, double loss_sum, ddp_
 	return end_step(model, stats);
 }
 
-/* What has piled up on this rank is of a step that it does not end. */
+/* Gradients that this rank has added belong to a step that it does not end. */
 static ddp_status contribute_nothing(ddp_model *model)
 {
 	ddp_rows_discard(&model->rows);
@@ -481,7 +481,7 @@ static ddp_status contribute_nothing(ddp_model *model)
 	return status == DDP_OK ? ddp_arena_clear(&model->grads_memory, 0, model->layout.elements) : status;
 }
 
-/* What is this rank's own mistake changes nothing: it can still call ddp_model_step(). */
+/* A mistake of this rank alone changes nothing: the rank can still call ddp_model_step(). */
 static ddp_status check_join(const ddp_model *model)
 {
 	ddp_status status = ddp_model_check(model);
@@ -547,7 +547,7 @@ ddp_status ddp_model_update_params(ddp_model *model, ddp_step_stats *stats)
 		                "ddp_model_reduce_grads() first, or ddp_model_step() for both",
 		                (long long)model->steps + 1);
 	enter(model, DDP_PHASE_OPTIMIZER);
-	/* Of a step that is skipped, what the program did to the gradients is no part of the next. */
+	/* If the step is skipped, the program's changes to the gradients are no part of the next step. */
 	status = model->stats.skipped ? discard(model) : update(model, true, &model->stats);
 	if (status != DDP_OK)
 		return fail_step(model, status);

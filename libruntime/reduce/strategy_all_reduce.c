@@ -141,7 +141,7 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update)
 		model->partly_updated = true;
 		apply(model, update, bucket->begin, bucket->end);
 	}
-	/* What travels by rows alone is complete. */
+	/* Parameters that travel by rows alone are complete. */
 	apply(model, update, model->layout.dense, model->layout.elements);
 	return DDP_OK;
 }

@@ -59,7 +59,7 @@ static ddp_status wait(ddp_model *model, int k)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the program's hook, bucket %d", k);
 }
 
-/* What the hook has started must end before its buckets' memory goes. After an error of the
+/* The hook's sums must end before its buckets' memory goes. After an error of the
    model, the program has seen to that. */
 static void close_hook(ddp_model *model)
 {

@@ -63,7 +63,7 @@ static ddp_status update_by_bucket(ddp_model *model, const ddp_update *update, b
 			status = update_units(model, update, ddp_unit_at(&model->units, bucket->begin),
 			                      ddp_unit_at(&model->units, bucket->end), squares);
 	}
-	/* What travels by rows alone is complete. */
+	/* Parameters that travel by rows alone are complete. */
 	return status == DDP_OK ? update_units(model, update, dense, model->units.count, squares) : status;
 }
 

@@ -171,7 +171,7 @@ ddp_status ddp_node_strategy_check(const ddp_model *model, int64_t steps)
 	return DDP_OK;
 }
 
-/* What the threads of one pass share. */
+/* The threads of one pass share this. */
 typedef struct pass {
 	ddp_model *model;
 	node *node;

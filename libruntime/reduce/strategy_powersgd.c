@@ -305,7 +305,7 @@ static ddp_status wait(ddp_model *model, int k)
 		float *grads = model->grads + matrix->slot->offset;
 		const dk_factors factors = { p->travel + matrix->left, p->travel + matrix->right,
 		                             matrix->rank, matrix->rows, matrix->columns };
-		/* What was kept back of it, and still is (see keep()), is no gradient of this step. */
+		/* The error that was kept of it, and still is (see keep()), is no gradient of this step. */
 		if (unused != NULL && unused[matrix->slot->param])
 			dk_zero(grads, matrix->slot->count);
 		else
@@ -316,7 +316,7 @@ static ddp_status wait(ddp_model *model, int k)
 
 /* ---- the end of a step -------------------------------------------------------------------- */
 
-/* What the step has learned counts from now on. */
+/* The step's errors and factors count from now on. */
 static void keep(ddp_model *model, const ddp_update *update)
 {
 	powersgd *p = powersgd_of(model);

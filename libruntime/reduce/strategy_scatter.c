@@ -348,7 +348,7 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 		if (status == DDP_OK)
 			status = update_units(model, update, first, end);
 	}
-	/* What travels by rows alone is complete. */
+	/* Parameters that travel by rows alone are complete. */
 	if (status == DDP_OK)
 		status = update_units(model, update, ddp_unit_at(&model->units, model->layout.dense),
 		                      model->units.count);
@@ -383,7 +383,7 @@ static ddp_status gather_from(ddp_model *model, const float *shard, float *whole
 	return status;
 }
 
-/* What a device has of it, on the host. */
+/* Copies a device's part of it to the host. */
 static ddp_status fetch_shard(const ddp_model *model, int i, float **shard)
 {
 	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard);

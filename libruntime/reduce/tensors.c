@@ -9,7 +9,7 @@
 #include "comm/agree.h"
 #include "reduce/model_state.h"
 
-/* Of parameter `param`, or of the optimizer's state `state` for it (-1: of itself). */
+/* Adds the tensor of parameter `param` (`state` -1), or of the optimizer's state `state` for it. */
 static ddp_status add_tensor(ddp_model *model, int param, int state, float *arena,
                              ddp_tensors *tensors)
 {

@@ -23,7 +23,7 @@ typedef struct ddp_unit {
 	int first_piece, end_piece; /* of this rank's slice */
 } ddp_unit;
 
-/* What a thread works on at a time. */
+/* A thread works on one piece at a time. */
 typedef struct ddp_piece {
 	int64_t begin, end;  /* elements of the arenas */
 	int64_t kept;        /* where the first is in what this rank keeps */
@@ -48,7 +48,7 @@ void ddp_units_free(ddp_units *units);
 void ddp_unit_slice(const ddp_units *units, const ddp_unit *unit, int rank, int64_t *begin,
                     int64_t *end);
 
-/* Of how many pieces so many elements are. */
+/* The number of pieces in so many elements. */
 int64_t ddp_pieces_in(int64_t elements);
 
 /* The unit that the arenas' element `offset` is of; the count if it is behind them. */

@@ -34,10 +34,10 @@ void ddp_uses_reset(ddp_uses *uses);
 bool ddp_uses_counts(const ddp_uses *uses);
 /* At most so many numbers are added to a consensus. */
 int ddp_uses_words_max(const ddp_uses *uses);
-/* What this rank says: writes the numbers, and returns how many. `joined`: it says
+/* Writes the numbers that this rank says, and returns how many. `joined`: it says
    that it uses nothing, which is no change. */
 int ddp_uses_state(ddp_uses *uses, bool joined, double *words);
-/* What all say: sums of as many. `whole`: no rank has joined. */
+/* Takes the sums of all ranks' numbers. `whole`: no rank has joined. */
 void ddp_uses_agree(ddp_uses *uses, const double *words, bool whole);
 /* The step has updated what is used. */
 void ddp_uses_end_step(ddp_uses *uses);

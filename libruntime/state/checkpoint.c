@@ -272,7 +272,7 @@ static ddp_status move_users(ddp_model *model, struct load *load)
 	return status == DDP_OK ? ddp_users_scatter(ddp_model_comm(model), &load->users) : status;
 }
 
-/* What can fail on this rank alone. */
+/* Does the work that can fail on this rank alone. */
 static ddp_status prepare_load(ddp_model *model, struct load *load)
 {
 	ddp_status status = ddp_transfer_make(model, &load->transfer);

@@ -16,7 +16,7 @@
 static const char metadata_key[] = "__metadata__";
 static const char header_sum_field[] = "\"crc32c\":\"";
 
-/* Of the format's types; 0 if it is none. */
+/* The size of one of the format's types; 0 if it is none. */
 static int64_t dtype_bytes(const char *dtype)
 {
 	static const struct { const char *name; int bytes; } types[] = {

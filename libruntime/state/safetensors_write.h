@@ -5,7 +5,7 @@
 
 #include "state/safetensors.h"
 
-/* What to write: tensors in this order, and metadata as pairs. */
+/* A file has tensors in this order, and metadata as pairs. */
 typedef struct ddp_safetensors_tensor {
 	const char *name;
 	int ndim;

@@ -126,7 +126,7 @@ struct save {
 	ddp_model *model;
 };
 
-/* What a file may lack, it does. */
+/* A file leaves out a tensor of zeros that it may lack. */
 static bool is_left_out(const ddp_tensor *tensor)
 {
 	return tensor->optional && dk_largest(tensor->data, ddp_tensor_elements(tensor)) == 0;
@@ -217,7 +217,7 @@ static ddp_status collect(struct save *save)
 		ddp_store_list_later(save->dir, save->position.step, &save->later);
 	if (save->tensors.list == NULL) {
 		status = ddp_model_tensors(save->model, true, &save->tensors);
-		/* What a strategy keeps is of all ranks; one alone knows its own part. */
+		/* A strategy's tensors are of all ranks; a rank that is alone knows its own part only. */
 		for (; save->alone && save->tensors.extras > 0; save->tensors.extras--)
 			free(save->tensors.list[--save->tensors.count].name);
 		if (status == DDP_OK)
@@ -298,7 +298,7 @@ static ddp_status end_background(struct owner *owner)
 	return status;
 }
 
-/* What the list has in arenas of its own needs no copy. */
+/* A tensor in an arena of the list's own needs no copy. */
 static bool is_own(const ddp_tensors *tensors, int i)
 {
 	const ddp_tensor *tensor = &tensors->list[i];
@@ -457,7 +457,7 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 {
 	struct save save = { .dir = dir, .model = model };
 
-	/* What a thread of this process still writes is not what a crash left. */
+	/* A file that a thread of this process still writes is not the rest of a crash. */
 	ddp_status status = ddp_save_end(model);
 	if (status != DDP_OK)
 		return status;
@@ -466,7 +466,7 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	return status;
 }
 
-/* What another thread still writes, of a rank that is alone now. */
+/* Waits for the file that another thread still writes, on a rank that is alone now. */
 static void write_before(ddp_model *model)
 {
 	if (end_file(model) != DDP_OK)

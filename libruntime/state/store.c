@@ -244,7 +244,7 @@ static bool is_among(const ddp_later *later, int64_t step)
 	return false;
 }
 
-/* What fails here costs room, not data: a warning. */
+/* A failure here costs room and no data, so it is a warning. */
 static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later)
 {
 	int64_t *steps = NULL;

@@ -29,7 +29,7 @@ ddp_status ddp_users_own(int rank, const ddp_model *model, ddp_users *users);
 int ddp_users_tensors(const ddp_users *users, char (*names)[DDP_USER_NAME_MAX], int64_t *shapes,
                       ddp_safetensors_tensor *tensors);
 
-/* What can fail on this rank alone, before ddp_users_read(). */
+/* Does, before ddp_users_read(), the work that can fail on this rank alone. */
 ddp_status ddp_users_prepare(int ranks, ddp_users *users);
 /* Rank 0: from a file. */
 ddp_status ddp_users_read(const ddp_safetensors *file, ddp_users *users);

@@ -319,7 +319,7 @@ static ddp_status save(const training *loop)
 	ddp_model *model = loop->model;
 	const bool last = model->steps >= options->steps || loop->stops, beside = options->checkpoint_async && !last;
 
-	/* Of the checkpoint before. The last one waits for it, too, and is written whatever became of it. */
+	/* The status of the checkpoint before. The last one waits for it, too, and is written even if it failed. */
 	ddp_status status = beside ? forgive(loop, ddp_checkpoint_wait(model), model->steps) : DDP_OK;
 	if (status == DDP_OK)
 		status = (beside ? ddp_checkpoint_save_async : ddp_checkpoint_save)(

@@ -62,7 +62,7 @@ enum ddp_writer {
 	DDP_WRITER_NCCL /* libnccl-profiler-ddp.so */
 };
 
-/* What lasts, and is described by collective_text. */
+/* Says which wait lasts; collective_text describes it. */
 enum ddp_waiting {
 	DDP_WAITING_NOT,
 	DDP_WAITING_COLLECTIVE, /* `collective` */

@@ -38,7 +38,7 @@ void ddp_watch_bucket(ddp_watch *watch, int bucket);
 /* A collective of the step is complete; a row in the trace. */
 void ddp_watch_communication(ddp_watch *watch, const char *name, int64_t bytes,
                              uint64_t start_ns, uint64_t end_ns);
-/* What a device's queue did of a step; a row in the trace. */
+/* Adds a row to the trace: a part of a step that a device's queue did. */
 void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t start_ns, uint64_t end_ns);
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats);
 

@@ -299,7 +299,7 @@ ddp_status ddp_acceptor_open(ddp_acceptor *a)
 	return status;
 }
 
-/* What has come is read before anybody is dropped. */
+/* Reads what has come before it drops anybody. */
 static ddp_status move(ddp_acceptor *a)
 {
 	struct epoll_event events[EVENTS];

@@ -21,7 +21,7 @@ enum { DDP_UNPROVEN_MAX = 256 };
 struct ddp_newcomer;
 
 typedef struct ddp_acceptor {
-	/* What the caller says. */
+	/* The caller sets these. */
 	int listener;        /* the acceptor closes it, whatever comes */
 	const ddp_key *key;  /* has to stay */
 	const char *who;     /* "wire-up: rank 0 on n0", for the log; has to stay */

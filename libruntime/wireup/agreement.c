@@ -300,7 +300,7 @@ static void read_boot_id(char *text, size_t bytes)
 	fclose(file);
 }
 
-/* What has the same name is one node. Several slurmds on one machine share its
+/* Ranks with the same name are on one node. Several slurmds on one machine share its
    boot id, and maybe its host name. */
 static size_t pack(const ddp_job *job, char *packed, size_t room)
 {

@@ -220,7 +220,7 @@ static ddp_status has_ended(const ddp_job *job, int process, pmix_status_t rc)
 	                PMIx_Error_string(rc));
 }
 
-/* What the process that PMIx calls `process` gave, which the fence brought. */
+/* Gets the blob of the process that PMIx calls `process`, which the fence brought. */
 static ddp_status get(const struct pmix_wireup *wireup, int process, void **blobs, size_t *sizes)
 {
 	char key[PMIX_MAX_KEYLEN + 1];

@@ -115,7 +115,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 	bool own_name = names_this_node(job), loopback = false;
 
 	for (; found != NULL && rendezvous->count < DDP_RENDEZVOUS_ADDRESSES; found = found->ai_next) {
-		/* Of another node's name it would be an address of this one. */
+		/* For another node's name it would be an address of this node. */
 		if (job->nnodes > 1 && is_loopback(found->ai_addr) && !own_name)
 			continue;
 		loopback |= is_loopback(found->ai_addr);

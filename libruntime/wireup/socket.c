@@ -132,7 +132,7 @@ static ddp_status bind_error(const ddp_job *job, const ddp_rendezvous *rendezvou
 	                      rendezvous->where);
 }
 
-/* Of IPv6, and with that of IPv4, too. */
+/* The address of all interfaces in IPv6, which takes IPv4, too. */
 static bool is_every_address(const struct sockaddr_storage *address)
 {
 	return address->ss_family == AF_INET6 &&

@@ -18,7 +18,7 @@ enum {
 	DESCRIPTORS_SPARE = 256 /* for whatever else the process has open */
 };
 
-/* What has come of a rank's blob. *done once it is complete. */
+/* Reads what has come of a rank's blob. *done: it is complete. */
 static ddp_status read_blob(struct ddp_centre *centre, struct ddp_link *link, bool *done)
 {
 	ddp_frame_reader *reader = &link->reader;
@@ -58,7 +58,7 @@ static ddp_status watch_all(struct ddp_centre *centre, uint32_t events)
 	return DDP_OK;
 }
 
-/* What came of one rank while blobs are gathered; *left counts down. */
+/* Takes what came from one rank while blobs are gathered; *left counts down. */
 static ddp_status gather_from(struct ddp_centre *centre, struct ddp_link *link, int *left)
 {
 	bool done;

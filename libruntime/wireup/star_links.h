@@ -50,7 +50,7 @@ void ddp_link_free(struct ddp_link *link);
 void ddp_link_say(const struct ddp_link *link, const void *message, size_t bytes);
 /* Drops who has not proven the key. From then on, all events have a link. */
 void ddp_centre_stop_listening(struct ddp_centre *centre);
-/* What epoll has by the deadline, or within a second; *count may be 0. */
+/* Waits for events until the deadline, a second at most; *count may be 0. */
 ddp_status ddp_centre_events(struct ddp_centre *centre, uint64_t deadline_ns,
                              struct epoll_event events[DDP_EVENTS], int *count);
 /* The ranks without a connection, or, with `blob`, without a blob. */

@@ -120,7 +120,7 @@ ddp_status net_receiver_begin(net_worker *worker, const ddp_hello *hello, int fd
 	return status;
 }
 
-/* Of UCX's requests. */
+/* Counts UCX's requests that are active. */
 static int count_active(const net_connection *c)
 {
 	int active = c->closing.active + c->hello_in.active + c->end_in.active + c->end_out.active;
@@ -408,7 +408,7 @@ static void close_ep(net_connection *c, bool forced)
 	c->ep = NULL;
 }
 
-/* Of a peer that UCX has lost: its control socket is open, so it may yet tell what it has had. */
+/* UCX has lost the peer, but its control socket is open, so the peer may yet tell what it has received. */
 static bool may_yet_tell(net_connection *c, const char **why)
 {
 	if (!net_control_alive(c->fd, &c->notice, why))
@@ -432,7 +432,7 @@ void net_connection_look(net_connection *c)
 
 	if (c->gone || (!ended && seems_there(c, &why)))
 		return;
-	/* What came before the end is taken. */
+	/* Messages that came before the end are taken. */
 	drain(c);
 	if (c->lost != UCS_OK && !ended && net_control_alive(c->fd, &c->notice, &why))
 		why = "it has not closed the connection, but UCX has lost it";

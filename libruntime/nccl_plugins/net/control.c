@@ -76,7 +76,7 @@ static bool towards_master(struct sockaddr_storage *address)
 	return known;
 }
 
-/* Of two interfaces, the one with the higher rating is taken; 0: none of use. */
+/* The interface with the higher rating is taken; 0: it is of no use. */
 static int rating(const struct ifaddrs *i)
 {
 	static const char *const local[] = { "docker", "podman", "cni", "virbr", "veth", "br-" };

@@ -88,7 +88,7 @@ static ddp_status write_card(net_handshake *h, const net_card *c)
 
 /* ---- the machine ---------------------------------------------------------------------- */
 
-/* What the peer calls its host is shown to users. */
+/* Messages show users the name that the peer gives its host. */
 static void keep_host(net_handshake *h, const char *host)
 {
 	size_t length = strnlen(host, DDP_AUTH_HOST_BYTES - 1);

@@ -22,7 +22,7 @@
 
 enum { NET_ADDRESS_MAX = 64 << 10 };
 
-/* What one side tells the other of itself. */
+/* One side tells the other this about itself. */
 typedef struct net_card {
 	int rank;                /* -1: it has none */
 	uint32_t connection;     /* by which messages to it are known */
@@ -65,7 +65,7 @@ size_t net_handshake_room(net_handshake *h, void **at);
    so of us. */
 ddp_status net_handshake_filled(net_handshake *h, size_t bytes);
 
-/* What is to be sent; `net_handshake_sent()` says how much of it was. */
+/* The bytes to send next; `net_handshake_sent()` says how many of them were sent. */
 size_t net_handshake_output(const net_handshake *h, const void **from);
 void net_handshake_sent(net_handshake *h, size_t bytes);
 

@@ -12,7 +12,7 @@
 
 enum { NET_TAG_BITS = 31 };
 
-/* What a connection says itself: the first and the last message. */
+/* A connection sends two messages of its own: the first and the last. */
 enum net_word { NET_HELLO = 1, NET_END = 2 };
 
 static inline ucp_tag_t net_tag(uint32_t connection, int tag)

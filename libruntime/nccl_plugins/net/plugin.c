@@ -16,7 +16,7 @@ static const char name[] = "ddpucx";
 
 enum { MESSAGE_MAX = 1 << 30, CONNECTIONS_MAX = 1 << 16 };
 
-/* What v11 and v12 have for each of NCCL's communicators, and the others once. */
+/* v11 and v12 have one for each of NCCL's communicators, the other versions one in all. */
 typedef struct net_context {
 	uint64_t communicator;
 } net_context;

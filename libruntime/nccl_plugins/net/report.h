@@ -15,7 +15,7 @@ void net_report_to(net_logger logger);
 void net_info(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void net_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* What NCCL gets for it. */
+/* The result that NCCL gets for the status. */
 net_result net_result_of(ddp_status status);
 /* The calling thread's last error as a warning, and what NCCL gets for it. DDP_OK: NET_SUCCESS. */
 net_result net_report(ddp_status status);

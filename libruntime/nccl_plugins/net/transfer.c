@@ -186,7 +186,7 @@ ddp_status net_transfer_receive(net_connection *c, int count, void *const *data,
 		net_operation *o = &r->operations[i];
 		net_receive_begin(o, c->worker->ucx, &slice, net_tag(c->own_id, tags[i]));
 		o->memory = memories != NULL ? memories[i] : NULL;
-		/* What the peer sent before it went is there to be taken. */
+		/* Messages that the peer sent before it went can still be taken. */
 		if (c->gone)
 			net_receive_cancel(o, c->worker->ucx);
 	}

@@ -12,7 +12,7 @@
 #include "nccl_plugins/net/device.h"
 #include "nccl_plugins/net/handshake.h"
 
-/* What UCX may still write to. UCX 1.13 does not end all that was under way with a process
+/* UCX may still write to this memory. UCX 1.13 does not end all that was under way with a process
    that has died; it does with the worker, but for a connection that is being made. */
 typedef struct net_leftover {
 	struct net_leftover *next;
@@ -51,7 +51,7 @@ void net_worker_unlock(net_worker *w);
 
 /* ---- with the lock ---- */
 
-/* Of this process: what connections of it tell their peers. Nothing of it is copied. */
+/* Fills the card that connections of this process give their peers. Its texts are not copied. */
 void net_worker_card(const net_worker *w, uint32_t connection, net_card *card);
 
 /* From now on the kernel lets the peer's host connect to UCX, and UCX of this process proves the key to the peer's. */

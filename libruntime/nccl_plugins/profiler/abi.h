@@ -12,13 +12,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of ncclResult_t. */
+/* Values of ncclResult_t. */
 enum { DDP_NCCL_SUCCESS = 0, DDP_NCCL_SYSTEM_ERROR = 2 };
 
 /* Kinds of events: bits of the mask that init gives. Other kinds may come unasked. */
 enum { DDP_NCCL_COLLECTIVE = 1 << 1, DDP_NCCL_P2P = 1 << 2, DDP_NCCL_KERNEL = 1 << 6 };
 
-/* Of ncclDebugLogLevel and ncclDebugLogSubSys. */
+/* Values of ncclDebugLogLevel and ncclDebugLogSubSys. */
 enum { DDP_NCCL_LOG_INFO = 3, DDP_NCCL_LOG_INIT = 1 };
 typedef void (*ddp_nccl_log)(int level, unsigned long flags, const char *file, int line,
                              const char *format, ...);

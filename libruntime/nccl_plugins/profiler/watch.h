@@ -13,7 +13,7 @@
 
 typedef struct ddp_nccl_comm ddp_nccl_comm;
 
-/* What NCCL tells of an operation; its texts are constants of NCCL's. */
+/* NCCL tells this of an operation; the texts are constants of NCCL's. */
 typedef struct ddp_nccl_call {
 	const char *function; /* "AllReduce" */
 	const char *type;     /* "ncclFloat32" */
