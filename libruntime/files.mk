@@ -123,7 +123,9 @@ comm_sources = \
 	libruntime/comm/follow.c libruntime/comm/follow.h \
 	libruntime/comm/front.c libruntime/comm/front.h \
 	libruntime/comm/host.c libruntime/comm/host.h \
+	libruntime/comm/on_device.c libruntime/comm/on_device.h \
 	libruntime/comm/request.c libruntime/comm/request.h \
+	libruntime/comm/self.c libruntime/comm/self.h \
 	libruntime/comm/nccl/abi.h \
 	libruntime/comm/nccl/collective.c libruntime/comm/nccl/collective.h \
 	libruntime/comm/nccl/handle.c libruntime/comm/nccl/handle.h \
@@ -134,8 +136,6 @@ comm_sources = \
 	libruntime/comm/nccl/nccl.c libruntime/comm/nccl/nccl.h \
 	libruntime/comm/nccl/reduction.c libruntime/comm/nccl/reduction.h \
 	libruntime/comm/nccl/scratch.c libruntime/comm/nccl/scratch.h \
-	libruntime/comm/staged/sides.c libruntime/comm/staged/sides.h \
-	libruntime/comm/staged/staged.c libruntime/comm/staged/staged.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \

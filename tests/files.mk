@@ -132,12 +132,14 @@ tests_device_libddp_test_la_SOURCES = \
 	tests/device/host_task.c tests/device/host_task.h \
 	tests/device/host_whole_kernels.c \
 	tests/device/services.c tests/device/services.h \
+	tests/device/staged.c tests/device/staged.h \
 	tests/device/test_capture.c tests/device/test_capture.h \
 	tests/device/test_device.c tests/device/test_device.h \
 	tests/device/test_memory.c tests/device/test_memory.h \
 	tests/device/test_order.c tests/device/test_order.h \
 	tests/device/test_queue.c tests/device/test_queue.h \
 	libruntime/base/c_locale.c libruntime/base/text.c \
+	libruntime/comm/on_device.c libruntime/comm/ops/names.c \
 	libruntime/device/cpu.c libruntime/device/device.c libruntime/device/module.c
 tests_device_libddp_test_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
 tests_device_libddp_test_la_LIBADD = kernels/libkernels.la $(MATH_LIBS)

@@ -9,6 +9,7 @@
 #include "base/wait.h"
 #include "tests/device/host_kernels.h"
 #include "tests/device/services.h"
+#include "tests/device/staged.h"
 #include "tests/device/test_capture.h"
 #include "tests/device/test_queue.h"
 
@@ -542,4 +543,5 @@ const ddp_device_backend ddp_device_module = {
 	.event_create = test_event_create, .event_free = test_event_free,
 	.event_record = test_event_record, .event_query = test_event_query,
 	.event_sync = test_event_sync, .event_seconds = test_event_seconds, .kernels = ddp_host_kernels_open,
+	.operations = ddp_test_operations,
 };

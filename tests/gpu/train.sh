@@ -6,8 +6,8 @@
 set -u
 device=cuda
 [ "${1:-}" != --device ] || device=$2
-carrier="way of the host's memory" # of what ranks reduce
-[[ $device != cuda* ]] || carrier='NCCL: NCCL [0-9]'
+carrier='without NCCL' # of what ranks reduce
+[[ $device != cuda* ]] || carrier='by NCCL: NCCL [0-9]'
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh
 . "$(dirname "$0")/../support/example.sh"
@@ -123,8 +123,8 @@ two_ranks() {
 	cat "$work"/out.? >"$work/out"
 	cat "$work"/err.? >"$work/err"
 	[ $status = 0 ] && for rank in 0 1; do
-		grep -q "operations on the memory of .* run by $carrier" "$work/err.$rank" ||
-			{ echo "# rank $rank does not say that its operations are run by $carrier"; return 1; }
+		grep -q "operations on the memory of .* run $carrier" "$work/err.$rank" ||
+			{ echo "# rank $rank does not say that its operations are run $carrier"; return 1; }
 	done
 }
 

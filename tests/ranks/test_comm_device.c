@@ -34,6 +34,136 @@ static void operations_agree_with_the_reference(void **state)
 	assert_int_equal(test_run_world(cases, 3, nodes, test_run_cases), 0);
 }
 
+/* ---- one rank without NCCL ------------------------------------------------------------------- */
+
+static const ddp_device_options as_a_gpu = { .seed = 7, .delay_us = 200, .check_order = true, .one_function = true };
+
+static void one_rank_needs_no_nccl(void **state)
+{
+	const test_cases cases = { .seed = 7500, .batches = 4 * BATCHES, .most = 200000, .device = "test", .one_function = true };
+
+	(void)state;
+	assert_int_equal(test_run_world(cases, 1, NULL, test_run_cases), 0);
+}
+
+/* The host waits for nothing, and all is done in order. */
+static int keep_order(ddp_comm *comm, void *argument)
+{
+	static const float ones[4] = { 1, 1, 1, 1 };
+	static test_lingering lingering;
+	ddp_request *request;
+	device_rank d;
+	bool done;
+
+	(void)argument;
+	test_device_set_up(&d, comm, &as_a_gpu);
+	test_device_read(&d);
+	CHECK(d.host[0] == 0 && d.host[3] == 0);
+	ddp_operation c = test_device_sum(&d, 4);
+	c.scaled = true;
+	c.scale = 3;
+	CHECK_OK(ddp_device_launch(d.device, d.stream, test_device_linger, &lingering));
+	CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, ones, sizeof(ones)));
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	CHECK_OK(ddp_test(request, &done));
+	CHECK(!done);
+	CHECK_OK(ddp_wait_on(request, d.other));
+	CHECK_OK(ddp_device_copy(d.device, d.other, d.host, d.memory, sizeof(d.host)));
+	atomic_store(&lingering.goes_on, true);
+	CHECK_OK(ddp_wait(request));
+	CHECK(test_device_lingered(&lingering));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.other));
+	for (int i = 0; i < 4; i++)
+		CHECK(d.host[i] == 3);
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+/* The copy to a device's memory that is too small cannot be enqueued, but that from it is. */
+static int fail_in_part(ddp_comm *comm, void *argument)
+{
+	static test_lingering lingering;
+	ddp_request *request;
+	device_rank d;
+	void *larger, *smaller;
+
+	(void)argument;
+	test_device_set_up(&d, comm, &as_a_gpu);
+	CHECK_OK(ddp_device_alloc(d.device, 4096 * sizeof(float), &larger));
+	CHECK_OK(ddp_device_alloc(d.device, sizeof(float), &smaller)); /* behind it */
+	CHECK_OK(ddp_device_fill(d.device, d.stream, larger, 0, 4096 * sizeof(float)));
+	ddp_operation c = test_device_sum(&d, 4096);
+	c.send = larger;
+	c.recv = smaller;
+	c.scaled = true;
+	c.scale = 3;
+	CHECK_OK(ddp_device_launch(d.device, d.stream, test_device_linger, &lingering));
+	CHECK_OK(ddp_issue(comm, &c, &request));
+	CHECK_OK(ddp_wait_on(request, d.other));
+	atomic_store(&lingering.goes_on, true);
+	CHECK(ddp_wait(request) == DDP_ERR_INVALID);
+	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
+	CHECK(test_device_lingered(&lingering));
+	CHECK_OK(ddp_device_free(d.device, larger));
+	CHECK_OK(ddp_device_free(d.device, smaller));
+	c = test_device_sum(&d, 4);
+	CHECK_OK(ddp_run(comm, &c));
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+static int give_messages_up(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	ddp_comm *part;
+	device_rank d;
+
+	(void)argument;
+	test_device_set_up(&d, comm, &as_a_gpu);
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	for (int i = 0; i < 2; i++) {
+		const ddp_operation c = test_device_message(&d, DDP_RECV, 0, i);
+		CHECK_OK(ddp_issue(part, &c, &requests[i]));
+	}
+	CHECK_OK(ddp_comm_free(part));
+	for (int i = 0; i < 2; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
+		CHECK(strstr(ddp_last_error(), "recv had not met its counterpart") != NULL);
+	}
+	CHECK_OK(ddp_mem_free(comm, d.memory));
+	return 0;
+}
+
+static int send_more_than_received(ddp_comm *comm, void *argument)
+{
+	ddp_request *requests[2];
+	device_rank d;
+
+	(void)argument;
+	test_device_set_up(&d, comm, &as_a_gpu);
+	ddp_operation c = test_device_message(&d, DDP_SEND, 0, 2);
+	c.count = 2;
+	CHECK_OK(ddp_issue(comm, &c, &requests[0]));
+	c = test_device_message(&d, DDP_RECV, 0, 2);
+	CHECK_OK(ddp_issue(comm, &c, &requests[1]));
+	for (int i = 0; i < 2; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_MISMATCH);
+		CHECK(strstr(ddp_last_error(), "sent 2 elements of f32 to itself by tag 2, but receives 1 of f32") != NULL);
+	}
+	return 0;
+}
+
+static void one_rank_keeps_the_order_of_queues(void **state)
+{
+	int (*const bodies[])(ddp_comm *, void *) = { keep_order, fail_in_part, give_messages_up, send_more_than_received };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
+		const test_world world = { .ranks = 1, .timeout_ms = 20000, .body = bodies[i] };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
 /* ---- the host waits for nothing ------------------------------------------------------------ */
 
 /* Rank 1 comes when rank 0 has enqueued all that is to follow. */
@@ -312,6 +442,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(operations_agree_with_the_reference),
+		cmocka_unit_test(one_rank_needs_no_nccl),
+		cmocka_unit_test(one_rank_keeps_the_order_of_queues),
 		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
 		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
 		cmocka_unit_test(an_operation_begins_behind_its_queue),

@@ -16,6 +16,7 @@ typedef struct test_cases {
 	const char *device; /* in whose memory half of them are; NULL: none */
 	bool nccl;          /* by NCCL, on device "test" a stand-in for it, */
 	int nccl_polls;     /* each of whose calls is in progress for so long */
+	bool one_function;  /* the device runs functions one at a time, as a GPU does: one rank goes without NCCL */
 } test_cases;
 
 /* A test_world body; the argument is a test_cases. */

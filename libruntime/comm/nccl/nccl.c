@@ -16,8 +16,8 @@
 #include "comm/nccl/message.h"
 #include "comm/nccl/reduction.h"
 #include "comm/nccl/scratch.h"
+#include "comm/on_device.h"
 #include "comm/request.h"
-#include "comm/staged/sides.h"
 
 /* NCCL may notice first that a rank has died, but not which: so long ours may tell. */
 enum { GRACE_MS = 2000 };
@@ -110,23 +110,11 @@ static void free_operation(ddp_nccl_operation *o)
 	free(o);
 }
 
-static ddp_status check_memory(const ddp_nccl_lane *lane, const ddp_side *side, const ddp_operation *c)
-{
-	const ddp_device_info *info = ddp_device_describe(lane->device);
-
-	if (side->memory == NULL || ddp_side_count(side) == 0 || ddp_device_owns(lane->device, side->memory))
-		return DDP_OK;
-	return ddp_fail(DDP_ERR_INVALID, "%s: %p is not in the memory of the device %s:%d", ddp_kind_name(c->kind),
-	                (void *)side->memory, info->kind, info->index);
-}
-
 static ddp_status check(const ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	const ddp_sides sides = ddp_sides_of(lane->comm, c);
-	ddp_status status = check_memory(lane, &sides.input, c);
+	const ddp_status status = ddp_sides_check(lane->comm, &sides, c->kind);
 
-	if (status == DDP_OK)
-		status = check_memory(lane, &sides.output, c);
 	return status == DDP_OK && ddp_kind_reduces(c->kind) ? ddp_nccl_check_reduction(lane, c) : status;
 }
 
@@ -236,19 +224,6 @@ static void stop_messages(ddp_nccl_lane *lane)
 	}
 }
 
-/* When NCCL's queue came to it, of an operation that has just ended: it took so long by the device's
-   clock. The host's may have seen the end later. */
-static ddp_status note_start(const ddp_nccl_lane *lane, const ddp_nccl_operation *o, ddp_request *request)
-{
-	double seconds = 0;
-	ddp_status status = ddp_device_event_seconds(lane->device, o->start, o->end, &seconds);
-	const uint64_t now = ddp_now_ns(), took = (uint64_t)(seconds * 1e9);
-
-	if (status == DDP_OK && took < now && now - took > request->start_ns)
-		request->start_ns = now - took;
-	return status;
-}
-
 static ddp_status poll(void *self, ddp_request *request, bool *done)
 {
 	ddp_nccl_lane *lane = self;
@@ -260,7 +235,7 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 		stop_messages(lane);
 	ddp_status status = is_over(lane, o, done);
 	if (status == DDP_OK && *done && o->stage == DDP_NCCL_ENQUEUED && !lane->aborted)
-		status = note_start(lane, o, request);
+		status = ddp_note_start(lane->device, o->start, o->end, request);
 	if (status != DDP_OK) {
 		*done = true;
 		status = ddp_comm_break(lane->comm, status, lane->comm->rank, "%s", ddp_last_error());

@@ -145,7 +145,7 @@ typedef struct ddp_comm_info {
 	                               "recursive_doubling" or "recursive_halving"; "" before one */
 	const char *instructions;   /* with which the host combines: "generic", "AVX2", "AVX-512" or
 	                               "AVX-512 with FP16" */
-	const char *device_backend; /* of operations on a device's memory: "nccl" or "staged"; "" before
+	const char *device_backend; /* of operations on a device's memory: "nccl", or "self" of one rank; "" before
 	                               the first one of lane 0 */
 	uint64_t reserved[4];
 } ddp_comm_info;

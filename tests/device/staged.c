@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/staged/staged.h"
+#include "tests/device/staged.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,9 +11,11 @@
 #include "comm/core/comm.h"
 #include "comm/core/futex.h"
 #include "comm/host.h"
+#include "comm/on_device.h"
+#include "comm/ops/names.h"
 #include "comm/request.h"
-#include "comm/staged/sides.h"
 #include "device/device.h"
+#include "tests/device/services.h"
 
 enum { SLOTS = 4, SLOT_BYTES = 512 * 1024, QUEUES = 5 };
 
@@ -124,6 +126,14 @@ static void await_message(void *argument)
 		ddp_futex_wait(&o->told, 0, 1000000000);
 }
 
+/* Elements first .. first + most - 1 of a block, as far as it goes. */
+static size_t part_of(size_t count, size_t first, size_t most)
+{
+	const size_t left = count > first ? count - first : 0;
+
+	return left < most ? left : most;
+}
+
 /* ---- copies -------------------------------------------------------------------------------- */
 
 /* Elements first .. first + most - 1 of each block, to or from the host's `area`. */
@@ -136,7 +146,7 @@ static ddp_status copy_side(const operation *o, ddp_device_queue *queue, const d
 
 	for (int b = 0; b < side->blocks && side->memory != NULL && status == DDP_OK; b++) {
 		const size_t count = side->counts != NULL ? side->counts[b] : side->count;
-		const size_t bytes = ddp_side_part(count, first, most) * element;
+		const size_t bytes = part_of(count, first, most) * element;
 		char *at = block + (bytes > 0 ? first : 0) * element;
 		status = ddp_device_copy(o->staged->device, queue, to_host ? area : at, to_host ? at : area, bytes);
 		area += bytes;
@@ -215,12 +225,12 @@ static void describe_chunk(operation *o, size_t number, size_t first, size_t mos
 	k->c.recv = output;
 	if (o->sides.whole)
 		return;
-	k->c.count = ddp_side_part(o->c.count, first, most);
+	k->c.count = part_of(o->c.count, first, most);
 	if (o->c.counts == NULL)
 		return;
 	size_t *counts = o->counts + number * (size_t)ranks;
 	for (int r = 0; r < ranks; r++)
-		counts[r] = ddp_side_part(o->c.counts[r], first, most);
+		counts[r] = part_of(o->c.counts[r], first, most);
 	k->c.counts = counts;
 }
 
@@ -252,11 +262,12 @@ static ddp_status enqueue_chunk(operation *o, size_t number, size_t first, size_
 static size_t elements_per_chunk(const operation *o)
 {
 	const staged *s = o->staged;
-	const size_t blocks = (size_t)ddp_sides_blocks(s->comm, o->c.kind);
+	/* The most that a side of this kind has, the same on all ranks. */
+	const int blocks = o->c.kind >= DDP_REDUCE_SCATTER && o->c.kind <= DDP_ALL_TO_ALL ? s->comm->size : 1;
 
 	if (o->sides.whole || o->c.kind == DDP_BARRIER)
 		return SIZE_MAX;
-	return s->slot_bytes / (blocks * o->sides.element);
+	return s->slot_bytes / ((size_t)blocks * o->sides.element);
 }
 
 static ddp_status enqueue_collective(operation *o, size_t chunks, size_t most)
@@ -358,15 +369,6 @@ static ddp_status new_operation(staged *s, const ddp_operation *c, size_t chunks
 	return ddp_device_event_create(s->device, &o->end);
 }
 
-static ddp_status check_memory(const staged *s, const ddp_side *side, const ddp_operation *c)
-{
-	if (side->memory == NULL || ddp_side_count(side) == 0 || ddp_device_owns(s->device, side->memory))
-		return DDP_OK;
-	return ddp_fail(DDP_ERR_INVALID, "%s: %p is not in the memory of the device %s:%d",
-	                ddp_kind_name(c->kind), (void *)side->memory, ddp_device_describe(s->device)->kind,
-	                ddp_device_describe(s->device)->index);
-}
-
 static ddp_status issue(void *self, ddp_request *request)
 {
 	staged *s = self;
@@ -383,9 +385,7 @@ static ddp_status issue(void *self, ddp_request *request)
 	o->sides.whole |= message;
 	const size_t most = elements_per_chunk(o);
 	const size_t chunks = o->sides.longest > most ? (o->sides.longest - 1) / most + 1 : 1;
-	ddp_status status = check_memory(s, &o->sides.input, &o->c);
-	if (status == DDP_OK)
-		status = check_memory(s, &o->sides.output, &o->c);
+	ddp_status status = ddp_sides_check(s->comm, &o->sides, o->c.kind);
 	if (status == DDP_OK)
 		status = new_operation(s, &o->c, chunks, o);
 	if (status != DDP_OK) {
@@ -581,7 +581,7 @@ static ddp_status open_lane(ddp_comm *comm, void **self)
 	return status;
 }
 
-const ddp_backend ddp_backend_staged = {
+static const ddp_backend staged_backend = {
 	.name = "staged",
 	.compares = true,
 	.open = open_lane,
@@ -594,3 +594,9 @@ const ddp_backend ddp_backend_staged = {
 	.abort = abort_messages,
 	.close = close_lane,
 };
+
+const ddp_backend *ddp_test_operations(const ddp_comm_services *services)
+{
+	ddp_test_take_comm_services(services);
+	return &staged_backend;
+}

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/staged/sides.h"
+#include "comm/on_device.h"
 
+#include "base/clock.h"
+#include "base/error.h"
 #include "comm/ops/names.h"
-
-int ddp_sides_blocks(const ddp_comm *comm, ddp_operation_kind kind)
-{
-	return kind >= DDP_REDUCE_SCATTER && kind <= DDP_ALL_TO_ALL ? comm->size : 1;
-}
 
 static ddp_side one_block(const void *memory, size_t count)
 {
@@ -68,4 +65,33 @@ size_t ddp_side_count(const ddp_side *side)
 	for (int b = 0; b < side->blocks; b++)
 		sum += side->counts[b];
 	return sum;
+}
+
+static ddp_status check_side(const ddp_comm *comm, const ddp_side *side, ddp_operation_kind kind)
+{
+	ddp_device *device = comm->roster->device;
+	const ddp_device_info *info = ddp_device_describe(device);
+
+	if (side->memory == NULL || ddp_side_count(side) == 0 || ddp_device_owns(device, side->memory))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_INVALID, "%s: %p is not in the memory of the device %s:%d", ddp_kind_name(kind),
+	                (void *)side->memory, info->kind, info->index);
+}
+
+ddp_status ddp_sides_check(const ddp_comm *comm, const ddp_sides *sides, ddp_operation_kind kind)
+{
+	const ddp_status status = check_side(comm, &sides->input, kind);
+
+	return status == DDP_OK ? check_side(comm, &sides->output, kind) : status;
+}
+
+ddp_status ddp_note_start(ddp_device *device, ddp_device_event *start, ddp_device_event *end, ddp_request *request)
+{
+	double seconds = 0;
+	ddp_status status = ddp_device_event_seconds(device, start, end, &seconds);
+	const uint64_t now = ddp_now_ns(), took = (uint64_t)(seconds * 1e9);
+
+	if (status == DDP_OK && took < now && now - took > request->start_ns)
+		request->start_ns = now - took;
+	return status;
 }
