@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/agree: do all ranks of a communicator say the same, and who does not? It is the one
- * place for that, wherever a communicator works. What goes by another way is another question:
- * comm/group/agreement asks over what is left of a broken communicator who is alive,
- * wireup/agreement asks before there is one who the ranks are, and reduce/consensus carries
- * what a step needs in a sum that the step waits for anyway.
+ * comm/agree: do all ranks of a communicator say the same, and which rank does not? All of
+ * libddp asks here; reduce/agree only lists what a model states. Three other files ask other
+ * questions, each by another way:
+ *   comm/group/agreement  which ranks of a broken communicator are alive, by what still works of it
+ *   wireup/agreement      which rank is on which node, before there is a communicator
+ *   reduce/consensus      what a step needs of all ranks, by a sum that the step waits for anyway
  */
 #ifndef DDP_COMM_AGREE_H
 #define DDP_COMM_AGREE_H
