@@ -3,7 +3,7 @@
 include_HEADERS += libruntime/include/ddp.h
 ddpincludedir = $(includedir)/ddp
 ddpinclude_HEADERS = \
-	libruntime/include/ddp/base.h libruntime/include/ddp/job.h libruntime/include/ddp/comm.h \
+	libruntime/include/ddp/base.h libruntime/include/ddp/version.h libruntime/include/ddp/job.h libruntime/include/ddp/comm.h \
 	libruntime/include/ddp/optim.h libruntime/include/ddp/model.h libruntime/include/ddp/data.h \
 	libruntime/include/ddp/state.h libruntime/include/ddp/train.h
 public_headers = libruntime/include/ddp.h $(ddpinclude_HEADERS)
@@ -268,8 +268,17 @@ libruntime_libddp_la_SOURCES =
 libruntime_libddp_la_LIBADD = libruntime/libddpcore.la
 # What libuct calls (comm/net/calls) must stay.
 libruntime_libddp_la_LDFLAGS = $(AM_LDFLAGS) -version-info 1:0:0 \
-	-Wl,-z,nodelete -Wl,--version-script=$(top_srcdir)/libruntime/libddp.map
+	-Wl,-z,nodelete -Wl,--version-script=libruntime/libddp.map
 libruntime_libddp_la_DEPENDENCIES = libruntime/libddpcore.la libruntime/libddp.map
+# The functions that the public headers declare are exported, each by its name, and nothing else.
+libruntime/libddp.map: $(public_headers)
+	$(AM_V_GEN)$(MKDIR_P) libruntime && cd $(srcdir) && { \
+		printf 'LIBDDP_1 {\n\tglobal:\n'; \
+		sed -n 's/^DDP_API [^(]*\(ddp_[a-z0-9_]*\)(.*/		\1;/p' $(public_headers) | LC_ALL=C sort; \
+		printf '\tlocal:\n\t\t*;\n};\n'; } >$(abs_builddir)/$@.tmp && mv $(abs_builddir)/$@.tmp $(abs_builddir)/$@
+CLEANFILES += libruntime/libddp.map
+# A change of the version makes configure anew.
+CONFIGURE_DEPENDENCIES = $(srcdir)/libruntime/include/ddp/version.h
 
 # What a node with GPUs needs besides; libddp loads it when a program asks for a GPU.
 if HAVE_CUDA
@@ -280,4 +289,4 @@ libruntime_device_cuda_libddp_cuda_la_LIBADD = $(CUDA_LIBS)
 libruntime_device_cuda_libddp_cuda_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-export-symbols-regex '^ddp_device_module$$'
 endif
-EXTRA_DIST += libruntime/libddp.map libruntime/comm/README.md
+EXTRA_DIST += libruntime/comm/README.md

@@ -2,6 +2,14 @@
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
+TESTS += tests/unit/test_abi.sh
+EXTRA_DIST += tests/abi/abi.sh tests/abi/libddp.abi tests/unit/test_abi.sh
+.PHONY: abi abi-update
+abi: libruntime/libddp.la
+	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh list $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so | \
+		diff -u $(top_srcdir)/tests/abi/libddp.abi -
+abi-update: libruntime/libddp.la
+	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
 	tests/support/check-gpu tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy

@@ -5,7 +5,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/changelog slurm/packaging/debian/control \
 	slurm/packaging/debian/copyright slurm/packaging/debian/rules \
 	slurm/packaging/debian/source/format slurm/packaging/debian/not-installed \
-	slurm/packaging/debian/libddp1.install \
+	slurm/packaging/debian/libddp1.install slurm/packaging/debian/libddp1.symbols \
 	slurm/packaging/debian/libddp-dev.install \
 	slurm/packaging/debian/slurm-ddp-doc.install \
 	slurm/packaging/debian/slurm-ddp-plugin.dirs \

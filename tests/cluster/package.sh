@@ -35,6 +35,8 @@ output=$(field slurm-ddp-plugin Depends)
 prints "slurm-wlm-basic-plugins \(>= $release\)" "the plugin asks for the release of Slurm it was built for"
 prints 'slurm-wlm-basic-plugins \(<< [0-9.]+~\)' "and for no later one"
 prints_not 'libddp|libjansson|libucp|libssl' "the plugin needs no library beyond libc"
+same "$(sed 1d "$source/slurm/packaging/debian/libddp1.symbols" | sort)" \
+	"$(dpkg-deb -I "$(deb libddp1)" symbols | sed 1d | sort)" "libddp1 says since when it has each symbol"
 output=$(field libddp-dev Depends)
 prints "libddp1 \(= " "libddp-dev asks for the library of its own version"
 if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then

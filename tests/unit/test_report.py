@@ -300,6 +300,7 @@ for what, swap, words in (("link", os.symlink, "symbolic link"), ("hard link", o
               (work / "treasure").read_text())
         check(f"a pipe that becomes a {what} is refused by name", words in told and str(work / "pipe") in told, told)
 
-version = re.search(r"AC_INIT\(\[slurm-ddp\], \[([^]]*)\]", (SOURCE / "configure.ac").read_text())[1]
+version = ".".join(re.findall(r"define DDP_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)",
+                              (SOURCE / "libruntime/include/ddp/version.h").read_text()))
 check("it tells the package's version", run("--version").stdout == f"ddp-report {version}\n", run("--version").stdout)
 finish()
