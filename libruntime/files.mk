@@ -3,8 +3,9 @@
 include_HEADERS += libruntime/include/ddp.h
 ddpincludedir = $(includedir)/ddp
 ddpinclude_HEADERS = \
-	libruntime/include/ddp/base.h libruntime/include/ddp/version.h libruntime/include/ddp/job.h libruntime/include/ddp/comm.h \
-	libruntime/include/ddp/optim.h libruntime/include/ddp/model.h libruntime/include/ddp/data.h \
+	libruntime/include/ddp/base.h libruntime/include/ddp/version.h libruntime/include/ddp/job.h \
+	libruntime/include/ddp/comm.h libruntime/include/ddp/optim.h libruntime/include/ddp/model.h \
+	libruntime/include/ddp/step.h libruntime/include/ddp/data.h \
 	libruntime/include/ddp/state.h libruntime/include/ddp/train.h
 public_headers = libruntime/include/ddp.h $(ddpinclude_HEADERS)
 dist_bin_SCRIPTS += libruntime/watch/ddp-report

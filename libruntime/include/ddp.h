@@ -44,6 +44,7 @@
 #include "ddp/comm.h"
 #include "ddp/optim.h"
 #include "ddp/model.h"
+#include "ddp/step.h"
 #include "ddp/data.h"
 #include "ddp/state.h"
 #include "ddp/train.h"

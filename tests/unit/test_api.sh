@@ -3,7 +3,7 @@
 # The reference has every function of the public headers, and what libddp.so exports, with their comments.
 tests=${0%/*}
 include=$tests/../../libruntime/include
-headers=("$include/ddp.h" "$include/ddp/"{base,job,comm,optim,model,data,state,train}.h)
+headers=("$include/ddp.h" "$include/ddp/"{base,job,comm,optim,model,step,data,state,train}.h)
 library=libruntime/.libs/libddp.so
 # shellcheck source=tests/support/nothing.sh
 . "$tests/../support/nothing.sh"
@@ -53,10 +53,10 @@ if [ -f $library ]; then
 fi
 links=$(grep -o 'href="#[^"]*"' "$page" | sed 's/href="#\(.*\)"/\1/' | sort -u)
 nothing "$(for link in $links; do grep -q "id=\"$link\"" "$page" || echo "$link"; done)" "each link leads somewhere"
-sed '/^\/\* Sets the rate of the steps from now on/,/\*\//d' "$include/ddp/model.h" >"$work/model.h"
-nothing "$(cmp -s "$include/ddp/model.h" "$work/model.h" && echo "the comment of ddp_model_set_learning_rate() is not found in model.h")" \
+sed '/^\/\* Sets the rate of the steps from now on/,/\*\//d' "$include/ddp/step.h" >"$work/step.h"
+nothing "$(cmp -s "$include/ddp/step.h" "$work/step.h" && echo "the comment of ddp_model_set_learning_rate() is not found in step.h")" \
 	"a comment is taken out"
-said=$("$tests/../../doc/api-reference" "$include/ddp.h" "$work/model.h" 2>&1 >/dev/null)
-expected="api-reference: $work/model.h has no comment on ddp_model_set_learning_rate"
+said=$("$tests/../../doc/api-reference" "$include/ddp.h" "$work/step.h" 2>&1 >/dev/null)
+expected="api-reference: $work/step.h has no comment on ddp_model_set_learning_rate"
 nothing "$([ "$said" = "$expected" ] || echo "it says: \"$said\"")" "the function without it is named"
 echo "1..$number"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# configure --help lists every option that documents, scripts and configure's own messages name.
+# configure --help lists every option that documents, scripts and configure's own messages name; each source names its licence.
 tree=${0%/*}/../..
 # shellcheck source=tests/support/nothing.sh
 . "$tree/tests/support/nothing.sh"
@@ -16,4 +16,11 @@ nothing "$(echo "$help" | grep -q -e '^ *--enable-werror ' || echo 'it is the de
 maintainer=$(sed -n 's/^Maintainer: .*<\(.*\)>/\1/p' "$tree/slurm/packaging/debian/control")
 nothing "$(echo "$help" | grep -q "^Report bugs to <$maintainer>" || echo "not $maintainer")" \
 	"it says whom to tell of bugs, as the packages do"
+sources=$(cd "$tree" && find libruntime spank kernels examples slurm tests doc m4 Makefile.am configure.ac \
+	-name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.sh' -o -name '*.py' -o -name '*.mk' -o -name '*.am' \
+	-o -name '*.ac' -o -name '*.m4' -o -name '*.map' -o -name '*.[1378]')
+nothing "$([ "$(echo "$sources" | wc -l)" -gt 900 ] || echo "$sources" | wc -l)" "sources are found"
+nothing "$(cd "$tree" && echo "$sources" | while read -r file; do
+	head -n 3 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$file: its first lines lack SPDX-License-Identifier: Apache-2.0"
+done)" "each source names its licence"
 echo "1..$number"

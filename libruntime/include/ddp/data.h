@@ -13,20 +13,18 @@ extern "C" {
 
 /* ---- data ------------------------------------------------------------------ */
 
-/* A source of equally large samples. read() is called from a thread of the loader, from
-   several at the same time where the loader has several readers, and by loaders that share
-   a dataset: those that are opened below may be, from any thread. It fills in all of `sample`,
-   sample_bytes, which may lie at any address, and returns DDP_OK; or another status, with the
-   reason by ddp_set_error(), which the batch's ddp_loader_next() then returns. One of your own is
-   zero where it is not set. */
+/* A source of samples of equal size. Threads of the loader call read(), several at the same time if the loader
+   has several readers or if loaders share a dataset. The functions below open datasets that allow this. read()
+   fills in sample_bytes at `sample`, an address of any alignment, and returns DDP_OK or another status, whose
+   reason ddp_set_error() gives; ddp_loader_next() of that batch returns it. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
 	ddp_status (*read)(void *self, int64_t index, void *sample);
 	void (*close)(void *self);
 	void *self;
-	uint64_t digest;     /* of what the samples hold; 0: not known. Where ranks give others to
-	                        ddp_loader_create(), it refuses them */
+	uint64_t digest;     /* of the samples' contents; 0: unknown. ddp_loader_create() refuses datasets whose
+	                        digests differ among ranks */
 	uint64_t reserved[4]; /* 0 */
 } ddp_dataset;
 
@@ -37,54 +35,50 @@ typedef enum ddp_token_format {
 } ddp_token_format;
 
 /*
- * Opens a token file as samples of length + 1 int32 tokens; sample i starts at
- * token i * length (inputs are the first `length`, targets are shifted by
- * one). If there is no file of that name, `path` may be a pattern of the shell's, such as
- * "shard_*.bin" or "{a,b}.bin": the files that match, each once, are one dataset, in the order
- * of their names, with shard_2 before shard_10, and samples do not go over from one to the next.
- * Each alternative in braces must match.
- * DDP_ERR_FORMAT if a file is cut short, naming the byte, or has fewer than length + 1
- * tokens. [first, last) as fractions of all tokens choose a part: 0, 0.9 to train on.
+ * Opens a token file as samples of length + 1 int32 tokens. Sample i starts at token i * length: inputs are the
+ * first `length` tokens, and targets are shifted by one. [first, last), as fractions of all tokens, choose a
+ * part: 0 and 0.9 to train on. If there is no file of that name, `path` may be a pattern such as
+ * "shard_*.bin" or "{a,b}.bin". The files that match are one dataset, each once, in the order of their names
+ * (shard_2 before shard_10). Each alternative in braces must match, and no sample spans two files.
+ * DDP_ERR_FORMAT: a file is cut short (the sentence names the byte) or has fewer than length + 1 tokens.
  */
 DDP_API ddp_status ddp_tokens_open(const char *path, ddp_token_format format,
                                    int length, double first, double last,
                                    ddp_dataset *dataset);
 DDP_API void ddp_dataset_close(ddp_dataset *dataset);
 
-/* Images of bytes, and their labels: a sample is a byte of label, then the image
-   [channels, height, width]. */
+/* Samples of images: one byte of label, then the image [channels, height, width] of bytes. */
 typedef struct ddp_image_shape {
 	int channels, height, width;
 } ddp_image_shape;
 
 /*
- * Opens a pair of IDX files, in which MNIST comes: images [count, height, width] of bytes, and
- * labels [count]. DDP_ERR_FORMAT names the byte at which a file is damaged.
+ * Opens a pair of IDX files, the format of MNIST: images [count, height, width] of bytes, and labels [count].
+ * DDP_ERR_FORMAT names the byte at which a file is damaged.
  */
 DDP_API ddp_status ddp_idx_open(const char *images, const char *labels,
                                 ddp_image_shape *shape, ddp_dataset *dataset);
-/* Opens CIFAR-10's binary files as one dataset, in their order. A label above 9 is an
-   error of read(). */
+/* Opens binary files of CIFAR-10 as one dataset in their order. read() refuses a label above 9. */
 DDP_API ddp_status ddp_cifar10_open(const char *const *paths, int count,
                                     ddp_image_shape *shape, ddp_dataset *dataset);
 
 enum { DDP_IMAGE_CHANNELS_MAX = 4 };
 
-/* What becomes of images on their way to a model. */
+/* How ddp_transform_images() changes images. */
 typedef struct ddp_image_transform {
 	size_t size;                             /* sizeof(ddp_image_transform) */
-	float mean[DDP_IMAGE_CHANNELS_MAX];      /* of each channel, whose numbers are 0 to 1 */
-	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* likewise; 0: 1 */
-	int crop_padding;  /* cut at random from the image with so many zero bytes around it */
-	bool flip;         /* mirror about every other image */
-	uint64_t seed;     /* of both */
+	float mean[DDP_IMAGE_CHANNELS_MAX];      /* of each channel, on a scale from 0 to 1 */
+	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* of each channel; 0: 1 */
+	int crop_padding;  /* surround the image with so many zero bytes, and cut it out again at random */
+	bool flip;         /* mirror about every second image */
+	uint64_t seed;     /* of both random choices */
 } ddp_image_transform;
 
 /*
- * Gives `count` samples as images [count, height, width, channels], of (byte / 255 - mean) /
- * deviation, and labels [count]. What is random hangs on the seed and the sample's number
- * alone: `first`, first + 1, ... So give numbers that differ over ranks and batches, such as
- * (epoch * batches + batch) * world size + rank, times the batch size. Local.
+ * Turns `count` samples into images [count, height, width, channels] of (byte / 255 - mean) / deviation, and
+ * labels [count]. Random choices depend only on the seed and on the sample's number: `first`, first + 1, ...
+ * Give numbers that differ among ranks and batches, such as ((epoch * batches + batch) * world_size + rank)
+ * * batch_size. Local.
  */
 DDP_API ddp_status ddp_transform_images(const ddp_image_shape *shape,
                                         const ddp_image_transform *transform,
@@ -92,28 +86,27 @@ DDP_API ddp_status ddp_transform_images(const ddp_image_shape *shape,
                                         float *images, int32_t *labels);
 
 typedef enum ddp_tail {
-	DDP_TAIL_PAD = 0, /* repeat samples until ranks are even: PyTorch's default */
-	DDP_TAIL_DROP,    /* drop the tail: drop_last=True; a loader then drops the
-	                     last incomplete update, too */
+	DDP_TAIL_PAD = 0, /* repeat samples until all ranks have equally many, as PyTorch does by default */
+	DDP_TAIL_DROP,    /* drop the rest (drop_last=True); a loader also drops the last incomplete update */
 	DDP_TAIL_UNEVEN   /* each sample exactly once; some ranks get fewer */
 } ddp_tail;
 
 /*
- * DistributedSampler of PyTorch: the same indices for the same arguments (for
- * 214748364 samples and more: as PyTorch 2.6 and later). At most 2^32 - 1.
+ * PyTorch's DistributedSampler: the same indices for the same arguments (for 214748364 samples and more, those
+ * of PyTorch 2.6 and later). At most 2^32 - 1 samples.
  *
- * A checkpoint knows nothing of a sampler. A loop of one's own keeps the epoch, and how many of
- * the epoch's samples all ranks have done together, by ddp_model_set_user_state() before each
- * ddp_checkpoint_save(), on all ranks. After ddp_checkpoint_load() it takes them by
- * ddp_model_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples /
- * world_size], on any number of ranks that divides `samples`. A ddp_loader does this by itself.
+ * A checkpoint does not include a sampler; a ddp_loader saves and restores its place itself. A program's own
+ * loop stores the epoch, and how many of its samples all ranks have done together, by
+ * ddp_model_set_user_state() before each ddp_checkpoint_save(). After ddp_checkpoint_load() it reads them by
+ * ddp_model_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples / world_size], on
+ * any number of ranks that divides `samples`.
  */
 typedef struct ddp_sampler ddp_sampler;
 DDP_API ddp_status ddp_sampler_create(int64_t size, int world_size, int rank,
                                       uint64_t seed, bool shuffle, ddp_tail tail,
                                       ddp_sampler **sampler);
 DDP_API ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch);
-/* This rank's indices of the epoch; owned by the sampler until set_epoch. */
+/* This rank's indices of the epoch. The sampler owns them; they are valid until the next set_epoch. */
 DDP_API const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *count);
 DDP_API void ddp_sampler_free(ddp_sampler *sampler);
 
@@ -124,51 +117,47 @@ typedef struct ddp_loader_options {
 	bool sequential;  /* no shuffling */
 	ddp_tail tail;
 	int prefetch;     /* batches read ahead; 0: 2, and at least one for each reader */
-	int readers;      /* threads that read, each a batch at a time; 0: 1. Each keeps the order of
-	                     this rank's samples, 8 bytes a sample. What they read comes in the order
-	                     of one */
-	int accumulate;   /* batches of a rank that make an update, so that epochs end with one: see
-	                     below. 0: ddp_train() sets its own; in a loop of one's own 1 */
+	int readers;      /* threads that read, each a batch at a time; 0: 1. Batches come in the same order
+	                     for any number. Each keeps this rank's indices, 8 bytes a sample */
+	int accumulate;   /* batches of a rank that make an update, so that epochs end with an update: see
+	                     below. 0: ddp_train() sets its own; a program's own loop has 1 */
 	ddp_comm *comm;   /* the ranks that share out the samples; NULL: the world. A model on a
-	                     communicator needs a loader on the same one: each of its ranks then gets
-	                     its share, and ranks of other communicators may get the same samples */
+	                     communicator needs a loader on the same communicator */
 } ddp_loader_options;
 
 /*
- * An update of batch_size * ranks * accumulate samples holds the same samples on any number of
- * ranks: update u of an epoch is of the epoch's order from sample u times that on, dealt to the
- * ranks like cards, and an epoch is of whole updates. Its last one holds what is left, so that
- * some of its batches are short or empty; DDP_TAIL_DROP leaves it out.
- * Other numbers of ranks still differ in: the last bits, as sums are in another order; with
- * DDP_TAIL_PAD, the epoch's last update, in which up to ranks - 1 samples come twice; what a
- * program does by rank or by batch (a random generator, statistics of a batch); and
- * DDP_LOSS_MEAN, by which each rank counts alike however many samples it has. A ddp_sampler
- * knows no updates: of its indices, a loop of one's own cuts the tail.
+ * An update of batch_size * ranks * accumulate samples holds the same samples on any number of ranks. Update u
+ * of an epoch begins at sample u * (samples per update) of the epoch's order, and its samples are dealt to the
+ * ranks in turn. An epoch consists of whole updates. The last one holds the rest, so some of its batches are
+ * short or empty; DDP_TAIL_DROP leaves it out. Training on another number of ranks still differs in the last
+ * bits (sums have another order); with DDP_TAIL_PAD in the epoch's last update, in which up to ranks - 1
+ * samples come twice; in what a program does by rank or by batch, such as random numbers; and with
+ * DDP_LOSS_MEAN, which weighs ranks alike. A ddp_sampler does not know updates: there the program cuts the
+ * rest.
  */
 
 typedef struct ddp_loader ddp_loader;
 typedef struct ddp_batch {
-	const void *data;   /* [samples, sample_bytes], one behind the other without a gap, aligned to
-	                       64 bytes; valid until the next call */
-	int64_t samples;    /* may be below batch_size, even 0, at an epoch's end */
+	const void *data;   /* [samples, sample_bytes] without gaps, aligned to 64 bytes; valid until the next
+	                       call */
+	int64_t samples;    /* at an epoch's end perhaps less than batch_size, even 0 */
 	int64_t epoch;      /* from 0 */
 	int64_t batch;      /* within the epoch, from 0 */
 	uint64_t reserved[4];
 } ddp_batch;
 
-/* The loader reads `dataset`, which must not be closed before it is freed.
-   Every rank gets the same number of batches per epoch; epochs follow one
-   another without end. Collective: DDP_ERR_MISMATCH, on all ranks, names what they
-   gave differently, such as the size of a file that is still being copied to
-   one of the nodes. Of files of the same sizes, ranks compare some bytes: those that
-   ddp_dataset.digest is of. */
+/* Makes a loader of `dataset`, which must not be closed before the loader is freed. All ranks get the same number
+   of batches per epoch, and epochs follow one another without end. Collective. DDP_ERR_MISMATCH, on all ranks:
+   they give different datasets or options, for instance because a file is still being copied to a node. Ranks
+   compare sizes and ddp_dataset.digest; the digest of files covers some of their bytes. */
 DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                                      const ddp_loader_options *options,
                                      ddp_loader **loader);
-/* An error of read() comes with the batch it belongs to, and again with each
-   further call. */
+/* The next batch. An error of read() comes with its batch, and again with each further call. */
 DDP_API ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch);
+/* The number of batches that each rank gets in an epoch. */
 DDP_API int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader);
+/* Frees a loader. Local. */
 DDP_API void ddp_loader_free(ddp_loader *loader);
 
 #ifdef __cplusplus
