@@ -16,7 +16,7 @@ nothing "$(echo "$help" | grep -q -e '^ *--enable-werror ' || echo 'it is the de
 maintainer=$(sed -n 's/^Maintainer: .*<\(.*\)>/\1/p' "$tree/slurm/packaging/debian/control")
 nothing "$(echo "$help" | grep -q "^Report bugs to <$maintainer>" || echo "not $maintainer")" \
 	"it says whom to tell of bugs, as the packages do"
-sources=$(cd "$tree" && find libruntime spank kernels examples slurm tests doc m4 Makefile.am configure.ac \
+sources=$(cd "$tree" && find libruntime spank kernels examples slurm tests doc m4/packages.m4 Makefile.am configure.ac \
 	-name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cc' -o -name '*.sh' -o -name '*.py' -o -name '*.mk' -o -name '*.am' \
 	-o -name '*.ac' -o -name '*.m4' -o -name '*.map' -o -name '*.[1378]')
 nothing "$([ "$(echo "$sources" | wc -l)" -gt 900 ] || echo "$sources" | wc -l)" "sources are found"
