@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the shell asks Slurm for beside options and tasks, in srun and in slurmstepd. */
+/* The shell asks Slurm for this besides options and tasks, in srun and in slurmstepd. */
 #ifndef SPANK_ASK_H
 #define SPANK_ASK_H
 
@@ -33,7 +33,7 @@ uint32_t ask_kill_wait_ms(void);
 /* How long a step may go on of which a task has ended as if asked to stop. */
 uint32_t ask_grace_ms(const struct settings *settings);
 
-/* What the controller knows of a job, for ask_free_jobs(); NULL: nothing. In a thread: it
+/* Asks the controller about a job, for ask_free_jobs(); NULL: it knows nothing. In a thread: it
    takes as long as the controller likes. */
 job_info_msg_t *ask_jobs(uint32_t job_id);
 void ask_free_jobs(job_info_msg_t *jobs);

@@ -58,7 +58,7 @@ void kill_step(uint32_t job_id, uint32_t step_id)
 		            spank_strerror((spank_err_t)errno), job_id, step_id);
 }
 
-/* Of a witness that was killed the node finds out, in the thread that watches the tasks, whether it was
+/* If a witness was killed, the node finds out, in the thread that watches the tasks, whether it was
    Slurm. That thread may wait for srun meanwhile; in a contained callback there is none. */
 enum { DOUBTED_MS = LOSS_MS + SETTLE_MS + CONNECT_MS + REPLY_MS };
 

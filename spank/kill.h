@@ -14,7 +14,7 @@
    same number in jobs of their own; the first one's job stands for all. */
 void kill_step(uint32_t job_id, uint32_t step_id);
 
-/* What a node asks for whose srun does not answer. */
+/* A node whose srun does not answer asks for this. */
 struct kill_alone {
 	uint32_t job_id, step_id;
 	long delay_ms;

@@ -91,7 +91,7 @@ static bool read_address(struct settings *settings, struct value value)
 	return true;
 }
 
-/* What is glued to a node name must leave it a host name. */
+/* A node name with the suffix must still be a host name. */
 static bool read_suffix(struct settings *settings, struct value value)
 {
 	if (value.text == NULL || value.length >= sizeof(settings->address_suffix))

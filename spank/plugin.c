@@ -15,7 +15,7 @@
 #include <string.h>
 
 #include <slurm/slurm.h>
-/* What Slurm looks for, and nothing else, is visible. */
+/* Only the symbols for which Slurm looks are visible. */
 #pragma GCC visibility push(default)
 #include <slurm/spank.h>
 SPANK_PLUGIN(spank_ddp, 1)

@@ -268,7 +268,7 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 	return launch_prepare(&request->settings, hostfile(), error);
 }
 
-/* Of a heterogeneous step, Slurm tells of one component, whichever starts first:
+/* Slurm tells of one component of a heterogeneous step, whichever starts first:
    each is a step of the same number in a job of its own, and a request ends all
    of them only if it is for the first one's job. srun has that in its
    environment, and how many tasks all of them have. */

@@ -27,7 +27,7 @@ bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t ste
 bool srun_take_words(const struct request *request, int count, char *words[], uint32_t tasks,
                      struct error *error);
 
-/* What is held of a failure is said. */
+/* Says what is held of a failure. */
 void srun_end(void);
 
 /*

@@ -29,7 +29,7 @@ static bool starts_daemon(spank_t spank)
 	       daemon_is_launched(count, words);
 }
 
-/* What srun has found out about its options, in slurmstepd. */
+/* Takes, in slurmstepd, what srun has found out about its options. */
 static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 {
 	const char *word = environment_get(environment, "SLURM_DDP_ON_FAILURE");
@@ -95,7 +95,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->node.say = ask_to_say;
 	stepd->node.launcher = request->settings.launcher;
 	stepd->node.kill_on_failure = request->settings.kill_on_failure;
-	/* Of what a launcher starts there are no pages. */
+	/* Processes that a launcher starts have no pages. */
 	stepd->node.stall_seconds = request->settings.launcher ? 0 : request->settings.stall_seconds;
 	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
 	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
@@ -191,7 +191,7 @@ void stepd_take_fork(spank_t spank, struct stepd *stepd)
 
 /* ---- when a task ends ------------------------------------------------------------ */
 
-/* Of this node itself; below 0: it asks for no end. */
+/* The delay of this node itself; below 0: it asks for no end. */
 static long alone_ms(const struct settings *settings, enum end_delay delay)
 {
 	switch (delay) {
@@ -200,7 +200,7 @@ static long alone_ms(const struct settings *settings, enum end_delay delay)
 	case DELAY_GRACE:
 		return (long)ask_grace_ms(settings);
 	case DELAY_STOP:
-		/* What Slurm itself grants is not for a node to ask. */
+		/* A node does not ask for the end of a time that Slurm itself grants. */
 		return settings->grace_seconds == GRACE_OF_SLURM ? -1 : (long)ask_grace_ms(settings);
 	case DELAY_DOUBT:
 	case DELAY_NEVER:

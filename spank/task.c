@@ -56,7 +56,7 @@ static uint32_t task_cpus(spank_t spank, const struct stepd *stepd, char *const 
 		facts.per_task = 0;
 	if (spank_get_item(spank, S_JOB_NCPUS, &node) == ESPANK_SUCCESS && local_tasks > 0)
 		facts.share = node / local_tasks;
-	/* What slurmstepd may use, too, is nothing that the task was bound to. */
+	/* The task was not bound to CPUs that slurmstepd may use, too. */
 	if (facts.bound >= stepd->affinity)
 		facts.bound = 0;
 	return cpus_of_task(&facts);
@@ -191,7 +191,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	return write_environment(spank, &variables, error);
 }
 
-/* What srun's side has put there goes, and so does what the caller had: the
+/* Takes out what srun's side has put there, and what the caller had: the
    daemon would hand it on to all its ranks. */
 static bool prepare_daemon(spank_t spank, struct error *error)
 {

@@ -16,7 +16,7 @@
 #include "comm/request.h"
 #include "comm/shm/segment.h"
 
-/* What each rank tells of the allocation under way. */
+/* Each rank tells the others this of the current allocation. */
 typedef struct offer {
 	uint64_t bytes;
 	uint64_t id;

@@ -22,7 +22,7 @@ struct ddp_attention {
 	pthread_t thread;
 };
 
-/* What somebody else does with the communicators. */
+/* Another thread does this with the communicators. */
 typedef enum activity { IDLE, RUNS, RAN } activity;
 
 /* Under way, it is looked after by who runs it. */

@@ -95,7 +95,7 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 	return DDP_OK;
 }
 
-/* Of the first `ranks` counts; without counts, all are `count`. */
+/* The sum of the first `ranks` counts; without counts, all are `count`. */
 static size_t sum_of(const size_t *counts, size_t count, int ranks)
 {
 	size_t sum = 0;

@@ -27,7 +27,7 @@ static int missing_p2p(ddp_comm *comm, const void *argument)
 	   looked at among operations that follow each other closely. */
 	if (atomic_load(&comm->queue.stopping) || (wanted && ddp_now_ns() < comm->run.deadline_ns))
 		return DDP_NOBODY;
-	/* What waits for a message may wait for one that a callback sends. */
+	/* An operation that waits for a message may wait for one that a callback sends. */
 	if (ddp_requests_to_call_back(comm))
 		return DDP_NOBODY;
 	if (request != NULL)

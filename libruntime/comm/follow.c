@@ -42,7 +42,7 @@ static ddp_request *first_collective(const struct ddp_follower *f)
 	return r;
 }
 
-/* What each rank has issued, which is gathered beside the operation. */
+/* The operations that the ranks have issued, which are gathered beside the operation. */
 typedef struct ddp_comparison {
 	ddp_request *request;
 	ddp_issued own, issued[]; /* [size] */

@@ -18,7 +18,7 @@ enum task_end {
 	END_BY_KILL,    /* by SIGKILL: cancelled, out of memory, or a person */
 };
 
-/* What Slurm has sent to the step's processes, whoever asked it to. */
+/* Slurm has sent this to the step's processes, whoever asked it to. */
 enum slurm_sent {
 	SENT_UNKNOWN, /* there is no witness */
 	SENT_NOTHING,

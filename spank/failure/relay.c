@@ -35,7 +35,7 @@ void relay_sign(const struct relay *relay, const struct relay_message *message,
 	siphash(relay->secret, message, offsetof(struct relay_message, tag), tag);
 }
 
-/* Of another length than a message, so that neither tag passes for the other. */
+/* The text has another length than a message, so that neither tag passes for the other. */
 void relay_sign_answer(const struct relay *relay, const struct relay_message *message,
                        unsigned char tag[SIPHASH_BYTES])
 {

@@ -77,7 +77,7 @@ struct relay_news relay_read(const struct relay_message *message);
 
 void relay_sign(const struct relay *relay, const struct relay_message *message,
                 unsigned char tag[SIPHASH_BYTES]);
-/* Of srun's answer to the message. */
+/* Makes the tag of srun's answer to the message. */
 void relay_sign_answer(const struct relay *relay, const struct relay_message *message,
                        unsigned char tag[SIPHASH_BYTES]);
 

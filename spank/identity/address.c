@@ -36,7 +36,7 @@ bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct error
 	const struct addrinfo *best;
 	int reason = getaddrinfo(host, NULL, &hints, &list);
 
-	/* What is no number is looked up, by libraries that a task, forked from a process
+	/* A text that is no number is looked up, by libraries that a task, forked from a process
 	   with threads, should not call without need. */
 	if (reason != 0) {
 		hints.ai_flags = 0;

@@ -11,7 +11,7 @@
 
 enum { MASTER_ADDRESS_MAX = HOST_NAME_MAX_BYTES + SUFFIX_MAX };
 
-/* What Slurm knows of a node: its NodeAddr, which is a name or an address. */
+/* Slurm knows a node's NodeAddr, which is a name or an address. */
 struct node_address {
 	char node[HOST_NAME_MAX_BYTES];    /* "": nothing is known */
 	char address[HOST_NAME_MAX_BYTES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What --ddp=check prints for a task: a row of a table, or JSON. */
+/* --ddp=check prints this for a task: a row of a table, or JSON. */
 #ifndef SPANK_CHECK_H
 #define SPANK_CHECK_H
 

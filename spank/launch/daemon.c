@@ -5,7 +5,7 @@
 
 bool daemon_is_launched(int count, char *const words[])
 {
-	/* Of Open MPI and PRRTE; of MPICH, MVAPICH and Intel MPI. No prefix: there are
+	/* The daemons of Open MPI and PRRTE; of MPICH, MVAPICH and Intel MPI. No prefix: there are
 	   programs called hydra_* that train. */
 	static const char *const names[] = { "orted", "prted", "pmi_proxy", "hydra_pmi_proxy",
 		                             "hydra_bstrap_proxy" };

@@ -22,7 +22,7 @@ static const char *value_of(const char *word, const char *option, size_t shortes
    the word. */
 static const char *value_of_letter(const char *word, char option)
 {
-	/* Of srun's options of one letter those without a value: behind them, in the same
+	/* srun's options of one letter without a value: after them, in the same
 	   word, others may follow. */
 	static const char flags[] = "EHOQVXZhlsuv";
 	size_t letter = 1 + strspn(word + (word[0] != '\0'), flags);

@@ -127,7 +127,7 @@ static void put_watch(struct variables *v, const struct settings *settings,
 		    settings->watch_path[0] != '\0' ? settings->watch_path : extras->nccl_profiler);
 }
 
-/* What NCCL's traffic between nodes goes through. The user's own choice stays. */
+/* Names the plugin for NCCL's traffic between nodes. The user's own choice stays. */
 static void put_nccl_net(struct variables *v, const struct settings *settings,
                          const struct task_extras *extras)
 {

@@ -35,7 +35,7 @@ struct variables {
 	const char *unlisted; /* a name that names.c lacks; NULL: none */
 };
 
-/* What tells how many CPUs a task has; 0: not known. */
+/* These numbers tell how many CPUs a task has; 0: not known. */
 struct cpu_facts {
 	uint32_t per_task; /* of the step: 1 also where nobody asked */
 	uint32_t asked;    /* SLURM_CPUS_PER_TASK: the step's -c or, without, the job's */
@@ -50,7 +50,7 @@ struct cpu_facts {
  */
 uint32_t cpus_of_task(const struct cpu_facts *facts);
 
-/* What goes in beside the identity. */
+/* A task's variables depend on these besides the identity. */
 struct task_extras {
 	const char *master_address; /* host name or numeric address */
 	const char *version;        /* of the plugin */

@@ -117,7 +117,7 @@ static unsigned long count_tasks(const char *id)
 	return sum;
 }
 
-/* What the job's processes say of their number is their user's word; root, who asks,
+/* The number of the job's processes is their user's word; root, who asks,
    is not to run out of memory by it. */
 static size_t ranks_max(const char *id, unsigned long cpus)
 {
@@ -201,7 +201,7 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 	while (fine && fgets(line, LINE_MAX_BYTES, child.output) != NULL)
 		fine = take_line(line, job->ranks_max, rows, count);
 	free(line);
-	/* What went wrong on a node is on stderr, and the other nodes' rows count. */
+	/* The node's error is on stderr, and the other nodes' rows count. */
 	if ((!end(&child) && *count == 0) || !fine) {
 		fprintf(stderr, fine ? "ddp-status: cannot look at the nodes of job %s\n"
 		                     : "ddp-status: no memory for the ranks of job %s\n", job->id);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ddp-status asks of Slurm, by its commands. */
+/* ddp-status asks this of Slurm, by its commands. */
 #ifndef STATUS_CLUSTER_H
 #define STATUS_CLUSTER_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What /proc tells of one process. */
+/* /proc tells this of one process. */
 #ifndef STATUS_PROCESS_H
 #define STATUS_PROCESS_H
 

@@ -18,11 +18,11 @@ enum { ROW_NAME_MAX = 64, ROW_TEXT_MAX = 320, ROW_WORLD_MAX = 1 << 20 };
 struct row {
 	int64_t slurm_step, rank, world_size, pid, processes;
 	char node[ROW_NAME_MAX], program[ROW_NAME_MAX];
-	/* What the kernel knows. */
+	/* The kernel knows these. */
 	char state[ROW_NAME_MAX];   /* "running", "sleeping", "stopped", ...; "gone": no process */
 	char waits_in[ROW_NAME_MAX]; /* the kernel's function in which it sleeps; "": not told */
 	double cpu_percent;
-	/* What a program of libddp says; below 0, or "": it does not. */
+	/* A program of libddp says these; below 0, or "": it does not. */
 	char phase[ROW_NAME_MAX], doing[ROW_TEXT_MAX], error[ROW_TEXT_MAX];
 	double phase_seconds, since_seconds; /* of the phase; of the wait, or the last collective */
 	int64_t step, steps, collective; /* `steps`: with which the training ends */

@@ -30,7 +30,7 @@ typedef struct ddp_backend {
 	ddp_status (*poll)(void *self, ddp_request *request, bool *done);
 	/* Can a queue wait for its end by now? NULL: as soon as it is issued. */
 	bool (*is_enqueued)(void *self, ddp_request *request);
-	/* What `stream` is given from now on waits for a request that poll() has not called
+	/* Work that `stream` gets from now on waits for a request that poll() has not called
 	   done. NULL: operations have no end that a queue could wait for. */
 	ddp_status (*wait_on)(void *self, ddp_request *request, void *stream);
 

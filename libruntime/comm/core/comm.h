@@ -46,7 +46,7 @@ typedef struct ddp_node {
 	double *scales;             /* [size] */
 } ddp_node;
 
-/* What this rank knows of the one that it waits for (comm/wait/verdict). */
+/* This rank knows this of the one for which it waits (comm/wait/verdict). */
 typedef struct ddp_chain {
 	bool waits;          /* this rank has said that it waits */
 	int missing;         /* whom it inquires after, or DDP_NOBODY */
@@ -57,7 +57,7 @@ typedef struct ddp_chain {
 
 enum { DDP_PAST = 256, DDP_TWINS = 1 + 4 * DDP_LANES };
 
-/* What runs; for who holds the lock. */
+/* The running operation; only who holds the lock touches it. */
 typedef struct ddp_running {
 	pthread_mutex_t lock;
 	bool in_thread;               /* by the progress thread */
@@ -79,7 +79,7 @@ typedef struct ddp_running {
 	struct ddp_transfer *words; /* of comm/wait/survey; NULL before the first */
 } ddp_running;
 
-/* What was issued and has not run yet, and the thread of the roster's pool that runs
+/* Operations that were issued and have not run yet, and the thread of the roster's pool that runs
    it, if there is something to run. */
 typedef struct ddp_queue {
 	pthread_mutex_t lock;
@@ -98,7 +98,7 @@ typedef struct ddp_queue {
 	atomic_bool stopping;       /* set under the lock or run.lock */
 } ddp_queue;
 
-/* Of comm/attend: what it knows of this communicator. */
+/* comm/attend knows this of the communicator. */
 typedef struct ddp_attended {
 	ddp_comm *next;
 	bool visited;               /* by its thread, just now */
@@ -127,7 +127,7 @@ typedef struct ddp_twins {
 	ddp_comm *list[DDP_TWINS];
 } ddp_twins;
 
-/* What the network between nodes was measured to do (comm/hier/tune). */
+/* The measured times of the network between nodes (comm/hier/tune). */
 typedef struct ddp_link {
 	bool measured;
 	double latency_seconds; /* from node to node, */
@@ -136,7 +136,7 @@ typedef struct ddp_link {
 	size_t chunk_bytes;     /* of a large transfer's messages */
 } ddp_link;
 
-/* What operations between nodes keep (comm/hier). */
+/* Operations between nodes keep this (comm/hier). */
 typedef struct ddp_hier {
 	ddp_link link;
 	struct ddp_hier_store *store; /* NULL before the first reduction */

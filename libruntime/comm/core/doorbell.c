@@ -156,7 +156,7 @@ void ddp_doorbell_rest(ddp_doorbell *bell, uint64_t ns)
 	atomic_fetch_sub(&bell->sleepers, 1);
 }
 
-/* What is for a sleeper is left to him. */
+/* Events for a sleeper are left to it. */
 void ddp_doorbell_attend(ddp_doorbell *bell, int fd)
 {
 	struct pollfd events[3] = { { .fd = fd, .events = POLLIN }, { .fd = bell->pipe[0], .events = POLLIN },

@@ -17,7 +17,7 @@ typedef struct ddp_fingerprint {
 	uint32_t counts_hash; /* of the v-form, where counts are the same on all ranks */
 } __attribute__((packed, aligned(4))) ddp_fingerprint;
 
-/* Of an operation among `size` ranks; what does not matter to its kind is 0. */
+/* The fingerprint of an operation among `size` ranks; what does not matter to its kind is 0. */
 ddp_fingerprint ddp_fingerprint_of(const ddp_operation *c, int size);
 
 /* "all_reduce f32[100] sum" */

@@ -27,7 +27,7 @@ typedef struct ddp_memory_ref {
 	uint64_t offset;
 } ddp_memory_ref;
 
-/* What a rank posts at the start of operation `sequence`. The payload of a
+/* A rank posts this at the start of operation `sequence`. The payload of a
    tiny operation travels in the same line. */
 typedef struct ddp_header {
 	alignas(128) _Atomic uint64_t sequence;
@@ -47,7 +47,7 @@ typedef struct ddp_header {
 enum { DDP_HEADER_SCALED = 1, DDP_HEADER_SEND_SHARED = 2, DDP_HEADER_RECV_SHARED = 4,
        DDP_HEADER_BLOCK = 8 };
 
-/* What a sleeping rank waits for. */
+/* A sleeping rank waits for one of these. */
 enum { DDP_AWAKE = 0, DDP_SLEEPS_FOR_HEADERS, DDP_SLEEPS_FOR_STEPS, DDP_SLEEPS_FOR_ANY,
        DDP_SLEEPS_FOR_NET };
 
@@ -79,7 +79,7 @@ typedef struct ddp_node_shared {
 	alignas(4096) ddp_node_rank ranks[];
 } ddp_node_shared;
 
-/* What a rank that is inquired after says (comm/wait/verdict). */
+/* A rank answers this if others ask about it (comm/wait/verdict). */
 typedef struct ddp_answer {
 	uint64_t at_ns;
 	bool waits;

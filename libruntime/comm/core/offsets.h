@@ -9,7 +9,7 @@
 
 #include "comm/core/comm.h"
 
-/* Of comm->run.operation; the arrays stay with the communicator. */
+/* Makes the offsets of comm->run.operation; the arrays stay with the communicator. */
 ddp_status ddp_offsets_make(ddp_comm *comm);
 void ddp_offsets_free(ddp_comm *comm);
 

@@ -46,7 +46,7 @@ typedef struct ddp_roster {
 	atomic_int users;   /* communicators, and who makes it */
 } ddp_roster;
 
-/* Of a job, used once; its processes are not known yet. `key` may be NULL. */
+/* Makes the roster of a job, used once; its processes are not known yet. `key` may be NULL. */
 ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **roster);
 /* The last user's release frees it. */
 void ddp_roster_release(ddp_roster *roster);

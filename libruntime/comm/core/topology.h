@@ -15,7 +15,7 @@ typedef struct ddp_topology {
 	int channels;     /* ranks of each node that use the network */
 } ddp_topology;
 
-/* Of `size` processes, given by world rank; the nodes are not known yet. */
+/* Makes the topology of `size` processes, given by world rank; the nodes are not known yet. */
 ddp_status ddp_topology_make(ddp_topology *t, const int *world_ranks, int size);
 /* Numbers the nodes by their first rank and lists their ranks, by roster->peers. */
 ddp_status ddp_topology_place(ddp_topology *t, int size, const ddp_roster *roster);

@@ -203,7 +203,7 @@ static void show(ddp_agreement *m)
 	atomic_store(&ddp_lines_of(comm, comm->rank)->agreement, m->serial);
 }
 
-/* What has come from a rank of another node, once in a round, to the ranks of this one. */
+/* Shows the ranks of this node, once in a round, what has come from a rank of another node. */
 static void show_other(const ddp_agreement *m, const ddp_proposal *n)
 {
 	board *b = board_of(m->comm, m->comm->node.self, m->serial);
@@ -436,7 +436,7 @@ static ddp_status check_descriptors(const ddp_comm *comm)
 	                "(ulimit -n)", ddp_rank_text(comm, comm->rank));
 }
 
-/* Of those that have not come, whom is nobody to wait for? What they left before they
+/* Marks the ranks that have not come and for whom nobody waits. What they left before they
    went still counts. */
 static void mark_gone(ddp_agreement *m)
 {

@@ -25,7 +25,7 @@
 
 enum { DDP_AGREEMENT_DATA = 128 }; /* bytes that a rank can tell, at most */
 
-/* What a rank tells. `stage` says what it is at: what is told at one stage is
+/* A rank tells a proposal. `stage` says what it is at: what is told at one stage is
    never taken for what belongs to another. */
 typedef struct ddp_proposal {
 	uint64_t hash;    /* of all that follows it */
@@ -40,7 +40,7 @@ typedef struct ddp_proposal {
 	unsigned char present[]; /* a bit for each rank */
 } ddp_proposal;
 
-/* What this rank tells in a round, and to whom. */
+/* Says what this rank tells in a round, and to whom. */
 typedef struct ddp_telling {
 	uint64_t serial;
 	ddp_proposal *record;

@@ -95,7 +95,7 @@ static ddp_status place(ddp_comm *comm)
 
 /* ---- its parts -------------------------------------------------------------------------- */
 
-/* What a member gives the others; the UCX address follows, in the world. */
+/* A member gives the others this offer; in the world, the UCX address follows it. */
 typedef struct offer {
 	int32_t status;     /* a ddp_status: it could not make its part */
 	int32_t control_fd; /* of its node's segment, if it is the first there */

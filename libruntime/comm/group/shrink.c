@@ -196,7 +196,7 @@ static ddp_status confirm_by_agreement(void *argument, ddp_status mine)
 	}
 	if (past || memcmp(m->present, s->members, (size_t)m->comm->size) != 0)
 		s->verdict = TRY_AGAIN;
-	/* Of a rank that has gone only because another gave up, that one's name tells more. */
+	/* If a rank has gone only because another gave up, the other one's name tells more. */
 	if (mine != DDP_OK && !(mine == DDP_ERR_PEER && s->verdict == GIVE_UP))
 		return ddp_fail(mine, "%s", why);
 	if (s->verdict == BUILT)

@@ -297,7 +297,7 @@ static uint64_t coalesce_ns(const ddp_reduction *x, size_t behind)
 	return ns < COALESCE_LEAST_NS ? 0 : ns;
 }
 
-/* What the link was measured to do may be wrong. It should still be busy when
+/* The measured times of the link may be wrong. It should still be busy when
    the coalescing ends: if nothing is under way any more, that was too long. */
 static void learn_coalescing(const ddp_reduction *x, const ddp_chunk *newest, bool coalesced)
 {

@@ -42,7 +42,7 @@ static pair with_rank(const ddp_comm *comm, const ddp_operation *c, int r)
 	return p;
 }
 
-/* What is under way between nodes while the ranks of each work together. */
+/* The copy that runs between nodes while the ranks of each node work together. */
 typedef struct copying {
 	ddp_comm *comm;
 	const ddp_operation *c;

@@ -36,7 +36,7 @@ typedef struct ddp_plan {
 	int reductions;  /* of these, the first ones, after which parts are complete */
 } ddp_plan;
 
-/* What a node does in a round. */
+/* A node does one exchange in a round. */
 typedef struct ddp_exchange {
 	int peer;             /* a node; -1: nothing */
 	bool below;           /* the peer's values come first in the order of combination */
@@ -44,7 +44,7 @@ typedef struct ddp_exchange {
 	bool share;           /* of these, the share of who gets them */
 } ddp_exchange;
 
-/* Of recursive halving, whose result all nodes want, or one, or each its own share of it;
+/* The plan of recursive halving, whose result all nodes want, or one, or each its own share of it;
    or of recursive doubling. */
 ddp_plan ddp_plan_halving(int nodes);
 ddp_plan ddp_plan_halving_to_root(int nodes, int root);

@@ -19,7 +19,7 @@ enum { MESSAGE_BYTES = 512 * 1024 };
 
 /* ---- cost -------------------------------------------------------------------------------------- */
 
-/* What a chunk costs a node. */
+/* A chunk costs a node these times. */
 typedef struct chunk_cost {
 	double through;  /* seconds from its beginning to its end, if it is alone */
 	double out, in;  /* seconds that the link needs for it, in either direction, */
@@ -50,7 +50,7 @@ size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_ra
 	return ddp_quotient_up(owners * shape->blocks, (size_t)shape->nodes) * count;
 }
 
-/* Of a channel: as many slices as it has blocks, or one. */
+/* A channel has as many slices as blocks, or one. */
 static size_t slices_of_channel(const ddp_shape *shape)
 {
 	return shape->kind == DDP_REDUCE_SCATTER ? shape->blocks : 1;
@@ -115,7 +115,7 @@ static ddp_cost halving_cost(const ddp_link *link, const ddp_shape *shape, size_
 	return cost;
 }
 
-/* Of half the size, chunks overlap better; of twice the size, they have fewer messages, and
+/* Chunks of half the size overlap better; chunks of twice the size have fewer messages, and
    wait less often for a process that has no core just then. */
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape)
 {
@@ -217,7 +217,7 @@ static void put_in_order(ddp_reduction *x, const ddp_plan *plan)
 		store->node_begin[node] -= store->owned[node];
 }
 
-/* Of partial results of a chunk, and as much of results. */
+/* Bytes for a chunk's partial results, and as many for its results. */
 static size_t buffer_bytes(const ddp_reduction *x)
 {
 	const size_t slices = has_blocks(x) ? (size_t)x->mine_count : 1;
@@ -361,7 +361,7 @@ static ddp_status exchange(const halving *h, size_t s, int round)
 	                        out.count * element, &f.sends[round]);
 }
 
-/* What is complete on this node goes to `output`. */
+/* Rounds to `output` the elements that are complete on this node. */
 static void round_elements(const halving *h, const flight *f, ddp_range range)
 {
 	void *place[1] = { f->output + range.begin * h->x->element };
@@ -405,7 +405,7 @@ static void round_results(const halving *h, size_t s)
 		round_elements(h, &f, place_of(&f, slices_of(h, h->x->node ^ 1)));
 }
 
-/* What a round was to bring is there. */
+/* Takes what a round brought. */
 static ddp_status take(const halving *h, size_t s, int round)
 {
 	const ddp_operation *c = h->x->c;

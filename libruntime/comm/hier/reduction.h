@@ -39,12 +39,12 @@ typedef struct ddp_chunk {
 
 struct ddp_reduction;
 
-/* What an algorithm is (comm/hier/algorithms has a row for each). */
+/* A row describes an algorithm (comm/hier/algorithms has one for each). */
 typedef struct ddp_algorithm_row {
 	const char *name;      /* as DDP_ALGORITHM and ddp_comm_describe() have it */
 	/* Can it run this kind of operation? It is small if its inputs came with the headers. */
 	bool (*can)(ddp_operation_kind kind, bool small);
-	/* What an operation takes; of those that can, the cheapest one runs. */
+	/* The time of an operation; of the algorithms that can run it, the cheapest one does. */
 	ddp_cost (*cost)(const ddp_link *link, const ddp_shape *shape);
 	bool by_rounds;        /* a round waits for a process of another node: it has to be cheaper by a margin */
 	bool by_node;          /* slices are cut into a part per node, which owns it */

@@ -5,7 +5,7 @@
 #include "comm/core/offsets.h"
 #include "comm/hier/store.h"
 
-/* Of the first channel, which has the most. */
+/* The blocks of the first channel, which has the most. */
 static size_t blocks_of_channel(const ddp_reduction *x)
 {
 	const int channels = x->comm->topology.channels;

@@ -5,9 +5,9 @@
 
 #include "comm/nccl/lane.h"
 
-/* What is enqueued before NCCL's part, and that. NCCL is ready. */
+/* Enqueues the work before NCCL's part, and that part. NCCL is ready. */
 ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *operation);
-/* What comes behind NCCL's part, which is on the queue. */
+/* Enqueues the work after NCCL's part, which is on the queue. */
 ddp_status ddp_nccl_finish_collective(ddp_nccl_operation *operation);
 
 #endif

@@ -245,7 +245,7 @@ static void name_missing(const ddp_comm *comm, const int32_t *states, char *text
 		snprintf(text + used, bytes - used, " and %d other%s", others, others == 1 ? "" : "s");
 }
 
-/* What all ranks see alike, so that all end in the same round. MAKES: not yet. */
+/* Judges by what all ranks see alike, so that all end in the same round. MAKES: not yet. */
 static int judge(const ddp_comm *comm, const int32_t *states, ddp_status own, bool late)
 {
 	char names[160];

@@ -113,7 +113,7 @@ static ddp_status load(ddp_nccl *nccl)
 		                reason != NULL ? reason : path);
 	}
 	const ddp_status status = find_symbols(handle, path, nccl);
-	/* What is used stays loaded: it has threads without end. */
+	/* A library that was used stays loaded: its threads do not end. */
 	if (status != DDP_OK)
 		dlclose(handle);
 	return status;

@@ -11,7 +11,7 @@ ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory);
 
 /* NCCL forgets what memory is left; before its communicator ends. */
 void ddp_nccl_memory_forget(ddp_nccl_lane *lane);
-/* What the program has not freed stays its own, but is not known here any more. */
+/* Memory that the program has not freed stays the program's, but is not known here any more. */
 void ddp_nccl_memory_close(ddp_nccl_lane *lane);
 
 #endif

@@ -12,7 +12,7 @@
 #include "comm/nccl/reduction.h"
 #include "comm/request.h"
 
-/* What a sender tells of a message. */
+/* A sender tells the receiver this of a message. */
 typedef struct announcement {
 	uint64_t number;     /* of the sender's messages */
 	uint64_t count;
@@ -20,7 +20,7 @@ typedef struct announcement {
 	ddp_nccl_id id;      /* of the link from the sender to the receiver */
 } announcement;
 
-/* What the receiver answers: the message's turn on their link, from 1. */
+/* The receiver answers the message's turn on their link, from 1. */
 typedef uint64_t answer;
 
 /* One direction between this rank and a peer. */
@@ -374,7 +374,7 @@ void ddp_nccl_message_free(ddp_nccl_operation *o)
 
 /* ---- closing --------------------------------------------------------------------------------------- */
 
-/* What all ranks do, while messages are taken further. */
+/* Begins a collective on all ranks, while messages are taken further. */
 static void begin_together(ddp_nccl_lane *lane, const ddp_operation *c)
 {
 	const ddp_status status = ddp_comm_issue(lane->reply, c, &lane->together);
@@ -425,7 +425,7 @@ static bool is_settled(const ddp_nccl_lane *lane)
 	return true;
 }
 
-/* What is not matched now fails: on all ranks before one of them leaves its twins, or
+/* Messages that are not matched now fail: on all ranks before one of them leaves its twins, or
    receives of answers that never come would break those of the others. So all meet here,
    also those of one node. None waits for NCCL until it is here, so nobody waits long. */
 static void end_matching(ddp_nccl_lane *lane)

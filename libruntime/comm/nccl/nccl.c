@@ -306,7 +306,7 @@ static void await_stop(ddp_nccl_lane *lane)
 	}
 }
 
-/* What is left of a lane, on which nothing runs. */
+/* Frees the rest of a lane, on which nothing runs. */
 static void release(ddp_nccl_lane *lane)
 {
 	ddp_nccl_messages_close(lane);

@@ -346,7 +346,7 @@ static struct sock_filter *write_6(struct sock_filter *code, const rules *r)
 	return code;
 }
 
-/* What of4 and of6 tell; `code` has room for FILTER_MAX. */
+/* Makes the filter of the rules of4 and of6; `code` has room for FILTER_MAX. */
 static int set_rules(const ddp_listeners *listeners, const rules *of4, const rules *of6, struct sock_filter *code)
 {
 	struct sock_filter *at = code, *branch;

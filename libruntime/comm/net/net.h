@@ -61,7 +61,7 @@ typedef struct ddp_misfit {
 /* For a new communicator. The first of the process, the world, opens the worker;
    *address is what peers need of it (freed by the caller), of no bytes else. */
 ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes);
-/* Of the world: takes all ranks' addresses over; those of this node are not used. Lets
+/* For the world: takes all ranks' addresses over; those of this node are not used. Lets
    the job's hosts in. */
 ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes);
 /* From here on, messages with the id of the communicator are its own. It is called on
@@ -125,7 +125,7 @@ ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
 
 /* Prepares to sleep: false if there is something to progress first. Any thread. */
 bool ddp_net_arm(const ddp_roster *roster);
-/* What has something to read when a message arrives; -1: nothing comes any more. Any
+/* The descriptor that has something to read when a message arrives; -1: nothing comes any more. Any
    thread. */
 int ddp_net_fd(const ddp_roster *roster);
 

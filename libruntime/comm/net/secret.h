@@ -32,7 +32,7 @@ ddp_status ddp_share_make(ddp_share *share);
 ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count,
                            ddp_secret *secret);
 
-/* What precedes a message of the rank `from` to the rank `to`. */
+/* Makes the token that precedes a message of the rank `from` to the rank `to`. */
 ddp_status ddp_token_make(const ddp_secret *secret, int from, int to, ddp_token *token);
 
 /* Takes as long wherever they differ. */

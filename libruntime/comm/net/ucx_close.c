@@ -277,7 +277,7 @@ static bool drain(ddp_net *net, bool forced)
 	return drained;
 }
 
-/* What is under way of no memory but its own, as all is that closes in peace, outlives
+/* Requests that use only memory of their own, as all do at a peaceful end, outlive
    the communicator. */
 static void leave_tickets(ddp_net *net, bool of_data)
 {

@@ -24,7 +24,7 @@ bool ddp_ucx_charge(connection *c, const ddp_transfer *t, uint64_t *charge)
 	uint64_t whole = t->bytes + MESSAGE_BYTES;
 
 	*charge = 0;
-	/* What survivors tell each other is small, and comes after messages that
+	/* Messages of the survivor agreement are small, and come after messages that
 	   nobody takes any more. */
 	if ((t->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG)
 		return true;

@@ -500,7 +500,7 @@ const char *ddp_guard_lacks(const ddp_guard *guard, const ddp_listeners *listene
 	return lacks;
 }
 
-/* What is held is looked at by UCX's thread, which calls UCX. */
+/* UCX's thread, which calls UCX, looks at the connections that are held. */
 static void look_at_all(ddp_guard *g, ucs_event_set_types_t events)
 {
 	for (int i = g->held_count - 1; i >= 0; i--) {

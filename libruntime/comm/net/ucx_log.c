@@ -39,7 +39,7 @@ static ucs_log_func_rc_t to_log(const char *file, unsigned int line, const char 
 	(void)line;
 	(void)function;
 	(void)component;
-	/* What is no warning was asked for by UCX_LOG_LEVEL. And UCX has nobody but the
+	/* The user asked by UCX_LOG_LEVEL for what is no warning. And UCX has nobody but the
 	   user to tell why it ends the process. */
 	if (level > UCS_LOG_LEVEL_WARN || level == UCS_LOG_LEVEL_FATAL || !is_for_libddp())
 		return UCS_LOG_FUNC_RC_CONTINUE;

@@ -21,7 +21,7 @@
 #include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
 
-/* What a rank tells the others: this, addresses of its host, its listeners, and
+/* A rank tells the others: this card, addresses of its host, its listeners, and
    UCX's address. */
 typedef struct card {
 	ddp_share share;
@@ -42,7 +42,7 @@ static ddp_status fail_ucx(ddp_status status, ucs_status_t reason, const char *w
 	                more, more[0] != '\0' ? ")" : "", ddp_ucx_choice(choice, sizeof(choice)));
 }
 
-/* What the user has set in the environment stays. */
+/* Sets the value, unless the user has set one in the environment. */
 static void prefer(ucp_config_t *config, const char *name, const char *value)
 {
 	char variable[64];
@@ -121,7 +121,7 @@ static void prefer_near_nics(const ddp_comm *comm, ucp_config_t *config)
 	}
 	for (int i = 0; i < comm->node.size; i++) {
 		const int64_t pid = comm->roster->peers[comm->topology.world_ranks[comm->node.ranks[i]]].pid;
-		/* Of one that has just ended nothing is known; the others do without it. */
+		/* Nothing is known of a process that has just ended; the others do without it. */
 		(void)sched_getaffinity((pid_t)pid, sizeof(*allowed), *(allowed + i));
 	}
 	const bool chosen = ddp_nics_choose(sysfs, devices, *allowed, sizeof(*allowed), comm->node.self,
@@ -349,7 +349,7 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 
 	if (net == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the network between %d ranks", comm->size);
-	/* Of the world there is one; further communicators come of one that has a worker. */
+	/* The world opens the worker; further communicators come of one that has a worker. */
 	if (comm->roster->worker == NULL)
 		status = open_worker(comm, address, bytes);
 	net->worker = comm->roster->worker;
@@ -376,7 +376,7 @@ void ddp_net_join(ddp_comm *comm)
 	ddp_ucx_unlock(net->worker);
 }
 
-/* What all ranks told, taken together. */
+/* The cards of all ranks, taken together. */
 typedef struct cards {
 	ddp_share *shares;  /* [size] */
 	ddp_place *hosts;   /* of one rank of each other node */

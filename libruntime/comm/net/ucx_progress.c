@@ -37,7 +37,7 @@ void ddp_ucx_unlock(ddp_worker *worker)
 		ddp_doorbell_notify_attention(bell);
 }
 
-/* What callbacks left to be sent. A credit that cannot be sent now stays. */
+/* Sends what callbacks left to be sent. A credit that cannot be sent now stays. */
 static bool send_due(ddp_worker *worker)
 {
 	connection *due = worker->due;

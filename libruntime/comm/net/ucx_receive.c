@@ -9,7 +9,7 @@
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
 
-/* What is kept of messages that nobody has asked for yet: in all, and for each
+/* Bounds of the unexpected messages that are kept: in all, and for each
    process of the job. */
 static const size_t kept_max_bytes = (size_t)1 << 30, kept_rank_bytes = (size_t)1 << 20;
 

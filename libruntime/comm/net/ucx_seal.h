@@ -5,7 +5,7 @@
 
 #include "comm/net/ucx_state.h"
 
-/* Of a message of this rank's to a peer. */
+/* Makes the seal of a message of this rank to a peer. */
 seal ddp_ucx_seal(const connection *c);
 /* The source of an authentic message, or NULL; and what to do with one whose content
    cannot be its source's. */

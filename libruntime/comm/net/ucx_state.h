@@ -47,7 +47,7 @@ typedef struct handshake_header {
 	uint32_t released; /* the sender has had the receiver's last one */
 } handshake_header;
 
-/* Of comm/wait/verdict: a question, or the answer. */
+/* A question of comm/wait/verdict, or the answer. */
 typedef struct inquiry_header {
 	seal seal;
 	uint64_t id;
@@ -57,7 +57,7 @@ typedef struct inquiry_header {
 	int32_t names;
 } inquiry_header;
 
-/* Of all that the receiver of this has sent: how much was taken. */
+/* Says how much was taken of all that the receiver of this has sent. */
 typedef struct credit_header {
 	seal seal;
 	uint64_t taken_bytes;
@@ -69,7 +69,7 @@ typedef struct closed_header {
 	uint64_t id;
 } closed_header;
 
-/* What is no data comes whole. */
+/* Messages without data come whole. */
 typedef union control_header {
 	failure_header failure;
 	handshake_header handshake;
@@ -104,7 +104,7 @@ typedef struct connection {
 	bool begun, made;       /* UCX makes its sockets to the peer; it has made them */
 	bool hears_us, heard_sent, ready_said;
 	bool released;          /* the peer has had all that was sent to it */
-	/* What is to be sent when the callbacks of UCX's are through: */
+	/* These are sent when UCX's callbacks have ended: */
 	struct connection *next_due;
 	bool listed;            /* among worker.due */
 	bool first_due, handshake_due, credit_due, release_due;
@@ -114,7 +114,7 @@ typedef struct connection {
 	handshake_header handshakes[5]; /* of requests that may be under way */
 } connection;
 
-/* What takes an authentic header of this size from its source. */
+/* Takes an authentic header of this size from its source. */
 typedef struct control {
 	struct ddp_worker *worker;
 	size_t bytes;
@@ -168,7 +168,7 @@ typedef struct kept_message {
 	uint64_t charge;   /* of the sender's credit */
 } kept_message;
 
-/* What it holds of this process's memory. */
+/* The memory of this process that it holds. */
 static inline size_t ddp_unexpected_weight(const kept_message *a)
 {
 	return sizeof(*a) + (a->rendezvous ? 0 : a->message.bytes);

@@ -9,7 +9,7 @@
    many bytes, is the caller's to write. NULL: no memory. */
 ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes);
 
-/* What UCX returned for it. */
+/* Takes what UCX returned for it. */
 void ddp_ucx_begun(ticket *t, void *request);
 /* For UCX: the request has ended. */
 void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *user);

@@ -11,7 +11,7 @@ static inline size_t ddp_block_count(const ddp_operation *c, int r)
 	return c->counts != NULL ? c->counts[r] : c->count;
 }
 
-/* What all_to_all receives from rank r. */
+/* The elements that all_to_all receives from rank r. */
 static inline size_t ddp_recv_count(const ddp_operation *c, int r)
 {
 	return c->recv_counts != NULL ? c->recv_counts[r] : c->count;

@@ -78,7 +78,7 @@ INLINE __m512i mean(__m512i a, __m512i b, __m512i inverse, __mmask32 *special)
 	return x;
 }
 
-/* Of two zeros the instruction takes the second operand. */
+/* If both are zeros, the instruction takes the second operand. */
 INLINE __m512i least(__m512i a, __m512i b, __m512i inverse, __mmask32 *special)
 {
 	(void)inverse;

@@ -233,7 +233,7 @@ INLINE void narrow_pair_f16(uint16_t *to, const v_f32 *a, const v_f32 *b)
 #define LOAD_u8_ordered(T, V, a) LOAD_ORDERED(u8, uint8_t, a)
 #define STORE_u8_ordered(T, V, a) STORE_ORDERED(u8, uint8_t, a)
 
-/* What has scales goes by blocks. */
+/* Operations with scales go by blocks. */
 enum { FORM_OWN, FORM_IN, FORM_OUT };
 
 #define DEFINE_GROUPS_OF(NAME, T, UT, V, UV, MV, OP) \

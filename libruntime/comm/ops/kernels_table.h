@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the instruction sets' versions of comm/ops/kernels share. */
+/* The instruction sets' versions of comm/ops/kernels share this. */
 #ifndef DDP_COMM_OPS_KERNELS_TABLE_H
 #define DDP_COMM_OPS_KERNELS_TABLE_H
 
@@ -18,7 +18,7 @@ typedef struct ddp_kernel_table {
 extern const ddp_kernel_table ddp_kernels_generic;
 #ifdef __x86_64__
 extern const ddp_kernel_table ddp_kernels_avx2, ddp_kernels_avx512;
-/* What these compilers know. */
+/* These compilers know the instructions. */
 #if defined(__clang__) ? __clang_major__ >= 14 : __GNUC__ >= 12
 #define DDP_HAS_KERNELS_AVX512FP16
 extern const ddp_kernel_table ddp_kernels_avx512fp16;
@@ -40,7 +40,7 @@ static inline bool ddp_is_far(const ddp_combination *f, size_t count)
 	return f->nsrc >= FAR_SOURCES && count >= FAR_BYTES / 4 / (size_t)f->nsrc;
 }
 
-/* Of accumulators. */
+/* A block of accumulators. */
 typedef union combine_block {
 	float f32[BLOCK];
 	double f64[BLOCK];

@@ -147,7 +147,7 @@ KERNEL static inline void divide_int32_t(v_i32 *v, const double *inverse)
 }
 
 #ifdef TRUNCATE
-/* Of less than 2^50, an int64_t is exact in double, and the product of it with a little
+/* An int64_t below 2^50 is exact in double, and the product of it with a little
    more than 1 / d is, cut, the quotient, as in divide_int32_t(). Such a number n, added
    to the bits of 1.5 * 2^52, gives those of 1.5 * 2^52 + n. */
 KERNEL static inline bool divide_int64_t_fast(v_i64 *v, const divisor_int64_t *d)
@@ -260,7 +260,7 @@ KERNEL static size_t groups_##NAME##_##OP(const ddp_combination *f, size_t i, si
 	return i; \
 }
 
-/* Of a type that is its own accumulator. */
+/* For a type that is its own accumulator. */
 #define DEFINE_COMBINE(T, UT, V, UV, MV, OP, SCALES) \
 DEFINE_ONE(T, UT, V, UV, MV, OP) \
 DEFINE_GROUPS(T, T, UT, V, UV, MV, OP, SCALES, LOAD_OWN, STORE_OWN) \
@@ -392,7 +392,7 @@ KERNEL static void combine_a_block(const ddp_combination *f, ddp_type wide, size
 	}
 }
 
-/* Of a narrow type, without blocks where that can be; returns the first element that is left. */
+/* Combines a narrow type without blocks where that can be; returns the first element that is left. */
 KERNEL static size_t combine_in_registers(const ddp_combination *f, size_t first, size_t end)
 {
 	static size_t (*const groups[2][3][4])(const ddp_combination *, size_t, size_t) = {
@@ -441,7 +441,7 @@ KERNEL static void run_combine(const ddp_combination *f, size_t first, size_t co
 	}
 	if (!far)
 		first = combine_in_registers(f, first, end);
-	/* What is not widened leaves L1 to the sources that are read ahead. */
+	/* Blocks of a type that is not widened leave L1 to the sources that are read ahead. */
 	const size_t most = wide == f->type ? 1024 / ddp_type_bytes(wide) : BLOCK;
 	for (; first < end; first += most)
 		combine_a_block(f, wide, first, end - first < most ? end - first : most);

@@ -44,7 +44,7 @@ struct ddp_incoming {
 	uint64_t wanted;       /* the announcement that the sender is to answer; 0: none */
 };
 
-/* What keeping a message takes. */
+/* The memory that a kept message takes. */
 static size_t cost_of(size_t bytes)
 {
 	return bytes + sizeof(struct kept_message);

@@ -98,7 +98,7 @@ static int missing_headers(ddp_comm *comm, const void *argument)
 	return ddp_node_lagging(comm, DDP_SLEEPS_FOR_HEADERS, comm->run.sequence);
 }
 
-/* What all of them have issued is known here; over several nodes, other ranks' is asked for. */
+/* This rank knows what all ranks of its node have issued; over several nodes it asks the other ranks. */
 static ddp_status differ(ddp_comm *comm, int other)
 {
 	const ddp_node *node = &comm->node;

@@ -12,7 +12,7 @@
 
 #include "comm/core/lines.h"
 
-/* What an operation's header says beside the operation itself. */
+/* An operation's header says this besides the operation itself. */
 typedef struct ddp_entry {
 	const void *payload;  /* copied beside the header */
 	size_t payload_bytes; /* at most DDP_SMALL_BYTES; 0: none */

@@ -201,7 +201,7 @@ static int told_ranks(const ddp_comm *comm)
 	return comm->node.size < TOLD_MAX ? comm->node.size : TOLD_MAX;
 }
 
-/* What this rank sends to each rank of its node goes with its header; `told`
+/* The counts that this rank sends to each rank of its node go with its header; `told`
    holds TOLD_MAX. */
 static void tell_counts(const copying *k, uint64_t *told, ddp_entry *entry)
 {

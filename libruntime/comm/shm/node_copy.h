@@ -8,7 +8,7 @@
 
 #include "ddp.h"
 
-/* What goes between nodes meanwhile. */
+/* The part of a collective that runs between nodes meanwhile. */
 typedef struct ddp_between {
 	void *argument;
 	int source; /* of a broadcast: the rank that spreads its data on this node */

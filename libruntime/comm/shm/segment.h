@@ -18,7 +18,7 @@ enum { DDP_SEGMENT_START_BYTES = 4096 };
 /* A segment that other ranks of the node can open: returns its descriptor,
    or -1 with errno. `bytes` may be sparse. */
 int ddp_segment_create(size_t bytes);
-/* What a message about its errno ends with. */
+/* Returns the end of a message about this errno. */
 static inline const char *ddp_segment_remedy(int error)
 {
 	return error == EMFILE ? " (raise ulimit -n)" : error == EFBIG ? " (raise ulimit -f)" : "";

@@ -212,7 +212,7 @@ static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 	if (status != DDP_OK || comm->net == NULL)
 		return status;
 	int missing = wait->missing(comm, wait->argument);
-	/* What it sent before counts, and may just have come. */
+	/* Messages that it sent before count, and may just have come. */
 	if (missing != DDP_NOBODY && ddp_net_lost(comm, missing))
 		missing = wait->missing(comm, wait->argument);
 	return ddp_message_check(comm, missing);

@@ -96,7 +96,7 @@ static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 	                      (unsigned long long)comm->run.sequence);
 }
 
-/* What the operation that a message belongs to was here. */
+/* The operation of this rank to which a message belongs. */
 static ddp_unexpected own_of(const ddp_comm *comm, const ddp_unexpected *came)
 {
 	const uint64_t sequence = ddp_sequence_of(&came->envelope);

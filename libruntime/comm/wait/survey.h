@@ -32,7 +32,7 @@ static inline bool ddp_is_word(const ddp_envelope *e, uint32_t word)
 	return (e->tag & (DDP_NET_P2P_TAG | DDP_WORD_TAG | 0xffffff)) == (DDP_WORD_TAG | word);
 }
 
-/* What operation `sequence`, one of the last, was here. */
+/* The fingerprint that operation `sequence`, one of the last, had here. */
 static inline const ddp_fingerprint *ddp_past_operation(const ddp_comm *comm, uint64_t sequence)
 {
 	return &comm->run.past[sequence % DDP_PAST];

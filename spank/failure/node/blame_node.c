@@ -7,7 +7,7 @@
 #include "spank/failure/blame.h"
 #include "spank/failure/judge.h"
 
-/* What is known of a local task; its node's name lies in `node`. */
+/* Returns what is known of a local task; its node's name lies in `node`. */
 static struct blamed know(const struct supervise *supervise, uint32_t local, uint64_t now_ns,
                           char node[HOST_NAME_MAX_BYTES])
 {

@@ -34,7 +34,7 @@ static bool lists_memory(const char *list)
 	return false;
 }
 
-/* Of "/.../step_0/user/task_1" the part up to the step: what version 2 counts there
+/* The length of the part of "/.../step_0/user/task_1" up to the step: what version 2 counts there
    are the kills of all tasks, and a task may be moved into its own later. */
 static size_t step_length(const char *path)
 {

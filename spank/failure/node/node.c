@@ -86,7 +86,7 @@ static struct end_facts collect(struct node *node, enum task_end end)
 		facts.sent = SENT_UNKNOWN;
 	}
 	facts.all_killed = ends.all_ended && ends.all_killed;
-	/* Of this task's own failure there is `end`. */
+	/* `end` tells this task's own failure. */
 	facts.other_failed = ends.any_failed && end != END_CODE && end != END_CRASH;
 	facts.out_of_memory = memory_ran_out(&node->supervise.memory);
 	return facts;
@@ -119,7 +119,7 @@ static bool gave_up(const struct node *node, const struct node_task *task, const
 	       (judge_task_end(task->wait_status) == END_CODE && blame_is_shared(progress, own));
 }
 
-/* What the page says of whose fault it is, and what is known here of that one. */
+/* Reads from the page which rank is to blame, and adds what is known here of that rank. */
 static void blame(const struct node *node, const struct node_task *task,
                   const struct ddp_progress *progress, uint64_t seen_ns, struct end_facts *facts,
                   char other[RELAY_TEXT_MAX + 1])
@@ -132,7 +132,7 @@ static void blame(const struct node *node, const struct node_task *task,
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);
 }
 
-/* Of a program without a page, the early end of another task may be the cause. */
+/* If a program has no page, the early end of another task may be the cause. */
 static void add_early_end(const struct node *node, const struct end_facts *facts, uint64_t seen_ns,
                           struct sink *sink)
 {
@@ -193,7 +193,7 @@ static void describe(const struct node *node, const struct node_task *task,
 		add_early_end(node, facts, seen_ns, &sink);
 }
 
-/* What needs no look around: of a node's many tasks each would take SETTLE_MS. */
+/* An old end needs no look around: each of a node's many tasks would take SETTLE_MS. */
 static bool is_old(const struct node *node, enum task_end end, bool hearsay)
 {
 	enum slurm_sent sent;
@@ -219,7 +219,7 @@ static bool is_news(struct node *node, const struct end_verdict *verdict, bool h
 	return true;
 }
 
-/* Of the ranks that gave up because of another, rank 0's node speaks, for the case
+/* If ranks gave up because of another one, rank 0's node speaks for them, for the case
    that the other one cannot. */
 static void speak(struct node *node, const struct end_verdict *verdict, bool hearsay,
                   const char *text)
@@ -314,7 +314,7 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	if (node_tell(node, &news))
 		return DELAY_NEVER;
 	speak(node, &verdict, hearsay, text);
-	/* Of tasks that Slurm may have killed a node alone cannot tell more. */
+	/* A node alone cannot tell more of tasks that Slurm may have killed. */
 	return verdict.kill == DELAY_DOUBT ? DELAY_NEVER : verdict.kill;
 }
 
@@ -342,7 +342,7 @@ void node_end(struct node *node)
 		stall_tell_unwatched(supervise, &node->relay);
 	if (node->stall_seconds == 0 && (node->launcher || !others_may_wait(supervise)))
 		return;
-	/* What failed or was killed ends the step or was said, and there may be many such
+	/* A task that failed or was killed ends the step or was said, and there may be many such
 	   nodes at once. */
 	for (uint32_t i = 0; i < supervise->local_tasks && (node->kill_on_failure || node->stall_seconds == 0); i++)
 		if (atomic_load(&supervise->shared->task[i].end) != STALL_GOOD_END)

@@ -11,7 +11,7 @@ static const uint64_t ns_per_ms = 1000000;
 /* Ranks come one after the other: a wait in ddp_init() that is shorter is not told. */
 static const double start_seconds = 0.5;
 
-/* What the rank writes as it goes on; texts follow from these. Of messages, and of
+/* The rank writes these numbers as it goes on; texts follow from them. For messages, and for
    collectives of groups, the time of the last wait is all that tells them apart. */
 static bool same_place(const struct ddp_progress *a, const struct ddp_progress *b)
 {

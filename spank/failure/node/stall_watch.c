@@ -156,7 +156,7 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	              late_look_ms(watch));
 }
 
-/* What srun may not have heard is told again, less and less often, also by a node that needs no other look.
+/* Says when to tell srun again what it may not have heard: less and less often, also on a node that needs no other look.
    0: it has heard all. */
 static int again_ms(const struct stall_watch *watch)
 {

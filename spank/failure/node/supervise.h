@@ -82,7 +82,7 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
 
-/* Of a task that was forked, or reaped. */
+/* Note a task that was forked, or reaped. */
 void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);
 void supervise_reaped(struct supervise *supervise, uint32_t local_task, int wait_status);
 
@@ -95,7 +95,7 @@ enum task_state {
 /* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
-/* What the kernel says of a process. */
+/* The kernel says this of a process. */
 struct supervise_process {
 	bool stopped;    /* by a signal, or a debugger */
 	uint64_t cpu_ms; /* processor time that it has used */

@@ -320,7 +320,7 @@ bool witness_was_killed(const struct witness *witness)
 	return atomic_load(&witness->pid) > 0 && witness_present(witness) == 0;
 }
 
-/* What the kernel says of the witness at one moment: the signals that wait for it to
+/* Asks the kernel about the witness at one moment: the signals that wait for it to
    run, as a mask, and whether it runs. */
 static uint64_t pending(pid_t pid, bool *runs)
 {

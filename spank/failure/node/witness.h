@@ -35,7 +35,7 @@ struct witness {
 	_Atomic uint64_t word_ns;  /* when Slurm last sent a SENT_SIGNAL, by CLOCK_MONOTONIC; 0: never */
 };
 
-/* What the witness says if slurmstepd dies, and what it does meanwhile. */
+/* The witness says this if slurmstepd dies, and does this meanwhile. */
 struct witness_words {
 	struct relay relay;
 	const char *address; /* of srun; numeric */

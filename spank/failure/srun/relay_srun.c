@@ -353,7 +353,7 @@ static void serve(void)
 	atomic_store(&server.wait_status, server.step.wait_status);
 }
 
-/* Of both families, where the machine has them; -1 and errno otherwise. */
+/* Listens in both families, if the machine has them; -1 and errno otherwise. */
 static int listen_on(uint16_t port)
 {
 	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),

@@ -10,7 +10,7 @@
 #include "spank/base/sink.h"
 #include "spank/failure/stall_note.h"
 
-/* Of one node. */
+/* One node has told this. */
 struct stall_told {
 	uint64_t taken_ns;
 	struct stall_note note;

@@ -26,7 +26,7 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 	return judge_end(&facts);
 }
 
-/* Of a rank that did not come its own node may know more, a little later. */
+/* The node of a rank that did not come may know more, a little later. */
 static bool waits_for_more(const struct step_case *what)
 {
 	return judge_is_hearsay(&what->facts) && what->facts.timed_out;
@@ -70,7 +70,7 @@ static int case_of(const struct end_verdict *verdict, bool hearsay)
 	return hearsay ? CASE_HEARSAY : CASE_CAUSE;
 }
 
-/* Of two of a kind the earlier one is kept. */
+/* Keeps the earlier one of two of a kind. */
 static void hold(struct step *step, int index, const struct step_case *what)
 {
 	struct step_case *kept = &step->cases[index];
@@ -210,7 +210,7 @@ static struct step_case *choose(struct step *step, uint64_t now_ns)
 	return NULL;
 }
 
-/* Of what is said for want of better only, the verdict on the end that led to it, if there is one. */
+/* If a case is said for want of a better one, returns the verdict on the end that led to it, if there is one. */
 static struct step_case *cause_of(struct step *step, struct step_case *what)
 {
 	struct step_case *later = &step->cases[CASE_LATER];
@@ -272,7 +272,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 		*action = (struct step_action){ .ask = true };
 		return true;
 	}
-	/* What was chosen may have come after the one that is due: they are one event. */
+	/* The chosen case may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
 	say_case(step, cause_of(step, what), &verdict, now_ns, action);
