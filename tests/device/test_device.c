@@ -65,6 +65,17 @@ static ddp_status check_event(const ddp_test_device *device, const ddp_device_ev
 	return DDP_OK;
 }
 
+/* The same for calls with an event, and with a queue, unless `queue` is NULL. */
+static ddp_status enter_event(ddp_test_device *device, const ddp_device_event *event, ddp_device_queue **queue,
+                              const char *captured)
+{
+	const ddp_status status = check_event(device, event);
+
+	if (status != DDP_OK)
+		return status;
+	return queue != NULL ? enter_queue(device, queue, captured) : enter(device, captured);
+}
+
 /* ---- device ---- */
 
 static ddp_status test_open(const ddp_device_request *request, ddp_device_info *info, void **self)
@@ -328,10 +339,8 @@ static ddp_status test_queue_sync(void *self, ddp_device_queue *queue)
 static ddp_status test_queue_wait(void *self, ddp_device_queue *queue, ddp_device_event *event)
 {
 	ddp_test_device *device = self;
-	ddp_status status = check_event(device, event);
+	ddp_status status = enter_event(device, event, &queue, joins);
 
-	if (status == DDP_OK)
-		status = enter_queue(device, &queue, joins);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = event->mark;
@@ -451,10 +460,8 @@ static ddp_status test_event_free(void *self, ddp_device_event *event)
 static ddp_status test_event_record(void *self, ddp_device_event *event, ddp_device_queue *queue)
 {
 	ddp_test_device *device = self;
-	ddp_status status = check_event(device, event);
+	ddp_status status = enter_event(device, event, &queue, joins);
 
-	if (status == DDP_OK)
-		status = enter_queue(device, &queue, joins);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = calloc(1, sizeof(*mark));
@@ -477,10 +484,8 @@ static ddp_status test_event_record(void *self, ddp_device_event *event, ddp_dev
 static ddp_status test_event_query(void *self, ddp_device_event *event, bool *done)
 {
 	ddp_test_device *device = self;
-	ddp_status status = check_event(device, event);
+	ddp_status status = enter_event(device, event, NULL, waits);
 
-	if (status == DDP_OK)
-		status = enter(device, waits);
 	if (status != DDP_OK)
 		return status;
 	*done = event->mark == NULL || event->mark->reached;
@@ -492,10 +497,8 @@ static ddp_status test_event_query(void *self, ddp_device_event *event, bool *do
 static ddp_status test_event_sync(void *self, ddp_device_event *event)
 {
 	ddp_test_device *device = self;
-	ddp_status status = check_event(device, event);
+	ddp_status status = enter_event(device, event, NULL, waits);
 
-	if (status == DDP_OK)
-		status = enter(device, waits);
 	if (status != DDP_OK)
 		return status;
 	ddp_test_mark *mark = event->mark;
@@ -517,9 +520,7 @@ static ddp_status test_event_seconds(void *self, ddp_device_event *from, ddp_dev
 	ddp_status status = check_event(device, from);
 
 	if (status == DDP_OK)
-		status = check_event(device, to);
-	if (status == DDP_OK)
-		status = enter(device, waits);
+		status = enter_event(device, to, NULL, waits);
 	if (status != DDP_OK)
 		return status;
 	if (!from->timed || !to->timed)

@@ -16,38 +16,52 @@ typedef struct ddp_nccl_buffer {
 	bool is_nccls;      /* of ncclMemAlloc() */
 } ddp_nccl_buffer;
 
-typedef struct allocation {
-	const ddp_nccl *nccl;
-	void *memory;
+/* A call of NCCL's for a buffer, and its result. */
+typedef struct call {
+	const ddp_nccl_lane *lane;
+	ddp_nccl_buffer *buffer;
 	size_t bytes;
 	int result;
-} allocation;
+} call;
 
 static void call_alloc(void *argument)
 {
-	allocation *a = argument;
+	call *c = argument;
 
-	a->result = a->nccl->mem_alloc(&a->memory, a->bytes);
+	c->result = c->lane->nccl->mem_alloc(&c->buffer->memory, c->bytes);
 }
 
 static void call_free(void *argument)
 {
-	allocation *a = argument;
+	call *c = argument;
 
-	a->result = a->nccl->mem_free(a->memory);
+	c->result = c->lane->nccl->mem_free(c->buffer->memory);
+}
+
+static void call_add(void *argument)
+{
+	call *c = argument;
+
+	c->result = c->lane->nccl->add_buffer(c->lane->handle, c->buffer->memory, c->bytes, &c->buffer->registration);
+}
+
+static void call_remove(void *argument)
+{
+	call *c = argument;
+
+	c->result = c->lane->nccl->remove_buffer(c->lane->handle, c->buffer->registration);
 }
 
 /* NCCL's own is the best for it; else any. */
 static ddp_status get_memory(ddp_nccl_lane *lane, size_t bytes, ddp_nccl_buffer *b)
 {
-	allocation a = { .nccl = lane->nccl, .bytes = bytes };
+	call c = { .lane = lane, .buffer = b, .bytes = bytes };
 
 	if (lane->nccl->mem_alloc != NULL && lane->nccl->mem_free != NULL) {
-		const ddp_status status = ddp_device_within(lane->device, call_alloc, &a);
+		const ddp_status status = ddp_device_within(lane->device, call_alloc, &c);
 		if (status != DDP_OK)
 			return status;
-		b->memory = a.memory;
-		b->is_nccls = ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemAlloc()") == DDP_OK;
+		b->is_nccls = ddp_nccl_status(lane->nccl, NULL, c.result, "ncclMemAlloc()") == DDP_OK;
 		if (b->is_nccls)
 			return DDP_OK;
 		ddp_log(DDP_LOG_DEBUG, "%s: memory is the device's instead", ddp_last_error());
@@ -55,46 +69,25 @@ static ddp_status get_memory(ddp_nccl_lane *lane, size_t bytes, ddp_nccl_buffer 
 	return ddp_device_alloc(lane->device, bytes, &b->memory);
 }
 
-static ddp_status give_back(ddp_nccl_lane *lane, const ddp_nccl_buffer *b)
+static ddp_status give_back(ddp_nccl_lane *lane, ddp_nccl_buffer *b)
 {
-	allocation a = { .nccl = lane->nccl, .memory = b->memory };
+	call c = { .lane = lane, .buffer = b };
 
 	if (!b->is_nccls)
 		return ddp_device_free(lane->device, b->memory);
-	if (ddp_device_within(lane->device, call_free, &a) != DDP_OK)
+	if (ddp_device_within(lane->device, call_free, &c) != DDP_OK)
 		return DDP_OK; /* it went with the device's context */
-	return ddp_nccl_status(lane->nccl, NULL, a.result, "ncclMemFree()");
-}
-
-typedef struct registration {
-	const ddp_nccl_lane *lane;
-	ddp_nccl_buffer *buffer;
-	size_t bytes;
-	int result;
-} registration;
-
-static void call_add(void *argument)
-{
-	registration *r = argument;
-
-	r->result = r->lane->nccl->add_buffer(r->lane->handle, r->buffer->memory, r->bytes, &r->buffer->registration);
-}
-
-static void call_remove(void *argument)
-{
-	registration *r = argument;
-
-	r->result = r->lane->nccl->remove_buffer(r->lane->handle, r->buffer->registration);
+	return ddp_nccl_status(lane->nccl, NULL, c.result, "ncclMemFree()");
 }
 
 static void add_to_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t bytes)
 {
-	registration r = { .lane = lane, .buffer = b, .bytes = bytes };
+	call c = { .lane = lane, .buffer = b, .bytes = bytes };
 
 	if (lane->handle == NULL || lane->nccl->add_buffer == NULL || lane->nccl->remove_buffer == NULL)
 		return;
-	if (ddp_device_within(lane->device, call_add, &r) == DDP_OK &&
-	    ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommRegister()") == DDP_OK)
+	if (ddp_device_within(lane->device, call_add, &c) == DDP_OK &&
+	    ddp_nccl_status(lane->nccl, lane->handle, c.result, "ncclCommRegister()") == DDP_OK)
 		return;
 	b->registration = NULL;
 	ddp_log(DDP_LOG_DEBUG, "%s: operations on this memory take a copy", ddp_last_error());
@@ -102,13 +95,13 @@ static void add_to_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b, size_t by
 
 static void remove_from_nccl(const ddp_nccl_lane *lane, ddp_nccl_buffer *b)
 {
-	registration r = { .lane = lane, .buffer = b };
+	call c = { .lane = lane, .buffer = b };
 
 	if (b->registration == NULL || lane->handle == NULL)
 		return;
-	const ddp_status status = ddp_device_within(lane->device, call_remove, &r);
+	const ddp_status status = ddp_device_within(lane->device, call_remove, &c);
 	b->registration = NULL;
-	if (status != DDP_OK || ddp_nccl_status(lane->nccl, lane->handle, r.result, "ncclCommDeregister()") != DDP_OK)
+	if (status != DDP_OK || ddp_nccl_status(lane->nccl, lane->handle, c.result, "ncclCommDeregister()") != DDP_OK)
 		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
 }
 
