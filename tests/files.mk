@@ -12,7 +12,7 @@ abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
-	tests/support/check-gpu tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy
+	tests/support/check-gpu tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \

@@ -49,6 +49,7 @@ void ddp_randperm_wide(uint64_t seed, uint32_t n, uint32_t *permutation)
 		uint64_t draw = (uint64_t)ddp_mt19937_next(&engine) << 32;
 		draw |= ddp_mt19937_next(&engine);
 		uint32_t from = (uint32_t)(draw % ((uint64_t)i + 1));
+		permutation[i] = i;
 		permutation[i] = permutation[from];
 		permutation[from] = i;
 	}
