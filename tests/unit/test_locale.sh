@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 skip() { echo "1..0 # SKIP $1"; exit 0; }
 
 [ -z "$sanitizer" ] || skip "a sanitizer wants to be loaded first"
-localedef -i de_DE -f UTF-8 "$work/de_DE.UTF-8" >"$work/log" 2>&1 || skip "localedef cannot make de_DE.UTF-8"
+localedef -i de_DE -f UTF-8 "$work/de_DE.UTF-8" >"$work/log" 2>&1 || skip "localedef cannot make de_DE.UTF-8 (install locales)"
 cat >"$work/german.c" <<'C'
 #include <locale.h>
 #include <stdlib.h>
