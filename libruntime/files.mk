@@ -247,7 +247,8 @@ comm_sources += \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
 	libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_sendv.h \
-	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h
+	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
+	libruntime/comm/net/ucx_transports.c libruntime/comm/net/ucx_transports.h
 else
 comm_sources += libruntime/comm/net/none.c
 endif

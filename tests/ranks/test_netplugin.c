@@ -147,6 +147,7 @@ static int exchange(int rank, void *argument)
 		satisfy(&d, sender);
 		CHECK(d.close_sender(sender) == NET_SUCCESS);
 		check_closed("connection to rank 0", STREAMED + 11 + SLOTS * 2, STREAM_BYTES + GROUP_BYTES + SLOTS * 2, false);
+		check_transports();
 	}
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
 	return 0;

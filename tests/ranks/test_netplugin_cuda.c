@@ -343,6 +343,8 @@ static int exchange(int rank, void *argument)
 	CHECK((with_registration > 0 && without_registration == 0) || messages_at == &on_host);
 	close_one(&d, rank, connection);
 	close_one(&d, rank == RECEIVER ? SENDER : RECEIVER, back);
+	if (rank == RECEIVER) /* It closed a sender's end last. */
+		check_transports();
 	CHECK(nccl_finalize(&d) == NET_SUCCESS);
 	return 0;
 }

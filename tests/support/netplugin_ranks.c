@@ -152,6 +152,25 @@ void close_one(const nccl_driver *d, int rank, void *connection)
 	CHECK((rank == RECEIVER ? d->close_receiver : d->close_sender)(connection) == NET_SUCCESS);
 }
 
+void check_transports(void)
+{
+	const char *at = strstr(last_closed, " by ");
+	char allowed[128], wanted[80], name[64];
+	int length;
+
+	CHECK(at != NULL);
+	snprintf(allowed, sizeof(allowed), ",%s,", shared->transports);
+	at += strlen(" by ");
+	do {
+		CHECK(sscanf(at, "%63[^/]/%*[^+: ]%n", name, &length) == 1);
+		snprintf(wanted, sizeof(wanted), ",%s,", name);
+		if (strstr(allowed, wanted) == NULL)
+			fprintf(stderr, "# %s instead of %s\n", name, shared->transports);
+		CHECK(strstr(allowed, wanted) != NULL);
+		at += length;
+	} while (*at++ == '+');
+}
+
 /* ---- messages ------------------------------------------------------------------------------- */
 
 void fill(unsigned char *data, size_t bytes, int i)

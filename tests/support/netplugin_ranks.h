@@ -47,6 +47,8 @@ void *send_to(const nccl_driver *d, int i);
 /* The rank's end of connection 0. */
 void *open_one(const nccl_driver *d, int rank);
 void close_one(const nccl_driver *d, int rank, void *connection);
+/* Fails unless the connection to a receiver that this process closed last went by transports of the board alone. */
+void check_transports(void);
 
 void *begin_receive(const nccl_driver *d, void *receiver, void *data, size_t bytes, int tag, void *memory);
 void *begin_send(const nccl_driver *d, void *sender, void *data, size_t bytes, int tag, void *memory);

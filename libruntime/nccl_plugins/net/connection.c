@@ -12,6 +12,7 @@
 #include "base/descriptors.h"
 #include "base/error.h"
 #include "comm/net/ucx_log.h"
+#include "comm/net/ucx_transports.h"
 #include "nccl_plugins/net/handle.h"
 #include "nccl_plugins/net/report.h"
 
@@ -570,8 +571,11 @@ void net_connection_close(net_connection *c)
 {
 	DDP_UCX_FOR_LIBDDP();
 	net_worker *worker = c->worker;
+	char by[128] = "";
 
 	net_worker_lock(worker);
+	if (c->ep != NULL && !c->gone && c->lost == UCS_OK)
+		ddp_ucx_transports(c->ep, by, sizeof(by));
 	const bool forced = c->sends && end_sender(c);
 	close_ep(c, forced);
 	cancel_receives(c);
@@ -585,8 +589,9 @@ void net_connection_close(net_connection *c)
 	const bool over = progress_until(c, is_over, forced || early ? FORCE_MS : FLUSH_MS);
 	if (!over)
 		net_worker_leave_over(worker, c, free_connection);
-	net_info("NET/ddpucx: closed %s %s: %llu messages, %llu bytes, at most %d under way, %llu times no request free%s%s",
-	         c->sends ? "connection to" : "connection from", c->peer, (unsigned long long)c->counters.messages,
+	net_info("NET/ddpucx: closed %s %s%s%s: %llu messages, %llu bytes, at most %d under way, %llu times no request free%s%s",
+	         c->sends ? "connection to" : "connection from", c->peer, by[0] != '\0' ? " by " : "", by,
+	         (unsigned long long)c->counters.messages,
 	         (unsigned long long)c->counters.bytes, c->counters.under_way_max,
 	         (unsigned long long)c->counters.exhausted, c->gone ? "; gone: " : "", c->gone ? c->why : "");
 	net_worker_unlock(worker);
