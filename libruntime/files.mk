@@ -88,11 +88,14 @@ comm_sources = \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
 	libruntime/comm/net/nics.c libruntime/comm/net/nics.h \
+	libruntime/comm/p2p/match.c libruntime/comm/p2p/match.h \
 	libruntime/comm/p2p/p2p.c libruntime/comm/p2p/p2p.h \
+	libruntime/comm/p2p/ring.c libruntime/comm/p2p/ring.h \
 	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
 	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \
 	libruntime/comm/wait/survey.c libruntime/comm/wait/survey.h \
 	libruntime/comm/wait/verdict.c libruntime/comm/wait/verdict.h \
+	libruntime/comm/shm/borrow.c libruntime/comm/shm/borrow.h \
 	libruntime/comm/shm/memory.c libruntime/comm/shm/memory.h \
 	libruntime/comm/shm/node.c libruntime/comm/shm/node.h \
 	libruntime/comm/shm/node_copy.c libruntime/comm/shm/node_copy.h \
@@ -141,6 +144,7 @@ comm_sources = \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \
 	libruntime/comm/group/locality.c libruntime/comm/group/locality.h \
+	libruntime/comm/group/members.c \
 	libruntime/comm/group/shrink.c \
 	libruntime/comm/group/split.c \
 	libruntime/comm/group/world.c libruntime/comm/group/world.h

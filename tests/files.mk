@@ -272,6 +272,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_follow \
 	tests/ranks/test_comm_in_place \
 	tests/ranks/test_comm_lanes \
+	tests/ranks/test_comm_lists tests/ranks/test_comm_local_memory tests/ranks/test_comm_members tests/ranks/test_comm_messages \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \
 	tests/ranks/test_nccl_messages \

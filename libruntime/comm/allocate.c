@@ -27,12 +27,12 @@ typedef struct offer {
 
 /* Reserves this rank's part, so that a lack of memory is an error here and
    not a SIGBUS at first use, and fills the page tables. */
-static ddp_status populate(const ddp_allocation *a, int fd, size_t part)
+static ddp_status populate(const ddp_allocation *a, int fd, size_t begin)
 {
 	ddp_held_signals held;
 
 	ddp_signals_hold(&held);
-	int error = fallocate(fd, 0, (off_t)(part * a->stride), (off_t)a->stride) == 0 ? 0 : errno;
+	int error = fallocate(fd, 0, (off_t)begin, (off_t)a->stride) == 0 ? 0 : errno;
 	ddp_signals_release(&held);
 	if (error != 0 && error != EOPNOTSUPP)
 		return ddp_fail_errno(error == ENOSPC || error == ENOMEM || error == EFBIG ? DDP_ERR_NOMEM
@@ -46,6 +46,16 @@ static ddp_status populate(const ddp_allocation *a, int fd, size_t part)
 	return DDP_OK;
 }
 
+static ddp_status map(ddp_allocation *a, int fd)
+{
+	char *base = mmap(NULL, a->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (base == MAP_FAILED)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory", a->mapped);
+	a->base = base;
+	return DDP_OK;
+}
+
 static ddp_status map_offer(ddp_comm *comm, ddp_allocation *a, const offer *leader, int own_fd)
 {
 	ddp_node *node = &comm->node;
@@ -54,16 +64,11 @@ static ddp_status map_offer(ddp_comm *comm, ddp_allocation *a, const offer *lead
 	if (fd < 0)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the shared memory of %s",
 		                      ddp_rank_text(comm, node->ranks[0]));
-	a->base = mmap(NULL, a->stride * a->parts, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	ddp_status status = DDP_OK;
-	if (a->base == MAP_FAILED) {
-		a->base = NULL;
-		status = ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of shared memory",
-		                        a->stride * a->parts);
-	} else {
+	ddp_status status = map(a, fd);
+	if (status == DDP_OK) {
 		a->id = leader->id;
 		a->own = a->base + (size_t)node->self * a->stride;
-		status = populate(a, fd, (size_t)node->self);
+		status = populate(a, fd, (size_t)node->self * a->stride);
 	}
 	if (node->self != 0)
 		close(fd);
@@ -84,6 +89,8 @@ static ddp_allocation *new_allocation(const ddp_comm *comm, size_t bytes)
 	a->bytes = bytes;
 	a->stride = ddp_whole_pages(bytes > 0 ? bytes : 1);
 	a->parts = (size_t)comm->node.size;
+	a->mapped = a->stride * a->parts;
+	a->fd = -1;
 	for (int r = 0; r < comm->roster->size; r++)
 		a->part_of[r] = DDP_NOBODY;
 	for (int i = 0; i < comm->node.size; i++)
@@ -168,6 +175,47 @@ out:
 	if (status != DDP_OK) {
 		if (a != NULL)
 			ddp_allocation_free(a);
+		return status;
+	}
+	ddp_allocations_add(&comm->roster->memory, a);
+	*memory = a->own;
+	return DDP_OK;
+}
+
+/* What is populated is what the program gets. */
+static ddp_status make_local(ddp_comm *comm, ddp_allocation *a)
+{
+	const size_t page = a->mapped - a->stride;
+
+	a->fd = ddp_segment_create(a->mapped);
+	if (a->fd < 0)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot make a shared memory segment%s", ddp_segment_remedy(errno));
+	ddp_status status = map(a, a->fd);
+	if (status != DDP_OK)
+		return status;
+	a->own = a->base + page;
+	a->id = DDP_LOCAL_MEMORY | (uint64_t)(atomic_fetch_add(&comm->roster->memory.count, 1) & 0x7fffffff) << 32 |
+		(uint32_t)a->fd;
+	((ddp_local_page *)(void *)a->base)->id = a->id;
+	return populate(a, a->fd, page);
+}
+
+ddp_status ddp_mem_alloc_local(ddp_comm *comm, size_t bytes, void **memory)
+{
+	if (comm == NULL || memory == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc_local(): a NULL argument");
+	if (bytes > SIZE_MAX / 2)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc_local(): %zu bytes; %zu are the most", bytes, SIZE_MAX / 2);
+	ddp_allocation *a = calloc(1, sizeof(*a));
+	if (a == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to share %zu bytes", bytes);
+	a->bytes = bytes;
+	a->stride = ddp_whole_pages(bytes > 0 ? bytes : 1);
+	a->mapped = ddp_whole_pages(1) + a->stride;
+	a->parts = 1;
+	const ddp_status status = make_local(comm, a);
+	if (status != DDP_OK) {
+		ddp_allocation_free(a);
 		return status;
 	}
 	ddp_allocations_add(&comm->roster->memory, a);

@@ -34,7 +34,7 @@ static bool has_open_lanes(const ddp_comm *comm)
 
 void ddp_comm_leave_failure(ddp_comm *comm)
 {
-	atomic_store(&comm->failure.owed, true);
+	ddp_failure_owed(comm);
 }
 
 ddp_status ddp_comm_await_all(ddp_comm *comm)
@@ -53,8 +53,10 @@ static ddp_status end(ddp_comm *comm)
 	const bool fine = ddp_comm_check(comm) == DDP_OK;
 
 	ddp_lanes_close(comm);
-	const ddp_status status = fine ? ddp_comm_check(comm) : ddp_failure_left(comm);
+	const ddp_status status = fine ? ddp_comm_check(comm) : DDP_OK;
 	const ddp_status ended = ddp_host_end(comm);
+	if (!fine)
+		return ddp_failure_left(comm);
 	return status != DDP_OK ? ddp_comm_check(comm) : ended;
 }
 

@@ -9,6 +9,7 @@
 #include "base/options.h"
 #include "comm/core/comm.h"
 #include "comm/ops/blocks.h"
+#include "comm/p2p/match.h"
 
 static bool takes_counts(ddp_operation_kind kind)
 {
@@ -57,6 +58,67 @@ static ddp_status check_reduction(const ddp_operation *c)
 	return DDP_OK;
 }
 
+static bool is_rank(const ddp_comm *comm, int rank)
+{
+	return rank >= 0 && rank < comm->size;
+}
+
+static ddp_status no_rank(const ddp_comm *comm, const ddp_operation *c)
+{
+	return ddp_fail(DDP_ERR_INVALID, "%s: rank %d is not among the communicator's %d", ddp_kind_name(c->kind),
+	                c->root, comm->size);
+}
+
+/* Whom a message goes to or comes from, and by which tag. */
+static ddp_status check_message(const ddp_comm *comm, const ddp_operation *c)
+{
+	const bool receives = c->kind == DDP_RECV;
+
+	if (c->received != NULL && !receives)
+		return invalid(c, "`received` belongs to a recv");
+	if (!is_rank(comm, c->root) && !(receives && c->root == DDP_ANY_SOURCE))
+		return no_rank(comm, c);
+	if (c->tag < 0 && !(receives && c->tag == DDP_ANY_TAG))
+		return invalid(c, "the tag must not be negative");
+	if (ddp_match_is_open(c) && c->memory == DDP_MEMORY_DEVICE)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "recv: DDP_ANY_SOURCE, DDP_ANY_TAG and `received` are for the host's memory: "
+		                "receive into a device's memory by source, tag and size");
+	return DDP_OK;
+}
+
+/* Which kinds give or take a block of each rank. */
+static bool sends_blocks(ddp_operation_kind kind)
+{
+	return kind == DDP_SCATTER || kind == DDP_ALL_TO_ALL || kind == DDP_REDUCE_SCATTER;
+}
+
+static bool receives_blocks(ddp_operation_kind kind)
+{
+	return kind == DDP_GATHER || kind == DDP_ALL_TO_ALL || kind == DDP_ALL_GATHER;
+}
+
+static ddp_status check_lists(const ddp_comm *comm, const ddp_operation *c)
+{
+	const bool here = !ddp_kind_has_root(c->kind) || c->root == comm->rank;
+
+	if ((c->send_list != NULL && !sends_blocks(c->kind)) || (c->recv_list != NULL && !receives_blocks(c->kind)))
+		return ddp_fail(DDP_ERR_INVALID, "%s: %s is not for this kind of operation, which has one buffer there",
+		                ddp_kind_name(c->kind), c->send_list != NULL && !sends_blocks(c->kind) ? "send_list" : "recv_list");
+	if ((c->send_list != NULL && c->send != NULL) || (c->recv_list != NULL && c->recv != NULL))
+		return invalid(c, "a buffer and a list of buffers are given, where one of the two is wanted");
+	if (c->memory == DDP_MEMORY_DEVICE)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "%s: lists of buffers are for the host's memory: give one buffer of a device's",
+		                ddp_kind_name(c->kind));
+	if (c->kind == DDP_ALL_TO_ALL && c->send == NULL && c->send_list == NULL)
+		return invalid(c, "it does not work in place with a list: give send or send_list");
+	for (int r = 0; r < comm->size && here; r++) {
+		if ((c->send_list != NULL && c->send_list[r] == NULL && ddp_block_count(c, r) > 0) ||
+		    (c->recv_list != NULL && c->recv_list[r] == NULL && ddp_recv_count(c, r) > 0))
+			return ddp_fail(DDP_ERR_INVALID, "%s: the list's buffer of rank %d is NULL", ddp_kind_name(c->kind), r);
+	}
+	return DDP_OK;
+}
+
 static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 {
 	size_t element = ddp_type_bytes(c->type);
@@ -65,6 +127,8 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 		return ddp_fail(DDP_ERR_INVALID, "%d is no ddp_operation_kind", (int)c->kind);
 	if (c->stream != NULL && c->memory == DDP_MEMORY_HOST)
 		return invalid(c, "a stream is given, but the memory is the host's");
+	if (c->timeout_ms < 0)
+		return invalid(c, "a negative timeout_ms");
 	ddp_status status = ddp_reserved_check(ddp_kind_name(c->kind), c);
 	if (status != DDP_OK || c->kind == DDP_BARRIER)
 		return status;
@@ -84,15 +148,13 @@ static ddp_status check_shape(const ddp_comm *comm, const ddp_operation *c)
 	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL &&
 	    c->counts[comm->rank] != c->recv_counts[comm->rank])
 		return invalid(c, "counts and recv_counts differ in what this rank gives itself");
-	if ((ddp_kind_has_root(c->kind) || c->kind == DDP_SEND || c->kind == DDP_RECV) &&
-	    (c->root < 0 || c->root >= comm->size))
-		return ddp_fail(DDP_ERR_INVALID, "%s: rank %d is not among the communicator's %d",
-		                ddp_kind_name(c->kind), c->root, comm->size);
-	if ((c->kind == DDP_SEND || c->kind == DDP_RECV) && (c->tag < 0 || c->tag > 65535))
-		return invalid(c, "the tag must be in 0 .. 65535");
-	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL && (c->send == NULL || c->send == c->recv))
+	if (c->kind == DDP_SEND || c->kind == DDP_RECV || c->received != NULL)
+		return check_message(comm, c);
+	if (ddp_kind_has_root(c->kind) && !is_rank(comm, c->root))
+		return no_rank(comm, c);
+	if (c->kind == DDP_ALL_TO_ALL && c->counts != NULL && c->send_list == NULL && (c->send == NULL || c->send == c->recv))
 		return invalid(c, "the v-form does not work in place");
-	return DDP_OK;
+	return c->send_list != NULL || c->recv_list != NULL ? check_lists(comm, c) : DDP_OK;
 }
 
 /* The sum of the first `ranks` counts; without counts, all are `count`. */
@@ -112,7 +174,9 @@ static const void *input_of(const ddp_comm *comm, const ddp_operation *c)
 {
 	size_t offset = 0;
 
-	if (c->send != NULL || c->recv == NULL)
+	if (c->recv_list != NULL && c->send == NULL && c->kind != DDP_ALL_TO_ALL && (c->kind != DDP_GATHER || c->root == comm->rank))
+		return c->recv_list[comm->rank];
+	if (c->send != NULL || c->send_list != NULL || c->recv == NULL)
 		return c->send;
 	if (c->kind == DDP_ALL_GATHER || (c->kind == DDP_GATHER && c->root == comm->rank))
 		offset = sum_of(c->counts, c->count, comm->rank) * ddp_type_bytes(c->type);
@@ -173,6 +237,30 @@ static ddp_status check_overlap(ddp_comm *comm, const ddp_operation *c, size_t s
 	return refuse_overlap(comm, c);
 }
 
+static bool overlap(const void *a, size_t bytes, const void *b, size_t other_bytes)
+{
+	const uintptr_t from = (uintptr_t)a, to = (uintptr_t)b;
+
+	return bytes > 0 && other_bytes > 0 && from < to + other_bytes && to < from + bytes;
+}
+
+/* Where one buffer stands beside a list. In an all_to_all that is for the program to know. */
+static ddp_status check_list_overlap(ddp_comm *comm, const ddp_operation *c)
+{
+	const size_t element = ddp_type_bytes(c->type), own = ddp_block_count(c, comm->rank) * element;
+	const bool gathers = c->recv_list != NULL;
+	const void *one = gathers ? c->send : c->recv;
+
+	for (int r = 0; r < comm->size && one != NULL && c->kind != DDP_ALL_TO_ALL; r++) {
+		const void *block = gathers ? c->recv_list[r] : c->send_list[r];
+		if ((gathers && r == comm->rank && block == one) || !overlap(one, own, block, ddp_block_count(c, r) * element))
+			continue;
+		return ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s: %s and the list's buffer of rank %d overlap: give "
+		                      "buffers apart", ddp_kind_name(c->kind), gathers ? "send" : "recv", r);
+	}
+	return DDP_OK;
+}
+
 static ddp_status check_buffers(ddp_comm *comm, const ddp_operation *c)
 {
 	const size_t element = ddp_type_bytes(c->type);
@@ -193,10 +281,12 @@ static ddp_status check_buffers(ddp_comm *comm, const ddp_operation *c)
 	case DDP_RECV: send = 0; break;
 	default: break;
 	}
-	if (send > 0 && c->send == NULL)
+	if (send > 0 && c->send == NULL && c->send_list == NULL)
 		return invalid(c, "send is NULL");
-	if (recv > 0 && c->recv == NULL)
+	if (recv > 0 && c->recv == NULL && c->recv_list == NULL)
 		return invalid(c, "recv is NULL");
+	if (c->send_list != NULL || c->recv_list != NULL)
+		return check_list_overlap(comm, c);
 	if (c->kind == DDP_SCATTER && root && c->recv != NULL)
 		recv = mine;
 	return check_overlap(comm, c, send * element, recv * element);

@@ -31,13 +31,12 @@ static int missing_p2p(ddp_comm *comm, const void *argument)
 	if (ddp_requests_to_call_back(comm))
 		return DDP_NOBODY;
 	if (request != NULL)
-		return atomic_load(&request->done) != 0 ? DDP_NOBODY : request->operation.root;
-	if (comm->p2p.requests == NULL)
+		return ddp_request_done(request) ? DDP_NOBODY : ddp_p2p_peer(comm, request);
+	const ddp_request *first = ddp_p2p_first_due(comm);
+	/* The deadline belongs to another request, which is complete, or later. */
+	if (first == NULL || comm->run.awaited != first || comm->run.deadline_ns != first->deadline_ns)
 		return DDP_NOBODY;
-	/* The deadline belongs to the first request, and that is complete. */
-	if (comm->run.awaited != comm->p2p.requests || comm->run.deadline_ns != comm->p2p.requests->deadline_ns)
-		return DDP_NOBODY;
-	return comm->p2p.requests->operation.root;
+	return ddp_p2p_peer(comm, first);
 }
 
 ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
@@ -47,8 +46,8 @@ ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
 	static const ddp_operation none = { .kind = DDP_BARRIER };
 
 	(void)ddp_p2p_progress(comm);
-	const ddp_request *first = request != NULL ? request : comm->p2p.requests;
-	if (first == NULL || atomic_load(&first->done) != 0)
+	const ddp_request *first = request != NULL ? request : ddp_p2p_first_due(comm);
+	if (first == NULL || ddp_request_done(first))
 		return ddp_comm_check(comm);
 	/* A request that completes meanwhile is its owner's to free. */
 	const ddp_operation operation = first->operation;
@@ -63,11 +62,12 @@ ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
 	return status;
 }
 
-/* Breaks the communicator if the oldest message is late, however busy others
-   keep it. */
+/* Breaks the communicator if a message is late, however busy others keep it. */
 static ddp_status check_p2p(ddp_comm *comm)
 {
-	if (comm->p2p.requests == NULL || ddp_now_ns() < comm->p2p.requests->deadline_ns)
+	const ddp_request *first = ddp_p2p_first_due(comm);
+
+	if (first == NULL || ddp_now_ns() < first->deadline_ns)
 		return DDP_OK;
 	return ddp_execute_p2p(comm, NULL);
 }

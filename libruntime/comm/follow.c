@@ -129,17 +129,19 @@ static void check_deadline(struct ddp_follower *f)
 {
 	ddp_request *r = first_collective(f);
 	char text[128];
+	int timeout_ms;
 
 	if (f->twin == NULL || r == NULL || r->comparison != NULL || f->aborted)
 		return;
+	timeout_ms = r->operation.timeout_ms > 0 ? r->operation.timeout_ms : f->comm->timeout_ms;
 	if (r->deadline_ns == 0)
-		r->deadline_ns = ddp_now_ns() + (uint64_t)f->comm->timeout_ms * 1000000;
+		r->deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
 	if (ddp_now_ns() < r->deadline_ns)
 		return;
 	ddp_collective_describe(&r->operation, text, sizeof(text));
 	(void)ddp_comm_break(f->comm, DDP_ERR_TIMEOUT, DDP_NOBODY,
 	                     "%s: %s was issued by all ranks, but did not end within %d ms: see what its queue waits for",
-	                     ddp_rank_text(f->comm, f->comm->rank), text, f->comm->timeout_ms);
+	                     ddp_rank_text(f->comm, f->comm->rank), text, timeout_ms);
 }
 
 /* Nobody will ever come to end what is open. */

@@ -169,12 +169,12 @@ static ddp_request *new_request(ddp_comm *comm, const ddp_operation *complete)
 	return request;
 }
 
-ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool detached,
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool let_go,
                             ddp_request **request)
 {
 	ddp_operation c;
 
-	if (detached && operation->on_complete == NULL)
+	if (let_go && operation->on_complete == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_issue(): request and on_complete are NULL: nobody would learn of the end");
 	ddp_status status = ddp_collective_complete(comm, operation, &c);
 	if (status != DDP_OK)
@@ -182,7 +182,8 @@ ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool
 	*request = new_request(comm, &c);
 	if (*request == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a request");
-	(*request)->detached = detached;
+	if (let_go)
+		atomic_store(&(*request)->state, DDP_LET_GO);
 	return DDP_OK;
 }
 
@@ -206,6 +207,20 @@ ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_operation *operation, ddp_re
 		free(made);
 	else if (request != NULL)
 		*request = made;
+	return status;
+}
+
+ddp_status ddp_comm_issue_own(ddp_comm *comm, const ddp_operation *message, ddp_request **request)
+{
+	ddp_request *made = new_request(comm, message);
+
+	if (made == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a request");
+	const ddp_status status = ddp_request_enqueue(comm, made);
+	if (status == DDP_OK)
+		*request = made;
+	else
+		free(made);
 	return status;
 }
 
@@ -240,13 +255,13 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_operation *c)
 	pthread_mutex_lock(&comm->queue.lock);
 	ddp_p2p_add(comm, &request);
 	pthread_mutex_unlock(&comm->queue.lock);
-	while (atomic_load(&request.done) == 0) {
+	while (!ddp_request_done(&request)) {
 		if (pthread_mutex_trylock(&comm->run.lock) == 0) {
 			(void)ddp_execute_p2p(comm, &request);
 			pthread_mutex_unlock(&comm->run.lock);
 		}
-		if (atomic_load(&request.done) == 0)
-			ddp_futex_wait(&request.done, 0, leave_to_thread(comm));
+		if (!ddp_request_done(&request))
+			ddp_futex_wait(&request.state, DDP_UNDER_WAY, leave_to_thread(comm));
 	}
 	if (request.status != DDP_OK)
 		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "no memory to say why");
@@ -326,14 +341,17 @@ static ddp_status end(ddp_request *request)
 	if (status != DDP_OK)
 		ddp_error_told(ddp_fail(status, "%s", request->message != NULL ? request->message
 		                        : "no memory to say why"), request->told);
-	free(request->message);
-	free(request);
+	ddp_request_release(request);
 	return status;
 }
 
-bool ddp_request_done(const ddp_request *request)
+void ddp_request_free(ddp_request *request)
 {
-	return atomic_load_explicit(&request->done, memory_order_acquire) != 0;
+	uint32_t state = DDP_UNDER_WAY;
+
+	/* Who completes it frees it, or has completed it. */
+	if (request != NULL && !atomic_compare_exchange_strong(&request->state, &state, DDP_LET_GO))
+		ddp_request_release(request);
 }
 
 ddp_status ddp_test(ddp_request *request, bool *done)
@@ -357,7 +375,7 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 	/* The communicator may go as soon as the request is complete. */
 	atomic_store(&request->awaited, true);
 	while (!ddp_request_done(request))
-		ddp_futex_wait(&request->done, 0, 1000000000);
+		ddp_futex_wait(&request->state, DDP_UNDER_WAY, 1000000000);
 	if (request->status == DDP_OK && start_ns != NULL)
 		*start_ns = request->start_ns;
 	if (request->status == DDP_OK && end_ns != NULL)
@@ -380,7 +398,7 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
 	atomic_store(&request->awaited, true);
 	for (; !ddp_request_done(request) && now < end_ns; now = ddp_now_ns())
-		ddp_futex_wait(&request->done, 0, end_ns - now);
+		ddp_futex_wait(&request->state, DDP_UNDER_WAY, end_ns - now);
 	atomic_store(&request->awaited, false);
 	if (!ddp_request_done(request))
 		return ddp_fail(DDP_ERR_TIMEOUT, "the operation is not complete after %d ms", timeout_ms);

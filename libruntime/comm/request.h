@@ -4,11 +4,11 @@
 #ifndef DDP_COMM_REQUEST_H
 #define DDP_COMM_REQUEST_H
 
-#include "ddp.h"
+#include "comm/core/completion.h"
 
 /* A request for an operation on the host's or a device's memory, which has been checked.
-   `detached`: the program has no pointer to it. */
-ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool detached,
+   `let_go`: the program has no pointer to it. */
+ddp_status ddp_request_make(ddp_comm *comm, const ddp_operation *operation, bool let_go,
                             ddp_request **request);
 /* Queues it to run on this communicator. */
 ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
@@ -16,6 +16,9 @@ ddp_status ddp_request_enqueue(ddp_comm *comm, ddp_request *request);
    whatever its lane. */
 ddp_status ddp_comm_issue(ddp_comm *comm, const ddp_operation *operation, ddp_request **request);
 ddp_status ddp_comm_run(ddp_comm *comm, const ddp_operation *operation);
+
+/* Issues a message of the library's own (comm/p2p/match), which no receive of the program's takes. */
+ddp_status ddp_comm_issue_own(ddp_comm *comm, const ddp_operation *message, ddp_request **request);
 
 /* A barrier by which the program's call that closes the communicator waits for all ranks, while they
    can still run operations. */
@@ -26,9 +29,6 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm);
 /* Waits until what is queued has run; sends and receives that have not met their
    counterpart end with an error. */
 void ddp_comm_stop(ddp_comm *comm);
-
-/* Whether ddp_wait() would return at once. */
-bool ddp_request_done(const ddp_request *request);
 
 /* ddp_wait() that also tells when its thread, or its device, began and ended work
    on the request, for the trace. The times are written on success only. */

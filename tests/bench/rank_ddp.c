@@ -11,7 +11,7 @@
 struct ddp_engine {
 	struct rank_engine base;
 	ddp_comm *comm;
-	bool user_memory;
+	char memory; /* l: of all ranks, u: of the program, o: of one rank alone */
 };
 
 static bool fail(struct rank_engine *engine)
@@ -25,9 +25,12 @@ static bool open_memory(struct rank_engine *engine)
 	size_t bytes = engine->count * sizeof(float);
 	void *memory;
 
-	if (self->user_memory) {
+	if (self->memory == 'u') {
 		if (posix_memalign(&memory, 64, bytes))
 			return rank_fail(engine, "no memory for %zu bytes", bytes);
+	} else if (self->memory == 'o') {
+		if (ddp_mem_alloc_local(self->comm, bytes, &memory))
+			return fail(engine);
 	} else if (ddp_mem_alloc(self->comm, bytes, &memory)) {
 		return fail(engine);
 	}
@@ -39,7 +42,7 @@ static bool close_memory(struct rank_engine *engine)
 {
 	struct ddp_engine *self = (struct ddp_engine *)engine;
 
-	if (self->user_memory)
+	if (self->memory == 'u')
 		free(engine->data);
 	else if (ddp_mem_free(self->comm, engine->data))
 		return fail(engine);
@@ -63,7 +66,7 @@ static bool barrier(struct rank_engine *engine)
 	return ddp_barrier(self->comm) ? fail(engine) : true;
 }
 
-static int serve(bool user_memory)
+static int serve(char memory)
 {
 	ddp_context *context;
 	struct ddp_engine self = {
@@ -74,7 +77,7 @@ static int serve(bool user_memory)
 			.barrier = barrier,
 			.close = close_memory,
 		},
-		.user_memory = user_memory,
+		.memory = memory,
 	};
 	int code;
 
@@ -92,16 +95,16 @@ static int serve(bool user_memory)
 int main(int argc, char **argv)
 {
 	ddp_spawn_result spawned;
-	bool user_memory = argc > 1 && strcmp(argv[1], "user") == 0;
+	const char *memory = argc > 1 ? argv[1] : "";
 
-	if (argc < 2 || argc > 3 || (!user_memory && strcmp(argv[1], "library") != 0)) {
-		fprintf(stderr, "usage: %s library|user [RANKS]\n", argv[0]);
+	if (argc < 2 || argc > 3 || (strcmp(memory, "user") != 0 && strcmp(memory, "library") != 0 && strcmp(memory, "own") != 0)) {
+		fprintf(stderr, "usage: %s library|user|own [RANKS]\n", argv[0]);
 		return 2;
 	}
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
 	if (argc == 2)
-		return serve(user_memory);
+		return serve(memory[0]);
 	if (ddp_spawn((int)rank_number("RANKS", argv[2], 1, 1024), &spawned))
 		return rank_report_error(0, ddp_last_error());
-	return spawned.is_rank ? serve(user_memory) : spawned.exit_code;
+	return spawned.is_rank ? serve(memory[0]) : spawned.exit_code;
 }

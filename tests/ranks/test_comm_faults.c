@@ -566,7 +566,7 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 		expect_in_error("all_reduce sets reserved[");
 		CHECK(ddp_issue(comm, &later, &request) == DDP_ERR_INVALID);
 	}
-	CHECK(ddp_send(comm, x, 1, DDP_F32, 1, 65536) == DDP_ERR_INVALID);
+	CHECK(ddp_send(comm, x, 1, DDP_F32, 1, -1) == DDP_ERR_INVALID);
 	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);
 	CHECK(ddp_mem_alloc(comm, SIZE_MAX, (void **)&request) == DDP_ERR_INVALID);

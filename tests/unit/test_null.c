@@ -137,6 +137,8 @@ static void communicators(void **state)
 	REFUSES(ddp_comm_describe(comm, NULL));
 	REFUSES(ddp_mem_alloc(NULL, 8, &memory));
 	REFUSES(ddp_mem_alloc(comm, 8, NULL));
+	REFUSES(ddp_mem_alloc_local(NULL, 8, &memory));
+	REFUSES(ddp_mem_alloc_local(comm, 8, NULL));
 	REFUSES(ddp_mem_alloc_on(NULL, DDP_MEMORY_HOST, 8, &memory));
 	REFUSES(ddp_mem_alloc_on(comm, DDP_MEMORY_HOST, 8, NULL));
 	REFUSES(ddp_mem_free(NULL, &x));
@@ -147,6 +149,7 @@ static void communicators(void **state)
 	REFUSES(ddp_test(NULL, &(bool){ false }));
 	REFUSES(ddp_wait(NULL));
 	REFUSES(ddp_wait_for(NULL, 1));
+	DOES_NOTHING(ddp_request_free(NULL));
 	REFUSES(ddp_wait_on(NULL, NULL));
 	REFUSES(ddp_run(NULL, &sum));
 	REFUSES(ddp_run(comm, NULL));
@@ -177,6 +180,9 @@ static void communicators(void **state)
 	REFUSES(ddp_comm_group(NULL, &(int){ 0 }, 1, &part));
 	REFUSES(ddp_comm_group(comm, NULL, 1, &part));
 	REFUSES(ddp_comm_group(comm, &(int){ 0 }, 1, NULL));
+	REFUSES(ddp_comm_create_group(NULL, &(int){ 0 }, 1, 0, &part));
+	REFUSES(ddp_comm_create_group(comm, NULL, 1, 0, &part));
+	REFUSES(ddp_comm_create_group(comm, &(int){ 0 }, 1, 0, NULL));
 	REFUSES(ddp_comm_shrink(NULL, &part));
 	REFUSES(ddp_comm_shrink(comm, NULL));
 	REFUSES(ddp_comm_abort(NULL, "no"));

@@ -1,13 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/core/allocation.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
+
+/* The others' mappings hold no memory any more, until they end. */
+static void tell_freed(const ddp_allocation *a)
+{
+	ddp_local_page *page = (ddp_local_page *)(void *)a->base;
+	const off_t begin = (off_t)(a->mapped - a->stride);
+
+	if (a->base != NULL)
+		atomic_store(&page->freed, true);
+	(void)fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, begin, (off_t)a->stride);
+	close(a->fd);
+}
 
 void ddp_allocation_free(ddp_allocation *a)
 {
+	if (a->fd >= 0)
+		tell_freed(a);
 	if (a->base != NULL)
-		munmap(a->base, a->stride * a->parts);
+		munmap(a->base, a->mapped);
 	free(a->part_of);
 	free(a);
 }

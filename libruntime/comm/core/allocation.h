@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/core/allocation: memory of ddp_mem_alloc(), which a node's ranks share. */
+/* comm/core/allocation: memory of ddp_mem_alloc(), which a node's ranks share, and of ddp_mem_alloc_local(),
+   which is one rank's, and which the others of its node map when they first need it. */
 #ifndef DDP_COMM_CORE_ALLOCATION_H
 #define DDP_COMM_CORE_ALLOCATION_H
 
@@ -10,14 +11,25 @@
 
 typedef struct ddp_allocation {
 	struct ddp_allocation *next;
-	uint64_t id;        /* the same on all ranks of the node */
+	uint64_t id;        /* the same on all ranks of the node; or of this rank's own memory */
 	size_t stride;      /* bytes from one rank's part to the next */
 	size_t bytes;       /* of one part, as asked for */
 	char *base;         /* all parts */
 	char *own;
+	size_t mapped;      /* bytes from `base` on */
+	int fd;             /* of this rank's own memory, which others open; else -1 */
 	size_t parts;
-	int *part_of;       /* [world size]: world rank's part, or DDP_NOBODY */
+	int *part_of;       /* [world size]: world rank's part, or DDP_NOBODY; NULL: it is this rank's own */
 } ddp_allocation;
+
+/* The first page of a rank's own memory, before what the program gets. */
+typedef struct ddp_local_page {
+	uint64_t id;
+	atomic_bool freed;  /* nobody needs its mapping of it any more */
+} ddp_local_page;
+
+/* What has this bit is a rank's own memory; the lower half of its id is the owner's descriptor of it. */
+#define DDP_LOCAL_MEMORY (1ull << 63)
 
 /* Those of a process. */
 typedef struct ddp_allocations {

@@ -110,12 +110,14 @@ typedef struct ddp_p2p {
 	ddp_request *added;         /* just issued; under queue.lock */
 	ddp_request *requests;      /* those under way; for who holds run.lock */
 	atomic_int count;           /* of both */
+	unsigned int turn;          /* which rank of the node a receive from any looks at first; for who holds it */
 } ddp_p2p;
 
-/* The allocation looked up last, for who holds run.lock (comm/shm/memory). */
+/* The allocation looked up last, and mappings; for who holds run.lock (comm/shm/memory). */
 typedef struct ddp_memory_cache {
 	const struct ddp_allocation *recent;
 	uint64_t changes;           /* the roster's memory.changes then */
+	struct ddp_borrowed *borrowed; /* other ranks' own memory that is mapped (comm/shm/borrow) */
 } ddp_memory_cache;
 
 /*
@@ -177,6 +179,14 @@ static inline int ddp_channel_rank(const ddp_comm *comm, int node, int channel)
 static inline int ddp_node_size(const ddp_comm *comm, int node)
 {
 	return comm->topology.node_begin[node + 1] - comm->topology.node_begin[node];
+}
+
+/* How long the operation that runs may wait for other ranks. */
+static inline int ddp_timeout_ms(const ddp_comm *comm)
+{
+	const ddp_operation *c = comm->run.operation;
+
+	return c != NULL && c->timeout_ms > 0 ? c->timeout_ms : comm->timeout_ms;
 }
 
 /* Is this rank of the communicator on the caller's node? */

@@ -13,11 +13,19 @@ atomic_int ddp_callbacks_running;
 
 static _Thread_local bool in_callback;
 
+void ddp_request_release(ddp_request *request)
+{
+	free(request->message);
+	free(request);
+}
+
 /* It may be its owner's to free from here on. */
 static void tell(ddp_request *request)
 {
-	atomic_store_explicit(&request->done, 1, memory_order_release);
-	ddp_futex_wake_all(&request->done);
+	if (atomic_exchange(&request->state, DDP_COMPLETE) == DDP_LET_GO)
+		ddp_request_release(request);
+	else
+		ddp_futex_wake_all(&request->state);
 }
 
 static void note_end(ddp_request *request, ddp_status status)
@@ -26,7 +34,9 @@ static void note_end(ddp_request *request, ddp_status status)
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
 	request->told = status != DDP_OK && ddp_last_error_is_told();
-	if (status != DDP_OK)
+	if (status != DDP_OK && request->operation.on_complete == NULL && atomic_load(&request->state) == DDP_LET_GO)
+		ddp_failure_owed(request->comm);
+	else if (status != DDP_OK)
 		ddp_failure_returned(request->comm);
 	request->end_ns = ddp_now_ns();
 }
@@ -41,12 +51,7 @@ static void call_back(ddp_request *request)
 	request->operation.on_complete(request->operation.user, request->status);
 	in_callback = false;
 	atomic_fetch_sub_explicit(&ddp_callbacks_running, 1, memory_order_relaxed);
-	if (!request->detached) {
-		tell(request);
-		return;
-	}
-	free(request->message);
-	free(request);
+	tell(request);
 }
 
 void ddp_request_finish(ddp_request *request, ddp_status status)

@@ -7,14 +7,17 @@
 
 #include "ddp.h"
 
+/* Who ends a request that is complete, and frees it: the program, or, if it has let go of it, the
+   library. */
+typedef enum ddp_request_state { DDP_UNDER_WAY, DDP_COMPLETE, DDP_LET_GO } ddp_request_state;
+
 struct ddp_request {
 	ddp_comm *comm;
 	ddp_operation operation;
 	ddp_request *next;
-	_Atomic uint32_t done;      /* futex */
+	_Atomic uint32_t state;     /* futex: a ddp_request_state */
 	ddp_status status;
 	bool last;                  /* nothing runs after it */
-	bool detached;              /* the program has no pointer to it */
 	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
 	bool told;                  /* by another rank: ddp_last_error_is_told() */
@@ -27,10 +30,19 @@ struct ddp_request {
 	size_t moved;        /* bytes of header and data written */
 	uint64_t number;     /* of a message that has been announced; 0: it has not */
 	bool wanted;         /* its receiver has asked for its data */
+	bool open;           /* source, tag or size are still those of any message (comm/p2p/match) */
 	bool claimed;        /* a message is received, or will be, into it */
 	bool arrived;
 	struct ddp_transfer *transfer; /* between nodes */
 };
+
+static inline bool ddp_request_done(const ddp_request *request)
+{
+	return atomic_load_explicit(&request->state, memory_order_acquire) == DDP_COMPLETE;
+}
+
+/* Frees a request that is complete. */
+void ddp_request_release(ddp_request *request);
 
 /* Ends an operation, and wakes who waits for it; if it calls back, leaves that to
    ddp_requests_call_back(). */

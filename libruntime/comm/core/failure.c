@@ -169,6 +169,15 @@ void ddp_failure_returned(ddp_comm *comm)
 		atomic_store(&first->failure.returned, true);
 }
 
+void ddp_failure_owed(ddp_comm *comm)
+{
+	ddp_comm *first = atomic_load(&comm->twin_of);
+
+	atomic_store(&comm->failure.owed, true);
+	if (first != NULL)
+		atomic_store(&first->failure.owed, true);
+}
+
 ddp_status ddp_failure_left(ddp_comm *comm)
 {
 	/* That of a group may be known by the world's. */

@@ -50,6 +50,8 @@ ddp_status ddp_comm_check(ddp_comm *comm);
 
 /* The program learns of the failure, if there is one, by the call that is under way. */
 void ddp_failure_returned(ddp_comm *comm);
+/* Nothing that returns it has met the failure: closing the communicator returns it. */
+void ddp_failure_owed(ddp_comm *comm);
 /* The failure, if the program is still to learn of it as the communicator is closed; else DDP_OK. */
 ddp_status ddp_failure_left(ddp_comm *comm);
 

@@ -30,4 +30,18 @@ static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 	return c->recv_counts != NULL ? comm->run.recv_offsets[r] : c->count * (size_t)r;
 }
 
+/* Where the block for rank r is that this rank sends, and where the one from rank r goes. */
+static inline const char *ddp_send_block(const ddp_comm *comm, const ddp_operation *c, int r)
+{
+	return c->send_list != NULL ? (const char *)c->send_list[r]
+	                            : (const char *)c->send + ddp_block_offset(comm, r) * ddp_type_bytes(c->type);
+}
+
+static inline char *ddp_recv_block(const ddp_comm *comm, const ddp_operation *c, int r)
+{
+	const size_t offset = c->kind == DDP_ALL_TO_ALL ? ddp_recv_offset(comm, r) : ddp_block_offset(comm, r);
+
+	return c->recv_list != NULL ? (char *)c->recv_list[r] : (char *)c->recv + offset * ddp_type_bytes(c->type);
+}
+
 #endif

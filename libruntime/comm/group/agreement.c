@@ -261,7 +261,7 @@ static ddp_envelope envelope_of(uint64_t serial, int source)
 
 static uint64_t serial_of(const ddp_envelope *envelope)
 {
-	return (envelope->tag & ~DDP_NET_P2P_TAG) >> SERIAL_SHIFT;
+	return (envelope->tag & ~DDP_NET_AGREEMENT_TAG) >> SERIAL_SHIFT;
 }
 
 static void tell(const ddp_agreement *m, ddp_telling *t, int r)
@@ -380,8 +380,9 @@ static void tell_more(const ddp_agreement *m, ddp_telling *t, bool long_since)
 }
 
 /* A message of some round's, up to the one that this rank is at. */
-static bool is_message(const ddp_comm *comm, const ddp_unexpected *message)
+static bool is_message(const ddp_comm *comm, const ddp_unexpected *message, const void *argument)
 {
+	(void)argument;
 	return (message->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG &&
 	       serial_of(&message->envelope) <= atomic_load(&ddp_lines_own(comm)->agreement);
 }
@@ -392,7 +393,7 @@ static void take_messages(ddp_agreement *m)
 	ddp_comm *comm = m->comm;
 	ddp_unexpected message;
 
-	while (ddp_net_find_unexpected(comm, is_message, &message)) {
+	while (ddp_net_find_unexpected(comm, is_message, NULL, &message)) {
 		const int r = message.envelope.source;
 		if (serial_of(&message.envelope) < m->serial || message.bytes != m->record_bytes || m->coming[r]) {
 			ddp_net_drop_unexpected(comm, &message);

@@ -13,7 +13,8 @@
 #include "comm/group/handshake.h"
 #include "comm/hier/store.h"
 #include "comm/net/net.h"
-#include "comm/p2p/p2p.h"
+#include "comm/p2p/ring.h"
+#include "comm/shm/borrow.h"
 #include "comm/shm/segment.h"
 #include "wireup/wireup.h"
 
@@ -22,9 +23,10 @@
 /* Releases its memory; nothing runs any more. */
 static void destroy(ddp_comm *comm)
 {
-	ddp_p2p_free(comm);
+	ddp_ring_free(comm);
 	ddp_net_close(comm);
 	ddp_hier_store_close(comm);
+	ddp_borrow_end(comm);
 	ddp_node_unmap(comm);
 	free(comm->run.question);
 	free(comm->run.words);
@@ -302,6 +304,20 @@ ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, 
 	free(b.sizes);
 	free(b.address);
 	return status;
+}
+
+ddp_status ddp_group_check(const ddp_comm *comm, const char *function, const int *ranks, int count)
+{
+	for (int i = 0; i < count; i++) {
+		if (ranks[i] < 0 || ranks[i] >= comm->size)
+			return ddp_fail(DDP_ERR_INVALID, "%s: rank %d is not among the communicator's %d", function, ranks[i],
+			                comm->size);
+		for (int k = 0; k < i; k++) {
+			if (ranks[k] == ranks[i])
+				return ddp_fail(DDP_ERR_INVALID, "%s: rank %d is listed twice", function, ranks[i]);
+		}
+	}
+	return DDP_OK;
 }
 
 void ddp_comm_leave(ddp_comm *comm)

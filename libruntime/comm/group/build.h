@@ -32,6 +32,9 @@ typedef struct ddp_opening {
 ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
                           int timeout_ms, const ddp_opening *opening, ddp_comm **part);
 
+/* DDP_ERR_INVALID if a list of ranks of `comm` has one that is not there, or one twice; `function` was given it. */
+ddp_status ddp_group_check(const ddp_comm *comm, const char *function, const int *ranks, int count);
+
 /* Tells the others that this rank closes its communicator, and releases it; nothing
    that was queued runs any more. */
 void ddp_comm_leave(ddp_comm *comm);

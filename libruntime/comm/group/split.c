@@ -145,20 +145,6 @@ out:
 	return status;
 }
 
-static ddp_status check_list(const ddp_comm *comm, const int *ranks, int count)
-{
-	for (int i = 0; i < count; i++) {
-		if (ranks[i] < 0 || ranks[i] >= comm->size)
-			return ddp_fail(DDP_ERR_INVALID, "ddp_comm_group(): rank %d is not among the communicator's %d",
-			                ranks[i], comm->size);
-		for (int k = 0; k < i; k++) {
-			if (ranks[k] == ranks[i])
-				return ddp_fail(DDP_ERR_INVALID, "ddp_comm_group(): rank %d is listed twice", ranks[i]);
-		}
-	}
-	return DDP_OK;
-}
-
 static ddp_status name_other_list(ddp_comm *comm, int64_t hash)
 {
 	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
@@ -192,7 +178,7 @@ ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count, ddp_comm 
 {
 	if (comm == NULL || part == NULL || (ranks == NULL && count > 0) || count < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_group(): a NULL argument or a negative count");
-	ddp_status status = check_list(comm, ranks, count);
+	ddp_status status = ddp_group_check(comm, "ddp_comm_group()", ranks, count);
 	if (status == DDP_OK)
 		status = compare_lists(comm, ranks, count);
 	return status == DDP_OK ? build_from_parent(comm, ranks, count, part) : status;

@@ -30,30 +30,23 @@ static bool brings(const all_gather *g, int i, int r)
 	return comm->topology.local_of[r] % comm->node.size == i;
 }
 
-static ddp_range block(const all_gather *g, int r)
-{
-	return (ddp_range){ ddp_block_offset(g->comm, r), ddp_block_count(g->c, r) };
-}
-
 static ddp_status exchange(all_gather *g, ddp_transfer *transfers, int *count)
 {
 	ddp_comm *comm = g->comm;
-	const ddp_range mine = block(g, comm->rank);
-	char *recv = g->c->recv;
+	const size_t mine = ddp_block_count(g->c, comm->rank);
 	int node = comm->topology.node_of[comm->rank];
 	ddp_status status = DDP_OK;
 
 	for (int r = 0; r < comm->size; r++) {
-		const ddp_range theirs = block(g, r);
 		if (!ddp_is_local(comm, r) && brings(g, comm->node.self, r))
-			ddp_message_recv(comm, r, ddp_message_tag(comm, 0), recv + theirs.begin * g->element,
-			                 theirs.count * g->element, &transfers[(*count)++]);
+			ddp_message_recv(comm, r, ddp_message_tag(comm, 0), ddp_recv_block(comm, g->c, r),
+			                 ddp_block_count(g->c, r) * g->element, &transfers[(*count)++]);
 	}
 	for (int n = 1; n < comm->topology.nodes && status == DDP_OK; n++) {
 		int other = (node + n) % comm->topology.nodes;
 		int to = ddp_channel_rank(comm, other, comm->node.self % ddp_node_size(comm, other));
-		status = ddp_message_send(comm, to, ddp_message_tag(comm, 0), recv + mine.begin * g->element,
-		                          mine.count * g->element, &transfers[(*count)++]);
+		status = ddp_message_send(comm, to, ddp_message_tag(comm, 0), ddp_recv_block(comm, g->c, comm->rank),
+		                          mine * g->element, &transfers[(*count)++]);
 	}
 	return status == DDP_OK ? ddp_await_transfers(comm, transfers, *count) : status;
 }
@@ -64,7 +57,7 @@ static size_t brought(const all_gather *g, int i)
 	size_t total = 0;
 
 	for (int r = 0; r < g->comm->size; r++)
-		total += brings(g, i, r) ? block(g, r).count : 0;
+		total += brings(g, i, r) ? ddp_block_count(g->c, r) : 0;
 	return total;
 }
 
@@ -72,20 +65,20 @@ static size_t brought(const all_gather *g, int i)
    rank brings, block behind block, that is in the window. */
 static void copy_window(const all_gather *g, int i, size_t w, bool into_slot)
 {
-	char *slot = ddp_stage_slot(g->comm, i, w), *recv = g->c->recv;
+	char *slot = ddp_stage_slot(g->comm, i, w);
 	size_t begin = w * g->width, end = begin + g->width, at = 0;
 
 	for (int r = 0; r < g->comm->size && at < end; r++) {
-		const ddp_range b = block(g, r);
+		const size_t count = ddp_block_count(g->c, r);
 		if (!brings(g, i, r))
 			continue;
-		size_t from = at > begin ? at : begin, to = at + b.count < end ? at + b.count : end;
+		size_t from = at > begin ? at : begin, to = at + count < end ? at + count : end;
 		if (from < to) {
-			char *place = recv + (b.begin + from - at) * g->element;
+			char *place = ddp_recv_block(g->comm, g->c, r) + (from - at) * g->element;
 			char *staged = slot + (from - begin) * g->element;
 			memcpy(into_slot ? staged : place, into_slot ? place : staged, (to - from) * g->element);
 		}
-		at += b.count;
+		at += count;
 	}
 }
 
@@ -98,7 +91,6 @@ static bool is_shared(const all_gather *g, int i)
 static void copy_shared(const all_gather *g)
 {
 	ddp_comm *comm = g->comm;
-	char *recv = g->c->recv;
 
 	for (int n = 1; n < comm->node.size; n++) {
 		int i = (comm->node.self + n) % comm->node.size;
@@ -106,9 +98,9 @@ static void copy_shared(const all_gather *g)
 			continue;
 		const char *theirs = ddp_memory_at(comm, i, &ddp_node_header(comm, i)->recv);
 		for (int r = 0; r < comm->size; r++) {
-			const ddp_range b = block(g, r);
-			if (brings(g, i, r) && b.count > 0)
-				memcpy(recv + b.begin * g->element, theirs + b.begin * g->element, b.count * g->element);
+			const size_t count = ddp_block_count(g->c, r);
+			if (brings(g, i, r) && count > 0)
+				memcpy(ddp_recv_block(comm, g->c, r), theirs + ddp_block_offset(comm, r) * g->element, count * g->element);
 		}
 	}
 }
@@ -147,9 +139,9 @@ static ddp_status spread(all_gather *g)
 ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c)
 {
 	all_gather g = { .comm = comm, .c = c, .element = ddp_type_bytes(c->type) };
-	const ddp_range mine = block(&g, comm->rank);
-	size_t total = ddp_block_offset(comm, comm->size);
-	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv, total * g.element) };
+	const size_t mine = ddp_block_count(c, comm->rank), total = ddp_block_offset(comm, comm->size);
+	/* Others read from one buffer, not from a list. */
+	const ddp_entry entry = { .recv = ddp_memory_find(comm, c->recv_list == NULL ? c->recv : NULL, total * g.element) };
 	ddp_transfer *transfers = calloc((size_t)comm->size + (size_t)comm->topology.nodes, sizeof(*transfers));
 	int count = 0;
 
@@ -157,9 +149,9 @@ ddp_status ddp_hier_all_gather(ddp_comm *comm, const ddp_operation *c)
 		return ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for the messages of %d ranks",
 		                      comm->size);
 	g.width = comm->node.stage_bytes / g.element;
-	char *place = (char *)c->recv + mine.begin * g.element;
-	if (mine.count > 0 && place != c->send)
-		memcpy(place, c->send, mine.count * g.element);
+	char *place = ddp_recv_block(comm, c, comm->rank);
+	if (mine > 0 && place != c->send)
+		memcpy(place, c->send, mine * g.element);
 	ddp_status status = ddp_node_enter(comm, c, &entry);
 	if (status == DDP_OK)
 		status = exchange(&g, transfers, &count);

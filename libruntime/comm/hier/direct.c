@@ -181,7 +181,7 @@ static void receive_from(ddp_reduction *x, int node, int m, size_t s, bool resul
 /* This node's partial result of a chunk: only to be read. */
 static const char *own_partial(const ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
 {
-	return x->plain ? x->input + range.begin * x->element : partial_of(x, g, m);
+	return x->plain ? ddp_input_of(x, &x->slices[x->mine[m]]) + range.begin * x->element : partial_of(x, g, m);
 }
 
 /* Where a result that comes from, or goes to, other nodes is on this one: in

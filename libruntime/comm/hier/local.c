@@ -28,7 +28,7 @@ static const void *source_of(const ddp_reduction *x, int local, int i)
 	const ddp_header *h = ddp_node_header(comm, local);
 
 	if (local == comm->node.self)
-		return x->input;
+		return ddp_input_of(x, &x->slices[i]);
 	if (x->small)
 		return ddp_node_payload(comm, local, x->total * x->element);
 	if ((h->flags & DDP_HEADER_SEND_SHARED) != 0)
@@ -110,7 +110,8 @@ void ddp_local_stage(const ddp_reduction *x)
 	for (int i = 0; i < x->count; i++) {
 		ddp_range range = ddp_window_of(x, &x->slices[i]);
 		if (range.count > 0 && x->slices[i].channel != comm->node.self)
-			memcpy(slot + (size_t)i * x->width * x->element, x->input + range.begin * x->element,
+			memcpy(slot + (size_t)i * x->width * x->element,
+			       ddp_input_of(x, &x->slices[i]) + range.begin * x->element,
 			       range.count * x->element);
 	}
 }

@@ -12,32 +12,33 @@
 
 typedef struct pair {
 	bool sends, receives;
-	ddp_range send, recv; /* elements of exposed, and of recv */
+	const char *from;        /* of what this rank exposes, or of send_list */
+	char *to;
+	size_t sent, received;   /* elements */
 } pair;
 
-static pair with_rank(const ddp_comm *comm, const ddp_operation *c, int r)
+static pair with_rank(const ddp_comm *comm, const ddp_operation *c, const char *exposed, int r)
 {
+	const size_t element = ddp_type_bytes(c->type);
 	bool root = c->root == comm->rank, theirs = c->root == r;
-	pair p = { .sends = false };
+	pair p = { .sends = true, .receives = true, .from = exposed, .to = c->recv };
 
-	switch (c->kind) {
-	case DDP_GATHER:
+	if (c->kind == DDP_GATHER) {
 		p.sends = theirs;
 		p.receives = root;
-		p.send = (ddp_range){ 0, ddp_block_count(c, comm->rank) };
-		p.recv = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
-		break;
-	case DDP_SCATTER:
-		p.sends = root;
+		p.sent = ddp_block_count(c, comm->rank);
+	} else {
+		p.sends = root || c->kind != DDP_SCATTER;
+		p.sent = ddp_block_count(c, r);
+		if (p.sends)
+			p.from = c->send_list != NULL ? c->send_list[r] : exposed + ddp_block_offset(comm, r) * element;
+	}
+	if (c->kind == DDP_SCATTER) {
 		p.receives = theirs;
-		p.send = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
-		p.recv = (ddp_range){ 0, ddp_block_count(c, comm->rank) };
-		break;
-	default:
-		p.sends = p.receives = true;
-		p.send = (ddp_range){ ddp_block_offset(comm, r), ddp_block_count(c, r) };
-		p.recv = (ddp_range){ ddp_recv_offset(comm, r), ddp_recv_count(c, r) };
-		break;
+		p.received = ddp_block_count(c, comm->rank);
+	} else if (p.receives) {
+		p.received = c->kind == DDP_GATHER ? ddp_block_count(c, r) : ddp_recv_count(c, r);
+		p.to = ddp_recv_block(comm, c, r);
 	}
 	return p;
 }
@@ -64,14 +65,13 @@ static ddp_status begin(void *argument, const void *exposed)
 	/* Each rank begins with its successor, so that not all send to one. */
 	for (int n = 1; n < comm->size && status == DDP_OK; n++) {
 		int to = (comm->rank + n) % comm->size, from = (comm->rank + comm->size - n) % comm->size;
-		const pair out = with_rank(comm, c, to), in = with_rank(comm, c, from);
+		const pair out = with_rank(comm, c, exposed, to), in = with_rank(comm, c, exposed, from);
 		if (in.receives && !ddp_is_local(comm, from))
-			ddp_message_recv(comm, from, ddp_message_tag(comm, 0), (char *)c->recv + in.recv.begin * element,
-			                 in.recv.count * element, &copy->transfers[copy->count++]);
+			ddp_message_recv(comm, from, ddp_message_tag(comm, 0), in.to, in.received * element,
+			                 &copy->transfers[copy->count++]);
 		if (out.sends && !ddp_is_local(comm, to))
-			status = ddp_message_send(comm, to, ddp_message_tag(comm, 0),
-			                          (const char *)exposed + out.send.begin * element,
-			                          out.send.count * element, &copy->transfers[copy->count++]);
+			status = ddp_message_send(comm, to, ddp_message_tag(comm, 0), out.from, out.sent * element,
+			                          &copy->transfers[copy->count++]);
 	}
 	return status;
 }

@@ -119,7 +119,7 @@ static ddp_status place_output(ddp_reduction *x)
 		return DDP_OK;
 	size_t begin = ddp_block_offset(x->comm, x->comm->rank);
 	size_t bytes = ddp_block_count(c, x->comm->rank) * x->element;
-	if (bytes > 0 && place < x->input + x->total * x->element && x->input < place + bytes) {
+	if (bytes > 0 && c->send_list == NULL && place < x->input + x->total * x->element && x->input < place + bytes) {
 		place = x->spare = malloc(bytes);
 		if (place == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of results", bytes);

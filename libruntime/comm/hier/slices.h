@@ -17,6 +17,14 @@ static inline bool ddp_owns(const ddp_reduction *x, const ddp_slice *p)
 	return p->owner == DDP_EVERY_NODE || p->owner == x->node;
 }
 
+/* This rank's input for a slice, addressed like the whole input. */
+static inline const char *ddp_input_of(const ddp_reduction *x, const ddp_slice *p)
+{
+	if (x->c->send_list == NULL)
+		return x->input;
+	return (const char *)((uintptr_t)x->c->send_list[p->target] - p->range.begin * x->element);
+}
+
 /* The part of a share that is in the present window. */
 static inline ddp_range ddp_window_of(const ddp_reduction *x, const ddp_slice *p)
 {

@@ -24,12 +24,12 @@ typedef struct ddp_envelope {
 	int32_t source;
 } ddp_envelope;
 
-/* Tags that hold this bit are those of send and recv: messages with the same tag
-   are taken in order. */
+/* Tags that hold this bit are those of send and recv, which are the lower 32 bits: messages with the same
+   tag are taken in order. */
 #define DDP_NET_P2P_TAG (1ull << 63)
 /* Tags that hold these are comm/group/agreement's: only they are taken by a broken
    communicator. */
-#define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 24)
+#define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 62)
 
 /* Up to which every rank connects with every other at the beginning. */
 enum { DDP_NET_FEW_RANKS = 32 };
@@ -112,9 +112,10 @@ ddp_status ddp_net_check_failure(ddp_comm *comm);
 ddp_status ddp_net_check_memory(ddp_comm *comm);
 /* The first misfit, if there was one. */
 bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit);
-/* The first message that nobody has asked for yet and that `wanted` wants; and takes
+/* The first message that nobody has asked for yet and that `wanted` wants, which gets `argument`; and takes
    one off. */
-bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+typedef bool ddp_wants_message(const ddp_comm *comm, const ddp_unexpected *message, const void *argument);
+bool ddp_net_find_unexpected(const ddp_comm *comm, ddp_wants_message *wanted, const void *argument,
                              ddp_unexpected *message);
 void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message);
 

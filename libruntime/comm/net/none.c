@@ -136,11 +136,12 @@ bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit)
 	return false;
 }
 
-bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+bool ddp_net_find_unexpected(const ddp_comm *comm, ddp_wants_message *wanted, const void *argument,
                              ddp_unexpected *message)
 {
 	(void)comm;
 	(void)wanted;
+	(void)argument;
 	(void)message;
 	return false;
 }

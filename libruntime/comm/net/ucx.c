@@ -267,7 +267,7 @@ bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit)
 	return misfits;
 }
 
-bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm *, const ddp_unexpected *),
+bool ddp_net_find_unexpected(const ddp_comm *comm, ddp_wants_message *wanted, const void *argument,
                              ddp_unexpected *message)
 {
 	const ddp_net *net = comm->net;
@@ -276,7 +276,7 @@ bool ddp_net_find_unexpected(const ddp_comm *comm, bool (*wanted)(const ddp_comm
 		return false;
 	lock(comm);
 	const kept_message *a = net->first;
-	while (a != NULL && !wanted(comm, &a->message))
+	while (a != NULL && !wanted(comm, &a->message, argument))
 		a = a->after;
 	if (a != NULL)
 		*message = a->message;

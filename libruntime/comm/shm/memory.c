@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "comm/core/comm.h"
+#include "comm/shm/borrow.h"
 
 static bool holds(const ddp_allocation *a, const char *memory, size_t bytes)
 {
@@ -14,6 +15,9 @@ static bool holds(const ddp_allocation *a, const char *memory, size_t bytes)
 
 static bool covers(const ddp_allocation *a, const ddp_comm *comm)
 {
+	/* Others map it. */
+	if (a->part_of == NULL)
+		return true;
 	for (int i = 0; i < comm->node.size; i++) {
 		if (a->part_of[comm->topology.world_ranks[comm->node.ranks[i]]] == DDP_NOBODY)
 			return false;
@@ -41,6 +45,8 @@ static const ddp_allocation *find_by_address(const ddp_comm *comm, const char *m
 
 static char *part_at(const ddp_comm *comm, const ddp_allocation *a, int i, uint64_t offset)
 {
+	if (a->part_of == NULL)
+		return i == comm->node.self ? a->own + offset : NULL;
 	int part = a->part_of[comm->topology.world_ranks[comm->node.ranks[i]]];
 
 	return part == DDP_NOBODY ? NULL : a->base + (size_t)part * a->stride + offset;
@@ -76,6 +82,8 @@ void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref)
 	const ddp_allocation *a = recent(comm);
 	char *address = NULL;
 
+	if ((ref->allocation & DDP_LOCAL_MEMORY) != 0 && i != comm->node.self)
+		return ddp_borrow(comm, i, ref);
 	if (a != NULL && a->id == ref->allocation)
 		return part_at(comm, a, i, ref->offset);
 	pthread_mutex_lock(&roster->memory.lock);
@@ -91,7 +99,7 @@ ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, v
 {
 	uint64_t changes;
 	const ddp_allocation *a = find_by_address(comm, memory, bytes, &changes);
-	if (a == NULL)
+	if (a == NULL || a->part_of == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "%p is not in memory that the node's ranks share", memory);
 	for (int i = 0; i < comm->node.size; i++)
 		copies[i] = part_at(comm, a, i, (uint64_t)((const char *)memory - a->own));

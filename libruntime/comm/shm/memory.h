@@ -11,7 +11,7 @@
 ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes);
 
 /* This process's address of what `ref` is to the node's i-th rank; NULL if it
-   has freed its part. */
+   has freed its part, or, of memory of that rank's own, if it cannot be mapped, as ddp_last_error() says. */
 void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref);
 
 /*

@@ -165,9 +165,12 @@ static ddp_status check_memory(ddp_comm *comm)
 {
 	for (int i = 0; i < comm->node.size; i++) {
 		const ddp_header *h = ddp_node_header(comm, i);
-		if (((h->flags & DDP_HEADER_SEND_SHARED) == 0 || ddp_memory_at(comm, i, &h->send) != NULL) &&
-		    ((h->flags & DDP_HEADER_RECV_SHARED) == 0 || ddp_memory_at(comm, i, &h->recv) != NULL))
+		const bool sends = (h->flags & DDP_HEADER_SEND_SHARED) == 0 || ddp_memory_at(comm, i, &h->send) != NULL;
+		if (sends && ((h->flags & DDP_HEADER_RECV_SHARED) == 0 || ddp_memory_at(comm, i, &h->recv) != NULL))
 			continue;
+		if (((sends ? h->recv : h->send).allocation & DDP_LOCAL_MEMORY) != 0)
+			return ddp_comm_break(comm, DDP_ERR_STATE, comm->rank, "%s: %s", ddp_rank_text(comm, comm->rank),
+			                      ddp_last_error());
 		char text[128];
 		ddp_collective_describe(comm->run.operation, text, sizeof(text));
 		return ddp_comm_break(comm, DDP_ERR_STATE, comm->rank,

@@ -56,28 +56,47 @@ static bool reads(const copying *k, int i)
 }
 
 /* Elements of this rank's exposed memory that the i-th rank reads. */
-static ddp_range block_for(const copying *k, int i)
+static size_t count_for(const copying *k, int i)
 {
-	const ddp_operation *c = k->c;
-
-	if (!k->per_reader)
-		return (ddp_range){ 0, k->exposed_count };
-	int rank = k->comm->node.ranks[i];
-	return (ddp_range){ ddp_block_offset(k->comm, rank), ddp_block_count(c, rank) };
+	return k->per_reader ? ddp_block_count(k->c, k->comm->node.ranks[i]) : k->exposed_count;
 }
 
-/* Where in recv, and how many elements, this rank reads from the i-th. */
-static ddp_range block_from(const copying *k, int i)
+/* How many elements this rank reads from the i-th. */
+static size_t count_from(const copying *k, int i)
 {
 	const ddp_operation *c = k->c;
-	int rank = k->comm->node.ranks[i];
+	const int rank = k->comm->node.ranks[i];
 
 	switch (c->kind) {
-	case DDP_BROADCAST: return (ddp_range){ 0, c->count };
-	case DDP_SCATTER: return (ddp_range){ 0, ddp_block_count(c, k->comm->rank) };
-	case DDP_ALL_TO_ALL: return (ddp_range){ ddp_recv_offset(k->comm, rank), ddp_recv_count(c, rank) };
-	default: return (ddp_range){ ddp_block_offset(k->comm, rank), ddp_block_count(c, rank) };
+	case DDP_BROADCAST: return c->count;
+	case DDP_SCATTER: return ddp_block_count(c, k->comm->rank);
+	case DDP_ALL_TO_ALL: return ddp_recv_count(c, rank);
+	default: return ddp_block_count(c, rank);
 	}
+}
+
+/* Where that goes, from its element `skip` on. */
+static char *place_of(const copying *k, int i, size_t skip)
+{
+	const ddp_operation *c = k->c;
+	const bool whole = c->kind == DDP_BROADCAST || c->kind == DDP_SCATTER;
+
+	return (whole ? (char *)c->recv : ddp_recv_block(k->comm, c, k->comm->node.ranks[i])) + skip * k->element;
+}
+
+/* Of this rank's exposed memory, what the i-th rank reads. */
+static const char *exposed_to(const copying *k, int i)
+{
+	if (!k->per_reader)
+		return k->exposed;
+	const int rank = k->comm->node.ranks[i];
+	return k->c->send_list != NULL ? k->c->send_list[rank]
+	                               : k->exposed + ddp_block_offset(k->comm, rank) * k->element;
+}
+
+static bool has_exposed(const copying *k)
+{
+	return k->exposed != NULL || (k->per_reader && k->c->send_list != NULL && exposes(k, k->comm->node.self));
 }
 
 /* Where this rank's block starts in what the i-th rank exposes, in elements. */
@@ -91,15 +110,15 @@ static size_t source_offset(const copying *k)
 static void copy_own(const copying *k)
 {
 	const ddp_operation *c = k->c;
-	ddp_range to = block_from(k, k->comm->node.self);
+	const size_t count = count_from(k, k->comm->node.self);
 
-	if (k->exposed == NULL || c->kind == DDP_BROADCAST || c->recv == NULL ||
+	if (!has_exposed(k) || c->kind == DDP_BROADCAST || (c->recv == NULL && c->recv_list == NULL) ||
 	    (c->kind == DDP_GATHER && !is_root(k, k->comm->node.self)))
 		return;
-	const char *from = k->exposed + source_offset(k) * k->element;
-	char *place = (char *)c->recv + to.begin * k->element;
-	if (to.count > 0 && from != place)
-		memmove(place, from, to.count * k->element);
+	const char *from = exposed_to(k, k->comm->node.self);
+	char *place = place_of(k, k->comm->node.self, 0);
+	if (count > 0 && from != place)
+		memmove(place, from, count * k->element);
 }
 
 /* All ranks of the node have come: lets the other nodes' data move. */
@@ -114,11 +133,24 @@ static ddp_status enter(copying *k, const ddp_entry *entry)
 
 /* ---- small ------------------------------------------------------------------------ */
 
+/* Blocks go with the header as they would lie in one buffer. */
+static const char *pack(const copying *k, char *packed)
+{
+	if (k->exposed != NULL || !has_exposed(k))
+		return k->exposed;
+	for (int r = 0; r < k->comm->size; r++) {
+		const size_t count = ddp_block_count(k->c, r);
+		if (count > 0)
+			memcpy(packed + ddp_block_offset(k->comm, r) * k->element, k->c->send_list[r], count * k->element);
+	}
+	return packed;
+}
+
 static ddp_status run_small(copying *k)
 {
 	ddp_comm *comm = k->comm;
-	const ddp_entry entry = { .payload = k->exposed,
-	                          .payload_bytes = k->exposed_count * k->element };
+	char packed[DDP_SMALL_BYTES];
+	const ddp_entry entry = { .payload = pack(k, packed), .payload_bytes = k->exposed_count * k->element };
 	ddp_status status = enter(k, &entry);
 
 	if (status != DDP_OK)
@@ -126,13 +158,12 @@ static ddp_status run_small(copying *k)
 	if (!reads(k, comm->node.self))
 		return DDP_OK;
 	for (int i = 0; i < comm->node.size; i++) {
-		ddp_range to = block_from(k, i);
-		if (i == comm->node.self || !exposes(k, i) || to.count == 0)
+		const size_t count = count_from(k, i);
+		if (i == comm->node.self || !exposes(k, i) || count == 0)
 			continue;
-		size_t bytes = k->per_reader ? ddp_block_offset(comm, comm->size) : to.count;
+		size_t bytes = k->per_reader ? ddp_block_offset(comm, comm->size) : count;
 		const char *from = ddp_node_payload(comm, i, bytes * k->element);
-		memcpy((char *)k->c->recv + to.begin * k->element, from + source_offset(k) * k->element,
-		       to.count * k->element);
+		memcpy(place_of(k, i, 0), from + source_offset(k) * k->element, count * k->element);
 	}
 	return DDP_OK;
 }
@@ -144,13 +175,12 @@ static void stage_window(const copying *k, size_t window)
 	const ddp_comm *comm = k->comm;
 	char *slot = ddp_stage_slot(comm, comm->node.self, window);
 
-	if (k->exposed == NULL ||
-	    (ddp_node_header(comm, comm->node.self)->flags & DDP_HEADER_SEND_SHARED) != 0)
+	if (!has_exposed(k) || (ddp_node_header(comm, comm->node.self)->flags & DDP_HEADER_SEND_SHARED) != 0)
 		return;
 	for (int i = 0; i < (k->per_reader ? comm->node.size : 1); i++) {
-		ddp_range part = ddp_window(block_for(k, i), k->width, window);
+		const ddp_range part = ddp_window((ddp_range){ 0, count_for(k, i) }, k->width, window);
 		if (part.count > 0 && !(k->per_reader && i == comm->node.self))
-			memcpy(slot + (size_t)i * k->width * k->element, k->exposed + part.begin * k->element,
+			memcpy(slot + (size_t)i * k->width * k->element, exposed_to(k, i) + part.begin * k->element,
 			       part.count * k->element);
 	}
 }
@@ -173,7 +203,7 @@ static void pull_window(const copying *k, size_t window)
 	for (int n = 1; n < comm->node.size; n++) {
 		int i = (comm->node.self + n) % comm->node.size;
 		const ddp_header *h = ddp_node_header(comm, i);
-		ddp_range to = block_from(k, i);
+		ddp_range to = { 0, count_from(k, i) };
 		const char *from;
 
 		if (!exposes(k, i))
@@ -188,7 +218,7 @@ static void pull_window(const copying *k, size_t window)
 				(k->per_reader ? (size_t)comm->node.self * k->width * k->element : 0);
 		}
 		if (to.count > 0)
-			memcpy((char *)k->c->recv + to.begin * k->element, from, to.count * k->element);
+			memcpy(place_of(k, i, to.begin), from, to.count * k->element);
 	}
 }
 
@@ -254,9 +284,9 @@ static ddp_status run_large(copying *k)
 		tell_counts(k, told, &entry);
 	else
 		entry.send = ddp_memory_find(comm, k->exposed, k->exposed_count * k->element);
-	if (entry.send.allocation == 0 && k->exposed != NULL) {
+	if (entry.send.allocation == 0 && has_exposed(k)) {
 		for (int i = 0; i < comm->node.size; i++) {
-			size_t bytes = block_for(k, i).count * k->element;
+			size_t bytes = count_for(k, i) * k->element;
 			entry.largest_block = bytes > entry.largest_block ? bytes : entry.largest_block;
 		}
 	}
@@ -341,7 +371,7 @@ ddp_status ddp_node_copy(ddp_comm *comm, const ddp_operation *c, const ddp_betwe
 	k.per_reader = c->kind == DDP_SCATTER || c->kind == DDP_ALL_TO_ALL;
 	k.width = comm->node.stage_bytes / (k.per_reader ? (size_t)comm->node.size : 1) / 64 * 64 / k.element;
 	set_exposed(&k);
-	if (c->kind == DDP_ALL_TO_ALL && c->send == c->recv && k.exposed_count > 0) {
+	if (c->kind == DDP_ALL_TO_ALL && k.exposed != NULL && c->send == c->recv && k.exposed_count > 0) {
 		size_t bytes = k.exposed_count * k.element;
 		spare = malloc(bytes);
 		if (spare == NULL)

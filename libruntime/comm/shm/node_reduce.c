@@ -70,11 +70,33 @@ static void set_up_combination(ddp_comm *comm, const ddp_operation *c, ddp_combi
 	}
 }
 
+/* This rank's input for an owner's slice, addressed like the whole input. */
+static const char *input_for(const reduction *r, int owner)
+{
+	const ddp_operation *c = r->c;
+
+	return c->send_list == NULL ? r->input
+	                            : rebase(c->send_list[r->comm->node.ranks[owner]], slice(r, owner).begin, r->element);
+}
+
+/* The input as one buffer; a list's blocks go to `packed`. */
+static const void *pack(const ddp_comm *comm, const ddp_operation *c, char *packed)
+{
+	const size_t element = ddp_type_bytes(c->type);
+
+	for (int r = 0; r < comm->size && c->send_list != NULL; r++) {
+		if (ddp_block_count(c, r) > 0)
+			memcpy(packed + ddp_block_offset(comm, r) * element, c->send_list[r], ddp_block_count(c, r) * element);
+	}
+	return c->send_list != NULL ? packed : c->send;
+}
+
 /* Everybody combines what it wants from all payloads; no second round. */
 static ddp_status run_small(ddp_comm *comm, const ddp_operation *c, size_t bytes)
 {
 	ddp_node *node = &comm->node;
-	const ddp_entry entry = { .payload = c->send, .payload_bytes = bytes };
+	char packed[DDP_SMALL_BYTES];
+	const ddp_entry entry = { .payload = pack(comm, c, packed), .payload_bytes = bytes };
 	size_t first = 0, count = c->count, element = ddp_type_bytes(c->type);
 	ddp_status status = ddp_node_enter(comm, c, &entry);
 	ddp_combination combination;
@@ -117,7 +139,7 @@ static void set_sources(reduction *r, size_t begin, size_t k)
 	for (int i = 0; i < comm->node.size; i++) {
 		const ddp_header *h = ddp_node_header(comm, i);
 		if (i == comm->node.self)
-			r->src[i] = r->input;
+			r->src[i] = input_for(r, i);
 		else if ((h->flags & DDP_HEADER_SEND_SHARED) != 0)
 			r->src[i] = ddp_memory_at(comm, i, &h->send);
 		else
@@ -168,7 +190,7 @@ static void stage_window(reduction *r, size_t k)
 	for (int owner = 0; owner < comm->node.size; owner++) {
 		ddp_range window = ddp_window(slice(r, owner), r->width, k);
 		if (owner != comm->node.self && window.count > 0)
-			memcpy(slot + (size_t)owner * r->width * r->element, r->input + window.begin * r->element,
+			memcpy(slot + (size_t)owner * r->width * r->element, input_for(r, owner) + window.begin * r->element,
 			       window.count * r->element);
 	}
 }
@@ -268,7 +290,7 @@ static ddp_status place_output(reduction *r)
 	offset = ddp_block_offset(r->comm, r->comm->rank) * r->element;
 	bytes = ddp_block_count(c, r->comm->rank) * r->element;
 	char *place = c->recv;
-	if (bytes > 0 && place != r->input + offset && place < r->input + r->total * r->element &&
+	if (bytes > 0 && c->send_list == NULL && place != r->input + offset && place < r->input + r->total * r->element &&
 	    r->input < place + bytes) {
 		r->spare = malloc(bytes);
 		if (r->spare == NULL)

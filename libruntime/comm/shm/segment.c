@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/signals.h"
 #include "comm/core/comm.h"
-#include "comm/p2p/p2p.h"
+#include "comm/p2p/ring.h"
 
 int ddp_segment_create(size_t bytes)
 {
@@ -106,7 +106,7 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;
 	node->proposals = node->result + (size_t)node->size * 2 * node->stage_bytes;
 	node->rings = node->proposals + (size_t)node->size * DDP_PROPOSAL_BOARDS * node->proposals_bytes;
-	return ddp_p2p_open(comm);
+	return ddp_ring_open(comm);
 }
 
 void ddp_node_unmap(ddp_comm *comm)

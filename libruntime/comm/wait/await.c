@@ -131,7 +131,7 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 static uint64_t deadline_ns(ddp_comm *comm)
 {
 	if (comm->run.deadline_ns == 0)
-		comm->run.deadline_ns = ddp_now_ns() + (uint64_t)comm->timeout_ms * ms_ns;
+		comm->run.deadline_ns = ddp_now_ns() + (uint64_t)ddp_timeout_ms(comm) * ms_ns;
 	return comm->run.deadline_ns;
 }
 
@@ -139,11 +139,15 @@ static ddp_status fail_late(ddp_comm *comm, int rank)
 {
 	char text[160];
 
+	if (comm->run.operation->kind == DDP_RECV && comm->run.operation->root == DDP_ANY_SOURCE)
+		return ddp_comm_break(comm, DDP_ERR_TIMEOUT, comm->rank, "%s: no rank sent a message within %d ms for %s",
+		                      ddp_rank_text(comm, comm->rank), ddp_timeout_ms(comm),
+		                      operation_text(comm, text, sizeof(text)));
 	return ddp_comm_break(comm, DDP_ERR_TIMEOUT, rank,
 	                      "%s (pid %lld) did not come within %d ms for %s: is it stopped, or did it "
 	                      "take another path through the program?", ddp_rank_text(comm, rank),
 	                      (long long)comm->roster->peers[comm->topology.world_ranks[rank]].pid,
-	                      comm->timeout_ms, operation_text(comm, text, sizeof(text)));
+	                      ddp_timeout_ms(comm), operation_text(comm, text, sizeof(text)));
 }
 
 /* Whoever is named at the deadline was sought before, or was found out when

@@ -45,7 +45,7 @@ static ddp_status break_misfit(ddp_comm *comm, const ddp_unexpected *came, const
 		                      "%s sent %s[%llu] with tag %d, but %s expects %s[%llu]",
 		                      ddp_rank_text(comm, have->source),
 		                      ddp_type_name((ddp_type)have->operation.type),
-		                      (unsigned long long)have->operation.count, (int)(want->tag & 0xffff),
+		                      (unsigned long long)have->operation.count, (int)(want->tag & 0x7fffffff),
 		                      ddp_rank_text(comm, comm->rank),
 		                      ddp_type_name((ddp_type)want->operation.type),
 		                      (unsigned long long)want->operation.count);
@@ -126,8 +126,9 @@ static bool is_word(const ddp_unexpected *came)
 
 /* A word, or a message of an operation that was another one here and that will
    never be asked for. */
-static bool concerns(const ddp_comm *comm, const ddp_unexpected *came)
+static bool concerns(const ddp_comm *comm, const ddp_unexpected *came, const void *argument)
 {
+	(void)argument;
 	if ((came->envelope.tag & DDP_NET_P2P_TAG) != 0 || ddp_sequence_of(&came->envelope) > comm->run.sequence)
 		return false;
 	return is_word(came) || !is_known(comm, came) || differs(comm, came);
@@ -137,7 +138,7 @@ static ddp_status check_unexpected(ddp_comm *comm)
 {
 	ddp_unexpected came;
 
-	while (ddp_net_find_unexpected(comm, concerns, &came)) {
+	while (ddp_net_find_unexpected(comm, concerns, NULL, &came)) {
 		const ddp_unexpected mine = own_of(comm, &came);
 		/* Who asks, or answers, has a survey under way, which breaks the communicator. */
 		const bool of_survey = is_word(&came) && !ddp_is_word(&came.envelope, DDP_WORD_AT);

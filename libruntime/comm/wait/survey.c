@@ -72,8 +72,9 @@ static void look_at_node(survey *s)
 }
 
 /* Only what this rank can answer: others may be ahead. */
-static bool is_heard(const ddp_comm *comm, const ddp_unexpected *came)
+static bool is_heard(const ddp_comm *comm, const ddp_unexpected *came, const void *argument)
 {
+	(void)argument;
 	return ddp_is_word(&came->envelope, DDP_WORD_ANSWERS) ||
 	       (ddp_is_word(&came->envelope, DDP_WORD_ASKS) && ddp_sequence_of(&came->envelope) <= comm->run.sequence);
 }
@@ -82,7 +83,7 @@ static void look_at_words(survey *s)
 {
 	ddp_unexpected word;
 
-	while (ddp_net_find_unexpected(s->comm, is_heard, &word)) {
+	while (ddp_net_find_unexpected(s->comm, is_heard, NULL, &word)) {
 		/* Who asks tells as much as who answers. */
 		if (ddp_sequence_of(&word.envelope) == s->sequence)
 			learn(s, word.envelope.source, &word.envelope.operation);

@@ -22,7 +22,7 @@ static uint64_t ns(int ms)
 
 static int silent_ms(const ddp_comm *comm)
 {
-	int part_ms = comm->timeout_ms / SILENT_PART;
+	int part_ms = ddp_timeout_ms(comm) / SILENT_PART;
 
 	if (part_ms < SILENT_LEAST_MS)
 		return SILENT_LEAST_MS;
@@ -31,7 +31,7 @@ static int silent_ms(const ddp_comm *comm)
 
 uint64_t ddp_verdict_before_ns(const ddp_comm *comm)
 {
-	int half_ms = comm->timeout_ms / 2, twice_ms = 2 * silent_ms(comm);
+	int half_ms = ddp_timeout_ms(comm) / 2, twice_ms = 2 * silent_ms(comm);
 
 	return ns(half_ms < twice_ms ? half_ms : twice_ms);
 }

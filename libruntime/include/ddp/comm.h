@@ -61,7 +61,7 @@ typedef enum ddp_operation_kind {
 	DDP_ALL_TO_ALL,     /* send [size * count] -> recv [size * count];
 	                       v: counts (sent) and recv_counts */
 	DDP_SEND,           /* send [count] to root; may end only when root has asked for it */
-	DDP_RECV,           /* recv [count] from root */
+	DDP_RECV,           /* recv [count] from root, or from any rank */
 	DDP_BARRIER
 } ddp_operation_kind;
 
@@ -92,7 +92,28 @@ enum { DDP_LANES = 4 };
  * With `counts`, `count` is 0. There is one count per rank, the same on all ranks; for all_to_all they
  * are the counts that this rank sends to each rank, and recv_counts those that it receives. Blocks lie
  * one behind the other without gaps. A count may be 0. all_to_all with counts does not work in place.
+ *
+ * Where an operation sends or receives a block for each rank, the blocks may lie apart: send_list
+ * (reduce_scatter, all_to_all, scatter on root) replaces `send`, and recv_list (all_gather, all_to_all,
+ * gather on root) replaces `recv`. They are not packed: blocks are read and written where they lie.
+ * Each rank decides for itself. Only all_gather and gather then work in place (`send` NULL: this
+ * rank's input is its own block of recv_list). Lists are for the host's memory (DDP_ERR_UNSUPPORTED).
+ *
+ * A recv takes messages as in MPI: messages from one rank that the recv can take are taken in the order
+ * in which they were sent, and a message goes to the first recv that was issued and can take it. With
+ * DDP_ANY_SOURCE and DDP_ANY_TAG it takes a message of any rank and tag; with `received`, a message may
+ * also be shorter than `count`. DDP_ERR_MISMATCH: it is longer, or of another type. These three are
+ * for the host's memory (DDP_ERR_UNSUPPORTED).
  */
+enum { DDP_ANY_SOURCE = -1, DDP_ANY_TAG = -1 };
+
+/* What a recv has received. It is written before the operation is complete, if it ends with DDP_OK. */
+typedef struct ddp_received {
+	int source, tag;
+	size_t count;         /* elements */
+	uint64_t reserved[2];
+} ddp_received;
+
 typedef struct ddp_operation {
 	ddp_operation_kind kind;
 	const void *send;
@@ -102,8 +123,11 @@ typedef struct ddp_operation {
 	const size_t *recv_counts;
 	ddp_type type;
 	ddp_op op;
-	int root;     /* of send and recv: the peer */
-	int tag;      /* of send and recv; 0 .. 65535 */
+	int root;     /* of send and recv: the peer; of recv also DDP_ANY_SOURCE */
+	int tag;      /* of send and recv; 0 .. INT_MAX, of recv also DDP_ANY_TAG */
+	int timeout_ms; /* how long this rank waits for others, from the issue of a send or recv, else
+	                   from when the operation waits; 0: the communicator's. DDP_ERR_TIMEOUT ends the
+	                   communicator, whoever's timeout it is. Ranks may give different ones */
 	bool scaled;  /* multiply this rank's inputs by `scale` before a reduction. Integers are
 	                 multiplied in double, truncated, and limited to their type's range (u8: to
 	                 that of i32); the scale is finite then */
@@ -124,6 +148,9 @@ typedef struct ddp_operation {
 	 */
 	void (*on_complete)(void *user, ddp_status status);
 	void *user;
+	const void *const *send_list; /* [size]: a buffer for each rank, in place of `send` */
+	void *const *recv_list;       /* [size]: a buffer for each rank, in place of `recv` */
+	ddp_received *received;       /* of recv; NULL: the message has `count` elements */
 	uint64_t reserved[4]; /* 0 */
 } ddp_operation;
 
@@ -141,8 +168,8 @@ typedef struct ddp_comm_info {
 	int nodes;                  /* that its ranks are on */
 	int local_size;             /* its ranks on this node */
 	const char *network;        /* between nodes: "ucx"; "" if there is one node */
-	const char *algorithm;      /* of the last reduction between nodes: "direct", "scatter_gather",
-	                               "recursive_doubling" or "recursive_halving"; "" before one */
+	const char *algorithm;      /* of the last reduction between nodes, such as "scatter_gather": a name
+	                               that DDP_ALGORITHM takes; "" before one */
 	const char *instructions;   /* with which the host combines: "generic", "AVX2", "AVX-512" or
 	                               "AVX-512 with FP16" */
 	const char *device_backend; /* of operations on a device's memory: "nccl", or "self" of one rank; "" before
@@ -159,15 +186,23 @@ DDP_API ddp_status ddp_comm_describe(ddp_comm *comm, ddp_comm_info *info);
  */
 DDP_API ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory);
 DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
+/*
+ * The same for one rank alone, such as for the allocator of a framework: no other rank takes part. The
+ * node's other ranks map the memory when an operation first names it; that takes them some 10 us once,
+ * and one page fault for each page. It costs one descriptor until it is freed by ddp_mem_free(), which
+ * must not be called before the rank's operations on it are complete. Local. Any thread.
+ */
+DDP_API ddp_status ddp_mem_alloc_local(ddp_comm *comm, size_t bytes, void **memory);
 /* Memory of a chosen kind. Only a device's queues can reach that of a device. Collective. */
 DDP_API ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes,
                                     void **memory);
 
 /*
  * Starts an operation, which proceeds without further calls while the program computes. Buffers and
- * counts must not change until it is complete. Each request is ended by ddp_wait(), ddp_wait_for(), or
- * a ddp_test() that says done, and is invalid afterwards. With on_complete, `request` may be NULL; the
- * library then ends the request. If ddp_issue() fails, nothing has started, and nothing is called.
+ * counts must not change until it is complete. Each request is ended by ddp_wait(), ddp_wait_for(),
+ * ddp_request_free(), or a ddp_test() that says done, and is invalid afterwards. With on_complete,
+ * `request` may be NULL; the library then ends the request. If ddp_issue() fails, nothing has started,
+ * and nothing is called.
  */
 DDP_API ddp_status ddp_issue(ddp_comm *comm, const ddp_operation *operation,
                              ddp_request **request);
@@ -177,6 +212,14 @@ DDP_API ddp_status ddp_test(ddp_request *request, bool *done);
 DDP_API ddp_status ddp_wait(ddp_request *request);
 /* Waits at most timeout_ms. After DDP_ERR_TIMEOUT the request is still valid. */
 DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
+/*
+ * Lets go of a request, complete or not: the library ends it when the operation is complete, and calls
+ * on_complete then. Buffers must stay until that. If there is no on_complete, nobody is told when the
+ * operation ends; an error that ends the communicator later is then returned by ddp_comm_free() or
+ * ddp_finalize(). It does not wait, and may be called in a callback, also in the request's own. NULL is
+ * allowed. No other thread may use the request at the same time.
+ */
+DDP_API void ddp_request_free(ddp_request *request);
 
 /*
  * Makes `stream` wait: work that it is given from now on begins when the operation, which must be on a
@@ -228,6 +271,14 @@ DDP_API ddp_status ddp_comm_split(ddp_comm *comm, int colour, int key, ddp_comm 
 DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
                                   ddp_comm **part);
 /*
+ * Forms a communicator of the listed ranks of `comm`, in that order. Only they take part. All of them
+ * give the same list and tag, 0 .. INT_MAX - 1. Threads may form several at the same time, with other
+ * tags. They exchange messages over `comm`, which the program's own messages never meet. A rank that is not listed gets
+ * DDP_ERR_INVALID. DDP_ERR_MISMATCH (other lists) and DDP_ERR_TIMEOUT (a member that does not come) end `comm`.
+ */
+DDP_API ddp_status ddp_comm_create_group(ddp_comm *comm, const int *ranks, int count, int tag,
+                                         ddp_comm **part);
+/*
  * Forms a communicator of the surviving ranks, in their old order, after an error that broke `comm`.
  * Collective over the survivors. It waits for other ranks as long as for a collective, except for
  * ranks that have died or closed the communicator. A rank that comes later gets DDP_ERR_PEER. If a
@@ -248,7 +299,7 @@ DDP_API ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors);
 /* Ends all operations under way, here and on all peers, with DDP_ERR_ABORTED and `reason`. Any thread. */
 DDP_API ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason);
 /*
- * Frees a communicator of split, group or shrink. It waits for collectives that were issued. Between
+ * Frees a communicator of split, group, create_group or shrink. It waits for collectives that were issued. Between
  * nodes, and after operations of NCCL, it also waits until all its ranks free it; a rank that does not
  * come or has died is an error as in ddp_finalize(), and the communicator is freed nevertheless.
  * A send or recv without its counterpart ends with DDP_ERR_STATE, a send between nodes perhaps with

@@ -10,8 +10,10 @@ from .group import ContenderFailed, Group
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TREE = os.path.dirname(os.path.dirname(HERE))
 CLUSTER = os.path.join(TREE, "slurm", "cluster")
-ON_NODE = ("ddp", "ddp-user", "gloo", "openmpi", "plain", "memcpy")
+ON_NODE = ("ddp", "ddp-user", "ddp-own", "gloo", "openmpi", "plain", "memcpy")
 ON_LINK = ("ddp", "ddp-user", "gloo", "openmpi", "wire")
+# What rank_ddp reduces: memory of ddp_mem_alloc(), of the program, of ddp_mem_alloc_local().
+DDP_MEMORY = {"ddp": "library", "ddp-user": "user", "ddp-own": "own"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # TCP between nodes, shared memory on them, as Open MPI has it without a fabric.
 MPI_OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp"}
@@ -39,8 +41,8 @@ class Programs:
 
 def start_on_node(name, ranks, most_bytes, programs, folder):
     """A Group of `ranks` ranks of a contender on this machine."""
-    if name in ("ddp", "ddp-user"):
-        memory = "library" if name == "ddp" else "user"
+    if name in DDP_MEMORY:
+        memory = DDP_MEMORY[name]
         return Group(name, [programs.path("rank_ddp"), memory, str(ranks)], ranks, folder)
     if name in ("plain", "memcpy"):
         argv = [programs.path("rank_plain"), name, str(ranks), str(most_bytes)]
@@ -99,8 +101,8 @@ class Cluster:
         ranks = self.nodes * ranks_per_node
         srun = ["srun", "--quiet", "-N", str(self.nodes), "-n", str(ranks), "-c", "1",
                 "--ntasks-per-node", str(ranks_per_node), "--export=ALL"]
-        if name in ("ddp", "ddp-user"):
-            memory = "library" if name == "ddp" else "user"
+        if name in DDP_MEMORY:
+            memory = DDP_MEMORY[name]
             command = [*srun, *self.ddp_option, self.programs.path("rank_ddp"), memory]
         elif name == "wire":
             ranks = self.nodes

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm/shm/borrow: own memory of other ranks of the node (ddp_mem_alloc_local()), mapped when an operation
+ * first names it. A communicator has its own mappings: no other thread looks at them than the one that
+ * holds its run.lock.
+ */
+#ifndef DDP_COMM_SHM_BORROW_H
+#define DDP_COMM_SHM_BORROW_H
+
+#include "comm/core/lines.h"
+
+/* This process's address of what `ref` is to the node's i-th rank, which is another one. NULL: it cannot be
+   mapped, and ddp_last_error() says why. */
+void *ddp_borrow(ddp_comm *comm, int i, const ddp_memory_ref *ref);
+/* Ends all mappings. */
+void ddp_borrow_end(ddp_comm *comm);
+
+#endif

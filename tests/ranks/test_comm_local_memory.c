@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that one rank allocates alone, and that the others of its node map when an operation names it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "comm/core/comm.h"
+#include "tests/support/comm_ranks.h"
+
+enum { RANKS = 4, COUNT = 200000 };
+
+static void run(int (*body)(ddp_comm *, void *))
+{
+	static const int two_nodes[] = { 0, 1, 1, 0 };
+
+	for (int i = 0; i < 2; i++) {
+		const test_world world = { .ranks = RANKS, .node_of = i == 0 ? NULL : two_nodes, .timeout_ms = 20000, .body = body };
+		assert_int_equal(test_world_run(&world), 0);
+	}
+}
+
+static void expect_in_error(const char *text)
+{
+	if (strstr(ddp_last_error(), text) == NULL)
+		test_check_failed(__FILE__, __LINE__, ddp_last_error());
+}
+
+static float *allocate(ddp_comm *comm, size_t count)
+{
+	void *memory;
+
+	CHECK_OK(ddp_mem_alloc_local(comm, count * sizeof(float), &memory));
+	CHECK((uintptr_t)memory % (size_t)sysconf(_SC_PAGESIZE) == 0);
+	for (size_t i = 0; i < count; i++)
+		CHECK(((float *)memory)[i] == 0);
+	return memory;
+}
+
+static void sum(ddp_comm *comm, const float *send, float *recv, int times)
+{
+	const int rank = ddp_comm_rank(comm);
+
+	for (int k = 0; k < times; k++) {
+		float *input = send != NULL ? (float *)(uintptr_t)send : recv;
+		for (int i = 0; i < COUNT; i++)
+			input[i] = (float)(i % 1000 + rank + k);
+		CHECK_OK(ddp_all_reduce(comm, send, recv, COUNT, DDP_F32, DDP_SUM));
+		for (int i = 0; i < COUNT; i++)
+			CHECK(recv[i] == (float)(RANKS * (i % 1000 + k) + RANKS * (RANKS - 1) / 2));
+	}
+}
+
+/* Each kind of memory on some ranks. */
+static int mix_memory(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm);
+	void *shared;
+
+	(void)argument;
+	CHECK_OK(ddp_mem_alloc(comm, COUNT * sizeof(float), &shared));
+	for (int own = 0; own < 1 << RANKS; own += 3) {
+		/* What a rank has of its own begins anywhere in it, and is another size on each. */
+		float *mine = allocate(comm, 2 * COUNT + 5000 * (size_t)rank), *plain = malloc(COUNT * sizeof(float));
+		CHECK(plain != NULL);
+		float *place = (own >> rank & 1) != 0 ? mine + 17 * rank : own % 2 == 0 ? plain : shared;
+		sum(comm, NULL, place, 3);
+		sum(comm, mine + COUNT, place == mine ? mine : plain, 1);
+		CHECK_OK(ddp_mem_free(comm, mine));
+		free(plain);
+	}
+	CHECK_OK(ddp_mem_free(comm, shared));
+	return 0;
+}
+
+static void own_memory_is_reduced_beside_any_other(void **state)
+{
+	(void)state;
+	run(mix_memory);
+}
+
+/* Nothing is copied: results come into memory that others have mapped. */
+static int look_at_mappings(ddp_comm *comm, void *argument)
+{
+	char line[512];
+	int before = 0, after = 0;
+
+	float *mine = allocate(comm, COUNT);
+	for (int turn = 0; turn < 2; turn++) {
+		FILE *maps = fopen("/proc/self/maps", "re");
+		CHECK(maps != NULL);
+		while (fgets(line, sizeof(line), maps) != NULL)
+			*(turn == 0 ? &before : &after) += strstr(line, "memfd:ddp") != NULL;
+		CHECK(fclose(maps) == 0);
+		if (turn == 0)
+			sum(comm, NULL, mine, 2);
+	}
+	CHECK(after == before + ddp_comm_local_size(comm) - 1);
+	CHECK_OK(ddp_barrier(comm));
+	CHECK_OK(ddp_mem_free(comm, mine));
+	(void)argument;
+	return 0;
+}
+
+static void others_map_it_once(void **state)
+{
+	(void)state;
+	run(look_at_mappings);
+}
+
+/* As a framework's allocator does: descriptors and mappings do not become more. */
+static int come_and_go(ddp_comm *comm, void *argument)
+{
+	const struct rlimit few = { 200, 200 };
+
+	(void)argument;
+	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+	for (int i = 0; i < 300; i++) {
+		float *mine = allocate(comm, COUNT);
+		if (i % 10 == 0)
+			sum(comm, NULL, mine, 1);
+		CHECK_OK(ddp_mem_free(comm, mine));
+		CHECK(ddp_mem_free(comm, mine) == DDP_ERR_INVALID);
+	}
+	return 0;
+}
+
+static void it_comes_and_goes(void **state)
+{
+	(void)state;
+	run(come_and_go);
+}
+
+/* Groups and lanes have it, too. */
+static int use_in_groups(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm);
+	float *mine = allocate(comm, COUNT);
+	ddp_comm *part;
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, 0, -rank, &part));
+	for (int lane = 0; lane < 3; lane++) {
+		for (int i = 0; i < COUNT; i++)
+			mine[i] = 1;
+		CHECK_OK(ddp_run(part, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = mine, .count = COUNT, .type = DDP_F32,
+		                                          .op = DDP_SUM, .lane = lane }));
+		for (int i = 0; i < COUNT; i++)
+			CHECK(mine[i] == RANKS);
+	}
+	CHECK_OK(ddp_comm_free(part));
+	CHECK_OK(ddp_broadcast(comm, mine, COUNT, DDP_F32, 2));
+	sum(comm, NULL, mine, 1);
+	CHECK_OK(ddp_mem_free(comm, mine));
+	return 0;
+}
+
+static void groups_and_lanes_use_it(void **state)
+{
+	(void)state;
+	run(use_in_groups);
+}
+
+static int lack(ddp_comm *comm, void *argument)
+{
+	struct rlimit none = { 3, 3 };
+	void *memory;
+
+	(void)argument;
+	CHECK(ddp_mem_alloc_local(NULL, 1, &memory) == DDP_ERR_INVALID);
+	CHECK(ddp_mem_alloc_local(comm, 1, NULL) == DDP_ERR_INVALID);
+	CHECK(ddp_mem_alloc_local(comm, SIZE_MAX, &memory) == DDP_ERR_INVALID);
+	expect_in_error("ddp_mem_alloc_local(): 18446744073709551615 bytes");
+	CHECK_OK(ddp_mem_alloc_local(comm, 0, &memory));
+	CHECK_OK(ddp_mem_free(comm, memory));
+	CHECK(ddp_mem_alloc_local(comm, SIZE_MAX / 4, &memory) != DDP_OK);
+	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	CHECK(ddp_mem_alloc_local(comm, 1, &memory) == DDP_ERR_NOMEM);
+	expect_in_error("(raise ulimit -n)");
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+/* One that cannot map what others have ends the communicator on all of them, in words. */
+static int cannot_map(ddp_comm *comm, void *argument)
+{
+	struct rlimit none = { 3, 3 };
+	float *mine = allocate(comm, COUNT);
+
+	(void)argument;
+	CHECK_OK(ddp_barrier(comm));
+	if (ddp_comm_rank(comm) == 1)
+		CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+	CHECK(ddp_all_reduce(comm, NULL, mine, COUNT, DDP_F32, DDP_SUM) != DDP_OK);
+	expect_in_error("rank 1 on n");
+	expect_in_error("cannot open the memory of ddp_mem_alloc_local() of rank ");
+	return 0;
+}
+
+static void a_lack_is_told(void **state)
+{
+	(void)state;
+	run(lack);
+	run(cannot_map);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(own_memory_is_reduced_beside_any_other),
+		cmocka_unit_test(others_map_it_once),
+		cmocka_unit_test(it_comes_and_goes),
+		cmocka_unit_test(groups_and_lanes_use_it),
+		cmocka_unit_test(a_lack_is_told),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
