@@ -49,8 +49,8 @@ types()
 	function type_of(die, inner) {
 		if (!(die in tag)) return "void"
 		inner = die in type ? type_of(type[die]) : "void"
-		if (tag[die] == "pointer_type") return inner ~ /\)$/ ? inner : inner " *"
-		if (tag[die] == "const_type") return "const " inner
+		if (tag[die] == "pointer_type") return inner ~ /\)$/ ? inner : inner (inner ~ /\*$/ ? "*" : " *")
+		if (tag[die] == "const_type") return inner ~ /\*$/ ? inner "const" : "const " inner
 		if (tag[die] == "array_type") return inner length_of[die]
 		if (tag[die] == "subroutine_type") return inner " (*)(" parameters(die) ")"
 		if (tag[die] == "structure_type") return "struct " name[die]
