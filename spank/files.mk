@@ -30,6 +30,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/doing.c spank/failure/doing.h \
 	spank/failure/judge.c spank/failure/judge.h \
 	spank/failure/relay.c spank/failure/relay.h \
+	spank/failure/slots.c spank/failure/slots.h \
 	spank/failure/stall_note.c spank/failure/stall_note.h \
 	spank/failure/timeline.h \
 	spank/failure/node/blame_node.c spank/failure/node/blame_node.h \

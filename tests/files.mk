@@ -350,6 +350,7 @@ check_PROGRAMS += \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
+	tests/unit/test_slots \
 	tests/unit/test_spank_blame \
 	tests/unit/test_spank_check \
 	tests/unit/test_spank_ends \

@@ -13,6 +13,7 @@ static const char *source_name(ddp_source source)
 	case DDP_SOURCE_PMIX: return "pmix";
 	case DDP_SOURCE_SPAWN: return "spawn";
 	case DDP_SOURCE_SINGLE: return "single";
+	case DDP_SOURCE_GIVEN: return "given";
 	}
 	return "unknown";
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +15,14 @@
 #include "base/c_locale.h"
 #include "base/log.h"
 #include "base/pages.h"
+#include "base/text.h"
 
-_Static_assert(sizeof(struct ddp_progress) <= DDP_PROGRESS_BYTES, "one page holds it");
+_Static_assert(sizeof(struct ddp_progress) == DDP_PROGRESS_SLOT_BYTES, "a slot is one description");
+
+#define SET(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
+#define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
+
+/* ---- the page ----------------------------------------------------------------------------- */
 
 static int descriptor_of_environment(void)
 {
@@ -33,18 +40,32 @@ static int descriptor_of_environment(void)
 	return (int)value;
 }
 
+/* The number that the plugin gave the task; -1: none. */
+static int number_of_task(const char *name)
+{
+	const char *text = getenv(name);
+	int64_t value;
+
+	return text != NULL && ddp_parse_int64(text, 0, INT32_MAX, &value) ? (int)value : -1;
+}
+
+/* Ranks that a task started, by ddp_spawn() or torchrun, share its descriptor, but have no page of their own
+   in it. A rank that was given its identity has the task's page, whatever its number in the context is. */
+static int index_of_page(const ddp_job *job)
+{
+	if (job->identity_source == DDP_SOURCE_SPAWN || getenv("TORCHELASTIC_RUN_ID") != NULL)
+		return -1;
+	return job->identity_source == DDP_SOURCE_GIVEN ? number_of_task("LOCAL_RANK") : job->local_rank;
+}
+
 static void *map_shared(const ddp_job *job)
 {
+	const int index = index_of_page(job), fd = index >= 0 ? descriptor_of_environment() : -1;
 	struct stat info;
-	/* Ranks that a task started, by ddp_spawn() or torchrun, share its descriptor,
-	   but have no page of their own in it. */
-	bool below_task = job->identity_source == DDP_SOURCE_SPAWN ||
-	                  getenv("TORCHELASTIC_RUN_ID") != NULL;
-	int fd = below_task ? -1 : descriptor_of_environment();
 
 	if (fd < 0)
 		return MAP_FAILED;
-	off_t offset = (off_t)job->local_rank * DDP_PROGRESS_BYTES;
+	off_t offset = (off_t)index * DDP_PROGRESS_BYTES;
 	if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
 	    info.st_size < offset + DDP_PROGRESS_BYTES) {
 		ddp_log(DDP_LOG_WARN,
@@ -64,47 +85,136 @@ static void *map_shared(const ddp_job *job)
 	return pages + before;
 }
 
+void ddp_page_unmap(struct ddp_progress *slot)
+{
+	const size_t in_page = (uintptr_t)slot % DDP_PROGRESS_BYTES;
+	char *page = (char *)slot - in_page;
+	const size_t before = (uintptr_t)page % ddp_system_page_bytes();
+
+	if (slot != NULL)
+		munmap(page - before, before + DDP_PROGRESS_BYTES);
+}
+
+/* ---- slots -------------------------------------------------------------------------------- */
+
+/* A program before this one, in the same task, may have ended without ddp_finalize(). */
+static bool is_abandoned(const struct ddp_progress *slot)
+{
+	const uint32_t pid = GET(slot->pid);
+
+	return pid != 0 && pid != (uint32_t)getpid() && pid <= INT32_MAX && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+static bool is_used(const struct ddp_progress *slot)
+{
+	return GET(slot->magic) == DDP_PROGRESS_MAGIC && !is_abandoned(slot);
+}
+
+static bool is_open_context(const struct ddp_progress *slot)
+{
+	return is_used(slot) && slot->writer == DDP_WRITER_LIBDDP && GET(slot->closed) == 0;
+}
+
+static void fill(struct ddp_progress *slot, enum ddp_writer writer, uint32_t aside)
+{
+	const uint32_t magic = slot->magic;
+
+	*slot = (struct ddp_progress){ .magic = magic, .bucket = -1, .writer = writer, .aside = aside,
+		                       .pid = writer == DDP_WRITER_LIBDDP ? (uint32_t)getpid() : 0 };
+	__atomic_store_n(&slot->magic, DDP_PROGRESS_MAGIC, __ATOMIC_RELEASE);
+}
+
+/* Two processes of a task may come at once. */
+static bool take(struct ddp_progress *slot)
+{
+	uint32_t magic = GET(slot->magic);
+
+	if (magic == DDP_PROGRESS_TAKEN || (is_used(slot) && GET(slot->closed) == 0))
+		return false;
+	return __atomic_compare_exchange_n(&slot->magic, &magic, DDP_PROGRESS_TAKEN, false, __ATOMIC_ACQUIRE,
+	                                   __ATOMIC_RELAXED);
+}
+
+static struct ddp_progress *take_slot(struct ddp_progress *slots)
+{
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
+		if (take(&slots[i]))
+			return &slots[i];
+	return NULL;
+}
+
+static uint32_t aside_of(const ddp_job *job, const struct ddp_progress *slots)
+{
+	uint32_t aside = 0;
+
+	if (job->identity_source == DDP_SOURCE_GIVEN &&
+	    (job->rank != number_of_task("RANK") || job->world_size != number_of_task("WORLD_SIZE")))
+		aside = DDP_ASIDE_NUMBERS | DDP_ASIDE_RANKS;
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
+		if (is_open_context(&slots[i]) && (slots[i].aside & DDP_ASIDE_NUMBERS) == 0)
+			aside |= DDP_ASIDE_NUMBERS;
+	return aside;
+}
+
+static struct ddp_progress *map_slot(const ddp_job *job)
+{
+	void *shared = map_shared(job);
+
+	if (shared == MAP_FAILED)
+		return NULL;
+	const uint32_t aside = aside_of(job, shared);
+	struct ddp_progress *slot = take_slot(shared);
+	if (slot == NULL) {
+		ddp_log(DDP_LOG_INFO, "rank %d: %d contexts of this process are on its progress page: the failure report, "
+		        "stall= and ddp-status do not see this one", job->rank, DDP_PROGRESS_SLOTS);
+		ddp_page_unmap(shared);
+		return NULL;
+	}
+	fill(slot, DDP_WRITER_LIBDDP, aside);
+	return slot;
+}
+
 struct ddp_progress *ddp_page_map(const ddp_job *job)
 {
-	void *memory = map_shared(job);
+	struct ddp_progress *slot = map_slot(job);
 
-	if (memory == MAP_FAILED)
-		memory = mmap(NULL, DDP_PROGRESS_BYTES, PROT_READ | PROT_WRITE,
-		              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED)
+	if (slot != NULL)
+		return slot;
+	slot = mmap(NULL, DDP_PROGRESS_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (slot == MAP_FAILED)
 		return NULL;
-	struct ddp_progress *page = memory;
-	*page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .pid = (uint32_t)getpid() };
-	return page;
+	fill(slot, DDP_WRITER_LIBDDP, 0);
+	return slot;
 }
 
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
 {
-	void *memory = map_shared(job);
+	void *shared = map_shared(job);
+	struct ddp_progress *slots = shared, *slot = NULL;
 
-	if (memory == MAP_FAILED)
+	if (shared == MAP_FAILED)
 		return NULL;
-	struct ddp_progress *page = memory;
-	if (page->magic == DDP_PROGRESS_MAGIC && page->writer != DDP_WRITER_NCCL) {
-		ddp_page_unmap(page);
-		return NULL;
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+		if (is_used(&slots[i]) && slots[i].writer != DDP_WRITER_NCCL) {
+			ddp_page_unmap(slots);
+			return NULL;
+		}
+		if (slot == NULL && is_used(&slots[i]))
+			slot = &slots[i];
 	}
-	*page = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_NCCL };
-	return page;
+	if (slot == NULL)
+		slot = take_slot(slots);
+	if (slot == NULL)
+		ddp_page_unmap(slots);
+	else
+		fill(slot, DDP_WRITER_NCCL, 0);
+	return slot;
 }
 
-void ddp_page_unmap(struct ddp_progress *page)
-{
-	size_t before = (uintptr_t)page % ddp_system_page_bytes();
-
-	if (page != NULL)
-		munmap((char *)page - before, before + DDP_PROGRESS_BYTES);
-}
+/* ---- what is written there ---------------------------------------------------------------- */
 
 /* For the texts. The numbers that a collective writes each time take no lock. */
 static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
-
-#define SET(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
 
 /* To some milliseconds, at a fifth of the price. */
 static uint64_t coarse_ns(void)
@@ -159,8 +269,9 @@ void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error
 		return;
 	pthread_mutex_lock(&text_lock);
 	if (rank >= 0 || page->status != (uint32_t)status) {
-		const bool known = node != NULL || page->culprit != (uint32_t)(rank + 1);
-		page->culprit = (uint32_t)(rank + 1);
+		const uint32_t culprit = rank >= 0 && (page->aside & DDP_ASIDE_RANKS) != 0 ? UINT32_MAX : (uint32_t)(rank + 1);
+		const bool known = node != NULL || page->culprit != culprit;
+		page->culprit = culprit;
 		if (known)
 			snprintf(page->culprit_node, sizeof(page->culprit_node), "%s", node != NULL ? node : "");
 	}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page: where this rank's struct ddp_progress lies. */
+/* page: where a context's struct ddp_progress lies. A function's `page` is that slot. */
 #ifndef DDP_WATCH_PAGE_H
 #define DDP_WATCH_PAGE_H
 
@@ -7,17 +7,15 @@
 #include "watch/progress.h"
 
 /*
- * Maps the rank's page of the plugin's memfd (DDP_PROGRESS_FD), or private
- * memory where there is none or it is not what it should be. Cleared, but for
- * the magic. NULL: no memory.
+ * Maps the rank's page of the plugin's memfd (DDP_PROGRESS_FD) and takes a slot of it. Where there is no such
+ * page, or no slot is free, the slot is private memory. It is empty. NULL: no memory.
  */
 struct ddp_progress *ddp_page_map(const ddp_job *job);
-/* The same for nccl_plugins/profiler/watch. NULL also if there is no memfd, or libddp keeps
-   the page. */
+/* The same for nccl_plugins/profiler/watch: NULL also if there is no memfd, or a context of libddp has a slot. */
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job);
 /* The rank has ended its part, and not by an error that is only open; the text stays. */
 void ddp_page_close(struct ddp_progress *page);
-void ddp_page_unmap(struct ddp_progress *page);
+void ddp_page_unmap(struct ddp_progress *page); /* NULL is allowed */
 
 /*
  * What the rank waits for. Several communicators of a process may write at

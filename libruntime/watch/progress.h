@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The page in which a rank says what it is doing. The SPANK plugin makes one
+ * The page in which a rank says what it is doing. A page has slots, and each context of the process
+ * (ddp_init()) writes one of its own; a program with one context, or a writer without libddp, writes the
+ * first. Readers make one description of all slots (spank/failure/slots.h). The SPANK plugin makes one
  * per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
  * reads it for the failure report; ddp-status reads it while the task runs.
  * The reader may be root and trusts nothing here: it copies the page once,
@@ -13,7 +15,11 @@
 #include <stdint.h>
 
 #define DDP_PROGRESS_MAGIC 0x31706464u /* "ddp1", little-endian */
-#define DDP_PROGRESS_BYTES 4096
+#define DDP_PROGRESS_BYTES 4096 /* of a rank's page: */
+#define DDP_PROGRESS_SLOTS 8    /* one for each context of the process, */
+#define DDP_PROGRESS_SLOT_BYTES (DDP_PROGRESS_BYTES / DDP_PROGRESS_SLOTS)
+/* As the magic of a slot that a context is about to fill. */
+#define DDP_PROGRESS_TAKEN 1u
 
 /* As collective_text with DDP_WAITING_OTHER, in ddp_init(): it ends once all ranks have come. */
 #define DDP_PROGRESS_FIRST_EXCHANGE "the first exchange of all ranks"
@@ -31,7 +37,8 @@ struct ddp_progress {
 	uint32_t status;           /* ddp_status of that error */
 	/* The rest is zero where an older libddp writes the page, which describes
 	   every collective. */
-	uint32_t culprit;          /* 1 + the rank that the error is about; 0: none in particular */
+	uint32_t culprit;          /* 1 + the rank that the error is about; 0: none in particular;
+	                              UINT32_MAX: one that has another number in the step */
 	uint32_t waiting;          /* enum ddp_waiting */
 	uint32_t closed;           /* 1: the rank has ended its part, by ddp_finalize() */
 	uint64_t collective_ns;    /* CLOCK_MONOTONIC, when what `waiting` says, or else the last
@@ -40,13 +47,15 @@ struct ddp_progress {
 	double step_seconds;       /* of the last step, */
 	double step_weight;        /* and its samples, of all ranks */
 	uint32_t writer;           /* enum ddp_writer */
+	uint32_t aside;            /* enum ddp_aside, several at once; 0: the context of the step's ranks */
 	int64_t steps;             /* that the training has when it ends; 0: not told */
 	uint32_t error_state;      /* enum ddp_error_state, of `status` */
 	uint32_t timeout_ms;       /* how long ranks wait for each other; 0: not told */
 	uint64_t wanted_ns;        /* CLOCK_MONOTONIC, when a rank of another node last asked what
 	                              this one does, as that rank waits for it; 0: never */
 	char culprit_node[64];     /* that of the culprit; terminated; "": not told */
-	uint32_t pid;              /* of the process that writes the page, which a shell may have started */
+	uint32_t pid;              /* of the process that writes the slot, which a shell may have started */
+	uint32_t others;           /* a reader's: what the other slots hold, as a hash */
 };
 
 /* Whether the rank has gone on after its last error. */
@@ -54,6 +63,12 @@ enum ddp_error_state {
 	DDP_ERROR_PAST,  /* yes, or an older libddp, which does not tell */
 	DDP_ERROR_OPEN,  /* not yet: it could still train, or end its part by ddp_finalize() */
 	DDP_ERROR_FINAL  /* no: its world is broken, or ddp_init() failed */
+};
+
+/* Why what a slot says of other ranks does not go for the step. */
+enum ddp_aside {
+	DDP_ASIDE_NUMBERS = 1, /* the process has another such context: numbers of collectives are not that one's */
+	DDP_ASIDE_RANKS = 2    /* the context's ranks have other numbers in the step */
 };
 
 /* Who keeps the page. Of a program that only uses NCCL, phases and steps are not known. */

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "spank/failure/doing.h"
+#include "spank/failure/slots.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
 
@@ -149,6 +150,7 @@ static int by_rank(const void *left, const void *right)
    that it is the user's. False if this is no such file, or too short. */
 static bool read_page(const struct member *member, struct ddp_progress *page)
 {
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	char path[64], link[64];
 	struct stat info;
 	ssize_t length;
@@ -167,9 +169,10 @@ static bool read_page(const struct member *member, struct ddp_progress *page)
 	    (fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) < 0)
 		return false;
 	got = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
-	      pread(fd, page, sizeof(*page), (off_t)member->local_rank * DDP_PROGRESS_BYTES) ==
-	      (ssize_t)sizeof(*page);
+	      pread(fd, slots, sizeof(slots), (off_t)member->local_rank * DDP_PROGRESS_BYTES) == (ssize_t)sizeof(slots);
 	close(fd);
+	if (got)
+		slots_read(slots, page);
 	return got;
 }
 

@@ -77,6 +77,11 @@ status_is 137 "so does one that is stopped behind it, while the others have ende
 prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, [0-9.]+ s after ddp_finalize\(\); the step is ended' \
 	"with that rank"
 
+capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" pair 3
+status_is 137 "a step stalls also where ranks wait in the second context of their processes, and a third has ended"
+prints 'the step stalls: .*; rank 3 of 4 on n1 never came: it is in forward of step 4 for [0-9.]+ s, last collective #[0-9]+ .*ago; waiting: ranks 0-2 in barrier for [0-9.]+ s; the step is ended' \
+	"with the rank that never came, and what the others wait in"
+
 # Wherever a rank is in the end of its program, it either gets through or is named.
 for microseconds in 200 1000 3000 10000; do
 	capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" alarm 2 "$work/alarm" $microseconds

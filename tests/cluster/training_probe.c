@@ -14,6 +14,9 @@
  * SECONDS after the others. So they do with these, of which RANK alone does more: miss: it stops itself
  * before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
  * is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
+ *
+ * With pair, all open two more contexts after three steps and end one of them; then RANK hangs in forward, and the
+ * others wait for it in a barrier of the other one.
  */
 #include <fcntl.h>
 #include <signal.h>
@@ -122,6 +125,19 @@ static void end(const struct plan *plan)
 		compute(plan->seconds);
 }
 
+static void wait_in_pair(const struct plan *plan, ddp_context *context, ddp_model *model)
+{
+	ddp_context *second, *third;
+
+	check(ddp_init(NULL, &second));
+	check(ddp_init(NULL, &third));
+	check(ddp_finalize(third));
+	ddp_model_set_phase(model, DDP_PHASE_FORWARD);
+	if (ddp_get_job(context)->rank == plan->rank)
+		hang();
+	check(ddp_barrier(ddp_world(second)));
+}
+
 static bool is_one_of(const char *action, const char *words)
 {
 	const char *found = strstr(words, action);
@@ -137,7 +153,7 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|retry|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|pair|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
@@ -151,6 +167,8 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);
+	if (does(&plan, "pair"))
+		wait_in_pair(&plan, context, model);
 	const bool is_odd = ddp_get_job(context)->rank == plan.rank;
 	if (is_odd)
 		act(&plan, context, model);

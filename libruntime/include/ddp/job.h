@@ -20,7 +20,8 @@ typedef enum ddp_source {
 	DDP_SOURCE_ENVIRONMENT, /* the plugin's, torchrun's or the user's variables */
 	DDP_SOURCE_PMIX,        /* the PMIx server of the step */
 	DDP_SOURCE_SPAWN,       /* ddp_spawn() */
-	DDP_SOURCE_SINGLE       /* nothing around: a world of one */
+	DDP_SOURCE_SINGLE,      /* nothing around: a world of one */
+	DDP_SOURCE_GIVEN        /* the program: `job` of ddp_options */
 } ddp_source;
 
 /* The identity of this process in the job. Plain data, safe to copy. */

@@ -18,7 +18,8 @@ static bool same_place(const struct ddp_progress *a, const struct ddp_progress *
 	return a->magic == b->magic && a->phase == b->phase && a->step == b->step &&
 	       a->updated_ns == b->updated_ns && a->bucket == b->bucket &&
 	       a->collective == b->collective && a->collective_ns == b->collective_ns &&
-	       a->waiting == b->waiting && a->closed == b->closed && a->status == b->status;
+	       a->waiting == b->waiting && a->closed == b->closed && a->status == b->status &&
+	       a->others == b->others;
 }
 
 void stall_see(struct stall_rank *rank, const struct ddp_progress *page, enum stall_end end,

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/slots.h"
 
 /* A look costs some 20 us for each rank. */
 enum { PERIOD_MIN_MS = 250, PERIOD_MAX_MS = 5000, LOOKS = 4 };
@@ -65,12 +66,13 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 	const struct supervise_task *task = &watch->shared->task[local];
 	enum stall_end end = (enum stall_end)atomic_load(&task->end);
 	struct supervise_process process = { .cpu_ms = 0 };
-	struct ddp_progress page;
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS], page;
 
 	if (end == STALL_NO_END)
 		process = supervise_process_of(task->pid);
 	/* The rank may be writing it. */
-	memcpy(&page, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(page));
+	memcpy(slots, watch->pages + (size_t)local * DDP_PROGRESS_BYTES, sizeof(slots));
+	slots_read(slots, &page);
 	watch->ranks[local].rank = task->rank;
 	stall_see(&watch->ranks[local], &page, end, process.stopped, now_ns);
 	stall_see_task(&watch->ranks[local], (uint32_t)task->pid, process.cpu_ms, now_ns);

@@ -17,6 +17,7 @@
 #include "spank/base/pause.h"
 #include "spank/failure/judge.h"
 #include "spank/failure/node/stall.h"
+#include "spank/failure/slots.h"
 #include "spank/failure/timeline.h"
 
 /*
@@ -113,13 +114,14 @@ void supervise_await_told(const struct supervise *supervise)
 void supervise_read(const struct supervise *supervise, uint32_t local_task,
                     struct ddp_progress *progress)
 {
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	ssize_t got = -1;
 
 	if (supervise->progress_fd >= 0 && local_task < supervise->local_tasks)
-		got = pread(supervise->progress_fd, progress, sizeof(*progress),
-		            (off_t)local_task * DDP_PROGRESS_BYTES);
-	if (got != (ssize_t)sizeof(*progress))
-		memset(progress, 0, sizeof(*progress));
+		got = pread(supervise->progress_fd, slots, sizeof(slots), (off_t)local_task * DDP_PROGRESS_BYTES);
+	if (got != (ssize_t)sizeof(slots))
+		memset(slots, 0, sizeof(slots));
+	slots_read(slots, progress);
 }
 
 bool supervise_holds_rank_zero(const struct supervise *supervise)

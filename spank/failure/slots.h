@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a rank is doing, of all contexts of its process: each writes a slot of the rank's page. Pure, and
+ * careful as doing.h is, which reads the result.
+ */
+#ifndef SPANK_SLOTS_H
+#define SPANK_SLOTS_H
+
+#include "watch/progress.h"
+
+/*
+ * Makes one description of a copy of the page. A rank waits if any of its contexts does, in what the oldest
+ * wait says; collectives have the numbers of the context of the step's ranks, so another context's wait
+ * is told without its number. Phase and step are those that changed last, the error is the one that is least
+ * over, and the rank has ended its part once all contexts have.
+ */
+void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_progress *shown);
+
+#endif

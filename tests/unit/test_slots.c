@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* watch/page and spank/failure/slots: several contexts of a process on one progress page. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "job/job.h"
+#include "spank/failure/blame.h"
+#include "spank/failure/doing.h"
+#include "spank/failure/slots.h"
+#include "spank/failure/node/stall.h"
+#include "watch/page.h"
+#include "watch/watch.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static int page_fd;
+
+/* The rank's identity in the step: rank 3 of 8, the second of its node. */
+static const ddp_job job = { .rank = 3, .world_size = 8, .local_rank = 1, .local_world_size = 2,
+	                     .identity_source = DDP_SOURCE_ENVIRONMENT, .hostname = "n1" };
+/* And in a group of the program's, which was given to ddp_init(). */
+static const ddp_job part = { .rank = 0, .world_size = 2, .identity_source = DDP_SOURCE_GIVEN, .hostname = "n1" };
+
+static int make_page(void **state)
+{
+	char text[16];
+
+	(void)state;
+	page_fd = memfd_create("ddp_progress", MFD_CLOEXEC);
+	if (page_fd < 0 || ftruncate(page_fd, 2 * DDP_PROGRESS_BYTES) != 0)
+		return -1;
+	snprintf(text, sizeof(text), "%d", page_fd);
+	return setenv("DDP_PROGRESS_FD", text, 1) | setenv("RANK", "3", 1) | setenv("WORLD_SIZE", "8", 1) |
+	       setenv("LOCAL_RANK", "1", 1);
+}
+
+static int drop_page(void **state)
+{
+	static const char *const names[] = { "DDP_PROGRESS_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK" };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(names); i++)
+		unsetenv(names[i]);
+	return close(page_fd);
+}
+
+/* What the plugin's readers take from the page. */
+static struct ddp_progress shown(void)
+{
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS], one;
+
+	assert_int_equal(pread(page_fd, slots, sizeof(slots), DDP_PROGRESS_BYTES), sizeof(slots));
+	slots_read(slots, &one);
+	return one;
+}
+
+static struct doing doing_now(void)
+{
+	const struct ddp_progress page = shown();
+	struct doing doing;
+
+	doing_read(&page, ddp_now_ns(), &doing);
+	return doing;
+}
+
+static ddp_watch *open_watch(const ddp_job *of)
+{
+	ddp_watch *watch;
+
+	assert_int_equal(ddp_watch_open(of, &watch), DDP_OK);
+	return watch;
+}
+
+static void second_context_leaves_the_firsts_slot(void **state)
+{
+	ddp_watch *first = open_watch(&job);
+
+	(void)state;
+	ddp_watch_begin_step(first, 12, 5);
+	ddp_watch_phase(first, DDP_PHASE_BACKWARD);
+	ddp_page_collective(ddp_watch_page(first), 45);
+	ddp_watch *second = open_watch(&job);
+	struct doing doing = doing_now();
+	assert_int_equal(doing.step, 12);
+	assert_int_equal(doing.phase, DDP_PHASE_BACKWARD);
+	assert_int_equal(doing.collective, 45);
+	assert_false(doing.closed);
+	/* A training by the second one is seen, too. */
+	ddp_watch_begin_step(second, 13, 5);
+	ddp_watch_phase(second, DDP_PHASE_FORWARD);
+	doing = doing_now();
+	assert_int_equal(doing.step, 13);
+	assert_int_equal(doing.phase, DDP_PHASE_FORWARD);
+	ddp_watch_close(second);
+	assert_int_equal(doing_now().step, 12);
+	ddp_watch_close(first);
+	assert_true(doing_now().closed);
+}
+
+static void end_of_one_context_blinds_nobody(void **state)
+{
+	ddp_watch *first = open_watch(&job), *second = open_watch(&job);
+	struct stall_rank rank = { .rank = 3 };
+	struct ddp_progress page;
+
+	(void)state;
+	ddp_watch_begin_step(second, 7, 1);
+	ddp_watch_close(first);
+	page = shown();
+	stall_see(&rank, &page, STALL_NO_END, false, 1000);
+	assert_int_equal(rank.closed_ns, 0);
+	assert_false(doing_now().closed);
+	assert_int_equal(doing_now().step, 7);
+	/* The next context takes the place of the one that has ended. */
+	first = open_watch(&job);
+	for (int i = 0; i < 100; i++)
+		ddp_watch_close(open_watch(&job));
+	ddp_watch_close(first);
+	ddp_watch_close(second);
+	assert_true(doing_now().closed);
+}
+
+static void oldest_wait_is_told(void **state)
+{
+	ddp_watch *first = open_watch(&job), *second = open_watch(&job);
+	const uint64_t now = ddp_now_ns();
+
+	(void)state;
+	ddp_page_collective(ddp_watch_page(first), 45);
+	ddp_page_wait(ddp_watch_page(second), 0, now - 9000000000u, "recv from rank 2");
+	struct doing doing = doing_now();
+	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
+	assert_string_equal(doing.text, "recv from rank 2");
+	assert_true(doing.wait_seconds >= 9);
+	assert_int_equal(doing.collective, 45);
+	ddp_page_collective(ddp_watch_page(first), 46);
+	ddp_page_wait(ddp_watch_page(first), 46, now - 20000000000u, "barrier");
+	doing = doing_now();
+	assert_int_equal(doing.wait, DOING_WAITS_IN_COLLECTIVE);
+	assert_string_equal(doing.text, "barrier");
+	ddp_page_go_on(ddp_watch_page(first));
+	/* Numbers of the second one's collectives are not the first one's. */
+	ddp_page_collective(ddp_watch_page(second), 2);
+	ddp_page_wait(ddp_watch_page(second), 2, now - 9000000000u, "all_reduce f32[8] sum");
+	doing = doing_now();
+	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
+	assert_string_equal(doing.text, "all_reduce f32[8] sum");
+	assert_int_equal(doing.collective, 46);
+	ddp_watch_close(second);
+	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
+	ddp_watch_close(first);
+}
+
+/* Whichever context goes on, the rank does. */
+static void progress_in_any_context_is_progress(void **state)
+{
+	ddp_watch *watches[] = { open_watch(&job), open_watch(&part), open_watch(&part) };
+	struct stall_rank rank = { .rank = 3 };
+	uint64_t now = 1000;
+
+	(void)state;
+	ddp_page_wait(ddp_watch_page(watches[1]), 0, 5, "recv from rank 1");
+	for (size_t i = 0; i < 2 * COUNT(watches); i++) {
+		struct ddp_progress page = shown();
+		stall_see(&rank, &page, STALL_NO_END, false, now++);
+		const uint64_t before = rank.changed_ns;
+		stall_see(&rank, &page, STALL_NO_END, false, now++);
+		assert_int_equal(rank.changed_ns, before);
+		ddp_page_collective(ddp_watch_page(watches[i % COUNT(watches)]), i + 1);
+		page = shown();
+		stall_see(&rank, &page, STALL_NO_END, false, now);
+		assert_int_equal(rank.changed_ns, now++);
+	}
+	for (size_t i = 0; i < COUNT(watches); i++)
+		ddp_watch_close(watches[i]);
+}
+
+/* In a group its rank 1 is another one of the step. */
+static void error_of_a_group_names_no_rank_of_the_step(void **state)
+{
+	ddp_watch *first = open_watch(&job), *group = open_watch(&part);
+
+	(void)state;
+	ddp_page_error(ddp_watch_page(group), DDP_ERR_PEER, DDP_ERROR_FINAL, 1, "n1", "rank 1 of 2 on n1 is gone");
+	struct ddp_progress page = shown();
+	assert_string_equal(page.error, "rank 1 of 2 on n1 is gone");
+	assert_true(blame_is_of_peer(&page, 3));
+	assert_true(blame_of(&page, 3) >= 8);
+	assert_true(blame_ends_in_error(&page));
+	/* An error of the step's context that is open yields to it. */
+	ddp_page_error(ddp_watch_page(first), DDP_ERR_IO, DDP_ERROR_OPEN, 2, NULL, "the disk is full");
+	page = shown();
+	assert_int_equal(page.status, DDP_ERR_PEER);
+	ddp_watch_close(group);
+	/* Who goes on without the group opens another context in its place. */
+	group = open_watch(&part);
+	page = shown();
+	assert_int_equal(page.status, DDP_ERR_IO);
+	assert_int_equal(blame_of(&page, 3), BLAME_NOBODY);
+	assert_int_equal(page.culprit, 3);
+	ddp_watch_close(group);
+	ddp_watch_close(first);
+}
+
+/* The step's ranks may be given, too: c10d's group of all. */
+static void given_identity_of_the_step_is_the_steps(void **state)
+{
+	ddp_job given = job;
+
+	(void)state;
+	given.identity_source = DDP_SOURCE_GIVEN;
+	given.local_rank = DDP_UNKNOWN;
+	ddp_watch *watch = open_watch(&given);
+	ddp_page_wait(ddp_watch_page(watch), 4, 0, "barrier");
+	ddp_page_collective(ddp_watch_page(watch), 4);
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_TIMEOUT, DDP_ERROR_FINAL, 1, NULL, "rank 1 did not come");
+	struct ddp_progress page = shown();
+	assert_int_equal(blame_of(&page, 3), 1);
+	assert_int_equal(doing_now().wait, DOING_WAITS_IN_COLLECTIVE);
+	ddp_watch_close(watch);
+}
+
+static void more_contexts_than_slots_are_unseen(void **state)
+{
+	ddp_watch *watches[DDP_PROGRESS_SLOTS + 1];
+
+	(void)state;
+	for (int i = 0; i <= DDP_PROGRESS_SLOTS; i++) {
+		watches[i] = open_watch(&job);
+		ddp_watch_begin_step(watches[i], i + 1, 1);
+	}
+	assert_int_equal(doing_now().step, DDP_PROGRESS_SLOTS);
+	ddp_watch_close(watches[0]);
+	watches[0] = open_watch(&job);
+	ddp_watch_begin_step(watches[0], 99, 1);
+	assert_int_equal(doing_now().step, 99);
+	for (int i = 0; i <= DDP_PROGRESS_SLOTS; i++)
+		ddp_watch_close(watches[i]);
+}
+
+/* A program before this one, in the same task. */
+static void dead_processes_leave_their_slots(void **state)
+{
+	int status = -1;
+	const pid_t pid = fork();
+
+	(void)state;
+	if (pid == 0) {
+		for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+			ddp_watch *watch = open_watch(&job);
+			ddp_page_wait(ddp_watch_page(watch), 0, 5, "recv from rank 1");
+		}
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	assert_int_equal(doing_now().wait, DOING_WAITS_OTHERWISE);
+	ddp_watch *watches[DDP_PROGRESS_SLOTS];
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
+		watches[i] = open_watch(&job);
+	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
+	assert_int_equal(shown().pid, getpid());
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
+		ddp_watch_close(watches[i]);
+}
+
+/* A writer without libddp, such as a module in Python, fills in the first slot. */
+static void page_of_a_simple_writer_is_read(void **state)
+{
+	const struct ddp_progress plain = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_DATA, .step = 60 };
+
+	(void)state;
+	assert_int_equal(pwrite(page_fd, &plain, sizeof(plain), DDP_PROGRESS_BYTES), sizeof(plain));
+	assert_int_equal(doing_now().step, 60);
+	/* A context of libddp in the same process does not take its place. */
+	ddp_watch *watch = open_watch(&part);
+	ddp_page_wait(ddp_watch_page(watch), 0, 5, "recv from rank 1");
+	const struct doing doing = doing_now();
+	assert_int_equal(doing.step, 60);
+	assert_int_equal(doing.phase, DDP_PHASE_DATA);
+	assert_string_equal(doing.text, "recv from rank 1");
+	ddp_watch_close(watch);
+	assert_false(doing_now().closed);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(second_context_leaves_the_firsts_slot, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(end_of_one_context_blinds_nobody, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(oldest_wait_is_told, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(progress_in_any_context_is_progress, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(error_of_a_group_names_no_rank_of_the_step, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(given_identity_of_the_step_is_the_steps, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(more_contexts_than_slots_are_unseen, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(dead_processes_leave_their_slots, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(page_of_a_simple_writer_is_read, make_page, drop_page),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
