@@ -15,11 +15,15 @@
 #include "device/device.h"
 #include "device/kernel_queue.h"
 #include "job/environment.h"
+#include "job/given.h"
 #include "job/pmix_client.h"
 #include "table.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 #include "wireup/agreement.h"
+#include "wireup/by_store.h"
+
+static const char file_scheme[] = "file://";
 
 enum { DEFAULT_TIMEOUT_MS = 300000, MAX_TIMEOUT_SECONDS = 604800 };
 
@@ -53,7 +57,9 @@ static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
    a wire-up that went wrong. */
 static ddp_status open_watch(ddp_context *context)
 {
-	if (context->watch != NULL || context->job.local_rank == DDP_UNKNOWN)
+	const bool knows_page = context->job.local_rank != DDP_UNKNOWN || context->job.identity_source == DDP_SOURCE_GIVEN;
+
+	if (context->watch != NULL || !knows_page)
 		return DDP_OK;
 	return ddp_watch_open(&context->job, &context->watch);
 }
@@ -84,6 +90,30 @@ static ddp_status record(ddp_context *context, const ddp_options *options)
 	return ddp_comm_agree(context->world, status, "open its device, or write its metrics or its trace");
 }
 
+static ddp_status discover(const ddp_options *options, ddp_job *job, ddp_key *key)
+{
+	if (options->job == NULL)
+		return ddp_job_discover(job, key);
+	const ddp_status status = ddp_environment_key(key);
+	return status == DDP_OK ? ddp_job_take(options->job, job) : status;
+}
+
+static ddp_status open_wireup(ddp_context *context, const ddp_options *options, uint64_t deadline_ns)
+{
+	const char *wireup = options->wireup;
+	const bool file = wireup != NULL && strncmp(wireup, file_scheme, strlen(file_scheme)) == 0;
+
+	if (options->store != NULL && wireup != NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: there is a store, and wireup \"%.40s\": give one of them", wireup);
+	if (options->store != NULL)
+		return ddp_by_store_open(&context->job, options->store, "the store", &context->key, &context->wireup);
+	if (file && wireup[strlen(file_scheme)] != '/')
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: wireup \"%.200s\" is no file://PATH whose path begins with /", wireup);
+	if (file)
+		return ddp_by_file_open(&context->job, wireup + strlen(file_scheme), &context->key, deadline_ns, &context->wireup);
+	return ddp_wireup_open(&context->job, &context->key, wireup, deadline_ns, &context->wireup);
+}
+
 static ddp_status open_context(ddp_context *context, const ddp_options *options)
 {
 	const ddp_job *job = &context->job;
@@ -95,8 +125,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 		ddp_watch_page(context->watch)->timeout_ms = (uint32_t)context->timeout_ms;
 	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, DDP_PROGRESS_FIRST_EXCHANGE);
 	if (status == DDP_OK)
-		status = ddp_wireup_open(job, &context->key, options->wireup,
-		                         deadline_ns, &context->wireup);
+		status = open_wireup(context, options, deadline_ns);
 	if (status == DDP_OK)
 		status = ddp_agree(context->wireup, &context->job, deadline_ns);
 	if (status == DDP_OK)
@@ -111,6 +140,8 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 		ddp_comm_set_page(context->world, ddp_watch_page(context->watch));
 		status = record(context, options);
 	}
+	if (status == DDP_OK && context->wireup->ops->settle != NULL)
+		context->wireup->ops->settle(context->wireup);
 	ddp_page_go_on(ddp_watch_page(context->watch));
 	return status;
 }
@@ -147,7 +178,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory for a context");
 	status = choose_timeout(&options, &opened->timeout_ms);
 	if (status == DDP_OK)
-		status = ddp_job_discover(&opened->job, &opened->key);
+		status = discover(&options, &opened->job, &opened->key);
 	if (status == DDP_OK)
 		status = open_context(opened, &options);
 	if (status != DDP_OK) {
@@ -182,6 +213,44 @@ const ddp_job *ddp_get_job(const ddp_context *context)
 ddp_comm *ddp_world(ddp_context *context)
 {
 	return context != NULL ? context->world : NULL;
+}
+
+/* ---- what programs without a model tell ---------------------------------------------- */
+
+void ddp_context_set_phase(ddp_context *context, ddp_phase phase)
+{
+	if (context != NULL)
+		ddp_watch_phase(context->watch, phase);
+}
+
+ddp_status ddp_context_begin_step(ddp_context *context, int64_t step, int64_t last)
+{
+	if (context == NULL)
+		return ddp_fail_null("ddp_context_begin_step", "context");
+	if (step < 1 || last < 0)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_context_begin_step(): step %lld, last step %lld; steps count from 1",
+		                (long long)step, (long long)last);
+	ddp_watch_begin_step(context->watch, step, 0);
+	ddp_watch_last_step(context->watch, last);
+	return DDP_OK;
+}
+
+ddp_status ddp_context_end_step(ddp_context *context, const ddp_step_stats *stats)
+{
+	if (context == NULL || stats == NULL)
+		return ddp_fail_null("ddp_context_end_step", context == NULL ? "context" : "stats");
+	ddp_watch_end_step(context->watch, stats);
+	return DDP_OK;
+}
+
+ddp_status ddp_context_fail(ddp_context *context, const char *reason)
+{
+	if (context == NULL || reason == NULL)
+		return ddp_fail_null("ddp_context_fail", context == NULL ? "context" : "reason");
+	ddp_comm_fail(context->world, reason);
+	/* The report begins with this rank's name. */
+	ddp_page_error(ddp_watch_page(context->watch), DDP_ERR_ABORTED, DDP_ERROR_FINAL, context->job.rank, NULL, reason);
+	return DDP_OK;
 }
 
 ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream, dk_queue **queue)

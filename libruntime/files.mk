@@ -32,6 +32,7 @@ base_sources = \
 job_sources = \
 	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
 	libruntime/job/environment.c libruntime/job/environment.h \
+	libruntime/job/given.c libruntime/job/given.h \
 	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/error.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
 	libruntime/job/spawn.c libruntime/job/spawn.h
@@ -41,6 +42,8 @@ wireup_sources = \
 	libruntime/wireup/acceptor.c libruntime/wireup/acceptor.h \
 	libruntime/wireup/agreement.c libruntime/wireup/agreement.h \
 	libruntime/wireup/auth.c libruntime/wireup/auth.h \
+	libruntime/wireup/by_store.c libruntime/wireup/by_store.h \
+	libruntime/wireup/file_store.c libruntime/wireup/file_store.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
 	libruntime/wireup/pmix.c \
 	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \

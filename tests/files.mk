@@ -236,6 +236,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_faults \
 	tests/ranks/test_comm_mismatch \
 	tests/ranks/test_spawn \
+	tests/ranks/test_store_init \
 	tests/ranks/test_comm_groups \
 	tests/ranks/test_comm_share
 if HAVE_UCX

@@ -26,6 +26,7 @@ struct walk {
 	char name[NAME_MAX + 1]; /* of the component that comes next */
 	char rest[PATH_MAX];     /* of the path behind it */
 	int links;
+	bool private;            /* the file is nobody else's */
 };
 
 /* ---- whose it is -------------------------------------------------------------------------- */
@@ -122,6 +123,19 @@ static ddp_status check_file(const struct walk *walk, const struct stat *file)
 	return DDP_OK;
 }
 
+static ddp_status check_private(const struct walk *walk, const struct stat *file)
+{
+	if (!S_ISREG(file->st_mode))
+		return refuse(walk, "is no file");
+	if (file->st_uid != geteuid() && file->st_uid != owner_of_new(walk))
+		return refuse_owner(walk, "belongs to", file->st_uid);
+	if ((file->st_mode & (S_IRWXG | S_IRWXO)) != 0)
+		return refuse(walk, "can be read or written by others (chmod 600)");
+	if (file->st_nlink > 1)
+		return refuse(walk, "has another name elsewhere (a hard link)");
+	return DDP_OK;
+}
+
 /* ---- the way ------------------------------------------------------------------------------ */
 
 static ddp_status fail(const struct walk *walk, int error)
@@ -172,6 +186,7 @@ static ddp_status begin(struct walk *walk, const char *what, const char *path)
 	walk->path = path;
 	walk->rest[0] = walk->at[0] = '\0';
 	walk->links = 0;
+	walk->private = false;
 	walk->folder = -1;
 	if (path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "%s: its name is empty", what);
@@ -313,6 +328,8 @@ static ddp_status take_file(const struct walk *walk, int fd, bool truncate)
 
 	if (fstat(fd, &file) != 0)
 		return fail(walk, errno);
+	if (walk->private)
+		return check_private(walk, &file);
 	const struct stat folder = about_folder(walk);
 	const bool found = fstatat(walk->folder, walk->name, &named, AT_SYMLINK_NOFOLLOW) == 0;
 	if (is_shared(&folder) && !(found && named.st_dev == file.st_dev && named.st_ino == file.st_ino))
@@ -335,16 +352,19 @@ static bool is_link(const struct walk *walk)
 static ddp_status open_here(struct walk *walk, int flags, int *fd)
 {
 	const int wanted = (flags & ~O_TRUNC) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+	const mode_t mode = walk->private ? 0600 : 0666;
 	bool kernels = false;
 
-	*fd = openat(walk->folder, walk->name, wanted | O_NOFOLLOW, 0666);
+	*fd = openat(walk->folder, walk->name, wanted | O_NOFOLLOW, mode);
 	int error = *fd < 0 ? errno : 0;
+	if (walk->private && error != 0 && is_link(walk))
+		return refuse(walk, "is a link");
 	/* In a sticky folder O_CREAT refuses a link before O_NOFOLLOW does. */
 	if (error == ELOOP || (error == EACCES && is_link(walk))) {
 		ddp_status status = follow(walk, true, &kernels);
 		if (status != DDP_OK || !kernels)
 			return status;
-		*fd = openat(walk->folder, walk->name, wanted, 0666);
+		*fd = openat(walk->folder, walk->name, wanted, mode);
 		error = *fd < 0 ? errno : 0;
 	}
 	if (*fd < 0)
@@ -358,11 +378,12 @@ static ddp_status open_here(struct walk *walk, int flags, int *fd)
 	return status;
 }
 
-ddp_status ddp_walk_open(const char *what, const char *path, int flags, int *fd)
+static ddp_status open_file(const char *what, const char *path, int flags, bool private, int *fd)
 {
 	struct walk walk;
 	ddp_status status = begin(&walk, what, path);
 
+	walk.private = private;
 	*fd = -1;
 	while (status == DDP_OK && *fd < 0 && next(&walk, &status)) {
 		const bool last = walk.rest[0] == '\0';
@@ -372,4 +393,14 @@ ddp_status ddp_walk_open(const char *what, const char *path, int flags, int *fd)
 		status = fail(&walk, EISDIR);
 	leave(&walk);
 	return status;
+}
+
+ddp_status ddp_walk_open(const char *what, const char *path, int flags, int *fd)
+{
+	return open_file(what, path, flags, false, fd);
+}
+
+ddp_status ddp_walk_open_private(const char *what, const char *path, int flags, int *fd)
+{
+	return open_file(what, path, flags, true, fd);
 }

@@ -16,6 +16,10 @@
  */
 ddp_status ddp_walk_open(const char *what, const char *path, int flags, int *fd);
 
+/* The same for a file that nobody else may read: it is made so (0600). A link in its place is refused, and so is a
+   file that is another user's, that others may read or write, or that has another name. */
+ddp_status ddp_walk_open_private(const char *what, const char *path, int flags, int *fd);
+
 /* Makes the folder and those above it, where they are not there. */
 ddp_status ddp_walk_make(const char *what, const char *path);
 /* The same without the folder itself: makes those above a file. */

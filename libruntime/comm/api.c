@@ -193,6 +193,12 @@ bool ddp_comm_broken(ddp_comm *comm)
 	return ddp_comm_check(comm) != DDP_OK;
 }
 
+void ddp_comm_fail(ddp_comm *comm, const char *reason)
+{
+	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s left: %s", ddp_rank_text(comm, comm->rank), reason);
+	ddp_failure_returned(comm);
+}
+
 ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)
 {
 	if (comm == NULL)

@@ -28,6 +28,8 @@ void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
 /* The caller has met a failure, and returns nothing: closing the communicator returns it. */
 void ddp_comm_leave_failure(ddp_comm *comm);
+/* ddp_comm_abort(), by a rank that leaves: its peers hear that it left, and why. */
+void ddp_comm_fail(ddp_comm *comm, const char *reason);
 
 /* Waits for all ranks before the world is closed; for nobody if it has failed. */
 ddp_status ddp_comm_await_all(ddp_comm *comm);

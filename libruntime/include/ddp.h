@@ -31,8 +31,8 @@
  *    says bytes, otherwise in elements.
  *  - One thread at a time uses a ddp_context, ddp_model or ddp_loader. One thread at a time issues the
  *    collectives of a communicator, in the same order on all ranks; other threads may send and
- *    receive meanwhile. Any thread may call ddp_comm_abort(), ddp_set_log() and ddp_last_error() at
- *    any time.
+ *    receive meanwhile. Any thread may call ddp_comm_abort(), ddp_context_fail(), ddp_set_log() and
+ *    ddp_last_error() at any time.
  *  - "Collective" means that all ranks call the function: those of its communicator or model,
  *    otherwise those of the world.
  */

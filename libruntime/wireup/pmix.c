@@ -275,7 +275,7 @@ static void pmix_close(ddp_wireup *wireup)
 	free(wireup);
 }
 
-static const ddp_wireup_ops pmix_ops = { "pmix", pmix_exchange, pmix_close };
+static const ddp_wireup_ops pmix_ops = { .name = "pmix", .exchange = pmix_exchange, .close = pmix_close };
 
 ddp_status ddp_pmix_open(const ddp_job *job, ddp_wireup **wireup)
 {

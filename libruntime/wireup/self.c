@@ -26,7 +26,7 @@ static void self_close(ddp_wireup *wireup)
 	free(wireup);
 }
 
-static const ddp_wireup_ops self_ops = { "self", self_exchange, self_close };
+static const ddp_wireup_ops self_ops = { .name = "self", .exchange = self_exchange, .close = self_close };
 
 ddp_status ddp_self_open(const ddp_job *job, ddp_wireup **wireup)
 {

@@ -265,8 +265,8 @@ static ddp_status open_centre(struct ddp_centre *centre, uint64_t deadline_ns)
 }
 
 /* Two names for one behaviour: by which way the ranks met. */
-static const ddp_wireup_ops tcp_ops = { "tcp", centre_exchange, centre_close };
-static const ddp_wireup_ops local_ops = { "local", centre_exchange, centre_close };
+static const ddp_wireup_ops tcp_ops = { .name = "tcp", .exchange = centre_exchange, .close = centre_close };
+static const ddp_wireup_ops local_ops = { .name = "local", .exchange = centre_exchange, .close = centre_close };
 
 ddp_status ddp_star_centre_open(bool local, const ddp_job *job, const ddp_key *key,
                                 int listener, const ddp_rendezvous *rendezvous, uint64_t deadline_ns,

@@ -102,8 +102,8 @@ static void leaf_close(ddp_wireup *wireup)
 }
 
 /* Two names for one behaviour: by which way the ranks met. */
-static const ddp_wireup_ops tcp_ops = { "tcp", leaf_exchange, leaf_close };
-static const ddp_wireup_ops local_ops = { "local", leaf_exchange, leaf_close };
+static const ddp_wireup_ops tcp_ops = { .name = "tcp", .exchange = leaf_exchange, .close = leaf_close };
+static const ddp_wireup_ops local_ops = { .name = "local", .exchange = leaf_exchange, .close = leaf_close };
 
 ddp_status ddp_star_leaf_open(bool local, const ddp_job *job, const ddp_key *key,
                               const ddp_rendezvous *rendezvous, uint64_t deadline_ns,

@@ -15,7 +15,7 @@
 typedef struct ddp_wireup ddp_wireup;
 
 typedef struct ddp_wireup_ops {
-	const char *name; /* "pmix", "tcp", "self" */
+	const char *name; /* "pmix", "tcp", "store", "file", "self" */
 	/*
 	 * Gathers every rank's blob on every rank: blobs[r] (malloc'd, owned by
 	 * the caller) of sizes[r] bytes. Collective, in the same order on all
@@ -24,6 +24,8 @@ typedef struct ddp_wireup_ops {
 	 */
 	ddp_status (*exchange)(ddp_wireup *wireup, const void *blob, size_t bytes,
 	                       uint64_t deadline_ns, void **blobs, size_t *sizes);
+	/* All ranks have left their last exchange. NULL: that changes nothing. */
+	void (*settle)(ddp_wireup *wireup);
 	void (*close)(ddp_wireup *wireup);
 } ddp_wireup_ops;
 

@@ -114,6 +114,12 @@ static void errors_log_and_job(void **state)
 	REFUSES(ddp_job_json(ddp_get_job(context), NULL, sizeof(text)));
 	REFUSES(ddp_spawn(2, NULL));
 	REFUSES(ddp_init(NULL, NULL));
+	DOES_NOTHING(ddp_context_set_phase(NULL, DDP_PHASE_DATA));
+	REFUSES(ddp_context_begin_step(NULL, 1, 0));
+	REFUSES(ddp_context_end_step(NULL, &(ddp_step_stats){ .step = 1 }));
+	REFUSES(ddp_context_end_step(context, NULL));
+	REFUSES(ddp_context_fail(NULL, "no reason"));
+	REFUSES(ddp_context_fail(context, NULL));
 	GIVES(DDP_OK, ddp_finalize(NULL));
 	GIVES(NULL, ddp_get_job(NULL));
 	GIVES(NULL, ddp_world(NULL));

@@ -34,7 +34,7 @@ typedef enum ddp_status {
 	DDP_ERR_TIMEOUT,     /* a deadline passed */
 	DDP_ERR_PEER,        /* a peer died or cannot be reached */
 	DDP_ERR_MISMATCH,    /* ranks issued different collectives */
-	DDP_ERR_ABORTED,     /* ddp_comm_abort() was called, here or on a peer */
+	DDP_ERR_ABORTED,     /* ddp_comm_abort() or ddp_context_fail() was called, here or on a peer */
 	DDP_ERR_UNSUPPORTED, /* this build, or these arguments, do not allow it */
 	DDP_ERR_NOT_FINITE,  /* a loss, gradient or tensor holds an infinity or a NaN */
 	DDP_ERR_INTERNAL     /* a bug in the library */

@@ -42,6 +42,7 @@ typedef struct ddp_job {
 	ddp_source identity_source; /* of rank and sizes */
 	ddp_source address_source;  /* of master_addr and master_port */
 	bool plugin;                /* set by the SPANK plugin */
+	uint64_t reserved[8];
 } ddp_job;
 
 /*
@@ -95,11 +96,34 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
 typedef struct ddp_context ddp_context;
 typedef struct ddp_comm ddp_comm;
 
+/*
+ * Where ranks meet that the program brought up by other means: a store that all of them reach and that keeps bytes
+ * under keys, as PyTorch's c10d::Store does. ddp_init() calls it from the calling thread, until it returns. All keys
+ * begin with "ddp/". Contexts that are made at the same time need different stores, or a prefix that the calls put
+ * before each key. What earlier runs have left in the store does no harm. The key that ranks prove to each other
+ * afterwards is in the store: who can read it can join the run.
+ *
+ * Each call returns DDP_OK, or a status that ends ddp_init(), with a reason by ddp_set_error(). `reserved` must be 0.
+ */
+typedef struct ddp_store {
+	void *user; /* the first argument of each call */
+	/* Puts `bytes` bytes under `key`, in place of what is there. */
+	ddp_status (*set)(void *user, const char *key, const void *value, size_t bytes);
+	/* Sets *bytes to the length of what is under `key`, and copies it to `value` if `room` bytes suffice. ddp_init()
+	   asks for keys only that wait() has found. */
+	ddp_status (*get)(void *user, const char *key, void *value, size_t room, size_t *bytes);
+	/* Waits until `key` is there. DDP_ERR_TIMEOUT, if it is not within timeout_ms (at least 1), ends nothing. */
+	ddp_status (*wait)(void *user, const char *key, int timeout_ms);
+	uint64_t reserved[4];
+} ddp_store;
+
 typedef struct ddp_options {
 	size_t size;              /* sizeof(ddp_options) */
 	int timeout_ms;           /* limit of wire-up and of each collective; 0: DDP_TIMEOUT of the
 	                             environment (in seconds), otherwise 300000 */
-	const char *wireup;       /* "pmix" or "tcp"; NULL: PMIx if there is a server, otherwise TCP */
+	const char *wireup;       /* how ranks meet: "pmix"; "tcp"; "file:///PATH", a file that all ranks reach, which
+	                             the first one makes and the last one removes; NULL: PMIx if there is a
+	                             server, otherwise TCP */
 	const char *metrics_path; /* rank 0 writes JSON lines; NULL: none. If a resumed run repeats a
 	                             step, the later line counts */
 	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR of the environment,
@@ -108,6 +132,11 @@ typedef struct ddp_options {
 	                             DDP_LOCAL_DEVICE of the environment, otherwise 0. NULL: none */
 	int max_ctas;             /* most thread blocks that NCCL may occupy on a GPU; 0: NCCL decides.
 	                             NCCL_MAX_CTAS of the environment wins */
+	const ddp_job *job;       /* who this process is, as the program says; NULL: found out. It needs rank
+	                             and world_size. local_rank with local_world_size, and node_rank with
+	                             nnodes, are found out if both are 0. hostname, pid, plugin and the
+	                             sources are ignored. No variable that says who a process is is read */
+	const ddp_store *store;   /* where ranks meet, in place of `wireup`; NULL: none */
 } ddp_options;
 
 /*
@@ -131,6 +160,34 @@ DDP_API ddp_status ddp_finalize(ddp_context *context);
 /* The job and the communicator of all ranks. The context owns them. */
 DDP_API const ddp_job *ddp_get_job(const ddp_context *context);
 DDP_API ddp_comm *ddp_world(ddp_context *context);
+
+struct ddp_step_stats; /* step.h */
+
+typedef enum ddp_phase {
+	DDP_PHASE_IDLE, DDP_PHASE_DATA, DDP_PHASE_FORWARD, DDP_PHASE_BACKWARD,
+	DDP_PHASE_WAIT, DDP_PHASE_OPTIMIZER, DDP_PHASE_CHECKPOINT, DDP_PHASE_EVAL
+} ddp_phase;
+
+/*
+ * Says what this rank does now, in a program without a ddp_model (which has ddp_model_set_phase()). It feeds the
+ * failure report, stall=, ddp-status and the trace.
+ */
+DDP_API void ddp_context_set_phase(ddp_context *context, ddp_phase phase);
+
+/* Step `step` (from 1) begins. The training ends with step `last`; 0: that is not known. For a program without a
+   model, whose ddp_model_step() does this. */
+DDP_API ddp_status ddp_context_begin_step(ddp_context *context, int64_t step, int64_t last);
+
+/* The step has ended: writes a line of metrics on rank 0, and its part of the trace. Of `stats`, the rate of steps and
+   samples that ddp-status shows comes from `seconds` and `weight`; what is left 0 is 0 in the metrics. */
+DDP_API ddp_status ddp_context_end_step(ddp_context *context, const struct ddp_step_stats *stats);
+
+/*
+ * This rank is about to leave by an error of its own, such as an exception. All operations of the world under way end
+ * with DDP_ERR_ABORTED, here and on the other ranks, whose sentence has this rank and `reason`. So has the failure
+ * report, also if the task then exits with code 0. ddp_finalize() afterwards waits for nobody. Any thread.
+ */
+DDP_API ddp_status ddp_context_fail(ddp_context *context, const char *reason);
 
 /*
  * A queue for programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>;

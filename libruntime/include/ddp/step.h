@@ -18,10 +18,6 @@ extern "C" {
  * WAIT, OPTIMIZER and CHECKPOINT itself. On a device this enqueues a timed event, so do not call it while a
  * graph is captured.
  */
-typedef enum ddp_phase {
-	DDP_PHASE_IDLE, DDP_PHASE_DATA, DDP_PHASE_FORWARD, DDP_PHASE_BACKWARD,
-	DDP_PHASE_WAIT, DDP_PHASE_OPTIMIZER, DDP_PHASE_CHECKPOINT, DDP_PHASE_EVAL
-} ddp_phase;
 DDP_API void ddp_model_set_phase(ddp_model *model, ddp_phase phase);
 
 /*

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * by_store: wire-up over a store that all ranks reach, such as c10d's or a file: it keeps bytes under keys. Rank 0
+ * says under "ddp/run" by what number this run is known, and the key that all later connections prove; the
+ * others answer under that number, so what an earlier run left in the store is never taken for an answer. Who
+ * can read the store can join the run.
+ */
+#ifndef DDP_WIREUP_BY_STORE_H
+#define DDP_WIREUP_BY_STORE_H
+
+#include "wireup/wireup.h"
+
+/* `store` is copied. *key becomes the run's in the first exchange, and must outlive the wire-up. `name` is that of
+   the store in messages. A world of one needs no store. */
+ddp_status ddp_by_store_open(const ddp_job *job, const ddp_store *store, const char *name, ddp_key *key,
+                          ddp_wireup **wireup);
+
+/* The same over a file that all ranks reach (file_store.h). */
+ddp_status ddp_by_file_open(const ddp_job *job, const char *path, ddp_key *key, uint64_t deadline_ns,
+                               ddp_wireup **wireup);
+
+#endif
