@@ -3,7 +3,7 @@
 kernels_cflags = $(AM_CFLAGS) $(OPENMP_CFLAGS) -ffp-contract=off
 
 noinst_LTLIBRARIES += kernels/libkernels.la
-kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels.h kernels/splitmix.h kernels/table.h \
+kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels.h kernels/splitmix.h kernels/table.h kernels/update.h \
 	kernels/cpu/attention.c \
 	kernels/cpu/batch_norm.c \
 	kernels/cpu/bf16.c \
@@ -107,7 +107,7 @@ cuda_kernel_sources = \
 	kernels/cuda/queue.cu
 cuda_kernel_headers = kernels/cuda/attention.cuh kernels/cuda/device.cuh kernels/cuda/functions.cuh \
 	kernels/cuda/gpu.h kernels/cuda/optim.cuh kernels/cuda/row_sums.cuh kernels/cuda/tensor_cores.cuh kernels/cuda/window.cuh kernels/half.h \
-	kernels/kernels.h kernels/splitmix.h kernels/table.h
+	kernels/kernels.h kernels/splitmix.h kernels/table.h kernels/update.h
 # In tests without a GPU, tests have another one.
 cuda_library_sources = kernels/cuda/gpu.cu
 EXTRA_DIST += $(cuda_kernel_sources) $(cuda_kernel_headers)

@@ -40,14 +40,9 @@ void dk_zero(float *x, int64_t n)
 	CALL(zero, x, n);
 }
 
-void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n, const dk_adamw_args *args)
+void dk_update(float *param, float *grad, float *first, float *second, int64_t n, const dk_update_args *args)
 {
-	CALL(adamw, param, grad, m, v, n, args);
-}
-
-void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
-{
-	CALL(sgd, param, grad, buffer, n, args);
+	CALL(update, param, grad, first, second, n, args);
 }
 
 /* ---- of whole tensors ---- */
@@ -62,7 +57,7 @@ void dk_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, 
 }
 
 void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_args *args)
+		const dk_update_args *args)
 {
 	CALL_WHOLE(adamw_direction, param, grad, m, v, n, args);
 }

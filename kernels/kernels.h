@@ -33,7 +33,7 @@ typedef struct dk_queue dk_queue;
  * statistics, and the optimizer's state. An array of bf16 is given by its
  * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
  * DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
- * dk_add_rows() add to, what the latter adds, and what dk_adamw(), dk_sgd(), dk_largest(),
+ * dk_add_rows() add to, what the latter adds, and what dk_update(), dk_largest(),
  * dk_sum_squares() and dk_scale() take.
  */
 typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
@@ -108,31 +108,29 @@ void dk_graph_free(dk_graph *graph);
 
 /* ---- optimizer: the same bits on every processor ---------------------------- */
 
-typedef struct dk_adamw_args {
-	double learning_rate;
-	double beta1, beta2, epsilon, weight_decay;
+/* What updates each element by itself, and what it keeps of it in `first` and `second`. */
+typedef enum dk_rule {
+	DK_ADAMW, /* m and v */
+	DK_ADAM,  /* m and v; weight decay is a part of the gradient */
+	DK_SGD    /* momentum, which may be NULL where `momentum` is 0, and of which step 1 looks at nothing; none */
+} dk_rule;
+enum { DK_RULES = DK_SGD + 1 };
+
+typedef struct dk_update_args {
+	dk_rule rule;
+	double learning_rate, weight_decay;
+	double beta1, beta2, epsilon; /* Adam's and AdamW's */
+	double momentum;   /* SGD's */
+	bool nesterov;     /* the same */
 	int64_t step;      /* from 1, for the bias correction */
 	double grad_scale; /* gradients are multiplied by it first: mean and clip */
 	uint16_t *rounded; /* the new parameters in bf16, too, unless NULL */
-	bool coupled;      /* Adam: weight decay is a part of the gradient */
-} dk_adamw_args;
+} dk_update_args;
 
-/* One AdamW or Adam update (PyTorch's order of operations) of n elements; sets grad
-   to zero on the way, while it is in the cache. param, m, v: f32. */
-void dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-              const dk_adamw_args *args);
-
-typedef struct dk_sgd_args {
-	double learning_rate, momentum, weight_decay;
-	int64_t step;
-	double grad_scale;
-	uint16_t *rounded; /* as above */
-	bool nesterov;
-} dk_sgd_args;
-
-/* SGD with momentum (PyTorch's; buffer may be NULL if momentum is 0; at step 1
-   its content is not looked at); sets grad to zero. param, buffer: f32. */
-void dk_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+/* Updates n elements in PyTorch's order of operations; sets grad to zero on the way, while it is in the
+   cache. param, first, second: f32. */
+void dk_update(float *param, float *grad, float *first, float *second, int64_t n,
+               const dk_update_args *args);
 
 /* ---- of optimizers for whole tensors: f32 on queues of each type, the host's bits ------ */
 
@@ -150,7 +148,7 @@ void dk_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, 
 /* grad becomes what AdamW would subtract from the parameter, decay included, at the
    learning rate 1, which args->learning_rate has to be. */
 void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-                        const dk_adamw_args *args);
+                        const dk_update_args *args);
 /* *sum, where the work is done: what dk_sum_squares() would return. */
 void dk_sum_squares_at(double *sum, const float *x, int64_t n);
 

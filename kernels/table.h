@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 14 };
+enum { DK_TABLE_VERSION = 15 };
 
 /* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
    take f32, also on the test device. */
@@ -67,7 +67,7 @@ typedef struct dk_whole_table {
 	void (*mix)(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
 			int64_t n);
 	void (*adamw_direction)(dk_queue *queue, const float *param, float *grad, float *m, float *v,
-			int64_t n, const dk_adamw_args *args);
+			int64_t n, const dk_update_args *args);
 	void (*sum_squares_at)(dk_queue *queue, double *sum, const float *x, int64_t n);
 	void (*mix_squares)(dk_queue *queue, float *x, const float *y, float a, float b, int64_t n);
 	void (*column_squares)(dk_queue *queue, double *sums, const float *x, int64_t matrices,
@@ -101,10 +101,8 @@ typedef struct dk_table {
 
 	void (*copy)(dk_queue *queue, void *to, const void *from, size_t bytes);
 	void (*zero)(dk_queue *queue, float *x, int64_t n);
-	void (*adamw)(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-			const dk_adamw_args *args);
-	void (*sgd)(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
-			const dk_sgd_args *args);
+	void (*update)(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+			const dk_update_args *args);
 	float (*largest)(dk_queue *queue, const float *x, int64_t n);
 	double (*sum_squares)(dk_queue *queue, const float *x, int64_t n);
 	void (*largest_at)(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count);

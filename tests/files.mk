@@ -399,7 +399,7 @@ tests_ranks_test_optimizers_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_issue -Wl,--w
 tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_links_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=openat
-tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_adamw
+tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_update
 tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread
 tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap=fsync -Wl,--wrap=close \
 	-Wl,--wrap=rename -Wl,--wrap=unlink

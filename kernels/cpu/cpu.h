@@ -7,12 +7,11 @@
 
 void dk_cpu_copy(void *to, const void *from, size_t bytes);
 void dk_cpu_zero(float *x, int64_t n);
-void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_args *args);
-void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args);
+void dk_cpu_update(float *param, float *grad, float *first, float *second, int64_t n,
+		const dk_update_args *args);
 void dk_cpu_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n);
 void dk_cpu_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_args *args);
+		const dk_update_args *args);
 void dk_cpu_sum_squares_at(double *sum, const float *x, int64_t n);
 void dk_cpu_mix_squares(float *x, const float *y, float a, float b, int64_t n);
 void dk_cpu_column_squares(double *sums, const float *x, int64_t matrices, int64_t rows,

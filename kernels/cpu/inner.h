@@ -11,22 +11,7 @@
 
 #include "cpu/bf16.h"
 #include "kernels.h"
-
-/* The constants of an AdamW update, worked out once per call. */
-typedef struct dk_adamw_consts {
-	float grad_scale, decay;             /* decay: 1 - learning rate * weight decay */
-	float beta1, one_beta1, beta2, one_beta2;
-	float root_correction2, epsilon;     /* root of 1 - beta2^step */
-	float minus_step_size;               /* - learning rate / (1 - beta1^step) */
-	float coupled;                       /* weight decay that is a part of the gradient */
-} dk_adamw_consts;
-
-dk_adamw_consts dk_adamw_consts_of(const dk_adamw_args *args); /* optim.c */
-
-typedef struct dk_sgd_consts {
-	float grad_scale, weight_decay, momentum, minus_learning_rate;
-	float nesterov; /* its momentum, or 0 */
-} dk_sgd_consts;
+#include "update.h"
 
 /* A use of dropout: those whose number is below `threshold` are dropped. */
 typedef struct dk_dropping {
@@ -43,14 +28,11 @@ static inline dk_dropping dk_dropping_of(double probability, const dk_random *ra
 		.counter = random->counter + ahead};
 }
 
-typedef void dk_adamw_fn(float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_consts *c);
-/* buffer may be NULL: plain gradient descent */
-typedef void dk_sgd_fn(float *param, float *grad, float *buffer, int64_t n,
-		const dk_sgd_consts *c);
+typedef void dk_update_fn(float *param, float *grad, float *first, float *second, int64_t n,
+		const dk_update_consts *c);
 /* grad = what AdamW subtracts; `coupled` is the weight decay */
 typedef void dk_adamw_direction_fn(const float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_consts *c);
+		const dk_update_consts *c);
 /* x = a x + b y */
 typedef void dk_mix_fn(float *x, const float *y, float a, float b, int64_t n);
 /* x = a x + b y y */
@@ -133,8 +115,7 @@ typedef void dk_bf16_tile_fn(float *c, int64_t ldc, const uint16_t *a, const uin
 		int64_t depth, bool adds);
 
 struct dk_inner {
-	dk_adamw_fn *adamw;
-	dk_sgd_fn *sgd;
+	dk_update_fn *const *update; /* [DK_RULES] */
 	dk_adamw_direction_fn *adamw_direction;
 	dk_mix_fn *mix;
 	dk_mix_squares_fn *mix_squares;
@@ -181,13 +162,12 @@ extern const struct dk_inner dk_inner_avx2;
 #endif
 
 #ifdef DK_ISA
-/* The functions' names in one instruction set: adamw_avx2. */
+/* The functions' names in one instruction set: mix_avx2. */
 #define DK_JOIN(name, isa) dk_##name##_##isa
 #define DK_EXPAND(name, isa) DK_JOIN(name, isa)
 #define DK_NAME(name) DK_EXPAND(name, DK_ISA)
 
-dk_adamw_fn DK_NAME(adamw);
-dk_sgd_fn DK_NAME(sgd);
+extern dk_update_fn *const DK_NAME(update)[DK_RULES];
 dk_adamw_direction_fn DK_NAME(adamw_direction);
 dk_mix_fn DK_NAME(mix);
 dk_mix_squares_fn DK_NAME(mix_squares);

@@ -6,7 +6,7 @@
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 
-static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_adamw_consts *c)
+static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_update_consts *c)
 {
 	grad = grad * c->grad_scale;
 	if (c->coupled != 0)
@@ -17,8 +17,7 @@ static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_adamw
 	*param = *param * c->decay + *m * c->minus_step_size / denominator;
 }
 
-void DK_NAME(adamw)(float *param, float *grad, float *m, float *v, int64_t n,
-                    const dk_adamw_consts *c)
+static void adamw(float *param, float *grad, float *m, float *v, int64_t n, const dk_update_consts *c)
 {
 	int64_t i = 0;
 
@@ -43,7 +42,7 @@ void DK_NAME(adamw)(float *param, float *grad, float *m, float *v, int64_t n,
 }
 
 void DK_NAME(adamw_direction)(const float *param, float *grad, float *m, float *v, int64_t n,
-                              const dk_adamw_consts *c)
+                              const dk_update_consts *c)
 {
 	FOR_VECTORS(i, part, n) {
 		vf g = vf_load_some(grad + i, part) * c->grad_scale;
@@ -57,30 +56,30 @@ void DK_NAME(adamw_direction)(const float *param, float *grad, float *m, float *
 	}
 }
 
-static inline float sgd_one(float param, float grad, float *buffer, const dk_sgd_consts *c)
+static inline float sgd_one(float param, float grad, float *buffer, const dk_update_consts *c)
 {
-	grad = grad * c->grad_scale + param * c->weight_decay;
+	grad = grad * c->grad_scale + param * c->coupled;
 	if (buffer != NULL) {
 		*buffer = *buffer * c->momentum + grad;
 		grad = c->nesterov != 0 ? grad + *buffer * c->nesterov : *buffer;
 	}
-	return param + grad * c->minus_learning_rate;
+	return param + grad * c->minus_step_size;
 }
 
-void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
-                  const dk_sgd_consts *c)
+static void sgd(float *param, float *grad, float *buffer, float *unused, int64_t n, const dk_update_consts *c)
 {
 	int64_t i = 0;
 
+	(void)unused;
 	for (; i + VF <= n; i += VF) {
 		vf p = vf_load(param + i);
-		vf g = vf_load(grad + i) * c->grad_scale + p * c->weight_decay;
+		vf g = vf_load(grad + i) * c->grad_scale + p * c->coupled;
 		if (buffer != NULL) {
 			vf b = vf_load(buffer + i) * c->momentum + g;
 			vf_store(buffer + i, b);
 			g = c->nesterov != 0 ? g + b * c->nesterov : b;
 		}
-		vf_store(param + i, p + g * c->minus_learning_rate);
+		vf_store(param + i, p + g * c->minus_step_size);
 		vf_store(grad + i, vf_set(0));
 	}
 	for (; i < n; i++) {
@@ -88,6 +87,10 @@ void DK_NAME(sgd)(float *param, float *grad, float *buffer, int64_t n,
 		grad[i] = 0;
 	}
 }
+
+dk_update_fn *const DK_NAME(update)[DK_RULES] = {
+	[DK_ADAMW] = adamw, [DK_ADAM] = adamw, [DK_SGD] = sgd,
+};
 
 void DK_NAME(mix)(float *x, const float *y, float a, float b, int64_t n)
 {

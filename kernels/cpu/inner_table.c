@@ -2,8 +2,7 @@
 #include "cpu/inner.h"
 
 const struct dk_inner DK_NAME(inner) = {
-	.adamw = DK_NAME(adamw),
-	.sgd = DK_NAME(sgd),
+	.update = DK_NAME(update),
 	.adamw_direction = DK_NAME(adamw_direction),
 	.mix = DK_NAME(mix),
 	.mix_squares = DK_NAME(mix_squares),

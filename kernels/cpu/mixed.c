@@ -266,18 +266,11 @@ static void zero(dk_queue *queue, float *x, int64_t n)
 }
 
 /* Arrays that are f32 with this type, too, are updated as on the host. */
-static void adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-                  const dk_adamw_args *args)
+static void update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+                   const dk_update_args *args)
 {
 	(void)queue;
-	dk_cpu_adamw(param, grad, m, v, n, args);
-}
-
-static void sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
-                const dk_sgd_args *args)
-{
-	(void)queue;
-	dk_cpu_sgd(param, grad, buffer, n, args);
+	dk_cpu_update(param, grad, first, second, n, args);
 }
 
 static float largest(dk_queue *queue, const float *x, int64_t n)
@@ -355,7 +348,7 @@ static const char *failure(dk_queue *queue)
 
 static const dk_table table = {
 	.version = DK_TABLE_VERSION, .bytes = sizeof(dk_table), .close = close_queue,
-	.copy = copy, .zero = zero, .adamw = adamw, .sgd = sgd, .largest = largest,
+	.copy = copy, .zero = zero, .update = update, .largest = largest,
 	.largest_at = largest_at, .sum_squares = sum_squares, .squares_at = squares_at,
 	.scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
 	.to_f16 = to_f16, .from_f16 = from_f16,

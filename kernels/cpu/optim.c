@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <math.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
@@ -13,80 +12,34 @@ enum { OPTIM_GRAIN = 32768, LARGEST_GRAIN = 131072 };
 struct update {
 	float *param, *grad, *first, *second;
 	uint16_t *rounded; /* or NULL */
-	dk_adamw_consts adamw;
-	dk_sgd_consts sgd;
+	dk_update_fn *inner;
+	dk_update_consts consts;
 };
 
-static void round_span(const struct update *u, int64_t first, int64_t last)
+static float *from(float *x, int64_t first)
 {
+	return x != NULL ? x + first : NULL;
+}
+
+static void update_span(void *arg, int64_t first, int64_t last)
+{
+	const struct update *u = arg;
+
+	u->inner(u->param + first, u->grad + first, from(u->first, first), from(u->second, first), last - first,
+	         &u->consts);
 	if (u->rounded != NULL)
 		dk_cpu_to_bf16(u->rounded + first, u->param + first, last - first);
 }
 
-static void adamw_span(void *arg, int64_t first, int64_t last)
-{
-	struct update *u = arg;
-
-	dk_inner()->adamw(u->param + first, u->grad + first, u->first + first,
-	                  u->second + first, last - first, &u->adamw);
-	round_span(u, first, last);
-}
-
-dk_adamw_consts dk_adamw_consts_of(const dk_adamw_args *args)
-{
-	double step = (double)args->step;
-	double correction1 = 1 - pow(args->beta1, step);
-	double correction2 = 1 - pow(args->beta2, step);
-
-	return (dk_adamw_consts){
-		.grad_scale = (float)args->grad_scale,
-		.decay = args->coupled ? 1 : (float)(1 - args->learning_rate * args->weight_decay),
-		.beta1 = (float)args->beta1,
-		.one_beta1 = (float)(1 - args->beta1),
-		.beta2 = (float)args->beta2,
-		.one_beta2 = (float)(1 - args->beta2),
-		.root_correction2 = (float)sqrt(correction2),
-		.epsilon = (float)args->epsilon,
-		.minus_step_size = (float)(-args->learning_rate / correction1),
-		.coupled = args->coupled ? (float)args->weight_decay : 0,
-	};
-}
-
-void dk_cpu_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-                  const dk_adamw_args *args)
+void dk_cpu_update(float *param, float *grad, float *first, float *second, int64_t n,
+                   const dk_update_args *args)
 {
 	struct update u = {
-		.param = param, .grad = grad, .first = m, .second = v, .rounded = args->rounded,
-		.adamw = dk_adamw_consts_of(args),
+		.param = param, .grad = grad, .first = first, .second = second, .rounded = args->rounded,
+		.inner = dk_inner()->update[args->rule], .consts = dk_update_consts_of(args),
 	};
 
-	dk_parallel(n, OPTIM_GRAIN, adamw_span, &u);
-}
-
-static void sgd_span(void *arg, int64_t first, int64_t last)
-{
-	struct update *u = arg;
-
-	dk_inner()->sgd(u->param + first, u->grad + first,
-	                u->first != NULL ? u->first + first : NULL, last - first, &u->sgd);
-	round_span(u, first, last);
-}
-
-void dk_cpu_sgd(float *param, float *grad, float *buffer, int64_t n, const dk_sgd_args *args)
-{
-	struct update u = {
-		.param = param, .grad = grad, .first = buffer, .rounded = args->rounded,
-		.sgd = {
-			.grad_scale = (float)args->grad_scale,
-			.weight_decay = (float)args->weight_decay,
-			/* The first step takes the gradient as it is. */
-			.momentum = args->step > 1 ? (float)args->momentum : 0,
-			.minus_learning_rate = (float)-args->learning_rate,
-			.nesterov = args->nesterov ? (float)args->momentum : 0,
-		},
-	};
-
-	dk_parallel(n, OPTIM_GRAIN, sgd_span, &u);
+	dk_parallel(n, OPTIM_GRAIN, update_span, &u);
 }
 
 struct largest {

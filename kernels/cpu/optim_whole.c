@@ -12,7 +12,7 @@ enum { GRAIN = 32768 };
 struct direction {
 	const float *param;
 	float *grad, *m, *v;
-	dk_adamw_consts consts;
+	dk_update_consts consts;
 };
 
 static void direction_span(void *arg, int64_t first, int64_t last)
@@ -24,10 +24,10 @@ static void direction_span(void *arg, int64_t first, int64_t last)
 }
 
 void dk_cpu_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-                            const dk_adamw_args *args)
+                            const dk_update_args *args)
 {
 	struct direction d = {
-		.param = param, .grad = grad, .m = m, .v = v, .consts = dk_adamw_consts_of(args),
+		.param = param, .grad = grad, .m = m, .v = v, .consts = dk_update_consts_of(args),
 	};
 
 	d.consts.coupled = (float)args->weight_decay;

@@ -59,10 +59,8 @@ extern "C" __attribute__((visibility("default"))) const dk_table dk_cuda_table;
 
 void dk_cuda_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
 void dk_cuda_zero(dk_queue *queue, float *x, int64_t n);
-void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_adamw_args *args);
-void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
-		const dk_sgd_args *args);
+void dk_cuda_update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+		const dk_update_args *args);
 float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n);
 double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n);
 void dk_cuda_largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count);
@@ -70,7 +68,7 @@ void dk_cuda_squares_at(dk_queue *queue, double *sums, const dk_array *arrays, i
 void dk_cuda_mix(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
 		int64_t n);
 void dk_cuda_adamw_direction(dk_queue *queue, const float *param, float *grad, float *m, float *v,
-		int64_t n, const dk_adamw_args *args);
+		int64_t n, const dk_update_args *args);
 void dk_cuda_sum_squares_at(dk_queue *queue, double *sum, const float *x, int64_t n);
 void dk_cuda_mix_squares(dk_queue *queue, float *x, const float *y, float a, float b, int64_t n);
 void dk_cuda_column_squares(dk_queue *queue, double *sums, const float *x, int64_t matrices,

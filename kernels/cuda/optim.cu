@@ -10,7 +10,7 @@ enum { THREADS = 256 };
 
 template <typename T>
 __global__ void adamw_kernel(float *param, T *grad, float *m, float *v, bf16 *rounded, int64_t n,
-                             adamw_consts c)
+                             dk_update_consts c)
 {
 	const int64_t i = grid_thread();
 
@@ -32,62 +32,20 @@ __global__ void adamw_kernel(float *param, T *grad, float *m, float *v, bf16 *ro
 }
 
 template <typename T>
-static void adamw(T *grad, dk_cuda_queue *q, float *param, void *grads, float *m, float *v,
-                  bf16 *rounded, int64_t n, const adamw_consts *c)
-{
-	grad = static_cast<T *>(grads);
-	launch(q, "adamw", adamw_kernel<T>, dim3((unsigned)ceil_div(n, THREADS)), THREADS, 0, param, grad,
-	       m, v, rounded, n, *c);
-}
-
-adamw_consts dk_cuda_adamw_consts(const dk_adamw_args *args)
-{
-	const double correction1 = 1 - pow(args->beta1, (double)args->step);
-	const double correction2 = 1 - pow(args->beta2, (double)args->step);
-	adamw_consts c;
-
-	c.grad_scale = (float)args->grad_scale;
-	c.decay = args->coupled ? 1 : (float)(1 - args->learning_rate * args->weight_decay);
-	c.beta1 = (float)args->beta1;
-	c.one_beta1 = (float)(1 - args->beta1);
-	c.beta2 = (float)args->beta2;
-	c.one_beta2 = (float)(1 - args->beta2);
-	c.root_correction2 = (float)sqrt(correction2);
-	c.epsilon = (float)args->epsilon;
-	c.minus_step_size = (float)(-args->learning_rate / correction1);
-	c.coupled = args->coupled ? (float)args->weight_decay : 0;
-	return c;
-}
-
-void dk_cuda_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-                   const dk_adamw_args *args)
-{
-	const adamw_consts c = dk_cuda_adamw_consts(args);
-
-	if (n > 0)
-		FOR_GRADIENT(queue, adamw, own(queue), param, grad, m, v, reinterpret_cast<bf16 *>(args->rounded),
-		         n, &c);
-}
-
-struct sgd_consts {
-	float grad_scale, weight_decay, momentum, minus_learning_rate, nesterov;
-};
-
-template <typename T>
 __global__ void sgd_kernel(float *param, T *grad, float *buffer, bf16 *rounded, int64_t n,
-                           sgd_consts c)
+                           dk_update_consts c)
 {
 	const int64_t i = grid_thread();
 
 	if (i >= n)
 		return;
-	float g = plus(times(wide(grad[i]), c.grad_scale), times(param[i], c.weight_decay));
+	float g = plus(times(wide(grad[i]), c.grad_scale), times(param[i], c.coupled));
 	if (buffer != NULL) {
 		const float b = plus(times(buffer[i], c.momentum), g);
 		buffer[i] = b;
 		g = c.nesterov != 0 ? plus(g, times(b, c.nesterov)) : b;
 	}
-	const float p = plus(param[i], times(g, c.minus_learning_rate));
+	const float p = plus(param[i], times(g, c.minus_step_size));
 	param[i] = p;
 	put(grad + i, 0);
 	if (rounded != NULL)
@@ -95,28 +53,30 @@ __global__ void sgd_kernel(float *param, T *grad, float *buffer, bf16 *rounded, 
 }
 
 template <typename T>
-static void sgd(T *grad, dk_cuda_queue *q, float *param, void *grads, float *buffer, bf16 *rounded,
-                int64_t n, const sgd_consts *c)
+static void update(T *grad, dk_cuda_queue *q, float *param, void *grads, float *first, float *second, int64_t n,
+                   const dk_update_args *args)
 {
+	const dim3 blocks((unsigned)ceil_div(n, THREADS));
+	const dk_update_consts c = dk_update_consts_of(args);
+	bf16 *rounded = reinterpret_cast<bf16 *>(args->rounded);
+
 	grad = static_cast<T *>(grads);
-	launch(q, "sgd", sgd_kernel<T>, dim3((unsigned)ceil_div(n, THREADS)), THREADS, 0, param, grad,
-	       buffer, rounded, n, *c);
+	switch (args->rule) {
+	case DK_ADAMW:
+	case DK_ADAM:
+		launch(q, "adamw", adamw_kernel<T>, blocks, THREADS, 0, param, grad, first, second, rounded, n, c);
+		break;
+	case DK_SGD:
+		launch(q, "sgd", sgd_kernel<T>, blocks, THREADS, 0, param, grad, first, rounded, n, c);
+		break;
+	}
 }
 
-void dk_cuda_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
-                 const dk_sgd_args *args)
+void dk_cuda_update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+                    const dk_update_args *args)
 {
-	sgd_consts c;
-
-	c.grad_scale = (float)args->grad_scale;
-	c.weight_decay = (float)args->weight_decay;
-	/* The first step takes the gradient as it is. */
-	c.momentum = args->step > 1 ? (float)args->momentum : 0;
-	c.minus_learning_rate = (float)-args->learning_rate;
-	c.nesterov = args->nesterov ? (float)args->momentum : 0;
 	if (n > 0)
-		FOR_GRADIENT(queue, sgd, own(queue), param, grad, buffer,
-		         reinterpret_cast<bf16 *>(args->rounded), n, &c);
+		FOR_GRADIENT(queue, update, own(queue), param, grad, first, second, n, args);
 }
 
 /* ---- norms ---- */

@@ -4,6 +4,7 @@
 #define DK_CUDA_OPTIM_CUH
 
 #include "cuda/device.cuh"
+#include "update.h"
 
 /* Each rounds, which a multiply-add does not. */
 __device__ inline float times(float a, float b)
@@ -33,12 +34,5 @@ __device__ inline double sum_of_block(double *lanes, int threads, double number)
 	__syncthreads();
 	return sum;
 }
-
-struct adamw_consts {
-	float grad_scale, decay, beta1, one_beta1, beta2, one_beta2;
-	float root_correction2, epsilon, minus_step_size, coupled;
-};
-
-adamw_consts dk_cuda_adamw_consts(const dk_adamw_args *args);
 
 #endif

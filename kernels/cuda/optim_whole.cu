@@ -17,7 +17,7 @@ static dim3 blocks_of(int64_t n)
 /* ---- AdamW's direction ---- */
 
 __global__ void direction_kernel(const float *param, float *grad, float *m, float *v, int64_t n,
-                                 adamw_consts c)
+                                 dk_update_consts c)
 {
 	const int64_t i = grid_thread();
 
@@ -34,9 +34,9 @@ __global__ void direction_kernel(const float *param, float *grad, float *m, floa
 }
 
 void dk_cuda_adamw_direction(dk_queue *queue, const float *param, float *grad, float *m, float *v,
-                             int64_t n, const dk_adamw_args *args)
+                             int64_t n, const dk_update_args *args)
 {
-	adamw_consts c = dk_cuda_adamw_consts(args);
+	dk_update_consts c = dk_update_consts_of(args);
 
 	c.coupled = (float)args->weight_decay;
 	if (n > 0)

@@ -143,90 +143,111 @@ const char *dk_cuda_failure(dk_queue *queue)
 	return own(queue)->failure[0] != '\0' ? own(queue)->failure : NULL;
 }
 
-/* In the order of table.h. */
-static const dk_image_table images = {
-	true,
-	dk_cuda_convolution_forward,
-	dk_cuda_convolution_backward_params,
-	dk_cuda_convolution_backward_input,
-	dk_cuda_max_pool_forward,
-	dk_cuda_max_pool_backward,
-	dk_cuda_average_pool_forward,
-	dk_cuda_average_pool_backward,
-	dk_cuda_batch_norm_moments,
-	dk_cuda_batch_norm_statistics,
-	dk_cuda_batch_norm_apply,
-	dk_cuda_batch_norm_sums,
-	dk_cuda_batch_norm_input,
-	dk_cuda_batch_norm_eval,
-	dk_cuda_relu_forward,
-	dk_cuda_relu_backward,
-	dk_cuda_cross_entropy,
-	dk_cuda_cross_entropy_loss,
-};
+/* Each entry by its name: what is left out is NULL, which tests/unit/test_kernel_queue.c tells. */
+static constexpr dk_image_table image_functions()
+{
+	dk_image_table t = {};
 
-static const dk_whole_table whole = {
-	dk_cuda_mix,
-	dk_cuda_adamw_direction,
-	dk_cuda_sum_squares_at,
-	dk_cuda_mix_squares,
-	dk_cuda_column_squares,
-	dk_cuda_move_means,
-	dk_cuda_divide_by_roots,
-};
+	t.needs_no_work = true;
+	t.convolution_forward = dk_cuda_convolution_forward;
+	t.convolution_backward_params = dk_cuda_convolution_backward_params;
+	t.convolution_backward_input = dk_cuda_convolution_backward_input;
+	t.max_pool_forward = dk_cuda_max_pool_forward;
+	t.max_pool_backward = dk_cuda_max_pool_backward;
+	t.average_pool_forward = dk_cuda_average_pool_forward;
+	t.average_pool_backward = dk_cuda_average_pool_backward;
+	t.batch_norm_moments = dk_cuda_batch_norm_moments;
+	t.batch_norm_statistics = dk_cuda_batch_norm_statistics;
+	t.batch_norm_apply = dk_cuda_batch_norm_apply;
+	t.batch_norm_sums = dk_cuda_batch_norm_sums;
+	t.batch_norm_input = dk_cuda_batch_norm_input;
+	t.batch_norm_eval = dk_cuda_batch_norm_eval;
+	t.relu_forward = dk_cuda_relu_forward;
+	t.relu_backward = dk_cuda_relu_backward;
+	t.cross_entropy = dk_cuda_cross_entropy;
+	t.cross_entropy_loss = dk_cuda_cross_entropy_loss;
+	return t;
+}
 
-static const dk_factor_table factors = {
-	dk_cuda_random_rows,
-	dk_cuda_orthonormalize,
-	dk_cuda_restore,
-};
+static constexpr dk_whole_table whole_functions()
+{
+	dk_whole_table t = {};
 
-const dk_table dk_cuda_table = {
-	DK_TABLE_VERSION,
-	sizeof(dk_table),
-	open_queue,
-	close_queue,
-	dk_cuda_enter,
-	dk_cuda_leave,
-	dk_cuda_copy,
-	dk_cuda_zero,
-	dk_cuda_adamw,
-	dk_cuda_sgd,
-	dk_cuda_largest,
-	dk_cuda_sum_squares,
-	dk_cuda_largest_at,
-	dk_cuda_squares_at,
-	dk_cuda_scale,
-	dk_cuda_to_bf16,
-	dk_cuda_from_bf16,
-	dk_cuda_to_f16,
-	dk_cuda_from_f16,
-	dk_cuda_gemm,
-	dk_cuda_linear_forward,
-	dk_cuda_linear_backward_params,
-	dk_cuda_linear_backward_input,
-	dk_cuda_linear_gelu_forward,
-	dk_cuda_linear_gelu_backward,
-	dk_cuda_embedding_forward,
-	dk_cuda_embedding_backward,
-	dk_cuda_add_rows,
-	dk_cuda_layernorm_forward,
-	dk_cuda_layernorm_backward,
-	dk_cuda_gelu_forward,
-	dk_cuda_gelu_backward,
-	dk_cuda_add,
-	dk_cuda_dropout,
-	dk_cuda_attention_forward,
-	dk_cuda_attention_backward,
-	dk_cuda_classifier_forward,
-	dk_cuda_classifier_loss,
-	dk_cuda_classifier_backward,
-	&images,
-	&whole,
-	&factors,
-	dk_cuda_failure,
-	dk_cuda_graph_begin,
-	dk_cuda_graph_end,
-	dk_cuda_graph_launch,
-	dk_cuda_graph_free,
-};
+	t.mix = dk_cuda_mix;
+	t.adamw_direction = dk_cuda_adamw_direction;
+	t.sum_squares_at = dk_cuda_sum_squares_at;
+	t.mix_squares = dk_cuda_mix_squares;
+	t.column_squares = dk_cuda_column_squares;
+	t.move_means = dk_cuda_move_means;
+	t.divide_by_roots = dk_cuda_divide_by_roots;
+	return t;
+}
+
+static constexpr dk_factor_table factor_functions()
+{
+	dk_factor_table t = {};
+
+	t.random_rows = dk_cuda_random_rows;
+	t.orthonormalize = dk_cuda_orthonormalize;
+	t.restore = dk_cuda_restore;
+	return t;
+}
+
+static constexpr dk_image_table images = image_functions();
+static constexpr dk_whole_table whole = whole_functions();
+static constexpr dk_factor_table factors = factor_functions();
+
+static constexpr dk_table functions()
+{
+	dk_table t = {};
+
+	t.version = DK_TABLE_VERSION;
+	t.bytes = sizeof(dk_table);
+	t.images = &images;
+	t.whole = &whole;
+	t.factors = &factors;
+	t.open = open_queue;
+	t.close = close_queue;
+	t.enter = dk_cuda_enter;
+	t.leave = dk_cuda_leave;
+	t.copy = dk_cuda_copy;
+	t.zero = dk_cuda_zero;
+	t.update = dk_cuda_update;
+	t.largest = dk_cuda_largest;
+	t.sum_squares = dk_cuda_sum_squares;
+	t.largest_at = dk_cuda_largest_at;
+	t.squares_at = dk_cuda_squares_at;
+	t.scale = dk_cuda_scale;
+	t.to_bf16 = dk_cuda_to_bf16;
+	t.from_bf16 = dk_cuda_from_bf16;
+	t.to_f16 = dk_cuda_to_f16;
+	t.from_f16 = dk_cuda_from_f16;
+	t.gemm = dk_cuda_gemm;
+	t.linear_forward = dk_cuda_linear_forward;
+	t.linear_backward_params = dk_cuda_linear_backward_params;
+	t.linear_backward_input = dk_cuda_linear_backward_input;
+	t.linear_gelu_forward = dk_cuda_linear_gelu_forward;
+	t.linear_gelu_backward = dk_cuda_linear_gelu_backward;
+	t.embedding_forward = dk_cuda_embedding_forward;
+	t.embedding_backward = dk_cuda_embedding_backward;
+	t.add_rows = dk_cuda_add_rows;
+	t.layernorm_forward = dk_cuda_layernorm_forward;
+	t.layernorm_backward = dk_cuda_layernorm_backward;
+	t.gelu_forward = dk_cuda_gelu_forward;
+	t.gelu_backward = dk_cuda_gelu_backward;
+	t.add = dk_cuda_add;
+	t.dropout = dk_cuda_dropout;
+	t.attention_forward = dk_cuda_attention_forward;
+	t.attention_backward = dk_cuda_attention_backward;
+	t.classifier_forward = dk_cuda_classifier_forward;
+	t.classifier_loss = dk_cuda_classifier_loss;
+	t.classifier_backward = dk_cuda_classifier_backward;
+	t.failure = dk_cuda_failure;
+	t.graph_begin = dk_cuda_graph_begin;
+	t.graph_end = dk_cuda_graph_end;
+	t.graph_launch = dk_cuda_graph_launch;
+	t.graph_free = dk_cuda_graph_free;
+	return t;
+}
+
+const dk_table dk_cuda_table = functions();

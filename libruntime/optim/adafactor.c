@@ -110,4 +110,5 @@ const ddp_optim_rule ddp_adafactor_rule = {
 	.name = "Adafactor", .whole = true, .states = 3,
 	.state_names = { "row_var", "col_var", "variance" },
 	.shape = shape, .work = work, .update = update,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = FLT_EPSILON,
 };

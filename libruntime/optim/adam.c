@@ -4,39 +4,38 @@
 
 #include "kernels.h"
 
-static dk_adamw_args arguments(const ddp_optim_span *s, bool coupled)
+static void update(const ddp_optim_span *s, dk_rule rule, float *m, float *v)
 {
-	return (dk_adamw_args){
-		.learning_rate = s->learning_rate,
-		.beta1 = s->settings->beta1, .beta2 = s->settings->beta2,
-		.epsilon = s->settings->epsilon, .weight_decay = s->weight_decay,
-		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded, .coupled = coupled,
+	const dk_update_args args = {
+		.rule = rule, .learning_rate = s->learning_rate, .weight_decay = s->weight_decay,
+		.beta1 = s->settings->beta1, .beta2 = s->settings->beta2, .epsilon = s->settings->epsilon,
+		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 	};
+
+	dk_update(s->params, s->grads, m, v, s->count, &args);
 }
 
 void ddp_adamw_span(const ddp_optim_span *span, float *m, float *v)
 {
-	const dk_adamw_args args = arguments(span, false);
-
-	dk_adamw(span->params, span->grads, m, v, span->count, &args);
+	update(span, DK_ADAMW, m, v);
 }
 
 static void update_adamw(const ddp_optim_span *span)
 {
-	ddp_adamw_span(span, span->state[0], span->state[1]);
+	update(span, DK_ADAMW, span->state[0], span->state[1]);
 }
 
 static void update_adam(const ddp_optim_span *span)
 {
-	const dk_adamw_args args = arguments(span, true);
-
-	dk_adamw(span->params, span->grads, span->state[0], span->state[1], span->count, &args);
+	update(span, DK_ADAM, span->state[0], span->state[1]);
 }
 
 const ddp_optim_rule ddp_adamw_rule = {
 	.name = "AdamW", .states = 2, .state_names = { "m", "v" }, .update = update_adamw,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8,
 };
 
 const ddp_optim_rule ddp_adam_rule = {
 	.name = "Adam", .states = 2, .state_names = { "m", "v" }, .update = update_adam,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8,
 };

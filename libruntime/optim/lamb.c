@@ -17,7 +17,7 @@ static int64_t work(const ddp_slot *slot)
 
 static void update(const ddp_optim_span *s)
 {
-	const dk_adamw_args args = {
+	const dk_update_args args = {
 		.learning_rate = 1, .beta1 = s->settings->beta1, .beta2 = s->settings->beta2,
 		.epsilon = s->settings->epsilon, .weight_decay = s->weight_decay, .step = s->step,
 		.grad_scale = s->grad_scale,
@@ -35,4 +35,5 @@ static void update(const ddp_optim_span *s)
 const ddp_optim_rule ddp_lamb_rule = {
 	.name = "LAMB", .whole = true, .states = 2, .state_names = { "m", "v" },
 	.work = work, .update = update,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-6,
 };

@@ -123,4 +123,5 @@ static void update(const ddp_optim_span *s)
 const ddp_optim_rule ddp_muon_rule = {
 	.name = "Muon", .whole = true, .states = 3, .state_names = { "momentum", "m", "v" },
 	.shape = shape, .work = work, .cost = cost, .update = update,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .momentum = 0.95, .momentum_is_mean = true, .has_nesterov = true,
 };

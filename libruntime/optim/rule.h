@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rule: what an optimizer is, one file each. A new one is such a rule, and a line in rule.c. */
+/* rule: what an optimizer is. Each has a file with its rule, and a row in the table at the end. */
 #ifndef DDP_OPTIM_RULE_H
 #define DDP_OPTIM_RULE_H
 
@@ -22,6 +22,9 @@ typedef struct ddp_optim_span {
 typedef struct ddp_optim_rule {
 	const char *name;
 	bool whole;          /* it updates whole tensors */
+	double beta1, beta2, epsilon, momentum; /* defaults of these options */
+	bool momentum_is_mean; /* it weighs a mean, so it is below 1 */
+	bool has_nesterov;     /* the option nesterov is one of this optimizer's */
 	int states;
 	const char *state_names[DDP_OPTIM_STATES_MAX];
 	/* Dimensions of state i of a tensor, and their number; -1: it has none. NULL: the
@@ -45,10 +48,25 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 	return (double *)(void *)span->work;
 }
 
+/*
+ * The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
+ * of an enumerator without a row (rule.c).
+ */
+#define DDP_OPTIMIZERS(ROW) \
+	ROW(ADAMW, adamw) \
+	ROW(SGD, sgd) \
+	ROW(ADAM, adam) \
+	ROW(LAMB, lamb) \
+	ROW(ADAFACTOR, adafactor) \
+	ROW(MUON, muon)
+
+#define DDP_RULE_DECLARED(NAME, name) extern const ddp_optim_rule ddp_##name##_rule;
+DDP_OPTIMIZERS(DDP_RULE_DECLARED)
+#undef DDP_RULE_DECLARED
+
 /* NULL: there is none. */
 const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);
-
-extern const ddp_optim_rule ddp_adam_rule, ddp_adamw_rule; /* adam.c */
-extern const ddp_optim_rule ddp_sgd_rule, ddp_lamb_rule, ddp_adafactor_rule, ddp_muon_rule;
+/* "DDP_ADAMW, DDP_SGD, ...": all of them. */
+const char *ddp_optimizer_enumerators(void);
 
 #endif

@@ -14,16 +14,17 @@ static int shape(const ddp_optim_settings *settings, int i, const ddp_slot *slot
 
 static void update(const ddp_optim_span *s)
 {
-	const dk_sgd_args args = {
-		.learning_rate = s->learning_rate,
+	const dk_update_args args = {
+		.rule = DK_SGD, .learning_rate = s->learning_rate,
 		.momentum = s->settings->momentum, .weight_decay = s->weight_decay,
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 		.nesterov = s->settings->nesterov,
 	};
 
-	dk_sgd(s->params, s->grads, s->state[0], s->count, &args);
+	dk_update(s->params, s->grads, s->state[0], NULL, s->count, &args);
 }
 
 const ddp_optim_rule ddp_sgd_rule = {
 	.name = "SGD", .states = 1, .state_names = { "momentum" }, .shape = shape, .update = update,
+	.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .has_nesterov = true,
 };

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/c_locale.h"
 #include "base/options.h"
+#include "optim/rule.h"
 #include "optim/scaler.h"
 
 static const double FIRST_BUCKET_MB = 1;
@@ -73,14 +74,13 @@ static ddp_status check(const char *name, double value, bool good, const char *r
 static ddp_status check_settings(const ddp_model_settings *settings)
 {
 	const ddp_optim_settings *optim = &settings->optim;
+	const ddp_optim_rule *rule = ddp_optim_rule_of(optim->kind);
 	const struct {
 		const char *name;
 		double value;
 		bool good;
 		const char *range;
 	} checks[] = {
-		{ "optimizer", optim->kind, ddp_optimizer_name(optim->kind) != NULL,
-		  "DDP_ADAMW, DDP_SGD, DDP_ADAM, DDP_LAMB, DDP_ADAFACTOR or DDP_MUON" },
 		{ "learning_rate", settings->learning_rate,
 		  isfinite(settings->learning_rate) && settings->learning_rate >= 0, "0 (DDP_ZERO) or more" },
 		{ "beta1", optim->beta1, optim->beta1 >= 0 && optim->beta1 < 1, "0 (DDP_ZERO) or more, and below 1" },
@@ -91,8 +91,8 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 		{ "weight_decay", optim->weight_decay,
 		  isfinite(optim->weight_decay) && optim->weight_decay >= 0, "0 or more" },
 		{ "momentum", optim->momentum, isfinite(optim->momentum) && optim->momentum >= 0 &&
-		  (optim->kind != DDP_MUON || optim->momentum < 1),
-		  optim->kind == DDP_MUON ? "0 (DDP_ZERO) or more, and below 1" : "0 or more" },
+		  (!rule->momentum_is_mean || optim->momentum < 1),
+		  rule->momentum_is_mean ? "0 (DDP_ZERO) or more, and below 1" : "0 or more" },
 		{ "muon_iterations", optim->muon_iterations,
 		  optim->muon_iterations > 0 && optim->muon_iterations < 100, "from 1 to 99" },
 		{ "adafactor_decay", optim->adafactor_decay,
@@ -143,16 +143,15 @@ static ddp_status check_settings(const ddp_model_settings *settings)
 static ddp_status check_optimizer(const ddp_model_settings *settings)
 {
 	const ddp_optim_settings *optim = &settings->optim;
+	const ddp_optim_rule *rule = ddp_optim_rule_of(optim->kind);
 
-	if (optim->nesterov && optim->kind != DDP_SGD && optim->kind != DDP_MUON)
-		return ddp_fail(DDP_ERR_INVALID, "model option nesterov is of DDP_SGD, not of %s",
-		                ddp_optimizer_name(optim->kind));
+	if (optim->nesterov && !rule->has_nesterov)
+		return ddp_fail(DDP_ERR_INVALID, "model option nesterov is of DDP_SGD, not of %s", rule->name);
 	if (optim->nesterov && optim->momentum == 0)
 		return ddp_fail(DDP_ERR_INVALID, "model option nesterov needs a momentum above 0");
-	if (ddp_optimizer_is_whole(optim->kind) && settings->shard > DDP_SHARD_NONE)
+	if (rule->whole && settings->shard > DDP_SHARD_NONE)
 		return ddp_fail(DDP_ERR_INVALID, "model option shard leaves each rank slices of tensors, and %s "
-		                "updates whole tensors; leave shard at DDP_SHARD_AUTO or DDP_SHARD_NONE",
-		                ddp_optimizer_name(optim->kind));
+		                "updates whole tensors; leave shard at DDP_SHARD_AUTO or DDP_SHARD_NONE", rule->name);
 	return DDP_OK;
 }
 
@@ -199,9 +198,11 @@ static ddp_status check_memory(const char *name, const float *memory)
 	return DDP_OK;
 }
 
-static double default_epsilon(ddp_optimizer kind)
+ddp_comm *ddp_model_options_comm(const ddp_model_options *given)
 {
-	return kind == DDP_LAMB ? 1e-6 : kind == DDP_ADAFACTOR ? FLT_EPSILON : 1e-8;
+	const bool has_it = given != NULL && given->size >= offsetof(ddp_model_options, comm) + sizeof(given->comm);
+
+	return has_it ? given->comm : NULL;
 }
 
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings)
@@ -214,6 +215,10 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		status = environment_bucket_mb(&bucket_mb);
 	if (status != DDP_OK)
 		return status;
+	const ddp_optim_rule *rule = ddp_optim_rule_of(options.optimizer);
+	if (rule == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "model option optimizer is %d; it must be one of %s", (int)options.optimizer,
+		                ddp_optimizer_enumerators());
 	bucket_mb = or_default(options.bucket_mb, bucket_mb);
 	double first_mb = or_default(options.first_bucket_mb,
 	                             fmin(or_default(bucket_mb, FIRST_BUCKET_MB), FIRST_BUCKET_MB));
@@ -231,11 +236,11 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		.caps_given = bucket_mb > 0 || options.first_bucket_mb > 0,
 		.optim = {
 			.kind = options.optimizer,
-			.beta1 = or_zero(options.beta1, 0.9),
-			.beta2 = or_zero(options.beta2, 0.999),
-			.epsilon = or_default(options.epsilon, default_epsilon(options.optimizer)),
+			.beta1 = or_zero(options.beta1, rule->beta1),
+			.beta2 = or_zero(options.beta2, rule->beta2),
+			.epsilon = or_default(options.epsilon, rule->epsilon),
 			.weight_decay = options.weight_decay,
-			.momentum = or_zero(options.momentum, options.optimizer == DDP_MUON ? 0.95 : 0),
+			.momentum = or_zero(options.momentum, rule->momentum),
 			.nesterov = options.nesterov,
 			.adafactor_decay = or_default(options.adafactor_decay, 0.8),
 			.adafactor_least_scale = or_default(options.adafactor_least_scale, 1e-3),
@@ -245,8 +250,7 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		},
 		.learning_rate = or_zero(options.learning_rate, 1e-3),
 		.clip_norm = options.clip_norm,
-		.shard = options.shard == DDP_SHARD_AUTO && ddp_optimizer_is_whole(options.optimizer)
-			? DDP_SHARD_NONE : options.shard,
+		.shard = options.shard == DDP_SHARD_AUTO && rule->whole ? DDP_SHARD_NONE : options.shard,
 		.late_gather = options.late_gather,
 		.params_memory = options.params_memory,
 		.grads_memory = options.grads_memory,

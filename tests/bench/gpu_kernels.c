@@ -87,11 +87,11 @@ static void gelu_backward(const void *unused)
 
 static void adamw(const void *unused)
 {
-	const dk_adamw_args args = { .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
+	const dk_update_args args = { .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
 		.weight_decay = 0.1, .step = 10, .grad_scale = 1, .rounded = memory.mixed ? (uint16_t *)memory.wide[0] : NULL };
 
 	(void)unused;
-	dk_adamw(memory.params[0], memory.params[1], memory.params[2], memory.params[3], memory.s->params, &args);
+	dk_update(memory.params[0], memory.params[1], memory.params[2], memory.params[3], memory.s->params, &args);
 }
 
 static void to_bf16(const void *unused)

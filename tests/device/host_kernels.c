@@ -19,30 +19,17 @@ static void host_zero(dk_queue *queue, float *x, int64_t n)
 	ddp_host_enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes_tensor(x, n) } });
 }
 
-static void run_adamw(task *t, void **at)
+static void run_update(task *t, void **at)
 {
-	t->adamw.rounded = at[4];
-	dk_adamw(at[0], at[1], at[2], at[3], t->n[0], &t->adamw);
+	t->update.rounded = at[4];
+	dk_update(at[0], at[1], at[2], at[3], t->n[0], &t->update);
 }
 
-static void host_adamw(dk_queue *queue, float *param, float *grad, float *m, float *v, int64_t n,
-                       const dk_adamw_args *args)
+static void host_update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+                        const dk_update_args *args)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_adamw, .n = { n }, .adamw = *args, .operands = {
-		writes(param, n), writes(grad, n), writes(m, n), writes(v, n), writes_short(args->rounded, n) } });
-}
-
-static void run_sgd(task *t, void **at)
-{
-	t->sgd.rounded = at[3];
-	dk_sgd(at[0], at[1], at[2], t->n[0], &t->sgd);
-}
-
-static void host_sgd(dk_queue *queue, float *param, float *grad, float *buffer, int64_t n,
-                     const dk_sgd_args *args)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_sgd, .n = { n }, .sgd = *args, .operands = {
-		writes(param, n), writes(grad, n), writes(buffer, n), writes_short(args->rounded, n) } });
+	ddp_host_enqueue(queue, &(task){ .run = run_update, .n = { n }, .update = *args, .operands = {
+		writes(param, n), writes(grad, n), writes(first, n), writes(second, n), writes_short(args->rounded, n) } });
 }
 
 static void run_largest(task *t, void **at)
@@ -471,7 +458,7 @@ static void host_close(dk_queue *queue)
 
 static const dk_table host_table = {
 	.version = DK_TABLE_VERSION, .bytes = sizeof(host_table), .close = host_close,
-	.copy = ddp_host_copy, .zero = host_zero, .adamw = host_adamw, .sgd = host_sgd,
+	.copy = ddp_host_copy, .zero = host_zero, .update = host_update,
 	.largest = host_largest, .sum_squares = host_sum_squares, .largest_at = host_largest_at,
 	.squares_at = host_squares_at, .scale = host_scale, .to_bf16 = host_to_bf16,
 	.from_bf16 = host_from_bf16, .to_f16 = host_to_f16, .from_f16 = host_from_f16,

@@ -41,8 +41,7 @@ typedef struct task {
 	operand table;        /* of which only what the indices say is used */
 	int64_t n[NUMBERS];
 	union {
-		dk_adamw_args adamw;
-		dk_sgd_args sgd;
+		dk_update_args update;
 		dk_gemm_args gemm;
 		dk_estimate estimate;
 		struct {

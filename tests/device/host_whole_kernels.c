@@ -21,13 +21,13 @@ static void mix(dk_queue *queue, float *x, const float *y, float a, double b, co
 
 static void run_adamw_direction(task *t, void **at)
 {
-	dk_adamw_direction(at[3], at[0], at[1], at[2], t->n[0], &t->adamw);
+	dk_adamw_direction(at[3], at[0], at[1], at[2], t->n[0], &t->update);
 }
 
 static void adamw_direction(dk_queue *queue, const float *param, float *grad, float *m, float *v,
-                            int64_t n, const dk_adamw_args *args)
+                            int64_t n, const dk_update_args *args)
 {
-	ddp_host_enqueue(queue, &(task){ .run = run_adamw_direction, .n = { n }, .adamw = *args, .operands = {
+	ddp_host_enqueue(queue, &(task){ .run = run_adamw_direction, .n = { n }, .update = *args, .operands = {
 		writes(grad, n), writes(m, n), writes(v, n), reads(param, n) } });
 }
 

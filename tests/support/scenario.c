@@ -302,16 +302,11 @@ static void plain_update(const scenario *s, plain *x, int step, int p, double sc
 	}
 	step -= x->missed[p];
 
-	if (o->optimizer != DDP_SGD)
-		dk_adamw(x->params[p], x->sums[p], x->m[p], x->v[p], count,
-		         &(dk_adamw_args){ .learning_rate = rate, .beta1 = 0.9, .beta2 = 0.999,
-		                           .epsilon = 1e-8, .weight_decay = decay, .step = step,
-		                           .grad_scale = scale, .coupled = o->optimizer == DDP_ADAM });
-	else
-		dk_sgd(x->params[p], x->sums[p], o->momentum != 0 ? x->m[p] : NULL, count,
-		       &(dk_sgd_args){ .learning_rate = rate, .momentum = o->momentum,
-		                       .weight_decay = decay, .step = step, .grad_scale = scale,
-		                       .nesterov = o->nesterov });
+	dk_update(x->params[p], x->sums[p], o->optimizer == DDP_SGD && o->momentum == 0 ? NULL : x->m[p], x->v[p], count,
+	          &(dk_update_args){ .rule = o->optimizer == DDP_SGD ? DK_SGD : o->optimizer == DDP_ADAM ? DK_ADAM : DK_ADAMW,
+	                             .learning_rate = rate, .weight_decay = decay, .beta1 = 0.9, .beta2 = 0.999,
+	                             .epsilon = 1e-8, .momentum = o->momentum, .nesterov = o->nesterov,
+	                             .step = step, .grad_scale = scale });
 }
 
 /* That of all ranks is divided, that of some multiplied by a factor. */

@@ -246,14 +246,14 @@ static void loss_falls_far_below_chance(void **state)
 	}
 	fill_tokens(tokens, 26, config.vocab);
 	for (int step = 1; step <= 80; step++) {
-		const dk_adamw_args a = {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95,
+		const dk_update_args a = {.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95,
 			.epsilon = 1e-8, .step = step, .grad_scale = 1.0 / 24};
 		loss = gpt_forward(r.model, tokens, 2, 12) / 24;
 		if (step == 1)
 			assert_true(fabs(loss - log(13)) < 0.1);
 		assert_int_equal(gpt_backward(r.model, count_ready, NULL, &r), DDP_OK);
 		for (int i = 0; i < r.count; i++)
-			dk_adamw(r.data[i], r.grad[i], moments[2 * i], moments[2 * i + 1],
+			dk_update(r.data[i], r.grad[i], moments[2 * i], moments[2 * i + 1],
 			         elements(&r.params[i]), &a);
 	}
 	if (!(loss < 0.5))

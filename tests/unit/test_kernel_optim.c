@@ -43,8 +43,8 @@ static void assert_near(float got, double wanted)
 static void adamw_case(bool coupled)
 {
 	const int64_t lengths[] = {1, 3, 7, 8, 9, 17, 1000, LONGEST};
-	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
-		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25, .coupled = coupled};
+	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25, .rule = coupled ? DK_ADAM : DK_ADAMW};
 
 	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
 		int64_t n = lengths[k];
@@ -61,7 +61,7 @@ static void adamw_case(bool coupled)
 			want[i] -= coupled ? 0 : a.learning_rate * a.weight_decay * want[i];
 			want[i] -= a.learning_rate * m_hat / (sqrt(v_hat) + a.epsilon);
 		}
-		dk_adamw(param, grad, m, v, n, &a);
+		dk_update(param, grad, m, v, n, &a);
 		for (int64_t i = 0; i < n; i++) {
 			assert_near(param[i], want[i]);
 			assert_near(m[i], want_m[i]);
@@ -82,7 +82,7 @@ static void adam_and_adamw_are_the_papers(void **state)
 
 static void sgd_case(int64_t n, double momentum, int64_t step, bool with_buffer, bool nesterov)
 {
-	const dk_sgd_args a = {.learning_rate = 0.05, .momentum = momentum,
+	const dk_update_args a = {.rule = DK_SGD, .learning_rate = 0.05, .momentum = momentum,
 		.weight_decay = 0.01, .step = step, .grad_scale = 0.5, .nesterov = nesterov};
 
 	fill(n);
@@ -94,7 +94,7 @@ static void sgd_case(int64_t n, double momentum, int64_t step, bool with_buffer,
 		}
 		want[i] -= a.learning_rate * g;
 	}
-	dk_sgd(param, grad, with_buffer ? m : NULL, n, &a);
+	dk_update(param, grad, with_buffer ? m : NULL, NULL, n, &a);
 	for (int64_t i = 0; i < n; i++) {
 		assert_near(param[i], want[i]);
 		assert_near(m[i], want_m[i]);
@@ -230,17 +230,17 @@ static void f16_is_the_nearest(void **state)
 static void updates_leave_what_they_made_in_bf16_too(void **state)
 {
 	static uint16_t rounded[LONGEST], want_rounded[LONGEST];
-	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
 		.epsilon = 1e-8, .step = 3, .grad_scale = 0.25, .rounded = rounded};
-	const dk_sgd_args s = {.learning_rate = 0.05, .grad_scale = 0.5, .rounded = rounded};
+	const dk_update_args s = {.rule = DK_SGD, .learning_rate = 0.05, .grad_scale = 0.5, .rounded = rounded};
 
 	(void)state;
 	fill(LONGEST);
-	dk_adamw(param, grad, m, v, LONGEST, &a);
+	dk_update(param, grad, m, v, LONGEST, &a);
 	dk_to_bf16(want_rounded, param, LONGEST);
 	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
 	fill(LONGEST);
-	dk_sgd(param, grad, NULL, LONGEST, &s);
+	dk_update(param, grad, NULL, NULL, LONGEST, &s);
 	dk_to_bf16(want_rounded, param, LONGEST);
 	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
 }
@@ -257,7 +257,7 @@ static void scale_is_a_product(void **state)
 
 static void threads_do_not_change_a_bit(void **state)
 {
-	const dk_adamw_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
+	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
 		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
 	static float kept[LONGEST];
 	int before = dk_threads();
@@ -269,12 +269,12 @@ static void threads_do_not_change_a_bit(void **state)
 	dk_set_threads(1);
 	fill(LONGEST);
 	double sum = dk_sum_squares(grad, LONGEST);
-	dk_adamw(param, grad, m, v, LONGEST, &a);
+	dk_update(param, grad, m, v, LONGEST, &a);
 	memcpy(kept, param, sizeof(kept));
 	dk_set_threads(3);
 	fill(LONGEST);
 	double sum3 = dk_sum_squares(grad, LONGEST);
-	dk_adamw(param, grad, m, v, LONGEST, &a);
+	dk_update(param, grad, m, v, LONGEST, &a);
 	dk_set_threads(before);
 	assert_memory_equal(kept, param, sizeof(kept));
 	assert_memory_equal(&sum, &sum3, sizeof(sum));
@@ -282,11 +282,9 @@ static void threads_do_not_change_a_bit(void **state)
 
 static void instruction_sets_give_the_same_bits(void **state)
 {
-	const dk_adamw_consts c = {.grad_scale = 0.3f, .decay = 0.999f, .beta1 = 0.9f,
-		.one_beta1 = 0.1f, .beta2 = 0.95f, .one_beta2 = 0.05f,
+	const dk_update_consts c = {.grad_scale = 0.3f, .decay = 0.999f, .beta1 = 0.9f,
+		.one_beta1 = 0.1f, .beta2 = 0.95f, .one_beta2 = 0.05f, .coupled = 0.01f, .momentum = 0.9f,
 		.root_correction2 = 0.4f, .epsilon = 1e-8f, .minus_step_size = -0.01f};
-	const dk_sgd_consts s = {.grad_scale = 0.3f, .weight_decay = 0.01f,
-		.momentum = 0.9f, .minus_learning_rate = -0.1f};
 	static float kept[LONGEST];
 
 	(void)state;
@@ -294,23 +292,20 @@ static void instruction_sets_give_the_same_bits(void **state)
 	double sum = dk_inner_base.sum_squares(grad, LONGEST);
 	double best_sum = dk_inner()->sum_squares(grad, LONGEST);
 	assert_memory_equal(&sum, &best_sum, sizeof(sum));
-	dk_inner_base.adamw(param, grad, m, v, LONGEST, &c);
-	memcpy(kept, param, sizeof(kept));
-	fill(LONGEST);
-	dk_inner()->adamw(param, grad, m, v, LONGEST, &c);
-	assert_memory_equal(kept, param, sizeof(kept));
-	fill(LONGEST);
-	dk_inner_base.sgd(param, grad, m, LONGEST, &s);
-	memcpy(kept, param, sizeof(kept));
-	fill(LONGEST);
-	dk_inner()->sgd(param, grad, m, LONGEST, &s);
-	assert_memory_equal(kept, param, sizeof(kept));
+	for (int rule = 0; rule < DK_RULES; rule++) {
+		fill(LONGEST);
+		dk_inner_base.update[rule](param, grad, m, v, LONGEST, &c);
+		memcpy(kept, param, sizeof(kept));
+		fill(LONGEST);
+		dk_inner()->update[rule](param, grad, m, v, LONGEST, &c);
+		assert_memory_equal(kept, param, sizeof(kept));
+	}
 }
 
 /* What the instruction sets leave in grad and m of the same numbers. */
 static void run_parts(const struct dk_inner *inner, float *results)
 {
-	const dk_adamw_consts c = {.grad_scale = 0.3f, .beta1 = 0.9f, .one_beta1 = 0.1f, .beta2 = 0.95f,
+	const dk_update_consts c = {.grad_scale = 0.3f, .beta1 = 0.9f, .one_beta1 = 0.1f, .beta2 = 0.95f,
 		.one_beta2 = 0.05f, .root_correction2 = 0.4f, .epsilon = 1e-8f, .minus_step_size = -1.5f,
 		.coupled = 0.1f};
 

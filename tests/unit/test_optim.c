@@ -284,14 +284,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t seen[THREADS];
 static int seen_count;
 
-void __real_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-                     const dk_adamw_args *args);
-void __wrap_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-                     const dk_adamw_args *args);
+void __real_dk_update(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_update_args *args);
+void __wrap_dk_update(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_update_args *args);
 
 /* Notes which threads update. */
-void __wrap_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
-                     const dk_adamw_args *args)
+void __wrap_dk_update(float *param, float *grad, float *m, float *v, int64_t n,
+                     const dk_update_args *args)
 {
 	int i = 0;
 
@@ -301,7 +301,7 @@ void __wrap_dk_adamw(float *param, float *grad, float *m, float *v, int64_t n,
 	if (i == seen_count && seen_count < THREADS)
 		seen[seen_count++] = pthread_self();
 	pthread_mutex_unlock(&lock);
-	__real_dk_adamw(param, grad, m, v, n, args);
+	__real_dk_update(param, grad, m, v, n, args);
 }
 
 static void all_threads_update_and_change_no_bit(void **state)
