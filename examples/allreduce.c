@@ -318,7 +318,7 @@ static int run(const struct options *options)
 
 int main(int argc, char **argv)
 {
-	struct options options = { .ddp = { .size = sizeof(ddp_options) }, .count = 1 << 20, .iterations = 1 };
+	struct options options = { .ddp = DDP_OPTIONS, .count = 1 << 20, .iterations = 1 };
 	ddp_spawn_result spawned = { .is_rank = true };
 
 	int code = parse_options(argc, argv, &options);

@@ -56,7 +56,9 @@ static ddp_status read_sample(void *self, int64_t index, void *sample)
 static ddp_model *make_model(int width)
 {
 	const ddp_param params[] = {{.name = "weight", .ndim = 1, .shape = {width}}};
-	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1};
+	ddp_model_options options = DDP_MODEL_OPTIONS;
+	options.optimizer = DDP_SGD;
+	options.learning_rate = 0.1;
 	ddp_model *model;
 
 	check(ddp_model_create(context, params, 1, &options, &model));
@@ -66,7 +68,8 @@ static ddp_model *make_model(int width)
 static ddp_loader *make_loader(int64_t samples)
 {
 	const ddp_dataset dataset = {.size = samples, .sample_bytes = sizeof(float), .read = read_sample};
-	const ddp_loader_options options = {.size = sizeof(options), .batch_size = BATCH};
+	ddp_loader_options options = DDP_LOADER_OPTIONS;
+	options.batch_size = BATCH;
 	ddp_loader *loader;
 
 	check(ddp_loader_create(context, &dataset, &options, &loader));
@@ -279,7 +282,8 @@ static const struct mistake *find(const char *name)
 
 static int run(const struct mistake *mistake)
 {
-	const ddp_options options = {.size = sizeof(options), .timeout_ms = TIMEOUT_MS};
+	ddp_options options = DDP_OPTIONS;
+	options.timeout_ms = TIMEOUT_MS;
 
 	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
 	check(ddp_init(&options, &context));

@@ -100,8 +100,9 @@ static int train(const struct options *o)
 {
 	const ddp_param params[PARAMS] = {[WEIGHT] = {.name = "weight", .ndim = 1, .shape = {2}},
 		[BIAS] = {.name = "bias", .ndim = 1, .shape = {1}}};
-	const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD,
-		.learning_rate = o->learning_rate};
+	ddp_model_options options = DDP_MODEL_OPTIONS;
+	options.optimizer = DDP_SGD;
+	options.learning_rate = o->learning_rate;
 	ddp_context *context;
 	ddp_model *model;
 	ddp_step_stats stats = {0};

@@ -163,8 +163,11 @@ static void must(bool possible, const char *what)
 
 static void make_model(struct bench *b, enum mode mode)
 {
-	const ddp_model_options options = {.size = sizeof(options), .beta2 = 0.95, .weight_decay = 0.1,
-		.clip_norm = 1, .shard = DDP_SHARD_NONE};
+	ddp_model_options options = DDP_MODEL_OPTIONS;
+	options.beta2 = 0.95;
+	options.weight_decay = 0.1;
+	options.clip_norm = 1;
+	options.shard = DDP_SHARD_NONE;
 
 	int count;
 	const ddp_param *params = gpt_params(b->net, &count);

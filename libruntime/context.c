@@ -38,8 +38,9 @@ static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
 	int64_t seconds;
 
 	*timeout_ms = DEFAULT_TIMEOUT_MS;
-	if (options->timeout_ms < 0)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_init: timeout_ms is %d", options->timeout_ms);
+	if (options->timeout_ms <= 0 && options->timeout_ms != DDP_AUTO)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: timeout_ms is %d; it must be above 0, or DDP_AUTO",
+		                options->timeout_ms);
 	if (options->timeout_ms > 0) {
 		*timeout_ms = options->timeout_ms;
 		return DDP_OK;
@@ -165,7 +166,7 @@ static ddp_status release(ddp_context *context)
 
 ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 {
-	ddp_options options;
+	ddp_options options = DDP_OPTIONS;
 
 	if (context == NULL)
 		return ddp_fail_null("ddp_init", "context");

@@ -76,8 +76,10 @@ static bool fail_library(struct trainer *t, ddp_status status)
 static bool start_library(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_options options = {.size = sizeof(options), .metrics_path = o->metrics,
-	                             .trace_dir = o->trace, .device = o->device};
+	ddp_options options = DDP_OPTIONS;
+	options.metrics_path = o->metrics;
+	options.trace_dir = o->trace;
+	options.device = o->device;
 
 	ddp_set_log(ddp_log_stderr, NULL, o->verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	ddp_status status = ddp_init(&options, &t->context);
@@ -94,12 +96,17 @@ static bool start_library(struct trainer *t)
 static bool open_data(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch,
-	                                    .seed = o->seed, .readers = o->readers};
+	ddp_loader_options options = DDP_LOADER_OPTIONS;
+	options.batch_size = o->batch;
+	options.seed = o->seed;
+	options.readers = o->readers;
 
 	/* Each sample once, whatever the number of ranks. */
-	const ddp_loader_options once = {.size = sizeof(once), .batch_size = o->batch, .sequential = true,
-	                                 .tail = DDP_TAIL_UNEVEN, .readers = o->readers};
+	ddp_loader_options once = DDP_LOADER_OPTIONS;
+	once.batch_size = o->batch;
+	once.sequential = true;
+	once.tail = DDP_TAIL_UNEVEN;
+	once.readers = o->readers;
 
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)
@@ -215,21 +222,31 @@ static ddp_status make_params(struct trainer *t, const ddp_model_options *option
 static double momentum_of(const gpt_options *o)
 {
 	if (o->momentum < 0)
-		return o->optimizer == DDP_SGD ? 0.9 : 0;
-	return o->momentum > 0 ? o->momentum : DDP_ZERO;
+		return o->optimizer == DDP_SGD ? 0.9 : DDP_AUTO;
+	return o->momentum;
 }
 
 static bool make_model(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_model_options options = {.size = sizeof(options), .bucket_mb = o->bucket_mb,
-		.optimizer = o->optimizer, .momentum = momentum_of(o), .muon_match_rms = true,
-		.learning_rate = o->learning_rate, .beta2 = 0.95, .weight_decay = o->weight_decay,
-		.clip_norm = o->clip, .shard = o->shard, .late_gather = true, .compress = o->compress,
-		.powersgd_rank = o->powersgd_rank, .powersgd_start = o->powersgd_start, .local_steps = o->local_steps,
-		.local_start = o->local_start,
-		.bf16_params = o->model.mixed,
-		.memory = gpt_on_device(o) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
+	ddp_model_options options = DDP_MODEL_OPTIONS;
+	options.bucket_mb = o->bucket_mb;
+	options.optimizer = o->optimizer;
+	options.momentum = momentum_of(o);
+	options.muon.match_rms = true;
+	options.learning_rate = o->learning_rate;
+	options.beta2 = 0.95;
+	options.weight_decay = o->weight_decay;
+	options.clip_norm = o->clip;
+	options.shard = o->shard;
+	options.late_gather = true;
+	options.compress = o->compress;
+	options.powersgd.rank = o->powersgd_rank;
+	options.powersgd.start = o->powersgd_start;
+	options.local_sgd.steps = o->local_steps;
+	options.local_sgd.start = o->local_start;
+	options.bf16_params = o->model.mixed;
+	options.memory = gpt_on_device(o) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
 	int count;
 
 	if (!create_model(t))
@@ -413,13 +430,25 @@ static int64_t parameter_count(const struct trainer *t)
 static bool train(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const ddp_schedule schedule = {.size = sizeof(schedule), .kind = o->schedule, .peak = o->learning_rate,
-		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
-	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps,
-	                                   .accumulate = o->accumulate,
-		.checkpoint_dir = o->checkpoint, .checkpoint_every = o->checkpoint_every,
-		.checkpoint_keep = o->keep, .checkpoint_async = o->checkpoint_async, .resume = o->resume, .schedule = &schedule,
-		.on_step = on_step, .user = t, .stop_signal = SIGTERM};
+	ddp_schedule schedule = DDP_SCHEDULE;
+	schedule.kind = o->schedule;
+	schedule.peak = o->learning_rate;
+	schedule.floor = o->learning_rate / 10;
+	schedule.warmup = o->warmup;
+	schedule.total = o->steps;
+	schedule.decay = o->decay;
+	ddp_train_options options = DDP_TRAIN_OPTIONS;
+	options.steps = o->steps;
+	options.accumulate = o->accumulate;
+	options.checkpoint_dir = o->checkpoint;
+	options.checkpoint_every = o->checkpoint_every;
+	options.checkpoint_keep = o->keep;
+	options.checkpoint_async = o->checkpoint_async;
+	options.resume = o->resume;
+	options.schedule = &schedule;
+	options.on_step = on_step;
+	options.user = t;
+	options.stop_signal = SIGTERM;
 	ddp_summary summary;
 	double tested[2] = {0};
 

@@ -53,8 +53,7 @@ static const struct described described[] = {
 	{"tokens-per-update", "N", OPT_TOKENS_PER_UPDATE, "of all ranks together: says how many micro-batches a "
 	                                                 "step has"},
 	{"steps", "N", OPT_STEPS, "steps in all, also when resumed (200)"},
-	{"optimizer", "NAME", OPT_OPTIMIZER, "adamw (default), sgd, adam, lamb, adafactor, or muon, with AdamW for "
-	                                     "what is no matrix of a layer"},
+	{"optimizer", "NAME", OPT_OPTIMIZER, NULL}, /* see print_help() */
 	{"lr", "X", OPT_LR, "peak learning rate (1e-3)"},
 	{"schedule", "NAME", OPT_SCHEDULE, "how it goes after the warm-up: cosine, to a tenth (default); linear, to a "
 	                                   "tenth; wsd, at the end only; inverse-root; constant"},
@@ -113,14 +112,18 @@ static void print_help(void)
 	       "with --spawn on this host alone.\n\n");
 	for (int i = 0; i < DESCRIBED; i++) {
 		const struct described *d = &described[i];
-		char left[32];
+		char left[32], names[128];
 		if (d->name == NULL) {
 			printf("\n%s\n", d->help);
 			continue;
 		}
 		snprintf(left, sizeof(left), "--%s%s%s", d->name, d->argument != NULL ? " " : "",
 		         d->argument != NULL ? d->argument : "");
-		printf("  %-24s %s\n", left, d->help);
+		if (d->id == OPT_OPTIMIZER)
+			printf("  %-24s %s (adamw); muon takes AdamW for what is no matrix of a layer\n", left,
+			       recipe_list(optimizer_name, names, sizeof(names)));
+		else
+			printf("  %-24s %s\n", left, d->help);
 	}
 }
 
@@ -222,11 +225,21 @@ static bool read_compression(const char *text, ddp_compression *compress)
 	return true;
 }
 
+static bool read_recipe(enum option_id id, const char *text, recipe_name *name, int *which)
+{
+	char names[128];
+
+	*which = recipe_of(name, text);
+	if (*which < 0)
+		fprintf(stderr, "gpt: --%s %s: choose %s\n", option_name(id), text, recipe_list(name, names, sizeof(names)));
+	return *which >= 0;
+}
+
 static bool read_optimizer(const char *text, ddp_optimizer *optimizer)
 {
-	int which = 0;
+	int which;
 
-	if (!read_name(OPT_OPTIMIZER, text, optimizer_names, OPTIMIZER_NAMES, &which))
+	if (!read_recipe(OPT_OPTIMIZER, text, optimizer_name, &which))
 		return false;
 	*optimizer = (ddp_optimizer)which;
 	return true;
@@ -234,9 +247,9 @@ static bool read_optimizer(const char *text, ddp_optimizer *optimizer)
 
 static bool read_schedule(const char *text, ddp_schedule_kind *schedule)
 {
-	int which = 0;
+	int which;
 
-	if (!read_name(OPT_SCHEDULE, text, schedule_names, SCHEDULE_NAMES, &which))
+	if (!read_recipe(OPT_SCHEDULE, text, schedule_name, &which))
 		return false;
 	*schedule = (ddp_schedule_kind)which;
 	return true;
@@ -435,7 +448,7 @@ gpt_parsed gpt_parse(int argc, char **argv, gpt_options *o)
 				(int)described[i].id};
 	options[count] = (struct option){0};
 
-	*o = (gpt_options){.named = -1, .batch = 8, .schedule = DDP_SCHEDULE_COSINE, .momentum = -1, .steps = 200, .learning_rate = 1e-3,
+	*o = (gpt_options){.named = -1, .batch = 8, .schedule = DDP_SCHEDULE_COSINE, .momentum = -1, .steps = 200, .decay = DDP_AUTO, .readers = 1, .bucket_mb = DDP_AUTO, .learning_rate = 1e-3,
 		.weight_decay = 0.1, .clip = 1, .warmup = -1, .powersgd_rank = 4, .powersgd_start = -1, .local_start = -1, .seed = 1, .keep = 3, .stopped_exit = EXIT_STOPPED};
 	while ((id = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		if (id == OPT_HELP) {

@@ -32,13 +32,13 @@ typedef struct gpt_options {
 	int powersgd_rank;
 	int64_t local_steps, local_start; /* the latter -1: with the end of the warm-up */
 	int64_t powersgd_start; /* -1: with the end of the warm-up */
-	double bucket_mb;
+	double bucket_mb;        /* or DDP_AUTO */
 	const char *device;      /* NULL: the host */
 	bool tf32;               /* its matrix products may round to TF32 */
 	bool no_graphs;          /* it is given kernels one by one */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */
-	int readers;             /* threads that read ahead; 0: one */
+	int readers;             /* threads that read ahead */
 	int generate;
 	bool json, verbose;
 	int stopped_exit;        /* code of a training that was stopped before its last step */

@@ -271,13 +271,20 @@ static void open_training(ddp_context *context, const options *o, training *t)
 	t->tokens = allocate((size_t)(micro * t->config.batch * t->config.length), sizeof(*t->tokens));
 	t->targets = allocate((size_t)(micro * t->config.batch * t->config.length), sizeof(*t->targets));
 	const ddp_param *params = part_params(t->part, &count);
-	check(ddp_model_create(context, params, count, &(ddp_model_options){.size = sizeof(ddp_model_options),
-		.learning_rate = o->learning_rate, .weight_decay = 0.1, .comm = t->copies}, &t->model));
+	ddp_model_options model_options = DDP_MODEL_OPTIONS;
+	model_options.learning_rate = o->learning_rate;
+	model_options.weight_decay = 0.1;
+	model_options.comm = t->copies;
+	check(ddp_model_create(context, params, count, &model_options, &t->model));
 	part_begin(t->part, t->model);
 	check(ddp_model_broadcast_params(t->model));
-	check(ddp_loader_create(context, &dataset, &(ddp_loader_options){.size = sizeof(ddp_loader_options),
-		.batch_size = t->config.batch, .seed = 1, .tail = DDP_TAIL_DROP, .accumulate = micro, .comm = t->copies},
-		&t->loader));
+	ddp_loader_options loader_options = DDP_LOADER_OPTIONS;
+	loader_options.batch_size = t->config.batch;
+	loader_options.seed = 1;
+	loader_options.tail = DDP_TAIL_DROP;
+	loader_options.accumulate = micro;
+	loader_options.comm = t->copies;
+	check(ddp_loader_create(context, &dataset, &loader_options, &t->loader));
 }
 
 static void close_training(training *t)

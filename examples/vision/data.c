@@ -3,15 +3,18 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 ddp_image_transform vision_transform(vision_data data, bool augment, uint64_t seed)
 {
-	ddp_image_transform t = {.size = sizeof(t), .mean = {0.1307f}, .deviation = {0.3081f}};
+	static const float means[][3] = {[VISION_MNIST] = {0.1307f}, [VISION_CIFAR10] = {0.4914f, 0.4822f, 0.4465f}};
+	static const float deviations[][3] = {[VISION_MNIST] = {0.3081f, 1, 1},
+		[VISION_CIFAR10] = {0.2470f, 0.2435f, 0.2616f}};
+	ddp_image_transform t = DDP_IMAGE_TRANSFORM;
 
-	if (data == VISION_CIFAR10)
-		t = (ddp_image_transform){.size = sizeof(t), .mean = {0.4914f, 0.4822f, 0.4465f},
-			.deviation = {0.2470f, 0.2435f, 0.2616f}};
+	memcpy(t.mean, means[data], sizeof(means[data]));
+	memcpy(t.deviation, deviations[data], sizeof(deviations[data]));
 	if (augment) {
 		t.crop_padding = 4;
 		t.flip = data == VISION_CIFAR10; /* a mirrored digit is none */

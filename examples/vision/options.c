@@ -20,6 +20,8 @@ static const char resnet_help[] =
 
 static void print_help(const vision_example *e)
 {
+	char names[128];
+
 	printf("usage: %s --data DIR [OPTION]...\n"
 	       "%s\n"
 	       "Start it with srun --ddp, or with --spawn.\n"
@@ -30,7 +32,7 @@ static void print_help(const vision_example *e)
 	       "  --images-per-update N  of all ranks together: says how many micro-batches a\n"
 	       "                    step has (1)\n"
 	       "  --steps N         steps in all, also when resumed (200)\n"
-	       "  --optimizer NAME  sgd (default), adamw, adam, lamb, adafactor or muon\n"
+	       "  --optimizer NAME  %s (sgd)\n"
 	       "  --lr X            learning rate (%g)\n"
 	       "  --schedule NAME   cosine, to a tenth (default); linear, to a tenth; wsd, at\n"
 	       "                    the end only; inverse-root; constant\n"
@@ -56,8 +58,8 @@ static void print_help(const vision_example *e)
 	       "  --version         tell the version and exit\n"
 	       "  --help            this text\n"
 	       "%s",
-	       e->name, e->about, e->data == VISION_MNIST ? "MNIST" : "CIFAR-10", e->batch, e->learning_rate,
-	       e->momentum, e->weight_decay, e->resnet ? resnet_help : "");
+	       e->name, e->about, e->data == VISION_MNIST ? "MNIST" : "CIFAR-10", e->batch,
+	       recipe_list(optimizer_name, names, sizeof(names)), e->learning_rate, e->momentum, e->weight_decay, e->resnet ? resnet_help : "");
 }
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
@@ -134,6 +136,16 @@ static bool read_name(const char *name, const char *text, const char *const *nam
 	return false;
 }
 
+static bool read_recipe(const char *name, const char *text, recipe_name *recipe, int *which)
+{
+	char names[128];
+
+	*which = recipe_of(recipe, text);
+	if (*which < 0)
+		fprintf(stderr, "%s: \"%s\" is none of %s\n", name, text, recipe_list(recipe, names, sizeof(names)));
+	return *which >= 0;
+}
+
 static bool take(vision_options *o, int id, const char *name, const char *text)
 {
 	const int64_t most = INT64_C(1) << 40;
@@ -147,12 +159,12 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_STEPS: return read_integer(name, text, 1, most, &o->steps);
 	case OPT_LR: return read_real(name, text, &o->learning_rate);
 	case OPT_OPTIMIZER:
-		if (!read_name(name, text, optimizer_names, OPTIMIZER_NAMES, &which))
+		if (!read_recipe(name, text, optimizer_name, &which))
 			return false;
 		o->optimizer = (ddp_optimizer)which;
 		return true;
 	case OPT_SCHEDULE:
-		if (!read_name(name, text, schedule_names, SCHEDULE_NAMES, &which))
+		if (!read_recipe(name, text, schedule_name, &which))
 			return false;
 		o->schedule = (ddp_schedule_kind)which;
 		return true;
@@ -198,7 +210,7 @@ vision_parsed vision_parse(int argc, char **argv, const vision_example *e, visio
 	struct option taken[sizeof(known) / sizeof(known[0])];
 	int id, index = 0;
 
-	*o = (vision_options){.batch = e->batch, .steps = 200, .optimizer = DDP_SGD,
+	*o = (vision_options){.batch = e->batch, .steps = 200, .optimizer = DDP_SGD, .decay = DDP_AUTO, .readers = 1,
 		.schedule = DDP_SCHEDULE_COSINE, .learning_rate = e->learning_rate,
 		.momentum = e->momentum, .weight_decay = e->weight_decay, .seed = 1,
 		.stopped_exit = 75 /* EX_TEMPFAIL: it may be started again */,

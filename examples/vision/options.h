@@ -9,7 +9,7 @@
 struct vision_options {
 	const char *data;                /* a folder */
 	int batch, spawn, threads;       /* spawn 0: ranks come from the launcher */
-	int readers;                     /* threads that read ahead; 0: one */
+	int readers;                     /* threads that read ahead */
 	int64_t steps, images_per_update, warmup, decay; /* images 0: those of one batch */
 	ddp_optimizer optimizer;
 	ddp_schedule_kind schedule;

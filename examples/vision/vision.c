@@ -82,8 +82,10 @@ static bool fine(struct trainer *t, ddp_status status)
 
 static bool start_library(struct trainer *t)
 {
-	const ddp_options options = {.size = sizeof(options), .metrics_path = t->options.metrics,
-		.trace_dir = t->options.trace, .device = t->options.device};
+	ddp_options options = DDP_OPTIONS;
+	options.metrics_path = t->options.metrics;
+	options.trace_dir = t->options.trace;
+	options.device = t->options.device;
 
 	ddp_set_log(ddp_log_stderr, NULL, t->options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
 	if (!fine(t, ddp_init(&options, &t->context)))
@@ -100,8 +102,10 @@ static bool start_library(struct trainer *t)
 static bool open_data(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_loader_options options = {.size = sizeof(options), .batch_size = o->batch, .seed = o->seed,
-		.readers = o->readers};
+	ddp_loader_options options = DDP_LOADER_OPTIONS;
+	options.batch_size = o->batch;
+	options.seed = o->seed;
+	options.readers = o->readers;
 
 	t->transform = vision_transform(t->example->data, t->example->augment && !o->plain, o->seed);
 	if (!fine(t, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
@@ -209,10 +213,13 @@ static bool make_net(struct trainer *t)
 static bool make_model(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_model_options options = {.size = sizeof(options), .optimizer = o->optimizer,
-		.learning_rate = o->learning_rate, .momentum = o->momentum > 0 ? o->momentum : DDP_ZERO,
-		.muon_match_rms = true, .weight_decay = o->weight_decay,
-		.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST};
+	ddp_model_options options = DDP_MODEL_OPTIONS;
+	options.optimizer = o->optimizer;
+	options.learning_rate = o->learning_rate;
+	options.momentum = o->momentum;
+	options.muon.match_rms = true;
+	options.weight_decay = o->weight_decay;
+	options.memory = t->kernels != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
 	int count;
 
 	if (!make_net(t))
@@ -327,11 +334,22 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 static bool train(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const ddp_schedule schedule = {.size = sizeof(schedule), .kind = o->schedule, .peak = o->learning_rate,
-		.floor = o->learning_rate / 10, .warmup = o->warmup, .total = o->steps, .decay = o->decay};
-	const ddp_train_options options = {.size = sizeof(options), .steps = o->steps, .accumulate = t->accumulate,
-		.checkpoint_dir = o->checkpoint,
-		.resume = o->resume, .schedule = &schedule, .on_step = on_step, .user = t, .stop_signal = SIGTERM};
+	ddp_schedule schedule = DDP_SCHEDULE;
+	schedule.kind = o->schedule;
+	schedule.peak = o->learning_rate;
+	schedule.floor = o->learning_rate / 10;
+	schedule.warmup = o->warmup;
+	schedule.total = o->steps;
+	schedule.decay = o->decay;
+	ddp_train_options options = DDP_TRAIN_OPTIONS;
+	options.steps = o->steps;
+	options.accumulate = t->accumulate;
+	options.checkpoint_dir = o->checkpoint;
+	options.resume = o->resume;
+	options.schedule = &schedule;
+	options.on_step = on_step;
+	options.user = t;
+	options.stop_signal = SIGTERM;
 	ddp_summary summary;
 
 	progress_start(&t->progress, stdout, o->steps, "images");
@@ -392,8 +410,11 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 
 static bool test(struct trainer *t)
 {
-	const ddp_loader_options options = {.size = sizeof(options), .batch_size = t->options.batch, .sequential = true,
-		.tail = DDP_TAIL_UNEVEN, .readers = t->options.readers};
+	ddp_loader_options options = DDP_LOADER_OPTIONS;
+	options.batch_size = t->options.batch;
+	options.sequential = true;
+	options.tail = DDP_TAIL_UNEVEN;
+	options.readers = t->options.readers;
 	ddp_dataset dataset = {0};
 	ddp_loader *loader = NULL;
 	ddp_image_shape shape;

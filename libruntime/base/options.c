@@ -10,15 +10,13 @@ enum { BYTES_MAX = 4096 };
 
 ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes)
 {
-	size_t size = bytes;
+	size_t size;
 
-	memset(options, 0, bytes);
-	memcpy(options, &size, sizeof(size));
 	if (given == NULL)
 		return DDP_OK;
 	memcpy(&size, given, sizeof(size));
 	if (size < sizeof(size) || size > BYTES_MAX || size % sizeof(size) != 0)
-		return ddp_fail(DDP_ERR_INVALID, "the size of a %s is %zu; set .size = sizeof(%s)", type, size, type);
+		return ddp_fail(DDP_ERR_INVALID, "the size of a %s is %zu; it begins as its initialiser, which says its size", type, size);
 	for (size_t i = bytes; i < size; i++) {
 		if (((const char *)given)[i] != 0)
 			return ddp_fail(DDP_ERR_INVALID, "a %s of %zu bytes sets an option that libddp %s does not know: "

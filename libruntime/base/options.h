@@ -8,8 +8,9 @@
 #include "ddp.h"
 
 /*
- * Copies options of the given type (its name), of which this library knows `bytes`. What
- * a program was compiled without is 0, and so is all if `given` is NULL. DDP_ERR_INVALID:
+ * Copies options of the given type (its name), of which this library knows `bytes`, over
+ * the defaults, which `options` has. What a program was compiled without keeps its default,
+ * and so does all if `given` is NULL. DDP_ERR_INVALID:
  * the size is none that such a structure can have, or the program sets what this library
  * does not know.
  */

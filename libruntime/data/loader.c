@@ -26,7 +26,7 @@
 #include "data/sampler.h"
 #include "watch/watch.h"
 
-enum { PREFETCH_DEFAULT = 2, PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
+enum { PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
 
 struct slot {
 	char *data;
@@ -286,14 +286,14 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 	if (options->batch_size < 1)
 		return ddp_fail(DDP_ERR_INVALID, "loader: batch_size is %d, must be at least 1",
 		                options->batch_size);
-	if (options->accumulate < 0)
-		return ddp_fail(DDP_ERR_INVALID, "loader: accumulate is %d, must be at least 1, or 0 for its default",
+	if (options->accumulate < 1 && options->accumulate != DDP_AUTO)
+		return ddp_fail(DDP_ERR_INVALID, "loader: accumulate is %d, must be at least 1, or DDP_AUTO",
 		                options->accumulate);
 	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
 		                options->prefetch, PREFETCH_MAX);
-	if (options->readers < 0 || options->readers > READERS_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "loader: readers is %d, must be 0 .. %d",
+	if (options->readers < 1 || options->readers > READERS_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "loader: readers is %d, must be 1 .. %d",
 		                options->readers, READERS_MAX);
 	return DDP_OK;
 }
@@ -340,7 +340,7 @@ static ddp_status make_readers(ddp_loader *loader)
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
                            const ddp_loader_options *given, ddp_loader **loader)
 {
-	ddp_loader_options options;
+	ddp_loader_options options = DDP_LOADER_OPTIONS;
 
 	ddp_status status = ddp_options_copy("ddp_loader_options", given, &options, sizeof(options));
 	if (status == DDP_OK)
@@ -353,10 +353,6 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a loader");
 	made->dataset = *dataset;
 	made->options = options;
-	if (made->options.readers == 0)
-		made->options.readers = 1;
-	if (made->options.prefetch == 0)
-		made->options.prefetch = PREFETCH_DEFAULT;
 	if (made->options.prefetch < made->options.readers)
 		made->options.prefetch = made->options.readers;
 	made->rank = rank;

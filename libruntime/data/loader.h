@@ -21,7 +21,7 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 /* Whose share of the samples it reads: that of rank *rank of *ranks. */
 void ddp_loader_place(const ddp_loader *loader, int *rank, int *ranks);
 
-/* Batches of each rank that make an update; 0: the program has not said. */
+/* Batches of each rank that make an update; DDP_AUTO: the program has not said. */
 int ddp_loader_accumulate(const ddp_loader *loader);
 /*
  * Cuts epochs into updates of so many batches, from the next batch on. Local: all ranks give the

@@ -45,7 +45,7 @@ static ddp_status check_transform(const ddp_image_shape *s, const ddp_image_tran
 	if (t->crop_padding < 0 || t->crop_padding > s->height || t->crop_padding > s->width)
 		return ddp_fail(DDP_ERR_INVALID, "crop_padding is %d, must be 0 to the image's size", t->crop_padding);
 	for (int c = 0; c < s->channels; c++)
-		if (!(t->deviation[c] >= 0))
+		if (!(t->deviation[c] > 0))
 			return ddp_fail(DDP_ERR_INVALID, "deviation[%d] is %g, must be above 0", c, t->deviation[c]);
 	return DDP_OK;
 }
@@ -59,7 +59,7 @@ ddp_status ddp_transform_images(const ddp_image_shape *shape, const ddp_image_tr
 		                     images == NULL ? "images" : "labels");
 	const int64_t area = (int64_t)shape->height * shape->width, size = area * shape->channels;
 	float values[DDP_IMAGE_CHANNELS_MAX][256];
-	ddp_image_transform t = { 0 };
+	ddp_image_transform t = DDP_IMAGE_TRANSFORM;
 
 	ddp_status status = ddp_options_copy("ddp_image_transform", options, &t, sizeof(t));
 	if (status == DDP_OK)
@@ -68,7 +68,7 @@ ddp_status ddp_transform_images(const ddp_image_shape *shape, const ddp_image_tr
 		return status;
 	for (int c = 0; c < shape->channels; c++)
 		for (int byte = 0; byte < 256; byte++)
-			values[c][byte] = ((float)byte / 255 - t.mean[c]) / (t.deviation[c] > 0 ? t.deviation[c] : 1);
+			values[c][byte] = ((float)byte / 255 - t.mean[c]) / t.deviation[c];
 	for (int64_t i = 0; i < count; i++) {
 		const unsigned char *sample = (const unsigned char *)samples + i * (1 + size);
 		const struct view v = draw(&t, first + (uint64_t)i);

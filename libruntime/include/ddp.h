@@ -15,7 +15,10 @@
  *  - The library never ends the process and never prints. Messages go to the callback of
  *    ddp_set_log(). At first there is none.
  *  - An options structure begins with its size, and an initialiser of its name sets the size and all
- *    defaults: `ddp_options options = DDP_OPTIONS;`. A program that was compiled with a shorter
+ *    defaults: `ddp_options options = DDP_OPTIONS;`. The program then sets the fields that it wants to
+ *    differ. A 0 is a 0, and DDP_AUTO lets the library choose, as the field's comment says. In C,
+ *    { DDP_OPTIONS_FIELDS, .timeout_ms = 1000 } does the same in one initialiser, if the program is
+ *    compiled with -Wno-override-init. A program that was compiled with a shorter
  *    structure goes on working with a later library, which takes the defaults for the rest. A
  *    structure without a size, and a longer one with options that this library does not know, are
  *    DDP_ERR_INVALID. Options are copied; their strings need to live for the call only.

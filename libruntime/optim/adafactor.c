@@ -15,9 +15,9 @@
 
 enum { ROWS, COLUMNS, ALL };
 
-static int shape(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *dims)
+static int shape(const ddp_model_options *options, int i, const ddp_slot *slot, int64_t *dims)
 {
-	(void)settings;
+	(void)options;
 	memcpy(dims, slot->shape, (size_t)slot->ndim * sizeof(*dims));
 	if (slot->ndim < 2)
 		return i == ALL ? slot->ndim : -1;
@@ -65,10 +65,10 @@ static void move_matrices(const ddp_optim_span *s, double *mean, double weight)
 /* The gradient over the root of what its square is estimated to be. */
 static void divide(const ddp_optim_span *s, double *mean)
 {
-	const double weight = pow((double)s->step, -s->settings->adafactor_decay);
+	const double weight = pow((double)s->step, -s->options->adafactor.decay);
 	dk_estimate estimate = {
 		.columns = s->state[ALL], .matrices = 1, .height = 1, .width = s->count,
-		.least = (float)fmax(s->settings->epsilon * s->settings->epsilon, FLT_MIN),
+		.least = (float)fmax(s->options->epsilon * s->options->epsilon, FLT_MIN),
 	};
 
 	dk_scale(s->grads, s->count, (float)s->grad_scale);
@@ -79,7 +79,7 @@ static void divide(const ddp_optim_span *s, double *mean)
 		estimate.rows = s->state[ROWS];
 		estimate.columns = s->state[COLUMNS];
 		estimate.mean = mean;
-		estimate.least_mean = s->settings->epsilon;
+		estimate.least_mean = s->options->epsilon;
 		estimate.matrices = matrices_of(s->slot);
 		estimate.height = rows_of(s->slot);
 		estimate.width = columns_of(s->slot);
@@ -89,20 +89,20 @@ static void divide(const ddp_optim_span *s, double *mean)
 
 static void update(const ddp_optim_span *s)
 {
-	const ddp_optim_settings *settings = s->settings;
+	const ddp_model_options *options = s->options;
 	const double relative = fmin(s->learning_rate, 1 / sqrt((double)s->step));
 	double *squares = ddp_optim_doubles(s);
 	/* A step whose root mean square is above `clip` is as long as if it were that. */
 	const dk_ratio scale = {
-		.over = squares, .over_least = settings->adafactor_least_scale, .count = s->count,
-		.under = squares + 1, .under_least = settings->adafactor_clip,
+		.over = squares, .over_least = options->adafactor.least_scale, .count = s->count,
+		.under = squares + 1, .under_least = options->adafactor.clip,
 	};
 
 	dk_sum_squares_at(squares, s->params, s->count);
 	divide(s, squares + 2);
 	dk_sum_squares_at(squares + 1, s->grads, s->count);
 	dk_mix(s->params, s->grads, (float)(1 - s->learning_rate * s->weight_decay),
-	       -relative * settings->adafactor_clip, &scale, s->count);
+	       -relative * options->adafactor.clip, &scale, s->count);
 	dk_zero(s->grads, s->count);
 }
 

@@ -8,7 +8,7 @@ static void update(const ddp_optim_span *s, dk_rule rule, float *m, float *v)
 {
 	const dk_update_args args = {
 		.rule = rule, .learning_rate = s->learning_rate, .weight_decay = s->weight_decay,
-		.beta1 = s->settings->beta1, .beta2 = s->settings->beta2, .epsilon = s->settings->epsilon,
+		.beta1 = s->options->beta1, .beta2 = s->options->beta2, .epsilon = s->options->epsilon,
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 	};
 

@@ -18,8 +18,8 @@ static int64_t work(const ddp_slot *slot)
 static void update(const ddp_optim_span *s)
 {
 	const dk_update_args args = {
-		.learning_rate = 1, .beta1 = s->settings->beta1, .beta2 = s->settings->beta2,
-		.epsilon = s->settings->epsilon, .weight_decay = s->weight_decay, .step = s->step,
+		.learning_rate = 1, .beta1 = s->options->beta1, .beta2 = s->options->beta2,
+		.epsilon = s->options->epsilon, .weight_decay = s->weight_decay, .step = s->step,
 		.grad_scale = s->grad_scale,
 	};
 	double *norms = ddp_optim_doubles(s);

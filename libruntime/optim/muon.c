@@ -22,9 +22,9 @@ static bool is_orthogonal(const ddp_slot *slot)
 	return slot->ndim == 2 && slot->sparse_rows == 0 && !slot->group.adamw;
 }
 
-static int shape(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *dims)
+static int shape(const ddp_model_options *options, int i, const ddp_slot *slot, int64_t *dims)
 {
-	(void)settings;
+	(void)options;
 	memcpy(dims, slot->shape, (size_t)slot->ndim * sizeof(*dims));
 	return (i == MOMENTUM) == is_orthogonal(slot) ? slot->ndim : -1;
 }
@@ -88,7 +88,7 @@ static void orthogonalise(const ddp_optim_span *s)
 
 	dk_sum_squares_at(squares, s->grads, s->count);
 	dk_mix(s->grads, s->grads, 0, 1, &inverse_norm, s->count);
-	for (int i = 0; i < s->settings->muon_iterations; i++)
+	for (int i = 0; i < s->options->muon.iterations; i++)
 		iterate(s->grads, before, square, factor, rows, columns);
 }
 
@@ -97,12 +97,12 @@ static double adjustment(const ddp_optim_span *s)
 {
 	const double rows = (double)s->slot->shape[0], columns = (double)s->slot->shape[1];
 
-	return s->settings->muon_match_rms ? 0.2 * sqrt(fmax(rows, columns)) : sqrt(fmax(1, rows / columns));
+	return s->options->muon.match_rms ? 0.2 * sqrt(fmax(rows, columns)) : sqrt(fmax(1, rows / columns));
 }
 
 static void update(const ddp_optim_span *s)
 {
-	const double momentum = s->settings->momentum;
+	const double momentum = s->options->momentum;
 	const float share = (float)((1 - momentum) * s->grad_scale);
 
 	if (!is_orthogonal(s->slot)) {

@@ -53,7 +53,7 @@ static void place_state(const ddp_optim *optim, int i, int64_t *elements)
 		ddp_kept *kept = kept_of(optim, i, slot);
 
 		memcpy(kept->shape, slot->shape, sizeof(kept->shape));
-		kept->ndim = rule->shape != NULL ? rule->shape(&optim->settings, i, slot, kept->shape) : slot->ndim;
+		kept->ndim = rule->shape != NULL ? rule->shape(&optim->options, i, slot, kept->shape) : slot->ndim;
 		if (kept->ndim < 0)
 			continue;
 		kept->count = 1;
@@ -110,10 +110,10 @@ static ddp_status make_work(ddp_optim *optim)
 	                                      (long long)optim->work_elements * (long long)sizeof(float));
 }
 
-ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
+ddp_status ddp_optim_make(const ddp_model_options *options, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim)
 {
-	ddp_optim made = { .settings = *settings, .rule = ddp_optim_rule_of(settings->kind),
+	ddp_optim made = { .options = *options, .rule = ddp_optim_rule_of(options->optimizer),
 	                   .layout = layout, .borrowed = borrows };
 
 	ddp_status status = make_states(&made);
@@ -221,7 +221,7 @@ static double decay_of(const ddp_optim *optim, const ddp_slot *slot)
 {
 	if (slot->no_decay)
 		return 0;
-	return slot->grouped ? slot->group.weight_decay : optim->settings.weight_decay;
+	return slot->grouped ? slot->group.weight_decay : optim->options.weight_decay;
 }
 
 static bool is_unused(const ddp_update *update, const ddp_slot *slot)
@@ -242,7 +242,7 @@ static ddp_optim_span span_of(const range *r, int64_t begin, int64_t count, cons
 	const int64_t offset = begin - r->begin;
 
 	return (ddp_optim_span){
-		.settings = &optim->settings, .slot = slot,
+		.options = &optim->options, .slot = slot,
 		.params = r->params + offset, .grads = r->grads + offset, .count = count,
 		.learning_rate = r->update->learning_rate * slot->group.learning_rate_factor,
 		.weight_decay = decay_of(optim, slot),

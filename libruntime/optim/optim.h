@@ -12,17 +12,6 @@
 
 enum { DDP_OPTIM_STATES_MAX = 3 };
 
-typedef struct ddp_optim_settings {
-	ddp_optimizer kind;
-	double beta1, beta2, epsilon;
-	double momentum;
-	double weight_decay;
-	bool nesterov;
-	double adafactor_decay, adafactor_least_scale, adafactor_clip;
-	int muon_iterations;
-	bool muon_match_rms;
-} ddp_optim_settings;
-
 /* Where one of the optimizer's states of a parameter is. */
 typedef struct ddp_kept {
 	int64_t offset, count; /* in the state's arena; count 0: there is none */
@@ -33,7 +22,7 @@ typedef struct ddp_kept {
 struct ddp_optim_rule;
 
 typedef struct ddp_optim {
-	ddp_optim_settings settings;
+	ddp_model_options options;
 	const struct ddp_optim_rule *rule;
 	const ddp_layout *layout;
 	int state_count;
@@ -61,14 +50,12 @@ typedef struct ddp_update {
 	bool alone;          /* no other rank updates tensors for this one */
 } ddp_update;
 
-/* As messages name it; NULL: there is no such optimizer. */
-const char *ddp_optimizer_name(ddp_optimizer kind);
 /* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */
 bool ddp_optimizer_is_whole(ddp_optimizer kind);
 
 /* The layout must outlive it. `borrows`: its state is memory that ddp_optim_lend() gives it,
    and so is what it works in, unless work_elements is 0. */
-ddp_status ddp_optim_make(const ddp_optim_settings *settings, const ddp_layout *layout,
+ddp_status ddp_optim_make(const ddp_model_options *options, const ddp_layout *layout,
                           bool borrows, ddp_optim *optim);
 
 /* State i, zeroed, of state_elements[i], and what it works in, aligned to 8 bytes; both

@@ -7,7 +7,7 @@
 
 /* A span is updated at once: a whole tensor, or elements that are all updated alike. */
 typedef struct ddp_optim_span {
-	const ddp_optim_settings *settings;
+	const ddp_model_options *options;
 	const ddp_slot *slot;
 	float *params, *grads;
 	float *state[DDP_OPTIM_STATES_MAX]; /* NULL where there is none */
@@ -29,7 +29,7 @@ typedef struct ddp_optim_rule {
 	const char *state_names[DDP_OPTIM_STATES_MAX];
 	/* Dimensions of state i of a tensor, and their number; -1: it has none. NULL: the
 	   tensor's own. What is not `whole` has those or none. */
-	int (*shape)(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *shape);
+	int (*shape)(const ddp_model_options *options, int i, const ddp_slot *slot, int64_t *shape);
 	/* Numbers of f32 that it works on, which are aligned to 8 bytes. NULL: none. */
 	int64_t (*work)(const ddp_slot *slot);
 	/* The tensor's cost if one rank updates it for all; 0: each rank updates it. NULL: each updates all. */

@@ -31,7 +31,7 @@ static bool ends(ddp_schedule_kind kind)
 
 static int64_t decay_of(const ddp_schedule *s)
 {
-	return s->decay > 0 ? s->decay : s->total / 10;
+	return s->decay != DDP_AUTO ? s->decay : s->total / 10;
 }
 
 /* A copy of what may be an older program's. */
@@ -39,6 +39,7 @@ static ddp_status take(const ddp_schedule *given, ddp_schedule *s)
 {
 	if (given == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "the schedule is NULL");
+	*s = (ddp_schedule)DDP_SCHEDULE;
 	ddp_status status = ddp_options_copy("ddp_schedule", given, s, sizeof(*s));
 	if (status != DDP_OK)
 		return status;
@@ -47,7 +48,7 @@ static ddp_status take(const ddp_schedule *given, ddp_schedule *s)
 	if (!isfinite(s->peak) || s->peak < 0 || !isfinite(s->floor) || s->floor < 0 || s->floor > s->peak)
 		return ddp_fail(DDP_ERR_INVALID, "schedule: peak is %g and floor %g; they must be 0 or more, and floor "
 		                "at most peak", s->peak, s->floor);
-	if (s->warmup < 0 || s->decay < 0 || s->total < 0 || (ends(s->kind) && s->total == 0))
+	if (s->warmup < 0 || (s->decay < 0 && s->decay != DDP_AUTO) || s->total < 0 || (ends(s->kind) && s->total == 0))
 		return ddp_fail(DDP_ERR_INVALID, "schedule: warmup is %lld, decay %lld and total %lld steps; none may be "
 		                "negative, and total must be above 0 where the rate falls to its end",
 		                (long long)s->warmup, (long long)s->decay, (long long)s->total);
@@ -59,6 +60,18 @@ static ddp_status take(const ddp_schedule *given, ddp_schedule *s)
 		                "rate is at its floor, so it would not reach its peak", (long long)s->warmup,
 		                (long long)s->total);
 	return DDP_OK;
+}
+
+const char *ddp_schedule_kind_name(ddp_schedule_kind kind)
+{
+	switch (kind) {
+	case DDP_SCHEDULE_CONSTANT: return "constant";
+	case DDP_SCHEDULE_LINEAR: return "linear";
+	case DDP_SCHEDULE_COSINE: return "cosine";
+	case DDP_SCHEDULE_WSD: return "wsd";
+	case DDP_SCHEDULE_INVERSE_ROOT: return "inverse-root";
+	}
+	return NULL;
 }
 
 ddp_status ddp_schedule_check(const ddp_schedule *schedule)

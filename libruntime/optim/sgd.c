@@ -5,20 +5,20 @@
 #include "kernels.h"
 #include "optim/rule.h"
 
-static int shape(const ddp_optim_settings *settings, int i, const ddp_slot *slot, int64_t *dims)
+static int shape(const ddp_model_options *options, int i, const ddp_slot *slot, int64_t *dims)
 {
 	(void)i;
 	memcpy(dims, slot->shape, (size_t)slot->ndim * sizeof(*dims));
-	return settings->momentum != 0 ? slot->ndim : -1;
+	return options->momentum != 0 ? slot->ndim : -1;
 }
 
 static void update(const ddp_optim_span *s)
 {
 	const dk_update_args args = {
 		.rule = DK_SGD, .learning_rate = s->learning_rate,
-		.momentum = s->settings->momentum, .weight_decay = s->weight_decay,
+		.momentum = s->options->momentum, .weight_decay = s->weight_decay,
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
-		.nesterov = s->settings->nesterov,
+		.nesterov = s->options->nesterov,
 	};
 
 	dk_update(s->params, s->grads, s->state[0], NULL, s->count, &args);

@@ -58,65 +58,37 @@ double ddp_layout_treatment(const ddp_layout *layout)
 	return hash_number(all);
 }
 
-enum { FACT_COUNT, FACT_HASH, FACTS = 42 };
-_Static_assert((int)FACTS <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
+enum { FACT_COUNT, FACT_HASH, FACT_NO_OVERLAP, FACT_NO_COMMUNICATION, FACT_OPTIONS,
+       FACTS_MAX = FACT_OPTIONS + DDP_MODEL_OPTIONS_MAX };
+_Static_assert((int)FACTS_MAX <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
 
-static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings,
-                        ddp_fact *facts)
+/* The same on all ranks. */
+static int fact_count(void)
 {
-	const ddp_optim_settings *optim = &settings->optim;
+	int count = FACT_OPTIONS;
+
+	for (int i = 0; i < ddp_model_option_count; i++)
+		count += !ddp_model_option_table[i].is_local;
+	return count;
+}
+
+static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings, ddp_fact *facts)
+{
+	ddp_fact *next = facts + FACT_OPTIONS;
 	uint64_t hash = HASH_START;
 
 	for (int i = 0; i < layout->count; i++)
 		hash = hash_slot(hash, &layout->slots[layout->slot_of[i]]);
-	const ddp_fact stated[FACTS] = {
-		[FACT_COUNT] = { "the number of parameters", layout->count },
-		[FACT_HASH] = { "the parameters", hash_number(hash) },
-		{ "the bucket size in elements (bucket_mb or DDP_BUCKET_MB)",
-		  (double)settings->bucket_elements },
-		{ "the first bucket's size in elements (first_bucket_mb)",
-		  (double)settings->first_bucket_elements },
-		{ "whether a bucket size is given (bucket_mb, first_bucket_mb or DDP_BUCKET_MB)",
-		  settings->caps_given },
-		{ "the optimizer", optim->kind },
-		{ "learning_rate", settings->learning_rate },
-		{ "beta1", optim->beta1 },
-		{ "beta2", optim->beta2 },
-		{ "epsilon", optim->epsilon },
-		{ "weight_decay", optim->weight_decay },
-		{ "momentum", optim->momentum },
-		{ "nesterov", optim->nesterov },
-		{ "adafactor_decay", optim->adafactor_decay },
-		{ "adafactor_least_scale", optim->adafactor_least_scale },
-		{ "adafactor_clip", optim->adafactor_clip },
-		{ "muon_iterations", optim->muon_iterations },
-		{ "muon_match_rms", optim->muon_match_rms },
-		{ "clip_norm", settings->clip_norm },
-		{ "shard", settings->shard },
-		{ "late_gather", settings->late_gather },
-		{ "compress", settings->compress },
-		{ "powersgd_rank", settings->powersgd.rank },
-		{ "powersgd_seed", settings->powersgd.seed },
-		{ "powersgd_start", (double)settings->powersgd.start_step },
-		{ "powersgd_rate", settings->powersgd.least_rate },
-		{ "powersgd_no_feedback", settings->powersgd.no_feedback },
-		{ "powersgd_no_warm_start", settings->powersgd.no_warm_start },
-		{ "local_steps", (double)settings->local_steps },
-		{ "local_start", (double)settings->local_start },
-		{ "hook", settings->hook.start != NULL },
-		{ "memory", settings->memory },
-		{ "params_memory", settings->params_memory != NULL },
-		{ "grads_memory", settings->grads_memory != NULL },
-		{ "loss", settings->loss },
-		{ "unused", settings->unused },
-		{ "whether DDP_MEASURE is no-overlap", settings->no_overlap },
-		{ "whether DDP_MEASURE is no-communication", settings->no_communication },
-		{ "bf16_params", settings->bf16_params },
-		{ "loss_scaling", settings->loss_scaling },
-		{ "loss_scale", settings->loss_scale },
-		{ "loss_scale_interval", (double)settings->loss_scale_interval },
-	};
-	memcpy(facts, stated, sizeof(stated));
+	facts[FACT_COUNT] = (ddp_fact){ "the number of parameters", layout->count };
+	facts[FACT_HASH] = (ddp_fact){ "the parameters", hash_number(hash) };
+	facts[FACT_NO_OVERLAP] = (ddp_fact){ "whether DDP_MEASURE is no-overlap", settings->no_overlap };
+	facts[FACT_NO_COMMUNICATION] = (ddp_fact){ "whether DDP_MEASURE is no-communication", settings->no_communication };
+	for (int i = 0; i < ddp_model_option_count; i++) {
+		const ddp_option *option = &ddp_model_option_table[i];
+		if (!option->is_local)
+			*next++ = (ddp_fact){ option->told != NULL ? option->told : option->name,
+			                      ddp_option_value(option, &settings->options) };
+	}
 }
 
 static double hash_of(const ddp_layout *layout, int param)
@@ -211,11 +183,11 @@ static ddp_status name_parameter(ddp_comm *comm, const ddp_layout *layout)
 ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *layout,
                            const ddp_model_settings *settings)
 {
-	ddp_fact facts[FACTS];
+	ddp_fact facts[FACTS_MAX];
 	int differs;
 
 	if (mine == DDP_OK)
 		state_facts(layout, settings, facts);
-	ddp_status status = ddp_facts_agree(comm, mine, "model", facts, FACTS, &differs);
+	ddp_status status = ddp_facts_agree(comm, mine, "model", facts, fact_count(), &differs);
 	return differs == FACT_HASH ? name_parameter(comm, layout) : status;
 }

@@ -210,7 +210,7 @@ ddp_status ddp_consensus_check(const ddp_model *model, double weight, const ddp_
 	if (all->wrong != 0)
 		return ddp_fail(DDP_ERR_INVALID, "step %lld: weight %g or learning rate %g is negative or not finite",
 		                step, weight, model->learning_rate);
-	if (all->weight == 0 && model->settings.loss == DDP_LOSS_SUM && all->joined < ranks)
+	if (all->weight == 0 && model->settings.options.loss == DDP_LOSS_SUM && all->joined < ranks)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "step %lld: no rank had a sample (the sum of all weights is 0)", step);
 	double mean = all->rate / ranks;
@@ -232,7 +232,7 @@ int ddp_consensus_active(const ddp_model *model, const ddp_consensus *all)
 
 double ddp_consensus_divisor(const ddp_model *model, const ddp_consensus *all)
 {
-	switch (model->settings.loss) {
+	switch (model->settings.options.loss) {
 	case DDP_LOSS_MEAN: return ddp_consensus_active(model, all) + all->joined;
 	case DDP_LOSS_MEAN_OF_ACTIVE: return ddp_consensus_active(model, all);
 	case DDP_LOSS_SUM: break;

@@ -62,7 +62,7 @@ static ddp_status make_units(ddp_model *model, int ranks)
 
 static ddp_status make_uses(ddp_model *model, int ranks)
 {
-	ddp_status status = ddp_uses_make(model->settings.unused, &model->layout, ranks, &model->uses);
+	ddp_status status = ddp_uses_make(model->settings.options.unused, &model->layout, ranks, &model->uses);
 
 	if (status != DDP_OK)
 		return status;
@@ -116,20 +116,20 @@ static ddp_status check_where(const ddp_model *model, const char *name, const fl
 /* That the program's own arenas are where the model is, and apart. */
 static ddp_status check_memories(const ddp_model *model)
 {
-	const uintptr_t params = (uintptr_t)model->settings.params_memory;
-	const uintptr_t grads = (uintptr_t)model->settings.grads_memory;
+	const uintptr_t params = (uintptr_t)model->settings.options.params_memory;
+	const uintptr_t grads = (uintptr_t)model->settings.options.grads_memory;
 	const size_t params_bytes = (size_t)model->layout.all * sizeof(float);
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 
-	ddp_status status = check_where(model, "params_memory", model->settings.params_memory, params_bytes);
+	ddp_status status = check_where(model, "params_memory", model->settings.options.params_memory, params_bytes);
 	if (status == DDP_OK)
-		status = check_where(model, "grads_memory", model->settings.grads_memory, grads_bytes);
+		status = check_where(model, "grads_memory", model->settings.options.grads_memory, grads_bytes);
 	if (status != DDP_OK || params == 0 || grads == 0 || params + params_bytes <= grads ||
 	    grads + grads_bytes <= params)
 		return status;
 	return ddp_fail(DDP_ERR_INVALID, "model options params_memory (%p, %zu bytes) and grads_memory (%p, %zu bytes) "
-	                "overlap; give each memory of its own", (const void *)model->settings.params_memory,
-	                params_bytes, (const void *)model->settings.grads_memory, grads_bytes);
+	                "overlap; give each memory of its own", (const void *)model->settings.options.params_memory,
+	                params_bytes, (const void *)model->settings.options.grads_memory, grads_bytes);
 }
 
 /* Does the work that can fail on this rank alone. */
@@ -142,7 +142,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status != DDP_OK)
 		return status;
 	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
-	status = ddp_place_open(model->context, model->settings.memory, model->settings.stream,
+	status = ddp_place_open(model->context, model->settings.options.memory, model->settings.options.stream,
 	                        &model->place);
 	if (status != DDP_OK)
 		return status;
@@ -162,7 +162,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 	if (status == DDP_OK)
 		status = make_units(model, ranks);
 	if (status == DDP_OK)
-		status = ddp_optim_make(&model->settings.optim, &model->layout,
+		status = ddp_optim_make(&model->settings.options, &model->layout,
 		                        model->strategy->spreads || model->place.device != NULL, &model->optim);
 	if (status == DDP_OK && ranks > 1)
 		status = ddp_optim_share(&model->optim, ranks, ddp_comm_rank(comm));
@@ -184,17 +184,17 @@ static ddp_status join(ddp_model *model)
 {
 	ddp_comm *comm = model->comm;
 
-	ddp_status status = ddp_arena_open(comm, &model->place, model->settings.params_memory, model->layout.all,
+	ddp_status status = ddp_arena_open(comm, &model->place, model->settings.options.params_memory, model->layout.all,
 	                                   false, &model->params_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's parameters");
 	model->params = model->params_memory.data;
-	status = ddp_arena_open(comm, &model->place, model->settings.grads_memory, model->layout.elements,
+	status = ddp_arena_open(comm, &model->place, model->settings.options.grads_memory, model->layout.elements,
 	                        model->strategy->gives_back, &model->grads_memory);
 	if (status != DDP_OK)
 		return ddp_fail_context(status, "the model's gradients");
 	model->grads = model->grads_memory.data;
-	if (model->settings.bf16_params) {
+	if (model->settings.options.bf16_params) {
 		status = ddp_arena_open(comm, &model->place, NULL, model->layout.buffers / 2,
 		                        model->place.device == NULL, &model->rounded_memory);
 		if (status != DDP_OK)
@@ -240,10 +240,11 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 		ddp_model_free(made);
 		return status;
 	}
-	made->learning_rate = made->settings.learning_rate;
+	made->learning_rate = made->settings.options.learning_rate;
+	const ddp_loss_scaling *scaling = &made->settings.options.loss_scaling;
 	made->scaler = (ddp_scaler){
-		.kind = made->settings.loss_scaling, .scale = made->settings.loss_scale,
-		.interval = made->settings.loss_scale_interval,
+		.kind = scaling->kind, .scale = scaling->kind != DDP_SCALING_NONE ? scaling->initial : 1,
+		.interval = scaling->interval,
 	};
 	made->summary.evaluation_loss = NAN;
 	ddp_watch_begin_step(context->watch, 1, made->plan.count);

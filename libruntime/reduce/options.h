@@ -1,43 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options: a model's options with their defaults filled in and checked. */
+/*
+ * options: the table of a model's options. Their range, what ranks compare, what a checkpoint keeps
+ * of them and what messages call them all come from this table.
+ */
 #ifndef DDP_REDUCE_OPTIONS_H
 #define DDP_REDUCE_OPTIONS_H
 
 #include "optim/optim.h"
 
-/* See ddp_model_options. */
-typedef struct ddp_powersgd_settings {
-	int rank;
-	uint32_t seed;
-	int64_t start_step;
-	double least_rate;
-	bool no_feedback, no_warm_start;
-} ddp_powersgd_settings;
+typedef enum ddp_option_type {
+	DDP_OPTION_FLAG, DDP_OPTION_INT, DDP_OPTION_INT64,
+	DDP_OPTION_UNSIGNED, /* an enum is one, too */
+	DDP_OPTION_NUMBER,
+	DDP_OPTION_ADDRESS   /* its value is 1 if it is given, else 0 */
+} ddp_option_type;
 
+typedef struct ddp_option {
+	const char *name;      /* "powersgd.rank" */
+	size_t offset;         /* in ddp_model_options */
+	ddp_option_type type;
+	double least, most;    /* its range, in which both are */
+	const char *range;     /* the same in words; NULL: it has none */
+	const char *key;       /* its name in checkpoints; NULL: it does not change what training comes to */
+	bool key_is_opposite;  /* a checkpoint holds 1 minus its value */
+	const char *told;      /* what messages about different values call it; NULL: its name */
+	bool may_be_auto;      /* DDP_AUTO is left for who uses it */
+	bool is_local;         /* ranks need not give the same */
+} ddp_option;
+
+/* The table, in the order of ddp_model_options, and its length. */
+enum { DDP_MODEL_OPTIONS_MAX = 56 };
+extern const ddp_option ddp_model_option_table[];
+extern const int ddp_model_option_count;
+
+double ddp_option_value(const ddp_option *option, const ddp_model_options *options);
+
+/* A model's options with defaults for DDP_AUTO, checked, and what follows from them. */
 typedef struct ddp_model_settings {
+	ddp_model_options options;
 	int64_t bucket_elements; /* 0: by the size of the model */
 	int64_t first_bucket_elements;
 	bool caps_given;         /* of buckets, by the program or the environment */
-	ddp_optim_settings optim;
-	double learning_rate;
-	double clip_norm; /* 0: none */
-	ddp_shard shard;
-	bool late_gather;
-	float *params_memory, *grads_memory; /* of the program; NULL: none */
-	ddp_compression compress;
-	ddp_bucket_hook hook; /* start NULL: none */
-	ddp_powersgd_settings powersgd;
-	int64_t local_steps; /* 0: gradients are reduced in each step */
-	int64_t local_start;
-	ddp_loss loss;
-	ddp_unused unused;
 	bool no_overlap, no_communication; /* to measure */
-	bool bf16_params;
-	ddp_scaling loss_scaling;
-	double loss_scale; /* 1 without loss_scaling */
-	int64_t loss_scale_interval;
-	ddp_memory memory;
-	void *stream;
 } ddp_model_settings;
 
 /* Reads DDP_BUCKET_MB and DDP_MEASURE of the environment too. `given` may be NULL.

@@ -11,7 +11,7 @@ static int64_t aligned(int64_t elements)
 }
 
 /* As a matrix of its first dimension and the others; false if that would save too little. */
-static bool describe(const ddp_slot *slot, const ddp_powersgd_settings *settings, ddp_matrix *matrix)
+static bool describe(const ddp_slot *slot, const ddp_powersgd_options *settings, ddp_matrix *matrix)
 {
 	if (slot->ndim < 2)
 		return false;
@@ -22,7 +22,7 @@ static bool describe(const ddp_slot *slot, const ddp_powersgd_settings *settings
 	if (matrix->rank > matrix->columns)
 		matrix->rank = matrix->columns;
 	const double factors = (double)(matrix->rows + matrix->columns) * (double)matrix->rank;
-	return factors * settings->least_rate < (double)slot->count;
+	return factors * settings->min_rate < (double)slot->count;
 }
 
 static int64_t slot_end(const ddp_layout *layout, int i)
@@ -60,7 +60,7 @@ static void add_matrix(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket, con
 }
 
 static void add_bucket(const ddp_layout *layout, const ddp_bucket *from,
-                       const ddp_powersgd_settings *settings, ddp_powersgd_plan *plan)
+                       const ddp_powersgd_options *settings, ddp_powersgd_plan *plan)
 {
 	ddp_powersgd_bucket *bucket = &plan->buckets[plan->bucket_count++];
 	ddp_matrix matrix;
@@ -104,7 +104,7 @@ static void place(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket)
 }
 
 ddp_status ddp_powersgd_plan_make(const ddp_layout *layout, const ddp_bucket_plan *buckets,
-                                  const ddp_powersgd_settings *settings, ddp_powersgd_plan *plan)
+                                  const ddp_powersgd_options *settings, ddp_powersgd_plan *plan)
 {
 	/* A parameter is of each bucket that it is cut by. */
 	const size_t most = (size_t)layout->count + (size_t)buckets->count;

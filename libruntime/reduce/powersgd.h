@@ -53,7 +53,7 @@ typedef struct ddp_powersgd_plan {
 
 /* DDP_ERR_NOMEM. The layout must outlive it. */
 ddp_status ddp_powersgd_plan_make(const ddp_layout *layout, const ddp_bucket_plan *buckets,
-                                  const ddp_powersgd_settings *settings, ddp_powersgd_plan *plan);
+                                  const ddp_powersgd_options *settings, ddp_powersgd_plan *plan);
 void ddp_powersgd_plan_free(ddp_powersgd_plan *plan);
 
 #endif

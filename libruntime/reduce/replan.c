@@ -247,7 +247,7 @@ static void decide(ddp_model *model, int *ends, int *count)
 		elements[g] = model->plan.grains[g] - model->plan.grains[g + 1];
 	}
 	/* Where gradients are clipped, no update begins before all are summed. */
-	if (model->settings.clip_norm == 0)
+	if (model->settings.options.clip_norm == 0)
 		c.update = -least[grains] / (double)model->layout.elements;
 	*count = r->first_count;
 	memcpy(ends, r->first_ends, (size_t)*count * sizeof(*ends));

@@ -142,7 +142,7 @@ static double divisor(const ddp_model *model, double own, double all)
 {
 	if (model->strategy->is_local == NULL || !model->strategy->is_local(model))
 		return all;
-	return own > 0 && model->settings.loss == DDP_LOSS_SUM ? own : 1;
+	return own > 0 && model->settings.options.loss == DDP_LOSS_SUM ? own : 1;
 }
 
 /* Says what the rank waits for at the end of a step. */
@@ -215,7 +215,7 @@ static void take_stats(ddp_model *model, double weight, const ddp_consensus *all
 
 	model->divisor = divisor(model, weight, ddp_consensus_divisor(model, all)) * model->scaler.scale;
 	stats->weight = all->weight;
-	stats->loss = all->loss_sum / (model->settings.loss == DDP_LOSS_SUM ? all->weight : active);
+	stats->loss = all->loss_sum / (model->settings.options.loss == DDP_LOSS_SUM ? all->weight : active);
 	stats->learning_rate = model->learning_rate;
 	stats->stop = all->stop > 0;
 	stats->active_ranks = active;
@@ -299,7 +299,7 @@ static ddp_status reduce(ddp_model *model, ddp_step_stats *stats)
 /* `reduced`: with reduce(), which clipping needs. */
 static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 {
-	const double clip_norm = model->settings.clip_norm;
+	const double clip_norm = model->settings.options.clip_norm;
 	const double clip = clip_norm > 0 ? ddp_clip_factor(clip_norm, stats->grad_norm) : 1;
 	const ddp_update update = {
 		.learning_rate = stats->learning_rate,
@@ -447,7 +447,7 @@ static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
 static ddp_status run_step(ddp_model *model, double weight, double loss_sum)
 {
 	/* If nothing is to be clipped, updates need not wait for the last gradients. */
-	const bool clips = model->settings.clip_norm > 0;
+	const bool clips = model->settings.options.clip_norm > 0;
 
 	ddp_status status = agree(model, weight, loss_sum, false, &model->stats);
 	if (status == DDP_OK && model->stats.active_ranks == 0)
@@ -491,8 +491,8 @@ static ddp_status check_join(const ddp_model *model)
 	if (model->reducer.ready.announced_count > 0 && !model->reduced)
 		return ddp_fail(DDP_ERR_STATE, "gradients of step %lld are announced: end it with ddp_model_step() "
 		                "before ddp_model_join()", (long long)model->steps + 1);
-	if (model->settings.local_steps > 0)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_model_join() is not for a model with local_steps: a rank without "
+	if (model->settings.options.local_sgd.steps > 0)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "ddp_model_join() is not for a model with local_sgd.steps: a rank without "
 		                "samples calls ddp_model_step() with a weight of 0");
 	return DDP_OK;
 }

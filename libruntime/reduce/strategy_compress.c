@@ -38,7 +38,7 @@ static ddp_status prepare(ddp_model *model)
 
 	if (c == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to compress gradients");
-	c->type = model->settings.compress == DDP_COMPRESS_BF16 ? DDP_BF16 : DDP_F16;
+	c->type = model->settings.options.compress == DDP_COMPRESS_BF16 ? DDP_BF16 : DDP_F16;
 	model->own = c;
 	return DDP_OK;
 }

@@ -42,7 +42,7 @@ static ddp_status start(ddp_model *model, int k)
 
 	*h = (hook){ .started = k + 1, .ended = k > 0 ? h->ended : 0 };
 	give_no_reason();
-	return model->settings.hook.start(model->settings.hook.user, &bucket);
+	return model->settings.options.hook.start(model->settings.options.hook.user, &bucket);
 }
 
 static ddp_status wait(ddp_model *model, int k)
@@ -55,7 +55,7 @@ static ddp_status wait(ddp_model *model, int k)
 		return DDP_OK;
 	h->ended = k + 1;
 	give_no_reason();
-	ddp_status status = model->settings.hook.finish(model->settings.hook.user, &bucket);
+	ddp_status status = model->settings.options.hook.finish(model->settings.options.hook.user, &bucket);
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "the program's hook, bucket %d", k);
 }
 

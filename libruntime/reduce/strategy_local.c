@@ -20,7 +20,7 @@ enum { AVERAGE_ELEMENTS = 1 << 24 }; /* 64 MiB: a deadline for each */
 /* The step under way. */
 static bool is_local(const ddp_model *model)
 {
-	return model->steps >= model->settings.local_start;
+	return model->steps >= model->settings.options.local_sgd.start;
 }
 
 static ddp_status start(ddp_model *model, int k)
@@ -75,7 +75,7 @@ static ddp_status average_params(ddp_model *model)
 /* Whether ranks may have been on their own. */
 static bool were_apart(const ddp_model *model)
 {
-	return model->steps > model->settings.local_start;
+	return model->steps > model->settings.options.local_sgd.start;
 }
 
 /* Not again what is the same already: the mean of n equal numbers is rounded. */
@@ -92,7 +92,7 @@ static ddp_status average_apart(ddp_model *model)
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
 {
 	const ddp_model_settings *settings = &model->settings;
-	const bool averages = is_local(model) && (update->step - settings->local_start) % settings->local_steps == 0;
+	const bool averages = is_local(model) && (update->step - settings->options.local_sgd.start) % settings->options.local_sgd.steps == 0;
 
 	model->averaged = model->settled = 0;
 	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);

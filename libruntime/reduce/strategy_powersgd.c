@@ -48,7 +48,7 @@ static powersgd *powersgd_of(const ddp_model *model)
 
 static bool compresses(const ddp_model *model)
 {
-	return model->steps >= model->settings.powersgd.start_step;
+	return model->steps >= model->settings.options.powersgd.start;
 }
 
 static const float *values_of(const ddp_model *model, const ddp_matrix *matrix)
@@ -62,9 +62,9 @@ static const float *values_of(const ddp_model *model, const ddp_matrix *matrix)
 static uint64_t stream_of(const ddp_model *model, const ddp_matrix *matrix)
 {
 	const uint64_t number = (uint64_t)(matrix - powersgd_of(model)->plan.matrices);
-	const uint64_t step = model->settings.powersgd.no_warm_start ? (uint64_t)model->steps + 1 : 0;
+	const uint64_t step = !model->settings.options.powersgd.warm_start ? (uint64_t)model->steps + 1 : 0;
 
-	return ((uint64_t)model->settings.powersgd.seed << 32 | number) + (step << 20);
+	return ((uint64_t)model->settings.options.powersgd.seed << 32 | number) + (step << 20);
 }
 
 /* ---- memory --------------------------------------------------------------------------- */
@@ -98,14 +98,14 @@ static ddp_status allocate(const ddp_model *model, int64_t elements, float **mem
 
 static ddp_status prepare(ddp_model *model)
 {
-	const bool feedback = !model->settings.powersgd.no_feedback;
+	const bool feedback = model->settings.options.powersgd.feedback;
 
 	powersgd *p = calloc(1, sizeof(*p));
 	if (p == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to compress gradients");
 	model->own = p;
 	ddp_status status = ddp_powersgd_plan_make(&model->layout, &model->plan,
-	                                           &model->settings.powersgd, &p->plan);
+	                                           &model->settings.options.powersgd, &p->plan);
 	if (status != DDP_OK)
 		return status;
 	status = allocate(model, p->plan.starts, &p->starts);
@@ -180,7 +180,7 @@ static void begin_matrix(ddp_model *model, const ddp_matrix *matrix)
 	if (p->next != NULL)
 		dk_add(p->next + matrix->kept, model->grads + matrix->slot->offset, p->kept + matrix->kept,
 		       matrix->rows * matrix->columns);
-	if (model->settings.powersgd.no_warm_start)
+	if (!model->settings.options.powersgd.warm_start)
 		dk_random_rows(right, matrix->rank, matrix->columns, stream);
 	else
 		dk_copy(right, p->starts + matrix->start,
@@ -385,7 +385,7 @@ static int extra_count(const ddp_model *model)
 {
 	const powersgd *p = powersgd_of(model);
 
-	return p->plan.matrix_count * ((p->kept != NULL) + !model->settings.powersgd.no_warm_start);
+	return p->plan.matrix_count * ((p->kept != NULL) + model->settings.options.powersgd.warm_start);
 }
 
 static ddp_status fill_extra(const ddp_matrix *matrix, const char *kind, int64_t *shape, float *data,
@@ -410,7 +410,7 @@ static ddp_status fill_extras(const ddp_model *model, ddp_tensor *list)
 		ddp_matrix *matrix = &p->plan.matrices[i];
 		if (p->kept != NULL && status == DDP_OK)
 			status = fill_extra(matrix, "kept", matrix->kept_shape, p->kept + matrix->kept, list++);
-		if (!model->settings.powersgd.no_warm_start && status == DDP_OK)
+		if (model->settings.options.powersgd.warm_start && status == DDP_OK)
 			status = fill_extra(matrix, "right", matrix->right_shape, p->starts + matrix->start, list++);
 	}
 	return status;

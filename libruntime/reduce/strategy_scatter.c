@@ -309,7 +309,7 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 
 		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
 		ddp_squares_update(model, update, model->params + from, scatter_of(model)->sums + kept, from, to, kept);
-		if (!model->settings.late_gather)
+		if (!model->settings.options.late_gather)
 			status = gather_unit(model, u);
 	}
 	return status;
@@ -318,7 +318,7 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 /* Issues what is gathered late; or waits for what is not. */
 static ddp_status hand_out(ddp_model *model)
 {
-	const bool late = model->settings.late_gather;
+	const bool late = model->settings.options.late_gather;
 	scatter *s = scatter_of(model);
 	ddp_status status = DDP_OK;
 

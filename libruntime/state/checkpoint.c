@@ -101,11 +101,11 @@ static void look_for_extras(struct load *load)
 /* The same optimizer keeps none of it for what was frozen, or, of SGD, without momentum. */
 static bool may_lack_state(const struct load *load)
 {
+	const int optimizer = ddp_hyper_of("optimizer");
 	double own[DDP_HYPERS];
 
 	ddp_model_get_hypers(load->transfer.model, own);
-	return load->position.has_hypers &&
-	       load->position.hypers[DDP_HYPER_OPTIMIZER] == own[DDP_HYPER_OPTIMIZER];
+	return load->position.has_hypers && load->position.hypers[optimizer] == own[optimizer];
 }
 
 /* A parameter's state has `wanted` tensors in the model and `found` tensors in the file. */
@@ -312,7 +312,7 @@ static ddp_status seek_together(ddp_comm *comm, ddp_loader *loader, const ddp_po
 	return status;
 }
 
-static void name_hyper(const struct load *load, ddp_hyper hyper, double saved, double own)
+static void name_hyper(const struct load *load, int hyper, double saved, double own)
 {
 	if (hyper == DDP_HYPER_TREATMENT) /* no number that says something */
 		ddp_log(DDP_LOG_WARN, "%s: the kind, group or no_decay of a parameter was another where it was "
@@ -328,16 +328,17 @@ static void take_hypers(struct load *load)
 {
 	const bool names = ddp_comm_rank(ddp_model_comm(load->transfer.model)) == 0;
 	const double *saved = load->position.hypers;
+	const int rate = ddp_hyper_of("learning_rate");
 	double own[DDP_HYPERS];
 
 	if (!load->position.has_hypers)
 		return;
 	ddp_model_get_hypers(load->transfer.model, own);
-	for (int h = 0; h < DDP_HYPER_OPTIONS; h++) {
+	for (int h = DDP_HYPERS_COMPARED; h < DDP_HYPERS; h++) {
 		if (names && !isnan(saved[h]) && saved[h] != own[h])
-			name_hyper(load, (ddp_hyper)h, saved[h], own[h]);
+			name_hyper(load, h, saved[h], own[h]);
 	}
-	if (saved[DDP_HYPER_LEARNING_RATE] == own[DDP_HYPER_LEARNING_RATE] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
+	if (saved[rate] == own[rate] && !isnan(saved[DDP_HYPER_CURRENT_RATE]))
 		ddp_model_set_learning_rate(load->transfer.model, saved[DDP_HYPER_CURRENT_RATE]);
 	ddp_model_resume_scale(load->transfer.model, saved);
 }

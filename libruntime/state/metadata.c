@@ -25,19 +25,25 @@ static void add_number(ddp_metadata *metadata, const char *key, int64_t value)
 	add_text(metadata, key, text);
 }
 
-static void hyper_key(ddp_hyper hyper, char *key)
+/* False: a checkpoint does not hold it. */
+static bool hyper_key(int hyper, char *key)
 {
-	snprintf(key, DDP_METADATA_KEY_MAX, "ddp.model.%s", ddp_hyper_name(hyper));
+	const char *name = ddp_hyper_key(hyper);
+
+	if (name != NULL)
+		snprintf(key, DDP_METADATA_KEY_MAX, "ddp.model.%s", name);
+	return name != NULL;
 }
 
 /* As many digits as it takes to read the same number again. */
-static void add_hyper(ddp_metadata *metadata, ddp_hyper hyper, double value)
+static void add_hyper(ddp_metadata *metadata, int hyper, double value)
 {
 	char *key = metadata->keys[metadata->count];
 	char *text = metadata->numbers[metadata->count];
 
-	hyper_key(hyper, key);
-	ddp_format(text, DDP_METADATA_NUMBER_MAX, "%.17g", value);
+	if (!hyper_key(hyper, key))
+		return;
+	ddp_format(text, DDP_METADATA_NUMBER_MAX, "%.17g", ddp_hyper_saved(hyper, value));
 	add_text(metadata, key, text);
 }
 
@@ -49,7 +55,7 @@ void ddp_metadata_write(const ddp_position *position, int world_size, ddp_metada
 	add_number(metadata, "ddp.step", position->step);
 	add_number(metadata, "ddp.world_size", world_size);
 	for (int h = 0; h < DDP_HYPERS; h++)
-		add_hyper(metadata, (ddp_hyper)h, position->hypers[h]);
+		add_hyper(metadata, h, position->hypers[h]);
 	if (!position->has_loader)
 		return;
 	add_number(metadata, "ddp.loader.epoch", position->loader.epoch);
@@ -96,16 +102,18 @@ static ddp_status read_hypers(const ddp_safetensors *file, ddp_position *positio
 	char key[DDP_METADATA_KEY_MAX];
 	const char *text;
 
-	hyper_key(DDP_HYPER_OPTIMIZER, key);
-	position->has_hypers = ddp_safetensors_metadata(file, key) != NULL;
+	position->has_hypers = hyper_key(ddp_hyper_of("optimizer"), key) &&
+	                       ddp_safetensors_metadata(file, key) != NULL;
 	for (int h = 0; h < DDP_HYPERS && position->has_hypers; h++) {
-		hyper_key((ddp_hyper)h, key);
-		text = ddp_safetensors_metadata(file, key);
 		position->hypers[h] = NAN;
+		if (!hyper_key(h, key))
+			continue;
+		text = ddp_safetensors_metadata(file, key);
 		if (text == NULL) /* it was saved by a release that did not have it */
 			continue;
 		if (!ddp_parse_number(text, &position->hypers[h]))
 			return no_number(file, key, text);
+		position->hypers[h] = ddp_hyper_saved(h, position->hypers[h]);
 	}
 	return DDP_OK;
 }

@@ -211,7 +211,7 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 
 ddp_status ddp_model_load_params(ddp_model *model, const char *path, const ddp_load_options *options, int *loaded)
 {
-	struct params params = { .path = path, .transfer = { .file = { .fd = -1 } } };
+	struct params params = { .path = path, .transfer = { .file = { .fd = -1 } }, .options = DDP_LOAD_OPTIONS };
 	int count = 0;
 
 	if (model == NULL)

@@ -110,10 +110,11 @@ static ddp_status check_arguments(const training *loop)
 	if (options->steps <= 0)
 		return ddp_fail(DDP_ERR_INVALID, "training option steps is %lld; it must be above 0",
 		                (long long)options->steps);
-	if (options->accumulate < 0 || options->checkpoint_every < 0 || options->checkpoint_keep < 0)
-		return ddp_fail(DDP_ERR_INVALID,
-		                "training options accumulate, checkpoint_every and checkpoint_keep must "
-		                "not be negative");
+	if ((options->accumulate < 1 && options->accumulate != DDP_AUTO) || options->checkpoint_every < 0 ||
+	    options->checkpoint_keep < 1)
+		return ddp_fail(DDP_ERR_INVALID, "training options: accumulate is %d, checkpoint_every %lld and "
+		                "checkpoint_keep %d; they must be 1 or more (or DDP_AUTO), 0 or more, and 1 or more",
+		                options->accumulate, (long long)options->checkpoint_every, options->checkpoint_keep);
 	if (options->checkpoint_dir == NULL && (options->resume || options->checkpoint_every > 0))
 		return ddp_fail(DDP_ERR_INVALID,
 		                "training option %s needs checkpoint_dir",
@@ -367,7 +368,7 @@ static ddp_status run_steps(training *loop)
 ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                      const ddp_train_options *given, ddp_summary *summary)
 {
-	ddp_train_options options;
+	ddp_train_options options = DDP_TRAIN_OPTIONS;
 	training loop = { .model = model, .loader = loader, .compute = compute, .options = &options };
 	char *dir = NULL;
 	int64_t step;

@@ -19,6 +19,7 @@
 #include "comm/nccl/lane.h"
 #include "comm/nccl/nccl.h"
 #include "tests/support/nccl_standin.h"
+#include "tests/support/options.h"
 
 enum { ROUNDS_MAX = 101, BATCH = 20, WAYS = 3 };
 
@@ -203,7 +204,7 @@ static const char *parse(int argc, char **argv)
 int main(int argc, char **argv)
 {
 	const char *kind = parse(argc, argv);
-	const ddp_options options = { .size = sizeof(options), .device = kind };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = kind };
 	ddp_context *context;
 
 	ddp_set_log(tell, NULL, DDP_LOG_INFO);

@@ -20,6 +20,7 @@
 #include "kernels.h"
 #include "models/gpt_ddp.h"
 #include "rank.h"
+#include "tests/support/options.h"
 
 enum { ARGUMENTS = 8, BATCHES = 4 };
 
@@ -49,7 +50,7 @@ struct bench {
 
 static ddp_status make_model(struct bench *b, enum mode mode)
 {
-	const ddp_model_options options = { .size = sizeof(options), .shard = modes[mode].shard, .beta2 = 0.95,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = modes[mode].shard, .beta2 = 0.95,
 	                                    .weight_decay = 0.1, .clip_norm = 1 };
 	int count;
 

@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "ddp.h"
 #include "rank.h"
+#include "tests/support/options.h"
 
 /* In the rounds that warm up, buckets are cut anew, too. */
 enum { LAYERS_MAX = 512, BLOCK = 2048, BLOCK_ROUNDS = 20, WARM_UP_ROUNDS = 9, GUESS_BLOCKS = 4000,
@@ -70,9 +71,9 @@ static void compute(struct bench *bench, uint64_t blocks)
 static ddp_status make_model(struct bench *bench, enum mode mode)
 {
 	const ddp_model_options options = {
-		.size = sizeof(options),
+		DDP_MODEL_OPTIONS_FIELDS,
 		.optimizer = DDP_SGD,
-		.bucket_mb = mode == FIRST_CUT ? bench->bucket_mb : 0,
+		.bucket_mb = mode == FIRST_CUT ? bench->bucket_mb : DDP_AUTO,
 		.shard = mode >= SHARDED ? DDP_SHARD_GRADIENTS : DDP_SHARD_NONE, .late_gather = mode == LATE,
 	};
 	char names[LAYERS_MAX][16];

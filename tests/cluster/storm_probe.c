@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <ddp.h>
+#include "tests/support/options.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, EXIT_STOPPED = 75 };
 enum { STEPS = 60, EVERY = 10, STEP_US = 5000 };
@@ -113,8 +114,8 @@ static void create(struct probe *p)
 {
 	static const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = VALUES * sizeof(float),
 		                             .read = read_sample };
-	const ddp_model_options options = { .size = sizeof(options), .learning_rate = 0.01, .bucket_mb = 0.01 };
-	const ddp_loader_options loader = { .size = sizeof(loader), .batch_size = BATCH, .seed = 7 };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .bucket_mb = 0.01 };
+	const ddp_loader_options loader = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = BATCH, .seed = 7 };
 
 	check(ddp_init(NULL, &p->context));
 	check(ddp_model_create(p->context, params, PARAMS, &options, &p->model));

@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include <ddp.h>
+#include "tests/support/options.h"
 
 enum { PARAMS = 1000, EXIT_USAGE = 2, EXIT_LIBRARY = 3, FIRST_STEPS = 3, STEP_US = 20000 };
 
@@ -148,7 +149,7 @@ static bool is_one_of(const char *action, const char *words)
 int main(int argc, char **argv)
 {
 	const ddp_param params[] = { { .name = "weight", .ndim = 1, .shape = { PARAMS } } };
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1 };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.1 };
 	ddp_context *context;
 	ddp_model *model;
 

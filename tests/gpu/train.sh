@@ -53,10 +53,15 @@ trains_to_the_losses_of_the_host() {
 		there --metrics "$work/metrics" "$@" && losses "$work/losses-there" && agree "$bound"
 }
 
+# optimizers: all that the program knows, of its help
+optimizers() {
+	"$program" --help | sed -n 's/^  --optimizer NAME *\(.*\) (adamw).*/\1/p' | sed 's/,//g; s/ or / /'
+}
+
 each_optimizer_does() {
 	local optimizer
-	for optimizer in sgd adam lamb adafactor muon; do
-		trains_to_the_losses_of_the_host 0.005 --steps 6 --optimizer $optimizer || { echo "# by $optimizer"; return 1; }
+	for optimizer in $(optimizers); do
+		trains_to_the_losses_of_the_host 0.005 --steps 6 --optimizer "$optimizer" || { echo "# by $optimizer"; return 1; }
 	done
 }
 

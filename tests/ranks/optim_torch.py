@@ -15,7 +15,7 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from libddp import Options, Param, check, load, skip
+from libddp import Muon, Options, Param, check, load, skip
 
 STEPS, RATE, DECAY = 20, 0.02, 0.1
 SHAPES = [(48, 32), (32,), (24, 64), (8, 3, 5, 4), (40, 40)]
@@ -40,7 +40,7 @@ CASES = [
      lambda torch, p: torch.optim.Adafactor([p], RATE, weight_decay=DECAY), 2e-5),
     ("Muon", dict(optimizer=MUON, beta2=0.95), muon, 0.1),  # bf16 has eight bits
     ("Muon in f32", dict(optimizer=MUON, beta2=0.95), muon, 1e-4),
-    ("Muon in f32, matching AdamW's", dict(optimizer=MUON, beta2=0.95, muon_match_rms=True),
+    ("Muon in f32, matching AdamW's", dict(optimizer=MUON, beta2=0.95, muon=Muon(True, 5)),
      lambda torch, p: muon(torch, p, **({"adjust_lr_fn": "match_rms_adamw"} if p.dim() == 2 else {})), 1e-4),
 ]
 

@@ -13,7 +13,7 @@ import tempfile
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from libddp import Options, Param, Spawned, check, load, skip
+from libddp import Options, Param, PowerSGD, Spawned, check, load, skip
 
 RANKS, STEPS = 2, 12
 SHAPES = [(96, 64), (64,), (48, 3, 3, 3), (200, 40), (4, 3)]
@@ -105,8 +105,8 @@ def make_model(library, context, case):
         for d, size in enumerate(shape):
             params[i].shape[d] = size
     options = Options(bucket_mb=0.02, optimizer=SGD, learning_rate=1,
-                      shard=SHARD_NONE, compress=POWERSGD, powersgd_rank=rank, powersgd_start=start,
-                      powersgd_no_feedback=not feedback, powersgd_no_warm_start=not warm)
+                      shard=SHARD_NONE, compress=POWERSGD,
+                      powersgd=PowerSGD(rank, 0, start, 2, feedback, warm))
     model = ctypes.c_void_p()
     check(library, library.ddp_model_create(context, params, len(SHAPES), ctypes.byref(options), ctypes.byref(model)))
     return model

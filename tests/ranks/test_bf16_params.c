@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { VECTOR, MATRIX, GROUPED, FROZEN, BUFFER, PARAMS };
 enum { RANKS = 2, STEPS = 2, MOST = 700 };
@@ -109,19 +110,18 @@ static int train_body(ddp_context *context, void *user)
 static void they_are_the_masters_rounded_after_each_change(void **state)
 {
 	static const ddp_model_options ways[] = {
-		{ .shard = DDP_SHARD_NONE },
-		{ .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD },
-		{ .shard = DDP_SHARD_GRADIENTS },
-		{ .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .local_steps = 3 },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .unused = DDP_UNUSED_SKIP },
-		{ .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 1, .optimizer = DDP_ADAFACTOR },
-		{ .shard = DDP_SHARD_NONE, .optimizer = DDP_MUON },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .local_sgd.steps = 3 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .unused = DDP_UNUSED_SKIP },
+		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 1, .optimizer = DDP_ADAFACTOR },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_MUON },
 	};
 
 	for (int ranks = 1; ranks <= RANKS; ranks++) {
 		for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
 			ddp_model_options options = ways[i];
-			options.size = sizeof(options);
 			options.learning_rate = 0.03;
 			options.bf16_params = true;
 			folder_empty(state);
@@ -133,8 +133,8 @@ static void they_are_the_masters_rounded_after_each_change(void **state)
 /* Trains with the program's queue in use all the time. */
 static int train_by(ddp_context *context, dk_queue *queue, float *matrix)
 {
-	const ddp_model_options options = { .size = sizeof(options), .compress = DDP_COMPRESS_POWERSGD,
-		.powersgd_rank = 1, .optimizer = DDP_MUON, .learning_rate = 0.03, .bf16_params = true };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD,
+		.powersgd.rank = 1, .optimizer = DDP_MUON, .learning_rate = 0.03, .bf16_params = true };
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
 
@@ -172,7 +172,7 @@ static void gradients_are_f32_whatever_queue_the_program_uses(void **state)
 
 static int without_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options),
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS,
 		.bf16_params = user != NULL && ddp_get_job(context)->rank == 1 };
 	ddp_model *model;
 
@@ -189,7 +189,7 @@ static int without_body(ddp_context *context, void *user)
 
 static int early_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .bf16_params = true };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bf16_params = true };
 	ddp_model *model;
 
 	(void)user;

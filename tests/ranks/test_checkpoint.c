@@ -25,6 +25,7 @@
 #include "state/store.h"
 #include "tests/support/checkpoint_jobs.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 /* ---- tests --------------------------------------------------------------------- */
 
@@ -73,10 +74,10 @@ static void begin_a_step(ddp_context *context, struct job job)
 static void go_back_within_a_step(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20) },
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20) }, /* after backward */
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 64.0 / (1 << 20) },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20) },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 64.0 / (1 << 20) }, /* after backward */
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 64.0 / (1 << 20) },
 	};
 	int64_t step;
 
@@ -501,7 +502,7 @@ static void expect_same_files(const char *folder, const char *other)
 /* Each saves what it has, in a place of its own. */
 static void save_after_an_abort(ddp_context *context)
 {
-	const ddp_model_options replicated = { .size = sizeof(replicated), .shard = DDP_SHARD_NONE }, sharded = { .size = sizeof(sharded), .shard = DDP_SHARD_STATE };
+	const ddp_model_options replicated = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE }, sharded = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE };
 	struct job job = make_job_with(context, WIDTH, 3, &replicated);
 	struct job part = make_job_with(context, WIDTH, 3, &sharded);
 	char own[sizeof(dir) + 16], other[sizeof(dir) + 32];

@@ -23,6 +23,7 @@
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { COUNT = 700, BEGUN = 3 };
 
@@ -75,7 +76,7 @@ static const ddp_param params[] = {
 
 static ddp_model *make(ddp_context *context, ddp_shard shard, ddp_optimizer optimizer)
 {
-	const ddp_model_options options = { .size = sizeof(options), .bucket_mb = 1024.0 / (1 << 20),
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 1024.0 / (1 << 20),
 	                                    .optimizer = optimizer, .shard = shard, .unused = DDP_UNUSED_SKIP };
 	ddp_model *model;
 
@@ -229,7 +230,7 @@ static int slow_disk_body(ddp_context *context, void *user)
 
 static void all_ranks_wait_for_the_last_one(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = TIMEOUT_MS };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = TIMEOUT_MS };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &options, slow_disk_body, NULL), 0);

@@ -21,6 +21,7 @@
 #include "state/store.h"
 #include "tests/support/checkpoint_jobs.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 static void load_what_does_not_fit(ddp_context *context)
 {
@@ -139,7 +140,7 @@ static void load_with_another_dataset(ddp_context *context)
 	for (int way = 0; way < 3; way++) {
 		const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number,
 		                              .digest = way == 2 ? 0 : UINT64_MAX - (uint64_t)way };
-		const ddp_loader_options options = { .size = sizeof(options), .batch_size = GLOBAL_BATCH / 2, .seed = 3,
+		const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = GLOBAL_BATCH / 2, .seed = 3,
 		                                     .tail = DDP_TAIL_UNEVEN };
 		ddp_loader *loader;
 
@@ -171,7 +172,7 @@ static void load_with_one_strange_loader(ddp_context *context)
 	struct job job = make_job(context, WIDTH, 3);
 	const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float),
 	                              .read = read_number };
-	const ddp_loader_options strange = { .size = sizeof(strange), .batch_size = GLOBAL_BATCH / 2, .seed = 4,
+	const ddp_loader_options strange = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = GLOBAL_BATCH / 2, .seed = 4,
 	                                     .tail = DDP_TAIL_UNEVEN };
 	int64_t step;
 
@@ -228,8 +229,8 @@ enum { LARGE_WIDTH = 360000, CHUNK_BYTES = 4 << 20 }; /* 4.3 MB of parameters */
 static void load_in_little_memory(ddp_context *context)
 {
 	static const ddp_model_options ways[] = {
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_NONE }, { .size = sizeof(*ways), .shard = DDP_SHARD_STATE },
-		{ .size = sizeof(*ways), .shard = DDP_SHARD_GRADIENTS },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE }, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS },
 	};
 	int64_t step;
 
@@ -267,8 +268,8 @@ static void load_takes_little_memory_and_its_lack_is_an_error_on_all(void **stat
 /* A learning rate set by hand counts as long as the model's own is the same. */
 static void load_other_hyperparameters(ddp_context *context)
 {
-	const ddp_model_options first = { .size = sizeof(first), .learning_rate = 0.01, .weight_decay = 0.1 };
-	const ddp_model_options other = { .size = sizeof(other), .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
+	const ddp_model_options first = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1 };
+	const ddp_model_options other = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.02, .weight_decay = 0.1, .beta2 = 0.95 };
 	struct job job = make_job_with(context, WIDTH, 3, &first);
 	struct job same = make_job_with(context, WIDTH, 3, &first);
 	struct job another = make_job_with(context, WIDTH, 3, &other);
@@ -315,29 +316,29 @@ static const struct others {
 	ddp_model_options options;
 	const char *named[8];
 } others[] = {
-	{ .options = { .loss = DDP_LOSS_MEAN }, .named = { "loss was 0 where it was saved and is 1 here" } },
-	{ .options = { .unused = DDP_UNUSED_STATIC }, .named = { "unused was 0 where it was saved and is 2" } },
-	{ .options = { .local_steps = 4, .local_start = 3 },
-	  .named = { "local_steps was 0 where it was saved and is 4", "local_start was 0 where it was saved and is 3" } },
-	{ .options = { .compress = DDP_COMPRESS_F16 }, .named = { "compress was 0 where it was saved and is 2" } },
-	{ .options = { .hook = { nothing, nothing, NULL } }, .named = { "hook was 0 where it was saved and is 1" } },
-	{ .options = { .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_seed = 4000000001u, .powersgd_start = 5,
-	               .powersgd_rate = 3, .powersgd_no_feedback = true, .powersgd_no_warm_start = true },
-	  .named = { "compress was 0", "powersgd_rank was 1 where it was saved and is 2",
-	             "powersgd_seed was 0 where it was saved and is 4000000001",
-	             "powersgd_start was 0 where it was saved and is 5",
-	             "powersgd_rate was 2 where it was saved and is 3",
-	             "powersgd_no_feedback was 0 where it was saved and is 1",
-	             "powersgd_no_warm_start was 0 where it was saved and is 1" } },
-	{ .options = { .bf16_params = true }, .named = { "bf16_params was 0 where it was saved and is 1" } },
-	{ .options = { .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale = 4, .loss_scale_interval = 9 },
-	  .named = { "loss_scaling was 0 where it was saved and is 1",
-	             "loss_scale_interval was 2000 where it was saved and is 9" } },
-	{ .options = { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 4 },
-	  .named = { "loss_scaling was 0 where it was saved and is 2",
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .loss = DDP_LOSS_MEAN }, .named = { "loss was 0 where it was saved and is 1 here" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .unused = DDP_UNUSED_STATIC }, .named = { "unused was 0 where it was saved and is 2" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 4, .local_sgd.start = 3 },
+	  .named = { "local_sgd.steps was 0 where it was saved and is 4", "local_sgd.start was 0 where it was saved and is 3" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_F16 }, .named = { "compress was 0 where it was saved and is 2" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .hook = { nothing, nothing, NULL } }, .named = { "hook was 0 where it was saved and is 1" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 2, .powersgd.seed = 4000000001u, .powersgd.start = 5,
+	               .powersgd.min_rate = 3, .powersgd.feedback = false, .powersgd.warm_start = false },
+	  .named = { "compress was 0", "powersgd.rank was 1 where it was saved and is 2",
+	             "powersgd.seed was 0 where it was saved and is 4000000001",
+	             "powersgd.start was 0 where it was saved and is 5",
+	             "powersgd.min_rate was 2 where it was saved and is 3",
+	             "powersgd.feedback was 1 where it was saved and is 0",
+	             "powersgd.warm_start was 1 where it was saved and is 0" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .bf16_params = true }, .named = { "bf16_params was 0 where it was saved and is 1" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.initial = 4, .loss_scaling.interval = 9 },
+	  .named = { "loss_scaling.kind was 0 where it was saved and is 1",
+	             "loss_scaling.interval was 2000 where it was saved and is 9" } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 4 },
+	  .named = { "loss_scaling.kind was 0 where it was saved and is 2",
 	             "fixed_loss_scale was 0 where it was saved and is 4" } },
 	/* These change no bit. */
-	{ .options = { .bucket_mb = 0.5, .first_bucket_mb = 0.25, .shard = DDP_SHARD_GRADIENTS, .late_gather = true } },
+	{ .options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.5, .first_bucket_mb = 0.25, .shard = DDP_SHARD_GRADIENTS, .late_gather = true } },
 };
 
 /* Two parameters, of which `odd` is the second. */
@@ -346,7 +347,6 @@ static ddp_model *make_two(ddp_context *context, ddp_param odd, ddp_model_option
 	const ddp_param params[] = { { .name = "first", .ndim = 1, .shape = { 3 } }, odd };
 	ddp_model *model;
 
-	options.size = sizeof(options);
 	options.optimizer = DDP_SGD;
 	CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_OK);
 	return model;
@@ -375,7 +375,7 @@ static void load_other_options(ddp_context *context)
 	};
 	static const char *const nobody[] = { NULL }, *const treated[] = { "the kind, group or no_decay of a parameter", NULL };
 	const ddp_param second = { .name = "second", .ndim = 1, .shape = { 2 } };
-	ddp_model *model = make_two(context, second, (ddp_model_options){ 0 });
+	ddp_model *model = make_two(context, second, (ddp_model_options)DDP_MODEL_OPTIONS);
 
 	ddp_set_log(collect, NULL, DDP_LOG_WARN);
 	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_OK);
@@ -388,7 +388,7 @@ static void load_other_options(ddp_context *context)
 		odd.group = i < sizeof(groups) / sizeof(groups[0]) ? &groups[i] : NULL;
 		odd.no_decay = i == sizeof(groups) / sizeof(groups[0]);
 		odd.kind = odd.group != NULL || odd.no_decay ? DDP_PARAM_TRAINED : DDP_PARAM_FROZEN;
-		expect_named(context, make_two(context, odd, (ddp_model_options){ 0 }), treated);
+		expect_named(context, make_two(context, odd, (ddp_model_options)DDP_MODEL_OPTIONS), treated);
 	}
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 }
@@ -408,7 +408,6 @@ static ddp_model *make_body(ddp_context *context, ddp_tensor_kind kind, ddp_mode
 	                             { .name = "head", .ndim = 1, .shape = { 2 } } };
 	ddp_model *model;
 
-	options.size = sizeof(options);
 	CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_OK);
 	for (int i = 0; i < 3; i++)
 		ddp_model_param_data(model, 0)[i] = (float)(i + 1);
@@ -426,9 +425,9 @@ static void step_body(ddp_model *model, int steps)
 }
 
 static const ddp_model_options body_ways[] = {
-	{ .optimizer = DDP_ADAMW, .shard = DDP_SHARD_NONE, .learning_rate = 0.125 },
-	{ .optimizer = DDP_ADAMW, .shard = DDP_SHARD_GRADIENTS, .learning_rate = 0.125 },
-	{ .optimizer = DDP_SGD, .momentum = 0.5, .learning_rate = 0.125 },
+	{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW, .shard = DDP_SHARD_NONE, .learning_rate = 0.125 },
+	{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW, .shard = DDP_SHARD_GRADIENTS, .learning_rate = 0.125 },
+	{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .momentum = 0.5, .learning_rate = 0.125 },
 };
 
 /* A parameter that was frozen is trained as if from its first step. A parameter that was trained
@@ -502,8 +501,8 @@ static void freeze_the_body(ddp_context *context)
 /* Momentum is the optimizer's state, too. */
 static void give_momentum(ddp_context *context)
 {
-	const ddp_model_options plain = { .optimizer = DDP_SGD }, with = { .optimizer = DDP_SGD, .momentum = 0.5 };
-	const ddp_model_options other = { .optimizer = DDP_ADAMW };
+	const ddp_model_options plain = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD }, with = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .momentum = 0.5 };
+	const ddp_model_options other = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW };
 	ddp_model *without = make_body(context, DDP_PARAM_TRAINED, plain), *model = make_body(context, DDP_PARAM_TRAINED, with);
 	ddp_model *adam = make_body(context, DDP_PARAM_TRAINED, other);
 	int64_t step;
@@ -568,13 +567,13 @@ static void expect_body(ddp_model *model, float a, float b, float c)
 static void load_params_of_a_checkpoint(ddp_context *context)
 {
 	static const ddp_shard ways[] = { DDP_SHARD_AUTO, DDP_SHARD_NONE, DDP_SHARD_GRADIENTS };
-	ddp_model *source = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .optimizer = DDP_ADAMW });
+	ddp_model *source = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW });
 	int loaded;
 
 	step_body(source, 3);
 	CHECK(ddp_checkpoint_save(source, NULL, dir, 0) == DDP_OK);
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-		const ddp_model_options options = { .optimizer = DDP_ADAMW, .shard = ways[w], .bf16_params = true };
+		const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW, .shard = ways[w], .bf16_params = true };
 		ddp_model *model = make_body(context, DDP_PARAM_TRAINED, options);
 		ddp_model *copy = make_body(context, DDP_PARAM_TRAINED, options);
 
@@ -606,11 +605,11 @@ static void load_params_of_another_program(ddp_context *context)
 	static const struct { const char *dtype; int begin, end; float third; } types[] = {
 		{ "F16", 8, 14, 0.333251953125f }, { "BF16", 14, 20, 0.333984375f }, { "F64", 24, 48, 0.25f },
 	};
-	ddp_model *model = make_body(context, DDP_PARAM_FROZEN, (ddp_model_options){ 0 });
-	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
-	const ddp_load_options renamed = { .size = sizeof(renamed), .file_prefix = "net.", .partial = true };
-	const ddp_load_options part = { .size = sizeof(part), .file_prefix = "net.b", .model_prefix = "b" };
-	const ddp_load_options wrong = { .size = sizeof(wrong), .model_prefix = "tail." };
+	ddp_model *model = make_body(context, DDP_PARAM_FROZEN, (ddp_model_options)DDP_MODEL_OPTIONS);
+	const ddp_load_options partial = { DDP_LOAD_OPTIONS_FIELDS, .partial = true };
+	const ddp_load_options renamed = { DDP_LOAD_OPTIONS_FIELDS, .file_prefix = "net.", .partial = true };
+	const ddp_load_options part = { DDP_LOAD_OPTIONS_FIELDS, .file_prefix = "net.b", .model_prefix = "b" };
+	const ddp_load_options wrong = { DDP_LOAD_OPTIONS_FIELDS, .model_prefix = "tail." };
 	char path[sizeof(dir) + 64], header[512];
 	int loaded = -1;
 
@@ -670,8 +669,8 @@ static void load_params_that_do_not_fit(ddp_context *context)
 		  "\"head\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[12,24]}}",
 		  "tensor body has dtype I32; F32, F16, BF16 and F64", "tensor body has dtype I32" },
 	};
-	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .bf16_params = true });
-	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
+	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ DDP_MODEL_OPTIONS_FIELDS, .bf16_params = true });
+	const ddp_load_options partial = { DDP_LOAD_OPTIONS_FIELDS, .partial = true };
 	char path[sizeof(dir) + 64];
 	int loaded;
 
@@ -704,9 +703,9 @@ static void load_params_that_do_not_fit(ddp_context *context)
 /* Parameters alone do not mend what a load left half done: the optimizer's state may be of two steps. */
 static void load_params_after_half_a_load(ddp_context *context)
 {
-	const ddp_load_options partial = { .size = sizeof(partial), .partial = true };
+	const ddp_load_options partial = { DDP_LOAD_OPTIONS_FIELDS, .partial = true };
 	const ddp_load_options *const ways[] = { NULL, &partial };
-	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ .optimizer = DDP_ADAMW });
+	ddp_model *model = make_body(context, DDP_PARAM_TRAINED, (ddp_model_options){ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW });
 	int64_t step;
 
 	step_body(model, 1);

@@ -21,6 +21,7 @@
 #include "tests/support/hung.h"
 #include "watch/page.h"
 #include "watch/watch.h"
+#include "tests/support/options.h"
 
 static int clean_environment(void **state)
 {
@@ -52,14 +53,14 @@ static void world_of_one_opens_and_closes_again_and_again(void **state)
 
 static void wrong_options_are_refused(void **state)
 {
-	ddp_options negative = { .size = sizeof(negative), .timeout_ms = -1 }, unknown = { .size = sizeof(unknown), .wireup = "carrier pigeon" };
+	ddp_options negative = { DDP_OPTIONS_FIELDS, .timeout_ms = -2 }, unknown = { DDP_OPTIONS_FIELDS, .wireup = "carrier pigeon" };
 	ddp_context *context;
 
 	(void)state;
 	assert_int_equal(ddp_init(&negative, &context), DDP_ERR_INVALID);
 	assert_int_equal(ddp_init(&unknown, &context), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "\"carrier pigeon\" is not known"));
-	ddp_options nowhere = { .size = sizeof(nowhere), .device = "abacus" };
+	ddp_options nowhere = { DDP_OPTIONS_FIELDS, .device = "abacus" };
 	assert_int_equal(ddp_init(&nowhere, &context), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "there is no device 'abacus'"));
 }
@@ -67,7 +68,7 @@ static void wrong_options_are_refused(void **state)
 /* The context's device, whose default queue orders what follows. */
 static void operations_use_the_device_of_the_options(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .device = "test" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test" };
 	const float half[2] = { 0.5f, 1 };
 	float result[2] = { 0, 0 };
 	ddp_context *context;
@@ -122,7 +123,7 @@ static void finalize_takes_null(void **state)
 
 static int sum_ranks(void)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 };
 	ddp_context *context;
 	int32_t value;
 
@@ -139,7 +140,7 @@ static int sum_ranks(void)
 /* One world behind the other, and two at once. */
 static int sum_ranks_in_several_worlds(void)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 };
 	ddp_context *contexts[2];
 	int32_t values[2];
 
@@ -187,7 +188,7 @@ static int patience_ms;
 
 static int wait_for_the_absent(void)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = patience_ms };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = patience_ms };
 	ddp_context *context;
 
 	if (ddp_spawned_get()->rank == 1)
@@ -210,7 +211,7 @@ static void rank_that_never_calls_init_is_named(void **state)
 /* Rank 0 has had its world; the sentence is about the ranks of one node, not a network. */
 static int wait_for_a_world_that_rank_0_does_not_open(void)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = patience_ms };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = patience_ms };
 	ddp_context *context;
 
 	if (sum_ranks() != 0)
@@ -256,7 +257,7 @@ static void unknown_algorithms_are_refused(void **state)
 
 static int have_another_algorithm(void)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = 60000 };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 };
 	ddp_context *context;
 
 	if (ddp_spawned_get()->rank == 1)
@@ -278,7 +279,7 @@ static bool *named; /* [3], shared */
 
 static int give_a_wrong_metrics_path(void)
 {
-	const ddp_options options = { .size = sizeof(options), .metrics_path = "/dev/null/metrics", .timeout_ms = 60000 };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = "/dev/null/metrics", .timeout_ms = 60000 };
 	const int rank = ddp_spawned_get()->rank;
 	const char *part = rank == 0 ? "/dev/null/metrics" : "could not open its device, or write its metrics";
 	ddp_context *context;

@@ -20,10 +20,11 @@
 #include "comm/request.h"
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
+#include "tests/support/options.h"
 
 enum { PARAMS = 5, STEPS = 3, ROWS = 4 };
 
-static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 /* Several pieces and buckets; rows come to the second, and the fourth is a number. */
 static const ddp_param params[PARAMS] = {
@@ -156,18 +157,17 @@ static void trains_to_the_bits_of_the_host(void **state)
 		int ranks;
 		ddp_model_options options;
 	} cases[] = {
-		{ 1, { .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 } },
-		{ 3, { .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9, .clip_norm = 0.5,
+		{ 1, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 0.02, .weight_decay = 0.1 } },
+		{ 3, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .momentum = 0.9, .clip_norm = 0.5,
 		       .bucket_mb = 0.05, .bf16_params = true } }, /* after backward */
-		{ 3, { .shard = DDP_SHARD_STATE, .bucket_mb = 0.02, .weight_decay = 0.1, .bf16_params = true } },
-		{ 2, { .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 0.05, .clip_norm = 0.5, .late_gather = true } },
-		{ 2, { .local_steps = 2, .bucket_mb = 0.05, .clip_norm = 0.5 } },
+		{ 3, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE, .bucket_mb = 0.02, .weight_decay = 0.1, .bf16_params = true } },
+		{ 2, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS, .bucket_mb = 0.05, .clip_norm = 0.5, .late_gather = true } },
+		{ 2, { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .bucket_mb = 0.05, .clip_norm = 0.5 } },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		ddp_model_options options = cases[i].options;
-		options.size = sizeof(options);
 		test_measure(i == 1 ? "no-overlap" : NULL);
 		assert_int_equal(run_ranks_with(cases[i].ranks, &on_test, compare, &options), 0);
 	}
@@ -202,7 +202,7 @@ static int never_wait(ddp_context *context, void *user)
 
 static void nothing_in_backward_waits(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
@@ -271,7 +271,7 @@ static int wait_in_phases(ddp_context *context, void *user)
 
 static void the_hosts_waits_count_as_what_the_device_does_meanwhile(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, wait_in_phases, &options), 0);
@@ -312,7 +312,7 @@ static int refuse(ddp_context *context, void *user)
 
 static void a_step_that_is_refused_leaves_no_trace(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02, .clip_norm = 0.1 };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02, .clip_norm = 0.1 };
 
 	(void)state;
 	for (options.shard = DDP_SHARD_NONE; options.shard <= DDP_SHARD_STATE; options.shard++)
@@ -360,7 +360,7 @@ static int finish_early(ddp_context *context, void *user)
 
 static void a_rank_that_has_finished_adds_nothing(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
 	                              .unused = DDP_UNUSED_SKIP };
 
 	(void)state;
@@ -397,17 +397,16 @@ static int save_and_load(ddp_context *context, void *user)
 static void checkpoints_are_those_of_the_host(void **state)
 {
 	static const ddp_model_options cases[] = {
-		{ .shard = DDP_SHARD_NONE, .bf16_params = true },
-		{ .shard = DDP_SHARD_STATE, .bf16_params = true, .late_gather = true },
-		{ .local_steps = 2 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bf16_params = true },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE, .bf16_params = true, .late_gather = true },
+		{ DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2 },
 		/* Of "b" alone: rows, which travel by themselves on the host, are too small. */
-		{ .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_rate = 10 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 2, .powersgd.min_rate = 10 },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		ddp_model_options options = cases[i];
-		options.size = sizeof(options);
 		options.bucket_mb = 0.03;
 		assert_int_equal(run_ranks_with(2, &on_test, save_and_load, &options), 0);
 	}
@@ -455,7 +454,7 @@ static void share_seen(model_side *s, int step, float (*got)[SEEN])
 
 static int share_buffers(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .memory = DDP_MEMORY_DEVICE };
 	float got[TENSORS][SEEN];
 	static model_side s;
 	int64_t step;
@@ -516,7 +515,7 @@ static int free_early(ddp_context *context, void *user)
 
 static void memory_is_freed_behind_its_work(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .bucket_mb = 0.02 };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(1, &on_test, free_early, &options), 0);
@@ -543,7 +542,7 @@ static int broadcast_early(ddp_context *context, void *user)
 
 static void what_the_queue_has_yet_to_write_is_broadcast(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options) };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, broadcast_early, &options), 0);
@@ -551,7 +550,7 @@ static void what_the_queue_has_yet_to_write_is_broadcast(void **state)
 
 static int unnamed(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .size = sizeof(options), .memory = DDP_MEMORY_DEVICE };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .memory = DDP_MEMORY_DEVICE };
 	ddp_model *model = NULL;
 
 	(void)user;

@@ -17,10 +17,11 @@
 #include "table.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/small_net.h"
+#include "tests/support/options.h"
 
 enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS };
 
-static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 /* A network on the host, or there. */
 typedef struct side {
@@ -63,7 +64,7 @@ static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory
 
 static void make(side *s, ddp_context *context, bool there, bool together)
 {
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.1,
 		.momentum = 0.9, .shard = DDP_SHARD_NONE, .memory = there ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST };
 	const net_memory memory = { .alloc = allocate, .release = release, .user = context };
 	float *data[TENSORS_MAX], *grad[TENSORS_MAX];

@@ -18,6 +18,7 @@
 
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 2, STEPS = 5, PARAMS = 3, ELEMENTS = 4096, FORWARD_MS = 20, GRADIENT_MS = 8 };
 
@@ -54,7 +55,7 @@ static void compute(const model_side *s)
 
 static int train(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .bucket_mb = ELEMENTS * sizeof(float) / (double)(1 << 20) };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = ELEMENTS * sizeof(float) / (double)(1 << 20) };
 	ddp_summary summary;
 	double exposed = 0, communication = 0, forward = 0, backward = 0;
 	static model_side s;
@@ -196,7 +197,7 @@ static bool overlap_is_seen(const seen *s)
 
 static void the_trace_tells_when_the_device_worked(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .device = "test", .trace_dir = test_folder };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test", .trace_dir = test_folder };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
@@ -215,7 +216,7 @@ static void the_trace_tells_when_the_device_worked(void **state)
 
 static void a_step_tells_of_the_device_without_a_trace(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .device = "test" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);

@@ -14,10 +14,11 @@
 #include <cmocka.h>
 
 #include "tests/support/model_side.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 2, PARAMS = 3 };
 
-static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 static const ddp_param params[PARAMS] = {
 	{ .name = "a", .ndim = 1, .shape = { 37 } },
@@ -27,7 +28,7 @@ static const ddp_param params[PARAMS] = {
 
 /* Several buckets. */
 static const ddp_model_options plain = {
-	.size = sizeof(plain), .shard = DDP_SHARD_NONE, .bucket_mb = 0.01, .weight_decay = 0.1,
+	DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 0.01, .weight_decay = 0.1,
 };
 
 static bool says(const char *part)
@@ -129,9 +130,9 @@ static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
 	ddp_model_options options = plain;
 
 	(void)state;
-	options.loss_scaling = DDP_SCALING_DYNAMIC;
-	options.loss_scale = 0x1p20;
-	options.loss_scale_interval = 4;
+	options.loss_scaling.kind = DDP_SCALING_DYNAMIC;
+	options.loss_scaling.initial = 0x1p20;
+	options.loss_scaling.interval = 4;
 	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
 	options.optimizer = DDP_MUON; /* new parameters travel, too */
 	assert_int_equal(run_ranks_with(RANKS, &on_test, scale_body, &options), 0);
@@ -580,7 +581,7 @@ static int work_at_once(ddp_context *context, void *user)
 
 static void gradients_are_looked_at_and_summed_at_once(void **state)
 {
-	ddp_model_options options = { .size = sizeof(options), .clip_norm = 1,
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = 1,
 		.bucket_mb = DDP_PIECE_ELEMENTS * sizeof(float) / 1048576.0 };
 
 	(void)state;

@@ -230,11 +230,9 @@ static int every_way(ddp_comm *comm, void *argument)
 		options.compress = ways[w].compress;
 		options.hook = ways[w].hook;
 		options.late_gather = ways[w].late;
-		options.powersgd_rate = 1e9; /* nothing is worth it, so all travels as it is */
-		if (options.compress == DDP_COMPRESS_POWERSGD) {
-			options.loss_scaling = DDP_SCALING_NONE;
-			options.loss_scale = options.loss_scale_interval = 0;
-		}
+		options.powersgd.min_rate = 1e9; /* nothing is worth it, so all travels as it is */
+		if (options.compress == DDP_COMPRESS_POWERSGD)
+			options.loss_scaling = ((ddp_model_options)DDP_MODEL_OPTIONS).loss_scaling;
 		/* Sums of whole numbers, up to 256, are exact in 16 bits, too. */
 		if (options.compress != DDP_COMPRESS_NONE && options.compress != DDP_COMPRESS_POWERSGD && !s->whole)
 			continue;
@@ -330,6 +328,7 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 	for (unsigned int c = 0; c < 3; c++) {
 		scenario_make(&with.before, 4 + 3 * c); /* of whole numbers */
 		with.before.options.optimizer = DDP_ADAMW;
+		with.before.options.nesterov = false;
 		with.before.last = 0;
 		for (int r = 0; r < RANKS_MAX; r++)
 			with.before.joins[r] = STEPS + 1;

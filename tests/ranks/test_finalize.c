@@ -25,6 +25,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/nccl_standin.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 4, ODD = 2 /* of whom the others speak */, IDLE_TIMEOUT_MS = 1500 };
 
@@ -240,7 +241,7 @@ static void its_timeout_is_told(const struct way *way)
 
 static void stopped_rank_is_named(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms }, .odd = stop,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms }, .odd = stop,
 	                   .expect = its_timeout_is_told };
 
 	(void)state;
@@ -260,7 +261,7 @@ static void its_end_is_told(const struct way *way)
 
 static void rank_that_has_ended_is_named(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = leave,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = leave,
 	                   .expect = its_end_is_told };
 
 	(void)state;
@@ -283,7 +284,7 @@ static void all_have_waited(const struct way *way)
 
 static void late_rank_is_waited_for(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = come_late,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = come_late,
 	                   .expect = all_have_waited };
 
 	(void)state;
@@ -309,7 +310,7 @@ static void no_error_is_told(const struct way *way)
 
 static void error_that_was_returned_is_not_returned_again(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = abort_world_and_see,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = abort_world_and_see,
 	                   .expect = no_error_is_told };
 
 	(void)state;
@@ -330,7 +331,7 @@ static void abort_is_told(const struct way *way)
 
 static void failure_that_no_call_has_returned_is_returned(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .odd = abort_alone,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = abort_alone,
 	                   .expect = abort_is_told };
 
 	(void)state;
@@ -355,7 +356,7 @@ static void odd_is_told_of_itself(const struct way *way)
 
 static void rank_that_finalizes_early_is_named(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = go_on,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = go_on,
 	                   .expect = odd_is_told_of_itself };
 
 	(void)state;
@@ -381,7 +382,7 @@ static void odd_has_closed(const struct way *way)
 
 static void message_of_a_rank_that_finalizes_is_not_waited_for(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = 60000 }, .all = receive,
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = receive,
 	                   .expect = odd_has_closed };
 
 	(void)state;
@@ -410,7 +411,7 @@ static void sum_on_device(ddp_context *context)
 
 static void stopped_rank_is_named_where_nccl_is_open(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms, .device = "test" },
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "test" },
 	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
 
 	(void)state;
@@ -421,7 +422,7 @@ static void stopped_rank_is_named_where_nccl_is_open(void **state)
 static void free_with_parameters_on_their_way(ddp_context *context)
 {
 	static const ddp_param params[] = { { .name = "a", .ndim = 1, .shape = { 1000 } } };
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.1,
 	                                    .shard = DDP_SHARD_GRADIENTS, .late_gather = true };
 	ddp_model *model;
 
@@ -443,7 +444,7 @@ static void gather_is_told(const struct way *way)
 
 static void error_of_a_model_that_is_freed_is_returned(void **state)
 {
-	test_part part = { .options = { .size = sizeof(ddp_options), .timeout_ms = timeout_ms },
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms },
 	                   .all = free_with_parameters_on_their_way, .expect = gather_is_told };
 
 	(void)state;

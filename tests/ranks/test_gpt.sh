@@ -43,10 +43,17 @@ tokens_per_update_say_how_much_accumulates() {
 		same "$work/tokens_per_update/step-00000003.safetensors" "$work/accumulate/step-00000003.safetensors"
 }
 
+# optimizers: all that the program knows, of its help
+optimizers() {
+	"$program" --help | sed -n 's/^  --optimizer NAME *\(.*\) (adamw).*/\1/p' | sed 's/,//g; s/ or / /'
+}
+
 each_optimizer_learns() {
 	local optimizer schedules=(constant linear wsd inverse-root cosine) rates=(2e-2 2e-2 2e-2 1e-1 2e-2)
-	for optimizer in sgd adam lamb adafactor muon; do
-		train --spawn 2 --steps 25 --lr "${rates[0]}" --optimizer "$optimizer" --schedule "${schedules[0]}" --json ||
+	for optimizer in $(optimizers); do
+		[ "$optimizer" != adamw ] || continue # as in all other cases
+		train --spawn 2 --steps 25 --lr "${rates[0]:-2e-3}" --optimizer "$optimizer" \
+			--schedule "${schedules[0]:-cosine}" --json ||
 			return
 		rates=("${rates[@]:1}")
 		schedules=("${schedules[@]:1}")
@@ -439,7 +446,7 @@ check_numbers "numbers have a range" refuses '--batch 0: not a whole number from
 check_numbers "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan
 check_numbers "not all can be dropped" refuses '--dropout 1: must be below 1' --data "$work/text" --dropout 1
 check_numbers "unknown options are refused" refuses 'unrecognized option' --data "$work/text" --frobnicate
-check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, adam, lamb, adafactor or muon' --data "$work/text" \
+check_numbers "unknown optimizers are refused" refuses 'choose adamw, sgd, .* or [a-z]*$' --data "$work/text" \
 	--optimizer best
 check_numbers "unknown models are refused" refuses 'choose 124M, 355M, 774M, 1558M or 45M' --data "$work/text" --model 7B
 check_numbers "unknown schedules are refused" refuses 'choose constant, linear, cosine, wsd or inverse-root' \

@@ -13,6 +13,7 @@
 
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 enum { COUNT = 300, RANKS = 3, LARGEST = 3 };
 enum { FIRST, SECOND, PLAIN, PARAMS };
@@ -25,7 +26,7 @@ static const ddp_param params[PARAMS] = {
 
 /* The parameter becomes minus the sum of gradients; several buckets. */
 static const ddp_model_options sums = {
-	.size = sizeof(sums), .optimizer = DDP_SGD, .learning_rate = 1, .loss = DDP_LOSS_MEAN,
+	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .loss = DDP_LOSS_MEAN,
 	.bucket_mb = 512.0 / (1 << 20), .first_bucket_mb = 512.0 / (1 << 20),
 };
 

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 enum { COUNT = 3000, RANKS = 3 };
 
@@ -21,7 +22,7 @@ static const ddp_param one = { .name = "w", .ndim = 1, .shape = { COUNT } };
 
 /* Several buckets; the parameter becomes minus the sum of gradients. */
 static const ddp_model_options plain = {
-	.size = sizeof(plain), .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 4096.0 / (1 << 20),
+	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 4096.0 / (1 << 20),
 };
 
 static bool says(const char *part)
@@ -310,23 +311,22 @@ static void options_that_exclude_each_other_are_refused(void **state)
 {
 	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
 	const struct { ddp_model_options options; const char *part; } bad[] = {
-		{ { .compress = (ddp_compression)4 }, "compress is 4" },
-		{ { .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
-		{ { .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
-		{ { .local_steps = 2, .compress = DDP_COMPRESS_BF16 }, "without compress" },
-		{ { .local_steps = 2, .shard = DDP_SHARD_STATE }, "without shard" },
-		{ { .local_steps = 2, .hook = whole }, "without hook" },
-		{ { .local_start = 2 }, "local_start needs local_steps" },
-		{ { .powersgd_rank = -1 }, "powersgd_rank is -1" },
-		{ { .hook = half }, "both start and finish" },
-		{ { .hook = whole, .compress = DDP_COMPRESS_BF16 }, "give one of them" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = (ddp_compression)4 }, "compress is 4" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .compress = DDP_COMPRESS_BF16 }, "without compress" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .shard = DDP_SHARD_STATE }, "without shard" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .hook = whole }, "without hook" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.start = 2 }, "local_sgd.start needs local_sgd.steps" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .powersgd.rank = -1 }, "powersgd.rank is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = half }, "both start and finish" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = whole, .compress = DDP_COMPRESS_BF16 }, "give one of them" },
 	};
 	ddp_model_settings settings;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		ddp_model_options options = bad[i].options;
-		options.size = sizeof(options);
 		assert_int_equal(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID);
 		assert_true(says(bad[i].part));
 	}

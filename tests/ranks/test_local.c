@@ -16,6 +16,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 4, PARAMS = 2, COUNT = 500, LOCAL_STEPS = 3, LOCAL_START = 2, STEPS = 9 };
 
@@ -26,8 +27,8 @@ static const ddp_param params[PARAMS] = {
 
 /* Powers of two throughout, so that nothing is rounded. */
 static const ddp_model_options options = {
-	.size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.5, .momentum = 0.5,
-	.bucket_mb = 512.0 / (1 << 20), .local_steps = LOCAL_STEPS, .local_start = LOCAL_START,
+	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.5, .momentum = 0.5,
+	.bucket_mb = 512.0 / (1 << 20), .local_sgd.steps = LOCAL_STEPS, .local_sgd.start = LOCAL_START,
 };
 
 static ddp_model *make_with(ddp_context *context, const ddp_model_options *with)

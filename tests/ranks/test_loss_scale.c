@@ -12,6 +12,7 @@
 #include "optim/scaler.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 2, A = 40, B = 300, ELEMENTS = A + B };
 
@@ -62,7 +63,7 @@ static int train_by(ddp_context *context, const ddp_model_options *options, floa
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, 2, options, &model));
-	CHECK(ddp_model_loss_scale(model) == (options->loss_scaling == DDP_SCALING_NONE ? 1 : 0x1p20));
+	CHECK(ddp_model_loss_scale(model) == (options->loss_scaling.kind == DDP_SCALING_NONE ? 1 : 0x1p20));
 	for (int step = 1; step <= 3; step++) {
 		CHECK_OK(train_step(model, ddp_get_job(context)->rank, step, 0, &stats));
 		CHECK(!stats.skipped && stats.step == step);
@@ -76,15 +77,15 @@ static int train_by(ddp_context *context, const ddp_model_options *options, floa
 static int bits_body(ddp_context *context, void *user)
 {
 	static const ddp_model_options ways[] = {
-		{ .shard = DDP_SHARD_NONE, .clip_norm = 0.3 },
-		{ .shard = DDP_SHARD_NONE, .optimizer = DDP_LAMB },
-		{ .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD, .momentum = 0.9 },
-		{ .shard = DDP_SHARD_GRADIENTS, .loss = DDP_LOSS_MEAN, .clip_norm = 0.3 },
-		{ .compress = DDP_COMPRESS_BF16 },
-		{ .compress = DDP_COMPRESS_F16 },
-		{ .optimizer = DDP_SGD, .local_steps = 2 },
-		{ .optimizer = DDP_MUON },
-		{ .optimizer = DDP_ADAFACTOR },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .clip_norm = 0.3 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_LAMB },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD, .momentum = 0.9 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS, .loss = DDP_LOSS_MEAN, .clip_norm = 0.3 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_BF16 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_F16 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .local_sgd.steps = 2 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_MUON },
+		{ DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAFACTOR },
 	};
 	float plain[ELEMENTS], scaled[ELEMENTS];
 	double norms[2][3];
@@ -92,11 +93,10 @@ static int bits_body(ddp_context *context, void *user)
 	(void)user;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model_options options = ways[w];
-		options.size = sizeof(options);
 		options.bucket_mb = options.first_bucket_mb = 512.0 / (1 << 20);
 		CHECK(train_by(context, &options, plain, norms[0]) == 0);
-		options.loss_scaling = w % 2 == 0 ? DDP_SCALING_DYNAMIC : DDP_SCALING_FIXED;
-		options.loss_scale = 0x1p20;
+		options.loss_scaling.kind = w % 2 == 0 ? DDP_SCALING_DYNAMIC : DDP_SCALING_FIXED;
+		options.loss_scaling.initial = 0x1p20;
 		CHECK(train_by(context, &options, scaled, norms[1]) == 0);
 		CHECK(memcmp(plain, scaled, sizeof(plain)) == 0);
 		CHECK(memcmp(norms[0], norms[1], sizeof(norms[0])) == 0);
@@ -157,15 +157,14 @@ static int overflow_body(ddp_context *context, void *user)
 	ddp_model *model;
 	double norm;
 
-	options.size = sizeof(options);
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(train_step(model, rank, 1, 0, NULL));
 	CHECK_OK(train_step(model, rank, 2, 0, &stats));
 	copy_params(model, plain);
 	norm = stats.grad_norm;
 	ddp_model_free(model);
-	options.loss_scaling = DDP_SCALING_DYNAMIC;
-	options.loss_scale = 8;
+	options.loss_scaling.kind = DDP_SCALING_DYNAMIC;
+	options.loss_scaling.initial = 8;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK(skip_step(context, model, INFINITY, false) == 0);
 	CHECK_OK(train_step(model, rank, 1, 0, NULL));
@@ -186,8 +185,8 @@ static int overflow_body(ddp_context *context, void *user)
 static void a_step_that_overflows_is_skipped_on_all_ranks(void **state)
 {
 	static ddp_model_options ways[] = {
-		{ .shard = DDP_SHARD_AUTO }, { .shard = DDP_SHARD_NONE }, { .shard = DDP_SHARD_STATE },
-		{ .shard = DDP_SHARD_GRADIENTS }, { .compress = DDP_COMPRESS_BF16 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_AUTO }, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE }, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS }, { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_BF16 },
 	};
 
 	(void)state;
@@ -199,8 +198,8 @@ static void a_step_that_overflows_is_skipped_on_all_ranks(void **state)
 
 static int fixed_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .loss_scaling = DDP_SCALING_FIXED,
-	                                    .loss_scale = 1024, .loss_scale_interval = 1 };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED,
+	                                    .loss_scaling.initial = 1024, .loss_scaling.interval = 1 };
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
 
@@ -222,7 +221,7 @@ static void a_fixed_scale_stays(void **state)
 /* What ranks do differently is an error, also where gradients overflow. */
 static int judged_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .loss_scaling = DDP_SCALING_DYNAMIC,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC,
 	                                    .unused = DDP_UNUSED_STATIC };
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
@@ -258,7 +257,7 @@ static void a_step_that_overflows_is_judged(void **state)
 static int grow(ddp_context *context, bool stop, float *ended)
 {
 	const ddp_model_options options = {
-		.size = sizeof(options), .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale_interval = 3,
+		DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.interval = 3,
 	};
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
@@ -300,7 +299,7 @@ static int resume_body(ddp_context *context, void *user)
 /* From a model that does not scale. */
 static int begin_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .size = sizeof(options) };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS };
 	ddp_model *model;
 	int64_t step;
 
@@ -310,7 +309,7 @@ static int begin_body(ddp_context *context, void *user)
 	CHECK(ddp_model_loss_scale(model) == 1);
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
 	ddp_model_free(model);
-	options.loss_scaling = DDP_SCALING_DYNAMIC;
+	options.loss_scaling.kind = DDP_SCALING_DYNAMIC;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
 	CHECK(step == 1 && ddp_model_loss_scale(model) == 65536);
@@ -339,21 +338,20 @@ static int options_body(ddp_context *context, void *user)
 		ddp_model_options options;
 		const char *says;
 	} wrong[] = {
-		{ { .loss_scale = 2 }, "loss_scale needs loss_scaling" },
-		{ { .loss_scale_interval = 2 }, "loss_scale_interval needs loss_scaling" },
-		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 3 }, "loss_scale is 3; it must be a power of two" },
-		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = 0.5 }, "loss_scale is 0.5" },
-		{ { .loss_scaling = DDP_SCALING_FIXED, .loss_scale = NAN }, "loss_scale is " },
-		{ { .loss_scaling = DDP_SCALING_DYNAMIC, .loss_scale_interval = -1 }, "loss_scale_interval is -1" },
-		{ { .loss_scaling = (ddp_scaling)3 }, "loss_scaling is 3" },
-		{ { .loss_scaling = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD }, "DDP_COMPRESS_POWERSGD" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.initial = 2 }, "loss_scaling.initial needs loss_scaling.kind" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.interval = 2 }, "loss_scaling.interval needs loss_scaling.kind" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 3 }, "loss_scaling.initial is 3; it must be a power of two" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 0.5 }, "loss_scaling.initial is 0.5" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = NAN }, "loss_scaling.initial is " },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.interval = -1 }, "loss_scaling.interval is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = (ddp_scaling)3 }, "loss_scaling.kind is 3" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD }, "DDP_COMPRESS_POWERSGD" },
 	};
 	ddp_model *model;
 
 	(void)user;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		ddp_model_options options = wrong[i].options;
-		options.size = sizeof(options);
 		CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_ERR_INVALID);
 		CHECK(says(wrong[i].says));
 	}

@@ -16,6 +16,7 @@
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/three_params.h"
+#include "tests/support/options.h"
 
 /* Rank r contributes weight r + 1, gradients (r + 1) * 10, and a loss of 1. */
 static int uneven_body(ddp_context *context, void *user)
@@ -323,7 +324,7 @@ static void reduced_gradients_can_be_looked_at_changed_and_forgotten(void **stat
 /* AdamW's state of a part is kept by its owner, and any rank can collect it. */
 static int owners_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .size = sizeof(options), .clip_norm = *(const double *)user };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = *(const double *)user };
 	int rank = rank_of(context), size = size_of(context);
 	ddp_summary summary;
 	ddp_tensors tensors;
@@ -466,7 +467,7 @@ ddp_status __wrap_ddp_broadcast(ddp_comm *comm, void *buffer, size_t count, ddp_
 static int large_broadcast_body(ddp_context *context, void *user)
 {
 	const ddp_param large = { .name = "w", .ndim = 1, .shape = { (1 << 24) + 5 } };
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD };
 	ddp_model *model;
 
 	(void)user;

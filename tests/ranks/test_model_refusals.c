@@ -15,6 +15,7 @@
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/three_params.h"
+#include "tests/support/options.h"
 
 /* Refused on this rank alone, or since only one rank has it. */
 static int odd_memory_body(ddp_context *context, void *user)
@@ -431,22 +432,22 @@ static void ranks_that_train_on_the_same_samples_are_told(void **state)
 static void options_have_defaults_and_are_checked(void **state)
 {
 	static struct { ddp_model_options options; const char *part; } bad[] = {
-		{ { .bucket_mb = -1 }, "bucket_mb is -1" },
-		{ { .first_bucket_mb = NAN }, "first_bucket_mb is " },
-		{ { .optimizer = (ddp_optimizer)7 }, "optimizer is 7" },
-		{ { .learning_rate = -1 }, "learning_rate is -1" },
-		{ { .beta1 = 1 }, "beta1 is 1" },
-		{ { .beta2 = -0.5 }, "beta2 is -0.5" },
-		{ { .epsilon = INFINITY }, "epsilon is inf" },
-		{ { .epsilon = 1e-50 }, "epsilon is 1e-50" },
-		{ { .epsilon = 1e-40 }, "epsilon is 1e-40" },
-		{ { .epsilon = -1 }, "epsilon is -1" },
-		{ { .weight_decay = -1 }, "weight_decay is -1" },
-		{ { .momentum = NAN }, "momentum is " },
-		{ { .clip_norm = -2 }, "clip_norm is -2" },
-		{ { .shard = (ddp_shard)4 }, "shard is 4" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = -2 }, "bucket_mb is -2" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .first_bucket_mb = NAN }, "first_bucket_mb is " },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = (ddp_optimizer)99 }, "optimizer is 99" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = -1 }, "learning_rate is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .beta1 = 1 }, "beta1 is 1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .beta2 = -0.5 }, "beta2 is -0.5" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .epsilon = INFINITY }, "epsilon is inf" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .epsilon = 1e-50 }, "epsilon is 1e-50" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .epsilon = 1e-40 }, "epsilon is 1e-40" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .epsilon = -2 }, "epsilon is -2" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .weight_decay = -1 }, "weight_decay is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .momentum = NAN }, "momentum is " },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = -2 }, "clip_norm is -2" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .shard = (ddp_shard)4 }, "shard is 4" },
 	};
-	const ddp_model_options small = { .size = sizeof(small), .bucket_mb = 0.5 };
+	const ddp_model_options small = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.5 };
 	ddp_model_settings settings;
 
 	(void)state;
@@ -454,12 +455,11 @@ static void options_have_defaults_and_are_checked(void **state)
 	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
 	assert_int_equal(settings.bucket_elements, 0);
 	assert_int_equal(settings.first_bucket_elements, 262144);
-	assert_true(settings.learning_rate == 1e-3 && settings.optim.beta2 == 0.999);
+	assert_true(settings.options.learning_rate == 1e-3 && settings.options.beta2 == 0.999);
 	assert_int_equal(ddp_model_settings_make(&small, &settings), DDP_OK);
 	assert_int_equal(settings.bucket_elements, 131072);
 	assert_int_equal(settings.first_bucket_elements, 131072);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		bad[i].options.size = sizeof(bad[i].options);
 		assert_int_equal(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID);
 		assert_true(says(bad[i].part));
 	}

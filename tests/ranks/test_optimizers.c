@@ -19,6 +19,7 @@
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { PARAMS = 6, STEPS = 5, SAVED = 3, UNUSED = 1 };
 
@@ -35,7 +36,7 @@ static const ddp_param params[PARAMS] = {
 static ddp_model_options options_of(ddp_optimizer optimizer)
 {
 	return (ddp_model_options){
-		.size = sizeof(ddp_model_options), .optimizer = optimizer, .learning_rate = 0.05, .weight_decay = 0.1,
+		DDP_MODEL_OPTIONS_FIELDS, .optimizer = optimizer, .learning_rate = 0.05, .weight_decay = 0.1,
 		.bucket_mb = 256.0 / (1 << 20), .first_bucket_mb = 256.0 / (1 << 20), .unused = DDP_UNUSED_SKIP,
 	};
 }
@@ -72,7 +73,7 @@ static void begin(reference *x, const ddp_model *model)
 {
 	*x = (reference){ 0 };
 	CHECK_OK(ddp_layout_make(params, PARAMS, &x->layout));
-	CHECK_OK(ddp_optim_make(&model->settings.optim, &x->layout, false, &x->optim));
+	CHECK_OK(ddp_optim_make(&model->settings.options, &x->layout, false, &x->optim));
 	x->params = calloc((size_t)x->layout.elements, sizeof(float));
 	x->grads = calloc((size_t)x->layout.elements, sizeof(float));
 	CHECK(x->params != NULL && x->grads != NULL);
@@ -206,7 +207,7 @@ static int local_body(ddp_context *context, void *user)
 	ddp_model_options options = options_of(DDP_MUON);
 
 	(void)user;
-	options.local_steps = 4;
+	options.local_sgd.steps = 4;
 	ddp_model *model = make(context, &options);
 	train(context, model, 1);
 	CHECK(ddp_model_compare(model) == DDP_ERR_MISMATCH);
@@ -288,7 +289,7 @@ static int refuse_body(ddp_context *context, void *user)
 	ddp_model_options options = options_of(DDP_LAMB);
 	options.shard = DDP_SHARD_STATE;
 	refuse(context, &options, DDP_ERR_INVALID, "LAMB updates whole tensors");
-	options = options_of((ddp_optimizer)6);
+	options = options_of((ddp_optimizer)99);
 	refuse(context, &options, DDP_ERR_INVALID, "DDP_MUON");
 	options = options_of(DDP_ADAM);
 	options.nesterov = true;
@@ -297,16 +298,16 @@ static int refuse_body(ddp_context *context, void *user)
 	refuse(context, &options, DDP_ERR_INVALID, "nesterov needs a momentum");
 	options = options_of(DDP_MUON);
 	options.momentum = 1;
-	refuse(context, &options, DDP_ERR_INVALID, "momentum is 1; it must be 0 (DDP_ZERO) or more, and below 1");
-	options.momentum = DDP_ZERO;
-	options.muon_iterations = 100;
-	refuse(context, &options, DDP_ERR_INVALID, "muon_iterations is 100");
+	refuse(context, &options, DDP_ERR_INVALID, "momentum is 1; it must be 0 or more, and below 1");
+	options.momentum = 0;
+	options.muon.iterations = 100;
+	refuse(context, &options, DDP_ERR_INVALID, "muon.iterations is 100");
 	options = options_of(DDP_ADAFACTOR);
-	options.adafactor_clip = -1;
-	refuse(context, &options, DDP_ERR_INVALID, "adafactor_clip is -1");
+	options.adafactor.clip = -1;
+	refuse(context, &options, DDP_ERR_INVALID, "adafactor.clip is -1");
 	options = options_of(DDP_MUON);
-	options.muon_match_rms = ddp_get_job(context)->rank == 1;
-	refuse(context, &options, DDP_ERR_MISMATCH, "muon_match_rms");
+	options.muon.match_rms = ddp_get_job(context)->rank == 1;
+	refuse(context, &options, DDP_ERR_MISMATCH, "muon.match_rms");
 	return 0;
 }
 
@@ -467,7 +468,7 @@ static int device_body(ddp_context *context, void *user)
 /* Of ranks that update tensors for each other, and of one. */
 static void a_device_has_the_hosts_bits(void **state)
 {
-	const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+	const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 	(void)state;
 	for (size_t o = 0; o < sizeof(optimizers) / sizeof(optimizers[0]); o++) {

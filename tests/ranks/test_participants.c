@@ -17,6 +17,7 @@
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { COUNT = 40 };
 
@@ -62,7 +63,7 @@ static void expect_kinds(ddp_model *model, float local)
 
 static int kinds_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .shard = *(const ddp_shard *)user };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = *(const ddp_shard *)user };
 	const int rank = ddp_get_job(context)->rank;
 	ddp_tensors tensors;
 	ddp_model *model;
@@ -155,7 +156,7 @@ static void forward(ddp_model *model, float value, bool poisons)
 
 static int poisoned_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD };
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
 	int64_t step;
@@ -215,7 +216,7 @@ static const ddp_param three[] = {
 static ddp_model_options by(ddp_unused unused)
 {
 	return (ddp_model_options){
-		.size = sizeof(ddp_model_options), .optimizer = DDP_SGD, .learning_rate = 0.5,
+		DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.5,
 		.weight_decay = 0.5, .momentum = 0.5, .shard = DDP_SHARD_NONE, .unused = unused,
 		.bucket_mb = 192.0 / (1 << 20), .first_bucket_mb = 192.0 / (1 << 20),
 	};
@@ -396,7 +397,7 @@ static int join_body(ddp_context *context, void *user)
 	const int rank = ddp_get_job(context)->rank, ranks = ddp_get_job(context)->world_size;
 	const ddp_loss loss = *(const ddp_loss *)user;
 	const ddp_param params[] = { three[0], kinds[MEAN], kinds[BROADCAST] };
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_SGD,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD,
 	                                    .learning_rate = 1, .loss = loss };
 	ddp_step_stats stats;
 	ddp_model *model;
@@ -452,8 +453,8 @@ static void ranks_that_have_finished_join_the_others_steps(void **state)
 
 static int zero_body(ddp_context *context, void *user)
 {
-	ddp_model_options options = { .size = sizeof(options), .learning_rate = DDP_ZERO,
-	                              .beta1 = DDP_ZERO, .beta2 = DDP_ZERO };
+	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0,
+	                              .beta1 = 0, .beta2 = 0 };
 
 	(void)user;
 	ddp_model *model = make(context, &options);

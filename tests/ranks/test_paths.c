@@ -22,6 +22,7 @@
 #include "base/c_locale.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { STEPS = 4 };
 
@@ -29,7 +30,7 @@ static const ddp_param params[] = { { .name = "a", .ndim = 1, .shape = { 1000 } 
 
 static ddp_model *make(ddp_context *context, double learning_rate)
 {
-	const ddp_model_options options = { .size = sizeof(options), .optimizer = DDP_ADAMW,
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW,
 	                                    .learning_rate = learning_rate };
 	ddp_model *model;
 
@@ -82,8 +83,8 @@ static ddp_status read_nothing(void *user, int64_t index, void *sample)
 static int callback_that_leaves_body(ddp_context *context, void *user)
 {
 	ddp_dataset dataset = { .size = 64, .sample_bytes = sizeof(float), .read = read_nothing };
-	const ddp_loader_options options = { .size = sizeof(options), .batch_size = 2 };
-	const ddp_train_options train_options = { .size = sizeof(train_options), .steps = STEPS,
+	const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 2 };
+	const ddp_train_options train_options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = STEPS,
 	                                          .checkpoint_dir = "saved", .checkpoint_every = 2 };
 	ddp_loader *loader;
 	ddp_model *model = make(context, 0.1);
@@ -99,7 +100,7 @@ static int callback_that_leaves_body(ddp_context *context, void *user)
 
 static void callback_may_change_the_folder(void **state)
 {
-	const ddp_options options = { .size = sizeof(options), .metrics_path = "new/m.jsonl", .trace_dir = "new/t" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = "new/m.jsonl", .trace_dir = "new/t" };
 
 	(void)state;
 	assert_int_equal(chdir(test_folder), 0);
@@ -167,7 +168,7 @@ static void world_that_the_limit_forbids_is_an_error(void **state)
 
 static int train_without_descriptors(void)
 {
-	const ddp_options options = { .size = sizeof(options), .metrics_path = in_folder("closed.jsonl") };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = in_folder("closed.jsonl") };
 	ddp_spawn_result result;
 	ddp_context *context;
 
@@ -259,7 +260,7 @@ static int numbers_body(ddp_context *context, void *user)
 	CHECK(ddp_parse_number("2.5", &value) && value == 2.5 && !ddp_parse_number("2,5", &value));
 	snprintf(text, sizeof(text), "%g", 0.5);
 	CHECK(strcmp(text, "0,5") == 0);
-	const ddp_model_options wrong = { .size = sizeof(wrong), .learning_rate = -0.5 };
+	const ddp_model_options wrong = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = -0.5 };
 	CHECK(ddp_model_create(context, params, 1, &wrong, &model) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), "-0.5") != NULL);
 	return 0;
@@ -267,7 +268,7 @@ static int numbers_body(ddp_context *context, void *user)
 
 static void numbers_are_the_same_in_every_locale(void **state)
 {
-	ddp_options options = { .size = sizeof(options) };
+	ddp_options options = { DDP_OPTIONS_FIELDS };
 	char metrics[128];
 
 	(void)state;

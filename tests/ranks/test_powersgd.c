@@ -22,6 +22,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 3, STEPS = 4, PARAMS = 4, ELEMENTS_MAX = 1200, FACTOR_MAX = 3 * 64 };
 
@@ -33,11 +34,11 @@ static const ddp_param params[PARAMS] = {
 static const bool compressed[PARAMS] = { true, false, true, false };
 
 static const ddp_model_options plain = {
-	.size = sizeof(plain), .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 1024.0 / (1 << 20),
-	.shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .powersgd_rank = 2, .powersgd_seed = 7,
+	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 1024.0 / (1 << 20),
+	.shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 2, .powersgd.seed = 7,
 };
 
-static const ddp_options on_test = { .size = sizeof(on_test), .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
 /* A model on a device has the program's own queue, which ends with the rank's process. */
 static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_model_options *given)
@@ -167,7 +168,7 @@ static void begin_reference(const ddp_model *model, int p, reference *x)
 
 static void reference_step(reference *x, const ddp_model_options *options, int p, int step)
 {
-	const int rank = compressed[p] ? options->powersgd_rank : 0;
+	const int rank = compressed[p] ? options->powersgd.rank : 0;
 	const int64_t n = x->rows, m = x->columns;
 	static double left[FACTOR_MAX], mine[RANKS][ELEMENTS_MAX];
 
@@ -191,7 +192,7 @@ static void reference_step(reference *x, const ddp_model_options *options, int p
 		x->start[e / (n * m) * m + e % m] += left[e / m] * x->sum[e % (n * m)];
 	for (int64_t e = 0; e < rank * n * m; e++)
 		x->out[e % (n * m)] += left[e / m] * x->start[e / (n * m) * m + e % m];
-	for (int r = 0; r < RANKS && !options->powersgd_no_feedback; r++)
+	for (int r = 0; r < RANKS && options->powersgd.feedback; r++)
 		for (int64_t i = 0; i < n * m; i++)
 			x->kept[r][i] = mine[r][i] - x->out[i] / RANKS;
 }
@@ -248,8 +249,8 @@ static void gradients_are_those_of_a_plain_powersgd(void **state)
 	ddp_model_options ways[] = { plain, plain, plain };
 
 	(void)state;
-	ways[1].powersgd_no_feedback = true;
-	ways[2].powersgd_rank = 3;
+	ways[1].powersgd.feedback = false;
+	ways[2].powersgd.rank = 3;
 	ways[2].bucket_mb = 1;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		test_measure(w == 1 ? "no-overlap" : NULL);
@@ -335,7 +336,7 @@ static int zero_body(ddp_context *context, void *user)
 	double squares = 0;
 
 	(void)user;
-	options.powersgd_no_feedback = true;
+	options.powersgd.feedback = false;
 	ddp_model *model = make(context, &options);
 	for (int step = 1; step <= 2; step++)
 		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -355,9 +356,9 @@ static int start_body(ddp_context *context, void *user)
 	ddp_model_options late = plain, none = plain, random = plain;
 
 	(void)user;
-	late.powersgd_start = 2;
+	late.powersgd.start = 2;
 	none.compress = DDP_COMPRESS_NONE;
-	random.powersgd_no_warm_start = true;
+	random.powersgd.warm_start = false;
 	ddp_model *models[] = { make(context, &late), make(context, &none), make(context, &plain),
 	                        make(context, &random) };
 	for (int step = 1; step <= 3; step++) {
@@ -451,10 +452,10 @@ static void a_device_has_the_hosts_bits(void **state)
 	ddp_model_options ways[] = { plain, plain, plain };
 
 	(void)state;
-	ways[0].powersgd_start = 1;
-	ways[1].powersgd_no_feedback = true;
-	ways[2].powersgd_no_warm_start = true;
-	ways[2].powersgd_rank = 3;
+	ways[0].powersgd.start = 1;
+	ways[1].powersgd.feedback = false;
+	ways[2].powersgd.warm_start = false;
+	ways[2].powersgd.rank = 3;
 	for (int way = 0; way < 3; way++) {
 		ways[way].unused = DDP_UNUSED_SKIP;
 		test_measure(way == 1 ? "no-overlap" : NULL);
@@ -538,7 +539,7 @@ static int other_body(ddp_context *context, void *user)
 
 	(void)user;
 	none.compress = DDP_COMPRESS_NONE;
-	wide.powersgd_rank = 3;
+	wide.powersgd.rank = 3;
 	ddp_model *same = make(context, &plain), *other = make(context, &none), *wider = make(context, &wide);
 	train(context, same, 1);
 	CHECK_OK(ddp_checkpoint_load(same, NULL, test_folder, &step));

@@ -21,6 +21,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 enum { PARAMS = 9, MEASURED = 2 * DDP_REPLAN_STEPS, STEPS = MEASURED + 3, UNUSED = 5, K = 1024 };
 
@@ -73,7 +74,7 @@ static bool is_used(const ddp_model *model, int step, int p)
 {
 	if (p != UNUSED)
 		return true;
-	return model->settings.unused == DDP_UNUSED_ZERO || (model->settings.unused == DDP_UNUSED_SKIP && step % 2 == 0);
+	return model->settings.options.unused == DDP_UNUSED_ZERO || (model->settings.options.unused == DDP_UNUSED_SKIP && step % 2 == 0);
 }
 
 /* Not whole numbers: their sums are rounded. */
@@ -257,7 +258,7 @@ static const link_case narrow = { .latency = 1e-6, .per_mib = 120e-3, .gap = 60e
 static void all_ranks_cut_alike_and_train_on(void **state)
 {
 	const ddp_model_options plain = {
-		.size = sizeof(plain), .optimizer = DDP_SGD, .momentum = 0.9, .shard = DDP_SHARD_NONE
+		DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .momentum = 0.9, .shard = DDP_SHARD_NONE
 	};
 	way ways[] = {
 		{ plain, 2, 0, far, NULL }, { plain, 2, 0, narrow, NULL }, { plain, 3, 2, narrow, NULL }, { plain, 2, 0, far, NULL },
@@ -305,7 +306,7 @@ static int first_cut_of_environment_stays(ddp_comm *comm, void *argument)
 
 static void the_first_cut_stays_where_it_is_given_or_state_hangs_on_it(void **state)
 {
-	const ddp_model_options plain = { .size = sizeof(plain), .shard = DDP_SHARD_NONE };
+	const ddp_model_options plain = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE };
 	way ways[] = { { .options = plain }, { .options = plain }, { .options = plain }, { .options = plain },
 	               { .options = plain }, { .options = plain } };
 
@@ -316,7 +317,7 @@ static void the_first_cut_stays_where_it_is_given_or_state_hangs_on_it(void **st
 	ways[2].options.shard = DDP_SHARD_GRADIENTS;
 	ways[3].options.shard = DDP_SHARD_STATE;
 	ways[4].options.compress = DDP_COMPRESS_POWERSGD;
-	ways[5].options.local_steps = 2;
+	ways[5].options.local_sgd.steps = 2;
 	for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++)
 		run(first_cut_stays, &ways[i], 2);
 }
@@ -325,14 +326,14 @@ static int a_cap_of_one_rank(ddp_comm *comm, void *argument)
 {
 	const bool gives = ddp_comm_rank(comm) == 1;
 	const ddp_model_options options = {
-		.size = sizeof(options), .bucket_mb = gives ? 1 : 0, .first_bucket_mb = gives ? 1 : 0
+		DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = gives ? 1 : DDP_AUTO, .first_bucket_mb = gives ? 1 : DDP_AUTO
 	};
 	ddp_context context = context_of(comm);
 	ddp_model *model;
 
 	(void)argument;
 	CHECK(ddp_model_create(&context, params, PARAMS, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(strstr(ddp_last_error(), "whether a bucket size is given") != NULL);
+	CHECK(strstr(ddp_last_error(), "bucket_mb (or DDP_BUCKET_MB) is ") != NULL);
 	ddp_watch_close(context.watch);
 	return 0;
 }
@@ -431,7 +432,7 @@ static int stop_and_resume(ddp_comm *comm, void *argument)
 
 static void real_times_decide_alike(void **state)
 {
-	static const way once_a_node = { .options = { .size = sizeof(ddp_model_options) } };
+	static const way once_a_node = { .options = { DDP_MODEL_OPTIONS_FIELDS } };
 
 	(void)state;
 	run(decide_by_real_times, &once_a_node, 3);
@@ -439,7 +440,7 @@ static void real_times_decide_alike(void **state)
 
 static void ranks_that_finish_early_stop_it(void **state)
 {
-	static const way replicated = { .options = { .size = sizeof(ddp_model_options), .shard = DDP_SHARD_NONE } };
+	static const way replicated = { .options = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE } };
 
 	(void)state;
 	run(finish_early, &replicated, 2);
@@ -447,7 +448,7 @@ static void ranks_that_finish_early_stop_it(void **state)
 
 static void a_training_stops_and_resumes(void **state)
 {
-	way w = { .options = { .size = sizeof(ddp_model_options) }, .link = narrow };
+	way w = { .options = { DDP_MODEL_OPTIONS_FIELDS }, .link = narrow };
 
 	(void)state;
 	run(stop_and_resume, &w, 4);

@@ -16,6 +16,7 @@
 
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 /* The table's rows travel if all ranks' are fewer than its own. */
 enum { ROWS = 50, WIDTH = 5, REST = 33, FEW = 9, MANY = 30, RANKS_MAX = 4 };
@@ -47,7 +48,7 @@ static void make(ddp_context *context, const way *w, ddp_model **model)
 		[VECTOR] = { .name = "vector", .ndim = 1, .shape = { REST } },
 	};
 	const ddp_model_options options = {
-		.size = sizeof(options),
+		DDP_MODEL_OPTIONS_FIELDS,
 		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
 		.bucket_mb = 256.0 / (1 << 20),
 		.first_bucket_mb = 64.0 / (1 << 20),
@@ -213,7 +214,7 @@ static int rows_only_body(ddp_context *context, void *user)
 		{ .name = "vector", .ndim = 1, .shape = { REST } },
 	};
 	ddp_model_options options = {
-		.size = sizeof(options),
+		DDP_MODEL_OPTIONS_FIELDS,
 		.optimizer = DDP_SGD, .learning_rate = 1, .shard = w->shard,
 		.bucket_mb = 128.0 / (1 << 20),
 	};

@@ -18,6 +18,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 
 /* ---- parameters that come late ----------------------------------------------------------- */
 
@@ -30,7 +31,7 @@ static const ddp_param three[PARAMS] = {
 	{ .name = "c", .ndim = 1, .shape = { COUNT } },
 };
 static const ddp_model_options late = {
-	.size = sizeof(late), .optimizer = DDP_SGD, .learning_rate = 1, .shard = DDP_SHARD_GRADIENTS,
+	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .shard = DDP_SHARD_GRADIENTS,
 	.bucket_mb = COUNT * 4.0 / (1 << 20), .first_bucket_mb = COUNT * 4.0 / (1 << 20), .late_gather = true,
 };
 
@@ -213,7 +214,7 @@ static void expect_same_checkpoint(const char *one, const char *other)
 /* Rank 3, of rank 0's node, dies when all have saved; rank 1 began to update before it knew. */
 static int node_death_body(ddp_comm *comm, void *argument)
 {
-	const ddp_model_options options = { .size = sizeof(options) };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS };
 	ddp_context context = { .world = comm, .timeout_ms = 60000 };
 	const int rank = context.job.rank = ddp_comm_rank(comm);
 	char whole[2048], own[2048];
@@ -301,7 +302,7 @@ static void fill_gradients(ddp_model *model)
 
 static int memory_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { .size = sizeof(options), .shard = *(ddp_shard *)user };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = *(ddp_shard *)user };
 	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
 	int ranks = ddp_comm_size(context->world);
 	ddp_model *model;
@@ -348,7 +349,7 @@ static int footprint_body(ddp_comm *comm, void *argument)
 {
 	const footprint *f = argument;
 	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
-	const ddp_model_options options = { .size = sizeof(options), .shard = f->shard };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = f->shard };
 	static float some[1 << 20];
 	ddp_context context = test_context_of(comm);
 	ddp_model *model;

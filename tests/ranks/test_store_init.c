@@ -26,6 +26,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/hung.h"
 #include "watch/progress.h"
+#include "tests/support/options.h"
 
 enum { KEYS = 256, KEY_BYTES = 96, VALUE_BYTES = 16384, RANKS = 3 };
 
@@ -146,7 +147,7 @@ static ddp_status meet(const struct place *place, const ddp_job *job, ddp_contex
 	char path[TEST_FOLDER_BYTES + 16];
 	struct view view = place->view;
 	const ddp_store store = { .user = &view, .set = set, .get = get, .wait = wait_for };
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = place->timeout_ms, .job = job,
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = place->timeout_ms, .job = job,
 		                      .store = place->file ? NULL : &store, .wireup = place->file ? path : NULL };
 
 	snprintf(path, sizeof(path), "file://%s/meet", test_folder);
@@ -472,7 +473,7 @@ static void wrong_jobs_and_stores_are_refused(void **state)
 	const ddp_job job = { .rank = 0, .world_size = 2 };
 	struct view view = place.view;
 	ddp_store store = { .user = &view, .set = set, .get = get };
-	ddp_options options = { .size = sizeof(options), .job = &job, .store = &store };
+	ddp_options options = { DDP_OPTIONS_FIELDS, .job = &job, .store = &store };
 	ddp_context *context;
 
 	(void)state;

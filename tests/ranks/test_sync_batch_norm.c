@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "models/resnet.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 enum { IMAGES = 8, SIDE = 16, CHANNELS = 2, CLASSES = 4, STEPS = 2, RANKS_MAX = 3, TENSORS_MAX = 128,
        NUMBERS_MAX = 1 << 17, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
@@ -53,7 +54,7 @@ static ddp_status ready(void *user, int param)
 
 static void make(struct rank *r)
 {
-	static const ddp_model_options options = {.size = sizeof(options), .optimizer = DDP_SGD, .learning_rate = 0.1,
+	static const ddp_model_options options = {DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 0.1,
 		.momentum = 0.5};
 	float *data[TENSORS_MAX], *grad[TENSORS_MAX];
 	int count;

@@ -21,6 +21,7 @@
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
+#include "tests/support/options.h"
 
 /* How gradients travel. */
 static const struct { double bucket_bytes; ddp_shard shard; } ways[] = {
@@ -287,11 +288,11 @@ static int evaluated_body(ddp_context *context, void *user)
 {
 	const setup with = { .bucket_bytes = 512, .accumulate = 1 };
 	const ddp_dataset dataset = mlp_dataset(EVALUATED);
-	const ddp_loader_options loader_options = { .size = sizeof(loader_options), .batch_size = 4, .tail = DDP_TAIL_UNEVEN };
+	const ddp_loader_options loader_options = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .tail = DDP_TAIL_UNEVEN };
 	const int world = ddp_get_job(context)->world_size, batches = (EVALUATED + 4 * world - 1) / (4 * world);
 	evaluated seen = { 0 };
 	ddp_train_options options = {
-		.size = sizeof(options), .steps = STEPS, .checkpoint_dir = test_folder, .checkpoint_every = 5, .on_step = add_parts,
+		DDP_TRAIN_OPTIONS_FIELDS, .steps = STEPS, .checkpoint_dir = test_folder, .checkpoint_every = 5, .on_step = add_parts,
 		.evaluate = evaluate_batch, .evaluate_every = EVERY, .on_evaluate = take_evaluation, .user = &seen,
 	};
 	training t = start(context, &with);
@@ -412,7 +413,7 @@ static void expect_metrics(const char *path)
 static void trace_and_metrics_tell_of_every_step(void **state)
 {
 	char metrics[64], trace[64];
-	const ddp_options options = { .size = sizeof(options), .metrics_path = metrics, .trace_dir = trace };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = metrics, .trace_dir = trace };
 
 	(void)state;
 	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", test_folder);

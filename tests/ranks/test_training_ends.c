@@ -20,6 +20,7 @@
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
+#include "tests/support/options.h"
 
 static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
 
@@ -66,7 +67,7 @@ static int stop_body(ddp_context *context, void *user)
 	setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	               .steps = STEPS };
 	const ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = STEPS, .accumulate = 2, .checkpoint_dir = test_folder, .stop_signal = SIGUSR1,
 	};
 	float scratch[MLP_ELEMENTS];
@@ -126,7 +127,7 @@ static int odd_moments_body(ddp_context *context, void *user)
 	const ddp_job *job = ddp_get_job(context);
 	bool odd = job->rank == job->world_size - 1;
 	ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = 4, .stop_signal = SIGUSR1, .on_step = signal_behind_the_last_step, .user = &odd,
 	};
 	ddp_summary summary;
@@ -171,7 +172,7 @@ static bool is_left_alone(int number)
 
 static int two_signals_body(ddp_context *context, void *user)
 {
-	ddp_train_options options = { .size = sizeof(options), .steps = 4, .stop_signal = SIGUSR1,
+	ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 4, .stop_signal = SIGUSR1,
 	                              .on_step = stop_at_once };
 	ddp_summary summary;
 
@@ -209,7 +210,7 @@ static ddp_status infinite_batch(void *user, ddp_model *model, const ddp_batch *
 static int skipping_body(ddp_context *context, void *user)
 {
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .scaled = true };
-	const ddp_train_options options = { .size = sizeof(options), .steps = 4, .checkpoint_every = 2,
+	const ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 4, .checkpoint_every = 2,
 	                                    .checkpoint_dir = test_folder };
 	char path[128];
 
@@ -257,7 +258,7 @@ static int poisoned_body(ddp_context *context, void *user)
 	const setup with = { .bucket_bytes = 512, .shard = shared->shard, .accumulate = 2,
 	                     .steps = STEPS };
 	const ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = STEPS, .accumulate = 2, .checkpoint_dir = test_folder,
 		.checkpoint_every = SAVED_STEP,
 	};
@@ -295,19 +296,18 @@ static void diverged_training_goes_back_in_the_same_process(void **state)
 static int arguments_body(ddp_context *context, void *user)
 {
 	static struct { ddp_train_options options; const char *part; } bad[] = {
-		{ { .steps = 0 }, "steps is 0" },
-		{ { .steps = 1, .accumulate = -1 }, "must not be negative" },
-		{ { .steps = 1, .checkpoint_every = -1 }, "must not be negative" },
-		{ { .steps = 1, .resume = true }, "resume needs checkpoint_dir" },
-		{ { .steps = 1, .checkpoint_every = 5 }, "checkpoint_every needs checkpoint_dir" },
-		{ { .steps = 1, .stop_signal = SIGKILL }, "stop_signal is 9, which cannot be caught" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 0 }, "steps is 0" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1, .accumulate = -2 }, "accumulate is -2" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1, .checkpoint_every = -1 }, "checkpoint_every -1" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1, .resume = true }, "resume needs checkpoint_dir" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1, .checkpoint_every = 5 }, "checkpoint_every needs checkpoint_dir" },
+		{ { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1, .stop_signal = SIGKILL }, "stop_signal is 9, which cannot be caught" },
 	};
-	const ddp_train_options good = { .size = sizeof(good), .steps = 1 };
+	const ddp_train_options good = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 
 	(void)user;
 	const training t = start(context, &plain);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		bad[i].options.size = sizeof(bad[i].options);
 		CHECK(ddp_train(t.model, t.loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
 		CHECK(strstr(ddp_last_error(), bad[i].part) != NULL);
 	}

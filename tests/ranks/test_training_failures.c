@@ -21,6 +21,7 @@
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
+#include "tests/support/options.h"
 
 static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
 
@@ -84,7 +85,7 @@ static int trouble_body(ddp_context *context, void *user)
 {
 	const setup with = { .bucket_bytes = 64, .shard = seen->shard, .accumulate = 1 };
 	const ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = STEPS, .schedule_fn = troubled_schedule, .on_step = troubled_step,
 	};
 	int rank = ddp_get_job(context)->rank;
@@ -168,7 +169,7 @@ static void lost_rank_is_an_error_on_the_others(void **state)
 static int no_place_body(ddp_context *context, void *user)
 {
 	ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = 6, .checkpoint_dir = "/dev/null/nowhere", .checkpoint_every = 2,
 	};
 	ddp_summary summary;
@@ -222,7 +223,7 @@ static int full_disk_body(ddp_context *context, void *beside)
 {
 	const bool leads = ddp_get_job(context)->rank == 0;
 	ddp_train_options options = {
-		.size = sizeof(options), .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
+		DDP_TRAIN_OPTIONS_FIELDS, .steps = 7, .checkpoint_dir = test_folder, .checkpoint_every = 2,
 		.on_step = fill_the_disk, .checkpoint_async = *(const bool *)beside,
 	};
 	int64_t step;
@@ -290,7 +291,7 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 {
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .shard = DDP_SHARD_NONE };
 	ddp_train_options options = {
-		.size = sizeof(options), .steps = 2, .checkpoint_dir = test_folder, .checkpoint_every = 1,
+		DDP_TRAIN_OPTIONS_FIELDS, .steps = 2, .checkpoint_dir = test_folder, .checkpoint_every = 1,
 		.on_step = poison_for_a_checkpoint, .schedule_fn = heal_behind_it, .checkpoint_async = true,
 	};
 	int64_t step;

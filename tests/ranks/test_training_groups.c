@@ -15,6 +15,7 @@
 
 #include "tests/support/folder.h"
 #include "tests/support/training.h"
+#include "tests/support/options.h"
 
 enum { RANKS = 4, GROUPS = 2, GROUP = RANKS / GROUPS };
 
@@ -217,7 +218,7 @@ static void an_error_is_the_groups_and_names_a_rank_of_the_world(void **state)
 static int other_loader_body(ddp_context *context, void *user)
 {
 	const int rank = ddp_get_job(context)->rank;
-	const ddp_train_options options = { .size = sizeof(options), .steps = 1 };
+	const ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 	ddp_comm *comm;
 
 	(void)user;

@@ -13,6 +13,7 @@
 
 #include "context.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 char dir[TEST_FOLDER_BYTES + 16];
 
@@ -29,7 +30,7 @@ static int run_body(ddp_context *context, void *body)
 
 void on_ranks_ending(int ranks, int timeout_ms, void (*body)(ddp_context *context), int exit_code)
 {
-	const ddp_options options = { .size = sizeof(options), .timeout_ms = timeout_ms };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms > 0 ? timeout_ms : DDP_AUTO };
 
 	ended = test_share(sizeof(*ended));
 	assert_int_equal(run_ranks_with(ranks, &options, run_body, &body), exit_code);
@@ -61,7 +62,7 @@ struct job make_job_with(ddp_context *context, int width, uint64_t seed, const d
 		{ .name = "shift", .ndim = 1, .shape = { 5 } },
 	};
 	ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number };
-	ddp_loader_options options = { .size = sizeof(options), .batch_size = GLOBAL_BATCH / context->job.world_size,
+	ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = GLOBAL_BATCH / context->job.world_size,
 	                               .seed = seed, .tail = DDP_TAIL_UNEVEN };
 
 	CHECK(ddp_model_create(context, params, 2, model, &job.model) == DDP_OK);

@@ -16,26 +16,55 @@ class Param(ctypes.Structure):
                 ("kind", ctypes.c_int), ("group", ctypes.c_void_p), ("reserved", ctypes.c_uint64 * 4)]
 
 
+class Muon(ctypes.Structure):
+    """ddp_muon_options."""
+    _fields_ = [("match_rms", ctypes.c_bool), ("iterations", ctypes.c_int)]
+
+
+class Adafactor(ctypes.Structure):
+    """ddp_adafactor_options."""
+    _fields_ = [("decay", ctypes.c_double), ("least_scale", ctypes.c_double), ("clip", ctypes.c_double)]
+
+
+class LossScaling(ctypes.Structure):
+    """ddp_loss_scaling."""
+    _fields_ = [("kind", ctypes.c_int), ("initial", ctypes.c_double), ("interval", ctypes.c_int64)]
+
+
+class PowerSGD(ctypes.Structure):
+    """ddp_powersgd_options."""
+    _fields_ = [("rank", ctypes.c_int), ("seed", ctypes.c_uint32), ("start", ctypes.c_int64),
+                ("min_rate", ctypes.c_double), ("feedback", ctypes.c_bool), ("warm_start", ctypes.c_bool)]
+
+
+class LocalSGD(ctypes.Structure):
+    """ddp_local_sgd_options."""
+    _fields_ = [("steps", ctypes.c_int64), ("start", ctypes.c_int64)]
+
+
+AUTO = -1
+
+
 class Options(ctypes.Structure):
-    """ddp_model_options, as far as a test needs them."""
-    _fields_ = [("size", ctypes.c_size_t), ("bucket_mb", ctypes.c_double), ("first_bucket_mb", ctypes.c_double),
-                ("optimizer", ctypes.c_int), ("learning_rate", ctypes.c_double), ("beta1", ctypes.c_double),
-                ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double), ("weight_decay", ctypes.c_double),
-                ("momentum", ctypes.c_double), ("clip_norm", ctypes.c_double), ("shard", ctypes.c_int),
-                ("compress", ctypes.c_int),
-                ("hook", ctypes.c_void_p * 3), ("powersgd_rank", ctypes.c_int), ("powersgd_seed", ctypes.c_uint32),
-                ("powersgd_start", ctypes.c_int64), ("powersgd_rate", ctypes.c_double),
-                ("powersgd_no_feedback", ctypes.c_bool), ("powersgd_no_warm_start", ctypes.c_bool),
-                ("local_steps", ctypes.c_int64), ("local_start", ctypes.c_int64), ("memory", ctypes.c_int),
-                ("stream", ctypes.c_void_p), ("loss", ctypes.c_int), ("unused", ctypes.c_int),
-                ("nesterov", ctypes.c_bool), ("muon_match_rms", ctypes.c_bool), ("muon_iterations", ctypes.c_int),
-                ("adafactor_decay", ctypes.c_double), ("adafactor_least_scale", ctypes.c_double),
-                ("adafactor_clip", ctypes.c_double), ("bf16_params", ctypes.c_bool), ("late_gather", ctypes.c_bool),
-                ("loss_scale", ctypes.c_double), ("loss_scale_interval", ctypes.c_int64), ("loss_scaling", ctypes.c_int),
+    """ddp_model_options, which begin as DDP_MODEL_OPTIONS, as far as a test needs them."""
+    _fields_ = [("size", ctypes.c_size_t), ("optimizer", ctypes.c_int), ("learning_rate", ctypes.c_double),
+                ("beta1", ctypes.c_double), ("beta2", ctypes.c_double), ("epsilon", ctypes.c_double),
+                ("momentum", ctypes.c_double), ("weight_decay", ctypes.c_double), ("clip_norm", ctypes.c_double),
+                ("nesterov", ctypes.c_bool), ("muon", Muon), ("adafactor", Adafactor), ("loss_scaling", LossScaling),
+                ("loss", ctypes.c_int), ("unused", ctypes.c_int), ("shard", ctypes.c_int), ("compress", ctypes.c_int),
+                ("powersgd", PowerSGD), ("local_sgd", LocalSGD), ("hook", ctypes.c_void_p * 3),
+                ("bucket_mb", ctypes.c_double), ("first_bucket_mb", ctypes.c_double), ("late_gather", ctypes.c_bool),
+                ("bf16_params", ctypes.c_bool), ("memory", ctypes.c_int), ("stream", ctypes.c_void_p),
                 ("params_memory", ctypes.c_void_p), ("grads_memory", ctypes.c_void_p)]
 
     def __init__(self, **given):
-        super().__init__(size=ctypes.sizeof(Options), **given)
+        defaults = {
+            "size": ctypes.sizeof(Options), "learning_rate": 1e-3, "beta1": AUTO, "beta2": AUTO, "epsilon": AUTO,
+            "momentum": AUTO, "muon": Muon(False, 5), "adafactor": Adafactor(0.8, 1e-3, 1),
+            "loss_scaling": LossScaling(0, 65536, 2000), "powersgd": PowerSGD(1, 0, 0, 2, True, True),
+            "bucket_mb": AUTO, "first_bucket_mb": AUTO,
+        }
+        super().__init__(**{**defaults, **given})
 
 
 def skip(reason):

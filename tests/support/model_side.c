@@ -123,7 +123,7 @@ static void same_bits(model_side *there, const void *got, const void *want, size
 void sides_same(model_side *here, model_side *there)
 {
 	/* Without late_gather, a step has waited for them. */
-	if (here->model->settings.late_gather) {
+	if (here->model->settings.options.late_gather) {
 		CHECK_OK(ddp_model_param_wait(here->model, DDP_ALL_PARAMS));
 		CHECK_OK(ddp_model_param_wait(there->model, DDP_ALL_PARAMS));
 	}

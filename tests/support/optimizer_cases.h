@@ -7,6 +7,8 @@
 #ifndef TESTS_OPTIMIZER_CASES_H
 #define TESTS_OPTIMIZER_CASES_H
 
+#include <stddef.h>
+
 #include "optim/optim.h"
 
 enum { TENSORS = 4, LONGEST = 8, STEPS = 5 };
@@ -24,48 +26,48 @@ static const ddp_param params[TENSORS] = {
 static const struct { int step, period; } starts[TENSORS] = { { 37, 11 }, { 53, 13 }, { 41, 17 }, { 59, 19 } };
 
 static const struct recorded {
-	ddp_optim_settings settings;
+	ddp_model_options options;
 	float wanted[TENSORS][LONGEST];
 } recorded[] = {
-	{ { .kind = DDP_ADAM, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_ADAM, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
 	  { { -0.75067081f, -0.03890169f, 0.53003521f, -0.45406649f, -0.07048212f },
 	    { -0.81271111f, -0.53001902f, -0.37222915f, -0.37219677f, -0.35873544f, -0.07721480f },
 	    { -1.10394606f, -0.10384122f, 0.68095230f, -0.56485400f, 0.20740696f, -0.84858510f, -0.01519683f,
 	      0.71718019f },
 	    { -1.00034573f, -0.69888717f, -0.50693242f, -0.42677573f, -0.02508670f, 0.25277085f, 0.37058354f,
 	      0.50697968f } } },
-	{ { .kind = DDP_SGD, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_SGD, .momentum = 0.9, .nesterov = true, .weight_decay = 0.1 },
 	  { { -0.77121731f, -0.05521597f, 0.56012516f, -0.38325341f, -0.00402884f },
 	    { -0.74113064f, -0.47443369f, -0.38187434f, -0.33287764f, -0.33388664f, -0.06718969f },
 	    { -1.07358042f, -0.11872081f, 0.66200121f, -0.55063365f, 0.13652001f, -0.85841459f, -0.07769257f,
 	      0.65946679f },
 	    { -0.96670907f, -0.62289344f, -0.45920296f, -0.34551819f, 0.03587254f, 0.24312566f, 0.40681614f,
 	      0.52050091f } } },
-	{ { .kind = DDP_LAMB, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-6, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_LAMB, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-6, .weight_decay = 0.1 },
 	  { { -0.75067046f, -0.03890184f, 0.53003483f, -0.45406598f, -0.07048192f },
 	    { -0.76699285f, -0.53210130f, -0.39532407f, -0.34619276f, -0.33174084f, -0.09937054f },
 	    { -1.12407039f, -0.13631775f, 0.73490367f, -0.58546303f, 0.16449388f, -0.90249132f, -0.06643909f,
 	      0.68809635f },
 	    { -1.01138716f, -0.68361939f, -0.50929310f, -0.39091409f, -0.01514043f, 0.25211036f, 0.41784108f,
 	      0.53816144f } } },
-	{ { .kind = DDP_ADAFACTOR, .epsilon = 0x1p-23, .weight_decay = 0.1, .adafactor_decay = 0.8,
-	    .adafactor_least_scale = 1e-3, .adafactor_clip = 1 },
+	{ { .optimizer = DDP_ADAFACTOR, .epsilon = 0x1p-23, .weight_decay = 0.1, .adafactor.decay = 0.8,
+	    .adafactor.least_scale = 1e-3, .adafactor.clip = 1 },
 	  { { -0.66155909f, -0.13074319f, 0.42422978f, -0.47934347f, 0.00616883f },
 	    { -0.74573205f, -0.57258782f, -0.47011868f, -0.35418742f, -0.25635830f, -0.08682145f },
 	    { -1.01367162f, -0.10520851f, 0.73298551f, -0.56029536f, 0.30725927f, -0.85599633f, -0.02495119f,
 	      0.76152904f },
 	    { -1.10010499f, -0.79701093f, -0.55492875f, -0.37943942f, -0.04533892f, 0.16150560f, 0.39670684f,
 	      0.58260436f } } },
-	{ { .kind = DDP_MUON, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .momentum = 0.95,
-	    .weight_decay = 0.1, .muon_iterations = 5 },
+	{ { .optimizer = DDP_MUON, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .momentum = 0.95,
+	    .weight_decay = 0.1, .muon.iterations = 5 },
 	  { { -0.75067081f, -0.03890169f, 0.53003521f, -0.45406649f, -0.07048212f },
 	    { -0.76810382f, -0.54711744f, -0.45389458f, -0.36560002f, -0.31600040f, -0.08723952f },
 	    { -1.05903383f, -0.16610851f, 0.69600726f, -0.57946798f, 0.23367277f, -0.94496748f, -0.08368973f,
 	      0.71407665f },
 	    { -1.01241199f, -0.70027220f, -0.56350078f, -0.43466698f, -0.02643416f, 0.25470956f, 0.38181624f,
 	      0.51455299f } } },
-	{ { .kind = DDP_MUON, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .momentum = 0.95,
-	    .weight_decay = 0.1, .muon_iterations = 5, .muon_match_rms = true },
+	{ { .optimizer = DDP_MUON, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .momentum = 0.95,
+	    .weight_decay = 0.1, .muon.iterations = 5, .muon.match_rms = true },
 	  { { -0.75067081f, -0.03890169f, 0.53003521f, -0.45406649f, -0.07048212f },
 	    { -0.74413848f, -0.58790996f, -0.47594003f, -0.36567731f, -0.26881892f, -0.10989724f },
 	    { -0.99894675f, -0.13440843f, 0.72141565f, -0.51360167f, 0.32837017f, -0.87925807f, -0.02367103f,
@@ -75,6 +77,17 @@ static const struct recorded {
 };
 
 enum { RECORDED = sizeof(recorded) / sizeof(recorded[0]) };
+
+/* The first case of an optimizer; NULL: it has none. */
+static inline const struct recorded *recorded_of(ddp_optimizer optimizer)
+{
+	for (int r = 0; r < RECORDED; r++) {
+		if (recorded[r].options.optimizer == optimizer)
+			return &recorded[r];
+	}
+	return NULL;
+}
+
 static const double LEARNING_RATE = 0.05;
 
 /* Element i of tensor t at first, and its gradient, multiplied by WEIGHT. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "tests/support/options.h"
 
 int scenario_draw(unsigned int *seed, int least, int most)
 {
@@ -71,7 +72,7 @@ static void draw_params(scenario *s, unsigned int *seed)
 static void draw_options(scenario *s, unsigned int *seed)
 {
 	s->options = (ddp_model_options){
-		.size = sizeof(s->options),
+		DDP_MODEL_OPTIONS_FIELDS,
 		.optimizer = scenario_draw(seed, 0, 2) == 0 ? DDP_SGD : DDP_ADAMW,
 		.learning_rate = 0.01 * scenario_draw(seed, 1, 9), .weight_decay = 0.1 * scenario_draw(seed, 0, 2),
 		.momentum = scenario_draw(seed, 0, 1) * 0.9, .clip_norm = scenario_draw(seed, 0, 1) * 0.5,
@@ -102,9 +103,9 @@ static void draw_caps(scenario *s, unsigned int *seed)
 	const int given = s->steps > STEPS ? 0 : scenario_draw(seed, 0, 5);
 
 	if (given <= 1)
-		s->options.bucket_mb = 0;
+		s->options.bucket_mb = DDP_AUTO;
 	if (given == 0 || given == 2)
-		s->options.first_bucket_mb = 0;
+		s->options.first_bucket_mb = DDP_AUTO;
 }
 
 /* Steps that are to leave no trace, and what else changes no bit. */
@@ -115,11 +116,11 @@ static void draw_rest(scenario *s, unsigned int number, unsigned int *seed)
 	draw_caps(s, seed);
 	s->poisoned = scenario_draw(seed, 0, 2) == 0 ? 0 : scenario_draw(seed, 1, s->steps);
 	s->forgotten = scenario_draw(seed, 0, 2) == 0 ? 0 : scenario_draw(seed, 1, s->steps);
-	s->options.loss_scaling = scalings[number / 2 % 3];
-	if (s->options.loss_scaling != DDP_SCALING_NONE)
-		s->options.loss_scale = 1024;
-	if (s->options.loss_scaling == DDP_SCALING_DYNAMIC)
-		s->options.loss_scale_interval = 2;
+	s->options.loss_scaling.kind = scalings[number / 2 % 3];
+	if (s->options.loss_scaling.kind != DDP_SCALING_NONE)
+		s->options.loss_scaling.initial = 1024;
+	if (s->options.loss_scaling.kind == DDP_SCALING_DYNAMIC)
+		s->options.loss_scaling.interval = 2;
 	for (int p = 0; p < s->count; p++)
 		s->hooked[p] = s->params[p].kind == DDP_PARAM_TRAINED && s->params[p].sparse_rows == 0 &&
 		               scenario_draw(seed, 0, 2) == 0;

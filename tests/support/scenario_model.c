@@ -196,7 +196,7 @@ void scenario_train_poisoned(const scenario *s, ddp_model *model, int rank, int 
 	ddp_step_stats stats;
 
 	ddp_status status = try_step(s, model, rank, step, rank == s->last, &stats);
-	if (model->settings.loss_scaling == DDP_SCALING_DYNAMIC) {
+	if (model->settings.options.loss_scaling.kind == DDP_SCALING_DYNAMIC) {
 		CHECK_OK(status);
 		CHECK(stats.skipped && ddp_model_loss_scale(model) == scale / 2);
 		return;
@@ -241,7 +241,7 @@ static ddp_status make_twice(void *user, int param, float *grad, int64_t count)
 
 void scenario_model_free(ddp_model *model)
 {
-	float *const own[] = { model->settings.params_memory, model->settings.grads_memory };
+	float *const own[] = { model->settings.options.params_memory, model->settings.options.grads_memory };
 
 	ddp_model_free(model);
 	for (int i = 0; i < 2 && where->device != NULL; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/three_params.h"
+#include "tests/support/options.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -17,7 +18,7 @@ const ddp_param three[3] = {
 };
 
 const ddp_model_options plain = {
-	.size = sizeof(plain),
+	DDP_MODEL_OPTIONS_FIELDS,
 	.optimizer = DDP_SGD, .learning_rate = 1,
 	.bucket_mb = 128.0 / (1 << 20), .first_bucket_mb = 64.0 / (1 << 20),
 	.shard = DDP_SHARD_NONE,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/training.h"
+#include "tests/support/options.h"
 
 const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
 
@@ -8,13 +9,13 @@ training start(ddp_context *context, const setup *with)
 	const ddp_dataset dataset = mlp_dataset(SAMPLES);
 	ddp_comm *comm = with->comm != NULL ? with->comm : ddp_world(context);
 	const ddp_model_options model_options = {
-		.size = sizeof(model_options),
+		DDP_MODEL_OPTIONS_FIELDS,
 		.learning_rate = 0.01, .weight_decay = 0.1, .clip_norm = with->clip_norm,
 		.bucket_mb = with->bucket_bytes / (1 << 20), .shard = with->shard,
-		.loss_scaling = with->scaled ? DDP_SCALING_DYNAMIC : DDP_SCALING_NONE, .comm = with->comm,
+		.loss_scaling.kind = with->scaled ? DDP_SCALING_DYNAMIC : DDP_SCALING_NONE, .comm = with->comm,
 	};
 	const ddp_loader_options loader_options = {
-		.size = sizeof(loader_options),
+		DDP_LOADER_OPTIONS_FIELDS,
 		.batch_size = GLOBAL_BATCH / ddp_comm_size(comm) / with->accumulate,
 		.seed = SEED, .tail = DDP_TAIL_UNEVEN, .comm = with->comm,
 	};
@@ -38,7 +39,7 @@ void finish(training t)
 void train(ddp_context *context, const setup *with, float *out)
 {
 	const ddp_train_options options = {
-		.size = sizeof(options),
+		DDP_TRAIN_OPTIONS_FIELDS,
 		.steps = with->steps, .accumulate = with->accumulate,
 		.checkpoint_dir = with->checkpoint_dir, .resume = with->resume,
 	};

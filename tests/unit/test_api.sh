@@ -59,4 +59,33 @@ nothing "$(cmp -s "$include/ddp/step.h" "$work/step.h" && echo "the comment of d
 said=$("$tests/../../doc/api-reference" "$include/ddp.h" "$work/step.h" 2>&1 >/dev/null)
 expected="api-reference: $work/step.h has no comment on ddp_model_set_learning_rate"
 nothing "$([ "$said" = "$expected" ] || echo "it says: \"$said\"")" "the function without it is named"
+# A program begins its options as their initialisers, in C and in C++, without a warning.
+cat >"$work/program.c" <<'EOF'
+#include "ddp.h"
+int begin(void);
+int begin(void)
+{
+	ddp_options context = DDP_OPTIONS;
+	ddp_model_options model = DDP_MODEL_OPTIONS;
+	ddp_loader_options loader = DDP_LOADER_OPTIONS;
+	ddp_train_options train = DDP_TRAIN_OPTIONS;
+	ddp_load_options load = DDP_LOAD_OPTIONS;
+	ddp_schedule schedule = DDP_SCHEDULE;
+	ddp_image_transform transform = DDP_IMAGE_TRANSFORM;
+	model.powersgd.rank = 4;
+	return context.size + model.size + loader.size + train.size + load.size + schedule.size + transform.size > 0;
+}
+EOF
+cp "$work/program.c" "$work/program.cc"
+for compiler in "gcc -std=c11" "clang -std=c11" "g++ -std=c++11" "g++ -std=c++20" "clang++ -std=c++11"; do
+	command -v "${compiler%% *}" >/dev/null || continue
+	case $compiler in *++*) program=$work/program.cc ;; *) program=$work/program.c ;; esac
+	# shellcheck disable=SC2086 # a compiler and its option
+	nothing "$($compiler -Wall -Wextra -Wpedantic -Werror -I"$include" -fsyntax-only "$program" 2>&1)" \
+		"options begin without a warning by $compiler"
+done
+# What users choose from is in their guide.
+enumerators=$(sed -n '/^typedef enum ddp_optimizer {/,/^}/s/^\t\(DDP_[A-Z]*\).*/\1/p' "$include/ddp/optim.h")
+nothing "$([ -n "$enumerators" ] || echo "none"; for name in $enumerators; do
+	grep -q "^| .$name." "$tests/../../doc/user-guide.md" || echo "$name"; done)" "the user guide's table has each optimizer"
 echo "1..$number"

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "ddp.h"
+#include "tests/support/options.h"
 
 static char dir[] = "/tmp/ddp-images-XXXXXX";
 static char images[sizeof(dir) + 16], labels[sizeof(dir) + 16];
@@ -163,7 +164,7 @@ static void cifar_files_follow_one_another(void **state)
 static void images_become_numbers_channels_last(void **state)
 {
 	const ddp_image_shape shape = {.channels = 2, .height = 1, .width = 2};
-	const ddp_image_transform t = {.size = sizeof(t), .mean = {0.5f, 0.25f}, .deviation = {0.5f}};
+	const ddp_image_transform t = {DDP_IMAGE_TRANSFORM_FIELDS, .mean = {0.5f, 0.25f}, .deviation = {0.5f, 1}};
 	const unsigned char samples[] = {3, 0, 255, 51, 0, /**/ 9, 255, 255, 255, 102};
 	const float wanted[] = {-1, -0.05f, 1, -0.25f, 1, 0.75f, 1, 0.15f};
 	float out[8];
@@ -174,12 +175,12 @@ static void images_become_numbers_channels_last(void **state)
 	assert_true(found[0] == 3 && found[1] == 9);
 	for (int i = 0; i < 8; i++)
 		assert_true(fabsf(out[i] - wanted[i]) < 1e-6f);
-	const ddp_image_transform plain = {.size = sizeof(plain)};
+	const ddp_image_transform plain = {DDP_IMAGE_TRANSFORM_FIELDS};
 	assert_int_equal(ddp_transform_images(&(ddp_image_shape){1, 0, 4}, &plain, samples, 2, 0, out, found), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "images of 0 lines and 4 columns cannot be transformed: height and width must"));
 	assert_int_equal(ddp_transform_images(&(ddp_image_shape){9, 4, 4}, &plain, samples, 2, 0, out, found), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "images of 9 channels cannot be transformed: channels must be 1 to 4"));
-	const ddp_image_transform bad = {.size = sizeof(bad), .crop_padding = 2};
+	const ddp_image_transform bad = {DDP_IMAGE_TRANSFORM_FIELDS, .crop_padding = 2};
 	assert_int_equal(ddp_transform_images(&shape, &bad, samples, 2, 0, out, found), DDP_ERR_INVALID);
 }
 
@@ -189,7 +190,7 @@ static void cuts_and_mirrors_are_drawn_by_number(void **state)
 {
 	enum { SIDE = 5, PADDING = 1, SHIFTS = 3, DRAWS = 3600 };
 	const ddp_image_shape shape = {.channels = 1, .height = SIDE, .width = SIDE};
-	const ddp_image_transform t = {.size = sizeof(t), .crop_padding = PADDING, .flip = true, .seed = 5};
+	const ddp_image_transform t = {DDP_IMAGE_TRANSFORM_FIELDS, .crop_padding = PADDING, .flip = true, .seed = 5};
 	unsigned char sample[1 + SIDE * SIDE] = {0};
 	int seen[2][SHIFTS][SHIFTS] = {0};
 	float out[SIDE * SIDE], again[SIDE * SIDE];

@@ -16,6 +16,7 @@
 #include "data/loader.h"
 #include "data/sampler.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/options.h"
 
 /* A dataset whose sample i is the number i; sample `broken` cannot be read. */
 struct numbers {
@@ -49,7 +50,6 @@ static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int wor
 	ddp_dataset dataset = { .size = size, .sample_bytes = sizeof(int64_t),
 	                        .read = read_number, .self = numbers };
 
-	options.size = sizeof(options);
 	if (options.batch_size == 0)
 		options.batch_size = 4;
 	assert_int_equal(ddp_loader_make(rank, world_size, &dataset, &options, &loader), DDP_OK);
@@ -59,7 +59,7 @@ static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int wor
 static void batches_follow_the_sampler_over_epochs(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ .seed = 5 });
+	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .seed = 5 });
 	ddp_sampler *sampler;
 	ddp_batch batch;
 	int64_t count;
@@ -92,7 +92,7 @@ static void uneven_tail_gives_short_and_empty_batches(void **state)
 	(void)state;
 	for (int rank = 0; rank < 2; rank++) {
 		ddp_loader *loader = make(&numbers, 9, rank, 2,
-		                          (ddp_loader_options){ .tail = DDP_TAIL_UNEVEN });
+		                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_UNEVEN });
 		assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
 		assert_int_equal(batch.samples, 4);
@@ -107,7 +107,7 @@ static void uneven_tail_gives_short_and_empty_batches(void **state)
 static void dropping_leaves_full_batches_only(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ .tail = DDP_TAIL_DROP });
+	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
 	(void)state;
@@ -131,7 +131,7 @@ static void worlds_with_the_same_global_batch_see_the_same_samples(void **state)
 		for (int world = 0; world < 2; world++) {
 			int world_size = world == 0 ? 3 : 1;
 			for (int rank = 0; rank < world_size; rank++) {
-				ddp_loader *loader = make(&numbers, 50, rank, world_size, (ddp_loader_options){
+				ddp_loader *loader = make(&numbers, 50, rank, world_size, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS,
 					.batch_size = 12 / world_size, .tail = DDP_TAIL_UNEVEN, .seed = 9 });
 				assert_int_equal(ddp_loader_batches_per_epoch(loader), 5);
 				for (int64_t i = 0; i <= b; i++)
@@ -151,7 +151,7 @@ enum { UPDATE = 12, UPDATE_SAMPLES = 50, UPDATES = 9 };
 static void see_updates(ddp_tail tail, int world_size, int accumulate, int rank, int (*seen)[UPDATE_SAMPLES])
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, UPDATE_SAMPLES, rank, world_size, (ddp_loader_options){
+	ddp_loader *loader = make(&numbers, UPDATE_SAMPLES, rank, world_size, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS,
 		.batch_size = UPDATE / world_size / accumulate, .tail = tail, .seed = 9, .accumulate = accumulate });
 	ddp_batch batch;
 
@@ -189,7 +189,7 @@ static void updates_hold_the_same_samples_on_any_number_of_ranks(void **state)
 static void accumulation_is_told_once(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ .batch_size = 4, .tail = DDP_TAIL_DROP });
+	ddp_loader *loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
 	(void)state;
@@ -203,7 +203,7 @@ static void accumulation_is_told_once(void **state)
 	assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
 	assert_true(batch.epoch == 1 && batch.batch == 0);
 	ddp_loader_free(loader);
-	loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ .accumulate = 2 });
+	loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .accumulate = 2 });
 	assert_int_equal(ddp_loader_set_accumulate(loader, 3), DDP_ERR_INVALID);
 	assert_string_equal(ddp_last_error(), "training option accumulate is 3, and the loader's is 2; give the same, or one of them");
 	ddp_loader_free(loader);
@@ -225,7 +225,7 @@ static void position_within_an_update_is_warned_of(void **state)
 	(void)state;
 	ddp_set_log(keep_log, NULL, DDP_LOG_WARN);
 	for (int rank = 0; rank < 2; rank++) {
-		ddp_loader *loader = make(&numbers, 64, rank, 2, (ddp_loader_options){ .batch_size = 4, .accumulate = 2 });
+		ddp_loader *loader = make(&numbers, 64, rank, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .accumulate = 2 });
 		ddp_loader_state position = ddp_loader_get_state(loader);
 
 		for (int batch = 1; batch <= 2; batch++) {
@@ -244,7 +244,7 @@ static void read_error_comes_with_its_batch_and_stays(void **state)
 {
 	struct numbers numbers = { .broken = 9 };
 	ddp_loader *loader = make(&numbers, 40, 0, 1,
-	                          (ddp_loader_options){ .sequential = true, .prefetch = 8 });
+	                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true, .prefetch = 8 });
 	ddp_batch batch;
 
 	(void)state;
@@ -261,7 +261,7 @@ static void read_error_comes_with_its_batch_and_stays(void **state)
 static void seek_continues_as_if_nothing_had_happened(void **state)
 {
 	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
-	ddp_loader_options options = { .size = sizeof(options), .seed = 3, .tail = DDP_TAIL_UNEVEN };
+	ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .seed = 3, .tail = DDP_TAIL_UNEVEN };
 	ddp_loader *straight = make(&numbers[0], 30, 0, 2, options);
 	ddp_loader *resumed = make(&numbers[1], 30, 0, 2, options);
 	ddp_batch a, b;
@@ -290,10 +290,10 @@ static void position_fits_other_batches_and_worlds_that_begin_there(void **state
 {
 	struct numbers numbers[4] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 },
 	                              { .broken = -1 } };
-	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ .batch_size = 16 });
-	ddp_loader *four = make(&numbers[1], 64, 2, 4, (ddp_loader_options){ .batch_size = 4 });
-	ddp_loader *other = make(&numbers[2], 64, 2, 4, (ddp_loader_options){ .batch_size = 2 });
-	ddp_loader *odd = make(&numbers[3], 64, 1, 2, (ddp_loader_options){ .batch_size = 5 });
+	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 16 });
+	ddp_loader *four = make(&numbers[1], 64, 2, 4, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4 });
+	ddp_loader *other = make(&numbers[2], 64, 2, 4, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 2 });
+	ddp_loader *odd = make(&numbers[3], 64, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 5 });
 	ddp_sampler *sampler;
 	ddp_batch batch;
 	int64_t count;
@@ -328,7 +328,7 @@ static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **st
 	struct numbers numbers = { .broken = -1 };
 	const ddp_loader_state at = { .epoch = 2, .samples = 24, .global_batch = 4, .size = 30,
 	                              .tail = DDP_TAIL_DROP };
-	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ .batch_size = 12,
+	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 12,
 	                                                                    .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
@@ -343,7 +343,7 @@ static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **st
 static void position_of_another_order_is_refused(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ .seed = 3 });
+	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .seed = 3 });
 	const ddp_loader_state own = ddp_loader_get_state(loader);
 	ddp_loader_state bad[8];
 
@@ -367,7 +367,7 @@ static void position_of_another_order_is_refused(void **state)
 static void free_does_not_wait_for_batches_nobody_asked_for(void **state)
 {
 	struct numbers numbers = { .broken = -1, .pause_us = 100 };
-	ddp_loader *loader = make(&numbers, 1000000, 0, 1, (ddp_loader_options){ .sequential = true });
+	ddp_loader *loader = make(&numbers, 1000000, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true });
 	ddp_batch batch;
 
 	(void)state;
@@ -381,7 +381,7 @@ static void slow_reader_and_slow_caller_agree(void **state)
 {
 	struct numbers numbers = { .broken = -1, .pause_us = 20 };
 	ddp_loader *loader = make(&numbers, 4000, 0, 1,
-	                          (ddp_loader_options){ .sequential = true, .prefetch = 1 });
+	                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true, .prefetch = 1 });
 	ddp_batch batch;
 
 	(void)state;
@@ -400,7 +400,7 @@ static void program_says_why_it_cannot_read(void **state)
 	(void)state;
 	for (int silent = 0; silent < 2; silent++) {
 		struct numbers numbers = { .broken = 2, .silent = silent, .handles = silent };
-		ddp_loader *loader = make(&numbers, 20, 0, 1, (ddp_loader_options){ .sequential = true });
+		ddp_loader *loader = make(&numbers, 20, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true });
 		ddp_batch batch;
 
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_ERR_IO);
@@ -415,7 +415,7 @@ static void program_says_why_it_cannot_read(void **state)
    its batch, behind those before it. */
 static void several_readers_deliver_what_one_does(void **state)
 {
-	const ddp_loader_options options = { .readers = 3, .prefetch = 5, .tail = DDP_TAIL_UNEVEN, .seed = 4 };
+	const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .readers = 3, .prefetch = 5, .tail = DDP_TAIL_UNEVEN, .seed = 4 };
 	ddp_loader_options alone = options;
 	ddp_batch batch, expected;
 
@@ -459,7 +459,7 @@ static void readers_read_at_the_same_time(void **state)
 	atomic_int inside = 0;
 	const ddp_dataset dataset = { .size = 400, .sample_bytes = sizeof(int64_t), .read = read_beside_another,
 	                              .self = &inside };
-	const ddp_loader_options options = { .size = sizeof(options), .batch_size = 4, .sequential = true, .readers = 2 };
+	const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .sequential = true, .readers = 2 };
 	ddp_loader *loader;
 	ddp_batch batch;
 
@@ -478,31 +478,30 @@ static void wrong_options_are_named(void **state)
 	ddp_dataset dataset = { .size = 7, .sample_bytes = 8, .read = read_number, .self = &numbers };
 	ddp_loader *loader;
 	struct { ddp_loader_options options; ddp_status status; const char *says; } bad[] = {
-		{ { 0 }, DDP_ERR_INVALID, "batch_size is 0" },
-		{ { .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
-		{ { .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
-		{ { .batch_size = 1, .readers = -1 }, DDP_ERR_INVALID, "readers is -1" },
-		{ { .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "an update of 8 (4 x 2 x 1: batch_size" },
-		{ { .batch_size = 1, .accumulate = -1 }, DDP_ERR_INVALID, "accumulate is -1" },
+		{ DDP_LOADER_OPTIONS, DDP_ERR_INVALID, "batch_size is 0" },
+		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = -1 }, DDP_ERR_INVALID, "batch_size is -1" },
+		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 1, .prefetch = -1 }, DDP_ERR_INVALID, "prefetch is -1" },
+		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 1, .readers = -1 }, DDP_ERR_INVALID, "readers is -1" },
+		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .tail = DDP_TAIL_DROP }, DDP_ERR_INVALID, "an update of 8 (4 x 2 x 1: batch_size" },
+		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 1, .accumulate = 0 }, DDP_ERR_INVALID, "accumulate is 0" },
 	};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		bad[i].options.size = sizeof(bad[i].options);
 		assert_int_equal(ddp_loader_make(0, 2, &dataset, &bad[i].options, &loader),
 		                 bad[i].status);
 		assert_non_null(strstr(ddp_last_error(), bad[i].says));
 	}
 	dataset.reserved[3] = 1;
-	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "the dataset sets reserved[3]"));
 	dataset.reserved[3] = 0;
 	dataset.sample_bytes = SIZE_MAX / 2;
-	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
 	dataset.size = 0;
-	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ .size = sizeof(ddp_loader_options), .batch_size = 3 },
+	assert_int_equal(ddp_loader_make(0, 2, &dataset, &(ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 3 },
 	                                 &loader), DDP_ERR_INVALID);
 }
 
@@ -514,20 +513,20 @@ static const struct {
 	const char *part;
 	uint64_t digest;
 } odd_loaders[] = {
-	{ 41, 8, { .batch_size = 4, .seed = 3 }, "the number of samples in the dataset is 4", 0 },
-	{ 40, 16, { .batch_size = 4, .seed = 3 }, "sample_bytes is", 0 },
-	{ 40, 8, { .batch_size = 5, .seed = 3 }, "batch_size is", 0 },
-	{ 40, 8, { .batch_size = 4, .seed = 2 }, "seed is", 0 },
-	{ 40, 8, { .batch_size = 4, .seed = 3 + (1ull << 40) }, "the seed's upper half is", 0 },
-	{ 40, 8, { .batch_size = 4, .seed = 3, .sequential = true }, "sequential is", 0 },
-	{ 40, 8, { .batch_size = 4, .seed = 3, .tail = DDP_TAIL_UNEVEN }, "tail is", 0 },
-	{ 40, 8, { .batch_size = 4, .seed = 3 }, "the digest of the dataset's contents is", 1ull << 63 },
+	{ 41, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3 }, "the number of samples in the dataset is 4", 0 },
+	{ 40, 16, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3 }, "sample_bytes is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 5, .seed = 3 }, "batch_size is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 2 }, "seed is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3 + (1ull << 40) }, "the seed's upper half is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3, .sequential = true }, "sequential is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3, .tail = DDP_TAIL_UNEVEN }, "tail is", 0 },
+	{ 40, 8, { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3 }, "the digest of the dataset's contents is", 1ull << 63 },
 };
 
 static int odd_loader_body(ddp_context *context, void *user)
 {
 	struct numbers numbers = { .broken = -1 };
-	const ddp_loader_options good = { .size = sizeof(good), .batch_size = 4, .seed = 3 };
+	const ddp_loader_options good = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .seed = 3 };
 	bool odd = ddp_get_job(context)->rank == 1;
 	ddp_loader *loader = NULL;
 
@@ -538,7 +537,6 @@ static int odd_loader_body(ddp_context *context, void *user)
 		                              .read = read_number, .self = &numbers,
 		                              .digest = odd ? odd_loaders[i].digest : 0 };
 		ddp_loader_options options = odd ? odd_loaders[i].options : good;
-		options.size = sizeof(options);
 		CHECK(ddp_loader_create(context, &dataset, &options, &loader) == DDP_ERR_MISMATCH);
 		CHECK(strstr(ddp_last_error(), "ranks gave different loaders: ") != NULL);
 		CHECK(strstr(ddp_last_error(), odd_loaders[i].part) != NULL);

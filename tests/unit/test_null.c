@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "ddp.h"
+#include "tests/support/options.h"
 
 static int wrong; /* calls */
 
@@ -79,7 +80,7 @@ static ddp_status read_sample(void *self, int64_t index, void *sample)
 
 static const ddp_param params[] = { { .name = "a", .ndim = 2, .shape = { 4, 2 }, .sparse_rows = 2 } };
 static const ddp_dataset dataset = { .size = 8, .sample_bytes = 4, .read = read_sample };
-static const ddp_loader_options batches = { .size = sizeof(batches), .batch_size = 2 };
+static const ddp_loader_options batches = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 2 };
 
 static int open_all(void **state)
 {
@@ -255,6 +256,9 @@ static void schedules(void **state)
 {
 	int accumulate = 0;
 
+	assert_null(ddp_optimizer_name((ddp_optimizer)-1));
+	assert_null(ddp_schedule_kind_name((ddp_schedule_kind)-1));
+
 	(void)state;
 	wrong = 0;
 	REFUSES(ddp_schedule_check(NULL));
@@ -267,7 +271,7 @@ static void schedules(void **state)
 
 static void data(void **state)
 {
-	static const ddp_image_transform plain = { .size = sizeof(plain) };
+	static const ddp_image_transform plain = { DDP_IMAGE_TRANSFORM_FIELDS };
 	const ddp_image_shape shape = { 1, 1, 1 };
 	const char *const paths[] = { "/dev/null", NULL };
 	const unsigned char sample[2] = { 0 };
@@ -326,7 +330,7 @@ static ddp_status compute(void *user, ddp_model *of, const ddp_batch *batch, dou
 
 static void state_and_loop(void **state)
 {
-	static const ddp_train_options steps = { .size = sizeof(steps), .steps = 1 };
+	static const ddp_train_options steps = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 	ddp_summary summary;
 	size_t bytes = 1;
 	int64_t step;

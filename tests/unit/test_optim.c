@@ -13,6 +13,7 @@
 
 #include "kernels.h"
 #include "optim/optim.h"
+#include "tests/support/options.h"
 
 #ifdef __clang__
 /* LLVM's OpenMP keeps the tables of threads that it outgrew. */
@@ -35,19 +36,19 @@ static const ddp_param params[] = {
 
 /* What PyTorch 1.13 computes: float32, 5 steps, weight decay 0.1 on a only. */
 static const struct recorded {
-	ddp_optim_settings settings;
+	ddp_model_options options;
 	double learning_rate;
 	float a[A], b[B];
 } recorded[] = {
-	{ { .kind = DDP_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
 	  0.01,
 	  { -0.646952748f, -0.107211083f, 0.404056787f, -0.48831436f, -0.0140347518f },
 	  { -0.769336581f, -0.61085403f, -0.477716476f } },
-	{ { .kind = DDP_SGD, .momentum = 0.9, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_SGD, .momentum = 0.9, .weight_decay = 0.1 },
 	  0.05,
 	  { -0.689897835f, -0.0415293463f, 0.498257488f, -0.370052129f, -0.00988037046f },
 	  { -0.802496254f, -0.557737827f, -0.432011545f } },
-	{ { .kind = DDP_SGD, .weight_decay = 0.1 },
+	{ { .optimizer = DDP_SGD, .weight_decay = 0.1 },
 	  0.05,
 	  { -0.659173369f, -0.122402355f, 0.415082097f, -0.459919721f, 0.006403137f },
 	  { -0.759375036f, -0.584375024f, -0.481250018f } },
@@ -90,7 +91,7 @@ static void train(const struct recorded *record, int64_t range, float *param)
 	ddp_optim optim;
 
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&record->settings, &layout, false, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&record->options, &layout, false, &optim), DDP_OK);
 	set_params(param);
 	for (int step = 1; step <= STEPS; step++) {
 		const ddp_update update = { .learning_rate = record->learning_rate,
@@ -154,14 +155,14 @@ static void large_arena_takes_decay_per_tensor(void **state)
 		{ .name = "bias", .ndim = 1, .shape = { 1000 }, .no_decay = true },
 		{ .name = "w2", .ndim = 1, .shape = { 200000 } },
 	};
-	const ddp_optim_settings settings = { .kind = DDP_SGD, .weight_decay = 0.5 };
+	const ddp_model_options options = { .optimizer = DDP_SGD, .weight_decay = 0.5 };
 	const ddp_update update = { .learning_rate = 0.5, .grad_scale = 1, .step = 1 };
 	ddp_layout layout;
 	ddp_optim optim;
 
 	(void)state;
 	assert_int_equal(ddp_layout_make(large, 3, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&settings, &layout, false, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 	float *param = calloc((size_t)layout.elements, sizeof(*param));
 	float *grad = calloc((size_t)layout.elements, sizeof(*grad));
 	assert_non_null(param);
@@ -182,13 +183,13 @@ static void large_arena_takes_decay_per_tensor(void **state)
 
 static void plain_sgd_keeps_no_state(void **state)
 {
-	const ddp_optim_settings settings = { .kind = DDP_SGD };
+	const ddp_model_options options = { .optimizer = DDP_SGD };
 	ddp_layout layout;
 	ddp_optim optim;
 
 	(void)state;
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&settings, &layout, false, &optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 	assert_int_equal(optim.state_count, 0);
 	ddp_optim_free(&optim);
 	ddp_layout_free(&layout);
@@ -210,7 +211,7 @@ static void schedules_warm_up_and_fall(void **state)
 		{ DDP_SCHEDULE_INVERSE_ROOT, 9, 0.9 },   { DDP_SCHEDULE_INVERSE_ROOT, 10, 1 },
 		{ DDP_SCHEDULE_INVERSE_ROOT, 40, 0.5 },  { DDP_SCHEDULE_INVERSE_ROOT, 1000, 0.2 },
 	};
-	ddp_schedule schedule = { .size = sizeof(schedule), .peak = 1, .floor = 0.2, .warmup = 10, .total = 110,
+	ddp_schedule schedule = { DDP_SCHEDULE_FIELDS, .peak = 1, .floor = 0.2, .warmup = 10, .total = 110,
 	                          .decay = 20 };
 
 	(void)state;
@@ -220,7 +221,7 @@ static void schedules_warm_up_and_fall(void **state)
 		if (fabs(rate - cases[i].rate) > 1e-12)
 			fail_msg("kind %d, step %d: %g, not %g", (int)cases[i].kind, (int)cases[i].step, rate, cases[i].rate);
 	}
-	schedule.decay = 0; /* 11 steps */
+	schedule.decay = DDP_AUTO; /* 11 steps */
 	schedule.kind = DDP_SCHEDULE_WSD;
 	assert_true(ddp_schedule_rate(&schedule, 99) == 1 && ddp_schedule_rate(&schedule, 100) < 1);
 	schedule.warmup = 0;
@@ -232,17 +233,17 @@ static void wrong_schedules_are_named(void **state)
 {
 	static const struct { ddp_schedule schedule; const char *why; } cases[] = {
 		{ { .peak = 1 }, "the size of a ddp_schedule is 0" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = (ddp_schedule_kind)5 }, "5 is no ddp_schedule_kind" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .floor = 2 }, "peak is 1 and floor 2" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_LINEAR }, "total 0 steps" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .warmup = -1 }, "warmup is -1" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = 50, .total = 100 },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = (ddp_schedule_kind)5 }, "5 is no ddp_schedule_kind" },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .floor = 2 }, "peak is 1 and floor 2" },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = DDP_SCHEDULE_LINEAR }, "total 0 steps" },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .warmup = -1 }, "warmup is -1" },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = 50, .total = 100 },
 		  "a warmup of 60 and a decay of 50 steps are more than the total of 100" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = INT64_MAX,
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = DDP_SCHEDULE_WSD, .warmup = 60, .decay = INT64_MAX,
 		    .total = INT64_MAX }, "a warmup of 60 and a decay of 9223372036854775807 steps are more" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_LINEAR, .warmup = 100, .total = 100 },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = DDP_SCHEDULE_LINEAR, .warmup = 100, .total = 100 },
 		  "a warmup of 100 steps is not below the total of 100" },
-		{ { .size = sizeof(ddp_schedule), .peak = 1, .kind = DDP_SCHEDULE_COSINE, .warmup = 101, .total = 100 },
+		{ { DDP_SCHEDULE_FIELDS, .peak = 1, .kind = DDP_SCHEDULE_COSINE, .warmup = 101, .total = 100 },
 		  "a warmup of 101 steps is not below the total of 100" },
 	};
 
@@ -319,7 +320,7 @@ static void all_threads_update_and_change_no_bit(void **state)
 	assert_int_equal(ddp_layout_make(large, 2, &layout), DDP_OK);
 	for (int i = 0; i < 2; i++) {
 		ddp_optim optim;
-		assert_int_equal(ddp_optim_make(&recorded[0].settings, &layout, false, &optim), DDP_OK);
+		assert_int_equal(ddp_optim_make(&recorded[0].options, &layout, false, &optim), DDP_OK);
 		param[i] = calloc((size_t)layout.elements, sizeof(float));
 		grad[i] = calloc((size_t)layout.elements, sizeof(float));
 		assert_true(param[i] != NULL && grad[i] != NULL);

@@ -23,12 +23,12 @@ typedef struct fixture {
 	float params[ELEMENTS_MAX], grads[ELEMENTS_MAX];
 } fixture;
 
-static void set_up(fixture *f, const ddp_param *list, const ddp_optim_settings *settings)
+static void set_up(fixture *f, const ddp_param *list, const ddp_model_options *options)
 {
 	memset(f, 0, sizeof(*f));
 	assert_int_equal(ddp_layout_make(list, TENSORS, &f->layout), DDP_OK);
 	assert_true(f->layout.elements <= ELEMENTS_MAX);
-	assert_int_equal(ddp_optim_make(settings, &f->layout, false, &f->optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(options, &f->layout, false, &f->optim), DDP_OK);
 	for (int t = 0; t < TENSORS; t++) {
 		const ddp_slot *slot = &f->layout.slots[t];
 		for (int i = 0; i < slot->count; i++)
@@ -76,20 +76,33 @@ static void train(fixture *f, int64_t range)
 		          range);
 }
 
+/* AdamW's are in test_optim.c. */
+static void each_optimizer_has_a_case(void **state)
+{
+	int optimizer = 0;
+
+	(void)state;
+	for (; ddp_optimizer_name((ddp_optimizer)optimizer) != NULL; optimizer++) {
+		if (optimizer != DDP_ADAMW && recorded_of((ddp_optimizer)optimizer) == NULL)
+			fail_msg("tests/support/optimizer_cases.h has no case of %s", ddp_optimizer_name((ddp_optimizer)optimizer));
+	}
+	assert_true(optimizer > DDP_MUON);
+}
+
 static void parameters_are_those_of_the_formulas(void **state)
 {
 	static fixture f;
 
 	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
-		set_up(&f, params, &recorded[r].settings);
+		set_up(&f, params, &recorded[r].options);
 		train(&f, ELEMENTS_MAX);
 		for (int t = 0; t < TENSORS; t++) {
 			const ddp_slot *slot = &f.layout.slots[t];
 			for (int i = 0; i < slot->count; i++) {
 				const double got = f.params[slot->offset + i], wanted = recorded[r].wanted[t][i];
 				if (fabs(got - wanted) > 2e-6)
-					fail_msg("%s, %s[%d] is %.8f, not %.8f", ddp_optimizer_name(recorded[r].settings.kind),
+					fail_msg("%s, %s[%d] is %.8f, not %.8f", ddp_optimizer_name(recorded[r].options.optimizer),
 					         slot->name, i, got, wanted);
 			}
 		}
@@ -103,8 +116,8 @@ static void buckets_give_the_same_bits_as_the_whole(void **state)
 
 	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
-		set_up(&whole, params, &recorded[r].settings);
-		set_up(&cut, params, &recorded[r].settings);
+		set_up(&whole, params, &recorded[r].options);
+		set_up(&cut, params, &recorded[r].options);
 		train(&whole, ELEMENTS_MAX);
 		train(&cut, 4);
 		assert_memory_equal(whole.params, cut.params, sizeof(whole.params));
@@ -121,7 +134,7 @@ static void parameters_in_bf16_are_the_rounded_ones(void **state)
 	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		memset(rounded, 0, sizeof(rounded));
-		set_up(&f, params, &recorded[r].settings);
+		set_up(&f, params, &recorded[r].options);
 		f.optim.rounded = rounded;
 		train(&f, 4);
 		dk_to_bf16(wanted, f.params, f.layout.elements);
@@ -142,9 +155,9 @@ static void unused_tensors_stay_as_they_are(void **state)
 		static fixture plain;
 		ddp_update update = { .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT };
 
-		set_up(&plain, params, &recorded[r].settings);
+		set_up(&plain, params, &recorded[r].options);
 		train(&plain, ELEMENTS_MAX);
-		set_up(&f, params, &recorded[r].settings);
+		set_up(&f, params, &recorded[r].options);
 		for (int64_t i = 1; i <= STEPS; i++) {
 			update.step = i;
 			step_once(&f, &update, 4);
@@ -171,7 +184,7 @@ static void unused_tensors_stay_as_they_are(void **state)
 /* Those of the owner are left to it; all that is kept is the same. */
 static void a_shared_tensor_is_made_by_its_owner(void **state)
 {
-	const ddp_optim_settings *muon = &recorded[4].settings;
+	const ddp_model_options *muon = &recorded_of(DDP_MUON)->options;
 	static fixture ranks[2], alone;
 	int owned[2] = { 0 };
 
@@ -216,7 +229,7 @@ static void adafactor_keeps_rows_and_columns(void **state)
 	static fixture f;
 
 	(void)state;
-	set_up(&f, params, &recorded[3].settings);
+	set_up(&f, params, &recorded[3].options);
 	const ddp_slot *a = &f.layout.slots[0], *tall = &f.layout.slots[2], *cube = &f.layout.slots[3];
 	assert_int_equal(ddp_optim_kept(&f.optim, 0, a)->count, 0);
 	assert_int_equal(ddp_optim_kept(&f.optim, 2, a)->count, 5);
@@ -232,7 +245,7 @@ static void adafactor_keeps_rows_and_columns(void **state)
 static void muon_steps_are_nearly_orthogonal(void **state)
 {
 	enum { SIDE = 40, LONG = 100 };
-	const ddp_optim_settings settings = { .kind = DDP_MUON, .momentum = 0, .muon_iterations = 5 };
+	const ddp_model_options options = { .optimizer = DDP_MUON, .momentum = 0, .muon.iterations = 5 };
 	const ddp_update update = { .learning_rate = 1, .grad_scale = 1, .step = 1 };
 	static float param[SIDE * LONG + 16], grad[SIDE * LONG + 16];
 
@@ -243,7 +256,7 @@ static void muon_steps_are_nearly_orthogonal(void **state)
 		ddp_optim optim;
 
 		assert_int_equal(ddp_layout_make(&matrix, 1, &layout), DDP_OK);
-		assert_int_equal(ddp_optim_make(&settings, &layout, false, &optim), DDP_OK);
+		assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 		memset(param, 0, sizeof(param));
 		for (int i = 0; i < SIDE * LONG; i++)
 			grad[i] = sinf((float)(i * i % 1013));
@@ -274,10 +287,10 @@ static void muon_leaves_to_adamw_what_is_no_matrix_to_it(void **state)
 	memcpy(list, params, sizeof(list));
 	list[1].group = &group;
 	list[2].sparse_rows = 2;
-	ddp_optim_settings settings = recorded[4].settings;
-	set_up(&f, list, &settings);
-	settings.kind = DDP_ADAMW;
-	set_up(&adamw, list, &settings);
+	ddp_model_options options = recorded_of(DDP_MUON)->options;
+	set_up(&f, list, &options);
+	options.optimizer = DDP_ADAMW;
+	set_up(&adamw, list, &options);
 	train(&f, 4);
 	train(&adamw, ELEMENTS_MAX);
 	assert_memory_equal(f.params, adamw.params, sizeof(f.params));
@@ -292,7 +305,7 @@ static void zeros_stay_numbers(void **state)
 
 	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
-		set_up(&f, params, &recorded[r].settings);
+		set_up(&f, params, &recorded[r].options);
 		memset(f.params, 0, sizeof(f.params));
 		for (int64_t step = 1; step <= 2; step++)
 			ddp_optim_apply(&f.optim, &(ddp_update){ .learning_rate = LEARNING_RATE, .grad_scale = 1, .step = step },
@@ -306,6 +319,7 @@ static void zeros_stay_numbers(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(each_optimizer_has_a_case),
 		cmocka_unit_test(parameters_are_those_of_the_formulas),
 		cmocka_unit_test(buckets_give_the_same_bits_as_the_whole),
 		cmocka_unit_test(parameters_in_bf16_are_the_rounded_ones),

@@ -60,12 +60,12 @@ static float *allocate(fixture *f, int64_t n)
 	return memory;
 }
 
-static void set_up(fixture *f, const ddp_param *list, int count, const ddp_optim_settings *settings, bool there)
+static void set_up(fixture *f, const ddp_param *list, int count, const ddp_model_options *options, bool there)
 {
 	memset(f, 0, sizeof(*f));
 	f->there = there;
 	assert_int_equal(ddp_layout_make(list, count, &f->layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(settings, &f->layout, true, &f->optim), DDP_OK);
+	assert_int_equal(ddp_optim_make(options, &f->layout, true, &f->optim), DDP_OK);
 	f->params = allocate(f, f->layout.elements);
 	f->grads = allocate(f, f->layout.elements);
 	for (int i = 0; i < f->optim.state_count; i++)
@@ -122,7 +122,7 @@ static void expect_formulas(fixture *f, const struct recorded *r)
 		for (int i = 0; i < slot->count; i++) {
 			const double got = f->host[slot->offset + i];
 			if (!(fabs(got - r->wanted[t][i]) <= 2e-6))
-				fail_msg("%s, %s[%d] is %.8f, not %.8f", ddp_optimizer_name(r->settings.kind), slot->name, i,
+				fail_msg("%s, %s[%d] is %.8f, not %.8f", ddp_optimizer_name(r->options.optimizer), slot->name, i,
 				         got, r->wanted[t][i]);
 		}
 	}
@@ -149,15 +149,15 @@ static void compare(const ddp_param *list, int count, const struct recorded *r, 
 {
 	static fixture here, there;
 
-	set_up(&here, list, count, &r->settings, false);
-	set_up(&there, list, count, &r->settings, true);
+	set_up(&here, list, count, &r->options, false);
+	set_up(&there, list, count, &r->options, true);
 	for (int64_t step = 1; step <= STEPS; step++) {
 		step_once(&here, step, ELEMENTS_MAX);
 		step_once(&there, step, formulas ? 4 : 1024);
 	}
 	if (formulas)
 		expect_formulas(&there, r);
-	if (r->settings.kind == DDP_MUON && !place.host_kernels)
+	if (r->options.optimizer == DDP_MUON && !place.host_kernels)
 		expect_near(&here, &there, here.params, there.params, here.layout.elements);
 	else
 		expect_same(&here, &there, here.params, there.params, here.layout.elements);

@@ -9,6 +9,8 @@
 #include <cmocka.h>
 
 #include "base/options.h"
+#include "reduce/hypers.h"
+#include "tests/support/options.h"
 
 /* As the library knows them; and as a later one will, and an earlier one did. */
 typedef struct known {
@@ -30,7 +32,7 @@ typedef struct earlier {
 
 static ddp_status copy(const void *given, known *options)
 {
-	memset(options, 0xff, sizeof(*options));
+	*options = (known){ sizeof(*options), 0.25, 3 };
 	return ddp_options_copy("known", given, options, sizeof(*options));
 }
 
@@ -43,17 +45,17 @@ static void options_are_copied(void **state)
 	assert_int_equal(copy(&given, &options), DDP_OK);
 	assert_memory_equal(&options, &given, sizeof(given));
 	assert_int_equal(copy(NULL, &options), DDP_OK);
-	assert_memory_equal(&options, (&(known){ .size = sizeof(known) }), sizeof(known));
+	assert_memory_equal(&options, (&(known){ sizeof(known), 0.25, 3 }), sizeof(known));
 }
 
-static void what_an_older_program_lacks_is_zero(void **state)
+static void what_an_older_program_lacks_has_its_default(void **state)
 {
 	const earlier given = { .size = sizeof(given), .first = 0.5 };
 	known options;
 
 	(void)state;
 	assert_int_equal(copy(&given, &options), DDP_OK);
-	assert_memory_equal(&options, (&(known){ .size = sizeof(known), .first = 0.5 }), sizeof(known));
+	assert_memory_equal(&options, (&(known){ sizeof(known), 0.5, 3 }), sizeof(known));
 }
 
 static void a_newer_program_may_not_set_what_is_unknown(void **state)
@@ -78,7 +80,7 @@ static void a_size_that_was_not_set_is_refused(void **state)
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		const known given = { .size = sizes[i] };
 		assert_int_equal(copy(&given, &options), DDP_ERR_INVALID);
-		assert_non_null(strstr(ddp_last_error(), "set .size = sizeof(known)"));
+		assert_non_null(strstr(ddp_last_error(), "begins as its initialiser"));
 	}
 }
 
@@ -90,17 +92,80 @@ static void calls_refuse_options_without_a_size(void **state)
 
 	(void)state;
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "set .size = sizeof(ddp_options)"));
+	assert_non_null(strstr(ddp_last_error(), "the size of a ddp_options is 0; it begins as its initialiser"));
+}
+
+/* Without a gap, but for what alignment leaves: an option that the table lacks would be one. */
+static void the_table_has_each_option_of_a_model(void **state)
+{
+	static const size_t bytes[] = {
+		[DDP_OPTION_FLAG] = sizeof(bool), [DDP_OPTION_INT] = sizeof(int), [DDP_OPTION_INT64] = sizeof(int64_t),
+		[DDP_OPTION_UNSIGNED] = sizeof(unsigned), [DDP_OPTION_NUMBER] = sizeof(double),
+		[DDP_OPTION_ADDRESS] = sizeof(void *),
+	};
+	size_t end = sizeof(size_t);
+
+	(void)state;
+	for (int i = 0; i < ddp_model_option_count; i++) {
+		const ddp_option *option = &ddp_model_option_table[i];
+		const size_t size = bytes[option->type], aligned = (end + size - 1) / size * size;
+		/* A structure in ddp_model_options may begin and end at a multiple of 4 or 8. */
+		if (option->offset != aligned && option->offset != (end + 3) / 4 * 4 && option->offset != (end + 7) / 8 * 8)
+			fail_msg("the table has nothing of the options in front of %s", option->name);
+		end = option->offset + size;
+	}
+	assert_true((end + 7) / 8 * 8 == sizeof(ddp_model_options));
+}
+
+static void keys_of_checkpoints_are_unlike(void **state)
+{
+	(void)state;
+	for (int a = 0; a < DDP_HYPERS; a++) {
+		for (int b = 0; b < a && ddp_hyper_key(a) != NULL; b++)
+			assert_true(ddp_hyper_key(b) == NULL || strcmp(ddp_hyper_key(a), ddp_hyper_key(b)) != 0);
+	}
+}
+
+/* What a program gets that begins with zeros, not with the initialiser. */
+static void zeros_are_no_defaults(void **state)
+{
+	const ddp_model_options zeros = { .size = sizeof(zeros) };
+	ddp_model_settings settings;
+
+	(void)state;
+	assert_int_equal(ddp_model_settings_make(&zeros, &settings), DDP_ERR_INVALID);
+	assert_non_null(strstr(ddp_last_error(), "model option epsilon is 0; it must be from 1.2e-38"));
+	assert_non_null(strstr(ddp_last_error(), "Options begin as DDP_MODEL_OPTIONS"));
+}
+
+/* A program that knew the options up to the compression. */
+static void a_shorter_structure_of_a_model_gets_the_rest(void **state)
+{
+	ddp_model_options older = DDP_MODEL_OPTIONS;
+	ddp_model_settings settings;
+
+	(void)state;
+	memset(&older.powersgd, 0xa5, sizeof(older) - offsetof(ddp_model_options, powersgd));
+	older.size = offsetof(ddp_model_options, powersgd);
+	older.learning_rate = 0;
+	assert_int_equal(ddp_model_settings_make(&older, &settings), DDP_OK);
+	assert_true(settings.options.learning_rate == 0 && settings.options.beta1 == 0.9);
+	assert_true(settings.options.powersgd.rank == 1 && settings.options.powersgd.feedback);
+	assert_null(settings.options.comm);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(options_are_copied),
-		cmocka_unit_test(what_an_older_program_lacks_is_zero),
+		cmocka_unit_test(what_an_older_program_lacks_has_its_default),
 		cmocka_unit_test(a_newer_program_may_not_set_what_is_unknown),
 		cmocka_unit_test(a_size_that_was_not_set_is_refused),
 		cmocka_unit_test(calls_refuse_options_without_a_size),
+		cmocka_unit_test(the_table_has_each_option_of_a_model),
+		cmocka_unit_test(keys_of_checkpoints_are_unlike),
+		cmocka_unit_test(zeros_are_no_defaults),
+		cmocka_unit_test(a_shorter_structure_of_a_model_gets_the_rest),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,8 +17,8 @@ extern "C" {
 
 #define DDP_API __attribute__((visibility("default")))
 
-/* 0 in an option of floating point whose 0 means a default that is not 0. */
-#define DDP_ZERO 1e-300
+/* In an option: the library chooses, as the comment on the option says. */
+#define DDP_AUTO (-1)
 
 /* ---- status, errors, log ------------------------------------------------ */
 

@@ -68,11 +68,13 @@ enum { DDP_IMAGE_CHANNELS_MAX = 4 };
 typedef struct ddp_image_transform {
 	size_t size;                             /* sizeof(ddp_image_transform) */
 	float mean[DDP_IMAGE_CHANNELS_MAX];      /* of each channel, on a scale from 0 to 1 */
-	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* of each channel; 0: 1 */
+	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* of each channel, above 0; default 1 */
 	int crop_padding;  /* surround the image with so many zero bytes, and cut it out again at random */
 	bool flip;         /* mirror about every second image */
 	uint64_t seed;     /* of both random choices */
 } ddp_image_transform;
+#define DDP_IMAGE_TRANSFORM_FIELDS sizeof(ddp_image_transform), { 0, 0, 0, 0 }, { 1, 1, 1, 1 }, 0, false, 0
+#define DDP_IMAGE_TRANSFORM { DDP_IMAGE_TRANSFORM_FIELDS }
 
 /*
  * Turns `count` samples into images [count, height, width, channels] of (byte / 255 - mean) / deviation, and
@@ -116,14 +118,16 @@ typedef struct ddp_loader_options {
 	uint64_t seed;
 	bool sequential;  /* no shuffling */
 	ddp_tail tail;
-	int prefetch;     /* batches read ahead; 0: 2, and at least one for each reader */
-	int readers;      /* threads that read, each a batch at a time; 0: 1. Batches come in the same order
+	int prefetch;     /* batches read ahead, at least one for each reader; default 2 */
+	int readers;      /* threads that read, each a batch at a time; default 1. Batches come in the same order
 	                     for any number. Each keeps this rank's indices, 8 bytes a sample */
 	int accumulate;   /* batches of a rank that make an update, so that epochs end with an update: see
-	                     below. 0: ddp_train() sets its own; a program's own loop has 1 */
+	                     below. Default DDP_AUTO: ddp_train() sets its own; a program's own loop has 1 */
 	ddp_comm *comm;   /* the ranks that share out the samples; NULL: the world. A model on a
 	                     communicator needs a loader on the same communicator */
 } ddp_loader_options;
+#define DDP_LOADER_OPTIONS_FIELDS sizeof(ddp_loader_options), 0, 0, false, DDP_TAIL_PAD, 2, 1, DDP_AUTO, NULL
+#define DDP_LOADER_OPTIONS { DDP_LOADER_OPTIONS_FIELDS }
 
 /*
  * An update of batch_size * ranks * accumulate samples holds the same samples on any number of ranks. Update u

@@ -119,8 +119,8 @@ typedef struct ddp_store {
 
 typedef struct ddp_options {
 	size_t size;              /* sizeof(ddp_options) */
-	int timeout_ms;           /* limit of wire-up and of each collective; 0: DDP_TIMEOUT of the
-	                             environment (in seconds), otherwise 300000 */
+	int timeout_ms;           /* limit of wire-up and of each collective, above 0. Default DDP_AUTO:
+	                             DDP_TIMEOUT of the environment (in seconds), otherwise 300000 */
 	const char *wireup;       /* how ranks meet: "pmix"; "tcp"; "file:///PATH", a file that all ranks reach, which
 	                             the first one makes and the last one removes; NULL: PMIx if there is a
 	                             server, otherwise TCP */
@@ -138,6 +138,8 @@ typedef struct ddp_options {
 	                             sources are ignored. No variable that says who a process is is read */
 	const ddp_store *store;   /* where ranks meet, in place of `wireup`; NULL: none */
 } ddp_options;
+#define DDP_OPTIONS_FIELDS sizeof(ddp_options), DDP_AUTO, NULL, NULL, NULL, NULL, 0, NULL, NULL
+#define DDP_OPTIONS { DDP_OPTIONS_FIELDS }
 
 /*
  * Derives the identity of this process, connects the ranks, and opens the communicator of the world.

@@ -95,7 +95,7 @@ typedef enum ddp_shard {
  * that would overflow, travel in f32.
  * DDP_COMPRESS_POWERSGD: Vogels, Karimireddy and Jaggi, NeurIPS 2019. A parameter of two or more
  * dimensions travels as two factors of its matrix [rows, columns], where columns are all dimensions but
- * the first: (rows + columns) * rank numbers, if these are fewer by the factor min_rate. Each rank adds
+ * the first: (rows + columns) * rank numbers, if these are fewer by the factor powersgd.min_rate. Each rank adds
  * the error that this leaves to its next step's gradients, which takes 8 bytes per compressed
  * parameter. Checkpoints hold the sum of these errors. It uses lane DDP_LANES - 1 of the model's
  * communicator in the host's memory.
@@ -176,68 +176,75 @@ typedef enum ddp_unused {
 	DDP_UNUSED_STATIC
 } ddp_unused;
 
+/* Options of DDP_COMPRESS_POWERSGD, with PyTorch's names for them. */
+typedef struct ddp_powersgd_options {
+	int rank;           /* matrix_approximation_rank, 1 or more; default 1 */
+	uint32_t seed;      /* random_seed: of the first step's factors */
+	int64_t start;      /* start_powerSGD_iter: steps before, in which gradients are all-reduced.
+	                       Default 0, where PyTorch has 1000; give at least the steps of the
+	                       warm-up, better a tenth of all */
+	double min_rate;    /* min_compression_rate, above 0; default 2 */
+	bool feedback;      /* use_error_feedback: add what factors leave out to the next step's
+	                       gradients. Default true */
+	bool warm_start;    /* start from the last step's factors, and not from random ones. Default
+	                       true */
+} ddp_powersgd_options;
+
+/* Local SGD: each rank trains by itself, and after some steps parameters are averaged. See
+   ddp_model_average_params(). */
+typedef struct ddp_local_sgd_options {
+	int64_t steps;      /* from one average to the next; default 0: gradients are reduced in each
+	                       step instead */
+	int64_t start;      /* steps before, in which gradients are reduced (post-local SGD) */
+} ddp_local_sgd_options;
+
+/* The default is 0, false, NULL or the first of an enum where no other is said. */
 typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
-	double bucket_mb;       /* cap of a gradient bucket, MiB; 0: DDP_BUCKET_MB of
-	                           the environment, else a 32nd of the model, from 1
-	                           to 25, until the buckets are cut anew: see below */
-	double first_bucket_mb; /* cap of the first; may be larger than the others'. 0: 1, or
-	                           bucket_mb if that is less */
 	ddp_optimizer optimizer;
-	double learning_rate;   /* 0: 1e-3. Also DDP_ZERO */
-	double beta1, beta2;    /* 0: 0.9, 0.999. Also DDP_ZERO */
-	double epsilon;         /* 0: 1e-8, LAMB's 1e-6, Adafactor's 1.2e-7; at least 1.2e-38, the
-	                           least of f32 */
-	double weight_decay;    /* see ddp_optimizer; default 0 */
-	double momentum;        /* SGD's, default 0; Muon's: 0 is 0.95. Also DDP_ZERO */
-	double clip_norm;       /* 0: no clipping by the global 2-norm */
-	ddp_shard shard;
-	ddp_compression compress;
-	ddp_bucket_hook hook;   /* start NULL: none */
-	/* Of DDP_COMPRESS_POWERSGD, with PyTorch's names for them: */
-	int powersgd_rank;      /* matrix_approximation_rank; 0: 1 */
-	uint32_t powersgd_seed; /* random_seed: of the first step's factors */
-	int64_t powersgd_start; /* start_powerSGD_iter: steps before, in which gradients are
-	                           all-reduced. 0: none, where PyTorch has 1000; at least those
-	                           of the warm-up, better a tenth of all */
-	double powersgd_rate;   /* min_compression_rate; 0: 2 */
-	bool powersgd_no_feedback;   /* use_error_feedback: forget what factors leave out */
-	bool powersgd_no_warm_start; /* warm_start: each step starts from random factors */
-	int64_t local_steps;    /* local SGD: each rank trains by itself, and after so many steps
-	                           parameters are averaged; 0: not. See ddp_model_average_params() */
-	int64_t local_start;    /* steps before, in which gradients are reduced (post-local SGD) */
-	ddp_memory memory;      /* of parameters, gradients and the optimizer's state */
-	void *stream;           /* memory of a device: the queue of it on which the program computes;
-	                           NULL: its default one */
+	double learning_rate;   /* 0 or more; default 1e-3 */
+	double beta1, beta2;    /* from 0 to below 1. Default DDP_AUTO: 0.9 and 0.999 */
+	double epsilon;         /* at least 1.2e-38, the least of f32. Default DDP_AUTO: 1e-8, LAMB's
+	                           1e-6, Adafactor's 1.2e-7 */
+	double momentum;        /* SGD's and Muon's. Default DDP_AUTO: SGD's 0, Muon's 0.95 */
+	double weight_decay;    /* see ddp_optimizer */
+	double clip_norm;       /* limit of the gradient's global 2-norm; 0: none */
+	bool nesterov;          /* SGD's momentum; Muon always has it */
+	ddp_muon_options muon;
+	ddp_adafactor_options adafactor;
+	ddp_loss_scaling loss_scaling;
 	ddp_loss loss;
 	ddp_unused unused;
-	bool nesterov;          /* SGD's momentum; Muon always has it */
-	bool muon_match_rms;    /* multiply Muon's learning rate by 0.2 sqrt(max(rows, columns))
-	                           instead, so that elements of a matrix change as those that
-	                           AdamW updates (Liu et al., "Muon is Scalable for LLM Training",
-	                           2025), and both can have one learning rate */
-	int muon_iterations;    /* 0: 5; at most 99 */
-	/* Of DDP_ADAFACTOR, with PyTorch's names for them: */
-	double adafactor_decay; /* -beta2_decay: step t counts t to the power of minus this in the
-	                           means of squares; 0: 0.8 */
-	double adafactor_least_scale; /* eps[1]; 0: 1e-3 */
-	double adafactor_clip;  /* d: root mean square that updates have at most; 0: 1 */
-	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_model_param_bf16() */
+	ddp_shard shard;
+	ddp_compression compress;
+	ddp_powersgd_options powersgd;
+	ddp_local_sgd_options local_sgd;
+	ddp_bucket_hook hook;   /* start NULL: none */
+	double bucket_mb;       /* cap of a gradient bucket, MiB, above 0. Default DDP_AUTO:
+	                           DDP_BUCKET_MB of the environment, otherwise a 32nd of the model,
+	                           from 1 to 25, until the buckets are cut anew: see below */
+	double first_bucket_mb; /* cap of the first; may be larger than the others'. Default
+	                           DDP_AUTO: 1, or bucket_mb if that is less */
 	bool late_gather;       /* return from a step before the new parameters of other ranks' shards
 	                           have come: see ddp_model_param_wait(). No effect where each rank
 	                           updates all, nor where they update for all in the memory that
 	                           ranks of a node share (DDP_SHARD_AUTO, STATE on one node) */
-	double loss_scale;      /* the first one, with loss_scaling: a power of two from 1 to 2^64;
-	                           0: 65536 */
-	int64_t loss_scale_interval; /* of DDP_SCALING_DYNAMIC; 0: 2000 */
-	ddp_scaling loss_scaling; /* not with DDP_COMPRESS_POWERSGD, which adds gradients of one
-	                           step to those of the next, of another scale */
+	bool bf16_params;       /* keep the parameters in bf16, too: see ddp_model_param_bf16() */
+	ddp_memory memory;      /* of parameters, gradients and the optimizer's state */
+	void *stream;           /* memory of a device: the queue of it on which the program computes;
+	                           NULL: its default one */
 	float *params_memory;   /* the program's own, in which parameters lie; NULL: the library's.
 	                           See ddp_model_bytes() */
 	float *grads_memory;    /* the same of gradients */
 	ddp_comm *comm;         /* the ranks that train this model together; NULL: the world. See
 	                           ddp_model_create() */
 } ddp_model_options;
+#define DDP_MODEL_OPTIONS_FIELDS \
+	sizeof(ddp_model_options), DDP_ADAMW, 1e-3, DDP_AUTO, DDP_AUTO, DDP_AUTO, DDP_AUTO, 0, 0, false, \
+	{ false, 5 }, { 0.8, 1e-3, 1 }, { DDP_SCALING_NONE, 65536, 2000 }, DDP_LOSS_SUM, DDP_UNUSED_ZERO, \
+	DDP_SHARD_AUTO, DDP_COMPRESS_NONE, { 1, 0, 0, 2, true, true }, { 0, 0 }, { NULL, NULL, NULL }, \
+	DDP_AUTO, DDP_AUTO, false, false, DDP_MEMORY_HOST, NULL, NULL, NULL, NULL
+#define DDP_MODEL_OPTIONS { DDP_MODEL_OPTIONS_FIELDS }
 
 /*
  * If neither cap is given, nor DDP_BUCKET_MB, buckets that are all-reduced between nodes from the host's

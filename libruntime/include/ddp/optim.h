@@ -29,11 +29,11 @@ extern "C" {
  * DDP_ADAFACTOR: Shazeer and Stern, ICML 2018. A tensor of two or more dimensions keeps the means of squares
  * over rows and columns of its last two dimensions only, which take almost no memory. It has no momentum.
  * The rate is min(learning_rate, 1 / sqrt(t)) times the root mean square of the tensor, or times
- * least_scale if that is larger. Weight decay is separate, by the learning rate alone. Squares count as
+ * adafactor.least_scale if that is larger. Weight decay is separate, by the learning rate alone. Squares count as
  * epsilon^2 at least.
  *
  * DDP_MUON: Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/). The Nesterov momentum of a
- * matrix is made orthogonal by Newton-Schulz iterations. A matrix is a parameter of two dimensions without
+ * matrix is made orthogonal by muon.iterations of Newton-Schulz. A matrix is a parameter of two dimensions without
  * sparse_rows and without a group with `adamw`; AdamW updates the others. A matrix [rows, columns] has the
  * learning rate times sqrt(max(1, rows / columns)). Each of several ranks makes some matrices orthogonal and
  * sends them to the others, 4 bytes per parameter and step.
@@ -47,6 +47,26 @@ typedef enum ddp_optimizer {
 	DDP_MUON
 } ddp_optimizer;
 
+/* The optimizer's name, such as "AdamW". NULL: there is no such optimizer. So a loop from 0 on finds all. */
+DDP_API const char *ddp_optimizer_name(ddp_optimizer optimizer);
+
+/* Options of DDP_MUON. */
+typedef struct ddp_muon_options {
+	bool match_rms;     /* multiply the learning rate by 0.2 sqrt(max(rows, columns)) instead,
+	                       so that elements of a matrix change as those that AdamW updates
+	                       (Liu et al., "Muon is Scalable for LLM Training", 2025), and both
+	                       can have one learning rate. Default false */
+	int iterations;     /* 1 to 99; default 5 */
+} ddp_muon_options;
+
+/* Options of DDP_ADAFACTOR, with PyTorch's names for them. */
+typedef struct ddp_adafactor_options {
+	double decay;       /* -beta2_decay: step t counts t to the power of minus this in the means
+	                       of squares. Above 0; default 0.8 */
+	double least_scale; /* eps[1], above 0; default 1e-3 */
+	double clip;        /* d: root mean square that updates have at most, above 0; default 1 */
+} ddp_adafactor_options;
+
 /*
  * How the factor is chosen by which the program multiplies its loss before backward
  * (ddp_model_loss_scale()), so that gradients in fp16 do not vanish; the update divides by it (Micikevicius
@@ -55,7 +75,7 @@ typedef enum ddp_optimizer {
  *
  * DDP_SCALING_DYNAMIC: as PyTorch's GradScaler. A step whose loss or gradients are not finite is skipped on
  * all ranks: ddp_model_step() returns DDP_OK and sets stats->skipped, nothing is updated, no step counts, and
- * the scale is halved (at a scale of 1 it is DDP_ERR_NOT_FINITE). After a number of steps that were not
+ * the scale is halved (at a scale of 1 it is DDP_ERR_NOT_FINITE). After loss_scaling.interval steps that were not
  * skipped the scale is doubled. Checkpoints hold it. A skipped step's buffers are as ddp_tensor_kind says.
  * DDP_SCALING_FIXED: the scale stays.
  */
@@ -64,6 +84,13 @@ typedef enum ddp_scaling {
 	DDP_SCALING_DYNAMIC,
 	DDP_SCALING_FIXED
 } ddp_scaling;
+
+/* Not with DDP_COMPRESS_POWERSGD, which adds gradients of one step to those of the next, of another scale. */
+typedef struct ddp_loss_scaling {
+	ddp_scaling kind;   /* default DDP_SCALING_NONE, with which the others keep their defaults */
+	double initial;     /* the first scale: a power of two from 1 to 2^64; default 65536 */
+	int64_t interval;   /* of DDP_SCALING_DYNAMIC, in steps; default 2000 */
+} ddp_loss_scaling;
 
 /* The learning rate of each step. All kinds grow linearly to `peak` at step `warmup` first. */
 typedef enum ddp_schedule_kind {
@@ -82,8 +109,13 @@ typedef struct ddp_schedule {
 	ddp_schedule_kind kind;
 	double peak, floor;    /* floor <= peak */
 	int64_t warmup, total; /* steps; warmup < total where the rate falls until `total` */
-	int64_t decay;         /* 0: a tenth of total */
+	int64_t decay;         /* DDP_AUTO, the default: a tenth of total */
 } ddp_schedule;
+#define DDP_SCHEDULE_FIELDS sizeof(ddp_schedule), DDP_SCHEDULE_CONSTANT, 0, 0, 0, 0, DDP_AUTO
+#define DDP_SCHEDULE { DDP_SCHEDULE_FIELDS }
+
+/* The kind's name, such as "cosine" or "inverse-root". NULL: there is no such kind. */
+DDP_API const char *ddp_schedule_kind_name(ddp_schedule_kind kind);
 
 /* DDP_ERR_INVALID: the schedule is wrong; the sentence says how. */
 DDP_API ddp_status ddp_schedule_check(const ddp_schedule *schedule);

@@ -76,6 +76,8 @@ typedef struct ddp_load_options {
 	                             Other tensors of both are left alone. NULL: "" */
 	bool partial;             /* not strict: see below */
 } ddp_load_options;
+#define DDP_LOAD_OPTIONS_FIELDS sizeof(ddp_load_options), NULL, NULL, false
+#define DDP_LOAD_OPTIONS { DDP_LOAD_OPTIONS_FIELDS }
 
 /*
  * Loads parameters and buffers alone, from a safetensors file of this or another program or from a directory's

@@ -47,11 +47,11 @@ typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch
 typedef struct ddp_train_options {
 	size_t size;                /* sizeof(ddp_train_options) */
 	int64_t steps;              /* of the whole training, also when it is resumed; required */
-	int accumulate;             /* micro-batches per step; 0: the loader's, otherwise 1. A loader without a
+	int accumulate;             /* micro-batches per step. Default DDP_AUTO: the loader's, otherwise 1. A loader without a
 	                               number of its own then cuts its epochs by this one */
 	const char *checkpoint_dir; /* NULL: none. It is tried before the first step */
 	int64_t checkpoint_every;   /* steps; 0: at the end only */
-	int checkpoint_keep;        /* 0: 3 */
+	int checkpoint_keep;        /* how many checkpoints stay, 1 or more; default 3 */
 	bool resume;                /* begin with checkpoint_dir's newest checkpoint, if there is one */
 	double (*schedule_fn)(void *user, int64_t step); /* the learning rate of a step, from 1; NULL: none */
 	ddp_status (*on_step)(void *user, const ddp_step_stats *stats); /* called on all ranks, with the same
@@ -75,6 +75,9 @@ typedef struct ddp_train_options {
 	ddp_status (*on_evaluate)(void *user, int64_t step, double loss, double weight); /* called on all ranks
 	                               with the mean loss and the weight of all ranks; NULL: none */
 } ddp_train_options;
+#define DDP_TRAIN_OPTIONS_FIELDS \
+	sizeof(ddp_train_options), 0, DDP_AUTO, NULL, 0, 3, false, NULL, NULL, NULL, 0, NULL, false, NULL, NULL, 0, NULL
+#define DDP_TRAIN_OPTIONS { DDP_TRAIN_OPTIONS_FIELDS }
 
 /*
  * Runs the loop of training. Collective. summary may be NULL.
