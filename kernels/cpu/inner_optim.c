@@ -88,8 +88,26 @@ static void sgd(float *param, float *grad, float *buffer, float *unused, int64_t
 	}
 }
 
+/* 1 for what is above 0, and -1 for what is below. */
+static inline vf sign_of(vf x)
+{
+	return __builtin_convertvector((vi)(x < vf_set(0)) - (vi)(x > vf_set(0)), vf);
+}
+
+static void lion(float *param, float *grad, float *m, float *unused, int64_t n, const dk_update_consts *c)
+{
+	(void)unused;
+	FOR_VECTORS(i, part, n) {
+		vf g = vf_load_some(grad + i, part) * c->grad_scale, mi = vf_load_some(m + i, part);
+		vf direction = sign_of(mi * c->beta1 + g * c->one_beta1);
+		vf_store_some(param + i, part, vf_load_some(param + i, part) * c->decay + direction * c->minus_step_size);
+		vf_store_some(m + i, part, mi * c->beta2 + g * c->one_beta2);
+		vf_store_some(grad + i, part, vf_set(0));
+	}
+}
+
 dk_update_fn *const DK_NAME(update)[DK_RULES] = {
-	[DK_ADAMW] = adamw, [DK_ADAM] = adamw, [DK_SGD] = sgd,
+	[DK_ADAMW] = adamw, [DK_ADAM] = adamw, [DK_SGD] = sgd, [DK_LION] = lion,
 };
 
 void DK_NAME(mix)(float *x, const float *y, float a, float b, int64_t n)

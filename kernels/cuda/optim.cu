@@ -53,6 +53,24 @@ __global__ void sgd_kernel(float *param, T *grad, float *buffer, bf16 *rounded, 
 }
 
 template <typename T>
+__global__ void lion_kernel(float *param, T *grad, float *m, bf16 *rounded, int64_t n, dk_update_consts c)
+{
+	const int64_t i = grid_thread();
+
+	if (i >= n)
+		return;
+	const float g = times(wide(grad[i]), c.grad_scale);
+	const float mean = plus(times(m[i], c.beta1), times(g, c.one_beta1));
+	const float direction = mean > 0 ? 1 : mean < 0 ? -1 : 0;
+	const float p = plus(times(param[i], c.decay), times(direction, c.minus_step_size));
+	m[i] = plus(times(m[i], c.beta2), times(g, c.one_beta2));
+	param[i] = p;
+	put(grad + i, 0);
+	if (rounded != NULL)
+		put(rounded + i, p);
+}
+
+template <typename T>
 static void update(T *grad, dk_cuda_queue *q, float *param, void *grads, float *first, float *second, int64_t n,
                    const dk_update_args *args)
 {
@@ -68,6 +86,9 @@ static void update(T *grad, dk_cuda_queue *q, float *param, void *grads, float *
 		break;
 	case DK_SGD:
 		launch(q, "sgd", sgd_kernel<T>, blocks, THREADS, 0, param, grad, first, rounded, n, c);
+		break;
+	case DK_LION:
+		launch(q, "lion", lion_kernel<T>, blocks, THREADS, 0, param, grad, first, rounded, n, c);
 		break;
 	}
 }

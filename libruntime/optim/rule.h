@@ -58,7 +58,8 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 	ROW(ADAM, adam) \
 	ROW(LAMB, lamb) \
 	ROW(ADAFACTOR, adafactor) \
-	ROW(MUON, muon)
+	ROW(MUON, muon) \
+	ROW(LION, lion)
 
 #define DDP_RULE_DECLARED(NAME, name) extern const ddp_optim_rule ddp_##name##_rule;
 DDP_OPTIMIZERS(DDP_RULE_DECLARED)

@@ -2,7 +2,7 @@
 /*
  * optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
  * formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
- * has the optimizer; make check-torch). Of LAMB there is no other.
+ * has the optimizer; make check-torch). PyTorch has no LAMB and no Lion.
  */
 #ifndef TESTS_OPTIMIZER_CASES_H
 #define TESTS_OPTIMIZER_CASES_H
@@ -74,6 +74,13 @@ static const struct recorded {
 	      0.81395228f },
 	    { -1.01241199f, -0.70027220f, -0.56350078f, -0.43466698f, -0.02643416f, 0.25470956f, 0.38181624f,
 	      0.51455299f } } },
+	{ { .optimizer = DDP_LION, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1 },
+	  { { -0.77500000f, -0.07500000f, 0.52500000f, -0.45000000f, -0.05000000f },
+	    { -0.78044653f, -0.55952799f, -0.43861441f, -0.41572076f, -0.29282216f, -0.07190361f },
+	    { -1.02425872f, -0.07190361f, 0.78044653f, -0.53762686f, 0.21770581f, -0.80334018f, 0.00000249f,
+	      0.70483269f },
+	    { -1.04814987f, -0.70483269f, -0.55953295f, -0.41472825f, -0.07190361f, 0.17091606f, 0.31571580f,
+	      0.56052050f } } },
 };
 
 enum { RECORDED = sizeof(recorded) / sizeof(recorded[0]) };

@@ -116,6 +116,37 @@ static void sgd_takes_momentum_from_the_second_step_on(void **state)
 	}
 }
 
+static double sign_of(double x)
+{
+	return x > 0 ? 1 : x < 0 ? -1 : 0;
+}
+
+static void lion_is_the_papers(void **state)
+{
+	const int64_t lengths[] = {1, 7, 8, 13, 4097, LONGEST};
+	const dk_update_args a = {.rule = DK_LION, .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.99,
+		.weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
+
+	(void)state;
+	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
+		fill(lengths[k]);
+		m[0] = grad[0] = 0; /* a sign of 0 is 0 */
+		for (int64_t i = 0; i < lengths[k]; i++) {
+			const double g = grad[i] * a.grad_scale;
+			if (i > 0 && fabs(0.9 * m[i] + 0.1 * g) < 1e-6)
+				m[i] = 1; /* rounding would decide on the sign */
+			want[i] -= a.learning_rate * (sign_of(0.9 * m[i] + 0.1 * g) + a.weight_decay * want[i]);
+			want_m[i] = 0.99 * m[i] + 0.01 * g;
+		}
+		dk_update(param, grad, m, NULL, lengths[k], &a);
+		for (int64_t i = 0; i < lengths[k]; i++) {
+			assert_near(param[i], want[i]);
+			assert_near(m[i], want_m[i]);
+			assert_true(grad[i] == 0);
+		}
+	}
+}
+
 static void sum_of_squares_is_exact_to_double(void **state)
 {
 	const int64_t lengths[] = {0, 1, 5, 8, 11, 32768, 32769, LONGEST};
@@ -428,6 +459,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(adam_and_adamw_are_the_papers),
+		cmocka_unit_test(lion_is_the_papers),
 		cmocka_unit_test(sgd_takes_momentum_from_the_second_step_on),
 		cmocka_unit_test(sum_of_squares_is_exact_to_double),
 		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),

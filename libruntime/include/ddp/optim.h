@@ -20,8 +20,11 @@ extern "C" {
  * DDP_ADAMW: Loshchilov and Hutter, ICLR 2019. Weight decay is separate from the gradient.
  * DDP_SGD: with `momentum` and, with `nesterov`, Nesterov's. Weight decay is added to the gradient.
  * DDP_ADAM: Kingma and Ba, ICLR 2015. Weight decay is added to the gradient.
+ * DDP_LION: Chen et al., NeurIPS 2023. Each element moves by the learning rate, in the direction of a mean of
+ * gradients. Weight decay is separate. Begin with a third to a tenth of AdamW's learning rate, and with as many
+ * times its decay. epsilon is not used.
  *
- * The others work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is DDP_SHARD_NONE):
+ * LAMB, Adafactor and Muon work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is DDP_SHARD_NONE):
  *
  * DDP_LAMB: You et al., ICLR 2020. AdamW's step, decay included, is scaled to the norm of the tensor; with
  * no_decay it is not scaled.
@@ -44,7 +47,8 @@ typedef enum ddp_optimizer {
 	DDP_ADAM,
 	DDP_LAMB,
 	DDP_ADAFACTOR,
-	DDP_MUON
+	DDP_MUON,
+	DDP_LION
 } ddp_optimizer;
 
 /* The optimizer's name, such as "AdamW". NULL: there is no such optimizer. So a loop from 0 on finds all. */
