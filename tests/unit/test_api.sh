@@ -43,6 +43,9 @@ nothing "$([ "$found" -gt 0 ] && [ "$found" -eq "$declared" ] || echo "$found of
 nothing "$(without_words <"$work/functions")" "each is told of"
 nothing "$(while read -r function; do grep -q "$function(" "$tests/test_null.c" || echo "$function"; done <"$work/functions")" \
 	"each is tried with NULL by test_null"
+sed 's/\\f.//g; s/\\//g' "$tests/../../doc/libddp.3" >"$work/manual"
+nothing "$(while read -r function; do grep -qw "$function" "$work/manual" || echo "$function"; done <"$work/functions")" \
+	"the manual libddp(3) lists each"
 # Of a first program: those in README's table.
 sed -n '/^Of the functions, these 25/,/^The contract/p' "$tests/../../README.md" | grep -o 'ddp_[a-z0-9_]*' | sort -u >"$work/first"
 nothing "$([ "$(wc -l <"$work/first")" -eq 25 ] || wc -l <"$work/first"; grep -vxF -f "$work/functions" "$work/first")" \
