@@ -48,6 +48,18 @@ run()
 	return $status
 }
 
+# went_by TRANSPORTS: whether these alone carried the connections that ranks have closed. One whose peer closed
+# before has none to name, but not all of them.
+went_by()
+{
+	local names
+	names=$(sed -n 's/.*NET\/ddpucx: closed connection .* by \([^ ]*\): [0-9]* messages.*/\1/p' "$work"/*.log |
+		tr + '\n' | sed 's/\/.*//' | sort -u)
+	[ -n "$names" ] && ! grep -qvxF "${1//,/$'\n'}" <<<"$names" && return
+	echo "# UCX took ${names//$'\n'/,} instead of $1"
+	return 1
+}
+
 # NCCL loads this profiler from 2.27 on.
 python=${PYTHON:-python3} torch=0
 without=$("$python" -c 'import torch
@@ -79,15 +91,15 @@ result $? "the profiler has each rank's last collective on its page"
 }
 for transports in tcp posix,sysv,cma; do
 	for ranks in 2 4; do
-		run $ranks $transports "$sums"
-		result $? "the sums of $ranks ranks over $transports are right"
+		run $ranks $transports "$sums" && went_by $transports
+		result $? "the sums of $ranks ranks over $transports, and no other transport, are right"
 	done
 done
 [ "$(grep -lE 'Using network ddpucx' "$work"/*.log 2>/dev/null | wc -l)" = 4 ]
 result $? "NCCL says in each rank that it uses this network"
 
 # Otherwise NCCL takes its memory of the host for what goes through sockets.
-run 2 tcp,cuda_copy env NCCL_NET_GDR_LEVEL=SYS NCCL_NET_GDR_READ=1 "$sums"
+run 2 tcp,cuda_copy env NCCL_NET_GDR_LEVEL=SYS NCCL_NET_GDR_READ=1 "$sums" && went_by tcp,cuda_copy
 status=$? name="the sums of 2 ranks are right whose GPU's memory the network gets"
 if [ $status = 0 ] && ! grep -q 'takes CUDA memory' "$work"/*.log; then
 	echo "ok $((number + 1)) - $name # SKIP this UCX has no CUDA transports"
