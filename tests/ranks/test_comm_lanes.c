@@ -57,6 +57,7 @@ static int overtake(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_issue(comm, &quick, &other));
 		CHECK_OK(ddp_wait(other));
 		CHECK(small[lane] == (float)(lane * size));
+		CHECK(test_lane_count(comm, lane) == 2); /* and a barrier */
 	}
 	const ddp_operation told = { .kind = rank == 0 ? DDP_SEND : DDP_RECV, .send = &rank, .recv = &rank,
 	                              .count = 1, .type = DDP_I32, .root = rank == 0 ? 1 : 0, .lane = 1 };
@@ -91,6 +92,7 @@ static int abort_lanes(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK_OK(ddp_run(comm, &c[1]));
+	CHECK(test_lane_count(comm, 3) == 1 && test_lane_count(comm, 1) == 0);
 	for (int i = 0; i < 2 && ddp_comm_rank(comm) != 0; i++)
 		CHECK_OK(ddp_issue(comm, &c[i], &requests[i]));
 	test_ranks_together();
@@ -114,6 +116,7 @@ static int differ_in_a_lane(ddp_comm *comm, void *argument)
 	(void)argument;
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 }));
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 2 }));
+	CHECK(test_lane_count(comm, 1) == 1 && test_lane_count(comm, 2) == 1);
 	test_ranks_together(); /* one that is still in it would hear of the difference there */
 	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
 	CHECK(ddp_barrier(comm) == DDP_ERR_MISMATCH);

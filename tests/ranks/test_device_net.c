@@ -10,16 +10,18 @@
 
 #include <cmocka.h>
 
+#include "comm/core/comm.h"
 #include "device/device.h"
 #include "kernels.h"
 #include "models/net_inside.h"
 #include "reduce/model_state.h"
 #include "table.h"
+#include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/small_net.h"
 #include "tests/support/options.h"
 
-enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS };
+enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
 
 static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
 
@@ -51,7 +53,7 @@ static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory
 {
 	side *s = user;
 	const ddp_operation operation = { .kind = DDP_ALL_REDUCE, .recv = sums, .count = (size_t)count, .type = DDP_F64,
-		.op = DDP_SUM, .lane = 1, .memory = memory };
+		.op = DDP_SUM, .lane = LANE, .memory = memory };
 
 	if (memory == DDP_MEMORY_HOST)
 		return ddp_run(ddp_world(s->context), &operation);
@@ -195,6 +197,9 @@ static int compare(ddp_context *context, void *user)
 		CHECK(loss > 0 && train_step(&there, step) == loss);
 		expect_same(&here, &there);
 	}
+	/* Of each memory's lane: the host's tells how many, the device's whether it was used. */
+	CHECK((test_lane_count(ddp_world(context), LANE) > 0) == together);
+	CHECK(atomic_load(&ddp_world(context)->lanes.of[DDP_MEMORY_DEVICE][LANE].open) == together);
 	CHECK(there.net->graphs.sets[0].captured == !together && net_graph_failure(there.net) == NULL);
 	const net_result result = evaluate(&here), there_too = evaluate(&there);
 	CHECK(result.loss > 0 && there_too.loss == result.loss && there_too.right == result.right);

@@ -40,9 +40,19 @@ static bool says(const char *part)
 
 static float factor = 1; /* of gradients */
 
+static const char *strategy_of(const ddp_model_options *options)
+{
+	if (options->hook.start != NULL)
+		return "hook";
+	if (options->compress != DDP_COMPRESS_NONE)
+		return "all_reduce in 16 bits";
+	return options->shard == DDP_SHARD_STATE ? "scatter" : "all_reduce";
+}
+
 static void make(model_side *s, const ddp_model_options *options)
 {
 	side_make(s, params, PARAMS, options, 0);
+	check_strategy(s->model, strategy_of(options));
 }
 
 static void make_both(model_side *here, model_side *there, ddp_context *context, const ddp_model_options *options)
@@ -559,6 +569,7 @@ static int work_at_once(ddp_context *context, void *user)
 
 	side_open(&s, context, true);
 	side_make(&s, own, UNITS, user, 0);
+	check_strategy(s.model, "all_reduce");
 	CHECK_OK(ddp_model_broadcast_params(s.model));
 	CHECK(s.model->units.count == UNITS);
 	for (int p = UNITS - 1; p >= 0; p--) {

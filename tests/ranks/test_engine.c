@@ -124,6 +124,92 @@ static bool is_to_recut(const scenario *s, const ddp_model *model)
 	       model->place.device == NULL;
 }
 
+enum { BUCKETS_MAX = 2048 };
+static ddp_request *under_way[BUCKETS_MAX];
+
+static ddp_status start_sum(void *user, const ddp_grad_bucket *bucket)
+{
+	const ddp_operation sum = {
+		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count, .type = DDP_F32,
+		.op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
+	};
+
+	(void)user;
+	CHECK(bucket->index < BUCKETS_MAX && bucket->count > 0);
+	return ddp_issue(bucket->comm, &sum, &under_way[bucket->index]);
+}
+
+static ddp_status finish_sum(void *user, const ddp_grad_bucket *bucket)
+{
+	ddp_request *request = under_way[bucket->index];
+
+	(void)user;
+	if (bucket->memory == DDP_MEMORY_DEVICE)
+		CHECK_OK(ddp_wait_on(request, bucket->stream));
+	return ddp_wait(request);
+}
+
+static const struct {
+	ddp_shard shard;
+	bool no_overlap;
+	ddp_compression compress;
+	ddp_bucket_hook hook;
+	bool late, there;
+	const char *by; /* of several ranks; NULL: strategy_of() tells */
+} ways[] = {
+	{ .shard = DDP_SHARD_NONE },
+	{ .shard = DDP_SHARD_NONE, .no_overlap = true },
+	{ .shard = DDP_SHARD_AUTO },
+	{ .shard = DDP_SHARD_STATE },
+	{ .shard = DDP_SHARD_GRADIENTS },
+	{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true },
+	{ .shard = DDP_SHARD_GRADIENTS, .late = true },
+	{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .late = true },
+	{ .shard = DDP_SHARD_STATE, .late = true },
+	{ .shard = DDP_SHARD_NONE, .hook = { .start = start_sum, .finish = finish_sum }, .by = "hook" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .by = "all_reduce in 16 bits" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16, .by = "all_reduce in 16 bits" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .by = "PowerSGD" },
+	{ .shard = DDP_SHARD_NONE, .there = true },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .no_overlap = true, .there = true,
+	  .by = "all_reduce in 16 bits" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16, .there = true, .by = "all_reduce in 16 bits" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .there = true, .by = "PowerSGD" },
+	{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .no_overlap = true, .there = true,
+	  .by = "PowerSGD" },
+	{ .shard = DDP_SHARD_NONE, .hook = { .start = start_sum, .finish = finish_sum }, .there = true, .by = "hook" },
+	{ .shard = DDP_SHARD_STATE, .there = true },
+	{ .shard = DDP_SHARD_STATE, .late = true, .there = true },
+	{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .there = true },
+	{ .shard = DDP_SHARD_GRADIENTS, .late = true, .there = true },
+};
+
+/* The strategy of a model without compression and hook. In shared memory, the default is a way of its own. */
+static const char *strategy_of(const scenario *s, ddp_shard shard, int nodes, bool there)
+{
+	const bool own = s->own_params || s->own_grads;
+
+	if (s->ranks == 1 || shard == DDP_SHARD_NONE || ddp_optimizer_is_whole(s->options.optimizer))
+		return "all_reduce";
+	if (shard == DDP_SHARD_GRADIENTS)
+		return "scatter, gradients too";
+	if (nodes == 1 && !there && (shard == DDP_SHARD_AUTO || !own))
+		return "node";
+	if (shard == DDP_SHARD_STATE)
+		return "scatter";
+	return s->ranks > nodes ? "hybrid" : "all_reduce";
+}
+
+static void expect_way(const scenario *s, ddp_model *model, unsigned int way)
+{
+	const bool named = ways[way].by != NULL && s->ranks > 1;
+
+	check_strategy(model, named ? ways[way].by
+	                            : strategy_of(s, ways[way].shard, ddp_comm_nodes(model->comm), ways[way].there));
+	CHECK(model->reducer.overlaps == !ways[way].no_overlap);
+	CHECK((model->place.device != NULL) == ways[way].there);
+}
+
 static void train_by(ddp_context *context, const scenario *s, const ddp_model_options *options,
                      plain *x, unsigned int way)
 {
@@ -131,6 +217,7 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	ddp_model *model = scenario_model_make(context, s, options);
 	ddp_step_stats stats;
 
+	expect_way(s, model, way);
 	CHECK(s->steps == STEPS || (model->replan.took != NULL) == is_to_recut(s, model));
 	plain_start(s, x);
 	for (int step = 1; step <= s->steps; step++) {
@@ -160,64 +247,8 @@ static void train_by(ddp_context *context, const scenario *s, const ddp_model_op
 	scenario_model_free(model);
 }
 
-enum { BUCKETS_MAX = 2048 };
-static ddp_request *under_way[BUCKETS_MAX];
-
-static ddp_status start_sum(void *user, const ddp_grad_bucket *bucket)
-{
-	const ddp_operation sum = {
-		.kind = DDP_ALL_REDUCE, .recv = bucket->grads, .count = (size_t)bucket->count, .type = DDP_F32,
-		.op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
-	};
-
-	(void)user;
-	CHECK(bucket->index < BUCKETS_MAX && bucket->count > 0);
-	return ddp_issue(bucket->comm, &sum, &under_way[bucket->index]);
-}
-
-static ddp_status finish_sum(void *user, const ddp_grad_bucket *bucket)
-{
-	ddp_request *request = under_way[bucket->index];
-
-	(void)user;
-	if (bucket->memory == DDP_MEMORY_DEVICE)
-		CHECK_OK(ddp_wait_on(request, bucket->stream));
-	return ddp_wait(request);
-}
-
 static int every_way(ddp_comm *comm, void *argument)
 {
-	static const struct {
-		ddp_shard shard;
-		bool no_overlap;
-		ddp_compression compress;
-		ddp_bucket_hook hook;
-		bool late, there;
-	} ways[] = {
-		{ .shard = DDP_SHARD_NONE },
-		{ .shard = DDP_SHARD_NONE, .no_overlap = true },
-		{ .shard = DDP_SHARD_AUTO },
-		{ .shard = DDP_SHARD_STATE },
-		{ .shard = DDP_SHARD_GRADIENTS },
-		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true },
-		{ .shard = DDP_SHARD_GRADIENTS, .late = true },
-		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .late = true },
-		{ .shard = DDP_SHARD_STATE, .late = true },
-		{ .shard = DDP_SHARD_NONE, .hook = { .start = start_sum, .finish = finish_sum } },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16 },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16 },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD },
-		{ .shard = DDP_SHARD_NONE, .there = true },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .no_overlap = true, .there = true },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_F16, .there = true },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .there = true },
-		{ .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .no_overlap = true, .there = true },
-		{ .shard = DDP_SHARD_NONE, .hook = { .start = start_sum, .finish = finish_sum }, .there = true },
-		{ .shard = DDP_SHARD_STATE, .there = true },
-		{ .shard = DDP_SHARD_STATE, .late = true, .there = true },
-		{ .shard = DDP_SHARD_GRADIENTS, .no_overlap = true, .there = true },
-		{ .shard = DDP_SHARD_GRADIENTS, .late = true, .there = true },
-	};
 	const scenario *s = argument;
 	ddp_context context = test_context_of(comm);
 	static plain x;
@@ -283,6 +314,7 @@ static int save_body(ddp_comm *comm, void *argument)
 
 	options.shard = with->shard;
 	ddp_model *model = scenario_model_make(&context, &with->before, &options);
+	check_strategy(model, strategy_of(&with->before, with->shard, ddp_comm_nodes(comm), false));
 	for (int step = 1; step < STEPS; step++)
 		scenario_train(&with->before, model, context.job.rank, step, &stats);
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
@@ -309,6 +341,7 @@ static int resume_body(ddp_comm *comm, void *argument)
 		ddp_model_options options = with->after.options;
 		options.shard = shards[i];
 		ddp_model *model = scenario_model_make(&context, &with->after, &options);
+		check_strategy(model, strategy_of(&with->after, shards[i], ddp_comm_nodes(comm), false));
 		CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
 		CHECK(step == STEPS - 1);
 		scenario_train(&with->after, model, context.job.rank, STEPS, &stats);

@@ -40,6 +40,20 @@ static float value(int rank, int i)
 	return ldexpf(0.5f + (float)(x >> 9) / (1 << 24), -(int)(x % 6)) * (x & 64 ? 1 : -1);
 }
 
+static ddp_model *make_of(ddp_context *context, const ddp_param *params, int count, const ddp_model_options *options)
+{
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, params, count, options, &model));
+	check_strategy(model, options->hook.start != NULL ? "hook" : "all_reduce in 16 bits");
+	return model;
+}
+
+static ddp_model *make(ddp_context *context, const ddp_model_options *options)
+{
+	return make_of(context, &one, 1, options);
+}
+
 /* A step with gradients of `factor` times value(); how many sums are not those of f32, and
    whether all are within `bits` of the sum of magnitudes and of the sum itself. */
 static int step_and_compare(ddp_context *context, ddp_model *model, float factor, int bits)
@@ -71,11 +85,10 @@ static int step_and_compare(ddp_context *context, ddp_model *model, float factor
 static int bf16_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	(void)user;
 	options.compress = DDP_COMPRESS_BF16;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	/* 8 bits: half a unit in the last place is at most 2^-8. It does not know overflow. */
 	CHECK(step_and_compare(context, model, 1, 8) > COUNT / 2);
 	CHECK(step_and_compare(context, model, 1e30f, 8) > COUNT / 2);
@@ -86,11 +99,10 @@ static int bf16_body(ddp_context *context, void *user)
 static int f16_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	(void)user;
 	options.compress = DDP_COMPRESS_F16;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	CHECK(step_and_compare(context, model, 1e6f, 23) == 0); /* the first goes by f32 */
 	/* 11 bits, wherever the range is. */
 	CHECK(step_and_compare(context, model, 1e6f, 11) > COUNT / 2);
@@ -106,11 +118,10 @@ static int f16_body(ddp_context *context, void *user)
 static int tiny_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	(void)user;
 	options.compress = DDP_COMPRESS_F16;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	CHECK(step_and_compare(context, model, 1e-36f, 23) == 0);
 	CHECK(step_and_compare(context, model, 1e-36f, 11) > COUNT / 2);
 	ddp_model_free(model);
@@ -134,20 +145,19 @@ static void step_to(ddp_model *model, float value, double sum)
 static int edge_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
-	ddp_model *model;
 	/* Multiples of 2^119, of which bf16 has the whole ones; 512 are too many. */
 	const float parts[RANKS] = { 170.6f, 170.6f, 170.2f };
 
 	(void)user;
 	options.compress = DDP_COMPRESS_F16;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	step_to(model, 1, RANKS); /* the next step's scale is 1024 */
 	const float part = 21834.25f / 1024; /* scaled, it is rounded to 21840 */
 	step_to(model, part, RANKS * (double)part);
 	ddp_model_free(model);
 
 	options.compress = DDP_COMPRESS_BF16;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	model = make(context, &options);
 	step_to(model, ldexpf(parts[ddp_comm_rank(context->world)], 119), ldexp(511.4, 119));
 	ddp_model_free(model);
 	return 0;
@@ -202,11 +212,10 @@ static int hook_body(ddp_context *context, void *user)
 {
 	hook h = { .fails_at = -1 };
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	(void)user;
 	options.hook = (ddp_bucket_hook){ start, finish, &h };
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	const int buckets = model->plan.count;
 	for (int step = 0; step < 2; step++) {
 		h.started = h.finished = 0;
@@ -243,11 +252,10 @@ static int freed_body(ddp_context *context, void *user)
 	const ddp_param two[] = { one, { .name = "v", .ndim = 1, .shape = { COUNT } } };
 	hook h = { .fails_at = -1 };
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	(void)user;
 	options.hook = (ddp_bucket_hook){ start, finish, &h };
-	CHECK_OK(ddp_model_create(context, two, 2, &options, &model));
+	ddp_model *model = make_of(context, two, 2, &options);
 	test_ranks_together(); /* rank 0 ends what another is in, then */
 	if (ddp_comm_rank(context->world) == 0) {
 		CHECK_OK(ddp_model_grad_ready(model, 1));
@@ -283,11 +291,10 @@ static int silent_body(ddp_context *context, void *user)
 {
 	const bool *fails_at_start = user;
 	ddp_model_options options = plain;
-	ddp_model *model;
 
 	options.hook.start = *fails_at_start ? fail_silently : do_nothing;
 	options.hook.finish = *fails_at_start ? do_nothing : fail_silently;
-	CHECK_OK(ddp_model_create(context, &one, 1, &options, &model));
+	ddp_model *model = make(context, &options);
 	test_ranks_together(); /* rank 1 ends what another is in, then */
 	ddp_fail(DDP_ERR_STATE, "an older error");
 	ddp_status status = ddp_model_step(model, 1, 0, NULL);

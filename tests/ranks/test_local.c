@@ -36,6 +36,7 @@ static ddp_model *make_with(ddp_context *context, const ddp_model_options *with)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, with, &model));
+	check_strategy(model, "local SGD");
 	return model;
 }
 

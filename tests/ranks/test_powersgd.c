@@ -53,6 +53,9 @@ static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_mod
 	if (memory == DDP_MEMORY_DEVICE)
 		options.stream = queue;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
+	check_strategy(model, options.compress == DDP_COMPRESS_NONE ? "all_reduce" : "PowerSGD");
+	CHECK((model->place.device != NULL) == (memory == DDP_MEMORY_DEVICE));
+	CHECK(model->reducer.overlaps == (getenv("DDP_MEASURE") == NULL));
 	return model;
 }
 

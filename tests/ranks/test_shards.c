@@ -85,6 +85,7 @@ static int late_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, three, PARAMS, &late, &model));
+	check_strategy(model, "scatter, gradients too");
 	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS)); /* they are there */
 	before_gather = rank == 1 ? give_as_it_is_wanted : NULL;
 	add_gradients(model, rank);
@@ -132,6 +133,7 @@ static int rows_body(ddp_context *context, void *user)
 
 	(void)user;
 	CHECK_OK(ddp_model_create(context, &rows, 1, &late, &model));
+	check_strategy(model, "scatter, gradients too");
 	for (int step = 0; step < 3; step++) {
 		CHECK_OK(ddp_model_grad_rows(model, 0, &index, ones, 1));
 		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -169,6 +171,7 @@ static int death_body(ddp_comm *comm, void *argument)
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	CHECK_OK(ddp_model_create(&context, three, PARAMS, &late, &model));
+	check_strategy(model, "scatter, gradients too");
 	before_gather = rank == 1 ? die_at_the_second : NULL;
 	add_gradients(model, rank);
 	const ddp_status status = ddp_model_step(model, 1, 0, NULL);
@@ -226,7 +229,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	CHECK_OK(ddp_model_create(&context, three, PARAMS, &options, &model));
-	CHECK(model->strategy == &ddp_hybrid_strategy);
+	check_strategy(model, "hybrid");
 	for (int step = 0; step < 2; step++) {
 		add_gradients(model, rank);
 		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -302,20 +305,22 @@ static void fill_gradients(ddp_model *model)
 
 static int memory_body(ddp_context *context, void *user)
 {
-	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = *(ddp_shard *)user };
+	const ddp_shard shard = *(const ddp_shard *)user;
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = shard };
 	const double mib = (double)LARGE * sizeof(float) / (1 << 20);
 	int ranks = ddp_comm_size(context->world);
 	ddp_model *model;
 
 	double before = own_mib();
 	CHECK_OK(ddp_model_create(context, large, 4, &options, &model));
+	check_strategy(model, shard == DDP_SHARD_NONE ? "all_reduce" : "scatter, gradients too");
 	fill_gradients(model);
 	CHECK_OK(ddp_model_reduce_grads(model, 1, 0, NULL));
 	double reduced = own_mib() - before;
 	CHECK_OK(ddp_model_update_params(model, NULL));
 	double updated = own_mib() - before;
 	/* The sums; then AdamW's two numbers, too. A little is the library's own. */
-	if (options.shard == DDP_SHARD_GRADIENTS) {
+	if (shard == DDP_SHARD_GRADIENTS) {
 		CHECK(reduced > mib / ranks - 1 && reduced < mib / ranks + 3);
 		CHECK(updated > 3 * mib / ranks - 1 && updated < 3 * mib / ranks + 3);
 	} else {
@@ -342,6 +347,7 @@ typedef struct footprint {
 	int ranks;
 	const int *node_of; /* NULL: one node */
 	ddp_shard shard;
+	const char *by;     /* the strategy */
 	double numbers;     /* of each parameter, in a rank's memory on average */
 } footprint;
 
@@ -361,6 +367,7 @@ static int footprint_body(ddp_comm *comm, void *argument)
 	/* A page counts by halves, quarters, ... of the ranks that have used it, whosever it is. */
 	double before = mib_of("Pss: %ld kB");
 	CHECK_OK(ddp_model_create(&context, large, 4, &options, &model));
+	check_strategy(model, f->by);
 	CHECK_OK(ddp_model_broadcast_params(model));
 	fill_gradients(model);
 	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -378,17 +385,17 @@ static void ranks_take_what_is_said_of_each_way(void **state)
 {
 	static const int apart[] = { 0, 1, 2, 3 }, pairs[] = { 0, 0, 1, 1 };
 	static const footprint footprints[] = {
-		{ 2, NULL, DDP_SHARD_NONE, 4 },
-		{ 2, NULL, DDP_SHARD_STATE, 2 + 2.0 / 2 },
-		{ 4, NULL, DDP_SHARD_STATE, 2 + 2.0 / 4 },
-		{ 4, NULL, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
+		{ 2, NULL, DDP_SHARD_NONE, "all_reduce", 4 },
+		{ 2, NULL, DDP_SHARD_STATE, "node", 2 + 2.0 / 2 },
+		{ 4, NULL, DDP_SHARD_STATE, "node", 2 + 2.0 / 4 },
+		{ 4, NULL, DDP_SHARD_GRADIENTS, "scatter, gradients too", 1 + 3.0 / 4 },
 #ifdef HAVE_UCX
-		{ 2, apart, DDP_SHARD_STATE, 2 + 3.0 / 2 },
-		{ 4, apart, DDP_SHARD_STATE, 2 + 3.0 / 4 },
-		{ 2, apart, DDP_SHARD_GRADIENTS, 1 + 3.0 / 2 },
-		{ 4, apart, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
-		{ 4, pairs, DDP_SHARD_AUTO, 2 + 2.0 / 2 },
-		{ 4, pairs, DDP_SHARD_GRADIENTS, 1 + 3.0 / 4 },
+		{ 2, apart, DDP_SHARD_STATE, "scatter", 2 + 3.0 / 2 },
+		{ 4, apart, DDP_SHARD_STATE, "scatter", 2 + 3.0 / 4 },
+		{ 2, apart, DDP_SHARD_GRADIENTS, "scatter, gradients too", 1 + 3.0 / 2 },
+		{ 4, apart, DDP_SHARD_GRADIENTS, "scatter, gradients too", 1 + 3.0 / 4 },
+		{ 4, pairs, DDP_SHARD_AUTO, "hybrid", 2 + 2.0 / 2 },
+		{ 4, pairs, DDP_SHARD_GRADIENTS, "scatter, gradients too", 1 + 3.0 / 4 },
 #endif
 	};
 

@@ -12,6 +12,7 @@
 
 #include "kernels.h"
 #include "models/resnet.h"
+#include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
 
@@ -40,9 +41,12 @@ struct rank {
 	int first, count; /* its images */
 };
 
+static uint64_t summed; /* on LANE */
+
 static ddp_status sum(void *user, double *sums, int64_t count, ddp_memory memory)
 {
 	CHECK(memory == DDP_MEMORY_HOST);
+	summed++;
 	return ddp_run(ddp_world(user), &(ddp_operation){.kind = DDP_ALL_REDUCE, .recv = sums,
 		.count = (size_t)count, .type = DDP_F64, .op = DDP_SUM, .lane = LANE});
 }
@@ -140,6 +144,7 @@ static int train(ddp_context *context, void *user)
 		if (step == 0)
 			note(&r, own->after);
 	}
+	CHECK((summed > 0) == plan->together && test_lane_count(ddp_world(context), LANE) == summed);
 	ddp_model_free(r.model);
 	net_free(r.net);
 	if (rank != 0)

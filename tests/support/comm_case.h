@@ -41,6 +41,7 @@ typedef struct bench {
 	unsigned int common, own; /* generators: the same on all ranks; this rank's */
 	size_t most;
 	int lanes; /* that operations are in */
+	uint64_t given[DDP_MEMORY_DEVICE + 1][DDP_LANES]; /* operations to each memory's lanes */
 	ddp_device *device;           /* NULL: none */
 	ddp_device_queue *streams[2]; /* of the program */
 	bool nccl;                    /* the stand-in runs what is on the device */

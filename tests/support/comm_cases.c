@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "comm/core/comm.h"
 #include "device/device.h"
 #include "tests/support/comm_case.h"
 #include "tests/support/nccl_standin.h"
@@ -208,6 +209,7 @@ static void run_batch(bench *b)
 			move_to_device(b, &cases[i]);
 	}
 	for (int i = 0; i < count; i++) {
+		b->given[cases[i].c.memory][cases[i].c.lane]++;
 		if (case_roll(&b->common, 6) == 0 && talks < TAGS) {
 			issue_messages(b, messages[talks], talks);
 			talks++;
@@ -286,6 +288,7 @@ static void run_group(bench *b)
 
 	b->arena_used = 0;
 	case_make(b, &beside);
+	b->given[DDP_MEMORY_HOST][beside.c.lane]++;
 	CHECK_OK(ddp_issue(b->comm, &beside.c, &beside.request));
 	if (part != NULL) {
 		bench g = new_bench(part, seed, b->most);
@@ -330,6 +333,15 @@ static void check_backend(const bench *b)
 	CHECK(strcmp(info.device_backend, expected) == 0);
 }
 
+/* What was given to a lane has run there. Lane 0 of the host's memory runs what opens others, too. */
+static void check_lanes(const bench *b)
+{
+	for (int lane = 1; lane < b->lanes; lane++) {
+		CHECK(test_lane_count(b->comm, lane) == b->given[DDP_MEMORY_HOST][lane]);
+		CHECK(atomic_load(&b->comm->lanes.of[DDP_MEMORY_DEVICE][lane].open) == (b->given[DDP_MEMORY_DEVICE][lane] > 0));
+	}
+}
+
 int test_run_cases(ddp_comm *comm, void *argument)
 {
 	const test_cases *cases = argument;
@@ -347,6 +359,7 @@ int test_run_cases(ddp_comm *comm, void *argument)
 			run_group(&b);
 	}
 	check_backend(&b);
+	check_lanes(&b);
 	CHECK_OK(ddp_mem_free(comm, arena));
 	return 0;
 }

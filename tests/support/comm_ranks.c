@@ -138,6 +138,19 @@ static int run_rank(int rank, void *argument)
 	return code;
 }
 
+uint64_t test_lane_count(ddp_comm *comm, int lane)
+{
+	const ddp_lane *place = &comm->lanes.of[DDP_MEMORY_HOST][lane];
+
+	if (!atomic_load(&place->open))
+		return 0;
+	ddp_comm *twin = place->self;
+	pthread_mutex_lock(&twin->run.lock);
+	const uint64_t count = twin->run.sequence;
+	pthread_mutex_unlock(&twin->run.lock);
+	return count;
+}
+
 void test_await_state(pid_t pid, char awaited)
 {
 	char path[64], state = '?';

@@ -8,6 +8,7 @@
 #define TESTS_COMM_RANKS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "comm/api.h"
@@ -27,6 +28,9 @@ typedef struct test_world {
 
 /* As test_ranks_run(). */
 int test_world_run(const test_world *world);
+
+/* How many collectives have run on a lane other than 0 of the host's memory; 0 if it is not open. They have ended. */
+uint64_t test_lane_count(ddp_comm *comm, int lane);
 
 /* Waits until the main thread of a process is in a state as in proc(5): sleeps (S), is stopped (T). */
 void test_await_state(pid_t pid, char awaited);

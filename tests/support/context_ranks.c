@@ -3,7 +3,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
 #include "watch/watch.h"
 
@@ -80,4 +82,24 @@ ddp_context test_context_of(ddp_comm *comm)
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	return context;
+}
+
+void check_strategy(const ddp_model *model, const char *name)
+{
+	static const struct { const char *name; ddp_shard shard; } spread[] = {
+		{ "node", DDP_SHARD_STATE }, { "hybrid", DDP_SHARD_STATE }, { "scatter", DDP_SHARD_STATE },
+		{ "scatter, gradients too", DDP_SHARD_GRADIENTS },
+	};
+	ddp_shard shard = DDP_SHARD_NONE;
+	ddp_summary summary;
+
+	for (size_t i = 0; i < sizeof(spread) / sizeof(spread[0]); i++) {
+		if (strcmp(spread[i].name, name) == 0)
+			shard = spread[i].shard;
+	}
+	if (strcmp(model->strategy->name, name) != 0)
+		fprintf(stderr, "# strategy \"%s\" instead of \"%s\"\n", model->strategy->name, name);
+	CHECK(strcmp(model->strategy->name, name) == 0);
+	ddp_model_summary(model, &summary);
+	CHECK(summary.shard == shard);
 }

@@ -25,4 +25,7 @@ extern const int two_nodes[4];
 /* For a rank of comm_ranks: what a model needs. The caller closes its `watch`. */
 ddp_context test_context_of(ddp_comm *comm);
 
+/* Fails unless this is the name of the strategy by which the model is reduced, and its summary says what that spreads. */
+void check_strategy(const ddp_model *model, const char *name);
+
 #endif

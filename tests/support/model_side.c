@@ -59,6 +59,7 @@ void side_make(model_side *s, const ddp_param *params, int count, const ddp_mode
 	options.memory = s->stream != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
 	options.stream = s->stream;
 	CHECK_OK(ddp_model_create(s->context, params, count, &options, &s->model));
+	CHECK((s->model->place.device != NULL) == (s->stream != NULL));
 	for (int p = 0; p < count; p++) {
 		CHECK(ddp_model_param_count(s->model, p) <= SIDE_ELEMENTS);
 		for (int64_t i = 0; i < ddp_model_param_count(s->model, p); i++)
@@ -69,8 +70,11 @@ void side_make(model_side *s, const ddp_param *params, int count, const ddp_mode
 
 void side_close(model_side *s)
 {
-	if (by_nccl && s->stream != NULL && ddp_comm_size(ddp_world(s->context)) > 1)
-		CHECK(test_nccl_load()->inits > 0);
+	ddp_comm_info info;
+
+	CHECK_OK(ddp_comm_describe(ddp_world(s->context), &info));
+	if (s->stream != NULL && ddp_comm_size(ddp_world(s->context)) > 1)
+		CHECK(strcmp(info.device_backend, by_nccl ? "nccl" : "staged") == 0);
 	ddp_model_free(s->model);
 	ddp_kernels_close(s->kernels);
 	if (s->stream != NULL)

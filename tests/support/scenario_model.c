@@ -263,10 +263,6 @@ ddp_model *scenario_model_make(ddp_context *context, const scenario *s, const dd
 	given.params_memory = s->own_params && options->shard != DDP_SHARD_AUTO ? own_memory(0, bytes[0]) : NULL;
 	given.grads_memory = s->own_grads && options->shard != DDP_SHARD_AUTO ? own_memory(1, bytes[1]) : NULL;
 	CHECK_OK(ddp_model_create(context, s->params, s->count, &given, &model));
-	const int nodes = ddp_comm_nodes(context->world);
-	CHECK((model->strategy == &ddp_hybrid_strategy) ==
-	      (options->shard == DDP_SHARD_AUTO && nodes > 1 && s->ranks > nodes &&
-	       !ddp_optimizer_is_whole(options->optimizer)));
 	for (int p = 0; p < s->count; p++) {
 		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
 			values[i] = (float)p + (float)i / 64;
