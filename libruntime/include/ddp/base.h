@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ddp/base.h: status codes, errors, the log and the version of libddp. <ddp.h> states the conventions of all headers.
+ * ddp/base.h: status codes, errors, the log and the version of libddp. <ddp.h> states the conventions of all
+ * headers.
  */
 #ifndef DDP_BASE_H
 #define DDP_BASE_H
@@ -50,11 +51,11 @@ DDP_API const char *ddp_status_name(ddp_status status);
 DDP_API const char *ddp_last_error(void);
 
 /*
- * Whether another rank tells the user about the calling thread's last error, so that this rank can
- * be silent. If all ranks have the same error, one rank has false: rank 0, or rank 1 if rank 0
- * failed. After DDP_ERR_PEER and DDP_ERR_TIMEOUT, one rank of each node has false, since other nodes
- * may be lost. A rank that only heard of another rank's failure has true. A rank with true should
- * not be the first to exit, because launchers then end the others.
+ * Returns whether another rank tells the user about the calling thread's last error, so that this rank
+ * can be silent. If all ranks have the same error, the function is false on one rank: rank 0, or rank 1
+ * if rank 0 failed. After DDP_ERR_PEER and DDP_ERR_TIMEOUT it is false on one rank of each node, since
+ * other nodes may be lost. It is true on a rank that only heard of another rank's failure. A rank on
+ * which it is true should not be the first to exit, because launchers then end the other ranks.
  */
 DDP_API bool ddp_last_error_is_told(void);
 
@@ -62,8 +63,8 @@ DDP_API bool ddp_last_error_is_told(void);
  * Gives the reason why a callback of the program fails (a read() of a dataset, a ddp_batch_fn, an
  * on_step, a hook): at most 1023 bytes, formatted as by printf(). The callback then returns the
  * status that all ranks are to get, such as DDP_ERR_IO. The library adds what failed, where, and on
- * which rank. A callback whose call of libddp failed has a reason already. A callback that succeeds
- * returns DDP_OK.
+ * which rank. If a callback fails because a call of libddp has failed, that call has set the reason. A
+ * callback that succeeds returns DDP_OK.
  */
 DDP_API void ddp_set_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -13,18 +13,18 @@ extern "C" {
 
 /* ---- data ------------------------------------------------------------------ */
 
-/* A source of samples of equal size. Threads of the loader call read(), several at the same time if the loader
-   has several readers or if loaders share a dataset. The functions below open datasets that allow this. read()
-   fills in sample_bytes at `sample`, an address of any alignment, and returns DDP_OK or another status, whose
-   reason ddp_set_error() gives; ddp_loader_next() of that batch returns it. */
+/* A source of samples of equal size. Threads of the loader call read(). Several threads call it at the same time
+   if the loader has several readers or if loaders share a dataset; datasets of the functions below allow this.
+   read() writes sample_bytes bytes to `sample`, an address of any alignment, and returns DDP_OK, or another status
+   with a reason by ddp_set_error(). ddp_loader_next() returns that status with the batch. */
 typedef struct ddp_dataset {
 	int64_t size;        /* samples */
 	size_t sample_bytes;
 	ddp_status (*read)(void *self, int64_t index, void *sample);
 	void (*close)(void *self);
 	void *self;
-	uint64_t digest;     /* of the samples' contents; 0: unknown. ddp_loader_create() refuses datasets whose
-	                        digests differ among ranks */
+	uint64_t digest;     /* a hash of the samples' contents; 0: unknown. ddp_loader_create() refuses datasets
+	                        whose digests differ among ranks */
 	uint64_t reserved[4]; /* 0 */
 } ddp_dataset;
 
@@ -37,7 +37,7 @@ typedef enum ddp_token_format {
 /*
  * Opens a token file as samples of length + 1 int32 tokens. Sample i starts at token i * length: inputs are the
  * first `length` tokens, and targets are shifted by one. [first, last), as fractions of all tokens, choose a
- * part: 0 and 0.9 to train on. If there is no file of that name, `path` may be a pattern such as
+ * part, such as 0 and 0.9 for training. If there is no file of that name, `path` may be a pattern such as
  * "shard_*.bin" or "{a,b}.bin". The files that match are one dataset, each once, in the order of their names
  * (shard_2 before shard_10). Each alternative in braces must match, and no sample spans two files.
  * DDP_ERR_FORMAT: a file is cut short (the sentence names the byte) or has fewer than length + 1 tokens.
@@ -69,8 +69,9 @@ typedef struct ddp_image_transform {
 	size_t size;                             /* sizeof(ddp_image_transform) */
 	float mean[DDP_IMAGE_CHANNELS_MAX];      /* of each channel, on a scale from 0 to 1 */
 	float deviation[DDP_IMAGE_CHANNELS_MAX]; /* of each channel, above 0; default 1 */
-	int crop_padding;  /* surround the image with so many zero bytes, and cut it out again at random */
-	bool flip;         /* mirror about every second image */
+	int crop_padding;  /* width of a border of zeros around the image, from which an image of the old size is
+	                      then cut out at random */
+	bool flip;         /* mirror each image with a probability of one half */
 	uint64_t seed;     /* of both random choices */
 } ddp_image_transform;
 #define DDP_IMAGE_TRANSFORM_FIELDS sizeof(ddp_image_transform), { 0, 0, 0, 0 }, { 1, 1, 1, 1 }, 0, false, 0
@@ -94,14 +95,14 @@ typedef enum ddp_tail {
 } ddp_tail;
 
 /*
- * PyTorch's DistributedSampler: the same indices for the same arguments (for 214748364 samples and more, those
- * of PyTorch 2.6 and later). At most 2^32 - 1 samples.
+ * Gives the same indices as PyTorch's DistributedSampler for the same arguments (from 214748364 samples on, as
+ * PyTorch 2.6 and later). At most 2^32 - 1 samples.
  *
- * A checkpoint does not include a sampler; a ddp_loader saves and restores its place itself. A program's own
- * loop stores the epoch, and how many of its samples all ranks have done together, by
- * ddp_model_set_user_state() before each ddp_checkpoint_save(). After ddp_checkpoint_load() it reads them by
- * ddp_model_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples / world_size], on
- * any number of ranks that divides `samples`.
+ * A checkpoint holds the place of a ddp_loader, but not that of a sampler. Before each ddp_checkpoint_save(), a
+ * program with a sampler stores two numbers by ddp_model_set_user_state(): the epoch, and `samples`, the number
+ * of the epoch's samples that all ranks together have used. After ddp_checkpoint_load() it reads them by
+ * ddp_model_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples / world_size]. The
+ * number of ranks may change, but must divide `samples`.
  */
 typedef struct ddp_sampler ddp_sampler;
 DDP_API ddp_status ddp_sampler_create(int64_t size, int world_size, int rank,
@@ -119,10 +120,10 @@ typedef struct ddp_loader_options {
 	bool sequential;  /* no shuffling */
 	ddp_tail tail;
 	int prefetch;     /* batches read ahead, at least one for each reader; default 2 */
-	int readers;      /* threads that read, each a batch at a time; default 1. Batches come in the same order
-	                     for any number. Each keeps this rank's indices, 8 bytes a sample */
-	int accumulate;   /* batches of a rank that make an update, so that epochs end with an update: see
-	                     below. Default DDP_AUTO: ddp_train() sets its own; a program's own loop has 1 */
+	int readers;      /* threads that read, each a batch at a time; default 1. The order of batches does not
+	                     depend on it. Each keeps this rank's indices, 8 bytes a sample */
+	int accumulate;   /* batches of a rank in one update, so epochs end with an update: see below. Default
+	                     DDP_AUTO: ddp_train() sets its own number; in other loops it is 1 */
 	ddp_comm *comm;   /* the ranks that share out the samples; NULL: the world. A model on a
 	                     communicator needs a loader on the same communicator */
 } ddp_loader_options;
@@ -132,19 +133,20 @@ typedef struct ddp_loader_options {
 /*
  * An update of batch_size * ranks * accumulate samples holds the same samples on any number of ranks. Update u
  * of an epoch begins at sample u * (samples per update) of the epoch's order, and its samples are dealt to the
- * ranks in turn. An epoch consists of whole updates. The last one holds the rest, so some of its batches are
- * short or empty; DDP_TAIL_DROP leaves it out. Training on another number of ranks still differs in the last
- * bits (sums have another order); with DDP_TAIL_PAD in the epoch's last update, in which up to ranks - 1
- * samples come twice; in what a program does by rank or by batch, such as random numbers; and with
- * DDP_LOSS_MEAN, which weighs ranks alike. A ddp_sampler does not know updates: there the program cuts the
- * rest.
+ * ranks in turn. An epoch consists of whole updates. The last update holds the remaining samples, so some of its
+ * batches are short or empty; DDP_TAIL_DROP leaves it out.
+ *
+ * On another number of ranks training still differs: in the last bits, because sums have another order; with
+ * DDP_TAIL_PAD in the epoch's last update, in which up to ranks - 1 samples come twice; if the program does
+ * something for each rank or batch, such as drawing random numbers; and with DDP_LOSS_MEAN, where each rank has
+ * the same weight. A ddp_sampler does not know updates.
  */
 
 typedef struct ddp_loader ddp_loader;
 typedef struct ddp_batch {
 	const void *data;   /* [samples, sample_bytes] without gaps, aligned to 64 bytes; valid until the next
 	                       call */
-	int64_t samples;    /* at an epoch's end perhaps less than batch_size, even 0 */
+	int64_t samples;    /* at an epoch's end it may be less than batch_size, even 0 */
 	int64_t epoch;      /* from 0 */
 	int64_t batch;      /* within the epoch, from 0 */
 	uint64_t reserved[4];
@@ -152,12 +154,12 @@ typedef struct ddp_batch {
 
 /* Makes a loader of `dataset`, which must not be closed before the loader is freed. All ranks get the same number
    of batches per epoch, and epochs follow one another without end. Collective. DDP_ERR_MISMATCH, on all ranks:
-   they give different datasets or options, for instance because a file is still being copied to a node. Ranks
-   compare sizes and ddp_dataset.digest; the digest of files covers some of their bytes. */
+   their datasets or options differ, for instance because a file is still being copied to a node. Ranks compare
+   sizes and ddp_dataset.digest. The digest of a file is made from some of its bytes. */
 DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                                      const ddp_loader_options *options,
                                      ddp_loader **loader);
-/* The next batch. An error of read() comes with its batch, and again with each further call. */
+/* Gets the next batch. An error of read() comes with its batch, and again with each further call. */
 DDP_API ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch);
 /* The number of batches that each rank gets in an epoch. */
 DDP_API int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader);

@@ -18,11 +18,11 @@ extern "C" {
  * t is the number of the step.
  *
  * DDP_ADAMW: Loshchilov and Hutter, ICLR 2019. Weight decay is separate from the gradient.
- * DDP_SGD: with `momentum` and, with `nesterov`, Nesterov's. Weight decay is added to the gradient.
+ * DDP_SGD: the options are momentum and nesterov. Weight decay is added to the gradient.
  * DDP_ADAM: Kingma and Ba, ICLR 2015. Weight decay is added to the gradient.
- * DDP_LION: Chen et al., NeurIPS 2023. Each element moves by the learning rate, in the direction of a mean of
- * gradients. Weight decay is separate. Begin with a third to a tenth of AdamW's learning rate, and with as many
- * times its decay. epsilon is not used.
+ * DDP_LION: Chen et al., NeurIPS 2023. Each element changes by the learning rate, in the direction of a mean of
+ * gradients. Weight decay is separate. Begin with AdamW's learning rate divided by 3 to 10, and with its weight
+ * decay multiplied by the same factor. epsilon is not used.
  *
  * LAMB, Adafactor and Muon work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is DDP_SHARD_NONE):
  *
@@ -32,8 +32,8 @@ extern "C" {
  * DDP_ADAFACTOR: Shazeer and Stern, ICML 2018. A tensor of two or more dimensions keeps the means of squares
  * over rows and columns of its last two dimensions only, which take almost no memory. It has no momentum.
  * The rate is min(learning_rate, 1 / sqrt(t)) times the root mean square of the tensor, or times
- * adafactor.least_scale if that is larger. Weight decay is separate, by the learning rate alone. Squares count as
- * epsilon^2 at least.
+ * adafactor.least_scale if that is larger. Weight decay is separate, and is multiplied by the learning rate alone.
+ * epsilon^2 is the least value of a square.
  *
  * DDP_MUON: Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/). The Nesterov momentum of a
  * matrix is made orthogonal by muon.iterations of Newton-Schulz. A matrix is a parameter of two dimensions without
@@ -51,31 +51,32 @@ typedef enum ddp_optimizer {
 	DDP_LION
 } ddp_optimizer;
 
-/* The optimizer's name, such as "AdamW". NULL: there is no such optimizer. So a loop from 0 on finds all. */
+/* Returns the optimizer's name, such as "AdamW". NULL: there is no such optimizer, so a loop from 0 to the first
+   NULL finds all optimizers. */
 DDP_API const char *ddp_optimizer_name(ddp_optimizer optimizer);
 
 /* Options of DDP_MUON. */
 typedef struct ddp_muon_options {
-	bool match_rms;     /* multiply the learning rate by 0.2 sqrt(max(rows, columns)) instead,
-	                       so that elements of a matrix change as those that AdamW updates
-	                       (Liu et al., "Muon is Scalable for LLM Training", 2025), and both
-	                       can have one learning rate. Default false */
+	bool match_rms;     /* multiply the learning rate by 0.2 sqrt(max(rows, columns)) instead. The
+	                       elements of a matrix then change by as much as with AdamW, so one
+	                       learning rate fits both (Liu et al., "Muon is Scalable for LLM
+	                       Training", 2025). Default false */
 	int iterations;     /* 1 to 99; default 5 */
 } ddp_muon_options;
 
 /* Options of DDP_ADAFACTOR, with PyTorch's names for them. */
 typedef struct ddp_adafactor_options {
-	double decay;       /* -beta2_decay: step t counts t to the power of minus this in the means
-	                       of squares. Above 0; default 0.8 */
+	double decay;       /* -beta2_decay: in the means of squares, step t has the weight
+	                       pow(t, -decay). Above 0; default 0.8 */
 	double least_scale; /* eps[1], above 0; default 1e-3 */
-	double clip;        /* d: root mean square that updates have at most, above 0; default 1 */
+	double clip;        /* d: the largest root mean square of an update, above 0; default 1 */
 } ddp_adafactor_options;
 
 /*
- * How the factor is chosen by which the program multiplies its loss before backward
- * (ddp_model_loss_scale()), so that gradients in fp16 do not vanish; the update divides by it (Micikevicius
- * et al., "Mixed Precision Training", ICLR 2018). It is a power of two, so results have the same bits as
- * without it as long as no gradient vanishes or overflows.
+ * How the loss scale is chosen (Micikevicius et al., "Mixed Precision Training", ICLR 2018). The program
+ * multiplies its loss before backward by the scale (ddp_model_loss_scale()), so small gradients in fp16 do
+ * not become 0, and the update divides by it. The scale is a power of two. So, as long as no gradient
+ * becomes 0 or overflows, results have the same bits as without it.
  *
  * DDP_SCALING_DYNAMIC: as PyTorch's GradScaler. A step whose loss or gradients are not finite is skipped on
  * all ranks: ddp_model_step() returns DDP_OK and sets stats->skipped, nothing is updated, no step counts, and
@@ -89,9 +90,10 @@ typedef enum ddp_scaling {
 	DDP_SCALING_FIXED
 } ddp_scaling;
 
-/* Not with DDP_COMPRESS_POWERSGD, which adds gradients of one step to those of the next, of another scale. */
+/* DDP_COMPRESS_POWERSGD excludes a loss scale, because it adds errors of one step to the gradients of the next
+   step, whose scale may differ. */
 typedef struct ddp_loss_scaling {
-	ddp_scaling kind;   /* default DDP_SCALING_NONE, with which the others keep their defaults */
+	ddp_scaling kind;   /* default DDP_SCALING_NONE; the other fields then keep their defaults */
 	double initial;     /* the first scale: a power of two from 1 to 2^64; default 65536 */
 	int64_t interval;   /* of DDP_SCALING_DYNAMIC, in steps; default 2000 */
 } ddp_loss_scaling;

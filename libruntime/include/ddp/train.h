@@ -15,7 +15,7 @@ extern "C" {
 /* ---- the loop ---------------------------------------------------------------- */
 
 typedef struct ddp_summary {
-	int64_t steps;            /* steps that this process has done; the other numbers are of these */
+	int64_t steps;            /* steps that this process has done; the other fields are about these steps */
 	double seconds;
 	double units_per_second;  /* weight of all ranks (samples or tokens) per second */
 	double first_loss, last_loss; /* NaN without a step */
@@ -25,7 +25,7 @@ typedef struct ddp_summary {
 	                             a code that is not 0, or jobs that wait for this one's success begin. The
 	                             examples take 75 (EX_TEMPFAIL), after which slurm/batch/requeue.sh restarts
 	                             them */
-	int skipped;              /* skipped steps, which no other number counts: see ddp_scaling */
+	int skipped;              /* skipped steps, which no other field counts: see ddp_scaling */
 	double overlap_ratio;     /* 1 - exposed / communication; 1 without communication, NaN without a step */
 	ddp_shard shard;          /* the way in use: never AUTO; STATE where ranks of a node share the update; NONE
 	                             without communication */
@@ -37,9 +37,9 @@ typedef struct ddp_summary {
 
 /*
  * Computes one micro-batch: forward, backward, and ddp_model_grad_ready() for each parameter. It adds to *weight
- * and *loss_sum (see ddp_model_step()). If batch->samples is 0, it only announces the gradients. Another status
- * than DDP_OK ends the loop on all ranks, with the reason of ddp_set_error(). The callbacks of
- * ddp_train_options do the same.
+ * and *loss_sum (see ddp_model_step()). If batch->samples is 0, it only announces the gradients. If it returns
+ * another status than DDP_OK, the loop ends on all ranks, with the reason of ddp_set_error(). The same holds for
+ * the callbacks of ddp_train_options.
  */
 typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch *batch,
                                    double *weight, double *loss_sum);
@@ -47,9 +47,9 @@ typedef ddp_status (*ddp_batch_fn)(void *user, ddp_model *model, const ddp_batch
 typedef struct ddp_train_options {
 	size_t size;                /* sizeof(ddp_train_options) */
 	int64_t steps;              /* of the whole training, also when it is resumed; required */
-	int accumulate;             /* micro-batches per step. Default DDP_AUTO: the loader's, otherwise 1. A loader without a
-	                               number of its own then cuts its epochs by this one */
-	const char *checkpoint_dir; /* NULL: none. It is tried before the first step */
+	int accumulate;             /* micro-batches per step. Default DDP_AUTO: the loader's number, otherwise 1. If
+	                               the loader has no number, it takes this one for its epochs */
+	const char *checkpoint_dir; /* NULL: no checkpoints. ddp_train() tries to write there before the first step */
 	int64_t checkpoint_every;   /* steps; 0: at the end only */
 	int checkpoint_keep;        /* how many checkpoints stay, 1 or more; default 3 */
 	bool resume;                /* begin with checkpoint_dir's newest checkpoint, if there is one */
@@ -59,9 +59,9 @@ typedef struct ddp_train_options {
 	                               save; NULL: none */
 	void *user;                 /* for the callbacks */
 	int stop_signal;            /* a signal that ends the loop on all ranks after the step under way, with a
-	                               checkpoint, whichever rank gets it; Slurm sends SIGTERM before it takes a
-	                               job's nodes away. It is caught during the loop, and after a stop until
-	                               the next loop, since ranks get it at different times. 0: none */
+	                               checkpoint, whichever rank gets it. Slurm sends SIGTERM before it takes a
+	                               job's nodes away. Ranks may get it at different times, so after a stop it
+	                               is caught until the next loop begins. 0: none */
 	const ddp_schedule *schedule; /* the learning rates. DDP_ERR_INVALID: schedule_fn is given too. With
 	                               either, the model's learning_rate and ddp_model_set_learning_rate() do not
 	                               count. Must live until the loop ends. NULL: none */
@@ -82,20 +82,20 @@ typedef struct ddp_train_options {
 /*
  * Runs the loop of training. Collective. summary may be NULL.
  *
- * A callback that fails on one rank ends the loop on all ranks, with its reason. A checkpoint that cannot be
- * written (DDP_ERR_IO, such as a full disk) is a warning unless it is the last. The last one, or any other error
- * of a checkpoint, ends the loop and leaves the model good: save it elsewhere, or make room and train on. The
- * same holds for errors after which a step may come again (see ddp_model_step()): after DDP_ERR_NOT_FINITE, for
- * instance, load a checkpoint and call it again with a lower learning rate.
+ * A callback that fails on one rank ends the loop on all ranks, with its reason. If a checkpoint other than the
+ * last one cannot be written (DDP_ERR_IO, such as a full disk), rank 0's log warns, and the loop goes on. Any other
+ * error of a checkpoint, or of the last one, ends the loop, and the model can still be used: save it elsewhere, or
+ * make room and train on. The same holds for errors after which the program may repeat a step (see
+ * ddp_model_step()): after DDP_ERR_NOT_FINITE, for instance, load a checkpoint and call ddp_train() again with a
+ * lower learning rate.
  *
- * Evaluation comes after every evaluate_every steps and after the last step, behind the step's checkpoint, and not
- * after a stop. The ranks share an epoch of evaluate_loader, with complete (and averaged) parameters, in
- * DDP_PHASE_EVAL.
+ * The ranks evaluate after every evaluate_every steps and after the last step, after the step's checkpoint, but not
+ * after a stop. They share an epoch of evaluate_loader, with complete (and averaged) parameters, in DDP_PHASE_EVAL.
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                              const ddp_train_options *options, ddp_summary *summary);
 
-/* The measurements since the model was made, for programs with their own loop. */
+/* Gets the measurements since the model was made, for programs with their own loop. */
 DDP_API void ddp_model_summary(const ddp_model *model, ddp_summary *summary);
 
 #ifdef __cplusplus
