@@ -266,10 +266,9 @@ typedef struct ddp_model_options {
  *
  * The ranks of the option comm train the model together. In the contracts of models, steps and state, "all
  * ranks" are then these ranks, "rank 0" is the first of them, and "the world" is this communicator. comm may be
- * a result of ddp_comm_shrink(), and is freed after the model (DDP_ERR_STATE before). A program that
- * splits a network over ranks makes one model for each part (the user guide, "Data parallelism beside
- * tensor and pipeline parallelism"). Each such model saves to its own directory, and has a loader on its
- * own communicator. The metrics contain the models of the world's rank 0.
+ * a result of ddp_comm_shrink(), and is freed after the model (DDP_ERR_STATE before). Each model saves to
+ * its own directory, and has a loader on its own communicator. The user guide ("Data parallelism beside
+ * tensor and pipeline parallelism") has an example.
  */
 DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *params,
                                     int count, const ddp_model_options *options,
@@ -283,9 +282,6 @@ DDP_API void ddp_model_free(ddp_model *model);
  * can be views of it. Both are aligned to 64 bytes and do not overlap. If one rank gives one of the two,
  * all ranks give it (DDP_ERR_MISMATCH). For a model on a device they are memory of the device. The model
  * sets them to 0 when it is made, in the order of its stream, and uses them until ddp_model_free().
- *
- * A node's other ranks cannot reach such memory. So, on the host, collectives copy it, DDP_SHARD_STATE
- * works as over several nodes, and DDP_SHARD_GRADIENTS gives none of it back.
  */
 DDP_API ddp_status ddp_model_bytes(const ddp_param *params, int count, size_t *params_bytes,
                                    size_t *grads_bytes);
