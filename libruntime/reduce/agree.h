@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * agree: ranks check, when a model is made, that all were given the same
- * parameters and options. A rank that found its own arguments wrong takes
- * part too, so that the others get an error instead of a wait.
+ * agree: when a model is made, ranks check that the program gave all of them the same
+ * parameters and options. A rank whose own arguments are wrong also takes part, so the
+ * other ranks get an error and do not wait for it.
  */
 #ifndef DDP_REDUCE_AGREE_H
 #define DDP_REDUCE_AGREE_H

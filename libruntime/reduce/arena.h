@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * arena: memory of one role for all tensors of a model, f32. Either the ranks of a node
- * share it, so that collectives on it take no copy; or it is this rank's own, and what is
- * cleared goes back to the system, page by page, until it is written again; or it lies on
- * a device; or it is the program's, who frees it.
+ * arena: the memory that holds one role (such as gradients) of all tensors of a model, in f32.
+ * There are four kinds. The ranks of a node share an arena, so collectives on it take no copy.
+ * Or it is this rank's own; clearing it then gives its pages back to the system until they are
+ * written again. Or it lies on a device. Or it is the program's, and the program frees it.
  */
 #ifndef DDP_REDUCE_ARENA_H
 #define DDP_REDUCE_ARENA_H

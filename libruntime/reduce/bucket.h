@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bucket: cuts the gradient arena into buckets, from its end (what backward
- * produces first) to its beginning, and tracks which are ready. A bucket
- * covers any range, so a tensor may be split over several; but the first
- * parameter, which is ready last, does not keep much of the others waiting.
- * Buckets are taken in the order of their index only, on each rank the same,
- * since collectives of one communicator must be issued in one order.
+ * bucket: cuts the gradient arena into buckets, from its end, which backward fills first, to its
+ * beginning, and tracks which buckets are ready. A bucket may be any range of the arena, so a
+ * tensor may be split over several buckets. The first parameter is ready last, so its bucket holds
+ * little of the other parameters. All ranks take buckets in the order of their index, because they
+ * must issue the collectives of a communicator in one order.
  */
 #ifndef DDP_REDUCE_BUCKET_H
 #define DDP_REDUCE_BUCKET_H

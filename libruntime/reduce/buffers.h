@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* buffers: tensors that forward writes, which ranks make alike at the end of a step. */
+/* buffers: tensors that forward writes. At the end of a step ranks make them equal. */
 #ifndef DDP_REDUCE_BUFFERS_H
 #define DDP_REDUCE_BUFFERS_H
 

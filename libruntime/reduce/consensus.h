@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * consensus: what ranks must agree on at the end of a step. One sum over all
- * ranks carries it, behind the buckets that are complete by then; so what it
- * says is the same on all ranks. Behind it the same sum carries what parameters the step
- * has used (reduce/uses.h).
+ * consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
+ * carries them, so all ranks get the same values. It is issued after the buckets that are complete
+ * by then. The last elements of the sum say which parameters the step has used (reduce/uses.h).
  */
 #ifndef DDP_REDUCE_CONSENSUS_H
 #define DDP_REDUCE_CONSENSUS_H

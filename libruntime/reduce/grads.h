@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grads: what a step's gradients are, and when they are final, as the program tells. */
+/* grads: the calls by which the program adds a step's gradients and says which are complete. */
 #ifndef DDP_REDUCE_GRADS_H
 #define DDP_REDUCE_GRADS_H
 

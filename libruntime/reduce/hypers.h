@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hypers: how a model is trained, in numbers, so that a checkpoint can hold them by name and tell
- * which differ when it is loaded: each option with a key (reduce/options.h), and what training
- * has come to.
+ * hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
+ * and the present learning rate and loss scale. A checkpoint holds them by name, and a load names
+ * those that differ.
  */
 #ifndef DDP_REDUCE_HYPERS_H
 #define DDP_REDUCE_HYPERS_H

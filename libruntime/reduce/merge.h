@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * merge: which grains of a model's gradients to all-reduce together, so that a step ends as
- * early as it can. A bucket leaves when its last gradient is complete and the bucket before it
- * is done, so many small ones can leave early, but each costs a latency: merged-gradient
+ * merge: decides which grains of a model's gradients are all-reduced together, so that a step ends
+ * as early as possible. A bucket starts when its last gradient is complete and the previous bucket
+ * is reduced. Small buckets can start early, but each costs a latency. This is merged-gradient
  * scheduling, MG-WFBP (Shi, Chu and Li, "MG-WFBP: Efficient data communication for distributed
- * synchronous SGD algorithms", INFOCOM 2019). Their costs are latency + bytes / bandwidth, too;
- * here the last update counts as well, and the optimum is searched for among all cuts.
+ * synchronous SGD algorithms", INFOCOM 2019). As there, a bucket costs latency + bytes / bandwidth.
+ * In addition, the update after the last bucket counts, and all cuts are searched for the best one.
  */
 #ifndef DDP_REDUCE_MERGE_H
 #define DDP_REDUCE_MERGE_H

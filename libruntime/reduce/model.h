@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model: what the checkpoint needs to see of a ddp_model. */
+/* model: the functions by which checkpoints read and write a ddp_model. */
 #ifndef DDP_REDUCE_MODEL_H
 #define DDP_REDUCE_MODEL_H
 

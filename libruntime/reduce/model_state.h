@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_state: what a ddp_model is made of; for reduce/ and train/ only. */
+/* model_state: the fields of a ddp_model; for reduce/ and train/ only. */
 #ifndef DDP_REDUCE_MODEL_STATE_H
 #define DDP_REDUCE_MODEL_STATE_H
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's
- * state, unless the strategy spreads it, and what it works in; and what backward's kernels find
- * out, which the host fetches once: the program's loss, and the largest magnitude of each
- * gradient. The host waits for these, and for the norm where gradients are clipped, before it
- * enqueues the update: all ranks first agree whether there is one, and ddp_model_step() returns loss and
- * norm. A device that has no work then waits for two wake-ups of the host a step.
+ * on_device: what a model keeps in a device's memory besides its arenas: the optimizer's state, unless
+ * the strategy spreads it; the memory in which the optimizer works; and two results of backward, the
+ * program's loss and the largest magnitude of each gradient. The host fetches both once a step. It waits
+ * for them, and for the norm if gradients are clipped, before it enqueues the update, because all ranks
+ * first agree whether there is an update, and ddp_model_step() returns loss and norm. So a device
+ * without other work waits twice in each step until the host wakes up.
  */
 #ifndef DDP_REDUCE_ON_DEVICE_H
 #define DDP_REDUCE_ON_DEVICE_H

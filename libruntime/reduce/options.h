@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * options: the table of a model's options. Their range, what ranks compare, what a checkpoint keeps
- * of them and what messages call them all come from this table.
+ * options: the table of a model's options. For each option it has the range, whether ranks compare it,
+ * whether checkpoints hold it, and its name in messages.
  */
 #ifndef DDP_REDUCE_OPTIONS_H
 #define DDP_REDUCE_OPTIONS_H

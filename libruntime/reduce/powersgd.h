@@ -9,8 +9,8 @@
  *   right = left M       [rank, columns], all-reduced;
  *   M is taken to be left^T right.
  *
- * Both factors are stored with their long side in a row. What is here says
- * what is compressed, and where all that lies; strategy_powersgd.c computes and moves it.
+ * Both factors are stored with their long side in a row. This part decides which tensors are
+ * compressed and where factors lie; strategy_powersgd.c computes and sends them.
  */
 #ifndef DDP_REDUCE_POWERSGD_H
 #define DDP_REDUCE_POWERSGD_H

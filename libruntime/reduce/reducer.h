@@ -2,14 +2,13 @@
 /*
  * reducer: sums gradient buckets over all ranks while backward still runs.
  *
- * All ranks issue the same collectives in the same order: the buckets before
- * `hold` as they become complete, then the totals (weights, losses), then the
- * rest. The first parameter's buckets are held until the totals are known: it
- * is the last that backward finishes, so this costs no time, and the update
- * of everything before runs beside their reduction.
+ * All ranks issue the same collectives in the same order: first the buckets with an index below
+ * `hold`, when they are complete, then the totals (weights, losses), then the other buckets. These
+ * last buckets hold the first parameter, which backward finishes last, so waiting for the totals
+ * costs them no time. While they are reduced, the parameters of the earlier buckets are updated.
  *
- * What a bucket does when it starts is the strategy's business; where buckets do not
- * travel, only the totals do.
+ * The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
+ * are sent.
  */
 #ifndef DDP_REDUCE_REDUCER_H
 #define DDP_REDUCE_REDUCER_H

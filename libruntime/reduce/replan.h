@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * replan: cuts a model's buckets anew, once, behind its first steps. In these each rank notes when
- * each gradient is complete, and what its buckets' all-reduces take, in two cuts, so that they
- * are of two sizes; then ranks take the slowest rank's times of the former, and of the latter
- * the quickest's, as the others have waited for a rank, not for the network. Rank 0 decides by
- * these (reduce/merge.h), for all. Where that promises too little, the first cut stays.
+ * replan: cuts a model's buckets anew, once, after its first steps. In these steps each rank measures
+ * when each gradient is complete, and how long the all-reduces of its buckets take. It does so with two
+ * cuts, so there are all-reduces of two sizes. For the gradients, the times of the slowest rank count.
+ * For the all-reduces, those of the quickest rank count, because the other ranks have also waited for a
+ * rank, and not only for the network. Rank 0 chooses the cut for all ranks (reduce/merge.h). If the gain
+ * would be too small, the first cut stays.
  *
- * Only sums travel in buckets: what is summed, in which order, and who owns what hang on the
- * gradients' units and not on their buckets, where the strategy says so.
+ * Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
+ * order, and which rank owns what depend on the units and not on the buckets.
  */
 #ifndef DDP_REDUCE_REPLAN_H
 #define DDP_REDUCE_REPLAN_H

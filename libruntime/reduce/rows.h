@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rows: sparse parts of gradients, such as that of an embedding whose weight
- * the classifier shares. Where they travel, they are kept apart until the end
- * of the step, gathered from all ranks, and added to the reduced gradient in
- * the order of ranks, then of calls: the same bits on all ranks.
+ * rows: sparse parts of gradients, such as that of an embedding whose weight the classifier shares.
+ * If rows are sent, they are kept apart until the end of the step, gathered from all ranks, and added
+ * to the reduced gradient in the order of ranks, then of calls. So all ranks get the same bits.
  */
 #ifndef DDP_REDUCE_ROWS_H
 #define DDP_REDUCE_ROWS_H

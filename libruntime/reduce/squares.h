@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * squares: the sum of the squares of a step's gradients, of which its norm is made, and the
- * updates that use up these gradients. In the host's memory both are done at once; on a device
- * they are enqueued, and the sums are fetched at the end. Pieces, and the order in which they
- * are summed, are the same, and so are the bits.
+ * squares: the sum of the squares of a step's gradients, from which the norm is computed, and the
+ * updates that use and clear these gradients. In the host's memory both are done at once. On a device
+ * they are enqueued, and the host fetches the sums at the end. Both sum the same slices in the same
+ * order, so they give the same bits.
  */
 #ifndef DDP_REDUCE_SQUARES_H
 #define DDP_REDUCE_SQUARES_H

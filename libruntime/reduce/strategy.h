@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * strategy: by which way the ranks' gradients become the same new parameters on all of
- * them: what a bucket does when it is complete, who updates what, and who keeps which
- * part of the optimizer's state. A model has one, chosen when it is made; nothing else
- * asks which. A function that is NULL has nothing to do.
+ * strategy: how the gradients of all ranks become the same new parameters on all ranks. It says what
+ * happens to a complete bucket, which rank updates which parameters, and which rank keeps which part
+ * of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
+ * ask which it is. A function that is NULL is not called.
  */
 #ifndef DDP_REDUCE_STRATEGY_H
 #define DDP_REDUCE_STRATEGY_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* strategy_all_reduce: what strategies share whose reduced gradients are all on each rank. */
+/* strategy_all_reduce: functions for strategies that leave all reduced gradients on each rank. */
 #ifndef DDP_REDUCE_STRATEGY_ALL_REDUCE_H
 #define DDP_REDUCE_STRATEGY_ALL_REDUCE_H
 

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * node: the strategies where the ranks of a node share memory. Of each unit, each of them
- * owns a slice, which it updates for all: it stores the new parameters to all ranks of its
- * node, piece by piece while they are in the cache. The optimizer's state is kept by its
- * owner only, in memory that the node's others can read: a rank that saves a checkpoint
- * does, and so its state outlives a rank that died.
+ * node: the strategies for ranks of a node that share memory. Each rank owns a slice of each unit and
+ * updates it for all: it stores the new parameters to all ranks of its node, in small blocks while they
+ * are in the cache. Only the owner of a slice keeps its optimizer state, in memory that the node's other
+ * ranks can read. A rank that saves a checkpoint reads it there, so the state outlives its owner.
  *
- * On one node each rank also sums all ranks' gradients of what it owns, in the order of
- * ranks, in the same pass after backward. Over several nodes (strategy_hybrid.c) buckets are
- * all-reduced while backward runs, so that each node has all sums, and each node updates all
- * parameters, once. Nodes may have different numbers of ranks.
+ * On one node, each rank also sums the gradients of its slices over all ranks, in the order of ranks, in
+ * the same pass after backward. Over several nodes (strategy_hybrid.c) buckets are all-reduced while
+ * backward runs, so each node has all sums, and each node updates all parameters once. Nodes may have
+ * different numbers of ranks.
  *
- * Between their passes, ranks must meet (by a collective): all gradients are complete
- * before sum or update, and nobody uses parameters or gradients until all have updated.
+ * Ranks synchronise by a collective before a pass and after it: all gradients are complete before ranks
+ * sum or update, and no rank uses parameters or gradients until all ranks have updated.
  */
 #ifndef DDP_REDUCE_STRATEGY_NODE_H
 #define DDP_REDUCE_STRATEGY_NODE_H

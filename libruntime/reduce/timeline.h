@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * timeline: when the program's queue on a device came to what a model's steps consist of, by events of
- * the device: the host's phases tell no more than when the host enqueued that.
+ * timeline: when the program's queue on a device reached forward, backward and update of each step.
+ * Events of the device measure it, because the host's phases only say when the host enqueued them.
  */
 #ifndef DDP_REDUCE_TIMELINE_H
 #define DDP_REDUCE_TIMELINE_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uses: of which parameters a step has gradients. Each rank says so in the step's
- * consensus, in a few bits for each parameter, whose sums over all ranks stay exact. Once a
- * static graph is learned, ranks say only whether theirs has changed.
+ * uses: which parameters have gradients in a step. Each rank tells this in the step's consensus, in a
+ * few bits for each parameter, so that the sums over all ranks stay exact. When a static graph has been
+ * learned, ranks only tell whether their parameters have changed.
  */
 #ifndef DDP_REDUCE_USES_H
 #define DDP_REDUCE_USES_H

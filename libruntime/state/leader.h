@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* leader: one rank works, all learn how it went. */
+/* leader: one rank does the work, and all ranks get its status. */
 #ifndef DDP_STATE_LEADER_H
 #define DDP_STATE_LEADER_H
 

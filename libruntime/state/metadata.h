@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * metadata: what a checkpoint holds besides tensors, as a file's metadata. All keys
- * but "format" begin with "ddp.".
+ * metadata: the values that a checkpoint holds besides tensors, as a file's metadata. All keys
+ * except "format" begin with "ddp.".
  */
 #ifndef DDP_STATE_METADATA_H
 #define DDP_STATE_METADATA_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save: what the loop and loading need besides ddp.h. */
+/* save: functions of saving that the training loop and loading need besides those of ddp.h. */
 #ifndef DDP_STATE_SAVE_H
 #define DDP_STATE_SAVE_H
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * store: checkpoints as files of a directory, DIR/step-NNNNNNNN.safetensors.
- * A file is there whole or not at all: it is written under a temporary name,
- * which no other writer has, synced, renamed, and the directory synced. One process
- * at a time owns a directory: it alone removes and renames what is there. Local to
- * the calling process.
+ * A file is complete or does not exist: it is written under a temporary name, which no other writer
+ * uses, synced and renamed, and then the directory is synced. One process at a time owns a
+ * directory, and only this process removes and renames files there. Local to the calling process.
  */
 #ifndef DDP_STATE_STORE_H
 #define DDP_STATE_STORE_H

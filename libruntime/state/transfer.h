@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transfer: tensors of a file into a model with all its ranks. Rank 0 reads, the others get the
- * tensors by broadcast, a chunk after the other.
+ * transfer: loads tensors of a file into a model on all its ranks. Rank 0 reads the tensors and
+ * broadcasts them to the other ranks, one chunk after the other.
  */
 #ifndef DDP_STATE_TRANSFER_H
 #define DDP_STATE_TRANSFER_H

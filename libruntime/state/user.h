@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * user: the program's own state of each rank, which goes with checkpoints as tensors
- * of bytes, "ddp.user.RANK".
+ * user: the program's own state on each rank. Checkpoints hold it as tensors of bytes,
+ * "ddp.user.RANK".
  */
 #ifndef DDP_STATE_USER_H
 #define DDP_STATE_USER_H
