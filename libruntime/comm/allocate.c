@@ -62,8 +62,7 @@ static ddp_status map_offer(ddp_comm *comm, ddp_allocation *a, const offer *lead
 	int fd = node->self == 0 ? own_fd : ddp_segment_open(leader->pid, leader->fd);
 
 	if (fd < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the shared memory of %s",
-		                      ddp_rank_text(comm, node->ranks[0]));
+		return ddp_segment_not_opened(comm, node->ranks[0], errno);
 	ddp_status status = map(a, fd);
 	if (status == DDP_OK) {
 		a->id = leader->id;

@@ -179,8 +179,7 @@ static ddp_status map_control(building *b)
 		? b->control_fd
 		: ddp_segment_open(comm->roster->peers[comm->topology.world_ranks[leader]].pid, theirs.control_fd);
 	if (fd < 0)
-		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the shared memory of %s",
-		                      ddp_rank_text(comm, leader));
+		return ddp_segment_not_opened(comm, leader, errno);
 	ddp_status status = ddp_node_map(comm, fd);
 	if (comm->node.self != 0)
 		close(fd);

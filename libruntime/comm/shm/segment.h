@@ -26,6 +26,9 @@ static inline const char *ddp_segment_remedy(int error)
 
 /* Opens a peer's descriptor; -1 with errno. */
 int ddp_segment_open(int64_t pid, int fd);
+/* Returns the error for a segment of a rank that could not be opened, by errno. A rank that has failed
+   since it offered the segment has closed it: that is DDP_ERR_PEER. */
+ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error);
 
 /* Maps the control segment, which any of its ranks makes large enough; fd
    stays open. */
