@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
- * and the present learning rate and loss scale. A checkpoint holds them by name, and a load names
- * those that differ.
+ * and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
+ * load names those that differ.
  */
 #ifndef DDP_REDUCE_HYPERS_H
 #define DDP_REDUCE_HYPERS_H

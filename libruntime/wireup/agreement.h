@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agreement: what every rank believes about the job, compared. */
+/* agreement: compares what each rank knows of the job. */
 #ifndef DDP_WIREUP_AGREEMENT_H
 #define DDP_WIREUP_AGREEMENT_H
 

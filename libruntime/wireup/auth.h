@@ -8,11 +8,11 @@
  *   rank r -> rank 0   hello:     nonce, ends, rank, world size, host name, proof
  *   rank 0 -> rank r   verdict:   host name, proof; all zero, or all ones: not accepted
  *
- * A proof holds for one connection: rank 0 accepts a hello only from the ends that the hello names,
- * and the verdict is made over the hello's proof. So a process between them that passes the messages
- * on, without the key, is not believed.
- * This keeps other processes out; it does not encrypt, and it does not protect what
- * follows against someone who can change packets on their way.
+ * A proof holds for one connection: rank 0 accepts a hello only if the connection has the addresses and
+ * ports that the hello names, and the verdict's proof covers the hello's proof. So a process that passes
+ * the messages of two ranks on, without the key, is refused.
+ * The handshake keeps other processes out. It does not encrypt, and it does not protect later messages
+ * against an attacker who can change packets.
  */
 #ifndef DDP_WIREUP_AUTH_H
 #define DDP_WIREUP_AUTH_H

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * by_store: wire-up over a store that all ranks reach, such as c10d's or a file: it keeps bytes under keys. Rank 0
- * says under "ddp/run" by what number this run is known, and the key that all later connections prove; the
- * others answer under that number, so what an earlier run left in the store is never taken for an answer. Who
- * can read the store can join the run.
+ * by_store: wire-up over a store that all ranks reach, such as c10d's or a file. Under "ddp/run" rank 0 puts a
+ * number for this run, and the key that all later connections prove. The other ranks answer under that number, so
+ * entries of an earlier run are never taken for answers. Whoever can read the store can join the run.
  */
 #ifndef DDP_WIREUP_BY_STORE_H
 #define DDP_WIREUP_BY_STORE_H

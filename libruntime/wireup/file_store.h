@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * file_store: a file that all ranks reach, as a ddp_store. It grows by one record for each set(), under a lock.
- * While a rank uses it, it holds a lock of the rank's number: the first rank that finds no other one empties the
- * file, so that nothing of a run that was killed stays, and the last that leaves removes it. Only its owner
- * may read it, since it holds the run's key; a link in its place, or another user's file, is refused.
+ * file_store: a file that all ranks reach, as a ddp_store. Each set() adds a record, under a lock. While a rank
+ * uses the file, it holds a lock with the rank's number. If a rank finds no other rank's lock when it comes, it
+ * empties the file, so nothing of a killed run stays; the last rank that leaves removes the file. Only the file's
+ * owner may read it, since it holds the run's key. A link in its place, or another user's file, is refused.
  */
 #ifndef DDP_WIREUP_FILE_STORE_H
 #define DDP_WIREUP_FILE_STORE_H

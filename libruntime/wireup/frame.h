@@ -9,8 +9,8 @@
  *   ERROR  status (u32), then the sentence; if it is about a rank, a
  *          terminator and that rank (u32) follow                   0 -> r
  *
- * Nothing here trusts the bytes: kinds and sizes are bounded before memory is
- * taken, and memory grows with what has arrived, not with what is announced.
+ * The bytes are not trusted: kinds and sizes are checked before memory is allocated, and memory grows
+ * with the bytes that have arrived, not with the announced size.
  */
 #ifndef DDP_WIREUP_FRAME_H
 #define DDP_WIREUP_FRAME_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open: the ways to wire up, from which ddp_wireup_open() chooses. */
+/* open: the kinds of wire-up, from which ddp_wireup_open() chooses. */
 #ifndef DDP_WIREUP_OPEN_H
 #define DDP_WIREUP_OPEN_H
 

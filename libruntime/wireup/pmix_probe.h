@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pmix_probe: who has given data to PMIx, asked process by process. A server
- * answers as soon as the process has committed, fence or no fence.
+ * pmix_probe: finds out which processes have given data to PMIx, by a request for each process. A server
+ * answers when the process has committed, also before the fence.
  */
 #ifndef DDP_WIREUP_PMIX_PROBE_H
 #define DDP_WIREUP_PMIX_PROBE_H

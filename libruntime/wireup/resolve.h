@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * resolve: host names to addresses. getaddrinfo() knows no deadline, so it runs in a
- * thread of its own, which is left to itself if the deadline passes.
+ * resolve: finds the addresses of a host name. getaddrinfo() takes no deadline, so it runs in a thread of
+ * its own. If the deadline passes, the caller goes on, and the thread ends by itself.
  */
 #ifndef DDP_WIREUP_RESOLVE_H
 #define DDP_WIREUP_RESOLVE_H

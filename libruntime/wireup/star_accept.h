@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * star_accept: rank 0 lets in who has proven the step's key (acceptor.h) and takes it for the
- * rank that it says to be, until all ranks have come.
+ * star_accept: until all ranks have come, rank 0 accepts the processes that have proven the step's key
+ * (acceptor.h). Each such process is the rank whose number it sends.
  */
 #ifndef DDP_WIREUP_STAR_ACCEPT_H
 #define DDP_WIREUP_STAR_ACCEPT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * star_links: rank 0's side of the star keeps here the connections of the ranks, and spreads
- * the news of a failure. star_accept lets ranks in, star_centre exchanges the blobs.
+ * star_links: rank 0's connections to the other ranks. It also sends an error to all of them.
+ * star_accept accepts ranks, and star_centre exchanges the blobs.
  */
 #ifndef DDP_WIREUP_STAR_LINKS_H
 #define DDP_WIREUP_STAR_LINKS_H

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * star_search: a leaf's search for rank 0, which may start later than the leaf, at several ports
- * at once. In each round the leaf connects to the ports that it is not connected to. It shakes
- * hands where a challenge comes; other programs that listen there may be silent, talk, hang up,
- * or drop packets.
+ * at once. In each round the leaf connects to the ports that it is not connected to. If a challenge
+ * comes, the leaf goes on with the handshake. Other programs that listen at such a port may send
+ * nothing, send other bytes, close the connection, or drop packets.
  */
 #ifndef DDP_WIREUP_STAR_SEARCH_H
 #define DDP_WIREUP_STAR_SEARCH_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wireup: lets ranks that know nothing of each other but who they are
- * exchange one blob each. It is used at start only; the communicator then
- * has channels of its own.
+ * wireup: each rank sends one blob to all other ranks. Before that, a rank only knows its own identity.
+ * The wire-up is used at the start only; the communicator then has its own connections.
  */
 #ifndef DDP_WIREUP_WIREUP_H
 #define DDP_WIREUP_WIREUP_H

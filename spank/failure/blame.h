@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A rank that gives up because of another one is not who to look at: the
- * sentence begins with the other one, which still runs, or had ended without
- * anybody's notice. Pure; see report.h about the page.
+ * If a rank gives up because of another rank, that other rank is the cause, and the sentence begins with
+ * it. It still runs, or it had ended without a report. Pure; report.h says how the page is read.
  */
 #ifndef SPANK_BLAME_H
 #define SPANK_BLAME_H

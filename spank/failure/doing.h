@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a rank is doing, from its progress page, which it could write to as it
- * liked: every field is checked once, here. Pure; slurmstepd reads as root.
+ * What a rank is doing, from its progress page. The rank may have written anything to the page, so every
+ * field is checked once, here. Pure; slurmstepd calls it as root.
  */
 #ifndef SPANK_DOING_H
 #define SPANK_DOING_H

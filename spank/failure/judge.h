@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What follows from the end of a task: whether it is a failure, what is said of
- * it, and whether the step ends for it. Pure: no Slurm, no clock, no I/O. A node
- * judges by what it sees, and srun again by what all nodes have told.
+ * What follows from the end of a task: whether it is a failure, which sentence reports it, and whether the
+ * step ends because of it. A node judges from what it sees. srun then judges from the reports of all nodes.
+ * Pure: no Slurm, no clock, no I/O.
  */
 #ifndef SPANK_JUDGE_H
 #define SPANK_JUDGE_H

@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What goes wrong in a step is said once, and ends it once, whatever number of
- * nodes see it: they hand what they know to the user's srun (step.h).
+ * The messages by which nodes tell srun what has failed. All nodes send what they know to the user's srun, so a
+ * failure is reported once and ends the step once, however many nodes see it (step.h).
  *
- * srun listens on a port of its own while the step runs; port and secret travel
- * with the environment, as the step's key does. A node sends one message of
- * fixed size, and gets a tag back; both are authenticated with the secret, and
- * nothing is looked at before. A node that srun does not answer speaks and acts itself.
- * This is what both sides write and read; a node tells (node/relay_node.h), and srun hears
- * (srun/relay_srun.h). libc only.
+ * While the step runs, srun listens on a port of its own. The nodes get port and secret in the environment, as
+ * they get the step's key. A node sends one message of fixed size, and srun answers with a tag. Both are
+ * authenticated with the secret, and neither side uses a message before it has checked that. If srun does not
+ * answer, the node itself reports the failure and ends the step. This file has the form of the messages; a node
+ * sends them (node/relay_node.h), and srun takes them (srun/relay_srun.h). libc only.
  *
- * The secret is of this srun alone, so that no other step's messages count. A message counts once
- * (heard.h), by its nonce: the node's mark, and a number that grows from message to message. The answer is
- * the tag of the nonce, so that it is of no use for another message.
+ * Each srun has its own secret, so messages of other steps do not count. Each message counts once (heard.h). Its
+ * nonce shows which message it is: the node's mark, and a number that grows from message to message. The answer
+ * is the tag of the nonce, so it cannot answer another message.
  */
 #ifndef SPANK_RELAY_H
 #define SPANK_RELAY_H

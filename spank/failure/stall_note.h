@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a node tells srun of its ranks, for stall=: that they make no progress, which
- * of them is furthest behind, and which wait. On the wire and off it; pure.
+ * What a node tells srun for stall=: whether its ranks make progress, which rank is furthest behind, and
+ * which ranks wait. Also writes a note as bytes, and reads it. Pure.
  */
 #ifndef SPANK_STALL_NOTE_H
 #define SPANK_STALL_NOTE_H

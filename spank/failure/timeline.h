@@ -1,55 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long what may take when a task ends, in milliseconds: all of it is here. How
- * often a loop looks stands beside the loop.
+ * All delays after the end of a task, in milliseconds. How often a loop looks is defined beside
+ * the loop.
  *
- *      0  The task has ended. A thread of slurmstepd learns so from the kernel (ends.h).
- *         SETTLE_MS: what belongs to the same event becomes visible, too: the
- *         ends of the node's other tasks, and the signal that Slurm is just
- *         handing to one process after the other.
- *    100  The node tells srun. An srun that is there answers within a
- *         millisecond; CONNECT_MS and REPLY_MS are for one that is not, or that
- *         is kept from running.
- *         HOLD_MS: srun waits for news of an earlier failure, or that the step is
- *         stopping. The nodes see the consequences of a failure within it.
- *    350  srun says the sentence, and asks slurmctld once to end the step.
- *   1600  TIMEOUT_HOLD_MS after it was told, srun says that a rank did not come in
- *         time, if only ranks of other nodes have told so. All that waited for it
- *         give up at about the same time, but a program may take long to end then;
- *         and only its own node knows what the missing rank is doing.
- *   5350  AGAIN_MS after srun asked for the step's end, it asks again if it still
- *         waits for the step, then after twice that, and so on: Slurm loses a
- *         request that comes while it launches a component.
- *  grace  grace=, or without it KillWait, after it was told that a task has ended as
- *         if it had been asked to stop, srun ends what is left of the step. Without
- *         grace= it asks slurmctld before: a job that is being preempted has its
- *         GraceTime, and with SIGNAL_SECONDS left or less, --signal may have granted
- *         them. Such a job is left to Slurm, which ends it soon.
- *   loss  LOSS_MS after the witness and its keeper were killed, a task that nobody has killed
- *         shows that it was not Slurm, which kills all of them. So long the keeper waits, too,
- *         before it makes another witness. Of a task that was killed with them the node says
- *         so after SPARED_MS: by then every task has Slurm's signal, and within HOLD_MS srun is to
- *         hear of that task before it speaks of those that have lost it.
- *  doubt  KillWait and DOUBT_MS after it was told, srun takes tasks that were killed
- *         together with the node's witness for victims of somebody other than Slurm.
- *         If it was Slurm, slurmctld has told srun so, and srun itself waits KillWait
- *         and two seconds for the last node, however slow that is, and is gone by then.
+ *      0  The task has ended. A thread of slurmstepd learns this from the kernel (ends.h).
+ *         It waits SETTLE_MS. Meanwhile the other parts of the same event become visible: the
+ *         ends of the node's other tasks, and the signal that Slurm may be sending to one
+ *         process after the other.
+ *    100  The node tells srun. If srun runs, it answers within a millisecond; CONNECT_MS and
+ *         REPLY_MS are limits for the case that it is gone or cannot run.
+ *         srun then waits HOLD_MS for news of an earlier failure, or that the step is stopping.
+ *         Within that time the nodes see the consequences of a failure.
+ *    350  srun prints the sentence, and asks slurmctld once to end the step.
+ *   1600  If only ranks of other nodes have told that a rank did not come in time, srun waits
+ *         TIMEOUT_HOLD_MS before it prints this. All ranks that have waited for the missing rank
+ *         give up at about the same time, but their programs may then take long to end. And
+ *         only its own node knows what the missing rank is doing.
+ *   5350  If srun still waits for the step AGAIN_MS after it asked to end it, it asks again, then
+ *         after twice that time, and so on: Slurm loses a request that comes while it launches
+ *         a component.
+ *  grace  If a task has ended as if it had been asked to stop, srun ends the rest of the step
+ *         after grace=, or after KillWait without grace=. Without grace= it first asks slurmctld:
+ *         a job that is being preempted has its GraceTime; and if SIGNAL_SECONDS or less are
+ *         left, --signal may have granted them, so srun leaves the job to Slurm, which ends it
+ *         soon.
+ *   loss  If a task still runs LOSS_MS after the witness and its keeper were killed, it was not
+ *         Slurm that killed them, because Slurm kills all. The keeper also waits LOSS_MS before it
+ *         makes another witness. If a task was killed together with them, the node reports the
+ *         task after SPARED_MS: by then every task has got Slurm's signal, and srun still hears of
+ *         that task within HOLD_MS, before it reports the ranks that have lost it.
+ *  doubt  If tasks were killed together with the node's witness, srun waits KillWait and DOUBT_MS
+ *         before it reports that somebody other than Slurm has killed them. If it was Slurm,
+ *         slurmctld has told srun, and srun is gone by then: it waits only KillWait and two
+ *         seconds for the last node, however slow the node is.
  *
- * silent  SILENT_MS after srun saw tasks start on a node whose plugin has not reported, it
- *         takes the plugin for absent there. A plugin reports before its node's first
- *         program runs, which is within milliseconds where nothing is slow. If srun does not
- *         answer, slurmstepd reports again each REPORT_MS, and after SILENT_MS seldom. Where another
- *         plugin prepares the tasks first, as Pyxis does, which may fetch an image, srun
- *         says so after UNSURE_MS, and ends nothing.
+ * silent  If tasks have started on a node whose plugin has not reported, srun takes the plugin for
+ *         absent there after SILENT_MS. A plugin reports before its node's first program runs,
+ *         usually within milliseconds. If srun does not answer, slurmstepd repeats the report each
+ *         REPORT_MS, and less often after SILENT_MS. If another plugin prepares the tasks first,
+ *         as Pyxis, which may fetch an image, srun only warns, after UNSURE_MS.
  *
- * Where srun does not answer, CONNECT_MS or REPLY_MS have passed; then the node
- * speaks itself, DELIVERY_MS before its connection to srun may go, and asks
- * slurmctld after ALONE_MS (or grace=), later by ALONE_NODE_MS for each node
- * before it in the step, but ALONE_SPREAD_MS at most. By then the first node's
- * request has reached the others, who ask no more.
+ * If srun has not answered within CONNECT_MS or REPLY_MS, the node itself prints the sentence,
+ * DELIVERY_MS before its connection to srun may end. It asks slurmctld after ALONE_MS (or grace=),
+ * and for each node before it in the step ALONE_NODE_MS later, but at most ALONE_SPREAD_MS later. By
+ * then the first node's request has reached the other nodes, which then do not ask.
  *
- * Neither slurmstepd nor srun waits at its end for the controller's answer beyond
- * JOIN_MS.
+ * At their end slurmstepd and srun wait at most JOIN_MS for slurmctld's answer.
  */
 #ifndef SPANK_TIMELINE_H
 #define SPANK_TIMELINE_H

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/core/allocation: memory of ddp_mem_alloc(), which a node's ranks share, and of ddp_mem_alloc_local(),
-   which is one rank's, and which the others of its node map when they first need it. */
+/* comm/core/allocation: shared memory of ddp_mem_alloc(), which all ranks of a node allocate together, and local
+   memory of ddp_mem_alloc_local(), which one rank allocates and the node's other ranks map when they first need
+   it. */
 #ifndef DDP_COMM_CORE_ALLOCATION_H
 #define DDP_COMM_CORE_ALLOCATION_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/backend: what runs the operations on one kind of memory. What is common to
- * all is the front's (comm/front, comm/request): checking an operation, requests and
- * callbacks, lanes, and that all of a communicator fails together.
+ * comm/core/backend: the table of functions that run operations on one kind of memory. The front
+ * (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
+ * callbacks and lanes, and makes all operations of a communicator fail together.
  */
 #ifndef DDP_COMM_CORE_BACKEND_H
 #define DDP_COMM_CORE_BACKEND_H

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/comm: a communicator, of the parts that the other files here describe.
+ * comm/core/comm: a communicator. It consists of the parts that the other files of this folder describe.
  *
- * An operation is run by one thread at a time, the one that holds run.lock: a
- * blocking call runs it itself when nothing is queued, else a thread of the
- * process's pool takes it from the queue. The code of a collective is straight-line;
- * whenever it has to wait it calls ddp_comm_await() of comm/wait, which looks after
- * deadlines, dead peers, aborts, messages between single ranks and the network, and
- * puts the thread to sleep.
+ * One thread at a time runs an operation: the thread that holds run.lock. If nothing is queued, a
+ * blocking call runs its operation itself; otherwise a thread of the process's pool takes it from the
+ * queue. A collective is written as straight-line code. When it has to wait, it calls ddp_comm_await() of
+ * comm/wait. That function checks the deadline, dead peers and aborts, moves messages and the network
+ * on, and puts the thread to sleep.
  */
 #ifndef DDP_COMM_CORE_COMM_H
 #define DDP_COMM_CORE_COMM_H

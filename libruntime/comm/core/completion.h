@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/core/completion: an operation that was issued, and its end. */
+/* comm/core/completion: an issued operation, and how its request and callback learn of its end. */
 #ifndef DDP_COMM_CORE_COMPLETION_H
 #define DDP_COMM_CORE_COMPLETION_H
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/doorbell: sleeping, and waking ranks of this node. A communicator on one
- * node sleeps on a futex in its lines of the control segment. Where there are other
- * nodes, it sleeps on its process's pipe, which its peers open through /proc as they
- * do the memory, so that it can sleep on the network as well.
+ * comm/core/doorbell: sleeping, and notifying ranks of this node. In a communicator on one node, a
+ * thread sleeps on a futex in its rank's lines of the control segment. If there are other nodes, it
+ * sleeps on its process's pipe, so that it can sleep on the network at the same time. Peers on the node
+ * open the pipe through /proc, as they open shared memory.
  *
- * A process has one pipe for all its communicators and threads: one thread that
- * sleeps polls it, and the network; others sleep on a futex, and look again
- * whenever that one has taken notifications off the pipe, whomever they were for.
+ * A process has one pipe for all its communicators and threads. One sleeping thread polls the pipe and
+ * the network; the other threads sleep on a futex. When the first thread has drained notifications from
+ * the pipe, all of them look again, whichever communicator was notified.
  */
 #ifndef DDP_COMM_CORE_DOORBELL_H
 #define DDP_COMM_CORE_DOORBELL_H

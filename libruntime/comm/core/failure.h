@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/failure: what has ended a communicator. The first rank of a node that
- * finds a failure publishes it in its lines of the control segment, and all others
- * of the node take it over from there; comm/net tells the other nodes.
+ * comm/core/failure: the failure that has ended a communicator. The first rank of a node that finds a
+ * failure publishes it in its lines of the control segment, where the node's other ranks read it.
+ * comm/net tells the other nodes.
  */
 #ifndef DDP_COMM_CORE_FAILURE_H
 #define DDP_COMM_CORE_FAILURE_H

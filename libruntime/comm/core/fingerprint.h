@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/core/fingerprint: what an operation is; it has to be the same on all ranks. */
+/* comm/core/fingerprint: what must be equal in an operation on all ranks, such as its kind, type and size. */
 #ifndef DDP_COMM_CORE_FINGERPRINT_H
 #define DDP_COMM_CORE_FINGERPRINT_H
 

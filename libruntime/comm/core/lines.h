@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/lines: what the ranks of a node say in their control segment. Each has
- * lines of its own there; nobody else writes to them, except where it is said.
+ * comm/core/lines: the control segment of a node, in which each rank has cache lines of its own. Other
+ * ranks read them, and do not write to them unless a field's comment says so.
  */
 #ifndef DDP_COMM_CORE_LINES_H
 #define DDP_COMM_CORE_LINES_H

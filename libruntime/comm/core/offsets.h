@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/offsets: where the ranks' blocks begin in the buffers of the running
- * operation, in elements. Those of a v-form are prefix sums of its counts, made once
- * an operation: who looks at all blocks would else add up counts for each of them.
+ * comm/core/offsets: where the ranks' blocks begin in the buffers of the running operation, in elements.
+ * For an operation with counts, the offsets are prefix sums of the counts. They are computed once for each
+ * operation, because code that visits all blocks would otherwise sum counts again for each block.
  */
 #ifndef DDP_COMM_CORE_OFFSETS_H
 #define DDP_COMM_CORE_OFFSETS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/pool: threads of the process that run what communicators have queued. One
- * is started when there is a task and no free thread; it stays for the next task,
- * of whatever communicator.
+ * comm/core/pool: threads of the process that run the operations that communicators have queued. If there
+ * is a task and no free thread, the pool starts a thread. The thread stays for later tasks of any
+ * communicator.
  */
 #ifndef DDP_COMM_CORE_POOL_H
 #define DDP_COMM_CORE_POOL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What this node knows of its ranks that others blame: they run on, or have ended
- * without anybody's notice.
+ * What this node knows of those of its ranks for which other ranks have waited: they still run, or they have
+ * ended without a report.
  */
 #ifndef SPANK_BLAME_NODE_H
 #define SPANK_BLAME_NODE_H

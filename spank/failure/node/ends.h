@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's
- * callback comes after TaskEpilog and after the same callback of other plugins, of which
- * one that removes a container takes a minute. Each end is taken once, by whoever comes
- * first. libc only.
+ * A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's callback comes
+ * later: after TaskEpilog, and after the same callback of other plugins, which may take a minute to remove a
+ * container. Each end is handled once, by the thread or by the callback, whichever is first. libc only.
  */
 #ifndef SPANK_ENDS_H
 #define SPANK_ENDS_H

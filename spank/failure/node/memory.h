@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the kernel has killed a process of a task's cgroup because its memory
- * was used up. Read as root, from the kernel's files only; where there is no such
- * cgroup, or it is mounted elsewhere, nothing is known. libc only.
+ * Whether the kernel has killed a process of a task's cgroup because its memory was used up. It is read as
+ * root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
+ * known. libc only.
  */
 #ifndef SPANK_MEMORY_H
 #define SPANK_MEMORY_H

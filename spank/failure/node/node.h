@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A node's side when a task ends: what it tells srun, and what it does itself if
- * srun does not answer. In slurmstepd, as root; libc only.
+ * srun does not answer. It runs in slurmstepd, as root. libc only.
  */
 #ifndef SPANK_NODE_H
 #define SPANK_NODE_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sentence about a task that failed. Pure, and careful: it runs as root on
- * a page that the task could write to as it liked.
+ * The sentence about a task that failed. It runs as root and reads a page to which the task may have written
+ * anything, so it checks each value. Pure.
  */
 #ifndef SPANK_REPORT_H
 #define SPANK_REPORT_H

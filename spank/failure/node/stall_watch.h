@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A node's side of stall=: looks at the pages of its ranks every so often, and tells
- * srun when they stall and when one goes on. In the node's witness, as the user, and
- * for a last time in slurmstepd; libc only.
+ * A node's side of stall=: looks at the pages of its ranks at intervals, and tells srun when all of them stall
+ * and when one goes on. It runs in the node's witness, as the user, and for the last time in slurmstepd. libc
+ * only.
  */
 #ifndef SPANK_STALL_WATCH_H
 #define SPANK_STALL_WATCH_H

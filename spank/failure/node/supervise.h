@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's side of a step, in slurmstepd: pages that outlive the tasks, and
- * what can be told from them when a task ends. libc only; tests fork tasks.
+ * The node's side of a step, in slurmstepd: it makes the progress pages, which outlive the tasks, and reads them
+ * when a task ends. libc only; tests fork tasks.
  */
 #ifndef SPANK_SUPERVISE_H
 #define SPANK_SUPERVISE_H

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A node's witness: a process of the step that does nothing but note the signals
- * that Slurm sends to the step. slurmstepd itself gets none of them, and no
- * callback tells of them; yet on them depends whether a rank that exits has
- * failed or has stopped as it was asked to.
+ * A node's witness: a process of the step that notes the signals that Slurm sends to the step.
+ * slurmstepd itself gets none of these signals, and no callback tells of them. But they decide
+ * whether a rank that exits has failed or has stopped because it was asked to.
  *
- * The first task of the node to get there makes it, before it becomes the user's
- * program: as the user, in the step's cgroup, and as a child of slurmstepd, so that it
- * gets what Slurm sends to the tasks, whatever tracks them. It holds
- * nothing open, and no process of the user may look into it. It also outlives a
- * slurmstepd that is killed, tells srun of it, and then ends.
+ * The first task of the node makes the witness before it becomes the user's program. The witness
+ * runs as the user, in the step's cgroup, and is a child of slurmstepd. So it gets the signals that
+ * Slurm sends to the tasks, with each of Slurm's ways to track processes. It holds nothing open, and
+ * the user's processes cannot look into it. If slurmstepd is killed, the witness goes on, tells srun,
+ * and then ends.
  *
  * A second process, the keeper, notes the same signals, and makes another witness when somebody has
- * killed the first one. Where it cannot, or not yet, it tells itself of a slurmstepd that is killed. Slurm, when it kills a step, kills both. A kernel without pidfd_open() has no
- * keeper. libc only.
+ * killed the first one. If it cannot make one, or has not yet made it, the keeper itself tells srun
+ * that slurmstepd was killed. When Slurm kills a step, it kills both. On a kernel without
+ * pidfd_open() there is no keeper. libc only.
  */
 #ifndef SPANK_WITNESS_H
 #define SPANK_WITNESS_H

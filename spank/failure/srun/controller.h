@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * srun's requests to slurmctld, one at a time and from a thread of their own: while slurmctld does
- * not answer, the nodes that report are heard and answered none the less. libc only.
+ * srun's requests to slurmctld, one at a time and from a thread of their own. So srun goes on taking and
+ * answering the nodes' reports while slurmctld does not answer. libc only.
  */
 #ifndef SPANK_CONTROLLER_H
 #define SPANK_CONTROLLER_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which messages srun has heard, so that a message that somebody has recorded and sends again does
- * nothing. A message's nonce is the mark of its node and the message's number there (relay.h). A node of
- * an earlier release takes a new mark for each message. Pure except for its memory.
+ * Which messages srun has taken. If somebody records a message and sends it again, it then does nothing. A
+ * message's nonce consists of the mark of its node and the message's number there (relay.h). A node of an
+ * earlier release takes a new mark for each message. Pure, but it allocates memory.
  */
 #ifndef SPANK_HEARD_H
 #define SPANK_HEARD_H

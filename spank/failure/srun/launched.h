@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which tasks Slurm has started, in srun: no callback of a plugin tells, but srun keeps a
- * table of them for debuggers, as the MPIR interface asks (MPIR_proctable). libc only.
+ * Which tasks Slurm has started, as srun knows it. No callback of a plugin tells this, but srun keeps a table
+ * of the tasks for debuggers (MPIR_proctable of the MPIR interface). libc only.
  */
 #ifndef SPANK_LAUNCHED_H
 #define SPANK_LAUNCHED_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srun hears the nodes of its step, and does what is due. libc only. */
+/* srun takes the messages of its step's nodes, reports failures and has the step ended. libc only. */
 #ifndef SPANK_RELAY_SRUN_H
 #define SPANK_RELAY_SRUN_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srun's side of stall=: the nodes' notes, put together. Pure but for its memory. */
+/* srun's side of stall=: combines the nodes' notes. Pure, but it allocates memory. */
 #ifndef SPANK_STALL_STEP_H
 #define SPANK_STALL_STEP_H
 

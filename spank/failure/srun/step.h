@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What srun knows of its step's end, from what the nodes tell: the one sentence
- * that it says, and when it asks for the step's end: once, and again only if it
- * was in vain, as it is for a component that Slurm was just launching. Pure: the caller brings
- * the time, and does what is to be done.
+ * What srun knows of its step's end from the nodes' reports. It decides which sentence srun prints, and when
+ * srun asks slurmctld to end the step. srun asks once, and again only if that had no effect, as happens for a
+ * component that Slurm was just launching. Pure: the caller gives the time, and acts on the result.
  */
 #ifndef SPANK_STEP_H
 #define SPANK_STEP_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * srun's words to the user, from a thread of their own: a pager or a terminal that does
- * not read holds up neither the step's end nor the nodes' news. libc only.
+ * srun prints its sentences to the user from a thread of their own. So a pager or a terminal that takes no
+ * output delays neither the step's end nor the nodes' reports. libc only.
  */
 #ifndef SPANK_VOICE_H
 #define SPANK_VOICE_H
