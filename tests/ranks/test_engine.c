@@ -380,6 +380,7 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 #else
 		(void)before;
 		(void)after;
+		skip();
 #endif
 	}
 }
