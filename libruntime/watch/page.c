@@ -107,7 +107,17 @@ static bool is_abandoned(const struct ddp_progress *slot)
 
 static bool is_used(const struct ddp_progress *slot)
 {
-	return GET(slot->magic) == DDP_PROGRESS_MAGIC && !is_abandoned(slot);
+	return GET(slot->magic) == DDP_PROGRESS_MAGIC;
+}
+
+/* They are not to be shown beside this process's. */
+static void drop_abandoned(struct ddp_progress *slots)
+{
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+		uint32_t magic = DDP_PROGRESS_MAGIC;
+		if (is_abandoned(&slots[i]))
+			__atomic_compare_exchange_n(&slots[i].magic, &magic, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	}
 }
 
 static bool is_open_context(const struct ddp_progress *slot)
@@ -162,6 +172,7 @@ static struct ddp_progress *map_slot(const ddp_job *job)
 
 	if (shared == MAP_FAILED)
 		return NULL;
+	drop_abandoned(shared);
 	const uint32_t aside = aside_of(job, shared);
 	struct ddp_progress *slot = take_slot(shared);
 	if (slot == NULL) {
@@ -194,6 +205,7 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
 
 	if (shared == MAP_FAILED)
 		return NULL;
+	drop_abandoned(slots);
 	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
 		if (is_used(&slots[i]) && slots[i].writer != DDP_WRITER_NCCL) {
 			ddp_page_unmap(slots);

@@ -276,6 +276,32 @@ static void dead_processes_leave_their_slots(void **state)
 		ddp_watch_close(watches[i]);
 }
 
+/* It had more contexts than the program that follows. */
+static void dead_processes_are_not_shown(void **state)
+{
+	int status = -1;
+	const pid_t pid = fork();
+
+	(void)state;
+	if (pid == 0) {
+		for (int i = 0; i < 3; i++) {
+			ddp_watch *watch = open_watch(&job);
+			ddp_page_wait(ddp_watch_page(watch), 0, 5, "recv from rank 1");
+			ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 1, NULL, "rank 1 is gone");
+		}
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	ddp_watch *watch = open_watch(&job);
+	ddp_watch_begin_step(watch, 4, 1);
+	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
+	assert_int_equal(doing_now().step, 4);
+	assert_string_equal(shown().error, "");
+	ddp_watch_close(watch);
+	assert_true(doing_now().closed);
+}
+
 /* A writer without libddp, such as a module in Python, fills in the first slot. */
 static void page_of_a_simple_writer_is_read(void **state)
 {
@@ -306,6 +332,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(given_identity_of_the_step_is_the_steps, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(more_contexts_than_slots_are_unseen, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(dead_processes_leave_their_slots, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(dead_processes_are_not_shown, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(page_of_a_simple_writer_is_read, make_page, drop_page),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
