@@ -19,6 +19,8 @@ enum { RUN_BYTES = 16, KEY_TEXT = 96, LIST_BYTES = 200, FIRST_ROOM = 4096 };
 /* So long a rank waits for an answer before it looks whether rank 0 has begun another run. */
 static const uint64_t first_slice_ns = 250000000u, longest_slice_ns = 2000000000u;
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 200000000u;
+/* For an answer that is there. */
+static const int all_looks_ms = 2000, shortest_look_ms = 10, longest_look_ms = 200;
 
 /* Under "ddp/run", by rank 0. */
 struct run {
@@ -88,6 +90,16 @@ static ddp_status await(struct store *s, const char *key, uint64_t deadline_ns, 
 	const ddp_status status = s->calls.wait(s->calls.user, key, left_ms < 1 ? 1 : left_ms < INT32_MAX ? (int)left_ms : INT32_MAX);
 	*there = status == DDP_OK;
 	return status == DDP_OK || status == DDP_ERR_TIMEOUT ? DDP_OK : about_call(s, "wait()", key, status);
+}
+
+/* Whether the key is there now. A store on another node takes some time to answer; for all ranks together this waits
+   some seconds at most. */
+static ddp_status look(struct store *s, const char *key, bool *there)
+{
+	const int share_ms = all_looks_ms / s->base.job->world_size;
+	const int look_ms = share_ms > longest_look_ms ? longest_look_ms : share_ms < shortest_look_ms ? shortest_look_ms : share_ms;
+
+	return await(s, key, ddp_now_ns() + (uint64_t)look_ms * 1000000u, there);
 }
 
 /* The value is malloc'd. */
@@ -211,7 +223,7 @@ static ddp_status name_missing(struct store *s, uint64_t start_ns)
 	for (int r = 1; r < job->world_size && s->has_run && status == DDP_OK; r++) {
 		key_of_rank(s, s->exchange, r, key);
 		if (r != job->rank)
-			status = await(s, key, 0, &there);
+			status = look(s, key, &there);
 		missing[r] = r != job->rank && !there;
 	}
 	for (int r = job->world_size - 1; r >= 0; r--)
@@ -328,7 +340,7 @@ static ddp_status list_processes(struct store *s, struct gathered *all, uint32_t
 		size_t bytes;
 		bool there;
 		key_of_rank(s, s->exchange, r, key);
-		status = await(s, key, 0, &there);
+		status = look(s, key, &there);
 		if (status != DDP_OK || !there)
 			continue;
 		status = get(s, key, sizeof(entry) + DDP_BLOB_MAX, &value, &bytes);

@@ -304,6 +304,33 @@ static ddp_status open_path(ddp_file_store *f)
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "rank %d on %s", f->job->rank, f->job->hostname);
 }
 
+/* A wrong path must not cost the user a file. A record that was not written to its end is none of theirs. */
+static ddp_status check_content(const ddp_file_store *f)
+{
+	struct record head = { 0 };
+	const ssize_t got = pread(f->fd, &head, sizeof(head), 0);
+
+	if (got < 0)
+		return fail(f, errno, "read");
+	if (got == 0 || (head.magic == record_magic && head.key_bytes <= KEY_MAX && head.value_bytes <= VALUE_MAX))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_IO, "rank %d on %s: ranks cannot meet in the file %s, which holds something else: give another "
+	                "path, or remove the file", f->job->rank, f->job->hostname, f->path);
+}
+
+static ddp_status empty(const ddp_file_store *f)
+{
+	const int error = ddp_set_file_size(f->fd, 0);
+
+	return error == 0 ? DDP_OK : fail(f, error, "write to");
+}
+
+static void close_file(ddp_file_store *f)
+{
+	close(f->fd);
+	f->fd = -1;
+}
+
 /* *again: the last rank of a run has just removed the file. */
 static ddp_status come(ddp_file_store *f, bool *again)
 {
@@ -318,24 +345,30 @@ static ddp_status come(ddp_file_store *f, bool *again)
 	if (*again)
 		return DDP_OK;
 	const bool first = !has_company(f);
-	int error = try_lock(f->fd, rank_locks + f->job->rank, F_WRLCK);
+	status = first ? check_content(f) : DDP_OK;
+	const bool ours = status == DDP_OK;
+	const int error = ours ? try_lock(f->fd, rank_locks + f->job->rank, F_WRLCK) : 0;
 	*again = error == EAGAIN;
 	if (error != 0 && !*again)
 		status = fail(f, error, "lock");
-	else if (first && !*again && (error = ddp_set_file_size(f->fd, 0)) != 0)
-		status = fail(f, error, "write to");
+	else if (ours && first && !*again)
+		status = empty(f);
 	unlock_content(f);
+	if (!ours)
+		close_file(f);
 	return status;
 }
 
+/* A child that the program has forked meanwhile has the file open, too, so that closing it unlocks nothing. */
 static void leave(ddp_file_store *f)
 {
 	if (f->fd < 0)
 		return;
 	if (lock_until(f->fd, content_lock, F_WRLCK, ddp_now_ns() + leave_ns) == 0 && !has_company(f) && is_in_place(f))
 		unlink(f->path);
-	close(f->fd);
-	f->fd = -1;
+	(void)try_lock(f->fd, rank_locks + f->job->rank, F_UNLCK);
+	unlock_content(f);
+	close_file(f);
 }
 
 static ddp_status same_rank(const ddp_file_store *f)
@@ -355,8 +388,7 @@ static ddp_status meet(ddp_file_store *f)
 		ddp_status status = come(f, &again);
 		if (status != DDP_OK || !again)
 			return status;
-		close(f->fd);
-		f->fd = -1;
+		close_file(f);
 		if (ddp_now_ns() >= f->deadline_ns || ddp_now_ns() - start_ns > same_rank_ns)
 			return same_rank(f);
 		pause_for(&pause_ns);

@@ -66,6 +66,9 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
 
 	if (!key->present && is_torchruns_only_node(job))
 		return open_same_user(job, deadline_ns, wireup);
+	if (job->master_addr[0] == '\0' && job->identity_source == DDP_SOURCE_GIVEN)
+		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: ddp_init() is given a job, but no place where its ranks meet: give a "
+		                "store, or wireup \"file:///PATH\"", job->rank, job->hostname);
 	if (job->master_addr[0] == '\0')
 		return ddp_fail(DDP_ERR_JOB, "rank %d on %s: wire-up by TCP needs MASTER_ADDR and MASTER_PORT; "
 		                "srun --ddp sets them", job->rank, job->hostname);

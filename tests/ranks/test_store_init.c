@@ -26,6 +26,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/hung.h"
 #include "watch/progress.h"
+#include "wireup/file_store.h"
 #include "tests/support/options.h"
 
 enum { KEYS = 256, KEY_BYTES = 96, VALUE_BYTES = 16384, RANKS = 3 };
@@ -36,6 +37,7 @@ struct shared_store {
 	pthread_mutex_t lock;
 	int count;
 	bool broken;
+	int far_ms; /* so long an answer takes */
 	struct { char key[KEY_BYTES]; size_t bytes; char value[VALUE_BYTES]; } of[KEYS];
 };
 
@@ -113,7 +115,7 @@ static ddp_status wait_for(void *user, const char *key, int timeout_ms)
 		pthread_mutex_lock(&view->store->lock);
 		const bool there = place_of(view->store, text) >= 0;
 		pthread_mutex_unlock(&view->store->lock);
-		if (there)
+		if (there && ddp_seconds_since(start_ns) * 1e3 >= view->store->far_ms)
 			return DDP_OK;
 		if (ddp_seconds_since(start_ns) * 1e3 >= timeout_ms)
 			return DDP_ERR_TIMEOUT;
@@ -327,6 +329,17 @@ static void ranks_that_do_not_come_are_named(void **state)
 	test_unshare(store, sizeof(*store));
 }
 
+/* A store on another node answers after a while, and has what is there all the same. */
+static void far_store_has_who_came(void **state)
+{
+	struct place place = { .view = { new_store(), "" }, .timeout_ms = short_ms() };
+
+	(void)state;
+	place.view.store->far_ms = 20;
+	assert_int_equal(run(RANKS, miss_the_last, &place), 0);
+	test_unshare(place.view.store, sizeof(*place.view.store));
+}
+
 /* What a run leaves that failed, or was killed, is not taken for the next one's. */
 static void earlier_runs_are_no_harm(void **state)
 {
@@ -373,18 +386,71 @@ static void file_of_a_killed_run_is_no_harm(void **state)
 	assert_int_equal(folder_count(test_folder, "meet"), 0);
 }
 
-static void file_that_holds_something_else_is_emptied(void **state)
+/* Whoever gives a wrong path loses nothing. */
+static void file_that_holds_something_else_stays(void **state)
 {
+	const struct place place = { .file = true, .timeout_ms = 500 };
+	static const char *const texts[] = { "notes", "ddps of another kind, and longer than the head of a record is" };
+	ddp_context *context;
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		FILE *file = fopen(file_path(), "w");
+		assert_non_null(file);
+		fputs(texts[i], file);
+		fclose(file);
+		assert_int_equal(chmod(file_path(), 0600), 0);
+		assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
+		assert_non_null(strstr(ddp_last_error(), "holds something else"));
+		char found[128] = "";
+		file = fopen(file_path(), "r");
+		assert_non_null(file);
+		assert_int_equal(fread(found, 1, sizeof(found) - 1, file), strlen(texts[i]));
+		fclose(file);
+		assert_string_equal(found, texts[i]);
+	}
+}
+
+/* What a rank that was killed may have left of its first record. */
+static void file_with_half_a_record_is_no_harm(void **state)
+{
+	static const char half[10] = "ddps\7\0";
 	struct place place = { .file = true, .timeout_ms = 30000 };
 	FILE *file = fopen(file_path(), "w");
 
 	(void)state;
 	assert_non_null(file);
-	fprintf(file, "ddps of another kind\n");
+	assert_int_equal(fwrite(half, 1, sizeof(half), file), sizeof(half));
 	fclose(file);
 	assert_int_equal(chmod(file_path(), 0600), 0);
 	assert_int_equal(run(RANKS, meet_and_part, &place), 0);
-	assert_int_equal(folder_count(test_folder, "meet"), 0);
+}
+
+/* A process that forks while ranks meet, as by system(), shares this rank's open file. */
+static void forked_child_holds_no_lock(void **state)
+{
+	const ddp_job job = { .rank = 0, .world_size = 2, .hostname = "n0" };
+	ddp_file_store *store;
+	int hold[2];
+
+	(void)state;
+	assert_int_equal(pipe(hold), 0);
+	assert_int_equal(ddp_file_store_open(file_path(), &job, ddp_now_ns() + 5000000000u, &store), DDP_OK);
+	const int other = open(file_path(), O_RDWR | O_CLOEXEC);
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	const pid_t child = fork();
+	if (child == 0) {
+		close(hold[1]);
+		_exit(read(hold[0], &(char){ 0 }, 1) != 0);
+	}
+	assert_true(other >= 0 && child > 0);
+	ddp_file_store_close(store);
+	assert_int_equal(fcntl(other, F_OFD_GETLK, &lock), 0);
+	assert_int_equal(lock.l_type, F_UNLCK);
+	close(other);
+	close(hold[0]);
+	close(hold[1]);
+	assert_int_equal(waitpid(child, NULL, 0), child);
 }
 
 /* Two runs with one file, or two processes of one rank. */
@@ -490,6 +556,9 @@ static void wrong_jobs_and_stores_are_refused(void **state)
 	options.store = NULL;
 	options.wireup = "file://meet";
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
+	options.wireup = NULL;
+	assert_int_equal(ddp_init(&options, &context), DDP_ERR_JOB);
+	assert_non_null(strstr(ddp_last_error(), "give a store, or wireup \"file:///PATH\""));
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
@@ -646,9 +715,12 @@ int main(void)
 		cmocka_unit_test_setup(world_of_one_needs_no_place, folder_empty),
 		cmocka_unit_test_setup(group_has_a_context_of_its_own, folder_empty),
 		cmocka_unit_test_setup(ranks_that_do_not_come_are_named, folder_empty),
+		cmocka_unit_test_setup(far_store_has_who_came, folder_empty),
 		cmocka_unit_test_setup(earlier_runs_are_no_harm, folder_empty),
 		cmocka_unit_test_setup(file_of_a_killed_run_is_no_harm, folder_empty),
-		cmocka_unit_test_setup(file_that_holds_something_else_is_emptied, folder_empty),
+		cmocka_unit_test_setup(file_that_holds_something_else_stays, folder_empty),
+		cmocka_unit_test_setup(file_with_half_a_record_is_no_harm, folder_empty),
+		cmocka_unit_test_setup(forked_child_holds_no_lock, folder_empty),
 		cmocka_unit_test_setup(rank_that_is_taken_is_refused, folder_empty),
 		cmocka_unit_test_setup(second_process_of_a_rank_stays_out, folder_empty),
 		cmocka_unit_test_setup(sizes_that_differ_are_told, folder_empty),
