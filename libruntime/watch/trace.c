@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -55,13 +56,40 @@ struct ddp_trace {
 	char buffer[BUFFER_BYTES];
 };
 
+/* ---- the file, which one context writes: each locks its own ---- */
+
+/* False: another one has it. Where a file system has no locks, none has. */
+static bool lock(int fd)
+{
+	return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+/* A child that the program has forked has the file open, too, so that closing it unlocks nothing. 0 or -1 with errno. */
+static int close_file(ddp_trace *trace)
+{
+	const int fd = trace->fd;
+
+	trace->fd = -1;
+	(void)flock(fd, LOCK_UN);
+	return close(fd);
+}
+
+static bool is_written(int folder, const char *name)
+{
+	const int fd = openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	const bool is = fd >= 0 && !lock(fd);
+
+	if (fd >= 0)
+		close(fd);
+	return is;
+}
+
 /* Ends the trace, but never the training. */
 static void give_up(ddp_trace *trace, const char *reason)
 {
 	ddp_log(DDP_LOG_WARN, "rank %d: trace \"%s\" ends here: %s", trace->rank, trace->path,
 	        reason);
-	close(trace->fd);
-	trace->fd = -1;
+	(void)close_file(trace);
 	trace->used = 0;
 }
 
@@ -132,7 +160,7 @@ static void set_others_aside(const ddp_trace *trace)
 
 	while (stream != NULL && (entry = readdir(stream)) != NULL)
 		if (number_of(entry->d_name, &rank) == 0 && rank >= trace->world_size &&
-		    rename_aside(trace, dirfd(stream), rank) != DDP_OK)
+		    !is_written(dirfd(stream), entry->d_name) && rename_aside(trace, dirfd(stream), rank) != DDP_OK)
 			ddp_log(DDP_LOG_WARN, "rank %d: %s", trace->rank, ddp_last_error());
 	if (stream != NULL)
 		closedir(stream);
@@ -168,8 +196,10 @@ static void set_aside(ddp_trace *trace)
 		give_up(trace, ddp_last_error());
 		return;
 	}
-	close(trace->fd);
+	(void)close_file(trace);
 	trace->fd = fd;
+	if (!lock(fd))
+		give_up(trace, "another context writes it");
 }
 
 /* Where the last whole event ends: each has a line. 0: there is none. */
@@ -315,7 +345,14 @@ static ddp_status open_trace(ddp_trace *trace, const char *dir)
 	if (status != DDP_OK)
 		return status;
 	trace->aside = free_number(trace);
-	return open_file(trace->path, O_RDWR | O_CREAT, &trace->fd);
+	status = open_file(trace->path, O_RDWR | O_CREAT, &trace->fd);
+	if (status == DDP_OK && !lock(trace->fd)) {
+		ddp_log(DDP_LOG_INFO, "rank %d: trace \"%s\" is written by another context, and this one has none: give each a "
+		        "trace_dir of its own", trace->rank, trace->path);
+		close(trace->fd);
+		trace->fd = -1;
+	}
+	return status;
 }
 
 ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace)
@@ -362,7 +399,7 @@ void ddp_trace_close(ddp_trace *trace)
 		trace->used = 3;
 		write_buffer(trace);
 	}
-	if (trace->fd >= 0 && close(trace->fd) != 0)
+	if (trace->fd >= 0 && close_file(trace) != 0)
 		ddp_log(DDP_LOG_WARN, "rank %d: closing the trace \"%s\": %s", trace->rank,
 		        trace->path, ddp_reason(errno));
 	trace_free(trace);

@@ -338,6 +338,59 @@ static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
 	assert_int_equal(rmdir(in_dir("r")), 0);
 }
 
+/* The contexts of a program may have one folder, as DDP_TRACE_DIR gives it to all. */
+static void context_has_no_trace_where_another_writes_one(void **state)
+{
+	static const char *const files[] = { "r/rank-0.json", "r/rank-1.json" };
+	const ddp_job world[] = { { .rank = 0, .world_size = 2 }, { .rank = 1, .world_size = 2, .local_rank = 1 } };
+	ddp_trace *traces[2], *group;
+
+	(void)state;
+	for (int r = 0; r < 2; r++) {
+		assert_int_equal(ddp_trace_open(in_dir("r"), &world[r], &traces[r]), DDP_OK);
+		ddp_trace_phase(traces[r], DDP_TRACE_COMPUTE, "world", 1, 1000, 4000);
+		ddp_trace_begin(traces[r], 1);
+	}
+	/* Of one rank, so rank 1 is none of its own. */
+	ddp_set_log(keep_log, NULL, DDP_LOG_INFO);
+	assert_int_equal(ddp_trace_open(in_dir("r"), &first, &group), DDP_OK);
+	assert_non_null(strstr(logged, "rank-0.json\" is written by another context"));
+	ddp_trace_phase(group, DDP_TRACE_COMPUTE, "group", 1, 1000, 4000);
+	ddp_trace_begin(group, 1);
+	ddp_trace_close(group);
+	for (int r = 0; r < 2; r++)
+		ddp_trace_close(traces[r]);
+	for (size_t i = 0; i < 2; i++) {
+		assert_int_equal(ranges_of(files[i], "world"), 1);
+		assert_int_equal(ranges_of(files[i], "group"), 0);
+	}
+	/* Then there is a place for it. */
+	trace_of_run(1, 0, 2, "later");
+	assert_int_equal(ranges_of("r/rank-0.json", "later"), 1);
+	for (size_t i = 0; i < 2; i++)
+		assert_int_equal(unlink(in_dir(files[i])), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
+}
+
+/* Another program may be in the folder, whose ranks are more. */
+static void trace_that_is_written_is_not_set_aside(void **state)
+{
+	const ddp_job other = { .rank = 1, .world_size = 2, .local_rank = 1 };
+	ddp_trace *trace;
+
+	(void)state;
+	assert_int_equal(ddp_trace_open(in_dir("r"), &other, &trace), DDP_OK);
+	trace_of_run(1, 0, 1, "one");
+	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "other", 1, 1000, 4000);
+	ddp_trace_begin(trace, 1);
+	ddp_trace_close(trace);
+	assert_int_equal(ranges_of("r/rank-1.json", "other"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json", "one"), 1);
+	assert_int_equal(unlink(in_dir("r/rank-0.json")), 0);
+	assert_int_equal(unlink(in_dir("r/rank-1.json")), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
+}
+
 /* A folder has the name that the next run gives: whichever run it is of, what is there stays. */
 static void trace_that_cannot_be_set_aside_stays(void **state)
 {
@@ -874,6 +927,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(full_disk_ends_the_trace_at_a_whole_event,
 		                                start_log, stop_log),
 		cmocka_unit_test(new_run_sets_traces_aside_and_a_resumed_one_goes_on),
+		cmocka_unit_test_setup_teardown(context_has_no_trace_where_another_writes_one, start_log, stop_log),
+		cmocka_unit_test(trace_that_is_written_is_not_set_aside),
 		cmocka_unit_test_setup_teardown(trace_that_cannot_be_set_aside_stays, start_log, stop_log),
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),

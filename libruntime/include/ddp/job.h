@@ -123,12 +123,14 @@ typedef struct ddp_options {
 	int timeout_ms;           /* limit of wire-up and of each collective, above 0. Default DDP_AUTO:
 	                             DDP_TIMEOUT of the environment (in seconds), otherwise 300000 */
 	const char *wireup;       /* how ranks meet: "pmix"; "tcp"; "file:///PATH", a file that all ranks
-	                             reach: the first rank makes it and the last one removes it; NULL: PMIx
-	                             if there is a server, otherwise TCP */
+	                             reach: the first rank makes it and the last one removes it; a file that
+	                             holds something else stays, and is DDP_ERR_IO. NULL: PMIx if there is a
+	                             server, otherwise TCP */
 	const char *metrics_path; /* rank 0 writes JSON lines; NULL: none. If a resumed run repeats a
 	                             step, the later line counts */
 	const char *trace_dir;    /* one Chrome trace per rank; NULL: DDP_TRACE_DIR of the environment,
-	                             otherwise none */
+	                             otherwise none. Of open contexts that name one folder, and have one rank, only
+	                             the first has a trace */
 	const char *device;       /* for DDP_MEMORY_DEVICE: "cuda" or "cuda:1"; without an index,
 	                             DDP_LOCAL_DEVICE of the environment, otherwise 0. NULL: none */
 	int max_ctas;             /* most thread blocks that NCCL may occupy on a GPU; 0: NCCL decides.
