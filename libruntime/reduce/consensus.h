@@ -12,17 +12,18 @@
 /* All are summed. */
 typedef struct ddp_consensus {
 	double weight, loss_sum;
-	double rate, rate_squared; /* of learning: do ranks agree? */
+	double rate, rate_squared; /* the learning rate; the two sums show whether all ranks have the same */
 	double wrong;              /* ranks that gave a wrong weight or learning rate */
 	double stop;               /* ranks that were asked to stop */
 	double joined;             /* ranks that have finished, and contribute nothing */
 	double halves;             /* ranks in ddp_model_reduce_grads() */
 	double changed;            /* ranks whose static graph has changed */
 	double not_finite;         /* ranks whose loss or gradient is not finite */
-	double bad_buffers;        /* ranks that have not joined and have a buffer that is not */
-	double largest;            /* magnitude of a gradient: no sum of all ranks' is larger */
-	double checksum[2], checksum_squared[2]; /* in halves: are they the same? Before the first
-	                              step of the parameters, then of what the rank's samples gave */
+	double bad_buffers;        /* ranks that have not joined and have a buffer that is not finite */
+	double largest;            /* magnitude of a gradient; the sum bounds each sum of gradients */
+	double checksum[2], checksum_squared[2]; /* two halves; the sums show whether all ranks have the
+	                              same. In the first step it is of the parameters, then of the loss
+	                              and gradients of the rank's samples */
 } ddp_consensus;
 
 enum { DDP_CONSENSUS_COUNT = sizeof(ddp_consensus) / sizeof(double) };
@@ -35,18 +36,16 @@ typedef struct ddp_magnitude {
 
 struct ddp_model;
 
-/* Looks at a gradient that is complete on this rank, before it is reduced: what
-   it is made of is known only here. Sums and norms come behind that, and would tell that one is not
-   finite, but not on which rank. What this costs is in tests/bench/README.md. */
+/* Looks at a gradient that is complete on this rank, before it is reduced. Sums and norms would later show
+   that a gradient is not finite, but not on which rank. tests/bench/README.md has the cost. */
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
                        int64_t count);
 
-/* The same of one whose largest magnitude is known. */
+/* Does the same for a gradient whose largest magnitude is known. */
 void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double largest);
 
-/* Fills what this rank says, except `halves`, `changed` and `bad_buffers`. A rank with a wrong argument goes
-   through the step with the others, so that all of them end it with an error. An error is
-   this rank's alone. */
+/* Fills this rank's values, except `halves`, `changed` and `bad_buffers`. A rank with a wrong argument takes part
+   in the step, so all ranks end the step with an error. A status other than DDP_OK is this rank's alone. */
 ddp_status ddp_consensus_state(const struct ddp_model *model, double weight, double loss_sum,
                                ddp_consensus *own);
 /* DDP_ERR_INVALID, DDP_ERR_MISMATCH, DDP_ERR_STATE, on all ranks alike: a rank made a mistake.
@@ -56,7 +55,8 @@ ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
 /* Whether all ranks gave the same checksum. */
 bool ddp_consensus_same(const struct ddp_model *model, const ddp_consensus *own,
                         const ddp_consensus *all);
-/* Warns, behind the first step, once ranks' samples have given the same for many steps. */
+/* Warns once if the samples of all ranks have given the same loss and gradients for many steps. Called after
+   the first step. */
 void ddp_consensus_watch_samples(struct ddp_model *model, const ddp_consensus *own,
                                  const ddp_consensus *all);
 /* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
@@ -66,7 +66,7 @@ ddp_status ddp_params_compare(struct ddp_model *model);
 double ddp_consensus_divisor(const struct ddp_model *model, const ddp_consensus *all);
 /* Ranks that have not joined. */
 int ddp_consensus_active(const struct ddp_model *model, const ddp_consensus *all);
-/* Whether what the step would do to the parameters is finite. */
+/* Whether the loss, the gradients and their mean are finite. */
 bool ddp_consensus_finite(const struct ddp_model *model, const ddp_consensus *all);
 /* DDP_ERR_STATE, which names the first rank whose static graph has changed, and the
    parameter; or another status, if ranks could not tell each other. Collective. */

@@ -14,39 +14,39 @@
 
 typedef struct ddp_backend {
 	const char *name;
-	/* It finds out by itself if ranks issued different operations, or one does not come.
-	   For others comm/follow does, beside the operation. */
+	/* The backend itself finds out whether ranks issued different operations, or a rank does not come.
+	   For other backends comm/follow finds this out while the operation runs. */
 	bool compares;
 
-	/* Makes what one lane of `comm` needs. Collective; what it makes fails with comm. */
+	/* Opens one lane of `comm`. Collective. When comm fails, the lane fails. */
 	ddp_status (*open)(ddp_comm *comm, void **self);
-	/* Begins the request's operation behind those that were issued before, and does not
-	   wait. The thread that calls ddp_issue(): what a queue holds now comes before it.
-	   request->start_ns is now; a backend that learns when it really began writes that. */
+	/* Begins the request's operation after those that were issued before, and does not wait. It runs in
+	   the thread that calls ddp_issue(), so work that a queue holds now comes before the operation.
+	   request->start_ns is set to now; a backend that later learns the real beginning writes it there. */
 	ddp_status (*issue)(void *self, ddp_request *request);
-	/* Is it complete? Then nothing touches its buffers any more, and *done is true with
-	   the operation's status. One thread asks: of collectives the first that was issued, of
-	   sends and receives all. NULL: the backend itself calls ddp_request_complete(). */
+	/* Sets *done if the operation is complete and nothing touches its buffers any more; returns the
+	   operation's status. One thread calls it: for the first issued collective, and for all sends and
+	   receives. NULL: the backend itself calls ddp_request_complete(). */
 	ddp_status (*poll)(void *self, ddp_request *request, bool *done);
-	/* Can a queue wait for its end by now? NULL: as soon as it is issued. */
+	/* Whether a queue can already wait for the operation's end. NULL: it can as soon as it is issued. */
 	bool (*is_enqueued)(void *self, ddp_request *request);
-	/* Work that `stream` gets from now on waits for a request that poll() has not called
-	   done. NULL: operations have no end that a queue could wait for. */
+	/* Makes work that `stream` gets from now on wait for a request for which poll() has not set *done. NULL:
+	   queues cannot wait for operations. */
 	ddp_status (*wait_on)(void *self, ddp_request *request, void *stream);
 
-	/* Zeroed memory that the backend handles well; collective. */
+	/* Allocates zeroed memory on which the backend's operations are fast. Collective. */
 	ddp_status (*alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*free)(void *self, void *memory);
 
-	/* The communicator has failed: poll() must soon call all requests done. Or it is to be closed,
-	   and only sends and receives are open: at the latest by the deadline; a failure after that
-	   poll() sees for itself. Once, by the thread that polls. NULL: it sees both for itself. */
+	/* Called once, by the thread that polls, in two cases. If the communicator has failed, poll() must soon set
+	   *done for all requests. If it is being closed and only sends and receives are open, poll() must do so
+	   by the deadline; it notices a later failure itself. NULL: poll() notices both cases itself. */
 	void (*abort)(void *self);
-	/* No request is open. Collective unless the communicator has failed. */
+	/* Called when no request is open. Collective unless the communicator has failed. */
 	void (*close)(void *self);
 } ddp_backend;
 
-/* What a backend that is a module's calls of comm/: ddp_comm_run(), .._issue(), .._check(), .._break() and
+/* The functions of comm/ that a module's backend calls: ddp_comm_run(), .._issue(), .._check(), .._break() and
    .._agree(), ddp_twin_open(), ddp_host_end() and ddp_host_close(). */
 typedef struct ddp_comm_services {
 	ddp_status (*run)(ddp_comm *comm, const ddp_operation *operation);

@@ -22,9 +22,9 @@
 #include "comm/core/roster.h"
 #include "comm/core/topology.h"
 
-/* The ranks of a communicator that are on this node. Any thread may read what stays as it was
-   when the communicator was opened. In the segment, who writes to lines is told in core/lines;
-   to slots and rings, in all ranks, only who holds run.lock. */
+/* The ranks of a communicator that are on this node. Any thread may read the fields that do not change after
+   the communicator was opened. core/lines says which thread writes to the lines of the segment. Slots and
+   rings are written, on all ranks, only by the thread that holds run.lock. */
 typedef struct ddp_node {
 	int size, self;             /* number of ranks, and which of them this is */
 	bool oversubscribed;        /* more ranks than cores */
@@ -45,10 +45,10 @@ typedef struct ddp_node {
 	double *scales;             /* [size] */
 } ddp_node;
 
-/* This rank knows this of the one for which it waits (comm/wait/verdict). */
+/* What this rank knows about the rank for which it waits (comm/wait/verdict). */
 typedef struct ddp_chain {
 	bool waits;          /* this rank has said that it waits */
-	int missing;         /* whom it inquires after, or DDP_NOBODY */
+	int missing;         /* the rank about which it asks, or DDP_NOBODY */
 	uint64_t since_ns, asked_ns;
 	int end;             /* the last of the chain, or DDP_NOBODY */
 	uint64_t certain_ns; /* when that counts, if it stays the same */
@@ -78,8 +78,8 @@ typedef struct ddp_running {
 	struct ddp_transfer *words; /* of comm/wait/survey; NULL before the first */
 } ddp_running;
 
-/* Operations that were issued and have not run yet, and the thread of the roster's pool that runs
-   it, if there is something to run. */
+/* Operations that were issued and have not run yet, and the thread of the roster's pool that runs them, if
+   there are any. */
 typedef struct ddp_queue {
 	pthread_mutex_t lock;
 	pthread_cond_t unserved;
@@ -120,8 +120,8 @@ typedef struct ddp_memory_cache {
 } ddp_memory_cache;
 
 /*
- * Communicators of the same ranks that do a part of one's work (comm/host): they fail
- * together. The one that they belong to is the first of the list.
+ * A communicator may have twins: communicators of the same ranks that do a part of its work (comm/host). All of
+ * them fail together. The list begins with the communicator itself.
  */
 typedef struct ddp_twins {
 	pthread_mutex_t lock;

@@ -14,45 +14,44 @@
 
 enum { DDP_NOBODY = -1, DDP_FAILURE_TEXT = 768 };
 
-/* A failure as it is told to others. */
+/* A failure in the form in which ranks send it to each other. */
 typedef struct ddp_failure {
 	int32_t status;
 	int32_t culprit; /* rank of the communicator or DDP_NOBODY */
 	char text[DDP_FAILURE_TEXT];
 } ddp_failure;
 
-/* The one that counts for this rank's communicator. */
+/* The failure that has ended this rank's communicator. */
 typedef struct ddp_failure_state {
 	atomic_int status; /* a ddp_status; set once, after the text */
 	pthread_mutex_t lock;
 	bool told;         /* this rank's lines hold its own failure */
 	atomic_bool returned; /* a call has returned it, or will return it, to the program */
-	atomic_bool owed;     /* a function that returns nothing has met it: closing returns it */
+	atomic_bool owed;     /* a function without a status has noticed it: closing returns it */
 	char text[DDP_FAILURE_TEXT];
 	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
 } ddp_failure_state;
 
 /*
- * Breaks the communicator: every operation under way or to come, here and on
- * all peers, ends with `status` and the message. `culprit` is a rank of the
- * communicator or DDP_NOBODY. The first failure wins; the one that counts is
- * returned. Any thread.
+ * Breaks the communicator: every operation under way, and every later one, ends with `status` and the
+ * message, here and on all peers. `culprit` is a rank of the communicator or DDP_NOBODY. If there is an
+ * earlier failure, it stays. Returns the status of the first failure. Any thread.
  */
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* From here on `twin` and `comm`, and its other twins, fail together; and not any more. */
+/* From now on `twin`, `comm` and its other twins fail together; unshare() ends this. */
 ddp_status ddp_failure_share(ddp_comm *comm, ddp_comm *twin);
 void ddp_failure_unshare(ddp_comm *twin);
 
 /* DDP_OK, or the failure that broke the communicator. */
 ddp_status ddp_comm_check(ddp_comm *comm);
 
-/* The program learns of the failure, if there is one, by the call that is under way. */
+/* Notes that the present call returns the failure to the program, if there is one. */
 void ddp_failure_returned(ddp_comm *comm);
-/* Nothing that returns it has met the failure: closing the communicator returns it. */
+/* Notes that a function without a status has noticed the failure, so closing the communicator returns it. */
 void ddp_failure_owed(ddp_comm *comm);
-/* The failure, if the program is still to learn of it as the communicator is closed; else DDP_OK. */
+/* The failure, if closing the communicator has to return it; otherwise DDP_OK. */
 ddp_status ddp_failure_left(ddp_comm *comm);
 
 #endif

@@ -38,7 +38,7 @@ struct step_case {
 	char text[RELAY_TEXT_MAX + 1];
 };
 
-/* A failure, its consequence in another rank, and what waits longer. */
+/* A failure, its consequence in another rank, and an end whose verdict waits longer. */
 enum { CASE_CAUSE, CASE_HEARSAY, CASE_LATER, CASE_COUNT };
 
 struct step {
@@ -74,11 +74,11 @@ struct relay_actions {
 /* Before anything else. */
 void step_start(struct step *step, const struct step_policy *policy);
 
-/* `alone`: the node that told it waits no more, and acts by itself. */
+/* `alone`: the node that sent it does not wait for the answer any more, and acts itself. */
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns);
 
-/* A node's note of a stall, packed. Of a step that ends, stops, or has a failure to be
-   said first, no stall is said. */
+/* Takes a node's note of a stall, packed. If the step ends or stops, or if a failure is still to be said, no stall
+   is said. */
 void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns);
 
 /* When step_act() has something to do; UINT64_MAX: not before more news. */
@@ -89,7 +89,7 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
 
 void step_answer(struct step *step, bool slurm_ends_it);
 
-/* srun ends: what it still holds back of a failure is said, and the rest forgotten. */
+/* Called when srun ends. If a failure is still held back, it is said now; everything else is dropped. */
 bool step_finish(struct step *step, struct step_action *action);
 
 #endif
