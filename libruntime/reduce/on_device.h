@@ -26,20 +26,20 @@ typedef struct ddp_results {
 	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
-/* Opens what a model on a device needs of this rank alone; lends the optimizer its memory.
-   DDP_ERR_NOMEM. */
+/* Allocates a device's memory for this rank's model, and gives the optimizer its part. DDP_ERR_NOMEM. */
 ddp_status ddp_on_device_open(struct ddp_model *model);
 /* No work of the queue may be under way. */
 void ddp_on_device_close(struct ddp_model *model);
 
-/* A gradient is complete when the queue has come here. It is looked at with others, */
+/* Notes that a gradient is complete when the queue gets to this point. */
 void ddp_on_device_complete(struct ddp_model *model, int slot);
-/* which is now, before what is complete travels: a device has few launches for many. */
+/* Looks at all gradients that were noted since the last call, before they are reduced. One launch looks at
+   many gradients. */
 void ddp_on_device_look(struct ddp_model *model);
-/* The program's loss begins again at 0, and no gradient is complete. On the host there is neither. */
+/* Sets the program's loss to 0, and notes that no gradient is complete. On the host it does nothing. */
 ddp_status ddp_on_device_forget(struct ddp_model *model);
-/* Waits for backward: into the model's magnitude, what is complete, and the program's loss; both
-   begin again. */
+/* Waits for backward. Adds the complete gradients to the model's magnitude, and writes the program's loss to
+   *loss; then does the same as ddp_on_device_forget(). */
 ddp_status ddp_on_device_fetch(struct ddp_model *model, double *loss);
 
 #endif

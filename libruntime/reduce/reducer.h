@@ -21,10 +21,10 @@
 
 struct ddp_model;
 
-/* Issues what sums bucket `k`. */
+/* Issues the operations that sum bucket `k`. */
 typedef ddp_status ddp_start_fn(struct ddp_model *model, int k);
 
-/* A request for whose end a device's queue waits, and the host not yet. */
+/* A request for whose end a device's queue waits, and for which the host has not waited yet. */
 typedef struct ddp_passed {
 	ddp_request *request;
 	char name[32];
@@ -37,7 +37,7 @@ typedef struct ddp_reducer {
 	const ddp_bucket_plan *plan;
 	const ddp_place *place;
 	struct ddp_model *model;  /* for `start` */
-	ddp_start_fn *start;      /* NULL: gradients take another way */
+	ddp_start_fn *start;      /* NULL: gradients are not reduced by buckets */
 	ddp_ready ready;
 	int hold;
 	bool communicates; /* false: only the announcements are checked */
@@ -45,9 +45,9 @@ typedef struct ddp_reducer {
 	ddp_request **requests;   /* [request_count], numbered by the strategy; NULL: none
 	                             under way */
 	int request_count;
-	double *took;             /* [request_count]: seconds of the last all-reduce of each that the host
-	                             has waited for; below 0: not yet */
-	ddp_passed *passed;       /* with room for a step's */
+	double *took;             /* [request_count]: seconds of the last all-reduce of each request for which
+	                             the host has waited; below 0: none yet */
+	ddp_passed *passed;       /* with room for all requests of a step */
 	int passed_count;
 	ddp_request *totals_request;
 	double totals_took;       /* seconds, in this step or the last */
@@ -57,37 +57,37 @@ typedef struct ddp_reducer {
 	size_t span_count, spans_max;
 } ddp_reducer;
 
-/* `reducer` has comm, watch, plan, place, model, start, communicates, overlaps and totals_max, of which the
-   pointers must outlive it, as the layout must; the rest is filled in. `requests`: how
-   many operations are under way at most, besides the totals. */
+/* The caller has set comm, watch, plan, place, model, start, communicates, overlaps and totals_max; the function
+   fills in the other fields. The pointers and the layout must outlive the reducer. `requests`: the largest
+   number of operations under way, besides the totals. */
 ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer *reducer);
-/* Nothing may be under way. */
+/* No request may be under way. */
 void ddp_reducer_free(ddp_reducer *reducer);
 
-/* A gradient is complete: starts what this completes. */
+/* Notes that a gradient is complete, and starts the buckets that this completes. */
 ddp_status ddp_reducer_announce(ddp_reducer *reducer, int param);
-/* Starts all that is left, and the sum of `totals` (at most totals_max). */
+/* Starts all remaining buckets, and the sum of `totals` (at most totals_max). */
 ddp_status ddp_reducer_finish(ddp_reducer *reducer, const double *totals, size_t count);
-/* Starts what other ranks may have started of this step's buckets. */
+/* Starts those of this step's buckets that other ranks may have started. */
 ddp_status ddp_reducer_catch_up(ddp_reducer *reducer);
 /* Waits for the totals, and writes their sums. */
 ddp_status ddp_reducer_wait_totals(ddp_reducer *reducer, double *totals);
 /* Runs an operation at once; `name` is for the trace. */
 ddp_status ddp_reducer_run(ddp_reducer *reducer, const char *name,
                            const ddp_operation *operation);
-/* Sums `values` over all ranks at once; none: ranks only meet. */
+/* Sums `values` over all ranks at once. Without values, ranks only wait for each other. */
 ddp_status ddp_reducer_meet(ddp_reducer *reducer, const char *name, double *values,
                             size_t count);
 /* Issues operation number `request` of the step. */
 ddp_status ddp_reducer_issue(ddp_reducer *reducer, int request, const ddp_operation *operation);
-/* Waits for it, if it is under way; `name` and `bytes` are for the trace. Where the place is a
-   device, its queue waits, and the host goes on. */
+/* Waits for this operation, if it is under way; `name` and `bytes` are for the trace. If the place is a device,
+   its queue waits, and the host goes on. */
 ddp_status ddp_reducer_end(ddp_reducer *reducer, int request, const char *name, int64_t bytes);
-/* The host waits for those, too, for which a queue waits. */
+/* Makes the host wait for the operations for which only a queue has waited so far. */
 ddp_status ddp_reducer_end_passed(ddp_reducer *reducer);
-/* Ready for the next step. */
+/* Prepares the next step. */
 void ddp_reducer_reset(ddp_reducer *reducer);
-/* The plan's buckets are others now; no step is under way. */
+/* Called after the plan's buckets were cut anew, while no step is under way. */
 void ddp_reducer_cut(ddp_reducer *reducer);
 
 /* Whether requests are under way. */

@@ -11,21 +11,21 @@
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
 
-/* Makes DIR if need be, and tries whether files can be made in it. */
+/* Makes DIR if it is missing, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);
 
-/* That a model of this process owns a directory, as long as it holds this and lives. */
+/* With this lock, a model of this process owns a directory until the lock is released or the process ends. */
 typedef struct ddp_store_lock ddp_store_lock;
 
 /*
- * Makes DIR if need be, becomes its owner, and removes temporary files that a crash
- * left. DDP_ERR_STATE tells who owns it; `who` is what other processes are told of
- * this one. Where the file system knows no locks, that is a warning. `owner` tells the
- * models of this process apart: several calls of one owner may own a directory together.
+ * Makes DIR if it is missing, becomes its owner, and removes temporary files that a crash has left.
+ * DDP_ERR_STATE: another owner has it; the sentence names that owner. `who` is the name of this owner for
+ * other processes. If the file system has no locks, it only warns. `owner` tells the models of this process
+ * apart: several calls of one owner may own a directory together.
  */
 ddp_status ddp_store_lock_take(const char *dir, const char *who, const void *owner, ddp_store_lock **lock);
 void ddp_store_lock_release(ddp_store_lock *lock);
-/* Whether an owner of this process has DIR. */
+/* Whether a model of this process owns DIR. */
 bool ddp_store_lock_is_here(const char *dir);
 /* Whether DIR is still the directory that was locked: it may have been removed, or
    unmounted. */
@@ -37,18 +37,17 @@ typedef struct ddp_later {
 	int count;
 } ddp_later;
 
-/* Where they cannot be listed, there are none, and a warning. */
+/* If they cannot be listed, it warns, and the list is empty. */
 void ddp_store_list_later(const char *dir, int64_t step, ddp_later *later);
 
 /*
- * Writes step's file, making DIR if need be. If the caller owns DIR, all but the
- * newest `keep` of the steps up to `step` are removed when it is on the disk, and files of
- * `later` steps, which were there when saving began, renamed to end in ".aside": training has
- * left them, by going back or by beginning anew, so a resume shall not take them. What came
- * there since is newer, of a rank that the job's failure left alone. `later` NULL: DIR is
- * another's, and all its files stay. On failure the old ones stay, and nothing
- * is left of the new file, unless it was only the directory that could not be
- * brought to the disk.
+ * Writes the file of a step, and makes DIR if it is missing. If the caller owns DIR, two things follow when
+ * the file is on the disk. Of the files of steps up to `step`, all except the newest `keep` are removed. The
+ * files of `later` steps, which were there when saving began, get names that end in ".aside": training has
+ * gone back or begun anew, so a resume must not take them. Files that came after that stay; they are of a
+ * rank that goes on alone after the job's failure. `later` NULL: the caller does not own DIR, and all its
+ * files stay. After an error the old files stay and the new file is removed, unless only the sync of the
+ * directory has failed.
  */
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
@@ -56,11 +55,10 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_later *later);
 
 /*
- * Opens and verifies a file, or a directory's newest file that is whole and that `check` (NULL:
- * none) approves of; those that are not (DDP_ERR_FORMAT), or are no regular files, are passed
- * over, with a warning each that names it and the one that is taken. *found is false if the
- * directory is absent or holds none; if it holds only broken ones, or the disk cannot
- * read one, that is an error.
+ * Opens and verifies a file, or a directory's newest file that is complete and for which `check` (NULL: none)
+ * returns DDP_OK. It passes over files that are damaged (DDP_ERR_FORMAT) or not regular; a warning names each
+ * of them and the file that is taken. *found is false if the directory is missing or has no checkpoints. It is
+ * an error if all files are damaged, or if the disk cannot read a file.
  */
 ddp_status ddp_store_open(const char *path, ddp_status (*check)(const ddp_safetensors *file),
                           ddp_safetensors *file, bool *found);

@@ -12,8 +12,8 @@
 
 /* Where a tensor of the model comes from. */
 typedef struct ddp_origin {
-	const ddp_safetensor *tensor; /* of the file; NULL: */
-	float otherwise;              /* all its elements are this */
+	const ddp_safetensor *tensor; /* of the file; NULL: none, and */
+	float otherwise;              /* all elements get this value */
 } ddp_origin;
 
 typedef struct ddp_transfer {
@@ -29,9 +29,9 @@ typedef struct ddp_transfer {
 	uint32_t sum;           /* rank 0: of the tensor that is read */
 } ddp_transfer;
 
-/* This call can fail on this rank alone. All tensors are taken, and come from nowhere, until the
-   caller says otherwise. The caller frees the transfer also after an error. A transfer that is
-   all zeroes except for fd -1 is none. */
+/* This call can fail on this rank alone. It takes all tensors and sets no origin; the caller then changes this.
+   The caller also frees the transfer after an error. A transfer that is all zeroes except for fd -1 is
+   empty. */
 ddp_status ddp_transfer_make(ddp_model *model, ddp_transfer *transfer);
 void ddp_transfer_free(ddp_transfer *transfer);
 
@@ -46,7 +46,7 @@ ddp_status ddp_transfer_check_shape(const ddp_safetensors *file, const ddp_safet
    tensors of F64 only. */
 ddp_status ddp_transfer_check_values(const ddp_safetensors *file, const ddp_safetensor *have);
 
-/* Moves what is taken. After an error the model is partly another. Collective. */
+/* Loads the taken tensors on all ranks. After an error the model is partly loaded. Collective. */
 ddp_status ddp_transfer_run(ddp_transfer *transfer);
 
 #endif
