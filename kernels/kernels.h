@@ -110,17 +110,18 @@ void dk_graph_free(dk_graph *graph);
 
 /* What updates each element by itself, and what it keeps of it in `first` and `second`. */
 typedef enum dk_rule {
-	DK_ADAMW, /* m and v */
-	DK_ADAM,  /* m and v; weight decay is a part of the gradient */
-	DK_SGD,   /* momentum, which may be NULL where `momentum` is 0, and of which step 1 looks at nothing; none */
-	DK_LION   /* m; none. epsilon is not used */
+	DK_ADAMW, /* m and v. With `coupled` it is Adam */
+	DK_SGD,   /* momentum, which may be NULL where `momentum` is 0, and of which step 1 looks at nothing; none.
+	             Weight decay has to be `coupled` */
+	DK_LION   /* m; none. epsilon is not used; weight decay cannot be `coupled` */
 } dk_rule;
 enum { DK_RULES = DK_LION + 1 };
 
 typedef struct dk_update_args {
 	dk_rule rule;
 	double learning_rate, weight_decay;
-	double beta1, beta2, epsilon; /* Adam's and AdamW's; the first two Lion's, too */
+	bool coupled;      /* weight decay is a part of the gradient */
+	double beta1, beta2, epsilon; /* AdamW's; the first two Lion's, too */
 	double momentum;   /* SGD's */
 	bool nesterov;     /* the same */
 	int64_t step;      /* from 1, for the bias correction */

@@ -107,7 +107,7 @@ static void lion(float *param, float *grad, float *m, float *unused, int64_t n, 
 }
 
 dk_update_fn *const DK_NAME(update)[DK_RULES] = {
-	[DK_ADAMW] = adamw, [DK_ADAM] = adamw, [DK_SGD] = sgd, [DK_LION] = lion,
+	[DK_ADAMW] = adamw, [DK_SGD] = sgd, [DK_LION] = lion,
 };
 
 void DK_NAME(mix)(float *x, const float *y, float a, float b, int64_t n)

@@ -81,7 +81,6 @@ static void update(T *grad, dk_cuda_queue *q, float *param, void *grads, float *
 	grad = static_cast<T *>(grads);
 	switch (args->rule) {
 	case DK_ADAMW:
-	case DK_ADAM:
 		launch(q, "adamw", adamw_kernel<T>, blocks, THREADS, 0, param, grad, first, second, rounded, n, c);
 		break;
 	case DK_SGD:

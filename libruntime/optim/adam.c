@@ -4,10 +4,10 @@
 
 #include "kernels.h"
 
-static void update(const ddp_optim_span *s, dk_rule rule, float *m, float *v)
+static void update(const ddp_optim_span *s, bool coupled, float *m, float *v)
 {
 	const dk_update_args args = {
-		.rule = rule, .learning_rate = s->learning_rate, .weight_decay = s->weight_decay,
+		.rule = DK_ADAMW, .learning_rate = s->learning_rate, .weight_decay = s->weight_decay, .coupled = coupled,
 		.beta1 = s->options->beta1, .beta2 = s->options->beta2, .epsilon = s->options->epsilon,
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 	};
@@ -17,17 +17,17 @@ static void update(const ddp_optim_span *s, dk_rule rule, float *m, float *v)
 
 void ddp_adamw_span(const ddp_optim_span *span, float *m, float *v)
 {
-	update(span, DK_ADAMW, m, v);
+	update(span, false, m, v);
 }
 
 static void update_adamw(const ddp_optim_span *span)
 {
-	update(span, DK_ADAMW, span->state[0], span->state[1]);
+	update(span, false, span->state[0], span->state[1]);
 }
 
 static void update_adam(const ddp_optim_span *span)
 {
-	update(span, DK_ADAM, span->state[0], span->state[1]);
+	update(span, true, span->state[0], span->state[1]);
 }
 
 const ddp_optim_rule ddp_adamw_rule = {

@@ -16,7 +16,7 @@ static void update(const ddp_optim_span *s)
 {
 	const dk_update_args args = {
 		.rule = DK_SGD, .learning_rate = s->learning_rate,
-		.momentum = s->options->momentum, .weight_decay = s->weight_decay,
+		.momentum = s->options->momentum, .weight_decay = s->weight_decay, .coupled = true,
 		.step = s->step, .grad_scale = s->grad_scale, .rounded = s->rounded,
 		.nesterov = s->options->nesterov,
 	};

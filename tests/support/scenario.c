@@ -304,7 +304,7 @@ static void plain_update(const scenario *s, plain *x, int step, int p, double sc
 	step -= x->missed[p];
 
 	dk_update(x->params[p], x->sums[p], o->optimizer == DDP_SGD && o->momentum == 0 ? NULL : x->m[p], x->v[p], count,
-	          &(dk_update_args){ .rule = o->optimizer == DDP_SGD ? DK_SGD : o->optimizer == DDP_ADAM ? DK_ADAM : DK_ADAMW,
+	          &(dk_update_args){ .rule = o->optimizer == DDP_SGD ? DK_SGD : DK_ADAMW, .coupled = o->optimizer != DDP_ADAMW,
 	                             .learning_rate = rate, .weight_decay = decay, .beta1 = 0.9, .beta2 = 0.999,
 	                             .epsilon = 1e-8, .momentum = o->momentum, .nesterov = o->nesterov,
 	                             .step = step, .grad_scale = scale });

@@ -69,13 +69,13 @@ static void fill_all(int64_t n)
 		second[i] = fabsf(second[i]);
 }
 
-/* `other`: Nesterov's momentum. */
+/* `other`: Nesterov's momentum, and weight decay as a part of the gradient. */
 static void update(dk_rule rule, int64_t n, bool momentum, int64_t step, bool other)
 {
 	const size_t bytes = (size_t)n * sizeof(float);
 	static uint16_t rounded[LONGEST + 1];
 	dk_update_args a = {.rule = rule, .learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8,
-		.weight_decay = 0.1, .momentum = 0.9, .nesterov = other, .step = step, .grad_scale = 0.3};
+		.weight_decay = 0.1, .momentum = 0.9, .nesterov = other, .coupled = other, .step = step, .grad_scale = 0.3};
 
 	fill_all(n);
 	float *param_there = give_bits(param, bytes), *first_there = give_bits(first, bytes);
