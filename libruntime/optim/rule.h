@@ -28,7 +28,7 @@ typedef struct ddp_optim_rule {
 	int states;
 	const char *state_names[DDP_OPTIM_STATES_MAX];
 	/* Dimensions of state i of a tensor, and their number; -1: it has none. NULL: the
-	   tensor's own. What is not `whole` has those or none. */
+	   tensor's own. What is not `whole` has those, or none of the last ones. */
 	int (*shape)(const ddp_model_options *options, int i, const ddp_slot *slot, int64_t *shape);
 	/* Numbers of f32 that it works on, which are aligned to 8 bytes. NULL: none. */
 	int64_t (*work)(const ddp_slot *slot);

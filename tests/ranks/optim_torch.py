@@ -7,7 +7,7 @@ usage: optim_torch.py            print TAP
 DDP_LIBRARY names the library; libruntime/.libs/libddp.so by default.
 
 PyTorch's Muon makes matrices orthogonal in bf16. It is compared as it is, and with f32 in
-place of bf16. PyTorch has no LAMB.
+place of bf16. PyTorch has no LAMB and no Lion.
 """
 import ctypes
 import os
@@ -101,6 +101,17 @@ def compare(torch, library, context, name, options, make):
     return worst
 
 
+def without_case(torch, library):
+    """The optimizers that both have, and that are not in CASES."""
+    library.ddp_optimizer_name.restype = ctypes.c_char_p
+    missing, number = [], 0
+    while (name := library.ddp_optimizer_name(number)) is not None:
+        if hasattr(torch.optim, name.decode()) and not any(case[0] == name.decode() for case in CASES):
+            missing.append(name.decode())
+        number += 1
+    return missing
+
+
 def main():
     library = load()
     try:
@@ -110,7 +121,7 @@ def main():
     torch.set_num_threads(1)
     context = ctypes.c_void_p()
     check(library, library.ddp_init(None, ctypes.byref(context)))
-    print("1..%d" % len(CASES))
+    print("1..%d" % (len(CASES) + 1))
     status = 0
     for number, (name, options, make, most) in enumerate(CASES, 1):
         if not hasattr(torch.optim, name.split()[0]):
@@ -121,6 +132,11 @@ def main():
         print("%s %d - %s is PyTorch %s's" % ("ok" if worst < most else "not ok", number, name, torch.__version__))
         if not worst < most or "--figures" in sys.argv:
             print("# largest difference %.2g of the largest change" % worst)
+    missing = without_case(torch, library)
+    status |= len(missing) > 0
+    print("%s %d - each optimizer that PyTorch has, too, is compared" % ("not ok" if missing else "ok", len(CASES) + 1))
+    if missing:
+        print("# CASES lacks %s" % ", ".join(missing))
     check(library, library.ddp_finalize(context))
     return status
 

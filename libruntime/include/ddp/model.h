@@ -200,11 +200,9 @@ typedef struct ddp_model_options {
 	size_t size;            /* sizeof(ddp_model_options) */
 	ddp_optimizer optimizer;
 	double learning_rate;   /* 0 or more; default 1e-3 */
-	double beta1, beta2;    /* from 0 to below 1. Default DDP_AUTO: 0.9 and 0.999,
-	                           Lion's 0.9 and 0.99 */
-	double epsilon;         /* at least 1.2e-38, the smallest of f32. Default DDP_AUTO: 1e-8,
-	                           LAMB's 1e-6, Adafactor's 1.2e-7 */
-	double momentum;        /* SGD's and Muon's. Default DDP_AUTO: SGD's 0, Muon's 0.95 */
+	double beta1, beta2;    /* from 0 to below 1. Default DDP_AUTO: see ddp_optimizer */
+	double epsilon;         /* at least 1.2e-38, the smallest of f32. Default DDP_AUTO: the same */
+	double momentum;        /* of the optimizers that have one. Default DDP_AUTO: the same */
 	double weight_decay;    /* see ddp_optimizer */
 	double clip_norm;       /* limit of the gradient's global 2-norm; 0: none */
 	bool nesterov;          /* SGD's momentum; Muon always has it */

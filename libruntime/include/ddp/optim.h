@@ -15,31 +15,32 @@ extern "C" {
 
 /*
  * How gradients update parameters. Operations have the order of PyTorch's optimizers of the same names.
- * t is the number of the step.
+ * t is the number of the step. Each optimizer has its defaults of beta1, beta2, epsilon and momentum (DDP_AUTO).
+ * They are 0.9, 0.999, 1e-8 and 0, where nothing else is said.
  *
  * DDP_ADAMW: Loshchilov and Hutter, ICLR 2019. Weight decay is separate from the gradient.
  * DDP_SGD: the options are momentum and nesterov. Weight decay is added to the gradient.
  * DDP_ADAM: Kingma and Ba, ICLR 2015. Weight decay is added to the gradient.
  * DDP_LION: Chen et al., NeurIPS 2023. Each element changes by the learning rate, in the direction of a mean of
  * gradients. Weight decay is separate. Begin with AdamW's learning rate divided by 3 to 10, and with its weight
- * decay multiplied by the same factor. epsilon is not used.
+ * decay multiplied by the same factor. epsilon is not used. The default of beta2 is 0.99.
  *
  * LAMB, Adafactor and Muon work on whole tensors, so nothing can be sharded (DDP_SHARD_AUTO is DDP_SHARD_NONE):
  *
  * DDP_LAMB: You et al., ICLR 2020. AdamW's step, decay included, is scaled to the norm of the tensor; with
- * no_decay it is not scaled.
+ * no_decay it is not scaled. The default of epsilon is 1e-6.
  *
  * DDP_ADAFACTOR: Shazeer and Stern, ICML 2018. A tensor of two or more dimensions keeps the means of squares
  * over rows and columns of its last two dimensions only, which take almost no memory. It has no momentum.
  * The rate is min(learning_rate, 1 / sqrt(t)) times the root mean square of the tensor, or times
  * adafactor.least_scale if that is larger. Weight decay is separate, and is multiplied by the learning rate alone.
- * epsilon^2 is the least value of a square.
+ * epsilon^2 is the least value of a square. The default of epsilon is 1.2e-7.
  *
  * DDP_MUON: Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/). The Nesterov momentum of a
  * matrix is made orthogonal by muon.iterations of Newton-Schulz. A matrix is a parameter of two dimensions without
  * sparse_rows and without a group with `adamw`; AdamW updates the others. A matrix [rows, columns] has the
  * learning rate times sqrt(max(1, rows / columns)). Each of several ranks makes some matrices orthogonal and
- * sends them to the others, 4 bytes per parameter and step.
+ * sends them to the others, 4 bytes per parameter and step. The default of momentum is 0.95.
  */
 typedef enum ddp_optimizer {
 	DDP_ADAMW = 0,
