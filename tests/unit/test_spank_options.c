@@ -115,6 +115,53 @@ static const struct { const char *list, *expected; } examples[] = {
 	  "timeout_seconds=90 " },
 };
 
+/* Lists that are refused, and what the message says. */
+static const struct { const char *list, *named; } refused[] = {
+	{ "prot=29500", "unknown key 'prot'" }, { "PORT=29500", "unknown key 'PORT'" },
+	{ " port=29500", "unknown key ' port'" }, { "port =1", "unknown key 'port '" },
+	{ "=1", "unknown key ''" }, { "=", "unknown key ''" },
+	{ "x", "unknown key 'x'" }, { "por", "unknown key 'por'" }, { "ports=1", "unknown key 'ports'" },
+	{ "locked=port", "unknown key 'locked'" },
+	{ "\033[31m", "unknown key '?[31m'" },
+	{ ",", "empty" }, { "verbose,", "empty" }, { ",verbose", "empty" },
+	{ "verbose,,check", "empty" },
+	{ "verbose,verbose", "'verbose' is given twice" },
+	{ "port=2000,port=2000", "'port' is given twice" },
+	{ "port", "'port' needs a value" }, { "port=", "'port'" }, { "port=0", "'port'" },
+	{ "port=1023", "'port'" }, { "port=65536", "'port'" }, { "port=4294988296", "'port'" },
+	{ "port=99999999999999999999", "'port'" }, { "port=-1", "'port'" }, { "port=+2000", "'port'" },
+	{ "port=2000-", "'port'" }, { "port=-2000", "'port'" }, { "port=3000-2000", "'port'" },
+	{ "port=2000-3000-4000", "'port'" }, { "port=2000:3000", "'port'" }, { "port=abc", "'port'" },
+	{ "port=0x5000", "'port'" }, { "port=2000 ", "'port'" }, { "port=500-3000", "'port'" },
+	{ "addr", "'addr' needs a value" }, { "addr=", "'addr'" }, { "addr=IP", "'addr'" },
+	{ "addr=10.0.0.1", "'addr'" }, { "addr=ipx", "'addr'" },
+	{ "addr-suffix", "'addr-suffix' needs a value" }, { "addr-suffix=a b", "'addr-suffix'" },
+	{ "addr-suffix=;reboot", "'addr-suffix'" }, { "addr-suffix=$(x)", "'addr-suffix'" },
+	{ "addr-suffix=/etc", "'addr-suffix'" },
+	{ "addr-suffix=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "'addr-suffix'" },
+	{ "omp", "'omp' needs a value" }, { "omp=2", "'omp'" }, { "omp=", "'omp'" },
+	{ "omp=cpu", "'omp'" }, { "gpu", "'gpu' needs a value" }, { "gpu=no", "'gpu'" },
+	{ "gpu=warning", "'gpu'" }, { "launcher=1", "'launcher'" }, { "launcher=", "'launcher'" },
+	{ "bucket-mb", "'bucket-mb' needs a value" }, { "bucket-mb=0", "'bucket-mb'" },
+	{ "bucket-mb=0.0", "'bucket-mb'" }, { "bucket-mb=-1", "'bucket-mb'" },
+	{ "bucket-mb=1e3", "'bucket-mb'" }, { "bucket-mb=nan", "'bucket-mb'" },
+	{ "bucket-mb=1.", "'bucket-mb'" }, { "bucket-mb=.5", "'bucket-mb'" },
+	{ "bucket-mb=65537", "'bucket-mb'" }, { "bucket-mb=65536.5", "'bucket-mb'" },
+	{ "bucket-mb=1.0000000000000000", "'bucket-mb'" }, { "bucket-mb=1.2.3", "'bucket-mb'" },
+	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
+	{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
+	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
+	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
+	{ "watch=maybe", "'watch'" }, { "nccl-net=maybe", "'nccl-net'" },
+	{ "grace=5m", "'grace'" }, { "absent", "'absent' needs a value" }, { "absent=no", "'absent'" },
+	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
+	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
+	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
+	{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
+	{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
+	{ "verbose,port=99,check", "'port'" },
+};
+
 static void each_key_sets_what_it_says(void **state)
 {
 	(void)state;
@@ -140,6 +187,19 @@ static bool has_example(const struct option *option)
 	return false;
 }
 
+/* Whether a list that has this key alone is refused for its value. */
+static bool has_refused_value(const struct option *option)
+{
+	size_t length = strlen(option->name);
+
+	for (size_t i = 0; i < COUNT(refused); i++) {
+		const char *list = refused[i].list;
+		if (strncmp(list, option->name, length) == 0 && list[length] == '=' && strchr(list, ',') == NULL)
+			return true;
+	}
+	return false;
+}
+
 static void each_key_is_in_the_examples_and_in_the_help(void **state)
 {
 	const struct option *option;
@@ -153,6 +213,10 @@ static void each_key_is_in_the_examples_and_in_the_help(void **state)
 		if (!has_example(option))
 			fail_msg("examples[] of %s has none where %s= changes a setting; shown() has to tell the "
 			         "setting, too", __FILE__, option->name);
+		if (!has_refused_value(option))
+			fail_msg("refused[] of %s has no value that %s= does not take", __FILE__, option->name);
+		if ((option->variable == NULL) != (option->tell == NULL))
+			fail_msg("%s has one of .variable and .tell, and not the other", option->name);
 	}
 }
 
@@ -256,58 +320,14 @@ static void variable_of_an_option_is_set_by_it(void **state)
 
 static void wrong_words_are_refused_by_name(void **state)
 {
-	static const struct { const char *list, *named; } cases[] = {
-		{ "prot=29500", "unknown key 'prot'" }, { "PORT=29500", "unknown key 'PORT'" },
-		{ " port=29500", "unknown key ' port'" }, { "port =1", "unknown key 'port '" },
-		{ "=1", "unknown key ''" }, { "=", "unknown key ''" },
-		{ "x", "unknown key 'x'" }, { "por", "unknown key 'por'" }, { "ports=1", "unknown key 'ports'" },
-		{ "locked=port", "unknown key 'locked'" },
-		{ "\033[31m", "unknown key '?[31m'" },
-		{ ",", "empty" }, { "verbose,", "empty" }, { ",verbose", "empty" },
-		{ "verbose,,check", "empty" },
-		{ "verbose,verbose", "'verbose' is given twice" },
-		{ "port=2000,port=2000", "'port' is given twice" },
-		{ "port", "'port' needs a value" }, { "port=", "'port'" }, { "port=0", "'port'" },
-		{ "port=1023", "'port'" }, { "port=65536", "'port'" }, { "port=4294988296", "'port'" },
-		{ "port=99999999999999999999", "'port'" }, { "port=-1", "'port'" }, { "port=+2000", "'port'" },
-		{ "port=2000-", "'port'" }, { "port=-2000", "'port'" }, { "port=3000-2000", "'port'" },
-		{ "port=2000-3000-4000", "'port'" }, { "port=2000:3000", "'port'" }, { "port=abc", "'port'" },
-		{ "port=0x5000", "'port'" }, { "port=2000 ", "'port'" }, { "port=500-3000", "'port'" },
-		{ "addr", "'addr' needs a value" }, { "addr=", "'addr'" }, { "addr=IP", "'addr'" },
-		{ "addr=10.0.0.1", "'addr'" }, { "addr=ipx", "'addr'" },
-		{ "addr-suffix", "'addr-suffix' needs a value" }, { "addr-suffix=a b", "'addr-suffix'" },
-		{ "addr-suffix=;reboot", "'addr-suffix'" }, { "addr-suffix=$(x)", "'addr-suffix'" },
-		{ "addr-suffix=/etc", "'addr-suffix'" },
-		{ "addr-suffix=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "'addr-suffix'" },
-		{ "omp", "'omp' needs a value" }, { "omp=2", "'omp'" }, { "omp=", "'omp'" },
-		{ "omp=cpu", "'omp'" }, { "gpu", "'gpu' needs a value" }, { "gpu=no", "'gpu'" },
-		{ "gpu=warning", "'gpu'" }, { "launcher=1", "'launcher'" }, { "launcher=", "'launcher'" },
-		{ "bucket-mb", "'bucket-mb' needs a value" }, { "bucket-mb=0", "'bucket-mb'" },
-		{ "bucket-mb=0.0", "'bucket-mb'" }, { "bucket-mb=-1", "'bucket-mb'" },
-		{ "bucket-mb=1e3", "'bucket-mb'" }, { "bucket-mb=nan", "'bucket-mb'" },
-		{ "bucket-mb=1.", "'bucket-mb'" }, { "bucket-mb=.5", "'bucket-mb'" },
-		{ "bucket-mb=65537", "'bucket-mb'" }, { "bucket-mb=65536.5", "'bucket-mb'" },
-		{ "bucket-mb=1.0000000000000000", "'bucket-mb'" }, { "bucket-mb=1.2.3", "'bucket-mb'" },
-		{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
-		{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
-		{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
-		{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
-		{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
-		{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
-		{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
-		{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
-		{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
-		{ "verbose,port=99,check", "'port'" },
-	};
-
 	(void)state;
-	for (size_t i = 0; i < COUNT(cases); i++) {
+	for (size_t i = 0; i < COUNT(refused); i++) {
 		struct settings settings = defaults(), before = settings;
 		struct error error = { "" };
-		if (options_parse(&settings, cases[i].list, 0, &error))
-			fail_msg("'%s' was accepted", cases[i].list);
-		if (strstr(error.text, cases[i].named) == NULL)
-			fail_msg("'%s': '%s' does not say \"%s\"", cases[i].list, error.text, cases[i].named);
+		if (options_parse(&settings, refused[i].list, 0, &error))
+			fail_msg("'%s' was accepted", refused[i].list);
+		if (strstr(error.text, refused[i].named) == NULL)
+			fail_msg("'%s': '%s' does not say \"%s\"", refused[i].list, error.text, refused[i].named);
 		assert_memory_equal(&settings, &before, sizeof(before));
 	}
 }
