@@ -5,7 +5,7 @@
 # folder.
 set -u
 readme=$(cd "${srcdir:-.}" && pwd)/README.md
-header=$(dirname "$readme")/libruntime
+header=$(dirname "$readme")/libruntime/include
 build=$PWD
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
