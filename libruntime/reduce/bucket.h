@@ -16,8 +16,8 @@ typedef struct ddp_bucket {
 	int first_param, last_param; /* those that it covers a part of */
 } ddp_bucket;
 
-/* Where buckets may be cut anew: a grain, which is between two such places, always travels
-   as one. */
+/* The buckets, and the grains: buckets may be cut anew between two grains, but a grain always stays in one
+   bucket. */
 typedef struct ddp_bucket_plan {
 	int count;
 	ddp_bucket *buckets;  /* [grain_count] */

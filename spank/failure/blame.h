@@ -15,18 +15,18 @@
 
 #define BLAME_NOBODY UINT32_MAX
 
-/* Whether the page says that the rank has not gone on after an error of libddp. */
+/* Whether the page says that the rank could not go on after an error of libddp. */
 bool blame_ends_in_error(const struct ddp_progress *page);
 
-/* Whether the page says that the rank gave up because of another one. One that all others miss, as
-   it came too late or called ddp_finalize() too early, has a failure of its own. */
+/* Whether the page says that the rank gave up because of another rank. If all others wait in vain for this
+   rank, because it came too late or called ddp_finalize() too early, the failure is its own. */
 bool blame_is_of_peer(const struct ddp_progress *page, uint32_t own_rank);
 
-/* Whether it failed with an error that another rank has met, such as a full disk: that one's node
-   tells of it. */
+/* Whether it failed with an error that happened on another rank, such as a full disk. That rank's node reports
+   it. */
 bool blame_is_shared(const struct ddp_progress *page, uint32_t own_rank);
 
-/* That other one's rank; BLAME_NOBODY: the page does not name it, or names its own. */
+/* The number of that other rank; BLAME_NOBODY: the page does not name it, or names its own rank. */
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank);
 
 /* Whether the error is that another rank did not come in time. */
@@ -37,16 +37,16 @@ struct blamed {
 	const char *node;
 	bool runs;
 	bool stopped;                 /* by a signal or a debugger */
-	int wait_status;              /* of one that has ended, */
-	double seconds_ago;           /* so long ago; below 0: to be said by somebody else */
-	struct ddp_progress progress; /* of one that runs; a copy */
+	int wait_status;              /* if it has ended: how, */
+	double seconds_ago;           /* and how long ago; below 0: another report says that */
+	struct ddp_progress progress; /* if it runs: a copy of its page */
 	uint64_t now_ns;              /* CLOCK_MONOTONIC */
 };
 
 /*
  * "rank 3 of 4 on n1 was still running (or: was stopped by a signal or a debugger), in forward of step 4 for 8.1 s", or "rank 3
- * of 4 on n1 had ended with code 0, 4.2 s before". False for one that failed: that
- * has its own report.
+ * of 4 on n1 had ended with code 0, 4.2 s before". False if that rank failed, because its failure has its own
+ * report.
  */
 bool blame_describe(const struct blamed *blamed, char *text, size_t bytes);
 
@@ -59,8 +59,8 @@ bool blame_describe(const struct blamed *blamed, char *text, size_t bytes);
 void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint32_t world_size,
                        struct sink *sink);
 
-/* Where "on n1" is missing in a sentence that begins so, as ranks that have never met do not know each
-   other's nodes, and of which rank it is; NULL: nowhere. */
+/* Ranks that have never met do not know each other's nodes, so a sentence may begin with a rank without "on n1".
+   Returns the place at which it is missing, and sets *rank; NULL: it is not missing. */
 const char *blame_place_of_node(const char *text, uint32_t *rank);
 
 #endif

@@ -29,7 +29,8 @@ typedef struct ddp_local_page {
 	atomic_bool freed;  /* nobody needs its mapping of it any more */
 } ddp_local_page;
 
-/* What has this bit is a rank's own memory; the lower half of its id is the owner's descriptor of it. */
+/* An allocation's id has this bit if it is local memory. The lower half of the id is then the owner's
+   descriptor of the memory. */
 #define DDP_LOCAL_MEMORY (1ull << 63)
 
 /* Those of a process. */

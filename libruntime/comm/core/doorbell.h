@@ -55,9 +55,9 @@ void ddp_doorbell_attend(ddp_doorbell *bell, int fd);
    wait for is there; to be called after each store that others wait for, which
    has to be sequentially consistent. */
 void ddp_node_wake(ddp_comm *comm, uint32_t event);
-/* The same for a store that was only a release, by one who then waited for all
-   ranks' stores: the last to come wakes those that sleep. It needs a full
-   fence, which is cheap when the store has long left the core. */
+/* Does the same after a store with release order only, if the caller has then waited for the stores of all
+   ranks: the last rank wakes those that sleep. It needs a full fence, which costs little when the store has
+   long left the core. */
 void ddp_node_wake_late(ddp_comm *comm, uint32_t event);
 /* Wakes the node's i-th rank, if it sleeps. */
 void ddp_node_wake_rank(ddp_comm *comm, int i);

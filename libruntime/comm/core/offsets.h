@@ -13,8 +13,8 @@
 ddp_status ddp_offsets_make(ddp_comm *comm);
 void ddp_offsets_free(ddp_comm *comm);
 
-/* Where rank r's block begins in the buffer that holds a block for each rank; that of
-   rank `size` is the end of the last. */
+/* The offset of rank r's block in the buffer that holds a block for each rank. The offset of rank `size` is the
+   end of the last block. */
 static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
 {
 	const ddp_operation *c = comm->run.operation;
@@ -22,7 +22,7 @@ static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
 	return c->counts != NULL ? comm->run.offsets[r] : c->count * (size_t)r;
 }
 
-/* The same of what all_to_all receives. */
+/* The same for the buffer that all_to_all receives. */
 static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 {
 	const ddp_operation *c = comm->run.operation;
@@ -30,7 +30,7 @@ static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 	return c->recv_counts != NULL ? comm->run.recv_offsets[r] : c->count * (size_t)r;
 }
 
-/* Where the block for rank r is that this rank sends, and where the one from rank r goes. */
+/* The address of the block that this rank sends to rank r, and the address for the block from rank r. */
 static inline const char *ddp_send_block(const ddp_comm *comm, const ddp_operation *c, int r)
 {
 	return c->send_list != NULL ? (const char *)c->send_list[r]

@@ -17,12 +17,12 @@
    learns of ends. */
 void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread);
 
-/* Where the thread has to look at tasks, how long after a look that found nothing new the next one
-   comes, given that time before the look. */
+/* If the thread has to look at the tasks itself: the pause after a look that found nothing new, from the pause
+   before that look. */
 int ends_next_look_ms(int look_ms);
 
-/* Slurm's own word on a task that has ended; returns once srun knows of it. True: it was the
-   last one, and the thread has ended. */
+/* Takes the end of a task from Slurm's callback; returns when srun knows of it. True: it was the last task, and
+   the thread has ended. */
 bool ends_take(const struct node_task *task);
 
 /* Ends the thread, which first takes what has ended. True if that is all tasks. */
