@@ -21,26 +21,51 @@ size_t ddp_type_bytes(ddp_type type)
 
 const char *ddp_type_name(ddp_type type)
 {
-	static const char *const names[] = { "f32", "f64", "f16", "bf16", "i32", "i64", "u8", "i8", "bool" };
-
-	return (unsigned int)type <= DDP_BOOL ? names[type] : "unknown type";
+	switch (type) {
+	case DDP_F32: return "f32";
+	case DDP_F64: return "f64";
+	case DDP_F16: return "f16";
+	case DDP_BF16: return "bf16";
+	case DDP_I32: return "i32";
+	case DDP_I64: return "i64";
+	case DDP_U8: return "u8";
+	case DDP_I8: return "i8";
+	case DDP_BOOL: return "bool";
+	}
+	return "unknown type";
 }
 
 const char *ddp_op_name(ddp_op op)
 {
-	static const char *const names[] = { "sum", "avg", "prod", "min", "max", "band", "bor", "bxor" };
-
-	return (unsigned int)op <= DDP_BXOR ? names[op] : "unknown op";
+	switch (op) {
+	case DDP_SUM: return "sum";
+	case DDP_AVG: return "avg";
+	case DDP_PROD: return "prod";
+	case DDP_MIN: return "min";
+	case DDP_MAX: return "max";
+	case DDP_BAND: return "band";
+	case DDP_BOR: return "bor";
+	case DDP_BXOR: return "bxor";
+	}
+	return "unknown op";
 }
 
 const char *ddp_kind_name(ddp_operation_kind kind)
 {
-	static const char *const names[] = {
-		"all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "gather",
-		"scatter", "all_to_all", "send", "recv", "barrier",
-	};
-
-	return (unsigned int)kind <= DDP_BARRIER ? names[kind] : "unknown collective";
+	switch (kind) {
+	case DDP_ALL_REDUCE: return "all_reduce";
+	case DDP_REDUCE: return "reduce";
+	case DDP_BROADCAST: return "broadcast";
+	case DDP_REDUCE_SCATTER: return "reduce_scatter";
+	case DDP_ALL_GATHER: return "all_gather";
+	case DDP_GATHER: return "gather";
+	case DDP_SCATTER: return "scatter";
+	case DDP_ALL_TO_ALL: return "all_to_all";
+	case DDP_SEND: return "send";
+	case DDP_RECV: return "recv";
+	case DDP_BARRIER: return "barrier";
+	}
+	return "unknown collective";
 }
 
 static const char *barrier_name(int tag)
