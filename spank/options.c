@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
 /* A key's value, not terminated; text is NULL when the key stood alone. */
 struct value {
 	const char *text;
@@ -82,8 +84,8 @@ static bool read_port(struct settings *settings, struct value value)
 
 static bool read_address(struct settings *settings, struct value value)
 {
-	static const char *const words[] = { "nodename", "ip" };
-	int word = read_word(value, words, 2);
+	static const char *const words[] = { [ADDRESS_NODENAME] = "nodename", [ADDRESS_IP] = "ip" };
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
@@ -108,8 +110,8 @@ static bool read_suffix(struct settings *settings, struct value value)
 
 static bool read_omp(struct settings *settings, struct value value)
 {
-	static const char *const words[] = { "keep", "1", "cpus" };
-	int word = read_word(value, words, 3);
+	static const char *const words[] = { [OMP_KEEP] = "keep", [OMP_ONE] = "1", [OMP_CPUS] = "cpus" };
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
@@ -119,8 +121,8 @@ static bool read_omp(struct settings *settings, struct value value)
 
 static bool read_gpu(struct settings *settings, struct value value)
 {
-	static const char *const words[] = { "error", "warn", "ignore" };
-	int word = read_word(value, words, 3);
+	static const char *const words[] = { [GPU_ERROR] = "error", [GPU_WARN] = "warn", [GPU_IGNORE] = "ignore" };
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
@@ -214,7 +216,7 @@ static bool read_nccl_net(struct settings *settings, struct value value)
 static bool read_on_failure(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "continue", "kill" };
-	int word = read_word(value, words, 2);
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
@@ -245,7 +247,7 @@ static bool read_stall(struct settings *settings, struct value value)
 static bool read_stall_action(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "report", "kill" };
-	int word = read_word(value, words, 2);
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
@@ -256,7 +258,7 @@ static bool read_stall_action(struct settings *settings, struct value value)
 static bool read_absent(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "warn", "refuse" };
-	int word = read_word(value, words, 2);
+	int word = read_word(value, words, COUNT(words));
 
 	if (word < 0)
 		return false;
