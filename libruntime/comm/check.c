@@ -213,6 +213,12 @@ static const char *rule_of(ddp_operation_kind kind)
 
 /* Where a rank's input lies in place differs from rank to rank, so one may be wrong alone: its error
    is one on all ranks, which would else wait for it. */
+static ddp_status refuse(ddp_comm *comm, const char *text)
+{
+	return comm->size == 1 ? ddp_fail(DDP_ERR_INVALID, "%s", text)
+	                       : ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s", text);
+}
+
 static ddp_status refuse_overlap(ddp_comm *comm, const ddp_operation *c)
 {
 	const char *rule = rule_of(c->kind);
@@ -222,9 +228,7 @@ static ddp_status refuse_overlap(ddp_comm *comm, const ddp_operation *c)
 	snprintf(text, sizeof(text), "%s: send and recv overlap, send begins %td bytes %s recv; %s (send NULL means "
 	         "in place), otherwise give buffers apart", ddp_kind_name(c->kind), apart < 0 ? -apart : apart,
 	         apart < 0 ? "before" : "behind", rule);
-	if (comm->size == 1)
-		return ddp_fail(DDP_ERR_INVALID, "%s", text);
-	return ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s", text);
+	return refuse(comm, text);
 }
 
 /* This rank gives `send` bytes and gets `recv` bytes. */
@@ -244,19 +248,24 @@ static bool overlap(const void *a, size_t bytes, const void *b, size_t other_byt
 	return bytes > 0 && other_bytes > 0 && from < to + other_bytes && to < from + bytes;
 }
 
-/* Where one buffer stands beside a list. In an all_to_all that is for the program to know. */
+/* Where one buffer stands beside a list. In an all_to_all that is for the program to know, and a list that
+   is not the root's does not count. */
 static ddp_status check_list_overlap(ddp_comm *comm, const ddp_operation *c)
 {
 	const size_t element = ddp_type_bytes(c->type), own = ddp_block_count(c, comm->rank) * element;
 	const bool gathers = c->recv_list != NULL;
 	const void *one = gathers ? c->send : c->recv;
+	char text[160];
 
-	for (int r = 0; r < comm->size && one != NULL && c->kind != DDP_ALL_TO_ALL; r++) {
+	if (one == NULL || c->kind == DDP_ALL_TO_ALL || (ddp_kind_has_root(c->kind) && c->root != comm->rank))
+		return DDP_OK;
+	for (int r = 0; r < comm->size; r++) {
 		const void *block = gathers ? c->recv_list[r] : c->send_list[r];
 		if ((gathers && r == comm->rank && block == one) || !overlap(one, own, block, ddp_block_count(c, r) * element))
 			continue;
-		return ddp_comm_break(comm, DDP_ERR_INVALID, comm->rank, "%s: %s and the list's buffer of rank %d overlap: give "
-		                      "buffers apart", ddp_kind_name(c->kind), gathers ? "send" : "recv", r);
+		snprintf(text, sizeof(text), "%s: %s and the list's buffer of rank %d overlap: give buffers apart",
+		         ddp_kind_name(c->kind), gathers ? "send" : "recv", r);
+		return refuse(comm, text);
 	}
 	return DDP_OK;
 }

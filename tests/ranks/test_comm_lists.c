@@ -253,6 +253,17 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	expect_in_error("lists of buffers are for the host's memory");
 	/* Nothing is in holes of which nothing is asked. */
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv_list = hole, .type = DDP_I32 }));
+	/* Only the root's list counts. */
+	void *one[RANKS] = { y, y, y, y };
+	const bool root = ddp_comm_rank(comm) == 0;
+	y[0] = ddp_comm_rank(comm);
+	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_GATHER, .send = y, .recv_list = root ? out : one, .count = 1,
+	                                          .type = DDP_I32 }));
+	for (int r = 0; r < size && root; r++)
+		CHECK(x[r] == r);
+	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_SCATTER, .send_list = root ? in : (const void *const *)one,
+	                                          .recv = y, .count = 1, .type = DDP_I32 }));
+	CHECK(y[0] == ddp_comm_rank(comm));
 	CHECK_OK(ddp_barrier(comm));
 	test_ranks_together();
 	if (size > 1) {
