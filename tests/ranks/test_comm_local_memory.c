@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that one rank allocates alone, and that the others of its node map when an operation names it. */
+#include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -170,7 +174,7 @@ static void groups_and_lanes_use_it(void **state)
 
 static int lack(ddp_comm *comm, void *argument)
 {
-	struct rlimit none = { 3, 3 };
+	struct rlimit usual, none;
 	void *memory;
 
 	(void)argument;
@@ -181,9 +185,13 @@ static int lack(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_mem_alloc_local(comm, 0, &memory));
 	CHECK_OK(ddp_mem_free(comm, memory));
 	CHECK(ddp_mem_alloc_local(comm, SIZE_MAX / 4, &memory) != DDP_OK);
+	CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
+	none = (struct rlimit){ 3, usual.rlim_max };
 	CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
 	CHECK(ddp_mem_alloc_local(comm, 1, &memory) == DDP_ERR_NOMEM);
 	expect_in_error("(raise ulimit -n)");
+	/* UCX may still open interfaces, and ends the process if it cannot. */
+	CHECK(setrlimit(RLIMIT_NOFILE, &usual) == 0);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
@@ -211,6 +219,104 @@ static void a_lack_is_told(void **state)
 	run(cannot_map);
 }
 
+/* This process's descriptor of memory of so many bytes that the library has made. */
+static int descriptor_of(off_t bytes)
+{
+	for (int fd = 3; fd < 1024; fd++) {
+		char path[32], name[64];
+		struct stat about;
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		const ssize_t length = readlink(path, name, sizeof(name));
+		if (length > 10 && strncmp(name, "/memfd:ddp", 10) == 0 && fstat(fd, &about) == 0 && about.st_size == bytes)
+			return fd;
+	}
+	test_check_failed(__FILE__, __LINE__, "there is no such descriptor");
+	return -1;
+}
+
+/* A rank that would cut it would end others by SIGBUS. */
+static int cut(ddp_comm *comm, void *argument)
+{
+	const long page = sysconf(_SC_PAGESIZE);
+	float *mine = allocate(comm, COUNT);
+	const int fd = descriptor_of((off_t)(((long)(COUNT * sizeof(float)) + page - 1) / page * page + page));
+
+	(void)argument;
+	CHECK(ftruncate(fd, 0) == -1 && errno == EPERM);
+	sum(comm, NULL, mine, 1);
+	CHECK_OK(ddp_mem_free(comm, mine));
+	return 0;
+}
+
+/* Others do not map what could be cut. */
+static int replace(ddp_comm *comm, void *argument)
+{
+	const long page = sysconf(_SC_PAGESIZE);
+	float *mine = allocate(comm, COUNT);
+	const off_t bytes = (off_t)(((long)(COUNT * sizeof(float)) + page - 1) / page * page + page);
+	const int fd = descriptor_of(bytes);
+	char first[4096];
+
+	(void)argument;
+	if (ddp_comm_rank(comm) == 1) {
+		const int other = memfd_create("other", MFD_CLOEXEC);
+		CHECK(other >= 0 && ftruncate(other, bytes) == 0);
+		CHECK(pread(fd, first, sizeof(first), 0) == sizeof(first) && pwrite(other, first, sizeof(first), 0) == sizeof(first));
+		CHECK(dup2(other, fd) == fd);
+	}
+	CHECK(ddp_all_reduce(comm, NULL, mine, COUNT, DDP_F32, DDP_SUM) == DDP_ERR_STATE);
+	expect_in_error("rank 1 on n");
+	expect_in_error("has freed memory of ddp_mem_alloc_local()");
+	return 0;
+}
+
+static void nobody_can_cut_it(void **state)
+{
+	const test_world world = { .ranks = RANKS, .timeout_ms = 20000, .body = replace };
+
+	(void)state;
+	run(cut);
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+typedef struct freeing {
+	ddp_comm *comm;
+	void *memory;
+} freeing;
+
+static void *free_it(void *argument)
+{
+	const freeing *f = argument;
+
+	CHECK_OK(ddp_mem_free(f->comm, f->memory));
+	return NULL;
+}
+
+/* One thread frees what no operation uses any more, while another runs operations on other memory. */
+static int free_beside_operations(ddp_comm *comm, void *argument)
+{
+	float *plain = malloc(COUNT * sizeof(float));
+
+	(void)argument;
+	CHECK(plain != NULL);
+	for (int i = 0; i < 30; i++) {
+		const freeing f = { comm, allocate(comm, COUNT) };
+		pthread_t thread;
+		sum(comm, NULL, f.memory, 1);
+		CHECK(pthread_create(&thread, NULL, free_it, (void *)(uintptr_t)&f) == 0);
+		sum(comm, NULL, plain, 2);
+		CHECK(pthread_join(thread, NULL) == 0);
+	}
+	free(plain);
+	return 0;
+}
+
+static void any_thread_frees_it(void **state)
+{
+	(void)state;
+	run(free_beside_operations);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -219,6 +325,8 @@ int main(void)
 		cmocka_unit_test(it_comes_and_goes),
 		cmocka_unit_test(groups_and_lanes_use_it),
 		cmocka_unit_test(a_lack_is_told),
+		cmocka_unit_test(nobody_can_cut_it),
+		cmocka_unit_test(any_thread_frees_it),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

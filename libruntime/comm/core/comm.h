@@ -114,7 +114,7 @@ typedef struct ddp_p2p {
 
 /* The allocation looked up last, and mappings; for who holds run.lock (comm/shm/memory). */
 typedef struct ddp_memory_cache {
-	const struct ddp_allocation *recent;
+	ddp_allocation recent;      /* a copy, as another thread may free it; .own NULL: none */
 	uint64_t changes;           /* the roster's memory.changes then */
 	struct ddp_borrowed *borrowed; /* other ranks' own memory that is mapped (comm/shm/borrow) */
 } ddp_memory_cache;

@@ -50,7 +50,7 @@ static ddp_status map(struct ddp_borrowed *b, int fd, const char *owner)
 {
 	struct stat about;
 
-	if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size < (off_t)(2 * ddp_whole_pages(1)))
+	if (!ddp_segment_is_sealed(fd) || fstat(fd, &about) != 0 || about.st_size < (off_t)(2 * ddp_whole_pages(1)))
 		return ddp_fail(DDP_ERR_STATE, "%s has freed memory of ddp_mem_alloc_local() that it gives to an operation", owner);
 	b->mapped = (size_t)about.st_size;
 	b->base = mmap(NULL, b->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -58,7 +58,7 @@ static const ddp_allocation *recent(const ddp_comm *comm)
 {
 	uint64_t changes = atomic_load_explicit(&comm->roster->memory.changes, memory_order_acquire);
 
-	return changes == comm->memory.changes ? comm->memory.recent : NULL;
+	return changes == comm->memory.changes && comm->memory.recent.own != NULL ? &comm->memory.recent : NULL;
 }
 
 ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes)
@@ -69,7 +69,7 @@ ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes)
 		return (ddp_memory_ref){ 0, 0 };
 	if (a == NULL || !holds(a, memory, bytes)) {
 		a = find_by_address(comm, memory, bytes, &comm->memory.changes);
-		comm->memory.recent = a;
+		comm->memory.recent = a != NULL ? *a : (ddp_allocation){ .own = NULL };
 	}
 	if (a == NULL)
 		return (ddp_memory_ref){ 0, 0 };

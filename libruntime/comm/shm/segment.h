@@ -24,6 +24,8 @@ static inline const char *ddp_segment_remedy(int error)
 	return error == EMFILE ? " (raise ulimit -n)" : error == EFBIG ? " (raise ulimit -f)" : "";
 }
 
+/* Is it a segment, which nobody can cut? */
+bool ddp_segment_is_sealed(int fd);
 /* Opens a peer's descriptor; -1 with errno. */
 int ddp_segment_open(int64_t pid, int fd);
 /* Returns the error for a segment of a rank that could not be opened, by errno. A rank that has failed
