@@ -265,7 +265,7 @@ static ddp_status run_p2p(ddp_comm *comm, const ddp_operation *c)
 	}
 	if (request.status != DDP_OK)
 		ddp_fail(request.status, "%s", request.message != NULL ? request.message : "no memory to say why");
-	free(request.message);
+	ddp_request_clear(&request);
 	return request.status;
 }
 
@@ -351,7 +351,7 @@ void ddp_request_free(ddp_request *request)
 
 	/* Who completes it frees it, or has completed it. */
 	if (request != NULL && !atomic_compare_exchange_strong(&request->state, &state, DDP_LET_GO))
-		ddp_request_release(request);
+		ddp_request_forget(request);
 }
 
 ddp_status ddp_test(ddp_request *request, bool *done)

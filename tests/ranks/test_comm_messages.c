@@ -331,6 +331,38 @@ static int issue_for_a_short_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* A message is late also while its rank waits for longer in another operation. */
+static int be_late_beside_another(ddp_comm *comm, ddp_operation_kind kind)
+{
+	int32_t x[3] = { 0 };
+	ddp_request *late;
+
+	test_ranks_together();
+	if (ddp_comm_rank(comm) == 0) {
+		const uint64_t start_ns = ddp_now_ns();
+		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = x, .count = 1, .type = DDP_I32, .root = 2,
+		                                            .timeout_ms = 300 }, &late));
+		CHECK(run_for(comm, kind, &x[1], 1, 0) == DDP_ERR_TIMEOUT);
+		CHECK(ddp_seconds_since(start_ns) >= 0.3 && ddp_seconds_since(start_ns) < 30);
+		expect_in_error("within 300 ms for recv i32[1] from rank 2");
+		CHECK(ddp_wait(late) == DDP_ERR_TIMEOUT);
+	}
+	test_ranks_together();
+	return 0;
+}
+
+static int be_late_beside_a_collective(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	return be_late_beside_another(comm, DDP_ALL_REDUCE);
+}
+
+static int be_late_beside_a_message(ddp_comm *comm, void *argument)
+{
+	(void)argument;
+	return be_late_beside_another(comm, DDP_RECV);
+}
+
 static int leave_time(ddp_comm *comm, void *argument)
 {
 	int32_t x = 1;
@@ -349,6 +381,8 @@ static void an_operation_has_its_own_timeout(void **state)
 	run(60000, wait_for_a_short_time);
 	run(60000, receive_for_a_short_time);
 	run(60000, issue_for_a_short_time);
+	run(60000, be_late_beside_a_collective);
+	run(60000, be_late_beside_a_message);
 	run(1000, leave_time);
 }
 
@@ -381,7 +415,7 @@ static int let_go(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	int32_t x[COUNT], y = 0;
 	ddp_request *request;
-	own_request own = { NULL };
+	own_request own = { .request = NULL };
 	sem_t ended;
 
 	(void)argument;
@@ -422,28 +456,37 @@ static int let_go(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* Nobody has heard of the failure yet: closing tells. */
+/* Nobody has heard of the failure yet: closing tells, whether the request was let go of before or after it had
+   failed. One that is let go of after that tells nobody. */
 static int let_go_of_what_fails(ddp_comm *comm, void *argument)
 {
 	ddp_comm *part;
 	int32_t x;
 
 	(void)argument;
-	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
-	if (ddp_comm_rank(comm) == 0) {
-		ddp_request *request;
-		CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_RECV, .recv = &x, .count = 1, .type = DDP_I32, .root = 1,
-		                                            .timeout_ms = 200 }, &request));
-		ddp_request_free(request);
-		while (!ddp_comm_broken(part))
-			usleep(1000);
-		CHECK(ddp_comm_free(part) == DDP_ERR_TIMEOUT);
-		expect_in_error("within 200 ms for recv i32[1] from rank 1");
+	for (int turn = 0; turn < 3; turn++) {
+		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+		if (ddp_comm_rank(comm) == 0) {
+			ddp_request *request;
+			CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_RECV, .recv = &x, .count = 1, .type = DDP_I32,
+			                                            .root = 1, .timeout_ms = 200 }, &request));
+			if (turn == 0)
+				ddp_request_free(request);
+			while (turn == 0 ? !ddp_comm_broken(part) : !ddp_request_done(request))
+				usleep(1000);
+			if (turn == 1)
+				ddp_request_free(request);
+			CHECK(ddp_comm_free(part) == (turn < 2 ? DDP_ERR_TIMEOUT : DDP_OK));
+			if (turn < 2)
+				expect_in_error("within 200 ms for recv i32[1] from rank 1");
+			else
+				ddp_request_free(request);
+		}
+		test_ranks_together();
+		if (ddp_comm_rank(comm) != 0)
+			(void)ddp_comm_free(part);
+		CHECK_OK(ddp_barrier(comm));
 	}
-	test_ranks_together();
-	if (ddp_comm_rank(comm) != 0)
-		(void)ddp_comm_free(part);
-	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 

@@ -13,17 +13,30 @@ atomic_int ddp_callbacks_running;
 
 static _Thread_local bool in_callback;
 
-void ddp_request_release(ddp_request *request)
+void ddp_request_clear(ddp_request *request)
 {
 	free(request->message);
+	ddp_failure_debt_drop(request->debt);
+}
+
+void ddp_request_release(ddp_request *request)
+{
+	ddp_request_clear(request);
 	free(request);
+}
+
+void ddp_request_forget(ddp_request *request)
+{
+	if (request->debt != NULL)
+		atomic_store(&request->debt->owed, true);
+	ddp_request_release(request);
 }
 
 /* It may be its owner's to free from here on. */
 static void tell(ddp_request *request)
 {
 	if (atomic_exchange(&request->state, DDP_COMPLETE) == DDP_LET_GO)
-		ddp_request_release(request);
+		ddp_request_forget(request);
 	else
 		ddp_futex_wake_all(&request->state);
 }
@@ -34,9 +47,9 @@ static void note_end(ddp_request *request, ddp_status status)
 	if (status != DDP_OK)
 		request->message = strdup(ddp_last_error());
 	request->told = status != DDP_OK && ddp_last_error_is_told();
-	if (status != DDP_OK && request->operation.on_complete == NULL && atomic_load(&request->state) == DDP_LET_GO)
-		ddp_failure_owed(request->comm);
-	else if (status != DDP_OK)
+	if (status != DDP_OK && request->operation.on_complete == NULL)
+		request->debt = ddp_failure_debt_share(request->comm);
+	if (status != DDP_OK)
 		ddp_failure_returned(request->comm);
 	request->end_ns = ddp_now_ns();
 }

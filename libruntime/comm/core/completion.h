@@ -20,6 +20,7 @@ struct ddp_request {
 	bool last;                  /* nothing runs after it */
 	atomic_bool awaited;        /* by a thread of the program */
 	char *message;              /* of a failure; malloc'd */
+	struct ddp_failure_debt *debt; /* of one that has failed and calls nobody back */
 	bool told;                  /* by another rank: ddp_last_error_is_told() */
 	uint64_t start_ns, end_ns;
 	const struct ddp_lane *lane; /* while comm/follow asks for its end */
@@ -41,8 +42,11 @@ static inline bool ddp_request_done(const ddp_request *request)
 	return atomic_load_explicit(&request->state, memory_order_acquire) == DDP_COMPLETE;
 }
 
-/* Frees a request that is complete. */
+/* Frees a request that is complete, or only what it has. */
 void ddp_request_release(ddp_request *request);
+void ddp_request_clear(ddp_request *request);
+/* Frees one whose end the program does not hear of. */
+void ddp_request_forget(ddp_request *request);
 
 /* Ends an operation, and wakes who waits for it; if it calls back, leaves that to
    ddp_requests_call_back(). */

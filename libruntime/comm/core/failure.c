@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -169,19 +170,44 @@ void ddp_failure_returned(ddp_comm *comm)
 		atomic_store(&first->failure.returned, true);
 }
 
+static ddp_failure_debt *debt_of(const ddp_comm *comm)
+{
+	const ddp_comm *first = atomic_load(&comm->twin_of);
+
+	return first != NULL ? first->failure.debt : comm->failure.debt;
+}
+
 void ddp_failure_owed(ddp_comm *comm)
 {
-	ddp_comm *first = atomic_load(&comm->twin_of);
+	atomic_store(&debt_of(comm)->owed, true);
+}
 
-	atomic_store(&comm->failure.owed, true);
-	if (first != NULL)
-		atomic_store(&first->failure.owed, true);
+bool ddp_failure_debt_make(ddp_comm *comm)
+{
+	comm->failure.debt = calloc(1, sizeof(*comm->failure.debt));
+	if (comm->failure.debt != NULL)
+		atomic_store(&comm->failure.debt->users, 1);
+	return comm->failure.debt != NULL;
+}
+
+ddp_failure_debt *ddp_failure_debt_share(ddp_comm *comm)
+{
+	ddp_failure_debt *debt = debt_of(comm);
+
+	atomic_fetch_add(&debt->users, 1);
+	return debt;
+}
+
+void ddp_failure_debt_drop(ddp_failure_debt *debt)
+{
+	if (debt != NULL && atomic_fetch_sub(&debt->users, 1) == 1)
+		free(debt);
 }
 
 ddp_status ddp_failure_left(ddp_comm *comm)
 {
 	/* That of a group may be known by the world's. */
-	const bool left = atomic_load(&comm->failure.owed) || (comm->is_world && !atomic_load(&comm->failure.returned));
+	const bool left = atomic_load(&comm->failure.debt->owed) || (comm->is_world && !atomic_load(&comm->failure.returned));
 
 	return left ? ddp_comm_check(comm) : DDP_OK;
 }

@@ -21,13 +21,20 @@ typedef struct ddp_failure {
 	char text[DDP_FAILURE_TEXT];
 } ddp_failure;
 
+/* A failed request that the program lets go of leaves its error to the closing of the communicator. The debt
+   outlives the communicator, because the program may free such a request later still. */
+typedef struct ddp_failure_debt {
+	atomic_int users;     /* the communicator, and its failed requests */
+	atomic_bool owed;     /* a function without a status has noticed the failure: closing returns it */
+} ddp_failure_debt;
+
 /* The failure that has ended this rank's communicator. */
 typedef struct ddp_failure_state {
 	atomic_int status; /* a ddp_status; set once, after the text */
 	pthread_mutex_t lock;
 	bool told;         /* this rank's lines hold its own failure */
 	atomic_bool returned; /* a call has returned it, or will return it, to the program */
-	atomic_bool owed;     /* a function without a status has noticed it: closing returns it */
+	ddp_failure_debt *debt;
 	char text[DDP_FAILURE_TEXT];
 	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
 } ddp_failure_state;
@@ -51,6 +58,12 @@ ddp_status ddp_comm_check(ddp_comm *comm);
 void ddp_failure_returned(ddp_comm *comm);
 /* Notes that a function without a status has noticed the failure, so closing the communicator returns it. */
 void ddp_failure_owed(ddp_comm *comm);
+/* Makes the debt of a new communicator, its first user; false: there is no memory. */
+bool ddp_failure_debt_make(ddp_comm *comm);
+/* Returns the debt of the communicator that the program closes, for one user more. */
+ddp_failure_debt *ddp_failure_debt_share(ddp_comm *comm);
+/* The last user frees it. NULL is allowed. */
+void ddp_failure_debt_drop(ddp_failure_debt *debt);
 /* The failure, if closing the communicator has to return it; otherwise DDP_OK. */
 ddp_status ddp_failure_left(ddp_comm *comm);
 

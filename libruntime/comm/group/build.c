@@ -44,6 +44,7 @@ static void destroy(ddp_comm *comm)
 	pthread_mutex_destroy(&comm->lanes.lock);
 	pthread_cond_destroy(&comm->queue.unserved);
 	ddp_roster_release(comm->roster);
+	ddp_failure_debt_drop(comm->failure.debt);
 	free(comm);
 }
 
@@ -68,7 +69,7 @@ static ddp_comm *create(ddp_roster *roster, const int *world_ranks, int size, in
 	pthread_cond_init(&comm->queue.unserved, NULL);
 	comm->node.ranks = malloc((size_t)size * sizeof(int));
 	ddp_status status = ddp_topology_make(&comm->topology, world_ranks, size);
-	if (status == DDP_OK && comm->node.ranks != NULL)
+	if (ddp_failure_debt_make(comm) && status == DDP_OK && comm->node.ranks != NULL)
 		return comm;
 	destroy(comm);
 	return NULL;

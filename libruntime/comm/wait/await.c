@@ -150,6 +150,22 @@ static ddp_status fail_late(ddp_comm *comm, int rank)
 	                      ddp_timeout_ms(comm), operation_text(comm, text, sizeof(text)));
 }
 
+/* A message that has a timeout of its own may be late before what is waited for is. Others are not late
+   before the communicator's timeout has passed here, too. */
+static ddp_status check_messages(ddp_comm *comm, uint64_t now)
+{
+	const ddp_operation *running = comm->run.operation;
+	const ddp_request *first = ddp_p2p_first_due(comm);
+
+	if (first == NULL || first == comm->run.awaited || first->operation.timeout_ms == 0 || now < first->deadline_ns)
+		return DDP_OK;
+	const ddp_operation late = first->operation;
+	comm->run.operation = &late;
+	const ddp_status status = fail_late(comm, ddp_p2p_peer(comm, first));
+	comm->run.operation = running;
+	return status;
+}
+
 /* Whoever is named at the deadline was sought before, or was found out when
    another rank wanted to know it. */
 static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint64_t now)
@@ -247,6 +263,8 @@ static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64
 		last->peers_ns = now;
 		status = check_peers(comm, wait);
 	}
+	if (status == DDP_OK)
+		status = check_messages(comm, now);
 	return status == DDP_OK ? check_deadline(comm, wait, now) : status;
 }
 

@@ -97,7 +97,8 @@ enum { DDP_LANES = 4 };
  * (reduce_scatter, all_to_all, scatter on root) replaces `send`, and recv_list (all_gather, all_to_all,
  * gather on root) replaces `recv`. No block is copied to a common buffer. Each rank decides for itself.
  * Only all_gather and gather then work in place (`send` NULL: this rank's input is its own block of
- * recv_list). Lists are for the host's memory (DDP_ERR_UNSUPPORTED).
+ * recv_list). No call checks whether blocks of a recv_list overlap each other, or, for all_to_all, blocks
+ * that are sent: those blocks are then undefined. Lists are for the host's memory (DDP_ERR_UNSUPPORTED).
  *
  * A recv takes messages as in MPI: it takes the messages of one rank in the order in which they were
  * sent, and a message goes to the first issued recv that can take it. With DDP_ANY_SOURCE and DDP_ANY_TAG
@@ -187,10 +188,11 @@ DDP_API ddp_status ddp_comm_describe(ddp_comm *comm, ddp_comm_info *info);
 DDP_API ddp_status ddp_mem_alloc(ddp_comm *comm, size_t bytes, void **memory);
 DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
 /*
- * Allocates such memory for one rank alone, for instance for the allocator of a framework. When an
- * operation first uses it, the node's other ranks map it, which takes some 10 us, and one page fault for
- * each page. It takes one descriptor until ddp_mem_free() frees it, which must not be called before the
- * rank's operations on it are complete. Local. Any thread.
+ * Allocates such memory for one rank alone, for instance for the allocator of a framework (user guide,
+ * "Embedding libddp in another framework"). When an operation first uses it, the node's other ranks map
+ * it. It takes one descriptor until ddp_mem_free() frees it, which must not be called before the rank's
+ * operations on it are complete. A forked child shares the memory: the parent sees what the child writes
+ * there. Local. Any thread.
  */
 DDP_API ddp_status ddp_mem_alloc_local(ddp_comm *comm, size_t bytes, void **memory);
 /* Allocates memory of a chosen kind. Only the queues of a device can reach the device's memory. Collective. */
@@ -215,9 +217,9 @@ DDP_API ddp_status ddp_wait_for(ddp_request *request, int timeout_ms);
 /*
  * Lets go of a request, complete or not, without waiting. The library ends it when the operation is
  * complete, and then calls on_complete. Buffers must stay until then. Without on_complete the program does
- * not learn when the operation ends; if its error ends the communicator, ddp_comm_free() or ddp_finalize()
- * returns that error. It may be called in a callback, also in the request's own. NULL is allowed. No other
- * thread may use the request at the same time.
+ * not learn when the operation ends; if its error has ended the communicator, or ends it, ddp_comm_free()
+ * or ddp_finalize() returns that error. It may be called in a callback, also in the request's own. NULL is
+ * allowed. No other thread may use the request at the same time.
  */
 DDP_API void ddp_request_free(ddp_request *request);
 
