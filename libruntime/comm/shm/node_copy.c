@@ -112,12 +112,12 @@ static void copy_own(const copying *k)
 	const ddp_operation *c = k->c;
 	const size_t count = count_from(k, k->comm->node.self);
 
-	if (!has_exposed(k) || c->kind == DDP_BROADCAST || (c->recv == NULL && c->recv_list == NULL) ||
+	if (count == 0 || !has_exposed(k) || c->kind == DDP_BROADCAST || (c->recv == NULL && c->recv_list == NULL) ||
 	    (c->kind == DDP_GATHER && !is_root(k, k->comm->node.self)))
 		return;
 	const char *from = exposed_to(k, k->comm->node.self);
 	char *place = place_of(k, k->comm->node.self, 0);
-	if (count > 0 && from != place)
+	if (from != place)
 		memmove(place, from, count * k->element);
 }
 
