@@ -167,7 +167,8 @@ static ddp_status read_on(ddp_file_store *f)
 			break;
 		got += count > 0 ? (size_t)count : 0;
 	}
-	while (status == DDP_OK && (size = record_at(f->content + f->used, got, &record)) > 0) {
+	/* An empty file has no content to point into. */
+	while (status == DDP_OK && got > 0 && (size = record_at(f->content + f->used, got, &record)) > 0) {
 		f->used += size;
 		got -= size;
 	}

@@ -83,7 +83,7 @@ for ends in 'srun -K1' "${site[*]}"; do
 done
 capture as_user "${site[@]}" -K0 --ddp -N2 --ntasks-per-node=2 sh -c "$went_on"
 prints_times 3 '^done$' "and so does -K0"
-capture as_user srun --wait=1 --ddp=on-failure=continue -N2 --ntasks-per-node=2 sh -c "${went_on/sleep 2/sleep 30}"
+capture as_user srun --wait=1 --ddp=on-failure=continue -N2 --ntasks-per-node=2 sh -c "${went_on/sleep 2/sleep 30 || exit}"
 prints 'ddp: srun ends the step 1 s after its first task has ended \(--wait or SLURM_WAIT\), in spite of on-failure=continue$' \
 	"a user's --wait is followed, and what it contradicts is said"
 prints_not '^done$' "the step ends by it"
