@@ -169,6 +169,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/halves.h \
 	tests/support/hung.c tests/support/hung.h \
+	tests/support/options.h \
 	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
