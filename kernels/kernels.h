@@ -108,7 +108,7 @@ void dk_graph_free(dk_graph *graph);
 
 /* ---- optimizer: the same bits on every processor ---------------------------- */
 
-/* What updates each element by itself, and what it keeps of it in `first` and `second`. */
+/* A rule updates each element by itself, and keeps state of the element in `first` and `second`. */
 typedef enum dk_rule {
 	DK_ADAMW, /* m and v. With `coupled` it is Adam */
 	DK_SGD,   /* momentum, which may be NULL where `momentum` is 0, and of which step 1 looks at nothing; none.

@@ -181,7 +181,7 @@ out:
 	return DDP_OK;
 }
 
-/* What is populated is what the program gets. */
+/* Populates the program's part only; the page before it is libddp's. */
 static ddp_status make_local(ddp_comm *comm, ddp_allocation *a)
 {
 	const size_t page = a->mapped - a->stride;

@@ -24,8 +24,9 @@ static const ddp_comm_services services = {
 	.agree = ddp_comm_agree, .open_twin = ddp_twin_open, .end = ddp_host_end, .close = ddp_host_close,
 };
 
-/* What runs operations on a device's memory without NCCL, or NULL. One that goes by way of the host waits for
-   other ranks in functions on queues, of which a GPU may run one at a time, whatever their queues. */
+/* Returns the backend that runs operations on a device's memory without NCCL, or NULL. A backend that goes by
+   way of the host waits for other ranks in functions on queues. A GPU may run one such function at a time,
+   whatever their queues. */
 static const ddp_backend *other_than_nccl(const ddp_comm *comm)
 {
 	const ddp_device_backend *device = ddp_device_backend_of(comm->roster->device);

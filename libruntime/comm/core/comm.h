@@ -45,7 +45,7 @@ typedef struct ddp_node {
 	double *scales;             /* [size] */
 } ddp_node;
 
-/* What this rank knows about the rank for which it waits (comm/wait/verdict). */
+/* This rank knows this about the rank for which it waits (comm/wait/verdict). */
 typedef struct ddp_chain {
 	bool waits;          /* this rank has said that it waits */
 	int missing;         /* the rank about which it asks, or DDP_NOBODY */

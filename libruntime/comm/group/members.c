@@ -13,7 +13,7 @@
 
 enum { BLOB_MAX = 64 };
 
-/* What a member tells the others in a round. */
+/* A member tells the others this in a round. */
 typedef struct record {
 	uint64_t list;      /* a hash of the ranks that it was given */
 	int32_t status;     /* a ddp_status */
@@ -45,7 +45,7 @@ static ddp_status pass(member_exchange *e, int apart, int count)
 	status = ddp_comm_issue_own(e->parent, &(ddp_operation){
 		.kind = DDP_SEND, .send = e->records, .count = bytes, .type = DDP_U8, .root = to,
 		.tag = ddp_match_own_tag(e->tag) }, &sent);
-	/* What is received into must stay until it has come. */
+	/* The buffers must stay until the messages have come. */
 	if (status != DDP_OK)
 		(void)ddp_comm_break(e->parent, status, e->parent->rank, "%s", ddp_last_error());
 	else
