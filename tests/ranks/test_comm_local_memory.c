@@ -17,6 +17,8 @@
 #include <cmocka.h>
 
 #include "comm/core/comm.h"
+#include "comm/shm/borrow.h"
+#include "comm/shm/memory.h"
 #include "tests/support/comm_ranks.h"
 
 enum { RANKS = 4, COUNT = 200000 };
@@ -283,6 +285,49 @@ static void nobody_can_cut_it(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* Rank 0 frees what rank 1 has looked up for an operation, as if rank 0 had failed; then rank 1 looks up the next. */
+static int free_early(ddp_comm *comm, void *argument)
+{
+	static ddp_memory_ref refs[RANKS];
+	float *mine = allocate(comm, COUNT);
+	const int rank = ddp_comm_rank(comm);
+	void *first = NULL;
+
+	(void)argument;
+	mine[0] = (float)rank;
+	const ddp_memory_ref own = ddp_memory_find(comm, mine, sizeof(float));
+	CHECK_OK(ddp_all_gather(comm, &own, refs, sizeof(own), DDP_U8));
+	if (rank == 1) {
+		ddp_borrow_begin(comm);
+		first = ddp_borrow(comm, 0, &refs[0]);
+		CHECK(first != NULL);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 0)
+		CHECK_OK(ddp_mem_free(comm, mine));
+	CHECK_OK(ddp_barrier(comm));
+	if (rank == 1) {
+		const float *second = ddp_borrow(comm, 2, &refs[2]);
+		CHECK(second != NULL && *second == 2);
+		CHECK(ddp_borrow(comm, 0, &refs[0]) == first);
+		ddp_borrow_begin(comm);
+		CHECK(ddp_borrow(comm, 0, &refs[0]) == NULL);
+		CHECK(ddp_borrow(comm, 2, &refs[2]) == second);
+	}
+	CHECK_OK(ddp_barrier(comm));
+	if (rank != 0)
+		CHECK_OK(ddp_mem_free(comm, mine));
+	return 0;
+}
+
+static void a_failed_owner_takes_nothing_away(void **state)
+{
+	const test_world world = { .ranks = RANKS, .timeout_ms = 20000, .body = free_early };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 typedef struct freeing {
 	ddp_comm *comm;
 	void *memory;
@@ -330,6 +375,7 @@ int main(void)
 		cmocka_unit_test(groups_and_lanes_use_it),
 		cmocka_unit_test(a_lack_is_told),
 		cmocka_unit_test(nobody_can_cut_it),
+		cmocka_unit_test(a_failed_owner_takes_nothing_away),
 		cmocka_unit_test(any_thread_frees_it),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

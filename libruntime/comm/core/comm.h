@@ -117,6 +117,7 @@ typedef struct ddp_memory_cache {
 	ddp_allocation recent;      /* a copy, as another thread may free it; .own NULL: none */
 	uint64_t changes;           /* the roster's memory.changes then */
 	struct ddp_borrowed *borrowed; /* other ranks' own memory that is mapped (comm/shm/borrow) */
+	bool has_grown;             /* by a mapping, since those of freed memory were last looked for */
 } ddp_memory_cache;
 
 /*

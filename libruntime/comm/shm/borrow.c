@@ -31,9 +31,11 @@ static void release(struct ddp_borrowed *b)
 	free(b);
 }
 
-/* Their owners have waited for all operations on them. */
-static void release_freed(ddp_comm *comm)
+void ddp_borrow_begin(ddp_comm *comm)
 {
+	if (!comm->memory.has_grown)
+		return;
+	comm->memory.has_grown = false;
 	for (struct ddp_borrowed **link = &comm->memory.borrowed; *link != NULL;) {
 		struct ddp_borrowed *b = *link;
 		if (!atomic_load(&page_of(b)->freed)) {
@@ -95,12 +97,12 @@ void *ddp_borrow(ddp_comm *comm, int i, const ddp_memory_ref *ref)
 	while (b != NULL && (b->id != ref->allocation || b->owner != i))
 		b = b->next;
 	if (b == NULL) {
-		release_freed(comm);
 		b = borrow(comm, i, ref->allocation);
 		if (b == NULL)
 			return NULL;
 		b->next = comm->memory.borrowed;
 		comm->memory.borrowed = b;
+		comm->memory.has_grown = true;
 	}
 	return b->memory + ref->offset;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "comm/core/comm.h"
+#include "comm/shm/borrow.h"
 #include "comm/shm/memory.h"
 #include "comm/wait/await.h"
 #include "comm/wait/survey.h"
@@ -163,6 +164,7 @@ static void fetch_next_slot(const ddp_comm *comm, size_t bytes)
    operation name? */
 static ddp_status check_memory(ddp_comm *comm)
 {
+	ddp_borrow_begin(comm);
 	for (int i = 0; i < comm->node.size; i++) {
 		const ddp_header *h = ddp_node_header(comm, i);
 		const bool sends = (h->flags & DDP_HEADER_SEND_SHARED) == 0 || ddp_memory_at(comm, i, &h->send) != NULL;
