@@ -3,6 +3,7 @@
 # knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
+	spank/base/bytes.c spank/base/bytes.h \
 	spank/base/contained.c spank/base/contained.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/pause.c spank/base/pause.h \
@@ -51,7 +52,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
-	spank/failure/srun/voice.c spank/failure/srun/voice.h
+	spank/failure/srun/voice.c spank/failure/srun/voice.h \
+	spank/restart/deal.c spank/restart/deal.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status

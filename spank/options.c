@@ -7,6 +7,8 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
+enum { RESTARTS_MAX = 1000, NODES_MAX = 100000 };
+
 /* A key's value, not terminated; text is NULL when the key stood alone. */
 struct value {
 	const char *text;
@@ -255,6 +257,36 @@ static bool read_stall_action(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_restart(struct settings *settings, struct value value)
+{
+	uint32_t number;
+
+	if (value.text == NULL || !read_number(&value, RESTARTS_MAX, &number) || value.length > 0)
+		return false;
+	settings->restarts = number;
+	return true;
+}
+
+static bool read_nodes(struct value value, uint32_t *nodes)
+{
+	uint32_t number;
+
+	if (value.text == NULL || !read_number(&value, NODES_MAX, &number) || value.length > 0)
+		return false;
+	*nodes = number;
+	return true;
+}
+
+static bool read_spare(struct settings *settings, struct value value)
+{
+	return read_nodes(value, &settings->spares);
+}
+
+static bool read_min_nodes(struct settings *settings, struct value value)
+{
+	return read_nodes(value, &settings->min_nodes);
+}
+
 static bool read_absent(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "warn", "refuse" };
@@ -338,6 +370,10 @@ static const struct option options[] = {
 	{ .name = "grace", .read = read_grace, .expects = "seconds from 0 to 604800" },
 	{ .name = "stall", .read = read_stall, .expects = "seconds from 1 to 604800, or 0 for never" },
 	{ .name = "stall-action", .read = read_stall_action, .expects = "report or kill" },
+	{ .name = "restart", .read = read_restart, .expects = "a number from 0 to 1000" },
+	{ .name = "spare", .read = read_spare, .expects = "a number of nodes from 0 to 100000" },
+	{ .name = "min-nodes", .read = read_min_nodes,
+	  .expects = "a number of nodes from 1 to 100000, or 0 for all but the spares" },
 	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
 	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
 	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
@@ -456,6 +492,30 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	return true;
 }
 
+/* What a site's line says of restarts is for the lists that go with it. What the user says contradicts itself, or
+   holds. */
+static bool settle_restart(struct settings *settings, struct error *error)
+{
+	bool wanted = option_given(settings, "restart") && settings->restarts > 0;
+	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
+	                    : option_given(settings, "min-nodes") && settings->min_nodes > 0 ? "min-nodes" : NULL;
+
+	if (settings->restarts == 0 && needs != NULL)
+		return error_set(error, "'%s' needs 'restart': only a step whose programs are started again can go on "
+		                 "with other nodes; add restart=N", needs);
+	if (wanted && !settings->kill_on_failure && option_given(settings, "on-failure"))
+		return error_set(error, "'restart' and 'on-failure=continue' do not go together: a failure either "
+		                 "restarts all ranks, or lets the others go on");
+	if (!settings->kill_on_failure && !wanted)
+		settings->restarts = 0;
+	if (settings->restarts == 0)
+		settings->spares = settings->min_nodes = 0;
+	/* A stall is a failure like others, unless the user says otherwise. */
+	if (settings->restarts > 0 && !option_given(settings, "stall-action"))
+		settings->kill_on_stall = true;
+	return true;
+}
+
 bool options_parse(struct settings *settings, const char *list, uint32_t locked,
                    struct error *error)
 {
@@ -475,6 +535,8 @@ bool options_parse(struct settings *settings, const char *list, uint32_t locked,
 	if (result.launcher && result.stall_seconds > 0 && option_given(&result, "stall"))
 		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
+	if (!settle_restart(&result, error))
+		return false;
 	*settings = result;
 	return true;
 }

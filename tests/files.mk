@@ -355,6 +355,7 @@ check_PROGRAMS += \
 	tests/unit/test_slots \
 	tests/unit/test_spank_blame \
 	tests/unit/test_spank_check \
+	tests/unit/test_spank_deal \
 	tests/unit/test_spank_ends \
 	tests/unit/test_spank_gpu \
 	tests/unit/test_spank_identity \

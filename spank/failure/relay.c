@@ -57,6 +57,19 @@ static uint32_t get_number(const unsigned char bytes[4])
 	return number;
 }
 
+static void put_short(unsigned char bytes[2], uint32_t number)
+{
+	if (number > UINT16_MAX)
+		number = UINT16_MAX;
+	bytes[0] = (unsigned char)number;
+	bytes[1] = (unsigned char)(number >> 8);
+}
+
+static uint32_t get_short(const unsigned char bytes[2])
+{
+	return bytes[0] | (uint32_t)bytes[1] << 8;
+}
+
 enum {
 	LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16,
 	TIMED_OUT = 32, NAMES_PEER = 64, STALL = 128,
@@ -87,7 +100,8 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 {
 	const struct end_facts *facts = &news->facts;
 
-	put_number(message->age_ms, news->age_ms);
+	put_short(message->age_ms, news->age_ms);
+	put_short(message->generation, news->generation);
 	put_number(message->wait_status, (uint32_t)news->wait_status);
 	message->end = (unsigned char)facts->end;
 	message->sent = (unsigned char)facts->sent;
@@ -118,7 +132,8 @@ struct relay_news relay_read(const struct relay_message *message)
 		.text = stall ? "" : message->text,
 		.node = stall ? "" : node_of(message),
 		.stall = stall ? (const unsigned char *)message->text : NULL,
-		.age_ms = get_number(message->age_ms),
+		.age_ms = get_short(message->age_ms),
+		.generation = get_short(message->generation),
 		.here = here,
 		.rank = here ? get_number(message->wait_status) : 0,
 		.wait_status = here ? 0 : (int)get_number(message->wait_status),

@@ -49,7 +49,8 @@ struct relay relay_parse(const char *text);
 
 struct relay_news {
 	const char *text;
-	uint32_t age_ms;        /* since it happened */
+	uint32_t age_ms;        /* since it happened; of more than a minute, a minute is told */
+	uint32_t generation;    /* in which it happened (restart/deal.h); 0: the step has none. At most UINT16_MAX */
 	int wait_status;        /* of the task, as wait(2) gives it */
 	struct end_facts facts; /* as the node sees them; srun has its own policy */
 	const char *node;       /* on which it happened; NULL or "": not told */
@@ -62,7 +63,8 @@ struct relay_news {
 /* On the wire. All members are bytes: it has no holes. Numbers are little-endian. */
 struct relay_message {
 	unsigned char nonce[RELAY_NONCE_BYTES]; /* mark and number of the sender */
-	unsigned char age_ms[4];
+	unsigned char age_ms[2];
+	unsigned char generation[2];
 	unsigned char wait_status[4];
 	unsigned char end, sent, flags; /* of the facts */
 	char text[RELAY_TEXT_MAX]; /* and behind its end the node's name, if there is room */

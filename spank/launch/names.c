@@ -64,6 +64,7 @@ static const struct name names[] = {
 	{ "SLURM_DDP_RELAY", NAME_HANDOVER },
 	{ "SLURM_DDP_ON_FAILURE", NAME_HANDOVER },
 	{ "SLURM_DDP_NO_WITNESS", NAME_HANDOVER },
+	{ "SLURM_DDP_RESTART", NAME_HANDOVER }, /* "yes": each task is to be an agent, as srun deals generations */
 };
 
 enum { NAMES = sizeof(names) / sizeof(names[0]) };

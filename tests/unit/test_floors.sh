@@ -31,7 +31,7 @@ spank()
 {
 	root=. folder=spank
 	floors=(spank/base spank/options spank/site spank/request spank/identity spank/launch
-		spank/failure spank/failure/node spank/failure/srun spank/status
+		spank/failure spank/failure/node spank/failure/srun spank/restart spank/status
 		spank/ask spank/kill spank/srun spank/stepd spank/task spank/plugin)
 	interfaces=()
 }

@@ -66,6 +66,9 @@ static const char *shown(const struct settings *s)
 	NUMBER(grace_seconds);
 	NUMBER(stall_seconds);
 	NUMBER(kill_on_stall);
+	NUMBER(restarts);
+	NUMBER(spares);
+	NUMBER(min_nodes);
 	NUMBER(refuse_absent);
 	NUMBER(verbose);
 	NUMBER(check);
@@ -106,6 +109,12 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "grace=0", "grace_seconds=0 " }, { "grace=604800", "grace_seconds=604800 " },
 	{ "stall=0", "" }, { "stall=604800", "stall_seconds=604800 " },
 	{ "stall-action=report", "" }, { "stall-action=kill", "kill_on_stall=1 " },
+	{ "restart=0", "" }, { "restart=3", "kill_on_stall=1 restarts=3 " },
+	{ "restart=1000,stall-action=report", "restarts=1000 " },
+	{ "restart=3,spare=0,min-nodes=0", "kill_on_stall=1 restarts=3 " },
+	{ "spare=1,restart=3", "kill_on_stall=1 restarts=3 spares=1 " },
+	{ "min-nodes=2,restart=3", "kill_on_stall=1 restarts=3 min_nodes=2 " },
+	{ "restart=0,spare=0,on-failure=continue", "kill_on_failure=0 " },
 	{ "absent=refuse", "" }, { "absent=warn", "refuse_absent=0 " },
 	{ "verbose", "verbose=1 " }, { "verbose=no", "" },
 	{ "check", "check=1 " }, { "check=json", "check=2 " }, { "check=no", "" },
@@ -158,6 +167,12 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
 	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
 	{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
+	{ "restart", "'restart' needs a value" }, { "restart=1001", "'restart' does not take" },
+	{ "restart=yes", "'restart' does not take" }, { "restart=-1", "'restart' does not take" },
+	{ "spare=100001", "'spare' does not take" }, { "spare=1", "'spare' needs 'restart'" },
+	{ "spare=1,restart=0", "'spare' needs 'restart'" }, { "min-nodes=2", "'min-nodes' needs 'restart'" },
+	{ "min-nodes=few", "'min-nodes' does not take" },
+	{ "restart=1,on-failure=continue", "'restart' and 'on-failure=continue'" },
 	{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
 	{ "verbose,port=99,check", "'port'" },
 };
@@ -479,6 +494,33 @@ static void site_may_say_what_holds_anyway(void **state)
 	assert_true(site_parse(&site, 3, words, &error));
 }
 
+static void site_gives_restarts_to_lists_that_go_with_them(void **state)
+{
+	static const struct { const char *list, *expected; } cases[] = {
+		{ "", "kill_on_stall=1 restarts=2 spares=1 " },
+		{ "spare=3", "kill_on_stall=1 restarts=2 spares=3 " },
+		{ "min-nodes=2", "kill_on_stall=1 restarts=2 spares=1 min_nodes=2 " },
+		{ "restart=0", "" }, { "on-failure=continue", "kill_on_failure=0 " },
+		{ "stall-action=report", "restarts=2 spares=1 " },
+	};
+	char *words[] = { (char[]){ "restart=2" }, (char[]){ "spare=1" } };
+	struct site site;
+	struct error error = { "" };
+
+	(void)state;
+	assert_true(site_parse(&site, 2, words, &error));
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		struct settings settings = site.defaults;
+		assert_true(options_parse(&settings, cases[i].list, 0, &error));
+		assert_string_equal(shown(&settings), cases[i].expected);
+	}
+	/* spare= alone says nothing until a user asks for restarts. */
+	assert_true(site_parse(&site, 1, words + 1, &error));
+	struct settings settings = site.defaults;
+	assert_true(options_parse(&settings, "", 0, &error));
+	assert_string_equal(shown(&settings), "");
+}
+
 static void empty_site_line_is_the_built_in_defaults(void **state)
 {
 	struct settings base = defaults();
@@ -570,6 +612,7 @@ int main(void)
 		cmocka_unit_test(site_gives_defaults_and_locks_keys),
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),
 		cmocka_unit_test(site_may_say_what_holds_anyway),
+		cmocka_unit_test(site_gives_restarts_to_lists_that_go_with_them),
 		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),
 		cmocka_unit_test(last_list_of_a_process_counts),
 		cmocka_unit_test(site_locks_keys_of_a_request),

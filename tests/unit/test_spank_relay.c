@@ -212,9 +212,9 @@ static bool same_facts(const struct end_facts *a, const struct end_facts *b)
 static void news_pass_the_wire(void **state)
 {
 	static const struct relay_news cases[] = {
-		{ .text = "a", .age_ms = 70000, .wait_status = 0x0b,
+		{ .text = "a", .age_ms = 60000, .generation = 3, .wait_status = 0x0b,
 		  .facts = { .end = END_CRASH, .sent = SENT_STOP, .lone = true, .other_failed = true } },
-		{ .text = "b", .age_ms = UINT32_MAX, .wait_status = 255 << 8,
+		{ .text = "b", .age_ms = UINT16_MAX, .generation = UINT16_MAX, .wait_status = 255 << 8,
 		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
 		             .out_of_memory = true } },
 		{ .text = "c", .facts = { .end = END_CODE, .timed_out = true, .names_peer = true } },
@@ -230,9 +230,15 @@ static void news_pass_the_wire(void **state)
 		assert_string_equal(news.text, cases[i].text);
 		assert_string_equal(news.node, cases[i].node != NULL ? cases[i].node : "");
 		assert_int_equal(news.age_ms, cases[i].age_ms);
+		assert_int_equal(news.generation, cases[i].generation);
 		assert_int_equal(news.wait_status, cases[i].wait_status);
 		assert_true(same_facts(&news.facts, &cases[i].facts));
 	}
+	/* An age that does not fit is a minute, and does not reach into the generation. */
+	struct relay_message old;
+	relay_write(&old, &(struct relay_news){ .text = "e", .age_ms = UINT32_MAX });
+	assert_int_equal(relay_read(&old).age_ms, UINT16_MAX);
+	assert_int_equal(relay_read(&old).generation, 0);
 	/* A text that leaves no room for the name. */
 	char longest[RELAY_TEXT_MAX + 1];
 	memset(longest, 'x', sizeof(longest) - 1);
@@ -275,7 +281,7 @@ static void wire_is_that_of_release_0_2(void **state)
 	(void)state;
 	assert_int_equal(relay.port, 4660);
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		const struct relay_news news = { .text = "seven", .age_ms = 0x01020304, .wait_status = 7 << 8,
+		const struct relay_news news = { .text = "seven", .age_ms = 0x0304, .generation = 0x0102, .wait_status = 7 << 8,
 			                         .facts = cases[i].facts, .stall = cases[i].stall };
 		struct relay_message message = { .nonce = { 0 } };
 		unsigned char wire[BYTES] = { 0 }, tag[SIPHASH_BYTES];
