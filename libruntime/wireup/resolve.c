@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "wireup/resolve.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -95,6 +96,17 @@ static bool names_this_node(const ddp_job *job)
 	return false;
 }
 
+/* torchrun counts its agents as nodes, and they may all run on this machine. It has met the others by a loopback
+   address, so it means this machine by that. */
+static bool agents_share_machine(const ddp_job *job)
+{
+	unsigned char number[sizeof(struct in6_addr)];
+
+	return ddp_environment("TORCHELASTIC_RUN_ID") != NULL &&
+	       (strcmp(job->master_addr, "localhost") == 0 || inet_pton(AF_INET, job->master_addr, number) == 1 ||
+	        inet_pton(AF_INET6, job->master_addr, number) == 1);
+}
+
 /* Every address of this node. */
 static void take_all_addresses(int port, ddp_rendezvous *rendezvous)
 {
@@ -112,7 +124,7 @@ static void take_all_addresses(int port, ddp_rendezvous *rendezvous)
 static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
                                  ddp_rendezvous *rendezvous)
 {
-	bool own_name = names_this_node(job), loopback = false;
+	bool own_name = names_this_node(job) || agents_share_machine(job), loopback = false;
 
 	for (; found != NULL && rendezvous->count < DDP_RENDEZVOUS_ADDRESSES; found = found->ai_next) {
 		/* For another node's name it would be an address of this node. */

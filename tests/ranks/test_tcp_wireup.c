@@ -458,6 +458,23 @@ static void loopback_is_refused_for_several_nodes(void **state)
 	expect(1, DDP_ERR_JOB, "is a loopback address there");
 }
 
+static void agents_of_torchrun_may_share_a_machine(void **state)
+{
+	static const char *const addresses[] = { "localhost", "127.0.0.1" };
+
+	(void)state;
+	setenv("TORCHELASTIC_RUN_ID", "none", 1);
+	for (int i = 0; i < 2; i++) {
+		arrange(2);
+		ranks[0].job.nnodes = ranks[1].job.nnodes = 2;
+		for (int r = 0; r < 2; r++)
+			strcpy(ranks[r].job.master_addr, addresses[i]);
+		run(2);
+		all_are_well(2);
+	}
+	unsetenv("TORCHELASTIC_RUN_ID");
+}
+
 /* Debian's 127.0.1.1: rank 1 shares rank 0's node, rank 2 has its address. */
 static void loopback_of_rank_0s_own_name_is_no_obstacle(void **state)
 {
@@ -540,6 +557,7 @@ int main(void)
 		cmocka_unit_test_setup(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin),
 		cmocka_unit_test_setup(address_of_another_node_is_refused_on_rank_0, begin),
 		cmocka_unit_test_setup(loopback_is_refused_for_several_nodes, begin),
+		cmocka_unit_test_setup(agents_of_torchrun_may_share_a_machine, begin),
 		cmocka_unit_test_setup(loopback_of_rank_0s_own_name_is_no_obstacle, begin),
 		cmocka_unit_test_setup(name_that_does_not_resolve_is_said, begin),
 		cmocka_unit_test_setup(key_and_address_are_required, begin),
