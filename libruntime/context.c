@@ -180,6 +180,7 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 	status = choose_timeout(&options, &opened->timeout_ms);
 	if (status == DDP_OK)
 		status = discover(&options, &opened->job, &opened->key);
+	opened->requeues = ddp_environment_requeues();
 	if (status == DDP_OK)
 		status = open_context(opened, &options);
 	if (status != DDP_OK) {

@@ -13,6 +13,7 @@ struct ddp_watch; /* watch/watch.h */
 struct ddp_context {
 	ddp_job job;
 	ddp_key key;
+	uint32_t requeues; /* how often Slurm has started the job again */
 	int timeout_ms;
 	ddp_wireup *wireup;
 	ddp_comm *world;

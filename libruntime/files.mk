@@ -207,6 +207,7 @@ data_sources = \
 state_sources = \
 	libruntime/state/checkpoint.c \
 	libruntime/state/leader.c libruntime/state/leader.h \
+	libruntime/state/lock.c libruntime/state/lock.h \
 	libruntime/state/metadata.c libruntime/state/metadata.h \
 	libruntime/state/params.c \
 	libruntime/state/safetensors.c libruntime/state/safetensors.h \
@@ -214,7 +215,8 @@ state_sources = \
 	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
 	libruntime/state/transfer.c libruntime/state/transfer.h \
-	libruntime/state/user.c libruntime/state/user.h
+	libruntime/state/user.c libruntime/state/user.h \
+	libruntime/state/writer.c libruntime/state/writer.h
 
 watch_sources = \
 	libruntime/watch/metrics.c libruntime/watch/metrics.h \

@@ -379,6 +379,7 @@ check_PROGRAMS += \
 	tests/unit/test_status \
 	tests/unit/test_store \
 	tests/unit/test_store_faults \
+	tests/unit/test_store_handover \
 	tests/unit/test_tokens \
 	tests/unit/test_watch
 
@@ -405,6 +406,7 @@ tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_update
 tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread
 tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap=fsync -Wl,--wrap=close \
 	-Wl,--wrap=rename -Wl,--wrap=unlink
+tests_unit_test_store_handover_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=rename -Wl,--wrap=unlink -Wl,--wrap=opendir
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_net_messages_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

@@ -243,6 +243,14 @@ ddp_status ddp_environment_slurm_ids(ddp_job *job)
 	return status;
 }
 
+uint32_t ddp_environment_requeues(void)
+{
+	const char *text = ddp_environment("SLURM_RESTART_COUNT");
+	int64_t count;
+
+	return text != NULL && ddp_parse_int64(text, 0, UINT32_MAX, &count) ? (uint32_t)count : 0;
+}
+
 /* "JOBID.STEPID" of this step. */
 static bool requested_for_step(const char *requested, int64_t step_id)
 {

@@ -21,6 +21,10 @@ ddp_status ddp_environment_key(ddp_key *key);
 /* The numbers of job, step and restart, 0 where there are none. */
 ddp_status ddp_environment_slurm_ids(ddp_job *job);
 
+/* How often Slurm has started the job again; 0 outside of jobs. DDP_RESTART_COUNT counts the restarts of
+   the step, too. */
+uint32_t ddp_environment_requeues(void);
+
 /* Errors that Slurm's variables betray: the plugin absent although asked for,
    or another step's variables inherited. */
 ddp_status ddp_environment_check_plugin(void);

@@ -24,6 +24,7 @@
 #include "reduce/model.h"
 #include "reduce/tensors.h"
 #include "state/leader.h"
+#include "state/lock.h"
 #include "state/metadata.h"
 #include "state/store.h"
 #include "state/user.h"
@@ -72,19 +73,26 @@ static struct owner *owner_of(const ddp_model *model)
 	return attached != model ? attached : NULL;
 }
 
-static ddp_status take_lock(ddp_model *model, const char *dir)
+static ddp_store_writer writer_of(const ddp_model *model)
 {
-	const ddp_job *job = &ddp_model_context(model)->job;
-	char who[128 + DDP_HOST_MAX];
+	const ddp_context *context = ddp_model_context(model);
+	const ddp_job *job = &context->job;
+	ddp_store_writer writer = { .job_id = job->job_id, .step_id = job->step_id, .requeues = context->requeues,
+	                      .restarts = job->restart_count };
 
+	snprintf(writer.name, sizeof(writer.name), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld",
+	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
+	return writer;
+}
+
+static ddp_status take_lock(ddp_model *model, const char *dir, const ddp_store_writer *writer)
+{
 	struct owner *owner = calloc(1, sizeof(*owner) + strlen(dir) + 1);
 	if (owner == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of checkpoint directory %s", dir);
 	owner->model = model;
 	strcpy(owner->dir, dir);
-	snprintf(who, sizeof(who), "rank %d of job %" PRIu32 ".%" PRIu32 " on %s, process %ld\n",
-	         job->rank, job->job_id, job->step_id, job->hostname, (long)getpid());
-	ddp_status status = ddp_store_lock_take(dir, who, model, &owner->lock);
+	ddp_status status = ddp_store_lock_take(dir, writer, model, &owner->lock);
 	if (status != DDP_OK) {
 		free(owner);
 		return status;
@@ -95,18 +103,21 @@ static ddp_status take_lock(ddp_model *model, const char *dir)
 
 /* Makes sure that this model owns `dir`, from now until the model is freed or saves
    elsewhere. */
-static ddp_status own_directory(ddp_model *model, const char *dir)
+static ddp_status own_directory(ddp_model *model, const char *dir, const ddp_store_writer *writer)
 {
 	const struct owner *owner = owner_of(model);
 
 	if (owner != NULL && strcmp(owner->dir, dir) == 0) {
 		if (ddp_store_lock_holds(owner->lock, dir))
 			return DDP_OK;
+		ddp_status status = access(dir, F_OK) == 0 ? ddp_store_lock_check(dir, writer) : DDP_OK;
+		if (status != DDP_OK)
+			return status;
 		ddp_log(DDP_LOG_WARN, "checkpoint directory %s is not the one any more that this run has "
 		        "written to: it was removed, replaced or unmounted, and with it the checkpoints "
 		        "before; it is made anew", dir);
 	}
-	return take_lock(model, dir);
+	return take_lock(model, dir, writer);
 }
 
 /* ---- save ------------------------------------------------------------------------- */
@@ -121,6 +132,7 @@ struct save {
 	int world_size;
 	int threads; /* of the program's thread: OpenMP's number is each thread's own */
 	ddp_position position;
+	ddp_store_writer writer;
 	ddp_users users; /* rank 0, and who saves alone */
 	ddp_tensors tensors; /* empty: from memory that the writer reaches */
 	ddp_model *model;
@@ -151,7 +163,7 @@ static ddp_status write_all(const struct save *save, ddp_safetensors_tensor *all
 	count += ddp_users_tensors(&save->users, names, shapes, all + count);
 	ddp_metadata_write(&save->position, save->world_size, &metadata);
 	return ddp_store_write(save->dir, save->position.step, all, count, metadata.pairs,
-	                       metadata.count, save->keep, save->owns ? &save->later : NULL);
+	                       metadata.count, save->keep, save->owns ? &save->later : NULL, &save->writer);
 }
 
 static ddp_status write_tensors(const struct save *save)
@@ -202,7 +214,7 @@ static ddp_status collect(struct save *save)
 	ddp_status status = resolve_directory(save);
 	if (status != DDP_OK)
 		return status;
-	status = own_directory(save->model, save->dir);
+	status = own_directory(save->model, save->dir, &save->writer);
 	save->owns = status == DDP_OK;
 	/* It may be rank 0 that owns it, and lives; what is saved comes first then. But another
 	   model's files are no checkpoints of this one. */
@@ -450,12 +462,12 @@ static ddp_status prepare_directory(void *argument)
 
 	if (status == DDP_OK)
 		status = ddp_store_prepare(save->dir);
-	return status == DDP_OK ? own_directory(save->model, save->dir) : status;
+	return status == DDP_OK ? own_directory(save->model, save->dir, &save->writer) : status;
 }
 
 ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 {
-	struct save save = { .dir = dir, .model = model };
+	struct save save = { .dir = dir, .model = model, .writer = writer_of(model) };
 
 	/* A file that a thread of this process still writes is not the rest of a crash. */
 	ddp_status status = ddp_save_end(model);
@@ -487,7 +499,7 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		.dir = dir, .keep = keep > 0 ? keep : KEEP_DEFAULT,
 		.world_size = ddp_comm_size(comm), .threads = dk_threads(),
 		.position = { .step = ddp_model_step_count(model), .has_loader = loader != NULL },
-		.model = model,
+		.model = model, .writer = writer_of(model),
 	};
 	/* Looked at before the model is. */
 	const bool alone = save.alone = ddp_comm_broken(comm);

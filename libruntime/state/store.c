@@ -7,8 +7,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,13 +16,12 @@
 #include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/signals.h"
 #include "base/walk.h"
+#include "state/lock.h"
 
 enum { ASIDE_MAX = 1000 };
 
 static const char suffix[] = ".safetensors";
-static const char temporary_suffix[] = ".tmp";
 
 /* ---- names ------------------------------------------------------------------- */
 
@@ -40,29 +37,6 @@ static char *file_path(const char *dir, int64_t step, const char *ending)
 	if (asprintf(&path, "%s/step-%08" PRId64 "%s", dir, step, ending) < 0)
 		return NULL;
 	return path;
-}
-
-/* A name that no other writer has, on this host or another. */
-static char *temporary_path(const char *dir, int64_t step)
-{
-	static atomic_uint count;
-	char host[HOST_NAME_MAX + 1] = "", *path;
-
-	if (gethostname(host, sizeof(host)) != 0)
-		host[0] = '\0';
-	host[sizeof(host) - 1] = '\0';
-	if (asprintf(&path, "%s/step-%08" PRId64 "%s.%s-%ld-%u%s", dir, step, suffix, host,
-	             (long)getpid(), atomic_fetch_add(&count, 1), temporary_suffix) < 0)
-		return NULL;
-	return path;
-}
-
-static bool is_temporary(const char *name)
-{
-	size_t length = strlen(name), end = strlen(temporary_suffix);
-
-	return strncmp(name, "step-", 5) == 0 && strstr(name, suffix) != NULL && length > end &&
-	       strcmp(name + length - end, temporary_suffix) == 0;
 }
 
 /* The step in "step-NNNNNNNN" + ending, or -1 if the name is another. */
@@ -244,8 +218,17 @@ static bool is_among(const ddp_later *later, int64_t step)
 	return false;
 }
 
+/* Whether the directory is the writer's now: its process may have been stopped since it looked last. */
+static bool is_still_ours(const char *dir, const ddp_store_writer *writer)
+{
+	if (writer == NULL || ddp_store_lock_check(dir, writer) == DDP_OK)
+		return true;
+	ddp_log(DDP_LOG_WARN, "old checkpoints stay: %s", ddp_last_error());
+	return false;
+}
+
 /* A failure here costs room and no data, so it is a warning. */
-static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later)
+static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later, const ddp_store_writer *writer)
 {
 	int64_t *steps = NULL;
 	int count = 0, kept = 0;
@@ -255,9 +238,14 @@ static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later
 		return;
 	}
 	for (int i = 0; i < count; i++) {
-		if (is_among(later, steps[i]))
+		const bool aside = is_among(later, steps[i]);
+		if (!aside && (steps[i] > step || ++kept <= keep))
+			continue;
+		if (!is_still_ours(dir, writer))
+			break;
+		if (aside)
 			set_aside(dir, steps[i]);
-		else if (steps[i] <= step && ++kept > keep)
+		else
 			remove_file(dir, steps[i]);
 	}
 	free(steps);
@@ -266,24 +254,37 @@ static void tidy(const char *dir, int64_t step, int keep, const ddp_later *later
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 }
 
+/* Whoever takes the directory over removes the temporary file, after it has left its mark. */
+static ddp_status rename_into_place(const char *dir, const char *temporary, const char *path, const ddp_store_writer *writer)
+{
+	ddp_status status = writer != NULL ? ddp_store_lock_check(dir, writer) : DDP_OK;
+
+	if (status != DDP_OK || rename(temporary, path) == 0)
+		return status;
+	const int error = errno;
+	if (error == ENOENT && writer != NULL)
+		status = ddp_store_lock_check(dir, writer);
+	return status != DDP_OK ? status : ddp_fail_errno(DDP_ERR_IO, error, "cannot rename %s to %s", temporary, path);
+}
+
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
                            const ddp_safetensors_pair *metadata, int pairs, int keep,
-                           const ddp_later *later)
+                           const ddp_later *later, const ddp_store_writer *writer)
 {
 	ddp_status status = make_directory(dir);
 	if (status != DDP_OK)
 		return status;
 
-	char *temporary = temporary_path(dir, step);
 	char *path = file_path(dir, step, suffix);
-	if (temporary == NULL || path == NULL) {
+	char *temporary = path != NULL ? ddp_store_lock_temporary(dir, path + strlen(dir) + 1, writer) : NULL;
+	if (temporary == NULL) {
 		status = fail_path(dir);
 		goto end;
 	}
 	status = write_temporary(temporary, tensors, count, metadata, pairs);
-	if (status == DDP_OK && rename(temporary, path) != 0)
-		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot rename %s to %s", temporary, path);
+	if (status == DDP_OK)
+		status = rename_into_place(dir, temporary, path, writer);
 	if (status != DDP_OK) {
 		unlink(temporary);
 		goto end;
@@ -291,195 +292,11 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
 	/* The old ones go when the new one is on the disk, under its name. */
 	status = sync_directory(dir);
 	if (status == DDP_OK && later != NULL)
-		tidy(dir, step, keep, later);
+		tidy(dir, step, keep, later, writer);
 end:
 	free(temporary);
 	free(path);
 	return status;
-}
-
-/* ---- owning ------------------------------------------------------------------- */
-
-/*
- * A POSIX record lock of a hidden file: it works on NFS too, the kernel lets go of it
- * when the process dies, and children do not inherit it. A process lets go of all its
- * locks of a file when it closes any descriptor of it: so it has one only.
- */
-struct ddp_store_lock {
-	dev_t device; /* of the file */
-	ino_t inode;
-	int fd;
-	const void *owner;
-	int users;     /* calls of that owner */
-	pid_t process; /* that took it: a child has the list, but no lock */
-	struct ddp_store_lock *next;
-};
-
-static pthread_mutex_t locks_mutex = PTHREAD_MUTEX_INITIALIZER;
-static ddp_store_lock *locks; /* of this process; under the mutex */
-
-static char *lock_path(const char *dir)
-{
-	char *path;
-
-	return asprintf(&path, "%s/.lock", dir) < 0 ? NULL : path;
-}
-
-static bool is_file_of(const ddp_store_lock *lock, const char *path)
-{
-	struct stat about;
-
-	return stat(path, &about) == 0 && about.st_dev == lock->device && about.st_ino == lock->inode;
-}
-
-static ddp_status owned_by_another(const char *dir, int fd)
-{
-	char owner[256];
-	ssize_t bytes = pread(fd, owner, sizeof(owner) - 1, 0);
-
-	owner[bytes > 0 ? bytes : 0] = '\0';
-	owner[strcspn(owner, "\n")] = '\0';
-	return ddp_fail(DDP_ERR_STATE, "checkpoint directory %s is written to by %s; give each run a "
-	                "directory of its own, or end that one", dir,
-	                owner[0] != '\0' ? owner : "another process");
-}
-
-static ddp_status lock_file(const char *dir, int fd, const char *who, bool *locked)
-{
-	struct flock range = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
-
-	*locked = fcntl(fd, F_SETLK, &range) == 0;
-	if (!*locked && (errno == EACCES || errno == EAGAIN))
-		return owned_by_another(dir, fd);
-	if (!*locked)
-		ddp_log(DDP_LOG_WARN, "cannot lock checkpoint directory %s (%s): see to it that only one "
-		        "run writes to it", dir, ddp_reason(errno));
-	/* For messages only. */
-	if (*locked && (ftruncate(fd, 0) != 0 || ddp_write(fd, who, strlen(who)) < 0))
-		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, ddp_reason(errno));
-	return DDP_OK;
-}
-
-/* Nobody else writes here: what is left is of writers that died. */
-static void remove_temporaries(const char *dir)
-{
-	const struct dirent *entry;
-	DIR *stream = opendir(dir);
-
-	if (stream == NULL)
-		return;
-	while ((entry = readdir(stream)) != NULL) {
-		if (is_temporary(entry->d_name) && unlinkat(dirfd(stream), entry->d_name, 0) != 0)
-			ddp_log(DDP_LOG_WARN, "cannot remove %s/%s, which a crash left: %s", dir, entry->d_name,
-			        ddp_reason(errno));
-	}
-	closedir(stream);
-}
-
-static ddp_status open_lock(const char *dir, const char *path, const char *who, const void *owner,
-                            ddp_store_lock **lock)
-{
-	struct stat about;
-	bool locked;
-
-	int fd;
-
-	ddp_status status = ddp_walk_open("the lock of a checkpoint directory", path, O_RDWR | O_CREAT, &fd);
-	if (status != DDP_OK)
-		return status;
-	ddp_store_lock *made = calloc(1, sizeof(*made));
-	if (made == NULL)
-		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the lock of checkpoint directory %s", dir);
-	else if (fstat(fd, &about) != 0)
-		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot stat %s", path);
-	if (status == DDP_OK)
-		status = lock_file(dir, fd, who, &locked);
-	if (status != DDP_OK) {
-		close(fd);
-		free(made);
-		return status;
-	}
-	*made = (ddp_store_lock){ .device = about.st_dev, .inode = about.st_ino, .fd = fd,
-	                          .owner = owner, .users = 1, .process = getpid(), .next = locks };
-	locks = made;
-	if (locked)
-		remove_temporaries(dir);
-	*lock = made;
-	return DDP_OK;
-}
-
-/* Returns this process's lock on the file, or NULL. The caller holds the mutex. */
-static ddp_store_lock *held_lock(const char *path)
-{
-	ddp_store_lock *held = locks;
-
-	while (held != NULL && (held->process != getpid() || !is_file_of(held, path)))
-		held = held->next;
-	return held;
-}
-
-static ddp_status share_lock(const char *dir, const void *owner, ddp_store_lock *held, ddp_store_lock **lock)
-{
-	if (held->owner != owner)
-		return ddp_fail(DDP_ERR_STATE, "checkpoint directory %s is written to by another model of this program; "
-		                "give each model a directory of its own, or free that one first", dir);
-	held->users++;
-	*lock = held;
-	return DDP_OK;
-}
-
-ddp_status ddp_store_lock_take(const char *dir, const char *who, const void *owner, ddp_store_lock **lock)
-{
-	ddp_status status = make_directory(dir);
-	if (status != DDP_OK)
-		return status;
-	char *path = lock_path(dir);
-	if (path == NULL)
-		return fail_path(dir);
-
-	pthread_mutex_lock(&locks_mutex);
-	ddp_store_lock *held = held_lock(path);
-	status = held != NULL ? share_lock(dir, owner, held, lock) : open_lock(dir, path, who, owner, lock);
-	pthread_mutex_unlock(&locks_mutex);
-	free(path);
-	return status;
-}
-
-bool ddp_store_lock_is_here(const char *dir)
-{
-	char *path = lock_path(dir);
-
-	pthread_mutex_lock(&locks_mutex);
-	bool here = path != NULL && held_lock(path) != NULL;
-	pthread_mutex_unlock(&locks_mutex);
-	free(path);
-	return here;
-}
-
-void ddp_store_lock_release(ddp_store_lock *lock)
-{
-	ddp_store_lock **at = &locks;
-
-	if (lock == NULL)
-		return;
-	pthread_mutex_lock(&locks_mutex);
-	if (--lock->users == 0) {
-		while (*at != lock)
-			at = &(*at)->next;
-		*at = lock->next;
-		close(lock->fd);
-		free(lock);
-	}
-	pthread_mutex_unlock(&locks_mutex);
-}
-
-bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir)
-{
-	char *path = lock_path(dir);
-	bool holds = path == NULL || is_file_of(lock, path);
-
-	free(path);
-	return holds;
 }
 
 /* ---- reading ------------------------------------------------------------------ */

@@ -2,34 +2,18 @@
 /*
  * store: checkpoints as files of a directory, DIR/step-NNNNNNNN.safetensors.
  * A file is complete or does not exist: it is written under a temporary name, which no other writer
- * uses, synced and renamed, and then the directory is synced. One process at a time owns a
- * directory, and only this process removes and renames files there. Local to the calling process.
+ * uses, synced and renamed, and then the directory is synced. The owner of the directory (state/lock.h)
+ * removes and renames files there. Local to the calling process.
  */
 #ifndef DDP_STATE_STORE_H
 #define DDP_STATE_STORE_H
 
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
+#include "state/writer.h"
 
 /* Makes DIR if it is missing, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);
-
-/* With this lock, a model of this process owns a directory until the lock is released or the process ends. */
-typedef struct ddp_store_lock ddp_store_lock;
-
-/*
- * Makes DIR if it is missing, becomes its owner, and removes temporary files that a crash has left.
- * DDP_ERR_STATE: another owner has it; the sentence names that owner. `who` is the name of this owner for
- * other processes. If the file system has no locks, it only warns. `owner` tells the models of this process
- * apart: several calls of one owner may own a directory together.
- */
-ddp_status ddp_store_lock_take(const char *dir, const char *who, const void *owner, ddp_store_lock **lock);
-void ddp_store_lock_release(ddp_store_lock *lock);
-/* Whether a model of this process owns DIR. */
-bool ddp_store_lock_is_here(const char *dir);
-/* Whether DIR is still the directory that was locked: it may have been removed, or
-   unmounted. */
-bool ddp_store_lock_holds(const ddp_store_lock *lock, const char *dir);
 
 /* The steps of DIR's files that are later than one. */
 typedef struct ddp_later {
@@ -47,12 +31,13 @@ void ddp_store_list_later(const char *dir, int64_t step, ddp_later *later);
  * gone back or begun anew, so a resume must not take them. Files that came after that stay; they are of a
  * rank that goes on alone after the job's failure. `later` NULL: the caller does not own DIR, and all its
  * files stay. After an error the old files stay and the new file is removed, unless only the sync of the
- * directory has failed.
+ * directory has failed. DDP_ERR_STATE: a later start of the job of `writer` owns DIR. `writer` NULL: the process
+ * is in no job.
  */
 ddp_status ddp_store_write(const char *dir, int64_t step,
                            const ddp_safetensors_tensor *tensors, int count,
                            const ddp_safetensors_pair *metadata, int pairs, int keep,
-                           const ddp_later *later);
+                           const ddp_later *later, const ddp_store_writer *writer);
 
 /*
  * Opens and verifies a file, or a directory's newest file that is complete and for which `check` (NULL: none)

@@ -22,6 +22,7 @@
 #include "reduce/strategy_node.h"
 #include "state/leader.h"
 #include "state/safetensors.h"
+#include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/checkpoint_jobs.h"
 #include "tests/support/context_ranks.h"
@@ -260,7 +261,7 @@ static void two_runs_do_not_write_to_one_directory(void **state)
 	ddp_store_lock *lock;
 
 	(void)state;
-	assert_int_equal(ddp_store_lock_take(dir, "another run", NULL, &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "another run" }, NULL, &lock), DDP_OK);
 	on_ranks(2, 0, save_where_another_run_does);
 	ddp_store_lock_release(lock);
 	on_ranks(2, 0, save_after_seven_steps);

@@ -71,7 +71,7 @@ static void save_with(ddp_model *model, const char *name, const ddp_safetensors_
 	}
 	if (name != NULL)
 		list[count++] = (ddp_safetensors_tensor){ .name = name, .ndim = 1, .shape = &two, .data = counts };
-	CHECK(ddp_store_write(dir, OLD_STEP, list, count, metadata, pairs, 3, NULL) == DDP_OK);
+	CHECK(ddp_store_write(dir, OLD_STEP, list, count, metadata, pairs, 3, NULL, NULL) == DDP_OK);
 	ddp_tensors_free(&tensors);
 }
 

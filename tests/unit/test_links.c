@@ -20,6 +20,7 @@
 #include <cmocka.h>
 
 #include "base/walk.h"
+#include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
 #include "tests/support/ranks.h"
@@ -178,11 +179,11 @@ static ddp_status write_checkpoint(const void *folder)
 
 	ddp_status status = ddp_store_prepare(folder);
 	if (status == DDP_OK)
-		status = ddp_store_lock_take(folder, "the victim", &later, &lock);
+		status = ddp_store_lock_take(folder, &(ddp_store_writer){ .name = "the victim" }, &later, &lock);
 	if (status != DDP_OK)
 		return status;
 	ddp_store_list_later(folder, 1, &later);
-	status = ddp_store_write(folder, 1, &tensor, 1, NULL, 0, 3, &later);
+	status = ddp_store_write(folder, 1, &tensor, 1, NULL, 0, 3, &later, NULL);
 	free(later.steps);
 	ddp_store_lock_release(lock);
 	return status;

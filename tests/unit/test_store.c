@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #include "tests/support/folder.h"
+#include "state/lock.h"
 #include "state/store.h"
 
 static char dir[TEST_FOLDER_BYTES + 16];
@@ -60,7 +61,7 @@ static ddp_status write_step(int64_t step, int keep)
 
 	if (access(dir, F_OK) == 0)
 		ddp_store_list_later(dir, step, &later);
-	ddp_status status = ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep, &later);
+	ddp_status status = ddp_store_write(dir, step, &tensor, 1, NULL, 0, keep, &later, NULL);
 	free(later.steps);
 	return status;
 }
@@ -156,7 +157,7 @@ static void who_does_not_own_the_directory_only_adds_to_it(void **state)
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(write_step(30, 3), DDP_OK);
-	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, NULL), DDP_OK);
+	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, NULL, NULL), DDP_OK);
 	assert_string_equal(listing(), "step-00000010.safetensors step-00000020.safetensors "
 	                    "step-00000030.safetensors ");
 }
@@ -171,7 +172,7 @@ static void what_came_since_a_save_began_stays(void **state)
 	assert_int_equal(write_step(40, 3), DDP_OK);
 	ddp_store_list_later(dir, 20, &later);
 	assert_int_equal(write_step(30, 3), DDP_OK);
-	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 3, &later), DDP_OK);
+	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 3, &later, NULL), DDP_OK);
 	free(later.steps);
 	assert_string_equal(listing(), "step-00000020.safetensors step-00000030.safetensors "
 	                    "step-00000040.safetensors.aside ");
@@ -185,11 +186,11 @@ static void writers_do_not_touch_what_others_are_writing(void **state)
 	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000001.safetensors.tmp", "left by a crash");
-	assert_int_equal(ddp_store_lock_take(dir, "this test", NULL, &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "this test" }, NULL, &lock), DDP_OK);
 	assert_string_equal(listing(), "step-00000010.safetensors ");
 	touch(others, "half");
 	assert_int_equal(write_step(20, 3), DDP_OK);
-	assert_int_equal(ddp_store_lock_take(dir, "this test", NULL, &again), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "this test" }, NULL, &again), DDP_OK);
 	assert_int_equal(write_step(30, 3), DDP_OK);
 	assert_non_null(strstr(listing(), others));
 	ddp_store_lock_release(again);
@@ -209,7 +210,7 @@ static pid_t own_in_a_child(int *keep)
 	pid_t child = fork();
 	if (child == 0) {
 		close(until[1]);
-		if (ddp_store_lock_take(dir, "rank 0 of job 7.1 on n3, process 5\n", NULL, &lock) != DDP_OK)
+		if (ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "rank 0 of job 7.1 on n3, process 5" }, NULL, &lock) != DDP_OK)
 			_exit(1);
 		if (write(ready[1], "", 1) != 1 || read(until[0], &byte, 1) < 0)
 			_exit(1);
@@ -231,16 +232,16 @@ static void directory_has_one_owner(void **state)
 
 	(void)state;
 	pid_t child = own_in_a_child(&keep);
-	assert_int_equal(ddp_store_lock_take(dir, "me", NULL, &lock), DDP_ERR_STATE);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "me" }, NULL, &lock), DDP_ERR_STATE);
 	assert_false(ddp_store_lock_is_here(dir));
 	assert_non_null(strstr(ddp_last_error(), "is written to by rank 0 of job 7.1 on n3, process 5; give"));
 	assert_int_equal(kill(child, SIGKILL), 0);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	close(keep);
-	assert_int_equal(ddp_store_lock_take(dir, "me", NULL, &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "me" }, NULL, &lock), DDP_OK);
 	assert_true(ddp_store_lock_holds(lock, dir));
 	assert_true(ddp_store_lock_is_here(dir));
-	assert_int_equal(ddp_store_lock_take(dir, "me", &keep, &other), DDP_ERR_STATE);
+	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "me" }, &keep, &other), DDP_ERR_STATE);
 	assert_non_null(strstr(ddp_last_error(), "is written to by another model of this program; give each"));
 	folder_empty(NULL);
 	assert_false(ddp_store_lock_holds(lock, dir));
@@ -356,10 +357,10 @@ static void path_through_a_file_is_an_error(void **state)
 	assert_int_equal(write_step(10, 1), DDP_OK);
 	touch("file", "");
 	path_in(path, sizeof(path), "file");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL, NULL), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "is a file"));
 	path_in(path, sizeof(path), "file/sub");
-	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL), DDP_ERR_IO);
+	assert_int_equal(ddp_store_write(path, 1, NULL, 0, NULL, 0, 1, NULL, NULL), DDP_ERR_IO);
 }
 
 int main(void)

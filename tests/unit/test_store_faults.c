@@ -20,6 +20,7 @@
 
 #include "base/error.h"
 #include "ddp.h"
+#include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
 
@@ -98,7 +99,7 @@ static ddp_status write_step(int64_t step)
 	ddp_later later;
 
 	ddp_store_list_later(test_folder, step, &later);
-	ddp_status status = ddp_store_write(test_folder, step, &tensor, 1, NULL, 0, 2, &later);
+	ddp_status status = ddp_store_write(test_folder, step, &tensor, 1, NULL, 0, 2, &later, NULL);
 	free(later.steps);
 	return status;
 }
@@ -148,7 +149,7 @@ static void go_on(bool saved)
 	before_fault = 0;
 	const int step = taken();
 	assert_true(step == 30 || (step == 20 && !saved));
-	assert_int_equal(ddp_store_lock_take(test_folder, "test", NULL, &lock), DDP_OK);
+	assert_int_equal(ddp_store_lock_take(test_folder, &(ddp_store_writer){ .name = "test" }, NULL, &lock), DDP_OK);
 	assert_int_equal(temporaries(), 0);
 	assert_int_equal(write_step(50), DDP_OK);
 	assert_int_equal(taken(), 50);

@@ -21,7 +21,7 @@ DELAYS = {"init": 0.08, "training": 0.02, "checkpoint": 0.004, "end": 0.01, "fin
 STILL_SECONDS = 0.25
 START_SECONDS = 20  # to the first rank's program
 LAST = f"step-{STEPS:08d}.safetensors"
-FILES = r"\.lock|step-\d{8}\.safetensors"
+FILES = r"\.lock|\.generation-start-[0-9.-]+|step-\d{8}\.safetensors"
 # Ends as soon as a batch job that has begun no longer runs.
 WHILE_IT_RUNS = """job=$(sbatch --parsable "$@") || exit
 until [ "$(squeue -h -j "$job" -o %T)" = RUNNING ]; do sleep 0.05; done
