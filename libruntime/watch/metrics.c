@@ -23,6 +23,7 @@ enum { LINE_BYTES_MAX = 2048 };
 
 struct ddp_metrics {
 	int fd;       /* -1 after a failure */
+	bool restarted;
 	bool begun;   /* this run has written a line */
 	bool skipped; /* a line was left out, and that was told */
 	char *path;   /* from the root */
@@ -39,13 +40,14 @@ static void metrics_free(ddp_metrics *metrics)
 	free(metrics);
 }
 
-ddp_status ddp_metrics_open(const char *path, ddp_metrics **metrics)
+ddp_status ddp_metrics_open(const char *path, bool restarted, ddp_metrics **metrics)
 {
 	ddp_metrics *made = calloc(1, sizeof(*made));
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the metrics");
 	made->fd = -1;
+	made->restarted = restarted;
 	ddp_status status = ddp_path_absolute("metrics file", path, &made->path);
 	if (status == DDP_OK)
 		status = ddp_walk_make_parents("the folder of the metrics file", made->path);
@@ -158,7 +160,7 @@ void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats)
 
 	if (metrics->fd < 0)
 		return;
-	if (!metrics->begun && stats->step == 1)
+	if (!metrics->begun && stats->step == 1 && !metrics->restarted)
 		set_earlier_run_aside(metrics);
 	metrics->begun = true;
 	json_t *object = step_object(stats);

@@ -41,7 +41,7 @@ struct ddp_trace {
 	int rank;
 	int world_size;
 	bool first_of_node;
-	bool requeued;
+	bool restarted;
 	int64_t step;           /* of the latest event */
 	bool settled;           /* what was in the file is set aside, or gone on with */
 	int aside;              /* the number under which it is set aside */
@@ -254,7 +254,7 @@ static void settle(ddp_trace *trace, bool goes_on)
 
 void ddp_trace_begin(ddp_trace *trace, int64_t step)
 {
-	settle(trace, step > 1);
+	settle(trace, trace->restarted || step > 1);
 }
 
 /* ---- events ---- */
@@ -264,7 +264,7 @@ static void write_buffer(ddp_trace *trace)
 	size_t done = 0;
 
 	/* There is no step that has ended, so what the events say counts. */
-	settle(trace, trace->requeued || trace->step > 1);
+	settle(trace, trace->restarted || trace->step > 1);
 
 	while (trace->fd >= 0 && done < trace->used) {
 		ssize_t n = ddp_write(trace->fd, trace->buffer + done, trace->used - done);
@@ -366,7 +366,7 @@ ddp_status ddp_trace_open(const char *dir, const ddp_job *job, ddp_trace **trace
 	made->rank = job->rank;
 	made->world_size = job->world_size;
 	made->first_of_node = job->local_rank == 0;
-	made->requeued = job->restart_count > 0;
+	made->restarted = job->restart_count > 0;
 	ddp_status status = open_trace(made, dir);
 	if (status != DDP_OK) {
 		trace_free(made);

@@ -42,7 +42,7 @@ ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *me
 	ddp_status status = DDP_OK;
 
 	if (metrics_path != NULL && job->rank == 0)
-		status = ddp_metrics_open(metrics_path, &watch->metrics);
+		status = ddp_metrics_open(metrics_path, job->restart_count > 0, &watch->metrics);
 	if (status == DDP_OK && trace_dir != NULL)
 		status = ddp_trace_open(trace_dir, job, &watch->trace);
 	return status;

@@ -148,7 +148,7 @@ static ddp_status write_metrics(const void *path)
 	const ddp_step_stats stats = { .step = 1, .loss = 1, .weight = 1 };
 	ddp_metrics *metrics;
 
-	ddp_status status = ddp_metrics_open(path, &metrics);
+	ddp_status status = ddp_metrics_open(path, false, &metrics);
 	if (status != DDP_OK)
 		return status;
 	ddp_metrics_step(metrics, &stats);

@@ -146,6 +146,35 @@ with tempfile.TemporaryDirectory() as name:
     check("ranks of an earlier part are not counted", "2 on 1 node" in (fewer / "report.html").read_text(), done.stderr)
     check("which is told", "the latest run has 2 ranks; traces of ranks from 2 on" in done.stderr, done.stderr)
 
+    restarted = work / "restarted"  # at step 6, with ranks 2 and 3 on another node, whose clock is 3 ms ahead
+    restarted.mkdir()
+    for rank in range(4):
+        write_trace(restarted, rank, closed=False, start=1000)
+        before = (restarted / f"rank-{rank}.json").read_text()
+        write_trace(restarted, rank, closed=True, start=2000)
+        after = json.loads((restarted / f"rank-{rank}.json").read_text())
+        after.insert(1, {"name": "checkpoint", "ph": "X", "pid": rank, "tid": 0, "ts": 2e15, "dur": 1, "args": {"step": 1}})
+        after = [event for event in after if event["ph"] == "M" or event["ts"] == 2e15 or event["args"]["step"] >= 6]
+        for event in after if rank >= 2 else []:
+            if event["ph"] == "M":
+                event["args"]["name"] = f"rank {rank} on n2"
+            else:
+                event["ts"] += 3000 - CLOCK_OF_N1
+        (restarted / f"rank-{rank}.json").write_text(before + "".join(",\n" + json.dumps(event) for event in after) + "\n]\n")
+    write_metrics(restarted, range(1, 8), lambda step: 9.0)
+    write_metrics(restarted, range(6, STEPS + 1), lambda step: 2.0)
+    done = run(restarted, "--merge", work / "restarted.json")
+    text = (restarted / "report.html").read_text(encoding="utf-8")
+    check("a step that a restart repeats counts once", "takes 2.00 times" in text and "slowest in 10 of 10 steps" in
+          text.replace("it was the slowest in", "slowest in"), text[-3000:])
+    check("the starts are counted", "<dt>starts of the program</dt><dd>2</dd>" in text, text[:6000])
+    check("each node has its own clock", "n1 +7 ms, n2 +3 ms" in text, text[-3000:])
+    ends = {}
+    for event in json.loads((work / "restarted.json").read_text()):
+        if event["name"] == "totals" and event["args"]["step"] < 6:
+            ends.setdefault(event["args"]["step"], []).append(event["ts"] + event["dur"])
+    check("also for steps before the restart", all(max(one) - min(one) < 1 for one in ends.values()) and len(ends) == 5, ends)
+
     other = Path(os.fsdecode(os.fsencode(work) + b"/caf\xe9"))
     other.mkdir()
     write_metrics(other, range(1, 3), lambda step: 1.0)

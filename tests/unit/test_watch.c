@@ -326,6 +326,9 @@ static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
 	trace_of_run(2, 1, 0, "requeued"); /* and ended before its first step */
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
 	assert_int_equal(ranges_of("r/rank-0.json", "requeued"), 1);
+	trace_of_run(2, 2, 1, "restarted"); /* before its first checkpoint */
+	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
+	assert_int_equal(ranges_of("r/rank-0.json", "restarted"), 1);
 	trace_of_run(2, 0, 0, "refused"); /* by hand, and its load failed */
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 2);
 	assert_int_equal(ranges_of("r/rank-0.json", "refused"), 1);
@@ -431,7 +434,7 @@ static void metrics_are_one_object_per_line(void **state)
 
 	(void)state;
 	for (int run = 0; run < 2; run++) { /* the second appends */
-		assert_int_equal(ddp_metrics_open(in_dir("m.jsonl"), &metrics), DDP_OK);
+		assert_int_equal(ddp_metrics_open(in_dir("m.jsonl"), false, &metrics), DDP_OK);
 		ddp_metrics_step(metrics, &stats);
 		stats.step++;
 		ddp_metrics_close(metrics);
@@ -454,15 +457,20 @@ static void metrics_are_one_object_per_line(void **state)
 	unlink(path);
 }
 
-static char *line_of_run(const char *file, int step, double loss)
+static char *line_of_start(const char *file, bool restarted, int step, double loss)
 {
 	const ddp_step_stats stats = { .step = step, .loss = loss };
 	ddp_metrics *metrics;
 
-	assert_int_equal(ddp_metrics_open(in_dir(file), &metrics), DDP_OK);
+	assert_int_equal(ddp_metrics_open(in_dir(file), restarted, &metrics), DDP_OK);
 	ddp_metrics_step(metrics, &stats);
 	ddp_metrics_close(metrics);
 	return read_file(path);
+}
+
+static char *line_of_run(const char *file, int step, double loss)
+{
+	return line_of_start(file, false, step, loss);
 }
 
 static void fresh_run_begins_a_new_metrics_file(void **state)
@@ -476,6 +484,10 @@ static void fresh_run_begins_a_new_metrics_file(void **state)
 	char *text = line_of_run("m.jsonl", 2, 4); /* a resumed run */
 	assert_non_null(strstr(text, "\"loss\":3"));
 	assert_non_null(strstr(text, "\"loss\":4"));
+	free(text);
+	text = line_of_start("m.jsonl", true, 1, 5); /* a restart before the first checkpoint */
+	assert_non_null(strstr(text, "\"loss\":3"));
+	assert_non_null(strstr(text, "\"loss\":5"));
 	free(text);
 	for (int i = 0; i < 3; i++) {
 		in_dir(files[i]);
@@ -512,13 +524,13 @@ static void lost_metrics_are_reported_once(void **state)
 	const ddp_step_stats stats = { .step = 9 };
 
 	(void)state;
-	assert_int_equal(ddp_metrics_open("/dev/full", &metrics), DDP_OK);
+	assert_int_equal(ddp_metrics_open("/dev/full", false, &metrics), DDP_OK);
 	ddp_metrics_step(metrics, &stats);
 	ddp_metrics_step(metrics, &stats);
 	ddp_metrics_close(metrics);
 	assert_int_equal(logged_count, 1);
 	assert_non_null(strstr(logged, "metrics end at step 9: cannot write to \"/dev/full\""));
-	assert_int_equal(ddp_metrics_open("/dev/null/m", &metrics), DDP_ERR_IO);
+	assert_int_equal(ddp_metrics_open("/dev/null/m", false, &metrics), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "/dev/null/m"));
 }
 
@@ -526,7 +538,7 @@ static void refuse_metrics(const char *name, const char *words)
 {
 	ddp_metrics *metrics;
 
-	assert_int_equal(ddp_metrics_open(name, &metrics), DDP_ERR_IO);
+	assert_int_equal(ddp_metrics_open(name, false, &metrics), DDP_ERR_IO);
 	if (strstr(ddp_last_error(), words) == NULL || strstr(ddp_last_error(), name) == NULL)
 		fail_msg("%s: \"%s\"", name, ddp_last_error());
 }
@@ -571,7 +583,7 @@ static void reader_that_ends_or_stops_costs_metrics_only(void **state)
 	(void)state;
 	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
 	const int reader = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-	assert_int_equal(ddp_metrics_open(path, &metrics), DDP_OK);
+	assert_int_equal(ddp_metrics_open(path, false, &metrics), DDP_OK);
 	for (int i = 0; i < LINES; i++)
 		ddp_metrics_step(metrics, &stats);
 	assert_int_equal(logged_count, 1);
@@ -602,7 +614,7 @@ static void file_size_limit_ends_metrics_only(void **state)
 		const ddp_step_stats stats = { .step = 9 };
 		ddp_metrics *metrics;
 		if (setrlimit(RLIMIT_FSIZE, &(struct rlimit){ 2000, 2000 }) != 0 ||
-		    ddp_metrics_open(path, &metrics) != DDP_OK)
+		    ddp_metrics_open(path, false, &metrics) != DDP_OK)
 			_exit(1);
 		for (int i = 0; i < 100; i++)
 			ddp_metrics_step(metrics, &stats);
@@ -645,7 +657,7 @@ static void metrics_stay_where_their_name_was_given(void **state)
 	assert_non_null(getcwd(before, sizeof(before)));
 	assert_int_equal(chdir(dir), 0);
 	for (int run = 0; run < 2; run++) {
-		assert_int_equal(ddp_metrics_open("new/folder/m.jsonl", &metrics), DDP_OK);
+		assert_int_equal(ddp_metrics_open("new/folder/m.jsonl", false, &metrics), DDP_OK);
 		assert_int_equal(chdir("/"), 0);
 		ddp_metrics_step(metrics, &stats);
 		ddp_metrics_close(metrics);

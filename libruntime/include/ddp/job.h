@@ -75,8 +75,9 @@ DDP_API ddp_status ddp_spawn(int ranks, ddp_spawn_result *result);
  * - A run that begins with step 1 keeps the files of an earlier run: metrics as PATH.1, PATH.2, ...,
  *   traces as rank-N.json.1, ..., and checkpoints of later steps as step-N.safetensors.aside. A
  *   checkpoint of the same step is replaced. Checkpoints of earlier steps stay, and count among the
- *   `keep` checkpoints. A resumed run appends to metrics and traces. A run that ends before its first
- *   step appends to the trace.
+ *   `keep` checkpoints. A resumed run appends to metrics and traces, and so does a run that is started
+ *   again by srun --ddp=restart=N or by Slurm (requeue). A run that ends before its first step appends
+ *   to the trace.
  * - If the path leads to a pipe without a reader, a socket or a folder, the call returns DDP_ERR_IO at
  *   once. No write waits for a reader or raises SIGPIPE or SIGXFSZ in the program.
  * - Another user who may write to the folder cannot redirect a write. In these cases the call returns
