@@ -53,7 +53,10 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
-	spank/restart/deal.c spank/restart/deal.h
+	spank/restart/deal.c spank/restart/deal.h \
+	spank/restart/history.c spank/restart/history.h \
+	spank/restart/plan.c spank/restart/plan.h \
+	spank/restart/roster.c spank/restart/roster.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status

@@ -363,6 +363,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_node \
 	tests/unit/test_spank_nodelist \
 	tests/unit/test_spank_options \
+	tests/unit/test_spank_plan \
 	tests/unit/test_spank_port \
 	tests/unit/test_spank_presence \
 	tests/unit/test_spank_prepare \

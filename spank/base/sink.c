@@ -4,11 +4,17 @@
 #include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 struct sink sink_on(char *text, size_t bytes)
 {
 	text[0] = '\0';
 	return (struct sink){ .text = text, .bytes = bytes };
+}
+
+struct sink sink_behind(char *text, size_t bytes)
+{
+	return (struct sink){ .text = text, .bytes = bytes, .used = strnlen(text, bytes - 1) };
 }
 
 void sink_add(struct sink *sink, const char *format, ...)

@@ -16,6 +16,9 @@ struct sink {
 /* An empty text in `bytes` of the caller's, at least one. */
 struct sink sink_on(char *text, size_t bytes);
 
+/* What is added goes behind the text that is there. */
+struct sink sink_behind(char *text, size_t bytes);
+
 void sink_add(struct sink *sink, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 

@@ -1,0 +1,639 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/restart/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define NS_PER_MS 1000000ull
+
+bool plan_start(struct plan *plan, const struct plan_policy *policy, uint32_t nodes, uint32_t tasks)
+{
+	*plan = (struct plan){ .policy = *policy, .ended_ns = UINT64_MAX };
+	history_start(&plan->history);
+	plan->ended = calloc(tasks > 0 ? tasks : 1, sizeof(*plan->ended));
+	if (plan->ended != NULL && roster_start(&plan->roster, nodes, tasks, policy->spares, policy->min_nodes))
+		return true;
+	plan_free(plan);
+	return false;
+}
+
+void plan_free(struct plan *plan)
+{
+	roster_free(&plan->roster);
+	free(plan->ended);
+	*plan = (struct plan){ .phase = PLAN_OVER, .ended_ns = UINT64_MAX };
+}
+
+static struct roster_node *node_at(struct plan *plan, uint32_t node)
+{
+	return node < plan->roster.node_count ? &plan->roster.nodes[node] : NULL;
+}
+
+/* It is there, as far as srun knows. */
+static struct roster_node *present_node(struct plan *plan, uint32_t index)
+{
+	struct roster_node *node = node_at(plan, index);
+
+	return node != NULL && node->joined && !node->lost ? node : NULL;
+}
+
+/* Behind what is still to be said. */
+static struct sink saying(struct plan *plan)
+{
+	struct sink sink = plan->says ? sink_behind(plan->text, sizeof(plan->text))
+	                              : sink_on(plan->text, sizeof(plan->text));
+
+	if (plan->says)
+		sink_add(&sink, "; ");
+	plan->says = true;
+	return sink;
+}
+
+/* ---- the end ---------------------------------------------------------------- */
+
+static void finish(struct plan *plan)
+{
+	plan->phase = PLAN_OVER;
+	plan->ended_ns = UINT64_MAX;
+	plan->begins = plan->says = false;
+	plan->cursor = 0;
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		struct roster_node *node = &plan->roster.nodes[i];
+		node->end_owed = node->go_owed = false;
+		node->quit_owed = node->joined && !node->quit;
+	}
+}
+
+/* With the cause and what is said behind it. */
+static void give_up(struct plan *plan, const char *why)
+{
+	struct sink sink = sink_on(plan->text, sizeof(plan->text));
+
+	finish(plan);
+	sink_add(&sink, "%s%s%s", plan->cause.text, plan->cause.text[0] != '\0' && why[0] != '\0' ? "; " : "", why);
+	plan->wait_status = plan->cause.wait_status != 0 ? plan->cause.wait_status : W_EXITCODE(1, 0);
+	plan->ends = true;
+}
+
+void plan_leave(struct plan *plan)
+{
+	if (plan->phase != PLAN_OVER)
+		finish(plan);
+}
+
+static void succeed(struct plan *plan)
+{
+	finish(plan);
+	plan->succeeds = true;
+}
+
+/* ---- a generation begins ------------------------------------------------------- */
+
+static void begin_generation(struct plan *plan)
+{
+	roster_count(&plan->roster);
+	plan->generation++;
+	plan->phase = PLAN_RUNNING;
+	plan->ended_count = plan->fine_count = 0;
+	plan->fine_rank = ROSTER_NONE;
+	plan->ended_ns = UINT64_MAX;
+	plan->step = plan->first = 0;
+	plan->cursor = 0;
+	plan->begins = true;
+	memset(plan->ended, 0, plan->roster.task_count * sizeof(*plan->ended));
+	plan->cause = (struct cause){ .known = false };
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		struct roster_node *node = &plan->roster.nodes[i];
+		node->clear = node->end_owed = false;
+		node->go_owed = roster_is_usable(node);
+		/* Also for a node that is away: it may come back. */
+		node->quit_owed |= !node->go_owed && !node->quit;
+	}
+}
+
+static void give_up_without_nodes(struct plan *plan)
+{
+	char why[256];
+	struct sink sink = sink_on(why, sizeof(why));
+
+	if (plan->roster.min_nodes < plan->roster.slot_count)
+		sink_add(&sink, "no spare is left, and %u nodes are fewer than min-nodes=%u", plan->roster.active,
+		         plan->roster.min_nodes);
+	else
+		sink_add(&sink, "no spare is left to take its place (see spare= and min-nodes= in srun-ddp(7))");
+	give_up(plan, why);
+}
+
+/* ---- a generation ends --------------------------------------------------------- */
+
+static void say_restart(struct plan *plan, const struct history *before, const char *places)
+{
+	struct sink sink = saying(plan);
+
+	sink_add(&sink, "%s", plan->cause.text);
+	history_add_repetition(before, &plan->cause, plan->step, &sink);
+	sink_add(&sink, "; restart %u of %u%s%s", plan->restarts, plan->policy.restarts, places[0] != '\0' ? ": " : "",
+	         places);
+	roster_add_spares(&plan->roster, &sink);
+}
+
+static void restart(struct plan *plan)
+{
+	char places[1024];
+	struct sink sink = sink_on(places, sizeof(places));
+	struct history before = plan->history;
+
+	history_note(&plan->history, &plan->cause, plan->step, plan->first);
+	if (plan->history.fruitless >= HISTORY_FRUITLESS) {
+		give_up(plan, "the step was restarted twice without a new step or checkpoint, and is ended");
+		return;
+	}
+	if (!roster_fill(&plan->roster, &sink)) {
+		give_up_without_nodes(plan);
+		return;
+	}
+	plan->restarts++;
+	say_restart(plan, &before, places);
+	begin_generation(plan);
+}
+
+/* Before the first generation: nothing is restarted. */
+static void begin_first(struct plan *plan)
+{
+	char places[1024];
+	struct sink sink = sink_on(places, sizeof(places)), text;
+
+	if (!roster_fill(&plan->roster, &sink)) {
+		give_up_without_nodes(plan);
+		return;
+	}
+	if (plan->cause.known) {
+		text = saying(plan);
+		sink_add(&text, "%s%s%s", plan->cause.text, places[0] != '\0' ? "; " : "", places);
+		roster_add_spares(&plan->roster, &text);
+	}
+	begin_generation(plan);
+}
+
+static void go_on(struct plan *plan, uint64_t now_ns)
+{
+	if (now_ns < plan->not_before_ns)
+		return;
+	if (plan->phase == PLAN_ENDING && roster_all_clear(&plan->roster))
+		restart(plan);
+	else if (plan->phase == PLAN_JOINING && roster_all_joined(&plan->roster))
+		begin_first(plan);
+}
+
+/* ---- what ends it --------------------------------------------------------------- */
+
+/* Adds why there is no restart; nothing: there may be one. */
+static void add_refusal(const struct plan *plan, struct sink *sink)
+{
+	if (plan->fine_count > 0)
+		sink_add(sink, "no restart, as rank %u of %u had ended with code 0", plan->fine_rank,
+		         plan->roster.world_size);
+	else if (plan->restarts == plan->policy.restarts)
+		sink_add(sink, plan->restarts == 1 ? "the one restart of restart=%u is used up"
+		         : "all restarts of restart=%u are used up", plan->policy.restarts);
+}
+
+static void begin_ending(struct plan *plan, const struct cause *cause, uint64_t now_ns)
+{
+	char why[160];
+	struct sink sink = sink_on(why, sizeof(why)), text;
+
+	plan->cause = *cause;
+	plan->ended_ns = UINT64_MAX;
+	add_refusal(plan, &sink);
+	if (why[0] != '\0') {
+		text = sink_behind(plan->cause.text, sizeof(plan->cause.text));
+		history_add_repetition(&plan->history, cause, 0, &text);
+		give_up(plan, why);
+		return;
+	}
+	plan->phase = PLAN_ENDING;
+	plan->phase_ns = plan->not_before_ns = now_ns;
+	plan->cursor = 0;
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		struct roster_node *node = &plan->roster.nodes[i];
+		node->end_owed = node->joined && !node->lost;
+		node->go_owed = node->clear = false;
+	}
+}
+
+static struct cause cause_of(const struct plan *plan, const struct plan_failure *failure)
+{
+	struct cause cause = { .known = true, .hearsay = failure->hearsay, .wait_status = failure->wait_status,
+		               .rank = failure->rank, .node = roster_find(&plan->roster, failure->node) };
+	struct sink sink = sink_on(cause.text, sizeof(cause.text));
+
+	sink_add(&sink, "%s", failure->text);
+	cause.lost = cause.node != ROSTER_NONE && !roster_is_usable(&plan->roster.nodes[cause.node]);
+	return cause;
+}
+
+void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t now_ns)
+{
+	struct cause cause = cause_of(plan, failure);
+
+	if (plan->phase == PLAN_OVER)
+		return;
+	if (failure->stopping || plan->phase == PLAN_JOINING) {
+		plan->cause = cause;
+		give_up(plan, "");
+	}
+	/* What else happens in a generation that ends is a consequence of its end. */
+	if (plan->phase != PLAN_RUNNING)
+		return;
+	begin_ending(plan, &cause, now_ns);
+	if (history_same_node(&plan->history, &cause))
+		plan->roster.nodes[cause.node].suspect = true;
+	go_on(plan, now_ns);
+}
+
+/* ---- nodes ----------------------------------------------------------------------- */
+
+static void refuse(struct plan *plan, const char *name, const char *why)
+{
+	struct sink sink = sink_on(plan->cause.text, sizeof(plan->cause.text));
+
+	plan->cause.wait_status = 0;
+	sink_add(&sink, "node ");
+	sink_add_untrusted(&sink, name, 255);
+	sink_add(&sink, " cannot take part in restarts: %s", why);
+	give_up(plan, "");
+}
+
+/* It has been away. */
+static void come_back(struct plan *plan, struct roster_node *node)
+{
+	if (node->lost || plan->phase == PLAN_OVER)
+		node->quit_owed = true;
+	plan->cursor = 0;
+}
+
+void plan_join(struct plan *plan, const struct deal_join *join, const char *name, uint64_t now_ns)
+{
+	struct roster_node *node = node_at(plan, join->node_id);
+	const char *why;
+
+	if (node != NULL && node->joined) {
+		come_back(plan, node);
+		plan_heard(plan, join->node_id, now_ns);
+		return;
+	}
+	why = plan->phase == PLAN_JOINING ? roster_join(&plan->roster, join, name) : NULL;
+	if (why != NULL)
+		refuse(plan, name, why);
+	if (plan->phase != PLAN_JOINING)
+		return;
+	plan_heard(plan, join->node_id, now_ns);
+	go_on(plan, now_ns);
+}
+
+static struct cause cause_of_loss(uint32_t node, const char *text)
+{
+	struct cause cause = { .known = true, .lost = true, .wait_status = W_EXITCODE(1, 0), .rank = ROSTER_NONE,
+		               .node = node };
+	struct sink sink = sink_on(cause.text, sizeof(cause.text));
+
+	sink_add(&sink, "%s", text);
+	return cause;
+}
+
+/* It has ended its ranks by itself. */
+static void take_fence(struct plan *plan, uint32_t index, uint64_t now_ns)
+{
+	char text[512];
+	struct sink sink = sink_on(text, sizeof(text));
+	struct cause cause;
+
+	sink_add(&sink, "node %s did not reach srun for too long, and has ended its ranks",
+	         plan->roster.nodes[index].name);
+	cause = cause_of_loss(index, text);
+	begin_ending(plan, &cause, now_ns);
+}
+
+void plan_clear(struct plan *plan, uint32_t index, const struct deal_clear *clear, uint64_t now_ns)
+{
+	struct roster_node *node = present_node(plan, index);
+
+	if (node == NULL || clear->generation != plan->generation)
+		return;
+	if (clear->step > plan->step)
+		plan->step = clear->step;
+	if (clear->first > 0 && (plan->first == 0 || clear->first < plan->first))
+		plan->first = clear->first;
+	if (plan->phase == PLAN_RUNNING && clear->fenced && node->slot != ROSTER_NONE)
+		take_fence(plan, index, now_ns);
+	if (plan->phase != PLAN_ENDING)
+		return;
+	node->clear = true;
+	go_on(plan, now_ns);
+}
+
+void plan_done(struct plan *plan, uint32_t node, const struct deal_done *done, uint64_t now_ns)
+{
+	uint32_t rank;
+
+	if (plan->phase != PLAN_RUNNING || done->generation != plan->generation)
+		return;
+	rank = roster_rank(&plan->roster, node, done->local_task);
+	if (rank >= plan->roster.world_size || plan->ended[rank])
+		return;
+	plan->ended[rank] = true;
+	plan->ended_count++;
+	if (done->wait_status == 0 && plan->fine_count++ == 0)
+		plan->fine_rank = rank;
+	if (plan->ended_count < plan->roster.world_size)
+		return;
+	if (plan->fine_count == plan->roster.world_size)
+		succeed(plan);
+	else
+		plan->ended_ns = now_ns;
+}
+
+/* The node cannot have ranks any more. Says so of a spare. */
+static void drop_spare(struct plan *plan, const char *text)
+{
+	struct sink sink = saying(plan);
+
+	sink_add(&sink, "%s; it was a spare", text);
+	roster_add_spares(&plan->roster, &sink);
+}
+
+void plan_lose_agent(struct plan *plan, uint32_t node, const struct deal_lost *lost, uint64_t now_ns)
+{
+	struct roster_node *from = node_at(plan, node);
+	char text[512];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	(void)lost;
+	(void)now_ns;
+	if (from == NULL || !roster_is_usable(from) || plan->phase == PLAN_OVER)
+		return;
+	from->unfit = true;
+	if (from->slot != ROSTER_NONE)
+		return;
+	sink_add(&sink, "node %s has lost an agent", from->name);
+	drop_spare(plan, text);
+	from->quit_owed = true;
+	from->go_owed = false;
+	plan->cursor = 0;
+}
+
+static void lose(struct plan *plan, uint32_t index, const char *text, uint64_t now_ns)
+{
+	struct roster_node *node = &plan->roster.nodes[index];
+	const struct cause cause = cause_of_loss(index, text);
+	bool waited = node->slot == ROSTER_NONE && !node->unfit;
+
+	node->lost = true;
+	node->go_owed = node->end_owed = false;
+	if (waited)
+		drop_spare(plan, text);
+	else if (node->slot != ROSTER_NONE && plan->phase == PLAN_RUNNING)
+		begin_ending(plan, &cause, now_ns);
+	else if (node->slot != ROSTER_NONE)
+		cause_add(&plan->cause, &cause);
+	go_on(plan, now_ns);
+}
+
+/* If no other node has spoken either, srun itself is cut off. */
+static bool is_alone(const struct plan *plan, uint32_t silent, uint64_t now_ns)
+{
+	uint64_t lately_ns = plan->policy.silence_ms * NS_PER_MS / 2;
+
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		const struct roster_node *node = &plan->roster.nodes[i];
+		if (i != silent && node->joined && !node->lost && now_ns - node->heard_ns < lately_ns)
+			return false;
+	}
+	return true;
+}
+
+static uint64_t alone_ns(const struct plan *plan)
+{
+	uint64_t ms = 4 * (uint64_t)plan->policy.silence_ms;
+
+	return (ms > PLAN_ALONE_MS ? ms : PLAN_ALONE_MS) * NS_PER_MS;
+}
+
+void plan_silent(struct plan *plan, uint32_t index, uint64_t silent_ms, uint64_t now_ns)
+{
+	struct roster_node *node = present_node(plan, index);
+	char text[1024];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (node == NULL || plan->phase == PLAN_OVER || plan->phase == PLAN_ALONE)
+		return;
+	if (plan->phase != PLAN_JOINING && is_alone(plan, index, now_ns)) {
+		uint64_t past_ns = silent_ms * NS_PER_MS, all_ns = alone_ns(plan);
+		plan->phase = PLAN_ALONE;
+		plan->ended_ns = UINT64_MAX;
+		plan->alone_until_ns = now_ns + (past_ns < all_ns ? all_ns - past_ns : 0);
+		plan->phase_ns = now_ns;
+		return;
+	}
+	sink_add(&sink, "node %s has been silent for %.1f s", node->name, (double)silent_ms / 1000);
+	roster_add_ranks(&plan->roster, index, &sink);
+	sink_add(&sink, " (power or network lost?)");
+	lose(plan, index, text, now_ns);
+}
+
+void plan_gone(struct plan *plan, uint32_t index, uint64_t now_ns)
+{
+	struct roster_node *node = present_node(plan, index);
+	char text[1024];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (node == NULL || plan->phase == PLAN_OVER)
+		return;
+	sink_add(&sink, "slurmstepd on node %s", node->name);
+	roster_add_ranks(&plan->roster, index, &sink);
+	sink_add(&sink, " has ended without a word");
+	if (plan->phase == PLAN_ALONE) {
+		node->lost = true;
+		return;
+	}
+	plan->not_before_ns = now_ns + PLAN_GONE_MS * NS_PER_MS;
+	lose(plan, index, text, now_ns);
+	/* The end of a generation starts that time anew. */
+	plan->not_before_ns = now_ns + PLAN_GONE_MS * NS_PER_MS;
+}
+
+void plan_bye(struct plan *plan, uint32_t index, uint64_t now_ns)
+{
+	struct roster_node *node = present_node(plan, index);
+
+	if (node == NULL)
+		return;
+	/* Why its tasks have ended, others tell. Mostly SLURM has ended the step, and other nodes follow. */
+	node->lost = node->quit = true;
+	node->end_owed = node->go_owed = node->quit_owed = false;
+	if (plan->phase == PLAN_JOINING)
+		plan_leave(plan);
+	plan->not_before_ns = now_ns + PLAN_GONE_MS * NS_PER_MS;
+}
+
+/* ---- srun itself was cut off ------------------------------------------------------- */
+
+static bool has_come_back(const struct plan *plan, const struct roster_node *node)
+{
+	return node->heard_ns > plan->phase_ns;
+}
+
+static void end_alone(struct plan *plan, uint64_t now_ns)
+{
+	struct cause cause = cause_of_loss(ROSTER_NONE, ""), before = plan->cause;
+	struct sink sink = sink_on(cause.text, sizeof(cause.text));
+	uint64_t away_ns = now_ns - plan->phase_ns + plan->policy.silence_ms * NS_PER_MS;
+	uint32_t lost = 0;
+
+	sink_add(&sink, "srun did not reach any node for %.1f s", (double)away_ns * 1e-9);
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		struct roster_node *node = present_node(plan, i);
+		if (node == NULL || has_come_back(plan, node))
+			continue;
+		node->lost = true;
+		sink_add(&sink, "%s%s", lost++ > 0 ? ", " : ", and has lost ", node->name);
+	}
+	if (before.known)
+		cause_add(&before, &cause);
+	begin_ending(plan, before.known ? &before : &cause, now_ns);
+	go_on(plan, now_ns);
+}
+
+void plan_heard(struct plan *plan, uint32_t index, uint64_t now_ns)
+{
+	struct roster_node *node = node_at(plan, index);
+	uint64_t more_ns = now_ns + plan->policy.silence_ms * NS_PER_MS;
+
+	if (node == NULL || !node->joined)
+		return;
+	node->heard_ns = now_ns;
+	if (plan->phase != PLAN_ALONE || node->lost)
+		return;
+	/* The others come back at about the same time, or not at all. */
+	if (more_ns < plan->alone_until_ns)
+		plan->alone_until_ns = more_ns;
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		node = present_node(plan, i);
+		if (node != NULL && !has_come_back(plan, node))
+			return;
+	}
+	end_alone(plan, now_ns);
+}
+
+/* ---- actions ------------------------------------------------------------------------ */
+
+static bool owes(const struct plan *plan)
+{
+	for (uint32_t i = plan->cursor; i < plan->roster.node_count; i++)
+		if (plan->roster.nodes[i].end_owed || plan->roster.nodes[i].go_owed || plan->roster.nodes[i].quit_owed)
+			return true;
+	return false;
+}
+
+static uint64_t time_due(const struct plan *plan)
+{
+	switch (plan->phase) {
+	case PLAN_RUNNING:
+		return plan->ended_ns == UINT64_MAX ? UINT64_MAX : plan->ended_ns + PLAN_SETTLE_MS * NS_PER_MS;
+	case PLAN_ENDING:
+		return roster_all_clear(&plan->roster) ? plan->not_before_ns : plan->phase_ns + PLAN_CLEAR_MS * NS_PER_MS;
+	case PLAN_ALONE:
+		return plan->alone_until_ns;
+	case PLAN_JOINING:
+		return roster_all_joined(&plan->roster) ? plan->not_before_ns : UINT64_MAX;
+	case PLAN_OVER:
+		break;
+	}
+	return UINT64_MAX;
+}
+
+uint64_t plan_due(const struct plan *plan)
+{
+	return plan->says || plan->begins || plan->ends || plan->succeeds || owes(plan) ? 0 : time_due(plan);
+}
+
+/* Nodes whose ranks could not be ended. */
+static void lose_unclear(struct plan *plan, uint64_t now_ns)
+{
+	plan->phase_ns = now_ns;
+	for (uint32_t i = 0; i < plan->roster.node_count && plan->phase == PLAN_ENDING; i++) {
+		const struct roster_node *node = present_node(plan, i);
+		char text[512];
+		struct sink sink = sink_on(text, sizeof(text));
+		if (node == NULL || node->clear)
+			continue;
+		sink_add(&sink, "node %s could not end its ranks within %d s", node->name, PLAN_CLEAR_MS / 1000);
+		lose(plan, i, text, now_ns);
+	}
+}
+
+/* What time alone has brought; true: the caller is to act. */
+static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *action)
+{
+	if (time_due(plan) > now_ns)
+		return false;
+	if (plan->phase == PLAN_RUNNING) {
+		plan->ended_ns = UINT64_MAX;
+		*action = (struct plan_action){ .kind = PLAN_ALL_ENDED };
+		return true;
+	}
+	if (plan->phase == PLAN_ENDING && !roster_all_clear(&plan->roster))
+		lose_unclear(plan, now_ns);
+	else if (plan->phase == PLAN_ENDING || plan->phase == PLAN_JOINING)
+		go_on(plan, now_ns);
+	else if (plan->phase == PLAN_ALONE)
+		end_alone(plan, now_ns);
+	return false;
+}
+
+static bool take_order(struct plan *plan, struct plan_action *action)
+{
+	for (; plan->cursor < plan->roster.node_count; plan->cursor++) {
+		struct roster_node *node = &plan->roster.nodes[plan->cursor];
+		*action = (struct plan_action){ .node = plan->cursor, .wait_status = DEAL_OWN_STATUS };
+		action->kind = node->quit_owed ? PLAN_SEND_QUIT : node->end_owed ? PLAN_SEND_END : PLAN_SEND_GO;
+		if (!node->quit_owed && !node->end_owed && !node->go_owed)
+			continue;
+		node->quit |= node->quit_owed;
+		node->quit_owed = node->end_owed = node->go_owed = false;
+		return true;
+	}
+	return false;
+}
+
+bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
+{
+	if (act_on_time(plan, now_ns, action))
+		return true;
+	*action = (struct plan_action){ .kind = PLAN_SAY, .text = plan->text };
+	if (plan->says) {
+		plan->says = false;
+		return true;
+	}
+	if (plan->ends || plan->succeeds) {
+		action->kind = plan->ends ? PLAN_END_STEP : PLAN_SUCCESS;
+		action->wait_status = plan->wait_status;
+		plan->ends = plan->succeeds = false;
+		return true;
+	}
+	if (plan->begins) {
+		plan->begins = false;
+		action->kind = PLAN_BEGIN;
+		return true;
+	}
+	return take_order(plan, action);
+}
+
+void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX])
+{
+	*go = (struct deal_go){ .generation = plan->generation, .restart_count = plan->restarts,
+		                .port_seed = plan->generation - 1 };
+	roster_deal(&plan->roster, node, go, ranks);
+}

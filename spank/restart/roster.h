@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which nodes a step with restart= has, and which of them has which ranks. Pure, but it allocates memory.
+ *
+ * The last nodes are spares. Each other node has a slot, which holds the ranks of the tasks that Slurm has given to
+ * that node, its home. If a node cannot keep its slot, a spare takes it, and the ranks stay the same. If no spare is
+ * left, the slot is dropped, and the ranks of the others are counted anew.
+ */
+#ifndef SPANK_ROSTER_H
+#define SPANK_ROSTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/base/sink.h"
+#include "spank/restart/deal.h"
+
+#define ROSTER_NONE UINT32_MAX
+
+struct roster_node {
+	char *name;
+	uint32_t *tasks;      /* their numbers in the step */
+	uint32_t task_count;
+	uint32_t slot;        /* ROSTER_NONE: it waits, or is not needed */
+	uint64_t heard_ns;    /* when srun last read something of it */
+	bool joined;
+	bool lost;            /* it is not there any more, or not for this step */
+	bool unfit;           /* it is there, but cannot start one of its tasks again */
+	bool suspect;         /* ranks failed there twice in a row: a good spare is preferred */
+	bool clear;           /* nothing lives there of the generation that ends */
+	bool end_owed, go_owed, quit_owed; /* orders that are still to be sent */
+	bool quit;            /* that order was sent */
+};
+
+struct roster_slot {
+	uint32_t home, node;  /* node ROSTER_NONE: the slot is dropped */
+	uint32_t node_rank;
+};
+
+struct roster {
+	struct roster_node *nodes; /* by Slurm's number in the step */
+	struct roster_slot *slots;
+	uint32_t *rank_of;     /* of each task of the step; ROSTER_NONE: none in this generation */
+	uint32_t node_count, slot_count, task_count, spares, min_nodes;
+	uint32_t world_size;   /* 0: ranks were never counted */
+	uint32_t active;       /* how many slots are not dropped */
+	uint32_t master;       /* the node rank of the node with rank 0 */
+};
+
+/* `min_nodes` 0: as many as have slots. False without memory, or if there are too few nodes for this. */
+bool roster_start(struct roster *roster, uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes);
+void roster_free(struct roster *roster);
+
+/* Takes a node that joins for the first time. Returns why it cannot; NULL: it has joined. */
+const char *roster_join(struct roster *roster, const struct deal_join *join, const char *name);
+
+/* Whether all nodes have joined, and whether all that are there are clear; lost nodes do not count. */
+bool roster_all_joined(const struct roster *roster);
+bool roster_all_clear(const struct roster *roster);
+
+bool roster_is_usable(const struct roster_node *node);
+
+/* Gives the slots of nodes that cannot keep them to other nodes, and adds who takes whose place. False if fewer than
+   `min_nodes` are left. */
+bool roster_fill(struct roster *roster, struct sink *sink);
+
+/* Counts the ranks, in order of the tasks' numbers. */
+void roster_count(struct roster *roster);
+
+/* How many good nodes wait. */
+uint32_t roster_spares_left(const struct roster *roster);
+/* Adds " (1 spare left)"; nothing in a step without spares. */
+void roster_add_spares(const struct roster *roster, struct sink *sink);
+/* Adds " with ranks 2-3, 8" of a node that has ranks. */
+void roster_add_ranks(const struct roster *roster, uint32_t node, struct sink *sink);
+
+/* The rank that a node's task has; ROSTER_NONE: none. */
+uint32_t roster_rank(const struct roster *roster, uint32_t node, uint32_t local_task);
+/* A node by its name, by one of its ranks, and by its own rank; ROSTER_NONE: there is no such node. */
+uint32_t roster_find(const struct roster *roster, const char *name);
+uint32_t roster_node_of(const struct roster *roster, uint32_t rank);
+uint32_t roster_node_at(const struct roster *roster, uint32_t node_rank);
+
+/* What a node is told of the ranks: counts, its own rank and its tasks' ranks. The rest of `go` stays. */
+void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
+
+#endif

@@ -1,0 +1,1169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spank/restart/plan, roster and history: who has which ranks after which failure; no clock, no node. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "spank/restart/plan.h"
+
+#define MS 1000000ull
+#define KEY "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+#define EXITED(code) ((code) << 8)
+#define SAME "; it is the same rank as last time"
+
+enum { NODES_MAX = 8, TASKS_MAX = 4, SILENCE = 5000, ROOM = 512 };
+
+/* A cluster of made-up nodes that answer at once, as far as they are there. */
+static struct world {
+	struct plan plan;
+	uint64_t ms;
+	uint32_t nodes, per_node;
+	bool away[NODES_MAX], slow[NODES_MAX]; /* it hears nothing; it does not answer END */
+	uint32_t generation[NODES_MAX];  /* that it runs; 0: none */
+	uint32_t quits[NODES_MAX], ends[NODES_MAX], goes[NODES_MAX];
+	struct deal_go go[NODES_MAX];
+	uint32_t ranks[NODES_MAX][TASKS_MAX];
+	uint64_t step, first;            /* that nodes tell with CLEAR */
+	char said[8192];                 /* a line for each sentence */
+	char ended[PLAN_TEXT_MAX + 1];
+	int wait_status;
+	bool over, succeeded, all_ended;
+	uint32_t begun;
+} world;
+
+static uint64_t now(void)
+{
+	return (1000000 + world.ms) * MS;
+}
+
+static void join(uint32_t node, const uint32_t *tasks, uint32_t count)
+{
+	unsigned char bytes[ROOM];
+	const struct deal_join join = { .version = DEAL_VERSION, .node_id = node, .task_count = count, .release = "0.2" };
+	struct deal_join got;
+	char name[16];
+
+	snprintf(name, sizeof(name), "n%u", node);
+	assert_true(deal_unpack_join(bytes, deal_pack_join(&join, tasks, bytes), &got));
+	plan_join(&world.plan, &got, name, now());
+}
+
+static void clear(uint32_t node, bool fenced)
+{
+	const struct deal_clear told = { .generation = world.plan.generation, .fenced = fenced, .step = world.step,
+		                         .first = world.first };
+
+	world.generation[node] = 0;
+	plan_clear(&world.plan, node, &told, now());
+}
+
+static void take_go(uint32_t node)
+{
+	struct deal_go *go = &world.go[node], got;
+	unsigned char bytes[ROOM];
+	uint32_t ranks[DEAL_TASKS_MAX];
+
+	plan_go(&world.plan, node, go, ranks);
+	strcpy(go->key, KEY);
+	go->nodes = "n0";
+	/* A node would take it. */
+	assert_true(deal_unpack_go(bytes, deal_pack_go(go, ranks, bytes), &got));
+	world.goes[node]++;
+	if (world.away[node])
+		return;
+	/* Nothing of an older generation may live when a new one begins, except what the kernel does not let go. */
+	for (uint32_t i = 0; i < world.nodes; i++)
+		assert_true(world.away[i] || (world.slow[i] && world.plan.roster.nodes[i].lost) || world.generation[i] == 0 || world.generation[i] == go->generation);
+	if (go->node_rank != DEAL_SPARE)
+		world.generation[node] = go->generation;
+	memcpy(world.ranks[node], ranks, go->local_count * sizeof(ranks[0]));
+}
+
+static void take_action(const struct plan_action *action)
+{
+	switch (action->kind) {
+	case PLAN_SAY:
+		strcat(strcat(world.said, action->text), "\n");
+		break;
+	case PLAN_BEGIN:
+		world.begun++;
+		break;
+	case PLAN_SEND_END:
+		world.ends[action->node]++;
+		if (!world.away[action->node] && !world.slow[action->node])
+			clear(action->node, false);
+		break;
+	case PLAN_SEND_GO:
+		take_go(action->node);
+		break;
+	case PLAN_SEND_QUIT:
+		assert_int_equal(action->wait_status, DEAL_OWN_STATUS);
+		world.quits[action->node]++;
+		if (!world.away[action->node])
+			world.generation[action->node] = 0;
+		break;
+	case PLAN_ALL_ENDED:
+		world.all_ended = true;
+		break;
+	case PLAN_SUCCESS:
+		world.over = world.succeeded = true;
+		break;
+	case PLAN_END_STEP:
+		world.over = true;
+		world.wait_status = action->wait_status;
+		strcpy(world.ended, action->text);
+		break;
+	}
+}
+
+static void act(void)
+{
+	struct plan_action action;
+
+	while (plan_act(&world.plan, now(), &action))
+		take_action(&action);
+	assert_true(plan_due(&world.plan) > now());
+}
+
+/* Until that time, with all that is due in between. Nodes that are there are heard. */
+static void pass(uint64_t ms)
+{
+	uint64_t end = world.ms + ms;
+
+	while (world.ms < end) {
+		uint64_t due = plan_due(&world.plan), next = world.ms + 250;
+		if (due < UINT64_MAX && due / MS - 1000000 < next)
+			next = due / MS - 1000000;
+		world.ms = next < end ? next : end;
+		for (uint32_t i = 0; i < world.nodes; i++)
+			if (!world.away[i])
+				plan_heard(&world.plan, i, now());
+		act();
+	}
+}
+
+static void begin(uint32_t nodes, uint32_t per_node, uint32_t restarts, uint32_t spares, uint32_t min_nodes)
+{
+	const struct plan_policy policy = { .restarts = restarts, .spares = spares, .min_nodes = min_nodes,
+		                            .silence_ms = SILENCE };
+
+	memset(&world, 0, sizeof(world));
+	world.nodes = nodes;
+	world.per_node = per_node;
+	assert_true(plan_start(&world.plan, &policy, nodes, nodes * per_node));
+	for (uint32_t i = 0; i < nodes; i++) {
+		uint32_t tasks[TASKS_MAX];
+		assert_int_equal(world.begun, 0);
+		for (uint32_t j = 0; j < per_node; j++)
+			tasks[j] = i * per_node + j;
+		join(i, tasks, per_node);
+		act();
+	}
+	assert_int_equal(world.begun, 1);
+	pass(1000);
+	assert_string_equal(world.said, "");
+}
+
+static void end(void)
+{
+	plan_free(&world.plan);
+}
+
+static void fail_of(const char *text, const char *node, uint32_t rank, int wait_status)
+{
+	const struct plan_failure failure = { .text = text, .node = node, .rank = rank, .wait_status = wait_status };
+
+	plan_fail(&world.plan, &failure, now());
+	act();
+}
+
+static void hearsay(const char *text)
+{
+	const struct plan_failure failure = { .text = text, .rank = 0, .wait_status = EXITED(1), .hearsay = true };
+
+	plan_fail(&world.plan, &failure, now());
+	act();
+}
+
+/* The power goes, and srun notices it. */
+static void lose_power(uint32_t node)
+{
+	world.away[node] = true;
+	world.generation[node] = 0;
+}
+
+static void silent(uint32_t node)
+{
+	plan_silent(&world.plan, node, SILENCE, now());
+	act();
+}
+
+static void done(uint32_t node, uint32_t local_task, int wait_status)
+{
+	const struct deal_done told = { .generation = world.plan.generation, .local_task = local_task,
+		                        .rank = world.ranks[node][local_task], .wait_status = wait_status };
+
+	plan_done(&world.plan, node, &told, now());
+	act();
+}
+
+static void all_done(void)
+{
+	for (uint32_t i = 0; i < world.nodes; i++)
+		for (uint32_t j = 0; world.generation[i] > 0 && j < world.per_node; j++)
+			done(i, j, 0);
+}
+
+static void expect_said(const char *text)
+{
+	assert_string_equal(world.said, text);
+	world.said[0] = '\0';
+}
+
+static void expect_ranks(uint32_t node, uint32_t node_rank, uint32_t first, uint32_t second)
+{
+	assert_int_equal(world.go[node].node_rank, node_rank);
+	assert_int_equal(world.go[node].local_count, 2);
+	assert_int_equal(world.ranks[node][0], first);
+	assert_int_equal(world.ranks[node][1], second);
+}
+
+static void expect_success(void)
+{
+	all_done();
+	assert_true(world.succeeded);
+	for (uint32_t i = 0; i < world.nodes; i++)
+		assert_int_equal(world.quits[i], 1);
+	assert_true(plan_due(&world.plan) == UINT64_MAX);
+	end();
+}
+
+static void expect_end(const char *text, int wait_status)
+{
+	assert_true(world.over);
+	assert_false(world.succeeded);
+	assert_string_equal(world.ended, text);
+	assert_int_equal(world.wait_status, wait_status);
+	for (uint32_t i = 0; i < world.nodes; i++)
+		assert_int_equal(world.quits[i], 1);
+	end();
+}
+
+/* ---- a training without a failure ---------------------------------------------- */
+
+static void ranks_are_those_of_slurm(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 0, 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		expect_ranks(i, i, 2 * i, 2 * i + 1);
+		assert_int_equal(world.go[i].generation, 1);
+		assert_int_equal(world.go[i].restart_count, 0);
+		assert_int_equal(world.go[i].port_seed, 0);
+		assert_int_equal(world.go[i].world_size, 6);
+		assert_int_equal(world.go[i].node_count, 3);
+		assert_int_equal(world.go[i].master, 0);
+	}
+	assert_true(plan_due(&world.plan) == UINT64_MAX);
+	expect_success();
+	assert_string_equal(world.said, "");
+}
+
+static void last_nodes_wait(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 2, 0);
+	expect_ranks(1, 1, 2, 3);
+	for (uint32_t i = 2; i < 4; i++) {
+		assert_int_equal(world.go[i].node_rank, DEAL_SPARE);
+		assert_int_equal(world.go[i].generation, 1);
+		assert_int_equal(world.go[i].world_size, 4);
+		assert_int_equal(world.go[i].node_count, 2);
+	}
+	assert_int_equal(roster_node_of(&world.plan.roster, 3), 1);
+	assert_int_equal(roster_node_of(&world.plan.roster, 4), ROSTER_NONE);
+	assert_int_equal(roster_node_at(&world.plan.roster, 1), 1);
+	assert_int_equal(roster_node_at(&world.plan.roster, 2), ROSTER_NONE);
+	expect_success();
+}
+
+/* -m cyclic: tasks of a node are not neighbours, and rank 0 may be anywhere. */
+static void ranks_keep_the_order_of_tasks(void **state)
+{
+	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
+	static const uint32_t tasks[3][2] = { { 1, 4 }, { 0, 3 }, { 2, 5 } };
+
+	(void)state;
+	memset(&world, 0, sizeof(world));
+	world.nodes = 3;
+	world.per_node = 2;
+	assert_true(plan_start(&world.plan, &policy, 3, 6));
+	for (uint32_t i = 0; i < 3; i++)
+		join(2 - i, tasks[2 - i], 2);
+	act();
+	expect_ranks(0, 0, 1, 3);
+	expect_ranks(1, 1, 0, 2);
+	assert_int_equal(world.go[0].master, 1);
+	expect_success();
+}
+
+static void unequal_nodes_can_restart(void **state)
+{
+	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
+	static const uint32_t tasks[] = { 0, 1, 2 };
+
+	(void)state;
+	memset(&world, 0, sizeof(world));
+	world.nodes = 2;
+	assert_true(plan_start(&world.plan, &policy, 2, 3));
+	join(0, tasks, 1);
+	join(1, tasks + 1, 2);
+	act();
+	assert_int_equal(world.go[1].local_count, 2);
+	fail_of("rank 0 died", "n0", 0, EXITED(1));
+	expect_said("rank 0 died; restart 1 of 1\n");
+	end();
+}
+
+/* ---- failures of ranks -------------------------------------------------------------- */
+
+static void a_crash_restarts_all_ranks(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 0, 0);
+	fail_of("rank 3 died", "n1", 3, 11);
+	expect_said("rank 3 died; restart 1 of 3\n");
+	for (uint32_t i = 0; i < 3; i++) {
+		assert_int_equal(world.ends[i], 1);
+		expect_ranks(i, i, 2 * i, 2 * i + 1);
+		assert_int_equal(world.go[i].generation, 2);
+		assert_int_equal(world.go[i].restart_count, 1);
+		assert_int_equal(world.go[i].port_seed, 1);
+	}
+	assert_int_equal(world.begun, 2);
+	pass(60000);
+	expect_success();
+	assert_string_equal(world.said, "");
+}
+
+static void a_spare_stays_one_after_a_crash(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	fail_of("rank 3 died", "n1", 3, 11);
+	expect_said("rank 3 died; restart 1 of 3 (1 spare left)\n");
+	expect_ranks(1, 1, 2, 3);
+	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
+	assert_int_equal(world.go[2].generation, 2);
+	expect_success();
+}
+
+static void restarts_are_used_up(void **state)
+{
+	(void)state;
+	begin(2, 2, 2, 0, 0);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 1 died", "n0", 1, EXITED(8));
+	expect_said("rank 3 died; restart 1 of 2\nrank 1 died; restart 2 of 2\n");
+	fail_of("rank 2 died", "n1", 2, EXITED(9));
+	expect_end("rank 2 died; all restarts of restart=2 are used up", EXITED(9));
+}
+
+static void the_same_rank_is_told(void **state)
+{
+	(void)state;
+	begin(2, 2, 2, 0, 0);
+	world.step = 40;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	world.step = 41;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_said("rank 3 died; restart 1 of 2\nrank 3 died" SAME "; restart 2 of 2\n");
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_end("rank 3 died" SAME "; all restarts of restart=2 are used up", EXITED(7));
+	begin(2, 2, 1, 0, 0);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 1 died", "n0", 1, EXITED(7));
+	expect_end("rank 1 died; the one restart of restart=1 is used up", EXITED(7));
+}
+
+static void two_restarts_without_a_new_step_end_it(void **state)
+{
+	(void)state;
+	begin(2, 2, 10, 0, 0);
+	world.step = 40;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_said("rank 3 died; restart 1 of 10\n"
+	            "rank 3 died; it is the same rank in the same step 40 as last time; restart 2 of 10\n");
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_end("rank 3 died; the step was restarted twice without a new step or checkpoint, and is ended", EXITED(7));
+}
+
+static void a_new_step_or_checkpoint_counts(void **state)
+{
+	(void)state;
+	begin(2, 2, 100, 0, 0);
+	for (uint32_t i = 0; i < 20; i++) { /* a new step in each second generation */
+		world.step = 40 + i / 2;
+		fail_of("rank 3 died", "n1", 3, EXITED(7));
+	}
+	assert_int_equal(world.plan.restarts, 20);
+	world.step = 30; /* no new step, but later checkpoints, from which the next generation begins */
+	for (uint32_t i = 1; i < 20; i++) {
+		world.first = i;
+		fail_of("rank 3 died", "n1", 3, EXITED(7));
+	}
+	assert_int_equal(world.plan.restarts, 39);
+	expect_success();
+}
+
+static void where_pages_show_no_steps_nobody_counts(void **state)
+{
+	(void)state;
+	begin(2, 2, 9, 0, 0);
+	for (uint32_t i = 0; i < 9; i++)
+		fail_of("rank 3 died", "n1", 3, EXITED(7));
+	assert_int_equal(world.plan.restarts, 9);
+	/* A program that has shown steps, and then fails at its start, is counted. */
+	end();
+	begin(2, 2, 9, 0, 0);
+	world.step = 5;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	world.step = 0;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_end("rank 3 died; the step was restarted twice without a new step or checkpoint, and is ended", EXITED(7));
+}
+
+static void a_node_where_ranks_fail_twice_is_replaced(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 1, 0);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 2 died", "n1", 2, EXITED(7));
+	expect_said("rank 3 died; restart 1 of 9 (1 spare left)\n"
+	            "rank 2 died; restart 2 of 9: n2 takes the place of n1 (0 spares left)\n");
+	expect_ranks(2, 1, 2, 3);
+	assert_int_equal(world.go[1].node_rank, DEAL_SPARE);
+	/* It is better than none. */
+	lose_power(0);
+	silent(0);
+	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); restart 3 of 9: n1 takes "
+	            "the place of n0 (0 spares left)\n");
+	expect_ranks(1, 0, 0, 1);
+	expect_success();
+}
+
+static void without_a_spare_such_a_node_stays(void **state)
+{
+	(void)state;
+	begin(2, 2, 9, 0, 1);
+	for (int i = 0; i < 4; i++)
+		fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_ranks(1, 1, 2, 3);
+	expect_success();
+}
+
+static void other_nodes_in_between_keep_a_node(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 1, 0);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	fail_of("rank 0 died", "n0", 0, EXITED(7));
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
+	hearsay("rank 2 was lost");
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
+	expect_success();
+}
+
+/* ---- ends without a restart ----------------------------------------------------------- */
+
+static void an_early_good_end_is_no_failure(void **state)
+{
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	done(0, 1, 0);
+	pass(60000);
+	assert_int_equal(world.begun, 1);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	expect_end("rank 3 died; no restart, as rank 1 of 4 had ended with code 0", EXITED(7));
+}
+
+static void a_step_that_stops_is_not_restarted(void **state)
+{
+	const struct plan_failure failure = { .text = "rank 1 of 4 exited with 75", .node = "n0", .rank = 1,
+		                              .wait_status = EXITED(75), .stopping = true };
+
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	plan_fail(&world.plan, &failure, now());
+	act();
+	expect_end("rank 1 of 4 exited with 75", EXITED(75));
+	/* Also while a generation ends. */
+	begin(2, 2, 3, 0, 0);
+	world.slow[1] = true;
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	plan_fail(&world.plan, &failure, now());
+	act();
+	expect_end("rank 1 of 4 exited with 75", EXITED(75));
+}
+
+static void ranks_that_all_end_end_the_step(void **state)
+{
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	for (uint32_t i = 0; i < 4; i++)
+		done(i / 2, i % 2, EXITED(75));
+	assert_false(world.all_ended);
+	pass(PLAN_SETTLE_MS);
+	assert_true(world.all_ended);
+	assert_false(world.over);
+	/* Nothing else was said of them. */
+	plan_leave(&world.plan);
+	act();
+	assert_int_equal(world.quits[1], 1);
+	assert_string_equal(world.said, "");
+	end();
+}
+
+static void ranks_that_all_fail_are_restarted(void **state)
+{
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	for (uint32_t i = 0; i < 4; i++)
+		done(i / 2, i % 2, EXITED(1));
+	pass(100);
+	fail_of("rank 3 died", "n1", 3, EXITED(1));
+	expect_said("rank 3 died; restart 1 of 3\n");
+	pass(10000);
+	assert_false(world.all_ended);
+	expect_success();
+}
+
+static void what_nodes_repeat_or_invent_counts_for_nothing(void **state)
+{
+	struct deal_done told = { .generation = 1, .local_task = 0, .wait_status = 0 };
+
+	(void)state;
+	begin(2, 1, 3, 1, 0);
+	plan_done(&world.plan, 7, &told, now());
+	plan_done(&world.plan, 1, &told, now()); /* the spare */
+	told.local_task = 1;
+	plan_done(&world.plan, 0, &told, now());
+	told.local_task = 0;
+	told.generation = 2;
+	plan_done(&world.plan, 0, &told, now());
+	plan_clear(&world.plan, 7, &(struct deal_clear){ .generation = 1, .fenced = true }, now());
+	plan_clear(&world.plan, 0, &(struct deal_clear){ .generation = 1 }, now());
+	plan_lose_agent(&world.plan, 7, &(struct deal_lost){ .generation = 1 }, now());
+	plan_silent(&world.plan, 7, SILENCE, now());
+	plan_gone(&world.plan, 7, now());
+	plan_bye(&world.plan, 7, now());
+	plan_heard(&world.plan, 7, now());
+	act();
+	assert_int_equal(world.plan.ended_count, 0);
+	assert_int_equal(world.begun, 1);
+	expect_success();
+}
+
+/* ---- nodes that are lost ---------------------------------------------------------------- */
+
+static void a_spare_takes_a_silent_nodes_place(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 1, 0);
+	lose_power(1);
+	pass(SILENCE);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 3: n3 takes "
+	            "the place of n1 (0 spares left)\n");
+	expect_ranks(0, 0, 0, 1);
+	expect_ranks(3, 1, 2, 3);
+	expect_ranks(2, 2, 4, 5);
+	assert_int_equal(world.go[0].world_size, 6);
+	assert_int_equal(world.quits[1], 1); /* if it comes back */
+	assert_int_equal(world.goes[1], 1);
+	assert_int_equal(roster_node_at(&world.plan.roster, 1), 3);
+	assert_int_equal(roster_node_of(&world.plan.roster, 2), 3);
+	expect_success();
+}
+
+static void node_0_is_replaced_like_others(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	lose_power(0);
+	pass(SILENCE);
+	silent(0);
+	expect_ranks(2, 0, 0, 1);
+	expect_ranks(1, 1, 2, 3);
+	assert_int_equal(world.go[1].master, 0);
+	expect_success();
+}
+
+static void without_a_spare_the_step_ends_and_names_the_node(void **state)
+{
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	lose_power(1);
+	pass(SILENCE);
+	silent(1);
+	expect_end("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left to take "
+	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
+}
+
+static void min_nodes_go_on(void **state)
+{
+	(void)state;
+	begin(4, 2, 9, 0, 2);
+	lose_power(1);
+	pass(SILENCE);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 9: the step "
+	            "goes on with 3 of 4 nodes\n");
+	expect_ranks(0, 0, 0, 1);
+	expect_ranks(2, 1, 2, 3);
+	expect_ranks(3, 2, 4, 5);
+	assert_int_equal(world.go[3].world_size, 6);
+	assert_int_equal(world.go[3].node_count, 3);
+	lose_power(0);
+	pass(SILENCE);
+	silent(0);
+	expect_ranks(2, 0, 0, 1);
+	assert_int_equal(world.go[2].master, 0);
+	world.said[0] = '\0';
+	lose_power(3);
+	pass(SILENCE);
+	silent(3);
+	expect_end("node n3 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left, and 1 "
+	           "nodes are fewer than min-nodes=2", EXITED(1));
+}
+
+static void spares_go_before_fewer_nodes(void **state)
+{
+	(void)state;
+	begin(4, 2, 9, 1, 1);
+	lose_power(0);
+	lose_power(1);
+	pass(SILENCE);
+	silent(0);
+	silent(1);
+	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); node n1 has been silent for "
+	            "5.0 s with ranks 2-3 (power or network lost?); restart 1 of 9: n3 takes the place of n0, and the step "
+	            "goes on with 2 of 3 nodes (0 spares left)\n");
+	expect_ranks(3, 0, 0, 1);
+	expect_ranks(2, 1, 2, 3);
+	expect_success();
+}
+
+static void hearsay_waits_for_the_node(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	lose_power(1);
+	pass(3000);
+	hearsay("rank 2 of 4 was lost; rank 0 of 4 gave up");
+	assert_string_equal(world.said, "");
+	pass(2000);
+	assert_string_equal(world.said, "");
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 3: n2 takes "
+	            "the place of n1 (0 spares left)\n");
+	assert_int_equal(world.begun, 2);
+	expect_success();
+}
+
+static void two_failures_at_once_are_one_restart(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 2, 0);
+	lose_power(1);
+	pass(2000);
+	fail_of("rank 0 died", "n0", 0, 11);
+	fail_of("rank 1 died", "n0", 1, 11);
+	pass(3000);
+	assert_string_equal(world.said, "");
+	silent(1);
+	expect_said("rank 0 died; node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of "
+	            "3: n2 takes the place of n1 (1 spare left)\n");
+	assert_int_equal(world.begun, 2);
+	expect_success();
+}
+
+static void two_nodes_at_once_are_one_restart(void **state)
+{
+	(void)state;
+	begin(5, 2, 3, 2, 0);
+	lose_power(1);
+	lose_power(2);
+	pass(SILENCE);
+	silent(1);
+	assert_string_equal(world.said, ""); /* n2 is not clear */
+	silent(2);
+	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); node n2 has been silent for "
+	            "5.0 s with ranks 4-5 (power or network lost?); restart 1 of 3: n3 takes the place of n1, n4 takes the "
+	            "place of n2 (0 spares left)\n");
+	expect_ranks(3, 1, 2, 3);
+	expect_ranks(4, 2, 4, 5);
+	expect_success();
+}
+
+/* The spare that was told to begin is dead. */
+static void a_failure_after_go_is_one_more_generation(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 2, 0);
+	lose_power(1);
+	pass(SILENCE - 1000);
+	lose_power(2);
+	pass(1000);
+	silent(1);
+	/* n2 has not answered END: it is waited for, and is no spare any more. */
+	assert_int_equal(world.begun, 1);
+	pass(4000);
+	silent(2);
+	assert_int_equal(world.begun, 2);
+	expect_ranks(3, 1, 2, 3);
+	/* It dies as soon as it has got its ranks, and others say so, too. */
+	world.said[0] = '\0';
+	lose_power(3);
+	hearsay("rank 2 did not come");
+	pass(SILENCE);
+	silent(3);
+	expect_end("node n3 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left to take "
+	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
+}
+
+static void failures_of_a_new_generation_count_once(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 0, 0);
+	fail_of("rank 3 died", "n1", 3, 11);
+	world.slow[1] = true;
+	fail_of("rank 0 died", "n0", 0, 11);
+	fail_of("rank 1 died", "n0", 1, 11);
+	fail_of("rank 5 died", "n2", 5, 11);
+	assert_int_equal(world.begun, 2);
+	clear(1, false);
+	act();
+	expect_said("rank 3 died; restart 1 of 3\nrank 0 died; restart 2 of 3\n");
+	assert_int_equal(world.begun, 3);
+	expect_success();
+}
+
+static void a_spare_that_died_waiting_is_not_taken(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 2, 0);
+	lose_power(2);
+	pass(SILENCE);
+	silent(2);
+	expect_said("node n2 has been silent for 5.0 s (power or network lost?); it was a spare (1 spare left)\n");
+	assert_int_equal(world.begun, 1);
+	lose_power(0);
+	pass(SILENCE);
+	silent(0);
+	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); restart 1 of 3: n3 takes "
+	            "the place of n0 (0 spares left)\n");
+	expect_success();
+}
+
+static void a_node_that_comes_back_is_told_to_quit(void **state)
+{
+	const uint32_t tasks[] = { 2, 3 };
+
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	world.away[1] = true; /* its ranks live on, and end by the fence */
+	pass(SILENCE);
+	silent(1);
+	assert_int_equal(world.quits[1], 1); /* which it did not hear */
+	pass(10000);
+	world.away[1] = false;
+	join(1, tasks, 2);
+	act();
+	assert_int_equal(world.quits[1], 2);
+	clear(1, true);
+	act();
+	assert_int_equal(world.begun, 2);
+	all_done();
+	assert_true(world.succeeded);
+	end();
+}
+
+static void a_node_that_ends_its_ranks_itself_is_one_restart(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	clear(1, true);
+	act();
+	expect_said("node n1 did not reach srun for too long, and has ended its ranks; restart 1 of 3 (1 spare left)\n");
+	expect_ranks(1, 1, 2, 3);
+	clear(2, true); /* a spare has none */
+	act();
+	assert_int_equal(world.begun, 2);
+	expect_success();
+}
+
+/* ---- srun itself is cut off --------------------------------------------------------------- */
+
+static void all_away(bool away)
+{
+	for (uint32_t i = 0; i < world.nodes; i++)
+		world.away[i] = away;
+}
+
+static void all_nodes_silent_are_waited_for(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	all_away(true);
+	pass(SILENCE);
+	for (uint32_t i = 0; i < 3; i++)
+		silent(i);
+	pass(3000);
+	assert_string_equal(world.said, "");
+	memset(world.generation, 0, sizeof(world.generation));
+	all_away(false);
+	pass(250);
+	expect_said("srun did not reach any node for 8.2 s; restart 1 of 3 (1 spare left)\n");
+	assert_int_equal(world.begun, 2);
+	expect_ranks(1, 1, 2, 3);
+	expect_success();
+}
+
+static void who_does_not_come_back_is_lost(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	all_away(true);
+	pass(SILENCE);
+	silent(0);
+	pass(3000);
+	memset(world.generation, 0, sizeof(world.generation));
+	world.away[0] = world.away[2] = false;
+	pass(SILENCE + 250);
+	expect_said("srun did not reach any node for 13.2 s, and has lost n1; restart 1 of 3: n2 takes the place of n1 (0 "
+	            "spares left)\n");
+	expect_success();
+}
+
+static void nobody_comes_back(void **state)
+{
+	(void)state;
+	begin(2, 2, 3, 1, 0);
+	all_away(true);
+	pass(SILENCE);
+	silent(0);
+	pass(14900);
+	assert_false(world.over);
+	pass(100);
+	expect_end("srun did not reach any node for 20.0 s, and has lost n0, n1; no spare is left to take its place (see "
+	           "spare= and min-nodes= in srun-ddp(7))", EXITED(1));
+}
+
+static void a_step_of_one_node_waits_for_it(void **state)
+{
+	(void)state;
+	begin(1, 2, 3, 0, 0);
+	all_away(true);
+	pass(SILENCE);
+	silent(0);
+	pass(1950);
+	world.generation[0] = 0;
+	all_away(false);
+	pass(250);
+	expect_said("srun did not reach any node for 7.2 s; restart 1 of 3\n");
+	expect_success();
+}
+
+static void cut_off_while_a_generation_ends(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	all_away(true);
+	fail_of("rank 3 died", "n1", 3, 11);
+	pass(SILENCE);
+	silent(2);
+	pass(1000);
+	memset(world.generation, 0, sizeof(world.generation));
+	all_away(false);
+	pass(250);
+	expect_said("rank 3 died; srun did not reach any node for 6.2 s; restart 1 of 3 (1 spare left)\n");
+	expect_success();
+}
+
+/* ---- agents, slurmstepd, joins --------------------------------------------------------------- */
+
+static void a_node_that_lost_an_agent_is_replaced(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	plan_lose_agent(&world.plan, 1, &(struct deal_lost){ .generation = 1 }, now());
+	act();
+	assert_int_equal(world.begun, 1); /* why it ended, its news tell */
+	fail_of("rank 3 was killed", "n1", 3, 9);
+	expect_said("rank 3 was killed; restart 1 of 3: n2 takes the place of n1 (0 spares left)\n");
+	assert_int_equal(world.ends[1], 1);
+	assert_int_equal(world.quits[1], 1);
+	expect_success();
+}
+
+static void a_spare_that_lost_an_agent_is_told(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	plan_lose_agent(&world.plan, 2, &(struct deal_lost){ .generation = 1 }, now());
+	act();
+	expect_said("node n2 has lost an agent; it was a spare (0 spares left)\n");
+	assert_int_equal(world.quits[2], 1);
+	expect_success();
+}
+
+static void a_node_without_slurmstepd_is_replaced_a_little_later(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	world.away[1] = true;
+	world.generation[1] = 0;
+	plan_gone(&world.plan, 1, now());
+	act();
+	assert_int_equal(world.begun, 1);
+	pass(PLAN_GONE_MS);
+	expect_said("slurmstepd on node n1 with ranks 2-3 has ended without a word; restart 1 of 3: n2 takes the place of "
+	            "n1 (0 spares left)\n");
+	expect_success();
+}
+
+/* scancel: SLURM kills agents, too, and each node says good-bye. */
+static void a_cancelled_step_is_not_restarted(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	for (uint32_t i = 0; i < 3; i++) {
+		plan_lose_agent(&world.plan, i, &(struct deal_lost){ .generation = 1 }, now());
+		plan_bye(&world.plan, i, now());
+	}
+	act();
+	pass(20000);
+	assert_int_equal(world.begun, 1);
+	assert_false(world.over);
+	end();
+}
+
+static void a_cancelled_step_begins_nothing(void **state)
+{
+	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
+	const uint32_t tasks[] = { 0, 1 };
+
+	(void)state;
+	memset(&world, 0, sizeof(world));
+	world.nodes = 2;
+	assert_true(plan_start(&world.plan, &policy, 2, 2));
+	join(0, tasks, 1);
+	plan_bye(&world.plan, 0, now());
+	join(1, tasks + 1, 1);
+	act();
+	pass(5000);
+	assert_int_equal(world.begun, 0);
+	end();
+}
+
+static void a_node_that_cannot_end_its_ranks_is_lost(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	world.slow[1] = true;
+	fail_of("rank 3 died", "n1", 3, 11);
+	pass(PLAN_CLEAR_MS - 250);
+	assert_int_equal(world.begun, 1);
+	world.generation[1] = 0; /* the kernel does not let them run any more */
+	pass(250);
+	expect_said("rank 3 died; node n1 could not end its ranks within 60 s; restart 1 of 3: n2 takes the place of n1 (0 "
+	            "spares left)\n");
+	expect_success();
+}
+
+static void late_nodes_are_waited_for(void **state)
+{
+	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
+	const uint32_t tasks[] = { 0, 1, 2 };
+
+	(void)state;
+	memset(&world, 0, sizeof(world));
+	world.nodes = 3;
+	world.per_node = 1;
+	assert_true(plan_start(&world.plan, &policy, 3, 3));
+	join(2, tasks + 2, 1);
+	join(0, tasks, 1);
+	act();
+	pass(600000);
+	assert_int_equal(world.begun, 0);
+	/* One that was there falls silent meanwhile. */
+	lose_power(0);
+	pass(SILENCE);
+	silent(0);
+	assert_int_equal(world.begun, 0);
+	join(1, tasks + 1, 1);
+	act();
+	expect_said("node n0 has been silent for 5.0 s (power or network lost?); n2 takes the place of n0 (0 spares left)\n");
+	assert_int_equal(world.begun, 1);
+	assert_int_equal(world.plan.restarts, 0);
+	assert_int_equal(world.ranks[2][0], 0);
+	expect_success();
+}
+
+static void nodes_that_contradict_the_step_end_it(void **state)
+{
+	static const struct { uint32_t version, node, tasks[2], count; const char *why; } cases[] = {
+		{ DEAL_VERSION + 1, 1, { 2, 3 }, 2, "of another release" }, { DEAL_VERSION, 3, { 2, 3 }, 2, "no such node" },
+		{ DEAL_VERSION, 1, { 2, 6 }, 2, "not its own" }, { DEAL_VERSION, 1, { 2, 1 }, 2, "not its own" },
+		{ DEAL_VERSION, 1, { 2 }, 1, "another number of tasks" },
+	};
+	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
+	const uint32_t tasks[] = { 0, 1 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		unsigned char bytes[ROOM];
+		const struct deal_join told = { .version = cases[i].version, .node_id = cases[i].node,
+			                        .task_count = cases[i].count };
+		struct deal_join got;
+		memset(&world, 0, sizeof(world));
+		assert_true(plan_start(&world.plan, &policy, 3, 6));
+		join(0, tasks, 2);
+		assert_true(deal_unpack_join(bytes, deal_pack_join(&told, cases[i].tasks, bytes), &got));
+		plan_join(&world.plan, &got, "n9", now());
+		act();
+		assert_true(world.over);
+		assert_non_null(strstr(world.ended, "node n9 cannot take part in restarts: "));
+		assert_non_null(strstr(world.ended, cases[i].why));
+		assert_int_equal(world.quits[0], 1);
+		end();
+	}
+}
+
+static void policies_that_do_not_fit_are_refused(void **state)
+{
+	static const struct { struct plan_policy policy; uint32_t nodes, tasks; } cases[] = {
+		{ { .restarts = 1 }, 0, 0 }, { { .restarts = 1 }, 2, 1 }, { { .restarts = 1, .spares = 2 }, 2, 2 },
+		{ { .restarts = 1, .min_nodes = 3 }, 2, 2 }, { { .restarts = 1, .spares = 1, .min_nodes = 2 }, 2, 2 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct plan plan;
+		assert_false(plan_start(&plan, &cases[i].policy, cases[i].nodes, cases[i].tasks));
+	}
+}
+
+static void errors_before_the_first_generation_end_the_step(void **state)
+{
+	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
+	const uint32_t tasks[] = { 0, 1 };
+
+	(void)state;
+	memset(&world, 0, sizeof(world));
+	world.nodes = 1;
+	assert_true(plan_start(&world.plan, &policy, 2, 2));
+	join(0, tasks, 1);
+	fail_of("rank 1: no port", "n1", ROSTER_NONE, EXITED(1));
+	expect_end("rank 1: no port", EXITED(1));
+}
+
+/* Whatever happens in whatever order, generations never overlap (take_go()). */
+static void random_failures_never_mix_generations(void **state)
+{
+	uint32_t random = 1;
+
+	(void)state;
+	for (int round = 0; round < 300; round++) {
+		begin(6, 2, 20, 2, 2);
+		for (int event = 0; event < 200 && !world.over; event++) {
+			uint32_t node;
+			random = random * 1103515245 + 12345;
+			node = random >> 16 & 7;
+			switch (random >> 20 & 15) {
+			case 0: case 1: fail_of("a", node % 2 ? "n1" : "n2", node, 11); break;
+			case 2: hearsay("b"); break;
+			case 3: if (node < 6 && random >> 26 == 0) lose_power(node); break;
+			case 4: if (node < 6) world.slow[node] = !world.slow[node]; break;
+			case 5: if (node < 6 && world.plan.phase == PLAN_ENDING && !world.away[node]) clear(node, false); break;
+			case 6: if (node < 6 && !world.away[node]) clear(node, true); break;
+			case 7: plan_lose_agent(&world.plan, node, &(struct deal_lost){ .generation = 1 }, now()); break;
+			case 8: if (node < 6 && world.away[node]) silent(node); break;
+			case 9: if (node < 6 && world.generation[node] > 0 && random >> 28 == 0) done(node, 0, 0); break;
+			case 10: if (node < 6 && random >> 27 == 0) { lose_power(node); plan_gone(&world.plan, node, now()); } break;
+			default: pass(node * 300); break;
+			}
+			act();
+			memset(world.said, 0, sizeof(world.said));
+		}
+		for (uint32_t i = 0; i < 6; i++)
+			world.slow[i] = false;
+		end();
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(ranks_are_those_of_slurm),
+		cmocka_unit_test(last_nodes_wait),
+		cmocka_unit_test(ranks_keep_the_order_of_tasks),
+		cmocka_unit_test(unequal_nodes_can_restart),
+		cmocka_unit_test(a_crash_restarts_all_ranks),
+		cmocka_unit_test(a_spare_stays_one_after_a_crash),
+		cmocka_unit_test(restarts_are_used_up),
+		cmocka_unit_test(the_same_rank_is_told),
+		cmocka_unit_test(two_restarts_without_a_new_step_end_it),
+		cmocka_unit_test(a_new_step_or_checkpoint_counts),
+		cmocka_unit_test(where_pages_show_no_steps_nobody_counts),
+		cmocka_unit_test(a_node_where_ranks_fail_twice_is_replaced),
+		cmocka_unit_test(without_a_spare_such_a_node_stays),
+		cmocka_unit_test(other_nodes_in_between_keep_a_node),
+		cmocka_unit_test(an_early_good_end_is_no_failure),
+		cmocka_unit_test(a_step_that_stops_is_not_restarted),
+		cmocka_unit_test(ranks_that_all_end_end_the_step),
+		cmocka_unit_test(ranks_that_all_fail_are_restarted),
+		cmocka_unit_test(what_nodes_repeat_or_invent_counts_for_nothing),
+		cmocka_unit_test(a_spare_takes_a_silent_nodes_place),
+		cmocka_unit_test(node_0_is_replaced_like_others),
+		cmocka_unit_test(without_a_spare_the_step_ends_and_names_the_node),
+		cmocka_unit_test(min_nodes_go_on),
+		cmocka_unit_test(spares_go_before_fewer_nodes),
+		cmocka_unit_test(hearsay_waits_for_the_node),
+		cmocka_unit_test(two_failures_at_once_are_one_restart),
+		cmocka_unit_test(two_nodes_at_once_are_one_restart),
+		cmocka_unit_test(a_failure_after_go_is_one_more_generation),
+		cmocka_unit_test(failures_of_a_new_generation_count_once),
+		cmocka_unit_test(a_spare_that_died_waiting_is_not_taken),
+		cmocka_unit_test(a_node_that_comes_back_is_told_to_quit),
+		cmocka_unit_test(a_node_that_ends_its_ranks_itself_is_one_restart),
+		cmocka_unit_test(all_nodes_silent_are_waited_for),
+		cmocka_unit_test(who_does_not_come_back_is_lost),
+		cmocka_unit_test(nobody_comes_back),
+		cmocka_unit_test(a_step_of_one_node_waits_for_it),
+		cmocka_unit_test(cut_off_while_a_generation_ends),
+		cmocka_unit_test(a_node_that_lost_an_agent_is_replaced),
+		cmocka_unit_test(a_spare_that_lost_an_agent_is_told),
+		cmocka_unit_test(a_node_without_slurmstepd_is_replaced_a_little_later),
+		cmocka_unit_test(a_cancelled_step_is_not_restarted),
+		cmocka_unit_test(a_cancelled_step_begins_nothing),
+		cmocka_unit_test(a_node_that_cannot_end_its_ranks_is_lost),
+		cmocka_unit_test(late_nodes_are_waited_for),
+		cmocka_unit_test(nodes_that_contradict_the_step_end_it),
+		cmocka_unit_test(policies_that_do_not_fit_are_refused),
+		cmocka_unit_test(errors_before_the_first_generation_end_the_step),
+		cmocka_unit_test(random_failures_never_mix_generations),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
