@@ -18,6 +18,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
+	spank/identity/nodelist_write.c spank/identity/nodelist_write.h \
 	spank/identity/port.c spank/identity/port.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \

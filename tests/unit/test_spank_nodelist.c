@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "spank/identity/nodelist.h"
+#include "spank/identity/nodelist_write.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -301,6 +302,48 @@ static void ten_thousand_hosts_take_ten_times_as_long_as_a_thousand(void **state
 	assert_true(longer < 4 * shorter);
 }
 
+static const char *name_at(const void *user, uint32_t index)
+{
+	return ((const char *const *)user)[index];
+}
+
+/* Counts the names, in order. */
+static bool is_next(void *user, const char *host)
+{
+	const char *const **next = user;
+
+	assert_string_equal(host, **next);
+	(*next)++;
+	return true;
+}
+
+static void written_lists_are_read_in_the_same_order(void **state)
+{
+	static const struct { const char *names[8], *list; } cases[] = {
+		{ { "n0" }, "n0" }, { { "n0", "n1" }, "n[0-1]" }, { { "n0", "n3", "n2" }, "n0,n3,n2" },
+		{ { "n3", "n0", "n1", "n2", "m3", "a" }, "n3,n[0-2],m3,a" },
+		{ { "n08", "n09", "n10", "n011" }, "n[08-10],n011" }, { { "n9", "n10" }, "n9,n10" },
+		{ { "7", "8" }, "[7-8]" }, { { "a-1b", "a-2b" }, "a-1b,a-2b" },
+		{ { "x999999999", "x1000000000" }, "x999999999,x1000000000" },
+		{ { "r1n2", "r1n3", "r2n4" }, "r1n[2-3],r2n4" },
+	};
+	char text[64];
+	struct error error;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		const char *const *next = cases[i].names;
+		uint32_t count = 0;
+		while (cases[i].names[count] != NULL)
+			count++;
+		assert_true(nodelist_write(text, sizeof(text), count, name_at, cases[i].names));
+		assert_string_equal(text, cases[i].list);
+		assert_true(nodelist_walk(text, is_next, &next, &error));
+		assert_ptr_equal(next, cases[i].names + count);
+		assert_false(nodelist_write(text, strlen(cases[i].list), count, name_at, cases[i].names));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -313,6 +356,7 @@ int main(void)
 		cmocka_unit_test(walk_count_and_search_agree),
 		cmocka_unit_test(huge_ranges_end_with_an_error),
 		cmocka_unit_test(adjoining_brackets_do_not_explode),
+		cmocka_unit_test(written_lists_are_read_in_the_same_order),
 		cmocka_unit_test(ten_thousand_hosts_take_ten_times_as_long_as_a_thousand),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

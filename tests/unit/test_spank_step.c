@@ -451,11 +451,99 @@ static void what_is_held_is_said_at_the_end(void **state)
 	assert_false(step_finish(&step, &action));
 }
 
+static struct step begin_with_restarts(void)
+{
+	struct step step = begin(true);
+
+	step.policy.restarts = true;
+	return step;
+}
+
+static void why_a_step_would_end_is_told(void **state)
+{
+	static const struct { enum slurm_sent sent; bool hearsay, stopping; uint64_t due; } cases[] = {
+		{ SENT_NOTHING, false, false, HOLD }, { SENT_NOTHING, true, false, HOLD },
+		{ SENT_STOP, false, true, STOP }, { SENT_KILL, false, false, DOUBT },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct step step = begin_with_restarts();
+		struct relay_news what = news("rank 1", END_CODE, cases[i].sent, EXITED(7));
+		struct step_action action;
+		what.node = "n1";
+		what.facts.blames_peer = cases[i].hearsay;
+		take(&step, 0, what);
+		assert_true(step_act(&step, (START + cases[i].due) * MS, &action));
+		assert_true(action.kill);
+		assert_int_equal(action.end.hearsay, cases[i].hearsay);
+		assert_int_equal(action.end.stopping, cases[i].stopping);
+		assert_int_equal(action.end.wait_status, EXITED(7));
+		assert_string_equal(action.end.node, "n1");
+		/* It is for others to end the step. */
+		assert_true(step_due(&step) == UINT64_MAX);
+	}
+}
+
+static void a_step_without_a_witness_that_is_cancelled_stops(void **state)
+{
+	struct step step = begin_with_restarts();
+	struct relay_news what = news("all", END_BY_KILL, SENT_UNKNOWN, SIGKILL);
+	struct step_action action;
+
+	(void)state;
+	what.facts.all_killed = true;
+	take(&step, 0, what);
+	assert_true(step_act(&step, (START + HOLD) * MS, &action));
+	assert_true(action.kill);
+	assert_true(action.end.stopping);
+}
+
+static void a_new_generation_begins_anew(void **state)
+{
+	struct step step = begin_with_restarts();
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	expect(&step, HOLD, "rank 1", true);
+	step_begin_again(&step);
+	assert_int_equal(step.wait_status, 0);
+	assert_true(step_due(&step) == UINT64_MAX);
+	assert_false(step_finish(&step, &action));
+	step_begin_again(&step);
+	take(&step, 1000, news("rank 2", END_CODE, SENT_NOTHING, EXITED(8)));
+	expect(&step, 1000 + HOLD, "rank 2", true);
+	assert_int_equal(step.wait_status, EXITED(8));
+	/* At last it ends, and as often as it takes. */
+	step_end(&step, EXITED(9), (START + 2000) * MS);
+	expect(&step, 2000 + AGAIN_MS, "", true);
+	assert_int_equal(step.wait_status, EXITED(9));
+}
+
+static void a_step_that_was_asked_to_stop_stays_so(void **state)
+{
+	struct step step = begin_with_restarts();
+	struct step_action action;
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_STOP, EXITED(75)));
+	step_begin_again(&step);
+	take(&step, 1000, news("rank 2", END_CODE, SENT_NOTHING, EXITED(1)));
+	assert_true(step_act(&step, (START + 1000 + STOP) * MS, &action));
+	assert_true(action.kill);
+	assert_true(action.end.stopping);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
 		cmocka_unit_test(a_request_in_vain_is_made_again),
+		cmocka_unit_test(why_a_step_would_end_is_told),
+		cmocka_unit_test(a_step_without_a_witness_that_is_cancelled_stops),
+		cmocka_unit_test(a_new_generation_begins_anew),
+		cmocka_unit_test(a_step_that_was_asked_to_stop_stays_so),
 		cmocka_unit_test(what_led_to_it_goes_first),
 		cmocka_unit_test(who_did_not_come_is_waited_for),
 		cmocka_unit_test(under_continue_nothing_is_ended),

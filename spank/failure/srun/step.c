@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/step.h"
 
+#include <string.h>
 #include <sys/wait.h>
 
 #include "spank/base/sink.h"
@@ -101,6 +102,27 @@ static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
 	step->over = true;
 	step->pause_ns = AGAIN_MS * 1000000ull;
 	step->again_ns = now_ns + step->pause_ns + others_ms * 1000000ull;
+	/* Whoever restarts it may have other nodes in mind than to end it. */
+	if (step->policy.restarts)
+		step->again_ns = UINT64_MAX;
+}
+
+void step_end(struct step *step, int wait_status, uint64_t now_ns)
+{
+	step->policy.restarts = false;
+	step->said = true;
+	step->wait_status = wait_status;
+	end(step, now_ns, 0);
+}
+
+void step_begin_again(struct step *step)
+{
+	bool stopping = step->stopping;
+	struct step_policy policy = step->policy;
+
+	stall_step_end(&step->stall);
+	step_start(step, &policy);
+	step->stopping = stopping;
 }
 
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
@@ -108,7 +130,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	struct step_case what = { .held = true, .facts = news->facts, .taken_ns = now_ns,
 		                  .happened_ns = happened_ns(news->age_ms, now_ns),
 		                  .wait_status = news->wait_status };
-	struct sink sink = sink_on(what.text, sizeof(what.text));
+	struct sink sink = sink_on(what.text, sizeof(what.text)), node = sink_on(what.node, sizeof(what.node));
 	struct end_verdict verdict;
 
 	if (step->over)
@@ -135,6 +157,8 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
 	if (news->facts.node_failed && step->policy.outlives_nodes)
 		sink_add(&sink, "; the step goes on (--no-kill)");
+	if (news->node != NULL)
+		sink_add_untrusted(&node, news->node, HOST_NAME_MAX_BYTES);
 	hold(step, case_of(&verdict, judge_is_hearsay(&news->facts)), &what);
 }
 
@@ -186,7 +210,8 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	step->said |= blocked;
 	if (!action->kill)
 		return;
-	if (!blocked)
+	action->end.wait_status = W_EXITCODE(1, 0);
+	if (!blocked && !step->policy.restarts)
 		sink_add(&sink, "; the step is ended (stall-action=kill)");
 	end(step, now_ns, 0);
 }
@@ -226,6 +251,16 @@ static bool has_grace(enum end_delay delay)
 	return delay == DELAY_GRACE || delay == DELAY_STOP;
 }
 
+/* A step that SLURM itself seems to have ended has no words. */
+static struct step_end end_of(const struct step *step, const struct step_case *what, const struct end_verdict *verdict)
+{
+	struct step_end end = { .hearsay = judge_is_hearsay(&what->facts), .wait_status = what->wait_status,
+		                .stopping = step->stopping || step->signalled || verdict->words == WORDS_NONE };
+
+	memcpy(end.node, what->node, sizeof(end.node));
+	return end;
+}
+
 static void say_case(struct step *step, struct step_case *what, const struct end_verdict *verdict,
                      uint64_t now_ns, struct step_action *action)
 {
@@ -243,7 +278,8 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 		sink_add(&sink, "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
 	if (has_grace(delay))
 		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
-		         (double)delay_ns(step, what, delay) * 1e-9, action->kill ? ", and is ended" : "");
+		         (double)delay_ns(step, what, delay) * 1e-9,
+		         action->kill && !(step->policy.restarts && delay == DELAY_GRACE) ? ", and is ended" : "");
 	if (!step->said)
 		step->wait_status = what->wait_status;
 	step->said = what->said = true;
@@ -275,6 +311,8 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	/* The chosen case may have come after the one that is due: they are one event. */
 	if (verdict.say == DELAY_NONE && verdict.kill == DELAY_NONE)
 		action->kill = true;
+	if (action->kill)
+		action->end = end_of(step, cause_of(step, what), &verdict);
 	say_case(step, cause_of(step, what), &verdict, now_ns, action);
 	/* All is done with it: the next one may have consequences. */
 	if (verdict.kill == DELAY_NEVER)
@@ -303,6 +341,7 @@ bool step_finish(struct step *step, struct step_action *action)
 		/* Nothing is left of the step that could be ended. */
 		verdict.say = DELAY_NONE;
 		verdict.kill = DELAY_NEVER;
+		action->end = end_of(step, cause_of(step, what), &verdict);
 		say_case(step, cause_of(step, what), &verdict, what->taken_ns, action);
 	}
 	step->over = true;

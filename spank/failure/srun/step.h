@@ -27,6 +27,7 @@ struct step_policy {
 	bool outlives_nodes; /* srun --no-kill */
 	uint32_t stall_seconds; /* 0: no matter how long it stalls */
 	bool kill_on_stall;
+	bool restarts; /* what would end the step may restart it: then `ends` of an action tells why */
 };
 
 /* A task's end that may come to be said, or to end the step. */
@@ -35,6 +36,7 @@ struct step_case {
 	struct end_facts facts;
 	uint64_t happened_ns, taken_ns;
 	int wait_status;
+	char node[HOST_NAME_MAX_BYTES]; /* "": not told */
 	char text[RELAY_TEXT_MAX + 1];
 };
 
@@ -53,10 +55,19 @@ struct step {
 	int wait_status; /* of the failure that was said; 0: none */
 };
 
+/* For what the step ends. */
+struct step_end {
+	bool hearsay;  /* a rank gave up because of another rank */
+	bool stopping; /* the step was asked to stop or was sent a signal, or SLURM has ended it */
+	int wait_status;
+	char node[HOST_NAME_MAX_BYTES]; /* on which it happened; "": not told */
+};
+
 struct step_action {
 	char text[STEP_TEXT_MAX]; /* "": nothing to say */
 	bool kill;
 	bool ask; /* whether Slurm is about to end the step: step_answer() */
+	struct step_end end; /* with `kill`, if the policy has restarts */
 };
 
 /* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
@@ -88,6 +99,13 @@ uint64_t step_due(const struct step *step);
 bool step_act(struct step *step, uint64_t now_ns, struct step_action *action);
 
 void step_answer(struct step *step, bool slurm_ends_it);
+
+/* All ranks have been started again: nothing of what was told before counts any more, except that the step was asked
+   to stop. */
+void step_begin_again(struct step *step);
+
+/* Whoever restarts it has given up: the step is to end. step_act() then asks again as long as that has no effect. */
+void step_end(struct step *step, int wait_status, uint64_t now_ns);
 
 /* Called when srun ends. If a failure is still held back, it is said now; everything else is dropped. */
 bool step_finish(struct step *step, struct step_action *action);
