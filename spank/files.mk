@@ -9,6 +9,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/pause.c spank/base/pause.h \
 	spank/base/sink.c spank/base/sink.h \
 	spank/base/siphash.c spank/base/siphash.h \
+	spank/base/title.c spank/base/title.h \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options.c spank/options.h \
 	spank/site.c spank/site.h \
@@ -54,9 +55,12 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
+	spank/restart/agent.c spank/restart/agent.h \
 	spank/restart/deal.c spank/restart/deal.h \
+	spank/restart/descend.c spank/restart/descend.h \
 	spank/restart/history.c spank/restart/history.h \
 	spank/restart/plan.c spank/restart/plan.h \
+	spank/restart/renumber.c spank/restart/renumber.h \
 	spank/restart/roster.c spank/restart/roster.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.

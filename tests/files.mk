@@ -355,7 +355,9 @@ check_PROGRAMS += \
 	tests/unit/test_slots \
 	tests/unit/test_spank_blame \
 	tests/unit/test_spank_check \
+	tests/unit/test_spank_agent \
 	tests/unit/test_spank_deal \
+	tests/unit/test_spank_renumber \
 	tests/unit/test_spank_ends \
 	tests/unit/test_spank_gpu \
 	tests/unit/test_spank_identity \

@@ -164,6 +164,10 @@ static bool find_master(const struct step_facts *facts, struct identity *identit
 		                 "%u hosts %s '%.60s', the step has %u nodes; was the variable changed?",
 		                 list, count, named ? "with" : "without", identity->node_name,
 		                 identity->node_count);
+	if (facts->master_node != NULL) {
+		identity->node_source = "srun, for this generation";
+		return copy_host(identity->master_node, facts->master_node, "rank 0's node", error);
+	}
 	if (identity->heterogeneous)
 		return find_leader(facts, list, identity, error);
 	if (first != NULL && distribution != NULL && strncmp(distribution, "arbitrary", 9) == 0) {
@@ -199,13 +203,15 @@ static bool choose_port(const struct step_facts *facts, const struct settings *s
 	/* The components of a heterogeneous step reserve ports of their own. */
 	if (reserved != NULL && reserved[0] != '\0' && !fixed && !identity->heterogeneous) {
 		identity->port_source = "reserved by Slurm";
-		return port_from_reservation(reserved, &identity->master_port, error);
+		if (facts->port_seed == 0 || (identity->master_port = port_of_reservation(reserved, facts->port_seed)) == 0)
+			return port_from_reservation(reserved, &identity->master_port, error);
+		return true;
 	}
 	identity->port_hashed = settings->port_low != settings->port_high;
 	identity->port_source = identity->port_hashed ? "hash of job, step and restart" : "port=";
 	identity->master_port = port_from_hash(identity->job_id, identity->step_id,
-	                                       identity->restart_count, settings->port_low,
-	                                       settings->port_high);
+	                                       identity->restart_count + facts->port_seed,
+	                                       settings->port_low, settings->port_high);
 	return true;
 }
 
@@ -232,6 +238,13 @@ bool step_spans_components(char *const *environment, uint32_t component_tasks)
 	return read_count(&facts, "SLURM_STEP_NUM_TASKS", &tasks, &ignored) && tasks > component_tasks;
 }
 
+/* A program counts both kinds of restarts alike. */
+static bool add_restarts(const struct step_facts *facts, struct identity *identity)
+{
+	identity->restart_count += facts->restarts_in_step;
+	return true;
+}
+
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
                      struct identity *identity, struct error *error)
 {
@@ -250,5 +263,21 @@ bool identity_derive(const struct step_facts *facts, const struct settings *sett
 	       copy_host(identity->node_name, environment_get(facts->environment, "SLURMD_NODENAME"),
 	                 "SLURMD_NODENAME", error) &&
 	       check_counts(identity, error) && find_master(facts, identity, error) &&
-	       self_check(identity, error) && choose_port(facts, settings, identity, error);
+	       self_check(identity, error) && choose_port(facts, settings, identity, error) &&
+	       add_restarts(facts, identity);
+}
+
+void identity_without_spares(struct identity *identity, const struct settings *settings)
+{
+	uint32_t nodes = identity->node_count, tasks = identity->local_world_size;
+
+	if (settings->restarts == 0 || settings->spares == 0 || settings->spares >= nodes ||
+	    identity->world_size != nodes * tasks)
+		return;
+	identity->node_count = nodes - settings->spares;
+	identity->world_size = identity->node_count * tasks;
+	identity->spare = identity->node_rank >= identity->node_count;
+	/* Tasks that Slurm has dealt to one node after the other: the spares leave gaps. */
+	if (tasks > 1 && identity->rank == identity->local_rank * nodes + identity->node_rank)
+		identity->rank = identity->local_rank * identity->node_count + identity->node_rank;
 }

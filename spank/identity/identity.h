@@ -21,6 +21,11 @@ struct step_facts {
 	uint32_t local_tasks, total_tasks;
 	uint32_t local_id, global_id;
 	bool holds_task_zero; /* the node runs the step's (component's) task 0 */
+	/* With restart=, these facts and the environment are those of a generation, except job_id, step_id and
+	   restart_count. */
+	uint32_t restarts_in_step; /* before the generation */
+	uint32_t port_seed;        /* moves the port */
+	const char *master_node;   /* rank 0's; NULL: the list tells it */
 	/* The task's environment as slurmstepd made it, NULL-terminated. */
 	char *const *environment;
 };
@@ -32,6 +37,7 @@ struct identity {
 	uint32_t node_rank, node_count;
 	bool heterogeneous;       /* the step spans components */
 	bool holds_rank_zero;     /* rank 0 runs on this node */
+	bool spare;               /* the task waits: rank, world_size and node_count are those of the others */
 	char node_name[HOST_NAME_MAX_BYTES];
 	char master_node[HOST_NAME_MAX_BYTES]; /* NodeName of rank 0's node */
 	uint16_t master_port;
@@ -44,6 +50,9 @@ const char *environment_get(char *const *environment, const char *name);
 
 /* Whether the step, by its environment, has more tasks than this component. */
 bool step_spans_components(char *const *environment, uint32_t component_tasks);
+
+/* For a dry run with spare=: who the task is in the first generation, as srun will deal it. */
+void identity_without_spares(struct identity *identity, const struct settings *settings);
 
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
                      struct identity *identity, struct error *error);

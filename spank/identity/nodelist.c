@@ -332,3 +332,28 @@ bool nodelist_has(const char *list, const char *host)
 	}
 	return false;
 }
+
+struct search {
+	uint32_t left;
+	char *host;
+	bool found;
+};
+
+static bool count_down(void *user, const char *host)
+{
+	struct search *search = user;
+
+	if (search->left-- > 0)
+		return true;
+	memcpy(search->host, host, strlen(host) + 1);
+	search->found = true;
+	return false;
+}
+
+bool nodelist_at(const char *list, uint32_t index, char host[HOST_NAME_MAX_BYTES], struct error *error)
+{
+	struct search search = { .left = index, .host = host };
+
+	return nodelist_walk(list, count_down, &search, error) &&
+	       (search.found || error_set(error, "'%.80s' has no %u hosts", list, index + 1));
+}

@@ -35,6 +35,42 @@ bool port_from_reservation(const char *text, uint16_t *port, struct error *error
 	return true;
 }
 
+/* How many ports an item has, "12000-12003" or "12010"; 0: it is none. Sets what stands behind it. */
+static uint32_t read_ports(const char *text, uint32_t *low, const char **behind)
+{
+	const char *end = read_one(text, low);
+	uint32_t high = end != NULL ? *low : 0;
+
+	if (end != NULL && *end == '-')
+		end = read_one(end + 1, &high);
+	*behind = end;
+	return end != NULL && *low > 0 && high >= *low && (*end == '\0' || *end == ',') ? high - *low + 1 : 0;
+}
+
+uint16_t port_of_reservation(const char *text, uint32_t skipped)
+{
+	uint32_t total = 0, count, low = 0;
+
+	for (int pass = 0; pass < 2; pass++) {
+		const char *behind;
+		for (const char *p = text; (count = read_ports(p, &low, &behind)) > 0; p = behind + 1) {
+			if (pass == 1 && skipped < count)
+				return (uint16_t)(low + skipped);
+			if (pass == 0)
+				total += count;
+			else
+				skipped -= count;
+			if (*behind == '\0')
+				break;
+		}
+		if (count == 0)
+			return 0;
+		if (pass == 0)
+			skipped %= total;
+	}
+	return 0;
+}
+
 /* The finalizer of SplitMix64 (Steele et al., OOPSLA 2014). */
 static uint64_t mix(uint64_t x)
 {

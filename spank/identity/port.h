@@ -13,6 +13,9 @@
 /* The first port of SLURM_STEP_RESV_PORTS, such as "12000-12003,12010". */
 bool port_from_reservation(const char *text, uint16_t *port, struct error *error);
 
+/* The port behind so many others of the list, again from its beginning where it ends. 0: it is no list of ports. */
+uint16_t port_of_reservation(const char *text, uint32_t skipped);
+
 /*
  * A port in [low, high] that all tasks of the step agree on: steps of one job
  * get different ports as long as their ids differ by less than the range.

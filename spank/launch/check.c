@@ -43,6 +43,11 @@ bool check_row(const struct identity *identity, const struct task_extras *extras
 	const char *threads = value_of(variables, "OMP_NUM_THREADS");
 	bool brackets = strchr(extras->master_address, ':') != NULL;
 
+	if (identity->spare) {
+		sink_add(&sink, "spare  local %u/%u  node %u %s  waits for the place of a lost node\n",
+		         identity->local_rank, identity->local_world_size, identity->node_rank, identity->node_name);
+		return !sink.full;
+	}
 	if (threads == NULL)
 		threads = environment_get(extras->environment, "OMP_NUM_THREADS");
 	sink_add(&sink, "rank %*u/%u  local %u/%u  node %*u/%u %s  master %s%s%s:%u  omp %.40s  gpus %u",
@@ -63,7 +68,10 @@ bool check_json(const struct identity *identity, const struct variable *variable
 
 	if (variable->value == NULL)
 		return false;
-	sink_add(&sink, "{\"rank\":%u,\"world_size\":%u,\"node\":", identity->rank, identity->world_size);
+	if (identity->spare)
+		sink_add(&sink, "{\"rank\":null,\"world_size\":%u,\"node\":", identity->world_size);
+	else
+		sink_add(&sink, "{\"rank\":%u,\"world_size\":%u,\"node\":", identity->rank, identity->world_size);
 	add_string(&sink, identity->node_name);
 	sink_add(&sink, ",\"name\":");
 	add_string(&sink, variable->name);

@@ -17,6 +17,7 @@ enum name_kind {
 	NAME_STEP,     /* only the plugin sets it: of the caller's step */
 	NAME_CHOICE,   /* the user may set it, too; DDP_DERIVED tells the plugin's value from the user's */
 	NAME_SLURM,    /* Slurm sets it for a step, and does not take it out of the next one */
+	NAME_RENUMBERED, /* Slurm sets it, and the plugin changes it in a generation of restart= */
 	NAME_HANDOVER, /* srun's word to its nodes; a task needs it no more */
 };
 

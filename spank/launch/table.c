@@ -56,6 +56,12 @@ static int64_t number_behind(const char *line, const char *word)
 	return *end == '/' && number >= 0 ? number : -1;
 }
 
+/* The row of a spare comes behind those of ranks. */
+static bool is_spare(const char *line)
+{
+	return strncmp(line, "spare  local ", 13) == 0;
+}
+
 static int by_node_and_rank(const void *left, const void *right)
 {
 	const struct line *a = left, *b = right;
@@ -76,7 +82,9 @@ static size_t split(char *text, struct line *lines)
 		next = text + length + (text[length] == '\n');
 		text[length] = '\0';
 		struct line line = { text, number_behind(text, "  node "), number_behind(text, "rank "), count };
-		if (line.node < 0 || line.rank < 0)
+		if (is_spare(text))
+			line.node = line.rank = INT64_MAX;
+		else if (line.node < 0 || line.rank < 0)
 			line.node = line.rank = -1;
 		lines[count++] = line;
 	}

@@ -158,6 +158,10 @@ static void put_own(struct variables *v, const struct identity *id,
 	put(v, "DDP_JOB_ID", "the step", "%u", id->job_id);
 	put(v, "DDP_STEP_ID", "the step", "%u", id->step_id);
 	put(v, "DDP_RESTART_COUNT", "the job", "%u", id->restart_count);
+	if (settings->restarts > 0 && !settings->launcher) {
+		put(v, "TORCHELASTIC_RESTART_COUNT", "the generation", "%u", extras->restarts_in_step);
+		put(v, "TORCHELASTIC_MAX_RESTARTS", "restart=", "%u", settings->restarts);
+	}
 	put(v, "DDP_NODE_NAME", "SLURMD_NODENAME", "%s", id->node_name);
 	put(v, "DDP_ON_FAILURE", "on-failure", "%s", settings->kill_on_failure ? "kill" : "continue");
 	put(v, "DDP_KEY", "srun, at random", STEP_KEY "%s", extras->key);
@@ -241,7 +245,7 @@ static void put_derived(struct variables *v, const struct task_extras *extras)
 
 static bool holds_for_one_step(enum name_kind kind)
 {
-	return kind != NAME_CHOICE && kind != NAME_SLURM;
+	return kind != NAME_CHOICE && kind != NAME_SLURM && kind != NAME_RENUMBERED;
 }
 
 static void clear(struct variables *variables)
@@ -273,6 +277,8 @@ static bool is_of_another_step(const struct leaver *leaver, const struct name *n
 		return name_is_derived(leaver->derived, name->text, value);
 	case NAME_SLURM:
 		return leaver->in_step || leaver->without_plugin;
+	case NAME_RENUMBERED:
+		return false;
 	case NAME_HANDOVER:
 		return true;
 	}

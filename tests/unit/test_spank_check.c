@@ -37,6 +37,38 @@ static void check_prints_a_row_for_the_task(void **state)
 	assert_false(check_row(&identity, &with, &variables, text, 16));
 }
 
+static void check_shows_spares(void **state)
+{
+	static struct variables variables;
+	char text[256], rows[] = "spare  local 1/2  node 3 n3  waits\nrank 1/4  local 1/2  node 0/2 n0\n"
+	                         "spare  local 0/2  node 2 n2  waits\nrank 0/4  local 0/2  node 0/2 n0\nword\n";
+	struct settings settings = { .restarts = 1, .spares = 2 };
+	struct identity identity = { .world_size = 8, .local_world_size = 2, .node_count = 4, .node_name = "n3" };
+	struct task_extras with = extras(ENVIRONMENT());
+	const uint32_t cyclic[] = { 0, 4, 1, 5 }, dealt[] = { 0, 2, 1, 3 };
+
+	(void)state;
+	identity.node_rank = 3, identity.rank = 7, identity.local_rank = 1;
+	identity_without_spares(&identity, &settings);
+	assert_true(identity.spare);
+	assert_int_equal(identity.world_size, 4);
+	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
+	assert_string_equal(text, "spare  local 1/2  node 3 n3  waits for the place of a lost node\n");
+	assert_true(check_json(&identity, &(struct variable){ "spare", "yes", "spare=" }, text, sizeof(text)));
+	assert_string_equal(text, "{\"rank\":null,\"world_size\":4,\"node\":\"n3\",\"name\":\"spare\",\"value\":\"yes\","
+	                    "\"source\":\"spare=\"}\n");
+	assert_true(table_sort(rows));
+	assert_string_equal(rows, "word\nrank 0/4  local 0/2  node 0/2 n0\nrank 1/4  local 1/2  node 0/2 n0\n"
+	                    "spare  local 1/2  node 3 n3  waits\nspare  local 0/2  node 2 n2  waits\n");
+	for (uint32_t i = 0; i < COUNT(cyclic); i++) {
+		identity = (struct identity){ .world_size = 8, .local_world_size = 2, .node_count = 4, .node_rank = i / 2,
+			                      .local_rank = i % 2, .rank = cyclic[i] };
+		identity_without_spares(&identity, &settings);
+		assert_false(identity.spare);
+		assert_int_equal(identity.rank, dealt[i]);
+	}
+}
+
 /* slurmstepd writes the row into slurmd's log when verbose is on. */
 static void check_row_is_one_printable_line(void **state)
 {
@@ -210,6 +242,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(check_prints_a_row_for_the_task),
 		cmocka_unit_test(check_row_is_one_printable_line),
+		cmocka_unit_test(check_shows_spares),
 		cmocka_unit_test(check_prints_valid_json_for_each_variable),
 		cmocka_unit_test(table_is_in_order_of_node_and_rank),
 		cmocka_unit_test(check_says_when_there_is_no_room),

@@ -58,8 +58,10 @@ same "libc.so.6" \
 	"$(readelf -d $plugin | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p' | grep -vE '^(ld-linux|libpthread|libdl)')" \
 	"it needs no library beyond the C library's own"
 same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
-	grep -E '^(popen|system|exec[a-z]*|p?fork|posix_spawn.*|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
+	grep -E '^(popen|system|exec[a-z]*|posix_spawn.*|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
 	"it calls nothing that starts programs or trusts lengths"
+same "spank/restart/agent.c" "$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]fork\(\)' spank --include='*.c' | grep -v ^spank/status/)" \
+	"it forks in agents alone"
 same "" "$(grep -rhE '(^|[^a-z_])dlopen\(' "${srcdir:-.}/spank" --include='*.c' | grep -v RTLD_NOLOAD)" \
 	"it opens a library only if that is loaded already"
 same "dlsym getaddrinfo" \

@@ -21,7 +21,7 @@ static struct blamed know(const struct supervise *supervise, uint32_t local, uin
 	memcpy(node, shared->node, HOST_NAME_MAX_BYTES - 1);
 	state = supervise_state(supervise, local, &blamed.wait_status);
 	blamed.runs = state == TASK_RUNS;
-	blamed.stopped = blamed.runs && supervise_is_stopped(supervise->pids[local]);
+	blamed.stopped = blamed.runs && supervise_is_stopped(supervise_pid(supervise, local));
 	/* Its own report follows. */
 	if (state == TASK_GONE)
 		blamed.wait_status = W_EXITCODE(1, 0);

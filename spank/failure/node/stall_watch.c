@@ -97,7 +97,8 @@ static bool tell(const struct stall_watch *watch, const struct stall_note *note)
 
 	memcpy(address, watch->address, sizeof(address) - 1);
 	stall_pack(note, bytes);
-	return relay_tell(&watch->relay, address, &(struct relay_news){ .text = "", .stall = bytes });
+	return relay_tell(&watch->relay, address, &(struct relay_news){ .text = "", .stall = bytes,
+	                                                                .generation = watch->generation });
 }
 
 /* A step that is suspended stops the witness with its ranks. */
@@ -154,8 +155,11 @@ static int sooner(int one_ms, int other_ms)
 
 static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 {
-	return sooner(watch->seconds > 0 ? stall_watch_period_ms(watch->seconds) : start_look_ms(watch, now_ns),
-	              late_look_ms(watch));
+	int next_ms = sooner(watch->seconds > 0 ? stall_watch_period_ms(watch->seconds) : start_look_ms(watch, now_ns),
+	                     late_look_ms(watch));
+
+	/* Another generation begins without a word to the witness. */
+	return watch->generation > 0 ? sooner(next_ms, STALL_START_MAX_MS) : next_ms;
 }
 
 /* Says when to tell srun again what it may not have heard: less and less often, also on a node that needs no other look.
@@ -169,6 +173,20 @@ static int again_ms(const struct stall_watch *watch)
 	return watch->again_ms < STALL_START_MAX_MS / 2 ? watch->again_ms * 2 : STALL_START_MAX_MS;
 }
 
+/* What was seen of the ranks of an earlier generation says nothing of those that run now. */
+static void take_generation(struct stall_watch *watch, uint64_t now_ns)
+{
+	uint32_t generation = atomic_load(&watch->shared->generation);
+
+	if (watch->generation == generation)
+		return;
+	memset(watch->ranks, 0, watch->count * sizeof(*watch->ranks));
+	watch->generation = generation;
+	watch->opened_ns = now_ns;
+	watch->started = watch->told = watch->late = watch->unanswered = false;
+	watch->again_ms = 0;
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
@@ -176,6 +194,7 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	struct stall_node node;
 	bool late = false;
 
+	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
 	node = see(watch, name, now_ns);
 	watch->started = !stall_judge_start(&node, now_ns, &note);
@@ -223,7 +242,8 @@ bool stall_watch_give_up(const struct stall_watch *watch)
 bool stall_tell_unwatched(const struct supervise *supervise, const struct relay *relay)
 {
 	const struct stall_watch watch = { .shared = supervise->shared, .count = supervise->local_tasks, .relay = *relay,
-		                           .address = supervise->shared->srun_address };
+		                           .address = supervise->shared->srun_address,
+		                           .generation = atomic_load(&supervise->shared->generation) };
 
 	return stall_watch_give_up(&watch);
 }
@@ -240,6 +260,7 @@ void stall_tell_end(const struct supervise *supervise, const struct relay *relay
 	if (!stall_watch_open(&watch, supervise, 0, &ignored))
 		return;
 	watch.relay = *relay;
+	watch.generation = atomic_load(&supervise->shared->generation);
 	node = see(&watch, name, now_ns);
 	stall_judge_node(&node, now_ns, &note);
 	if (note.stalled)

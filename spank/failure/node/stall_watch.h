@@ -26,6 +26,7 @@ struct stall_watch {
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
 	int again_ms;               /* so long until it is told again; 0: it was answered */
 	bool late;                  /* srun was told of a rank that keeps others waiting */
+	uint32_t generation;        /* that the above is about */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
 };

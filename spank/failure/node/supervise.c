@@ -57,7 +57,7 @@ static int make_progress_file(uint32_t local_tasks, uid_t owner)
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
                      struct error *error)
 {
-	*supervise = (struct supervise){ .progress_fd = -1 };
+	*supervise = (struct supervise){ .progress_fd = -1, .agents = { .news = -1 } };
 	if (local_tasks == 0 || local_tasks > LOCAL_TASKS_MAX)
 		return error_set(error, "Slurm gives this node %u tasks", local_tasks);
 	supervise->pids = calloc(local_tasks, sizeof(*supervise->pids));
@@ -86,9 +86,11 @@ void supervise_end(struct supervise *supervise)
 		munmap(supervise->shared, shared_bytes(supervise->local_tasks));
 	if (supervise->progress_fd >= 0)
 		close(supervise->progress_fd);
+	if (supervise->agents.shared != NULL)
+		agents_free(&supervise->agents);
 	free(supervise->pids);
 	free(supervise->reaped);
-	*supervise = (struct supervise){ .progress_fd = -1 };
+	*supervise = (struct supervise){ .progress_fd = -1, .agents = { .news = -1 } };
 }
 
 bool supervise_tell_once(struct supervise *supervise)
@@ -132,11 +134,78 @@ bool supervise_holds_rank_zero(const struct supervise *supervise)
 	return false;
 }
 
+static bool has_agents(const struct supervise *supervise)
+{
+	return supervise->agents.shared != NULL;
+}
+
+/* A program that its agent has reaped has none, and one that was not started yet has its agent's. */
+pid_t supervise_pid(const struct supervise *supervise, uint32_t local_task)
+{
+	const struct agent *agent;
+
+	if (!has_agents(supervise) || supervise->pids[local_task] == 0)
+		return supervise->pids[local_task];
+	agent = &supervise->agents.shared->agent[local_task];
+	return atomic_load(&agent->begun) < supervise->generation ? supervise->agents.pids[local_task]
+	                                                          : atomic_load(&agent->child);
+}
+
+static void clear_page(const struct supervise *supervise, uint32_t local_task)
+{
+	static const unsigned char nothing[DDP_PROGRESS_BYTES];
+	ssize_t written = 0;
+
+	if (supervise->progress_fd >= 0)
+		written = pwrite(supervise->progress_fd, nothing, sizeof(nothing), (off_t)local_task * DDP_PROGRESS_BYTES);
+	/* The file has its size, and its memory. */
+	(void)written;
+}
+
+void supervise_leave(struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		supervise->pids[i] = 0;
+}
+
+void supervise_begin_again(struct supervise *supervise, uint32_t generation, uint32_t world_size,
+                           const uint32_t *ranks)
+{
+	struct supervise_shared *shared = supervise->shared;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		struct supervise_task *task = &shared->task[i];
+		clear_page(supervise, i);
+		supervise->reaped[i] = (struct task_reaped){ .ns = 0 };
+		task->rank = ranks[i];
+		task->pid = 0;
+		atomic_store(&task->start_ns, 0);
+		atomic_store(&task->end, STALL_NO_END);
+		supervise->pids[i] = ranks[i] != UINT32_MAX ? supervise->agents.pids[i] : 0;
+	}
+	if (supervise->agents.pids[0] != 0)
+		memory_start(&supervise->memory, supervise->agents.pids[0]);
+	supervise->any_failed = supervise->any_other_end = false;
+	supervise->generation = generation;
+	shared->world_size = world_size;
+	atomic_store(&shared->late, false);
+	atomic_store(&shared->told, false);
+	atomic_store(&shared->has_told, false);
+	atomic_store(&shared->generation, generation);
+}
+
+uint32_t supervise_processes(const struct supervise *supervise)
+{
+	return has_agents(supervise) ? agents_left(&supervise->agents) : supervise_left(supervise);
+}
+
 void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid)
 {
 	if (local_task >= supervise->local_tasks)
 		return;
 	supervise->pids[local_task] = pid;
+	if (has_agents(supervise))
+		agents_forked(&supervise->agents, local_task, pid);
 	if (supervise->memory.path[0] == '\0')
 		memory_start(&supervise->memory, pid);
 }
@@ -186,21 +255,31 @@ static enum task_state state_from_outside(const struct supervise *supervise, uin
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status)
 {
 	const struct task_reaped *reaped = &supervise->reaped[local_task];
+	pid_t process = supervise->pids[local_task];
 	siginfo_t info = { .si_pid = 0 };
 
 	if (reaped->ns != 0) {
 		*wait_status = reaped->wait_status;
 		return TASK_ENDED;
 	}
-	if (supervise->pids[local_task] == 0)
+	if (process == 0)
 		return TASK_RUNS;
 	if (contained_here())
 		return state_from_outside(supervise, local_task, wait_status);
-	if (waitid(P_PID, (id_t)supervise->pids[local_task], &info, WEXITED | WNOHANG | WNOWAIT) != 0)
+	if (has_agents(supervise)) {
+		if (agents_child_ended(&supervise->agents, local_task, supervise->generation, wait_status))
+			return TASK_ENDED;
+		/* If the agent was killed, so was its program. */
+		process = supervise->agents.pids[local_task];
+	}
+	if (waitid(P_PID, (id_t)process, &info, WEXITED | WNOHANG | WNOWAIT) != 0)
 		return ask_slurm(supervise, local_task, wait_status);
 	if (info.si_pid == 0)
 		return TASK_RUNS;
 	*wait_status = status_of(&info);
+	/* The agent may have noted the program's end since. */
+	if (has_agents(supervise))
+		agents_child_ended(&supervise->agents, local_task, supervise->generation, wait_status);
 	return TASK_ENDED;
 }
 
@@ -264,7 +343,7 @@ static bool is_dying(pid_t pid)
 bool supervise_spares(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
-		if (supervise->pids[i] != 0 && !is_dying(supervise->pids[i]))
+		if (supervise->pids[i] != 0 && !is_dying(supervise_pid(supervise, i)))
 			return true;
 	return false;
 }

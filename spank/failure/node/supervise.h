@@ -15,6 +15,7 @@
 #include "spank/failure/node/memory.h"
 #include "spank/failure/node/witness.h"
 #include "spank/identity/nodelist.h"
+#include "spank/restart/agent.h"
 #include "watch/progress.h"
 
 struct supervise_task {
@@ -31,6 +32,7 @@ struct supervise_shared {
 	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
 	atomic_bool answered; /* and srun has answered that */
 	atomic_bool late; /* the witness has told srun of a rank that keeps others waiting */
+	_Atomic uint32_t generation; /* of the programs, with restart=; 0: none yet, or no restart= */
 	struct relay_sender sender;
 	struct witness witness;
 	uint32_t world_size;
@@ -45,10 +47,14 @@ struct task_reaped {
 	uint64_t ns; /* CLOCK_MONOTONIC; 0: it was not */
 };
 
+/* With restart=, Slurm's processes are agents, and a task here means the program that an agent has started. */
 struct supervise {
 	uint32_t local_tasks;
 	struct supervise_shared *shared;
-	pid_t *pids;       /* by local task; 0: not forked, or reaped */
+	struct agents agents; /* with restart= */
+	uint32_t generation;  /* with restart=: the one that is judged; 0: none */
+	pid_t *pids;       /* by local task; 0: not forked, or reaped. With agents any other number means that the
+	                      generation has the task, and supervise_pid() tells its process */
 	struct memory_watch memory; /* of the first task's cgroup */
 	struct task_reaped *reaped; /* by local task */
 	/* How a task has ended that Slurm has just reaped. NULL, or false: not known. */
@@ -81,6 +87,19 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
 
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
+
+/* The process of the task; 0: it was reaped, or is not there. */
+pid_t supervise_pid(const struct supervise *supervise, uint32_t local_task);
+
+/* With agents: forgets all ends and pages, as a new generation begins, whose number is given. `ranks`
+   has the rank of each local task, UINT32_MAX where the task has no program in this generation. */
+void supervise_begin_again(struct supervise *supervise, uint32_t generation, uint32_t world_size,
+                           const uint32_t *ranks);
+/* With agents: no end of the generation counts from now on. */
+void supervise_leave(struct supervise *supervise);
+
+/* How many of Slurm's processes of tasks were forked and have not ended; with agents, these are the agents. */
+uint32_t supervise_processes(const struct supervise *supervise);
 
 /* Note a task that was forked, or reaped. */
 void supervise_forked(struct supervise *supervise, uint32_t local_task, pid_t pid);

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "spank/base/contained.h"
 #include "spank/base/pause.h"
+#include "spank/base/title.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/timeline.h"
 
@@ -50,35 +51,12 @@ static void close_everything(void)
 		close((int)fd);
 }
 
-/* Not slurmstepd's name: who looks for that, to end one, is not to find this. The
-   title that ps shows lies in memory where the kernel says in /proc. */
-static void take_name(const char *name)
-{
-	unsigned long start = 0, end = 0;
-	char text[1024], *field;
-	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
-
-	if (fd >= 0)
-		close(fd);
-	prctl(PR_SET_NAME, name);
-	text[got > 0 ? got : 0] = '\0';
-	/* Behind the command in parentheses comes field 3; these are 48 and 49. */
-	field = strrchr(text, ')');
-	for (int i = 2; field != NULL && i < 48; i++)
-		field = strchr(field + 1, ' ');
-	if (field == NULL || sscanf(field, "%lu %lu", &start, &end) != 2 || end <= start ||
-	    end - start <= strlen(name))
-		return;
-	memset((void *)start, 0, end - start);
-	memcpy((void *)start, name, strlen(name));
-}
-
 /* slurmstepd is gone, and with it who would tell srun of its tasks' ends. */
 static void tell_of_slurmstepd(const struct witness_words *words, pid_t tasks)
 {
 	const struct relay_news news = {
 		.text = words->text,
+		.generation = words->generation != NULL ? atomic_load(words->generation) : 0,
 		.wait_status = SIGKILL,
 		.facts = { .end = END_BY_KILL, .sent = SENT_NOTHING },
 	};
@@ -125,7 +103,7 @@ static void leave_task(const struct place *place, const char *name)
 	if (!place->words->stay_in_group)
 		setpgid(0, 0);
 	prctl(PR_SET_DUMPABLE, 0);
-	take_name(name);
+	title_take(name);
 	close_everything();
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 }

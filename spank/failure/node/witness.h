@@ -40,6 +40,7 @@ struct witness_words {
 	struct relay relay;
 	const char *address; /* of srun; numeric */
 	const char *text;
+	const _Atomic uint32_t *generation; /* shared; NULL: the step has none */
 	bool kill_tasks;     /* then end the node's tasks, too: nobody else can */
 	bool stay_in_group;  /* Slurm finds the step's processes by their process group */
 	int look_ms;         /* how long before it first calls look(), unless the step is

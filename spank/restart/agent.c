@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/restart/agent.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "spank/base/title.h"
+#include "spank/restart/descend.h"
+
+enum {
+	ORDER_BITS = 2,
+	LOOK_MS = 1000,     /* an agent looks at its orders so often, should a signal be lost, */
+	KILL_LOOK_MS = 20,  /* and at its children while it kills them */
+	FORK_TRIES = 20,    /* the user may have no more processes until those of the last generation are reaped: */
+	FORK_PAUSE_MS = 50, /* so long is the pause */
+	WAKE = SIGCONT,
+	PARENT_DIED = SIGPWR, /* the kernel's word */
+};
+
+/* ---- slurmstepd ------------------------------------------------------------------------- */
+
+static size_t shared_bytes(uint32_t count)
+{
+	return sizeof(struct agents_shared) + count * sizeof(struct agent);
+}
+
+bool agents_make(struct agents *agents, uint32_t count, struct error *error)
+{
+	*agents = (struct agents){ .count = count, .slurmstepd = getpid(), .news = -1 };
+	agents->handles = malloc(count * sizeof(*agents->handles));
+	agents->pids = calloc(count, sizeof(*agents->pids));
+	agents->shared = mmap(NULL, shared_bytes(count), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (agents->shared == MAP_FAILED)
+		agents->shared = NULL;
+	else
+		agents->news = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (agents->handles == NULL || agents->pids == NULL || agents->news < 0) {
+		int reason = errno;
+		agents->count = 0;
+		agents_free(agents);
+		return error_set(error, "restart=: this node cannot make agents for %u tasks: %s", count,
+		                 strerror(reason));
+	}
+	for (uint32_t i = 0; i < count; i++)
+		agents->handles[i] = -1;
+	return true;
+}
+
+void agents_free(struct agents *agents)
+{
+	for (uint32_t i = 0; i < agents->count; i++)
+		agents_reaped(agents, i);
+	if (agents->shared != NULL)
+		munmap(agents->shared, shared_bytes(agents->count));
+	if (agents->news >= 0)
+		close(agents->news);
+	free(agents->handles);
+	free(agents->pids);
+	*agents = (struct agents){ .news = -1 };
+}
+
+static int open_process(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	return (int)syscall(SYS_pidfd_open, pid, 0u);
+#else
+	(void)pid;
+	return -1;
+#endif
+}
+
+void agents_forked(struct agents *agents, uint32_t local_task, pid_t pid)
+{
+	if (local_task >= agents->count)
+		return;
+	agents->pids[local_task] = pid;
+	agents->handles[local_task] = open_process(pid);
+}
+
+void agents_reaped(struct agents *agents, uint32_t local_task)
+{
+	if (local_task >= agents->count)
+		return;
+	agents->pids[local_task] = 0;
+	if (agents->handles[local_task] >= 0)
+		close(agents->handles[local_task]);
+	agents->handles[local_task] = -1;
+}
+
+/* By the handle, if there is one: the number may be another process's as soon as Slurm has reaped the agent. */
+static void wake_agent(const struct agents *agents, uint32_t local_task)
+{
+#ifdef SYS_pidfd_send_signal
+	if (agents->handles[local_task] >= 0 &&
+	    (syscall(SYS_pidfd_send_signal, agents->handles[local_task], WAKE, NULL, 0u) == 0 || errno != ENOSYS))
+		return;
+#endif
+	if (agents_agent_runs(agents, local_task))
+		kill(agents->pids[local_task], WAKE);
+}
+
+void agents_order(struct agents *agents, enum agents_order order, uint32_t generation)
+{
+	uint64_t wanted = (uint64_t)generation << ORDER_BITS | (uint64_t)order;
+
+	if (wanted < atomic_load(&agents->shared->wanted))
+		return;
+	atomic_store(&agents->shared->wanted, wanted);
+	for (uint32_t i = 0; i < agents->count; i++)
+		wake_agent(agents, i);
+}
+
+enum agents_order agents_ordered(const struct agents *agents, uint32_t *generation)
+{
+	uint64_t wanted = atomic_load(&agents->shared->wanted);
+
+	*generation = (uint32_t)(wanted >> ORDER_BITS);
+	return (enum agents_order)(wanted & ((1u << ORDER_BITS) - 1));
+}
+
+bool agents_child_ended(const struct agents *agents, uint32_t local_task, uint32_t generation, int *wait_status)
+{
+	const struct agent *agent = &agents->shared->agent[local_task];
+
+	if (generation == 0 || atomic_load(&agent->ended) != generation)
+		return false;
+	*wait_status = atomic_load(&agent->wait_status);
+	return true;
+}
+
+bool agents_agent_runs(const struct agents *agents, uint32_t local_task)
+{
+	pid_t pid = agents->pids[local_task];
+	siginfo_t info = { .si_pid = 0 };
+
+	return pid > 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+}
+
+uint32_t agents_ready(const struct agents *agents)
+{
+	uint32_t ready = 0;
+
+	for (uint32_t i = 0; i < agents->count; i++)
+		ready += atomic_load(&agents->shared->agent[i].pid) != 0;
+	return ready;
+}
+
+uint32_t agents_left(const struct agents *agents)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < agents->count; i++)
+		left += agents_agent_runs(agents, i);
+	return left;
+}
+
+bool agents_clear(const struct agents *agents, uint32_t generation)
+{
+	for (uint32_t i = 0; i < agents->count; i++)
+		if (atomic_load(&agents->shared->agent[i].clear) < generation && agents_agent_runs(agents, i))
+			return false;
+	return true;
+}
+
+void agents_take_news(const struct agents *agents)
+{
+	uint64_t ignored;
+
+	while (agents->shared != NULL && read(agents->news, &ignored, sizeof(ignored)) < 0 && errno == EINTR)
+		continue;
+}
+
+/* ---- the agent -------------------------------------------------------------------------- */
+
+static struct {
+	const struct agents *agents;
+	struct agent *own;
+	pid_t child;            /* 0: there is none, or it was reaped */
+	sigset_t all, before;   /* signals that are blocked in the agent, and in the task */
+	struct sigaction on_child; /* the task's */
+} self;
+
+static bool is_orphan(void)
+{
+	return getppid() != self.agents->slurmstepd;
+}
+
+static void tell_slurmstepd(void)
+{
+	const uint64_t one = 1;
+
+	while (write(self.agents->news, &one, sizeof(one)) < 0 && errno == EINTR)
+		continue;
+}
+
+/* Waits for a signal: an order, the end of a child, or the end of slurmstepd. */
+static void wait_for_signal(long ms)
+{
+	const struct timespec limit = { ms / 1000, ms % 1000 * 1000000 };
+
+	sigtimedwait(&self.all, NULL, &limit);
+}
+
+static void note_end(int wait_status)
+{
+	self.child = 0;
+	atomic_store(&self.own->wait_status, wait_status);
+	atomic_store(&self.own->ended, atomic_load(&self.own->begun));
+	atomic_store(&self.own->child, 0);
+	tell_slurmstepd();
+}
+
+/* Reaps all that has ended. False: there is no child any more, dead or alive. */
+static bool reap(void)
+{
+	int wait_status;
+	pid_t pid;
+
+	while ((pid = waitpid(-1, &wait_status, WNOHANG | __WALL)) > 0)
+		if (pid == self.child)
+			note_end(wait_status);
+	return pid == 0 || errno != ECHILD;
+}
+
+/*
+ * Kills children until there are none. What a killed child leaves behind becomes the agent's child, so only
+ * children are killed, whose numbers can be nobody else's.
+ */
+static void end_all(void)
+{
+	while (reap()) {
+		descend_kill_children();
+		if (reap())
+			wait_for_signal(KILL_LOOK_MS);
+	}
+}
+
+/* As a child that ended so. */
+_Noreturn static void exit_like(int wait_status)
+{
+	if (WIFSIGNALED(wait_status)) {
+		const struct rlimit no_core = { 0, 0 };
+		sigset_t only;
+		setrlimit(RLIMIT_CORE, &no_core);
+		signal(WTERMSIG(wait_status), SIG_DFL);
+		kill(getpid(), WTERMSIG(wait_status));
+		sigemptyset(&only);
+		sigaddset(&only, WTERMSIG(wait_status));
+		sigprocmask(SIG_UNBLOCK, &only, NULL);
+		_exit(128 + WTERMSIG(wait_status));
+	}
+	_exit(WEXITSTATUS(wait_status));
+}
+
+_Noreturn static void quit(void)
+{
+	int status = atomic_load(&self.agents->shared->quit_status);
+
+	end_all();
+	exit_like(status == AGENTS_OWN_STATUS ? atomic_load(&self.own->wait_status) : status);
+}
+
+/* In the new child. */
+static void leave_agent(pid_t agent)
+{
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != agent)
+		_exit(1);
+	sigaction(SIGCHLD, &self.on_child, NULL);
+	sigprocmask(SIG_SETMASK, &self.before, NULL);
+}
+
+/* Begins a generation. True in its child. */
+static bool begin(uint32_t generation)
+{
+	pid_t agent = getpid(), pid = -1;
+
+	end_all();
+	atomic_store(&self.own->begun, generation);
+	if (atomic_load(&self.own->spare))
+		return false;
+	for (int try = 0; pid < 0 && try < FORK_TRIES; try++) {
+		if (try > 0)
+			wait_for_signal(FORK_PAUSE_MS);
+		pid = fork();
+	}
+	if (pid == 0) {
+		leave_agent(agent);
+		return true;
+	}
+	if (pid < 0) {
+		note_end(W_EXITCODE(1, 0));
+		return false;
+	}
+	self.child = pid;
+	atomic_store(&self.own->child, pid);
+	tell_slurmstepd();
+	return false;
+}
+
+static void become(const struct agents *agents, uint32_t local_task)
+{
+	const struct sigaction usual = { .sa_handler = SIG_DFL };
+
+	self.agents = agents;
+	self.own = &agents->shared->agent[local_task];
+	sigfillset(&self.all);
+	sigprocmask(SIG_SETMASK, &self.all, &self.before);
+	/* If it were ignored, the kernel would keep no status. */
+	sigaction(SIGCHLD, &usual, &self.on_child);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	prctl(PR_SET_DUMPABLE, 0);
+	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+	title_take("ddp-agent");
+	atomic_store(&self.own->pid, getpid());
+	tell_slurmstepd();
+}
+
+uint32_t agent_become(const struct agents *agents, uint32_t local_task)
+{
+	uint32_t generation;
+
+	become(agents, local_task);
+	for (;;) {
+		enum agents_order order = agents_ordered(agents, &generation);
+		if (is_orphan()) {
+			end_all();
+			_exit(1);
+		}
+		if (order == AGENTS_QUIT)
+			quit();
+		if (order == AGENTS_RUN && atomic_load(&self.own->begun) < generation) {
+			if (begin(generation))
+				return generation;
+			continue;
+		}
+		if (order == AGENTS_END && atomic_load(&self.own->clear) < generation) {
+			end_all();
+			atomic_store(&self.own->clear, generation);
+			tell_slurmstepd();
+			continue;
+		}
+		reap();
+		wait_for_signal(LOOK_MS);
+	}
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * With restart=, the process that Slurm takes for a task is the task's agent. It runs no program. Each
+ * generation of the program is a child of the agent: agent_become() returns there, and Slurm's own code
+ * then makes the child the user's program. The agent notes how the child ends, and when it is told so,
+ * kills all that is left of the generation: it adopts what the program leaves behind (a subreaper), so that
+ * nothing escapes by setsid() or by forking twice.
+ *
+ * A thread of slurmstepd gives the orders, to all agents of the node alike. Orders and answers lie in
+ * memory that both share. The thread wakes the agents by SIGCONT, which also continues an agent that
+ * somebody has stopped; the agents wake the thread by an eventfd. If slurmstepd dies, or the task's program
+ * outlives its agent, the kernel tells the survivor, which then ends too.
+ *
+ * The agent blocks all signals, so that signals to the step reach the program only. Between fork and exec
+ * there is libc only, and no lock: slurmstepd has threads.
+ */
+#ifndef SPANK_AGENT_H
+#define SPANK_AGENT_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "spank/base/error.h"
+
+enum { AGENTS_DEAL_MAX = 1 << 20, AGENTS_HOST_MAX = 256 };
+
+/* As `quit_status`: each agent exits as its last child has ended, or with code 0 if it has had none. */
+#define AGENTS_OWN_STATUS INT32_MIN
+
+enum agents_order {
+	AGENTS_WAIT, /* nothing was ordered yet */
+	AGENTS_RUN,  /* start the program of the generation */
+	AGENTS_END,  /* end what is left of the generation, and of earlier ones */
+	AGENTS_QUIT, /* the same, and then exit */
+};
+
+/* Shared by the agent and slurmstepd. Only the agent writes it, except `spare`. */
+struct agent {
+	_Atomic pid_t pid;      /* of the agent; 0: the task has not become one yet */
+	_Atomic pid_t child;    /* of the last generation that it began; 0: none, or the child was reaped */
+	_Atomic uint32_t begun; /* the last generation that it began; 0: none */
+	_Atomic uint32_t ended; /* the last generation of which its child has ended: */
+	atomic_int wait_status; /* so */
+	_Atomic uint32_t clear; /* nothing of this generation and of earlier ones is left */
+	atomic_bool spare;      /* the task has no child in the generation that was ordered */
+};
+
+struct agents_shared {
+	_Atomic uint64_t wanted; /* generation and order, in one: see agents_order() */
+	atomic_int quit_status;  /* for AGENTS_QUIT: a wait status, or AGENTS_OWN_STATUS */
+	/* What srun has dealt for the generation. slurmstepd writes it while all agents are clear. */
+	char master[AGENTS_HOST_MAX]; /* the address of rank 0's node, as Slurm knows it; "": it is not known */
+	uint32_t deal_bytes;
+	unsigned char deal[AGENTS_DEAL_MAX];
+	struct agent agent[]; /* by local task */
+};
+
+struct agents {
+	struct agents_shared *shared; /* NULL: there are no agents */
+	uint32_t count;               /* the node's tasks */
+	pid_t slurmstepd;
+	int news;      /* an eventfd: an agent has something new */
+	int *handles;  /* by local task: pidfds of the agents; -1: the kernel has none, or the agent has ended */
+	pid_t *pids;   /* by local task, as slurmstepd has forked them; 0: not yet, or reaped */
+};
+
+/* In slurmstepd, before it forks the tasks. False, with a sentence, without memory or descriptors for it. */
+bool agents_make(struct agents *agents, uint32_t count, struct error *error);
+void agents_free(struct agents *agents);
+
+/* In slurmstepd: notes the process of a task; notes that Slurm has reaped it. */
+void agents_forked(struct agents *agents, uint32_t local_task, pid_t pid);
+void agents_reaped(struct agents *agents, uint32_t local_task);
+
+/*
+ * In the task: it becomes the agent. Returns in each generation's child, with the generation's number, and in
+ * no other process. The child has the task's signal mask and dispositions, and dies with the agent.
+ */
+uint32_t agent_become(const struct agents *agents, uint32_t local_task);
+
+/* In slurmstepd. Generations grow, and so do the orders of one generation; an older order is not given. */
+void agents_order(struct agents *agents, enum agents_order order, uint32_t generation);
+enum agents_order agents_ordered(const struct agents *agents, uint32_t *generation);
+
+/* In slurmstepd: whether the task's child of that generation has ended by now, and how. */
+bool agents_child_ended(const struct agents *agents, uint32_t local_task, uint32_t generation, int *wait_status);
+
+/* In slurmstepd: whether the task's agent was forked and has not ended. Reaps nothing. */
+bool agents_agent_runs(const struct agents *agents, uint32_t local_task);
+
+/* How many of the node's tasks have become agents, and how many agents run. */
+uint32_t agents_ready(const struct agents *agents);
+uint32_t agents_left(const struct agents *agents);
+
+/* Whether all agents that have not ended have nothing left of the generation. */
+bool agents_clear(const struct agents *agents, uint32_t generation);
+
+/* Takes in what made `news` readable. To be called before the agents are looked at. */
+void agents_take_news(const struct agents *agents);
+
+#endif

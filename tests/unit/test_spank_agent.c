@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spank/restart/agent: an agent starts programs generation by generation, and leaves nothing of them. */
+#include <errno.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/restart/agent.h"
+
+enum { MEMBERS_MAX = 4096, TASKS_MAX = 4 };
+
+/* What programs tell the test. */
+static struct seen {
+	atomic_uint count;         /* processes that were started, */
+	_Atomic pid_t pid[MEMBERS_MAX]; /* and their numbers */
+	atomic_uint ready;
+	atomic_int mask_is_empty, child_is_ignored;
+	_Atomic uint32_t generation;
+} *seen;
+
+static struct agents agents;
+
+/* This process is listed from now on. */
+static void enlist(void)
+{
+	unsigned int place = atomic_fetch_add(&seen->count, 1);
+
+	if (place < MEMBERS_MAX)
+		atomic_store(&seen->pid[place], getpid());
+}
+
+static void wait_for_ever(void)
+{
+	atomic_fetch_add(&seen->ready, 1);
+	for (;;)
+		pause();
+}
+
+static bool holds(bool (*condition)(void), int seconds)
+{
+	uint64_t deadline_ns = ddp_now_ns() + (uint64_t)seconds * 1000000000;
+
+	while (!condition()) {
+		if (ddp_now_ns() > deadline_ns)
+			return false;
+		usleep(1000);
+	}
+	return true;
+}
+
+static uint32_t awaited; /* a generation, or a number */
+
+static bool all_are_ready(void) { return agents_ready(&agents) == agents.count; }
+static bool all_are_clear(void) { return agents_clear(&agents, awaited); }
+static bool none_is_left(void) { return agents_left(&agents) == 0; }
+static bool members_are_ready(void) { return atomic_load(&seen->ready) >= awaited; }
+
+static bool child_has_ended(void)
+{
+	int ignored;
+
+	return agents_child_ended(&agents, 0, awaited, &ignored);
+}
+
+static bool members_are_gone(void)
+{
+	unsigned int count = atomic_load(&seen->count);
+
+	for (unsigned int i = 0; i < count && i < MEMBERS_MAX; i++)
+		if (atomic_load(&seen->pid[i]) != 0 && kill(atomic_load(&seen->pid[i]), 0) == 0)
+			return false;
+	return true;
+}
+
+static void forget(void)
+{
+	memset(seen, 0, sizeof(*seen));
+}
+
+/* Tasks that become agents, whose programs run `program`. */
+static void start(uint32_t count, int (*program)(uint32_t generation))
+{
+	struct error error;
+
+	seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(seen != MAP_FAILED);
+	assert_true(agents_make(&agents, count, &error));
+	for (uint32_t i = 0; i < count; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0)
+			_exit(program(agent_become(&agents, i)));
+		agents_forked(&agents, i, pid);
+	}
+	assert_true(holds(all_are_ready, 20));
+}
+
+static void order(enum agents_order what, uint32_t generation)
+{
+	agents_order(&agents, what, generation);
+}
+
+static void end_generation(uint32_t generation)
+{
+	order(AGENTS_END, generation);
+	awaited = generation;
+	assert_true(holds(all_are_clear, 60));
+}
+
+/* The agents quit; gives the status of the first. */
+static int quit(int status)
+{
+	int first = 0, ignored;
+
+	atomic_store(&agents.shared->quit_status, status);
+	order(AGENTS_QUIT, UINT16_MAX);
+	assert_true(holds(none_is_left, 20));
+	for (uint32_t i = 0; i < agents.count; i++)
+		assert_int_equal(waitpid(agents.pids[i], i == 0 ? &first : &ignored, 0), agents.pids[i]);
+	agents_free(&agents);
+	munmap(seen, sizeof(*seen));
+	return first;
+}
+
+static void wait_for_members(uint32_t count)
+{
+	awaited = count;
+	assert_true(holds(members_are_ready, 60));
+}
+
+/* ---- programs --------------------------------------------------------------------------- */
+
+static int by_generation(uint32_t generation)
+{
+	enlist();
+	if (generation == 1)
+		return 7;
+	if (generation == 2)
+		kill(getpid(), SIGUSR1);
+	return 0;
+}
+
+static int waits(uint32_t generation)
+{
+	atomic_store(&seen->generation, generation);
+	enlist();
+	wait_for_ever();
+	return 0;
+}
+
+/* One that leaves its session and its parent. */
+static void fork_daemon(void (*run)(void))
+{
+	if (fork() != 0)
+		return;
+	setsid();
+	if (fork() != 0)
+		_exit(0);
+	enlist();
+	run();
+}
+
+static void be_stopped(void)
+{
+	atomic_fetch_add(&seen->ready, 1);
+	raise(SIGSTOP);
+	_exit(0);
+}
+
+static int leaves_a_tree(uint32_t generation)
+{
+	(void)generation;
+	enlist();
+	for (int i = 0; i < 4; i++)
+		fork_daemon(i % 2 == 0 ? wait_for_ever : be_stopped);
+	while (wait(NULL) > 0)
+		continue;
+	wait_for_ever();
+	return 0;
+}
+
+/* 100 beside one another, and 100 each of which is the child of the one before. */
+static int has_many(uint32_t generation)
+{
+	(void)generation;
+	for (int i = 0; i < 100; i++)
+		if (fork() == 0) {
+			enlist();
+			wait_for_ever();
+		}
+	for (int i = 0; i < 100; i++)
+		if (fork() != 0) {
+			enlist();
+			wait_for_ever();
+		}
+	enlist();
+	wait_for_ever();
+	return 0;
+}
+
+/* Each makes the next one and ends, so that there is always one, and never the same. */
+static void run_away(void)
+{
+	atomic_fetch_add(&seen->ready, 1);
+	while (fork() == 0)
+		setsid();
+	_exit(0);
+}
+
+static int storms(uint32_t generation)
+{
+	(void)generation;
+	for (int i = 0; i < 3; i++)
+		if (fork() == 0)
+			run_away();
+	wait_for_ever();
+	return 0;
+}
+
+static int tells_its_signals(uint32_t generation)
+{
+	struct sigaction action;
+	sigset_t mask;
+	bool any = false;
+
+	(void)generation;
+	sigprocmask(SIG_SETMASK, NULL, &mask);
+	for (int i = 1; i < 32; i++)
+		any |= sigismember(&mask, i) == 1;
+	sigaction(SIGCHLD, NULL, &action);
+	atomic_store(&seen->mask_is_empty, !any);
+	atomic_store(&seen->child_is_ignored, action.sa_handler == SIG_IGN);
+	return 3;
+}
+
+/* ---- cases ------------------------------------------------------------------------------ */
+
+static void each_generation_has_its_end(void **state)
+{
+	int status = -1;
+
+	(void)state;
+	start(1, by_generation);
+	for (awaited = 1; awaited <= 3; awaited++) {
+		order(AGENTS_RUN, awaited);
+		assert_true(holds(child_has_ended, 20));
+		assert_true(agents_child_ended(&agents, 0, awaited, &status));
+		assert_int_equal(status, awaited == 1 ? W_EXITCODE(7, 0) : awaited == 2 ? SIGUSR1 : 0);
+		assert_false(agents_child_ended(&agents, 0, awaited + 1, &status));
+	}
+	assert_int_equal(atomic_load(&seen->count), 3);
+	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
+}
+
+static void an_agent_ends_as_its_program(void **state)
+{
+	(void)state;
+	start(2, by_generation);
+	order(AGENTS_RUN, awaited = 1);
+	assert_true(holds(child_has_ended, 20));
+	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(7, 0));
+
+	start(1, by_generation);
+	order(AGENTS_RUN, awaited = 2);
+	assert_true(holds(child_has_ended, 20));
+	assert_int_equal(quit(AGENTS_OWN_STATUS), SIGUSR1);
+
+	start(1, by_generation);
+	order(AGENTS_RUN, awaited = 1);
+	assert_true(holds(child_has_ended, 20));
+	assert_int_equal(quit(W_EXITCODE(9, 0)), W_EXITCODE(9, 0));
+}
+
+static void a_spare_has_no_program(void **state)
+{
+	(void)state;
+	start(2, waits);
+	atomic_store(&agents.shared->agent[0].spare, true);
+	order(AGENTS_RUN, 1);
+	wait_for_members(1);
+	end_generation(1);
+	assert_int_equal(atomic_load(&seen->count), 1);
+	assert_true(members_are_gone());
+	/* In the next one it has. */
+	atomic_store(&agents.shared->agent[0].spare, false);
+	order(AGENTS_RUN, 2);
+	wait_for_members(3);
+	assert_int_equal(atomic_load(&seen->generation), 2);
+	assert_int_equal(quit(0), 0);
+}
+
+static void nothing_outlives_its_generation(int (*program)(uint32_t generation), uint32_t members)
+{
+	start(1, program);
+	for (uint32_t generation = 1; generation <= 2; generation++) {
+		forget();
+		order(AGENTS_RUN, generation);
+		wait_for_members(members);
+		end_generation(generation);
+		assert_true(members_are_gone());
+	}
+	assert_int_equal(quit(0), 0);
+}
+
+static void daemons_and_stopped_processes_are_ended(void **state)
+{
+	(void)state;
+	nothing_outlives_its_generation(leaves_a_tree, 5);
+}
+
+static void two_hundred_are_ended(void **state)
+{
+	(void)state;
+	nothing_outlives_its_generation(has_many, 201);
+}
+
+static void a_storm_of_forks_is_ended(void **state)
+{
+	(void)state;
+	nothing_outlives_its_generation(storms, 4);
+}
+
+static void an_early_end_leaves_the_rest_till_told(void **state)
+{
+	(void)state;
+	start(1, leaves_a_tree);
+	order(AGENTS_RUN, 1);
+	wait_for_members(5);
+	/* The program itself is the first. */
+	kill(atomic_load(&seen->pid[0]), SIGKILL);
+	awaited = 1;
+	assert_true(holds(child_has_ended, 20));
+	assert_false(members_are_gone());
+	assert_int_equal(quit(AGENTS_OWN_STATUS), SIGKILL);
+}
+
+static void a_program_dies_with_its_agent(void **state)
+{
+	(void)state;
+	start(2, waits);
+	order(AGENTS_RUN, 1);
+	wait_for_members(2);
+	kill(agents.pids[0], SIGKILL);
+	while (agents_agent_runs(&agents, 0))
+		usleep(1000);
+	assert_int_equal(agents_left(&agents), 1);
+	/* The other one is clear, and the killed one does not count. */
+	end_generation(1);
+	assert_true(holds(members_are_gone, 20));
+	assert_int_equal(quit(0), SIGKILL);
+}
+
+static void signals_go_past_an_agent(void **state)
+{
+	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGPIPE, SIGALRM, SIGPWR };
+
+	(void)state;
+	start(1, waits);
+	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
+		kill(agents.pids[0], signals[i]);
+	/* One that is stopped goes on when it is told something. */
+	kill(agents.pids[0], SIGSTOP);
+	order(AGENTS_RUN, 1);
+	wait_for_members(1);
+	kill(agents.pids[0], SIGSTOP);
+	end_generation(1);
+	assert_true(members_are_gone());
+	assert_int_equal(quit(0), 0);
+}
+
+static void a_program_has_the_tasks_signals(void **state)
+{
+	struct sigaction before, ignore = { .sa_handler = SIG_IGN };
+
+	(void)state;
+	sigaction(SIGCHLD, &ignore, &before);
+	start(1, tells_its_signals);
+	sigaction(SIGCHLD, &before, NULL);
+	order(AGENTS_RUN, awaited = 1);
+	assert_true(holds(child_has_ended, 20));
+	assert_true(atomic_load(&seen->mask_is_empty));
+	assert_true(atomic_load(&seen->child_is_ignored));
+	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(3, 0));
+}
+
+static void older_orders_are_none(void **state)
+{
+	uint32_t generation;
+
+	(void)state;
+	start(1, waits);
+	end_generation(3);
+	order(AGENTS_RUN, 2);
+	order(AGENTS_RUN, 3);
+	assert_int_equal(agents_ordered(&agents, &generation), AGENTS_END);
+	assert_int_equal(generation, 3);
+	assert_int_equal(quit(0), 0);
+	assert_int_equal(agents_left(&agents), 0);
+}
+
+/* In a process in place of slurmstepd, which is killed. */
+static void agents_end_with_slurmstepd(void **state)
+{
+	pid_t slurmstepd;
+
+	(void)state;
+	seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	slurmstepd = fork();
+	if (slurmstepd == 0) {
+		struct error error;
+		if (!agents_make(&agents, 2, &error))
+			_exit(1);
+		for (uint32_t i = 0; i < 2; i++) {
+			pid_t pid = fork();
+			if (pid == 0)
+				_exit(leaves_a_tree(agent_become(&agents, i)));
+			agents_forked(&agents, i, pid);
+		}
+		agents_order(&agents, AGENTS_RUN, 1);
+		wait_for_ever();
+	}
+	awaited = 11;
+	assert_true(holds(members_are_ready, 60));
+	kill(slurmstepd, SIGKILL);
+	assert_true(holds(members_are_gone, 60));
+	while (wait(NULL) > 0)
+		continue;
+	assert_int_equal(errno, ECHILD);
+	prctl(PR_SET_CHILD_SUBREAPER, 0);
+	munmap(seen, sizeof(*seen));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(each_generation_has_its_end),
+		cmocka_unit_test(an_agent_ends_as_its_program),
+		cmocka_unit_test(a_spare_has_no_program),
+		cmocka_unit_test(daemons_and_stopped_processes_are_ended),
+		cmocka_unit_test(two_hundred_are_ended),
+		cmocka_unit_test(a_storm_of_forks_is_ended),
+		cmocka_unit_test(an_early_end_leaves_the_rest_till_told),
+		cmocka_unit_test(a_program_dies_with_its_agent),
+		cmocka_unit_test(signals_go_past_an_agent),
+		cmocka_unit_test(a_program_has_the_tasks_signals),
+		cmocka_unit_test(older_orders_are_none),
+		cmocka_unit_test(agents_end_with_slurmstepd),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
