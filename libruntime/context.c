@@ -25,7 +25,10 @@
 
 static const char file_scheme[] = "file://";
 
-enum { DEFAULT_TIMEOUT_MS = 300000, MAX_TIMEOUT_SECONDS = 604800 };
+enum {
+	DEFAULT_TIMEOUT_MS = 300000, MAX_TIMEOUT_SECONDS = 604800,
+	DEFAULT_SILENCE_MS = 5000, MIN_SILENCE_SECONDS = 2, MAX_SILENCE_SECONDS = 3600
+};
 
 const char *ddp_version(void)
 {
@@ -51,6 +54,29 @@ static ddp_status choose_timeout(const ddp_options *options, int *timeout_ms)
 		return ddp_fail(DDP_ERR_INVALID, "DDP_TIMEOUT is \"%.40s\"; seconds from 1 to %d are expected",
 		                text, MAX_TIMEOUT_SECONDS);
 	*timeout_ms = (int)seconds * 1000;
+	return DDP_OK;
+}
+
+static bool is_silence(int64_t ms)
+{
+	return ms == 0 || (ms >= MIN_SILENCE_SECONDS * 1000 && ms <= MAX_SILENCE_SECONDS * 1000);
+}
+
+static ddp_status choose_silence(const ddp_options *options, int *silence_ms)
+{
+	const char *text = ddp_environment("DDP_SILENCE");
+	int64_t seconds;
+
+	*silence_ms = options->silence_ms != DDP_AUTO ? options->silence_ms : DEFAULT_SILENCE_MS;
+	if (!is_silence(*silence_ms))
+		return ddp_fail(DDP_ERR_INVALID, "ddp_init: silence_ms is %d; %d to %d, 0 (never) or DDP_AUTO are expected",
+		                *silence_ms, MIN_SILENCE_SECONDS * 1000, MAX_SILENCE_SECONDS * 1000);
+	if (options->silence_ms != DDP_AUTO || text == NULL)
+		return DDP_OK;
+	if (!ddp_parse_int64(text, 0, MAX_SILENCE_SECONDS, &seconds) || !is_silence(seconds * 1000))
+		return ddp_fail(DDP_ERR_INVALID, "DDP_SILENCE is \"%.40s\"; seconds from %d to %d are expected, or 0 for never",
+		                text, MIN_SILENCE_SECONDS, MAX_SILENCE_SECONDS);
+	*silence_ms = (int)seconds * 1000;
 	return DDP_OK;
 }
 
@@ -136,6 +162,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
 	        job->world_size, job->hostname, context->wireup->ops->name,
 	        ddp_seconds_since(start_ns));
+	context->wireup->silence_ms = context->silence_ms;
 	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
 	if (status == DDP_OK) {
 		ddp_comm_set_page(context->world, ddp_watch_page(context->watch));
@@ -178,6 +205,8 @@ ddp_status ddp_init(const ddp_options *given, ddp_context **context)
 	if (opened == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "ddp_init: no memory for a context");
 	status = choose_timeout(&options, &opened->timeout_ms);
+	if (status == DDP_OK)
+		status = choose_silence(&options, &opened->silence_ms);
 	if (status == DDP_OK)
 		status = discover(&options, &opened->job, &opened->key);
 	opened->requeues = ddp_environment_requeues();

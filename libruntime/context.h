@@ -15,6 +15,7 @@ struct ddp_context {
 	ddp_key key;
 	uint32_t requeues; /* how often Slurm has started the job again */
 	int timeout_ms;
+	int silence_ms;
 	ddp_wireup *wireup;
 	ddp_comm *world;
 	struct ddp_device *device; /* NULL: none */

@@ -88,6 +88,7 @@ comm_sources = \
 	libruntime/comm/core/mismatch.c libruntime/comm/core/mismatch.h \
 	libruntime/comm/core/pool.c libruntime/comm/core/pool.h \
 	libruntime/comm/core/roster.c libruntime/comm/core/roster.h \
+	libruntime/comm/core/silence.c libruntime/comm/core/silence.h \
 	libruntime/comm/core/topology.c libruntime/comm/core/topology.h \
 	libruntime/comm/net/net.h \
 	libruntime/comm/net/nics.c libruntime/comm/net/nics.h \
@@ -237,6 +238,9 @@ if HAVE_UCX
 comm_sources += \
 	libruntime/comm/net/known.c libruntime/comm/net/known.h \
 	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
+	libruntime/comm/net/beats.c libruntime/comm/net/beats.h \
+	libruntime/comm/net/beat.c libruntime/comm/net/beat.h \
+	libruntime/comm/net/judge.c libruntime/comm/net/judge.h \
 	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
 	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
 	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
@@ -255,6 +259,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
 	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
 	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
+	libruntime/comm/net/ucx_silence.c libruntime/comm/net/ucx_silence.h \
 	libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_sendv.h \
 	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
 	libruntime/comm/net/ucx_transports.c libruntime/comm/net/ucx_transports.h

@@ -16,7 +16,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
-		scale_probe$(EXEEXT) storm_probe$(EXEEXT)
+		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180
@@ -352,6 +352,7 @@ check_PROGRAMS += \
 	tests/unit/test_options \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
+	tests/unit/test_silence \
 	tests/unit/test_slots \
 	tests/unit/test_spank_blame \
 	tests/unit/test_spank_check \
@@ -593,7 +594,8 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 	tests/unit/vision_torch.py
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
-noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe
+noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe
+tests_cluster_silence_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_storm_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_training_probe_LDADD = libruntime/libddpcore.la

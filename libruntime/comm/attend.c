@@ -8,6 +8,7 @@
 #include "base/thread.h"
 #include "base/wait.h"
 #include "comm/core/comm.h"
+#include "comm/core/silence.h"
 #include "comm/net/net.h"
 #include "comm/wait/message.h"
 
@@ -25,9 +26,24 @@ struct ddp_attention {
 /* Another thread does this with the communicators. */
 typedef enum activity { IDLE, RUNS, RAN } activity;
 
+/* The ranks of this node may have other communicators, which this process does not have. */
+static void tell_silences(ddp_comm *comm)
+{
+	const int count = ddp_silence_count(comm->roster);
+
+	if (comm->attended.silences == count)
+		return;
+	comm->attended.silences = count;
+	ddp_silence_show(comm);
+	ddp_node_wake_all(comm);
+}
+
 /* Under way, it is looked after by who runs it. */
 static activity visit(ddp_comm *comm)
 {
+	ddp_silence_hear(comm);
+	tell_silences(comm);
+	(void)ddp_comm_check_silence(comm);
 	if (pthread_mutex_trylock(&comm->run.lock) != 0)
 		return RUNS;
 	const bool ran = comm->run.sequence != comm->attended.sequence;

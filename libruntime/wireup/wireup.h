@@ -33,6 +33,7 @@ struct ddp_wireup {
 	const ddp_wireup_ops *ops;
 	const ddp_job *job;
 	const ddp_key *key; /* with which it was opened, of its opener; NULL: none */
+	int silence_ms;     /* after this time without a sign of life, a node is silent; 0: never. The opener sets it */
 };
 
 enum { DDP_BLOB_MAX = 1 << 20 }; /* bytes, per rank */

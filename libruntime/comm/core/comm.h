@@ -102,6 +102,7 @@ typedef struct ddp_attended {
 	ddp_comm *next;
 	bool visited;               /* by its thread, just now */
 	uint64_t sequence;          /* of the last operation that it knows of */
+	int silences;               /* silent nodes that were shown to the node's ranks */
 } ddp_attended;
 
 /* Sends and receives. */

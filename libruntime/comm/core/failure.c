@@ -10,6 +10,7 @@
 #include "comm/core/comm.h"
 #include "comm/core/doorbell.h"
 #include "comm/core/roster.h"
+#include "comm/core/silence.h"
 #include "watch/page.h"
 
 /* Writes the failure into this rank's lines and publishes it, unless another
@@ -78,6 +79,8 @@ static void adopt_shared_failure(ddp_comm *comm)
 {
 	if (!take_over(comm))
 		return;
+	/* If a silent node is the reason, other communicators are broken, too, once the program hears of it. */
+	ddp_silence_hear(comm);
 	ddp_comm *first = atomic_load(&comm->twin_of);
 	ddp_twins *twins = first != NULL ? &first->twins : &comm->twins;
 	pthread_mutex_lock(&twins->lock);
@@ -231,4 +234,17 @@ ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
 	adopt_shared_failure(comm);
 	ddp_node_wake_all(comm);
 	return ddp_comm_check(comm);
+}
+
+ddp_status ddp_comm_check_silence(ddp_comm *comm)
+{
+	char text[DDP_SILENCE_TEXT];
+
+	if (ddp_silence_count(comm->roster) == 0 || atomic_load(&comm->failure.status) != DDP_OK)
+		return ddp_comm_check(comm);
+	const int culprit = ddp_silence_find(comm, text);
+	if (culprit == DDP_NOBODY)
+		return ddp_comm_check(comm);
+	ddp_silence_show(comm);
+	return ddp_comm_break(comm, DDP_ERR_PEER, culprit, "%s", text);
 }

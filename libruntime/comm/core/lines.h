@@ -70,12 +70,16 @@ typedef struct ddp_node_rank {
 	ddp_failure failure;        /* complete before `failed_by` names the rank */
 } ddp_node_rank;
 
+enum { DDP_SILENCES = 64 };
+
 typedef struct ddp_node_shared {
 	unsigned char nonce[16];
 	_Atomic uint32_t cores;     /* of the node, as its first rank to come saw it */
 	alignas(64) _Atomic uint32_t sleepers;
 	alignas(64) _Atomic uint32_t failed_by; /* 1 + index of the rank whose failure counts; 0: none */
 	_Atomic uint32_t told_by;   /* 1 + index of the rank that tells the user of a lost peer; 0: none */
+	alignas(64) _Atomic uint64_t silences[DDP_SILENCES]; /* 1 + a rank in the job, and milliseconds: its node is
+	                             silent (comm/core/silence) */
 	alignas(4096) ddp_node_rank ranks[];
 } ddp_node_shared;
 

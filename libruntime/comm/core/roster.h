@@ -19,6 +19,7 @@ typedef struct ddp_peer {
 	int pidfd;          /* for peers of this node; -1: none */
 	int bell;           /* write end of its doorbell, for peers of this node; -1: none */
 	int node;           /* a node is named by its lowest world rank */
+	atomic_int silent_ms; /* the node has been silent for so long (comm/core/silence); 0: it is not silent */
 } ddp_peer;
 
 /* DDP_ALGORITHM asks for these algorithms (comm/hier/tune). An operation takes the first of them
@@ -42,6 +43,8 @@ typedef struct ddp_roster {
 	ddp_pool pool;      /* runs what communicators have queued */
 	struct ddp_worker *worker;       /* of comm/net; NULL on one node */
 	struct ddp_attention *attention; /* of comm/attend; the same */
+	int silence_ms;     /* after this time without a sign of life, a node is silent; 0: never */
+	atomic_int silences; /* nodes that are silent */
 	atomic_uint opened; /* communicators that this process began to open */
 	atomic_int users;   /* communicators, and who makes it */
 } ddp_roster;

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/group/agreement.h"
 #include "comm/group/build.h"
 #include "comm/net/net.h"
@@ -274,7 +275,7 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 {
 	if (comm == NULL || survivors == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_shrink(): a NULL argument");
-	if (ddp_comm_check(comm) == DDP_OK)
+	if (ddp_comm_check_silence(comm) == DDP_OK)
 		return ddp_fail(DDP_ERR_STATE, "ddp_comm_shrink(): the communicator is not broken");
 	ddp_failure_returned(comm);
 	pthread_mutex_lock(&comm->run.lock);
@@ -289,6 +290,9 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 	/* The rank goes on: a later end of it has other reasons. */
 	if (status == DDP_OK) {
 		(*survivors)->is_whole = comm->is_whole;
+		/* A node's first rank may be another one now. */
+		if ((*survivors)->net != NULL && ddp_net_watch(*survivors) != DDP_OK)
+			ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 		ddp_page_forget_error(comm->roster->page, comm->is_whole ? DDP_ERROR_FINAL : DDP_ERROR_OPEN);
 	}
 	pthread_mutex_unlock(&comm->run.lock);

@@ -18,6 +18,7 @@
 #include "comm/group/build.h"
 #include "comm/group/locality.h"
 #include "comm/hier/tune.h"
+#include "comm/net/net.h"
 #include "comm/shm/segment.h"
 
 enum { IDENTITY_MAGIC = 0x63706465, ALGORITHM_TEXT = 80 /* no list is as long */ };
@@ -265,6 +266,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 
 	if (status != DDP_OK)
 		return status;
+	roster->silence_ms = wireup->silence_ms;
 	ddp_locality_key(mine.key);
 	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
 	snprintf(mine.algorithm, sizeof(mine.algorithm), "%s", algorithm != NULL ? algorithm : "");
@@ -276,6 +278,9 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 		status = find_nodes(roster, &exchanger, &mine, &fd);
 	if (status == DDP_OK)
 		status = build_world(roster, &exchanger, fd, timeout_ms, comm);
+	/* A rank that cannot watch other nodes goes on: others watch them, too. */
+	if (status == DDP_OK && (*comm)->net != NULL && ddp_net_watch(*comm) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	if (fd >= 0 && fd != mine.fd)
 		close(fd);
 	if (mine.fd >= 0)

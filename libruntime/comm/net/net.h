@@ -84,6 +84,10 @@ void ddp_net_await_connections(ddp_comm *comm);
 /* All ranks are connected with all: nobody is let in any more. */
 void ddp_net_shut_listeners(ddp_comm *comm);
 
+/* Watches other nodes of the communicator for silence (comm/core/silence), until the process's last communicator is
+   closed. */
+ddp_status ddp_net_watch(ddp_comm *comm);
+
 /* Is the connection to a peer lost, or has it closed the communicator, and why? What
    came before that may have come meanwhile: the caller looks again. */
 bool ddp_net_lost(const ddp_comm *comm, int peer);

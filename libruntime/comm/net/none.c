@@ -19,6 +19,11 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 	return ddp_net_open(comm, NULL, NULL);
 }
 
+ddp_status ddp_net_watch(ddp_comm *comm)
+{
+	return ddp_net_open(comm, NULL, NULL);
+}
+
 void ddp_net_close(ddp_comm *comm)
 {
 	(void)comm;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "comm/core/silence.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_log.h"
@@ -38,6 +39,8 @@ static bool is_down(const ddp_net *net)
 /* The lock is not held. */
 static ddp_status fail_connect(ddp_comm *comm, int peer)
 {
+	if (ddp_comm_check_silence(comm) != DDP_OK)
+		return ddp_comm_check(comm);
 	return ddp_comm_break(comm, DDP_ERR_PEER, peer, "cannot connect to %s: %s", ddp_rank_text(comm, peer),
 	                      ddp_net_lost_reason(comm, peer));
 }
@@ -103,7 +106,8 @@ static bool has_closed(const ddp_comm *comm, int peer)
 
 bool ddp_net_lost(const ddp_comm *comm, int peer)
 {
-	return ddp_ucx_connection(comm->net, peer)->lost != UCS_OK || has_closed(comm, peer);
+	return ddp_ucx_connection(comm->net, peer)->lost != UCS_OK || has_closed(comm, peer) ||
+	       ddp_silence_of(comm->roster, comm->topology.world_ranks[peer]);
 }
 
 const char *ddp_net_lost_reason(const ddp_comm *comm, int peer)

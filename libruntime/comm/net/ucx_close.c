@@ -8,12 +8,15 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/core/silence.h"
+#include "comm/net/beats.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_log.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
+#include "comm/net/ucx_silence.h"
 
 enum {
 	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
@@ -193,6 +196,8 @@ static void close_worker(ddp_worker *worker)
 	if (worker->guard != NULL && ddp_guard_refused(worker->guard) > 0)
 		ddp_log(DDP_LOG_INFO, "%d connections to UCX's listening sockets were closed, since they did not begin with "
 		        "a proof of the job's key", ddp_guard_refused(worker->guard));
+	ddp_beats_close(worker->beats);
+	worker->beats = NULL;
 	if (worker->announced)
 		ddp_fork_withdraw(&worker->own_sockets);
 	worker->roster->worker = NULL;
@@ -300,28 +305,43 @@ static void leave_tickets(ddp_net *net, bool of_data)
 	}
 }
 
+/* Ends a connection that is lost. */
+static void close_lost(connection *c)
+{
+	if (atomic_load(&c->lost) == UCS_OK || c->ep == NULL || !atomic_load(&c->settled))
+		return;
+	ucp_ep_h ep = c->ep;
+	c->ep = NULL;
+	void *request = ucp_ep_close_nbx(ep, &by_force);
+	if (UCS_PTR_IS_PTR(request))
+		ucp_request_free(request);
+}
+
 /* Ends the connections on which something is still under way, and that with
    them. */
 static void force_close(ddp_net *net)
 {
 	ddp_worker *worker = net->worker;
-	int none = UCS_OK;
 
 	for (const ticket *t = net->tickets; t != NULL; t = t->next) {
-		none = UCS_OK;
+		int none = UCS_OK;
 		atomic_compare_exchange_strong(&t->to->lost, &none, UCS_ERR_CANCELED);
 	}
-	for (int r = 0; r < worker->roster->size; r++) {
-		connection *c = &worker->peers[r];
-		if (atomic_load(&c->lost) == UCS_OK || c->ep == NULL || !atomic_load(&c->settled))
-			continue;
-		ucp_ep_h ep = c->ep;
-		c->ep = NULL;
-		void *request = ucp_ep_close_nbx(ep, &by_force);
-		if (UCS_PTR_IS_PTR(request))
-			ucp_request_free(request);
-	}
+	for (int r = 0; r < worker->roster->size; r++)
+		close_lost(&worker->peers[r]);
 	worker->news = true;
+}
+
+/* Nobody waits for what is under way with a silent node. */
+static void close_silent(ddp_worker *worker)
+{
+	if (worker->ended || ddp_silence_count(worker->roster) == 0)
+		return;
+	ddp_ucx_silence(worker);
+	for (int r = 0; r < worker->roster->size; r++) {
+		if (ddp_silence_of(worker->roster, r))
+			close_lost(&worker->peers[r]);
+	}
 }
 
 /* Peers are heard for a while, so that what is under way with them ends; then
@@ -333,6 +353,7 @@ static void give_up_transfers(ddp_net *net)
 
 	ddp_ucx_lock(worker, net);
 	detach_transfers(net);
+	close_silent(worker);
 	ddp_ucx_unlock(worker);
 	if (drain(net, false))
 		return;
@@ -382,6 +403,8 @@ void ddp_net_shut_down(ddp_comm *comm)
 	detach_transfers(net);
 	if (!net->worker->ended) {
 		ddp_ucx_drop_all(net, false);
+		/* Before the failure: whoever hears of that may look at other communicators. */
+		ddp_ucx_silence(net->worker);
 		/* Where not all are connected with all, it reaches all only if it is told on. */
 		if (!net->failure_came || net->comm->size > DDP_NET_FEW_RANKS)
 			ddp_ucx_tell_failure(net);

@@ -9,6 +9,7 @@
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_receive.h"
 #include "comm/net/ucx_seal.h"
+#include "comm/net/ucx_silence.h"
 
 static ucs_status_t control_arrived(void *argument, const void *header, size_t header_bytes, void *data,
                                     size_t bytes, const ucp_am_recv_param_t *param)
@@ -50,6 +51,8 @@ ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker)
 		[DDP_AM_INQUIRY] = { worker, sizeof(inquiry_header), ddp_ucx_inquiry_arrived },
 		[DDP_AM_CREDIT] = { worker, sizeof(credit_header), ddp_ucx_credit_arrived },
 		[DDP_AM_CLOSED] = { worker, sizeof(closed_header), ddp_ucx_closed_arrived },
+		[DDP_AM_SILENCE] = { worker, sizeof(silence_header), ddp_ucx_silence_arrived },
+		[DDP_AM_UNUSED] = { worker, SIZE_MAX, NULL }, /* no message is so long */
 	};
 	ucs_status_t status = UCS_OK;
 

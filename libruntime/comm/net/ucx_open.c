@@ -12,6 +12,7 @@
 #include "base/c_locale.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/net/beats.h"
 #include "comm/net/nics.h"
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_credit.h"
@@ -29,6 +30,7 @@ typedef struct card {
 	uint32_t guarded;    /* who connects to its listeners has to prove the key */
 	uint32_t unfiltered; /* an errno: why the kernel does not filter its listeners; 0: it does */
 	uint32_t host_count, listener_count;
+	uint32_t beats_port; /* where the rank listens for beats (comm/net/beats), in network order; 0: it does not */
 } card;
 
 static const char sysfs[] = "/sys", devices[] = "/dev/infiniband";
@@ -200,7 +202,7 @@ static ddp_status write_card(const ddp_worker *worker, const void *own, size_t l
 	card c = { .share = worker->share, .has_key = worker->roster->key.present,
 	           .guarded = worker->unguarded == NULL, .unfiltered = (uint32_t)worker->unfiltered,
 	           .host_count = (uint32_t)ddp_host_places(hosts),
-	           .listener_count = (uint32_t)worker->listeners.count };
+	           .listener_count = (uint32_t)worker->listeners.count, .beats_port = ddp_beats_port(worker->beats) };
 	size_t host_bytes = c.host_count * sizeof(*hosts), listener_bytes = c.listener_count * sizeof(*hosts);
 	char *to = malloc(sizeof(c) + host_bytes + listener_bytes + length);
 
@@ -312,6 +314,8 @@ static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *byte
 	ddp_status status = ddp_share_make(&worker->share);
 	if (status == DDP_OK)
 		status = ddp_guard_make(&worker->guard);
+	if (status == DDP_OK && comm->roster->silence_ms > 0)
+		status = ddp_beats_open(comm->roster, &worker->beats);
 	if (status != DDP_OK)
 		return status;
 	ddp_ucx_make_room(worker, comm->topology.nodes);
@@ -411,8 +415,10 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	if (status != DDP_OK)
 		return status;
 	const char *from = (const char *)blob + sizeof(c);
+	ddp_place hosts[DDP_HOST_PLACES_MAX];
 	size_t host_bytes = c.host_count * sizeof(ddp_place), listener_bytes = c.listener_count * sizeof(ddp_place);
 	size_t length = bytes - sizeof(c) - host_bytes - listener_bytes;
+	memcpy(hosts, from, host_bytes);
 	a->shares[r] = c.share;
 	a->all_have_key = a->all_have_key && c.has_key != 0;
 	a->listeners_end[r] = a->listener_count;
@@ -422,6 +428,11 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 		a->error = (int)c.unfiltered;
 	if (ddp_is_local(comm, r))
 		return DDP_OK;
+	if (worker->beats != NULL)
+		status = ddp_beats_learn(worker->beats, comm->topology.world_ranks[r], (uint16_t)c.beats_port,
+		                         hosts, (int)c.host_count);
+	if (status != DDP_OK)
+		return status;
 	if (comm->topology.local_of[r] == 0) {
 		memcpy(a->hosts + a->host_count, from, host_bytes);
 		a->host_count += c.host_count;
@@ -451,6 +462,8 @@ static ddp_status make_tokens(const ddp_worker *worker, const cards *a)
 		status = ddp_token_make(&secret, self, r, &worker->peers[r].ours);
 		if (status == DDP_OK)
 			status = ddp_token_make(&secret, r, self, &worker->peers[r].theirs);
+		if (status == DDP_OK && worker->beats != NULL)
+			ddp_beats_trust(worker->beats, r, &worker->peers[r].ours, &worker->peers[r].theirs);
 	}
 	explicit_bzero(&secret, sizeof(secret));
 	return status;
@@ -539,4 +552,11 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 	free(a.hosts);
 	free(a.listeners_end);
 	return status;
+}
+
+ddp_status ddp_net_watch(ddp_comm *comm)
+{
+	struct ddp_beats *beats = comm->net->worker->beats;
+
+	return beats != NULL ? ddp_beats_watch(beats, comm) : DDP_OK;
 }

@@ -6,6 +6,7 @@
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_inquiry.h"
 #include "comm/net/ucx_receive.h"
+#include "comm/net/ucx_silence.h"
 
 enum { TURNS_MAX = 64 }; /* of UCX's progress at a time, though there is more to move */
 
@@ -66,6 +67,7 @@ bool ddp_ucx_progress(ddp_worker *worker)
 		return false;
 	for (int i = 0; i < TURNS_MAX && ucp_worker_progress(worker->worker) != 0; i++)
 		moved = true;
+	ddp_ucx_silence(worker);
 	if (send_due(worker))
 		moved = true;
 	if (ddp_ucx_receive_deferred(worker))

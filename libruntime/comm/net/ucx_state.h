@@ -13,7 +13,7 @@
 /* ---- what travels: headers of active messages ------------------------------------- */
 
 enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HANDSHAKE, DDP_AM_INQUIRY, DDP_AM_CREDIT, DDP_AM_CLOSED,
-       DDP_AM_IDS };
+       DDP_AM_SILENCE, DDP_AM_UNUSED, DDP_AM_IDS };
 
 /* Begins each; nothing else of a message is read unless the token is that of
    its source. */
@@ -69,6 +69,13 @@ typedef struct closed_header {
 	uint64_t id;
 } closed_header;
 
+/* The sender knows that this rank's node is silent (comm/core/silence). */
+typedef struct silence_header {
+	seal seal;
+	int32_t rank; /* in the job */
+	int32_t silent_ms;
+} silence_header;
+
 /* Messages without data come whole. */
 typedef union control_header {
 	failure_header failure;
@@ -76,6 +83,7 @@ typedef union control_header {
 	inquiry_header inquiry;
 	credit_header credit;
 	closed_header closed;
+	silence_header silence;
 } control_header;
 
 /* ---- state of the process, under worker.lock --------------------------------------- */
@@ -104,6 +112,7 @@ typedef struct connection {
 	bool begun, made;       /* UCX makes its sockets to the peer; it has made them */
 	bool hears_us, heard_sent, ready_said;
 	bool released;          /* the peer has had all that was sent to it */
+	bool silence_told;      /* the peer is its node's first rank, and others were told that the node is silent */
 	/* These are sent when UCX's callbacks have ended: */
 	struct connection *next_due;
 	bool listed;            /* among worker.due */
@@ -148,6 +157,8 @@ typedef struct ddp_worker {
 	ticket *tickets;       /* of no communicator, or of closed ones */
 	size_t kept_bytes;     /* of kept_message */
 	int unauthentic;       /* messages without a right token */
+	struct ddp_beats *beats; /* NULL: nodes are not watched for silence */
+	int silences;          /* silent nodes whose connections are lost here */
 	struct ddp_net *nets[DDP_NET_BUCKETS]; /* by id */
 	bool inquired, deferred; /* so is one of them */
 	const struct ddp_net *current; /* whose thread lets messages move; NULL: none's */

@@ -227,7 +227,7 @@ static inline void relax(void)
 
 static ddp_status check_failure(ddp_comm *comm, const ddp_condition *wait)
 {
-	ddp_status status = ddp_comm_check(comm);
+	ddp_status status = ddp_comm_check_silence(comm);
 
 	if (status != DDP_OK || comm->net == NULL)
 		return status;

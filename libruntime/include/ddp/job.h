@@ -142,8 +142,13 @@ typedef struct ddp_options {
 	                             out; so it does if node_rank and nnodes are both 0. It ignores hostname,
 	                             pid, plugin and the sources */
 	const ddp_store *store;   /* where ranks meet, in place of `wireup`; NULL: none */
+	int silence_ms;           /* if a node gives no sign of life for so long, as after the loss of its power
+	                             or network, operations end with DDP_ERR_PEER and name the node. 2000 to
+	                             3600000; 0: never. Default DDP_AUTO: DDP_SILENCE of the environment (in
+	                             seconds), otherwise 5000. A node gives signs of life while its kernel
+	                             answers, also if processes there are stopped */
 } ddp_options;
-#define DDP_OPTIONS_FIELDS sizeof(ddp_options), DDP_AUTO, NULL, NULL, NULL, NULL, 0, NULL, NULL
+#define DDP_OPTIONS_FIELDS sizeof(ddp_options), DDP_AUTO, NULL, NULL, NULL, NULL, 0, NULL, NULL, DDP_AUTO
 #define DDP_OPTIONS { DDP_OPTIONS_FIELDS }
 
 /*

@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "comm/net/beat.h"
+
+#include <errno.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MS_NS UINT64_C(1000000)
+
+enum {
+	CONNECT_MS = 1500,   /* for one place, before the next one is tried */
+	PROVE_MS = 20000,    /* the process there may wait for a core */
+	AGAIN_MS = 1000,     /* before the next attempt */
+	ATTEMPTS_MAX = 60,
+	PERIOD_MIN_MS = 100, PERIOD_MAX_MS = 500, /* between two bytes */
+	PERIODS = 10,        /* bytes within the limit */
+	RAN_PERIODS = 4,     /* a process that sends nothing for so many periods gets no more bytes */
+	SUSPECT_MS = 1300,   /* keepalive is answered once a second, so something is wrong after this time */
+	PROBE_MIN_MS = 250,
+	PROBES = 20,         /* further connections within the limit, at most */
+	KEEPALIVES_MAX = 120
+};
+
+/* ---- sockets ---------------------------------------------------------------------------- */
+
+static socklen_t address_of(const ddp_place *place, struct sockaddr_storage *to)
+{
+	struct sockaddr_in *in = (struct sockaddr_in *)(void *)to;
+	struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)(void *)to;
+
+	memset(to, 0, sizeof(*to));
+	if (place->family == AF_INET) {
+		in->sin_family = AF_INET;
+		in->sin_port = place->port;
+		memcpy(&in->sin_addr, place->address, sizeof(in->sin_addr));
+		return sizeof(*in);
+	}
+	in6->sin6_family = AF_INET6;
+	in6->sin6_port = place->port;
+	memcpy(&in6->sin6_addr, place->address, sizeof(in6->sin6_addr));
+	return sizeof(*in6);
+}
+
+int ddp_beat_connect(const ddp_place *place)
+{
+	struct sockaddr_storage to;
+	const socklen_t length = address_of(place, &to);
+	const int fd = socket(place->family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	if (fd < 0)
+		return -1;
+	if (connect(fd, (const struct sockaddr *)&to, length) == 0 || errno == EINPROGRESS)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+/* A listener for both families of addresses has those of IPv4 in IPv6's form. */
+static void simplify(ddp_place *place)
+{
+	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+
+	if (place->family != AF_INET6 || memcmp(place->address, mapped, sizeof(mapped)) != 0)
+		return;
+	memmove(place->address, place->address + sizeof(mapped), 4);
+	memset(place->address + 4, 0, sizeof(place->address) - 4);
+	place->family = AF_INET;
+}
+
+static bool places_of(int fd, ddp_place *near, ddp_place *far)
+{
+	if (!ddp_socket_places(fd, near, far) || far->family == 0)
+		return false;
+	simplify(near);
+	simplify(far);
+	return true;
+}
+
+/* Is the connection made? 0: yes; EINPROGRESS: not yet; otherwise why not. */
+static int connected(int fd)
+{
+	struct pollfd ready = { .fd = fd, .events = POLLOUT };
+	socklen_t length = sizeof(int);
+	int error = 0;
+
+	if (poll(&ready, 1, 0) <= 0)
+		return EINPROGRESS;
+	return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0 ? errno : error;
+}
+
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = -1;
+}
+
+static void set(int fd, int level, int name, int value)
+{
+	/* A kernel that does not know it does without. */
+	(void)setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+static void keep_alive(int fd, int limit_ms)
+{
+	set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+	set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+	set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1 + limit_ms / 1000 / (KEEPALIVES_MAX / 2));
+	set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVES_MAX);
+	set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
+	/* The kernel's own verdict comes after the judge's. */
+	set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 2 * limit_ms);
+}
+
+/* ---- hellos --------------------------------------------------------------------------------- */
+
+bool ddp_beat_hello_send(int fd, int self, const ddp_proof_key *ours)
+{
+	ddp_beat_hello hello = { .rank = self };
+	ddp_place near, far;
+
+	return places_of(fd, &near, &far) && ddp_proof_make(ours, &near, &far, &hello.proof) == DDP_OK &&
+	       send(fd, &hello, sizeof(hello), MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof(hello);
+}
+
+bool ddp_beat_hello_holds(int fd, const ddp_beat_hello *hello, const ddp_proof_key *theirs)
+{
+	ddp_place near, far;
+
+	return places_of(fd, &near, &far) && ddp_proof_holds(theirs, &far, &near, &hello->proof);
+}
+
+/* ---- the ways from one state to another ------------------------------------------------------- */
+
+static void wait_again(ddp_beat *beat, uint64_t now_ns)
+{
+	close_fd(&beat->fd);
+	close_fd(&beat->probe_fd);
+	beat->state = beat->attempts < ATTEMPTS_MAX ? DDP_BEAT_WAITS : DDP_BEAT_ENDED;
+	beat->until_ns = now_ns + AGAIN_MS * MS_NS;
+}
+
+static uint64_t bounded_ms(int wanted, int least, int most)
+{
+	return (uint64_t)(wanted < least ? least : wanted > most ? most : wanted);
+}
+
+void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+{
+	beat->fd = beat->probe_fd = -1;
+	beat->state = DDP_BEAT_WAITS;
+	beat->until_ns = now_ns;
+	beat->attempts = 0;
+	beat->period_ns = bounded_ms(limit_ms / PERIODS, PERIOD_MIN_MS, PERIOD_MAX_MS) * MS_NS;
+}
+
+void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns)
+{
+	ddp_place near;
+
+	close_fd(&beat->probe_fd);
+	if (beat->fd != fd)
+		close_fd(&beat->fd);
+	beat->fd = fd;
+	if (!places_of(fd, &near, &beat->place)) {
+		wait_again(beat, now_ns);
+		return;
+	}
+	beat->place.port = port;
+	keep_alive(fd, limit_ms);
+	beat->state = DDP_BEAT_HEARS;
+	beat->sent_ns = beat->ran_ns = now_ns;
+	ddp_judge_begin(&beat->judge, now_ns);
+}
+
+static void begin_attempt(ddp_beat *beat, uint64_t now_ns)
+{
+	if (!beat->connects || beat->place_count == 0 || now_ns < beat->until_ns)
+		return;
+	beat->place = beat->places[beat->attempts++ % beat->place_count];
+	beat->fd = ddp_beat_connect(&beat->place);
+	if (beat->fd < 0) {
+		wait_again(beat, now_ns);
+		return;
+	}
+	beat->state = DDP_BEAT_CONNECTS;
+	beat->until_ns = now_ns + CONNECT_MS * MS_NS;
+}
+
+static void look_connecting(ddp_beat *beat, uint64_t now_ns)
+{
+	const int error = connected(beat->fd);
+
+	if (error == 0 && ddp_beat_hello_send(beat->fd, beat->self, &beat->ours)) {
+		beat->state = DDP_BEAT_PROVES;
+		beat->hello_bytes = 0;
+		beat->until_ns = now_ns + PROVE_MS * MS_NS;
+	} else if (error != EINPROGRESS || now_ns >= beat->until_ns) {
+		wait_again(beat, now_ns);
+	}
+}
+
+static void look_proving(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+{
+	const ssize_t got = recv(beat->fd, (char *)&beat->hello + beat->hello_bytes,
+	                         sizeof(beat->hello) - beat->hello_bytes, MSG_DONTWAIT);
+
+	if (got > 0)
+		beat->hello_bytes += (size_t)got;
+	const bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+	if (beat->hello_bytes == sizeof(beat->hello)) {
+		if (beat->hello.rank == beat->rank && ddp_beat_hello_holds(beat->fd, &beat->hello, &beat->theirs))
+			ddp_beat_take(beat, beat->fd, beat->place.port, limit_ms, now_ns);
+		else
+			wait_again(beat, now_ns);
+	} else if (ended || now_ns >= beat->until_ns) {
+		wait_again(beat, now_ns);
+	}
+}
+
+/* ---- life ------------------------------------------------------------------------------------- */
+
+/* When the kernel there last acknowledged something, or sent something. */
+static void hear_kernel(ddp_beat *beat, int fd, uint64_t now_ns, bool *idle)
+{
+	struct tcp_info info;
+	socklen_t length = sizeof(info);
+
+	memset(&info, 0, sizeof(info));
+	*idle = false;
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
+		return;
+	const uint32_t age_ms = info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv
+	                                                                          : info.tcpi_last_data_recv;
+	if (age_ms * MS_NS < now_ns)
+		ddp_judge_hear(&beat->judge, now_ns - age_ms * MS_NS);
+	*idle = info.tcpi_unacked == 0;
+}
+
+/* Takes what has come. False: the connection has ended. */
+static bool take_bytes(ddp_beat *beat, uint64_t now_ns)
+{
+	char bytes[64];
+	ssize_t got;
+
+	while ((got = recv(beat->fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0)
+		beat->ran_ns = now_ns;
+	return got < 0 && (errno == EAGAIN || errno == EINTR);
+}
+
+/* The error that ended the connection is of the network, and not of the peer. */
+static bool is_cut(int error)
+{
+	return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
+}
+
+static void look_connection(ddp_beat *beat, uint64_t now_ns)
+{
+	bool idle;
+
+	hear_kernel(beat, beat->fd, now_ns, &idle);
+	errno = 0;
+	if (!take_bytes(beat, now_ns)) {
+		const int error = errno;
+		close_fd(&beat->fd);
+		if (is_cut(error))
+			beat->state = DDP_BEAT_CUT;
+		else
+			wait_again(beat, now_ns); /* if the process has ended, it listens no more */
+		return;
+	}
+	/* So a process that is stopped never has many bytes that wait. */
+	if (idle && now_ns - beat->sent_ns >= beat->period_ns && now_ns - beat->ran_ns < RAN_PERIODS * beat->period_ns) {
+		beat->sent_ns = now_ns;
+		(void)!send(beat->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+	}
+}
+
+static void end_probe(ddp_beat *beat)
+{
+	const struct linger reset = { .l_onoff = 1 };
+
+	if (beat->probe_fd >= 0)
+		(void)setsockopt(beat->probe_fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+	close_fd(&beat->probe_fd);
+}
+
+/* Whoever refuses a connection lives as well. */
+static void look_probe(ddp_beat *beat, uint64_t now_ns)
+{
+	const int error = beat->probe_fd >= 0 ? connected(beat->probe_fd) : EINPROGRESS;
+	bool idle;
+
+	if (error == EINPROGRESS)
+		return;
+	if (error == 0)
+		hear_kernel(beat, beat->probe_fd, now_ns, &idle);
+	else if (error == ECONNREFUSED || error == ECONNRESET)
+		ddp_judge_hear(&beat->judge, now_ns);
+	end_probe(beat);
+	if (beat->state == DDP_BEAT_CUT && error == 0)
+		wait_again(beat, now_ns);
+}
+
+static void probe(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+{
+	const uint64_t interval_ns = bounded_ms(limit_ms / PROBES, PROBE_MIN_MS, limit_ms) * MS_NS;
+
+	look_probe(beat, now_ns);
+	if (beat->state != DDP_BEAT_HEARS && beat->state != DDP_BEAT_CUT)
+		return;
+	if (ddp_judge_silent_ns(&beat->judge, now_ns) < SUSPECT_MS * MS_NS) {
+		end_probe(beat);
+	} else if (now_ns - beat->probed_ns >= interval_ns) {
+		end_probe(beat);
+		beat->probed_ns = now_ns;
+		beat->probe_fd = ddp_beat_connect(&beat->place);
+	}
+}
+
+bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+{
+	if (beat->state == DDP_BEAT_WAITS)
+		begin_attempt(beat, now_ns);
+	if (beat->state == DDP_BEAT_CONNECTS)
+		look_connecting(beat, now_ns);
+	if (beat->state == DDP_BEAT_PROVES)
+		look_proving(beat, limit_ms, now_ns);
+	if (beat->state == DDP_BEAT_HEARS)
+		look_connection(beat, now_ns);
+	if (beat->state != DDP_BEAT_HEARS && beat->state != DDP_BEAT_CUT)
+		return false;
+	probe(beat, limit_ms, now_ns);
+	return (beat->state == DDP_BEAT_HEARS || beat->state == DDP_BEAT_CUT) &&
+	       ddp_judge_look(&beat->judge, now_ns, (uint64_t)limit_ms * MS_NS);
+}
+
+int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns)
+{
+	const bool heard = beat->state == DDP_BEAT_HEARS || beat->state == DDP_BEAT_CUT;
+	uint64_t at_ns = heard ? now_ns + beat->period_ns : beat->until_ns;
+	int count = 0;
+
+	if (beat->state == DDP_BEAT_ENDED || (beat->state == DDP_BEAT_WAITS && !beat->connects))
+		return 0;
+	if (beat->state == DDP_BEAT_CONNECTS)
+		fds[count++] = (struct pollfd){ .fd = beat->fd, .events = POLLOUT };
+	if (beat->state == DDP_BEAT_PROVES)
+		fds[count++] = (struct pollfd){ .fd = beat->fd, .events = POLLIN };
+	if (heard && beat->probe_fd >= 0)
+		fds[count++] = (struct pollfd){ .fd = beat->probe_fd, .events = POLLOUT };
+	if (heard && ddp_judge_silent_ns(&beat->judge, now_ns) >= SUSPECT_MS * MS_NS / 2 && at_ns > now_ns + PROBE_MIN_MS * MS_NS)
+		at_ns = now_ns + PROBE_MIN_MS * MS_NS;
+	if (at_ns < *next_ns)
+		*next_ns = at_ns;
+	return count;
+}
+
+void ddp_beat_end(ddp_beat *beat)
+{
+	close_fd(&beat->fd);
+	close_fd(&beat->probe_fd);
+	beat->state = DDP_BEAT_ENDED;
+}

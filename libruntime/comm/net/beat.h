@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm/net/beat: a connection by which a process knows whether another node lives. It is a TCP connection of its
+ * own with a process there, and both ends prove who they are. The judge is the other node's kernel, which
+ * acknowledges the kernel's keepalive probes and the bytes that come here, also while the process is stopped.
+ * So silence is time in which that kernel acknowledges nothing.
+ *
+ * TCP sends lost bytes again later and later, so it may need twice as long as a network was away. While nothing is
+ * acknowledged, further connections to the same place are begun, one after the other: if the kernel there answers
+ * one, the node lives.
+ */
+#ifndef DDP_COMM_NET_BEAT_H
+#define DDP_COMM_NET_BEAT_H
+
+#include <poll.h>
+
+#include "comm/net/judge.h"
+#include "comm/net/proof.h"
+
+enum { DDP_BEAT_PLACES = 8, DDP_BEAT_FDS = 2 };
+
+/* The first bytes in both directions. */
+typedef struct ddp_beat_hello {
+	int32_t rank; /* the sender's, in the job */
+	uint32_t unused;
+	ddp_proof proof; /* by the key from the sender to the receiver */
+} ddp_beat_hello;
+
+typedef enum ddp_beat_state {
+	DDP_BEAT_WAITS,    /* for the time of the next attempt, or for the peer to connect */
+	DDP_BEAT_CONNECTS,
+	DDP_BEAT_PROVES,   /* connected; the peer's hello has not come */
+	DDP_BEAT_HEARS,
+	DDP_BEAT_CUT,      /* the kernel gave the connection up; further connections are tried */
+	DDP_BEAT_ENDED     /* the process there has closed it, or has ended */
+} ddp_beat_state;
+
+typedef struct ddp_beat {
+	int rank, self;       /* the peer, and this process, in the job */
+	bool connects;        /* this end does */
+	ddp_beat_state state;
+	ddp_proof_key ours, theirs; /* from this process to the peer, and the other way round */
+	ddp_place places[DDP_BEAT_PLACES]; /* where it may listen; those that are likely come first */
+	int place_count, attempts;
+	uint64_t until_ns;    /* of WAITS, CONNECTS and PROVES */
+	int fd;
+	ddp_beat_hello hello; /* the peer's, as far as it has come */
+	size_t hello_bytes;
+	ddp_place place;      /* where the peer listens; of HEARS and CUT */
+	ddp_judge judge;
+	uint64_t period_ns, sent_ns, ran_ns; /* the last byte that went out, and that came */
+	int probe_fd;         /* the further connection; -1: none */
+	uint64_t probed_ns;   /* when it was begun */
+} ddp_beat;
+
+/* A beat that has no connection yet. `limit_ms` is the time after which a node is silent. */
+void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
+/* Takes a connection whose peer has proven that it is beat->rank; `port` is where that listens. */
+void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
+/* Does what can be done now. True: the node has been silent for the limit. */
+bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
+/* Adds what it waits for; returns how many were added. `next_ns` becomes earlier if it has to be looked at earlier. */
+int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns);
+void ddp_beat_end(ddp_beat *beat);
+
+/* A socket for a place, which is being connected with it, or -1. */
+int ddp_beat_connect(const ddp_place *place);
+/* This end's hello, for the connection `fd`. */
+bool ddp_beat_hello_send(int fd, int self, const ddp_proof_key *ours);
+/* Is the hello one of the rank that it names, on this connection? */
+bool ddp_beat_hello_holds(int fd, const ddp_beat_hello *hello, const ddp_proof_key *theirs);
+
+#endif

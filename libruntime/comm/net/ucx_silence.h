@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm/net/ucx_silence: what follows for connections from a silent node (comm/core/silence): those with its ranks
+ * are lost, and the ranks of other nodes are told, each of which tells others.
+ */
+#ifndef DDP_COMM_NET_UCX_SILENCE_H
+#define DDP_COMM_NET_UCX_SILENCE_H
+
+#include "comm/net/ucx_state.h"
+
+/* Does so for the nodes that are silent since the last call. Not from UCX's callbacks; the lock is held. */
+void ddp_ucx_silence(ddp_worker *worker);
+
+/* For comm/net/ucx_handlers: a peer has told so. */
+void ddp_ucx_silence_arrived(connection *c, const control_header *header);
+
+#endif

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* comm/net/judge: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
+   what is said. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "config.h"
+#include "base/clock.h"
+#include "comm/core/silence.h"
+
+#ifdef HAVE_UCX
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
+#include "comm/net/beat.h"
+#include "comm/net/beats.h"
+
+#define MS UINT64_C(1000000)
+#define START (UINT64_C(1000000) * MS)
+#define LIMIT (5000 * MS)
+
+/* ---- the judge -------------------------------------------------------------------------------- */
+
+/* Looks each `every` ms from `from` ms on; returns the ms at which the judge calls the node silent, or 0 if it does
+   not until `to`. */
+static uint64_t verdict(ddp_judge *judge, uint64_t from, uint64_t to, uint64_t every)
+{
+	for (uint64_t at = from; at <= to; at += every) {
+		if (ddp_judge_look(judge, START + at * MS, LIMIT))
+			return at;
+	}
+	return 0;
+}
+
+static void a_node_that_says_nothing_is_silent_after_the_limit(void **state)
+{
+	ddp_judge judge;
+
+	(void)state;
+	ddp_judge_begin(&judge, START);
+	assert_int_equal(verdict(&judge, 250, 20000, 250), 5000);
+	ddp_judge_begin(&judge, START);
+	assert_int_equal(verdict(&judge, 900, 20000, 900), 5400);
+}
+
+static void a_sign_of_life_begins_the_time_anew(void **state)
+{
+	ddp_judge judge;
+
+	(void)state;
+	ddp_judge_begin(&judge, START);
+	assert_int_equal(verdict(&judge, 250, 4750, 250), 0);
+	ddp_judge_hear(&judge, START + 4740 * MS);
+	assert_int_equal(verdict(&judge, 5000, 20000, 250), 9750);
+}
+
+static void an_older_sign_of_life_changes_nothing(void **state)
+{
+	ddp_judge judge;
+
+	(void)state;
+	ddp_judge_begin(&judge, START);
+	ddp_judge_hear(&judge, START - 3000 * MS);
+	assert_int_equal(ddp_judge_silent_ns(&judge, START + 10 * MS), 10 * MS);
+	assert_int_equal(verdict(&judge, 250, 20000, 250), 5000);
+}
+
+/* The kernel tells whole milliseconds, or four of them: the same sign of life seems to come a little later. */
+static void coarse_clocks_do_not_begin_it_anew(void **state)
+{
+	ddp_judge judge;
+
+	(void)state;
+	ddp_judge_begin(&judge, START);
+	for (uint64_t at = 250; at < 5000; at += 250) {
+		ddp_judge_hear(&judge, START + at % 4 * MS);
+		assert_false(ddp_judge_look(&judge, START + at * MS, LIMIT));
+	}
+	assert_true(ddp_judge_look(&judge, START + 5004 * MS, LIMIT));
+}
+
+static void a_judge_that_did_not_run_does_not_count_that_time(void **state)
+{
+	ddp_judge judge;
+
+	(void)state;
+	ddp_judge_begin(&judge, START);
+	assert_int_equal(verdict(&judge, 250, 1000, 250), 0);
+	/* It was away for a minute. It counts a second of it, and three more to come. */
+	assert_int_equal(verdict(&judge, 61000, 70000, 250), 64000);
+	/* What it had counted before the last sign of life does not count. */
+	ddp_judge_begin(&judge, START);
+	assert_int_equal(verdict(&judge, 250, 4750, 250), 0);
+	ddp_judge_hear(&judge, START + 4700 * MS);
+	assert_int_equal(verdict(&judge, 61000, 70000, 250), 65000);
+}
+
+/* ---- neighbours -------------------------------------------------------------------------------- */
+
+static void neighbours_are_few_and_mutual(void **state)
+{
+	static const int sizes[] = { 1, 2, 3, 4, 5, 8, 9, 64, 1000, 16385 };
+	int mine[DDP_BEATS_MAX], theirs[DDP_BEATS_MAX];
+
+	(void)state;
+	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+		const int nodes = sizes[s];
+		for (int node = 0; node < nodes; node += nodes > 1000 ? 97 : 1) {
+			const int count = ddp_beats_neighbours(nodes, node, mine);
+			assert_true(nodes == 1 ? count == 0 : count >= 1);
+			assert_true(count <= 30);
+			for (int i = 0; i < count; i++) {
+				bool mutual = false;
+				assert_true(mine[i] >= 0 && mine[i] < nodes && mine[i] != node);
+				for (int k = 0; k < i; k++)
+					assert_int_not_equal(mine[k], mine[i]);
+				const int others = ddp_beats_neighbours(nodes, mine[i], theirs);
+				for (int k = 0; k < others; k++)
+					mutual = mutual || theirs[k] == node;
+				assert_true(mutual);
+			}
+		}
+	}
+	assert_int_equal(ddp_beats_neighbours(3, 0, mine), 2);
+	assert_int_equal(ddp_beats_neighbours(1000, 0, mine), 20);
+}
+
+/* ---- two processes, of two nodes, in this one ---------------------------------------------------- */
+
+enum { RANKS = 2 };
+
+typedef struct side {
+	ddp_job job;
+	ddp_roster *roster;
+	ddp_beats *beats;
+	ddp_comm comm;
+} side;
+
+static int world_ranks[RANKS] = { 0, 1 }, node_of[RANKS] = { 0, 1 }, node_begin[RANKS + 1] = { 0, 1, 2 };
+static const ddp_place loopback = { .family = AF_INET, .address = { 127, 0, 0, 1 } };
+
+static void open_side(side *s, int rank)
+{
+	memset(s, 0, sizeof(*s));
+	s->job.rank = rank;
+	s->job.world_size = RANKS;
+	assert_int_equal(ddp_roster_make(&s->job, NULL, &s->roster), DDP_OK);
+	s->roster->silence_ms = 5000;
+	for (int r = 0; r < RANKS; r++) {
+		s->roster->peers[r].node = r;
+		snprintf(s->roster->peers[r].host, sizeof(s->roster->peers[r].host), "n%d", r);
+	}
+	assert_int_equal(ddp_doorbell_open(&s->roster->doorbell), DDP_OK);
+	assert_int_equal(ddp_beats_open(s->roster, &s->beats), DDP_OK);
+	s->comm.roster = s->roster;
+	s->comm.rank = rank;
+	s->comm.size = RANKS;
+	s->comm.topology = (ddp_topology){ .world_ranks = world_ranks, .nodes = 2, .node_of = node_of,
+	                                   .node_begin = node_begin, .node_ranks = world_ranks };
+}
+
+static void close_side(side *s)
+{
+	ddp_beats_close(s->beats);
+	ddp_roster_release(s->roster);
+}
+
+/* How the first side's watch looks from outside: the peer has a connection with each process that it believes. */
+static void introduce(side *a, side *b, unsigned char to_b, unsigned char to_a)
+{
+	const ddp_token from_a = { .bytes = { 'a' } }, from_b = { .bytes = { 'b' } };
+	const ddp_token seen_by_a = { .bytes = { to_a } }, seen_by_b = { .bytes = { to_b } };
+
+	assert_int_equal(ddp_beats_learn(a->beats, 1, ddp_beats_port(b->beats), &loopback, 1), DDP_OK);
+	assert_int_equal(ddp_beats_learn(b->beats, 0, ddp_beats_port(a->beats), &loopback, 1), DDP_OK);
+	ddp_beats_trust(a->beats, 1, &from_a, &seen_by_a);
+	ddp_beats_trust(b->beats, 0, &from_b, &seen_by_b);
+	assert_int_equal(ddp_beats_watch(a->beats, &a->comm), DDP_OK);
+	assert_int_equal(ddp_beats_watch(b->beats, &b->comm), DDP_OK);
+}
+
+static bool comes_to_hear(const side *s, int seconds)
+{
+	const uint64_t until_ns = ddp_now_ns() + (uint64_t)seconds * 1000 * MS;
+
+	while (ddp_beats_heard(s->beats) == 0 && ddp_now_ns() < until_ns)
+		usleep(10000);
+	return ddp_beats_heard(s->beats) == 1;
+}
+
+static void nodes_with_the_key_hear_each_other(void **state)
+{
+	side a, b;
+
+	(void)state;
+	open_side(&a, 0);
+	open_side(&b, 1);
+	introduce(&a, &b, 'a', 'b');
+	assert_true(comes_to_hear(&a, 60));
+	assert_true(comes_to_hear(&b, 60));
+	assert_int_equal(ddp_silence_count(a.roster), 0);
+	/* Whoever ends is not silent. */
+	close_side(&b);
+	usleep(700000);
+	assert_int_equal(ddp_silence_count(a.roster), 0);
+	close_side(&a);
+}
+
+static void a_wrong_key_is_not_believed(void **state)
+{
+	side a, b;
+
+	(void)state;
+	open_side(&a, 0);
+	open_side(&b, 1);
+	introduce(&a, &b, 'x', 'b'); /* a proves another key than b expects */
+	usleep(1500000);
+	assert_int_equal(ddp_beats_heard(a.beats), 0);
+	assert_int_equal(ddp_beats_heard(b.beats), 0);
+	close_side(&b);
+	close_side(&a);
+	open_side(&a, 0);
+	open_side(&b, 1);
+	introduce(&a, &b, 'a', 'y'); /* b proves another one than a expects */
+	usleep(1500000);
+	assert_int_equal(ddp_beats_heard(a.beats), 0);
+	assert_int_equal(ddp_silence_count(a.roster), 0);
+	close_side(&b);
+	close_side(&a);
+}
+
+static int connect_to(uint16_t port)
+{
+	const struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	const int fd = socket(AF_INET, SOCK_STREAM, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof(to)), 0);
+	return fd;
+}
+
+static void strangers_are_sent_away_and_harm_nobody(void **state)
+{
+	enum { STRANGERS = 100 };
+	ddp_beat_hello hello;
+	int fds[STRANGERS];
+	side a, b;
+
+	(void)state;
+	open_side(&a, 0);
+	open_side(&b, 1);
+	/* They come first; some say nothing, some say what they do not know. */
+	for (int i = 0; i < STRANGERS; i++) {
+		fds[i] = connect_to(ddp_beats_port(b.beats));
+		memset(&hello, i, sizeof(hello));
+		hello.rank = i % 4 - 1;
+		if (i % 3 > 0)
+			(void)!send(fds[i], &hello, i % 3 == 1 ? sizeof(hello) : 7, MSG_NOSIGNAL);
+	}
+	introduce(&a, &b, 'a', 'b');
+	assert_true(comes_to_hear(&a, 60));
+	assert_true(comes_to_hear(&b, 60));
+	for (int i = 0; i < STRANGERS; i++)
+		close(fds[i]);
+	assert_int_equal(ddp_silence_count(a.roster), 0);
+	assert_int_equal(ddp_silence_count(b.roster), 0);
+	close_side(&b);
+	close_side(&a);
+}
+
+/* A proof that was sent on one connection is of no use on another one. */
+static void a_hello_holds_on_its_connection_only(void **state)
+{
+	const ddp_proof_key key = { .bytes = { 1, 2, 3 } }, other = { .bytes = { 1, 2, 4 } };
+	ddp_place near, far;
+	ddp_beat_hello hello;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	(void)state;
+	assert_int_equal(listen(listener, 4), 0);
+	assert_true(ddp_socket_places(listener, &near, &far));
+	const int first = connect_to(near.port), first_there = accept(listener, NULL, NULL);
+	const int second = connect_to(near.port), second_there = accept(listener, NULL, NULL);
+	assert_true(ddp_beat_hello_send(first, 3, &key));
+	assert_int_equal(recv(first_there, &hello, sizeof(hello), MSG_WAITALL), sizeof(hello));
+	assert_int_equal(hello.rank, 3);
+	assert_true(ddp_beat_hello_holds(first_there, &hello, &key));
+	assert_false(ddp_beat_hello_holds(first_there, &hello, &other));
+	assert_false(ddp_beat_hello_holds(second_there, &hello, &key));
+	close(first);
+	close(first_there);
+	close(second);
+	close(second_there);
+	close(listener);
+}
+
+/* ---- what is said ---------------------------------------------------------------------------------- */
+
+static void the_sentence_names_the_node_and_its_ranks(void **state)
+{
+	static const int nodes[9] = { 0, 1, 1, 1, 0, 5, 1, 5, 8 };
+	ddp_job job = { .world_size = 9 };
+	int ranks[9] = { 0, 1, 2, 3, 4, 5, 6, 7, 8 };
+	char text[DDP_SILENCE_TEXT];
+	ddp_roster *roster;
+
+	(void)state;
+	assert_int_equal(ddp_roster_make(&job, NULL, &roster), DDP_OK);
+	for (int r = 0; r < 9; r++) {
+		roster->peers[r].node = nodes[r];
+		snprintf(roster->peers[r].host, sizeof(roster->peers[r].host), "n%d", nodes[r]);
+	}
+	const ddp_comm comm = { .roster = roster, .size = 9, .topology.world_ranks = ranks };
+	assert_int_equal(ddp_silence_find(&comm, text), DDP_NOBODY);
+	assert_true(ddp_silence_note(roster, 3, 5040));
+	assert_false(ddp_silence_note(roster, 6, 7000));
+	assert_int_equal(ddp_silence_find(&comm, text), 1);
+	assert_string_equal(text, "node n1 (ranks 1-3, 6) has been silent for 5.0 s: is its power or network lost? (silence=)");
+	assert_true(ddp_silence_of(roster, 2));
+	assert_false(ddp_silence_of(roster, 4));
+	const ddp_comm part = { .roster = roster, .size = 2, .topology.world_ranks = ranks + 7 };
+	assert_int_equal(ddp_silence_find(&part, text), DDP_NOBODY);
+	assert_true(ddp_silence_note(roster, 8, 5000));
+	assert_int_equal(ddp_silence_find(&part, text), 1);
+	assert_string_equal(text, "node n8 (rank 8) has been silent for 5.0 s: is its power or network lost? (silence=)");
+	assert_int_equal(ddp_silence_count(roster), 2);
+	ddp_roster_release(roster);
+}
+
+static void many_ranks_are_cut_short(void **state)
+{
+	enum { MANY = 400 };
+	ddp_job job = { .world_size = MANY };
+	char text[DDP_SILENCE_TEXT];
+	static int ranks[MANY];
+	ddp_roster *roster;
+
+	(void)state;
+	assert_int_equal(ddp_roster_make(&job, NULL, &roster), DDP_OK);
+	for (int r = 0; r < MANY; r++) {
+		ranks[r] = r;
+		roster->peers[r].node = r % 2;
+	}
+	const ddp_comm comm = { .roster = roster, .size = MANY, .topology.world_ranks = ranks };
+	assert_true(ddp_silence_note(roster, 399, 5000));
+	assert_int_equal(ddp_silence_find(&comm, text), 1);
+	assert_non_null(strstr(text, "(ranks 1, 3, 5"));
+	assert_non_null(strstr(text, ", ...) has been silent"));
+	ddp_roster_release(roster);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_node_that_says_nothing_is_silent_after_the_limit),
+		cmocka_unit_test(a_sign_of_life_begins_the_time_anew),
+		cmocka_unit_test(an_older_sign_of_life_changes_nothing),
+		cmocka_unit_test(coarse_clocks_do_not_begin_it_anew),
+		cmocka_unit_test(a_judge_that_did_not_run_does_not_count_that_time),
+		cmocka_unit_test(neighbours_are_few_and_mutual),
+		cmocka_unit_test(nodes_with_the_key_hear_each_other),
+		cmocka_unit_test(a_wrong_key_is_not_believed),
+		cmocka_unit_test(strangers_are_sent_away_and_harm_nobody),
+		cmocka_unit_test(a_hello_holds_on_its_connection_only),
+		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),
+		cmocka_unit_test(many_ranks_are_cut_short),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+static void there_is_no_network(void **state)
+{
+	(void)state;
+	skip();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(there_is_no_network) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#endif
