@@ -103,7 +103,7 @@ begin()
 	return 1
 }
 
-silence=3
+silence=${SILENCE:-3}
 for what in reduce barrier receive idle groups; do
 	begin $what $what DDP_SILENCE=$silence || continue
 	lost_ms=$(now_ms)

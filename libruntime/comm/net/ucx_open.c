@@ -54,6 +54,19 @@ static void prefer(ucp_config_t *config, const char *name, const char *value)
 		ddp_log(DDP_LOG_DEBUG, "this UCX does not know %s", name);
 }
 
+/* Keepalive is not to end a connection before the node is called silent. */
+static void prefer_keepalive(const ddp_comm *comm, ucp_config_t *config)
+{
+	enum { AFTER = 10, MOST = 127 };
+	const int seconds = comm->roster->silence_ms / 1000 + AFTER;
+	char count[16];
+
+	if (comm->roster->silence_ms == 0)
+		return;
+	snprintf(count, sizeof(count), "%d", seconds < MOST ? seconds : MOST);
+	prefer(config, "TCP_KEEPCNT", count);
+}
+
 /* A rendezvous saves a copy, but over sockets every segment then waits until
    both processes get a core. Sent eagerly, it is in the kernel's hands. */
 static void prefer_eager(ucp_config_t *config)
@@ -166,8 +179,8 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 	static const struct {
 		const char *name, *value;
 	} settings[] = {
-		/* A node that falls silent is noticed by the kernel's keepalive, which
-		   a stopped process does not trip. */
+		/* Keepalive notices a node that falls silent while nothing is sent to it, and a
+		   stopped process does not trip it. In all other cases beats do (comm/net/beats). */
 		{ "KEEPALIVE_INTERVAL", "1s" }, { "TCP_KEEPIDLE", "1s" }, { "TCP_KEEPINTVL", "1s" },
 		/* A peer whose connection was ended by force may have UCX make another, in
 		   vain, and UCX 1.13 waits for that: 15 s, and not two minutes. */
@@ -187,6 +200,7 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 		return status;
 	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
 		prefer(config, settings[i].name, settings[i].value);
+	prefer_keepalive(comm, config);
 	prefer_eager(config);
 	prefer_near_nics(comm, config);
 	status = init_without_shared_memory(&params, config, context);
