@@ -30,8 +30,11 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/failure/blame.c spank/failure/blame.h \
+	spank/failure/channel.c spank/failure/channel.h \
 	spank/failure/doing.c spank/failure/doing.h \
+	spank/failure/frame.c spank/failure/frame.h \
 	spank/failure/judge.c spank/failure/judge.h \
+	spank/failure/opening.c spank/failure/opening.h \
 	spank/failure/relay.c spank/failure/relay.h \
 	spank/failure/slots.c spank/failure/slots.h \
 	spank/failure/stall_note.c spank/failure/stall_note.h \
@@ -39,6 +42,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/node/blame_node.c spank/failure/node/blame_node.h \
 	spank/failure/node/ends.c spank/failure/node/ends.h \
 	spank/failure/node/journal.c spank/failure/node/journal.h \
+	spank/failure/node/lease.c spank/failure/node/lease.h \
+	spank/failure/node/link.c spank/failure/node/link.h \
 	spank/failure/node/memory.c spank/failure/node/memory.h \
 	spank/failure/node/node.c spank/failure/node/node.h \
 	spank/failure/node/relay_node.c spank/failure/node/relay_node.h \
@@ -50,6 +55,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/controller.c spank/failure/srun/controller.h \
 	spank/failure/srun/heard.c spank/failure/srun/heard.h \
 	spank/failure/srun/launched.c spank/failure/srun/launched.h \
+	spank/failure/srun/links.c spank/failure/srun/links.h \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \

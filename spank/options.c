@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { SILENCE_SECONDS = 5 };
+
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 enum { RESTARTS_MAX = 1000, NODES_MAX = 100000 };
@@ -287,6 +289,16 @@ static bool read_min_nodes(struct settings *settings, struct value value)
 	return read_nodes(value, &settings->min_nodes);
 }
 
+static bool read_silence(struct settings *settings, struct value value)
+{
+	uint32_t seconds;
+
+	if (!read_seconds(value, &seconds) || seconds == 1 || seconds > 3600)
+		return false;
+	settings->silence_seconds = seconds;
+	return true;
+}
+
 static bool read_absent(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "warn", "refuse" };
@@ -337,6 +349,14 @@ static const char *tell_timeout(const struct settings *settings, char *text, siz
 	return text;
 }
 
+static const char *tell_silence(const struct settings *settings, char *text, size_t bytes)
+{
+	if (settings->silence_seconds == SILENCE_BY_DEFAULT)
+		return NULL;
+	snprintf(text, bytes, "%u", settings->silence_seconds);
+	return text;
+}
+
 static const char *tell_trace(const struct settings *settings, char *text, size_t bytes)
 {
 	(void)text;
@@ -374,6 +394,8 @@ static const struct option options[] = {
 	{ .name = "spare", .read = read_spare, .expects = "a number of nodes from 0 to 100000" },
 	{ .name = "min-nodes", .read = read_min_nodes,
 	  .expects = "a number of nodes from 1 to 100000, or 0 for all but the spares" },
+	{ .name = "silence", .read = read_silence, .expects = "seconds from 2 to 3600, or 0 for never",
+	  .variable = "DDP_SILENCE", .tell = tell_silence },
 	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
 	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
 	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
@@ -397,7 +419,13 @@ void settings_init(struct settings *settings)
 		.kill_on_failure = true,
 		.grace_seconds = GRACE_OF_SLURM,
 		.refuse_absent = true,
+		.silence_seconds = SILENCE_BY_DEFAULT,
 	};
+}
+
+uint32_t settings_silence_ms(const struct settings *settings)
+{
+	return (settings->silence_seconds == SILENCE_BY_DEFAULT ? SILENCE_SECONDS : settings->silence_seconds) * 1000;
 }
 
 int option_find(const char *key, size_t length)

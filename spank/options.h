@@ -12,7 +12,7 @@
 
 #include "spank/base/error.h"
 
-enum { GRACE_OF_SLURM = UINT32_MAX };
+enum { GRACE_OF_SLURM = UINT32_MAX, SILENCE_BY_DEFAULT = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, OPTION_NAMES_MAX = 256, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
 enum { NCCL_PATH_MAX = 255 }; /* NCCL cuts longer names of plugins */
 
@@ -35,6 +35,7 @@ struct settings {
 	uint32_t restarts;             /* of the step's programs, at most; 0: none */
 	uint32_t spares;               /* so many of the step's nodes wait; only with restarts */
 	uint32_t min_nodes;            /* the step goes on with so many; 0: with all but the spares; only with restarts */
+	uint32_t silence_seconds;      /* SILENCE_BY_DEFAULT: not given; see settings_silence_ms() */
 	bool refuse_absent;            /* nodes without the plugin end the step */
 	bool verbose;
 	enum check_mode check;
@@ -51,6 +52,9 @@ struct settings {
 
 /* The built-in defaults. */
 void settings_init(struct settings *settings);
+
+/* After how many milliseconds of silence a node counts as lost; 0: nobody looks for it. */
+uint32_t settings_silence_ms(const struct settings *settings);
 
 struct value;
 

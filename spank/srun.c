@@ -110,7 +110,8 @@ static void listen_for_nodes(const struct request *request)
 		                            .kill_on_failure = request->settings.kill_on_failure,
 		                            .outlives_nodes = srun.outlives_nodes,
 		                            .stall_seconds = request->settings.stall_seconds,
-		                            .kill_on_stall = request->settings.kill_on_stall };
+		                            .kill_on_stall = request->settings.kill_on_stall,
+		                            .silence_ms = settings_silence_ms(&request->settings) };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;
 	struct error error;

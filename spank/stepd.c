@@ -97,6 +97,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->node.kill_on_failure = request->settings.kill_on_failure;
 	/* Processes that a launcher starts have no pages. */
 	stepd->node.stall_seconds = request->settings.launcher ? 0 : request->settings.stall_seconds;
+	stepd->node.silence_ms = settings_silence_ms(&request->settings);
 	if (!ask_fact(spank, S_JOB_STEPID, "the step's id", &step_id, &request->error) ||
 	    !ask_fact(spank, S_JOB_LOCAL_TASK_COUNT, "the node's tasks", &local_tasks, &request->error) ||
 	    !ask_fact(spank, S_JOB_UID, "the job's user", &owner, &request->error)) {
@@ -165,6 +166,7 @@ static void begin_to_watch(spank_t spank, struct stepd *stepd)
 		if (spank_get_item(spank, S_JOB_ID, &alone->job_id) != ESPANK_SUCCESS)
 			alone->job_id = 0;
 	}
+	stepd->node.node_id = stepd->node_id;
 	watched = stepd;
 	stepd->node.supervise.ask = ask_status;
 	ends_watch(&stepd->node, end_step_alone, !stepd->no_witness);

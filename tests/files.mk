@@ -363,6 +363,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_gpu \
 	tests/unit/test_spank_identity \
 	tests/unit/test_spank_judge \
+	tests/unit/test_spank_link \
 	tests/unit/test_spank_node \
 	tests/unit/test_spank_nodelist \
 	tests/unit/test_spank_options \

@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "spank/base/bytes.h"
 #include "spank/failure/timeline.h"
 
+_Static_assert((int)OPENING_BYTES <= (int)RELAY_TEXT_MAX, "an opening fits where the text is");
 _Static_assert((int)STALL_NOTE_BYTES <= (int)RELAY_TEXT_MAX, "a note fits where the text is");
 
 struct relay relay_parse(const char *text)
@@ -42,21 +44,6 @@ void relay_sign_answer(const struct relay *relay, const struct relay_message *me
 	siphash(relay->secret, message->nonce, sizeof(message->nonce), tag);
 }
 
-static void put_number(unsigned char bytes[4], uint32_t number)
-{
-	for (int i = 0; i < 4; i++)
-		bytes[i] = (unsigned char)(number >> (8 * i));
-}
-
-static uint32_t get_number(const unsigned char bytes[4])
-{
-	uint32_t number = 0;
-
-	for (int i = 0; i < 4; i++)
-		number |= (uint32_t)bytes[i] << (8 * i);
-	return number;
-}
-
 static void put_short(unsigned char bytes[2], uint32_t number)
 {
 	if (number > UINT16_MAX)
@@ -76,7 +63,7 @@ enum {
 };
 
 /* Instead of an enum slurm_sent. */
-enum { HERE = 0x80 };
+enum { HERE = 0x80, LINK = 0x81 };
 
 static void write_text(char text[RELAY_TEXT_MAX], const struct relay_news *news)
 {
@@ -102,7 +89,7 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 
 	put_short(message->age_ms, news->age_ms);
 	put_short(message->generation, news->generation);
-	put_number(message->wait_status, (uint32_t)news->wait_status);
+	bytes_put32(message->wait_status, (uint32_t)news->wait_status);
 	message->end = (unsigned char)facts->end;
 	message->sent = (unsigned char)facts->sent;
 	message->flags = (unsigned char)((facts->lone ? LONE : 0) | (facts->all_killed ? ALL_KILLED : 0) |
@@ -113,11 +100,17 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	                                 (facts->names_peer ? NAMES_PEER : 0) |
 	                                 (news->stall != NULL ? STALL : 0));
 	if (news->here) {
-		put_number(message->wait_status, news->rank);
+		bytes_put32(message->wait_status, news->rank);
 		message->end = END_FINE;
 		message->sent = HERE;
 	}
 	memset(message->text, 0, sizeof(message->text));
+	if (news->opening != NULL) {
+		message->end = END_FINE;
+		message->sent = LINK;
+		memcpy(message->text, news->opening, OPENING_BYTES);
+		return;
+	}
 	if (news->stall != NULL)
 		memcpy(message->text, news->stall, STALL_NOTE_BYTES);
 	else
@@ -126,8 +119,11 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 
 struct relay_news relay_read(const struct relay_message *message)
 {
-	bool stall = (message->flags & STALL) != 0, here = message->sent == HERE;
+	bool link = message->sent == LINK, here = message->sent == HERE;
+	bool stall = !link && (message->flags & STALL) != 0;
 
+	if (link)
+		return (struct relay_news){ .text = "", .node = "", .opening = (const unsigned char *)message->text };
 	return (struct relay_news){
 		.text = stall ? "" : message->text,
 		.node = stall ? "" : node_of(message),
@@ -135,8 +131,8 @@ struct relay_news relay_read(const struct relay_message *message)
 		.age_ms = get_short(message->age_ms),
 		.generation = get_short(message->generation),
 		.here = here,
-		.rank = here ? get_number(message->wait_status) : 0,
-		.wait_status = here ? 0 : (int)get_number(message->wait_status),
+		.rank = here ? bytes_get32(message->wait_status) : 0,
+		.wait_status = here ? 0 : (int)bytes_get32(message->wait_status),
 		.facts = {
 			.end = (enum task_end)message->end,
 			.sent = here ? SENT_UNKNOWN : (enum slurm_sent)message->sent,

@@ -21,6 +21,7 @@
 
 #include "spank/base/siphash.h"
 #include "spank/failure/judge.h"
+#include "spank/failure/opening.h"
 #include "spank/failure/stall_note.h"
 
 enum {
@@ -58,6 +59,8 @@ struct relay_news {
 	uint32_t rank;
 	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
 	                               it; NULL: none */
+	const unsigned char *opening; /* instead of all this: the node opens its link, and says this, as
+	                                 opening_pack() gives it; NULL: it does not */
 };
 
 /* On the wire. All members are bytes: it has no holes. Numbers are little-endian. */

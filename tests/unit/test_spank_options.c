@@ -69,6 +69,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(restarts);
 	NUMBER(spares);
 	NUMBER(min_nodes);
+	NUMBER(silence_seconds);
 	NUMBER(refuse_absent);
 	NUMBER(verbose);
 	NUMBER(check);
@@ -115,6 +116,8 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "spare=1,restart=3", "kill_on_stall=1 restarts=3 spares=1 " },
 	{ "min-nodes=2,restart=3", "kill_on_stall=1 restarts=3 min_nodes=2 " },
 	{ "restart=0,spare=0,on-failure=continue", "kill_on_failure=0 " },
+	{ "silence=0", "silence_seconds=0 " }, { "silence=2", "silence_seconds=2 " },
+	{ "silence=3600", "silence_seconds=3600 " },
 	{ "absent=refuse", "" }, { "absent=warn", "refuse_absent=0 " },
 	{ "verbose", "verbose=1 " }, { "verbose=no", "" },
 	{ "check", "check=1 " }, { "check=json", "check=2 " }, { "check=no", "" },
@@ -166,6 +169,8 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
 	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
 	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
+	{ "silence", "'silence' needs a value" }, { "silence=1", "'silence' does not take" },
+	{ "silence=3601", "'silence' does not take" }, { "silence=2.5", "'silence' does not take" },
 	{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },
 	{ "restart", "'restart' needs a value" }, { "restart=1001", "'restart' does not take" },
 	{ "restart=yes", "'restart' does not take" }, { "restart=-1", "'restart' does not take" },

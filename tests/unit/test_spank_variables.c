@@ -186,13 +186,15 @@ static void keys_of_the_library_pass_through(void **state)
 	struct task_extras with = extras(ENVIRONMENT());
 
 	(void)state;
-	build(&variables, "timeout=90,bucket-mb=0.5,trace=/scratch/t,on-failure=continue", &identity, &with);
+	build(&variables, "timeout=90,silence=7,bucket-mb=0.5,trace=/scratch/t,on-failure=continue", &identity, &with);
 	expect(&variables, "DDP_TIMEOUT", "90");
+	expect(&variables, "DDP_SILENCE", "7");
 	expect(&variables, "DDP_BUCKET_MB", "0.5");
 	expect(&variables, "DDP_TRACE_DIR", "/scratch/t");
 	expect(&variables, "DDP_ON_FAILURE", "continue");
 	build(&variables, "", &identity, &with);
 	assert_null(find(&variables, "DDP_TIMEOUT"));
+	assert_null(find(&variables, "DDP_SILENCE"));
 	assert_null(find(&variables, "DDP_BUCKET_MB"));
 	assert_null(find(&variables, "DDP_TRACE_DIR"));
 }

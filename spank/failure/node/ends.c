@@ -17,6 +17,7 @@
 enum {
 	LOOK_MS = 50,       /* how often, where the kernel gives no descriptor of a process, */
 	LOOK_MAX_MS = 1000, /* and how often in the end, if nothing happens */
+	BESIDE_TASKS = 2 + LINK_FDS, /* descriptors */
 	STATUS_MS = 2, /* how often Slurm is asked for the status of a task that it has just reaped, */
 	STATUS_LOOKS = 500, /* and after that many times as seldom as if it still ran */
 };
@@ -28,7 +29,7 @@ static struct {
 	struct worker worker;
 	bool running;
 	int wake;
-	struct pollfd *ready; /* by local task; behind them `wake`, and the witness or its keeper */
+	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, and the link */
 	int asked;            /* how often for the status of a task that is gone */
 	int look_ms;          /* of LOOK_MS */
 	int witness_ms;       /* of LOOK_MS, until there is a witness */
@@ -159,12 +160,14 @@ static void watch(void)
 	ends.ready[count + 1] = (struct pollfd){ .fd = -1, .events = POLLIN };
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
-		wait_ms = sooner(take_ended(), node_report_again(ends.node));
+		wait_ms = sooner(take_ended(), node_serve_link(ends.node));
+		wait_ms = sooner(wait_ms, node_report_again(ends.node));
 		asked_to_end = supervise_left(supervise) == 0;
 		if (!asked_to_end)
 			wait_ms = sooner(wait_ms, watch_witness(&ends.ready[count + 1]));
+		link_poll(&ends.node->link, &ends.ready[count + 2]);
 		pthread_mutex_unlock(&ends.lock);
-		if (!asked_to_end && poll(ends.ready, count + 2, wait_ms) > 0)
+		if (!asked_to_end && poll(ends.ready, count + BESIDE_TASKS, wait_ms) > 0)
 			asked_to_end = ends.ready[count].revents != 0;
 	}
 	pthread_mutex_lock(&ends.lock);
@@ -173,6 +176,7 @@ static void watch(void)
 		forget_process(i);
 	if (ends.ready[count + 1].fd >= 0)
 		close(ends.ready[count + 1].fd);
+	link_end(&ends.node->link);
 	pthread_mutex_unlock(&ends.lock);
 }
 
@@ -186,7 +190,7 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.losses = 0;
 	ends.witness_done = false;
 	/* A contained thread would end with its callback, and could hold the lock then. */
-	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + 2, sizeof(*ends.ready)) : NULL;
+	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready)) : NULL;
 	if (ends.ready == NULL)
 		return;
 	ends.wake = eventfd(0, EFD_CLOEXEC);

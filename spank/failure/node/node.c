@@ -14,6 +14,8 @@
 #include "spank/failure/node/stall_watch.h"
 #include "spank/failure/timeline.h"
 
+enum { LINK_LOOK_MS = 10 };
+
 /*
  * slurmstepd connects to the host from which Slurm got the step, as Slurm itself
  * does to report the tasks' ends; the user chooses the port only, as there.
@@ -253,10 +255,51 @@ static bool report(struct node *node)
 	return atomic_load(&shared->answered);
 }
 
+static void start_link(struct node *node)
+{
+	const struct supervise_shared *shared = node->supervise.shared;
+	char address[sizeof(shared->srun_address)] = "";
+	struct link_facts facts = { .relay = &node->relay, .address = address, .silence_ms = node->silence_ms,
+		                    .opening = { .node_id = node->node_id, .rank = UINT32_MAX,
+		                                 .tasks = node->supervise.local_tasks },
+		                    .take = node->take_frame, .about = node->about_frames };
+
+	memcpy(address, shared->srun_address, sizeof(address) - 1);
+	memcpy(facts.opening.node, shared->node, sizeof(facts.opening.node) - 1);
+	for (uint32_t i = 0; i < node->supervise.local_tasks; i++)
+		if (shared->task[i].rank < facts.opening.rank)
+			facts.opening.rank = shared->task[i].rank;
+	link_start(&node->link, &facts);
+}
+
+int node_serve_link(struct node *node)
+{
+	struct supervise_shared *shared = node->supervise.shared;
+	int next_ms;
+
+	if (node->silence_ms == 0 || shared == NULL)
+		return -1;
+	if (!link_is_started(&node->link)) {
+		if (node->relay.port == 0 || node->relay.sender == NULL)
+			return -1;
+		/* A task that has begun to report has noted where srun is before. */
+		if (!atomic_load(&shared->reported))
+			return LINK_LOOK_MS;
+		start_link(node);
+	}
+	next_ms = link_tick(&node->link);
+	if (link_was_open(&node->link))
+		atomic_store(&shared->answered, true);
+	return next_ms;
+}
+
 int node_report_again(struct node *node)
 {
 	uint64_t now_ns = ddp_now_ns();
 
+	/* The link does so, as often, and does not wait for srun. */
+	if (link_is_started(&node->link) && !link_is_refused(&node->link))
+		return -1;
 	if (node->supervise.shared == NULL || node->relay.port == 0)
 		return -1;
 	if (node->report_ns == 0)

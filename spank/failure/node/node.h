@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "spank/failure/judge.h"
+#include "spank/failure/node/link.h"
 #include "spank/failure/node/supervise.h"
 #include "spank/failure/relay.h"
 
@@ -20,6 +21,12 @@ struct node {
 	bool kill_on_failure;
 	bool launcher;      /* the tasks are launchers */
 	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
+	uint32_t silence_ms; /* of silence=; 0: there is no link to srun */
+	struct link link;    /* made and served by the thread of ends.h */
+	uint32_t node_id;
+	/* Takes srun's frames, in that thread, with the lock of ends.h; or NULL. */
+	void (*take_frame)(void *about, const struct frame *frame);
+	void *about_frames;
 	uint64_t report_ns; /* when to tell srun again that the node has the plugin; 0: not set yet */
 	uint64_t reported_ns; /* when slurmstepd last did so; 0: never */
 	uint32_t report_looks;
@@ -52,6 +59,10 @@ bool node_lose_witness(struct node *node);
 /* Tells srun again that the node has the plugin, if that is due: until srun has answered. Gives after
    how many milliseconds to call it again; -1: never. */
 int node_report_again(struct node *node);
+
+/* Opens the link to srun as soon as a task has told where srun is, and serves it (link_tick()). Gives after how many
+   milliseconds to call it again; -1: never. */
+int node_serve_link(struct node *node);
 
 /* All tasks have been taken: ends the witness, and tells srun if others may wait for them. */
 void node_end(struct node *node);

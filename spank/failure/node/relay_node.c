@@ -14,9 +14,7 @@
 #include "base/clock.h"
 #include "spank/failure/timeline.h"
 
-/* No name is one: this runs as root too. */
-static bool numeric_address(const char *text, uint16_t port, struct sockaddr_storage *address,
-                            socklen_t *bytes)
+bool relay_address(const char *text, uint16_t port, struct sockaddr_storage *address, socklen_t *bytes)
 {
 	struct sockaddr_in *v4 = (struct sockaddr_in *)address;
 	struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)address;
@@ -44,7 +42,7 @@ static int connect_to(const char *text, uint16_t port)
 	struct pollfd ready = { .events = POLLOUT };
 	int error = 0;
 
-	if (!numeric_address(text, port, &address, &bytes))
+	if (!relay_address(text, port, &address, &bytes))
 		return -1;
 	ready.fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (ready.fd < 0)
@@ -116,7 +114,7 @@ struct relay_sender *relay_start_sender(struct relay_sender *sender)
 	return getrandom(sender->mark, sizeof(sender->mark), 0) == (ssize_t)sizeof(sender->mark) ? sender : NULL;
 }
 
-static bool make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NONCE_BYTES])
+bool relay_make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NONCE_BYTES])
 {
 	uint64_t number;
 
@@ -147,7 +145,7 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
 	if (fd < 0)
 		return false;
 	/* Just before it is sent: another message of the node may overtake it. */
-	if (!make_nonce(relay->sender, message.nonce)) {
+	if (!relay_make_nonce(relay->sender, message.nonce)) {
 		close(fd);
 		return false;
 	}

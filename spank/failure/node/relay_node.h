@@ -5,11 +5,18 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 #include "spank/failure/relay.h"
 
 /* Chooses the mark; returns the sender, or NULL if the kernel gives no random bytes. */
 struct relay_sender *relay_start_sender(struct relay_sender *sender);
+
+/* The address of a port of srun; false if the text is no number. No name is one: this runs as root, too. */
+bool relay_address(const char *text, uint16_t port, struct sockaddr_storage *address, socklen_t *bytes);
+
+/* The nonce of the sender's next message; false if the kernel gives no random bytes. */
+bool relay_make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NONCE_BYTES]);
 
 /*
  * A node: true if srun has it now, and does what is to be done. `address` is

@@ -12,6 +12,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -22,12 +23,13 @@
 #include "spank/failure/srun/controller.h"
 #include "spank/failure/srun/heard.h"
 #include "spank/failure/srun/launched.h"
+#include "spank/failure/srun/links.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/step.h"
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
 
-enum { PEERS_MAX = 256, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+enum { PEERS_MAX = 256, FIXED = 4, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
 
 /* A connection whose message is not complete. */
 struct peer {
@@ -42,6 +44,7 @@ static struct {
 	struct relay_actions actions;
 	struct step step;
 	struct heard heard;
+	struct links links;
 	bool asked; /* about a node */
 	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
 	struct relay_message held;
@@ -65,7 +68,8 @@ static struct presence presence;
 
 static void drop_peer(int index)
 {
-	close(server.peers[index].fd);
+	if (server.peers[index].fd >= 0)
+		close(server.peers[index].fd);
 	server.peer_count--;
 	memmove(&server.peers[index], &server.peers[index + 1],
 	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
@@ -169,7 +173,38 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, note.lowest, "");
 }
 
-static void take(const struct relay_message *message, int fd)
+static void tell_links(void *unused, uint32_t node, enum links_event event)
+{
+	(void)unused;
+	if (server.actions.take_link != NULL)
+		server.actions.take_link(node, event);
+}
+
+static void tell_frame(void *unused, uint32_t node, const struct frame *frame)
+{
+	(void)unused;
+	if (server.actions.take_frame != NULL)
+		server.actions.take_frame(node, frame);
+}
+
+struct links *relay_links(void)
+{
+	return &server.links;
+}
+
+/* True if the connection is a node's link from now on. */
+static bool take_link(const struct relay_message *message, const struct relay_news *news, int fd)
+{
+	struct link_opening opening;
+
+	if (!opening_unpack(news->opening, &opening))
+		return false;
+	presence_report(&presence, opening.rank, opening.node);
+	return links_adopt(&server.links, fd, &server.relay, message, ddp_now_ns());
+}
+
+/* True if the connection is kept. */
+static bool take(const struct relay_message *message, int fd)
 {
 	struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
@@ -180,21 +215,24 @@ static void take(const struct relay_message *message, int fd)
 	/* A note is the node's present state, so an older one is none. Its node tells it again. */
 	if (memcmp(tag, message->tag, sizeof(tag)) != 0 ||
 	    !heard_first(&server.heard, message->nonce, news.stall != NULL))
-		return;
+		return false;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+	if (!alone && news.opening != NULL && take_link(message, &news, fd))
+		return true;
 	relay_sign_answer(&server.relay, message, tag);
 	/* An empty socket has room for it. */
 	if (!alone)
 		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 	note_presence(&news);
-	if (news.here)
-		return;
+	if (news.here || news.opening != NULL)
+		return false;
 	add_node(&news, text);
 	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else if (!ask_about_node(message, &news, alone))
 		step_take(&server.step, &news, alone, ddp_now_ns());
+	return false;
 }
 
 /* Reads what is there; false if the peer is done with. */
@@ -208,7 +246,8 @@ static bool read_peer(struct peer *peer)
 			return got < 0 && (errno == EAGAIN || errno == EINTR);
 		peer->got += (size_t)got;
 	}
-	take(&peer->message, peer->fd);
+	if (take(&peer->message, peer->fd))
+		peer->fd = -1;
 	return false;
 }
 
@@ -247,6 +286,8 @@ static int wait_ms(void)
 
 	if (look < due)
 		due = look;
+	if (links_due(&server.links, now) < due)
+		due = links_due(&server.links, now);
 	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
 		due = server.peers[0].deadline_ns;
 	if (controller_has_answer())
@@ -321,9 +362,20 @@ static bool is_closing(void)
 	       atomic_load(&server.closing);
 }
 
+static void serve_links(void)
+{
+	struct timespec boot = { .tv_sec = 0 };
+
+	if (links_due(&server.links, 0) == UINT64_MAX && links_descriptor(&server.links) < 0)
+		return;
+	links_read(&server.links, ddp_now_ns());
+	(void)clock_gettime(CLOCK_BOOTTIME, &boot);
+	links_judge(&server.links, ddp_now_ns(), (uint64_t)boot.tv_sec * 1000000000u + (uint64_t)boot.tv_nsec);
+}
+
 static void serve(void)
 {
-	static struct pollfd ready[3 + PEERS_MAX];
+	static struct pollfd ready[FIXED + PEERS_MAX];
 	struct step_action action;
 
 	for (;;) {
@@ -331,17 +383,19 @@ static void serve(void)
 		ready[0] = (struct pollfd){ .fd = server.wake, .events = POLLIN };
 		ready[1] = (struct pollfd){ .fd = server.listener, .events = POLLIN };
 		ready[2] = (struct pollfd){ .fd = controller_descriptor(), .events = POLLIN };
+		ready[3] = (struct pollfd){ .fd = links_descriptor(&server.links), .events = POLLIN };
 		for (int i = 0; i < peers; i++)
-			ready[3 + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
-		count = poll(ready, (nfds_t)(3 + peers), wait_ms());
+			ready[FIXED + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
+		count = poll(ready, (nfds_t)(FIXED + peers), wait_ms());
 		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
 		hear_controller(0);
 		look_for_nodes();
 		if (count >= 0)
-			serve_peers(ready + 3, peers);
+			serve_peers(ready + FIXED, peers);
 		if (count > 0 && ready[1].revents != 0)
 			accept_peers();
+		serve_links();
 		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
 	}
@@ -420,6 +474,8 @@ static void close_sockets(void)
 	server.listener = server.wake = -1;
 }
 
+static const struct links_actions link_actions = { .event = tell_links, .take = tell_frame };
+
 static bool listen_and_start(uint16_t low, uint16_t high)
 {
 	struct sockaddr_storage address;
@@ -434,6 +490,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 		return false;
 	/* The port is at the same place in both families' addresses. */
 	server.relay.port = ntohs(((struct sockaddr_in *)&address)->sin_port);
+	links_start(&server.links, server.relay.secret, server.step.policy.silence_ms, &link_actions);
 	return worker_start(&server.worker, serve);
 }
 
@@ -505,6 +562,7 @@ int relay_close(void)
 		drop_peer(server.peer_count - 1);
 	close_sockets();
 	heard_end(&server.heard);
+	links_end(&server.links);
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;

@@ -7,7 +7,9 @@
 #include <stdint.h>
 
 #include "spank/base/error.h"
+#include "spank/failure/frame.h"
 #include "spank/failure/relay.h"
+#include "spank/failure/srun/links.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/step.h"
 
@@ -18,6 +20,10 @@
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct error *error);
+/* The nodes' links, for who takes their frames (relay_actions). In srun's relay thread only, that is, in calls that it
+   makes. */
+struct links *relay_links(void);
+
 /* Whether at least so many ports of the range are free here and now. */
 bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
 

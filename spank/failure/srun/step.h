@@ -10,7 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/failure/frame.h"
 #include "spank/failure/relay.h"
+#include "spank/failure/srun/links.h"
 #include "spank/failure/srun/stall_step.h"
 #include "spank/identity/nodelist.h"
 
@@ -20,6 +22,7 @@ enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
 #define STOP_BY_SLURM UINT32_MAX
 
 struct step_policy {
+	uint32_t silence_ms; /* after which a node counts as lost; 0: nobody looks */
 	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
 	uint32_t stop_ms; /* or STOP_BY_SLURM */
 	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
@@ -80,6 +83,10 @@ struct relay_actions {
 	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
 	   not tell. NULL: not known. */
 	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
+	/* A node's frame, and what becomes of its link, for who restarts the step, in the thread of
+	   relay_srun.h; or NULL. */
+	void (*take_frame)(uint32_t node, const struct frame *frame);
+	void (*take_link)(uint32_t node, enum links_event event);
 };
 
 /* Before anything else. */

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One side of a link: its numbered frames (struct session), and the connection over which they go at the moment
+ * (struct channel). When a new connection replaces an old one, each side sends again what the other has not read.
+ * Nothing here waits. libc only.
+ */
+#ifndef SPANK_CHANNEL_H
+#define SPANK_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/failure/frame.h"
+
+struct kept_frame;
+
+/* The numbered frames of a side: what it has sent that the other has not read, and how many it has read. */
+struct session {
+	struct kept_frame *first, *last;
+	size_t kept_bytes;
+	uint64_t sent; /* number of the last one */
+	uint64_t read; /* so many of the other side's */
+};
+
+/* A connection. */
+struct channel {
+	int fd; /* -1: none */
+	struct frame_stream out;
+	struct frame_reader in;
+	unsigned char *pending; /* what the kernel has not taken yet, */
+	size_t begin, end, room; /* from `begin` to `end` */
+	uint64_t written;       /* bytes that the kernel has taken */
+	bool ended;             /* the other side sends no more */
+	bool broken;            /* by an error, a wrong frame, or want of memory */
+};
+
+/* Sets what all of the plugin's sockets have: small messages go at once, and data that the other side does not
+   acknowledge for `ms` ends the connection. A lost packet is repeated at short intervals, as on a link there is
+   seldom a second one behind it. */
+void channel_tune(int fd, uint32_t ms);
+
+/* The descriptor is the channel's from then on. `side`: who this is. */
+void channel_begin(struct channel *channel, int fd, const unsigned char secret[SIPHASH_KEY_BYTES],
+                   const unsigned char nonce[FRAME_NONCE_BYTES], enum frame_side side);
+void channel_end(struct channel *channel);
+
+/* Adds bytes that are no frame, or a frame, to what is to be sent. */
+void channel_put_bytes(struct channel *channel, const void *bytes, size_t count);
+void channel_put(struct channel *channel, uint32_t type, uint64_t number, const void *payload, size_t bytes);
+
+/* Gives the kernel what it takes. */
+void channel_flush(struct channel *channel);
+bool channel_has_pending(const struct channel *channel);
+
+/* Reads what is there. */
+void channel_fill(struct channel *channel);
+
+/* So many of the written bytes the other side's kernel has. */
+uint64_t channel_acknowledged(const struct channel *channel);
+
+/* The next frame that is new: what the other side has read is noted in the session, and a numbered frame that was
+   read already is left out. Its payload is valid until the next call for this channel. */
+bool channel_next(struct channel *channel, struct session *session, struct frame *frame);
+
+/* Sends a numbered frame, now or, without a connection, as soon as there is one. Its type is at least FRAME_NEWS, and
+   its payload at most FRAME_PAYLOAD_MAX bytes. False: it is too long, or there is no memory for it. */
+bool session_send(struct session *session, struct channel *channel, uint32_t type, const void *payload, size_t bytes);
+
+/* The other side has read so many. */
+void session_forget(struct session *session, uint64_t read);
+
+/* A new connection: sends again what the other side has not read. */
+void session_send_again(struct session *session, struct channel *channel);
+
+void session_end(struct session *session);
+
+#endif

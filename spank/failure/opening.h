@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a node says of itself when it opens its link to srun. Pure. */
+#ifndef SPANK_OPENING_H
+#define SPANK_OPENING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/identity/nodelist.h"
+
+struct link_opening {
+	uint32_t node_id;  /* of its component of the step */
+	uint32_t rank;     /* of one of its tasks; UINT32_MAX: not known */
+	uint32_t tasks;    /* of the node */
+	uint64_t read;     /* so many of srun's numbered frames has the node read */
+	char node[HOST_NAME_MAX_BYTES];
+};
+
+enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES };
+
+void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES]);
+/* False: it is none. */
+bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_opening *opening);
+
+#endif

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/failure/srun/links.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "spank/base/bytes.h"
+
+enum {
+	AWAY_MS = 1000,       /* srun's thread did not run for so long */
+	LOOKS = 20,           /* in a time of silence */
+	LOOK_MIN_MS = 50, LOOK_MAX_MS = 1000,
+	QUIET_PARTS = 4,      /* a node is in doubt after this part of silence=, */
+	QUIET_MIN_MS = 750,   /* and not before */
+	EVENTS_AT_ONCE = 64,
+	SPARE_DESCRIPTORS = 512,
+};
+
+#define NS_PER_MS 1000000ull
+
+void links_start(struct links *links, const unsigned char secret[SIPHASH_KEY_BYTES], uint32_t silence_ms,
+                 const struct links_actions *actions)
+{
+	*links = (struct links){ .silence_ms = silence_ms, .actions = *actions, .ready = -1 };
+	memcpy(links->secret, secret, sizeof(links->secret));
+}
+
+void links_end(struct links *links)
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		channel_end(&links->nodes[i]->channel);
+		session_end(&links->nodes[i]->session);
+		free(links->nodes[i]);
+	}
+	free(links->nodes);
+	if (links->ready >= 0)
+		close(links->ready);
+	*links = (struct links){ .ready = -1 };
+}
+
+const struct links_node *links_node(const struct links *links, uint32_t node)
+{
+	return node < links->count ? links->nodes[node] : NULL;
+}
+
+static void tell(const struct links *links, uint32_t node, enum links_event event)
+{
+	if (links->actions.event != NULL)
+		links->actions.event(links->actions.about, node, event);
+}
+
+/* ---- a node comes ------------------------------------------------------------------------ */
+
+/* Each node takes a descriptor as long as the step runs. */
+static void raise_limit(const struct links *links)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max ||
+	    links->count + SPARE_DESCRIPTORS < limit.rlim_cur)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	(void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static struct links_node *find(const struct links *links, uint64_t mark, uint32_t *node)
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		if (links->nodes[i]->mark == mark) {
+			*node = i;
+			return links->nodes[i];
+		}
+	}
+	return NULL;
+}
+
+/* NULL without memory. */
+static struct links_node *add(struct links *links, uint64_t mark, uint32_t *node)
+{
+	struct links_node **larger, *added;
+	uint32_t room = links->room > 0 ? links->room : 16;
+
+	if (links->count == links->room) {
+		room *= 2;
+		larger = realloc(links->nodes, room * sizeof(*larger));
+		if (larger == NULL)
+			return NULL;
+		links->nodes = larger;
+		links->room = room;
+	}
+	added = calloc(1, sizeof(*added));
+	if (added == NULL)
+		return NULL;
+	*added = (struct links_node){ .mark = mark, .channel = { .fd = -1 } };
+	*node = links->count;
+	links->nodes[links->count++] = added;
+	return added;
+}
+
+static bool await(struct links *links, uint32_t node, int operation)
+{
+	struct channel *channel = &links->nodes[node]->channel;
+	struct epoll_event event = { .events = EPOLLIN | (channel_has_pending(channel) ? EPOLLOUT : 0u),
+		                     .data = { .u32 = node } };
+
+	return epoll_ctl(links->ready, operation, channel->fd, &event) == 0;
+}
+
+static void close_channel(struct links_node *node)
+{
+	channel_end(&node->channel);
+	node->open = false;
+}
+
+static void answer(struct links *links, uint32_t node, const struct relay *relay,
+                   const struct relay_message *message)
+{
+	struct links_node *of = links->nodes[node];
+	unsigned char tag[SIPHASH_BYTES];
+
+	relay_sign_answer(relay, message, tag);
+	channel_put_bytes(&of->channel, tag, sizeof(tag));
+	channel_put(&of->channel, FRAME_OPENED, of->session.read, NULL, 0);
+	channel_flush(&of->channel);
+	session_forget(&of->session, of->opening.read);
+	session_send_again(&of->session, &of->channel);
+}
+
+static void hear(struct links *links, uint32_t node, uint64_t now_ns)
+{
+	struct links_node *of = links->nodes[node];
+	bool was_silent = of->silent;
+
+	of->heard_ns = now_ns;
+	of->silent = false;
+	if (was_silent)
+		tell(links, node, LINK_SPOKE);
+}
+
+static void read_node(struct links *links, uint32_t node, uint64_t now_ns);
+
+bool links_adopt(struct links *links, int fd, const struct relay *relay, const struct relay_message *message,
+                 uint64_t now_ns)
+{
+	const struct relay_news news = relay_read(message);
+	uint64_t mark = bytes_get64(message->nonce), number = bytes_get64(message->nonce + RELAY_MARK_BYTES);
+	struct link_opening opening;
+	struct links_node *of;
+	bool is_new;
+	uint32_t node;
+
+	if (links->silence_ms == 0 || news.opening == NULL || !opening_unpack(news.opening, &opening))
+		return false;
+	if (links->ready < 0)
+		links->ready = epoll_create1(EPOLL_CLOEXEC);
+	of = find(links, mark, &node);
+	is_new = of == NULL;
+	if (links->ready < 0 || (of != NULL && (of->lost || number < of->number)))
+		return false;
+	if (is_new)
+		of = add(links, mark, &node);
+	if (of == NULL)
+		return false;
+	/* What the old connection has brought counts as read. */
+	if (of->open)
+		read_node(links, node, now_ns);
+	close_channel(of);
+	raise_limit(links);
+	channel_tune(fd, 2 * links->silence_ms);
+	channel_begin(&of->channel, fd, links->secret, message->nonce, FRAME_OF_SRUN);
+	of->opening = opening;
+	of->number = number;
+	of->open = true;
+	of->bye = false;
+	if (is_new)
+		of->heard_ns = now_ns;
+	answer(links, node, relay, message);
+	if (!await(links, node, EPOLL_CTL_ADD)) {
+		close_channel(of);
+		return true;
+	}
+	if (is_new)
+		tell(links, node, LINK_THERE);
+	hear(links, node, now_ns);
+	return true;
+}
+
+/* ---- what nodes say ----------------------------------------------------------------------- */
+
+static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
+{
+	struct links_node *of = links->nodes[node];
+	bool had_pending = channel_has_pending(&of->channel), any = false, any_numbered = false;
+	struct frame frame;
+
+	channel_fill(&of->channel);
+	while (of->open && channel_next(&of->channel, &of->session, &frame)) {
+		any = true;
+		if (frame.type == FRAME_BYE && !of->bye) {
+			of->bye = true;
+			tell(links, node, LINK_BYE);
+		}
+		if (frame.type < FRAME_NEWS)
+			continue;
+		any_numbered = true;
+		if (links->actions.take != NULL)
+			links->actions.take(links->actions.about, node, &frame);
+	}
+	if (any)
+		hear(links, node, now_ns);
+	if (!of->open)
+		return;
+	if (any_numbered)
+		channel_put(&of->channel, FRAME_READ, of->session.read, NULL, 0);
+	channel_flush(&of->channel);
+	if (of->channel.broken || of->channel.ended) {
+		close_channel(of);
+		if (!of->bye)
+			tell(links, node, LINK_CLOSED);
+	} else if (had_pending != channel_has_pending(&of->channel)) {
+		await(links, node, EPOLL_CTL_MOD);
+	}
+}
+
+int links_descriptor(const struct links *links)
+{
+	return links->silence_ms != 0 ? links->ready : -1;
+}
+
+void links_read(struct links *links, uint64_t now_ns)
+{
+	struct epoll_event events[EVENTS_AT_ONCE];
+	uint32_t left = links->count;
+	int count;
+
+	if (links->silence_ms == 0 || links->ready < 0)
+		return;
+	do {
+		count = epoll_wait(links->ready, events, EVENTS_AT_ONCE, 0);
+		for (int i = 0; i < count; i++)
+			if (links->nodes[events[i].data.u32]->open)
+				read_node(links, events[i].data.u32, now_ns);
+		left -= count > 0 && (uint32_t)count < left ? (uint32_t)count : left;
+	} while (count == EVENTS_AT_ONCE && left > 0);
+}
+
+/* ---- who is silent -------------------------------------------------------------------------- */
+
+static bool counts(const struct links_node *node)
+{
+	return node->open && !node->bye && !node->lost;
+}
+
+static uint64_t look_ns(const struct links *links)
+{
+	uint32_t ms = links->silence_ms / LOOKS;
+
+	return (ms < LOOK_MIN_MS ? LOOK_MIN_MS : ms > LOOK_MAX_MS ? LOOK_MAX_MS : ms) * NS_PER_MS;
+}
+
+uint64_t links_due(const struct links *links, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < links->count; i++)
+		if (counts(links->nodes[i]))
+			return links->judged_ns + look_ns(links) > now_ns ? links->judged_ns + look_ns(links) : now_ns;
+	return UINT64_MAX;
+}
+
+/* Whether this thread, or the machine, has stood still since the last look. */
+static bool was_away(const struct links *links, uint64_t now_ns, uint64_t boot_ns)
+{
+	uint64_t longest_ns = look_ns(links) + AWAY_MS * NS_PER_MS;
+
+	return links->judged_ns == 0 || now_ns - links->judged_ns > longest_ns ||
+	       boot_ns - links->slept_ns > longest_ns;
+}
+
+/* How long a node's silence may last: several nodes that are silent all at once are seldom the cause. */
+static uint64_t limit_ns(const struct links *links, uint64_t now_ns)
+{
+	uint64_t limit = links->silence_ms * NS_PER_MS;
+	uint32_t counted = 0, quiet = 0;
+
+	for (uint32_t i = 0; i < links->count; i++) {
+		if (!counts(links->nodes[i]))
+			continue;
+		counted++;
+		quiet += now_ns - links->nodes[i]->heard_ns >= limit / 2;
+	}
+	return counted > 1 && quiet == counted ? ALL_SILENT * limit : limit;
+}
+
+void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns)
+{
+	bool away = was_away(links, now_ns, boot_ns);
+	uint64_t limit;
+
+	links->judged_ns = now_ns;
+	links->slept_ns = boot_ns;
+	for (uint32_t i = 0; away && i < links->count; i++)
+		links->nodes[i]->heard_ns = now_ns;
+	limit = limit_ns(links, now_ns);
+	for (uint32_t i = 0; i < links->count; i++) {
+		struct links_node *node = links->nodes[i];
+		if (!counts(node) || node->silent || now_ns - node->heard_ns < limit)
+			continue;
+		node->silent = true;
+		tell(links, i, LINK_SILENT);
+	}
+}
+
+uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
+{
+	uint64_t quiet_ms = links->silence_ms / QUIET_PARTS, latest_ns = 0;
+
+	if (quiet_ms < QUIET_MIN_MS)
+		quiet_ms = QUIET_MIN_MS;
+	for (uint32_t i = 0; i < links->count; i++) {
+		const struct links_node *node = links->nodes[i];
+		uint64_t silent_ns = node->heard_ns + links->silence_ms * NS_PER_MS;
+		if (counts(node) && !node->silent && now_ns - node->heard_ns >= quiet_ms * NS_PER_MS &&
+		    silent_ns > latest_ns)
+			latest_ns = silent_ns;
+	}
+	return latest_ns;
+}
+
+bool links_send(struct links *links, uint32_t node, uint32_t type, const void *payload, size_t bytes)
+{
+	struct links_node *of = node < links->count ? links->nodes[node] : NULL;
+	bool had_pending;
+
+	if (of == NULL || of->lost)
+		return false;
+	had_pending = channel_has_pending(&of->channel);
+	if (!session_send(&of->session, of->open ? &of->channel : NULL, type, payload, bytes))
+		return false;
+	if (of->open && had_pending != channel_has_pending(&of->channel))
+		await(links, node, EPOLL_CTL_MOD);
+	return true;
+}
+
+void links_lose(struct links *links, uint32_t node)
+{
+	struct links_node *of = node < links->count ? links->nodes[node] : NULL;
+
+	if (of == NULL)
+		return;
+	of->lost = true;
+	close_channel(of);
+	session_end(&of->session);
+}

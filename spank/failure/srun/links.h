@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * srun's side of the links (node/link.h): which nodes are there, which of them have fallen silent, and the frames that
+ * they send. A node is silent if srun has read nothing of it for the time of silence=, while srun itself ran: where
+ * srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, and there
+ * are several, the network of srun's own host is the likelier cause, and srun waits ALL_SILENT times as long.
+ *
+ * Nothing here waits. All functions are called by one thread. libc only.
+ */
+#ifndef SPANK_LINKS_H
+#define SPANK_LINKS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/failure/channel.h"
+#include "spank/failure/opening.h"
+#include "spank/failure/relay.h"
+
+enum { ALL_SILENT = 3 };
+
+enum links_event {
+	LINK_THERE,  /* the node has opened its link for the first time */
+	LINK_SILENT, /* once, until it speaks again */
+	LINK_SPOKE,  /* after its silence */
+	LINK_CLOSED, /* it has ended the connection without a good-bye; it may open another one */
+	LINK_BYE,    /* its tasks have ended */
+};
+
+/* One node of the step, or of a component of it. */
+struct links_node {
+	struct link_opening opening; /* the last one */
+	uint64_t mark, number;       /* of its sender, and of the opening's message */
+	uint64_t heard_ns;           /* when srun last read something of it, or its time began anew */
+	bool open, silent, bye, lost;
+	struct channel channel;
+	struct session session;
+};
+
+struct links_actions {
+	void (*event)(void *about, uint32_t node, enum links_event event);
+	/* A frame of at least FRAME_NEWS has come; or NULL. It may call links_send(). */
+	void (*take)(void *about, uint32_t node, const struct frame *frame);
+	void *about;
+};
+
+struct links {
+	unsigned char secret[SIPHASH_KEY_BYTES];
+	uint32_t silence_ms;  /* 0: there are no links */
+	struct links_actions actions;
+	struct links_node **nodes; /* by number, from 0 on, in the order in which they came */
+	uint32_t count, room;
+	int ready;            /* of epoll(7); -1: none */
+	uint64_t judged_ns, slept_ns; /* when links_judge() last ran, by CLOCK_MONOTONIC and CLOCK_BOOTTIME */
+};
+
+void links_start(struct links *links, const unsigned char secret[SIPHASH_KEY_BYTES], uint32_t silence_ms,
+                 const struct links_actions *actions);
+void links_end(struct links *links);
+
+/* Takes over a connection on which an authenticated message has come that opens a link, and answers it. False: it
+   opens none here, and the descriptor stays the caller's. */
+bool links_adopt(struct links *links, int fd, const struct relay *relay, const struct relay_message *message,
+                 uint64_t now_ns);
+
+/* A descriptor that is readable when links_read() has something to do; -1: there is no link yet. */
+int links_descriptor(const struct links *links);
+
+/* Reads and sends what is possible, and calls the actions. */
+void links_read(struct links *links, uint64_t now_ns);
+
+/* When links_judge() is to be called next; UINT64_MAX: no node's silence would mean anything. */
+uint64_t links_due(const struct links *links, uint64_t now_ns);
+
+/* Behind links_read(): tells which nodes are silent. `boot_ns`: by CLOCK_BOOTTIME. */
+void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns);
+
+/* A node has not spoken for some beats, and is silent at this time if it does not speak before; 0: none. What
+   fails meanwhile on other nodes may be its consequence. */
+uint64_t links_doubt_until(const struct links *links, uint64_t now_ns);
+
+/* Sends a node a frame of at least FRAME_NEWS, now or when it has opened a connection again. False: there is no such
+   node, it is lost, or see session_send(). */
+bool links_send(struct links *links, uint32_t node, uint32_t type, const void *payload, size_t bytes);
+
+/* The node does not belong to the step any more: its connection ends, and it is not taken again. */
+void links_lose(struct links *links, uint32_t node);
+
+/* NULL behind the last. */
+const struct links_node *links_node(const struct links *links, uint32_t node);
+
+#endif
