@@ -148,7 +148,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	static struct variables variables;
 	const struct settings *settings = &stepd->request->settings;
 	char address[MASTER_ADDRESS_MAX], row[1024];
-	struct step_facts facts;
+	struct step_facts facts = { 0 };
 	struct identity identity;
 
 	if (!collect_facts(spank, &facts, error))
