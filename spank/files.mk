@@ -63,6 +63,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
 	spank/restart/agent.c spank/restart/agent.h \
 	spank/restart/deal.c spank/restart/deal.h \
+	spank/restart/dealer.c spank/restart/dealer.h \
 	spank/restart/descend.c spank/restart/descend.h \
 	spank/restart/history.c spank/restart/history.h \
 	spank/restart/plan.c spank/restart/plan.h \
@@ -86,7 +87,7 @@ if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
-	spank/task.c spank/task.h \
+	spank/survive.c spank/survive.h spank/task.c spank/task.h \
 	spank/kill.c spank/kill.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.

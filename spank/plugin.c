@@ -29,6 +29,7 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/request.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
+#include "spank/survive.h"
 #include "spank/task.h"
 
 static struct request request;
@@ -110,6 +111,8 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	/* This early, so that it runs late. */
 	if (context == S_CTX_LOCAL && on_exit(srun_leave_with_first_code, NULL) != 0)
 		slurm_debug("ddp: cannot register a handler for srun's exit");
+	if (context != S_CTX_REMOTE)
+		survive_begin(&request, context == S_CTX_ALLOCATOR);
 	option_usage(usage, sizeof(usage));
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
@@ -125,8 +128,10 @@ static int take_option(int value, const char *argument, int remote)
 	struct error error = { "" };
 
 	(void)value;
-	if (request_take_list(&request, argument, &error))
+	if (request_take_list(&request, argument, &error)) {
+		survive_take_list(&request, spank_context() == S_CTX_ALLOCATOR);
 		return 0;
+	}
 	if (remote) {
 		request.error = error;
 		return 0;
@@ -155,6 +160,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	(void)argv;
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
+	survive_end();
 	if (!request_components_agree(&request, &error))
 		return refuse(&error);
 	launch_list_stale(stale, sizeof(stale));
@@ -184,10 +190,7 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 		count = 0;
 	if (!srun_take_words(&request, count, words, tasks, &error))
 		return refuse(&error);
-	if (srun_take_step(&request, job_id, step_id, tasks, nodes))
-		return 0;
-	slurm_error("ddp: cannot set DDP_REQUESTED: %s", strerror(errno));
-	return -1;
+	return srun_take_step(&request, job_id, step_id, tasks, nodes, &error) ? 0 : refuse(&error);
 }
 
 /* ---- slurmstepd ------------------------------------------------------------------ */

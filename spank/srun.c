@@ -26,6 +26,7 @@
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
 #include "spank/launch/table.h"
+#include "spank/restart/dealer.h"
 
 enum {
 	COMMAND_LINE_MAX = 65536,
@@ -84,31 +85,36 @@ static bool leaves_room(uint32_t ports)
 	return false;
 }
 
-/* Before the step starts: srun is to find the ports that it listens on for its nodes. */
-static void give_way(uint32_t nodes)
+/* Before the step starts: srun is to find the ports that it listens on for its nodes. False: the plugin has none. */
+static bool give_way(uint32_t nodes)
 {
 	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);
 
 	if (!srun.began_to_listen || leaves_room(2 * each))
-		return;
+		return true;
 	relay_close();
 	unsetenv("SLURM_DDP_RELAY");
+	return false;
 }
 
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct request *request)
 {
-	static const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
-		                                      .slurm_ends_it = slurm_ends_it,
-		                                      .node_failed = node_failed,
-		                                      .lost_node = lost_node };
+	const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
+		                               .slurm_ends_it = slurm_ends_it,
+		                               .node_failed = node_failed,
+		                               .lost_node = lost_node,
+		                               .take_frame = dealer_take_frame,
+		                               .take_link = dealer_take_link,
+		                               .restart = dealer_is_open() ? &dealer_restart : NULL };
 	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
 		                            .grace_ms = ask_grace_ms(&request->settings),
 		                            .stop_ms = ask_grace_ms(&request->settings),
 		                            .slurm_may_grant_more = request->settings.grace_seconds == GRACE_OF_SLURM,
 		                            .kill_on_failure = request->settings.kill_on_failure,
-		                            .outlives_nodes = srun.outlives_nodes,
+		                            .restarts = dealer_is_open(),
+		                            .outlives_nodes = srun.outlives_nodes && !dealer_is_open(),
 		                            .stall_seconds = request->settings.stall_seconds,
 		                            .kill_on_stall = request->settings.kill_on_stall,
 		                            .silence_ms = settings_silence_ms(&request->settings) };
@@ -153,7 +159,8 @@ static void tell_nodes(const char *variable, const char *value)
 static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
 {
 	if (kill == SRUN_SILENT || request_locks(request, "on-failure") ||
-	    option_given(&request->settings, "on-failure"))
+	    option_given(&request->settings, "on-failure") ||
+	    (request->settings.restarts > 0 && option_given(&request->settings, "restart")))
 		return;
 	request->settings.kill_on_failure = kill == SRUN_YES;
 	tell_nodes("SLURM_DDP_ON_FAILURE", kill == SRUN_YES ? "kill" : "continue");
@@ -167,13 +174,15 @@ static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
 static void override_slurm(const struct request *request, enum srun_say kill, long wait_seconds)
 {
 	const slurm_conf_t *conf = ask_configuration();
+	/* The tasks of a node that was replaced end long before the others. */
+	bool never_waits = request->settings.restarts > 0 && ask_to_set_option('W', "0");
 	bool kills = kill == SRUN_YES || (kill == SRUN_SILENT && conf != NULL && conf->kill_on_bad_exit != 0);
-	uint32_t site_wait = wait_seconds < 0 && conf != NULL ? conf->wait_time : 0;
+	uint32_t site_wait = wait_seconds < 0 && !never_waits && conf != NULL ? conf->wait_time : 0;
 	const struct srun_ends ends = {
 		.kill_on_failure = request->settings.kill_on_failure,
 		.grace_given = request->settings.grace_seconds != GRACE_OF_SLURM,
 		.grace_seconds = ask_grace_ms(&request->settings) / 1000,
-		.wait_seconds = wait_seconds,
+		.wait_seconds = never_waits ? 0 : wait_seconds,
 		.site_wait = site_wait > 0 && !ask_to_set_option('W', "0") ? site_wait : 0,
 		.kills = kills && !ask_to_set_option('K', "0"),
 	};
@@ -183,9 +192,54 @@ static void override_slurm(const struct request *request, enum srun_say kill, lo
 		slurm_error("ddp: %s", text);
 }
 
+/* Why the programs of the step cannot be started again; NULL: they can. */
+static const char *why_no_restart(const struct request *request, const struct srun_words *given)
+{
+	const char *mpi = srun_mpi(given, getenv("SLURM_MPI_TYPE"));
+
+	if (srun.began)
+		return "the step has several components: SLURM numbers the ranks of each by itself";
+	if (mpi != NULL && strcmp(mpi, "none") != 0)
+		return "--mpi (or SLURM_MPI_TYPE) is not none: an MPI library's ranks register with SLURM once, and cannot "
+		       "come again";
+	if (srun_runs_container(given, getenv("SLURM_CONTAINER")))
+		return "--container starts each task's container once";
+	if (settings_silence_ms(&request->settings) == 0)
+		return "silence=0 leaves srun without a connection to its nodes";
+	return NULL;
+}
+
+/* A site's default is for the steps that can have it. */
+static bool settle_restarts(struct request *request, const struct srun_words *given, struct error *error)
+{
+	struct settings *settings = &request->settings;
+	const char *why;
+
+	unsetenv("SLURM_DDP_RESTART");
+	if (!settings->kill_on_failure || settings->check != CHECK_NO || srun.starts_daemon)
+		settings->restarts = 0;
+	why = settings->restarts > 0 ? why_no_restart(request, given) : NULL;
+	/* The first component is already to be restarted. */
+	if (why != NULL && (option_given(settings, "restart") || srun.began))
+		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s. Use --ddp=restart=0",
+		                 settings->restarts, why);
+	if (why != NULL && settings->verbose)
+		slurm_spank_log("ddp: no restarts, although restart=%u is the site's default: %s", settings->restarts, why);
+	if (why != NULL)
+		settings->restarts = 0;
+	if (settings->restarts > 0) {
+		const struct plan_policy policy = { .restarts = settings->restarts, .spares = settings->spares,
+			                            .min_nodes = settings->min_nodes,
+			                            .silence_ms = settings_silence_ms(settings) };
+		dealer_open(&policy);
+		tell_nodes("SLURM_DDP_RESTART", "yes");
+	}
+	return true;
+}
+
 /* The words of a step's first component are those of the step: srun does not tell where
    another one's begin. */
-static void take_srun_options(struct request *request)
+static bool take_srun_options(struct request *request, struct error *error)
 {
 	const struct srun_words given = command_line();
 	char *program[1];
@@ -203,10 +257,13 @@ static void take_srun_options(struct request *request)
 			tell_nodes("SLURM_DDP_NO_WITNESS", "1");
 	}
 	take_kill_on_bad_exit(request, srun.kill);
+	if (!settle_restarts(request, &given, error))
+		return false;
 	/* The nodes leave an MPI launcher's daemons alone. */
 	if (!srun.starts_daemon)
 		override_slurm(request, srun.kill, srun.wait_seconds);
 	srun.began = true;
+	return true;
 }
 
 /* A step whose nodes lack the plugin has gone wrong, whatever its programs say. What has
@@ -228,6 +285,10 @@ static void leave_without_nodes(int status)
 void srun_leave_with_first_code(int status, void *unused)
 {
 	(void)unused;
+	if (dealer_has_succeeded()) {
+		fflush(NULL);
+		_exit(0);
+	}
 	leave_without_nodes(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
 	if (srun.failed_status == 0)
@@ -262,8 +323,11 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 
 	if (request->settings.verbose && stale[0] != '\0')
 		slurm_spank_log("ddp: replaced in the tasks, as not of this step: %s", stale);
-	take_srun_options(request);
+	if (!take_srun_options(request, error))
+		return false;
 	listen_for_nodes(request);
+	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL)
+		return error_set(error, "restart=%u needs a port on which the nodes reach srun", request->settings.restarts);
 	if (request->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
 	return launch_prepare(&request->settings, hostfile(), error);
@@ -316,11 +380,14 @@ bool srun_take_words(const struct request *request, int count, char *words[], ui
 }
 
 bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
-                    uint32_t nodes)
+                    uint32_t nodes, struct error *error)
 {
 	char text[32];
 
-	give_way(nodes);
+	if (!give_way(nodes) && dealer_is_open())
+		return error_set(error, "restart=%u needs a port on which the nodes reach srun", request->settings.restarts);
+	if (!dealer_begin(nodes, tasks, error))
+		return false;
 	expect_nodes(request);
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);
@@ -328,10 +395,12 @@ bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t ste
 		atomic_store(&srun.has_step, true);
 	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
-	return setenv("DDP_REQUESTED", text, 1) == 0;
+	return setenv("DDP_REQUESTED", text, 1) == 0 ||
+	       error_set(error, "cannot set DDP_REQUESTED: %s", strerror(errno));
 }
 
 void srun_end(void)
 {
 	srun.failed_status = relay_close();
+	dealer_close();
 }

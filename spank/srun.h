@@ -17,10 +17,10 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 
 /* A step, or a component of a heterogeneous one, of so many tasks and nodes is about
    to start.
-   Marks it, so that a program on a node without the plugin can tell; false, with
-   errno, if that fails. */
+   Marks it, so that a program on a node without the plugin can tell. False if that fails, or if the step cannot be
+   restarted as asked. */
 bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
-                    uint32_t nodes);
+                    uint32_t nodes, struct error *error);
 
 /* The words that srun is about to launch, in place, of a component of so many tasks. A dry
    run puts others there; false if it cannot. */

@@ -147,6 +147,27 @@ bool srun_outlives_nodes(const struct srun_words *given, const char *variable)
 	return last != NULL && strcasecmp(last, "off") != 0 && strcasecmp(last, "no") != 0;
 }
 
+static const char *value_of_mpi(const char *word)
+{
+	return value_of(word, "--mpi", sizeof("--mp") - 1);
+}
+
+const char *srun_mpi(const struct srun_words *given, const char *variable)
+{
+	return last_value(given, value_of_mpi, true, variable);
+}
+
+static const char *value_of_container(const char *word)
+{
+	/* Pyxis has options that begin with the same word. */
+	return value_of(word, "--container", sizeof("--container") - 1);
+}
+
+bool srun_runs_container(const struct srun_words *given, const char *variable)
+{
+	return last_value(given, value_of_container, true, variable) != NULL;
+}
+
 const char *srun_nodes(const struct srun_words *given)
 {
 	return last_value(given, value_of_nodes, true, NULL);

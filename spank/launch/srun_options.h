@@ -45,6 +45,12 @@ bool srun_starts_several(const struct srun_words *given);
    variable SLURM_NO_KILL. */
 bool srun_outlives_nodes(const struct srun_words *given, const char *variable);
 
+/* The value of --mpi, or the variable SLURM_MPI_TYPE; NULL: the user does not say. */
+const char *srun_mpi(const struct srun_words *given, const char *variable);
+
+/* Whether the step runs in an OCI container: --container, or the variable SLURM_CONTAINER. */
+bool srun_runs_container(const struct srun_words *given, const char *variable);
+
 /* The value of the words' last -w, --nodelist, -F or --nodefile, NULL without one: Slurm
    then does not look at SLURM_HOSTFILE. */
 const char *srun_nodes(const struct srun_words *given);

@@ -140,6 +140,29 @@ static void no_kill_is_read_as_srun_does(void **state)
 	}
 }
 
+static void mpi_and_containers_are_found(void **state)
+{
+	static const struct { const char *words; int own; const char *variable, *mpi; bool container; } cases[] = {
+		{ "srun|--ddp|true|", 2, NULL, NULL, false }, { "srun|--mpi=pmix|true|", 2, NULL, "pmix", false },
+		{ "srun|--mpi|pmix|true|", 3, "none", "pmix", false }, { "srun|--mp=none|true|", 2, "pmix", "none", false },
+		{ "srun|true|--mpi=pmix|", 1, NULL, NULL, false }, { "srun|true|", 1, "pmi2", "pmi2", true },
+		{ "srun|--container=/c|true|", 2, NULL, NULL, true }, { "srun|--container|/c|true|", 3, NULL, NULL, true },
+		{ "srun|--container-image=x|true|", 2, NULL, NULL, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		const char *mpi = srun_mpi(&given, cases[i].variable);
+		if ((mpi == NULL) != (cases[i].mpi == NULL) || (mpi != NULL && strcmp(mpi, cases[i].mpi) != 0))
+			fail_msg("'%s': --mpi=%s", cases[i].words, mpi != NULL ? mpi : "(none)");
+		if (srun_runs_container(&given, cases[i].variable) != cases[i].container && cases[i].variable == NULL)
+			fail_msg("'%s' was taken wrongly", cases[i].words);
+		free(copy);
+	}
+}
+
 static void waiting_for_children_is_found(void **state)
 {
 	static const struct { const char *words; int own; bool waits; } cases[] = {
@@ -244,6 +267,7 @@ int main(void)
 		cmocka_unit_test(bcast_is_seen),
 		cmocka_unit_test(wait_is_read_as_srun_does),
 		cmocka_unit_test(no_kill_is_read_as_srun_does),
+		cmocka_unit_test(mpi_and_containers_are_found),
 		cmocka_unit_test(waiting_for_children_is_found),
 		cmocka_unit_test(named_nodes_are_found),
 		cmocka_unit_test(shell_of_salloc_is_found),

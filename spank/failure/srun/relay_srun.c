@@ -45,6 +45,7 @@ static struct {
 	struct step step;
 	struct heard heard;
 	struct links links;
+	uint32_t generation; /* in a step that is restarted; 0: none has begun */
 	bool asked; /* about a node */
 	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
 	struct relay_message held;
@@ -75,6 +76,19 @@ static void drop_peer(int index)
 	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
 }
 
+static bool restarts(void)
+{
+	return server.actions.restart != NULL;
+}
+
+/* NULL: not known. A spare has the ranks of the node whose place it took. */
+static const char *host_of(uint32_t rank)
+{
+	const char *host = restarts() ? server.actions.restart->host(rank) : NULL;
+
+	return host == NULL && rank < presence.tasks ? presence.task[rank].host : host;
+}
+
 /* Names the node of a rank that others miss and have never met. */
 static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
 {
@@ -85,9 +99,9 @@ static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
 
 	snprintf(copy, sizeof(copy), "%.*s", RELAY_TEXT_MAX, news->text);
 	place = judge_is_hearsay(&news->facts) ? blame_place_of_node(copy, &rank) : NULL;
-	if (place == NULL || rank >= presence.tasks || presence.task[rank].host == NULL)
+	if (place == NULL || host_of(rank) == NULL)
 		return;
-	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, presence.task[rank].host, place);
+	sink_add(&sink, "%.*s on %s%s", (int)(place - copy), copy, host_of(rank), place);
 	news->text = text;
 }
 
@@ -203,6 +217,16 @@ static bool take_link(const struct relay_message *message, const struct relay_ne
 	return links_adopt(&server.links, fd, &server.relay, message, ddp_now_ns());
 }
 
+/* What a node tells of an older generation is over, except that Slurm has asked the step to stop. Before the first
+   one, a node tells of none. */
+static bool is_past(const struct relay_news *news)
+{
+	if (!restarts() || news->generation == server.generation || news->generation == 0)
+		return false;
+	server.step.stopping |= news->stall == NULL && news->facts.sent == SENT_STOP;
+	return true;
+}
+
 /* True if the connection is kept. */
 static bool take(const struct relay_message *message, int fd)
 {
@@ -225,8 +249,10 @@ static bool take(const struct relay_message *message, int fd)
 	if (!alone)
 		send(fd, tag, sizeof(tag), MSG_NOSIGNAL | MSG_DONTWAIT);
 	note_presence(&news);
-	if (news.here || news.opening != NULL)
+	if (news.here || news.opening != NULL || is_past(&news))
 		return false;
+	/* No node ends a step that may be restarted. */
+	alone &= !restarts();
 	add_node(&news, text);
 	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
@@ -288,6 +314,8 @@ static int wait_ms(void)
 		due = look;
 	if (links_due(&server.links, now) < due)
 		due = links_due(&server.links, now);
+	if (restarts() && server.actions.restart->due() < due)
+		due = server.actions.restart->due();
 	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
 		due = server.peers[0].deadline_ns;
 	if (controller_has_answer())
@@ -300,12 +328,43 @@ static int wait_ms(void)
 
 static void act(const struct step_action *action)
 {
+	if (action->kill && server.step.policy.restarts) {
+		server.actions.restart->fail(action);
+		return;
+	}
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
 		voice_say(server.actions.say, action->text);
 	server.ends_step |= action->kill;
 	server.asks_end |= action->ask;
 	start_request();
+}
+
+void relay_say(const char *text)
+{
+	voice_say(server.actions.say, text);
+}
+
+void relay_begin_generation(uint32_t generation)
+{
+	step_begin_again(&server.step);
+	server.generation = generation;
+	server.holds = server.asked = server.asks_end = false;
+	atomic_store(&server.wait_status, 0);
+}
+
+void relay_end_step(const char *text, int wait_status)
+{
+	step_end(&server.step, wait_status, ddp_now_ns());
+	atomic_store(&server.wait_status, wait_status);
+	voice_say(server.actions.say, text);
+	server.ends_step = true;
+	start_request();
+}
+
+bool relay_take_rest(struct step_action *action)
+{
+	return step_finish(&server.step, action);
 }
 
 /* It is in the step's way of ending, so that all else that goes wrong is said no more. */
@@ -320,7 +379,7 @@ static void say_silent(uint64_t now_ns)
 	presence_silent(&presence, &any_reported);
 	presence_describe(&presence, PRESENCE_RUNS, &sink);
 	/* No report at all: all plugins are older, or nodes do not reach this port. */
-	if (presence.policy.refuse && !presence.policy.unsure && any_reported)
+	if ((presence.policy.refuse || restarts()) && !presence.policy.unsure && any_reported)
 		step_take(&server.step, &news, false, now_ns);
 	else
 		voice_say(server.actions.say, text);
@@ -398,6 +457,8 @@ static void serve(void)
 		serve_links();
 		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
+		if (restarts())
+			server.actions.restart->act(ddp_now_ns());
 	}
 	hear_controller(JOIN_MS / 2);
 	take_held(false);

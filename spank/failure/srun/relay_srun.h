@@ -24,6 +24,15 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
    makes. */
 struct links *relay_links(void);
 
+/* For who restarts the step, in the same thread. Says a sentence. */
+void relay_say(const char *text);
+/* What nodes tell of this generation counts from now on, and nothing of earlier ones. */
+void relay_begin_generation(uint32_t generation);
+/* The step has failed: says so and has it ended. */
+void relay_end_step(const char *text, int wait_status);
+/* All ranks have ended. True if a failure was held that is to be said now. */
+bool relay_take_rest(struct step_action *action);
+
 /* Whether at least so many ports of the range are free here and now. */
 bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
 

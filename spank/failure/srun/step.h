@@ -73,6 +73,14 @@ struct step_action {
 	struct step_end end; /* with `kill`, if the policy has restarts */
 };
 
+/* Whoever restarts a step's programs, in the thread of relay_srun.h. */
+struct relay_restart {
+	void (*fail)(const struct step_action *action); /* the step would end for this */
+	uint64_t (*due)(void); /* when act() has something to do; UINT64_MAX: not before there is news */
+	void (*act)(uint64_t now_ns);
+	const char *(*host)(uint32_t rank); /* the node of a rank of the generation; NULL: not known */
+};
+
 /* srun calls these functions when they are due: srun says a sentence, in printable bytes and in
    a separate thread (voice.h), ends the step, or asks. */
 struct relay_actions {
@@ -87,6 +95,7 @@ struct relay_actions {
 	   relay_srun.h; or NULL. */
 	void (*take_frame)(uint32_t node, const struct frame *frame);
 	void (*take_link)(uint32_t node, enum links_event event);
+	const struct relay_restart *restart; /* NULL: nobody restarts the step */
 };
 
 /* Before anything else. */

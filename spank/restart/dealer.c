@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/restart/dealer.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "spank/base/sink.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/identity/nodelist_write.h"
+
+enum {
+	CLOSED_MS = 1500, /* a node that is there has opened another connection by then */
+	KEY_BYTES = DEAL_KEY_DIGITS / 2,
+};
+
+#define NS_PER_MS 1000000ull
+
+/* A link, by its number, and its node. */
+struct dealt_link {
+	uint32_t node;      /* of Slurm, in the step; ROSTER_NONE: it has not joined */
+	uint64_t closed_ns; /* 0: it is open */
+};
+
+static struct {
+	bool open;
+	struct plan_policy policy;
+	atomic_bool begun;     /* the plan is there; from then on it is the thread's */
+	atomic_bool succeeded;
+	struct plan plan;
+	struct dealt_link *links;
+	uint32_t link_count;
+	char key[DEAL_KEY_DIGITS + 1]; /* of the generation */
+	char nodes[DEAL_NODES_MAX + 1]; /* its list */
+} dealer;
+
+void dealer_open(const struct plan_policy *policy)
+{
+	dealer.policy = *policy;
+	dealer.open = true;
+}
+
+bool dealer_is_open(void)
+{
+	return dealer.open;
+}
+
+bool dealer_begin(uint32_t nodes, uint32_t tasks, struct error *error)
+{
+	uint32_t spares = dealer.policy.spares;
+
+	if (!dealer.open || atomic_load(&dealer.begun))
+		return true;
+	if (spares >= nodes)
+		return error_set(error, "spare=%u needs more nodes than the step has (%u): at least one node must have "
+		                 "ranks from the beginning; ask for more by -N", spares, nodes);
+	if (dealer.policy.min_nodes > nodes - spares)
+		return error_set(error, "min-nodes=%u is more than the %u nodes that have ranks from the beginning (the "
+		                 "step has %u nodes, and %u of them are spares)", dealer.policy.min_nodes, nodes - spares,
+		                 nodes, spares);
+	if ((spares > 0 || dealer.policy.min_nodes > 0) && tasks % nodes != 0)
+		return error_set(error, "spare= and min-nodes= need the same number of tasks on each node, but the step "
+		                 "has %u tasks on %u nodes: use --ntasks-per-node", tasks, nodes);
+	if (!plan_start(&dealer.plan, &dealer.policy, nodes, tasks))
+		return error_set(error, "srun has no memory to plan restarts");
+	atomic_store(&dealer.begun, true);
+	return true;
+}
+
+void dealer_close(void)
+{
+	if (atomic_load(&dealer.begun))
+		plan_free(&dealer.plan);
+	free(dealer.links);
+	dealer.links = NULL;
+	dealer.link_count = 0;
+	dealer.open = false;
+	atomic_store(&dealer.begun, false);
+}
+
+bool dealer_has_succeeded(void)
+{
+	return atomic_load(&dealer.succeeded);
+}
+
+/* ---- links ----------------------------------------------------------------------- */
+
+/* NULL without memory. */
+static struct dealt_link *link_at(uint32_t link)
+{
+	struct dealt_link *larger;
+	uint32_t count = 2 * link + 16;
+
+	if (link < dealer.link_count)
+		return &dealer.links[link];
+	larger = realloc(dealer.links, count * sizeof(*larger));
+	if (larger == NULL)
+		return NULL;
+	for (uint32_t i = dealer.link_count; i < count; i++)
+		larger[i] = (struct dealt_link){ .node = ROSTER_NONE };
+	dealer.links = larger;
+	dealer.link_count = count;
+	return &dealer.links[link];
+}
+
+/* ROSTER_NONE: it has not joined. */
+static uint32_t node_of(uint32_t link)
+{
+	return link < dealer.link_count ? dealer.links[link].node : ROSTER_NONE;
+}
+
+static void send_to(uint32_t node, enum deal_type type, const void *payload, size_t bytes)
+{
+	/* A node that slurmstepd of another release or a second start has made anew has two; the last one counts. */
+	for (uint32_t i = dealer.link_count; i-- > 0;) {
+		if (dealer.links[i].node != node)
+			continue;
+		links_send(relay_links(), i, type, payload, bytes);
+		return;
+	}
+}
+
+static void take_join(uint32_t link, const struct frame *frame, uint64_t now_ns)
+{
+	const struct links_node *from = links_node(relay_links(), link);
+	struct dealt_link *dealt = link_at(link);
+	struct deal_join join;
+
+	if (dealt == NULL || from == NULL || !deal_unpack_join(frame->payload, frame->bytes, &join))
+		return;
+	dealt->node = join.node_id;
+	dealt->closed_ns = 0;
+	plan_join(&dealer.plan, &join, from->opening.node, now_ns);
+}
+
+void dealer_take_frame(uint32_t link, const struct frame *frame)
+{
+	uint64_t now_ns = ddp_now_ns();
+	uint32_t node = node_of(link);
+	struct deal_clear clear;
+	struct deal_done done;
+	struct deal_lost lost;
+
+	if (!atomic_load(&dealer.begun))
+		return;
+	switch (frame->type) {
+	case DEAL_JOIN:
+		take_join(link, frame, now_ns);
+		break;
+	case DEAL_CLEAR:
+		if (deal_unpack_clear(frame->payload, frame->bytes, &clear))
+			plan_clear(&dealer.plan, node, &clear, now_ns);
+		break;
+	case DEAL_DONE:
+		if (deal_unpack_done(frame->payload, frame->bytes, &done))
+			plan_done(&dealer.plan, node, &done, now_ns);
+		break;
+	case DEAL_LOST:
+		if (deal_unpack_lost(frame->payload, frame->bytes, &lost))
+			plan_lose_agent(&dealer.plan, node, &lost, now_ns);
+		break;
+	}
+}
+
+/* The plan asks which nodes have spoken lately. */
+static void tell_when_heard(void)
+{
+	const struct links_node *from;
+
+	for (uint32_t i = 0; dealer.plan.phase != PLAN_ALONE && (from = links_node(relay_links(), i)) != NULL; i++)
+		plan_heard(&dealer.plan, node_of(i), from->heard_ns);
+}
+
+void dealer_take_link(uint32_t link, enum links_event event)
+{
+	const struct links_node *from = links_node(relay_links(), link);
+	struct dealt_link *dealt = link_at(link);
+	uint64_t now_ns = ddp_now_ns();
+
+	if (!atomic_load(&dealer.begun) || dealt == NULL || from == NULL || dealt->node == ROSTER_NONE)
+		return;
+	switch (event) {
+	case LINK_THERE:
+		break;
+	case LINK_SILENT:
+		tell_when_heard();
+		plan_silent(&dealer.plan, dealt->node, (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+		break;
+	case LINK_SPOKE:
+		plan_heard(&dealer.plan, dealt->node, now_ns);
+		break;
+	case LINK_CLOSED:
+		dealt->closed_ns = now_ns;
+		break;
+	case LINK_BYE:
+		plan_bye(&dealer.plan, dealt->node, now_ns);
+		break;
+	}
+}
+
+/* When the first closed link counts as ended; UINT64_MAX: none. */
+static uint64_t closed_due(void)
+{
+	uint64_t due = UINT64_MAX;
+
+	for (uint32_t i = 0; i < dealer.link_count; i++)
+		if (dealer.links[i].closed_ns != 0 && dealer.links[i].closed_ns + CLOSED_MS * NS_PER_MS < due)
+			due = dealer.links[i].closed_ns + CLOSED_MS * NS_PER_MS;
+	return due;
+}
+
+static void look_at_closed(uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < dealer.link_count; i++) {
+		struct dealt_link *dealt = &dealer.links[i];
+		const struct links_node *from = links_node(relay_links(), i);
+		if (dealt->closed_ns == 0 || now_ns < dealt->closed_ns + CLOSED_MS * NS_PER_MS)
+			continue;
+		dealt->closed_ns = 0;
+		if (from != NULL && !from->open && !from->bye)
+			plan_gone(&dealer.plan, dealt->node, now_ns);
+	}
+}
+
+/* ---- what the step ends for ---------------------------------------------------------- */
+
+/* The rank and the node with which a sentence begins, as report.h and stall_step.h write it. */
+static uint32_t rank_in(const char *text, char node[HOST_NAME_MAX_BYTES])
+{
+	const char *at = strstr(text, "rank ");
+	unsigned int rank, world_size;
+	char name[HOST_NAME_MAX_BYTES];
+
+	node[0] = '\0';
+	if (at == NULL || sscanf(at, "rank %u of %u", &rank, &world_size) != 2)
+		return ROSTER_NONE;
+	if (sscanf(at, "rank %u of %u on %255[^ ,;:()]", &rank, &world_size, name) == 3)
+		memcpy(node, name, sizeof(name));
+	return rank;
+}
+
+static void fail(const struct step_action *action)
+{
+	char node[HOST_NAME_MAX_BYTES];
+	struct plan_failure failure = { .text = action->text, .wait_status = action->end.wait_status,
+		                        .rank = rank_in(action->text, node), .hearsay = action->end.hearsay,
+		                        .stopping = action->end.stopping };
+
+	failure.node = action->end.node[0] != '\0' ? action->end.node : node;
+	plan_fail(&dealer.plan, &failure, ddp_now_ns());
+}
+
+static uint64_t due(void)
+{
+	uint64_t closed, plan;
+
+	if (!atomic_load(&dealer.begun))
+		return UINT64_MAX;
+	closed = closed_due();
+	plan = plan_due(&dealer.plan);
+	return closed < plan ? closed : plan;
+}
+
+static const char *host(uint32_t rank)
+{
+	uint32_t node = atomic_load(&dealer.begun) ? roster_node_of(&dealer.plan.roster, rank) : ROSTER_NONE;
+
+	return node != ROSTER_NONE ? dealer.plan.roster.nodes[node].name : NULL;
+}
+
+/* ---- what the plan wants ---------------------------------------------------------------- */
+
+static const char *name_at(const void *roster, uint32_t node_rank)
+{
+	uint32_t node = roster_node_at(roster, node_rank);
+
+	return node != ROSTER_NONE ? ((const struct roster *)roster)->nodes[node].name : "";
+}
+
+static bool make_key(void)
+{
+	unsigned char bytes[KEY_BYTES];
+	ssize_t got;
+
+	do {
+		got = getrandom(bytes, sizeof(bytes), 0);
+	} while (got < 0 && errno == EINTR);
+	if (got != (ssize_t)sizeof(bytes))
+		return false;
+	for (int i = 0; i < KEY_BYTES; i++)
+		snprintf(dealer.key + 2 * i, 3, "%02x", bytes[i]);
+	explicit_bzero(bytes, sizeof(bytes));
+	return true;
+}
+
+/* Each generation has a key of its own, so a rank of an older one cannot take part in it. */
+static void begin_generation(void)
+{
+	struct plan_failure failure = { .rank = ROSTER_NONE, .stopping = true };
+
+	relay_begin_generation(dealer.plan.generation);
+	if (!make_key())
+		failure.text = "srun cannot make a new key";
+	else if (!nodelist_write(dealer.nodes, sizeof(dealer.nodes), dealer.plan.roster.active, name_at,
+	                         &dealer.plan.roster))
+		failure.text = "the names of the step's nodes are too long for restarts";
+	if (failure.text != NULL)
+		plan_fail(&dealer.plan, &failure, ddp_now_ns());
+}
+
+static void send_go(uint32_t node)
+{
+	static uint32_t ranks[DEAL_TASKS_MAX];
+	struct deal_go go;
+	unsigned char *payload;
+
+	plan_go(&dealer.plan, node, &go, ranks);
+	memcpy(go.key, dealer.key, sizeof(go.key));
+	go.nodes = dealer.nodes;
+	payload = malloc(deal_go_bytes(go.local_count, go.nodes));
+	if (payload == NULL)
+		return;
+	send_to(node, DEAL_GO, payload, deal_pack_go(&go, ranks, payload));
+	explicit_bzero(payload, deal_go_bytes(go.local_count, go.nodes));
+	free(payload);
+}
+
+/* Ranks that have all ended without a failure to be said, as after a signal, end the step. */
+static void end_all(void)
+{
+	struct step_action action;
+
+	if (relay_take_rest(&action))
+		fail(&action);
+	else
+		plan_leave(&dealer.plan);
+}
+
+static void take_action(const struct plan_action *action)
+{
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	switch (action->kind) {
+	case PLAN_SAY:
+		relay_say(action->text);
+		break;
+	case PLAN_BEGIN:
+		begin_generation();
+		break;
+	case PLAN_SEND_END:
+		send_to(action->node, DEAL_END, payload, deal_pack_end(dealer.plan.generation, payload));
+		break;
+	case PLAN_SEND_GO:
+		send_go(action->node);
+		break;
+	case PLAN_SEND_QUIT:
+		send_to(action->node, DEAL_QUIT, payload, deal_pack_quit(action->wait_status, payload));
+		break;
+	case PLAN_ALL_ENDED:
+		end_all();
+		break;
+	case PLAN_SUCCESS:
+		atomic_store(&dealer.succeeded, true);
+		relay_begin_generation(dealer.plan.generation);
+		break;
+	case PLAN_END_STEP:
+		relay_end_step(action->text, action->wait_status);
+		break;
+	}
+}
+
+static void act(uint64_t now_ns)
+{
+	struct plan_action action;
+
+	if (!atomic_load(&dealer.begun))
+		return;
+	look_at_closed(now_ns);
+	while (plan_act(&dealer.plan, now_ns, &action))
+		take_action(&action);
+}
+
+const struct relay_restart dealer_restart = { .fail = fail, .due = due, .act = act, .host = host };

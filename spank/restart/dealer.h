@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * srun's side of restart=: brings together the plan (plan.h), the nodes' links, and what the relay knows of the step's
+ * end. The plan works in the relay's thread (failure/srun/relay_srun.h). libc only; there is one step in a process.
+ */
+#ifndef SPANK_DEALER_H
+#define SPANK_DEALER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/base/error.h"
+#include "spank/failure/frame.h"
+#include "spank/failure/srun/links.h"
+#include "spank/failure/srun/step.h"
+#include "spank/restart/plan.h"
+
+/* Before the relay is opened: the step is to be restarted so. */
+void dealer_open(const struct plan_policy *policy);
+bool dealer_is_open(void);
+
+/* For relay_actions. */
+extern const struct relay_restart dealer_restart;
+void dealer_take_frame(uint32_t link, const struct frame *frame);
+void dealer_take_link(uint32_t link, enum links_event event);
+
+/* Before Slurm launches the step: it has so many nodes and tasks. False if the policy does not go with them. */
+bool dealer_begin(uint32_t nodes, uint32_t tasks, struct error *error);
+
+/* After the relay is closed. */
+void dealer_close(void);
+
+/* Whether all ranks of the last generation have ended well. SLURM's own exit status also counts nodes that were
+   replaced. */
+bool dealer_has_succeeded(void);
+
+#endif
