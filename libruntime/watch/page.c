@@ -207,11 +207,11 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
 		return NULL;
 	drop_abandoned(slots);
 	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
-		if (is_used(&slots[i]) && slots[i].writer != DDP_WRITER_NCCL) {
+		if (is_used(&slots[i]) && slots[i].writer == DDP_WRITER_LIBDDP) {
 			ddp_page_unmap(slots);
 			return NULL;
 		}
-		if (slot == NULL && is_used(&slots[i]))
+		if (slot == NULL && is_used(&slots[i]) && slots[i].writer == DDP_WRITER_NCCL)
 			slot = &slots[i];
 	}
 	if (slot == NULL)

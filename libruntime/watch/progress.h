@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The page in which a rank says what it is doing. A page has slots, and each context of the process
- * (ddp_init()) writes one of its own; a program with one context, or a writer without libddp, writes the
- * first. Readers make one description of all slots (spank/failure/slots.h). The SPANK plugin makes one
+ * (ddp_init()) writes one of its own; a program with one context writes the first, and slurm_ddp of Python
+ * the last that is free. Readers make one description of all slots (spank/failure/slots.h). The SPANK plugin makes one
  * per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
  * reads it for the failure report; ddp-status reads it while the task runs.
  * The reader may be root and trusts nothing here: it copies the page once,
@@ -26,7 +26,7 @@
 
 struct ddp_progress {
 	uint32_t magic;
-	uint32_t phase;            /* enum ddp_phase */
+	uint32_t phase;            /* enum ddp_phase, or enum ddp_progress_phase */
 	int64_t step;              /* the step under way, from 1 */
 	uint64_t updated_ns;       /* CLOCK_MONOTONIC, when the phase began */
 	int32_t bucket;            /* last bucket issued in this step, -1: none */
@@ -53,7 +53,13 @@ struct ddp_progress {
 	uint32_t timeout_ms;       /* how long ranks wait for each other; 0: not told */
 	uint64_t wanted_ns;        /* CLOCK_MONOTONIC, when a rank of another node last asked what
 	                              this one does, as that rank waits for it; 0: never */
-	char culprit_node[64];     /* that of the culprit; terminated; "": not told */
+	union {
+		char culprit_node[64]; /* that of the culprit; terminated; "": not told */
+		struct {               /* DDP_WRITER_PYTHON knows of no culprit, and tells here: */
+			double loss;   /* of the last step, */
+			uint32_t told; /* and 1 if that is known */
+		} python;
+	};
 	uint32_t pid;              /* of the process that writes the slot, which a shell may have started */
 	uint32_t others;           /* a reader's: what the other slots hold, as a hash */
 };
@@ -71,10 +77,18 @@ enum ddp_aside {
 	DDP_ASIDE_RANKS = 2    /* the context's ranks have other numbers in the step */
 };
 
-/* Who keeps the page. Of a program that only uses NCCL, phases and steps are not known. */
+/* Who keeps the slot. Of a program that only uses NCCL, phases and steps are not known. */
 enum ddp_writer {
 	DDP_WRITER_LIBDDP,
-	DDP_WRITER_NCCL /* libnccl-profiler-ddp.so */
+	DDP_WRITER_NCCL, /* libnccl-profiler-ddp.so */
+	DDP_WRITER_PYTHON /* slurm_ddp, libruntime/python */
+};
+
+/* Phases of programs without libddp, far behind those of enum ddp_phase. */
+enum ddp_progress_phase {
+	DDP_PROGRESS_STARTING = 64, /* it loads modules and data, for as long as it likes */
+	DDP_PROGRESS_COMPUTING,     /* forward, backward and update of a step, which nobody tells apart */
+	DDP_PROGRESS_ENDING         /* its last line has run */
 };
 
 /* Says which wait lasts; collective_text describes it. */

@@ -5,8 +5,14 @@
 
 #include "ddp.h"
 
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+struct phase {
+	const char *name, *sentence;
+};
+
 /* In the order of enum ddp_phase of ddp.h. */
-static const struct { const char *name, *sentence; } phases[] = {
+static const struct phase phases[] = {
 	{ "idle", "between steps" },
 	{ "data", "loading data" },
 	{ "forward", "in forward" },
@@ -17,18 +23,42 @@ static const struct { const char *name, *sentence; } phases[] = {
 	{ "eval", "in evaluation" },
 };
 
-enum { PHASES = sizeof(phases) / sizeof(phases[0]) };
+/* In the order of enum ddp_progress_phase. */
+static const struct phase other_phases[] = {
+	{ "starting", "starting" },
+	{ "compute", "computing" },
+	{ "ending", "at its end" },
+};
+
+static const struct phase *find_phase(uint32_t phase)
+{
+	if (phase < COUNT(phases))
+		return &phases[phase];
+	if (phase >= DDP_PROGRESS_STARTING && phase - DDP_PROGRESS_STARTING < COUNT(other_phases))
+		return &other_phases[phase - DDP_PROGRESS_STARTING];
+	return NULL;
+}
 
 const char *doing_phase_name(uint32_t phase)
 {
+	const struct phase *found = find_phase(phase);
+
 	if (phase == DOING_NCCL)
 		return "nccl";
-	return phase < PHASES ? phases[phase].name : "unknown";
+	return found != NULL ? found->name : "unknown";
 }
 
 bool doing_is_busy(const struct doing *doing)
 {
-	return doing->phase == DDP_PHASE_CHECKPOINT || doing->phase == DDP_PHASE_EVAL;
+	return doing->phase == DDP_PHASE_CHECKPOINT || doing->phase == DDP_PHASE_EVAL ||
+	       doing->phase == DDP_PROGRESS_STARTING;
+}
+
+uint64_t doing_place(const struct doing *doing)
+{
+	if (doing->collective > 0 || doing->step <= 0)
+		return doing->collective;
+	return 2 * (uint64_t)doing->step + (doing->phase != DDP_PHASE_DATA);
 }
 
 static double seconds_since(uint64_t then_ns, uint64_t now_ns)
@@ -107,13 +137,13 @@ void doing_add(struct sink *sink, const struct doing *doing)
 {
 	if (!doing->known)
 		return;
+	const struct phase *phase = find_phase(doing->phase);
 	if (doing->phase == DOING_NCCL)
 		sink_add(sink, "%s", doing->wait == DOING_NO_WAIT ? "outside NCCL" : "in NCCL");
 	else
-		sink_add(sink, "%s", doing->phase < PHASES ? phases[doing->phase].sentence
-		                                           : "in an unknown phase");
+		sink_add(sink, "%s", phase != NULL ? phase->sentence : "in an unknown phase");
 	if (doing->step > 0)
-		sink_add(sink, " of step %lld", (long long)doing->step);
+		sink_add(sink, doing->phase == DDP_PROGRESS_COMPUTING ? " step %lld" : " of step %lld", (long long)doing->step);
 	if (doing->phase_seconds >= 0)
 		sink_add(sink, " for %.1f s", doing->phase_seconds);
 	if (doing->buckets > 0)

@@ -22,7 +22,7 @@ enum doing_wait { DOING_NO_WAIT, DOING_WAITS_IN_COLLECTIVE, DOING_WAITS_OTHERWIS
 struct doing {
 	bool known;          /* there is a page of libddp; the rest is zero without one */
 	bool closed;         /* ddp_finalize() was called */
-	uint32_t phase;      /* enum ddp_phase, DOING_NCCL, or more: unknown */
+	uint32_t phase;      /* enum ddp_phase, enum ddp_progress_phase, DOING_NCCL, or more: unknown */
 	int64_t step;        /* 0: none yet */
 	int32_t bucket, buckets; /* "3 of 9"; 0 of 0: not told */
 	double phase_seconds;    /* since the phase began; below 0: not told */
@@ -43,8 +43,12 @@ void doing_read(const struct ddp_progress *page, uint64_t now_ns, struct doing *
 /* "backward", "nccl"; never NULL. */
 const char *doing_phase_name(uint32_t phase);
 
-/* A checkpoint or an evaluation, of which nobody knows how long it takes. */
+/* A checkpoint, an evaluation or a program's start, of which nobody knows how long it takes. */
 bool doing_is_busy(const struct doing *doing);
+
+/* A number that is lower the less far the rank has got: that of its last collective or, if it tells of
+   none, one of its step, in which data comes first. */
+uint64_t doing_place(const struct doing *doing);
 
 /* Adds "in backward of step 12 for 3.2 s, bucket 3 of 9, waiting in collective
    #45 all_reduce f32[10] sum for 3.0 s"; nothing without a page. */

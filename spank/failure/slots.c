@@ -10,7 +10,7 @@
 /* A context of libddp describes what NCCL does for it. */
 static bool counts(const struct ddp_progress *slot, bool any_libddp)
 {
-	return slot->magic == DDP_PROGRESS_MAGIC && (slot->writer == DDP_WRITER_LIBDDP || !any_libddp);
+	return slot->magic == DDP_PROGRESS_MAGIC && (slot->writer != DDP_WRITER_NCCL || !any_libddp);
 }
 
 /* The slots that count: *list is at most DDP_PROGRESS_SLOTS long. If any context is open, the others are over. */
@@ -27,17 +27,49 @@ static size_t list_slots(const struct ddp_progress *slots, bool only_open, const
 	return count;
 }
 
-static const struct ddp_progress *choose_main(const struct ddp_progress *const *list, size_t count)
+/* How much the slot knows of the collectives of the step's ranks. */
+static int knows(const struct ddp_progress *slot)
 {
-	for (size_t i = 0; i < count; i++)
-		if (list[i]->aside == 0)
-			return list[i];
-	return list[0];
+	if (slot->aside != 0)
+		return 0;
+	if (slot->writer == DDP_WRITER_PYTHON)
+		return slot->collective > 0 ? 3 : 1;
+	return slot->writer == DDP_WRITER_NCCL ? 2 : 4;
 }
 
+static const struct ddp_progress *choose_main(const struct ddp_progress *const *list, size_t count)
+{
+	const struct ddp_progress *best = list[0];
+
+	for (size_t i = 1; i < count; i++)
+		if (knows(list[i]) > knows(best))
+			best = list[i];
+	return best;
+}
+
+/* A program whose collectives are seen has started. */
 static bool has_phase(const struct ddp_progress *slot)
 {
-	return slot->phase != 0 || slot->step > 0;
+	return slot->step > 0 || (slot->phase != 0 && slot->phase != DDP_PROGRESS_STARTING);
+}
+
+static bool any_is_of(const struct ddp_progress *const *list, size_t count, enum ddp_writer writer)
+{
+	for (size_t i = 0; i < count; i++)
+		if (list[i]->writer == (uint32_t)writer)
+			return true;
+	return false;
+}
+
+/* Readers take an error of libddp's for the rank's, and no phase from NCCL. */
+static uint32_t choose_writer(const struct ddp_progress *const *list, size_t count)
+{
+	if (any_is_of(list, count, DDP_WRITER_LIBDDP))
+		return DDP_WRITER_LIBDDP;
+	for (size_t i = 0; i < count; i++)
+		if (has_phase(list[i]))
+			return DDP_WRITER_PYTHON;
+	return any_is_of(list, count, DDP_WRITER_NCCL) ? DDP_WRITER_NCCL : DDP_WRITER_PYTHON;
 }
 
 /* A context for some group of ranks may never tell a phase. */
@@ -126,6 +158,7 @@ void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_
 	main = choose_main(opened > 0 ? open : all, opened > 0 ? opened : count);
 	*shown = *main;
 	shown->closed = opened == 0;
+	shown->writer = choose_writer(all, count);
 	take_phase(opened > 0 ? open : all, opened > 0 ? opened : count, shown);
 	take_wait(open, opened, main, shown);
 	take_error(all, count, shown);
@@ -136,4 +169,16 @@ void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_
 			shown->timeout_ms = open[i]->timeout_ms;
 	}
 	shown->others = hash_of(all, count);
+}
+
+bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *loss)
+{
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+		const struct ddp_progress *slot = &slots[i];
+		if (slot->magic != DDP_PROGRESS_MAGIC || slot->writer != DDP_WRITER_PYTHON || slot->python.told != 1)
+			continue;
+		*loss = slot->python.loss;
+		return true;
+	}
+	return false;
 }

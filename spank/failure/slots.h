@@ -7,14 +7,20 @@
 #ifndef SPANK_SLOTS_H
 #define SPANK_SLOTS_H
 
+#include <stdbool.h>
+
 #include "watch/progress.h"
 
 /*
  * Makes one description of a copy of the page. A rank waits if any of its contexts does, in what the oldest
  * wait says; collectives have the numbers of the context of the step's ranks, so another context's wait
  * is told without its number. Phase and step are those that changed last, the error is the one that is least
- * over, and the rank has ended its part once all contexts have.
+ * over, and the rank has ended its part once all contexts have. Python's slot tells phase and step beside
+ * libddp's or NCCL's, which tell of collectives.
  */
 void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_progress *shown);
+
+/* The loss of the last step, which only Python tells. False: it is not told. */
+bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *loss);
 
 #endif

@@ -321,6 +321,86 @@ static void page_of_a_simple_writer_is_read(void **state)
 	assert_false(doing_now().closed);
 }
 
+/* slurm_ddp of Python takes the last slot. */
+static void write_python(const struct ddp_progress *slot)
+{
+	const off_t last = DDP_PROGRESS_BYTES + (DDP_PROGRESS_SLOTS - 1) * DDP_PROGRESS_SLOT_BYTES;
+
+	assert_int_equal(pwrite(page_fd, slot, sizeof(*slot), last), sizeof(*slot));
+}
+
+static void python_tells_phases_beside_nccl(void **state)
+{
+	struct ddp_progress python = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_PYTHON,
+		                       .phase = DDP_PROGRESS_STARTING };
+	double loss;
+
+	(void)state;
+	write_python(&python);
+	assert_string_equal(doing_phase_name(doing_now().phase), "starting");
+	const struct doing starting = doing_now();
+	assert_true(doing_is_busy(&starting));
+	struct ddp_progress *nccl = ddp_page_map_for_nccl(&job);
+	assert_non_null(nccl);
+	/* A program that tells nothing has started once it has a communicator. */
+	assert_int_equal(doing_now().phase, DOING_NCCL);
+	python.phase = DDP_PROGRESS_COMPUTING;
+	python.step = 7;
+	python.python.loss = 0.5;
+	python.python.told = 1;
+	write_python(&python);
+	ddp_page_collective(nccl, 12);
+	ddp_page_wait(nccl, 12, 5, "AllReduce");
+	const struct doing doing = doing_now();
+	char text[256];
+	struct sink sink = sink_on(text, sizeof(text));
+	doing_add(&sink, &doing);
+	assert_non_null(strstr(text, "computing step 7, waiting in collective #12 AllReduce for "));
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
+	assert_int_equal(pread(page_fd, slots, sizeof(slots), DDP_PROGRESS_BYTES), sizeof(slots));
+	assert_true(slots_loss(slots, &loss));
+	assert_true(loss == 0.5);
+	ddp_page_unmap(nccl);
+}
+
+static void python_tells_errors_beside_libddp(void **state)
+{
+	const struct ddp_progress python = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_PYTHON,
+		                             .phase = DDP_PHASE_DATA, .step = 60, .error = "ValueError: bad batch" };
+	double loss;
+
+	(void)state;
+	write_python(&python);
+	ddp_watch *watch = open_watch(&job);
+	ddp_page_wait(ddp_watch_page(watch), 45, 5, "all_reduce");
+	assert_int_equal(doing_now().step, 60);
+	assert_int_equal(doing_now().collective, 0); /* page_wait() does not begin one */
+	assert_int_equal(doing_now().wait, DOING_WAITS_IN_COLLECTIVE);
+	assert_string_equal(doing_now().error, "ValueError: bad batch");
+	assert_false(slots_loss(&(struct ddp_progress[DDP_PROGRESS_SLOTS]){ { .magic = 0 } }[0], &loss));
+	/* What libddp could not go on after is the cause of Python's exception. */
+	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 5, "n2", "rank 5 is gone");
+	assert_string_equal(doing_now().error, "rank 5 is gone");
+	const struct ddp_progress page = shown();
+	assert_true(blame_ends_in_error(&page));
+	assert_int_equal(blame_of(&page, 3), 5);
+	ddp_watch_close(watch);
+}
+
+/* Of ranks of which no collective is known, one that loads data keeps those waiting that compute the same step. */
+static void data_of_a_step_comes_before_its_computation(void **state)
+{
+	struct doing data = { .known = true, .phase = DDP_PHASE_DATA, .step = 60 };
+	struct doing computes = { .known = true, .phase = DDP_PROGRESS_COMPUTING, .step = 60 };
+	struct doing next = { .known = true, .phase = DDP_PHASE_DATA, .step = 61 };
+
+	(void)state;
+	assert_true(doing_place(&data) < doing_place(&computes));
+	assert_true(doing_place(&computes) < doing_place(&next));
+	data.collective = 3;
+	assert_int_equal(doing_place(&data), 3);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -334,6 +414,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(dead_processes_leave_their_slots, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(dead_processes_are_not_shown, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(page_of_a_simple_writer_is_read, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(python_tells_phases_beside_nccl, make_page, drop_page),
+		cmocka_unit_test_setup_teardown(python_tells_errors_beside_libddp, make_page, drop_page),
+		cmocka_unit_test(data_of_a_step_comes_before_its_computation),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

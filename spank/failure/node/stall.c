@@ -105,7 +105,7 @@ static void note_furthest_behind(const struct stall_rank *rank, const struct doi
 
 	note->kind = kind_of(rank, doing);
 	note->rank = rank->rank;
-	note->collective = doing->collective;
+	note->collective = doing_place(doing);
 	note->since_ms = ms_since(note->kind == STALL_LEFT ? rank->closed_ns : rank->changed_ns, now_ns);
 	sink_add(&who, "rank %u of %u on ", rank->rank, node->world_size);
 	sink_add_untrusted(&who, node->name, HOST_NAME_MAX_BYTES);
@@ -144,10 +144,10 @@ static void note_wait(const struct stall_rank *rank, const struct doing *doing, 
 	                ? (uint32_t)(doing->wait_seconds * 1000) : 0;
 }
 
-static bool is_further_behind(enum stall_kind kind, uint64_t collective, const struct stall_note *note)
+static bool is_further_behind(enum stall_kind kind, const struct doing *doing, const struct stall_note *note)
 {
 	return note->who[0] == '\0' || kind < note->kind ||
-	       (kind == note->kind && collective < note->collective);
+	       (kind == note->kind && doing_place(doing) < note->collective);
 }
 
 static void add_rank(const struct stall_rank *rank, const struct stall_node *node, uint64_t now_ns,
@@ -165,7 +165,7 @@ static void add_rank(const struct stall_rank *rank, const struct stall_node *nod
 		note->at_work++;
 	if (quiet_ms < note->quiet_ms)
 		note->quiet_ms = quiet_ms;
-	if (is_further_behind(kind, doing.collective, note))
+	if (is_further_behind(kind, &doing, note))
 		note_furthest_behind(rank, &doing, node, now_ns, note);
 	if (kind == STALL_WAITS)
 		note_wait(rank, &doing, note);
@@ -213,7 +213,7 @@ bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct sta
 		doing_read(&rank->page, now_ns, &doing);
 		kind = kind_of(rank, &doing);
 		if (rank->rank != UINT32_MAX && is_late(rank, kind, now_ns) &&
-		    is_further_behind(kind, doing.collective, note))
+		    is_further_behind(kind, &doing, note))
 			note_furthest_behind(rank, &doing, node, now_ns, note);
 	}
 	return note->who[0] != '\0';
