@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the exception that ends the program to the progress page, so that the plugin's failure line ends with it."""
+import os
+import re
+import sys
+import threading
+
+from . import page
+
+TEXT_MAX = 255  # of the page
+_HERE = os.path.dirname(__file__)
+
+# Errors of a rank that has lost another one, or has waited for it in vain. The other one's failure is the cause.
+_OF_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|remote process exited|ncclRemoteError|"
+    r"ncclSystemError|socket (is )?closed|closed by peer|failed to recv|"
+    r"timed out waiting \d+ ?ms|wait timeout|watchdog caught collective|NCCL communicator was aborted|"
+    r"heartbeat|application timeout caused pair closure|recvValue|leaked? peer", re.IGNORECASE)
+_COMMUNICATES = re.compile(r"gloo|nccl|c10d|tcp_?store|torch[/\\.]distributed|process ?group|jax|coordination service|"
+                           r"DistBackendError|DistNetworkError|DistStoreError|ucc|mpi", re.IGNORECASE)
+_WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process (\d+)|pin memory thread[^.]*|replica \d+[^.]*)\.")
+_DEAD_WORKER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? ([0-9, ]+)\) (is killed by signal: ([^.]+)|exited unexpectedly)")
+_WORKER_FILE = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
+
+
+def _type_name(kind):
+    return getattr(kind, "__name__", str(kind))
+
+
+def _one_line(text):
+    return " ".join(str(text).split())
+
+
+def _message(value):
+    try:
+        return str(value)
+    except Exception:  # a __str__ of the user's that fails
+        return "its text cannot be made"
+
+
+def _is_library(name):
+    """Whether the code is of an installed package or of Python itself."""
+    return ("site-packages" in name or "dist-packages" in name or name.startswith("<") or
+            name.startswith(os.path.dirname(os.__file__) + os.sep) or _is_ours(name))
+
+
+def _is_ours(name):
+    return os.path.dirname(name) == _HERE
+
+
+def place(traceback):
+    """"train.py:88", or "functional.py:12, called at train.py:88": where it was raised, and the program's own line."""
+    last = own = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_code.co_filename
+        if not _is_ours(name):
+            last = (name, traceback.tb_lineno)
+        if not _is_library(name):
+            own = last
+        traceback = traceback.tb_next
+    return _places(last, own)
+
+
+def _places(last, own):
+    def said(where):
+        return "%s:%d" % (os.path.basename(where[0]), where[1])
+
+    if last is None:
+        return ""
+    return said(last) if own is None or own == last else "%s, called at %s" % (said(last), said(own))
+
+
+def is_of_peer(value, text=None):
+    """Whether the exception tells that another rank is gone, so that it is not the cause."""
+    kind = _type_name(type(value))
+    text = _message(value) if text is None else text
+    if kind in ("DistNetworkError",):
+        return True
+    if isinstance(value, (ConnectionError, EOFError)) or kind in ("DistBackendError", "DistStoreError", "RuntimeError",
+                                                                  "XlaRuntimeError", "JaxRuntimeError"):
+        return bool(_OF_PEER.search(text)) and bool(_COMMUNICATES.search(kind + " " + text))
+    return False
+
+
+def _in_worker(kind, text):
+    """torch hands on what a DataLoader worker raised as text: its own words, and where that was."""
+    match = _WORKER.match(text)
+    if match is None:
+        return None
+    lines = [line for line in text.splitlines() if line.strip()]
+    files = [(name, int(line)) for name, line in _WORKER_FILE.findall(text)]
+    own = [where for where in files if not _is_library(where[0])]
+    where = _places(files[-1] if files else None, own[-1] if own else None)
+    who = "DataLoader worker %s" % match.group(3) if match.group(3) else match.group(2)
+    said = lines[-1] if len(lines) > 1 and _type_name(kind) in lines[-1] else "%s in a worker" % _type_name(kind)
+    return said, "%s, in %s" % (where, who) if where else "in " + who
+
+
+def _words(value):
+    """What failed, without where, and with the words that a reader looks for."""
+    kind, text = _type_name(type(value)), _message(value)
+    if isinstance(value, ModuleNotFoundError):
+        return "%s: %s in %s" % (kind, _one_line(text), sys.executable or "this Python")
+    if kind == "OutOfMemoryError" or (isinstance(value, RuntimeError) and "out of memory" in text and
+                                      re.search("CUDA|HIP|XPU", text)):
+        rest = re.sub(r"^(CUDA|HIP|XPU) out of memory\.? *", "", _one_line(text))
+        return "%s out of memory: %s" % ("HIP" if text.startswith("HIP") else "XPU" if text.startswith("XPU") else "CUDA",
+                                         rest)
+    # The second one's cause may be the first one.
+    for said in (_message(value.__cause__), text):
+        match = _DEAD_WORKER.search(said)
+        if match is None:
+            continue
+        how = "was killed by signal %s" % match.group(3).strip() if match.group(3) else "ended unexpectedly"
+        why = ", as when memory runs out" if (match.group(3) or "").startswith("Killed") else (
+            ", as when /dev/shm is full" if (match.group(3) or "").startswith("Bus error") else "")
+        return "a DataLoader worker (pid %s) %s%s: %s" % (match.group(1), how, why, kind)
+    return "%s: %s" % (kind, _one_line(text)) if text else kind
+
+
+def describe(value, traceback=None):
+    """One line of at most 255 bytes: "ValueError: bad batch (train.py:10)"."""
+    traceback = value.__traceback__ if traceback is None else traceback
+    worker = _in_worker(type(value), _message(value))
+    words, where = worker if worker is not None else (_words(value), place(traceback))
+    return _fit(words, " (%s)" % where if where else "")
+
+
+def _fit(words, end):
+    room = TEXT_MAX - len(end.encode("utf-8", "replace"))
+    if len(words.encode("utf-8", "replace")) <= room:
+        return words + end
+    return words.encode("utf-8", "replace")[:max(room - 4, 0)].decode("utf-8", "ignore") + " ..." + end
+
+
+def record(value, traceback=None):
+    """Writes an exception to the page. It stays there, and is told if the rank fails."""
+    try:
+        page.set_error(describe(value, traceback), is_of_peer(value))
+    except Exception:  # of what a program raises anything may fail; its own error counts
+        pass
+
+
+def _write_torch_error_file(kind, value, traceback):
+    """Under torchrun: what torch.distributed.elastic's record() writes, in programs that do not use it."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
+    import json
+    import time
+    import traceback as tracebacks
+    text = "".join(tracebacks.format_exception(kind, value, traceback))
+    report = {"message": {"message": "%s: %s" % (_type_name(kind), _message(value)),
+                          "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(report, file)
+
+
+# ---- hooks ---------------------------------------------------------------------------
+
+_installed = False
+_exit = None  # what sys.exit() was told last
+
+
+def _on_exception(kind, value, traceback, before):
+    global _exit
+    _exit = None
+    if os.getpid() == _pid:
+        record(value, traceback)
+        try:
+            _write_torch_error_file(kind, value, traceback)
+        except Exception:  # as when the file cannot be written; the exception itself is told below
+            pass
+    before(kind, value, traceback)
+
+
+def _on_thread_exception(arguments, before):
+    if os.getpid() == _pid and arguments.exc_value is not None and not isinstance(arguments.exc_value, SystemExit):
+        try:
+            name = arguments.thread.name if arguments.thread is not None else "a thread"
+            words = describe(arguments.exc_value, arguments.exc_traceback)
+            page.set_error(_fit(words, ", in thread " + name), is_of_peer(arguments.exc_value))
+        except Exception:
+            pass
+    before(arguments)
+
+
+def _on_exit_call(status, before):
+    global _exit
+    if status not in (None, 0) and os.getpid() == _pid:
+        frame = sys._getframe(2)
+        _exit = (status, frame.f_code.co_filename, frame.f_lineno)
+        while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        _exit += (frame.f_code.co_filename, frame.f_lineno)
+    before(status)
+
+
+def _tell_exit():
+    """sys.excepthook does not see SystemExit. If the program fails by it, this is what it was."""
+    if _exit is None or os.getpid() != _pid:
+        return
+    status, name, line, own_name, own_line = _exit
+    own = None if _is_library(own_name) else (own_name, own_line)
+    words = "sys.exit(%s)" % status if isinstance(status, int) else "SystemExit: " + _one_line(_message(status))
+    page.set_error(_fit(words, " (%s)" % _places((name, line), own)))
+
+
+def _tell_end():
+    if os.getpid() == _pid:
+        _tell_exit()
+        page.set_phase("ending")
+
+
+_pid = 0
+
+
+def install():
+    """Puts the hooks in place, once. Those that were there before are called behind."""
+    global _installed, _pid
+    if _installed:
+        return
+    _installed, _pid = True, os.getpid()
+    import atexit
+    excepthook, thread_hook, leave = sys.excepthook, threading.excepthook, sys.exit
+
+    def on_exception(kind, value, traceback):
+        _on_exception(kind, value, traceback, excepthook)
+
+    def on_thread_exception(arguments):
+        _on_thread_exception(arguments, thread_hook)
+
+    def on_exit(status=None, /):
+        _on_exit_call(status, leave)
+
+    sys.excepthook, threading.excepthook, sys.exit = on_exception, on_thread_exception, on_exit
+    on_exit.__doc__, on_exit.__name__ = leave.__doc__, "exit"
+    atexit.register(_tell_end)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress page: shared memory of the plugin's in which a rank says what it does.
+
+The layout is that of libruntime/watch/progress.h, and a test compares both. Without the plugin there is no page,
+and every function does nothing.
+"""
+import mmap
+import os
+import struct
+import threading
+import time
+
+MAGIC, TAKEN = 0x31706464, 1
+PAGE_BYTES, SLOTS, SLOT_BYTES = 4096, 8, 512
+WRITER_PYTHON = 2
+WAITING_NOT, WAITING_COLLECTIVE, WAITING_OTHER = 0, 1, 2
+# Statuses of enum ddp_status of ddp/base.h.
+ERR_PEER, ERR_INTERNAL = 9, 14
+
+PHASES = {"idle": 0, "data": 1, "forward": 2, "backward": 3, "wait": 4, "optimizer": 5, "checkpoint": 6, "eval": 7,
+          "starting": 64, "compute": 65, "ending": 66}
+
+# Name: (offset, format or bytes of text)
+LAYOUT = {
+    "magic": (0, "=I"), "phase": (4, "=I"), "step": (8, "=q"), "updated_ns": (16, "=Q"), "bucket": (24, "=i"),
+    "buckets": (28, "=i"), "collective": (32, "=Q"), "collective_text": (40, 64), "error": (104, 256),
+    "status": (360, "=I"), "culprit": (364, "=I"), "waiting": (368, "=I"), "closed": (372, "=I"),
+    "collective_ns": (376, "=Q"), "described": (384, "=Q"), "step_seconds": (392, "=d"), "step_weight": (400, "=d"),
+    "writer": (408, "=I"), "aside": (412, "=I"), "steps": (416, "=q"), "error_state": (424, "=I"),
+    "timeout_ms": (428, "=I"), "wanted_ns": (432, "=Q"), "python.loss": (440, "=d"), "python.told": (448, "=I"),
+    "pid": (504, "=I"),
+}
+
+
+class Slot:
+    """This process's slot of its rank's page."""
+
+    def __init__(self, memory, start):
+        self.memory, self.start, self.pid = memory, start, os.getpid()
+
+    def set(self, name, value):
+        offset, form = LAYOUT[name]
+        if isinstance(form, int):
+            text = value.encode("utf-8", "replace")[:form - 1]
+            self.memory[self.start + offset:self.start + offset + form] = text + bytes(form - len(text))
+        else:
+            struct.pack_into(form, self.memory, self.start + offset, value)
+
+    def get(self, name):
+        offset, form = LAYOUT[name]
+        if isinstance(form, int):
+            text = bytes(self.memory[self.start + offset:self.start + offset + form])
+            return text.split(b"\0")[0].decode("utf-8", "replace")
+        return struct.unpack_from(form, self.memory, self.start + offset)[0]
+
+
+_slot = None
+_lock = threading.Lock()
+_tried = False
+
+
+def _is_gone(pid):
+    if pid in (0, os.getpid()) or pid > 0x7fffffff:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _map():
+    """The rank's page, or None. A worker of torchrun's inherits a descriptor, but has no page of its own in it."""
+    descriptor, index = os.environ.get("DDP_PROGRESS_FD"), os.environ.get("LOCAL_RANK")
+    if not descriptor or not index or "TORCHELASTIC_RUN_ID" in os.environ:
+        return None
+    try:
+        descriptor, offset = int(descriptor), int(index) * PAGE_BYTES
+        if descriptor < 0 or offset < 0 or os.fstat(descriptor).st_size < offset + PAGE_BYTES:
+            return None
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        memory = mmap.mmap(descriptor, before + PAGE_BYTES, offset=offset - before)
+    except (ValueError, OSError):
+        return None
+    return memory, before, descriptor
+
+
+def _slots_from_last(memory, before):
+    """libddp takes the first free slot, and Python the last: neither can take what the other is about to take."""
+    for number in range(SLOTS - 1, -1, -1):
+        yield Slot(memory, before + number * SLOT_BYTES)
+
+
+def _take(memory, before, alone):
+    slots = list(_slots_from_last(memory, before))
+    for slot in slots:
+        if slot.get("magic") == MAGIC and _is_gone(slot.get("pid")):
+            slot.set("magic", 0)
+    if alone and any(slot.get("magic") == MAGIC and slot.get("writer") == WRITER_PYTHON and slot.get("closed") == 0
+                     for slot in slots):
+        return None
+    for slot in slots:
+        if slot.get("magic") not in (MAGIC, TAKEN) or (slot.get("magic") == MAGIC and slot.get("closed") == 1):
+            slot.set("magic", TAKEN)
+            memory[slot.start + 4:slot.start + SLOT_BYTES] = bytes(SLOT_BYTES - 4)
+            slot.set("bucket", -1)
+            slot.set("writer", WRITER_PYTHON)
+            slot.set("pid", os.getpid())
+            slot.set("updated_ns", time.monotonic_ns())
+            slot.set("magic", MAGIC)
+            return slot
+    return None
+
+
+def _open(alone):
+    import fcntl  # only where there is a plugin
+    found = _map()
+    if found is None:
+        return None
+    memory, before, descriptor = found
+    start = int(os.environ["LOCAL_RANK"]) * PAGE_BYTES
+    try:
+        # Two programs of a task may come at once.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX, PAGE_BYTES, start)
+        try:
+            return _take(memory, before, alone)
+        finally:
+            fcntl.lockf(descriptor, fcntl.LOCK_UN, PAGE_BYTES, start)
+    except OSError:
+        return None
+
+
+def _forget():
+    """In a forked child: the page is its parent's."""
+    global _slot, _tried, _lock
+    _slot, _tried, _lock = None, True, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def open_slot(alone=False):
+    """Takes a slot, if there is a page. `alone`: none if another living program of Python's has one."""
+    global _slot, _tried
+    with _lock:
+        if _slot is None and not _tried:
+            _slot = _open(alone)
+            # Another program may leave its slot to this one, which asks again when it has something to say.
+            _tried = _slot is not None or not alone
+    return _slot
+
+
+def slot():
+    """The slot, or None."""
+    return _slot
+
+
+def set_phase(name):
+    if _slot is not None:
+        _slot.set("phase", PHASES[name])
+        _slot.set("updated_ns", time.monotonic_ns())
+
+
+def set_step(number):
+    if _slot is not None:
+        _slot.set("step", number)
+
+
+def set_step_done(seconds, samples, loss):
+    if _slot is None:
+        return
+    _slot.set("step_seconds", seconds)
+    _slot.set("step_weight", samples or 0.0)
+    if loss is not None:
+        _slot.set("python.loss", loss)
+        _slot.set("python.told", 1)
+
+
+def set_error(text, of_peer=False):
+    if _slot is not None:
+        _slot.set("status", ERR_PEER if of_peer else ERR_INTERNAL)
+        _slot.set("error", text)
+
+
+def begin_wait(number, text):
+    """`number` counts the collectives of all ranks from 1; 0: the wait is for something else."""
+    if _slot is None:
+        return
+    if number:
+        _slot.set("collective", number)
+        _slot.set("described", number)
+    _slot.set("collective_text", text)
+    _slot.set("collective_ns", time.monotonic_ns())
+    _slot.set("waiting", WAITING_COLLECTIVE if number else WAITING_OTHER)
+
+
+def end_wait():
+    if _slot is not None:
+        _slot.set("waiting", WAITING_NOT)
+        _slot.set("collective_ns", time.monotonic_ns())

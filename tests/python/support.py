@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of slurm_ddp share: TAP of unittest, and programs that have a progress page without the plugin."""
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+SOURCE = Path(__file__).resolve().parent.parent.parent
+PACKAGE = SOURCE / "libruntime/python/slurm_ddp"
+sys.path.insert(0, str(PACKAGE))
+
+from slurm_ddp import page  # noqa: E402  # pylint: disable=wrong-import-position
+
+IDENTITY = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT",
+            "DDP_KEY", "DDP_PYTHON", "DDP_PROGRESS_FD", "DDP_PLUGIN_VERSION", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID",
+            "SLURM_NTASKS", "PYTHONPATH", "TORCHELASTIC_ERROR_FILE", "DDP_RESTART_COUNT", "DDP_LOCAL_DEVICE")
+
+
+def environment(**more):
+    """This one without any step's, with slurm_ddp of the tree."""
+    clean = {name: value for name, value in os.environ.items() if name not in IDENTITY}
+    clean.update(PYTHONPATH=str(PACKAGE), PYTHONDONTWRITEBYTECODE="1")
+    clean.update((name, str(value)) for name, value in more.items())
+    return clean
+
+
+class Page:
+    """The memory file that the plugin makes for a node with two tasks."""
+
+    def __init__(self):
+        self.descriptor = os.memfd_create("ddp_progress")
+        os.ftruncate(self.descriptor, 2 * page.PAGE_BYTES)
+        self.memory = mmap.mmap(self.descriptor, 2 * page.PAGE_BYTES)
+
+    def slot(self, number=page.SLOTS - 1, local_rank=1):
+        return page.Slot(self.memory, local_rank * page.PAGE_BYTES + number * page.SLOT_BYTES)
+
+    def variables(self):
+        return {"DDP_PROGRESS_FD": self.descriptor, "LOCAL_RANK": 1, "RANK": 1, "WORLD_SIZE": 2}
+
+    def run(self, program, *arguments, python=sys.executable, **more):
+        """Runs the text of a program as train.py, and returns how it ended."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "train.py")
+            path.write_text(program)
+            variables = {**self.variables(), **more}
+            return subprocess.run([python, str(path), *map(str, arguments)], env=environment(**variables), timeout=300,
+                                  pass_fds=[self.descriptor], capture_output=True, text=True, check=False)
+
+    def close(self):
+        self.memory.close()
+        os.close(self.descriptor)
+
+
+class PageTest(unittest.TestCase):
+    def setUp(self):
+        self.page = Page()
+        self.addCleanup(self.page.close)
+
+
+def has_torch():
+    import importlib.util
+    return importlib.util.find_spec("torch") is not None
+
+
+needs_torch = unittest.skipUnless(has_torch(), "there is no torch (python3-torch)")
+
+
+class _Tap(unittest.TestResult):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def _line(self, good, test, more="", text=""):
+        self.count += 1
+        name = test.id().split(".")[-1].replace("test_", "", 1).replace("_", " ")
+        print(f"{'ok' if good else 'not ok'} {self.count} - {name}{more}", flush=True)
+        for line in text[:3000].splitlines():
+            print("#", line)
+
+    def addSuccess(self, test):
+        self._line(True, test)
+
+    def addSkip(self, test, reason):
+        self._line(True, test, f" # SKIP {reason}")
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self._line(False, test, text=self._exc_info_to_string(err, test))
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self._line(False, test, text=self._exc_info_to_string(err, test))
+
+
+def main():
+    result = _Tap()
+    wanted = sys.argv[1:]
+    loader = unittest.defaultTestLoader
+    suite = loader.loadTestsFromNames(wanted, sys.modules["__main__"]) if wanted else \
+        loader.loadTestsFromModule(sys.modules["__main__"])
+    suite.run(result)
+    print(f"1..{result.count}")
+    sys.exit(not result.wasSuccessful())

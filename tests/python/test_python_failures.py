@@ -1,0 +1,140 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""slurm_ddp: what the failure line says of a Python program's end."""
+import json
+import tempfile
+from pathlib import Path
+
+from support import PageTest, main, needs_torch, page
+
+BEGIN = "import slurm_ddp\nslurm_ddp.install()\n"
+# As torch says it; the classes are of these names.
+FAKE = """
+class OutOfMemoryError(RuntimeError): pass
+class DistBackendError(RuntimeError): pass
+"""
+
+
+class Failures(PageTest):
+    def fails(self, program, text, of_peer=False, code=1):
+        ended = self.page.run(BEGIN + program)
+        slot = self.page.slot()
+        self.assertEqual(ended.returncode, code, ended.stderr)
+        self.assertEqual(slot.get("error"), text)
+        if text:
+            self.assertEqual(slot.get("status"), page.ERR_PEER if of_peer else page.ERR_INTERNAL)
+        return ended
+
+    def test_exception_has_its_line(self):
+        ended = self.fails("raise ValueError('bad batch:\\n  shape 42')", "ValueError: bad batch: shape 42 (train.py:3)")
+        self.assertIn("Traceback", ended.stderr)
+
+    def test_programs_line_is_told_beside_a_librarys(self):
+        self.fails("import json\njson.loads('{')",
+                   "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
+                   "(decoder.py:353, called at train.py:4)")
+
+    def test_long_text_keeps_its_line(self):
+        self.page.run(BEGIN + "raise ValueError('ä' * 1000)")
+        text = self.page.slot().get("error")
+        self.assertTrue(text.startswith("ValueError: ää") and text.endswith("ä ... (train.py:3)"), text)
+        self.assertLessEqual(len(text.encode()), 255)
+
+    def test_missing_module_is_named_with_its_python(self):
+        import sys
+        self.fails("import no_such_module",
+                   f"ModuleNotFoundError: No module named 'no_such_module' in {sys.executable} (train.py:3)")
+
+    def test_out_of_memory_on_a_gpu_is_named(self):
+        self.fails(FAKE + "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
+                   "capacity of 79.15 GiB of which 3.25 MiB is free.')",
+                   "CUDA out of memory: Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 GiB of which "
+                   "3.25 MiB is free. (train.py:6)")
+
+    def test_killed_loader_worker_is_named(self):
+        self.fails("raise RuntimeError('DataLoader worker (pid 77) is killed by signal: Killed. ')",
+                   "a DataLoader worker (pid 77) was killed by signal Killed, as when memory runs out: RuntimeError (train.py:3)")
+        self.fails("raise RuntimeError('DataLoader worker (pid(s) 77, 78) exited unexpectedly')",
+                   "a DataLoader worker (pid 77, 78) ended unexpectedly: RuntimeError (train.py:3)")
+
+    def test_lost_peer_is_no_cause(self):
+        for text in ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456",
+                     "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error",
+                     "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"):
+            self.page.run(BEGIN + FAKE + f"raise DistBackendError({text!r})")
+            self.assertEqual(self.page.slot().get("status"), page.ERR_PEER, text)
+        self.page.run(BEGIN + "raise RuntimeError('the network is wide: Broken pipe dream')")
+        self.assertEqual(self.page.slot().get("status"), page.ERR_INTERNAL)
+
+    def test_exit_by_a_sentence_is_told(self):
+        self.fails("import sys\ndef main():\n  sys.exit('no such data set')\nmain()", "SystemExit: no such data set (train.py:5)")
+        self.fails("import sys\nsys.exit(3)", "sys.exit(3) (train.py:4)", code=3)
+
+    def test_arguments_that_argparse_refuses_are_told(self):
+        ended = self.page.run(BEGIN + "import argparse\nargparse.ArgumentParser().parse_args(['--x'])")
+        self.assertEqual(ended.returncode, 2)
+        self.assertRegex(self.page.slot().get("error"), r"^sys.exit\(2\) \(argparse.py:\d+, called at train.py:4\)$")
+
+    def test_caught_exit_and_good_ends_are_not_told(self):
+        self.fails("import sys\nsys.exit()", "", code=0)
+        self.fails("import sys\nsys.exit(0)", "", code=0)
+        self.fails("slurm_ddp.exit_for_requeue()", "", code=75)
+
+    def test_exception_of_a_thread_is_kept(self):
+        self.fails("import threading\nthread = threading.Thread(target=lambda: 1 / 0, name='feeder')\nthread.start()\n"
+                   "thread.join()", "ZeroDivisionError: division by zero (train.py:4), in thread feeder", code=0)
+
+    def test_hook_of_the_program_is_called_too(self):
+        ended = self.page.run("import sys\nsys.excepthook = lambda *x: print('own hook')\n" + BEGIN + "raise KeyError('a')")
+        self.assertEqual(ended.stdout, "own hook\n")
+        self.assertEqual(self.page.slot().get("error"), "KeyError: 'a' (train.py:5)")
+
+    def test_exception_whose_text_fails_is_told(self):
+        self.fails("class Odd(Exception):\n  def __str__(self): raise ValueError()\nraise Odd()",
+                   "Odd: its text cannot be made (train.py:5)")
+
+    def test_torchruns_error_file_is_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "error.json")
+            self.page.run(BEGIN + "raise ValueError('bad')", TORCHELASTIC_RUN_ID="x", TORCHELASTIC_ERROR_FILE=path)
+            message = json.loads(path.read_text())["message"]
+            self.assertEqual(message["message"], "ValueError: bad")
+            self.assertIn("train.py", message["extraInfo"]["py_callstack"])
+            self.assertTrue(message["extraInfo"]["timestamp"].isdigit())
+
+    @needs_torch
+    def test_torchs_record_agrees(self):
+        program = BEGIN + """
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    raise ValueError("bad")
+main()
+"""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "error.json")
+            self.page.run(program, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_ERROR_FILE=path)
+            self.assertEqual(json.loads(path.read_text())["message"]["message"], "ValueError: bad")
+        self.page.run(program)
+        self.assertRegex(self.page.slot().get("error"), r"^ValueError: bad \(train.py:7\)$")
+
+    @needs_torch
+    def test_exception_of_a_loader_worker_has_its_own_line(self):
+        program = BEGIN + """
+import os, sys, torch.utils.data as data
+class Set(data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        if sys.argv[1] == "kill": os.kill(os.getpid(), 9)
+        raise ValueError("bad sample")
+list(data.DataLoader(Set(), num_workers=1))
+"""
+        self.page.run(program, "raise")
+        self.assertEqual(self.page.slot().get("error"), "ValueError: bad sample (train.py:9, in DataLoader worker 0)")
+        self.page.run(program, "kill")
+        self.assertRegex(self.page.slot().get("error"), r"^a DataLoader worker \(pid \d+\) (was killed by signal "
+                         r"Killed, as when memory runs out|ended unexpectedly): RuntimeError \(.*called at train.py:10\)$")
+
+
+if __name__ == "__main__":
+    main()
