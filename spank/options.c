@@ -189,7 +189,7 @@ static bool read_trace(struct settings *settings, struct value value)
 	return true;
 }
 
-/* Whether NCCL is to load a plugin, and perhaps from where. */
+/* Whether NCCL or Python is to load something, and perhaps from where. */
 static bool read_plugin(bool *wanted, char path[NCCL_PATH_MAX], struct value value)
 {
 	if (value.text == NULL || value.length == 0 || value.text[0] != '/')
@@ -215,6 +215,13 @@ static bool read_nccl_net(struct settings *settings, struct value value)
 {
 	return (value.text == NULL || memchr(value.text, ',', value.length) == NULL) &&
 	       read_plugin(&settings->nccl_net, settings->nccl_net_path, value);
+}
+
+static bool read_python(struct settings *settings, struct value value)
+{
+	/* A colon would part it in PYTHONPATH. */
+	return (value.text == NULL || memchr(value.text, ':', value.length) == NULL) &&
+	       read_plugin(&settings->python, settings->python_path, value);
 }
 
 static bool read_on_failure(struct settings *settings, struct value value)
@@ -364,6 +371,13 @@ static const char *tell_trace(const struct settings *settings, char *text, size_
 	return settings->trace_dir[0] != '\0' ? settings->trace_dir : NULL;
 }
 
+static const char *tell_python(const struct settings *settings, char *text, size_t bytes)
+{
+	(void)text;
+	(void)bytes;
+	return settings->python ? "yes" : NULL;
+}
+
 /* The one list of keys. srun --help and the messages are made of it, and a test holds the manual
    against it (tests/unit/test_spank_docs.sh). */
 static const struct option options[] = {
@@ -384,6 +398,9 @@ static const struct option options[] = {
 	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
 	{ .name = "watch", .read = read_watch,
 	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
+	{ .name = "python", .read = read_python,
+	  .expects = "no value, yes, no, or the path of the folder with slurm_ddp, at most 254 bytes",
+	  .variable = "DDP_PYTHON", .tell = tell_python },
 	{ .name = "nccl-net", .read = read_nccl_net,
 	  .expects = "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes" },
 	{ .name = "on-failure", .read = read_on_failure, .expects = "kill or continue" },

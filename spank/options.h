@@ -47,6 +47,8 @@ struct settings {
 	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
 	bool nccl_net;                 /* NCCL goes through UCX */
 	char nccl_net_path[NCCL_PATH_MAX]; /* of its plugin; "": where it is installed */
+	bool python;                   /* slurm_ddp starts in programs of Python */
+	char python_path[NCCL_PATH_MAX]; /* of the folder that has it; "": where it is installed */
 	uint32_t given;                /* bit i: key i of the table was given by the user */
 };
 

@@ -170,6 +170,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,
 		.nccl_net = MODULE_DIR "/libnccl-net-ddpucx.so",
 		.nccl_profiler = MODULE_DIR "/libnccl-profiler-ddp.so",
+		.python = MODULE_DIR "/python",
 		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
 		.cpus = task_cpus(spank, stepd, facts.environment, identity.local_world_size),
 		.environment = facts.environment,

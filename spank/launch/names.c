@@ -57,6 +57,8 @@ static const struct name names[] = {
 	{ "NCCL_PROFILER_PLUGIN", NAME_CHOICE },
 	{ "NCCL_NET_PLUGIN", NAME_CHOICE },
 
+	{ "PYTHONPATH", NAME_LIST },
+
 	{ "SLURM_STEP_RESV_PORTS", NAME_SLURM },
 
 	{ "SLURM_PROCID", NAME_RENUMBERED },

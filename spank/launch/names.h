@@ -18,6 +18,7 @@ enum name_kind {
 	NAME_CHOICE,   /* the user may set it, too; DDP_DERIVED tells the plugin's value from the user's */
 	NAME_SLURM,    /* Slurm sets it for a step, and does not take it out of the next one */
 	NAME_RENUMBERED, /* Slurm sets it, and the plugin changes it in a generation of restart= */
+	NAME_LIST,     /* the user's, to which the plugin adds a folder that does nothing elsewhere: it stays */
 	NAME_HANDOVER, /* srun's word to its nodes; a task needs it no more */
 };
 

@@ -10,7 +10,7 @@
 
 #define TORCHRUN "--ddp=launcher: torchrun sets it"
 
-enum { KEY_DIGITS = 64 };
+enum { KEY_DIGITS = 64, PYTHONPATH_MAX = 3000 };
 
 /* The place of a name: a second value for it replaces the first. */
 static struct variable *place(struct variables *variables, const char *name)
@@ -136,6 +136,29 @@ static void put_nccl_net(struct variables *v, const struct settings *settings,
 		    settings->nccl_net_path[0] != '\0' ? settings->nccl_net_path : extras->nccl_net);
 }
 
+/* The folder `site` before the user's own makes each Python that a task starts look at DDP_PYTHON. A list that
+   is too long stays as it is: a program without slurm_ddp is better than none. */
+static void put_python(struct variables *v, const struct settings *settings, const struct task_extras *extras)
+{
+	const char *own = environment_get(extras->environment, "PYTHONPATH");
+	char folder[NCCL_PATH_MAX + sizeof("/site")];
+	size_t length;
+
+	if (!settings->python)
+		return;
+	length = (size_t)snprintf(folder, sizeof(folder), "%s/site",
+	                          settings->python_path[0] != '\0' ? settings->python_path : extras->python);
+	if (length >= sizeof(folder) || (own != NULL && strlen(own) > PYTHONPATH_MAX))
+		return;
+	/* A program that is started again has it already. */
+	if (own != NULL && strncmp(own, folder, length) == 0 && (own[length] == ':' || own[length] == '\0'))
+		return;
+	if (own != NULL && own[0] != '\0')
+		put(v, "PYTHONPATH", "python", "%s:%s", folder, own);
+	else
+		put(v, "PYTHONPATH", "python", "%s", folder);
+}
+
 /* The options that a library reads from variables. */
 static void put_told(struct variables *v, const struct settings *settings)
 {
@@ -171,6 +194,7 @@ static void put_own(struct variables *v, const struct identity *id,
 		take_out(v, "DDP_PROGRESS_FD", "no memory file");
 	put_watch(v, settings, extras);
 	put_nccl_net(v, settings, extras);
+	put_python(v, settings, extras);
 	put_told(v, settings);
 }
 
@@ -245,7 +269,7 @@ static void put_derived(struct variables *v, const struct task_extras *extras)
 
 static bool holds_for_one_step(enum name_kind kind)
 {
-	return kind != NAME_CHOICE && kind != NAME_SLURM && kind != NAME_RENUMBERED;
+	return kind != NAME_CHOICE && kind != NAME_SLURM && kind != NAME_RENUMBERED && kind != NAME_LIST;
 }
 
 static void clear(struct variables *variables)
@@ -278,6 +302,8 @@ static bool is_of_another_step(const struct leaver *leaver, const struct name *n
 	case NAME_SLURM:
 		return leaver->in_step || leaver->without_plugin;
 	case NAME_RENUMBERED:
+		return false;
+	case NAME_LIST:
 		return false;
 	case NAME_HANDOVER:
 		return true;

@@ -57,6 +57,7 @@ struct task_extras {
 	const char *key;            /* the step's secret; NULL, or no key, is an error */
 	int progress_fd;            /* -1: none */
 	const char *nccl_net;       /* where libnccl-net-ddpucx.so is installed */
+	const char *python;         /* where slurm_ddp is installed, beside a folder `site` */
 	const char *nccl_profiler;  /* where libnccl-profiler-ddp.so is installed */
 	struct gpu_view gpu;
 	uint32_t restarts_in_step;  /* before the generation, with restart= */

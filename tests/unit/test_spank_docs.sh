@@ -58,7 +58,7 @@ written=$({
 # Variables that stand in the table of options
 told=$(printf '%s\n' "$table" | sed -n 's/.*\.variable = "\([A-Z_]*\)".*/\1/p')
 listed=$({ names '[A-Z]*'; printf '%s\n' "$told"; } | sort)
-variables=$({ names RANK; names STEP; names CHOICE; printf '%s\n' "$told"; } | sort)
+variables=$({ names RANK; names STEP; names CHOICE; names LIST; printf '%s\n' "$told"; } | sort)
 handed=$(grep -rhoE --include='*.[ch]' '"SLURM_DDP_[A-Z_]+"' "$tests/../../spank" | tr -d '"' | sort -u)
 # Rows of the table: the names before the first ;
 rows=$(sed -n '/^name;source;meaning/,/^\.TE/s/^\([A-Z][A-Z_, *]*\);.*/\1/p' "$manual" | tr -d ' ' | tr ',' '\n' | sort)

@@ -139,6 +139,42 @@ static void watch_names_nccls_plugin(void **state)
 	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
 }
 
+static void python_adds_a_folder_to_the_users(void **state)
+{
+	static struct variables variables;
+	static char much[4000] = "PYTHONPATH=/";
+	struct identity identity = task();
+	struct task_extras with = extras(ENVIRONMENT());
+
+	(void)state;
+	with.python = "/usr/lib/slurm-ddp/python";
+	build(&variables, "python", &identity, &with);
+	expect(&variables, "PYTHONPATH", "/usr/lib/slurm-ddp/python/site");
+	expect(&variables, "DDP_PYTHON", "yes");
+	/* A step that a task starts gets the user's list, in which the folder does nothing. */
+	assert_null(strstr(find(&variables, "DDP_DERIVED")->value, "PYTHONPATH"));
+	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=/mine:/too" },));
+	build(&variables, "python=/opt/p", &identity, &with);
+	expect(&variables, "PYTHONPATH", "/opt/p/site:/mine:/too");
+	build(&variables, "timeout=5", &identity, &with);
+	assert_null(find(&variables, "PYTHONPATH"));
+	assert_null(find(&variables, "DDP_PYTHON"));
+	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=" },));
+	build(&variables, "python=/opt/p", &identity, &with);
+	expect(&variables, "PYTHONPATH", "/opt/p/site");
+	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=/opt/p/site:/mine" },));
+	build(&variables, "python=/opt/p", &identity, &with);
+	assert_null(find(&variables, "PYTHONPATH"));
+	memset(much + strlen(much), 'p', sizeof(much) - strlen(much) - 1);
+	with = extras(ENVIRONMENT(much,));
+	build(&variables, "python=/opt/p", &identity, &with);
+	assert_null(find(&variables, "PYTHONPATH"));
+	environment_leave_step(&variables, ENVIRONMENT(V("DDP_STEP_ID=1") V("DDP_PYTHON=yes") V("DDP_DERIVED=DDP_PYTHON=yes")
+	                                               V("PYTHONPATH=/opt/p/site:/mine")));
+	assert_null(find(&variables, "PYTHONPATH"));
+	assert_non_null(find(&variables, "DDP_PYTHON"));
+}
+
 static void nccl_net_names_nccls_network(void **state)
 {
 	static struct variables variables;
@@ -486,6 +522,7 @@ int main(void)
 		cmocka_unit_test(absent_page_does_not_leave_a_stale_one),
 		cmocka_unit_test(step_without_a_key_is_refused),
 		cmocka_unit_test(watch_names_nccls_plugin),
+		cmocka_unit_test(python_adds_a_folder_to_the_users),
 		cmocka_unit_test(nccl_net_names_nccls_network),
 		cmocka_unit_test(nothing_of_the_transports_is_touched),
 		cmocka_unit_test(keys_of_the_library_pass_through),

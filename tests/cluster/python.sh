@@ -1,0 +1,102 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# nodes: 2
+# seconds: 300
+# Programs of Python under srun --ddp=python: the exception in the failure line, stalls, ddp-status.
+. "$source/tests/cluster/lib.sh"
+
+python=/usr/bin/python3
+[ -x "$python" ] || skip_all "there is no /usr/bin/python3"
+folder=$prefix/lib/slurm-ddp/python
+[ -e "$folder/site/sitecustomize.py" ] || { not_ok "make install brings slurm_ddp" "$folder lacks it"; done_testing; exit 1; }
+four=(-N2 --ntasks-per-node=2)
+brief=$(stretched 1)
+
+# program NAME: from the standard input, where any user can read it
+program() { cat >"$work/$1" && chmod 755 "$work/$1"; }
+
+# ---- the failure line --------------------------------------------------------------------
+
+program plain.py <<'END'
+import os, time
+def load(index):
+    if os.environ["RANK"] == "2":
+        raise ValueError("bad batch: shape mismatch %d" % index)
+    time.sleep(60)
+load(42)
+END
+capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/plain.py"
+status_is_not 0 "a program that raises fails"
+prints 'rank 2 of 4 on n1 exited with code 1 after [0-9.]+ s, starting for [0-9.]+ s: ValueError: bad batch: shape mismatch 42 \(plain.py:4\)$' \
+	"the failure line of an unmodified program ends with the exception and its line"
+program module.py <<'END'
+import os
+if os.environ["RANK"] == "1":
+    import no_such_module
+import time
+time.sleep(60)
+END
+capture as_user srun --ddp=python="$folder" "${four[@]}" sh -c "exec $python $work/module.py"
+prints "rank 1 of 4 on n0 exited with code 1 .*: ModuleNotFoundError: No module named 'no_such_module' in /usr/bin/python3 \(module.py:3\)\$" \
+	"also behind a shell, with a missing module"
+program exits.py <<'END'
+import os, sys, time
+if os.environ["RANK"] == "3":
+    sys.exit("no data set in /data")
+time.sleep(60)
+END
+capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/exits.py"
+prints 'rank 3 of 4 on n1 exited with code 1 .*: SystemExit: no data set in /data \(exits.py:3\)$' "and with the word by which it exits"
+# A rank that only hears of another one's end is not the cause.
+program peers.py <<'END'
+import os, time
+class DistBackendError(RuntimeError):
+    pass
+if os.environ["RANK"] == "2":
+    time.sleep(0.3)
+    raise KeyError("weights")
+raise DistBackendError("gloo: Connection closed by peer [127.0.0.1]:2345")
+END
+capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/peers.py"
+prints "rank 2 of 4 on n1 exited with code 1 .*: KeyError: 'weights' \(peers.py:6\)\$" "the cause is told, and not who lost a connection before"
+capture as_user env PYTHONPATH=/mine srun --ddp=python="$folder" -N1 -n1 "$python" -c \
+	'import os; print(os.environ["PYTHONPATH"], os.environ["DDP_PYTHON"])'
+prints '^/mine yes$' "the user's PYTHONPATH is there"
+capture as_user env PYTHONPATH="$folder" srun --ddp "${four[@]}" "$python" -c '
+import slurm_ddp
+job = slurm_ddp.check_launched()
+print(job.rank, job.world_size, job.local_rank, job.node_rank, job.node_name, job.by_plugin, 0 < slurm_ddp.time_left())'
+status_is 0 "slurm_ddp.job() knows the rank"
+prints '^3 4 1 1 n1 True True$' "as the plugin told it"
+
+# ---- stalls --------------------------------------------------------------------------------
+
+program steps.py <<'END'
+import os, sys, time
+import slurm_ddp
+slurm_ddp.install()
+def loader():
+    for number in range(1, 1000):
+        if os.environ["RANK"] == "2" and number == 5:
+            open(sys.argv[1], "w").close()
+            time.sleep(600)
+        yield number
+for number in slurm_ddp.steps(loader()):
+    if number == 5:
+        time.sleep(600) # a collective of which slurm_ddp knows nothing
+    time.sleep(0.05)
+    slurm_ddp.step(loss=1 / number, samples=32)
+END
+begin()
+{
+	as_user env PYTHONPATH="$folder" srun -J "$1" "${@:2}" >"$work/$1.out" 2>&1 &
+	step=$!
+}
+finish() { on_cluster scancel --name "$1"; wait "$step"; capture cat "$work/$1.out"; }
+begin hang --ddp=stall=$((2 * brief)) "${four[@]}" "$python" "$work/steps.py" "$work/hangs"
+check "a loader that hangs makes its step stall" wait_until 60 grep -q 'the step stalls' "$work/hang.out"
+finish hang
+prints 'the step stalls: no rank has made progress for [0-9.]+ s; none waits for another: rank 2 of 4 on n1 is loading data of step 5 for [0-9.]+ s' \
+	"and its rank is named, with the step"
+
+done_testing
