@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import threading
+import time
 
 from . import page
 
@@ -148,7 +149,6 @@ def _write_torch_error_file(kind, value, traceback):
     if not path or os.path.exists(path):
         return
     import json
-    import time
     import traceback as tracebacks
     text = "".join(tracebacks.format_exception(kind, value, traceback))
     report = {"message": {"message": "%s: %s" % (_type_name(kind), _message(value)),
@@ -159,20 +159,29 @@ def _write_torch_error_file(kind, value, traceback):
 
 # ---- hooks ---------------------------------------------------------------------------
 
+# A rank that has lost another one ends so much later, in seconds: srun hears first of the one that is the cause, which
+# may take some time to end.
+_AFTER_THE_CAUSE = 1.0
+
 _installed = False
+_failed = False  # by an exception: the phase in which it came stays on the page
 _exit = None  # what sys.exit() was told last
 
 
 def _on_exception(kind, value, traceback, before):
-    global _exit
-    _exit = None
-    if os.getpid() == _pid:
-        record(value, traceback)
-        try:
-            _write_torch_error_file(kind, value, traceback)
-        except Exception:  # as when the file cannot be written; the exception itself is told below
-            pass
+    global _exit, _failed
+    if os.getpid() != _pid:
+        before(kind, value, traceback)
+        return
+    _exit, _failed = None, True
+    record(value, traceback)
+    try:
+        _write_torch_error_file(kind, value, traceback)
+    except Exception:  # as when the file cannot be written; the exception itself is told below
+        pass
     before(kind, value, traceback)
+    if page.slot() is not None and page.slot().get("status") == page.ERR_PEER:
+        time.sleep(_AFTER_THE_CAUSE)
 
 
 def _on_thread_exception(arguments, before):
@@ -210,7 +219,8 @@ def _tell_exit():
 def _tell_end():
     if os.getpid() == _pid:
         _tell_exit()
-        page.set_phase("ending")
+        if not _failed and _exit is None:
+            page.set_phase("ending")
 
 
 _pid = 0
