@@ -12,7 +12,7 @@ endif
 if HAVE_UCX
 bench_programs += tests/bench/rank_netplugin
 endif
-noinst_PROGRAMS += tests/bench/rank_plain
+noinst_PROGRAMS += tests/bench/rank_plain tests/bench/rank_recovery
 if SANITIZED
 EXTRA_PROGRAMS += $(bench_programs)
 CLEANFILES += $(bench_programs)
@@ -39,6 +39,8 @@ tests_bench_rank_train_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_plain_SOURCES = tests/bench/rank_plain.c $(bench_rank)
 tests_bench_rank_plain_CFLAGS = $(AM_CFLAGS) $(OPENMP_CFLAGS) -Wno-unknown-pragmas
 tests_bench_rank_plain_LDADD =
+tests_bench_rank_recovery_SOURCES = tests/bench/rank_recovery.c
+tests_bench_rank_recovery_LDADD =
 tests_bench_rank_wire_SOURCES = tests/bench/rank_wire.c $(bench_rank)
 tests_bench_rank_wire_LDADD =
 
@@ -70,7 +72,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
+bench_names = allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -86,6 +88,9 @@ bench-lanes: tests/bench/rank_lanes
 	tests/bench/rank_lanes $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
+.PHONY: bench-recovery
+bench-recovery: tests/bench/rank_recovery examples/gpt/gpt spank/spank_ddp.la
+	$(bench_environment) $(srcdir)/tests/bench/recovery $(BENCH_ARGS)
 bench-overlap: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/overlap $(BENCH_ARGS)
 bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
@@ -127,13 +132,13 @@ EXTRA_DIST += tests/bench/checkpoint_step tests/bench/ddp_overhead tests/bench/g
 	tests/bench/harness/gpt.py
 EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
 	tests/bench/overlap tests/bench/overlap_progress \
-	tests/bench/startup \
+	tests/bench/startup tests/bench/recovery \
 	tests/bench/test_harness \
-	tests/bench/rank_gloo.py tests/bench/rank_startup.py tests/bench/rank_train.py \
+	tests/bench/rank_gloo.py tests/bench/rank_recovery.py tests/bench/rank_startup.py tests/bench/rank_train.py \
 	tests/bench/harness/__init__.py tests/bench/harness/bars.py \
 	tests/bench/harness/contenders.py tests/bench/harness/group.py \
 	tests/bench/harness/measure.py tests/bench/harness/plot.py \
-	tests/bench/harness/report.py tests/bench/harness/units.py
+	tests/bench/harness/recovery.py tests/bench/harness/report.py tests/bench/harness/units.py
 
 tests_bench_rank_netplugin_SOURCES = tests/bench/rank_netplugin.c \
 	tests/support/nccl_driver.c tests/support/nccl_driver.h

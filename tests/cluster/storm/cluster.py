@@ -2,6 +2,7 @@
 """The throw-away cluster as its head's root sees it: nodes, processes, what is left."""
 
 import os
+import signal
 import subprocess
 import time
 
@@ -53,6 +54,43 @@ class Cluster:
     def find(self, node, peer):
         self.on_node(node, "ip", "neigh", "del", address(peer), "dev", "eth0")
 
+    def cut(self, node):
+        """Takes the node's link away."""
+        subprocess.run(["ip", "link", "set", node, "down"], check=True)
+
+    def mend(self, node):
+        subprocess.run(["ip", "link", "set", node, "up"], check=True)
+
+    def lose_power(self, node):
+        """The node's link goes down, and then all of its programs end, so that nobody hears a good-bye. What makes it a
+        node stays."""
+        self.cut(node)
+        while pids := [pid for pid in all_pids() if self.node_of.get(uts_of(pid)) == node and self.has_power(node, pid)]:
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def has_power(self, node, pid):
+        """Whether a power loss ends this process."""
+        name = comm_of(pid)
+        mine = name in (None, "cluster.inside", "munged") or pid in (self.init[node], parent_of(self.init[node]))
+        return not mine and not (name == "sleep" and parent_of(pid) == self.init[node])
+
+    def give_power(self, node):
+        """It takes a moment until the node reaches its controller."""
+        self.mend(node)
+        wait_for(30, lambda: self.has_slurmd(node))
+
+    def has_slurmd(self, node):
+        try:
+            self.start_slurmd(node)
+        except subprocess.CalledProcessError:
+            time.sleep(0.2)
+            return False
+        return True
+
     def start_slurmd(self, node):
         if not self.processes("slurmd", node):
             self.on_node(node, "slurmd")
@@ -103,6 +141,14 @@ def comm_of(pid):
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             head, _, rest = file.read().rpartition(")")
         return None if rest.split()[0] == "Z" else head.partition("(")[2]
+    except OSError:
+        return None
+
+
+def parent_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
     except OSError:
         return None
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of `recovery` that runs on the cluster's head: it starts trainings, hurts them, and reads when their steps
+were done. `python3 -m harness.recovery SETTINGS` writes what it found as JSON."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(1, os.path.join(HERE, "../../cluster/storm"))
+
+from cluster import Cluster, comm_of, parent_of, say, variable_of, wait_for  # noqa: E402
+
+NODES, SPARES, TASKS, SILENCE = 3, 1, 2, 5
+RANKS = (NODES - SPARES) * TASKS
+FAILURES = ("kill", "power")
+WAYS = ("srun gpt", "srun pytorch", "srun plain", "torchrun pytorch")
+RESTART = f"--ddp=restart=9,spare={SPARES},silence={SILENCE}"
+# By turns: what is measured without failures.
+COST = ("--ddp=silence=0", "--ddp", "--ddp=restart=9")
+LAUNCHER = ("slurmstepd", "ddp-witness", "ddp-keeper", "ddp-agent")
+STEPS, EVERY = 1000000, 10
+
+
+class Run:
+    """A training under way."""
+
+    def __init__(self, settings, cluster, way):
+        self.settings, self.cluster = settings, cluster
+        self.launcher, self.program = way.split()
+        self.folder = os.path.join(settings["cluster"], "work", "recovery")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.mkdir(self.folder)
+        self.process, self.log = None, os.path.join(self.folder, "log")
+
+    def command(self):
+        if self.program == "gpt":
+            text = os.path.join(self.folder, "text")
+            shutil.copy(os.path.join(HERE, "../README.md"), text)
+            return [self.settings["gpt"], "--data", text, "--layers", "1", "--width", "64", "--heads", "2", "--length", "32",
+                    "--batch", "2", "--threads", "1", "--steps", str(STEPS), "--checkpoint", os.path.join(self.folder, "gpt"),
+                    "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics")]
+        if self.program == "plain":
+            return [os.path.join(self.settings["programs"], "rank_recovery"), self.folder, str(STEPS), "10000"]
+        return [self.settings["python"], os.path.join(HERE, "../rank_recovery.py"), self.folder, str(STEPS), str(EVERY)]
+
+    def start(self, ddp=RESTART, nodes=NODES):
+        srun = ["srun", "--quiet", "-c1", f"-N{nodes}"]
+        if self.launcher == "srun":
+            argv = [*srun, f"--ntasks-per-node={TASKS}", ddp, "--mpi=none", *self.command()]
+        else:
+            # Redirects of a ninth rank, of nobody: torch 1.13 on Python 3.11 cannot read the default, "0".
+            argv = [*srun, "--ntasks-per-node=1", "--no-kill", self.settings["python"], "-m", "torch.distributed.run",
+                    "--nnodes", f"{NODES - SPARES}:{NODES - SPARES}", "--nproc_per_node", str(TASKS), "--max_restarts", "9",
+                    "--monitor_interval", "0.1", "--redirects", "9:1", "--tee", "9:1", "--rdzv_backend", "c10d",
+                    "--rdzv_endpoint", "n0:21999", *self.command()[1:]]
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                            env={**os.environ, "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"})
+
+    def runs(self):
+        return self.process.poll() is None
+
+    def steps(self):
+        """The steps of rank 0 in order, and when they ended, by CLOCK_MONOTONIC. A rank of `plain` does not wait for
+        others, so that its step is that of the last rank."""
+        if self.program == "gpt":
+            ahead = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            return [(line["step"], line["time"] - ahead * 1e-9) for line in map(json.loads, self.lines("metrics"))]
+        ranks = range(RANKS) if self.program == "plain" else (0,)
+        found = [[(int(step), int(ns) * 1e-9) for step, ns in map(str.split, self.lines(f"steps.{rank}"))] for rank in ranks]
+        return min(found, key=lambda steps: steps[-1][1] if steps else 0)
+
+    def lines(self, name):
+        try:
+            with open(os.path.join(self.folder, name), encoding="ascii") as file:
+                return [line for line in file if line.endswith("\n")]
+        except FileNotFoundError:
+            return []
+
+    def ranks(self):
+        """Each rank's process: an interpreter of torchrun's has no RANK, and what a rank starts has its parent's."""
+        name = {"gpt": "gpt", "plain": "rank_recovery"}.get(self.program, os.path.basename(os.path.realpath(self.settings["python"])))
+        found = {}
+        for pid in self.cluster.processes(name) + self.cluster.processes("python3"):
+            rank = variable_of(pid, "RANK")
+            if rank is not None and comm_of(pid) is not None:
+                found.setdefault(int(rank), pid)
+        return found
+
+    def end(self):
+        say("scancel", "-s", "KILL", "--state=RUNNING")
+        for node in self.cluster.init:
+            self.cluster.give_power(node)
+        for name in ("gpt", "rank_recovery", "python3", os.path.basename(os.path.realpath(self.settings["python"]))):
+            for pid in self.cluster.processes(name):
+                if pid != os.getpid() and self.cluster.node_name(pid) is not None:
+                    kill(pid)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for state in ("DOWN", "RESUME"):
+            for line in self.cluster.busy():
+                if not line.startswith("job"):
+                    say("scontrol", "update", f"NodeName={line.split()[0]}", f"State={state}", "Reason=power")
+        if not wait_for(90, lambda: not self.cluster.busy()):
+            raise SystemExit(f"recovery: the cluster is not idle: {self.cluster.busy()}")
+
+
+def kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def started_at(pid):
+    """When the process was made, by CLOCK_MONOTONIC but for the time that the machine slept."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def next_step(run, hurt_at, before):
+    """The first step of ranks that have all started again, and when it ended."""
+    ranks = run.ranks()
+    if len(ranks) < RANKS or set(ranks.values()) & before:
+        return None
+    try:
+        started = max(map(started_at, ranks.values()))
+    except OSError:
+        return None
+    found = [(step, at) for step, at in run.steps() if at > max(started, hurt_at)]
+    return (*found[0], started) if found else None
+
+
+def hurt(run, failure, source):
+    ranks = run.ranks()
+    if failure == "kill":
+        kill(ranks[source.randrange(RANKS)])
+        return
+    # Not the node of rank 0, where torchrun's store is.
+    nodes = sorted({run.cluster.node_name(pid) for pid in ranks.values()} - {run.cluster.node_name(ranks[0])})
+    run.cluster.lose_power(source.choice(nodes))
+
+
+def measure(settings, cluster, way, failure, source):
+    run = Run(settings, cluster, way)
+    # An agent of torchrun's on a node too many would only wait where no node is lost.
+    run.start(nodes=NODES if failure == "power" or run.launcher == "srun" else NODES - SPARES)
+    try:
+        if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20 and len(run.ranks()) == RANKS) or not run.runs():
+            with open(run.log, encoding="utf-8") as log:
+                raise SystemExit(f"recovery: {way} has not begun: {log.read()[-2000:]}")
+        time.sleep(source.uniform(0, 0.3))
+        before = set(run.ranks().values())
+        highest = max(step for step, _ in run.steps())
+        at = time.clock_gettime(time.CLOCK_MONOTONIC)
+        hurt(run, failure, source)
+        found = wait_for(settings["limit"], lambda: not run.runs() or next_step(run, at, before))
+        row = {"way": way, "failure": failure, "seconds": None, "start": None, "again": None}
+        if isinstance(found, tuple):
+            step, ended, started = found
+            row.update(seconds=ended - at, start=ended - started, again=max(0, highest - step + 1))
+        else:
+            with open(run.log, encoding="utf-8", errors="replace") as log:
+                row["log"] = log.read()[-3000:]
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        return row
+    finally:
+        run.end()
+
+
+# ---- without failures ------------------------------------------------------------------------
+
+
+def run_ns(pid):
+    """Nanoseconds for which the threads of a process have run."""
+    total = 0
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[0])
+    except OSError:
+        pass
+    return total
+
+
+def launcher_pids(run):
+    """The launcher's processes on each node that has ranks, agents among them, and srun's."""
+    ranks = run.ranks()
+    nodes = {run.cluster.node_name(pid) for pid in ranks.values()}
+    agents = {parent_of(pid) for pid in ranks.values()}
+    found = {node: [] for node in nodes}
+    for node in nodes:
+        pids = {pid for name in LAUNCHER for pid in run.cluster.processes(name, node)}
+        pids |= {pid for pid in agents if run.cluster.node_name(pid) == node}
+        found[node] = sorted(pids - set(ranks.values()))
+    return found, run.cluster.processes("srun")
+
+
+def cost(settings, cluster, options):
+    run = Run(settings, cluster, "srun gpt")
+    run.start(ddp=options, nodes=NODES - SPARES)
+    try:
+        if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20) or not run.runs():
+            raise SystemExit(f"recovery: srun {options} has not begun")
+        nodes, srun = launcher_pids(run)
+        began = time.monotonic()
+        before = {pid: run_ns(pid) for pids in [*nodes.values(), srun] for pid in pids}
+        first = len(run.steps())
+        time.sleep(settings["seconds"])
+        seconds = time.monotonic() - began
+        used = {pid: (run_ns(pid) - ns) * 1e-3 / seconds for pid, ns in before.items()}
+        times = [at for _, at in run.steps()[first:]]
+        row = {"options": options, "node_us": [sum(used[pid] for pid in pids) for pids in nodes.values()],
+               "srun_us": sum(used[pid] for pid in srun),
+               "step_ms": statistics.median(b - a for a, b in zip(times, times[1:])) * 1e3}
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        return row
+    finally:
+        run.end()
+
+
+def main():
+    settings = json.loads(sys.argv[1])
+    cluster = Cluster(settings["cluster"])
+    results = []
+    for number in range(settings["rounds"]):
+        if settings["cost"]:
+            results += [cost(settings, cluster, options) for options in COST]
+            continue
+        for way in settings["ways"].split(","):
+            for failure in settings["failures"].split(","):
+                source = random.Random(f"{number}/{failure}")
+                results.append(measure(settings, cluster, way, failure, source))
+    with open(settings["answers"], "w", encoding="utf-8") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()
