@@ -154,6 +154,8 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	if (status == DDP_OK)
 		status = open_wireup(context, options, deadline_ns);
 	if (status == DDP_OK)
+		context->wireup->silence_ms = context->silence_ms;
+	if (status == DDP_OK)
 		status = ddp_agree(context->wireup, &context->job, deadline_ns);
 	if (status == DDP_OK)
 		status = open_watch(context);
@@ -162,7 +164,6 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	ddp_log(DDP_LOG_INFO, "rank %d of %d on %s: wired up by %s in %.3f s", job->rank,
 	        job->world_size, job->hostname, context->wireup->ops->name,
 	        ddp_seconds_since(start_ns));
-	context->wireup->silence_ms = context->silence_ms;
 	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
 	if (status == DDP_OK) {
 		ddp_comm_set_page(context->world, ddp_watch_page(context->watch));

@@ -49,6 +49,7 @@ wireup_sources = \
 	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \
 	libruntime/wireup/ports.c libruntime/wireup/ports.h \
 	libruntime/wireup/resolve.c libruntime/wireup/resolve.h libruntime/wireup/self.c \
+	libruntime/wireup/silence.c libruntime/wireup/silence.h \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
 	libruntime/wireup/star_accept.c libruntime/wireup/star_accept.h \

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "wireup/silence.h"
 
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
 {
@@ -22,6 +23,23 @@ int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
 		return 0;
 	uint64_t left_ms = (deadline_ns - now + 999999) / 1000000;
 	return left_ms < (uint64_t)cap_ms ? (int)left_ms : cap_ms;
+}
+
+ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms)
+{
+	struct pollfd ready = { .fd = fd, .events = POLLIN };
+	ddp_silence_looks looks = { .silent = 0 };
+
+	for (;;) {
+		const int wait_ms = ddp_poll_ms(deadline_ns, 500), rc = poll(&ready, 1, wait_ms);
+		/* What to make of the end of time, or of an error, is said by who reads. */
+		if (rc > 0 || wait_ms == 0 || (rc < 0 && errno != EINTR))
+			return DDP_OK;
+		const int silent_ms = ddp_silence_look(&looks, fd, silence_ms);
+		if (silent_ms > 0)
+			return ddp_fail(DDP_ERR_PEER, "its node has been silent for %.1f s: is its power or network lost? (silence=)",
+			                (double)silent_ms * 1e-3);
+	}
 }
 
 static ddp_status wait_ready(int fd, short events, uint64_t deadline_ns)
@@ -247,6 +265,7 @@ int ddp_rendezvous_connected(int fd)
 		return ECONNREFUSED;
 	/* Not there on local sockets, and no loss. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	ddp_silence_ask(fd);
 	return error;
 }
 

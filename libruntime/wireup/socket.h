@@ -45,6 +45,10 @@ bool ddp_socket_is_same_user(int fd);
 /* Milliseconds until the deadline, at most `cap_ms`, for poll(); 0 if over. */
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms);
 
+/* Waits until there is something to read, or an error, or the deadline. DDP_ERR_PEER: the other end's node has been
+   silent for silence_ms (wireup/silence); 0: that is not looked for. */
+ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms);
+
 /* Exactly `bytes`. DDP_ERR_TIMEOUT at the deadline, DDP_ERR_PEER if the peer
    has closed the connection. */
 ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns);

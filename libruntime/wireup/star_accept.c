@@ -68,6 +68,7 @@ static ddp_status take_proven(struct ddp_centre *centre, int fd, const ddp_hello
 		ddp_descriptor_close(fd);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a connection");
 	}
+	ddp_silence_ask(fd);
 	link->fd = fd;
 	link->rank = -1;
 	link->hello = *hello;

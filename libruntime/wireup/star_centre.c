@@ -72,6 +72,22 @@ static ddp_status gather_from(struct ddp_centre *centre, struct ddp_link *link, 
 	return ddp_link_watch(centre, link, EPOLLRDHUP);
 }
 
+/* Is a rank whose blob is waited for on a silent node? */
+static ddp_status check_silence(const struct ddp_centre *centre)
+{
+	for (int r = 1; r < centre->base.job->world_size; r++) {
+		struct ddp_link *link = centre->ranks[r];
+		const int silent_ms = link->has_blob ? 0 : ddp_silence_look(&link->looks, link->fd, centre->base.silence_ms);
+		if (silent_ms == 0)
+			continue;
+		ddp_fail(DDP_ERR_PEER, "node %s (rank %d) has been silent for %.1f s, while rank 0 on %s waited for it during "
+		         "wire-up: is its power or network lost? (silence=)", link->hello.host, link->rank,
+		         (double)silent_ms * 1e-3, centre->base.job->hostname);
+		return ddp_error_about(DDP_ERR_PEER, link->rank);
+	}
+	return DDP_OK;
+}
+
 static ddp_status gather(struct ddp_centre *centre, uint64_t deadline_ns)
 {
 	const ddp_job *job = centre->base.job;
@@ -85,6 +101,8 @@ static ddp_status gather(struct ddp_centre *centre, uint64_t deadline_ns)
 		status = ddp_centre_events(centre, deadline_ns, events, &count);
 		for (int i = 0; i < count && status == DDP_OK; i++)
 			status = gather_from(centre, events[i].data.ptr, &left);
+		if (status == DDP_OK && left > 0)
+			status = check_silence(centre);
 		if (status == DDP_OK && left > 0 && ddp_now_ns() >= deadline_ns)
 			status = ddp_centre_about_missing(centre, true, ddp_fail(
 				DDP_ERR_TIMEOUT, "%s came to rank 0 on %s, but sent no data within %.1f s",
@@ -158,6 +176,7 @@ static void get_ready(struct ddp_centre *centre)
 		ddp_frame_reset(&centre->ranks[r]->reader);
 		centre->ranks[r]->has_blob = false;
 		centre->ranks[r]->sent = 0;
+		centre->ranks[r]->looks = (ddp_silence_looks){ .silent = 0 };
 	}
 }
 

@@ -42,6 +42,8 @@ static ddp_status read_frame(struct leaf *leaf, ddp_frame_reader *reader, uint64
 		size_t bytes;
 		ddp_status status = ddp_frame_room(reader, &at, &bytes);
 		if (status == DDP_OK)
+			status = ddp_socket_await(leaf->centre.fd, deadline_ns, leaf->base.silence_ms);
+		if (status == DDP_OK)
 			status = ddp_socket_read_some(leaf->centre.fd, at, bytes, deadline_ns, &bytes);
 		if (status == DDP_OK)
 			status = ddp_frame_filled(reader, bytes, &complete);

@@ -12,6 +12,7 @@
 #include "job/nodes.h"
 #include "wireup/acceptor.h"
 #include "wireup/frame.h"
+#include "wireup/silence.h"
 #include "wireup/socket.h"
 #include "wireup/wireup.h"
 
@@ -26,6 +27,7 @@ struct ddp_link {
 	ddp_frame_reader reader;
 	bool has_blob;
 	size_t sent;     /* of the frame that goes to all */
+	ddp_silence_looks looks; /* while its blob is waited for */
 };
 
 struct ddp_centre {

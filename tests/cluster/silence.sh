@@ -25,6 +25,7 @@ start()
 	local what=$1 n r
 	shift
 	run=$((run + 1)) mark=$work/mark$run pids=()
+	[ -z "${hold-}" ] || touch "$mark.hold$hold"
 	for ((n = 0; n < nodes; n++)); do
 		# shellcheck disable=SC2016 # the inner shell is to expand it
 		unshare --net --uts --ipc --mount --pid --fork --kill-child --mount-proc \
@@ -33,6 +34,7 @@ start()
 			DDP_KEY="$(printf %064d $((run + 77)))" LC_ALL=C sh -c '
 				hostname "n$NODE_RANK"
 				ip link set lo up
+				until [ ! -e "$MARK.hold$NODE_RANK" ]; do sleep 0.02; done
 				until ip -4 addr show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done
 				i=0
 				while [ $i -lt "$PER_NODE" ]; do
@@ -49,6 +51,7 @@ start()
 			ip -n "$hub" link set "v$n" master br0 up &&
 			nsenter -t "$(inner "$n")" -n sh -c "ip addr add 10.9.8.$((n + 1))/24 dev eth0 && ip link set eth0 up" || return 1
 	done
+	[ -z "${hold-}" ] || return 0
 	for ((r = 0; r < nodes * per_node; r++)); do
 		wait_until 60 test -e "$mark.$r" || return 1
 	done
@@ -63,7 +66,7 @@ now_ms() { awk '{ printf "%d\n", $1 * 1000 }' /proc/uptime; }
 ends()
 {
 	local n r left=("$@")
-	[ $# -gt 0 ] || left=($(seq 0 $((nodes - 1))))
+	[ $# -gt 0 ] || mapfile -t left < <(seq 0 $((nodes - 1)))
 	status=0
 	for n in "${left[@]}"; do
 		wait_until "${limit:-60}" ended "$n" || status=124
@@ -91,6 +94,9 @@ were_told()
 	prints_times 4 '^rank [0-3]: ends well' "$name: they go on"
 }
 
+# has_connections COUNT: rank 0 has at least as many at its port for wire-up
+has_connections() { [ "$(nsenter -t "$(inner 0)" -n cat /proc/net/tcp /proc/net/tcp6 | awk '$2 ~ /:733D$/ && $4 == "01"' | wc -l)" -ge "$1" ]; }
+
 # wanted CASE: is it one of those that are to run?
 wanted() { [ -z "${SILENCE_CASES-}" ] || [[ " $SILENCE_CASES " == *" $1 "* ]]; }
 # begin CASE WHAT [VARIABLE=VALUE...]: false if it is not to run, or its ranks do not start
@@ -105,7 +111,7 @@ begin()
 
 silence=${SILENCE:-3}
 for what in reduce barrier receive idle groups; do
-	begin $what $what DDP_SILENCE=$silence || continue
+	begin $what $what DDP_SILENCE="$silence" || continue
 	lost_ms=$(now_ms)
 	power_off 2
 	# A rank that issues nothing learns of it with its next call.
@@ -115,7 +121,7 @@ for what in reduce barrier receive idle groups; do
 done
 
 # The first rank of a node watches others, and is watched: when it has ended, another one of its node does.
-if begin leader again DDP_SILENCE=$silence; then
+if begin leader again DDP_SILENCE="$silence"; then
 	kill -KILL "$(pgrep -P "$(inner 2)" | head -n 1)"
 	wait_until 20 grep -q '^rank 0: shrunk [0-9]* 5' "$work/$run.0"
 	sleep 1
@@ -129,7 +135,7 @@ if begin leader again DDP_SILENCE=$silence; then
 fi
 
 # Node 0 has rank 0.
-if begin first reduce DDP_SILENCE=$silence; then
+if begin first reduce DDP_SILENCE="$silence"; then
 	power_off 0
 	ends 1 2
 	prints_times 4 '^rank [2-5]: error [0-9]+ DDP_ERR_PEER .*node n0 \(ranks 0-1\) has been silent for' \
@@ -138,7 +144,7 @@ if begin first reduce DDP_SILENCE=$silence; then
 fi
 
 # Two nodes at once: the ranks of the third one are told of one of them.
-if begin two reduce DDP_SILENCE=$silence; then
+if begin two reduce DDP_SILENCE="$silence"; then
 	power_off 1
 	power_off 2
 	ends 0
@@ -149,7 +155,7 @@ fi
 
 # A rank's death breaks the communicator; the last node does not come to the agreement, and falls silent then.
 last=last
-if begin during reduce DDP_SILENCE=$silence; then
+if begin during reduce DDP_SILENCE="$silence"; then
 	kill -KILL "$(pgrep -P "$(inner 0)" | tail -n 1)"
 	wait_until 20 grep -q '^rank 4: error' "$work/$run.4"
 	power_off 2
@@ -162,6 +168,28 @@ if begin during reduce DDP_SILENCE=$silence; then
 fi
 last=''
 
+# During wire-up: node 1 comes late, and the others wait for it meanwhile. Without rank 0, ranks of node 1 would look
+# for it until their timeout, as for one that has not come yet.
+for lost in 2 0; do
+	hold=1
+	if begin "wireup$lost" reduce DDP_SILENCE="$silence" DDP_TIMEOUT=120; then
+		wait_until 20 has_connections 3
+		sleep 0.5
+		power_off "$lost"
+		rm "$mark.hold1"
+		if [ $lost = 2 ]; then
+			ends 0 1
+			prints_times 4 '^rank -1: ddp_init failed: DDP_ERR_PEER: node n2 \(rank [45]\) has been silent for [0-9.]* s, while rank 0' \
+				"the power of a node during wire-up: an error names it"
+		else
+			ends 2
+			prints_times 2 '^rank -1: ddp_init failed: DDP_ERR_PEER: rank [45] on n2 lost rank 0 on n0 during wire-up: its node has been silent' \
+				"the power of rank 0's node during wire-up: an error names it"
+		fi
+	fi
+	hold=''
+done
+
 # What is not silence: a link that is away for 3 seconds, and stopped processes, whose kernel answers.
 if begin link reduce DDP_SILENCE=5; then
 	ip -n "$hub" link set v2 down
@@ -173,7 +201,7 @@ if begin link reduce DDP_SILENCE=5; then
 	prints_times 6 '^rank [0-5]: ends well' "a link that was away for 3 s is not silence: no byte is wrong"
 	prints_not 'error' "nobody is told of it"
 fi
-if begin stopped reduce DDP_SILENCE=$silence; then
+if begin stopped reduce DDP_SILENCE="$silence"; then
 	pkill -STOP -P "$(inner 2)"
 	sleep 8
 	pkill -CONT -P "$(inner 2)"
