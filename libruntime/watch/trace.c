@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +47,7 @@ struct ddp_trace {
 	bool settled;           /* what was in the file is set aside, or gone on with */
 	int aside;              /* the number under which it is set aside */
 	char *path;             /* from the root */
+	ddp_trace *next;        /* of this process */
 	int64_t real_offset_ns; /* real-time clock minus monotonic clock */
 	int64_t file_bytes;
 	uint64_t flushed_ns;
@@ -72,6 +74,40 @@ static int close_file(ddp_trace *trace)
 	trace->fd = -1;
 	(void)flock(fd, LOCK_UN);
 	return close(fd);
+}
+
+/* The traces that this process writes. */
+static pthread_mutex_t own_mutex = PTHREAD_MUTEX_INITIALIZER;
+static ddp_trace *own;
+
+static void add_own(ddp_trace *trace)
+{
+	pthread_mutex_lock(&own_mutex);
+	trace->next = own;
+	own = trace;
+	pthread_mutex_unlock(&own_mutex);
+}
+
+static void remove_own(const ddp_trace *trace)
+{
+	ddp_trace **at = &own;
+
+	pthread_mutex_lock(&own_mutex);
+	while (*at != NULL && *at != trace)
+		at = &(*at)->next;
+	if (*at != NULL)
+		*at = trace->next;
+	pthread_mutex_unlock(&own_mutex);
+}
+
+static bool is_own(const char *path)
+{
+	pthread_mutex_lock(&own_mutex);
+	const ddp_trace *trace = own;
+	while (trace != NULL && strcmp(trace->path, path) != 0)
+		trace = trace->next;
+	pthread_mutex_unlock(&own_mutex);
+	return trace != NULL;
 }
 
 static bool is_written(int folder, const char *name)
@@ -326,8 +362,26 @@ static void add_range(ddp_trace *trace, const char *name, int row, json_t *argum
 
 static void trace_free(ddp_trace *trace)
 {
+	remove_own(trace);
 	free(trace->path);
 	free(trace);
+}
+
+/*
+ * A process of an earlier start may be on a node without power, whose lock a file server keeps for minutes, or it may be
+ * stopped. It keeps the file that it has, under another name.
+ */
+static ddp_status take_over(ddp_trace *trace)
+{
+	DIR *stream = open_folder(trace);
+
+	if (stream == NULL)
+		return DDP_OK;
+	close(trace->fd);
+	trace->fd = -1;
+	ddp_status status = rename_aside(trace, dirfd(stream), trace->rank);
+	closedir(stream);
+	return status == DDP_OK ? open_file(trace->path, O_RDWR | O_CREAT, &trace->fd) : status;
 }
 
 static ddp_status open_trace(ddp_trace *trace, const char *dir)
@@ -346,12 +400,19 @@ static ddp_status open_trace(ddp_trace *trace, const char *dir)
 		return status;
 	trace->aside = free_number(trace);
 	status = open_file(trace->path, O_RDWR | O_CREAT, &trace->fd);
-	if (status == DDP_OK && !lock(trace->fd)) {
+	bool locked = status == DDP_OK && lock(trace->fd);
+	if (status == DDP_OK && !locked && trace->restarted && !is_own(trace->path)) {
+		status = take_over(trace);
+		locked = status == DDP_OK && trace->fd >= 0 && lock(trace->fd);
+	}
+	if (status == DDP_OK && trace->fd >= 0 && !locked) {
 		ddp_log(DDP_LOG_INFO, "rank %d: trace \"%s\" is written by another context, and this one has none: give each a "
 		        "trace_dir of its own", trace->rank, trace->path);
 		close(trace->fd);
 		trace->fd = -1;
 	}
+	if (status == DDP_OK && locked)
+		add_own(trace);
 	return status;
 }
 

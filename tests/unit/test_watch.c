@@ -394,6 +394,46 @@ static void trace_that_is_written_is_not_set_aside(void **state)
 	assert_int_equal(rmdir(in_dir("r")), 0);
 }
 
+/* The earlier start's process may be stopped, or on a node whose locks a file server keeps. */
+static void restart_takes_the_name_of_a_trace_over(void **state)
+{
+	int ready[2], until[2], status;
+	char byte;
+
+	(void)state;
+	assert_int_equal(pipe(ready), 0);
+	assert_int_equal(pipe(until), 0);
+	fflush(NULL);
+	const pid_t child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		ddp_trace *trace;
+		close(until[1]);
+		if (ddp_trace_open(in_dir("r"), &first, &trace) != DDP_OK)
+			_exit(1);
+		ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "before", 1, 1000, 4000);
+		ddp_trace_begin(trace, 1);
+		if (write(ready[1], "", 1) != 1 || read(until[0], &byte, 1) < 0)
+			_exit(1);
+		ddp_trace_close(trace);
+		_exit(0);
+	}
+	close(until[0]);
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	trace_of_run(1, 1, 2, "after");
+	close(until[1]);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	assert_int_equal(ranges_of("r/rank-0.json", "after"), 1);
+	assert_int_equal(ranges_of("r/rank-0.json", "before"), 0);
+	assert_int_equal(ranges_of("r/rank-0.json.1", "before"), 1);
+	close(ready[0]);
+	close(ready[1]);
+	assert_int_equal(unlink(in_dir("r/rank-0.json")), 0);
+	assert_int_equal(unlink(in_dir("r/rank-0.json.1")), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
+}
+
 /* A folder has the name that the next run gives: whichever run it is of, what is there stays. */
 static void trace_that_cannot_be_set_aside_stays(void **state)
 {
@@ -941,6 +981,7 @@ int main(void)
 		cmocka_unit_test(new_run_sets_traces_aside_and_a_resumed_one_goes_on),
 		cmocka_unit_test_setup_teardown(context_has_no_trace_where_another_writes_one, start_log, stop_log),
 		cmocka_unit_test(trace_that_is_written_is_not_set_aside),
+		cmocka_unit_test(restart_takes_the_name_of_a_trace_over),
 		cmocka_unit_test_setup_teardown(trace_that_cannot_be_set_aside_stays, start_log, stop_log),
 		cmocka_unit_test(impossible_trace_directory_is_an_error),
 		cmocka_unit_test(metrics_are_one_object_per_line),
