@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/attend.h"
 #include "comm/core/liveness.h"
 #include "comm/core/offsets.h"
@@ -216,7 +217,13 @@ static ddp_status connect_members(building *b)
 	memcpy(&first, b->blobs[0], sizeof(first));
 	b->comm->id = first.id;
 	ddp_net_join(b->comm);
-	return b->address != NULL ? take_addresses(b) : DDP_OK;
+	if (b->address == NULL)
+		return DDP_OK;
+	const ddp_status status = take_addresses(b);
+	/* A rank that cannot watch other nodes goes on: others watch them, too. */
+	if (status == DDP_OK && ddp_net_watch(b->comm) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	return status;
 }
 
 /* With one node whose control segment is open there is nothing to offer. */

@@ -18,7 +18,6 @@
 #include "comm/group/build.h"
 #include "comm/group/locality.h"
 #include "comm/hier/tune.h"
-#include "comm/net/net.h"
 #include "comm/shm/segment.h"
 
 enum { IDENTITY_MAGIC = 0x63706465, ALGORITHM_TEXT = 80 /* no list is as long */ };
@@ -278,9 +277,6 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 		status = find_nodes(roster, &exchanger, &mine, &fd);
 	if (status == DDP_OK)
 		status = build_world(roster, &exchanger, fd, timeout_ms, comm);
-	/* A rank that cannot watch other nodes goes on: others watch them, too. */
-	if (status == DDP_OK && (*comm)->net != NULL && ddp_net_watch(*comm) != DDP_OK)
-		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	if (fd >= 0 && fd != mine.fd)
 		close(fd);
 	if (mine.fd >= 0)

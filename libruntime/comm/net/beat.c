@@ -173,6 +173,7 @@ void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t
 	beat->place.port = port;
 	keep_alive(fd, limit_ms);
 	beat->state = DDP_BEAT_HEARS;
+	beat->heard = true;
 	beat->sent_ns = beat->ran_ns = now_ns;
 	ddp_judge_begin(&beat->judge, now_ns);
 }

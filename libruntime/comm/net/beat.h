@@ -38,6 +38,8 @@ typedef enum ddp_beat_state {
 typedef struct ddp_beat {
 	int rank, self;       /* the peer, and this process, in the job */
 	bool connects;        /* this end does */
+	bool heard;           /* there was a connection */
+	bool warned;          /* that there is none */
 	ddp_beat_state state;
 	ddp_proof_key ours, theirs; /* from this process to the peer, and the other way round */
 	ddp_place places[DDP_BEAT_PLACES]; /* where it may listen; those that are likely come first */

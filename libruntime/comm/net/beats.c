@@ -24,6 +24,7 @@
 enum {
 	STRANGERS_MAX = 32,  /* connections without a proof; a further one drops the oldest */
 	STRANGER_MS = 20000, /* for a proof to come */
+	ATTEMPTS_WARN = 12,
 	IDLE_MS = 1000       /* between two looks if there is nothing to look at */
 };
 
@@ -319,6 +320,17 @@ static void tell(const ddp_beats *beats, const ddp_beat *beat, uint64_t now_ns)
 	ddp_doorbell_notify_own(&roster->doorbell);
 }
 
+/* A firewall may drop connections: then nobody learns of it otherwise. */
+static void warn(const ddp_beats *beats, ddp_beat *beat)
+{
+	if (beat->heard || beat->warned || beat->attempts < ATTEMPTS_WARN)
+		return;
+	beat->warned = true;
+	ddp_log(DDP_LOG_WARN, "rank %d on %s cannot watch %s for silence: after %d attempts there is no connection to TCP port %d "
+	        "there; does a firewall stand between? (DDP_SILENCE)", beat->self, beats->roster->peers[beat->self].host,
+	        beats->roster->peers[beat->rank].host, beat->attempts, ntohs(beats->places[beat->rank].port));
+}
+
 static void turn_all(ddp_beats *beats)
 {
 	hear_strangers(beats, ddp_now_ns());
@@ -326,6 +338,7 @@ static void turn_all(ddp_beats *beats)
 		ddp_beat *beat = &beats->list[i];
 		const bool known = ddp_silence_of(beats->roster, beat->rank);
 		const uint64_t now_ns = ddp_now_ns();
+		warn(beats, beat);
 		if (!known && !ddp_beat_turn(beat, beats->limit_ms, now_ns))
 			continue;
 		if (!known)
