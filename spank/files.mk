@@ -65,6 +65,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/restart/deal.c spank/restart/deal.h \
 	spank/restart/dealer.c spank/restart/dealer.h \
 	spank/restart/descend.c spank/restart/descend.h \
+	spank/restart/generation.c spank/restart/generation.h \
 	spank/restart/history.c spank/restart/history.h \
 	spank/restart/plan.c spank/restart/plan.h \
 	spank/restart/renumber.c spank/restart/renumber.h \

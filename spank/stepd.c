@@ -9,6 +9,7 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
+#include "spank/base/contained.h"
 #include "spank/base/pause.h"
 #include "spank/failure/node/ends.h"
 #include "spank/failure/node/journal.h"
@@ -45,24 +46,52 @@ static void take_word_of_srun(struct stepd *stepd, char *const *environment)
  * since in a task, forked from a process with threads, a lock could be held for
  * ever. Of the user's there is the name only, to be looked for in that table.
  */
+static bool find_address(const char *node, char *address, size_t bytes)
+{
+	char *(*find)(const char *node);
+	char *found;
+
+	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
+	if (find == NULL)
+		return false;
+	/* Slurm's to free, by a function that differs between releases; it is short. */
+	found = find(node);
+	if (found == NULL || strlen(found) >= bytes)
+		return false;
+	memcpy(address, found, strlen(found) + 1);
+	return true;
+}
+
 static void note_master(struct node_address *master, char *const *environment)
 {
 	const char *first = environment_get(environment, "SLURM_DDP_FIRST_HOST");
 	const char *list = environment_get(environment, "SLURM_STEP_NODELIST");
-	char *(*find_address)(const char *node);
 	struct error ignored;
-	char *address;
 
-	*(void **)&find_address = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
-	if (find_address == NULL ||
-	    !nodelist_first(first != NULL ? first : list, master->node, &ignored))
-		return;
-	/* Slurm's to free, by a function that differs between releases; it is short. */
-	address = find_address(master->node);
-	if (address != NULL && strlen(address) < sizeof(master->address))
-		memcpy(master->address, address, strlen(address) + 1);
-	else
+	if (nodelist_first(first != NULL ? first : list, master->node, &ignored) &&
+	    !find_address(master->node, master->address, sizeof(master->address)))
 		master->node[0] = '\0';
+}
+
+/* srun deals generations: each task is to be an agent. */
+static void make_agents(struct stepd *stepd, uint32_t local_tasks)
+{
+	struct request *request = stepd->request;
+
+	if (request->settings.restarts == 0 || request->settings.check != CHECK_NO)
+		return;
+	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
+	stepd->node.relay_port = stepd->node.relay.port;
+	if (contained_here())
+		error_set(&request->error, "restart=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
+		          "looking after its tasks: the administrator should remove it, or restart= be left out");
+	else if (stepd->node.silence_ms == 0)
+		error_set(&request->error, "restart= needs a link between srun and its nodes, and silence=0 makes none: "
+		          "leave silence=0 out");
+	else if (stepd->node.relay.port == 0)
+		error_set(&request->error, "restart=: srun does not listen for its nodes");
+	else
+		agents_make(&stepd->node.supervise.agents, local_tasks, &request->error);
 }
 
 void stepd_begin(spank_t spank, struct stepd *stepd)
@@ -107,10 +136,13 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
 	if (!stepd->normal_step)
 		return;
-	if (supervise_start(&stepd->node.supervise, local_tasks, owner, &error))
-		stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
-	else
+	if (!supervise_start(&stepd->node.supervise, local_tasks, owner, &error)) {
 		slurm_error("ddp: %s", error.text);
+		return;
+	}
+	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
+	if (environment_get(environment, "SLURM_DDP_RESTART") != NULL)
+		make_agents(stepd, local_tasks);
 }
 
 /*
@@ -169,7 +201,9 @@ static void begin_to_watch(spank_t spank, struct stepd *stepd)
 	stepd->node.node_id = stepd->node_id;
 	watched = stepd;
 	stepd->node.supervise.ask = ask_status;
-	ends_watch(&stepd->node, end_step_alone, !stepd->no_witness);
+	/* Without the thread agents would get no orders. */
+	ends_watch(&stepd->node, end_step_alone,
+	           !stepd->no_witness || stepd->node.supervise.agents.shared != NULL);
 }
 
 void stepd_take_fork(spank_t spank, struct stepd *stepd)

@@ -17,6 +17,9 @@
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
+#include "spank/restart/agent.h"
+#include "spank/restart/deal.h"
+#include "spank/restart/renumber.h"
 
 static bool collect_facts(spank_t spank, struct step_facts *facts, struct error *error)
 {
@@ -100,7 +103,10 @@ static void show_check(enum check_mode check, const struct identity *identity,
 	if (check == CHECK_TABLE &&
 	    check_row(identity, extras, variables, text, sizeof(text)))
 		check_write(STDOUT_FILENO, text);
-	for (int i = 0; check == CHECK_JSON && i < variables->count; i++)
+	if (check == CHECK_JSON && identity->spare &&
+	    check_json(identity, &(struct variable){ "spare", "yes", "spare=" }, text, sizeof(text)))
+		check_write(STDOUT_FILENO, text);
+	for (int i = 0; check == CHECK_JSON && !identity->spare && i < variables->count; i++)
 		if (check_json(identity, &variables->item[i], text, sizeof(text)))
 			check_write(STDOUT_FILENO, text);
 	_exit(0);
@@ -143,30 +149,49 @@ static void report_node(const struct stepd *stepd, const struct identity *identi
 		atomic_store(&shared->answered, true);
 }
 
-static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error *error)
+/* Who this task is in the step, and what is known already that would keep it from running. */
+static bool introduce_task(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
+                           struct identity *identity, struct error *error)
+{
+	*facts = (struct step_facts){ .environment = NULL };
+	if (!collect_facts(spank, facts, error))
+		return false;
+	note_srun_and_node(stepd, facts->environment);
+	if (stepd->request->error.text[0] != '\0')
+		return error_set(error, "%s", stepd->request->error.text);
+	if (!identity_derive(facts, &stepd->request->settings, identity, error))
+		return false;
+	note_rank(stepd, identity);
+	report_node(stepd, identity);
+	return true;
+}
+
+/* A task's preparation begins with these. */
+struct beginning {
+	const struct step_facts *facts;
+	const struct identity *identity;
+	const struct node_address *master;
+	const char *key;
+};
+
+/* Makes the variables; a rehearsal does nothing with them. */
+static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct beginning *beginning, bool rehearsal,
+                         struct error *error)
 {
 	static struct variables variables;
 	const struct settings *settings = &stepd->request->settings;
+	const struct step_facts facts = *beginning->facts;
+	const struct identity identity = *beginning->identity;
 	char address[MASTER_ADDRESS_MAX], row[1024];
-	struct step_facts facts = { 0 };
-	struct identity identity;
 
-	if (!collect_facts(spank, &facts, error))
-		return false;
-	note_srun_and_node(stepd, facts.environment);
-	if (stepd->request->error.text[0] != '\0')
-		return error_set(error, "%s", stepd->request->error.text);
-	if (!identity_derive(&facts, settings, &identity, error))
-		return false;
-	note_rank(stepd, &identity);
-	report_node(stepd, &identity);
-	if (!master_find_address(&identity, settings, &stepd->master, address, error) ||
-	    !master_check_port(&identity, error))
+	if (!master_find_address(&identity, settings, beginning->master, address, error) ||
+	    (!rehearsal && !master_check_port(&identity, error)))
 		return false;
 	struct task_extras extras = {
 		.master_address = address,
 		.version = PACKAGE_VERSION,
-		.key = environment_get(facts.environment, "SLURM_DDP_KEY"),
+		.key = beginning->key,
+		.restarts_in_step = facts.restarts_in_step,
 		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,
 		.nccl_net = MODULE_DIR "/libnccl-net-ddpucx.so",
 		.nccl_profiler = MODULE_DIR "/libnccl-profiler-ddp.so",
@@ -179,6 +204,8 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, struct error 
 	if (!check_gpus(&identity, settings, &extras.gpu, error) ||
 	    !environment_build(&variables, &identity, settings, &extras, error))
 		return false;
+	if (rehearsal)
+		return true;
 	if (stepd->container_wins && identity.rank == 0)
 		slurm_spank_log("ddp: plugstack.conf of %s names spank_pyxis.so behind spank_ddp.so, so that in a "
 		                "container the image's MASTER_PORT, WORLD_SIZE and others win: the administrator "
@@ -251,7 +278,10 @@ static void make_witness(const struct stepd *stepd)
 	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
 		return;
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
-		                       .text = text, .kill_tasks = stepd->request->settings.kill_on_failure,
+		                       .text = text, .generation = &shared->generation,
+		                       /* Agents end what they have started, and then themselves. */
+		                       .kill_tasks = stepd->request->settings.kill_on_failure &&
+		                                     stepd->node.supervise.agents.shared == NULL,
 		                       .stay_in_group = ask_tracks_groups(),
 		                       .look = look_for_stall, .begin_again = begin_again,
 		                       .give_up = give_up, .about = &watch };
@@ -277,6 +307,102 @@ static void note_start(spank_t spank, const struct stepd *stepd)
 		atomic_store(&shared->task[local_id].start_ns, ddp_now_ns());
 }
 
+/* ---- generations ------------------------------------------------------------------------ */
+
+/* In the child of a generation: Slurm's own variables become those of the generation. */
+static bool take_slurm_variables(spank_t spank, char **environment, const struct deal_go *go, uint32_t local_id,
+                                 struct error *error)
+{
+	static struct renumbered renumbered;
+	char name[64];
+
+	if (!renumber(&renumbered, environment, go, local_id, (uint32_t)getpid(), error))
+		return false;
+	for (int i = 0; i < renumbered.count; i++)
+		if (spank_setenv(spank, renumbered.item[i].name, renumbered.item[i].value, 1) != ESPANK_SUCCESS)
+			return error_set(error, "cannot set %s", renumbered.item[i].name);
+	/* Each removal changes the list. */
+	for (int i = 0; spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS && environment[i] != NULL;) {
+		size_t length = strcspn(environment[i], "=");
+		bool hidden = renumber_hides(environment[i]) && length < sizeof(name);
+		if (hidden) {
+			memcpy(name, environment[i], length);
+			name[length] = '\0';
+			hidden = spank_unsetenv(spank, name) == ESPANK_SUCCESS;
+		}
+		i += !hidden;
+	}
+	return true;
+}
+
+static void take_place(struct step_facts *facts, const struct deal_go *go, const char *master)
+{
+	facts->node_id = go->node_rank;
+	facts->node_count = go->node_count;
+	facts->local_tasks = go->local_count;
+	facts->total_tasks = go->world_size;
+	facts->global_id = deal_rank(go, facts->local_id);
+	facts->holds_task_zero = go->node_rank == go->master;
+	facts->restarts_in_step = go->restart_count;
+	facts->port_seed = go->port_seed;
+	facts->master_node = master;
+}
+
+/* In the child of a generation: who it is there. */
+static bool take_generation(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
+                            struct identity *identity, struct error *error)
+{
+	const struct agents_shared *shared = stepd->node.supervise.agents.shared;
+	static struct deal_go go;
+	static struct node_address master;
+	char **environment = NULL;
+
+	if (!deal_unpack_go(shared->deal, shared->deal_bytes, &go) || facts->local_id >= go.local_count)
+		return error_set(error, "srun has dealt this task no rank");
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
+		return error_set(error, "Slurm does not give the task's environment");
+	if (!nodelist_at(go.nodes, go.master, master.node, error) ||
+	    !take_slurm_variables(spank, environment, &go, facts->local_id, error) ||
+	    !collect_facts(spank, facts, error))
+		return false;
+	memcpy(master.address, shared->master, sizeof(master.address));
+	take_place(facts, &go, master.node);
+	if (!identity_derive(facts, &stepd->request->settings, identity, error))
+		return false;
+	note_rank(stepd, identity);
+	return prepare_task(spank, stepd, &(struct beginning){ facts, identity, &master, go.key }, false, error);
+}
+
+/* The process becomes an agent, and what returns is a generation's program to be. */
+static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
+                         struct identity *identity, struct error *error)
+{
+	make_witness(stepd);
+	agent_become(&stepd->node.supervise.agents, facts->local_id);
+	return take_generation(spank, stepd, facts, identity, error);
+}
+
+static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *error)
+{
+	bool has_agent = stepd->node.supervise.agents.shared != NULL;
+	struct step_facts facts;
+	struct identity identity;
+
+	if (!introduce_task(spank, stepd, &facts, &identity, error))
+		return false;
+	if (stepd->request->settings.check != CHECK_NO)
+		identity_without_spares(&identity, &stepd->request->settings);
+	const struct beginning beginning = { &facts, &identity, &stepd->master,
+		                             environment_get(facts.environment, "SLURM_DDP_KEY") };
+	/* What is wrong from the start is no reason for a restart. */
+	if (!prepare_task(spank, stepd, &beginning, has_agent, error))
+		return false;
+	if (has_agent)
+		return become_agent(spank, stepd, &facts, &identity, error);
+	make_witness(stepd);
+	return true;
+}
+
 void task_begin(spank_t spank, struct stepd *stepd)
 {
 	struct relay_news news;
@@ -287,8 +413,7 @@ void task_begin(spank_t spank, struct stepd *stepd)
 	if (!stepd->request->wanted ||
 	    (stepd->daemon ? prepare_daemon(spank, &error) : !stepd->normal_step))
 		return;
-	if (!stepd->daemon && prepare_task(spank, stepd, &error)) {
-		make_witness(stepd);
+	if (!stepd->daemon && begin_task(spank, stepd, &error)) {
 		note_start(spank, stepd);
 		return;
 	}

@@ -49,12 +49,18 @@ static bool kill_by_list(void)
 	return true;
 }
 
-static pid_t parent_of(const char *number)
+/* A line of /proc. */
+struct relative {
+	char state;
+	int parent, group;
+};
+
+static bool read_relative(const char *number, struct relative *relative)
 {
 	char path[300], text[1024];
 	const char *behind;
 	ssize_t got = -1;
-	int fd, parent;
+	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%.255s/stat", number);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -64,7 +70,8 @@ static pid_t parent_of(const char *number)
 	}
 	text[got > 0 ? got : 0] = '\0';
 	behind = strrchr(text, ')');
-	return behind != NULL && sscanf(behind, ") %*c %d", &parent) == 1 ? parent : -1;
+	return behind != NULL &&
+	       sscanf(behind, ") %c %d %d", &relative->state, &relative->parent, &relative->group) == 3;
 }
 
 /* As the kernel writes a folder's entries. */
@@ -77,10 +84,9 @@ struct entry {
 };
 
 /* Looks at all processes: readdir(3) would take memory, and a lock with it. */
-static void kill_by_search(void)
+static void visit_all(void (*visit)(const char *number, void *about), void *about)
 {
 	_Alignas(struct entry) char text[8192];
-	pid_t own = getpid();
 	long got;
 	int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
@@ -88,12 +94,75 @@ static void kill_by_search(void)
 		for (long at = 0; at < got;) {
 			const struct entry *entry = (const struct entry *)(text + at);
 			at += entry->bytes;
-			if (entry->name[0] >= '1' && entry->name[0] <= '9' && parent_of(entry->name) == own)
-				kill((pid_t)strtol(entry->name, NULL, 10), SIGKILL);
+			if (entry->name[0] >= '1' && entry->name[0] <= '9')
+				visit(entry->name, about);
 		}
 	}
 	if (fd >= 0)
 		close(fd);
+}
+
+static void kill_if_child(const char *number, void *about)
+{
+	struct relative relative;
+
+	if (read_relative(number, &relative) && relative.parent == *(const pid_t *)about)
+		kill((pid_t)strtol(number, NULL, 10), SIGKILL);
+}
+
+static void kill_by_search(void)
+{
+	pid_t own = getpid();
+
+	visit_all(kill_if_child, &own);
+}
+
+struct orphans {
+	pid_t group;
+	const pid_t *keep;
+	uint32_t count, killed;
+};
+
+static bool is_orphan(const char *number, const struct orphans *orphans)
+{
+	struct relative own, parent;
+	char text[16];
+
+	if (!read_relative(number, &own) || own.group != orphans->group || own.state == 'Z' || own.state == 'X')
+		return false;
+	snprintf(text, sizeof(text), "%d", own.parent);
+	return !read_relative(text, &parent) || parent.group != orphans->group;
+}
+
+/* The number may be another process's at each moment, and is looked at again behind a handle of the process. */
+static void kill_if_orphan(const char *number, void *about)
+{
+	struct orphans *orphans = about;
+	pid_t pid = (pid_t)strtol(number, NULL, 10);
+	int process = -1;
+
+	for (uint32_t i = 0; i < orphans->count; i++)
+		if (orphans->keep[i] == pid)
+			return;
+	if (!is_orphan(number, orphans))
+		return;
+#if defined SYS_pidfd_open && defined SYS_pidfd_send_signal
+	process = (int)syscall(SYS_pidfd_open, pid, 0u);
+	if (process >= 0 && is_orphan(number, orphans))
+		orphans->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
+#endif
+	if (process >= 0)
+		close(process);
+	else if (errno == ENOSYS)
+		orphans->killed += kill(pid, SIGKILL) == 0;
+}
+
+uint32_t descend_kill_orphans(pid_t group, const pid_t *keep, uint32_t count)
+{
+	struct orphans orphans = { group, keep, count, 0 };
+
+	visit_all(kill_if_orphan, &orphans);
+	return orphans.killed;
 }
 
 void descend_kill_children(void)

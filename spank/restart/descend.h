@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Kills the children of the calling process, which has one thread. It takes no lock and no memory. libc only. */
+/* Kills what programs have left. It takes no lock and no memory. libc only. */
 #ifndef SPANK_DESCEND_H
 #define SPANK_DESCEND_H
 
+#include <stdint.h>
+#include <sys/types.h>
+
 /*
- * Sends SIGKILL to each child that the process has now, dead ones included. A child that a dying process leaves
+ * Sends SIGKILL to each child of the calling process, which has one thread, dead ones included. A child that a dying process leaves
  * to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child.
  */
 void descend_kill_children(void);
+
+/*
+ * Sends SIGKILL to the processes of a process group whose parents are outside the group: their own parents have
+ * ended. `keep` has `count` processes that are left alone. Returns how many were killed. Their children are orphans
+ * then, and the next call finds them.
+ */
+uint32_t descend_kill_orphans(pid_t group, const pid_t *keep, uint32_t count);
 
 #endif

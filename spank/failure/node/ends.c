@@ -13,11 +13,12 @@
 #include "spank/base/contained.h"
 #include "spank/base/worker.h"
 #include "spank/failure/timeline.h"
+#include "spank/restart/generation.h"
 
 enum {
 	LOOK_MS = 50,       /* how often, where the kernel gives no descriptor of a process, */
 	LOOK_MAX_MS = 1000, /* and how often in the end, if nothing happens */
-	BESIDE_TASKS = 2 + LINK_FDS, /* descriptors */
+	BESIDE_TASKS = 3 + LINK_FDS, /* descriptors */
 	STATUS_MS = 2, /* how often Slurm is asked for the status of a task that it has just reaped, */
 	STATUS_LOOKS = 500, /* and after that many times as seldom as if it still ran */
 };
@@ -28,8 +29,10 @@ static struct {
 	pthread_mutex_t lock; /* of the node, while the thread runs */
 	struct worker worker;
 	bool running;
+	struct generation generation; /* of a step with restart= */
 	int wake;
-	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, and the link */
+	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, the
+	                         agents' news, and the link */
 	int asked;            /* how often for the status of a task that is gone */
 	int look_ms;          /* of LOOK_MS */
 	int witness_ms;       /* of LOOK_MS, until there is a witness */
@@ -50,6 +53,12 @@ static int open_process(pid_t pid)
 #endif
 }
 
+/* That of the task, or of its agent. */
+static pid_t slurms_process(const struct supervise *supervise, uint32_t local_task)
+{
+	return supervise->agents.shared != NULL ? supervise->agents.pids[local_task] : supervise->pids[local_task];
+}
+
 static void forget_process(uint32_t local_task)
 {
 	if (ends.ready[local_task].fd >= 0)
@@ -62,7 +71,10 @@ static void take(const struct node_task *task)
 	enum end_delay delay = node_take_end(ends.node, task);
 
 	ends.look_ms = LOOK_MS;
-	if (delay != DELAY_NEVER)
+	if (ends.generation.node != NULL)
+		generation_done(&ends.generation, task->local_id);
+	/* srun alone decides what follows from the end of a program that can be started again. */
+	else if (delay != DELAY_NEVER)
 		ends.act(delay);
 }
 
@@ -77,19 +89,20 @@ int ends_next_look_ms(int look_ms)
 static int take_ended(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
-	bool all_watched = true, any_gone = false;
+	bool all_watched = true, any_gone = false, has_agents = ends.generation.node != NULL;
 
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
 		const struct supervise_task *shared = &supervise->shared->task[i];
 		struct node_task task = { .local_id = i, .global_id = shared->rank };
 		enum task_state state = supervise_state(supervise, i, &task.wait_status);
-		if (state == TASK_RUNS) {
+		if (has_agents ? agents_agent_runs(&supervise->agents, i) : state == TASK_RUNS)
 			all_watched &= ends.ready[i].fd >= 0;
+		else
+			forget_process(i);
+		if (state == TASK_RUNS || supervise->pids[i] == 0)
 			continue;
-		}
-		forget_process(i);
 		/* Slurm's own callback knows more of a task that failed before its program began. */
-		if (supervise->pids[i] == 0 || atomic_load(&shared->start_ns) == 0)
+		if (!has_agents && atomic_load(&shared->start_ns) == 0)
 			continue;
 		if (state == TASK_ENDED)
 			take(&task);
@@ -144,28 +157,62 @@ static int watch_witness(struct pollfd *ready)
 	return ends.witness_done ? -1 : REPORT_MS;
 }
 
+static bool send_to_srun(uint32_t type, const void *payload, size_t bytes)
+{
+	return link_send(&ends.node->link, type, payload, bytes);
+}
+
+static uint32_t lease_ms(void)
+{
+	return link_lease_ms(&ends.node->link);
+}
+
+static void take_frame(void *about, const struct frame *frame)
+{
+	generation_take(about, frame->type, frame->payload, frame->bytes);
+}
+
+/* False without memory for it. */
+static bool begin_generations(void)
+{
+	const struct generation_facts facts = { .node_id = ends.node->node_id, .silence_ms = ends.node->silence_ms,
+		                                .fence_ms = link_fence_ms(ends.node->silence_ms),
+		                                .send = send_to_srun, .lease_ms = lease_ms,
+		                                .find_address = ends.node->find_address };
+
+	if (ends.node->supervise.agents.shared == NULL)
+		return true;
+	ends.node->take_frame = take_frame;
+	ends.node->about_frames = &ends.generation;
+	return generation_start(&ends.generation, ends.node, &facts);
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
 	uint32_t count = supervise->local_tasks;
-	bool asked_to_end = false;
+	bool asked_to_end = false, has_agents = ends.generation.node != NULL;
 	int wait_ms;
 
 	pthread_mutex_lock(&ends.lock);
 	for (uint32_t i = 0; i < count; i++)
 		ends.ready[i] = (struct pollfd){ .events = POLLIN,
-			.fd = supervise->pids[i] != 0 ? open_process(supervise->pids[i]) : -1 };
+			.fd = slurms_process(supervise, i) != 0 ? open_process(slurms_process(supervise, i)) : -1 };
 	pthread_mutex_unlock(&ends.lock);
 	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
 	ends.ready[count + 1] = (struct pollfd){ .fd = -1, .events = POLLIN };
+	ends.ready[count + 2] = (struct pollfd){ .fd = has_agents ? supervise->agents.news : -1, .events = POLLIN };
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
+		agents_take_news(&supervise->agents);
 		wait_ms = sooner(take_ended(), node_serve_link(ends.node));
 		wait_ms = sooner(wait_ms, node_report_again(ends.node));
-		asked_to_end = supervise_left(supervise) == 0;
+		if (has_agents)
+			wait_ms = sooner(wait_ms, generation_look(&ends.generation));
+		asked_to_end = supervise_processes(supervise) == 0;
 		if (!asked_to_end)
 			wait_ms = sooner(wait_ms, watch_witness(&ends.ready[count + 1]));
-		link_poll(&ends.node->link, &ends.ready[count + 2]);
+		link_poll(&ends.node->link, &ends.ready[count + 3]);
 		pthread_mutex_unlock(&ends.lock);
 		if (!asked_to_end && poll(ends.ready, count + BESIDE_TASKS, wait_ms) > 0)
 			asked_to_end = ends.ready[count].revents != 0;
@@ -194,7 +241,7 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	if (ends.ready == NULL)
 		return;
 	ends.wake = eventfd(0, EFD_CLOEXEC);
-	ends.running = ends.wake >= 0 && worker_start(&ends.worker, watch);
+	ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch);
 }
 
 bool ends_finish(void)
@@ -213,7 +260,23 @@ bool ends_finish(void)
 	ends.running = false;
 	free(ends.ready);
 	ends.ready = NULL;
-	return supervise_left(&ends.node->supervise) == 0;
+	if (ends.generation.node != NULL)
+		generation_free(&ends.generation);
+	return supervise_processes(&ends.node->supervise) == 0;
+}
+
+/* Slurm has reaped a task's agent. What the thread has seen of the program counts more than how the agent ended. */
+static void take_agent(const struct node_task *agent)
+{
+	struct supervise *supervise = &ends.node->supervise;
+	bool became_one = atomic_load(&supervise->agents.shared->agent[agent->local_id].pid) != 0;
+	struct node_task task = *agent;
+
+	agents_child_ended(&supervise->agents, task.local_id, supervise->generation, &task.wait_status);
+	task.global_id = supervise->shared->task[task.local_id].rank;
+	if (became_one ? supervise->pids[task.local_id] != 0 : supervise->reaped[task.local_id].ns == 0)
+		take(&task);
+	agents_reaped(&supervise->agents, task.local_id);
 }
 
 bool ends_take(const struct node_task *task)
@@ -221,9 +284,11 @@ bool ends_take(const struct node_task *task)
 	bool last;
 
 	pthread_mutex_lock(&ends.lock);
-	if (ends.node->supervise.reaped[task->local_id].ns == 0)
+	if (ends.node->supervise.agents.shared != NULL)
+		take_agent(task);
+	else if (ends.node->supervise.reaped[task->local_id].ns == 0)
 		take(task);
-	last = supervise_left(&ends.node->supervise) == 0;
+	last = supervise_processes(&ends.node->supervise) == 0;
 	pthread_mutex_unlock(&ends.lock);
 	return last && ends_finish();
 }

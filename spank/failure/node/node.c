@@ -24,15 +24,23 @@ bool node_tell(struct node *node, const struct relay_news *news)
 {
 	const struct supervise_shared *shared = node->supervise.shared;
 	char address[sizeof(shared->srun_address)] = "";
+	struct relay_news told = *news;
 
 	if (shared == NULL)
 		return false;
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
-	if (relay_tell(&node->relay, address, news))
+	told.generation = atomic_load(&shared->generation);
+	if (relay_tell(&node->relay, address, &told))
 		return true;
 	/* An srun that is out of reach holds up one task's end, not every task's. */
 	node->relay.port = 0;
 	return false;
+}
+
+void node_begin_again(struct node *node)
+{
+	node->told_later = node->told_hearsay = node->told_cause = false;
+	node->relay.port = node->relay_port;
 }
 
 struct relay_news node_error(const char *text)

@@ -32,6 +32,9 @@ struct node {
 	uint32_t report_looks;
 	atomic_bool witness_lost; /* somebody other than Slurm has killed the witness and its keeper */
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
+	uint16_t relay_port; /* with restart=: srun's, that of `relay` in a new generation */
+	/* With restart=, as in generation.h; NULL: nobody asks. */
+	bool (*find_address)(const char *node, char *address, size_t bytes);
 	void (*say)(const char *text); /* to the user, past srun's relay */
 };
 
@@ -43,6 +46,9 @@ struct node_task {
 /* True if srun has the news. What is wrong before a task starts is told this way,
    too. */
 bool node_tell(struct node *node, const struct relay_news *news);
+
+/* What the node has told is about an earlier generation. */
+void node_begin_again(struct node *node);
 
 /* News of a task that could not start. */
 struct relay_news node_error(const char *text);

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/restart/generation.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/pause.h"
+#include "spank/identity/nodelist.h"
+#include "spank/restart/agent.h"
+#include "spank/restart/deal.h"
+#include "spank/restart/descend.h"
+
+enum {
+	LOOK_MS = 250,          /* how often the pages are looked at for the first step, and the lease is */
+	GIVE_UP_MS = 20000,     /* without srun for so long, or so many times the silence, the node gives up: */
+	GIVE_UP_SILENCES = 4,
+	ORPHAN_ROUNDS = 20,
+};
+
+bool generation_start(struct generation *generation, struct node *node, const struct generation_facts *facts)
+{
+	*generation = (struct generation){ .node = node, .facts = *facts };
+	generation->lost = calloc(node->supervise.local_tasks, sizeof(*generation->lost));
+	if (generation->lost == NULL)
+		generation->node = NULL;
+	/* Nothing runs yet. */
+	supervise_leave(&node->supervise);
+	return generation->lost != NULL;
+}
+
+void generation_free(struct generation *generation)
+{
+	free(generation->lost);
+	*generation = (struct generation){ .node = NULL };
+}
+
+static struct agents *agents_of(const struct generation *generation)
+{
+	return &generation->node->supervise.agents;
+}
+
+/* ---- what srun is told ------------------------------------------------------------------ */
+
+static void join(struct generation *generation)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+	uint32_t count = supervise->local_tasks;
+	struct deal_join order = { .version = DEAL_VERSION, .node_id = generation->facts.node_id,
+		                   .generation = generation->number, .task_count = count };
+	uint32_t *tasks = malloc(count * sizeof(*tasks));
+	unsigned char *payload = malloc(deal_join_bytes(count));
+
+	snprintf(order.release, sizeof(order.release), "%s", PACKAGE_VERSION);
+	/* Before the first generation these are the tasks' numbers in the step. */
+	for (uint32_t i = 0; tasks != NULL && i < count; i++)
+		tasks[i] = supervise->shared->task[i].rank;
+	if (tasks != NULL && payload != NULL)
+		generation->joined = generation->facts.send(DEAL_JOIN, payload, deal_pack_join(&order, tasks, payload));
+	free(tasks);
+	free(payload);
+}
+
+static void tell_clear(struct generation *generation)
+{
+	const struct deal_clear clear = { .generation = generation->number, .fenced = generation->fenced,
+		                          .step = generation->last_step, .first = generation->first_step };
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	generation->facts.send(DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
+}
+
+void generation_done(struct generation *generation, uint32_t local_task)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+	const struct deal_done done = { .generation = generation->number, .local_task = local_task,
+		                        .rank = supervise->shared->task[local_task].rank,
+		                        .wait_status = supervise->reaped[local_task].wait_status };
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	if (generation->state == GENERATION_RUNS)
+		generation->facts.send(DEAL_DONE, payload, deal_pack_done(&done, payload));
+}
+
+static void tell_lost(struct generation *generation, uint32_t local_task)
+{
+	const struct deal_lost lost = { .generation = generation->number, .local_task = local_task };
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	generation->lost[local_task] = generation->facts.send(DEAL_LOST, payload, deal_pack_lost(&lost, payload));
+}
+
+/* ---- orders ----------------------------------------------------------------------------- */
+
+/* The steps that the pages show. The program writes them, so they may say anything. */
+static void look_at_steps(struct generation *generation)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+	struct ddp_progress page;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		supervise_read(supervise, i, &page);
+		if (page.magic != DDP_PROGRESS_MAGIC || page.step <= 0)
+			continue;
+		if (generation->first_step == 0 || (uint64_t)page.step < generation->first_step)
+			generation->first_step = (uint64_t)page.step;
+		if ((uint64_t)page.step > generation->last_step)
+			generation->last_step = (uint64_t)page.step;
+	}
+	generation->looked_ns = ddp_now_ns();
+}
+
+/* Nothing that ends from now on is judged. */
+static void end(struct generation *generation, uint32_t number)
+{
+	if (generation->state == GENERATION_RUNS)
+		look_at_steps(generation);
+	generation->state = GENERATION_ENDS;
+	generation->number = number;
+	supervise_leave(&generation->node->supervise);
+	agents_order(agents_of(generation), AGENTS_END, number);
+}
+
+static void quit(struct generation *generation, int wait_status)
+{
+	struct agents *agents = agents_of(generation);
+
+	generation->state = GENERATION_QUITS;
+	atomic_store(&agents->shared->quit_status, wait_status == DEAL_OWN_STATUS ? AGENTS_OWN_STATUS : wait_status);
+	agents_order(agents, AGENTS_QUIT, generation->number);
+}
+
+/* Here, since a task, forked from a process with threads, may not ask for it. */
+static void note_master(struct generation *generation, const struct deal_go *go)
+{
+	char node[HOST_NAME_MAX_BYTES], *address = agents_of(generation)->shared->master;
+	struct error ignored;
+
+	if (generation->facts.find_address == NULL || !nodelist_at(go->nodes, go->master, node, &ignored) ||
+	    !generation->facts.find_address(node, address, AGENTS_HOST_MAX))
+		address[0] = '\0';
+}
+
+static void begin(struct generation *generation, const struct deal_go *go, const void *payload, size_t bytes)
+{
+	struct node *node = generation->node;
+	struct agents *agents = agents_of(generation);
+	uint32_t *ranks = malloc(node->supervise.local_tasks * sizeof(*ranks));
+
+	if (ranks == NULL) {
+		generation->node->say("ddp: this node has no memory for a restart");
+		return;
+	}
+	for (uint32_t i = 0; i < agents->count; i++) {
+		ranks[i] = go->node_rank == DEAL_SPARE ? UINT32_MAX : deal_rank(go, i);
+		atomic_store(&agents->shared->agent[i].spare, ranks[i] == UINT32_MAX);
+	}
+	note_master(generation, go);
+	memcpy(agents->shared->deal, payload, bytes);
+	agents->shared->deal_bytes = (uint32_t)bytes;
+	supervise_begin_again(&node->supervise, go->generation, go->world_size, ranks);
+	free(ranks);
+	node_begin_again(node);
+	generation->number = go->generation;
+	generation->state = GENERATION_RUNS;
+	generation->first_step = generation->last_step = 0;
+	generation->fenced = false;
+	agents_order(agents, AGENTS_RUN, go->generation);
+}
+
+static bool fits(const struct generation *generation, const struct deal_go *go, size_t bytes)
+{
+	return generation->joined && generation->state == GENERATION_WAITS && go->generation > generation->number && bytes <= AGENTS_DEAL_MAX &&
+	       (go->node_rank == DEAL_SPARE || go->local_count == agents_of(generation)->count);
+}
+
+static void take_end(struct generation *generation, uint32_t number)
+{
+	if (number < generation->number || generation->state == GENERATION_QUITS)
+		return;
+	if (number == generation->number && generation->state == GENERATION_WAITS && number > 0)
+		tell_clear(generation); /* the node has ended it by itself */
+	else if (generation->state != GENERATION_ENDS || number > generation->number)
+		end(generation, number);
+}
+
+void generation_take(struct generation *generation, uint32_t type, const void *payload, size_t bytes)
+{
+	struct deal_go go;
+	uint32_t number;
+	int wait_status;
+
+	if (generation->node == NULL)
+		return;
+	if (type == DEAL_GO && deal_unpack_go(payload, bytes, &go) && fits(generation, &go, bytes))
+		begin(generation, &go, payload, bytes);
+	else if (type == DEAL_END && deal_unpack_end(payload, bytes, &number))
+		take_end(generation, number);
+	else if (type == DEAL_QUIT && deal_unpack_quit(payload, bytes, &wait_status))
+		quit(generation, wait_status);
+}
+
+/* ---- what is due ------------------------------------------------------------------------ */
+
+static void look_at_lease(struct generation *generation)
+{
+	const struct generation_facts *facts = &generation->facts;
+	uint32_t age_ms = facts->lease_ms(), give_up_ms = GIVE_UP_MS;
+	char text[256];
+
+	if (facts->silence_ms > give_up_ms / GIVE_UP_SILENCES)
+		give_up_ms = GIVE_UP_SILENCES * facts->silence_ms;
+	if (generation->state == GENERATION_RUNS && facts->fence_ms > 0 && age_ms >= facts->fence_ms &&
+	    supervise_left(&generation->node->supervise) > 0) {
+		generation->fenced = true;
+		end(generation, generation->number);
+	}
+	if (age_ms < give_up_ms)
+		return;
+	snprintf(text, sizeof(text), "ddp: %.63s has not reached srun for %.0f s, so it ends its part of the step",
+	         generation->node->supervise.shared->node, age_ms / 1e3);
+	generation->node->say(text);
+	quit(generation, W_EXITCODE(1, 0));
+}
+
+/* The program dies with its agent. What the program has started does not, and no agent is there to end it. What has left
+   its process group, too, ends with the step on this node. */
+static void end_orphans(struct generation *generation)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+	const struct witness *witness = &supervise->shared->witness;
+	uint32_t count = 0;
+	pid_t *keep = calloc(supervise->local_tasks + 2, sizeof(*keep));
+
+	for (uint32_t i = 0; keep != NULL && i < supervise->local_tasks; i++)
+		keep[count++] = supervise->agents.pids[i];
+	if (keep != NULL) {
+		keep[count++] = atomic_load(&witness->pid);
+		keep[count++] = atomic_load(&witness->keeper);
+		for (int round = 0; round < ORPHAN_ROUNDS && descend_kill_orphans(generation->group, keep, count) > 0; round++)
+			pause_ms(1);
+	}
+	free(keep);
+}
+
+/* A node whose agents were killed with the witness is one of which Slurm ends the step, or nothing is left of it. */
+static void look_for_lost(struct generation *generation)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (!generation->lost[i] && atomic_load(&supervise->agents.shared->agent[i].pid) != 0 &&
+		    !agents_agent_runs(&supervise->agents, i) && !witness_was_killed(&supervise->shared->witness)) {
+			end_orphans(generation);
+			tell_lost(generation, i);
+		}
+}
+
+static bool is_stopping(const struct generation *generation)
+{
+	return atomic_load(&generation->node->supervise.shared->witness.asked_to_stop);
+}
+
+int generation_look(struct generation *generation)
+{
+	struct agents *agents;
+
+	if (generation->node == NULL)
+		return -1;
+	agents = agents_of(generation);
+	if (generation->state == GENERATION_QUITS)
+		return -1;
+	if (!generation->joined && agents_ready(agents) == agents->count) {
+		/* Slurm has one for all tasks of the node. */
+		generation->group = getpgid(agents->pids[0]);
+		join(generation);
+	}
+	if (generation->state == GENERATION_ENDS && agents_clear(agents, generation->number)) {
+		generation->state = GENERATION_WAITS;
+		tell_clear(generation);
+	}
+	if (generation->state == GENERATION_RUNS && generation->first_step == 0 &&
+	    ddp_now_ns() - generation->looked_ns >= LOOK_MS * 1000000ull)
+		look_at_steps(generation);
+	look_for_lost(generation);
+	look_at_lease(generation);
+	if (generation->state != GENERATION_QUITS && is_stopping(generation) &&
+	    supervise_left(&generation->node->supervise) == 0)
+		quit(generation, DEAL_OWN_STATUS);
+	return LOOK_MS;
+}

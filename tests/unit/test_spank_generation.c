@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spank/restart/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/restart/deal.h"
+#include "spank/restart/generation.h"
+
+enum { TASKS = 2, FRAMES_MAX = 64, SILENCE_MS = 5000, FENCE_MS = 4000 };
+
+static const char key[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+static struct node node;
+static struct generation generation;
+static uint32_t lease;
+static char said[512];
+
+static struct {
+	uint32_t type;
+	size_t bytes;
+	unsigned char payload[256];
+} frames[FRAMES_MAX];
+static int frame_count;
+
+static bool keep_frame(uint32_t type, const void *payload, size_t bytes)
+{
+	assert_true(frame_count < FRAMES_MAX && bytes <= sizeof(frames[0].payload));
+	frames[frame_count].type = type;
+	frames[frame_count].bytes = bytes;
+	memcpy(frames[frame_count++].payload, payload, bytes);
+	return true;
+}
+
+static uint32_t lease_ms(void)
+{
+	return lease;
+}
+
+static void say(const char *text)
+{
+	snprintf(said, sizeof(said), "%s", text);
+}
+
+static void write_page(uint32_t local, int64_t step)
+{
+	const struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .step = step };
+
+	assert_int_equal(pwrite(node.supervise.progress_fd, &page, sizeof(page), (off_t)local * DDP_PROGRESS_BYTES),
+	                 sizeof(page));
+}
+
+static struct {
+	atomic_bool leaves;        /* the second task's program has a child: */
+	_Atomic pid_t left_behind;
+} *seen;
+
+static bool is_gone(pid_t pid)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+
+	while (kill(pid, 0) == 0 && ddp_now_ns() < deadline_ns)
+		usleep(1000);
+	return pid > 0 && kill(pid, 0) != 0;
+}
+
+/* Ends with the code of its generation's number behind 10; others run till they are killed. */
+static void run(uint32_t number)
+{
+	bool is_second = getppid() == atomic_load(&node.supervise.agents.shared->agent[1].pid);
+	pid_t child = atomic_load(&seen->leaves) && is_second ? fork() : -1;
+
+	if (child > 0)
+		atomic_store(&seen->left_behind, child);
+	if (number >= 10)
+		_exit((int)(number - 10));
+	for (;;)
+		pause();
+}
+
+static void look(void)
+{
+	agents_take_news(&node.supervise.agents);
+	generation_look(&generation);
+}
+
+/* Looks until a frame of the type comes behind those that are there; gives its place. */
+static int await(uint32_t type)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+
+	for (int at = frame_count;; usleep(1000)) {
+		look();
+		for (; at < frame_count; at++)
+			if (frames[at].type == type)
+				return at;
+		assert_true(ddp_now_ns() < deadline_ns);
+	}
+}
+
+static int begin(void **state)
+{
+	const struct generation_facts facts = { .node_id = 3, .silence_ms = SILENCE_MS, .fence_ms = FENCE_MS,
+		                                .send = keep_frame, .lease_ms = lease_ms };
+	struct error error;
+
+	(void)state;
+	if (seen == NULL)
+		seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	assert_true(seen != MAP_FAILED);
+	atomic_store(&seen->left_behind, 0);
+	atomic_store(&seen->leaves, false);
+	node = (struct node){ .say = say, .relay_port = 77 };
+	frame_count = 0;
+	lease = 0;
+	said[0] = '\0';
+	assert_true(supervise_start(&node.supervise, TASKS, getuid(), &error));
+	assert_true(agents_make(&node.supervise.agents, TASKS, &error));
+	memcpy(node.supervise.shared->node, "n3", 3);
+	for (uint32_t i = 0; i < TASKS; i++) {
+		pid_t pid = fork();
+		assert_true(pid >= 0);
+		if (pid == 0) {
+			/* All tasks of a node have one process group, which is not slurmstepd's. */
+			setpgid(0, i == 0 ? 0 : node.supervise.agents.pids[0]);
+			node.supervise.shared->task[i].rank = 6 + i;
+			run(agent_become(&node.supervise.agents, i));
+		}
+		setpgid(pid, i == 0 ? pid : node.supervise.agents.pids[0]);
+		supervise_forked(&node.supervise, i, pid);
+	}
+	assert_int_equal(supervise_left(&node.supervise), TASKS);
+	assert_true(generation_start(&generation, &node, &facts));
+	assert_int_equal(supervise_left(&node.supervise), 0);
+	assert_int_equal(supervise_processes(&node.supervise), TASKS);
+	await(DEAL_JOIN);
+	return 0;
+}
+
+static int finish(void **state)
+{
+	(void)state;
+	for (uint32_t i = 0; i < TASKS; i++) {
+		kill(node.supervise.agents.pids[i], SIGKILL);
+		waitpid(node.supervise.agents.pids[i], NULL, 0);
+	}
+	if (atomic_load(&seen->left_behind) > 0)
+		kill(atomic_load(&seen->left_behind), SIGKILL);
+	generation_free(&generation);
+	supervise_end(&node.supervise);
+	return 0;
+}
+
+static void await_end_of_agents(void)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+
+	while (supervise_processes(&node.supervise) > 0) {
+		assert_true(ddp_now_ns() < deadline_ns);
+		usleep(1000);
+	}
+}
+
+static void give_go(uint32_t number, uint32_t node_rank, uint32_t local_count)
+{
+	static const uint32_t ranks[] = { 2, 3, 4 };
+	struct deal_go go = { .generation = number, .restart_count = number - 1, .world_size = 6, .node_count = 3,
+		              .node_rank = node_rank, .local_count = local_count, .nodes = "n0,n3,n1" };
+	unsigned char payload[512];
+
+	memcpy(go.key, key, sizeof(key));
+	generation_take(&generation, DEAL_GO, payload, deal_pack_go(&go, ranks, payload));
+}
+
+static void give_end(uint32_t number)
+{
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	generation_take(&generation, DEAL_END, payload, deal_pack_end(number, payload));
+}
+
+static struct deal_clear clear_at(int place)
+{
+	struct deal_clear clear;
+
+	assert_int_equal(frames[place].type, DEAL_CLEAR);
+	assert_true(deal_unpack_clear(frames[place].payload, frames[place].bytes, &clear));
+	return clear;
+}
+
+static void await_programs(uint32_t number)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+
+	for (uint32_t i = 0; i < TASKS; i++)
+		while (atomic_load(&node.supervise.agents.shared->agent[i].begun) != number) {
+			assert_true(ddp_now_ns() < deadline_ns);
+			usleep(1000);
+		}
+}
+
+static void a_node_joins_when_its_agents_are_there(void **state)
+{
+	struct deal_join join;
+	int place = 0;
+
+	(void)state;
+	assert_true(deal_unpack_join(frames[place].payload, frames[place].bytes, &join));
+	assert_int_equal(frames[place].type, DEAL_JOIN);
+	assert_int_equal(join.version, DEAL_VERSION);
+	assert_int_equal(join.node_id, 3);
+	assert_int_equal(join.generation, 0);
+	assert_int_equal(join.task_count, TASKS);
+	assert_int_equal(deal_task(&join, 0), 6);
+	assert_int_equal(deal_task(&join, 1), 7);
+	assert_string_equal(join.release, PACKAGE_VERSION);
+	look();
+	assert_int_equal(frame_count, 1);
+}
+
+static void a_generation_begins_with_nothing_of_the_last(void **state)
+{
+	struct supervise *supervise = &node.supervise;
+	struct ddp_progress page;
+	int status;
+
+	(void)state;
+	write_page(0, 17);
+	atomic_store(&supervise->shared->told, true);
+	atomic_store(&supervise->shared->late, true);
+	node.told_cause = node.told_later = node.told_hearsay = true;
+	supervise->any_failed = supervise->any_other_end = true;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	supervise_read(supervise, 0, &page);
+	assert_int_equal(page.magic, 0);
+	assert_false(atomic_load(&supervise->shared->told) || atomic_load(&supervise->shared->late));
+	assert_false(node.told_cause || node.told_later || node.told_hearsay || supervise->any_failed ||
+	             supervise->any_other_end);
+	assert_int_equal(node.relay.port, 77);
+	assert_int_equal(atomic_load(&supervise->shared->generation), 1);
+	assert_int_equal(supervise->shared->world_size, 6);
+	for (uint32_t i = 0; i < TASKS; i++) {
+		assert_int_equal(supervise->shared->task[i].rank, 2 + i);
+		assert_int_equal(supervise_state(supervise, i, &status), TASK_RUNS);
+		assert_int_not_equal(supervise_pid(supervise, i), supervise->agents.pids[i]);
+	}
+	assert_int_equal(supervise_left(supervise), TASKS);
+	assert_true(supervise_spares(supervise));
+}
+
+static void an_end_is_told_and_judged_once(void **state)
+{
+	struct deal_done done;
+	int status = -1;
+
+	(void)state;
+	give_go(12, 1, TASKS);
+	await_programs(12);
+	while (supervise_state(&node.supervise, 1, &status) == TASK_RUNS)
+		usleep(1000);
+	assert_int_equal(status, W_EXITCODE(2, 0));
+	assert_int_equal(supervise_pid(&node.supervise, 1), 0);
+	supervise_reaped(&node.supervise, 1, status);
+	generation_done(&generation, 1);
+	assert_int_equal(frames[frame_count - 1].type, DEAL_DONE);
+	assert_true(deal_unpack_done(frames[frame_count - 1].payload, frames[frame_count - 1].bytes, &done));
+	assert_int_equal(done.generation, 12);
+	assert_int_equal(done.local_task, 1);
+	assert_int_equal(done.rank, 3);
+	assert_int_equal(done.wait_status, W_EXITCODE(2, 0));
+}
+
+static void what_srun_ends_is_not_judged(void **state)
+{
+	struct deal_clear clear;
+	int status;
+
+	(void)state;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	write_page(0, 5);
+	look();
+	write_page(0, 40);
+	write_page(1, 41);
+	give_end(1);
+	assert_int_equal(supervise_left(&node.supervise), 0);
+	clear = clear_at(await(DEAL_CLEAR));
+	assert_int_equal(clear.generation, 1);
+	assert_int_equal(clear.first, 5);
+	assert_int_equal(clear.step, 41);
+	assert_false(clear.fenced);
+	assert_int_equal(supervise_state(&node.supervise, 0, &status), TASK_RUNS);
+	/* Once more, as srun may ask again. */
+	give_end(1);
+	assert_int_equal(clear_at(frame_count - 1).generation, 1);
+	/* And the next one begins. */
+	give_go(2, 0, TASKS);
+	await_programs(2);
+	assert_int_equal(supervise_left(&node.supervise), TASKS);
+}
+
+static void a_spare_waits(void **state)
+{
+	(void)state;
+	give_go(1, DEAL_SPARE, 0);
+	await_programs(1);
+	assert_int_equal(supervise_left(&node.supervise), 0);
+	assert_int_equal(node.supervise.shared->task[0].rank, UINT32_MAX);
+	give_end(1);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
+	/* A node that has missed a generation ends it all the same. */
+	give_end(4);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 4);
+	give_go(5, 1, TASKS);
+	await_programs(5);
+	assert_int_equal(supervise_left(&node.supervise), TASKS);
+}
+
+static void orders_out_of_turn_are_left_alone(void **state)
+{
+	(void)state;
+	generation_take(&generation, DEAL_GO, "", 0);
+	generation_take(&generation, DEAL_END, "", 0);
+	generation_take(&generation, DEAL_QUIT, "", 0);
+	generation_take(&generation, 99, key, sizeof(key));
+	give_go(1, 1, TASKS + 1);
+	give_go(1, 1, TASKS - 1);
+	assert_int_equal(generation.number, 0);
+	give_go(2, 1, TASKS);
+	give_go(3, 1, TASKS);
+	give_go(1, 1, TASKS);
+	give_end(1);
+	assert_int_equal(generation.number, 2);
+	assert_int_equal(generation.state, GENERATION_RUNS);
+}
+
+static void a_node_without_srun_ends_its_ranks(void **state)
+{
+	int place;
+
+	(void)state;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	lease = FENCE_MS - 1;
+	look();
+	assert_int_equal(generation.state, GENERATION_RUNS);
+	lease = FENCE_MS;
+	place = await(DEAL_CLEAR);
+	assert_true(clear_at(place).fenced);
+	assert_int_equal(clear_at(place).generation, 1);
+	lease = 0;
+	give_end(1);
+	assert_true(clear_at(frame_count - 1).fenced);
+	give_go(2, 1, TASKS);
+	await_programs(2);
+	/* A spare has nothing to end. */
+	give_end(2);
+	await(DEAL_CLEAR);
+	give_go(3, DEAL_SPARE, 0);
+	lease = FENCE_MS;
+	look();
+	assert_int_equal(generation.state, GENERATION_RUNS);
+	lease = 20000;
+	look();
+	assert_int_equal(generation.state, GENERATION_QUITS);
+	assert_string_equal(said, "ddp: n3 has not reached srun for 20 s, so it ends its part of the step");
+	await_end_of_agents();
+	assert_int_equal(waitpid(node.supervise.agents.pids[0], &place, 0), node.supervise.agents.pids[0]);
+	assert_int_equal(place, W_EXITCODE(1, 0));
+}
+
+static void a_step_that_stops_does_not_wait_for_srun(void **state)
+{
+	(void)state;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	atomic_store(&node.supervise.shared->witness.asked_to_stop, true);
+	look();
+	assert_int_equal(generation.state, GENERATION_RUNS);
+	for (uint32_t i = 0; i < TASKS; i++)
+		supervise_reaped(&node.supervise, i, W_EXITCODE(0, 0));
+	look();
+	assert_int_equal(generation.state, GENERATION_QUITS);
+	await_end_of_agents();
+}
+
+static void a_killed_agent_is_lost(void **state)
+{
+	struct deal_lost lost;
+	int place, status = -1;
+
+	(void)state;
+	atomic_store(&seen->leaves, true);
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	while (atomic_load(&seen->left_behind) == 0)
+		usleep(1000);
+	kill(node.supervise.agents.pids[1], SIGKILL);
+	place = await(DEAL_LOST);
+	assert_true(deal_unpack_lost(frames[place].payload, frames[place].bytes, &lost));
+	assert_int_equal(lost.generation, 1);
+	assert_int_equal(lost.local_task, 1);
+	/* What its program has left behind in its process group has ended, too. */
+	assert_true(is_gone(seen->left_behind));
+	/* Its program has ended so, too. */
+	assert_int_equal(supervise_state(&node.supervise, 1, &status), TASK_ENDED);
+	assert_int_equal(status, SIGKILL);
+	place = frame_count;
+	look();
+	assert_int_equal(frame_count, place);
+	/* The other one goes on. */
+	give_end(1);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
+}
+
+static void agents_quit_as_they_are_told(void **state)
+{
+	unsigned char payload[DEAL_SMALL_BYTES];
+	int status;
+
+	(void)state;
+	give_go(14, 1, TASKS);
+	await_programs(14);
+	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS)
+		usleep(1000);
+	generation_take(&generation, DEAL_QUIT, payload, deal_pack_quit(DEAL_OWN_STATUS, payload));
+	await_end_of_agents();
+	assert_int_equal(waitpid(node.supervise.agents.pids[0], &status, 0), node.supervise.agents.pids[0]);
+	assert_int_equal(status, W_EXITCODE(4, 0));
+}
+
+#define CASE(function) cmocka_unit_test_setup_teardown(function, begin, finish)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		CASE(a_node_joins_when_its_agents_are_there),
+		CASE(a_generation_begins_with_nothing_of_the_last),
+		CASE(an_end_is_told_and_judged_once),
+		CASE(what_srun_ends_is_not_judged),
+		CASE(a_spare_waits),
+		CASE(orders_out_of_turn_are_left_alone),
+		CASE(a_node_without_srun_ends_its_ranks),
+		CASE(a_step_that_stops_does_not_wait_for_srun),
+		CASE(a_killed_agent_is_lost),
+		CASE(agents_quit_as_they_are_told),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
