@@ -596,7 +596,7 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 	tests/unit/vision_torch.py
 
 python_tests = tests/python/test_python_failures.py tests/python/test_python_page.py tests/python/test_python_progress.py \
-	tests/python/test_python_wheel.py
+	tests/python/test_python_stop.py tests/python/test_python_wheel.py
 TESTS += $(python_tests)
 EXTRA_DIST += $(python_tests) tests/python/support.py
 

@@ -99,4 +99,58 @@ finish hang
 prints 'the step stalls: no rank has made progress for [0-9.]+ s; none waits for another: rank 2 of 4 on n1 is loading data of step 5 for [0-9.]+ s' \
 	"and its rank is named, with the step"
 
+# ---- stopping ------------------------------------------------------------------------------
+
+program stop.py <<'END'
+import os, sys, time
+import slurm_ddp
+slurm_ddp.install()
+step = 0
+while not slurm_ddp.should_stop(margin=1):
+    step += 1
+    if step == 20:
+        open("%s.%s" % (sys.argv[1], os.environ["RANK"]), "w").close()
+    time.sleep(0.01 * (1 + int(os.environ["RANK"])))
+os.write(1, b"rank %s stops at step %d\n" % (os.environ["RANK"].encode(), step))
+slurm_ddp.exit_for_requeue()
+END
+# ends_together NAME: all four ranks printed the same step
+ends_together()
+{
+	same "4 1" "$(sed -n 's/^rank [0-3] stops at step //p' "$work/$1.out" | sort | uniq -c | awk '{ ranks += $1 } END { print ranks, NR }')" \
+		"$2"
+}
+stepping() { [ "$(find "$work" -name "$1.[0-3]" | wc -l)" = 4 ]; }
+begin one --ddp "${four[@]}" "$python" "$work/stop.py" "$work/one"
+check "four ranks train" wait_until 60 stepping one
+on_node n1 pkill -USR1 -n -f "$work/stop.py"
+wait "$step"
+same 75 $? "exit_for_requeue() is srun's exit code"
+capture cat "$work/one.out"
+ends_together one "a signal to one rank stops all at the same step"
+begin all --ddp "${four[@]}" "$python" "$work/stop.py" "$work/all"
+check "four ranks train" wait_until 60 stepping all
+on_cluster scancel --signal=TERM --name all
+wait "$step"
+capture cat "$work/all.out"
+ends_together all "so does SIGTERM to all of them"
+program fails.py <<'END'
+import os, time
+import slurm_ddp
+step = 0
+while not slurm_ddp.should_stop(margin=1):
+    step += 1
+    if os.environ["RANK"] == "1" and step == 100:
+        raise ValueError("bad")
+    time.sleep(0.02)
+    if step == 110:
+        time.sleep(600)
+END
+begin fails --ddp="python=$folder" "${four[@]}" "$python" "$work/fails.py"
+before=$SECONDS
+wait "$step"
+check "a step that fails ends at once, though its ranks handle SIGTERM" is_within $(((SECONDS - before) * 1000)) 20000
+capture cat "$work/fails.out"
+prints 'rank 1 of 4 on n0 exited with code 1 .*: ValueError: bad' "and the rank that failed is named"
+
 done_testing

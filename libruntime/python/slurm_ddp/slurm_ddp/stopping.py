@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""should_stop(): whether all ranks leave the training now, at the same step."""
+import os
+import signal
+import sys
+import threading
+
+from . import jobs
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_stop = None
+
+
+class _Stop:
+    def __init__(self, margin):
+        self.margin, self.pid = margin, os.getpid()
+        self.job = jobs.job()
+        self.signal = None       # the last one that was heard
+        self.told_to_end = False # by SIGTERM, which the handler below may not have seen yet
+        self.lost = False        # a rank has gone without a word
+        self.told = False        # that nobody will agree
+        self.agreement = None
+        key = os.environ.get("DDP_KEY", "")
+        if self.job.world_size > 1 and key and self.job.master_addr:
+            from .agreement import Agreement
+            self.agreement = Agreement(self.job.rank, self.job.world_size, self.job.master_addr, key.encode(),
+                                       also_heard=self._is_late, on_lost=self._on_lost, on_signals=self._on_signals)
+            import atexit
+            atexit.register(self._end)
+        self._handle_signals()
+
+    def _end(self):
+        if os.getpid() == self.pid:
+            self.agreement.end()
+
+    def _is_late(self):
+        return jobs.time_left() < self.margin
+
+    def _handle_signals(self):
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            self._handle(number)
+        # Python calls handlers when its code goes on. A rank that waits in C for one that is gone hears of SIGTERM so.
+        if self.agreement is not None:
+            before = signal.set_wakeup_fd(self.agreement.wake_write, warn_on_full_buffer=False)
+            if before != -1:
+                signal.set_wakeup_fd(before)
+
+    def _on_signals(self, said):
+        # It may be a forked child's that has not begun yet: by itself it makes nobody stop.
+        self.told_to_end = self.told_to_end or signal.SIGTERM in said
+        self._leave_a_failing_step()
+
+    def _handle(self, number):
+        before = signal.getsignal(number)
+
+        def handler(number, frame):
+            self._hear(number)
+            if callable(before):
+                before(number, frame)
+
+        signal.signal(number, handler)
+
+    def _hear(self, number):
+        if os.getpid() != self.pid:
+            # A forked child, such as a loader's worker, ends as it would have without this.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.signal = number
+        self.told_to_end = self.told_to_end or number == signal.SIGTERM
+        if self.agreement is not None:
+            self.agreement.hear()
+        self._leave_a_failing_step()
+
+    def _on_lost(self):
+        self.lost = True
+        self._leave_a_failing_step()
+
+    def _leave_a_failing_step(self):
+        """A step that ends since a rank has failed has nothing to agree on: SIGTERM then ends this rank, too."""
+        if self.lost and self.told_to_end and self.agreement.stop_at is None:
+            os._exit(128 + signal.SIGTERM)
+
+    def call(self):
+        if self.agreement is not None:
+            if self.agreement.lost and not self.agreement.ended and (self.signal is not None) and not self.told:
+                self.told = True
+                print("slurm_ddp: rank %d: the ranks cannot agree to stop: %s" %
+                      (self.job.rank, self.agreement.missing or "rank 0 is gone"), file=sys.stderr)
+            return self.agreement.call()
+        heard = self.signal is not None or self._is_late()
+        return heard if self.job.world_size == 1 else self._by_torch(heard)
+
+    def _by_torch(self, heard):
+        """Without the plugin's key: a sum of all ranks in each call."""
+        torch = sys.modules.get("torch")
+        distributed = getattr(torch, "distributed", None)
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            if heard and not self.told:
+                self.told = True
+                print("slurm_ddp: rank %d stops alone: neither srun --ddp nor torch.distributed has started it" %
+                      self.job.rank, file=sys.stderr)
+            return heard
+        device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
+        flag = torch.tensor([1.0 if heard else 0.0], device=device)
+        distributed.all_reduce(flag)
+        return flag.item() > 0
+
+
+def _forget():
+    """In a forked child, whose signals are its own."""
+    if _stop is not None and _stop.agreement is not None:
+        try:
+            signal.set_wakeup_fd(-1)
+        except ValueError:
+            pass
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def should_stop(margin=120.0):
+    """Whether all ranks stop now. Every rank calls it once in each step, and all get True in the same one.
+
+    They stop after one of them got SIGTERM or SIGUSR1, as by scancel, preemption or --signal, or when less than `margin`
+    seconds of the job's time are left. The program then saves, and may end by exit_for_requeue(). A call costs
+    about a microsecond: ranks talk only when they stop.
+    """
+    global _stop
+    if _stop is None or _stop.pid != os.getpid():
+        _stop = _Stop(margin)
+    return _stop.call()
