@@ -595,7 +595,7 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
-python_tests = tests/python/test_python_failures.py tests/python/test_python_page.py tests/python/test_python_progress.py \
+python_tests = tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py tests/python/test_python_page.py tests/python/test_python_progress.py \
 	tests/python/test_python_stop.py tests/python/test_python_wheel.py
 TESTS += $(python_tests)
 EXTRA_DIST += $(python_tests) tests/python/support.py

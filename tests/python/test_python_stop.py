@@ -143,6 +143,22 @@ class Stop(unittest.TestCase):
         self.assertEqual({end[0] for end in ends}, {0}, ends)
         self.assertGreaterEqual(int(ends[0][1]), 60)
 
+    def test_ranks_leave_together(self):
+        program = LOOP.replace("print(calls, flush=True)", """
+if rank == 2:
+    time.sleep(1)
+    open(os.path.join(folder, "saved"), "w").close()
+before = os.path.exists(os.path.join(folder, "saved"))
+try:
+    slurm_ddp.exit_for_requeue()
+except SystemExit as leaves:
+    print(leaves.code, os.path.exists(os.path.join(folder, "saved")), flush=True)
+""")
+        ranks = Ranks(self, 3, program=program)
+        ranks.await_up()
+        ranks.ranks[1].send_signal(signal.SIGTERM)
+        self.assertEqual({end[1] for end in ranks.ends()}, {"75 True"})
+
     def test_handler_of_the_program_is_called_too(self):
         program = LOOP.replace("calls = 0", "import signal\nsignal.signal(signal.SIGUSR1, lambda *x: print('own'))\ncalls = 0", 1)
         ranks = Ranks(self, 1, program=program)

@@ -4,7 +4,6 @@
 Without the plugin, without Slurm and without torch all of it works, and says nothing. doc/python.md is the guide.
 """
 import os
-import sys
 
 from . import failures as _failures
 from . import page as _page
@@ -64,8 +63,13 @@ def install(metrics=None):
     _start()
 
 
-def exit_for_requeue(message=None):
-    """Ends this rank with code 75, which srun --ddp=requeue=N takes for "resume me": call it on all ranks."""
-    if message and job().rank == 0:
-        print(message, file=sys.stderr)
+def exit_for_requeue(wait=600.0):
+    """Ends all ranks with code 75, which srun --ddp=requeue=N takes for "resume me".
+
+    Every rank calls it, and waits for the others up to `wait` seconds, as the first one that leaves ends the step: another
+    may still save.
+    """
+    if job().world_size > 1:
+        from .stopping import meet
+        meet(wait)
     raise SystemExit(EXIT_REQUEUE)

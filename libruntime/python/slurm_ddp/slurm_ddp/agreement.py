@@ -18,7 +18,7 @@ import time
 _PORT_LOW, _PORTS, _TRIES = 21000, 8000, 8
 _NONCE, _CODE = 16, 16
 _FRAME = struct.Struct("!BQ")
-HEARD, COUNT, BYE, ASK, STOP, LOST = range(1, 7)
+HEARD, COUNT, BYE, ASK, STOP, LOST, DONE, LEAVE = range(1, 9)
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
@@ -65,7 +65,7 @@ class Link:
         self.connection, self.key, self.rank = connection, key, rank
         self.sent = self.received = 0
         self.buffer = b""
-        self.count = None
+        self.count, self.done = None, False
         self.lock = threading.Lock()
 
     def _mac(self, way, number, body):
@@ -140,6 +140,7 @@ class Agreement:
         self.condition = threading.Condition()
         self.calls, self.stop_at, self.asked = 0, None, False
         self.heard = self.lost = self.ended = False
+        self.done = self.leave = False  # this rank has come to its end; all have
         self.missing = None           # a sentence about ranks that have not come
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -157,6 +158,16 @@ class Agreement:
             while self.stop_at is None and self.asked and not self.lost and not self.ended:
                 self.condition.wait(1.0)
             return self.stop_at is not None and self.calls >= self.stop_at
+
+    def meet(self, seconds):
+        """Waits until all ranks have come here, or one is gone. False: they have not."""
+        self.done = True
+        self.wake()
+        deadline = time.monotonic() + seconds
+        with self.condition:
+            while not self.leave and not self.lost and time.monotonic() < deadline:
+                self.condition.wait(1.0)
+            return self.leave
 
     def hear(self):
         """This rank has heard that all should stop. Also for a signal handler: it takes no lock."""
@@ -281,6 +292,7 @@ class Agreement:
                 if not self.heard and self.also_heard is not None and self.also_heard():
                     self.heard = True
                 asked = self._drive(asked)
+                self._let_leave()
         finally:
             listener.close()
 
@@ -291,6 +303,8 @@ class Agreement:
                     self.heard = True
                 elif kind == COUNT:
                     link.count = value
+                elif kind == DONE:
+                    link.done = True
                 elif kind == BYE:
                     self._drop(link, False)
                     return
@@ -337,6 +351,16 @@ class Agreement:
             self._decide(number)
         return True
 
+    def _let_leave(self):
+        with self.condition:
+            come = self.done and len(self.links) + len(self.gone) + 1 >= self.world_size
+            if not come or self.leave or not all(link.done for link in self.links.values()):
+                return
+        self._tell(LEAVE)
+        with self.condition:
+            self.leave = True
+            self.condition.notify_all()
+
     # ---- the other ranks ----
 
     def _find(self):
@@ -356,7 +380,7 @@ class Agreement:
         return None
 
     def _follow(self):
-        link, told = self._find(), False
+        link, told, done = self._find(), False, False
         if link is None:
             return
         self.links[0] = link
@@ -369,6 +393,10 @@ class Agreement:
                         self._decide(value)
                     elif kind == LOST:
                         self._told_lost()
+                    elif kind == LEAVE:
+                        with self.condition:
+                            self.leave = True
+                            self.condition.notify_all()
                     elif kind == BYE:
                         return
             if self.ended:
@@ -377,3 +405,6 @@ class Agreement:
             if self.heard and not told:
                 told = True
                 link.send(HEARD)
+            if self.done and not done:
+                done = True
+                link.send(DONE)

@@ -121,6 +121,24 @@ def _forget():
 os.register_at_fork(after_in_child=_forget)
 
 
+def meet(seconds):
+    """Waits until all ranks have come: the first one that leaves ends the others."""
+    stop = _the_stop(120.0)
+    if stop.agreement is not None:
+        return stop.agreement.meet(seconds)
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if stop.job.world_size > 1 and distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.barrier()
+    return True
+
+
+def _the_stop(margin):
+    global _stop
+    if _stop is None or _stop.pid != os.getpid():
+        _stop = _Stop(margin)
+    return _stop
+
+
 def should_stop(margin=120.0):
     """Whether all ranks stop now. Every rank calls it once in each step, and all get True in the same one.
 
@@ -128,7 +146,4 @@ def should_stop(margin=120.0):
     seconds of the job's time are left. The program then saves, and may end by exit_for_requeue(). A call costs
     about a microsecond: ranks talk only when they stop.
     """
-    global _stop
-    if _stop is None or _stop.pid != os.getpid():
-        _stop = _Stop(margin)
-    return _stop.call()
+    return _the_stop(margin).call()
