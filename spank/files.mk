@@ -58,6 +58,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/links.c spank/failure/srun/links.h \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
+	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
@@ -89,7 +90,8 @@ spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
-	spank/kill.c spank/kill.h
+	spank/kill.c spank/kill.h \
+	spank/requeue.c spank/requeue.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

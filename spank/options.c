@@ -306,6 +306,16 @@ static bool read_silence(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_requeue(struct settings *settings, struct value value)
+{
+	uint32_t most;
+
+	if (value.text == NULL || !read_number(&value, RESTARTS_MAX, &most) || value.length > 0)
+		return false;
+	settings->requeue_most = most;
+	return true;
+}
+
 static bool read_absent(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "warn", "refuse" };
@@ -413,6 +423,7 @@ static const struct option options[] = {
 	  .expects = "a number of nodes from 1 to 100000, or 0 for all but the spares" },
 	{ .name = "silence", .read = read_silence, .expects = "seconds from 2 to 3600, or 0 for never",
 	  .variable = "DDP_SILENCE", .tell = tell_silence },
+	{ .name = "requeue", .read = read_requeue, .expects = "a number from 0 to 1000" },
 	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
 	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
 	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",

@@ -36,6 +36,7 @@ struct settings {
 	uint32_t spares;               /* so many of the step's nodes wait; only with restarts */
 	uint32_t min_nodes;            /* the step goes on with so many; 0: with all but the spares; only with restarts */
 	uint32_t silence_seconds;      /* SILENCE_BY_DEFAULT: not given; see settings_silence_ms() */
+	uint32_t requeue_most;         /* so often srun has the job start again; 0: never */
 	bool refuse_absent;            /* nodes without the plugin end the step */
 	bool verbose;
 	enum check_mode check;

@@ -27,6 +27,7 @@
 #include "spank/launch/srun_options.h"
 #include "spank/launch/table.h"
 #include "spank/restart/dealer.h"
+#include "spank/requeue.h"
 
 enum {
 	COMMAND_LINE_MAX = 65536,
@@ -44,6 +45,7 @@ static struct {
 	enum srun_say kill;
 	long wait_seconds;
 	bool outlives_nodes;
+	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
 /* As the user. */
@@ -250,6 +252,7 @@ static bool take_srun_options(struct request *request, struct error *error)
 		srun.kill = srun_kill_on_bad_exit(&given, getenv("SLURM_KILL_BAD_EXIT"));
 		srun.outlives_nodes = srun_outlives_nodes(&given, getenv("SLURM_NO_KILL"));
 		srun.wait_seconds = srun_wait_seconds(&given, getenv("SLURM_WAIT"));
+		srun.in_a_task = getenv("SLURM_STEP_ID") != NULL;
 		unsetenv("SLURM_DDP_ON_FAILURE");
 		unsetenv("SLURM_DDP_NO_WITNESS");
 		/* The witness is in the first task's cgroup, which is then to be empty first. */
@@ -291,11 +294,14 @@ void srun_leave_with_first_code(int status, void *unused)
 	}
 	leave_without_nodes(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
+	if (srun.failed_status != 0)
+		status = WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
+		                                         : WEXITSTATUS(srun.failed_status);
+	requeue_finish(status, srun.failed_status != 0, relay_was_stopping());
 	if (srun.failed_status == 0)
 		return;
 	fflush(NULL);
-	_exit(WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
-	                                       : WEXITSTATUS(srun.failed_status));
+	_exit(status);
 }
 
 bool srun_is_salloc_shell(void)
@@ -379,6 +385,13 @@ bool srun_take_words(const struct request *request, int count, char *words[], ui
 	                 "without the plugin");
 }
 
+/* A step that a task starts has the option of its job, but its end is that task's matter. */
+static void prepare_requeue(const struct settings *settings)
+{
+	if (!srun.in_a_task && !srun.starts_daemon && settings->check == CHECK_NO)
+		requeue_begin(srun.job_id, settings->requeue_most, option_given(settings, "requeue"));
+}
+
 bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
                     uint32_t nodes, struct error *error)
 {
@@ -393,6 +406,7 @@ bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t ste
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;
 		atomic_store(&srun.has_step, true);
+		prepare_requeue(&request->settings);
 	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
 	return setenv("DDP_REQUESTED", text, 1) == 0 ||
@@ -401,6 +415,7 @@ bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t ste
 
 void srun_end(void)
 {
+	requeue_end_watch();
 	srun.failed_status = relay_close();
 	dealer_close();
 }

@@ -375,6 +375,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_relay \
 	tests/unit/test_spank_report \
 	tests/unit/test_spank_replay \
+	tests/unit/test_spank_requeue \
 	tests/unit/test_spank_srun_options \
 	tests/unit/test_spank_stall \
 	tests/unit/test_spank_stall_watch \

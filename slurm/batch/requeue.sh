@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Survives preemption, its time limit and node failures: Slurm starts the job
-# again, and the program goes on from its newest checkpoint. Told to stop, the
-# program ends its step and writes one. Each start has its own port and key;
-# DDP_RESTART_COUNT says which start it is.
+# Survives failures, preemption and its time limit: with requeue= srun has Slurm start
+# the job again, and the program goes on from its newest checkpoint. Told to stop, the
+# program ends its step, writes a checkpoint and exits with 75. Each start has its own port
+# and key; DDP_RESTART_COUNT says which start it is. Of an array only the element comes
+# again. scancel ends the job for good.
 #SBATCH --job-name=requeue-ddp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
@@ -12,7 +13,7 @@
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --ddp
+#SBATCH --ddp=requeue=100
 
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 steps=${STEPS:-100000}
@@ -21,9 +22,3 @@ checkpoints=checkpoints-$SLURM_JOB_ID
 echo "start ${SLURM_RESTART_COUNT:-0} of job $SLURM_JOB_ID"
 srun ./train --steps "$steps" --checkpoint "$checkpoints" --checkpoint-every 500 \
 	--resume "$@"
-code=$?
-# It was told to stop before its last step, and is to come again. Of an array only this
-# element: SLURM_JOB_ID of its last one is the number of the whole array.
-job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
-[ $code != 75 ] || exec scontrol requeue "${job:-$SLURM_JOB_ID}"
-exit $code

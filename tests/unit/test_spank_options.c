@@ -71,6 +71,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(spares);
 	NUMBER(min_nodes);
 	NUMBER(silence_seconds);
+	NUMBER(requeue_most);
 	NUMBER(refuse_absent);
 	NUMBER(verbose);
 	NUMBER(check);
@@ -122,6 +123,7 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "restart=0,spare=0,on-failure=continue", "kill_on_failure=0 " },
 	{ "silence=0", "silence_seconds=0 " }, { "silence=2", "silence_seconds=2 " },
 	{ "silence=3600", "silence_seconds=3600 " },
+	{ "requeue=0", "" }, { "requeue=3", "requeue_most=3 " }, { "requeue=1000", "requeue_most=1000 " },
 	{ "absent=refuse", "" }, { "absent=warn", "refuse_absent=0 " },
 	{ "verbose", "verbose=1 " }, { "verbose=no", "" },
 	{ "check", "check=1 " }, { "check=json", "check=2 " }, { "check=no", "" },
@@ -183,6 +185,8 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "spare=1,restart=0", "'spare' needs 'restart'" }, { "min-nodes=2", "'min-nodes' needs 'restart'" },
 	{ "min-nodes=few", "'min-nodes' does not take" },
 	{ "restart=1,on-failure=continue", "'restart' and 'on-failure=continue'" },
+	{ "requeue", "'requeue' needs a value" }, { "requeue=1001", "'requeue' does not take" },
+	{ "requeue=yes", "'requeue' does not take" }, { "requeue=-1", "'requeue' does not take" },
 	{ "verbose=1", "'verbose'" }, { "check=maybe", "'check'" }, { "off=on", "'off'" },
 	{ "verbose,port=99,check", "'port'" },
 };

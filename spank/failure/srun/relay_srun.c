@@ -67,6 +67,8 @@ static struct {
 /* The thread's, and from relay_close() on the caller's. */
 static struct presence presence;
 
+static atomic_bool was_stopping;
+
 static void drop_peer(int index)
 {
 	if (server.peers[index].fd >= 0)
@@ -455,6 +457,7 @@ static void serve(void)
 		if (count > 0 && ready[1].revents != 0)
 			accept_peers();
 		serve_links();
+		atomic_store(&was_stopping, server.step.stopping);
 		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
 		if (restarts())
@@ -601,6 +604,11 @@ bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refus
 	presence_describe(&presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, &sink);
 	*refuse = presence.policy.refuse && !presence.policy.check && any_reported;
 	return true;
+}
+
+bool relay_was_stopping(void)
+{
+	return atomic_load(&was_stopping);
 }
 
 int relay_close(void)

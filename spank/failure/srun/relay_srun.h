@@ -49,4 +49,7 @@ bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refus
    forked child. */
 int relay_close(void);
 
+/* After relay_close(): whether a node has told that Slurm asked the step to stop. */
+bool relay_was_stopping(void);
+
 #endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * srun asks Slurm to start its job again, as the user, without scontrol (requeue=). One thread waits for the job's
+ * time limit; the step's end is judged when srun exits.
+ */
+#ifndef SPANK_REQUEUE_H
+#define SPANK_REQUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The step of this job has been created. `allowed`: requeue=N; 0: nothing is ever asked. `given`: the user, and not
+   the site alone, has given it. A second call does nothing. */
+void requeue_begin(uint32_t job_id, uint32_t allowed, bool given);
+
+/* The step has ended: the job's time limit does not matter any more. */
+void requeue_end_watch(void);
+
+/* srun exits with that status. `failed`: srun has named a failure; `stopping`: Slurm has asked the step to stop.
+   Asks, if there is a reason, and says what becomes of the job. If slurmctld does not answer, this takes
+   some minutes at most. */
+void requeue_finish(int status, bool failed, bool stopping);
+
+#endif
