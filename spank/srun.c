@@ -287,18 +287,20 @@ static void leave_without_nodes(int status)
 
 void srun_leave_with_first_code(int status, void *unused)
 {
+	bool succeeded = dealer_has_succeeded();
+
 	(void)unused;
-	if (dealer_has_succeeded()) {
-		fflush(NULL);
-		_exit(0);
-	}
-	leave_without_nodes(status);
+	/* SLURM's status is also that of nodes whose places others took. */
+	if (succeeded)
+		status = 0;
+	else
+		leave_without_nodes(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
 	if (srun.failed_status != 0)
 		status = WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
 		                                         : WEXITSTATUS(srun.failed_status);
 	requeue_finish(status, srun.failed_status != 0, relay_was_stopping());
-	if (srun.failed_status == 0)
+	if (srun.failed_status == 0 && !succeeded)
 		return;
 	fflush(NULL);
 	_exit(status);

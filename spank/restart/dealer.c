@@ -370,7 +370,20 @@ static void take_action(const struct plan_action *action)
 	case PLAN_END_STEP:
 		relay_end_step(action->text, action->wait_status);
 		break;
+	case PLAN_ABANDON:
+		relay_end_step("", 0);
+		break;
 	}
+}
+
+/* A node that speaks again opens another connection, or its first one brings something. */
+static void look_who_is_back(void)
+{
+	const struct links_node *from;
+
+	for (uint32_t i = 0; dealer.plan.phase == PLAN_ALONE && (from = links_node(relay_links(), i)) != NULL; i++)
+		if (from->heard_ns > dealer.plan.phase_ns)
+			plan_heard(&dealer.plan, node_of(i), from->heard_ns);
 }
 
 static void act(uint64_t now_ns)
@@ -380,6 +393,7 @@ static void act(uint64_t now_ns)
 	if (!atomic_load(&dealer.begun))
 		return;
 	look_at_closed(now_ns);
+	look_who_is_back();
 	while (plan_act(&dealer.plan, now_ns, &action))
 		take_action(&action);
 }

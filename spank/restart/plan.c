@@ -421,6 +421,19 @@ static uint64_t alone_ns(const struct plan *plan)
 	return (ms > PLAN_ALONE_MS ? ms : PLAN_ALONE_MS) * NS_PER_MS;
 }
 
+void plan_all_silent(struct plan *plan, uint64_t silent_ms, uint64_t now_ns)
+{
+	uint64_t past_ns = silent_ms * NS_PER_MS, all_ns = alone_ns(plan);
+
+	if (plan->phase != PLAN_RUNNING && plan->phase != PLAN_ENDING)
+		return;
+	plan->phase = PLAN_ALONE;
+	plan->ended_ns = UINT64_MAX;
+	plan->phase_ns = now_ns;
+	plan->alone_until_ns = now_ns + (past_ns < all_ns ? all_ns - past_ns : 0);
+	plan->silent_ns = past_ns;
+}
+
 void plan_silent(struct plan *plan, uint32_t index, uint64_t silent_ms, uint64_t now_ns)
 {
 	struct roster_node *node = present_node(plan, index);
@@ -430,11 +443,7 @@ void plan_silent(struct plan *plan, uint32_t index, uint64_t silent_ms, uint64_t
 	if (node == NULL || plan->phase == PLAN_OVER || plan->phase == PLAN_ALONE)
 		return;
 	if (plan->phase != PLAN_JOINING && is_alone(plan, index, now_ns)) {
-		uint64_t past_ns = silent_ms * NS_PER_MS, all_ns = alone_ns(plan);
-		plan->phase = PLAN_ALONE;
-		plan->ended_ns = UINT64_MAX;
-		plan->alone_until_ns = now_ns + (past_ns < all_ns ? all_ns - past_ns : 0);
-		plan->phase_ns = now_ns;
+		plan_all_silent(plan, silent_ms, now_ns);
 		return;
 	}
 	sink_add(&sink, "node %s has been silent for %.1f s", node->name, (double)silent_ms / 1000);
@@ -468,6 +477,8 @@ void plan_bye(struct plan *plan, uint32_t index, uint64_t now_ns)
 {
 	struct roster_node *node = present_node(plan, index);
 
+	if (index < plan->roster.node_count)
+		plan->roster.nodes[index].bye = true;
 	if (node == NULL)
 		return;
 	/* Why its tasks have ended, others tell. Mostly SLURM has ended the step, and other nodes follow. */
@@ -489,7 +500,7 @@ static void end_alone(struct plan *plan, uint64_t now_ns)
 {
 	struct cause cause = cause_of_loss(ROSTER_NONE, ""), before = plan->cause;
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
-	uint64_t away_ns = now_ns - plan->phase_ns + plan->policy.silence_ms * NS_PER_MS;
+	uint64_t away_ns = now_ns - plan->phase_ns + plan->silent_ns;
 	uint32_t lost = 0;
 
 	sink_add(&sink, "srun did not reach any node for %.1f s", (double)away_ns * 1e-9);
@@ -549,7 +560,9 @@ static uint64_t time_due(const struct plan *plan)
 	case PLAN_JOINING:
 		return roster_all_joined(&plan->roster) ? plan->not_before_ns : UINT64_MAX;
 	case PLAN_OVER:
-		break;
+		if (plan->abandoned || !roster_any_away(&plan->roster))
+			break;
+		return plan->over_ns == 0 || roster_all_gone(&plan->roster) ? 0 : plan->over_ns + PLAN_LEAVE_MS * NS_PER_MS;
 	}
 	return UINT64_MAX;
 }
@@ -577,8 +590,15 @@ static void lose_unclear(struct plan *plan, uint64_t now_ns)
 /* What time alone has brought; true: the caller is to act. */
 static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *action)
 {
+	if (plan->phase == PLAN_OVER && plan->over_ns == 0)
+		plan->over_ns = now_ns;
 	if (time_due(plan) > now_ns)
 		return false;
+	if (plan->phase == PLAN_OVER) {
+		plan->abandoned = true;
+		*action = (struct plan_action){ .kind = PLAN_ABANDON };
+		return true;
+	}
 	if (plan->phase == PLAN_RUNNING) {
 		plan->ended_ns = UINT64_MAX;
 		*action = (struct plan_action){ .kind = PLAN_ALL_ENDED };
@@ -608,10 +628,9 @@ static bool take_order(struct plan *plan, struct plan_action *action)
 	return false;
 }
 
-bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
+/* What was decided already, and is to be done. */
+static bool take_decision(struct plan *plan, struct plan_action *action)
 {
-	if (act_on_time(plan, now_ns, action))
-		return true;
 	*action = (struct plan_action){ .kind = PLAN_SAY, .text = plan->text };
 	if (plan->says) {
 		plan->says = false;
@@ -620,6 +639,7 @@ bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
 	if (plan->ends || plan->succeeds) {
 		action->kind = plan->ends ? PLAN_END_STEP : PLAN_SUCCESS;
 		action->wait_status = plan->wait_status;
+		plan->abandoned |= plan->ends;
 		plan->ends = plan->succeeds = false;
 		return true;
 	}
@@ -629,6 +649,11 @@ bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
 		return true;
 	}
 	return take_order(plan, action);
+}
+
+bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
+{
+	return take_decision(plan, action) || act_on_time(plan, now_ns, action) || take_decision(plan, action);
 }
 
 void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX])

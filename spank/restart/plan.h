@@ -26,6 +26,7 @@ enum {
 	PLAN_CLEAR_MS = 60000,  /* a node that has not ended its ranks by then is lost, as for Slurm (UnkillableStepTimeout) */
 	PLAN_GONE_MS = 1000,    /* agents without a slurmstepd have ended everything by then */
 	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait for srun likewise */
+	PLAN_LEAVE_MS = 10000,  /* after QUIT a node's tasks end within it */
 	PLAN_SETTLE_MS = 400,   /* after the last rank's end its node may still tell why */
 };
 
@@ -54,7 +55,9 @@ struct plan {
 	uint64_t ended_ns;       /* when the last rank was heard to end; UINT64_MAX: not all have, or it was said */
 	uint64_t phase_ns;       /* when the phase began */
 	uint64_t not_before_ns;  /* the next generation */
-	uint64_t alone_until_ns;
+	uint64_t alone_until_ns, silent_ns; /* PLAN_ALONE: until when; how long nodes were silent when it began */
+	uint64_t over_ns;        /* when plan_act() first saw that all is over; 0: it is not */
+	bool abandoned;
 	uint64_t step, first;    /* the highest and the lowest that nodes have told of this generation */
 	struct cause cause;      /* why it ends */
 	/* What the caller is to do. */
@@ -73,6 +76,7 @@ enum plan_kind {
 	PLAN_ALL_ENDED,  /* all ranks have ended, and not all well: plan_fail() or plan_leave() is to be called */
 	PLAN_SUCCESS,    /* all ranks have ended well */
 	PLAN_END_STEP,   /* it has failed, with `text` and `wait_status` */
+	PLAN_ABANDON,    /* the step has ended, except on nodes that are away (roster_is_away()): srun is not to wait for them */
 };
 
 struct plan_action {
@@ -110,6 +114,9 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 
 /* Nothing was heard of the node for so long. */
 void plan_silent(struct plan *plan, uint32_t node, uint64_t silent_ms, uint64_t now_ns);
+
+/* Nothing was heard of any node for so long. */
+void plan_all_silent(struct plan *plan, uint64_t silent_ms, uint64_t now_ns);
 
 /* Its slurmstepd has ended without a word. */
 void plan_gone(struct plan *plan, uint32_t node, uint64_t now_ns);

@@ -97,6 +97,27 @@ bool roster_all_clear(const struct roster *roster)
 	return true;
 }
 
+bool roster_is_away(const struct roster_node *node)
+{
+	return node->joined && node->lost && !node->bye;
+}
+
+bool roster_any_away(const struct roster *roster)
+{
+	for (uint32_t i = 0; i < roster->node_count; i++)
+		if (roster_is_away(&roster->nodes[i]))
+			return true;
+	return false;
+}
+
+bool roster_all_gone(const struct roster *roster)
+{
+	for (uint32_t i = 0; i < roster->node_count; i++)
+		if (!roster->nodes[i].bye && !roster_is_away(&roster->nodes[i]))
+			return false;
+	return true;
+}
+
 bool roster_is_usable(const struct roster_node *node)
 {
 	return node->joined && !node->lost && !node->unfit;

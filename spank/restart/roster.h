@@ -25,6 +25,7 @@ struct roster_node {
 	uint64_t heard_ns;    /* when srun last read something of it */
 	bool joined;
 	bool lost;            /* it is not there any more, or not for this step */
+	bool bye;             /* all its tasks have ended, it says */
 	bool unfit;           /* it is there, but cannot start one of its tasks again */
 	bool suspect;         /* ranks failed there twice in a row: a good spare is preferred */
 	bool clear;           /* nothing lives there of the generation that ends */
@@ -57,6 +58,12 @@ const char *roster_join(struct roster *roster, const struct deal_join *join, con
 /* Whether all nodes have joined, and whether all that are there are clear; lost nodes do not count. */
 bool roster_all_joined(const struct roster *roster);
 bool roster_all_clear(const struct roster *roster);
+
+/* Whether it may still have tasks of which srun hears nothing any more. */
+bool roster_is_away(const struct roster_node *node);
+bool roster_any_away(const struct roster *roster);
+/* Whether all nodes have said good-bye, except those that are away. */
+bool roster_all_gone(const struct roster *roster);
 
 bool roster_is_usable(const struct roster_node *node);
 

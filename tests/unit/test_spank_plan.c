@@ -34,7 +34,7 @@ static struct world {
 	char ended[PLAN_TEXT_MAX + 1];
 	int wait_status;
 	bool over, succeeded, all_ended;
-	uint32_t begun;
+	uint32_t begun, abandoned;
 } world;
 
 static uint64_t now(void)
@@ -113,6 +113,9 @@ static void take_action(const struct plan_action *action)
 		break;
 	case PLAN_SUCCESS:
 		world.over = world.succeeded = true;
+		break;
+	case PLAN_ABANDON:
+		world.abandoned++;
 		break;
 	case PLAN_END_STEP:
 		world.over = true;
@@ -240,7 +243,6 @@ static void expect_success(void)
 	assert_true(world.succeeded);
 	for (uint32_t i = 0; i < world.nodes; i++)
 		assert_int_equal(world.quits[i], 1);
-	assert_true(plan_due(&world.plan) == UINT64_MAX);
 	end();
 }
 
@@ -596,6 +598,39 @@ static void a_spare_takes_a_silent_nodes_place(void **state)
 	expect_success();
 }
 
+/* Once the others have ended, and a while later if one of them does not. */
+static void nodes_that_are_away_are_abandoned(void **state)
+{
+	(void)state;
+	for (uint32_t last = 2; last < 4; last++) {
+		begin(4, 2, 3, 1, 0);
+		lose_power(1);
+		pass(SILENCE);
+		silent(1);
+		all_done();
+		assert_true(world.succeeded);
+		for (uint32_t i = 0; i <= last; i++)
+			if (i != 1)
+				plan_bye(&world.plan, i, now());
+		act();
+		assert_int_equal(world.abandoned, last == 3);
+		pass(PLAN_LEAVE_MS);
+		assert_int_equal(world.abandoned, 1);
+		assert_true(plan_due(&world.plan) == UINT64_MAX);
+		end();
+	}
+	/* One that has come back, and ended its tasks, is not. */
+	begin(3, 2, 3, 1, 0);
+	lose_power(1);
+	pass(SILENCE);
+	silent(1);
+	plan_bye(&world.plan, 1, now());
+	all_done();
+	pass(2 * PLAN_LEAVE_MS);
+	assert_int_equal(world.abandoned, 0);
+	end();
+}
+
 static void node_0_is_replaced_like_others(void **state)
 {
 	(void)state;
@@ -837,6 +872,21 @@ static void all_nodes_silent_are_waited_for(void **state)
 	expect_said("srun did not reach any node for 8.2 s; restart 1 of 3 (1 spare left)\n");
 	assert_int_equal(world.begun, 2);
 	expect_ranks(1, 1, 2, 3);
+	expect_success();
+}
+
+static void links_may_tell_of_all_nodes_at_once(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	all_away(true);
+	pass(15000);
+	plan_all_silent(&world.plan, 15000, now());
+	pass(2000);
+	memset(world.generation, 0, sizeof(world.generation));
+	all_away(false);
+	pass(250);
+	expect_said("srun did not reach any node for 17.2 s; restart 1 of 3 (1 spare left)\n");
 	expect_success();
 }
 
@@ -1136,6 +1186,7 @@ int main(void)
 		cmocka_unit_test(ranks_that_all_fail_are_restarted),
 		cmocka_unit_test(what_nodes_repeat_or_invent_counts_for_nothing),
 		cmocka_unit_test(a_spare_takes_a_silent_nodes_place),
+		cmocka_unit_test(nodes_that_are_away_are_abandoned),
 		cmocka_unit_test(node_0_is_replaced_like_others),
 		cmocka_unit_test(without_a_spare_the_step_ends_and_names_the_node),
 		cmocka_unit_test(min_nodes_go_on),
@@ -1149,6 +1200,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_comes_back_is_told_to_quit),
 		cmocka_unit_test(a_node_that_ends_its_ranks_itself_is_one_restart),
 		cmocka_unit_test(all_nodes_silent_are_waited_for),
+		cmocka_unit_test(links_may_tell_of_all_nodes_at_once),
 		cmocka_unit_test(who_does_not_come_back_is_lost),
 		cmocka_unit_test(nobody_comes_back),
 		cmocka_unit_test(a_step_of_one_node_waits_for_it),

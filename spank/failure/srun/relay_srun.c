@@ -359,7 +359,8 @@ void relay_end_step(const char *text, int wait_status)
 {
 	step_end(&server.step, wait_status, ddp_now_ns());
 	atomic_store(&server.wait_status, wait_status);
-	voice_say(server.actions.say, text);
+	if (text[0] != '\0')
+		voice_say(server.actions.say, text);
 	server.ends_step = true;
 	start_request();
 }

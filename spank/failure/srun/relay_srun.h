@@ -28,7 +28,7 @@ struct links *relay_links(void);
 void relay_say(const char *text);
 /* What nodes tell of this generation counts from now on, and nothing of earlier ones. */
 void relay_begin_generation(uint32_t generation);
-/* The step has failed: says so and has it ended. */
+/* Has the step ended, and says why; "": there is nothing to say. */
 void relay_end_step(const char *text, int wait_status);
 /* All ranks have ended. True if a failure was held that is to be said now. */
 bool relay_take_rest(struct step_action *action);
