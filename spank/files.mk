@@ -77,7 +77,8 @@ bin_PROGRAMS += spank/status/ddp-status
 noinst_LTLIBRARIES += spank/status/libstatus.la
 spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
 	spank/status/process.c spank/status/process.h \
-	spank/status/probe.c spank/status/probe.h
+	spank/status/probe.c spank/status/probe.h \
+	spank/status/stack.c spank/status/stack.h
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS)
 spank_status_ddp_status_SOURCES = spank/status/main.c \

@@ -178,7 +178,7 @@ static bool take_line(const char *line, size_t rows_max, struct row **rows, size
 	return true;
 }
 
-bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms,
+bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
                    struct row **rows, size_t *count)
 {
 	char interval[32], id[48], nodes[40];
@@ -186,7 +186,7 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 		                  "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
 		                  "--input=none", "--quiet", "--kill-on-bad-exit=0", "--chdir=/",
 		                  "--job-name=ddp-status", (char *)program, "--probe", "--interval",
-		                  interval, (char *)what, NULL };
+		                  interval, (char *)what, stacks ? "--stack" : NULL, NULL };
 	char *line = malloc(LINE_MAX_BYTES);
 	struct child child;
 	bool fine = true;

@@ -24,7 +24,7 @@ bool cluster_find_job(const char *id, struct job *job);
  * as the job's owner, and collects the rows. False, with a sentence on stderr, if
  * that cannot be done; a node that does not answer only lacks its rows.
  */
-bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms,
+bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
                    struct row **rows, size_t *count);
 
 #endif

@@ -13,7 +13,7 @@ enum { EXIT_SHOWN = 0, EXIT_NOTHING = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
 enum { INTERVAL_MS = 500, SECONDS_MAX = 86400 };
 
 struct options {
-	bool json, probe;
+	bool json, probe, stacks;
 	int watch_ms;    /* 0: once */
 	int interval_ms;
 	char what[64], job[32];
@@ -27,6 +27,7 @@ static void print_help(void)
 	       "\n"
 	       "  --watch SECONDS     again and again, with a pause of so long\n"
 	       "  --interval SECONDS  measure CPU time over so long (default 0.5)\n"
+	       "  --stack             also the stacks of Python's threads, of programs with slurm_ddp\n"
 	       "  --json              one JSON object instead of a table\n"
 	       "  --help              this text\n"
 	       "  --version           the version\n"
@@ -83,7 +84,8 @@ static int parse_options(int argc, char **argv, struct options *options)
 {
 	static const struct option known[] = {
 		{ "watch", required_argument, NULL, 'w' }, { "interval", required_argument, NULL, 'i' },
-		{ "json", no_argument, NULL, 'j' },        { "probe", no_argument, NULL, 'p' },
+		{ "json", no_argument, NULL, 'j' },        { "stack", no_argument, NULL, 's' },
+		{ "probe", no_argument, NULL, 'p' },
 		{ "help", no_argument, NULL, 'h' },        { "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -100,6 +102,7 @@ static int parse_options(int argc, char **argv, struct options *options)
 				             optarg);
 			break;
 		case 'j': options->json = true; break;
+		case 's': options->stacks = true; break;
 		case 'p': options->probe = true; break;
 		case 'h': print_help(); return EXIT_SHOWN;
 		case 'v': printf("ddp-status %s\n", PACKAGE_VERSION); return EXIT_SHOWN;
@@ -126,7 +129,8 @@ static int show(const struct options *options, const struct job *job, const char
 {
 	struct row *rows = NULL;
 	size_t count = 0;
-	bool shown = cluster_probe(job, program, options->what, options->interval_ms, &rows, &count);
+	bool shown = cluster_probe(job, program, options->what, options->interval_ms, options->stacks, &rows,
+	                           &count);
 
 	if (shown && !rows_arrange(&rows, &count, job->ranks_max)) {
 		fprintf(stderr, "ddp-status: no memory for the ranks of job %s\n", options->job);
@@ -142,7 +146,7 @@ static int show(const struct options *options, const struct job *job, const char
 		shown = rows_print_json(stdout, rows, count, options->job);
 	else if (shown)
 		rows_print(stdout, rows, count, options->job, use_colour());
-	free(rows);
+	rows_free(rows, count);
 	return shown && fflush(stdout) == 0 ? EXIT_SHOWN : EXIT_NOTHING;
 }
 
@@ -167,7 +171,7 @@ int main(int argc, char **argv)
 	if (status >= 0)
 		return status;
 	if (options.probe) {
-		const struct probe probe = { options.job, options.step, options.interval_ms };
+		const struct probe probe = { options.job, options.step, options.interval_ms, options.stacks };
 		return probe_run(&probe) ? EXIT_SHOWN : EXIT_NOTHING;
 	}
 	if (!find_self(program, sizeof(program))) {

@@ -17,6 +17,7 @@
 #include "spank/failure/slots.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
+#include "spank/status/stack.h"
 
 enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 
@@ -26,6 +27,7 @@ struct member {
 	int64_t slurm_step, rank, local_rank, world_size, task;
 	bool ranked;     /* it has RANK: the plugin or a launcher gave it one */
 	int progress_fd; /* as DDP_PROGRESS_FD says; -1: none */
+	struct stack stack;
 };
 
 struct members {
@@ -148,7 +150,7 @@ static int by_rank(const void *left, const void *right)
 
 /* The rank's page, opened anew from a process that has it: the kernel checks
    that it is the user's. False if this is no such file, or too short. */
-static bool read_page(const struct member *member, struct ddp_progress *page)
+static bool read_page(const struct member *member, struct ddp_progress *page, struct row *row)
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	char path[64], link[64];
@@ -173,6 +175,8 @@ static bool read_page(const struct member *member, struct ddp_progress *page)
 	close(fd);
 	if (got)
 		slots_read(slots, page);
+	if (got && slots_loss(slots, &row->loss))
+		row->has_loss = true;
 	return got;
 }
 
@@ -204,9 +208,21 @@ static void tell_page(struct row *row, const struct ddp_progress *page)
 	}
 }
 
+/* Of a rank's processes the first with such a file is the program; its forked workers have the file, too. */
+static void ask_for_stacks(struct members *members, size_t begin, size_t end)
+{
+	bool asked = false;
+
+	for (size_t i = begin; i < end; i++) {
+		struct member *member = &members->item[i];
+		member->stack.file = -1;
+		asked = asked || stack_ask(member->process.pid, &member->stack);
+	}
+}
+
 /* The members from `begin` to `end` are one rank's; the one that has used most
    CPU time is its program, the others shells, loaders and the like. */
-static bool print_rank(const struct members *members, size_t begin, size_t end, double seconds)
+static bool print_rank(struct members *members, size_t begin, size_t end, double seconds, uint64_t stacks_ns)
 {
 	const struct member *first = &members->item[begin], *main = first;
 	struct row row = { .slurm_step = first->slurm_step, .rank = first->rank,
@@ -229,7 +245,7 @@ static bool print_rank(const struct members *members, size_t begin, size_t end, 
 			continue;
 		before += then->cpu_ms;
 		after += now.cpu_ms;
-		told = told || (read_page(&members->item[i], &page) && page.magic == DDP_PROGRESS_MAGIC);
+		told = told || (read_page(&members->item[i], &page, &row) && page.magic == DDP_PROGRESS_MAGIC);
 	}
 	if (!process_read(main->process.pid, &now))
 		now = main->process;
@@ -242,10 +258,25 @@ static bool print_rank(const struct members *members, size_t begin, size_t end, 
 	row.cpu_percent = seconds > 0 && after >= before ? (double)(after - before) / 10 / seconds : -1;
 	if (told)
 		tell_page(&row, &page);
+	for (size_t i = begin; i < end && stacks_ns != 0; i++)
+		if (members->item[i].stack.file >= 0)
+			row.stack = stack_take(&members->item[i].stack, stacks_ns);
 	json = row_to_json(&row);
+	free(row.stack);
 	told = json != NULL && json_dumpf(json, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF;
 	json_decref(json);
 	return told;
+}
+
+static size_t end_of_rank(const struct members *members, size_t begin)
+{
+	const struct member *first = &members->item[begin];
+	size_t end = begin;
+
+	while (end < members->count && members->item[end].rank == first->rank &&
+	       members->item[end].slurm_step == first->slurm_step)
+		end++;
+	return end;
 }
 
 bool probe_run(const struct probe *probe)
@@ -261,12 +292,15 @@ bool probe_run(const struct probe *probe)
 		qsort(members.item, members.count, sizeof(*members.item), by_rank);
 		nanosleep(&pause, NULL);
 	}
+	/* All at once, so that ranks that do not answer cost the time of one. */
+	for (size_t begin = 0, end; fine && probe->stacks && begin < members.count; begin = end) {
+		end = end_of_rank(&members, begin);
+		ask_for_stacks(&members, begin, end);
+	}
+	const uint64_t stacks_ns = probe->stacks ? ddp_now_ns() + STACK_WAIT_MS * 1000000ull : 0;
 	for (size_t begin = 0, end; fine && begin < members.count; begin = end) {
-		const struct member *first = &members.item[begin];
-		for (end = begin; end < members.count && members.item[end].rank == first->rank &&
-		                  members.item[end].slurm_step == first->slurm_step; end++)
-			continue;
-		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns));
+		end = end_of_rank(&members, begin);
+		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns), stacks_ns);
 	}
 	free(members.item);
 	return fine && fflush(stdout) == 0;

@@ -13,6 +13,7 @@ struct probe {
 	const char *job;      /* SLURM_JOB_ID */
 	int64_t slurm_step;   /* below 0: all steps */
 	int interval_ms;      /* between two looks, for the CPU time */
+	bool stacks;          /* ask processes of Python for their stacks */
 };
 
 /* Writes one line of JSON to stdout for each rank. False, with a sentence on

@@ -29,6 +29,9 @@ json_t *row_to_json(const struct row *row)
 	TEXTS(ADD_TEXT)
 	NUMBERS(ADD_NUMBER)
 	ADD(waiting, json_boolean(row->waiting))
+	ADD(loss, row->has_loss && isfinite(row->loss) ? json_real(row->loss) : json_null())
+	if (row->stack != NULL)
+		ADD(stack, json_string(row->stack))
 	if (!failed)
 		return json;
 	json_decref(json);
@@ -59,6 +62,25 @@ static void text_of(const json_t *json, const char *name, char *text, size_t byt
 	text[i] = '\0';
 }
 
+/* Of lines that are printable otherwise. NULL: there are none, or no memory. */
+static char *lines_of(const json_t *json)
+{
+	const char *value = json_string_value(json_object_get(json, "stack"));
+	char *text = value != NULL ? strndup(value, ROW_STACK_MAX) : NULL;
+
+	for (char *at = text; at != NULL && *at != '\0'; at++)
+		if (*at != '\n' && !isprint((unsigned char)*at))
+			*at = '?';
+	return text;
+}
+
+void rows_free(struct row *rows, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		free(rows[i].stack);
+	free(rows);
+}
+
 bool row_from_json(const json_t *json, struct row *row)
 {
 	memset(row, 0, sizeof(*row));
@@ -71,8 +93,12 @@ bool row_from_json(const json_t *json, struct row *row)
 	TEXTS(TAKE_TEXT)
 	NUMBERS(TAKE_NUMBER)
 	row->waiting = json_is_true(json_object_get(json, "waiting"));
-	return row->slurm_step >= 0 && row->rank >= 0 && row->rank < ROW_WORLD_MAX &&
-	       row->world_size <= ROW_WORLD_MAX;
+	row->has_loss = json_is_number(json_object_get(json, "loss"));
+	row->loss = json_number_value(json_object_get(json, "loss"));
+	if (row->slurm_step < 0 || row->rank < 0 || row->rank >= ROW_WORLD_MAX || row->world_size > ROW_WORLD_MAX)
+		return false;
+	row->stack = lines_of(json);
+	return true;
 }
 
 bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job)
@@ -225,10 +251,30 @@ static void put_collective(char *text, size_t bytes, const struct row *row)
 		snprintf(text, bytes, "-");
 }
 
-static void print_row(FILE *file, const struct row *row, bool colour)
+static void print_stack(FILE *file, const char *text)
+{
+	for (; text != NULL && *text != '\0'; text += *text == '\n') {
+		size_t length = strcspn(text, "\n");
+		if (length > 0)
+			fprintf(file, "%8s%.*s\n", "", (int)length, text);
+		text += length;
+	}
+}
+
+static void put_loss(char *text, size_t bytes, const struct row *row, bool losses)
+{
+	text[0] = '\0';
+	if (losses && row->has_loss)
+		snprintf(text, bytes, " %10.5g", row->loss);
+	else if (losses)
+		snprintf(text, bytes, " %10s", "-");
+}
+
+static void print_row(FILE *file, const struct row *row, bool colour, bool losses)
 {
 	bool late = !row->waiting && (row->collective >= 0 || is_gone(row));
-	char phase[32], since[32], rate[32], collective[ROW_TEXT_MAX + 40], step[48] = "-", cpu[16] = "-";
+	char phase[32], since[32], rate[32], collective[ROW_TEXT_MAX + 40], step[48] = "-", cpu[16] = "-",
+	     loss[32];
 
 	if (is_gone(row)) {
 		fprintf(file, "%s%6lld  %-10s no process of it was found%s\n", colour ? "\033[31m" : "",
@@ -239,38 +285,42 @@ static void print_row(FILE *file, const struct row *row, bool colour)
 	put_seconds(since, sizeof(since), row->since_seconds);
 	put_rate(rate, sizeof(rate), row);
 	put_collective(collective, sizeof(collective), row);
+	put_loss(loss, sizeof(loss), row, losses);
 	if (row->step >= 0 && row->steps > 0)
 		snprintf(step, sizeof(step), "%lld/%lld", (long long)row->step, (long long)row->steps);
 	else if (row->step >= 0)
 		snprintf(step, sizeof(step), "%lld", (long long)row->step);
 	if (row->cpu_percent >= 0)
 		snprintf(cpu, sizeof(cpu), "%.0f%%", row->cpu_percent);
-	fprintf(file, "%s%6lld  %-10s %-10s %9s %11s  %-40s %9s %10s %5s  %s%s%s, %s (%lld)%s\n",
+	fprintf(file, "%s%6lld  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s%s, %s (%lld)%s\n",
 	        colour && late ? "\033[33m" : "", (long long)row->rank, row->node,
-	        row->phase[0] != '\0' ? row->phase : "-", phase, step, collective, since, rate, cpu,
+	        row->phase[0] != '\0' ? row->phase : "-", phase, step, collective, since, rate, loss, cpu,
 	        row->state, row->waits_in[0] != '\0' ? " in " : "", row->waits_in,
 	        row->program, (long long)row->pid, colour && late ? "\033[0m" : "");
 	if (row->error[0] != '\0')
 		fprintf(file, "%8serror: %s\n", "", row->error);
+	print_stack(file, row->stack);
 }
 
 static void print_step(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
 {
 	size_t waiting = 0, gone = 0;
+	bool losses = false;
 
 	for (size_t i = 0; i < count; i++) {
 		waiting += rows[i].waiting;
 		gone += is_gone(&rows[i]);
+		losses |= rows[i].has_loss;
 	}
 	fprintf(file, "step %s.%lld: %zu ranks, %zu waiting for others", job, (long long)rows->slurm_step,
 	        count, waiting);
 	if (gone > 0)
 		fprintf(file, ", %zu gone", gone);
-	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s %5s  %s%s\n", colour ? "\033[1m" : "",
-	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", "CPU", "PROCESS",
+	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "",
+	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU", "PROCESS",
 	        colour ? "\033[0m" : "");
 	for (size_t i = 0; i < count; i++)
-		print_row(file, &rows[i], colour);
+		print_row(file, &rows[i], colour, losses);
 }
 
 void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)

@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-enum { ROW_NAME_MAX = 64, ROW_TEXT_MAX = 320, ROW_WORLD_MAX = 1 << 20 };
+enum { ROW_NAME_MAX = 64, ROW_TEXT_MAX = 320, ROW_STACK_MAX = 12288, ROW_WORLD_MAX = 1 << 20 };
 
 struct row {
 	int64_t slurm_step, rank, world_size, pid, processes;
@@ -29,11 +29,15 @@ struct row {
 	bool waiting;
 	char waits_for[ROW_TEXT_MAX]; /* "#45 all_reduce f32[10] sum" */
 	double steps_per_second, samples_per_second;
+	bool has_loss;
+	double loss; /* of the last step; only programs of Python say it */
+	char *stack; /* lines of Python's threads, to be freed; NULL: nobody asked, or nothing came */
 };
 
 json_t *row_to_json(const struct row *row);
-/* False if the object is no row. Strings come cut and printable. */
+/* False if the object is no row. Strings come cut and printable. rows_free() frees what the row holds. */
 bool row_from_json(const json_t *json, struct row *row);
+void rows_free(struct row *rows, size_t count);
 
 /*
  * Adds a row with state "gone" for each rank of a step that has none, and sorts:

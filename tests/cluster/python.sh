@@ -95,6 +95,18 @@ begin()
 finish() { on_cluster scancel --name "$1"; wait "$step"; capture cat "$work/$1.out"; }
 begin hang --ddp=stall=$((2 * brief)) "${four[@]}" "$python" "$work/steps.py" "$work/hangs"
 check "a loader that hangs makes its step stall" wait_until 60 grep -q 'the step stalls' "$work/hang.out"
+install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
+job=$(on_cluster squeue -h -n hang -t R -o %i)
+capture as_user "$prefix/bin/ddp-status" --stack "$job"
+prints '^ +2 +n1 +data +[0-9.]+ s +5 +- +- +[0-9.]+/s +0\.25 ' "ddp-status shows phase, step, rate and loss"
+prints '^ +File "'"$work"'/steps.py", line 8 in loader$' "and with --stack where it hangs"
+prints_times 4 'Current thread .*most recent call first|Thread .* \(most recent call first' "each rank has answered"
+check "programs can read it" python3 -c '
+import json, sys
+ranks = json.loads(sys.argv[1])["ranks"]
+assert ranks[0]["rank"] in (0, 1, 2, 3) and all(abs(rank["loss"] - 0.25) < 1e-6 for rank in ranks), ranks
+assert all("steps.py" in rank["stack"] for rank in ranks)
+' "$(as_user "$prefix/bin/ddp-status" --json --stack "$job")"
 finish hang
 prints 'the step stalls: no rank has made progress for [0-9.]+ s; none waits for another: rank 2 of 4 on n1 is loading data of step 5 for [0-9.]+ s' \
 	"and its rank is named, with the step"

@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
+#include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
+#include "spank/status/stack.h"
 
 static struct row row_of(const char *text)
 {
@@ -200,6 +205,87 @@ static void variables_are_found_in_a_block(void **state)
 	assert_false(process_variable(block, sizeof(block), "RANK", value, 2));
 }
 
+static void print_to(char text[4096], struct row *rows, size_t count)
+{
+	FILE *file = fmemopen(text, 4096, "w");
+
+	assert_non_null(file);
+	rows_print(file, rows, count, "7", false);
+	fclose(file);
+}
+
+static void losses_have_a_column_if_there_are_any(void **state)
+{
+	struct row *rows = calloc(2, sizeof(*rows));
+	char text[4096];
+
+	(void)state;
+	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"loss\":-2.5}");
+	rows[1] = row_of("{\"slurm_step\":0,\"rank\":1,\"world_size\":2,\"state\":\"running\",\"loss\":null}");
+	assert_true(rows[0].has_loss && rows[0].loss < -2.4 && !rows[1].has_loss);
+	print_to(text, rows, 2);
+	assert_non_null(strstr(text, "RATE       LOSS"));
+	assert_non_null(strstr(text, "       -2.5 "));
+	print_to(text, rows + 1, 1);
+	assert_null(strstr(text, "LOSS"));
+	rows_free(rows, 2);
+}
+
+static void stacks_are_lines_that_are_printable(void **state)
+{
+	struct row *rows = calloc(1, sizeof(*rows));
+	char text[4096];
+
+	(void)state;
+	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":1,\"state\":\"running\","
+	                 "\"stack\":\"Current thread:\\n  File \\u001b[2J\\n\"}");
+	assert_string_equal(rows[0].stack, "Current thread:\n  File ?[2J\n");
+	json_t *json = row_to_json(&rows[0]);
+	assert_string_equal(json_string_value(json_object_get(json, "stack")), rows[0].stack);
+	json_decref(json);
+	print_to(text, rows, 1);
+	assert_non_null(strstr(text, "\n        Current thread:\n          File ?[2J\n"));
+	rows_free(rows, 1);
+}
+
+static int stack_file;
+
+static void write_stack(int number)
+{
+	(void)number;
+	if (write(stack_file, "two\nlines\033\n", 11) != 11)
+		abort();
+}
+
+static void process_is_asked_for_its_stack_if_it_can_tell(void **state)
+{
+	const struct sigaction action = { .sa_handler = write_stack };
+	struct stack stack;
+	char name[32];
+
+	(void)state;
+	assert_int_equal(stack_signal("/memfd:ddp_stack-59 (deleted)"), 59);
+	assert_int_equal(stack_signal("/memfd:ddp_stack-9 (deleted)"), 0);
+	assert_int_equal(stack_signal("/memfd:ddp_stack-591 (deleted)"), 0);
+	assert_int_equal(stack_signal("/memfd:ddp_stack-59x"), 0);
+	assert_int_equal(stack_signal("/memfd:ddp_stack-"), 0);
+	assert_int_equal(stack_signal("/tmp/ddp_stack-59"), 0);
+	assert_false(stack_ask(getpid(), &stack));
+	snprintf(name, sizeof(name), "ddp_stack-%d", SIGRTMAX - 3);
+	stack_file = memfd_create(name, MFD_CLOEXEC);
+	assert_true(stack_file >= 0 && fcntl(stack_file, F_SETFL, O_APPEND) == 0);
+	/* It has no handler: the signal would end it. */
+	assert_false(stack_ask(getpid(), &stack));
+	assert_int_equal(sigaction(SIGRTMAX - 3, &action, NULL), 0);
+	for (int i = 0; i < 2; i++) {
+		assert_true(stack_ask(getpid(), &stack));
+		char *text = stack_take(&stack, ddp_now_ns() + 10000000000ull);
+		assert_string_equal(text, "two\nlines?\n");
+		free(text);
+	}
+	close(stack_file);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -212,6 +298,9 @@ int main(void)
 		cmocka_unit_test(rates_and_steps_are_told_in_full),
 		cmocka_unit_test(process_is_read_by_any_name),
 		cmocka_unit_test(variables_are_found_in_a_block),
+		cmocka_unit_test(losses_have_a_column_if_there_are_any),
+		cmocka_unit_test(stacks_are_lines_that_are_printable),
+		cmocka_unit_test(process_is_asked_for_its_stack_if_it_can_tell),
 	};
 
 	return cmocka_run_group_tests_name("status", tests, NULL, NULL);
