@@ -107,7 +107,7 @@ static void read_job(const job_info_t *job, struct job_news *news)
 	};
 	snprintf(news->comment, sizeof(news->comment), "%s", job->comment != NULL ? job->comment : "");
 	if (job->restart_cnt > 0)
-		news->job.failed_before = requeue_read_note(job->comment, job->restart_cnt - 1u);
+		requeue_read_note(job->comment, job->restart_cnt - 1u, &news->job.before);
 	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
 		snprintf(news->name, sizeof(news->name), "%u", job->het_job_id);
 	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
@@ -171,20 +171,22 @@ static int ask_once(const struct job_news *news)
 	return take_answer(code, answer);
 }
 
-/* The next run is to know that this one failed without progress. If Slurm takes no note, requeue=N is the only limit. */
-static void leave_note(const struct job_news *news)
+/* The next run is to know how far this one came. If Slurm takes no note, requeue=N is the only limit. */
+static void leave_note(const struct requeue_step *step, const struct job_news *news)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
 	__typeof__(slurm_update_job2) *update;
 	job_array_resp_msg_t *answer = NULL;
 	char comment[COMMENT_MAX + REQUEUE_NOTE_MAX], name[JOB_NAME_MAX];
+	struct requeue_note note;
 	job_desc_msg_t change;
 	int code;
 
 	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
 	*(void **)&update = dlsym(RTLD_DEFAULT, "slurm_update_job2");
 	if (begin == NULL || update == NULL || !news->comment_is_whole ||
-	    !requeue_write_note(news->comment, news->job.restarts, comment, sizeof(comment)))
+	    !requeue_make_note(step, &news->job, &note) ||
+	    !requeue_write_note(news->comment, news->job.restarts, &note, comment, sizeof(comment)))
 		return;
 	snprintf(name, sizeof(name), "%s", news->name);
 	begin(&change);
@@ -193,7 +195,7 @@ static void leave_note(const struct job_news *news)
 	errno = 0;
 	code = take_answer(update(&change, &answer), answer);
 	if (code != 0)
-		slurm_debug("ddp: cannot note in the job's comment that it failed at once: %s",
+		slurm_debug("ddp: cannot note in the job's comment how far it came: %s",
 		            spank_strerror((spank_err_t)code));
 }
 
@@ -225,8 +227,7 @@ static int judge_and_ask(const struct requeue_step *step)
 			ask_to_say(text);
 		return 0;
 	}
-	if (requeue_failed_at_once(step))
-		leave_note(&news);
+	leave_note(step, &news);
 	code = ask_once(&news);
 	/* At once: srun may be killed with the script. */
 	if (code == 0)
@@ -346,7 +347,7 @@ static void wait_for_end(void)
 			return;
 }
 
-void requeue_finish(int status, bool failed, bool stopping)
+void requeue_finish(int status, bool failed, bool stopping, uint64_t at)
 {
 	struct requeue_step step = requeue.step;
 
@@ -357,6 +358,7 @@ void requeue_finish(int status, bool failed, bool stopping)
 	step.status = status;
 	step.failed = failed;
 	step.stopping = stopping;
+	step.at = at;
 	step.seconds = (double)(requeue.ended_ns - requeue.began_ns) * 1e-9;
 	/* The thread may be waiting for slurmctld's answer to the same request. */
 	if (requeue.watches && !worker_join(&requeue.worker, GIVE_UP_SECONDS * 1000))

@@ -299,7 +299,7 @@ void srun_leave_with_first_code(int status, void *unused)
 	if (srun.failed_status != 0)
 		status = WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
 		                                         : WEXITSTATUS(srun.failed_status);
-	requeue_finish(status, srun.failed_status != 0, relay_was_stopping());
+	requeue_finish(status, srun.failed_status != 0, relay_was_stopping(), relay_failed_at());
 	if (srun.failed_status == 0 && !succeeded)
 		return;
 	fflush(NULL);

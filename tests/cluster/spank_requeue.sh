@@ -66,7 +66,8 @@ start at-once 'exit 9' --ddp=requeue=5 --comment='mine, and stays'
 comes_again "a job that fails at once is requeued"
 check "it runs again" runs_again "$job" "$out" 'run 1'
 finish
-prints 'ddp: the job is not requeued: it has failed within 60 s, as in the run before' "but not a second time in a row"
+prints 'ddp: the job is not requeued: two runs in a row have failed without progress, this one within 60 s' \
+	"but not a second time in a row"
 prints '^srun gave 9$' "the script sees the program's code"
 capture on_cluster scontrol show job "$job"
 prints 'Comment=mine, and stays \[ddp: run 0 failed at once\]' "the note of it leaves the user's comment"
@@ -189,6 +190,8 @@ if [ -x "$prefix/bin/gpt" ]; then
 	wait_until 60 sh -c 'ls "$0"/checkpoints/step-*' "$work/training"
 	on_node n1 pkill -KILL -x gpt
 	comes_again "a training of which a rank is killed comes again"
+	capture on_cluster scontrol show job "$job"
+	prints 'Comment=\[ddp: run 0 failed in step [0-9]+\]' "how far it came is noted"
 	check "it runs again" runs_again "$job" "$out" 'run 1'
 	limit=180 finish
 	prints '^srun gave 0$' "it ends"

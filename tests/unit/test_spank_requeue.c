@@ -87,15 +87,16 @@ static void code_75_is_a_reason_by_itself(void **state)
 {
 	struct requeue_step step = { .allowed = 2, .given = true, .ended = true, .status = 75 };
 	struct requeue_job job = running;
+	struct requeue_note note;
 
 	(void)state;
 	asks(step, job, "the job is requeued (1 of 2): its program asks for it by code 75");
 	/* Its program knows better than the clock whether it has made progress. */
 	step.failed = true;
 	job.restarts = 1;
-	job.failed_before = true;
+	job.before.fruitless = true;
 	asks(step, job, "the job is requeued (2 of 2): its program asks for it by code 75");
-	assert_false(requeue_failed_at_once(&step));
+	assert_false(requeue_make_note(&step, &job, &note));
 }
 
 static void the_time_limit_is_a_reason(void **state)
@@ -160,22 +161,78 @@ static void two_failures_at_once_are_enough(void **state)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
+	struct requeue_note note;
 
 	(void)state;
+	assert_false(requeue_make_note(&step, &job, &note));
 	step.seconds = REQUEUE_AT_ONCE_SECONDS - 1;
-	assert_true(requeue_failed_at_once(&step));
+	assert_true(requeue_make_note(&step, &job, &note));
+	assert_true(note.fruitless && note.step == 0);
 	asks(step, job, "the job is requeued (1 of 3): the step has failed with code 9");
 	job.restarts = 1;
 	asks(step, job, "the job is requeued (2 of 3): the step has failed with code 9");
-	job.failed_before = true;
-	refuses(step, job, "it has failed within 60 s, as in the run before");
+	job.before = note;
+	refuses(step, job, "two runs in a row have failed without progress, this one within 60 s");
 	step.seconds = REQUEUE_AT_ONCE_SECONDS;
-	assert_false(requeue_failed_at_once(&step));
+	assert_false(requeue_make_note(&step, &job, &note));
 	asks(step, job, "the job is requeued (2 of 3): the step has failed with code 9");
 	/* A stop is no failure. */
 	step = (struct requeue_step){ .allowed = 3, .ended = true, .status = 143, .stopping = true, .seconds = 1 };
-	assert_false(requeue_failed_at_once(&step));
+	assert_false(requeue_make_note(&step, &job, &note));
 	asks(step, job, "the job is requeued (2 of 3): the step was asked to stop, and ended with code 143");
+}
+
+/* Runs of a job with requeue=100, which fail in these steps, in this order; 0: at once, without a step. Returns how many
+   runs there are. */
+static int runs(const uint64_t *steps, int count)
+{
+	struct requeue_job job = running;
+	char comment[128] = "", text[REQUEUE_TEXT_MAX], next[128];
+
+	for (int run = 0; run < count; run++) {
+		struct requeue_step step = failed;
+		struct requeue_note note;
+		step.allowed = 100;
+		step.at = steps[run];
+		step.seconds = 5;
+		job.restarts = (uint32_t)run;
+		requeue_read_note(comment, job.restarts - 1, &job.before);
+		if (!requeue_judge(&step, &job, text))
+			return run + 1;
+		if (!requeue_make_note(&step, &job, &note))
+			continue;
+		assert_true(requeue_write_note(comment, job.restarts, &note, next, sizeof(next)));
+		memcpy(comment, next, sizeof(comment));
+	}
+	return count;
+}
+
+static void two_runs_without_a_new_step_are_enough(void **state)
+{
+	static const struct { uint64_t steps[8]; int count, expected; } cases[] = {
+		{ { 0, 0, 0 }, 3, 2 },
+		{ { 120, 120, 120, 120 }, 4, 3 },
+		{ { 120, 118, 119, 121 }, 4, 3 },
+		{ { 120, 110, 130, 130, 131, 20, 140 }, 7, 7 },
+		{ { 120, 240, 360, 0, 361, 0, 0 }, 7, 7 },
+		{ { 120, 0, 0, 200 }, 4, 3 },
+		{ { 0, 5, 5, 0, 6 }, 5, 4 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		assert_int_equal(runs(cases[i].steps, cases[i].count), cases[i].expected);
+}
+
+static void the_sentence_names_the_step(void **state)
+{
+	(void)state;
+	assert_int_equal(requeue_step_in(""), 0);
+	assert_int_equal(requeue_step_in("rank 1 of 2 on n1 exited with code 9 after 1.0 s"), 0);
+	assert_int_equal(requeue_step_in("the step stalls in the step, or step x"), 0);
+	assert_int_equal(requeue_step_in("rank 1 of 2 on n1 exited with code 9 after 1.0 s, in forward of step 7 for 0.1 s"), 7);
+	assert_int_equal(requeue_step_in("rank 3 did not come (in forward of step 12); rank 1 is in backward of step 9"), 12);
+	assert_int_equal(requeue_step_in("of step 99999999999999999999999 for 1 s"), UINT64_MAX);
 }
 
 static void some_jobs_cannot_come_again(void **state)
@@ -204,32 +261,61 @@ static void some_jobs_cannot_come_again(void **state)
 
 static void the_note_is_of_one_run(void **state)
 {
+	static const struct requeue_note at_once = { .fruitless = true }, in_step = { .step = 120 },
+	                                 without = { .fruitless = true, .step = 120 };
+	struct requeue_note note = { .step = 3 };
 	char text[128], again[128];
 
 	(void)state;
-	assert_false(requeue_read_note(NULL, 0));
-	assert_false(requeue_read_note("", 0));
-	assert_true(requeue_write_note(NULL, 0, text, sizeof(text)));
+	assert_false(requeue_read_note(NULL, 0, &note));
+	assert_int_equal(note.step, 0);
+	assert_false(requeue_read_note("", 0, &note));
+	assert_true(requeue_write_note(NULL, 0, &at_once, text, sizeof(text)));
 	assert_string_equal(text, "[ddp: run 0 failed at once]");
-	assert_true(requeue_read_note(text, 0));
-	assert_false(requeue_read_note(text, 1));
-	assert_true(requeue_write_note(text, 11, again, sizeof(again)));
-	assert_string_equal(again, "[ddp: run 11 failed at once]");
-	assert_false(requeue_read_note(again, 1));
-	assert_true(requeue_read_note(again, 11));
+	assert_true(requeue_read_note(text, 0, &note));
+	assert_true(note.fruitless && note.step == 0);
+	assert_false(requeue_read_note(text, 1, &note));
+	assert_true(requeue_write_note(text, 11, &in_step, again, sizeof(again)));
+	assert_string_equal(again, "[ddp: run 11 failed in step 120]");
+	assert_false(requeue_read_note(again, 1, &note));
+	assert_true(requeue_read_note(again, 11, &note));
+	assert_true(!note.fruitless && note.step == 120);
+	assert_true(requeue_write_note(again, 12, &without, text, sizeof(text)));
+	assert_string_equal(text, "[ddp: run 12 failed without a step after 120]");
+	assert_true(requeue_read_note(text, 12, &note));
+	assert_true(note.fruitless && note.step == 120);
 }
 
 static void the_note_leaves_the_comment(void **state)
 {
+	static const struct requeue_note at_once = { .fruitless = true };
 	char text[128], again[128], small[40];
+	struct requeue_note note;
 
 	(void)state;
-	assert_true(requeue_write_note("paper 7", 2, text, sizeof(text)));
+	assert_true(requeue_write_note("paper 7", 2, &at_once, text, sizeof(text)));
 	assert_string_equal(text, "paper 7 [ddp: run 2 failed at once]");
-	assert_true(requeue_read_note(text, 2));
-	assert_true(requeue_write_note(text, 3, again, sizeof(again)));
+	assert_true(requeue_read_note(text, 2, &note));
+	assert_true(requeue_write_note(text, 3, &at_once, again, sizeof(again)));
 	assert_string_equal(again, "paper 7 [ddp: run 3 failed at once]");
-	assert_false(requeue_write_note("a comment that has no room for more", 2, small, sizeof(small)));
+	assert_false(requeue_write_note("a comment that has no room for more", 2, &at_once, small, sizeof(small)));
+}
+
+/* A user may have written anything there. */
+static void other_notes_are_none(void **state)
+{
+	static const char *const comments[] = {
+		"[ddp: run ", "[ddp: run 2", "[ddp: run 2 ", "[ddp: run 2 failed", "[ddp: run 2 failed in step ",
+		"[ddp: run 2 failed in step x]", "[ddp: run -2 failed at once]", "[ddp: run two failed at once]",
+		"[ddp: run 99999999999999999999999999 failed at once]", "[ddp: run 2 failed without a step after ",
+	};
+	struct requeue_note note;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(comments) / sizeof(comments[0]); i++) {
+		assert_false(requeue_read_note(comments[i], 2, &note));
+		assert_true(!note.fruitless && note.step == 0);
+	}
 }
 
 int main(void)
@@ -244,9 +330,12 @@ int main(void)
 		cmocka_unit_test(slurm_may_be_first),
 		cmocka_unit_test(not_more_often_than_allowed),
 		cmocka_unit_test(two_failures_at_once_are_enough),
+		cmocka_unit_test(two_runs_without_a_new_step_are_enough),
+		cmocka_unit_test(the_sentence_names_the_step),
 		cmocka_unit_test(some_jobs_cannot_come_again),
 		cmocka_unit_test(the_note_is_of_one_run),
 		cmocka_unit_test(the_note_leaves_the_comment),
+		cmocka_unit_test(other_notes_are_none),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

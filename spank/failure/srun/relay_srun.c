@@ -25,6 +25,7 @@
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/step.h"
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
@@ -68,6 +69,7 @@ static struct {
 static struct presence presence;
 
 static atomic_bool was_stopping;
+static _Atomic uint64_t failed_at;
 
 static void drop_peer(int index)
 {
@@ -330,6 +332,10 @@ static int wait_ms(void)
 
 static void act(const struct step_action *action)
 {
+	uint64_t at = server.step.wait_status != 0 ? requeue_step_in(action->text) : 0;
+
+	if (at > 0)
+		atomic_store(&failed_at, at);
 	if (action->kill && server.step.policy.restarts) {
 		server.actions.restart->fail(action);
 		return;
@@ -610,6 +616,11 @@ bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refus
 bool relay_was_stopping(void)
 {
 	return atomic_load(&was_stopping);
+}
+
+uint64_t relay_failed_at(void)
+{
+	return atomic_load(&failed_at);
 }
 
 int relay_close(void)

@@ -51,5 +51,7 @@ int relay_close(void);
 
 /* After relay_close(): whether a node has told that Slurm asked the step to stop. */
 bool relay_was_stopping(void);
+/* After relay_close(): the step of a training that the last failure's sentence names; 0: none. */
+uint64_t relay_failed_at(void);
 
 #endif

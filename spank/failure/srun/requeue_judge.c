@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/requeue_judge.h"
 
+#include <ctype.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "spank/base/sink.h"
 
-static const char note_begin[] = "[ddp: run ", note_end[] = " failed at once]";
+/* What stands behind the number of the run in a note, and before the number of a step. */
+static const char note_begin[] = "[ddp: run ", at_once[] = " failed at once]", in_step[] = " failed in step ",
+                  without_step[] = " failed without a step after ";
 
 static bool say(char text[REQUEUE_TEXT_MAX], const char *words)
 {
@@ -27,9 +31,12 @@ static bool asks_itself(const struct requeue_step *step)
 	return step->status == REQUEUE_CODE;
 }
 
-bool requeue_failed_at_once(const struct requeue_step *step)
+/* A program that asks for another run knows better than srun whether it has made progress. */
+static bool is_fruitless(const struct requeue_step *step, const struct requeue_job *job)
 {
-	return step->ended && step->failed && !asks_itself(step) && step->seconds < REQUEUE_AT_ONCE_SECONDS;
+	if (!step->ended || !step->failed || asks_itself(step))
+		return false;
+	return step->at > 0 ? step->at <= job->before.step : step->seconds < REQUEUE_AT_ONCE_SECONDS;
 }
 
 /* Whether the step's end, in a job that runs on, is a reason at all. */
@@ -61,9 +68,12 @@ static bool is_too_often(const struct requeue_step *step, const struct requeue_j
 	if (job->restarts >= step->allowed)
 		sink_add(sink, "the job is not requeued: it was requeued %u time%s before (requeue=%u)", job->restarts,
 		         job->restarts == 1 ? "" : "s", step->allowed);
-	else if (requeue_failed_at_once(step) && job->failed_before)
-		sink_add(sink, "the job is not requeued: it has failed within %d s, as in the run before",
-		         REQUEUE_AT_ONCE_SECONDS);
+	else if (is_fruitless(step, job) && job->before.fruitless && step->at > 0)
+		sink_add(sink, "the job is not requeued: two runs in a row have failed without a step after step %llu",
+		         (unsigned long long)job->before.step);
+	else if (is_fruitless(step, job) && job->before.fruitless)
+		sink_add(sink, "the job is not requeued: two runs in a row have failed without progress, this one "
+		         "within %d s", REQUEUE_AT_ONCE_SECONDS);
 	return sink->used > 0;
 }
 
@@ -103,22 +113,80 @@ bool requeue_is_impossible(const struct requeue_step *step, const struct requeue
 	return true;
 }
 
-bool requeue_read_note(const char *comment, uint32_t run)
+/* The number at the beginning of a text, which moves behind it. False if there is none. */
+static bool take_number(const char **text, uint64_t *number)
 {
-	char note[REQUEUE_NOTE_MAX];
+	char *end;
 
-	snprintf(note, sizeof(note), "%s%u%s", note_begin, run, note_end);
-	return comment != NULL && strstr(comment, note) != NULL;
+	if (!isdigit((unsigned char)**text))
+		return false;
+	*number = strtoull(*text, &end, 10);
+	*text = end;
+	return true;
 }
 
-bool requeue_write_note(const char *comment, uint32_t run, char *text, uint32_t bytes)
+static bool take_words(const char **text, const char *words)
 {
-	const char *before = comment != NULL ? comment : "", *note = strstr(before, note_begin);
+	size_t length = strlen(words);
+
+	if (strncmp(*text, words, length) != 0)
+		return false;
+	*text += length;
+	return true;
+}
+
+uint64_t requeue_step_in(const char *sentence)
+{
+	static const char step[] = " step ";
+	uint64_t highest = 0, number;
+
+	for (const char *at = sentence; (at = strstr(at, step)) != NULL;) {
+		at += strlen(step);
+		if (take_number(&at, &number) && number > highest)
+			highest = number;
+	}
+	return highest;
+}
+
+bool requeue_make_note(const struct requeue_step *step, const struct requeue_job *job, struct requeue_note *note)
+{
+	*note = (struct requeue_note){ .fruitless = is_fruitless(step, job), .step = job->before.step };
+	if (step->at > note->step)
+		note->step = step->at;
+	return note->fruitless || (step->ended && step->failed && !asks_itself(step) && step->at > 0);
+}
+
+bool requeue_read_note(const char *comment, uint32_t run, struct requeue_note *note)
+{
+	const char *text = comment != NULL ? strstr(comment, note_begin) : NULL;
+	uint64_t number;
+
+	*note = (struct requeue_note){ .fruitless = false };
+	if (text == NULL || !take_words(&text, note_begin) || !take_number(&text, &number) || number != run)
+		return false;
+	if (take_words(&text, at_once)) {
+		note->fruitless = true;
+		return true;
+	}
+	note->fruitless = take_words(&text, without_step);
+	if ((note->fruitless || take_words(&text, in_step)) && take_number(&text, &note->step))
+		return true;
+	*note = (struct requeue_note){ .fruitless = false };
+	return false;
+}
+
+bool requeue_write_note(const char *comment, uint32_t run, const struct requeue_note *note, char *text, uint32_t bytes)
+{
+	const char *before = comment != NULL ? comment : "", *earlier = strstr(before, note_begin);
 	struct sink sink = sink_on(text, bytes);
-	size_t kept = note != NULL ? (size_t)(note - before) : strlen(before);
+	size_t kept = earlier != NULL ? (size_t)(earlier - before) : strlen(before);
 
 	while (kept > 0 && before[kept - 1] == ' ')
 		kept--;
-	sink_add(&sink, "%.*s%s%s%u%s", (int)kept, before, kept > 0 ? " " : "", note_begin, run, note_end);
+	sink_add(&sink, "%.*s%s%s%u", (int)kept, before, kept > 0 ? " " : "", note_begin, run);
+	if (note->step == 0)
+		sink_add(&sink, "%s", at_once);
+	else
+		sink_add(&sink, "%s%llu]", note->fruitless ? without_step : in_step, (unsigned long long)note->step);
 	return !sink.full;
 }

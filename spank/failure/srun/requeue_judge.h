@@ -13,8 +13,8 @@ enum {
 	REQUEUE_TEXT_MAX = 256,
 	REQUEUE_CODE = 75,             /* EX_TEMPFAIL: the program asks to be started again */
 	REQUEUE_LEAD_SECONDS = 10,     /* srun asks so long before the job's time limit */
-	REQUEUE_AT_ONCE_SECONDS = 60,  /* a run that fails earlier has made no progress */
-	REQUEUE_NOTE_MAX = 64,
+	REQUEUE_AT_ONCE_SECONDS = 60,  /* a run that fails earlier has made no progress, if it shows no steps */
+	REQUEUE_NOTE_MAX = 96,
 };
 
 enum requeue_state {
@@ -26,6 +26,12 @@ enum requeue_state {
 	REQUEUE_OVER,
 };
 
+/* How a run of the job has failed. */
+struct requeue_note {
+	bool fruitless; /* it made no new step, or failed at once */
+	uint64_t step;  /* the last one of all runs so far; 0: not known */
+};
+
 /* What slurmctld tells. */
 struct requeue_job {
 	enum requeue_state state;
@@ -33,7 +39,7 @@ struct requeue_job {
 	bool may_requeue;   /* by JobRequeue of slurm.conf, --requeue and --no-requeue */
 	bool preempted;     /* Slurm has told a running job that it will take its nodes */
 	uint32_t restarts;  /* how often the job was requeued, whoever asked for it */
-	bool failed_before; /* the run before this one failed without progress (requeue_read_note()) */
+	struct requeue_note before; /* of the run before this one; zero if that run has left none */
 };
 
 /* What srun knows of its step. */
@@ -45,24 +51,31 @@ struct requeue_step {
 	bool failed;      /* srun has named a failure */
 	bool stopping;    /* Slurm has asked the step to stop */
 	double seconds;   /* how long the step ran */
+	uint64_t at;      /* in which step of the training it failed; 0: not known */
 };
 
 /* Whether to ask. `text` says why, or why not; "": nothing is to be said. */
 bool requeue_judge(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX]);
 
-/* Whether the step has failed without any progress: if two runs in a row do so, the next one will not succeed. */
-bool requeue_failed_at_once(const struct requeue_step *step);
-
 /* Whether there is a reason why this job can never be requeued. It is to be said when the step starts. */
 bool requeue_is_impossible(const struct requeue_step *step, const struct requeue_job *job,
                            char text[REQUEUE_TEXT_MAX]);
 
+/* The highest step of a training that a sentence about a failure names; 0: none. */
+uint64_t requeue_step_in(const char *sentence);
+
 /*
- * A note in the job's comment is the only memory that one run leaves the next one: it says that this run failed
- * without progress. `comment` may be NULL.
+ * A note in the job's comment is the only memory that a run leaves the next one. A run that made steps is remembered by
+ * its last one, so that two runs in a row without a new step end the job's runs.
  */
-bool requeue_read_note(const char *comment, uint32_t run);
-/* Puts the note behind the comment, in place of an earlier note. False if there is no room for it. */
-bool requeue_write_note(const char *comment, uint32_t run, char *text, uint32_t bytes);
+
+/* Whether this run's failure is to be noted, and what the note says. */
+bool requeue_make_note(const struct requeue_step *step, const struct requeue_job *job, struct requeue_note *note);
+
+/* Reads the note that run number `run` has left. `comment` may be NULL. False, and a zero note, if there is none. */
+bool requeue_read_note(const char *comment, uint32_t run, struct requeue_note *note);
+
+/* Puts the note behind the comment, in place of an earlier one. False if there is no room for it. */
+bool requeue_write_note(const char *comment, uint32_t run, const struct requeue_note *note, char *text, uint32_t bytes);
 
 #endif
