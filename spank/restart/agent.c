@@ -53,6 +53,8 @@ bool agents_make(struct agents *agents, uint32_t count, struct error *error)
 	}
 	for (uint32_t i = 0; i < count; i++)
 		agents->handles[i] = -1;
+	/* It adopts what an agent that was killed leaves behind. */
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	return true;
 }
 

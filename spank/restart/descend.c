@@ -52,7 +52,7 @@ static bool kill_by_list(void)
 /* A line of /proc. */
 struct relative {
 	char state;
-	int parent, group;
+	int parent, group, session;
 };
 
 static bool read_relative(const char *number, struct relative *relative)
@@ -71,7 +71,8 @@ static bool read_relative(const char *number, struct relative *relative)
 	text[got > 0 ? got : 0] = '\0';
 	behind = strrchr(text, ')');
 	return behind != NULL &&
-	       sscanf(behind, ") %c %d %d", &relative->state, &relative->parent, &relative->group) == 3;
+	       sscanf(behind, ") %c %d %d %d", &relative->state, &relative->parent, &relative->group,
+	              &relative->session) == 4;
 }
 
 /* As the kernel writes a folder's entries. */
@@ -117,52 +118,49 @@ static void kill_by_search(void)
 	visit_all(kill_if_child, &own);
 }
 
-struct orphans {
-	pid_t group;
+struct adopted {
+	pid_t parent, session, group;
 	const pid_t *keep;
 	uint32_t count, killed;
 };
 
-static bool is_orphan(const char *number, const struct orphans *orphans)
+static bool is_adopted(const char *number, const struct adopted *adopted)
 {
-	struct relative own, parent;
-	char text[16];
+	struct relative own;
 
-	if (!read_relative(number, &own) || own.group != orphans->group || own.state == 'Z' || own.state == 'X')
-		return false;
-	snprintf(text, sizeof(text), "%d", own.parent);
-	return !read_relative(text, &parent) || parent.group != orphans->group;
+	return read_relative(number, &own) && own.parent == adopted->parent && own.state != 'Z' && own.state != 'X' &&
+	       (own.group == adopted->group || own.session != adopted->session);
 }
 
 /* The number may be another process's at each moment, and is looked at again behind a handle of the process. */
-static void kill_if_orphan(const char *number, void *about)
+static void kill_if_adopted(const char *number, void *about)
 {
-	struct orphans *orphans = about;
+	struct adopted *adopted = about;
 	pid_t pid = (pid_t)strtol(number, NULL, 10);
 	int process = -1;
 
-	for (uint32_t i = 0; i < orphans->count; i++)
-		if (orphans->keep[i] == pid)
+	for (uint32_t i = 0; i < adopted->count; i++)
+		if (adopted->keep[i] == pid)
 			return;
-	if (!is_orphan(number, orphans))
+	if (!is_adopted(number, adopted))
 		return;
 #if defined SYS_pidfd_open && defined SYS_pidfd_send_signal
 	process = (int)syscall(SYS_pidfd_open, pid, 0u);
-	if (process >= 0 && is_orphan(number, orphans))
-		orphans->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
+	if (process >= 0 && is_adopted(number, adopted))
+		adopted->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
 #endif
 	if (process >= 0)
 		close(process);
 	else if (errno == ENOSYS)
-		orphans->killed += kill(pid, SIGKILL) == 0;
+		adopted->killed += kill(pid, SIGKILL) == 0;
 }
 
-uint32_t descend_kill_orphans(pid_t group, const pid_t *keep, uint32_t count)
+uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count)
 {
-	struct orphans orphans = { group, keep, count, 0 };
+	struct adopted adopted = { getpid(), getsid(0), group, keep, count, 0 };
 
-	visit_all(kill_if_orphan, &orphans);
-	return orphans.killed;
+	visit_all(kill_if_adopted, &adopted);
+	return adopted.killed;
 }
 
 void descend_kill_children(void)

@@ -13,10 +13,10 @@
 void descend_kill_children(void);
 
 /*
- * Sends SIGKILL to the processes of a process group whose parents are outside the group: their own parents have
- * ended. `keep` has `count` processes that are left alone. Returns how many were killed. Their children are orphans
- * then, and the next call finds them.
+ * Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group: such a
+ * process is a child of the caller, and is in that group or has left the caller's session. `keep` has `count` processes
+ * that are left alone. Returns how many were killed. Their children are adopted then, and the next call finds them.
  */
-uint32_t descend_kill_orphans(pid_t group, const pid_t *keep, uint32_t count);
+uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 
 #endif

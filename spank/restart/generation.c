@@ -18,7 +18,7 @@ enum {
 	LOOK_MS = 250,          /* how often the pages are looked at for the first step, and the lease is */
 	GIVE_UP_MS = 20000,     /* without srun for so long, or so many times the silence, the node gives up: */
 	GIVE_UP_SILENCES = 4,
-	ORPHAN_ROUNDS = 20,
+	ADOPTED_ROUNDS = 20,
 };
 
 bool generation_start(struct generation *generation, struct node *node, const struct generation_facts *facts)
@@ -226,9 +226,9 @@ static void look_at_lease(struct generation *generation)
 	quit(generation, W_EXITCODE(1, 0));
 }
 
-/* The program dies with its agent. What the program has started does not, and no agent is there to end it. What has left
-   its process group, too, ends with the step on this node. */
-static void end_orphans(struct generation *generation)
+/* The program dies with its agent. What the program has started does not: slurmstepd adopts it. The epilog of a task,
+   which slurmstepd starts, has another process group. */
+static void end_adopted(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
 	const struct witness *witness = &supervise->shared->witness;
@@ -240,7 +240,7 @@ static void end_orphans(struct generation *generation)
 	if (keep != NULL) {
 		keep[count++] = atomic_load(&witness->pid);
 		keep[count++] = atomic_load(&witness->keeper);
-		for (int round = 0; round < ORPHAN_ROUNDS && descend_kill_orphans(generation->group, keep, count) > 0; round++)
+		for (int round = 0; round < ADOPTED_ROUNDS && descend_kill_adopted(generation->group, keep, count) > 0; round++)
 			pause_ms(1);
 	}
 	free(keep);
@@ -250,13 +250,18 @@ static void end_orphans(struct generation *generation)
 static void look_for_lost(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
+	bool any = false;
 
-	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		any |= generation->lost[i];
 		if (!generation->lost[i] && atomic_load(&supervise->agents.shared->agent[i].pid) != 0 &&
 		    !agents_agent_runs(&supervise->agents, i) && !witness_was_killed(&supervise->shared->witness)) {
-			end_orphans(generation);
+			any = true;
 			tell_lost(generation, i);
 		}
+	}
+	if (any)
+		end_adopted(generation);
 }
 
 static bool is_stopping(const struct generation *generation)

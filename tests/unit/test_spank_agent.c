@@ -79,9 +79,12 @@ static bool members_are_gone(void)
 {
 	unsigned int count = atomic_load(&seen->count);
 
-	for (unsigned int i = 0; i < count && i < MEMBERS_MAX; i++)
-		if (atomic_load(&seen->pid[i]) != 0 && kill(atomic_load(&seen->pid[i]), 0) == 0)
+	for (unsigned int i = 0; i < count && i < MEMBERS_MAX; i++) {
+		pid_t pid = atomic_load(&seen->pid[i]);
+		/* This process has adopted what a killed agent has left. */
+		if (pid != 0 && waitpid(pid, NULL, WNOHANG) != pid && kill(pid, 0) == 0)
 			return false;
+	}
 	return true;
 }
 

@@ -70,7 +70,8 @@ static bool is_gone(pid_t pid)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
 
-	while (kill(pid, 0) == 0 && ddp_now_ns() < deadline_ns)
+	/* This process has adopted it, as slurmstepd does. */
+	while (waitpid(pid, NULL, WNOHANG) != pid && kill(pid, 0) == 0 && ddp_now_ns() < deadline_ns)
 		usleep(1000);
 	return pid > 0 && kill(pid, 0) != 0;
 }

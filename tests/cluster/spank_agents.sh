@@ -1,0 +1,195 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# nodes: 4
+# cluster: --conf KillOnBadExit=1 --conf WaitTime=1 --conf KillWait=5
+# seconds: 500
+# A node's side of restart=: each task is an agent that starts programs, and nothing of a generation lives on. SLURM's
+# own ways to end a step at a task's end, KillOnBadExit and WaitTime, see none.
+. "$source/tests/cluster/lib.sh"
+
+cd "$work" || exit 1
+# Each rank leaves its environment, and a process that has left its session and its parent, before it does what the
+# file of its generation and rank says. In the first generation all wait for one another.
+cat >"$work/rank.sh" <<'END'
+g=$DDP_RESTART_COUNT
+echo $$ >pid.$g.$RANK
+tr '\0' '\n' </proc/$$/environ >env.$g.$RANK
+cat pids.* 2>/dev/null >all.$g.$RANK
+while read -r pid generation node; do
+	[ "$node" != "$SLURMD_NODENAME" ] || [ "$generation" = "$g" ] || ! kill -0 "$pid" 2>/dev/null ||
+		[ "$(cat /proc/$pid/comm)" = ddp-agent ] || echo "$pid of generation $generation" >>alive
+done <all.$g.$RANK
+[ -e no.daemons ] || (setsid sh -c '(echo $$ '$g' '$SLURMD_NODENAME' >>pids.'$g.$RANK'; trap "" TERM HUP; while :; do sleep 0.2; done) &' &)
+echo "$$ $g $SLURMD_NODENAME" >>pids.$g.$RANK
+: >up.$g.$RANK
+[ "$g" != 0 ] || until [ "$(ls up.0.* | wc -l)" = "$WORLD_SIZE" ]; do sleep 0.02; done
+[ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
+[ ! -e wait.$g ] || until [ -e go.$g ]; do sleep 0.05; done
+sleep 0.3
+END
+chmod 644 rank.sh
+
+afresh() { rm -f no.daemons env.* pid.* all.* pids.* up.* do.* wait.* go.* alive prologs; }
+# on_rank GENERATION RANK COMMANDS
+# Others of the first generation wait meanwhile.
+on_rank() { echo "$3" >"do.$1.$2"; : >wait.0; }
+# agents: how many there are on all nodes; programs: how many ranks' shells and daemons
+agents() { for i in 0 1 2 3; do on_node n$i pgrep -c -x ddp-agent; done | awk '{ n += $1 } END { print n + 0 }'; }
+no_agents() { [ "$(agents)" = 0 ]; }
+left() { for i in 0 1 2 3; do on_node n$i pgrep -f 'rank\.sh|trap "" TERM HUP' ; done | wc -l; }
+none_left() { [ "$(left)" = 0 ]; }
+# ranks_of GENERATION: those that began
+ranks_of() { (ls up."$1".* 2>/dev/null || true) | sed 's/.*\.//' | sort -n | xargs; }
+# restarts: the lines that tell of one
+readonly restarts='^(srun: error: )?ddp: .*restart [0-9]+ of [0-9]+'
+nothing_lives_on()
+{
+	if [ -e alive ]; then not_ok "$1: nothing of a generation lives on in the next one" "$(cat alive)"
+	else ok "$1: nothing of a generation lives on in the next one"; fi
+	check "$1: nor is anything left behind the step" wait_until 10 none_left
+	check "$1: nor an agent" wait_until 10 no_agents
+}
+
+# ends NAME RANK COMMANDS: a rank of six ends so; the next generation ends well
+ends()
+{
+	afresh
+	on_rank 0 "$2" "$3"
+	capture as_user srun --ddp=restart=2 -N3 --ntasks-per-node=2 bash -c '. ./rank.sh'
+	status_is 0 "$1: the step ends well"
+	prints_times 1 "$restarts" "$1: one line tells of the restart"
+	prints "ddp: rank $2 of 6 on n$(($2 / 2)) $4.*restart 1 of 2" "$1: it names the rank and its end"
+	same "0 1 2 3 4 5" "$(ranks_of 1)" "$1: all ranks start again"
+	same "" "$(ranks_of 2)" "$1: once"
+	nothing_lives_on "$1"
+}
+
+ends "by a signal" 3 'kill -9 $$' 'was killed by signal 9'
+ends "by an exit code" 0 'exit 3' 'exited with code 3'
+ends "by a crash" 5 'kill -SEGV $$' 'was killed by signal 11'
+
+# ---- variables --------------------------------------------------------------------------------
+
+# of GENERATION RANK NAME
+of() { sed -n "s/^$3=//p" "env.$1.$2"; }
+wrong=''
+for r in 0 1 2 3 4 5; do
+	[ "$(of 1 $r RANK) $(of 1 $r SLURM_PROCID) $(of 1 $r JAX_PROCESS_ID)" = "$r $r $r" ] || wrong+=" $r: rank"
+	[ "$(of 1 $r WORLD_SIZE) $(of 1 $r SLURM_NTASKS) $(of 1 $r SLURM_STEP_NUM_TASKS) $(of 1 $r SLURM_NPROCS)" = "6 6 6 6" ] || wrong+=" $r: world"
+	[ "$(of 1 $r NODE_RANK) $(of 1 $r SLURM_NODEID) $(of 1 $r NNODES) $(of 1 $r SLURM_STEP_NUM_NODES)" = "$((r / 2)) $((r / 2)) 3 3" ] || wrong+=" $r: node"
+	[ "$(of 1 $r DDP_RESTART_COUNT) $(of 1 $r TORCHELASTIC_RESTART_COUNT) $(of 1 $r TORCHELASTIC_MAX_RESTARTS)" = "1 1 2" ] || wrong+=" $r: count"
+	[ "$(of 1 $r SLURM_GTIDS) $(of 1 $r SLURM_STEP_TASKS_PER_NODE)" = "$((r / 2 * 2)),$((r / 2 * 2 + 1)) 2(x3)" ] || wrong+=" $r: tasks"
+	[ "$(of 1 $r SLURM_TASK_PID)" = "$(cat pid.1.$r)" ] || wrong+=" $r: pid"
+	[ "$(of 1 $r MASTER_ADDR):$(of 1 $r MASTER_PORT)" = "$(of 1 $r JAX_COORDINATOR_ADDRESS)" ] || wrong+=" $r: master"
+	[ "$(of 1 $r MASTER_PORT)" = "$(of 1 0 MASTER_PORT)" ] && [ "$(of 1 $r DDP_KEY)" = "$(of 1 0 DDP_KEY)" ] || wrong+=" $r: port or key"
+	[ -z "$(grep -E '^(PMI|PMIX|PMI2)_' env.1.$r)" ] || wrong+=" $r: PMI"
+done
+same "" "$wrong" "the variables of a generation agree"
+if [ "$(of 0 0 MASTER_PORT)" != "$(of 1 0 MASTER_PORT)" ] && [ "$(of 0 0 DDP_KEY)" != "$(of 1 0 DDP_KEY)" ]; then
+	ok "port and key are its own"
+else
+	not_ok "port and key are its own" "$(grep -hE '^(MASTER_PORT|DDP_KEY)=' env.[01].0)"
+fi
+
+# ---- what runs beside -------------------------------------------------------------------------
+
+cat >prolog <<'END'
+#!/bin/sh
+echo "$DDP_RESTART_COUNT $RANK" >>prologs
+echo "export FROM_PROLOG=$DDP_RESTART_COUNT.$RANK"
+END
+chmod 755 prolog
+afresh
+on_rank 0 1 'exit 1'
+capture as_user srun --ddp=restart=1 -N2 --ntasks-per-node=1 --task-prolog="$work/prolog" bash -c '. ./rank.sh'
+status_is 0 "with TaskProlog: the step ends well"
+same "0 0;0 1;1 0;1 1" "$(sort prologs | tr '\n' ';' | sed 's/;$//')" "TaskProlog runs in each generation"
+same "1.1" "$(of 1 1 FROM_PROLOG)" "and its variables reach the program"
+
+afresh
+on_rank 0 2 'exit 1'
+capture on_cluster sh -c 'srun --ddp=restart=1 -N2 --ntasks-per-node=2 bash -c ". ./rank.sh"'
+status_is 0 "as root, too"
+nothing_lives_on "as root"
+
+# In place of torchrun
+afresh
+cat >launcher.sh <<'END'
+g=$DDP_RESTART_COUNT
+echo "$PET_NNODES $PET_NODE_RANK $PET_RDZV_ID ${RANK-none} $TORCHELASTIC_RESTART_COUNT" >launched.$g.$SLURM_PROCID
+until [ -e launched.$g.0 ] && [ -e launched.$g.1 ]; do sleep 0.05; done
+if [ "$g" = 0 ]; then
+	[ "$SLURM_PROCID" != 1 ] || exit 5
+	sleep 100
+fi
+END
+capture as_user srun --ddp=restart=1,launcher -N2 --ntasks-per-node=1 bash launcher.sh
+status_is 0 "launcher: the step ends well"
+prints_times 1 "$restarts" "launcher: one line tells of the restart"
+same "2 1 none" "$(cut -d ' ' -f 1,2,4 launched.1.1 | xargs)" "launcher: torchrun starts again"
+if [ "$(cut -d ' ' -f 3 launched.0.1)" != "$(cut -d ' ' -f 3 launched.1.1)" ]; then ok "launcher: with a rendezvous of its own"
+else not_ok "launcher: with a rendezvous of its own" "$(cat launched.*)"; fi
+
+# ---- who dies -----------------------------------------------------------------------------------
+
+# runs RANKS OPTIONS...: a step in the background, until all its ranks are up
+runs()
+{
+	local ranks=$1
+	shift
+	: >wait.0
+	as_user srun "$@" bash -c '. ./rank.sh' >out 2>&1 &
+	srun=$!
+	wait_until 30 sh -c "[ \$(ls $work/up.0.* | wc -l) = $ranks ]"
+}
+finishes() { status=0; wait $srun || status=$?; output=$(cat out); }
+
+afresh
+runs 6 --ddp=restart=2,spare=1 -N4 --ntasks-per-node=2
+same 8 "$(agents)" "a spare's tasks are agents"
+same "" "$(on_node n3 pgrep -f rank.sh)" "that wait"
+on_node n1 pkill -KILL -o -x ddp-agent
+finishes
+status_is 0 "an agent is killed: the step ends well"
+prints "restart 1 of 2.*n3 takes the place of n1" "the spare takes the node's place"
+same "n3 n3" "$(of 1 2 SLURMD_NODENAME) $(of 1 3 SLURMD_NODENAME)" "with its ranks"
+same "n0,n3,n2" "$(of 1 5 SLURM_STEP_NODELIST)" "in its place of the list"
+nothing_lives_on "an agent is killed"
+
+afresh
+runs 6 --ddp=restart=2,spare=1 -N4 --ntasks-per-node=2
+on_node n0 pkill -KILL -x slurmstepd
+finishes
+status_is_not 124 "a slurmstepd is killed: srun ends"
+prints "restart 1 of 2.*n3 takes the place of n0" "the spare takes the node's place"
+same "n3 n3" "$(of 1 0 SLURMD_NODENAME) $(of 1 0 MASTER_ADDR)" "and holds rank 0"
+nothing_lives_on "a slurmstepd is killed"
+
+afresh
+runs 4 --ddp=restart=2 -N2 --ntasks-per-node=2
+# shellcheck disable=SC2016 # there
+on_cluster sh -c 'pkill -KILL -x srun'
+finishes
+check "srun is killed: the ranks end before another could take their places" wait_until 10 none_left
+check "and the agents later" wait_until 30 no_agents
+
+# ---- a stop ---------------------------------------------------------------------------------------
+
+afresh
+runs 4 --ddp=restart=2 -N2 --ntasks-per-node=2
+on_cluster scancel --user nobody 2>/dev/null || on_cluster scancel --user 65534
+finishes
+prints_times 0 "$restarts" "scancel is followed by no restart"
+same "" "$(ranks_of 1)" "no rank starts again"
+nothing_lives_on "scancel"
+
+# ---- without restart= -----------------------------------------------------------------------------
+
+afresh
+: >no.daemons
+runs 4 --ddp -N2 --ntasks-per-node=2
+same 0 "$(agents)" "without restart= there is no agent"
+: >go.0
+finishes
+status_is 0 "and the step ends well"
+done_testing
