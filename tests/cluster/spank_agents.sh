@@ -82,7 +82,7 @@ for r in 0 1 2 3 4 5; do
 	[ "$(of 1 $r SLURM_TASK_PID)" = "$(cat pid.1.$r)" ] || wrong+=" $r: pid"
 	[ "$(of 1 $r MASTER_ADDR):$(of 1 $r MASTER_PORT)" = "$(of 1 $r JAX_COORDINATOR_ADDRESS)" ] || wrong+=" $r: master"
 	[ "$(of 1 $r MASTER_PORT)" = "$(of 1 0 MASTER_PORT)" ] && [ "$(of 1 $r DDP_KEY)" = "$(of 1 0 DDP_KEY)" ] || wrong+=" $r: port or key"
-	[ -z "$(grep -E '^(PMI|PMIX|PMI2)_' env.1.$r)" ] || wrong+=" $r: PMI"
+	! grep -qE '^(PMI|PMIX|PMI2)_' env.1.$r || wrong+=" $r: PMI"
 done
 same "" "$wrong" "the variables of a generation agree"
 if [ "$(of 0 0 MASTER_PORT)" != "$(of 1 0 MASTER_PORT)" ] && [ "$(of 0 0 DDP_KEY)" != "$(of 1 0 DDP_KEY)" ]; then

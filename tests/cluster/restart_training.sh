@@ -1,0 +1,58 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# nodes: 3
+# seconds: 300
+# A training whose ranks are killed goes on inside its step from its last checkpoint, and ends with the bytes of a
+# training that nothing has disturbed. ddp-status shows the ranks of the generation that runs.
+. "$source/tests/cluster/lib.sh"
+limit=150
+
+cat "$source/libruntime/include/ddp.h" "$source/libruntime/include/ddp/"*.h "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
+install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
+model=("$prefix/bin/gpt" --data "$work/text" --layers 2 --width 64 --heads 4 --length 32 --vocab 1000 --threads 1
+	--bucket-mb 0.05 --steps 800 --batch 3 --checkpoint-every 20 --keep 50
+	--resume)
+last=step-00000800.safetensors
+
+capture as_user srun --ddp -N2 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/whole"
+status_is 0 "a run that is not interrupted writes its checkpoint"
+
+# kill_rank NODE: one of the node's ranks
+# shellcheck disable=SC2016 # the node's shell is to expand it
+kill_rank() { on_node "$1" sh -c 'set -- $(pidof gpt); kill -KILL "$1"'; }
+newest()
+{
+	find "$work/broken" -name 'step-*.safetensors' 2>/dev/null | sed 's/.*step-0*\([0-9]*\)\.safetensors/\1/' |
+		sort -n | tail -n 1
+}
+has_come_to() { [ "$(newest)" -ge "$1" ]; }
+# goes_on RESTARTS: so many restarts were told, and two more checkpoints written since
+goes_on()
+{
+	wait_until 60 sh -c "grep -c 'restart $1 of 9' '$work/broken.log' || [ $1 = 0 ]"
+	wait_until 60 has_come_to $(($(newest || echo 0) + 40))
+}
+
+as_user srun --ddp=restart=9,spare=1 -J broken -N3 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/broken" \
+	>"$work/broken.log" 2>&1 &
+run=$!
+goes_on 0
+kill_rank n1
+goes_on 1
+job=$(on_cluster squeue -h -n broken -t R -o %i)
+capture as_user "$prefix/bin/ddp-status" "$job"
+status_is 0 "ddp-status shows a training that has started again"
+prints "^step $job.0: 4 ranks" "with its ranks, of which each is there once"
+prints_times 4 'gpt \(' "and their programs"
+prints_not ddp-agent "and no agent"
+kill_rank n0
+goes_on 2
+on_node n1 pkill -KILL -o -x ddp-agent
+wait $run
+status=$? output=$(cat "$work/broken.log")
+status_is 0 "a training goes on although two ranks and a node's agent are killed"
+prints_times 3 '^(srun: error: )?ddp: .*restart [0-9] of 9' "each of the three is told in one line"
+prints 'restart 3 of 9: n2 takes the place of n1' "the spare takes over"
+prints_times 1 '^step +1/' "each time the training goes on from its last checkpoint"
+check "the last checkpoint has the bytes of the undisturbed run" cmp "$work/whole/$last" "$work/broken/$last"
+done_testing
