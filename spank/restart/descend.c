@@ -118,49 +118,69 @@ static void kill_by_search(void)
 	visit_all(kill_if_child, &own);
 }
 
-struct adopted {
+/* What is looked for, by root. */
+struct search {
+	bool (*is_meant)(const struct relative *relative, const struct search *search);
 	pid_t parent, session, group;
 	const pid_t *keep;
 	uint32_t count, killed;
 };
 
-static bool is_adopted(const char *number, const struct adopted *adopted)
+static bool is_child(const struct relative *relative, const struct search *search)
 {
-	struct relative own;
+	return relative->parent == search->parent && relative->state != 'Z' && relative->state != 'X';
+}
 
-	return read_relative(number, &own) && own.parent == adopted->parent && own.state != 'Z' && own.state != 'X' &&
-	       (own.group == adopted->group || own.session != adopted->session);
+static bool is_adopted(const struct relative *relative, const struct search *search)
+{
+	return is_child(relative, search) &&
+	       (relative->group == search->group || relative->session != search->session);
+}
+
+static bool is_found(const char *number, const struct search *search)
+{
+	struct relative relative;
+
+	return read_relative(number, &relative) && search->is_meant(&relative, search);
 }
 
 /* The number may be another process's at each moment, and is looked at again behind a handle of the process. */
-static void kill_if_adopted(const char *number, void *about)
+static void kill_if_found(const char *number, void *about)
 {
-	struct adopted *adopted = about;
+	struct search *search = about;
 	pid_t pid = (pid_t)strtol(number, NULL, 10);
 	int process = -1;
 
-	for (uint32_t i = 0; i < adopted->count; i++)
-		if (adopted->keep[i] == pid)
+	for (uint32_t i = 0; i < search->count; i++)
+		if (search->keep[i] == pid)
 			return;
-	if (!is_adopted(number, adopted))
+	if (!is_found(number, search))
 		return;
 #if defined SYS_pidfd_open && defined SYS_pidfd_send_signal
 	process = (int)syscall(SYS_pidfd_open, pid, 0u);
-	if (process >= 0 && is_adopted(number, adopted))
-		adopted->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
+	if (process >= 0 && is_found(number, search))
+		search->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
 #endif
 	if (process >= 0)
 		close(process);
 	else if (errno == ENOSYS)
-		adopted->killed += kill(pid, SIGKILL) == 0;
+		search->killed += kill(pid, SIGKILL) == 0;
 }
 
 uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count)
 {
-	struct adopted adopted = { getpid(), getsid(0), group, keep, count, 0 };
+	struct search search = { is_adopted, getpid(), getsid(0), group, keep, count, 0 };
 
-	visit_all(kill_if_adopted, &adopted);
-	return adopted.killed;
+	visit_all(kill_if_found, &search);
+	return search.killed;
+}
+
+uint32_t descend_kill_children_of(pid_t parent)
+{
+	struct search search = { .is_meant = is_child, .parent = parent };
+
+	visit_all(kill_if_found, &search);
+	return search.killed;
 }
 
 void descend_kill_children(void)

@@ -19,4 +19,7 @@ void descend_kill_children(void);
  */
 uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 
+/* Sends SIGKILL to the children of another process, and tells how many there are. */
+uint32_t descend_kill_children_of(pid_t parent);
+
 #endif

@@ -19,6 +19,7 @@ enum {
 	GIVE_UP_MS = 20000,     /* without srun for so long, or so many times the silence, the node gives up: */
 	GIVE_UP_SILENCES = 4,
 	ADOPTED_ROUNDS = 20,
+	SLOW_MS = 500,          /* agents that take longer may have programs that have become root */
 };
 
 bool generation_start(struct generation *generation, struct node *node, const struct generation_facts *facts)
@@ -119,6 +120,7 @@ static void end(struct generation *generation, uint32_t number)
 	if (generation->state == GENERATION_RUNS)
 		look_at_steps(generation);
 	generation->state = GENERATION_ENDS;
+	generation->ended_ns = ddp_now_ns();
 	generation->number = number;
 	supervise_leave(&generation->node->supervise);
 	agents_order(agents_of(generation), AGENTS_END, number);
@@ -129,6 +131,7 @@ static void quit(struct generation *generation, int wait_status)
 	struct agents *agents = agents_of(generation);
 
 	generation->state = GENERATION_QUITS;
+	generation->ended_ns = ddp_now_ns();
 	atomic_store(&agents->shared->quit_status, wait_status == DEAL_OWN_STATUS ? AGENTS_OWN_STATUS : wait_status);
 	agents_order(agents, AGENTS_QUIT, generation->number);
 }
@@ -264,6 +267,19 @@ static void look_for_lost(struct generation *generation)
 		end_adopted(generation);
 }
 
+/* An agent, which is the user's, may not end a program that has become root, as sudo does. */
+static void help_agents(struct generation *generation)
+{
+	const struct agents *agents = agents_of(generation);
+
+	if (ddp_now_ns() - generation->ended_ns < SLOW_MS * 1000000ull)
+		return;
+	for (uint32_t i = 0; i < agents->count; i++)
+		if ((generation->state == GENERATION_QUITS ||
+		     atomic_load(&agents->shared->agent[i].clear) < generation->number) && agents_agent_runs(agents, i))
+			descend_kill_children_of(agents->pids[i]);
+}
+
 static bool is_stopping(const struct generation *generation)
 {
 	return atomic_load(&generation->node->supervise.shared->witness.asked_to_stop);
@@ -276,8 +292,10 @@ int generation_look(struct generation *generation)
 	if (generation->node == NULL)
 		return -1;
 	agents = agents_of(generation);
-	if (generation->state == GENERATION_QUITS)
-		return -1;
+	if (generation->state == GENERATION_QUITS) {
+		help_agents(generation);
+		return LOOK_MS;
+	}
 	if (!generation->joined && agents_ready(agents) == agents->count) {
 		/* Slurm has one for all tasks of the node. */
 		generation->group = getpgid(agents->pids[0]);
@@ -287,6 +305,8 @@ int generation_look(struct generation *generation)
 		generation->state = GENERATION_WAITS;
 		tell_clear(generation);
 	}
+	if (generation->state == GENERATION_ENDS)
+		help_agents(generation);
 	if (generation->state == GENERATION_RUNS && generation->first_step == 0 &&
 	    ddp_now_ns() - generation->looked_ns >= LOOK_MS * 1000000ull)
 		look_at_steps(generation);

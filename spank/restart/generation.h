@@ -44,6 +44,7 @@ struct generation {
 	uint64_t first_step; /* the lowest step that the pages have shown in it; 0: none */
 	uint64_t last_step;  /* the highest, when it was ended */
 	uint64_t looked_ns;  /* when the pages were last looked at for it */
+	uint64_t ended_ns;   /* when it was ended, or all were */
 	bool joined, fenced;
 	bool *lost;         /* by local task: srun was told that its agent was killed */
 };

@@ -62,6 +62,8 @@ static void write_page(uint32_t local, int64_t step)
 }
 
 static struct {
+	atomic_bool is_user;       /* the tasks are a user's, and their programs become root */
+	atomic_uint programs;      /* that run */
 	atomic_bool leaves;        /* the second task's program has a child: */
 	_Atomic pid_t left_behind;
 } *seen;
@@ -80,7 +82,12 @@ static bool is_gone(pid_t pid)
 static void run(uint32_t number)
 {
 	bool is_second = getppid() == atomic_load(&node.supervise.agents.shared->agent[1].pid);
-	pid_t child = atomic_load(&seen->leaves) && is_second ? fork() : -1;
+	pid_t child;
+
+	if (atomic_load(&seen->is_user) && setresuid(0, 0, 0) != 0)
+		_exit(1);
+	atomic_fetch_add(&seen->programs, 1);
+	child = atomic_load(&seen->leaves) && is_second ? fork() : -1;
 
 	if (child > 0)
 		atomic_store(&seen->left_behind, child);
@@ -110,18 +117,19 @@ static int await(uint32_t type)
 	}
 }
 
-static int begin(void **state)
+static int begin_as(bool is_user)
 {
 	const struct generation_facts facts = { .node_id = 3, .silence_ms = SILENCE_MS, .fence_ms = FENCE_MS,
 		                                .send = keep_frame, .lease_ms = lease_ms };
 	struct error error;
 
-	(void)state;
 	if (seen == NULL)
 		seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(seen != MAP_FAILED);
 	atomic_store(&seen->left_behind, 0);
 	atomic_store(&seen->leaves, false);
+	atomic_store(&seen->is_user, is_user);
+	atomic_store(&seen->programs, 0);
 	node = (struct node){ .say = say, .relay_port = 77 };
 	frame_count = 0;
 	lease = 0;
@@ -136,6 +144,8 @@ static int begin(void **state)
 			/* All tasks of a node have one process group, which is not slurmstepd's. */
 			setpgid(0, i == 0 ? 0 : node.supervise.agents.pids[0]);
 			node.supervise.shared->task[i].rank = 6 + i;
+			if (atomic_load(&seen->is_user) && setresuid(65534, 65534, 0) != 0)
+				_exit(1);
 			run(agent_become(&node.supervise.agents, i));
 		}
 		setpgid(pid, i == 0 ? pid : node.supervise.agents.pids[0]);
@@ -147,6 +157,19 @@ static int begin(void **state)
 	assert_int_equal(supervise_processes(&node.supervise), TASKS);
 	await(DEAL_JOIN);
 	return 0;
+}
+
+static int begin(void **state)
+{
+	(void)state;
+	return begin_as(false);
+}
+
+/* As root alone. */
+static int begin_as_user(void **state)
+{
+	(void)state;
+	return begin_as(geteuid() == 0);
 }
 
 static int finish(void **state)
@@ -426,6 +449,30 @@ static void a_killed_agent_is_lost(void **state)
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
 }
 
+static void programs_that_became_root_are_ended(void **state)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	give_go(1, 1, TASKS);
+	while (atomic_load(&seen->programs) < TASKS)
+		usleep(1000);
+	give_end(1);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
+	give_go(2, 1, TASKS);
+	while (atomic_load(&seen->programs) < 2 * TASKS)
+		usleep(1000);
+	generation_take(&generation, DEAL_QUIT, payload, deal_pack_quit(DEAL_OWN_STATUS, payload));
+	while (supervise_processes(&node.supervise) > 0 && ddp_now_ns() < deadline_ns) {
+		look();
+		usleep(1000);
+	}
+	assert_int_equal(supervise_processes(&node.supervise), 0);
+}
+
 static void agents_quit_as_they_are_told(void **state)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
@@ -456,6 +503,7 @@ int main(void)
 		CASE(a_node_without_srun_ends_its_ranks),
 		CASE(a_step_that_stops_does_not_wait_for_srun),
 		CASE(a_killed_agent_is_lost),
+		cmocka_unit_test_setup_teardown(programs_that_became_root_are_ended, begin_as_user, finish),
 		CASE(agents_quit_as_they_are_told),
 	};
 
