@@ -130,6 +130,36 @@ same "2 1 none" "$(cut -d ' ' -f 1,2,4 launched.1.1 | xargs)" "launcher: torchru
 if [ "$(cut -d ' ' -f 3 launched.0.1)" != "$(cut -d ' ' -f 3 launched.1.1)" ]; then ok "launcher: with a rendezvous of its own"
 else not_ok "launcher: with a rendezvous of its own" "$(cat launched.*)"; fi
 
+# Other plugins' task_init runs once in the agent if plugstack.conf names them before this plugin, and in each
+# generation's program if it names them behind.
+cat >order.c <<'END'
+#include <stdio.h>
+#include <unistd.h>
+#include <slurm/spank.h>
+SPANK_PLUGIN(NAME, 1)
+int slurm_spank_task_init(spank_t spank, int ac, char **av)
+{
+	FILE *file = ac > 0 ? fopen(av[0], "a") : NULL;
+	(void)spank;
+	return file != NULL && fprintf(file, "%d\n", (int)getpid()) > 0 && fclose(file) == 0 ? 0 : -1;
+}
+END
+stack=$cluster/plugstack.conf
+if gcc -shared -fPIC -DNAME=before order.c -o before.so && gcc -shared -fPIC -DNAME=behind order.c -o behind.so; then
+	afresh
+	rm -f before behind
+	cp "$stack" stack
+	{ echo "required $work/before.so $work/before"; cat stack; echo "required $work/behind.so $work/behind"; } >"$stack"
+	on_rank 0 1 'exit 1'
+	capture as_user srun --ddp=restart=1 -N2 --ntasks-per-node=1 bash -c '. ./rank.sh'
+	cat stack >"$stack"
+	status_is 0 "between other plugins: the step ends well"
+	same "2 4" "$(wc -l <before) $(wc -l <behind)" "a plugin before prepares the task, and one behind each program"
+	same "" "$(cat pid.1.* | while read -r pid; do grep -x "$pid" behind >/dev/null || echo "$pid"; done)" "in its process"
+else
+	skip "between other plugins" "no header of SLURM's"
+fi
+
 # ---- who dies -----------------------------------------------------------------------------------
 
 # runs RANKS OPTIONS...: a step in the background, until all its ranks are up
