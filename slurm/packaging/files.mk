@@ -7,6 +7,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/source/format slurm/packaging/debian/not-installed \
 	slurm/packaging/debian/libddp1.install slurm/packaging/debian/libddp1.symbols \
 	slurm/packaging/debian/libddp-dev.install \
+	slurm/packaging/debian/python3-slurm-ddp.install \
 	slurm/packaging/debian/slurm-ddp-doc.install \
 	slurm/packaging/debian/slurm-ddp-plugin.dirs \
 	slurm/packaging/debian/slurm-ddp-plugin.install \

@@ -21,9 +21,9 @@ printf '%s\n' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
 capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp libddp-devel slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
+same 'libddp libddp-devel python3-slurm-ddp slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
 	"$(rpm -qp --qf '%{NAME}\n' "$packages"/*.rpm | grep -v debug | sort | tr '\n' ' ')" \
-	"plugin, tools, library, -devel and doc are packages of their own"
+	"plugin, tools, library, -devel, Python and doc are packages of their own"
 
 rpm_of() { echo "$packages/$1"-[0-9]*.rpm; }
 # shellcheck disable=SC2086 # two numbers
@@ -36,8 +36,9 @@ prints "^slurm >= $(release_of "$major $minor")$" "the plugin asks for the relea
 prints "^slurm < $(release_of "$major $((minor + 1))")$" "and for no later one"
 prints_not 'jansson|libucp|libcrypto|libddp' "the plugin needs no library beyond libc"
 # shellcheck disable=SC2046
-capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools)
-for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.1' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'man8/spank_ddp\.8' \
+capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools) $(rpm_of python3-slurm-ddp)
+for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.1' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'slurm-ddp/python/site/sitecustomize\.py' 'site-packages/slurm_ddp/page\.py' \
+	'man8/spank_ddp\.8' \
 	'man7/srun-ddp\.7' 'man3/libddp\.3' 'slurm-ddp/admin-guide\.md' 'slurm-ddp/spank_ddp\.conf' 'slurm-ddp/api\.html' 'slurm-ddp/batch/pytorch\.sh'; do
 	prints "/$file" "they hold ${file//\\/}"
 done

@@ -23,9 +23,9 @@ trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 capture env DEB_BUILD_OPTIONS=noopt "$source/slurm/packaging/build-deb" --output "$packages"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp-dev libddp1 slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
+same 'libddp-dev libddp1 python3-slurm-ddp slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
 	"$(for file in "$packages"/*.deb; do basename "$file" | sed 's/_.*//'; done | grep -v dbgsym | sort | tr '\n' ' ')" \
-	"plugin, tools, library, -dev and doc are packages of their own"
+	"plugin, tools, library, -dev, Python and doc are packages of their own"
 
 deb() { echo "$packages/$1"_*.deb; }
 field() { dpkg-deb -f "$(deb "$1")" "$2"; }
@@ -40,7 +40,7 @@ same "$(sed 1d "$source/slurm/packaging/debian/libddp1.symbols" | sort)" \
 output=$(field libddp-dev Depends)
 prints "libddp1 \(= " "libddp-dev asks for the library of its own version"
 if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then
-	check "apt could install them here" apt-get --simulate --no-download install "$packages"/lib*.deb "$packages"/slurm*.deb
+	check "apt could install them here" apt-get --simulate --no-download install "$packages"/*.deb
 else
 	skip "apt could install them here" "apt is not usable"
 fi
@@ -82,13 +82,15 @@ capture dpkg_there --install "$work/other.deb"
 prints "trying to overwrite '/usr/share/man/man7/ddp.7.gz', which is also in package manpages" \
 	"a file of two packages would be noticed"
 debs=()
-for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev slurm-ddp-doc; do debs+=("$(deb $package)"); done
+for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev python3-slurm-ddp slurm-ddp-doc; do debs+=("$(deb $package)"); done
 check "all packages install, beside manpages and the other packages of this machine" dpkg_there --install "${debs[@]}"
 library=$root/usr/lib/$triplet
 for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" \
 	usr/bin/ddp-status usr/bin/ddp-report usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" \
 	usr/include/ddp/kernels.h usr/include/ddp/table.h "usr/lib/$triplet/libddpkernels.a" "usr/lib/$triplet/pkgconfig/libddpkernels.pc" usr/share/man/man3/libddp.3.gz \
 	usr/share/man/man7/srun-ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
+	"usr/lib/$triplet/slurm-ddp/python/site/sitecustomize.py" "usr/lib/$triplet/slurm-ddp/python/slurm_ddp/page.py" \
+	usr/lib/python3/dist-packages/slurm_ddp/page.py usr/lib/python3/dist-packages/slurm_ddp.pth \
 	usr/share/doc/slurm-ddp/admin-guide.md usr/share/doc/slurm-ddp/spank_ddp.conf usr/share/doc/slurm-ddp/api.html usr/share/doc/slurm-ddp/batch/pytorch.sh; do
 	if [ -s "$root/$file" ]; then ok "there is /$file"; else not_ok "there is /$file"; fi
 done
@@ -117,6 +119,11 @@ capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c 'echo "rank $RANK of $W
 status_is 0 "srun --ddp runs"
 prints_times 4 'rank [0-3] of 4 on n[01] with n0:[0-9]+$' "each task knows its rank and the master"
 same 4 "$(sort -u <<<"$output" | wc -l)" "no two have the same"
+
+capture as_user srun --ddp=python="$library/slurm-ddp/python" -N1 -n1 /usr/bin/python3 -c 'raise ValueError("bad batch")'
+prints ': ValueError: bad batch \(<string>:1\)$' "the plugin's package has what --ddp=python starts"
+capture env PYTHONPATH="$root/usr/lib/python3/dist-packages" /usr/bin/python3 -c 'import slurm_ddp; print(slurm_ddp.job().rank)'
+same 0 "$output" "python3-slurm-ddp is a package of Python"
 
 # ---- as a user would ----------------------------------------------------------------
 
