@@ -51,6 +51,11 @@ class Failures(PageTest):
                    "CUDA out of memory: Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 GiB of which "
                    "3.25 MiB is free. (train.py:6)")
 
+    def test_out_of_memory_of_jax_is_named(self):
+        self.fails("class XlaRuntimeError(RuntimeError): pass\nraise XlaRuntimeError('RESOURCE_EXHAUSTED: Out of memory "
+                   "while trying to allocate 8589934592 bytes.')", "a device is out of memory: RESOURCE_EXHAUSTED: Out of "
+                   "memory while trying to allocate 8589934592 bytes. (train.py:4)")
+
     def test_killed_loader_worker_is_named(self):
         self.fails("raise RuntimeError('DataLoader worker (pid 77) is killed by signal: Killed. ')",
                    "a DataLoader worker (pid 77) was killed by signal Killed, as when memory runs out: RuntimeError (train.py:3)")

@@ -108,6 +108,8 @@ def _words(value):
         rest = re.sub(r"^(CUDA|HIP|XPU) out of memory\.? *", "", _one_line(text))
         return "%s out of memory: %s" % ("HIP" if text.startswith("HIP") else "XPU" if text.startswith("XPU") else "CUDA",
                                          rest)
+    if kind in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in text:
+        return "a device is out of memory: %s" % _one_line(text)
     # The second one's cause may be the first one.
     for said in (_message(value.__cause__), text):
         match = _DEAD_WORKER.search(said)

@@ -46,8 +46,10 @@ class _Phase:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        enter(self.before)
+    def __exit__(self, kind, value, traceback):
+        # An exception may end the program, and is told with the phase in which it came.
+        if kind is None:
+            enter(self.before)
 
 
 def phase(name):

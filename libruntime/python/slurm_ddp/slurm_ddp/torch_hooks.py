@@ -45,10 +45,15 @@ def _hook_loader(module):
         if _batches == 1:
             return inner(self)
         before = progress.enter("data")
+        after = "compute" if before == "starting" else before
         try:
-            return inner(self)
-        finally:
-            progress.enter("compute" if before == "starting" else before)
+            batch = inner(self)
+        except StopIteration:
+            progress.enter(after)
+            raise
+        # After an exception the phase stays: it may end the program.
+        progress.enter(after)
+        return batch
 
     iterator.__next__ = next_batch
     if getattr(iterator, "next", None) is inner:
