@@ -111,6 +111,43 @@ finish hang
 prints 'the step stalls: no rank has made progress for [0-9.]+ s; none waits for another: rank 2 of 4 on n1 is loading data of step 5 for [0-9.]+ s' \
 	"and its rank is named, with the step"
 
+# ---- the batch script --------------------------------------------------------------------
+
+mkdir -p "$work/bin"
+printf '#!/bin/sh\nexec %s "$@"\n' "$python" >"$work/bin/python"
+chmod 755 "$work/bin/python"
+program train.py <<'END'
+import os, time
+import slurm_ddp
+def write(state, folder):
+    with open(folder + "/state", "w") as file:
+        file.write(str(state))
+checkpoint = slurm_ddp.Checkpoint("checkpoints", format=write)
+job, begun = slurm_ddp.job(), checkpoint.latest_step()
+for step in range(begun + 1, 10 ** 6):
+    time.sleep(0.02)
+    slurm_ddp.step(step, loss=1.0)
+    if step == begun + 20 and job.rank == 0:
+        print("trains from step %d" % (begun + 1), flush=True)
+    if begun > 0 and step == begun + 30:
+        break
+    if slurm_ddp.should_stop(margin=1):
+        checkpoint.save(step, step)
+        if job.rank == 0:
+            print("saved step %d" % step, flush=True)
+        slurm_ddp.exit_for_requeue()
+END
+install -m 755 "$source/slurm/batch/python.sh" "$work/python.sh"
+job=$(PATH=$work/bin:$PATH as_user sbatch --parsable --chdir="$work" --output="$work/batch.out" --nodes=2 --cpus-per-task=1 \
+	--ntasks-per-node=2 --time=30 --ddp="python=$folder,stall=600,requeue=100" "$work/python.sh")
+check "python.sh: it trains" wait_until 60 grep -q '^trains from step 1$' "$work/batch.out"
+check "python.sh: it is told to stop" on_cluster scancel --signal=TERM "$job"
+check "python.sh: it saves" wait_until 60 grep -q '^saved step' "$work/batch.out"
+saved=$(sed -n 's/^saved step //p' "$work/batch.out")
+check "python.sh: the job comes again" runs_again "$job" "$work/batch.out" "trains from step $((saved + 1))\$"
+capture cat "$work/batch.out"
+prints "^start 1 of job $job" "python.sh: it was started a second time"
+
 # ---- stopping ------------------------------------------------------------------------------
 
 program stop.py <<'END'
