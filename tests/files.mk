@@ -69,6 +69,11 @@ check-scale: all tests/cluster/scale_probe
 check-storm: all
 	STORM_REPORT=$(abs_builddir)/storm.report $(top_srcdir)/tests/run --no-install --build . cluster/storm
 	@cat storm.report
+# Trainings with restart= on such a cluster, whose ranks and nodes fail at random; needs root.
+# FAILURES_ARGS='--failures 100 --seed 7'; CALM_SECONDS=3600 CALM_LOAD=40: how long no restart may come on a busy machine.
+check-failures: all
+	FAILURES_REPORT=$(abs_builddir)/failures.report $(top_srcdir)/tests/run --no-install --build . cluster/failures
+	@cat failures.report
 # clang-tidy on what users run; NAMES='spank libruntime/comm/net' chooses.
 CLANG_TIDY = clang-tidy
 if HAVE_CUDA
@@ -124,8 +129,8 @@ gpu-kit:
 	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf coverage ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report
-.PHONY: print-prefix print-examples check-comm check-engine check-gpu check-scale check-storm check-torch \
+	rm -rf coverage ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
+.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-scale check-storm check-torch \
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk

@@ -4,8 +4,9 @@
  *
  *   storm_probe DIR STATE [ACTION RANK NUMBER]
  *
- * It trains STEPS steps, from the newest checkpoint in DIR if there is one, and saves each
- * EVERY steps and at the end. In STATE each rank keeps a `struct state` that says where it is.
+ * It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
+ * 10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
+ * STORM_STEP_US overrule these numbers. In STATE each rank keeps a `struct state` that says where it is.
  * RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
  * NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
  * ddp_finalize() and its exit. With `stop`, all ranks end by a checkpoint after SIGTERM, with
@@ -23,7 +24,6 @@
 #include "tests/support/options.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3, EXIT_STOPPED = 75 };
-enum { STEPS = 60, EVERY = 10, STEP_US = 5000 };
 enum { SAMPLES = 701, BATCH = 4, VALUES = 64, CODES = 256 };
 enum { WEIGHT, BIAS, TABLE, OUT, PARAMS };
 enum place { PLACE_NONE, PLACE_STARTED, PLACE_TRAINING, PLACE_SAVING, PLACE_FINALIZED, PLACE_EXITS };
@@ -35,6 +35,7 @@ struct state {
 struct probe {
 	const char *dir, *action;
 	int state_fd, rank, acting_rank, number;
+	int steps, every, step_us;
 	ddp_context *context;
 	ddp_model *model;
 	ddp_loader *loader;
@@ -65,6 +66,13 @@ static void tell(const struct probe *p, enum place place, int64_t step)
 		perror("storm_probe: the state's file");
 		exit(EXIT_USAGE);
 	}
+}
+
+static int number_or(const char *variable, int otherwise)
+{
+	const char *text = getenv(variable);
+
+	return text != NULL ? atoi(text) : otherwise;
 }
 
 static bool acts(const struct probe *p, const char *action)
@@ -137,23 +145,23 @@ static bool train(const struct probe *p)
 	int64_t step;
 
 	check(ddp_checkpoint_load(p->model, p->loader, p->dir, &step));
-	while (step < STEPS && !stats.stop) {
+	while (step < p->steps && !stats.stop) {
 		step++;
 		tell(p, PLACE_TRAINING, step);
 		ddp_model_set_phase(p->model, DDP_PHASE_FORWARD);
 		if (acts(p, "exit") && step == p->number / CODES)
 			_exit(p->number % CODES);
 		check(ddp_loader_next(p->loader, &batch));
-		usleep(STEP_US);
+		usleep((useconds_t)p->step_us);
 		ddp_model_set_phase(p->model, DDP_PHASE_BACKWARD);
 		const double loss = compute(p->model, &batch);
 		check(ddp_model_step(p->model, (double)batch.samples, loss, &stats));
-		if (step % EVERY == 0 || step == STEPS || stats.stop) {
+		if (step % p->every == 0 || step == p->steps || stats.stop) {
 			tell(p, PLACE_SAVING, step);
 			check(ddp_checkpoint_save(p->model, p->loader, p->dir, 0));
 		}
 	}
-	return step < STEPS;
+	return step < p->steps;
 }
 
 int main(int argc, char **argv)
@@ -166,6 +174,9 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	}
 	struct probe p = { .dir = argv[1], .action = "", .rank = atoi(rank), .acting_rank = -1 };
+	p.steps = number_or("STORM_STEPS", 60);
+	p.every = number_or("STORM_EVERY", 10);
+	p.step_us = number_or("STORM_STEP_US", 5000);
 	p.state_fd = open(argv[2], O_WRONLY | O_CLOEXEC);
 	if (argc == 6) {
 		p.action = argv[3];
@@ -181,9 +192,9 @@ int main(int argc, char **argv)
 	ddp_loader_free(p.loader);
 	ddp_model_free(p.model);
 	check(ddp_finalize(p.context));
-	tell(&p, PLACE_FINALIZED, STEPS);
+	tell(&p, PLACE_FINALIZED, p.steps);
 	if (acts(&p, "linger"))
 		usleep(1000 * (useconds_t)p.number);
-	tell(&p, PLACE_EXITS, STEPS);
+	tell(&p, PLACE_EXITS, p.steps);
 	return stopped ? EXIT_STOPPED : EXIT_SUCCESS;
 }

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Failures at random while trainings run under `srun --ddp=restart=N,spare=K`: each training has to end with code 0
+and with the bytes of one that was not disturbed. A node whose power is gone is out of its step for good, also when it
+comes back, so that a training survives as many of these as it has spares. There are several trainings, one after the
+other, and all nodes come back in between. It runs as root on the cluster's head; tests/cluster/failures.sh starts it."""
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "storm"))
+
+from cluster import Cluster, say, wait_for  # noqa: E402
+from harm import KINDS, draw  # noqa: E402
+from training import USERS, Layout, Training, Watch, Wrong, full_neighbour_tables, pause  # noqa: E402
+
+STEPS_EACH = 120  # of a training, for each failure
+START_SECONDS, STALL_SECONDS = 30, 4
+LEAST_SECONDS = 2  # in which a failure that harms nobody has to change nothing
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="failures", description=__doc__)
+    add = parser.add_argument
+    add("--cluster", required=True, help="the cluster's folder")
+    add("--place", required=True, help="a folder of all nodes, where storm_probe is")
+    add("--keep", required=True, help="where the files of wrong trainings go")
+    add("--failures", type=int, default=12, help="at least so many (default: 12)")
+    add("--each", type=int, default=12, help="failures of a training (default: 12)")
+    add("--seed", type=int, default=1, help="(default: 1)")
+    add("--only", type=int, help="the number of a training, to repeat that one alone")
+    add("--active", type=int, default=3, help="nodes that have ranks (default: 3)")
+    add("--spares", type=int, default=2, help="nodes that wait (default: 2)")
+    add("--per-node", type=int, default=2, help="ranks of a node (default: 2)")
+    add("--silence", type=int, default=5, help="seconds (default: 5)")
+    add("--minutes", type=float, help="begin no training after so many")
+    add("--kinds", help="only these, with commas: " + ", ".join(KINDS))
+    add("--calm", type=float, metavar="SECONDS", help="no failures: a training of so many seconds has no restart")
+    add("--load", type=int, default=0, help="with --calm: so many processes compute meanwhile")
+    return parser.parse_args()
+
+
+class Row:
+    def __init__(self):
+        self.failures = self.restarts = 0
+        self.seconds = []
+
+    def add(self, restarts, seconds):
+        self.failures += 1
+        self.restarts += restarts
+        self.seconds += [seconds] if seconds is not None else []
+
+    def cells(self):
+        if not self.seconds:
+            return [self.failures, self.restarts, "", "", ""]
+        return [self.failures, self.restarts, *(f"{seconds:.2f}" for seconds in (
+            statistics.median(self.seconds), min(self.seconds), max(self.seconds)))]
+
+
+class Soak:
+    def __init__(self, args):
+        self.args = args
+        self.cluster = Cluster(args.cluster)
+        self.layout = Layout(args.active, args.spares, args.per_node)
+        self.steps = STEPS_EACH * args.each
+        self.rows, self.wrong, self.whole, self.trainings = {}, 0, None, 0
+        self.began = time.monotonic()
+        self.keys = ["restart=1000", f"spare={args.spares}", f"silence={args.silence}", f"stall={STALL_SECONDS}", "timeout=60"]
+        if args.kinds:
+            for name in set(KINDS) - set(args.kinds.split(",")):
+                del KINDS[name]
+
+    def undisturbed(self):
+        """A training without failures, and without the keys that survive them."""
+        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0)
+        training.keys = ["timeout=60"]
+        training.start(spares=0)
+        training.end(START_SECONDS + self.steps * 0.05)
+        self.whole = training.digest()
+        if self.whole == "no file":
+            raise Wrong("a training without failures has left no checkpoint of its last step")
+
+    # ---- one training --------------------------------------------------------------------
+
+    def one_failure(self, training, kind, source):
+        """Returns the restarts that followed, and the seconds to the next step."""
+        before, restarts = training.highest(), training.restarts()
+        watch = Watch(training)
+        done = kind.harm(training, source)
+        if kind.name == "again":
+            watch = Watch(training)
+        seconds = None
+        if kind.restarts[0] > 0:
+            limit = kind.seconds + self.args.silence + START_SECONDS
+            if training.wait(limit, watch.has_new_step, f"the step after \"{kind.name}\" ({done})") is True and training.runs():
+                seconds = watch.seconds()
+        else:
+            pause(LEAST_SECONDS)
+        # A restart without a new step counts against the training, so the next failure waits for one.
+        training.wait(START_SECONDS + 10, lambda: training.step() > before + 1, f"progress after \"{kind.name}\" ({done})")
+        if kind.after is not None:
+            kind.after(training, done)
+        restarts = training.restarts() - restarts
+        print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}"
+              f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}", flush=True)
+        if training.runs() and not kind.restarts[0] <= restarts <= kind.restarts[1]:
+            raise Wrong(f"{restarts} restarts after \"{kind.name}\" ({done})")
+        return restarts, seconds
+
+    def hurt(self, training, number):
+        source = random.Random(f"{self.args.seed}/{number}")
+        training.wait(START_SECONDS, lambda: training.step() > 1, "the first step")
+        for kind in draw(source, self.args.each, self.args.spares):
+            pause(source.uniform(0, 1.5))
+            if training.is_over() or not training.runs():
+                break
+            self.rows.setdefault(kind.name, Row()).add(*self.one_failure(training, kind, source))
+        training.end(START_SECONDS + self.steps * 0.05)
+        if training.digest() != self.whole:
+            raise Wrong("the last checkpoint has other bytes than that of a training without failures")
+        if names := training.left_files():
+            raise Wrong(f"unfinished files are left: {names}")
+
+    def clear(self, training):
+        """All nodes come back, and nothing is left of the training. slurmctld would tell a node that was away of the
+        job's end only a minute later, so that its administrator says that it was down."""
+        for node in self.cluster.init:
+            self.cluster.give_power(node)
+        for node in training.lost:
+            say("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
+            say("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        limit = 30 * self.cluster.slowness
+        if not wait_for(limit, lambda: not self.cluster.left()):
+            raise Wrong(f"left behind: {self.cluster.left()}")
+        if not wait_for(limit, lambda: not self.cluster.busy()):
+            raise Wrong(f"not idle: {self.cluster.busy()}")
+        training.lost = set()
+
+    def train(self, number):
+        self.trainings += 1
+        training = Training(self.cluster, self.args.place, f"training-{number}", self.layout, self.steps, keys=self.keys)
+        training.user = USERS[number % len(USERS)]
+        print(f"training {number}, seed {self.args.seed}, {'an ordinary user' if training.user else 'root'}:", flush=True)
+        training.start()
+        began, wrong, full = time.monotonic(), [], full_neighbour_tables()
+        for part in (lambda: self.hurt(training, number), lambda: self.clear(training)):
+            try:
+                part()
+            except Wrong as error:
+                wrong.append(str(error))
+                training.give_up()
+        restarts = training.restarts()
+        print(f"{'WRONG' if wrong else 'right'} training {number}: {restarts} restarts, code {training.srun.returncode}, "
+              f"{time.monotonic() - began:.1f} s", flush=True)
+        if wrong:
+            self.wrong += 1
+            if full_neighbour_tables() > full:
+                wrong.append("the kernel's table of neighbours was full meanwhile (net.ipv4.neigh.default.gc_thresh3): do other "
+                             "networks of this machine have many nodes?")
+            print(f"  --seed {self.args.seed} --only {number}", *wrong, "output:", *training.text().splitlines(), sep="\n  ",
+                  flush=True)
+            training.keep(self.args.keep)
+
+    # ---- all of it ---------------------------------------------------------------------------
+
+    def settle(self):
+        """Until a plain step runs on all nodes again."""
+        wait_for(60, lambda: not self.cluster.busy())
+        try:
+            self.cluster.measure()
+        except subprocess.CalledProcessError as error:
+            raise Wrong(f"a plain step on all nodes fails: {error.stderr.decode(errors='replace')}") from None
+
+    def failures(self):
+        return sum(row.failures for row in self.rows.values())
+
+    def run(self):
+        self.cluster.measure()
+        print(f"seed {self.args.seed}; a plain step takes {self.cluster.slowness:.1f} times an idle machine's", flush=True)
+        self.undisturbed()
+        number = self.args.only or 1
+        while True:
+            self.train(number)
+            number += 1
+            late = self.args.minutes is not None and time.monotonic() - self.began > 60 * self.args.minutes
+            if self.args.only or late or self.wrong >= 3 or self.failures() >= self.args.failures:
+                break
+            self.settle()
+        self.print_table()
+        return self.wrong > 0
+
+    def print_table(self):
+        total = Row()
+        print("| kind | failures | restarts | seconds to the next step, median | the least | the most |")
+        print("|---|---|---|---|---|---|")
+        for name, row in sorted(self.rows.items()):
+            print("|", " | ".join(str(cell) for cell in [name, *row.cells()]), "|")
+            total.failures += row.failures
+            total.restarts += row.restarts
+            total.seconds += row.seconds
+        print("|", " | ".join(str(cell) for cell in ["all", *total.cells()]), "|")
+        print(f"{self.failures()} failures in {self.trainings} trainings and {(time.monotonic() - self.began) / 60:.1f} minutes, "
+              f"{self.wrong} wrong", flush=True)
+
+    def calm(self):
+        """No false alarm, however busy the machine is."""
+        step_us = 50000
+        steps = int(self.args.calm * 1e6 / step_us)
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.args.load)]
+        training = Training(self.cluster, self.args.place, "calm", self.layout, steps, step_us, self.keys)
+        try:
+            training.start()
+            training.end(100 + 60 * self.args.calm)
+        finally:
+            for burner in burners:
+                burner.kill()
+        lines = training.lines()
+        print(f"calm: {steps} steps, {self.args.load} processes compute beside them, load {os.getloadavg()[0]:.1f}: "
+              f"{training.restarts()} restarts, {len(lines)} lines", *lines, sep="\n  ", flush=True)
+        if lines:
+            training.keep(self.args.keep)
+        self.clear(training)
+        return bool(lines)
+
+
+def main():
+    soak = Soak(parse_arguments())
+    return soak.calm() if soak.args.calm else soak.run()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Wrong as error:
+        sys.exit(f"failures: {error}")
