@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/failure/channel.h"
 #include "spank/failure/timeline.h"
 
 bool relay_address(const char *text, uint16_t port, struct sockaddr_storage *address, socklen_t *bytes)
@@ -47,6 +48,7 @@ static int connect_to(const char *text, uint16_t port)
 	ready.fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (ready.fd < 0)
 		return -1;
+	channel_tune(ready.fd, CONNECT_MS + REPLY_MS);
 	if (connect(ready.fd, (struct sockaddr *)&address, bytes) == 0)
 		return ready.fd;
 	/* A signal counts as an end of the wait: the node then speaks itself. */
