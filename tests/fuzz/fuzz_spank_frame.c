@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Frames of the link between a node and srun, and the openings of links: as they come, and with a right tag, as only
+ * who knows the step's secret can make it.
+ * fuzz-sources: spank/failure/frame.c spank/failure/opening.c spank/base/bytes.c spank/base/siphash.c
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "spank/base/bytes.h"
+#include "spank/failure/frame.h"
+#include "spank/failure/opening.h"
+
+static const unsigned char secret[SIPHASH_KEY_BYTES] = "secret", nonce[FRAME_NONCE_BYTES] = "nonce";
+
+static size_t take(struct frame_reader *reader)
+{
+	struct frame frame;
+	size_t taken = 0;
+	volatile unsigned char sum = 0;
+
+	while (frame_next(reader, &frame)) {
+		if (frame.bytes > FRAME_PAYLOAD_MAX)
+			abort();
+		for (size_t i = 0; i < frame.bytes; i++)
+			sum = (unsigned char)(sum + frame.payload[i]);
+		taken++;
+	}
+	return taken;
+}
+
+static void read_raw(const uint8_t *data, size_t size, size_t at_once)
+{
+	struct frame_reader reader = { .bytes = NULL };
+
+	frame_begin(&reader.stream, secret, nonce, FRAME_OF_NODE);
+	for (size_t used = 0; used < size; used += at_once) {
+		frame_add(&reader, data + used, size - used < at_once ? size - used : at_once);
+		take(&reader);
+	}
+	frame_end(&reader);
+}
+
+/* The input cut into frames, each by its first byte: all of them come. */
+static void read_signed(const uint8_t *data, size_t size)
+{
+	struct frame_reader reader = { .bytes = NULL };
+	struct frame_stream stream;
+	unsigned char bytes[FRAME_HEADER_BYTES + UINT8_MAX + SIPHASH_BYTES];
+	size_t written = 0, taken = 0;
+
+	frame_begin(&stream, secret, nonce, FRAME_OF_NODE);
+	frame_begin(&reader.stream, secret, nonce, FRAME_OF_NODE);
+	while (size > 0) {
+		struct frame frame = { .type = data[0], .number = size, .payload = data + 1, .bytes = data[0] };
+		if (frame.bytes > size - 1)
+			frame.bytes = size - 1;
+		frame_write(&stream, &frame, bytes);
+		written++;
+		frame_add(&reader, bytes, frame_size(frame.bytes));
+		if (written % 3 == 0)
+			taken += take(&reader);
+		data += 1 + frame.bytes;
+		size -= 1 + frame.bytes;
+	}
+	taken += take(&reader);
+	if (taken != written || reader.broken)
+		abort();
+	frame_end(&reader);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct link_opening opening, again;
+	unsigned char packed[OPENING_BYTES];
+
+	if (size == 0)
+		return 0;
+	read_raw(data + 1, size - 1, 1 + data[0] % 64u);
+	read_signed(data, size);
+	if (size >= OPENING_BYTES && opening_unpack(data, &opening)) {
+		opening_pack(&opening, packed);
+		if (!opening_unpack(packed, &again) || memcmp(&opening, &again, sizeof(again)) != 0)
+			abort();
+	}
+	return 0;
+}
