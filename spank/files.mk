@@ -59,6 +59,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
 	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \
+	spank/failure/srun/silence.c spank/failure/srun/silence.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
@@ -91,7 +92,7 @@ spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
-	spank/kill.c spank/kill.h \
+	spank/kill.c spank/kill.h spank/shrink.c spank/shrink.h \
 	spank/requeue.c spank/requeue.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.

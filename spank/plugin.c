@@ -108,6 +108,8 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 		say_line_error(context);
 	request.settings = request.site.defaults;
 	stepd.affinity = ask_affinity();
+	if (context == S_CTX_LOCAL)
+		srun_note_job();
 	/* This early, so that it runs late. */
 	if (context == S_CTX_LOCAL && on_exit(srun_leave_with_first_code, NULL) != 0)
 		slurm_debug("ddp: cannot register a handler for srun's exit");

@@ -28,6 +28,7 @@
 #include "spank/launch/table.h"
 #include "spank/restart/dealer.h"
 #include "spank/requeue.h"
+#include "spank/shrink.h"
 
 enum {
 	COMMAND_LINE_MAX = 65536,
@@ -38,6 +39,8 @@ enum {
 static struct {
 	uint32_t job_id, step_id;
 	atomic_bool has_step;
+	atomic_bool lost_node; /* one has fallen silent */
+	bool owns_job;         /* srun has made the allocation itself */
 	int failed_status; /* the first failure's wait status; 0: none */
 	bool began;         /* the options of the step's first component are read: */
 	bool starts_daemon;
@@ -48,11 +51,43 @@ static struct {
 	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
+/*
+ * srun waits KillWait and two seconds for the tasks of a step that ends. Those of a node that does not answer never
+ * end, and those of the others get SIGKILL at once, so that two seconds are enough.
+ */
+static void wait_no_longer(void)
+{
+	slurm_conf_t *conf = (slurm_conf_t *)ask_configuration();
+
+	if (conf != NULL)
+		conf->kill_wait = 0;
+}
+
 /* As the user. */
 static void end_step(void)
 {
+	if (atomic_load(&srun.lost_node))
+		wait_no_longer();
 	if (atomic_load(&srun.has_step))
 		kill_step(srun.job_id, srun.step_id);
+}
+
+/*
+ * An allocation that srun has made for itself ends with the step. Any other one goes on without the node: SLURM would
+ * otherwise keep the step, and nodes for it, until it takes the node for down, and then end the whole job.
+ */
+static void lose_node(const char *node)
+{
+	struct error error;
+
+	atomic_store(&srun.lost_node, true);
+	if (srun.owns_job || !atomic_load(&srun.has_step))
+		return;
+	if (shrink_job(srun.job_id, node, &error))
+		slurm_info("ddp: job %u goes on without node %s", srun.job_id, node);
+	else
+		slurm_error("ddp: SLURM does not take node %s out of job %u: %s. Until SLURM takes the node for down, "
+		            "a step of this job needs srun --exclude=%s --overlap", node, srun.job_id, error.text, node);
 }
 
 static bool slurm_ends_it(void)
@@ -106,6 +141,7 @@ static void listen_for_nodes(const struct request *request)
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
 		                               .lost_node = lost_node,
+		                               .lose_node = lose_node,
 		                               .take_frame = dealer_take_frame,
 		                               .take_link = dealer_take_link,
 		                               .restart = dealer_is_open() ? &dealer_restart : NULL };
@@ -304,6 +340,11 @@ void srun_leave_with_first_code(int status, void *unused)
 		return;
 	fflush(NULL);
 	_exit(status);
+}
+
+void srun_note_job(void)
+{
+	srun.owns_job = getenv("SLURM_JOB_ID") == NULL && getenv("SLURM_JOBID") == NULL;
 }
 
 bool srun_is_salloc_shell(void)

@@ -8,6 +8,9 @@
 
 #include "spank/request.h"
 
+/* Before srun has read its options: notes whether it is in an allocation. */
+void srun_note_job(void);
+
 /* Once the options are known: whether this srun starts the shell of salloc, which has no ranks. */
 bool srun_is_salloc_shell(void);
 

@@ -16,7 +16,8 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
-		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT)
+		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT) \
+		link_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180
@@ -607,7 +608,9 @@ TESTS += $(python_tests)
 EXTRA_DIST += $(python_tests) tests/python/support.py
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
-noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe
+noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe \
+	tests/cluster/link_probe
+tests_cluster_link_probe_LDADD = spank/libspankcore.la libruntime/libddpcore.la
 tests_cluster_silence_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_storm_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la

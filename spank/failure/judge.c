@@ -98,7 +98,8 @@ struct end_verdict judge_end(const struct end_facts *facts)
 
 	if (facts->end == END_FINE || facts->ending)
 		return nothing;
-	if (facts->node_failed)
+	/* A step that is stopping may end as it likes, with that node or without it. */
+	if (facts->node_failed || (facts->silent && facts->sent != SENT_STOP))
 		return verdict(words, DELAY_NONE, facts->outlives_nodes ? DELAY_NEVER : DELAY_NONE, facts);
 	if (facts->sent == SENT_STOP ||
 	    (facts->sent == SENT_UNKNOWN && facts->end == END_BY_REQUEST && !facts->other_failed))

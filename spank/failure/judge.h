@@ -40,6 +40,7 @@ struct end_facts {
 	bool names_peer;      /* the node knows what that rank did, and says it first */
 	bool out_of_memory;   /* the kernel has killed a process in its cgroup because memory was used up */
 	bool node_failed;     /* Slurm says that the node has failed */
+	bool silent;          /* srun has heard nothing of the node for the time of silence= */
 	bool ending;          /* the plugin has already asked to end the step */
 	bool kill_on_failure; /* the policy */
 	bool outlives_nodes;  /* srun --no-kill: a node's failure does not end the step */

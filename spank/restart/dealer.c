@@ -199,6 +199,9 @@ void dealer_take_link(uint32_t link, enum links_event event)
 	case LINK_BYE:
 		plan_bye(&dealer.plan, dealt->node, now_ns);
 		break;
+	case LINK_ALL_SILENT:
+		plan_all_silent(&dealer.plan, (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+		break;
 	}
 }
 

@@ -195,7 +195,7 @@ static struct side {
 	struct links links;
 	struct relay relay;
 	int listener;
-	int events[NODES][LINK_BYE + 1];
+	int events[NODES][LINK_ALL_SILENT + 1];
 	uint64_t next_of_node[NODES], next_of_srun; /* numbers that their frames have */
 } srun;
 
@@ -584,7 +584,7 @@ static void no_node_is_silent_for_time_in_which_srun_did_not_run(void **state)
 	end_nodes();
 }
 
-static void all_nodes_at_once_are_believed_later(void **state)
+static void all_nodes_at_once_are_told_and_not_given_up(void **state)
 {
 	uint64_t now_ns = 1000 * MS;
 
@@ -592,9 +592,26 @@ static void all_nodes_at_once_are_believed_later(void **state)
 	begin_nodes(now_ns);
 	run(&now_ns, 1000, 7);
 	run(&now_ns, ALL_SILENT * SILENCE_MS - 300, 0);
+	assert_int_equal(srun.events[0][LINK_ALL_SILENT], 0);
+	assert_int_equal(links_doubt_until(&srun.links, now_ns), 0);
+	run(&now_ns, 60000, 0);
+	assert_int_equal(srun.events[0][LINK_ALL_SILENT], 1);
 	assert_int_equal(times_silent(), 0);
+	/* The network is back, and one node is faster than the others. */
+	run(&now_ns, 4000, 4);
+	assert_int_equal(times_silent(), 0);
+	run(&now_ns, 6000, 7);
+	assert_int_equal(times_silent(), 0);
+	/* One after the other: the last one is again alone. */
+	run(&now_ns, 6000, 6);
+	assert_int_equal(srun.events[0][LINK_SILENT], 1);
+	run(&now_ns, 6000, 4);
+	assert_int_equal(srun.events[1][LINK_SILENT], 1);
+	run(&now_ns, ALL_SILENT * SILENCE_MS - 300, 0);
+	assert_int_equal(srun.events[2][LINK_SILENT], 0);
 	run(&now_ns, 600, 0);
-	assert_int_equal(times_silent(), NODES);
+	assert_int_equal(srun.events[2][LINK_SILENT], 1);
+	assert_int_equal(srun.events[0][LINK_ALL_SILENT] + srun.events[2][LINK_ALL_SILENT], 1);
 	end_nodes();
 }
 
@@ -653,7 +670,7 @@ int main(void)
 		cmocka_unit_test(an_older_opening_replaces_none),
 		cmocka_unit_test(a_node_that_says_nothing_is_silent_once),
 		cmocka_unit_test(no_node_is_silent_for_time_in_which_srun_did_not_run),
-		cmocka_unit_test(all_nodes_at_once_are_believed_later),
+		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),
 		cmocka_unit_test(a_node_that_has_ended_is_not_silent),
 		cmocka_unit_test(a_wrong_frame_closes_the_link),
 	};

@@ -412,6 +412,67 @@ static void a_node_that_failed_is_named(void **state)
 	expect(&step, 900 + HOLD, "rank 0", true);
 }
 
+static struct relay_news silence(uint32_t age_ms)
+{
+	struct relay_news what = news("node n2 has been silent", END_CODE, SENT_NOTHING, EXITED(1));
+
+	what.node = "n2";
+	what.age_ms = age_ms;
+	what.facts.silent = true;
+	return what;
+}
+
+static void a_silent_node_goes_before_what_follows_from_it(void **state)
+{
+	struct relay_news lost = news("rank 0 lost rank 4", END_CODE, SENT_NOTHING, EXITED(1));
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	/* Nothing is older, so nothing is waited for. */
+	take(&step, 5000, silence(5000));
+	expect(&step, 5000, "node n2 has been silent", true);
+	assert_int_equal(step.wait_status, EXITED(1));
+	/* What fails while a node is in doubt waits for the verdict on that node, whether it names another rank or not. */
+	for (int hearsay = 0; hearsay < 2; hearsay++) {
+		step = begin(true);
+		lost.facts.blames_peer = hearsay == 1;
+		step.doubt_ns = (START + 5000) * MS;
+		take(&step, 2000, lost);
+		assert_int_equal(step_due(&step), (START + 5000) * MS);
+		take(&step, 4990, silence(5000));
+		assert_true(step_act(&step, (START + 4990) * MS, &action));
+		assert_string_equal(action.text, "node n2 has been silent");
+		assert_true(action.kill);
+		/* The node speaks again: it was not that. */
+		step = begin(true);
+		step.doubt_ns = (START + 5000) * MS;
+		take(&step, 2000, lost);
+		step.doubt_ns = 0;
+		expect(&step, 2000 + HOLD, "rank 0 lost rank 4", true);
+	}
+}
+
+static void a_silent_node_ends_what_the_policy_says(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	step.policy.outlives_nodes = true;
+	take(&step, 5000, silence(5000));
+	expect(&step, 5000, "node n2 has been silent; the step goes on (--no-kill)", false);
+	expect_nothing(&step);
+	step = begin(false);
+	take(&step, 5000, silence(5000));
+	expect(&step, 5000, "node n2 has been silent", false);
+	expect_nothing(&step);
+	/* A step that was asked to stop ends as it likes. */
+	step = begin(true);
+	step.stopping = true;
+	take(&step, 5000, silence(5000));
+	assert_true(step_due(&step) > (START + 5000 + HOLD) * MS);
+}
+
 static void a_node_that_acts_alone_is_not_repeated(void **state)
 {
 	struct step step = begin(true);
@@ -558,6 +619,8 @@ int main(void)
 		cmocka_unit_test(who_did_not_come_goes_first_with_its_state),
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
 		cmocka_unit_test(a_node_that_failed_is_named),
+		cmocka_unit_test(a_silent_node_goes_before_what_follows_from_it),
+		cmocka_unit_test(a_silent_node_ends_what_the_policy_says),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
 		cmocka_unit_test(age_is_believed_within_reason),
 		cmocka_unit_test(what_is_held_is_said_at_the_end),

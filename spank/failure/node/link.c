@@ -68,6 +68,17 @@ bool link_is_refused(const struct link *link)
 	return link->refused;
 }
 
+bool link_is_cut_off(const struct link *link)
+{
+	return link->cut_off;
+}
+
+/* Nobody listens where srun was. That alone is sure: a connection may also end because its packets were away. */
+static void note_refusal(struct link *link)
+{
+	link->cut_off |= link->was_open && !link->left && link_lease_ms(link) >= link->facts.silence_ms;
+}
+
 /* ---- opening ------------------------------------------------------------------------- */
 
 static void start_line(struct link *link, struct link_line *line, uint64_t now_ns)
@@ -85,6 +96,8 @@ static void start_line(struct link *link, struct link_line *line, uint64_t now_n
 		return;
 	channel_tune(fd, 2 * link->facts.silence_ms);
 	if (connect(fd, (struct sockaddr *)&address, bytes) != 0 && errno != EINPROGRESS) {
+		if (errno == ECONNREFUSED)
+			note_refusal(link);
 		close(fd);
 		return;
 	}
@@ -122,7 +135,11 @@ static void look_connected(struct link *link, struct link_line *line, uint64_t n
 	int error = 0;
 
 	if (poll(&ready, 1, 0) == 1) {
-		if (getsockopt(ready.fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 && error == 0)
+		if (getsockopt(ready.fd, SOL_SOCKET, SO_ERROR, &error, &bytes) != 0)
+			error = EIO;
+		if (error == ECONNREFUSED)
+			note_refusal(link);
+		if (error == 0)
 			ask(link, line, now_ns);
 		else
 			close_line(line);
@@ -162,6 +179,7 @@ static void open_line(struct link *link, struct link_line *line, uint64_t srun_r
 	link->now = opened;
 	link->now.state = LINE_OPEN;
 	link->was_open = true;
+	link->left = false;
 	link->tries = 0;
 	link->beat_ns = now_ns;
 	lease_reconnect(&link->lease);
@@ -216,8 +234,10 @@ static void serve(struct link *link, uint64_t now_ns)
 		link->beat_ns = now_ns + beat_ms(link) * NS_PER_MS;
 	channel_flush(channel);
 	lease_write(&link->lease, channel->written, now_ns);
-	if (channel->broken || channel->ended)
+	if (channel->broken || channel->ended) {
 		close_line(&link->now);
+		link->left = link_lease_ms(link) < link->facts.silence_ms;
+	}
 }
 
 static void look(struct link *link, struct link_line *line, uint64_t now_ns)

@@ -61,6 +61,8 @@ struct link {
 	uint32_t tries;             /* since a connection was open */
 	bool refused;               /* srun is of a release that knows no links */
 	bool was_open;
+	bool left;               /* srun itself has ended the last connection */
+	bool cut_off;
 };
 
 /* Begins to open the link. */
@@ -72,6 +74,10 @@ bool link_was_open(const struct link *link);
 
 /* Whether srun is of a release that knows no links. */
 bool link_is_refused(const struct link *link);
+
+/* srun's host was out of reach for the time of silence=, and then turned out to have no such srun any more: srun has
+   ended the step without this node. Where srun only dies, that is not so. */
+bool link_is_cut_off(const struct link *link);
 
 /* What poll(2) is to wait for. */
 void link_poll(const struct link *link, struct pollfd ready[LINK_FDS]);

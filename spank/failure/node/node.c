@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/node.h"
 
+#include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -280,6 +281,16 @@ static void start_link(struct node *node)
 	link_start(&node->link, &facts);
 }
 
+/* Nobody else ends them: Slurm has taken the node out of the job, or has given up to tell it anything. */
+static void end_tasks(struct node *node)
+{
+	int wait_status;
+
+	for (uint32_t i = 0; i < node->supervise.local_tasks; i++)
+		if (node->supervise.pids[i] > 0 && supervise_state(&node->supervise, i, &wait_status) == TASK_RUNS)
+			kill(node->supervise.pids[i], SIGKILL);
+}
+
 int node_serve_link(struct node *node)
 {
 	struct supervise_shared *shared = node->supervise.shared;
@@ -296,6 +307,8 @@ int node_serve_link(struct node *node)
 		start_link(node);
 	}
 	next_ms = link_tick(&node->link);
+	if (link_is_cut_off(&node->link) && node->kill_on_failure && node->take_frame == NULL)
+		end_tasks(node);
 	if (link_was_open(&node->link))
 		atomic_store(&shared->answered, true);
 	return next_ms;

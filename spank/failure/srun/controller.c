@@ -24,6 +24,9 @@ static void ask(void)
 	case REQUEST_SLURM_ENDS_IT:
 		controller.answer = controller.actions.slurm_ends_it();
 		break;
+	case REQUEST_LOSE_NODE:
+		controller.actions.lose_node(controller.node);
+		break;
 	case REQUEST_END_STEP:
 		controller.actions.end_step();
 		break;

@@ -14,11 +14,12 @@ enum controller_request {
 	REQUEST_NONE,
 	REQUEST_NODE_FAILED, /* of relay_actions */
 	REQUEST_SLURM_ENDS_IT,
+	REQUEST_LOSE_NODE,
 	REQUEST_END_STEP,
 };
 
 /* Starts one; without a thread for it, it is done before the call returns. False if an earlier
-   request is still under way. `node`: of REQUEST_NODE_FAILED, otherwise "". */
+   request is still under way. `node`: of REQUEST_NODE_FAILED and REQUEST_LOSE_NODE, otherwise "". */
 bool controller_start(const struct relay_actions *actions, enum controller_request request, const char *node);
 
 /* A descriptor that is readable once the request under way is done; -1: there is none. */

@@ -280,38 +280,58 @@ static bool was_away(const struct links *links, uint64_t now_ns, uint64_t boot_n
 	       boot_ns - links->slept_ns > longest_ns;
 }
 
-/* How long a node's silence may last: several nodes that are silent all at once are seldom the cause. */
-static uint64_t limit_ns(const struct links *links, uint64_t now_ns)
+/* How many nodes may be silent next, and whether all of them say nothing. */
+static uint32_t count_nodes(const struct links *links, uint64_t now_ns, bool *all_quiet)
 {
-	uint64_t limit = links->silence_ms * NS_PER_MS;
-	uint32_t counted = 0, quiet = 0;
+	uint32_t count = 0, quiet = 0;
 
 	for (uint32_t i = 0; i < links->count; i++) {
-		if (!counts(links->nodes[i]))
+		if (!counts(links->nodes[i]) || links->nodes[i]->silent)
 			continue;
-		counted++;
-		quiet += now_ns - links->nodes[i]->heard_ns >= limit / 2;
+		count++;
+		quiet += now_ns - links->nodes[i]->heard_ns >= links->silence_ms * NS_PER_MS / 2;
 	}
-	return counted > 1 && quiet == counted ? ALL_SILENT * limit : limit;
+	*all_quiet = count > 0 && quiet == count;
+	return count;
+}
+
+static void begin_anew(struct links *links, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < links->count; i++)
+		links->nodes[i]->heard_ns = now_ns;
+}
+
+static void tell_silent(struct links *links, uint64_t now_ns, uint64_t limit_ns, bool several)
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		struct links_node *node = links->nodes[i];
+		if (!counts(node) || node->silent || now_ns - node->heard_ns < limit_ns)
+			continue;
+		if (several) {
+			links->told_all = true;
+			tell(links, i, LINK_ALL_SILENT);
+			return;
+		}
+		node->silent = true;
+		tell(links, i, LINK_SILENT);
+	}
 }
 
 void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns)
 {
-	bool away = was_away(links, now_ns, boot_ns);
-	uint64_t limit;
+	bool away = was_away(links, now_ns, boot_ns), were_quiet = links->all_quiet;
+	uint32_t count = count_nodes(links, now_ns, &links->all_quiet);
 
 	links->judged_ns = now_ns;
 	links->slept_ns = boot_ns;
-	for (uint32_t i = 0; away && i < links->count; i++)
-		links->nodes[i]->heard_ns = now_ns;
-	limit = limit_ns(links, now_ns);
-	for (uint32_t i = 0; i < links->count; i++) {
-		struct links_node *node = links->nodes[i];
-		if (!counts(node) || node->silent || now_ns - node->heard_ns < limit)
-			continue;
-		node->silent = true;
-		tell(links, i, LINK_SILENT);
+	if (away || (were_quiet && !links->all_quiet && count > 1)) {
+		begin_anew(links, now_ns);
+		links->all_quiet = links->told_all = false;
 	}
+	if (!links->all_quiet)
+		tell_silent(links, now_ns, links->silence_ms * NS_PER_MS, false);
+	else if (!links->told_all)
+		tell_silent(links, now_ns, ALL_SILENT * links->silence_ms * NS_PER_MS, count > 1);
 }
 
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
@@ -323,7 +343,7 @@ uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
 	for (uint32_t i = 0; i < links->count; i++) {
 		const struct links_node *node = links->nodes[i];
 		uint64_t silent_ns = node->heard_ns + links->silence_ms * NS_PER_MS;
-		if (counts(node) && !node->silent && now_ns - node->heard_ns >= quiet_ms * NS_PER_MS &&
+		if (!links->all_quiet && counts(node) && !node->silent && now_ns - node->heard_ns >= quiet_ms * NS_PER_MS &&
 		    silent_ns > latest_ns)
 			latest_ns = silent_ns;
 	}

@@ -2,8 +2,9 @@
 /*
  * srun's side of the links (node/link.h): which nodes are there, which of them have fallen silent, and the frames that
  * they send. A node is silent if srun has read nothing of it for the time of silence=, while srun itself ran: where
- * srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, and there
- * are several, the network of srun's own host is the likelier cause, and srun waits ALL_SILENT times as long.
+ * srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, the network
+ * of srun's own host may be the cause: nothing follows until ALL_SILENT times as long, and then only where there is
+ * one node. As soon as one of several nodes speaks again, all nodes' times begin anew.
  *
  * Nothing here waits. All functions are called by one thread. libc only.
  */
@@ -26,6 +27,7 @@ enum links_event {
 	LINK_SPOKE,  /* after its silence */
 	LINK_CLOSED, /* it has ended the connection without a good-bye; it may open another one */
 	LINK_BYE,    /* its tasks have ended */
+	LINK_ALL_SILENT, /* all nodes are silent, and they are several: once, until one of them speaks; of the first one */
 };
 
 /* One node of the step, or of a component of it. */
@@ -51,6 +53,7 @@ struct links {
 	struct links_actions actions;
 	struct links_node **nodes; /* by number, from 0 on, in the order in which they came */
 	uint32_t count, room;
+	bool all_quiet, told_all; /* all nodes are quiet for half of silence=, and it was told */
 	int ready;            /* of epoll(7); -1: none */
 	uint64_t judged_ns, slept_ns; /* when links_judge() last ran, by CLOCK_MONOTONIC and CLOCK_BOOTTIME */
 };

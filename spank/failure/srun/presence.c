@@ -241,3 +241,38 @@ void presence_describe(struct presence *presence, enum presence_state state, str
 		sink_add(sink, ". If a task fails there, nothing ends the step: --ddp overrides KillOnBadExit "
 		         "and WaitTime");
 }
+
+static bool is_beside(const struct presence *presence, uint32_t rank, uint32_t other)
+{
+	const char *host = presence->task[rank].host;
+
+	return other < presence->tasks && presence->task[other].host != NULL &&
+	       strcmp(presence->task[other].host, host) == 0;
+}
+
+bool presence_add_ranks(const struct presence *presence, uint32_t rank, struct sink *sink)
+{
+	uint32_t ranks = 0, ranges = 0;
+
+	if (rank >= presence->tasks || presence->task[rank].host == NULL)
+		return false;
+	for (uint32_t i = 0; i < presence->tasks; i++)
+		ranks += is_beside(presence, rank, i);
+	sink_add(sink, ranks > 1 ? "ranks " : "rank ");
+	for (uint32_t first = 0, next; first < presence->tasks; first = next) {
+		for (next = first; is_beside(presence, rank, next);)
+			next++;
+		if (next == first) {
+			next++;
+			continue;
+		}
+		if (ranges++ == NAMED_MAX) {
+			sink_add(sink, " and others");
+			break;
+		}
+		sink_add(sink, ranges > 1 ? ", %u" : "%u", first);
+		if (next - first > 1)
+			sink_add(sink, "-%u", next - 1);
+	}
+	return true;
+}

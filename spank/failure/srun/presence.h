@@ -65,6 +65,9 @@ uint32_t presence_silent(struct presence *presence, bool *any_reported);
 /* Whether the step still runs, or has ended with all tasks' success or without. */
 enum presence_state { PRESENCE_RUNS, PRESENCE_FAILED, PRESENCE_SUCCEEDED };
 
+/* Adds which ranks Slurm has started on the same node as this one, as "ranks 4-5"; false if that is not known. */
+bool presence_add_ranks(const struct presence *presence, uint32_t rank, struct sink *sink);
+
 /* The sentence about the silent nodes. */
 void presence_describe(struct presence *presence, enum presence_state state, struct sink *sink);
 

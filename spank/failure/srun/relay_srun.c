@@ -26,11 +26,12 @@
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/requeue_judge.h"
+#include "spank/failure/srun/silence.h"
 #include "spank/failure/srun/step.h"
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
 
-enum { PEERS_MAX = 256, FIXED = 4, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+enum { PEERS_MAX = 256, FIXED = 4, LOST_MAX = 64, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
 
 /* A connection whose message is not complete. */
 struct peer {
@@ -52,6 +53,8 @@ static struct {
 	struct relay_message held;
 	bool holds, held_alone;
 	uint64_t held_ns;
+	uint32_t lost[LOST_MAX]; /* nodes that are to leave the job, */
+	int lost_count, left_count; /* so many, of which so many have left it, or are leaving it */
 	bool asks_end; /* whether Slurm is about to end the step: no answer yet */
 	bool ends_step; /* as soon as slurmctld has answered an earlier request */
 	struct worker worker;
@@ -139,9 +142,15 @@ static void take_held(bool node_failed)
 	step_take(&server.step, &news, server.held_alone, server.held_ns);
 }
 
-/* Starts the request that waits for its turn. */
+/* Starts the request that waits for its turn. A silent node leaves the job first: Slurm keeps a step that has ended
+   before as long as the node does not answer. */
 static void start_request(void)
 {
+	if (server.left_count < server.lost_count) {
+		const struct links_node *lost = links_node(&server.links, server.lost[server.left_count]);
+		server.left_count += controller_start(&server.actions, REQUEST_LOSE_NODE, lost->opening.node);
+		return;
+	}
 	if (server.ends_step)
 		server.ends_step = !controller_start(&server.actions, REQUEST_END_STEP, "");
 	else if (server.asks_end)
@@ -191,11 +200,64 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, note.lowest, "");
 }
 
+static void lose_node(uint32_t node)
+{
+	for (int i = 0; i < server.lost_count; i++)
+		if (server.lost[i] == node)
+			return;
+	if (server.actions.lose_node != NULL && server.lost_count < LOST_MAX)
+		server.lost[server.lost_count++] = node;
+}
+
+/* All of which srun waits for nothing any more. */
+static void lose_silent_nodes(void)
+{
+	for (uint32_t i = 0; i < server.links.count; i++)
+		if ((server.links.nodes[i]->silent || server.links.nodes[i]->lost) && !server.links.nodes[i]->bye)
+			lose_node(i);
+}
+
+/* A node has fallen silent: that is a failure like others, but no task tells of it. */
+static void take_silence(uint32_t node)
+{
+	const struct links_node *of = links_node(&server.links, node);
+	uint64_t now_ns = ddp_now_ns();
+	char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+	const struct relay_news news = { .text = text, .node = of->opening.node, .wait_status = W_EXITCODE(1, 0),
+		                         .age_ms = (uint32_t)((now_ns - of->heard_ns) / 1000000),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING, .silent = true } };
+
+	silence_describe(of, &presence, now_ns, &sink);
+	step_take(&server.step, &news, false, now_ns);
+	/* A step that is stopping is Slurm's to end. With --no-kill the others' ends then complete the step, as nothing
+	   does that comes after them. Without it, Slurm ends the step for the node, which waits until the others' end
+	   with on-failure=continue. */
+	if (!server.step.stopping && (server.step.policy.kill_on_failure || server.step.policy.outlives_nodes))
+		lose_node(node);
+}
+
+static void say_all_silent(void)
+{
+	char text[RELAY_TEXT_MAX + 1], host[HOST_NAME_MAX_BYTES] = "";
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (gethostname(host, sizeof(host) - 1) != 0)
+		host[0] = '\0';
+	silence_describe_all(&server.links, host[0] != '\0' ? host : "this host", ddp_now_ns(), &sink);
+	if (!server.step.over)
+		voice_say(server.actions.say, text);
+}
+
 static void tell_links(void *unused, uint32_t node, enum links_event event)
 {
 	(void)unused;
 	if (server.actions.take_link != NULL)
 		server.actions.take_link(node, event);
+	if (event == LINK_SILENT && !server.step.policy.restarts && !server.step.over)
+		take_silence(node);
+	if (event == LINK_ALL_SILENT && !server.step.policy.restarts)
+		say_all_silent();
 }
 
 static void tell_frame(void *unused, uint32_t node, const struct frame *frame)
@@ -365,6 +427,7 @@ void relay_end_step(const char *text, int wait_status)
 {
 	step_end(&server.step, wait_status, ddp_now_ns());
 	atomic_store(&server.wait_status, wait_status);
+	lose_silent_nodes();
 	if (text[0] != '\0')
 		voice_say(server.actions.say, text);
 	server.ends_step = true;
@@ -439,6 +502,16 @@ static void serve_links(void)
 	links_read(&server.links, ddp_now_ns());
 	(void)clock_gettime(CLOCK_BOOTTIME, &boot);
 	links_judge(&server.links, ddp_now_ns(), (uint64_t)boot.tv_sec * 1000000000u + (uint64_t)boot.tv_nsec);
+	server.step.doubt_ns = links_doubt_until(&server.links, ddp_now_ns());
+	/* srun would wait for the tasks of nodes that are gone, of which it has spoken. */
+	if (server.step.said && !server.step.over && !server.step.policy.restarts &&
+	    silence_is_all_that_is_left(&server.links, &presence)) {
+		lose_silent_nodes();
+		step_end(&server.step, server.step.wait_status, ddp_now_ns());
+		server.ends_step = true;
+	}
+	if (server.left_count < server.lost_count || server.ends_step)
+		start_request();
 }
 
 static void serve(void)
@@ -561,6 +634,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 		return false;
 	/* The port is at the same place in both families' addresses. */
 	server.relay.port = ntohs(((struct sockaddr_in *)&address)->sin_port);
+	channel_tune(server.listener, CONNECT_MS + REPLY_MS);
 	links_start(&server.links, server.relay.secret, server.step.policy.silence_ms, &link_actions);
 	return worker_start(&server.worker, serve);
 }

@@ -40,6 +40,9 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 
 	switch (delay) {
 	case DELAY_NONE:
+		/* It has lasted for so long that all consequences of it are later. */
+		if (what->facts.silent)
+			return 0;
 		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
 		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
 	case DELAY_DOUBT:
@@ -59,9 +62,12 @@ static uint64_t case_due(const struct step *step, const struct step_case *what)
 {
 	struct end_verdict verdict = judge_case(step, what);
 	uint64_t say = what->said || step->said ? UINT64_MAX : delay_ns(step, what, verdict.say);
-	uint64_t kill = delay_ns(step, what, verdict.kill), first = say < kill ? say : kill;
+	uint64_t kill = delay_ns(step, what, verdict.kill), first = say < kill ? say : kill, due_ns;
 
-	return !what->held || first == UINT64_MAX ? UINT64_MAX : what->taken_ns + first;
+	if (!what->held || first == UINT64_MAX)
+		return UINT64_MAX;
+	due_ns = what->taken_ns + first;
+	return !what->facts.silent && due_ns < step->doubt_ns ? step->doubt_ns : due_ns;
 }
 
 static int case_of(const struct end_verdict *verdict, bool hearsay)
@@ -87,11 +93,11 @@ static void hold(struct step *step, int index, const struct step_case *what)
 }
 
 /* No node tells of an end later than it waits for srun: what claims to be older
-   takes nobody's place by it. */
-static uint64_t happened_ns(uint32_t age_ms, uint64_t now_ns)
+   takes nobody's place by it. A silence is srun's own news. */
+static uint64_t happened_ns(const struct relay_news *news, uint64_t now_ns)
 {
-	uint32_t longest_ms = LOSS_MS + CONNECT_MS + REPLY_MS;
-	uint64_t age_ns = (uint64_t)(age_ms < longest_ms ? age_ms : longest_ms) * 1000000;
+	uint32_t longest_ms = news->facts.silent ? UINT32_MAX : LOSS_MS + CONNECT_MS + REPLY_MS;
+	uint64_t age_ns = (uint64_t)(news->age_ms < longest_ms ? news->age_ms : longest_ms) * 1000000;
 
 	return age_ns < now_ns ? now_ns - age_ns : 0;
 }
@@ -128,7 +134,7 @@ void step_begin_again(struct step *step)
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
 {
 	struct step_case what = { .held = true, .facts = news->facts, .taken_ns = now_ns,
-		                  .happened_ns = happened_ns(news->age_ms, now_ns),
+		                  .happened_ns = happened_ns(news, now_ns),
 		                  .wait_status = news->wait_status };
 	struct sink sink = sink_on(what.text, sizeof(what.text)), node = sink_on(what.node, sizeof(what.node));
 	struct end_verdict verdict;
@@ -155,7 +161,7 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		sink_add(&sink, " has failed, says SLURM: ");
 	}
 	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
-	if (news->facts.node_failed && step->policy.outlives_nodes)
+	if ((news->facts.node_failed || news->facts.silent) && step->policy.outlives_nodes)
 		sink_add(&sink, "; the step goes on (--no-kill)");
 	if (news->node != NULL)
 		sink_add_untrusted(&node, news->node, HOST_NAME_MAX_BYTES);

@@ -52,6 +52,7 @@ struct step {
 	struct stall_step stall;
 	bool stopping; /* a node saw Slurm ask for it */
 	bool signalled; /* a node saw another signal of Slurm's shortly before an end */
+	uint64_t doubt_ns; /* a node is in doubt until then, and what fails meanwhile may be its consequence; 0: none is */
 	bool said;     /* a failure, by srun or by a node itself */
 	bool over;     /* the end was asked for: nothing more is said */
 	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */
@@ -91,6 +92,9 @@ struct relay_actions {
 	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
 	   not tell. NULL: not known. */
 	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
+	/* A silent node is to leave the job. The step ends behind that, and srun then waits for no such node longer
+	   than it has to. NULL: nothing is done. */
+	void (*lose_node)(const char *node);
 	/* A node's frame, and what becomes of its link, for who restarts the step, in the thread of
 	   relay_srun.h; or NULL. */
 	void (*take_frame)(uint32_t node, const struct frame *frame);
