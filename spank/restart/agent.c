@@ -100,7 +100,7 @@ void agents_reaped(struct agents *agents, uint32_t local_task)
 }
 
 /* By the handle, if there is one: the number may be another process's as soon as Slurm has reaped the agent. */
-static void wake_agent(const struct agents *agents, uint32_t local_task)
+void agents_wake(const struct agents *agents, uint32_t local_task)
 {
 #ifdef SYS_pidfd_send_signal
 	if (agents->handles[local_task] >= 0 &&
@@ -119,7 +119,7 @@ void agents_order(struct agents *agents, enum agents_order order, uint32_t gener
 		return;
 	atomic_store(&agents->shared->wanted, wanted);
 	for (uint32_t i = 0; i < agents->count; i++)
-		wake_agent(agents, i);
+		agents_wake(agents, i);
 }
 
 enum agents_order agents_ordered(const struct agents *agents, uint32_t *generation)

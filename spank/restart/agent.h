@@ -97,6 +97,9 @@ uint32_t agents_left(const struct agents *agents);
 /* Whether all agents that have not ended have nothing left of the generation. */
 bool agents_clear(const struct agents *agents, uint32_t generation);
 
+/* Continues an agent that somebody has stopped. */
+void agents_wake(const struct agents *agents, uint32_t local_task);
+
 /* Takes in what made `news` readable. To be called before the agents are looked at. */
 void agents_take_news(const struct agents *agents);
 

@@ -19,6 +19,7 @@ enum {
 	GIVE_UP_MS = 20000,     /* without srun for so long, or so many times the silence, the node gives up: */
 	GIVE_UP_SILENCES = 4,
 	ADOPTED_ROUNDS = 20,
+	CHECK_MS = 1000,        /* how often agents are looked at that may be stopped */
 	SLOW_MS = 500,          /* agents that take longer may have programs that have become root */
 };
 
@@ -280,6 +281,19 @@ static void help_agents(struct generation *generation)
 			descend_kill_children_of(agents->pids[i]);
 }
 
+/* An agent that somebody has stopped does not tell of its program's end. */
+static void look_for_stopped(struct generation *generation)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+
+	if (ddp_now_ns() - generation->checked_ns < CHECK_MS * 1000000ull)
+		return;
+	generation->checked_ns = ddp_now_ns();
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (supervise->pids[i] != 0 && supervise_process_of(supervise_pid(supervise, i)).ended)
+			agents_wake(&supervise->agents, i);
+}
+
 static bool is_stopping(const struct generation *generation)
 {
 	return atomic_load(&generation->node->supervise.shared->witness.asked_to_stop);
@@ -311,6 +325,7 @@ int generation_look(struct generation *generation)
 	    ddp_now_ns() - generation->looked_ns >= LOOK_MS * 1000000ull)
 		look_at_steps(generation);
 	look_for_lost(generation);
+	look_for_stopped(generation);
 	look_at_lease(generation);
 	if (generation->state != GENERATION_QUITS && is_stopping(generation) &&
 	    supervise_left(&generation->node->supervise) == 0)

@@ -43,6 +43,7 @@ struct generation {
 	pid_t group;        /* the process group of the node's tasks */
 	uint64_t first_step; /* the lowest step that the pages have shown in it; 0: none */
 	uint64_t last_step;  /* the highest, when it was ended */
+	uint64_t checked_ns; /* when stopped agents were last looked for */
 	uint64_t looked_ns;  /* when the pages were last looked at for it */
 	uint64_t ended_ns;   /* when it was ended, or all were */
 	bool joined, fenced;

@@ -420,6 +420,26 @@ static void a_step_that_stops_does_not_wait_for_srun(void **state)
 	await_end_of_agents();
 }
 
+static void a_stopped_agent_tells_of_its_program(void **state)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+	int status;
+
+	(void)state;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	while (supervise_pid(&node.supervise, 0) == 0)
+		usleep(1000);
+	kill(node.supervise.agents.pids[0], SIGSTOP);
+	kill(supervise_pid(&node.supervise, 0), SIGKILL);
+	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS && ddp_now_ns() < deadline_ns) {
+		look();
+		usleep(1000);
+	}
+	assert_int_equal(supervise_state(&node.supervise, 0, &status), TASK_ENDED);
+	assert_int_equal(status, SIGKILL);
+}
+
 static void a_killed_agent_is_lost(void **state)
 {
 	struct deal_lost lost;
@@ -502,6 +522,7 @@ int main(void)
 		CASE(orders_out_of_turn_are_left_alone),
 		CASE(a_node_without_srun_ends_its_ranks),
 		CASE(a_step_that_stops_does_not_wait_for_srun),
+		CASE(a_stopped_agent_tells_of_its_program),
 		CASE(a_killed_agent_is_lost),
 		cmocka_unit_test_setup_teardown(programs_that_became_root_are_ended, begin_as_user, finish),
 		CASE(agents_quit_as_they_are_told),

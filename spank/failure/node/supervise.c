@@ -313,6 +313,7 @@ struct supervise_process supervise_process_of(pid_t pid)
 	if (state == NULL || state[1] != ' ')
 		return process;
 	process.stopped = state[2] == 'T' || state[2] == 't';
+	process.ended = state[2] == 'Z';
 	/* Fields 14 and 15; the state is field 3. */
 	if (sscanf(state + 3, "%*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %llu", &user, &kernel) == 2)
 		process.cpu_ms = (user + kernel) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK);

@@ -117,6 +117,7 @@ enum task_state supervise_state(const struct supervise *supervise, uint32_t loca
 /* The kernel says this of a process. */
 struct supervise_process {
 	bool stopped;    /* by a signal, or a debugger */
+	bool ended;      /* and its parent has not reaped it */
 	uint64_t cpu_ms; /* processor time that it has used */
 };
 
