@@ -122,11 +122,18 @@ bool channel_has_pending(const struct channel *channel)
 	return channel->begin < channel->end;
 }
 
+/* The other side may send faster than this side takes frames. No more bytes than those of the largest frame wait here, and
+   the rest waits in the kernel. */
+static bool has_room(const struct channel *channel)
+{
+	return channel->in.end - channel->in.begin < frame_size(FRAME_PAYLOAD_MAX);
+}
+
 void channel_fill(struct channel *channel)
 {
 	unsigned char bytes[READ_AT_ONCE];
 
-	while (!channel->broken && !channel->ended) {
+	while (!channel->broken && !channel->ended && has_room(channel)) {
 		ssize_t got = recv(channel->fd, bytes, sizeof(bytes), MSG_DONTWAIT);
 		if (got < 0 && errno == EINTR)
 			continue;
@@ -175,7 +182,7 @@ bool session_send(struct session *session, struct channel *channel, uint32_t typ
 {
 	struct kept_frame *kept;
 
-	if (type < FRAME_NEWS || bytes > FRAME_PAYLOAD_MAX || session->kept_bytes + bytes > KEPT_MAX)
+	if (type < FRAME_NEWS || bytes > FRAME_PAYLOAD_MAX || session->kept_bytes + sizeof(*kept) + bytes > KEPT_MAX)
 		return false;
 	kept = malloc(sizeof(*kept) + bytes);
 	if (kept == NULL)
@@ -188,7 +195,7 @@ bool session_send(struct session *session, struct channel *channel, uint32_t typ
 	else
 		session->first = kept;
 	session->last = kept;
-	session->kept_bytes += bytes;
+	session->kept_bytes += sizeof(*kept) + bytes;
 	if (channel == NULL || channel->fd < 0)
 		return true;
 	channel_put(channel, type, kept->number, payload, bytes);
@@ -201,7 +208,7 @@ void session_forget(struct session *session, uint64_t read)
 	while (session->first != NULL && session->first->number <= read) {
 		struct kept_frame *gone = session->first;
 		session->first = gone->next;
-		session->kept_bytes -= gone->bytes;
+		session->kept_bytes -= sizeof(*gone) + gone->bytes;
 		free(gone);
 	}
 	if (session->first == NULL)

@@ -53,7 +53,7 @@ void channel_put(struct channel *channel, uint32_t type, uint64_t number, const 
 void channel_flush(struct channel *channel);
 bool channel_has_pending(const struct channel *channel);
 
-/* Reads what is there. */
+/* Reads what is there, or so much that the next frame is whole. */
 void channel_fill(struct channel *channel);
 
 /* So many of the written bytes the other side's kernel has. */

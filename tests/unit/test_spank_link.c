@@ -656,6 +656,56 @@ static void a_wrong_frame_closes_the_link(void **state)
 	end_nodes();
 }
 
+/* ---- a side that means ill ------------------------------------------------------------------- */
+
+/* slurmstepd reads, as root, what the user's srun sends. */
+static void bytes_wait_in_the_kernel_until_frames_are_taken(void **state)
+{
+	static unsigned char payload[FRAME_PAYLOAD_MAX];
+	const size_t most = 2 * frame_size(FRAME_PAYLOAD_MAX);
+	struct session session = { .read = 0 };
+	struct channel from, to;
+	struct frame frame;
+	uint32_t taken = 0;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	channel_begin(&from, pair[0], secret, nonce, FRAME_OF_SRUN);
+	channel_begin(&to, pair[1], secret, nonce, FRAME_OF_NODE);
+	for (uint64_t i = 1; i <= 8; i++)
+		channel_put(&from, FRAME_NEWS, i, payload, sizeof(payload));
+	for (int i = 0; i < 1000; i++) {
+		channel_flush(&from);
+		channel_fill(&to);
+		assert_in_range(to.in.end - to.in.begin, 0, most);
+	}
+	assert_true(channel_has_pending(&from));
+	for (int i = 0; i < 1000; i++) {
+		channel_flush(&from);
+		channel_fill(&to);
+		while (channel_next(&to, &session, &frame))
+			taken += frame.bytes == sizeof(payload);
+	}
+	assert_int_equal(taken, 8);
+	assert_in_range(to.in.room, 0, 2 * most);
+	channel_end(&from);
+	channel_end(&to);
+}
+
+static void frames_that_are_never_read_take_little_memory(void **state)
+{
+	struct session session = { .read = 0 };
+	uint32_t sent = 0;
+
+	(void)state;
+	/* Of a node that answers the same order again and again. */
+	while (sent < 1000000 && session_send(&session, NULL, FRAME_NEWS, "", 0))
+		sent++;
+	assert_in_range(sent, 100000, 999999);
+	session_end(&session);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -673,6 +723,8 @@ int main(void)
 		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),
 		cmocka_unit_test(a_node_that_has_ended_is_not_silent),
 		cmocka_unit_test(a_wrong_frame_closes_the_link),
+		cmocka_unit_test(bytes_wait_in_the_kernel_until_frames_are_taken),
+		cmocka_unit_test(frames_that_are_never_read_take_little_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
