@@ -211,6 +211,17 @@ if begin stopped reduce DDP_SILENCE="$silence"; then
 	prints_not 'error' "nobody is told of it"
 fi
 
+# A network that is back when its node was called silent already: both sides go on for themselves.
+if begin back reduce DDP_SILENCE="$silence"; then
+	ip -n "$hub" link set v2 down
+	sleep $((silence + 3))
+	ip -n "$hub" link set v2 up
+	ends
+	prints_times 4 '^rank [0-3]: shrunk [0-9]+ 4' "a network that comes back too late: the nodes that hear each other go on together"
+	prints_times 2 '^rank [45]: shrunk [0-9]+ 2' "and the one that heard none alone"
+	prints_times 6 '^rank [0-5]: ends well' "all end well"
+fi
+
 # 0: never.
 if begin never reduce DDP_SILENCE=0 DDP_TIMEOUT=8; then
 	lost_ms=$(now_ms)

@@ -276,6 +276,30 @@ static void strangers_are_sent_away_and_harm_nobody(void **state)
 	close_side(&a);
 }
 
+/* A node that calls another one silent tells it so, once its network is back: neither waits for the other. */
+static void a_node_learns_that_it_was_given_up(void **state)
+{
+	(void)state;
+	for (int deaf = 0; deaf < 2; deaf++) {
+		side a, b;
+		open_side(&a, 0);
+		open_side(&b, 1);
+		introduce(&a, &b, 'a', 'b');
+		assert_true(comes_to_hear(&a, 60));
+		assert_true(comes_to_hear(&b, 60));
+		atomic_store(&b.roster->deaf, deaf == 1);
+		assert_true(ddp_silence_note(b.roster, 0, 5000));
+		const uint64_t until_ns = ddp_now_ns() + 60000 * MS;
+		while (ddp_silence_count(a.roster) == 0 && ddp_now_ns() < until_ns)
+			usleep(10000);
+		assert_true(ddp_silence_of(a.roster, 1));
+		/* If b hears others, it is a that nobody hears. */
+		assert_int_equal(atomic_load(&a.roster->deaf), deaf == 0);
+		close_side(&b);
+		close_side(&a);
+	}
+}
+
 /* A proof that was sent on one connection is of no use on another one. */
 static void a_hello_holds_on_its_connection_only(void **state)
 {
@@ -369,6 +393,7 @@ int main(void)
 		cmocka_unit_test(nodes_with_the_key_hear_each_other),
 		cmocka_unit_test(a_wrong_key_is_not_believed),
 		cmocka_unit_test(strangers_are_sent_away_and_harm_nobody),
+		cmocka_unit_test(a_node_learns_that_it_was_given_up),
 		cmocka_unit_test(a_hello_holds_on_its_connection_only),
 		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),
 		cmocka_unit_test(many_ranks_are_cut_short),

@@ -78,8 +78,8 @@ typedef struct ddp_node_shared {
 	alignas(64) _Atomic uint32_t sleepers;
 	alignas(64) _Atomic uint32_t failed_by; /* 1 + index of the rank whose failure counts; 0: none */
 	_Atomic uint32_t told_by;   /* 1 + index of the rank that tells the user of a lost peer; 0: none */
-	alignas(64) _Atomic uint64_t silences[DDP_SILENCES]; /* 1 + a rank in the job, and milliseconds: its node is
-	                             silent (comm/core/silence) */
+	alignas(64) _Atomic uint64_t silences[DDP_SILENCES]; /* 1 + a rank in the job, whose node is silent, and for
+	                             how many milliseconds (comm/core/silence) */
 	alignas(4096) ddp_node_rank ranks[];
 } ddp_node_shared;
 

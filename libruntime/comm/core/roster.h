@@ -45,6 +45,7 @@ typedef struct ddp_roster {
 	struct ddp_attention *attention; /* of comm/attend; the same */
 	int silence_ms;     /* after this time without a sign of life, a node is silent; 0: never */
 	atomic_int silences; /* nodes that are silent */
+	atomic_bool deaf;    /* this process hears no other node: its own network may be lost */
 	atomic_uint opened; /* communicators that this process began to open */
 	atomic_int users;   /* communicators, and who makes it */
 } ddp_roster;

@@ -5,7 +5,7 @@
 
 #include "comm/core/comm.h"
 
-enum { RANKS_TEXT = 64 };
+enum { RANKS_TEXT = 64, DEAF_BIT = 1 << 30 /* beside milliseconds, of which there are fewer */ };
 
 bool ddp_silence_note(ddp_roster *roster, int world_rank, int silent_ms)
 {
@@ -84,7 +84,8 @@ void ddp_silence_show(const ddp_comm *comm)
 	for (int r = 0; r < roster->size && ddp_silence_count(roster) > 0; r++) {
 		const int silent_ms = atomic_load(&roster->peers[r].silent_ms);
 		if (roster->peers[r].node == r && silent_ms != 0)
-			show(comm->node.shared, (uint64_t)(r + 1) << 32 | (uint32_t)silent_ms);
+			show(comm->node.shared, (uint64_t)(r + 1) << 32 | (uint32_t)silent_ms |
+			                        (atomic_load(&roster->deaf) ? DEAF_BIT : 0));
 	}
 }
 
@@ -96,7 +97,9 @@ void ddp_silence_hear(const ddp_comm *comm)
 		if (shown == 0)
 			return;
 		const uint64_t rank = (shown >> 32) - 1;
+		if ((shown & DEAF_BIT) != 0)
+			atomic_store(&comm->roster->deaf, true);
 		if (rank < (uint64_t)comm->roster->size)
-			(void)ddp_silence_note(comm->roster, (int)rank, (int)(shown & INT32_MAX));
+			(void)ddp_silence_note(comm->roster, (int)rank, (int)(shown & (DEAF_BIT - 1)));
 	}
 }

@@ -248,8 +248,12 @@ static bool take_bytes(ddp_beat *beat, uint64_t now_ns)
 	char bytes[64];
 	ssize_t got;
 
-	while ((got = recv(beat->fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0)
+	while ((got = recv(beat->fd, bytes, sizeof(bytes), MSG_DONTWAIT)) > 0) {
 		beat->ran_ns = now_ns;
+		const char last = bytes[got - 1];
+		if (last == DDP_BEAT_GAVE_ALL_UP || last == DDP_BEAT_GAVE_YOU_UP)
+			beat->word = (ddp_beat_word)last;
+	}
 	return got < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
@@ -265,7 +269,7 @@ static void look_connection(ddp_beat *beat, uint64_t now_ns)
 
 	hear_kernel(beat, beat->fd, now_ns, &idle);
 	errno = 0;
-	if (!take_bytes(beat, now_ns)) {
+	if (!take_bytes(beat, now_ns) && beat->word == DDP_BEAT_LIVES) {
 		const int error = errno;
 		close_fd(&beat->fd);
 		if (is_cut(error))
@@ -333,6 +337,8 @@ bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 		look_proving(beat, limit_ms, now_ns);
 	if (beat->state == DDP_BEAT_HEARS)
 		look_connection(beat, now_ns);
+	if (beat->word != DDP_BEAT_LIVES)
+		return true;
 	if (beat->state != DDP_BEAT_HEARS && beat->state != DDP_BEAT_CUT)
 		return false;
 	probe(beat, limit_ms, now_ns);
@@ -365,5 +371,18 @@ void ddp_beat_end(ddp_beat *beat)
 {
 	close_fd(&beat->fd);
 	close_fd(&beat->probe_fd);
+	beat->state = DDP_BEAT_ENDED;
+}
+
+void ddp_beat_give_up(ddp_beat *beat, ddp_beat_word word)
+{
+	const char byte = (char)word;
+
+	close_fd(&beat->probe_fd);
+	/* To close it would have the kernel reset it, and forget the word, once something comes. */
+	if (beat->state == DDP_BEAT_HEARS && send(beat->fd, &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1)
+		(void)shutdown(beat->fd, SHUT_WR);
+	else
+		close_fd(&beat->fd);
 	beat->state = DDP_BEAT_ENDED;
 }

@@ -35,6 +35,13 @@ typedef enum ddp_beat_state {
 	DDP_BEAT_ENDED     /* the process there has closed it, or has ended */
 } ddp_beat_state;
 
+/* A byte that comes. A node that was called silent is told so, once its network is back: it has been given up. */
+typedef enum ddp_beat_word {
+	DDP_BEAT_LIVES,
+	DDP_BEAT_GAVE_ALL_UP, /* the sender hears nobody */
+	DDP_BEAT_GAVE_YOU_UP  /* the sender hears others */
+} ddp_beat_word;
+
 typedef struct ddp_beat {
 	int rank, self;       /* the peer, and this process, in the job */
 	bool connects;        /* this end does */
@@ -51,6 +58,7 @@ typedef struct ddp_beat {
 	ddp_place place;      /* where the peer listens; of HEARS and CUT */
 	ddp_judge judge;
 	uint64_t period_ns, sent_ns, ran_ns; /* the last byte that went out, and that came */
+	ddp_beat_word word;   /* that came last */
 	int probe_fd;         /* the further connection; -1: none */
 	uint64_t probed_ns;   /* when it was begun */
 } ddp_beat;
@@ -59,11 +67,13 @@ typedef struct ddp_beat {
 void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 /* Takes a connection whose peer has proven that it is beat->rank; `port` is where that listens. */
 void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
-/* Does what can be done now. True: the node has been silent for the limit. */
+/* Does what can be done now. True: the node has been silent for the limit, or beat->word says that it gave up. */
 bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 /* Adds what it waits for; returns how many were added. `next_ns` becomes earlier if it has to be looked at earlier. */
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns);
 void ddp_beat_end(ddp_beat *beat);
+/* Ends it with a word, which the kernel sends for as long as the process runs. */
+void ddp_beat_give_up(ddp_beat *beat, ddp_beat_word word);
 
 /* A socket for a place, which is being connected with it, or -1. */
 int ddp_beat_connect(const ddp_place *place);

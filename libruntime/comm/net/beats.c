@@ -268,7 +268,7 @@ static bool admit(ddp_beats *beats, const stranger *s, uint64_t now_ns)
 	const int rank = s->hello.rank;
 	ddp_beat *beat = rank >= 0 && rank < beats->roster->size ? find(beats, rank) : NULL;
 
-	if (beat == NULL || beat->connects || !ddp_beat_hello_holds(s->fd, &s->hello, &beat->theirs) ||
+	if (beat == NULL || beat->connects || ddp_silence_of(beats->roster, rank) || !ddp_beat_hello_holds(s->fd, &s->hello, &beat->theirs) ||
 	    !ddp_beat_hello_send(s->fd, beat->self, &beat->ours))
 		return false;
 	ddp_beat_take(beat, s->fd, beats->places[rank].port, beats->limit_ms, now_ns);
@@ -309,13 +309,37 @@ static void hear_strangers(ddp_beats *beats, uint64_t now_ns)
 
 /* ---- the thread --------------------------------------------------------------------------------- */
 
-/* Wakes whoever waits in this process, and the thread of comm/attend, which tells others. */
-static void tell(const ddp_beats *beats, const ddp_beat *beat, uint64_t now_ns)
+/* Does a node but this one give signs of life? */
+static bool hears_another(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns)
+{
+	const uint64_t half_ns = (uint64_t)beats->limit_ms * MS_NS / 2;
+
+	for (int i = 0; i < beats->count; i++) {
+		const ddp_beat *beat = &beats->list[i];
+		if (beat != silent && beat->state == DDP_BEAT_HEARS && ddp_judge_silent_ns(&beat->judge, now_ns) < half_ns)
+			return true;
+	}
+	return false;
+}
+
+/* Notes the silent node and wakes whoever waits in this process, and the thread of comm/attend, which tells others. If
+   this process hears nobody, it need not wait for any other node. */
+static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns)
 {
 	ddp_roster *roster = beats->roster;
+	/* A node that gave this one up has not been heard there for about the limit. */
+	const int silent_ms = silent->word == DDP_BEAT_LIVES ? (int)(ddp_judge_silent_ns(&silent->judge, now_ns) / MS_NS)
+	                                                    : beats->limit_ms;
 
-	if (!ddp_silence_note(roster, beat->rank, (int)(ddp_judge_silent_ns(&beat->judge, now_ns) / MS_NS)))
+	if (silent->word == DDP_BEAT_GAVE_YOU_UP ||
+	    (silent->word == DDP_BEAT_LIVES && !hears_another(beats, silent, now_ns)))
+		atomic_store(&roster->deaf, true);
+	if (!ddp_silence_note(roster, silent->rank, silent_ms))
 		return;
+	for (int r = 0; r < roster->size && atomic_load(&roster->deaf); r++) {
+		if (roster->peers[r].node == r && r != roster->peers[roster->job->rank].node)
+			(void)ddp_silence_note(roster, r, silent_ms);
+	}
 	ddp_doorbell_notify_attention(&roster->doorbell);
 	ddp_doorbell_notify_own(&roster->doorbell);
 }
@@ -341,9 +365,11 @@ static void turn_all(ddp_beats *beats)
 		warn(beats, beat);
 		if (!known && !ddp_beat_turn(beat, beats->limit_ms, now_ns))
 			continue;
+		if (beat->state == DDP_BEAT_ENDED)
+			continue;
 		if (!known)
 			tell(beats, beat, now_ns);
-		ddp_beat_end(beat);
+		ddp_beat_give_up(beat, atomic_load(&beats->roster->deaf) ? DDP_BEAT_GAVE_ALL_UP : DDP_BEAT_GAVE_YOU_UP);
 	}
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "comm/core/silence.h"
 
 seal ddp_ucx_seal(const connection *c)
 {
@@ -25,7 +26,8 @@ connection *ddp_ucx_source(ddp_worker *worker, const void *header, size_t header
 		/* Ranks of this node have no token to send. */
 		if (s.source >= 0 && s.source < worker->roster->size && worker->peers[s.source].address != NULL &&
 		    ddp_token_same(&s.token, &worker->peers[s.source].theirs))
-			return &worker->peers[s.source];
+			/* A silent node stays silent, also if its network is back. */
+			return ddp_silence_of(worker->roster, s.source) ? NULL : &worker->peers[s.source];
 	}
 	ddp_ucx_unauthentic(worker);
 	return NULL;

@@ -18,6 +18,9 @@ static void tell(ddp_worker *worker, int node, int silent_ms)
 {
 	const silence_header message = { .rank = node, .silent_ms = silent_ms };
 
+	/* When the network is back, others must not take this node's word against those that they hear. */
+	if (atomic_load(&worker->roster->deaf))
+		return;
 	for (int r = 0; r < worker->roster->size; r++)
 		(void)ddp_ucx_notify(&worker->tickets, &worker->peers[r], DDP_AM_SILENCE, &message, sizeof(message));
 }

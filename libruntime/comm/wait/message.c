@@ -155,6 +155,9 @@ static ddp_status break_lost(ddp_comm *comm, int peer)
 {
 	char operation[128];
 
+	/* It may have become silent since this wait looked for that. */
+	if (ddp_comm_check_silence(comm) != DDP_OK)
+		return ddp_comm_check(comm);
 	ddp_collective_describe(comm->run.operation, operation, sizeof(operation));
 	return ddp_comm_break(comm, DDP_ERR_PEER, peer, "the connection to %s is lost (%s), in %s #%llu",
 	                      ddp_rank_text(comm, peer), ddp_net_lost_reason(comm, peer), operation,
