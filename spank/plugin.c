@@ -113,6 +113,8 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	/* This early, so that it runs late. */
 	if (context == S_CTX_LOCAL && on_exit(srun_leave_with_first_code, NULL) != 0)
 		slurm_debug("ddp: cannot register a handler for srun's exit");
+	if (context == S_CTX_LOCAL)
+		srun_note_environment();
 	if (context != S_CTX_REMOTE)
 		survive_begin(&request, context == S_CTX_ALLOCATOR);
 	option_usage(usage, sizeof(usage));

@@ -48,6 +48,7 @@ static struct {
 	enum srun_say kill;
 	long wait_seconds;
 	bool outlives_nodes;
+	char mpi[32];       /* SLURM_MPI_TYPE of the user; "": not set */
 	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
@@ -230,10 +231,17 @@ static void override_slurm(const struct request *request, enum srun_say kill, lo
 		slurm_error("ddp: %s", text);
 }
 
+void srun_note_environment(void)
+{
+	const char *mpi = getenv("SLURM_MPI_TYPE");
+
+	snprintf(srun.mpi, sizeof(srun.mpi), "%s", mpi != NULL ? mpi : "");
+}
+
 /* Why the programs of the step cannot be started again; NULL: they can. */
 static const char *why_no_restart(const struct request *request, const struct srun_words *given)
 {
-	const char *mpi = srun_mpi(given, getenv("SLURM_MPI_TYPE"));
+	const char *mpi = srun_mpi(given, srun.mpi[0] != '\0' ? srun.mpi : NULL);
 
 	if (srun.began)
 		return "the step has several components: SLURM numbers the ranks of each by itself";

@@ -14,6 +14,9 @@ void srun_note_job(void);
 /* Once the options are known: whether this srun starts the shell of salloc, which has no ranks. */
 bool srun_is_salloc_shell(void);
 
+/* Before srun reads its environment: srun itself sets SLURM_MPI_TYPE later, for the site's MpiDefault. */
+void srun_note_environment(void);
+
 /* Once the options are known: listens for the nodes, and puts into the environment
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct request *request, const char *stale, struct error *error);

@@ -82,7 +82,6 @@ for r in 0 1 2 3 4 5; do
 	[ "$(of 1 $r SLURM_TASK_PID)" = "$(cat pid.1.$r)" ] || wrong+=" $r: pid"
 	[ "$(of 1 $r MASTER_ADDR):$(of 1 $r MASTER_PORT)" = "$(of 1 $r JAX_COORDINATOR_ADDRESS)" ] || wrong+=" $r: master"
 	[ "$(of 1 $r MASTER_PORT)" = "$(of 1 0 MASTER_PORT)" ] && [ "$(of 1 $r DDP_KEY)" = "$(of 1 0 DDP_KEY)" ] || wrong+=" $r: port or key"
-	! grep -qE '^(PMI|PMIX|PMI2)_' env.1.$r || wrong+=" $r: PMI"
 done
 same "" "$wrong" "the variables of a generation agree"
 if [ "$(of 0 0 MASTER_PORT)" != "$(of 1 0 MASTER_PORT)" ] && [ "$(of 0 0 DDP_KEY)" != "$(of 1 0 DDP_KEY)" ]; then
@@ -111,6 +110,21 @@ on_rank 0 2 'exit 1'
 capture on_cluster sh -c 'srun --ddp=restart=1 -N2 --ntasks-per-node=2 bash -c ". ./rank.sh"'
 status_is 0 "as root, too"
 nothing_lives_on "as root"
+
+# What a site starts for each task serves one program.
+if has_pmix; then
+	afresh
+	{ grep -v '^MpiDefault' "$cluster/slurm.conf"; echo MpiDefault=pmix; } >slurm.conf
+	on_rank 0 1 'exit 1'
+	capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp=restart=1 -N2 --ntasks-per-node=1 bash -c '. ./rank.sh'
+	status_is 0 "MpiDefault=pmix: the step ends well"
+	same "" "$(grep -hE '^(PMI|PMIX|PMI2)_' env.*)" "and its programs see nothing of PMIx"
+	capture as_user srun --mpi=pmix --ddp=restart=1 -N2 --ntasks-per-node=1 true
+	status_is 1 "who asks for PMIx is refused"
+	prints 'the step cannot be restarted, as restart=1 asks for: --mpi' "in words"
+else
+	skip "MpiDefault=pmix" "no PMIx"
+fi
 
 # In place of torchrun
 afresh
