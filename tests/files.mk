@@ -364,6 +364,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_check \
 	tests/unit/test_spank_agent \
 	tests/unit/test_spank_deal \
+	tests/unit/test_spank_dealer \
 	tests/unit/test_spank_generation \
 	tests/unit/test_spank_renumber \
 	tests/unit/test_spank_ends \

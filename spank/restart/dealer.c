@@ -205,14 +205,27 @@ void dealer_take_link(uint32_t link, enum links_event event)
 	}
 }
 
+/* When a closed link counts as ended. The kernel of a slurmstepd that has ended ends the connection. If the connection was
+   cut, the node may live, and the fence ends its ranks only a little before srun takes the node for silent. */
+static uint64_t gone_ns(uint32_t link)
+{
+	const struct links_node *from = links_node(relay_links(), link);
+	uint64_t gone_ns = dealer.links[link].closed_ns + CLOSED_MS * NS_PER_MS, silent_ns;
+
+	if (from == NULL || !from->cut)
+		return gone_ns;
+	silent_ns = from->heard_ns + dealer.policy.silence_ms * NS_PER_MS;
+	return silent_ns > gone_ns ? silent_ns : gone_ns;
+}
+
 /* When the first closed link counts as ended; UINT64_MAX: none. */
 static uint64_t closed_due(void)
 {
 	uint64_t due = UINT64_MAX;
 
 	for (uint32_t i = 0; i < dealer.link_count; i++)
-		if (dealer.links[i].closed_ns != 0 && dealer.links[i].closed_ns + CLOSED_MS * NS_PER_MS < due)
-			due = dealer.links[i].closed_ns + CLOSED_MS * NS_PER_MS;
+		if (dealer.links[i].closed_ns != 0 && gone_ns(i) < due)
+			due = gone_ns(i);
 	return due;
 }
 
@@ -221,10 +234,15 @@ static void look_at_closed(uint64_t now_ns)
 	for (uint32_t i = 0; i < dealer.link_count; i++) {
 		struct dealt_link *dealt = &dealer.links[i];
 		const struct links_node *from = links_node(relay_links(), i);
-		if (dealt->closed_ns == 0 || now_ns < dealt->closed_ns + CLOSED_MS * NS_PER_MS)
+		if (dealt->closed_ns == 0 || now_ns < gone_ns(i))
 			continue;
 		dealt->closed_ns = 0;
-		if (from != NULL && !from->open && !from->bye)
+		if (from == NULL || from->open || from->bye)
+			continue;
+		tell_when_heard();
+		if (from->cut)
+			plan_silent(&dealer.plan, dealt->node, (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+		else
 			plan_gone(&dealer.plan, dealt->node, now_ns);
 	}
 }

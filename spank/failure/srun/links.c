@@ -219,6 +219,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 		channel_put(&of->channel, FRAME_READ, of->session.read, NULL, 0);
 	channel_flush(&of->channel);
 	if (of->channel.broken || of->channel.ended) {
+		of->cut = !of->channel.ended;
 		close_channel(of);
 		if (!of->bye)
 			tell(links, node, LINK_CLOSED);

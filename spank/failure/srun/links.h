@@ -36,6 +36,7 @@ struct links_node {
 	uint64_t mark, number;       /* of its sender, and of the opening's message */
 	uint64_t heard_ns;           /* when srun last read something of it, or its time began anew */
 	bool open, silent, bye, lost;
+	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
 	struct session session;
 };

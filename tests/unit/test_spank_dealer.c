@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spank/restart/dealer: what becomes of a node whose link closes. The relay is this file's. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "spank/base/pause.h"
+#include "spank/failure/channel.h"
+#include "spank/failure/node/relay_node.h"
+#include "spank/failure/srun/relay_srun.h"
+#include "spank/restart/deal.h"
+#include "spank/restart/dealer.h"
+
+#define MS 1000000ull
+
+enum { NODES = 3, SILENCE_MS = 5000, LIMIT_MS = 60000 };
+
+static const unsigned char secret[SIPHASH_KEY_BYTES] = "a secret of 16 b";
+
+static struct links links;
+static char said[4096];
+static uint32_t generation;
+static bool ended;
+
+/* ---- the relay -------------------------------------------------------------------------------- */
+
+struct links *relay_links(void)
+{
+	return &links;
+}
+
+void relay_say(const char *text)
+{
+	snprintf(said, sizeof(said), "%s", text);
+}
+
+void relay_begin_generation(uint32_t number)
+{
+	generation = number;
+}
+
+void relay_end_step(const char *text, int wait_status)
+{
+	(void)wait_status;
+	relay_say(text);
+	ended = true;
+}
+
+bool relay_take_rest(struct step_action *action)
+{
+	(void)action;
+	return false;
+}
+
+/* ---- the nodes -------------------------------------------------------------------------------- */
+
+static struct far {
+	struct relay_sender sender;
+	struct channel channel;
+	struct session session;
+} far[NODES];
+
+static void take_link(void *about, uint32_t node, enum links_event event)
+{
+	(void)about;
+	dealer_take_link(node, event);
+}
+
+static void take_frame(void *about, uint32_t node, const struct frame *frame)
+{
+	(void)about;
+	dealer_take_frame(node, frame);
+}
+
+static void open_link(uint32_t node)
+{
+	unsigned char packed[OPENING_BYTES];
+	struct link_opening opening = { .node_id = node, .rank = node, .tasks = 1 };
+	const struct relay_news news = { .text = "", .opening = packed };
+	struct relay relay = { .port = 1 };
+	struct relay_message message = { .end = 0 };
+	int pair[2];
+
+	memcpy(relay.secret, secret, sizeof(secret));
+	far[node] = (struct far){ .channel = { .fd = -1 } };
+	snprintf(opening.node, sizeof(opening.node), "n%u", node);
+	assert_true(relay_make_nonce(relay_start_sender(&far[node].sender), message.nonce));
+	opening_pack(&opening, packed);
+	relay_write(&message, &news);
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	assert_true(links_adopt(&links, pair[0], &relay, &message, ddp_now_ns()));
+	channel_begin(&far[node].channel, pair[1], secret, message.nonce, FRAME_OF_NODE);
+	assert_int_equal(recv(pair[1], message.tag, SIPHASH_BYTES, MSG_WAITALL), SIPHASH_BYTES);
+}
+
+static void say_join(uint32_t node)
+{
+	const struct deal_join join = { .version = DEAL_VERSION, .node_id = node, .task_count = 1, .release = "1" };
+	unsigned char payload[256];
+
+	assert_true(session_send(&far[node].session, &far[node].channel, DEAL_JOIN, payload,
+	                         deal_pack_join(&join, &node, payload)));
+}
+
+/* Its ranks end at once when srun says so. */
+static void obey(uint32_t node)
+{
+	unsigned char payload[DEAL_SMALL_BYTES];
+	struct deal_clear clear = { .step = 0 };
+	struct far *of = &far[node];
+	struct frame frame;
+
+	channel_fill(&of->channel);
+	while (channel_next(&of->channel, &of->session, &frame))
+		if (frame.type == DEAL_END && deal_unpack_end(frame.payload, frame.bytes, &clear.generation))
+			session_send(&of->session, &of->channel, DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
+	channel_put(&of->channel, FRAME_BEAT, of->session.read, NULL, 0);
+	channel_flush(&of->channel);
+}
+
+static void turn(void)
+{
+	for (uint32_t i = 0; i < NODES; i++)
+		if (far[i].channel.fd >= 0)
+			obey(i);
+	links_read(&links, ddp_now_ns());
+	links_judge(&links, ddp_now_ns(), ddp_now_ns());
+	dealer_restart.act(ddp_now_ns());
+	pause_ms(10);
+}
+
+static void until_generation(uint32_t number)
+{
+	uint64_t began_ns = ddp_now_ns();
+
+	while (generation != number) {
+		assert_true(ddp_now_ns() - began_ns < LIMIT_MS * MS);
+		assert_false(ended);
+		turn();
+	}
+}
+
+static void begin(void)
+{
+	const struct plan_policy policy = { .restarts = 2, .spares = 1, .silence_ms = SILENCE_MS };
+	const struct links_actions actions = { .event = take_link, .take = take_frame };
+	struct error error;
+
+	generation = 0;
+	ended = false;
+	said[0] = '\0';
+	links_start(&links, secret, SILENCE_MS, &actions);
+	dealer_open(&policy);
+	assert_true(dealer_begin(NODES, NODES, &error));
+	for (uint32_t i = 0; i < NODES; i++) {
+		open_link(i);
+		say_join(i);
+	}
+	until_generation(1);
+}
+
+static void end(void)
+{
+	for (uint32_t i = 0; i < NODES; i++) {
+		channel_end(&far[i].channel);
+		session_end(&far[i].session);
+	}
+	dealer_close();
+	links_end(&links);
+}
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+static void says(const char *words)
+{
+	if (strstr(said, words) == NULL)
+		fail_msg("\"%s\" does not say \"%s\"", said, words);
+}
+
+static void a_node_whose_slurmstepd_has_ended_is_replaced(void **state)
+{
+	(void)state;
+	begin();
+	channel_fill(&far[1].channel);
+	channel_end(&far[1].channel);
+	until_generation(2);
+	says("slurmstepd on node n1 with rank 1 has ended without a word");
+	says("n2 takes the place of n1");
+	end();
+}
+
+/* Something between the hosts may cut a connection whose node lives. Its ranks end by the fence, a little before
+   silence= is over. */
+static void a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended(void **state)
+{
+	uint64_t heard_ns;
+
+	(void)state;
+	begin();
+	/* srun's GO is not read, so that the connection breaks instead of ending. */
+	links_read(&links, ddp_now_ns());
+	heard_ns = links_node(&links, 1)->heard_ns;
+	channel_end(&far[1].channel);
+	until_generation(2);
+	assert_true(ddp_now_ns() - heard_ns >= SILENCE_MS * MS);
+	says("node n1 has been silent for 5.");
+	says("n2 takes the place of n1");
+	end();
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(a_node_whose_slurmstepd_has_ended_is_replaced),
+		cmocka_unit_test(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
