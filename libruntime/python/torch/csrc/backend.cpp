@@ -128,17 +128,27 @@ void Backend::abort()
 		(void)ddp_comm_abort(group_.comm, "abort() of the process group was called");
 }
 
+void Backend::leave(const std::string &reason)
+{
+	if (group_.context == nullptr || group_.context->is_forked())
+		return;
+	if (group_.is_part)
+		(void)ddp_comm_abort(group_.comm, ("it left: " + reason).c_str());
+	else
+		group_.context->leave(reason);
+}
+
 void close_all(const std::string &reason)
 {
 	std::set<Backend *> open;
 
-	if (!reason.empty())
-		for (const auto &context : open_contexts())
-			context->leave(reason);
 	{
 		std::lock_guard<std::mutex> lock(live().mutex);
 		open = live().backends;
 	}
+	if (!reason.empty())
+		for (Backend *backend : open)
+			backend->leave(reason);
 	/* The caller has the GIL's thread, so nobody destroys a group meanwhile. */
 	for (Backend *backend : open)
 		backend->shutdown();
@@ -385,7 +395,7 @@ WorkPtr Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inpu
 	for (size_t i = 0; i < inputs.size(); i++)
 		operations.push_back(all_gather_single(outputs[i], inputs[i]));
 	operations.back()->gives(outputs);
-	return start({ OpType::COALESCED, "all_gather" }, std::move(operations), inputs, options);
+	return start({ OpType::ALLGATHER_COALESCED, "all_gather" }, std::move(operations), inputs, options);
 }
 
 WorkPtr Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c10d::GatherOptions &options)
@@ -477,7 +487,7 @@ WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inpu
 	for (size_t i = 0; i < inputs.size(); i++)
 		operations.push_back(reduce_scatter_single(outputs[i], inputs[i], options.reduceOp));
 	operations.back()->gives(outputs);
-	return start({ OpType::COALESCED, "reduce_scatter" }, std::move(operations), inputs, options);
+	return start({ OpType::REDUCE_SCATTER, "reduce_scatter" }, std::move(operations), inputs, options);
 }
 
 WorkPtr Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,

@@ -63,6 +63,8 @@ class Backend : public Base {
 	bool supportsSplitting() const { return true; }
 	void abort();
 	void shutdown();
+	/* Other ranks hear that this one leaves because of an error. */
+	void leave(const std::string &reason);
 #if TORCH_VERSION_MAJOR >= 2
 	intrusive_ptr<Options> getBackendOptions();
 	intrusive_ptr<Base> split(const intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,

@@ -15,7 +15,6 @@ namespace {
 
 struct Registry {
 	std::mutex mutex;
-	std::vector<std::weak_ptr<Context>> contexts;
 	std::weak_ptr<Context> world;
 };
 
@@ -166,10 +165,10 @@ static Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int s
 	group.context = std::make_shared<Context>(store, rank, size, timeout);
 	group.comm = group.context->comm();
 	group.broken = group.context->broken;
-	std::lock_guard<std::mutex> lock(registry->mutex);
-	registry->contexts.push_back(group.context);
-	if (is_world)
+	if (is_world) {
+		std::lock_guard<std::mutex> lock(registry->mutex);
 		registry->world = group.context;
+	}
 	return group;
 }
 
@@ -200,17 +199,6 @@ Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 	whole.context = world;
 	whole.comm = world->comm();
 	return open_part(whole, ranks, name);
-}
-
-std::vector<std::shared_ptr<Context>> open_contexts()
-{
-	std::lock_guard<std::mutex> lock(registry->mutex);
-	std::vector<std::shared_ptr<Context>> open;
-
-	for (const auto &context : registry->contexts)
-		if (auto found = context.lock())
-			open.push_back(std::move(found));
-	return open;
 }
 
 } // namespace slurm_ddp

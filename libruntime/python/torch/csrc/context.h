@@ -62,8 +62,6 @@ Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 Group open_part(const Group &of, const std::vector<int> &ranks, const std::string &name);
 
 int limit_of(milliseconds timeout);
-/* Contexts that are open, for the end of the process. */
-std::vector<std::shared_ptr<Context>> open_contexts();
 /* How often this process is the child of a fork(). */
 uint64_t count_forks();
 

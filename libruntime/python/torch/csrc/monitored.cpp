@@ -49,7 +49,7 @@ const std::vector<uint8_t> yes{ 1 };
  */
 void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ranks)
 {
-	const milliseconds limit = options.timeout <= milliseconds(0) ? timeout_.load() : options.timeout;
+	const milliseconds limit = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
 	const auto end = Clock::now() + limit;
 	const std::string name = "ddp_monitored_barrier/" + std::to_string(barriers_++) + "/";
 	const std::string in_time = " in " + std::to_string(limit.count()) + " ms";
@@ -58,13 +58,14 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ran
 	if (rank_ != 0) {
 		store_->set(name + std::to_string(rank_), yes);
 		TORCH_CHECK(came(*store_, name + "passed", end), "Rank ", rank_,
-		            " successfully reached monitoredBarrier, but received errors while waiting for rank 0", in_time,
+		            " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0", in_time,
 		            ". Please check rank 0 logs for faulty rank.");
 		return;
 	}
 	for (int rank = 1; rank < size_ && (all_ranks || missing.empty()); rank++)
 		if (!came(*store_, name + std::to_string(rank), end))
 			missing.push_back(rank);
+	TORCH_CHECK(limit > milliseconds(0) || missing.empty(), "Rank 0 timed out in monitoredBarrier after 0 ms");
 	TORCH_CHECK(missing.empty(), missing.size() > 1 ? "Ranks " : "Rank ", list_of(missing),
 	            " failed to pass monitoredBarrier", in_time);
 	store_->set(name + "passed", yes);

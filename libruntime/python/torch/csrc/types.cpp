@@ -39,13 +39,23 @@ static ddp_op op_of(const c10d::ReduceOp &op)
 	}
 }
 
-/* What torch._C._distributed_c10d._make_nccl_premul_sum() has been given. */
+/* What torch.distributed._make_nccl_premul_sum() has been given. Torch 1.13 has a list of factors. */
+template <class Given> static auto factor_in(const Given &given, int) -> decltype(given.tensor_factor.numel(), 0.0)
+{
+	return given.tensor_factor.defined() ? given.tensor_factor.template item<double>() : given.double_factor;
+}
+
+template <class Given> static double factor_in(const Given &given, long)
+{
+	return given.tensor_factors.empty() ? given.double_factor : given.tensor_factors[0].template item<double>();
+}
+
 static double factor_of(const c10d::ReduceOp &op)
 {
 	const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
 
 	TORCH_CHECK(given != nullptr, "ddp: PREMUL_SUM needs a factor");
-	return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
+	return factor_in(*given, 0);
 }
 
 void set_reduction(ddp_operation *call, const at::Tensor &tensor, const c10d::ReduceOp &op)

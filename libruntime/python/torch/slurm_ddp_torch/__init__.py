@@ -11,11 +11,12 @@ import os
 import sys
 import traceback
 
+import torch
 import torch.distributed as dist
 
 from . import _C
 
-__all__ = ["register", "create"]
+__all__ = ["bf16_wire", "create", "register"]
 
 _prepared_in = None
 
@@ -47,6 +48,24 @@ def register():
         dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])
     except TypeError:  # torch 1.13 has no devices
         dist.Backend.register_backend("ddp", create, extended_api=True)
+
+
+def bf16_wire(group):
+    """Arguments of DistributedDataParallel.register_comm_hook() that reduce gradients as bf16 by `group`.
+
+    The model's own process group may be of any backend. `group` is one of this backend, which sums 16-bit numbers in
+    f32 and rounds once:
+
+        model.register_comm_hook(*slurm_ddp_torch.bf16_wire(dist.new_group(backend="ddp")))
+    """
+
+    def hook(state, bucket):
+        buffer = bucket.buffer()
+        wire = buffer.to(torch.bfloat16)
+        future = dist.all_reduce(wire, dist.ReduceOp.AVG, group=state, async_op=True).get_future()
+        return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+    return group, hook
 
 
 def _prepare():
