@@ -86,6 +86,16 @@ class Hooks(PageTest):
                         rank.kill()
                     print("".join(f"# {line}\n" for line in rank.communicate()[1].splitlines()[-8:]), end="")
 
+    def test_program_that_destroys_no_group_ends_as_it_would(self):
+        python = with_hooks()
+        if python is None:
+            self.skipTest("no torch has hooks of process groups (2.15)")
+        for end, code in (("raise ValueError('bad')", 1), ("", 0)):
+            with tempfile.TemporaryDirectory() as folder:
+                ended = self.page.run(PROGRAM.split("pair =")[0].replace("world_size=2", "world_size=1") +
+                                      "model(torch.ones(1, 4)).sum().backward()\n" + end, folder, python=python, NUMBER=0)
+            self.assertEqual(ended.returncode, code, ended.stderr)
+
 
 if __name__ == "__main__":
     main()

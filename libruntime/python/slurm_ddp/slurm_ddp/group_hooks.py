@@ -10,6 +10,7 @@ import functools
 import os
 import threading
 import time
+import weakref
 
 from . import page
 
@@ -104,6 +105,19 @@ def _look():
             waits = False
 
 
+def _leave(group):
+    """At the interpreter's end. A group that is destroyed later must hold neither functions of Python's nor Works here."""
+    _pending.clear()
+    _issued.clear()
+    group = group()
+    if group is not None:
+        try:
+            group.unregister_pre_hook(_HOOK)
+            group.unregister_post_hook(_HOOK)
+        except Exception:
+            pass
+
+
 def _watch(module, group, of_all):
     global _thread, _pid
     if page.slot() is None or not isinstance(group, module.ProcessGroup):
@@ -116,12 +130,11 @@ def _watch(module, group, of_all):
     group.register_pre_hook(_HOOK, lambda arguments: _before(key, of_all, has_nccl, arguments))
     group.register_post_hook(_HOOK, lambda arguments: _after(key, arguments))
     if _thread is None:
-        import atexit
         _pid = os.getpid()
         _thread = threading.Thread(target=_look, name="slurm_ddp collectives", daemon=True)
         _thread.start()
-        # Works are to be gone before torch is.
-        atexit.register(_pending.clear)
+    import atexit
+    atexit.register(_leave, weakref.ref(group))
 
 
 def install(module):
