@@ -234,7 +234,7 @@ finish
 # Of a step of a thousand nodes, on an idle core: a fiftieth of it.
 if [ "$(ulimit -Hn)" -gt 1500 ]; then
 	check "a thousand links" "$build/tests/cluster/link_probe" 1000 8 5000
-	sed 's/^/# /' <<<"$output"
+	echo "# ${output//$'\n'/; }"
 	prints '^links open: 1000$' "all are open"
 	prints_not '^said: ' "and none is silent"
 	if awk '/^of srun:/ { found = $4 < 200 && $7 < 1100 && $9 < 20000 } END { exit !found }' <<<"${output//,/}"; then
