@@ -361,6 +361,16 @@ static void end_all(void)
 		plan_leave(&dealer.plan);
 }
 
+/* Nodes that are away are taken out of the job before the step ends. */
+static void end_step(const char *text, int wait_status)
+{
+	for (uint32_t i = 0; i < dealer.link_count; i++)
+		if (dealer.links[i].node < dealer.plan.roster.node_count &&
+		    roster_is_away(&dealer.plan.roster.nodes[dealer.links[i].node]))
+			links_lose(relay_links(), i);
+	relay_end_step(text, wait_status);
+}
+
 static void take_action(const struct plan_action *action)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
@@ -389,10 +399,10 @@ static void take_action(const struct plan_action *action)
 		relay_begin_generation(dealer.plan.generation);
 		break;
 	case PLAN_END_STEP:
-		relay_end_step(action->text, action->wait_status);
+		end_step(action->text, action->wait_status);
 		break;
 	case PLAN_ABANDON:
-		relay_end_step("", 0);
+		end_step("", 0);
 		break;
 	}
 }

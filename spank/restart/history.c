@@ -1,9 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/restart/history.h"
 
+#include <sys/wait.h>
+
 void history_start(struct history *history)
 {
 	*history = (struct history){ .last_rank = UINT32_MAX, .last_node = UINT32_MAX };
+}
+
+struct cause cause_of_loss(uint32_t node, const char *text)
+{
+	struct cause cause = { .known = true, .lost = true, .wait_status = W_EXITCODE(1, 0), .rank = UINT32_MAX,
+		               .node = node };
+	struct sink sink = sink_on(cause.text, sizeof(cause.text));
+
+	sink_add(&sink, "%s", text);
+	return cause;
 }
 
 void cause_add(struct cause *cause, const struct cause *further)

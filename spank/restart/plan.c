@@ -293,16 +293,6 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	go_on(plan, now_ns);
 }
 
-static struct cause cause_of_loss(uint32_t node, const char *text)
-{
-	struct cause cause = { .known = true, .lost = true, .wait_status = W_EXITCODE(1, 0), .rank = ROSTER_NONE,
-		               .node = node };
-	struct sink sink = sink_on(cause.text, sizeof(cause.text));
-
-	sink_add(&sink, "%s", text);
-	return cause;
-}
-
 /* It has ended its ranks by itself. */
 static void take_fence(struct plan *plan, uint32_t index, uint64_t now_ns)
 {
@@ -448,7 +438,7 @@ void plan_silent(struct plan *plan, uint32_t index, uint64_t silent_ms, uint64_t
 	}
 	sink_add(&sink, "node %s has been silent for %.1f s", node->name, (double)silent_ms / 1000);
 	roster_add_ranks(&plan->roster, index, &sink);
-	sink_add(&sink, " (power or network lost?)");
+	sink_add(&sink, " (is its power or network lost?)");
 	lose(plan, index, text, now_ns);
 }
 
@@ -460,9 +450,8 @@ void plan_gone(struct plan *plan, uint32_t index, uint64_t now_ns)
 
 	if (node == NULL || plan->phase == PLAN_OVER)
 		return;
-	sink_add(&sink, "slurmstepd on node %s", node->name);
+	sink_add(&sink, "slurmstepd on node %s has ended without a word", node->name);
 	roster_add_ranks(&plan->roster, index, &sink);
-	sink_add(&sink, " has ended without a word");
 	if (plan->phase == PLAN_ALONE) {
 		node->lost = true;
 		return;
@@ -540,14 +529,6 @@ void plan_heard(struct plan *plan, uint32_t index, uint64_t now_ns)
 
 /* ---- actions ------------------------------------------------------------------------ */
 
-static bool owes(const struct plan *plan)
-{
-	for (uint32_t i = plan->cursor; i < plan->roster.node_count; i++)
-		if (plan->roster.nodes[i].end_owed || plan->roster.nodes[i].go_owed || plan->roster.nodes[i].quit_owed)
-			return true;
-	return false;
-}
-
 static uint64_t time_due(const struct plan *plan)
 {
 	switch (plan->phase) {
@@ -569,7 +550,7 @@ static uint64_t time_due(const struct plan *plan)
 
 uint64_t plan_due(const struct plan *plan)
 {
-	return plan->says || plan->begins || plan->ends || plan->succeeds || owes(plan) ? 0 : time_due(plan);
+	return plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor) ? 0 : time_due(plan);
 }
 
 /* Nodes whose ranks could not be ended. */
@@ -615,17 +596,12 @@ static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *
 
 static bool take_order(struct plan *plan, struct plan_action *action)
 {
-	for (; plan->cursor < plan->roster.node_count; plan->cursor++) {
-		struct roster_node *node = &plan->roster.nodes[plan->cursor];
-		*action = (struct plan_action){ .node = plan->cursor, .wait_status = DEAL_OWN_STATUS };
-		action->kind = node->quit_owed ? PLAN_SEND_QUIT : node->end_owed ? PLAN_SEND_END : PLAN_SEND_GO;
-		if (!node->quit_owed && !node->end_owed && !node->go_owed)
-			continue;
-		node->quit |= node->quit_owed;
-		node->quit_owed = node->end_owed = node->go_owed = false;
-		return true;
-	}
-	return false;
+	static const enum plan_kind kinds[] = { [ORDER_NONE] = PLAN_SAY, [ORDER_END] = PLAN_SEND_END,
+		                                [ORDER_GO] = PLAN_SEND_GO, [ORDER_QUIT] = PLAN_SEND_QUIT };
+	enum roster_order order = roster_take_order(&plan->roster, &plan->cursor);
+
+	*action = (struct plan_action){ .kind = kinds[order], .node = plan->cursor, .wait_status = DEAL_OWN_STATUS };
+	return order != ORDER_NONE;
 }
 
 /* What was decided already, and is to be done. */

@@ -267,7 +267,7 @@ void roster_add_ranks(const struct roster *roster, uint32_t node, struct sink *s
 
 	if (roster_rank(roster, node, 0) == ROSTER_NONE)
 		return;
-	sink_add(sink, " with rank%s ", count > 1 ? "s" : "");
+	sink_add(sink, ", with rank%s ", count > 1 ? "s" : "");
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t first = roster_rank(roster, node, i), last = first;
 		for (; i + 1 < count && roster_rank(roster, node, i + 1) == last + 1; i++)
@@ -290,4 +290,35 @@ void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go,
 	go->local_count = slot != ROSTER_NONE ? home_of(roster, slot)->task_count : 0;
 	for (uint32_t i = 0; i < go->local_count; i++)
 		ranks[i] = roster_rank(roster, node, i);
+}
+
+/* To end the tasks goes before all else. */
+static enum roster_order owed(const struct roster_node *node)
+{
+	if (node->quit_owed)
+		return ORDER_QUIT;
+	if (node->end_owed)
+		return ORDER_END;
+	return node->go_owed ? ORDER_GO : ORDER_NONE;
+}
+
+bool roster_owes(const struct roster *roster, uint32_t from)
+{
+	for (; from < roster->node_count; from++)
+		if (owed(&roster->nodes[from]) != ORDER_NONE)
+			return true;
+	return false;
+}
+
+enum roster_order roster_take_order(struct roster *roster, uint32_t *from)
+{
+	for (; *from < roster->node_count; ++*from) {
+		struct roster_node *node = &roster->nodes[*from];
+		enum roster_order order = owed(node);
+		node->quit |= node->quit_owed;
+		node->quit_owed = node->end_owed = node->go_owed = false;
+		if (order != ORDER_NONE)
+			return order;
+	}
+	return ORDER_NONE;
 }

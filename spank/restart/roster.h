@@ -48,6 +48,8 @@ struct roster {
 	uint32_t master;       /* the node rank of the node with rank 0 */
 };
 
+enum roster_order { ORDER_NONE, ORDER_END, ORDER_GO, ORDER_QUIT };
+
 /* `min_nodes` 0: as many as have slots. False without memory, or if there are too few nodes for this. */
 bool roster_start(struct roster *roster, uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes);
 void roster_free(struct roster *roster);
@@ -78,7 +80,7 @@ void roster_count(struct roster *roster);
 uint32_t roster_spares_left(const struct roster *roster);
 /* Adds " (1 spare left)"; nothing in a step without spares. */
 void roster_add_spares(const struct roster *roster, struct sink *sink);
-/* Adds " with ranks 2-3, 8" of a node that has ranks. */
+/* Adds ", with ranks 2-3, 8" of a node that has ranks. */
 void roster_add_ranks(const struct roster *roster, uint32_t node, struct sink *sink);
 
 /* The rank that a node's task has; ROSTER_NONE: none. */
@@ -87,6 +89,11 @@ uint32_t roster_rank(const struct roster *roster, uint32_t node, uint32_t local_
 uint32_t roster_find(const struct roster *roster, const char *name);
 uint32_t roster_node_of(const struct roster *roster, uint32_t rank);
 uint32_t roster_node_at(const struct roster *roster, uint32_t node_rank);
+
+/* Whether an order is owed to a node from this one on. */
+bool roster_owes(const struct roster *roster, uint32_t from);
+/* The first of these orders, which is then not owed any more, and its node in *from. */
+enum roster_order roster_take_order(struct roster *roster, uint32_t *from);
 
 /* What a node is told of the ranks: counts, its own rank and its tasks' ranks. The rest of `go` stays. */
 void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);

@@ -192,7 +192,7 @@ static void a_node_whose_slurmstepd_has_ended_is_replaced(void **state)
 	channel_fill(&far[1].channel);
 	channel_end(&far[1].channel);
 	until_generation(2);
-	says("slurmstepd on node n1 with rank 1 has ended without a word");
+	says("slurmstepd on node n1 has ended without a word, with rank 1");
 	says("n2 takes the place of n1");
 	end();
 }

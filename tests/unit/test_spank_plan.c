@@ -456,7 +456,7 @@ static void a_node_where_ranks_fail_twice_is_replaced(void **state)
 	/* It is better than none. */
 	lose_power(0);
 	silent(0);
-	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); restart 3 of 9: n1 takes "
+	expect_said("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); restart 3 of 9: n1 takes "
 	            "the place of n0 (0 spares left)\n");
 	expect_ranks(1, 0, 0, 1);
 	expect_success();
@@ -585,7 +585,7 @@ static void a_spare_takes_a_silent_nodes_place(void **state)
 	lose_power(1);
 	pass(SILENCE);
 	silent(1);
-	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 3: n3 takes "
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 3: n3 takes "
 	            "the place of n1 (0 spares left)\n");
 	expect_ranks(0, 0, 0, 1);
 	expect_ranks(3, 1, 2, 3);
@@ -651,7 +651,7 @@ static void without_a_spare_the_step_ends_and_names_the_node(void **state)
 	lose_power(1);
 	pass(SILENCE);
 	silent(1);
-	expect_end("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left to take "
+	expect_end("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); no spare is left to take "
 	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
@@ -662,7 +662,7 @@ static void min_nodes_go_on(void **state)
 	lose_power(1);
 	pass(SILENCE);
 	silent(1);
-	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 9: the step "
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 9: the step "
 	            "goes on with 3 of 4 nodes\n");
 	expect_ranks(0, 0, 0, 1);
 	expect_ranks(2, 1, 2, 3);
@@ -678,7 +678,7 @@ static void min_nodes_go_on(void **state)
 	lose_power(3);
 	pass(SILENCE);
 	silent(3);
-	expect_end("node n3 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left, and 1 "
+	expect_end("node n3 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); no spare is left, and 1 "
 	           "nodes are fewer than min-nodes=2", EXITED(1));
 }
 
@@ -691,8 +691,8 @@ static void spares_go_before_fewer_nodes(void **state)
 	pass(SILENCE);
 	silent(0);
 	silent(1);
-	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); node n1 has been silent for "
-	            "5.0 s with ranks 2-3 (power or network lost?); restart 1 of 9: n3 takes the place of n0, and the step "
+	expect_said("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); node n1 has been silent for "
+	            "5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 9: n3 takes the place of n0, and the step "
 	            "goes on with 2 of 3 nodes (0 spares left)\n");
 	expect_ranks(3, 0, 0, 1);
 	expect_ranks(2, 1, 2, 3);
@@ -710,7 +710,7 @@ static void hearsay_waits_for_the_node(void **state)
 	pass(2000);
 	assert_string_equal(world.said, "");
 	silent(1);
-	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of 3: n2 takes "
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 3: n2 takes "
 	            "the place of n1 (0 spares left)\n");
 	assert_int_equal(world.begun, 2);
 	expect_success();
@@ -727,7 +727,7 @@ static void two_failures_at_once_are_one_restart(void **state)
 	pass(3000);
 	assert_string_equal(world.said, "");
 	silent(1);
-	expect_said("rank 0 died; node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); restart 1 of "
+	expect_said("rank 0 died; node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of "
 	            "3: n2 takes the place of n1 (1 spare left)\n");
 	assert_int_equal(world.begun, 2);
 	expect_success();
@@ -743,8 +743,8 @@ static void two_nodes_at_once_are_one_restart(void **state)
 	silent(1);
 	assert_string_equal(world.said, ""); /* n2 is not clear */
 	silent(2);
-	expect_said("node n1 has been silent for 5.0 s with ranks 2-3 (power or network lost?); node n2 has been silent for "
-	            "5.0 s with ranks 4-5 (power or network lost?); restart 1 of 3: n3 takes the place of n1, n4 takes the "
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); node n2 has been silent for "
+	            "5.0 s, with ranks 4-5 (is its power or network lost?); restart 1 of 3: n3 takes the place of n1, n4 takes the "
 	            "place of n2 (0 spares left)\n");
 	expect_ranks(3, 1, 2, 3);
 	expect_ranks(4, 2, 4, 5);
@@ -773,7 +773,7 @@ static void a_failure_after_go_is_one_more_generation(void **state)
 	hearsay("rank 2 did not come");
 	pass(SILENCE);
 	silent(3);
-	expect_end("node n3 has been silent for 5.0 s with ranks 2-3 (power or network lost?); no spare is left to take "
+	expect_end("node n3 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); no spare is left to take "
 	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
@@ -801,12 +801,12 @@ static void a_spare_that_died_waiting_is_not_taken(void **state)
 	lose_power(2);
 	pass(SILENCE);
 	silent(2);
-	expect_said("node n2 has been silent for 5.0 s (power or network lost?); it was a spare (1 spare left)\n");
+	expect_said("node n2 has been silent for 5.0 s (is its power or network lost?); it was a spare (1 spare left)\n");
 	assert_int_equal(world.begun, 1);
 	lose_power(0);
 	pass(SILENCE);
 	silent(0);
-	expect_said("node n0 has been silent for 5.0 s with ranks 0-1 (power or network lost?); restart 1 of 3: n3 takes "
+	expect_said("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); restart 1 of 3: n3 takes "
 	            "the place of n0 (0 spares left)\n");
 	expect_success();
 }
@@ -988,7 +988,7 @@ static void a_node_without_slurmstepd_is_replaced_a_little_later(void **state)
 	act();
 	assert_int_equal(world.begun, 1);
 	pass(PLAN_GONE_MS);
-	expect_said("slurmstepd on node n1 with ranks 2-3 has ended without a word; restart 1 of 3: n2 takes the place of "
+	expect_said("slurmstepd on node n1 has ended without a word, with ranks 2-3; restart 1 of 3: n2 takes the place of "
 	            "n1 (0 spares left)\n");
 	expect_success();
 }
@@ -1064,7 +1064,7 @@ static void late_nodes_are_waited_for(void **state)
 	assert_int_equal(world.begun, 0);
 	join(1, tasks + 1, 1);
 	act();
-	expect_said("node n0 has been silent for 5.0 s (power or network lost?); n2 takes the place of n0 (0 spares left)\n");
+	expect_said("node n0 has been silent for 5.0 s (is its power or network lost?); n2 takes the place of n0 (0 spares left)\n");
 	assert_int_equal(world.begun, 1);
 	assert_int_equal(world.plan.restarts, 0);
 	assert_int_equal(world.ranks[2][0], 0);
