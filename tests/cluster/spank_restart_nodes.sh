@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 4
-# cluster: --conf KillWait=5 --conf WaitTime=1
+# cluster: --conf KillWait=5 --conf WaitTime=1 --conf PreemptType=preempt/partition_prio --conf PreemptMode=CANCEL --conf 'PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 MaxTime=INFINITE' --conf 'PartitionName=high Nodes=ALL PriorityTier=9 MaxTime=INFINITE'
 # seconds: 900
 # srun's side of restart=: which node takes which place, when a step goes on, and when it ends.
 . "$source/tests/cluster/lib.sh"
@@ -236,6 +236,8 @@ stops "time limit" any 'scontrol update JobId=$(squeue -h -n stops -o %i) TimeLi
 stops "scancel of the step" any 'scancel $(squeue -h -n stops -o %i).0'
 stops "scancel -s USR1, which ends ranks" any 'scancel --name=stops -s USR1'
 
+stops "preemption" any 'srun --partition=high -N4 --exclusive true' --partition=low --exclusive
+
 # ---- stalls -----------------------------------------------------------------------------------
 
 if [ -x "$prefix/bin/gpt" ]; then
@@ -274,6 +276,20 @@ on_cluster_now sh -c 'kill -CONT $(pgrep -x slurmctld)'
 finish
 status_is 0 "slurmctld away: the step ends well"
 prints_times 1 "$line" "slurmctld away: it was restarted meanwhile"
+rm -f fail
+
+afresh
+on_rank 0 3 'until [ -e fail ]; do sleep 0.05; done; exit 7'
+begin --ddp=restart=3 -N2 --ntasks-per-node=2
+up 0 4
+on_node n1 pkill -x slurmd
+: >fail
+up 1 4
+on_node n1 slurmd
+finish
+status_is 0 "slurmd restarted: the step ends well"
+prints_times 1 "$line" "slurmd restarted: a rank's failure meanwhile restarts the step"
+wait_until 60 idle
 rm -f fail
 
 # ---- allocations ------------------------------------------------------------------------------
