@@ -235,7 +235,7 @@ def main():
     results = []
     for number in range(settings["rounds"]):
         if settings["cost"]:
-            results += [cost(settings, cluster, options) for options in COST]
+            results += [cost(settings, cluster, options) for options in (COST if number % 2 == 0 else COST[::-1])]
             continue
         for way in settings["ways"].split(","):
             for failure in settings["failures"].split(","):
