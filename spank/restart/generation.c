@@ -177,7 +177,8 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 
 static bool fits(const struct generation *generation, const struct deal_go *go, size_t bytes)
 {
-	return generation->joined && generation->state == GENERATION_WAITS && go->generation > generation->number && bytes <= AGENTS_DEAL_MAX &&
+	return generation->joined && generation->state == GENERATION_WAITS && go->generation > generation->number &&
+	       bytes <= AGENTS_DEAL_MAX &&
 	       (go->node_rank == DEAL_SPARE || go->local_count == agents_of(generation)->count);
 }
 

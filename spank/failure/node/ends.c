@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -227,6 +228,20 @@ static void watch(void)
 	pthread_mutex_unlock(&ends.lock);
 }
 
+/* Without the thread, agents would wait for orders for ever. */
+static void dismiss_agents(void)
+{
+	struct agents *agents = &ends.node->supervise.agents;
+
+	if (ends.generation.node != NULL)
+		generation_free(&ends.generation);
+	if (agents->shared == NULL)
+		return;
+	ends.node->say("ddp: slurmstepd has no thread or no memory for restarts on this node");
+	atomic_store(&agents->shared->quit_status, W_EXITCODE(1, 0));
+	agents_order(agents, AGENTS_QUIT, 0);
+}
+
 void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread)
 {
 	ends.node = node;
@@ -238,10 +253,12 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.witness_done = false;
 	/* A contained thread would end with its callback, and could hold the lock then. */
 	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready)) : NULL;
-	if (ends.ready == NULL)
-		return;
-	ends.wake = eventfd(0, EFD_CLOEXEC);
-	ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch);
+	if (ends.ready != NULL) {
+		ends.wake = eventfd(0, EFD_CLOEXEC);
+		ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch);
+	}
+	if (!ends.running)
+		dismiss_agents();
 }
 
 bool ends_finish(void)
