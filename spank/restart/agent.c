@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "spank/base/title.h"
+#include "spank/restart/deal.h"
 #include "spank/restart/descend.h"
 
 enum {
@@ -36,6 +37,10 @@ static size_t shared_bytes(uint32_t count)
 
 bool agents_make(struct agents *agents, uint32_t count, struct error *error)
 {
+	*agents = (struct agents){ .news = -1 };
+	if (count > DEAL_TASKS_MAX)
+		return error_set(error, "restart=: a node of the step may have at most %d tasks, and this node has %u",
+		                 DEAL_TASKS_MAX, count);
 	*agents = (struct agents){ .count = count, .slurmstepd = getpid(), .news = -1 };
 	agents->handles = malloc(count * sizeof(*agents->handles));
 	agents->pids = calloc(count, sizeof(*agents->pids));

@@ -300,6 +300,15 @@ static bool is_stopping(const struct generation *generation)
 	return atomic_load(&generation->node->supervise.shared->witness.asked_to_stop);
 }
 
+/* Slurm has one process group for all tasks of the node. -1: no agent is left. */
+static pid_t group_of(const struct agents *agents)
+{
+	for (uint32_t i = 0; i < agents->count; i++)
+		if (agents->pids[i] > 0)
+			return getpgid(agents->pids[i]);
+	return -1;
+}
+
 int generation_look(struct generation *generation)
 {
 	struct agents *agents;
@@ -312,8 +321,7 @@ int generation_look(struct generation *generation)
 		return LOOK_MS;
 	}
 	if (!generation->joined && agents_ready(agents) == agents->count) {
-		/* Slurm has one for all tasks of the node. */
-		generation->group = getpgid(agents->pids[0]);
+		generation->group = group_of(agents);
 		join(generation);
 	}
 	if (generation->state == GENERATION_ENDS && agents_clear(agents, generation->number)) {

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "spank/restart/agent.h"
+#include "spank/restart/deal.h"
 
 enum { MEMBERS_MAX = 4096, TASKS_MAX = 4 };
 
@@ -447,6 +448,20 @@ static void agents_end_with_slurmstepd(void **state)
 	munmap(seen, sizeof(*seen));
 }
 
+static void more_tasks_than_srun_can_deal_are_refused(void **state)
+{
+	struct agents many;
+	struct error error;
+
+	(void)state;
+	assert_true(agents_make(&many, DEAL_TASKS_MAX, &error));
+	agents_free(&many);
+	assert_false(agents_make(&many, DEAL_TASKS_MAX + 1, &error));
+	assert_string_equal(error.text, "restart=: a node of the step may have at most 4096 tasks, and this node has 4097");
+	assert_null(many.shared);
+	agents_free(&many);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -462,6 +477,7 @@ int main(void)
 		cmocka_unit_test(a_program_has_the_tasks_signals),
 		cmocka_unit_test(older_orders_are_none),
 		cmocka_unit_test(agents_end_with_slurmstepd),
+		cmocka_unit_test(more_tasks_than_srun_can_deal_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -253,6 +253,23 @@ static void a_node_joins_when_its_agents_are_there(void **state)
 	assert_int_equal(frame_count, 1);
 }
 
+/* What it adopts is in the process group of the tasks, and what slurmstepd itself has started is in its own. */
+static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void **state)
+{
+	struct agents *agents = &node.supervise.agents;
+	pid_t first = agents->pids[0];
+	struct generation again;
+
+	(void)state;
+	assert_int_equal(generation.group, first);
+	agents->pids[0] = 0;
+	assert_true(generation_start(&again, &node, &generation.facts));
+	generation_look(&again);
+	agents->pids[0] = first;
+	assert_int_equal(again.group, first);
+	generation_free(&again);
+}
+
 static void a_generation_begins_with_nothing_of_the_last(void **state)
 {
 	struct supervise *supervise = &node.supervise;
@@ -515,6 +532,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		CASE(a_node_joins_when_its_agents_are_there),
+		CASE(a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks),
 		CASE(a_generation_begins_with_nothing_of_the_last),
 		CASE(an_end_is_told_and_judged_once),
 		CASE(what_srun_ends_is_not_judged),
