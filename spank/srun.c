@@ -255,6 +255,18 @@ static const char *why_no_restart(const struct request *request, const struct sr
 	return NULL;
 }
 
+/* SLURM chooses a task's program by the number that the task has at the start. */
+static bool settle_spares(struct settings *settings, const struct srun_words *given, struct error *error)
+{
+	if ((settings->spares == 0 && settings->min_nodes == 0) || !srun_starts_several(given))
+		return true;
+	if (option_given(settings, "spare") || option_given(settings, "min-nodes"))
+		return error_set(error, "spare= and min-nodes= do not go together with --multi-prog: a rank that moves to "
+		                 "another node would get the program of another rank. Use restart= without them");
+	settings->spares = settings->min_nodes = 0;
+	return true;
+}
+
 /* A site's default is for the steps that can have it. */
 static bool settle_restarts(struct request *request, const struct srun_words *given, struct error *error)
 {
@@ -273,6 +285,8 @@ static bool settle_restarts(struct request *request, const struct srun_words *gi
 		slurm_spank_log("ddp: no restarts, although restart=%u is the site's default: %s", settings->restarts, why);
 	if (why != NULL)
 		settings->restarts = 0;
+	if (!settle_spares(settings, given, error))
+		return false;
 	if (settings->restarts > 0) {
 		const struct plan_policy policy = { .restarts = settings->restarts, .spares = settings->spares,
 			                            .min_nodes = settings->min_nodes,

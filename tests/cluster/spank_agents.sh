@@ -126,6 +126,19 @@ else
 	skip "MpiDefault=pmix" "no PMIx"
 fi
 
+# Each task's program is that of its number in the step.
+printf '0-1 bash rank.sh\n' >programs
+afresh
+on_rank 0 1 'exit 1'
+capture as_user srun --ddp=restart=1 -N2 --ntasks-per-node=1 --multi-prog programs
+status_is 0 "--multi-prog: the step ends well"
+prints_times 1 "$restarts" "--multi-prog: one line tells of the restart"
+for key in spare=1 min-nodes=1; do
+	capture as_user srun --ddp=restart=1,$key -N2 --ntasks-per-node=1 --multi-prog programs
+	status_is 1 "--multi-prog with $key is refused"
+	prints 'spare= and min-nodes= do not go together with --multi-prog' "in words"
+done
+
 # In place of torchrun
 afresh
 cat >launcher.sh <<'END'
