@@ -9,12 +9,14 @@
 
 #include "base/clock.h"
 #include "spank/base/pause.h"
+#include "spank/failure/timeline.h"
 #include "spank/identity/nodelist.h"
 #include "spank/restart/agent.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/descend.h"
 
 enum {
+	SOON_MS = 50,
 	LOOK_MS = 250,          /* how often the pages are looked at for the first step, and the lease is */
 	GIVE_UP_MS = 20000,     /* without srun for so long, or so many times the silence, the node gives up: */
 	GIVE_UP_SILENCES = 4,
@@ -27,16 +29,19 @@ bool generation_start(struct generation *generation, struct node *node, const st
 {
 	*generation = (struct generation){ .node = node, .facts = *facts };
 	generation->lost = calloc(node->supervise.local_tasks, sizeof(*generation->lost));
-	if (generation->lost == NULL)
-		generation->node = NULL;
+	generation->gone_ns = calloc(node->supervise.local_tasks, sizeof(*generation->gone_ns));
 	/* Nothing runs yet. */
 	supervise_leave(&node->supervise);
-	return generation->lost != NULL;
+	if (generation->lost != NULL && generation->gone_ns != NULL)
+		return true;
+	generation_free(generation);
+	return false;
 }
 
 void generation_free(struct generation *generation)
 {
 	free(generation->lost);
+	free(generation->gone_ns);
 	*generation = (struct generation){ .node = NULL };
 }
 
@@ -251,22 +256,29 @@ static void end_adopted(struct generation *generation)
 	free(keep);
 }
 
-/* A node whose agents were killed with the witness is one of which Slurm ends the step, or nothing is left of it. */
-static void look_for_lost(struct generation *generation)
+/* SLURM kills all agents, one after the other, and then this thread ends. An agent that ends while others live on for longer
+   was killed by somebody else. True: srun is to be told of it soon. */
+static bool look_for_lost(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
-	bool any = false;
+	bool any = false, soon = false;
+	uint64_t now_ns = ddp_now_ns();
 
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
-		any |= generation->lost[i];
-		if (!generation->lost[i] && atomic_load(&supervise->agents.shared->agent[i].pid) != 0 &&
-		    !agents_agent_runs(&supervise->agents, i) && !witness_was_killed(&supervise->shared->witness)) {
-			any = true;
+		uint64_t *gone_ns = &generation->gone_ns[i];
+		if (*gone_ns == 0 && atomic_load(&supervise->agents.shared->agent[i].pid) != 0 &&
+		    !agents_agent_runs(&supervise->agents, i))
+			*gone_ns = now_ns;
+		if (*gone_ns == 0)
+			continue;
+		any = true;
+		if (!generation->lost[i] && generation->joined && now_ns - *gone_ns >= LOSS_MS * 1000000ull)
 			tell_lost(generation, i);
-		}
+		soon |= !generation->lost[i];
 	}
 	if (any)
 		end_adopted(generation);
+	return soon;
 }
 
 /* An agent, which is the user's, may not end a program that has become root, as sudo does. */
@@ -312,6 +324,7 @@ static pid_t group_of(const struct agents *agents)
 int generation_look(struct generation *generation)
 {
 	struct agents *agents;
+	bool loses;
 
 	if (generation->node == NULL)
 		return -1;
@@ -324,7 +337,9 @@ int generation_look(struct generation *generation)
 		generation->group = group_of(agents);
 		join(generation);
 	}
-	if (generation->state == GENERATION_ENDS && agents_clear(agents, generation->number)) {
+	loses = look_for_lost(generation);
+	/* srun deals the next generation as soon as the node is clear, and is to know then who can start programs. */
+	if (generation->state == GENERATION_ENDS && !loses && agents_clear(agents, generation->number)) {
 		generation->state = GENERATION_WAITS;
 		tell_clear(generation);
 	}
@@ -333,11 +348,10 @@ int generation_look(struct generation *generation)
 	if (generation->state == GENERATION_RUNS && generation->first_step == 0 &&
 	    ddp_now_ns() - generation->looked_ns >= LOOK_MS * 1000000ull)
 		look_at_steps(generation);
-	look_for_lost(generation);
 	look_for_stopped(generation);
 	look_at_lease(generation);
 	if (generation->state != GENERATION_QUITS && is_stopping(generation) &&
 	    supervise_left(&generation->node->supervise) == 0)
 		quit(generation, DEAL_OWN_STATUS);
-	return LOOK_MS;
+	return loses ? SOON_MS : LOOK_MS;
 }

@@ -48,6 +48,7 @@ struct generation {
 	uint64_t ended_ns;   /* when it was ended, or all were */
 	bool joined, fenced;
 	bool *lost;         /* by local task: srun was told that its agent was killed */
+	uint64_t *gone_ns;  /* by local task: when its agent was seen to have ended; 0: it was not */
 };
 
 /* The tasks were forked. False without memory for it. */

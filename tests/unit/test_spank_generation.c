@@ -486,6 +486,52 @@ static void a_killed_agent_is_lost(void **state)
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
 }
 
+static bool has_told(uint32_t type)
+{
+	for (int i = 0; i < frame_count; i++)
+		if (frames[i].type == type)
+			return true;
+	return false;
+}
+
+static void kill_agent(uint32_t local)
+{
+	siginfo_t info;
+
+	kill(node.supervise.agents.pids[local], SIGKILL);
+	assert_int_equal(waitid(P_PID, (id_t)node.supervise.agents.pids[local], &info, WEXITED | WNOWAIT), 0);
+}
+
+/* SLURM kills one process after the other, and the witness may be the last one. */
+static void an_agent_is_lost_if_others_live_on(void **state)
+{
+	(void)state;
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	kill_agent(1);
+	look();
+	assert_false(has_told(DEAL_LOST));
+	give_end(1);
+	assert_false(clear_at(await(DEAL_CLEAR)).fenced);
+	/* srun does not deal the next generation before it knows. */
+	assert_true(has_told(DEAL_LOST));
+}
+
+static void an_agent_is_lost_without_a_witness_too(void **state)
+{
+	pid_t ended = fork();
+
+	(void)state;
+	if (ended == 0)
+		_exit(0);
+	assert_int_equal(waitpid(ended, NULL, 0), ended);
+	atomic_store(&node.supervise.shared->witness.pid, ended);
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	kill_agent(1);
+	await(DEAL_LOST);
+}
+
 static void programs_that_became_root_are_ended(void **state)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
@@ -542,6 +588,8 @@ int main(void)
 		CASE(a_step_that_stops_does_not_wait_for_srun),
 		CASE(a_stopped_agent_tells_of_its_program),
 		CASE(a_killed_agent_is_lost),
+		CASE(an_agent_is_lost_if_others_live_on),
+		CASE(an_agent_is_lost_without_a_witness_too),
 		cmocka_unit_test_setup_teardown(programs_that_became_root_are_ended, begin_as_user, finish),
 		CASE(agents_quit_as_they_are_told),
 	};
