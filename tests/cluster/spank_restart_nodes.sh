@@ -60,7 +60,9 @@ restored()
 {
 	link "$1" up
 	on_cluster scancel -u nobody
-	on_cluster scancel -u root
+	# slurmctld would try for a minute and a half to reach the node for the job's end.
+	on_cluster scontrol update NodeName="n$1" State=DOWN Reason=test
+	on_cluster scontrol update NodeName="n$1" State=RESUME
 	wait_until 60 idle
 }
 idle() { [ -z "$(on_cluster squeue -h -o %i)" ] && [ "$(on_cluster sinfo -h -t idle -o %D)" = 4 ]; }
