@@ -16,6 +16,7 @@
 #include "spank/ask.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/launched.h"
+#include "spank/failure/srun/listener.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/relay_srun.h"
 #include "spank/failure/srun/step.h"
@@ -115,7 +116,7 @@ static bool leaves_room(uint32_t ports)
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *range = conf != NULL ? conf->srun_port_range : NULL;
 
-	if (range == NULL || range[0] == 0 || relay_has_room(range[0], range[1], ports))
+	if (range == NULL || range[0] == 0 || listener_has_room(range[0], range[1], ports))
 		return true;
 	slurm_error("ddp: SrunPortRange=%u-%u of slurm.conf has less than %u free ports on this host, which srun "
 	            "and the plugin need now: the nodes do not report to srun, and a failure may be said once for "

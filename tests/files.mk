@@ -603,10 +603,13 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
-python_tests = tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py tests/python/test_python_page.py tests/python/test_python_progress.py \
-	tests/python/test_python_stop.py tests/python/test_python_wheel.py
-TESTS += $(python_tests)
-EXTRA_DIST += $(python_tests) tests/python/support.py
+TESTS += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
+	tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_progress.py tests/python/test_python_stop.py \
+	tests/python/test_python_wheel.py
+EXTRA_DIST += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
+	tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_progress.py tests/python/test_python_stop.py \
+	tests/python/test_python_wheel.py \
+	tests/python/support.py
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
 noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe \

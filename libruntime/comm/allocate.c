@@ -222,6 +222,15 @@ ddp_status ddp_mem_alloc_local(ddp_comm *comm, size_t bytes, void **memory)
 	return DDP_OK;
 }
 
+ddp_status ddp_mem_keep(ddp_comm *comm, void *memory)
+{
+	if (comm == NULL || memory == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_keep(): a NULL argument");
+	if (!ddp_allocations_keep(&comm->roster->memory, memory))
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_keep(): %p was not given by ddp_mem_alloc_local()", memory);
+	return DDP_OK;
+}
+
 ddp_status ddp_host_free(ddp_comm *comm, void *memory)
 {
 	if (memory == NULL)

@@ -274,8 +274,11 @@ ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
 {
 	const ddp_lane *lane;
 
-	if (comm == NULL)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL");
+	if (comm == NULL) {
+		if (memory != NULL && ddp_allocation_free_kept(memory))
+			return DDP_OK;
+		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL, and %p was not kept by ddp_mem_keep()", memory);
+	}
 	const bool of_device = comm->roster->device != NULL && ddp_device_owns(comm->roster->device, memory);
 	ddp_status status = find_lane(comm, of_device ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, 0, &lane);
 	if (status != DDP_OK)

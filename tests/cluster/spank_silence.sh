@@ -117,6 +117,7 @@ rm -f "$cluster/work/job.out"
 start 3 sh -c "$until_ended" batch_job -N3 -n3 -o "$cluster/work/job.out" "$cluster/work/job"
 power_off n2
 finish
+# shellcheck disable=SC2034 # prints looks at it
 output=$(<"$cluster/work/job.out")
 prints_times 1 'ddp: node n2 .*has been silent' "sbatch, power of n2: srun names it"
 prints '^code 1$' "it ends with 1"
@@ -230,6 +231,20 @@ has_link() { with=$(counts n1); [ "$with" = "$wanted" ]; }
 wait_until 5 has_link
 same "$wanted" "$with" "silence= is one connection a node, no thread and no process"
 finish
+# Of a step of a thousand nodes, on an idle core: a fiftieth of it.
+if [ "$(ulimit -Hn)" -gt 1500 ]; then
+	check "a thousand links" "$build/tests/cluster/link_probe" 1000 8 5000
+	echo "# ${output//$'\n'/; }"
+	prints '^links open: 1000$' "all are open"
+	prints_not '^said: ' "and none is silent"
+	if awk '/^of srun:/ { found = $4 < 200 && $7 < 1100 && $9 < 20000 } END { exit !found }' <<<"${output//,/}"; then
+		ok "they cost srun a descriptor each, and little processor time and memory"
+	else
+		not_ok "they cost srun a descriptor each, and little processor time and memory"
+	fi
+else
+	skip "a thousand links" "a process may have $(ulimit -Hn) descriptors only"
+fi
 start 3 srun --ddp=silence=0 -N3 sh -c "$(sleeps 8)"
 link n1 down
 sleep 3

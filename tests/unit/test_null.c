@@ -146,6 +146,8 @@ static void communicators(void **state)
 	REFUSES(ddp_mem_alloc(comm, 8, NULL));
 	REFUSES(ddp_mem_alloc_local(NULL, 8, &memory));
 	REFUSES(ddp_mem_alloc_local(comm, 8, NULL));
+	REFUSES(ddp_mem_keep(NULL, &memory));
+	REFUSES(ddp_mem_keep(comm, NULL));
 	REFUSES(ddp_mem_alloc_on(NULL, DDP_MEMORY_HOST, 8, &memory));
 	REFUSES(ddp_mem_alloc_on(comm, DDP_MEMORY_HOST, 8, NULL));
 	REFUSES(ddp_mem_free(NULL, &x));

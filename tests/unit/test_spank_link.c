@@ -465,6 +465,43 @@ static void an_older_opening_replaces_none(void **state)
 	end_srun();
 }
 
+/* The network was away, and when it is back, nobody listens where srun was. Where srun leaves before that, or is only
+   late, nothing follows. */
+static void a_node_that_was_given_up_finds_out(void **state)
+{
+	const uint64_t long_ago_ns = 2 * SILENCE_MS * MS;
+	struct link link;
+
+	(void)state;
+	for (int leaves = 0; leaves < 2; leaves++) {
+		begin_srun(SILENCE_MS);
+		begin_node(&link, 0, SILENCE_MS);
+		UNTIL(&link, is_open(0) && link_was_open(&link));
+		close(srun.listener);
+		if (leaves == 1)
+			links_lose(&srun.links, 0);
+		for (int i = 0; leaves == 1 && i < 2000 && link.now.state == LINE_OPEN; i++) {
+			link_tick(&link);
+			poll(NULL, 0, 5);
+		}
+		assert_int_equal(link.now.state, leaves == 1 ? LINE_NONE : LINE_OPEN);
+		/* A connection that the kernel has given up by itself says nothing of srun. */
+		if (leaves == 0)
+			link.now.channel.broken = true;
+		link.lease.renewed_ns = ddp_now_ns() - long_ago_ns;
+		link_tick(&link);
+		assert_int_equal(link.now.state, LINE_NONE);
+		for (int i = 0; i < 20 && !link_is_cut_off(&link); i++) {
+			link.retry_ns = 0;
+			link_tick(&link);
+			poll(NULL, 0, 5);
+		}
+		assert_int_equal(link_is_cut_off(&link), leaves == 0);
+		link_end(&link);
+		links_end(&srun.links);
+	}
+}
+
 /* ---- silence, with the time given -------------------------------------------------------------- */
 
 static struct channel far[NODES]; /* the nodes' ends */
@@ -718,6 +755,7 @@ int main(void)
 		cmocka_unit_test(nothing_is_lost_or_doubled_by_new_connections),
 		cmocka_unit_test(a_second_connection_replaces_one_that_brings_nothing),
 		cmocka_unit_test(an_older_opening_replaces_none),
+		cmocka_unit_test(a_node_that_was_given_up_finds_out),
 		cmocka_unit_test(a_node_that_says_nothing_is_silent_once),
 		cmocka_unit_test(no_node_is_silent_for_time_in_which_srun_did_not_run),
 		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),

@@ -11,6 +11,7 @@
 
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/silence.h"
 #include "spank/failure/timeline.h"
 
 #define MS 1000000ull
@@ -266,6 +267,64 @@ static void an_older_srun_does_nothing_about_a_report(void **state)
 	assert_int_equal(verdict.kill, DELAY_NEVER);
 }
 
+static const char *ranks_beside(const struct presence *presence, uint32_t rank)
+{
+	static char text[256];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	return presence_add_ranks(presence, rank, &sink) ? text : NULL;
+}
+
+static void the_ranks_of_a_node_are_told_by_any_of_them(void **state)
+{
+	enum { TASKS = 60 };
+	struct presence presence = { .task = NULL };
+
+	(void)state;
+	assert_true(presence_begin(&presence, TASKS, START * MS));
+	for (uint32_t i = 0; i < 4; i++)
+		presence_start(&presence, i, i < 3 ? "n0" : "n1", START * MS);
+	presence_start(&presence, 5, "n0", START * MS);
+	assert_string_equal(ranks_beside(&presence, 0), "ranks 0-2, 5");
+	assert_string_equal(ranks_beside(&presence, 5), "ranks 0-2, 5");
+	assert_string_equal(ranks_beside(&presence, 3), "rank 3");
+	assert_null(ranks_beside(&presence, 4));
+	assert_null(ranks_beside(&presence, UINT32_MAX));
+	for (uint32_t i = 6; i < TASKS; i++)
+		presence_start(&presence, i, i % 2 == 0 ? "n2" : "n3", START * MS);
+	assert_string_equal(ranks_beside(&presence, 7), "ranks 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37 "
+	                                                "and others");
+	presence_end(&presence);
+}
+
+static void what_is_left_are_silent_nodes(void **state)
+{
+	struct links_node nodes[2] = { { .opening = { .node = "n0", .rank = 0 }, .bye = true },
+		                       { .opening = { .node = "n1", .rank = 1 }, .silent = true, .open = true } };
+	struct links_node *list[] = { &nodes[0], &nodes[1] };
+	struct links links = { .nodes = list, .count = 2 };
+	struct presence presence = { .task = NULL };
+	char text[512];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	(void)state;
+	assert_true(presence_begin(&presence, 2, START * MS));
+	presence_start(&presence, 0, "n0", START * MS);
+	assert_false(silence_is_all_that_is_left(&links, &presence));
+	presence_start(&presence, 1, "n1", START * MS);
+	presence_report(&presence, 0, "n0");
+	presence_report(&presence, 1, "n1");
+	assert_true(silence_is_all_that_is_left(&links, &presence));
+	nodes[0].bye = false;
+	assert_false(silence_is_all_that_is_left(&links, &presence));
+	nodes[0].bye = true;
+	nodes[1].silent = false;
+	assert_false(silence_is_all_that_is_left(&links, &presence));
+	silence_describe(&nodes[1], &presence, 5040 * MS, &sink);
+	assert_string_equal(text, "node n1 (rank 1) has been silent for 5.0 s: is its power or network lost? (silence=)");
+	presence_end(&presence);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -278,6 +337,8 @@ int main(void)
 		cmocka_unit_test(long_names_leave_room_for_the_rest),
 		cmocka_unit_test(the_sentence_names_the_nodes),
 		cmocka_unit_test(a_thousand_nodes_are_counted_in_no_time),
+		cmocka_unit_test(the_ranks_of_a_node_are_told_by_any_of_them),
+		cmocka_unit_test(what_is_left_are_silent_nodes),
 		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
 	};
 

@@ -123,6 +123,36 @@ static void node_tells_of_changes_only(void **state)
 	relay_close();
 }
 
+static void a_generation_begins_without_the_last_ones_stall(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
+	struct relay relay = open_relay(false);
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &relay);
+	atomic_store(&node.supervise.shared->generation, 1);
+	write_page(&node, &page);
+	look(&node, 5, false);
+	assert_true(node.watch.told);
+	assert_int_equal(node.watch.generation, 1);
+	/* The page says the same, but another program has written it. */
+	atomic_store(&node.supervise.shared->generation, 2);
+	look(&node, 1, false);
+	assert_false(node.watch.told);
+	assert_int_equal(node.watch.generation, 2);
+	look(&node, 3, false);
+	assert_false(node.watch.told);
+	look(&node, 1, false);
+	assert_true(node.watch.told);
+	/* Nobody wakes the witness for another one, so its looks never end. */
+	node.watch.seconds = 0;
+	node.now_ns += STALL_START_SECONDS * (uint64_t)SECOND;
+	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns), STALL_START_MAX_MS);
+	end_node(&node);
+	relay_close();
+}
+
 static void steps_that_pause_or_stop_do_not_stall(void **state)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
@@ -323,6 +353,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(node_tells_of_changes_only),
 		cmocka_unit_test(steps_that_pause_or_stop_do_not_stall),
+		cmocka_unit_test(a_generation_begins_without_the_last_ones_stall),
 		cmocka_unit_test(what_srun_has_not_got_is_told_again),
 		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
 		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),

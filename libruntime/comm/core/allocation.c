@@ -6,6 +6,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Memory of contexts that are closed. */
+static ddp_allocations kept = { .lock = PTHREAD_MUTEX_INITIALIZER };
+
 /* The others' mappings hold no memory any more, until they end. */
 static void tell_freed(const ddp_allocation *a)
 {
@@ -54,11 +57,45 @@ ddp_allocation *ddp_allocations_take(ddp_allocations *all, const void *memory)
 	return found;
 }
 
+bool ddp_allocations_keep(ddp_allocations *all, const void *memory)
+{
+	ddp_allocation *a;
+
+	pthread_mutex_lock(&all->lock);
+	for (a = all->list; a != NULL && (a->own != memory || a->part_of != NULL);)
+		a = a->next;
+	if (a != NULL)
+		a->kept = true;
+	pthread_mutex_unlock(&all->lock);
+	return a != NULL;
+}
+
+/* The others may drop their mappings, and this rank's memory stays. */
+static void detach(ddp_allocation *a)
+{
+	atomic_store(&((ddp_local_page *)(void *)a->base)->freed, true);
+	close(a->fd);
+	a->fd = -1;
+	ddp_allocations_add(&kept, a);
+}
+
 void ddp_allocations_free(ddp_allocations *all)
 {
 	while (all->list != NULL) {
-		ddp_allocation *next = all->list->next;
-		ddp_allocation_free(all->list);
-		all->list = next;
+		ddp_allocation *a = all->list;
+		all->list = a->next;
+		if (a->kept)
+			detach(a);
+		else
+			ddp_allocation_free(a);
 	}
+}
+
+bool ddp_allocation_free_kept(const void *memory)
+{
+	ddp_allocation *a = ddp_allocations_take(&kept, memory);
+
+	if (a != NULL)
+		ddp_allocation_free(a);
+	return a != NULL;
 }

@@ -195,6 +195,11 @@ DDP_API ddp_status ddp_mem_free(ddp_comm *comm, void *memory);
  * there. Local. Any thread.
  */
 DDP_API ddp_status ddp_mem_alloc_local(ddp_comm *comm, size_t bytes, void **memory);
+/*
+ * Keeps memory of ddp_mem_alloc_local() when its context is closed, for tensors that outlive the context. From
+ * then on no rank shares the memory, and ddp_mem_free(NULL, memory) frees it. Local. Any thread.
+ */
+DDP_API ddp_status ddp_mem_keep(ddp_comm *comm, void *memory);
 /* Allocates memory of a chosen kind. Only the queues of a device can reach the device's memory. Collective. */
 DDP_API ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes,
                                     void **memory);

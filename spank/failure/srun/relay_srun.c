@@ -24,6 +24,7 @@
 #include "spank/failure/srun/heard.h"
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
+#include "spank/failure/srun/listener.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/silence.h"
@@ -31,7 +32,7 @@
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
 
-enum { PEERS_MAX = 256, FIXED = 4, LOST_MAX = 64, BACKLOG = 4096, PORT_TRIES_MAX = 256 };
+enum { PEERS_MAX = 256, FIXED = 4, LOST_MAX = 64 };
 
 /* A connection whose message is not complete. */
 struct peer {
@@ -551,64 +552,6 @@ static void serve(void)
 	atomic_store(&server.wait_status, server.step.wait_status);
 }
 
-/* Listens in both families, if the machine has them; -1 and errno otherwise. */
-static int listen_on(uint16_t port)
-{
-	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(port),
-	                             .sin6_addr = in6addr_any };
-	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(port) };
-	const int no = 0, yes = 1;
-	int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-	/* As srun does: connections that have just ended do not count. */
-	if (fd >= 0 && setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) == 0 &&
-	    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0 &&
-	    bind(fd, (struct sockaddr *)&any6, sizeof(any6)) == 0 && listen(fd, BACKLOG) == 0)
-		return fd;
-	if (fd >= 0) {
-		close(fd);
-		if (errno == EADDRINUSE)
-			return -1;
-	}
-	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (fd >= 0 && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) < 0 ||
-	                bind(fd, (struct sockaddr *)&any4, sizeof(any4)) < 0 || listen(fd, BACKLOG) < 0)) {
-		int error = errno;
-		close(fd);
-		errno = error;
-		return -1;
-	}
-	return fd;
-}
-
-/* A free port of the range, tried from a random one on. */
-static int listen_in(uint16_t low, uint16_t high)
-{
-	uint32_t span = high >= low ? (uint32_t)(high - low) + 1 : 1, start = 0;
-	int fd = -1;
-
-	if (getrandom(&start, sizeof(start), 0) != (ssize_t)sizeof(start))
-		start = 0;
-	for (uint32_t i = 0; fd < 0 && i < span && i < PORT_TRIES_MAX; i++) {
-		fd = listen_on((uint16_t)(low + (start % span + i) % span));
-		if (fd < 0 && errno != EADDRINUSE)
-			break;
-	}
-	return fd;
-}
-
-bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports)
-{
-	for (uint32_t port = low; port <= high && ports > 0; port++) {
-		int fd = listen_on((uint16_t)port);
-		if (fd < 0)
-			continue;
-		close(fd);
-		ports--;
-	}
-	return ports == 0;
-}
-
 static void close_sockets(void)
 {
 	if (server.listener >= 0)
@@ -625,7 +568,7 @@ static bool listen_and_start(uint16_t low, uint16_t high)
 	struct sockaddr_storage address;
 	socklen_t bytes = sizeof(address);
 
-	server.listener = listen_in(low, high);
+	server.listener = listener_open(low, high);
 	server.wake = eventfd(0, EFD_CLOEXEC);
 	if (server.listener < 0 || server.wake < 0 ||
 	    getsockname(server.listener, (struct sockaddr *)&address, &bytes) < 0 ||

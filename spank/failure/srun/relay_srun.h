@@ -33,9 +33,6 @@ void relay_end_step(const char *text, int wait_status);
 /* All ranks have ended. True if a failure was held that is to be said now. */
 bool relay_take_rest(struct step_action *action);
 
-/* Whether at least so many ports of the range are free here and now. */
-bool relay_has_room(uint16_t low, uint16_t high, uint32_t ports);
-
 /* The step, or a component of it, is about to start: nodes that start tasks and do not report
    are said. Does nothing if it is not open. */
 void relay_expect(const struct presence_policy *policy);

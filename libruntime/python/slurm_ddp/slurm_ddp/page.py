@@ -196,6 +196,22 @@ def begin_wait(number, text):
     _slot.set("waiting", WAITING_COLLECTIVE if number else WAITING_OTHER)
 
 
+def begin_collective(number):
+    if _slot is not None:
+        _slot.set("collective", number)
+        _slot.set("collective_ns", time.monotonic_ns())
+
+
+def wait_since(number, text, start_ns):
+    """The same for a wait that began earlier, in a collective that is not the last one, either."""
+    if _slot is None:
+        return
+    _slot.set("collective_text", text)
+    _slot.set("described", number if number == _slot.get("collective") else 0)
+    _slot.set("collective_ns", start_ns)
+    _slot.set("waiting", WAITING_COLLECTIVE if number else WAITING_OTHER)
+
+
 def end_wait():
     if _slot is not None:
         _slot.set("waiting", WAITING_NOT)

@@ -140,7 +140,12 @@ def _waits(name, inner, counts):
 
 
 def _hook_distributed(module):
-    for name in _COLLECTIVES + _MESSAGES + ("init_process_group",):
+    names = _COLLECTIVES + _MESSAGES + ("init_process_group",)
+    if hasattr(getattr(module, "ProcessGroup", None), "register_pre_hook"):
+        from . import group_hooks  # torch 2.15 shows the collectives of DistributedDataParallel, too
+        group_hooks.install(module)
+        names = _MESSAGES + ("init_process_group",)
+    for name in names:
         inner = getattr(module, name, None)
         if callable(inner):
             setattr(module, name, _waits(name, inner, name in _COLLECTIVES))

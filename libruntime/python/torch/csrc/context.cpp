@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "context.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <climits>
+#include <cstring>
+
+#include <c10/util/Logging.h>
+
+namespace slurm_ddp {
+
+namespace {
+
+struct Registry {
+	std::mutex mutex;
+	std::weak_ptr<Context> world;
+};
+
+/* It is never freed: groups may be closed while the process exits. */
+Registry *registry = new Registry;
+std::atomic<uint64_t> forks{ 0 };
+
+/* The child has none of the threads, and locks may be taken. */
+void forget_all()
+{
+	forks++;
+	registry = new Registry;
+	forget_finisher();
+}
+
+const int at_fork = pthread_atfork(nullptr, nullptr, forget_all);
+
+/* ---- the store, by which the ranks of ddp_init() meet ---- */
+
+/* Exceptions must not pass through libddp. */
+template <class Function> ddp_status guarded(Function function)
+{
+	try {
+		return function();
+	} catch (const c10::Error &e) {
+		ddp_set_error("the store of the process group: %s", e.what_without_backtrace());
+	} catch (const std::exception &e) {
+		ddp_set_error("the store of the process group: %s", e.what());
+	}
+	return DDP_ERR_IO;
+}
+
+c10d::Store &store_of(void *user)
+{
+	return *static_cast<c10d::Store *>(user);
+}
+
+ddp_status set_value(void *user, const char *key, const void *value, size_t bytes)
+{
+	const uint8_t *begin = static_cast<const uint8_t *>(value);
+
+	return guarded([&] {
+		store_of(user).set(key, std::vector<uint8_t>(begin, begin + bytes));
+		return DDP_OK;
+	});
+}
+
+ddp_status get_value(void *user, const char *key, void *value, size_t room, size_t *bytes)
+{
+	return guarded([&] {
+		const std::vector<uint8_t> found = store_of(user).get(key);
+		*bytes = found.size();
+		if (!found.empty() && found.size() <= room)
+			memcpy(value, found.data(), found.size());
+		return DDP_OK;
+	});
+}
+
+/* Store::wait() would log a warning after each timeout, and would keep other threads out of the store. */
+ddp_status wait_for_value(void *user, const char *key, int timeout_ms)
+{
+	return guarded([&] {
+		const auto end = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
+		auto pause = std::chrono::microseconds(100);
+		while (!store_of(user).check({ key })) {
+			if (std::chrono::steady_clock::now() >= end)
+				return DDP_ERR_TIMEOUT;
+			timespec time{ 0, static_cast<long>(pause.count()) * 1000 };
+			nanosleep(&time, nullptr);
+			pause = std::min(pause * 2, std::chrono::microseconds(20000));
+		}
+		return DDP_OK;
+	});
+}
+
+/* Members of a group agree on the number without a message. */
+int tag_of(const std::string &name)
+{
+	uint32_t hash = 2166136261u;
+
+	for (const char c : name)
+		hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+	return static_cast<int>(hash % INT_MAX);
+}
+
+} // namespace
+
+int limit_of(milliseconds timeout)
+{
+	return static_cast<int>(std::min<int64_t>(std::max<int64_t>(timeout.count(), 1), INT_MAX));
+}
+
+uint64_t count_forks()
+{
+	return forks;
+}
+
+Context::Context(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout)
+	: forks_(count_forks())
+{
+	ddp_job job{};
+	ddp_store meeting{};
+	ddp_options options = DDP_OPTIONS;
+
+	job.rank = rank;
+	job.world_size = size;
+	meeting.user = store.get();
+	meeting.set = set_value;
+	meeting.get = get_value;
+	meeting.wait = wait_for_value;
+	options.job = &job;
+	options.store = &meeting;
+	options.timeout_ms = limit_of(timeout);
+	if (const ddp_status status = ddp_init(&options, &context_); status != DDP_OK)
+		fail(status);
+}
+
+Context::~Context()
+{
+	if (is_forked())
+		return;
+	if (ddp_finalize(context_) != DDP_OK && !ddp_last_error_is_told())
+		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
+	if (memory_ != nullptr)
+		close_memory(*memory_);
+}
+
+bool Context::is_forked() const
+{
+	return forks_ != count_forks();
+}
+
+void Group::close()
+{
+	if (context == nullptr)
+		return;
+	if (is_part && !context->is_forked() && ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
+		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
+	comm = nullptr;
+	context.reset();
+}
+
+static Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout,
+                        bool is_world)
+{
+	Group group;
+
+	group.context = std::make_shared<Context>(store, rank, size, timeout);
+	group.comm = group.context->comm();
+	group.broken = group.context->broken;
+	if (is_world) {
+		std::lock_guard<std::mutex> lock(registry->mutex);
+		registry->world = group.context;
+	}
+	return group;
+}
+
+Group open_part(const Group &of, const std::vector<int> &ranks, const std::string &name)
+{
+	Group group;
+	const ddp_status status = ddp_comm_create_group(of.comm, ranks.data(), static_cast<int>(ranks.size()), tag_of(name),
+	                                                &group.comm);
+
+	if (status != DDP_OK)
+		fail(status);
+	group.context = of.context;
+	group.is_part = true;
+	return group;
+}
+
+Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout,
+                 const std::string &name, const std::vector<int> &ranks)
+{
+	std::unique_lock<std::mutex> lock(registry->mutex);
+	const std::shared_ptr<Context> world = registry->world.lock();
+
+	lock.unlock();
+	/* After an error of the world, the survivors' groups stand alone. */
+	if (ranks.empty() || world == nullptr || *world->broken)
+		return open_alone(store, rank, size, timeout, ranks.empty());
+	Group whole;
+	whole.context = world;
+	whole.comm = world->comm();
+	return open_part(whole, ranks, name);
+}
+
+} // namespace slurm_ddp

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's process groups on hosts by libddp: `torch.distributed.init_process_group("ddp")`.
+
+PyTorch 2.15 finds the backend by itself. Older releases need `import slurm_ddp_torch` before.
+"""
+
+import atexit
+import datetime
+import multiprocessing.util
+import os
+import sys
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from . import _C
+
+__all__ = ["bf16_wire", "create", "register"]
+
+_prepared_in = None
+
+
+def create(options, backend_options=None, name="ddp"):
+    """Makes the process group that torch.distributed has described in `options`."""
+    _prepare()
+    timeout = options.timeout
+    if not isinstance(timeout, datetime.timedelta):
+        timeout = datetime.timedelta(seconds=timeout)
+    return _C.create(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout,
+        name,
+        options.group_id,
+        list(options.global_ranks_in_group),
+    )
+
+
+def register():
+    """Makes the name "ddp" known to torch.distributed. To call it again does nothing."""
+    if hasattr(dist.Backend, "DDP"):
+        return
+    # DDP's buckets then lie in memory that the node's ranks share.
+    os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    try:
+        dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])
+    except TypeError:  # torch 1.13 has no devices
+        dist.Backend.register_backend("ddp", create, extended_api=True)
+
+
+def bf16_wire(group):
+    """Arguments of DistributedDataParallel.register_comm_hook() that reduce gradients as bf16 by `group`.
+
+    The model's own process group may be of any backend. `group` is one of this backend, which sums 16-bit numbers in
+    f32 and rounds once:
+
+        model.register_comm_hook(*slurm_ddp_torch.bf16_wire(dist.new_group(backend="ddp")))
+    """
+
+    def hook(state, bucket):
+        buffer = bucket.buffer()
+        wire = buffer.to(torch.bfloat16)
+        future = dist.all_reduce(wire, dist.ReduceOp.AVG, group=state, async_op=True).get_future()
+        return future.then(lambda done: buffer.copy_(done.value()[0]))
+
+    return group, hook
+
+
+def _prepare():
+    """Has this process close its groups before Python ends: threads of libddp may need the interpreter."""
+    global _prepared_in
+    if _prepared_in == os.getpid():
+        return
+    _prepared_in = os.getpid()
+    atexit.register(_close)
+    # A child of multiprocessing runs no atexit handlers.
+    multiprocessing.util.Finalize(None, _close, exitpriority=0)
+
+
+def _close():
+    if _prepared_in == os.getpid():
+        _C.close_all(_reason())
+
+
+def _reason():
+    """Why the process ends: the exception that nobody has caught, or "" ."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit):
+        if error.__context__ is None:
+            return "" if error.code in (None, 0) else f"exit({error.code!r})"
+        error = error.__context__  # torch.multiprocessing exits while it handles an exception
+    if error is None:
+        return ""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        text += f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})"
+    return text[:1000]
+
+
+register()

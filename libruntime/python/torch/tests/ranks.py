@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a function on several ranks, each a forked process, and gives what each rank returned or how it ended."""
+
+import datetime
+import multiprocessing
+import pickle
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def _run(ranks, rank, body, arguments, backend, timeout):
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{ranks.folder}/store",
+        rank=rank,
+        world_size=ranks.size,
+        timeout=datetime.timedelta(seconds=timeout),
+    )
+    result = body(rank, ranks.size, *arguments)
+    with open(f"{ranks.folder}/{rank}", "wb") as file:
+        pickle.dump(result, file)
+    if dist.is_initialized() and ranks.destroy:
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """The ranks of one run: `with Ranks(4, body) as ranks: ranks.results()`."""
+
+    def __init__(self, size, body, *arguments, backend="ddp", timeout=60, limit=240, destroy=True):
+        self.size, self.limit, self.destroy = size, limit, destroy
+        self.folder = tempfile.mkdtemp(prefix="ddp-torch-")
+        start = multiprocessing.get_context("fork").Process
+        self.processes = [start(target=_run, args=(self, r, body, arguments, backend, timeout)) for r in range(size)]
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+    def wait(self):
+        """The exit code of each rank; a negative one is a signal."""
+        end = time.monotonic() + self.limit
+        for process in self.processes:
+            process.join(max(0, end - time.monotonic()))
+        codes = [process.exitcode for process in self.processes]
+        if None in codes:
+            raise AssertionError(f"ranks hang; exit codes are {codes}")
+        return codes
+
+    def result(self, rank):
+        with open(f"{self.folder}/{rank}", "rb") as file:
+            return pickle.load(file)
+
+    def results(self):
+        codes = self.wait()
+        if any(codes):
+            raise AssertionError(f"exit codes of the ranks: {codes}")
+        return [self.result(rank) for rank in range(self.size)]
+
+
+def on_ranks(size, body, *arguments, **options):
+    with Ranks(size, body, *arguments, **options) as ranks:
+        return ranks.results()

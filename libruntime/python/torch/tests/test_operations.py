@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random operations beside gloo, and operations that gloo lacks."""
+
+import random
+import unittest
+
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
+
+import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
+
+TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8]
+SIZES = [1, 2, 3, 17, 255, 1024, 5000, 70000]
+
+
+def numbers(draw, shape, kind):
+    """Small whole numbers, whose sums are exact in each type."""
+    size = 1
+    for d in shape:
+        size *= d
+    values = torch.tensor([draw.randrange(0, 4) for _ in range(min(size, 1000))], dtype=torch.float32)
+    return values.repeat((size + 999) // 1000)[:size].reshape(shape).to(kind)
+
+
+def shaped(tensor, draw):
+    """Sometimes the same elements in another order of memory."""
+    if tensor.dim() == 2 and draw.random() < 0.3:
+        return tensor.t().contiguous().t()
+    return tensor
+
+
+def one(group, rank, size, seed):
+    """A random operation of `seed`, the same on all ranks; returns what it has written."""
+    same, own = random.Random(seed), random.Random(seed * 1000 + rank)
+    kind = same.choice(TYPES)
+    n = same.choice(SIZES)
+    shape = same.choice([(n,), (n, 2), (2, n)])
+    root = same.randrange(size)
+    op = same.choice([dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT])
+    later = same.random() < 0.5
+    mine = numbers(own, shape, kind)
+    if group is dist.group.WORLD:  # gloo takes memory as it lies
+        mine = shaped(mine, random.Random(seed + rank))
+    empty = [torch.zeros(shape, dtype=kind) for _ in range(size)]
+    name = same.choice(
+        ["all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into", "gather", "scatter", "reduce_scatter"]
+        + ["all_to_all", "coalesced", "reduce_scatter_tensor"]
+        + (["send"] if size > 1 else [])
+    )
+    with_op = {"group": group, "async_op": later}
+    if name == "all_reduce":
+        work, result = dist.all_reduce(mine, op, **with_op), [mine]
+    elif name == "reduce":
+        work, result = dist.reduce(mine, root, op, **with_op), [mine] if rank == root else []
+    elif name == "broadcast":
+        work, result = dist.broadcast(mine, root, **with_op), [mine]
+    elif name == "all_gather":
+        work, result = dist.all_gather(empty, mine.contiguous(), **with_op), empty
+    elif name == "all_gather_into":
+        out = torch.zeros((size * shape[0], *shape[1:]), dtype=kind)
+        work, result = dist.all_gather_into_tensor(out, mine.contiguous(), **with_op), [out]
+    elif name == "gather":
+        work = dist.gather(mine.contiguous(), empty if rank == root else None, root, **with_op)
+        result = empty if rank == root else []
+    elif name == "scatter":
+        given = [numbers(own, shape, kind) for _ in range(size)] if rank == root else None
+        work, result = dist.scatter(empty[0], given, root, **with_op), [empty[0]]
+    elif name == "reduce_scatter":
+        given = [numbers(own, shape, kind) for _ in range(size)]
+        work, result = dist.reduce_scatter(empty[0], given, op, **with_op), [empty[0]]
+    elif name == "reduce_scatter_tensor":
+        given = numbers(own, (size * n,), kind)
+        out = torch.zeros(n, dtype=kind)
+        work, result = dist.reduce_scatter_tensor(out, given, op, **with_op), [out]
+    elif name == "all_to_all":
+        rows = [[same.randrange(4) for _ in range(size)] for _ in range(size)]
+        out_rows = [rows[r][rank] for r in range(size)]
+        out = torch.zeros((sum(out_rows), 3), dtype=kind)
+        given = numbers(own, (sum(rows[rank]), 3), kind)
+        work, result = dist.all_to_all_single(out, given, out_rows, rows[rank], **with_op), [out]
+    elif name == "send":
+        to, tag = (rank + 1) % size, same.randrange(1 << 20)
+        work = dist.isend(mine.contiguous(), to, group, tag)
+        dist.recv(empty[0], (rank - 1) % size, group, tag)
+        work.wait()
+        work, result = None, [empty[0]]
+    else:
+        many = [mine, numbers(own, (3,), kind)]
+        work, result = dist.all_reduce_coalesced(many, dist.ReduceOp.SUM, **with_op), many
+    if work is not None:
+        work.wait()
+    return name, result
+
+
+def beside_gloo(rank, size, seeds):
+    gloo = dist.new_group(backend="gloo")
+    for seed in seeds:
+        name, got = one(dist.group.WORLD, rank, size, seed)
+        _, wanted = one(gloo, rank, size, seed)
+        for a, b in zip(got, wanted):
+            # 16-bit products may be rounded in another order.
+            close = {"rtol": 0, "atol": 0} if a.dtype not in (torch.float16, torch.bfloat16) else {"rtol": 2e-2, "atol": 1}
+            torch.testing.assert_close(a, b, **close, msg=lambda text, s=seed, n=name: f"seed {s}, {n}: {text}")
+    return len(seeds)
+
+
+def more_than_gloo(rank, size):
+    """What gloo refuses."""
+    total = size * (size + 1) // 2
+    mean = torch.full((5,), rank + 1.0)
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    assert torch.equal(mean, torch.full((5,), total / size)), mean
+
+    half = torch.full((5,), rank + 1.0)
+    dist.all_reduce(half, dist._make_nccl_premul_sum(0.5))
+    assert torch.equal(half, torch.full((5,), total / 2)), half
+
+    bits = torch.tensor([1 << rank, 3], dtype=torch.int64)
+    dist.all_reduce(bits, dist.ReduceOp.BXOR)
+    assert bits.tolist() == [(1 << size) - 1, 3 if size % 2 else 0], bits
+
+    truth = torch.tensor([rank == 0, False, True])
+    dist.all_reduce(truth)
+    assert truth.tolist() == [True, False, True], truth
+
+    pair = torch.full((3,), complex(rank, 1))
+    dist.all_reduce(pair)
+    assert torch.equal(pair, torch.full((3,), complex(total - size, size))), pair
+
+    # Types that cannot be reduced can be moved.
+    for kind in (torch.int16, torch.complex64, getattr(torch, "float8_e4m3fn", torch.int16)):
+        sent = torch.arange(4).to(kind) if rank == 0 else torch.zeros(4).to(kind)
+        dist.broadcast(sent, 0)
+        assert sent.tolist() == [0, 1, 2, 3], sent
+
+    # Lists of different sizes.
+    blocks = [torch.zeros(r) for r in range(size)]
+    dist.all_gather(blocks, torch.full((rank,), float(rank)))
+    assert all(torch.equal(b, torch.full((r,), float(r))) for r, b in enumerate(blocks)), blocks
+    mine = torch.zeros(rank)
+    dist.reduce_scatter(mine, [torch.ones(r) for r in range(size)])
+    assert torch.equal(mine, torch.full((rank,), float(size))), mine
+    out = [torch.zeros(r + 1) for r in range(size)]
+    dist.all_to_all(out, [torch.full((rank + 1,), float(rank)) for _ in range(size)])
+    assert all(torch.equal(b, torch.full((r + 1,), float(r))) for r, b in enumerate(out)), out
+
+    # Tags of 31 bits, and any source.
+    if rank == 0:
+        seen = set()
+        for _ in range(size - 1):
+            got = torch.zeros(1, dtype=torch.int64)
+            source = dist.recv(got, tag=2**31 - 1)
+            assert got.item() == source * 7, (got, source)
+            seen.add(source)
+        assert seen == set(range(1, size))
+    else:
+        dist.send(torch.tensor([rank * 7]), 0, tag=2**31 - 1)
+    return True
+
+
+def works_and_futures(rank, size):
+    ones = [torch.ones(n) for n in (1, 1000, 300000)]
+    works = [dist.all_reduce(t, async_op=True) for t in ones]
+    last = works[-1].get_future()
+    del works[1]  # nobody waits for it
+    seen = last.then(lambda f: f.value()[0].sum().item()).wait()
+    assert seen == 300000.0 * size, seen
+    assert all(t[0].item() == size for t in ones)
+    works[0].wait()
+    assert works[0].is_completed() and works[0].is_success()
+    assert torch.equal(works[0].result()[0], ones[0])
+    # A tensor of which only the operation knows.
+    for _ in range(100):
+        dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda f: None)
+    view = torch.zeros(4, 6)[:, ::2]
+    dist.broadcast(view.copy_(torch.full((4, 3), float(rank + 1))), size - 1)
+    assert torch.equal(view, torch.full((4, 3), float(size)))
+    dist.barrier()
+    return True
+
+
+def groups(rank, size):
+    def local(members):
+        if hasattr(dist, "split_group"):
+            return dist.new_group(members, use_local_synchronization=True)
+        return dist.new_group(members)
+
+    pairs = [[r, (r + 1) % size] for r in range(size)]
+    for members in pairs:
+        group = dist.new_group(sorted(members))
+        if rank in members:
+            t = torch.full((3,), float(rank))
+            dist.all_reduce(t, group=group)
+            assert t[0].item() == sum(members), t
+    if size >= 4:
+        # Only the members call, at the same time as others.
+        mine = [r for r in range(size) if r % 2 == rank % 2]
+        group = local(mine)
+        t = torch.full((3,), float(rank))
+        dist.all_reduce(t, group=group)
+        assert t[0].item() == sum(mine), t
+        dist.destroy_process_group(group)
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": r} for r in range(size)]
+    dist.monitored_barrier()
+    return True
+
+
+class Operations(unittest.TestCase):
+    def test_random_operations_equal_gloos(self):
+        for size in (2, 3, 4):
+            self.assertEqual(on_ranks(size, beside_gloo, range(size * 1000, size * 1000 + 200)), [200] * size)
+
+    def test_what_gloo_lacks(self):
+        for size in (2, 3):
+            self.assertTrue(all(on_ranks(size, more_than_gloo)))
+
+    def test_a_world_of_one(self):
+        self.assertEqual(on_ranks(1, beside_gloo, range(60)), [60])
+
+    def test_works_and_futures(self):
+        for size in (1, 3):
+            self.assertTrue(all(on_ranks(size, works_and_futures)))
+
+    def test_groups(self):
+        for size in (2, 4):
+            self.assertTrue(all(on_ranks(size, groups)))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,101 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""slurm_ddp sees collectives by the hooks of torch 2.15's process groups: those of DistributedDataParallel, too.
+
+TEST_PYTHON: interpreters to try before this one, with colons between them.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from support import PageTest, environment, main
+
+PROGRAM = """
+import os, sys, time
+import slurm_ddp
+slurm_ddp.install()
+import torch, torch.distributed as dist
+rank, folder = int(os.environ["NUMBER"]), sys.argv[1]
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=rank, world_size=2)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+pair = dist.new_group([0, 1])
+dist.all_reduce(torch.ones(3), group=pair)
+def late(name):
+    while rank == 1 and not os.path.exists(os.path.join(folder, name)):
+        time.sleep(0.01)
+for number in range(3):
+    if number == 2:
+        late("backward")
+    model(torch.ones(1, 4)).sum().backward()
+late("group")
+dist.all_reduce(torch.ones(5), group=pair)
+dist.destroy_process_group()
+"""
+
+
+def with_hooks():
+    code = "import torch.distributed as d, sys; sys.exit(not hasattr(d.ProcessGroup, 'register_pre_hook'))"
+    for python in [name for name in os.environ.get("TEST_PYTHON", "").split(":") if name] + [sys.executable]:
+        try:
+            if subprocess.run([python, "-c", code], stderr=subprocess.DEVNULL, timeout=150, check=False).returncode == 0:
+                return python
+        except OSError:
+            continue
+    return None
+
+
+class Hooks(PageTest):
+    def await_wait(self, text):
+        deadline = time.monotonic() + 150
+        slot = self.page.slot()
+        while not (slot.get("waiting") and slot.get("collective_text") == text):
+            self.assertLess(time.monotonic(), deadline, (slot.get("collective_text"), [rank.poll() for rank in self.ranks]))
+            time.sleep(0.02)
+        return slot
+
+    def test_collectives_of_torch_itself_are_seen(self):
+        python = with_hooks()
+        if python is None:
+            self.skipTest("no torch has hooks of process groups (2.15)")
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "train.py").write_text(PROGRAM)
+            self.ranks = []
+            for number in (0, 1):
+                variables = {**self.page.variables(), "NUMBER": number}
+                if number == 1:
+                    del variables["DDP_PROGRESS_FD"]
+                self.ranks.append(subprocess.Popen([python, f"{folder}/train.py", folder], env=environment(**variables),
+                                                   pass_fds=[self.page.descriptor], stderr=subprocess.PIPE, text=True))
+            try:
+                slot = self.await_wait("all_reduce float32[20]")
+                self.assertEqual(slot.get("waiting"), 1)
+                self.assertEqual(slot.get("described"), slot.get("collective"))
+                before = slot.get("collective")
+                Path(folder, "backward").touch()
+                slot = self.await_wait("all_reduce float32[5]")
+                self.assertEqual((slot.get("waiting"), slot.get("collective")), (2, before))
+                Path(folder, "group").touch()
+                self.assertEqual([rank.wait(120) for rank in self.ranks], [0, 0])
+            finally:
+                for rank in self.ranks:
+                    if rank.poll() is None:
+                        rank.kill()
+                    print("".join(f"# {line}\n" for line in rank.communicate()[1].splitlines()[-8:]), end="")
+
+    def test_program_that_destroys_no_group_ends_as_it_would(self):
+        python = with_hooks()
+        if python is None:
+            self.skipTest("no torch has hooks of process groups (2.15)")
+        for end, code in (("raise ValueError('bad')", 1), ("", 0)):
+            with tempfile.TemporaryDirectory() as folder:
+                ended = self.page.run(PROGRAM.split("pair =")[0].replace("world_size=2", "world_size=1") +
+                                      "model(torch.ones(1, 4)).sum().backward()\n" + end, folder, python=python, NUMBER=0)
+            self.assertEqual(ended.returncode, code, ended.stderr)
+
+
+if __name__ == "__main__":
+    main()
