@@ -308,6 +308,43 @@ static int be_killed(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Rank 2 dies, and rank 0 closes a group because of that, before rank 1 looks: rank 1 is told of the dead one. */
+static int close_after_death(ddp_comm *comm, void *argument)
+{
+	atomic_bool *closed = argument;
+	ddp_comm *group;
+	float x[10] = { 0 };
+
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &group));
+	if (comm->rank == 2)
+		kill(getpid(), SIGKILL);
+	if (comm->rank == 0) {
+		ddp_status status = DDP_OK;
+		while (status == DDP_OK)
+			status = ddp_all_reduce(comm, NULL, x, 10, DDP_F32, DDP_SUM);
+		expect_in_error("rank 2 on n");
+		(void)ddp_comm_free(group);
+		atomic_store(closed, true);
+		return 0;
+	}
+	while (!atomic_load(closed))
+		usleep(1000);
+	CHECK(ddp_all_reduce(group, NULL, x, 10, DDP_F32, DDP_SUM) == DDP_ERR_PEER);
+	expect_in_error("rank 2 on n");
+	expect_in_error("died");
+	(void)ddp_comm_free(group);
+	return 0;
+}
+
+static void dead_rank_is_named_before_those_that_left(void **state)
+{
+	const test_world world = { .ranks = 3, .timeout_ms = 20000, .body = close_after_death, .expect_deaths = true,
+	                           .argument = test_share(sizeof(atomic_bool)) };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* On each node one of the ranks that are left tells the user. No rank that died with the first rank
    does. */
 typedef struct telling {
@@ -593,6 +630,7 @@ int main(void)
 		cmocka_unit_test(memory_that_a_rank_freed_too_early_is_named),
 		cmocka_unit_test(absent_rank_is_named_at_the_deadline),
 		cmocka_unit_test(killed_rank_is_named),
+		cmocka_unit_test(dead_rank_is_named_before_those_that_left),
 		cmocka_unit_test(one_rank_of_each_node_that_is_left_tells),
 		cmocka_unit_test(rank_that_left_is_named),
 		cmocka_unit_test(abort_ends_what_others_wait_for),

@@ -106,10 +106,12 @@ static bool has_left(const ddp_comm *comm, int i)
 }
 
 /* Breaks the communicator if a peer of this node has died, or if the one that
-   is waited for has left. What it did before it went counts. */
+   is waited for has left. What it did before it went counts. A peer that has left may have done so because
+   another one has died, so the dead come first. */
 static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 {
 	const ddp_node *node = &comm->node;
+	int closed = DDP_NOBODY;
 
 	ddp_node_look(comm);
 	for (int i = 0; i < node->size; i++) {
@@ -122,9 +124,13 @@ static ddp_status check_peers(ddp_comm *comm, const ddp_condition *wait)
 		/* It may have left between the two looks. */
 		left = left || has_left(comm, i);
 		int missing = wait->missing(comm, wait->argument);
-		if (left ? missing == rank : missing != DDP_NOBODY)
-			return fail_peer(comm, rank, left ? "has closed its communicator" : "died");
+		if (left && missing == rank)
+			closed = rank;
+		if (!left && missing != DDP_NOBODY)
+			return fail_peer(comm, rank, "died");
 	}
+	if (closed != DDP_NOBODY && wait->missing(comm, wait->argument) == closed)
+		return fail_peer(comm, closed, "has closed its communicator");
 	return DDP_OK;
 }
 
