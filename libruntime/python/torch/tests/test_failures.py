@@ -17,6 +17,8 @@ from ranks import Ranks, on_ranks
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
+NEW = int(torch.__version__.split(".")[0]) >= 2
+BackendError = getattr(dist, "DistBackendError", RuntimeError)
 RUNS = int(os.environ.get("DDP_TORCH_FAILURES", "12"))
 # Within this time the other ranks hear of it. On an idle machine a second is enough; tests share theirs.
 SECONDS = float(os.environ.get("DDP_TORCH_SECONDS", "10"))
@@ -56,7 +58,7 @@ def work_until_error(rank, size, how, victim, after, timeout):
                 work.wait()
             if number.random() < 0.1:
                 time.sleep(0.001)
-    except dist.DistBackendError as error:
+    except BackendError as error:
         return time.monotonic(), str(error)
 
 
@@ -142,7 +144,7 @@ def time_out(rank, size):
         try:
             dist.all_reduce(torch.ones(1), group=group)
             return "no error"
-        except dist.DistBackendError as error:
+        except BackendError as error:
             assert 0.4 < time.monotonic() - begin < 30
             assert "Timed out waiting 500ms" in str(error) and "rank 1" in str(error), error
     else:
@@ -158,7 +160,7 @@ def abort(rank, size):
         return True
     try:
         dist.all_reduce(torch.ones(1))
-    except dist.DistBackendError as error:
+    except BackendError as error:
         assert "rank 1" in str(error) and "abort() of the process group was called" in str(error), error
         return True
     return False
@@ -171,7 +173,7 @@ def survive(rank, size):
     try:
         while True:
             dist.all_reduce(torch.ones(1))
-    except dist.DistBackendError as error:
+    except BackendError as error:
         assert f"rank {size - 1} on " in str(error), error
     group = dist.new_group(list(range(size - 1)), use_local_synchronization=True)
     t = torch.ones(1)
@@ -234,6 +236,7 @@ class Failures(unittest.TestCase):
     def test_abort(self):
         self.assertTrue(all(on_ranks(2, abort)))
 
+    @unittest.skipUnless(NEW, "in this torch all ranks call new_group()")
     def test_survivors_go_on(self):
         with Ranks(3, survive) as ranks:
             self.assertEqual(ranks.wait(), [0, 0, -signal.SIGKILL])
