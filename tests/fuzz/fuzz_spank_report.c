@@ -2,7 +2,7 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/failure/node/report.c spank/failure/blame.c spank/failure/doing.c spank/failure/judge.c spank/base/sink.c spank/failure/relay.c spank/base/siphash.c
+ * fuzz-sources: spank/failure/node/report.c spank/failure/blame.c spank/failure/doing.c spank/failure/judge.c spank/base/sink.c spank/failure/relay.c spank/base/siphash.c spank/base/bytes.c
  */
 #include <ctype.h>
 #include <stdint.h>
