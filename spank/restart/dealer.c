@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/wait.h>
 
 #include "base/clock.h"
 #include "spank/base/sink.h"
@@ -175,20 +176,49 @@ static void tell_when_heard(void)
 		plan_heard(&dealer.plan, node_of(i), from->heard_ns);
 }
 
+/* The node has not joined, so the first generation cannot begin. */
+static void end_without(const struct links_node *from, bool silent, uint64_t now_ns)
+{
+	char text[512];
+	struct sink sink = sink_on(text, sizeof(text));
+	const struct plan_failure failure = { .text = text, .node = from->opening.node, .rank = ROSTER_NONE,
+		                              .wait_status = W_EXITCODE(1, 0) };
+
+	if (dealer.plan.phase != PLAN_JOINING)
+		return;
+	if (silent)
+		sink_add(&sink, "node %s has been silent for %.1f s before all of its tasks had started (is its power or "
+		         "network lost?)", from->opening.node, (double)(now_ns - from->heard_ns) * 1e-9);
+	else
+		sink_add(&sink, "slurmstepd on node %s has ended before all of its tasks had started",
+		         from->opening.node);
+	plan_fail(&dealer.plan, &failure, now_ns);
+}
+
+static void lose_silent(uint32_t link, uint64_t now_ns)
+{
+	const struct links_node *from = links_node(relay_links(), link);
+
+	tell_when_heard();
+	if (node_of(link) == ROSTER_NONE)
+		end_without(from, true, now_ns);
+	else
+		plan_silent(&dealer.plan, node_of(link), (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+}
+
 void dealer_take_link(uint32_t link, enum links_event event)
 {
 	const struct links_node *from = links_node(relay_links(), link);
 	struct dealt_link *dealt = link_at(link);
 	uint64_t now_ns = ddp_now_ns();
 
-	if (!atomic_load(&dealer.begun) || dealt == NULL || from == NULL || dealt->node == ROSTER_NONE)
+	if (!atomic_load(&dealer.begun) || dealt == NULL || from == NULL)
 		return;
 	switch (event) {
 	case LINK_THERE:
 		break;
 	case LINK_SILENT:
-		tell_when_heard();
-		plan_silent(&dealer.plan, dealt->node, (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+		lose_silent(link, now_ns);
 		break;
 	case LINK_SPOKE:
 		plan_heard(&dealer.plan, dealt->node, now_ns);
@@ -239,9 +269,10 @@ static void look_at_closed(uint64_t now_ns)
 		dealt->closed_ns = 0;
 		if (from == NULL || from->open || from->bye)
 			continue;
-		tell_when_heard();
 		if (from->cut)
-			plan_silent(&dealer.plan, dealt->node, (now_ns - from->heard_ns) / NS_PER_MS, now_ns);
+			lose_silent(i, now_ns);
+		else if (dealt->node == ROSTER_NONE)
+			end_without(from, false, now_ns);
 		else
 			plan_gone(&dealer.plan, dealt->node, now_ns);
 	}

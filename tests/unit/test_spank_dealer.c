@@ -148,7 +148,7 @@ static void until_generation(uint32_t number)
 	}
 }
 
-static void begin(void)
+static void begin_without_joins(void)
 {
 	const struct plan_policy policy = { .restarts = 2, .spares = 1, .silence_ms = SILENCE_MS };
 	const struct links_actions actions = { .event = take_link, .take = take_frame };
@@ -160,11 +160,26 @@ static void begin(void)
 	links_start(&links, secret, SILENCE_MS, &actions);
 	dealer_open(&policy);
 	assert_true(dealer_begin(NODES, NODES, &error));
-	for (uint32_t i = 0; i < NODES; i++) {
+	for (uint32_t i = 0; i < NODES; i++)
 		open_link(i);
+}
+
+static void begin(void)
+{
+	begin_without_joins();
+	for (uint32_t i = 0; i < NODES; i++)
 		say_join(i);
-	}
 	until_generation(1);
+}
+
+static void until_end(void)
+{
+	uint64_t began_ns = ddp_now_ns();
+
+	while (!ended) {
+		assert_true(ddp_now_ns() - began_ns < LIMIT_MS * MS);
+		turn();
+	}
 }
 
 static void end(void)
@@ -216,11 +231,40 @@ static void a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended(
 	end();
 }
 
+/* No program runs yet, and none could without the node. */
+static void a_node_that_is_lost_before_it_joins_ends_the_step(void **state)
+{
+	int fd;
+
+	(void)state;
+	begin_without_joins();
+	say_join(0);
+	say_join(2);
+	turn();
+	channel_fill(&far[1].channel);
+	channel_end(&far[1].channel);
+	until_end();
+	says("slurmstepd on node n1 has ended before all of its tasks had started");
+	end();
+	begin_without_joins();
+	say_join(0);
+	say_join(1);
+	/* It is there, and says nothing more. */
+	fd = far[2].channel.fd;
+	far[2].channel.fd = -1;
+	until_end();
+	far[2].channel.fd = fd;
+	says("node n2 has been silent for 5.");
+	says("s before all of its tasks had started");
+	end();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_node_whose_slurmstepd_has_ended_is_replaced),
 		cmocka_unit_test(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended),
+		cmocka_unit_test(a_node_that_is_lost_before_it_joins_ends_the_step),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
