@@ -118,8 +118,8 @@ static void give_up_without_nodes(struct plan *plan)
 	struct sink sink = sink_on(why, sizeof(why));
 
 	if (plan->roster.min_nodes < plan->roster.slot_count)
-		sink_add(&sink, "no spare is left, and %u nodes are fewer than min-nodes=%u", plan->roster.active,
-		         plan->roster.min_nodes);
+		sink_add(&sink, "no spare is left, and min-nodes=%u needs more nodes than the %u that %s left",
+		         plan->roster.min_nodes, plan->roster.active, plan->roster.active == 1 ? "is" : "are");
 	else
 		sink_add(&sink, "no spare is left to take its place (see spare= and min-nodes= in srun-ddp(7))");
 	give_up(plan, why);

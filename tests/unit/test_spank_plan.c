@@ -678,8 +678,8 @@ static void min_nodes_go_on(void **state)
 	lose_power(3);
 	pass(SILENCE);
 	silent(3);
-	expect_end("node n3 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); no spare is left, and 1 "
-	           "nodes are fewer than min-nodes=2", EXITED(1));
+	expect_end("node n3 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); no spare is left, and "
+	           "min-nodes=2 needs more nodes than the 1 that is left", EXITED(1));
 }
 
 static void spares_go_before_fewer_nodes(void **state)

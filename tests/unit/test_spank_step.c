@@ -546,6 +546,17 @@ static void why_a_step_would_end_is_told(void **state)
 	}
 }
 
+/* So that nobody waits for a restart. */
+static void after_a_signal_the_line_says_that_there_is_no_restart(void **state)
+{
+	struct step step = begin_with_restarts();
+
+	(void)state;
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(7)));
+	expect(&step, HOLD, "rank 1; no restart, as the step was sent a signal before; the others may save (see grace= in "
+	                    "srun-ddp(7))", false);
+}
+
 static void a_step_without_a_witness_that_is_cancelled_stops(void **state)
 {
 	struct step step = begin_with_restarts();
@@ -602,6 +613,7 @@ int main(void)
 		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
 		cmocka_unit_test(a_request_in_vain_is_made_again),
 		cmocka_unit_test(why_a_step_would_end_is_told),
+		cmocka_unit_test(after_a_signal_the_line_says_that_there_is_no_restart),
 		cmocka_unit_test(a_step_without_a_witness_that_is_cancelled_stops),
 		cmocka_unit_test(a_new_generation_begins_anew),
 		cmocka_unit_test(a_step_that_was_asked_to_stop_stays_so),

@@ -281,7 +281,9 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 		sink_add(&sink, "%s", what->text);
 	/* Why the step is not ended. */
 	if (step->signalled && !step->stopping && verdict->kill == DELAY_STOP && !action->kill)
-		sink_add(&sink, "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
+		sink_add(&sink, step->policy.restarts
+		         ? "; no restart, as the step was sent a signal before; the others may save (see grace= in srun-ddp(7))"
+		         : "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))");
 	if (has_grace(delay))
 		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
 		         (double)delay_ns(step, what, delay) * 1e-9,
