@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spank/node: what a node makes of the ends of its tasks. */
+#include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -431,6 +433,50 @@ static void report_is_repeated_until_srun_answers(void **state)
 	finish(&node);
 }
 
+/* A listener that nobody serves: connections succeed, and no answer comes. */
+static int listen_only(uint16_t *port)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t bytes = sizeof(address);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, 8) == 0 &&
+	            getsockname(fd, (struct sockaddr *)&address, &bytes) == 0);
+	*port = ntohs(address.sin_port);
+	return fd;
+}
+
+/* The fence of a step with restart= is not to wait for an srun that does not answer. */
+static void restarts_wait_for_no_srun_that_is_out_of_reach(void **state)
+{
+	const struct relay_news news = node_error("it has failed");
+	struct node node = { .say = speak };
+	struct error error;
+	uint64_t start_ns;
+	uint16_t port;
+	int listener = listen_only(&port);
+
+	(void)state;
+	assert_true(supervise_start(&node.supervise, 1, geteuid(), &error));
+	strcpy(node.supervise.shared->srun_address, "127.0.0.1");
+	node.relay = (struct relay){ .port = port, .reply_ms = REPLY_MS };
+	node.link.facts.silence_ms = 5000;
+	node.link.was_open = true;
+	node.link.lease.renewed_ns = ddp_now_ns() - 2000000000ull;
+	start_ns = ddp_now_ns();
+	assert_false(node_tell(&node, &news));
+	assert_true(ddp_now_ns() - start_ns >= REPLY_MS * 1000000ull);
+	node.relay.port = port;
+	assert_true(agents_make(&node.supervise.agents, 1, &error));
+	start_ns = ddp_now_ns();
+	assert_false(node_tell(&node, &news));
+	assert_true(ddp_now_ns() - start_ns < REPLY_MS * 1000000ull);
+	/* It is asked again once it can be reached. */
+	assert_int_equal(node.relay.port, port);
+	supervise_end(&node.supervise);
+	close(listener);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -444,6 +490,7 @@ int main(void)
 		cmocka_unit_test(loss_of_the_witness_is_learnt_at_once),
 		cmocka_unit_test(status_of_a_reaped_task_is_slurms),
 		cmocka_unit_test(report_is_repeated_until_srun_answers),
+		cmocka_unit_test(restarts_wait_for_no_srun_that_is_out_of_reach),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

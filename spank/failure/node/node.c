@@ -15,7 +15,18 @@
 #include "spank/failure/node/stall_watch.h"
 #include "spank/failure/timeline.h"
 
-enum { LINK_LOOK_MS = 10 };
+enum {
+	LINK_LOOK_MS = 10,
+	OUT_OF_REACH_MS = 1500, /* without an acknowledgement of srun's host */
+};
+
+/* With restart=, the thread that would wait for srun's answer also ends the ranks before srun gives them to another
+   node, and then it must not be late. */
+static bool is_out_of_reach(const struct node *node)
+{
+	return node->supervise.agents.shared != NULL && link_was_open(&node->link) &&
+	       link_lease_ms(&node->link) > OUT_OF_REACH_MS;
+}
 
 /*
  * slurmstepd connects to the host from which Slurm got the step, as Slurm itself
@@ -27,7 +38,7 @@ bool node_tell(struct node *node, const struct relay_news *news)
 	char address[sizeof(shared->srun_address)] = "";
 	struct relay_news told = *news;
 
-	if (shared == NULL)
+	if (shared == NULL || is_out_of_reach(node))
 		return false;
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
 	told.generation = atomic_load(&shared->generation);
