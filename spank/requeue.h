@@ -16,9 +16,9 @@ void requeue_begin(uint32_t job_id, uint32_t allowed, bool given);
 /* The step has ended: the job's time limit does not matter any more. */
 void requeue_end_watch(void);
 
-/* srun exits with that status. `failed`: srun has named a failure, `at` that step of the training (0: not known);
-   `stopping`: Slurm has asked the step to stop. Asks, if there is a reason, and says what becomes of the job. If slurmctld does not answer, this takes
-   some minutes at most. */
+/* To be called when srun exits with that status. Asks, if there is a reason, and says what becomes of the job.
+   `failed`: srun has named a failure, `at` that step of the training (0: not known). `stopping`: Slurm has asked the
+   step to stop. If slurmctld does not answer, the call takes some minutes at most. */
 void requeue_finish(int status, bool failed, bool stopping, uint64_t at);
 
 #endif

@@ -8,7 +8,7 @@
  * later start is no owner any more. The order makes this safe, whenever a process is stopped:
  *   - The new owner makes its mark, and then removes the unfinished files of earlier starts.
  *   - A writer makes its unfinished file, looks for marks, and then renames the file into place.
- * So either the writer sees the mark, or its file is gone when it renames, and the rename fails.
+ * So either the writer sees the mark, or the writer's file is gone before the rename, and the rename fails.
  */
 #ifndef DDP_STATE_LOCK_H
 #define DDP_STATE_LOCK_H

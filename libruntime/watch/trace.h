@@ -9,7 +9,7 @@
  *
  * A run that begins with step 1 begins new files: what an earlier run left is kept as
  * rank-N.json.1, .2, ..., also of ranks that this run has not. A resumed run goes on with its
- * files. Which of the two it is shows in the first step: until then nothing is written. A restarted step
+ * files. The first step shows whether a run is new or resumed: until then nothing is written. A restarted step
  * and a requeued job go on with the files, too, also if they begin with step 1. If a process of the
  * earlier start still has its file locked, that file gets such a name, and a new one begins.
  */

@@ -16,7 +16,7 @@ struct sink {
 /* An empty text in `bytes` of the caller's, at least one. */
 struct sink sink_on(char *text, size_t bytes);
 
-/* What is added goes behind the text that is there. */
+/* Later text is added behind the text that is there. */
 struct sink sink_behind(char *text, size_t bytes);
 
 void sink_add(struct sink *sink, const char *format, ...)

@@ -4,8 +4,8 @@
 #define SPANK_TITLE_H
 
 /*
- * Gives the process this name, and the title that ps shows, in place of slurmstepd's: who looks for
- * slurmstepd, to end one, is not to find this process.
+ * Gives the process this name, and the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a
+ * slurmstepd finds this process.
  */
 void title_take(const char *name);
 

@@ -36,11 +36,11 @@ struct channel {
 };
 
 /* Sets what all of the plugin's sockets have: small messages go at once, and data that the other side does not
-   acknowledge for `ms` ends the connection. A lost packet is repeated at short intervals, as on a link there is
-   seldom a second one behind it. */
+   acknowledge for `ms` ends the connection. A lost packet is repeated at short intervals, because on a link seldom
+   another packet follows that would show the loss. */
 void channel_tune(int fd, uint32_t ms);
 
-/* The descriptor is the channel's from then on. `side`: who this is. */
+/* From then on the channel owns the descriptor. `side`: which end of the link this process is. */
 void channel_begin(struct channel *channel, int fd, const unsigned char secret[SIPHASH_KEY_BYTES],
                    const unsigned char nonce[FRAME_NONCE_BYTES], enum frame_side side);
 void channel_end(struct channel *channel);
@@ -56,10 +56,10 @@ bool channel_has_pending(const struct channel *channel);
 /* Reads what is there, or so much that the next frame is whole. */
 void channel_fill(struct channel *channel);
 
-/* So many of the written bytes the other side's kernel has. */
+/* Returns how many of the written bytes the other side's kernel has acknowledged. */
 uint64_t channel_acknowledged(const struct channel *channel);
 
-/* The next frame that is new: what the other side has read is noted in the session, and a numbered frame that was
+/* Gives the next frame that is new. The session notes what the other side has read, and a numbered frame that was
    read already is left out. Its payload is valid until the next call for this channel. */
 bool channel_next(struct channel *channel, struct session *session, struct frame *frame);
 
@@ -67,10 +67,10 @@ bool channel_next(struct channel *channel, struct session *session, struct frame
    its payload at most FRAME_PAYLOAD_MAX bytes. False: it is too long, or there is no memory for it. */
 bool session_send(struct session *session, struct channel *channel, uint32_t type, const void *payload, size_t bytes);
 
-/* The other side has read so many. */
+/* Forgets the numbered frames that the other side has read: so many. */
 void session_forget(struct session *session, uint64_t read);
 
-/* A new connection: sends again what the other side has not read. */
+/* Sends on a new connection again what the other side has not read. */
 void session_send_again(struct session *session, struct channel *channel);
 
 void session_end(struct session *session);

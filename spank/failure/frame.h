@@ -4,8 +4,8 @@
  * srun/links.h). The node opens a link with a relay_message, and srun answers that as usual. Then frames follow in
  * both directions.
  *
- * A frame is a header, a payload, and a tag over both. Each direction of each connection has a key of its own, made
- * of the step's secret and the opening's nonce. So a frame of another connection, or of the other direction, is
+ * A frame is a header, a payload, and a tag over both. Each direction of each connection has a key of its own, made of
+ * the step's secret and the opening's nonce. So the tag of a frame of another connection, or of the other direction, is
  * wrong here. The sequence in the header grows by one from frame to frame, so a frame that is repeated or left out is
  * noticed. Nothing of a frame is used before its tag is right, except the length of its payload.
  *
@@ -71,7 +71,7 @@ struct frame_reader {
 /* Adds bytes that have come. */
 void frame_add(struct frame_reader *reader, const void *bytes, size_t count);
 
-/* The next whole frame; its payload is the reader's, until the next call. False: there is none yet, or the
+/* Gives the next whole frame; its payload is valid until the next call. False: there is none yet, or the
    connection is broken. */
 bool frame_next(struct frame_reader *reader, struct frame *frame);
 

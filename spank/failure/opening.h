@@ -19,7 +19,7 @@ struct link_opening {
 enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES };
 
 void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES]);
-/* False: it is none. */
+/* False: the bytes are no opening. */
 bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_opening *opening);
 
 #endif

@@ -20,7 +20,7 @@
  */
 void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_progress *shown);
 
-/* The loss of the last step, which only Python tells. False: it is not told. */
+/* Gives the loss of the last step, which only programs of Python tell. False: it is not told. */
 bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *loss);
 
 #endif

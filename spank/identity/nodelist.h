@@ -26,7 +26,7 @@ bool nodelist_walk(const char *list, nodelist_visit visit, void *user, struct er
 /* The first host; reads no further than the list's first item. */
 bool nodelist_first(const char *list, char host[HOST_NAME_MAX_BYTES], struct error *error);
 
-/* The host behind so many others. False, with a sentence, if there is none. */
+/* Gives the host behind so many others. False, with a sentence, if there is none. */
 bool nodelist_at(const char *list, uint32_t index, char host[HOST_NAME_MAX_BYTES], struct error *error);
 
 /* How many hosts there are. Fails as nodelist_walk() does. */

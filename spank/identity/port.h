@@ -13,7 +13,8 @@
 /* The first port of SLURM_STEP_RESV_PORTS, such as "12000-12003,12010". */
 bool port_from_reservation(const char *text, uint16_t *port, struct error *error);
 
-/* The port behind so many others of the list, again from its beginning where it ends. 0: it is no list of ports. */
+/* Returns the port behind so many others of the list. Behind the last one comes the first one again. 0: the text is no
+   list of ports. */
 uint16_t port_of_reservation(const char *text, uint32_t skipped);
 
 /*

@@ -2,9 +2,9 @@
 /*
  * With restart=, the process that Slurm takes for a task is the task's agent. It runs no program. Each
  * generation of the program is a child of the agent: agent_become() returns there, and Slurm's own code
- * then makes the child the user's program. The agent notes how the child ends, and when it is told so,
- * kills all that is left of the generation: it adopts what the program leaves behind (a subreaper), so that
- * nothing escapes by setsid() or by forking twice.
+ * then makes the child the user's program. The agent notes how the child ends. When slurmstepd
+ * orders it, the agent kills all that is left of the generation. The agent is a subreaper: it adopts what the program
+ * leaves behind, so nothing escapes by setsid() or by forking twice.
  *
  * A thread of slurmstepd gives the orders, to all agents of the node alike. Orders and answers lie in
  * memory that both share. The thread wakes the agents by SIGCONT, which also continues an agent that
@@ -26,7 +26,7 @@
 
 enum { AGENTS_DEAL_MAX = 1 << 20, AGENTS_HOST_MAX = 256 };
 
-/* As `quit_status`: each agent exits as its last child has ended, or with code 0 if it has had none. */
+/* As `quit_status`: each agent exits as its last child has ended, or with code 0 if there was no child. */
 #define AGENTS_OWN_STATUS INT32_MIN
 
 enum agents_order {
@@ -80,7 +80,8 @@ void agents_reaped(struct agents *agents, uint32_t local_task);
  */
 uint32_t agent_become(const struct agents *agents, uint32_t local_task);
 
-/* In slurmstepd. Generations grow, and so do the orders of one generation; an older order is not given. */
+/* In slurmstepd: gives all agents an order. Numbers of generations grow, and so do the orders of one generation; an
+   order that is older than the last one is not given. */
 void agents_order(struct agents *agents, enum agents_order order, uint32_t generation);
 enum agents_order agents_ordered(const struct agents *agents, uint32_t *generation);
 

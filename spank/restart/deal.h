@@ -84,8 +84,8 @@ struct deal_lost {
 size_t deal_go_bytes(uint32_t local_count, const char *nodes);
 size_t deal_join_bytes(uint32_t task_count);
 
-/* Each writes a payload and returns its length. `ranks` and `tasks` of the structures are not looked at, the arrays
-   are given beside them. */
+/* Each writes a payload and returns its length. The arrays are given beside the structures, whose `ranks` and `tasks`
+   are not looked at. */
 size_t deal_pack_end(uint32_t generation, unsigned char *bytes);
 size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned char *bytes);
 size_t deal_pack_quit(int wait_status, unsigned char *bytes);

@@ -15,7 +15,7 @@
 #include "spank/failure/srun/step.h"
 #include "spank/restart/plan.h"
 
-/* Before the relay is opened: the step is to be restarted so. */
+/* Sets how the step is restarted. To be called before the relay is opened. */
 void dealer_open(const struct plan_policy *policy);
 bool dealer_is_open(void);
 
@@ -24,7 +24,7 @@ extern const struct relay_restart dealer_restart;
 void dealer_take_frame(uint32_t link, const struct frame *frame);
 void dealer_take_link(uint32_t link, enum links_event event);
 
-/* Before Slurm launches the step: it has so many nodes and tasks. False if the policy does not go with them. */
+/* Tells, before Slurm launches the step, how many nodes and tasks it has. False if the policy does not fit them. */
 bool dealer_begin(uint32_t nodes, uint32_t tasks, struct error *error);
 
 /* After the relay is closed. */

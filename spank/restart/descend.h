@@ -7,15 +7,16 @@
 #include <sys/types.h>
 
 /*
- * Sends SIGKILL to each child of the calling process, which has one thread, dead ones included. A child that a dying process leaves
- * to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child.
+ * Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that a
+ * dying process leaves to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child.
  */
 void descend_kill_children(void);
 
 /*
- * Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group: such a
- * process is a child of the caller, and is in that group or has left the caller's session. `keep` has `count` processes
- * that are left alone. Returns how many were killed. Their children are adopted then, and the next call finds them.
+ * Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.
+ * Such a process is a child of the caller, and is in that group or has left the caller's session. `keep` has `count`
+ * processes that are left alone. Returns how many were killed. The caller adopts their children, and the next call
+ * finds them.
  */
 uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The node's part in a restart, in slurmstepd's thread (failure/node/ends.h): it takes srun's orders (deal.h), hands
- * them to the node's agents (agent.h), and tells srun what becomes of them. What ends in a generation is judged as in a
- * step without restart= (node.h); nothing is judged that ends because srun has ordered it.
+ * them to the node's agents (agent.h), and tells srun what becomes of them. Ends of programs are judged as in a step
+ * without restart= (node.h), except ends that srun has ordered.
  *
  * A node that does not reach srun ends its ranks before srun gives their places to another node (the fence), and gives
  * up after a longer time. A step that Slurm has asked to stop does not start again: the agents end with their programs.
@@ -55,14 +55,14 @@ struct generation {
 bool generation_start(struct generation *generation, struct node *node, const struct generation_facts *facts);
 void generation_free(struct generation *generation);
 
-/* Takes a frame of srun's. What is no order, or contradicts what is known, is left alone. */
+/* Takes a frame of srun's. A frame that is no order, or contradicts what is known, has no effect. */
 void generation_take(struct generation *generation, uint32_t type, const void *payload, size_t bytes);
 
-/* Does what is due. To be called when agents have news, and gives after how many milliseconds at the latest to be
-   called again. */
+/* Does what is due. To be called when agents have news, and at the latest after the milliseconds that the last call
+   has returned. */
 int generation_look(struct generation *generation);
 
-/* The end of a task was taken by node_take_end(). */
+/* To be called when node_take_end() has taken the end of a task. */
 void generation_done(struct generation *generation, uint32_t local_task);
 
 #endif

@@ -33,10 +33,10 @@ struct history {
 
 void history_start(struct history *history);
 
-/* A node is lost; UINT32_MAX: several, or none in particular. */
+/* The cause that a node is lost; UINT32_MAX: several nodes, or none in particular. */
 struct cause cause_of_loss(uint32_t node, const char *text);
 
-/* A further cause of the same end. It takes the place of hearsay, and otherwise goes behind what is known. */
+/* Adds a further cause of the same end. It replaces hearsay; otherwise it goes behind what is known. */
 void cause_add(struct cause *cause, const struct cause *further);
 
 /* Notes the end of a generation with its highest step and its first one, 0 if not known. */

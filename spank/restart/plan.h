@@ -7,8 +7,8 @@
  * The first generation begins when all nodes have joined.
  *
  * After a failure all nodes are told to end their ranks. When each has answered that it is clear, or is lost, the
- * next generation begins. What fails between these two moments changes who is in the next generation, and makes no
- * other one.
+ * next generation begins. What fails between these two moments changes who is in the next generation, and causes no
+ * further one.
  */
 #ifndef SPANK_PLAN_H
 #define SPANK_PLAN_H
@@ -95,7 +95,7 @@ struct plan_failure {
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
 };
 
-/* A step with so many nodes and tasks. False without memory, or if the policy does not go with them. */
+/* Plans a step with so many nodes and tasks. False without memory, or if the policy does not fit them. */
 bool plan_start(struct plan *plan, const struct plan_policy *policy, uint32_t nodes, uint32_t tasks);
 void plan_free(struct plan *plan);
 
@@ -112,10 +112,10 @@ void plan_lose_agent(struct plan *plan, uint32_t node, const struct deal_lost *l
 /* A failure for which a step without restart= would end. */
 void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t now_ns);
 
-/* Nothing was heard of the node for so long. */
+/* srun has heard nothing of the node for so long. */
 void plan_silent(struct plan *plan, uint32_t node, uint64_t silent_ms, uint64_t now_ns);
 
-/* Nothing was heard of any node for so long. */
+/* srun has heard nothing of any node for so long. */
 void plan_all_silent(struct plan *plan, uint64_t silent_ms, uint64_t now_ns);
 
 /* Its slurmstepd has ended without a word. */
@@ -127,13 +127,13 @@ void plan_bye(struct plan *plan, uint32_t node, uint64_t now_ns);
 /* The step ends as its programs have ended. */
 void plan_leave(struct plan *plan);
 
-/* When plan_act() has something to do; UINT64_MAX: not before there is news. */
+/* Returns when plan_act() has something to do; UINT64_MAX: not before there is news. */
 uint64_t plan_due(const struct plan *plan);
 
-/* The next thing to do; false: nothing. */
+/* Gives the next thing to do; false: there is nothing to do. */
 bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action);
 
-/* What a node is told of the generation, except key and list of nodes, and the ranks of its tasks in order. */
+/* Gives what a node is told of the generation, except key and list of nodes, and the ranks of its tasks in order. */
 void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
 
 #endif

@@ -30,8 +30,8 @@ struct renumbered {
 bool renumber(struct renumbered *renumbered, char *const *environment, const struct deal_go *go,
               uint32_t local_task, uint32_t pid, struct error *error);
 
-/* Whether the variable is of PMI or PMIx. What a site starts for each task serves one program only, so that a program
-   that is started again is not to see it. `text` is NAME=VALUE. */
+/* Whether the variable is of PMI or PMIx. A PMI server serves one program of a task only, so a program that is started
+   again must not see these variables. `text` is NAME=VALUE. */
 bool renumber_hides(const char *text);
 
 #endif

@@ -54,14 +54,14 @@ enum roster_order { ORDER_NONE, ORDER_END, ORDER_GO, ORDER_QUIT };
 bool roster_start(struct roster *roster, uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes);
 void roster_free(struct roster *roster);
 
-/* Takes a node that joins for the first time. Returns why it cannot; NULL: it has joined. */
+/* Takes a node that joins for the first time. Returns why the node cannot join; NULL: it has joined. */
 const char *roster_join(struct roster *roster, const struct deal_join *join, const char *name);
 
 /* Whether all nodes have joined, and whether all that are there are clear; lost nodes do not count. */
 bool roster_all_joined(const struct roster *roster);
 bool roster_all_clear(const struct roster *roster);
 
-/* Whether it may still have tasks of which srun hears nothing any more. */
+/* Whether the node may still have tasks of which srun hears nothing any more. */
 bool roster_is_away(const struct roster_node *node);
 bool roster_any_away(const struct roster *roster);
 /* Whether all nodes have said good-bye, except those that are away. */
@@ -76,7 +76,7 @@ bool roster_fill(struct roster *roster, struct sink *sink);
 /* Counts the ranks, in order of the tasks' numbers. */
 void roster_count(struct roster *roster);
 
-/* How many good nodes wait. */
+/* Returns how many good nodes wait. */
 uint32_t roster_spares_left(const struct roster *roster);
 /* Adds " (1 spare left)"; nothing in a step without spares. */
 void roster_add_spares(const struct roster *roster, struct sink *sink);
@@ -95,7 +95,7 @@ bool roster_owes(const struct roster *roster, uint32_t from);
 /* The first of these orders, which is then not owed any more, and its node in *from. */
 enum roster_order roster_take_order(struct roster *roster, uint32_t *from);
 
-/* What a node is told of the ranks: counts, its own rank and its tasks' ranks. The rest of `go` stays. */
+/* Sets what a node is told of the ranks: counts, its own rank and its tasks' ranks. The rest of `go` stays. */
 void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
 
 #endif

@@ -21,7 +21,7 @@ typedef struct ddp_allocation {
 	size_t mapped;      /* bytes from `base` on */
 	int fd;             /* of this rank's own memory, which others open; else -1 */
 	size_t parts;
-	bool kept;          /* beyond its context */
+	bool kept;          /* the memory outlives its context */
 	int *part_of;       /* [world size]: world rank's part, or DDP_NOBODY; NULL: it is this rank's own */
 } ddp_allocation;
 
@@ -51,7 +51,7 @@ void ddp_allocations_add(ddp_allocations *all, ddp_allocation *a);
 ddp_allocation *ddp_allocations_take(ddp_allocations *all, const void *memory);
 /* Marks this rank's own memory as kept; false: there is no such memory. */
 bool ddp_allocations_keep(ddp_allocations *all, const void *memory);
-/* Frees all, except what is kept. */
+/* Frees all memory of the context, except what is kept. */
 void ddp_allocations_free(ddp_allocations *all);
 /* Frees memory that was kept when its context was closed; false: there is no such memory. */
 bool ddp_allocation_free_kept(const void *memory);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is
- * silent for the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a
- * sentence that is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes;
- * the ranks of a node tell each other in the control segments of their communicators.
+ * comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is silent for
+ * the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a sentence that
+ * is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
+ * ranks of a node tell each other in the control segments of their communicators.
  */
 #ifndef DDP_COMM_CORE_SILENCE_H
 #define DDP_COMM_CORE_SILENCE_H
@@ -11,7 +11,7 @@
 #include "ddp.h"
 #include "comm/core/roster.h"
 
-/* The node of this process of the job has been silent for so long. False: that was known. Any thread. */
+/* Notes that the node of this process of the job has been silent for so long. False: that was known. Any thread. */
 bool ddp_silence_note(ddp_roster *roster, int world_rank, int silent_ms);
 /* How many nodes are known to be silent. */
 static inline int ddp_silence_count(const ddp_roster *roster)
@@ -26,7 +26,7 @@ static inline bool ddp_silence_of(const ddp_roster *roster, int world_rank)
 
 enum { DDP_SILENCE_TEXT = 512 };
 
-/* The first rank of the communicator that is on a silent node, and what is to be said; or DDP_NOBODY. */
+/* Returns the first rank of the communicator that is on a silent node, and sets what the error says; or DDP_NOBODY. */
 int ddp_silence_find(const ddp_comm *comm, char text[DDP_SILENCE_TEXT]);
 
 /* Shows the ranks of this node, in the communicator's control segment, the silent nodes that this process knows;

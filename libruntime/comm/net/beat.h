@@ -35,7 +35,8 @@ typedef enum ddp_beat_state {
 	DDP_BEAT_ENDED     /* the process there has closed it, or has ended */
 } ddp_beat_state;
 
-/* A byte that comes. A node that was called silent is told so, once its network is back: it has been given up. */
+/* A byte on the connection. If a node was called silent and its network is back, this byte tells the node that others
+   have given it up. */
 typedef enum ddp_beat_word {
 	DDP_BEAT_LIVES,
 	DDP_BEAT_GAVE_ALL_UP, /* the sender hears nobody */
@@ -44,7 +45,7 @@ typedef enum ddp_beat_word {
 
 typedef struct ddp_beat {
 	int rank, self;       /* the peer, and this process, in the job */
-	bool connects;        /* this end does */
+	bool connects;        /* this end connects, and the other end listens */
 	bool heard;           /* there was a connection */
 	bool warned;          /* that there is none */
 	ddp_beat_state state;

@@ -17,7 +17,7 @@ typedef struct ddp_beats ddp_beats;
 
 /* Listens; nobody is watched yet. */
 ddp_status ddp_beats_open(ddp_roster *roster, ddp_beats **beats);
-/* Where it listens, in network order. NULL: 0. */
+/* Returns the port on which the process listens, in network order. NULL: 0. */
 uint16_t ddp_beats_port(const ddp_beats *beats);
 /* Process `rank` of another node listens at `port` (0: it does not) of one of the addresses. */
 ddp_status ddp_beats_learn(ddp_beats *beats, int rank, uint16_t port, const ddp_place *hosts, int count);
@@ -26,7 +26,7 @@ void ddp_beats_trust(ddp_beats *beats, int rank, const ddp_token *ours, const dd
 /* Watches the neighbours of this node among the nodes of the communicator, if this rank is the first one of its
    node there. Those that are watched already go on being so. Silent nodes are noted (comm/core/silence). */
 ddp_status ddp_beats_watch(ddp_beats *beats, const ddp_comm *comm);
-/* How many nodes it hears now. */
+/* Returns how many nodes this process hears now. */
 int ddp_beats_heard(ddp_beats *beats);
 /* NULL is allowed. */
 void ddp_beats_close(ddp_beats *beats);

@@ -25,7 +25,7 @@ typedef struct ddp_judge {
 void ddp_judge_begin(ddp_judge *judge, uint64_t now_ns);
 /* A sign of life came at this time; an older one changes nothing. */
 void ddp_judge_hear(ddp_judge *judge, uint64_t heard_ns);
-/* Looks: true if the node has been silent for `limit_ns`, and the caller ran for as long meanwhile. */
+/* Returns true if the node has been silent for `limit_ns`, and the caller ran for as long meanwhile. */
 bool ddp_judge_look(ddp_judge *judge, uint64_t now_ns, uint64_t limit_ns);
 /* The time since the last sign of life. */
 uint64_t ddp_judge_silent_ns(const ddp_judge *judge, uint64_t now_ns);

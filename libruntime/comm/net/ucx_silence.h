@@ -8,10 +8,11 @@
 
 #include "comm/net/ucx_state.h"
 
-/* Does so for the nodes that are silent since the last call. Not from UCX's callbacks; the lock is held. */
+/* Ends the connections with the nodes that have fallen silent since the last call. Not from UCX's callbacks; the lock
+   is held. */
 void ddp_ucx_silence(ddp_worker *worker);
 
-/* For comm/net/ucx_handlers: a peer has told so. */
+/* comm/net/ucx_handlers calls this when a peer has told of a silent node. */
 void ddp_ucx_silence_arrived(connection *c, const control_header *header);
 
 #endif

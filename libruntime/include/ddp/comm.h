@@ -289,12 +289,13 @@ DDP_API ddp_status ddp_comm_create_group(ddp_comm *comm, const int *ranks, int c
 /*
  * Forms a communicator of the surviving ranks, in their old order, after an error that broke `comm`.
  * Collective over the survivors. It waits for other ranks as long as a collective does, except for ranks
- * that have died or closed the communicator, and for ranks of a silent node (silence_ms of ddp_options). A rank that comes later gets DDP_ERR_PEER. If a message to a
- * rank that does not answer was under way, the call may take half that time. If the message is slow and
- * has not ended by then, it is cut off, and all communicators lose the rank at its other end. If a rank
- * has no descriptors left for the new connections (RLIMIT_NOFILE; the library has raised the soft limit),
- * it gets DDP_ERR_NOMEM, and the others go on without it. Any other error, such as one of memory, comes on
- * all ranks and leaves `comm` as it was; the call may then be repeated.
+ * that have died or closed the communicator, and for ranks of a silent node (silence_ms of ddp_options).
+ * A rank that comes later gets DDP_ERR_PEER. If a message to a rank that does not answer was under way,
+ * the call may take half that time. If the message is slow and has not ended by then, it is cut off, and
+ * all communicators lose the rank at its other end. If a rank has no descriptors left for the new
+ * connections (RLIMIT_NOFILE; the library has raised the soft limit), it gets DDP_ERR_NOMEM, and the
+ * others go on without it. Any other error, such as one of memory, comes on all ranks and leaves `comm`
+ * as it was; the call may then be repeated.
  *
  * All ranks that succeed have the same members. If a rank dies during the call, either the others start
  * again without it, or it is still a member and the first collective fails with DDP_ERR_PEER: then shrink

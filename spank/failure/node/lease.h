@@ -21,7 +21,7 @@ struct lease {
 	uint64_t renewed_ns; /* when the newest byte was written that is acknowledged */
 };
 
-/* The connection is open, or the node has begun. */
+/* Begins when the node begins, and again when a connection is open. */
 void lease_begin(struct lease *lease, uint64_t now_ns);
 
 /* A new connection counts its bytes anew. */
@@ -33,7 +33,7 @@ void lease_write(struct lease *lease, uint64_t written, uint64_t now_ns);
 /* So many bytes are acknowledged. */
 void lease_acknowledge(struct lease *lease, uint64_t acknowledged);
 
-/* For how long the oldest byte has waited that is not acknowledged. */
+/* Returns how long the oldest byte that is not acknowledged has waited. */
 uint64_t lease_waits_ns(const struct lease *lease, uint64_t now_ns);
 
 #endif

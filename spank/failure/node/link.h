@@ -75,14 +75,14 @@ bool link_was_open(const struct link *link);
 /* Whether srun is of a release that knows no links. */
 bool link_is_refused(const struct link *link);
 
-/* srun's host was out of reach for the time of silence=, and then turned out to have no such srun any more: srun has
-   ended the step without this node. Where srun only dies, that is not so. */
+/* Whether srun has ended the step without this node: srun's host was out of reach for the time of silence=, and this
+   srun does not run there any more. False if srun has only died. */
 bool link_is_cut_off(const struct link *link);
 
 /* What poll(2) is to wait for. */
 void link_poll(const struct link *link, struct pollfd ready[LINK_FDS]);
 
-/* Does what is due; `ready` is not used. Gives after how many milliseconds to call it again, if no descriptor of
+/* Does what is due; `ready` is not used. Returns after how many milliseconds to call it again, if no descriptor of
    link_poll() is ready before; -1: never. */
 int link_tick(struct link *link);
 
@@ -97,7 +97,7 @@ uint32_t link_lease_ms(const struct link *link);
 /* The age of the lease at which a node has to end its tasks by itself, if others may replace them. */
 uint32_t link_fence_ms(uint32_t silence_ms);
 
-/* The node's tasks have ended: says good-bye, and closes the connections. */
+/* Tells srun that the node's tasks have ended (FRAME_BYE), and closes the connections. */
 void link_end(struct link *link);
 
 #endif

@@ -66,7 +66,7 @@ bool node_lose_witness(struct node *node);
    how many milliseconds to call it again; -1: never. */
 int node_report_again(struct node *node);
 
-/* Opens the link to srun as soon as a task has told where srun is, and serves it (link_tick()). Gives after how many
+/* Opens the link to srun as soon as a task has told where srun is, and serves it (link_tick()). Returns after how many
    milliseconds to call it again; -1: never. */
 int node_serve_link(struct node *node);
 

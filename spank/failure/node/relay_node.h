@@ -12,7 +12,8 @@
 /* Chooses the mark; returns the sender, or NULL if the kernel gives no random bytes. */
 struct relay_sender *relay_start_sender(struct relay_sender *sender);
 
-/* The address of a port of srun; false if the text is no number. No name is one: this runs as root, too. */
+/* Gives the address of a port of srun. False if the text is no numeric address: names are not resolved, because root
+   calls this, too. */
 bool relay_address(const char *text, uint16_t port, struct sockaddr_storage *address, socklen_t *bytes);
 
 /* The nonce of the sender's next message; false if the kernel gives no random bytes. */

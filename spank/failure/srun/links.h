@@ -74,24 +74,24 @@ int links_descriptor(const struct links *links);
 /* Reads and sends what is possible, and calls the actions. */
 void links_read(struct links *links, uint64_t now_ns);
 
-/* When links_judge() is to be called next; UINT64_MAX: no node's silence would mean anything. */
+/* Returns when links_judge() is to be called next; UINT64_MAX: no node's silence would mean anything. */
 uint64_t links_due(const struct links *links, uint64_t now_ns);
 
-/* Behind links_read(): tells which nodes are silent. `boot_ns`: by CLOCK_BOOTTIME. */
+/* Tells which nodes are silent. To be called behind links_read(). `boot_ns`: by CLOCK_BOOTTIME. */
 void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns);
 
-/* A node has not spoken for some beats, and is silent at this time if it does not speak before; 0: none. What
-   fails meanwhile on other nodes may be its consequence. */
+/* Returns when a node that has missed some beats becomes silent if it does not speak before; 0: there is no such node.
+   What fails meanwhile on other nodes may be the consequence. */
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns);
 
 /* Sends a node a frame of at least FRAME_NEWS, now or when it has opened a connection again. False: there is no such
    node, it is lost, or see session_send(). */
 bool links_send(struct links *links, uint32_t node, uint32_t type, const void *payload, size_t bytes);
 
-/* The node does not belong to the step any more: its connection ends, and it is not taken again. */
+/* Ends the connection of a node that does not belong to the step any more. No further connection of it is taken. */
 void links_lose(struct links *links, uint32_t node);
 
-/* NULL behind the last. */
+/* Returns the node with this number; NULL behind the last one. */
 const struct links_node *links_node(const struct links *links, uint32_t node);
 
 #endif

@@ -24,11 +24,11 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
    makes. */
 struct links *relay_links(void);
 
-/* For who restarts the step, in the same thread. Says a sentence. */
+/* Says a sentence. For the restarts (spank/restart), in the same thread. */
 void relay_say(const char *text);
 /* What nodes tell of this generation counts from now on, and nothing of earlier ones. */
 void relay_begin_generation(uint32_t generation);
-/* Has the step ended, and says why; "": there is nothing to say. */
+/* Ends the step, and says why; "": there is nothing to say. */
 void relay_end_step(const char *text, int wait_status);
 /* All ranks have ended. True if a failure was held that is to be said now. */
 bool relay_take_rest(struct step_action *action);

@@ -54,14 +54,14 @@ struct requeue_step {
 	uint64_t at;      /* in which step of the training it failed; 0: not known */
 };
 
-/* Whether to ask. `text` says why, or why not; "": nothing is to be said. */
+/* Whether srun is to ask. `text` says why, or why not; "": nothing is to be said. */
 bool requeue_judge(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX]);
 
 /* Whether there is a reason why this job can never be requeued. It is to be said when the step starts. */
 bool requeue_is_impossible(const struct requeue_step *step, const struct requeue_job *job,
                            char text[REQUEUE_TEXT_MAX]);
 
-/* The highest step of a training that a sentence about a failure names; 0: none. */
+/* Returns the highest step of a training that a sentence about a failure names; 0: none. */
 uint64_t requeue_step_in(const char *sentence);
 
 /*

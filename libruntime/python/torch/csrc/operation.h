@@ -40,19 +40,20 @@ class Operation : public std::enable_shared_from_this<Operation> {
  public:
 	ddp_operation call{};
 
-	/* Gives the address of a tensor's elements, one behind the other. The tensor, or a copy, lives until the end. */
+	/* Returns the address of a tensor's elements, which lie one behind the other. The tensor or its copy lives as long
+	   as the operation. */
 	const void *read(const at::Tensor &tensor);
-	/* The same of a tensor that the operation writes; `read_too`: it also reads it. */
+	/* Does the same for a tensor that the operation writes. `read_too`: the operation also reads the tensor. */
 	void *write(const at::Tensor &tensor, bool read_too = false);
 	/* Gives each rank's block an address of its own. */
 	void read_each(const Tensors &tensors);
 	void write_each(const Tensors &tensors);
 	/* Sets how many elements each rank has. */
 	void count_each(std::vector<size_t> counts, std::vector<size_t> recv_counts = {});
-	/* What result() and the future give. */
+	/* Sets what result() and the future give. */
 	void gives(Tensors tensors);
 	void gives(std::vector<Tensors> lists);
-	/* Another operation ends no later than this one. */
+	/* Notes another operation, which ends no later than this one. */
 	void includes(std::shared_ptr<Operation> earlier) { before_.push_back(std::move(earlier)); }
 
 	/* libddp owns the operation until arrive(). */
