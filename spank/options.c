@@ -219,7 +219,7 @@ static bool read_nccl_net(struct settings *settings, struct value value)
 
 static bool read_python(struct settings *settings, struct value value)
 {
-	/* A colon would part it in PYTHONPATH. */
+	/* In PYTHONPATH a colon would split the folder's name. */
 	return (value.text == NULL || memchr(value.text, ':', value.length) == NULL) &&
 	       read_plugin(&settings->python, settings->python_path, value);
 }
@@ -548,8 +548,8 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	return true;
 }
 
-/* What a site's line says of restarts is for the lists that go with it. What the user says contradicts itself, or
-   holds. */
+/* A site's keys of restarts count only where they fit the user's list. Keys of the user that contradict each other are
+   an error. */
 static bool settle_restart(struct settings *settings, struct error *error)
 {
 	bool wanted = option_given(settings, "restart") && settings->restarts > 0;

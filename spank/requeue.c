@@ -171,7 +171,7 @@ static int ask_once(const struct job_news *news)
 	return take_answer(code, answer);
 }
 
-/* The next run is to know how far this one came. If Slurm takes no note, requeue=N is the only limit. */
+/* The note tells the next run how far this run came. If Slurm takes no note, requeue=N is the only limit. */
 static void leave_note(const struct requeue_step *step, const struct job_news *news)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
@@ -199,7 +199,7 @@ static void leave_note(const struct requeue_step *step, const struct job_news *n
 		            spank_strerror((spank_err_t)code));
 }
 
-/* Slurm's own errors, from 2000 on, are its last word. Others are of the way to it. */
+/* slurmctld has refused if the error is one of Slurm's own, from 2000 on. Other errors come from the connection. */
 static bool is_final(int code)
 {
 	return code == ENOSYS || (code >= 2000 && code < 5000 && code != ESLURM_IN_STANDBY_MODE);
@@ -229,7 +229,7 @@ static int judge_and_ask(const struct requeue_step *step)
 	}
 	leave_note(step, &news);
 	code = ask_once(&news);
-	/* At once: srun may be killed with the script. */
+	/* The line is written at once, because srun may be killed with the script. */
 	if (code == 0)
 		ask_to_say(text);
 	if (code == 0 && was_cancelled(&news))
@@ -326,7 +326,7 @@ void requeue_end_watch(void)
 	if (requeue.process != getpid() || requeue.ended_ns != 0)
 		return;
 	requeue.ended_ns = ddp_now_ns();
-	/* An eventfd takes it always. */
+	/* An eventfd always takes this write. */
 	if (requeue.watches && write(requeue.closing, &one, sizeof(one)) != (ssize_t)sizeof(one))
 		slurm_debug("ddp: cannot end the thread that waits for the time limit: %s", strerror(errno));
 }

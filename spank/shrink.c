@@ -73,7 +73,7 @@ static bool update(uint32_t job_id, char *nodes, struct error *error)
 	if (begin == NULL || send == NULL || release == NULL)
 		return error_set(error, "this srun has no slurm_update_job2()");
 	begin(&change);
-	/* As text, since the number's place differs between releases. */
+	/* The job is named as text, because the place of the number differs between releases. */
 	snprintf(id, sizeof(id), "%u", job_id);
 	change.job_id_str = id;
 	change.req_nodes = nodes;

@@ -268,7 +268,7 @@ static bool settle_spares(struct settings *settings, const struct srun_words *gi
 	return true;
 }
 
-/* A site's default is for the steps that can have it. */
+/* A site's default counts only for steps that can be restarted. */
 static bool settle_restarts(struct request *request, const struct srun_words *given, struct error *error)
 {
 	struct settings *settings = &request->settings;
@@ -349,7 +349,7 @@ void srun_leave_with_first_code(int status, void *unused)
 	bool succeeded = dealer_has_succeeded();
 
 	(void)unused;
-	/* SLURM's status is also that of nodes whose places others took. */
+	/* SLURM's status also counts nodes whose places other nodes took. */
 	if (succeeded)
 		status = 0;
 	else

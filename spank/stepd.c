@@ -54,7 +54,7 @@ static bool find_address(const char *node, char *address, size_t bytes)
 	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
 	if (find == NULL)
 		return false;
-	/* Slurm's to free, by a function that differs between releases; it is short. */
+	/* Slurm would have to free the text, by a function that differs between releases. The text is short, and stays. */
 	found = find(node);
 	if (found == NULL || strlen(found) >= bytes)
 		return false;

@@ -28,8 +28,8 @@ static void set_for(bool allocator)
 			variables[i].set = setenv(variables[i].name, "set", 1) == 0;
 }
 
-/* The user's list in the command line; "" for --ddp alone, NULL without it. The program's words may hold one, too: the
-   first is srun's. */
+/* Returns the user's list in the command line; "" for --ddp alone, NULL without it. The program's own words may contain
+   --ddp, too, so the first one counts. */
 static const char *list_in(const char *words, const char *end)
 {
 	for (const char *word = words; word < end; word += strlen(word) + 1) {

@@ -279,7 +279,7 @@ static void make_witness(const struct stepd *stepd)
 		return;
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
 		                       .text = text, .generation = &shared->generation,
-		                       /* Agents end what they have started, and then themselves. */
+		                       /* Agents end what they have started, and then exit. */
 		                       .kill_tasks = stepd->request->settings.kill_on_failure &&
 		                                     stepd->node.supervise.agents.shared == NULL,
 		                       .stay_in_group = ask_tracks_groups(),
@@ -394,7 +394,7 @@ static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *e
 		identity_without_spares(&identity, &stepd->request->settings);
 	const struct beginning beginning = { &facts, &identity, &stepd->master,
 		                             environment_get(facts.environment, "SLURM_DDP_KEY") };
-	/* What is wrong from the start is no reason for a restart. */
+	/* If something is wrong from the start, a restart would not help, so the task does not become an agent. */
 	if (!prepare_task(spank, stepd, &beginning, has_agent, error))
 		return false;
 	if (has_agent)

@@ -42,7 +42,7 @@ static bool ends(const char *text, const char *with)
 	return length > end && strcmp(text + length - end, with) == 0;
 }
 
-/* What a file of the directory is. `writer` is the start that its name has, or nobody. */
+/* The kind of a file of the directory. `writer` is the start that the file's name has, or nobody. */
 static kind kind_of(const char *name, ddp_store_writer *writer)
 {
 	const char *mark = strstr(name, "start-");
@@ -183,9 +183,9 @@ static void remove_left_overs(const char *dir, const ddp_store_writer *writer, b
 /* ---- the lock's file ------------------------------------------------------------- */
 
 /*
- * A POSIX record lock of a hidden file: it works on NFS too, the kernel lets go of it
- * when the process dies, and children do not inherit it. A process lets go of all its
- * locks of a file when it closes any descriptor of it: so it has one only.
+ * The lock is a POSIX record lock of a hidden file. It works on NFS, too. The kernel releases it when the process dies,
+ * and children do not inherit it. A process releases all its locks of a file when it closes any descriptor of that
+ * file, so a process has only one descriptor.
  */
 struct ddp_store_lock {
 	dev_t device; /* of the file */
@@ -338,7 +338,7 @@ static ddp_status lock_directory(const char *dir, const char *path, const ddp_st
 	if (status == DDP_OK && *fd < 0)
 		return ddp_fail(DDP_ERR_STATE, "checkpoint directory %s: its lock changes again and again; give each run a "
 		                "directory of its own", dir);
-	/* A later start may have come between. */
+	/* A later start may have begun meanwhile. */
 	if (status == DDP_OK)
 		status = ddp_store_lock_check(dir, writer);
 	if (status != DDP_OK && *fd >= 0)

@@ -13,7 +13,7 @@ enum { LOOK_MS = 500, PROBES = 127 };
 
 static void set(int fd, int level, int name, int value)
 {
-	/* A local socket does not know it. */
+	/* A local socket does not know this option. */
 	(void)setsockopt(fd, level, name, &value, sizeof(value));
 }
 

@@ -32,7 +32,7 @@ ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms)
 
 	for (;;) {
 		const int wait_ms = ddp_poll_ms(deadline_ns, 500), rc = poll(&ready, 1, wait_ms);
-		/* What to make of the end of time, or of an error, is said by who reads. */
+		/* The reader decides what a timeout or an error means. */
 		if (rc > 0 || wait_ms == 0 || (rc < 0 && errno != EINTR))
 			return DDP_OK;
 		const int silent_ms = ddp_silence_look(&looks, fd, silence_ms);

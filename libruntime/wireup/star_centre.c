@@ -72,7 +72,7 @@ static ddp_status gather_from(struct ddp_centre *centre, struct ddp_link *link, 
 	return ddp_link_watch(centre, link, EPOLLRDHUP);
 }
 
-/* Is a rank whose blob is waited for on a silent node? */
+/* Is one of the ranks that have not sent their blobs on a silent node? */
 static ddp_status check_silence(const struct ddp_centre *centre)
 {
 	for (int r = 1; r < centre->base.job->world_size; r++) {

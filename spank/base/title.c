@@ -7,7 +7,7 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-/* The title lies in memory where the kernel says in /proc. */
+/* The kernel says in /proc where in memory the title lies. */
 void title_take(const char *name)
 {
 	unsigned long start = 0, end = 0;
@@ -19,7 +19,7 @@ void title_take(const char *name)
 		close(fd);
 	prctl(PR_SET_NAME, name);
 	text[got > 0 ? got : 0] = '\0';
-	/* Behind the command in parentheses comes field 3; these are 48 and 49. */
+	/* Field 3 comes behind the command in parentheses; the two fields read here are 48 and 49. */
 	field = strrchr(text, ')');
 	for (int i = 2; field != NULL && i < 48; i++)
 		field = strchr(field + 1, ' ');

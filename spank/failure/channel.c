@@ -30,7 +30,7 @@ void channel_tune(int fd, uint32_t ms)
 	const int yes = 1;
 	const unsigned int timeout = ms;
 
-	/* What a kernel does not know makes the connection slower, and no more. */
+	/* If a kernel does not know an option, the connection is only slower. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof(timeout));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &yes, sizeof(yes));
@@ -53,7 +53,7 @@ void channel_end(struct channel *channel)
 	*channel = (struct channel){ .fd = -1, .broken = true };
 }
 
-/* Room for so many more bytes; NULL without memory, or if the other side takes nothing. */
+/* Makes room for so many more bytes. NULL: there is no memory, or the other side takes nothing. */
 static unsigned char *make_room(struct channel *channel, size_t count)
 {
 	size_t held = channel->end - channel->begin, room = channel->room > 0 ? channel->room : 256;
@@ -167,7 +167,7 @@ bool channel_next(struct channel *channel, struct session *session, struct frame
 		}
 		if (frame->number <= session->read)
 			continue;
-		/* Otherwise one was left out. */
+		/* Any other number means that a frame was left out. */
 		if (frame->number == session->read + 1) {
 			session->read++;
 			return true;

@@ -9,7 +9,7 @@
 /* Where the parts of a header are. */
 enum { AT_TYPE = 0, AT_LENGTH = 4, AT_SEQUENCE = 8, AT_NUMBER = 16 };
 
-/* The text has another length than all else that is signed with the secret. */
+/* The text has another length than every other text that is signed with the secret. */
 void frame_begin(struct frame_stream *stream, const unsigned char secret[SIPHASH_KEY_BYTES],
                  const unsigned char nonce[FRAME_NONCE_BYTES], enum frame_side side)
 {
@@ -74,7 +74,7 @@ void frame_add(struct frame_reader *reader, const void *bytes, size_t count)
 	reader->end += count;
 }
 
-/* In a time that does not depend on where they differ. */
+/* Compares in a time that does not depend on where the tags differ. */
 static bool is_same(const unsigned char *one, const unsigned char *other)
 {
 	unsigned char differs = 0;

@@ -61,7 +61,7 @@ static bool any_is_of(const struct ddp_progress *const *list, size_t count, enum
 	return false;
 }
 
-/* Readers take an error of libddp's for the rank's, and no phase from NCCL. */
+/* Readers take an error of libddp's for the rank's error, and take no phase from NCCL. */
 static uint32_t choose_writer(const struct ddp_progress *const *list, size_t count)
 {
 	if (any_is_of(list, count, DDP_WRITER_LIBDDP))

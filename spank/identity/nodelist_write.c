@@ -29,7 +29,7 @@ static struct numbered split(const char *name)
 	return split;
 }
 
-/* Whether `next` is the name behind `name` in a range. */
+/* Whether `next` follows `name` in a range. */
 static bool follows(const char *name, const char *next)
 {
 	struct numbered a = split(name), b = split(next);

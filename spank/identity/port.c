@@ -35,7 +35,8 @@ bool port_from_reservation(const char *text, uint16_t *port, struct error *error
 	return true;
 }
 
-/* How many ports an item has, "12000-12003" or "12010"; 0: it is none. Sets what stands behind it. */
+/* Returns how many ports an item such as "12000-12003" or "12010" has; 0: the text is no item. Sets what stands behind
+   the item. */
 static uint32_t read_ports(const char *text, uint32_t *low, const char **behind)
 {
 	const char *end = read_one(text, low);

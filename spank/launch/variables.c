@@ -137,7 +137,7 @@ static void put_nccl_net(struct variables *v, const struct settings *settings,
 }
 
 /* The folder `site` before the user's own makes each Python that a task starts look at DDP_PYTHON. A list that
-   is too long stays as it is: a program without slurm_ddp is better than none. */
+   is too long stays as it is: the program then runs without slurm_ddp. */
 static void put_python(struct variables *v, const struct settings *settings, const struct task_extras *extras)
 {
 	const char *own = environment_get(extras->environment, "PYTHONPATH");

@@ -23,7 +23,7 @@ enum {
 	LOOK_MS = 1000,     /* an agent looks at its orders so often, should a signal be lost, */
 	KILL_LOOK_MS = 20,  /* and at its children while it kills them */
 	FORK_TRIES = 20,    /* the user may have no more processes until those of the last generation are reaped: */
-	FORK_PAUSE_MS = 50, /* so long is the pause */
+	FORK_PAUSE_MS = 50, /* the pause between two tries */
 	WAKE = SIGCONT,
 	PARENT_DIED = SIGPWR, /* the kernel's word */
 };
@@ -58,7 +58,7 @@ bool agents_make(struct agents *agents, uint32_t count, struct error *error)
 	}
 	for (uint32_t i = 0; i < count; i++)
 		agents->handles[i] = -1;
-	/* It adopts what an agent that was killed leaves behind. */
+	/* slurmstepd adopts what an agent that was killed leaves behind. */
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	return true;
 }
@@ -240,8 +240,8 @@ static bool reap(void)
 }
 
 /*
- * Kills children until there are none. What a killed child leaves behind becomes the agent's child, so only
- * children are killed, whose numbers can be nobody else's.
+ * Kills children until there are none. What a killed child leaves behind becomes the agent's child. So only children
+ * are killed: the number of a child that is not reaped cannot belong to another process.
  */
 static void end_all(void)
 {
@@ -252,7 +252,7 @@ static void end_all(void)
 	}
 }
 
-/* As a child that ended so. */
+/* Ends as a child with this wait status has ended. */
 _Noreturn static void exit_like(int wait_status)
 {
 	if (WIFSIGNALED(wait_status)) {
@@ -323,7 +323,7 @@ static void become(const struct agents *agents, uint32_t local_task)
 	self.own = &agents->shared->agent[local_task];
 	sigfillset(&self.all);
 	sigprocmask(SIG_SETMASK, &self.all, &self.before);
-	/* If it were ignored, the kernel would keep no status. */
+	/* If SIGCHLD were ignored, the kernel would keep no status. */
 	sigaction(SIGCHLD, &usual, &self.on_child);
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	prctl(PR_SET_DUMPABLE, 0);

@@ -90,7 +90,7 @@ bool dealer_has_succeeded(void)
 
 /* ---- links ----------------------------------------------------------------------- */
 
-/* NULL without memory. */
+/* Returns NULL without memory. */
 static struct dealt_link *link_at(uint32_t link)
 {
 	struct dealt_link *larger;
@@ -108,7 +108,7 @@ static struct dealt_link *link_at(uint32_t link)
 	return &dealer.links[link];
 }
 
-/* ROSTER_NONE: it has not joined. */
+/* Returns ROSTER_NONE if the node of the link has not joined. */
 static uint32_t node_of(uint32_t link)
 {
 	return link < dealer.link_count ? dealer.links[link].node : ROSTER_NONE;
@@ -235,8 +235,9 @@ void dealer_take_link(uint32_t link, enum links_event event)
 	}
 }
 
-/* When a closed link counts as ended. The kernel of a slurmstepd that has ended ends the connection. If the connection was
-   cut, the node may live, and the fence ends its ranks only a little before srun takes the node for silent. */
+/* Returns when a closed link counts as ended. The kernel of a slurmstepd that has ended ends the connection. If the
+   connection was cut, the node may live, and the fence ends its ranks only a little before srun takes the node for
+   silent. */
 static uint64_t gone_ns(uint32_t link)
 {
 	const struct links_node *from = links_node(relay_links(), link);
@@ -248,7 +249,7 @@ static uint64_t gone_ns(uint32_t link)
 	return silent_ns > gone_ns ? silent_ns : gone_ns;
 }
 
-/* When the first closed link counts as ended; UINT64_MAX: none. */
+/* Returns when the first closed link counts as ended; UINT64_MAX: there is none. */
 static uint64_t closed_due(void)
 {
 	uint64_t due = UINT64_MAX;
@@ -381,7 +382,7 @@ static void send_go(uint32_t node)
 	free(payload);
 }
 
-/* Ranks that have all ended without a failure to be said, as after a signal, end the step. */
+/* If all ranks have ended and no failure is to be said, as after a signal, the step ends. */
 static void end_all(void)
 {
 	struct step_action action;
@@ -438,7 +439,7 @@ static void take_action(const struct plan_action *action)
 	}
 }
 
-/* A node that speaks again opens another connection, or its first one brings something. */
+/* A node that speaks again opens another connection, or sends something on its first one. */
 static void look_who_is_back(void)
 {
 	const struct links_node *from;

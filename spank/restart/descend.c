@@ -118,7 +118,7 @@ static void kill_by_search(void)
 	visit_all(kill_if_child, &own);
 }
 
-/* What is looked for, by root. */
+/* What root looks for. */
 struct search {
 	bool (*is_meant)(const struct relative *relative, const struct search *search);
 	pid_t parent, session, group;
@@ -144,7 +144,8 @@ static bool is_found(const char *number, const struct search *search)
 	return read_relative(number, &relative) && search->is_meant(&relative, search);
 }
 
-/* The number may be another process's at each moment, and is looked at again behind a handle of the process. */
+/* At each moment the number may come to belong to another process. So a handle of the process is opened first, and then
+   the process is looked at again. */
 static void kill_if_found(const char *number, void *about)
 {
 	struct search *search = about;

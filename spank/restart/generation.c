@@ -142,7 +142,7 @@ static void quit(struct generation *generation, int wait_status)
 	agents_order(agents, AGENTS_QUIT, generation->number);
 }
 
-/* Here, since a task, forked from a process with threads, may not ask for it. */
+/* slurmstepd asks for the address here: a task, which was forked from a process with threads, may not ask. */
 static void note_master(struct generation *generation, const struct deal_go *go)
 {
 	char node[HOST_NAME_MAX_BYTES], *address = agents_of(generation)->shared->master;
@@ -256,8 +256,8 @@ static void end_adopted(struct generation *generation)
 	free(keep);
 }
 
-/* SLURM kills all agents, one after the other, and then this thread ends. An agent that ends while others live on for longer
-   was killed by somebody else. True: srun is to be told of it soon. */
+/* SLURM kills all agents, one after the other, and then this thread ends. So if an agent ends and others live on for
+   longer, somebody else has killed it. True: srun is to be told of the agent soon. */
 static bool look_for_lost(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
@@ -338,7 +338,8 @@ int generation_look(struct generation *generation)
 		join(generation);
 	}
 	loses = look_for_lost(generation);
-	/* srun deals the next generation as soon as the node is clear, and is to know then who can start programs. */
+	/* srun deals the next generation as soon as the node is clear. By then srun must know which agents can start
+   programs. */
 	if (generation->state == GENERATION_ENDS && !loses && agents_clear(agents, generation->number)) {
 		generation->state = GENERATION_WAITS;
 		tell_clear(generation);

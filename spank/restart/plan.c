@@ -30,7 +30,7 @@ static struct roster_node *node_at(struct plan *plan, uint32_t node)
 	return node < plan->roster.node_count ? &plan->roster.nodes[node] : NULL;
 }
 
-/* It is there, as far as srun knows. */
+/* The node, if it is there as far as srun knows; otherwise NULL. */
 static struct roster_node *present_node(struct plan *plan, uint32_t index)
 {
 	struct roster_node *node = node_at(plan, index);
@@ -38,7 +38,7 @@ static struct roster_node *present_node(struct plan *plan, uint32_t index)
 	return node != NULL && node->joined && !node->lost ? node : NULL;
 }
 
-/* Behind what is still to be said. */
+/* A sink behind what is still to be said. */
 static struct sink saying(struct plan *plan)
 {
 	struct sink sink = plan->says ? sink_behind(plan->text, sizeof(plan->text))
@@ -65,7 +65,7 @@ static void finish(struct plan *plan)
 	}
 }
 
-/* With the cause and what is said behind it. */
+/* Ends the step with the cause, and `why` behind it. */
 static void give_up(struct plan *plan, const char *why)
 {
 	struct sink sink = sink_on(plan->text, sizeof(plan->text));
@@ -188,7 +188,7 @@ static void go_on(struct plan *plan, uint64_t now_ns)
 
 /* ---- what ends it --------------------------------------------------------------- */
 
-/* Adds why there is no restart; nothing: there may be one. */
+/* Adds why there is no restart; adds nothing if there may be one. */
 static void add_refusal(const struct plan *plan, struct sink *sink)
 {
 	if (plan->fine_count > 0)
@@ -266,7 +266,7 @@ static void refuse(struct plan *plan, const char *name, const char *why)
 	give_up(plan, "");
 }
 
-/* It has been away. */
+/* Takes a node back that has been away. */
 static void come_back(struct plan *plan, struct roster_node *node)
 {
 	if (node->lost || plan->phase == PLAN_OVER)
@@ -293,7 +293,7 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	go_on(plan, now_ns);
 }
 
-/* It has ended its ranks by itself. */
+/* The node has ended its ranks by itself. */
 static void take_fence(struct plan *plan, uint32_t index, uint64_t now_ns)
 {
 	char text[512];
@@ -458,7 +458,7 @@ void plan_gone(struct plan *plan, uint32_t index, uint64_t now_ns)
 	}
 	plan->not_before_ns = now_ns + PLAN_GONE_MS * NS_PER_MS;
 	lose(plan, index, text, now_ns);
-	/* The end of a generation starts that time anew. */
+	/* lose() may have ended a generation, and set another time. */
 	plan->not_before_ns = now_ns + PLAN_GONE_MS * NS_PER_MS;
 }
 
@@ -470,7 +470,7 @@ void plan_bye(struct plan *plan, uint32_t index, uint64_t now_ns)
 		plan->roster.nodes[index].bye = true;
 	if (node == NULL)
 		return;
-	/* Why its tasks have ended, others tell. Mostly SLURM has ended the step, and other nodes follow. */
+	/* Other reports tell why its tasks have ended. Mostly SLURM has ended the step, and other nodes follow. */
 	node->lost = node->quit = true;
 	node->end_owed = node->go_owed = node->quit_owed = false;
 	if (plan->phase == PLAN_JOINING)
@@ -553,7 +553,7 @@ uint64_t plan_due(const struct plan *plan)
 	return plan->says || plan->begins || plan->ends || plan->succeeds || roster_owes(&plan->roster, plan->cursor) ? 0 : time_due(plan);
 }
 
-/* Nodes whose ranks could not be ended. */
+/* Loses nodes whose ranks could not be ended. */
 static void lose_unclear(struct plan *plan, uint64_t now_ns)
 {
 	plan->phase_ns = now_ns;
@@ -568,7 +568,7 @@ static void lose_unclear(struct plan *plan, uint64_t now_ns)
 	}
 }
 
-/* What time alone has brought; true: the caller is to act. */
+/* Notes what follows from the time alone. True: the caller is to act. */
 static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *action)
 {
 	if (plan->phase == PLAN_OVER && plan->over_ns == 0)
@@ -604,7 +604,7 @@ static bool take_order(struct plan *plan, struct plan_action *action)
 	return order != ORDER_NONE;
 }
 
-/* What was decided already, and is to be done. */
+/* Gives what was decided already and is still to be done. */
 static bool take_decision(struct plan *plan, struct plan_action *action)
 {
 	*action = (struct plan_action){ .kind = PLAN_SAY, .text = plan->text };

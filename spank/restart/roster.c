@@ -41,7 +41,7 @@ void roster_free(struct roster *roster)
 
 /* ---- who is there --------------------------------------------------------------- */
 
-/* Why it cannot be of this step; NULL: it can. */
+/* Why the node cannot belong to this step; NULL: it can. */
 static const char *contradiction(const struct roster *roster, const struct deal_join *join)
 {
 	bool equal = roster->spares > 0 || roster->min_nodes < roster->slot_count;
@@ -292,7 +292,7 @@ void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go,
 		ranks[i] = roster_rank(roster, node, i);
 }
 
-/* To end the tasks goes before all else. */
+/* The order to end the tasks goes before all others. */
 static enum roster_order owed(const struct roster_node *node)
 {
 	if (node->quit_owed)

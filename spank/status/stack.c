@@ -148,7 +148,7 @@ char *stack_take(struct stack *stack, unsigned long long deadline_ns)
 	for (size_t i = 0; text != NULL && i < STACK_TEXT_MAX && i < (size_t)(seen - stack->before); i++)
 		if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~'))
 			text[i] = '?';
-	/* The next one begins at the start, and the file does not grow. */
+	/* The next text begins at the start of the file, so the file does not grow. */
 	if (ftruncate(stack->file, 0) != 0)
 		errno = 0;
 	close(stack->file);

@@ -100,7 +100,7 @@ static void close_fd(int *fd)
 
 static void set(int fd, int level, int name, int value)
 {
-	/* A kernel that does not know it does without. */
+	/* A kernel that does not know the option works without it. */
 	(void)setsockopt(fd, level, name, &value, sizeof(value));
 }
 
@@ -112,7 +112,7 @@ static void keep_alive(int fd, int limit_ms)
 	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1 + limit_ms / 1000 / (KEEPALIVES_MAX / 2));
 	set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVES_MAX);
 	set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
-	/* The kernel's own verdict comes after the judge's. */
+	/* The kernel gives a connection up only after the judge has called the node silent. */
 	set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 2 * limit_ms);
 }
 
@@ -242,7 +242,7 @@ static void hear_kernel(ddp_beat *beat, int fd, uint64_t now_ns, bool *idle)
 	*idle = info.tcpi_unacked == 0;
 }
 
-/* Takes what has come. False: the connection has ended. */
+/* Takes the bytes that have come. False: the connection has ended. */
 static bool take_bytes(ddp_beat *beat, uint64_t now_ns)
 {
 	char bytes[64];
@@ -257,7 +257,7 @@ static bool take_bytes(ddp_beat *beat, uint64_t now_ns)
 	return got < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-/* The error that ended the connection is of the network, and not of the peer. */
+/* Whether the network, and not the peer, has ended the connection with this error. */
 static bool is_cut(int error)
 {
 	return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
@@ -278,7 +278,7 @@ static void look_connection(ddp_beat *beat, uint64_t now_ns)
 			wait_again(beat, now_ns); /* if the process has ended, it listens no more */
 		return;
 	}
-	/* So a process that is stopped never has many bytes that wait. */
+	/* If the process there is stopped, this end sends no more after some periods, so few bytes wait. */
 	if (idle && now_ns - beat->sent_ns >= beat->period_ns && now_ns - beat->ran_ns < RAN_PERIODS * beat->period_ns) {
 		beat->sent_ns = now_ns;
 		(void)!send(beat->fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -294,7 +294,7 @@ static void end_probe(ddp_beat *beat)
 	close_fd(&beat->probe_fd);
 }
 
-/* Whoever refuses a connection lives as well. */
+/* A host that refuses a connection lives, too. */
 static void look_probe(ddp_beat *beat, uint64_t now_ns)
 {
 	const int error = beat->probe_fd >= 0 ? connected(beat->probe_fd) : EINPROGRESS;
@@ -379,7 +379,7 @@ void ddp_beat_give_up(ddp_beat *beat, ddp_beat_word word)
 	const char byte = (char)word;
 
 	close_fd(&beat->probe_fd);
-	/* To close it would have the kernel reset it, and forget the word, once something comes. */
+	/* If this end closed the connection and bytes came then, the kernel would reset it and drop the word. */
 	if (beat->state == DDP_BEAT_HEARS && send(beat->fd, &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1)
 		(void)shutdown(beat->fd, SHUT_WR);
 	else

@@ -166,7 +166,7 @@ int ddp_beats_neighbours(int nodes, int node, int neighbours[DDP_BEATS_MAX])
 	return count;
 }
 
-/* How well an address of another node suits, 0 best; -1: it reaches nobody there. */
+/* Returns how well an address of another node suits; 0 is best; -1: the address reaches nobody there. */
 static int rank_of_address(const ddp_place *there, const struct ifaddrs *own)
 {
 	const bool v4 = there->family == AF_INET;
@@ -175,7 +175,7 @@ static int rank_of_address(const ddp_place *there, const struct ifaddrs *own)
 	int rank = v4 ? 1 : 2;
 
 	if (v4 ? a[0] == 169 && a[1] == 254 : a[0] == 0xfe && (a[1] & 0xc0) == 0x80)
-		return -1; /* of one link, and so without its interface of no use */
+		return -1; /* a link-local address is of no use without its interface */
 	if (v4 ? a[0] == 127 : memcmp(a, loopback6, sizeof(loopback6)) == 0)
 		return 9;
 	for (const struct ifaddrs *i = own; i != NULL; i = i->ifa_next) {
@@ -188,7 +188,7 @@ static int rank_of_address(const ddp_place *there, const struct ifaddrs *own)
 			same = same && mine.address[k] == a[k];
 			near = near && ((mine.address[k] ^ a[k]) & mask.address[k]) == 0;
 		}
-		/* As those of bridges for containers, which are the same on many nodes; or a pretended node. */
+		/* Bridges for containers have the same address on many nodes; so has a pretended node. */
 		if (same)
 			return 8;
 		if (near)
@@ -197,7 +197,7 @@ static int rank_of_address(const ddp_place *there, const struct ifaddrs *own)
 	return rank;
 }
 
-/* Puts those addresses of the node into the beat that suit best. */
+/* Puts the node's addresses that suit best into the beat. */
 static void choose_places(const ddp_beats *beats, ddp_beat *beat, const struct ifaddrs *own)
 {
 	const addresses *a = &beats->addresses[beats->roster->peers[beat->rank].node];
@@ -262,7 +262,7 @@ static void drop_stranger(ddp_beats *beats, int i)
 	        (size_t)(beats->stranger_count - i) * sizeof(*beats->strangers));
 }
 
-/* A whole hello has come. False: the connection is of no use. */
+/* Takes a whole hello. False: the connection is of no use. */
 static bool admit(ddp_beats *beats, const stranger *s, uint64_t now_ns)
 {
 	const int rank = s->hello.rank;
@@ -344,7 +344,7 @@ static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns
 	ddp_doorbell_notify_own(&roster->doorbell);
 }
 
-/* A firewall may drop connections: then nobody learns of it otherwise. */
+/* If a firewall drops the connections, nobody would learn that the node is not watched. */
 static void warn(const ddp_beats *beats, ddp_beat *beat)
 {
 	if (beat->heard || beat->warned || beat->attempts < ATTEMPTS_WARN)
@@ -373,7 +373,7 @@ static void turn_all(ddp_beats *beats)
 	}
 }
 
-/* What to wait for, in a list that has room for all, and until when. */
+/* Gives what to wait for, in a list that has room for all, and until when. */
 static int list_events(const ddp_beats *beats, struct pollfd *fds, uint64_t *next_ns)
 {
 	const uint64_t now_ns = ddp_now_ns();

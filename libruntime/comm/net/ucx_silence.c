@@ -18,7 +18,7 @@ static void tell(ddp_worker *worker, int node, int silent_ms)
 {
 	const silence_header message = { .rank = node, .silent_ms = silent_ms };
 
-	/* When the network is back, others must not take this node's word against those that they hear. */
+	/* When the network is back, other nodes must not believe this node about nodes that they hear. */
 	if (atomic_load(&worker->roster->deaf))
 		return;
 	for (int r = 0; r < worker->roster->size; r++)

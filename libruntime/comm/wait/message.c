@@ -155,7 +155,7 @@ static ddp_status break_lost(ddp_comm *comm, int peer)
 {
 	char operation[128];
 
-	/* It may have become silent since this wait looked for that. */
+	/* The node may have fallen silent since this wait last looked. */
 	if (ddp_comm_check_silence(comm) != DDP_OK)
 		return ddp_comm_check(comm);
 	ddp_collective_describe(comm->run.operation, operation, sizeof(operation));

@@ -54,7 +54,7 @@ static int open_process(pid_t pid)
 #endif
 }
 
-/* That of the task, or of its agent. */
+/* The process of the task, or of its agent. */
 static pid_t slurms_process(const struct supervise *supervise, uint32_t local_task)
 {
 	return supervise->agents.shared != NULL ? supervise->agents.pids[local_task] : supervise->pids[local_task];

@@ -73,7 +73,7 @@ bool link_is_cut_off(const struct link *link)
 	return link->cut_off;
 }
 
-/* Nobody listens where srun was. That alone is sure: a connection may also end because its packets were away. */
+/* Nobody listens where srun was. Only a refusal proves this: a connection may also end because packets were lost. */
 static void note_refusal(struct link *link)
 {
 	link->cut_off |= link->was_open && !link->left && link_lease_ms(link) >= link->facts.silence_ms;
@@ -145,12 +145,12 @@ static void look_connected(struct link *link, struct link_line *line, uint64_t n
 			close_line(line);
 		return;
 	}
-	/* A packet that is lost is repeated after a second, and then more and more seldom. */
+	/* The kernel repeats a lost packet after a second, and then more and more seldom: a new attempt is quicker. */
 	if (now_ns - line->since_ns >= AGAIN_CONNECT_MS * NS_PER_MS)
 		close_line(line);
 }
 
-/* The tag comes first, by itself, as for every message. */
+/* As for every message, srun answers with the tag first. */
 static void take_answer(struct link_line *line)
 {
 	while (line->answered < SIPHASH_BYTES && !line->channel.broken && !line->channel.ended) {
@@ -203,7 +203,7 @@ static void look_answered(struct link *link, struct link_line *line, uint64_t no
 			}
 			line->channel.broken = true;
 		}
-		/* It has taken the message, and knows nothing to do with it. */
+		/* srun has taken the message, and does not know links. */
 		link->refused |= line->channel.ended && !link->was_open;
 	}
 	if (line->channel.broken || line->channel.ended || now_ns - line->since_ns >= limit_ms * NS_PER_MS)
@@ -227,7 +227,7 @@ static void serve(struct link *link, uint64_t now_ns)
 		if (link->facts.take != NULL)
 			link->facts.take(link->facts.about, &frame);
 	}
-	/* One beat that the kernel has not taken is enough. */
+	/* No beat is added while the kernel has not taken the last one. */
 	if (any_numbered || (now_ns >= link->beat_ns && !channel_has_pending(channel)))
 		channel_put(channel, FRAME_BEAT, link->session.read, NULL, 0);
 	if (now_ns >= link->beat_ns)

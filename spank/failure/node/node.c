@@ -292,7 +292,7 @@ static void start_link(struct node *node)
 	link_start(&node->link, &facts);
 }
 
-/* Nobody else ends them: Slurm has taken the node out of the job, or has given up to tell it anything. */
+/* Nobody else ends the tasks: Slurm has taken the node out of the job, or tells the node nothing any more. */
 static void end_tasks(struct node *node)
 {
 	int wait_status;
@@ -312,7 +312,7 @@ int node_serve_link(struct node *node)
 	if (!link_is_started(&node->link)) {
 		if (node->relay.port == 0 || node->relay.sender == NULL)
 			return -1;
-		/* A task that has begun to report has noted where srun is before. */
+		/* A task notes where srun is before it begins to report. */
 		if (!atomic_load(&shared->reported))
 			return LINK_LOOK_MS;
 		start_link(node);
@@ -329,7 +329,7 @@ int node_report_again(struct node *node)
 {
 	uint64_t now_ns = ddp_now_ns();
 
-	/* The link does so, as often, and does not wait for srun. */
+	/* The link repeats the report as often, and does not wait for srun. */
 	if (link_is_started(&node->link) && !link_is_refused(&node->link))
 		return -1;
 	if (node->supervise.shared == NULL || node->relay.port == 0)

@@ -158,7 +158,7 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	int next_ms = sooner(watch->seconds > 0 ? stall_watch_period_ms(watch->seconds) : start_look_ms(watch, now_ns),
 	                     late_look_ms(watch));
 
-	/* Another generation begins without a word to the witness. */
+	/* Nobody tells the witness that another generation begins. */
 	return watch->generation > 0 ? sooner(next_ms, STALL_START_MAX_MS) : next_ms;
 }
 

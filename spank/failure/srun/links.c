@@ -281,7 +281,7 @@ static bool was_away(const struct links *links, uint64_t now_ns, uint64_t boot_n
 	       boot_ns - links->slept_ns > longest_ns;
 }
 
-/* How many nodes may be silent next, and whether all of them say nothing. */
+/* Counts the nodes that may be silent next, and says whether all of them say nothing. */
 static uint32_t count_nodes(const struct links *links, uint64_t now_ns, bool *all_quiet)
 {
 	uint32_t count = 0, quiet = 0;

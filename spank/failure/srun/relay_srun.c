@@ -210,7 +210,7 @@ static void lose_node(uint32_t node)
 		server.lost[server.lost_count++] = node;
 }
 
-/* All of which srun waits for nothing any more. */
+/* Loses all nodes for which srun does not wait any more. */
 static void lose_silent_nodes(void)
 {
 	for (uint32_t i = 0; i < server.links.count; i++)
@@ -218,7 +218,7 @@ static void lose_silent_nodes(void)
 			lose_node(i);
 }
 
-/* A node has fallen silent: that is a failure like others, but no task tells of it. */
+/* A node that falls silent is a failure like others, except that no task tells of it. */
 static void take_silence(uint32_t node)
 {
 	const struct links_node *of = links_node(&server.links, node);
@@ -231,9 +231,9 @@ static void take_silence(uint32_t node)
 
 	silence_describe(of, &presence, now_ns, &sink);
 	step_take(&server.step, &news, false, now_ns);
-	/* A step that is stopping is Slurm's to end. With --no-kill the others' ends then complete the step, as nothing
-	   does that comes after them. Without it, Slurm ends the step for the node, which waits until the others' end
-	   with on-failure=continue. */
+	/* Slurm ends a step that is stopping. With --no-kill, the node leaves the job now: if it left after the other
+	   nodes' end, nothing would complete the step. Without --no-kill, Slurm ends the step when the node leaves the
+	   job. So with on-failure=continue the node leaves the job when the others have ended. */
 	if (!server.step.stopping && (server.step.policy.kill_on_failure || server.step.policy.outlives_nodes))
 		lose_node(node);
 }
@@ -284,8 +284,8 @@ static bool take_link(const struct relay_message *message, const struct relay_ne
 	return links_adopt(&server.links, fd, &server.relay, message, ddp_now_ns());
 }
 
-/* What a node tells of an older generation is over, except that Slurm has asked the step to stop. Before the first
-   one, a node tells of none. */
+/* What a node tells of an older generation does not count, except that Slurm has asked the step to stop. Before the
+   first generation a node names none. */
 static bool is_past(const struct relay_news *news)
 {
 	if (!restarts() || news->generation == server.generation || news->generation == 0)
@@ -504,7 +504,7 @@ static void serve_links(void)
 	(void)clock_gettime(CLOCK_BOOTTIME, &boot);
 	links_judge(&server.links, ddp_now_ns(), (uint64_t)boot.tv_sec * 1000000000u + (uint64_t)boot.tv_nsec);
 	server.step.doubt_ns = links_doubt_until(&server.links, ddp_now_ns());
-	/* srun would wait for the tasks of nodes that are gone, of which it has spoken. */
+	/* Otherwise srun would wait for the tasks of nodes that it has already called silent. */
 	if (server.step.said && !server.step.over && !server.step.policy.restarts &&
 	    silence_is_all_that_is_left(&server.links, &presence)) {
 		lose_silent_nodes();

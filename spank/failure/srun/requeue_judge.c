@@ -39,7 +39,7 @@ static bool is_fruitless(const struct requeue_step *step, const struct requeue_j
 	return step->at > 0 ? step->at <= job->before.step : step->seconds < REQUEUE_AT_ONCE_SECONDS;
 }
 
-/* Whether the step's end, in a job that runs on, is a reason at all. */
+/* Whether the step's end is a reason to requeue a job that runs on. */
 static bool ended_for_a_reason(const struct requeue_step *step, const struct requeue_job *job)
 {
 	return !step->ended || job->state != REQUEUE_RUNS || step->failed || was_stopped(step) || asks_itself(step);
@@ -113,7 +113,7 @@ bool requeue_is_impossible(const struct requeue_step *step, const struct requeue
 	return true;
 }
 
-/* The number at the beginning of a text, which moves behind it. False if there is none. */
+/* Takes the number at the beginning of a text, which moves behind the number. False if there is none. */
 static bool take_number(const char **text, uint64_t *number)
 {
 	char *end;

@@ -40,7 +40,7 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 
 	switch (delay) {
 	case DELAY_NONE:
-		/* It has lasted for so long that all consequences of it are later. */
+		/* A silence has lasted for so long that all its consequences are later. */
 		if (what->facts.silent)
 			return 0;
 		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
@@ -108,7 +108,7 @@ static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
 	step->over = true;
 	step->pause_ns = AGAIN_MS * 1000000ull;
 	step->again_ns = now_ns + step->pause_ns + others_ms * 1000000ull;
-	/* Whoever restarts it may have other nodes in mind than to end it. */
+	/* What restarts the step decides whether it ends, so nothing is asked for again. */
 	if (step->policy.restarts)
 		step->again_ns = UINT64_MAX;
 }

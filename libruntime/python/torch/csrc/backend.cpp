@@ -70,7 +70,7 @@ template <class Options> bool runs_in_caller(const Options &, long)
 	return false;
 }
 
-/* How many of libddp's elements one of the tensor's elements is: types that it does not know travel as bytes. */
+/* How many of libddp's elements make one of the tensor's elements: types that libddp does not know travel as bytes. */
 size_t unit_of(const at::Tensor &tensor)
 {
 	ddp_type type;

@@ -15,7 +15,7 @@ class Finisher {
 		std::lock_guard<std::mutex> lock(mutex_);
 
 		if (stopped_) {
-			/* Its tensors may need the GIL to be given back, which no thread can take any more. */
+			/* To give back its tensors may need the GIL, which no thread can take any more. */
 			new std::shared_ptr<Operation>(std::move(operation));
 			return;
 		}

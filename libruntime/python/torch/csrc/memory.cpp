@@ -56,7 +56,7 @@ class Memory : public std::enable_shared_from_this<Memory> {
 			free_.emplace(bytes, memory);
 	}
 
-	/* The context is closed: what tensors still use is this process's alone. */
+	/* The context is closed. Memory that tensors still use now belongs to this process alone. */
 	void close()
 	{
 		std::lock_guard<std::mutex> lock(mutex_);

@@ -11,7 +11,7 @@ std::exception_ptr error_of(ddp_status status, const std::string &sentence, int6
 {
 	std::string text = ddp_status_name(status) + (": " + sentence);
 
-	/* PyTorch's own tests and programs that retry look for these words. */
+	/* PyTorch's own tests, and programs that retry, look for these words. */
 	if (status == DDP_ERR_TIMEOUT && timeout_ms > 0)
 		text = c10::str(ddp_status_name(status), ": Timed out waiting ", timeout_ms, "ms: ", sentence);
 
