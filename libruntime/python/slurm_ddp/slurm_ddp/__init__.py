@@ -21,7 +21,7 @@ _LATER = {"Checkpoint": "checkpoints", "should_stop": "stopping",
 
 
 def __getattr__(name):
-    """What not every program needs is imported when it is used."""
+    """Imports what not every program needs when a program uses it."""
     if name == "restart_count":
         return job().restart_count
     module = _LATER.get(name)
@@ -34,7 +34,7 @@ def __getattr__(name):
 
 
 def _begin():
-    """What srun --ddp=python does in a program that has no line for it."""
+    """Does what srun --ddp=python does in a program that has no line for it."""
     slot = _page.open_slot(alone=True)
     if slot is None and "TORCHELASTIC_ERROR_FILE" not in os.environ:
         return
@@ -51,7 +51,7 @@ def _start():
 
 
 def install(metrics=None):
-    """Puts all of this to work: the failure line ends with the exception, ddp-status shows phases, steps and stacks.
+    """Installs all hooks: the failure line ends with the exception, and ddp-status shows phases, steps and stacks.
 
     The call belongs to the program's first lines, before large imports. srun --ddp=python does the same without it.
     `metrics`: rank 0 writes a line for each step() to this file, for ddp-report.

@@ -29,7 +29,7 @@ def _code(key, *parts):
 
 
 def ports(key):
-    """Where rank 0 listens: the first of these that is free. Who else listens there does not know the key."""
+    """The ports at which rank 0 may listen; it takes the first free one. Other programs at such ports lack the key."""
     first = int.from_bytes(_code(key, b"slurm_ddp stop port")[:4], "big")
     return [_PORT_LOW + (first + 977 * number) % _PORTS for number in range(_TRIES)]
 
@@ -78,7 +78,7 @@ class Link:
             self.sent += 1
 
     def read(self, way=b"up"):
-        """The messages that have come. ConnectionError: the other side is gone, or is not what it was."""
+        """Returns the messages that have come. ConnectionError: the other side is gone, or has sent something wrong."""
         data = self.connection.recv(4096)
         if not data:
             raise ConnectionError("closed")
@@ -98,7 +98,7 @@ class Link:
 
 
 def accept(connection, key, world_size):
-    """Rank 0's side of the handshake: a Link, or ConnectionError."""
+    """Rank 0's side of the handshake: returns a Link, or raises ConnectionError."""
     connection.settimeout(_HANDSHAKE_SECONDS)
     mine = os.urandom(_NONCE)
     connection.sendall(mine)
@@ -115,7 +115,7 @@ def accept(connection, key, world_size):
 
 
 def connect(address, port, key, rank):
-    """The other side."""
+    """The other ranks' side of the handshake."""
     connection = socket.create_connection((address, port), timeout=_HANDSHAKE_SECONDS)
     try:
         theirs = _receive(connection, _NONCE)
@@ -130,7 +130,7 @@ def connect(address, port, key, rank):
 
 
 class Agreement:
-    """One for each process. `call()` is the program's; the rest runs on a thread."""
+    """Each process has one. The program calls `call()`; everything else runs on a thread."""
 
     def __init__(self, rank, world_size, address, key, also_heard=None, on_lost=None, on_signals=None):
         self.rank, self.world_size, self.address, self.key = rank, world_size, address, key
@@ -170,7 +170,7 @@ class Agreement:
             return self.leave
 
     def hear(self):
-        """This rank has heard that all should stop. Also for a signal handler: it takes no lock."""
+        """Notes that this rank has heard that all should stop. A signal handler may call it: it takes no lock."""
         self.heard = True
         self.wake()
 
@@ -258,7 +258,7 @@ class Agreement:
 
     def _admit(self, listener):
         connection, _ = listener.accept()
-        # One that says nothing must not keep others waiting.
+        # A connection that says nothing must not keep others waiting.
         threading.Thread(target=self._shake, args=(connection,), daemon=True).start()
 
     def _shake(self, connection):
@@ -332,7 +332,7 @@ class Agreement:
                 pass
 
     def _drive(self, asked):
-        """Asks once a rank wants to stop and all have come; decides once all have answered."""
+        """Rank 0 asks once a rank wants to stop and all have come, and decides once all have answered."""
         if not self.heard or self.stop_at is not None:
             return asked
         with self.condition:
@@ -346,7 +346,7 @@ class Agreement:
         if all(link.count is not None for link in list(self.links.values())):
             with self.condition:
                 number = max([self.calls] + [link.count for link in self.links.values()]) + 1
-            # The others first: this rank's own program may end by it.
+            # The others are told first, because this rank's own program may end by it.
             self._tell(STOP, number)
             self._decide(number)
         return True

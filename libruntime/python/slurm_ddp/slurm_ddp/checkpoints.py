@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint: folders that are there whole or not at all."""
+"""Checkpoint writes folders that are there whole or not at all."""
 import os
 import re
 import shutil
@@ -24,7 +24,7 @@ def _sync(path):
 
 
 def _sync_tree(folder):
-    """All files and folders of it are on the disk."""
+    """Waits until all files and folders of it are on the disk."""
     for path, _, names in os.walk(folder, topdown=False):
         for name in names:
             if not os.path.islink(os.path.join(path, name)):
@@ -84,7 +84,7 @@ _FORMATS = {"torch": (_write_torch, _read_torch), "safetensors": (_write_safeten
 
 
 def _meet():
-    """All ranks are here, as far as torch.distributed knows them."""
+    """Waits for all ranks that torch.distributed knows."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.barrier()
@@ -116,7 +116,7 @@ class Checkpoint:
     # ---- what is there ----
 
     def _found(self):
-        """(step, repetition, path) of all that are whole, the oldest first."""
+        """Returns (step, repetition, path) of all whole checkpoints, the oldest first."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
@@ -129,16 +129,16 @@ class Checkpoint:
         return sorted(found)
 
     def steps(self):
-        """The steps of which there are checkpoints, in order."""
+        """Returns the steps that have checkpoints, in order."""
         return sorted({step for step, _, _ in self._found()})
 
     def latest(self):
-        """The folder of the newest checkpoint; None: there is none."""
+        """Returns the folder of the newest checkpoint; None: there is none."""
         found = self._found()
         return found[-1][2] if found else None
 
     def latest_step(self):
-        """Its step; 0: there is none."""
+        """Returns the step of the newest checkpoint; 0: there is none."""
         found = self._found()
         return found[-1][0] if found else 0
 
@@ -197,7 +197,7 @@ class Checkpoint:
         self.wait()
 
     def _mark(self):
-        """Of unfinished folders: whose they are. All ranks of a step have the same."""
+        """The mark in the names of unfinished folders tells whose they are. All ranks of a step have the same one."""
         job = jobs.job()
         if job.job_id is None:
             return "local" if self.all_ranks else "%s-%d" % (socket.gethostname(), os.getpid())
@@ -238,7 +238,7 @@ class Checkpoint:
             time.sleep(0.1)
 
     def _publish(self, step, unfinished):
-        """The new one gets its name at once. If the step has one already, both are whole for a moment."""
+        """Gives the new folder its name. If the step has a checkpoint already, both are whole for a moment."""
         repeated = [number for of, number, _ in self._found() if of == step]
         name = "step-%08d" % step + (".%d" % (max(repeated) + 1) if repeated else "")
         os.rename(unfinished, os.path.join(self.directory, name))
@@ -265,7 +265,7 @@ class Checkpoint:
                 self._remove(newest[step])
 
     def _remove_unfinished(self):
-        """What earlier starts of this job, or anyone a day ago, have left."""
+        """Removes what earlier starts of this job, or any program a day ago, have left."""
         job_id = jobs.job().job_id
         for name in os.listdir(self.directory):
             match = _UNFINISHED.match(name)

@@ -99,7 +99,7 @@ def _in_worker(kind, text):
 
 
 def _words(value):
-    """What failed, without where, and with the words that a reader looks for."""
+    """Says what failed, without the place, and with the words that a reader looks for."""
     kind, text = _type_name(type(value)), _message(value)
     if isinstance(value, ModuleNotFoundError):
         return "%s: %s in %s" % (kind, _one_line(text), sys.executable or "this Python")
@@ -110,7 +110,7 @@ def _words(value):
                                          rest)
     if kind in ("XlaRuntimeError", "JaxRuntimeError") and "RESOURCE_EXHAUSTED" in text:
         return "a device is out of memory: %s" % _one_line(text)
-    # The second one's cause may be the first one.
+    # The second exception's cause may be the first one.
     for said in (_message(value.__cause__), text):
         match = _DEAD_WORKER.search(said)
         if match is None:
@@ -161,8 +161,8 @@ def _write_torch_error_file(kind, value, traceback):
 
 # ---- hooks ---------------------------------------------------------------------------
 
-# A rank that has lost another one ends so much later, in seconds: srun hears first of the one that is the cause, which
-# may take some time to end.
+# A rank that has lost another one ends so many seconds later, so that srun first hears of the rank that is the cause,
+# which may take some time to end.
 _AFTER_THE_CAUSE = 1.0
 
 _installed = False
@@ -209,7 +209,7 @@ def _on_exit_call(status, before):
 
 
 def _tell_exit():
-    """sys.excepthook does not see SystemExit. If the program fails by it, this is what it was."""
+    """Notes SystemExit, which sys.excepthook does not see, in case the program fails by it."""
     if _exit is None or os.getpid() != _pid:
         return
     status, name, line, own_name, own_line = _exit
@@ -229,7 +229,7 @@ _pid = 0
 
 
 def install():
-    """Puts the hooks in place, once. Those that were there before are called behind."""
+    """Installs the hooks, once. Hooks that were there before are called afterwards."""
     global _installed, _pid
     if _installed:
         return

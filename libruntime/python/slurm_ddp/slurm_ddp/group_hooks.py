@@ -106,7 +106,7 @@ def _look():
 
 
 def _leave(group):
-    """At the interpreter's end. A group that is destroyed later must hold neither functions of Python's nor Works here."""
+    """Runs at the interpreter's end: a group that is destroyed later must hold no function of Python and no Work."""
     _pending.clear()
     _issued.clear()
     group = group()

@@ -63,7 +63,7 @@ def restart_count():
 
 
 def check_launched():
-    """job(), after a look whether srun was forgotten: one process in a job of several tasks raises RuntimeError."""
+    """Returns job(). RuntimeError: srun was forgotten, that is, one process runs in a job of several tasks."""
     found = job()
     tasks = os.environ.get("SLURM_NTASKS") or os.environ.get("SLURM_NPROCS") or "1"
     if found.world_size == 1 and tasks.isdigit() and int(tasks) > 1 and "SLURM_JOB_ID" in os.environ:
@@ -73,7 +73,7 @@ def check_launched():
 
 
 def device():
-    """The device of this rank, as torch and others name it: "cuda:2", "xpu:0", "cpu"."""
+    """Returns the device of this rank, as torch and others name it: "cuda:2", "xpu:0", "cpu"."""
     torch = sys.modules.get("torch")
     if torch is None:
         try:
@@ -103,7 +103,7 @@ _ASK_EVERY = 60.0
 
 
 def _ask_slurm(job_id):
-    """squeue's word, which follows scontrol update; None: it has none."""
+    """Returns what squeue says, which follows scontrol update; None: squeue says nothing."""
     import subprocess
     try:
         said = subprocess.run(["squeue", "--noheader", "--jobs", job_id, "--Format=TimeLeft:32"], timeout=10, check=True,
@@ -128,7 +128,7 @@ def _seconds(text):
 
 
 def time_left():
-    """Seconds until the job's time limit; infinity if there is none, or no job."""
+    """Returns the seconds until the job's time limit; infinity if there is no limit or no job."""
     global _end
     job_id = os.environ.get("SLURM_JOB_ID")
     if not job_id:

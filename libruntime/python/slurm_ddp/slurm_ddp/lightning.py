@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For Lightning: LightningCallback tells phases and steps and stops all ranks together, LightningEnvironment the ranks.
+"""For Lightning: LightningCallback tells phases and steps, and stops all ranks together. LightningEnvironment names ranks.
 
 slurm_ddp imports this module, and it Lightning, when a program uses one of the two.
 """

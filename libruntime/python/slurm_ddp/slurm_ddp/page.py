@@ -133,7 +133,7 @@ def _open(alone):
 
 
 def _forget():
-    """In a forked child: the page is its parent's."""
+    """Runs in a forked child, whose page belongs to the parent."""
     global _slot, _tried, _lock
     _slot, _tried, _lock = None, True, threading.Lock()
 
@@ -203,7 +203,7 @@ def begin_collective(number):
 
 
 def wait_since(number, text, start_ns):
-    """The same for a wait that began earlier, in a collective that is not the last one, either."""
+    """Does the same for a wait that began earlier, also in a collective that is not the last one."""
     if _slot is None:
         return
     _slot.set("collective_text", text)

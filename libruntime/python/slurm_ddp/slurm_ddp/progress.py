@@ -150,7 +150,7 @@ def steps(loader, start=1):
 
 
 class Metrics:
-    """JSON lines, one a step, as libddp writes them. A failure to write ends the file, not the training."""
+    """JSON lines, one for each step, as libddp writes them. If a line cannot be written, only the file ends."""
 
     def __init__(self, path):
         self.path, self.file = path, None

@@ -12,7 +12,7 @@ _file = None
 
 
 def _free_signal():
-    """A real-time signal that nobody handles; None: there is none."""
+    """Returns a real-time signal that nobody handles; None: there is none."""
     for number in range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1):
         try:
             if signal.getsignal(number) is signal.SIG_DFL:

@@ -41,14 +41,14 @@ class _Stop:
             return
         for number in _SIGNALS:
             self._handle(number)
-        # Python calls handlers when its code goes on. A rank that waits in C for one that is gone hears of SIGTERM so.
+        # Python calls handlers only when its code goes on. A rank that waits in C for a lost rank hears of SIGTERM here.
         if self.agreement is not None:
             before = signal.set_wakeup_fd(self.agreement.wake_write, warn_on_full_buffer=False)
             if before != -1:
                 signal.set_wakeup_fd(before)
 
     def _on_signals(self, said):
-        # It may be a forked child's that has not begun yet: by itself it makes nobody stop.
+        # The signal may be for a forked child that has not begun yet, so it alone makes nobody stop.
         self.told_to_end = self.told_to_end or signal.SIGTERM in said
         self._leave_a_failing_step()
 
@@ -79,7 +79,7 @@ class _Stop:
         self._leave_a_failing_step()
 
     def _leave_a_failing_step(self):
-        """A step that ends since a rank has failed has nothing to agree on: SIGTERM then ends this rank, too."""
+        """If the step ends because a rank has failed, nothing has to be agreed on: SIGTERM then ends this rank, too."""
         if self.lost and self.told_to_end and self.agreement.stop_at is None:
             os._exit(128 + signal.SIGTERM)
 
@@ -94,7 +94,7 @@ class _Stop:
         return heard if self.job.world_size == 1 else self._by_torch(heard)
 
     def _by_torch(self, heard):
-        """Without the plugin's key: a sum of all ranks in each call."""
+        """Without the plugin's key, each call sums a flag over all ranks."""
         torch = sys.modules.get("torch")
         distributed = getattr(torch, "distributed", None)
         if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -110,7 +110,7 @@ class _Stop:
 
 
 def _forget():
-    """In a forked child, whose signals are its own."""
+    """Runs in a forked child, whose signals are its own."""
     if _stop is not None and _stop.agreement is not None:
         try:
             signal.set_wakeup_fd(-1)
@@ -122,7 +122,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def meet(seconds):
-    """Waits until all ranks have come: the first one that leaves ends the others."""
+    """Waits until all ranks have come, because the first rank that leaves ends the others."""
     stop = _the_stop(120.0)
     if stop.agreement is not None:
         return stop.agreement.meet(seconds)

@@ -22,7 +22,7 @@ def _is_main():
 
 
 def _watches():
-    """Not in workers, and not where the program says itself what it does."""
+    """Whether hooks tell: not in workers, and not where the program itself says what it does."""
     return not progress.is_told_by_program() and _is_main()
 
 
@@ -51,7 +51,7 @@ def _hook_loader(module):
         except StopIteration:
             progress.enter(after)
             raise
-        # After an exception the phase stays: it may end the program.
+        # After an exception the phase stays, because the exception may end the program.
         progress.enter(after)
         return batch
 
@@ -64,7 +64,7 @@ def _count_step(optimizer):
     global _optimizer
     if not _watches():
         return
-    # Of several, as of a generator and its discriminator, the first one's steps are the program's.
+    # If there are several optimizers, as for a generator and a discriminator, the first one's steps count.
     if _optimizer is None:
         _optimizer = id(optimizer)
     if _optimizer == id(optimizer):

@@ -108,7 +108,7 @@ def beside_gloo(rank, size, seeds):
 
 
 def more_than_gloo(rank, size):
-    """What gloo refuses."""
+    """Operations that gloo refuses."""
     total = size * (size + 1) // 2
     mean = torch.full((5,), rank + 1.0)
     dist.all_reduce(mean, dist.ReduceOp.AVG)
