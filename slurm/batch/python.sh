@@ -1,6 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# PyTorch, JAX or any Python that is watched, stops in time and goes on where it stopped.
+# This job runs a program of PyTorch, JAX or any Python. It is watched, stops in time and goes
+# on where it stopped.
 # With python, srun's failure line ends with the exception; with stall=, srun names the rank that
 # keeps the others waiting for ten minutes; with requeue=, Slurm starts the job again. The program:
 #     import slurm_ddp

@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Survives failures, preemption and its time limit: with requeue= srun has Slurm start
-# the job again, and the program goes on from its newest checkpoint. Told to stop, the
-# program ends its step, writes a checkpoint and exits with 75. Each start has its own port
-# and key; DDP_RESTART_COUNT says which start it is. Of an array only the element comes
-# again. scancel ends the job for good.
+# This job survives failures, preemption and its time limit: with requeue= srun has Slurm
+# start the job again, and the program goes on from its newest checkpoint. If the program is
+# told to stop, it ends its step, writes a checkpoint and exits with 75. Each start has its
+# own port and key; DDP_RESTART_COUNT says which start it is. Of an array only the element is
+# requeued. scancel ends the job for good.
 #SBATCH --job-name=requeue-ddp
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=4
