@@ -71,7 +71,7 @@ uint32_t ask_grace_ms(const struct settings *settings)
 	                                                 : settings->grace_seconds * 1000;
 }
 
-/* Found in the process that loaded us, since we link no library. */
+/* The plugin links no library, so it looks the function up in the process that has loaded it. */
 job_info_msg_t *ask_jobs(uint32_t job_id)
 {
 	__typeof__(slurm_load_job) *load;

@@ -137,7 +137,7 @@ static int look_once(struct job_news *news)
 
 /* ---- what it is asked for -------------------------------------------------------- */
 
-/* Found in the process that loaded us, since we link no library. */
+/* The plugin links no library, so it looks the function up in the process that has loaded it. */
 static int take_answer(int code, job_array_resp_msg_t *answer)
 {
 	__typeof__(slurm_free_job_array_resp) *release;

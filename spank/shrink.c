@@ -56,7 +56,7 @@ static char *nodes_without(const char *nodes, const char *node)
 	return rest.text;
 }
 
-/* Found in the process that loaded us, since we link no library. */
+/* The plugin links no library, so it looks the function up in the process that has loaded it. */
 static bool update(uint32_t job_id, char *nodes, struct error *error)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;

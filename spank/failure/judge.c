@@ -98,7 +98,7 @@ struct end_verdict judge_end(const struct end_facts *facts)
 
 	if (facts->end == END_FINE || facts->ending)
 		return nothing;
-	/* A step that is stopping may end as it likes, with that node or without it. */
+	/* A step that is stopping may end with a silent node or without it. */
 	if (facts->node_failed || (facts->silent && facts->sent != SENT_STOP))
 		return verdict(words, DELAY_NONE, facts->outlives_nodes ? DELAY_NEVER : DELAY_NONE, facts);
 	if (facts->sent == SENT_STOP ||

@@ -277,7 +277,7 @@ void identity_without_spares(struct identity *identity, const struct settings *s
 	identity->node_count = nodes - settings->spares;
 	identity->world_size = identity->node_count * tasks;
 	identity->spare = identity->node_rank >= identity->node_count;
-	/* Tasks that Slurm has dealt to one node after the other: the spares leave gaps. */
+	/* If Slurm has dealt tasks to one node after the other, the spares leave gaps in the ranks. */
 	if (tasks > 1 && identity->rank == identity->local_rank * nodes + identity->node_rank)
 		identity->rank = identity->local_rank * identity->node_count + identity->node_rank;
 }

@@ -150,7 +150,7 @@ static void put_python(struct variables *v, const struct settings *settings, con
 	                          settings->python_path[0] != '\0' ? settings->python_path : extras->python);
 	if (length >= sizeof(folder) || (own != NULL && strlen(own) > PYTHONPATH_MAX))
 		return;
-	/* A program that is started again has it already. */
+	/* A program that is started again has the folder already. */
 	if (own != NULL && strncmp(own, folder, length) == 0 && (own[length] == ':' || own[length] == '\0'))
 		return;
 	if (own != NULL && own[0] != '\0')

@@ -31,7 +31,7 @@ static void kill_listed(char *text, size_t bytes, size_t *rest)
 	memmove(text, text + begin, *rest);
 }
 
-/* The kernel's own list of the children; false: it keeps none. */
+/* Kills the children that the kernel's own list has. False: the kernel keeps no list. */
 static bool kill_by_list(void)
 {
 	char path[64], text[4096];

@@ -107,7 +107,7 @@ static void begin_generation(struct plan *plan)
 		struct roster_node *node = &plan->roster.nodes[i];
 		node->clear = node->end_owed = false;
 		node->go_owed = roster_is_usable(node);
-		/* Also for a node that is away: it may come back. */
+		/* A node that is away gets this order, too, because it may come back. */
 		node->quit_owed |= !node->go_owed && !node->quit;
 	}
 }
@@ -158,7 +158,7 @@ static void restart(struct plan *plan)
 	begin_generation(plan);
 }
 
-/* Before the first generation: nothing is restarted. */
+/* Begins the first generation, before which nothing is restarted. */
 static void begin_first(struct plan *plan)
 {
 	char places[1024];

@@ -292,7 +292,7 @@ bool probe_run(const struct probe *probe)
 		qsort(members.item, members.count, sizeof(*members.item), by_rank);
 		nanosleep(&pause, NULL);
 	}
-	/* All at once, so that ranks that do not answer cost the time of one. */
+	/* All processes are asked at once, so that several ranks that do not answer cost the time of one. */
 	for (size_t begin = 0, end; fine && probe->stacks && begin < members.count; begin = end) {
 		end = end_of_rank(&members, begin);
 		ask_for_stacks(&members, begin, end);

@@ -139,7 +139,7 @@ static bool has_agents(const struct supervise *supervise)
 	return supervise->agents.shared != NULL;
 }
 
-/* A program that its agent has reaped has none, and one that was not started yet has its agent's. */
+/* With agents: a program that its agent has reaped has no process. Before its start, its agent counts. */
 pid_t supervise_pid(const struct supervise *supervise, uint32_t local_task)
 {
 	const struct agent *agent;
@@ -158,7 +158,7 @@ static void clear_page(const struct supervise *supervise, uint32_t local_task)
 
 	if (supervise->progress_fd >= 0)
 		written = pwrite(supervise->progress_fd, nothing, sizeof(nothing), (off_t)local_task * DDP_PROGRESS_BYTES);
-	/* The file has its size, and its memory. */
+	/* The file already has its size and its memory, so the write does not fail for want of them. */
 	(void)written;
 }
 

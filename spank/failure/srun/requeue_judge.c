@@ -81,7 +81,7 @@ bool requeue_judge(const struct requeue_step *step, const struct requeue_job *jo
 {
 	struct sink sink = sink_on(text, REQUEUE_TEXT_MAX);
 
-	/* A job that is not of sbatch: the user was told so when the step started. */
+	/* If the job is not of sbatch, the user was told so when the step started. */
 	if (step->allowed == 0 || (step->ended && step->status == 0) || !job->batch || job->state == REQUEUE_WAITS)
 		return false;
 	if (job->state == REQUEUE_CANCELLED)

@@ -257,7 +257,7 @@ static bool has_grace(enum end_delay delay)
 	return delay == DELAY_GRACE || delay == DELAY_STOP;
 }
 
-/* A step that SLURM itself seems to have ended has no words. */
+/* If SLURM itself seems to have ended the step, there is no sentence. */
 static struct step_end end_of(const struct step *step, const struct step_case *what, const struct end_verdict *verdict)
 {
 	struct step_end end = { .hearsay = judge_is_hearsay(&what->facts), .wait_status = what->wait_status,

@@ -44,7 +44,7 @@ const std::vector<uint8_t> yes{ 1 };
 } // namespace
 
 /*
- * It goes by the store, because an operation that times out would end the communicator, and a program may go on
+ * The barrier uses the store, because an operation that times out would end the communicator, and a program may go on
  * after a failed monitored barrier.
  */
 void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ranks)

@@ -77,7 +77,7 @@ void Operation::gives(Tensors tensors)
 
 void Operation::gives(std::vector<Tensors> lists)
 {
-	/* As gloo: a list of lists only if there are several. */
+	/* As with gloo, the result is a list of lists only if there are several lists. */
 	if (lists.size() == 1)
 		return gives(std::move(lists[0]));
 	gives_lists_ = !lists.empty();
