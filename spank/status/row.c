@@ -62,7 +62,7 @@ static void text_of(const json_t *json, const char *name, char *text, size_t byt
 	text[i] = '\0';
 }
 
-/* Returns the lines, in which '?' replaces characters that cannot be printed. NULL: there are no lines, or no memory. */
+/* Returns the lines, in which '?' replaces characters that cannot be printed. NULL: there are no lines or no memory. */
 static char *lines_of(const json_t *json)
 {
 	const char *value = json_string_value(json_object_get(json, "stack"));
