@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Ranks whose failures a test chooses, and steps of them with restart=. A test of a cluster reads this behind lib.sh.
+# shellcheck shell=bash disable=SC2154 # lib.sh and tests/run set the others
+cd "$work" || exit 1
+# A rank leaves its start and its place, then does what the file of its generation and rank says, or waits for the end.
+cat >rank.sh <<'END'
+g=$DDP_RESTART_COUNT
+echo "$SLURMD_NODENAME $WORLD_SIZE $NODE_RANK $SLURM_STEP_NODELIST" >place.$g.$RANK
+date +%s%N >start.$g.$RANK
+mv start.$g.$RANK up.$g.$RANK
+(setsid sh -c 'while :; do date +%s%N >'"alive.$g.$RANK"'; sleep 0.1; done' &)
+[ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
+until [ -e finish ]; do sleep 0.05; done
+END
+chmod 644 rank.sh
+
+# on_rank GENERATION RANK COMMANDS: what it does once all ranks of its generation are up
+on_rank() { echo "until [ \$(ls up.$1.* | wc -l) = \$WORLD_SIZE ]; do sleep 0.05; done; $3" >"do.$1.$2"; }
+afresh() { rm -f place.* start.* up.* alive.* do.* finish out status; }
+# begin SRUN-OPTION...: the step, in the background
+begin()
+{
+	(as_user srun "$@" bash ./rank.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+	step=$!
+}
+# shellcheck disable=SC2012 # the names are ours
+count_up() { [ "$(ls up."$1".* 2>/dev/null | wc -l)" = "$2" ]; }
+# up GENERATION RANKS
+up() { wait_until 30 count_up "$@" || not_ok "generation $1 has $2 ranks" "$(cat out)" "$(ls up.* 2>/dev/null)"; }
+# ended: waits for the step; $output and $status are srun's
+# shellcheck disable=SC2034,SC2120 # lib.sh looks at both; tests give a time
+ended()
+{
+	wait_until "${1:-60}" test -e status || kill "$step"
+	wait "$step"
+	output=$(cat out) status=$(cat status 2>/dev/null || echo 124)
+}
+finish() { : >finish; ended 60; }
+# place GENERATION RANK: its node
+place() { sed 's/ .*//' "place.$1.$2" 2>/dev/null; }
+places() { for r in "${@:2}"; do place "$1" "$r"; done | xargs; }
+# after MOMENT FILE: how many ms after it the file's time is
+after() { echo $((($(cat "$2") - $1) / 1000000)); }
+
+# power_off NODE: its link goes, then all of its processes; nothing says good-bye
+power_off()
+{
+	on_cluster ip link set "n$1" down
+	# shellcheck disable=SC2034 # tests look at it
+	off=$(date +%s%N)
+	on_node "n$1" sh -c 'pkill -9 slurmstepd; pkill -9 -x ddp-agent; pkill -9 -u nobody; true'
+}
+link() { on_cluster ip link set "n$1" "$2"; }
+# restored NODE: a cluster as before
+restored()
+{
+	link "$1" up
+	on_cluster scancel -u nobody
+	# slurmctld would try for a minute and a half to reach the node for the job's end.
+	on_cluster scontrol update NodeName="n$1" State=DOWN Reason=test
+	on_cluster scontrol update NodeName="n$1" State=RESUME
+	wait_until 60 idle
+}
+idle() { [ -z "$(on_cluster squeue -h -o %i)" ] && [ "$(on_cluster sinfo -h -t idle -o %D)" = 4 ]; }
+# shellcheck disable=SC2034 # tests look for it
+readonly line='ddp: .*restart [0-9]+ of [0-9]+'
+left() { for i in 0 1 2 3; do on_node n$i pgrep -x 'ddp-agent|slurmstepd'; done | wc -l; }
+none_left() { [ "$(left)" = 0 ]; }
