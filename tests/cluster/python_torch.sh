@@ -53,7 +53,7 @@ status_is_not 0 "a rank that raises ends the step"
 prints 'rank 2 of 4 on n1 exited with code 1 .*, loading data of step 9 for [0-9.]+ s.*: ValueError: bad sample \(train.py:14' \
 	"its exception is told, with the step, and not those of ranks that lost it"
 capture as_user srun --ddp=python="$folder" "${ranks[@]}" kill
-prints 'rank 2 of 4 on n1 exited with code 1 .*: a DataLoader worker \(pid [0-9]+\) (was killed by signal Killed|ended unexpectedly)' \
+prints 'rank 2 of 4 on n1 exited with code 1 .*: a DataLoader worker (\(pid [0-9]+\) )?(was killed by signal Killed|ended unexpectedly)' \
 	"a worker that was killed is named as such"
 
 as_user srun --ddp=python="$folder",stall=$((4 * brief)) -J hang "${ranks[@]}" hang >"$work/hang.out" 2>&1 &

@@ -62,6 +62,16 @@ class Failures(PageTest):
         self.fails("raise RuntimeError('DataLoader worker (pid(s) 77, 78) exited unexpectedly')",
                    "a DataLoader worker (pid 77, 78) ended unexpectedly: RuntimeError (train.py:3)")
 
+    def test_lost_connection_with_a_loader_worker_is_named(self):
+        program = ("inner, outer = {}, {}\n"
+                   "exec(compile('def receive(): raise ConnectionResetError(104, \"reset\")', "
+                   "'/lib/python3/multiprocessing/connection.py', 'exec'), inner)\n"
+                   "exec(compile('def take(receive): receive()', '/lib/%s', 'exec'), outer)\n"
+                   "outer['take'](inner['receive'])")
+        self.fails(program % "site-packages/torch/utils/data/dataloader.py", "a DataLoader worker ended unexpectedly: "
+                   "ConnectionResetError: [Errno 104] reset (connection.py:1)")
+        self.fails(program % "elsewhere.py", "ConnectionResetError: [Errno 104] reset (connection.py:1)")
+
     def test_lost_peer_is_no_cause(self):
         for text in ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456",
                      "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error",

@@ -98,9 +98,23 @@ def _in_worker(kind, text):
     return said, "%s, in %s" % (where, who) if where else "in " + who
 
 
-def _words(value):
+def _lost_worker(value, traceback):
+    """Whether a DataLoader has lost the connection with a worker of its own. torch names the worker only if it has
+    already seen its end."""
+    names = []
+    while traceback is not None:
+        names.append(traceback.tb_frame.f_code.co_filename.replace(os.sep, "/"))
+        traceback = traceback.tb_next
+    return (isinstance(value, (ConnectionError, EOFError, FileNotFoundError)) and
+            any(name.endswith("/torch/utils/data/dataloader.py") for name in names) and
+            "/multiprocessing/" in names[-1])
+
+
+def _words(value, traceback=None):
     """Says what failed, without the place, and with the words that a reader looks for."""
     kind, text = _type_name(type(value)), _message(value)
+    if _lost_worker(value, traceback):
+        return "a DataLoader worker ended unexpectedly: %s" % (kind + ": " + _one_line(text) if text else kind)
     if isinstance(value, ModuleNotFoundError):
         return "%s: %s in %s" % (kind, _one_line(text), sys.executable or "this Python")
     if kind == "OutOfMemoryError" or (isinstance(value, RuntimeError) and "out of memory" in text and
@@ -126,7 +140,7 @@ def describe(value, traceback=None):
     """One line of at most 255 bytes: "ValueError: bad batch (train.py:10)"."""
     traceback = value.__traceback__ if traceback is None else traceback
     worker = _in_worker(type(value), _message(value))
-    words, where = worker if worker is not None else (_words(value), place(traceback))
+    words, where = worker if worker is not None else (_words(value, traceback), place(traceback))
     return _fit(words, " (%s)" % where if where else "")
 
 
