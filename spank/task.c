@@ -377,6 +377,8 @@ static bool take_generation(spank_t spank, const struct stepd *stepd, struct ste
 static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
                          struct identity *identity, struct error *error)
 {
+	if (!agent_is_known(&stepd->node.supervise.agents, error))
+		return false;
 	make_witness(stepd);
 	agent_become(&stepd->node.supervise.agents, facts->local_id);
 	return take_generation(spank, stepd, facts, identity, error);

@@ -333,6 +333,14 @@ static void become(const struct agents *agents, uint32_t local_task)
 	tell_slurmstepd();
 }
 
+bool agent_is_known(const struct agents *agents, struct error *error)
+{
+	if (getppid() == agents->slurmstepd)
+		return true;
+	return error_set(error, "restart= does not work where SLURM gives tasks a PID namespace (clone_newpid of "
+	                 "namespace/linux), or where slurmstepd has ended: leave restart= out");
+}
+
 uint32_t agent_become(const struct agents *agents, uint32_t local_task)
 {
 	uint32_t generation;

@@ -74,6 +74,10 @@ void agents_free(struct agents *agents);
 void agents_forked(struct agents *agents, uint32_t local_task, pid_t pid);
 void agents_reaped(struct agents *agents, uint32_t local_task);
 
+/* In a task: whether slurmstepd and the task's processes know each other by the same numbers. In a PID namespace
+   they do not, and slurmstepd could not end them. */
+bool agent_is_known(const struct agents *agents, struct error *error);
+
 /*
  * In the task: it becomes the agent. Returns in each generation's child, with the generation's number, and in
  * no other process. The child has the task's signal mask and dispositions, and dies with the agent.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spank/restart/agent: an agent starts programs generation by generation, and leaves nothing of them. */
 #include <errno.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -462,6 +464,29 @@ static void more_tasks_than_srun_can_deal_are_refused(void **state)
 	agents_free(&many);
 }
 
+static void tasks_in_a_pid_namespace_are_refused(void **state)
+{
+	struct agents some;
+	struct error error = { "" };
+	int status;
+	pid_t pid;
+
+	(void)state;
+	assert_true(agents_make(&some, 1, &error));
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0)
+		_exit(agent_is_known(&some, &error) ? 0 : 1);
+	assert_true(waitpid(pid, &status, 0) == pid && status == 0);
+	pid = (pid_t)syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, 0, 0, 0, 0);
+	if (pid == 0)
+		_exit(!agent_is_known(&some, &error) && strstr(error.text, "PID namespace") != NULL ? 0 : 1);
+	agents_free(&some);
+	if (pid < 0)
+		skip(); /* only root may make one */
+	assert_true(waitpid(pid, &status, 0) == pid && status == 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -478,6 +503,7 @@ int main(void)
 		cmocka_unit_test(older_orders_are_none),
 		cmocka_unit_test(agents_end_with_slurmstepd),
 		cmocka_unit_test(more_tasks_than_srun_can_deal_are_refused),
+		cmocka_unit_test(tasks_in_a_pid_namespace_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
