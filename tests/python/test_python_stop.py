@@ -109,9 +109,12 @@ class Stop(unittest.TestCase):
     from slurm_ddp import stopping
     while not stopping._stop.agreement.links:
         time.sleep(0.01)
-    if rank == 1:
-        os._exit(3)
-    open(os.path.join(folder, "waits"), "w").close()
+    waits = os.path.join(folder, "waits")
+    while rank == 1:
+        if os.path.exists(waits):
+            os._exit(3)
+        time.sleep(0.01)
+    open(waits, "w").close()
     import ctypes
     mutex = ctypes.create_string_buffer(64)
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
