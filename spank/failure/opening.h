@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a node says of itself when it opens its link to srun. Pure. */
+/* A node says this of itself when it opens its link to srun. Pure. */
 #ifndef SPANK_OPENING_H
 #define SPANK_OPENING_H
 

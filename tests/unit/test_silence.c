@@ -247,18 +247,18 @@ static int connect_to(uint16_t port)
 	return fd;
 }
 
-static void strangers_are_sent_away_and_harm_nobody(void **state)
+static void unproven_peers_are_sent_away_and_harm_nobody(void **state)
 {
-	enum { STRANGERS = 100 };
+	enum { UNPROVEN = 100 };
 	ddp_beat_hello hello;
-	int fds[STRANGERS];
+	int fds[UNPROVEN];
 	side a, b;
 
 	(void)state;
 	open_side(&a, 0);
 	open_side(&b, 1);
 	/* They come first; some say nothing, some say what they do not know. */
-	for (int i = 0; i < STRANGERS; i++) {
+	for (int i = 0; i < UNPROVEN; i++) {
 		fds[i] = connect_to(ddp_beats_port(b.beats));
 		memset(&hello, i, sizeof(hello));
 		hello.rank = i % 4 - 1;
@@ -268,7 +268,7 @@ static void strangers_are_sent_away_and_harm_nobody(void **state)
 	introduce(&a, &b, 'a', 'b');
 	assert_true(comes_to_hear(&a, 60));
 	assert_true(comes_to_hear(&b, 60));
-	for (int i = 0; i < STRANGERS; i++)
+	for (int i = 0; i < UNPROVEN; i++)
 		close(fds[i]);
 	assert_int_equal(ddp_silence_count(a.roster), 0);
 	assert_int_equal(ddp_silence_count(b.roster), 0);
@@ -392,7 +392,7 @@ int main(void)
 		cmocka_unit_test(neighbours_are_few_and_mutual),
 		cmocka_unit_test(nodes_with_the_key_hear_each_other),
 		cmocka_unit_test(a_wrong_key_is_not_believed),
-		cmocka_unit_test(strangers_are_sent_away_and_harm_nobody),
+		cmocka_unit_test(unproven_peers_are_sent_away_and_harm_nobody),
 		cmocka_unit_test(a_node_learns_that_it_was_given_up),
 		cmocka_unit_test(a_hello_holds_on_its_connection_only),
 		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),

@@ -22,8 +22,8 @@
 #define MS_NS UINT64_C(1000000)
 
 enum {
-	STRANGERS_MAX = 32,  /* connections without a proof; a further one drops the oldest */
-	STRANGER_MS = 20000, /* for a proof to come */
+	UNPROVEN_MAX = 32,  /* connections without a proof; a further one drops the oldest */
+	UNPROVEN_MS = 20000, /* for a proof to come */
 	ATTEMPTS_WARN = 12,
 	IDLE_MS = 1000       /* between two looks if there is nothing to look at */
 };
@@ -40,12 +40,12 @@ typedef struct addresses {
 	int count;
 } addresses;
 
-typedef struct stranger {
+typedef struct unproven_peer {
 	int fd;
 	uint64_t until_ns;
 	ddp_beat_hello hello;
 	size_t bytes;
-} stranger;
+} unproven_peer;
 
 struct ddp_beats {
 	ddp_roster *roster;
@@ -57,8 +57,8 @@ struct ddp_beats {
 	pthread_mutex_t lock; /* of what follows */
 	ddp_beat *list;
 	int count, room;
-	stranger strangers[STRANGERS_MAX];
-	int stranger_count;
+	unproven_peer unproven_peers[UNPROVEN_MAX];
+	int unproven_peer_count;
 	bool started, stopping;
 	pthread_t thread;
 };
@@ -255,15 +255,15 @@ static ddp_status add(ddp_beats *beats, int rank, bool connects, const struct if
 
 /* ---- who connects --------------------------------------------------------------------------------- */
 
-static void drop_stranger(ddp_beats *beats, int i)
+static void drop_unproven_peer(ddp_beats *beats, int i)
 {
-	beats->stranger_count--;
-	memmove(&beats->strangers[i], &beats->strangers[i + 1],
-	        (size_t)(beats->stranger_count - i) * sizeof(*beats->strangers));
+	beats->unproven_peer_count--;
+	memmove(&beats->unproven_peers[i], &beats->unproven_peers[i + 1],
+	        (size_t)(beats->unproven_peer_count - i) * sizeof(*beats->unproven_peers));
 }
 
 /* Takes a whole hello. False: the connection is of no use. */
-static bool admit(ddp_beats *beats, const stranger *s, uint64_t now_ns)
+static bool admit(ddp_beats *beats, const unproven_peer *s, uint64_t now_ns)
 {
 	const int rank = s->hello.rank;
 	ddp_beat *beat = rank >= 0 && rank < beats->roster->size ? find(beats, rank) : NULL;
@@ -276,7 +276,7 @@ static bool admit(ddp_beats *beats, const stranger *s, uint64_t now_ns)
 }
 
 /* True: it stays. */
-static bool hear_stranger(ddp_beats *beats, stranger *s, uint64_t now_ns)
+static bool hear_unproven_peer(ddp_beats *beats, unproven_peer *s, uint64_t now_ns)
 {
 	const ssize_t got = recv(s->fd, (char *)&s->hello + s->bytes, sizeof(s->hello) - s->bytes, MSG_DONTWAIT);
 	const bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
@@ -290,20 +290,20 @@ static bool hear_stranger(ddp_beats *beats, stranger *s, uint64_t now_ns)
 	return false;
 }
 
-static void hear_strangers(ddp_beats *beats, uint64_t now_ns)
+static void hear_unproven_peers(ddp_beats *beats, uint64_t now_ns)
 {
 	int fd;
 
 	while ((fd = accept4(beats->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-		if (beats->stranger_count == STRANGERS_MAX) {
-			close(beats->strangers[0].fd);
-			drop_stranger(beats, 0);
+		if (beats->unproven_peer_count == UNPROVEN_MAX) {
+			close(beats->unproven_peers[0].fd);
+			drop_unproven_peer(beats, 0);
 		}
-		beats->strangers[beats->stranger_count++] = (stranger){ .fd = fd, .until_ns = now_ns + STRANGER_MS * MS_NS };
+		beats->unproven_peers[beats->unproven_peer_count++] = (unproven_peer){ .fd = fd, .until_ns = now_ns + UNPROVEN_MS * MS_NS };
 	}
-	for (int i = 0; i < beats->stranger_count; i++) {
-		if (!hear_stranger(beats, &beats->strangers[i], now_ns))
-			drop_stranger(beats, i--);
+	for (int i = 0; i < beats->unproven_peer_count; i++) {
+		if (!hear_unproven_peer(beats, &beats->unproven_peers[i], now_ns))
+			drop_unproven_peer(beats, i--);
 	}
 }
 
@@ -357,7 +357,7 @@ static void warn(const ddp_beats *beats, ddp_beat *beat)
 
 static void turn_all(ddp_beats *beats)
 {
-	hear_strangers(beats, ddp_now_ns());
+	hear_unproven_peers(beats, ddp_now_ns());
 	for (int i = 0; i < beats->count; i++) {
 		ddp_beat *beat = &beats->list[i];
 		const bool known = ddp_silence_of(beats->roster, beat->rank);
@@ -382,8 +382,8 @@ static int list_events(const ddp_beats *beats, struct pollfd *fds, uint64_t *nex
 	*next_ns = now_ns + IDLE_MS * MS_NS;
 	fds[0] = (struct pollfd){ .fd = beats->wake, .events = POLLIN };
 	fds[1] = (struct pollfd){ .fd = beats->listener, .events = POLLIN };
-	for (int i = 0; i < beats->stranger_count; i++)
-		fds[count++] = (struct pollfd){ .fd = beats->strangers[i].fd, .events = POLLIN };
+	for (int i = 0; i < beats->unproven_peer_count; i++)
+		fds[count++] = (struct pollfd){ .fd = beats->unproven_peers[i].fd, .events = POLLIN };
 	for (int i = 0; i < beats->count; i++)
 		count += ddp_beat_poll(&beats->list[i], fds + count, now_ns, next_ns);
 	return count;
@@ -408,7 +408,7 @@ static void *look_after(void *argument)
 	for (bool going = true; going;) {
 		pthread_mutex_lock(&beats->lock);
 		turn_all(beats);
-		const int wanted = 2 + STRANGERS_MAX + DDP_BEAT_FDS * beats->count;
+		const int wanted = 2 + UNPROVEN_MAX + DDP_BEAT_FDS * beats->count;
 		struct pollfd *more = wanted > room ? realloc(fds, (size_t)wanted * sizeof(*fds)) : fds;
 		if (more != NULL) {
 			fds = more;
@@ -496,8 +496,8 @@ void ddp_beats_close(ddp_beats *beats)
 		wake(beats);
 		pthread_join(beats->thread, NULL);
 	}
-	for (int i = 0; i < beats->stranger_count; i++)
-		close(beats->strangers[i].fd);
+	for (int i = 0; i < beats->unproven_peer_count; i++)
+		close(beats->unproven_peers[i].fd);
 	for (int i = 0; i < beats->count; i++)
 		ddp_beat_end(&beats->list[i]);
 	close_fd(beats->listener);

@@ -21,7 +21,7 @@ ddp_status ddp_beats_open(ddp_roster *roster, ddp_beats **beats);
 uint16_t ddp_beats_port(const ddp_beats *beats);
 /* Process `rank` of another node listens at `port` (0: it does not) of one of the addresses. */
 ddp_status ddp_beats_learn(ddp_beats *beats, int rank, uint16_t port, const ddp_place *hosts, int count);
-/* What precedes messages to it, and from it. */
+/* Gives the tokens that precede messages to it, and from it. */
 void ddp_beats_trust(ddp_beats *beats, int rank, const ddp_token *ours, const ddp_token *theirs);
 /* Watches the neighbours of this node among the nodes of the communicator, if this rank is the first one of its
    node there. Those that are watched already go on being so. Silent nodes are noted (comm/core/silence). */

@@ -79,7 +79,7 @@ bool link_is_refused(const struct link *link);
    srun does not run there any more. False if srun has only died. */
 bool link_is_cut_off(const struct link *link);
 
-/* What poll(2) is to wait for. */
+/* Fills in what poll(2) is to wait for. */
 void link_poll(const struct link *link, struct pollfd ready[LINK_FDS]);
 
 /* Does what is due; `ready` is not used. Returns after how many milliseconds to call it again, if no descriptor of

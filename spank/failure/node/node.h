@@ -47,7 +47,7 @@ struct node_task {
    too. */
 bool node_tell(struct node *node, const struct relay_news *news);
 
-/* What the node has told is about an earlier generation. */
+/* A new generation begins: all that the node has told is about an earlier one. */
 void node_begin_again(struct node *node);
 
 /* News of a task that could not start. */

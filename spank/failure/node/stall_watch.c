@@ -173,7 +173,7 @@ static int again_ms(const struct stall_watch *watch)
 	return watch->again_ms < STALL_START_MAX_MS / 2 ? watch->again_ms * 2 : STALL_START_MAX_MS;
 }
 
-/* What was seen of the ranks of an earlier generation says nothing of those that run now. */
+/* Forgets the ranks of an earlier generation: they say nothing of those that run now. */
 static void take_generation(struct stall_watch *watch, uint64_t now_ns)
 {
 	uint32_t generation = atomic_load(&watch->shared->generation);
