@@ -21,6 +21,7 @@ from training import USERS, Layout, Training, Watch, Wrong, full_neighbour_table
 
 STEPS_EACH = 120  # of a training, for each failure
 START_SECONDS, STALL_SECONDS = 30, 4
+CALM_STEPS, CALM_STEP_US = 10**8, 50000  # more than any time allows
 LEAST_SECONDS = 2  # in which a failure that harms nobody has to change nothing
 
 
@@ -209,21 +210,28 @@ class Soak:
 
     def calm(self):
         """No false alarm, however busy the machine is."""
-        step_us = 50000
-        steps = int(self.args.calm * 1e6 / step_us)
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.args.load)]
-        training = Training(self.cluster, self.args.place, "calm", self.layout, steps, step_us, self.keys)
+        training = Training(self.cluster, self.args.place, "calm", self.layout, CALM_STEPS, CALM_STEP_US, self.keys)
+        end, loads = time.monotonic() + self.args.calm, []
         try:
             training.start()
-            training.end(100 + 60 * self.args.calm)
+            while time.monotonic() < end and training.runs():
+                time.sleep(1)
+                loads.append(os.getloadavg()[0])
+            lines, steps = training.lines(), training.step()
+            if not training.runs():
+                lines.append(f"srun ended before its time, with code {training.srun.returncode}")
+            elif steps == 0:
+                lines.append("no step was made")
         finally:
             for burner in burners:
                 burner.kill()
-        lines = training.lines()
-        print(f"calm: {steps} steps, {self.args.load} processes compute beside them, load {os.getloadavg()[0]:.1f}: "
-              f"{training.restarts()} restarts, {len(lines)} lines", *lines, sep="\n  ", flush=True)
+        print(f"calm: {self.args.calm:.0f} s, {steps} steps, {self.args.load} processes compute beside them, load "
+              f"{statistics.median(loads):.1f} ({min(loads):.1f} to {max(loads):.1f}): {training.restarts()} restarts, "
+              f"{len(lines)} lines", *lines, sep="\n  ", flush=True)
         if lines:
             training.keep(self.args.keep)
+        training.give_up()
         self.clear(training)
         return bool(lines)
 
