@@ -20,7 +20,7 @@ fuzz-short:
 fuzz:
 	$(fuzz_run) --runs $(FUZZ_RUNS) $(NAMES)
 
-clean-local: clean-fuzz
+clean-local: clean-fuzz clean-torch
 clean-fuzz:
 	rm -rf tests/fuzz/bin tests/fuzz/corpus
 .PHONY: fuzz fuzz-short clean-fuzz

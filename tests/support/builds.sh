@@ -312,7 +312,7 @@ suite_distcheck()
 	say 'make distcheck'
 	# What the package may lack is a file: all of git's are in it, what is installed
 	# builds from it, and the tests run that read the tree. `unit` has run the rest.
-	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_(example_paths|gpt|no_gpu|parallel|train|vision)\.sh$|_torch\.py$')
+	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' | grep -vE '/test_(example_paths|gpt|no_gpu|parallel|python_torch|train|vision)\.sh$|_torch\.py$')
 	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')

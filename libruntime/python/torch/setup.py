@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the C++ part of slurm-ddp-torch against the installed PyTorch and libddp."""
+"""Builds the C++ part of slurm-ddp-torch against the installed PyTorch and libddp.
+
+Variables of the environment:
+  DDP_PREFIX             the folder in which libddp is installed, if pkg-config does not find it
+  DDP_TORCH_FILES=yes    compiles each file by itself, so that ccache finds those that have not changed; without it,
+                         all of them are compiled as one, which takes a third of the time
+"""
 
 import glob
 import os
@@ -7,9 +13,13 @@ import shlex
 import subprocess
 import sys
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+SOURCES = sorted(os.path.join("csrc", os.path.basename(name)) for name in glob.glob(os.path.join(HERE, "csrc", "*.cpp")))
+# The loader looks there by itself; packages have no paths of their own for these.
+LOADERS_FOLDERS = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
 
 def libddp():
@@ -33,37 +43,55 @@ def libddp():
         )
 
 
-def extension():
-    try:
-        from torch.utils.cpp_extension import CppExtension
-    except ImportError as error:
-        sys.exit(
-            f"slurm-ddp-torch is compiled against the PyTorch that is installed, which cannot be imported ({error}): "
-            "install torch first, and call pip with --no-build-isolation"
-        )
-    compile_args, link_args, folder = libddp()
-    return CppExtension(
-        "slurm_ddp_torch._C",
-        sorted(os.path.relpath(name, HERE) for name in glob.glob(os.path.join(HERE, "csrc", "*.cpp"))),
-        # Torch's own choice of the C++ standard comes later and wins, except that 1.13's is too old.
-        extra_compile_args=["-std=c++20" if cpp20() else "-std=c++17", "-Wall", *compile_args],
-        extra_link_args=[*link_args, f"-Wl,-rpath,{folder}"],
-    )
-
-
-def cpp20():
+def prepare(extension, folder):
+    """Completes the extension for the torch and the libddp that are installed. `folder` is for files that this makes."""
     import torch
+    from torch.utils.cpp_extension import CppExtension
 
-    return int(torch.__version__.split(".")[0]) >= 2 and int(torch.__version__.split(".")[1]) >= 12
+    compile_args, link_args, libdir = libddp()
+    release = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    # Torch's own choice of the C++ standard comes later and wins, except that 1.13's is too old.
+    extension.extra_compile_args = ["-std=c++20" if release >= (2, 12) else "-std=c++17", "-Wall", *compile_args]
+    extension.extra_link_args = list(link_args)
+    if not (libdir + "/").startswith(LOADERS_FOLDERS):
+        extension.extra_link_args.append(f"-Wl,-rpath,{libdir}")
+    if os.environ.get("DDP_TORCH_FILES") != "yes":
+        os.makedirs(folder, exist_ok=True)
+        whole = os.path.join(folder, "whole.cpp")
+        with open(whole, "w") as file:
+            file.writelines(f'#include "{os.path.join(HERE, name)}"\n' for name in SOURCES)
+        extension.sources = [whole]
+    torchs = CppExtension(extension.name, extension.sources)
+    for name in ("include_dirs", "library_dirs", "libraries", "language"):
+        setattr(extension, name, getattr(torchs, name))
 
 
-def build_ext():
-    from torch.utils.cpp_extension import BuildExtension
+def builder():
+    """The command that builds the extension. What only packs the sources needs no torch."""
+    try:
+        from torch.utils.cpp_extension import BuildExtension
+    except ImportError as missing:
+        error = str(missing)
+
+        class Refuses(build_ext):
+            def run(self):
+                sys.exit(
+                    "slurm-ddp-torch is compiled against the PyTorch that is installed, which cannot be imported "
+                    f"({error}): install torch first, and call pip with --no-build-isolation"
+                )
+
+        return Refuses
+
+    class Builds(BuildExtension):
+        def build_extensions(self):
+            for extension in self.extensions:
+                prepare(extension, self.build_temp)
+            super().build_extensions()
 
     # One compiler at a time: each takes up to 1.5 GB.
-    return BuildExtension.with_options(use_ninja=False)
+    return Builds.with_options(use_ninja=False)
 
 
 if __name__ == "__main__":
     os.chdir(HERE)
-    setup(ext_modules=[extension()], cmdclass={"build_ext": build_ext()})
+    setup(ext_modules=[Extension("slurm_ddp_torch._C", SOURCES, language="c++")], cmdclass={"build_ext": builder()})

@@ -4,31 +4,11 @@
 # runs its tests. With RANKS it also runs PyTorch's own tests of backends, on so many ranks, beside gloo.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-source=$(cd "$here/../../../.." && pwd)
-build=$(cd "$1" && pwd) python=$2
+build=$1 python=$2
 shift 2
-if ! "$python" -c 'import torch.distributed' 2>/dev/null; then
-	echo "SKIP: $python has no torch"
-	exit 77
-fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$work/package/slurm_ddp_torch"
-cat >"$work/libddp.pc" <<-END
-	libdir=$build/libruntime/.libs
-	Name: libddp
-	Description: libddp of a build
-	Version: 0
-	Libs: -L$build/libruntime/.libs -lddp
-	Cflags: -I$source/libruntime/include
-END
-cp -r "$here/.." "$work/torch"
-(cd "$work/torch" && PKG_CONFIG_PATH=$work CFLAGS=${CFLAGS:--O1 -g0} "$python" setup.py --quiet build_ext \
-	--build-lib "$work/package" --build-temp "$work/objects") >"$work/compile.log" 2>&1 || {
-	cat "$work/compile.log"
-	exit 1
-}
-cp "$here/../slurm_ddp_torch/__init__.py" "$work/package/slurm_ddp_torch"
+"$here/build.sh" "$build" "$python" "$work/package" || exit
 export PYTHONPATH="$work/package"
 for test in operations training failures; do
 	echo "== test_$test.py"

@@ -1,0 +1,58 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# build.sh BUILD PYTHON FOLDER: compiles the c10d backend for PYTHON's torch and the libddp of the folder BUILD, and puts
+# the package into FOLDER, unless it is there already. Ends with 77 and says why if PYTHON cannot compile it.
+set -eu
+here=$(cd "$(dirname "$0")/.." && pwd)
+build=$(cd "$1" && pwd) python=$2
+mkdir -p "$3"
+folder=$(cd "$3" && pwd)
+
+exec 9>"$folder/lock"
+flock 9 # two tests may want it at the same time
+if [ -e "$folder/built" ] && [ -z "$(find "$here/csrc" "$here/setup.py" "$here/slurm_ddp_torch" -newer "$folder/built" ! -name __pycache__)" ]; then
+	exit 0
+fi
+reason=$("$python" - 2>&1 <<-'END'
+	import os, sys, sysconfig
+	try:
+	    import torch.distributed
+	except ImportError:
+	    sys.exit("it has no torch (python3-torch)")
+	try:
+	    from torch.utils import cpp_extension
+	except ImportError as error:
+	    sys.exit("%s (python3-setuptools)" % error)
+	wanted = {"torch/extension.h": "libtorch-dev", "Python.h": "python3-dev"}
+	folders = cpp_extension.include_paths() + [sysconfig.get_path("include")]
+	for header, package in wanted.items():
+	    if not any(os.path.exists(os.path.join(folder, header)) for folder in folders):
+	        sys.exit("there is no %s (%s)" % (header, package))
+END
+) || {
+	echo "SKIP: $python cannot compile the backend: $(printf '%s\n' "$reason" | tail -n 1)"
+	exit 77
+}
+if ! command -v "${CXX:-g++}" >/dev/null; then
+	echo "SKIP: there is no C++ compiler (g++)"
+	exit 77
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work/pkgconfig"
+cat >"$work/pkgconfig/libddp.pc" <<-END
+	libdir=$build/libruntime/.libs
+	Name: libddp
+	Description: libddp of a build
+	Version: 0
+	Libs: -L$build/libruntime/.libs -lddp
+	Cflags: -I$here/../../include
+END
+(cd "$work" && PKG_CONFIG_PATH=$work/pkgconfig CFLAGS=${CFLAGS:--O1 -g0} "$python" "$here/setup.py" --quiet build_ext \
+	--build-lib "$folder" --build-temp "$work/objects") >"$folder/compile.log" 2>&1 || {
+	cat "$folder/compile.log"
+	exit 1
+}
+cp "$here"/slurm_ddp_torch/*.py "$folder/slurm_ddp_torch"
+: >"$folder/built"
