@@ -78,6 +78,9 @@ spank_libspankcore_la_SOURCES = \
 bin_PROGRAMS += spank/status/ddp-status
 noinst_LTLIBRARIES += spank/status/libstatus.la
 spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
+	spank/status/prometheus.c spank/status/prometheus.h \
+	spank/status/local.c spank/status/local.h \
+	spank/status/textfile.c spank/status/textfile.h \
 	spank/status/process.c spank/status/process.h \
 	spank/status/probe.c spank/status/probe.h \
 	spank/status/stack.c spank/status/stack.h

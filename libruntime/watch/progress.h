@@ -61,7 +61,22 @@ struct ddp_progress {
 		} python;
 	};
 	uint32_t pid;              /* of the process that writes the slot, which a shell may have started */
-	uint32_t others;           /* a reader's: what the other slots hold, as a hash */
+	union {
+		uint32_t exposed;  /* 1 + how many millionths of the last step the rank waited for gradients; 0: not
+		                      told, as by an older libddp */
+		uint32_t others;   /* a reader's: what the other slots hold, as a hash */
+	};
+};
+
+/*
+ * The last page of the plugin's file is the node's own: the plugin tells ddp-status there what concerns all ranks of the
+ * node. A file of an older plugin lacks it.
+ */
+#define DDP_PROGRESS_NODE_MAGIC 0x6e706464u /* "ddpn", little-endian */
+struct ddp_progress_node {
+	uint32_t magic;
+	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
+	uint32_t stalls;        /* how often all of the node's ranks made no progress for so long */
 };
 
 /* Whether the rank has gone on after its last error. */

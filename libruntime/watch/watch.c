@@ -144,10 +144,19 @@ void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t
 		ddp_trace_phase(watch->trace, DDP_TRACE_DEVICE, name, step, start_ns, end_ns);
 }
 
+/* For `exposed` of the page. */
+static uint32_t exposed_share(const ddp_step_stats *stats)
+{
+	double share = stats->seconds > 0 ? stats->exposed_seconds / stats->seconds : 0;
+
+	return share >= 0 && share <= 1 ? 1 + (uint32_t)(share * 1e6) : 0;
+}
+
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 {
 	watch->page->step_seconds = stats->seconds;
 	watch->page->step_weight = stats->weight;
+	watch->page->exposed = exposed_share(stats);
 	ddp_watch_go_on(watch);
 	if (watch->metrics != NULL)
 		ddp_metrics_step(watch->metrics, stats);

@@ -182,3 +182,18 @@ bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *los
 	}
 	return false;
 }
+
+bool slots_exposed(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *ratio)
+{
+	const struct ddp_progress *last = NULL;
+
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+		const struct ddp_progress *slot = &slots[i];
+		if (slot->magic == DDP_PROGRESS_MAGIC && slot->writer == DDP_WRITER_LIBDDP && slot->exposed > 0 &&
+		    slot->exposed <= 1000001 && (last == NULL || slot->updated_ns > last->updated_ns))
+			last = slot;
+	}
+	if (last != NULL)
+		*ratio = (last->exposed - 1) * 1e-6;
+	return last != NULL;
+}

@@ -23,4 +23,7 @@ void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_
 /* Gives the loss of the last step, which only programs of Python tell. False: it is not told. */
 bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *loss);
 
+/* Gives how much of the last step the rank waited for gradients, from 0 to 1. False: it is not told. */
+bool slots_exposed(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *ratio);
+
 #endif

@@ -4,31 +4,46 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "spank/status/cluster.h"
+#include "spank/status/local.h"
 #include "spank/status/probe.h"
+#include "spank/status/prometheus.h"
+#include "spank/status/textfile.h"
 
 enum { EXIT_SHOWN = 0, EXIT_NOTHING = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
 enum { INTERVAL_MS = 500, SECONDS_MAX = 86400 };
 
+enum format { FORMAT_TABLE, FORMAT_JSON, FORMAT_PROMETHEUS };
+
 struct options {
-	bool json, probe, stacks;
+	enum format format;
+	bool probe, stacks;
+	bool node;            /* the ranks of this node, without Slurm */
+	const char *textfile; /* NULL: stdout */
 	int watch_ms;    /* 0: once */
 	int interval_ms;
-	char what[64], job[32];
+	char what[64], job[32]; /* "": all of this node */
 	int64_t step;    /* below 0: all */
 };
 
 static void print_help(void)
 {
 	printf("usage: ddp-status [OPTION]... JOBID[.STEP]\n"
+	       "       ddp-status --node [OPTION]... [JOBID[.STEP]]\n"
 	       "Shows what each rank of a running job is doing, stragglers first.\n"
 	       "\n"
+	       "  --format FORMAT     table (default), json, or prometheus\n"
+	       "  --node              only this node's ranks, of all jobs if none is named: asks\n"
+	       "                      nothing of SLURM. Root sees those of all users\n"
+	       "  --textfile FILE     writes the figures of --node --format prometheus to FILE, for\n"
+	       "                      the textfile collector of Prometheus' node_exporter\n"
 	       "  --watch SECONDS     again and again, with a pause of so long\n"
 	       "  --interval SECONDS  measure CPU time over so long (default 0.5)\n"
 	       "  --stack             also the stacks of Python's threads, of programs with slurm_ddp\n"
-	       "  --json              one JSON object instead of a table\n"
+	       "  --json              the same as --format json\n"
 	       "  --help              this text\n"
 	       "  --version           the version\n"
 	       "\n"
@@ -73,10 +88,32 @@ static bool parse_what(const char *text, struct options *options)
 	return true;
 }
 
+static bool parse_format(const char *text, enum format *format)
+{
+	static const char *const names[] = { "table", "json", "prometheus" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (strcmp(text, names[i]) == 0) {
+			*format = (enum format)i;
+			return true;
+		}
+	return false;
+}
+
 static int usage(const char *problem, const char *what)
 {
 	fprintf(stderr, "ddp-status: %s%s\nTry 'ddp-status --help'.\n", problem, what);
 	return EXIT_USAGE;
+}
+
+/* What of the options does not go together; -1: all does. */
+static int check_options(const struct options *options)
+{
+	if (options->textfile != NULL && options->format != FORMAT_PROMETHEUS)
+		return usage("--textfile takes the format prometheus only", "");
+	if (options->stacks && (options->node || options->format == FORMAT_PROMETHEUS))
+		return usage("--stack goes with a job, as table or JSON", "");
+	return -1;
 }
 
 /* -1: go on; else the exit status. */
@@ -85,13 +122,14 @@ static int parse_options(int argc, char **argv, struct options *options)
 	static const struct option known[] = {
 		{ "watch", required_argument, NULL, 'w' }, { "interval", required_argument, NULL, 'i' },
 		{ "json", no_argument, NULL, 'j' },        { "stack", no_argument, NULL, 's' },
-		{ "probe", no_argument, NULL, 'p' },
+		{ "probe", no_argument, NULL, 'p' },   { "format", required_argument, NULL, 'f' },
+		{ "node", no_argument, NULL, 'n' },    { "textfile", required_argument, NULL, 't' },
 		{ "help", no_argument, NULL, 'h' },        { "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
 	int option;
 
-	*options = (struct options){ .interval_ms = INTERVAL_MS };
+	*options = (struct options){ .interval_ms = INTERVAL_MS, .step = -1 };
 	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		switch (option) {
 		case 'w':
@@ -101,7 +139,17 @@ static int parse_options(int argc, char **argv, struct options *options)
 				                           : "--interval takes seconds from 0.05 to 86400, not ",
 				             optarg);
 			break;
-		case 'j': options->json = true; break;
+		case 'j': options->format = FORMAT_JSON; break;
+		case 'f':
+			if (!parse_format(optarg, &options->format))
+				return usage("--format takes table, json or prometheus, not ", optarg);
+			break;
+		case 'n': options->node = true; break;
+		case 't':
+			options->node = true;
+			options->textfile = optarg;
+			options->format = FORMAT_PROMETHEUS;
+			break;
 		case 's': options->stacks = true; break;
 		case 'p': options->probe = true; break;
 		case 'h': print_help(); return EXIT_SHOWN;
@@ -109,13 +157,15 @@ static int parse_options(int argc, char **argv, struct options *options)
 		default: return usage("see above", "");
 		}
 	}
+	if (options->node && optind == argc)
+		return check_options(options);
 	if (optind != argc - 1)
 		return usage(optind == argc ? "which job? JOBID or JOBID.STEP is needed"
 		                            : "one job is expected, not also ",
 		             optind == argc ? "" : argv[optind + 1]);
 	if (!parse_what(argv[optind], options))
 		return usage("a job is JOBID or JOBID.STEP, in digits, not ", argv[optind]);
-	return -1;
+	return check_options(options);
 }
 
 static bool use_colour(void)
@@ -125,6 +175,52 @@ static bool use_colour(void)
 	return isatty(STDOUT_FILENO) && (no == NULL || no[0] == '\0');
 }
 
+static double now_seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* Of slurmd, which may have been told another name than the host's. */
+static const char *node_name(void)
+{
+	static char host[ROW_NAME_MAX];
+	const char *name = getenv("SLURMD_NODENAME");
+
+	if (name != NULL && name[0] != '\0')
+		return name;
+	gethostname(host, sizeof(host) - 1);
+	host[strcspn(host, ".")] = '\0';
+	return host;
+}
+
+static bool print(const struct options *options, const struct row *rows, size_t count)
+{
+	const char *job = options->node ? NULL : options->job;
+
+	switch (options->format) {
+	case FORMAT_JSON:
+		return rows_print_json(stdout, rows, count, job);
+	case FORMAT_PROMETHEUS:
+		return prometheus_write(stdout, rows, count, options->node ? node_name() : NULL, now_seconds());
+	case FORMAT_TABLE:
+		break;
+	}
+	rows_print(stdout, rows, count, job, use_colour());
+	return true;
+}
+
+/* The probes' words on whose ranks they are do not count. */
+static void name_owner(const struct job *job, struct row *rows, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		rows[i].job = atoll(job->id);
+		local_user_name(job->owner, rows[i].user, sizeof(rows[i].user));
+	}
+}
+
 static int show(const struct options *options, const struct job *job, const char *program)
 {
 	struct row *rows = NULL;
@@ -132,6 +228,7 @@ static int show(const struct options *options, const struct job *job, const char
 	bool shown = cluster_probe(job, program, options->what, options->interval_ms, options->stacks, &rows,
 	                           &count);
 
+	name_owner(job, rows, count);
 	if (shown && !rows_arrange(&rows, &count, job->ranks_max)) {
 		fprintf(stderr, "ddp-status: no memory for the ranks of job %s\n", options->job);
 		shown = false;
@@ -142,10 +239,35 @@ static int show(const struct options *options, const struct job *job, const char
 	}
 	if (shown && options->watch_ms > 0 && use_colour())
 		printf("\033[H\033[2J");
-	if (shown && options->json)
-		shown = rows_print_json(stdout, rows, count, options->job);
-	else if (shown)
-		rows_print(stdout, rows, count, options->job, use_colour());
+	if (shown)
+		shown = print(options, rows, count);
+	rows_free(rows, count);
+	return shown && fflush(stdout) == 0 ? EXIT_SHOWN : EXIT_NOTHING;
+}
+
+static bool write_textfile(const char *path, const struct row *rows, size_t count)
+{
+	struct textfile textfile;
+
+	return textfile_begin(&textfile, path) &&
+	       textfile_end(&textfile, prometheus_write(textfile.file, rows, count, node_name(), now_seconds()));
+}
+
+/* A node without ranks is nothing unusual. If one user's ranks cannot be looked at, the others' are told. */
+static int show_node(const struct options *options)
+{
+	const struct local local = { options->job[0] != '\0' ? atoll(options->job) : -1, options->step, node_name(),
+	                             options->interval_ms };
+	struct row *rows = NULL;
+	size_t count = 0;
+	bool shown = local_collect(&local, &rows, &count);
+
+	if (options->watch_ms > 0 && use_colour())
+		printf("\033[H\033[2J");
+	if (options->textfile != NULL)
+		shown &= write_textfile(options->textfile, rows, count);
+	else
+		shown &= print(options, rows, count);
 	rows_free(rows, count);
 	return shown && fflush(stdout) == 0 ? EXIT_SHOWN : EXIT_NOTHING;
 }
@@ -171,8 +293,14 @@ int main(int argc, char **argv)
 	if (status >= 0)
 		return status;
 	if (options.probe) {
-		const struct probe probe = { options.job, options.step, options.interval_ms, options.stacks };
-		return probe_run(&probe) ? EXIT_SHOWN : EXIT_NOTHING;
+		const struct probe probe = { .job = atoll(options.job), .slurm_step = options.step,
+			                     .interval_ms = options.interval_ms, .stacks = options.stacks };
+		return probe_run(&probe, stdout) ? EXIT_SHOWN : EXIT_NOTHING;
+	}
+	if (options.node) {
+		while ((status = show_node(&options)) == EXIT_SHOWN && options.watch_ms > 0)
+			usleep((useconds_t)options.watch_ms * 1000);
+		return status;
 	}
 	if (!find_self(program, sizeof(program))) {
 		perror("ddp-status: /proc/self/exe");

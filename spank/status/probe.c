@@ -24,7 +24,8 @@ enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 /* A process of the job, by the environment with which it was started. */
 struct member {
 	struct process process;
-	int64_t slurm_step, rank, local_rank, world_size, task;
+	int64_t job, slurm_step, rank, local_rank, world_size, task, restarts, requeues;
+	char partition[ROW_NAME_MAX];
 	bool ranked;     /* it has RANK: the plugin or a launcher gave it one */
 	int progress_fd; /* as DDP_PROGRESS_FD says; -1: none */
 	struct stack stack;
@@ -57,15 +58,24 @@ static bool on_this_node(const char *block, size_t bytes)
 	                        strcmp(name, mine) == 0);
 }
 
+static bool is_own(pid_t pid)
+{
+	char path[64];
+	struct stat info;
+
+	snprintf(path, sizeof(path), "/proc/%d", (int)pid);
+	return stat(path, &info) == 0 && info.st_uid == geteuid();
+}
+
 static bool read_member(const struct probe *probe, pid_t pid, struct member *member)
 {
 	size_t bytes = 0;
-	char job[32], *block = process_environment(pid, &bytes);
-	int64_t fd;
-	bool ours = block != NULL && process_variable(block, bytes, "SLURM_JOB_ID", job, sizeof(job)) &&
-	            strcmp(job, probe->job) == 0 && on_this_node(block, bytes);
+	char *block = process_environment(pid, &bytes);
+	int64_t fd, job = block != NULL ? number_of(block, bytes, "SLURM_JOB_ID") : -1;
+	bool ours = job >= 0 && (probe->job < 0 || job == probe->job) && on_this_node(block, bytes);
 
 	if (ours) {
+		member->job = job;
 		member->slurm_step = number_of(block, bytes, "SLURM_STEP_ID");
 		member->task = number_of(block, bytes, "SLURM_PROCID");
 		member->rank = number_of(block, bytes, "RANK");
@@ -77,6 +87,10 @@ static bool read_member(const struct probe *probe, pid_t pid, struct member *mem
 			member->local_rank = number_of(block, bytes, "SLURM_LOCALID");
 			member->world_size = number_of(block, bytes, "SLURM_STEP_NUM_TASKS");
 		}
+		member->restarts = number_of(block, bytes, "TORCHELASTIC_RESTART_COUNT");
+		member->requeues = number_of(block, bytes, "DDP_RESTART_COUNT");
+		if (!process_variable(block, bytes, "SLURM_JOB_PARTITION", member->partition, sizeof(member->partition)))
+			member->partition[0] = '\0';
 		fd = number_of(block, bytes, "DDP_PROGRESS_FD");
 		member->progress_fd = fd >= 0 && fd < 1 << 20 ? (int)fd : -1;
 	}
@@ -107,6 +121,7 @@ static bool find_members(const struct probe *probe, const char *own_step, struct
 		struct member member;
 		char step[32];
 		if (!isdigit((unsigned char)entry->d_name[0]) ||
+		    (probe->own_only && !is_own((pid_t)atoi(entry->d_name))) ||
 		    !read_member(probe, (pid_t)atoi(entry->d_name), &member))
 			continue;
 		/* The probes are a step of the job, too. */
@@ -121,6 +136,11 @@ static bool find_members(const struct probe *probe, const char *own_step, struct
 	return fine;
 }
 
+static bool of_one_step(const struct member *one, const struct member *other)
+{
+	return one->job == other->job && one->slurm_step == other->slurm_step;
+}
+
 /* A launcher's own processes have no rank, its workers have. */
 static void leave_out_launchers(struct members *members)
 {
@@ -129,8 +149,7 @@ static void leave_out_launchers(struct members *members)
 	for (size_t i = 0; i < members->count; i++) {
 		bool workers = false;
 		for (size_t k = 0; k < members->count; k++)
-			workers |= members->item[k].ranked &&
-			           members->item[k].slurm_step == members->item[i].slurm_step;
+			workers |= members->item[k].ranked && of_one_step(&members->item[k], &members->item[i]);
 		if (members->item[i].ranked || !workers)
 			members->item[kept++] = members->item[i];
 	}
@@ -141,11 +160,24 @@ static int by_rank(const void *left, const void *right)
 {
 	const struct member *a = left, *b = right;
 
+	if (a->job != b->job)
+		return a->job < b->job ? -1 : 1;
 	if (a->slurm_step != b->slurm_step)
 		return a->slurm_step < b->slurm_step ? -1 : 1;
 	if (a->rank != b->rank)
 		return a->rank < b->rank ? -1 : 1;
 	return (a->process.start > b->process.start) - (a->process.start < b->process.start);
+}
+
+/* Of the node's own page, behind those of the ranks. */
+static void read_node(int fd, off_t bytes, int64_t local_rank, struct row *row)
+{
+	off_t at = bytes - DDP_PROGRESS_BYTES;
+	struct ddp_progress_node node;
+
+	if (at >= (local_rank + 1) * DDP_PROGRESS_BYTES && pread(fd, &node, sizeof(node), at) == (ssize_t)sizeof(node) &&
+	    node.magic == DDP_PROGRESS_NODE_MAGIC && node.stall_seconds > 0)
+		row->stalls = node.stalls;
 }
 
 /* The rank's page, opened anew from a process that has it: the kernel checks
@@ -172,11 +204,15 @@ static bool read_page(const struct member *member, struct ddp_progress *page, st
 		return false;
 	got = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
 	      pread(fd, slots, sizeof(slots), (off_t)member->local_rank * DDP_PROGRESS_BYTES) == (ssize_t)sizeof(slots);
+	if (got)
+		read_node(fd, info.st_size, member->local_rank, row);
 	close(fd);
 	if (got)
 		slots_read(slots, page);
 	if (got && slots_loss(slots, &row->loss))
 		row->has_loss = true;
+	if (got)
+		slots_exposed(slots, &row->exposed_ratio);
 	return got;
 }
 
@@ -195,6 +231,10 @@ static void tell_page(struct row *row, const struct ddp_progress *page)
 	snprintf(row->error, sizeof(row->error), "%s", doing.error);
 	row->phase_seconds = doing.phase_seconds;
 	row->since_seconds = doing.wait_seconds;
+	/* A phase, a collective or a wait that has begun is progress. */
+	row->progress_seconds = doing.phase_seconds;
+	if (doing.wait_seconds >= 0 && (row->progress_seconds < 0 || doing.wait_seconds < row->progress_seconds))
+		row->progress_seconds = doing.wait_seconds;
 	row->step = doing.step;
 	row->steps = doing.steps > 0 ? doing.steps : -1;
 	row->collective = doing.collective <= INT64_MAX ? (int64_t)doing.collective : -1;
@@ -220,15 +260,27 @@ static void ask_for_stacks(struct members *members, size_t begin, size_t end)
 	}
 }
 
+static struct row row_of(const struct member *member)
+{
+	struct row row = row_unknown();
+
+	row.job = member->job;
+	row.slurm_step = member->slurm_step;
+	row.rank = member->rank;
+	row.world_size = member->world_size;
+	row.restarts = member->restarts;
+	row.requeues = member->requeues;
+	memcpy(row.partition, member->partition, sizeof(row.partition));
+	return row;
+}
+
 /* The members from `begin` to `end` are one rank's; the one that has used most
    CPU time is its program, the others shells, loaders and the like. */
-static bool print_rank(struct members *members, size_t begin, size_t end, double seconds, uint64_t stacks_ns)
+static bool print_rank(struct members *members, size_t begin, size_t end, double seconds, uint64_t stacks_ns,
+                       FILE *output)
 {
 	const struct member *first = &members->item[begin], *main = first;
-	struct row row = { .slurm_step = first->slurm_step, .rank = first->rank,
-		           .world_size = first->world_size, .processes = (int64_t)(end - begin),
-		           .phase_seconds = -1, .since_seconds = -1, .step = -1, .steps = -1, .collective = -1,
-		           .steps_per_second = -1, .samples_per_second = -1 };
+	struct row row = row_of(first);
 	const char *node = getenv("SLURMD_NODENAME");
 	uint64_t before = 0, after = 0;
 	struct ddp_progress page;
@@ -249,6 +301,7 @@ static bool print_rank(struct members *members, size_t begin, size_t end, double
 	}
 	if (!process_read(main->process.pid, &now))
 		now = main->process;
+	row.processes = (int64_t)(end - begin);
 	gethostname(host, sizeof(host) - 1);
 	snprintf(row.node, sizeof(row.node), "%s", node != NULL ? node : host);
 	snprintf(row.program, sizeof(row.program), "%s", now.name);
@@ -263,7 +316,7 @@ static bool print_rank(struct members *members, size_t begin, size_t end, double
 			row.stack = stack_take(&members->item[i].stack, stacks_ns);
 	json = row_to_json(&row);
 	free(row.stack);
-	told = json != NULL && json_dumpf(json, stdout, JSON_COMPACT) == 0 && putchar('\n') != EOF;
+	told = json != NULL && json_dumpf(json, output, JSON_COMPACT) == 0 && putc('\n', output) != EOF;
 	json_decref(json);
 	return told;
 }
@@ -274,12 +327,12 @@ static size_t end_of_rank(const struct members *members, size_t begin)
 	size_t end = begin;
 
 	while (end < members->count && members->item[end].rank == first->rank &&
-	       members->item[end].slurm_step == first->slurm_step)
+	       of_one_step(&members->item[end], first))
 		end++;
 	return end;
 }
 
-bool probe_run(const struct probe *probe)
+bool probe_run(const struct probe *probe, FILE *output)
 {
 	const struct timespec pause = { .tv_sec = probe->interval_ms / 1000,
 		                        .tv_nsec = probe->interval_ms % 1000 * 1000000L };
@@ -300,8 +353,8 @@ bool probe_run(const struct probe *probe)
 	const uint64_t stacks_ns = probe->stacks ? ddp_now_ns() + STACK_WAIT_MS * 1000000ull : 0;
 	for (size_t begin = 0, end; fine && begin < members.count; begin = end) {
 		end = end_of_rank(&members, begin);
-		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns), stacks_ns);
+		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns), stacks_ns, output);
 	}
 	free(members.item);
-	return fine && fflush(stdout) == 0;
+	return fine && fflush(output) == 0;
 }

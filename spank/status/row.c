@@ -10,11 +10,36 @@
 
 /* Each member once: its name, and where it lies. */
 #define INTEGERS(X) \
-	X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(steps) X(collective)
+	X(job) X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(steps) X(collective) \
+	X(restarts) X(requeues) X(stalls)
 #define TEXTS(X) \
-	X(node) X(program) X(state) X(waits_in) X(phase) X(doing) X(error) X(waits_for)
+	X(node) X(program) X(state) X(waits_in) X(phase) X(doing) X(error) X(waits_for) \
+	X(partition) X(user)
 #define NUMBERS(X) \
-	X(cpu_percent) X(phase_seconds) X(since_seconds) X(steps_per_second) X(samples_per_second)
+	X(cpu_percent) X(phase_seconds) X(since_seconds) X(progress_seconds) X(exposed_ratio) \
+	X(steps_per_second) X(samples_per_second)
+
+struct row row_unknown(void)
+{
+	struct row row = { .stack = NULL };
+
+#define FORGET(name) row.name = -1;
+	INTEGERS(FORGET)
+	NUMBERS(FORGET)
+	return row;
+}
+
+/* A process can have any bytes as its name, and jansson takes UTF-8 only. */
+static json_t *printable(const char *text)
+{
+	char copy[ROW_TEXT_MAX];
+	size_t i = 0;
+
+	for (; text[i] != '\0' && i < sizeof(copy) - 1; i++)
+		copy[i] = text[i] >= ' ' && text[i] <= '~' ? text[i] : '?';
+	copy[i] = '\0';
+	return i > 0 ? json_string(copy) : json_null();
+}
 
 json_t *row_to_json(const struct row *row)
 {
@@ -23,8 +48,8 @@ json_t *row_to_json(const struct row *row)
 
 #define ADD(name, value) failed |= json_object_set_new(json, #name, value) != 0;
 #define ADD_INTEGER(name) ADD(name, row->name >= 0 ? json_integer(row->name) : json_null())
-#define ADD_TEXT(name) ADD(name, row->name[0] != '\0' ? json_string(row->name) : json_null())
-#define ADD_NUMBER(name) ADD(name, row->name >= 0 ? json_real(row->name) : json_null())
+#define ADD_TEXT(name) ADD(name, printable(row->name))
+#define ADD_NUMBER(name) ADD(name, row->name >= 0 && isfinite(row->name) ? json_real(row->name) : json_null())
 	INTEGERS(ADD_INTEGER)
 	TEXTS(ADD_TEXT)
 	NUMBERS(ADD_NUMBER)
@@ -104,7 +129,9 @@ bool row_from_json(const json_t *json, struct row *row)
 bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job)
 {
 	json_t *all = json_object(), *ranks = json_array();
-	int failed = json_object_set_new(all, "job", json_string(job)) != 0;
+	int failed = json_object_set_new(all, "schema", json_integer(ROW_SCHEMA)) != 0;
+
+	failed |= json_object_set_new(all, "job", job != NULL ? json_string(job) : json_null()) != 0;
 
 	for (size_t i = 0; i < count; i++)
 		failed |= json_array_append_new(ranks, row_to_json(&rows[i])) != 0;
@@ -137,8 +164,10 @@ static int by_rank(const void *left, const void *right)
 static int stragglers_first(const void *left, const void *right)
 {
 	const struct row *a = left, *b = right;
-	int order = compare(a->slurm_step, b->slurm_step);
+	int order = compare(a->job, b->job);
 
+	if (order == 0)
+		order = compare(a->slurm_step, b->slurm_step);
 	if (order == 0)
 		order = compare(is_gone(b), is_gone(a));
 	if (order == 0)
@@ -165,12 +194,17 @@ static bool append(struct row **rows, size_t *count, const struct row *row)
 static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t sorted,
                       size_t ranks_max)
 {
-	struct row gone = { .slurm_step = (*rows)[*begin].slurm_step,
-		            .world_size = (*rows)[*begin].world_size, .pid = -1, .processes = 0,
-		            .state = "gone", .cpu_percent = -1, .phase_seconds = -1,
-		            .since_seconds = -1, .step = -1, .steps = -1, .collective = -1,
-		            .steps_per_second = -1, .samples_per_second = -1 };
+	const struct row *first = &(*rows)[*begin];
+	struct row gone = row_unknown();
 	int64_t next = 0, last = 0;
+
+	gone.job = first->job;
+	gone.slurm_step = first->slurm_step;
+	gone.world_size = first->world_size;
+	gone.processes = 0;
+	memcpy(gone.user, first->user, sizeof(gone.user));
+	memcpy(gone.partition, first->partition, sizeof(gone.partition));
+	strcpy(gone.state, "gone");
 
 	for (size_t i = *begin; i < sorted && (*rows)[i].slurm_step == gone.slurm_step; i++)
 		last = (*rows)[i].rank;
@@ -192,6 +226,12 @@ static bool fill_step(struct row **rows, size_t *count, size_t *begin, size_t so
 	return true;
 }
 
+void rows_sort(struct row *rows, size_t count)
+{
+	if (count > 0)
+		qsort(rows, count, sizeof(*rows), stragglers_first);
+}
+
 bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max)
 {
 	size_t begin = 0, sorted = *count;
@@ -202,7 +242,7 @@ bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max)
 	while (begin < sorted)
 		if (!fill_step(rows, count, &begin, sorted, ranks_max))
 			return false;
-	qsort(*rows, *count, sizeof(**rows), stragglers_first);
+	rows_sort(*rows, *count);
 	return true;
 }
 
@@ -312,8 +352,11 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 		gone += is_gone(&rows[i]);
 		losses |= rows[i].has_loss;
 	}
-	fprintf(file, "step %s.%lld: %zu ranks, %zu waiting for others", job, (long long)rows->slurm_step,
-	        count, waiting);
+	if (job != NULL)
+		fprintf(file, "step %s", job);
+	else
+		fprintf(file, "step %lld", (long long)rows->job);
+	fprintf(file, ".%lld: %zu ranks, %zu waiting for others", (long long)rows->slurm_step, count, waiting);
 	if (gone > 0)
 		fprintf(file, ", %zu gone", gone);
 	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "",
@@ -326,7 +369,7 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
 {
 	for (size_t i = 0, end; i < count; i = end) {
-		for (end = i; end < count && rows[end].slurm_step == rows[i].slurm_step; end++)
+		for (end = i; end < count && rows[end].slurm_step == rows[i].slurm_step && rows[end].job == rows[i].job; end++)
 			continue;
 		print_step(file, rows + i, end - i, job, colour);
 	}

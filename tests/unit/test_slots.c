@@ -401,6 +401,21 @@ static void data_of_a_step_comes_before_its_computation(void **state)
 	assert_int_equal(doing_place(&data), 3);
 }
 
+static void exposed_communication_is_told_by_libddp_only(void **state)
+{
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = 0 } };
+	double ratio = -1;
+
+	(void)state;
+	slots[1] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .writer = DDP_WRITER_PYTHON, .exposed = 7 };
+	assert_false(slots_exposed(slots, &ratio));
+	slots[2] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .exposed = 250001, .updated_ns = 5 };
+	slots[3] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .exposed = 1, .updated_ns = 4 };
+	slots[4] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .exposed = 2000000, .updated_ns = 6 };
+	assert_true(slots_exposed(slots, &ratio));
+	assert_true(ratio > 0.2499 && ratio < 0.2501);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -417,6 +432,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(python_tells_phases_beside_nccl, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(python_tells_errors_beside_libddp, make_page, drop_page),
 		cmocka_unit_test(data_of_a_step_comes_before_its_computation),
+		cmocka_unit_test(exposed_communication_is_told_by_libddp_only),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -119,6 +119,8 @@ static void node_tells_of_changes_only(void **state)
 	assert_true(node.watch.told);
 	wait_for(&times_said, 2);
 	assert_int_equal(times_ended, 0);
+	assert_int_equal(node.watch.node->stalls, 2);
+	assert_int_equal(node.watch.node->stall_seconds, 2);
 	end_node(&node);
 	relay_close();
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -45,6 +46,24 @@ static void row_survives_its_text(void **state)
 	assert_int_equal(row.step, 7);
 	assert_true(row.since_seconds < 0 && row.samples_per_second < 0);
 	assert_string_equal(row.error, "");
+}
+
+/* A process has any bytes as its name, and a page has any number in it: both would cost the node all its rows. */
+static void any_bytes_and_numbers_go_into_json(void **state)
+{
+	struct row row = row_unknown();
+	json_t *json;
+
+	(void)state;
+	row.slurm_step = row.rank = 0;
+	row.steps_per_second = INFINITY;
+	strcpy(row.program, "tr\xff\n\"in");
+	json = row_to_json(&row);
+	assert_non_null(json);
+	assert_string_equal(json_string_value(json_object_get(json, "program")), "tr??\"in");
+	assert_true(json_is_null(json_object_get(json, "steps_per_second")));
+	assert_true(json_is_null(json_object_get(json, "restarts")));
+	json_decref(json);
 }
 
 static void what_is_no_row_is_refused(void **state)
@@ -290,6 +309,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(row_survives_its_text),
+		cmocka_unit_test(any_bytes_and_numbers_go_into_json),
 		cmocka_unit_test(what_is_no_row_is_refused),
 		cmocka_unit_test(texts_come_printable_and_cut),
 		cmocka_unit_test(stragglers_come_first),

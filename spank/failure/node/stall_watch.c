@@ -29,7 +29,7 @@ int stall_watch_period_ms(uint32_t seconds)
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
                       struct error *error)
 {
-	size_t count = supervise->local_tasks;
+	size_t count = supervise->local_tasks, bytes = (count + 1) * DDP_PROGRESS_BYTES;
 	void *pages, *ranks;
 
 	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
@@ -39,25 +39,31 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 		                 "watching its ranks' progress: the administrator should remove it, or stall= be left out");
 	if (supervise->progress_fd < 0)
 		return error_set(error, "stall=: this node has no memory for its ranks' progress");
-	pages = mmap(NULL, count * DDP_PROGRESS_BYTES, PROT_READ, MAP_SHARED, supervise->progress_fd, 0);
+	pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, supervise->progress_fd, 0);
 	ranks = mmap(NULL, count * sizeof(*watch->ranks), PROT_READ | PROT_WRITE,
 	             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (pages == MAP_FAILED || ranks == MAP_FAILED) {
 		int reason = errno;
 		if (pages != MAP_FAILED)
-			munmap(pages, count * DDP_PROGRESS_BYTES);
+			munmap(pages, bytes);
 		if (ranks != MAP_FAILED)
 			munmap(ranks, count * sizeof(*watch->ranks));
 		return error_set(error, "stall=: this node cannot watch its ranks: %s", strerror(reason));
 	}
 	watch->pages = pages;
 	watch->ranks = ranks;
+	watch->node = (void *)(watch->pages + count * DDP_PROGRESS_BYTES);
+	/* A witness that goes on with another one's watch goes on counting. */
+	if (seconds > 0) {
+		watch->node->stall_seconds = seconds;
+		watch->node->magic = DDP_PROGRESS_NODE_MAGIC;
+	}
 	return true;
 }
 
 static void close_watch(struct stall_watch *watch)
 {
-	munmap((void *)(uintptr_t)watch->pages, (size_t)watch->count * DDP_PROGRESS_BYTES);
+	munmap(watch->pages, ((size_t)watch->count + 1) * DDP_PROGRESS_BYTES);
 	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
 }
 
@@ -207,6 +213,8 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 		late = stall_judge_late(&node, now_ns, &note);
 	/* Such a rank's times go on. */
 	if (note.stalled != watch->told || late || watch->late || watch->unanswered) {
+		if (note.stalled && !watch->told)
+			watch->node->stalls++;
 		watch->told = note.stalled;
 		watch->late = late;
 		if (late)

@@ -16,7 +16,8 @@
 
 struct stall_watch {
 	struct supervise_shared *shared;
-	const unsigned char *pages; /* of the progress file */
+	unsigned char *pages;       /* of the progress file, */
+	struct ddp_progress_node *node; /* and the node's own behind them: any rank may write anything there */
 	struct stall_rank *ranks;   /* by local task */
 	uint32_t count, seconds;
 	uint64_t opened_ns, looked_ns; /* 0: not yet */

@@ -32,7 +32,8 @@ static size_t shared_bytes(uint32_t local_tasks)
 	return sizeof(struct supervise_shared) + local_tasks * sizeof(struct supervise_task);
 }
 
-/* A file of fixed size: a task cannot cut it short under the reader. */
+/* A page for each task, and one of the node's own. The file's size is fixed: a task cannot cut it short under the
+   reader. */
 static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
 	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
@@ -42,7 +43,7 @@ static int make_progress_file(uint32_t local_tasks, uid_t owner)
 	/* By default anybody could open it, and run it; its owner opens it anew, by
 	   /proc/PID/fd, to see what the tasks do. */
 	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 || fchown(fd, owner, (gid_t)-1) < 0 ||
-	    ftruncate(fd, (off_t)local_tasks * DDP_PROGRESS_BYTES) < 0 ||
+	    ftruncate(fd, ((off_t)local_tasks + 1) * DDP_PROGRESS_BYTES) < 0 ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
 		close(fd);
 		return -1;

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/status/prometheus.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "spank/failure/doing.h"
+
+#define PREFIX "slurm_ddp_"
+
+/* A label `job` would clash with the one that Prometheus itself gives to each target. */
+struct metric {
+	const char *name, *type, *help;
+	/* False: the row does not tell it. */
+	bool (*value)(const struct row *row, double now, double *value);
+	bool of_node; /* one for each step on a node, and not for each rank */
+};
+
+static bool known(double value, double *result)
+{
+	*result = value;
+	return isfinite(value) && value >= 0;
+}
+
+static bool is_up(const struct row *row)
+{
+	return strcmp(row->state, "gone") != 0;
+}
+
+static bool tell_up(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(is_up(row), value);
+}
+
+static bool tell_phase(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(1, value) && row->phase[0] != '\0';
+}
+
+static bool tell_phase_start(const struct row *row, double now, double *value)
+{
+	return row->phase_seconds >= 0 && known(now - row->phase_seconds, value);
+}
+
+static bool tell_progress(const struct row *row, double now, double *value)
+{
+	return row->progress_seconds >= 0 && known(now - row->progress_seconds, value);
+}
+
+static bool tell_waiting(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(row->waiting, value) && row->phase[0] != '\0';
+}
+
+static bool tell_error(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(row->error[0] != '\0', value) && row->phase[0] != '\0';
+}
+
+static bool tell_loss(const struct row *row, double now, double *value)
+{
+	(void)now;
+	*value = row->loss;
+	return row->has_loss && isfinite(row->loss);
+}
+
+static bool tell_cpus(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(row->cpu_percent / 100, value);
+}
+
+#define TELL(field) \
+	static bool tell_##field(const struct row *row, double now, double *value) \
+	{ \
+		(void)now; \
+		return known((double)row->field, value); \
+	}
+TELL(step)
+TELL(steps)
+TELL(steps_per_second)
+TELL(samples_per_second)
+TELL(exposed_ratio)
+TELL(restarts)
+TELL(requeues)
+TELL(stalls)
+TELL(world_size)
+
+static const struct metric metrics[] = {
+	{ "rank_up", "gauge", "Whether a process of the rank was found (1) or not (0).", tell_up, false },
+	{ "rank_phase", "gauge", "The phase of the rank, as a label. The value is 1.", tell_phase, false },
+	{ "rank_phase_start_timestamp_seconds", "gauge", "When the phase began, in seconds since 1970.", tell_phase_start, false },
+	{ "rank_last_progress_timestamp_seconds", "gauge",
+	  "When the rank last made progress, in seconds since 1970: a phase, a collective or a wait began.", tell_progress, false },
+	{ "rank_waiting", "gauge", "Whether the rank waits for other ranks (1) or not (0).", tell_waiting, false },
+	{ "rank_error", "gauge", "Whether the rank has met an error that is not over (1) or not (0).", tell_error, false },
+	{ "rank_step", "gauge", "The step of the training that is under way.", tell_step, false },
+	{ "rank_planned_steps", "gauge", "The step with which the training ends.", tell_steps, false },
+	{ "rank_steps_per_second", "gauge", "Steps per second, of the last step.", tell_steps_per_second, false },
+	{ "rank_samples_per_second", "gauge", "Samples per second of all ranks together, of the last step.",
+	  tell_samples_per_second, false },
+	{ "rank_exposed_communication_ratio", "gauge",
+	  "How much of the last step the rank waited for gradients, from 0 to 1.", tell_exposed_ratio, false },
+	{ "rank_loss", "gauge", "The loss of the last step, where the program tells it.", tell_loss, false },
+	{ "rank_used_cpus", "gauge", "How many CPUs the rank's processes used.", tell_cpus, false },
+	{ "rank_restarts_total", "counter", "How often the programs of this step were started again (restart=).",
+	  tell_restarts, false },
+	{ "step_requeues_total", "counter", "How often Slurm has started the job again.", tell_requeues, true },
+	{ "step_stalls_total", "counter",
+	  "How often all ranks of the node made no progress for the time of stall=.", tell_stalls, true },
+	{ "step_ranks", "gauge", "How many ranks the step has on all nodes.", tell_world_size, true },
+};
+
+static void put_label(FILE *file, const char *name, const char *value, bool *first)
+{
+	/* Prometheus takes an empty label for none. */
+	if (value[0] == '\0')
+		return;
+	fprintf(file, "%s%s=\"", *first ? "{" : ",", name);
+	for (; *value != '\0'; value++) {
+		if (*value == '\\' || *value == '"')
+			fprintf(file, "\\%c", *value);
+		else
+			putc(*value >= ' ' && *value <= '~' ? *value : '?', file);
+	}
+	putc('"', file);
+	*first = false;
+}
+
+static void put_number_label(FILE *file, const char *name, int64_t value, bool *first)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%lld", (long long)value);
+	put_label(file, name, value >= 0 ? text : "", first);
+}
+
+/* A user's own phase would be one more time series. */
+static const char *phase_of(const struct row *row)
+{
+	static const uint32_t others[] = { DDP_PROGRESS_STARTING, DDP_PROGRESS_COMPUTING, DDP_PROGRESS_ENDING, DOING_NCCL };
+
+	for (uint32_t phase = 0; strcmp(doing_phase_name(phase), "unknown") != 0; phase++)
+		if (strcmp(doing_phase_name(phase), row->phase) == 0)
+			return doing_phase_name(phase);
+	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+		if (strcmp(doing_phase_name(others[i]), row->phase) == 0)
+			return doing_phase_name(others[i]);
+	return strcmp(row->phase, "finished") == 0 ? "finished" : "unknown";
+}
+
+static int compare(int64_t a, int64_t b)
+{
+	return (a > b) - (a < b);
+}
+
+static int by_step_and_node(const struct row *a, const struct row *b)
+{
+	int order = compare(a->job, b->job);
+
+	if (order == 0)
+		order = compare(a->slurm_step, b->slurm_step);
+	if (order == 0)
+		order = strcmp(a->user, b->user);
+	return order != 0 ? order : strcmp(a->node, b->node);
+}
+
+static int by_rank(const void *left, const void *right)
+{
+	const struct row *const *a = left, *const *b = right;
+	int order = by_step_and_node(*a, *b);
+
+	if (order == 0)
+		order = compare((*a)->rank, (*b)->rank);
+	return order != 0 ? order : (*a > *b) - (*a < *b);
+}
+
+/* Whether the row before it has told the same. A user can have several processes of one rank. */
+static bool was_told(const struct metric *metric, const struct row *const *rows, size_t index)
+{
+	return index > 0 && by_step_and_node(rows[index - 1], rows[index]) == 0 &&
+	       (metric->of_node || rows[index - 1]->rank == rows[index]->rank);
+}
+
+static void put_value(FILE *file, double value)
+{
+	/* Times of today have ten digits before the point. */
+	if (value == floor(value) && fabs(value) < 1e15)
+		fprintf(file, " %.0f\n", value);
+	else if (fabs(value) >= 1e6 && fabs(value) < 1e12)
+		fprintf(file, " %.3f\n", value);
+	else
+		fprintf(file, " %.9g\n", value);
+}
+
+static void put_metric(FILE *file, const struct metric *metric, const struct row *const *rows, size_t count, double now)
+{
+	bool said = false;
+	double value;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct row *row = rows[i];
+		bool first = true;
+		/* A rank that is gone has no node, so a step's own figures come from the others. */
+		if (!metric->value(row, now, &value) || (!is_up(row) && (metric->of_node || metric->value != tell_up)) ||
+		    was_told(metric, rows, i))
+			continue;
+		if (!said)
+			fprintf(file, "# HELP " PREFIX "%s %s\n# TYPE " PREFIX "%s %s\n", metric->name, metric->help,
+			        metric->name, metric->type);
+		said = true;
+		fprintf(file, PREFIX "%s", metric->name);
+		put_number_label(file, "jobid", row->job, &first);
+		put_number_label(file, "stepid", row->slurm_step, &first);
+		if (!metric->of_node)
+			put_number_label(file, "rank", row->rank, &first);
+		put_label(file, "node", row->node, &first);
+		put_label(file, "user", row->user, &first);
+		put_label(file, "partition", row->partition, &first);
+		if (metric->value == tell_phase)
+			put_label(file, "phase", phase_of(row), &first);
+		fputs(first ? "" : "}", file);
+		put_value(file, value);
+	}
+}
+
+bool prometheus_write(FILE *file, const struct row *rows, size_t count, const char *node, double now)
+{
+	const struct row **sorted = calloc(count + 1, sizeof(*sorted));
+	bool first = true;
+
+	if (sorted == NULL)
+		return false;
+	for (size_t i = 0; i < count; i++)
+		sorted[i] = &rows[i];
+	qsort(sorted, count, sizeof(*sorted), by_rank);
+	for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++)
+		put_metric(file, &metrics[i], sorted, count, now);
+	free(sorted);
+	/* Also on a node that has no rank, so that its absence tells that nobody looks. */
+	if (node != NULL) {
+		fprintf(file, "# HELP " PREFIX "node_ranks How many ranks this node has.\n# TYPE " PREFIX "node_ranks gauge\n"
+		        PREFIX "node_ranks");
+		put_label(file, "node", node, &first);
+		fprintf(file, "%s %zu\n", first ? "" : "}", count);
+	}
+	return fflush(file) == 0 && ferror(file) == 0;
+}
