@@ -49,8 +49,8 @@ cat >"$work/pkgconfig/libddp.pc" <<-END
 	Libs: -L$build/libruntime/.libs -lddp
 	Cflags: -I$here/../../include
 END
-(cd "$work" && PKG_CONFIG_PATH=$work/pkgconfig CFLAGS=${CFLAGS:--O1 -g0} "$python" "$here/setup.py" --quiet build_ext \
-	--build-lib "$folder" --build-temp "$work/objects") >"$folder/compile.log" 2>&1 || {
+(cd "$work" && PKG_CONFIG_PATH=$work/pkgconfig CFLAGS=${CFLAGS:--O1 -g0} "$python" "$here/setup.py" --quiet egg_info --egg-base "$folder" \
+	build_ext --build-lib "$folder" --build-temp "$work/objects") >"$folder/compile.log" 2>&1 || {
 	cat "$folder/compile.log"
 	exit 1
 }
