@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
@@ -13,20 +15,37 @@
 #include "spank/ask.h"
 #include "spank/identity/nodelist.h"
 
+enum {
+	AGAIN_SECONDS = 1,
+	MOST_SECONDS = 10,
+};
+
 /* The nodes that stay, as a list with commas. */
 struct rest {
-	const char *without;
-	char *text; /* NULL: how long is it? */
+	const char *without; /* names with commas */
+	char *text;          /* NULL: how long is it? */
 	size_t used;
 	bool found;
 };
+
+static bool is_among(const char *names, const char *name)
+{
+	size_t length = strlen(name);
+
+	for (const char *at = names; at != NULL; at = strchr(at, ',')) {
+		at += *at == ',';
+		if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0'))
+			return true;
+	}
+	return false;
+}
 
 static bool add(void *user, const char *host)
 {
 	struct rest *rest = user;
 	size_t length = strlen(host);
 
-	if (strcmp(host, rest->without) == 0) {
+	if (is_among(rest->without, host)) {
 		rest->found = true;
 		return true;
 	}
@@ -38,26 +57,24 @@ static bool add(void *user, const char *host)
 	return true;
 }
 
-/* For free(3); NULL: the node is not among them, it is the only one, or there is no memory. */
-static char *nodes_without(const char *nodes, const char *node)
+/* For free(3); NULL: no node would stay, or there is no memory. */
+static char *list_of(const char *nodes, struct rest *rest)
 {
-	struct rest rest = { .without = node };
 	struct error ignored;
 
-	if (nodes == NULL || !nodelist_walk(nodes, add, &rest, &ignored) || !rest.found || rest.used == 0)
-		return NULL;
-	rest.text = malloc(rest.used);
-	rest.used = 0;
-	if (rest.text == NULL || !nodelist_walk(nodes, add, &rest, &ignored)) {
-		free(rest.text);
-		return NULL;
+	rest->text = rest->used > 0 ? malloc(rest->used) : NULL;
+	rest->used = 0;
+	if (rest->text != NULL && !nodelist_walk(nodes, add, rest, &ignored)) {
+		free(rest->text);
+		rest->text = NULL;
 	}
-	rest.text[rest.used - 1] = '\0';
-	return rest.text;
+	if (rest->text != NULL)
+		rest->text[rest->used - 1] = '\0';
+	return rest->text;
 }
 
 /* The plugin links no library, so it looks the function up in the process that has loaded it. */
-static bool update(uint32_t job_id, char *nodes, struct error *error)
+static int update(uint32_t job_id, char *nodes)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
 	__typeof__(slurm_update_job2) *send;
@@ -71,7 +88,7 @@ static bool update(uint32_t job_id, char *nodes, struct error *error)
 	*(void **)&send = dlsym(RTLD_DEFAULT, "slurm_update_job2");
 	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_array_resp");
 	if (begin == NULL || send == NULL || release == NULL)
-		return error_set(error, "this srun has no slurm_update_job2()");
+		return ESLURM_NOT_SUPPORTED;
 	begin(&change);
 	/* The job is named as text, because the place of the number differs between releases. */
 	snprintf(id, sizeof(id), "%u", job_id);
@@ -81,21 +98,66 @@ static bool update(uint32_t job_id, char *nodes, struct error *error)
 	for (uint32_t i = 0; answers != NULL && code == 0 && i < answers->job_array_count; i++)
 		code = (int)answers->error_code[i];
 	release(answers);
-	return code == 0 || error_set(error, "%s", spank_strerror((spank_err_t)code));
+	return code;
 }
 
-bool shrink_job(uint32_t job_id, const char *node, struct error *error)
+static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
+{
+	struct rest rest = { .without = nodes };
+	struct error ignored;
+	char *stay;
+	int code;
+
+	if (job_nodes == NULL || !nodelist_walk(job_nodes, add, &rest, &ignored))
+		return ESLURM_INVALID_NODE_NAME;
+	/* SLURM takes a node that it calls down out of the job by itself. */
+	if (!rest.found)
+		return 0;
+	stay = list_of(job_nodes, &rest);
+	code = stay != NULL ? update(job_id, stay) : ESLURM_INVALID_NODE_NAME;
+	free(stay);
+	return code;
+}
+
+/* Gives the code with which slurmctld answers; -1: it does not tell of the job. */
+static int shrink_all(uint32_t job_id, const char *nodes)
 {
 	job_info_msg_t *jobs = ask_jobs(job_id);
-	bool done = error_set(error, "it is the only node, or SLURM does not tell the job's nodes");
+	int code = jobs != NULL && jobs->record_count > 0 ? 0 : -1;
 
-	/* Slurm tells of all components of a heterogeneous job. */
-	for (uint32_t i = 0; jobs != NULL && !done && i < jobs->record_count; i++) {
-		char *nodes = nodes_without(jobs->job_array[i].nodes, node);
-		if (nodes != NULL)
-			done = update(jobs->job_array[i].job_id, nodes, error);
-		free(nodes);
-	}
+	/* SLURM tells of all components of a heterogeneous job. */
+	for (uint32_t i = 0; jobs != NULL && code == 0 && i < jobs->record_count; i++)
+		code = shrink(jobs->job_array[i].job_id, jobs->job_array[i].nodes, nodes);
 	ask_free_jobs(jobs);
-	return done;
+	return code;
+}
+
+static bool has_slurmdbd(void)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return conf != NULL && conf->accounting_storage_type != NULL &&
+	       strstr(conf->accounting_storage_type, "slurmdbd") != NULL;
+}
+
+/* Whether slurmctld did not answer, or waits for slurmdbd. */
+static bool may_change(int code)
+{
+	return code < ESLURM_INVALID_PARTITION_NAME || (code == ESLURM_JOB_SETTING_DB_INX && has_slurmdbd());
+}
+
+bool shrink_job(uint32_t job_id, const char *nodes, struct error *error)
+{
+	const time_t begin = time(NULL);
+	int code;
+
+	while ((code = shrink_all(job_id, nodes)) != 0 && may_change(code) && time(NULL) - begin < MOST_SECONDS)
+		sleep(AGAIN_SECONDS);
+	if (code == 0)
+		return true;
+	if (code < 0)
+		return error_set(error, "slurmctld does not tell the job's nodes");
+	if (code == ESLURM_JOB_SETTING_DB_INX && !has_slurmdbd())
+		return error_set(error, "without slurmdbd, SLURM changes the nodes of a job once only");
+	return error_set(error, "%s", spank_strerror((spank_err_t)code));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* srun takes a node that does not answer out of its job, as the user may. */
+/* srun takes nodes that do not answer out of its job, as the user may. */
 #ifndef SPANK_SHRINK_H
 #define SPANK_SHRINK_H
 
@@ -8,9 +8,10 @@
 
 #include "spank/base/error.h"
 
-/* Asks slurmctld, and waits for its answer. When the node has left the job, the running step ends without that node,
-   and a later step does not wait for the node. False, with the reason: the node stays in the job, as a batch host and a
-   heterogeneous job's nodes do, or all where slurm.conf says SchedulerParameters=disable_job_shrink. */
-bool shrink_job(uint32_t job_id, const char *node, struct error *error);
+/* Asks slurmctld, waits for its answer, and asks again for some seconds if a later answer may be another one. When the
+   nodes, named with commas, have left the job, the running step ends without them, and a later step does not wait for
+   them. Nodes that are not in the job are left out. False, with the reason: the nodes stay in the job, as a batch host
+   and a heterogeneous job's nodes do, or all where slurm.conf says SchedulerParameters=disable_job_shrink. */
+bool shrink_job(uint32_t job_id, const char *nodes, struct error *error);
 
 #endif

@@ -75,21 +75,23 @@ static void end_step(void)
 }
 
 /*
- * An allocation that srun has made for itself ends with the step. Any other one goes on without the node: SLURM would
- * otherwise keep the step, and nodes for it, until it takes the node for down, and then end the whole job.
+ * An allocation that srun has made for itself ends with the step. Any other one goes on without the nodes: SLURM would
+ * otherwise keep the step, and nodes for it, until it takes a node for down, and then end the whole job.
  */
-static void lose_node(const char *node)
+static void lose_nodes(const char *nodes)
 {
+	bool several = strchr(nodes, ',') != NULL;
 	struct error error;
 
 	atomic_store(&srun.lost_node, true);
 	if (srun.owns_job || !atomic_load(&srun.has_step))
 		return;
-	if (shrink_job(srun.job_id, node, &error))
-		slurm_info("ddp: job %u goes on without node %s", srun.job_id, node);
+	if (shrink_job(srun.job_id, nodes, &error))
+		slurm_info("ddp: job %u goes on without node%s %s", srun.job_id, several ? "s" : "", nodes);
 	else
-		slurm_error("ddp: SLURM does not take node %s out of job %u: %s. Until SLURM takes the node for down, "
-		            "a step of this job needs srun --exclude=%s --overlap", node, srun.job_id, error.text, node);
+		slurm_error("ddp: SLURM does not take node%s %s out of job %u: %s. Until SLURM takes %s for down, "
+		            "a step of this job needs srun --exclude=%s --overlap", several ? "s" : "", nodes, srun.job_id,
+		            error.text, several ? "them" : "the node", nodes);
 }
 
 static bool slurm_ends_it(void)
@@ -143,7 +145,7 @@ static void listen_for_nodes(const struct request *request)
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
 		                               .lost_node = lost_node,
-		                               .lose_node = lose_node,
+		                               .lose_nodes = lose_nodes,
 		                               .take_frame = dealer_take_frame,
 		                               .take_link = dealer_take_link,
 		                               .restart = dealer_is_open() ? &dealer_restart : NULL };

@@ -310,6 +310,7 @@ void stepd_end(struct stepd *stepd)
 		(void)ends_finish();
 		finish(stepd);
 	}
+	ends_leave();
 	free(stepd->handles);
 	stepd->handles = NULL;
 	supervise_end(&stepd->node.supervise);

@@ -33,6 +33,7 @@ enum frame_type {
 	FRAME_READ,     /* its number: so many numbered frames were read */
 	FRAME_OPENED,   /* srun takes the connection; its number as of FRAME_READ */
 	FRAME_BYE,      /* the node's tasks have ended, so its silence means nothing from now on */
+	FRAME_LEAVE,    /* srun's answer to FRAME_BYE: slurmstepd may end */
 	FRAME_NEWS = 16,
 };
 

@@ -50,6 +50,10 @@
  * then the first node's request has reached the other nodes, which then do not ask.
  *
  * At their end slurmstepd and srun wait at most JOIN_MS for slurmctld's answer.
+ *
+ * leave  When a node's tasks have ended, slurmstepd waits until srun lets it end, LEAVE_MS at most. srun does so at once,
+ *         except if this is the last node whose tasks ran and another node has fallen silent, or is about to: that node
+ *         first leaves the job. LEAVE_MS is well below SLURM's UnkillableStepTimeout (60 s).
  */
 #ifndef SPANK_TIMELINE_H
 #define SPANK_TIMELINE_H
@@ -75,6 +79,7 @@ enum {
 	SILENT_MS = 20000,
 	UNSURE_MS = 60000,
 	JOIN_MS = 2000,
+	LEAVE_MS = 20000,
 };
 
 #endif

@@ -430,8 +430,12 @@ void plan_silent(struct plan *plan, uint32_t index, uint64_t silent_ms, uint64_t
 	char text[1024];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	if (node == NULL || plan->phase == PLAN_OVER || plan->phase == PLAN_ALONE)
+	if (node == NULL || plan->phase == PLAN_ALONE)
 		return;
+	if (plan->phase == PLAN_OVER) {
+		node->lost = true;
+		return;
+	}
 	if (plan->phase != PLAN_JOINING && is_alone(plan, index, now_ns)) {
 		plan_all_silent(plan, silent_ms, now_ns);
 		return;

@@ -4,7 +4,6 @@
 # cluster: --conf KillWait=5 --conf WaitTime=1
 # seconds: 500
 # restart= where nodes lose their power or their network: which node takes which place, and when a step goes on.
-# RESTART_LONG=yes runs all cases. SLURM needs 80 s to free a node that has lost its power, so otherwise some are left out.
 . "$source/tests/cluster/lib.sh"
 . "$source/tests/cluster/restart/ranks.sh"
 
@@ -35,7 +34,7 @@ prints_in_time()
 	if is_within "$took" "$2"; then ok "$4"; else not_ok "$4" "it took $took ms"; fi
 }
 loses 1 "n0 n0 n3 n3 n2 n2" "a node's power"
-[ -z "${RESTART_LONG-}" ] || loses 0 "n3 n3 n1 n1 n2 n2" "node 0's power"
+loses 0 "n3 n3 n1 n1 n2 n2" "node 0's power"
 
 afresh
 begin --ddp=restart=3,min-nodes=2,silence=3 -w "n[0-2]" --ntasks-per-node=2
@@ -49,25 +48,53 @@ same "n0 n0 n2 n2" "$(places 1 0 1 2 3)" "min-nodes: ranks are counted anew"
 same "n2 4 1 n0,n2" "$(cat place.1.2)" "min-nodes: and so are all variables"
 restored 1
 
-if [ -n "${RESTART_LONG-}" ]; then
-# In an allocation SLURM would keep the step, and the nodes for it: srun takes the node out of the job first.
-afresh
-cat >twice.sh <<'END'
-srun bash ./rank.sh
-echo "first $?"
-srun -N3 -n3 sh -c 'echo "second $RANK of $WORLD_SIZE"'
-END
-chmod 644 twice.sh
-(as_user salloc --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=1 bash ./twice.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
-step=$!
+# ---- in an allocation -------------------------------------------------------------------------
+
+# SLURM would keep the step, and the nodes for it: srun takes the lost nodes out of the job before the last slurmstepd ends.
+# allocate SPARES COMMANDS: a step of rank.sh, and then commands
+allocate()
+{
+	afresh
+	printf '%s\n' 'srun bash ./rank.sh' 'echo "first $?"' "$2" >script.sh
+	chmod 644 script.sh
+	(as_user salloc --ddp="restart=3,spare=$1,silence=3" -N4 --ntasks-per-node=1 bash ./script.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+	step=$!
+}
+# shellcheck disable=SC2016 # the ranks expand it
+second='sh -c '\''echo "second $RANK of $WORLD_SIZE"'\'
+
+allocate 1 "srun -N3 -n3 $second"
 up 0 3
 power_off 1
 up 1 3
 finish
 prints '^first 0$' "salloc: the step ends well with a dead node"
+prints 'ddp: job [0-9]+ goes on without node n1$' "salloc: the node leaves the job"
 prints_times 2 '^second [01] of 2$' "salloc: the next step has the nodes that are left, less the spare"
 restored 1
-fi
+
+# SLURM without slurmdbd changes the nodes of a job once.
+allocate 2 "srun --ddp=spare=0 -N2 -n2 $second"
+up 0 2
+power_off 1
+up 1 2
+power_off 0
+up 2 2
+finish
+prints '^first 0$' "salloc: the step ends well with two dead nodes"
+prints_times 1 'ddp: job [0-9]+ goes on without nodes n[01],n[01]$' "salloc: both leave the job at once"
+prints_times 2 '^second [01] of 2$' "salloc: the next step has the nodes that are left"
+restored 0 1
+
+allocate 1 "srun -N3 -n3 $second"
+up 0 3
+power_off 1
+up 1 3
+head sh -c 'scancel $(squeue -h -o %i).0'
+ended 60
+prints '^first [1-9]' "salloc: a step with a dead node is cancelled"
+prints_times 2 '^second [01] of 2$' "salloc: the next step starts"
+restored 1
 
 # ---- a network without nodes ------------------------------------------------------------------
 
@@ -86,21 +113,19 @@ status_is 0 "partition: the step ends well"
 prints_times 1 "$line" "partition: one restart"
 restored 1
 
-if [ -n "${RESTART_LONG-}" ]; then
 # srun's own link: all nodes are silent, and all end their ranks. They are waited for.
 afresh
 begin --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=2 --overlap
 up 0 6
-for i in 0 1 2 3; do link $i down; done
+links() { head sh -c "for i in 0 1 2 3; do ip link set n\$i $1; done"; }
+links down
 sleep 12
-for i in 0 1 2 3; do link $i up; done
+links up
 up 1 6
 finish
 status_is 0 "srun cut off: the step ends well"
 prints_times 1 "$line" "srun cut off: one restart"
 same "n0 n0 n1 n1 n2 n2" "$(places 1 0 1 2 3 4 5)" "srun cut off: no node is replaced"
-restored 0
-fi
 
 # ---- and no spare -------------------------------------------------------------------------------
 
@@ -112,6 +137,5 @@ ended 30
 status_is 1 "without a spare: the step fails"
 prints 'ddp: node n2 has been silent for .*, with ranks 4-5 .*; no spare is left to take its place' "without a spare: the line names the node"
 prints_not 'restart [0-9]+ of' "without a spare: nothing is restarted"
-[ -n "${RESTART_LONG-}" ] || skip "node 0's power, salloc, and srun's own network" "RESTART_LONG=yes runs them"
 
 done_testing

@@ -105,6 +105,19 @@ prints_times 2 '^n[12]$' "on the nodes that are left"
 is_soon $(($(since_loss ' next 0$') - $(since_loss ' code 1$'))) 3000 "at once"
 power_on n0
 
+# SLURM would keep the step for ever if the others' slurmstepds ended before n1 left the job.
+end=$cluster/work/end
+start 3 salloc -N3 sh -c "srun --ddp=silence=3 -n3 sh -c ': >$up/\$RANK; until [ -e $end ]; do sleep 0.05; done; exit 1'
+	echo code \$?; srun -N2 -n2 hostname; echo next \$?"
+power_off n1
+sleep 1
+: >"$end"
+finish
+prints '^code 1$' "the other ranks end before the verdict: srun ends with 1"
+prints_times 1 'ddp: node n1 \(rank 1\) has been silent for 3\.[0-9] s' "it names the node"
+prints '^next 0$' "and the next step of the job starts"
+power_on n1
+
 cat >"$cluster/work/job" <<END
 #!/bin/sh
 srun --ddp=silence=2 sh -c '$(sleeps 1000)'

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spank/failure/frame, channel, opening, node/link, node/lease, srun/links: the link between a node and srun. */
+/* spank/failure/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and srun. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -7,6 +7,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,6 +24,7 @@
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/opening.h"
 #include "spank/failure/srun/links.h"
+#include "spank/failure/srun/losses.h"
 
 #define MS 1000000ull
 
@@ -364,6 +366,42 @@ static void a_node_opens_a_link_and_both_sides_send(void **state)
 	end_srun();
 }
 
+static void a_node_leaves_when_srun_lets_it(void **state)
+{
+	struct link link;
+
+	(void)state;
+	begin_srun(SILENCE_MS);
+	begin_node(&link, 0, SILENCE_MS);
+	UNTIL(&link, is_open(0) && link_was_open(&link));
+	assert_false(link_may_leave(&link));
+	links_let_go(&srun.links, UINT64_MAX);
+	assert_false(links_any_waits(&srun.links));
+	link_say_bye(&link);
+	UNTIL(&link, links_any_waits(&srun.links));
+	for (int i = 0; i < 20; i++)
+		turn(&link);
+	assert_int_equal(srun.events[0][LINK_BYE], 1);
+	assert_false(link_may_leave(&link));
+	/* A new connection begins with a good-bye, too. */
+	assert_int_equal(shutdown(link.now.channel.fd, SHUT_RDWR), 0);
+	UNTIL(&link, srun.events[0][LINK_BYE] == 2);
+	assert_false(link_may_leave(&link));
+	links_let_go(&srun.links, UINT64_MAX);
+	UNTIL(&link, link_may_leave(&link));
+	assert_int_equal(link.now.state, LINE_OPEN);
+	link_end(&link);
+	/* An srun that is gone lets all nodes leave. */
+	begin_node(&link, 1, SILENCE_MS);
+	UNTIL(&link, is_open(1) && link_was_open(&link));
+	link_say_bye(&link);
+	assert_false(link_may_leave(&link));
+	end_srun();
+	while (!link_may_leave(&link))
+		link_tick(&link);
+	link_end(&link);
+}
+
 /* Cuts the connection at a random place of it, on a random side. */
 static void cut(struct link *link, unsigned int *seed)
 {
@@ -674,6 +712,76 @@ static void a_node_that_has_ended_is_not_silent(void **state)
 	end_nodes();
 }
 
+static void a_node_that_waits_shows_that_the_network_is_there(void **state)
+{
+	uint64_t now_ns = 1000 * MS, spoke_ns, bye_ns;
+
+	(void)state;
+	begin_nodes(now_ns);
+	run(&now_ns, 500, 7);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_RUNS);
+	bye_ns = now_ns;
+	beat(0, FRAME_BYE);
+	links_read(&srun.links, now_ns);
+	/* The others may have lost their power since they spoke last. */
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_RUNS);
+	assert_true(spoke_ns <= bye_ns);
+	links_let_go(&srun.links, spoke_ns);
+	assert_true(links_any_waits(&srun.links));
+	run(&now_ns, 1000, 5);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_RUNS);
+	assert_true(spoke_ns > bye_ns);
+	links_let_go(&srun.links, spoke_ns);
+	assert_false(links_any_waits(&srun.links));
+	beat(2, FRAME_BYE);
+	run(&now_ns, 600, 5);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_MISSING);
+	assert_int_not_equal(links_doubt_until(&srun.links, now_ns), 0);
+	run(&now_ns, 4000, 5);
+	assert_int_equal(srun.events[1][LINK_SILENT], 1);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_MISSING);
+	run(&now_ns, 100, 7);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_RUNS);
+	/* A node whose kernel is there is not missing, unless the caller says so. */
+	channel_end(&far[1]);
+	links_read(&srun.links, now_ns);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_NONE);
+	assert_int_equal(links_rest(&srun.links, true, now_ns, &spoke_ns), REST_MISSING);
+	links_lose(&srun.links, 1);
+	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_MISSING);
+	end_nodes();
+}
+
+static void lost_nodes_leave_the_job_together(void **state)
+{
+	struct losses losses = { .nodes = NULL };
+	uint64_t now_ns = 1000 * MS;
+	char *names;
+
+	(void)state;
+	begin_nodes(now_ns);
+	for (uint32_t i = 0; i < NODES; i++)
+		snprintf(srun.links.nodes[i]->opening.node, sizeof(srun.links.nodes[i]->opening.node), "gpu%u", i);
+	assert_null(losses_names(&losses, &srun.links));
+	run(&now_ns, 5500, 2);
+	losses_add_all(&losses, &srun.links);
+	losses_add_all(&losses, &srun.links);
+	assert_true(losses_any_new(&losses));
+	names = losses_names(&losses, &srun.links);
+	assert_string_equal(names, "gpu0,gpu2");
+	free(names);
+	losses_note_request(&losses);
+	assert_false(losses_any_new(&losses));
+	losses_add_all(&losses, &srun.links);
+	assert_null(losses_names(&losses, &srun.links));
+	losses_add(&losses, 1);
+	names = losses_names(&losses, &srun.links);
+	assert_string_equal(names, "gpu1");
+	free(names);
+	losses_end(&losses);
+	end_nodes();
+}
+
 static void a_wrong_frame_closes_the_link(void **state)
 {
 	unsigned char bytes[FRAME_HEADER_BYTES + SIPHASH_BYTES] = { 0 };
@@ -752,6 +860,7 @@ int main(void)
 		cmocka_unit_test(a_lease_is_as_old_as_the_newest_byte_that_has_come),
 		cmocka_unit_test(a_lease_is_never_younger_than_it_seems),
 		cmocka_unit_test(a_node_opens_a_link_and_both_sides_send),
+		cmocka_unit_test(a_node_leaves_when_srun_lets_it),
 		cmocka_unit_test(nothing_is_lost_or_doubled_by_new_connections),
 		cmocka_unit_test(a_second_connection_replaces_one_that_brings_nothing),
 		cmocka_unit_test(an_older_opening_replaces_none),
@@ -760,6 +869,8 @@ int main(void)
 		cmocka_unit_test(no_node_is_silent_for_time_in_which_srun_did_not_run),
 		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),
 		cmocka_unit_test(a_node_that_has_ended_is_not_silent),
+		cmocka_unit_test(a_node_that_waits_shows_that_the_network_is_there),
+		cmocka_unit_test(lost_nodes_leave_the_job_together),
 		cmocka_unit_test(a_wrong_frame_closes_the_link),
 		cmocka_unit_test(bytes_wait_in_the_kernel_until_frames_are_taken),
 		cmocka_unit_test(frames_that_are_never_read_take_little_memory),

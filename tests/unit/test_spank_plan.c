@@ -629,6 +629,17 @@ static void nodes_that_are_away_are_abandoned(void **state)
 	pass(2 * PLAN_LEAVE_MS);
 	assert_int_equal(world.abandoned, 0);
 	end();
+	/* One that is lost while the others end is. */
+	begin(3, 2, 3, 1, 0);
+	all_done();
+	lose_power(1);
+	plan_bye(&world.plan, 0, now());
+	plan_bye(&world.plan, 2, now());
+	pass(SILENCE);
+	assert_int_equal(world.abandoned, 0);
+	silent(1);
+	assert_int_equal(world.abandoned, 1);
+	end();
 }
 
 static void node_0_is_replaced_like_others(void **state)

@@ -20,7 +20,9 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "spank/base/pause.h"
 #include "spank/base/worker.h"
+#include "spank/failure/node/link.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/controller.h"
@@ -619,6 +621,80 @@ static void question_without_an_answer_loses_no_failure(void **state)
 
 static atomic_int ended;
 
+static char left_job[64];
+static atomic_int order; /* of digits: 1: nodes leave the job, 2: the step ends */
+
+static void note_loss(const char *nodes)
+{
+	snprintf(left_job, sizeof(left_job), "%s", nodes);
+	pause_ms(100);
+	atomic_store(&order, 10 * atomic_load(&order) + 1);
+}
+
+static void note_end(void)
+{
+	pause_ms(100);
+	atomic_store(&order, 10 * atomic_load(&order) + 2);
+}
+
+static void begin_link(struct link *link, struct relay_sender *sender, const char *spec, const char *name, uint32_t node)
+{
+	struct relay relay = relay_parse(spec);
+	struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = 2000,
+		                    .opening = { .node_id = node, .rank = node, .tasks = 1 } };
+
+	memset(sender, 0, sizeof(*sender));
+	relay.sender = relay_start_sender(sender);
+	assert_non_null(relay.sender);
+	snprintf(facts.opening.node, sizeof(facts.opening.node), "%s", name);
+	link_start(link, &facts);
+	while (!link_was_open(link)) {
+		link_tick(link);
+		pause_ms(1);
+	}
+}
+
+/* All other nodes' tasks end before the node's silence is noticed: one of the others waits until it has left the job. */
+static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
+{
+	const struct relay_actions slow = { .say = actions.say, .end_step = note_end, .lose_nodes = note_loss };
+	struct step_policy policy = policy_with(0);
+	static struct relay_sender senders[4];
+	struct link nodes[4];
+	char spec[RELAY_SPEC_MAX];
+	struct error error;
+
+	(void)state;
+	policy.silence_ms = 2000;
+	atomic_store(&order, 0);
+	atomic_store(&times_said, 0);
+	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
+	begin_link(&nodes[0], &senders[0], spec, "n0", 0);
+	begin_link(&nodes[1], &senders[1], spec, "n1", 1);
+	begin_link(&nodes[2], &senders[2], spec, "n2", 2);
+	begin_link(&nodes[3], &senders[3], spec, "n3", 3);
+	/* Another one speaks. */
+	link_say_bye(&nodes[3]);
+	while (!link_may_leave(&nodes[3])) {
+		link_tick(&nodes[2]);
+		link_tick(&nodes[3]);
+		pause_ms(1);
+	}
+	assert_int_equal(order, 0);
+	/* Nothing more comes of n0 and n1. */
+	link_say_bye(&nodes[2]);
+	while (!link_may_leave(&nodes[2])) {
+		link_tick(&nodes[2]);
+		pause_ms(1);
+	}
+	assert_int_equal(order, 12);
+	assert_string_equal(left_job, "n0,n1");
+	assert_int_equal(nodes[2].now.state, LINE_OPEN);
+	for (int i = 0; i < 4; i++)
+		link_end(&nodes[i]);
+	relay_close();
+}
+
 static void count_end(void)
 {
 	atomic_fetch_add(&ended, 1);
@@ -716,6 +792,7 @@ int main(void)
 		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
 		cmocka_unit_test(question_about_a_node_keeps_no_other_waiting),
 		cmocka_unit_test(question_without_an_answer_loses_no_failure),
+		cmocka_unit_test(last_node_leaves_when_lost_nodes_have_left_the_job),
 		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),

@@ -224,7 +224,7 @@ static void watch(void)
 		forget_process(i);
 	if (ends.ready[count + 1].fd >= 0)
 		close(ends.ready[count + 1].fd);
-	link_end(&ends.node->link);
+	link_say_bye(&ends.node->link);
 	pthread_mutex_unlock(&ends.lock);
 }
 
@@ -280,6 +280,24 @@ bool ends_finish(void)
 	if (ends.generation.node != NULL)
 		generation_free(&ends.generation);
 	return supervise_processes(&ends.node->supervise) == 0;
+}
+
+void ends_leave(void)
+{
+	uint64_t until_ns = ddp_now_ns() + LEAVE_MS * 1000000ull, now_ns;
+	struct pollfd ready[LINK_FDS];
+	struct link *link;
+
+	if (ends.node == NULL)
+		return;
+	link = &ends.node->link;
+	while (!link_may_leave(link) && (now_ns = ddp_now_ns()) < until_ns) {
+		int wait_ms = link_tick(link), left_ms = (int)((until_ns - now_ns) / 1000000) + 1;
+		link_poll(link, ready);
+		if (!link_may_leave(link))
+			poll(ready, LINK_FDS, sooner(wait_ms, left_ms));
+	}
+	link_end(link);
 }
 
 /* Slurm has reaped a task's agent. What the thread has seen of the program counts more than how the agent ended. */

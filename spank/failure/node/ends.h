@@ -25,7 +25,11 @@ int ends_next_look_ms(int look_ms);
    the thread has ended. */
 bool ends_take(const struct node_task *task);
 
-/* Ends the thread, which first takes what has ended. True if that is all tasks. */
+/* Ends the thread, which first takes what has ended, and says good-bye to srun. True if that is all tasks. */
 bool ends_finish(void);
+
+/* Waits until srun lets slurmstepd end, LEAVE_MS at most: srun first takes lost nodes out of the job, because SLURM never
+   completes a step whose other nodes have all ended before. Then it closes the connection. */
+void ends_leave(void);
 
 #endif

@@ -185,6 +185,9 @@ static void open_line(struct link *link, struct link_line *line, uint64_t srun_r
 	lease_reconnect(&link->lease);
 	session_forget(&link->session, srun_read);
 	session_send_again(&link->session, &link->now.channel);
+	/* srun takes a node that opens a connection for one whose tasks run. */
+	if (link->said_bye)
+		channel_put(&link->now.channel, FRAME_BYE, link->session.read, NULL, 0);
 }
 
 static void look_answered(struct link *link, struct link_line *line, uint64_t now_ns)
@@ -221,6 +224,7 @@ static void serve(struct link *link, uint64_t now_ns)
 	lease_acknowledge(&link->lease, channel_acknowledged(channel));
 	channel_fill(channel);
 	while (channel_next(channel, &link->session, &frame)) {
+		link->may_leave |= frame.type == FRAME_LEAVE;
 		if (frame.type < FRAME_NEWS)
 			continue;
 		any_numbered = true;
@@ -319,14 +323,27 @@ uint32_t link_lease_ms(const struct link *link)
 	return age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX;
 }
 
+void link_say_bye(struct link *link)
+{
+	if (!link_is_started(link) || link->said_bye)
+		return;
+	link->said_bye = true;
+	if (link->now.state != LINE_OPEN)
+		return;
+	channel_put(&link->now.channel, FRAME_BYE, link->session.read, NULL, 0);
+	channel_flush(&link->now.channel);
+}
+
+bool link_may_leave(const struct link *link)
+{
+	return link->may_leave || link->now.state != LINE_OPEN;
+}
+
 void link_end(struct link *link)
 {
 	if (!link_is_started(link))
 		return;
-	if (link->now.state == LINE_OPEN) {
-		channel_put(&link->now.channel, FRAME_BYE, link->session.read, NULL, 0);
-		channel_flush(&link->now.channel);
-	}
+	link_say_bye(link);
 	close_line(&link->now);
 	close_line(&link->next);
 	session_end(&link->session);

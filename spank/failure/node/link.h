@@ -63,6 +63,7 @@ struct link {
 	bool was_open;
 	bool left;               /* srun itself has ended the last connection */
 	bool cut_off;
+	bool said_bye, may_leave;
 };
 
 /* Begins to open the link. */
@@ -97,7 +98,13 @@ uint32_t link_lease_ms(const struct link *link);
 /* The age of the lease at which a node has to end its tasks by itself, if others may replace them. */
 uint32_t link_fence_ms(uint32_t silence_ms);
 
-/* Tells srun that the node's tasks have ended (FRAME_BYE), and closes the connections. */
+/* Tells srun that the node's tasks have ended (FRAME_BYE). */
+void link_say_bye(struct link *link);
+
+/* Whether srun has answered that (FRAME_LEAVE), or cannot: there is no connection to it any more. */
+bool link_may_leave(const struct link *link);
+
+/* Says good-bye, if that was not done yet, and closes the connections. */
 void link_end(struct link *link);
 
 #endif

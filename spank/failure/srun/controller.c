@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/controller.h"
 
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "spank/base/worker.h"
 
@@ -9,7 +10,7 @@
 static struct {
 	struct relay_actions actions;
 	enum controller_request request; /* until its answer is taken */
-	char node[HOST_NAME_MAX_BYTES];
+	char *nodes;
 	bool answer;
 	bool runs; /* its thread was not joined */
 	struct worker worker;
@@ -19,13 +20,13 @@ static void ask(void)
 {
 	switch (controller.request) {
 	case REQUEST_NODE_FAILED:
-		controller.answer = controller.actions.node_failed(controller.node);
+		controller.answer = controller.actions.node_failed(controller.nodes);
 		break;
 	case REQUEST_SLURM_ENDS_IT:
 		controller.answer = controller.actions.slurm_ends_it();
 		break;
-	case REQUEST_LOSE_NODE:
-		controller.actions.lose_node(controller.node);
+	case REQUEST_LOSE_NODES:
+		controller.actions.lose_nodes(controller.nodes);
 		break;
 	case REQUEST_END_STEP:
 		controller.actions.end_step();
@@ -35,14 +36,17 @@ static void ask(void)
 	}
 }
 
-bool controller_start(const struct relay_actions *actions, enum controller_request request, const char *node)
+bool controller_start(const struct relay_actions *actions, enum controller_request request, const char *nodes)
 {
-	if (controller.runs)
+	char *copy = controller.runs ? NULL : strdup(nodes);
+
+	if (copy == NULL)
 		return false;
+	free(controller.nodes);
+	controller.nodes = copy;
 	controller.actions = *actions;
 	controller.request = request;
 	controller.answer = false;
-	snprintf(controller.node, sizeof(controller.node), "%s", node);
 	controller.runs = worker_start(&controller.worker, ask);
 	if (!controller.runs)
 		ask();

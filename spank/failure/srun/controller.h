@@ -14,13 +14,14 @@ enum controller_request {
 	REQUEST_NONE,
 	REQUEST_NODE_FAILED, /* of relay_actions */
 	REQUEST_SLURM_ENDS_IT,
-	REQUEST_LOSE_NODE,
+	REQUEST_LOSE_NODES,
 	REQUEST_END_STEP,
 };
 
 /* Starts one; without a thread for it, it is done before the call returns. False if an earlier
-   request is still under way. `node`: of REQUEST_NODE_FAILED and REQUEST_LOSE_NODE, otherwise "". */
-bool controller_start(const struct relay_actions *actions, enum controller_request request, const char *node);
+   request is still under way, or there is no memory. `nodes`: of REQUEST_NODE_FAILED one, of REQUEST_LOSE_NODES all of
+   them with commas, otherwise "". */
+bool controller_start(const struct relay_actions *actions, enum controller_request request, const char *nodes);
 
 /* A descriptor that is readable once the request under way is done; -1: there is none. */
 int controller_descriptor(void);

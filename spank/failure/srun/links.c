@@ -176,7 +176,7 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 	of->opening = opening;
 	of->number = number;
 	of->open = true;
-	of->bye = false;
+	of->bye = of->let_go = false;
 	if (is_new)
 		of->heard_ns = now_ns;
 	answer(links, node, relay, message);
@@ -202,7 +202,8 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 	while (of->open && channel_next(&of->channel, &of->session, &frame)) {
 		any = true;
 		if (frame.type == FRAME_BYE && !of->bye) {
-			of->bye = true;
+			of->bye = links->any_waits = true;
+			of->bye_ns = now_ns;
 			tell(links, node, LINK_BYE);
 		}
 		if (frame.type < FRAME_NEWS)
@@ -285,14 +286,19 @@ static bool was_away(const struct links *links, uint64_t now_ns, uint64_t boot_n
 static uint32_t count_nodes(const struct links *links, uint64_t now_ns, bool *all_quiet)
 {
 	uint32_t count = 0, quiet = 0;
+	bool any_waits = false;
 
 	for (uint32_t i = 0; i < links->count; i++) {
-		if (!counts(links->nodes[i]) || links->nodes[i]->silent)
+		const struct links_node *node = links->nodes[i];
+		bool says_nothing = now_ns - node->heard_ns >= links->silence_ms * NS_PER_MS / 2;
+		/* A node that waits until it may leave speaks, too. */
+		any_waits |= node->open && node->bye && !says_nothing;
+		if (!counts(node) || node->silent)
 			continue;
 		count++;
-		quiet += now_ns - links->nodes[i]->heard_ns >= links->silence_ms * NS_PER_MS / 2;
+		quiet += says_nothing;
 	}
-	*all_quiet = count > 0 && quiet == count;
+	*all_quiet = count > 0 && quiet == count && !any_waits;
 	return count;
 }
 
@@ -335,16 +341,22 @@ void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns)
 		tell_silent(links, now_ns, ALL_SILENT * links->silence_ms * NS_PER_MS, count > 1);
 }
 
+/* Whether the node has missed some beats. */
+static bool is_quiet(const struct links *links, const struct links_node *node, uint64_t now_ns)
+{
+	uint64_t quiet_ms = links->silence_ms / QUIET_PARTS;
+
+	return now_ns - node->heard_ns >= (quiet_ms > QUIET_MIN_MS ? quiet_ms : QUIET_MIN_MS) * NS_PER_MS;
+}
+
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
 {
-	uint64_t quiet_ms = links->silence_ms / QUIET_PARTS, latest_ns = 0;
+	uint64_t latest_ns = 0;
 
-	if (quiet_ms < QUIET_MIN_MS)
-		quiet_ms = QUIET_MIN_MS;
 	for (uint32_t i = 0; i < links->count; i++) {
 		const struct links_node *node = links->nodes[i];
 		uint64_t silent_ns = node->heard_ns + links->silence_ms * NS_PER_MS;
-		if (!links->all_quiet && counts(node) && !node->silent && now_ns - node->heard_ns >= quiet_ms * NS_PER_MS &&
+		if (!links->all_quiet && counts(node) && !node->silent && is_quiet(links, node, now_ns) &&
 		    silent_ns > latest_ns)
 			latest_ns = silent_ns;
 	}
@@ -364,6 +376,45 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 	if (of->open && had_pending != channel_has_pending(&of->channel))
 		await(links, node, EPOLL_CTL_MOD);
 	return true;
+}
+
+bool links_any_waits(const struct links *links)
+{
+	return links->any_waits;
+}
+
+enum links_rest links_rest(const struct links *links, bool closed, uint64_t now_ns, uint64_t *spoke_ns)
+{
+	bool any_missing = false;
+
+	*spoke_ns = 0;
+	for (uint32_t i = 0; i < links->count; i++) {
+		const struct links_node *node = links->nodes[i];
+		if (node->bye || (!node->open && !node->silent && !node->lost && !closed))
+			continue;
+		any_missing = true;
+		if (counts(node) && !node->silent && !is_quiet(links, node, now_ns) && node->heard_ns > *spoke_ns)
+			*spoke_ns = node->heard_ns;
+	}
+	return *spoke_ns > 0 ? REST_RUNS : any_missing ? REST_MISSING : REST_NONE;
+}
+
+void links_let_go(struct links *links, uint64_t before_ns)
+{
+	links->any_waits = false;
+	for (uint32_t i = 0; i < links->count; i++) {
+		struct links_node *node = links->nodes[i];
+		if (!node->bye || !node->open || node->let_go)
+			continue;
+		if (node->bye_ns >= before_ns) {
+			links->any_waits = true;
+			continue;
+		}
+		node->let_go = true;
+		channel_put(&node->channel, FRAME_LEAVE, node->session.read, NULL, 0);
+		channel_flush(&node->channel);
+		await(links, i, EPOLL_CTL_MOD);
+	}
 }
 
 void links_lose(struct links *links, uint32_t node)

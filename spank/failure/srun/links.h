@@ -35,7 +35,9 @@ struct links_node {
 	struct link_opening opening; /* the last one */
 	uint64_t mark, number;       /* of its sender, and of the opening's message */
 	uint64_t heard_ns;           /* when srun last read something of it, or its time began anew */
+	uint64_t bye_ns;             /* when it said good-bye */
 	bool open, silent, bye, lost;
+	bool let_go; /* it was told that it may leave */
 	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
 	struct session session;
@@ -54,6 +56,7 @@ struct links {
 	struct links_actions actions;
 	struct links_node **nodes; /* by number, from 0 on, in the order in which they came */
 	uint32_t count, room;
+	bool any_waits;       /* until it may leave */
 	bool all_quiet, told_all; /* all nodes are quiet for half of silence=, and it was told */
 	int ready;            /* of epoll(7); -1: none */
 	uint64_t judged_ns, slept_ns; /* when links_judge() last ran, by CLOCK_MONOTONIC and CLOCK_BOOTTIME */
@@ -90,6 +93,22 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 
 /* Ends the connection of a node that does not belong to the step any more. No further connection of it is taken. */
 void links_lose(struct links *links, uint32_t node);
+
+enum links_rest {
+	REST_NONE,    /* all nodes have said good-bye */
+	REST_RUNS,    /* at least one of the others speaks as it should */
+	REST_MISSING, /* the others are silent, lost, or have missed some beats */
+};
+
+/* Returns what is left of the step, except nodes that have said good-bye. A node without a connection is missing if
+   `closed`; otherwise it does not count. REST_RUNS: `spoke_ns` is when one of them last spoke. */
+enum links_rest links_rest(const struct links *links, bool closed, uint64_t now_ns, uint64_t *spoke_ns);
+
+/* Whether a node has said good-bye and was not let go since. */
+bool links_any_waits(const struct links *links);
+
+/* Lets all nodes leave that said good-bye before that time. */
+void links_let_go(struct links *links, uint64_t before_ns);
 
 /* Returns the node with this number; NULL behind the last one. */
 const struct links_node *links_node(const struct links *links, uint32_t node);

@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
@@ -25,6 +26,7 @@
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/listener.h"
+#include "spank/failure/srun/losses.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/silence.h"
@@ -32,7 +34,7 @@
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
 
-enum { PEERS_MAX = 256, FIXED = 4, LOST_MAX = 64 };
+enum { PEERS_MAX = 256, FIXED = 4 };
 
 /* A connection whose message is not complete. */
 struct peer {
@@ -54,10 +56,10 @@ static struct {
 	struct relay_message held;
 	bool holds, held_alone;
 	uint64_t held_ns;
-	uint32_t lost[LOST_MAX]; /* nodes that are to leave the job, */
-	int lost_count, left_count; /* so many, of which so many have left it, or are leaving it */
+	struct losses losses;
 	bool asks_end; /* whether Slurm is about to end the step: no answer yet */
-	bool ends_step; /* as soon as slurmctld has answered an earlier request */
+	bool ends_step; /* as soon as slurmctld has answered an earlier request, */
+	bool ended_step; /* and slurmctld was asked to */
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
@@ -143,15 +145,25 @@ static void take_held(bool node_failed)
 	step_take(&server.step, &news, server.held_alone, server.held_ns);
 }
 
-/* Starts the request that waits for its turn. A silent node leaves the job first: Slurm keeps a step that has ended
-   before as long as the node does not answer. */
+/* False: there is no such request. */
+static bool lose_nodes(void)
+{
+	char *names = server.actions.lose_nodes != NULL ? losses_names(&server.losses, &server.links) : NULL;
+
+	if (names == NULL)
+		return false;
+	if (controller_start(&server.actions, REQUEST_LOSE_NODES, names))
+		losses_note_request(&server.losses);
+	free(names);
+	return true;
+}
+
+/* Starts the request that waits for its turn. Silent nodes leave the job before the step ends: Slurm keeps a step that
+   has ended before as long as such a node does not answer. */
 static void start_request(void)
 {
-	if (server.left_count < server.lost_count) {
-		const struct links_node *lost = links_node(&server.links, server.lost[server.left_count]);
-		server.left_count += controller_start(&server.actions, REQUEST_LOSE_NODE, lost->opening.node);
+	if (controller_descriptor() >= 0 || lose_nodes())
 		return;
-	}
 	if (server.ends_step)
 		server.ends_step = !controller_start(&server.actions, REQUEST_END_STEP, "");
 	else if (server.asks_end)
@@ -168,6 +180,7 @@ static void hear_controller(int ms)
 		return;
 	if (request == REQUEST_NODE_FAILED)
 		take_held(answer);
+	server.ended_step |= request == REQUEST_END_STEP;
 	if (request == REQUEST_SLURM_ENDS_IT && server.asks_end) {
 		server.asks_end = false;
 		step_answer(&server.step, answer);
@@ -201,21 +214,12 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, note.lowest, "");
 }
 
-static void lose_node(uint32_t node)
+/* Once slurmctld has answered earlier requests. */
+static void end_step(void)
 {
-	for (int i = 0; i < server.lost_count; i++)
-		if (server.lost[i] == node)
-			return;
-	if (server.actions.lose_node != NULL && server.lost_count < LOST_MAX)
-		server.lost[server.lost_count++] = node;
-}
-
-/* Loses all nodes for which srun does not wait any more. */
-static void lose_silent_nodes(void)
-{
-	for (uint32_t i = 0; i < server.links.count; i++)
-		if ((server.links.nodes[i]->silent || server.links.nodes[i]->lost) && !server.links.nodes[i]->bye)
-			lose_node(i);
+	losses_add_all(&server.losses, &server.links);
+	server.ends_step = true;
+	start_request();
 }
 
 /* A node that falls silent is a failure like others, except that no task tells of it. */
@@ -231,11 +235,6 @@ static void take_silence(uint32_t node)
 
 	silence_describe(of, &presence, now_ns, &sink);
 	step_take(&server.step, &news, false, now_ns);
-	/* Slurm ends a step that is stopping. With --no-kill, the node leaves the job now: if it left after the other
-	   nodes' end, nothing would complete the step. Without --no-kill, Slurm ends the step when the node leaves the
-	   job. So with on-failure=continue the node leaves the job when the others have ended. */
-	if (!server.step.stopping && (server.step.policy.kill_on_failure || server.step.policy.outlives_nodes))
-		lose_node(node);
 }
 
 static void say_all_silent(void)
@@ -257,6 +256,8 @@ static void tell_links(void *unused, uint32_t node, enum links_event event)
 		server.actions.take_link(node, event);
 	if (event == LINK_SILENT && !server.step.policy.restarts && !server.step.over)
 		take_silence(node);
+	else if (event == LINK_SILENT && server.step.over)
+		end_step();
 	if (event == LINK_ALL_SILENT && !server.step.policy.restarts)
 		say_all_silent();
 }
@@ -406,9 +407,11 @@ static void act(const struct step_action *action)
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
 		voice_say(server.actions.say, action->text);
-	server.ends_step |= action->kill;
 	server.asks_end |= action->ask;
-	start_request();
+	if (action->kill)
+		end_step();
+	else
+		start_request();
 }
 
 void relay_say(const char *text)
@@ -428,11 +431,9 @@ void relay_end_step(const char *text, int wait_status)
 {
 	step_end(&server.step, wait_status, ddp_now_ns());
 	atomic_store(&server.wait_status, wait_status);
-	lose_silent_nodes();
 	if (text[0] != '\0')
 		voice_say(server.actions.say, text);
-	server.ends_step = true;
-	start_request();
+	end_step();
 }
 
 bool relay_take_rest(struct step_action *action)
@@ -505,14 +506,33 @@ static void serve_links(void)
 	links_judge(&server.links, ddp_now_ns(), (uint64_t)boot.tv_sec * 1000000000u + (uint64_t)boot.tv_nsec);
 	server.step.doubt_ns = links_doubt_until(&server.links, ddp_now_ns());
 	/* Otherwise srun would wait for the tasks of nodes that it has already called silent. */
-	if (server.step.said && !server.step.over && !server.step.policy.restarts &&
+	if ((server.step.said || server.step.stopping) && !server.step.over && !server.step.policy.restarts &&
 	    silence_is_all_that_is_left(&server.links, &presence)) {
-		lose_silent_nodes();
 		step_end(&server.step, server.step.wait_status, ddp_now_ns());
-		server.ends_step = true;
-	}
-	if (server.left_count < server.lost_count || server.ends_step)
+		end_step();
+	} else if (losses_any_new(&server.losses) || server.ends_step) {
 		start_request();
+	}
+}
+
+/* Lets nodes leave whose tasks have ended. Slurm completes a step when its last node leaves, and only then: lost nodes
+   have to leave the job before, and srun, which waits for their tasks, hears of the step's end only while there is the
+   step. */
+static void let_nodes_go(void)
+{
+	uint64_t now_ns = ddp_now_ns(), spoke_ns;
+	enum links_rest rest;
+	bool has_asked = server.ended_step && !server.ends_step && !losses_any_new(&server.losses) &&
+	                 controller_descriptor() < 0;
+
+	if (!links_any_waits(&server.links))
+		return;
+	rest = links_rest(&server.links, restarts(), now_ns, &spoke_ns);
+	/* A node that spoke before another one's good-bye may have lost its power since. */
+	if (rest == REST_RUNS)
+		links_let_go(&server.links, spoke_ns);
+	else if (rest == REST_NONE || (has_asked && links_doubt_until(&server.links, now_ns) == 0))
+		links_let_go(&server.links, UINT64_MAX);
 }
 
 static void serve(void)
@@ -543,6 +563,7 @@ static void serve(void)
 			act(&action);
 		if (restarts())
 			server.actions.restart->act(ddp_now_ns());
+		let_nodes_go();
 	}
 	hear_controller(JOIN_MS / 2);
 	take_held(false);
@@ -661,6 +682,7 @@ int relay_close(void)
 	close_sockets();
 	heard_end(&server.heard);
 	links_end(&server.links);
+	losses_end(&server.losses);
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;

@@ -92,9 +92,9 @@ struct relay_actions {
 	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
 	   not tell. NULL: not known. */
 	bool (*lost_node)(char node[HOST_NAME_MAX_BYTES]);
-	/* Takes a silent node out of the job. The step ends behind that, and srun then waits for no such node longer
-	   than it has to. NULL: nothing is done. */
-	void (*lose_node)(const char *node);
+	/* Takes silent nodes out of the job: their names with commas. The step ends behind that, and srun then waits for
+	   no such node longer than it has to. NULL: nothing is done. */
+	void (*lose_nodes)(const char *nodes);
 	/* A node's frame, and what becomes of its link, for who restarts the step, in the thread of
 	   relay_srun.h; or NULL. */
 	void (*take_frame)(uint32_t node, const struct frame *frame);

@@ -8,7 +8,7 @@ g=$DDP_RESTART_COUNT
 echo "$SLURMD_NODENAME $WORLD_SIZE $NODE_RANK $SLURM_STEP_NODELIST" >place.$g.$RANK
 date +%s%N >start.$g.$RANK
 mv start.$g.$RANK up.$g.$RANK
-(setsid sh -c 'while :; do date +%s%N >'"alive.$g.$RANK"'; sleep 0.1; done' &)
+(setsid sh -c 'while :; do date +%s%N >'"alive.new.$RANK; mv alive.new.$RANK alive.$g.$RANK"'; sleep 0.1; done' &)
 [ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
 until [ -e finish ]; do sleep 0.05; done
 END
@@ -42,26 +42,32 @@ places() { for r in "${@:2}"; do place "$1" "$r"; done | xargs; }
 # after MOMENT FILE: how many ms after it the file's time is
 after() { echo $((($(cat "$2") - $1) / 1000000)); }
 
-# power_off NODE: its link goes, then all of its processes; nothing says good-bye
+# head COMMAND...: on the head, as root, at once: on_cluster waits for jobs that are being cleaned up, and SLURM cannot
+# clean up on a node that has lost its power.
+head() { "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
+link() { head ip link set "n$1" "$2"; }
+# power_off NODE...: their links go, then all of their processes; nothing says good-bye
 power_off()
 {
-	on_cluster ip link set "n$1" down
+	local node
+	for node in "$@"; do link "$node" down; done
 	# shellcheck disable=SC2034 # tests look at it
 	off=$(date +%s%N)
-	on_node "n$1" sh -c 'pkill -9 slurmstepd; pkill -9 -x ddp-agent; pkill -9 -u nobody; true'
+	for node in "$@"; do on_node "n$node" sh -c 'pkill -9 slurmstepd; pkill -9 -x ddp-agent; pkill -9 -u nobody; true'; done
 }
-link() { on_cluster ip link set "n$1" "$2"; }
-# restored NODE: a cluster as before
+# restored NODE...: a cluster as before. SLURM forgets the jobs of a node that it is told to take for down.
 restored()
 {
-	link "$1" up
-	on_cluster scancel -u nobody
-	# slurmctld would try for a minute and a half to reach the node for the job's end.
-	on_cluster scontrol update NodeName="n$1" State=DOWN Reason=test
-	on_cluster scontrol update NodeName="n$1" State=RESUME
+	local node
+	for node in "$@"; do link "$node" up; done
+	head scancel -u nobody
+	for node in "$@"; do
+		head scontrol update NodeName="n$node" State=DOWN Reason=test
+		head scontrol update NodeName="n$node" State=RESUME
+	done
 	wait_until 60 idle
 }
-idle() { [ -z "$(on_cluster squeue -h -o %i)" ] && [ "$(on_cluster sinfo -h -t idle -o %D)" = 4 ]; }
+idle() { [ -z "$(head squeue -h -o %i)" ] && [ "$(head sinfo -h -t idle -o %D)" = 4 ]; }
 # shellcheck disable=SC2034 # tests look for it
 readonly line='ddp: .*restart [0-9]+ of [0-9]+'
 left() { for i in 0 1 2 3; do on_node n$i pgrep -x 'ddp-agent|slurmstepd'; done | wc -l; }
