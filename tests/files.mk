@@ -356,6 +356,7 @@ check_PROGRAMS += \
 	tests/unit/test_optimizers_cuda \
 	tests/unit/test_optimizers_device \
 	tests/unit/test_options \
+	tests/unit/test_preflight \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
 	tests/unit/test_silence \
@@ -423,6 +424,8 @@ tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap
 	-Wl,--wrap=rename -Wl,--wrap=unlink
 tests_unit_test_store_handover_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=rename -Wl,--wrap=unlink -Wl,--wrap=opendir
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
+tests_unit_test_preflight_LDADD = libruntime/preflight/libpreflight.la $(LDADD)
+tests_unit_test_preflight_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 tests_ranks_test_comm_net_LDADD = $(LDADD) $(UCX_LIBS)
 tests_ranks_test_comm_net_messages_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_comm_net_messages_LDADD = $(LDADD) $(UCX_LIBS)

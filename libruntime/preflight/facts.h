@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preflight/facts: what a rank finds out about itself and its node without measuring. Plain data, which ranks send to
+ * each other.
+ */
+#ifndef DDP_PREFLIGHT_FACTS_H
+#define DDP_PREFLIGHT_FACTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ddp.h>
+
+enum { PREFLIGHT_WORD = 64, PREFLIGHT_UNLIMITED = -1 };
+
+struct preflight_facts {
+	int32_t rank, node, local_rank, threads;
+	char node_name[PREFLIGHT_WORD]; /* as Slurm has it, otherwise the host's name */
+	char machine[PREFLIGHT_WORD];   /* one for each running kernel */
+	/* Of the node. "": there is none. */
+	char processor[PREFLIGHT_WORD];
+	char kernel[PREFLIGHT_WORD];
+	char glibc[PREFLIGHT_WORD];
+	char libddp[PREFLIGHT_WORD];
+	char ucx[PREFLIGHT_WORD];
+	char driver[PREFLIGHT_WORD];
+	char nccl[PREFLIGHT_WORD];
+	int64_t processors;       /* that are online */
+	int64_t memory_bytes;
+	int64_t shm_bytes, shm_free_bytes; /* of /dev/shm */
+	int64_t has_rdma;         /* a device of InfiniBand or RoCE; 0 or 1 */
+	/* Of the rank. PREFLIGHT_UNLIMITED: no limit. */
+	int64_t memlock, nofile;
+	int64_t cpus;             /* on which it may run */
+	uint64_t numa;            /* bit i: these are of NUMA node i, up to 63 */
+	uint64_t cpu_sum;         /* a hash of the list of CPUs */
+	int64_t gpu_usable;       /* the rank can compute on it; 0 or 1 */
+	int64_t gpu_numa;         /* the NUMA node of its GPU; -1: not known */
+	char gpu[PREFLIGHT_WORD]; /* its name; "": none */
+	char gpu_bus[PREFLIGHT_WORD];
+	int64_t gpu_memory_bytes;
+	int64_t gpu_ecc_errors;   /* uncorrected ones since the driver was loaded; -1: not known */
+	int64_t gpu_clock_mhz, gpu_clock_most_mhz; /* of its multiprocessors: the highest now allowed, and the highest of all; 0: not known */
+	int64_t gpu_throttled;    /* the bits of NVML's reasons that mean heat or power; 0: none */
+	int64_t nic_numa;         /* of the node's first network card; -1: not known */
+};
+
+/* Notes the limits; to be called before libddp raises them. */
+void preflight_facts_limits(struct preflight_facts *facts);
+
+/* Finds out all but the limits and the GPU's part. */
+void preflight_facts_read(struct preflight_facts *facts, const ddp_job *job, int threads);
+
+/* Reads the first line of `path` into `line` without its end. */
+bool preflight_read_line(const char *path, char *line, int bytes);
+
+/* The NUMA node that sysfs gives for a device, such as "/sys/class/net/eth0/device"; -1: not known. */
+int64_t preflight_numa_of(const char *device);
+
+#endif

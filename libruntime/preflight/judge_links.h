@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preflight/judge_links: which links between nodes are odd, and which nodes, whose links are all slow. Pure.
+ */
+#ifndef DDP_PREFLIGHT_JUDGE_LINKS_H
+#define DDP_PREFLIGHT_JUDGE_LINKS_H
+
+#include <stdbool.h>
+
+#include "preflight/finding.h"
+#include "preflight/schedule.h"
+
+struct preflight_link {
+	double bandwidth; /* bytes per second in each direction, of both at once */
+	double latency;   /* seconds, one way */
+	double offset;    /* seconds by which b's clock is ahead of a's */
+	double doubt;     /* of `offset` */
+	int a, b;         /* nodes; a < b */
+};
+
+/* What is measured again. */
+struct preflight_links_again {
+	struct preflight_item item[PREFLIGHT_SUBJECTS + 3];
+	bool control[PREFLIGHT_SUBJECTS + 3];
+	int node[PREFLIGHT_SUBJECTS + 3]; /* whose suspect link it is, or -1: the link itself is a suspect */
+	int count;                        /* 0: nothing */
+};
+
+enum { PREFLIGHT_LINKS_AGAIN = PREFLIGHT_SUBJECTS + 3 };
+
+/* Chooses what is measured again. machine[node] is the node's machine. */
+void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count, int nodes,
+                           const int *machine);
+
+/*
+ * Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
+ * nodes' processors, so only large differences count. unfit[node]: what measured there was slow itself, so its links
+ * are not judged. names[node] are for the sentences.
+ */
+void preflight_links_judge(struct preflight_findings *findings, const struct preflight_links_again *again,
+                           const struct preflight_link *link, int repeats, bool busy, const bool *unfit,
+                           const char *const *names);
+
+/* Names nodes whose clock is away from the others'. */
+void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count, int nodes,
+                            const char *const *names);
+
+/* The usual value of a node's links: a quarter of them are better. */
+double preflight_node_bandwidth(const struct preflight_link *links, int count, int node);
+double preflight_node_speed(const struct preflight_link *links, int count, int node);
+
+#endif

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ddp-preflight: names sick nodes and links in the seconds before a training.
+ *
+ *   srun --ddp ddp-preflight
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <ddp.h>
+
+#include "kernels.h"
+#include "preflight/differences.h"
+#include "preflight/gpu.h"
+#include "preflight/history.h"
+#include "preflight/options.h"
+#include "preflight/report.h"
+#include "preflight/survey.h"
+
+enum { WIDTH = 100 };
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* A rank whose error another rank tells waits a moment: when a rank exits, its launcher ends the others. */
+static int fail(const char *what)
+{
+	if (ddp_last_error_is_told())
+		sleep(1);
+	else
+		fprintf(stderr, "ddp-preflight: %s: %s\n", what, ddp_last_error());
+	return PREFLIGHT_EXIT_FAILED;
+}
+
+static int threads_of(const ddp_job *job)
+{
+	const char *omp = getenv("OMP_NUM_THREADS");
+	cpu_set_t cpus;
+	int count;
+
+	if (omp != NULL && omp[0] != '\0')
+		return dk_threads();
+	if (sched_getaffinity(0, sizeof(cpus), &cpus) != 0)
+		return 1;
+	count = CPU_COUNT(&cpus);
+	/* A launcher that binds ranks to processors has divided them already. */
+	if (count >= (int)sysconf(_SC_NPROCESSORS_ONLN))
+		count /= job->local_world_size;
+	return count > 0 ? count : 1;
+}
+
+static int width(void)
+{
+	const char *columns = getenv("COLUMNS");
+	struct winsize size;
+	int given = columns != NULL ? atoi(columns) : 0;
+
+	if (given > 0)
+		return given;
+	return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : WIDTH;
+}
+
+static bool has_colour(void)
+{
+	const char *no = getenv("NO_COLOR");
+
+	return isatty(STDOUT_FILENO) && (no == NULL || no[0] == '\0');
+}
+
+static bool could_write(bool written, const char *path)
+{
+	if (!written)
+		fprintf(stderr, "ddp-preflight: cannot write %s: %s\n", path, strerror(errno));
+	return written;
+}
+
+/* ---- history ---- */
+
+/* A node's value is its best rank's, of the first measurement and of those after it. */
+static void sum_up(const struct preflight_survey *s, struct preflight_values *values)
+{
+	for (int r = 0; r < s->ranks; r++) {
+		struct preflight_values *v = &values[s->node[r]];
+		for (int record = PREFLIGHT_RECORD_PRODUCT; record <= PREFLIGHT_RECORD_MEMORY; record++) {
+			double peak = s->figures[r].of[PREFLIGHT_ALONE][record == PREFLIGHT_RECORD_PRODUCT ? PREFLIGHT_PRODUCT : PREFLIGHT_MEMORY].peak;
+			if (peak > v->of[record])
+				v->of[record] = peak;
+		}
+	}
+	for (int i = 0; s->alone != NULL && i < s->repeats * s->ranks_again.count; i++) {
+		struct preflight_values *v = &values[s->node[s->ranks_again.rank[i % s->ranks_again.count]]];
+		if (s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT].peak > v->of[PREFLIGHT_RECORD_PRODUCT])
+			v->of[PREFLIGHT_RECORD_PRODUCT] = s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT].peak;
+		if (s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY].peak > v->of[PREFLIGHT_RECORD_MEMORY])
+			v->of[PREFLIGHT_RECORD_MEMORY] = s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY].peak;
+	}
+	for (int n = 0; n < s->nodes; n++) {
+		values[n].of[PREFLIGHT_RECORD_BANDWIDTH] = preflight_node_bandwidth(s->link, s->link_count, n);
+		values[n].of[PREFLIGHT_RECORD_SPEED] = preflight_node_speed(s->link, s->link_count, n);
+	}
+}
+
+struct past {
+	struct preflight_history history;
+	struct preflight_values *values;
+	bool *nodes, *ranks; /* that are slower than usual */
+	bool any;
+};
+
+static void past_close(struct past *past)
+{
+	preflight_history_close(&past->history);
+	free(past->values);
+	free(past->nodes);
+	free(past->ranks);
+}
+
+/* On rank 0. Which ranks are slower than usual, and so are measured again. */
+static bool past_open(struct past *past, const struct preflight_survey *s, const char *path)
+{
+	past->values = calloc((size_t)s->nodes, sizeof(*past->values));
+	past->nodes = calloc((size_t)s->nodes, sizeof(*past->nodes));
+	past->ranks = calloc((size_t)s->ranks, sizeof(*past->ranks));
+	if (!preflight_history_open(&past->history, s->names, s->nodes) || past->values == NULL || past->nodes == NULL ||
+	    past->ranks == NULL) {
+		errno = ENOMEM;
+		return false;
+	}
+	if (!preflight_history_read(&past->history, path))
+		return false;
+	sum_up(s, past->values);
+	past->any = preflight_history_doubt(&past->history, past->values, past->nodes);
+	for (int r = 0; r < s->ranks; r++)
+		past->ranks[r] = past->nodes[s->node[r]];
+	return true;
+}
+
+/* ---- the result, on rank 0 ---- */
+
+static struct preflight_findings findings;
+
+static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, struct past *past, double begin)
+{
+	bool busy = preflight_is_busy(&s->people, s->figures), written = true;
+
+	findings.count = findings.odd = 0;
+	preflight_differences(&findings, s->facts, s->ranks);
+	preflight_survey_judge(s, &findings);
+	if (options->history != NULL) {
+		sum_up(s, past->values);
+		if (!busy)
+			preflight_history_judge(&findings, &past->history, past->values);
+		written &= could_write(preflight_history_append(options->history, time(NULL), busy, s->names, past->values, s->nodes),
+		                       options->history);
+	}
+	if (busy)
+		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
+		               "other processes use the processors, so only large differences count");
+	if (options->json != NULL)
+		written &= could_write(preflight_report_json(options->json, s, &findings, now() - begin), options->json);
+	if (options->exclude != NULL)
+		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
+	if (!options->quiet || findings.odd > 0)
+		preflight_report(stdout, s, &findings, now() - begin, width(), has_colour());
+	return written;
+}
+
+static int measure(ddp_context *context, const struct preflight_options *options, struct preflight_bench *bench,
+                   const struct preflight_facts *own, double begin)
+{
+	struct preflight_survey survey;
+	struct past past = { .any = false };
+	int32_t code = PREFLIGHT_EXIT_FAILED;
+	bool first = ddp_get_job(context)->rank == 0;
+	ddp_status status = preflight_survey_open(&survey, context, bench, own);
+
+	if (status == DDP_OK)
+		status = preflight_survey_measure(&survey);
+	if (status == DDP_OK && first && options->history != NULL && !past_open(&past, &survey, options->history)) {
+		fprintf(stderr, "ddp-preflight: cannot read %s: %s\n", options->history, strerror(errno));
+		ddp_comm_abort(ddp_world(context), "the history cannot be read");
+		past_close(&past);
+		preflight_survey_close(&survey);
+		return PREFLIGHT_EXIT_FAILED;
+	}
+	if (status == DDP_OK)
+		status = preflight_survey_again(&survey, past.any ? past.ranks : NULL, &findings);
+	if (status == DDP_OK && first) {
+		code = conclude(&survey, options, &past, begin) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
+		if (code == PREFLIGHT_EXIT_FINE && findings.odd > 0 && !options->always_fine)
+			code = PREFLIGHT_EXIT_ODD;
+	}
+	/* All ranks end alike, so that no launcher takes one for failed. */
+	if (status == DDP_OK)
+		status = ddp_broadcast(ddp_world(context), &code, 1, DDP_I32, 0);
+	if (status != DDP_OK)
+		code = fail("a measurement failed");
+	past_close(&past);
+	preflight_survey_close(&survey);
+	return code;
+}
+
+static int run(const struct preflight_options *options, double begin)
+{
+	ddp_options wanted = DDP_OPTIONS;
+	struct preflight_facts own = { .rank = 0 };
+	struct preflight_bench *bench;
+	ddp_context *context;
+	int code;
+
+	preflight_facts_limits(&own);
+	wanted.timeout_ms = options->timeout_ms;
+	wanted.wireup = options->wireup;
+	wanted.device = options->no_gpu ? NULL : preflight_gpu_device();
+	if (ddp_init(&wanted, &context) != DDP_OK)
+		return fail("the ranks cannot connect");
+	dk_set_threads(threads_of(ddp_get_job(context)));
+	preflight_facts_read(&own, ddp_get_job(context), dk_threads());
+	if (wanted.device != NULL)
+		preflight_gpu_read(&own);
+	bench = preflight_bench_open(context, dk_threads(), wanted.device != NULL);
+	own.gpu_usable = wanted.device != NULL;
+	if (bench == NULL)
+		return fail("this rank cannot measure");
+	code = measure(context, options, bench, &own, begin);
+	preflight_bench_close(bench);
+	if (ddp_finalize(context) != DDP_OK && code != PREFLIGHT_EXIT_FAILED)
+		code = fail("the end");
+	return code;
+}
+
+int main(int argc, char **argv)
+{
+	struct preflight_options options;
+	ddp_spawn_result spawned = { .is_rank = true };
+	double begin = now();
+	int code = preflight_options_read(&options, argc, argv);
+
+	if (code >= 0)
+		return code;
+	if (options.spawn > 0 && ddp_spawn(options.spawn, &spawned) != DDP_OK)
+		return fail("--spawn");
+	return spawned.is_rank ? run(&options, begin) : spawned.exit_code;
+}

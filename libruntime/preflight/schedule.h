@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preflight/schedule: who measures when. Pure.
+ *
+ * Links are measured in rounds, in each of which a node exchanges messages with at most one other node. Up to
+ * PREFLIGHT_ALL_PAIRS nodes meet in all pairs, by the circle method of a round-robin tournament, so that all
+ * nodes are busy in each round. More nodes meet along the edges of a hypercube, and then their neighbours.
+ */
+#ifndef DDP_PREFLIGHT_SCHEDULE_H
+#define DDP_PREFLIGHT_SCHEDULE_H
+
+#include <stdbool.h>
+
+enum { PREFLIGHT_ALL_PAIRS = 64 };
+
+/* How many rounds so many nodes need; 0 for one node. */
+int preflight_rounds(int nodes);
+
+/* Returns the peer of `node` in a round, or -1 if the node is free. The peer of the peer is the node. */
+int preflight_peer(int nodes, int round, int node);
+
+/* One measurement by one or two parties, which has some machines to itself. */
+struct preflight_item {
+	int a, b;                 /* what is measured: a rank and -1, or the two nodes of a link */
+	int machine_a, machine_b; /* the machines that it occupies; machine_b is -1 for one */
+	int turn;
+};
+
+/*
+ * Gives each item its turn, so that no machine has two items in one turn, and returns the number of turns. `seed`
+ * decides the order: another seed gives another order.
+ */
+int preflight_take_turns(struct preflight_item *items, int count, unsigned seed);
+
+/* How long one measurement takes, in milliseconds. */
+enum {
+	PREFLIGHT_LINK_MS = 18,     /* of a link, at most, where 64 KiB take less than a millisecond */
+	PREFLIGHT_BARRIER_MS = 2,   /* of all ranks between two measurements, on an idle network */
+	PREFLIGHT_WINDOW_MS = 120,  /* of a rank's work; longer than the period in which the kernel limits a control group */
+	PREFLIGHT_ALONE_MS = 600,   /* of all ranks of a machine, one after the other, for each kind of work */
+	PREFLIGHT_ALONE_LEAST_MS = 5,
+	PREFLIGHT_ALONE_MOST_MS = 60,
+	PREFLIGHT_START_MS = 700,   /* connections, memory, and what is read of each node */
+	PREFLIGHT_REPEATS = 5,      /* what looks odd is measured again so often, */
+	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and processors are busy */
+	PREFLIGHT_SUBJECTS = 12,    /* so many ranks, and so many links, at most */
+};
+
+/* How long each rank of a machine with so many ranks works alone, in milliseconds. */
+int preflight_alone_ms(int ranks);
+
+/* How long a preflight takes, in milliseconds, if nothing is odd. */
+int preflight_plan_ms(int nodes, int ranks_per_machine);
+/* How much longer, if so many ranks of different machines, and so many links without a common node, look odd. */
+int preflight_again_ms(int ranks, int links);
+
+#endif

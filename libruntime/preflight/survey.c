@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "preflight/survey.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "preflight/schedule.h"
+
+enum { NUMBERS_OF_FIGURES = sizeof(struct preflight_figures) / sizeof(double) };
+
+static ddp_status no_memory(void)
+{
+	ddp_set_error("no memory for what all ranks have measured");
+	return DDP_ERR_NOMEM;
+}
+
+/* ---- who the ranks are ---- */
+
+static bool is_same_kind(const struct preflight_facts *a, const struct preflight_facts *b)
+{
+	return strcmp(a->processor, b->processor) == 0 && a->threads == b->threads && strcmp(a->gpu, b->gpu) == 0 &&
+	       a->gpu_usable == b->gpu_usable;
+}
+
+static void number(struct preflight_survey *s)
+{
+	for (int r = 0; r < s->ranks; r++) {
+		const struct preflight_facts *f = &s->facts[r];
+		s->node[r] = f->node;
+		s->machine[r] = s->kind[r] = r;
+		for (int q = r - 1; q >= 0; q--) {
+			if (strcmp(s->facts[q].machine, f->machine) == 0)
+				s->machine[r] = s->machine[q];
+			if (is_same_kind(&s->facts[q], f))
+				s->kind[r] = s->kind[q];
+		}
+		s->machine_of_node[f->node] = s->machine[r];
+		s->names[f->node] = f->node_name;
+		for (int work = 0; work < PREFLIGHT_WORKS; work++)
+			s->works[work] |= work < PREFLIGHT_GPU_PRODUCT || f->gpu_usable;
+	}
+	for (int r = 0; r < s->ranks; r++) {
+		int same = 0;
+		for (int q = 0; q < s->ranks; q++)
+			same += s->machine[q] == s->machine[r];
+		if (same > s->turns)
+			s->turns = same;
+	}
+	s->people = (struct preflight_people){ s->ranks, s->node, s->machine, s->kind, s->names };
+}
+
+static bool allocate(struct preflight_survey *s)
+{
+	size_t ranks = (size_t)s->ranks, nodes = (size_t)s->nodes;
+
+	s->facts = calloc(ranks, sizeof(*s->facts));
+	s->node = calloc(ranks, sizeof(int));
+	s->machine = calloc(ranks, sizeof(int));
+	s->kind = calloc(ranks, sizeof(int));
+	s->machine_of_node = calloc(nodes, sizeof(int));
+	s->names = calloc(nodes, sizeof(*s->names));
+	s->figures = calloc(ranks, sizeof(*s->figures));
+	s->link = calloc(nodes * (size_t)(preflight_rounds(s->nodes) + 1), sizeof(*s->link));
+	return s->facts != NULL && s->node != NULL && s->machine != NULL && s->kind != NULL && s->machine_of_node != NULL &&
+	       s->names != NULL && s->figures != NULL && s->link != NULL;
+}
+
+ddp_status preflight_survey_open(struct preflight_survey *s, ddp_context *context, struct preflight_bench *bench,
+                                 const struct preflight_facts *own)
+{
+	ddp_status status;
+
+	*s = (struct preflight_survey){ .job = ddp_get_job(context), .world = ddp_world(context), .bench = bench };
+	s->ranks = s->job->world_size;
+	s->nodes = s->job->nnodes;
+	if (!allocate(s))
+		return no_memory();
+	status = ddp_all_gather(s->world, own, s->facts, sizeof(*own), DDP_U8);
+	if (status != DDP_OK)
+		return status;
+	for (int n = 0; n < s->nodes; n++)
+		s->names[n] = "?";
+	number(s);
+	status = ddp_comm_split(s->world, s->job->local_rank == 0 ? 0 : -1, s->job->node_rank, &s->links);
+	if (status == DDP_OK && s->links != NULL && (s->lines = preflight_lines_open(s->links)) == NULL)
+		return no_memory();
+	return status;
+}
+
+void preflight_survey_close(struct preflight_survey *s)
+{
+	preflight_lines_close(s->lines);
+	if (s->links != NULL)
+		(void)ddp_comm_free(s->links);
+	free(s->facts);
+	free(s->node);
+	free(s->machine);
+	free(s->kind);
+	free(s->machine_of_node);
+	free(s->names);
+	free(s->figures);
+	free(s->link);
+	free(s->alone);
+	free(s->at_once);
+	free(s->link_again);
+}
+
+/* ---- ranks ---- */
+
+/* All ranks begin at the same time. */
+static ddp_status work_at_once(struct preflight_survey *s, const bool *works, struct preflight_figures *own)
+{
+	for (int work = 0; work < PREFLIGHT_WORKS; work++) {
+		ddp_status status = works[work] ? ddp_barrier(s->world) : DDP_OK;
+		if (status != DDP_OK)
+			return status;
+		if (works[work])
+			own->of[PREFLIGHT_AT_ONCE][work] = preflight_bench_run(s->bench, (enum preflight_work)work, PREFLIGHT_WINDOW_MS);
+	}
+	return DDP_OK;
+}
+
+static void work_alone(struct preflight_survey *s, const bool *works, int ms, struct preflight_figures *own)
+{
+	for (int work = 0; work < PREFLIGHT_WORKS; work++)
+		if (works[work])
+			own->of[PREFLIGHT_ALONE][work] = preflight_bench_run(s->bench, (enum preflight_work)work, ms);
+}
+
+static ddp_status work_in_turns(struct preflight_survey *s, struct preflight_figures *own)
+{
+	int mine = 0;
+
+	for (int r = 0; r < s->job->rank; r++)
+		mine += s->machine[r] == s->machine[s->job->rank];
+	for (int turn = 0; turn < s->turns; turn++) {
+		ddp_status status = ddp_barrier(s->world);
+		if (status != DDP_OK)
+			return status;
+		if (turn == mine)
+			work_alone(s, s->works, preflight_alone_ms(s->turns), own);
+	}
+	return ddp_barrier(s->world);
+}
+
+/* ---- links ---- */
+
+/* Each rank that has measured for both nodes of a link hands in its results. */
+static ddp_status collect(struct preflight_survey *s, const struct preflight_link *own, int rounds)
+{
+	size_t each = (size_t)rounds * sizeof(*own);
+	struct preflight_link *all = s->job->rank == 0 ? malloc(each * (size_t)s->nodes) : NULL;
+	ddp_status status;
+
+	if (s->job->rank == 0 && all == NULL)
+		return no_memory();
+	/* Rank 0 is the first rank of a node, but its node need not be the first one. */
+	status = ddp_gather(s->links, own, all, each, DDP_U8, s->facts[0].node);
+	for (int i = 0; status == DDP_OK && all != NULL && i < s->nodes * rounds; i++)
+		if (all[i].bandwidth > 0)
+			s->link[s->link_count++] = all[i];
+	free(all);
+	return status;
+}
+
+static ddp_status measure_links(struct preflight_survey *s)
+{
+	int rounds = preflight_rounds(s->nodes);
+	struct preflight_link *own = s->links != NULL && rounds > 0 ? calloc((size_t)rounds, sizeof(*own)) : NULL;
+	ddp_status status = DDP_OK;
+
+	if (s->links == NULL || rounds == 0)
+		return DDP_OK;
+	if (own == NULL)
+		return no_memory();
+	for (int round = 0; status == DDP_OK && round < rounds; round++) {
+		int peer = preflight_peer(s->nodes, round, s->job->node_rank);
+		status = ddp_barrier(s->links);
+		if (status == DDP_OK && peer >= 0)
+			status = preflight_lines_measure(s->lines, peer, PREFLIGHT_LINK_MS, &own[round]);
+	}
+	if (status == DDP_OK)
+		status = collect(s, own, rounds);
+	free(own);
+	return status;
+}
+
+ddp_status preflight_survey_measure(struct preflight_survey *s)
+{
+	struct preflight_figures own = { 0 };
+	ddp_status status = work_at_once(s, s->works, &own);
+
+	if (status == DDP_OK)
+		status = work_in_turns(s, &own);
+	if (status == DDP_OK)
+		status = measure_links(s);
+	if (status == DDP_OK)
+		status = ddp_gather(s->world, &own, s->figures, NUMBERS_OF_FIGURES, DDP_F64, 0);
+	return status;
+}
+
+/* ---- once more ---- */
+
+static ddp_status repeat_alone(struct preflight_survey *s, int repeat, struct preflight_figures *own)
+{
+	const struct preflight_ranks_again *again = &s->ranks_again;
+	struct preflight_item items[PREFLIGHT_RANKS_AGAIN];
+	int turns;
+
+	for (int i = 0; i < again->count; i++)
+		items[i] = (struct preflight_item){ .a = i, .b = -1, .machine_a = s->machine[again->rank[i]], .machine_b = -1 };
+	turns = preflight_take_turns(items, again->count, (unsigned)repeat + 1);
+	for (int turn = 0; turn < turns; turn++) {
+		ddp_status status = ddp_barrier(s->world);
+		if (status != DDP_OK)
+			return status;
+		for (int i = 0; i < again->count; i++)
+			if (items[i].turn == turn && again->rank[items[i].a] == s->job->rank)
+				work_alone(s, again->work, PREFLIGHT_WINDOW_MS, own);
+	}
+	return ddp_barrier(s->world);
+}
+
+/* Adds room for more repeats behind those that are there. */
+static bool grow(void *array, size_t bytes, int before, int after, size_t each)
+{
+	void *grown = realloc(*(void **)array, (size_t)after * each * bytes + 1);
+
+	if (grown == NULL)
+		return false;
+	*(void **)array = grown;
+	memset((char *)grown + (size_t)before * each * bytes, 0, (size_t)(after - before) * each * bytes);
+	return true;
+}
+
+/* Each rank hands in its new repeats, and rank 0 puts them in the order of the verdict. */
+static ddp_status collect_ranks(struct preflight_survey *s, const struct preflight_figures *own, int more)
+{
+	int ranks = s->ranks, listed = s->ranks_again.count;
+	struct preflight_figures *all = NULL;
+	ddp_status status;
+
+	if (s->job->rank == 0) {
+		all = calloc((size_t)more * (size_t)ranks, sizeof(*all));
+		if (all == NULL || !grow(&s->alone, sizeof(*all), s->repeats, s->repeats + more, (size_t)listed) ||
+		    !grow(&s->at_once, sizeof(*all), s->repeats, s->repeats + more, (size_t)ranks)) {
+			free(all);
+			return no_memory();
+		}
+	}
+	status = ddp_gather(s->world, own, all, (size_t)more * NUMBERS_OF_FIGURES, DDP_F64, 0);
+	for (int k = 0; all != NULL && k < more; k++) {
+		int repeat = s->repeats + k;
+		for (int r = 0; r < ranks; r++)
+			s->at_once[repeat * ranks + r] = all[r * more + k];
+		for (int i = 0; i < listed; i++)
+			s->alone[repeat * listed + i] = all[s->ranks_again.rank[i] * more + k];
+	}
+	free(all);
+	return status;
+}
+
+static ddp_status ranks_again(struct preflight_survey *s, int more)
+{
+	struct preflight_figures own[PREFLIGHT_REPEATS_BUSY] = { 0 };
+	ddp_status status = DDP_OK;
+
+	if (s->ranks_again.count == 0)
+		return DDP_OK;
+	for (int k = 0; status == DDP_OK && k < more; k++) {
+		status = repeat_alone(s, s->repeats + k, &own[k]);
+		if (status == DDP_OK && s->ranks_again.at_once)
+			status = work_at_once(s, s->ranks_again.work, &own[k]);
+	}
+	return status == DDP_OK ? collect_ranks(s, own, more) : status;
+}
+
+static ddp_status repeat_links(struct preflight_survey *s, int repeat, struct preflight_link *own)
+{
+	struct preflight_item items[PREFLIGHT_LINKS_AGAIN];
+	int count = s->links_again.count, turns;
+
+	for (int i = 0; i < count; i++) {
+		items[i] = s->links_again.item[i];
+	}
+	turns = preflight_take_turns(items, count, (unsigned)repeat + 1);
+	for (int turn = 0; turn < turns; turn++) {
+		ddp_status status = ddp_barrier(s->links);
+		for (int i = 0; status == DDP_OK && i < count; i++) {
+			const struct preflight_item *item = &items[i];
+			int self = s->job->node_rank, index = 0;
+			if (item->turn != turn || (item->a != self && item->b != self))
+				continue;
+			while (s->links_again.item[index].a != item->a || s->links_again.item[index].b != item->b)
+				index++;
+			status = preflight_lines_measure(s->lines, item->a == self ? item->b : item->a, PREFLIGHT_LINK_MS, &own[index]);
+		}
+		if (status != DDP_OK)
+			return status;
+	}
+	return DDP_OK;
+}
+
+static ddp_status links_again(struct preflight_survey *s, int more)
+{
+	int count = s->links_again.count, results = more * count;
+	size_t each = (size_t)results * sizeof(struct preflight_link);
+	struct preflight_link *own, *all = NULL;
+	ddp_status status = DDP_OK;
+
+	if (count == 0 || s->links == NULL)
+		return DDP_OK;
+	own = calloc(1, each);
+	if (s->job->rank == 0)
+		all = calloc((size_t)s->nodes, each);
+	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), s->repeats, s->repeats + more, (size_t)count)))) {
+		free(own);
+		free(all);
+		return no_memory();
+	}
+	for (int k = 0; status == DDP_OK && k < more; k++)
+		status = repeat_links(s, s->repeats + k, &own[k * count]);
+	if (status == DDP_OK)
+		status = ddp_gather(s->links, own, all, each, DDP_U8, s->facts[0].node);
+	for (int i = 0; status == DDP_OK && all != NULL && i < results; i++)
+		s->link_again[s->repeats * count + i] = all[s->links_again.item[i % count].a * results + i];
+	free(own);
+	free(all);
+	return status;
+}
+
+static ddp_status repeat(struct preflight_survey *s, int more)
+{
+	ddp_status status = ranks_again(s, more);
+
+	if (status == DDP_OK)
+		status = links_again(s, more);
+	s->repeats += more;
+	return status == DDP_OK ? ddp_barrier(s->world) : status;
+}
+
+ddp_status preflight_survey_again(struct preflight_survey *s, const bool *doubted, struct preflight_findings *findings)
+{
+	int32_t more = 0;
+	ddp_status status;
+
+	if (s->job->rank == 0) {
+		preflight_ranks_doubt(&s->ranks_again, &s->people, s->figures, doubted);
+		preflight_links_doubt(&s->links_again, s->link, s->link_count, s->nodes, s->machine_of_node);
+	}
+	status = ddp_broadcast(s->world, &s->ranks_again, sizeof(s->ranks_again), DDP_U8, 0);
+	if (status == DDP_OK)
+		status = ddp_broadcast(s->world, &s->links_again, sizeof(s->links_again), DDP_U8, 0);
+	if (status == DDP_OK)
+		status = repeat(s, PREFLIGHT_REPEATS);
+	/* Where other processes run, chance needs more repeats to become improbable. */
+	if (status == DDP_OK && s->job->rank == 0) {
+		findings->count = findings->odd = 0;
+		preflight_survey_judge(s, findings);
+		more = findings->odd > 0 && preflight_is_busy(&s->people, s->figures) ? PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS : 0;
+	}
+	if (status == DDP_OK)
+		status = ddp_broadcast(s->world, &more, 1, DDP_I32, 0);
+	return status == DDP_OK && more > 0 ? repeat(s, more) : status;
+}
+
+void preflight_survey_judge(const struct preflight_survey *s, struct preflight_findings *findings)
+{
+	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit)), busy = preflight_is_busy(&s->people, s->figures);
+
+	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
+	if (unfit == NULL)
+		return;
+	if (s->alone != NULL)
+		preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats, busy, unfit);
+	if (s->link_again != NULL)
+		preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats, busy, unfit, s->names);
+	free(unfit);
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * preflight/work: how fast this rank multiplies matrices and moves memory, on its processor, and on its GPU if the
+ * context has a device.
+ */
+#ifndef DDP_PREFLIGHT_WORK_H
+#define DDP_PREFLIGHT_WORK_H
+
+#include "preflight/judge_ranks.h"
+
+#include <ddp.h>
+
+/* Matrices, arrays, and the queue of a GPU. */
+struct preflight_bench;
+
+/* Makes them for so many threads; the same number on all ranks, so that results can be compared. `gpu`: the context has
+   a device that is a GPU. NULL: there is no memory, or the GPU cannot be used (ddp_last_error()). */
+struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu);
+void preflight_bench_close(struct preflight_bench *bench);
+
+bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work);
+
+/* Works for so long, and at least for three slices. */
+struct preflight_figure preflight_bench_run(struct preflight_bench *bench, enum preflight_work work, int ms);
+
+#endif

@@ -1,0 +1,684 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ddp-preflight: who measures when, and what is named, on numbers that are made here. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "preflight/differences.h"
+#include "preflight/finding.h"
+#include "preflight/history.h"
+#include "preflight/judge_links.h"
+#include "preflight/judge_ranks.h"
+#include "preflight/schedule.h"
+#include "preflight/statistics.h"
+
+/* ---- the schedule ---- */
+
+static void all_pairs_meet_once(void **state)
+{
+	(void)state;
+	for (int nodes = 2; nodes <= PREFLIGHT_ALL_PAIRS; nodes++) {
+		int met[PREFLIGHT_ALL_PAIRS][PREFLIGHT_ALL_PAIRS] = { { 0 } };
+		for (int round = 0; round < preflight_rounds(nodes); round++) {
+			int busy = 0;
+			for (int node = 0; node < nodes; node++) {
+				int peer = preflight_peer(nodes, round, node);
+				if (peer < 0)
+					continue;
+				assert_int_not_equal(peer, node);
+				assert_int_equal(preflight_peer(nodes, round, peer), node);
+				met[node][peer]++;
+				busy++;
+			}
+			assert_int_equal(busy, nodes - nodes % 2);
+		}
+		for (int a = 0; a < nodes; a++)
+			for (int b = 0; b < nodes; b++)
+				assert_int_equal(met[a][b], a != b);
+	}
+}
+
+/* Each node reaches each other one over links that are measured, and has at least two of them. */
+static void many_nodes_are_connected(void **state)
+{
+	static const int sizes[] = { 65, 66, 100, 127, 128, 129, 1000, 4096 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		int nodes = sizes[i], reached = 1;
+		int *queue = calloc((size_t)nodes, sizeof(int));
+		bool *seen = calloc((size_t)nodes, sizeof(bool));
+		seen[0] = true;
+		for (int at = 0; at < reached; at++) {
+			int links = 0;
+			for (int round = 0; round < preflight_rounds(nodes); round++) {
+				int peer = preflight_peer(nodes, round, queue[at]);
+				if (peer < 0)
+					continue;
+				links++;
+				assert_int_equal(preflight_peer(nodes, round, peer), queue[at]);
+				if (!seen[peer])
+					queue[reached++] = peer;
+				seen[peer] = true;
+			}
+			assert_true(links >= 2);
+		}
+		assert_int_equal(reached, nodes);
+		assert_true(preflight_rounds(nodes) <= 14);
+		free(queue);
+		free(seen);
+	}
+}
+
+static void no_round_is_beyond_the_schedule(void **state)
+{
+	(void)state;
+	assert_int_equal(preflight_rounds(0), 0);
+	assert_int_equal(preflight_rounds(1), 0);
+	assert_int_equal(preflight_peer(1, 0, 0), -1);
+	assert_int_equal(preflight_peer(8, 7, 0), -1);
+	assert_int_equal(preflight_peer(8, -1, 0), -1);
+	assert_int_equal(preflight_peer(8, 0, 8), -1);
+}
+
+/* The bar: 64 nodes take at most 5 s, also if one rank or one link is measured again. */
+static void sixty_four_nodes_take_five_seconds(void **state)
+{
+	(void)state;
+	for (int ranks = 1; ranks <= 128; ranks *= 2) {
+		print_message("64 nodes of %d ranks: %d ms, and %d ms if a rank looks odd, %d ms if a link does\n", ranks,
+		              preflight_plan_ms(64, ranks), preflight_plan_ms(64, ranks) + preflight_again_ms(1, 0),
+		              preflight_plan_ms(64, ranks) + preflight_again_ms(0, 1));
+		assert_true(preflight_plan_ms(64, ranks) <= 5000);
+	}
+	assert_true(preflight_plan_ms(64, 8) + preflight_again_ms(1, 1) <= 5000);
+	assert_true(preflight_plan_ms(4096, 8) + preflight_again_ms(1, 1) <= 5000);
+}
+
+static void turns_leave_machines_alone(void **state)
+{
+	(void)state;
+	for (unsigned seed = 0; seed < 200; seed++) {
+		struct preflight_item items[12];
+		int turns, orders = 0;
+		for (int i = 0; i < 12; i++)
+			items[i] = (struct preflight_item){ .a = i, .b = -1, .machine_a = (int)(seed + (unsigned)i * 7) % 5,
+				                            .machine_b = i % 2 == 0 ? -1 : i % 4 };
+		turns = preflight_take_turns(items, 12, seed);
+		for (int i = 0; i < 12; i++) {
+			assert_true(items[i].turn >= 0 && items[i].turn < turns);
+			orders += items[i].a != i;
+			for (int j = 0; j < i; j++) {
+				bool same = items[i].machine_a == items[j].machine_a || items[i].machine_a == items[j].machine_b ||
+				            (items[i].machine_b >= 0 && (items[i].machine_b == items[j].machine_a ||
+				                                         items[i].machine_b == items[j].machine_b));
+				assert_false(same && items[i].turn == items[j].turn);
+			}
+		}
+		assert_true(orders > 0);
+	}
+}
+
+/* ---- statistics ---- */
+
+static void statistics_are_robust(void **state)
+{
+	const double two[] = { 1, 3 }, many[] = { 5, 0, 100, 4, 6, 5, -1 }, none[] = { 0, 0 },
+	             eight[] = { 5, 5, 4, 6, 6, 5, 100, 4 };
+
+	(void)state;
+	assert_true(preflight_median(two, 2) == 3);
+	assert_true(preflight_median(many, 7) == 5);
+	assert_true(preflight_best(many, 7) == 100);
+	assert_true(fabs(preflight_spread(eight, 8) - 1.4826) < 1e-9);
+	assert_true(preflight_spread(many, 7) == 0);
+	assert_true(preflight_median(none, 2) == 0 && preflight_median(NULL, 0) == 0);
+	assert_true(preflight_is_suspect(50, 100, 1, 0.8));
+	assert_false(preflight_is_suspect(50, 100, 40, 0.8));
+	assert_true(preflight_is_suspect(30, 100, 40, 0.8));
+	assert_false(preflight_is_suspect(90, 100, 0, 0.8));
+	assert_false(preflight_is_suspect(0, 100, 0, 0.8));
+}
+
+static void one_good_measurement_is_enough(void **state)
+{
+	const double bad[] = { 10, 20, 30, 25, 15 }, once[] = { 10, 20, 90, 25, 15 }, usual[] = { 100, 99, 40, 101, 98 };
+
+	(void)state;
+	assert_true(preflight_is_odd(bad, usual, 5, 0.7));
+	assert_false(preflight_is_odd(once, usual, 5, 0.7));
+	assert_false(preflight_is_odd(bad, bad, 5, 0.7));
+}
+
+/* ---- numbers as a machine gives them ---- */
+
+static uint64_t seed_of = 1;
+
+static double uniform(void)
+{
+	seed_of = seed_of * 6364136223846793005u + 1442695040888963407u;
+	return (double)(seed_of >> 11) / 9007199254740992.0;
+}
+
+/* What a disturbance leaves: nothing worse than `noise` of the time is lost. */
+static double disturbed(double noise)
+{
+	return 1 - noise * uniform();
+}
+
+enum { RANKS = 8, NODES = 4 };
+static const int node_of[RANKS] = { 0, 0, 1, 1, 2, 2, 3, 3 };
+static const int kind_of[RANKS] = { 0 };
+static const char *const names[NODES] = { "n0", "n1", "n2", "n3" };
+static const struct preflight_people people = { RANKS, node_of, node_of, kind_of, names };
+static struct preflight_findings findings;
+
+/* Ranks on processors that others use for up to `noise` of the time; one has `speed` of the others' speed. */
+struct scene {
+	double noise;
+	int odd;
+	double speed;
+	bool stopped;  /* it does not get its processor; otherwise it is slow itself */
+	bool only_at_once;
+};
+
+static struct preflight_figure figure(const struct scene *scene, int rank, int way, double full)
+{
+	bool odd = rank == scene->odd && (way == PREFLIGHT_AT_ONCE || !scene->only_at_once);
+	double share = disturbed(scene->noise) * (odd && scene->stopped ? scene->speed : 1);
+	double speed = odd && !scene->stopped ? scene->speed : 1;
+
+	return (struct preflight_figure){ full * speed * disturbed(scene->noise / 4), full * speed * share, share };
+}
+
+static void measure(const struct scene *scene, struct preflight_figures *figures, int rank)
+{
+	for (int way = 0; way < PREFLIGHT_WAYS; way++) {
+		figures->of[way][PREFLIGHT_PRODUCT] = figure(scene, rank, way, 50e9);
+		figures->of[way][PREFLIGHT_MEMORY] = figure(scene, rank, way, 10e9);
+	}
+}
+
+/* One run: findings has what it names. A busy machine's suspects are measured again twice, as by survey.c. */
+static void run(const struct scene *scene)
+{
+	static struct preflight_figures figures[RANKS], alone[PREFLIGHT_REPEATS_BUSY * PREFLIGHT_RANKS_AGAIN],
+		at_once[PREFLIGHT_REPEATS_BUSY * RANKS];
+	struct preflight_ranks_again again;
+	bool unfit[NODES] = { false }, busy;
+
+	memset(figures, 0, sizeof(figures));
+	for (int r = 0; r < RANKS; r++)
+		measure(scene, &figures[r], r);
+	busy = preflight_is_busy(&people, figures);
+	preflight_ranks_doubt(&again, &people, figures, NULL);
+	for (int k = 0; k < PREFLIGHT_REPEATS_BUSY; k++) {
+		for (int r = 0; r < RANKS; r++)
+			measure(scene, &at_once[k * RANKS + r], r);
+		for (int i = 0; i < again.count; i++)
+			measure(scene, &alone[k * again.count + i], again.rank[i]);
+	}
+	for (int repeats = PREFLIGHT_REPEATS; repeats <= PREFLIGHT_REPEATS_BUSY; repeats += PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS) {
+		findings.count = findings.odd = 0;
+		preflight_ranks_judge(&findings, &people, &again, alone, at_once, repeats, busy, unfit);
+		if (!busy || findings.odd == 0)
+			break;
+	}
+	for (int i = 0; i < findings.count && findings.item[i].rank >= 0; i++)
+		if (strcmp(findings.item[i].about, "cpu") == 0)
+			assert_true(unfit[node_of[findings.item[i].rank]]);
+}
+
+static void is_named(const struct scene *scene, const char *about)
+{
+	bool named = false;
+
+	for (int i = 0; i < findings.count; i++) {
+		assert_int_equal(findings.item[i].rank, scene->odd);
+		assert_int_equal(findings.item[i].node, node_of[scene->odd]);
+		named |= strcmp(findings.item[i].about, about) == 0;
+	}
+	if (!named)
+		print_message("noise %g, speed %g: %d findings, %s\n", scene->noise, scene->speed, findings.count, findings.item[0].text);
+	assert_true(named);
+}
+
+static void no_innocent_rank_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 20000; i++) {
+		run(&(struct scene){ .noise = i % 10 * 0.1, .odd = -1 });
+		if (findings.odd > 0)
+			print_message("noise %g: %s\n", i % 10 * 0.1, findings.item[0].text);
+		assert_int_equal(findings.odd, 0);
+	}
+}
+
+static void a_slow_rank_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 5000; i++) {
+		struct scene scene = { .noise = i % 2 * 0.1, .odd = i % RANKS, .speed = 0.55 };
+		run(&scene);
+		is_named(&scene, "product");
+		scene.stopped = true;
+		scene.speed = 0.5;
+		run(&scene);
+		is_named(&scene, "cpu");
+	}
+}
+
+/* Where others use the processors, large differences still count. */
+static void a_very_slow_rank_is_named_on_a_busy_machine(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 5000; i++) {
+		struct scene scene = { .noise = 0.8, .odd = i % RANKS, .speed = 0.06, .stopped = true };
+		run(&scene);
+		is_named(&scene, "cpu");
+	}
+}
+
+static void a_rank_is_named_that_is_slow_beside_others(void **state)
+{
+	struct scene scene = { .noise = 0.05, .odd = 3, .speed = 0.5, .only_at_once = true };
+
+	(void)state;
+	run(&scene);
+	is_named(&scene, "product");
+	assert_non_null(strstr(findings.item[0].text, "beside the other ranks"));
+}
+
+/* Half of them, at most, can be suspects: the others are the controls. */
+static void of_two_ranks_the_slower_one_is_suspect(void **state)
+{
+	static const int two_nodes[] = { 0, 1 }, one_kind[] = { 0, 0 }, two_kinds[] = { 0, 1 };
+	struct preflight_people two = { 2, two_nodes, two_nodes, one_kind, names };
+	struct preflight_figures figures[2];
+	struct preflight_ranks_again again;
+
+	(void)state;
+	memset(figures, 0, sizeof(figures));
+	figures[0].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT] = (struct preflight_figure){ 100, 100, 1 };
+	figures[1].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT] = (struct preflight_figure){ 50, 50, 1 };
+	figures[0].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY] = (struct preflight_figure){ 70, 70, 1 };
+	figures[1].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY] = (struct preflight_figure){ 100, 100, 1 };
+	preflight_ranks_doubt(&again, &two, figures, NULL);
+	assert_int_equal(again.count, 2);
+	assert_true(again.rank[0] == 1 && !again.control[0] && again.rank[1] == 0 && again.control[1]);
+	two.kind = two_kinds;
+	preflight_ranks_doubt(&again, &two, figures, NULL);
+	assert_int_equal(again.count, 0);
+}
+
+/* ---- links ---- */
+
+enum { MANY = 16 };
+
+struct net {
+	int nodes;
+	double noise;
+	int a, b;     /* the slow link; b < 0: all of a's are; a < 0: none */
+	double speed;
+};
+
+static struct preflight_link link_of(const struct net *net, int a, int b)
+{
+	bool slow = net->b < 0 ? a == net->a || b == net->a : a == net->a && b == net->b;
+	double speed = slow ? net->speed : 1;
+
+	return (struct preflight_link){ .a = a, .b = b, .bandwidth = 1e9 * speed * disturbed(net->noise),
+		                        .latency = 10e-6 / disturbed(net->noise) };
+}
+
+static void run_net(const struct net *net, bool busy, const bool *unfit)
+{
+	static const char *const many[MANY] = { "n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7",
+		                                "n8", "n9", "n10", "n11", "n12", "n13", "n14", "n15" };
+	static struct preflight_link links[MANY * MANY], again_link[PREFLIGHT_REPEATS * PREFLIGHT_LINKS_AGAIN];
+	struct preflight_links_again again;
+	int machine[MANY], count = 0;
+
+	for (int a = 0; a < net->nodes; a++) {
+		machine[a] = a;
+		for (int b = a + 1; b < net->nodes; b++)
+			links[count++] = link_of(net, a, b);
+	}
+	findings.count = findings.odd = 0;
+	preflight_links_doubt(&again, links, count, net->nodes, machine);
+	for (int k = 0; k < PREFLIGHT_REPEATS; k++)
+		for (int i = 0; i < again.count; i++)
+			again_link[k * again.count + i] = link_of(net, again.item[i].a, again.item[i].b);
+	preflight_links_judge(&findings, &again, again_link, PREFLIGHT_REPEATS, busy, unfit, many);
+}
+
+static const bool all_fit[MANY] = { false };
+
+static void no_innocent_link_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 10000; i++) {
+		run_net(&(struct net){ .nodes = 2 + i % (MANY - 1), .noise = i % 10 * 0.09, .a = -1, .b = 0 }, i % 10 > 4, all_fit);
+		assert_int_equal(findings.odd, 0);
+	}
+}
+
+static void a_slow_link_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 5000; i++) {
+		int nodes = 3 + i % (MANY - 2), b = 1 + i % (nodes - 1);
+		bool busy = i % 3 == 2;
+		struct net net = { .nodes = nodes, .noise = busy ? 0.6 : 0.1, .a = i % b, .b = b, .speed = busy ? 0.1 : 0.5 };
+		run_net(&net, busy, all_fit);
+		if (findings.odd != 1)
+			print_message("%d nodes, link %d - %d, noise %g: %d findings\n", nodes, net.a, b, net.noise, findings.odd);
+		assert_int_equal(findings.odd, 1);
+		assert_int_equal(findings.item[0].node, net.a);
+		assert_int_equal(findings.item[0].peer, b);
+		assert_string_equal(findings.item[0].about, "bandwidth");
+	}
+}
+
+static void a_node_is_named_whose_links_are_slow(void **state)
+{
+	bool unfit[MANY] = { false };
+
+	(void)state;
+	for (int i = 0; i < 2000; i++) {
+		int nodes = 3 + i % (MANY - 2);
+		struct net net = { .nodes = nodes, .noise = 0.1, .a = i % nodes, .b = -1, .speed = 0.4 };
+		run_net(&net, false, all_fit);
+		assert_int_equal(findings.odd, 1);
+		assert_int_equal(findings.item[0].node, net.a);
+		assert_int_equal(findings.item[0].peer, -1);
+	}
+	/* The rank that measured there does not get its processor. */
+	unfit[3] = true;
+	run_net(&(struct net){ .nodes = 8, .a = 3, .b = -1, .speed = 0.4 }, false, unfit);
+	assert_int_equal(findings.odd, 0);
+}
+
+static void a_clock_is_named_that_is_wrong(void **state)
+{
+	struct preflight_link links[6];
+	int count = 0;
+
+	(void)state;
+	for (int a = 0; a < 4; a++)
+		for (int b = a + 1; b < 4; b++)
+			links[count++] = (struct preflight_link){ .a = a, .b = b, .bandwidth = 1, .latency = 1e-5, .doubt = 1e-5,
+				                                  .offset = b == 2 ? 3 : a == 2 ? -3 : 0.001 };
+	findings.count = findings.odd = 0;
+	preflight_clocks_judge(&findings, links, count, 4, names);
+	assert_int_equal(findings.odd, 1);
+	assert_int_equal(findings.item[0].node, 2);
+	assert_non_null(strstr(findings.item[0].text, "n2: its clock is 3 s ahead of the others"));
+	/* Of two clocks nobody knows which is wrong. */
+	links[0] = (struct preflight_link){ .a = 0, .b = 1, .bandwidth = 1, .latency = 1e-5, .offset = -60 };
+	findings.count = findings.odd = 0;
+	preflight_clocks_judge(&findings, links, 1, 2, names);
+	assert_int_equal(findings.odd, 1);
+	assert_int_equal(findings.item[0].node, -1);
+	assert_non_null(strstr(findings.item[0].text, "n1: its clock is 60 s behind n0"));
+}
+
+/* ---- differences ---- */
+
+static struct preflight_facts facts[RANKS];
+
+static void make_facts(void)
+{
+	for (int r = 0; r < RANKS; r++) {
+		facts[r] = (struct preflight_facts){ .rank = r, .node = node_of[r], .local_rank = r % 2, .threads = 4, .processors = 8,
+			                             .memory_bytes = (int64_t)64 << 30, .shm_bytes = (int64_t)32 << 30,
+			                             .shm_free_bytes = (int64_t)32 << 30, .memlock = PREFLIGHT_UNLIMITED, .nofile = 4096,
+			                             .cpus = 4, .numa = 1, .cpu_sum = (uint64_t)r, .gpu_numa = -1, .gpu_ecc_errors = -1 };
+		strcpy(facts[r].node_name, names[node_of[r]]);
+		strcpy(facts[r].processor, "P");
+		strcpy(facts[r].kernel, "6.1");
+		strcpy(facts[r].glibc, "2.36");
+	}
+	findings.count = findings.odd = 0;
+}
+
+/* One finding, which is odd, of this node and with this sentence. */
+static void is_only_finding(int node, const char *text)
+{
+	preflight_differences(&findings, facts, RANKS);
+	if (findings.count != 1 || strcmp(findings.item[0].text, text) != 0)
+		print_message("%d: %s\n", findings.count, findings.item[0].text);
+	assert_int_equal(findings.count, 1);
+	assert_int_equal(findings.odd, 1);
+	assert_int_equal(findings.item[0].node, node);
+	assert_string_equal(findings.item[0].text, text);
+}
+
+static void differences_are_named(void **state)
+{
+	(void)state;
+	make_facts();
+	preflight_differences(&findings, facts, RANKS);
+	assert_int_equal(findings.count, 0);
+
+	strcpy(facts[4].kernel, "5.14");
+	strcpy(facts[5].kernel, "5.14");
+	is_only_finding(2, "n2: the kernel is 5.14, and others have 6.1");
+
+	make_facts();
+	facts[3].memlock = 65536;
+	is_only_finding(1, "rank 3 on n1: the limit of locked memory (memlock) is 64 KiB, and others have unlimited");
+
+	make_facts();
+	facts[2].nofile = facts[3].nofile = 1024;
+	is_only_finding(1, "n1: the limit of open files (nofile) is 1024, and others have 4096");
+
+	make_facts();
+	for (int r = 0; r < RANKS / 2; r++)
+		strcpy(facts[r].glibc, "2.31");
+	is_only_finding(-1, "glibc differs: 2.31 on n0, 2.36 on n2");
+
+	make_facts();
+	facts[6].memory_bytes /= 2;
+	is_only_finding(3, "n3: it has 32 GiB of memory, and others with this processor have 64 GiB");
+
+	make_facts();
+	facts[0].shm_free_bytes = 10 << 20;
+	is_only_finding(0, "n0: /dev/shm has 10 MiB free, and 2 ranks may need 128 MiB");
+
+	make_facts();
+	facts[7].cpu_sum = facts[6].cpu_sum;
+	facts[6].cpus = facts[7].cpus = 1;
+	for (int r = 0; r < RANKS; r++)
+		facts[r].cpus = 1;
+	is_only_finding(3, "2 ranks on n3 (the first is rank 6) share 1 CPU");
+
+	make_facts();
+	for (int r = 0; r < RANKS; r++) {
+		facts[r].has_rdma = r / 2 == 1;
+		facts[r].memlock = 8 << 20;
+	}
+	is_only_finding(1, "n1: the limit of locked memory (memlock) is 8192 KiB, and InfiniBand needs more: set LimitMEMLOCK=infinity "
+	                   "for slurmd");
+}
+
+static void gpus_are_compared(void **state)
+{
+	(void)state;
+	make_facts();
+	for (int r = 0; r < RANKS; r++) {
+		strcpy(facts[r].gpu, "NVIDIA H100");
+		strcpy(facts[r].gpu_bus, "0000:41:00.0");
+		facts[r].gpu_memory_bytes = (int64_t)80 << 30;
+	}
+	facts[1].gpu_numa = 1;
+	is_only_finding(0, "rank 1 on n0: its CPUs are not of NUMA node 1, which its GPU 0000:41:00.0 is of");
+	facts[1].gpu_numa = 0;
+	facts[1].gpu_ecc_errors = 2;
+	findings.count = findings.odd = 0;
+	is_only_finding(0, "rank 1 on n0: its GPU 0000:41:00.0 has counted 2 uncorrected memory errors (ECC)");
+	facts[1].gpu_ecc_errors = 0;
+	facts[1].gpu[0] = '\0';
+	findings.count = findings.odd = 0;
+	preflight_differences(&findings, facts, RANKS);
+	assert_string_equal(findings.item[0].text, "rank 1 on n0: the GPU is none, and others have NVIDIA H100");
+}
+
+static void a_processor_of_another_kind_is_a_note(void **state)
+{
+	(void)state;
+	make_facts();
+	for (int r = 6; r < RANKS; r++) {
+		strcpy(facts[r].processor, "Q");
+		facts[r].processors = 64;
+		facts[r].memory_bytes /= 4;
+	}
+	preflight_differences(&findings, facts, RANKS);
+	assert_int_equal(findings.odd, 0);
+	assert_int_equal(findings.count, 1);
+	assert_string_equal(findings.item[0].text, "n3: the processor is Q, and others have P");
+}
+
+/* ---- who is left out ---- */
+
+static void odd_nodes_and_ends_of_links_are_excluded(void **state)
+{
+	bool excluded[8];
+	const int links[][2] = { { 1, 4 }, { 2, 4 }, { 4, 6 }, { 3, 5 }, { 0, 7 } };
+
+	(void)state;
+	findings.count = findings.odd = 0;
+	preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "cpu", .node = 0, .rank = 1, .peer = -1 }, "x");
+	preflight_find(&findings, &(struct preflight_finding){ .odd = false, .about = "cpu", .node = 1, .rank = 1, .peer = -1 }, "x");
+	preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "version", .node = -1, .rank = -1, .peer = -1 }, "x");
+	for (size_t i = 0; i < sizeof(links) / sizeof(links[0]); i++)
+		preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "latency", .node = links[i][0], .rank = -1,
+		                                                       .peer = links[i][1] }, "x");
+	preflight_exclude(&findings, excluded, 8);
+	for (int n = 0; n < 8; n++)
+		assert_int_equal(excluded[n], n == 0 || n == 4 || n == 5);
+}
+
+static void more_findings_than_fit_are_counted(void **state)
+{
+	(void)state;
+	findings.count = findings.odd = 0;
+	for (int i = 0; i < PREFLIGHT_FINDINGS + 10; i++)
+		preflight_find(&findings, &(struct preflight_finding){ .odd = true, .node = -1 }, "number %d", i);
+	assert_int_equal(findings.count, PREFLIGHT_FINDINGS);
+	assert_int_equal(findings.odd, PREFLIGHT_FINDINGS + 10);
+}
+
+/* ---- history ---- */
+
+static void history_names_what_has_become_slower(void **state)
+{
+	static const char *const two[] = { "n1", "n3" };
+	char path[] = "/tmp/ddp-preflight-XXXXXX";
+	struct preflight_history history;
+	struct preflight_values values[2] = { { { 50e9, 10e9, 1e9, 1e5 } }, { { 50e9, 10e9, 1e9, 1e5 } } };
+	bool doubted[2];
+	int fd = mkstemp(path);
+
+	(void)state;
+	assert_true(fd >= 0);
+	assert_int_equal(write(fd, "not JSON\n{\"preflight\":2}\n", 25), 25);
+	close(fd);
+	for (int i = 0; i < 20; i++) {
+		assert_true(preflight_history_append(path, i, false, two, values, 2));
+		/* On busy nodes all is slow. */
+		assert_true(preflight_history_append(path, i, true, two, &(struct preflight_values[2]){ 0 }[0], 2));
+	}
+	values[1].of[PREFLIGHT_RECORD_MEMORY] = 6.2e9;
+	assert_true(preflight_history_open(&history, two, 2));
+	assert_true(preflight_history_read(&history, path));
+	assert_true(preflight_history_doubt(&history, values, doubted));
+	assert_true(!doubted[0] && doubted[1]);
+	findings.count = findings.odd = 0;
+	preflight_history_judge(&findings, &history, values);
+	assert_int_equal(findings.odd, 1);
+	assert_int_equal(findings.item[0].node, 1);
+	assert_string_equal(findings.item[0].text, "n3: the memory bandwidth is 6.2 GB/s, 62% of its median of 20 runs");
+	preflight_history_close(&history);
+	unlink(path);
+}
+
+static void few_runs_are_no_history(void **state)
+{
+	static const char *const one[] = { "n1" };
+	const struct preflight_values good = { { 50e9, 10e9, 1e9, 1e5 } }, bad = { { 5e9, 1e9, 1e8, 1e4 } };
+	struct preflight_history history;
+	bool doubted[1];
+	static const char line[] = "{\"preflight\":1,\"nodes\":{\"n1\":{\"product\":5e10,\"memory\":-1,\"speed\":\"x\",\"bandwidth\":1e99}}}";
+
+	(void)state;
+	(void)good;
+	assert_true(preflight_history_open(&history, one, 1));
+	assert_true(preflight_history_read(&history, "/nowhere/at/all"));
+	for (int i = 0; i < PREFLIGHT_HISTORY_LEAST - 1; i++)
+		assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
+	assert_false(preflight_history_doubt(&history, &bad, doubted));
+	assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
+	assert_true(preflight_history_doubt(&history, &bad, doubted));
+	for (int i = 0; i < 3 * PREFLIGHT_HISTORY_RUNS; i++)
+		assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
+	assert_int_equal(history.runs[0], PREFLIGHT_HISTORY_RUNS);
+	assert_false(preflight_history_take(&history, "[1]", 3));
+	assert_false(preflight_history_take(&history, "{\"preflight\":1}", 15));
+	preflight_history_close(&history);
+}
+
+static void a_history_that_is_no_file_is_refused(void **state)
+{
+	static const char *const one[] = { "n1" };
+	const struct preflight_values values = { { 1, 1, 1, 1 } };
+	struct preflight_history history;
+
+	(void)state;
+	assert_true(preflight_history_open(&history, one, 1));
+	assert_false(preflight_history_read(&history, "/tmp"));
+	assert_false(preflight_history_read(&history, "/dev/zero"));
+	assert_false(preflight_history_append("/tmp", 1, false, one, &values, 1));
+	assert_false(preflight_history_append("/dev/null", 1, false, one, &values, 1));
+	preflight_history_close(&history);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(all_pairs_meet_once),
+		cmocka_unit_test(many_nodes_are_connected),
+		cmocka_unit_test(no_round_is_beyond_the_schedule),
+		cmocka_unit_test(sixty_four_nodes_take_five_seconds),
+		cmocka_unit_test(turns_leave_machines_alone),
+		cmocka_unit_test(statistics_are_robust),
+		cmocka_unit_test(one_good_measurement_is_enough),
+		cmocka_unit_test(no_innocent_rank_is_named),
+		cmocka_unit_test(a_slow_rank_is_named),
+		cmocka_unit_test(a_very_slow_rank_is_named_on_a_busy_machine),
+		cmocka_unit_test(a_rank_is_named_that_is_slow_beside_others),
+		cmocka_unit_test(of_two_ranks_the_slower_one_is_suspect),
+		cmocka_unit_test(no_innocent_link_is_named),
+		cmocka_unit_test(a_slow_link_is_named),
+		cmocka_unit_test(a_node_is_named_whose_links_are_slow),
+		cmocka_unit_test(a_clock_is_named_that_is_wrong),
+		cmocka_unit_test(differences_are_named),
+		cmocka_unit_test(gpus_are_compared),
+		cmocka_unit_test(a_processor_of_another_kind_is_a_note),
+		cmocka_unit_test(odd_nodes_and_ends_of_links_are_excluded),
+		cmocka_unit_test(more_findings_than_fit_are_counted),
+		cmocka_unit_test(history_names_what_has_become_slower),
+		cmocka_unit_test(few_runs_are_no_history),
+		cmocka_unit_test(a_history_that_is_no_file_is_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
