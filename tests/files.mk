@@ -66,6 +66,10 @@ check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ra
 check-scale: all tests/cluster/scale_probe
 	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
 	@cat scale.report
+# ddp-preflight names each fault in each of 100 runs, and nothing in 100 runs beside 8 busy processes; needs root.
+check-preflight: all
+	PREFLIGHT_RUNS=$${PREFLIGHT_RUNS:-100} PREFLIGHT_LOAD=$${PREFLIGHT_LOAD:-8} TEST_SECONDS=20000 \
+		$(top_srcdir)/tests/run --no-install --build . cluster/preflight
 # Trainings on a throw-away cluster, hurt at random; needs root. STORM_ARGS='--rounds 300 --seed 7'
 check-storm: all
 	STORM_REPORT=$(abs_builddir)/storm.report $(top_srcdir)/tests/run --no-install --build . cluster/storm
@@ -131,7 +135,7 @@ gpu-kit:
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
 	rm -rf coverage ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
-.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-scale check-storm check-torch \
+.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-preflight check-scale check-storm check-torch \
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk

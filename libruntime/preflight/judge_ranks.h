@@ -33,7 +33,7 @@ struct preflight_people {
 	const char *const *names; /* of each node */
 };
 
-enum { PREFLIGHT_OF_A_MACHINE = 3, PREFLIGHT_CONTROLS = 2, PREFLIGHT_RANKS_AGAIN = PREFLIGHT_SUBJECTS + 2 * PREFLIGHT_CONTROLS };
+enum { PREFLIGHT_OF_A_MACHINE = 2, PREFLIGHT_CONTROLS = 2, PREFLIGHT_RANKS_AGAIN = PREFLIGHT_SUBJECTS + 2 * PREFLIGHT_CONTROLS };
 
 /* What is measured again: the listed ranks alone, and all ranks at once. */
 struct preflight_ranks_again {

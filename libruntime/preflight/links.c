@@ -8,9 +8,11 @@
 enum {
 	TAG_WORD = 1,
 	TAG_BULK = 2,
-	PINGS = 12,              /* at least; more in a quarter of the time */
-	PINGS_MOST = 60,
-	BULKS = 3,               /* at least */
+	TAG_DONE = 3,
+	PINGS_LEAST = 4,         /* however long they take; */
+	PINGS = 12,              /* in twice the time of the measurement; */
+	PINGS_MOST = 60,         /* in a quarter of it */
+	BULKS = 4,               /* of which the first one only tells how large the others are to be */
 	BULK_FIRST = 64 << 10,
 	BULK_MOST = 8 << 20,
 };
@@ -115,36 +117,63 @@ static int64_t bulk_for(double seconds)
 	return bytes;
 }
 
-static ddp_status lead(struct preflight_lines *lines, int peer, int ms, struct preflight_link *link)
+static bool wants_ping(int done, double seconds, double limit)
 {
-	double begin = now(CLOCK_MONOTONIC), end = begin + ms * 1e-3, time = 0;
-	int64_t bytes = BULK_FIRST;
+	return done < PINGS_LEAST || (done < PINGS && seconds < 2 * limit) || (done < PINGS_MOST && seconds < limit / 4);
+}
+
+static ddp_status lead_pings(struct preflight_lines *lines, int peer, double limit, struct preflight_link *link)
+{
 	struct preflight_link unused = *link;
+	double begin = now(CLOCK_MONOTONIC);
 	ddp_status status = ping(lines, peer, 0, &unused); /* it may open a connection */
 
-	for (int i = 0; status == DDP_OK && i < PINGS_MOST && (i < PINGS || now(CLOCK_MONOTONIC) < begin + ms * 0.25e-3); i++)
+	for (int i = 0; status == DDP_OK && wants_ping(i, now(CLOCK_MONOTONIC) - begin, limit); i++)
 		status = ping(lines, peer, 0, link);
-	/* The first exchange tells how large the others are to be. */
-	for (int i = 0; status == DDP_OK && i <= BULKS; i++) {
-		if (i > 1 && now(CLOCK_MONOTONIC) > end)
-			break;
-		status = ping(lines, peer, bytes, link);
+	return status;
+}
+
+/* The first one is too short to tell: buffers on the way may take all of it. */
+static ddp_status lead_bulks(struct preflight_lines *lines, int peer, double end, struct preflight_link *link)
+{
+	struct preflight_link unused = *link;
+	int64_t bytes = BULK_FIRST;
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; status == DDP_OK && i < BULKS && (i < 2 || now(CLOCK_MONOTONIC) < end); i++) {
+		double time;
+		char done;
+		status = ping(lines, peer, bytes, &unused);
 		time = now(CLOCK_MONOTONIC);
 		if (status == DDP_OK)
 			status = exchange(lines, peer, bytes);
+		/* A send is complete before its bytes have arrived, so the peer says when it has them. */
+		if (status == DDP_OK)
+			status = ddp_recv(lines->comm, &done, sizeof(done), DDP_U8, peer, TAG_DONE);
 		time = now(CLOCK_MONOTONIC) - time;
-		if (status == DDP_OK && (double)bytes / time > link->bandwidth)
+		if (i == 0)
+			bytes = bulk_for(time);
+		else if (status == DDP_OK && (double)bytes / time > link->bandwidth)
 			link->bandwidth = (double)bytes / time;
-		bytes = i == 0 ? bulk_for(time) : bytes;
 	}
-	if (status == DDP_OK)
-		status = ping(lines, peer, -1, &unused);
 	return status;
+}
+
+static ddp_status lead(struct preflight_lines *lines, int peer, int ms, struct preflight_link *link)
+{
+	double limit = ms * 1e-3, end = now(CLOCK_MONOTONIC) + limit;
+	struct preflight_link unused = *link;
+	ddp_status status = lead_pings(lines, peer, limit, link);
+
+	if (status == DDP_OK)
+		status = lead_bulks(lines, peer, end, link);
+	return status == DDP_OK ? ping(lines, peer, -1, &unused) : status;
 }
 
 static ddp_status follow(struct preflight_lines *lines, int peer)
 {
 	struct word word = { 0, 0 };
+	const char done = 1;
 	ddp_status status = DDP_OK;
 
 	while (status == DDP_OK && word.bytes >= 0) {
@@ -154,6 +183,8 @@ static ddp_status follow(struct preflight_lines *lines, int peer)
 			status = ddp_send(lines->comm, &word, sizeof(word), DDP_U8, peer, TAG_WORD);
 		if (status == DDP_OK && word.bytes > 0)
 			status = exchange(lines, peer, word.bytes < BULK_MOST ? word.bytes : BULK_MOST);
+		if (status == DDP_OK && word.bytes > 0)
+			status = ddp_send(lines->comm, &done, sizeof(done), DDP_U8, peer, TAG_DONE);
 	}
 	return status;
 }

@@ -234,7 +234,7 @@ static bool grow(void *array, size_t bytes, int before, int after, size_t each)
 }
 
 /* Each rank hands in its new repeats, and rank 0 puts them in the order of the verdict. */
-static ddp_status collect_ranks(struct preflight_survey *s, const struct preflight_figures *own, int more)
+static ddp_status collect_ranks(struct preflight_survey *s, const struct preflight_figures *own, int before, int more)
 {
 	int ranks = s->ranks, listed = s->ranks_again.count;
 	struct preflight_figures *all = NULL;
@@ -242,15 +242,15 @@ static ddp_status collect_ranks(struct preflight_survey *s, const struct preflig
 
 	if (s->job->rank == 0) {
 		all = calloc((size_t)more * (size_t)ranks, sizeof(*all));
-		if (all == NULL || !grow(&s->alone, sizeof(*all), s->repeats, s->repeats + more, (size_t)listed) ||
-		    !grow(&s->at_once, sizeof(*all), s->repeats, s->repeats + more, (size_t)ranks)) {
+		if (all == NULL || !grow(&s->alone, sizeof(*all), before, before + more, (size_t)listed) ||
+		    !grow(&s->at_once, sizeof(*all), before, before + more, (size_t)ranks)) {
 			free(all);
 			return no_memory();
 		}
 	}
 	status = ddp_gather(s->world, own, all, (size_t)more * NUMBERS_OF_FIGURES, DDP_F64, 0);
 	for (int k = 0; all != NULL && k < more; k++) {
-		int repeat = s->repeats + k;
+		int repeat = before + k;
 		for (int r = 0; r < ranks; r++)
 			s->at_once[repeat * ranks + r] = all[r * more + k];
 		for (int i = 0; i < listed; i++)
@@ -260,7 +260,7 @@ static ddp_status collect_ranks(struct preflight_survey *s, const struct preflig
 	return status;
 }
 
-static ddp_status ranks_again(struct preflight_survey *s, int more)
+static ddp_status ranks_again(struct preflight_survey *s, int before, int more)
 {
 	struct preflight_figures own[PREFLIGHT_REPEATS_BUSY] = { 0 };
 	ddp_status status = DDP_OK;
@@ -268,11 +268,11 @@ static ddp_status ranks_again(struct preflight_survey *s, int more)
 	if (s->ranks_again.count == 0)
 		return DDP_OK;
 	for (int k = 0; status == DDP_OK && k < more; k++) {
-		status = repeat_alone(s, s->repeats + k, &own[k]);
+		status = repeat_alone(s, before + k, &own[k]);
 		if (status == DDP_OK && s->ranks_again.at_once)
 			status = work_at_once(s, s->ranks_again.work, &own[k]);
 	}
-	return status == DDP_OK ? collect_ranks(s, own, more) : status;
+	return status == DDP_OK ? collect_ranks(s, own, before, more) : status;
 }
 
 static ddp_status repeat_links(struct preflight_survey *s, int repeat, struct preflight_link *own)
@@ -301,7 +301,7 @@ static ddp_status repeat_links(struct preflight_survey *s, int repeat, struct pr
 	return DDP_OK;
 }
 
-static ddp_status links_again(struct preflight_survey *s, int more)
+static ddp_status links_again(struct preflight_survey *s, int before, int more)
 {
 	int count = s->links_again.count, results = more * count;
 	size_t each = (size_t)results * sizeof(struct preflight_link);
@@ -313,67 +313,106 @@ static ddp_status links_again(struct preflight_survey *s, int more)
 	own = calloc(1, each);
 	if (s->job->rank == 0)
 		all = calloc((size_t)s->nodes, each);
-	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), s->repeats, s->repeats + more, (size_t)count)))) {
+	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before, before + more, (size_t)count)))) {
 		free(own);
 		free(all);
 		return no_memory();
 	}
 	for (int k = 0; status == DDP_OK && k < more; k++)
-		status = repeat_links(s, s->repeats + k, &own[k * count]);
+		status = repeat_links(s, before + k, &own[k * count]);
 	if (status == DDP_OK)
 		status = ddp_gather(s->links, own, all, each, DDP_U8, s->facts[0].node);
 	for (int i = 0; status == DDP_OK && all != NULL && i < results; i++)
-		s->link_again[s->repeats * count + i] = all[s->links_again.item[i % count].a * results + i];
+		s->link_again[before * count + i] = all[s->links_again.item[i % count].a * results + i];
 	free(own);
 	free(all);
 	return status;
 }
 
-static ddp_status repeat(struct preflight_survey *s, int more)
+static void judge_ranks(const struct preflight_survey *s, struct preflight_findings *findings, bool *unfit)
 {
-	ddp_status status = ranks_again(s, more);
+	if (s->alone != NULL)
+		preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats,
+		                      preflight_is_busy(&s->people, s->figures), unfit);
+}
 
+/* The links of nodes where the rank that measured them was slow itself are not doubted. */
+static void doubt_links(struct preflight_survey *s, struct preflight_findings *findings)
+{
+	struct preflight_link *fit = calloc((size_t)s->link_count + 1, sizeof(*fit));
+	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
+	int count = 0;
+
+	if (fit != NULL && unfit != NULL) {
+		judge_ranks(s, findings, unfit);
+		for (int i = 0; i < s->link_count; i++)
+			if (!unfit[s->link[i].a] && !unfit[s->link[i].b])
+				fit[count++] = s->link[i];
+		preflight_links_doubt(&s->links_again, fit, count, s->nodes, s->machine_of_node);
+	}
+	free(fit);
+	free(unfit);
+}
+
+/* The ranks' part of the first repeats, and what of the links is to be measured again then. */
+static ddp_status begin_again(struct preflight_survey *s, const bool *doubted, struct preflight_findings *findings)
+{
+	ddp_status status;
+
+	if (s->job->rank == 0)
+		preflight_ranks_doubt(&s->ranks_again, &s->people, s->figures, doubted);
+	status = ddp_broadcast(s->world, &s->ranks_again, sizeof(s->ranks_again), DDP_U8, 0);
 	if (status == DDP_OK)
-		status = links_again(s, more);
-	s->repeats += more;
-	return status == DDP_OK ? ddp_barrier(s->world) : status;
+		status = ranks_again(s, 0, PREFLIGHT_REPEATS);
+	if (status != DDP_OK)
+		return status;
+	s->repeats = PREFLIGHT_REPEATS;
+	if (s->job->rank == 0)
+		doubt_links(s, findings);
+	return ddp_broadcast(s->world, &s->links_again, sizeof(s->links_again), DDP_U8, 0);
+}
+
+/* Where other processes run, chance needs more repeats to become improbable. */
+static ddp_status decide(struct preflight_survey *s, struct preflight_findings *findings, int32_t *more)
+{
+	*more = 0;
+	if (s->job->rank == 0) {
+		findings->count = findings->odd = 0;
+		preflight_survey_judge(s, findings);
+		if (findings->odd > 0 && preflight_is_busy(&s->people, s->figures))
+			*more = PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS;
+	}
+	return ddp_broadcast(s->world, more, 1, DDP_I32, 0);
 }
 
 ddp_status preflight_survey_again(struct preflight_survey *s, const bool *doubted, struct preflight_findings *findings)
 {
-	int32_t more = 0;
-	ddp_status status;
+	int32_t more;
+	ddp_status status = begin_again(s, doubted, findings);
 
-	if (s->job->rank == 0) {
-		preflight_ranks_doubt(&s->ranks_again, &s->people, s->figures, doubted);
-		preflight_links_doubt(&s->links_again, s->link, s->link_count, s->nodes, s->machine_of_node);
-	}
-	status = ddp_broadcast(s->world, &s->ranks_again, sizeof(s->ranks_again), DDP_U8, 0);
 	if (status == DDP_OK)
-		status = ddp_broadcast(s->world, &s->links_again, sizeof(s->links_again), DDP_U8, 0);
+		status = links_again(s, 0, PREFLIGHT_REPEATS);
 	if (status == DDP_OK)
-		status = repeat(s, PREFLIGHT_REPEATS);
-	/* Where other processes run, chance needs more repeats to become improbable. */
-	if (status == DDP_OK && s->job->rank == 0) {
-		findings->count = findings->odd = 0;
-		preflight_survey_judge(s, findings);
-		more = findings->odd > 0 && preflight_is_busy(&s->people, s->figures) ? PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS : 0;
-	}
+		status = decide(s, findings, &more);
+	if (status != DDP_OK || more == 0)
+		return status;
+	status = ranks_again(s, s->repeats, more);
 	if (status == DDP_OK)
-		status = ddp_broadcast(s->world, &more, 1, DDP_I32, 0);
-	return status == DDP_OK && more > 0 ? repeat(s, more) : status;
+		status = links_again(s, s->repeats, more);
+	s->repeats += more;
+	return status == DDP_OK ? ddp_barrier(s->world) : status;
 }
 
 void preflight_survey_judge(const struct preflight_survey *s, struct preflight_findings *findings)
 {
-	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit)), busy = preflight_is_busy(&s->people, s->figures);
+	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
 
 	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
 	if (unfit == NULL)
 		return;
-	if (s->alone != NULL)
-		preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats, busy, unfit);
+	judge_ranks(s, findings, unfit);
 	if (s->link_again != NULL)
-		preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats, busy, unfit, s->names);
+		preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats,
+		                      preflight_is_busy(&s->people, s->figures), unfit, s->names);
 	free(unfit);
 }
