@@ -7,7 +7,7 @@ bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
 	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels tests/bench/gpu_nccl
 if HAVE_OPENMPI
-bench_programs += tests/bench/rank_mpi
+bench_programs += tests/bench/rank_mpi tests/bench/rank_startup_mpi
 endif
 if HAVE_UCX
 bench_programs += tests/bench/rank_netplugin
@@ -29,7 +29,7 @@ tests_bench_rank_ddp_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_overlap_SOURCES = tests/bench/rank_overlap.c $(bench_rank)
 tests_bench_rank_overlap_LDADD = libruntime/libddp.la
 tests_bench_rank_overlap_LDFLAGS = $(AM_LDFLAGS) -no-install
-tests_bench_rank_startup_SOURCES = tests/bench/rank_startup.c
+tests_bench_rank_startup_SOURCES = tests/bench/rank_startup.c tests/bench/rank_startup.h
 tests_bench_rank_startup_LDADD = libruntime/libddp.la
 tests_bench_rank_startup_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_train_SOURCES = tests/bench/rank_train.c $(bench_rank)
@@ -66,13 +66,16 @@ if HAVE_OPENMPI
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
 tests_bench_rank_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
 tests_bench_rank_mpi_LDADD = $(OPENMPI_LIBS)
+tests_bench_rank_startup_mpi_SOURCES = tests/bench/rank_startup_mpi.c tests/bench/rank_startup.h
+tests_bench_rank_startup_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
+tests_bench_rank_startup_mpi_LDADD = $(OPENMPI_LIBS)
 endif
 
 bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBYTECODE=1 \
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
+bench_names = all wireup allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -88,6 +91,15 @@ bench-lanes: tests/bench/rank_lanes
 	tests/bench/rank_lanes $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
+.PHONY: bench-wireup
+bench-wireup: $(bench_programs)
+	$(bench_environment) $(srcdir)/tests/bench/wireup $(BENCH_ARGS)
+EXTRA_DIST += tests/bench/wireup
+.PHONY: bench-all
+bench-all:
+	@$(MAKE) --no-print-directory all
+	$(bench_environment) $(srcdir)/tests/bench/all $(BENCH_ARGS)
+EXTRA_DIST += tests/bench/all tests/bench/harness/comparison.py
 .PHONY: bench-recovery
 bench-recovery: tests/bench/rank_recovery examples/gpt/gpt spank/spank_ddp.la
 	$(bench_environment) $(srcdir)/tests/bench/recovery $(BENCH_ARGS)

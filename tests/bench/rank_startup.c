@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank of startup: says when its first all-reduce was done. The clock is
-   the machine's, the same in every process on it. */
+/* One rank of startup and wireup: says when its first all-reduce was done. */
 #include <stdio.h>
 
-#include "base/clock.h"
 #include "ddp.h"
+#include "tests/bench/rank_startup.h"
 
 int main(void)
 {
+	const struct startup_begin begin = startup_begin();
 	ddp_context *context;
 	float ones = 1;
 
@@ -16,8 +16,6 @@ int main(void)
 		fprintf(stderr, "rank_startup: %s\n", ddp_last_error());
 		return 1;
 	}
-	printf("@ %d done %llu %g\n", ddp_comm_rank(ddp_world(context)),
-	       (unsigned long long)ddp_now_ns(), (double)ones);
-	fflush(stdout);
+	startup_tell(ddp_comm_rank(ddp_world(context)), startup_now_ns(), ones, begin);
 	return ddp_finalize(context) ? 1 : 0;
 }
