@@ -46,11 +46,13 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/node/link.c spank/failure/node/link.h \
 	spank/failure/node/memory.c spank/failure/node/memory.h \
 	spank/failure/node/node.c spank/failure/node/node.h \
+	spank/failure/node/program.c spank/failure/node/program.h \
 	spank/failure/node/relay_node.c spank/failure/node/relay_node.h \
 	spank/failure/node/report.c spank/failure/node/report.h \
 	spank/failure/node/stall.c spank/failure/node/stall.h \
 	spank/failure/node/stall_watch.c spank/failure/node/stall_watch.h \
 	spank/failure/node/supervise.c spank/failure/node/supervise.h \
+	spank/failure/node/unseen.c spank/failure/node/unseen.h \
 	spank/failure/node/witness.c spank/failure/node/witness.h \
 	spank/failure/srun/controller.c spank/failure/srun/controller.h \
 	spank/failure/srun/heard.c spank/failure/srun/heard.h \
@@ -63,6 +65,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \
 	spank/failure/srun/silence.c spank/failure/srun/silence.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
+	spank/failure/srun/stall_words.c spank/failure/srun/stall_words.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
 	spank/restart/agent.c spank/restart/agent.h \

@@ -138,6 +138,11 @@ static bool give_way(uint32_t nodes)
 	return false;
 }
 
+static bool asks(const struct request *request, const char *key)
+{
+	return option_given(&request->settings, key);
+}
+
 /* Where Slurm's own srun would listen: SrunPortRange; without one, anywhere. */
 static void listen_for_nodes(const struct request *request)
 {
@@ -159,6 +164,9 @@ static void listen_for_nodes(const struct request *request)
 		                            .outlives_nodes = srun.outlives_nodes && !dealer_is_open(),
 		                            .stall_seconds = request->settings.stall_seconds,
 		                            .kill_on_stall = request->settings.kill_on_stall,
+		                            .asked = { .stall = asks(request, "stall") && request->settings.stall_seconds > 0,
+		                                       .watch = asks(request, "watch") && request->settings.watch,
+		                                       .python = asks(request, "python") && request->settings.python },
 		                            .silence_ms = settings_silence_ms(&request->settings) };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;

@@ -292,6 +292,8 @@ static void make_witness(const struct stepd *stepd)
 	else if (seconds > 0)
 		slurm_error("ddp: %s", error.text);
 	watch.relay = stepd->node.relay;
+	watch.wanted = (struct unseen_wanted){ .stall = seconds > 0, .watch = stepd->request->settings.watch,
+		                               .python = stepd->request->settings.python };
 	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
 	                  sizeof(text));
 	witness_make(&shared->witness, &words);

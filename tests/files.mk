@@ -390,6 +390,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_requeue \
 	tests/unit/test_spank_srun_options \
 	tests/unit/test_spank_stall \
+	tests/unit/test_spank_unseen \
 	tests/unit/test_spank_stall_watch \
 	tests/unit/test_spank_step \
 	tests/unit/test_spank_supervise \

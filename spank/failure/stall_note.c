@@ -43,6 +43,35 @@ static void get_text(const unsigned char **at, char *text, size_t bytes)
 	*at += bytes;
 }
 
+const char *stall_operation(const char *wait)
+{
+	static const char begin[] = "collective #";
+	const char *space;
+
+	if (strncmp(wait, begin, strlen(begin)) != 0)
+		return NULL;
+	space = strchr(wait + strlen(begin), ' ');
+	return space != NULL && space[1] != '\0' ? space + 1 : NULL;
+}
+
+bool stall_differs(const char *wait, const char *other)
+{
+	static const char *const same_sizes[] = { "all_reduce ", "NCCL all_reduce ", "broadcast ", "NCCL broadcast " };
+	static const char nccl[] = "NCCL ";
+	const char *a = stall_operation(wait), *b = stall_operation(other);
+	size_t name;
+
+	/* The same number comes first in both. */
+	if (a == NULL || b == NULL || a - wait != b - other || memcmp(wait, other, (size_t)(a - wait)) != 0)
+		return false;
+	for (size_t i = 0; i < sizeof(same_sizes) / sizeof(same_sizes[0]); i++)
+		if (strncmp(a, same_sizes[i], strlen(same_sizes[i])) == 0)
+			return strcmp(a, b) != 0;
+	name = strncmp(a, nccl, strlen(nccl)) == 0 ? strlen(nccl) : 0;
+	name += strcspn(a + name, " ");
+	return strncmp(a, b, name) != 0 || (b[name] != ' ' && b[name] != '\0');
+}
+
 void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BYTES])
 {
 	const uint32_t numbers[] = { note->ranks, note->lowest, note->world_size, note->at_work,
@@ -63,14 +92,19 @@ void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BY
 	}
 	at = put_text(at, note->who, STALL_WHO_MAX);
 	at = put_text(at, note->doing, STALL_DOING_MAX);
-	put_text(at, note->wait, STALL_WAIT_MAX);
+	at = put_text(at, note->wait, STALL_WAIT_MAX);
+	at = put(at, note->odd, 4);
+	at = put_text(at, note->odd_wait, STALL_WAIT_MAX);
+	at = put(at, note->unseen, 1);
+	at = put(at, note->unseen_ms, 4);
+	put_text(at, note->program, STALL_PROGRAM_MAX);
 }
 
 static bool is_sound(const struct stall_note *note)
 {
 	if (note->ranks == 0 || note->ranks > note->world_size || note->lowest >= note->world_size ||
 	    note->at_work > note->ranks || note->absent > note->at_work ||
-	    note->range_count > STALL_RANGES_MAX)
+	    note->range_count > STALL_RANGES_MAX || note->odd > note->world_size || note->unseen >= STALL_UNSEEN_KINDS)
 		return false;
 	for (uint32_t i = 0; i < note->range_count; i++)
 		if (note->ranges[i].first > note->ranges[i].last ||
@@ -104,5 +138,10 @@ bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note
 	get_text(&at, note->who, STALL_WHO_MAX);
 	get_text(&at, note->doing, STALL_DOING_MAX);
 	get_text(&at, note->wait, STALL_WAIT_MAX);
+	note->odd = get32(&at);
+	get_text(&at, note->odd_wait, STALL_WAIT_MAX);
+	note->unseen = (enum stall_unseen)get(&at, 1);
+	note->unseen_ms = get32(&at);
+	get_text(&at, note->program, STALL_PROGRAM_MAX);
 	return stalled <= 1 && cut <= 1 && kind < STALL_KINDS && is_sound(note);
 }

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { STALL_WHO_MAX = 127, STALL_DOING_MAX = 255, STALL_WAIT_MAX = 95, STALL_RANGES_MAX = 16 };
+enum { STALL_WHO_MAX = 127, STALL_DOING_MAX = 255, STALL_WAIT_MAX = 95, STALL_RANGES_MAX = 16, STALL_PROGRAM_MAX = 31 };
 
 /* Why a rank does not come to where others wait for it: the likelier cause first. */
 enum stall_kind {
@@ -20,6 +20,15 @@ enum stall_kind {
 	STALL_WAITS,   /* itself */
 	STALL_FAILED,  /* which was reported as that */
 	STALL_KINDS
+};
+
+/* Why stall= cannot see what some ranks do, so that it never sees their step stall. */
+enum stall_unseen {
+	STALL_SEEN,
+	STALL_NO_PYTHON, /* Python runs without slurm_ddp, which python= was to start */
+	STALL_NO_PAGE,   /* they use neither libddp nor slurm_ddp nor, with watch=, NCCL */
+	STALL_STARTS,    /* they have used slurm_ddp since their start, and have told of no step */
+	STALL_UNSEEN_KINDS
 };
 
 struct stall_range {
@@ -49,12 +58,28 @@ struct stall_note {
 	uint32_t wait_ms;    /* of the one that has got furthest, and in what: */
 	uint64_t wait_collective;
 	char wait[STALL_WAIT_MAX + 1];   /* "collective #6 all_reduce f32[10] sum" */
+	/* A node of release 0.2 does not tell the rest. A rank that waits in another operation under the same
+	   number: */
+	uint32_t odd;                    /* 1 + the rank; 0: there is none */
+	char odd_wait[STALL_WAIT_MAX + 1];
+	/* Instead of a stall, once: the ranks in `ranges` are not seen. */
+	enum stall_unseen unseen;
+	uint32_t unseen_ms;              /* for so long, since their start */
+	char program[STALL_PROGRAM_MAX + 1]; /* of one of them: "python3.11"; "": not known */
 };
 
 enum {
 	STALL_NOTE_BYTES = 3 + 4 * 10 + 8 * 2 + STALL_RANGES_MAX * 8 + STALL_WHO_MAX + STALL_DOING_MAX +
-	                   STALL_WAIT_MAX
+	                   STALL_WAIT_MAX + 4 + STALL_WAIT_MAX + 1 + 4 + STALL_PROGRAM_MAX
 };
+
+/* Whether two waits of one collective's number are waits in different operations: "collective #6 barrier" and "collective
+   #6 all_reduce f32[10]". In some operations, such as a gather, ranks have tensors of different sizes. */
+bool stall_differs(const char *wait, const char *other);
+
+/* Behind the number of a collective: "all_reduce f32[10] sum"; NULL: the wait is in no collective of all ranks, or it is
+   not known in which. */
+const char *stall_operation(const char *wait);
 
 void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BYTES]);
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 400
-# Unmodified programs of PyTorch under srun --ddp=python: an exception, a killed worker and a hanging DataLoader of one
+# Unmodified programs of PyTorch under srun --ddp=python: an exception, a killed worker, a hanging DataLoader and a barrier of one
 # rank, beside ranks that wait for it in DistributedDataParallel.
 # TEST_PYTHON: interpreters to try first, with colons between them.
 . "$source/tests/cluster/lib.sh"
@@ -39,9 +39,13 @@ def main():
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    steps = 0
     for batch in torch.utils.data.DataLoader(Samples(), batch_size=4, num_workers=1 if sys.argv[1] == "kill" else 0):
         model(batch).sum().backward()
         optimizer.step()
+        steps += 1
+        if sys.argv[1] == "differ" and os.environ["RANK"] == "1" and steps == 3:
+            dist.barrier()
 main()
 END
 chmod 755 "$work/train.py"
@@ -67,6 +71,19 @@ if "$python" -c 'import sys, torch; sys.exit(not hasattr(torch.distributed.Proce
 		"and its rank is named, with the step, and who waits in which collective of DistributedDataParallel"
 else
 	prints 'the step stalls: .*rank 2 of 4 on n1 is loading data of step 9 for [0-9.]+ s' "and its rank is named, with the step"
+fi
+
+if "$python" -c 'import sys, torch; sys.exit(not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"))'; then
+	as_user srun --ddp=python="$folder",stall=$((4 * brief)) -J differ "${ranks[@]}" differ >"$work/differ.out" 2>&1 &
+	step=$!
+	check "a barrier of one rank makes its step stall" wait_until 120 grep -q 'the step stalls' "$work/differ.out"
+	on_cluster scancel --name differ
+	wait "$step"
+	capture cat "$work/differ.out"
+	prints 'the step stalls: .*; ranks call different operations as collective #[0-9]+: rank 1 of 4 on n0 calls barrier.*, and others call all_reduce float32\[20\]; waiting: ranks 0-3 in collective' \
+		"that rank is named, with its operation and that of the others"
+else
+	skip "a barrier of one rank" "this torch has no hooks of process groups"
 fi
 
 done_testing

@@ -115,7 +115,7 @@ static void note_furthest_behind(const struct stall_rank *rank, const struct doi
 		doing_add(&sink, doing);
 }
 
-static void add_to_ranges(uint32_t rank, struct stall_note *note)
+void stall_add_to_ranges(uint32_t rank, struct stall_note *note)
 {
 	struct stall_range *last = &note->ranges[note->range_count > 0 ? note->range_count - 1 : 0];
 
@@ -129,16 +129,25 @@ static void add_to_ranges(uint32_t rank, struct stall_note *note)
 
 static void note_wait(const struct stall_rank *rank, const struct doing *doing, struct stall_note *note)
 {
+	char wait[STALL_WAIT_MAX + 1] = "";
 	struct sink sink;
 
-	add_to_ranges(rank->rank, note);
-	if (note->wait[0] != '\0' && doing->collective <= note->wait_collective)
-		return;
-	sink = sink_on(note->wait, sizeof(note->wait));
+	stall_add_to_ranges(rank->rank, note);
+	sink = sink_on(wait, sizeof(wait));
 	if (doing->wait == DOING_WAITS_IN_COLLECTIVE)
 		sink_add(&sink, "collective #%llu%s", (unsigned long long)doing->collective,
 		         doing->text[0] != '\0' ? " " : "");
 	sink_add(&sink, "%s", doing->text);
+	if (note->wait[0] != '\0' && doing->collective <= note->wait_collective) {
+		if (note->odd == 0 && stall_differs(note->wait, wait)) {
+			note->odd = rank->rank + 1;
+			memcpy(note->odd_wait, wait, sizeof(note->odd_wait));
+		}
+		return;
+	}
+	/* What a rank that is further behind waits in says nothing of this collective. */
+	note->odd = 0;
+	memcpy(note->wait, wait, sizeof(note->wait));
 	note->wait_collective = doing->collective;
 	note->wait_ms = doing->wait_seconds > 0 && doing->wait_seconds < UINT32_MAX / 1000.0
 	                ? (uint32_t)(doing->wait_seconds * 1000) : 0;

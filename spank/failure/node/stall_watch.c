@@ -193,12 +193,30 @@ static void take_generation(struct stall_watch *watch, uint64_t now_ns)
 	watch->again_ms = 0;
 }
 
+static void look_at_program(void *about, uint32_t local_task, struct program *program)
+{
+	const struct stall_watch *watch = about;
+
+	program_of(watch->shared->task[local_task].pid, program);
+}
+
+static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+{
+	const uint64_t age_ms = (now_ns - watch->opened_ns) / 1000000;
+	const struct unseen_watch unseen = { .wanted = watch->wanted, .seconds = watch->seconds, .look = look_at_program,
+		                             .about = watch, .age_ms = age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX };
+
+	if (watch->unseen_told || !(watch->wanted.stall || watch->wanted.watch || watch->wanted.python))
+		return false;
+	return unseen_judge(&unseen, node, note);
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
 	struct stall_node node;
-	bool late = false;
+	bool late = false, unseen = false;
 
 	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
@@ -211,8 +229,9 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 			                    .world_size = note.world_size };
 	else if (!note.stalled && watch->shared->world_size > watch->count)
 		late = stall_judge_late(&node, now_ns, &note);
+	unseen = !stopping && !late && !note.stalled && is_unseen(watch, &node, now_ns, &note);
 	/* Such a rank's times go on. */
-	if (note.stalled != watch->told || late || watch->late || watch->unanswered) {
+	if (note.stalled != watch->told || late || unseen || watch->late || watch->unanswered) {
 		if (note.stalled && !watch->told)
 			watch->node->stalls++;
 		watch->told = note.stalled;
@@ -220,6 +239,7 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 		if (late)
 			atomic_store(&watch->shared->late, true);
 		watch->unanswered = !tell(watch, &note);
+		watch->unseen_told |= unseen && !watch->unanswered;
 		if (!late && !watch->unanswered)
 			atomic_store(&watch->shared->late, false);
 	}

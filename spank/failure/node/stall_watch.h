@@ -12,6 +12,7 @@
 
 #include "spank/failure/node/stall.h"
 #include "spank/failure/node/supervise.h"
+#include "spank/failure/node/unseen.h"
 #include "spank/failure/relay.h"
 
 struct stall_watch {
@@ -27,6 +28,8 @@ struct stall_watch {
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
 	int again_ms;               /* so long until it is told again; 0: it was answered */
 	bool late;                  /* srun was told of a rank that keeps others waiting */
+	bool unseen_told;           /* srun was told of ranks that are not seen */
+	struct unseen_wanted wanted; /* set by the caller; nothing: srun is told of none */
 	uint32_t generation;        /* that the above is about */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */

@@ -5,9 +5,10 @@
 #include <string.h>
 
 #include "spank/failure/blame.h"
+#include "spank/failure/srun/stall_words.h"
 #include "watch/progress.h"
 
-enum { NODES_MAX = 65536, RANGES_SAID = 16, OLD_MS = 10000, AGED_MS = 2000 };
+enum { NODES_MAX = 65536, OLD_MS = 10000, AGED_MS = 2000, UNSEEN_MS = 10000 };
 
 static const uint64_t ns_per_ms = 1000000;
 
@@ -49,6 +50,11 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 	else
 		step->said = false;
 	*told = (struct stall_told){ now_ns, note };
+	if (note.unseen == STALL_SEEN)
+		return;
+	if (step->unseen_ns == 0)
+		step->unseen_ns = now_ns;
+	step->unseen_ranks += note.ranks;
 }
 
 bool stall_step_is_blocked(const struct stall_step *step)
@@ -68,6 +74,14 @@ bool stall_step_is_blocked(const struct stall_step *step)
 		ended |= note->kind == STALL_ENDED;
 	}
 	return waits && ended;
+}
+
+uint64_t stall_step_unseen_due(const struct stall_step *step)
+{
+	if (step->unseen_ns == 0 || step->unseen_said || !(step->asked.stall || step->asked.watch || step->asked.python))
+		return UINT64_MAX;
+	/* Other nodes may be about to tell the same. */
+	return step->unseen_ranks >= step->nodes[0].note.world_size ? step->unseen_ns : step->unseen_ns + UNSEEN_MS * ns_per_ms;
 }
 
 uint64_t stall_step_due(const struct stall_step *step)
@@ -107,46 +121,6 @@ static bool is_further_behind(const struct stall_note *a, const struct stall_not
 	return a->rank < b->rank;
 }
 
-/* The first range of ranks that wait from `from` on; false: there is none. */
-static bool next_range(const struct stall_step *step, uint32_t from, struct stall_range *found)
-{
-	bool any = false;
-
-	for (size_t i = 0; i < step->count; i++) {
-		const struct stall_note *note = &step->nodes[i].note;
-		for (uint32_t k = 0; k < note->range_count; k++) {
-			struct stall_range range = note->ranges[k];
-			if (range.last < from || (any && range.first >= found->first))
-				continue;
-			*found = range;
-			any = true;
-		}
-	}
-	if (any && found->first < from)
-		found->first = from;
-	return any;
-}
-
-/* "0-23,25-7999": in order, whatever ranks the nodes have. */
-static void add_ranges(const struct stall_step *step, struct sink *sink)
-{
-	struct stall_range range, next;
-	bool more = next_range(step, 0, &range), cut = false;
-	int said = 0;
-
-	for (; more && said < RANGES_SAID; said++, range = next) {
-		while ((more = range.last < UINT32_MAX && next_range(step, range.last + 1, &next)) &&
-		       next.first == range.last + 1)
-			range.last = next.last;
-		sink_add(sink, range.last > range.first ? "%s%u-%u" : "%s%u", said > 0 ? "," : "",
-		         range.first, range.last);
-	}
-	for (size_t i = 0; i < step->count; i++)
-		cut |= step->nodes[i].note.cut;
-	if (more || cut)
-		sink_add(sink, ",...");
-}
-
 static void add_waiting(const struct stall_step *step, uint64_t waiting, uint64_t now_ns,
                         struct sink *sink)
 {
@@ -161,7 +135,7 @@ static void add_waiting(const struct stall_step *step, uint64_t waiting, uint64_
 	if (furthest == NULL)
 		return;
 	sink_add(sink, waiting == 1 ? "; waiting: rank " : "; waiting: ranks ");
-	add_ranges(step, sink);
+	stall_words_ranges(step, false, sink);
 	if (furthest->note.wait[0] != '\0')
 		sink_add(sink, " in %s for %.1f s", furthest->note.wait,
 		         (double)(furthest->note.wait_ms + age_ms(furthest, now_ns)) / 1000);
@@ -215,6 +189,12 @@ static void add_furthest_behind(const struct stall_told *told, uint64_t at_work,
 		sink_add(sink, " (%.0f s ago)", (double)age_ms(told, now_ns) / 1000);
 }
 
+void stall_step_say_unseen(struct stall_step *step, struct sink *sink)
+{
+	step->unseen_said = true;
+	stall_words_unseen(step, sink);
+}
+
 void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 {
 	const struct stall_told *furthest_behind = NULL;
@@ -235,6 +215,11 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 		return;
 	if (!blocked)
 		sink_add(sink, "the step stalls: no rank has made progress for %.1f s; ", (double)quiet_ms / 1000);
+	if (absent == 0 && furthest_behind->note.kind == STALL_WAITS &&
+	    stall_words_different(step, furthest_behind->note.collective, sink)) {
+		add_waiting(step, at_work - absent, now_ns, sink);
+		return;
+	}
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
 		sink_add(sink, ", and without ddp_init(): have every task call it, or start fewer tasks (srun -n)");

@@ -16,8 +16,17 @@ struct stall_told {
 	struct stall_note note;
 };
 
+/* The keys of which the user has asked for, by himself and not by the site's line. */
+struct stall_asked {
+	bool stall, watch, python;
+};
+
 struct stall_step {
 	uint32_t seconds;        /* of stall= */
+	struct stall_asked asked;
+	uint64_t unseen_ns;      /* when the first node told of ranks that are not seen; 0: none has */
+	uint64_t unseen_ranks;   /* of all nodes that have told so */
+	bool unseen_said;
 	struct stall_told *nodes;
 	size_t count, room;
 	uint64_t stalled_ranks;  /* of the nodes that stall */
@@ -32,6 +41,10 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 /* When the step has stalled for long enough, if no other note comes; UINT64_MAX: it
    goes on, all ranks have left it, or it was said. */
 uint64_t stall_step_due(const struct stall_step *step);
+
+/* When it is due to say which ranks are not seen; UINT64_MAX: all are, it was said, or nobody has asked. */
+uint64_t stall_step_unseen_due(const struct stall_step *step);
+void stall_step_say_unseen(struct stall_step *step, struct sink *sink);
 
 /* Ranks wait in ddp_init() for one that has ended without it, and nobody does anything else. */
 bool stall_step_is_blocked(const struct stall_step *step);

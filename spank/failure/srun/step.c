@@ -9,7 +9,8 @@
 
 void step_start(struct step *step, const struct step_policy *policy)
 {
-	*step = (struct step){ .policy = *policy, .stall = { .seconds = policy->stall_seconds } };
+	*step = (struct step){ .policy = *policy,
+		               .stall = { .seconds = policy->stall_seconds, .asked = policy->asked } };
 }
 
 static struct end_verdict judge_case(const struct step *step, const struct step_case *what)
@@ -123,12 +124,13 @@ void step_end(struct step *step, int wait_status, uint64_t now_ns)
 
 void step_begin_again(struct step *step)
 {
-	bool stopping = step->stopping;
+	bool stopping = step->stopping, unseen_said = step->stall.unseen_said;
 	struct step_policy policy = step->policy;
 
 	stall_step_end(&step->stall);
 	step_start(step, &policy);
 	step->stopping = stopping;
+	step->stall.unseen_said = unseen_said;
 }
 
 void step_take(struct step *step, const struct relay_news *news, bool alone, uint64_t now_ns)
@@ -188,8 +190,11 @@ static uint64_t cases_due(const struct step *step)
 
 static uint64_t stall_due(const struct step *step)
 {
-	return step->over || step->stopping || step->policy.stop_ms == STOP_BY_SLURM ||
-	       cases_due(step) != UINT64_MAX ? UINT64_MAX : stall_step_due(&step->stall);
+	uint64_t stall = stall_step_due(&step->stall), unseen = stall_step_unseen_due(&step->stall);
+
+	if (step->over || step->stopping || step->policy.stop_ms == STOP_BY_SLURM || cases_due(step) != UINT64_MAX)
+		return UINT64_MAX;
+	return stall < unseen ? stall : unseen;
 }
 
 uint64_t step_due(const struct step *step)
@@ -206,6 +211,12 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	bool blocked = stall_step_is_blocked(&step->stall);
 	struct sink sink;
 
+	if (stall_step_unseen_due(&step->stall) <= now_ns) {
+		*action = (struct step_action){ .kill = false };
+		sink = sink_on(action->text, sizeof(action->text));
+		stall_step_say_unseen(&step->stall, &sink);
+		return;
+	}
 	*action = (struct step_action){ .kill = step->policy.kill_on_stall ||
 		                                (blocked && step->policy.kill_on_failure) };
 	sink = sink_on(action->text, sizeof(action->text));

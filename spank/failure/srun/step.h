@@ -30,6 +30,7 @@ struct step_policy {
 	bool outlives_nodes; /* srun --no-kill */
 	uint32_t stall_seconds; /* 0: no matter how long it stalls */
 	bool kill_on_stall;
+	struct stall_asked asked;
 	bool restarts; /* what would end the step may restart it: then `ends` of an action tells why */
 };
 

@@ -55,7 +55,8 @@ def place(traceback):
     last = own = None
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
-        if not _is_ours(name):
+        # Python's own frozen modules say nothing to a reader.
+        if not _is_ours(name) and not (last is not None and name.startswith("<frozen ")):
             last = (name, traceback.tb_lineno)
         if not _is_library(name):
             own = last
@@ -110,11 +111,22 @@ def _lost_worker(value, traceback):
             "/multiprocessing/" in names[-1])
 
 
+def _is_variable(value, traceback):
+    """Whether os.environ has no such variable."""
+    last = None
+    while traceback is not None:
+        last, traceback = traceback.tb_frame.f_code, traceback.tb_next
+    return (isinstance(value, KeyError) and len(value.args) == 1 and isinstance(value.args[0], str) and last is not None and
+            last.co_name == "__getitem__" and last.co_filename in ("<frozen os>", os.__file__))
+
+
 def _words(value, traceback=None):
     """Says what failed, without the place, and with the words that a reader looks for."""
     kind, text = _type_name(type(value)), _message(value)
     if _lost_worker(value, traceback):
         return "a DataLoader worker ended unexpectedly: %s" % (kind + ": " + _one_line(text) if text else kind)
+    if _is_variable(value, traceback):
+        return "%s: the environment variable %s is not set" % (kind, _one_line(value.args[0]))
     if isinstance(value, ModuleNotFoundError):
         return "%s: %s in %s" % (kind, _one_line(text), sys.executable or "this Python")
     if kind == "OutOfMemoryError" or (isinstance(value, RuntimeError) and "out of memory" in text and

@@ -49,13 +49,14 @@ def _before(group, of_all, has_nccl, arguments):
     try:
         if os.getpid() != _pid or not _is_on_host(arguments, has_nccl):
             return
+        text = _name(arguments)
         with _lock:
             number = 0
             if of_all:
                 _number += 1
                 number = _number
-                page.begin_collective(number)
-            _issued[group, arguments.op_id] = [number, _name(arguments), time.monotonic_ns(), None]
+                page.begin_collective(number, text)
+            _issued[group, arguments.op_id] = [number, text, time.monotonic_ns(), None]
     except Exception:  # a collective must not fail by this
         pass
 

@@ -196,9 +196,11 @@ def begin_wait(number, text):
     _slot.set("waiting", WAITING_COLLECTIVE if number else WAITING_OTHER)
 
 
-def begin_collective(number):
+def begin_collective(number, text):
     if _slot is not None:
+        _slot.set("collective_text", text)
         _slot.set("collective", number)
+        _slot.set("described", number)
         _slot.set("collective_ns", time.monotonic_ns())
 
 

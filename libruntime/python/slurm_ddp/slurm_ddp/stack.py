@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets `ddp-status --stack` see the stacks of this process's Python threads.
+"""Lets `ddp-status --stack` see the stacks of this process's Python threads, and shows the stack of a crash.
 
 faulthandler writes them on a signal, also while a thread hangs in C. They go to a memory file, which only processes of
 the same user can open. Its name tells the signal, so that no other process gets one.
@@ -22,8 +22,20 @@ def _free_signal():
     return None
 
 
+def show_crashes():
+    """Python writes its stack to the standard error before a signal such as SIGSEGV or SIGABRT ends it."""
+    import faulthandler
+    if faulthandler.is_enabled():
+        return
+    try:
+        faulthandler.enable(all_threads=False)
+    except (AttributeError, OSError, RuntimeError, ValueError):  # there is no such file
+        pass
+
+
 def install():
     global _file
+    show_crashes()
     if _file is not None or not hasattr(os, "memfd_create"):
         return
     import faulthandler
