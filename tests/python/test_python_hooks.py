@@ -33,6 +33,9 @@ for number in range(3):
     model(torch.ones(1, 4)).sum().backward()
 late("group")
 dist.all_reduce(torch.ones(5), group=pair)
+late("two")
+for work in [dist.all_reduce(torch.ones(size), async_op=True) for size in (6, 7)]:
+    work.wait()
 dist.destroy_process_group()
 """
 
@@ -79,6 +82,10 @@ class Hooks(PageTest):
                 slot = self.await_wait("all_reduce float32[5]")
                 self.assertEqual((slot.get("waiting"), slot.get("collective")), (2, before))
                 Path(folder, "group").touch()
+                # The first of two that are under way is the one that it waits for.
+                slot = self.await_wait("all_reduce float32[6]")
+                self.assertEqual((slot.get("waiting"), slot.get("collective"), slot.get("described")), (1, before + 1, before + 1))
+                Path(folder, "two").touch()
                 self.assertEqual([rank.wait(120) for rank in self.ranks], [0, 0])
             finally:
                 for rank in self.ranks:

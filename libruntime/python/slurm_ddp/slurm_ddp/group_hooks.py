@@ -23,7 +23,8 @@ _issued = {}                        # by group and operation: what the first hoo
 _pending = collections.deque()      # [number, text, start_ns, work]
 _some = threading.Event()
 _thread = None
-_number = 0                         # collectives of all ranks so far
+_number = 0                         # collectives of all ranks so far,
+_text = ""                          # and the last of them
 _pid = 0
 
 
@@ -45,7 +46,7 @@ def _is_on_host(arguments, has_nccl):
 
 
 def _before(group, of_all, has_nccl, arguments):
-    global _number
+    global _number, _text
     try:
         if os.getpid() != _pid or not _is_on_host(arguments, has_nccl):
             return
@@ -54,7 +55,7 @@ def _before(group, of_all, has_nccl, arguments):
             number = 0
             if of_all:
                 _number += 1
-                number = _number
+                number, _text = _number, text
                 page.begin_collective(number, text)
             _issued[group, arguments.op_id] = [number, text, time.monotonic_ns(), None]
     except Exception:  # a collective must not fail by this
@@ -102,6 +103,9 @@ def _look():
             page.wait_since(*found[:3])
             waits = True
         elif waits:
+            with _lock:
+                if _number > 0:
+                    page.begin_collective(_number, _text)
             page.end_wait()
             waits = False
 

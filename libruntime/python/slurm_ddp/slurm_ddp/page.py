@@ -205,11 +205,13 @@ def begin_collective(number, text):
 
 
 def wait_since(number, text, start_ns):
-    """Does the same for a wait that began earlier, also in a collective that is not the last one."""
+    """Does the same for a wait that began earlier, also in a collective that is not the last one that was issued."""
     if _slot is None:
         return
     _slot.set("collective_text", text)
-    _slot.set("described", number if number == _slot.get("collective") else 0)
+    if number:
+        _slot.set("collective", number)
+        _slot.set("described", number)
     _slot.set("collective_ns", start_ns)
     _slot.set("waiting", WAITING_COLLECTIVE if number else WAITING_OTHER)
 
