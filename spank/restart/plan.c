@@ -604,7 +604,10 @@ static bool take_order(struct plan *plan, struct plan_action *action)
 		                                [ORDER_GO] = PLAN_SEND_GO, [ORDER_QUIT] = PLAN_SEND_QUIT };
 	enum roster_order order = roster_take_order(&plan->roster, &plan->cursor);
 
-	*action = (struct plan_action){ .kind = kinds[order], .node = plan->cursor, .wait_status = DEAL_OWN_STATUS };
+	/* While the step goes on without a node, the ends of that node's earlier programs are not the step's: srun's exit
+	   code is the worst one of all tasks. */
+	*action = (struct plan_action){ .kind = kinds[order], .node = plan->cursor,
+		                        .wait_status = plan->phase == PLAN_OVER ? DEAL_OWN_STATUS : 0 };
 	return order != ORDER_NONE;
 }
 
