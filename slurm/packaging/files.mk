@@ -28,6 +28,6 @@ slurm/packaging/modulefiles/libddp: $(srcdir)/slurm/packaging/modulefiles/libddp
 
 batchdir = $(docdir)/batch
 dist_batch_SCRIPTS = \
-	slurm/batch/array.sh slurm/batch/container.sh slurm/batch/jax.sh \
+	slurm/batch/accelerate.sh slurm/batch/array.sh slurm/batch/checkpoint.sh slurm/batch/container.sh slurm/batch/jax.sh \
 	slurm/batch/libddp.sh slurm/batch/lightning.sh slurm/batch/python.sh slurm/batch/pytorch.sh \
 	slurm/batch/requeue.sh slurm/batch/scaling.sh slurm/batch/torchrun.sh

@@ -274,7 +274,10 @@ _Noreturn static void quit(void)
 	int status = atomic_load(&self.agents->shared->quit_status);
 
 	end_all();
-	exit_like(status == AGENTS_OWN_STATUS ? atomic_load(&self.own->wait_status) : status);
+	/* How a program of an earlier generation has ended says nothing of the step. */
+	if (status == AGENTS_OWN_STATUS)
+		status = atomic_load(&self.own->spare) ? 0 : atomic_load(&self.own->wait_status);
+	exit_like(status);
 }
 
 /* In the new child. */

@@ -26,7 +26,8 @@
 
 enum { AGENTS_DEAL_MAX = 1 << 20, AGENTS_HOST_MAX = 256 };
 
-/* As `quit_status`: each agent exits as its last child has ended, or with code 0 if there was no child. */
+/* As `quit_status`: each agent exits as its last child has ended, or with code 0 if the last generation had no child of
+   the agent. */
 #define AGENTS_OWN_STATUS INT32_MIN
 
 enum agents_order {

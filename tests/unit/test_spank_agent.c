@@ -288,6 +288,14 @@ static void an_agent_ends_as_its_program(void **state)
 	order(AGENTS_RUN, awaited = 1);
 	assert_true(holds(child_has_ended, 20));
 	assert_int_equal(quit(W_EXITCODE(9, 0)), W_EXITCODE(9, 0));
+
+	/* Another node has its place in the last generation. */
+	start(1, by_generation);
+	order(AGENTS_RUN, awaited = 1);
+	assert_true(holds(child_has_ended, 20));
+	atomic_store(&agents.shared->agent[0].spare, true);
+	order(AGENTS_RUN, 2);
+	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
 }
 
 static void a_spare_has_no_program(void **state)
