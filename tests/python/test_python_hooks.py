@@ -9,10 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 from pathlib import Path
 
 from support import PageTest, environment, main
+
+from slurm_ddp import group_hooks  # noqa: E402  # pylint: disable=wrong-import-position,wrong-import-order
 
 PROGRAM = """
 import os, sys, time
@@ -49,6 +52,57 @@ def with_hooks():
         except OSError:
             continue
     return None
+
+
+class Tensor:
+    """All that a hook may ask of a tensor on a device: nothing that waits for the device."""
+
+    def __init__(self, device):
+        self.device, self.dtype, self.shape = types.SimpleNamespace(type=device), "torch.float32", (4, 2)
+
+
+class Work:
+    def is_completed(self):
+        raise AssertionError("asked")
+
+
+class Devices(unittest.TestCase):
+    """Without torch and without a GPU: what the hooks do for collectives of other backends."""
+
+    def setUp(self):
+        self.before = group_hooks._pid, group_hooks._number, dict(group_hooks._issued)
+        group_hooks._pid, group_hooks._number = os.getpid(), 0
+        self.addCleanup(self.restore)
+
+    def restore(self):
+        group_hooks._pid, group_hooks._number, issued = self.before
+        group_hooks._issued.clear()
+        group_hooks._issued.update(issued)
+
+    def seen(self, config, *tensors, outputs=()):
+        arguments = types.SimpleNamespace(name="ALLREDUCE", op_id=1, input_tensors=list(tensors), output_tensors=list(outputs), work=Work())
+        group_hooks._issued.clear()
+        group_hooks._before(7, True, group_hooks._is_for_hosts(config), arguments)
+        found = group_hooks._issued.get((7, 1))
+        if found is None:
+            group_hooks._after(7, arguments)
+        return found and found[:2]
+
+    def test_collectives_on_devices_are_left_alone(self):
+        for config, device in (("cuda:nccl", "cuda"), ("cpu:gloo,cuda:nccl", "cuda"), ("xpu:xccl", "xpu"), ("cuda:nccl", "meta")):
+            self.assertIsNone(self.seen(config, Tensor(device)))
+            self.assertIsNone(self.seen(config, outputs=[Tensor(device)] * 2))
+        self.assertEqual(group_hooks._number, 0)
+
+    def test_barrier_of_a_device_is_left_alone(self):
+        for config in ("cuda:nccl", "nccl", "xpu:xccl", "xccl", "cpu:gloo,xpu:xccl"):
+            self.assertIsNone(self.seen(config), config)
+        for number, config in enumerate(("cpu:gloo", "gloo", "cpu:ddp", "mpi"), 1):
+            self.assertEqual(self.seen(config), [number, "all_reduce"], config)
+
+    def test_tensors_on_hosts_are_seen_in_every_group(self):
+        self.assertEqual(self.seen("cpu:gloo,cuda:nccl", Tensor("cpu")), [1, "all_reduce float32[4,2]"])
+        self.assertEqual(self.seen("cpu:ddp", Tensor("cpu"), Tensor("cpu")), [2, "all_reduce float32[4,2] and 1 more"])
 
 
 class Hooks(PageTest):

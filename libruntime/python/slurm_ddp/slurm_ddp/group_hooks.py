@@ -40,15 +40,21 @@ def _name(arguments):
                             " and %d more" % (len(tensors) - 1) if len(tensors) > 1 else "")
 
 
-def _is_on_host(arguments, has_nccl):
+def _is_for_hosts(config):
+    """Whether all backends of a group are for tensors on hosts: "cpu:gloo", and not "cpu:gloo,cuda:nccl" or "xpu:xccl"."""
+    parts = [part.partition(":") for part in str(config).split(",")]
+    return all(device == "cpu" if colon else device in ("gloo", "mpi", "ddp") for device, colon, _ in parts)
+
+
+def _is_on_host(arguments, for_hosts):
     tensors = arguments.input_tensors or arguments.output_tensors
-    return tensors[0].device.type == "cpu" if tensors else not has_nccl
+    return tensors[0].device.type == "cpu" if tensors else for_hosts
 
 
-def _before(group, of_all, has_nccl, arguments):
+def _before(group, of_all, for_hosts, arguments):
     global _number, _text
     try:
-        if os.getpid() != _pid or not _is_on_host(arguments, has_nccl):
+        if os.getpid() != _pid or not _is_on_host(arguments, for_hosts):
             return
         text = _name(arguments)
         with _lock:
@@ -128,11 +134,12 @@ def _watch(module, group, of_all):
     if page.slot() is None or not isinstance(group, module.ProcessGroup):
         return
     try:
-        has_nccl = "nccl" in str(module.get_backend_config(group))
+        config = module.get_backend_config(group)
     except Exception:
-        has_nccl = "nccl" in str(module.get_backend(group))
+        config = module.get_backend(group)
+    for_hosts = _is_for_hosts(config)
     key = id(group)
-    group.register_pre_hook(_HOOK, lambda arguments: _before(key, of_all, has_nccl, arguments))
+    group.register_pre_hook(_HOOK, lambda arguments: _before(key, of_all, for_hosts, arguments))
     group.register_post_hook(_HOOK, lambda arguments: _after(key, arguments))
     if _thread is None:
         _pid = os.getpid()
