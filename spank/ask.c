@@ -2,7 +2,9 @@
 #include "spank/ask.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <time.h>
@@ -94,6 +96,52 @@ void ask_free_jobs(job_info_msg_t *jobs)
 	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_info_msg");
 	if (jobs != NULL && release != NULL)
 		release(jobs);
+}
+
+void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX])
+{
+	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
+		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->het_job_id);
+	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
+		snprintf(name, ASK_JOB_NAME_MAX, "%u_%u", job->array_job_id, job->array_task_id);
+	else
+		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->job_id);
+}
+
+int ask_take_answer(int code, job_array_resp_msg_t *answer)
+{
+	__typeof__(slurm_free_job_array_resp) *release;
+
+	if (code == -1)
+		code = errno != 0 ? errno : EIO;
+	if (answer == NULL)
+		return code;
+	for (uint32_t i = 0; code == 0 && i < answer->job_array_count; i++)
+		code = (int)answer->error_code[i];
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_array_resp");
+	if (release != NULL)
+		release(answer);
+	return code;
+}
+
+int ask_to_comment(const char *job_name, char *comment)
+{
+	__typeof__(slurm_init_job_desc_msg) *begin;
+	__typeof__(slurm_update_job2) *update;
+	job_array_resp_msg_t *answer = NULL;
+	char name[ASK_JOB_NAME_MAX];
+	job_desc_msg_t change;
+
+	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
+	*(void **)&update = dlsym(RTLD_DEFAULT, "slurm_update_job2");
+	if (begin == NULL || update == NULL)
+		return ENOSYS;
+	snprintf(name, sizeof(name), "%s", job_name);
+	begin(&change);
+	change.job_id_str = name;
+	change.comment = comment;
+	errno = 0;
+	return ask_take_answer(update(&change, &answer), answer);
 }
 
 uint32_t ask_leader(uint32_t job_id)

@@ -38,6 +38,18 @@ uint32_t ask_grace_ms(const struct settings *settings);
 job_info_msg_t *ask_jobs(uint32_t job_id);
 void ask_free_jobs(job_info_msg_t *jobs);
 
+enum { ASK_JOB_NAME_MAX = 32 };
+
+/* The name by which requests mean this job alone: the last element of an array has the array's number. All components of a
+   heterogeneous job have the first one's number. */
+void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX]);
+
+/* 0, or Slurm's reason, of a request's answer, which it gives back. `code` is what the function returned. */
+int ask_take_answer(int code, job_array_resp_msg_t *answer);
+
+/* Has the job's comment be this one. 0, or Slurm's reason. */
+int ask_to_comment(const char *job_name, char *comment);
+
 /* The job by which a request reaches the steps of all components of the job: the first of
    its heterogeneous job. The controller is asked: slurmstepd acts on it as root, and what
    the environment says is the user's word. job_id if there is none, or no answer. */

@@ -32,6 +32,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/blame.c spank/failure/blame.h \
 	spank/failure/channel.c spank/failure/channel.h \
 	spank/failure/doing.c spank/failure/doing.h \
+	spank/failure/event.c spank/failure/event.h \
 	spank/failure/frame.c spank/failure/frame.h \
 	spank/failure/judge.c spank/failure/judge.h \
 	spank/failure/opening.c spank/failure/opening.h \
@@ -80,6 +81,8 @@ spank_libspankcore_la_SOURCES = \
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status
+# What slurmd's logs tell of failures.
+dist_bin_SCRIPTS += spank/status/ddp-failures
 noinst_LTLIBRARIES += spank/status/libstatus.la
 spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
 	spank/status/prometheus.c spank/status/prometheus.h \
@@ -101,7 +104,7 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
 	spank/kill.c spank/kill.h spank/shrink.c spank/shrink.h \
-	spank/requeue.c spank/requeue.h
+	spank/note.c spank/note.h spank/requeue.c spank/requeue.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

@@ -28,16 +28,13 @@ enum {
 	GIVE_UP_SECONDS = 600,
 	WAIT_FOR_END_MS = 20000,
 	LOOK_FOR_END_MS = 50,
-	JOB_NAME_MAX = 32,
-	COMMENT_MAX = 1024,
+	COMMENT_MAX = 4096, /* note.c leaves room */
 };
 
 /* What slurmctld tells, beside what is to be judged. */
 struct job_news {
 	struct requeue_job job;
-	/* Of this job alone: the last element of an array has the array's number. Slurm requeues all components of a
-	   heterogeneous job, by the first one's number. */
-	char name[JOB_NAME_MAX];
+	char name[ASK_JOB_NAME_MAX];
 	char comment[COMMENT_MAX];
 	bool comment_is_whole;
 	time_t ends_at; /* 0: never */
@@ -108,12 +105,7 @@ static void read_job(const job_info_t *job, struct job_news *news)
 	snprintf(news->comment, sizeof(news->comment), "%s", job->comment != NULL ? job->comment : "");
 	if (job->restart_cnt > 0)
 		requeue_read_note(job->comment, job->restart_cnt - 1u, &news->job.before);
-	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
-		snprintf(news->name, sizeof(news->name), "%u", job->het_job_id);
-	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
-		snprintf(news->name, sizeof(news->name), "%u_%u", job->array_job_id, job->array_task_id);
-	else
-		snprintf(news->name, sizeof(news->name), "%u", job->job_id);
+	ask_name_job(job, news->name);
 }
 
 /* 0, or Slurm's reason. */
@@ -137,29 +129,12 @@ static int look_once(struct job_news *news)
 
 /* ---- what it is asked for -------------------------------------------------------- */
 
-/* The plugin links no library, so it looks the function up in the process that has loaded it. */
-static int take_answer(int code, job_array_resp_msg_t *answer)
-{
-	__typeof__(slurm_free_job_array_resp) *release;
-
-	if (code == -1)
-		code = errno != 0 ? errno : EIO;
-	if (answer == NULL)
-		return code;
-	for (uint32_t i = 0; code == 0 && i < answer->job_array_count; i++)
-		code = (int)answer->error_code[i];
-	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_array_resp");
-	if (release != NULL)
-		release(answer);
-	return code;
-}
-
 /* If the job was seen running, the request is void for a job that was cancelled meanwhile. */
 static int ask_once(const struct job_news *news)
 {
 	__typeof__(slurm_requeue2) *ask;
 	job_array_resp_msg_t *answer = NULL;
-	char name[JOB_NAME_MAX];
+	char name[ASK_JOB_NAME_MAX];
 	int code;
 
 	*(void **)&ask = dlsym(RTLD_DEFAULT, "slurm_requeue2");
@@ -168,32 +143,20 @@ static int ask_once(const struct job_news *news)
 	snprintf(name, sizeof(name), "%s", news->name);
 	errno = 0;
 	code = ask(name, news->job.state == REQUEUE_RUNS ? JOB_RUNNING : 0, &answer);
-	return take_answer(code, answer);
+	return ask_take_answer(code, answer);
 }
 
 /* The note tells the next run how far this run came. If Slurm takes no note, requeue=N is the only limit. */
 static void leave_note(const struct requeue_step *step, const struct job_news *news)
 {
-	__typeof__(slurm_init_job_desc_msg) *begin;
-	__typeof__(slurm_update_job2) *update;
-	job_array_resp_msg_t *answer = NULL;
-	char comment[COMMENT_MAX + REQUEUE_NOTE_MAX], name[JOB_NAME_MAX];
+	char comment[COMMENT_MAX + REQUEUE_NOTE_MAX];
 	struct requeue_note note;
-	job_desc_msg_t change;
 	int code;
 
-	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
-	*(void **)&update = dlsym(RTLD_DEFAULT, "slurm_update_job2");
-	if (begin == NULL || update == NULL || !news->comment_is_whole ||
-	    !requeue_make_note(step, &news->job, &note) ||
+	if (!news->comment_is_whole || !requeue_make_note(step, &news->job, &note) ||
 	    !requeue_write_note(news->comment, news->job.restarts, &note, comment, sizeof(comment)))
 		return;
-	snprintf(name, sizeof(name), "%s", news->name);
-	begin(&change);
-	change.job_id_str = name;
-	change.comment = comment;
-	errno = 0;
-	code = take_answer(update(&change, &answer), answer);
+	code = ask_to_comment(news->name, comment);
 	if (code != 0)
 		slurm_debug("ddp: cannot note in the job's comment how far it came: %s",
 		            spank_strerror((spank_err_t)code));

@@ -19,6 +19,13 @@ static bool parse_locked(uint32_t *locked, const char *list, struct error *error
 	}
 }
 
+static bool parse_comment(struct site *site, const char *value, struct error *error)
+{
+	site->notes_failures = strcmp(value, "failures") == 0;
+	return site->notes_failures || strcmp(value, "no") == 0 ||
+	       error_set(error, "comment= takes failures or no, not '%.60s'", value);
+}
+
 static bool parse_word(struct site *site, const char *word, uint32_t *seen, struct error *error)
 {
 	const char *equals = strchr(word, '=');
@@ -29,6 +36,8 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 
 	if (strncmp(word, "locked=", 7) == 0)
 		return parse_locked(&site->locked, word + 7, error);
+	if (strncmp(word, "comment=", 8) == 0)
+		return parse_comment(site, word + 8, error);
 	if (index >= 0 && (*seen >> index & 1) != 0)
 		return error_set(error, "key '%s' is given twice", option->name);
 	memcpy(&before, &site->defaults, sizeof(before));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
- * defaults, and locked=KEY,KEY,... for those that users may not give.
+ * defaults, locked=KEY,KEY,... for those that users may not give, and words of the
+ * site alone.
  */
 #ifndef SPANK_SITE_H
 #define SPANK_SITE_H
@@ -11,6 +12,7 @@
 struct site {
 	struct settings defaults;
 	uint32_t locked; /* bit i: key i of the table */
+	bool notes_failures; /* comment=failures: srun notes in the job's comment why a step failed */
 };
 
 /* Strict: an unknown, malformed or repeated word is an error that names it,

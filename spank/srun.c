@@ -27,6 +27,7 @@
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
 #include "spank/launch/table.h"
+#include "spank/note.h"
 #include "spank/restart/dealer.h"
 #include "spank/requeue.h"
 #include "spank/shrink.h"
@@ -147,6 +148,7 @@ static bool asks(const struct request *request, const char *key)
 static void listen_for_nodes(const struct request *request)
 {
 	const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
+		                               .note = request->site.notes_failures ? note_failure : NULL,
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
 		                               .lost_node = lost_node,
@@ -483,6 +485,8 @@ bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t ste
 		srun.step_id = step_id;
 		atomic_store(&srun.has_step, true);
 		prepare_requeue(&request->settings);
+		if (request->site.notes_failures)
+			note_begin(srun.job_id, step_id);
 	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
 	return setenv("DDP_REQUESTED", text, 1) == 0 ||
@@ -493,5 +497,6 @@ void srun_end(void)
 {
 	requeue_end_watch();
 	srun.failed_status = relay_close();
+	note_end();
 	dealer_close();
 }

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
@@ -11,6 +12,7 @@
 #include "spank/ask.h"
 #include "spank/base/contained.h"
 #include "spank/base/pause.h"
+#include "spank/failure/event.h"
 #include "spank/failure/node/ends.h"
 #include "spank/failure/node/journal.h"
 #include "spank/failure/node/relay_node.h"
@@ -18,6 +20,12 @@
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
+
+/* A site that logs less than information has none of these lines. */
+static void log_line(const char *line)
+{
+	slurm_info("ddp: %s", line);
+}
 
 /* ---- before the tasks ------------------------------------------------------------ */
 
@@ -122,6 +130,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		take_word_of_srun(stepd, environment);
 	}
 	stepd->node.say = ask_to_say;
+	stepd->node.log = log_line;
 	stepd->node.launcher = request->settings.launcher;
 	stepd->node.kill_on_failure = request->settings.kill_on_failure;
 	/* Processes that a launcher starts have no pages. */
@@ -136,6 +145,10 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->normal_step = step_id <= SLURM_MAX_NORMAL_STEP_ID;
 	if (!stepd->normal_step)
 		return;
+	stepd->node.step_id = step_id;
+	stepd->node.owner = owner;
+	if (spank_get_item(spank, S_JOB_ID, &stepd->node.job_id) != ESPANK_SUCCESS)
+		stepd->node.job_id = EVENT_NONE;
 	if (!supervise_start(&stepd->node.supervise, local_tasks, owner, &error)) {
 		slurm_error("ddp: %s", error.text);
 		return;
@@ -316,6 +329,25 @@ void stepd_end(struct stepd *stepd)
 	supervise_end(&stepd->node.supervise);
 }
 
+/* srun has told the user which rank the others waited for. The node has seen only that none of its ranks went on. */
+static void log_stalls(const struct stepd *stepd)
+{
+	struct event event = event_begin(EVENT_STALL);
+	char line[EVENT_LINE_MAX], name[HOST_NAME_MAX_BYTES] = "";
+
+	event.stalls = supervise_stalls(&stepd->node.supervise);
+	if (event.stalls == 0)
+		return;
+	memcpy(name, stepd->node.supervise.shared->node, sizeof(name) - 1);
+	event.job_id = stepd->node.job_id;
+	event.step_id = stepd->node.step_id;
+	event.uid = stepd->node.owner;
+	event.node = name;
+	event.time = time(NULL);
+	event_write(&event, line, sizeof(line));
+	log_line(line);
+}
+
 void stepd_log(spank_t spank, const struct stepd *stepd)
 {
 	char text[RELAY_TEXT_MAX];
@@ -325,5 +357,6 @@ void stepd_log(spank_t spank, const struct stepd *stepd)
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return;
 	journal_step(&stepd->node.supervise, job_id, step_id, PACKAGE_VERSION, text, sizeof(text));
-	slurm_info("ddp: %s", text);
+	log_line(text);
+	log_stalls(stepd);
 }

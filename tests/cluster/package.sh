@@ -86,7 +86,7 @@ for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev python3-slurm
 check "all packages install, beside manpages and the other packages of this machine" dpkg_there --install "${debs[@]}"
 library=$root/usr/lib/$triplet
 for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" \
-	usr/bin/ddp-status usr/bin/ddp-report usr/bin/ddp-preflight usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" \
+	usr/bin/ddp-status usr/bin/ddp-report usr/bin/ddp-preflight usr/bin/ddp-failures usr/include/ddp.h "usr/lib/$triplet/pkgconfig/libddp.pc" \
 	usr/include/ddp/kernels.h usr/include/ddp/table.h "usr/lib/$triplet/libddpkernels.a" "usr/lib/$triplet/pkgconfig/libddpkernels.pc" usr/share/man/man3/libddp.3.gz \
 	usr/share/man/man7/srun-ddp.7.gz usr/share/man/man8/spank_ddp.8.gz \
 	"usr/lib/$triplet/slurm-ddp/python/site/sitecustomize.py" "usr/lib/$triplet/slurm-ddp/python/slurm_ddp/page.py" \

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -18,6 +19,7 @@
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/failure/node/ends.h"
+#include "spank/failure/event.h"
 #include "spank/failure/node/node.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/srun/relay_srun.h"
@@ -84,6 +86,15 @@ static void finish(struct node *node)
 	supervise_end(&node->supervise);
 }
 
+static char logged[EVENT_LINE_MAX];
+static int times_logged;
+
+static void note_line(const char *line)
+{
+	times_logged++;
+	snprintf(logged, sizeof(logged), "%s", line);
+}
+
 /* Of many tasks that Slurm kills each would take SETTLE_MS, while others still end. */
 static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 {
@@ -92,6 +103,8 @@ static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 
 	(void)state;
 	begin(&node);
+	node.log = note_line;
+	times_logged = 0;
 	kill_witness(&node.supervise.shared->witness);
 	/* On a busy machine it takes them long to end. */
 	for (int i = 0; i < TASKS; i++) {
@@ -104,6 +117,7 @@ static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 	assert_true(ddp_now_ns() - start < (TASKS - 1) * SETTLE_MS * 1000000ull / 2);
 	assert_true(node.told_later && !node.told_cause);
 	assert_int_equal(times_spoken, 0);
+	assert_int_equal(times_logged, 0);
 	finish(&node);
 }
 
@@ -116,6 +130,10 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 
 	(void)state;
 	begin(&node);
+	node.log = note_line;
+	node.job_id = 12;
+	atomic_store(&node.supervise.shared->task[1].start_ns, ddp_now_ns());
+	times_logged = 0;
 	kill(node.supervise.pids[0], SIGTERM);
 	waitpid(node.supervise.pids[0], &asked.wait_status, 0);
 	assert_int_equal(node_take_end(&node, &asked), DELAY_GRACE);
@@ -123,6 +141,10 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 	waitpid(node.supervise.pids[1], &killed.wait_status, 0);
 	assert_int_equal(node_take_end(&node, &killed), DELAY_NONE);
 	assert_int_equal(times_spoken, 1);
+	assert_int_equal(times_logged, 2);
+	assert_non_null(strstr(logged, "failure v=1 kind=killed job=12 "));
+	assert_non_null(strstr(logged, " rank=1 "));
+	assert_non_null(strstr(logged, " signal=9 "));
 	/* A task that cannot start for it waits for nothing more to be told. */
 	start = ddp_now_ns();
 	supervise_await_told(&node.supervise);

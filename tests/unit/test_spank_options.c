@@ -479,6 +479,8 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		{ { "omp=cpus", "gpu=fatal" }, "'gpu'" }, { { "locked=port," }, "unknown key ''" },
 		{ { "check" }, "'check' is for users" }, { { "omp=1", "check=json" }, "'check' is for users" },
 		{ { "off" }, "'off' is for users" },
+		{ { "comment=yes" }, "comment= takes failures or no, not 'yes'" }, { { "comment" }, "unknown key 'comment'" },
+		{ { "locked=comment" }, "unknown key 'comment'" },
 	};
 
 	(void)state;
@@ -497,6 +499,24 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		assert_int_equal(site.locked, 0);
 		assert_string_equal(shown(&site.defaults), shown(&base));
 	}
+}
+
+static void site_has_failures_noted(void **state)
+{
+	char *words[] = { (char[]){ "comment=failures" }, (char[]){ "omp=1" } }, *no[] = { (char[]){ "comment=no" } };
+	struct settings settings = defaults();
+	struct site site;
+	struct error error;
+
+	(void)state;
+	assert_true(site_parse(&site, 2, words, &error));
+	assert_true(site.notes_failures);
+	assert_true(site_parse(&site, 1, no, &error));
+	assert_false(site.notes_failures);
+	assert_true(site_parse(&site, 0, no, &error));
+	assert_false(site.notes_failures);
+	/* It is no user's matter. */
+	assert_false(options_parse(&settings, "comment=failures", 0, &error));
 }
 
 static void site_may_say_what_holds_anyway(void **state)
@@ -626,6 +646,7 @@ int main(void)
 		cmocka_unit_test(later_list_starts_from_the_defaults_it_is_given),
 		cmocka_unit_test(site_gives_defaults_and_locks_keys),
 		cmocka_unit_test(wrong_site_lines_are_refused_by_name),
+		cmocka_unit_test(site_has_failures_noted),
 		cmocka_unit_test(site_may_say_what_holds_anyway),
 		cmocka_unit_test(site_gives_restarts_to_lists_that_go_with_them),
 		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),

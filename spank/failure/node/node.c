@@ -4,11 +4,13 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "spank/base/pause.h"
 #include "spank/base/sink.h"
 #include "spank/failure/blame.h"
+#include "spank/failure/event.h"
 #include "spank/failure/node/blame_node.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/node/report.h"
@@ -292,6 +294,36 @@ static void start_link(struct node *node)
 	link_start(&node->link, &facts);
 }
 
+/* A failure is logged on its node when it happens. An end that may be none, because Slurm or a person has asked for it, is
+   not. */
+static void log_failure(const struct node *node, const struct node_task *task, const struct relay_news *news,
+                        const struct ddp_progress *progress, uint64_t seen_ns)
+{
+	const struct supervise_task *shared = &node->supervise.shared->task[task->local_id];
+	struct event event = event_begin(has_started(node, task->local_id) ? event_kind_of(&news->facts) : EVENT_UNSTARTED);
+	uint64_t start_ns = atomic_load(&shared->start_ns);
+	char line[EVENT_LINE_MAX];
+
+	event.job_id = node->job_id;
+	event.step_id = node->step_id;
+	event.uid = node->owner;
+	event.node = news->node;
+	event.rank = rank_of(node, task);
+	event.world_size = node->supervise.shared->world_size;
+	event.wait_status = news->wait_status;
+	if (start_ns != 0 && seen_ns > start_ns)
+		event.seconds = (double)(seen_ns - start_ns) * 1e-9;
+	if (progress->magic == DDP_PROGRESS_MAGIC && progress->step > 0)
+		event.training_step = (uint64_t)progress->step;
+	event.generation = atomic_load(&node->supervise.shared->generation);
+	if (event.kind == EVENT_PEER)
+		event.peer = blame_of(progress, event.rank);
+	event.time = time(NULL);
+	event.text = news->text;
+	event_write(&event, line, sizeof(line));
+	node->log(line);
+}
+
 /* Nobody else ends the tasks: Slurm has taken the node out of the job, or tells the node nothing any more. */
 static void end_tasks(struct node *node)
 {
@@ -385,6 +417,8 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 		return DELAY_NEVER;
 	describe(node, ended, &news.facts, &progress, seen_ns, other, text);
 	memcpy(name, node->supervise.shared->node, sizeof(name) - 1);
+	if (node->log != NULL && (verdict.say == DELAY_NONE || verdict.say == DELAY_GRACE))
+		log_failure(node, task, &news, &progress, seen_ns);
 	news.age_ms = (uint32_t)((ddp_now_ns() - seen_ns) / 1000000);
 	if (node_tell(node, &news))
 		return DELAY_NEVER;

@@ -127,6 +127,15 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
 	slots_read(slots, progress);
 }
 
+uint32_t supervise_stalls(const struct supervise *supervise)
+{
+	struct ddp_progress_node node;
+
+	return supervise->progress_fd >= 0 &&
+	       pread(supervise->progress_fd, &node, sizeof(node), (off_t)supervise->local_tasks * DDP_PROGRESS_BYTES) ==
+	       (ssize_t)sizeof(node) && node.magic == DDP_PROGRESS_NODE_MAGIC ? node.stalls : 0;
+}
+
 bool supervise_holds_rank_zero(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)

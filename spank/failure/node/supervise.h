@@ -85,6 +85,10 @@ void supervise_await_told(const struct supervise *supervise);
 void supervise_read(const struct supervise *supervise, uint32_t local_task,
                     struct ddp_progress *progress);
 
+/* How often all of the node's ranks made no progress for the time of stall=; 0: never, or nobody looks. The tasks could
+   have written any number there. */
+uint32_t supervise_stalls(const struct supervise *supervise);
+
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
 

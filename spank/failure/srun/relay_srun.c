@@ -188,6 +188,19 @@ static void hear_controller(int ms)
 	start_request();
 }
 
+/* Also for the job's comment. */
+static void say_failure(enum event_kind kind, int wait_status, const char *node, const char *text)
+{
+	struct event event = event_begin(kind);
+
+	event.wait_status = wait_status;
+	event.node = node;
+	event.text = text;
+	if (kind != EVENT_NOTHING && server.actions.note != NULL)
+		server.actions.note(&event);
+	voice_say(server.actions.say, text);
+}
+
 /* If a job ends because a node failed, Slurm asks all tasks to stop. */
 static void say_lost_node(void)
 {
@@ -200,7 +213,7 @@ static void say_lost_node(void)
 	sink_add(&sink, node[0] != '\0' ? "node " : "a node of the job");
 	sink_add_untrusted(&sink, node, sizeof(node));
 	sink_add(&sink, " has failed, and SLURM has ended the job for it");
-	voice_say(server.actions.say, text);
+	say_failure(EVENT_NODE, 0, node, text);
 }
 
 /* Who knows the step's secret has the plugin, whatever the message is about. */
@@ -406,7 +419,7 @@ static void act(const struct step_action *action)
 	}
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
-		voice_say(server.actions.say, action->text);
+		say_failure(action->kind, action->wait_status, action->node, action->text);
 	server.asks_end |= action->ask;
 	if (action->kill)
 		end_step();
@@ -432,7 +445,7 @@ void relay_end_step(const char *text, int wait_status)
 	step_end(&server.step, wait_status, ddp_now_ns());
 	atomic_store(&server.wait_status, wait_status);
 	if (text[0] != '\0')
-		voice_say(server.actions.say, text);
+		say_failure(EVENT_RESTARTS, wait_status, "", text);
 	end_step();
 }
 

@@ -217,8 +217,8 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 		stall_step_say_unseen(&step->stall, &sink);
 		return;
 	}
-	*action = (struct step_action){ .kill = step->policy.kill_on_stall ||
-		                                (blocked && step->policy.kill_on_failure) };
+	*action = (struct step_action){ .kind = EVENT_STALL, .kill = step->policy.kill_on_stall ||
+		                                                     (blocked && step->policy.kill_on_failure) };
 	sink = sink_on(action->text, sizeof(action->text));
 	stall_step_say(&step->stall, now_ns, &sink);
 	/* No task has failed, and yet the step has. */
@@ -299,8 +299,12 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 		sink_add(&sink, "; %.1f s later the step was still running%s (see grace= in srun-ddp(7))",
 		         (double)delay_ns(step, what, delay) * 1e-9,
 		         action->kill && !(step->policy.restarts && delay == DELAY_GRACE) ? ", and is ended" : "");
-	if (!step->said)
+	if (!step->said) {
 		step->wait_status = what->wait_status;
+		action->kind = event_kind_of(&what->facts);
+		action->wait_status = what->facts.silent ? 0 : what->wait_status;
+		memcpy(action->node, what->node, sizeof(action->node));
+	}
 	step->said = what->said = true;
 }
 

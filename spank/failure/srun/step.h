@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/failure/event.h"
 #include "spank/failure/frame.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/links.h"
@@ -73,6 +74,10 @@ struct step_action {
 	bool kill;
 	bool ask; /* whether Slurm is about to end the step: step_answer() */
 	struct step_end end; /* with `kill`, if the policy has restarts */
+	/* What the sentence is about, for the job's comment; EVENT_NOTHING: there is nothing to note. */
+	enum event_kind kind;
+	int wait_status;
+	char node[HOST_NAME_MAX_BYTES]; /* "": not told */
 };
 
 /* Whoever restarts a step's programs, in the thread of relay_srun.h. */
@@ -88,6 +93,7 @@ struct relay_restart {
 struct relay_actions {
 	void (*say)(const char *text);
 	void (*end_step)(void);
+	void (*note)(const struct event *event); /* a failure that is said; it does not wait. NULL: nobody notes */
 	bool (*slurm_ends_it)(void); /* whether Slurm itself is about to */
 	bool (*node_failed)(const char *node); /* whether Slurm says so; NULL: not known */
 	/* Whether Slurm has ended the job for a node's failure, and which one's, "" if it does
