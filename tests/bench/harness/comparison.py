@@ -218,7 +218,7 @@ def draw(figures, caption):
     for power in range(math.ceil(low * 2), math.floor(high * 2) + 1):
         tick = 10 ** (power / 2)
         parts.append(line(at(tick), TOP, at(tick), bottom, 'stroke="#e6e6e6"'))
-        parts.append(text(at(tick), bottom + 16, f"{tick:.2g}x", 10))
+        parts.append(text(at(tick), bottom + 16, f"{tick:.2g}x" if tick < 50 else f"{tick:.0f}x", 10))
     parts.append(line(at(1), TOP - 6, at(1), bottom + 4, 'stroke="#d62728" stroke-width="1.6"'))
     for row, figure in enumerate(shown):
         y = TOP + ROW * (row + 0.5)
