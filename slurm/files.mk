@@ -8,4 +8,5 @@ dist_doc_DATA += slurm/spank_ddp.conf
 
 # For administrators who collect figures by Prometheus.
 monitoringdir = $(docdir)/monitoring
-dist_monitoring_DATA = slurm/monitoring/slurm-ddp-status.service slurm/monitoring/slurm-ddp-status.timer
+dist_monitoring_DATA = slurm/monitoring/slurm-ddp-status.service slurm/monitoring/slurm-ddp-status.timer \
+	slurm/monitoring/slurm-ddp-dashboard.json slurm/monitoring/slurm-ddp.rules.yml

@@ -125,6 +125,30 @@ try:
     names = re.findall(r'^\t\{ "([a-z_]+)", "(?:gauge|counter)"', (SOURCE / "spank/status/prometheus.c").read_text(), re.M)
     check("and all figures", len(names) > 15 and not [name for name in names if f"slurm_ddp_{name}" not in manual],
           [name for name in names if f"slurm_ddp_{name}" not in manual])
+    dashboard = json.loads((SOURCE / "slurm/monitoring/slurm-ddp-dashboard.json").read_text())
+    rules = (SOURCE / "slurm/monitoring/slurm-ddp.rules.yml").read_text()
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    known = {f"slurm_ddp_{name}" for name in names} | {"node_textfile_mtime_seconds", "slurm_ddp_node_ranks"}
+    unknown = set(re.findall(r"\b(?:slurm_ddp|node)_[a-z_]+", " ".join(asked) + rules.replace("slurm_ddp.prom", ""))) - known
+    check("dashboard and alerts ask for figures that are there", len(asked) > 20 and not unknown - {"slurm_ddp"}, unknown)
+    unseen = [name for name in names if not any(f"slurm_ddp_{name}" in text for text in asked)]
+    check("the dashboard shows all but the time of a phase", unseen == ["rank_phase_start_timestamp_seconds"], unseen)
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    check("the dashboard's panels have numbers of their own and do not overlap", len(set(ids)) == len(ids) and not [
+        (a["title"], b["title"]) for a in dashboard["panels"] for b in dashboard["panels"] if a["id"] < b["id"] and all(
+            a["gridPos"][at] < b["gridPos"][at] + b["gridPos"][size] and b["gridPos"][at] < a["gridPos"][at] + a["gridPos"][size]
+            for at, size in (("x", "w"), ("y", "h")))])
+    if promtool is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            written = Path(folder) / "dashboard.yml"
+            queries = [text.replace("$jobid", ".*").replace("$user", ".*") for text in asked if not text.startswith("label_values")]
+            written.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": [
+                {"record": f"panel:{i}", "expr": text} for i, text in enumerate(queries)]}]}))
+            for name, file in (("the dashboard's queries", written), ("the alerts", SOURCE / "slurm/monitoring/slurm-ddp.rules.yml")):
+                linted = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=300, check=False)
+                check(f"promtool reads {name}", linted.returncode == 0, linted.stdout + linted.stderr)
+
     ran = tool("--node", "--interval", "0.05", JOB)
     check("the table shows the rank", f"step {JOB}.3: 1 ranks, 1 waiting" in ran.stdout, ran.stdout + ran.stderr)
 

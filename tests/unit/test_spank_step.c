@@ -73,6 +73,32 @@ static void a_failure_is_said_and_ends_the_step_once(void **state)
 	assert_int_equal(step.wait_status, EXITED(7));
 }
 
+/* For the job's comment. */
+static void what_was_said_has_a_kind(void **state)
+{
+	struct step step = begin(true);
+	struct relay_news crash = news("rank 1", END_CRASH, SENT_NOTHING, SIGSEGV), silent = news("node n2", END_CODE, SENT_NOTHING, EXITED(1));
+	struct step_action action;
+
+	(void)state;
+	crash.node = "n1";
+	take(&step, 0, crash);
+	assert_true(step_act(&step, step_due(&step), &action));
+	assert_int_equal(action.kind, EVENT_CRASH);
+	assert_int_equal(action.wait_status, SIGSEGV);
+	assert_string_equal(action.node, "n1");
+	assert_true(step_act(&step, step_due(&step), &action)); /* the request again: nothing is said */
+	assert_int_equal(action.kind, EVENT_NOTHING);
+	step = begin(true);
+	silent.node = "n2";
+	silent.facts.silent = true;
+	take(&step, 0, silent);
+	assert_true(step_act(&step, step_due(&step), &action));
+	assert_int_equal(action.kind, EVENT_SILENCE);
+	assert_int_equal(action.wait_status, 0);
+	assert_string_equal(action.node, "n2");
+}
+
 /* Slurm may lose a request, such as for a component that it is just launching. */
 static void a_request_in_vain_is_made_again(void **state)
 {
@@ -611,6 +637,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
+		cmocka_unit_test(what_was_said_has_a_kind),
 		cmocka_unit_test(a_request_in_vain_is_made_again),
 		cmocka_unit_test(why_a_step_would_end_is_told),
 		cmocka_unit_test(after_a_signal_the_line_says_that_there_is_no_restart),

@@ -217,8 +217,10 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 		stall_step_say_unseen(&step->stall, &sink);
 		return;
 	}
-	*action = (struct step_action){ .kind = EVENT_STALL, .kill = step->policy.kill_on_stall ||
-		                                                     (blocked && step->policy.kill_on_failure) };
+	*action = (struct step_action){ .kill = step->policy.kill_on_stall ||
+		                                (blocked && step->policy.kill_on_failure) };
+	/* A stall that is only reported may end, and the step succeed. */
+	action->kind = action->kill ? EVENT_STALL : EVENT_NOTHING;
 	sink = sink_on(action->text, sizeof(action->text));
 	stall_step_say(&step->stall, now_ns, &sink);
 	/* No task has failed, and yet the step has. */
