@@ -9,6 +9,9 @@ ddpinclude_HEADERS = \
 	libruntime/include/ddp/state.h libruntime/include/ddp/train.h
 public_headers = libruntime/include/ddp.h $(ddpinclude_HEADERS)
 dist_bin_SCRIPTS += libruntime/watch/ddp-report
+# What `ddp-report --record` loads.
+reportdir = $(datadir)/slurm-ddp
+dist_report_DATA = libruntime/watch/ddp_record.py
 pkgconfigdir = $(libdir)/pkgconfig
 pkgconfig_DATA += libruntime/libddp.pc
 
@@ -81,7 +84,7 @@ comm_sources = \
 	libruntime/comm/core/completion.c libruntime/comm/core/completion.h \
 	libruntime/comm/core/doorbell.c libruntime/comm/core/doorbell.h \
 	libruntime/comm/core/failure.c libruntime/comm/core/failure.h \
-	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h \
+	libruntime/comm/core/fingerprint.c libruntime/comm/core/fingerprint.h libruntime/comm/core/record.h \
 	libruntime/comm/core/futex.h \
 	libruntime/comm/core/lines.c libruntime/comm/core/lines.h \
 	libruntime/comm/core/liveness.c libruntime/comm/core/liveness.h \
@@ -223,7 +226,8 @@ state_sources = \
 watch_sources = \
 	libruntime/watch/metrics.c libruntime/watch/metrics.h \
 	libruntime/watch/page.c libruntime/watch/page.h \
-	libruntime/watch/progress.h \
+	libruntime/watch/progress.h libruntime/watch/record.h \
+	libruntime/watch/recorder.c libruntime/watch/recorder.h \
 	libruntime/watch/spans.c libruntime/watch/spans.h \
 	libruntime/watch/trace.c libruntime/watch/trace.h \
 	libruntime/watch/watch.c libruntime/watch/watch.h

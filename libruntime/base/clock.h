@@ -14,6 +14,19 @@ static inline uint64_t ddp_now_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* The same clock to some milliseconds, at a fifth of the price. */
+static inline uint64_t ddp_coarse_ns(void)
+{
+	struct timespec now;
+
+#ifdef CLOCK_MONOTONIC_COARSE
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+#else
+	clock_gettime(CLOCK_MONOTONIC, &now);
+#endif
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static inline double ddp_seconds_since(uint64_t start_ns)
 {
 	return (double)(ddp_now_ns() - start_ns) * 1e-9;

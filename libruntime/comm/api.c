@@ -86,10 +86,11 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 
 /* ---- what is known of it ---------------------------------------------------------------- */
 
-void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page)
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder)
 {
 	pthread_mutex_lock(&comm->run.lock);
 	comm->roster->page = page;
+	comm->roster->recorder = recorder;
 	pthread_mutex_unlock(&comm->run.lock);
 }
 

@@ -19,8 +19,9 @@ struct ddp_device; /* device/device.h */
    deadline and that of opening. `job` must outlive it. */
 ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
                          ddp_comm **comm);
-/* From now on operations tell in the rank's progress page that they wait. */
-void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page);
+/* From now on operations tell in the rank's progress page that they wait, and are recorded (`recorder` NULL: they are
+   not). Both outlive the communicator. */
+void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder);
 /* The device of DDP_MEMORY_DEVICE, on each of the job's communicators. It outlives them; and
    is ignored if its memory is the host's. */
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);

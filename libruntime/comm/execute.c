@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "comm/core/offsets.h"
+#include "comm/core/record.h"
 #include "comm/hier/all_gather.h"
 #include "comm/hier/barrier.h"
 #include "comm/hier/broadcast.h"
@@ -112,13 +113,17 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_operation *c)
 	comm->run.deadline_ns = 0;
 	if (c->kind == DDP_BARRIER && c->tag != 0)
 		atomic_store(&ddp_lines_own(comm)->ending, 1);
+	const uint64_t begun_ns = comm->roster->page != NULL ? ddp_coarse_ns() : 0;
 	if (comm->is_world)
-		ddp_page_collective(comm->roster->page, comm->run.sequence);
+		ddp_page_collective(comm->roster->page, comm->run.sequence, begun_ns);
+	const ddp_recorded recorded = ddp_comm_record(comm, c, comm->run.sequence, begun_ns);
 	status = ddp_offsets_make(comm);
 	if (status != DDP_OK)
 		status = ddp_comm_break(comm, status, comm->rank, "%s", ddp_last_error());
 	else
 		status = comm->topology.nodes == 1 ? run_on_node(comm, c) : run_between_nodes(comm, c);
 	ddp_comm_tell_end(comm);
+	if (recorded.entry != NULL)
+		ddp_comm_record_end(comm, recorded, status, ddp_coarse_ns());
 	return status;
 }

@@ -10,6 +10,7 @@
 #include "comm/agree.h"
 #include "comm/core/comm.h"
 #include "comm/core/mismatch.h"
+#include "comm/core/record.h"
 #include "comm/host.h"
 #include "comm/request.h"
 
@@ -23,6 +24,7 @@ struct ddp_follower {
 	pthread_mutex_t lock;   /* of the list, and of the backend's calls */
 	pthread_cond_t changed;
 	ddp_request *head, *tail;
+	uint64_t collectives; /* issued so far */
 	bool stopping, aborted;
 	bool stopped;   /* there is no thread any more */
 	ddp_comm *twin; /* for a backend that does not compare */
@@ -271,6 +273,8 @@ ddp_status ddp_follower_issue(struct ddp_follower *f, ddp_request *request)
 	if (begun != DDP_OK)
 		(void)ddp_comm_break(f->comm, begun, f->comm->rank, "%s", ddp_last_error());
 	if (status == DDP_OK) {
+		request->recorded = ddp_comm_record(f->comm, &request->operation, is_p2p(request) ? 0 : ++f->collectives,
+		                                    request->start_ns);
 		request->lane = f->lane;
 		request->next = NULL;
 		if (f->tail != NULL)

@@ -41,8 +41,10 @@ void ddp_host_close(ddp_comm *comm)
 	if (atomic_load(&comm->twin_of) != NULL)
 		ddp_failure_unshare(comm);
 	/* The page ends with the context; a group that is still open tells no more. */
-	if (comm->is_world)
+	if (comm->is_world) {
 		comm->roster->page = NULL;
+		comm->roster->recorder = NULL;
+	}
 	ddp_comm_leave(comm);
 }
 

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/c_locale.h"
@@ -166,7 +165,12 @@ static uint32_t aside_of(const ddp_job *job, const struct ddp_progress *slots)
 	return aside;
 }
 
-static struct ddp_progress *map_slot(const ddp_job *job)
+static ddp_recorder map_ring(const ddp_job *job, const struct ddp_progress *slots, const struct ddp_progress *slot)
+{
+	return ddp_recorder_map(descriptor_of_environment(), index_of_page(job), (int)(slot - slots));
+}
+
+static struct ddp_progress *map_slot(const ddp_job *job, ddp_recorder *recorder)
 {
 	void *shared = map_shared(job);
 
@@ -181,13 +185,17 @@ static struct ddp_progress *map_slot(const ddp_job *job)
 		ddp_page_unmap(shared);
 		return NULL;
 	}
+	if (recorder != NULL)
+		*recorder = map_ring(job, shared, slot);
 	fill(slot, DDP_WRITER_LIBDDP, aside);
 	return slot;
 }
 
-struct ddp_progress *ddp_page_map(const ddp_job *job)
+struct ddp_progress *ddp_page_map(const ddp_job *job, ddp_recorder *recorder)
 {
-	struct ddp_progress *slot = map_slot(job);
+	if (recorder != NULL)
+		*recorder = (ddp_recorder){ NULL, NULL };
+	struct ddp_progress *slot = map_slot(job, recorder);
 
 	if (slot != NULL)
 		return slot;
@@ -198,10 +206,13 @@ struct ddp_progress *ddp_page_map(const ddp_job *job)
 	return slot;
 }
 
-struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
+struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *recorder)
 {
 	void *shared = map_shared(job);
 	struct ddp_progress *slots = shared, *slot = NULL;
+
+	if (recorder != NULL)
+		*recorder = (ddp_recorder){ NULL, NULL };
 
 	if (shared == MAP_FAILED)
 		return NULL;
@@ -216,10 +227,13 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
 	}
 	if (slot == NULL)
 		slot = take_slot(slots);
-	if (slot == NULL)
+	if (slot == NULL) {
 		ddp_page_unmap(slots);
-	else
-		fill(slot, DDP_WRITER_NCCL, 0);
+		return NULL;
+	}
+	if (recorder != NULL)
+		*recorder = map_ring(job, slots, slot);
+	fill(slot, DDP_WRITER_NCCL, 0);
 	return slot;
 }
 
@@ -228,25 +242,12 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job)
 /* For the texts. The numbers that a collective writes each time take no lock. */
 static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* To some milliseconds, at a fifth of the price. */
-static uint64_t coarse_ns(void)
-{
-	struct timespec now;
-
-#ifdef CLOCK_MONOTONIC_COARSE
-	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-#else
-	clock_gettime(CLOCK_MONOTONIC, &now);
-#endif
-	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-void ddp_page_collective(struct ddp_progress *page, uint64_t number)
+void ddp_page_collective(struct ddp_progress *page, uint64_t number, uint64_t now_ns)
 {
 	if (page == NULL)
 		return;
 	SET(page->collective, number);
-	SET(page->collective_ns, coarse_ns());
+	SET(page->collective_ns, now_ns);
 }
 
 void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns, const char *text)

@@ -13,6 +13,7 @@
 
 struct ddp_watch {
 	struct ddp_progress *page;
+	ddp_recorder recorder;
 	ddp_metrics *metrics; /* NULL: none */
 	ddp_trace *trace;     /* NULL: none */
 	ddp_phase phase;
@@ -54,7 +55,7 @@ ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch)
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to watch the training");
-	made->page = ddp_page_map(job);
+	made->page = ddp_page_map(job, &made->recorder);
 	if (made->page == NULL) {
 		ddp_watch_close(made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the progress page");
@@ -72,6 +73,7 @@ void ddp_watch_close(ddp_watch *watch)
 	ddp_trace_close(watch->trace);
 	ddp_metrics_close(watch->metrics);
 	ddp_page_close(watch->page);
+	ddp_recorder_unmap(&watch->recorder);
 	ddp_page_unmap(watch->page);
 	free(watch);
 }
@@ -101,6 +103,11 @@ void ddp_watch_phase(ddp_watch *watch, ddp_phase phase)
 struct ddp_progress *ddp_watch_page(ddp_watch *watch)
 {
 	return watch != NULL ? watch->page : NULL;
+}
+
+const ddp_recorder *ddp_watch_recorder(const ddp_watch *watch)
+{
+	return watch != NULL && watch->recorder.head != NULL ? &watch->recorder : NULL;
 }
 
 ddp_phase ddp_watch_current_phase(const ddp_watch *watch)

@@ -22,6 +22,8 @@ void ddp_watch_close(ddp_watch *watch); /* NULL is allowed */
 
 /* NULL for NULL. */
 struct ddp_progress *ddp_watch_page(ddp_watch *watch);
+/* NULL: nothing is recorded. */
+const struct ddp_recorder *ddp_watch_recorder(const ddp_watch *watch);
 
 /* Ends the phase under way and begins another; the same again does nothing. */
 void ddp_watch_phase(ddp_watch *watch, ddp_phase phase);

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "tests/support/comm_ranks.h"
+#include "base/clock.h"
 #include "watch/page.h"
 
 enum { PAGE_BYTES = 64 * 1024, RANKS = 16 };
@@ -59,9 +60,9 @@ static void every_rank_maps_its_progress_page(void **state)
 	setenv("DDP_PROGRESS_FD", text, 1);
 	for (int r = 0; r < RANKS; r++) {
 		const ddp_job job = { .rank = r, .local_rank = r, .world_size = RANKS, .local_world_size = RANKS };
-		pages[r] = ddp_page_map(&job);
+		pages[r] = ddp_page_map(&job, NULL);
 		assert_non_null(pages[r]);
-		ddp_page_collective(pages[r], 100 + (uint64_t)r);
+		ddp_page_collective(pages[r], 100 + (uint64_t)r, ddp_coarse_ns());
 	}
 	for (int r = 0; r < RANKS; r++) {
 		assert_int_equal(pread(fd, &seen, sizeof(seen), (off_t)r * DDP_PROGRESS_BYTES), sizeof(seen));

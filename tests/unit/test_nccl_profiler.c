@@ -263,7 +263,7 @@ static bool refuses(const char *fd, bool libddp)
 		void *context = &status;
 		int mask = -1;
 		if (libddp)
-			ddp_page_collective(ddp_page_map(&job), 5);
+			ddp_page_collective(ddp_page_map(&job, NULL), 5, ddp_coarse_ns());
 		_exit(setenv("DDP_PROGRESS_FD", fd, 1) != 0 ||
 		      v6->init(&context, 1, &mask, NULL, 1, WORLD, 3, NULL) != 0 || context != NULL || mask != 0);
 	}

@@ -90,7 +90,7 @@ static void second_context_leaves_the_firsts_slot(void **state)
 	(void)state;
 	ddp_watch_begin_step(first, 12, 5);
 	ddp_watch_phase(first, DDP_PHASE_BACKWARD);
-	ddp_page_collective(ddp_watch_page(first), 45);
+	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
 	ddp_watch *second = open_watch(&job);
 	struct doing doing = doing_now();
 	assert_int_equal(doing.step, 12);
@@ -138,21 +138,21 @@ static void oldest_wait_is_told(void **state)
 	const uint64_t now = ddp_now_ns();
 
 	(void)state;
-	ddp_page_collective(ddp_watch_page(first), 45);
+	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(second), 0, now - 9000000000u, "recv from rank 2");
 	struct doing doing = doing_now();
 	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
 	assert_string_equal(doing.text, "recv from rank 2");
 	assert_true(doing.wait_seconds >= 9);
 	assert_int_equal(doing.collective, 45);
-	ddp_page_collective(ddp_watch_page(first), 46);
+	ddp_page_collective(ddp_watch_page(first), 46, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(first), 46, now - 20000000000u, "barrier");
 	doing = doing_now();
 	assert_int_equal(doing.wait, DOING_WAITS_IN_COLLECTIVE);
 	assert_string_equal(doing.text, "barrier");
 	ddp_page_go_on(ddp_watch_page(first));
 	/* Numbers of the second one's collectives are not the first one's. */
-	ddp_page_collective(ddp_watch_page(second), 2);
+	ddp_page_collective(ddp_watch_page(second), 2, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(second), 2, now - 9000000000u, "all_reduce f32[8] sum");
 	doing = doing_now();
 	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
@@ -178,7 +178,7 @@ static void progress_in_any_context_is_progress(void **state)
 		const uint64_t before = rank.changed_ns;
 		stall_see(&rank, &page, STALL_NO_END, false, now++);
 		assert_int_equal(rank.changed_ns, before);
-		ddp_page_collective(ddp_watch_page(watches[i % COUNT(watches)]), i + 1);
+		ddp_page_collective(ddp_watch_page(watches[i % COUNT(watches)]), i + 1, ddp_coarse_ns());
 		page = shown();
 		stall_see(&rank, &page, STALL_NO_END, false, now);
 		assert_int_equal(rank.changed_ns, now++);
@@ -224,7 +224,7 @@ static void given_identity_of_the_step_is_the_steps(void **state)
 	given.local_rank = DDP_UNKNOWN;
 	ddp_watch *watch = open_watch(&given);
 	ddp_page_wait(ddp_watch_page(watch), 4, 0, "barrier");
-	ddp_page_collective(ddp_watch_page(watch), 4);
+	ddp_page_collective(ddp_watch_page(watch), 4, ddp_coarse_ns());
 	ddp_page_error(ddp_watch_page(watch), DDP_ERR_TIMEOUT, DDP_ERROR_FINAL, 1, NULL, "rank 1 did not come");
 	struct ddp_progress page = shown();
 	assert_int_equal(blame_of(&page, 3), 1);
@@ -340,7 +340,7 @@ static void python_tells_phases_beside_nccl(void **state)
 	assert_string_equal(doing_phase_name(doing_now().phase), "starting");
 	const struct doing starting = doing_now();
 	assert_true(doing_is_busy(&starting));
-	struct ddp_progress *nccl = ddp_page_map_for_nccl(&job);
+	struct ddp_progress *nccl = ddp_page_map_for_nccl(&job, NULL);
 	assert_non_null(nccl);
 	/* A program that tells nothing has started once it has a communicator. */
 	assert_int_equal(doing_now().phase, DOING_NCCL);
@@ -349,7 +349,7 @@ static void python_tells_phases_beside_nccl(void **state)
 	python.python.loss = 0.5;
 	python.python.told = 1;
 	write_python(&python);
-	ddp_page_collective(nccl, 12);
+	ddp_page_collective(nccl, 12, ddp_coarse_ns());
 	ddp_page_wait(nccl, 12, 5, "AllReduce");
 	const struct doing doing = doing_now();
 	char text[256];

@@ -736,7 +736,7 @@ static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
 	ddp_watch_begin_step(watch, 12, 5);
 	ddp_watch_phase(watch, DDP_PHASE_BACKWARD);
 	ddp_watch_bucket(watch, 3);
-	ddp_page_collective(ddp_watch_page(watch), 45);
+	ddp_page_collective(ddp_watch_page(watch), 45, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(watch), 45, 0, "all_reduce f32[262144] sum");
 	ddp_fail(DDP_ERR_PEER, "rank 1 is gone");
 	ddp_watch_error(watch, DDP_ERR_PEER);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "comm/core/comm.h"
 #include "comm/core/futex.h"
+#include "comm/core/record.h"
 
 atomic_int ddp_callbacks_running;
 
@@ -52,6 +53,7 @@ static void note_end(ddp_request *request, ddp_status status)
 	if (status != DDP_OK)
 		ddp_failure_returned(request->comm);
 	request->end_ns = ddp_now_ns();
+	ddp_comm_record_end(request->comm, request->recorded, status, request->end_ns);
 }
 
 static void call_back(ddp_request *request)

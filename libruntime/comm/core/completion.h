@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "ddp.h"
+#include "watch/recorder.h"
 
 /* Who ends a request that is complete, and frees it: the program, or, if it has let go of it, the
    library. */
@@ -23,6 +24,7 @@ struct ddp_request {
 	struct ddp_failure_debt *debt; /* of one that has failed and calls nobody back */
 	bool told;                  /* by another rank: ddp_last_error_is_told() */
 	uint64_t start_ns, end_ns;
+	ddp_recorded recorded;      /* of send, recv and comm/follow */
 	const struct ddp_lane *lane; /* while comm/follow asks for its end */
 	void *work;                 /* of the lane's backend */
 	struct ddp_comparison *comparison; /* of comm/follow, until it is made */

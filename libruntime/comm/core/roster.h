@@ -33,6 +33,7 @@ typedef struct ddp_roster {
 	const ddp_job *job;
 	ddp_key key;        /* of the step, if there is one */
 	struct ddp_progress *page; /* of this rank; NULL: none */
+	const struct ddp_recorder *recorder; /* of its operations; NULL: none */
 	int size;
 	ddp_peer *peers;    /* [size], by world rank */
 	ddp_allocations memory;

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "comm/core/record.h"
 #include "comm/net/net.h"
 #include "comm/p2p/match.h"
 #include "comm/p2p/ring.h"
@@ -15,8 +16,10 @@ void ddp_p2p_add(ddp_comm *comm, ddp_request *request)
 {
 	const ddp_operation *c = &request->operation;
 	const int timeout_ms = c->timeout_ms > 0 ? c->timeout_ms : comm->timeout_ms;
+	const uint64_t now = ddp_now_ns();
 
-	request->deadline_ns = ddp_now_ns() + (uint64_t)timeout_ms * 1000000;
+	request->deadline_ns = now + (uint64_t)timeout_ms * 1000000;
+	request->recorded = ddp_comm_record(comm, c, 0, now);
 	request->open = ddp_match_is_open(c);
 	ddp_request **end = &comm->p2p.added;
 	while (*end != NULL)

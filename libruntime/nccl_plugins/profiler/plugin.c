@@ -9,7 +9,7 @@
 #include "nccl_plugins/profiler/abi.h"
 #include "nccl_plugins/profiler/watch.h"
 
-static int open_comm(void **context, int *mask, int ranks, ddp_nccl_log log)
+static int open_comm(void **context, int *mask, uint64_t id, int ranks, ddp_nccl_log log)
 {
 	*context = NULL;
 	*mask = 0;
@@ -20,7 +20,7 @@ static int open_comm(void **context, int *mask, int ranks, ddp_nccl_log log)
 			    "WORLD_SIZE, DDP_PROGRESS_FD), or it uses libddp, which watches itself");
 		return DDP_NCCL_SUCCESS;
 	}
-	*context = ddp_nccl_watch_comm(ranks);
+	*context = ddp_nccl_watch_comm(ranks, id);
 	if (*context == NULL)
 		return DDP_NCCL_SYSTEM_ERROR;
 	*mask = DDP_NCCL_COLLECTIVE | DDP_NCCL_P2P | DDP_NCCL_KERNEL;
@@ -31,20 +31,18 @@ static int init_v4(void **context, int *mask, const char *name, uint64_t id, int
                    int rank, ddp_nccl_log log)
 {
 	(void)name;
-	(void)id;
 	(void)nodes;
 	(void)rank;
-	return open_comm(context, mask, ranks, log);
+	return open_comm(context, mask, id, ranks, log);
 }
 
 static int init_v5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks,
                    int rank, ddp_nccl_log log)
 {
 	(void)name;
-	(void)id;
 	(void)nodes;
 	(void)rank;
-	return open_comm(context, mask, ranks, log);
+	return open_comm(context, mask, id, ranks, log);
 }
 
 static int start(void *context, void **handle, uint64_t type, void *parent,
@@ -59,7 +57,7 @@ static int start(void *context, void **handle, uint64_t type, void *parent,
 		*handle = ddp_nccl_watch_call(context, &(ddp_nccl_call){
 			.function = details->collective.function, .type = details->collective.type,
 			.count = details->collective.count, .peer = -1,
-			.channels = details->collective.channels });
+			.channels = details->collective.channels, .root = details->collective.root });
 	else if (type == DDP_NCCL_P2P)
 		*handle = ddp_nccl_watch_call(context, &(ddp_nccl_call){
 			.function = details->p2p.function, .type = details->p2p.type,

@@ -20,6 +20,7 @@ enum handle { CALL = 1, KERNEL };
 typedef struct operation {
 	uint8_t call, kernel; /* enum handle */
 	bool under_way;
+	ddp_recorded recorded;
 	struct ddp_nccl_comm *comm;
 	uint64_t order;       /* in its communicator, from 1 */
 	uint64_t collective;  /* its number among the collectives there; 0: a message */
@@ -29,6 +30,8 @@ typedef struct operation {
 } operation;
 
 struct ddp_nccl_comm {
+	uint64_t id;          /* the same on all its ranks */
+	int ranks;
 	uint64_t called;
 	uint64_t collectives, ended; /* called, and the last that has ended: */
 	ddp_nccl_call what;
@@ -38,7 +41,8 @@ struct ddp_nccl_comm {
 
 static struct {
 	pthread_mutex_t lock;
-	struct ddp_progress *page; /* stays mapped */
+	struct ddp_progress *page; /* stays mapped, */
+	ddp_recorder recorder;     /* and so does its ring */
 	int world_size;
 	ddp_nccl_comm *world;      /* NULL: none yet */
 	operation *first, *last;   /* under way */
@@ -57,21 +61,24 @@ static const char *word_for(const char *name, const char *const (*words)[2])
 	return name;
 }
 
+/* Those of ddp_operation_kind and ddp_type, and then those that libddp has not. */
+static const char *const functions[][2] = {
+	[DDP_ALL_REDUCE] = { "AllReduce", "all_reduce" }, [DDP_BROADCAST] = { "Broadcast", "broadcast" },
+	[DDP_REDUCE] = { "Reduce", "reduce" }, [DDP_ALL_GATHER] = { "AllGather", "all_gather" },
+	[DDP_REDUCE_SCATTER] = { "ReduceScatter", "reduce_scatter" }, [DDP_ALL_TO_ALL] = { "AlltoAll", "all_to_all" },
+	[DDP_GATHER] = { "Gather", "gather" }, [DDP_SCATTER] = { "Scatter", "scatter" },
+	[DDP_SEND] = { "Send", "send" }, [DDP_RECV] = { "Recv", "recv" }, { NULL, NULL },
+};
+static const char *const types[][2] = {
+	[DDP_F32] = { "ncclFloat32", "f32" }, [DDP_F64] = { "ncclFloat64", "f64" }, [DDP_F16] = { "ncclFloat16", "f16" },
+	[DDP_BF16] = { "ncclBfloat16", "bf16" }, [DDP_I32] = { "ncclInt32", "i32" }, [DDP_I64] = { "ncclInt64", "i64" },
+	[DDP_U8] = { "ncclUint8", "u8" }, [DDP_I8] = { "ncclInt8", "i8" },
+	{ "ncclUint32", "u32" }, { "ncclUint64", "u64" }, { NULL, NULL },
+};
+
 /* In libddp's words: "NCCL all_reduce f32[262144]". */
 static void describe(const ddp_nccl_call *call, char *text, size_t bytes)
 {
-	static const char *const functions[][2] = {
-		{ "AllReduce", "all_reduce" }, { "Broadcast", "broadcast" }, { "Reduce", "reduce" },
-		{ "AllGather", "all_gather" }, { "ReduceScatter", "reduce_scatter" },
-		{ "AlltoAll", "all_to_all" }, { "Gather", "gather" }, { "Scatter", "scatter" },
-		{ "Send", "send" }, { "Recv", "recv" }, { NULL, NULL },
-	};
-	static const char *const types[][2] = {
-		{ "ncclFloat32", "f32" }, { "ncclFloat64", "f64" }, { "ncclFloat16", "f16" },
-		{ "ncclBfloat16", "bf16" }, { "ncclInt8", "i8" }, { "ncclInt32", "i32" },
-		{ "ncclUint8", "u8" }, { "ncclUint32", "u32" }, { "ncclInt64", "i64" },
-		{ "ncclUint64", "u64" }, { NULL, NULL },
-	};
 	const char *function = word_for(call->function, functions);
 	int used = snprintf(text, bytes, "NCCL %s %s[%zu]", function, word_for(call->type, types),
 	                    call->count);
@@ -86,7 +93,7 @@ static void show_collective(uint64_t number, const ddp_nccl_call *what)
 	char text[sizeof(watch.page->collective_text)];
 
 	describe(what, text, sizeof(text));
-	ddp_page_collective(watch.page, number);
+	ddp_page_collective(watch.page, number, ddp_coarse_ns());
 	ddp_page_wait(watch.page, number, 0, text);
 }
 
@@ -111,6 +118,32 @@ static void show(void)
 	}
 }
 
+/* ---- the ring -------------------------------------------------------------------------- */
+
+static uint8_t number_of(const char *name, const char *const (*words)[2], size_t known)
+{
+	for (size_t i = 0; i < known; i++)
+		if (strcmp(words[i][0], name) == 0)
+			return (uint8_t)i;
+	return DDP_RECORD_NAMED;
+}
+
+static void record(operation *o)
+{
+	const uint8_t kind = number_of(o->what.function, functions, DDP_RECV + 1);
+	const uint8_t type = number_of(o->what.type, types, DDP_I8 + 1);
+	const bool rooted = kind == DDP_BROADCAST || kind == DDP_REDUCE || kind == DDP_GATHER || kind == DDP_SCATTER;
+
+	o->recorded = ddp_record_begin(&watch.recorder, &(struct ddp_record_entry){
+		.number = o->collective, .group = o->comm->id, .count = o->what.count, .begin_ns = ddp_coarse_ns(),
+		.peer = o->what.peer >= 0 ? o->what.peer : rooted ? o->what.root : -1, .ranks = (uint32_t)o->comm->ranks,
+		.kind = kind, .type = type, .op = DDP_RECORD_NAMED,
+		.flags = DDP_RECORD_DEVICE | (o->comm->ranks == watch.world_size ? DDP_RECORD_OF_ALL : 0) });
+	if (o->recorded.entry != NULL && (kind == DDP_RECORD_NAMED || type == DDP_RECORD_NAMED))
+		snprintf(o->recorded.entry->name, sizeof(o->recorded.entry->name), "%s %s", word_for(o->what.function, functions),
+		         word_for(o->what.type, types));
+}
+
 /* ---- operations ------------------------------------------------------------------------ */
 
 static void begin(operation *o)
@@ -126,6 +159,7 @@ static void begin(operation *o)
 	else
 		watch.first = o;
 	watch.last = o;
+	record(o);
 }
 
 static void end(operation *o)
@@ -133,6 +167,7 @@ static void end(operation *o)
 	if (!o->under_way)
 		return;
 	o->under_way = false;
+	ddp_record_end(o->recorded, DDP_OK, ddp_coarse_ns());
 	if (o->collective > o->comm->ended) {
 		o->comm->ended = o->collective;
 		o->comm->what = o->what;
@@ -177,7 +212,7 @@ bool ddp_nccl_watch_open(void)
 
 	pthread_mutex_lock(&watch.lock);
 	if (watch.page == NULL && job.rank >= 0 && job.local_rank >= 0 && job.world_size > 0) {
-		watch.page = ddp_page_map_for_nccl(&job);
+		watch.page = ddp_page_map_for_nccl(&job, &watch.recorder);
 		watch.world_size = job.world_size;
 	}
 	bool open = watch.page != NULL;
@@ -185,12 +220,14 @@ bool ddp_nccl_watch_open(void)
 	return open;
 }
 
-ddp_nccl_comm *ddp_nccl_watch_comm(int ranks)
+ddp_nccl_comm *ddp_nccl_watch_comm(int ranks, uint64_t id)
 {
 	ddp_nccl_comm *comm = calloc(1, sizeof(*comm));
 
 	if (comm == NULL)
 		return NULL;
+	comm->id = id;
+	comm->ranks = ranks;
 	pthread_mutex_lock(&watch.lock);
 	if (watch.world == NULL && ranks == watch.world_size)
 		watch.world = comm;

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct ddp_nccl_comm ddp_nccl_comm;
 
@@ -20,14 +21,15 @@ typedef struct ddp_nccl_call {
 	size_t count;
 	int peer;             /* of send and recv; -1: a collective */
 	int channels;
+	int root;             /* of collectives that have one */
 } ddp_nccl_call;
 
 /* Is there a page to write to? Not if the plugin gave none, and not if libddp writes it:
    such a program describes itself. */
 bool ddp_nccl_watch_open(void);
-/* A communicator of so many ranks; NULL: no memory. The first of all ranks is the one
-   whose operations have numbers in the page. */
-ddp_nccl_comm *ddp_nccl_watch_comm(int ranks);
+/* A communicator of so many ranks, with a number that all of them have for it; NULL: no memory. The first of all
+   ranks is the one whose operations have numbers in the page. */
+ddp_nccl_comm *ddp_nccl_watch_comm(int ranks, uint64_t id);
 void ddp_nccl_watch_comm_end(ddp_nccl_comm *comm);
 
 /* An operation was called: its handle, which lasts for the next 4095 of `comm`. */
