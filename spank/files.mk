@@ -42,6 +42,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/timeline.h \
 	spank/failure/node/blame_node.c spank/failure/node/blame_node.h \
 	spank/failure/node/ends.c spank/failure/node/ends.h \
+	spank/failure/node/flight.c spank/failure/node/flight.h \
 	spank/failure/node/journal.c spank/failure/node/journal.h \
 	spank/failure/node/lease.c spank/failure/node/lease.h \
 	spank/failure/node/link.c spank/failure/node/link.h \
@@ -69,6 +70,12 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/stall_words.c spank/failure/srun/stall_words.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
+	spank/record/dump.c spank/record/dump.h \
+	spank/record/folder.c spank/record/folder.h \
+	spank/record/rings.c spank/record/rings.h \
+	spank/record/stack.c spank/record/stack.h \
+	spank/record/text.c spank/record/text.h \
+	spank/record/threads.c spank/record/threads.h \
 	spank/restart/agent.c spank/restart/agent.h \
 	spank/restart/deal.c spank/restart/deal.h \
 	spank/restart/dealer.c spank/restart/dealer.h \
@@ -89,8 +96,7 @@ spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
 	spank/status/local.c spank/status/local.h \
 	spank/status/textfile.c spank/status/textfile.h \
 	spank/status/process.c spank/status/process.h \
-	spank/status/probe.c spank/status/probe.h \
-	spank/status/stack.c spank/status/stack.h
+	spank/status/probe.c spank/status/probe.h
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS)
 spank_status_ddp_status_SOURCES = spank/status/main.c \

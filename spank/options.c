@@ -177,16 +177,31 @@ static bool read_timeout(struct settings *settings, struct value value)
 	return true;
 }
 
-static bool read_trace(struct settings *settings, struct value value)
+static bool read_folder(char dir[PATH_TEXT_MAX], struct value value)
 {
-	if (value.text == NULL || value.length == 0 || value.length >= sizeof(settings->trace_dir))
+	if (value.text == NULL || value.length == 0 || value.length >= PATH_TEXT_MAX)
 		return false;
 	for (size_t i = 0; i < value.length; i++)
 		if (iscntrl((unsigned char)value.text[i]))
 			return false;
-	memcpy(settings->trace_dir, value.text, value.length);
-	settings->trace_dir[value.length] = '\0';
+	memcpy(dir, value.text, value.length);
+	dir[value.length] = '\0';
 	return true;
+}
+
+static bool read_trace(struct settings *settings, struct value value)
+{
+	return read_folder(settings->trace_dir, value);
+}
+
+/* Processes of the plugin's write there, which do not know the program's folder. A user turns a site's folder off by "no". */
+static bool read_record(struct settings *settings, struct value value)
+{
+	if (value.text != NULL && value_is(value, "no")) {
+		settings->record_dir[0] = '\0';
+		return true;
+	}
+	return value.text != NULL && value.length > 0 && value.text[0] == '/' && read_folder(settings->record_dir, value);
 }
 
 /* Whether NCCL or Python is to load something, and perhaps from where. */
@@ -388,6 +403,13 @@ static const char *tell_python(const struct settings *settings, char *text, size
 	return settings->python ? "yes" : NULL;
 }
 
+static const char *tell_record(const struct settings *settings, char *text, size_t bytes)
+{
+	(void)text;
+	(void)bytes;
+	return settings->record_dir[0] != '\0' ? settings->record_dir : NULL;
+}
+
 /* The one list of keys. srun --help and the messages are made of it, and a test holds the manual
    against it (tests/unit/test_spank_docs.sh). */
 static const struct option options[] = {
@@ -406,6 +428,8 @@ static const struct option options[] = {
 	  .variable = "DDP_TIMEOUT", .tell = tell_timeout },
 	{ .name = "trace", .read = read_trace, .expects = "a directory of at most 1023 bytes",
 	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
+	{ .name = "record", .read = read_record, .expects = "a directory that begins with /, of at most 1023 bytes, or no",
+	  .variable = "DDP_RECORD_DIR", .tell = tell_record },
 	{ .name = "watch", .read = read_watch,
 	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
 	{ .name = "python", .read = read_python,

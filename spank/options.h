@@ -44,6 +44,7 @@ struct settings {
 	char bucket_mb[16];            /* "" : the library's default */
 	uint32_t timeout_seconds;      /* 0: the library's default */
 	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
+	char record_dir[PATH_TEXT_MAX]; /* of flight records; "": none are written */
 	bool watch;                    /* NCCL programs, too */
 	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
 	bool nccl_net;                 /* NCCL goes through UCX */

@@ -102,6 +102,31 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 		agents_make(&stepd->node.supervise.agents, local_tasks, &request->error);
 }
 
+/* Says whose files the flight records become, and where they go. */
+static void note_record(spank_t spank, struct stepd *stepd, uid_t owner, uint32_t step_id)
+{
+	const struct settings *settings = &stepd->request->settings;
+	struct record_place *place = &stepd->node.flight.place;
+	gid_t *groups = NULL;
+	int count = 0;
+
+	/* Processes that a launcher starts have no pages. */
+	if (settings->record_dir[0] == '\0' || settings->launcher || settings->check != CHECK_NO)
+		return;
+	if (spank_get_item(spank, S_JOB_GID, &place->group) != ESPANK_SUCCESS ||
+	    spank_get_item(spank, S_JOB_ID, &place->job) != ESPANK_SUCCESS) {
+		slurm_error("ddp: record=: Slurm does not give the user's group or the job's id");
+		return;
+	}
+	if (spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count) != ESPANK_SUCCESS)
+		count = 0;
+	for (int i = 0; i < count && groups != NULL && place->group_count < RECORD_GROUPS_MAX; i++)
+		place->groups[place->group_count++] = groups[i];
+	place->user = owner;
+	place->step = step_id;
+	memcpy(place->dir, settings->record_dir, sizeof(settings->record_dir));
+}
+
 void stepd_begin(spank_t spank, struct stepd *stepd)
 {
 	struct request *request = stepd->request;
@@ -153,6 +178,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		slurm_error("ddp: %s", error.text);
 		return;
 	}
+	note_record(spank, stepd, owner, step_id);
 	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
 	if (environment_get(environment, "SLURM_DDP_RESTART") != NULL)
 		make_agents(stepd, local_tasks);

@@ -17,6 +17,7 @@
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
+#include "spank/record/folder.h"
 #include "spank/restart/agent.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/renumber.h"
@@ -294,6 +295,7 @@ static void make_witness(const struct stepd *stepd)
 	watch.relay = stepd->node.relay;
 	watch.wanted = (struct unseen_wanted){ .stall = seconds > 0, .watch = stepd->request->settings.watch,
 		                               .python = stepd->request->settings.python };
+	watch.flight.place = stepd->node.flight.place;
 	report_slurmstepd(shared->node, stepd->node.supervise.local_tasks, shared->world_size, text,
 	                  sizeof(text));
 	witness_make(&shared->witness, &words);
@@ -386,13 +388,25 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 	return take_generation(spank, stepd, facts, identity, error);
 }
 
+/* The task is the user's process. A folder that cannot be written to is to be known now, and not when a record is needed. */
+static bool make_record_folder(const struct stepd *stepd, const struct identity *identity, struct error *error)
+{
+	const struct record_place *place = &stepd->node.flight.place;
+	struct error reason;
+
+	if (place->dir[0] == '\0' || identity->local_rank != 0 ||
+	    record_folder_make(place->dir, place->job, place->step, &reason))
+		return true;
+	return error_set(error, "%s: %s", identity->node_name, reason.text);
+}
+
 static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *error)
 {
 	bool has_agent = stepd->node.supervise.agents.shared != NULL;
 	struct step_facts facts;
 	struct identity identity;
 
-	if (!introduce_task(spank, stepd, &facts, &identity, error))
+	if (!introduce_task(spank, stepd, &facts, &identity, error) || !make_record_folder(stepd, &identity, error))
 		return false;
 	if (stepd->request->settings.check != CHECK_NO)
 		identity_without_spares(&identity, &stepd->request->settings);

@@ -361,6 +361,7 @@ check_PROGRAMS += \
 	tests/unit/test_optimizers_device \
 	tests/unit/test_options \
 	tests/unit/test_preflight \
+	tests/unit/test_record \
 	tests/unit/test_safetensors \
 	tests/unit/test_sampler \
 	tests/unit/test_silence \
@@ -606,11 +607,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
 TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
 	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
+	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
 TESTS += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
@@ -623,8 +624,9 @@ EXTRA_DIST += tests/python/test_python_checkpoint.py tests/python/test_python_do
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
 noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe \
-	tests/cluster/link_probe
+	tests/cluster/link_probe tests/cluster/record_probe
 tests_cluster_link_probe_LDADD = spank/libspankcore.la libruntime/libddpcore.la
+tests_cluster_record_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_silence_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_storm_probe_LDADD = libruntime/libddpcore.la
 tests_cluster_wireup_probe_LDADD = libruntime/libddpcore.la

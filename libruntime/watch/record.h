@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The flight recorder's memory: a ring of the last operations for each slot of a rank's progress page. It lies
- * in the same memory file as the pages (watch/progress.h), so that it outlives the rank. Behind all pages the file has
- * an area for each task, and at its end a page that says where these areas are. A file of an older plugin lacks that
- * page, and then nothing is recorded.
+ * in the same memory file as the pages (watch/progress.h), so that it outlives the rank. Behind all tasks' pages the file
+ * has an area for each task, and its last page, the node's own, says for how many. A file of an older plugin does not say
+ * it, and then nothing is recorded.
  *
  * The SPANK plugin makes the file. libddp, the profiler plugin of NCCL's and slurm_ddp write the rings. The plugin and
  * ddp-status read them and trust nothing there: spank/record/rings.h.
@@ -22,14 +22,15 @@
 #define DDP_RECORD_HEADS_BYTES 4096  /* of a task's area: its heads, and behind them its rings */
 #define DDP_RECORD_RING_BYTES (DDP_RECORD_ENTRIES * DDP_RECORD_ENTRY_BYTES)
 #define DDP_RECORD_AREA_BYTES (DDP_RECORD_HEADS_BYTES + DDP_PROGRESS_SLOTS * DDP_RECORD_RING_BYTES)
-#define DDP_RECORD_PLACE_BYTES 4096
+#define DDP_RECORD_PLACE_BYTES 2048  /* half of the node's page: it begins with struct ddp_progress_node */
 
-/* A file for so many tasks; the area of a task in it; and where the file says so. */
+/* The area of a task in a file for so many tasks; the node's page; where that says so; and the file's size. */
 #define DDP_RECORD_AREA_OFFSET(tasks, task) ((uint64_t)(tasks) * DDP_PROGRESS_BYTES + (uint64_t)(task) * DDP_RECORD_AREA_BYTES)
-#define DDP_RECORD_PLACE_OFFSET(tasks) DDP_RECORD_AREA_OFFSET(tasks, tasks)
-#define DDP_RECORD_FILE_BYTES(tasks) (DDP_RECORD_PLACE_OFFSET(tasks) + DDP_RECORD_PLACE_BYTES)
+#define DDP_RECORD_NODE_OFFSET(tasks) DDP_RECORD_AREA_OFFSET(tasks, tasks)
+#define DDP_RECORD_FILE_BYTES(tasks) (DDP_RECORD_NODE_OFFSET(tasks) + DDP_PROGRESS_BYTES)
+#define DDP_RECORD_PLACE_OFFSET(tasks) (DDP_RECORD_FILE_BYTES(tasks) - DDP_RECORD_PLACE_BYTES)
 
-/* The last page of the file begins with this. */
+/* The second half of the node's page begins with this. */
 struct ddp_record_place {
 	uint32_t magic, version;
 	uint32_t tasks; /* of the node */

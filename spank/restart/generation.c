@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "spank/base/pause.h"
+#include "spank/failure/node/flight.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/nodelist.h"
 #include "spank/restart/agent.h"
@@ -123,8 +124,10 @@ static void look_at_steps(struct generation *generation)
 /* Nothing that ends from now on is judged. */
 static void end(struct generation *generation, uint32_t number)
 {
-	if (generation->state == GENERATION_RUNS)
+	if (generation->state == GENERATION_RUNS) {
 		look_at_steps(generation);
+		flight_note_failure(&generation->node->flight, &generation->node->supervise);
+	}
 	generation->state = GENERATION_ENDS;
 	generation->ended_ns = ddp_now_ns();
 	generation->number = number;

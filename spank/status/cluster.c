@@ -179,14 +179,15 @@ static bool take_line(const char *line, size_t rows_max, struct row **rows, size
 }
 
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
-                   struct row **rows, size_t *count)
+                   const char *dump, struct row **rows, size_t *count)
 {
 	char interval[32], id[48], nodes[40];
+	const char *const first = stacks ? "--stack" : dump, *const second = stacks ? dump : NULL;
 	char *const command[] = { "srun", id, nodes, "--overlap", "--ntasks-per-node=1",
 		                  "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
 		                  "--input=none", "--quiet", "--kill-on-bad-exit=0", "--chdir=/",
 		                  "--job-name=ddp-status", (char *)program, "--probe", "--interval",
-		                  interval, (char *)what, stacks ? "--stack" : NULL, NULL };
+		                  interval, (char *)what, (char *)first, (char *)second, NULL };
 	char *line = malloc(LINE_MAX_BYTES);
 	struct child child;
 	bool fine = true;

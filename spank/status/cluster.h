@@ -22,9 +22,10 @@ bool cluster_find_job(const char *id, struct job *job);
 /*
  * Runs `program --probe` once on each node of the job, beside what runs there,
  * as the job's owner, and collects the rows. False, with a sentence on stderr, if
- * that cannot be done; a node that does not answer only lacks its rows.
+ * that cannot be done; a node that does not answer only lacks its rows. `dump` is a further option of the probe's, or
+ * NULL.
  */
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
-                   struct row **rows, size_t *count);
+                   const char *dump, struct row **rows, size_t *count);
 
 #endif

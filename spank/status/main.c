@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "spank/record/dump.h"
 #include "spank/status/cluster.h"
 #include "spank/status/local.h"
 #include "spank/status/probe.h"
@@ -26,6 +27,7 @@ struct options {
 	int watch_ms;    /* 0: once */
 	int interval_ms;
 	char what[64], job[32]; /* "": all of this node */
+	char dump[RECORD_DIR_MAX + 8]; /* "--dump" or "--dump=DIR", as the nodes get it; "": not */
 	int64_t step;    /* below 0: all */
 };
 
@@ -43,6 +45,8 @@ static void print_help(void)
 	       "  --watch SECONDS     again and again, with a pause of so long\n"
 	       "  --interval SECONDS  measure CPU time over so long (default 0.5)\n"
 	       "  --stack             also the stacks of Python's threads, of programs with slurm_ddp\n"
+	       "  --dump[=DIR]        also have each rank's flight record written: below DIR, or where\n"
+	       "                      --ddp=record= said. `ddp-report --record DIR` merges them\n"
 	       "  --json              the same as --format json\n"
 	       "  --help              this text\n"
 	       "  --version           the version\n"
@@ -100,6 +104,15 @@ static bool parse_format(const char *text, enum format *format)
 	return false;
 }
 
+/* NULL: the step's own directory. */
+static bool parse_dump(const char *dir, struct options *options)
+{
+	if (dir != NULL && (dir[0] != '/' || strlen(dir) >= RECORD_DIR_MAX))
+		return false;
+	snprintf(options->dump, sizeof(options->dump), "--dump%s%s", dir != NULL ? "=" : "", dir != NULL ? dir : "");
+	return true;
+}
+
 static int usage(const char *problem, const char *what)
 {
 	fprintf(stderr, "ddp-status: %s%s\nTry 'ddp-status --help'.\n", problem, what);
@@ -111,6 +124,8 @@ static int check_options(const struct options *options)
 {
 	if (options->textfile != NULL && options->format != FORMAT_PROMETHEUS)
 		return usage("--textfile takes the format prometheus only", "");
+	if (options->dump[0] != '\0' && options->node)
+		return usage("--dump is for a job", "");
 	if (options->stacks && (options->node || options->format == FORMAT_PROMETHEUS))
 		return usage("--stack goes with a job, as table or JSON", "");
 	return -1;
@@ -124,6 +139,7 @@ static int parse_options(int argc, char **argv, struct options *options)
 		{ "json", no_argument, NULL, 'j' },        { "stack", no_argument, NULL, 's' },
 		{ "probe", no_argument, NULL, 'p' },   { "format", required_argument, NULL, 'f' },
 		{ "node", no_argument, NULL, 'n' },    { "textfile", required_argument, NULL, 't' },
+		{ "dump", optional_argument, NULL, 'd' },
 		{ "help", no_argument, NULL, 'h' },        { "version", no_argument, NULL, 'v' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -152,6 +168,10 @@ static int parse_options(int argc, char **argv, struct options *options)
 			break;
 		case 's': options->stacks = true; break;
 		case 'p': options->probe = true; break;
+		case 'd':
+			if (!parse_dump(optarg, options))
+				return usage("--dump takes a directory that begins with /, of at most 1023 bytes, not ", optarg);
+			break;
 		case 'h': print_help(); return EXIT_SHOWN;
 		case 'v': printf("ddp-status %s\n", PACKAGE_VERSION); return EXIT_SHOWN;
 		default: return usage("see above", "");
@@ -225,8 +245,8 @@ static int show(const struct options *options, const struct job *job, const char
 {
 	struct row *rows = NULL;
 	size_t count = 0;
-	bool shown = cluster_probe(job, program, options->what, options->interval_ms, options->stacks, &rows,
-	                           &count);
+	bool shown = cluster_probe(job, program, options->what, options->interval_ms, options->stacks,
+	                           options->dump[0] != '\0' ? options->dump : NULL, &rows, &count);
 
 	name_owner(job, rows, count);
 	if (shown && !rows_arrange(&rows, &count, job->ranks_max)) {
@@ -293,8 +313,10 @@ int main(int argc, char **argv)
 	if (status >= 0)
 		return status;
 	if (options.probe) {
+		const char *dir = strchr(options.dump, '=');
 		const struct probe probe = { .job = atoll(options.job), .slurm_step = options.step,
-			                     .interval_ms = options.interval_ms, .stacks = options.stacks };
+			                     .interval_ms = options.interval_ms, .stacks = options.stacks,
+			                     .dump = options.dump[0] != '\0', .dump_dir = dir != NULL ? dir + 1 : "" };
 		return probe_run(&probe, stdout) ? EXIT_SHOWN : EXIT_NOTHING;
 	}
 	if (options.node) {

@@ -15,9 +15,10 @@
 #include "base/clock.h"
 #include "spank/failure/doing.h"
 #include "spank/failure/slots.h"
+#include "spank/record/dump.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/status/stack.h"
+#include "spank/record/stack.h"
 
 enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 
@@ -28,6 +29,7 @@ struct member {
 	char partition[ROW_NAME_MAX];
 	bool ranked;     /* it has RANK: the plugin or a launcher gave it one */
 	int progress_fd; /* as DDP_PROGRESS_FD says; -1: none */
+	char record_dir[RECORD_DIR_MAX]; /* "": none */
 	struct stack stack;
 };
 
@@ -93,6 +95,8 @@ static bool read_member(const struct probe *probe, pid_t pid, struct member *mem
 			member->partition[0] = '\0';
 		fd = number_of(block, bytes, "DDP_PROGRESS_FD");
 		member->progress_fd = fd >= 0 && fd < 1 << 20 ? (int)fd : -1;
+		if (!process_variable(block, bytes, "DDP_RECORD_DIR", member->record_dir, sizeof(member->record_dir)))
+			member->record_dir[0] = '\0';
 	}
 	free(block);
 	return ours && member->slurm_step >= 0 && member->slurm_step < BATCH_STEPS_FROM &&
@@ -180,27 +184,33 @@ static void read_node(int fd, off_t bytes, int64_t local_rank, struct row *row)
 		row->stalls = node.stalls;
 }
 
-/* The rank's page, opened anew from a process that has it: the kernel checks
-   that it is the user's. False if this is no such file, or too short. */
-static bool read_page(const struct member *member, struct ddp_progress *page, struct row *row)
+/* The memory file of the node's pages, opened anew from a process that has it: the kernel checks
+   that it is the user's. -1: the process has no such file. */
+static int open_pages(const struct member *member)
 {
-	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	char path[64], link[64];
-	struct stat info;
 	ssize_t length;
-	bool got;
-	int fd;
 
 	if (member->progress_fd < 0 || member->local_rank < 0 || member->local_rank >= LOCAL_RANKS_MAX)
-		return false;
+		return -1;
 	snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)member->process.pid, member->progress_fd);
 	length = readlink(path, link, sizeof(link) - 1);
 	if (length < 0)
-		return false;
+		return -1;
 	link[length] = '\0';
 	/* Anything else might block, or do something when it is opened. */
-	if (strncmp(link, "/memfd:ddp_progress", 19) != 0 ||
-	    (fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)) < 0)
+	return strncmp(link, "/memfd:ddp_progress", 19) == 0 ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
+}
+
+/* The rank's page. False if there is none. */
+static bool read_page(const struct member *member, struct ddp_progress *page, struct row *row)
+{
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
+	const int fd = open_pages(member);
+	struct stat info;
+	bool got;
+
+	if (fd < 0)
 		return false;
 	got = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) &&
 	      pread(fd, slots, sizeof(slots), (off_t)member->local_rank * DDP_PROGRESS_BYTES) == (ssize_t)sizeof(slots);
@@ -332,6 +342,76 @@ static size_t end_of_rank(const struct members *members, size_t begin)
 	return end;
 }
 
+/* ---- flight records --------------------------------------------------------------- */
+
+static const char *node_name(void)
+{
+	static char host[ROW_NAME_MAX];
+	const char *node = getenv("SLURMD_NODENAME");
+
+	gethostname(host, sizeof(host) - 1);
+	return node != NULL ? node : host;
+}
+
+/* The members from `begin` to `end` are of one step, with all its ranks on this node. */
+static bool dump_step(const struct probe *probe, const struct members *members, size_t begin, size_t end)
+{
+	const struct member *first = &members->item[begin];
+	struct record_place place = { .job = (uint32_t)first->job, .step = (uint32_t)first->slurm_step,
+		                      .user = geteuid() };
+	struct record_task *tasks = calloc(end - begin, sizeof(*tasks));
+	struct record_order order = { .place = &place, .reason = "asked", .node = node_name(), .tasks = tasks,
+		                      .world_size = first->world_size > 0 ? (uint32_t)first->world_size : 0,
+		                      .generation = first->restarts >= 0 ? (uint32_t)first->restarts + 1 : 0, .stacks = true };
+	struct rings_source source = { .file = -1 };
+	struct stat info;
+	struct error error;
+	bool fine;
+
+	snprintf(place.dir, sizeof(place.dir), "%s", probe->dump_dir[0] != '\0' ? probe->dump_dir : first->record_dir);
+	if (place.dir[0] == '\0') {
+		fprintf(stderr, "ddp-status: step %u.%u has no record=DIR of --ddp: give --dump=DIR\n", place.job, place.step);
+		free(tasks);
+		return true;
+	}
+	for (size_t i = begin; i < end && tasks != NULL; i++) {
+		const struct member *member = &members->item[i];
+		if (source.file < 0)
+			source.file = open_pages(member);
+		if ((i > begin && member->rank == members->item[i - 1].rank) || member->local_rank < 0 ||
+		    member->local_rank >= LOCAL_RANKS_MAX)
+			continue;
+		tasks[order.count++] = (struct record_task){ .local_task = (uint32_t)member->local_rank,
+			.rank = (uint32_t)member->rank, .pid = member->process.pid };
+	}
+	if (source.file >= 0 && fstat(source.file, &info) == 0 && S_ISREG(info.st_mode))
+		source.bytes = (uint64_t)info.st_size;
+	fine = tasks != NULL && source.bytes > 0 && record_dump(&order, &source, &error);
+	if (source.file < 0 || source.bytes == 0)
+		fprintf(stderr, "ddp-status: %s: step %u.%u has no progress pages\n", order.node, place.job, place.step);
+	else if (!fine)
+		fprintf(stderr, "ddp-status: %s: %s\n", order.node, tasks != NULL ? error.text : "no memory");
+	else if (first->rank == 0)
+		fprintf(stderr, "ddp-status: the records are in %s/%u.%u; 'ddp-report --record %s/%u.%u' merges them\n", place.dir,
+		        place.job, place.step, place.dir, place.job, place.step);
+	if (source.file >= 0)
+		close(source.file);
+	free(tasks);
+	return fine;
+}
+
+static bool dump_all(const struct probe *probe, const struct members *members)
+{
+	bool fine = true;
+
+	for (size_t begin = 0, end; begin < members->count; begin = end) {
+		for (end = begin; end < members->count && of_one_step(&members->item[end], &members->item[begin]); end++)
+			continue;
+		fine &= dump_step(probe, members, begin, end);
+	}
+	return fine;
+}
+
 bool probe_run(const struct probe *probe, FILE *output)
 {
 	const struct timespec pause = { .tv_sec = probe->interval_ms / 1000,
@@ -345,6 +425,7 @@ bool probe_run(const struct probe *probe, FILE *output)
 		qsort(members.item, members.count, sizeof(*members.item), by_rank);
 		nanosleep(&pause, NULL);
 	}
+	const bool dumped = !fine || !probe->dump || dump_all(probe, &members);
 	/* All processes are asked at once, so that several ranks that do not answer cost the time of one. */
 	for (size_t begin = 0, end; fine && probe->stacks && begin < members.count; begin = end) {
 		end = end_of_rank(&members, begin);
@@ -356,5 +437,5 @@ bool probe_run(const struct probe *probe, FILE *output)
 		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns), stacks_ns, output);
 	}
 	free(members.item);
-	return fine && fflush(output) == 0;
+	return fine && dumped && fflush(output) == 0;
 }

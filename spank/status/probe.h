@@ -17,6 +17,8 @@ struct probe {
 	int interval_ms;      /* between two looks, for the CPU time */
 	bool own_only;        /* leave out other users' processes, which root could read */
 	bool stacks;          /* ask processes of Python for their stacks */
+	bool dump;            /* write flight records, */
+	const char *dump_dir; /* below this directory; "": as the step's record= says */
 };
 
 /* Writes one line of JSON for each rank. False, with a sentence on

@@ -33,7 +33,7 @@ spank()
 	root=. folder=spank
 	floors=(spank/base spank/options spank/site spank/request spank/identity spank/launch
 		spank/restart/deal spank/restart/renumber spank/restart/descend spank/restart/agent
-		spank/failure spank/failure/node spank/restart/generation spank/failure/node/ends
+		spank/failure spank/record spank/failure/node spank/restart/generation spank/failure/node/ends
 		spank/failure/srun spank/restart spank/status
 		spank/ask spank/kill spank/shrink spank/survive spank/note spank/requeue spank/srun spank/stepd spank/task spank/plugin)
 	interfaces=()

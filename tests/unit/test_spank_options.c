@@ -79,6 +79,7 @@ static const char *shown(const struct settings *s)
 	TEXT(bucket_mb);
 	NUMBER(timeout_seconds);
 	TEXT(trace_dir);
+	TEXT(record_dir);
 	NUMBER(watch);
 	TEXT(watch_path);
 	NUMBER(python);
@@ -108,6 +109,7 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "bucket-mb=65536", "bucket_mb=65536 " },
 	{ "timeout=1", "timeout_seconds=1 " }, { "timeout=604800", "timeout_seconds=604800 " },
 	{ "trace=/scratch/a=b c", "trace_dir=/scratch/a=b c " },
+	{ "record=/scratch/a=b c", "record_dir=/scratch/a=b c " }, { "record=no", "" },
 	{ "python", "python=1 " }, { "python=/opt/p", "python=1 python_path=/opt/p " }, { "python=no", "" },
 	{ "watch", "watch=1 " }, { "watch=/p.so", "watch=1 watch_path=/p.so " }, { "watch=no", "" },
 	{ "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
@@ -168,6 +170,7 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "bucket-mb=1.0000000000000000", "'bucket-mb'" }, { "bucket-mb=1.2.3", "'bucket-mb'" },
 	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
 	{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
+	{ "record", "'record' needs a value" }, { "record=", "'record'" }, { "record=a", "'record'" }, { "record=/a\nb", "'record'" },
 	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
 	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },

@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/status/stack.h"
+#include "spank/record/stack.h"
 
 static struct row row_of(const char *text)
 {

@@ -53,7 +53,7 @@ bool node_tell(struct node *node, const struct relay_news *news)
 
 void node_begin_again(struct node *node)
 {
-	node->told_later = node->told_hearsay = node->told_cause = false;
+	node->told_later = node->told_hearsay = node->told_cause = node->flight.failed = false;
 	node->relay.port = node->relay_port;
 }
 
@@ -394,6 +394,8 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	task->wait_status = judge_status(ended->wait_status, blame_ends_in_error(&progress));
 	news.wait_status = task->wait_status;
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	if (judge_task_end(task->wait_status) != END_FINE)
+		flight_note_failure(&node->flight, &node->supervise);
 	/* srun is to know of the node before it hears that the step has ended well. One that is out of
 	   reach is not to hold up each of many tasks. */
 	if (judge_task_end(task->wait_status) == END_FINE &&
@@ -446,6 +448,7 @@ void node_end(struct node *node)
 
 	/* First: what the witness tells could come later, and be older. */
 	witness_end(&supervise->shared->witness);
+	flight_note_end(&node->flight, supervise);
 	/* Between two looks, such a rank has gone on and ended. */
 	if (atomic_load(&supervise->shared->late))
 		stall_tell_unwatched(supervise, &node->relay);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "spank/failure/judge.h"
+#include "spank/failure/node/flight.h"
 #include "spank/failure/node/link.h"
 #include "spank/failure/node/supervise.h"
 #include "spank/failure/relay.h"
@@ -32,6 +33,7 @@ struct node {
 	uint32_t report_looks;
 	atomic_bool witness_lost; /* somebody other than Slurm has killed the witness and its keeper */
 	bool told_later, told_hearsay, told_cause; /* by what the verdict was */
+	struct flight flight; /* of record= */
 	uint16_t relay_port; /* with restart=: srun's, that of `relay` in a new generation */
 	/* With restart=, as in generation.h; NULL: nobody asks. */
 	bool (*find_address)(const char *node, char *address, size_t bytes);

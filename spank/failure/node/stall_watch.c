@@ -29,7 +29,7 @@ int stall_watch_period_ms(uint32_t seconds)
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
                       struct error *error)
 {
-	size_t count = supervise->local_tasks, bytes = (count + 1) * DDP_PROGRESS_BYTES;
+	size_t count = supervise->local_tasks, bytes = DDP_RECORD_FILE_BYTES(count);
 	void *pages, *ranks;
 
 	*watch = (struct stall_watch){ .shared = supervise->shared, .opened_ns = ddp_now_ns(), .count = supervise->local_tasks,
@@ -52,7 +52,7 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 	}
 	watch->pages = pages;
 	watch->ranks = ranks;
-	watch->node = (void *)(watch->pages + count * DDP_PROGRESS_BYTES);
+	watch->node = (void *)(watch->pages + DDP_RECORD_NODE_OFFSET(count));
 	/* A witness that goes on with another one's watch goes on counting. */
 	if (seconds > 0) {
 		watch->node->stall_seconds = seconds;
@@ -63,7 +63,7 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 
 static void close_watch(struct stall_watch *watch)
 {
-	munmap(watch->pages, ((size_t)watch->count + 1) * DDP_PROGRESS_BYTES);
+	munmap(watch->pages, DDP_RECORD_FILE_BYTES(watch->count));
 	munmap(watch->ranks, watch->count * sizeof(*watch->ranks));
 }
 
@@ -230,6 +230,8 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 	else if (!note.stalled && watch->shared->world_size > watch->count)
 		late = stall_judge_late(&node, now_ns, &note);
 	unseen = !stopping && !late && !note.stalled && is_unseen(watch, &node, now_ns, &note);
+	flight_note_stall(&watch->flight, &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation },
+	                  note.stalled && !watch->told);
 	/* Such a rank's times go on. */
 	if (note.stalled != watch->told || late || unseen || watch->late || watch->unanswered) {
 		if (note.stalled && !watch->told)

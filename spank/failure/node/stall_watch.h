@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/failure/node/flight.h"
 #include "spank/failure/node/stall.h"
 #include "spank/failure/node/supervise.h"
 #include "spank/failure/node/unseen.h"
@@ -33,6 +34,7 @@ struct stall_watch {
 	uint32_t generation;        /* that the above is about */
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
+	struct flight flight;       /* of record= */
 };
 
 /* Looks for stall=`seconds` come this far apart: a stall is noticed that much later at most. */

@@ -19,6 +19,7 @@
 #include "spank/failure/node/stall.h"
 #include "spank/failure/slots.h"
 #include "spank/failure/timeline.h"
+#include "watch/record.h"
 
 /*
  * Scripts use descriptors below 10, and shells some above. Linux gives a process
@@ -32,10 +33,11 @@ static size_t shared_bytes(uint32_t local_tasks)
 	return sizeof(struct supervise_shared) + local_tasks * sizeof(struct supervise_task);
 }
 
-/* A page for each task, and one of the node's own. The file's size is fixed: a task cannot cut it short under the
-   reader. */
+/* A page for each task, its rings, of which only those that are used take memory, and a page of the node's own. The file's
+   size is fixed: a task cannot cut it short under the reader. */
 static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
+	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION, .tasks = local_tasks };
 	int high, fd = memfd_create("ddp_progress", MFD_ALLOW_SEALING);
 
 	if (fd < 0)
@@ -43,7 +45,8 @@ static int make_progress_file(uint32_t local_tasks, uid_t owner)
 	/* By default anybody could open it, and run it; its owner opens it anew, by
 	   /proc/PID/fd, to see what the tasks do. */
 	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0 || fchown(fd, owner, (gid_t)-1) < 0 ||
-	    ftruncate(fd, ((off_t)local_tasks + 1) * DDP_PROGRESS_BYTES) < 0 ||
+	    ftruncate(fd, (off_t)DDP_RECORD_FILE_BYTES(local_tasks)) < 0 ||
+	    pwrite(fd, &place, sizeof(place), (off_t)DDP_RECORD_PLACE_OFFSET(local_tasks)) != (ssize_t)sizeof(place) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
 		close(fd);
 		return -1;
@@ -114,6 +117,12 @@ void supervise_await_told(const struct supervise *supervise)
 		pause_ms(TASK_POLL_MS);
 }
 
+struct rings_source supervise_source(const struct supervise *supervise)
+{
+	return (struct rings_source){ .file = supervise->progress_fd, .tasks = supervise->local_tasks,
+		                      .bytes = DDP_RECORD_FILE_BYTES(supervise->local_tasks) };
+}
+
 void supervise_read(const struct supervise *supervise, uint32_t local_task,
                     struct ddp_progress *progress)
 {
@@ -170,6 +179,10 @@ static void clear_page(const struct supervise *supervise, uint32_t local_task)
 		written = pwrite(supervise->progress_fd, nothing, sizeof(nothing), (off_t)local_task * DDP_PROGRESS_BYTES);
 	/* The file already has its size and its memory, so the write does not fail for want of them. */
 	(void)written;
+	if (supervise->progress_fd >= 0 &&
+	    fallocate(supervise->progress_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+	              (off_t)DDP_RECORD_AREA_OFFSET(supervise->local_tasks, local_task), DDP_RECORD_AREA_BYTES) != 0)
+		errno = 0; /* its program empties a ring that it takes */
 }
 
 void supervise_leave(struct supervise *supervise)

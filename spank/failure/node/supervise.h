@@ -15,6 +15,7 @@
 #include "spank/failure/node/memory.h"
 #include "spank/failure/node/witness.h"
 #include "spank/identity/nodelist.h"
+#include "spank/record/rings.h"
 #include "spank/restart/agent.h"
 #include "watch/progress.h"
 
@@ -80,6 +81,9 @@ void supervise_end(struct supervise *supervise);
 bool supervise_tell_once(struct supervise *supervise);
 void supervise_told(struct supervise *supervise);
 void supervise_await_told(const struct supervise *supervise);
+
+/* The memory file of the pages, for the flight recorder's reader; its `file` is -1 if there is none. */
+struct rings_source supervise_source(const struct supervise *supervise);
 
 /* Copies a task's page; zeroed if there is none. */
 void supervise_read(const struct supervise *supervise, uint32_t local_task,

@@ -4,8 +4,8 @@
  * gets a signal (libruntime/python/slurm_ddp/slurm_ddp/stack.py). The file's name tells the signal. A process without
  * such a file, or without a handler, gets none.
  */
-#ifndef STATUS_STACK_H
-#define STATUS_STACK_H
+#ifndef RECORD_STACK_H
+#define RECORD_STACK_H
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/status/stack.h"
+#include "spank/record/stack.h"
 
 #include <ctype.h>
 #include <dirent.h>

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/failure/node/flight.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "spank/failure/node/stall.h"
+
+enum { END_WAIT_MS = 3000 };
+
+static bool is_wanted(const struct flight *flight, const struct supervise *supervise)
+{
+	return flight->place.dir[0] != '\0' && supervise->shared != NULL && supervise->progress_fd >= 0;
+}
+
+static void fill(const struct supervise *supervise, uint32_t local, struct record_task *task)
+{
+	const struct task_reaped *reaped = &supervise->reaped[local];
+
+	*task = (struct record_task){ .local_task = local, .rank = supervise->shared->task[local].rank };
+	if (reaped->ns != 0)
+		record_end_text(reaped->wait_status, task->end, sizeof(task->end));
+	else
+		task->pid = supervise_pid(supervise, local);
+}
+
+static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
+{
+	const struct rings_source source = supervise_source(supervise);
+	struct record_task *tasks = calloc(supervise->local_tasks, sizeof(*tasks));
+	char name[sizeof(supervise->shared->node)] = "";
+	const struct record_order order = { .place = &flight->place, .reason = reason, .node = name, .tasks = tasks,
+		                            .count = supervise->local_tasks, .generation = supervise->generation,
+		                            .world_size = supervise->shared->world_size, .stacks = stacks };
+	pid_t child;
+
+	if (tasks == NULL)
+		return;
+	memcpy(name, supervise->shared->node, sizeof(name) - 1);
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		fill(supervise, i, &tasks[i]);
+	if (flight->child > 0)
+		(void)record_reap(flight->child, 0);
+	child = record_dump_beside(&order, &source);
+	flight->child = child > 0 ? child : 0;
+	free(tasks);
+}
+
+static void wait_for_child(struct flight *flight)
+{
+	if (flight->child > 0 && record_reap(flight->child, END_WAIT_MS))
+		flight->child = 0;
+}
+
+void flight_note_failure(struct flight *flight, const struct supervise *supervise)
+{
+	if (!is_wanted(flight, supervise) || flight->failed)
+		return;
+	flight->failed = true;
+	begin(flight, supervise, "failure", true);
+}
+
+void flight_note_end(struct flight *flight, const struct supervise *supervise)
+{
+	if (!is_wanted(flight, supervise) || !flight->failed)
+		return;
+	/* Its lines come before the last ones. */
+	wait_for_child(flight);
+	begin(flight, supervise, "end", false);
+	wait_for_child(flight);
+}
+
+void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins)
+{
+	const struct supervise_shared *shared = view->shared;
+	const struct rings_source source = { .file = -1, .memory = view->pages, .tasks = view->count,
+		                             .bytes = DDP_RECORD_FILE_BYTES(view->count) };
+	struct record_task *tasks;
+	char name[sizeof(shared->node)] = "";
+	pid_t child;
+
+	if (flight->child > 0 && record_reap(flight->child, 0))
+		flight->child = 0;
+	if (!begins || flight->place.dir[0] == '\0' || (tasks = calloc(view->count, sizeof(*tasks))) == NULL)
+		return;
+	memcpy(name, shared->node, sizeof(name) - 1);
+	for (uint32_t i = 0; i < view->count; i++)
+		tasks[i] = (struct record_task){ .local_task = i, .rank = shared->task[i].rank,
+			.pid = atomic_load(&shared->task[i].end) == STALL_NO_END ? shared->task[i].pid : 0 };
+	child = record_dump_beside(&(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
+		.count = view->count, .generation = view->generation, .world_size = shared->world_size, .stacks = true,
+		.tasks = tasks }, &source);
+	flight->child = child > 0 ? child : 0;
+	free(tasks);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* When a node writes its tasks' flight records (record=): at a failure, at the end of a step that has failed, and when its
+   ranks stall. Nothing here fails the step. libc only. */
+#ifndef SPANK_FLIGHT_H
+#define SPANK_FLIGHT_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "spank/failure/node/supervise.h"
+#include "spank/record/dump.h"
+
+struct flight {
+	struct record_place place; /* its `dir` is "" without record= */
+	pid_t child;    /* that writes records; 0: none */
+	bool failed;    /* the first failure of the generation was noted */
+};
+
+/* In slurmstepd. A task of the node has failed, or srun ends the generation: the first time, records with stacks of
+   those that run are written beside. */
+void flight_note_failure(struct flight *flight, const struct supervise *supervise);
+
+/* In slurmstepd, when all tasks have ended: if one has failed, the last records are written, and waited for. */
+void flight_note_end(struct flight *flight, const struct supervise *supervise);
+
+/* What the witness sees of a node's tasks. */
+struct flight_view {
+	const struct supervise_shared *shared;
+	const unsigned char *pages; /* the memory file */
+	uint32_t count, generation;
+};
+
+/* In the witness, at each look. `begins`: the node's ranks begin to stall. */
+void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins);
+
+#endif

@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/record/dump.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/pause.h"
+#include "spank/base/title.h"
+#include "spank/record/folder.h"
+#include "spank/record/stack.h"
+#include "spank/record/text.h"
+#include "spank/record/threads.h"
+
+enum {
+	CHILD_SECONDS = 60, /* a file server that does not answer must not keep the child for ever */
+	REAP_LOOK_MS = 5,
+};
+
+void record_end_text(int wait_status, char *text, size_t bytes)
+{
+	if (WIFSIGNALED(wait_status))
+		snprintf(text, bytes, "signal %d", WTERMSIG(wait_status));
+	else
+		snprintf(text, bytes, "code %d", WEXITSTATUS(wait_status));
+}
+
+static uint64_t real_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* A node's tasks as they were at one moment. */
+struct snapshot {
+	uint64_t now_ns, real_ns;
+	uint32_t count;
+	struct rings rings[]; /* [count] */
+};
+
+static size_t snapshot_bytes(uint32_t count)
+{
+	return sizeof(struct snapshot) + count * sizeof(struct rings);
+}
+
+static struct snapshot *take_snapshot(const struct record_order *order, const struct rings_source *source)
+{
+	struct snapshot *made = mmap(NULL, snapshot_bytes(order->count), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+	                             -1, 0);
+
+	if (made == MAP_FAILED)
+		return NULL;
+	made->now_ns = ddp_now_ns();
+	made->real_ns = real_ns();
+	made->count = order->count;
+	for (uint32_t i = 0; i < order->count; i++)
+		rings_copy(&made->rings[i], source, order->tasks[i].local_task);
+	return made;
+}
+
+static void free_snapshot(struct snapshot *snapshot)
+{
+	for (uint32_t i = 0; snapshot != NULL && i < snapshot->count; i++)
+		rings_free(&snapshot->rings[i]);
+	if (snapshot != NULL)
+		munmap(snapshot, snapshot_bytes(snapshot->count));
+}
+
+/* The task may be a shell, and the process that has written the page its child. This process has no more rights than
+   the user, who may have written any number there. */
+static pid_t program_of(const struct record_task *task, const struct rings *rings)
+{
+	pid_t found = task->pid;
+
+	for (int i = 0; i < DDP_PROGRESS_SLOTS && task->pid > 0; i++) {
+		const struct ddp_progress *slot = &rings->slots[i];
+		if (slot->magic != DDP_PROGRESS_MAGIC || slot->closed == 1 || slot->pid == 0 || slot->pid > INT32_MAX)
+			continue;
+		if (found == task->pid || slot->writer == DDP_WRITER_PYTHON)
+			found = (pid_t)slot->pid;
+	}
+	return found;
+}
+
+/* All processes are asked before the first is waited for. */
+static struct stack *ask_for_stacks(const struct record_order *order, const struct snapshot *snapshot)
+{
+	struct stack *stacks = calloc(order->count, sizeof(*stacks));
+
+	for (uint32_t i = 0; stacks != NULL && i < order->count; i++) {
+		stacks[i].file = -1;
+		if (order->tasks[i].pid > 0)
+			stack_ask(program_of(&order->tasks[i], &snapshot->rings[i]), &stacks[i]);
+	}
+	return stacks;
+}
+
+static void add_threads(struct sink *sink, pid_t pid, struct stack *stack, uint64_t deadline_ns)
+{
+	char *text;
+
+	threads_add(sink, pid);
+	if (stack->file < 0)
+		return;
+	text = stack_take(stack, deadline_ns);
+	if (text != NULL)
+		sink_add(sink, "%s", text);
+	free(text);
+}
+
+static bool write_lines(const struct record_order *order, const struct snapshot *snapshot, struct error *error)
+{
+	const struct record_place *place = order->place;
+	const int folder = record_folder_open(place->dir, place->job, place->step, error);
+	char *line = malloc(RECORD_TEXT_MAX), *threads = malloc(RECORD_STACKS_MAX);
+	struct stack *stacks = order->stacks ? ask_for_stacks(order, snapshot) : NULL;
+	const uint64_t deadline_ns = ddp_now_ns() + STACK_WAIT_MS * 1000000ull;
+	bool fine = folder >= 0 && line != NULL && threads != NULL;
+	struct error first;
+
+	if (folder >= 0 && !fine)
+		error_set(error, "no memory for the records of %u tasks", order->count);
+	for (uint32_t i = 0; folder >= 0 && line != NULL && threads != NULL && i < order->count; i++) {
+		const struct record_task *task = &order->tasks[i];
+		struct sink sink = sink_on(line, RECORD_TEXT_MAX), stack = sink_on(threads, RECORD_STACKS_MAX);
+		if (stacks != NULL && task->pid > 0)
+			add_threads(&stack, program_of(task, &snapshot->rings[i]), &stacks[i], deadline_ns);
+		if (task->rank == UINT32_MAX)
+			continue;
+		record_text(&sink, &(struct record_rank){
+			.reason = order->reason, .job = place->job, .step = place->step, .generation = order->generation,
+			.rank = task->rank, .world_size = order->world_size, .node = order->node,
+			.pid = program_of(task, &snapshot->rings[i]),
+			.end = task->end, .now_ns = snapshot->now_ns, .real_ns = snapshot->real_ns,
+			.threads = stack.used > 0 ? threads : NULL, .rings = &snapshot->rings[i] });
+		if (sink.full)
+			sink_on(line, 1);
+		else if (!record_folder_add(folder, task->rank, line, sink.used, fine ? error : &first))
+			fine = false;
+	}
+	free(stacks);
+	free(threads);
+	free(line);
+	if (folder >= 0)
+		close(folder);
+	return fine;
+}
+
+bool record_dump(const struct record_order *order, const struct rings_source *source, struct error *error)
+{
+	struct snapshot *snapshot = take_snapshot(order, source);
+	bool fine;
+
+	if (snapshot == NULL)
+		return error_set(error, "no memory to copy the records of %u tasks", order->count);
+	fine = write_lines(order, snapshot, error);
+	free_snapshot(snapshot);
+	return fine;
+}
+
+/* In the child. */
+static bool become(const struct record_place *place)
+{
+	if (geteuid() != 0)
+		return geteuid() == place->user;
+	if (place->user == 0)
+		return true;
+	return setgroups((size_t)place->group_count, place->groups) == 0 &&
+	       setresgid(place->group, place->group, place->group) == 0 &&
+	       setresuid(place->user, place->user, place->user) == 0 && geteuid() == place->user && getuid() == place->user;
+}
+
+static void close_files(void)
+{
+#ifdef SYS_close_range
+	if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
+		return;
+#endif
+	for (int fd = 3; fd < 1024; fd++)
+		close(fd);
+}
+
+static void run_child(const struct record_order *order, const struct snapshot *snapshot)
+{
+	struct error ignored;
+	sigset_t none;
+
+	if (!become(order->place))
+		return;
+	prctl(PR_SET_DUMPABLE, 0);
+	title_take("ddp-record");
+	close_files();
+	signal(SIGALRM, SIG_DFL);
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
+	alarm(CHILD_SECONDS);
+	if (chdir("/") == 0)
+		write_lines(order, snapshot, &ignored);
+}
+
+pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source)
+{
+	struct snapshot *snapshot;
+	pid_t child;
+
+	if (order->place->dir[0] == '\0' || order->count == 0)
+		return -1;
+	snapshot = take_snapshot(order, source);
+	if (snapshot == NULL)
+		return -1;
+	child = fork();
+	if (child == 0) {
+		run_child(order, snapshot);
+		_exit(0);
+	}
+	free_snapshot(snapshot);
+	return child;
+}
+
+bool record_reap(pid_t child, int wait_ms)
+{
+	for (int waited_ms = 0; ; waited_ms += REAP_LOOK_MS) {
+		const pid_t reaped = waitpid(child, NULL, WNOHANG);
+		if (reaped == child || (reaped < 0 && errno != EINTR))
+			return true;
+		if (waited_ms >= wait_ms)
+			return false;
+		pause_ms(REAP_LOOK_MS);
+	}
+}

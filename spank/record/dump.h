@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes the flight recorder's lines of a node's tasks to files of the user's. The writer is a process of the user's: a
+ * child of slurmstepd's that becomes the user, a child of the witness's, or ddp-status. libc only.
+ */
+#ifndef SPANK_RECORD_DUMP_H
+#define SPANK_RECORD_DUMP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "spank/base/error.h"
+#include "spank/record/rings.h"
+
+enum { RECORD_DIR_MAX = 1024, RECORD_GROUPS_MAX = 64 };
+
+/* Where a step's files are, and whose they are. */
+struct record_place {
+	char dir[RECORD_DIR_MAX]; /* of record=; "": nothing is written */
+	uint32_t job, step;
+	uid_t user;
+	gid_t group;
+	int group_count;          /* further groups of the user */
+	gid_t groups[RECORD_GROUPS_MAX];
+};
+
+struct record_task {
+	uint32_t local_task;
+	uint32_t rank;    /* UINT32_MAX: it has none, and is left out */
+	pid_t pid;        /* 0: it has no process any more */
+	char end[48];     /* how it has ended; "": it runs, or is not known */
+};
+
+struct record_order {
+	const struct record_place *place;
+	const char *reason;     /* a constant: "stall", "failure", "end" or "asked" */
+	const char *node;
+	uint32_t world_size, generation;
+	const struct record_task *tasks;
+	uint32_t count;
+	bool stacks;            /* ask the tasks' processes for their threads and stacks, which takes up to 1.5 s */
+};
+
+/* Writes a line for each task, in this process, which is the user's. False with the first error; the other tasks' lines
+   are written all the same. */
+bool record_dump(const struct record_order *order, const struct rings_source *source, struct error *error);
+
+/* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or -1.
+   What the rings hold now is written: the memory is copied before this returns. */
+pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source);
+
+/* Reaps the child if it ends within so many milliseconds. True: it has ended, or somebody else has reaped it. */
+bool record_reap(pid_t child, int wait_ms);
+
+/* "signal 9", "code 1". */
+void record_end_text(int wait_status, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,86 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# nodes: 2
+# seconds: 240
+# record=: the flight records of ranks that differ, hang and die, and ddp-report's verdict.
+. "$source/tests/cluster/lib.sh"
+
+install -m 755 "$build/tests/cluster/record_probe" "$work/record_probe"
+probe=$work/record_probe
+four=(-N2 --ntasks-per-node=2)
+dir=$work/records
+brief=$(stretched 1)
+
+# merge: the newest step's records
+merge()
+{
+	capture as_user "$prefix/bin/ddp-report" --record "$dir"
+	status_is 0 "ddp-report merges them"
+}
+# files_of STEP: so many of the user's files
+files_of() { find "$1" -name 'rank-*.jsonl' -user nobody | wc -l; }
+newest() { find "$dir" -mindepth 1 -maxdepth 1 -printf '%T@ %p\n' | sort -n | tail -n1 | cut -d' ' -f2; }
+
+# ---- a failure -------------------------------------------------------------------------
+
+capture as_user srun --ddp=record="$dir" "${four[@]}" "$probe" mismatch 1 "$work/never"
+status_is_not 0 "a step whose ranks call different operations fails"
+same 4 "$(files_of "$(newest)")" "each rank of both nodes has a file, which is the user's"
+merge
+prints '^mismatch in #[0-9]+ of all ranks: rank 1 called broadcast f32\[2048\] root 0, where ranks 0, 2-3 called all_reduce f32\[4096\] sum; operations differ$' \
+	"who called what"
+
+capture as_user srun --ddp=record="$dir" "${four[@]}" "$probe" die 3 "$work/never"
+status_is_not 0 "a step with a rank that dies fails"
+merge
+prints '^ranks 0-2 were in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\), which failed after' "the others were in the sum"
+prints '^  rank 3 on n1 has not begun it: its last was barrier #[0-9]+, .*its program ended with signal 9' "the dead rank had not begun it"
+prints '^  3 +n1 .* barrier +-$' "the table has each rank's last operations"
+check "the page is there" grep -q '<svg class="record"' "$(newest)/record.html"
+
+# ---- a stall ---------------------------------------------------------------------------
+
+capture as_user srun --ddp=record="$dir",stall="$brief",stall-action=kill "${four[@]}" "$probe" hang 2 "$work/never"
+status_is_not 0 "a step that stalls is ended"
+merge
+prints '^ranks 0-1, 3 waits? in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\) for' "the records tell of the ranks that wait"
+prints '^  rank 2 on n1 has not begun it: its last was barrier #' "and of the one that they wait for"
+check "the records of the stall have the threads" grep -q '"reason":"stall".*"threads":"thread [0-9]* (record_probe)' "$(newest)/rank-2.jsonl"
+
+# ---- on demand -------------------------------------------------------------------------
+
+as_user srun -J asked --ddp=record="$dir" "${four[@]}" "$probe" wait 2 "$work/go" >"$work/asked" 2>&1 &
+step=$!
+check "a step runs" wait_until 30 sh -c "[ \$('$source/slurm/cluster' run --dir '$cluster' -- squeue -h -s -n asked -o %i | wc -l) -gt 0 ]"
+job=$(on_cluster squeue -h -n asked -o %i)
+check "its ranks wait" wait_until 30 sh -c \
+	"'$source/slurm/cluster' run --dir '$cluster' --user nobody -- '$prefix/bin/ddp-status' '$job' | grep -q '3 waiting for others'"
+sleep 1 # so long a rank waits before the verdict tells of it
+capture as_user "$prefix/bin/ddp-status" --dump "$job"
+status_is 0 "ddp-status --dump has the records written"
+prints "records are in $dir/$job\\.0; 'ddp-report --record $dir/$job\\.0'" "and says where"
+merge
+prints '^ranks 0-1, 3 wait in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\) for' "they tell who waits"
+capture as_user "$prefix/bin/ddp-status" --dump="$work/elsewhere" "$job"
+same 4 "$(files_of "$work/elsewhere")" "also elsewhere"
+touch "$work/go"
+wait "$step"
+same 0 $? "and the step goes on"
+same 4 "$(cat "$dir/$job.0"/rank-*.jsonl | wc -l)" "a step that ends well writes no record by itself"
+
+# ---- directories that will not do ------------------------------------------------------
+
+capture as_user srun --ddp=record=/proc/none "${four[@]}" true
+status_is_not 0 "a directory that cannot be made is refused"
+prints 'record=/proc/none: cannot make the folder: ' "in words, before the program"
+install -d -m 755 "$work/locked"
+capture as_user srun --ddp=record="$work/locked" "${four[@]}" true
+prints "record=$work/locked: cannot make its folder [0-9.]+: Permission denied" "and so is one of another user"
+capture as_user srun --ddp=record=relative "${four[@]}" true
+prints "key 'record' does not take 'relative': it takes a directory that begins with /" "and one that nodes cannot find"
+capture as_user srun --ddp=record="$dir",check=json -N1 -n1 true
+prints "\"DDP_RECORD_DIR\".*$dir" "check shows it"
+capture as_user srun --ddp=record=no "${four[@]}" "$probe" die 3 "$work/never"
+prints_not 'record=' "no turns it off"
+
+done_testing
