@@ -59,17 +59,6 @@ class WithoutGil {
 	PyThreadState *saved_ = nullptr;
 };
 
-/* Torch 1.13 has no asyncOp: its Python waits for the Work. */
-template <class Options> auto runs_in_caller(const Options &options, int) -> decltype(!options.asyncOp)
-{
-	return !options.asyncOp;
-}
-
-template <class Options> bool runs_in_caller(const Options &, long)
-{
-	return false;
-}
-
 /* How many of libddp's elements make one of the tensor's elements: types that libddp does not know travel as bytes. */
 size_t unit_of(const at::Tensor &tensor)
 {
@@ -94,8 +83,9 @@ size_t elements(const at::Tensor &tensor)
 
 Backend::Backend(const std::string &name, const intrusive_ptr<c10d::Store> &store, int rank, int size,
                  milliseconds timeout, Group group)
-	: Base(rank, size), name_(name), store_(store), timeout_(timeout), group_(std::move(group))
+	: Base(rank, size), name_(name), store_(store), first_store_(store), timeout_(timeout), group_(std::move(group))
 {
+	opened_ = group_.context != nullptr;
 	std::lock_guard<std::mutex> lock(live().mutex);
 
 	live().backends.insert(this);
@@ -114,6 +104,7 @@ Backend::~Backend()
 void Backend::shutdown()
 {
 	const WithoutGil guard;
+	stop_sparse();
 	std::unique_lock<std::mutex> lock(issue_);
 	Group group = std::move(group_);
 
@@ -124,8 +115,10 @@ void Backend::shutdown()
 
 void Backend::abort()
 {
-	if (group_.context != nullptr && !group_.context->is_forked())
-		(void)ddp_comm_abort(group_.comm, "abort() of the process group was called");
+	if (group_.context == nullptr || group_.context->is_forked())
+		return;
+	abort_sparse();
+	(void)ddp_comm_abort(group_.comm, "abort() of the process group was called");
 }
 
 void Backend::leave(const std::string &reason)
@@ -215,7 +208,8 @@ WorkPtr Backend::run(const Kind &kind, std::vector<std::shared_ptr<Operation>> o
 	std::unique_lock<std::mutex> lock(issue_, std::defer_lock);
 	if (!is_message)
 		lock.lock();
-	TORCH_CHECK(group_.context != nullptr, "ddp: ", kind.name, " on a process group that is closed");
+	TORCH_CHECK(group_.context != nullptr, "ddp: ", kind.name, " on a process group that is closed",
+	            opened_ ? "" : ", or not open yet: reconfigure() opens it");
 	TORCH_CHECK(!group_.context->is_forked(), "ddp: ", kind.name,
 	            " in a forked child, on a process group of its parent; the child can make one of its own");
 	if (in_caller)
@@ -574,39 +568,5 @@ WorkPtr Backend::recvAnysource(Tensors &tensors, int tag)
 {
 	return receive(only_one("recv", tensors), DDP_ANY_SOURCE, tag);
 }
-
-/* ---- groups ---- */
-
-#if TORCH_VERSION_MAJOR >= 2
-intrusive_ptr<Base::Options> Backend::getBackendOptions()
-{
-	return c10::make_intrusive<Options>(name_, timeout_.load());
-}
-
-intrusive_ptr<Base> Backend::split(const intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-                                   const intrusive_ptr<Options> &options)
-{
-	const auto own = std::find(ranks.begin(), ranks.end(), rank_);
-	const std::string part = "split " + std::to_string(parts_++) + options->group_name;
-
-	if (own == ranks.end())
-		return nullptr;
-	TORCH_CHECK(group_.context != nullptr, "ddp: split of a process group that is closed");
-	return c10::make_intrusive<Backend>(name_, store, static_cast<int>(own - ranks.begin()),
-	                                    static_cast<int>(ranks.size()), options->timeout, open_part(group_, ranks, part));
-}
-
-intrusive_ptr<Base> Backend::merge(const intrusive_ptr<c10d::Store> &store, const intrusive_ptr<Options> &options,
-                                   const int &rank, const int &size)
-{
-	return c10::make_intrusive<Backend>(name_, store, rank, size, options->timeout,
-	                                    open_group(store, rank, size, options->timeout, options->group_name, {}));
-}
-
-c10d::ErrorType Backend::getError()
-{
-	return *group_.broken ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
-}
-#endif
 
 } // namespace slurm_ddp

@@ -12,6 +12,12 @@
 
 #include "context.h"
 
+/* Whether torch asks backends for parts of a group, and for groups without ranks that have failed. */
+#define DDP_TORCH_GROUPS (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8))
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+#define DDP_TORCH_FAULTS 1
+#endif
+
 namespace slurm_ddp {
 
 using WorkPtr = intrusive_ptr<c10d::Work>;
@@ -20,6 +26,19 @@ using Base = c10d::Backend;
 #else
 using Base = c10d::ProcessGroup; /* torch 1.13 has no backends inside of process groups yet */
 #endif
+
+/* Torch 1.13 has no asyncOp: its Python waits for the Work. */
+template <class Options> auto runs_in_caller(const Options &options, int) -> decltype(!options.asyncOp)
+{
+	return !options.asyncOp;
+}
+
+template <class Options> bool runs_in_caller(const Options &, long)
+{
+	return false;
+}
+
+class SparseLine;
 
 class Backend : public Base {
  public:
@@ -60,24 +79,35 @@ class Backend : public Base {
 	WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
 	                                        const c10d::ReduceScatterOptions &options);
 	void setTimeout(milliseconds timeout) { timeout_ = timeout; }
-	bool supportsSplitting() const { return true; }
 	void abort();
 	void shutdown();
 	/* Other ranks hear that this one leaves because of an error. */
 	void leave(const std::string &reason);
-#if TORCH_VERSION_MAJOR >= 2
-	intrusive_ptr<Options> getBackendOptions();
+#if DDP_TORCH_GROUPS
+	bool supportsSplitting() const override { return true; }
+	intrusive_ptr<Options> getBackendOptions() override;
 	intrusive_ptr<Base> split(const intrusive_ptr<c10d::Store> &store, const std::vector<int> &ranks,
-	                          const intrusive_ptr<Options> &options);
+	                          const intrusive_ptr<Options> &options) override;
 	intrusive_ptr<Base> merge(const intrusive_ptr<c10d::Store> &store, const intrusive_ptr<Options> &options,
-	                          const int &rank, const int &size);
-	c10d::ErrorType getError();
+	                          const int &rank, const int &size) override;
+	c10d::ErrorType getError() override;
+#endif
+#if DDP_TORCH_FAULTS
+	bool supportsShrinking() const override { return true; }
+	intrusive_ptr<Base> shrink(const std::vector<int64_t> &excluded, int flags,
+	                           const intrusive_ptr<Options> &options) override;
+	bool supportsReconfigure() const override { return true; }
+	std::string get_reconfigure_handle() const override { return handle_; }
+	WorkPtr reconfigure(const c10d::ReconfigureOptions &options) override;
+#endif
+#if TORCH_VERSION_MAJOR >= 2
 	bool supportsTensorAlloc(c10::DeviceIndex device);
 	at::Tensor allocateTensor(long size, at::TensorOptions options);
 #endif
 
  private:
 	struct Kind;
+	static std::string new_handle();
 	template <class Given> WorkPtr start(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations,
 	                                       const Tensors &inputs, const Given &options);
 	WorkPtr run(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations, const Tensors &inputs,
@@ -88,15 +118,21 @@ class Backend : public Base {
 	                                                 const c10d::ReduceOp &op);
 	std::shared_ptr<Operation> all_reduce(const at::Tensor &tensor, const c10d::ReduceOp &op);
 	WorkPtr receive(const at::Tensor &tensor, int peer, int tag);
+	SparseLine &sparse_line();
+	void stop_sparse();
+	void abort_sparse();
 	size_t members() const { return static_cast<size_t>(size_); }
 
 	std::string name_;
-	intrusive_ptr<c10d::Store> store_;
+	intrusive_ptr<c10d::Store> store_, first_store_; /* reconfigure() changes the first one */
 	std::atomic<milliseconds> timeout_;
 	std::mutex issue_; /* one thread at a time issues collectives */
 	Group group_;
+	std::shared_ptr<SparseLine> sparse_;
 	std::atomic<uint64_t> number_{ 0 };
-	uint64_t barriers_ = 0, parts_ = 0;
+	uint64_t barriers_ = 0, parts_ = 0, shrinks_ = 0;
+	bool opened_;
+	std::string handle_ = new_handle();
 };
 
 /* Closes all groups of the process. `reason`, if it is not empty, is why the process ends; other ranks get it. */

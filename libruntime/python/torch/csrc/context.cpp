@@ -15,7 +15,10 @@ namespace {
 
 struct Registry {
 	std::mutex mutex;
-	std::weak_ptr<Context> world;
+	/* The world. */
+	std::weak_ptr<Context> context;
+	ddp_comm *comm = nullptr;
+	std::shared_ptr<std::atomic<bool>> broken;
 };
 
 /* It is never freed: groups may be closed while the process exits. */
@@ -151,24 +154,36 @@ void Group::close()
 {
 	if (context == nullptr)
 		return;
+	if (is_world) {
+		std::lock_guard<std::mutex> lock(registry->mutex);
+		if (registry->comm == comm)
+			registry->comm = nullptr;
+	}
 	if (is_part && !context->is_forked() && ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
 		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
 	comm = nullptr;
 	context.reset();
 }
 
-static Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout,
-                        bool is_world)
+void become_world(const Group &group)
+{
+	std::lock_guard<std::mutex> lock(registry->mutex);
+
+	registry->context = group.context;
+	registry->comm = group.comm;
+	registry->broken = group.broken;
+}
+
+Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout, bool is_world)
 {
 	Group group;
 
 	group.context = std::make_shared<Context>(store, rank, size, timeout);
 	group.comm = group.context->comm();
 	group.broken = group.context->broken;
-	if (is_world) {
-		std::lock_guard<std::mutex> lock(registry->mutex);
-		registry->world = group.context;
-	}
+	group.is_world = is_world;
+	if (is_world)
+		become_world(group);
 	return group;
 }
 
@@ -188,17 +203,20 @@ Group open_part(const Group &of, const std::vector<int> &ranks, const std::strin
 Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout,
                  const std::string &name, const std::vector<int> &ranks)
 {
-	std::unique_lock<std::mutex> lock(registry->mutex);
-	const std::shared_ptr<Context> world = registry->world.lock();
+	Group world;
 
-	lock.unlock();
+	{
+		std::lock_guard<std::mutex> lock(registry->mutex);
+		if (registry->comm != nullptr) {
+			world.context = registry->context.lock();
+			world.comm = registry->comm;
+			world.broken = registry->broken;
+		}
+	}
 	/* After an error of the world, the survivors' groups stand alone. */
-	if (ranks.empty() || world == nullptr || *world->broken)
+	if (ranks.empty() || world.context == nullptr || *world.broken)
 		return open_alone(store, rank, size, timeout, ranks.empty());
-	Group whole;
-	whole.context = world;
-	whole.comm = world->comm();
-	return open_part(whole, ranks, name);
+	return open_part(world, ranks, name);
 }
 
 } // namespace slurm_ddp

@@ -45,7 +45,8 @@ class Context : public std::enable_shared_from_this<Context> {
 struct Group {
 	std::shared_ptr<Context> context;
 	ddp_comm *comm = nullptr;
-	bool is_part = false; /* of the context's ranks */
+	bool is_part = false;  /* of the context's ranks */
+	bool is_world = false; /* further groups are parts of this one */
 	std::shared_ptr<std::atomic<bool>> broken = std::make_shared<std::atomic<bool>>(false);
 
 	/* Waits for the group's other ranks, except after an error. Never throws. */
@@ -58,8 +59,13 @@ struct Group {
  */
 Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout,
                  const std::string &name, const std::vector<int> &ranks);
+/* Opens a group with a context of its own. */
+Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, milliseconds timeout, bool is_world);
 /* Opens a group of ranks of another one. */
 Group open_part(const Group &of, const std::vector<int> &ranks, const std::string &name);
+
+/* From now on, groups that open_group() opens are parts of this one. */
+void become_world(const Group &group);
 
 int limit_of(milliseconds timeout);
 /* How often this process is the child of a fork(). */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <deque>
 #include <thread>
+#include <vector>
 
 #include "operation.h"
 
@@ -8,6 +9,13 @@ namespace slurm_ddp {
 
 namespace {
 
+/* How long a further thread leaves an operation to the first one, which completes them in order. */
+constexpr auto patience = std::chrono::microseconds(200);
+
+/*
+ * A callback may wait for another operation, which then needs a further thread. So while operations are queued, at
+ * least one thread is outside of callbacks.
+ */
 class Finisher {
  public:
 	void push(std::shared_ptr<Operation> operation)
@@ -20,45 +28,86 @@ class Finisher {
 			return;
 		}
 		queue_.push_back(std::move(operation));
-		if (!thread_.joinable())
-			thread_ = std::thread([this] { run(); });
-		filled_.notify_one();
+		call_one();
 	}
 
 	void stop()
 	{
 		std::unique_lock<std::mutex> lock(mutex_);
+		std::vector<std::thread> threads = std::move(threads_);
 
 		stopped_ = true;
-		filled_.notify_one();
 		lock.unlock();
-		if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id())
-			thread_.join();
+		filled_.notify_one();
+		left_over_.notify_all();
+		for (std::thread &thread : threads)
+			if (thread.get_id() != std::this_thread::get_id())
+				thread.join();
+			else
+				thread.detach();
 	}
 
  private:
-	void run()
+	/* The queue has got an operation, or still has one. */
+	void call_one()
+	{
+		if (free_ == 0 && !stopped_) {
+			threads_.emplace_back([this, first = threads_.empty()] { run(first); });
+			first_is_free_ = first_is_free_ || threads_.size() == 1;
+			free_++;
+		}
+		if (first_is_free_)
+			filled_.notify_one();
+		else
+			left_over_.notify_one();
+	}
+
+	/* Whether there is an operation for this thread. */
+	bool take(std::unique_lock<std::mutex> &lock, bool first)
+	{
+		while (true) {
+			(first ? filled_ : left_over_).wait(lock, [this] { return stopped_ || !queue_.empty(); });
+			if (queue_.empty())
+				return false;
+			if (first || stopped_)
+				return true;
+			const Operation *front = queue_.front().get();
+			lock.unlock();
+			std::this_thread::sleep_for(patience);
+			lock.lock();
+			if (!queue_.empty() && queue_.front().get() == front)
+				return true;
+		}
+	}
+
+	void run(bool first)
 	{
 		std::unique_lock<std::mutex> lock(mutex_);
 
-		while (true) {
-			filled_.wait(lock, [this] { return stopped_ || !queue_.empty(); });
-			if (queue_.empty())
-				return;
+		while (take(lock, first)) {
 			std::shared_ptr<Operation> operation = std::move(queue_.front());
 			queue_.pop_front();
+			free_--;
+			if (first)
+				first_is_free_ = false;
+			if (!queue_.empty())
+				call_one();
 			lock.unlock();
 			operation->finish();
 			operation.reset();
 			lock.lock();
+			free_++;
+			if (first)
+				first_is_free_ = true;
 		}
 	}
 
 	std::mutex mutex_;
-	std::condition_variable filled_;
+	std::condition_variable filled_, left_over_; /* of the first thread, and of the others */
 	std::deque<std::shared_ptr<Operation>> queue_;
-	std::thread thread_;
-	bool stopped_ = false;
+	std::vector<std::thread> threads_;
+	int free_ = 0; /* threads outside of callbacks */
+	bool first_is_free_ = false, stopped_ = false;
 };
 
 /* It is never freed, because operations may end while the process exits. */

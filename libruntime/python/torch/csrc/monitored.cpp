@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* monitored: operations that take several steps: the monitored barrier, and the sum of sparse tensors. */
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/sparse_coo_tensor.h>
-#include <ATen/ops/tensor.h>
-
+/* monitored: the monitored barrier. */
 #include <thread>
 
 #include "backend.h"
-#include "types.h"
 
 namespace slurm_ddp {
 
@@ -69,48 +63,6 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ran
 	TORCH_CHECK(missing.empty(), missing.size() > 1 ? "Ranks " : "Rank ", list_of(missing),
 	            " failed to pass monitoredBarrier", in_time);
 	store_->set(name + "passed", yes);
-}
-
-/*
- * The sum of sparse tensors: all ranks get all indices and values, and add them. It runs in the caller, because its
- * later steps depend on the sizes that the first one brings.
- */
-WorkPtr Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
-{
-	TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse(), "ddp: all_reduce of one sparse tensor at a time");
-	TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "ddp: sparse tensors can be summed only");
-	const at::Tensor input = tensors[0].coalesce(), indices = input.indices(), values = input.values();
-	const auto gather = [&](const at::Tensor &own, const std::vector<at::Tensor> &of_ranks) {
-		std::vector<Tensors> outputs{ of_ranks };
-		Tensors inputs{ own };
-		c10d::AllgatherOptions with;
-		with.timeout = options.timeout;
-		allgather(outputs, inputs, with)->wait();
-	};
-	Tensors entries, all_indices, all_values;
-
-	for (int rank = 0; rank < size_; rank++)
-		entries.push_back(at::empty({ 1 }, at::kLong));
-	gather(at::tensor({ input._nnz() }, at::kLong), entries);
-	for (const at::Tensor &count : entries) {
-		std::vector<int64_t> shape = values.sizes().vec();
-		shape[0] = count.item<int64_t>();
-		all_indices.push_back(at::empty({ indices.size(0), shape[0] }, indices.options()));
-		all_values.push_back(at::empty(shape, values.options()));
-	}
-	gather(indices, all_indices);
-	gather(values, all_values);
-	const at::Tensor sum = at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), input.sizes(),
-	                                             input.options()).coalesce();
-	tensors[0].copy_(sum);
-	/* The Work's result is that of an operation without ranks. */
-	auto made = std::make_shared<Operation>();
-	made->broken = group_.broken;
-	made->gives(tensors);
-	auto work = c10::make_intrusive<Work>(c10d::OpType::ALLREDUCE, name_ + ":all_reduce", tensors, made, number_.load(),
-	                                      timeout_.load());
-	made->arrive(DDP_OK);
-	return work;
 }
 
 } // namespace slurm_ddp

@@ -125,12 +125,23 @@ void Operation::arrive(ddp_status status)
 	self.reset();
 }
 
+void Operation::arrive(std::exception_ptr thrown)
+{
+	{
+		std::lock_guard<std::mutex> lock(mutex_);
+		thrown_ = std::move(thrown);
+	}
+	arrive(DDP_OK);
+}
+
 void Operation::finish()
 {
 	std::exception_ptr error;
 
 	try {
-		if (status_ != DDP_OK)
+		if (thrown_)
+			error = thrown_;
+		else if (status_ != DDP_OK)
 			error = error_of(status_, sentence_, call.timeout_ms);
 		else
 			copy_back();

@@ -60,6 +60,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	void hold() { self_ = shared_from_this(); }
 	void let_go() { self_.reset(); }
 	void arrive(ddp_status status);
+	void arrive(std::exception_ptr thrown);
 	/* The Work is gone. */
 	void abandon();
 	/* Waits for the end; 0: without a limit. Returns false after the timeout. */
@@ -100,7 +101,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	intrusive_ptr<Future> future_;
 	std::string sentence_;
 	ddp_status status_ = DDP_OK;
-	std::exception_ptr error_;
+	std::exception_ptr thrown_, error_;
 	int waiters_ = 0;
 	bool arrived_ = false, claimed_ = false, finished_ = false, abandoned_ = false;
 };

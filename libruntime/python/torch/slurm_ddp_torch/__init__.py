@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from . import _C
+from .wire import bf16_wire, powersgd_wire
 
-__all__ = ["bf16_wire", "create", "register"]
+__all__ = ["bf16_wire", "create", "powersgd_wire", "register"]
 
 _prepared_in = None
 
@@ -35,6 +36,7 @@ def create(options, backend_options=None, name="ddp"):
         name,
         options.group_id,
         list(options.global_ranks_in_group),
+        bool(getattr(options, "enable_reconfigure", False)),
     )
 
 
@@ -46,26 +48,31 @@ def register():
     os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     try:
         dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])
+        _keep_type()
     except TypeError:  # torch 1.13 has no devices
         dist.Backend.register_backend("ddp", create, extended_api=True)
 
 
-def bf16_wire(group):
-    """Arguments of DistributedDataParallel.register_comm_hook() that reduce gradients as bf16 by `group`.
+def _keep_type():
+    """Has shrink_group() keep the type of a group of this backend.
 
-    The model's own process group may be of any backend. `group` is one of this backend, which sums 16-bit numbers in
-    f32 and rounds once:
-
-        model.register_comm_hook(*slurm_ddp_torch.bf16_wire(dist.new_group(backend="ddp")))
+    torch 2.15 calls each group on hosts that has been shrunk one of gloo's, and DistributedDataParallel then takes the
+    backend for a ProcessGroupGloo and crashes.
     """
+    module = dist.distributed_c10d
+    create_shrunk = getattr(module, "_create_shrunk_process_group", None)
+    if create_shrunk is None:
+        return
 
-    def hook(state, bucket):
-        buffer = bucket.buffer()
-        wire = buffer.to(torch.bfloat16)
-        future = dist.all_reduce(wire, dist.ReduceOp.AVG, group=state, async_op=True).get_future()
-        return future.then(lambda done: buffer.copy_(done.value()[0]))
+    def create_and_keep(new_backend, *arguments, **named):
+        group = create_shrunk(new_backend, *arguments, **named)
+        if new_backend.name() == "ddp":
+            custom = dist.ProcessGroup.BackendType.CUSTOM
+            group._register_backend(torch.device("cpu"), custom, new_backend)
+            group._set_default_backend(custom)
+        return group
 
-    return group, hook
+    module._create_shrunk_process_group = create_and_keep
 
 
 def _prepare():

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 
-def _run(ranks, rank, body, arguments, backend, timeout):
+def _run(ranks, rank, body, arguments, backend, timeout, settings):
     torch.set_num_threads(1)
     torch.manual_seed(1)
     dist.init_process_group(
@@ -20,6 +20,7 @@ def _run(ranks, rank, body, arguments, backend, timeout):
         rank=rank,
         world_size=ranks.size,
         timeout=datetime.timedelta(seconds=timeout),
+        **settings,
     )
     result = body(rank, ranks.size, *arguments)
     with open(f"{ranks.folder}/{rank}", "wb") as file:
@@ -31,11 +32,12 @@ def _run(ranks, rank, body, arguments, backend, timeout):
 class Ranks:
     """The ranks of one run: `with Ranks(4, body) as ranks: ranks.results()`."""
 
-    def __init__(self, size, body, *arguments, backend="ddp", timeout=60, limit=240, destroy=True):
+    def __init__(self, size, body, *arguments, backend="ddp", timeout=60, limit=240, destroy=True, **settings):
         self.size, self.limit, self.destroy = size, limit, destroy
         self.folder = tempfile.mkdtemp(prefix="ddp-torch-")
         start = multiprocessing.get_context("fork").Process
-        self.processes = [start(target=_run, args=(self, r, body, arguments, backend, timeout)) for r in range(size)]
+        given = (body, arguments, backend, timeout, settings)
+        self.processes = [start(target=_run, args=(self, r, *given)) for r in range(size)]
         for process in self.processes:
             process.start()
 

@@ -6,7 +6,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import Ranks, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_ddp_torch
@@ -62,6 +62,41 @@ def with_hooks(rank, size):
     return True
 
 
+def with_powersgd(rank, size):
+    gloo = dist.new_group(backend="gloo")
+    plain = losses(rank, size, gloo)
+    group = dist.new_group(backend="ddp")
+    # A rank as high as the matrices gives the same gradients; a low one fewer bytes.
+    exact = losses(rank, size, gloo, slurm_ddp_torch.powersgd_wire(group, rank=600, min_rate=1e-9))
+    assert max(abs(a - b) for a, b in zip(plain, exact)) < 1e-3, (plain, exact)
+    for settings in ({}, {"start": 3}, {"warm_start": False}, {"feedback": False}):
+        wire = slurm_ddp_torch.powersgd_wire(group, rank=4, **settings)
+        seen = losses(rank, size, gloo, wire)
+        assert wire[0].sent_bytes < wire[0].full_bytes / 10, (wire[0].sent_bytes, wire[0].full_bytes)
+        means = torch.tensor([sum(seen[:4]), sum(seen[-4:])])
+        dist.all_reduce(means)
+        assert means[1] < means[0], (settings, seen)
+        if "start" in settings:
+            assert all(abs(a - b) < 1e-5 for a, b in zip(plain[:3], seen)), (plain, seen)
+    return True
+
+
+def powersgd_hears_of(rank, size):
+    """The hook's futures end with the error of a rank that has left."""
+    wire = slurm_ddp_torch.powersgd_wire(dist.new_group(backend="ddp"), rank=4)
+    ddp = DistributedDataParallel(torch.nn.Linear(512, 600), process_group=dist.new_group(backend="gloo"))
+    ddp.register_comm_hook(*wire)
+    for step in range(5):
+        if step == 3 and rank == 1:
+            os._exit(0)
+        try:
+            ddp(torch.ones(2, 512)).sum().backward()
+        except RuntimeError as error:
+            assert step == 3 and "rank 1 on " in str(error), error
+            return True
+    return False
+
+
 def shared_descriptors():
     names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
     return sum(name.startswith("/memfd:ddp") for name in names)
@@ -89,6 +124,17 @@ class Training(unittest.TestCase):
 
     def test_bf16_wire_beside_gloo(self):
         self.assertTrue(all(on_ranks(2, with_hooks)))
+
+    @unittest.skipUnless(NEW, "gloo of this torch cannot average")
+    def test_powersgd_wire_beside_gloo(self):
+        for size in (2, 3):
+            self.assertTrue(all(on_ranks(size, with_powersgd)))
+
+    @unittest.skipUnless(NEW, "hooks of this torch get no parameters")
+    def test_powersgd_wire_hears_of_a_dead_rank(self):
+        with Ranks(2, powersgd_hears_of) as ranks:
+            ranks.wait()
+            self.assertTrue(ranks.result(0))
 
     @unittest.skipUnless(NEW, "this torch asks no backend for memory")
     def test_buckets_lie_in_shared_memory(self):

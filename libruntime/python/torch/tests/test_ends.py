@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks, threads, signals and ends of groups and of processes: nothing hangs or crashes."""
+
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from ranks import Ranks, on_ranks
+
+import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
+
+NEW = int(torch.__version__.split(".")[0]) >= 2
+BackendError = getattr(dist, "DistBackendError", RuntimeError)
+
+
+def later(n=1000, group=None):
+    return dist.all_reduce(torch.ones(n), group=group, async_op=True)
+
+
+def callback_waits(rank, size):
+    """A callback waits for operations that complete after its own."""
+
+    def nested(depth):
+        def callback(future):
+            inner = later().get_future()
+            if depth > 0:
+                inner = inner.then(nested(depth - 1))
+            inner.wait()
+            return depth
+
+        return callback
+
+    for _ in range(20):
+        assert later().get_future().then(nested(2)).wait() == 2
+    return True
+
+
+def callback_calls(rank, size):
+    """A callback issues a synchronous operation, and one raises."""
+    seen = later().get_future().then(lambda f: dist.all_reduce(torch.ones(3)) or 5).wait()
+    assert seen == 5
+
+    def raises(future):
+        raise ValueError("callback 42")
+
+    try:
+        later().get_future().then(raises).wait()
+    except RuntimeError as error:  # torch's words around it
+        assert "callback 42" in str(error)
+    else:
+        return False
+    dist.all_reduce(torch.ones(1))
+    return True
+
+
+def callback_hears_of_the_end(rank, size):
+    if rank == 1:
+        dist.barrier()
+        time.sleep(0.3)
+        os._exit(0)
+    dist.barrier()
+    heard = []
+
+    def callback(future):
+        try:
+            future.value()
+        except RuntimeError as error:
+            heard.append(str(error))
+            raise
+
+    last = later().get_future().then(callback)
+    try:
+        last.wait()
+    except RuntimeError:
+        pass
+    assert len(heard) == 1 and "rank 1 on " in heard[0], heard
+    return True
+
+
+def two_threads(rank, size):
+    """Each thread has its groups; their operations come in different orders on different ranks."""
+    groups = [dist.new_group() for _ in range(3)]
+    wrong = []
+
+    def work(number):
+        try:
+            for i in range(200):
+                t = torch.full((1 + i * 37 % 3000,), float(rank + number))
+                if i % 3 == 0:
+                    later = dist.all_reduce(t, group=groups[number], async_op=True)
+                    later.wait()
+                else:
+                    dist.all_reduce(t, group=groups[number])
+                assert t[0].item() == sum(r + number for r in range(size)), t
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+    return True
+
+
+def destroy_while_under_way(rank, size):
+    """Rank 0 closes the group before rank 1 has come."""
+    group = dist.new_group()
+    t = torch.ones(200000)
+    if rank == 0:
+        work = dist.all_reduce(t, group=group, async_op=True)
+        future = work.get_future()
+        dist.destroy_process_group(group)
+        future.wait()
+        assert t[0].item() == size
+    else:
+        time.sleep(0.5)
+        dist.all_reduce(t, group=group)
+        dist.destroy_process_group(group)
+    dist.barrier()
+    return True
+
+
+def destroy_without_the_others(rank, size):
+    """Only rank 0 has issued the operation; both ranks close the group."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=3))
+    if rank == 0:
+        work = later(group=group)
+    begin = time.monotonic()
+    dist.destroy_process_group(group)
+    assert time.monotonic() - begin < 60
+    if rank == 0:
+        try:
+            work.wait()
+            return False
+        except BackendError:
+            pass
+    return True
+
+
+def begin_again(rank, size, folder):
+    for i in range(4):
+        part = dist.new_group()
+        later(group=part).wait()
+        dist.destroy_process_group()
+        dist.init_process_group("ddp", init_method=f"file://{folder}/again{i}", rank=rank, world_size=size)
+        assert dist.get_backend() == "ddp"
+        later().wait()
+    return True
+
+
+def interrupted(rank, size):
+    """Ctrl-C in a synchronous operation: it comes when the operation has ended, and the others hear of it."""
+    if rank == 0:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        raise AssertionError("no KeyboardInterrupt")
+    time.sleep(1)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(1))
+    except BackendError as error:
+        assert "rank 0 on " in str(error) and "KeyboardInterrupt" in str(error), error
+    return True
+
+
+def child_exits(rank, size):
+    """A forked child ends as an interpreter does, while an operation of its parent is under way."""
+    dist.all_reduce(torch.ones(10))
+    t = torch.ones(100000)
+    if rank == 1:
+        time.sleep(0.5)
+    work = dist.all_reduce(t, async_op=True)
+    future = work.get_future().then(lambda f: 7)
+    pid = os.fork()
+    if pid == 0:
+        del work, future
+        sys.exit(0)
+    end = time.monotonic() + 60
+    ended = 0
+    while not ended and time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        raise AssertionError("the child hangs")
+    assert status == 0, status
+    assert future.wait() == 7 and t[0].item() == size
+    dist.barrier()
+    return True
+
+
+def child_begins(rank, size, folder):
+    """A forked child makes a group of its own."""
+    dist.all_reduce(torch.ones(10))
+    pid = os.fork()
+    if pid == 0:
+        dist.distributed_c10d._world.pg_map.clear()
+        dist.distributed_c10d.GroupMember.WORLD = None
+        store = dist.PrefixStore("child", dist.FileStore(f"{folder}/child", size))
+        dist.init_process_group("ddp", store=store, rank=rank, world_size=size)
+        t = torch.ones(3)
+        dist.all_reduce(t)
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+        dist.destroy_process_group()
+        os._exit(0 if t[0].item() == size else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    dist.barrier()
+    return True
+
+
+def thread_at_the_end(rank, size):
+    """The process ends while a thread waits in an operation to which nobody comes."""
+    group = dist.new_group()
+    if rank == 0:
+        threading.Thread(target=dist.all_reduce, args=(torch.ones(1),), kwargs={"group": group}, daemon=True).start()
+        threading.Thread(target=dist.recv, args=(torch.ones(1), 1), daemon=True).start()
+        time.sleep(0.3)
+    return True
+
+
+def sparse_later(rank, size):
+    """A sparse sum does not wait in its caller, and may meet other operations in any order."""
+    index = torch.tensor([[0, rank + 1]])
+
+    def entries(factor):
+        return torch.sparse_coo_tensor(index, torch.ones(2, 3) * factor, (size + 1, 3), check_invariants=True)
+
+    dist.all_reduce(entries(1))  # the first one makes a communicator
+    tensors = [entries(i + 1) for i in range(5)]
+    if rank == 1:
+        dist.recv(torch.zeros(1), 0)
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    if rank == 0:
+        dist.send(torch.zeros(1), 1)  # rank 1 comes later
+    dense = torch.ones(4)
+    dist.all_reduce(dense)
+    for i, (work, tensor) in enumerate(zip(works, tensors)):
+        work.wait()
+        sums = tensor.to_dense()
+        assert sums[0, 0].item() == size * (i + 1) and sums[size, 2].item() == i + 1, sums
+    future = dist.all_reduce(tensors[0], async_op=True).get_future()
+    assert future.then(lambda f: f.value()[0].to_dense()[0, 0].item()).wait() == size * size
+    return True
+
+
+def sparse_fails(rank, size):
+    dist.all_reduce(torch.eye(3).to_sparse())
+    if rank == 1:
+        os._exit(0)
+    try:
+        while True:
+            dist.all_reduce(torch.eye(3).to_sparse(), async_op=True).wait()
+    except BackendError as error:
+        assert "rank 1 on " in str(error), error
+    return True
+
+
+def exit_in_a_hook(rank, size):
+    """sys.exit() in a communication hook."""
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
+
+    def hook(state, bucket):
+        if rank == 1:
+            sys.exit(5)
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda f: f.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    try:
+        ddp(torch.ones(1, 10)).sum().backward()
+    except RuntimeError as error:
+        assert rank == 1 or "rank 1 on " in str(error), error
+        if rank == 1:
+            raise
+        return True
+    return False
+
+
+class Ends(unittest.TestCase):
+    def one_leaves(self, size, body, *arguments, destroy=True):
+        """Rank 1 ends without a result."""
+        with Ranks(size, body, *arguments, destroy=destroy, limit=120) as ranks:
+            codes = ranks.wait()
+            for r in range(size):
+                if r != 1:
+                    self.assertTrue(ranks.result(r), codes)
+
+    def all_end(self, size, body, *arguments, **options):
+        self.assertTrue(all(on_ranks(size, body, *arguments, limit=120, **options)))
+
+    def folder(self):
+        import tempfile
+
+        return tempfile.mkdtemp(prefix="ddp-torch-ends-")
+
+    def test_callbacks_wait_for_operations(self):
+        self.all_end(2, callback_waits)
+
+    def test_callbacks_call_and_raise(self):
+        self.all_end(2, callback_calls)
+
+    def test_callbacks_hear_of_the_end(self):
+        self.one_leaves(3, callback_hears_of_the_end, destroy=False)
+
+    def test_threads_have_groups(self):
+        self.all_end(3, two_threads)
+
+    def test_destroy_while_under_way(self):
+        self.all_end(2, destroy_while_under_way)
+
+    def test_destroy_without_the_others(self):
+        self.all_end(2, destroy_without_the_others)
+
+    def test_begin_again(self):
+        self.all_end(2, begin_again, self.folder())
+
+    def test_interrupted(self):
+        with Ranks(2, interrupted, limit=120, destroy=False) as ranks:
+            self.assertNotEqual(ranks.wait()[0], 0)
+            self.assertTrue(ranks.result(1))
+
+    def test_child_exits(self):
+        self.all_end(2, child_exits)
+
+    def test_child_begins(self):
+        self.all_end(2, child_begins, self.folder())
+
+    def test_thread_at_the_end(self):
+        self.all_end(2, thread_at_the_end, destroy=False)
+
+    def test_sparse_sum_is_asynchronous(self):
+        self.all_end(3, sparse_later)
+
+    def test_sparse_sum_hears_of_a_dead_rank(self):
+        self.one_leaves(2, sparse_fails, destroy=False)
+
+    @unittest.skipUnless(NEW, "hooks of this torch differ")
+    def test_exit_in_a_hook(self):
+        self.one_leaves(2, exit_in_a_hook, destroy=False)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
