@@ -8,7 +8,9 @@ EXTRA_DIST += $(torch_dir)/MANIFEST.in $(torch_dir)/README.md $(torch_dir)/pypro
 	$(torch_dir)/csrc/sparse.cpp $(torch_dir)/csrc/types.cpp $(torch_dir)/csrc/types.h \
 	$(torch_dir)/slurm_ddp_torch/__init__.py $(torch_dir)/slurm_ddp_torch/wire.py \
 	$(torch_dir)/tests/bench.py $(torch_dir)/tests/build.sh $(torch_dir)/tests/check.sh $(torch_dir)/tests/ranks.py $(torch_dir)/tests/suite.py \
-	$(torch_dir)/tests/test_failures.py $(torch_dir)/tests/test_operations.py $(torch_dir)/tests/test_training.py
+	$(torch_dir)/tests/test_ends.py $(torch_dir)/tests/test_failures.py $(torch_dir)/tests/test_frameworks.py \
+	$(torch_dir)/tests/test_operations.py $(torch_dir)/tests/test_parallel.py $(torch_dir)/tests/test_recovery.py \
+	$(torch_dir)/tests/test_training.py
 
 # TORCH is a Python that has torch. It runs PyTorch's own tests of backends, too.
 check-python: libruntime/libddp.la

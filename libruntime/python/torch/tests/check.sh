@@ -10,7 +10,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$here/build.sh" "$build" "$python" "$work/package" || exit
 export PYTHONPATH="$work/package"
-for test in operations training failures; do
+for test in operations training parallel frameworks recovery ends failures; do
 	echo "== test_$test.py"
 	"$python" "$here/test_$test.py"
 done
