@@ -62,17 +62,23 @@ def shrink_after_kill(rank, size):
     return True
 
 
-def shrink_without_failure(rank, size):
-    """The rank that is left out lives, and closes its groups when it likes."""
+def shrink_without_failure(rank, size, dies):
+    """The rank that is left out closes its groups when it likes, or ends without."""
     half = dist.new_group(list(range(size - 1)))
     if rank == size - 1:
+        if dies:
+            time.sleep(1)
+            os._exit(0)
         return True
     small = dist.shrink_group([0], group=half) if rank > 0 else None
     if rank > 0:
         assert small.size() == size - 2 and total(small) == size - 2
     group = dist.shrink_group([size - 1])
     assert group.size() == size - 1 and total() == size - 1
-    return trains(rank)
+    for _ in range(4):
+        assert trains(rank)
+        time.sleep(0.4)
+    return total() == size - 1
 
 
 def shrink_without_one_that_hangs(rank, size):
@@ -153,7 +159,10 @@ class Shrink(unittest.TestCase):
             self.assertEqual(ranks.wait(), [0, -signal.SIGKILL, 0, 0])
 
     def test_without_a_failure(self):
-        self.assertTrue(all(on_ranks(4, shrink_without_failure)))
+        self.assertTrue(all(on_ranks(4, shrink_without_failure, False)))
+        with Ranks(4, shrink_without_failure, True) as ranks:
+            self.assertEqual(ranks.wait(), [0, 0, 0, 0])
+            self.assertTrue(all(ranks.result(r) for r in range(3)))
 
     def test_without_a_rank_that_hangs(self):
         with Ranks(3, shrink_without_one_that_hangs) as ranks:
