@@ -120,6 +120,7 @@ static void node_tells_of_changes_only(void **state)
 	wait_for(&times_said, 2);
 	assert_int_equal(times_ended, 0);
 	assert_int_equal(node.watch.node->stalls, 2);
+	assert_int_equal(supervise_stalls(&node.supervise), 2);
 	assert_int_equal(node.watch.node->stall_seconds, 2);
 	end_node(&node);
 	relay_close();

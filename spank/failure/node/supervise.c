@@ -141,7 +141,7 @@ uint32_t supervise_stalls(const struct supervise *supervise)
 	struct ddp_progress_node node;
 
 	return supervise->progress_fd >= 0 &&
-	       pread(supervise->progress_fd, &node, sizeof(node), (off_t)supervise->local_tasks * DDP_PROGRESS_BYTES) ==
+	       pread(supervise->progress_fd, &node, sizeof(node), (off_t)DDP_RECORD_NODE_OFFSET(supervise->local_tasks)) ==
 	       (ssize_t)sizeof(node) && node.magic == DDP_PROGRESS_NODE_MAGIC ? node.stalls : 0;
 }
 
