@@ -54,6 +54,11 @@ class Failures(PageTest):
     def test_stack_of_a_crash_is_shown(self):
         ended = self.fails("import ctypes\nctypes.string_at(0)", "", code=-11)
         self.assertRegex(ended.stderr, r'Segmentation fault(.|\n)*File ".*train.py", line 4 in <module>')
+        # In a thread that is not Python's, as gloo's are.
+        ended = self.fails("import ctypes\nlibc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+                           "libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)\n"
+                           "libc.pthread_join(thread, None)", "", code=-6)
+        self.assertRegex(ended.stderr, r'Aborted(.|\n)*File ".*train.py", line 6 in <module>')
 
     def test_out_of_memory_on_a_gpu_is_named(self):
         self.fails(FAKE + "raise OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
@@ -126,6 +131,12 @@ class Failures(PageTest):
             self.assertEqual(message["message"], "ValueError: bad")
             self.assertIn("train.py", message["extraInfo"]["py_callstack"])
             self.assertTrue(message["extraInfo"]["timestamp"].isdigit())
+
+    @needs_torch
+    def test_torchs_own_error_is_named(self):
+        self.fails("import torch\nkind = getattr(torch, 'OutOfMemoryError', None) or torch.cuda.OutOfMemoryError\n"
+                   "raise kind('CUDA out of memory. Tried to allocate 2.00 GiB.')",
+                   "CUDA out of memory: Tried to allocate 2.00 GiB. (train.py:5)")
 
     @needs_torch
     def test_torchs_record_agrees(self):

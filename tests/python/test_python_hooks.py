@@ -97,7 +97,7 @@ class Devices(unittest.TestCase):
     def test_barrier_of_a_device_is_left_alone(self):
         for config in ("cuda:nccl", "nccl", "xpu:xccl", "xccl", "cpu:gloo,xpu:xccl"):
             self.assertIsNone(self.seen(config), config)
-        for number, config in enumerate(("cpu:gloo", "gloo", "cpu:ddp", "mpi"), 1):
+        for number, config in enumerate(("cpu:gloo", "gloo", "cpu:gloo,cuda:gloo,mps:gloo", "cpu:ddp", "mpi"), 1):
             self.assertEqual(self.seen(config), [number, "all_reduce"], config)
 
     def test_tensors_on_hosts_are_seen_in_every_group(self):

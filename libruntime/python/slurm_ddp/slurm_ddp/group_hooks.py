@@ -16,6 +16,7 @@ from . import page
 
 _HOOK = 0x64647031      # an id of this module's among a group's hooks
 _LOOK_SECONDS = 0.1
+_HOST_BACKENDS = ("gloo", "mpi", "ddp")  # a group names one for each kind of device
 _TELL_NS = 200000000    # a wait that is shorter is not told
 
 _lock = threading.Lock()
@@ -41,9 +42,8 @@ def _name(arguments):
 
 
 def _is_for_hosts(config):
-    """Whether all backends of a group are for tensors on hosts: "cpu:gloo", and not "cpu:gloo,cuda:nccl" or "xpu:xccl"."""
-    parts = [part.partition(":") for part in str(config).split(",")]
-    return all(device == "cpu" if colon else device in ("gloo", "mpi", "ddp") for device, colon, _ in parts)
+    """Whether a barrier of the group is one of hosts: "cpu:gloo,cuda:gloo", and not "cpu:gloo,cuda:nccl" or "xpu:xccl"."""
+    return all(part.rpartition(":")[2] in _HOST_BACKENDS for part in str(config).split(","))
 
 
 def _is_on_host(arguments, for_hosts):

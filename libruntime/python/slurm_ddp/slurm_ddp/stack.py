@@ -23,12 +23,13 @@ def _free_signal():
 
 
 def show_crashes():
-    """Python writes its stack to the standard error before a signal such as SIGSEGV or SIGABRT ends it."""
+    """Python writes its stacks to the standard error before a signal such as SIGSEGV or SIGABRT ends it. A thread of gloo's
+    or NCCL's that aborts has no stack of Python, so that all threads' are shown."""
     import faulthandler
     if faulthandler.is_enabled():
         return
     try:
-        faulthandler.enable(all_threads=False)
+        faulthandler.enable()
     except (AttributeError, OSError, RuntimeError, ValueError):  # there is no such file
         pass
 
