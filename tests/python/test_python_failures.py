@@ -93,6 +93,14 @@ class Failures(PageTest):
                      "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"):
             self.page.run(BEGIN + FAKE + f"raise DistBackendError({text!r})")
             self.assertEqual(self.page.slot().get("status"), page.ERR_PEER, text)
+        network = "class DistNetworkError(RuntimeError): pass\nraise DistNetworkError(%r)"
+        for text, status in (("The client socket has timed out after 300000ms while trying to connect to (n0, 21007).", page.ERR_PEER),
+                             ("The server socket has failed to listen on any local network address. port: 21007, code: -98, name: "
+                              "EADDRINUSE, message: address already in use", page.ERR_INTERNAL),
+                             ("The IPv4 network addresses of (n7, 21007) cannot be retrieved (gai error: -2 - Name or service not "
+                              "known).", page.ERR_INTERNAL)):
+            self.page.run(BEGIN + network % text)
+            self.assertEqual(self.page.slot().get("status"), status, text)
         self.page.run(BEGIN + "raise RuntimeError('the network is wide: Broken pipe dream')")
         self.assertEqual(self.page.slot().get("status"), page.ERR_INTERNAL)
 

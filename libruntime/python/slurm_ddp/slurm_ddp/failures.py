@@ -19,6 +19,9 @@ _OF_PEER = re.compile(
     r"heartbeat|application timeout caused pair closure|recvValue|leaked? peer", re.IGNORECASE)
 _COMMUNICATES = re.compile(r"gloo|nccl|c10d|tcp_?store|torch[/\\.]distributed|process ?group|jax|coordination service|"
                            r"DistBackendError|DistNetworkError|DistStoreError|ucc|mpi", re.IGNORECASE)
+# Errors of the network that are the rank's own: it finds no port, or no address of a name.
+_OWN_NETWORK = re.compile(r"EADDRINUSE|EADDRNOTAVAIL|address already in use|failed to listen|failed to bind|getaddrinfo|"
+                          r"name or service not known|name resolution", re.IGNORECASE)
 _WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process (\d+)|pin memory thread[^.]*|replica \d+[^.]*)\.")
 _DEAD_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([0-9, ]+)\) (is killed by signal: ([^.]+)|exited unexpectedly)")
@@ -77,6 +80,8 @@ def is_of_peer(value, text=None):
     """Whether the exception tells that another rank is gone, so that it is not the cause."""
     kind = _type_name(type(value))
     text = _message(value) if text is None else text
+    if _OWN_NETWORK.search(text):
+        return False
     if kind in ("DistNetworkError",):
         return True
     if isinstance(value, (ConnectionError, EOFError)) or kind in ("DistBackendError", "DistStoreError", "RuntimeError",
