@@ -615,10 +615,10 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 	tests/unit/vision_torch.py
 
 TESTS += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
-	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py \
+	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
 	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch.sh tests/python/test_python_torch_wheel.py tests/python/test_python_versions.py tests/python/test_python_wheel.py
 EXTRA_DIST += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
-	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py \
+	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
 	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch.sh tests/python/test_python_torch_wheel.py tests/python/test_python_versions.py tests/python/test_python_wheel.py \
 	tests/python/support.py
 

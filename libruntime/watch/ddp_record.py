@@ -16,6 +16,8 @@ TYPE_BYTES = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2, "i32": 4, "i64": 8, "u8":
               "u32": 4, "u64": 8}
 OF_ALL, DEVICE = 1, 2
 UNKNOWN_END = 255
+# No rank can end one of these well before all ranks have begun it.
+MEETS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 COLOURS = {"all_reduce": "#3b82c4", "broadcast": "#5aa469", "reduce_scatter": "#8e6bbf", "all_gather": "#3aa6a6",
            "send": "#b5893b", "recv": "#b5893b", "barrier": "#7f7f7f"}
 
@@ -222,8 +224,17 @@ class Sequence:
         self.last = {rank: max(operations, default=0) for rank, operations in self.of.items()}
         numbers = sorted({number for operations in self.of.values() for number in operations})
         self.odd = next((number for number in numbers if len(self.answers(number)) > 1), None)
-        # The first operation that not all ranks have begun, or that somebody has not ended.
-        self.front = next((number for number in numbers if self.waiting(number)), None)
+        self.front = self.find_front([number for number in numbers if self.waiting(number)])
+
+    def find_front(self, numbers):
+        """Of the operations that somebody is in: the first that not all ranks have begun, or the first that lasts."""
+        for number in numbers:
+            if self.behind(number):
+                return number
+        for number in numbers:
+            if any(self.step.ranks[rank].seconds_since(self.of[rank][number].begin) >= WAIT_SECONDS for rank in self.waiting(number)):
+                return number
+        return numbers[-1] if numbers else None
 
     def answers(self, number):
         """What ranks have called as this number: operations by what has to be the same."""
@@ -233,8 +244,15 @@ class Sequence:
                 found.setdefault(operations[number].same, []).append(rank)
         return found
 
+    def is_in(self, operation):
+        """Whether the rank is in it. Python's hooks do not tell how an operation ends: it has failed if a rank has not
+        begun it, without which it cannot end well."""
+        if operation.end and operation.state == UNKNOWN_END and operation.kind in MEETS:
+            return bool(self.behind(operation.number))
+        return operation.is_open
+
     def waiting(self, number):
-        return [rank for rank, operations in self.of.items() if number in operations and operations[number].is_open]
+        return [rank for rank, operations in self.of.items() if number in operations and self.is_in(operations[number])]
 
     def behind(self, number):
         return [rank for rank, last in self.last.items() if last < number]
@@ -409,7 +427,7 @@ def table(step, sequence):
             operation = sequence.of[rank].get(number)
             if operation is None:
                 row.append("-" if number > sequence.last[rank] else "?")
-            elif operation.is_open:
+            elif sequence.is_in(operation):
                 row.append(f"{operation.kind} {'FAILED' if operation.end else 'WAITS'}")
             else:
                 row.append(operation.kind)

@@ -60,6 +60,9 @@ class Tensor:
     def __init__(self, device):
         self.device, self.dtype, self.shape = types.SimpleNamespace(type=device), "torch.float32", (4, 2)
 
+    def numel(self):
+        return 8
+
 
 class Work:
     def is_completed(self):
@@ -72,6 +75,7 @@ class Devices(unittest.TestCase):
     def setUp(self):
         self.before = group_hooks._pid, group_hooks._number, dict(group_hooks._issued)
         group_hooks._pid, group_hooks._number = os.getpid(), 0
+        self.group = group_hooks._Group(types.SimpleNamespace(size=lambda: 2), True)
         self.addCleanup(self.restore)
 
     def restore(self):
@@ -82,10 +86,10 @@ class Devices(unittest.TestCase):
     def seen(self, config, *tensors, outputs=()):
         arguments = types.SimpleNamespace(name="ALLREDUCE", op_id=1, input_tensors=list(tensors), output_tensors=list(outputs), work=Work())
         group_hooks._issued.clear()
-        group_hooks._before(7, True, group_hooks._is_for_hosts(config), arguments)
-        found = group_hooks._issued.get((7, 1))
+        group_hooks._before(self.group, group_hooks._is_for_hosts(config), arguments)
+        found = group_hooks._issued.get((self.group.key, 1))
         if found is None:
-            group_hooks._after(7, arguments)
+            group_hooks._after(self.group, arguments)
         return found and found[:2]
 
     def test_collectives_on_devices_are_left_alone(self):

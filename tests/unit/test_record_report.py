@@ -123,6 +123,19 @@ moves = DONE + [operation(98, begin_ns=NOW - SECOND // 100, end_ns=0)]
 told, _, _ = verdict(*(record(rank, moves) for rank in range(4)))
 check("an operation that all ranks have just begun is no wait", "no rank waits" in told, told)
 
+ended = DONE + [operation(98, end_ns=NOW - SECOND, state=255)]
+told, _, _ = verdict(*(record(rank, ended, "python") for rank in range(3)), record(3, DONE, "python", end="signal 9"))
+says("operations whose end is not known have failed where a rank lacks", told,
+     "ranks 0-2 were in all_reduce f32[1000] sum #98 (3.906 KiB, all ranks (Python)), which failed after 1 s",
+     "rank 3 on n1 has not begun it")
+told, _, _ = verdict(*(record(rank, ended, "python") for rank in range(4)))
+check("and have ended well where none lacks", "no rank waits" in told, told)
+lazy = DONE + [operation(number, begin_ns=NOW - SECOND // 20, end_ns=0) for number in (98, 99)]
+told, _, _ = verdict(*(record(rank, lazy + [operation(100, begin_ns=NOW - SECOND // 50, end_ns=0)], "python") for rank in range(3)),
+                     record(3, lazy, "python", end="signal 9"))
+says("operations whose end was not seen yet hide no other", told, "ranks 0-2 wait in all_reduce f32[1000] sum #100",
+     "rank 3 on n1 has not begun it: its last was all_reduce f32[1000] sum #99")
+
 # ---- several records ----------------------------------------------------------------------
 
 told, step, _ = verdict(*(record(rank, WAITS, threads="thread 1", real_ns=10**18 - 5) for rank in range(4)),

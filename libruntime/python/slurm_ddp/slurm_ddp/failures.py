@@ -43,7 +43,7 @@ def _message(value):
         return "its text cannot be made"
 
 
-def _is_library(name):
+def is_library(name):
     """Whether the code is of an installed package or of Python itself."""
     return ("site-packages" in name or "dist-packages" in name or name.startswith("<") or
             name.startswith(os.path.dirname(os.__file__) + os.sep) or _is_ours(name))
@@ -61,7 +61,7 @@ def place(traceback):
         # Python's own frozen modules say nothing to a reader.
         if not _is_ours(name) and not (last is not None and name.startswith("<frozen ")):
             last = (name, traceback.tb_lineno)
-        if not _is_library(name):
+        if not is_library(name):
             own = last
         traceback = traceback.tb_next
     return _places(last, own)
@@ -97,7 +97,7 @@ def _in_worker(kind, text):
         return None
     lines = [line for line in text.splitlines() if line.strip()]
     files = [(name, int(line)) for name, line in _WORKER_FILE.findall(text)]
-    own = [where for where in files if not _is_library(where[0])]
+    own = [where for where in files if not is_library(where[0])]
     where = _places(files[-1] if files else None, own[-1] if own else None)
     who = "DataLoader worker %s" % match.group(3) if match.group(3) else match.group(2)
     said = lines[-1] if len(lines) > 1 and _type_name(kind) in lines[-1] else "%s in a worker" % _type_name(kind)
@@ -233,7 +233,7 @@ def _on_exit_call(status, before):
     if status not in (None, 0) and os.getpid() == _pid:
         frame = sys._getframe(2)
         _exit = (status, frame.f_code.co_filename, frame.f_lineno)
-        while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+        while frame.f_back is not None and is_library(frame.f_code.co_filename):
             frame = frame.f_back
         _exit += (frame.f_code.co_filename, frame.f_lineno)
     before(status)
@@ -244,7 +244,7 @@ def _tell_exit():
     if _exit is None or os.getpid() != _pid:
         return
     status, name, line, own_name, own_line = _exit
-    own = None if _is_library(own_name) else (own_name, own_line)
+    own = None if is_library(own_name) else (own_name, own_line)
     words = "sys.exit(%s)" % status if isinstance(status, int) else "SystemExit: " + _one_line(_message(status))
     page.set_error(_fit(words, " (%s)" % _places((name, line), own)))
 

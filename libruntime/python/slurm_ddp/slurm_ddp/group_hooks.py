@@ -7,12 +7,15 @@ the capture of a CUDA graph, and NCCL's are seen by --ddp=watch.
 """
 import collections
 import functools
+import hashlib
 import os
+import sys
 import threading
 import time
 import weakref
 
-from . import page
+from . import page, record
+from .failures import is_library
 
 _HOOK = 0x64647031      # an id of this module's among a group's hooks
 _LOOK_SECONDS = 0.1
@@ -21,7 +24,7 @@ _TELL_NS = 200000000    # a wait that is shorter is not told
 
 _lock = threading.Lock()
 _issued = {}                        # by group and operation: what the first hook has seen
-_pending = collections.deque()      # [number, text, start_ns, work]
+_pending = collections.deque()      # [number, text, start_ns, work, what record.end() takes]
 _some = threading.Event()
 _thread = None
 _number = 0                         # collectives of all ranks so far,
@@ -29,10 +32,64 @@ _text = ""                          # and the last of them
 _pid = 0
 
 
+_KINDS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter", "alltoall": "all_to_all",
+          "_allgather_base": "all_gather", "_reduce_scatter_base": "reduce_scatter", "alltoall_base": "all_to_all",
+          "allreduce_coalesced": "all_reduce", "allgather_coalesced": "all_gather"}
+
+
+def _kind(arguments):
+    name = getattr(arguments.name, "name", str(arguments.name)).lower()
+    return _KINDS.get(name, name)
+
+
+class _Group:
+    """A process group, and how many collectives it has issued."""
+
+    def __init__(self, group, of_all):
+        name = str(getattr(group, "group_name", "") or getattr(group, "_group_name", ""))
+        self.key, self.of_all, self.ranks, self.number = id(group), of_all, group.size(), 0
+        # The same on all its ranks, and on no other group.
+        self.id = int.from_bytes(hashlib.blake2b(("world" if of_all else name).encode(), digest_size=8).digest(), "little")
+
+
+_libraries = {}  # by file: whether it is of a library
+_lines = {}      # by file and line: how it is told
+
+
+def _caller():
+    """b"train.py:88": the program's own line, as far as the thread that issues has one."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        library = _libraries.get(name)
+        if library is None:
+            library = _libraries[name] = is_library(name)
+        if not library:
+            line = name, frame.f_lineno
+            told = _lines.get(line)
+            if told is None:
+                if len(_lines) > 4096:
+                    _lines.clear()
+                told = _lines[line] = ("%s:%d" % (os.path.basename(name)[-28:], line[1])).encode("utf-8", "replace")[-39:]
+            return told
+        frame = frame.f_back
+    return b""
+
+
+def _record(group, arguments, now):
+    kind, tensors = _kind(arguments), arguments.input_tensors or arguments.output_tensors
+    number = 0
+    if kind not in ("send", "recv"):
+        group.number += 1
+        number = group.number
+    first = tensors[0] if tensors else None
+    return record.begin(number, group.id, group.ranks, kind, first.dtype if tensors else None,
+                        first.numel() if tensors else 0, record.OF_ALL if group.of_all else 0, _caller(), now)
+
+
 def _name(arguments):
     """"all_reduce float32[1000]"."""
-    name = getattr(arguments.name, "name", str(arguments.name)).lower()
-    name = {"allreduce": "all_reduce", "allgather": "all_gather"}.get(name, name)
+    name = _kind(arguments)
     tensors = arguments.input_tensors or arguments.output_tensors
     if not tensors:
         return name
@@ -51,27 +108,31 @@ def _is_on_host(arguments, for_hosts):
     return tensors[0].device.type == "cpu" if tensors else for_hosts
 
 
-def _before(group, of_all, for_hosts, arguments):
+def _before(group, for_hosts, arguments):
     global _number, _text
     try:
         if os.getpid() != _pid or not _is_on_host(arguments, for_hosts):
             return
-        text = _name(arguments)
+        text, now = _name(arguments), time.monotonic_ns()
         with _lock:
             number = 0
-            if of_all:
+            if group.of_all:
                 _number += 1
                 number, _text = _number, text
                 page.begin_collective(number, text)
-            _issued[group, arguments.op_id] = [number, text, time.monotonic_ns(), None]
+            begun = _record(group, arguments, now)
+            _issued[group.key, arguments.op_id] = [number, text, now, None, begun]
     except Exception:  # a collective must not fail by this
         pass
 
 
 def _after(group, arguments):
     try:
-        found = _issued.pop((group, arguments.op_id), None)
-        if found is None or arguments.work is None or arguments.work.is_completed():
+        found = _issued.pop((group.key, arguments.op_id), None)
+        if found is None:
+            return
+        if arguments.work is None or arguments.work.is_completed():
+            record.end(found[4], record.UNKNOWN_END)
             return
         found[3] = arguments.work
         _pending.append(found)
@@ -80,18 +141,25 @@ def _after(group, arguments):
         pass
 
 
+def _is_done(found):
+    try:
+        return found[3].is_completed()
+    except Exception:
+        return True
+
+
 def _oldest():
-    """Of the pending ones; those that are complete are let go of."""
-    while _pending:
-        found = _pending[0]
-        try:
-            done = found[3].is_completed()
-        except Exception:
-            done = True
-        if not done:
-            return found
-        _pending.popleft()
-    return None
+    """Of the pending ones; those that are complete are let go of. Others behind one that lasts may be complete, too."""
+    oldest = None
+    for _ in range(len(_pending)):
+        found = _pending.popleft()
+        if _is_done(found):
+            record.end(found[4], record.UNKNOWN_END)
+            continue
+        _pending.append(found)
+        if oldest is None:
+            oldest = found
+    return oldest
 
 
 def _look():
@@ -138,9 +206,10 @@ def _watch(module, group, of_all):
     except Exception:
         config = module.get_backend(group)
     for_hosts = _is_for_hosts(config)
-    key = id(group)
-    group.register_pre_hook(_HOOK, lambda arguments: _before(key, of_all, for_hosts, arguments))
-    group.register_post_hook(_HOOK, lambda arguments: _after(key, arguments))
+    record.open_ring()
+    known = _Group(group, of_all)
+    group.register_pre_hook(_HOOK, lambda arguments: _before(known, for_hosts, arguments))
+    group.register_post_hook(_HOOK, lambda arguments: _after(known, arguments))
     if _thread is None:
         _pid = os.getpid()
         _thread = threading.Thread(target=_look, name="slurm_ddp collectives", daemon=True)
