@@ -5,7 +5,7 @@
 bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
 	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
-	tests/bench/rank_lanes tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels tests/bench/gpu_nccl
+	tests/bench/rank_lanes tests/bench/rank_record tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels tests/bench/gpu_nccl
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi tests/bench/rank_startup_mpi
 endif
@@ -55,6 +55,8 @@ tests_bench_rank_combine_SOURCES = tests/bench/rank_combine.c
 tests_bench_rank_combine_LDADD = libruntime/libddpcore.la
 tests_bench_rank_lanes_SOURCES = tests/bench/rank_lanes.c
 tests_bench_rank_lanes_LDADD = libruntime/libddpcore.la
+tests_bench_rank_record_SOURCES = tests/bench/rank_record.c
+tests_bench_rank_record_LDADD = libruntime/libddpcore.la
 tests_bench_rank_cost_SOURCES = tests/bench/rank_cost.c $(bench_rank)
 tests_bench_rank_cost_LDADD = libruntime/libddpcore.la
 
@@ -77,7 +79,7 @@ bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(a
 BENCH_ARGS =
 bench_names = all wireup allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
-.PHONY: bench-allreduce bench-combine bench-lanes bench-startup bench-overlap bench-overlap-progress
+.PHONY: bench-allreduce bench-combine bench-lanes bench-record bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
 .PHONY: bench-algorithms bench-scale
@@ -89,6 +91,8 @@ bench-combine: tests/bench/rank_combine
 	tests/bench/rank_combine $(BENCH_ARGS)
 bench-lanes: tests/bench/rank_lanes
 	tests/bench/rank_lanes $(BENCH_ARGS)
+bench-record: tests/bench/rank_record
+	tests/bench/rank_record $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
 .PHONY: bench-wireup
