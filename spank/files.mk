@@ -25,6 +25,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/container.c spank/launch/container.h \
 	spank/launch/daemon.c spank/launch/daemon.h \
 	spank/launch/names.c spank/launch/names.h \
+	spank/launch/preflight_step.c spank/launch/preflight_step.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/table.c spank/launch/table.h \
@@ -109,7 +110,7 @@ spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
-	spank/kill.c spank/kill.h spank/shrink.c spank/shrink.h \
+	spank/kill.c spank/kill.h spank/preflight.c spank/preflight.h spank/shrink.c spank/shrink.h \
 	spank/note.c spank/note.h spank/requeue.c spank/requeue.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.

@@ -331,6 +331,18 @@ static bool read_requeue(struct settings *settings, struct value value)
 	return true;
 }
 
+static bool read_preflight(struct settings *settings, struct value value)
+{
+	static const char *const words[] = { [PREFLIGHT_NO] = "no", [PREFLIGHT_WARN] = "warn", [PREFLIGHT_STOP] = "stop",
+		                             [PREFLIGHT_EXCLUDE] = "exclude" };
+	int word = value.text == NULL ? (int)PREFLIGHT_WARN : read_word(value, words, COUNT(words));
+
+	if (word < 0)
+		return false;
+	settings->preflight = (enum preflight_mode)word;
+	return true;
+}
+
 static bool read_absent(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "warn", "refuse" };
@@ -448,6 +460,7 @@ static const struct option options[] = {
 	{ .name = "silence", .read = read_silence, .expects = "seconds from 2 to 3600, or 0 for never",
 	  .variable = "DDP_SILENCE", .tell = tell_silence },
 	{ .name = "requeue", .read = read_requeue, .expects = "a number from 0 to 1000" },
+	{ .name = "preflight", .read = read_preflight, .expects = "warn, stop, exclude or no" },
 	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
 	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
 	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
@@ -596,6 +609,17 @@ static bool settle_restart(struct settings *settings, struct error *error)
 	return true;
 }
 
+/* An odd node can only wait where the step has spares. */
+static bool settle_preflight(struct settings *settings, struct error *error)
+{
+	if (settings->preflight != PREFLIGHT_EXCLUDE || settings->spares > 0)
+		return true;
+	if (option_given(settings, "preflight"))
+		return error_set(error, "'preflight=exclude' needs spares, as an odd node becomes one: add restart=N,spare=K");
+	settings->preflight = PREFLIGHT_WARN;
+	return true;
+}
+
 bool options_parse(struct settings *settings, const char *list, uint32_t locked,
                    struct error *error)
 {
@@ -615,7 +639,7 @@ bool options_parse(struct settings *settings, const char *list, uint32_t locked,
 	if (result.launcher && result.stall_seconds > 0 && option_given(&result, "stall"))
 		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
-	if (!settle_restart(&result, error))
+	if (!settle_restart(&result, error) || !settle_preflight(&result, error))
 		return false;
 	*settings = result;
 	return true;

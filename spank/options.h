@@ -19,6 +19,7 @@ enum { NCCL_PATH_MAX = 255 }; /* NCCL cuts longer names of plugins */
 enum address_mode { ADDRESS_NODENAME, ADDRESS_IP };
 enum omp_mode { OMP_KEEP, OMP_ONE, OMP_CPUS };
 enum check_mode { CHECK_NO, CHECK_TABLE, CHECK_JSON };
+enum preflight_mode { PREFLIGHT_NO, PREFLIGHT_WARN, PREFLIGHT_STOP, PREFLIGHT_EXCLUDE };
 enum gpu_mode { GPU_ERROR, GPU_WARN, GPU_IGNORE };
 
 struct settings {
@@ -37,6 +38,7 @@ struct settings {
 	uint32_t min_nodes;            /* the step goes on with so many; 0: with all but the spares; only with restarts */
 	uint32_t silence_seconds;      /* SILENCE_BY_DEFAULT: not given; see settings_silence_ms() */
 	uint32_t requeue_most;         /* so often srun has the job start again; 0: never */
+	enum preflight_mode preflight; /* ddp-preflight runs before the programs */
 	bool refuse_absent;            /* nodes without the plugin end the step */
 	bool verbose;
 	enum check_mode check;

@@ -29,6 +29,7 @@
 #include "spank/launch/table.h"
 #include "spank/note.h"
 #include "spank/restart/dealer.h"
+#include "spank/preflight.h"
 #include "spank/requeue.h"
 #include "spank/shrink.h"
 
@@ -51,6 +52,8 @@ static struct {
 	long wait_seconds;
 	bool outlives_nodes;
 	char mpi[32];       /* SLURM_MPI_TYPE of the user; "": not set */
+	bool refused;      /* by ddp-preflight; the step starts without programs */
+	bool is_preflight; /* another srun has started this one */
 	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
@@ -249,6 +252,7 @@ void srun_note_environment(void)
 	const char *mpi = getenv("SLURM_MPI_TYPE");
 
 	snprintf(srun.mpi, sizeof(srun.mpi), "%s", mpi != NULL ? mpi : "");
+	srun.is_preflight = getenv("SLURM_DDP_PREFLIGHT") != NULL;
 }
 
 /* Why the programs of the step cannot be started again; NULL: they can. */
@@ -310,6 +314,13 @@ static bool settle_restarts(struct request *request, const struct srun_words *gi
 	return true;
 }
 
+/* The site's defaults are meant for the step that follows. */
+static void leave_defaults(struct settings *settings)
+{
+	settings->preflight = PREFLIGHT_NO;
+	settings->restarts = settings->spares = settings->min_nodes = settings->requeue_most = 0;
+}
+
 /* The words of a step's first component are those of the step: srun does not tell where
    another one's begin. */
 static bool take_srun_options(struct request *request, struct error *error)
@@ -330,6 +341,8 @@ static bool take_srun_options(struct request *request, struct error *error)
 		if (srun_waits_for_children(&given) || getenv("SLURM_WAIT_FOR_CHILDREN") != NULL)
 			tell_nodes("SLURM_DDP_NO_WITNESS", "1");
 	}
+	if (srun.is_preflight)
+		leave_defaults(&request->settings);
 	take_kill_on_bad_exit(request, srun.kill);
 	if (!settle_restarts(request, &given, error))
 		return false;
@@ -361,6 +374,10 @@ void srun_leave_with_first_code(int status, void *unused)
 	bool succeeded = dealer_has_succeeded();
 
 	(void)unused;
+	if (srun.refused) {
+		fflush(NULL);
+		_exit(1);
+	}
 	/* SLURM's status also counts nodes whose places other nodes took. */
 	if (succeeded)
 		status = 0;
@@ -468,6 +485,54 @@ static void prepare_requeue(const struct settings *settings)
 {
 	if (!srun.in_a_task && !srun.starts_daemon && settings->check == CHECK_NO)
 		requeue_begin(srun.job_id, settings->requeue_most, option_given(settings, "requeue"));
+}
+
+/* Runs ddp-preflight on the step's nodes; its answer may make some of them spares. */
+static bool look_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, struct error *error)
+{
+	struct settings settings = request->settings;
+	char *avoid;
+
+	if (launched_tasks() > tasks)
+		return error_set(error, "preflight= is for a step of one component: run ddp-preflight on each component");
+	/* What needs spares is the site's default here, as the user's would have been refused. */
+	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
+		settings.preflight = PREFLIGHT_WARN;
+	if (!preflight_run(&settings, job_id, tasks, nodes, &avoid, error))
+		return false;
+	if (avoid != NULL)
+		dealer_avoid(avoid);
+	return true;
+}
+
+/*
+ * Lets the step start without programs. If srun exited now, the step would keep its resources until its job ends: SLURM
+ * ends no step that was never launched.
+ */
+static void start_nothing(int count, char *words[])
+{
+	const struct srun_words given = command_line();
+
+	srun.refused = true;
+	relay_close();
+	unsetenv("SLURM_DDP_RELAY");
+	unsetenv("SLURM_DDP_RESTART");
+	tell_nodes("SLURM_DDP_REFUSED", "yes");
+	/* On a node without the plugin, the program would run. srun copies what the word names. */
+	if (!srun_broadcasts(&given, getenv("SLURM_BCAST")))
+		(void)launch_replace_command(count, words, srun_starts_several(&given));
+}
+
+bool srun_looks_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, int count, char *words[])
+{
+	struct error error;
+
+	if (request->settings.preflight == PREFLIGHT_NO || request->settings.check != CHECK_NO || srun.starts_daemon ||
+	    look_ahead(request, job_id, tasks, nodes, &error))
+		return true;
+	slurm_error("ddp: %s", error.text);
+	start_nothing(count, words);
+	return false;
 }
 
 bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,

@@ -21,6 +21,10 @@ void srun_note_environment(void);
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct request *request, const char *stale, struct error *error);
 
+/* Runs ddp-preflight on the nodes of the step that is about to start, if it is to run (preflight=). False: it does not let
+   the step start, which was said. The step then starts without programs, and srun exits with 1. */
+bool srun_looks_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, int count, char *words[]);
+
 /* A step, or a component of a heterogeneous one, of so many tasks and nodes is about
    to start.
    Marks it, so that a program on a node without the plugin can tell. False if that fails, or if the step cannot be

@@ -421,6 +421,16 @@ static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *e
 	return true;
 }
 
+/* srun has started a step that ddp-preflight does not let start, so that SLURM ends it. */
+static void leave_if_refused(spank_t spank)
+{
+	char **environment = NULL;
+
+	if (spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS && environment != NULL &&
+	    environment_get(environment, "SLURM_DDP_REFUSED") != NULL)
+		_exit(0);
+}
+
 void task_begin(spank_t spank, struct stepd *stepd)
 {
 	struct relay_news news;
@@ -431,6 +441,8 @@ void task_begin(spank_t spank, struct stepd *stepd)
 	if (!stepd->request->wanted ||
 	    (stepd->daemon ? prepare_daemon(spank, &error) : !stepd->normal_step))
 		return;
+	if (!stepd->daemon)
+		leave_if_refused(spank);
 	if (!stepd->daemon && begin_task(spank, stepd, &error)) {
 		note_start(spank, stepd);
 		return;

@@ -384,6 +384,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_options \
 	tests/unit/test_spank_plan \
 	tests/unit/test_spank_port \
+	tests/unit/test_spank_preflight \
 	tests/unit/test_spank_presence \
 	tests/unit/test_spank_prepare \
 	tests/unit/test_spank_relay \

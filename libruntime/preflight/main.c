@@ -71,11 +71,11 @@ static int width(void)
 	return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : WIDTH;
 }
 
-static bool has_colour(void)
+static bool has_colour(int fd)
 {
 	const char *no = getenv("NO_COLOR");
 
-	return isatty(STDOUT_FILENO) && (no == NULL || no[0] == '\0');
+	return isatty(fd) && (no == NULL || no[0] == '\0');
 }
 
 static bool could_write(bool written, const char *path)
@@ -172,7 +172,10 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 	if (options->exclude != NULL)
 		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
 	if (!options->quiet || findings.odd > 0)
-		preflight_report(stdout, s, &findings, now() - begin, width(), has_colour());
+		preflight_report(options->for_srun ? stderr : stdout, s, &findings, now() - begin, width(),
+		                 has_colour(options->for_srun ? STDERR_FILENO : STDOUT_FILENO));
+	if (options->for_srun)
+		written &= could_write(preflight_report_answer(stdout, s, &findings), "standard output");
 	return written;
 }
 
@@ -219,6 +222,8 @@ static int run(const struct preflight_options *options, double begin)
 	ddp_context *context;
 	int code;
 
+	/* A trace would be of this program, and stand in the way of the training's. */
+	unsetenv("DDP_TRACE_DIR");
 	preflight_facts_limits(&own);
 	wanted.timeout_ms = options->timeout_ms;
 	wanted.wireup = options->wireup;

@@ -247,27 +247,49 @@ bool preflight_report_json(const char *path, const struct preflight_survey *surv
 	return done;
 }
 
-bool preflight_report_exclude(const char *path, const struct preflight_survey *s, const struct preflight_findings *findings)
+/* The nodes that are to be left out, separated by commas, and how many they are; the caller frees the text. */
+static char *excluded_nodes(const struct preflight_survey *s, const struct preflight_findings *findings, int *count)
 {
-	bool *excluded = calloc((size_t)s->nodes, sizeof(*excluded)), done;
+	bool *excluded = calloc((size_t)s->nodes, sizeof(*excluded));
 	size_t room = 2, used = 0;
 	char *text;
 
+	*count = 0;
 	for (int n = 0; n < s->nodes; n++)
 		room += strlen(s->names[n]) + 1;
-	text = malloc(room);
-	if (text != NULL && excluded != NULL) {
-		text[0] = '\0';
+	text = calloc(1, room);
+	if (text != NULL && excluded != NULL)
 		preflight_exclude(findings, excluded, s->nodes);
-		for (int n = 0; n < s->nodes; n++)
-			if (excluded[n])
-				used += (size_t)snprintf(text + used, room - used, "%s%s", used > 0 ? "," : "", s->names[n]);
-		if (used > 0)
-			snprintf(text + used, room - used, "\n");
+	for (int n = 0; text != NULL && excluded != NULL && n < s->nodes; n++) {
+		if (!excluded[n])
+			continue;
+		used += (size_t)snprintf(text + used, room - used, "%s%s", used > 0 ? "," : "", s->names[n]);
+		++*count;
 	}
-	errno = ENOMEM;
-	done = text != NULL && excluded != NULL && write_file(path, text);
-	free(text);
 	free(excluded);
+	return text;
+}
+
+bool preflight_report_exclude(const char *path, const struct preflight_survey *s, const struct preflight_findings *findings)
+{
+	int count;
+	char *text = excluded_nodes(s, findings, &count);
+	bool done;
+
+	errno = ENOMEM;
+	if (text != NULL && count > 0)
+		strcat(text, "\n"); /* there is room for it */
+	done = text != NULL && write_file(path, text);
+	free(text);
+	return done;
+}
+
+bool preflight_report_answer(FILE *out, const struct preflight_survey *s, const struct preflight_findings *findings)
+{
+	int count;
+	char *text = excluded_nodes(s, findings, &count);
+	bool done = text != NULL && fprintf(out, "%d %d %s\n", findings->odd, count, text) > 0 && fflush(out) == 0;
+
+	free(text);
 	return done;
 }

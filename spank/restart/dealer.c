@@ -37,12 +37,20 @@ static struct {
 	uint32_t link_count;
 	char key[DEAL_KEY_DIGITS + 1]; /* of the generation */
 	char nodes[DEAL_NODES_MAX + 1]; /* its list */
+	char *odd_nodes;
 } dealer;
 
 void dealer_open(const struct plan_policy *policy)
 {
 	dealer.policy = *policy;
 	dealer.open = true;
+}
+
+void dealer_avoid(char *odd_nodes)
+{
+	free(dealer.odd_nodes);
+	dealer.odd_nodes = odd_nodes;
+	dealer.policy.odd_nodes = odd_nodes;
 }
 
 bool dealer_is_open(void)
@@ -78,6 +86,8 @@ void dealer_close(void)
 		plan_free(&dealer.plan);
 	free(dealer.links);
 	dealer.links = NULL;
+	free(dealer.odd_nodes);
+	dealer.odd_nodes = NULL;
 	dealer.link_count = 0;
 	dealer.open = false;
 	atomic_store(&dealer.begun, false);

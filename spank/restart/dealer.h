@@ -24,6 +24,10 @@ extern const struct relay_restart dealer_restart;
 void dealer_take_frame(uint32_t link, const struct frame *frame);
 void dealer_take_link(uint32_t link, enum links_event event);
 
+/* Sets the nodes that are to wait as spares, if others wait (plan_policy). The list is the dealer's from now on. Before
+   dealer_begin(). */
+void dealer_avoid(char *odd_nodes);
+
 /* Tells, before Slurm launches the step, how many nodes and tasks it has. False if the policy does not fit them. */
 bool dealer_begin(uint32_t nodes, uint32_t tasks, struct error *error);
 

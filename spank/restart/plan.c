@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/restart/plan.h"
 
+#include "spank/launch/preflight_step.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -168,6 +170,11 @@ static void begin_first(struct plan *plan)
 		give_up_without_nodes(plan);
 		return;
 	}
+	if (!plan->cause.known && places[0] != '\0') {
+		text = saying(plan);
+		sink_add(&text, "preflight=exclude: %s", places);
+		roster_add_spares(&plan->roster, &text);
+	}
 	if (plan->cause.known) {
 		text = saying(plan);
 		sink_add(&text, "%s%s%s", plan->cause.text, places[0] != '\0' ? "; " : "", places);
@@ -287,6 +294,8 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	why = plan->phase == PLAN_JOINING ? roster_join(&plan->roster, join, name) : NULL;
 	if (why != NULL)
 		refuse(plan, name, why);
+	else if (plan->phase == PLAN_JOINING)
+		plan->roster.nodes[join->node_id].suspect |= preflight_step_lists(plan->policy.odd_nodes, name);
 	if (plan->phase != PLAN_JOINING)
 		return;
 	plan_heard(plan, join->node_id, now_ns);

@@ -34,6 +34,7 @@ struct plan_policy {
 	uint32_t restarts, spares;
 	uint32_t min_nodes;  /* 0: as many as have slots */
 	uint32_t silence_ms; /* 0: no node is ever called silent */
+	const char *odd_nodes; /* a list of ddp-preflight's: others take their places, if others wait; or NULL */
 };
 
 enum plan_phase {

@@ -72,6 +72,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(min_nodes);
 	NUMBER(silence_seconds);
 	NUMBER(requeue_most);
+	NUMBER(preflight);
 	NUMBER(refuse_absent);
 	NUMBER(verbose);
 	NUMBER(check);
@@ -92,6 +93,9 @@ static const char *shown(const struct settings *s)
 /* Lists, and which settings they change to what. */
 static const struct { const char *list, *expected; } examples[] = {
 	{ NULL, "" }, { "", "" }, { "(null)", "" },
+	{ "preflight", "preflight=1 " }, { "preflight=warn", "preflight=1 " }, { "preflight=no", "" },
+	{ "preflight=stop", "preflight=2 " },
+	{ "restart=1,spare=1,preflight=exclude", "kill_on_stall=1 restarts=1 spares=1 preflight=3 " },
 	{ "port=29500", "port_low=29500 port_high=29500 " },
 	{ "port=1024", "port_low=1024 port_high=1024 " },
 	{ "port=65535", "port_low=65535 port_high=65535 " },
@@ -175,6 +179,9 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
 	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },
 	{ "watch=maybe", "'watch'" }, { "nccl-net=maybe", "'nccl-net'" },
+	{ "preflight=yes", "'preflight'" }, { "preflight=", "'preflight'" },
+	{ "preflight=exclude", "'preflight=exclude' needs spares" },
+	{ "restart=2,preflight=exclude", "'preflight=exclude' needs spares" },
 	{ "grace=5m", "'grace'" }, { "absent", "'absent' needs a value" }, { "absent=no", "'absent'" },
 	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
 	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },

@@ -315,6 +315,46 @@ static void ranks_keep_the_order_of_tasks(void **state)
 	expect_success();
 }
 
+/* Three nodes of one task each, of which one is to wait. */
+static void join_with_odd(const char *odd_nodes)
+{
+	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE, .odd_nodes = odd_nodes };
+
+	memset(&world, 0, sizeof(world));
+	world.nodes = 3;
+	assert_true(plan_start(&world.plan, &policy, 3, 3));
+	for (uint32_t i = 0; i < 3; i++)
+		join(i, &i, 1);
+	act();
+}
+
+static void an_odd_node_waits_from_the_beginning(void **state)
+{
+	(void)state;
+	join_with_odd("n0,n12");
+	expect_said("preflight=exclude: n2 takes the place of n0 (0 spares left)\n");
+	assert_int_equal(world.go[0].node_rank, DEAL_SPARE);
+	assert_int_equal(world.go[2].node_rank, 0);
+	assert_int_equal(world.ranks[2][0], 0);
+	/* It is better than none. */
+	world.away[1] = true;
+	world.generation[1] = 0;
+	plan_gone(&world.plan, 1, now());
+	pass(PLAN_GONE_MS + 1000);
+	assert_int_equal(world.begun, 2);
+	assert_int_not_equal(world.go[0].node_rank, DEAL_SPARE);
+	end();
+}
+
+static void an_odd_node_that_is_a_spare_stays_one(void **state)
+{
+	(void)state;
+	join_with_odd("n2");
+	expect_said("");
+	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
+	end();
+}
+
 static void unequal_nodes_can_restart(void **state)
 {
 	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
@@ -1180,6 +1220,8 @@ int main(void)
 		cmocka_unit_test(ranks_are_those_of_slurm),
 		cmocka_unit_test(last_nodes_wait),
 		cmocka_unit_test(ranks_keep_the_order_of_tasks),
+		cmocka_unit_test(an_odd_node_waits_from_the_beginning),
+		cmocka_unit_test(an_odd_node_that_is_a_spare_stays_one),
 		cmocka_unit_test(unequal_nodes_can_restart),
 		cmocka_unit_test(a_crash_restarts_all_ranks),
 		cmocka_unit_test(a_spare_stays_one_after_a_crash),

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The step of ddp-preflight that srun runs before its own one: its command, and what it answers. Pure, but for memory.
+ */
+#ifndef SPANK_PREFLIGHT_STEP_H
+#define SPANK_PREFLIGHT_STEP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/base/error.h"
+#include "spank/options.h"
+
+enum { PREFLIGHT_STEP_WORDS = 32, PREFLIGHT_STEP_TEXT = 1024 };
+
+/* The step that is to follow. */
+struct preflight_step {
+	uint32_t job_id, tasks, nodes;
+	const char *srun, *program;
+	const char *node_list;     /* as Slurm has it; NULL: not known */
+	const char *cpus_per_task; /* NULL: the user does not say */
+};
+
+struct preflight_command {
+	const char *words[PREFLIGHT_STEP_WORDS]; /* NULL behind the last one */
+	char text[PREFLIGHT_STEP_TEXT];          /* of some of the words */
+	char *node_list;                         /* allocated */
+};
+
+/* Makes the command. False without memory. */
+bool preflight_step_command(struct preflight_command *command, const struct preflight_step *step,
+                            const struct settings *settings, struct error *error);
+void preflight_step_free(struct preflight_command *command);
+
+/* What the program has written: how many things are odd, and which nodes are to be left out, separated by commas. */
+struct preflight_answer {
+	uint32_t odd, nodes;
+	const char *node_list; /* within the text, which is terminated there */
+};
+
+/* Reads the program's answer, "ODD NODES NAME,NAME" and a newline. False: it is none. */
+bool preflight_step_answer(char *text, struct preflight_answer *answer);
+
+/* Whether a list as in preflight_answer has the node; NULL has none. */
+bool preflight_step_lists(const char *node_list, const char *node);
+
+#endif

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs ddp-preflight on the nodes of a step before its programs start (preflight=): a step of its own, beside that one. */
+#ifndef SPANK_PREFLIGHT_H
+#define SPANK_PREFLIGHT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/base/error.h"
+#include "spank/options.h"
+
+/* In srun, as the user, once the step is there and before it is launched. Waits for the end of ddp-preflight, whose table
+   goes to srun's standard error. Sets *avoid to the list of nodes that are to wait as spares, allocated, or NULL. False:
+   the step is not to start. */
+bool preflight_run(const struct settings *settings, uint32_t job_id, uint32_t tasks, uint32_t nodes, char **avoid,
+                   struct error *error);
+
+#endif

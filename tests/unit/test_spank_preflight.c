@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spank/launch/preflight_step: the command of the step before the step, and its answer. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "spank/base/sink.h"
+#include "spank/launch/preflight_step.h"
+
+static const char *command_of(const struct preflight_step *step, const char *list)
+{
+	static char text[4096];
+	struct sink sink = sink_on(text, sizeof(text));
+	struct preflight_command command;
+	struct settings settings;
+	struct error error = { "" };
+
+	settings_init(&settings);
+	assert_true(options_parse(&settings, list, 0, &error));
+	assert_true(preflight_step_command(&command, step, &settings, &error));
+	for (int i = 0; command.words[i] != NULL; i++)
+		sink_add(&sink, "%s%s", i > 0 ? " " : "", command.words[i]);
+	preflight_step_free(&command);
+	return text;
+}
+
+static void the_command_has_the_step_s_layout(void **state)
+{
+	const struct preflight_step step = { .job_id = 12, .tasks = 8, .nodes = 4, .srun = "/usr/bin/srun", .program = "ddp-preflight",
+		                             .node_list = "n[0-3]", .cpus_per_task = "6" };
+	struct preflight_step uneven = step;
+
+	(void)state;
+	assert_string_equal(command_of(&step, "restart=1,spare=1,preflight=exclude"),
+	                    "/usr/bin/srun --overlap --quiet --mpi=none --input=none --jobid=12 --nodes=4 --ntasks=8 "
+	                    "--ntasks-per-node=2 --cpus-per-task=6 --nodelist=n[0-3] --ddp ddp-preflight --for-srun --quiet");
+	uneven.tasks = 7;
+	uneven.node_list = uneven.cpus_per_task = NULL;
+	assert_string_equal(command_of(&uneven, "addr=ip,addr-suffix=-ib,port=20000"),
+	                    "/usr/bin/srun --overlap --quiet --mpi=none --input=none --jobid=12 --nodes=4 --ntasks=7 "
+	                    "--ddp=addr=ip,addr-suffix=-ib ddp-preflight --for-srun --quiet");
+}
+
+static void a_command_that_does_not_fit_is_an_error(void **state)
+{
+	static char long_words[PREFLIGHT_STEP_TEXT + 1];
+	const struct preflight_step step = { .tasks = 1, .nodes = 1, .srun = "srun", .program = "p", .cpus_per_task = long_words };
+	struct preflight_command command;
+	struct settings settings;
+	struct error error = { "" };
+
+	(void)state;
+	memset(long_words, '1', sizeof(long_words) - 1);
+	settings_init(&settings);
+	assert_false(preflight_step_command(&command, &step, &settings, &error));
+	assert_string_equal(error.text, "its command is too long");
+	preflight_step_free(&command);
+}
+
+static void an_answer_is_read(void **state)
+{
+	static const struct { const char *text; bool taken; uint32_t odd, nodes; const char *list; } cases[] = {
+		{ "0 0 \n", true, 0, 0, "" }, { "3 2 n1,n2\n", true, 3, 2, "n1,n2" }, { "1 1 node-1.site_a\nmore", true, 1, 1, "node-1.site_a" },
+		{ "", false, 0, 0, "" }, { "\n", false, 0, 0, "" }, { "1 1 n1", false, 0, 0, "" }, { "1\n", false, 0, 0, "" },
+		{ "-1 0 \n", false, 0, 0, "" }, { "x 0 \n", false, 0, 0, "" }, { "99999999999999999999 0 \n", false, 0, 0, "" },
+		{ "1 1 n1;rm\n", false, 0, 0, "" }, { "1 1 n1\033[2J\n", false, 0, 0, "" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		char text[64];
+		struct preflight_answer answer;
+		snprintf(text, sizeof(text), "%s", cases[i].text);
+		assert_int_equal(preflight_step_answer(text, &answer), cases[i].taken);
+		if (!cases[i].taken)
+			continue;
+		assert_int_equal(answer.odd, cases[i].odd);
+		assert_int_equal(answer.nodes, cases[i].nodes);
+		assert_string_equal(answer.node_list, cases[i].list);
+	}
+}
+
+static void lists_have_whole_names(void **state)
+{
+	(void)state;
+	assert_true(preflight_step_lists("n1,n12,n3", "n1") && preflight_step_lists("n1,n12,n3", "n12") &&
+	            preflight_step_lists("n1,n12,n3", "n3"));
+	assert_false(preflight_step_lists("n1,n12,n3", "n2") || preflight_step_lists("n12", "n1") || preflight_step_lists("n1", "n12") ||
+	             preflight_step_lists(NULL, "n1") || preflight_step_lists("", "") || preflight_step_lists("n1,,n2", ""));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(the_command_has_the_step_s_layout),
+		cmocka_unit_test(a_command_that_does_not_fit_is_an_error),
+		cmocka_unit_test(an_answer_is_read),
+		cmocka_unit_test(lists_have_whole_names),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
