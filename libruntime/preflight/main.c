@@ -222,8 +222,9 @@ static int run(const struct preflight_options *options, double begin)
 	ddp_context *context;
 	int code;
 
-	/* A trace would be of this program, and stand in the way of the training's. */
+	/* Trace and records would be of this program, and stand in the way of the training's. */
 	unsetenv("DDP_TRACE_DIR");
+	unsetenv("DDP_RECORD_DIR");
 	preflight_facts_limits(&own);
 	wanted.timeout_ms = options->timeout_ms;
 	wanted.wireup = options->wireup;
