@@ -17,7 +17,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
 		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT) \
-		link_probe$(EXEEXT)
+		link_probe$(EXEEXT) record_probe$(EXEEXT)
 
 # A test that hangs ends as a failure.
 TEST_SECONDS = 180

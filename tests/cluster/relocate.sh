@@ -1,0 +1,36 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# nodes: 0
+# seconds: 60
+# What make install DESTDIR=... wrote goes to another folder, as a site's image or an unpacked archive has it.
+. "$source/tests/cluster/lib.sh"
+
+moved=$work/moved
+cp -a "$prefix" "$moved"
+export LD_LIBRARY_PATH=$moved/lib PKG_CONFIG_PATH=$moved/lib/pkgconfig
+for program in ddp-status ddp-report ddp-failures; do
+	capture "$moved/bin/$program" --version
+	status_is 0 "$program runs in another folder"
+	prints "^$program [0-9]+\.[0-9]+" "and says its version"
+done
+for package in "easybuild/slurm-ddp-${output#* }.eb" spack/package.py; do
+	capture grep -E '^ *version( = |\()' "$source/slurm/packaging/$package"
+	prints "[\"']$("$moved/bin/ddp-failures" --version | cut -d ' ' -f 2)[\"']" "$package is for this version"
+done
+capture sh -c 'grep -rIlF -e "$1" -e "$2" "$3"' _ "${prefix%/usr/local}" "$build" "$moved"
+same '' "$output" "no file names the folder of DESTDIR or of the build"
+output=$(find "$moved" -type f \( -name '*.so*' -o -path '*/bin/ddp-*' \) -exec sh -c 'readelf -d "$1" 2>/dev/null | grep -E "R(UN)?PATH" | grep -vE "\[/usr/local/lib\]"' _ {} \;)
+same '' "$output" "neither library nor tool looks for libraries in the build"
+if ! command -v pkg-config >/dev/null || ! command -v "${CC:-cc}" >/dev/null; then
+	skip "a program is built against the moved folder" "there is no pkg-config or no compiler"
+else
+	printf '%s\n' '#include <stdio.h>' '#include <ddp.h>' 'int main(void) { return printf("%s\n", ddp_version()) < 0; }' >"$work/version.c"
+	read -r -a flags < <(pkg-config --define-prefix --cflags --libs libddp)
+	capture "${CC:-cc}" "$work/version.c" -o "$work/version" "${flags[@]}"
+	status_is 0 "a program is built against the moved folder"
+	capture "$work/version"
+	status_is 0 "and runs"
+fi
+capture env -u LD_LIBRARY_PATH PYTHONPATH="$moved/lib/slurm-ddp/python" python3 -c 'import slurm_ddp; print(slurm_ddp.__file__)'
+prints "^$moved/" "slurm_ddp is imported from there"
+done_testing
