@@ -33,7 +33,8 @@ END
 	echo "SKIP: $python cannot compile the backend: $(printf '%s\n' "$reason" | tail -n 1)"
 	exit 77
 }
-if ! command -v "${CXX:-g++}" >/dev/null; then
+compiler=${CXX:-g++}
+if ! command -v "${compiler%% *}" >/dev/null; then # it may be "ccache g++"
 	echo "SKIP: there is no C++ compiler (g++)"
 	exit 77
 fi

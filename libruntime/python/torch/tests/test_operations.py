@@ -10,7 +10,11 @@ from ranks import on_ranks
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
-NEW = int(torch.__version__.split(".")[0]) >= 2  # gloo of older releases, and groups, lack functions
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+NEW = RELEASE >= (2, 0)  # gloo of older releases, and groups, lack functions
+# gloo of 2.6 has no reduce_scatter(), and always sums in reduce_scatter_tensor(). Its Python allows monitored_barrier()
+# for gloo only.
+NEWEST = RELEASE >= (2, 8)
 TYPES = [torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8]
 TYPES += [torch.bfloat16] if NEW else []
 SIZES = [1, 2, 3, 17, 255, 1024, 5000, 70000]
@@ -47,7 +51,8 @@ def one(group, rank, size, seed):
     empty = [torch.zeros(shape, dtype=kind) for _ in range(size)]
     name = same.choice(
         ["all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "coalesced"]
-        + (["all_gather_into", "reduce_scatter", "reduce_scatter_tensor"] if NEW else [])
+        + (["all_gather_into"] if NEW else [])
+        + (["reduce_scatter", "reduce_scatter_tensor"] if NEWEST else [])
         + (["send"] if size > 1 else [])
     )
     with_op = {"group": group, "async_op": later}
@@ -206,7 +211,7 @@ def groups(rank, size):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert objects == [{"rank": r} for r in range(size)]
-    if NEW:
+    if NEWEST:
         dist.monitored_barrier()
     return True
 

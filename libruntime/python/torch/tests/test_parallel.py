@@ -186,22 +186,22 @@ def same(test, size, body, *arguments, exact=False):
 
 
 class Parallel(unittest.TestCase):
-    @needs(2, 6, "fully_shard")
+    @needs(2, 8, "fully_shard() on hosts")
     def test_fsdp2(self):
         for size in (2, 3):
             same(self, size, fsdp, False)
 
-    @needs(2, 6, "fully_shard")
+    @needs(2, 8, "fully_shard() on hosts")
     def test_fsdp2_in_bf16(self):
         theirs, ours = (on_ranks(2, fsdp, True, backend=name) for name in BACKENDS)
         for a, b in zip(sum(theirs, []), sum(ours, [])):
             self.assertAlmostEqual(a, b, delta=0.02)
 
-    @needs(2, 6, "fully_shard")
+    @needs(2, 8, "fully_shard() on hosts")
     def test_hybrid_shards(self):
         same(self, 4, hybrid)
 
-    @needs(2, 6, "fully_shard")
+    @needs(2, 8, "fully_shard() on hosts")
     def test_tensor_parallel(self):
         losses = same(self, 4, tensor_parallel)
         self.assertEqual(losses[0], losses[1])  # ranks that share layers have the same samples
@@ -215,7 +215,7 @@ class Parallel(unittest.TestCase):
         for size in (2, 3):
             self.assertTrue(all(on_ranks(size, redistribute)))
 
-    @needs(2, 6, "checkpoints of fully_shard")
+    @needs(2, 8, "fully_shard() on hosts")
     def test_distributed_checkpoint(self):
         for later in (False, True):
             losses = []
