@@ -10,13 +10,18 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$here/build.sh" "$build" "$python" "$work/package" || exit
 export PYTHONPATH="$work/package"
+failed=
 for test in operations training parallel frameworks recovery ends failures; do
 	echo "== test_$test.py"
-	"$python" "$here/test_$test.py"
+	"$python" "$here/test_$test.py" || failed="$failed test_$test.py"
 done
 for ranks; do
 	for name in gloo ddp; do
 		"$python" "$here/suite.py" --ranks "$ranks" --backend $name >"$work/$name-$ranks.txt" 2>"$work/log" || true
 	done
-	"$python" "$here/suite.py" --compare "$work/gloo-$ranks.txt" "$work/ddp-$ranks.txt"
+	"$python" "$here/suite.py" --compare "$work/gloo-$ranks.txt" "$work/ddp-$ranks.txt" || failed="$failed suite.py"
 done
+if [ -n "$failed" ]; then
+	echo "failed:$failed"
+	exit 1
+fi

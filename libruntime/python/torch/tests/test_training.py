@@ -70,7 +70,7 @@ def with_powersgd(rank, size):
     # A rank as high as the matrices gives the same gradients; a low one fewer bytes.
     exact = losses(rank, size, gloo, slurm_ddp_torch.powersgd_wire(group, rank=600, min_rate=1e-9))
     assert max(abs(a - b) for a, b in zip(plain, exact)) < 1e-3, (plain, exact)
-    for settings in ({}, {"start": 3}, {"warm_start": False}, {"feedback": False}):
+    for settings in ({}, {"start": 3}, {"warm_start": False}, {"feedback": False})[: 4 if size == 2 else 1]:
         wire = slurm_ddp_torch.powersgd_wire(group, rank=4, **settings)
         seen = losses(rank, size, gloo, wire)
         assert wire[0].sent_bytes < wire[0].full_bytes / 10, (wire[0].sent_bytes, wire[0].full_bytes)
