@@ -228,14 +228,16 @@ static int run(const struct preflight_options *options, double begin)
 	preflight_facts_limits(&own);
 	wanted.timeout_ms = options->timeout_ms;
 	wanted.wireup = options->wireup;
-	wanted.device = options->no_gpu ? NULL : preflight_gpu_device();
+	wanted.device = options->no_gpu ? NULL : options->device != NULL ? options->device : preflight_gpu_device();
 	if (ddp_init(&wanted, &context) != DDP_OK)
-		return fail("the ranks cannot connect");
+		return fail(wanted.device != NULL ? "the ranks cannot connect, or use their GPUs (--no-gpu leaves GPUs alone)"
+		                                  : "the ranks cannot connect");
 	dk_set_threads(threads_of(ddp_get_job(context)));
 	preflight_facts_read(&own, ddp_get_job(context), dk_threads());
 	if (wanted.device != NULL)
 		preflight_gpu_read(&own);
-	bench = preflight_bench_open(context, dk_threads(), wanted.device != NULL);
+	bench = preflight_bench_open(context, dk_threads(), wanted.device != NULL,
+	                             wanted.device != NULL && strncmp(wanted.device, "cuda", 4) != 0);
 	own.gpu_usable = wanted.device != NULL;
 	if (bench == NULL)
 		return fail("this rank cannot measure");

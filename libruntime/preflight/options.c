@@ -22,6 +22,7 @@ static void print_help(void)
 	       "  --exit-zero          exit with 0, also if something is odd\n"
 	       "  --for-srun           as --ddp=preflight runs it: the table on standard error, the\n"
 	       "                       odd nodes on standard output; exit with 0\n"
+	       "  --device DEVICE      such as cuda:1 (default: cuda where NVML shows a GPU)\n"
 	       "  --no-gpu             leave GPUs alone\n"
 	       "  --timeout SECONDS    how long to wait for a rank that does not come (default 60)\n"
 	       "  --wireup W           pmix or tcp (default: the best there is)\n"
@@ -55,7 +56,7 @@ int preflight_options_read(struct preflight_options *options, int argc, char **a
 	static const struct option known[] = {
 		{ "json", required_argument, NULL, 'j' },    { "history", required_argument, NULL, 'y' },
 		{ "exclude-file", required_argument, NULL, 'x' }, { "quiet", no_argument, NULL, 'q' },
-		{ "for-srun", no_argument, NULL, 'f' },
+		{ "device", required_argument, NULL, 'd' },       { "for-srun", no_argument, NULL, 'f' },
 		{ "exit-zero", no_argument, NULL, 'z' },     { "no-gpu", no_argument, NULL, 'g' },
 		{ "timeout", required_argument, NULL, 't' }, { "wireup", required_argument, NULL, 'w' },
 		{ "spawn", required_argument, NULL, 's' },   { "help", no_argument, NULL, 'h' },
@@ -70,6 +71,7 @@ int preflight_options_read(struct preflight_options *options, int argc, char **a
 		case 'y': options->history = optarg; break;
 		case 'x': options->exclude = optarg; break;
 		case 'q': options->quiet = true; break;
+		case 'd': options->device = optarg; break;
 		case 'f': options->for_srun = options->always_fine = true; break;
 		case 'z': options->always_fine = true; break;
 		case 'g': options->no_gpu = true; break;

@@ -13,6 +13,7 @@ struct preflight_options {
 	int timeout_ms;
 	int spawn;                            /* local ranks without Slurm; 0: none */
 	bool quiet;                           /* no table unless something is odd */
+	const char *device;                   /* NULL: "cuda" where there is a GPU */
 	bool no_gpu;
 	bool for_srun;                        /* the answer for --ddp=preflight goes to standard output */
 	bool always_fine;                     /* what is odd changes no exit status */

@@ -60,9 +60,11 @@ static bool allocate(struct preflight_survey *s)
 	s->machine_of_node = calloc(nodes, sizeof(int));
 	s->names = calloc(nodes, sizeof(*s->names));
 	s->figures = calloc(ranks, sizeof(*s->figures));
+	s->group_node = calloc(nodes * PREFLIGHT_GROUP_REPEATS, sizeof(double));
 	s->link = calloc(nodes * (size_t)(preflight_rounds(s->nodes) + 1), sizeof(*s->link));
 	return s->facts != NULL && s->node != NULL && s->machine != NULL && s->kind != NULL && s->machine_of_node != NULL &&
-	       s->names != NULL && s->figures != NULL && s->link != NULL;
+	       s->names != NULL && s->figures != NULL && s->link != NULL &&
+	       s->group_node != NULL;
 }
 
 ddp_status preflight_survey_open(struct preflight_survey *s, ddp_context *context, struct preflight_bench *bench,
@@ -100,6 +102,7 @@ void preflight_survey_close(struct preflight_survey *s)
 	free(s->names);
 	free(s->figures);
 	free(s->link);
+	free(s->group_node);
 	free(s->alone);
 	free(s->at_once);
 	free(s->link_again);
@@ -185,6 +188,41 @@ static ddp_status measure_links(struct preflight_survey *s)
 	return status;
 }
 
+/* ---- GPUs together ---- */
+
+static bool all_have_gpus(const struct preflight_survey *s)
+{
+	for (int r = 0; r < s->ranks; r++)
+		if (!s->facts[r].gpu_usable)
+			return false;
+	return true;
+}
+
+static ddp_status measure_groups(struct preflight_survey *s)
+{
+	struct preflight_groups own, *all = NULL;
+	size_t bytes;
+	void *memory = preflight_bench_gpu(s->bench, &bytes);
+	ddp_status status;
+
+	if (!all_have_gpus(s))
+		return DDP_OK;
+	if (s->job->rank == 0 && (all = malloc((size_t)s->ranks * sizeof(*all))) == NULL)
+		return no_memory();
+	status = preflight_groups_measure(&own, s->world, s->job->node_rank, memory, bytes);
+	if (status == DDP_OK)
+		status = ddp_gather(s->world, &own, all, sizeof(own) / sizeof(double), DDP_F64, 0);
+	for (int r = 0; status == DDP_OK && all != NULL && r < s->ranks; r++)
+		for (int i = 0; i < PREFLIGHT_GROUP_REPEATS; i++) {
+			if (s->facts[r].local_rank == 0)
+				s->group_node[s->node[r] * PREFLIGHT_GROUP_REPEATS + i] = all[r].node[i];
+			if (r == 0 && all[r].all[i] > s->group_all)
+				s->group_all = all[r].all[i];
+		}
+	free(all);
+	return status;
+}
+
 ddp_status preflight_survey_measure(struct preflight_survey *s)
 {
 	struct preflight_figures own = { 0 };
@@ -194,6 +232,8 @@ ddp_status preflight_survey_measure(struct preflight_survey *s)
 		status = work_in_turns(s, &own);
 	if (status == DDP_OK)
 		status = measure_links(s);
+	if (status == DDP_OK)
+		status = measure_groups(s);
 	if (status == DDP_OK)
 		status = ddp_gather(s->world, &own, s->figures, NUMBERS_OF_FIGURES, DDP_F64, 0);
 	return status;
@@ -407,6 +447,7 @@ void preflight_survey_judge(const struct preflight_survey *s, struct preflight_f
 {
 	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
 
+	preflight_groups_judge(findings, s->group_node, s->nodes, PREFLIGHT_GROUP_REPEATS, s->names);
 	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
 	if (unfit == NULL)
 		return;

@@ -9,6 +9,7 @@
 
 #include "preflight/facts.h"
 #include "preflight/finding.h"
+#include "preflight/groups.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
 #include "preflight/links.h"
@@ -33,6 +34,8 @@ struct preflight_survey {
 	struct preflight_figures *figures; /* [ranks] */
 	struct preflight_link *link;
 	int link_count;
+	double *group_node;  /* [nodes * PREFLIGHT_GROUP_REPEATS] */
+	double group_all;    /* 0: not measured */
 	struct preflight_figures *alone, *at_once; /* [repeats * ...]; NULL: nothing was measured again */
 	struct preflight_link *link_again;
 

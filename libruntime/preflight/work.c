@@ -13,7 +13,9 @@ enum {
 	SIDE_GPU = 4096,
 	TRIAD = 4 << 20,           /* elements of each of three arrays, more than most caches hold for a core */
 	TRIAD_SLICE = 1 << 18,     /* elements of a slice, so that a slice is shorter than a time slice of the kernel */
-	GPU_BYTES = 256 << 20,
+	BYTES_GPU = 256 << 20,
+	SIDE_SMALL = 128,
+	BYTES_SMALL = 1 << 20,
 	LEAST_SLICES = 3,
 };
 
@@ -24,7 +26,8 @@ struct preflight_bench {
 	int64_t next;              /* where the next slice of the arrays begins */
 	ddp_comm *world;           /* NULL: no GPU */
 	struct dk_queue *queue;
-	float *gpu;                /* three matrices, or two halves to copy */
+	float *gpu;                /* two matrices, or two halves to copy */
+	int64_t gpu_side, gpu_bytes;
 	double sink;
 };
 
@@ -46,19 +49,21 @@ static float *filled(int64_t count, float value)
 	return array;
 }
 
-static bool open_gpu(struct preflight_bench *bench, ddp_context *context)
+static bool open_gpu(struct preflight_bench *bench, ddp_context *context, bool small)
 {
 	void *memory;
 
+	bench->gpu_side = small ? SIDE_SMALL : SIDE_GPU;
+	bench->gpu_bytes = small ? BYTES_SMALL : BYTES_GPU;
 	if (ddp_kernels_open(context, DK_TABLE_VERSION, DK_TF32, NULL, &bench->queue) != DDP_OK ||
-	    ddp_mem_alloc_on(ddp_world(context), DDP_MEMORY_DEVICE, GPU_BYTES, &memory) != DDP_OK)
+	    ddp_mem_alloc_on(ddp_world(context), DDP_MEMORY_DEVICE, (size_t)bench->gpu_bytes, &memory) != DDP_OK)
 		return false;
 	bench->world = ddp_world(context);
 	bench->gpu = memory;
 	return true;
 }
 
-struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu)
+struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu, bool small)
 {
 	struct preflight_bench *bench = calloc(1, sizeof(*bench));
 	int64_t n;
@@ -83,7 +88,7 @@ struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, 
 		preflight_bench_close(bench);
 		return NULL;
 	}
-	if (gpu && !open_gpu(bench, context)) {
+	if (gpu && !open_gpu(bench, context, small)) {
 		preflight_bench_close(bench);
 		return NULL;
 	}
@@ -104,6 +109,12 @@ void preflight_bench_close(struct preflight_bench *bench)
 	free(bench->y);
 	free(bench->z);
 	free(bench);
+}
+
+void *preflight_bench_gpu(struct preflight_bench *bench, size_t *bytes)
+{
+	*bytes = (size_t)bench->gpu_bytes;
+	return bench->gpu;
 }
 
 bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work)
@@ -137,7 +148,7 @@ static void wait_for_queue(struct preflight_bench *bench)
 /* Does one slice, and returns its operations or bytes. */
 static double slice(struct preflight_bench *bench, enum preflight_work work)
 {
-	int64_t side = work == PREFLIGHT_GPU_PRODUCT ? SIDE_GPU : bench->side;
+	int64_t side = work == PREFLIGHT_GPU_PRODUCT ? bench->gpu_side : bench->side;
 
 	switch (work) {
 	case PREFLIGHT_PRODUCT:
@@ -152,9 +163,9 @@ static double slice(struct preflight_bench *bench, enum preflight_work work)
 		wait_for_queue(bench);
 		return 2.0 * (double)side * (double)side * (double)side;
 	case PREFLIGHT_GPU_MEMORY:
-		dk_copy(bench->gpu, bench->gpu + GPU_BYTES / 2 / sizeof(float), GPU_BYTES / 2);
+		dk_copy(bench->gpu, bench->gpu + bench->gpu_bytes / 2 / (int64_t)sizeof(float), (size_t)bench->gpu_bytes / 2);
 		wait_for_queue(bench);
-		return GPU_BYTES;
+		return (double)bench->gpu_bytes;
 	case PREFLIGHT_WORKS:
 		break;
 	}
@@ -171,7 +182,7 @@ struct preflight_figure preflight_bench_run(struct preflight_bench *bench, enum 
 		return figure;
 	before = dk_use(work < PREFLIGHT_GPU_PRODUCT ? NULL : bench->queue);
 	if (work >= PREFLIGHT_GPU_PRODUCT)
-		dk_zero(bench->gpu, GPU_BYTES / (int64_t)sizeof(float));
+		dk_zero(bench->gpu, bench->gpu_bytes / (int64_t)sizeof(float));
 	begin = last = now(CLOCK_MONOTONIC);
 	end = begin + ms * 1e-3;
 	cpu = now(CLOCK_THREAD_CPUTIME_ID);

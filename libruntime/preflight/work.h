@@ -14,9 +14,12 @@
 struct preflight_bench;
 
 /* Makes them for so many threads; the same number on all ranks, so that results can be compared. `gpu`: the context has
-   a device that is a GPU. NULL: there is no memory, or the GPU cannot be used (ddp_last_error()). */
-struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu);
+   a device; `small`: it is none of a GPU's speed, so it gets little work. NULL: there is no memory, or the GPU cannot be used (ddp_last_error()). */
+struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu, bool small);
 void preflight_bench_close(struct preflight_bench *bench);
+
+/* The GPU's memory, for collectives, and its size; NULL: there is none. */
+void *preflight_bench_gpu(struct preflight_bench *bench, size_t *bytes);
 
 bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work);
 

@@ -14,6 +14,7 @@
 
 #include "preflight/differences.h"
 #include "preflight/finding.h"
+#include "preflight/groups.h"
 #include "preflight/history.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
@@ -431,6 +432,21 @@ static void a_clock_is_named_that_is_wrong(void **state)
 	assert_non_null(strstr(findings.item[0].text, "n1: its clock is 60 s behind n0"));
 }
 
+static void a_node_is_named_whose_gpus_are_slow_together(void **state)
+{
+	const double node[NODES * 2] = { 90e9, 300e9, 310e9, 280e9, 100e9, 120e9, 0, 290e9 }, none[NODES * 2] = { 0 };
+
+	(void)state;
+	findings.count = findings.odd = 0;
+	preflight_groups_judge(&findings, node, NODES, 2, names);
+	assert_int_equal(findings.odd, 1);
+	assert_int_equal(findings.item[0].node, 2);
+	assert_string_equal(findings.item[0].text, "n2: all_reduce of its GPUs has a bandwidth of 120 GB/s, and others have 300 (40%)");
+	findings.count = findings.odd = 0;
+	preflight_groups_judge(&findings, none, NODES, 2, names);
+	assert_int_equal(findings.odd, 0);
+}
+
 /* ---- differences ---- */
 
 static struct preflight_facts facts[RANKS];
@@ -670,6 +686,7 @@ int main(void)
 		cmocka_unit_test(a_slow_link_is_named),
 		cmocka_unit_test(a_node_is_named_whose_links_are_slow),
 		cmocka_unit_test(a_clock_is_named_that_is_wrong),
+		cmocka_unit_test(a_node_is_named_whose_gpus_are_slow_together),
 		cmocka_unit_test(differences_are_named),
 		cmocka_unit_test(gpus_are_compared),
 		cmocka_unit_test(a_processor_of_another_kind_is_a_note),

@@ -1,0 +1,52 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# ddp-preflight without Slurm: its options, what it prints and writes, and the GPU's part on the asynchronous test device.
+# shellcheck disable=SC2015,SC2317 # A && B || C means just that; check() calls the functions
+program=libruntime/preflight/ddp-preflight
+# shellcheck source=tests/support/example.sh
+. "$(dirname "$0")/../support/example.sh"
+
+says() { grep -qE -- "$1" "$work/out"; }
+complains() { grep -qE -- "$1" "$work/err"; }
+exits_with() { local code=$1 got=0; shift; run "$@" || got=$?; [ "$got" = "$code" ]; }
+
+measures() {
+	run --spawn 2 --json "$work/json" --exclude-file "$work/exclude" && says '^ddp-preflight: 2 ranks on 1 node, ' &&
+		says '^  matrix product, alone +[0-9.]+ +[0-9.]+ +[0-9.]+ GFLOP/s' && says '^nothing is odd$' && [ ! -s "$work/exclude" ] &&
+		python3 -c 'import json, sys; all = json.load(open(sys.argv[1])); assert len(all["ranks"]) == 2 and not all["odd"]' \
+			"$work/json"
+}
+measures_a_device() {
+	run --spawn 2 --device test --json "$work/json" && says '^  matrix product on the GPU, alone ' &&
+		says '^  memory of the GPU, all at once ' && says '^  GPUs, all_reduce of all ' &&
+		python3 -c 'import json, sys; all = json.load(open(sys.argv[1])); assert all["gpu_all_reduce"]["all"] > 0' "$work/json"
+}
+# Five runs are a history; a sixth one that reached a tenth of them is named.
+compares_with_history() {
+	local host i
+	run --spawn 1 --history "$work/history" && says '^nothing is odd$' && host=$(hostname) || return
+	for i in 1 2 3 4 5; do
+		echo '{"preflight":1,"time":'"$i"',"busy":false,"nodes":{"'"$host"'":{"product":1e15,"memory":1e15}}}'
+	done >"$work/history"
+	run --spawn 1 --history "$work/history" && says 'other processes use' ||
+		says "^ODD: +$host: the matrix product is .* of its median of 5 runs"
+}
+is_quiet() { run --spawn 1 --quiet && [ ! -s "$work/out" ]; }
+answers_srun() { run --spawn 1 --for-srun --quiet && [ "$(cat "$work/out")" = '0 0 ' ]; }
+set_limit run --spawn 1 --quiet || :
+check 'two ranks are measured' measures
+check 'and on a device, alone and together' measures_a_device
+check 'earlier runs are compared' compares_with_history
+check '--quiet prints nothing where nothing is odd' is_quiet
+check '--for-srun answers in a line' answers_srun
+check 'there is a help text' exits_with 0 --help
+check 'and a version' exits_with 0 --version
+check 'an unknown option is an error' exits_with 2 --unknown
+check 'so is a word' exits_with 2 word
+check 'and which one, is said' complains "it takes options only, not word"
+check 'a number that is none is an error' exits_with 2 --spawn 0
+check 'a history that is no file is an error' exits_with 2 --spawn 2 --history /dev/zero
+check 'and which one, is said' complains 'cannot read /dev/zero: '
+check 'a file that cannot be written is an error' exits_with 2 --spawn 1 --json /nowhere/at/all
+check 'and which one, is said' complains 'cannot write /nowhere/at/all: No such file'
+end_of_tests
