@@ -99,7 +99,8 @@ spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
 	spank/status/process.c spank/status/process.h \
 	spank/status/probe.c spank/status/probe.h
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
-spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS)
+# Optimized code needs no floor() of the library.
+spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS) -lm
 spank_status_ddp_status_SOURCES = spank/status/main.c \
 	spank/status/cluster.c spank/status/cluster.h
 spank_status_ddp_status_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
