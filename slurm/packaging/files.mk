@@ -7,7 +7,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/source/format slurm/packaging/debian/not-installed \
 	slurm/packaging/debian/libddp1.install slurm/packaging/debian/libddp1.symbols \
 	slurm/packaging/debian/libddp-dev.install \
-	slurm/packaging/debian/python3-slurm-ddp.install \
+	slurm/packaging/debian/python3-slurm-ddp.install slurm/packaging/debian/python3-slurm-ddp-torch.install \
 	slurm/packaging/debian/slurm-ddp-doc.install \
 	slurm/packaging/debian/slurm-ddp-plugin.dirs \
 	slurm/packaging/debian/slurm-ddp-plugin.install \
@@ -29,6 +29,7 @@ slurm/packaging/modulefiles/libddp: $(srcdir)/slurm/packaging/modulefiles/libddp
 
 batchdir = $(docdir)/batch
 dist_batch_SCRIPTS = \
-	slurm/batch/accelerate.sh slurm/batch/array.sh slurm/batch/checkpoint.sh slurm/batch/container.sh slurm/batch/jax.sh \
+	slurm/batch/accelerate.sh slurm/batch/array.sh slurm/batch/checkpoint.sh slurm/batch/container.sh slurm/batch/cpu.sh \
+	slurm/batch/jax.sh \
 	slurm/batch/libddp.sh slurm/batch/lightning.sh slurm/batch/python.sh slurm/batch/pytorch.sh \
 	slurm/batch/requeue.sh slurm/batch/scaling.sh slurm/batch/torchrun.sh

@@ -16,12 +16,15 @@ spec=$source/slurm/packaging/rpm/slurm-ddp.spec
 nodeps=
 if command -v dpkg >/dev/null; then nodeps=--nodeps; fi
 
+# package.sh compiles the c10d backend in the same way, so that once is enough, except where RPM_TORCH=yes asks for it.
+with_torch=() torch_name=''
+if [ "${RPM_TORCH-}" = yes ]; then with_torch=(--with-torch) torch_name='python3-slurm-ddp-torch '; fi
 # Neither optimized nor packed well: what is tested is what the packages hold.
 printf '%s\n' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
-capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps
+capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps "${with_torch[@]}"
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp libddp-devel python3-slurm-ddp slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
+same "libddp libddp-devel python3-slurm-ddp ${torch_name}slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools " \
 	"$(rpm -qp --qf '%{NAME}\n' "$packages"/*.rpm | grep -v debug | sort | tr '\n' ' ')" \
 	"plugin, tools, library, -devel, Python and doc are packages of their own"
 
@@ -35,6 +38,19 @@ capture rpm -qp --requires $(rpm_of slurm-ddp-plugin)
 prints "^slurm >= $(release_of "$major $minor")$" "the plugin asks for the release of Slurm it was built for"
 prints "^slurm < $(release_of "$major $((minor + 1))")$" "and for no later one"
 prints_not 'jansson|libucp|libcrypto|libddp' "the plugin needs no library beyond libc"
+if [ -n "$torch_name" ]; then
+	# shellcheck disable=SC2046
+	capture rpm -qp --requires -l $(rpm_of python3-slurm-ddp-torch)
+	prints '^libddp\.so\.1' "the backend asks for libddp"
+	prints '/site-packages/slurm_ddp_torch/_C\..*\.so$' "and holds what is compiled"
+fi
+if /usr/bin/python3 -c 'import torch' 2>/dev/null && command -v rpmspec >/dev/null; then
+	capture rpmspec --with torch -q --requires "$spec"
+	prints '^python\(abi\) = 3\.[0-9]+$' "--with-torch: the backend asks for the Python it was built for"
+	prints '^python3-torch >= [0-9]+\.[0-9]+$' "--with-torch: and for the PyTorch"
+else
+	skip "--with-torch" "there is no rpmspec, or no torch (python3-torch)"
+fi
 # shellcheck disable=SC2046
 capture rpm -qpl $(rpm_of slurm-ddp-plugin) $(rpm_of libddp) $(rpm_of libddp-devel) $(rpm_of slurm-ddp-doc) $(rpm_of slurm-ddp-tools) $(rpm_of python3-slurm-ddp)
 for file in 'slurm/spank_ddp\.so' 'slurm-ddp/libnccl-profiler-ddp\.so' 'slurm-ddp/libnccl-net-ddpucx\.so' 'libddp\.so\.1' 'include/ddp\.h' 'pkgconfig/libddp\.pc' 'slurm-ddp/python/site/sitecustomize\.py' 'site-packages/slurm_ddp/page\.py' \

@@ -19,11 +19,15 @@ trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 
 # ---- the packages ----------------------------------------------------------------
 
-# Not optimized: what is tested is what the packages hold.
-capture env DEB_BUILD_OPTIONS=noopt "$source/slurm/packaging/build-deb" --output "$packages"
+with_torch=() torch='' torch_name=''
+if dpkg-query -W python3-torch libtorch-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
+	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
+fi
+# Neither optimized nor with names for debuggers: what is tested is what the packages hold.
+capture env DEB_BUILD_OPTIONS=noopt DEB_CXXFLAGS_APPEND=-g0 "$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
-same 'libddp-dev libddp1 python3-slurm-ddp slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools ' \
+same "libddp-dev libddp1 python3-slurm-ddp ${torch_name}slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools " \
 	"$(for file in "$packages"/*.deb; do basename "$file" | sed 's/_.*//'; done | grep -v dbgsym | sort | tr '\n' ' ')" \
 	"plugin, tools, library, -dev, Python and doc are packages of their own"
 
@@ -39,6 +43,11 @@ same "$(sed 1d "$source/slurm/packaging/debian/libddp1.symbols" | sort)" \
 	"$(dpkg-deb -I "$(deb libddp1)" symbols | sed 1d | sort)" "libddp1 says since when it has each symbol"
 output=$(field libddp-dev Depends)
 prints "libddp1 \(= " "libddp-dev asks for the library of its own version"
+if [ -n "$torch" ]; then
+	output=$(field "$torch" Depends)
+	prints '(^|, )libddp1 .*libtorch[0-9.]+ ' "the backend asks for libddp, and for the PyTorch it was built for"
+	prints 'python3 \(>= 3\.[0-9]+~\), python3 \(<< 3\.[0-9]+~\)' "and for the Python"
+fi
 if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then
 	check "apt could install them here" apt-get --simulate --no-download install "$packages"/*.deb
 else
@@ -82,7 +91,7 @@ capture dpkg_there --install "$work/other.deb"
 prints "trying to overwrite '/usr/share/man/man7/ddp.7.gz', which is also in package manpages" \
 	"a file of two packages would be noticed"
 debs=()
-for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev python3-slurm-ddp slurm-ddp-doc; do debs+=("$(deb $package)"); done
+for package in slurm-ddp-plugin slurm-ddp-tools libddp1 libddp-dev python3-slurm-ddp $torch slurm-ddp-doc; do debs+=("$(deb "$package")"); done
 check "all packages install, beside manpages and the other packages of this machine" dpkg_there --install "${debs[@]}"
 library=$root/usr/lib/$triplet
 for file in "usr/lib/$triplet/slurm-wlm/spank_ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-profiler-ddp.so" "usr/lib/$triplet/slurm-ddp/libnccl-net-ddpucx.so" \
@@ -124,6 +133,23 @@ capture as_user srun --ddp=python="$library/slurm-ddp/python" -N1 -n1 /usr/bin/p
 prints ': ValueError: bad batch \(<string>:1\)$' "the plugin's package has what --ddp=python starts"
 capture env PYTHONPATH="$root/usr/lib/python3/dist-packages" /usr/bin/python3 -c 'import slurm_ddp; print(slurm_ddp.job().rank)'
 same 0 "$output" "python3-slurm-ddp is a package of Python"
+
+if [ -n "$torch" ]; then
+	cat >"$work/reduce.py" <<-'END'
+	import torch, torch.distributed as dist, slurm_ddp_torch
+	dist.init_process_group("ddp")
+	total = torch.tensor([dist.get_rank() + 1.0])
+	dist.all_reduce(total)
+	print("sum %g by %s" % (total.item(), slurm_ddp_torch.__file__))
+	dist.destroy_process_group()
+	END
+	chmod 755 "$work/reduce.py"
+	capture as_user env LD_LIBRARY_PATH="$library" PYTHONPATH="$root/usr/lib/python3/dist-packages" USE_LIBUV=0 OMP_NUM_THREADS=1 \
+		srun --ddp --mpi=none -N2 --ntasks-per-node=1 /usr/bin/python3 "$work/reduce.py"
+	prints_times 2 "^sum 3 by $root/usr/lib/python3/dist-packages/slurm_ddp_torch/" "and python3-slurm-ddp-torch is PyTorch's backend"
+else
+	skip "python3-slurm-ddp-torch" "there is no python3-torch, libtorch-dev, python3-dev, python3-setuptools or g++"
+fi
 
 # ---- as a user would ----------------------------------------------------------------
 

@@ -107,8 +107,10 @@ for rank in 0 1 3; do
 	prints "^rank $rank heard: (DistBackend|Runtime)Error: .*rank 2 on n1" "the exception of rank $rank names it"
 done
 
-capture as_user srun --ddp=restart=2 "${ranks[@]}" ddp 40 "$work/restarted" 2 12
-status_is 0 "with restart= the training goes on inside the step"
-prints 'ddp: .*rank 2 .*on n1 .*signal 9.*restart 1 of 2' "srun says why it starts again"
-prints_times 4 "^rank [0-3] of 4, from step 10 to $loss\$" "from its checkpoint, and ends with the loss of the undisturbed one"
+mkdir "$work/bin" && printf '#!/bin/sh\nexec %s "$@"\n' "$python" >"$work/bin/python" && chmod 755 "$work/bin/python"
+export PATH=$work/bin:$PATH
+submit cpu --nodes=2 --ntasks-per-node=2 --ddp="python=$prefix/lib/slurm-ddp/python,restart=2" -- ddp 40 "$work/restarted" 2 12
+status_is 0 "cpu.sh: with restart= the training goes on inside the step"
+prints 'ddp: .*rank 2 .*on n1 .*signal 9.*restart 1 of 2' "cpu.sh: srun says why it starts again"
+prints_times 4 "^rank [0-3] of 4, from step 10 to $loss\$" "cpu.sh: from its checkpoint, and ends with the loss of the undisturbed one"
 done_testing

@@ -1,26 +1,64 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each Python snippet of doc/python.md, and of doc/jax.md, runs; those of torch where there is one."""
+"""Each Python snippet of doc/python.md, and of doc/jax.md, runs; those of torch where there is one.
+
+DDP_TORCH_PACKAGE: the folder with the compiled slurm_ddp_torch. test_python_torch.sh sets it, and runs the snippets of
+that package: `test_python_doc.py Backend`.
+"""
+import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import unittest
+from pathlib import Path
 
-from support import SOURCE, environment, has_torch, main
+from support import PACKAGE, SOURCE, environment, has_torch, main
+
+
+def run_in(folder, text, **variables):
+    return subprocess.run([sys.executable, "-c", text], cwd=folder, timeout=170, capture_output=True, text=True,
+                          env=environment(HOME=folder, **variables), check=False)
 
 
 class Snippets(unittest.TestCase):
-    def runs(self, text, name):
+    def runs(self, text, name, **variables):
         with tempfile.TemporaryDirectory() as folder:
-            ended = subprocess.run([sys.executable, "-c", text], cwd=folder, timeout=170, capture_output=True, text=True,
-                                   env=environment(HOME=folder), check=False)
+            ended = run_in(folder, text, **variables)
         self.assertEqual(ended.returncode, 0, f"{name}:\n{text}\n{ended.stderr}")
+
+    def test_program_of_restart_goes_on_from_its_checkpoint(self):
+        chapter = (SOURCE / "doc/python.md").read_text().split("\n## Restart\n")[1].split("\n## ")[0]
+        text = re.search(r"^```python\n(.*?)^```$", chapter, re.MULTILINE | re.DOTALL).group(1)
+        with tempfile.TemporaryDirectory() as folder:
+            first = run_in(folder, text, CHECKPOINTS=folder)
+            self.assertEqual(first.stdout, "sum 465\n", first.stderr)
+            *_, before, last = sorted(path for path in Path(folder).iterdir() if path.name.startswith("step-"))
+            shutil.rmtree(last)
+            (before / "state").write_text('{"step": 20, "sum": 1000}')
+            self.assertEqual(run_in(folder, text, CHECKPOINTS=folder).stdout, f"sum {1000 + sum(range(21, 31))}\n")
+
+
+class Backend(unittest.TestCase):
+    def runs(self, text, name):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        Snippets.runs(self, text, name, RANK=0, WORLD_SIZE=1, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, USE_LIBUV=0,
+                      PYTHONPATH=f"{PACKAGE}:{os.environ['DDP_TORCH_PACKAGE']}")
 
 
 def add(name, number, text):
     def run(self):
         self.runs(text, name)
+
+    if re.search(r"^import slurm_ddp_torch", text, re.MULTILINE):
+        if not os.environ.get("DDP_TORCH_PACKAGE"):
+            run = unittest.skip("test_python_torch.sh runs it, which compiles the backend")(run)
+        setattr(Backend, f"test_{name}_snippet_{number}", run)
+        return
 
     if re.search(r"^(import|from) torch", text, re.MULTILINE) and not has_torch():
         run = unittest.skip("there is no torch (python3-torch)")(run)

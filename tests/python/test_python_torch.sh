@@ -21,8 +21,15 @@ if [ "$status" = 77 ]; then
 	echo "1..0 # SKIP ${said#SKIP: }"
 	exit 0
 fi
-echo 1..4
+echo 1..5
 number=1
+# if_built COMMAND...
+if_built()
+{
+	[ -e "$package/built" ] || return
+	said=$("$@" 2>&1)
+	status=$?
+}
 # tell NAME: of what has just ended
 tell()
 {
@@ -32,9 +39,8 @@ tell()
 }
 tell "the backend compiles for $("$python" -c 'import torch; print("torch", torch.__version__)')"
 for test in operations training failures; do
-	if [ -e "$package/built" ]; then
-		said=$(PYTHONPATH=$package "$python" "$tests/test_$test.py" 2>&1)
-		status=$?
-	fi
+	if_built env PYTHONPATH="$package" "$python" "$tests/test_$test.py"
 	tell "test_$test.py passes"
 done
+if_built env DDP_TORCH_PACKAGE="$package" "$python" "$source/tests/python/test_python_doc.py" Backend
+tell "the programs of doc/python.md run"
