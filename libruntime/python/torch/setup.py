@@ -35,7 +35,12 @@ def libddp():
         return subprocess.check_output(command, env=environment, universal_newlines=True).strip()
 
     try:
-        return shlex.split(ask("--cflags")), shlex.split(ask("--libs")), ask("--variable=libdir")
+        libdir = ask("--variable=libdir")
+        sysroot = os.environ.get("PKG_CONFIG_SYSROOT_DIR")
+        # A package is built here, and installed elsewhere.
+        if sysroot and libdir.startswith(sysroot):
+            libdir = libdir[len(sysroot) :]
+        return shlex.split(ask("--cflags")), shlex.split(ask("--libs")), libdir
     except (OSError, subprocess.CalledProcessError) as error:
         sys.exit(
             f"slurm-ddp-torch needs libddp of slurm-ddp, which pkg-config does not find ({error}): install the package "
