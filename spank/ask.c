@@ -89,6 +89,29 @@ job_info_msg_t *ask_jobs(uint32_t job_id)
 	return load != NULL && load(&jobs, id, SHOW_ALL) == 0 ? jobs : NULL;
 }
 
+char *ask_step_nodes(uint32_t job_id, uint32_t step_id)
+{
+	slurm_step_layout_t *(*get)(slurm_step_id_t *);
+	void (*release)(slurm_step_layout_t *);
+	slurm_step_layout_t *layout;
+	char *nodes;
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
+	slurm_step_id_t id = SLURM_STEP_ID_INITIALIZER;
+#else
+	slurm_step_id_t id = { .step_het_comp = NO_VAL };
+#endif
+
+	id.job_id = job_id;
+	id.step_id = step_id;
+	*(void **)&get = dlsym(RTLD_DEFAULT, "slurm_job_step_layout_get");
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_job_step_layout_free");
+	layout = get != NULL ? get(&id) : NULL;
+	nodes = layout != NULL && layout->node_list != NULL ? strdup(layout->node_list) : NULL;
+	if (layout != NULL && release != NULL)
+		release(layout);
+	return nodes;
+}
+
 void ask_free_jobs(job_info_msg_t *jobs)
 {
 	__typeof__(slurm_free_job_info_msg) *release;

@@ -67,6 +67,9 @@ bool ask_node_failed(uint32_t job_id, const char *node);
    Slurm 23.11, which does not tell. In a thread. */
 bool ask_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES]);
 
+/* The nodes of a step that need not be launched yet, as Slurm writes lists, allocated; NULL: Slurm does not tell. */
+char *ask_step_nodes(uint32_t job_id, uint32_t step_id);
+
 /* CPUs on which this process may run; 0: not known. */
 uint32_t ask_affinity(void);
 

@@ -194,7 +194,7 @@ int slurm_spank_local_user_init(spank_t spank, int ac, char *argv[])
 		count = 0;
 	if (!srun_take_words(&request, count, words, tasks, &error))
 		return refuse(&error);
-	if (!srun_looks_ahead(&request, job_id, tasks, nodes, count, words))
+	if (!srun_looks_ahead(&request, &(struct srun_step){ job_id, step_id, tasks, nodes }, count, words))
 		return 0;
 	return srun_take_step(&request, job_id, step_id, tasks, nodes, &error) ? 0 : refuse(&error);
 }

@@ -160,14 +160,13 @@ static bool decide(const struct settings *settings, const struct preflight_answe
 	return *avoid != NULL || error_set(error, "srun has no memory for the list of odd nodes");
 }
 
-bool preflight_run(const struct settings *settings, uint32_t job_id, uint32_t tasks, uint32_t nodes, char **avoid,
-                   struct error *error)
+bool preflight_run(const struct settings *settings, const struct preflight_place *place, char **avoid, struct error *error)
 {
 	static char text[ANSWER_MAX], srun[4096];
 	ssize_t length = readlink("/proc/self/exe", srun, sizeof(srun) - 1);
-	const char *list = getenv("SLURM_STEP_NODELIST");
 	const struct preflight_step step = {
-		.job_id = job_id, .tasks = tasks, .nodes = nodes, .srun = srun, .program = program(), .node_list = list,
+		.job_id = place->job_id, .tasks = place->tasks, .nodes = place->nodes, .srun = srun, .program = program(),
+		.node_list = place->node_list,
 		.cpus_per_task = getenv("SLURM_CPUS_PER_TASK"),
 	};
 	struct preflight_command command;
@@ -177,7 +176,7 @@ bool preflight_run(const struct settings *settings, uint32_t job_id, uint32_t ta
 
 	*avoid = NULL;
 	srun[length > 0 ? length : 0] = '\0';
-	if (length <= 0 || nodes == 0)
+	if (length <= 0 || place->nodes == 0)
 		return error_set(error, "preflight=: srun does not know its own program");
 	measured = preflight_step_command(&command, &step, settings, &why) && run(&command, text, sizeof(text), &why);
 	preflight_step_free(&command);

@@ -488,17 +488,20 @@ static void prepare_requeue(const struct settings *settings)
 }
 
 /* Runs ddp-preflight on the step's nodes; its answer may make some of them spares. */
-static bool look_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, struct error *error)
+static bool look_ahead(const struct request *request, const struct preflight_place *place, struct error *error)
 {
 	struct settings settings = request->settings;
 	char *avoid;
 
-	if (launched_tasks() > tasks)
+	if (launched_tasks() > place->tasks)
 		return error_set(error, "preflight= is for a step of one component: run ddp-preflight on each component");
+	/* On other nodes of the job, ddp-preflight would say nothing about the step. */
+	if (place->node_list == NULL)
+		return error_set(error, "preflight=: Slurm does not tell the nodes of the step");
 	/* What needs spares is the site's default here, as the user's would have been refused. */
 	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
 		settings.preflight = PREFLIGHT_WARN;
-	if (!preflight_run(&settings, job_id, tasks, nodes, &avoid, error))
+	if (!preflight_run(&settings, place, &avoid, error))
 		return false;
 	if (avoid != NULL)
 		dealer_avoid(avoid);
@@ -523,12 +526,19 @@ static void start_nothing(int count, char *words[])
 		(void)launch_replace_command(count, words, srun_starts_several(&given));
 }
 
-bool srun_looks_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, int count, char *words[])
+bool srun_looks_ahead(const struct request *request, const struct srun_step *step, int count, char *words[])
 {
+	struct preflight_place place = { .job_id = step->job_id, .tasks = step->tasks, .nodes = step->nodes };
 	struct error error;
+	char *nodes;
+	bool starts;
 
-	if (request->settings.preflight == PREFLIGHT_NO || request->settings.check != CHECK_NO || srun.starts_daemon ||
-	    look_ahead(request, job_id, tasks, nodes, &error))
+	if (request->settings.preflight == PREFLIGHT_NO || request->settings.check != CHECK_NO || srun.starts_daemon)
+		return true;
+	place.node_list = nodes = ask_step_nodes(step->job_id, step->step_id);
+	starts = look_ahead(request, &place, &error);
+	free(nodes);
+	if (starts)
 		return true;
 	slurm_error("ddp: %s", error.text);
 	start_nothing(count, words);

@@ -21,9 +21,14 @@ void srun_note_environment(void);
    what the tasks' side needs. `stale`: what launch_list_stale() gave. */
 bool srun_begin(struct request *request, const char *stale, struct error *error);
 
+/* A step, or a component of a heterogeneous one, as SLURM numbers it. */
+struct srun_step {
+	uint32_t job_id, step_id, tasks, nodes;
+};
+
 /* Runs ddp-preflight on the nodes of the step that is about to start, if it is to run (preflight=). False: it does not let
    the step start, which was said. The step then starts without programs, and srun exits with 1. */
-bool srun_looks_ahead(const struct request *request, uint32_t job_id, uint32_t tasks, uint32_t nodes, int count, char *words[]);
+bool srun_looks_ahead(const struct request *request, const struct srun_step *step, int count, char *words[]);
 
 /* A step, or a component of a heterogeneous one, of so many tasks and nodes is about
    to start.

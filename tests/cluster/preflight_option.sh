@@ -37,6 +37,10 @@ prints_not '^rank' 'and no program runs'
 
 ranks --ddp=preflight=stop -N2 -w n2,n3 --ntasks-per-node=1
 status_is 0 'a step on other nodes starts'
+limit=120 capture as_user env PATH="$PATH" salloc -Q -N4 \
+	srun --ddp=preflight=stop -N2 -w n2,n3 --ntasks-per-node=1 sh -c 'echo rank $RANK on $SLURMD_NODENAME'
+status_is 0 'so does one on other nodes of its allocation'
+prints_times 2 '^rank [01] on n[23]$' 'and runs there'
 
 ranks --ddp=preflight=exclude,restart=1,spare=1 -N4 --ntasks-per-node=1
 status_is 0 'preflight=exclude starts the programs'
