@@ -28,8 +28,9 @@
 #include "spank/launch/srun_options.h"
 #include "spank/launch/table.h"
 #include "spank/note.h"
-#include "spank/restart/dealer.h"
 #include "spank/preflight.h"
+#include "spank/restart/dealer.h"
+#include "spank/restart/roster.h"
 #include "spank/requeue.h"
 #include "spank/shrink.h"
 
@@ -260,8 +261,12 @@ static const char *why_no_restart(const struct request *request, const struct sr
 {
 	const char *mpi = srun_mpi(given, srun.mpi[0] != '\0' ? srun.mpi : NULL);
 
-	if (srun.began)
+	const slurm_conf_t *conf = ask_configuration();
+
+	if (srun.began || srun_starts_components(given))
 		return "the step has several components: SLURM numbers the ranks of each by itself";
+	if (conf != NULL && conf->slurmd_params != NULL && strstr(conf->slurmd_params, "contain_spank") != NULL)
+		return "SlurmdParameters=contain_spank of slurm.conf keeps the nodes from looking after their tasks";
 	if (mpi != NULL && strcmp(mpi, "none") != 0)
 		return "--mpi (or SLURM_MPI_TYPE) is not none: an MPI library's ranks register with SLURM once, and cannot "
 		       "come again";
@@ -284,24 +289,50 @@ static bool settle_spares(struct settings *settings, const struct srun_words *gi
 	return true;
 }
 
+/* Says that a key which is the site's default does not count for this step. */
+static void say_ignored(const struct settings *settings, const char *key, const char *why)
+{
+	if (settings->verbose || settings->check != CHECK_NO)
+		slurm_spank_log("ddp: %s= of the site is ignored: %s", key, why);
+}
+
+/* If the site's spare= and min-nodes= do not fit the step, it goes on without them. */
+static bool settle_nodes(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error)
+{
+	if (roster_fits(nodes, tasks, settings->spares, settings->min_nodes, error))
+		return true;
+	if (settings->spares > 0 && !option_given(settings, "spare")) {
+		say_ignored(settings, "spare", error->text);
+		settings->spares = 0;
+		return settle_nodes(settings, nodes, tasks, error);
+	}
+	if (settings->min_nodes > 0 && !option_given(settings, "min-nodes")) {
+		say_ignored(settings, "min-nodes", error->text);
+		settings->min_nodes = 0;
+		return settle_nodes(settings, nodes, tasks, error);
+	}
+	return false;
+}
+
 /* A site's default counts only for steps that can be restarted. */
 static bool settle_restarts(struct request *request, const struct srun_words *given, struct error *error)
 {
 	struct settings *settings = &request->settings;
 	const char *why;
 
-	unsetenv("SLURM_DDP_RESTART");
+	if (!dealer_is_open())
+		unsetenv("SLURM_DDP_RESTART");
 	if (!settings->kill_on_failure || settings->check != CHECK_NO || srun.starts_daemon)
 		settings->restarts = 0;
 	why = settings->restarts > 0 ? why_no_restart(request, given) : NULL;
-	/* The first component is already to be restarted. */
-	if (why != NULL && (option_given(settings, "restart") || srun.began))
-		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s. Use --ddp=restart=0",
-		                 settings->restarts, why);
-	if (why != NULL && settings->verbose)
-		slurm_spank_log("ddp: no restarts, although restart=%u is the site's default: %s", settings->restarts, why);
-	if (why != NULL)
-		settings->restarts = 0;
+	/* The second case: the first component is already to be restarted. */
+	if (why != NULL && (option_given(settings, "restart") || dealer_is_open()))
+		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s. Leave restart= out%s",
+		                 settings->restarts, why, option_given(settings, "restart") ? "" : ", by --ddp=restart=0");
+	if (why != NULL) {
+		say_ignored(settings, "restart", why);
+		settings->restarts = settings->spares = settings->min_nodes = 0;
+	}
 	if (!settle_spares(settings, given, error))
 		return false;
 	if (settings->restarts > 0) {
@@ -418,6 +449,20 @@ static const char *hostfile(void)
 	return strchr(nodes, '/') != NULL ? nodes : NULL;
 }
 
+/* srun has no port on which the nodes reach it. */
+static bool go_without_restarts(struct settings *settings, struct error *error)
+{
+	static const char why[] = "the nodes need a port on which they reach srun, and SrunPortRange has none free";
+
+	if (option_given(settings, "restart"))
+		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s", settings->restarts, why);
+	say_ignored(settings, "restart", why);
+	settings->restarts = settings->spares = settings->min_nodes = 0;
+	dealer_close();
+	unsetenv("SLURM_DDP_RESTART");
+	return true;
+}
+
 bool srun_begin(struct request *request, const char *stale, struct error *error)
 {
 	struct error ignored;
@@ -427,8 +472,8 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 	if (!take_srun_options(request, error))
 		return false;
 	listen_for_nodes(request);
-	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL)
-		return error_set(error, "restart=%u needs a port on which the nodes reach srun", request->settings.restarts);
+	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL && !go_without_restarts(&request->settings, error))
+		return false;
 	if (request->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
 	return launch_prepare(&request->settings, hostfile(), error);
@@ -545,14 +590,16 @@ bool srun_looks_ahead(const struct request *request, const struct srun_step *ste
 	return false;
 }
 
-bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
                     uint32_t nodes, struct error *error)
 {
+	struct settings *settings = &request->settings;
 	char text[32];
 
-	if (!give_way(nodes) && dealer_is_open())
-		return error_set(error, "restart=%u needs a port on which the nodes reach srun", request->settings.restarts);
-	if (!dealer_begin(nodes, tasks, error))
+	if (!give_way(nodes) && dealer_is_open() && !go_without_restarts(settings, error))
+		return false;
+	if (!settle_nodes(settings, nodes, tasks, error) ||
+	    !dealer_begin(nodes, tasks, settings->spares, settings->min_nodes, error))
 		return false;
 	expect_nodes(request);
 	if (!atomic_load(&srun.has_step)) {

@@ -34,7 +34,7 @@ bool srun_looks_ahead(const struct request *request, const struct srun_step *ste
    to start.
    Marks it, so that a program on a node without the plugin can tell. False if that fails, or if the step cannot be
    restarted as asked. */
-bool srun_take_step(const struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
+bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, uint32_t tasks,
                     uint32_t nodes, struct error *error);
 
 /* The words that srun is about to launch, in place, of a component of so many tasks. A dry

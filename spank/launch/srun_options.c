@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/launch/srun_options.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -131,6 +132,27 @@ bool srun_broadcasts(const struct srun_words *given, const char *variable)
 bool srun_starts_several(const struct srun_words *given)
 {
 	return holds(given, "--multi-prog", sizeof("--mu") - 1);
+}
+
+static const char *value_of_group(const char *word)
+{
+	const char *value = value_of(word, "--het-group", sizeof("--het") - 1);
+
+	return value != NULL ? value : value_of(word, "--pack-group", sizeof("--pa") - 1);
+}
+
+bool srun_starts_components(const struct srun_words *given)
+{
+	const char *groups = last_value(given, value_of_group, true, NULL), *words = given->words, *word;
+	int left = INT_MAX;
+
+	if (groups != NULL && strpbrk(groups, ",-") != NULL)
+		return true;
+	/* srun takes such a word for the end of a program's words, too. */
+	while ((word = take_word(&words, given->words + given->bytes, &left)) != NULL)
+		if (strcmp(word, ":") == 0)
+			return true;
+	return false;
 }
 
 static const char *value_of_no_kill(const char *word)

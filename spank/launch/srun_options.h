@@ -41,6 +41,9 @@ bool srun_broadcasts(const struct srun_words *given, const char *variable);
 /* Whether the words hold --multi-prog: the program is then the file that names programs. */
 bool srun_starts_several(const struct srun_words *given);
 
+/* Whether the step has several components, which ":" separates, or which --het-group names. */
+bool srun_starts_components(const struct srun_words *given);
+
 /* Whether the step outlives a node: -k, --no-kill, unless it is =off or =no, or the
    variable SLURM_NO_KILL. */
 bool srun_outlives_nodes(const struct srun_words *given, const char *variable);

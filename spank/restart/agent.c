@@ -145,6 +145,11 @@ bool agents_child_ended(const struct agents *agents, uint32_t local_task, uint32
 	return true;
 }
 
+bool agents_child_never_ran(const struct agents *agents, uint32_t local_task, uint32_t generation)
+{
+	return generation > 0 && atomic_load(&agents->shared->agent[local_task].unborn) == generation;
+}
+
 bool agents_agent_runs(const struct agents *agents, uint32_t local_task)
 {
 	pid_t pid = agents->pids[local_task];
@@ -227,12 +232,23 @@ static void note_end(int wait_status)
 	tell_slurmstepd();
 }
 
+/* Notes a child that ended before it became the program, as long as the kernel tells of it. */
+static void note_unborn(void)
+{
+	siginfo_t info = { .si_pid = 0 };
+
+	if (self.child != 0 && waitid(P_PID, (id_t)self.child, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+	    info.si_pid == self.child && descend_never_ran(self.child))
+		atomic_store(&self.own->unborn, atomic_load(&self.own->begun));
+}
+
 /* Reaps all that has ended. False: there is no child any more, dead or alive. */
 static bool reap(void)
 {
 	int wait_status;
 	pid_t pid;
 
+	note_unborn();
 	while ((pid = waitpid(-1, &wait_status, WNOHANG | __WALL)) > 0)
 		if (pid == self.child)
 			note_end(wait_status);

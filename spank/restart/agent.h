@@ -44,6 +44,7 @@ struct agent {
 	_Atomic uint32_t begun; /* the last generation that it began; 0: none */
 	_Atomic uint32_t ended; /* the last generation of which its child has ended: */
 	atomic_int wait_status; /* so */
+	_Atomic uint32_t unborn; /* the last generation whose child has ended before it became the program */
 	_Atomic uint32_t clear; /* nothing of this generation and of earlier ones is left */
 	atomic_bool spare;      /* the task has no child in the generation that was ordered */
 };
@@ -92,6 +93,9 @@ enum agents_order agents_ordered(const struct agents *agents, uint32_t *generati
 
 /* In slurmstepd: whether the task's child of that generation has ended by now, and how. */
 bool agents_child_ended(const struct agents *agents, uint32_t local_task, uint32_t generation, int *wait_status);
+
+/* In slurmstepd: whether that child has ended before it became the program, as where the program's file is missing. */
+bool agents_child_never_ran(const struct agents *agents, uint32_t local_task, uint32_t generation);
 
 /* In slurmstepd: whether the task's agent was forked and has not ended. Reaps nothing. */
 bool agents_agent_runs(const struct agents *agents, uint32_t local_task);

@@ -13,7 +13,7 @@ enum {
 	JOIN_NUMBERS = 4,
 	JOIN_BYTES = 4 * JOIN_NUMBERS + DEAL_RELEASE_MAX,
 	CLEAR_BYTES = 4 + 1 + 8 + 8,
-	DONE_BYTES = 4 * 4,
+	DONE_BYTES = 4 * 4 + 1,
 	LOST_BYTES = 2 * 4,
 };
 
@@ -197,18 +197,20 @@ size_t deal_pack_done(const struct deal_done *done, unsigned char *bytes)
 	const uint32_t numbers[] = { done->generation, done->local_task, done->rank, (uint32_t)done->wait_status };
 
 	put_numbers(bytes, numbers, 4);
+	bytes[DONE_BYTES - 1] = done->never_ran;
 	return DONE_BYTES;
 }
 
 bool deal_unpack_done(const void *bytes, size_t count, struct deal_done *done)
 {
+	const unsigned char *at = bytes;
 	uint32_t numbers[4];
 
-	if (count < DONE_BYTES)
+	if (count < DONE_BYTES || at[DONE_BYTES - 1] > 1)
 		return false;
 	get_numbers(bytes, numbers, 4);
 	*done = (struct deal_done){ .generation = numbers[0], .local_task = numbers[1], .rank = numbers[2],
-		                    .wait_status = (int)numbers[3] };
+		                    .wait_status = (int)numbers[3], .never_ran = at[DONE_BYTES - 1] != 0 };
 	return done->generation > 0 && done->generation <= DEAL_GENERATIONS && done->local_task < DEAL_TASKS_MAX;
 }
 

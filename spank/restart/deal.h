@@ -74,6 +74,7 @@ struct deal_clear {
 struct deal_done {
 	uint32_t generation, local_task, rank;
 	int wait_status; /* as judge_status() gives it */
+	bool never_ran;  /* SLURM could not start the program */
 };
 
 struct deal_lost {

@@ -58,22 +58,12 @@ bool dealer_is_open(void)
 	return dealer.open;
 }
 
-bool dealer_begin(uint32_t nodes, uint32_t tasks, struct error *error)
+bool dealer_begin(uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes, struct error *error)
 {
-	uint32_t spares = dealer.policy.spares;
-
 	if (!dealer.open || atomic_load(&dealer.begun))
 		return true;
-	if (spares >= nodes)
-		return error_set(error, "spare=%u needs more nodes than the step has (%u): at least one node must have "
-		                 "ranks from the beginning; ask for more by -N", spares, nodes);
-	if (dealer.policy.min_nodes > nodes - spares)
-		return error_set(error, "min-nodes=%u is more than the %u nodes that have ranks from the beginning (the "
-		                 "step has %u nodes, and %u of them are spares)", dealer.policy.min_nodes, nodes - spares,
-		                 nodes, spares);
-	if ((spares > 0 || dealer.policy.min_nodes > 0) && tasks % nodes != 0)
-		return error_set(error, "spare= and min-nodes= need the same number of tasks on each node, but the step "
-		                 "has %u tasks on %u nodes: use --ntasks-per-node", tasks, nodes);
+	dealer.policy.spares = spares;
+	dealer.policy.min_nodes = min_nodes;
 	if (!plan_start(&dealer.plan, &dealer.policy, nodes, tasks))
 		return error_set(error, "srun has no memory to plan restarts");
 	atomic_store(&dealer.begun, true);
@@ -145,6 +135,8 @@ static void take_join(uint32_t link, const struct frame *frame, uint64_t now_ns)
 		return;
 	dealt->node = join.node_id;
 	dealt->closed_ns = 0;
+	if (from->own)
+		plan_note_own(&dealer.plan, join.node_id);
 	plan_join(&dealer.plan, &join, from->opening.node, now_ns);
 }
 

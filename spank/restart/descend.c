@@ -49,10 +49,13 @@ static bool kill_by_list(void)
 	return true;
 }
 
+enum { FORKED_ONLY = 0x40 }; /* the kernel's PF_FORKNOEXEC */
+
 /* A line of /proc. */
 struct relative {
 	char state;
 	int parent, group, session;
+	unsigned int flags;
 };
 
 static bool read_relative(const char *number, struct relative *relative)
@@ -71,8 +74,8 @@ static bool read_relative(const char *number, struct relative *relative)
 	text[got > 0 ? got : 0] = '\0';
 	behind = strrchr(text, ')');
 	return behind != NULL &&
-	       sscanf(behind, ") %c %d %d %d", &relative->state, &relative->parent, &relative->group,
-	              &relative->session) == 4;
+	       sscanf(behind, ") %c %d %d %d %*d %*d %u", &relative->state, &relative->parent, &relative->group,
+	              &relative->session, &relative->flags) == 5;
 }
 
 /* As the kernel writes a folder's entries. */
@@ -192,4 +195,13 @@ void descend_kill_children(void)
 		no_list = true;
 		kill_by_search();
 	}
+}
+
+bool descend_never_ran(pid_t child)
+{
+	struct relative relative;
+	char number[16];
+
+	snprintf(number, sizeof(number), "%d", (int)child);
+	return read_relative(number, &relative) && relative.parent == getpid() && (relative.flags & FORKED_ONLY) != 0;
 }

@@ -3,6 +3,7 @@
 #ifndef SPANK_DESCEND_H
 #define SPANK_DESCEND_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -22,5 +23,8 @@ uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 
 /* Sends SIGKILL to the children of another process, and tells how many there are. */
 uint32_t descend_kill_children_of(pid_t parent);
+
+/* Whether a child that has ended, and was not reaped, has never become another program by execve(2). */
+bool descend_never_ran(pid_t child);
 
 #endif

@@ -86,7 +86,9 @@ void generation_done(struct generation *generation, uint32_t local_task)
 	const struct supervise *supervise = &generation->node->supervise;
 	const struct deal_done done = { .generation = generation->number, .local_task = local_task,
 		                        .rank = supervise->shared->task[local_task].rank,
-		                        .wait_status = supervise->reaped[local_task].wait_status };
+		                        .wait_status = supervise->reaped[local_task].wait_status,
+		                        .never_ran = agents_child_never_ran(&supervise->agents, local_task,
+		                                                            generation->number) };
 	unsigned char payload[DEAL_SMALL_BYTES];
 
 	if (generation->state == GENERATION_RUNS)

@@ -98,6 +98,7 @@ static void begin_generation(struct plan *plan)
 	plan->generation++;
 	plan->phase = PLAN_RUNNING;
 	plan->ended_count = plan->fine_count = 0;
+	plan->never_ran = false;
 	plan->fine_rank = ROSTER_NONE;
 	plan->ended_ns = UINT64_MAX;
 	plan->step = plan->first = 0;
@@ -107,10 +108,11 @@ static void begin_generation(struct plan *plan)
 	plan->cause = (struct cause){ .known = false };
 	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
 		struct roster_node *node = &plan->roster.nodes[i];
-		node->clear = node->end_owed = false;
-		node->go_owed = roster_is_usable(node);
+		/* A spare that has not answered takes no part, until it answers that a later generation has ended. */
+		node->go_owed = roster_is_usable(node) && node->clear;
 		/* A node that is away gets this order, too, because it may come back. */
-		node->quit_owed |= !node->go_owed && !node->quit;
+		node->quit_owed |= !roster_is_usable(node) && !node->quit;
+		node->clear = node->end_owed = false;
 	}
 }
 
@@ -183,11 +185,25 @@ static void begin_first(struct plan *plan)
 	begin_generation(plan);
 }
 
+/* When a generation that ends gives way to the next one; UINT64_MAX: not before there is news. */
+static uint64_t next_ns(const struct plan *plan)
+{
+	uint64_t spares_ns = plan->enough_ns + PLAN_SPARE_MS * NS_PER_MS;
+
+	if (roster_all_clear(&plan->roster))
+		return plan->not_before_ns;
+	if (plan->enough_ns == 0 || !roster_is_clear(&plan->roster))
+		return UINT64_MAX;
+	return spares_ns > plan->not_before_ns ? spares_ns : plan->not_before_ns;
+}
+
 static void go_on(struct plan *plan, uint64_t now_ns)
 {
+	if (plan->phase == PLAN_ENDING && plan->enough_ns == 0 && roster_is_clear(&plan->roster))
+		plan->enough_ns = now_ns;
 	if (now_ns < plan->not_before_ns)
 		return;
-	if (plan->phase == PLAN_ENDING && roster_all_clear(&plan->roster))
+	if (plan->phase == PLAN_ENDING && next_ns(plan) <= now_ns)
 		restart(plan);
 	else if (plan->phase == PLAN_JOINING && roster_all_joined(&plan->roster))
 		begin_first(plan);
@@ -198,7 +214,10 @@ static void go_on(struct plan *plan, uint64_t now_ns)
 /* Adds why there is no restart; adds nothing if there may be one. */
 static void add_refusal(const struct plan *plan, struct sink *sink)
 {
-	if (plan->fine_count > 0)
+	/* In a later generation the node has failed. */
+	if (plan->never_ran && plan->restarts == 0)
+		sink_add(sink, "no restart, as SLURM could not start the program");
+	else if (plan->fine_count > 0)
 		sink_add(sink, "no restart, as rank %u of %u had ended with code 0", plan->fine_rank,
 		         plan->roster.world_size);
 	else if (plan->restarts == plan->policy.restarts)
@@ -222,6 +241,7 @@ static void begin_ending(struct plan *plan, const struct cause *cause, uint64_t 
 	}
 	plan->phase = PLAN_ENDING;
 	plan->phase_ns = plan->not_before_ns = now_ns;
+	plan->enough_ns = 0;
 	plan->cursor = 0;
 	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
 		struct roster_node *node = &plan->roster.nodes[i];
@@ -302,6 +322,14 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	go_on(plan, now_ns);
 }
 
+void plan_note_own(struct plan *plan, uint32_t index)
+{
+	struct roster_node *node = node_at(plan, index);
+
+	if (node != NULL)
+		node->own = true;
+}
+
 /* The node has ended its ranks by itself. */
 static void take_fence(struct plan *plan, uint32_t index, uint64_t now_ns)
 {
@@ -343,6 +371,7 @@ void plan_done(struct plan *plan, uint32_t node, const struct deal_done *done, u
 	if (rank >= plan->roster.world_size || plan->ended[rank])
 		return;
 	plan->ended[rank] = true;
+	plan->never_ran |= done->never_ran;
 	plan->ended_count++;
 	if (done->wait_status == 0 && plan->fine_count++ == 0)
 		plan->fine_rank = rank;
@@ -400,14 +429,32 @@ static void lose(struct plan *plan, uint32_t index, const char *text, uint64_t n
 	go_on(plan, now_ns);
 }
 
-/* If no other node has spoken either, srun itself is cut off. */
+/* If no other node has spoken either, srun itself is cut off. srun hears a node that is its own host all the same, so that
+   node counts only if there is no further one. */
 static bool is_alone(const struct plan *plan, uint32_t silent, uint64_t now_ns)
 {
 	uint64_t lately_ns = plan->policy.silence_ms * NS_PER_MS / 2;
+	bool hears_own = false, any_other = false;
 
 	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
 		const struct roster_node *node = &plan->roster.nodes[i];
-		if (i != silent && node->joined && !node->lost && now_ns - node->heard_ns < lately_ns)
+		bool spoke = now_ns - node->heard_ns < lately_ns;
+		if (i == silent || !node->joined || node->lost)
+			continue;
+		if (spoke && !node->own)
+			return false;
+		hears_own |= spoke;
+		any_other |= !node->own;
+	}
+	return any_other || !hears_own;
+}
+
+/* Whether srun hears the node over a network, or has no other node to hear. */
+static bool shows_network(const struct plan *plan, const struct roster_node *own)
+{
+	for (uint32_t i = 0; own->own && i < plan->roster.node_count; i++) {
+		const struct roster_node *node = &plan->roster.nodes[i];
+		if (node->joined && !node->lost && !node->own)
 			return false;
 	}
 	return true;
@@ -503,9 +550,11 @@ static void end_alone(struct plan *plan, uint64_t now_ns)
 	struct cause cause = cause_of_loss(ROSTER_NONE, ""), before = plan->cause;
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 	uint64_t away_ns = now_ns - plan->phase_ns + plan->silent_ns;
-	uint32_t lost = 0;
+	uint32_t lost = 0, any_own = 0;
 
-	sink_add(&sink, "srun did not reach any node for %.1f s", (double)away_ns * 1e-9);
+	for (uint32_t i = 0; i < plan->roster.node_count; i++)
+		any_own += present_node(plan, i) != NULL && !shows_network(plan, &plan->roster.nodes[i]);
+	sink_add(&sink, "srun did not reach any %snode for %.1f s", any_own > 0 ? "other " : "", (double)away_ns * 1e-9);
 	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
 		struct roster_node *node = present_node(plan, i);
 		if (node == NULL || has_come_back(plan, node))
@@ -527,7 +576,7 @@ void plan_heard(struct plan *plan, uint32_t index, uint64_t now_ns)
 	if (node == NULL || !node->joined)
 		return;
 	node->heard_ns = now_ns;
-	if (plan->phase != PLAN_ALONE || node->lost)
+	if (plan->phase != PLAN_ALONE || node->lost || !shows_network(plan, node))
 		return;
 	/* The others come back at about the same time, or not at all. */
 	if (more_ns < plan->alone_until_ns)
@@ -548,7 +597,7 @@ static uint64_t time_due(const struct plan *plan)
 	case PLAN_RUNNING:
 		return plan->ended_ns == UINT64_MAX ? UINT64_MAX : plan->ended_ns + PLAN_SETTLE_MS * NS_PER_MS;
 	case PLAN_ENDING:
-		return roster_all_clear(&plan->roster) ? plan->not_before_ns : plan->phase_ns + PLAN_CLEAR_MS * NS_PER_MS;
+		return next_ns(plan) < UINT64_MAX ? next_ns(plan) : plan->phase_ns + PLAN_CLEAR_MS * NS_PER_MS;
 	case PLAN_ALONE:
 		return plan->alone_until_ns;
 	case PLAN_JOINING:
@@ -598,7 +647,7 @@ static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *
 		*action = (struct plan_action){ .kind = PLAN_ALL_ENDED };
 		return true;
 	}
-	if (plan->phase == PLAN_ENDING && !roster_all_clear(&plan->roster))
+	if (plan->phase == PLAN_ENDING && next_ns(plan) == UINT64_MAX)
 		lose_unclear(plan, now_ns);
 	else if (plan->phase == PLAN_ENDING || plan->phase == PLAN_JOINING)
 		go_on(plan, now_ns);

@@ -7,7 +7,7 @@
  * The first generation begins when all nodes have joined.
  *
  * After a failure all nodes are told to end their ranks. When each has answered that it is clear, or is lost, the
- * next generation begins. What fails between these two moments changes who is in the next generation, and causes no
+ * next generation begins. It does not wait long for a spare that is not needed. What fails between these two moments changes who is in the next generation, and causes no
  * further one.
  */
 #ifndef SPANK_PLAN_H
@@ -24,6 +24,7 @@
 enum {
 	PLAN_TEXT_MAX = 3071,
 	PLAN_CLEAR_MS = 60000,  /* a node that has not ended its ranks by then is lost, as for Slurm (UnkillableStepTimeout) */
+	PLAN_SPARE_MS = 100,    /* a spare that is there answers within it */
 	PLAN_GONE_MS = 1000,    /* agents without a slurmstepd have ended everything by then */
 	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait for srun likewise */
 	PLAN_LEAVE_MS = 10000,  /* after QUIT a node's tasks end within it */
@@ -53,9 +54,11 @@ struct plan {
 	struct history history;
 	bool *ended;             /* by rank */
 	uint32_t ended_count, fine_count, fine_rank;
+	bool never_ran;          /* SLURM could not start a program of the generation */
 	uint64_t ended_ns;       /* when the last rank was heard to end; UINT64_MAX: not all have, or it was said */
 	uint64_t phase_ns;       /* when the phase began */
 	uint64_t not_before_ns;  /* the next generation */
+	uint64_t enough_ns;      /* PLAN_ENDING: when enough nodes became clear; 0: they are not */
 	uint64_t alone_until_ns, silent_ns; /* PLAN_ALONE: until when; how long nodes were silent when it began */
 	uint64_t over_ns;        /* when plan_act() first saw that all is over; 0: it is not */
 	bool abandoned;
@@ -102,6 +105,9 @@ void plan_free(struct plan *plan);
 
 /* A node has opened a link. If what it says contradicts the step, the step ends. */
 void plan_join(struct plan *plan, const struct deal_join *join, const char *name, uint64_t now_ns);
+
+/* The node is srun's own host: srun hears it without a network. */
+void plan_note_own(struct plan *plan, uint32_t node);
 
 /* srun has read something that the node has sent. */
 void plan_heard(struct plan *plan, uint32_t node, uint64_t now_ns);

@@ -6,6 +6,20 @@
 
 enum { TAKEN = 1 }; /* in rank_of, before ranks are counted */
 
+bool roster_fits(uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes, struct error *error)
+{
+	if (spares >= nodes)
+		return error_set(error, "spare=%u needs more nodes than the step has (%u): at least one node must have "
+		                 "ranks from the beginning", spares, nodes);
+	if (min_nodes > nodes - spares)
+		return error_set(error, "min-nodes=%u is more than the %u nodes that have ranks from the beginning (the "
+		                 "step has %u nodes, and %u of them are spares)", min_nodes, nodes - spares, nodes, spares);
+	if ((spares > 0 || min_nodes > 0) && tasks % nodes != 0)
+		return error_set(error, "spare= and min-nodes= need the same number of tasks on each node, but the step "
+		                 "has %u tasks on %u nodes", tasks, nodes);
+	return true;
+}
+
 bool roster_start(struct roster *roster, uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes)
 {
 	*roster = (struct roster){ .node_count = nodes, .task_count = tasks, .spares = spares };
@@ -73,7 +87,7 @@ const char *roster_join(struct roster *roster, const struct deal_join *join, con
 	if (node->tasks == NULL || node->name == NULL)
 		return "srun has no memory for it";
 	node->task_count = join->task_count;
-	node->joined = true;
+	node->joined = node->clear = true;
 	for (uint32_t i = 0; i < join->task_count; i++) {
 		node->tasks[i] = deal_task(join, i);
 		roster->rank_of[node->tasks[i]] = TAKEN;
@@ -95,6 +109,24 @@ bool roster_all_clear(const struct roster *roster)
 		if (!roster->nodes[i].lost && !roster->nodes[i].clear)
 			return false;
 	return true;
+}
+
+bool roster_is_clear(const struct roster *roster)
+{
+	uint32_t wanted = 0, waiting = 0, unclear = 0;
+
+	for (uint32_t i = 0; i < roster->node_count; i++) {
+		const struct roster_node *node = &roster->nodes[i];
+		bool waits = node->slot == ROSTER_NONE;
+		wanted += !waits && (!roster_is_usable(node) || node->suspect);
+		if (node->lost)
+			continue;
+		if (!waits && !node->clear)
+			return false;
+		waiting += waits && node->clear && roster_is_usable(node);
+		unclear += waits && !node->clear;
+	}
+	return unclear == 0 || waiting >= wanted;
 }
 
 bool roster_is_away(const struct roster_node *node)
@@ -141,7 +173,7 @@ static bool waits(const struct roster_node *node, bool suspect)
 static uint32_t find_spare(const struct roster *roster, bool suspect)
 {
 	for (uint32_t i = 0; i < roster->node_count; i++)
-		if (waits(&roster->nodes[i], suspect))
+		if (roster->nodes[i].clear && waits(&roster->nodes[i], suspect))
 			return i;
 	return ROSTER_NONE;
 }

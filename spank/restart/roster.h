@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/base/error.h"
 #include "spank/base/sink.h"
 #include "spank/restart/deal.h"
 
@@ -24,11 +25,12 @@ struct roster_node {
 	uint32_t slot;        /* ROSTER_NONE: it waits, or is not needed */
 	uint64_t heard_ns;    /* when srun last read something of it */
 	bool joined;
+	bool own;             /* it is srun's host, which srun hears without a network */
 	bool lost;            /* it is not there any more, or not for this step */
 	bool bye;             /* all its tasks have ended, it says */
 	bool unfit;           /* it is there, but cannot start one of its tasks again */
 	bool suspect;         /* ranks failed there twice in a row, or ddp-preflight has found it odd: a good spare is preferred */
-	bool clear;           /* nothing lives there of the generation that ends */
+	bool clear;           /* nothing lives there of the generation that ends, or none has begun */
 	bool end_owed, go_owed, quit_owed; /* orders that are still to be sent */
 	bool quit;            /* that order was sent */
 };
@@ -50,6 +52,9 @@ struct roster {
 
 enum roster_order { ORDER_NONE, ORDER_END, ORDER_GO, ORDER_QUIT };
 
+/* Whether a step can have so many spares, and so few nodes at least; otherwise, with the reason, false. */
+bool roster_fits(uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes, struct error *error);
+
 /* `min_nodes` 0: as many as have slots. False without memory, or if there are too few nodes for this. */
 bool roster_start(struct roster *roster, uint32_t nodes, uint32_t tasks, uint32_t spares, uint32_t min_nodes);
 void roster_free(struct roster *roster);
@@ -57,8 +62,11 @@ void roster_free(struct roster *roster);
 /* Takes a node that joins for the first time. Returns why the node cannot join; NULL: it has joined. */
 const char *roster_join(struct roster *roster, const struct deal_join *join, const char *name);
 
-/* Whether all nodes have joined, and whether all that are there are clear; lost nodes do not count. */
 bool roster_all_joined(const struct roster *roster);
+
+/* Whether enough nodes are clear for the next generation: all that keep their slots, and as many that wait as there are
+   slots for them, or all that wait; and whether all nodes are. Lost nodes do not count. */
+bool roster_is_clear(const struct roster *roster);
 bool roster_all_clear(const struct roster *roster);
 
 /* Whether the node may still have tasks of which srun hears nothing any more. */
@@ -69,8 +77,8 @@ bool roster_all_gone(const struct roster *roster);
 
 bool roster_is_usable(const struct roster_node *node);
 
-/* Gives the slots of nodes that cannot keep them to other nodes, and adds who takes whose place. False if fewer than
-   `min_nodes` are left. */
+/* Gives the slots of nodes that cannot keep them to other nodes that are clear, and adds who takes whose place. False if
+   fewer than `min_nodes` are left. */
 bool roster_fill(struct roster *roster, struct sink *sink);
 
 /* Counts the ranks, in order of the tasks' numbers. */

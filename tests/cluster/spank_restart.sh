@@ -37,6 +37,14 @@ status_is 0 "the same node twice: the step ends well"
 prints 'restart 2 of 5: n2 takes the place of n1 \(0 spares left\)' "the same node twice: it is replaced"
 
 afresh
+(as_user srun --ddp=restart=5 -N2 --ntasks-per-node=2 ./missing >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+step=$!
+ended
+status_is 2 "a program that is missing: its code"
+prints 'ddp: rank [0-3] of 4 .*; no restart, as SLURM could not start the program$' "a program that is missing: it is said why"
+prints_not "$line" "a program that is missing: no restart"
+
+afresh
 on_rank 0 1 'exit 0'
 on_rank 0 2 'sleep 1; exit 7'
 begin --ddp=restart=5 -N2 --ntasks-per-node=2

@@ -127,6 +127,21 @@ status_is 0 "srun cut off: the step ends well"
 prints_times 1 "$line" "srun cut off: one restart"
 same "n0 n0 n1 n1 n2 n2" "$(places 1 0 1 2 3 4 5)" "srun cut off: no node is replaced"
 
+# The host of srun is a node of the step: srun hears that node, and no other one.
+afresh
+printf '%s\n' '#!/bin/sh' 'srun bash ./rank.sh' >batch.sh
+chmod 755 batch.sh
+(as_user sh -c "$until_ended" batch_job --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=2 -o out ./batch.sh >submitted 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+step=$!
+up 0 6
+link 0 down
+sleep 12
+link 0 up
+up 1 6
+finish
+status_is 0 "batch script cut off: the step ends well"
+prints_times 1 'srun did not reach any other node for .*; restart 1 of 3 \(1 spare left\)' "batch script cut off: one restart, and no node is replaced"
+
 # ---- and no spare -------------------------------------------------------------------------------
 
 afresh

@@ -120,6 +120,27 @@ stay=1
 fails_as_rank_1 srun --ddp "${four[@]}"
 prints_times 3 '^done$' "and the others go on"
 prints_times 1 'ddp: rank 1 of 4 on n0 exited with code 3' "after the report"
+# A site's restarts count where they can, and keep no step from running.
+sed 's/on-failure=continue locked=/restart=2 spare=1 min-nodes=2 locked=/' "$work/plugstack.conf" >"$cluster/plugstack.conf"
+capture as_user srun --ddp=verbose -N1 -n2 sh -c 'echo rank $RANK of $WORLD_SIZE'
+status_is 0 "spare= and min-nodes= of the site, one node: the step runs"
+prints_times 2 '^rank [01] of 2$' "with all ranks"
+prints 'ddp: spare= of the site is ignored: spare=1 needs more nodes than the step has \(1\)' "and says why, to who asks"
+capture as_user srun --ddp=check -N1 -n2 true
+status_is 0 "--ddp=check shows that step"
+prints 'ddp: spare= of the site is ignored: ' "and says it, too"
+capture as_user srun --ddp -N2 -n3 sh -c 'echo rank $RANK of $WORLD_SIZE'
+prints_times 3 '^rank [0-2] of 3$' "spare= of the site, unequal tasks: the step runs"
+prints_not 'ddp: ' "in silence"
+capture as_user srun --ddp=restart=1,spare=2 -N2 -n2 true
+fails_without_hanging "a user's own spare= that does not fit is refused"
+prints 'ddp: spare=2 needs more nodes than the step has \(2\)' "in words"
+capture as_user salloc -N2 -n4 srun --ddp -N1 -n2 sh -c 'echo rank $RANK of $WORLD_SIZE' : -N1 -n1 sh -c 'echo rank $RANK of $WORLD_SIZE'
+status_is 0 "restart= of the site, several components: the step runs"
+prints_times 3 '^rank [0-2] of 3$' "as one world"
+capture as_user salloc -N2 -n4 srun --ddp=restart=1 -N1 -n2 true : -N1 -n1 true
+fails_without_hanging "a user's own restart= with several components is refused"
+prints 'ddp: the step cannot be restarted, as restart=1 asks for: the step has several components: .* Leave restart= out$' "in words"
 cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 
 make_together

@@ -271,6 +271,29 @@ static void each_generation_has_its_end(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
 }
 
+static int missing_then_there(uint32_t generation)
+{
+	execl(generation == 1 ? "/nonexistent" : "/bin/sh", "sh", "-c", "exit 2", (char *)NULL);
+	return 2;
+}
+
+/* Both end with code 2. */
+static void a_program_that_is_missing_is_told_from_one_that_fails(void **state)
+{
+	int status;
+
+	(void)state;
+	start(1, missing_then_there);
+	for (awaited = 1; awaited <= 2; awaited++) {
+		order(AGENTS_RUN, awaited);
+		assert_true(holds(child_has_ended, 20));
+		assert_true(agents_child_ended(&agents, 0, awaited, &status));
+		assert_int_equal(status, W_EXITCODE(2, 0));
+		assert_int_equal(agents_child_never_ran(&agents, 0, awaited), awaited == 1);
+	}
+	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(2, 0));
+}
+
 static void an_agent_ends_as_its_program(void **state)
 {
 	(void)state;
@@ -499,6 +522,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(each_generation_has_its_end),
+		cmocka_unit_test(a_program_that_is_missing_is_told_from_one_that_fails),
 		cmocka_unit_test(an_agent_ends_as_its_program),
 		cmocka_unit_test(a_spare_has_no_program),
 		cmocka_unit_test(daemons_and_stopped_processes_are_ended),

@@ -136,7 +136,8 @@ static void join_comes_out_as_it_went_in(void **state)
 static void small_orders_come_out_as_they_went_in(void **state)
 {
 	const struct deal_clear clear = { .generation = 4, .fenced = true, .step = 1ull << 40, .first = 7 };
-	const struct deal_done done = { .generation = 4, .local_task = 1, .rank = 9, .wait_status = 0x4b00 };
+	const struct deal_done done = { .generation = 4, .local_task = 1, .rank = 9, .wait_status = 0x4b00,
+		                        .never_ran = true };
 	const struct deal_lost lost = { .generation = 0, .local_task = 3 };
 	struct deal_clear clear_got;
 	struct deal_done done_got;
@@ -160,6 +161,7 @@ static void small_orders_come_out_as_they_went_in(void **state)
 	assert_int_equal(done_got.local_task, 1);
 	assert_int_equal(done_got.rank, 9);
 	assert_int_equal(done_got.wait_status, 0x4b00);
+	assert_true(done_got.never_ran);
 	assert_true(deal_unpack_lost(bytes, deal_pack_lost(&lost, bytes), &lost_got));
 	assert_int_equal(lost_got.local_task, 3);
 }
@@ -173,7 +175,7 @@ static void cut_orders_are_none(void **state)
 	unsigned char bytes[6][ROOM] = { { 0 } };
 	const size_t counts[6] = { deal_pack_go(&go, numbers, bytes[0]), deal_pack_join(&join, numbers, bytes[1]),
 		                   deal_pack_end(1, bytes[2]), deal_pack_clear(&(struct deal_clear){ 1, false, 2, 1 }, bytes[3]),
-		                   deal_pack_done(&(struct deal_done){ 1, 0, 0, 0 }, bytes[4]),
+		                   deal_pack_done(&(struct deal_done){ 1, 0, 0, 0, false }, bytes[4]),
 		                   deal_pack_lost(&(struct deal_lost){ 1, 0 }, bytes[5]) };
 	struct deal_go go_got;
 	struct deal_join join_got;

@@ -159,7 +159,7 @@ static void begin_without_joins(void)
 	said[0] = '\0';
 	links_start(&links, secret, SILENCE_MS, &actions);
 	dealer_open(&policy);
-	assert_true(dealer_begin(NODES, NODES, &error));
+	assert_true(dealer_begin(NODES, NODES, 1, 0, &error));
 	for (uint32_t i = 0; i < NODES; i++)
 		open_link(i);
 }

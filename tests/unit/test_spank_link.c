@@ -343,6 +343,7 @@ static void a_node_opens_a_link_and_both_sides_send(void **state)
 	/* What is sent before there is a connection goes over the first one. */
 	assert_true(link_send(&link, FRAME_NEWS + 3, payload, numbered(payload, 0)));
 	UNTIL(&link, is_open(0) && link_was_open(&link) && srun.next_of_node[0] == 1);
+	assert_true(links_node(&srun.links, 0)->own);
 	assert_int_equal(srun.events[0][LINK_THERE], 1);
 	assert_string_equal(links_node(&srun.links, 0)->opening.node, "n");
 	assert_int_equal(links_node(&srun.links, 0)->opening.tasks, 2);
@@ -690,6 +691,44 @@ static void all_nodes_at_once_are_told_and_not_given_up(void **state)
 	end_nodes();
 }
 
+static void a_node_on_sruns_host_shows_no_network(void **state)
+{
+	uint64_t now_ns = 1000 * MS;
+
+	(void)state;
+	begin_nodes(now_ns);
+	srun.links.nodes[0]->own = true;
+	run(&now_ns, 1000, 7);
+	run(&now_ns, ALL_SILENT * SILENCE_MS - 300, 1);
+	assert_int_equal(srun.events[1][LINK_ALL_SILENT], 0);
+	assert_int_equal(links_doubt_until(&srun.links, now_ns), 0);
+	run(&now_ns, 600, 1);
+	assert_int_equal(srun.events[1][LINK_ALL_SILENT], 1);
+	assert_true(links_hears_own(&srun.links, now_ns));
+	run(&now_ns, 60000, 1);
+	assert_int_equal(times_silent(), 0);
+	run(&now_ns, 6000, 7);
+	assert_int_equal(times_silent(), 0);
+	/* Of two other nodes one is silent, and then the one that is left. */
+	run(&now_ns, 5200, 3);
+	assert_int_equal(srun.events[2][LINK_SILENT], 1);
+	run(&now_ns, 5200, 1);
+	assert_int_equal(srun.events[1][LINK_SILENT], 1);
+	run(&now_ns, ALL_SILENT * SILENCE_MS + 300, 0);
+	assert_int_equal(srun.events[0][LINK_SILENT], 1);
+	assert_false(links_hears_own(&srun.links, now_ns));
+	end_nodes();
+	/* Whoever does not wait for the network gives all others up. */
+	begin_nodes(now_ns);
+	srun.links.nodes[0]->own = true;
+	run(&now_ns, ALL_SILENT * SILENCE_MS + 300, 1);
+	assert_int_equal(times_silent(), 0);
+	links_give_up(&srun.links, now_ns);
+	assert_int_equal(srun.events[0][LINK_SILENT], 0);
+	assert_int_equal(times_silent(), 2);
+	end_nodes();
+}
+
 static void a_node_that_has_ended_is_not_silent(void **state)
 {
 	uint64_t now_ns = 1000 * MS;
@@ -868,6 +907,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_says_nothing_is_silent_once),
 		cmocka_unit_test(no_node_is_silent_for_time_in_which_srun_did_not_run),
 		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),
+		cmocka_unit_test(a_node_on_sruns_host_shows_no_network),
 		cmocka_unit_test(a_node_that_has_ended_is_not_silent),
 		cmocka_unit_test(a_node_that_waits_shows_that_the_network_is_there),
 		cmocka_unit_test(lost_nodes_leave_the_job_together),

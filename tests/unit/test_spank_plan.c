@@ -79,7 +79,7 @@ static void take_go(uint32_t node)
 		return;
 	/* Nothing of an older generation may live when a new one begins, except what the kernel does not let go. */
 	for (uint32_t i = 0; i < world.nodes; i++)
-		assert_true(world.away[i] || (world.slow[i] && world.plan.roster.nodes[i].lost) || world.generation[i] == 0 || world.generation[i] == go->generation);
+		assert_true(world.away[i] || world.plan.roster.nodes[i].lost || world.generation[i] == 0 || world.generation[i] == go->generation);
 	if (go->node_rank != DEAL_SPARE)
 		world.generation[node] = go->generation;
 	memcpy(world.ranks[node], ranks, go->local_count * sizeof(ranks[0]));
@@ -590,6 +590,26 @@ static void ranks_that_all_fail_are_restarted(void **state)
 	expect_success();
 }
 
+static void a_program_that_cannot_start_is_not_restarted(void **state)
+{
+	struct deal_done told = { .generation = 1, .local_task = 1, .wait_status = EXITED(2), .never_ran = true };
+
+	(void)state;
+	begin(2, 2, 3, 0, 0);
+	plan_done(&world.plan, 1, &told, now());
+	fail_of("rank 3 died", "n1", 3, EXITED(2));
+	expect_end("rank 3 died; no restart, as SLURM could not start the program", EXITED(2));
+	/* It has run before, so the node has failed. */
+	begin(2, 2, 3, 0, 0);
+	fail_of("rank 0 died", "n0", 0, EXITED(1));
+	expect_said("rank 0 died; restart 1 of 3\n");
+	told.generation = 2;
+	plan_done(&world.plan, 1, &told, now());
+	fail_of("rank 3 died", "n1", 3, EXITED(2));
+	expect_said("rank 3 died; restart 2 of 3\n");
+	expect_success();
+}
+
 static void what_nodes_repeat_or_invent_counts_for_nothing(void **state)
 {
 	struct deal_done told = { .generation = 1, .local_task = 0, .wait_status = 0 };
@@ -636,6 +656,42 @@ static void a_spare_takes_a_silent_nodes_place(void **state)
 	assert_int_equal(roster_node_at(&world.plan.roster, 1), 3);
 	assert_int_equal(roster_node_of(&world.plan.roster, 2), 3);
 	expect_success();
+}
+
+/* A spare that is dead, and not yet silent for long enough, delays a restart only if its place is needed. */
+static void a_spare_that_does_not_answer_is_not_waited_for(void **state)
+{
+	(void)state;
+	begin(3, 2, 3, 1, 0);
+	lose_power(2);
+	fail_of("rank 1 died", "n0", 1, EXITED(7));
+	expect_said("");
+	pass(PLAN_SPARE_MS);
+	expect_said("rank 1 died; restart 1 of 3 (1 spare left)\n");
+	pass(SILENCE);
+	silent(2);
+	expect_said("node n2 has been silent for 5.0 s (is its power or network lost?); it was a spare (0 spares left)\n");
+	expect_success();
+
+	begin(4, 2, 3, 2, 0);
+	lose_power(0);
+	lose_power(2);
+	pass(SILENCE);
+	silent(0);
+	pass(PLAN_SPARE_MS);
+	expect_said("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); restart 1 of 3: n3 takes "
+	            "the place of n0 (1 spare left)\n");
+	expect_success();
+
+	begin(3, 2, 3, 1, 0);
+	lose_power(0);
+	lose_power(2);
+	pass(SILENCE);
+	silent(0);
+	expect_said("");
+	silent(2);
+	expect_end("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); no spare is left to take "
+	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
 /* Once the others have ended, and a while later if one of them does not. */
@@ -812,8 +868,10 @@ static void a_failure_after_go_is_one_more_generation(void **state)
 	lose_power(2);
 	pass(1000);
 	silent(1);
-	/* n2 has not answered END: it is waited for, and is no spare any more. */
+	/* n2 has not answered END, and is not needed. */
 	assert_int_equal(world.begun, 1);
+	pass(PLAN_SPARE_MS);
+	assert_int_equal(world.begun, 2);
 	pass(4000);
 	silent(2);
 	assert_int_equal(world.begun, 2);
@@ -954,6 +1012,44 @@ static void who_does_not_come_back_is_lost(void **state)
 	pass(SILENCE + 250);
 	expect_said("srun did not reach any node for 13.2 s, and has lost n1; restart 1 of 3: n2 takes the place of n1 (0 "
 	            "spares left)\n");
+	expect_success();
+}
+
+/* srun hears the node on which it runs also if all others are out of reach. */
+static void srun_on_a_node_that_is_cut_off_waits(void **state)
+{
+	(void)state;
+	begin(4, 2, 3, 1, 0);
+	plan_note_own(&world.plan, 0);
+	all_away(true);
+	world.away[0] = false;
+	pass(SILENCE);
+	silent(1);
+	pass(8000);
+	assert_int_equal(world.begun, 1);
+	memset(world.generation, 0, sizeof(world.generation));
+	all_away(false);
+	pass(250);
+	expect_said("srun did not reach any other node for 13.2 s; restart 1 of 3 (1 spare left)\n");
+	expect_ranks(0, 0, 0, 1);
+	expect_ranks(1, 1, 2, 3);
+	expect_success();
+	/* One other node that is silent is lost, and so is one of several. */
+	begin(2, 2, 3, 1, 0);
+	plan_note_own(&world.plan, 1);
+	lose_power(0);
+	pass(SILENCE);
+	silent(0);
+	expect_said("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); restart 1 of 3: n1 takes "
+	            "the place of n0 (0 spares left)\n");
+	expect_success();
+	begin(3, 2, 3, 1, 0);
+	plan_note_own(&world.plan, 0);
+	lose_power(1);
+	pass(SILENCE);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 3: n2 takes "
+	            "the place of n1 (0 spares left)\n");
 	expect_success();
 }
 
@@ -1237,8 +1333,10 @@ int main(void)
 		cmocka_unit_test(a_step_that_stops_is_not_restarted),
 		cmocka_unit_test(ranks_that_all_end_end_the_step),
 		cmocka_unit_test(ranks_that_all_fail_are_restarted),
+		cmocka_unit_test(a_program_that_cannot_start_is_not_restarted),
 		cmocka_unit_test(what_nodes_repeat_or_invent_counts_for_nothing),
 		cmocka_unit_test(a_spare_takes_a_silent_nodes_place),
+		cmocka_unit_test(a_spare_that_does_not_answer_is_not_waited_for),
 		cmocka_unit_test(nodes_that_are_away_are_abandoned),
 		cmocka_unit_test(node_0_is_replaced_like_others),
 		cmocka_unit_test(without_a_spare_the_step_ends_and_names_the_node),
@@ -1255,6 +1353,7 @@ int main(void)
 		cmocka_unit_test(all_nodes_silent_are_waited_for),
 		cmocka_unit_test(links_may_tell_of_all_nodes_at_once),
 		cmocka_unit_test(who_does_not_come_back_is_lost),
+		cmocka_unit_test(srun_on_a_node_that_is_cut_off_waits),
 		cmocka_unit_test(nobody_comes_back),
 		cmocka_unit_test(a_step_of_one_node_waits_for_it),
 		cmocka_unit_test(cut_off_while_a_generation_ends),

@@ -260,6 +260,30 @@ static void what_slurm_does_against_the_settings_is_said(void **state)
 	}
 }
 
+static void components_are_seen_wherever_they_stand(void **state)
+{
+	static const struct { const char *words; int own; bool several; } cases[] = {
+		{ "srun|-n2|true|", 2, false },
+		{ "srun|-n2|true|:|-n1|true|", 2, true },
+		{ "srun|-n2|echo|a:b|::|", 2, false },
+		{ "srun|--het-group=0,1|true|", 2, true },
+		{ "srun|--het-group|0-2|true|", 3, true },
+		{ "srun|--het-group=1|true|", 2, false },
+		{ "srun|--pack-group=0-1|true|", 2, true },
+		{ "srun|true|--het-group=0,1|", 1, false },
+		{ "", 1, false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_starts_components(&given) != cases[i].several)
+			fail_msg("%s", cases[i].words);
+		free(copy);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -272,6 +296,7 @@ int main(void)
 		cmocka_unit_test(named_nodes_are_found),
 		cmocka_unit_test(shell_of_salloc_is_found),
 		cmocka_unit_test(the_program_is_found),
+		cmocka_unit_test(components_are_seen_wherever_they_stand),
 		cmocka_unit_test(what_slurm_does_against_the_settings_is_said),
 	};
 

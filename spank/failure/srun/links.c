@@ -2,6 +2,7 @@
 #include "spank/failure/srun/links.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -142,6 +143,22 @@ static void hear(struct links *links, uint32_t node, uint64_t now_ns)
 		tell(links, node, LINK_SPOKE);
 }
 
+/* Whether both ends of a connection have the same address. */
+static bool is_own_host(int fd)
+{
+	struct sockaddr_storage here = { .ss_family = AF_UNSPEC }, there = { .ss_family = AF_UNSPEC };
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+
+	if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
+	    getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 || here.ss_family != there.ss_family)
+		return false;
+	if (here.ss_family == AF_INET)
+		return ((struct sockaddr_in *)&here)->sin_addr.s_addr == ((struct sockaddr_in *)&there)->sin_addr.s_addr;
+	return here.ss_family == AF_INET6 &&
+	       memcmp(&((struct sockaddr_in6 *)&here)->sin6_addr, &((struct sockaddr_in6 *)&there)->sin6_addr,
+	              sizeof(struct in6_addr)) == 0;
+}
+
 static void read_node(struct links *links, uint32_t node, uint64_t now_ns);
 
 bool links_adopt(struct links *links, int fd, const struct relay *relay, const struct relay_message *message,
@@ -177,6 +194,7 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 	of->number = number;
 	of->open = true;
 	of->bye = of->let_go = false;
+	of->own = is_own_host(fd);
 	if (is_new)
 		of->heard_ns = now_ns;
 	answer(links, node, relay, message);
@@ -282,24 +300,30 @@ static bool was_away(const struct links *links, uint64_t now_ns, uint64_t boot_n
 	       boot_ns - links->slept_ns > longest_ns;
 }
 
-/* Counts the nodes that may be silent next, and says whether all of them say nothing. */
+/* Counts the nodes that may be silent next, and says whether all of them say nothing. A node on srun's host shows no
+   network, so it counts only without others; and beside one other node it shows that the other one alone is silent. */
 static uint32_t count_nodes(const struct links *links, uint64_t now_ns, bool *all_quiet)
 {
-	uint32_t count = 0, quiet = 0;
-	bool any_waits = false;
+	uint32_t count[2] = { 0, 0 }, quiet[2] = { 0, 0 }; /* of other hosts, and of srun's */
+	bool any_waits[2] = { false, false }, own_speaks;
 
 	for (uint32_t i = 0; i < links->count; i++) {
 		const struct links_node *node = links->nodes[i];
 		bool says_nothing = now_ns - node->heard_ns >= links->silence_ms * NS_PER_MS / 2;
 		/* A node that waits until it may leave speaks, too. */
-		any_waits |= node->open && node->bye && !says_nothing;
+		any_waits[node->own] |= node->open && node->bye && !says_nothing;
 		if (!counts(node) || node->silent)
 			continue;
-		count++;
-		quiet += says_nothing;
+		count[node->own]++;
+		quiet[node->own] += says_nothing;
 	}
-	*all_quiet = count > 0 && quiet == count && !any_waits;
-	return count;
+	own_speaks = any_waits[1] || quiet[1] < count[1];
+	if (count[0] == 0) {
+		*all_quiet = count[1] > 0 && !own_speaks && !any_waits[0];
+		return count[1];
+	}
+	*all_quiet = quiet[0] == count[0] && !any_waits[0] && (count[0] > 1 || !own_speaks);
+	return count[0];
 }
 
 static void begin_anew(struct links *links, uint64_t now_ns)
@@ -339,6 +363,21 @@ void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns)
 		tell_silent(links, now_ns, links->silence_ms * NS_PER_MS, false);
 	else if (!links->told_all)
 		tell_silent(links, now_ns, ALL_SILENT * links->silence_ms * NS_PER_MS, count > 1);
+}
+
+bool links_hears_own(const struct links *links, uint64_t now_ns)
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		const struct links_node *node = links->nodes[i];
+		if (node->own && node->open && now_ns - node->heard_ns < links->silence_ms * NS_PER_MS / 2)
+			return true;
+	}
+	return false;
+}
+
+void links_give_up(struct links *links, uint64_t now_ns)
+{
+	tell_silent(links, now_ns, links->silence_ms * NS_PER_MS, false);
 }
 
 /* Whether the node has missed some beats. */

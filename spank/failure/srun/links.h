@@ -4,7 +4,8 @@
  * they send. A node is silent if srun has read nothing of it for the time of silence=, while srun itself ran: where
  * srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, the network
  * of srun's own host may be the cause: nothing follows until ALL_SILENT times as long, and then only where there is
- * one node. As soon as one of several nodes speaks again, all nodes' times begin anew.
+ * one node. As soon as one of several nodes speaks again, all nodes' times begin anew. A node on srun's own host does not
+ * count among several others, because srun hears it also without a network.
  *
  * Nothing here waits. All functions are called by one thread. libc only.
  */
@@ -27,7 +28,7 @@ enum links_event {
 	LINK_SPOKE,  /* after its silence */
 	LINK_CLOSED, /* it has ended the connection without a good-bye; it may open another one */
 	LINK_BYE,    /* its tasks have ended */
-	LINK_ALL_SILENT, /* all nodes are silent, and they are several: once, until one of them speaks; of the first one */
+	LINK_ALL_SILENT, /* all nodes that count are silent, and they are several: once, until one of them speaks; of one of them */
 };
 
 /* One node of the step, or of a component of it. */
@@ -37,6 +38,7 @@ struct links_node {
 	uint64_t heard_ns;           /* when srun last read something of it, or its time began anew */
 	uint64_t bye_ns;             /* when it said good-bye */
 	bool open, silent, bye, lost;
+	bool own;    /* it is srun's host, which srun hears without a network */
 	bool let_go; /* it was told that it may leave */
 	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
@@ -82,6 +84,12 @@ uint64_t links_due(const struct links *links, uint64_t now_ns);
 
 /* Tells which nodes are silent. To be called behind links_read(). `boot_ns`: by CLOCK_BOOTTIME. */
 void links_judge(struct links *links, uint64_t now_ns, uint64_t boot_ns);
+
+/* Whether srun hears a node on its own host. */
+bool links_hears_own(const struct links *links, uint64_t now_ns);
+
+/* Behind LINK_ALL_SILENT: tells of each node by itself that it is silent. */
+void links_give_up(struct links *links, uint64_t now_ns);
 
 /* Returns when a node that has missed some beats becomes silent if it does not speak before; 0: there is no such node.
    What fails meanwhile on other nodes may be the consequence. */

@@ -271,7 +271,10 @@ static void tell_links(void *unused, uint32_t node, enum links_event event)
 		take_silence(node);
 	else if (event == LINK_SILENT && server.step.over)
 		end_step();
-	if (event == LINK_ALL_SILENT && !server.step.policy.restarts)
+	/* The ranks on srun's own host do not reach the others either, so there is nothing to wait for. */
+	if (event == LINK_ALL_SILENT && !server.step.policy.restarts && links_hears_own(&server.links, ddp_now_ns()))
+		links_give_up(&server.links, ddp_now_ns());
+	else if (event == LINK_ALL_SILENT && !server.step.policy.restarts)
 		say_all_silent();
 }
 
