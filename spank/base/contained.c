@@ -4,8 +4,9 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <unistd.h>
+
+#include "spank/base/handle.h"
 
 static pid_t slurmstepd; /* 0: not noted */
 
@@ -21,14 +22,12 @@ bool contained_here(void)
 
 bool contained_sees_end(pid_t pid)
 {
-#ifdef SYS_pidfd_open
-	struct pollfd process = { .fd = (int)syscall(SYS_pidfd_open, pid, 0u), .events = POLLIN };
+	struct pollfd process = { .fd = handle_open(pid), .events = POLLIN };
 
 	if (process.fd >= 0) {
 		bool ended = poll(&process, 1, 0) == 1;
 		close(process.fd);
 		return ended;
 	}
-#endif
 	return kill(pid, 0) != 0 && errno == ESRCH;
 }

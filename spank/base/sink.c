@@ -36,3 +36,15 @@ void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size)
 	for (size_t i = 0; i < size && bytes[i] != '\0'; i++)
 		sink_add(sink, "%c", isprint((unsigned char)bytes[i]) ? bytes[i] : '?');
 }
+
+char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_list arguments)
+{
+	size_t room = bytes - *used;
+	int length = vsnprintf(text + *used, room, format, arguments);
+
+	if (length < 0 || (size_t)length >= room)
+		return NULL;
+	text += *used;
+	*used += (size_t)length + 1;
+	return text;
+}

@@ -41,21 +41,15 @@ __attribute__((format(printf, 4, 5)))
 static void put(struct variables *variables, const char *name, const char *source,
                 const char *format, ...)
 {
-	size_t room = sizeof(variables->text) - variables->used;
-	char *value = variables->text + variables->used;
 	struct variable *variable;
 	va_list arguments;
-	int length;
+	char *value;
 
 	va_start(arguments, format);
-	length = vsnprintf(value, room, format, arguments);
+	value = sink_keep(variables->text, sizeof(variables->text), &variables->used, format, arguments);
 	va_end(arguments);
-	if (length < 0 || (size_t)length >= room) {
-		variables->overflow = true;
-		return;
-	}
-	variables->used += (size_t)length + 1;
-	variable = place(variables, name);
+	variables->overflow |= value == NULL;
+	variable = value != NULL ? place(variables, name) : NULL;
 	if (variable != NULL)
 		*variable = (struct variable){ name, value, source };
 }

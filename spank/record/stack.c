@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/handle.h"
 
 enum { LOOK_MS = 5, QUIET_MS = 40 };
 
@@ -79,26 +79,12 @@ static bool handles(pid_t pid, int number)
 /* The number may be another process's by now, which a descriptor never is. */
 static bool send(int process, pid_t pid, int number)
 {
-#if defined(SYS_pidfd_send_signal)
-	if (process >= 0)
-		return syscall(SYS_pidfd_send_signal, process, number, NULL, 0u) == 0;
-#endif
-	return kill(pid, number) == 0;
-}
-
-static int open_process(pid_t pid)
-{
-#if defined(SYS_pidfd_open) && defined(SYS_pidfd_send_signal)
-	return (int)syscall(SYS_pidfd_open, pid, 0u);
-#else
-	(void)pid;
-	return -1;
-#endif
+	return process >= 0 ? handle_signal(process, number) : kill(pid, number) == 0;
 }
 
 bool stack_ask(pid_t pid, struct stack *stack)
 {
-	int process = open_process(pid), number = 0;
+	int process = handle_open(pid), number = 0;
 	struct stat info;
 	bool asked;
 

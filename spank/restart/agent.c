@@ -9,11 +9,11 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "spank/base/handle.h"
 #include "spank/base/title.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/descend.h"
@@ -76,22 +76,12 @@ void agents_free(struct agents *agents)
 	*agents = (struct agents){ .news = -1 };
 }
 
-static int open_process(pid_t pid)
-{
-#ifdef SYS_pidfd_open
-	return (int)syscall(SYS_pidfd_open, pid, 0u);
-#else
-	(void)pid;
-	return -1;
-#endif
-}
-
 void agents_forked(struct agents *agents, uint32_t local_task, pid_t pid)
 {
 	if (local_task >= agents->count)
 		return;
 	agents->pids[local_task] = pid;
-	agents->handles[local_task] = open_process(pid);
+	agents->handles[local_task] = handle_open(pid);
 }
 
 void agents_reaped(struct agents *agents, uint32_t local_task)
@@ -107,11 +97,8 @@ void agents_reaped(struct agents *agents, uint32_t local_task)
 /* By the handle, if there is one: the number may be another process's as soon as Slurm has reaped the agent. */
 void agents_wake(const struct agents *agents, uint32_t local_task)
 {
-#ifdef SYS_pidfd_send_signal
-	if (agents->handles[local_task] >= 0 &&
-	    (syscall(SYS_pidfd_send_signal, agents->handles[local_task], WAKE, NULL, 0u) == 0 || errno != ENOSYS))
+	if (agents->handles[local_task] >= 0 && (handle_signal(agents->handles[local_task], WAKE) || errno != ENOSYS))
 		return;
-#endif
 	if (agents_agent_runs(agents, local_task))
 		kill(agents->pids[local_task], WAKE);
 }

@@ -12,6 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "spank/base/handle.h"
+
 /* Kills the numbers of a text such as "12 345 ", whose last word may be cut: `rest` then has it, for the next
    piece. */
 static void kill_listed(char *text, size_t bytes, size_t *rest)
@@ -153,18 +155,16 @@ static void kill_if_found(const char *number, void *about)
 {
 	struct search *search = about;
 	pid_t pid = (pid_t)strtol(number, NULL, 10);
-	int process = -1;
+	int process;
 
 	for (uint32_t i = 0; i < search->count; i++)
 		if (search->keep[i] == pid)
 			return;
 	if (!is_found(number, search))
 		return;
-#if defined SYS_pidfd_open && defined SYS_pidfd_send_signal
-	process = (int)syscall(SYS_pidfd_open, pid, 0u);
+	process = handle_open(pid);
 	if (process >= 0 && is_found(number, search))
-		search->killed += syscall(SYS_pidfd_send_signal, process, SIGKILL, NULL, 0u) == 0;
-#endif
+		search->killed += handle_signal(process, SIGKILL);
 	if (process >= 0)
 		close(process);
 	else if (errno == ENOSYS)

@@ -23,20 +23,14 @@ static void point(struct renumbered *r, const char *name, const char *value)
 __attribute__((format(printf, 2, 3)))
 static const char *keep(struct renumbered *r, const char *format, ...)
 {
-	size_t room = sizeof(r->text) - r->used;
-	char *value = r->text + r->used;
 	va_list arguments;
-	int length;
+	const char *value;
 
 	va_start(arguments, format);
-	length = vsnprintf(value, room, format, arguments);
+	value = sink_keep(r->text, sizeof(r->text), &r->used, format, arguments);
 	va_end(arguments);
-	if (length < 0 || (size_t)length >= room) {
-		r->overflow = true;
-		return "";
-	}
-	r->used += (size_t)length + 1;
-	return value;
+	r->overflow |= value == NULL;
+	return value != NULL ? value : "";
 }
 
 static const char *list_ranks(struct renumbered *r, const struct deal_go *go)

@@ -6,12 +6,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "spank/base/contained.h"
+#include "spank/base/handle.h"
 #include "spank/base/worker.h"
 #include "spank/failure/timeline.h"
 #include "spank/restart/generation.h"
@@ -42,17 +42,6 @@ static struct {
 	int losses;           /* and how often it has done so in vain */
 	bool witness_done;    /* nobody has to look at them any more */
 } ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
-
-static int open_process(pid_t pid)
-{
-#ifdef SYS_pidfd_open
-	return (int)syscall(SYS_pidfd_open, pid, 0u);
-#else
-	(void)pid;
-	errno = ENOSYS;
-	return -1;
-#endif
-}
 
 /* The process of the task, or of its agent. */
 static pid_t slurms_process(const struct supervise *supervise, uint32_t local_task)
@@ -139,7 +128,7 @@ static int watch_witness(struct pollfd *ready)
 	if (ends.witness_done)
 		return -1;
 	if (present > 0 && ready->fd < 0)
-		ready->fd = open_process(present);
+		ready->fd = handle_open(present);
 	if (present > 0 && ready->fd >= 0)
 		return -1;
 	/* There is none yet, or the kernel gives no descriptor. */
@@ -198,7 +187,7 @@ static void watch(void)
 	pthread_mutex_lock(&ends.lock);
 	for (uint32_t i = 0; i < count; i++)
 		ends.ready[i] = (struct pollfd){ .events = POLLIN,
-			.fd = slurms_process(supervise, i) != 0 ? open_process(slurms_process(supervise, i)) : -1 };
+			.fd = slurms_process(supervise, i) != 0 ? handle_open(slurms_process(supervise, i)) : -1 };
 	pthread_mutex_unlock(&ends.lock);
 	ends.ready[count] = (struct pollfd){ .fd = ends.wake, .events = POLLIN };
 	ends.ready[count + 1] = (struct pollfd){ .fd = -1, .events = POLLIN };

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "spank/base/contained.h"
+#include "spank/base/handle.h"
 #include "spank/base/pause.h"
 #include "spank/base/title.h"
 #include "spank/failure/node/relay_node.h"
@@ -146,18 +147,6 @@ static pid_t fork_sibling(_Atomic pid_t *number)
 #endif
 }
 
-/* Gives what is readable as soon as the process has ended; -1: the kernel has no such thing, or the process
-   was reaped. */
-static int open_process(pid_t pid)
-{
-#ifdef SYS_pidfd_open
-	return (int)syscall(SYS_pidfd_open, pid, 0u);
-#else
-	(void)pid;
-	return -1;
-#endif
-}
-
 /* In the keeper. Gives what tells of the end of the new witness; -1: there is none, as where the user may have no
    more processes. */
 static int make_another(const struct place *place)
@@ -172,7 +161,7 @@ static int make_another(const struct place *place)
 		watch(place);
 		_exit(0);
 	}
-	process = pid > 0 ? open_process(pid) : -1;
+	process = pid > 0 ? handle_open(pid) : -1;
 	/* Nobody would see its end. */
 	if (pid > 0 && process < 0 && errno != ESRCH)
 		kill(pid, SIGKILL);
@@ -221,8 +210,8 @@ static void keep(const struct place *place)
 	sigfillset(&all);
 	leave_task(place, "ddp-keeper");
 	ready[SIGNALS] = (struct pollfd){ .fd = signalfd(-1, &all, SFD_CLOEXEC), .events = POLLIN };
-	ready[SLURMSTEPD] = (struct pollfd){ .fd = open_process(place->slurmstepd), .events = POLLIN };
-	kept.process = open_process(atomic_load(&place->witness->pid));
+	ready[SLURMSTEPD] = (struct pollfd){ .fd = handle_open(place->slurmstepd), .events = POLLIN };
+	kept.process = handle_open(atomic_load(&place->witness->pid));
 	if (kept.process < 0)
 		kept.retry_ms = RETRY_MS;
 	while (getppid() == place->slurmstepd) {
@@ -260,7 +249,7 @@ void witness_make(struct witness *witness, const struct witness_words *words)
 		_exit(0);
 	}
 	/* Without it nobody would see the witness's end. */
-	process = open_process(place.slurmstepd);
+	process = handle_open(place.slurmstepd);
 	if (process >= 0)
 		close(process);
 	if (process >= 0 && atomic_load(&witness->pid) > 0 && fork_sibling(&witness->keeper) == 0) {
