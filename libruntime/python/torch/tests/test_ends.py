@@ -232,7 +232,7 @@ def sparse_later(rank, size):
     index = torch.tensor([[0, rank + 1]])
 
     def entries(factor):
-        return torch.sparse_coo_tensor(index, torch.ones(2, 3) * factor, (size + 1, 3), check_invariants=True)
+        return torch.sparse_coo_tensor(index, torch.ones(2, 3) * factor, (size + 1, 3))
 
     dist.all_reduce(entries(1))  # the first one makes a communicator
     tensors = [entries(i + 1) for i in range(5)]
@@ -330,6 +330,7 @@ class Ends(unittest.TestCase):
     def test_child_exits(self):
         self.all_end(2, child_exits)
 
+    @unittest.skipUnless(NEW, "this torch cannot forget its groups")
     def test_child_begins(self):
         self.all_end(2, child_begins, self.folder())
 
