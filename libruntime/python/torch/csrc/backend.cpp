@@ -131,17 +131,24 @@ void Backend::leave(const std::string &reason)
 		group_.context->leave(reason);
 }
 
+void leave_all(const std::string &reason)
+{
+	std::lock_guard<std::mutex> lock(live().mutex);
+
+	for (Backend *backend : live().backends)
+		backend->leave(reason);
+}
+
 void close_all(const std::string &reason)
 {
 	std::set<Backend *> open;
 
+	if (!reason.empty())
+		leave_all(reason);
 	{
 		std::lock_guard<std::mutex> lock(live().mutex);
 		open = live().backends;
 	}
-	if (!reason.empty())
-		for (Backend *backend : open)
-			backend->leave(reason);
 	/* The caller has the GIL's thread, so nobody destroys a group meanwhile. */
 	for (Backend *backend : open)
 		backend->shutdown();

@@ -135,6 +135,8 @@ class Backend : public Base {
 	std::string handle_ = new_handle();
 };
 
+/* Tells other ranks of all groups that this process ends because of an error. */
+void leave_all(const std::string &reason);
 /* Closes all groups of the process. `reason`, if it is not empty, is why the process ends; other ranks get it. */
 void close_all(const std::string &reason);
 

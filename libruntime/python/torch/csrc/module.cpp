@@ -29,6 +29,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
 	py::module::import("torch.distributed");
 	module.def("create", create, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
 	           py::arg("backend"), py::arg("group"), py::arg("ranks"), py::arg("open_later") = false, without_gil);
+	module.def("leave_all", leave_all, py::arg("reason"), without_gil);
 	module.def("close_all", close_all, py::arg("reason"), without_gil);
 	module.def("libddp_version", ddp_version);
 }

@@ -9,6 +9,7 @@ import datetime
 import multiprocessing.util
 import os
 import sys
+import threading
 import traceback
 
 import torch
@@ -82,8 +83,16 @@ def _prepare():
         return
     _prepared_in = os.getpid()
     atexit.register(_close)
+    # Before that, Python waits for its threads, which may wait for ranks that wait for this one.
+    if hasattr(threading, "_register_atexit"):
+        threading._register_atexit(_tell)
     # A child of multiprocessing runs no atexit handlers.
     multiprocessing.util.Finalize(None, _close, exitpriority=0)
+
+
+def _tell():
+    if _prepared_in == os.getpid() and _reason():
+        _C.leave_all(_reason())
 
 
 def _close():

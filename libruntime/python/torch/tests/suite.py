@@ -18,6 +18,10 @@ import tempfile
 import unittest
 
 
+# What gloo passes and another backend cannot.
+KNOWN = {"test_ddp_logging_data_cpu": 'torch calls a backend that is not its own "custom" in DDP\'s log'}
+
+
 class TakenForGloo(str):
     """The backend's name, which the tests' comparisons take for gloo's."""
 
@@ -128,8 +132,8 @@ def compare(names):
     for name, table in zip(names[1:], tables[1:]):
         for test, (word, _) in tables[0].items():
             if word == "passed" and table.get(test, ("left out", ""))[0] != "passed":
-                print(f"{name}: {test}:", *table.get(test, ("left out", "")))
-                lacking += table.get(test, ("left out", ""))[0] != "left out"
+                print(f"{name}: {test}:", KNOWN.get(test, ""), *table.get(test, ("left out", "")))
+                lacking += table.get(test, ("left out", ""))[0] != "left out" and test not in KNOWN
         for test, (word, reason) in table.items():
             if word == "failed" and tables[0].get(test, ("", ""))[0] != "passed":
                 print(f"{name}: {test}: failed, which gloo skips: {reason}")

@@ -4,6 +4,7 @@
 import datetime
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -284,6 +285,19 @@ def exit_in_a_hook(rank, size):
     return False
 
 
+# The main thread of rank 1 raises while another thread of it waits for rank 0, which waits for the main thread.
+THREAD_STAYS = """
+import sys, threading, torch, torch.distributed as dist
+import slurm_ddp_torch
+dist.init_process_group("ddp", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+dist.barrier()
+if sys.argv[2] == "1":
+    threading.Thread(target=dist.recv, args=(torch.zeros(1), 0)).start()
+    raise ValueError("bad batch 42")
+dist.all_reduce(torch.ones(1))
+"""
+
+
 class Ends(unittest.TestCase):
     def one_leaves(self, size, body, *arguments, destroy=True):
         """Rank 1 ends without a result."""
@@ -336,6 +350,18 @@ class Ends(unittest.TestCase):
 
     def test_thread_at_the_end(self):
         self.all_end(2, thread_at_the_end, destroy=False)
+
+    def test_exception_while_a_thread_waits(self):
+        store = f"{self.folder()}/store"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True}
+        ranks = [subprocess.Popen([sys.executable, "-c", THREAD_STAYS, store, str(r)], **pipes) for r in range(2)]
+        try:
+            said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        self.assertEqual([rank.returncode for rank in ranks], [1, 1], said)
+        self.assertIn("left: ValueError: bad batch 42", said[0])
 
     def test_sparse_sum_is_asynchronous(self):
         self.all_end(3, sparse_later)
