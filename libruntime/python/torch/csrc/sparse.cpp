@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * sparse: the sum of sparse tensors. All ranks get all indices and values, and add them. This takes several
- * collectives, whose sizes the first one brings. They run in a thread and a communicator of their own, so that they may meet the
- * group's other operations in any order.
+ * collectives, whose sizes the first one brings. They run in a thread and a communicator of their own. So they may
+ * meet the group's other operations in any order.
  */
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
