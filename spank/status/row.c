@@ -345,12 +345,14 @@ static void print_row(FILE *file, const struct row *row, bool colour, bool losse
 static void print_step(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
 {
 	size_t waiting = 0, gone = 0;
+	int64_t restarts = 0;
 	bool losses = false;
 
 	for (size_t i = 0; i < count; i++) {
 		waiting += rows[i].waiting;
 		gone += is_gone(&rows[i]);
 		losses |= rows[i].has_loss;
+		restarts = rows[i].restarts > restarts ? rows[i].restarts : restarts;
 	}
 	if (job != NULL)
 		fprintf(file, "step %s", job);
@@ -359,6 +361,8 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 	fprintf(file, ".%lld: %zu ranks, %zu waiting for others", (long long)rows->slurm_step, count, waiting);
 	if (gone > 0)
 		fprintf(file, ", %zu gone", gone);
+	if (restarts > 0)
+		fprintf(file, ", restarted %lld time%s", (long long)restarts, restarts > 1 ? "s" : "");
 	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "",
 	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU", "PROCESS",
 	        colour ? "\033[0m" : "");

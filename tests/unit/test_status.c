@@ -250,6 +250,21 @@ static void losses_have_a_column_if_there_are_any(void **state)
 	rows_free(rows, 2);
 }
 
+static void restarts_are_said_if_there_were_any(void **state)
+{
+	struct row *rows = calloc(2, sizeof(*rows));
+	char text[4096];
+
+	(void)state;
+	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"restarts\":0}");
+	rows[1] = row_of("{\"slurm_step\":0,\"rank\":1,\"world_size\":2,\"state\":\"running\",\"restarts\":2}");
+	print_to(text, rows, 2);
+	assert_non_null(strstr(text, "step 7.0: 2 ranks, 0 waiting for others, restarted 2 times\n"));
+	print_to(text, rows, 1);
+	assert_null(strstr(text, "restarted"));
+	rows_free(rows, 2);
+}
+
 static void stacks_are_lines_that_are_printable(void **state)
 {
 	struct row *rows = calloc(1, sizeof(*rows));
@@ -319,6 +334,7 @@ int main(void)
 		cmocka_unit_test(process_is_read_by_any_name),
 		cmocka_unit_test(variables_are_found_in_a_block),
 		cmocka_unit_test(losses_have_a_column_if_there_are_any),
+		cmocka_unit_test(restarts_are_said_if_there_were_any),
 		cmocka_unit_test(stacks_are_lines_that_are_printable),
 		cmocka_unit_test(process_is_asked_for_its_stack_if_it_can_tell),
 	};
