@@ -64,6 +64,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/links.c spank/failure/srun/links.h \
 	spank/failure/srun/listener.c spank/failure/srun/listener.h \
 	spank/failure/srun/losses.c spank/failure/srun/losses.h \
+	spank/failure/srun/peers.c spank/failure/srun/peers.h \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
 	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \

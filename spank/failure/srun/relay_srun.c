@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/pause.h"
 #include "spank/base/sink.h"
 #include "spank/base/worker.h"
 #include "spank/failure/blame.h"
@@ -27,6 +26,7 @@
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/listener.h"
 #include "spank/failure/srun/losses.h"
+#include "spank/failure/srun/peers.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/silence.h"
@@ -34,15 +34,7 @@
 #include "spank/failure/srun/voice.h"
 #include "spank/failure/timeline.h"
 
-enum { PEERS_MAX = 256, FIXED = 4 };
-
-/* A connection whose message is not complete. */
-struct peer {
-	int fd;
-	uint64_t deadline_ns;
-	size_t got;
-	struct relay_message message;
-};
+enum { FIXED = 4 }; /* descriptors for poll(2), beside the peers' */
 
 static struct {
 	struct relay relay;
@@ -64,8 +56,7 @@ static struct {
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
 	int listener, wake;
-	struct peer peers[PEERS_MAX]; /* the oldest first */
-	int peer_count;
+	struct peers peers;
 	atomic_bool closing;
 	atomic_bool launching;
 	struct presence_policy presence_policy; /* set before */
@@ -76,15 +67,6 @@ static struct presence presence;
 
 static atomic_bool was_stopping;
 static _Atomic uint64_t failed_at;
-
-static void drop_peer(int index)
-{
-	if (server.peers[index].fd >= 0)
-		close(server.peers[index].fd);
-	server.peer_count--;
-	memmove(&server.peers[index], &server.peers[index + 1],
-	        (size_t)(server.peer_count - index) * sizeof(server.peers[0]));
-}
 
 static bool restarts(void)
 {
@@ -345,50 +327,6 @@ static bool take(const struct relay_message *message, int fd)
 	return false;
 }
 
-/* Reads what is there; false if the peer is done with. */
-static bool read_peer(struct peer *peer)
-{
-	char *p = (char *)&peer->message;
-
-	while (peer->got < sizeof(peer->message)) {
-		ssize_t got = recv(peer->fd, p + peer->got, sizeof(peer->message) - peer->got, MSG_DONTWAIT);
-		if (got <= 0)
-			return got < 0 && (errno == EAGAIN || errno == EINTR);
-		peer->got += (size_t)got;
-	}
-	if (take(&peer->message, peer->fd))
-		peer->fd = -1;
-	return false;
-}
-
-/*
- * Anybody may connect. Whoever does not say his message waits among others, gets
- * no answer, and when there are too many the one that waits longest goes first:
- * a node sends its whole message at once.
- */
-static void accept_peers(void)
-{
-	for (int accepted = 0; accepted < PEERS_MAX; accepted++) {
-		int fd = accept4(server.listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-		bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
-		                          errno == ENOBUFS);
-		if (no_room && server.peer_count == 0)
-			pause_ms(50);
-		if (fd < 0 && !(no_room && server.peer_count > 0))
-			return;
-		if (no_room || server.peer_count == PEERS_MAX)
-			drop_peer(0);
-		if (fd < 0)
-			continue;
-		struct peer *peer = &server.peers[server.peer_count++];
-		peer->fd = fd;
-		peer->got = 0;
-		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
-		if (!read_peer(peer))
-			drop_peer(server.peer_count - 1);
-	}
-}
-
 /* Until something is due, or for good. */
 static int wait_ms(void)
 {
@@ -400,8 +338,8 @@ static int wait_ms(void)
 		due = links_due(&server.links, now);
 	if (restarts() && server.actions.restart->due() < due)
 		due = server.actions.restart->due();
-	if (server.peer_count > 0 && server.peers[0].deadline_ns < due)
-		due = server.peers[0].deadline_ns;
+	if (peers_due(&server.peers) < due)
+		due = peers_due(&server.peers);
 	if (controller_has_answer())
 		return 0;
 	if (due == UINT64_MAX)
@@ -491,17 +429,6 @@ static void look_for_nodes(void)
 		say_silent(now);
 }
 
-static void serve_peers(const struct pollfd *ready, int count)
-{
-	uint64_t now = ddp_now_ns();
-
-	/* From the last on: one that goes moves those behind it. */
-	for (int i = count - 1; i >= 0; i--)
-		if ((ready[i].revents != 0 && !read_peer(&server.peers[i])) ||
-		    server.peers[i].deadline_ns <= now)
-			drop_peer(i);
-}
-
 /* Woken up: by relay_close() or relay_expect(). */
 static bool is_closing(void)
 {
@@ -557,22 +484,20 @@ static void serve(void)
 	struct step_action action;
 
 	for (;;) {
-		int peers = server.peer_count, count;
+		int peers = peers_poll(&server.peers, ready + FIXED), count;
 		ready[0] = (struct pollfd){ .fd = server.wake, .events = POLLIN };
 		ready[1] = (struct pollfd){ .fd = server.listener, .events = POLLIN };
 		ready[2] = (struct pollfd){ .fd = controller_descriptor(), .events = POLLIN };
 		ready[3] = (struct pollfd){ .fd = links_descriptor(&server.links), .events = POLLIN };
-		for (int i = 0; i < peers; i++)
-			ready[FIXED + i] = (struct pollfd){ .fd = server.peers[i].fd, .events = POLLIN };
 		count = poll(ready, (nfds_t)(FIXED + peers), wait_ms());
 		if (count > 0 && ready[0].revents != 0 && is_closing())
 			break;
 		hear_controller(0);
 		look_for_nodes();
 		if (count >= 0)
-			serve_peers(ready + FIXED, peers);
+			peers_serve(&server.peers, ready + FIXED, peers, take);
 		if (count > 0 && ready[1].revents != 0)
-			accept_peers();
+			peers_accept(&server.peers, server.listener, take);
 		serve_links();
 		atomic_store(&was_stopping, server.step.stopping);
 		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
@@ -693,8 +618,7 @@ int relay_close(void)
 	if (!ended)
 		return atomic_load(&server.wait_status);
 	wait_status = atomic_load(&server.wait_status);
-	while (server.peer_count > 0)
-		drop_peer(server.peer_count - 1);
+	peers_end(&server.peers);
 	close_sockets();
 	heard_end(&server.heard);
 	links_end(&server.links);

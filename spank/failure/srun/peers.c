@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/failure/srun/peers.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/pause.h"
+#include "spank/failure/timeline.h"
+
+static void drop(struct peers *peers, int index)
+{
+	if (peers->item[index].fd >= 0)
+		close(peers->item[index].fd);
+	peers->count--;
+	memmove(&peers->item[index], &peers->item[index + 1], (size_t)(peers->count - index) * sizeof(peers->item[0]));
+}
+
+/* Reads what is there; false if the peer is done with. */
+static bool read_peer(struct peer *peer, peers_take take)
+{
+	char *p = (char *)&peer->message;
+
+	while (peer->got < sizeof(peer->message)) {
+		ssize_t got = recv(peer->fd, p + peer->got, sizeof(peer->message) - peer->got, MSG_DONTWAIT);
+		if (got <= 0)
+			return got < 0 && (errno == EAGAIN || errno == EINTR);
+		peer->got += (size_t)got;
+	}
+	if (take(&peer->message, peer->fd))
+		peer->fd = -1;
+	return false;
+}
+
+void peers_accept(struct peers *peers, int listener, peers_take take)
+{
+	for (int accepted = 0; accepted < PEERS_MAX; accepted++) {
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS);
+		if (no_room && peers->count == 0)
+			pause_ms(50);
+		if (fd < 0 && !(no_room && peers->count > 0))
+			return;
+		if (no_room || peers->count == PEERS_MAX)
+			drop(peers, 0);
+		if (fd < 0)
+			continue;
+		struct peer *peer = &peers->item[peers->count++];
+		peer->fd = fd;
+		peer->got = 0;
+		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
+		if (!read_peer(peer, take))
+			drop(peers, peers->count - 1);
+	}
+}
+
+int peers_poll(const struct peers *peers, struct pollfd *ready)
+{
+	for (int i = 0; i < peers->count; i++)
+		ready[i] = (struct pollfd){ .fd = peers->item[i].fd, .events = POLLIN };
+	return peers->count;
+}
+
+void peers_serve(struct peers *peers, const struct pollfd *ready, int count, peers_take take)
+{
+	uint64_t now = ddp_now_ns();
+
+	/* From the last on: one that goes moves those behind it. */
+	for (int i = count - 1; i >= 0; i--)
+		if ((ready[i].revents != 0 && !read_peer(&peers->item[i], take)) || peers->item[i].deadline_ns <= now)
+			drop(peers, i);
+}
+
+uint64_t peers_due(const struct peers *peers)
+{
+	return peers->count > 0 ? peers->item[0].deadline_ns : UINT64_MAX;
+}
+
+void peers_end(struct peers *peers)
+{
+	while (peers->count > 0)
+		drop(peers, peers->count - 1);
+}
