@@ -229,6 +229,7 @@ watch_sources = \
 	libruntime/watch/progress.h libruntime/watch/record.h \
 	libruntime/watch/recorder.c libruntime/watch/recorder.h \
 	libruntime/watch/spans.c libruntime/watch/spans.h \
+	libruntime/watch/stacks.c libruntime/watch/stacks.h \
 	libruntime/watch/trace.c libruntime/watch/trace.h \
 	libruntime/watch/watch.c libruntime/watch/watch.h
 

@@ -399,6 +399,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_supervise \
 	tests/unit/test_spank_variables \
 	tests/unit/test_spank_witness \
+	tests/unit/test_stacks \
 	tests/unit/test_status \
 	tests/unit/test_status_figures \
 	tests/unit/test_store \

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
+#include "watch/stacks.h"
 #include "watch/trace.h"
 
 struct ddp_watch {
@@ -60,6 +61,8 @@ ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch)
 		ddp_watch_close(made);
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the progress page");
 	}
+	if (made->recorder.head != NULL)
+		ddp_stacks_install();
 	made->phase_start_ns = ddp_now_ns();
 	made->page->updated_ns = made->phase_start_ns;
 	*watch = made;

@@ -38,6 +38,14 @@ prints '^  rank 3 on n1 has not begun it: its last was barrier #[0-9]+, .*its pr
 prints '^  3 +n1 .* barrier +-$' "the table has each rank's last operations"
 check "the page is there" grep -q '<svg class="record"' "$(newest)/record.html"
 
+# The program dies again in the second generation.
+capture as_user srun --ddp=record="$dir",restart=1 "${four[@]}" "$probe" die 3 "$work/never"
+status_is_not 0 "a step whose restarts are used up fails"
+same 1,2 "$(grep -o '"generation":[0-9]*' "$(newest)/rank-0.jsonl" | cut -d: -f2 | sort -u | paste -sd,)" "each generation has its records"
+merge
+prints '^step .*, generation 2$' "the last one counts"
+prints '^  rank 3 on n1 has not begun it: its last was barrier #' "with its own operations"
+
 # ---- a stall ---------------------------------------------------------------------------
 
 capture as_user srun --ddp=record="$dir",stall="$brief",stall-action=kill "${four[@]}" "$probe" hang 2 "$work/never"
@@ -46,6 +54,7 @@ merge
 prints '^ranks 0-1, 3 waits? in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\) for' "the records tell of the ranks that wait"
 prints '^  rank 2 on n1 has not begun it: its last was barrier #' "and of the one that they wait for"
 check "the records of the stall have the threads" grep -q '"reason":"stall".*"threads":"thread [0-9]* (record_probe)' "$(newest)/rank-2.jsonl"
+check "and their stacks" grep -q '"reason":"stall".*stack of thread [0-9]* (record_probe):.*(pause+0x' "$(newest)/rank-2.jsonl"
 
 # ---- on demand -------------------------------------------------------------------------
 

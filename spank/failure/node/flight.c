@@ -6,7 +6,7 @@
 
 #include "spank/failure/node/stall.h"
 
-enum { END_WAIT_MS = 3000 };
+enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000 };
 
 static bool is_wanted(const struct flight *flight, const struct supervise *supervise)
 {
@@ -24,6 +24,12 @@ static void fill(const struct supervise *supervise, uint32_t local, struct recor
 		task->pid = supervise_pid(supervise, local);
 }
 
+static void wait_for_child(struct flight *flight, int ms)
+{
+	if (flight->child > 0 && record_reap(flight->child, ms))
+		flight->child = 0;
+}
+
 static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
 {
 	const struct rings_source source = supervise_source(supervise);
@@ -39,17 +45,10 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	memcpy(name, supervise->shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
 		fill(supervise, i, &tasks[i]);
-	if (flight->child > 0)
-		(void)record_reap(flight->child, 0);
+	wait_for_child(flight, 0);
 	child = record_dump_beside(&order, &source);
 	flight->child = child > 0 ? child : 0;
 	free(tasks);
-}
-
-static void wait_for_child(struct flight *flight)
-{
-	if (flight->child > 0 && record_reap(flight->child, END_WAIT_MS))
-		flight->child = 0;
 }
 
 void flight_note_failure(struct flight *flight, const struct supervise *supervise)
@@ -65,9 +64,9 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 	if (!is_wanted(flight, supervise) || !flight->failed)
 		return;
 	/* Its lines come before the last ones. */
-	wait_for_child(flight);
+	wait_for_child(flight, END_WAIT_MS);
 	begin(flight, supervise, "end", false);
-	wait_for_child(flight);
+	wait_for_child(flight, END_WAIT_MS);
 }
 
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins)
@@ -79,8 +78,7 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 	char name[sizeof(shared->node)] = "";
 	pid_t child;
 
-	if (flight->child > 0 && record_reap(flight->child, 0))
-		flight->child = 0;
+	wait_for_child(flight, 0);
 	if (!begins || flight->place.dir[0] == '\0' || (tasks = calloc(view->count, sizeof(*tasks))) == NULL)
 		return;
 	memcpy(name, shared->node, sizeof(name) - 1);
@@ -92,4 +90,6 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 		.tasks = tasks }, &source);
 	flight->child = child > 0 ? child : 0;
 	free(tasks);
+	/* With stall-action=kill the ranks end as soon as srun hears of it, and so does the child. */
+	wait_for_child(flight, STALL_WAIT_MS);
 }

@@ -30,7 +30,8 @@ struct flight_view {
 	uint32_t count, generation;
 };
 
-/* In the witness, at each look. `begins`: the node's ranks begin to stall. */
+/* In the witness, at each look, before srun is told. `begins`: the node's ranks begin to stall; their records are waited
+   for, for some seconds at most. */
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins);
 
 #endif
