@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 2
-# seconds: 400
+# seconds: 700
 # Unmodified programs of PyTorch under srun --ddp=python: an exception, a killed worker, a hanging DataLoader and a barrier of one
 # rank, beside ranks that wait for it in DistributedDataParallel.
 # TEST_PYTHON: interpreters to try first, with colons between them.
