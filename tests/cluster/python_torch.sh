@@ -80,7 +80,7 @@ if "$python" -c 'import sys, torch; sys.exit(not hasattr(torch.distributed.Proce
 	on_cluster scancel --name differ
 	wait "$step"
 	capture cat "$work/differ.out"
-	prints 'the step stalls: .*; ranks call different operations as collective #[0-9]+: rank 1 of 4 on n0 calls barrier.*, and others call all_reduce float32\[20\]; waiting: ranks 0-3 in collective' \
+	prints 'the step stalls: .*; ranks call different operations as collective #[0-9]+: rank 1 of 4 on n0 calls barrier.*, and others call all_reduce float32\[20\]; waiting: ranks 0-3 for' \
 		"that rank is named, with its operation and that of the others"
 else
 	skip "a barrier of one rank" "this torch has no hooks of process groups"

@@ -262,13 +262,13 @@ static void rank_in_another_collective_is_named(void **state)
 {
 	static const struct { const char *ranks[4]; const char *text; } rows[] = {
 		{ { "all_reduce f32[9]", "barrier", "all_reduce f32[9]", "all_reduce f32[9]" },
-		  DIFFER "rank 1 of 4 on n0 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 in collective #6 " },
+		  DIFFER "rank 1 of 4 on n0 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 for 30.0 s" },
 		{ { "all_reduce f32[1]", "all_reduce f32[9]", "all_reduce f32[9]", "all_reduce f32[9]" },
-		  DIFFER "rank 0 of 4 on n0 calls all_reduce f32[1], and others call all_reduce f32[9]; waiting: ranks 0-3 " },
+		  DIFFER "rank 0 of 4 on n0 calls all_reduce f32[1], and others call all_reduce f32[9]; waiting: ranks 0-3 for 30.0 s" },
 		{ { "all_reduce f32[9]", "all_reduce f32[9]", "all_reduce f32[9]", "barrier" },
-		  DIFFER "rank 3 of 4 on n1 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 " },
+		  DIFFER "rank 3 of 4 on n1 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 for 30.0 s" },
 		{ { "all_reduce f32[9]", "all_reduce f32[9]", "barrier", "all_reduce f32[9]" },
-		  DIFFER "rank 2 of 4 on n1 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 " },
+		  DIFFER "rank 2 of 4 on n1 calls barrier, and others call all_reduce f32[9]; waiting: ranks 0-3 for 30.0 s" },
 		{ { "all_gather f32[9]", "all_gather f32[8]", "all_gather f32[9]", "all_gather f32[7]" },
 		  STALLS "all wait, and furthest behind is rank 0 of 4 on n0, " },
 	};

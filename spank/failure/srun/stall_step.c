@@ -121,7 +121,8 @@ static bool is_further_behind(const struct stall_note *a, const struct stall_not
 	return a->rank < b->rank;
 }
 
-static void add_waiting(const struct stall_step *step, uint64_t waiting, uint64_t now_ns,
+/* `named`: the sentence has said already in what they wait. */
+static void add_waiting(const struct stall_step *step, uint64_t waiting, bool named, uint64_t now_ns,
                         struct sink *sink)
 {
 	const struct stall_told *furthest = NULL;
@@ -137,7 +138,7 @@ static void add_waiting(const struct stall_step *step, uint64_t waiting, uint64_
 	sink_add(sink, waiting == 1 ? "; waiting: rank " : "; waiting: ranks ");
 	stall_words_ranges(step, false, sink);
 	if (furthest->note.wait[0] != '\0')
-		sink_add(sink, " in %s for %.1f s", furthest->note.wait,
+		sink_add(sink, "%s%s for %.1f s", named ? "" : " in ", named ? "" : furthest->note.wait,
 		         (double)(furthest->note.wait_ms + age_ms(furthest, now_ns)) / 1000);
 }
 
@@ -217,13 +218,13 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 		sink_add(sink, "the step stalls: no rank has made progress for %.1f s; ", (double)quiet_ms / 1000);
 	if (absent == 0 && furthest_behind->note.kind == STALL_WAITS &&
 	    stall_words_different(step, furthest_behind->note.collective, sink)) {
-		add_waiting(step, at_work - absent, now_ns, sink);
+		add_waiting(step, at_work - absent, true, now_ns, sink);
 		return;
 	}
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
 		sink_add(sink, ", and without ddp_init(): have every task call it, or start fewer tasks (srun -n)");
-	add_waiting(step, at_work - absent, now_ns, sink);
+	add_waiting(step, at_work - absent, false, now_ns, sink);
 }
 
 /* The rest of a sentence that begins with the note's rank, from ";" on; NULL: it does not. */
