@@ -184,6 +184,44 @@ static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+/* Until then, somebody is missing. */
+static int missing_until(ddp_comm *comm, const void *until_ns)
+{
+	return ddp_now_ns() < *(const uint64_t *)until_ns ? 1 - comm->rank : DDP_NOBODY;
+}
+
+/* Nobody would wake a sleeper: it would look after its peers some 100 ms later. */
+static int stay_awake_for_a_short_wait(ddp_comm *comm, void *argument)
+{
+	static const ddp_operation none = { .kind = DDP_BARRIER };
+	int slept = 0;
+
+	(void)argument;
+	pthread_mutex_lock(&comm->run.lock);
+	comm->run.operation = &none;
+	for (int i = 0; i < 20; i++) {
+		const uint64_t begun = ddp_now_ns(), until = begun + 30000;
+		const ddp_condition wait = { .missing = missing_until, .argument = &until,
+		                             .sleeps_for = DDP_SLEEPS_FOR_STEPS, .until = UINT64_MAX };
+		comm->run.deadline_ns = 0;
+		CHECK_OK(ddp_comm_await(comm, &wait));
+		slept += ddp_now_ns() - begun > 90000000;
+	}
+	pthread_mutex_unlock(&comm->run.lock);
+	/* On a busy machine a rank may lose its core for as long. */
+	CHECK(comm->node.oversubscribed || slept <= 10);
+	CHECK_OK(ddp_barrier(comm));
+	return 0;
+}
+
+static void a_rank_with_a_core_does_not_sleep_for_a_short_wait(void **state)
+{
+	const test_world world = { .ranks = 2, .body = stay_awake_for_a_short_wait };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 /* ---- waking ------------------------------------------------------------------------- */
 
 enum { MANY = 16 };
@@ -310,6 +348,7 @@ int main(void)
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
+		cmocka_unit_test(a_rank_with_a_core_does_not_sleep_for_a_short_wait),
 		cmocka_unit_test(each_sleeper_is_woken_once),
 		cmocka_unit_test(no_free_descriptor_is_no_death),
 		cmocka_unit_test(zombie_is_dead),

@@ -14,10 +14,11 @@
 #include "watch/page.h"
 
 enum {
-	SPINS_ALONE = 200,         /* some 3 us, while every rank has a core */
+	SPINS_ALONE = 200,         /* 2 to 10 us, while every rank has a core */
 	SPINS_OVERSUBSCRIBED = 10, /* who is waited for is likely to wait for this core */
 	SPINS_BESIDE = 4,          /* while the program computes in other threads */
-	YIELDS = 20,               /* some 10 us; the rank that is waited for may want this core */
+	YIELDS = 20,               /* 4 to 10 us; the rank that is waited for may want this core */
+	AWAKE_US = 50,             /* with its yields, a rank that has a core for itself stays awake for so long */
 	VAIN_COST = 8,             /* spins that were of use and that one in vain outweighs */
 	VAIN_MOST = 256,           /* if that was exceeded by so much, waits between nodes spin less, */
 	VAIN_TRIAL = 64,           /* but for one of so many, as it may be of use again */
@@ -365,6 +366,20 @@ static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
 	*vain = *vain < 0 ? 0 : *vain < VAIN_MOST ? *vain : VAIN_MOST;
 }
 
+/*
+ * Does a rank that has yielded YIELDS times stay awake? If it sleeps, it has to be woken: on a virtual machine that costs
+ * the waker an interrupt of some 10 us, and the sleeper up to 100 us if its core has been halted. So it comes late for the
+ * next operation, for which the waker sleeps, and so on. More yields would lose a core that other processes want, for
+ * longer than a sleep.
+ */
+static bool stays_awake(const ddp_comm *comm, uint64_t yielding_since_ns)
+{
+	/* Beside the progress thread the program computes, and between nodes each look costs system calls. */
+	if (comm->node.oversubscribed || comm->net != NULL || comm->run.in_thread)
+		return false;
+	return ddp_now_ns() - yielding_since_ns < AWAKE_US * 1000u;
+}
+
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 {
 	/* Beside the progress thread the program computes: a message comes each
@@ -374,7 +389,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
-	uint64_t in_vain = 0;
+	uint64_t in_vain = 0, yielding_since_ns = 0;
 
 	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
 		const bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
@@ -386,9 +401,11 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			/* Once: if nothing has come meanwhile, the next message wakes us. */
 			coalesces = false;
 			status = coalesce(comm, wait);
-		} else if (i < spins) {
+		} else if (i < spins || (i >= spins + YIELDS && !beside && stays_awake(comm, yielding_since_ns))) {
 			relax();
 		} else {
+			if (i == spins)
+				yielding_since_ns = ddp_now_ns();
 			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
 		}
 	}
