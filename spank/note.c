@@ -41,7 +41,7 @@ static bool read_comment(char comment[COMMENT_MAX], char name[ASK_JOB_NAME_MAX])
 		if (job->job_id != note.job_id || strlen(text) >= COMMENT_MAX)
 			continue;
 		whole = true;
-		strcpy(comment, text);
+		memcpy(comment, text, strlen(text) + 1);
 		ask_name_job(job, name);
 	}
 	ask_free_jobs(jobs);
