@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "backend.h"
 
+#include <ATen/record_function.h>
 #include <Python.h>
 
 #include <set>
@@ -196,41 +197,61 @@ static ddp_status issue(ddp_comm *comm, const std::vector<std::shared_ptr<Operat
 	return status;
 }
 
-WorkPtr Backend::run(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations, const Tensors &inputs,
-                     milliseconds timeout, bool in_caller)
+/* What all operations of a call share, and whether the group can run them; the lock is held unless it is a message. */
+void Backend::prepare(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, milliseconds limit)
 {
-	const std::shared_ptr<Operation> last = operations.back();
-	const bool is_message = kind.type == OpType::SEND || kind.type == OpType::RECV || kind.type == OpType::RECVANYSOURCE;
-	const uint64_t number = is_message ? number_.load() : ++number_;
-	const milliseconds limit = timeout <= milliseconds(0) ? timeout_.load() : timeout;
-	ddp_status status = DDP_OK;
-
 	for (const auto &operation : operations) {
 		operation->call.timeout_ms = limit_of(limit);
 		operation->broken = group_.broken;
-		if (operation != last)
-			last->includes(operation);
+		if (operation != operations.back())
+			operations.back()->includes(operation);
 	}
-	auto work = c10::make_intrusive<Work>(kind.type, name_ + ":" + kind.name, inputs, last, number, limit);
-	std::unique_lock<std::mutex> lock(issue_, std::defer_lock);
-	if (!is_message)
-		lock.lock();
 	TORCH_CHECK(group_.context != nullptr, "ddp: ", kind.name, " on a process group that is closed",
 	            opened_ ? "" : ", or not open yet: reconfigure() opens it");
 	TORCH_CHECK(!group_.context->is_forked(), "ddp: ", kind.name,
 	            " in a forked child, on a process group of its parent; the child can make one of its own");
-	if (in_caller)
-		for (const auto &operation : operations)
-			if ((status = ddp_run(group_.comm, &operation->call)) != DDP_OK)
-				break;
-	if (!in_caller && (status = issue(group_.comm, operations)) != DDP_OK)
-		fail(status);
-	if (lock.owns_lock())
-		lock.unlock();
-	if (in_caller) {
-		last->arrive(status);
-		work->wait();
+}
+
+/* Python takes no Work for the sign that an operation has ended in the caller: a Work takes longer than a small sum. */
+void Backend::run_in_caller(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations,
+                            const Tensors &inputs, milliseconds limit)
+{
+	at::RecordFunction record(at::RecordScope::USER_SCOPE);
+	ddp_status status = DDP_OK;
+
+	if (record.isActive()) {
+		const std::vector<c10::IValue> values(inputs.begin(), inputs.end());
+		record._setAsync();
+		record.before(name_ + ":" + kind.name, c10::ArrayRef<const c10::IValue>(values.data(), values.size()));
 	}
+	std::unique_lock<std::mutex> lock(issue_);
+	++number_;
+	prepare(kind, operations, limit);
+	for (const auto &operation : operations)
+		if ((status = ddp_run(group_.comm, &operation->call)) != DDP_OK)
+			break;
+	lock.unlock();
+	operations.back()->end_in_caller(status);
+}
+
+WorkPtr Backend::run(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, const Tensors &inputs,
+                     milliseconds timeout, bool in_caller)
+{
+	const bool is_message = kind.type == OpType::SEND || kind.type == OpType::RECV || kind.type == OpType::RECVANYSOURCE;
+	const milliseconds limit = timeout <= milliseconds(0) ? timeout_.load() : timeout;
+
+	if (in_caller) {
+		run_in_caller(kind, operations, inputs, limit);
+		return nullptr;
+	}
+	const uint64_t number = is_message ? number_.load() : ++number_;
+	auto work = c10::make_intrusive<Work>(kind.type, name_ + ":" + kind.name, inputs, operations.back(), number, limit);
+	std::unique_lock<std::mutex> lock(issue_, std::defer_lock);
+	if (!is_message)
+		lock.lock();
+	prepare(kind, operations, limit);
+	if (const ddp_status status = issue(group_.comm, operations); status != DDP_OK)
+		fail(status);
 	return work;
 }
 

@@ -110,8 +110,11 @@ class Backend : public Base {
 	static std::string new_handle();
 	template <class Given> WorkPtr start(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations,
 	                                       const Tensors &inputs, const Given &options);
-	WorkPtr run(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations, const Tensors &inputs,
+	WorkPtr run(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, const Tensors &inputs,
 	            milliseconds timeout, bool in_caller);
+	void prepare(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, milliseconds limit);
+	void run_in_caller(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, const Tensors &inputs,
+	                   milliseconds limit);
 	std::shared_ptr<Operation> operation(ddp_operation_kind kind, const at::Tensor &typed, size_t count);
 	std::shared_ptr<Operation> all_gather_single(const at::Tensor &output, const at::Tensor &input);
 	std::shared_ptr<Operation> reduce_scatter_single(const at::Tensor &output, const at::Tensor &input,

@@ -102,15 +102,28 @@ bool Operation::claim()
 	return claimed_ = true;
 }
 
-void Operation::arrive(ddp_status status)
+void Operation::note(ddp_status status)
 {
-	std::unique_lock<std::mutex> lock(mutex_);
-
 	status_ = status;
 	if (status != DDP_OK)
 		sentence_ = ddp_last_error();
 	if (status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT || status == DDP_ERR_ABORTED || status == DDP_ERR_MISMATCH)
 		*broken = true;
+}
+
+void Operation::end_in_caller(ddp_status status)
+{
+	note(status);
+	if (status != DDP_OK)
+		std::rethrow_exception(error_of(status_, sentence_, call.timeout_ms));
+	copy_back();
+}
+
+void Operation::arrive(ddp_status status)
+{
+	std::unique_lock<std::mutex> lock(mutex_);
+
+	note(status);
 	arrived_ = true;
 	changed_.notify_all();
 	std::shared_ptr<Operation> self = std::move(self_);

@@ -61,6 +61,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	void let_go() { self_.reset(); }
 	void arrive(ddp_status status);
 	void arrive(std::exception_ptr thrown);
+	/* The operation has run in the caller, without a Work: puts in place what it has written, or throws. */
+	void end_in_caller(ddp_status status);
 	/* The Work is gone. */
 	void abandon();
 	/* Waits for the end; 0: without a limit. Returns false after the timeout. */
@@ -84,6 +86,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	void copy_back();
 	void complete_future(const intrusive_ptr<Future> &future);
 	bool claim(); /* with the lock held */
+	void note(ddp_status status);
 
 	Tensors buffers_;
 	std::vector<std::pair<at::Tensor, at::Tensor>> copies_; /* to, from */
