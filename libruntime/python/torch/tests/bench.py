@@ -6,7 +6,8 @@
 
 Each line has the median and the range of rounds that all contenders take in turn. "floor" is a backend that does
 nothing, watched by torch's flight recorder as the other two are: torch and Python themselves take so long. Run it on an
-idle machine. On a busy one, --realtime gives the ranks precedence (root is needed).
+idle machine. On a busy one, --realtime gives the ranks precedence (root is needed). It tells little about steps: a
+thread that communicates then waits until the one that computes gives up the core.
 """
 
 import argparse
