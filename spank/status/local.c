@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,25 +42,13 @@ static void add_user(struct users *users, uid_t id)
 		users->id[users->count++] = id;
 }
 
-static bool owner_of(pid_t pid, uid_t *owner)
-{
-	char path[64];
-	struct stat info;
-
-	snprintf(path, sizeof(path), "/proc/%d", (int)pid);
-	if (stat(path, &info) != 0)
-		return false;
-	*owner = info.st_uid;
-	return true;
-}
-
 /* Slurm's own process that starts tasks, and no process that a user has named so. */
 static bool is_slurmstepd(pid_t pid)
 {
 	struct process process;
 	uid_t owner;
 
-	return owner_of(pid, &owner) && owner == 0 && process_read(pid, &process) &&
+	return process_owner(pid, &owner) && owner == 0 && process_read(pid, &process) &&
 	       strncmp(process.name, "slurmstepd", 10) == 0;
 }
 
@@ -77,7 +64,7 @@ static bool find_users(struct users *users)
 		return false;
 	while ((entry = readdir(directory)) != NULL) {
 		pid_t pid = isdigit((unsigned char)entry->d_name[0]) ? (pid_t)atoi(entry->d_name) : 0;
-		if (pid > 0 && process_read(pid, &process) && owner_of(pid, &owner) && is_slurmstepd(process.parent) &&
+		if (pid > 0 && process_read(pid, &process) && process_owner(pid, &owner) && is_slurmstepd(process.parent) &&
 		    strncmp(process.name, "slurmstepd", 10) != 0)
 			add_user(users, owner);
 	}

@@ -62,11 +62,9 @@ static bool on_this_node(const char *block, size_t bytes)
 
 static bool is_own(pid_t pid)
 {
-	char path[64];
-	struct stat info;
+	uid_t owner;
 
-	snprintf(path, sizeof(path), "/proc/%d", (int)pid);
-	return stat(path, &info) == 0 && info.st_uid == geteuid();
+	return process_owner(pid, &owner) && owner == geteuid();
 }
 
 static bool read_member(const struct probe *probe, pid_t pid, struct member *member)

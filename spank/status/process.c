@@ -88,6 +88,22 @@ bool process_read(pid_t pid, struct process *process)
 	return true;
 }
 
+bool process_owner(pid_t pid, uid_t *owner)
+{
+	static const char field[] = "\nUid:";
+	char path[64], text[1024];
+	const char *found;
+	unsigned int user;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	/* The kernel escapes newlines in the name, which comes first. */
+	if (read_file(path, text, sizeof(text)) <= 0 || (found = strstr(text, field)) == NULL ||
+	    sscanf(found + strlen(field), "%u", &user) != 1)
+		return false;
+	*owner = user;
+	return true;
+}
+
 char *process_environment(pid_t pid, size_t *bytes)
 {
 	size_t room = 16384;
