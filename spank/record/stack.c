@@ -115,6 +115,7 @@ char *stack_take(struct stack *stack, unsigned long long deadline_ns)
 	uint64_t changed_ns = ddp_now_ns();
 	off_t seen = stack->before;
 	char *text = NULL;
+	ssize_t got = 0;
 
 	/* Threads come one after the other. */
 	while (ddp_now_ns() < deadline_ns && (seen == stack->before || ddp_now_ns() < changed_ns + QUIET_MS * 1000000ull)) {
@@ -126,12 +127,12 @@ char *stack_take(struct stack *stack, unsigned long long deadline_ns)
 	}
 	if (seen > stack->before)
 		text = calloc(1, STACK_TEXT_MAX + 1);
-	if (text != NULL && pread(stack->file, text, STACK_TEXT_MAX, stack->before) <= 0) {
+	if (text != NULL && (got = pread(stack->file, text, STACK_TEXT_MAX, stack->before)) <= 0) {
 		free(text);
 		text = NULL;
 	}
 	/* The file may hold anything that its user wrote there. */
-	for (size_t i = 0; text != NULL && i < STACK_TEXT_MAX && i < (size_t)(seen - stack->before); i++)
+	for (size_t i = 0; text != NULL && i < (size_t)got; i++)
 		if (text[i] != '\n' && (text[i] < ' ' || text[i] > '~'))
 			text[i] = '?';
 	/* The next text begins at the start of the file, so the file does not grow. */
