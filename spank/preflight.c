@@ -26,7 +26,9 @@ extern char **environ;
 
 /* What an srun beside this one is not to take over: it would contradict its words. */
 static const char *const hidden[] = { "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST", "SLURM_DISTRIBUTION",
-	                              "SLURM_MULTI_PROG", "SLURM_BCAST", "SLURM_CONTAINER", "SLURM_THREADS_PER_CORE" };
+	                              "SLURM_MULTI_PROG", "SLURM_BCAST", "SLURM_CONTAINER", "SLURM_THREADS_PER_CORE",
+	                              /* The answer comes to this srun, without labels. */
+	                              "SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SRUN_OUTPUT", "SRUN_ERROR" };
 
 static bool is_hidden(const char *entry)
 {
@@ -86,11 +88,10 @@ static void read_all(int fd, char *text, size_t room)
 
 	while ((now = ddp_now_ns()) < end) {
 		struct pollfd ready = { .fd = fd, .events = POLLIN };
-		ssize_t got = 0;
-		if (poll(&ready, 1, (int)((end - now) / NS_PER_MS) + 1) > 0)
+		int count = poll(&ready, 1, (int)((end - now) / NS_PER_MS) + 1);
+		ssize_t got = count;
+		if (count > 0)
 			got = read(fd, text + used, room - 1 - used);
-		else if (errno != EINTR)
-			continue;
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got <= 0)
