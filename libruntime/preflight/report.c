@@ -88,6 +88,8 @@ static void print_links(FILE *out, const struct preflight_survey *s, double *val
 	for (int i = 0; i < s->link_count; i++)
 		values[i] = s->link[i].bandwidth;
 	row = row_of(values, s->link_count);
+	if (row.lowest_at < 0)
+		return;
 	fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s %.60s - %.60s\n", "links, bandwidth in each direction", row.lowest * 1e-6,
 	        row.usual * 1e-6, row.highest * 1e-6, "MB/s", s->names[s->link[row.lowest_at].a], s->names[s->link[row.lowest_at].b]);
 	for (int i = 0; i < s->link_count; i++)
