@@ -242,7 +242,7 @@ WorkPtr Backend::run(const Kind &kind, const std::vector<std::shared_ptr<Operati
 
 	if (in_caller) {
 		run_in_caller(kind, operations, inputs, limit);
-		return nullptr;
+		return WorkPtr();
 	}
 	const uint64_t number = is_message ? number_.load() : ++number_;
 	auto work = c10::make_intrusive<Work>(kind.type, name_ + ":" + kind.name, inputs, operations.back(), number, limit);
