@@ -132,6 +132,17 @@ static int shrink_all(uint32_t job_id, const char *nodes)
 	return code;
 }
 
+/* slurmctld waits for slurmdbd. Releases from 24.11 on do not. */
+static bool awaits_slurmdbd(int code)
+{
+#if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(24, 11, 0)
+	return code == ESLURM_JOB_SETTING_DB_INX;
+#else
+	(void)code;
+	return false;
+#endif
+}
+
 static bool has_slurmdbd(void)
 {
 	const slurm_conf_t *conf = ask_configuration();
@@ -143,7 +154,7 @@ static bool has_slurmdbd(void)
 /* Whether slurmctld did not answer, or waits for slurmdbd. */
 static bool may_change(int code)
 {
-	return code < ESLURM_INVALID_PARTITION_NAME || (code == ESLURM_JOB_SETTING_DB_INX && has_slurmdbd());
+	return code < ESLURM_INVALID_PARTITION_NAME || (awaits_slurmdbd(code) && has_slurmdbd());
 }
 
 bool shrink_job(uint32_t job_id, const char *nodes, struct error *error)
@@ -157,7 +168,7 @@ bool shrink_job(uint32_t job_id, const char *nodes, struct error *error)
 		return true;
 	if (code < 0)
 		return error_set(error, "slurmctld does not tell the job's nodes");
-	if (code == ESLURM_JOB_SETTING_DB_INX && !has_slurmdbd())
+	if (awaits_slurmdbd(code) && !has_slurmdbd())
 		return error_set(error, "without slurmdbd, SLURM changes the nodes of a job once only");
 	return error_set(error, "%s", spank_strerror((spank_err_t)code));
 }

@@ -12,7 +12,7 @@ enum { CONTROLS = 3, LINKS_OF_A_NODE = 3, SUBJECTS_AND_ONE = PREFLIGHT_SUBJECTS 
 
 static const double BEST_QUARTER = 0.75;
 /* Worth a second look, and odd where processors are free or not. */
-static const double BANDWIDTH_DOUBT = 0.8, BANDWIDTH_ODD = 0.7, BANDWIDTH_ODD_BUSY = 0.35;
+static const double BANDWIDTH_DOUBT = 0.8, BANDWIDTH_ODD = 0.6, BANDWIDTH_ODD_BUSY = 0.35;
 static const double SPEED_DOUBT = 0.5, SPEED_ODD = 0.4, SPEED_ODD_BUSY = 0.1;
 static const double LATENCY_LEAST = 2e-6; /* a smaller difference is of no interest */
 static const double CLOCK_SECONDS = 0.1;

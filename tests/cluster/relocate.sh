@@ -5,7 +5,7 @@
 # What make install DESTDIR=... wrote goes to another folder, as a site's image or an unpacked archive has it.
 . "$source/tests/cluster/lib.sh"
 
-moved=$work/moved
+moved=$work/moved configured=$(sed -n 's/^prefix = //p' "$build/Makefile")
 cp -a "$prefix" "$moved"
 export LD_LIBRARY_PATH=$moved/lib PKG_CONFIG_PATH=$moved/lib/pkgconfig
 for program in ddp-status ddp-report ddp-failures; do
@@ -19,7 +19,7 @@ for package in "easybuild/slurm-ddp-${output#* }.eb" spack/package.py; do
 done
 capture sh -c 'grep -rIlF -e "$1" -e "$2" "$3"' _ "${prefix%/usr/local}" "$build" "$moved"
 same '' "$output" "no file names the folder of DESTDIR or of the build"
-output=$(find "$moved" -type f \( -name '*.so*' -o -path '*/bin/ddp-*' \) -exec sh -c 'readelf -d "$1" 2>/dev/null | grep -E "R(UN)?PATH" | grep -vE "\[/usr/local/lib\]"' _ {} \;)
+output=$(find "$moved" -type f \( -name '*.so*' -o -path '*/bin/ddp-*' \) -exec sh -c 'readelf -d "$1" 2>/dev/null | grep -E "R(UN)?PATH" | grep -vF "[$2/lib]"' _ {} "$configured" \;)
 same '' "$output" "neither library nor tool looks for libraries in the build"
 if ! command -v pkg-config >/dev/null || ! command -v "${CC:-cc}" >/dev/null; then
 	skip "a program is built against the moved folder" "there is no pkg-config or no compiler"

@@ -7,7 +7,8 @@ tree=${0%/*}/../..
 
 help=$("$tree/configure" --help) || exit 1
 named=$(cd "$tree" && grep -ohE -e '--(with|without|enable|disable)-[a-z][a-z-]*' README.md CONTRIBUTING.md doc/*.md configure.ac \
-	m4/packages.m4 tests/support/builds.sh slurm/packaging/debian/rules slurm/packaging/rpm/slurm-ddp.spec | sort -u)
+	m4/packages.m4 tests/support/builds.sh slurm/packaging/debian/rules slurm/packaging/rpm/slurm-ddp.spec |
+	grep -vx -e --with-torch | sort -u) # build-deb has that one
 if [ -n "$named" ]; then nothing "" "options are found"; else nothing "no option" "options are found"; fi
 nothing "$(for option in $named; do
 	echo "$help" | grep -q -e "^ *${option}[ =[]" -e "^ *$option\$" || echo "missing: $option"

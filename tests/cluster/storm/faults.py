@@ -285,7 +285,8 @@ def cut(r):
         wait_for(4 * r.timeout, lambda: r.lines() or not r.runs())
         subprocess.run(["ip", "link", "set", r.node(), "up"], check=True)
 
-    return harm, Expected({EXIT_LIBRARY}, rf"ddp: (rank \d+ of {r.world} on NODE|node NODE) ",
+    # Code 1 is that of a node's silence.
+    return harm, Expected({EXIT_LIBRARY, 1}, rf"ddp: (rank \d+ of {r.world} on NODE|node NODE) ",
                           seconds=14 + 6 * r.timeout, line_seconds=4 + 3 * r.timeout,
                           also=r"(slurmstepd-NODE: |\[).*error: ddp: ")
 
