@@ -397,6 +397,11 @@ static bool make_record_folder(const struct stepd *stepd, const struct identity 
 	if (place->dir[0] == '\0' || identity->local_rank != 0 ||
 	    record_folder_make(place->dir, place->job, place->step, &reason))
 		return true;
+	/* A site's folder may suit some users only, and a step is worth more than its records. */
+	if (!option_given(&stepd->request->settings, "record")) {
+		slurm_info("ddp: no flight records: %s", reason.text);
+		return true;
+	}
 	return error_set(error, "%s: %s", identity->node_name, reason.text);
 }
 

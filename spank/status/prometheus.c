@@ -180,11 +180,22 @@ static int by_rank(const void *left, const void *right)
 	return order != 0 ? order : (*a > *b) - (*a < *b);
 }
 
-/* Whether the row before it has told the same. A user can have several processes of one rank. */
-static bool was_told(const struct metric *metric, const struct row *const *rows, size_t index)
+static bool tells(const struct metric *metric, const struct row *row, double now, double *value)
 {
-	return index > 0 && by_step_and_node(rows[index - 1], rows[index]) == 0 &&
-	       (metric->of_node || rows[index - 1]->rank == rows[index]->rank);
+	/* A rank that is gone has no node, so a step's own figures come from the others. */
+	return metric->value(row, now, value) && (is_up(row) || (!metric->of_node && metric->value == tell_up));
+}
+
+/* Whether a row before it has told the same. A user can have several processes of one rank, and some have no figure. */
+static bool was_told(const struct metric *metric, const struct row *const *rows, size_t index, double now)
+{
+	double ignored;
+
+	for (size_t i = index; i-- > 0 && by_step_and_node(rows[i], rows[index]) == 0 &&
+	                       (metric->of_node || rows[i]->rank == rows[index]->rank);)
+		if (tells(metric, rows[i], now, &ignored))
+			return true;
+	return false;
 }
 
 static void put_value(FILE *file, double value)
@@ -206,9 +217,7 @@ static void put_metric(FILE *file, const struct metric *metric, const struct row
 	for (size_t i = 0; i < count; i++) {
 		const struct row *row = rows[i];
 		bool first = true;
-		/* A rank that is gone has no node, so a step's own figures come from the others. */
-		if (!metric->value(row, now, &value) || (!is_up(row) && (metric->of_node || metric->value != tell_up)) ||
-		    was_told(metric, rows, i))
+		if (!tells(metric, row, now, &value) || was_told(metric, rows, i, now))
 			continue;
 		if (!said)
 			fprintf(file, "# HELP " PREFIX "%s %s\n# TYPE " PREFIX "%s %s\n", metric->name, metric->help,
