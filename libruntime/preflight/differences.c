@@ -15,7 +15,7 @@ enum { VALUE = 96, SUBJECT = 160 };
 
 static const int64_t MIB = 1 << 20, SHM_OF_A_RANK = 64, MEMLOCK_LEAST = 64;
 
-/* What is compared. */
+/* The check compares one topic after the other. */
 struct topic {
 	const char *name, *about;
 	bool of_nodes;   /* the first rank of each node speaks for it */
@@ -319,10 +319,10 @@ static int sharers(const struct preflight_facts *facts, int ranks, const struct 
 /* Ranks that share a CPU are odd if most ranks do not; otherwise it is a remark. */
 static void look_at_sharing(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks)
 {
-	int crowded = 0;
+	int oversubscribed = 0;
 
 	for (int r = 0; r < ranks; r++)
-		crowded += sharers(facts, ranks, &facts[r]) > facts[r].cpus;
+		oversubscribed += sharers(facts, ranks, &facts[r]) > facts[r].cpus;
 	for (int r = 0; r < ranks; r++) {
 		const struct preflight_facts *f = &facts[r];
 		bool first = true;
@@ -331,7 +331,8 @@ static void look_at_sharing(struct preflight_findings *findings, const struct pr
 			first = first && !(facts[q].node == f->node && facts[q].cpu_sum == f->cpu_sum);
 		if (count <= f->cpus || !first)
 			continue;
-		const struct preflight_finding odd = { .odd = 2 * crowded < ranks, .about = "binding", .node = f->node, .rank = r,
+		const struct preflight_finding odd = { .odd = 2 * oversubscribed < ranks, .about = "binding",
+			                                       .node = f->node, .rank = r,
 			                               .peer = -1, .value = count, .usual = (double)f->cpus };
 		preflight_find(findings, &odd, "%d ranks on %s (the first is rank %d) share %" PRId64 " CPU%s", count, f->node_name, r,
 		               f->cpus, f->cpus == 1 ? "" : "s");

@@ -132,7 +132,7 @@ int64_t preflight_numa_of(const char *device)
 	return preflight_read_line(path, line, sizeof(line)) ? strtol(line, NULL, 10) : -1;
 }
 
-/* Of the first device of a class that tells; bridges and such have none. */
+/* The first device of a class that tells has it; bridges and such have none. */
 static int64_t numa_of_class(const char *class)
 {
 	DIR *folder = opendir(class);

@@ -17,7 +17,7 @@ struct preflight_facts {
 	int32_t rank, node, local_rank, threads;
 	char node_name[PREFLIGHT_WORD]; /* as Slurm has it, otherwise the host's name */
 	char machine[PREFLIGHT_WORD];   /* one for each running kernel */
-	/* Of the node. "": there is none. */
+	/* The node has these. "": there is none. */
 	char processor[PREFLIGHT_WORD];
 	char kernel[PREFLIGHT_WORD];
 	char glibc[PREFLIGHT_WORD];
@@ -29,7 +29,7 @@ struct preflight_facts {
 	int64_t memory_bytes;
 	int64_t shm_bytes, shm_free_bytes; /* of /dev/shm */
 	int64_t has_rdma;         /* a device of InfiniBand or RoCE; 0 or 1 */
-	/* Of the rank. PREFLIGHT_UNLIMITED: no limit. */
+	/* The rank has these. PREFLIGHT_UNLIMITED: no limit. */
 	int64_t memlock, nofile;
 	int64_t cpus;             /* on which it may run */
 	uint64_t numa;            /* bit i: these are of NUMA node i, up to 63 */

@@ -48,7 +48,7 @@ void preflight_exclude(const struct preflight_findings *findings, bool *excluded
 	}
 	for (;;) {
 		int worst = -1, most = 0;
-		/* Of ends with equally many, the later node: rank 0 and its files are on the first. */
+		/* The later node loses between ends with equally many: rank 0 and its files are on the first. */
 		for (int node = nodes - 1; node >= 0; node--) {
 			int count = open_links(findings, excluded, nodes, node);
 			if (count > most) {

@@ -21,7 +21,7 @@ enum preflight_record { PREFLIGHT_RECORD_PRODUCT, PREFLIGHT_RECORD_MEMORY, PREFL
 	                PREFLIGHT_RECORDS };
 enum { PREFLIGHT_HISTORY_RUNS = 50, PREFLIGHT_HISTORY_LEAST = 5, PREFLIGHT_HISTORY_LINE = 4 << 20 };
 
-/* What a run has measured of a node. 0: nothing. */
+/* A run has measured this of a node. 0: nothing. */
 struct preflight_values {
 	double of[PREFLIGHT_RECORDS];
 };
