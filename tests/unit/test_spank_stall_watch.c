@@ -276,6 +276,42 @@ static void looks_for_the_start_end_with_it(void **state)
 	end_node(&node);
 }
 
+/* Ranks that wait in ddp_init() may wait for one that is slow to start. srun is told, because it knows whether the other
+   rank has ended; but the step does not stall before the time of stall=, so that nothing is counted or recorded. */
+static void slow_start_is_no_stall(void **state)
+{
+	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
+		                     .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
+	char folder[] = "/tmp/ddp-stall-watch-XXXXXX", path[64];
+	struct relay nowhere = { .port = 0 };
+	struct fixture node;
+
+	(void)state;
+	begin_node(&node, &nowhere);
+	node.supervise.shared->world_size = 2;
+	assert_non_null(mkdtemp(folder));
+	node.watch.flight.place = (struct record_place){ .job = 5, .step = 0, .user = geteuid(), .group = getegid() };
+	strcpy(node.watch.flight.place.dir, folder);
+	snprintf(path, sizeof(path), "%s/5.0/rank-0.jsonl", folder);
+	page.collective_ns = node.now_ns;
+	write_page(&node, &page);
+	look(&node, 4, false);
+	assert_true(node.watch.told);
+	assert_int_equal(node.watch.node->stalls, 0);
+	assert_int_not_equal(access(path, F_OK), 0);
+	/* After the time of stall=, the same wait is a stall. */
+	look(&node, 4, false);
+	assert_int_equal(node.watch.node->stalls, 1);
+	assert_int_equal(access(path, F_OK), 0);
+	look(&node, 8, false);
+	assert_int_equal(node.watch.node->stalls, 1);
+	assert_int_equal(unlink(path), 0);
+	*strrchr(path, '/') = '\0';
+	assert_int_equal(rmdir(path), 0);
+	assert_int_equal(rmdir(folder), 0);
+	end_node(&node);
+}
+
 /* A node that needs no other look looks until srun has heard it, but not for ever as often. */
 static void unheard_note_is_told_again_soon(void **state)
 {
@@ -361,6 +397,7 @@ int main(void)
 		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
 		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),
 		cmocka_unit_test(looks_for_the_start_end_with_it),
+		cmocka_unit_test(slow_start_is_no_stall),
 		cmocka_unit_test(rank_that_is_stopped_is_looked_for),
 		cmocka_unit_test(unheard_note_is_told_again_soon),
 	};

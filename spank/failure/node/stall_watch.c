@@ -189,7 +189,7 @@ static void take_generation(struct stall_watch *watch, uint64_t now_ns)
 	memset(watch->ranks, 0, watch->count * sizeof(*watch->ranks));
 	watch->generation = generation;
 	watch->opened_ns = now_ns;
-	watch->started = watch->told = watch->late = watch->unanswered = false;
+	watch->started = watch->told = watch->stalls = watch->late = watch->unanswered = false;
 	watch->again_ms = 0;
 }
 
@@ -211,31 +211,53 @@ static bool is_unseen(struct stall_watch *watch, const struct stall_node *node, 
 	return unseen_judge(&unseen, node, note);
 }
 
+/* Returns whether the ranks have made no progress for the time of stall=. The note may also say that they wait in
+   ddp_init(), which is no stall: the rank for which they wait may be slow to start, and srun knows if it has ended. */
+static bool judge(struct stall_watch *watch, const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
+{
+	struct stall_note stall;
+
+	watch->started = !stall_judge_start(node, now_ns, note);
+	if (watch->seconds == 0)
+		return false;
+	stall_judge_node(node, now_ns, &stall);
+	if (!note->stalled)
+		*note = stall;
+	return stall.stalled;
+}
+
+/* A stall is counted and recorded when it begins. */
+static void note_stall(struct stall_watch *watch, bool stalls)
+{
+	const bool begins = stalls && !watch->stalls;
+
+	if (begins)
+		watch->node->stalls++;
+	watch->stalls = stalls;
+	flight_note_stall(&watch->flight, &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation },
+	                  begins);
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
 	struct stall_node node;
-	bool late = false, unseen = false;
+	bool late = false, unseen = false, stalls;
 
 	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
 	node = see(watch, name, now_ns);
-	watch->started = !stall_judge_start(&node, now_ns, &note);
-	if (!note.stalled && watch->seconds > 0)
-		stall_judge_node(&node, now_ns, &note);
+	stalls = judge(watch, &node, now_ns, &note);
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
 			                    .world_size = note.world_size };
 	else if (!note.stalled && watch->shared->world_size > watch->count)
 		late = stall_judge_late(&node, now_ns, &note);
 	unseen = !stopping && !late && !note.stalled && is_unseen(watch, &node, now_ns, &note);
-	flight_note_stall(&watch->flight, &(struct flight_view){ watch->shared, watch->pages, watch->count, watch->generation },
-	                  note.stalled && !watch->told);
+	note_stall(watch, stalls && !stopping);
 	/* Such a rank's times go on. */
 	if (note.stalled != watch->told || late || unseen || watch->late || watch->unanswered) {
-		if (note.stalled && !watch->told)
-			watch->node->stalls++;
 		watch->told = note.stalled;
 		watch->late = late;
 		if (late)

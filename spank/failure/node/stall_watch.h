@@ -25,7 +25,8 @@ struct stall_watch {
 	uint64_t opened_ns, looked_ns; /* 0: not yet */
 	int period_ms;              /* from the last look to the next one */
 	bool started;               /* none of its ranks waits in ddp_init() any more */
-	bool told;                  /* srun was told that the node stalls, */
+	bool stalls;                /* no rank has made progress for the time of stall= */
+	bool told;                  /* srun was told that the node stalls, or waits in ddp_init(), */
 	bool unanswered;            /* but may not have heard it, or not that it goes on */
 	int again_ms;               /* so long until it is told again; 0: it was answered */
 	bool late;                  /* srun was told of a rank that keeps others waiting */
