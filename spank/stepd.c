@@ -124,6 +124,7 @@ static void note_record(spank_t spank, struct stepd *stepd, uid_t owner, uint32_
 		place->groups[place->group_count++] = groups[i];
 	place->user = owner;
 	place->step = step_id;
+	place->is_site = !option_given(settings, "record");
 	memcpy(place->dir, settings->record_dir, sizeof(settings->record_dir));
 }
 

@@ -395,10 +395,10 @@ static bool make_record_folder(const struct stepd *stepd, const struct identity 
 	struct error reason;
 
 	if (place->dir[0] == '\0' || identity->local_rank != 0 ||
-	    record_folder_make(place->dir, place->job, place->step, &reason))
+	    record_folder_make(place->dir, !place->is_site, place->job, place->step, &reason))
 		return true;
 	/* A site's folder may suit some users only, and a step is worth more than its records. */
-	if (!option_given(&stepd->request->settings, "record")) {
+	if (place->is_site) {
 		slurm_info("ddp: no flight records: %s", reason.text);
 		return true;
 	}

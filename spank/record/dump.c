@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/record/dump.h"
 
-#include <errno.h>
 #include <grp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,7 +14,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/pause.h"
 #include "spank/base/title.h"
 #include "spank/record/folder.h"
 #include "spank/record/stack.h"
@@ -24,7 +22,6 @@
 
 enum {
 	CHILD_SECONDS = 60, /* a file server that does not answer must not keep the child for ever */
-	REAP_LOOK_MS = 5,
 };
 
 void record_end_text(int wait_status, char *text, size_t bytes)
@@ -120,39 +117,63 @@ static void add_threads(struct sink *sink, pid_t pid, struct stack *stack, uint6
 	free(text);
 }
 
-static bool write_lines(const struct record_order *order, const struct snapshot *snapshot, struct error *error)
+/* Memory for the texts of one rank, which are too long for the stack. */
+struct texts {
+	char *line, *threads;
+};
+
+static bool write_line(int folder, const struct record_order *order, const struct snapshot *snapshot, uint32_t index,
+                       const struct texts *texts, bool has_threads, struct error *error)
 {
-	const struct record_place *place = order->place;
-	const int folder = record_folder_open(place->dir, place->job, place->step, error);
-	char *line = malloc(RECORD_TEXT_MAX), *threads = malloc(RECORD_STACKS_MAX);
+	const struct record_task *task = &order->tasks[index];
+	struct sink sink = sink_on(texts->line, RECORD_TEXT_MAX);
+
+	record_text(&sink, &(struct record_rank){
+		.reason = order->reason, .job = order->place->job, .step = order->place->step, .generation = order->generation,
+		.rank = task->rank, .world_size = order->world_size, .node = order->node,
+		.pid = program_of(task, &snapshot->rings[index]),
+		.end = task->end, .now_ns = snapshot->now_ns, .real_ns = snapshot->real_ns,
+		.threads = has_threads ? texts->threads : NULL, .rings = &snapshot->rings[index] });
+	if (sink.full)
+		return error_set(error, "the record of rank %u is too long", task->rank);
+	return record_folder_add(folder, task->rank, texts->line, sink.used, error);
+}
+
+static bool write_to(int folder, const struct record_order *order, const struct snapshot *snapshot,
+                     const struct texts *texts, struct error *error)
+{
 	struct stack *stacks = order->stacks ? ask_for_stacks(order, snapshot) : NULL;
 	const uint64_t deadline_ns = ddp_now_ns() + STACK_WAIT_MS * 1000000ull;
-	bool fine = folder >= 0 && line != NULL && threads != NULL;
-	struct error first;
+	struct error later;
+	bool fine = true;
 
-	if (folder >= 0 && !fine)
-		error_set(error, "no memory for the records of %u tasks", order->count);
-	for (uint32_t i = 0; folder >= 0 && line != NULL && threads != NULL && i < order->count; i++) {
+	for (uint32_t i = 0; i < order->count; i++) {
 		const struct record_task *task = &order->tasks[i];
-		struct sink sink = sink_on(line, RECORD_TEXT_MAX), stack = sink_on(threads, RECORD_STACKS_MAX);
+		struct sink threads = sink_on(texts->threads, RECORD_STACKS_MAX);
 		if (stacks != NULL && task->pid > 0)
-			add_threads(&stack, program_of(task, &snapshot->rings[i]), &stacks[i], deadline_ns);
-		if (task->rank == UINT32_MAX)
-			continue;
-		record_text(&sink, &(struct record_rank){
-			.reason = order->reason, .job = place->job, .step = place->step, .generation = order->generation,
-			.rank = task->rank, .world_size = order->world_size, .node = order->node,
-			.pid = program_of(task, &snapshot->rings[i]),
-			.end = task->end, .now_ns = snapshot->now_ns, .real_ns = snapshot->real_ns,
-			.threads = stack.used > 0 ? threads : NULL, .rings = &snapshot->rings[i] });
-		if (sink.full)
-			sink_on(line, 1);
-		else if (!record_folder_add(folder, task->rank, line, sink.used, fine ? error : &first))
+			add_threads(&threads, program_of(task, &snapshot->rings[i]), &stacks[i], deadline_ns);
+		if (task->rank != UINT32_MAX &&
+		    !write_line(folder, order, snapshot, i, texts, threads.used > 0, fine ? error : &later))
 			fine = false;
 	}
 	free(stacks);
-	free(threads);
-	free(line);
+	return fine;
+}
+
+/* The folder comes first: no process is asked for its stacks if there is no place for them. */
+static bool write_lines(const struct record_order *order, const struct snapshot *snapshot, struct error *error)
+{
+	const struct record_place *place = order->place;
+	const int folder = record_folder_open(place->dir, !place->is_site, place->job, place->step, error);
+	const struct texts texts = { malloc(RECORD_TEXT_MAX), malloc(RECORD_STACKS_MAX) };
+	bool fine = false;
+
+	if (folder >= 0 && texts.line != NULL && texts.threads != NULL)
+		fine = write_to(folder, order, snapshot, &texts, error);
+	else if (folder >= 0)
+		error_set(error, "no memory for the records of %u tasks", order->count);
+	free(texts.threads);
+	free(texts.line);
 	if (folder >= 0)
 		close(folder);
 	return fine;
@@ -170,7 +191,7 @@ bool record_dump(const struct record_order *order, const struct rings_source *so
 	return fine;
 }
 
-/* In the child. */
+/* The child becomes the user before it does anything else. */
 static bool become(const struct record_place *place)
 {
 	if (geteuid() != 0)
@@ -227,16 +248,4 @@ pid_t record_dump_beside(const struct record_order *order, const struct rings_so
 	}
 	free_snapshot(snapshot);
 	return child;
-}
-
-bool record_reap(pid_t child, int wait_ms)
-{
-	for (int waited_ms = 0; ; waited_ms += REAP_LOOK_MS) {
-		const pid_t reaped = waitpid(child, NULL, WNOHANG);
-		if (reaped == child || (reaped < 0 && errno != EINTR))
-			return true;
-		if (waited_ms >= wait_ms)
-			return false;
-		pause_ms(REAP_LOOK_MS);
-	}
 }

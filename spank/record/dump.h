@@ -18,6 +18,7 @@ enum { RECORD_DIR_MAX = 1024, RECORD_GROUPS_MAX = 64 };
 /* Where a step's files are, and whose they are. */
 struct record_place {
 	char dir[RECORD_DIR_MAX]; /* of record=; "": nothing is written */
+	bool is_site;             /* `dir` is the site's default, which no user may make */
 	uint32_t job, step;
 	uid_t user;
 	gid_t group;
@@ -49,9 +50,6 @@ bool record_dump(const struct record_order *order, const struct rings_source *so
 /* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or -1.
    What the rings hold now is written: the memory is copied before this returns. */
 pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source);
-
-/* Reaps the child if it ends within so many milliseconds. True: it has ended, or somebody else has reaped it. */
-bool record_reap(pid_t child, int wait_ms);
 
 /* "signal 9", "code 1". */
 void record_end_text(int wait_status, char *text, size_t bytes);

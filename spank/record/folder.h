@@ -12,11 +12,12 @@
 
 #include "spank/base/error.h"
 
-/* Makes DIR, if need be, and the step's folder in it. */
-bool record_folder_make(const char *dir, uint32_t job, uint32_t step, struct error *error);
+/* Makes the step's folder in DIR. With `make`, DIR is made if it does not exist, and then is the user's alone. A folder for
+   all users is not made: the user who came first would lock out the others. */
+bool record_folder_make(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error);
 
-/* The step's folder, which is made if need be; -1 with a sentence. */
-int record_folder_open(const char *dir, uint32_t job, uint32_t step, struct error *error);
+/* Returns the step's folder, which is made if it does not exist; -1 with a sentence. */
+int record_folder_open(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error);
 
 /* Adds a line to the rank's file. Files of more than RECORD_FILE_MAX bytes grow no further. */
 enum { RECORD_FILE_MAX = 64 << 20 };

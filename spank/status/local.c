@@ -12,15 +12,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/reap.h"
 #include "spank/status/probe.h"
 #include "spank/status/process.h"
 
 enum {
 	ANSWER_MS = 10000,     /* beyond the interval, for all users together */
+	KILLED_MS = 1000,      /* until a killed child has ended */
 	ROW_BYTES_MAX = 8192,  /* of a row's line: more than its texts can have */
 	RANKS_PER_CPU = 16,    /* a launcher may start several workers to a CPU */
 	USERS_MAX = 1024,
@@ -169,8 +170,8 @@ static void finish(struct child *child, size_t bytes_max, uint64_t deadline_ns)
 		child->used = 0;
 	}
 	kill(child->pid, SIGKILL);
-	while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR)
-		continue;
+	/* A child that waits for a device or a file server goes on to do so. */
+	reap(child->pid, KILLED_MS, NULL);
 }
 
 /* ---- rows ----------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +20,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
+#include "spank/base/reap.h"
 #include "spank/failure/node/flight.h"
 #include "spank/record/dump.h"
 #include "spank/record/folder.h"
@@ -419,21 +421,37 @@ static void folder_is_made_and_kept_from_others(void **state)
 
 	(void)state;
 	snprintf(dir, sizeof(dir), "%s", in_folder("new"));
-	assert_true(record_folder_make(dir, 12, 0, &error));
-	assert_true(record_folder_make(dir, 12, 0, &error));
+	assert_true(record_folder_make(dir, true, 12, 0, &error));
+	assert_true(record_folder_make(dir, true, 12, 0, &error));
 	assert_return_code(stat(in_folder("new/12.0"), &info), errno);
 	assert_int_equal(info.st_mode & 0777, 0700);
 	/* Somebody else's link in a folder of all users. */
 	assert_return_code(symlink("/tmp", in_folder("new/13.0")), errno);
-	assert_false(record_folder_make(dir, 13, 0, &error));
+	assert_false(record_folder_make(dir, true, 13, 0, &error));
 	assert_non_null(strstr(error.text, "13.0"));
 	snprintf(dir, sizeof(dir), "%s", in_folder("no/such/folder"));
-	assert_false(record_folder_make(dir, 12, 0, &error));
+	assert_false(record_folder_make(dir, true, 12, 0, &error));
 	assert_non_null(strstr(error.text, "cannot make the folder: No such file or directory; name a folder that exists"));
 	assert_return_code(close(open(in_folder("file"), O_CREAT | O_WRONLY, 0600)), errno);
 	snprintf(dir, sizeof(dir), "%s", in_folder("file"));
-	assert_false(record_folder_make(dir, 12, 0, &error));
+	assert_false(record_folder_make(dir, true, 12, 0, &error));
 	assert_non_null(strstr(error.text, "cannot open the folder: Not a directory"));
+}
+
+/* If the first user made the site's folder, it would be that user's alone. */
+static void folder_of_a_site_is_not_made(void **state)
+{
+	struct error error;
+	char dir[600];
+
+	(void)state;
+	snprintf(dir, sizeof(dir), "%s", in_folder("site"));
+	assert_false(record_folder_make(dir, false, 12, 0, &error));
+	assert_non_null(strstr(error.text, "cannot open the folder: No such file or directory; the administrator makes the "
+	                                   "site's folder, with mode 1777, on all nodes"));
+	assert_int_not_equal(access(dir, F_OK), 0);
+	assert_return_code(mkdir(dir, 0700), errno);
+	assert_true(record_folder_make(dir, false, 12, 0, &error));
 }
 
 static void file_in_the_way_is_refused(void **state)
@@ -442,7 +460,7 @@ static void file_in_the_way_is_refused(void **state)
 	int steps;
 
 	(void)state;
-	steps = record_folder_open(folder, 1, 2, &error);
+	steps = record_folder_open(folder, true, 1, 2, &error);
 	assert_true(steps >= 0);
 	assert_true(record_folder_add(steps, 5, "one\n", 4, &error));
 	assert_true(record_folder_add(steps, 5, "two\n", 4, &error));
@@ -470,7 +488,7 @@ static void dump_writes_a_line_for_each_rank(void **state)
 	begin(&recorder, 1);
 	const pid_t child = record_dump_beside(&order, source());
 	assert_true(child > 0);
-	assert_true(record_reap(child, 20000));
+	assert_true(reap(child, 20000, NULL));
 	assert_int_equal(count_lines("8.1/rank-4.jsonl"), 1);
 	assert_int_equal(count_lines("8.1/rank-5.jsonl"), 1);
 	assert_int_equal(count_lines("8.1/rank-4294967295.jsonl"), -1);
@@ -499,13 +517,87 @@ static void root_becomes_the_user_first(void **state)
 		skip();
 	snprintf(place.dir, sizeof(place.dir), "%s", folder);
 	/* The folder is root's, so the user cannot write there, and root does not. */
-	assert_true(record_reap(record_dump_beside(&order, source()), 20000));
+	assert_true(reap(record_dump_beside(&order, source()), 20000, NULL));
 	assert_int_equal(count_lines("8.1/rank-0.jsonl"), -1);
 	assert_return_code(chown(folder, 65534, 65534), errno);
-	assert_true(record_reap(record_dump_beside(&order, source()), 20000));
+	assert_true(reap(record_dump_beside(&order, source()), 20000, NULL));
 	assert_return_code(stat(in_folder("8.1/rank-0.jsonl"), &info), errno);
 	assert_int_equal(info.st_uid, 65534);
 	assert_int_equal(info.st_gid, 65534);
+}
+
+static volatile sig_atomic_t asked;
+
+static void note_asked(int number)
+{
+	(void)number;
+	asked = 1;
+}
+
+/* A process with a file for stacks, which exits with 1 once it was asked for them, and otherwise with 0 at the end of its
+   input. Returns the other end of the input. */
+static int start_process_with_stacks(pid_t *pid)
+{
+	int input[2], ready[2];
+	char byte;
+
+	assert_return_code(pipe(input), errno);
+	assert_return_code(pipe(ready), errno);
+	*pid = fork();
+	assert_true(*pid >= 0);
+	if (*pid == 0) {
+		struct sigaction action = { .sa_handler = note_asked };
+		char name[32];
+		snprintf(name, sizeof(name), "ddp_stack-%d", SIGRTMAX - 3);
+		close(input[1]);
+		if (memfd_create(name, 0) < 0 || sigaction(SIGRTMAX - 3, &action, NULL) != 0 || write(ready[1], "", 1) != 1)
+			_exit(2);
+		while (read(input[0], &byte, 1) < 0 && errno == EINTR)
+			continue;
+		_exit(asked);
+	}
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	close(ready[0]);
+	close(ready[1]);
+	close(input[0]);
+	return input[1];
+}
+
+static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
+{
+	struct record_place place = { .job = 8, .step = 1, .user = geteuid(), .group = getegid() };
+	struct record_task task = { .rank = 0 };
+	const struct record_order order = { .place = &place, .reason = "asked", .node = "n1", .world_size = 1, .tasks = &task,
+		                            .count = 1, .stacks = true };
+	struct error error;
+
+	(void)state;
+	for (int writable = 0; writable < 2; writable++) {
+		const int input = start_process_with_stacks(&task.pid);
+		int wait_status = 0;
+		snprintf(place.dir, sizeof(place.dir), "%s", writable ? folder : in_folder("no/such/folder"));
+		assert_int_equal(record_dump(&order, source(), &error), writable);
+		close(input);
+		assert_true(reap(task.pid, 60000, &wait_status));
+		assert_true(WIFEXITED(wait_status));
+		assert_int_equal(WEXITSTATUS(wait_status), writable);
+	}
+}
+
+static void child_that_goes_on_is_not_waited_for(void **state)
+{
+	pid_t child;
+	int wait_status = 0;
+	const int input = start_process_with_stacks(&child);
+
+	(void)state;
+	assert_false(reap(child, 20, &wait_status));
+	assert_int_equal(wait_status, 0);
+	close(input);
+	assert_true(reap(child, 60000, &wait_status));
+	assert_true(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
+	assert_true(reap(child, 60000, &wait_status));
+	assert_int_equal(wait_status, -1);
 }
 
 /* ---- when ------------------------------------------------------------------------------ */
@@ -529,7 +621,32 @@ static void failure_is_recorded_once_and_at_the_end(void **state)
 	flight_note_end(&flight, &supervise);
 	assert_int_equal(count_lines("3.0/rank-0.jsonl"), 2);
 	assert_int_equal(count_lines("3.0/rank-1.jsonl"), 2);
-	assert_int_equal(flight.child, 0);
+	for (int i = 0; i < FLIGHT_CHILDREN; i++)
+		assert_int_equal(flight.children[i], 0);
+	supervise_end(&supervise);
+}
+
+/* While the children of earlier failures write, another failure neither loses them nor adds more than there is room for. */
+static void children_that_still_write_are_kept(void **state)
+{
+	struct supervise supervise;
+	struct flight flight = { .place = { .job = 3, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct error error;
+	int inputs[FLIGHT_CHILDREN];
+
+	(void)state;
+	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
+	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
+	supervise.shared->task[0].rank = 0;
+	for (int i = 0; i < FLIGHT_CHILDREN; i++)
+		inputs[i] = start_process_with_stacks(&flight.children[i]);
+	flight_note_failure(&flight, &supervise);
+	assert_int_equal(count_lines("3.0/rank-0.jsonl"), -1);
+	for (int i = 0; i < FLIGHT_CHILDREN; i++)
+		close(inputs[i]);
+	flight_note_end(&flight, &supervise);
+	assert_int_equal(count_lines("3.0/rank-0.jsonl"), 1);
+	assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 	supervise_end(&supervise);
 }
 
@@ -548,10 +665,14 @@ int main(void)
 		cmocka_unit_test_setup_teardown(line_has_what_the_rank_did, make_file, drop_file),
 		cmocka_unit_test_setup_teardown(line_of_noise_is_json, make_file, drop_file),
 		cmocka_unit_test_setup_teardown(folder_is_made_and_kept_from_others, make_folder, drop_folder),
+		cmocka_unit_test_setup_teardown(folder_of_a_site_is_not_made, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(file_in_the_way_is_refused, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(dump_writes_a_line_for_each_rank, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(root_becomes_the_user_first, make_folder, drop_folder),
+		cmocka_unit_test_setup_teardown(nobody_is_asked_for_stacks_that_have_no_place, make_folder, drop_folder),
+		cmocka_unit_test(child_that_goes_on_is_not_waited_for),
 		cmocka_unit_test_setup_teardown(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder),
+		cmocka_unit_test_setup_teardown(children_that_still_write_are_kept, make_folder, drop_folder),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "spank/base/reap.h"
 #include "spank/failure/node/stall.h"
 
 enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000 };
@@ -24,10 +26,30 @@ static void fill(const struct supervise *supervise, uint32_t local, struct recor
 		task->pid = supervise_pid(supervise, local);
 }
 
-static void wait_for_child(struct flight *flight, int ms)
+/* Waits so long for all of them together. */
+static void reap_children(struct flight *flight, int ms)
 {
-	if (flight->child > 0 && record_reap(flight->child, ms))
-		flight->child = 0;
+	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)ms * 1000000;
+
+	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
+		const uint64_t now_ns = ddp_now_ns();
+		const int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0;
+		if (flight->children[i] > 0 && reap(flight->children[i], left_ms, NULL))
+			flight->children[i] = 0;
+	}
+}
+
+/* Writes the records in a child, unless so many children are still at work that one more would be lost. */
+static void write_beside(struct flight *flight, const struct record_order *order, const struct rings_source *source)
+{
+	reap_children(flight, 0);
+	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
+		if (flight->children[i] > 0)
+			continue;
+		const pid_t child = record_dump_beside(order, source);
+		flight->children[i] = child > 0 ? child : 0;
+		return;
+	}
 }
 
 static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
@@ -38,16 +60,13 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	const struct record_order order = { .place = &flight->place, .reason = reason, .node = name, .tasks = tasks,
 		                            .count = supervise->local_tasks, .generation = supervise->generation,
 		                            .world_size = supervise->shared->world_size, .stacks = stacks };
-	pid_t child;
 
 	if (tasks == NULL)
 		return;
 	memcpy(name, supervise->shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
 		fill(supervise, i, &tasks[i]);
-	wait_for_child(flight, 0);
-	child = record_dump_beside(&order, &source);
-	flight->child = child > 0 ? child : 0;
+	write_beside(flight, &order, &source);
 	free(tasks);
 }
 
@@ -64,9 +83,9 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 	if (!is_wanted(flight, supervise) || !flight->failed)
 		return;
 	/* Its lines come before the last ones. */
-	wait_for_child(flight, END_WAIT_MS);
+	reap_children(flight, END_WAIT_MS);
 	begin(flight, supervise, "end", false);
-	wait_for_child(flight, END_WAIT_MS);
+	reap_children(flight, END_WAIT_MS);
 }
 
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins)
@@ -76,20 +95,18 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 		                             .bytes = DDP_RECORD_FILE_BYTES(view->count) };
 	struct record_task *tasks;
 	char name[sizeof(shared->node)] = "";
-	pid_t child;
 
-	wait_for_child(flight, 0);
+	reap_children(flight, 0);
 	if (!begins || flight->place.dir[0] == '\0' || (tasks = calloc(view->count, sizeof(*tasks))) == NULL)
 		return;
 	memcpy(name, shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < view->count; i++)
 		tasks[i] = (struct record_task){ .local_task = i, .rank = shared->task[i].rank,
 			.pid = atomic_load(&shared->task[i].end) == STALL_NO_END ? shared->task[i].pid : 0 };
-	child = record_dump_beside(&(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
+	write_beside(flight, &(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
 		.count = view->count, .generation = view->generation, .world_size = shared->world_size, .stacks = true,
 		.tasks = tasks }, &source);
-	flight->child = child > 0 ? child : 0;
 	free(tasks);
 	/* With stall-action=kill the ranks end as soon as srun hears of it, and so does the child. */
-	wait_for_child(flight, STALL_WAIT_MS);
+	reap_children(flight, STALL_WAIT_MS);
 }

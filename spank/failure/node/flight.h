@@ -10,9 +10,12 @@
 #include "spank/failure/node/supervise.h"
 #include "spank/record/dump.h"
 
+/* So many generations may fail while a file server does not answer. */
+enum { FLIGHT_CHILDREN = 4 };
+
 struct flight {
 	struct record_place place; /* its `dir` is "" without record= */
-	pid_t child;    /* that writes records; 0: none */
+	pid_t children[FLIGHT_CHILDREN]; /* that write records, and were not reaped; 0: none */
 	bool failed;    /* the first failure of the generation was noted */
 };
 
