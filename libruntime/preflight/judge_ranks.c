@@ -320,32 +320,32 @@ static bool is_stopped(const struct verdict *v)
 	return v->share < ODD * v->usual_share;
 }
 
-/* Returns whether something is odd. */
-static bool judge_way(struct preflight_findings *findings, const struct trials *t, int item, int way, const char *when,
-                      bool *unfit)
+/* The peak of a rank that hardly runs is low, too: its processor is the cause, and the work is a consequence. */
+static bool judge_field(struct preflight_findings *findings, const struct trials *t, int item, int way, enum field field,
+                        const char *when, bool *unfit)
 {
 	bool odd = false;
 
 	for (int work = 0; work < PREFLIGHT_WORKS; work++) {
-		struct verdict v = judge(t, item, way, work, PEAK);
-		if (!t->again->work[work] || !v.odd)
-			continue;
-		say(findings, t, item, work, when, &v);
-		odd = true;
-	}
-	for (int work = 0; work < PREFLIGHT_WORKS && !odd; work++) {
-		struct verdict v = judge(t, item, way, work, RATE);
+		struct verdict v = judge(t, item, way, work, field);
 		if (!t->again->work[work] || !v.odd)
 			continue;
 		odd = true;
-		if (!is_stopped(&v)) {
-			say(findings, t, item, work, when, &v);
-			continue;
+		if (work < PREFLIGHT_GPU_PRODUCT && is_stopped(&v)) {
+			say_share(findings, t, item, when, &v);
+			unfit[t->people->node[t->again->rank[item]]] = true;
+			return true;
 		}
-		say_share(findings, t, item, when, &v);
-		unfit[t->people->node[t->again->rank[item]]] = true;
+		say(findings, t, item, work, when, &v);
 	}
 	return odd;
+}
+
+/* Returns whether something is odd. */
+static bool judge_way(struct preflight_findings *findings, const struct trials *t, int item, int way, const char *when,
+                      bool *unfit)
+{
+	return judge_field(findings, t, item, way, PEAK, when, unfit) || judge_field(findings, t, item, way, RATE, when, unfit);
 }
 
 void preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,

@@ -189,6 +189,7 @@ struct scene {
 	double speed;
 	bool stopped;  /* it does not get its processor; otherwise it is slow itself */
 	bool only_at_once;
+	bool in_shreds; /* it runs for so short that each slice of its work is interrupted */
 };
 
 static struct preflight_figure figure(const struct scene *scene, int rank, int way, double full)
@@ -197,7 +198,8 @@ static struct preflight_figure figure(const struct scene *scene, int rank, int w
 	double share = disturbed(scene->noise) * (odd && scene->stopped ? scene->speed : 1);
 	double speed = odd && !scene->stopped ? scene->speed : 1;
 
-	return (struct preflight_figure){ full * speed * disturbed(scene->noise / 4), full * speed * share, share };
+	return (struct preflight_figure){ full * speed * disturbed(scene->noise / 4) * (odd && scene->in_shreds ? scene->speed : 1),
+		                          full * speed * share, share };
 }
 
 static void measure(const struct scene *scene, struct preflight_figures *figures, int rank)
@@ -282,7 +284,7 @@ static void a_very_slow_rank_is_named_on_a_busy_machine(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 5000; i++) {
-		struct scene scene = { .noise = 0.8, .odd = i % RANKS, .speed = 0.06, .stopped = true };
+		struct scene scene = { .noise = 0.8, .odd = i % RANKS, .speed = 0.06, .stopped = true, .in_shreds = i % 3 == 0 };
 		run(&scene);
 		is_named(&scene, "cpu");
 	}
