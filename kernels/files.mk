@@ -25,7 +25,9 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/optim.c \
 	kernels/cpu/optim_whole.c \
 	kernels/cpu/parallel.c \
-	kernels/cpu/pooling.c
+	kernels/cpu/pooling.c \
+	kernels/cpu/winograd.c \
+	kernels/cpu/winograd.h
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)
 kernels_libkernels_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libkernels_la_LIBADD = kernels/libinner_base.la $(BLAS_LIBS) $(MATH_LIBS)
@@ -70,6 +72,17 @@ kernels_libinner_avx2_la_SOURCES = $(inner_sources)
 kernels_libinner_avx2_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=avx2
 kernels_libinner_avx2_la_CFLAGS = $(kernels_cflags) -mavx2 -mfma
 kernels_libkernels_la_LIBADD += kernels/libinner_avx2.la
+noinst_LTLIBRARIES += kernels/libwinograd_avx2.la
+kernels_libwinograd_avx2_la_SOURCES = kernels/cpu/winograd_inner.c kernels/cpu/bf16.h kernels/cpu/winograd.h
+kernels_libwinograd_avx2_la_CFLAGS = $(kernels_cflags) -mavx2 -mfma
+kernels_libkernels_la_LIBADD += kernels/libwinograd_avx2.la
+endif
+
+if HAVE_AVX512_KERNELS
+noinst_LTLIBRARIES += kernels/libwinograd_avx512.la
+kernels_libwinograd_avx512_la_SOURCES = kernels/cpu/winograd_inner.c kernels/cpu/bf16.h kernels/cpu/winograd.h
+kernels_libwinograd_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f
+kernels_libkernels_la_LIBADD += kernels/libwinograd_avx512.la
 endif
 
 if HAVE_AVX512_BF16_KERNELS

@@ -3,12 +3,13 @@
  * Convolution as a matrix product: what the window sees at a place is a row of a panel,
  * and the panel times the weight gives the places' outputs. A panel has as many places as
  * stay in the cache; with a window of 1 it is the image itself. Threads work on lines of
- * places, each with a panel of its own.
+ * places, each with a panel of its own. Where Winograd's convolution is faster, it does the work.
  */
 #include <string.h>
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/winograd.h"
 
 enum {
 	PANEL_FLOATS = 1 << 17, /* half a MiB */
@@ -63,8 +64,12 @@ static int64_t sums(const struct convolution *c)
 size_t dk_cpu_convolution_work(const dk_window *w, int64_t outputs)
 {
 	const struct convolution c = describe(w, outputs, NULL);
+	const dk_winograd_set *set = dk_winograd(w, outputs);
+	const size_t panels = (size_t)(c.pieces * c.lines * c.across * c.row + (c.pieces - 1) * sums(&c)),
+		planes = set != NULL ? dk_winograd_work(set, w, outputs) : 0;
 
-	return (size_t)(c.pieces * c.lines * c.across * c.row + (c.pieces - 1) * sums(&c));
+	/* Fewer images may come, which Winograd's convolution is not for. */
+	return panels > planes ? panels : planes;
 }
 
 static bool is_plain(const struct convolution *c)
@@ -276,8 +281,13 @@ static void sum_span(void *arg, int64_t first, int64_t last)
 void dk_cpu_convolution_forward(float *out, float *work, const float *in, const float *weight,
                                 const float *bias, const dk_window *w, int64_t outputs)
 {
-	struct convolution c = describe(w, outputs, work);
+	const dk_winograd_set *set = dk_winograd(w, outputs);
 
+	if (set != NULL) {
+		dk_winograd_forward(set, out, work, in, weight, bias, w, outputs);
+		return;
+	}
+	struct convolution c = describe(w, outputs, work);
 	c.out = out;
 	c.in = in;
 	c.weight = weight;
@@ -289,8 +299,13 @@ void dk_cpu_convolution_backward_params(float *dweight, float *dbias, float *wor
                                         const float *dout, const float *in,
                                         const dk_window *w, int64_t outputs)
 {
-	struct convolution c = describe(w, outputs, work);
+	const dk_winograd_set *set = dk_winograd(w, outputs);
 
+	if (set != NULL) {
+		dk_winograd_backward_params(set, dweight, dbias, work, dout, in, w, outputs);
+		return;
+	}
+	struct convolution c = describe(w, outputs, work);
 	c.dweight = dweight;
 	c.dbias = dbias;
 	c.dout = dout;
@@ -303,8 +318,13 @@ void dk_cpu_convolution_backward_params(float *dweight, float *dbias, float *wor
 void dk_cpu_convolution_backward_input(float *din, float *work, const float *dout,
                                        const float *weight, const dk_window *w, int64_t outputs)
 {
-	struct convolution c = describe(w, outputs, work);
+	const dk_winograd_set *set = dk_winograd(w, outputs);
 
+	if (set != NULL) {
+		dk_winograd_backward_input(set, din, work, dout, weight, w, outputs);
+		return;
+	}
+	struct convolution c = describe(w, outputs, work);
 	c.din = din;
 	c.dout = dout;
 	c.weight = weight;

@@ -13,6 +13,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/winograd.h"
 
 /* oneDNN 3 makes descriptions of memory on the heap, and gives convolutions no description
    before the primitive's. */
@@ -347,7 +348,7 @@ static struct plan *find(struct dk_onednn *o, enum dk_pass pass, const dk_window
 {
 	struct plan *p;
 
-	if (o == NULL || dk_in_use() != NULL || dk_window_places(w, w->width) < LEAST_ACROSS)
+	if (o == NULL || dk_in_use() != NULL || dk_window_places(w, w->width) < LEAST_ACROSS || dk_winograd(w, outputs) != NULL)
 		return NULL;
 	p = o->plans;
 	while (p != NULL && !same_layer(p, pass, w, outputs, bias))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Convolutions by oneDNN against plain loops in double precision: odd shapes, other numbers of
- * images and of threads by the same plans, and what it leaves to the kernels here.
+ * Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
+ * against plain loops in double precision: odd shapes, other numbers of images and of threads by the
+ * same plans, and what each leaves to others.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -13,6 +14,7 @@
 #include <cmocka.h>
 
 #include "cpu/convolution_onednn.h"
+#include "cpu/winograd.h"
 #include "tests/support/kernel_values.h"
 
 /* The plain version would take most of the time. */
@@ -83,42 +85,80 @@ static void near(const char *what, const struct convolution *c, const float *got
 			         (long)w->size, (long)w->stride, (long)w->padding, (long)i, got[i], wanted[i]);
 }
 
-static void check(struct dk_onednn *o, const struct convolution *c, int threads)
+/* Who is to compute. */
+struct way {
+	struct dk_onednn *onednn;
+	const dk_winograd_set *winograd; /* unless it is NULL */
+};
+
+static void compute(const struct way *way, const struct convolution *c, float *const in[KINDS], float *const got[KINDS])
 {
+	const dk_window *w = &c->w;
+	const float *bias = c->bias ? in[BIAS] : NULL;
+	float *dbias = c->bias ? got[BIAS] : NULL;
+	const dk_winograd_set *set = way->winograd;
+	float *work = make(set != NULL ? dk_winograd_work(set, w, c->outputs) : dk_convolution_work(w, c->outputs), sizeof(float));
+
+	if (set != NULL) {
+		dk_winograd_forward(set, got[PLACES], work, in[IMAGES], in[WEIGHT], bias, w, c->outputs);
+		dk_winograd_backward_params(set, got[WEIGHT], dbias, work, in[PLACES], in[IMAGES], w, c->outputs);
+		dk_winograd_backward_input(set, got[IMAGES], work, in[PLACES], in[WEIGHT], w, c->outputs);
+	} else {
+		dk_onednn_forward(way->onednn, got[PLACES], work, in[IMAGES], in[WEIGHT], bias, w, c->outputs);
+		dk_onednn_backward_params(way->onednn, got[WEIGHT], dbias, work, in[PLACES], in[IMAGES], w, c->outputs);
+		dk_onednn_backward_input(way->onednn, got[IMAGES], work, in[PLACES], in[WEIGHT], w, c->outputs);
+	}
+	assert_null(dk_failure());
+	free(work);
+}
+
+/* What a convolution takes, gives, and should give. */
+struct values {
 	float *in[KINDS], *got[KINDS];
 	double *wanted[KINDS];
+};
+
+static struct values make_values(const struct convolution *c)
+{
+	struct values v;
 
 	random_state = 7;
-	dk_set_threads(threads);
-	float *work = make(dk_convolution_work(&c->w, c->outputs), sizeof(float));
 	for (int kind = 0; kind < KINDS; kind++) {
 		const int64_t n = count_of(c, kind);
-		in[kind] = make((size_t)n, sizeof(float));
-		got[kind] = make((size_t)n, sizeof(float));
-		wanted[kind] = make((size_t)n, sizeof(double));
+		v.in[kind] = make((size_t)n, sizeof(float));
+		v.got[kind] = make((size_t)n, sizeof(float));
+		v.wanted[kind] = make((size_t)n, sizeof(double));
 		for (int64_t i = 0; i < n; i++) {
-			in[kind][i] = (float)uniform(); /* of places, dout */
-			got[kind][i] = kind < WEIGHT ? 1e30f : 0.5f;
-			wanted[kind][i] = kind < WEIGHT ? 0 : 0.5;
+			v.in[kind][i] = (float)uniform(); /* of places, dout */
+			v.got[kind][i] = kind < WEIGHT ? 1e30f : 0.5f;
+			v.wanted[kind][i] = kind < WEIGHT ? 0 : 0.5;
 		}
 	}
-	convolve(c, in, in[PLACES], wanted);
-	dk_onednn_forward(o, got[PLACES], work, in[IMAGES], in[WEIGHT], c->bias ? in[BIAS] : NULL, &c->w, c->outputs);
-	dk_onednn_backward_params(o, got[WEIGHT], c->bias ? got[BIAS] : NULL, work, in[PLACES], in[IMAGES], &c->w,
-	                          c->outputs);
-	dk_onednn_backward_input(o, got[IMAGES], work, in[PLACES], in[WEIGHT], &c->w, c->outputs);
-	assert_null(dk_failure());
-	near("out", c, got[PLACES], wanted[PLACES], count_of(c, PLACES), 3e-5);
-	near("weight's gradient", c, got[WEIGHT], wanted[WEIGHT], count_of(c, WEIGHT), 2e-4);
-	near("input's gradient", c, got[IMAGES], wanted[IMAGES], count_of(c, IMAGES), 3e-5);
-	if (c->bias)
-		near("bias' gradient", c, got[BIAS], wanted[BIAS], c->outputs, 2e-4);
+	convolve(c, v.in, v.in[PLACES], v.wanted);
+	return v;
+}
+
+static void free_values(struct values *v)
+{
 	for (int kind = 0; kind < KINDS; kind++) {
-		free(in[kind]);
-		free(got[kind]);
-		free(wanted[kind]);
+		free(v->in[kind]);
+		free(v->got[kind]);
+		free(v->wanted[kind]);
 	}
-	free(work);
+}
+
+static void check(const struct way *way, const struct convolution *c, int threads)
+{
+	struct values v = make_values(c);
+
+	dk_set_threads(threads);
+	compute(way, c, v.in, v.got);
+	near("out", c, v.got[PLACES], v.wanted[PLACES], count_of(c, PLACES), 3e-5);
+	near("weight's gradient", c, v.got[WEIGHT], v.wanted[WEIGHT], count_of(c, WEIGHT), 2e-4);
+	near("input's gradient", c, v.got[IMAGES], v.wanted[IMAGES], count_of(c, IMAGES), 3e-5);
+	if (c->bias)
+		near("bias' gradient", c, v.got[BIAS], v.wanted[BIAS], c->outputs, 2e-4);
+	free_values(&v);
 }
 
 static void convolutions(void **state)
@@ -128,15 +168,95 @@ static void convolutions(void **state)
 		{{2, 30, 30, 3, 7, 2, 3}, 16, false}, {{3, 12, 11, 5, 3, 1, 1}, 7, true}, {{3, 16, 17, 16, 3, 2, 1}, 16, true},
 		{{2, 7, 6, 16, 3, 1, 1}, 16, true}, /* too narrow for oneDNN */
 	};
-	struct dk_onednn *o = *state;
+	const struct way way = {.onednn = *state};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct convolution fewer = cases[i];
 		fewer.w.batch--;
-		check(o, &cases[i], 1);
-		check(o, &cases[i], MANY_THREADS);
-		check(o, &fewer, MANY_THREADS);
+		check(&way, &cases[i], 1);
+		check(&way, &cases[i], MANY_THREADS);
+		check(&way, &fewer, MANY_THREADS);
 	}
+}
+
+static void winograd(void **state)
+{
+	const struct {
+		dk_window w; /* of so many times as many channels, and outputs, as the set takes at least */
+		int64_t outputs;
+		bool bias;
+	} cases[] = {
+		{{2, 8, 6, 1, 3, 1, 1}, 2, true}, {{3, 5, 7, 2, 3, 1, 1}, 1, false}, {{1, 3, 3, 1, 3, 1, 0}, 1, true},
+		{{2, 4, 5, 1, 3, 1, 2}, 1, false}, {{1, 1, 1, 1, 3, 1, 1}, 1, true},
+		{{3, 17, 16, 1, 3, 1, 1}, 1, false}, /* more than one block of tiles, of which the last is smaller */
+	};
+	struct way way = {0};
+
+	(void)state;
+	for (int set = 0; (way.winograd = dk_winograd_set_at(set)) != NULL; set++)
+		for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+			struct convolution c = {.w = cases[i].w, .outputs = cases[i].outputs * way.winograd->across, .bias = cases[i].bias};
+			c.w.channels *= way.winograd->across;
+			check(&way, &c, 1);
+			check(&way, &c, MANY_THREADS);
+		}
+}
+
+/* The root of the mean square of how far they are from what they should be. */
+static double apart(const float *got, const double *wanted, int64_t n)
+{
+	double squares = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		squares += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+	return sqrt(squares / (double)n);
+}
+
+/* Sums in other orders differ; what is promised is that none is worse. */
+static void winograd_is_as_exact_as_a_sum(void **state)
+{
+	const struct way way = {.winograd = dk_winograd_set_at(0)};
+
+	(void)state;
+	if (way.winograd == NULL)
+		skip();
+	const struct convolution c = {.w = {2, 8, 8, 128, 3, 1, 1}, .outputs = 64};
+	struct values v = make_values(&c);
+	const int64_t outs = count_of(&c, PLACES), row = 9 * c.w.channels;
+	compute(&way, &c, v.in, v.got);
+	const double products = apart(v.got[PLACES], v.wanted[PLACES], outs);
+	for (int64_t i = 0; i < outs; i++) {
+		const int64_t o = i % c.outputs, place = i / c.outputs, y = place / 8 % 8, x = place % 8;
+		float sum = 0;
+		for (int64_t k = 0; k < row; k++) {
+			const int64_t down = y + k / c.w.channels / 3 - 1, right = x + k / c.w.channels % 3 - 1;
+			if (down >= 0 && down < 8 && right >= 0 && right < 8)
+				sum += v.in[IMAGES][((place / 64 * 8 + down) * 8 + right) * c.w.channels + k % c.w.channels] *
+				       v.in[WEIGHT][o * row + k];
+		}
+		v.got[PLACES][i] = sum;
+	}
+	const double plain = apart(v.got[PLACES], v.wanted[PLACES], outs);
+	if (!(products <= plain))
+		fail_msg("%g from the exact sums, a plain sum in f32 %g", products, plain);
+	free_values(&v);
+}
+
+static void winograd_takes_what_networks_have(void **state)
+{
+	const dk_winograd_set *set = dk_winograd_set_at(0);
+	const dk_window inner = {2, 8, 8, 64, 3, 1, 1}, moves = {2, 8, 8, 64, 3, 2, 1}, few = {1, 4, 4, 64, 3, 1, 1},
+		first = {2, 32, 32, 3, 3, 1, 1};
+
+	if (set == NULL)
+		skip();
+	assert_ptr_equal(dk_winograd(&inner, 64), set);
+	assert_null(dk_winograd(&inner, 10));
+	assert_null(dk_winograd(&moves, 64));
+	assert_null(dk_winograd(&few, 64));
+	assert_null(dk_winograd(&first, 64));
+	for (enum dk_pass pass = DK_FORWARD; pass <= DK_BACKWARD_INPUT; pass++)
+		assert_false(dk_onednn_takes(*state, pass, &inner, 64, false));
 }
 
 /* Otherwise the test above would be one of the kernels here. */
@@ -147,7 +267,7 @@ static void onednn_takes_what_networks_have(void **state)
 	/* oneDNN has code for all passes from AVX2 on, as DNNL_MAX_CPU_ISA=AVX2 and =AVX tell. */
 	if (!__builtin_cpu_supports("avx2"))
 		skip();
-	const dk_window first = {2, 32, 32, 3, 3, 1, 1}, inner = {2, 8, 8, 64, 3, 1, 1}, narrow = {8, 8, 4, 64, 3, 1, 1};
+	const dk_window first = {2, 32, 32, 3, 3, 1, 1}, inner = {2, 16, 16, 64, 3, 2, 1}, narrow = {8, 8, 4, 64, 1, 1, 0};
 
 	assert_non_null(*state);
 	for (enum dk_pass pass = DK_FORWARD; pass <= DK_BACKWARD_INPUT; pass++) {
@@ -192,6 +312,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(convolutions),
+		cmocka_unit_test(winograd),
+		cmocka_unit_test(winograd_is_as_exact_as_a_sum),
+		cmocka_unit_test(winograd_takes_what_networks_have),
 		cmocka_unit_test(onednn_takes_what_networks_have),
 		cmocka_unit_test(what_onednn_refuses_is_no_failure),
 	};
