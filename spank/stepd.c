@@ -305,7 +305,10 @@ static void finish(struct stepd *stepd)
 {
 	watched = NULL;
 	kill_finish_alone();
-	node_end(&stepd->node);
+	if (ends_leaves_rest()) {
+		node_end_witness(&stepd->node);
+		node_tell_end(&stepd->node);
+	}
 }
 
 /* No task has come so far as to note it (see task.c). For the epilog of a task, Slurm has put
@@ -346,10 +349,9 @@ void stepd_end(struct stepd *stepd)
 {
 	/* Another plugin's failure may have kept the last tasks' ends from this one. The tasks have
 	   ended all the same, and no thread may read what supervise_end() takes away. */
-	if (watched != NULL) {
-		(void)ends_finish();
+	(void)ends_finish();
+	if (watched != NULL)
 		finish(stepd);
-	}
 	ends_leave();
 	free(stepd->handles);
 	stepd->handles = NULL;

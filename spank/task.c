@@ -139,13 +139,13 @@ static void note_rank(const struct stepd *stepd, const struct identity *identity
 	memcpy(shared->node, identity->node_name, sizeof(shared->node));
 }
 
-/* The node's first task to get here tells srun that the node has the plugin, before its own program
-   runs; others do not wait for it. If srun does not answer, slurmstepd tells it again. */
+/* srun is to know that the node has the plugin. slurmstepd's thread tells srun, beside the programs. Without the thread
+   the node's first task to get here does so; others do not wait for it. */
 static void report_node(const struct stepd *stepd, const struct identity *identity)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 
-	if (shared != NULL && !atomic_exchange(&shared->reported, true) &&
+	if (shared != NULL && !atomic_exchange(&shared->noted, true) && !atomic_load(&shared->watched) &&
 	    relay_tell_here(&stepd->node.relay, shared->srun_address, identity->rank, shared->node))
 		atomic_store(&shared->answered, true);
 }

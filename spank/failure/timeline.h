@@ -39,9 +39,9 @@
  *         the first lines of the new programs ran 360 to 440 ms after the first rank's end.
  *
  * silent  If tasks have started on a node whose plugin has not reported, srun takes the plugin for
- *         absent there after SILENT_MS. A plugin reports before its node's first program runs,
- *         usually within milliseconds. If srun does not answer, slurmstepd repeats the report each
- *         REPORT_MS, and less often after SILENT_MS. If another plugin prepares the tasks first,
+ *         absent there after SILENT_MS. A plugin reports beside the programs, usually within 100 ms, and at
+ *         the latest before Slurm tells srun of the end of its node's last task. If srun does not answer,
+ *         slurmstepd repeats the report each REPORT_MS, and less often after SILENT_MS. If another plugin prepares the tasks first,
  *         as Pyxis, which may fetch an image, srun only warns, after UNSURE_MS.
  *
  * If srun has not answered within CONNECT_MS or REPLY_MS, the node itself prints the sentence,

@@ -82,21 +82,28 @@ static void watch(void)
 	ends_watch(&node, act, true);
 }
 
-/* A task that has become the user's program, and waits to be killed. */
+/* A task that has become the user's program. It waits to be killed, and ends well after SIGTERM. */
 static void fork_tasks(void)
 {
+	sigset_t term, before;
+	int number;
+
+	sigemptyset(&term);
+	sigaddset(&term, SIGTERM);
+	assert_int_equal(sigprocmask(SIG_BLOCK, &term, &before), 0);
 	for (uint32_t i = 0; i < TASKS; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
 		if (pid == 0) {
 			prctl(PR_SET_PDEATHSIG, SIGKILL);
-			for (;;)
-				pause();
+			sigwait(&term, &number);
+			_exit(0);
 		}
 		node.supervise.shared->task[i].rank = i;
 		atomic_store(&node.supervise.shared->task[i].start_ns, 1);
 		supervise_forked(&node.supervise, i, pid);
 	}
+	assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
 	node.supervise.shared->world_size = TASKS;
 	strcpy(node.supervise.shared->node, "n0");
 }
@@ -304,6 +311,43 @@ static void thread_takes_ends_before_slurm_does(void **state)
 	status_taken = SIGKILL;
 	take_second();
 	assert_true(last);
+	/* The witness is needed until the request to end the step is over. */
+	assert_true(ends_leaves_rest());
+	assert_true(ends_finish());
+	supervise_end(&node.supervise);
+}
+
+/* Slurm waits 100 ms after the first of several ends. Meanwhile the thread does all that follows the last end. */
+static void thread_ends_the_witness_before_slurm_reaps(void **state)
+{
+	pid_t tasks[TASKS], keeper;
+
+	(void)state;
+	start();
+	begin();
+	fork_tasks();
+	make_witness();
+	for (int i = 0; i < TASKS; i++)
+		tasks[i] = node.supervise.pids[i];
+	keeper = node.supervise.shared->witness.keeper;
+	watch();
+	assert_true(atomic_load(&node.supervise.shared->watched));
+	for (int i = 0; i < TASKS; i++)
+		kill(tasks[i], SIGTERM);
+	while (kill(node.supervise.shared->witness.pid, 0) == 0)
+		usleep(1000);
+	status_taken = 0;
+	/* The first callback waits for nothing that the last one has to wait for. */
+	assert_int_equal(waitpid(tasks[0], NULL, 0), tasks[0]);
+	take_first();
+	assert_false(last);
+	assert_int_equal(waitpid(tasks[1], NULL, 0), tasks[1]);
+	take_second();
+	assert_true(last);
+	assert_false(ends_leaves_rest());
+	assert_true(ends_finish());
+	/* Nothing is left of the witness's keeper. */
+	assert_true(keeper == 0 || kill(keeper, 0) != 0);
 	supervise_end(&node.supervise);
 }
 
@@ -330,6 +374,7 @@ int main(void)
 		cmocka_unit_test(contained_callback_takes_no_running_process_for_ended),
 		cmocka_unit_test(contained_callback_ends_the_witness),
 		cmocka_unit_test(thread_takes_ends_before_slurm_does),
+		cmocka_unit_test(thread_ends_the_witness_before_slurm_reaps),
 		cmocka_unit_test(looks_at_tasks_grow_rare),
 	};
 

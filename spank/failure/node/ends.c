@@ -30,6 +30,14 @@ static struct {
 	pthread_mutex_t lock; /* of the node, while the thread runs */
 	struct worker worker;
 	bool running;
+	bool acted;         /* a request to end the step may be under way */
+	uint32_t callbacks; /* Slurm's, for tasks that it has reaped */
+	enum {
+		REST_LATER,   /* the thread watches the tasks */
+		REST_BEGUN,   /* it has ended the witness, and tells srun of the end */
+		REST_LEFT     /* for who ends the thread */
+	} rest;
+	pthread_cond_t rest_changed;
 	struct generation generation; /* of a step with restart= */
 	int wake;
 	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, the
@@ -41,7 +49,7 @@ static struct {
 	uint64_t lose_ns;     /* when it is to take them for lost again, as srun has not heard of it, */
 	int losses;           /* and how often it has done so in vain */
 	bool witness_done;    /* nobody has to look at them any more */
-} ends = { .lock = PTHREAD_MUTEX_INITIALIZER };
+} ends = { .lock = PTHREAD_MUTEX_INITIALIZER, .rest = REST_LEFT, .rest_changed = PTHREAD_COND_INITIALIZER };
 
 /* The process of the task, or of its agent. */
 static pid_t slurms_process(const struct supervise *supervise, uint32_t local_task)
@@ -64,8 +72,10 @@ static void take(const struct node_task *task)
 	if (ends.generation.node != NULL)
 		generation_done(&ends.generation, task->local_id);
 	/* srun alone decides what follows from the end of a program that can be started again. */
-	else if (delay != DELAY_NEVER)
+	else if (delay != DELAY_NEVER) {
+		ends.acted = true;
 		ends.act(delay);
+	}
 }
 
 int ends_next_look_ms(int look_ms)
@@ -177,6 +187,27 @@ static bool begin_generations(void)
 	return generation_start(&ends.generation, ends.node, &facts);
 }
 
+static void note_rest(int rest)
+{
+	pthread_mutex_lock(&ends.lock);
+	ends.rest = rest;
+	pthread_cond_broadcast(&ends.rest_changed);
+	pthread_mutex_unlock(&ends.lock);
+}
+
+/* What follows the last end takes milliseconds, and Slurm may wait longer than that before it reaps the last task. Whoever
+   asks for the end of the step looks at the witness until then. */
+static void do_rest(void)
+{
+	if (ends.acted || supervise_processes(&ends.node->supervise) > 0) {
+		note_rest(REST_LEFT);
+		return;
+	}
+	node_end_witness(ends.node);
+	note_rest(REST_BEGUN);
+	node_tell_end(ends.node);
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
@@ -215,6 +246,7 @@ static void watch(void)
 		close(ends.ready[count + 1].fd);
 	link_say_bye(&ends.node->link);
 	pthread_mutex_unlock(&ends.lock);
+	do_rest();
 }
 
 /* Without the thread, agents would wait for orders for ever. */
@@ -239,25 +271,42 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.look_ms = ends.witness_ms = LOOK_MS;
 	ends.lost_ns = ends.lose_ns = 0;
 	ends.losses = 0;
-	ends.witness_done = false;
+	ends.witness_done = ends.acted = false;
+	ends.callbacks = 0;
+	ends.rest = REST_LATER;
 	/* A contained thread would end with its callback, and could hold the lock then. */
 	ends.ready = thread && !contained_here() ? calloc(node->supervise.local_tasks + BESIDE_TASKS, sizeof(*ends.ready)) : NULL;
 	if (ends.ready != NULL) {
 		ends.wake = eventfd(0, EFD_CLOEXEC);
 		ends.running = ends.wake >= 0 && begin_generations() && worker_start(&ends.worker, watch);
 	}
-	if (!ends.running)
-		dismiss_agents();
+	atomic_store(&node->supervise.shared->watched, ends.running);
+	if (ends.running)
+		return;
+	ends.rest = REST_LEFT;
+	dismiss_agents();
+}
+
+static void wake_thread(void)
+{
+	const uint64_t one = 1;
+
+	/* An eventfd that nobody has written to takes it. */
+	while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
+		continue;
+}
+
+bool ends_leaves_rest(void)
+{
+	return ends.rest == REST_LEFT;
 }
 
 bool ends_finish(void)
 {
-	const uint64_t one = 1;
-
+	if (ends.node == NULL)
+		return true;
 	if (ends.running) {
-		/* An eventfd that nobody has written to takes it. */
-		while (write(ends.wake, &one, sizeof(one)) < 0 && errno == EINTR)
-			continue;
+		wake_thread();
 		while (!worker_join(&ends.worker, JOIN_MS))
 			continue;
 	}
@@ -305,14 +354,22 @@ static void take_agent(const struct node_task *agent)
 
 bool ends_take(const struct node_task *task)
 {
-	bool last;
+	bool last, left;
 
 	pthread_mutex_lock(&ends.lock);
+	ends.callbacks++;
 	if (ends.node->supervise.agents.shared != NULL)
 		take_agent(task);
 	else if (ends.node->supervise.reaped[task->local_id].ns == 0)
 		take(task);
-	last = supervise_processes(&ends.node->supervise) == 0;
+	/* The thread may have taken tasks that Slurm has not reaped yet. */
+	last = supervise_processes(&ends.node->supervise) == 0 &&
+	       (!ends.running || ends.callbacks >= ends.node->supervise.local_tasks);
+	if (last && ends.running)
+		wake_thread();
+	while (last && ends.rest == REST_LATER)
+		pthread_cond_wait(&ends.rest_changed, &ends.lock);
+	left = ends.rest == REST_LEFT;
 	pthread_mutex_unlock(&ends.lock);
-	return last && ends_finish();
+	return last && (!left || ends_finish());
 }

@@ -22,8 +22,12 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 int ends_next_look_ms(int look_ms);
 
 /* Takes the end of a task from Slurm's callback; returns when srun knows of it. True: it was the last task, and
-   the thread has ended. */
+   the thread has ended, or has got as far as behind node_end_witness(). */
 bool ends_take(const struct node_task *task);
+
+/* Whether node_end_witness() and node_tell_end() are left to the caller. Otherwise the thread has called both, or does so,
+   as soon as the last task has ended: Slurm may call back much later. */
+bool ends_leaves_rest(void);
 
 /* Ends the thread, which first takes what has ended, and says good-bye to srun. True if that is all tasks. */
 bool ends_finish(void);

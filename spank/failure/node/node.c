@@ -21,7 +21,8 @@
 #include "spank/failure/timeline.h"
 
 enum {
-	LINK_LOOK_MS = 10,
+	LINK_LOOK_MS = 50,   /* how often for a task that has noted where srun is. Many a program has ended by then, */
+	ORDERS_LOOK_MS = 10, /* and agents wait for the link */
 	OUT_OF_REACH_MS = 1500, /* without an acknowledgement of srun's host */
 };
 
@@ -268,7 +269,7 @@ static bool report(struct node *node)
 	char address[sizeof(shared->srun_address)] = "", name[sizeof(shared->node)] = "";
 	uint32_t rank = UINT32_MAX;
 
-	if (!atomic_load(&shared->reported) || atomic_load(&shared->answered))
+	if (!atomic_load(&shared->noted) || atomic_load(&shared->answered))
 		return atomic_load(&shared->answered);
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
 	memcpy(name, shared->node, sizeof(name) - 1);
@@ -278,6 +279,12 @@ static bool report(struct node *node)
 	if (relay_tell_here(&node->relay, address, rank, name))
 		atomic_store(&shared->answered, true);
 	return atomic_load(&shared->answered);
+}
+
+/* Until a task has noted where srun is. */
+static int look_for_srun_ms(const struct node *node)
+{
+	return node->supervise.agents.shared != NULL ? ORDERS_LOOK_MS : LINK_LOOK_MS;
 }
 
 static void start_link(struct node *node)
@@ -352,11 +359,10 @@ int node_serve_link(struct node *node)
 	if (node->silence_ms == 0 || shared == NULL)
 		return -1;
 	if (!link_is_started(&node->link)) {
-		if (node->relay.port == 0 || node->relay.sender == NULL)
+		if (node->relay.port == 0 || node->relay.sender == NULL || supervise_processes(&node->supervise) == 0)
 			return -1;
-		/* A task notes where srun is before it begins to report. */
-		if (!atomic_load(&shared->reported))
-			return LINK_LOOK_MS;
+		if (!atomic_load(&shared->noted))
+			return look_for_srun_ms(node);
 		start_link(node);
 	}
 	next_ms = link_tick(&node->link);
@@ -376,8 +382,11 @@ int node_report_again(struct node *node)
 		return -1;
 	if (node->supervise.shared == NULL || node->relay.port == 0)
 		return -1;
+	/* Where there is no link, nobody else tells srun first. */
+	if (node->report_ns == 0 && node->silence_ms == 0 && !atomic_load(&node->supervise.shared->noted))
+		return look_for_srun_ms(node);
 	if (node->report_ns == 0)
-		node->report_ns = now_ns + (uint64_t)REPORT_MS * 1000000;
+		node->report_ns = now_ns + (node->silence_ms == 0 ? 0 : (uint64_t)REPORT_MS * 1000000);
 	if (now_ns >= node->report_ns) {
 		if (report(node))
 			return -1;
@@ -406,11 +415,6 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
 	if (judge_task_end(task->wait_status) != END_FINE)
 		flight_note_failure(&node->flight, &node->supervise);
-	/* srun is to know of the node before it hears that the step has ended well. One that is out of
-	   reach is not to hold up each of many tasks. */
-	if (judge_task_end(task->wait_status) == END_FINE &&
-	    (node->reported_ns == 0 || seen_ns - node->reported_ns >= REPORT_MS * 1000000ull))
-		report(node);
 	/* The task itself has said why, in task_begin(). */
 	if (!has_started(node, task->local_id) && atomic_load(&node->supervise.shared->told))
 		return DELAY_NEVER;
@@ -452,16 +456,34 @@ static bool others_may_wait(const struct supervise *supervise)
 	return any_without && supervise->shared->world_size > supervise->local_tasks;
 }
 
-void node_end(struct node *node)
+static bool any_has_ended_well(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		if (atomic_load(&supervise->shared->task[i].end) == STALL_GOOD_END)
+			return true;
+	return false;
+}
+
+void node_end_witness(struct node *node)
 {
 	const struct supervise *supervise = &node->supervise;
 
-	/* First: what the witness tells could come later, and be older. */
+	/* srun is to know of the node before it hears that the step has ended well. */
+	if (any_has_ended_well(supervise) &&
+	    (node->reported_ns == 0 || ddp_now_ns() - node->reported_ns >= REPORT_MS * 1000000ull))
+		report(node);
+	/* Before node_tell_end(): what the witness tells could come later, and be older. */
 	witness_end(&supervise->shared->witness);
 	flight_note_end(&node->flight, supervise);
 	/* Between two looks, such a rank has gone on and ended. */
 	if (atomic_load(&supervise->shared->late))
 		stall_tell_unwatched(supervise, &node->relay);
+}
+
+void node_tell_end(struct node *node)
+{
+	const struct supervise *supervise = &node->supervise;
+
 	if (node->stall_seconds == 0 && (node->launcher || !others_may_wait(supervise)))
 		return;
 	/* A task that failed or was killed ends the step or was said, and there may be many such

@@ -75,7 +75,11 @@ int node_report_again(struct node *node);
    milliseconds to call it again; -1: never. */
 int node_serve_link(struct node *node);
 
-/* All tasks have been taken: ends the witness, and tells srun if others may wait for them. */
-void node_end(struct node *node);
+/* All tasks have been taken: tells srun of the node, if srun has not answered yet, and ends the witness. Slurm waits for
+   this before it tells srun of the last end. */
+void node_end_witness(struct node *node);
+
+/* Then: tells srun if others may wait for the tasks. */
+void node_tell_end(struct node *node);
 
 #endif

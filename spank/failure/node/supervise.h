@@ -30,8 +30,10 @@ struct supervise_task {
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
 	atomic_bool has_told; /* who did so is done with it */
-	atomic_bool reported; /* a task has told srun that this node has the plugin, or is doing so, */
-	atomic_bool answered; /* and srun has answered that */
+	atomic_bool noted;    /* a task has noted who it is, and where srun is */
+	atomic_bool watched;  /* slurmstepd has a thread, which tells srun that this node has the plugin; otherwise
+	                         that task does so */
+	atomic_bool answered; /* srun has answered that */
 	atomic_bool late; /* the witness has told srun of a rank that keeps others waiting */
 	_Atomic uint32_t generation; /* of the programs, with restart=; 0: none yet, or no restart= */
 	struct relay_sender sender;

@@ -365,10 +365,14 @@ enum slurm_sent witness_sent(const struct witness *witness)
 	return waits == SENT_SIGNAL || has_word(witness) ? SENT_SIGNAL : SENT_NOTHING;
 }
 
-static void end_process(pid_t pid)
+static void kill_process(pid_t pid)
 {
 	if (pid > 0 && !has_ended(pid))
 		kill(pid, SIGKILL);
+}
+
+static void reap_process(pid_t pid)
+{
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	/* Its parent reaps it, at the latest by its own end. */
@@ -378,7 +382,16 @@ static void end_process(pid_t pid)
 
 void witness_end(struct witness *witness)
 {
-	/* The keeper first: it then makes no other witness. */
-	end_process(atomic_load(&witness->keeper));
-	end_process(atomic_load(&witness->pid));
+	pid_t keeper, pid;
+
+	/* Both are killed before one is waited for, so that they end beside each other. The keeper may make another
+	   witness until it is dead. */
+	do {
+		keeper = atomic_load(&witness->keeper);
+		pid = atomic_load(&witness->pid);
+		kill_process(keeper);
+		kill_process(pid);
+		reap_process(keeper);
+		reap_process(pid);
+	} while (atomic_load(&witness->pid) != pid);
 }
