@@ -9,6 +9,9 @@ bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi tests/bench/rank_startup_mpi
 endif
+if HAVE_MPICH
+bench_programs += tests/bench/rank_mpich tests/bench/rank_startup_mpich
+endif
 if HAVE_UCX
 bench_programs += tests/bench/rank_netplugin
 endif
@@ -73,11 +76,20 @@ tests_bench_rank_startup_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
 tests_bench_rank_startup_mpi_LDADD = $(OPENMPI_LIBS)
 endif
 
+if HAVE_MPICH
+tests_bench_rank_mpich_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
+tests_bench_rank_mpich_CFLAGS = $(AM_CFLAGS) $(MPICH_CFLAGS)
+tests_bench_rank_mpich_LDADD = $(MPICH_LIBS)
+tests_bench_rank_startup_mpich_SOURCES = tests/bench/rank_startup_mpi.c tests/bench/rank_startup.h
+tests_bench_rank_startup_mpich_CFLAGS = $(AM_CFLAGS) $(MPICH_CFLAGS)
+tests_bench_rank_startup_mpich_LDADD = $(MPICH_LIBS)
+endif
+
 bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBYTECODE=1 \
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = all wireup allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
+bench_names = all backend wireup allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
 
 .PHONY: bench-allreduce bench-combine bench-lanes bench-record bench-startup bench-overlap bench-overlap-progress
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -103,7 +115,13 @@ EXTRA_DIST += tests/bench/wireup
 bench-all:
 	@$(MAKE) --no-print-directory all
 	$(bench_environment) $(srcdir)/tests/bench/all $(BENCH_ARGS)
-EXTRA_DIST += tests/bench/all tests/bench/harness/comparison.py
+EXTRA_DIST += tests/bench/all tests/bench/harness/comparison.py tests/bench/harness/words.py \
+	tests/bench/harness/document.py tests/bench/harness/chart.py
+.PHONY: bench-backend
+bench-backend:
+	@$(MAKE) --no-print-directory libruntime/libddp.la
+	$(bench_environment) $(srcdir)/tests/bench/backend $(BENCH_ARGS)
+EXTRA_DIST += tests/bench/backend
 .PHONY: bench-recovery
 bench-recovery: tests/bench/rank_recovery examples/gpt/gpt spank/spank_ddp.la
 	$(bench_environment) $(srcdir)/tests/bench/recovery $(BENCH_ARGS)

@@ -7,7 +7,7 @@ usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f3
 Prints each step's seconds, the first ones (warm-up) left out: forward,
 backward, clipping and AdamW. bf16: with autocast to it, and on the host by torch.compile.
 Several ranks are processes of this host, by DistributedDataParallel and gloo; the first
-one prints."""
+one prints. BENCH_SAVE="FILE EVERY": after each so many steps, model and optimizer are saved there, within the step's time."""
 
 import math
 import os
@@ -88,6 +88,7 @@ def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
     optimizer = make_optimizer(model, on_host)
     torch.manual_seed(2 + rank)
     tokens = torch.randint(vocab, (batch, length + 1)).to(device)
+    path, _, every = os.environ.get("BENCH_SAVE", "").rpartition(" ")
     for step in range(steps + WARM_UP[device]):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=not on_host)
@@ -96,6 +97,8 @@ def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if path and rank == 0 and (step + 1) % int(every) == 0:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
         if not on_host:
             torch.cuda.synchronize()
         if step >= WARM_UP[device] and rank == 0:

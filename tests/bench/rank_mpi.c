@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contender "openmpi": MPI_Allreduce in place. */
+/* The contenders "openmpi" and "mpich": MPI_Allreduce in place. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -168,8 +168,10 @@ def main():
     torch.manual_seed(1)
     images, labels = read_images(name, folder)
     model = MODELS[name](0 if checkpoint else 1)
-    layout = torch.channels_last if form == "channels_last" else torch.contiguous_format
+    layout = torch.channels_last if form in ("channels_last", "compiled") else torch.contiguous_format
     model = model.to(memory_format=layout)
+    if form == "compiled":
+        model = torch.compile(model)
     if form == "double":
         model, images = model.double(), images.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -146,7 +146,7 @@ make_tree()
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
 	bare|no-*)
-		options=(CC=clang --without-{onednn,slurm,openmpi,cuda} --cache-file=config.cache)
+		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file=config.cache)
 		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
 		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | while read -r name; do path_of "$name"; done)
 		if [ "$suite" = bare ]; then

@@ -10,11 +10,13 @@ from .group import ContenderFailed, Group
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TREE = os.path.dirname(os.path.dirname(HERE))
 CLUSTER = os.path.join(TREE, "slurm", "cluster")
-ON_NODE = ("ddp", "ddp-user", "ddp-own", "gloo", "openmpi", "plain", "memcpy")
-ON_LINK = ("ddp", "ddp-user", "gloo", "openmpi", "wire")
+ON_NODE = ("ddp", "ddp-user", "ddp-own", "gloo", "openmpi", "mpich", "plain", "memcpy")
+ON_LINK = ("ddp", "ddp-user", "gloo", "openmpi", "mpich", "wire")
 # What rank_ddp reduces: memory of ddp_mem_alloc(), of the program, of ddp_mem_alloc_local().
 DDP_MEMORY = {"ddp": "library", "ddp-user": "user", "ddp-own": "own"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# By srun: the way in which its ranks find each other, and their program.
+MPI = {"openmpi": ("--mpi=pmix", "rank_mpi", "rank_startup_mpi"), "mpich": ("--mpi=pmi2", "rank_mpich", "rank_startup_mpich")}
 # TCP between nodes, shared memory on them, as Open MPI has it without a fabric.
 MPI_OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp"}
 
@@ -49,6 +51,8 @@ def start_on_node(name, ranks, most_bytes, programs, folder):
         return Group(name, argv, ranks, folder)
     if name == "openmpi":
         return Group(name, mpirun(programs, ranks), ranks, folder)
+    if name == "mpich":
+        return Group(name, hydra(programs, ranks), ranks, folder)
     env = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
     script = " ".join(
         ["for rank in $(seq 0 $((RANKS - 1))); do"]
@@ -62,13 +66,21 @@ def start_on_node(name, ranks, most_bytes, programs, folder):
 def mpirun(programs, ranks):
     """Shared memory between ranks; unbound, as all the contenders are."""
     program = programs.path("rank_mpi")
-    command = shutil.which("mpirun")
+    command = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     if not command:
         raise ContenderFailed("openmpi: mpirun is not installed")
     options = ["--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
     if os.geteuid() == 0:
         options.insert(0, "--allow-run-as-root")
     return [command, *options, "-np", str(ranks), program]
+
+
+def hydra(programs, ranks):
+    program = programs.path("rank_mpich")
+    command = shutil.which("mpiexec.hydra")
+    if not command:
+        raise ContenderFailed("mpich: mpiexec.hydra is not installed")
+    return [command, "-n", str(ranks), program]
 
 
 class Cluster:
@@ -96,6 +108,16 @@ class Cluster:
     def run(self, *command):
         return [CLUSTER, "run", "--name", self.name, "--", *command]
 
+    def mpi_startup(self, srun):
+        """By the name of each MPI that is there, the command of a rank that tells when its first all-reduce was done."""
+        found = {}
+        for name, (way, _, program) in MPI.items():
+            try:
+                found[name] = [*srun, way, self.programs.path(program)]
+            except ContenderFailed:
+                pass
+        return found
+
     def start(self, name, ranks_per_node, folder):
         """A Group of a contender, the same number of ranks on each node."""
         ranks = self.nodes * ranks_per_node
@@ -108,8 +130,9 @@ class Cluster:
             ranks = self.nodes
             command = ["srun", "--quiet", "-N", str(ranks), "-n", str(ranks), "-c", "1", "--export=ALL",
                        self.programs.path("rank_wire"), os.path.join(folder, "wire.rendezvous")]
-        elif name == "openmpi":
-            command = [*srun, "--mpi=pmix", self.programs.path("rank_mpi")]
+        elif name in MPI:
+            way, program, _ = MPI[name]
+            command = [*srun, way, self.programs.path(program)]
         else:
             command = [*srun, *self.programs.gloo(), os.path.join(folder, "gloo.rendezvous")]
         return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **MPI_OVER_TCP, "BENCH_PIN": ""})

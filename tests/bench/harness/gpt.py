@@ -86,19 +86,36 @@ def run(argv, limit=LIMIT, environment=None):
     return subprocess.CompletedProcess(argv, child.returncode, out, errors)
 
 
-def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1, limit=LIMIT):
-    """Runs examples/gpt; the last `count` steps as its metrics tell them."""
-    tokens, metrics = os.path.join(folder, "tokens"), os.path.join(folder, "metrics")
+PEAK = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+sys.exit(code)
+"""
+
+
+def peak_bytes(argv, environment=None, limit=LIMIT):
+    """The largest resident memory that one of a program's processes has."""
+    return numbers([sys.executable, "-c", PEAK, *argv], environment or {}, limit)[0]
+
+
+def command(program, sizes, folder, count, threads, ranks=1):
+    """examples/gpt for so many steps, on tokens that are written if they are not there."""
+    tokens = os.path.join(folder, "tokens")
     if not os.path.exists(tokens):
         write_tokens(sizes, tokens)
+    return [program, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
+            "--heads", str(sizes.heads), "--width", str(sizes.width), "--vocab", str(sizes.vocab),
+            "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count),
+            "--threads", str(threads), "--spawn", str(ranks)]
+
+
+def steps(program, sizes, folder, count, threads, ranks=1, extra=(), warm_up=1, limit=LIMIT):
+    """Runs examples/gpt; the last `count` steps as its metrics tell them."""
+    metrics = os.path.join(folder, "metrics")
     if os.path.exists(metrics):
         os.unlink(metrics)
-    done = run(
-        [program, "--data", tokens, "--format", "u16", "--layers", str(sizes.layers),
-         "--heads", str(sizes.heads), "--width", str(sizes.width), "--vocab", str(sizes.vocab),
-         "--length", str(sizes.length), "--batch", str(sizes.batch), "--steps", str(count + warm_up),
-         "--threads", str(threads), "--spawn", str(ranks), "--metrics", metrics, *extra],
-        limit)
+    done = run([*command(program, sizes, folder, count + warm_up, threads, ranks), "--metrics", metrics, *extra], limit)
     if done.returncode:
         raise ContenderFailed(f"{program}: {done.stderr.strip()[-800:]}")
     with open(metrics) as file:
@@ -136,11 +153,19 @@ def find_python(paths, device):
     return None
 
 
-def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=(), limit=LIMIT):
+def pytorch_command(python, sizes, threads, count, ranks=1, dtype="f32", way=()):
+    shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
+    words = [str(number) for number in (*shape, threads, count, ranks)]
+    return [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype, *way]
+
+
+def pytorch_environment(threads):
+    return {**TUNED, "OMP_NUM_THREADS": str(threads)}
+
+
+def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=(), limit=LIMIT, environment=None):
     """Seconds of `count` steps of the same GPT by PyTorch; several ranks: by its
     DistributedDataParallel over gloo; bf16: with autocast. `way`: the device, and "eager" or
     "compile"; left out, the host, and for bf16 torch.compile."""
-    shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
-    words = [str(number) for number in (*shape, threads, count, ranks)]
-    argv = [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype, *way]
-    return numbers(argv, {**TUNED, "OMP_NUM_THREADS": str(threads)}, limit)
+    argv = pytorch_command(python, sizes, threads, count, ranks, dtype, way)
+    return numbers(argv, {**pytorch_environment(threads), **(environment or {})}, limit)

@@ -8,13 +8,13 @@ from html import escape
 from .units import size_text, time_text
 
 COLOURS = {
-    "ddp": "#d62728", "ddp-user": "#ff9896", "ddp-own": "#9467bd", "gloo": "#1f77b4", "openmpi": "#2ca02c",
+    "ddp": "#d62728", "ddp-user": "#ff9896", "ddp-own": "#9467bd", "gloo": "#1f77b4", "openmpi": "#2ca02c", "mpich": "#8c564b",
     "plain": "#7f7f7f", "memcpy": "#17becf", "wire": "#17becf",
 }
 DASHES = {"memcpy": "2 3", "wire": "2 3", "plain": "6 3", "ddp-user": "8 3 2 3", "ddp-own": "2 2"}
 LABELS = {
     "ddp": "ours, library memory", "ddp-user": "ours, user memory", "ddp-own": "ours, one rank's memory", "gloo": "gloo (PyTorch)",
-    "openmpi": "Open MPI", "plain": "plain shared-memory loop", "memcpy": "memcpy (bound)",
+    "openmpi": "Open MPI", "mpich": "MPICH", "plain": "plain shared-memory loop", "memcpy": "memcpy (bound)",
     "wire": "TCP stream (bound)",
 }
 PANEL_WIDTH, PANEL_HEIGHT = 400, 280

@@ -86,7 +86,7 @@ class Run:
 
     def ranks(self):
         """Each rank's process: an interpreter of torchrun's has no RANK, and what a rank starts has its parent's."""
-        name = {"gpt": "gpt", "plain": "rank_recovery"}.get(self.program, os.path.basename(os.path.realpath(self.settings["python"])))
+        name = {"gpt": "gpt", "plain": "rank_recovery"}.get(self.program, self.settings["interpreter"])
         found = {}
         for pid in self.cluster.processes(name) + self.cluster.processes("python3"):
             rank = variable_of(pid, "RANK")
@@ -98,7 +98,7 @@ class Run:
         say("scancel", "-s", "KILL", "--state=RUNNING")
         for node in self.cluster.init:
             self.cluster.give_power(node)
-        for name in ("gpt", "rank_recovery", "python3", os.path.basename(os.path.realpath(self.settings["python"]))):
+        for name in ("gpt", "rank_recovery", "python3", self.settings["interpreter"]):
             for pid in self.cluster.processes(name):
                 if pid != os.getpid() and self.cluster.node_name(pid) is not None:
                     kill(pid)
@@ -229,8 +229,15 @@ def cost(settings, cluster, options):
         run.end()
 
 
+def name_of(python):
+    """What a process of it is called: it may be a script that starts the interpreter."""
+    said = subprocess.run([python, "-c", "print(open('/proc/self/comm').read())"], capture_output=True, text=True, check=True)
+    return said.stdout.strip()
+
+
 def main():
     settings = json.loads(sys.argv[1])
+    settings["interpreter"] = name_of(settings["python"])
     cluster = Cluster(settings["cluster"])
     results = []
     for number in range(settings["rounds"]):

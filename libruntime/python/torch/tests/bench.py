@@ -11,6 +11,7 @@ thread that communicates then waits until the one that computes gives up the cor
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -247,6 +248,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pixels", type=int, default=128)
     parser.add_argument("--realtime", action="store_true", help="give the ranks precedence over other processes")
+    parser.add_argument("--json", help="a file for all figures, in us of a call and ms of a step")
     parser.add_argument("--meet", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     models = [model for model in arguments.models.split(",") if model]
@@ -263,6 +265,7 @@ def main():
     if arguments.nodes > 1:
         place = f"{arguments.nodes} nodes of {arguments.ranks} ranks"
     lines = measure("calls", calls, arguments.rounds, 0.3, arguments.realtime)
+    found = {"place": place, "nodes": arguments.nodes, "torch": torch.__version__, "calls": lines, "steps": {}}
     if lines is not None:
         library = slurm_ddp_torch._C.libddp_version()
         print(f"torch {torch.__version__}, libddp {library}, {place}, {os.cpu_count()} cores")
@@ -271,6 +274,10 @@ def main():
         result = measure(model, steps, model, arguments.rounds, vars(arguments))
         if result is not None:
             print_steps(model, *result)
+            found["steps"][model] = result[0]
+    if arguments.json and lines is not None:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
     return None
 
 

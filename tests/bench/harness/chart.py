@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison as one plot: SVG for light and dark backgrounds."""
+
+import math
+
+from . import words
+from .plot import line, text
+
+WIDTH, LEFT, RIGHT, ROW, HEAD = 900, 318, 64, 21, 25
+CHARACTERS = 50  # of a label at the left
+COLOURS = ("#2f81c7", "#3a9d4a", "#e07b1a", "#9b6cc9", "#c2554d", "#1fa3ab", "#8a8f98", "#b0962b")
+SHAPES = ("circle", "square", "diamond", "triangle")
+STYLE = """<style>
+.page{fill:#ffffff}.ink{fill:#1f2933}.dim{fill:#5b6672}.grid{stroke:#dfe3e8}.one{stroke:#c0392b}.bad{fill:#c0392b;fill-opacity:.07}
+@media (prefers-color-scheme:dark){
+.page{fill:#0d1117}.ink{fill:#e6edf3}.dim{fill:#9aa5b1}.grid{stroke:#2b323b}.one{stroke:#ff7b72}.bad{fill:#ff7b72;fill-opacity:.10}}
+</style>"""
+
+
+class Scale:
+    """Ratios to pixels by their logarithm."""
+
+    def __init__(self, ratios):
+        self.low = math.floor(math.log10(min([*ratios, 0.5])) * 10) / 10
+        self.high = math.ceil(math.log10(max([*ratios, 2])) * 10 + 0.5) / 10
+
+    def __call__(self, ratio):
+        part = (math.log10(max(ratio, 1e-9)) - self.low) / (self.high - self.low)
+        return LEFT + min(max(part, 0), 1) * (WIDTH - LEFT - RIGHT)
+
+    def ticks(self):
+        wide = self.high - self.low > 2.5
+        digits = (1,) if wide and self.high - self.low > 4 else (1, 3) if wide else (1, 2, 5)
+        found = [digit * 10.0 ** power for power in range(math.floor(self.low), math.ceil(self.high) + 1) for digit in digits]
+        return [tick for tick in found if self.low <= math.log10(tick) <= self.high]
+
+
+def mark(shape, x, y, colour):
+    if shape == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.6" fill="{colour}"/>'
+    if shape == "square":
+        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>'
+    corners = {"diamond": ((0, -5.6), (5.6, 0), (0, 5.6), (-5.6, 0)), "triangle": ((0, -5.4), (5.2, 4), (-5.2, 4))}[shape]
+    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
+    return f'<polygon points="{points}" fill="{colour}"/>'
+
+
+def shortened(content, most):
+    return content if len(content) <= most else content[:most - 1].rstrip(" ,") + "…"
+
+
+class Chart:
+    def __init__(self, figures, caption):
+        self.figures = [figure for figure in figures if figure.peers]
+        self.caption = caption
+        heads = dict.fromkeys(words.label(name) for figure in self.figures for name in figure.peers)
+        self.looks = {head: (COLOURS[at % len(COLOURS)], SHAPES[at % len(SHAPES)]) for at, head in enumerate(heads)}
+        self.scale = Scale([figure.ratio(name)[0] for figure in self.figures for name in figure.peers])
+        self.parts, self.y = [], 0
+
+    def legend(self):
+        x = 14
+        self.y = 66
+        for head, (colour, shape) in self.looks.items():
+            wide = 34 + 6.6 * len(head)
+            if x + wide > WIDTH:
+                x, self.y = 14, self.y + 20
+            self.parts += [mark(shape, x + 5, self.y - 4, colour), text(x + 16, self.y, head, 12, "start", 'class="ink"')]
+            x += wide
+        self.y += 34
+
+    def row(self, figure):
+        middle = self.y + ROW / 2
+        self.parts.append(text(LEFT - 12, middle + 4, shortened(figure.what, CHARACTERS), 11.5, "end", 'class="ink"'))
+        for name in sorted(figure.peers, key=lambda name: -figure.ratio(name)[0]):
+            ratio, least, most = figure.ratio(name)
+            colour, shape = self.looks[words.label(name)]
+            self.parts.append(line(self.scale(least), middle, self.scale(most), middle,
+                                   f'stroke="{colour}" stroke-width="5" stroke-opacity="0.28" stroke-linecap="round"'))
+            self.parts.append(mark(shape, self.scale(ratio), middle, colour))
+        ratio = figure.ratio(figure.best)[0]
+        weight = ' font-weight="bold"' if ratio < 1 else ""
+        self.parts.append(text(WIDTH - 10, middle + 4, words.times(ratio), 11.5, "end", f'class="ink"{weight}'))
+        self.y += ROW
+
+    def rows(self):
+        part = None
+        for figure in self.figures:
+            if figure.part != part:
+                part = figure.part
+                self.parts.append(text(14, self.y + HEAD - 8, part.replace("`", ""), 12.5, "start", 'class="ink" font-weight="bold"'))
+                self.y += HEAD
+            self.row(figure)
+
+    def axis(self, top, bottom):
+        """What lies below the rows."""
+        one = self.scale(1)
+        parts = [f'<rect class="bad" x="{LEFT}" y="{top}" width="{one - LEFT:.1f}" height="{bottom - top}"/>']
+        for tick in self.scale.ticks():
+            at = self.scale(tick)
+            parts += [line(at, top, at, bottom, 'class="grid"'), text(at, bottom + 16, f"{tick:g}x", 11, "middle", 'class="dim"')]
+        return [*parts, line(one, top, one, bottom, 'class="one" stroke-width="1.6"')]
+
+    def svg(self):
+        self.legend()
+        top = self.y
+        self.parts += [text(self.scale(1) + 6, top - 6, "ours is ahead →", 11, "start", 'class="dim"'),
+                       text(self.scale(1) - 6, top - 6, "← behind", 11, "end", 'class="dim"'),
+                       text(WIDTH - 10, top - 6, "the best", 11, "end", 'class="dim"')]
+        self.rows()
+        bottom = self.y + 4
+        height = bottom + 32
+        head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
+                'font-family="DejaVu Sans, Helvetica, Arial, sans-serif">')
+        title = "How many times as long others take as slurm-ddp"
+        return "\n".join([head, f"<title>{title}</title>", STYLE, f'<rect class="page" width="{WIDTH}" height="{height}"/>',
+                          text(14, 24, title, 16, "start", 'class="ink" font-weight="bold"'),
+                          text(14, 42, self.caption, 11, "start", 'class="dim"'),
+                          *self.axis(top, bottom), *self.parts, "</svg>\n"])
+
+
+def draw(figures, caption):
+    """The SVG as text: what the others take over what ours takes, by a logarithmic scale."""
+    return Chart(figures, caption).svg()

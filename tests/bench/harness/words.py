@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the document of the comparison tells in words: what a part measures, who is compared and with which options, and
+why somebody else is ahead where that is known. It has a text only for what a run has figures of."""
+
+import re
+
+OURS = "ours"
+
+# The column's head, and who that is.
+CONTENDERS = {
+    "gloo": ("gloo", "`torch.distributed` with the backend gloo, called from Python, one thread a rank"),
+    "openmpi": ("Open MPI", "Open MPI, called from C. Its point-to-point layer is `ob1`, over shared memory (`vader`) on a "
+                            "node and over TCP between nodes. Ranks are not bound to cores (`--bind-to none`), as all others"),
+    "mpich": ("MPICH", "MPICH, called from C, with its own choice of transports; `mpiexec.hydra` starts the ranks on a node, "
+                       "`srun --mpi=pmi2` on several nodes"),
+    "pytorch": ("PyTorch", "the same model in PyTorch, eager, with AdamW; on several ranks `DistributedDataParallel` over gloo "
+                           "with `gradient_as_bucket_view`. glibc keeps freed memory (`MALLOC_TRIM_THRESHOLD_`), without which "
+                           "page faults cost PyTorch a fifth of its step"),
+    "torch.compile": ("torch.compile", "the same model by `torch.compile`, with autocast to bf16"),
+    "PyTorch contiguous": ("PyTorch, contiguous", "the same network in PyTorch, eager, with images in PyTorch's usual order"),
+    "PyTorch channels last": ("PyTorch, channels last", "the same with `channels_last`, which oneDNN prefers"),
+    "PyTorch compiled": ("PyTorch, compiled", "the same with `channels_last`, by `torch.compile`"),
+    "srun python": ("srun, by hand", "the same script under plain srun, where the user sets `MASTER_ADDR` and `MASTER_PORT`"),
+    "torchrun": ("torchrun", "the same script under `python -m torch.distributed.run --rdzv_backend c10d`, which srun starts "
+                             "once on each node"),
+    "torchrun pytorch": ("torchrun", "the same script under `torchrun --max_restarts 9 --rdzv_backend c10d --monitor_interval 0.1`"),
+    "torch.save": ("torch.save", "the same model in PyTorch, which saves model and optimizer by `torch.save()` after as many steps"),
+}
+
+# What is no product, but tells what the machine can do.
+BOUNDS = {
+    "plain": ("a plain loop", "a loop over shared memory that was written for this benchmark, and does nothing else: each "
+                              "rank sums its part of all buffers"),
+    "memcpy": ("memcpy", "each rank copies its buffer, all at once"),
+    "wire": ("TCP stream", "one TCP connection between two nodes, the buffer each way"),
+    "srun true": ("srun true", "until srun has ended, while the others count until the last rank has its first sum"),
+    "srun without --ddp": ("srun without --ddp", "the same step without the plugin's work"),
+    "no communication": ("no communication", "the same ranks at the same time, each by itself"),
+    "one rank": ("one rank", "one rank alone, without anything to communicate"),
+    "products": ("matrix products", "as many floating point operations at the rate of the machine's matrix product of 1024 x "
+                                    "1024 (`rank_sgemm`)"),
+    "no checkpoint": ("no checkpoint", "the same steps without checkpoints"),
+    "floor": ("floor", "a backend that does nothing: the time that torch and Python take themselves"),
+    "longer": ("the longer one", "the longer one of computing alone and communicating alone"),
+}
+
+PARTS = {
+    "launch": "The time from the start of srun until the last rank has the sum of its first all-reduce, on 2 nodes of 2 "
+              "ranks. Programs in C are compared with programs in C, and a PyTorch script with the same script, whose time "
+              "is mostly that of `import torch`. The last line is what the plugin costs a step whose program ends at once.",
+    "wire-up": "Ranks of one node find each other: the time from the moment when the last rank's program runs until all "
+               "ranks have the sum of their first all-reduce. Launching and loading are not in it.",
+    "memory": "Memory that one rank takes, on average. Of wire-up it is what a rank's share of memory (PSS) grows by until "
+              "its first sum. Of a training it is the largest resident memory of a rank, in which pages that ranks share count "
+              "for each of them, and so do the libraries.",
+    "all_reduce": "all_reduce of f32 values, sum, in place; a range is that from the first to the third quartile. A time is "
+                  "that of the slowest rank. Ours reduces memory of `ddp_mem_alloc()`, which the ranks of a node share; "
+                  "`user memory` is ours with the program's own memory. A limited link is a token bucket of this machine's "
+                  "kernel.",
+    "PyTorch's backend `ddp`": "Both sides are `torch.distributed.all_reduce()` and `DistributedDataParallel` in the same "
+                               "Python process; ours is the backend `ddp` (`slurm-ddp-torch`) in gloo's place. `shared` is "
+                               "memory in which the buckets of DDP lie.",
+    "training step": "One step with forward, backward, clipping and AdamW of the same GPT, and one step of the same network "
+                     "for images, by the examples of slurm-ddp and by PyTorch.",
+    "data parallelism": "What several ranks cost beside one rank. The ranks share the machine's cores and its memory's "
+                        "bandwidth, so that also ranks that do not communicate take longer than one.",
+    "overlap": "The step of a training whose gradients travel over a limited link, over the longer one of computing alone "
+               "and communicating alone. 1 would be perfect.",
+    "checkpoint": "Steps with checkpoints over the same steps without. A checkpoint is written at once, or beside the steps "
+                  "that follow it. Ours is synced to the disk, and `torch.save()` is not.",
+    "recovery": "The time from a failure to the end of the next step of the same PyTorch script, less the time that the "
+                "script takes to start (mostly `import torch`). The node's failure is noticed after `silence=5` seconds by "
+                "`srun --ddp`.",
+}
+
+# Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason.
+REASONS = (
+    ("all_reduce", "^1 KiB, .*links", "openmpi", "between nodes a message of 1 KiB takes one system call on each side, which is "
+     "the same for both. Open MPI's rank polls its socket all the time. Ours polls for 50 us and then sleeps, so that a rank "
+     "that computes on the same core is not disturbed, and a wake-up costs some microseconds."),
+    ("all_reduce", "links", None, "the link is the limit, so that all who use it well are level."),
+    ("training step", "GPT, f32, [2-9]", None, "with a thread for each core, whatever else runs on the machine takes a core "
+     "from the products, and the threads wait for the last one."),
+    ("training step", "GPT, f32", None, "on one core PyTorch's products are those of MKL or oneDNN, ours of OpenBLAS or "
+     "oneDNN: the products are most of the step, and they are level."),
+    ("training step", "resnet|cnn|cifar", None, "both compute convolutions by oneDNN, which is most of the step. Ours gains "
+     "where operations in between are merged."),
+    ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
+     "computing cannot hide that. With a core or a GPU that only computes, the step is within the goal "
+     "(`overlap --wait`, tests/bench/README.md)."),
+    ("launch", "ends at once", None, "srun sends a message to each node before the ranks start, and waits at the end for what "
+     "the nodes tell, so that a failure has a reason."),
+    ("data parallelism", "over one", None, "the ranks share cores, caches and the memory's bandwidth; beside ranks that do not "
+     "communicate, the step takes as much longer as the column of these tells."),
+    ("PyTorch's backend", "1 KiB|64 KiB", None, "at small sizes most of the time is torch's and Python's (the floor), which a "
+     "backend cannot change."),
+)
+
+
+def label(name):
+    return (CONTENDERS.get(name) or BOUNDS.get(name) or (name,))[0]
+
+
+def reason(figure, name):
+    """Why `name` is ahead, or a goal is missed; None: nobody knows yet."""
+    return next((text for part, what, who, text in REASONS if re.search(part, figure.part) and re.search(what, figure.what)
+                 and who in (None, name)), None)
+
+
+def times(ratio):
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
