@@ -11,9 +11,9 @@ CHARACTERS = 50  # of a label at the left
 COLOURS = ("#2f81c7", "#3a9d4a", "#e07b1a", "#9b6cc9", "#c2554d", "#1fa3ab", "#8a8f98", "#b0962b")
 SHAPES = ("circle", "square", "diamond", "triangle")
 STYLE = """<style>
-.page{fill:#ffffff}.ink{fill:#1f2933}.dim{fill:#5b6672}.grid{stroke:#dfe3e8}.one{stroke:#c0392b}.bad{fill:#c0392b;fill-opacity:.07}
+.page{fill:#ffffff}.ink{fill:#1f2933}.dim{fill:#5b6672}.grid{stroke:#dfe3e8}.one{stroke:#c0392b}.range{stroke-opacity:.28}.bad{fill:#c0392b;fill-opacity:.07}
 @media (prefers-color-scheme:dark){
-.page{fill:#0d1117}.ink{fill:#e6edf3}.dim{fill:#9aa5b1}.grid{stroke:#2b323b}.one{stroke:#ff7b72}.bad{fill:#ff7b72;fill-opacity:.10}}
+.page{fill:#0d1117}.ink{fill:#e6edf3}.dim{fill:#9aa5b1}.grid{stroke:#2b323b}.one{stroke:#ff7b72}.range{stroke-opacity:.55}.bad{fill:#ff7b72;fill-opacity:.10}}
 </style>"""
 
 
@@ -32,7 +32,7 @@ class Scale:
         wide = self.high - self.low > 2.5
         digits = (1,) if wide and self.high - self.low > 4 else (1, 3) if wide else (1, 2, 5)
         found = [digit * 10.0 ** power for power in range(math.floor(self.low), math.ceil(self.high) + 1) for digit in digits]
-        return [tick for tick in found if self.low <= math.log10(tick) <= self.high]
+        return [tick for tick in sorted({*found, 0.5}) if self.low <= math.log10(tick) <= self.high]
 
 
 def mark(shape, x, y, colour):
@@ -76,7 +76,7 @@ class Chart:
             ratio, least, most = figure.ratio(name)
             colour, shape = self.looks[words.label(name)]
             self.parts.append(line(self.scale(least), middle, self.scale(most), middle,
-                                   f'stroke="{colour}" stroke-width="5" stroke-opacity="0.28" stroke-linecap="round"'))
+                                   f'class="range" stroke="{colour}" stroke-width="5" stroke-linecap="round"'))
             self.parts.append(mark(shape, self.scale(ratio), middle, colour))
         ratio = figure.ratio(figure.best)[0]
         weight = ' font-weight="bold"' if ratio < 1 else ""
@@ -106,13 +106,13 @@ class Chart:
         top = self.y
         self.parts += [text(self.scale(1) + 6, top - 6, "ours is ahead →", 11, "start", 'class="dim"'),
                        text(self.scale(1) - 6, top - 6, "← behind", 11, "end", 'class="dim"'),
-                       text(WIDTH - 10, top - 6, "the best", 11, "end", 'class="dim"')]
+                       text(WIDTH - 10, top - 6, "best of the others", 11, "end", 'class="dim"')]
         self.rows()
         bottom = self.y + 4
         height = bottom + 32
         head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" role="img" '
                 'font-family="DejaVu Sans, Helvetica, Arial, sans-serif">')
-        title = "How many times as long others take as slurm-ddp"
+        title = "What others take over what slurm-ddp takes (time, or memory)"
         return "\n".join([head, f"<title>{title}</title>", STYLE, f'<rect class="page" width="{WIDTH}" height="{height}"/>',
                           text(14, 24, title, 16, "start", 'class="ink" font-weight="bold"'),
                           text(14, 42, self.caption, 11, "start", 'class="dim"'),

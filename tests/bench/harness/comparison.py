@@ -3,6 +3,7 @@
 JSON. All figures are such that less is better."""
 
 import dataclasses
+import re
 import statistics
 from dataclasses import dataclass, field
 
@@ -91,8 +92,21 @@ def of_allreduce(document):
         if "ddp" in of:
             bounds = {name: of[name] for name in ("ddp-user", "plain", "memcpy", "wire") if name in of}
             peers = {name: value for name, value in of.items() if not name.startswith("ddp") and name not in bounds}
-            yield Figure("all_reduce", f"{size_text(size)}, {place}", "s", of["ddp"], peers, bounds=bounds,
+            yield Figure("all_reduce", f"{size_text(size)}, {place_text(place)}", "s", of["ddp"], peers, bounds=bounds,
                          short=size in (1024, 25 * MIB) and ("2 ranks" in place or "2 nodes x 1" in place))
+
+
+def rate_text(rate):
+    return re.sub(r"^([\d.]+)([kmg]?)bit$", lambda found: f"{found[1]} {found[2].upper()}bit/s", rate)
+
+
+def place_text(place):
+    layout, _, links = place.partition(", links of ")
+    found = re.fullmatch(r"(\d+) nodes x (\d+)(.*)", layout)
+    if not found:
+        return place
+    ranks = f"{found[2]} ranks" if found[2] != "1" else "a rank"
+    return f"{found[1]} nodes of {ranks}{found[3]}{f', {rate_text(links)}' if links else ''}"
 
 
 LAUNCHES = (  # ours, the others, what, how many times ours the best of the others is to take
@@ -187,7 +201,7 @@ def of_overlap(document):
                                                          - modes["compute_only"]["tail_seconds"]) for modes in rounds]
 
     peers = {"pytorch": spread(ratios(document["torch"]))} if document["torch"] else {}
-    yield Figure("overlap", f"a step on 2 nodes, links of {document['rate']}", "", spread(ratios(document["rounds"])), peers,
+    yield Figure("overlap", f"a step on 2 nodes, {rate_text(document['rate'])}", "", spread(ratios(document["rounds"])), peers,
                  bounds={"longer": whole(1)}, within=1.05, short=True)
 
 

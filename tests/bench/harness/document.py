@@ -2,6 +2,7 @@
 """The document of the comparison, in Markdown."""
 
 import re
+import textwrap
 
 from . import words
 from .comparison import as_entry, from_entry
@@ -44,6 +45,17 @@ def table(figures):
         cells += [spread_text(figure.bounds[name], figure.unit) if name in figure.bounds else "" for name in bounds]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def tables(figures):
+    """A table for all figures that follow each other and are compared with the same, so that few cells are empty."""
+    groups = []
+    for figure in figures:
+        if groups and (set(groups[-1][-1].peers) & set(figure.peers) or not figure.peers and not groups[-1][-1].peers):
+            groups[-1].append(figure)
+        else:
+            groups.append([figure])
+    return "\n\n".join(map(table, groups))
 
 
 def range_text(ratio):
@@ -94,6 +106,17 @@ def command_text(command):
     return re.sub(r"--python \S+", "--python PYTHON", command)
 
 
+def wrapped(text):
+    """Lines of at most 120 characters, except those of tables."""
+    lines = []
+    for line in text.splitlines():
+        if len(line) <= 120 or line.startswith("|"):
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, 120, break_long_words=False, break_on_hyphens=False, subsequent_indent="  " if line[:2] == "- " else "")
+    return "\n".join(lines) + "\n"
+
+
 def document(figures, run, plot_name):
     """The whole text. `run` is what `all` notes of its run."""
     machine, quick = run["machine"], run["quick"]
@@ -115,11 +138,10 @@ def document(figures, run, plot_name):
     ]
     shortfall = shortfalls(figures)
     parts += ["## Where somebody else is ahead, or a goal is missed", "", *(shortfall or ["Nowhere in this run."]), ""]
-    for part in dict.fromkeys([part for part in words.PARTS if any(figure.part == part for figure in figures)]
-                              + [figure.part for figure in figures]):
+    for part in dict.fromkeys(figure.part for figure in figures):
         text = words.PARTS.get(part)
         parts += [f"## {part[0].upper()}{part[1:]}", "", *([text, ""] if text else []),
-                  table([figure for figure in figures if figure.part == part]), ""]
+                  tables([figure for figure in figures if figure.part == part]), ""]
     parts += contenders(figures)
     failures = {name: entry["failure"] for name, entry in run["parts"].items() if "failure" in entry}
     left = [f"- `{name}`: {text}" for name, text in failures.items()] + [f"- {name} was not installed" for name in missing]
@@ -127,7 +149,7 @@ def document(figures, run, plot_name):
         parts += ["## What is left out", "", *left, ""]
     parts += ["## Commands", "", *(f"- `{command_text(entry['command'])}` ({entry['seconds']:.0f} s)"
                                    for entry in run["parts"].values()), ""]
-    return "\n".join(parts)
+    return wrapped("\n".join(parts))
 
 
 def as_file(figures, run):

@@ -29,6 +29,7 @@ CONTENDERS = {
 
 # What is no product, but tells what the machine can do.
 BOUNDS = {
+    "ddp-user": ("ours, other memory", "ours with memory of the program's own, which costs a copy on each node"),
     "plain": ("a plain loop", "a loop over shared memory that was written for this benchmark, and does nothing else: each "
                               "rank sums its part of all buffers"),
     "memcpy": ("memcpy", "each rank copies its buffer, all at once"),
@@ -38,7 +39,7 @@ BOUNDS = {
     "no communication": ("no communication", "the same ranks at the same time, each by itself"),
     "one rank": ("one rank", "one rank alone, without anything to communicate"),
     "products": ("matrix products", "as many floating point operations at the rate of the machine's matrix product of 1024 x "
-                                    "1024 (`rank_sgemm`)"),
+                                    "1024 (`rank_sgemm`); attention, activations and the optimizer come on top"),
     "no checkpoint": ("no checkpoint", "the same steps without checkpoints"),
     "floor": ("floor", "a backend that does nothing: the time that torch and Python take themselves"),
     "longer": ("the longer one", "the longer one of computing alone and communicating alone"),
@@ -53,15 +54,16 @@ PARTS = {
     "memory": "Memory that one rank takes, on average. Of wire-up it is what a rank's share of memory (PSS) grows by until "
               "its first sum. Of a training it is the largest resident memory of a rank, in which pages that ranks share count "
               "for each of them, and so do the libraries.",
-    "all_reduce": "all_reduce of f32 values, sum, in place; a range is that from the first to the third quartile. A time is "
-                  "that of the slowest rank. Ours reduces memory of `ddp_mem_alloc()`, which the ranks of a node share; "
-                  "`user memory` is ours with the program's own memory. A limited link is a token bucket of this machine's "
-                  "kernel.",
+    "all_reduce": "One all_reduce of f32 values, a sum, in place. A range is that from the first to the third quartile here, "
+                  "and a time is that of the slowest rank. Ours reduces memory of `ddp_mem_alloc()`, which the ranks of a "
+                  "node share. gloo is called from Python, and Open MPI and MPICH from C. A limited link is a token bucket of "
+                  "this machine's kernel, which lets 4 ms of bytes pass at once: a buffer of up to 64 KiB may be faster than "
+                  "the link's rate.",
     "PyTorch's backend `ddp`": "Both sides are `torch.distributed.all_reduce()` and `DistributedDataParallel` in the same "
                                "Python process; ours is the backend `ddp` (`slurm-ddp-torch`) in gloo's place. `shared` is "
                                "memory in which the buckets of DDP lie.",
-    "training step": "One step with forward, backward, clipping and AdamW of the same GPT, and one step of the same network "
-                     "for images, by the examples of slurm-ddp and by PyTorch.",
+    "training step": "One step of the same GPT (forward, backward, clipping, AdamW) and of the same network for images "
+                     "(forward, backward, SGD with momentum) by the examples of slurm-ddp and by PyTorch, on one rank.",
     "data parallelism": "What several ranks cost beside one rank. The ranks share the machine's cores and its memory's "
                         "bandwidth, so that also ranks that do not communicate take longer than one.",
     "overlap": "The step of a training whose gradients travel over a limited link, over the longer one of computing alone "
@@ -75,23 +77,14 @@ PARTS = {
 
 # Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason.
 REASONS = (
-    ("all_reduce", "^1 KiB, .*links", "openmpi", "between nodes a message of 1 KiB takes one system call on each side, which is "
-     "the same for both. Open MPI's rank polls its socket all the time. Ours polls for 50 us and then sleeps, so that a rank "
-     "that computes on the same core is not disturbed, and a wake-up costs some microseconds."),
-    ("all_reduce", "links", None, "the link is the limit, so that all who use it well are level."),
-    ("training step", "GPT, f32, [2-9]", None, "with a thread for each core, whatever else runs on the machine takes a core "
-     "from the products, and the threads wait for the last one."),
-    ("training step", "GPT, f32", None, "on one core PyTorch's products are those of MKL or oneDNN, ours of OpenBLAS or "
-     "oneDNN: the products are most of the step, and they are level."),
+    ("all_reduce", "^(64 KiB|25 MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("training step", "resnet|cnn|cifar", None, "both compute convolutions by oneDNN, which is most of the step. Ours gains "
      "where operations in between are merged."),
     ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
      "computing cannot hide that. With a core or a GPU that only computes, the step is within the goal "
      "(`overlap --wait`, tests/bench/README.md)."),
-    ("launch", "ends at once", None, "srun sends a message to each node before the ranks start, and waits at the end for what "
-     "the nodes tell, so that a failure has a reason."),
-    ("data parallelism", "over one", None, "the ranks share cores, caches and the memory's bandwidth; beside ranks that do not "
-     "communicate, the step takes as much longer as the column of these tells."),
+    ("data parallelism", "", "no communication", "the ranks share cores, caches and the memory's bandwidth, which the sum of "
+     "the gradients needs, too."),
     ("PyTorch's backend", "1 KiB|64 KiB", None, "at small sizes most of the time is torch's and Python's (the floor), which a "
      "backend cannot change."),
 )
