@@ -65,7 +65,9 @@ bool ddp_ucx_progress(ddp_worker *worker)
 
 	if (worker->ended)
 		return false;
-	for (int i = 0; i < TURNS_MAX && ucp_worker_progress(worker->worker) != 0; i++)
+	/* What a rank may wait for ends the turns: over TCP, a turn in which nothing moves costs a system call. */
+	worker->came = false;
+	for (int i = 0; i < TURNS_MAX && !worker->came && ucp_worker_progress(worker->worker) != 0; i++)
 		moved = true;
 	ddp_ucx_silence(worker);
 	if (send_due(worker))

@@ -163,6 +163,7 @@ typedef struct ddp_worker {
 	bool inquired, deferred; /* so is one of them */
 	const struct ddp_net *current; /* whose thread lets messages move; NULL: none's */
 	bool news, alarm;      /* something came, or went wrong, for another */
+	bool came;             /* something came, in the present turns of UCX's progress */
 } ddp_worker;
 
 /* ---- state of a communicator, under worker.lock unless it says otherwise ------------- */
@@ -239,6 +240,7 @@ static inline void ddp_ucx_due(connection *c)
    the lock is given up. */
 static inline void ddp_ucx_news(const ddp_net *net)
 {
+	net->worker->came = true;
 	net->worker->news = net->worker->news || net != net->worker->current;
 }
 
