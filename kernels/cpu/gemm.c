@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products by OpenBLAS or oneDNN or, without both, by slow code here, cut
-   into one piece of c per thread. */
+/* Matrix products: large ones by AVX-512 (product.h) where the processor has it, others by OpenBLAS or
+   oneDNN or, without both, by slow code here. Those are cut into one piece of c per thread. */
 #include <stdatomic.h>
 
 #include "cpu/cpu.h"
+#include "cpu/product.h"
 #include "vec.h"
 
 static _Atomic(const char *) failure;
@@ -156,6 +157,8 @@ void dk_cpu_gemm(const dk_gemm_args *args)
 	enum { GRAIN = 48 }; /* a multiple of the usual kernels' tiles */
 	dk_gemm_args g = *args;
 
+	if (dk_product(args))
+		return;
 	prepare();
 	if (g.m >= g.n)
 		dk_parallel(g.m, GRAIN, rows_span, &g);

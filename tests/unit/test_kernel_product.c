@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "tests/support/kernel_values.h"
+#include "cpu/product.h"
 #include "kernels.h"
 
 /* form: 1 transposes a, 2 transposes b */
@@ -55,15 +56,49 @@ static void product_takes_all_forms_and_strides(void **state)
 			product_case(5, 7, 3, form, 1);
 			product_case(49, 130, 33, form, 0);
 			product_case(200, 51, 65, form, 1);
+			product_case(129, 101, 131, form, 0.5f);
+			product_case(301, 97, 530, form, 1);
 		}
 	}
 	dk_set_threads(1);
+}
+
+/* Of large products, each element is summed in one order. */
+static void product_has_the_same_bits_on_any_number_of_threads(void **state)
+{
+	enum { M = 150, N = 330, K = 600 };
+	float *a = make(M * K, sizeof(float)), *b = make(K * N, sizeof(float));
+	float *one = make(M * N, sizeof(float)), *many = make(M * N, sizeof(float));
+	dk_gemm_args args = {.m = M, .n = N, .k = K, .a = a, .lda = K, .b = b, .ldb = N, .c = one, .ldc = N};
+
+	(void)state;
+	random_state = 7;
+	for (int i = 0; i < M * K; i++)
+		a[i] = (float)uniform();
+	for (int i = 0; i < K * N; i++)
+		b[i] = (float)uniform();
+	dk_set_threads(1);
+	const bool own = dk_product(&args);
+	args.c = many;
+	for (int threads = 2; own && threads <= 12; threads += 5) {
+		dk_set_threads(threads);
+		assert_true(dk_product(&args));
+		assert_memory_equal(one, many, M * N * sizeof(float));
+	}
+	dk_set_threads(1);
+	free(a);
+	free(b);
+	free(one);
+	free(many);
+	if (!own)
+		skip(); /* the processor has no AVX-512 */
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(product_takes_all_forms_and_strides),
+		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packs operands of f32, and multiplies them, by AVX-512. */
+#include <immintrin.h>
+
+#include "cpu/product.h"
+
+enum { LANES = 16, AHEAD = 4 * LANES /* so many elements ahead a line is fetched */ };
+
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* The first `count` lanes. */
+static inline __mmask16 first_lanes(int64_t count)
+{
+	return count >= LANES ? (__mmask16)~0 : count <= 0 ? 0 : (__mmask16)((1 << count) - 1);
+}
+
+static inline void transpose(__m512 lines[LANES])
+{
+	__m512i x[LANES], y[LANES];
+
+	UNROLL
+	for (int i = 0; i < LANES; i += 2) {
+		const __m512i even = _mm512_castps_si512(lines[i]), odd = _mm512_castps_si512(lines[i + 1]);
+		y[i] = _mm512_unpacklo_epi32(even, odd);
+		y[i + 1] = _mm512_unpackhi_epi32(even, odd);
+	}
+	UNROLL
+	for (int i = 0; i < LANES; i += 4) {
+		x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+		x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+		x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+		x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+	}
+	UNROLL
+	for (int i = 0; i < 4; i++) {
+		y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+		y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+		y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+		y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+	}
+	UNROLL
+	for (int i = 0; i < 4; i++) {
+		lines[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i], y[i + 8], 0x88));
+		lines[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd));
+		lines[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88));
+		lines[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd));
+	}
+}
+
+/* Up to 16 lines that are in one piece each, LANES of their depth at a time. `width` floats lie from one
+   depth to the next in `out`; where that is less than LANES, the next depth covers what is too much. */
+static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth)
+{
+	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width) {
+		const int64_t deep = smaller(depth - k, LANES);
+		const __mmask16 mask = first_lanes(deep);
+		__m512 x[LANES];
+		UNROLL
+		for (int i = 0; i < LANES; i++) {
+			const float *at = from + i * ld + k;
+			if (i < lines)
+				_mm_prefetch((const char *)(at + AHEAD), _MM_HINT_T0);
+			x[i] = i < lines ? _mm512_maskz_loadu_ps(mask, at) : _mm512_setzero_ps();
+		}
+		transpose(x);
+		if (deep == LANES) {
+			UNROLL
+			for (int i = 0; i < LANES; i++)
+				_mm512_storeu_ps(out + i * width, x[i]);
+		} else {
+			for (int i = 0; i < deep; i++)
+				_mm512_storeu_ps(out + i * width, x[i]);
+		}
+	}
+}
+
+enum { DEPTH_AT_ONCE = 8 }; /* so many streams the processor follows */
+
+void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
+{
+	const int64_t depth = lines->depth, ld = lines->ld;
+
+	if (!lines->across) {
+		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS)
+			pack_along(out + i * depth, DK_TILE_ROWS, lines->from + i * ld, ld,
+			           smaller(DK_TILE_ROWS, lines->count - i), depth);
+		return;
+	}
+	for (int64_t k = 0; k < depth; k += DEPTH_AT_ONCE) {
+		const int64_t deep = smaller(DEPTH_AT_ONCE, depth - k);
+		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS) {
+			const __mmask16 mask = first_lanes(smaller(DK_TILE_ROWS, lines->count - i));
+			const float *from = lines->from + k * ld + i;
+			float *to = out + i * depth + k * DK_TILE_ROWS;
+			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_TILE_ROWS)
+				_mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));
+		}
+	}
+}
+
+void dk_pack_panels_avx512(float *out, const dk_lines *lines)
+{
+	const int64_t depth = lines->depth, ld = lines->ld;
+
+	if (!lines->across) {
+		for (int64_t i = 0; i < lines->count; i += DK_PANEL) {
+			for (int64_t half = 0; half < DK_PANEL; half += LANES)
+				pack_along(out + i * depth + half, DK_PANEL, lines->from + (i + half) * ld, ld,
+				           lines->count - i - half, depth);
+		}
+		return;
+	}
+	for (int64_t k = 0; k < depth; k += DEPTH_AT_ONCE) {
+		const int64_t deep = smaller(DEPTH_AT_ONCE, depth - k);
+		for (int64_t i = 0; i < lines->count; i += DK_PANEL) {
+			const __mmask16 low = first_lanes(lines->count - i), high = first_lanes(lines->count - i - LANES);
+			const float *from = lines->from + k * ld + i;
+			float *to = out + i * depth + k * DK_PANEL;
+			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_PANEL) {
+				_mm512_store_ps(to, _mm512_maskz_loadu_ps(low, from));
+				_mm512_store_ps(to + LANES, high != 0 ? _mm512_maskz_loadu_ps(high, from + LANES)
+				                                      : _mm512_setzero_ps());
+			}
+		}
+	}
+}
+
+/* `rows` is a constant where this is inlined. */
+static inline __attribute__((always_inline)) void multiply(const dk_piece *p, int rows)
+{
+	enum { LINE = 16, DEPTH_PER_LINE = 8 }; /* a line of the cache is fetched for each so many of the depth */
+	const __mmask16 low = first_lanes(p->columns), high = first_lanes(p->columns - LANES);
+	const float *a = p->a, *b = p->b, *next = p->next;
+	int64_t lines = p->next_lines;
+	float *c = p->c;
+	__m512 sums[DK_TILE_ROWS][2];
+
+	UNROLL
+	for (int r = 0; r < rows; r++) {
+		sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+		for (int i = 0; i <= DK_PANEL; i += LANES)
+			_mm_prefetch((const char *)(c + r * p->ldc + (i < DK_PANEL ? i : i - 1)), _MM_HINT_T1);
+	}
+	for (int64_t depth = p->depth; depth > 0; depth -= DEPTH_PER_LINE) {
+		if (lines-- > 0) {
+			_mm_prefetch((const char *)next, _MM_HINT_T1);
+			next += LINE;
+		}
+		for (int64_t k = smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
+			const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
+			UNROLL
+			for (int r = 0; r < rows; r++) {
+				const __m512 x = _mm512_set1_ps(a[r]);
+				sums[r][0] = _mm512_fmadd_ps(x, b0, sums[r][0]);
+				sums[r][1] = _mm512_fmadd_ps(x, b1, sums[r][1]);
+			}
+		}
+	}
+	const __m512 beta = _mm512_set1_ps(p->beta);
+	UNROLL
+	for (int r = 0; r < rows; r++, c += p->ldc) {
+		if (p->beta != 0) {
+			sums[r][0] = _mm512_fmadd_ps(beta, _mm512_maskz_loadu_ps(low, c), sums[r][0]);
+			sums[r][1] = _mm512_fmadd_ps(beta, _mm512_maskz_loadu_ps(high, c + LANES), sums[r][1]);
+		}
+		_mm512_mask_storeu_ps(c, low, sums[r][0]);
+		_mm512_mask_storeu_ps(c + LANES, high, sums[r][1]);
+	}
+}
+
+void dk_multiply_avx512(const dk_piece *p)
+{
+	switch (p->rows) {
+	case 1: multiply(p, 1); break;
+	case 2: multiply(p, 2); break;
+	case 3: multiply(p, 3); break;
+	case 4: multiply(p, 4); break;
+	case 5: multiply(p, 5); break;
+	case 6: multiply(p, 6); break;
+	case 7: multiply(p, 7); break;
+	case 8: multiply(p, 8); break;
+	case 9: multiply(p, 9); break;
+	case 10: multiply(p, 10); break;
+	case 11: multiply(p, 11); break;
+	case 12: multiply(p, 12); break;
+	case 13: multiply(p, 13); break;
+	default: multiply(p, DK_TILE_ROWS); break;
+	}
+}
