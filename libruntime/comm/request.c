@@ -12,15 +12,21 @@
 #include "comm/execute.h"
 #include "comm/p2p/p2p.h"
 
-static ddp_request *pop(ddp_comm *comm)
+static void pop(ddp_comm *comm)
+{
+	comm->queue.head = comm->queue.head->next;
+	if (comm->queue.head == NULL)
+		comm->queue.tail = NULL;
+}
+
+/* Takes the first request of the queue, unless the thread that waits for it runs it. */
+static ddp_request *pop_unclaimed(ddp_comm *comm)
 {
 	ddp_request *request = comm->queue.head;
 
-	if (request != NULL) {
-		comm->queue.head = request->next;
-		if (comm->queue.head == NULL)
-			comm->queue.tail = NULL;
-	}
+	if (request == NULL || atomic_exchange(&request->claimed_to_run, true))
+		return NULL;
+	pop(comm);
 	return request;
 }
 
@@ -47,6 +53,7 @@ static ddp_request *take(ddp_comm *comm)
 	ddp_request *request;
 
 	pthread_mutex_lock(&queue->lock);
+	queue->running = false;
 	while (true) {
 		if (ddp_requests_to_call_back(comm)) {
 			pthread_mutex_unlock(&queue->lock);
@@ -54,7 +61,7 @@ static ddp_request *take(ddp_comm *comm)
 			pthread_mutex_lock(&queue->lock);
 			continue;
 		}
-		if ((request = pop(comm)) != NULL || atomic_load(&queue->stopping) || !ddp_p2p_pending(comm))
+		if ((request = pop_unclaimed(comm)) != NULL || atomic_load(&queue->stopping) || !ddp_p2p_pending(comm))
 			break;
 		atomic_store(&queue->busy, true);
 		pthread_mutex_unlock(&queue->lock);
@@ -62,6 +69,7 @@ static ddp_request *take(ddp_comm *comm)
 		pthread_mutex_lock(&queue->lock);
 	}
 	atomic_store(&queue->busy, request != NULL);
+	queue->running = request != NULL;
 	if (request == NULL) {
 		queue->served = false;
 		pthread_cond_broadcast(&queue->unserved);
@@ -117,7 +125,7 @@ void ddp_comm_stop(ddp_comm *comm)
 	comm->queue.closing = true;
 	atomic_store(&comm->queue.stopping, true);
 	notify(comm);
-	while (comm->queue.served || comm->queue.calling)
+	while (comm->queue.served || comm->queue.calling || comm->queue.head != NULL)
 		pthread_cond_wait(&comm->queue.unserved, &comm->queue.lock);
 	pthread_mutex_unlock(&comm->queue.lock);
 	pthread_mutex_lock(&comm->run.lock);
@@ -134,6 +142,7 @@ static bool is_p2p(const ddp_operation *c)
 static void append(ddp_comm *comm, ddp_request *request)
 {
 	atomic_fetch_add(&comm->queue.count, 1);
+	atomic_store(&request->claimed_to_run, false);
 	if (comm->queue.tail != NULL)
 		comm->queue.tail->next = request;
 	else
@@ -165,6 +174,7 @@ static ddp_request *new_request(ddp_comm *comm, const ddp_operation *complete)
 	if (request != NULL) {
 		request->comm = comm;
 		request->operation = *complete;
+		atomic_init(&request->claimed_to_run, true);
 	}
 	return request;
 }
@@ -366,6 +376,57 @@ ddp_status ddp_test(ddp_request *request, bool *done)
 	return end(request);
 }
 
+/* Is the request the next one, and is the one before it complete? queue.lock is held. */
+static bool is_next(const ddp_comm *comm, const ddp_request *request)
+{
+	const ddp_queue *queue = &comm->queue;
+
+	return queue->head == request && !queue->running && !queue->calling && queue->ended == NULL;
+}
+
+/* The thread that waited for the first request has run it. */
+static void leave_queue(ddp_comm *comm)
+{
+	pthread_mutex_lock(&comm->queue.lock);
+	pop(comm);
+	atomic_fetch_sub(&comm->queue.count, 1);
+	if ((comm->queue.head != NULL || ddp_p2p_pending(comm)) && engage(comm) == DDP_OK)
+		notify(comm);
+	pthread_cond_broadcast(&comm->queue.unserved);
+	pthread_mutex_unlock(&comm->queue.lock);
+}
+
+/*
+ * Runs the request in the thread that waits for it, if it is the next one and no thread has begun with it. To wake a
+ * thread takes longer than a small operation. The request stays in the queue meanwhile, so that no later one overtakes
+ * it, and the communicator stays, too: whoever closes it waits for an empty queue.
+ */
+static void run_here(ddp_request *request)
+{
+	/* If this thread claims the request, the request is not complete, so its communicator exists. */
+	if (atomic_exchange(&request->claimed_to_run, true))
+		return;
+	ddp_comm *comm = request->comm;
+	pthread_mutex_lock(&comm->queue.lock);
+	const bool next = is_next(comm, request);
+	if (!next) {
+		atomic_store(&request->claimed_to_run, false);
+		/* The thread that serves the queue may have found the request claimed, and left. */
+		(void)engage(comm);
+	}
+	pthread_mutex_unlock(&comm->queue.lock);
+	if (!next)
+		return;
+	request->start_ns = ddp_now_ns();
+	take_over(comm);
+	const ddp_status status = ddp_execute(comm, &request->operation);
+	if (request->last)
+		atomic_store(&comm->queue.stopping, true);
+	pthread_mutex_unlock(&comm->run.lock);
+	ddp_request_finish(request, status);
+	leave_queue(comm);
+}
+
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)
 {
 	if (request == NULL)
@@ -374,8 +435,11 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 		return DDP_ERR_STATE;
 	/* The communicator may go as soon as the request is complete. */
 	atomic_store(&request->awaited, true);
-	while (!ddp_request_done(request))
-		ddp_futex_wait(&request->state, DDP_UNDER_WAY, 1000000000);
+	while (!ddp_request_done(request)) {
+		run_here(request);
+		if (!ddp_request_done(request))
+			ddp_futex_wait(&request->state, DDP_UNDER_WAY, 1000000000);
+	}
 	if (request->status == DDP_OK && start_ns != NULL)
 		*start_ns = request->start_ns;
 	if (request->status == DDP_OK && end_ns != NULL)

@@ -32,6 +32,7 @@ typedef struct chain {
 	int64_t values[2], sent[64];
 	int left;            /* operations that are to follow */
 	atomic_int calls;
+	bool awaited;        /* the program waits for the request, and may run the operation itself */
 	ddp_status status;
 	char reason[256];
 	sem_t ended;
@@ -47,7 +48,7 @@ static void note_end(void *user, ddp_status status)
 {
 	chain *c = user;
 
-	CHECK(pthread_equal(pthread_self(), c->program) == 0);
+	CHECK(c->awaited || pthread_equal(pthread_self(), c->program) == 0);
 	c->status = status;
 	strncpy(c->reason, status == DDP_OK ? "" : ddp_last_error(), sizeof(c->reason) - 1);
 	atomic_fetch_add(&c->calls, 1);
@@ -165,6 +166,7 @@ static int wait_for_callbacks(ddp_comm *comm, void *argument)
 		for (int i = 0; i < 3; i++) {
 			ddp_operation operation = ways[i];
 			chain_init(&chains[i], comm);
+			chains[i].awaited = !by_test;
 			operation.user = &chains[i];
 			CHECK_OK(ddp_issue(comm, &operation, &requests[i]));
 		}
@@ -184,6 +186,98 @@ static void the_callback_has_returned_when_the_wait_does(void **state)
 {
 	(void)state;
 	run_both(wait_for_callbacks);
+}
+
+/* Operations that are waited for in the order of their issue, or the other way round. */
+enum { ROUNDS = 200, OPEN = 3 };
+
+typedef struct sum {
+	int64_t value;
+	pthread_t thread; /* that has called back */
+	int number, *calls;
+} sum;
+
+static void note_sum(void *user, ddp_status status)
+{
+	sum *s = user;
+
+	CHECK_OK(status);
+	s->thread = pthread_self();
+	s->number = (*s->calls)++;
+}
+
+static int wait_for_sums(ddp_comm *comm, void *argument)
+{
+	const int size = ddp_comm_size(comm);
+	int here = 0;
+
+	(void)argument;
+	for (int round = 0; round < ROUNDS; round++) {
+		ddp_request *requests[OPEN];
+		sum sums[OPEN];
+		int calls = 0;
+		for (int i = 0; i < OPEN; i++) {
+			sums[i] = (sum){ .value = i + round, .calls = &calls };
+			CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = &sums[i].value, .count = 1,
+			                                            .type = DDP_I64, .on_complete = note_sum, .user = &sums[i] },
+			                   &requests[i]));
+		}
+		for (int i = 0; i < OPEN; i++) {
+			const int next = round % 2 == 0 ? i : OPEN - 1 - i;
+			CHECK_OK(ddp_wait(requests[next]));
+			CHECK(sums[next].value == (int64_t)(next + round) * size && sums[next].number == next);
+			here += pthread_equal(sums[next].thread, pthread_self()) != 0;
+		}
+	}
+	CHECK(here > 0);
+	return 0;
+}
+
+static void a_wait_runs_the_operation(void **state)
+{
+	(void)state;
+	run_both(wait_for_sums);
+}
+
+/* A thread of the program issues and waits on one communicator while another one closes a part of it. */
+static void *keep_on(void *argument)
+{
+	ddp_comm *comm = argument;
+
+	for (int i = 0; i < ROUNDS; i++) {
+		int64_t value = 1;
+		ddp_request *request;
+		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = &value, .count = 1, .type = DDP_I64 },
+		                   &request));
+		CHECK_OK(ddp_wait(request));
+		CHECK(value == ddp_comm_size(comm));
+	}
+	return NULL;
+}
+
+static int close_behind_a_wait(ddp_comm *comm, void *argument)
+{
+	pthread_t thread;
+	ddp_comm *part;
+
+	(void)argument;
+	for (int i = 0; i < 5; i++) {
+		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+		CHECK(pthread_create(&thread, NULL, keep_on, part) == 0);
+		(void)keep_on(comm);
+		CHECK(pthread_join(thread, NULL) == 0);
+		ddp_request *last;
+		CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_BARRIER }, &last));
+		CHECK_OK(ddp_wait(last));
+		CHECK_OK(ddp_comm_free(part));
+	}
+	return 0;
+}
+
+static void a_communicator_is_closed_behind_a_wait(void **state)
+{
+	(void)state;
+	run_both(close_behind_a_wait);
 }
 
 /* A callback sends what rank 0 waits for before it comes to the collective that runs. */
@@ -379,6 +473,8 @@ int main(void)
 		cmocka_unit_test(a_callback_issues_the_next_operation),
 		cmocka_unit_test(a_callback_sends_what_another_waits_for),
 		cmocka_unit_test(the_callback_has_returned_when_the_wait_does),
+		cmocka_unit_test(a_wait_runs_the_operation),
+		cmocka_unit_test(a_communicator_is_closed_behind_a_wait),
 		cmocka_unit_test(a_callback_does_not_wait_for_a_collective),
 		cmocka_unit_test(each_operation_that_is_aborted_calls_back_once),
 		cmocka_unit_test(closing_calls_back_for_what_is_open),

@@ -88,6 +88,7 @@ typedef struct ddp_queue {
 	atomic_bool to_call_back;   /* there are some, and `caller` does not look after them */
 	atomic_bool busy;           /* the thread that serves cannot call back now; set under the lock */
 	bool calling;               /* a thread runs `caller`, which calls back */
+	bool running;               /* the thread that serves has not come back from a collective; under the lock */
 	ddp_task caller;
 	atomic_int count;           /* in the queue or taken from it by the thread */
 	atomic_int callers;         /* threads that want run.lock for a blocking call */

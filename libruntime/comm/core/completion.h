@@ -20,6 +20,7 @@ struct ddp_request {
 	ddp_status status;
 	bool last;                  /* nothing runs after it */
 	atomic_bool awaited;        /* by a thread of the program */
+	atomic_bool claimed_to_run; /* by a thread, while it is in the queue; otherwise true */
 	char *message;              /* of a failure; malloc'd */
 	struct ddp_failure_debt *debt; /* of one that has failed and calls nobody back */
 	bool told;                  /* by another rank: ddp_last_error_is_told() */

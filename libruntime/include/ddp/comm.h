@@ -141,8 +141,8 @@ typedef struct ddp_operation {
 	/*
 	 * For ddp_issue(); NULL: no callback. It is called exactly once, when the operation is complete
 	 * or has failed (ddp_last_error() then gives the reason), before ddp_wait() returns and before
-	 * ddp_test() sets *done. A thread of the library calls it, or the thread that closes the
-	 * communicator. It may issue further operations, unless the communicator is being closed
+	 * ddp_test() sets *done. A thread of the library calls it, or the thread that is in ddp_wait() for the
+	 * request, or the thread that closes the communicator. It may issue further operations, unless the communicator is being closed
 	 * (DDP_ERR_STATE). It must not wait: ddp_run(), ddp_wait(), ... are DDP_ERR_STATE. It should be
 	 * short, since later operations may wait for it. The callback of a send or recv may run while a
 	 * collective of its communicator runs.
