@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #endif
 
-#include "context.h"
+#include "live_group.h"
 
 /* Whether torch asks backends for parts of a group, and for groups without ranks that have failed. */
 #define DDP_TORCH_GROUPS (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8))
@@ -79,10 +79,8 @@ class Backend : public Base {
 	WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
 	                                        const c10d::ReduceScatterOptions &options);
 	void setTimeout(milliseconds timeout) { timeout_ = timeout; }
-	void abort();
+	void abort() { live_->abort(); }
 	void shutdown();
-	/* Other ranks hear that this one leaves because of an error. */
-	void leave(const std::string &reason);
 #if DDP_TORCH_GROUPS
 	bool supportsSplitting() const override { return true; }
 	intrusive_ptr<Options> getBackendOptions() override;
@@ -106,13 +104,21 @@ class Backend : public Base {
 #endif
 
  private:
-	struct Kind;
+	/* What an operation is called: by c10d, and by the profiler after the backend's name. */
+	struct Kind {
+		c10d::OpType type;
+		const char *name;
+	};
 	static std::string new_handle();
-	template <class Given> WorkPtr start(const Kind &kind, std::vector<std::shared_ptr<Operation>> operations,
-	                                       const Tensors &inputs, const Given &options);
+	template <class Given> WorkPtr start(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations,
+	                                     const Tensors &inputs, const Given &options)
+	{
+		return run(kind, operations, inputs, options.timeout, runs_in_caller(options, 0));
+	}
 	WorkPtr run(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, const Tensors &inputs,
 	            milliseconds timeout, bool in_caller);
-	void prepare(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, milliseconds limit);
+	void prepare(const Group &group, const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations,
+	             milliseconds limit) const;
 	void run_in_caller(const Kind &kind, const std::vector<std::shared_ptr<Operation>> &operations, const Tensors &inputs,
 	                   milliseconds limit);
 	std::shared_ptr<Operation> operation(ddp_operation_kind kind, const at::Tensor &typed, size_t count);
@@ -121,26 +127,18 @@ class Backend : public Base {
 	                                                 const c10d::ReduceOp &op);
 	std::shared_ptr<Operation> all_reduce(const at::Tensor &tensor, const c10d::ReduceOp &op);
 	WorkPtr receive(const at::Tensor &tensor, int peer, int tag);
-	SparseLine &sparse_line();
-	void stop_sparse();
-	void abort_sparse();
+	std::shared_ptr<SparseLine> sparse_line();
 	size_t members() const { return static_cast<size_t>(size_); }
 
 	std::string name_;
 	intrusive_ptr<c10d::Store> store_, first_store_; /* reconfigure() changes the first one */
 	std::atomic<milliseconds> timeout_;
-	std::mutex issue_; /* one thread at a time issues collectives */
-	Group group_;
-	std::shared_ptr<SparseLine> sparse_;
+	std::atomic<bool> opened_;
+	std::shared_ptr<LiveGroup> live_;
 	std::atomic<uint64_t> number_{ 0 };
 	uint64_t barriers_ = 0, parts_ = 0, shrinks_ = 0;
-	bool opened_;
+	std::string passed_; /* rank 0's key of the last monitored barrier */
 	std::string handle_ = new_handle();
 };
-
-/* Tells other ranks of all groups that this process ends because of an error. */
-void leave_all(const std::string &reason);
-/* Closes all groups of the process. `reason`, if it is not empty, is why the process ends; other ranks get it. */
-void close_all(const std::string &reason);
 
 } // namespace slurm_ddp

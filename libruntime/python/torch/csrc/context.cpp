@@ -6,6 +6,7 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <thread>
 
 #include <c10/util/Logging.h>
 
@@ -17,7 +18,7 @@ struct Registry {
 	std::mutex mutex;
 	/* The world. */
 	std::weak_ptr<Context> context;
-	ddp_comm *comm = nullptr;
+	std::weak_ptr<ddp_comm> comm;
 	std::shared_ptr<std::atomic<bool>> broken;
 };
 
@@ -76,20 +77,11 @@ ddp_status get_value(void *user, const char *key, void *value, size_t room, size
 	});
 }
 
-/* Store::wait() would log a warning after each timeout, and would keep other threads out of the store. */
 ddp_status wait_for_value(void *user, const char *key, int timeout_ms)
 {
 	return guarded([&] {
 		const auto end = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
-		auto pause = std::chrono::microseconds(100);
-		while (!store_of(user).check({ key })) {
-			if (std::chrono::steady_clock::now() >= end)
-				return DDP_ERR_TIMEOUT;
-			timespec time{ 0, static_cast<long>(pause.count()) * 1000 };
-			nanosleep(&time, nullptr);
-			pause = std::min(pause * 2, std::chrono::microseconds(20000));
-		}
-		return DDP_OK;
+		return came(store_of(user), key, end) ? DDP_OK : DDP_ERR_TIMEOUT;
 	});
 }
 
@@ -108,6 +100,19 @@ int tag_of(const std::string &name)
 int limit_of(milliseconds timeout)
 {
 	return static_cast<int>(std::min<int64_t>(std::max<int64_t>(timeout.count(), 1), INT_MAX));
+}
+
+bool came(c10d::Store &store, const std::string &key, std::chrono::steady_clock::time_point end)
+{
+	auto pause = std::chrono::microseconds(50);
+
+	while (!store.check({ key })) {
+		if (std::chrono::steady_clock::now() >= end)
+			return false;
+		std::this_thread::sleep_for(pause);
+		pause = std::min(pause * 2, std::chrono::microseconds(20000));
+	}
+	return true;
 }
 
 uint64_t count_forks()
@@ -139,6 +144,8 @@ Context::~Context()
 {
 	if (is_forked())
 		return;
+	if (memory_ != nullptr)
+		keep_memory(*memory_);
 	if (ddp_finalize(context_) != DDP_OK && !ddp_last_error_is_told())
 		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
 	if (memory_ != nullptr)
@@ -152,16 +159,12 @@ bool Context::is_forked() const
 
 void Group::close()
 {
-	if (context == nullptr)
-		return;
-	if (is_world) {
+	if (is_world && comm != nullptr) {
 		std::lock_guard<std::mutex> lock(registry->mutex);
-		if (registry->comm == comm)
-			registry->comm = nullptr;
+		if (registry->comm.lock() == comm)
+			registry->comm.reset();
 	}
-	if (is_part && !context->is_forked() && ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
-		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
-	comm = nullptr;
+	comm.reset();
 	context.reset();
 }
 
@@ -179,7 +182,7 @@ Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 	Group group;
 
 	group.context = std::make_shared<Context>(store, rank, size, timeout);
-	group.comm = group.context->comm();
+	group.comm = std::shared_ptr<ddp_comm>(group.context, group.context->comm());
 	group.broken = group.context->broken;
 	group.is_world = is_world;
 	if (is_world)
@@ -187,15 +190,23 @@ Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 	return group;
 }
 
+static void close_part(const Context &context, ddp_comm *comm)
+{
+	if (!context.is_forked() && ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
+		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
+}
+
 Group open_part(const Group &of, const std::vector<int> &ranks, const std::string &name)
 {
 	Group group;
-	const ddp_status status = ddp_comm_create_group(of.comm, ranks.data(), static_cast<int>(ranks.size()), tag_of(name),
-	                                                &group.comm);
+	ddp_comm *made = nullptr;
+	const ddp_status status = ddp_comm_create_group(of.comm.get(), ranks.data(), static_cast<int>(ranks.size()),
+	                                                tag_of(name), &made);
 
 	if (status != DDP_OK)
 		fail(status);
 	group.context = of.context;
+	group.comm = std::shared_ptr<ddp_comm>(made, [context = of.context](ddp_comm *comm) { close_part(*context, comm); });
 	group.is_part = true;
 	return group;
 }
@@ -207,14 +218,13 @@ Group open_group(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 
 	{
 		std::lock_guard<std::mutex> lock(registry->mutex);
-		if (registry->comm != nullptr) {
-			world.context = registry->context.lock();
-			world.comm = registry->comm;
+		world.context = registry->context.lock();
+		world.comm = registry->comm.lock();
+		if (registry->broken != nullptr)
 			world.broken = registry->broken;
-		}
 	}
 	/* After an error of the world, the survivors' groups stand alone. */
-	if (ranks.empty() || world.context == nullptr || *world.broken)
+	if (ranks.empty() || world.context == nullptr || world.comm == nullptr || *world.broken)
 		return open_alone(store, rank, size, timeout, ranks.empty());
 	return open_part(world, ranks, name);
 }

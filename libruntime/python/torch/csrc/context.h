@@ -17,6 +17,8 @@ namespace slurm_ddp {
 /* Memory for tensors that the node's ranks share; it may outlive its context. */
 class Memory;
 std::shared_ptr<Memory> new_memory();
+/* The context is about to be closed: its communicator frees no memory any more. */
+void keep_memory(Memory &memory);
 void close_memory(Memory &memory);
 
 class Context : public std::enable_shared_from_this<Context> {
@@ -44,12 +46,13 @@ class Context : public std::enable_shared_from_this<Context> {
 /* A communicator, and what must live as long as it. */
 struct Group {
 	std::shared_ptr<Context> context;
-	ddp_comm *comm = nullptr;
+	/* The last reference to a part frees it. It then waits for the group's other ranks, except after an error. */
+	std::shared_ptr<ddp_comm> comm;
 	bool is_part = false;  /* of the context's ranks */
 	bool is_world = false; /* further groups are parts of this one */
 	std::shared_ptr<std::atomic<bool>> broken = std::make_shared<std::atomic<bool>>(false);
 
-	/* Waits for the group's other ranks, except after an error. Never throws. */
+	/* Never throws. */
 	void close();
 };
 
@@ -68,7 +71,10 @@ Group open_part(const Group &of, const std::vector<int> &ranks, const std::strin
 void become_world(const Group &group);
 
 int limit_of(milliseconds timeout);
-/* How often this process is the child of a fork(). */
-uint64_t count_forks();
+/*
+ * Waits for a key by looking, so that other threads may use the store meanwhile. Returns false at the deadline.
+ * Store::wait() would also log a warning after each timeout.
+ */
+bool came(c10d::Store &store, const std::string &key, std::chrono::steady_clock::time_point end);
 
 } // namespace slurm_ddp

@@ -36,9 +36,11 @@ intrusive_ptr<Base> Backend::split(const intrusive_ptr<c10d::Store> &store, cons
 
 	if (own == ranks.end())
 		return nullptr;
-	TORCH_CHECK(group_.context != nullptr, "ddp: split of a process group that is closed");
+	live_->refuse_fork("split");
+	const Group group = live_->now();
+	TORCH_CHECK(group.context != nullptr, "ddp: split of a process group that is closed");
 	return c10::make_intrusive<Backend>(name_, store, static_cast<int>(own - ranks.begin()),
-	                                    static_cast<int>(ranks.size()), options->timeout, open_part(group_, ranks, part));
+	                                    static_cast<int>(ranks.size()), options->timeout, open_part(group, ranks, part));
 }
 
 intrusive_ptr<Base> Backend::merge(const intrusive_ptr<c10d::Store> &store, const intrusive_ptr<Options> &options,
@@ -50,14 +52,45 @@ intrusive_ptr<Base> Backend::merge(const intrusive_ptr<c10d::Store> &store, cons
 
 c10d::ErrorType Backend::getError()
 {
-	return *group_.broken ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+	return *live_->now().broken ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 #endif
 
 #if DDP_TORCH_FAULTS
+/* A part of the group, or no group: it has failed, or fails now. */
+static Group part_of_whole(const Group &group, const std::vector<int> &ranks, const std::string &name)
+{
+	if (*group.broken)
+		return Group();
+	try {
+		return open_part(group, ranks, name);
+	} catch (const c10::Error &) {
+		return Group();
+	}
+}
+
+/* Whether all ranks say yes. Each one waits for all others, so all get the same answer, or all throw. */
+static bool all_say(c10d::Store &store, int rank, int size, bool yes, milliseconds limit)
+{
+	const auto end = std::chrono::steady_clock::now() + limit;
+	bool all = true;
+
+	store.set("says " + std::to_string(rank), std::vector<uint8_t>{ yes });
+	for (int other = 0; other < size; other++) {
+		const std::string key = "says " + std::to_string(other);
+		if (!came(store, key, end))
+			std::rethrow_exception(error_of(DDP_ERR_TIMEOUT, c10::str("shrink(): rank ", other, " of the ", size, " that are left "
+			                                                          "did not come within ", limit.count(), " ms")));
+		all = all && store.get(key) == std::vector<uint8_t>{ true };
+	}
+	return all;
+}
+
 /*
- * The remaining ranks meet in the store if the group has failed. ddp_comm_shrink() would need no store, but it waits
- * for each rank that lives, also for those that the program excludes because they hang.
+ * The remaining ranks use a part of the group if all of them got it. A rank may die while the part is made, and then
+ * some ranks have it and others do not, so they tell each other in the store. Otherwise they meet in the store.
+ * ddp_comm_shrink() would need no store, but it waits for each rank that lives, also for those that the program
+ * excludes because they hang.
  */
 intrusive_ptr<Base> Backend::shrink(const std::vector<int64_t> &excluded, int flags,
                                     const intrusive_ptr<Options> &options)
@@ -74,22 +107,19 @@ intrusive_ptr<Base> Backend::shrink(const std::vector<int64_t> &excluded, int fl
 	const auto own = std::find(rest.begin(), rest.end(), rank_);
 	const int rank = static_cast<int>(own - rest.begin()), size = static_cast<int>(rest.size());
 	TORCH_CHECK_VALUE(own != rest.end(), "ddp: shrink() without this rank, ", rank_);
-	TORCH_CHECK(group_.context != nullptr, "ddp: shrink() of a process group that is closed");
-	TORCH_CHECK(!group_.context->is_forked(), "ddp: shrink() in a forked child, of a process group of its parent");
+	live_->refuse_fork("shrink()");
+	const Group whole = live_->now();
+	TORCH_CHECK(whole.context != nullptr, "ddp: shrink() of a process group that is closed");
 	if (flags != 0)
 		abort();
-	Group group;
-	if (flags == 0 && !*group_.broken) {
-		try {
-			group = open_part(group_, rest, name);
-		} catch (const c10::Error &) {
-			/* A rank has died since the last operation: all ranks find that. */
-		}
-	}
 	const auto store = c10::make_intrusive<c10d::PrefixStore>(name, first_store_);
-	if (group.context == nullptr)
+	Group group = flags == 0 ? part_of_whole(whole, rest, name) : Group();
+	if (!all_say(*store, rank, size, group.context != nullptr, limit)) {
+		if (group.comm != nullptr)
+			(void)ddp_comm_abort(group.comm.get(), "another rank could not form the group");
 		group = open_alone(store, rank, size, limit, false);
-	group.is_world = group_.is_world;
+	}
+	group.is_world = whole.is_world;
 	if (group.is_world)
 		become_world(group);
 	return c10::make_intrusive<Backend>(name_, store, rank, size, limit, std::move(group));
@@ -110,26 +140,19 @@ WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions &options)
 	const auto own = std::find(handles.begin(), handles.end(), handle_);
 	const int rank = static_cast<int>(own - handles.begin()), size = static_cast<int>(handles.size());
 	TORCH_CHECK_VALUE(own != handles.end(), "ddp: reconfigure() without this process' handle, ", handle_);
-	TORCH_CHECK(group_.context == nullptr || !group_.context->is_forked(),
-	            "ddp: reconfigure() in a forked child, of a process group of its parent");
+	live_->refuse_fork("reconfigure()");
 	const auto store = c10::make_intrusive<c10d::PrefixStore>("reconfigure " + std::to_string(options.uuid), first_store_);
-	Group group = open_alone(store, rank, size, limit, group_.is_world);
+	Group group = open_alone(store, rank, size, limit, live_->now().is_world);
+	auto made = std::make_shared<Operation>();
 
+	made->broken = group.broken;
 	/* All ranks of the new group have come, so they use the old one no more. */
-	abort();
-	stop_sparse();
-	std::unique_lock<std::mutex> lock(issue_);
-	sparse_.reset();
-	std::swap(group, group_);
+	live_->replace(std::move(group));
 	rank_ = rank;
 	size_ = size;
 	store_ = store;
 	number_ = barriers_ = parts_ = shrinks_ = 0;
 	opened_ = true;
-	lock.unlock();
-	group.close();
-	auto made = std::make_shared<Operation>();
-	made->broken = group_.broken;
 	auto work = c10::make_intrusive<Work>(c10d::OpType::UNKNOWN, name_ + ":reconfigure", Tensors{}, made, 0, limit);
 	made->arrive(DDP_OK);
 	return work;

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* monitored: the monitored barrier. */
-#include <thread>
-
 #include "backend.h"
 
 namespace slurm_ddp {
@@ -9,20 +7,6 @@ namespace slurm_ddp {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/* Waits for a key by looking, so that other threads may use the store meanwhile. Returns false at the deadline. */
-bool came(c10d::Store &store, const std::string &key, Clock::time_point end)
-{
-	auto pause = std::chrono::microseconds(50);
-
-	while (!store.check({ key })) {
-		if (Clock::now() >= end)
-			return false;
-		std::this_thread::sleep_for(pause);
-		pause = std::min(pause * 2, std::chrono::microseconds(5000));
-	}
-	return true;
-}
 
 std::string list_of(const std::vector<int> &ranks)
 {
@@ -39,7 +23,8 @@ const std::vector<uint8_t> yes{ 1 };
 
 /*
  * The barrier uses the store, because an operation that times out would end the communicator, and a program may go on
- * after a failed monitored barrier.
+ * after a failed monitored barrier. Rank 0 deletes the keys of the others that it has seen, and its own key at the next
+ * barrier that all ranks have reached, because all of them have seen the key by then.
  */
 void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ranks)
 {
@@ -56,13 +41,19 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ran
 		            ". Please check rank 0 logs for faulty rank.");
 		return;
 	}
-	for (int rank = 1; rank < size_ && (all_ranks || missing.empty()); rank++)
-		if (!came(*store_, name + std::to_string(rank), end))
+	for (int rank = 1; rank < size_ && (all_ranks || missing.empty()); rank++) {
+		if (came(*store_, name + std::to_string(rank), end))
+			(void)store_->deleteKey(name + std::to_string(rank));
+		else
 			missing.push_back(rank);
+	}
 	TORCH_CHECK(limit > milliseconds(0) || missing.empty(), "Rank 0 timed out in monitoredBarrier after 0 ms");
 	TORCH_CHECK(missing.empty(), missing.size() > 1 ? "Ranks " : "Rank ", list_of(missing),
 	            " failed to pass monitoredBarrier", in_time);
-	store_->set(name + "passed", yes);
+	if (!passed_.empty())
+		(void)store_->deleteKey(passed_);
+	passed_ = name + "passed";
+	store_->set(passed_, yes);
 }
 
 } // namespace slurm_ddp

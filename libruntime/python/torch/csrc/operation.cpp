@@ -184,8 +184,24 @@ void Operation::complete_future(const intrusive_ptr<Future> &future)
 	}
 }
 
+Operation::~Operation()
+{
+	if (forks_ == count_forks())
+		ddp_request_free(request_);
+}
+
+void Operation::follow(ddp_request *request)
+{
+	std::lock_guard<std::mutex> lock(mutex_);
+
+	request_ = request;
+}
+
 void Operation::abandon()
 {
+	/* A forked child has none of the threads, one of which may have had the lock. */
+	if (forks_ != count_forks())
+		return;
 	std::unique_lock<std::mutex> lock(mutex_);
 
 	abandoned_ = true;
@@ -193,6 +209,19 @@ void Operation::abandon()
 		return;
 	lock.unlock();
 	finish();
+}
+
+/* One thread of those that wait runs the operation, unless a thread of libddp has begun with it. */
+void Operation::run_here(std::unique_lock<std::mutex> &lock)
+{
+	ddp_request *request = std::exchange(request_, nullptr);
+
+	lock.unlock();
+	(void)ddp_wait(request);
+	lock.lock();
+	/* In a callback of libddp nothing may wait. */
+	if (!arrived_)
+		request_ = request;
 }
 
 bool Operation::wait(milliseconds timeout)
@@ -203,6 +232,8 @@ bool Operation::wait(milliseconds timeout)
 	const auto done = [this] { return finished_ || (arrived_ && !claimed_); };
 
 	waiters_++;
+	if (timeout <= milliseconds(0) && request_ != nullptr && !arrived_)
+		run_here(lock);
 	if (timeout <= milliseconds(0))
 		changed_.wait(lock, done);
 	else if (!changed_.wait_until(lock, end, done)) {

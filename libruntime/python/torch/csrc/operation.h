@@ -36,8 +36,12 @@ std::exception_ptr error_of(ddp_status status, const std::string &sentence, int6
 /* Throws the calling thread's last error. */
 [[noreturn]] void fail(ddp_status status);
 
+/* How often this process is the child of a fork(). */
+uint64_t count_forks();
+
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
+	~Operation();
 	ddp_operation call{};
 
 	/* Returns the address of a tensor's elements, which lie one behind the other. The tensor or its copy lives as long
@@ -59,6 +63,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	/* libddp owns the operation until arrive(). */
 	void hold() { self_ = shared_from_this(); }
 	void let_go() { self_.reset(); }
+	/* A thread that waits may run the operation itself by this request. */
+	void follow(ddp_request *request);
 	void arrive(ddp_status status);
 	void arrive(std::exception_ptr thrown);
 	/* The operation has run in the caller, without a Work: puts in place what it has written, or throws. */
@@ -86,6 +92,7 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	void copy_back();
 	void complete_future(const intrusive_ptr<Future> &future);
 	bool claim(); /* with the lock held */
+	void run_here(std::unique_lock<std::mutex> &lock);
 	void note(ddp_status status);
 
 	Tensors buffers_;
@@ -101,6 +108,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	std::mutex mutex_;
 	std::condition_variable changed_;
 	std::shared_ptr<Operation> self_;
+	ddp_request *request_ = nullptr; /* NULL also while a thread waits for it */
+	const uint64_t forks_ = count_forks();
 	intrusive_ptr<Future> future_;
 	std::string sentence_;
 	ddp_status status_ = DDP_OK;

@@ -19,21 +19,23 @@
 namespace slurm_ddp {
 
 /* Runs sums one after the other, on all ranks in the same order. */
-class SparseLine {
+class SparseLine : public Beside {
  public:
 	explicit SparseLine(intrusive_ptr<Backend> backend) : group(std::move(backend)), thread_([this] { run(); }) {}
-	~SparseLine() { stop(); }
+	~SparseLine() override { SparseLine::stop(); }
 
 	void push(std::function<void()> sum)
 	{
 		std::lock_guard<std::mutex> lock(mutex_);
 
+		TORCH_CHECK(!stopped_, "ddp: all_reduce on a process group that is closed");
 		queue_.push_back(std::move(sum));
 		filled_.notify_one();
 	}
 
+	void abort() override { group->abort(); }
 	/* Waits for the end of the sums. */
-	void stop()
+	void stop() override
 	{
 		std::unique_lock<std::mutex> lock(mutex_);
 
@@ -100,61 +102,38 @@ static void add_all(Backend &group, const at::Tensor &input, milliseconds timeou
 	             .coalesce());
 }
 
-SparseLine &Backend::sparse_line()
+std::shared_ptr<SparseLine> Backend::sparse_line()
 {
-	std::lock_guard<std::mutex> lock(issue_);
+	std::lock_guard<std::mutex> lock(live_->issue);
+	const Group &group = live_->group();
 
-	TORCH_CHECK(group_.context != nullptr, "ddp: all_reduce on a process group that is closed");
-	if (sparse_ == nullptr) {
+	TORCH_CHECK(group.context != nullptr, "ddp: all_reduce on a process group that is closed");
+	if (live_->beside() == nullptr) {
 		std::vector<int> all(members());
 		for (int rank = 0; rank < size_; rank++)
 			all[static_cast<size_t>(rank)] = rank;
-		Group part = open_part(group_, all, "sparse");
-		part.broken = group_.broken;
-		sparse_ = std::make_shared<SparseLine>(
-			c10::make_intrusive<Backend>(name_, store_, rank_, size_, timeout_.load(), std::move(part)));
+		Group part = open_part(group, all, "sparse");
+		part.broken = group.broken;
+		live_->set_beside(std::make_shared<SparseLine>(
+			c10::make_intrusive<Backend>(name_, store_, rank_, size_, timeout_.load(), std::move(part))));
 	}
-	return *sparse_;
-}
-
-void Backend::stop_sparse()
-{
-	std::shared_ptr<SparseLine> line;
-
-	{
-		std::lock_guard<std::mutex> lock(issue_);
-		line = sparse_;
-	}
-	if (line == nullptr)
-		return;
-	/* A forked child does not have the thread. */
-	if (group_.context != nullptr && group_.context->is_forked())
-		new std::shared_ptr<SparseLine>(std::move(line));
-	else
-		line->stop();
-}
-
-void Backend::abort_sparse()
-{
-	if (sparse_ != nullptr)
-		sparse_->group->abort();
+	return std::static_pointer_cast<SparseLine>(live_->beside());
 }
 
 WorkPtr Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
 {
 	TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse(), "ddp: all_reduce of one sparse tensor at a time");
 	TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "ddp: sparse tensors can be summed only");
-	TORCH_CHECK(group_.context == nullptr || !group_.context->is_forked(),
-	            "ddp: all_reduce in a forked child, on a process group of its parent; the child can make one of its own");
-	SparseLine &line = sparse_line();
+	live_->refuse_fork("all_reduce");
+	const std::shared_ptr<SparseLine> line = sparse_line();
 	const milliseconds limit = options.timeout <= milliseconds(0) ? timeout_.load() : options.timeout;
 	const auto made = std::make_shared<Operation>();
 
-	made->broken = group_.broken;
+	made->broken = live_->now().broken;
 	made->gives(tensors);
 	auto work = c10::make_intrusive<Work>(c10d::OpType::ALLREDUCE, name_ + ":all_reduce", tensors, made, ++number_, limit);
 	made->hold();
-	line.push([made, limit, group = line.group.get(), input = tensors[0].coalesce(), to = tensors[0]] {
+	line->push([made, limit, group = line->group.get(), input = tensors[0].coalesce(), to = tensors[0]] {
 		try {
 			add_all(*group, input, limit, to);
 			made->arrive(DDP_OK);

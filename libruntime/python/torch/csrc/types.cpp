@@ -139,4 +139,32 @@ std::vector<size_t> split_counts(const char *operation, const at::Tensor &tensor
 	return counts;
 }
 
+size_t unit_of(const at::Tensor &tensor)
+{
+	ddp_type type;
+
+	return type_of(tensor, &type) ? 1 : tensor.element_size();
+}
+
+std::vector<size_t> scaled(std::vector<size_t> counts, size_t unit)
+{
+	for (size_t &count : counts)
+		count *= unit;
+	return counts;
+}
+
+size_t elements(const at::Tensor &tensor)
+{
+	return static_cast<size_t>(tensor.numel());
+}
+
+void check_block(const char *operation, const Tensors &list, int rank, const at::Tensor &own)
+{
+	const at::Tensor &block = list[static_cast<size_t>(rank)];
+
+	TORCH_CHECK_VALUE(block.numel() == own.numel(), "ddp: ", operation, ": this rank's tensor has ", own.numel(),
+	                  " elements, but the list has ", block.numel(), " for it");
+	check_tensors(operation, { block, own });
+}
+
 } // namespace slurm_ddp

@@ -18,6 +18,12 @@ at::Tensor as_reducible(const at::Tensor &tensor);
 void check_tensors(const char *operation, const Tensors &tensors);
 const at::Tensor &only_one(const char *operation, const Tensors &tensors);
 const Tensors &only_list(const char *operation, const std::vector<Tensors> &lists, size_t ranks);
+/* Throws unless the list's tensor for this rank is like its own one. */
+void check_block(const char *operation, const Tensors &list, int rank, const at::Tensor &own);
+size_t elements(const at::Tensor &tensor);
+/* How many of libddp's elements make one of the tensor's elements: types that libddp does not know travel as bytes. */
+size_t unit_of(const at::Tensor &tensor);
+std::vector<size_t> scaled(std::vector<size_t> counts, size_t unit);
 /* How many elements each tensor has. */
 std::vector<size_t> elements_of(const Tensors &tensors);
 bool all_equal(const std::vector<size_t> &counts);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks, threads, signals and ends of groups and of processes: nothing hangs or crashes."""
 
+import ctypes
 import datetime
 import os
 import signal
@@ -18,6 +19,8 @@ import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
 NEW = int(torch.__version__.split(".")[0]) >= 2
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
+BASE = getattr(torch._C._distributed_c10d, "Backend", None)
+ALLOCATES, ABORTS = hasattr(BASE, "allocate_tensor"), hasattr(BASE, "abort")
 
 
 def later(n=1000, group=None):
@@ -265,6 +268,110 @@ def sparse_fails(rank, size):
     return True
 
 
+def barriers_leave_no_keys(rank, size):
+    """A monitored barrier leaves one key in the store, which the next one deletes."""
+    backend, store = backend_of_world(), dist.distributed_c10d._get_default_store()
+    backend.monitored_barrier()
+    dist.barrier()
+    before = store.num_keys()
+    for _ in range(10):
+        backend.monitored_barrier()
+    dist.barrier()
+    assert store.num_keys() <= before, (before, store.num_keys())
+    return True
+
+
+def closed_while_destroyed(rank, size):
+    """Threads abort and destroy groups while the process closes them all."""
+    perturb_freed_memory()
+    for _ in range(10):
+        groups = [dist.new_group() for _ in range(30)]
+        backends = [group._get_backend(torch.device("cpu")) for group in groups]
+
+        def abort(taken):
+            for backend in taken:
+                backend.abort()
+
+        def destroy():
+            while groups:
+                dist.destroy_process_group(groups.pop())
+
+        threads = [threading.Thread(target=abort, args=(list(backends),)), threading.Thread(target=destroy)]
+        backends.clear()
+        for thread in threads:
+            thread.start()
+        slurm_ddp_torch._C.leave_all("the test")
+        for thread in threads:
+            thread.join()
+    groups = [dist.new_group() for _ in range(30)]
+    thread = threading.Thread(target=lambda: [dist.destroy_process_group(groups.pop()) for _ in range(30)])
+    thread.start()
+    slurm_ddp_torch._C.close_all("")
+    thread.join()
+    return True
+
+
+def perturb_freed_memory():
+    """A use of freed memory then shows."""
+    ctypes.CDLL(None).mallopt(-6, 165)
+
+
+def backend_of_world():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def take(count):
+    return backend_of_world().allocate_tensor(count, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def memory_is_bounded(rank, size):
+    """Sizes that do not come again are freed, and a size that comes again takes the same memory."""
+
+    def shared():
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("RssShmem"))
+
+    before = shared()
+    for i in range(40):
+        take((1 << 20) + i * 1024).fill_(1)
+    assert shared() - before < 100 << 10, (before, shared())
+    t = take(1 << 20)
+    address = t.data_ptr()
+    dist.all_reduce(t)
+    del t
+    assert take(1 << 20).data_ptr() == address
+    return True
+
+
+def child_frees(rank, size):
+    """A forked child drops a tensor of its parent while a thread of the parent allocates."""
+    ends = threading.Event()
+
+    def allocate():
+        for i in range(1 << 30):
+            if ends.is_set():
+                return
+            take((1 << 20) + i % 100 * 1024)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    kept = [take(1 << 16)]
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            kept.clear()
+            os._exit(0)
+        end = time.monotonic() + 30
+        while os.waitpid(pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > end:
+                os.kill(pid, signal.SIGKILL)
+                raise AssertionError("the child hangs")
+            time.sleep(0.002)
+    ends.set()
+    thread.join()
+    return True
+
+
 def exit_in_a_hook(rank, size):
     """sys.exit() in a communication hook."""
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
@@ -368,6 +475,22 @@ class Ends(unittest.TestCase):
 
     def test_sparse_sum_hears_of_a_dead_rank(self):
         self.one_leaves(2, sparse_fails, destroy=False)
+
+    @unittest.skipUnless(NEW, "this torch has no backends inside of groups")
+    def test_barriers_leave_no_keys(self):
+        self.all_end(2, barriers_leave_no_keys)
+
+    @unittest.skipUnless(ABORTS, "this torch aborts NCCL only")
+    def test_groups_are_closed_by_several_threads(self):
+        self.all_end(1, closed_while_destroyed, destroy=False)
+
+    @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
+    def test_memory_is_bounded(self):
+        self.all_end(2, memory_is_bounded)
+
+    @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
+    def test_child_frees(self):
+        self.all_end(1, child_frees)
 
     @unittest.skipUnless(NEW, "hooks of this torch differ")
     def test_exit_in_a_hook(self):
