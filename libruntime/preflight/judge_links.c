@@ -14,6 +14,8 @@ static const double BEST_QUARTER = 0.75;
 /* Worth a second look, and odd where processors are free or not. */
 static const double BANDWIDTH_DOUBT = 0.8, BANDWIDTH_ODD = 0.6, BANDWIDTH_ODD_BUSY = 0.35;
 static const double SPEED_DOUBT = 0.5, SPEED_ODD = 0.4, SPEED_ODD_BUSY = 0.1;
+/* Of the time. An end that waits for its processor so long makes the link look slow. */
+static const double WAITED = 0.1;
 static const double LATENCY_LEAST = 2e-6; /* a smaller difference is of no interest */
 static const double CLOCK_SECONDS = 0.1;
 
@@ -251,6 +253,34 @@ static struct verdict judge(const struct preflight_links_again *again, const str
 	return verdict;
 }
 
+int preflight_calm_links(struct preflight_link *calm, const struct preflight_link *links, int count)
+{
+	int kept = 0;
+
+	for (int i = 0; i < count; i++)
+		if (links[i].waited <= WAITED)
+			calm[kept++] = links[i];
+	return kept;
+}
+
+/* Whether an end of the link often had to wait for its processor. */
+static bool waits(const struct preflight_links_again *again, const struct preflight_link *link, int repeats, int item)
+{
+	int often = 0;
+
+	for (int r = 0; r < repeats; r++)
+		often += link[r * again->count + item].waited > WAITED;
+	return 2 * often > repeats;
+}
+
+bool preflight_links_wait(const struct preflight_links_again *again, const struct preflight_link *link, int repeats)
+{
+	for (int i = 0; link != NULL && i < again->count; i++)
+		if (!again->control[i] && waits(again, link, repeats, i))
+			return true;
+	return false;
+}
+
 struct quantity {
 	const char *about;
 	figure *value;
@@ -261,6 +291,14 @@ static const struct quantity quantities[] = {
 	{ "bandwidth", bandwidth, BANDWIDTH_ODD, BANDWIDTH_ODD_BUSY },
 	{ "latency", speed, SPEED_ODD, SPEED_ODD_BUSY },
 };
+
+static struct verdict judge_by(const struct quantity *q, bool busy, const struct preflight_links_again *again,
+                               const struct preflight_link *link, int repeats, int item)
+{
+	double limit = busy || waits(again, link, repeats, item) ? q->limit_busy : q->limit;
+
+	return judge(again, link, repeats, item, q->value, limit);
+}
 
 static bool matters(const struct quantity *q, const struct verdict *v)
 {
@@ -289,7 +327,7 @@ static void say(struct preflight_findings *findings, const struct quantity *q, c
 
 /* A node is odd if all of its links that were measured again are; *best is its best one. */
 static bool is_node_odd(const struct preflight_links_again *again, const struct preflight_link *link, int repeats,
-                        const struct quantity *q, double limit, int node, struct verdict *best)
+                        const struct quantity *q, bool busy, int node, struct verdict *best)
 {
 	int seen = 0;
 
@@ -297,7 +335,7 @@ static bool is_node_odd(const struct preflight_links_again *again, const struct 
 	for (int i = 0; i < again->count; i++) {
 		if (again->node[i] != node || again->control[i])
 			continue;
-		struct verdict v = judge(again, link, repeats, i, q->value, limit);
+		struct verdict v = judge_by(q, busy, again, link, repeats, i);
 		if (!matters(q, &v))
 			return false;
 		if (v.value > best->value)
@@ -327,17 +365,16 @@ void preflight_links_judge(struct preflight_findings *findings, const struct pre
 		repeats = REPEATS_MAX;
 	for (int k = 0; k < (int)(sizeof(quantities) / sizeof(quantities[0])); k++) {
 		const struct quantity *q = &quantities[k];
-		double limit = busy ? q->limit_busy : q->limit;
 		for (int i = 0; i < again->count; i++) {
 			const struct preflight_item *item = &again->item[i];
 			if (again->control[i] || unfit[item->a] || unfit[item->b])
 				continue;
-			if (again->node[i] >= 0 && is_node_odd(again, link, repeats, q, limit, again->node[i], &v)) {
+			if (again->node[i] >= 0 && is_node_odd(again, link, repeats, q, busy, again->node[i], &v)) {
 				if (is_first_of_node(again, i))
 					say(findings, q, &v, again->node[i], -1, names);
 				continue;
 			}
-			v = judge(again, link, repeats, i, q->value, limit);
+			v = judge_by(q, busy, again, link, repeats, i);
 			if (matters(q, &v))
 				say(findings, q, &v, item->a, item->b, names);
 		}

@@ -15,6 +15,7 @@ struct preflight_link {
 	double latency;   /* seconds, one way */
 	double offset;    /* seconds by which b's clock is ahead of a's */
 	double doubt;     /* of `offset` */
+	double waited;    /* the larger share of the time, of both ends, in which a thread could run and got no processor */
 	int a, b;         /* nodes; a < b */
 };
 
@@ -34,12 +35,18 @@ void preflight_links_doubt(struct preflight_links_again *again, const struct pre
 
 /*
  * Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
- * nodes' processors, so only large differences count. unfit[node]: what measured there was slow itself, so its links
- * are not judged. names[node] are for the sentences.
+ * nodes' processors, so only large differences count, as they do for a link whose ends waited for theirs. unfit[node]:
+ * the rank that measured there was slow itself, so its links are not judged. names[node] are for the sentences.
  */
 void preflight_links_judge(struct preflight_findings *findings, const struct preflight_links_again *again,
                            const struct preflight_link *link, int repeats, bool busy, const bool *unfit,
                            const char *const *names);
+
+/* Copies the links whose ends did not wait for their processors, and returns how many they are. */
+int preflight_calm_links(struct preflight_link *calm, const struct preflight_link *links, int count);
+
+/* Whether an end of a link that is judged often waited for its processor. */
+bool preflight_links_wait(const struct preflight_links_again *again, const struct preflight_link *link, int repeats);
 
 /* Names nodes whose clock is away from the others'. */
 void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count, int nodes,

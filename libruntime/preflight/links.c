@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "preflight/links.h"
 
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
 	TAG_WORD = 1,
@@ -29,6 +34,7 @@ struct preflight_lines {
 struct word {
 	int64_t bytes;   /* to be exchanged next; 0: another word comes; below 0: the end */
 	double clock;    /* of the peer */
+	double waited;   /* at the end, of the peer: as in struct preflight_link */
 };
 
 static double now(clockid_t clock)
@@ -37,6 +43,56 @@ static double now(clockid_t clock)
 
 	clock_gettime(clock, &t);
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Seconds for which the thread could run and got no processor; 0: the kernel does not tell. */
+static double waited_by(const char *thread)
+{
+	char path[64], text[128];
+	unsigned long long waited = 0;
+	ssize_t got = -1;
+	int file;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%.20s/schedstat", thread);
+	file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file >= 0) {
+		got = read(file, text, sizeof(text) - 1);
+		close(file);
+	}
+	text[got > 0 ? got : 0] = '\0';
+	return sscanf(text, "%*u %llu", &waited) == 1 ? (double)waited * 1e-9 : 0;
+}
+
+/* All threads of the process together: a thread of libddp's may move the messages. */
+static double waited(void)
+{
+	DIR *threads = opendir("/proc/self/task");
+	struct dirent *entry;
+	double sum = 0;
+
+	while (threads != NULL && (entry = readdir(threads)) != NULL)
+		if (isdigit((unsigned char)entry->d_name[0]))
+			sum += waited_by(entry->d_name);
+	if (threads != NULL)
+		closedir(threads);
+	return sum;
+}
+
+/* What the kernel has counted when a measurement begins. */
+struct span {
+	double begin, waited;
+};
+
+static struct span begin_span(void)
+{
+	return (struct span){ now(CLOCK_MONOTONIC), waited() };
+}
+
+static double waited_since(const struct span *span)
+{
+	double seconds = now(CLOCK_MONOTONIC) - span->begin;
+
+	return seconds > 0 ? (waited() - span->waited) / seconds : 0;
 }
 
 struct preflight_lines *preflight_lines_open(ddp_comm *links)
@@ -91,7 +147,7 @@ static ddp_status exchange(struct preflight_lines *lines, int peer, int64_t byte
 /* One word to the peer and one back. */
 static ddp_status ping(struct preflight_lines *lines, int peer, int64_t bytes, struct preflight_link *link)
 {
-	struct word word = { bytes, 0 };
+	struct word word = { .bytes = bytes };
 	double begin = now(CLOCK_MONOTONIC), clock = now(CLOCK_REALTIME), time;
 	ddp_status status = ddp_send(lines->comm, &word, sizeof(word), DDP_U8, peer, TAG_WORD);
 
@@ -103,6 +159,7 @@ static ddp_status ping(struct preflight_lines *lines, int peer, int64_t bytes, s
 		link->offset = word.clock - (clock + time / 2);
 		link->doubt = time / 2;
 	}
+	link->waited = word.waited;
 	return status;
 }
 
@@ -161,24 +218,32 @@ static ddp_status lead_bulks(struct preflight_lines *lines, int peer, double end
 
 static ddp_status lead(struct preflight_lines *lines, int peer, int ms, struct preflight_link *link)
 {
-	double limit = ms * 1e-3, end = now(CLOCK_MONOTONIC) + limit;
-	struct preflight_link unused = *link;
+	const struct span span = begin_span();
+	double limit = ms * 1e-3, end = span.begin + limit, own;
+	struct preflight_link last = *link;
 	ddp_status status = lead_pings(lines, peer, limit, link);
 
 	if (status == DDP_OK)
 		status = lead_bulks(lines, peer, end, link);
-	return status == DDP_OK ? ping(lines, peer, -1, &unused) : status;
+	own = waited_since(&span);
+	if (status == DDP_OK)
+		status = ping(lines, peer, -1, &last);
+	link->waited = own > last.waited ? own : last.waited;
+	return status;
 }
 
 static ddp_status follow(struct preflight_lines *lines, int peer)
 {
-	struct word word = { 0, 0 };
+	const struct span span = begin_span();
+	struct word word = { 0, 0, 0 };
 	const char done = 1;
 	ddp_status status = DDP_OK;
 
 	while (status == DDP_OK && word.bytes >= 0) {
 		status = ddp_recv(lines->comm, &word, sizeof(word), DDP_U8, peer, TAG_WORD);
 		word.clock = now(CLOCK_REALTIME);
+		if (word.bytes < 0)
+			word.waited = waited_since(&span);
 		if (status == DDP_OK)
 			status = ddp_send(lines->comm, &word, sizeof(word), DDP_U8, peer, TAG_WORD);
 		if (status == DDP_OK && word.bytes > 0)

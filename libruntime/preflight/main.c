@@ -90,6 +90,9 @@ static bool could_write(bool written, const char *path)
 /* A node's value is its best rank's, of the first measurement and of those after it. */
 static void sum_up(const struct preflight_survey *s, struct preflight_values *values)
 {
+	struct preflight_link *calm = malloc((size_t)(s->link_count + 1) * sizeof(*calm));
+	int count = calm != NULL ? preflight_calm_links(calm, s->link, s->link_count) : 0;
+
 	for (int r = 0; r < s->ranks; r++) {
 		struct preflight_values *v = &values[s->node[r]];
 		for (int record = PREFLIGHT_RECORD_PRODUCT; record <= PREFLIGHT_RECORD_MEMORY; record++) {
@@ -106,9 +109,10 @@ static void sum_up(const struct preflight_survey *s, struct preflight_values *va
 			v->of[PREFLIGHT_RECORD_MEMORY] = s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY].peak;
 	}
 	for (int n = 0; n < s->nodes; n++) {
-		values[n].of[PREFLIGHT_RECORD_BANDWIDTH] = preflight_node_bandwidth(s->link, s->link_count, n);
-		values[n].of[PREFLIGHT_RECORD_SPEED] = preflight_node_speed(s->link, s->link_count, n);
+		values[n].of[PREFLIGHT_RECORD_BANDWIDTH] = preflight_node_bandwidth(calm, count, n);
+		values[n].of[PREFLIGHT_RECORD_SPEED] = preflight_node_speed(calm, count, n);
 	}
+	free(calm);
 }
 
 struct past {
@@ -167,6 +171,9 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 	if (busy)
 		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
 		               "other processes use the processors, so only large differences count");
+	else if (preflight_links_wait(&s->links_again, s->link_again, s->repeats))
+		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
+		               "a rank that measured links had to wait for its processor, so of its links only large differences count");
 	if (options->json != NULL)
 		written &= could_write(preflight_report_json(options->json, s, &findings, now() - begin), options->json);
 	if (options->exclude != NULL)

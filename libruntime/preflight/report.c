@@ -256,8 +256,8 @@ static json_t *all_of(const struct preflight_survey *s, const struct preflight_f
 			json_array_append_new(nodes, node_of(&s->facts[r]));
 	}
 	for (int i = 0; i < s->link_count; i++)
-		json_array_append_new(links, json_pack("{s:s, s:s, s:f, s:f}", "a", s->names[s->link[i].a], "b", s->names[s->link[i].b],
-		                                       "bandwidth", s->link[i].bandwidth, "latency", s->link[i].latency));
+		json_array_append_new(links, json_pack("{s:s, s:s, s:f, s:f, s:f}", "a", s->names[s->link[i].a], "b", s->names[s->link[i].b],
+		                                       "bandwidth", s->link[i].bandwidth, "latency", s->link[i].latency, "waited", s->link[i].waited));
 	for (int i = 0; i < findings->count; i++)
 		json_array_append_new(findings->item[i].odd ? odd : notes, finding_of(s, &findings->item[i]));
 	return json_pack("{s:i, s:f, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "preflight", 1, "seconds", seconds, "busy",

@@ -419,7 +419,8 @@ static ddp_status decide(struct preflight_survey *s, struct preflight_findings *
 	if (s->job->rank == 0) {
 		findings->count = findings->odd = 0;
 		preflight_survey_judge(s, findings);
-		if (findings->odd > 0 && preflight_is_busy(&s->people, s->figures))
+		if (findings->odd > 0 && (preflight_is_busy(&s->people, s->figures) ||
+		                          preflight_links_wait(&s->links_again, s->link_again, s->repeats)))
 			*more = PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS;
 	}
 	return ddp_broadcast(s->world, more, 1, DDP_I32, 0);

@@ -331,6 +331,7 @@ struct net {
 	double noise;
 	int a, b;     /* the slow link; b < 0: all of a's are; a < 0: none */
 	double speed;
+	double waited; /* the slow link's ends wait for their processors for so much of the time */
 };
 
 static struct preflight_link link_of(const struct net *net, int a, int b)
@@ -339,7 +340,7 @@ static struct preflight_link link_of(const struct net *net, int a, int b)
 	double speed = slow ? net->speed : 1;
 
 	return (struct preflight_link){ .a = a, .b = b, .bandwidth = 1e9 * speed * disturbed(net->noise),
-		                        .latency = 10e-6 / disturbed(net->noise) };
+		                        .latency = 10e-6 / disturbed(net->noise), .waited = slow ? net->waited : 0.01 };
 }
 
 static void run_net(const struct net *net, bool busy, const bool *unfit)
@@ -388,6 +389,25 @@ static void a_slow_link_is_named(void **state)
 		assert_int_equal(findings.item[0].node, net.a);
 		assert_int_equal(findings.item[0].peer, b);
 		assert_string_equal(findings.item[0].about, "bandwidth");
+	}
+}
+
+/* Other processes may use the processors of two nodes alone, so that the ranks' own measurements do not show it. */
+static void a_link_is_not_named_whose_ends_wait_for_their_processors(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 2000; i++) {
+		struct net net = { .nodes = 4, .noise = 0.1, .a = 1, .b = 2, .speed = 0.45, .waited = 0.3 };
+		run_net(&net, false, all_fit);
+		assert_int_equal(findings.odd, 0);
+		net.b = -1; /* all links of n1 */
+		run_net(&net, false, all_fit);
+		assert_int_equal(findings.odd, 0);
+		/* A large difference is named all the same. */
+		net.speed = 0.05;
+		run_net(&net, false, all_fit);
+		assert_int_not_equal(findings.odd, 0);
+		assert_int_equal(findings.item[0].node, 1);
 	}
 }
 
@@ -686,6 +706,7 @@ int main(void)
 		cmocka_unit_test(of_two_ranks_the_slower_one_is_suspect),
 		cmocka_unit_test(no_innocent_link_is_named),
 		cmocka_unit_test(a_slow_link_is_named),
+		cmocka_unit_test(a_link_is_not_named_whose_ends_wait_for_their_processors),
 		cmocka_unit_test(a_node_is_named_whose_links_are_slow),
 		cmocka_unit_test(a_clock_is_named_that_is_wrong),
 		cmocka_unit_test(a_node_is_named_whose_gpus_are_slow_together),
