@@ -29,6 +29,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/names.c spank/launch/names.h \
 	spank/launch/preflight_step.c spank/launch/preflight_step.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
+	spank/launch/srun_environment.c spank/launch/srun_environment.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \

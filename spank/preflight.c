@@ -16,47 +16,15 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
+#include "spank/base/reap.h"
 #include "spank/launch/preflight_step.h"
+#include "spank/launch/srun_environment.h"
 
-enum { ANSWER_MAX = 65536, LIMIT_MS = 120000, LEAVE_MS = 10000, LOOK_MS = 20 };
+enum { ANSWER_MAX = 65536, LIMIT_MS = 120000, LEAVE_MS = 10000 };
 
 #define NS_PER_MS 1000000ull
 
 extern char **environ;
-
-/* What an srun beside this one is not to take over: it would contradict its words. */
-static const char *const hidden[] = { "SLURM_EXCLUSIVE", "SLURM_HOSTFILE", "SLURM_ARBITRARY_NODELIST", "SLURM_DISTRIBUTION",
-	                              "SLURM_MULTI_PROG", "SLURM_BCAST", "SLURM_CONTAINER", "SLURM_THREADS_PER_CORE",
-	                              /* The answer comes to this srun, without labels. */
-	                              "SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SRUN_OUTPUT", "SRUN_ERROR" };
-
-static bool is_hidden(const char *entry)
-{
-	for (size_t i = 0; i < sizeof(hidden) / sizeof(hidden[0]); i++)
-		if (strncmp(entry, hidden[i], strlen(hidden[i])) == 0 && entry[strlen(hidden[i])] == '=')
-			return true;
-	return false;
-}
-
-/* The environment of the other srun; the caller frees the list. */
-static char **environment(void)
-{
-	static char mark[] = "SLURM_DDP_PREFLIGHT=yes";
-	size_t count = 0, used = 0;
-	char **list;
-
-	while (environ[count] != NULL)
-		count++;
-	list = malloc((count + 2) * sizeof(*list));
-	for (size_t i = 0; list != NULL && i < count; i++)
-		if (!is_hidden(environ[i]))
-			list[used++] = environ[i];
-	if (list != NULL) {
-		list[used++] = mark;
-		list[used] = NULL;
-	}
-	return list;
-}
 
 /* Where it was installed, otherwise where PATH finds it. */
 static const char *program(void)
@@ -66,8 +34,9 @@ static const char *program(void)
 
 static bool start(const struct preflight_command *command, int out, pid_t *pid, struct error *error)
 {
+	static char mark[] = "SLURM_DDP_PREFLIGHT=yes";
 	posix_spawn_file_actions_t actions;
-	char **variables = environment();
+	char **variables = srun_environment(environ, true, mark);
 	int reason = variables != NULL ? posix_spawn_file_actions_init(&actions) : ENOMEM;
 
 	if (reason == 0) {
@@ -80,8 +49,8 @@ static bool start(const struct preflight_command *command, int out, pid_t *pid, 
 	return reason == 0 || error_set(error, "cannot start %s: %s", command->words[0], strerror(reason));
 }
 
-/* Until the other end is closed, or the time is up. */
-static void read_all(int fd, char *text, size_t room)
+/* Reads until the other end is closed. False: the time is up. */
+static bool read_all(int fd, char *text, size_t room)
 {
 	uint64_t end = ddp_now_ns() + LIMIT_MS * NS_PER_MS, now;
 	size_t used = 0;
@@ -99,30 +68,28 @@ static void read_all(int fd, char *text, size_t room)
 		used += (size_t)got;
 	}
 	text[used] = '\0';
+	return now < end;
 }
 
-/* It has closed its output. SIGTERM has srun end its step. */
-static int reap(pid_t pid)
+/* The other srun has closed its output, or its time is up. SIGTERM has it end its step. Gives its wait status; -1: it does
+   not end, and goes on beside the next step. */
+static int end(pid_t pid)
 {
-	uint64_t begin = ddp_now_ns();
+	static const int signals[] = { SIGTERM, SIGKILL };
 	int status = -1;
 
-	for (int signal = 0;; usleep(LOOK_MS * 1000)) {
-		pid_t ended = waitpid(pid, &status, WNOHANG);
-		int wanted = ddp_now_ns() - begin < LEAVE_MS * NS_PER_MS ? 0 : ddp_now_ns() - begin < 2 * LEAVE_MS * NS_PER_MS ? SIGTERM : SIGKILL;
-		if (ended == pid)
-			return status;
-		if (ended < 0 && errno != EINTR)
+	for (size_t i = 0; !reap(pid, LEAVE_MS, &status); i++) {
+		if (i == sizeof(signals) / sizeof(signals[0]))
 			return -1;
-		if (wanted != signal)
-			kill(pid, wanted);
-		signal = wanted;
+		kill(pid, signals[i]);
 	}
+	return status;
 }
 
 /* Sets what the program has written. */
 static bool run(const struct preflight_command *command, char *text, size_t room, struct error *error)
 {
+	bool in_time = true;
 	int ends[2], status;
 	pid_t pid;
 
@@ -131,19 +98,23 @@ static bool run(const struct preflight_command *command, char *text, size_t room
 	bool started = start(command, ends[1], &pid, error);
 	close(ends[1]);
 	if (started)
-		read_all(ends[0], text, room);
+		in_time = read_all(ends[0], text, room);
 	close(ends[0]);
 	if (!started)
 		return false;
-	status = reap(pid);
+	status = end(pid);
+	if (!in_time)
+		return error_set(error, "it took more than %d s", LIMIT_MS / 1000);
 	if (status == 0)
 		return true;
+	if (status == -1)
+		return error_set(error, "its srun does not end");
 	if (WIFSIGNALED(status))
 		return error_set(error, "it was ended by signal %d", WTERMSIG(status));
-	return error_set(error, "it exited with code %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+	return error_set(error, "it exited with code %d", WEXITSTATUS(status));
 }
 
-/* What follows of the answer. */
+/* Decides by the answer whether the step starts, and which nodes it avoids. */
 static bool decide(const struct settings *settings, const struct preflight_answer *answer, char **avoid, struct error *error)
 {
 	if (answer->odd == 0 || settings->preflight == PREFLIGHT_WARN)

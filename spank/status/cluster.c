@@ -3,67 +3,34 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
-#include <pwd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "spank/launch/srun_environment.h"
+#include "spank/status/local.h"
 
 /* A launcher may start several workers to a CPU. */
 enum { LINE_MAX_BYTES = 1 << 16, RANKS_PER_CPU = 16 };
 
 extern char **environ;
 
-/* srun takes options from SLURM_*, and so those of a job in which ddp-status is
-   called; it also hands all of them on. */
-static void clear_slurm_variables(void)
-{
-	static const char *const kept[] = { "SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_JWT=" };
-
-	for (char **item = environ; *item != NULL;) {
-		char name[256];
-		size_t length = strcspn(*item, "=");
-		bool keep = strncmp(*item, "SLURM_", 6) != 0 && strncmp(*item, "SRUN_", 5) != 0;
-		for (size_t i = 0; i < sizeof(kept) / sizeof(kept[0]); i++)
-			keep |= strncmp(*item, kept[i], strlen(kept[i])) == 0;
-		if (keep || length >= sizeof(name)) {
-			item++;
-			continue;
-		}
-		memcpy(name, *item, length);
-		name[length] = '\0';
-		unsetenv(name); /* moves the rest up */
-	}
-}
-
-static bool become(uid_t user)
-{
-	struct passwd *entry;
-
-	if (geteuid() == user)
-		return true;
-	errno = 0;
-	entry = getpwuid(user);
-	if (entry != NULL && initgroups(entry->pw_name, entry->pw_gid) == 0 &&
-	    setgid(entry->pw_gid) == 0 && setuid(user) == 0)
-		return true;
-	fprintf(stderr, "ddp-status: cannot become user %u, who owns the job: %s\n", (unsigned)user,
-	        entry == NULL && errno == 0 ? "no such user on this machine" : strerror(errno));
-	return false;
-}
-
-/* In the child: the command, as `user`, with its output into the pipe. */
+/* The child runs the command as `user`, with its output into the pipe. */
 static void run_child(char *const command[], uid_t user, int output)
 {
 	int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	char **variables = srun_environment(environ, false, NULL);
 
-	clear_slurm_variables();
-	/* As another user, the folder may be out of reach. */
-	if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(output, STDOUT_FILENO) < 0 ||
-	    chdir("/") < 0 || !become(user))
+	/* Another user may not be able to reach this folder. */
+	if (variables == NULL || nothing < 0 || dup2(nothing, STDIN_FILENO) < 0 || dup2(output, STDOUT_FILENO) < 0 ||
+	    chdir("/") < 0)
 		_exit(126);
-	execvp(command[0], command);
+	if (!local_become(user)) {
+		fprintf(stderr, "ddp-status: cannot become user %u, who owns the job: %s\n", (unsigned)user, strerror(errno));
+		_exit(126);
+	}
+	execvpe(command[0], command, variables);
 	fprintf(stderr, "ddp-status: cannot run %s: %s\n", command[0], strerror(errno));
 	_exit(127);
 }

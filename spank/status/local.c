@@ -83,7 +83,7 @@ struct child {
 	size_t used, room;
 };
 
-static bool become(uid_t user)
+bool local_become(uid_t user)
 {
 	struct passwd *entry;
 
@@ -102,7 +102,7 @@ static _Noreturn void run_child(const struct local *local, uid_t user, int outpu
 		                     .interval_ms = local->interval_ms, .own_only = true };
 	FILE *file = fdopen(output, "w");
 
-	if (file == NULL || chdir("/") < 0 || !become(user)) {
+	if (file == NULL || chdir("/") < 0 || !local_become(user)) {
 		fprintf(stderr, "ddp-status: cannot become user %u, who owns a job: %s\n", (unsigned)user, strerror(errno));
 		_exit(1);
 	}

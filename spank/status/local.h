@@ -25,6 +25,9 @@ struct local {
  */
 bool local_collect(const struct local *local, struct row **rows, size_t *count);
 
+/* Makes this process the user's, with the user's groups. False, with errno. */
+bool local_become(uid_t user);
+
 /* Writes the user's name, or the number if this machine knows no name. */
 void local_user_name(uid_t user, char *name, size_t bytes);
 

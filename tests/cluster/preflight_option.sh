@@ -29,7 +29,10 @@ status_is 0 'preflight warns only'
 prints 'ODD: +n1: /dev/shm has 20 MiB free, and 1 ranks? may need 64 MiB' 'of an odd node'
 prints_times 4 '^rank [0-3] of 4 on n[0-3]$' 'and the programs run'
 
-ranks --ddp=preflight=stop -N4 --ntasks-per-node=1
+# The answer of ddp-preflight comes to srun without labels.
+export SLURM_LABELIO=1
+ranks --ddp=preflight=stop --label -N4 --ntasks-per-node=1
+unset SLURM_LABELIO
 status_is 1 'preflight=stop ends srun'
 prints 'ODD: +n1: ' 'which names what is odd'
 prints 'ddp: ddp-preflight has found [0-9]+ things? odd, and preflight=stop does not let the step start' 'and why'

@@ -12,6 +12,7 @@
 
 #include "spank/base/sink.h"
 #include "spank/launch/preflight_step.h"
+#include "spank/launch/srun_environment.h"
 
 static const char *command_of(const struct preflight_step *step, const char *list)
 {
@@ -95,6 +96,37 @@ static void lists_have_whole_names(void **state)
 	             preflight_step_lists(NULL, "n1") || preflight_step_lists("", "") || preflight_step_lists("n1,,n2", ""));
 }
 
+static bool has(char *const list[], const char *entry)
+{
+	for (; *list != NULL; list++)
+		if (strcmp(*list, entry) == 0)
+			return true;
+	return false;
+}
+
+/* With labels, srun's lines are no answer; another layout would be of other ranks. */
+static void another_srun_takes_no_options_from_the_job(void **state)
+{
+	static char mark[] = "MARK=yes";
+	char *const environment[] = { "PATH=/bin", "SLURM_LABELIO=1", "SLURM_CONF=/etc/slurm.conf", "SLURM_NTASKS_PER_NODE=3",
+		                      "SRUN_OUTPUT=file", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_GPUS_PER_TASK=1",
+		                      "SLURM_WORKING_CLUSTER=other:host:6817:9728", "SLURMD_NODENAME=n1", NULL };
+	char **list;
+
+	(void)state;
+	for (int binds = 0; binds < 2; binds++) {
+		list = srun_environment(environment, binds, binds ? mark : NULL);
+		assert_non_null(list);
+		assert_true(has(list, "PATH=/bin") && has(list, "SLURM_CONF=/etc/slurm.conf") && has(list, "SLURMD_NODENAME=n1"));
+		assert_true(has(list, "SLURM_WORKING_CLUSTER=other:host:6817:9728"));
+		assert_false(has(list, "SLURM_LABELIO=1") || has(list, "SLURM_NTASKS_PER_NODE=3") || has(list, "SRUN_OUTPUT=file"));
+		assert_int_equal(has(list, "SLURM_CPU_BIND_TYPE=mask_cpu:"), binds);
+		assert_int_equal(has(list, "SLURM_GPUS_PER_TASK=1"), binds);
+		assert_int_equal(has(list, mark), binds);
+		free(list);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -102,6 +134,7 @@ int main(void)
 		cmocka_unit_test(a_command_that_does_not_fit_is_an_error),
 		cmocka_unit_test(an_answer_is_read),
 		cmocka_unit_test(lists_have_whole_names),
+		cmocka_unit_test(another_srun_takes_no_options_from_the_job),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
