@@ -147,7 +147,7 @@ int ask_take_answer(int code, job_array_resp_msg_t *answer)
 	return code;
 }
 
-int ask_to_comment(const char *job_name, char *comment)
+int ask_to_change(const char *job_name, char *nodes, char *comment)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
 	__typeof__(slurm_update_job2) *update;
@@ -162,7 +162,10 @@ int ask_to_comment(const char *job_name, char *comment)
 	snprintf(name, sizeof(name), "%s", job_name);
 	begin(&change);
 	change.job_id_str = name;
-	change.comment = comment;
+	if (nodes != NULL)
+		change.req_nodes = nodes;
+	if (comment != NULL)
+		change.comment = comment;
 	errno = 0;
 	return ask_take_answer(update(&change, &answer), answer);
 }

@@ -113,7 +113,7 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
-	spank/ask.c spank/ask.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
+	spank/ask.c spank/ask.h spank/comment.c spank/comment.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
 	spank/kill.c spank/kill.h spank/preflight.c spank/preflight.h spank/shrink.c spank/shrink.h \
 	spank/note.c spank/note.h spank/requeue.c spank/requeue.h

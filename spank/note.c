@@ -8,14 +8,17 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/ask.h"
 #include "spank/base/worker.h"
+#include "spank/comment.h"
 #include "spank/identity/nodelist.h"
 
-enum { COMMENT_MAX = 3072, END_MS = 5000, SENTENCE_MAX = 1024 };
+enum {
+	KEPT_MAX = 3072, /* of a comment, so that there is room for the note of requeue= */
+	END_MS = 5000,
+	SENTENCE_MAX = 1024,
+};
 
 static struct {
 	pthread_mutex_t lock;
@@ -28,25 +31,6 @@ static struct {
 	bool started; /* the thread was started, and not joined */
 	struct worker worker;
 } note = { .lock = PTHREAD_MUTEX_INITIALIZER };
-
-/* The present comment, and the job's name. False: slurmctld does not tell, or the comment is too long to be kept whole. */
-static bool read_comment(char comment[COMMENT_MAX], char name[ASK_JOB_NAME_MAX])
-{
-	job_info_msg_t *jobs = ask_jobs(note.job_id);
-	bool whole = false;
-
-	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
-		const job_info_t *job = &jobs->job_array[i];
-		const char *text = job->comment != NULL ? job->comment : "";
-		if (job->job_id != note.job_id || strlen(text) >= COMMENT_MAX)
-			continue;
-		whole = true;
-		memcpy(comment, text, strlen(text) + 1);
-		ask_name_job(job, name);
-	}
-	ask_free_jobs(jobs);
-	return whole;
-}
 
 static bool take(struct event *event, char text[SENTENCE_MAX], char node[HOST_NAME_MAX_BYTES])
 {
@@ -65,19 +49,21 @@ static bool take(struct event *event, char text[SENTENCE_MAX], char node[HOST_NA
 	return any;
 }
 
+static bool add_event(const void *about, const char *before, char *after, size_t bytes)
+{
+	return event_comment(about, before, after, bytes);
+}
+
 static void work(void)
 {
-	char before[COMMENT_MAX], after[COMMENT_MAX + EVENT_LINE_MAX], text[SENTENCE_MAX], node[HOST_NAME_MAX_BYTES];
-	char name[ASK_JOB_NAME_MAX];
+	char text[SENTENCE_MAX], node[HOST_NAME_MAX_BYTES];
 	struct event event;
 
 	while (take(&event, text, node)) {
-		int code = 0;
-		if (read_comment(before, name) && event_comment(&event, before, after, sizeof(after)))
-			code = ask_to_comment(name, after);
-		else
+		int code = comment_change(note.job_id, KEPT_MAX, add_event, &event);
+		if (code < 0)
 			slurm_debug("ddp: the failure is not in the job's comment: slurmctld does not tell the comment, or it is too long");
-		if (code != 0)
+		else if (code > 0)
 			slurm_debug("ddp: cannot note the failure in the job's comment: %s", spank_strerror((spank_err_t)code));
 	}
 }

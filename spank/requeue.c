@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "spank/ask.h"
 #include "spank/base/worker.h"
+#include "spank/comment.h"
 #include "spank/failure/srun/requeue_judge.h"
 
 enum {
@@ -28,15 +29,12 @@ enum {
 	GIVE_UP_SECONDS = 600,
 	WAIT_FOR_END_MS = 20000,
 	LOOK_FOR_END_MS = 50,
-	COMMENT_MAX = 4096, /* note.c leaves room */
 };
 
 /* What slurmctld tells, beside what is to be judged. */
 struct job_news {
 	struct requeue_job job;
 	char name[ASK_JOB_NAME_MAX];
-	char comment[COMMENT_MAX];
-	bool comment_is_whole;
 	time_t ends_at; /* 0: never */
 };
 
@@ -100,9 +98,7 @@ static void read_job(const job_info_t *job, struct job_news *news)
 		.job = { .state = state_of(job), .batch = job->batch_flag != 0, .may_requeue = job->requeue != 0,
 			 .preempted = job->preempt_time != 0, .restarts = job->restart_cnt },
 		.ends_at = end_of(job),
-		.comment_is_whole = job->comment == NULL || strlen(job->comment) < COMMENT_MAX,
 	};
-	snprintf(news->comment, sizeof(news->comment), "%s", job->comment != NULL ? job->comment : "");
 	if (job->restart_cnt > 0)
 		requeue_read_note(job->comment, job->restart_cnt - 1u, &news->job.before);
 	ask_name_job(job, news->name);
@@ -146,18 +142,28 @@ static int ask_once(const struct job_news *news)
 	return ask_take_answer(code, answer);
 }
 
+struct run {
+	uint32_t restarts;
+	struct requeue_note note;
+};
+
+static bool add_run(const void *about, const char *before, char *after, size_t bytes)
+{
+	const struct run *run = about;
+
+	return requeue_write_note(before, run->restarts, &run->note, after, (uint32_t)bytes);
+}
+
 /* The note tells the next run how far this run came. If Slurm takes no note, requeue=N is the only limit. */
 static void leave_note(const struct requeue_step *step, const struct job_news *news)
 {
-	char comment[COMMENT_MAX + REQUEUE_NOTE_MAX];
-	struct requeue_note note;
+	struct run run = { .restarts = news->job.restarts };
 	int code;
 
-	if (!news->comment_is_whole || !requeue_make_note(step, &news->job, &note) ||
-	    !requeue_write_note(news->comment, news->job.restarts, &note, comment, sizeof(comment)))
+	if (!requeue_make_note(step, &news->job, &run.note))
 		return;
-	code = ask_to_comment(news->name, comment);
-	if (code != 0)
+	code = comment_change(requeue.job_id, COMMENT_MAX, add_run, &run);
+	if (code > 0)
 		slurm_debug("ddp: cannot note in the job's comment how far it came: %s",
 		            spank_strerror((spank_err_t)code));
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/shrink.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,39 +72,11 @@ static char *list_of(const char *nodes, struct rest *rest)
 	return rest->text;
 }
 
-/* The plugin links no library, so it looks the function up in the process that has loaded it. */
-static int update(uint32_t job_id, char *nodes)
-{
-	__typeof__(slurm_init_job_desc_msg) *begin;
-	__typeof__(slurm_update_job2) *send;
-	__typeof__(slurm_free_job_array_resp) *release;
-	job_array_resp_msg_t *answers = NULL;
-	job_desc_msg_t change;
-	char id[16];
-	int code;
-
-	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
-	*(void **)&send = dlsym(RTLD_DEFAULT, "slurm_update_job2");
-	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_array_resp");
-	if (begin == NULL || send == NULL || release == NULL)
-		return ESLURM_NOT_SUPPORTED;
-	begin(&change);
-	/* The job is named as text, because the place of the number differs between releases. */
-	snprintf(id, sizeof(id), "%u", job_id);
-	change.job_id_str = id;
-	change.req_nodes = nodes;
-	code = send(&change, &answers) == 0 ? 0 : errno;
-	for (uint32_t i = 0; answers != NULL && code == 0 && i < answers->job_array_count; i++)
-		code = (int)answers->error_code[i];
-	release(answers);
-	return code;
-}
-
 static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 {
 	struct rest rest = { .without = nodes };
 	struct error ignored;
-	char *stay;
+	char *stay, name[ASK_JOB_NAME_MAX];
 	int code;
 
 	if (job_nodes == NULL || !nodelist_walk(job_nodes, add, &rest, &ignored))
@@ -114,7 +85,9 @@ static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 	if (!rest.found)
 		return 0;
 	stay = list_of(job_nodes, &rest);
-	code = stay != NULL ? update(job_id, stay) : ESLURM_INVALID_NODE_NAME;
+	/* The number is that of one component or one element, whose nodes these are. */
+	snprintf(name, sizeof(name), "%u", job_id);
+	code = stay != NULL ? ask_to_change(name, stay, NULL) : ESLURM_INVALID_NODE_NAME;
 	free(stay);
 	return code;
 }
