@@ -179,8 +179,9 @@ static void textfile_changes_at_once_or_not(void **state)
 	assert_int_equal(rmdir(folder), 0); /* nothing else was left there */
 }
 
-/* A task, whose parent looks like the process of Slurm's that starts tasks. */
-static pid_t start_task(uid_t user, const char *job)
+/* Starts a task, whose parent looks like the process of Slurm's that starts tasks. The task is `shell`, which starts the
+   program, or the program itself if that is NULL. */
+static pid_t start_task(uid_t user, const char *job, const char *shell)
 {
 	char job_variable[64];
 	char *const variables[] = { job_variable, "SLURM_STEP_ID=0", "SLURM_PROCID=1", "RANK=1", "LOCAL_RANK=1",
@@ -200,6 +201,8 @@ static pid_t start_task(uid_t user, const char *job)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		if (getppid() == 1)
 			_exit(1);
+		if (shell != NULL)
+			execle(shell, "sh", "-c", "while :; do sleep 1; done", NULL, variables);
 		execle("/bin/sleep", "sleep", "600", NULL, variables);
 		_exit(1);
 	}
@@ -227,7 +230,7 @@ static void node_is_looked_at_without_slurm(void **state)
 	const bool root = geteuid() == 0;
 	const struct local job = { 2000000001, -1, "n1", 50 }, other = { 2000000002, -1, "n1", 50 },
 	                   step = { 2000000001, 7, "n1", 50 };
-	pid_t tasks[2] = { start_task(root ? 65534 : geteuid(), "2000000001"), start_task(geteuid(), "2000000002") };
+	pid_t tasks[2] = { start_task(root ? 65534 : geteuid(), "2000000001", NULL), start_task(geteuid(), "2000000002", NULL) };
 	struct row *rows = NULL;
 	char user[ROW_NAME_MAX];
 
@@ -254,6 +257,33 @@ static void node_is_looked_at_without_slurm(void **state)
 	}
 }
 
+/* The kernel gives the files in /proc of a program that its user cannot read to root. The user's programs are found all the
+   same. */
+static void user_of_an_unreadable_task_is_found(void **state)
+{
+	const struct local job = { 2000000003, -1, "n1", 50 };
+	char folder[] = "/tmp/ddp-status-XXXXXX", shell[64], command[128];
+	struct row *rows = NULL;
+	pid_t task;
+
+	(void)state;
+	if (geteuid() != 0)
+		skip();
+	assert_non_null(mkdtemp(folder));
+	assert_int_equal(chmod(folder, 0755), 0);
+	snprintf(shell, sizeof(shell), "%s/sh", folder);
+	snprintf(command, sizeof(command), "install -m 0711 /bin/sh %s", shell);
+	assert_int_equal(system(command), 0);
+	task = start_task(65534, "2000000003", shell);
+	assert_int_equal(wait_for_rows(&job, 1, &rows), 1);
+	assert_string_equal(rows[0].program, "sleep");
+	rows_free(rows, 1);
+	kill(task, SIGKILL);
+	assert_int_equal(waitpid(task, NULL, 0), task);
+	assert_int_equal(unlink(shell), 0);
+	assert_int_equal(rmdir(folder), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -263,6 +293,7 @@ int main(void)
 		cmocka_unit_test(rank_that_is_gone_is_down),
 		cmocka_unit_test(textfile_changes_at_once_or_not),
 		cmocka_unit_test(node_is_looked_at_without_slurm),
+		cmocka_unit_test(user_of_an_unreadable_task_is_found),
 	};
 
 	unsetenv("SLURMD_NODENAME");
