@@ -68,6 +68,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/losses.c spank/failure/srun/losses.h \
 	spank/failure/srun/peers.c spank/failure/srun/peers.h \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
+	spank/failure/srun/releases.c spank/failure/srun/releases.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
 	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \
 	spank/failure/srun/silence.c spank/failure/srun/silence.h \

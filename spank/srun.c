@@ -55,6 +55,7 @@ static struct {
 	char mpi[32];       /* SLURM_MPI_TYPE of the user; "": not set */
 	bool refused;      /* by ddp-preflight; the step starts without programs */
 	bool is_preflight; /* another srun has started this one */
+	bool tells_releases; /* a dry run, or verbose */
 	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
@@ -374,6 +375,7 @@ static bool take_srun_options(struct request *request, struct error *error)
 	}
 	if (srun.is_preflight)
 		leave_defaults(&request->settings);
+	srun.tells_releases = request->settings.verbose || request->settings.check != CHECK_NO;
 	take_kill_on_bad_exit(request, srun.kill);
 	if (!settle_restarts(request, &given, error))
 		return false;
@@ -400,11 +402,21 @@ static void leave_without_nodes(int status)
 	}
 }
 
+/* While nodes are upgraded, an administrator wants to know which are left. */
+static void say_releases(void)
+{
+	char text[RELAY_TEXT_MAX + 1];
+
+	if (srun.tells_releases && relay_has_other_releases(text))
+		slurm_spank_log("ddp: %s", text);
+}
+
 void srun_leave_with_first_code(int status, void *unused)
 {
 	bool succeeded = dealer_has_succeeded();
 
 	(void)unused;
+	say_releases();
 	if (srun.refused) {
 		fflush(NULL);
 		_exit(1);

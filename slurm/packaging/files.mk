@@ -8,6 +8,9 @@ EXTRA_DIST += \
 	slurm/packaging/debian/libddp1.install slurm/packaging/debian/libddp1.symbols \
 	slurm/packaging/debian/libddp-dev.install \
 	slurm/packaging/debian/python3-slurm-ddp.install slurm/packaging/debian/python3-slurm-ddp-torch.install \
+	slurm/packaging/debian/python3-slurm-ddp.prerm slurm/packaging/debian/python3-slurm-ddp-torch.prerm \
+	slurm/packaging/debian/slurm-ddp-plugin.postinst slurm/packaging/debian/slurm-ddp-plugin.postrm \
+	slurm/packaging/debian/slurm-ddp-plugin.prerm \
 	slurm/packaging/debian/slurm-ddp-doc.install \
 	slurm/packaging/debian/slurm-ddp-plugin.dirs \
 	slurm/packaging/debian/slurm-ddp-plugin.install \
@@ -25,7 +28,7 @@ slurm/packaging/modulefiles/libddp: $(srcdir)/slurm/packaging/modulefiles/libddp
 	@$(MKDIR_P) $(@D)
 	$(AM_V_GEN)sed -e 's|@''PACKAGE_VERSION@|$(PACKAGE_VERSION)|g' \
 		-e 's|@''libdir@|$(libdir)|g' -e 's|@''includedir@|$(includedir)|g' \
-		-e 's|@''mandir@|$(mandir)|g' $(srcdir)/slurm/packaging/modulefiles/libddp.in > $@
+		-e 's|@''mandir@|$(mandir)|g' -e 's|@''bindir@|$(bindir)|g' $(srcdir)/slurm/packaging/modulefiles/libddp.in > $@
 
 batchdir = $(docdir)/batch
 dist_batch_SCRIPTS = \

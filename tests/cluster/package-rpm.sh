@@ -88,6 +88,17 @@ echo 'optional spank_ddp.so gpu=error' >"$conf"
 # shellcheck disable=SC2046
 check "a further release installs" rpm "${rpm_options[@]}" --upgrade --force $(rpm_of slurm-ddp-plugin)
 same 'optional spank_ddp.so gpu=error' "$(cat "$conf")" "and the site's line is as it was"
+# What runs before the plugin is erased: with $1 = 0 for the last one, 1 for an upgrade. The root has no shell of its own.
+# shellcheck disable=SC2046
+rpm -qp --qf '%{PREUN}' $(rpm_of slurm-ddp-plugin) | sed "s|/etc/slurm|$root/etc/slurm|g" >"$work/preun"
+echo 'optional spank_ddp.so' >"$root/etc/slurm/plugstack.conf"
+capture sh -e "$work/preun" 1
+same ' optional spank_ddp.so gpu=error' "$output $(cat "$conf")" "at an upgrade, the site's line stays where it is"
+capture sh -e "$work/preun" 0
+prints 'spank_ddp\.conf is saved as .*/spank_ddp\.conf\.rpmsave' "before a removal, it is moved away"
+prints 'warning: .*/plugstack\.conf still names spank_ddp\.so' "and a line elsewhere is named"
+same 'optional spank_ddp.so gpu=error' "$([ -e "$conf" ] || cat "$conf.rpmsave")" "so that Slurm reads no line without a plugin"
+rm -f "$root/etc/slurm/plugstack.conf"
 rpm --root "$root" --nodeps --noscripts --erase slurm-ddp-plugin && rm -f "$conf"*
 rpm "${rpm_options[@]}" --install "$work/top/RPMS"/*/slurm-ddp-plugin-0.1-*.rpm
 sed -i 's/^#optional.*/optional spank_ddp.so omp=1/' "$conf"

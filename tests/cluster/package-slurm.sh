@@ -60,6 +60,15 @@ if command -v rpmbuild >/dev/null && command -v rpmspec >/dev/null; then
 	same $'slurm >= 25.11\nslurm < 25.12' "$output" "with slurm-devel, a distribution's or SchedMD's, the plugin asks for slurm"
 	capture rpm_with slurm-devel-ohpc
 	same $'slurm-ohpc >= 25.11\nslurm-ohpc < 25.12' "$output" "with OpenHPC's it asks for slurm-ohpc"
+	capture rpmspec --define 'ohpc 1' -q --qf '%{NAME}\n' "$spec"
+	same "libddp-devel-ohpc libddp-ohpc python3-slurm-ddp-ohpc slurm-ddp-doc-ohpc slurm-ddp-ohpc slurm-ddp-plugin-ohpc slurm-ddp-tools-ohpc " \
+		"$(grep -v debug <<<"$output" | sort | tr '\n' ' ')" "OpenHPC's names: all packages end in -ohpc"
+	# What rpm says of the spec itself, not of what is built.
+	capture rpmspec --define 'ohpc 1' -P "$spec"
+	prints '^/opt/ohpc/pub/modulefiles/slurm-ddp/[0-9.]+$' "and the module lies where OpenHPC's modules lie"
+	prints '^/opt/ohpc/pub/libs/slurm-ddp/lib/libddp\.so' "and the library below /opt/ohpc/pub"
+	prints '^/usr/lib(64)?/slurm/spank_ddp\.so$' "but the plugin where Slurm looks"
+	prints '^Requires: *libddp-ohpc.* = ' "libddp-devel-ohpc asks for libddp-ohpc"
 	capture rpmspec --define 'slurm_includedir /nowhere' -q --buildrequires "$spec"
 	prints '^/nowhere/slurm/slurm_version.h$' "the header itself is needed for a build, whichever package has it"
 else

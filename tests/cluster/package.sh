@@ -3,7 +3,8 @@
 # nodes: 0
 # seconds: 900
 # The Debian packages: built from this tree, installed and upgraded by dpkg in a root of
-# their own, and tried on a cluster whose plugin, library and header come from nowhere else.
+# their own, and tried on a cluster whose plugin, library and header come from nowhere else;
+# upgraded and removed there, too, while jobs run (package/running.sh).
 . "$source/tests/cluster/lib.sh"
 
 command -v dpkg-buildpackage >/dev/null && command -v dh >/dev/null ||
@@ -68,7 +69,7 @@ mkdir -p "$root" && cp -a /var/lib/dpkg "$work/dpkg" && rm -f "$work"/dpkg/lock*
 dpkg_there()
 {
 	DEBIAN_FRONTEND=noninteractive dpkg --admindir="$work/dpkg" --instdir="$root" --log=/dev/null \
-		--no-triggers --path-include='*' "$@" </dev/null
+		--no-triggers --force-script-chrootless --path-include='*' "$@" </dev/null
 }
 
 # stand_in NAME FILE: a package that has this file
@@ -117,10 +118,11 @@ conf=$root/etc/slurm/plugstack.conf.d/spank_ddp.conf
 check "the guide's command enables it" sh -c "$enable"
 output=$(cat "$conf")
 prints '^optional +spank_ddp\.so' "by a line in a file of the site's own"
-read -r -a words <"$conf"
-check "a cluster starts with the packaged plugin" "$tool" start --dir $own --nodes 2 --for $$ \
-	--plugin "$library/slurm-wlm/spank_ddp.so" --plugin-args "${words[*]:2}"
+mkdir "$work/plugins" && ln -s "$library/slurm-wlm/spank_ddp.so" "$work/plugins"
+check "a cluster starts with Slurm's plugins and the packaged one" "$tool" start --dir $own --nodes 2 --for $$ --no-plugin \
+	--conf "PluginDir=/usr/lib/$triplet/slurm-wlm:$work/plugins"
 cluster=$own
+echo "include $root/etc/slurm/plugstack.conf.d/*.conf" >"$cluster/plugstack.conf"
 capture as_user srun --help
 prints '--ddp' "srun knows --ddp"
 # shellcheck disable=SC2016 # the tasks expand these
@@ -162,6 +164,8 @@ chmod 755 train
 capture as_user env LD_LIBRARY_PATH="$library" srun --ddp -N2 --ntasks-per-node=2 "$work/train"
 status_is 0 "it runs on the cluster with libddp1"
 prints '^4 ranks: .*y = 3\.00 a -2\.00 b \+1\.00$' "and its ranks train together"
+
+. "$source/tests/cluster/package/running.sh"
 
 # ---- upgrades, without a terminal ----------------------------------------------------
 

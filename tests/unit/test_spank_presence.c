@@ -11,6 +11,7 @@
 
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/releases.h"
 #include "spank/failure/srun/silence.h"
 #include "spank/failure/timeline.h"
 
@@ -325,6 +326,39 @@ static void what_is_left_are_silent_nodes(void **state)
 	presence_end(&presence);
 }
 
+static const char *of_releases(const struct releases *releases)
+{
+	static char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	return releases_describe(releases, "0.3.0", &sink) ? text : "";
+}
+
+static void nodes_of_other_releases_are_named(void **state)
+{
+	struct releases releases = { .count = 0 };
+	char name[HOST_NAME_MAX_BYTES];
+
+	(void)state;
+	releases_note(&releases, "0.3.0", "n0", "0.3.0", RELAY_TEXT_MAX);
+	/* A report without a node or a release tells nothing. */
+	releases_note(&releases, "0.3.0", "", "0.2.0", RELAY_TEXT_MAX);
+	releases_note(&releases, "0.3.0", "n1", "", RELAY_TEXT_MAX);
+	assert_string_equal(of_releases(&releases), "");
+	releases_note(&releases, "0.3.0", "n1", "0.2.0", RELAY_TEXT_MAX);
+	releases_note(&releases, "0.3.0", "n1", "0.2.0", RELAY_TEXT_MAX);
+	/* The text has no end, and is not to be trusted. */
+	releases_note(&releases, "0.3.0", "n2", "0.4\033", 4);
+	assert_string_equal(of_releases(&releases), "the plugin spank_ddp is of release 0.3.0 on srun's host, of 0.2.0 on n1, "
+	                    "of 0.4? on n2: a key of --ddp that one of them does not have is refused");
+	for (int i = 3; i < 20; i++) {
+		snprintf(name, sizeof(name), "n%d", i);
+		releases_note(&releases, "0.3.0", name, "0.2.0", RELAY_TEXT_MAX);
+	}
+	assert_non_null(strstr(of_releases(&releases), ", of 0.2.0 on n8, and of others on more nodes: "));
+	assert_null(strstr(of_releases(&releases), "n9"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -340,6 +374,7 @@ int main(void)
 		cmocka_unit_test(the_ranks_of_a_node_are_told_by_any_of_them),
 		cmocka_unit_test(what_is_left_are_silent_nodes),
 		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
+		cmocka_unit_test(nodes_of_other_releases_are_named),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,11 @@
 # make dist, in a mirror or beside this file. Spack has not run it yet (doc/verified.md).
 from spack.package import *
 
+try:
+    from spack_repo.builtin.build_systems.autotools import AutotoolsPackage
+except ImportError:  # before Spack 1.0, spack.package has it
+    pass
+
 
 class SlurmDdp(AutotoolsPackage):
     """Data-parallel training under SLURM: srun --ddp tells each task its rank and its master, and libddp reduces gradients

@@ -28,6 +28,7 @@
 #include "spank/failure/srun/losses.h"
 #include "spank/failure/srun/peers.h"
 #include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/releases.h"
 #include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/silence.h"
 #include "spank/failure/srun/step.h"
@@ -64,6 +65,7 @@ static struct {
 
 /* The thread's, and from relay_close() on the caller's. */
 static struct presence presence;
+static struct releases releases;
 
 static atomic_bool was_stopping;
 static _Atomic uint64_t failed_at;
@@ -203,6 +205,8 @@ static void note_presence(const struct relay_news *news)
 {
 	struct stall_note note;
 
+	if (news->here)
+		releases_note(&releases, PACKAGE_VERSION, news->node, news->text, RELAY_TEXT_MAX);
 	if (news->stall == NULL)
 		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
 	else if (stall_unpack(news->stall, &note))
@@ -590,6 +594,13 @@ bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refus
 	presence_describe(&presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, &sink);
 	*refuse = presence.policy.refuse && !presence.policy.check && any_reported;
 	return true;
+}
+
+bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1])
+{
+	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
+
+	return server.process == 0 && releases_describe(&releases, PACKAGE_VERSION, &sink);
 }
 
 bool relay_was_stopping(void)

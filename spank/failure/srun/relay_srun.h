@@ -46,6 +46,9 @@ bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refus
    forked child. */
 int relay_close(void);
 
+/* After relay_close(): the sentence about nodes whose plugin is of another release than this one; false: there are none. */
+bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1]);
+
 /* After relay_close(): whether a node has told that Slurm asked the step to stop. */
 bool relay_was_stopping(void);
 /* After relay_close(): the step of a training that the last failure's sentence names; 0: none. */
