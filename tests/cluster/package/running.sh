@@ -127,7 +127,7 @@ status_is 0 "the older release is installed again while jobs of the newer one ru
 # shellcheck disable=SC2016
 capture as_user srun --ddp -N2 -n2 sh -c 'echo "rank $RANK of $WORLD_SIZE by $DDP_PLUGIN_VERSION"'
 prints_times 2 "^rank [01] of 2 by $release_built$" "and the next step has it"
-installed=("${upgraded[@]}" slurm-ddp-doc $torch)
+installed=("${upgraded[@]}" slurm-ddp-doc ${torch:+"$torch"})
 capture dpkg_there --remove "${installed[@]}"
 status_is 0 "all packages are removed while jobs run"
 same '#slurm-ddp-plugin is removed# required spank_ddp.so gpu=ignore' "$(line_of_site)" "the site's line became a comment before"
