@@ -166,9 +166,7 @@ double DK_NAME(sum_squares)(const float *x, int64_t n)
 	for (; i + SUMS <= n; i += SUMS) {
 		DK_UNROLL
 		for (int k = 0; k < PARTS; k++) {
-			vf_half part;
-			memcpy(&part, x + i + k * VD, sizeof(part));
-			vd wide = __builtin_convertvector(part, vd);
+			const vd wide = vd_load_floats(x + i + k * VD);
 			sums[k] = sums[k] + wide * wide;
 		}
 	}

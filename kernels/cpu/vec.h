@@ -36,6 +36,19 @@ static inline vf vf_load(const float *p)
 	return x;
 }
 
+/* Half a vector of floats as doubles. gcc 12 takes __builtin_convertvector() of half a vector apart. */
+static inline vd vd_load_floats(const float *p)
+{
+#if DK_VECTOR_BYTES == 32
+	return (vd)_mm256_cvtps_pd(_mm_loadu_ps(p));
+#else
+	vf_half part;
+
+	memcpy(&part, p, sizeof(part));
+	return __builtin_convertvector(part, vd);
+#endif
+}
+
 static inline void vf_store(float *p, vf x)
 {
 	memcpy(p, &x, sizeof(x));
