@@ -18,7 +18,7 @@
 #include "tests/support/comm_cases.h"
 
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
-enum { BATCHES = 8, BATCHES_BETWEEN_NODES = 2 };
+enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2 };
 #else
 enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8 };
 #endif

@@ -67,7 +67,7 @@ build_of()
 # too long there. It has nothing to see in what is one thread from beginning to end
 # (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
 # test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
-# test_example_paths.sh, test_train.sh, test_no_gpu.sh, test_parallel.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
+# test_example_paths.sh, test_train.sh, test_no_gpu.sh, test_parallel.sh, test_preflight.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
 # test_gpt.sh, nor in
 # test_replan and test_training_groups, whose steps test_engine and test_training take in the same threads, nor in
 # test_checkpoint_load, test_comm_in_place and test_nccl_reductions: test_checkpoint loads, test_comm_random runs in
@@ -76,7 +76,7 @@ unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoi
 	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_example_paths.sh test_gpt_model test_images test_job
 	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
 	test_kernel_product test_kernel_queue test_links test_model_graph_cuda test_model_refusals test_net_model test_no_gpu.sh test_nodes test_null test_optim test_optimizers_cuda test_replan
-	test_options test_parallel.sh test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
+	test_options test_parallel.sh test_preflight test_preflight.sh test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
 	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_store_handover test_train.sh test_training_groups test_vision.sh
@@ -314,7 +314,7 @@ suite_distcheck()
 	# builds from it, and the tests run that read the tree. `unit` has run the rest. Of the
 	# package for Python, test_python_wheel.py has all files.
 	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' |
-		grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop)\.py$')
+		grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$')
 	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
