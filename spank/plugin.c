@@ -66,7 +66,7 @@ static bool check_version(spank_t spank, struct error *error)
 	                 SLURM_VERSION_MINOR(SLURM_VERSION_NUMBER), major, minor);
 }
 
-/* As slurmd starts: what is wrong with the line is to be seen before a job meets it. */
+/* slurmd reads the line when it starts, so that an error in it is seen before a job meets it. */
 static int look_at_line(spank_t spank, int ac, char *argv[])
 {
 	struct site site;

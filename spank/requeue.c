@@ -31,7 +31,7 @@ enum {
 	LOOK_FOR_END_MS = 50,
 };
 
-/* What slurmctld tells, beside what is to be judged. */
+/* slurmctld tells this, besides the facts that are judged. */
 struct job_news {
 	struct requeue_job job;
 	char name[ASK_JOB_NAME_MAX];

@@ -56,7 +56,7 @@ static bool add(void *user, const char *host)
 	return true;
 }
 
-/* For free(3); NULL: no node would stay, or there is no memory. */
+/* Returns a text for free(3); NULL: no node would stay, or there is no memory. */
 static char *list_of(const char *nodes, struct rest *rest)
 {
 	struct error ignored;

@@ -555,7 +555,7 @@ static bool look_ahead(const struct request *request, const struct preflight_pla
 	/* On other nodes of the job, ddp-preflight would say nothing about the step. */
 	if (place->node_list == NULL)
 		return error_set(error, "preflight=: Slurm does not tell the nodes of the step");
-	/* What needs spares is the site's default here, as the user's would have been refused. */
+	/* A key that needs spares is the site's default here, as the user's would have been refused. */
 	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
 		settings.preflight = PREFLIGHT_WARN;
 	if (!preflight_run(&settings, place, &avoid, error))

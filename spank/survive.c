@@ -20,7 +20,7 @@ static struct {
 
 enum { VARIABLES = sizeof(variables) / sizeof(variables[0]) };
 
-/* What the user has set stays. */
+/* A value that the user has set stays. */
 static void set_for(bool allocator)
 {
 	for (int i = 0; i < VARIABLES; i++)

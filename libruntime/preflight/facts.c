@@ -28,7 +28,7 @@ bool preflight_read_line(const char *path, char *line, int bytes)
 	return read;
 }
 
-/* As text that a terminal and JSON take. */
+/* Writes text that a terminal and JSON take. */
 static void note(char word[PREFLIGHT_WORD], const char *text)
 {
 	size_t i = 0;

@@ -188,7 +188,7 @@ static void choose_all(struct preflight_links_again *again, const struct doubts 
 	memset(done, 0, (size_t)(nodes + count) * sizeof(*done));
 	for (int i; again->count < SUBJECTS_AND_ONE && (i = worst(doubts->link, count, done)) >= 0;) {
 		done[i] = true;
-		/* What is wanted of a link is what its nodes reach, also if one of them is slow. */
+		/* A link should reach what its nodes reach, also if one of them is slow. */
 		if (!is_chosen(again, &links[i]))
 			choose(again, &links[i], machine, -1, false);
 	}
@@ -414,7 +414,7 @@ void preflight_clocks_judge(struct preflight_findings *findings, const struct pr
 
 	for (int n = 0; offsets != NULL && n < nodes; n++) {
 		double doubt, offset = clock_offset(links, count, n, offsets, &doubt);
-		/* Of two nodes nobody knows which is right. */
+		/* If there are two nodes, nobody knows which is right. */
 		bool single = nodes > 2;
 		if (fabs(offset) <= CLOCK_SECONDS + doubt || (!single && n == 0))
 			continue;

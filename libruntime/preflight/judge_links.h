@@ -19,7 +19,7 @@ struct preflight_link {
 	int a, b;         /* nodes; a < b */
 };
 
-/* What is measured again. */
+/* These links are measured again. */
 struct preflight_links_again {
 	struct preflight_item item[PREFLIGHT_SUBJECTS + 3];
 	bool control[PREFLIGHT_SUBJECTS + 3];

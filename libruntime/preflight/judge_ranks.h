@@ -13,7 +13,7 @@
 enum preflight_work { PREFLIGHT_PRODUCT, PREFLIGHT_MEMORY, PREFLIGHT_GPU_PRODUCT, PREFLIGHT_GPU_MEMORY, PREFLIGHT_WORKS };
 enum preflight_way { PREFLIGHT_AT_ONCE, PREFLIGHT_ALONE, PREFLIGHT_WAYS };
 
-/* What a rank reached in a window of time. 0: it was not measured. */
+/* A rank reached these rates in a window of time. 0: it was not measured. */
 struct preflight_figure {
 	double peak;  /* work per second in the best short slice */
 	double rate;  /* work per second over the whole window */
@@ -35,7 +35,7 @@ struct preflight_people {
 
 enum { PREFLIGHT_OF_A_MACHINE = 2, PREFLIGHT_CONTROLS = 2, PREFLIGHT_RANKS_AGAIN = PREFLIGHT_SUBJECTS + 2 * PREFLIGHT_CONTROLS };
 
-/* What is measured again: the listed ranks alone, and all ranks at once. */
+/* These are measured again: the listed ranks alone, and all ranks at once. */
 struct preflight_ranks_again {
 	int rank[PREFLIGHT_RANKS_AGAIN];
 	bool control[PREFLIGHT_RANKS_AGAIN];

@@ -30,7 +30,7 @@ struct preflight_lines {
 	char *out, *in; /* of BULK_MOST bytes */
 };
 
-/* What the leader, the node with the lower number, tells its peer to do next, and what the peer answers. */
+/* By a word the leader, the node with the lower number, tells its peer what to do next; the peer answers by another. */
 struct word {
 	int64_t bytes;   /* to be exchanged next; 0: another word comes; below 0: the end */
 	double clock;    /* of the peer */

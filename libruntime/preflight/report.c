@@ -214,7 +214,7 @@ static json_t *node_of(const struct preflight_facts *f)
 	                 (int)(f->has_rdma != 0), "nic_numa_node", (json_int_t)f->nic_numa);
 }
 
-/* Of GPUs together; null: not measured. */
+/* Returns the figures of GPUs that work together; null: they were not measured. */
 static json_t *groups_of(const struct preflight_survey *s)
 {
 	json_t *nodes = json_object();

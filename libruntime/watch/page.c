@@ -239,7 +239,7 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *rec
 
 /* ---- what is written there ---------------------------------------------------------------- */
 
-/* For the texts. The numbers that a collective writes each time take no lock. */
+/* Writers of texts take the lock. The numbers that a collective writes each time take no lock. */
 static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void ddp_page_collective(struct ddp_progress *page, uint64_t number, uint64_t now_ns)

@@ -18,7 +18,7 @@
 #define DDP_PROGRESS_BYTES 4096 /* of a rank's page: */
 #define DDP_PROGRESS_SLOTS 8    /* one for each context of the process, */
 #define DDP_PROGRESS_SLOT_BYTES (DDP_PROGRESS_BYTES / DDP_PROGRESS_SLOTS)
-/* As the magic of a slot that a context is about to fill. */
+/* A slot that a context is about to fill has this magic. */
 #define DDP_PROGRESS_TAKEN 1u
 
 /* As collective_text with DDP_WAITING_OTHER, in ddp_init(): it ends once all ranks have come. */

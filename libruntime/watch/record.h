@@ -44,9 +44,9 @@ struct ddp_record_head {
 	uint32_t reserved[12];
 };
 
-/* As kind or type: `name` has it. */
+/* This kind or type says that `name` has it. */
 enum { DDP_RECORD_NAMED = 255 };
-/* As state, besides values of ddp_status: the operation's end is not known. */
+/* This state, besides values of ddp_status, says that the operation's end is not known. */
 enum { DDP_RECORD_UNKNOWN_END = 255 };
 
 enum ddp_record_flags {

@@ -154,7 +154,7 @@ void ddp_watch_device(ddp_watch *watch, const char *name, int64_t step, uint64_t
 		ddp_trace_phase(watch->trace, DDP_TRACE_DEVICE, name, step, start_ns, end_ns);
 }
 
-/* For `exposed` of the page. */
+/* Returns `exposed` of the page. */
 static uint32_t exposed_share(const ddp_step_stats *stats)
 {
 	double share = stats->seconds > 0 ? stats->exposed_seconds / stats->seconds : 0;

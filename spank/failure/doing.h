@@ -14,7 +14,7 @@
 
 enum { DOING_TEXT_MAX = 64, DOING_ERROR_MAX = 256 };
 
-/* As a phase: nothing is known but the program's NCCL operations. */
+/* This phase says that nothing is known except the program's NCCL operations. */
 enum { DOING_NCCL = 1000 };
 
 enum doing_wait { DOING_NO_WAIT, DOING_WAITS_IN_COLLECTIVE, DOING_WAITS_OTHERWISE };

@@ -50,7 +50,7 @@ struct event {
 	const char *text;       /* the sentence that the user sees */
 };
 
-/* What the facts say it is. */
+/* Returns the kind that follows from the facts. */
 enum event_kind event_kind_of(const struct end_facts *facts);
 
 /* An event of which nothing is known. */

@@ -130,7 +130,7 @@ static void take_error(const struct ddp_progress *const *list, size_t count, str
 	memcpy(shown->culprit_node, worst->culprit_node, sizeof(shown->culprit_node));
 }
 
-/* Of all slots: the rank goes on if any of its contexts does. */
+/* All slots count: the rank goes on if any of its contexts does. */
 static uint32_t hash_of(const struct ddp_progress *const *list, size_t count)
 {
 	struct { uint64_t of[DDP_PROGRESS_SLOTS][9]; } moving = { .of = { { 0 } } };

@@ -51,7 +51,7 @@ const char *environment_get(char *const *environment, const char *name);
 /* Whether the step, by its environment, has more tasks than this component. */
 bool step_spans_components(char *const *environment, uint32_t component_tasks);
 
-/* For a dry run with spare=: who the task is in the first generation, as srun will deal it. */
+/* A dry run with spare= shows who the task is in the first generation, as srun will deal it. */
 void identity_without_spares(struct identity *identity, const struct settings *settings);
 
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,

@@ -33,7 +33,7 @@ bool preflight_step_command(struct preflight_command *command, const struct pref
                             const struct settings *settings, struct error *error);
 void preflight_step_free(struct preflight_command *command);
 
-/* What the program has written: how many things are odd, and which nodes are to be left out, separated by commas. */
+/* The program has written how many things are odd, and which nodes are to be left out, separated by commas. */
 struct preflight_answer {
 	uint32_t odd, nodes;
 	const char *node_list; /* within the text, which is terminated there */

@@ -78,7 +78,7 @@ bool launch_prepare(const struct settings *settings, const char *hostfile, struc
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
-	/* For torchrun, which may be there without `launcher`, too. */
+	/* torchrun takes these, and may run without `launcher`. */
 	if (!export_to_tasks("PET_NNODES", PLUGIN_IS_ABSENT, error) ||
 	    (!settings->launcher && (!export_to_tasks("RANK", PLUGIN_IS_ABSENT, error) ||
 	                             !export_to_tasks("WORLD_SIZE", PLUGIN_IS_ABSENT, error))))

@@ -68,7 +68,7 @@ static const char *writer_name(uint32_t writer)
 	return writer < sizeof(names) / sizeof(names[0]) ? names[writer] : "unknown";
 }
 
-/* As an array: a ring of objects would be four times as long. `columns` of the line names the elements. */
+/* An operation is an array: a ring of objects would be four times as long. `columns` of the line names the elements. */
 static const char columns[] =
 	"\"number\",\"group\",\"lane\",\"kind\",\"type\",\"count\",\"op\",\"peer\",\"tag\",\"ranks\",\"flags\","
 	"\"begin_ns\",\"end_ns\",\"state\",\"where\"";

@@ -82,7 +82,7 @@ static bool is_key(const char *key)
 	return strlen(key) == DEAL_KEY_DIGITS && strspn(key, "0123456789abcdef") == DEAL_KEY_DIGITS;
 }
 
-/* What the variables of a task are made of: one word. */
+/* The variables of a task are made of this: one word. */
 static bool is_list(const char *nodes, size_t bytes)
 {
 	for (size_t i = 0; i + 1 < bytes; i++)

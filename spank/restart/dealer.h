@@ -19,7 +19,7 @@
 void dealer_open(const struct plan_policy *policy);
 bool dealer_is_open(void);
 
-/* For relay_actions. */
+/* relay_actions calls these. */
 extern const struct relay_restart dealer_restart;
 void dealer_take_frame(uint32_t link, const struct frame *frame);
 void dealer_take_link(uint32_t link, enum links_event event);

@@ -80,7 +80,7 @@ static bool read_relative(const char *number, struct relative *relative)
 	              &relative->session, &relative->flags) == 5;
 }
 
-/* As the kernel writes a folder's entries. */
+/* The kernel writes a folder's entries so. */
 struct entry {
 	uint64_t inode;
 	int64_t offset;
@@ -123,7 +123,7 @@ static void kill_by_search(void)
 	visit_all(kill_if_child, &own);
 }
 
-/* What root looks for. */
+/* Root looks for this. */
 struct search {
 	bool (*is_meant)(const struct relative *relative, const struct search *search);
 	pid_t parent, session, group;

@@ -271,7 +271,7 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 		plan->cause = cause;
 		give_up(plan, "");
 	}
-	/* What else happens in a generation that ends is a consequence of its end. */
+	/* Other events in a generation that ends are consequences of its end. */
 	if (plan->phase != PLAN_RUNNING)
 		return;
 	begin_ending(plan, &cause, now_ns);

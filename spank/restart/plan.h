@@ -64,7 +64,7 @@ struct plan {
 	bool abandoned;
 	uint64_t step, first;    /* the highest and the lowest that nodes have told of this generation */
 	struct cause cause;      /* why it ends */
-	/* What the caller is to do. */
+	/* The caller does this next. */
 	bool begins, says, ends, succeeds;
 	uint32_t cursor;         /* orders may be owed to nodes from here on */
 	int wait_status;         /* with which the step ends */

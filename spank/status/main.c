@@ -119,7 +119,7 @@ static int usage(const char *problem, const char *what)
 	return EXIT_USAGE;
 }
 
-/* What of the options does not go together; -1: all does. */
+/* Looks for options that do not go together; -1: all do. */
 static int check_options(const struct options *options)
 {
 	if (options->textfile != NULL && options->format != FORMAT_PROMETHEUS)
@@ -203,7 +203,7 @@ static double now_seconds(void)
 	return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Of slurmd, which may have been told another name than the host's. */
+/* slurmd knows the node's name, which may be another than the host's. */
 static const char *node_name(void)
 {
 	static char host[ROW_NAME_MAX];

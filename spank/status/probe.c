@@ -171,7 +171,7 @@ static int by_rank(const void *left, const void *right)
 	return (a->process.start > b->process.start) - (a->process.start < b->process.start);
 }
 
-/* Of the node's own page, behind those of the ranks. */
+/* Reads the node's own page, behind those of the ranks. */
 static void read_node(int fd, off_t bytes, int64_t local_rank, struct row *row)
 {
 	off_t at = bytes - DDP_PROGRESS_BYTES;

@@ -26,7 +26,7 @@ void flight_note_failure(struct flight *flight, const struct supervise *supervis
 /* In slurmstepd, when all tasks have ended: if one has failed, the last records are written, and waited for. */
 void flight_note_end(struct flight *flight, const struct supervise *supervise);
 
-/* What the witness sees of a node's tasks. */
+/* The witness sees this of a node's tasks. */
 struct flight_view {
 	const struct supervise_shared *shared;
 	const unsigned char *pages; /* the memory file */

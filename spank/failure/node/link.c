@@ -150,7 +150,7 @@ static void look_connected(struct link *link, struct link_line *line, uint64_t n
 		close_line(line);
 }
 
-/* As for every message, srun answers with the tag first. */
+/* srun answers with the tag first, as it answers every message. */
 static void take_answer(struct link_line *line)
 {
 	while (line->answered < SIPHASH_BYTES && !line->channel.broken && !line->channel.ended) {

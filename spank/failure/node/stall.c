@@ -145,7 +145,7 @@ static void note_wait(const struct stall_rank *rank, const struct doing *doing, 
 		}
 		return;
 	}
-	/* What a rank that is further behind waits in says nothing of this collective. */
+	/* The wait of a rank that is further behind says nothing of this collective. */
 	note->odd = 0;
 	memcpy(note->wait, wait, sizeof(note->wait));
 	note->wait_collective = doing->collective;

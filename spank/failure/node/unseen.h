@@ -13,7 +13,7 @@
 #include "spank/failure/node/program.h"
 #include "spank/failure/node/stall.h"
 
-/* What the step's keys ask for. */
+/* The step's keys ask for these. */
 struct unseen_wanted {
 	bool stall, watch, python;
 };

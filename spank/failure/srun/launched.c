@@ -9,7 +9,7 @@
 
 #include "spank/identity/nodelist.h"
 
-/* As the MPIR Process Acquisition Interface lays it out. */
+/* The MPIR Process Acquisition Interface lays it out so. */
 struct mpir_task {
 	char *host;
 	char *program;

@@ -183,7 +183,7 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 		of = add(links, mark, &node);
 	if (of == NULL)
 		return false;
-	/* What the old connection has brought counts as read. */
+	/* The bytes that the old connection has brought count as read. */
 	if (of->open)
 		read_node(links, node, now_ns);
 	close_channel(of);

@@ -26,7 +26,7 @@ struct links *relay_links(void);
 
 /* Says a sentence. For the restarts (spank/restart), in the same thread. */
 void relay_say(const char *text);
-/* What nodes tell of this generation counts from now on, and nothing of earlier ones. */
+/* Messages of nodes on this generation count from now on, and none on earlier ones. */
 void relay_begin_generation(uint32_t generation);
 /* Ends the step, and says why; "": there is nothing to say. */
 void relay_end_step(const char *text, int wait_status);

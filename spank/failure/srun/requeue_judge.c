@@ -9,7 +9,7 @@
 
 #include "spank/base/sink.h"
 
-/* What stands behind the number of the run in a note, and before the number of a step. */
+/* These texts stand behind the number of the run in a note, and before the number of a step. */
 static const char note_begin[] = "[ddp: run ", at_once[] = " failed at once]", in_step[] = " failed in step ",
                   without_step[] = " failed without a step after ";
 

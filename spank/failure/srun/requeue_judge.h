@@ -32,7 +32,7 @@ struct requeue_note {
 	uint64_t step;  /* the last one of all runs so far; 0: not known */
 };
 
-/* What slurmctld tells. */
+/* slurmctld tells this of the job. */
 struct requeue_job {
 	enum requeue_state state;
 	bool batch;         /* there is a script that Slurm could start again */
@@ -42,7 +42,7 @@ struct requeue_job {
 	struct requeue_note before; /* of the run before this one; zero if that run has left none */
 };
 
-/* What srun knows of its step. */
+/* srun knows this of its step. */
 struct requeue_step {
 	uint32_t allowed; /* requeue=N; 0: srun never asks */
 	bool given;       /* the user has given requeue=, and not the site alone */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What srun says of nodes that have fallen silent. Pure. */
+/* srun says these sentences of nodes that have fallen silent. Pure. */
 #ifndef SPANK_SILENCE_H
 #define SPANK_SILENCE_H
 

@@ -109,7 +109,7 @@ static void end(struct step *step, uint64_t now_ns, uint32_t others_ms)
 	step->over = true;
 	step->pause_ns = AGAIN_MS * 1000000ull;
 	step->again_ns = now_ns + step->pause_ns + others_ms * 1000000ull;
-	/* What restarts the step decides whether it ends, so nothing is asked for again. */
+	/* The dealer decides whether the step ends, so nothing is asked for again. */
 	if (step->policy.restarts)
 		step->again_ns = UINT64_MAX;
 }

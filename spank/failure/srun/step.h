@@ -61,7 +61,7 @@ struct step {
 	int wait_status; /* of the failure that was said; 0: none */
 };
 
-/* For what the step ends. */
+/* The step ends for this reason. */
 struct step_end {
 	bool hearsay;  /* a rank gave up because of another rank */
 	bool stopping; /* the step was asked to stop or was sent a signal, or SLURM has ended it */
@@ -74,7 +74,7 @@ struct step_action {
 	bool kill;
 	bool ask; /* whether Slurm is about to end the step: step_answer() */
 	struct step_end end; /* with `kill`, if the policy has restarts */
-	/* What the sentence is about, for the job's comment; EVENT_NOTHING: there is nothing to note. */
+	/* The sentence is about this, for the job's comment; EVENT_NOTHING: there is nothing to note. */
 	enum event_kind kind;
 	int wait_status;
 	char node[HOST_NAME_MAX_BYTES]; /* "": not told */
