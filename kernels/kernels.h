@@ -430,8 +430,18 @@ void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
                             const float *dout, const float *in, const float *mean,
                             const float *rstd, const float *gain, int64_t rows,
                             int64_t channels);
+/* The same and ReLU behind it, in fewer passes over memory, with the same bits as one after the other. `out`
+   is what forward has set, and dout its gradient, which is used up. */
+void dk_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
+                                float *running_variance, double momentum, float *work,
+                                const float *in, const float *gain, const float *bias,
+                                int64_t rows, int64_t channels);
+void dk_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work, float *dout,
+                                 const float *out, const float *in, const float *mean,
+                                 const float *rstd, const float *gain, const float *bias,
+                                 int64_t rows, int64_t channels);
 /*
- * The same in parts, to normalise over more rows than these, such as those of other
+ * Normalisation in parts, to normalise over more rows than these, such as those of other
  * processes: what _moments() and _sums() leave in [2, channels] f64 is to be added up over
  * all, before _statistics() and _input() take it, with the number of all rows. That of these
  * may be 0.

@@ -251,6 +251,14 @@ static void plan_gradients(net *n)
 	}
 }
 
+static void join_layers(net *n)
+{
+	for (int i = 0; i + 1 < n->layers_count; i++) {
+		struct net_layer *l = &n->layers[i], *next = l + 1;
+		l->with_next = l->kind == NET_BATCH_NORM && next->kind == NET_RELU && next->from == l->to;
+	}
+}
+
 static int64_t layer_gradients(const net *n, const struct net_layer *l)
 {
 	const ddp_param *p = &n->params[l->param];
@@ -350,6 +358,7 @@ bool net_finish(net *n)
 	if (n->failed)
 		return false;
 	plan_gradients(n);
+	join_layers(n);
 	cut_backward(n);
 	if (!graphs_open(&n->graphs, 1 + n->parts, n->params_count))
 		return false;

@@ -27,6 +27,7 @@ struct net_layer {
 	int from, other, to;  /* values */
 	int param;            /* the weight; a bias is behind it, and running statistics behind that */
 	bool bias;
+	bool with_next;       /* a normalisation and the ReLU behind it, in one; see net_is_fused() */
 	bool adds, other_adds; /* a later layer has set the gradient of `from`, or `other`, before */
 	dk_window window;     /* its batch is set by each pass */
 	int64_t inputs, outputs;
@@ -79,6 +80,12 @@ struct net {
 static inline bool net_is_on_device(const net *n)
 {
 	return n->memory.alloc != NULL;
+}
+
+/* Whether the layer does the work of the next, too, in a pass to train: not if ranks normalise together. */
+static inline bool net_is_fused(const net *n, const struct net_layer *l)
+{
+	return l->with_next && n->sum == NULL;
 }
 
 static inline bool net_has_params(const struct net_layer *l)

@@ -51,7 +51,10 @@ static ddp_status normalise(net *n, struct net_layer *l, const float *in)
 
 	if (n->trains && n->sum != NULL)
 		return normalise_together(n, l, in);
-	if (n->trains)
+	if (n->trains && net_is_fused(n, l))
+		dk_batch_norm_relu_forward(to->data, l->mean, l->rstd, p[2], p[3], momentum, n->work, in, p[0], p[1],
+		                           rows_of(n, to), l->outputs);
+	else if (n->trains)
 		dk_batch_norm_forward(to->data, l->mean, l->rstd, p[2], p[3], momentum, n->work, in, p[0], p[1],
 		                      rows_of(n, to), l->outputs);
 	else
@@ -184,7 +187,8 @@ static void forward(void *model, int part)
 
 	(void)part;
 	for (int i = 0; i < n->layers_count && n->status == DDP_OK; i++)
-		n->status = forward_layer(n, &n->layers[i]);
+		if (!n->trains || i == 0 || !net_is_fused(n, &n->layers[i - 1]))
+			n->status = forward_layer(n, &n->layers[i]);
 	if (n->status == DDP_OK && n->batch > 0 && n->trains && n->loss != NULL)
 		dk_cross_entropy_loss(n->loss, logits->data, n->targets, n->batch, logits->channels);
 }
@@ -258,9 +262,15 @@ static void backward_params(net *n, struct net_layer *l)
 static ddp_status backward_norm(net *n, struct net_layer *l, float *din)
 {
 	float *const *p = n->data + l->param, **g = n->grad + l->param;
-	const float *dout = n->values[l->to].grad, *in = n->values[l->from].data;
-	const int64_t rows = rows_of(n, &n->values[l->to]), channels = l->outputs;
+	const struct net_value *to = &n->values[l->to];
+	const float *dout = to->grad, *in = n->values[l->from].data;
+	const int64_t rows = rows_of(n, to), channels = l->outputs;
 
+	if (net_is_fused(n, l)) {
+		dk_batch_norm_relu_backward(din, g[0], g[1], n->work, to->grad, to->data, in, l->mean, l->rstd, p[0], p[1],
+		                            rows, channels);
+		return DDP_OK;
+	}
 	if (n->sum == NULL) {
 		dk_batch_norm_backward(din, g[0], g[1], n->work, dout, in, l->mean, l->rstd, p[0], rows, channels);
 		return DDP_OK;
@@ -269,7 +279,7 @@ static ddp_status backward_norm(net *n, struct net_layer *l, float *din)
 	const ddp_status status = sum_over_ranks(n, 2 * channels);
 	if (status == DDP_OK)
 		dk_batch_norm_input(din, n->work, dout, in, l->mean, l->rstd, p[0], n->sums,
-		                    all_rows_of(n, &n->values[l->to]), rows, channels);
+		                    all_rows_of(n, to), rows, channels);
 	return status;
 }
 
@@ -327,7 +337,8 @@ static void backward_part(void *model, int part)
 	net *n = model;
 
 	for (int i = n->first[part - 1] - 1; i >= n->first[part] && goes_well(n); i--)
-		backward_layer(n, &n->layers[i]);
+		if (i == 0 || !net_is_fused(n, &n->layers[i - 1]))
+			backward_layer(n, &n->layers[i]);
 }
 
 ddp_status net_backward(net *n, net_ready_fn ready, void *user)

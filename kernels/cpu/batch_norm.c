@@ -18,6 +18,7 @@ struct norm {
 	const float *in, *dout, *mean, *dmean, *slope, *scale, *bias;
 	int64_t rows, channels;
 	int64_t first, some; /* channels of a group */
+	bool relu;           /* forward; backward, `bias` says so */
 };
 
 static int64_t chunk_rows(int64_t channels)
@@ -111,19 +112,23 @@ static void rows_span(void *arg, int64_t first, int64_t last)
 	const struct norm *n = arg;
 
 	dk_inner()->norm_rows(n->out + first * n->channels, n->in + first * n->channels, n->mean,
-	                      n->scale, n->bias, last - first, n->channels);
+	                      n->scale, n->bias, last - first, n->channels, n->relu);
+}
+
+static void apply(struct norm *n, float *work, const float *rstd, const float *gain)
+{
+	for (int64_t c = 0; c < n->channels; c++)
+		work[c] = gain[c] * rstd[c];
+	n->scale = work;
+	dk_parallel(n->rows, chunk_rows(n->channels), rows_span, n);
 }
 
 void dk_cpu_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
                              const float *rstd, const float *gain, const float *bias, int64_t rows,
                              int64_t channels)
 {
-	struct norm n = {.out = out, .in = in, .mean = mean, .scale = work, .bias = bias,
-		.channels = channels};
-
-	for (int64_t c = 0; c < channels; c++)
-		work[c] = gain[c] * rstd[c];
-	dk_parallel(rows, chunk_rows(channels), rows_span, &n);
+	apply(&(struct norm){.out = out, .in = in, .mean = mean, .bias = bias, .rows = rows, .channels = channels},
+	      work, rstd, gain);
 }
 
 void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
@@ -139,6 +144,24 @@ void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_
 	dk_batch_norm_apply(out, work, in, mean, rstd, gain, bias, rows, channels);
 }
 
+void dk_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
+                                float *running_variance, double momentum, float *work,
+                                const float *in, const float *gain, const float *bias,
+                                int64_t rows, int64_t channels)
+{
+	if (dk_in_use() != NULL) {
+		dk_batch_norm_forward(out, mean, rstd, running_mean, running_variance, momentum, work, in, gain, bias,
+		                      rows, channels);
+		dk_relu_forward(out, out, rows * channels);
+		return;
+	}
+	double *moments = own_sums(work, rows, channels);
+	dk_cpu_batch_norm_moments(moments, work, in, rows, channels);
+	dk_cpu_batch_norm_statistics(mean, rstd, running_mean, running_variance, momentum, moments, rows, channels);
+	apply(&(struct norm){.out = out, .in = in, .mean = mean, .bias = bias, .rows = rows, .channels = channels,
+		.relu = true}, work, rstd, gain);
+}
+
 static void group_span(void *arg, int64_t first, int64_t last)
 {
 	const struct norm *n = arg;
@@ -146,7 +169,7 @@ static void group_span(void *arg, int64_t first, int64_t last)
 	for (int64_t r = first; r < last; r++) {
 		const int64_t at = r * n->channels + n->first;
 		dk_inner()->norm_rows(n->out + at, n->in + at, n->mean + n->first, n->scale,
-		                      n->bias + n->first, 1, n->some);
+		                      n->bias + n->first, 1, n->some, false);
 	}
 }
 
@@ -178,8 +201,8 @@ static void sums_span(void *arg, int64_t first, int64_t last)
 	for (int64_t i = first; i < last; i++) {
 		const int64_t at = chunk(n, i, &rows) * n->channels;
 		float *sum = n->sums + 2 * i * n->channels;
-		dk_inner()->norm_sums(sum, sum + n->channels, n->dout + at, n->in + at, n->mean, rows,
-		                      n->channels);
+		dk_inner()->norm_sums(sum, sum + n->channels, n->dout + at, n->in + at, n->mean, n->scale,
+		                      n->bias, rows, n->channels);
 	}
 }
 
@@ -189,18 +212,15 @@ static void input_span(void *arg, int64_t first, int64_t last)
 	const int64_t at = first * n->channels;
 
 	dk_inner()->norm_input(n->out + at, n->dout + at, n->in + at, n->mean, n->dmean, n->slope,
-	                       n->scale, last - first, n->channels);
+	                       n->scale, n->bias, last - first, n->channels);
 }
 
-void dk_cpu_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
-                            const float *in, const float *mean, const float *rstd, int64_t rows,
-                            int64_t channels)
+/* Those of all chunks lie in `work`. */
+static void sum_chunks(const struct norm *n, double *sums, float *dgain, float *dbias, const float *work,
+                       const float *rstd)
 {
-	const int64_t count = chunks(rows, channels);
-	struct norm n = {.sums = work, .in = in, .dout = dout, .mean = mean, .rows = rows,
-		.channels = channels};
+	const int64_t channels = n->channels, count = chunks(n->rows, channels);
 
-	dk_parallel(count, 1, sums_span, &n);
 	for (int64_t c = 0; c < channels; c++) {
 		double sum = 0, dot = 0;
 		for (int64_t i = 0; i < count; i++) {
@@ -214,20 +234,41 @@ void dk_cpu_batch_norm_sums(double *sums, float *dgain, float *dbias, float *wor
 	}
 }
 
-void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const float *in,
-                             const float *mean, const float *rstd, const float *gain,
-                             const double *sums, int64_t all_rows, int64_t rows, int64_t channels)
+void dk_cpu_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
+                            const float *in, const float *mean, const float *rstd, int64_t rows,
+                            int64_t channels)
 {
+	struct norm n = {.sums = work, .in = in, .dout = dout, .mean = mean, .rows = rows,
+		.channels = channels};
+
+	dk_parallel(chunks(rows, channels), 1, sums_span, &n);
+	sum_chunks(&n, sums, dgain, dbias, work, rstd);
+}
+
+/* n->rows of `all_rows`. */
+static void find_input(struct norm *n, float *work, const float *rstd, const float *gain, const double *sums,
+                       int64_t all_rows)
+{
+	const int64_t channels = n->channels;
 	float *dmean = work, *slope = work + channels, *scale = work + 2 * channels;
-	struct norm n = {.out = din, .in = in, .dout = dout, .mean = mean, .dmean = dmean,
-		.slope = slope, .scale = scale, .channels = channels};
 
 	for (int64_t c = 0; c < channels; c++) {
 		dmean[c] = (float)(sums[c] / (double)all_rows);
 		slope[c] = (float)(sums[channels + c] / (double)all_rows * rstd[c] * rstd[c]);
 		scale[c] = gain[c] * rstd[c];
 	}
-	dk_parallel(rows, chunk_rows(channels), input_span, &n);
+	n->dmean = dmean;
+	n->slope = slope;
+	n->scale = scale;
+	dk_parallel(n->rows, chunk_rows(channels), input_span, n);
+}
+
+void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const float *in,
+                             const float *mean, const float *rstd, const float *gain,
+                             const double *sums, int64_t all_rows, int64_t rows, int64_t channels)
+{
+	find_input(&(struct norm){.out = din, .in = in, .dout = dout, .mean = mean, .rows = rows, .channels = channels},
+	           work, rstd, gain, sums, all_rows);
 }
 
 void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
@@ -239,4 +280,26 @@ void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
 
 	dk_batch_norm_sums(sums, dgain, dbias, work, dout, in, mean, rstd, rows, channels);
 	dk_batch_norm_input(din, work, dout, in, mean, rstd, gain, sums, rows, rows, channels);
+}
+
+void dk_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work, float *dout,
+                                 const float *out, const float *in, const float *mean,
+                                 const float *rstd, const float *gain, const float *bias,
+                                 int64_t rows, int64_t channels)
+{
+	if (dk_in_use() != NULL) {
+		dk_relu_backward(dout, out, rows * channels);
+		dk_batch_norm_backward(din, dgain, dbias, work, dout, in, mean, rstd, gain, rows, channels);
+		return;
+	}
+	double *sums = own_sums(work, rows, channels);
+	float *scale = work + 2 * channels * chunks(rows, channels); /* behind the chunks' sums */
+	struct norm n = {.out = din, .sums = work, .in = in, .dout = dout, .mean = mean, .scale = scale,
+		.bias = bias, .rows = rows, .channels = channels};
+
+	for (int64_t c = 0; c < channels; c++)
+		scale[c] = gain[c] * rstd[c];
+	dk_parallel(chunks(rows, channels), 1, sums_span, &n);
+	sum_chunks(&n, sums, dgain, dbias, work, rstd);
+	find_input(&n, work, rstd, gain, sums, rows);
 }

@@ -96,16 +96,18 @@ typedef void dk_average_pool_grad_fn(float *din, const float *dout, const dk_win
 /* mean = the columns' means, squares = the sums of squared differences from them */
 typedef void dk_moments_fn(float *mean, float *squares, const float *x, int64_t rows,
 		int64_t columns);
-/* out = (in - mean) scale + bias */
+/* out = (in - mean) scale + bias, and ReLU's of it if `relu` */
 typedef void dk_norm_rows_fn(float *out, const float *in, const float *mean, const float *scale,
-		const float *bias, int64_t rows, int64_t columns);
-/* sum = the columns' sums of dout, dot = those of dout (in - mean) */
+		const float *bias, int64_t rows, int64_t columns, bool relu);
+/* sum = the columns' sums of dout, dot = those of dout (in - mean). Unless bias is NULL, ReLU was behind:
+   dout counts as 0 where (in - mean) scale + bias is not above 0; otherwise scale may be NULL. */
 typedef void dk_norm_sums_fn(float *sum, float *dot, const float *dout, const float *in,
-		const float *mean, int64_t rows, int64_t columns);
-/* din = (dout - dmean - (in - mean) slope) scale */
-typedef void dk_norm_input_fn(float *din, const float *dout, const float *in, const float *mean,
-		const float *dmean, const float *slope, const float *scale, int64_t rows,
+		const float *mean, const float *scale, const float *bias, int64_t rows,
 		int64_t columns);
+/* din = (dout - dmean - (in - mean) slope) scale; bias as above */
+typedef void dk_norm_input_fn(float *din, const float *dout, const float *in, const float *mean,
+		const float *dmean, const float *slope, const float *scale, const float *bias,
+		int64_t rows, int64_t columns);
 typedef void dk_to_bf16_fn(uint16_t *out, const float *in, int64_t n);
 typedef void dk_from_bf16_fn(float *out, const uint16_t *in, int64_t n);
 /* x *= factor */

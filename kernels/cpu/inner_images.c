@@ -198,40 +198,88 @@ void DK_NAME(moments)(float *mean, float *squares, const float *x, int64_t rows,
 		}
 }
 
-void DK_NAME(norm_rows)(float *out, const float *in, const float *mean, const float *scale,
-                        const float *bias, int64_t rows, int64_t columns)
+/* Constants decide what is left of these, so each is inlined twice. */
+#define TWICE __attribute__((always_inline)) static inline
+
+TWICE vf normalise(const float *in, const float *mean, const float *scale, const float *bias, int64_t i, int64_t part)
+{
+	const vf d = vf_load_some(in + i, part) - vf_load_some(mean + i, part);
+
+	return vf_fma(d, vf_load_some(scale + i, part), vf_load_some(bias + i, part));
+}
+
+TWICE void norm_rows(float *out, const float *in, const float *mean, const float *scale, const float *bias,
+                     int64_t rows, int64_t columns, bool relu)
 {
 	for (int64_t r = 0; r < rows; r++, in += columns, out += columns)
 		FOR_VECTORS(i, part, columns) {
-			const vf d = vf_load_some(in + i, part) - vf_load_some(mean + i, part);
-			vf_store_some(out + i, part, vf_fma(d, vf_load_some(scale + i, part),
-			                                    vf_load_some(bias + i, part)));
+			const vf x = normalise(in, mean, scale, bias, i, part);
+			vf_store_some(out + i, part, relu ? vf_max(vf_set(0), x) : x);
 		}
 }
 
-void DK_NAME(norm_sums)(float *sum, float *dot, const float *dout, const float *in,
-                        const float *mean, int64_t rows, int64_t columns)
+void DK_NAME(norm_rows)(float *out, const float *in, const float *mean, const float *scale,
+                        const float *bias, int64_t rows, int64_t columns, bool relu)
+{
+	if (relu)
+		norm_rows(out, in, mean, scale, bias, rows, columns, true);
+	else
+		norm_rows(out, in, mean, scale, bias, rows, columns, false);
+}
+
+/* What of dout comes through ReLU. Forward's sign is found again, from the same numbers by the same
+   operations: that is less work than reading what forward has left. */
+TWICE vf passed(const float *dout, const float *in, const float *mean, const float *scale, const float *bias,
+                int64_t i, int64_t part, bool relu)
+{
+	const vf d = vf_load_some(dout + i, part);
+
+	return relu ? vf_select(normalise(in, mean, scale, bias, i, part) <= vf_set(0), vf_set(0), d) : d;
+}
+
+TWICE void norm_sums(float *sum, float *dot, const float *dout, const float *in, const float *mean,
+                     const float *scale, const float *bias, int64_t rows, int64_t columns, bool relu)
 {
 	memset(sum, 0, (size_t)columns * sizeof(float));
 	memset(dot, 0, (size_t)columns * sizeof(float));
 	for (int64_t r = 0; r < rows; r++, in += columns, dout += columns)
 		FOR_VECTORS(i, part, columns) {
-			const vf d = vf_load_some(dout + i, part);
+			const vf d = passed(dout, in, mean, scale, bias, i, part, relu);
 			const vf x = vf_load_some(in + i, part) - vf_load_some(mean + i, part);
 			vf_store_some(sum + i, part, vf_load_some(sum + i, part) + d);
 			vf_store_some(dot + i, part, vf_fma(d, x, vf_load_some(dot + i, part)));
 		}
 }
 
-void DK_NAME(norm_input)(float *din, const float *dout, const float *in, const float *mean,
-                         const float *dmean, const float *slope, const float *scale, int64_t rows,
-                         int64_t columns)
+void DK_NAME(norm_sums)(float *sum, float *dot, const float *dout, const float *in,
+                        const float *mean, const float *scale, const float *bias, int64_t rows,
+                        int64_t columns)
+{
+	if (bias != NULL)
+		norm_sums(sum, dot, dout, in, mean, scale, bias, rows, columns, true);
+	else
+		norm_sums(sum, dot, dout, in, mean, NULL, NULL, rows, columns, false);
+}
+
+TWICE void norm_input(float *din, const float *dout, const float *in, const float *mean, const float *dmean,
+                      const float *slope, const float *scale, const float *bias, int64_t rows, int64_t columns,
+                      bool relu)
 {
 	for (int64_t r = 0; r < rows; r++, in += columns, dout += columns, din += columns)
 		FOR_VECTORS(i, part, columns) {
 			const vf x = vf_load_some(in + i, part) - vf_load_some(mean + i, part);
-			const vf d = vf_load_some(dout + i, part) - vf_load_some(dmean + i, part);
+			const vf d = passed(dout, in, mean, scale, bias, i, part, relu) - vf_load_some(dmean + i, part);
 			vf_store_some(din + i, part, (d - x * vf_load_some(slope + i, part)) *
 			                             vf_load_some(scale + i, part));
 		}
+}
+
+void DK_NAME(norm_input)(float *din, const float *dout, const float *in, const float *mean,
+                         const float *dmean, const float *slope, const float *scale, const float *bias,
+                         int64_t rows, int64_t columns)
+{
+	if (bias != NULL)
+		norm_input(din, dout, in, mean, dmean, slope, scale, bias, rows, columns, true);
+	else
+		norm_input(din, dout, in, mean, dmean, slope, scale, NULL, rows, columns, false);
 }

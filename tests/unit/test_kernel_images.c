@@ -417,6 +417,57 @@ static void batch_norm_keeps_running_statistics(void **state)
 	in_each_place_of_f32(try_running_statistics);
 }
 
+/* What a normalisation and ReLU leave: out, and the gradients of in, gain and bias, one behind the other. */
+static void run_norm_relu(float *left, int64_t rows, int64_t channels, bool together, int threads)
+{
+	const int64_t n = rows * channels;
+	random_state = 17;
+	float *in = give(numbers(n), n), *gain = give(numbers(channels), channels), *bias = give(numbers(channels), channels);
+	float *dout = give(numbers(n), n), *out = give(floats(n), n), *din = give(floats(n), n);
+	float *mean = give(floats(channels), channels), *rstd = give(floats(channels), channels);
+	float *dgain = give(floats(channels), channels), *dbias = give(floats(channels), channels);
+	float *work = bytes_there(dk_batch_norm_work(rows, channels) * sizeof(float));
+
+	dk_set_threads(threads);
+	dk_use(place.queue);
+	if (together) {
+		dk_batch_norm_relu_forward(out, mean, rstd, NULL, NULL, 0, work, in, gain, bias, rows, channels);
+		dk_batch_norm_relu_backward(din, dgain, dbias, work, dout, out, in, mean, rstd, gain, bias, rows, channels);
+	} else {
+		dk_batch_norm_forward(out, mean, rstd, NULL, NULL, 0, work, in, gain, bias, rows, channels);
+		dk_relu_forward(out, out, n);
+		dk_relu_backward(dout, out, n);
+		dk_batch_norm_backward(din, dgain, dbias, work, dout, in, mean, rstd, gain, rows, channels);
+	}
+	assert_null(dk_failure());
+	dk_use(NULL);
+	take(left, out, n);
+	take(left + n, din, n);
+	take(left + 2 * n, dgain, channels);
+	take(left + 2 * n + channels, dbias, channels);
+}
+
+static void try_norm_relu(void)
+{
+	for (size_t i = 0; i < sizeof(norms) / sizeof(norms[0]); i++) {
+		const int64_t rows = norms[i].a, channels = norms[i].b, all = 2 * rows * channels + 2 * channels;
+		if (!fits(rows * channels))
+			continue;
+		float *apart = floats(all), *together = floats(all);
+		run_norm_relu(apart, rows, channels, false, 1);
+		for (int round = 0; round < 2; round++) {
+			run_norm_relu(together, rows, channels, true, round == 0 ? 1 : MANY_THREADS);
+			assert_memory_equal(together, apart, (size_t)all * sizeof(float));
+		}
+	}
+}
+
+static void batch_norm_with_relu_has_the_same_bits(void **state)
+{
+	(void)state;
+	in_each_place_of_f32(try_norm_relu);
+}
+
 /* ---- elements ---------------------------------------------------------------------------------- */
 
 static void try_relu(void)
@@ -525,6 +576,7 @@ int main(void)
 		cmocka_unit_test(a_number_that_is_none_is_the_largest),
 		cmocka_unit_test(batch_norm),
 		cmocka_unit_test(batch_norm_keeps_running_statistics),
+		cmocka_unit_test(batch_norm_with_relu_has_the_same_bits),
 		cmocka_unit_test(relu),
 		cmocka_unit_test(cross_entropy),
 		cmocka_unit_test(queues_of_bf16_say_that_images_are_f32),
