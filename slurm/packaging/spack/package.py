@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Spack: put this file into packages/slurm_ddp/ of a repository of your own (spack repo create). The archive is that of
-# make dist, in a mirror or beside this file. Spack has not run it yet (doc/verified.md).
+# make dist, in a mirror or beside this file. Spack reads it; nobody has built by it yet (doc/verified.md).
 from spack.package import *
 
 try:
