@@ -4,7 +4,7 @@
     python bench.py --ranks 2                 # on this machine
     python bench.py --nodes 2 --ranks 1       # on the nodes of a throw-away SLURM (root is needed)
 
-Each line has the median and the range of rounds that all contenders take in turn. "floor" is a backend that does
+Each line has the median and the range of rounds that all contenders take in turn, after a call that is not counted. "floor" is a backend that does
 nothing, watched by torch's flight recorder as the other two are: torch and Python themselves take so long. Run it on an
 idle machine. On a busy one, --realtime gives the ranks precedence (root is needed). It tells little about steps: a
 thread that communicates then waits until the one that computes gives up the core.
@@ -78,6 +78,8 @@ def calls(rank, size, rounds, seconds, realtime):
         count = max(3, min(300, int(seconds * (1 << 28) / (bytes_ + (1 << 18)))))
         for turn in range(rounds + 1):
             for form, (backend, tensor, later) in forms.items():
+                # The contender before it has taken its memory out of the caches.
+                dist.all_reduce(tensor, group=groups[backend])
                 dist.barrier()
                 begin = time.perf_counter()
                 for _ in range(count):
