@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Spack: put this file into packages/slurm_ddp/ of a repository of your own (spack repo create). The archive is that of
 # make dist, in a mirror or beside this file. Spack reads it; nobody has built by it yet (doc/verified.md).
+import os
+
 from spack.package import *
 
 try:
@@ -14,6 +16,8 @@ class SlurmDdp(AutotoolsPackage):
     between processes and nodes while backward still runs."""
 
     homepage = "https://slurm-ddp.invalid/"
+    # Other versions' names follow from it.
+    url = f"file://{os.path.dirname(__file__)}/slurm-ddp-0.2.0.tar.gz"
     manual_download = True
 
     license("Apache-2.0")
@@ -40,9 +44,6 @@ class SlurmDdp(AutotoolsPackage):
     depends_on("onednn", when="blas=onednn")
     depends_on("cuda", when="+cuda")
     depends_on("cmocka", type="test")
-
-    def url_for_version(self, version):
-        return f"file://{self.package_dir}/slurm-ddp-{version}.tar.gz"
 
     def configure_args(self):
         spec = self.spec
