@@ -83,6 +83,7 @@ endif
 if HAVE_AVX512_KERNELS
 noinst_LTLIBRARIES += kernels/libwinograd_avx512.la
 kernels_libwinograd_avx512_la_SOURCES = kernels/cpu/winograd_inner.c kernels/cpu/bf16.h kernels/cpu/winograd.h
+kernels_libwinograd_avx512_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_WINOGRAD_AVX512
 kernels_libwinograd_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f
 kernels_libkernels_la_LIBADD += kernels/libwinograd_avx512.la
 endif

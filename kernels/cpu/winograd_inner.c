@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The loops of Winograd's convolution, compiled once per instruction set. */
+/* The loops of Winograd's convolution, compiled once per instruction set: files.mk says for which. The compiler's own
+   macros do not tell, because flags such as -march=native may allow more than the set has. */
 #include <immintrin.h>
 #include <string.h>
 
 #include "cpu/bf16.h"
 #include "cpu/winograd.h"
 
-#ifdef __AVX512F__
+#ifdef DK_WINOGRAD_AVX512
 #define SET dk_winograd_avx512
 #define NAME "AVX-512"
 enum { LANES = 16, VECTORS = 4 /* in a row of a product's block */ };
@@ -36,7 +37,7 @@ static inline void store(float *p, vec x)
 
 static inline vec each(float x)
 {
-#ifdef __AVX512F__
+#ifdef DK_WINOGRAD_AVX512
 	return (vec)_mm512_set1_ps(x);
 #else
 	return (vec)_mm256_set1_ps(x);
@@ -45,7 +46,7 @@ static inline vec each(float x)
 
 static inline vec multiply_add(vec a, vec b, vec c)
 {
-#ifdef __AVX512F__
+#ifdef DK_WINOGRAD_AVX512
 	return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #else
 	return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);

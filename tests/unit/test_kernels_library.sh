@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A program outside the tree computes with the kernels, by what is installed of them: headers,
-# libddpkernels.a, and pkg-config's file. Prints TAP. Runs in the build folder.
+# libddpkernels.a, and pkg-config's file; and the kernels of each instruction set have their own name, also if the
+# builder's flags allow every instruction set in all files. Prints TAP. Runs in the build folder.
 set -u
 source=$(cd "${srcdir:-.}" && pwd)
 build=$PWD
@@ -53,7 +54,7 @@ result() # STATUS NUMBER NAME
 	sed 's/^/# /' "$work/output"
 }
 
-echo 1..2
+echo 1..3
 # As installed, but in the build folder.
 mkdir -p "$work/include/ddp" && ln -s "$source/libruntime/include/ddp.h" "$work/include/" &&
 	ln -s "$source/libruntime/include/ddp/"*.h "$source/kernels/"*.h "$work/include/ddp/"
@@ -69,3 +70,19 @@ $compiler -Wall -Wextra -Werror "$work/program.c" $flags -o "$work/program" >"$w
 result $? 1 "it compiles with what pkg-config says"
 LD_LIBRARY_PATH=$build/libruntime/.libs timeout 60 "$work/program" >"$work/output" 2>&1
 result $? 2 "it computes on the host and on a queue"
+
+# CFLAGS=-march=native is usual where programs are built for one machine. Flags of make's go behind those of a file.
+sets=0 wrong=''
+for set in avx2 avx512; do
+	flags=$(make -n V=1 -W "$source/kernels/cpu/winograd_inner.c" CFLAGS="-mfma -mavx512f" \
+		"kernels/cpu/libwinograd_${set}_la-winograd_inner.lo" 2>/dev/null | grep -oE -e ' -[DIm][^ ]+')
+	case $flags in *-m$set*) ;; *) continue ;; esac
+	sets=$((sets + 1))
+	# shellcheck disable=SC2086
+	$compiler $flags -c "$source/kernels/cpu/winograd_inner.c" -o "$work/$set.o" >"$work/output" 2>&1 &&
+		nm "$work/$set.o" | grep -q " dk_winograd_$set\$" || wrong="$wrong $set"
+done
+if [ "$(grep -c '^#define HAVE_AVX.*2_KERNELS' config.h)" != $sets ]; then wrong="$wrong; only $sets sets were found"; fi
+echo "the set's own name is missing:$wrong" >>"$work/output"
+[ -z "$wrong" ]
+result $? 3 "each instruction set has its name, also where flags allow AVX-512"
