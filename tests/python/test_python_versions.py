@@ -32,7 +32,8 @@ def candidates():
     for minor in range(OLDEST[1], NEWEST[1]):
         yield "python3.%d" % minor
     versions = Path(os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv"), "versions")
-    if versions.is_dir():
+    # Another user's, after sudo or su, may not be looked into.
+    if os.access(versions, os.R_OK | os.X_OK):
         for folder in sorted(versions.iterdir()):
             yield str(folder / "bin/python3")
 

@@ -43,9 +43,11 @@ class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        # pip builds in the source tree, which may be read-only.
+        # pip builds in the source tree, which may be read-only; a copy's folders are so, too.
         tree = Path(cls.folder.name, "tree")
         shutil.copytree(PACKAGE, tree, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info"))
+        for folder in [tree, *tree.rglob("*")]:
+            folder.chmod(folder.stat().st_mode | 0o200)
         clean = {name: value for name, value in environment(PIP_DISABLE_PIP_VERSION_CHECK=1).items() if name != "PYTHONPATH"}
         cls.clean = clean
         subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index",
