@@ -48,7 +48,7 @@ BOUNDS = {
 PARTS = {
     "launch": "The time from the start of srun until the last rank has the sum of its first all-reduce, on 2 nodes of 2 "
               "ranks. Programs in C are compared with programs in C, and a PyTorch script with the same script, whose time "
-              "is mostly that of `import torch`. The last line is what the plugin costs a step whose program ends at once.",
+              "is mostly that of `import torch`. The line of a program that ends at once tells what the plugin costs a step.",
     "wire-up": "Ranks of one node find each other: the time from the moment when the last rank's program runs until all "
                "ranks have the sum of their first all-reduce. Launching and loading are not in it.",
     "memory": "Memory that one rank takes, on average. Of wire-up it is what a rank's share of memory (PSS) grows by until "
@@ -78,8 +78,8 @@ PARTS = {
 # Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason.
 REASONS = (
     ("all_reduce", "^(64 KiB|25 MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
-    ("training step", "resnet|cnn|cifar", None, "both compute convolutions by oneDNN, which is most of the step. Ours gains "
-     "where operations in between are merged."),
+    ("training step", "resnet|cnn|cifar", None, "convolutions are most of the step, and PyTorch's oneDNN computes them well. "
+     "Ours gains where operations in between are merged."),
     ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
      "computing cannot hide that. With a core or a GPU that only computes, the step is within the goal "
      "(`overlap --wait`, tests/bench/README.md)."),
