@@ -384,13 +384,15 @@ static bool is_next(const ddp_comm *comm, const ddp_request *request)
 	return queue->head == request && !queue->running && !queue->calling && queue->ended == NULL;
 }
 
-/* The thread that waited for the first request has run it. */
-static void leave_queue(ddp_comm *comm)
+/* The thread that waited for the first request has run it. `finished`: nobody has to call back any more. */
+static void leave_queue(ddp_comm *comm, ddp_request *request, bool finished)
 {
 	pthread_mutex_lock(&comm->queue.lock);
 	pop(comm);
 	atomic_fetch_sub(&comm->queue.count, 1);
-	if ((comm->queue.head != NULL || ddp_p2p_pending(comm)) && engage(comm) == DDP_OK)
+	if (!finished)
+		ddp_request_leave(comm, request);
+	if ((comm->queue.head != NULL || ddp_p2p_pending(comm) || ddp_requests_to_call_back(comm)) && engage(comm) == DDP_OK)
 		notify(comm);
 	pthread_cond_broadcast(&comm->queue.unserved);
 	pthread_mutex_unlock(&comm->queue.lock);
@@ -423,8 +425,8 @@ static void run_here(ddp_request *request)
 	if (request->last)
 		atomic_store(&comm->queue.stopping, true);
 	pthread_mutex_unlock(&comm->run.lock);
-	ddp_request_finish(request, status);
-	leave_queue(comm);
+	const bool finished = ddp_request_finish_in_turn(request, status);
+	leave_queue(comm, request, finished);
 }
 
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)

@@ -239,6 +239,71 @@ static void a_wait_runs_the_operation(void **state)
 	run_both(wait_for_sums);
 }
 
+/* Callbacks that take their time. Some issue messages whose callbacks do, too. */
+typedef struct turns {
+	ddp_comm *comm;
+	atomic_int inside;
+	atomic_bool overlap;
+	char sent, got;
+	sem_t begun, ended;
+} turns;
+
+static void take_turn(void *user, ddp_status status)
+{
+	turns *t = user;
+
+	CHECK_OK(status);
+	if (atomic_fetch_add(&t->inside, 1) != 0)
+		atomic_store(&t->overlap, true);
+	CHECK(sem_post(&t->begun) == 0);
+	for (int ms = 0; ms < 20 && !atomic_load(&t->overlap); ms++)
+		usleep(1000);
+	atomic_fetch_sub(&t->inside, 1);
+	CHECK(sem_post(&t->ended) == 0);
+}
+
+static void send_and_take_turn(void *user, ddp_status status)
+{
+	turns *t = user;
+	ddp_operation message = { .kind = DDP_SEND, .send = &t->sent, .recv = &t->got, .count = 1, .type = DDP_U8,
+		                  .root = ddp_comm_rank(t->comm), .on_complete = take_turn, .user = t };
+
+	CHECK_OK(ddp_issue(t->comm, &message, NULL));
+	message.kind = DDP_RECV;
+	CHECK_OK(ddp_issue(t->comm, &message, NULL));
+	take_turn(user, status);
+}
+
+static int take_turns(ddp_comm *comm, void *argument)
+{
+	ddp_request *first, *second, *third;
+
+	(void)argument;
+	for (int round = 0; round < 5; round++) {
+		turns t = { .comm = comm };
+		ddp_operation barrier = { .kind = DDP_BARRIER, .on_complete = take_turn, .user = &t };
+		CHECK(sem_init(&t.begun, 0, 0) == 0 && sem_init(&t.ended, 0, 0) == 0);
+		CHECK_OK(ddp_issue(comm, &barrier, &first));
+		CHECK_OK(ddp_issue(comm, &barrier, &second));
+		CHECK(sem_wait(&t.begun) == 0);
+		CHECK_OK(ddp_wait(second));
+		CHECK_OK(ddp_wait(first));
+		barrier.on_complete = send_and_take_turn;
+		CHECK_OK(ddp_issue(comm, &barrier, &third));
+		CHECK_OK(ddp_wait(third));
+		for (int i = 0; i < 5; i++)
+			CHECK(sem_wait(&t.ended) == 0);
+		CHECK(!atomic_load(&t.overlap));
+	}
+	return 0;
+}
+
+static void one_thread_calls_back_at_a_time(void **state)
+{
+	(void)state;
+	run_both(take_turns);
+}
+
 /* A thread of the program issues and waits on one communicator while another one closes a part of it. */
 static void *keep_on(void *argument)
 {
@@ -474,6 +539,7 @@ int main(void)
 		cmocka_unit_test(a_callback_sends_what_another_waits_for),
 		cmocka_unit_test(the_callback_has_returned_when_the_wait_does),
 		cmocka_unit_test(a_wait_runs_the_operation),
+		cmocka_unit_test(one_thread_calls_back_at_a_time),
 		cmocka_unit_test(a_communicator_is_closed_behind_a_wait),
 		cmocka_unit_test(a_callback_does_not_wait_for_a_collective),
 		cmocka_unit_test(each_operation_that_is_aborted_calls_back_once),

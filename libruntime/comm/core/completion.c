@@ -109,11 +109,16 @@ static void call_all(void *argument)
 	pthread_mutex_unlock(&queue->lock);
 }
 
+/* If another thread calls back, that thread comes to all that have ended. */
 void ddp_requests_call_back(ddp_comm *comm)
 {
 	pthread_mutex_lock(&comm->queue.lock);
-	call_those_ended(comm);
+	const bool turn = !comm->queue.calling;
+	if (turn)
+		comm->queue.calling = true;
 	pthread_mutex_unlock(&comm->queue.lock);
+	if (turn)
+		call_all(comm);
 }
 
 /* Has a thread of its own call back, as the one that serves may wait for what a callback
@@ -126,13 +131,10 @@ static void engage_caller(ddp_comm *comm)
 	queue->calling = ddp_pool_submit(&comm->roster->pool, &queue->caller) == DDP_OK;
 }
 
-/* The thread that completes it may hold locks that a callback would wait for. The one
-   that serves the communicator stays until it is counted no more. */
-static void leave_to_thread(ddp_comm *comm, ddp_request *request)
+void ddp_request_leave(ddp_comm *comm, ddp_request *request)
 {
 	ddp_queue *queue = &comm->queue;
 
-	pthread_mutex_lock(&queue->lock);
 	request->next = NULL;
 	if (queue->ended_tail != NULL)
 		queue->ended_tail->next = request;
@@ -142,7 +144,15 @@ static void leave_to_thread(ddp_comm *comm, ddp_request *request)
 	if (!queue->calling && atomic_load(&queue->busy))
 		engage_caller(comm);
 	atomic_store(&queue->to_call_back, !queue->calling);
-	pthread_mutex_unlock(&queue->lock);
+}
+
+/* The thread that completes it may hold locks that a callback would wait for. The one
+   that serves the communicator stays until it is counted no more. */
+static void leave_to_thread(ddp_comm *comm, ddp_request *request)
+{
+	pthread_mutex_lock(&comm->queue.lock);
+	ddp_request_leave(comm, request);
+	pthread_mutex_unlock(&comm->queue.lock);
 }
 
 void ddp_request_complete(ddp_request *request, ddp_status status)
@@ -152,6 +162,35 @@ void ddp_request_complete(ddp_request *request, ddp_status status)
 		leave_to_thread(request->comm, request);
 	else
 		tell(request);
+}
+
+bool ddp_request_finish_in_turn(ddp_request *request, ddp_status status)
+{
+	ddp_comm *comm = request->comm;
+	ddp_queue *queue = &comm->queue;
+
+	note_end(request, status);
+	if (request->operation.on_complete == NULL) {
+		tell(request);
+		return true;
+	}
+	pthread_mutex_lock(&queue->lock);
+	const bool turn = !queue->calling && queue->ended == NULL;
+	if (turn)
+		queue->calling = true;
+	pthread_mutex_unlock(&queue->lock);
+	if (!turn)
+		return false;
+	call_back(request);
+	pthread_mutex_lock(&queue->lock);
+	queue->calling = false;
+	if (queue->ended != NULL) {
+		engage_caller(comm);
+		atomic_store(&queue->to_call_back, !queue->calling);
+	}
+	pthread_cond_broadcast(&queue->unserved);
+	pthread_mutex_unlock(&queue->lock);
+	return true;
 }
 
 bool ddp_requests_to_call_back(const ddp_comm *comm)

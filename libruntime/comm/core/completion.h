@@ -58,6 +58,12 @@ void ddp_request_complete(ddp_request *request, ddp_status status);
 /* The same, but calls back itself; no lock is held. */
 void ddp_request_finish(ddp_request *request, ddp_status status);
 
+/* The same for the thread that waits for it, if its callback's turn has come: one thread calls back at a time, in the order
+   of the ends. False: the caller has it called back by ddp_request_leave(), once it is in no list. */
+bool ddp_request_finish_in_turn(ddp_request *request, ddp_status status);
+/* queue.lock is held. */
+void ddp_request_leave(ddp_comm *comm, ddp_request *request);
+
 /* Calls back for the operations that have ended, and ends their requests. By the
    thread that serves the communicator, or when none does any more; no lock is held. */
 void ddp_requests_call_back(ddp_comm *comm);
