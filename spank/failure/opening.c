@@ -6,7 +6,8 @@
 
 #include "spank/base/bytes.h"
 
-enum { FORM = 1, AT_FORM = 0, AT_NODE_ID = 4, AT_RANK = 8, AT_TASKS = 12, AT_READ = 16, AT_NODE = 24 };
+enum { FORM = 1, AT_FORM = 0, AT_NODE_ID = 4, AT_RANK = 8, AT_TASKS = 12, AT_READ = 16, AT_NODE = 24,
+       AT_RELEASE = AT_NODE + HOST_NAME_MAX_BYTES };
 
 void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES])
 {
@@ -17,6 +18,7 @@ void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENIN
 	bytes_put32(bytes + AT_TASKS, opening->tasks);
 	bytes_put64(bytes + AT_READ, opening->read);
 	memcpy(bytes + AT_NODE, opening->node, strnlen(opening->node, HOST_NAME_MAX_BYTES - 1));
+	memcpy(bytes + AT_RELEASE, opening->release, strnlen(opening->release, OPENING_RELEASE_BYTES - 1));
 }
 
 bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_opening *opening)
@@ -34,5 +36,6 @@ bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_openin
 		                          .tasks = bytes_get32(bytes + AT_TASKS),
 		                          .read = bytes_get64(bytes + AT_READ) };
 	memcpy(opening->node, node, length);
+	memcpy(opening->release, bytes + AT_RELEASE, strnlen((const char *)bytes + AT_RELEASE, OPENING_RELEASE_BYTES - 1));
 	return true;
 }

@@ -8,15 +8,18 @@
 
 #include "spank/identity/nodelist.h"
 
+enum { OPENING_RELEASE_BYTES = 32 };
+
 struct link_opening {
 	uint32_t node_id;  /* of its component of the step */
 	uint32_t rank;     /* of one of its tasks; UINT32_MAX: not known */
 	uint32_t tasks;    /* of the node */
 	uint64_t read;     /* so many of srun's numbered frames has the node read */
 	char node[HOST_NAME_MAX_BYTES];
+	char release[OPENING_RELEASE_BYTES]; /* of the node's plugin; "": one that does not tell it here. To be printed with care */
 };
 
-enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES };
+enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES + OPENING_RELEASE_BYTES };
 
 void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES]);
 /* False: the bytes are no opening. */

@@ -121,7 +121,8 @@ static void a_wrong_frame_ends_the_connection(void **state)
 
 static void an_opening_is_read_or_refused_whole(void **state)
 {
-	struct link_opening opening = { .node_id = 7, .rank = 12, .tasks = 4, .read = 1ull << 40, .node = "n7" }, read;
+	struct link_opening opening = { .node_id = 7, .rank = 12, .tasks = 4, .read = 1ull << 40, .node = "n7",
+		                        .release = "0.2.0" }, read;
 	unsigned char bytes[OPENING_BYTES];
 
 	(void)state;

@@ -637,6 +637,8 @@ static void note_end(void)
 	atomic_store(&order, 10 * atomic_load(&order) + 2);
 }
 
+static const char *release_of_nodes = "";
+
 static void begin_link(struct link *link, struct relay_sender *sender, const char *spec, const char *name, uint32_t node)
 {
 	struct relay relay = relay_parse(spec);
@@ -647,6 +649,7 @@ static void begin_link(struct link *link, struct relay_sender *sender, const cha
 	relay.sender = relay_start_sender(sender);
 	assert_non_null(relay.sender);
 	snprintf(facts.opening.node, sizeof(facts.opening.node), "%s", name);
+	snprintf(facts.opening.release, sizeof(facts.opening.release), "%s", release_of_nodes);
 	link_start(link, &facts);
 	while (!link_was_open(link)) {
 		link_tick(link);
@@ -693,6 +696,27 @@ static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
 	for (int i = 0; i < 4; i++)
 		link_end(&nodes[i]);
 	relay_close();
+}
+
+/* Such a node sends no report of its own. */
+static void link_tells_the_release_of_its_node(void **state)
+{
+	struct step_policy policy = policy_with(0);
+	static struct relay_sender sender;
+	char spec[RELAY_SPEC_MAX], text[RELAY_TEXT_MAX + 1];
+	struct link node;
+	struct error error;
+
+	(void)state;
+	policy.silence_ms = 2000;
+	release_of_nodes = "0.0.1";
+	assert_true(relay_open(0, 0, &policy, &actions, spec, &error));
+	begin_link(&node, &sender, spec, "older", 0);
+	release_of_nodes = "";
+	link_end(&node);
+	relay_close();
+	assert_true(relay_has_other_releases(text));
+	assert_non_null(strstr(text, ", of 0.0.1 on older:"));
 }
 
 static void count_end(void)
@@ -793,6 +817,7 @@ int main(void)
 		cmocka_unit_test(question_about_a_node_keeps_no_other_waiting),
 		cmocka_unit_test(question_without_an_answer_loses_no_failure),
 		cmocka_unit_test(last_node_leaves_when_lost_nodes_have_left_the_job),
+		cmocka_unit_test(link_tells_the_release_of_its_node),
 		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),

@@ -284,6 +284,7 @@ static bool take_link(const struct relay_message *message, const struct relay_ne
 	if (!opening_unpack(news->opening, &opening))
 		return false;
 	presence_report(&presence, opening.rank, opening.node);
+	releases_note(&releases, PACKAGE_VERSION, opening.node, opening.release, sizeof(opening.release));
 	return links_adopt(&server.links, fd, &server.relay, message, ddp_now_ns());
 }
 
