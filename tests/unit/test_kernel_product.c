@@ -63,6 +63,15 @@ static void product_takes_all_forms_and_strides(void **state)
 	dk_set_threads(1);
 }
 
+/* Of b, no more than 4 million numbers are packed at once: here it is cut both ways. */
+static void product_takes_a_large_operand_in_parts(void **state)
+{
+	(void)state;
+	dk_set_threads(2);
+	product_case(33, 530, 8210, 2, 0.5f);
+	dk_set_threads(1);
+}
+
 /* Of large products, each element is summed in one order. */
 static void product_has_the_same_bits_on_any_number_of_threads(void **state)
 {
@@ -98,6 +107,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(product_takes_all_forms_and_strides),
+		cmocka_unit_test(product_takes_a_large_operand_in_parts),
 		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
