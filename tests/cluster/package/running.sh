@@ -127,6 +127,11 @@ status_is 0 "the older release is installed again while jobs of the newer one ru
 # shellcheck disable=SC2016
 capture as_user srun --ddp -N2 -n2 sh -c 'echo "rank $RANK of $WORLD_SIZE by $DDP_PLUGIN_VERSION"'
 prints_times 2 "^rank [01] of 2 by $release_built$" "and the next step has it"
+# As where /etc is read-only.
+mkdir "$work/unable" && printf '#!/bin/sh\nexit 4\n' >"$work/unable/sed" && chmod 755 "$work/unable/sed"
+capture env DPKG_ROOT="$root" PATH="$work/unable:$PATH" sh "$work/dpkg/info/slurm-ddp-plugin.prerm" remove
+status_is 0 "a line that cannot be changed does not keep the package from being removed"
+prints 'warning: /etc/slurm/plugstack\.conf\.d/spank_ddp\.conf still names spank_ddp\.so' "but is named"
 installed=("${upgraded[@]}" slurm-ddp-doc ${torch:+"$torch"})
 capture dpkg_there --remove "${installed[@]}"
 status_is 0 "all packages are removed while jobs run"
