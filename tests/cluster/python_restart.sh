@@ -17,13 +17,18 @@ install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
 # ---- an exception, and a stop after the restart ----------------------------------------------------
 
 cat >"$work/train.py" <<'END'
-import os, sys, time
+import glob, os, sys, time
 import slurm_ddp
 def write(state, folder):
     with open(folder + "/state", "w") as file:
         file.write(str(state))
 checkpoint = slurm_ddp.Checkpoint(sys.argv[1], format=write)
 job, begun = slurm_ddp.job(), checkpoint.latest_step()
+# Nothing else keeps a rank that starts late from a checkpoint that the others have saved by then.
+begins = "%s.begins.%d." % (sys.argv[1], job.restart_count)
+open(begins + str(job.rank), "w").close()
+while len(glob.glob(begins + "*")) < job.world_size:
+    time.sleep(0.01)
 def train(step):
     if job.rank == 2 and step > 30 and job.restart_count < 2:
         while checkpoint.latest_step() < begun + 10:
