@@ -34,9 +34,10 @@ class SparseLine : public Beside {
 	}
 
 	void abort() override { group->abort(); }
-	/* Waits for the end of the sums. */
+	/* Waits for the end of the sums. Several threads may close the group; each of them waits, and one joins the thread. */
 	void stop() override
 	{
+		std::lock_guard<std::mutex> alone(stopping_);
 		std::unique_lock<std::mutex> lock(mutex_);
 
 		stopped_ = true;
@@ -67,7 +68,7 @@ class SparseLine : public Beside {
 		}
 	}
 
-	std::mutex mutex_;
+	std::mutex mutex_, stopping_;
 	std::condition_variable filled_;
 	std::deque<std::function<void()>> queue_;
 	bool stopped_ = false;

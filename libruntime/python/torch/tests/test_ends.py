@@ -311,6 +311,18 @@ def closed_while_destroyed(rank, size):
     return True
 
 
+def sparse_closed_by_two(rank, size):
+    """A thread destroys groups with sparse sums while the process closes them all."""
+    groups = [dist.new_group() for _ in range(100)]
+    for group in groups:
+        dist.all_reduce(torch.eye(2).to_sparse(), group=group)
+    thread = threading.Thread(target=lambda: [dist.destroy_process_group(group) for group in groups])
+    thread.start()
+    slurm_ddp_torch._C.close_all("")
+    thread.join()
+    return True
+
+
 def perturb_freed_memory():
     """A use of freed memory then shows."""
     ctypes.CDLL(None).mallopt(-6, 165)
@@ -483,6 +495,9 @@ class Ends(unittest.TestCase):
     @unittest.skipUnless(ABORTS, "this torch aborts NCCL only")
     def test_groups_are_closed_by_several_threads(self):
         self.all_end(1, closed_while_destroyed, destroy=False)
+
+    def test_sparse_sums_are_closed_by_two_threads(self):
+        self.all_end(1, sparse_closed_by_two, destroy=False)
 
     @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
     def test_memory_is_bounded(self):
