@@ -153,8 +153,9 @@ def document(figures, run, plot_name):
 
 
 def as_file(figures, run):
-    """What the document is made of, for its JSON."""
-    return {"run": run, "figures": [as_entry(figure) for figure in figures]}
+    """What the document is made of, for its JSON. It names no path of the machine."""
+    parts = {name: {**entry, "command": command_text(entry["command"])} for name, entry in run["parts"].items()}
+    return {"run": {**run, "parts": parts}, "figures": [as_entry(figure) for figure in figures]}
 
 
 def of_file(content):
