@@ -72,14 +72,15 @@ LD_LIBRARY_PATH=$build/libruntime/.libs timeout 60 "$work/program" >"$work/outpu
 result $? 2 "it computes on the host and on a queue"
 
 # CFLAGS=-march=native is usual where programs are built for one machine. Flags of make's go behind those of a file.
-sets=0 wrong=''
+# make knows the source by its own name of the folder.
+sets=0 wrong='' inner=$(sed -n 's/^srcdir = //p' Makefile)/kernels/cpu/winograd_inner.c
 for set in avx2 avx512; do
-	flags=$(make -n V=1 -W "$source/kernels/cpu/winograd_inner.c" CFLAGS="-mfma -mavx512f" \
+	flags=$(make -n V=1 -W "$inner" CFLAGS="-mfma -mavx512f" \
 		"kernels/cpu/libwinograd_${set}_la-winograd_inner.lo" 2>/dev/null | grep -oE -e ' -[DIm][^ ]+')
 	case $flags in *-m$set*) ;; *) continue ;; esac
 	sets=$((sets + 1))
 	# shellcheck disable=SC2086
-	$compiler $flags -c "$source/kernels/cpu/winograd_inner.c" -o "$work/$set.o" >"$work/output" 2>&1 &&
+	$compiler $flags -c "$inner" -o "$work/$set.o" >"$work/output" 2>&1 &&
 		nm "$work/$set.o" | grep -q " dk_winograd_$set\$" || wrong="$wrong $set"
 done
 if [ "$(grep -c '^#define HAVE_AVX.*2_KERNELS' config.h)" != $sets ]; then wrong="$wrong; only $sets sets were found"; fi
