@@ -14,7 +14,7 @@
 #include "kernels.h"
 
 /* clang's OpenMP forgets what it has made for threads that a smaller team does without. */
-const char *__lsan_default_suppressions(void);
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libomp.so"; }
 
 /* form: 1 transposes a, 2 transposes b */
