@@ -227,7 +227,7 @@ void DK_NAME(norm_rows)(float *out, const float *in, const float *mean, const fl
 		norm_rows(out, in, mean, scale, bias, rows, columns, false);
 }
 
-/* What of dout comes through ReLU. Forward's sign is found again, from the same numbers by the same
+/* ReLU lets a part of dout through. Forward's sign is found again, from the same numbers by the same
    operations: that is less work than reading what forward has left. */
 TWICE vf passed(const float *dout, const float *in, const float *mean, const float *scale, const float *bias,
                 int64_t i, int64_t part, bool relu)

@@ -40,7 +40,7 @@ typedef struct dk_winograd_product {
 typedef struct dk_winograd_set {
 	const char *name;
 	int64_t across;
-	/* What a tile sees, line by line. */
+	/* `from` has the numbers that a tile sees, line by line. */
 	void (*see)(float *to, int64_t plane, const float *const from[DK_PLANES], int64_t n);
 	/* The gradients of a tile's places. */
 	void (*spread)(float *to, int64_t plane, const float *const from[DK_TILE_PLACES], int64_t n);
@@ -58,7 +58,7 @@ typedef struct dk_winograd_set {
 /* From the best for this processor on; NULL: no more. */
 const dk_winograd_set *dk_winograd_set_at(int index);
 
-/* What is to do the convolution; NULL: it is not for these functions, or slower by them. */
+/* Chooses the set that is to do the convolution; NULL: these functions cannot do it, or are slower. */
 const dk_winograd_set *dk_winograd(const dk_window *w, int64_t outputs);
 
 /* As the functions of kernels.h, with as many channels and outputs as are a multiple of set->across. */

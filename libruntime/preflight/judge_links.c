@@ -14,7 +14,7 @@ static const double BEST_QUARTER = 0.75;
 /* Worth a second look, and odd where processors are free or not. */
 static const double BANDWIDTH_DOUBT = 0.8, BANDWIDTH_ODD = 0.6, BANDWIDTH_ODD_BUSY = 0.35;
 static const double SPEED_DOUBT = 0.5, SPEED_ODD = 0.4, SPEED_ODD_BUSY = 0.1;
-/* Of the time. An end that waits for its processor so long makes the link look slow. */
+/* An end that waits for its processor for this share of the time makes the link look slow. */
 static const double WAITED = 0.1;
 static const double LATENCY_LEAST = 2e-6; /* a smaller difference is of no interest */
 static const double CLOCK_SECONDS = 0.1;

@@ -78,7 +78,7 @@ static double waited(void)
 	return sum;
 }
 
-/* What the kernel has counted when a measurement begins. */
+/* A measurement begins with these values of the clock and of the kernel's count. */
 struct span {
 	double begin, waited;
 };
