@@ -90,7 +90,7 @@ endif
 
 if HAVE_AVX512_BF16_KERNELS
 noinst_LTLIBRARIES += kernels/libbf16_avx512.la
-kernels_libbf16_avx512_la_SOURCES = kernels/cpu/bf16_avx512.c kernels/cpu/bf16.h
+kernels_libbf16_avx512_la_SOURCES = kernels/cpu/bf16_avx512.c kernels/cpu/bf16.h kernels/cpu/transpose_avx512.h
 kernels_libbf16_avx512_la_CFLAGS = $(kernels_cflags) $(avx512_bf16_cflags)
 kernels_libkernels_la_LIBADD += kernels/libbf16_avx512.la
 endif
@@ -98,7 +98,7 @@ endif
 # Products of f32 need less: a compiler that knows AVX-512's bf16 knows this, too.
 if HAVE_AVX512_BF16_KERNELS
 noinst_LTLIBRARIES += kernels/libproduct_avx512.la
-kernels_libproduct_avx512_la_SOURCES = kernels/cpu/product_avx512.c kernels/cpu/product.h
+kernels_libproduct_avx512_la_SOURCES = kernels/cpu/product_avx512.c kernels/cpu/bf16.h kernels/cpu/product.h kernels/cpu/transpose_avx512.h
 kernels_libproduct_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f -mavx512bw -mavx512vl
 kernels_libkernels_la_LIBADD += kernels/libproduct_avx512.la
 endif

@@ -3,39 +3,7 @@
 #include <immintrin.h>
 
 #include "cpu/bf16.h"
-
-/* Transposes 32-bit elements. */
-static inline void transpose(__m512i x[DK_STRIP])
-{
-	__m512i y[DK_STRIP];
-
-	DK_UNROLL
-	for (int i = 0; i < DK_STRIP; i += 2) {
-		y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-		y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-	}
-	DK_UNROLL
-	for (int i = 0; i < DK_STRIP; i += 4) {
-		x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-		x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-		x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-		x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-	}
-	DK_UNROLL
-	for (int i = 0; i < 4; i++) {
-		y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-		y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-		y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-		y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-	}
-	DK_UNROLL
-	for (int i = 0; i < 4; i++) {
-		x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-		x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-		x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
-		x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
-	}
-}
+#include "cpu/transpose_avx512.h"
 
 static inline int64_t smaller(int64_t a, int64_t b)
 {
@@ -86,7 +54,7 @@ void dk_pack_avx512(uint16_t *tile, const dk_side *side, int64_t row, int64_t k)
 		load_rows(x, side, row, k);
 	}
 	if (side->across != side->pairs)
-		transpose(x);
+		dk_transpose_words(x);
 	DK_UNROLL
 	for (int i = 0; i < DK_STRIP; i++)
 		_mm512_storeu_si512(tile + i * DK_DEPTH, x[i]);

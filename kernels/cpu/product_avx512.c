@@ -3,14 +3,9 @@
 #include <immintrin.h>
 
 #include "cpu/product.h"
+#include "cpu/transpose_avx512.h"
 
 enum { LANES = 16, AHEAD = 4 * LANES /* so many elements ahead a line is fetched */ };
-
-#ifdef __clang__
-#define UNROLL _Pragma("unroll")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 static inline int64_t smaller(int64_t a, int64_t b)
 {
@@ -25,35 +20,15 @@ static inline __mmask16 first_lanes(int64_t count)
 
 static inline void transpose(__m512 lines[LANES])
 {
-	__m512i x[LANES], y[LANES];
+	__m512i x[LANES];
 
-	UNROLL
-	for (int i = 0; i < LANES; i += 2) {
-		const __m512i even = _mm512_castps_si512(lines[i]), odd = _mm512_castps_si512(lines[i + 1]);
-		y[i] = _mm512_unpacklo_epi32(even, odd);
-		y[i + 1] = _mm512_unpackhi_epi32(even, odd);
-	}
-	UNROLL
-	for (int i = 0; i < LANES; i += 4) {
-		x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-		x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-		x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-		x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-	}
-	UNROLL
-	for (int i = 0; i < 4; i++) {
-		y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-		y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-		y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-		y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-	}
-	UNROLL
-	for (int i = 0; i < 4; i++) {
-		lines[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i], y[i + 8], 0x88));
-		lines[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd));
-		lines[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88));
-		lines[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd));
-	}
+	DK_UNROLL
+	for (int i = 0; i < LANES; i++)
+		x[i] = _mm512_castps_si512(lines[i]);
+	dk_transpose_words(x);
+	DK_UNROLL
+	for (int i = 0; i < LANES; i++)
+		lines[i] = _mm512_castsi512_ps(x[i]);
 }
 
 /* Up to 16 lines that are in one piece each, LANES of their depth at a time. `width` floats lie from one
@@ -64,7 +39,7 @@ static inline void pack_along(float *out, int width, const float *from, int64_t 
 		const int64_t deep = smaller(depth - k, LANES);
 		const __mmask16 mask = first_lanes(deep);
 		__m512 x[LANES];
-		UNROLL
+		DK_UNROLL
 		for (int i = 0; i < LANES; i++) {
 			const float *at = from + i * ld + k;
 			if (i < lines)
@@ -73,7 +48,7 @@ static inline void pack_along(float *out, int width, const float *from, int64_t 
 		}
 		transpose(x);
 		if (deep == LANES) {
-			UNROLL
+			DK_UNROLL
 			for (int i = 0; i < LANES; i++)
 				_mm512_storeu_ps(out + i * width, x[i]);
 		} else {
@@ -144,7 +119,7 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 	float *c = p->c;
 	__m512 sums[DK_TILE_ROWS][2];
 
-	UNROLL
+	DK_UNROLL
 	for (int r = 0; r < rows; r++) {
 		sums[r][0] = sums[r][1] = _mm512_setzero_ps();
 		for (int i = 0; i <= DK_PANEL; i += LANES)
@@ -157,7 +132,7 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 		}
 		for (int64_t k = smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
 			const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
-			UNROLL
+			DK_UNROLL
 			for (int r = 0; r < rows; r++) {
 				const __m512 x = _mm512_set1_ps(a[r]);
 				sums[r][0] = _mm512_fmadd_ps(x, b0, sums[r][0]);
@@ -166,7 +141,7 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 		}
 	}
 	const __m512 beta = _mm512_set1_ps(p->beta);
-	UNROLL
+	DK_UNROLL
 	for (int r = 0; r < rows; r++, c += p->ldc) {
 		if (p->beta != 0) {
 			sums[r][0] = _mm512_fmadd_ps(beta, _mm512_maskz_loadu_ps(low, c), sums[r][0]);

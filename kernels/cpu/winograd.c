@@ -260,18 +260,23 @@ static void convolve_pieces(void *arg, int64_t first, int64_t last)
 	}
 }
 
+static void convolve(struct winograd *g, float *work, void (*weigh)(void *arg, int64_t first, int64_t last))
+{
+	lay_out(g, work);
+	dk_parallel(g->columns / g->set->across, 1, weigh, g);
+	dk_parallel(g->pieces, 1, convolve_pieces, g);
+}
+
 void dk_winograd_forward(const dk_winograd_set *set, float *out, float *work, const float *in, const float *weight,
                          const float *bias, const dk_window *w, int64_t outputs)
 {
 	struct winograd g = describe(set, w, outputs);
 
-	lay_out(&g, work);
 	g.in = in;
 	g.weight = weight;
 	g.bias = bias;
 	g.out = out;
-	dk_parallel(g.columns / set->across, 1, weigh_forward, &g);
-	dk_parallel(g.pieces, 1, convolve_pieces, &g);
+	convolve(&g, work, weigh_forward);
 }
 
 void dk_winograd_backward_input(const dk_winograd_set *set, float *din, float *work, const float *dout,
@@ -279,12 +284,10 @@ void dk_winograd_backward_input(const dk_winograd_set *set, float *din, float *w
 {
 	struct winograd g = describe_input(set, w, outputs);
 
-	lay_out(&g, work);
 	g.in = dout;
 	g.weight = weight;
 	g.out = din;
-	dk_parallel(g.columns / set->across, 1, weigh_input, &g);
-	dk_parallel(g.pieces, 1, convolve_pieces, &g);
+	convolve(&g, work, weigh_input);
 }
 
 /* ---- the gradients of parameters ---------------------------------------------------------- */
