@@ -80,11 +80,21 @@ link()
 install -m 755 "$source/tests/cluster/preflight/hobble.py" "$work/hobble.py"
 rank() { preflight rank sh -c '[ $SLURM_PROCID != 2 ] || '"$work/hobble.py"' $$ & exec "$@"' rank "$tool"; }
 
+# idle: the processors rest for at least half of the next 0.5 s. The load average still tells of the case before.
+idle()
+{
+	local before after
+	before=$(awk '/^cpu / { print $5 + $6 }' /proc/stat)
+	sleep 0.5
+	after=$(awk '/^cpu / { print $5 + $6 }' /proc/stat)
+	[ $((after - before)) -ge $(($(getconf CLK_TCK) * $(nproc) / 4)) ]
+}
+
 # All ranks are bound to one processor, and that of one rank has a busy neighbour. On an idle machine, the rank has half of
 # its processor. On a busy one the others have no more either, so the neighbour takes nearly all.
 neighbour()
 {
-	busy "$(awk '{ print $1 < 1 ? 0 : -15 }' /proc/loadavg)" taskset -c "${cpus[1]}"
+	busy "$(idle && echo 0 || echo -15)" taskset -c "${cpus[1]}"
 	preflight neighbour sh -c 'cpu=$1; [ $SLURM_PROCID != 2 ] || cpu=$2; shift 2; exec taskset -c $cpu "$@"' \
 		neighbour "${cpus[@]}" "$tool"
 	calm
