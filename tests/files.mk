@@ -67,6 +67,7 @@ check-scale: all tests/cluster/scale_probe
 	TEST_NODES=16 TEST_REPORT=$(abs_builddir)/scale.report $(top_srcdir)/tests/run --no-install --build . cluster/comm_scale
 	@cat scale.report
 # ddp-preflight names each fault in each of 100 runs, and nothing in 100 runs beside 8 busy processes; needs root.
+# TEST_SECONDS replaces the time that the test has of itself.
 check-preflight: all
 	PREFLIGHT_RUNS=$${PREFLIGHT_RUNS:-100} PREFLIGHT_LOAD=$${PREFLIGHT_LOAD:-8} TEST_SECONDS=20000 \
 		$(top_srcdir)/tests/run --no-install --build . cluster/preflight
