@@ -78,7 +78,6 @@ link()
 }
 
 install -m 755 "$source/tests/cluster/preflight/hobble.py" "$work/hobble.py"
-rank() { preflight rank sh -c '[ $SLURM_PROCID != 2 ] || '"$work/hobble.py"' $$ & exec "$@"' rank "$tool"; }
 
 # idle: the processors rest for at least half of the next 0.5 s. The load average still tells of the case before.
 idle()
@@ -88,6 +87,12 @@ idle()
 	sleep 0.5
 	after=$(awk '/^cpu / { print $5 + $6 }' /proc/stat)
 	[ $((after - before)) -ge $(($(getconf CLK_TCK) * $(nproc) / 4)) ]
+}
+
+# On a busy machine, a fifth of a processor may be all that the others have, too.
+rank()
+{
+	preflight rank sh -c '[ $SLURM_PROCID != 2 ] || '"$work/hobble.py"' $$ $0 & exec "$@"' "$(idle && echo 0.2 || echo 0.05)" "$tool"
 }
 
 # All ranks are bound to one processor, and that of one rank has a busy neighbour. On an idle machine, the rank has half of

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""hobble.py PID: lets a process run for a twentieth of the time only, as a limit of its CPU time would, until it ends."""
+"""hobble.py PID SHARE: lets a process run for that share of the time, as a limit of its CPU time would, until it ends."""
 import os
 import signal
 import sys
 import time
 
-STOPPED, RUNS = 0.19, 0.01
+PERIOD = 0.2
 
-pid = int(sys.argv[1])
+pid, share = int(sys.argv[1]), float(sys.argv[2])
 try:
     # On a busy machine a pause of 10 ms would otherwise become one of 100 ms.
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
@@ -17,8 +17,8 @@ except OSError:
 while True:
     try:
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(STOPPED)
+        time.sleep(PERIOD * (1 - share))
         os.kill(pid, signal.SIGCONT)
-        time.sleep(RUNS)
+        time.sleep(PERIOD * share)
     except ProcessLookupError:
         sys.exit()
