@@ -2,6 +2,7 @@
 """What the tests of slurm_ddp share: TAP of unittest, and programs that have a progress page without the plugin."""
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,38 @@ class PageTest(unittest.TestCase):
     def setUp(self):
         self.page = Page()
         self.addCleanup(self.page.close)
+
+
+COMPILER = shutil.which(os.environ.get("CC", "cc").split()[-1])
+ASKS = """
+#include <stddef.h>
+#include <stdio.h>
+#include "ddp.h"
+#include "%s"
+#define FIELD(name) printf("%%zu %%zu\\n", offsetof(struct %s, name), sizeof(((struct %s *)0)->name));
+#define NUMBER(value) printf("%%ld\\n", (long)(value));
+int main(void)
+{
+%s
+}
+"""
+
+
+class LayoutTest(unittest.TestCase):
+    @unittest.skipUnless(COMPILER, "there is no C compiler")
+    def compare(self, header, structure, fields, numbers):
+        """What Python has is what a C program has by the header: {field: (offset, size)}, and {expression: number}."""
+        asked = [f"FIELD({name})" for name in fields] + [f"NUMBER({expression})" for expression in numbers]
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = Path(folder, "asks.c"), Path(folder, "asks")
+            source.write_text(ASKS % (header, structure, structure, "\n".join(asked)))
+            subprocess.run([COMPILER, f"-I{SOURCE}/libruntime", f"-I{SOURCE}/libruntime/include", "-o", program, source],
+                           check=True)
+            lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
+        said = [tuple(map(int, line.split())) for line in lines]
+        known = list(fields.values()) + [(number,) for number in numbers.values()]
+        self.assertEqual(dict(zip(asked, said)), dict(zip(asked, known)))
+        self.assertEqual(len(said), len(known))
 
 
 def has_torch():

@@ -2,60 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """slurm_ddp's progress page: the layout of progress.h, and who takes which slot."""
 import os
-import shutil
 import subprocess
-import tempfile
+import sys
 import unittest
-from pathlib import Path
 
-from support import SOURCE, PageTest, environment, main, page
-
-OFFSETS = r"""
-#include <stddef.h>
-#include <stdio.h>
-#include "watch/progress.h"
-#include "ddp.h"
-#define AT(field) printf("%s %zu %zu\n", #field, offsetof(struct ddp_progress, field), sizeof(((struct ddp_progress *)0)->field));
-#define NUMBER(name, value) printf("= %s %ld\n", name, (long)(value));
-int main(void)
-{
-	FIELDS
-	NUMBER("MAGIC", DDP_PROGRESS_MAGIC) NUMBER("TAKEN", DDP_PROGRESS_TAKEN)
-	NUMBER("PAGE_BYTES", DDP_PROGRESS_BYTES) NUMBER("SLOTS", DDP_PROGRESS_SLOTS)
-	NUMBER("SLOT_BYTES", DDP_PROGRESS_SLOT_BYTES) NUMBER("WRITER_PYTHON", DDP_WRITER_PYTHON)
-	NUMBER("ERR_PEER", DDP_ERR_PEER) NUMBER("ERR_INTERNAL", DDP_ERR_INTERNAL)
-	NUMBER("WAITING_NOT", DDP_WAITING_NOT) NUMBER("WAITING_COLLECTIVE", DDP_WAITING_COLLECTIVE)
-	NUMBER("WAITING_OTHER", DDP_WAITING_OTHER)
-	NUMBER("idle", DDP_PHASE_IDLE) NUMBER("data", DDP_PHASE_DATA) NUMBER("forward", DDP_PHASE_FORWARD)
-	NUMBER("backward", DDP_PHASE_BACKWARD) NUMBER("wait", DDP_PHASE_WAIT) NUMBER("optimizer", DDP_PHASE_OPTIMIZER)
-	NUMBER("checkpoint", DDP_PHASE_CHECKPOINT) NUMBER("eval", DDP_PHASE_EVAL)
-	NUMBER("starting", DDP_PROGRESS_STARTING) NUMBER("compute", DDP_PROGRESS_COMPUTING)
-	NUMBER("ending", DDP_PROGRESS_ENDING)
-	return 0;
-}
-"""
-compiler = shutil.which(os.environ.get("CC", "cc").split()[-1])
+from support import LayoutTest, PageTest, environment, main, page
 
 
-class Layout(unittest.TestCase):
-    @unittest.skipUnless(compiler, "there is no C compiler")
+class Layout(LayoutTest):
     def test_layout_is_the_headers(self):
-        with tempfile.TemporaryDirectory() as folder:
-            source, program = Path(folder, "offsets.c"), Path(folder, "offsets")
-            source.write_text(OFFSETS.replace("FIELDS", " ".join(f"AT({field})" for field in page.LAYOUT)))
-            subprocess.run([compiler, f"-I{SOURCE}/libruntime", f"-I{SOURCE}/libruntime/include", "-o", program, source],
-                           check=True)
-            lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
         sizes = {"=I": 4, "=i": 4, "=q": 8, "=Q": 8, "=d": 8}
-        for line in lines:
-            words = line.split()
-            if words[0] == "=":
-                known = page.PHASES.get(words[1], getattr(page, words[1], None))
-                self.assertEqual(int(words[2]), known, words[1])
-            else:
-                offset, form = page.LAYOUT[words[0]]
-                self.assertEqual((int(words[1]), int(words[2])), (offset, sizes.get(form, form)), words[0])
-        self.assertEqual(len(lines), len(page.LAYOUT) + 22)
+        fields = {name: (offset, sizes.get(form, form)) for name, (offset, form) in page.LAYOUT.items()}
+        numbers = {"DDP_PROGRESS_MAGIC": page.MAGIC, "DDP_PROGRESS_TAKEN": page.TAKEN, "DDP_PROGRESS_BYTES": page.PAGE_BYTES,
+                   "DDP_PROGRESS_SLOTS": page.SLOTS, "DDP_PROGRESS_SLOT_BYTES": page.SLOT_BYTES}
+        for name in ("WRITER_PYTHON", "ERR_PEER", "ERR_INTERNAL", "WAITING_NOT", "WAITING_COLLECTIVE", "WAITING_OTHER"):
+            numbers[f"DDP_{name}"] = getattr(page, name)
+        others = {"starting": "STARTING", "compute": "COMPUTING", "ending": "ENDING"}
+        for name, number in page.PHASES.items():
+            numbers[f"DDP_PROGRESS_{others[name]}" if name in others else f"DDP_PHASE_{name.upper()}"] = number
+        self.compare("watch/progress.h", "ddp_progress", fields, numbers)
 
 
 class Slots(PageTest):
@@ -126,7 +91,6 @@ for batch in slurm_ddp.steps([1, 2]):
     slurm_ddp.step(loss=batch, samples=4)
 assert slurm_ddp.time_left() == float("inf") and slurm_ddp.restart_count == 0
 """
-        import sys
         ended = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True,
                                timeout=60, check=False)
         self.assertEqual((ended.returncode, ended.stdout, ended.stderr), (0, "", ""))

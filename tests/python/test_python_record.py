@@ -2,64 +2,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """slurm_ddp's flight recorder: the layout of watch/record.h, the ring's order, and the program's line."""
 import os
-import shutil
+import re
 import struct
-import subprocess
-import tempfile
 import types
 import unittest
-from pathlib import Path
 
-from support import SOURCE, PageTest, main, page
+from support import LayoutTest, PageTest, main, page
 
 from slurm_ddp import group_hooks, record  # noqa: E402  # pylint: disable=wrong-import-position,wrong-import-order
 
-OFFSETS = r"""
-#include <stddef.h>
-#include <stdio.h>
-#include "watch/record.h"
-#include "ddp.h"
-#define AT(field) printf("%s %zu\n", #field, offsetof(struct ddp_record_entry, field));
-#define NUMBER(name, value) printf("= %s %ld\n", name, (long)(value));
-int main(void)
-{
-	FIELDS
-	NUMBER("MAGIC", DDP_RECORD_MAGIC) NUMBER("VERSION", DDP_RECORD_VERSION) NUMBER("ENTRIES", DDP_RECORD_ENTRIES)
-	NUMBER("ENTRY_BYTES", DDP_RECORD_ENTRY_BYTES) NUMBER("HEADS_BYTES", DDP_RECORD_HEADS_BYTES)
-	NUMBER("AREA_BYTES", DDP_RECORD_AREA_BYTES) NUMBER("PLACE_BYTES", DDP_RECORD_PLACE_BYTES)
-	NUMBER("NAMED", DDP_RECORD_NAMED) NUMBER("UNKNOWN_END", DDP_RECORD_UNKNOWN_END) NUMBER("OF_ALL", DDP_RECORD_OF_ALL)
-	NUMBER("whole", DDP_RECORD_FILE_BYTES(3)) NUMBER("head", sizeof(struct ddp_record_head))
-	NUMBER("next", offsetof(struct ddp_record_head, next))
-	NUMBER("all_reduce", DDP_ALL_REDUCE) NUMBER("reduce", DDP_REDUCE) NUMBER("broadcast", DDP_BROADCAST)
-	NUMBER("reduce_scatter", DDP_REDUCE_SCATTER) NUMBER("all_gather", DDP_ALL_GATHER) NUMBER("gather", DDP_GATHER)
-	NUMBER("scatter", DDP_SCATTER) NUMBER("all_to_all", DDP_ALL_TO_ALL) NUMBER("send", DDP_SEND) NUMBER("recv", DDP_RECV)
-	NUMBER("barrier", DDP_BARRIER) NUMBER("float32", DDP_F32) NUMBER("float64", DDP_F64) NUMBER("float16", DDP_F16)
-	NUMBER("bfloat16", DDP_BF16) NUMBER("int32", DDP_I32) NUMBER("int64", DDP_I64) NUMBER("uint8", DDP_U8)
-	NUMBER("int8", DDP_I8) NUMBER("bool", DDP_BOOL)
-	return 0;
-}
-"""
-compiler = shutil.which(os.environ.get("CC", "cc").split()[-1])
 
-
-class Layout(unittest.TestCase):
-    @unittest.skipUnless(compiler, "there is no C compiler")
+class Layout(LayoutTest):
     def test_layout_is_the_headers(self):
-        with tempfile.TemporaryDirectory() as folder:
-            source, program = Path(folder, "offsets.c"), Path(folder, "offsets")
-            source.write_text(OFFSETS.replace("FIELDS", " ".join(f"AT({field})" for field in record.OFFSETS)))
-            subprocess.run([compiler, f"-I{SOURCE}/libruntime", f"-I{SOURCE}/libruntime/include", "-o", program, source],
-                           check=True)
-            lines = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
-        others = {"whole": 3 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES, "head": 64, "next": 8}
-        others.update({name: number for names in (record.KINDS, record.TYPES) for number, name in enumerate(names)})
-        for line in lines:
-            words = line.split()
-            if words[0] == "=":
-                self.assertEqual(int(words[2]), others.get(words[1], getattr(record, words[1], None)), words[1])
-            else:
-                self.assertEqual(int(words[1]), record.OFFSETS[words[0]], words[0])
-        self.assertEqual(len(lines), len(record.OFFSETS) + 33)
+        numbers = {f"DDP_RECORD_{name}": getattr(record, name) for name in
+                   ("MAGIC", "VERSION", "ENTRIES", "ENTRY_BYTES", "HEADS_BYTES", "AREA_BYTES", "PLACE_BYTES", "NAMED",
+                    "UNKNOWN_END", "OF_ALL")}
+        numbers["DDP_RECORD_FILE_BYTES(3)"] = 3 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES
+        numbers["sizeof(struct ddp_record_head)"] = 64
+        numbers["offsetof(struct ddp_record_head, next)"] = 8
+        numbers.update((f"DDP_{kind.upper()}", number) for number, kind in enumerate(record.KINDS))
+        short = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U"}
+        for number, name in enumerate(record.TYPES):
+            numbers["DDP_" + re.sub("[a-z]+(?=[0-9])", lambda word: short[word.group()], name).upper()] = number
+        forms = re.findall("[0-9]*[A-Za-z]", record._ENTRY.format)
+        sizes = [struct.calcsize(f"={form}") for form in forms]
+        self.assertEqual(len(sizes), len(record.OFFSETS))
+        fields = {name: (offset, size) for (name, offset), size in zip(record.OFFSETS.items(), sizes)}
+        self.compare("watch/record.h", "ddp_record_entry", fields, numbers)
         self.assertEqual(record._ENTRY.size, record.ENTRY_BYTES)
 
 
@@ -91,14 +60,17 @@ class Recording(PageTest):
     def setUp(self):
         super().setUp()
         os.ftruncate(self.page.descriptor, 2 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES)
-        os.pwrite(self.page.descriptor, struct.pack("=III", record.MAGIC, record.VERSION, 2),
-                  2 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES - record.PLACE_BYTES)
+        self.say_place(record.VERSION)
         self.before = dict(os.environ)
         os.environ.update({name: str(value) for name, value in self.page.variables().items()})
         page._slot, page._tried, record._ring = None, False, None
         group_hooks._pid = os.getpid()
         page.open_slot()
         self.addCleanup(self.restore)
+
+    def say_place(self, version):
+        os.pwrite(self.page.descriptor, struct.pack("=III", record.MAGIC, version, 2),
+                  2 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES - record.PLACE_BYTES)
 
     def restore(self):
         page._slot, page._tried, record._ring, group_hooks._pid = None, False, None, 0
@@ -157,8 +129,7 @@ class Recording(PageTest):
         self.assertEqual(found[0][5], 0)
 
     def test_nothing_is_recorded_without_a_ring(self):
-        os.pwrite(self.page.descriptor, struct.pack("=III", record.MAGIC, record.VERSION + 1, 2),
-                  2 * (page.PAGE_BYTES + record.AREA_BYTES) + page.PAGE_BYTES - record.PLACE_BYTES)
+        self.say_place(record.VERSION + 1)
         self.assertIsNone(record.open_ring())
         world = group_hooks._Group(Group("0", 2), True)
         self.issue(world, 1)
