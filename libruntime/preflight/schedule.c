@@ -56,6 +56,22 @@ int preflight_peer(int nodes, int round, int node)
 	return nodes <= PREFLIGHT_ALL_PAIRS ? circle(nodes, round, node) : hypercube(nodes, round, node);
 }
 
+bool preflight_leave_out(const unsigned char *late, bool *out, int nodes)
+{
+	int all = 0, added = 0;
+
+	for (int n = 0; n < nodes; n++)
+		all += late[n] >= PREFLIGHT_LATE_ROUNDS || out[n];
+	if (4 * all > nodes)
+		return false;
+	for (int n = 0; n < nodes; n++)
+		if (late[n] >= PREFLIGHT_LATE_ROUNDS && !out[n]) {
+			out[n] = true;
+			added++;
+		}
+	return added > 0;
+}
+
 static unsigned next(unsigned *state)
 {
 	*state = *state * 1664525u + 1013904223u;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "preflight/survey.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "preflight/schedule.h"
 
@@ -61,10 +63,11 @@ static bool allocate(struct preflight_survey *s)
 	s->names = calloc(nodes, sizeof(*s->names));
 	s->figures = calloc(ranks, sizeof(*s->figures));
 	s->group_node = calloc(nodes * PREFLIGHT_GROUP_REPEATS, sizeof(double));
+	s->left_out = calloc(nodes, sizeof(*s->left_out));
 	s->link = calloc(nodes * (size_t)(preflight_rounds(s->nodes) + 1), sizeof(*s->link));
 	return s->facts != NULL && s->node != NULL && s->machine != NULL && s->kind != NULL && s->machine_of_node != NULL &&
 	       s->names != NULL && s->figures != NULL && s->link != NULL &&
-	       s->group_node != NULL;
+	       s->left_out != NULL && s->group_node != NULL;
 }
 
 ddp_status preflight_survey_open(struct preflight_survey *s, ddp_context *context, struct preflight_bench *bench,
@@ -102,6 +105,7 @@ void preflight_survey_close(struct preflight_survey *s)
 	free(s->names);
 	free(s->figures);
 	free(s->link);
+	free(s->left_out);
 	free(s->group_node);
 	free(s->alone);
 	free(s->at_once);
@@ -166,24 +170,86 @@ static ddp_status collect(struct preflight_survey *s, const struct preflight_lin
 	return status;
 }
 
+static double seconds_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* The nodes that still measure links. */
+struct company {
+	ddp_comm *comm;      /* of these nodes; it is the survey's own as long as they are all */
+	unsigned char *late; /* [nodes], each node knows its own, until a round begins */
+};
+
+/* Begins a round of all nodes at once. Nodes that were late leave; *stays tells whether this one has not. */
+static ddp_status meet(struct preflight_survey *s, struct company *company, bool *stays)
+{
+	int self = s->job->node_rank;
+	unsigned char own = company->late[self];
+	ddp_comm *rest = NULL;
+	ddp_status status = ddp_all_reduce(company->comm, NULL, company->late, (size_t)s->nodes, DDP_U8, DDP_MAX);
+
+	if (status == DDP_OK && preflight_leave_out(company->late, s->left_out, s->nodes)) {
+		status = ddp_comm_split(company->comm, s->left_out[self] ? -1 : 0, self, &rest);
+		if (status == DDP_OK && company->comm != s->links)
+			status = ddp_comm_free(company->comm);
+		company->comm = rest;
+	}
+	memset(company->late, 0, (size_t)s->nodes);
+	company->late[self] = own;
+	*stays = !s->left_out[self];
+	return status;
+}
+
+static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own, int rounds)
+{
+	unsigned char *late = &company->late[s->job->node_rank];
+	bool stays = true;
+
+	for (int round = 0; round < rounds; round++) {
+		int peer = preflight_peer(s->nodes, round, s->job->node_rank);
+		ddp_status status = meet(s, company, &stays);
+		double begin = seconds_now();
+		if (status != DDP_OK || !stays)
+			return status;
+		if (peer < 0 || s->left_out[peer])
+			continue;
+		status = preflight_lines_measure(s->lines, peer, PREFLIGHT_LINK_MS, &own[round]);
+		if (status != DDP_OK)
+			return status;
+		if (seconds_now() - begin <= PREFLIGHT_LATE_MS * 1e-3)
+			*late = 0;
+		else if (*late < UCHAR_MAX)
+			(*late)++;
+	}
+	return DDP_OK;
+}
+
 static ddp_status measure_links(struct preflight_survey *s)
 {
 	int rounds = preflight_rounds(s->nodes);
-	struct preflight_link *own = s->links != NULL && rounds > 0 ? calloc((size_t)rounds, sizeof(*own)) : NULL;
-	ddp_status status = DDP_OK;
+	struct company company = { .comm = s->links };
+	struct preflight_link *own;
+	ddp_status status;
 
 	if (s->links == NULL || rounds == 0)
 		return DDP_OK;
-	if (own == NULL)
-		return no_memory();
-	for (int round = 0; status == DDP_OK && round < rounds; round++) {
-		int peer = preflight_peer(s->nodes, round, s->job->node_rank);
-		status = ddp_barrier(s->links);
-		if (status == DDP_OK && peer >= 0)
-			status = preflight_lines_measure(s->lines, peer, PREFLIGHT_LINK_MS, &own[round]);
+	own = calloc((size_t)rounds, sizeof(*own));
+	company.late = calloc((size_t)s->nodes, sizeof(*company.late));
+	status = own != NULL && company.late != NULL ? measure_rounds(s, &company, own, rounds) : no_memory();
+	if (company.comm != NULL && company.comm != s->links) {
+		ddp_status freed = ddp_comm_free(company.comm);
+		status = status == DDP_OK ? freed : status;
 	}
+	/* A node that has left does not know who left later. */
+	if (status == DDP_OK)
+		status = ddp_all_reduce(s->links, NULL, s->left_out, (size_t)s->nodes, DDP_U8, DDP_MAX);
 	if (status == DDP_OK)
 		status = collect(s, own, rounds);
+	free(company.late);
 	free(own);
 	return status;
 }
@@ -444,12 +510,27 @@ ddp_status preflight_survey_again(struct preflight_survey *s, const bool *doubte
 	return status == DDP_OK ? ddp_barrier(s->world) : status;
 }
 
+static void remark_left_out(const struct preflight_survey *s, struct preflight_findings *findings)
+{
+	for (int n = 0; n < s->nodes; n++) {
+		const struct preflight_finding f = { .about = "latency", .node = n, .rank = -1, .peer = -1 };
+		int links = 0;
+		if (!s->left_out[n])
+			continue;
+		for (int i = 0; i < s->link_count; i++)
+			links += s->link[i].a == n || s->link[i].b == n;
+		preflight_find(findings, &f, "%s: only %d of its links were measured, as the last %d of them took longer than %g s each",
+		               s->names[n], links, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_MS * 1e-3);
+	}
+}
+
 void preflight_survey_judge(const struct preflight_survey *s, struct preflight_findings *findings)
 {
 	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
 
 	preflight_groups_judge(findings, s->group_node, s->nodes, PREFLIGHT_GROUP_REPEATS, s->names);
 	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
+	remark_left_out(s, findings);
 	if (unfit == NULL)
 		return;
 	judge_ranks(s, findings, unfit);

@@ -26,6 +26,7 @@ struct preflight_survey {
 	struct preflight_people people;
 	int *node, *machine, *kind;    /* of each rank */
 	int *machine_of_node;
+	bool *left_out; /* [nodes] of the rounds of links, as they took too long; known after them, to the first rank of each node */
 	const char **names;
 	int ranks, nodes, turns;       /* turns: ranks of the fullest machine */
 	bool works[PREFLIGHT_WORKS];   /* what at least one rank can do */

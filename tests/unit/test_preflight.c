@@ -90,6 +90,27 @@ static void no_round_is_beyond_the_schedule(void **state)
 	assert_int_equal(preflight_peer(8, 0, 8), -1);
 }
 
+/* One node that is late again and again leaves, and few that were late once stay; where many are late, all stay. */
+static void late_nodes_are_left_out(void **state)
+{
+	unsigned char late[8] = { 0, 1, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_ROUNDS - 1 };
+	bool out[8] = { false };
+
+	(void)state;
+	assert_true(preflight_leave_out(late, out, 8));
+	for (int n = 0; n < 8; n++)
+		assert_int_equal(out[n], n == 2);
+	late[2] = 0;
+	assert_false(preflight_leave_out(late, out, 8));
+	assert_true(out[2]);
+	late[5] = PREFLIGHT_LATE_ROUNDS + 1;
+	assert_true(preflight_leave_out(late, out, 8));
+	assert_true(out[5]);
+	late[6] = PREFLIGHT_LATE_ROUNDS;
+	assert_false(preflight_leave_out(late, out, 8));
+	assert_false(out[6]);
+}
+
 /* The bar: 64 nodes take at most 5 s, also if one rank or one link is measured again. */
 static void sixty_four_nodes_take_five_seconds(void **state)
 {
@@ -695,6 +716,7 @@ int main(void)
 		cmocka_unit_test(all_pairs_meet_once),
 		cmocka_unit_test(many_nodes_are_connected),
 		cmocka_unit_test(no_round_is_beyond_the_schedule),
+		cmocka_unit_test(late_nodes_are_left_out),
 		cmocka_unit_test(sixty_four_nodes_take_five_seconds),
 		cmocka_unit_test(turns_leave_machines_alone),
 		cmocka_unit_test(statistics_are_robust),
