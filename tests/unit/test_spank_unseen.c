@@ -304,6 +304,7 @@ static pid_t start(char *const arguments[])
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		setpgid(0, 0);
 		execvp(arguments[0], arguments);
 		_exit(127);
 	}
@@ -336,7 +337,8 @@ static void program_of_a_task_is_known(void **state)
 	for (int i = 0; i < 2; i++) {
 		pid = start(i == 0 ? plain : wrapped);
 		await_program(pid, "sleep");
-		kill(pid, SIGKILL);
+		/* What the shell has started would hold the test's output until it ends. */
+		kill(-pid, SIGKILL);
 		assert_int_equal(waitpid(pid, NULL, 0), pid);
 	}
 	program_of(0, &program);
