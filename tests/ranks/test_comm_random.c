@@ -19,6 +19,8 @@
 
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
 enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2 };
+#elif defined(__SANITIZE_ADDRESS__) /* twice as slow; and other builds compare as many */
+enum { BATCHES = 16, BATCHES_BETWEEN_NODES = 4 };
 #else
 enum { BATCHES = 40, BATCHES_BETWEEN_NODES = 8 };
 #endif
