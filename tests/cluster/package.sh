@@ -24,8 +24,9 @@ with_torch=() torch='' torch_name=''
 if dpkg-query -W python3-torch libtorch-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
-# Neither optimized nor with names for debuggers: what is tested is what the packages hold.
-capture env DEB_BUILD_OPTIONS=noopt DEB_CXXFLAGS_APPEND=-g0 "$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"
+# Neither optimized, nor with packages of names for debuggers, nor packed well: what is tested is what the packages hold.
+capture env DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
+	"$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
 same "libddp-dev libddp1 python3-slurm-ddp ${torch_name}slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools " \
