@@ -91,54 +91,51 @@ cluster_alone()
 	build_tree unit && install_tree && cluster_test "$1"
 }
 
-# by_cluster NAME...: a line for each cluster, with the names of the tests that want it; those that take
-# longest by their headers come first
-by_cluster()
+# longest_first NAME...: a line for each, of the cluster that it wants and its name; those that take longest by their
+# headers come first
+longest_first()
 {
 	local name file
 	for name; do
 		file=$source/tests/cluster/$name.sh
-		printf '%s %s\t%s\t%s\n' "$(header "$file" nodes 2)" "$(header "$file" cluster '')" "$(header "$file" seconds 120)" "$name"
-	done | awk -F '\t' '{ seconds[$1] += $2; names[$1] = names[$1] " " $3 }
-		END { for (wanted in names) print seconds[wanted] "\t" names[wanted] }' | sort -rn | cut -f 2
+		printf '%s\t%s %s\t%s\n' "$(header "$file" seconds 120)" "$(header "$file" nodes 2)" "$(header "$file" cluster '')" "$name"
+	done | sort -rns | cut -f 2-
 }
 
-# next_cluster: takes the first line of those that are left
-next_cluster()
+# next_test: takes the first of those that are left which wants the cluster that is up, or the first
+next_test()
 {
-	(flock 9 && head -n 1 "$work/clusters" && sed -i 1d "$work/clusters") 9>"$work/clusters.lock"
+	local line
+	(
+		flock 9
+		line=$(running=$running awk -F '\t' '$1 == ENVIRON["running"] { n = NR; exit } END { print n ? n : 1 }' "$work/clusters")
+		sed -n "${line}s/.*\t//p" "$work/clusters"
+		sed -i "${line}d" "$work/clusters"
+	) 9>"$work/clusters.lock"
 }
 
-# cluster_lane NUMBER NAME...: these tests, and then those of one cluster after the other
+# cluster_lane NUMBER: tests, until none is left
 cluster_lane()
 {
-	local name names=("${@:2}")
+	local name
 	trap 'end_child; stop_cluster' EXIT
 	trap 'exit 143' TERM
 	cluster=$cluster-$1
-	while [ ${#names[@]} -gt 0 ]; do
-		for name in "${names[@]}"; do cluster_alone "$name"; done
-		stop_cluster
-		read -r -a names < <(next_cluster)
-	done
+	while name=$(next_test) && [ -n "$name" ]; do cluster_alone "$name"; done
+	stop_cluster
 }
 
-# run_clusters NAME...: most tests wait more than they compute, but those that use no cluster of
-# tests/run's, which build packages. So these have a lane, beside two of others.
+# run_clusters NAME...: these tests wait more than they compute, so that four run at a time.
 run_clusters()
 {
-	local name first=() with=() without=() i
-	for name; do
-		if [ "$(header "$source/tests/cluster/$name.sh" nodes 2)" = 0 ]; then without+=("$name"); else with+=("$name"); fi
-	done
-	by_cluster "${with[@]}" >"$work/clusters"
+	local name i
+	longest_first "$@" >"$work/clusters"
 	if ! can_cluster || ! build_tree unit || ! install_tree; then
 		for name; do cluster_alone "$name"; done
 		return
 	fi
-	for i in 1 2 3; do
-		if [ "$i" = 1 ]; then first=("${without[@]}"); else read -r -a first < <(next_cluster); fi
-		(cluster_lane "$i" "${first[@]}") &
+	for i in 1 2 3 4; do
+		(cluster_lane "$i") &
 		cluster_lanes+=($!)
 	done
 	wait "${cluster_lanes[@]}"
