@@ -28,6 +28,8 @@ AM_TESTS_ENVIRONMENT = CMOCKA_MESSAGE_OUTPUT=TAP; export CMOCKA_MESSAGE_OUTPUT;
 # UCX starts a thread when it is loaded (VFS). A rank that is forked while this thread allocates has
 # libucm's lock held by nobody, and ucp_init() waits for it for ever (UCX 1.23).
 AM_TESTS_ENVIRONMENT += UCX_VFS_ENABLE=n; export UCX_VFS_ENABLE;
+# Several ranks of several threads share few cores: threads that wait by spinning take most of them.
+AM_TESTS_ENVIRONMENT += OMP_WAIT_POLICY=passive; export OMP_WAIT_POLICY;
 if SANITIZED
 AM_TESTS_ENVIRONMENT += sanitizer='$(SANITIZER_CFLAGS)'; export sanitizer;
 # UCX's hook in madvise runs on threads at whose end TSan is done with them.
