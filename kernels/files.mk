@@ -22,6 +22,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/mixed_attention.c \
 	kernels/cpu/mixed_classifier.c \
 	kernels/cpu/mixed_layers.c \
+	kernels/cpu/numbers.h \
 	kernels/cpu/optim.c \
 	kernels/cpu/optim_whole.c \
 	kernels/cpu/parallel.c \
@@ -50,8 +51,6 @@ kernels_libconvolution_la_SOURCES = kernels/cpu/convolution_onednn.c kernels/cpu
 kernels_libconvolution_la_CFLAGS = $(kernels_cflags)
 kernels_libconvolution_la_LDFLAGS = $(AM_LDFLAGS) $(OPENMP_CFLAGS)
 kernels_libconvolution_la_LIBADD = $(ONEDNN_LIBS)
-
-avx512_bf16_cflags = -mavx512f -mavx512bw -mavx512vl -mavx512bf16
 
 # The inner loops once per instruction set.
 inner_sources = \
@@ -86,21 +85,17 @@ kernels_libwinograd_avx512_la_SOURCES = kernels/cpu/winograd_inner.c kernels/cpu
 kernels_libwinograd_avx512_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_WINOGRAD_AVX512
 kernels_libwinograd_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f
 kernels_libkernels_la_LIBADD += kernels/libwinograd_avx512.la
+noinst_LTLIBRARIES += kernels/libproduct_avx512.la
+kernels_libproduct_avx512_la_SOURCES = kernels/cpu/product_avx512.c kernels/cpu/bf16.h kernels/cpu/product.h kernels/cpu/transpose_avx512.h
+kernels_libproduct_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f
+kernels_libkernels_la_LIBADD += kernels/libproduct_avx512.la
 endif
 
 if HAVE_AVX512_BF16_KERNELS
 noinst_LTLIBRARIES += kernels/libbf16_avx512.la
 kernels_libbf16_avx512_la_SOURCES = kernels/cpu/bf16_avx512.c kernels/cpu/bf16.h kernels/cpu/transpose_avx512.h
-kernels_libbf16_avx512_la_CFLAGS = $(kernels_cflags) $(avx512_bf16_cflags)
+kernels_libbf16_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f -mavx512bw -mavx512vl -mavx512bf16
 kernels_libkernels_la_LIBADD += kernels/libbf16_avx512.la
-endif
-
-# Products of f32 need less: a compiler that knows AVX-512's bf16 knows this, too.
-if HAVE_AVX512_BF16_KERNELS
-noinst_LTLIBRARIES += kernels/libproduct_avx512.la
-kernels_libproduct_avx512_la_SOURCES = kernels/cpu/product_avx512.c kernels/cpu/bf16.h kernels/cpu/product.h kernels/cpu/transpose_avx512.h
-kernels_libproduct_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f -mavx512bw -mavx512vl
-kernels_libkernels_la_LIBADD += kernels/libproduct_avx512.la
 endif
 
 if HAVE_AMX_KERNELS

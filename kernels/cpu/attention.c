@@ -12,6 +12,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/numbers.h"
 
 /* KEYS is a multiple of QUERIES: a block of queries that begins at or behind a
    block of keys sees at least the first of them. */
@@ -47,11 +48,6 @@ static struct head locate(const struct attention *a, int64_t index)
 		.out = row * a->width + column, .lse = index * a->length};
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
 /* score [queries, KEYS] = q k^T */
 static void scores(const struct attention *a, const struct head *h, float *score,
                    int64_t query, int64_t queries, int64_t key, int64_t keys)
@@ -75,7 +71,7 @@ static void forward_rows(const struct attention *a, float *score, struct running
 	const struct dk_inner *inner = dk_inner();
 
 	for (int64_t r = 0; r < queries; r++, score += KEYS) {
-		int64_t seen = smaller(query + r - key + 1, keys);
+		int64_t seen = dk_smaller(query + r - key + 1, keys);
 		memset(score + seen, 0, (size_t)(keys - seen) * sizeof(float));
 		float top = inner->highest(score, seen) * a->scale;
 		if (key > 0 && top < run->top[r])
@@ -95,11 +91,11 @@ static void forward_queries(const struct attention *a, const struct head *h, int
 {
 	_Alignas(64) float score[QUERIES * KEYS];
 	struct running run;
-	int64_t queries = smaller(QUERIES, a->length - query);
+	int64_t queries = dk_smaller(QUERIES, a->length - query);
 	int64_t last = query + queries;
 
 	for (int64_t key = 0; key < last; key += KEYS) {
-		int64_t keys = smaller(KEYS, last - key);
+		int64_t keys = dk_smaller(KEYS, last - key);
 		scores(a, h, score, query, queries, key, keys);
 		forward_rows(a, score, &run, query, queries, key, keys);
 		dk_cpu_gemm(&(dk_gemm_args){.m = queries, .n = a->head, .k = keys, .a = score,
@@ -143,7 +139,7 @@ static void backward_rows(const struct attention *a, const struct head *h, float
 	const struct dk_inner *inner = dk_inner();
 
 	for (int64_t r = 0; r < queries; r++, score += KEYS, dprob += KEYS) {
-		int64_t seen = smaller(query + r - key + 1, keys);
+		int64_t seen = dk_smaller(query + r - key + 1, keys);
 		int64_t at = h->out + (query + r) * a->width;
 		memset(score + seen, 0, (size_t)(keys - seen) * sizeof(float));
 		memset(dprob + seen, 0, (size_t)(keys - seen) * sizeof(float));
@@ -188,8 +184,8 @@ static void backward_head(const struct attention *a, const struct head *h)
 	}
 	for (int64_t key = 0; key < a->length; key += KEYS)
 		for (int64_t query = key; query < a->length; query += QUERIES) {
-			int64_t queries = smaller(QUERIES, a->length - query);
-			int64_t keys = smaller(KEYS, query + queries - key);
+			int64_t queries = dk_smaller(QUERIES, a->length - query);
+			int64_t keys = dk_smaller(KEYS, query + queries - key);
 			backward_block(a, h, query, queries, key, keys);
 		}
 }

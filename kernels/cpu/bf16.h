@@ -15,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cpu/numbers.h"
+
 enum {
 	DK_STRIP = 16,
 	DK_DEPTH = 32,
@@ -62,11 +64,6 @@ typedef struct dk_bf16_set {
 const dk_bf16_set *dk_bf16_set_at(int index);
 /* The best. */
 const dk_bf16_set *dk_bf16(void);
-
-static inline int64_t dk_ceil_div(int64_t n, int64_t by)
-{
-	return (n + by - 1) / by;
-}
 
 /* Strips of a side: an even number, as block() takes two. */
 static inline int64_t dk_strips(int64_t rows)

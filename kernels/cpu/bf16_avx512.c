@@ -3,18 +3,14 @@
 #include <immintrin.h>
 
 #include "cpu/bf16.h"
+#include "cpu/numbers.h"
 #include "cpu/transpose_avx512.h"
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
 
 /* Row by row: [rows][pairs]. */
 static inline void load_rows(__m512i x[DK_STRIP], const dk_side *side, int64_t row, int64_t k)
 {
 	const uint16_t *from = side->from + row * side->ld + k;
-	const int64_t rows = smaller(side->rows - row, DK_STRIP), depth = smaller(side->depth - k, DK_DEPTH);
+	const int64_t rows = dk_smaller(side->rows - row, DK_STRIP), depth = dk_smaller(side->depth - k, DK_DEPTH);
 	const __mmask32 mask = depth == DK_DEPTH ? ~(__mmask32)0 : ((__mmask32)1 << depth) - 1;
 
 	DK_UNROLL
@@ -26,7 +22,7 @@ static inline void load_rows(__m512i x[DK_STRIP], const dk_side *side, int64_t r
 static inline void load_pairs(__m512i x[DK_STRIP], const dk_side *side, int64_t row, int64_t k)
 {
 	const uint16_t *from = side->from + k * side->ld + row;
-	const int64_t rows = smaller(side->rows - row, DK_STRIP), depth = smaller(side->depth - k, DK_DEPTH);
+	const int64_t rows = dk_smaller(side->rows - row, DK_STRIP), depth = dk_smaller(side->depth - k, DK_DEPTH);
 	const __mmask16 mask = rows == DK_STRIP ? (__mmask16)~0 : (__mmask16)((1 << rows) - 1);
 
 	DK_UNROLL

@@ -9,6 +9,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/numbers.h"
 #include "cpu/winograd.h"
 
 enum {
@@ -33,24 +34,14 @@ int64_t dk_window_places(const dk_window *w, int64_t length)
 	return (length + 2 * w->padding - w->size) / w->stride + 1;
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-	return a > b ? a : b;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
 static struct convolution describe(const dk_window *w, int64_t outputs, float *work)
 {
 	struct convolution c = {.w = w, .outputs = outputs, .pieces = dk_threads(),
 		.down = dk_window_places(w, w->height), .across = dk_window_places(w, w->width),
 		.row = w->size * w->size * w->channels, .panels = work};
-	const int64_t rows = larger(PANEL_ROWS, PANEL_FLOATS / c.row);
+	const int64_t rows = dk_larger(PANEL_ROWS, PANEL_FLOATS / c.row);
 
-	c.lines = smaller((rows + c.across - 1) / c.across, w->batch * c.down);
+	c.lines = dk_smaller((rows + c.across - 1) / c.across, w->batch * c.down);
 	c.partial = work != NULL ? work + c.pieces * c.lines * c.across * c.row : NULL;
 	return c;
 }
@@ -86,9 +77,9 @@ struct overlap {
 static struct overlap overlap_at(const struct convolution *c, int64_t column)
 {
 	const int64_t begin = column * c->w->stride - c->w->padding;
-	struct overlap o = {.skipped = smaller(larger(0, -begin), c->w->size)};
+	struct overlap o = {.skipped = dk_smaller(dk_larger(0, -begin), c->w->size)};
 
-	o.count = larger(0, smaller(c->w->size, c->w->width - begin) - o.skipped);
+	o.count = dk_larger(0, dk_smaller(c->w->size, c->w->width - begin) - o.skipped);
 	o.first = (begin + o.skipped) * c->w->channels;
 	return o;
 }
@@ -227,7 +218,7 @@ typedef void lines_fn(const struct convolution *c, int64_t piece, int64_t first,
 static void go_over(const struct convolution *c, int64_t piece, int64_t first, int64_t last, lines_fn *fn)
 {
 	for (int64_t line = first; line < last; line += c->lines)
-		fn(c, piece, line, smaller(line + c->lines, last));
+		fn(c, piece, line, dk_smaller(line + c->lines, last));
 }
 
 static void forward_span(void *arg, int64_t first, int64_t last)

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "cpu/cpu.h"
+#include "cpu/numbers.h"
 #include "cpu/product.h"
 #include "vec.h"
 
@@ -72,11 +73,6 @@ static void prepare(void)
 {
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
 /* Columns from `column` on of rows from `row` on; zero beyond the last column. */
 static void copy_panel(const dk_gemm_args *g, int64_t row, int64_t depth, int64_t column,
                        float panel[DEPTH][PANEL])
@@ -94,13 +90,13 @@ static void add_rows(const dk_gemm_args *g, int64_t first, int64_t rows, int64_t
                      int64_t column, float panel[DEPTH][PANEL])
 {
 	const int64_t down = g->transpose_a ? 1 : g->lda, along = g->transpose_a ? g->lda : 1;
-	const int64_t columns = smaller(PANEL, g->n - column);
+	const int64_t columns = dk_smaller(PANEL, g->n - column);
 	const float *a[ROWS];
 	vf sums[ROWS][PANEL_VECTORS] = { { { 0 } } };
 
 	/* A row too many is a row twice. */
 	for (int64_t r = 0; r < ROWS; r++)
-		a[r] = g->a + (first + smaller(r, rows - 1)) * down + row * along;
+		a[r] = g->a + (first + dk_smaller(r, rows - 1)) * down + row * along;
 	for (int64_t l = 0; l < depth; l++) {
 		for (int r = 0; r < ROWS; r++) {
 			for (int v = 0; v < PANEL_VECTORS; v++)
@@ -122,10 +118,10 @@ static void product(const dk_gemm_args *g)
 
 	for (int64_t column = 0; column < g->n; column += PANEL) {
 		for (int64_t row = 0; row == 0 || row < g->k; row += DEPTH) {
-			const int64_t depth = smaller(DEPTH, g->k - row);
+			const int64_t depth = dk_smaller(DEPTH, g->k - row);
 			copy_panel(g, row, depth, column, panel);
 			for (int64_t i = 0; i < g->m; i += ROWS)
-				add_rows(g, i, smaller(ROWS, g->m - i), row, depth, column, panel);
+				add_rows(g, i, dk_smaller(ROWS, g->m - i), row, depth, column, panel);
 		}
 	}
 }

@@ -7,6 +7,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/numbers.h"
 
 /* ---- memory ------------------------------------------------------------------------- */
 
@@ -80,11 +81,6 @@ void dk_mixed_pack(dk_mixed *q, uint16_t *packed, const dk_side *side)
 	            &(struct packing){.set = q->set, .side = side, .packed = packed});
 }
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
 static void finish_f32(const struct result *to, const float *c, int64_t ldc, int64_t row, int64_t rows,
                        int64_t column, int64_t columns)
 {
@@ -153,7 +149,7 @@ static void product_in_place(const struct product *p, int64_t row, int64_t colum
 static void product_block(const struct product *p, int64_t row, int64_t column)
 {
 	_Alignas(64) float c[ROWS * LDC];
-	const int64_t rows = smaller(ROWS, p->a->rows - row), columns = smaller(COLUMNS, p->b->rows - column);
+	const int64_t rows = dk_smaller(ROWS, p->a->rows - row), columns = dk_smaller(COLUMNS, p->b->rows - column);
 	const int64_t depth = p->a->depth, tiles = dk_ceil_div(depth, DK_DEPTH);
 	const dk_strip_range a = p->packed_a == NULL
 		? dk_range_in_place(p->a, row / DK_STRIP, dk_strips(rows))

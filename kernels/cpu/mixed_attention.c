@@ -10,6 +10,7 @@
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
 #include "cpu/mixed.h"
+#include "cpu/numbers.h"
 
 /* KEYS is a multiple of QUERIES, and both of DK_BLOCK. */
 enum { QUERIES = 64, KEYS = 256, SCORE = KEYS + 16 };
@@ -49,11 +50,6 @@ static struct head locate(const struct attention *a, int64_t index)
 
 	return (struct head){.q = q, .k = q + a->width, .v = q + 2 * a->width,
 		.out = row * a->width + column, .lse = index * a->length};
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
 }
 
 /* A thread's memory, which it hands out. */
@@ -139,7 +135,7 @@ static void forward_rows(const struct attention *a, struct forward *f, int64_t q
 	const struct dk_inner *inner = dk_inner();
 
 	for (int64_t r = 0; r < queries; r++) {
-		const int64_t seen = smaller(query + r - key + 1, keys);
+		const int64_t seen = dk_smaller(query + r - key + 1, keys);
 		float *score = f->score + r * SCORE;
 		memset(score + seen, 0, (size_t)(keys - seen) * sizeof(float));
 		float top = inner->highest(score, seen) * a->scale;
@@ -160,11 +156,11 @@ static void forward_rows(const struct attention *a, struct forward *f, int64_t q
 static void forward_queries(const struct attention *a, const struct head *h, struct forward *f,
                             int64_t query)
 {
-	const int64_t queries = smaller(QUERIES, a->length - query), last = query + queries;
+	const int64_t queries = dk_smaller(QUERIES, a->length - query), last = query + queries;
 
 	pack(a, f->queries, a->qkv + h->q + query * a->stride, a->stride, false, false, queries, a->head);
 	for (int64_t key = 0; key < last; key += KEYS) {
-		const int64_t keys = smaller(KEYS, last - key);
+		const int64_t keys = dk_smaller(KEYS, last - key);
 		dots(a, f->score, f->queries, queries, f->keys, key, keys);
 		forward_rows(a, f, query, queries, key, keys);
 		pack(a, f->probabilities, f->rows, KEYS, false, false, queries, keys);
@@ -259,7 +255,7 @@ static void backward_rows(const struct attention *a, const struct head *h, struc
 	const struct dk_inner *inner = dk_inner();
 
 	for (int64_t r = 0; r < queries; r++) {
-		const int64_t seen = smaller(query + r - key + 1, keys);
+		const int64_t seen = dk_smaller(query + r - key + 1, keys);
 		float *score = b->score + r * SCORE, *dprob = b->dprob + r * SCORE;
 		memset(score + seen, 0, (size_t)(keys - seen) * sizeof(float));
 		memset(dprob + seen, 0, (size_t)(keys - seen) * sizeof(float));
@@ -295,7 +291,7 @@ static void backward_block(const struct attention *a, const struct head *h, stru
 static void backward_queries(const struct attention *a, const struct head *h, struct backward *b,
                              int64_t query)
 {
-	const int64_t queries = smaller(QUERIES, a->length - query), last = query + queries;
+	const int64_t queries = dk_smaller(QUERIES, a->length - query), last = query + queries;
 	const uint16_t *q = a->qkv + h->q + query * a->stride, *dout = a->dout + h->out + query * a->width;
 	const uint16_t *out = a->out + h->out + query * a->width;
 
@@ -309,7 +305,7 @@ static void backward_queries(const struct attention *a, const struct head *h, st
 		b->mean[r] = dk_inner()->dot(b->dout_row, b->out_row, a->head);
 	}
 	for (int64_t key = 0; key < last; key += KEYS)
-		backward_block(a, h, b, query, queries, key, smaller(KEYS, last - key));
+		backward_block(a, h, b, query, queries, key, dk_smaller(KEYS, last - key));
 	for (int64_t r = 0; r < queries; r++)
 		dk_inner()->to_bf16(a->dqkv + h->q + (query + r) * a->stride, b->dq + r * a->wide, a->head);
 }

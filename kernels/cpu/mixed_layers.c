@@ -5,6 +5,7 @@
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
 #include "cpu/mixed.h"
+#include "cpu/numbers.h"
 
 /* GRAIN: elements that are worth a thread; CHUNK, or a tile: that are widened at once. */
 enum { GRAIN = 16384, CHUNK = 2048, TILE_ROWS = 16, TILE_COLUMNS = 256 };
@@ -12,11 +13,6 @@ enum { GRAIN = 16384, CHUNK = 2048, TILE_ROWS = 16, TILE_COLUMNS = 256 };
 static int64_t row_grain(int64_t width)
 {
 	return width < GRAIN ? GRAIN / width : 1;
-}
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
 }
 
 struct span_args {
@@ -45,9 +41,9 @@ static void column_sums_span(void *arg, int64_t first, int64_t last)
 	float x[TILE_ROWS * TILE_COLUMNS];
 
 	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
-		const int64_t columns = smaller(TILE_COLUMNS, last - column);
+		const int64_t columns = dk_smaller(TILE_COLUMNS, last - column);
 		for (int64_t row = 0; row < s->rows; row += TILE_ROWS) {
-			const int64_t rows = smaller(TILE_ROWS, s->rows - row);
+			const int64_t rows = dk_smaller(TILE_ROWS, s->rows - row);
 			widen_rows(x, s->in + row * s->width + column, rows, s->width, columns);
 			dk_inner()->column_sums(s->sum + column, x, rows, columns, 0, columns);
 		}
@@ -75,7 +71,7 @@ static void embed_span(void *arg, int64_t first, int64_t last)
 	for (int64_t r = first; r < last; r++) {
 		const uint16_t *a = s->in + s->tokens[r] * s->width, *b = s->in2 + r % s->length * s->width;
 		for (int64_t i = 0; i < s->width; i += CHUNK) {
-			const int64_t n = smaller(CHUNK, s->width - i);
+			const int64_t n = dk_smaller(CHUNK, s->width - i);
 			dk_inner()->from_bf16(token, a + i, n);
 			dk_inner()->from_bf16(position, b + i, n);
 			dk_inner()->add(token, token, position, n);
@@ -101,7 +97,7 @@ static void embed_backward_span(void *arg, int64_t first, int64_t last)
 	float d[TILE_COLUMNS];
 
 	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
-		const int64_t columns = smaller(TILE_COLUMNS, last - column);
+		const int64_t columns = dk_smaller(TILE_COLUMNS, last - column);
 		for (int64_t r = 0; r < s->rows; r++) {
 			dk_inner()->from_bf16(d, s->in + r * s->width + column, columns);
 			if (s->sum != NULL) {
@@ -181,9 +177,9 @@ static void layernorm_params_span(void *arg, int64_t first, int64_t last)
 	float dout[TILE_ROWS * TILE_COLUMNS], in[TILE_ROWS * TILE_COLUMNS];
 
 	for (int64_t column = first; column < last; column += TILE_COLUMNS) {
-		const int64_t columns = smaller(TILE_COLUMNS, last - column);
+		const int64_t columns = dk_smaller(TILE_COLUMNS, last - column);
 		for (int64_t row = 0; row < s->rows; row += TILE_ROWS) {
-			const int64_t rows = smaller(TILE_ROWS, s->rows - row);
+			const int64_t rows = dk_smaller(TILE_ROWS, s->rows - row);
 			widen_rows(dout, s->in + row * s->width + column, rows, s->width, columns);
 			widen_rows(in, s->in2 + row * s->width + column, rows, s->width, columns);
 			dk_inner()->layernorm_params(s->sum + column, s->sum2 + column, dout, in, s->mean + row,
@@ -212,7 +208,7 @@ static void gelu_span(void *arg, int64_t first, int64_t last)
 	float x[CHUNK];
 
 	for (int64_t i = first; i < last; i += CHUNK) {
-		const int64_t n = smaller(CHUNK, last - i);
+		const int64_t n = dk_smaller(CHUNK, last - i);
 		dk_inner()->from_bf16(x, s->in + i, n);
 		dk_inner()->gelu(x, x, n);
 		dk_inner()->to_bf16(s->out + i, x, n);
@@ -231,7 +227,7 @@ static void gelu_backward_span(void *arg, int64_t first, int64_t last)
 	float x[CHUNK], grad[CHUNK];
 
 	for (int64_t i = first; i < last; i += CHUNK) {
-		const int64_t n = smaller(CHUNK, last - i);
+		const int64_t n = dk_smaller(CHUNK, last - i);
 		dk_inner()->from_bf16(x, s->in + i, n);
 		dk_inner()->from_bf16(grad, s->out + i, n);
 		dk_inner()->gelu_grad(grad, x, n);
@@ -254,7 +250,7 @@ static void add_span(void *arg, int64_t first, int64_t last)
 	float a[CHUNK], b[CHUNK];
 
 	for (int64_t i = first; i < last; i += CHUNK) {
-		const int64_t n = smaller(CHUNK, last - i);
+		const int64_t n = dk_smaller(CHUNK, last - i);
 		dk_inner()->from_bf16(a, s->in + i, n);
 		dk_inner()->from_bf16(b, s->in2 + i, n);
 		dk_inner()->add(a, a, b, n);
@@ -276,7 +272,7 @@ static void dropout_span(void *arg, int64_t first, int64_t last)
 	float x[CHUNK];
 
 	for (int64_t i = first; i < last; i += CHUNK) {
-		const int64_t n = smaller(CHUNK, last - i);
+		const int64_t n = dk_smaller(CHUNK, last - i);
 		dk_dropping here = s->dropping;
 		here.counter += (uint64_t)(i / 4);
 		dk_inner()->from_bf16(x, s->in + i, n);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/product.h"
 
-#ifndef HAVE_AVX512_BF16_KERNELS
+#include "cpu/numbers.h"
+
+#ifndef HAVE_AVX512_KERNELS
 bool dk_product(const dk_gemm_args *args)
 {
 	(void)args;
@@ -34,21 +36,6 @@ struct product {
 	int64_t block_floats;
 };
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
-static int64_t ceil_div(int64_t n, int64_t by)
-{
-	return (n + by - 1) / by;
-}
-
-static int64_t round_up(int64_t n, int64_t to)
-{
-	return ceil_div(n, to) * to;
-}
-
 /* ---- memory that is kept from one product to the next ---------------------------------- */
 
 struct memory {
@@ -69,7 +56,7 @@ static void drop(struct memory *m)
 static struct memory *make(int64_t floats)
 {
 	enum { HUGE = 2 << 20, LINE = 64 };
-	const size_t bytes = (size_t)round_up(floats * (int64_t)sizeof(float), HUGE);
+	const size_t bytes = (size_t)dk_round_up(floats * (int64_t)sizeof(float), HUGE);
 	struct memory *m = calloc(1, sizeof(*m));
 
 	if (m == NULL)
@@ -112,13 +99,13 @@ static int64_t depth_step(int64_t depth)
 {
 	enum { EVEN = 16 };
 
-	return depth > 0 ? round_up(ceil_div(depth, ceil_div(depth, DEPTH)), EVEN) : DEPTH;
+	return depth > 0 ? dk_round_up(dk_ceil_div(depth, dk_ceil_div(depth, DEPTH)), EVEN) : DEPTH;
 }
 
 /* Where panel `panel` begins of the step of the depth that begins at k, and is `deep`. */
 static float *panel_at(const struct product *p, int64_t k, int64_t deep, int64_t panel)
 {
-	return p->b + k * round_up(p->columns, DK_PANEL) + panel * deep * DK_PANEL;
+	return p->b + k * dk_round_up(p->columns, DK_PANEL) + panel * deep * DK_PANEL;
 }
 
 static void pack_b(void *arg, int64_t first, int64_t last)
@@ -128,11 +115,11 @@ static void pack_b(void *arg, int64_t first, int64_t last)
 	const int64_t step = depth_step(p->depth), line = p->column + first * DK_PANEL;
 
 	for (int64_t k = 0; k < p->depth; k += step) {
-		const int64_t deep = smaller(step, p->depth - k), at = p->first + k;
+		const int64_t deep = dk_smaller(step, p->depth - k), at = p->first + k;
 		dk_pack_panels_avx512(panel_at(p, k, deep, first), &(dk_lines){
 			.from = g->b + (g->transpose_b ? line * g->ldb + at : at * g->ldb + line), .ld = g->ldb,
 			.across = !g->transpose_b, .depth = deep,
-			.count = smaller(p->columns, last * DK_PANEL) - first * DK_PANEL});
+			.count = dk_smaller(p->columns, last * DK_PANEL) - first * DK_PANEL});
 	}
 }
 
@@ -153,7 +140,7 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
                            int64_t deep, int64_t first, int64_t last)
 {
 	enum { LINE = 16 };
-	const int64_t tiles = ceil_div(rows, DK_TILE_ROWS), lines = ceil_div(deep * DK_PANEL / LINE, tiles);
+	const int64_t tiles = dk_ceil_div(rows, DK_TILE_ROWS), lines = dk_ceil_div(deep * DK_PANEL / LINE, tiles);
 	const dk_gemm_args *g = p->g;
 
 	for (int64_t j = first; j < last; j++) {
@@ -165,7 +152,7 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 			const int64_t at = i * DK_TILE_ROWS;
 			piece.a = a + at * deep;
 			piece.c = g->c + (row + at) * g->ldc + p->column + column;
-			piece.rows = smaller(DK_TILE_ROWS, rows - at);
+			piece.rows = dk_smaller(DK_TILE_ROWS, rows - at);
 			piece.next = b + deep * DK_PANEL + i * lines * LINE;
 			dk_multiply_avx512(&piece);
 		}
@@ -176,15 +163,15 @@ static void multiply_part(const struct product *p, int64_t part)
 {
 	const int64_t down = part % p->down, along = part / p->down, step = depth_step(p->depth);
 	const int64_t row = p->g->m * down / p->down, end = p->g->m * (down + 1) / p->down;
-	const int64_t panels = ceil_div(p->columns, DK_PANEL);
+	const int64_t panels = dk_ceil_div(p->columns, DK_PANEL);
 	const int64_t first = panels * along / p->along, last = panels * (along + 1) / p->along;
-	const int64_t at_once = round_up(ceil_div(end - row, ceil_div(end - row, BLOCK_ROWS)), DK_TILE_ROWS);
+	const int64_t at_once = dk_round_up(dk_ceil_div(end - row, dk_ceil_div(end - row, BLOCK_ROWS)), DK_TILE_ROWS);
 	float *a = p->a + part * p->block_floats;
 
 	for (int64_t r = row; r < end; r += at_once) {
-		const int64_t rows = smaller(at_once, end - r);
+		const int64_t rows = dk_smaller(at_once, end - r);
 		for (int64_t k = 0; k < p->depth; k += step) {
-			const int64_t deep = smaller(step, p->depth - k);
+			const int64_t deep = dk_smaller(step, p->depth - k);
 			pack_a(p, a, r, rows, k, deep);
 			multiply_block(p, a, r, rows, k, deep, first, last);
 		}
@@ -200,7 +187,7 @@ static void multiply_span(void *arg, int64_t first, int64_t last)
 /* Rows are cut first: whoever cuts columns packs a twice. */
 static void cut(struct product *p, int64_t threads)
 {
-	const int64_t tiles = ceil_div(p->g->m, DK_TILE_ROWS), panels = ceil_div(p->columns, DK_PANEL);
+	const int64_t tiles = dk_ceil_div(p->g->m, DK_TILE_ROWS), panels = dk_ceil_div(p->columns, DK_PANEL);
 
 	p->down = threads;
 	while (p->down > 1 && (threads % p->down != 0 || tiles / p->down < TILES_MIN))
@@ -212,7 +199,7 @@ static void cut(struct product *p, int64_t threads)
 
 static int64_t block_floats(const dk_gemm_args *g)
 {
-	return smaller(round_up(g->m, DK_TILE_ROWS), BLOCK_ROWS) * smaller(round_up(g->k, DK_PANEL), DEPTH) + SLACK;
+	return dk_smaller(dk_round_up(g->m, DK_TILE_ROWS), BLOCK_ROWS) * dk_smaller(dk_round_up(g->k, DK_PANEL), DEPTH) + SLACK;
 }
 
 /* Parts of b follow one another, if b is large. */
@@ -221,10 +208,10 @@ static void run(struct product *p, int64_t columns, int64_t depth)
 	const dk_gemm_args *g = p->g;
 
 	for (p->column = 0; p->column < g->n; p->column += columns) {
-		p->columns = smaller(columns, g->n - p->column);
+		p->columns = dk_smaller(columns, g->n - p->column);
 		for (p->first = 0; p->first < g->k; p->first += depth) {
-			p->depth = smaller(depth, g->k - p->first);
-			dk_parallel(ceil_div(p->columns, DK_PANEL), 1, pack_b, p);
+			p->depth = dk_smaller(depth, g->k - p->first);
+			dk_parallel(dk_ceil_div(p->columns, DK_PANEL), 1, pack_b, p);
 			dk_parallel(p->down * p->along, 1, multiply_span, p);
 		}
 	}
@@ -260,18 +247,17 @@ static bool run_large(struct product *p, int64_t b_floats, int64_t columns, int6
 static bool worth(const dk_gemm_args *g)
 {
 	return g->m >= LEAST_SIDE && g->n >= LEAST_SIDE && g->k >= LEAST_SIDE &&
-		(double)g->m * (double)g->n * (double)g->k >= LEAST_VOLUME && __builtin_cpu_supports("avx512f") &&
-		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+		(double)g->m * (double)g->n * (double)g->k >= LEAST_VOLUME && __builtin_cpu_supports("avx512f");
 }
 
 bool dk_product(const dk_gemm_args *args)
 {
 	if (!worth(args))
 		return false;
-	const int64_t depth = smaller(args->k, B_MAX / DK_PANEL / 16);
-	const int64_t columns = smaller(args->n, B_MAX / depth / DK_PANEL * DK_PANEL);
+	const int64_t depth = dk_smaller(args->k, B_MAX / DK_PANEL / 16);
+	const int64_t columns = dk_smaller(args->n, B_MAX / depth / DK_PANEL * DK_PANEL);
 	struct product p = {.g = args, .columns = columns, .block_floats = block_floats(args)};
-	const int64_t b_floats = round_up(columns, DK_PANEL) * depth + SLACK;
+	const int64_t b_floats = dk_round_up(columns, DK_PANEL) * depth + SLACK;
 
 	cut(&p, dk_threads());
 	return run_small(&p, b_floats) || run_large(&p, b_floats, columns, depth);

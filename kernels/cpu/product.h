@@ -41,7 +41,7 @@ typedef struct dk_piece {
    or there is no memory. */
 bool dk_product(const dk_gemm_args *args);
 
-#ifdef HAVE_AVX512_BF16_KERNELS
+#ifdef HAVE_AVX512_KERNELS
 /* Tiles or panels, one after the other, to `out`. Lines beyond the last are zero in panels, and anything in
    tiles. Behind `out` are DK_PANEL more floats, which may change. */
 void dk_pack_tiles_avx512(float *out, const dk_lines *lines);

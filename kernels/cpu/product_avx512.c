@@ -2,15 +2,11 @@
 /* Packs operands of f32, and multiplies them, by AVX-512. */
 #include <immintrin.h>
 
+#include "cpu/numbers.h"
 #include "cpu/product.h"
 #include "cpu/transpose_avx512.h"
 
 enum { LANES = 16, AHEAD = 4 * LANES /* so many elements ahead a line is fetched */ };
-
-static inline int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
 
 /* The first `count` lanes. */
 static inline __mmask16 first_lanes(int64_t count)
@@ -36,7 +32,7 @@ static inline void transpose(__m512 lines[LANES])
 static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth)
 {
 	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width) {
-		const int64_t deep = smaller(depth - k, LANES);
+		const int64_t deep = dk_smaller(depth - k, LANES);
 		const __mmask16 mask = first_lanes(deep);
 		__m512 x[LANES];
 		DK_UNROLL
@@ -67,13 +63,13 @@ void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
 	if (!lines->across) {
 		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS)
 			pack_along(out + i * depth, DK_TILE_ROWS, lines->from + i * ld, ld,
-			           smaller(DK_TILE_ROWS, lines->count - i), depth);
+			           dk_smaller(DK_TILE_ROWS, lines->count - i), depth);
 		return;
 	}
 	for (int64_t k = 0; k < depth; k += DEPTH_AT_ONCE) {
-		const int64_t deep = smaller(DEPTH_AT_ONCE, depth - k);
+		const int64_t deep = dk_smaller(DEPTH_AT_ONCE, depth - k);
 		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS) {
-			const __mmask16 mask = first_lanes(smaller(DK_TILE_ROWS, lines->count - i));
+			const __mmask16 mask = first_lanes(dk_smaller(DK_TILE_ROWS, lines->count - i));
 			const float *from = lines->from + k * ld + i;
 			float *to = out + i * depth + k * DK_TILE_ROWS;
 			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_TILE_ROWS)
@@ -95,7 +91,7 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 		return;
 	}
 	for (int64_t k = 0; k < depth; k += DEPTH_AT_ONCE) {
-		const int64_t deep = smaller(DEPTH_AT_ONCE, depth - k);
+		const int64_t deep = dk_smaller(DEPTH_AT_ONCE, depth - k);
 		for (int64_t i = 0; i < lines->count; i += DK_PANEL) {
 			const __mmask16 low = first_lanes(lines->count - i), high = first_lanes(lines->count - i - LANES);
 			const float *from = lines->from + k * ld + i;
@@ -130,7 +126,7 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 			_mm_prefetch((const char *)next, _MM_HINT_T1);
 			next += LINE;
 		}
-		for (int64_t k = smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
+		for (int64_t k = dk_smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
 			const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
 			DK_UNROLL
 			for (int r = 0; r < rows; r++) {

@@ -6,6 +6,7 @@
 
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/numbers.h"
 
 enum {
 	PAD = 16,                   /* numbers between rows, and planes, that would else share lines of the cache */
@@ -31,16 +32,6 @@ struct winograd {
 	float *out, *dweight, *dbias;
 	int64_t first, count;        /* tiles at hand */
 };
-
-static int64_t smaller(int64_t a, int64_t b)
-{
-	return a < b ? a : b;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-	return a > b ? a : b;
-}
 
 /* ---- which there are ---------------------------------------------------------------------- */
 
@@ -85,7 +76,7 @@ static struct winograd describe(const dk_winograd_set *set, const dk_window *w, 
 		.pieces = dk_threads()};
 
 	g.tiles = w->batch * g.tiles_down * g.tiles_across;
-	g.most = smaller(MOST_TILES, larger(LEAST_TILES, SEEN_FLOATS / DK_PLANES / g.depth / 6 * 6));
+	g.most = dk_smaller(MOST_TILES, dk_larger(LEAST_TILES, SEEN_FLOATS / DK_PLANES / g.depth / 6 * 6));
 	g.weight_plane = g.depth * g.columns + PAD;
 	g.seen_row = g.depth + PAD;
 	g.seen_plane = g.most * g.seen_row + PAD;
@@ -110,7 +101,7 @@ static struct winograd describe_params(const dk_winograd_set *set, const dk_wind
 {
 	struct winograd g = describe(set, w, outputs);
 
-	g.most = smaller(PARAMS_TILES, g.tiles);
+	g.most = dk_smaller(PARAMS_TILES, g.tiles);
 	g.pieces = 1;
 	g.seen_plane = g.most * g.depth + PAD;
 	g.sums_row = g.columns + PAD;
@@ -121,7 +112,7 @@ static struct winograd describe_params(const dk_winograd_set *set, const dk_wind
 
 static int64_t nothing_of(const struct winograd *g)
 {
-	return larger(g->depth, g->columns);
+	return dk_larger(g->depth, g->columns);
 }
 
 static size_t work_of(const struct winograd *g)
@@ -256,7 +247,7 @@ static void convolve_pieces(void *arg, int64_t first, int64_t last)
 	for (int64_t piece = first; piece < last; piece++) {
 		const int64_t end = g->tiles * (piece + 1) / g->pieces;
 		for (int64_t tile = g->tiles * piece / g->pieces; tile < end; tile += g->most)
-			convolve_block(g, g->blocks + piece * g->block, tile, smaller(g->most, end - tile));
+			convolve_block(g, g->blocks + piece * g->block, tile, dk_smaller(g->most, end - tile));
 	}
 }
 
@@ -357,7 +348,7 @@ void dk_winograd_backward_params(const dk_winograd_set *set, float *dweight, flo
 	g.dweight = dweight;
 	g.dbias = dbias;
 	for (g.first = 0; g.first < tiles; g.first += g.count) {
-		g.count = smaller(g.most, tiles - g.first);
+		g.count = dk_smaller(g.most, tiles - g.first);
 		dk_parallel(g.count, 4, look_at_tiles, &g);
 		dk_parallel(DK_PLANES * (g.depth / set->across), 1, multiply_tiles, &g);
 	}
