@@ -29,6 +29,8 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/pooling.c \
 	kernels/cpu/product.c \
 	kernels/cpu/product.h \
+	kernels/cpu/scratch.c \
+	kernels/cpu/scratch.h \
 	kernels/cpu/winograd.c \
 	kernels/cpu/winograd.h
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)

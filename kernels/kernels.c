@@ -182,7 +182,11 @@ void dk_linear_backward_input(float *din, const float *dout, const float *weight
 void dk_linear_gelu_forward(float *out, float *before, const float *in, const float *weight,
 		const float *bias, int64_t rows, int64_t inputs, int64_t outputs)
 {
-	if (in_use != NULL && in_use->table->linear_gelu_forward != NULL &&
+	if (in_use == NULL) {
+		dk_cpu_linear_gelu_forward(out, before, in, weight, bias, rows, inputs, outputs);
+		return;
+	}
+	if (in_use->table->linear_gelu_forward != NULL &&
 	    in_use->table->linear_gelu_forward(in_use, out, before, in, weight, bias, rows, inputs, outputs))
 		return;
 	dk_linear_forward(before, in, weight, bias, NULL, rows, inputs, outputs);
@@ -192,7 +196,11 @@ void dk_linear_gelu_forward(float *out, float *before, const float *in, const fl
 void dk_linear_gelu_backward(float *dbefore, const float *dout, const float *weight, const float *before,
 		int64_t rows, int64_t inputs, int64_t outputs)
 {
-	if (in_use != NULL && in_use->table->linear_gelu_backward != NULL &&
+	if (in_use == NULL) {
+		dk_cpu_linear_gelu_backward(dbefore, dout, weight, before, rows, inputs, outputs);
+		return;
+	}
+	if (in_use->table->linear_gelu_backward != NULL &&
 	    in_use->table->linear_gelu_backward(in_use, dbefore, dout, weight, before, rows, inputs, outputs))
 		return;
 	dk_linear_backward_input(dbefore, dout, weight, rows, inputs, outputs);

@@ -38,6 +38,10 @@ void dk_cpu_linear_backward_params(float *dweight, float *dbias, const float *do
 		int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cpu_linear_backward_input(float *din, const float *dout, const float *weight, int64_t rows,
 		int64_t inputs, int64_t outputs);
+void dk_cpu_linear_gelu_forward(float *out, float *before, const float *in, const float *weight,
+		const float *bias, int64_t rows, int64_t inputs, int64_t outputs);
+void dk_cpu_linear_gelu_backward(float *dbefore, const float *dout, const float *weight,
+		const float *before, int64_t rows, int64_t inputs, int64_t outputs);
 void dk_cpu_embedding_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
 		int64_t batch, int64_t length, int64_t width);
 void dk_cpu_embedding_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,

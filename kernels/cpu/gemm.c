@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "cpu/cpu.h"
+#include "cpu/inner.h"
 #include "cpu/numbers.h"
 #include "cpu/product.h"
 #include "vec.h"
@@ -147,17 +148,70 @@ static void columns_span(void *arg, int64_t first, int64_t last)
 	product(&g);
 }
 
+/* ---- what is done on a product's way, in passes of its own ------------------------------ */
+
+/* Numbers that are worth a thread of their own. */
+enum { PASS_GRAIN = 16384 };
+
+static int64_t row_grain(int64_t width)
+{
+	return width < PASS_GRAIN ? PASS_GRAIN / width : 1;
+}
+
+static void bias_span(void *arg, int64_t first, int64_t last)
+{
+	const dk_product_args *p = arg;
+	const int64_t width = p->gemm.n;
+
+	dk_inner()->bias_rows(p->gemm.c + first * width, p->residual != NULL ? p->residual + first * width : NULL, p->bias,
+	                      last - first, width);
+}
+
+static void sums_span(void *arg, int64_t first, int64_t last)
+{
+	const dk_product_args *p = arg;
+
+	dk_inner()->column_sums(p->sums, p->gemm.b, p->gemm.k, p->gemm.ldb, first, last);
+}
+
+static void done_span(void *arg, int64_t first, int64_t last)
+{
+	const dk_product_args *p = arg;
+
+	p->done(p->user, first, last - first, 0, p->gemm.n);
+}
+
 /* The longer side is cut: each piece packs all of the other operand anew. */
-void dk_cpu_gemm(const dk_gemm_args *args)
+static void product_by_library(const dk_gemm_args *args)
 {
 	enum { GRAIN = 48 }; /* a multiple of the usual kernels' tiles */
 	dk_gemm_args g = *args;
 
-	if (dk_product(args))
-		return;
 	prepare();
 	if (g.m >= g.n)
 		dk_parallel(g.m, GRAIN, rows_span, &g);
 	else
 		dk_parallel(g.n, GRAIN, columns_span, &g);
+}
+
+void dk_cpu_product(const dk_product_args *args)
+{
+	dk_product_args p = *args;
+
+	if (dk_product(args))
+		return;
+	if (p.sums != NULL)
+		dk_parallel(p.gemm.n, 64, sums_span, &p);
+	if (p.bias != NULL) {
+		dk_parallel(p.gemm.m, row_grain(p.gemm.n), bias_span, &p);
+		p.gemm.beta = 1;
+	}
+	product_by_library(&p.gemm);
+	if (p.done != NULL)
+		dk_parallel(p.gemm.m, row_grain(p.gemm.n), done_span, &p);
+}
+
+void dk_cpu_gemm(const dk_gemm_args *args)
+{
+	dk_cpu_product(&(dk_product_args){.gemm = *args});
 }

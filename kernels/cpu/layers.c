@@ -2,6 +2,7 @@
 /* Linear, embedding, layernorm and GELU layers: cut over rows or columns. */
 #include "cpu/cpu.h"
 #include "cpu/inner.h"
+#include "cpu/product.h"
 
 /* Elements that are worth a thread of their own. */
 enum { GRAIN = 16384 };
@@ -20,42 +21,20 @@ struct span_args {
 
 /* ---- linear ------------------------------------------------------------------- */
 
-static void bias_span(void *arg, int64_t first, int64_t last)
-{
-	struct span_args *s = arg;
-	const float *residual = s->in != NULL ? s->in + first * s->width : NULL;
-
-	dk_inner()->bias_rows(s->out + first * s->width, residual, s->bias, last - first,
-	                      s->width);
-}
-
 void dk_cpu_linear_forward(float *out, const float *in, const float *weight, const float *bias,
                            const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
 {
-	struct span_args s = {.out = out, .in = residual, .bias = bias, .width = outputs};
-
-	dk_parallel(rows, row_grain(outputs), bias_span, &s);
-	dk_cpu_gemm(&(dk_gemm_args){.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
-		.b = weight, .ldb = outputs, .beta = 1, .c = out, .ldc = outputs});
-}
-
-static void column_sums_span(void *arg, int64_t first, int64_t last)
-{
-	struct span_args *s = arg;
-
-	dk_inner()->column_sums(s->out, s->in, s->rows, s->width, first, last);
+	dk_cpu_product(&(dk_product_args){.gemm = {.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
+		.b = weight, .ldb = outputs, .c = out, .ldc = outputs}, .bias = bias, .residual = residual});
 }
 
 void dk_cpu_linear_backward_params(float *dweight, float *dbias, const float *dout,
                                    const float *in, int64_t rows, int64_t inputs,
                                    int64_t outputs)
 {
-	struct span_args s = {.out = dbias, .in = dout, .rows = rows, .width = outputs};
-
-	dk_parallel(outputs, 64, column_sums_span, &s);
-	dk_cpu_gemm(&(dk_gemm_args){.transpose_a = true, .m = inputs, .n = outputs, .k = rows,
+	dk_cpu_product(&(dk_product_args){.gemm = {.transpose_a = true, .m = inputs, .n = outputs, .k = rows,
 		.a = in, .lda = inputs, .b = dout, .ldb = outputs, .beta = 1, .c = dweight,
-		.ldc = outputs});
+		.ldc = outputs}, .sums = dbias});
 }
 
 void dk_cpu_linear_backward_input(float *din, const float *dout, const float *weight,
@@ -63,6 +42,42 @@ void dk_cpu_linear_backward_input(float *din, const float *dout, const float *we
 {
 	dk_cpu_gemm(&(dk_gemm_args){.transpose_b = true, .m = rows, .n = inputs, .k = outputs,
 		.a = dout, .lda = outputs, .b = weight, .ldb = outputs, .c = din, .ldc = inputs});
+}
+
+/* GELU, or its gradient, of rows of which a product has just computed these columns. */
+static void gelu_part(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+	const struct span_args *s = user;
+
+	for (int64_t at = row * s->width + column; rows > 0; rows--, at += s->width)
+		dk_inner()->gelu(s->out + at, s->in + at, columns);
+}
+
+static void gelu_gradient_part(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+	const struct span_args *s = user;
+
+	for (int64_t at = row * s->width + column; rows > 0; rows--, at += s->width)
+		dk_inner()->gelu_grad(s->out + at, s->in + at, columns);
+}
+
+void dk_cpu_linear_gelu_forward(float *out, float *before, const float *in, const float *weight,
+                                const float *bias, int64_t rows, int64_t inputs, int64_t outputs)
+{
+	struct span_args s = {.out = out, .in = before, .width = outputs};
+
+	dk_cpu_product(&(dk_product_args){.gemm = {.m = rows, .n = outputs, .k = inputs, .a = in, .lda = inputs,
+		.b = weight, .ldb = outputs, .c = before, .ldc = outputs}, .bias = bias, .done = gelu_part, .user = &s});
+}
+
+void dk_cpu_linear_gelu_backward(float *dbefore, const float *dout, const float *weight, const float *before,
+                                 int64_t rows, int64_t inputs, int64_t outputs)
+{
+	struct span_args s = {.out = dbefore, .in = before, .width = inputs};
+
+	dk_cpu_product(&(dk_product_args){.gemm = {.transpose_b = true, .m = rows, .n = inputs, .k = outputs,
+		.a = dout, .lda = outputs, .b = weight, .ldb = outputs, .c = dbefore, .ldc = inputs},
+		.done = gelu_gradient_part, .user = &s});
 }
 
 /* ---- embedding ------------------------------------------------------------------ */

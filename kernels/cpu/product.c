@@ -2,18 +2,34 @@
 #include "cpu/product.h"
 
 #include "cpu/numbers.h"
+#include "cpu/scratch.h"
 
 #ifndef HAVE_AVX512_KERNELS
-bool dk_product(const dk_gemm_args *args)
+bool dk_has_panels(void)
+{
+	return false;
+}
+
+bool dk_product(const dk_product_args *args)
 {
 	(void)args;
 	return false;
 }
-#else
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <sys/mman.h>
 
+void dk_pack_panels(float *panels, const dk_lines *lines)
+{
+	(void)panels;
+	(void)lines;
+}
+
+void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t step, float *tiles)
+{
+	(void)g;
+	(void)panels;
+	(void)step;
+	(void)tiles;
+}
+#else
 /* The threads together pack a part of b, of at most B_MAX floats. Then each one packs blocks of its own rows
    of a, which stay in the second cache while all panels of b pass. */
 enum {
@@ -23,11 +39,13 @@ enum {
 	B_MAX = 1 << 22,
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
+	NEAR_FLOATS = 1 << 17,                /* of c, that are in the second cache still when done() is called */
 	LEAST_SIDE = 32, LEAST_VOLUME = 1 << 20
 };
 
 struct product {
 	const dk_gemm_args *g;
+	const dk_product_args *all;
 	int64_t first, depth;     /* of k, what is multiplied now */
 	int64_t column, columns;  /* the same of n */
 	int64_t down, along;      /* c is cut into so many parts each way */
@@ -36,61 +54,7 @@ struct product {
 	int64_t block_floats;
 };
 
-/* ---- memory that is kept from one product to the next ---------------------------------- */
-
-struct memory {
-	int64_t floats;
-	float *x;
-};
-
-enum { KEPT = 128 };
-static _Atomic(struct memory *) kept[KEPT];
-
-static void drop(struct memory *m)
-{
-	if (m != NULL)
-		free(m->x);
-	free(m);
-}
-
-static struct memory *make(int64_t floats)
-{
-	enum { HUGE = 2 << 20, LINE = 64 };
-	const size_t bytes = (size_t)dk_round_up(floats * (int64_t)sizeof(float), HUGE);
-	struct memory *m = calloc(1, sizeof(*m));
-
-	if (m == NULL)
-		return NULL;
-	m->floats = (int64_t)(bytes / sizeof(float));
-	m->x = aligned_alloc(HUGE, bytes);
-	if (m->x != NULL) {
-		madvise(m->x, bytes, MADV_HUGEPAGE);
-		return m;
-	}
-	drop(m);
-	return NULL;
-}
-
-static struct memory *take(int64_t floats)
-{
-	for (int i = 0; i < KEPT; i++) {
-		struct memory *m = atomic_load(&kept[i]) != NULL ? atomic_exchange(&kept[i], NULL) : NULL;
-		if (m != NULL && m->floats >= floats)
-			return m;
-		drop(m);
-	}
-	return make(floats);
-}
-
-static void give(struct memory *m)
-{
-	for (int i = 0; i < KEPT; i++) {
-		struct memory *none = NULL;
-		if (atomic_compare_exchange_strong(&kept[i], &none, m))
-			return;
-	}
-	drop(m);
-}
+static dk_scratch_pool scratches;
 
 /* ---- packing ------------------------------------------------------------------------- */
 
@@ -119,18 +83,21 @@ static void pack_b(void *arg, int64_t first, int64_t last)
 		dk_pack_panels_avx512(panel_at(p, k, deep, first), &(dk_lines){
 			.from = g->b + (g->transpose_b ? line * g->ldb + at : at * g->ldb + line), .ld = g->ldb,
 			.across = !g->transpose_b, .depth = deep,
-			.count = dk_smaller(p->columns, last * DK_PANEL) - first * DK_PANEL});
+			.count = dk_smaller(p->columns, last * DK_PANEL) - first * DK_PANEL,
+			.sums = p->all->sums != NULL ? p->all->sums + line : NULL});
 	}
 }
 
 static void pack_a(const struct product *p, float *to, int64_t row, int64_t rows, int64_t k, int64_t deep)
 {
 	const dk_gemm_args *g = p->g;
+	const float *factors = p->all->factors;
 	const int64_t at = p->first + k;
 
 	dk_pack_tiles_avx512(to, &(dk_lines){
 		.from = g->a + (g->transpose_a ? at * g->lda + row : row * g->lda + at), .ld = g->lda,
-		.across = g->transpose_a, .depth = deep, .count = rows});
+		.across = g->transpose_a, .depth = deep, .count = rows,
+		.factors = factors != NULL ? factors + (g->transpose_a ? at : row) : NULL});
 }
 
 /* ---- multiplying --------------------------------------------------------------------- */
@@ -142,21 +109,35 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 	enum { LINE = 16 };
 	const int64_t tiles = dk_ceil_div(rows, DK_TILE_ROWS), lines = dk_ceil_div(deep * DK_PANEL / LINE, tiles);
 	const dk_gemm_args *g = p->g;
+	const bool begins = p->first + k == 0;
+	const float *bias = begins ? p->all->bias : NULL, *residual = begins ? p->all->residual : NULL;
 
 	for (int64_t j = first; j < last; j++) {
-		const int64_t column = j * DK_PANEL;
+		const int64_t column = p->column + j * DK_PANEL;
 		const float *b = panel_at(p, k, deep, j);
-		dk_piece piece = {.b = b, .depth = deep, .ldc = g->ldc, .columns = p->columns - column,
-			.beta = p->first + k > 0 ? 1 : g->beta, .next_lines = j + 1 < last ? lines : 0};
+		dk_piece piece = {.b = b, .depth = deep, .ldc = g->ldc, .columns = p->column + p->columns - column,
+			.beta = begins ? g->beta : 1, .bias = bias != NULL ? bias + column : NULL,
+			.next_lines = j + 1 < last ? lines : 0};
 		for (int64_t i = 0; i < tiles; i++) {
-			const int64_t at = i * DK_TILE_ROWS;
+			const int64_t at = i * DK_TILE_ROWS, place = (row + at) * g->ldc + column;
 			piece.a = a + at * deep;
-			piece.c = g->c + (row + at) * g->ldc + p->column + column;
+			piece.c = g->c + place;
+			piece.residual = residual != NULL ? residual + place : NULL;
 			piece.rows = dk_smaller(DK_TILE_ROWS, rows - at);
 			piece.next = b + deep * DK_PANEL + i * lines * LINE;
 			dk_multiply_avx512(&piece);
 		}
 	}
+}
+
+/* Rows of a block: few enough that their part of c is near when it is complete. */
+static int64_t rows_at_once(const struct product *p, int64_t rows, int64_t columns)
+{
+	const int64_t near = NEAR_FLOATS / dk_larger(columns, 1) / DK_TILE_ROWS * DK_TILE_ROWS;
+	const int64_t most = p->all->done != NULL ? dk_larger(TILES_MIN * DK_TILE_ROWS, dk_smaller(near, BLOCK_ROWS))
+	                                          : BLOCK_ROWS;
+
+	return dk_round_up(dk_ceil_div(rows, dk_ceil_div(rows, most)), DK_TILE_ROWS);
 }
 
 static void multiply_part(const struct product *p, int64_t part)
@@ -165,7 +146,9 @@ static void multiply_part(const struct product *p, int64_t part)
 	const int64_t row = p->g->m * down / p->down, end = p->g->m * (down + 1) / p->down;
 	const int64_t panels = dk_ceil_div(p->columns, DK_PANEL);
 	const int64_t first = panels * along / p->along, last = panels * (along + 1) / p->along;
-	const int64_t at_once = dk_round_up(dk_ceil_div(end - row, dk_ceil_div(end - row, BLOCK_ROWS)), DK_TILE_ROWS);
+	const int64_t column = first * DK_PANEL, columns = dk_smaller(last * DK_PANEL, p->columns) - column;
+	const int64_t at_once = rows_at_once(p, end - row, columns);
+	const bool ends = p->first + p->depth == p->g->k;
 	float *a = p->a + part * p->block_floats;
 
 	for (int64_t r = row; r < end; r += at_once) {
@@ -175,6 +158,8 @@ static void multiply_part(const struct product *p, int64_t part)
 			pack_a(p, a, r, rows, k, deep);
 			multiply_block(p, a, r, rows, k, deep, first, last);
 		}
+		if (ends && p->all->done != NULL)
+			p->all->done(p->all->user, r, rows, p->column + column, columns);
 	}
 }
 
@@ -233,33 +218,58 @@ static bool run_small(struct product *p, int64_t b_floats)
 
 static bool run_large(struct product *p, int64_t b_floats, int64_t columns, int64_t depth)
 {
-	struct memory *m = take(b_floats + p->down * p->along * p->block_floats);
+	dk_scratch *s = dk_scratch_take(&scratches, b_floats + p->down * p->along * p->block_floats);
 
-	if (m == NULL)
+	if (s == NULL)
 		return false;
-	p->b = m->x;
-	p->a = m->x + b_floats;
+	p->b = s->x;
+	p->a = s->x + b_floats;
 	run(p, columns, depth);
-	give(m);
+	dk_scratch_give(&scratches, s);
 	return true;
+}
+
+bool dk_has_panels(void)
+{
+	return __builtin_cpu_supports("avx512f");
 }
 
 static bool worth(const dk_gemm_args *g)
 {
 	return g->m >= LEAST_SIDE && g->n >= LEAST_SIDE && g->k >= LEAST_SIDE &&
-		(double)g->m * (double)g->n * (double)g->k >= LEAST_VOLUME && __builtin_cpu_supports("avx512f");
+		(double)g->m * (double)g->n * (double)g->k >= LEAST_VOLUME && dk_has_panels();
 }
 
-bool dk_product(const dk_gemm_args *args)
+bool dk_product(const dk_product_args *args)
 {
-	if (!worth(args))
+	const dk_gemm_args *g = &args->gemm;
+
+	if (!worth(g))
 		return false;
-	const int64_t depth = dk_smaller(args->k, B_MAX / DK_PANEL / 16);
-	const int64_t columns = dk_smaller(args->n, B_MAX / depth / DK_PANEL * DK_PANEL);
-	struct product p = {.g = args, .columns = columns, .block_floats = block_floats(args)};
+	const int64_t depth = dk_smaller(g->k, B_MAX / DK_PANEL / 16);
+	const int64_t columns = dk_smaller(g->n, B_MAX / depth / DK_PANEL * DK_PANEL);
+	struct product p = {.g = g, .all = args, .columns = columns, .block_floats = block_floats(g)};
 	const int64_t b_floats = dk_round_up(columns, DK_PANEL) * depth + SLACK;
 
 	cut(&p, dk_threads());
 	return run_small(&p, b_floats) || run_large(&p, b_floats, columns, depth);
+}
+
+/* ---- small products ------------------------------------------------------------------ */
+
+void dk_pack_panels(float *panels, const dk_lines *lines)
+{
+	dk_pack_panels_avx512(panels, lines);
+}
+
+void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t step, float *tiles)
+{
+	dk_pack_tiles_avx512(tiles, &(dk_lines){.from = g->a, .ld = g->lda, .across = g->transpose_a, .depth = g->k,
+		.count = g->m});
+	for (int64_t column = 0; column < g->n; column += DK_PANEL, panels += step)
+		for (int64_t row = 0; row < g->m; row += DK_TILE_ROWS)
+			dk_multiply_avx512(&(dk_piece){.a = tiles + row * g->k, .b = panels, .depth = g->k,
+				.c = g->c + row * g->ldc + column, .ldc = g->ldc, .rows = dk_smaller(DK_TILE_ROWS, g->m - row),
+				.columns = g->n - column, .beta = g->beta});
 }
 #endif

@@ -24,6 +24,9 @@ typedef struct dk_lines {
 	int64_t ld;
 	bool across;          /* element k of a line is from[k * ld + line], else from[line * ld + k] */
 	int64_t count, depth;
+	float *sums;          /* [count]: each line's sum is added; NULL: it is not. Of panels across only */
+	const float *factors; /* NULL: 1. Of tiles only: across, each element k is multiplied by number k of them, else
+	                         each line by its number */
 } dk_lines;
 
 /* One tile by one panel. */
@@ -33,13 +36,42 @@ typedef struct dk_piece {
 	float *c;
 	int64_t ldc, rows, columns;
 	float beta;           /* of what was in c; 0: c is not read */
+	const float *bias;    /* [columns], is added to each row unless it is NULL; then beta is 0 */
+	const float *residual; /* rows as c's, are added, too, unless it is NULL; it may be c */
 	const float *next;    /* of b, what is multiplied later: so many lines of the cache are fetched */
 	int64_t next_lines;
 } dk_piece;
 
-/* c = a b + beta c. False: nothing was done, because the processor has no AVX-512, the product is small,
-   or there is no memory. */
-bool dk_product(const dk_gemm_args *args);
+/* Rows [row, row + rows) and columns [column, column + columns) of c. */
+typedef void dk_part_fn(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns);
+
+/* A product, and what is done on its way, while numbers are in the cache. */
+typedef struct dk_product_args {
+	dk_gemm_args gemm;
+	const float *factors;  /* of a's rows as they are stored: each number is multiplied by its row's; NULL: by 1 */
+	const float *bias;     /* [n], is added to each row, or NULL; then gemm.beta is 0, and ldc is n */
+	const float *residual; /* [m, n], is added, too, or NULL; it may be c. There is a bias then */
+	float *sums;           /* [n]: the sums of b's columns are added, or NULL; b is not transposed then */
+	dk_part_fn *done;      /* is called with each part of c that is complete, by the thread that computed it; or NULL */
+	void *user;
+} dk_product_args;
+
+/* False: nothing was done, because the processor has no AVX-512, the product is small, or there is no memory. */
+bool dk_product(const dk_product_args *args);
+
+/* The same, but without factors, by whatever multiplies here (gemm.c). */
+void dk_cpu_product(const dk_product_args *args);
+
+/*
+ * Small products of one thread that share operands. dk_pack_panels() packs a b once: panel after panel, of
+ * DK_PANEL times the depth floats each, to memory that is aligned to 64 bytes. dk_product_by_panels() is
+ * dk_cpu_gemm() with a b that lies so: `step` is the distance of its panels, of whose depth the first g->k are
+ * used. It packs a to `tiles`, of DK_TILES_FLOATS(m, k). Both need a processor for which dk_has_panels() is true.
+ */
+bool dk_has_panels(void);
+void dk_pack_panels(float *panels, const dk_lines *lines);
+void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t step, float *tiles);
+#define DK_TILES_FLOATS(m, k) (((m) + DK_TILE_ROWS - 1) / DK_TILE_ROWS * DK_TILE_ROWS * (k) + DK_PANEL)
 
 #ifdef HAVE_AVX512_KERNELS
 /* Tiles or panels, one after the other, to `out`. Lines beyond the last are zero in panels, and anything in

@@ -29,7 +29,8 @@ static inline void transpose(__m512 lines[LANES])
 
 /* Up to 16 lines that are in one piece each, LANES of their depth at a time. `width` floats lie from one
    depth to the next in `out`; where that is less than LANES, the next depth covers what is too much. */
-static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth)
+static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth,
+                              const float *factors)
 {
 	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width) {
 		const int64_t deep = dk_smaller(depth - k, LANES);
@@ -41,6 +42,8 @@ static inline void pack_along(float *out, int width, const float *from, int64_t 
 			if (i < lines)
 				_mm_prefetch((const char *)(at + AHEAD), _MM_HINT_T0);
 			x[i] = i < lines ? _mm512_maskz_loadu_ps(mask, at) : _mm512_setzero_ps();
+			if (factors != NULL && i < lines)
+				x[i] = _mm512_mul_ps(x[i], _mm512_set1_ps(factors[i]));
 		}
 		transpose(x);
 		if (deep == LANES) {
@@ -63,7 +66,8 @@ void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
 	if (!lines->across) {
 		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS)
 			pack_along(out + i * depth, DK_TILE_ROWS, lines->from + i * ld, ld,
-			           dk_smaller(DK_TILE_ROWS, lines->count - i), depth);
+			           dk_smaller(DK_TILE_ROWS, lines->count - i), depth,
+			           lines->factors != NULL ? lines->factors + i : NULL);
 		return;
 	}
 	for (int64_t k = 0; k < depth; k += DEPTH_AT_ONCE) {
@@ -72,10 +76,20 @@ void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
 			const __mmask16 mask = first_lanes(dk_smaller(DK_TILE_ROWS, lines->count - i));
 			const float *from = lines->from + k * ld + i;
 			float *to = out + i * depth + k * DK_TILE_ROWS;
-			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_TILE_ROWS)
-				_mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));
+			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_TILE_ROWS) {
+				const __m512 x = _mm512_maskz_loadu_ps(mask, from);
+				_mm512_mask_storeu_ps(to, mask, lines->factors == NULL ? x
+					: _mm512_mul_ps(x, _mm512_set1_ps(lines->factors[k + d])));
+			}
 		}
 	}
+}
+
+static inline void add_sums(float *to, __mmask16 low, __mmask16 high, const __m512 sums[2])
+{
+	_mm512_mask_storeu_ps(to, low, _mm512_add_ps(_mm512_maskz_loadu_ps(low, to), sums[0]));
+	if (high != 0)
+		_mm512_mask_storeu_ps(to + LANES, high, _mm512_add_ps(_mm512_maskz_loadu_ps(high, to + LANES), sums[1]));
 }
 
 void dk_pack_panels_avx512(float *out, const dk_lines *lines)
@@ -86,7 +100,7 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 		for (int64_t i = 0; i < lines->count; i += DK_PANEL) {
 			for (int64_t half = 0; half < DK_PANEL; half += LANES)
 				pack_along(out + i * depth + half, DK_PANEL, lines->from + (i + half) * ld, ld,
-				           lines->count - i - half, depth);
+				           lines->count - i - half, depth, NULL);
 		}
 		return;
 	}
@@ -96,11 +110,17 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 			const __mmask16 low = first_lanes(lines->count - i), high = first_lanes(lines->count - i - LANES);
 			const float *from = lines->from + k * ld + i;
 			float *to = out + i * depth + k * DK_PANEL;
+			__m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
 			for (int64_t d = 0; d < deep; d++, from += ld, to += DK_PANEL) {
-				_mm512_store_ps(to, _mm512_maskz_loadu_ps(low, from));
-				_mm512_store_ps(to + LANES, high != 0 ? _mm512_maskz_loadu_ps(high, from + LANES)
-				                                      : _mm512_setzero_ps());
+				const __m512 x = _mm512_maskz_loadu_ps(low, from);
+				const __m512 y = high != 0 ? _mm512_maskz_loadu_ps(high, from + LANES) : _mm512_setzero_ps();
+				_mm512_store_ps(to, x);
+				_mm512_store_ps(to + LANES, y);
+				sums[0] = _mm512_add_ps(sums[0], x);
+				sums[1] = _mm512_add_ps(sums[1], y);
 			}
+			if (lines->sums != NULL)
+				add_sums(lines->sums + i, low, high, sums);
 		}
 	}
 }
@@ -108,7 +128,11 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 /* `rows` is a constant where this is inlined. */
 static inline __attribute__((always_inline)) void multiply(const dk_piece *p, int rows)
 {
-	enum { LINE = 16, DEPTH_PER_LINE = 8 }; /* a line of the cache is fetched for each so many of the depth */
+	enum {
+		LINE = 16, DEPTH_PER_LINE = 8,          /* a line of the cache is fetched for each so many of the depth */
+		B_AHEAD = 16 * DK_PANEL,                /* elements that are fetched to the first cache so early */
+		A_STEP = DEPTH_PER_LINE * DK_TILE_ROWS, A_AHEAD = 2 * A_STEP
+	};
 	const __mmask16 low = first_lanes(p->columns), high = first_lanes(p->columns - LANES);
 	const float *a = p->a, *b = p->b, *next = p->next;
 	int64_t lines = p->next_lines;
@@ -120,14 +144,23 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 		sums[r][0] = sums[r][1] = _mm512_setzero_ps();
 		for (int i = 0; i <= DK_PANEL; i += LANES)
 			_mm_prefetch((const char *)(c + r * p->ldc + (i < DK_PANEL ? i : i - 1)), _MM_HINT_T1);
+		if (p->residual != NULL) {
+			_mm_prefetch((const char *)(p->residual + r * p->ldc), _MM_HINT_T1);
+			_mm_prefetch((const char *)(p->residual + r * p->ldc + LANES), _MM_HINT_T1);
+		}
 	}
 	for (int64_t depth = p->depth; depth > 0; depth -= DEPTH_PER_LINE) {
 		if (lines-- > 0) {
 			_mm_prefetch((const char *)next, _MM_HINT_T1);
 			next += LINE;
 		}
+		DK_UNROLL
+		for (int i = 0; i < A_STEP; i += LINE)
+			_mm_prefetch((const char *)(a + A_AHEAD + i), _MM_HINT_T0);
 		for (int64_t k = dk_smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
 			const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
+			_mm_prefetch((const char *)(b + B_AHEAD), _MM_HINT_T0);
+			_mm_prefetch((const char *)(b + B_AHEAD + LANES), _MM_HINT_T0);
 			DK_UNROLL
 			for (int r = 0; r < rows; r++) {
 				const __m512 x = _mm512_set1_ps(a[r]);
@@ -137,11 +170,21 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 		}
 	}
 	const __m512 beta = _mm512_set1_ps(p->beta);
+	const __m512 bias0 = p->bias != NULL ? _mm512_maskz_loadu_ps(low, p->bias) : _mm512_setzero_ps();
+	const __m512 bias1 = p->bias != NULL ? _mm512_maskz_loadu_ps(high, p->bias + LANES) : _mm512_setzero_ps();
+	const float *residual = p->residual;
 	DK_UNROLL
 	for (int r = 0; r < rows; r++, c += p->ldc) {
 		if (p->beta != 0) {
 			sums[r][0] = _mm512_fmadd_ps(beta, _mm512_maskz_loadu_ps(low, c), sums[r][0]);
 			sums[r][1] = _mm512_fmadd_ps(beta, _mm512_maskz_loadu_ps(high, c + LANES), sums[r][1]);
+		} else if (residual != NULL) {
+			sums[r][0] = _mm512_add_ps(sums[r][0], _mm512_add_ps(_mm512_maskz_loadu_ps(low, residual), bias0));
+			sums[r][1] = _mm512_add_ps(sums[r][1], _mm512_add_ps(_mm512_maskz_loadu_ps(high, residual + LANES), bias1));
+			residual += p->ldc;
+		} else if (p->bias != NULL) {
+			sums[r][0] = _mm512_add_ps(sums[r][0], bias0);
+			sums[r][1] = _mm512_add_ps(sums[r][1], bias1);
 		}
 		_mm512_mask_storeu_ps(c, low, sums[r][0]);
 		_mm512_mask_storeu_ps(c + LANES, high, sums[r][1]);

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -91,11 +92,11 @@ static void product_has_the_same_bits_on_any_number_of_threads(void **state)
 	for (int i = 0; i < K * N; i++)
 		b[i] = (float)uniform();
 	dk_set_threads(1);
-	const bool own = dk_product(&args);
+	const bool own = dk_product(&(dk_product_args){.gemm = args});
 	args.c = many;
 	for (int threads = 2; own && threads <= 12; threads += 5) {
 		dk_set_threads(threads);
-		assert_true(dk_product(&args));
+		assert_true(dk_product(&(dk_product_args){.gemm = args}));
 		assert_memory_equal(one, many, M * N * sizeof(float));
 	}
 	dk_set_threads(1);
@@ -107,12 +108,190 @@ static void product_has_the_same_bits_on_any_number_of_threads(void **state)
 		skip(); /* the processor has no AVX-512 */
 }
 
+/* Operands of a product, whose rows have no gaps, and what it should give. */
+struct operands {
+	dk_gemm_args g;
+	float *a, *b, *c, *bias, *residual, *sums;
+	double *wanted; /* [m, n] without bias and residual */
+};
+
+static float *numbers(int64_t n)
+{
+	float *x = make((size_t)n, sizeof(float));
+
+	for (int64_t i = 0; i < n; i++)
+		x[i] = (float)uniform();
+	return x;
+}
+
+static struct operands make_operands(int64_t m, int64_t n, int64_t k, int form)
+{
+	struct operands o = {.a = numbers(m * k), .b = numbers(k * n), .c = numbers(m * n), .bias = numbers(n),
+		.residual = numbers(m * n), .sums = numbers(n), .wanted = make((size_t)(m * n), sizeof(double))};
+
+	for (int64_t i = 0; i < m; i++)
+		for (int64_t j = 0; j < n; j++)
+			for (int64_t l = 0; l < k; l++)
+				o.wanted[i * n + j] += (double)(form & 1 ? o.a[l * m + i] : o.a[i * k + l]) *
+				                       (form & 2 ? o.b[j * k + l] : o.b[l * n + j]);
+	o.g = (dk_gemm_args){.transpose_a = form & 1, .transpose_b = form & 2, .m = m, .n = n, .k = k, .a = o.a,
+		.lda = form & 1 ? m : k, .b = o.b, .ldb = form & 2 ? k : n, .c = o.c, .ldc = n};
+	return o;
+}
+
+static void free_operands(struct operands *o)
+{
+	free(o->a);
+	free(o->b);
+	free(o->c);
+	free(o->bias);
+	free(o->residual);
+	free(o->sums);
+	free(o->wanted);
+}
+
+static void check_near(const struct operands *o, const char *what, int64_t i, double got, double wanted)
+{
+	if (!(fabs(got - wanted) <= 1e-5 * (double)(o->g.k + 1)))
+		fail_msg("%ldx%ldx%ld: %s %ld is %.8g, not %.8g", (long)o->g.m, (long)o->g.n, (long)o->g.k, what, (long)i, got,
+		         wanted);
+}
+
+/* What is complete changes its sign, so that a number that is told of never, twice or too early is wrong. */
+static void turn(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+	const struct operands *o = user;
+
+	for (int64_t i = row; i < row + rows; i++)
+		for (int64_t j = column; j < column + columns; j++)
+			o->c[i * o->g.n + j] *= -1;
+}
+
+enum { NO_RESIDUAL, RESIDUAL, RESIDUAL_IN_PLACE };
+
+static void extras_case(int64_t m, int64_t n, int64_t k, int form, int residual)
+{
+	struct operands o = make_operands(m, n, k, form);
+	float *sums = numbers(n);
+
+	if (residual == RESIDUAL_IN_PLACE)
+		memcpy(o.c, o.residual, (size_t)(m * n) * sizeof(float));
+	memcpy(sums, o.sums, (size_t)n * sizeof(float));
+	dk_cpu_product(&(dk_product_args){.gemm = o.g, .bias = o.bias,
+		.residual = residual == NO_RESIDUAL ? NULL : residual == RESIDUAL ? o.residual : o.c,
+		.sums = form & 2 ? NULL : sums, .done = turn, .user = &o});
+	for (int64_t i = 0; i < m * n; i++)
+		check_near(&o, "element", i, o.c[i], -(o.wanted[i] + o.bias[i % n] + (residual != NO_RESIDUAL ? o.residual[i] : 0)));
+	for (int64_t j = 0; j < n; j++) {
+		double sum = o.sums[j];
+		for (int64_t l = 0; l < k && !(form & 2); l++)
+			sum += o.b[l * n + j];
+		check_near(&o, "sum", j, sums[j], sum);
+	}
+	free(sums);
+	free_operands(&o);
+}
+
+static void product_does_more_on_its_way(void **state)
+{
+	(void)state;
+	random_state = 11;
+	for (int threads = 1; threads <= MANY_THREADS; threads += 2) {
+		dk_set_threads(threads);
+		for (int form = 0; form < 4; form++) {
+			extras_case(3, 5, 7, form, RESIDUAL);
+			extras_case(150, 70, 130, form, NO_RESIDUAL);
+			extras_case(131, 101, 135, form, RESIDUAL_IN_PLACE);
+			extras_case(301, 97, 530, form, RESIDUAL);
+		}
+	}
+	dk_set_threads(2);
+	extras_case(33, 530, 8210, 1, RESIDUAL);
+	dk_set_threads(1);
+}
+
+static void factors_case(int64_t m, int64_t n, int64_t k, int form)
+{
+	struct operands o = make_operands(m, n, k, form);
+	const int64_t rows = form & 1 ? k : m, width = form & 1 ? m : k;
+	float *factors = numbers(rows), *scaled = numbers(m * k), *got = numbers(m * n);
+	dk_product_args args = {.gemm = o.g, .factors = factors};
+
+	args.gemm.c = got;
+	if (dk_product(&args)) {
+		for (int64_t i = 0; i < m * k; i++)
+			scaled[i] = o.a[i] * factors[i / width];
+		o.g.a = scaled;
+		assert_true(dk_product(&(dk_product_args){.gemm = o.g}));
+		assert_memory_equal(got, o.c, (size_t)(m * n) * sizeof(float));
+	}
+	free(factors);
+	free(scaled);
+	free(got);
+	free_operands(&o);
+}
+
+static void product_scales_rows_while_it_packs_them(void **state)
+{
+	(void)state;
+	if (!dk_has_panels())
+		skip();
+	random_state = 13;
+	dk_set_threads(3);
+	for (int form = 0; form < 4; form++) {
+		factors_case(150, 70, 130, form);
+		factors_case(301, 97, 530, form);
+	}
+	dk_set_threads(1);
+}
+
+/* b is packed with more depth than is used. */
+static void panels_case(int64_t m, int64_t n, int64_t k, int64_t more, int form)
+{
+	struct operands o = make_operands(m, n, k, form & 1);
+	const int64_t depth = k + more, columns = (n + DK_PANEL - 1) / DK_PANEL * DK_PANEL;
+	float *b = numbers(depth * n), *panels, *tiles = make((size_t)DK_TILES_FLOATS(m, k), sizeof(float));
+
+	if (posix_memalign((void **)&panels, 64, (size_t)(columns * depth + DK_PANEL) * sizeof(float)) != 0)
+		abort();
+	for (int64_t l = 0; l < k; l++)
+		for (int64_t j = 0; j < n; j++)
+			b[form & 2 ? j * depth + l : l * n + j] = o.b[l * n + j];
+	dk_pack_panels(panels, &(dk_lines){.from = b, .ld = form & 2 ? depth : n, .across = !(form & 2), .count = n,
+		.depth = depth});
+	dk_product_by_panels(&o.g, panels, depth * DK_PANEL, tiles);
+	for (int64_t i = 0; i < m * n; i++)
+		check_near(&o, "element", i, o.c[i], o.wanted[i]);
+	free(b);
+	free(panels);
+	free(tiles);
+	free_operands(&o);
+}
+
+static void products_share_a_packed_operand(void **state)
+{
+	(void)state;
+	if (!dk_has_panels())
+		skip();
+	random_state = 17;
+	for (int form = 0; form < 4; form++) {
+		panels_case(1, 1, 1, 0, form);
+		panels_case(64, 64, 64, 0, form);
+		panels_case(64, 256, 64, 0, form);
+		panels_case(71, 33, 17, 40, form);
+		panels_case(29, 7, 65, 191, form);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(product_takes_all_forms_and_strides),
 		cmocka_unit_test(product_takes_a_large_operand_in_parts),
 		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
+		cmocka_unit_test(product_does_more_on_its_way),
+		cmocka_unit_test(product_scales_rows_while_it_packs_them),
+		cmocka_unit_test(products_share_a_packed_operand),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
