@@ -82,6 +82,11 @@ kernels_libkernels_la_LIBADD += kernels/libwinograd_avx2.la
 endif
 
 if HAVE_AVX512_KERNELS
+noinst_LTLIBRARIES += kernels/libinner_avx512.la
+kernels_libinner_avx512_la_SOURCES = $(inner_sources)
+kernels_libinner_avx512_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_ISA=avx512
+kernels_libinner_avx512_la_CFLAGS = $(kernels_cflags) -mavx512f
+kernels_libkernels_la_LIBADD += kernels/libinner_avx512.la
 noinst_LTLIBRARIES += kernels/libwinograd_avx512.la
 kernels_libwinograd_avx512_la_SOURCES = kernels/cpu/winograd_inner.c kernels/cpu/bf16.h kernels/cpu/winograd.h
 kernels_libwinograd_avx512_la_CPPFLAGS = $(AM_CPPFLAGS) -DDK_WINOGRAD_AVX512

@@ -162,6 +162,9 @@ extern const struct dk_inner dk_inner_base;
 #ifdef HAVE_AVX2_KERNELS
 extern const struct dk_inner dk_inner_avx2;
 #endif
+#ifdef HAVE_AVX512_KERNELS
+extern const struct dk_inner dk_inner_avx512;
+#endif
 
 #ifdef DK_ISA
 /* The functions' names in one instruction set: mix_avx2. */

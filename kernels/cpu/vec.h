@@ -11,7 +11,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX2__) && defined(__FMA__)
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define DK_VECTOR_BYTES 64
+#elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define DK_VECTOR_BYTES 32
 #else
@@ -39,7 +42,9 @@ static inline vf vf_load(const float *p)
 /* Half a vector of floats as doubles. gcc 12 takes __builtin_convertvector() of half a vector apart. */
 static inline vd vd_load_floats(const float *p)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vd)_mm512_cvtps_pd(_mm256_loadu_ps(p));
+#elif DK_VECTOR_BYTES == 32
 	return (vd)_mm256_cvtps_pd(_mm_loadu_ps(p));
 #else
 	vf_half part;
@@ -76,7 +81,9 @@ static inline vf vf_set(float x)
 /* a * b + c, rounded once where the hardware can. */
 static inline vf vf_fma(vf a, vf b, vf c)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif DK_VECTOR_BYTES == 32
 	return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
 	return a * b + c;
@@ -92,7 +99,9 @@ static inline vf vf_select(vi mask, vf yes, vf no)
 /* b where either is not a number. */
 static inline vf vf_max(vf a, vf b)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif DK_VECTOR_BYTES == 32
 	return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
 	return vf_select(a > b, a, b);
@@ -101,7 +110,9 @@ static inline vf vf_max(vf a, vf b)
 
 static inline vf vf_min(vf a, vf b)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif DK_VECTOR_BYTES == 32
 	return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
 	return vf_select(a < b, a, b);
@@ -110,7 +121,9 @@ static inline vf vf_min(vf a, vf b)
 
 static inline vi vi_max(vi a, vi b)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+#elif DK_VECTOR_BYTES == 32
 	return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
 #else
 	vi above = a > b;
@@ -146,7 +159,9 @@ static inline vf vf_exp(vf x)
 
 static inline vf vf_sqrt(vf x)
 {
-#if DK_VECTOR_BYTES == 32
+#if DK_VECTOR_BYTES == 64
+	return (vf)_mm512_sqrt_ps((__m512)x);
+#elif DK_VECTOR_BYTES == 32
 	return (vf)_mm256_sqrt_ps((__m256)x);
 #else
 	for (int i = 0; i < VF; i++)
