@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cpu/bf16.h"
+#include "cpu/numbers.h"
 #include "cpu/winograd.h"
 
 #ifdef DK_WINOGRAD_AVX512
@@ -210,7 +211,7 @@ __attribute__((always_inline)) static inline void multiply(const dk_winograd_pro
 	for (int r = 0; r < rows; r++)
 		DK_UNROLL
 		for (int v = 0; v < VECTORS; v++)
-			sums[r][v] = p->adds ? load(c + r * ldc + v * LANES) : each(0);
+			sums[r][v] = each(0);
 	for (int64_t k = 0; k < p->depth; k++, low += next, high += next, b += ACROSS) {
 		vec line[VECTORS];
 		DK_UNROLL
@@ -227,11 +228,13 @@ __attribute__((always_inline)) static inline void multiply(const dk_winograd_pro
 	DK_UNROLL
 	for (int r = 0; r < rows; r++)
 		DK_UNROLL
-		for (int v = 0; v < VECTORS; v++)
-			store(c + r * ldc + v * LANES, sums[r][v]);
+		for (int v = 0; v < VECTORS; v++) {
+			float *at = c + r * ldc + v * LANES;
+			store(at, p->adds ? load(at) + sums[r][v] : sums[r][v]);
+		}
 }
 
-static void product(const dk_winograd_product *p)
+static void multiply_rows(const dk_winograd_product *p)
 {
 	int64_t row = 0;
 
@@ -244,6 +247,21 @@ static void product(const dk_winograd_product *p)
 	case 2: multiply(p, row, 2); break;
 	case 1: multiply(p, row, 1); break;
 	default: break;
+	}
+}
+
+/* The depth is cut: sums of short sums lose fewer digits than one long sum. */
+static void product(const dk_winograd_product *p)
+{
+	enum { DEPTH = 64 };
+
+	for (int64_t k = 0; k < p->depth; k += DEPTH) {
+		dk_winograd_product part = *p;
+		part.a += k * p->a_depth;
+		part.b += k * ACROSS;
+		part.depth = dk_smaller(DEPTH, p->depth - k);
+		part.adds = p->adds || k > 0;
+		multiply_rows(&part);
 	}
 }
 
