@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/pages.h"
 #include "kernels.h"
 #include "optim/rule.h"
 
@@ -66,6 +67,12 @@ static void place_state(const ddp_optim *optim, int i, int64_t *elements)
 		*elements = layout->elements;
 }
 
+/* Never nothing, which the system does not map. */
+static size_t state_bytes(const ddp_optim *optim, int state)
+{
+	return ((size_t)optim->state_elements[state] + 1) * sizeof(float);
+}
+
 static ddp_status make_states(ddp_optim *optim)
 {
 	const ddp_optim_rule *rule = optim->rule;
@@ -83,7 +90,7 @@ static ddp_status make_states(ddp_optim *optim)
 			optim->state_count = i + 1;
 	}
 	for (int i = 0; i < optim->state_count && !optim->borrowed; i++) {
-		optim->state[i] = calloc((size_t)optim->state_elements[i] + 1, sizeof(float));
+		optim->state[i] = ddp_pages_alloc(state_bytes(optim, i));
 		if (optim->state[i] == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for the optimizer's state \"%s\" (%lld bytes)",
 			                optim->state_name[i],
@@ -199,7 +206,7 @@ double ddp_clip_factor(double clip_norm, double norm)
 void ddp_optim_free(ddp_optim *optim)
 {
 	for (int i = 0; i < optim->state_count && !optim->borrowed; i++)
-		free(optim->state[i]);
+		ddp_pages_free(optim->state[i], state_bytes(optim, i));
 	free(optim->squares);
 	free(optim->kept);
 	free(optim->owners);
@@ -354,7 +361,7 @@ static void apply_tensors(const range *r, int64_t begin, int64_t end)
 /* Elements [begin, end), of which all are in a core's cache at once. */
 static double apply_piece(const range *r, int64_t begin, int64_t end)
 {
-	double squares = dk_sum_squares(r->grads + (begin - r->begin), end - begin);
+	double squares = r->update->knows_norm ? 0 : dk_sum_squares(r->grads + (begin - r->begin), end - begin);
 
 	if (!r->optim->rule->whole)
 		apply_runs(r, begin, end);

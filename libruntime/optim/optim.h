@@ -48,6 +48,7 @@ typedef struct ddp_update {
 	const float *missed; /* by parameter: steps that left it as it was, which its count of
 	                        steps does not have. NULL: none */
 	bool alone;          /* no other rank updates tensors for this one */
+	bool knows_norm;     /* nobody wants the sum of squares: ddp_optim_apply() returns 0 */
 } ddp_update;
 
 /* Whether it updates whole tensors, so that a rank needs all of their gradients and state. */

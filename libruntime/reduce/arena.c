@@ -9,13 +9,15 @@
 #include "base/pages.h"
 #include "comm/agree.h"
 
-static ddp_status map(size_t bytes, ddp_arena *arena)
+/* Memory that goes back page by page takes no huge ones. */
+static ddp_status map(ddp_arena *arena)
 {
-	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-	                    -1, 0);
+	void *memory = arena->gives_back ? mmap(NULL, arena->bytes, PROT_READ | PROT_WRITE,
+	                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+	                                 : ddp_pages_alloc(arena->bytes);
 
-	if (memory == MAP_FAILED)
-		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no address space for %zu bytes", bytes);
+	if (memory == MAP_FAILED || memory == NULL)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no address space for %zu bytes", arena->bytes);
 	arena->data = memory;
 	return DDP_OK;
 }
@@ -23,8 +25,9 @@ static ddp_status map(size_t bytes, ddp_arena *arena)
 ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, int64_t elements,
                           bool gives_back, ddp_arena *arena)
 {
-	ddp_arena made = { .bytes = ddp_whole_pages((size_t)elements * sizeof(float)),
-	                   .gives_back = gives_back && place->device == NULL, .place = place };
+	const size_t bytes = elements > 0 ? (size_t)elements * sizeof(float) : 1;
+	ddp_arena made = { .bytes = ddp_whole_pages(bytes), .gives_back = gives_back && place->device == NULL,
+	                   .own = place->device == NULL && (gives_back || ddp_comm_size(comm) == 1), .place = place };
 	void *memory = NULL;
 	ddp_status status;
 
@@ -34,11 +37,11 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 		/* A device may fail on this rank alone. */
 		return place->device != NULL ? ddp_comm_agree(comm, status, "clear its memory") : status;
 	}
-	if (made.gives_back)
-		status = ddp_comm_agree(comm, map(made.bytes, &made), "map its memory");
+	if (made.own)
+		status = ddp_comm_agree(comm, map(&made), "map its memory");
 	else
 		status = ddp_mem_alloc_on(comm, ddp_place_memory(place), made.bytes, &memory);
-	if (!made.gives_back && status == DDP_OK)
+	if (!made.own && status == DDP_OK)
 		made.data = memory;
 	if (status != DDP_OK) {
 		ddp_arena_close(comm, &made);
@@ -50,7 +53,7 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 {
-	if (arena->data != NULL && arena->gives_back)
+	if (arena->data != NULL && arena->own)
 		munmap(arena->data, arena->bytes);
 	else if (arena->data != NULL && !arena->lent)
 		ddp_mem_free(comm, arena->data);

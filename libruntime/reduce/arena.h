@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * arena: the memory that holds one role (such as gradients) of all tensors of a model, in f32.
- * There are four kinds. The ranks of a node share an arena, so collectives on it take no copy.
+ * There are five kinds. The ranks of a node share an arena, so collectives on it take no copy. A rank that is
+ * alone in its communicator has private memory, which may consist of huge pages.
  * Or it is this rank's own; clearing it then gives its pages back to the system until they are
  * written again. Or it lies on a device. Or it is the program's, and the program frees it.
  */
@@ -14,6 +15,7 @@ typedef struct ddp_arena {
 	float *data;
 	size_t bytes;
 	bool gives_back, lent;
+	bool own;            /* no other rank reaches it */
 	const ddp_place *place;
 } ddp_arena;
 

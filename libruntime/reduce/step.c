@@ -308,6 +308,7 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 		.unused = ddp_uses_counts(&model->uses) ? model->uses.unused : NULL,
 		.missed = model->uses.missed,
 		.alone = model->strategy->is_local != NULL && model->strategy->is_local(model),
+		.knows_norm = reduced,
 	};
 	double squares;
 
