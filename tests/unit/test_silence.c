@@ -18,7 +18,11 @@
 
 #ifdef HAVE_UCX
 #include <arpa/inet.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 
 #include "comm/net/beat.h"
 #include "comm/net/beats.h"
@@ -247,6 +251,70 @@ static int connect_to(uint16_t port)
 	return fd;
 }
 
+/* Stands before the C library's. */
+static atomic_int unaccepted; /* for want of a descriptor */
+
+int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
+{
+	const int accepted = (int)syscall(SYS_accept4, fd, address, length, flags);
+
+	if (accepted < 0 && errno == EMFILE)
+		atomic_fetch_add(&unaccepted, 1);
+	return accepted;
+}
+
+/* The process may open nothing more. Returns what it was allowed before. */
+static struct rlimit leave_no_descriptor(void)
+{
+	struct rlimit before, none;
+	const int lowest = dup(STDERR_FILENO);
+
+	assert_true(lowest >= 0);
+	close(lowest);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	none = before;
+	none.rlim_cur = (rlim_t)lowest;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	return before;
+}
+
+/* A connection that cannot be accepted does not keep the core busy, and is accepted later. */
+static void beats_wait_for_a_descriptor(void **state)
+{
+	const uint64_t until_ns = ddp_now_ns() + 60000 * MS;
+	ddp_beat_hello hello;
+	char byte;
+	side a, b;
+
+	(void)state;
+	open_side(&a, 0);
+	open_side(&b, 1);
+	introduce(&a, &b, 'a', 'b');
+	assert_true(comes_to_hear(&a, 60));
+	assert_true(comes_to_hear(&b, 60));
+	const struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = ddp_beats_port(b.beats),
+	                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	const int fd = socket(AF_INET, SOCK_STREAM, 0);
+	assert_true(fd >= 0);
+	const struct rlimit before = leave_no_descriptor();
+	const int connected = connect(fd, (const struct sockaddr *)&to, sizeof(to));
+	while (atomic_load(&unaccepted) == 0 && ddp_now_ns() < until_ns)
+		usleep(1000);
+	const int first = atomic_load(&unaccepted);
+	usleep(300000);
+	const int more = atomic_load(&unaccepted) - first;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+	assert_int_equal(connected, 0);
+	assert_true(first > 0);
+	assert_in_range(more, 0, 20);
+	memset(&hello, 0xff, sizeof(hello));
+	assert_int_equal(send(fd, &hello, sizeof(hello), MSG_NOSIGNAL), sizeof(hello));
+	assert_int_equal(recv(fd, &byte, 1, 0), 0);
+	close(fd);
+	close_side(&b);
+	close_side(&a);
+}
+
 static void unproven_peers_are_sent_away_and_harm_nobody(void **state)
 {
 	enum { UNPROVEN = 100 };
@@ -392,6 +460,7 @@ int main(void)
 		cmocka_unit_test(neighbours_are_few_and_mutual),
 		cmocka_unit_test(nodes_with_the_key_hear_each_other),
 		cmocka_unit_test(a_wrong_key_is_not_believed),
+		cmocka_unit_test(beats_wait_for_a_descriptor),
 		cmocka_unit_test(unproven_peers_are_sent_away_and_harm_nobody),
 		cmocka_unit_test(a_node_learns_that_it_was_given_up),
 		cmocka_unit_test(a_hello_holds_on_its_connection_only),

@@ -25,7 +25,8 @@ enum {
 	UNPROVEN_MAX = 32,  /* connections without a proof; a further one drops the oldest */
 	UNPROVEN_MS = 20000, /* for a proof to come */
 	ATTEMPTS_WARN = 12,
-	IDLE_MS = 1000       /* between two looks if there is nothing to look at */
+	IDLE_MS = 1000,      /* between two looks if there is nothing to look at */
+	SCARCE_MS = 250      /* before another attempt to accept a connection for which there was no descriptor */
 };
 
 /* Where a process of the job listens, and what proves that it is that one. */
@@ -59,6 +60,7 @@ struct ddp_beats {
 	int count, room;
 	unproven_peer unproven_peers[UNPROVEN_MAX];
 	int unproven_peer_count;
+	uint64_t accepts_at_ns; /* until then there may be no descriptor for a connection */
 	bool started, stopping;
 	pthread_t thread;
 };
@@ -290,17 +292,30 @@ static bool hear_unproven_peer(ddp_beats *beats, unproven_peer *s, uint64_t now_
 	return false;
 }
 
-static void hear_unproven_peers(ddp_beats *beats, uint64_t now_ns)
+/* As many as there is room for, so that whoever connects again and again does not keep the thread from its beats. A
+   connection that cannot be accepted stays, and poll() would tell of it without end. */
+static void accept_some(ddp_beats *beats, uint64_t now_ns)
 {
-	int fd;
-
-	while ((fd = accept4(beats->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-		if (beats->unproven_peer_count == UNPROVEN_MAX) {
+	for (int i = 0; i < UNPROVEN_MAX && now_ns >= beats->accepts_at_ns; i++) {
+		const int fd = accept4(beats->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		const bool scarce = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM);
+		if (scarce && beats->unproven_peer_count == 0)
+			beats->accepts_at_ns = now_ns + SCARCE_MS * MS_NS;
+		if (fd < 0 && !(scarce && beats->unproven_peer_count > 0))
+			return;
+		if (scarce || beats->unproven_peer_count == UNPROVEN_MAX) {
 			close(beats->unproven_peers[0].fd);
 			drop_unproven_peer(beats, 0);
 		}
+		if (fd < 0)
+			continue;
 		beats->unproven_peers[beats->unproven_peer_count++] = (unproven_peer){ .fd = fd, .until_ns = now_ns + UNPROVEN_MS * MS_NS };
 	}
+}
+
+static void hear_unproven_peers(ddp_beats *beats, uint64_t now_ns)
+{
+	accept_some(beats, now_ns);
 	for (int i = 0; i < beats->unproven_peer_count; i++) {
 		if (!hear_unproven_peer(beats, &beats->unproven_peers[i], now_ns))
 			drop_unproven_peer(beats, i--);
@@ -381,7 +396,9 @@ static int list_events(const ddp_beats *beats, struct pollfd *fds, uint64_t *nex
 
 	*next_ns = now_ns + IDLE_MS * MS_NS;
 	fds[0] = (struct pollfd){ .fd = beats->wake, .events = POLLIN };
-	fds[1] = (struct pollfd){ .fd = beats->listener, .events = POLLIN };
+	fds[1] = (struct pollfd){ .fd = now_ns >= beats->accepts_at_ns ? beats->listener : -1, .events = POLLIN };
+	if (now_ns < beats->accepts_at_ns)
+		*next_ns = beats->accepts_at_ns;
 	for (int i = 0; i < beats->unproven_peer_count; i++)
 		fds[count++] = (struct pollfd){ .fd = beats->unproven_peers[i].fd, .events = POLLIN };
 	for (int i = 0; i < beats->count; i++)
