@@ -256,6 +256,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_credit.c libruntime/comm/net/ucx_credit.h \
 	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
 	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
+	libruntime/comm/net/ucx_header.c libruntime/comm/net/ucx_header.h \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
 	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
 	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_guard.h \

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -14,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "comm/net/ucx_header.h"
 #include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
 
@@ -47,6 +49,14 @@ static void send_forged(ucp_worker_h worker, ucp_ep_h ep, unsigned int id, const
 	}
 }
 
+static void send_forged_data(ucp_worker_h worker, ucp_ep_h ep, const data_header *header, const void *data, size_t bytes)
+{
+	unsigned char written[DDP_HEADER_MAX];
+	const size_t header_bytes = ddp_ucx_header_write(header, written);
+
+	send_forged(worker, ep, DDP_AM_DATA, written, header_bytes, data, bytes);
+}
+
 static void send_all(ucp_worker_h worker, ucp_ep_h ep)
 {
 	static unsigned char garbage[4 << 20];
@@ -67,9 +77,9 @@ static void send_all(ucp_worker_h worker, ucp_ep_h ep)
 		send_forged(worker, ep, DDP_AM_FAILURE, &failure, sizeof(failure), NULL, 0);
 		for (uint64_t sequence = 1; sequence < 64; sequence++) {
 			data.envelope.tag = sequence << 24;
-			send_forged(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, 40);
+			send_forged_data(worker, ep, &data, garbage, 40);
 		}
-		send_forged(worker, ep, DDP_AM_DATA, &data, sizeof(data), garbage, sizeof(garbage));
+		send_forged_data(worker, ep, &data, garbage, sizeof(garbage));
 	}
 }
 
@@ -181,9 +191,91 @@ static void messages_without_the_key_are_ignored(void **state)
 	test_unshare(r, sizeof(*r));
 }
 
+/* ---- headers ---------------------------------------------------------------------------------- */
+
+/* Those of a sum in the world, of a message of a pair in a group, and one whose words are as large as they can be. */
+static const data_header some_headers[] = {
+	{
+		.seal = { .source = 1 }, .id = 1, .charge = 1024 + 128,
+		.envelope = { .tag = 1000ull << 24, .source = 1,
+		              .operation = { .kind = DDP_ALL_REDUCE, .type = DDP_F32, .count = 256 } },
+	}, {
+		.seal = { .source = 300 }, .id = 5ull << 32 | 7,
+		.envelope = { .tag = DDP_NET_P2P_TAG | 0x80000001, .source = 2,
+		              .operation = { .kind = DDP_SEND, .type = DDP_U8, .root = -1, .count = 1 } },
+	}, {
+		.seal = { .source = INT32_MAX }, .id = UINT64_MAX, .charge = UINT64_MAX,
+		.envelope = { .tag = UINT64_MAX, .source = -1,
+		              .operation = { .kind = 255, .type = 255, .op = 255, .by_counts = 255, .root = -1,
+		                             .count = UINT64_MAX, .counts_hash = UINT32_MAX } },
+	},
+};
+enum { SOME_HEADERS = sizeof(some_headers) / sizeof(some_headers[0]) };
+
+/* Exactly so many bytes, so that a sanitizer sees who reads beyond them. */
+static unsigned char *copy_of(const unsigned char *from, size_t bytes)
+{
+	unsigned char *copy = malloc(bytes + (bytes == 0));
+
+	assert_non_null(copy);
+	memcpy(copy, from, bytes);
+	return copy;
+}
+
+static void headers_come_as_they_were_sent(void **state)
+{
+	(void)state;
+	for (int i = 0; i < SOME_HEADERS; i++) {
+		unsigned char written[DDP_HEADER_MAX];
+		data_header sent = some_headers[i], came;
+		memset(&sent.seal.token, 0xa5, sizeof(sent.seal.token));
+		const size_t bytes = ddp_ucx_header_write(&sent, written);
+		assert_true(bytes <= sizeof(written));
+		assert_true(ddp_ucx_header_read(written, bytes, &came));
+		assert_true(ddp_token_same(&came.seal.token, &sent.seal.token));
+		assert_int_equal(came.seal.source, sent.seal.source);
+		assert_true(came.id == sent.id && came.charge == sent.charge);
+		assert_true(came.envelope.tag == sent.envelope.tag);
+		assert_int_equal(came.envelope.source, sent.envelope.source);
+		assert_true(ddp_fingerprint_same(&came.envelope.operation, &sent.envelope.operation));
+	}
+}
+
+/* A narrow link takes as long for it as for the values that it precedes. */
+static void the_header_of_a_small_sum_is_small(void **state)
+{
+	unsigned char written[DDP_HEADER_MAX];
+
+	(void)state;
+	assert_true(ddp_ucx_header_write(&some_headers[0], written) <= 36);
+}
+
+static void what_is_no_header_is_refused(void **state)
+{
+	unsigned char written[DDP_HEADER_MAX + 1] = { 0 };
+	data_header came;
+
+	(void)state;
+	for (int i = 0; i < SOME_HEADERS; i++) {
+		const size_t bytes = ddp_ucx_header_write(&some_headers[i], written);
+		for (size_t cut = 0; cut < bytes; cut++) {
+			unsigned char *part = copy_of(written, cut);
+			assert_false(ddp_ucx_header_read(part, cut, &came));
+			free(part);
+		}
+		assert_false(ddp_ucx_header_read(written, bytes + 1, &came));
+	}
+	/* Words of 9 to 15 bytes. */
+	memset(written + DDP_SEAL_BYTES, 0xff, DDP_HEADER_MIN - DDP_SEAL_BYTES);
+	assert_false(ddp_ucx_header_read(written, sizeof(written), &came));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(headers_come_as_they_were_sent),
+		cmocka_unit_test(the_header_of_a_small_sum_is_small),
+		cmocka_unit_test(what_is_no_header_is_refused),
 		cmocka_unit_test(messages_without_the_key_are_ignored),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,7 +20,7 @@
 #include "comm/hier/tune.h"
 #include "comm/shm/segment.h"
 
-enum { IDENTITY_MAGIC = 0x63706465, ALGORITHM_TEXT = 80 /* no list is as long */ };
+enum { IDENTITY_MAGIC = 0x63706466, ALGORITHM_TEXT = 80 /* no list is as long */ };
 
 /* The first blob: who a rank is, and a segment to try. */
 typedef struct identity {

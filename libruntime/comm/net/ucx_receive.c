@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "comm/net/ucx_credit.h"
+#include "comm/net/ucx_header.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
@@ -59,9 +60,7 @@ static void receive_now(ddp_net *net, ddp_transfer *t, const void *data, size_t 
 /* Releases a message that is off the lists. */
 static void release(ddp_net *net, kept_message *a)
 {
-	if (a->copied)
-		free(a->data);
-	else if (a->data != NULL)
+	if (!a->copied && a->data != NULL)
 		ucp_am_data_release(net->worker->worker, a->data);
 	free(a);
 }
@@ -129,7 +128,7 @@ static bool is_behind(const ddp_net *net, const ddp_envelope *envelope)
 	return a != NULL;
 }
 
-/* Fills in what it keeps of a message; false if there is no memory for it. */
+/* Fills in what it keeps of a message, behind which there is room for a copy; false if too much is kept. */
 static bool fill(const ddp_worker *worker, kept_message *a, void *data)
 {
 	const size_t bytes = a->message.bytes,
@@ -137,10 +136,10 @@ static bool fill(const ddp_worker *worker, kept_message *a, void *data)
 
 	if (worker->kept_bytes + ddp_unexpected_weight(a) > most)
 		return false;
-	a->data = a->copied ? malloc(bytes + 1) : data;
-	if (a->copied && a->data != NULL && bytes > 0)
+	a->data = a->copied ? a + 1 : data;
+	if (a->copied && bytes > 0)
 		memcpy(a->data, data, bytes);
-	return a->data != NULL;
+	return true;
 }
 
 /* Keeps a message for later; false if it cannot be. */
@@ -150,7 +149,7 @@ static bool keep(ddp_net *net, const data_header *header, void *data, size_t byt
 	bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
 	bool ours = rendezvous || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
 	member *from = &net->members[envelope->source];
-	kept_message *a = calloc(1, sizeof(*a));
+	kept_message *a = malloc(sizeof(*a) + (ours ? 0 : bytes));
 
 	if (a == NULL)
 		return false;
@@ -177,6 +176,17 @@ static bool keep(ddp_net *net, const data_header *header, void *data, size_t byt
 
 /* ---- what arrives ----------------------------------------------------------------------- */
 
+/* As ddp_ucx_source(). The header is read if the message is its source's. */
+static connection *source_of(ddp_worker *worker, const void *bytes, size_t count, data_header *header)
+{
+	connection *c = ddp_ucx_source(worker, bytes, count, count < DDP_HEADER_MIN ? DDP_HEADER_MIN : count);
+
+	if (c == NULL || ddp_ucx_header_read(bytes, count, header))
+		return c;
+	ddp_ucx_unauthentic(worker);
+	return NULL;
+}
+
 /* The communicator that it is for, if that takes it; it was sent on credit. */
 static ddp_net *receiver_of(ddp_worker *worker, connection *c, const data_header *header)
 {
@@ -201,13 +211,12 @@ ucs_status_t ddp_ucx_data_arrived(void *argument, const void *bytes_of_header, s
                                   void *data, size_t bytes, const ucp_am_recv_param_t *param)
 {
 	ddp_worker *worker = argument;
-	connection *c = ddp_ucx_source(worker, bytes_of_header, header_bytes, sizeof(data_header));
 	data_header header;
+	connection *c = source_of(worker, bytes_of_header, header_bytes, &header);
 
 	/* A rendezvous that is not kept is refused by this. */
 	if (c == NULL)
 		return UCS_OK;
-	memcpy(&header, bytes_of_header, sizeof(header));
 	ddp_net *net = receiver_of(worker, c, &header);
 	if (net == NULL)
 		return UCS_OK;

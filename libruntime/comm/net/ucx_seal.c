@@ -22,7 +22,7 @@ connection *ddp_ucx_source(ddp_worker *worker, const void *header, size_t header
 	seal s;
 
 	if (header_bytes == expected_bytes) {
-		memcpy(&s, header, sizeof(s));
+		memcpy(&s, header, DDP_SEAL_BYTES);
 		/* Ranks of this node have no token to send. */
 		if (s.source >= 0 && s.source < worker->roster->size && worker->peers[s.source].address != NULL &&
 		    ddp_token_same(&s.token, &worker->peers[s.source].theirs))

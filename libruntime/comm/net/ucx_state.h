@@ -23,6 +23,9 @@ typedef struct seal {
 	uint32_t unused;
 } seal;
 
+enum { DDP_SEAL_BYTES = DDP_TOKEN_BYTES + sizeof(int32_t) }; /* that are used */
+
+/* comm/net/ucx_header tells how it travels; those below travel as they are. */
 typedef struct data_header {
 	seal seal;
 	uint64_t id; /* of the communicator, as in those below */
@@ -173,7 +176,7 @@ typedef struct kept_message {
 	ddp_unexpected message;
 	struct kept_message *next;           /* of the same sender */
 	struct kept_message *before, *after; /* of all */
-	void *data;        /* of UCX, or a copy */
+	void *data;        /* of UCX, or a copy behind this */
 	bool rendezvous;   /* data is a handle, to be received */
 	bool behind;       /* came while an earlier one with its tag was waiting */
 	bool copied;

@@ -77,6 +77,8 @@ PARTS = {
 
 # Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason.
 REASONS = (
+    ("all_reduce", "^1 KiB, .*nodes", "openmpi", "once a limited link's bucket is empty, the link is the limit, and a message "
+     "of ours has more bytes of headers."),
     ("all_reduce", "^(64 KiB|25 MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("training step", "resnet|cnn|cifar", None, "convolutions are most of the step, and PyTorch's oneDNN computes them well. "
      "Ours gains where operations in between are merged."),
