@@ -99,6 +99,9 @@ void ddp_direct_cut(ddp_reduction *x, size_t longest)
 	const size_t buffers = buffers_per_chunk(x, &slices);
 	x->chunk_count = chunk_for(&x->comm->hier.link, &shape, (size_t)x->count, buffers, longest);
 	x->depth = depth_for(&shape, x->chunk_count, slices);
+	/* A small operation has but one chunk, and sets up no others. */
+	if (x->chunk_count > 0 && longest <= x->chunk_count)
+		x->depth = 1;
 }
 
 /* ---- buffers ------------------------------------------------------------------------------ */

@@ -402,7 +402,9 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			coalesces = false;
 			status = coalesce(comm, wait);
 		} else if (i < spins || (i >= spins + YIELDS && !beside && stays_awake(comm, yielding_since_ns))) {
-			relax();
+			/* Between nodes a look's system call is pause enough. */
+			if (comm->net == NULL)
+				relax();
 		} else {
 			if (i == spins)
 				yielding_since_ns = ddp_now_ns();
@@ -438,6 +440,10 @@ ddp_status ddp_await_transfers_coalescing(ddp_comm *comm, const ddp_transfer *li
                                           uint64_t coalesce_ns)
 {
 	const transfers t = { list, count };
+
+	/* Most waits of an operation find everything done. */
+	if (missing_transfer(comm, &t) == DDP_NOBODY)
+		return DDP_OK;
 	const ddp_condition condition = { .missing = missing_transfer, .argument = &t,
 	                                  .sleeps_for = DDP_SLEEPS_FOR_NET, .coalesce_ns = coalesce_ns };
 
