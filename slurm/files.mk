@@ -8,5 +8,13 @@ dist_doc_DATA += slurm/spank_ddp.conf
 
 # For administrators who collect figures by Prometheus.
 monitoringdir = $(docdir)/monitoring
-dist_monitoring_DATA = slurm/monitoring/slurm-ddp-status.service slurm/monitoring/slurm-ddp-status.timer \
-	slurm/monitoring/slurm-ddp-dashboard.json slurm/monitoring/slurm-ddp.rules.yml
+dist_monitoring_DATA = slurm/monitoring/slurm-ddp-status.timer slurm/monitoring/slurm-ddp-dashboard.json \
+	slurm/monitoring/slurm-ddp.rules.yml
+# The unit names ddp-status where it is installed, by make, as configure does not expand ${exec_prefix} in bindir.
+monitoring_DATA = slurm/monitoring/slurm-ddp-status.service
+EXTRA_DIST += slurm/monitoring/slurm-ddp-status.service.in
+CLEANFILES += slurm/monitoring/slurm-ddp-status.service
+
+slurm/monitoring/slurm-ddp-status.service: $(srcdir)/slurm/monitoring/slurm-ddp-status.service.in Makefile
+	@$(MKDIR_P) $(@D)
+	$(AM_V_GEN)sed 's|@''bindir@|$(bindir)|g' $(srcdir)/slurm/monitoring/slurm-ddp-status.service.in > $@

@@ -8,7 +8,7 @@
 moved=$work/moved configured=$(sed -n 's/^prefix = //p' "$build/Makefile")
 cp -a "$prefix" "$moved"
 export LD_LIBRARY_PATH=$moved/lib PKG_CONFIG_PATH=$moved/lib/pkgconfig
-for program in ddp-status ddp-report ddp-failures; do
+for program in ddp-status ddp-report ddp-preflight ddp-failures; do
 	capture "$moved/bin/$program" --version
 	status_is 0 "$program runs in another folder"
 	prints "^$program [0-9]+\.[0-9]+" "and says its version"
@@ -17,6 +17,8 @@ for package in "easybuild/slurm-ddp-${output#* }.eb" spack/package.py; do
 	capture grep -E '^ *version( = |\()' "$source/slurm/packaging/$package"
 	prints "[\"']$("$moved/bin/ddp-failures" --version | cut -d ' ' -f 2)[\"']" "$package is for this version"
 done
+capture sed -n 's/^ExecStart=\([^ ]*\) .*/\1/p' "$moved/share/doc/slurm-ddp/monitoring/slurm-ddp-status.service"
+same "$configured/bin/ddp-status" "$output" "systemd's unit names ddp-status where it was to be installed"
 capture sh -c 'grep -rIlF -e "$1" -e "$2" "$3"' _ "${prefix%/usr/local}" "$build" "$moved"
 same '' "$output" "no file names the folder of DESTDIR or of the build"
 output=$(find "$moved" -type f \( -name '*.so*' -o -path '*/bin/ddp-*' \) -exec sh -c 'readelf -d "$1" 2>/dev/null | grep -E "R(UN)?PATH" | grep -vF "[$2/lib]"' _ {} "$configured" \;)

@@ -83,6 +83,15 @@ def problems(text):
     return found
 
 
+def lost(wanted, there, at="dashboard"):
+    """What of one JSON value the other does not have, or has with another value."""
+    if isinstance(wanted, dict) and isinstance(there, dict):
+        return [place for key in wanted for place in (lost(wanted[key], there[key], f"{at}.{key}") if key in there else [f"{at}.{key}"])]
+    if isinstance(wanted, list) and isinstance(there, list) and len(wanted) == len(there):
+        return [place for i, value in enumerate(wanted) for place in lost(value, there[i], f"{at}[{i}]")]
+    return [] if wanted == there else [at]
+
+
 check("the check of the grammar finds what is wrong", all(map(problems, (
     "x 1\n", "# HELP x y\n# TYPE x gauge\nx 1\nx 1\n", '# HELP x y\n# TYPE x gauge\nx{a="b"c"} 1\n',
     "# HELP x y\n# TYPE x counter\nx 1\n", "# HELP x y\n# TYPE x gauge\nx 1", "# TYPE x gauge\nx 1\n"))))
@@ -139,6 +148,20 @@ try:
         (a["title"], b["title"]) for a in dashboard["panels"] for b in dashboard["panels"] if a["id"] < b["id"] and all(
             a["gridPos"][at] < b["gridPos"][at] + b["gridPos"][size] and b["gridPos"][at] < a["gridPos"][at] + a["gridPos"][size]
             for at, size in (("x", "w"), ("y", "h")))])
+    check("the dashboard is as Grafana's schema wants it", 0 < len(dashboard["uid"]) <= 40 and not [panel["title"] for panel in dashboard["panels"] if not (
+        panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 and panel["type"] in ("stat", "table", "timeseries", "bargauge", "gauge")
+        and len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        and all(target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for target in panel["targets"]))])
+    # Grafana's own types, if they are there (pip install grafana-foundation-sdk), keep all that they know.
+    try:
+        from grafana_foundation_sdk.cog import encoder, plugins
+        from grafana_foundation_sdk.models.dashboard import Dashboard
+    except ImportError:
+        check("Grafana's types have all that the dashboard says # SKIP no grafana-foundation-sdk", True)
+    else:
+        plugins.register_default_plugins()
+        kept = json.loads(encoder.JSONEncoder(sort_keys=True, indent=1).encode(Dashboard.from_json(dashboard)))
+        check("Grafana's types have all that the dashboard says", not lost(dashboard, kept), lost(dashboard, kept))
     if promtool is not None:
         with tempfile.TemporaryDirectory() as folder:
             written = Path(folder) / "dashboard.yml"
@@ -162,6 +185,21 @@ try:
 finally:
     rank.kill()
     rank.wait()
+
+# What the units say, by systemd's own reading; tests/cluster/monitoring_units.sh runs them.
+if shutil.which("systemd-analyze") is None:
+    check("systemd reads the units # SKIP no systemd-analyze", True)
+else:
+    with tempfile.TemporaryDirectory() as folder:
+        unit = Path("slurm/monitoring/slurm-ddp-status.service").read_text()
+        command = re.search(r"^ExecStart=(\S+/bin/ddp-status) --textfile ", unit, re.M)
+        check("the unit names the installed ddp-status", command is not None and "@" not in command[1], unit)
+        # It is not installed yet, which systemd would say.
+        (Path(folder) / "slurm-ddp-status.service").write_text(unit.replace(command[1], str(TOOL)))
+        shutil.copy(SOURCE / "slurm/monitoring/slurm-ddp-status.timer", folder)
+        ran = subprocess.run(["systemd-analyze", "verify", "--man=no", *Path(folder).iterdir()], capture_output=True, text=True, timeout=300, check=False)
+        told = [line for line in (ran.stdout + ran.stderr).splitlines() if "slurm-ddp-status" in line]
+        check("systemd reads the units", not told, ran.stdout + ran.stderr)
 
 ran = tool("--node", "--format", "prometheus", JOB)
 check("a node without ranks is nothing unusual", ran.returncode == 0 and 'slurm_ddp_node_ranks{node=' in ran.stdout, ran.stdout + ran.stderr)
