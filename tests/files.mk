@@ -12,7 +12,7 @@ abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/results.sh tests/support/slowness.sh \
-	tests/support/check-gpu tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
+	tests/support/check-gpu tests/support/check-packages tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
@@ -102,6 +102,10 @@ check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
 		case $$program in tests/*/test_comm_*|*/test_netplugin*) tests="$$tests $$program" ;; esac; done; \
 	$(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
+# Packages and units whole, and make check as an ordinary user beside a read-only source; PARTS='user rpm' chooses.
+check-packages: all
+	@$(MAKE) --no-print-directory dist
+	@$(top_srcdir)/tests/support/check-packages $(top_srcdir) $(distdir).tar.gz $(PARTS)
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl \
 	tests/ranks/test_nccl_messages tests/ranks/test_nccl_reductions
@@ -137,8 +141,8 @@ gpu-kit:
 	@$(MAKE) --no-print-directory $(gpu_builds)
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
-	rm -rf coverage ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
-.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-preflight check-scale check-storm check-torch \
+	rm -rf coverage packages.work ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
+.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-packages check-preflight check-scale check-storm check-torch \
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk
