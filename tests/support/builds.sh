@@ -83,8 +83,7 @@ unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoi
 	test_watch trace_gpt.py)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 
-# Makes the builds while tests run, which wait more than they compute; and what is
-# little but a build.
+# Makes the builds while tests run, which wait more than they compute.
 build_ahead()
 {
 	local suite
@@ -92,8 +91,6 @@ build_ahead()
 	for suite in "${built_suites[@]}"; do
 		[ -z "$(wanted "$suite")" ] || build_tree "$suite"
 	done
-	run_suite fuzz
-	run_suite distcheck
 }
 
 # await_build DIR: until the builder has made it, or could not
@@ -116,6 +113,9 @@ build_tree()
 	mkdir "$dir" || return 1
 	if make_tree "$1" "$dir"; then : >"$dir/.built"; else : >"$dir/.failed"; return 1; fi
 }
+
+# libtool's own script takes 40 s of processor time for each build.
+readonly quick_libtool="LIBTOOL=$CONFIG_SHELL $source/tests/support/quick-libtool"
 
 # What no-ucx, no-pmix and no-blas are about, in config.h
 readonly lean_words='HAVE_(UCX|PMIX|OPENBLAS)'
@@ -140,8 +140,9 @@ start_lean()
 # make_tree SUITE DIR
 make_tree()
 {
-	# Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=)
+	# Suites wait for builds, which get more of the cores so. Of what debuggers know, stacks take lines and names
+	# only, which compile faster.
+	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
@@ -175,19 +176,19 @@ make_tree()
 		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking "${options[@]}" || return 1
 	# clang takes six times as long to optimize these loops under its sanitizers, and finds no more in them.
 	if [ "$suite" = asan ]; then
-		step asan "building the loops (asan)" 300 "$logs/build-asan.log" make -j "$jobs" CFLAGS='-g1 -O0' \
+		step asan "building the loops (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
 			libruntime/comm/ops/libddpcore_la-kernels{,_avx2,_avx512}.lo || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${one_arch[@]}" "${flags[@]}" all || return 1
+		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
 	fi
-	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" make -j "$jobs" "${flags[@]}" "${targets[@]}" || return 1
+	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${targets[@]}" || return 1
 	# For start_lean: the build itself is changed by its tests.
 	[ "$suite" != bare ] ||
 		step bare "keeping the build (bare)" 120 "$logs/build-bare.log" cp -a "$dir" "$work/lean" || return 1
 	# What clang has to say of the other programs it says without linking them.
 	[ "$suite" != asan ] ||
-		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" make -j "$jobs" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=:
+		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" "${make[@]}" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=true
 }
 
 # ---- make check ----------------------------------------------------------------------
@@ -216,8 +217,8 @@ check_tree()
 	before=$(count FAIL "$suite")
 	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
 	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
-	# Most tests wait more than they compute.
-	limited 900 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) "${targets[@]}" "TESTS=${paths[*]}" || status=$?
+	# Most tests wait more than they compute, and a lane of run_all is not alone.
+	limited 1500 "$logs/check-$suite.log" make -C "$dir" -k -j $((jobs + 1)) "${targets[@]}" "TESTS=${paths[*]}" || status=$?
 	unset OMP_THREAD_LIMIT
 	from_check "$suite" "$dir"
 	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then
@@ -231,10 +232,11 @@ check_tree()
 # each test that ended, and in its .log a line for each result.
 from_check()
 {
-	local test log name before
+	local test log name all=$results
+	# Those of one test first: all together are thousands.
+	results=$all.$1
 	while read -r test; do
 		log=${test%.trs}.log name=$(basename "$test" .trs)
-		before=$(count FAIL "$1" "$name")
 		awk -v suite="$1" -v name="$name" -v log_file="$log" '
 			/^(PASS|FAIL|SKIP|XFAIL|XPASS|ERROR): tests\// {
 				kind = substr($1, 1, length($1) - 1)
@@ -245,10 +247,12 @@ from_check()
 				any = 1
 			}
 			END { if (!any) printf "FAIL\t%s\t%s\tno result\t%s\n", suite, name, log_file }
-		' "$log" >>"$results"
-		[ "$(count FAIL "$1" "$name")" = "$before" ] || keep_evidence "$1" "$name" "$log"
+		' "$log" >"$results"
+		[ "$(count FAIL)" = 0 ] || keep_evidence "$1" "$name" "$log"
 		ended "$1" "$name" "$(sed -n 's/^# took \(.* s of CPU\)$/\1/p' "$log" | tail -n 1)"
+		cat "$results" >>"$all"
 	done < <(find "$2/tests" -name '*.trs' | sort)
+	results=$all
 }
 
 # ---- lint, fuzz, distcheck -------------------------------------------------------------
@@ -320,7 +324,7 @@ suite_distcheck()
 	# package for Python, test_python_wheel.py has all files.
 	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' |
 		grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$')
-	limited 900 "$log" make -C "$dir" -j $((2 * jobs)) distcheck TESTS="${tests[*]}" \
+	limited 900 "$log" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
 	# Whoever makes it, the archive has the same bytes.

@@ -16,12 +16,12 @@ count()
 # ended SUITE NAME TIME: a line on a test that has ended
 ended()
 {
-	local failed skipped text
-	failed=$(count FAIL "$1" "$2") skipped=$(count SKIP "$1" "$2")
-	text="$(count PASS "$1" "$2") passed"
-	[ "$skipped" = 0 ] || text+=", $skipped skipped"
-	[ "$failed" = 0 ] || text+=", $failed FAILED"
-	say "$(printf '%-40s %s, %s' "$1/$2" "$text" "$3")"
+	say "$(awk -F '\t' -v suite="$1" -v name="$2" -v time="$3" '
+		$2 == suite && $3 == name { n[$1]++ }
+		END {
+			printf "%-40s %d passed%s%s, %s", suite "/" name, n["PASS"],
+				n["SKIP"] ? ", " n["SKIP"] " skipped" : "", n["FAIL"] ? ", " n["FAIL"] " FAILED" : "", time
+		}' "$results")"
 }
 
 # from_tap SUITE NAME STATUS LOG: records the results of a test that prints TAP.
