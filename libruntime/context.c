@@ -166,7 +166,7 @@ static ddp_status open_context(ddp_context *context, const ddp_options *options)
 	        ddp_seconds_since(start_ns));
 	status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
 	if (status == DDP_OK) {
-		ddp_comm_set_page(context->world, ddp_watch_page(context->watch), ddp_watch_recorder(context->watch));
+		ddp_comm_set_watch(context->world, context->watch);
 		status = record(context, options);
 	}
 	if (status == DDP_OK && context->wireup->ops->settle != NULL)

@@ -340,6 +340,7 @@ check_PROGRAMS += \
 	tests/unit/test_error \
 	tests/unit/test_gpt_model \
 	tests/unit/test_gpudirect \
+	tests/unit/test_group_outlives \
 	tests/unit/test_images \
 	tests/unit/test_job \
 	tests/unit/test_kernel_bf16 \
@@ -484,6 +485,7 @@ EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/nccl_plugins/net
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_floods_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c

@@ -9,6 +9,7 @@
 #include "comm/ops/kernels.h"
 #include "comm/shm/memory.h"
 #include "device/device.h"
+#include "watch/watch.h"
 
 /* ---- opening and closing ------------------------------------------------------------- */
 
@@ -94,10 +95,19 @@ void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct d
 	pthread_mutex_unlock(&comm->run.lock);
 }
 
+void ddp_comm_set_watch(ddp_comm *world, struct ddp_watch *watch)
+{
+	ddp_watch_keep(watch);
+	world->roster->watch = watch;
+	ddp_comm_set_page(world, ddp_watch_page(watch), ddp_watch_recorder(watch));
+}
+
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device)
 {
-	if (device != NULL && !ddp_device_describe(device)->is_host_memory)
-		comm->roster->device = device;
+	if (device == NULL || ddp_device_describe(device)->is_host_memory)
+		return;
+	ddp_device_keep(device);
+	comm->roster->device = device;
 }
 
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas)

@@ -14,16 +14,18 @@
 #include "wireup/wireup.h"
 
 struct ddp_device; /* device/device.h */
+struct ddp_watch;  /* watch/watch.h */
 
-/* Opens the world communicator. Collective. timeout_ms is each operation's
-   deadline and that of opening. `job` must outlive it. */
+/* Opens the world communicator. Collective. timeout_ms is each operation's deadline and that of opening. */
 ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
                          ddp_comm **comm);
-/* From now on operations tell in the rank's progress page that they wait, and are recorded (`recorder` NULL: they are
-   not). Both outlive the communicator. */
+/* From now on operations of the job's communicators tell in the rank's progress page that they wait, and are recorded
+   (`recorder` NULL: they are not). Both outlive these communicators. */
 void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder);
-/* The device of DDP_MEMORY_DEVICE, on each of the job's communicators. It outlives them; and
-   is ignored if its memory is the host's. */
+/* The same with the page and the ring of `watch`, which the job's communicators keep. */
+void ddp_comm_set_watch(ddp_comm *world, struct ddp_watch *watch);
+/* Sets the device of DDP_MEMORY_DEVICE of the job's communicators, which keep it. A device whose memory is the host's is
+   ignored. */
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 /* How many CTAs of a GPU its communication may take; 0: as NCCL likes. */
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);

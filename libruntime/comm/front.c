@@ -50,7 +50,7 @@ static ddp_status choose_for_device(ddp_comm *comm, const ddp_backend **backend)
 	if (*backend == NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "operations on the memory of %s (%s:%d) need NCCL: %s", device->name,
 		                device->kind, device->index, reason);
-	ddp_log(DDP_LOG_INFO, "rank %d: operations on the memory of %s:%d run %s NCCL: %s", comm->roster->job->rank,
+	ddp_log(DDP_LOG_INFO, "rank %d: operations on the memory of %s:%d run %s NCCL: %s", comm->roster->rank,
 	        device->kind, device->index, is_nccl ? "by" : "without", reason);
 	return DDP_OK;
 }

@@ -40,10 +40,10 @@ void ddp_host_close(ddp_comm *comm)
 	(void)ddp_host_end(comm);
 	if (atomic_load(&comm->twin_of) != NULL)
 		ddp_failure_unshare(comm);
-	/* The page ends with the context; a group that is still open tells no more. */
+	/* Another context may take the slot, so a group that is still open tells no more. */
 	if (comm->is_world) {
-		comm->roster->page = NULL;
-		comm->roster->recorder = NULL;
+		atomic_store(&comm->roster->page, NULL);
+		atomic_store(&comm->roster->recorder, NULL);
 	}
 	ddp_comm_leave(comm);
 }

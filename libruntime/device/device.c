@@ -19,6 +19,7 @@ struct ddp_device {
 	const ddp_device_backend *backend;
 	void *self; /* the backend's */
 	ddp_device_info info;
+	atomic_int users;
 	/* What the program has of it. */
 	atomic_int allocations, host_allocations, queues, events;
 	ddp_device *next;
@@ -90,6 +91,7 @@ ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
 	}
 	opened->info.kind = opened->backend->kind;
 	opened->info.index = request.index;
+	atomic_store(&opened->users, 1);
 	pthread_mutex_lock(&open_lock);
 	opened->next = open_devices;
 	open_devices = opened;
@@ -98,18 +100,25 @@ ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
 	return DDP_OK;
 }
 
+void ddp_device_keep(ddp_device *device)
+{
+	atomic_fetch_add(&device->users, 1);
+}
+
 ddp_status ddp_device_close(ddp_device *device)
 {
-	if (device == NULL)
+	if (device == NULL || atomic_fetch_sub(&device->users, 1) > 1)
 		return DDP_OK;
 	const int allocations = device->allocations, host_allocations = device->host_allocations;
 	const int queues = device->queues, events = device->events;
 	if ((allocations | host_allocations | queues | events) != 0 &&
-	    device->backend->error(device->self) == DDP_OK)
+	    device->backend->error(device->self) == DDP_OK) {
+		atomic_store(&device->users, 1);
 		return ddp_fail(DDP_ERR_STATE, "device %s:%d is still in use: %d pieces of memory and %d "
 		                "of the host's, %d queues and %d events were not freed",
 		                device->info.kind, device->info.index, allocations, host_allocations,
 		                queues, events);
+	}
 	pthread_mutex_lock(&open_lock);
 	ddp_device **link = &open_devices;
 	while (*link != device)

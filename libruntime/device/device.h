@@ -77,8 +77,11 @@ typedef struct ddp_device_options {
 ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
                            ddp_device **device);
 
-/* DDP_ERR_STATE, with the device still open, if memory, queues or events of it are left.
-   A broken device is closed whatever is left. NULL is fine. */
+/* Takes a reference, which ddp_device_close() gives back. */
+void ddp_device_keep(ddp_device *device);
+/* Gives a reference back, and closes the device if that was the last one. DDP_ERR_STATE: memory, queues or events of the
+   device are left, so the device and the last reference stay. A broken device is closed whatever is left. NULL is
+   allowed. */
 ddp_status ddp_device_close(ddp_device *device);
 
 /* Valid until the device is closed. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "watch/watch.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "watch/trace.h"
 
 struct ddp_watch {
+	atomic_int users;
 	struct ddp_progress *page;
 	ddp_recorder recorder;
 	ddp_metrics *metrics; /* NULL: none */
@@ -56,6 +58,7 @@ ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch)
 
 	if (made == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to watch the training");
+	atomic_store(&made->users, 1);
 	made->page = ddp_page_map(job, &made->recorder);
 	if (made->page == NULL) {
 		ddp_watch_close(made);
@@ -75,7 +78,22 @@ void ddp_watch_close(ddp_watch *watch)
 		return;
 	ddp_trace_close(watch->trace);
 	ddp_metrics_close(watch->metrics);
+	watch->trace = NULL;
+	watch->metrics = NULL;
 	ddp_page_close(watch->page);
+	ddp_watch_drop(watch);
+}
+
+void ddp_watch_keep(ddp_watch *watch)
+{
+	if (watch != NULL)
+		atomic_fetch_add(&watch->users, 1);
+}
+
+void ddp_watch_drop(ddp_watch *watch)
+{
+	if (watch == NULL || atomic_fetch_sub(&watch->users, 1) > 1)
+		return;
 	ddp_recorder_unmap(&watch->recorder);
 	ddp_page_unmap(watch->page);
 	free(watch);

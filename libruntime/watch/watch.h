@@ -18,7 +18,12 @@ ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch);
 /* Begins to record. metrics_path is used on rank 0 only; both may be NULL. */
 ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *metrics_path,
                             const char *trace_dir);
-void ddp_watch_close(ddp_watch *watch); /* NULL is allowed */
+/* Ends the page, the trace and the metrics, and gives back the opener's reference. NULL is allowed. */
+void ddp_watch_close(ddp_watch *watch);
+
+/* Any thread. The page and the ring stay mapped until the last reference is given back. NULL is allowed. */
+void ddp_watch_keep(ddp_watch *watch);
+void ddp_watch_drop(ddp_watch *watch);
 
 /* NULL for NULL. */
 struct ddp_progress *ddp_watch_page(ddp_watch *watch);

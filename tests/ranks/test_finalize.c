@@ -59,12 +59,13 @@ static struct shared {
 	outcome of[RANKS];
 } *shared;
 
-/* What a test's ranks do between ddp_init() and ddp_finalize(). */
+/* What a test's ranks do between ddp_init() and ddp_finalize(), and behind that. */
 typedef struct test_part {
 	ddp_options options;
 	void (*all)(ddp_context *context);
 	void (*odd)(ddp_context *context); /* ODD, behind that */
 	void (*expect)(const struct way *way); /* of the outcomes */
+	void (*after)(void);               /* all, once ddp_finalize() has returned */
 } test_part;
 
 /* Less, and a rank that a busy machine keeps waiting would not have come either. */
@@ -119,6 +120,8 @@ static int play(const test_part *part)
 		part->odd(context);
 	const uint64_t start_ns = ddp_now_ns();
 	note(rank, ddp_finalize(context), start_ns);
+	if (part->after != NULL)
+		part->after();
 	if (rank == 0 && !ends_by_itself())
 		end_odd();
 	return 0;
@@ -338,6 +341,34 @@ static void failure_that_no_call_has_returned_is_returned(void **state)
 	run_ways(WAYS, &part);
 }
 
+/* ---- a group that is freed later --------------------------------------------------------------- */
+
+static ddp_comm *group;
+
+static void make_group(ddp_context *context)
+{
+	CHECK_OK(ddp_comm_split(ddp_world(context), 0, 0, &group));
+	CHECK_OK(ddp_barrier(group));
+}
+
+static void use_and_free_group(void)
+{
+	int32_t sum = 1;
+
+	CHECK_OK(ddp_all_reduce(group, NULL, &sum, 1, DDP_I32, DDP_SUM));
+	CHECK(sum == RANKS);
+	CHECK_OK(ddp_comm_free(group));
+}
+
+static void group_may_be_freed_later(void **state)
+{
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = make_group,
+	                   .expect = no_error_is_told, .after = use_and_free_group };
+
+	(void)state;
+	run_ways(WAYS, &part);
+}
+
 /* ---- a rank that finalizes too early ---------------------------------------------------------- */
 
 static void go_on(ddp_context *context)
@@ -466,6 +497,7 @@ int main(void)
 		cmocka_unit_test(late_rank_is_waited_for),
 		cmocka_unit_test(error_that_was_returned_is_not_returned_again),
 		cmocka_unit_test(failure_that_no_call_has_returned_is_returned),
+		cmocka_unit_test(group_may_be_freed_later),
 		cmocka_unit_test(rank_that_finalizes_early_is_named),
 		cmocka_unit_test(message_of_a_rank_that_finalizes_is_not_waited_for),
 		cmocka_unit_test(stopped_rank_is_named_where_nccl_is_open),

@@ -26,7 +26,7 @@ static inline ddp_recorded ddp_comm_record(const ddp_comm *comm, const ddp_opera
 	return ddp_record_begin(recorder, &what);
 }
 
-/* A group may outlive the context that has the ring. */
+/* A group may outlive the context that has the ring. The ring stays mapped, but may be another context's by now. */
 static inline void ddp_comm_record_end(const ddp_comm *comm, ddp_recorded recorded, ddp_status status, uint64_t now_ns)
 {
 	if (recorded.entry != NULL && comm->roster->recorder != NULL)

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/core/comm.h"
+#include "device/device.h"
+#include "watch/watch.h"
 
 const char *ddp_rank_text(const ddp_comm *comm, int rank)
 {
@@ -23,7 +26,7 @@ const char *ddp_rank_text(const ddp_comm *comm, int rank)
 
 uint64_t ddp_roster_new_id(ddp_roster *roster)
 {
-	return (uint64_t)roster->job->rank << 32 | (atomic_fetch_add(&roster->opened, 1) + 1);
+	return (uint64_t)roster->rank << 32 | (atomic_fetch_add(&roster->opened, 1) + 1);
 }
 
 void ddp_roster_release(ddp_roster *roster)
@@ -40,6 +43,9 @@ void ddp_roster_release(ddp_roster *roster)
 			close(roster->peers[r].bell);
 	}
 	free(roster->peers);
+	if (ddp_device_close(roster->device) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
+	ddp_watch_drop(roster->watch);
 	explicit_bzero(&roster->key, sizeof(roster->key));
 	pthread_mutex_destroy(&roster->memory.lock);
 	free(roster);
@@ -55,7 +61,7 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 	ddp_pool_init(&roster->pool);
 	ddp_doorbell_init(&roster->doorbell);
 	atomic_store(&roster->users, 1);
-	roster->job = job;
+	roster->rank = job->rank;
 	if (key != NULL)
 		roster->key = *key;
 	roster->size = job->world_size;

@@ -30,14 +30,15 @@ typedef struct ddp_wanted_list {
 } ddp_wanted_list;
 
 typedef struct ddp_roster {
-	const ddp_job *job;
+	int rank, size;     /* of this process in the world */
 	ddp_key key;        /* of the step, if there is one */
-	struct ddp_progress *page; /* of this rank; NULL: none */
-	const struct ddp_recorder *recorder; /* of its operations; NULL: none */
-	int size;
+	/* The context has these. Groups may outlive it, so the roster has a reference to the watch and to the device. */
+	struct ddp_watch *watch;   /* NULL: none */
+	struct ddp_progress *_Atomic page; /* of this rank; NULL: none, or the context is closed */
+	const struct ddp_recorder *_Atomic recorder; /* of its operations; the same */
+	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
 	ddp_peer *peers;    /* [size], by world rank */
 	ddp_allocations memory;
-	struct ddp_device *device; /* of DDP_MEMORY_DEVICE; NULL: none */
 	int max_ctas;       /* of a GPU, for its communication; 0: as NCCL likes */
 	ddp_wanted_list wanted;  /* the same on all ranks */
 	ddp_doorbell doorbell;

@@ -203,7 +203,7 @@ static void watch_peers(ddp_roster *roster, int self)
 /* Exchanges identities and leaders; *fd becomes the node's control segment. */
 static ddp_status find_nodes(ddp_roster *roster, const world_exchange *e, identity *mine, int *fd)
 {
-	const int rank = roster->job->rank;
+	const int rank = roster->rank;
 	void **blobs = calloc((size_t)roster->size, sizeof(*blobs));
 	size_t *sizes = calloc((size_t)roster->size, sizeof(*sizes));
 	ddp_status status = DDP_ERR_NOMEM;
@@ -245,7 +245,7 @@ static ddp_status build_world(ddp_roster *roster, world_exchange *exchanger, int
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a communicator of %d ranks", roster->size);
 	for (int r = 0; r < roster->size; r++)
 		ranks[r] = r;
-	ddp_status status = ddp_comm_build(roster, ranks, roster->size, roster->job->rank, timeout_ms, &opening,
+	ddp_status status = ddp_comm_build(roster, ranks, roster->size, roster->rank, timeout_ms, &opening,
 	                                   comm);
 	free(ranks);
 	if (status == DDP_OK)

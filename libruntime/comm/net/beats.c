@@ -247,7 +247,7 @@ static ddp_status add(ddp_beats *beats, int rank, bool connects, const struct if
 		beats->room = room;
 	}
 	ddp_beat *beat = &beats->list[beats->count];
-	*beat = (ddp_beat){ .rank = rank, .self = beats->roster->job->rank, .connects = connects,
+	*beat = (ddp_beat){ .rank = rank, .self = beats->roster->rank, .connects = connects,
 	                    .ours = key_of(&there->ours), .theirs = key_of(&there->theirs) };
 	choose_places(beats, beat, own);
 	ddp_beat_begin(beat, beats->limit_ms, ddp_now_ns());
@@ -352,7 +352,7 @@ static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns
 	if (!ddp_silence_note(roster, silent->rank, silent_ms))
 		return;
 	for (int r = 0; r < roster->size && atomic_load(&roster->deaf); r++) {
-		if (roster->peers[r].node == r && r != roster->peers[roster->job->rank].node)
+		if (roster->peers[r].node == r && r != roster->peers[roster->rank].node)
 			(void)ddp_silence_note(roster, r, silent_ms);
 	}
 	ddp_doorbell_notify_attention(&roster->doorbell);

@@ -465,7 +465,7 @@ static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t byte
 /* The world's ranks are numbered as its processes. */
 static ddp_status make_tokens(const ddp_worker *worker, const cards *a)
 {
-	const int self = worker->roster->job->rank;
+	const int self = worker->roster->rank;
 	ddp_secret secret;
 	ddp_status status = ddp_secret_make(a->all_have_key ? &worker->roster->key : NULL, a->shares,
 	                                    worker->roster->size, &secret);

@@ -8,7 +8,7 @@
 
 seal ddp_ucx_seal(const connection *c)
 {
-	return (seal){ .token = c->ours, .source = c->worker->roster->job->rank };
+	return (seal){ .token = c->ours, .source = c->worker->roster->rank };
 }
 
 void ddp_ucx_unauthentic(ddp_worker *worker)

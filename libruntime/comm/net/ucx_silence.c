@@ -51,7 +51,7 @@ void ddp_ucx_silence_arrived(connection *c, const control_header *header)
 	if (silence->rank < 0 || silence->rank >= roster->size)
 		return;
 	/* Another node cannot hear this one; it can hear others, and is heard. */
-	if (roster->peers[silence->rank].node == roster->peers[roster->job->rank].node)
+	if (roster->peers[silence->rank].node == roster->peers[roster->rank].node)
 		return;
 	if (ddp_silence_note(roster, silence->rank, silence->silent_ms))
 		c->worker->news = c->worker->alarm = true;
