@@ -294,6 +294,7 @@ check_PROGRAMS += \
 	tests/ranks/test_comm_lists tests/ranks/test_comm_local_memory tests/ranks/test_comm_members tests/ranks/test_comm_messages \
 	tests/ranks/test_comm_memory \
 	tests/ranks/test_comm_nccl \
+	tests/ranks/test_comm_no_threads \
 	tests/ranks/test_nccl_messages \
 	tests/ranks/test_nccl_reductions \
 	tests/ranks/test_comm_progress \
@@ -485,6 +486,7 @@ EXTRA_tests_ranks_test_netplugin_cuda_DEPENDENCIES = libruntime/nccl_plugins/net
 EXTRA_tests_ranks_test_netplugin_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_floods_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
 EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+tests_ranks_test_comm_no_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_create -Wl,--wrap=ddp_execute_p2p
 tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)

@@ -72,6 +72,7 @@ static ddp_request *take(ddp_comm *comm)
 	queue->running = request != NULL;
 	if (request == NULL) {
 		queue->served = false;
+		ddp_requests_give_back_thread(comm);
 		pthread_cond_broadcast(&queue->unserved);
 	}
 	pthread_mutex_unlock(&queue->lock);
@@ -98,17 +99,29 @@ static void serve(void *argument)
 	}
 }
 
-/* Has a thread serve the communicator; queue.lock is held. */
-static ddp_status engage(ddp_comm *comm)
+/* Has the reserved thread serve the communicator; queue.lock is held. */
+static void engage_reserved(ddp_comm *comm)
 {
 	ddp_queue *queue = &comm->queue;
 
 	if (queue->served)
-		return DDP_OK;
+		return;
+	queue->served = true;
 	queue->task = (ddp_task){ .run = serve, .argument = comm };
-	ddp_status status = ddp_pool_submit(&comm->roster->pool, &queue->task);
-	queue->served = status == DDP_OK;
-	return status;
+	ddp_pool_submit(&comm->roster->pool, &queue->task);
+}
+
+/* Has a thread serve the communicator; queue.lock is held. The thread is reserved until nothing is left to do. */
+static ddp_status engage(ddp_comm *comm)
+{
+	if (!comm->queue.reserved) {
+		const ddp_status status = ddp_pool_reserve(&comm->roster->pool);
+		if (status != DDP_OK)
+			return status;
+		comm->queue.reserved = true;
+	}
+	engage_reserved(comm);
+	return DDP_OK;
 }
 
 /* The thread has something else to do than to wait for messages of pairs, if it does.
@@ -384,24 +397,44 @@ static bool is_next(const ddp_comm *comm, const ddp_request *request)
 	return queue->head == request && !queue->running && !queue->calling && queue->ended == NULL;
 }
 
-/* The thread that waited for the first request has run it. `finished`: nobody has to call back any more. */
-static void leave_queue(ddp_comm *comm, ddp_request *request, bool finished)
+/* Has a thread go on with what is left; queue.lock is held. */
+static void pass_on(ddp_comm *comm)
 {
+	if (comm->queue.head != NULL || ddp_p2p_pending(comm) || ddp_requests_to_call_back(comm)) {
+		engage_reserved(comm);
+		notify(comm);
+	} else {
+		ddp_requests_give_back_thread(comm);
+	}
+	pthread_cond_broadcast(&comm->queue.unserved);
+}
+
+/* The thread that waited for the first request has run it. A callback may take long, so later requests run beside it. */
+static void leave_queue(ddp_comm *comm, ddp_request *request, ddp_status status)
+{
+	const bool calls_back = request->operation.on_complete != NULL;
+
+	ddp_request_note_end(request, status);
 	pthread_mutex_lock(&comm->queue.lock);
 	pop(comm);
 	atomic_fetch_sub(&comm->queue.count, 1);
-	if (!finished)
-		ddp_request_leave(comm, request);
-	if ((comm->queue.head != NULL || ddp_p2p_pending(comm) || ddp_requests_to_call_back(comm)) && engage(comm) == DDP_OK)
-		notify(comm);
-	pthread_cond_broadcast(&comm->queue.unserved);
+	const bool tells = ddp_request_take_turn(request);
+	pass_on(comm);
+	pthread_mutex_unlock(&comm->queue.lock);
+	if (tells)
+		ddp_request_tell(request);
+	if (!tells || !calls_back)
+		return;
+	pthread_mutex_lock(&comm->queue.lock);
+	ddp_request_end_turn(comm);
+	pass_on(comm);
 	pthread_mutex_unlock(&comm->queue.lock);
 }
 
 /*
  * Runs the request in the thread that waits for it, if it is the next one and no thread has begun with it. To wake a
- * thread takes longer than a small operation. The request stays in the queue meanwhile, so that no later one overtakes
- * it, and the communicator stays, too: whoever closes it waits for an empty queue.
+ * thread takes longer than a small operation. The request stays in the queue while it runs, so that no later one
+ * overtakes it. The communicator stays, too: whoever closes it waits for an empty queue, and for the last callback.
  */
 static void run_here(ddp_request *request)
 {
@@ -414,7 +447,7 @@ static void run_here(ddp_request *request)
 	if (!next) {
 		atomic_store(&request->claimed_to_run, false);
 		/* The thread that serves the queue may have found the request claimed, and left. */
-		(void)engage(comm);
+		engage_reserved(comm);
 	}
 	pthread_mutex_unlock(&comm->queue.lock);
 	if (!next)
@@ -425,8 +458,7 @@ static void run_here(ddp_request *request)
 	if (request->last)
 		atomic_store(&comm->queue.stopping, true);
 	pthread_mutex_unlock(&comm->run.lock);
-	const bool finished = ddp_request_finish_in_turn(request, status);
-	leave_queue(comm, request, finished);
+	leave_queue(comm, request, status);
 }
 
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns)

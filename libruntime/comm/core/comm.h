@@ -95,6 +95,7 @@ typedef struct ddp_queue {
 	bool closing;               /* nothing is issued any more; under the lock, like these: */
 	ddp_task task;
 	bool served;                /* a thread has the task, or will have it */
+	bool reserved;              /* a thread of the pool is reserved for the task */
 	atomic_bool stopping;       /* set under the lock or run.lock */
 } ddp_queue;
 

@@ -42,7 +42,7 @@ static void tell(ddp_request *request)
 		ddp_futex_wake_all(&request->state);
 }
 
-static void note_end(ddp_request *request, ddp_status status)
+void ddp_request_note_end(ddp_request *request, ddp_status status)
 {
 	request->status = status;
 	if (status != DDP_OK)
@@ -69,13 +69,28 @@ static void call_back(ddp_request *request)
 	tell(request);
 }
 
-void ddp_request_finish(ddp_request *request, ddp_status status)
+void ddp_request_tell(ddp_request *request)
 {
-	note_end(request, status);
 	if (request->operation.on_complete != NULL)
 		call_back(request);
 	else
 		tell(request);
+}
+
+void ddp_request_finish(ddp_request *request, ddp_status status)
+{
+	ddp_request_note_end(request, status);
+	ddp_request_tell(request);
+}
+
+void ddp_requests_give_back_thread(ddp_comm *comm)
+{
+	ddp_queue *queue = &comm->queue;
+
+	if (!queue->reserved || queue->served || queue->calling || queue->head != NULL || queue->ended != NULL)
+		return;
+	queue->reserved = false;
+	ddp_pool_give_back(&comm->roster->pool);
 }
 
 /* queue.lock is held, but not while it calls back. */
@@ -95,18 +110,25 @@ static void call_those_ended(ddp_comm *comm)
 	pthread_mutex_lock(&queue->lock);
 }
 
-/* One thread calls back at a time. */
-static void call_all(void *argument)
+/* One thread calls back at a time. The communicator may be gone when this returns. */
+static void call_all(ddp_comm *comm, bool by_caller)
 {
-	ddp_comm *comm = argument;
 	ddp_queue *queue = &comm->queue;
 
 	pthread_mutex_lock(&queue->lock);
 	while (queue->ended != NULL)
 		call_those_ended(comm);
 	queue->calling = false;
+	if (by_caller)
+		ddp_pool_give_back(&comm->roster->pool);
+	ddp_requests_give_back_thread(comm);
 	pthread_cond_broadcast(&queue->unserved);
 	pthread_mutex_unlock(&queue->lock);
+}
+
+static void run_caller(void *argument)
+{
+	call_all(argument, true);
 }
 
 /* If another thread calls back, that thread comes to all that have ended. */
@@ -118,7 +140,7 @@ void ddp_requests_call_back(ddp_comm *comm)
 		comm->queue.calling = true;
 	pthread_mutex_unlock(&comm->queue.lock);
 	if (turn)
-		call_all(comm);
+		call_all(comm, false);
 }
 
 /* Has a thread of its own call back, as the one that serves may wait for what a callback
@@ -127,11 +149,25 @@ static void engage_caller(ddp_comm *comm)
 {
 	ddp_queue *queue = &comm->queue;
 
-	queue->caller = (ddp_task){ .run = call_all, .argument = comm };
-	queue->calling = ddp_pool_submit(&comm->roster->pool, &queue->caller) == DDP_OK;
+	queue->calling = ddp_pool_reserve(&comm->roster->pool) == DDP_OK;
+	if (!queue->calling)
+		return;
+	queue->caller = (ddp_task){ .run = run_caller, .argument = comm };
+	ddp_pool_submit(&comm->roster->pool, &queue->caller);
 }
 
-void ddp_request_leave(ddp_comm *comm, ddp_request *request)
+/* Has what has ended called back. queue.lock is held. */
+static void have_called_back(ddp_comm *comm)
+{
+	ddp_queue *queue = &comm->queue;
+
+	if (!queue->calling && atomic_load(&queue->busy))
+		engage_caller(comm);
+	atomic_store(&queue->to_call_back, !queue->calling);
+}
+
+/* queue.lock is held. */
+static void leave(ddp_comm *comm, ddp_request *request)
 {
 	ddp_queue *queue = &comm->queue;
 
@@ -141,9 +177,7 @@ void ddp_request_leave(ddp_comm *comm, ddp_request *request)
 	else
 		queue->ended = request;
 	queue->ended_tail = request;
-	if (!queue->calling && atomic_load(&queue->busy))
-		engage_caller(comm);
-	atomic_store(&queue->to_call_back, !queue->calling);
+	have_called_back(comm);
 }
 
 /* The thread that completes it may hold locks that a callback would wait for. The one
@@ -151,46 +185,38 @@ void ddp_request_leave(ddp_comm *comm, ddp_request *request)
 static void leave_to_thread(ddp_comm *comm, ddp_request *request)
 {
 	pthread_mutex_lock(&comm->queue.lock);
-	ddp_request_leave(comm, request);
+	leave(comm, request);
 	pthread_mutex_unlock(&comm->queue.lock);
 }
 
 void ddp_request_complete(ddp_request *request, ddp_status status)
 {
-	note_end(request, status);
+	ddp_request_note_end(request, status);
 	if (request->operation.on_complete != NULL)
 		leave_to_thread(request->comm, request);
 	else
 		tell(request);
 }
 
-bool ddp_request_finish_in_turn(ddp_request *request, ddp_status status)
+bool ddp_request_take_turn(ddp_request *request)
 {
-	ddp_comm *comm = request->comm;
-	ddp_queue *queue = &comm->queue;
+	ddp_queue *queue = &request->comm->queue;
 
-	note_end(request, status);
-	if (request->operation.on_complete == NULL) {
-		tell(request);
+	if (request->operation.on_complete == NULL)
 		return true;
-	}
-	pthread_mutex_lock(&queue->lock);
-	const bool turn = !queue->calling && queue->ended == NULL;
-	if (turn)
-		queue->calling = true;
-	pthread_mutex_unlock(&queue->lock);
-	if (!turn)
+	if (queue->calling || queue->ended != NULL) {
+		leave(request->comm, request);
 		return false;
-	call_back(request);
-	pthread_mutex_lock(&queue->lock);
-	queue->calling = false;
-	if (queue->ended != NULL) {
-		engage_caller(comm);
-		atomic_store(&queue->to_call_back, !queue->calling);
 	}
-	pthread_cond_broadcast(&queue->unserved);
-	pthread_mutex_unlock(&queue->lock);
+	queue->calling = true;
 	return true;
+}
+
+void ddp_request_end_turn(ddp_comm *comm)
+{
+	comm->queue.calling = false;
+	if (comm->queue.ended != NULL)
+		have_called_back(comm);
 }
 
 bool ddp_requests_to_call_back(const ddp_comm *comm)

@@ -58,11 +58,21 @@ void ddp_request_complete(ddp_request *request, ddp_status status);
 /* The same, but calls back itself; no lock is held. */
 void ddp_request_finish(ddp_request *request, ddp_status status);
 
-/* The same for the thread that waits for it, if its callback's turn has come: one thread calls back at a time, in the order
-   of the ends. False: the caller has it called back by ddp_request_leave(), once it is in no list. */
-bool ddp_request_finish_in_turn(ddp_request *request, ddp_status status);
+/*
+ * The same in parts, for a thread that has run the first request of the queue. It notes how the operation ended, takes the
+ * request off the queue, and tells. One thread calls back at a time, in the order of the ends. So a request that calls back
+ * needs the turn, which ends after ddp_request_tell(); a request that does not get it is called back by another thread.
+ */
+void ddp_request_note_end(ddp_request *request, ddp_status status);
+/* Does the caller tell? queue.lock is held, and the request is in no list. */
+bool ddp_request_take_turn(ddp_request *request);
+/* Calls back if the operation does, and wakes whoever waits, who may free the request. No lock is held. */
+void ddp_request_tell(ddp_request *request);
 /* queue.lock is held. */
-void ddp_request_leave(ddp_comm *comm, ddp_request *request);
+void ddp_request_end_turn(ddp_comm *comm);
+
+/* Gives the pool's thread back if the communicator has no work for it. queue.lock is held. */
+void ddp_requests_give_back_thread(ddp_comm *comm);
 
 /* Calls back for the operations that have ended, and ends their requests. By the
    thread that serves the communicator, or when none does any more; no lock is held. */

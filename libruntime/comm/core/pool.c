@@ -44,8 +44,6 @@ static ddp_task *take(ddp_pool *pool)
 		pool->first = task->next;
 		if (pool->first == NULL)
 			pool->end = &pool->first;
-		pool->waiting--;
-		pool->free--;
 	}
 	pthread_mutex_unlock(&pool->lock);
 	return task;
@@ -56,12 +54,8 @@ static void *work(void *argument)
 	ddp_pool *pool = argument;
 	ddp_task *task;
 
-	while ((task = take(pool)) != NULL) {
+	while ((task = take(pool)) != NULL)
 		task->run(task->argument);
-		pthread_mutex_lock(&pool->lock);
-		pool->free++;
-		pthread_mutex_unlock(&pool->lock);
-	}
 	return NULL;
 }
 
@@ -79,24 +73,33 @@ static ddp_status start_thread(ddp_pool *pool)
 	}
 	t->next = pool->threads;
 	pool->threads = t;
-	pool->free++;
+	pool->started++;
 	return DDP_OK;
 }
 
-ddp_status ddp_pool_submit(ddp_pool *pool, ddp_task *task)
+ddp_status ddp_pool_reserve(ddp_pool *pool)
 {
-	ddp_status status = DDP_OK;
-
 	pthread_mutex_lock(&pool->lock);
-	if (pool->free <= pool->waiting)
-		status = start_thread(pool);
-	if (status == DDP_OK) {
-		task->next = NULL;
-		*pool->end = task;
-		pool->end = &task->next;
-		pool->waiting++;
-		pthread_cond_signal(&pool->filled);
-	}
+	const ddp_status status = pool->reserved < pool->started ? DDP_OK : start_thread(pool);
+	if (status == DDP_OK)
+		pool->reserved++;
 	pthread_mutex_unlock(&pool->lock);
 	return status;
+}
+
+void ddp_pool_submit(ddp_pool *pool, ddp_task *task)
+{
+	pthread_mutex_lock(&pool->lock);
+	task->next = NULL;
+	*pool->end = task;
+	pool->end = &task->next;
+	pthread_cond_signal(&pool->filled);
+	pthread_mutex_unlock(&pool->lock);
+}
+
+void ddp_pool_give_back(ddp_pool *pool)
+{
+	pthread_mutex_lock(&pool->lock);
+	pool->reserved--;
+	pthread_mutex_unlock(&pool->lock);
 }
