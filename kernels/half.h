@@ -15,8 +15,7 @@
 #define DK_HALF_FUNCTION static inline
 #endif
 
-/* To the nearest, to even where two are as near; too large a number becomes infinite, and a
-   NaN stays one. */
+/* Rounds to the nearest, ties to even. A number that is too large becomes infinite, and a NaN stays one. */
 DK_HALF_FUNCTION uint16_t dk_half_of(float x)
 {
 	uint32_t bits;

@@ -38,9 +38,9 @@ typedef struct dk_queue dk_queue;
  */
 typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
 
-/* From now on the calling thread's functions work there; NULL: on the host, as at the
-   start. Returns what was used before. Until it uses another one, or NULL, the queue stays
-   open, and its GPU is the one that CUDA's own calls are for in this thread. */
+/* From now on, the calling thread's functions work on `queue`; NULL: on the host, as at the start. Returns the
+   queue that was used before. Until the thread uses another queue, or NULL, the queue stays open, and CUDA's own
+   calls of this thread are for its GPU. */
 dk_queue *dk_use(dk_queue *queue);
 /* Returns the queue that the calling thread uses. */
 dk_queue *dk_in_use(void);
@@ -100,10 +100,10 @@ bool dk_graph_begin(void);
 /* NULL: it could not be captured, and *why, which stays until the next capture, says why. The
    queue is as before dk_graph_begin(), and its caller does the work uncaptured. */
 dk_graph *dk_graph_end(const char **why);
-/* On the queue that captured it, which is in use. */
+/* Launches the graph on the queue that captured it, which is in use. */
 void dk_graph_launch(const dk_graph *graph);
-/* Before its queue is closed, in any thread, when no other works on the queue. It may be under
-   way. NULL is allowed. */
+/* Call this before the graph's queue is closed, in any thread, while no other thread works on the queue. The
+   graph may be under way. NULL is allowed. */
 void dk_graph_free(dk_graph *graph);
 
 /* ---- optimizer: the same bits on every processor ---------------------------- */
@@ -236,8 +236,7 @@ void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t 
 /* x *= factor */
 void dk_scale(float *x, int64_t n, float factor);
 
-/* Between f32 and bf16, rounded to the nearest, to even where two are as near; a NaN
-   stays one. */
+/* These convert between f32 and bf16, rounded to the nearest, ties to even. A NaN stays one. */
 void dk_to_bf16(uint16_t *out, const float *in, int64_t n);
 void dk_from_bf16(float *out, const uint16_t *in, int64_t n);
 
@@ -303,8 +302,7 @@ void dk_embedding_backward(float *dwte, float *dwpe, const float *dout,
 void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count,
                  int64_t width);
 
-/* Over the last dimension, epsilon 1e-5. mean, rstd [rows], f32, are kept for
-   backward. */
+/* Normalises over the last dimension, with epsilon 1e-5. mean, rstd [rows], f32, are kept for backward. */
 void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in,
                           const float *gain, const float *bias, int64_t rows,
                           int64_t width);
@@ -462,7 +460,7 @@ void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, c
 void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
                          const float *mean, const float *rstd, const float *gain,
                          const double *sums, int64_t all_rows, int64_t rows, int64_t channels);
-/* By the running statistics. */
+/* Normalises by the running statistics. */
 void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
                         const float *running_mean, const float *running_variance,
                         int64_t rows, int64_t channels);

@@ -24,7 +24,7 @@ DK_SPLITMIX_FUNCTION uint64_t dk_splitmix(uint64_t state)
 	return state ^ state >> 31;
 }
 
-/* Where the numbers of a row of the stream begin (dk_random_rows() of kernels.h). */
+/* Returns where the numbers of a row of the stream begin (dk_random_rows() of kernels.h). */
 DK_SPLITMIX_FUNCTION uint64_t dk_random_row(uint64_t stream, int64_t row)
 {
 	const uint64_t of_stream = dk_splitmix(stream + DK_SPLITMIX_STEP);

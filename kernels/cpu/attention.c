@@ -29,7 +29,7 @@ struct attention {
 	float scale;
 };
 
-/* Where one (sample, head) begins in qkv, out and lse, and in their gradients. */
+/* One (sample, head) begins here in qkv, out and lse, and in their gradients. */
 struct head {
 	int64_t q, k, v, out, lse;
 };

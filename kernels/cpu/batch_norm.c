@@ -36,8 +36,8 @@ size_t dk_batch_norm_work(int64_t rows, int64_t channels)
 	return (size_t)(2 * channels * chunks(rows, channels) + 7 * channels + 1);
 }
 
-/* Behind what _moments() and the like use of `work`: [2, channels] f64 of a call that does
-   without other processes. */
+/* Returns [2, channels] f64 for a call that does without other processes. They lie in `work` behind what
+   _moments() and the like use. */
 static double *own_sums(float *work, int64_t rows, int64_t channels)
 {
 	const int64_t used = 2 * channels * chunks(rows, channels) + 3 * channels;
@@ -177,7 +177,7 @@ void dk_cpu_batch_norm_eval(float *out, const float *in, const float *gain, cons
                             const float *running_mean, const float *running_variance,
                             int64_t rows, int64_t channels)
 {
-	/* By groups of channels, which need no memory but this. */
+	/* The loop takes groups of channels, which need no memory but this. */
 	enum { AT_ONCE = 256 };
 	float scale[AT_ONCE];
 

@@ -94,7 +94,7 @@ void dk_pack(const dk_bf16_set *set, uint16_t *packed, const dk_side *side, int6
 {
 	const int64_t depth = dk_ceil_div(side->depth, DK_DEPTH);
 
-	/* As the side lies in memory. */
+	/* The loops follow the order in which the side lies in memory. */
 	if (side->across) {
 		for (int64_t d = 0; d < depth; d++)
 			for (int64_t s = first; s < last; s++)

@@ -60,7 +60,7 @@ typedef struct dk_bf16_set {
 	              bool adds);
 } dk_bf16_set;
 
-/* From the plain one on to the best for this processor; NULL: no more. */
+/* Sets go from the plain one to the best for this processor. NULL: there are no more. */
 const dk_bf16_set *dk_bf16_set_at(int index);
 /* The best. */
 const dk_bf16_set *dk_bf16(void);

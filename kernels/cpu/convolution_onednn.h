@@ -24,7 +24,7 @@ void dk_onednn_free(struct dk_onednn *o);
    the calling thread uses a queue. */
 bool dk_onednn_takes(struct dk_onednn *o, enum dk_pass pass, const dk_window *w, int64_t outputs, bool bias);
 
-/* As dk_convolution_forward() and so on, which do what oneDNN is not to do, and alone need
+/* These do what dk_convolution_forward() and so on do, which do what is not left to oneDNN. Only they need
    `work`. */
 void dk_onednn_forward(struct dk_onednn *o, float *out, float *work, const float *in,
                        const float *weight, const float *bias, const dk_window *w, int64_t outputs);

@@ -30,7 +30,7 @@ static void add_products(double *restrict lanes, const float *a, const float *b,
 		lanes[lane] += (double)a[lane] * (double)b[lane]; /* the product is exact */
 }
 
-/* As a block of threads sums it. */
+/* Sums in the order in which a block of threads does. */
 static double product(const float *a, const float *b, int64_t n)
 {
 	double lanes[LANES];

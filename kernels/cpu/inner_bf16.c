@@ -6,8 +6,7 @@
 typedef uint32_t vu __attribute__((vector_size(DK_VECTOR_BYTES)));
 typedef uint16_t vh __attribute__((vector_size(DK_VECTOR_BYTES / 2)));
 
-/* To the nearest, to even where two are as near. A NaN whose payload is in the lower half
-   only would become an infinity. */
+/* Rounds to the nearest, ties to even. A NaN whose payload is in the lower half only would become an infinity. */
 static inline vh narrow(vf x)
 {
 	const vu bits = (vu)x;

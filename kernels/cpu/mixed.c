@@ -45,7 +45,7 @@ void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes)
 /* A thread computes so much of c at a time, so that the parts of a and b that it needs stay in the second cache. */
 enum { ROWS = 128, COLUMNS = 256, LDC = COLUMNS + 16 };
 
-/* Where the result goes. */
+/* The result goes here. */
 struct result {
 	uint16_t *narrow; /* or NULL: `wide` */
 	float *wide;

@@ -34,7 +34,7 @@ static inline const uint16_t *dk_narrow_const(const float *x)
 	return (const uint16_t *)(const void *)x;
 }
 
-/* As much of scratch 0 or 1, or NULL, and the failure is kept. */
+/* Returns `bytes` of scratch 0 or 1. NULL: there is no memory, and the queue keeps the failure. */
 void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes);
 /* A thread's own, for free(); or NULL likewise. */
 void *dk_mixed_alloc(dk_mixed *q, size_t bytes);

@@ -25,7 +25,7 @@ struct classifier {
 	int64_t tile;        /* backward: the present one */
 };
 
-/* In the memory that dk_classifier_work() tells of, of which exponentials take half. */
+/* Carves the memory whose size dk_classifier_work() tells. Exponentials take half of it. */
 static struct classifier carve(dk_queue *queue, float *work, const float *in, const float *weight,
                                const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
 {

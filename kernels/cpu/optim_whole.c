@@ -126,7 +126,7 @@ void dk_cpu_column_squares(double *sums, const float *x, int64_t matrices, int64
 	dk_parallel(all, grain < COLUMNS_AT_ONCE ? COLUMNS_AT_ONCE : grain, columns_span, &c);
 }
 
-/* As a block of threads sums them. */
+/* Sums in the order in which a block of threads does. */
 static double sum_of(const float *x, int64_t n)
 {
 	enum { LANES = 256 };

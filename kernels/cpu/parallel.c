@@ -37,7 +37,7 @@ void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg)
 	if (threads > grains)
 		threads = grains;
 	if (threads == 1) {
-		/* Nor shall a library that is called from fn start any. */
+		/* A library that fn calls shall not start threads, either. */
 		int allowed = omp_get_max_threads();
 		omp_set_num_threads(1);
 		fn(arg, 0, n);

@@ -66,7 +66,7 @@ static int64_t depth_step(int64_t depth)
 	return depth > 0 ? dk_round_up(dk_ceil_div(depth, dk_ceil_div(depth, DEPTH)), EVEN) : DEPTH;
 }
 
-/* Where panel `panel` begins of the step of the depth that begins at k, and is `deep`. */
+/* Returns where panel `panel` begins in the step of the depth that begins at k and is `deep`. */
 static float *panel_at(const struct product *p, int64_t k, int64_t deep, int64_t panel)
 {
 	return p->b + k * dk_round_up(p->columns, DK_PANEL) + panel * deep * DK_PANEL;

@@ -191,7 +191,7 @@ static inline float vf_highest(vf x)
 	return highest;
 }
 
-/* For each vector of 0 .. n - 1 from i on, `part` being VF or what is left. */
+/* Goes through the vectors of 0 .. n - 1. Each begins at i, and `part` is VF, or what is left. */
 #define FOR_VECTORS(i, part, n) \
 	for (int64_t i = 0, part; i < (n) && (part = (n) - i < VF ? (n) - i : VF); i += VF)
 

@@ -166,7 +166,8 @@ static void see_tile(const struct winograd *g, float *to, int64_t tile, int64_t 
 	g->set->see(to, g->seen_plane, from, n);
 }
 
-/* Where number `first` of each of a tile's places is, from the images' first; -1: outside. */
+/* Writes where number `first` of each of a tile's places is, counted from the images' first number. -1: the place
+   is outside. */
 static void find_places(const struct winograd *g, int64_t at[DK_TILE_PLACES], int64_t tile, int64_t first)
 {
 	const struct corner c = corner_of(g, tile);

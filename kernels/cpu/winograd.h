@@ -55,13 +55,13 @@ typedef struct dk_winograd_set {
 	void (*product)(const dk_winograd_product *p);
 } dk_winograd_set;
 
-/* From the best for this processor on; NULL: no more. */
+/* Sets begin with the best for this processor. NULL: there are no more. */
 const dk_winograd_set *dk_winograd_set_at(int index);
 
 /* Chooses the set that is to do the convolution; NULL: these functions cannot do it, or are slower. */
 const dk_winograd_set *dk_winograd(const dk_window *w, int64_t outputs);
 
-/* As the functions of kernels.h, with as many channels and outputs as are a multiple of set->across. */
+/* These do what the functions of kernels.h do. The numbers of channels and outputs are multiples of set->across. */
 size_t dk_winograd_work(const dk_winograd_set *set, const dk_window *w, int64_t outputs);
 void dk_winograd_forward(const dk_winograd_set *set, float *out, float *work, const float *in, const float *weight,
                          const float *bias, const dk_window *w, int64_t outputs);

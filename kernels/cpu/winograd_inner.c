@@ -20,7 +20,7 @@ enum { LANES = 8, VECTORS = 2 };
 typedef float vec __attribute__((vector_size(32)));
 #endif
 
-/* With the row of b, and what is multiplied with it, a block's sums fill the registers. */
+/* A block's sums, the row of b and what is multiplied with that row fill the registers. */
 enum { ACROSS = VECTORS * LANES, BLOCK_ROWS = 6 };
 
 static inline vec load(const float *p)

@@ -13,8 +13,8 @@
 
 enum { WARPS = 8, THREADS = WARPS * WARP, OTHERS = WARP };
 
-/* With so many columns for each lane, a warp takes so many rows, and backward keeps so many
-   factors of each at once: registers suffice, and the 99 KiB of shared memory that any GPU has. */
+/* If each lane has so many columns, a warp takes so many rows, and backward keeps so many factors of each at
+   once. Then registers suffice, and so do the 99 KiB of shared memory that any GPU has. */
 template <int COLUMNS> struct tile {
 	enum {
 		WIDTH = COLUMNS * WARP, STRIDE = WIDTH + 1, /* no two lanes meet in a bank */
@@ -318,7 +318,7 @@ static void samples_backward(dk_cuda_queue *q, T *dqkv, const T *dout, const T *
 		backward_by<8>(q, dqkv, dout, qkv, lse, delta, batch, s);
 }
 
-/* As many samples at once as there is scratch for. */
+/* Takes as many samples at once as there is scratch for. */
 template <typename T>
 static void attention_backward(T *, dk_cuda_queue *q, void *dqkv, const void *dout, const void *qkv,
                                const void *out, const float *lse, int64_t batch, int64_t length,

@@ -50,7 +50,7 @@ __device__ inline float wide(bf16 x)
 	return __uint_as_float((uint32_t)x.bits << 16);
 }
 
-/* To the nearest, to even where two are as near; a NaN stays one. */
+/* Rounds to the nearest, ties to even. A NaN stays one. */
 __device__ inline bf16 to_bf16(float x)
 {
 #ifdef __CUDACC__
@@ -163,7 +163,7 @@ static inline dk_cuda_queue *own(dk_queue *queue)
 
 /* Keeps the first error: `what` was tried. Whether all is well. */
 bool dk_cuda_check(dk_cuda_queue *queue, cudaError_t error, const char *what);
-/* As much scratch as that, or NULL, and the failure is kept. */
+/* Returns scratch of this size. NULL: there is none, and the queue keeps the failure. */
 float *dk_cuda_scratch(dk_cuda_queue *queue, int64_t size);
 /* Waits for *queue->result; NaN after a failure. */
 double dk_cuda_fetch(dk_cuda_queue *queue);

@@ -150,7 +150,7 @@ __global__ void add_rows_kernel(G *out, row_order order, const T *values, int64_
 	}
 }
 
-/* In scratch; false: there is none, as the queue knows. */
+/* The order lies in scratch. False: there is none, and the queue keeps the failure. */
 static bool order_rows(dk_cuda_queue *q, const int32_t *rows, int count, row_order *order)
 {
 	const int most = ceil_div(count, BUCKET_ROWS), buckets = most < MOST_BUCKETS ? most : MOST_BUCKETS;

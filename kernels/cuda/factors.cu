@@ -43,7 +43,7 @@ struct block_factor {
 		return factor + r * length;
 	}
 
-	/* To each thread. */
+	/* Each thread gets the result. */
 	__device__ double product(const float *a, const float *b) const
 	{
 		double sum = 0;
@@ -74,7 +74,7 @@ struct block_factor {
 		const double before = sqrt(product(own, own));
 		double norm = project(at);
 
-		/* As on the host. */
+		/* The host's kernel does the same. */
 		if (norm < before / 2)
 			norm = project(at);
 		if (!(norm > DK_FACTOR_ROUNDING * before))

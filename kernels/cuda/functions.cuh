@@ -34,7 +34,7 @@ struct dk_product_args {
 	void *before = NULL;
 };
 
-/* By cuBLASLt; in tests without a GPU, by what stands for that. Failures are the queue's. */
+/* cuBLASLt computes these products; in tests without a GPU, its stand-in does. Failures are the queue's. */
 bool dk_cuda_product_open(dk_cuda_queue *queue);
 void dk_cuda_product_close(dk_cuda_queue *queue);
 /* False: not with GELU here, where two functions are quicker or cuBLASLt cannot; nothing is done. */

@@ -23,7 +23,7 @@ static bool begin_capture(dk_cuda_queue *q)
 	                     "cudaStreamBeginCapture");
 }
 
-/* Until the capture ends the queue takes nothing, so each failure from now on is the capture's. */
+/* Until the capture ends, the queue takes nothing. So each failure from now on is the capture's. */
 bool dk_cuda_graph_begin(dk_queue *queue)
 {
 	dk_cuda_queue *q = own(queue);
@@ -38,7 +38,7 @@ bool dk_cuda_graph_begin(dk_queue *queue)
 	return true;
 }
 
-/* Also of what has failed, so that the stream is free again. */
+/* A capture that has failed ends, too, so that the stream is free again. */
 static cudaGraph_t end_capture(dk_cuda_queue *q)
 {
 	cudaGraph_t graph = NULL;

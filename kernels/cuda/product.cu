@@ -157,7 +157,7 @@ static uint32_t epilogue_of(const dk_product_args *p)
 	return p->bias != NULL ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-/* Where it finds what its epilogue has beside the product. */
+/* Tells the plan where the epilogue's other operands lie. */
 static bool point_to(dk_cuda_queue *q, plan *made, const void *bias, const void *before)
 {
 	return (made->form.bias == NULL || describe(q, made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&

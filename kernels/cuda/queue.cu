@@ -48,7 +48,7 @@ static void release(dk_cuda_queue *q)
 	cudaFreeHost(q->host_result);
 }
 
-/* Also of one that is open in part. */
+/* The queue may be open in part only. */
 static void let_go(dk_cuda_queue *q)
 {
 	dk_cuda_enter(&q->base);

@@ -118,7 +118,7 @@ __device__ inline float second_of(uint32_t pair)
 	return __uint_as_float(pair & 0xffff0000u);
 }
 
-/* Over the four lanes that share rows. */
+/* These reduce over the four lanes that share rows. */
 __device__ inline float row_max(float x)
 {
 	x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, 1));

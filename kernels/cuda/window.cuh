@@ -15,7 +15,7 @@ struct window {
 	{
 	}
 
-	/* As dk_window_places(), which is not in the module of these kernels. */
+	/* This is dk_window_places(), which the module of these kernels does not have. */
 	int places(int length) const
 	{
 		return (length + 2 * padding - size) / stride + 1;

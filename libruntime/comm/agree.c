@@ -8,7 +8,7 @@
 #include "comm/core/comm.h"
 #include "comm/request.h"
 
-/* In place, of what this rank says. */
+/* Reduces `values`, which this rank has filled, in place. */
 static ddp_status all_reduce(ddp_comm *comm, void *values, size_t count, ddp_type type, ddp_op op)
 {
 	return ddp_comm_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = values, .count = count,
@@ -71,7 +71,8 @@ static ddp_status find_next(ddp_comm *comm, bool mine, int *rank)
 	return status;
 }
 
-/* Whose number most have: that of rank 0, or of the first that has another one, and so on. */
+/* Finds the number that most ranks have. The candidates are rank 0's number, that of the first rank with another
+   one, and so on. */
 static ddp_status elect(ddp_comm *comm, double own, int *usual, vote *winner)
 {
 	enum { CANDIDATES = 8 }; /* of further ones, few ranks have theirs */

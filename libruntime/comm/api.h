@@ -65,10 +65,9 @@ int ddp_comm_rank_at(const ddp_comm *comm, int i); /* the rank of the i-th of th
 int ddp_comm_least_local_size(const ddp_comm *comm);
 
 /*
- * Where the copies of `memory`, which is of ddp_mem_alloc(), that the ranks of this node
- * have lie in this process: copies[ddp_comm_local_size()], in the order of ranks.
- * DDP_ERR_INVALID if they do not share it. What others read and write there is for the
- * callers to order, by collectives.
+ * Writes where the copies of `memory` that the ranks of this node have lie in this process:
+ * copies[ddp_comm_local_size()], in the order of ranks. `memory` is of ddp_mem_alloc(). DDP_ERR_INVALID: the ranks
+ * do not share it. The callers order by collectives what they read and write there.
  */
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
 

@@ -38,7 +38,7 @@ static void tell_silences(ddp_comm *comm)
 	ddp_node_wake_all(comm);
 }
 
-/* Under way, it is looked after by who runs it. */
+/* If an operation is under way, the thread that runs it looks after the communicator. */
 static activity visit(ddp_comm *comm)
 {
 	ddp_silence_hear(comm);
@@ -86,9 +86,8 @@ static bool doze(struct ddp_attention *a, int ms)
 	return !stopping;
 }
 
-/* Who runs one operation after the other looks after the network himself. Woken by
-   each message, this thread would take the lock and the core; so it only comes by
-   from time to time. */
+/* A thread that runs one operation after the other looks after the network itself. If each message woke this
+   thread, it would take the lock and the core. So this thread only comes by from time to time. */
 static void *attend(void *argument)
 {
 	struct ddp_attention *a = argument;
@@ -96,7 +95,7 @@ static void *attend(void *argument)
 	int doze_ms = DOZE_MIN_MS;
 
 	for (bool going = true; going;) {
-		/* From here on, what others take off the pipe is told. */
+		/* From here on, other threads tell what they take off the pipe. */
 		atomic_store(&bell->attended, true);
 		activity found = visit_all(a);
 		if (found != IDLE) {

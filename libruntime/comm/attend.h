@@ -9,7 +9,7 @@
 
 #include "ddp.h"
 
-/* From the first communicator on there is the thread, until the end of the last. */
+/* The thread exists from the first communicator until the end of the last one. */
 ddp_status ddp_attend(ddp_comm *comm);
 /* When this returns, the communicator is not looked at any more. */
 void ddp_attend_end(ddp_comm *comm);

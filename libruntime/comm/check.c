@@ -69,7 +69,7 @@ static ddp_status no_rank(const ddp_comm *comm, const ddp_operation *c)
 	                c->root, comm->size);
 }
 
-/* Whom a message goes to or comes from, and by which tag. */
+/* Checks the peer of a message and its tag. */
 static ddp_status check_message(const ddp_comm *comm, const ddp_operation *c)
 {
 	const bool receives = c->kind == DDP_RECV;
@@ -169,7 +169,7 @@ static size_t sum_of(const size_t *counts, size_t count, int ranks)
 	return sum;
 }
 
-/* Where the input lies that `send` NULL leaves in `recv`. */
+/* Returns where the input lies in `recv` if `send` is NULL. */
 static const void *input_of(const ddp_comm *comm, const ddp_operation *c)
 {
 	size_t offset = 0;
@@ -211,8 +211,8 @@ static const char *rule_of(ddp_operation_kind kind)
 	}
 }
 
-/* Where a rank's input lies in place differs from rank to rank, so one may be wrong alone: its error
-   is one on all ranks, which would else wait for it. */
+/* The place of the input in `recv` differs from rank to rank, so one rank alone may be wrong. Its error breaks
+   the communicator, because the other ranks would wait for it. */
 static ddp_status refuse(ddp_comm *comm, const char *text)
 {
 	return comm->size == 1 ? ddp_fail(DDP_ERR_INVALID, "%s", text)
@@ -248,8 +248,8 @@ static bool overlap(const void *a, size_t bytes, const void *b, size_t other_byt
 	return bytes > 0 && other_bytes > 0 && from < to + other_bytes && to < from + bytes;
 }
 
-/* Where one buffer stands beside a list. In an all_to_all that is for the program to know, and a list that
-   is not the root's does not count. */
+/* Checks an operation that has a buffer on one side and a list on the other. In an all_to_all the program must
+   see to that itself. A list counts on the root only. */
 static ddp_status check_list_overlap(ddp_comm *comm, const ddp_operation *c)
 {
 	const size_t element = ddp_type_bytes(c->type), own = ddp_block_count(c, comm->rank) * element;

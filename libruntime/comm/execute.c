@@ -24,8 +24,8 @@ static int missing_p2p(ddp_comm *comm, const void *argument)
 	const ddp_request *request = argument;
 	bool wanted = atomic_load(&comm->queue.count) > 0 || atomic_load(&comm->queue.callers) > 0;
 
-	/* Who is late does not give way any more, or the deadline would never be
-	   looked at among operations that follow each other closely. */
+	/* A message that is late does not give way any more. Otherwise nobody would look at its deadline while
+	   operations follow each other closely. */
 	if (atomic_load(&comm->queue.stopping) || (wanted && ddp_now_ns() < comm->run.deadline_ns))
 		return DDP_NOBODY;
 	/* An operation that waits for a message may wait for one that a callback sends. */

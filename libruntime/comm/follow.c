@@ -14,7 +14,7 @@
 #include "comm/host.h"
 #include "comm/request.h"
 
-/* Between two rounds of questions. */
+/* The thread pauses for so long between two rounds of questions. */
 enum { PAUSE_MIN_US = 20, PAUSE_MAX_US = 500 };
 
 struct ddp_follower {
@@ -225,7 +225,7 @@ void ddp_follower_stop(struct ddp_follower *f)
 	pthread_join(f->thread, NULL);
 }
 
-/* On all ranks, or on none. */
+/* Starts the thread on all ranks, or on none. */
 static ddp_status start(struct ddp_follower *f)
 {
 	int error = ddp_thread_start(&f->thread, follow, f);

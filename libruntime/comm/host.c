@@ -26,8 +26,8 @@ ddp_status ddp_host_end(ddp_comm *comm)
 {
 	ddp_status status = DDP_OK;
 
-	/* Between nodes, nobody gives up messages or closes connections that others still
-	   need. Once: what has stopped has had it. */
+	/* Between nodes, no rank gives up messages or closes connections that others still need. A communicator
+	   that has stopped has had its last barrier. */
 	if ((comm->topology.nodes > 1 || comm->meets) && atomic_load(&comm->failure.status) == DDP_OK &&
 	    !atomic_load(&comm->queue.stopping))
 		status = ddp_comm_last_barrier(comm);

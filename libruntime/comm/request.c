@@ -36,7 +36,7 @@ static void look_after_p2p(ddp_comm *comm)
 	if (atomic_load(&comm->queue.callers) > 0)
 		sched_yield();
 	pthread_mutex_lock(&comm->run.lock);
-	/* From here on, it gives way to what is to call back. */
+	/* From here on, the thread gives way to requests that are to call back. */
 	atomic_store(&comm->queue.busy, false);
 	comm->run.in_thread = true;
 	if (ddp_execute_p2p(comm, NULL) != DDP_OK)
@@ -298,7 +298,7 @@ static ddp_status run_collective(ddp_comm *comm, const ddp_operation *c, bool la
 	ddp_request *request;
 	ddp_status status;
 
-	/* With nothing before it, it needs no other thread. */
+	/* If nothing is queued before it, the operation needs no other thread. */
 	if (atomic_load_explicit(&comm->queue.count, memory_order_acquire) == 0) {
 		take_over(comm);
 		status = ddp_execute(comm, c);
@@ -372,7 +372,7 @@ void ddp_request_free(ddp_request *request)
 {
 	uint32_t state = DDP_UNDER_WAY;
 
-	/* Who completes it frees it, or has completed it. */
+	/* The thread that completes the request frees it, unless the request is complete already. */
 	if (request != NULL && !atomic_compare_exchange_strong(&request->state, &state, DDP_LET_GO))
 		ddp_request_forget(request);
 }

@@ -22,7 +22,7 @@ typedef struct operation {
 	struct operation *next;
 } operation;
 
-/* Under the follower's lock (comm/follow). */
+/* The follower's lock (comm/follow) is held while a lane is used. */
 typedef struct lane {
 	ddp_comm *comm;
 	ddp_device *device;
@@ -38,7 +38,7 @@ static bool is_message(const operation *o)
 
 /* ---- collectives ---------------------------------------------------------------------------- */
 
-/* In the queue's turn. */
+/* The queue calls this in its turn. */
 static void combine(void *argument)
 {
 	operation *o = argument;
@@ -60,7 +60,7 @@ static ddp_status copy_by_host(const lane *l, operation *o, void *to, const void
 	return status == DDP_OK ? ddp_device_copy(l->device, o->queue, to, o->host, bytes) : status;
 }
 
-/* What the program's queue held comes before it. */
+/* The work that the program's queue held comes before the operation. */
 static ddp_status begin(const lane *l, operation *o, ddp_device_queue *queue)
 {
 	o->queue = queue;
@@ -196,7 +196,7 @@ static ddp_status poll(void *self, ddp_request *request, bool *done)
 	if (status == DDP_OK && o->queue != NULL)
 		status = query(l, o, request, done);
 	if (status != DDP_OK) {
-		/* What a broken device still works on stays. */
+		/* A broken device may still work on the operation's memory, so that stays. */
 		*done = true;
 		return ddp_comm_break(l->comm, status, l->comm->rank, "%s", ddp_last_error());
 	}

@@ -71,7 +71,7 @@ ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)
 	if (arena->place->device != NULL)
 		return ddp_place_clear(arena->place, from, (size_t)(to - from));
 
-	/* Where there are no pages to give back, or the system does not take them. */
+	/* There are no whole pages to give back, or the system does not take them. */
 	if (!arena->gives_back || first >= last || madvise(inner, last - first, MADV_DONTNEED) != 0) {
 		memset(from, 0, (size_t)(to - from));
 		return DDP_OK;

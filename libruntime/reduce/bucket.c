@@ -24,8 +24,8 @@ static int64_t slot_end(const ddp_layout *layout, int param)
 	return param + 1 < layout->count ? layout->slots[param + 1].offset : layout->elements;
 }
 
-/* Where the bucket that ends at `end` begins. What is behind the first parameter
-   need not wait for it, the last to be ready, if that is worth a bucket more. */
+/* Returns where the bucket that ends at `end` begins. The first parameter is the last to be ready. What is behind
+   it need not wait for it, if that is worth another bucket. */
 static int64_t cut(const ddp_layout *layout, int64_t end, int64_t most)
 {
 	const int64_t border = slot_end(layout, 0);
@@ -51,7 +51,7 @@ static void find_params(const ddp_layout *layout, ddp_bucket_plan *plan)
 	}
 }
 
-/* With room for so many grains. */
+/* Makes room for so many grains. */
 static ddp_status make_room(int64_t count, ddp_bucket_plan *plan)
 {
 	ddp_bucket *buckets = realloc(plan->buckets, (size_t)count * sizeof(*buckets));

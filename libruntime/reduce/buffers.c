@@ -25,8 +25,8 @@ static ddp_status run(ddp_model *model, ddp_operation operation, int64_t begin, 
 	return status;
 }
 
-/* To their sum a rank that does not count adds nothing. What is the same on all ranks stays so by
-   a division, as of the mean of all. */
+/* A rank that does not count adds nothing to the sum. A division, as by a mean over all ranks, keeps equal what
+   is the same on all ranks. */
 static ddp_status average(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;
@@ -50,7 +50,7 @@ static ddp_status average(ddp_model *model, bool counts, int counted)
 	return DDP_OK;
 }
 
-/* From rank 0, or the first rank that counts. */
+/* Broadcasts from rank 0, or from the first rank that counts. */
 static ddp_status broadcast(ddp_model *model, bool counts, int counted)
 {
 	const ddp_layout *layout = &model->layout;

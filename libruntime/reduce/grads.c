@@ -98,7 +98,7 @@ static ddp_status complete(ddp_model *model, int slot)
 
 ddp_status ddp_grads_look_at_rest(ddp_model *model)
 {
-	/* With its bucket, what is absent is cleared. */
+	/* If the buckets travel, an absent gradient is cleared with its bucket. */
 	const bool travels = model->reducer.communicates && model->reducer.start != NULL;
 	ddp_status status = DDP_OK;
 

@@ -10,10 +10,10 @@
 #include "reduce/options.h"
 
 typedef enum ddp_hyper {
-	/* What training has come to. */
+	/* These say what training has come to. */
 	DDP_HYPER_CURRENT_RATE, /* what ddp_model_set_learning_rate() set last */
 	DDP_HYPER_LOSS_SCALE, DDP_HYPER_GOOD_STEPS, /* as the next step begins: see optim/scaler.h */
-	/* What is compared when a checkpoint is loaded. */
+	/* These are compared when a checkpoint is loaded. */
 	DDP_HYPER_FIXED_LOSS_SCALE, /* 0: none. With another kind of loss_scaling the first scale does not matter */
 	DDP_HYPER_TREATMENT, /* of parameters: see ddp_layout_treatment() */
 	DDP_HYPER_OPTIONS,   /* option i of the table is hyper DDP_HYPER_OPTIONS + i */
@@ -23,7 +23,7 @@ typedef enum ddp_hyper {
 
 /* A checkpoint's name for it; NULL: a checkpoint does not hold it. */
 const char *ddp_hyper_key(int hyper);
-/* What messages call it. */
+/* Returns the name that messages use. */
 const char *ddp_hyper_name(int hyper);
 /* The number that a checkpoint holds for this value, and the value of such a number. */
 double ddp_hyper_saved(int hyper, double value);

@@ -148,7 +148,7 @@ static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
 		return status;
 	model->strategy = ddp_strategy_choose(&model->settings, ranks, ddp_comm_nodes(comm),
 	                                      model->place.device == NULL);
-	/* On a device they are added to the dense part where they are. */
+	/* On a device, rows are added to the dense part where they are. */
 	const int rows_among = model->strategy->moves_rows && model->place.device == NULL ? ranks : 1;
 	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
@@ -200,7 +200,7 @@ static ddp_status join(ddp_model *model)
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "the model's parameters in bf16");
 		model->rounded = (uint16_t *)(void *)model->rounded_memory.data;
-		/* Where each rank updates only its own, end_step() rounds all. */
+		/* If each rank updates its own part only, end_step() rounds all. */
 		if (!model->strategy->spreads)
 			model->optim.rounded = model->rounded;
 	}

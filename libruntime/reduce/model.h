@@ -15,7 +15,7 @@ ddp_comm *ddp_model_comm(const ddp_model *model);
 ddp_status ddp_model_check_whole(const ddp_model *model);
 void ddp_model_set_partly_updated(ddp_model *model, bool partly_updated);
 
-/* Before a save: see settle() of reduce/strategy.h. Collective. */
+/* Call this before a save (see settle() of reduce/strategy.h). Collective. */
 ddp_status ddp_model_settle(ddp_model *model);
 
 /* Waits until all parameters are there (see ddp_model_param_wait()); an error leaves the model partly

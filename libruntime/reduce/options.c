@@ -139,7 +139,7 @@ static ddp_status check_optimizer(const ddp_model_options *options, const ddp_op
 	return DDP_OK;
 }
 
-/* What sums gradients in a way of its own has all of them on each rank. */
+/* A way of reducing that is not the default one has all gradients on each rank. */
 static ddp_status check_reduction(const ddp_model_options *options)
 {
 	const ddp_bucket_hook *hook = &options->hook;

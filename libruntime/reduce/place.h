@@ -34,8 +34,8 @@ static inline ddp_memory ddp_place_memory(const ddp_place *place)
 /* Waits until the queue's work is done; then, how the work has failed, if it has. */
 ddp_status ddp_place_sync(const ddp_place *place);
 
-/* Between the place's memory and the host's; on a device each waits for what the queue holds, then for
-   the copy. Any thread, one at a time. */
+/* These copy between the place's memory and the host's. On a device each call waits for what the queue holds,
+   then for the copy. Any thread may call them, one at a time. */
 ddp_status ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
 ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, size_t bytes);
 

@@ -10,7 +10,7 @@ static int64_t aligned(int64_t elements)
 	return (elements + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS * DDP_ALIGN_ELEMENTS;
 }
 
-/* As a matrix of its first dimension and the others; false if that would save too little. */
+/* Describes the parameter as a matrix of its first dimension and the others. False: that would save too little. */
 static bool describe(const ddp_slot *slot, const ddp_powersgd_options *settings, ddp_matrix *matrix)
 {
 	if (slot->ndim < 2)
@@ -35,7 +35,7 @@ static void add_range(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket, int6
 	ddp_plain_range *before = bucket->end_range > bucket->first_range
 	                              ? &plan->ranges[plan->range_count - 1] : NULL;
 
-	/* From the end of the bucket to its beginning. */
+	/* Ranges come from the end of the bucket to its beginning. */
 	if (before != NULL && before->begin == end) {
 		before->begin = begin;
 		return;

@@ -28,9 +28,9 @@ ddp_status ddp_reducer_make(const ddp_layout *layout, int requests, ddp_reducer 
 	made.request_count = requests;
 	made.requests = calloc((size_t)requests, sizeof(*made.requests));
 	made.took = calloc((size_t)requests, sizeof(*made.took));
-	/* Until the host waits for all of them, as each step does, a number is issued twice at most (left
-	   and right factors; or parameters that arrive late, and then gradients), and each tensor that
-	   one rank updates for all once. */
+	/* Each step waits for all requests on the host. Until then, a number is issued twice at most (left and
+	   right factors; or parameters that arrive late, and then gradients). Each tensor that one rank updates
+	   for all is issued once. */
 	made.passed = calloc(2 * (size_t)requests + (size_t)layout->count, sizeof(*made.passed));
 	/* Gradients and parameters; totals, norm, update, buffers (3); counts, indices and values of
 	   rows. */

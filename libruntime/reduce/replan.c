@@ -196,8 +196,8 @@ static double median_elements(const ddp_bucket_plan *plan, const int *ends, int 
 	return median(elements, count);
 }
 
-/* By what the two cuts' all-reduces took, medians against outliers; false: they do not show it. What
-   numbers as few as the totals take is no less than a latency. */
+/* Computes the costs from what the two cuts' all-reduces took; medians keep outliers out. False: the times do not
+   show the costs. The totals are few numbers, so the time that they take is at least a latency. */
 static bool fit_cost(ddp_model *model, ddp_merge_case *c)
 {
 	ddp_replan *r = &model->replan;
@@ -228,8 +228,8 @@ static void tell(const ddp_model *model, const ddp_merge_case *c, int count, int
 	        c->per_element * ELEMENTS_PER_MIB * 1e3, gain * 100, best);
 }
 
-/* On rank 0. Writes the buckets' ends, and how many there are: those of the first cut, unless
-   others promise a gain. */
+/* Rank 0 calls this. Writes the buckets' ends, and how many there are. The first cut stays, unless another one
+   promises a gain. */
 static void decide(ddp_model *model, int *ends, int *count)
 {
 	ddp_replan *r = &model->replan;
@@ -246,7 +246,7 @@ static void decide(ddp_model *model, int *ends, int *count)
 		ready[g] = -least[g] - first;
 		elements[g] = model->plan.grains[g] - model->plan.grains[g + 1];
 	}
-	/* Where gradients are clipped, no update begins before all are summed. */
+	/* If gradients are clipped, no update begins before all are summed. */
 	if (model->settings.options.clip_norm == 0)
 		c.update = -least[grains] / (double)model->layout.elements;
 	*count = r->first_count;
@@ -274,7 +274,7 @@ static void cut(ddp_model *model, const int *ends, int count)
 	ddp_reducer_cut(&model->reducer);
 }
 
-/* As rank 0 decides. */
+/* Cuts as rank 0 decides. */
 static ddp_status cut_at_last(ddp_model *model)
 {
 	int32_t decision[DDP_GRAINS_MAX + 1] = { 0 }; /* the count, and the ends */

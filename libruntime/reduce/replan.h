@@ -48,7 +48,8 @@ void ddp_replan_end(struct ddp_model *model);
 void ddp_replan_forget(struct ddp_model *model);
 /* All ranks have new parameters: keeps what the step has shown. */
 void ddp_replan_take(struct ddp_model *model);
-/* Behind that, when the next step may begin: cuts the buckets if it is time to. Collective then. */
+/* Call this after ddp_replan_take(), when the next step may begin. It cuts the buckets if it is time to, and is
+   collective then. */
 ddp_status ddp_replan_step(struct ddp_model *model);
 
 #endif

@@ -35,7 +35,7 @@ void ddp_squares_add(struct ddp_model *model, const float *values, int64_t count
 /* Adds those of `grads`, and updates: see ddp_optim_apply(). */
 void ddp_squares_update(struct ddp_model *model, const ddp_update *update, float *params, float *grads,
                         int64_t begin, int64_t end, int64_t at);
-/* For a model on a device, the host waits for the communication before it, and for the sums. */
+/* If the model is on a device, the host waits for the communication before this call, and for the sums. */
 ddp_status ddp_squares_end(struct ddp_model *model, double *squares);
 
 #endif

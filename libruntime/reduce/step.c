@@ -119,7 +119,7 @@ ddp_status ddp_model_drop_step(ddp_model *model)
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
-/* For what the last error says, which all ranks saw alike: it leaves all as they were. */
+/* Refuses the step for the reason that the last error says, which all ranks saw alike. The model stays as it was. */
 static ddp_status refuse(ddp_model *model, ddp_status refused)
 {
 	char reason[1024];
@@ -192,7 +192,7 @@ static ddp_status confer(ddp_model *model, ddp_consensus *own, bool halves, ddp_
 	return status;
 }
 
-/* For what all ranks see alike in what they said, of numbers that are not finite apart. */
+/* Judges what the ranks said, which all of them see alike. Numbers that are not finite are judged elsewhere. */
 static ddp_status judge(ddp_model *model, double weight, const ddp_consensus *own, const ddp_consensus *all)
 {
 	ddp_status status = ddp_consensus_check(model, weight, all);
@@ -414,7 +414,7 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 /* All ranks have new parameters. */
 static void count_step(ddp_model *model)
 {
-	/* Where each rank updates only its own, no update rounds; what arrives is rounded then. */
+	/* If each rank updates its own part only, an update does not round. What arrives is rounded then. */
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
 		ddp_model_round(model, 0, model->layout.elements);
 	enter(model, DDP_PHASE_IDLE);

@@ -101,8 +101,8 @@ static ddp_status send_params(ddp_model *model, const ddp_update *update)
 	return status;
 }
 
-/* Under the numbers of buckets, for which nobody waits any more: all are under way before the
-   first is waited for, by the host or by a device's queue. */
+/* Requests use the numbers of buckets, for which nobody waits any more. All are under way before the host or a
+   device's queue waits for the first. */
 static ddp_status exchange(ddp_model *model, const ddp_update *update)
 {
 	const char *failure = ddp_optim_failure(&model->optim);

@@ -77,7 +77,7 @@ static double scale_of(const ddp_model *model, ddp_type type)
 	return ldexp(1, exponent - 1 < EXPONENT_MAX ? exponent - 1 : EXPONENT_MAX);
 }
 
-/* To 16 bits, or from them. */
+/* Converts to 16 bits (`narrow`), or from them. */
 static void convert(const ddp_model *model, const void *from, void *to, int64_t count, bool narrow)
 {
 	const compress *c = compress_of(model);
@@ -99,7 +99,7 @@ static void convert(const ddp_model *model, const void *from, void *to, int64_t 
 		dk_from_f16(to, from, count, (float)scale);
 }
 
-/* As they are. */
+/* Sums gradients as they are. */
 static ddp_operation sum_of(const ddp_model *model, const ddp_bucket *bucket)
 {
 	return (ddp_operation){

@@ -28,7 +28,7 @@ static ddp_grad_bucket view(const ddp_model *model, int k)
 	};
 }
 
-/* Until a hook's function says why it fails. */
+/* This reason stays until a hook's function says why it fails. */
 static void give_no_reason(void)
 {
 	ddp_fail(DDP_OK, "the hook gave no reason");

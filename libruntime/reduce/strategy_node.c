@@ -84,7 +84,7 @@ ddp_status ddp_node_strategy_open(ddp_model *model)
 	const size_t grads_bytes = (size_t)model->layout.elements * sizeof(float);
 
 	ddp_status status = ddp_comm_copies(comm, model->params, params_bytes, n->params);
-	/* Over several nodes, each rank has all sums in its own. */
+	/* Over several nodes, each rank has all sums in its own memory. */
 	if (status == DDP_OK && ddp_comm_nodes(comm) == 1)
 		status = ddp_comm_copies(comm, model->grads, grads_bytes, n->grads);
 	if (status == DDP_OK)
@@ -130,7 +130,7 @@ ddp_status ddp_node_strategy_begin(ddp_model *model, int64_t step)
 {
 	_Atomic int64_t *begun = begun_of(node_of(model), node_of(model)->rank);
 
-	/* Who saves does the reverse: it sees the communicator broken, then looks here. */
+	/* A rank that saves does the reverse: it first sees the communicator broken, then looks here. */
 	atomic_store(begun, step);
 	ddp_full_fence();
 	ddp_status status = ddp_comm_check(model->comm);
@@ -197,7 +197,7 @@ static void sum_piece(const node *n, const ddp_piece *piece)
 	}
 }
 
-/* On all ranks. */
+/* Updates a piece for all ranks. */
 static double update_piece(const pass *p, const ddp_piece *piece)
 {
 	const node *n = p->node;
@@ -229,7 +229,7 @@ static void run_pieces(void *argument, int64_t first, int64_t last)
 	}
 }
 
-/* Over pieces [first, end). */
+/* Runs over pieces [first, end). */
 static double run_pass(ddp_model *model, const ddp_update *update, bool reduced, int first, int end)
 {
 	pass p = { .model = model, .node = node_of(model), .update = update, .reduced = reduced,

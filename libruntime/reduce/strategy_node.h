@@ -19,10 +19,10 @@
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
 
-/* Before the update of a step. Fails if the communicator is broken: of what the
-   ranks that are left then save, no rank changes anything any more. */
+/* Call this before the update of a step. It fails if the communicator is broken. Then no rank changes anything
+   any more of what the remaining ranks save. */
 ddp_status ddp_node_strategy_begin(struct ddp_model *model, int64_t step);
-/* After the update: the parameters are partly updated until all ranks have stored what they own.
+/* Call this after the update. The parameters are partly updated until all ranks have stored what they own.
    `updated` is this rank's part of *squares, which is written unless `reduced`. */
 ddp_status ddp_node_strategy_end(struct ddp_model *model, bool reduced, double updated, double *squares);
 

@@ -69,7 +69,7 @@ static uint64_t stream_of(const ddp_model *model, const ddp_matrix *matrix)
 
 /* ---- memory --------------------------------------------------------------------------- */
 
-/* As if no step had been done. */
+/* Makes the state that of a model that has done no step. */
 static void forget(ddp_model *model)
 {
 	powersgd *p = powersgd_of(model);
@@ -84,7 +84,7 @@ static void forget(ddp_model *model)
 	dk_use(before);
 }
 
-/* Where the model is. */
+/* Allocates where the model is. */
 static ddp_status allocate(const ddp_model *model, int64_t elements, float **memory)
 {
 	void *made;

@@ -78,7 +78,7 @@ static void fill_order(const ddp_model *model, bool *placed)
 	}
 }
 
-/* As many numbers as this rank owns, where the model is. */
+/* Allocates, where the model is, as many numbers as this rank owns. */
 static ddp_status alloc_shard(const ddp_model *model, float **shard)
 {
 	const size_t bytes = ((size_t)model->units.most + 1) * sizeof(**shard); /* never nothing */
@@ -129,7 +129,7 @@ static void close_memory(ddp_model *model)
 	free(s);
 }
 
-/* Where this rank keeps its slice of a unit. */
+/* Returns where this rank keeps its slice of a unit. */
 static int64_t kept_of(const ddp_model *model, const ddp_unit *unit)
 {
 	return unit->first_piece < unit->end_piece ? model->units.pieces[unit->first_piece].kept : 0;
@@ -282,8 +282,8 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	return status == DDP_OK ? ddp_reducer_meet(&model->reducer, "norm", squares, 1) : status;
 }
 
-/* Under the number of the unit's reduce-scatter, for which nobody waits any more. On a device it
-   begins behind the update. */
+/* The request uses the number of the unit's reduce-scatter, for which nobody waits any more. On a device it
+   begins after the update. */
 static ddp_status gather_unit(ddp_model *model, int u)
 {
 	const ddp_operation operation = {

@@ -15,7 +15,7 @@ typedef struct ddp_timeline ddp_timeline;
 ddp_timeline *ddp_timeline_open(const ddp_place *place, ddp_watch *watch);
 void ddp_timeline_close(ddp_timeline *timeline);
 
-/* From here on the queue does a step's forward, backward or, from DDP_PHASE_OPTIMIZER on, update; nothing
+/* From here on, the queue does a step's forward or backward, or, from DDP_PHASE_OPTIMIZER on, its update. Nothing
    is told of other phases. */
 void ddp_timeline_mark(ddp_timeline *timeline, ddp_phase phase, int64_t step);
 /* The queue has just come to the last mark: tells the trace of what was before it. */

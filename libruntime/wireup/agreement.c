@@ -9,8 +9,8 @@
 #include "base/text.h"
 #include "job/environment.h"
 
-/* On the wire: these numbers, then version, hostname, node and boot id, each
-   with its terminator. The magic comes first in every version of the library. */
+/* A record on the wire has these numbers, then version, hostname, node and boot id, each with its terminator. The
+   magic comes first in every version of the library. */
 struct record {
 	char magic[8];
 	int32_t rank, world_size, local_rank, local_world_size, node_rank, nnodes;
@@ -150,7 +150,7 @@ static ddp_status check_sizes(const ddp_belief *beliefs, int count)
 	return DDP_OK;
 }
 
-/* By node, then by rank. */
+/* Orders ranks by node, then by rank. */
 static int compare_places(const void *a, const void *b, void *argument)
 {
 	const ddp_belief *beliefs = argument;

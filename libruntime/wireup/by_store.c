@@ -19,10 +19,10 @@ enum { RUN_BYTES = 16, KEY_TEXT = 96, LIST_BYTES = 200, FIRST_ROOM = 4096 };
 /* So long a rank waits for an answer before it looks whether rank 0 has begun another run. */
 static const uint64_t first_slice_ns = 250000000u, longest_slice_ns = 2000000000u;
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 200000000u;
-/* For an answer that is there. */
+/* These limit how long a rank looks for an answer that is there. */
 static const int all_looks_ms = 2000, shortest_look_ms = 10, longest_look_ms = 200;
 
-/* Under "ddp/run", by rank 0. */
+/* Rank 0 puts this under "ddp/run". */
 struct run {
 	char magic[8];
 	int32_t world_size;
@@ -30,7 +30,7 @@ struct run {
 	unsigned char key[DDP_KEY_BYTES];
 };
 
-/* Under "ddp/RUN/EXCHANGE/RANK", and the blob behind it. */
+/* A rank puts this under "ddp/RUN/EXCHANGE/RANK", and the blob behind it. */
 struct entry {
 	char magic[8];
 	int32_t rank, world_size;
@@ -40,8 +40,8 @@ struct entry {
 	char host[64];
 };
 
-/* Under "ddp/RUN/EXCHANGE/all", by rank 0: all entries, each with its blob. After a failure, the numbers of the
-   processes that it is told to, and a sentence. */
+/* Rank 0 puts this under "ddp/RUN/EXCHANGE/all", and behind it all entries, each with its blob. After a failure,
+   the numbers of the processes that it is told to and a sentence follow instead. */
 struct answer {
 	char magic[8];
 	uint32_t status; /* ddp_status */
@@ -186,7 +186,7 @@ static ddp_status put_entry(struct store *s, const struct entry *entry, const vo
 	return status;
 }
 
-/* What rank `rank` has put. */
+/* Reads the entry that rank `rank` has put. */
 static ddp_status read_entry(const struct store *s, const char *value, size_t bytes, int rank, struct entry *entry)
 {
 	const ddp_job *job = s->base.job;
@@ -269,7 +269,7 @@ static ddp_status begin_run(struct store *s)
 	return put(s, "ddp/run", &s->run, sizeof(s->run));
 }
 
-/* What all ranks have put, at its end. */
+/* This holds the entries of all ranks, one behind the other. */
 struct gathered {
 	char *bytes;
 	size_t used, room;

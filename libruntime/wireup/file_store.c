@@ -58,8 +58,8 @@ static void pause_for(uint64_t *pause_ns)
 
 /* ---- locks -------------------------------------------------------------------------------- */
 
-/* Of the open file, so that threads and contexts of one process keep each other out, too. 0, EAGAIN if another one
-   has it, or an error. */
+/* The lock belongs to the open file, so that threads and contexts of one process keep each other out, too.
+   Returns 0, EAGAIN if another one has the lock, or an error. */
 static int try_lock(int fd, off_t at, short type)
 {
 	struct flock lock = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1 };
@@ -247,7 +247,7 @@ static ddp_status file_set(void *user, const char *key, const void *value, size_
 	return status;
 }
 
-/* On NFS it is the lock that makes other nodes' records visible. */
+/* On NFS the lock makes other nodes' records visible. */
 static ddp_status look(ddp_file_store *f, uint64_t deadline_ns)
 {
 	ddp_status status = lock_content(f, F_RDLCK, deadline_ns);

@@ -18,7 +18,7 @@ ddp_status ddp_file_store_open(const char *path, const ddp_job *job, uint64_t de
 /* NULL is allowed. */
 void ddp_file_store_close(ddp_file_store *store);
 
-/* For as long as it is open. */
+/* The calls may be used as long as the store is open. */
 ddp_store ddp_file_store_calls(ddp_file_store *store);
 
 #endif

@@ -31,7 +31,7 @@ typedef struct ddp_frame_reader {
 	size_t used, capacity;
 } ddp_frame_reader;
 
-/* Where the next bytes of the frame go, and how many at most (never 0). */
+/* Says where the next bytes of the frame go, and how many at most (never 0). */
 ddp_status ddp_frame_room(ddp_frame_reader *reader, void **at, size_t *bytes);
 /* Says that `bytes` have come there. *complete once the frame has ended. */
 ddp_status ddp_frame_filled(ddp_frame_reader *reader, size_t bytes, bool *complete);

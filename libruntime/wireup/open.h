@@ -7,11 +7,11 @@
 
 ddp_status ddp_self_open(const ddp_job *job, ddp_wireup **wireup);
 
-/* At MASTER_ADDR:MASTER_PORT. */
+/* The ranks meet at MASTER_ADDR:MASTER_PORT. */
 ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
                         ddp_wireup **wireup);
 
-/* Between the ranks of ddp_spawn(). */
+/* The ranks of ddp_spawn() meet. */
 ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
                           ddp_wireup **wireup);
 

@@ -23,8 +23,8 @@
 #include "job/pmix_client.h"
 #include "wireup/pmix_probe.h"
 
-/* To find out who has not come: for how long, and up to how many ranks, as each
-   asks for each. */
+/* Ranks try for so long to find out who has not come, if there are at most so many, because each rank asks for
+   each. */
 static const uint64_t probe_ns = 1000000000u;
 enum { PROBE_MAX = 512 };
 
@@ -131,9 +131,9 @@ static void name_missing(const struct pmix_wireup *wireup, char *text, size_t by
 }
 
 /*
- * What else may be wrong with a fence. A slurmstepd that forks the tasks of
- * another user runs as that user meanwhile, and refuses the connection of
- * another node's: it goes by who sent it, and expects root.
+ * Says what else may be wrong with a fence. A slurmstepd that forks the tasks of another user runs as that user
+ * meanwhile. It then refuses the connection of another node's slurmstepd, because it looks at who sent the message,
+ * and expects root.
  */
 static const char *slurms_part(const struct pmix_wireup *wireup)
 {

@@ -34,7 +34,7 @@ static void unlock(struct probe *probe)
 	free(probe);
 }
 
-/* On a thread of PMIx's. */
+/* A thread of PMIx's calls this. */
 static void answered(pmix_status_t rc, pmix_value_t *value, void *argument)
 {
 	struct question *question = argument;

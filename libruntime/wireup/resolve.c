@@ -127,7 +127,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 	bool own_name = names_this_node(job) || agents_share_machine(job), loopback = false;
 
 	for (; found != NULL && rendezvous->count < DDP_RENDEZVOUS_ADDRESSES; found = found->ai_next) {
-		/* For another node's name it would be an address of this node. */
+		/* If the name is another node's, the loopback address would be one of this node. */
 		if (job->nnodes > 1 && is_loopback(found->ai_addr) && !own_name)
 			continue;
 		loopback |= is_loopback(found->ai_addr);

@@ -12,7 +12,7 @@
 /* Makes this end's kernel ask each second whether the other end's kernel is there. A local socket stays as it is. */
 void ddp_silence_ask(int fd);
 
-/* Who waits for a connection notes here what he has seen of it. */
+/* A thread that waits for a connection notes here what it has seen of it. */
 typedef struct ddp_silence_looks {
 	uint64_t next_ns;
 	int silent; /* looks, one after the other, at which the other end had been silent for too long */

@@ -11,7 +11,7 @@
 
 enum { DDP_RENDEZVOUS_ADDRESSES = 8, DDP_WHERE_MAX = DDP_HOST_MAX + 16 };
 
-/* Where rank 0 listens: at one of the ports of one of the addresses, or at a local socket. */
+/* Rank 0 listens here: at one of the ports of one of the addresses, or at a local socket. */
 typedef struct ddp_rendezvous {
 	ddp_ports ports; /* count 1 for a local socket, which has none */
 	int count;
@@ -53,7 +53,7 @@ ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms);
    has closed the connection. */
 ddp_status ddp_socket_read(int fd, void *to, size_t bytes, uint64_t deadline_ns);
 ddp_status ddp_socket_write(int fd, const void *from, size_t bytes, uint64_t deadline_ns);
-/* At least 1 byte, at most `bytes`. */
+/* Reads at least 1 byte, and at most `bytes`. */
 ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadline_ns,
                                 size_t *got);
 

@@ -8,7 +8,7 @@
 
 #include "wireup/star_links.h"
 
-/* Until all ranks have come. */
+/* Accepts ranks until all have come. */
 ddp_status ddp_accept_ranks(struct ddp_centre *centre, uint64_t deadline_ns);
 
 #endif

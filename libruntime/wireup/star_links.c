@@ -105,7 +105,7 @@ ddp_status ddp_centre_lost(const struct ddp_centre *centre, const struct ddp_lin
 static bool tell(struct ddp_centre *centre, struct ddp_link *link, const unsigned char *news,
                  size_t bytes)
 {
-	/* In the middle of another frame, the news would be taken for its rest. */
+	/* In the middle of another frame, the peer would take the news for the rest of that frame. */
 	bool told = link->sent == 0 && send(link->fd, news, bytes, MSG_NOSIGNAL) == (ssize_t)bytes &&
 	            shutdown(link->fd, SHUT_WR) == 0;
 

@@ -17,7 +17,7 @@ typedef struct ddp_centre_found {
 	char host[DDP_AUTH_HOST_BYTES];
 } ddp_centre_found;
 
-/* Until rank 0 is found and both ends have proven the key; writes *found on success only. */
+/* Searches until rank 0 is found and both ends have proven the key. *found is written on success only. */
 ddp_status ddp_star_search(const ddp_job *job, const ddp_key *key, const ddp_rendezvous *rendezvous,
                            uint64_t deadline_ns, ddp_centre_found *found);
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the star's ranks meet: at MASTER_ADDR:MASTER_PORT, or at the socket
-   that ddp_spawn() left open. */
+/* The star's ranks meet at MASTER_ADDR:MASTER_PORT, or at the socket that ddp_spawn() left open. */
 #include <errno.h>
 #include <openssl/crypto.h>
 #include <stddef.h>

@@ -36,7 +36,7 @@ typedef struct ddp_node {
 	size_t stage_bytes;         /* of a slot of stage or result */
 	size_t proposals_bytes;     /* of one of its boards */
 	char *rings;                /* of comm/p2p: [size][size], from, to */
-	/* For who holds run.lock: */
+	/* The thread that holds run.lock uses these: */
 	struct pollfd *watched;     /* [size]: their processes (comm/core/liveness) */
 	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */
 	uint64_t step;              /* of this rank; the ranks go in lockstep */

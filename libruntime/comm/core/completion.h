@@ -8,8 +8,7 @@
 #include "ddp.h"
 #include "watch/recorder.h"
 
-/* Who ends a request that is complete, and frees it: the program, or, if it has let go of it, the
-   library. */
+/* The program ends a complete request and frees it. If the program has let go of the request, the library does. */
 typedef enum ddp_request_state { DDP_UNDER_WAY, DDP_COMPLETE, DDP_LET_GO } ddp_request_state;
 
 struct ddp_request {
@@ -79,7 +78,7 @@ void ddp_requests_give_back_thread(ddp_comm *comm);
 void ddp_requests_call_back(ddp_comm *comm);
 /* Is there something to call back? */
 bool ddp_requests_to_call_back(const ddp_comm *comm);
-/* In all threads: each operation asks, and a thread's own variable takes longer. */
+/* This counts the callbacks of all threads. Each operation asks, and a variable of each thread would take longer. */
 extern atomic_int ddp_callbacks_running;
 ddp_status ddp_request_look_for_callback(const char *what);
 

@@ -37,8 +37,8 @@ ddp_status ddp_doorbell_open_peers(ddp_comm *comm, const int *fds)
 {
 	char path[64];
 
-	/* For reading too: so there is always a reader, and writing to one that
-	   has died is no SIGPIPE. */
+	/* The pipe is opened for reading, too. So it always has a reader, and a write to the pipe of a dead rank
+	   causes no SIGPIPE. */
 	for (int i = 0; i < comm->node.size; i++) {
 		const int rank = comm->node.ranks[i];
 		ddp_peer *peer = &comm->roster->peers[comm->topology.world_ranks[rank]];

@@ -47,8 +47,8 @@ void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t tim
 void ddp_doorbell_end(ddp_doorbell *bell);
 /* Sleeps for so long, or until a notification. */
 void ddp_doorbell_rest(ddp_doorbell *bell, uint64_t ns);
-/* For the thread of comm/attend: sleeps until `fd` has something to read, or something
-   has come for anybody, or ddp_doorbell_notify_attention(). */
+/* The thread of comm/attend calls this. It sleeps until `fd` has something to read, something has come for any
+   thread, or ddp_doorbell_notify_attention() is called. */
 void ddp_doorbell_attend(ddp_doorbell *bell, int fd);
 
 /* Wakes the node's ranks that sleep for `event` (or for ANY), if what they

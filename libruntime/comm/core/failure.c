@@ -127,8 +127,8 @@ void ddp_failure_unshare(ddp_comm *twin)
 	pthread_mutex_unlock(&twins->lock);
 }
 
-/* Who is lost may have taken other ranks along, rank 0 too. So the first rank of each node that gets
-   the error tells it: that rank lives. */
+/* A lost rank may have taken other ranks along, also rank 0. So the first rank of each node that gets the error
+   tells it, because that rank lives. */
 static bool claims_to_tell(ddp_comm *comm)
 {
 	ddp_comm *first = atomic_load(&comm->twin_of);

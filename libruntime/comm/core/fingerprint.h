@@ -7,8 +7,8 @@
 
 #include "comm/ops/names.h"
 
-/* Without a gap, so that it can be compared whole, and 20 bytes, so that a header
-   has room for it in its first line. */
+/* The structure has no gap, so that it can be compared as a whole. It has 20 bytes, so that the first line of a
+   header has room for it. */
 typedef struct ddp_fingerprint {
 	uint8_t kind, type, op;
 	uint8_t by_counts;    /* 1: the v-form */

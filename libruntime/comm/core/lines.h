@@ -21,7 +21,7 @@ enum {
 	DDP_PROPOSAL_BOARDS = 3        /* of a rank: where it shows these (comm/group/agreement) */
 };
 
-/* Where a buffer lies in memory that the node's ranks share. */
+/* This says where a buffer lies in memory that the node's ranks share. */
 typedef struct ddp_memory_ref {
 	uint64_t allocation; /* 0: not shared */
 	uint64_t offset;

@@ -18,7 +18,7 @@ const char *ddp_rank_text(const ddp_comm *comm, int rank)
 	static _Thread_local unsigned int next;
 	char *text = texts[next++ % 4];
 
-	/* As users and the plugin count: a group's own numbers mean nothing to them. */
+	/* Users and the plugin count ranks of the world. A group's own numbers mean nothing to them. */
 	snprintf(text, sizeof(texts[0]), "rank %d on %s", comm->topology.world_ranks[rank],
 	         comm->roster->peers[comm->topology.world_ranks[rank]].host);
 	return text;

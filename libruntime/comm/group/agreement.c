@@ -84,7 +84,7 @@ void ddp_agreement_close(ddp_agreement *m)
 
 /* ---- proposals ------------------------------------------------------------------------ */
 
-/* Where rank r's proposal is kept, and where it comes; and what this rank reads. */
+/* These return where rank r's proposal is kept, where it arrives, and where this rank reads. */
 static ddp_proposal *kept(const ddp_agreement *m, int r)
 {
 	return record(m, (size_t)r);
@@ -172,17 +172,16 @@ static bool is_again(uint64_t at, uint64_t serial)
 }
 
 /*
- * Where local rank i shows its proposal of round `serial`, and behind it those of other
- * nodes that were told to it. A rank that has not seen the failure yet may still read
- * and write the slots of the operation.
+ * Local rank i shows its proposal of round `serial` here, and behind it those of other nodes that were told to it. A
+ * rank that has not seen the failure yet may still read and write the slots of the operation.
  */
 typedef struct board {
 	alignas(64) _Atomic uint64_t others;
 	alignas(64) unsigned char records[];
 } board;
 
-/* By turns, as nobody is two rounds ahead of who is present to him; but an agreement's first
-   round has one of its own. A rank may begin again while others of its node still read what
+/* Rounds use the boards in turn, because no rank is two rounds ahead of a rank that is present to it. The first
+   round of an agreement has a board of its own: a rank may begin again while others of its node still read what
    it told last. */
 static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 {
@@ -427,8 +426,8 @@ static ddp_status left_out(const ddp_comm *comm)
 	                ddp_rank_text(comm, comm->rank));
 }
 
-/* Who cannot connect with others does not know how it is with them: that it does not count
-   them in must not be told. */
+/* A rank that cannot connect with others does not know whether they live. It must not tell that it does not count
+   them in. */
 static ddp_status check_descriptors(const ddp_comm *comm)
 {
 	if (comm->net == NULL || !ddp_net_lacks_descriptors(comm))

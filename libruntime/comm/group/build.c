@@ -139,7 +139,7 @@ static ddp_status make_parts(building *b)
 	return status;
 }
 
-/* Without memory for it, nothing is offered. */
+/* A rank without memory for its offer offers nothing. */
 static ddp_status exchange_offers(building *b, ddp_status made)
 {
 	offer mine = { .status = made, .control_fd = b->control_fd, .doorbell = b->comm->roster->doorbell.pipe[1],

@@ -8,7 +8,7 @@
 #include "comm/hier/plan.h"
 #include "comm/wait/await.h"
 
-/* Whom this rank connects with: each of them does so, too. */
+/* This rank connects with these ranks, and each of them connects with this rank. */
 typedef struct neighbours {
 	int *ranks;
 	int count;
@@ -94,7 +94,7 @@ static ddp_status settle(ddp_comm *comm, const neighbours *n)
 	return status == DDP_OK ? ddp_comm_await(comm, &settled) : status;
 }
 
-/* To each once. */
+/* Tells each neighbour once. */
 static void say_ready(ddp_comm *comm, const neighbours *n)
 {
 	for (int i = 0; i < n->count; i++)

@@ -54,7 +54,7 @@ static ddp_status pass(member_exchange *e, int apart, int count)
 	return status != DDP_OK ? status : came;
 }
 
-/* Else they would wait for other ranks than these for them. */
+/* Ranks with other lists would wait for other members than these. */
 static ddp_status compare(const member_exchange *e, int begin, int end)
 {
 	for (int i = begin; i < end; i++) {

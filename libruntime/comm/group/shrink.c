@@ -50,7 +50,7 @@ static uint32_t stage_of(const shrinking *s, uint32_t stage)
 
 typedef enum answer { DIFFER, SAME, DECIDED, PAST } answer;
 
-/* Whose verdict it tells, which it may have from another rank itself. */
+/* Returns the rank whose verdict the proposal tells. The sender may have got that verdict from another rank. */
 static int32_t culprit_of(const ddp_proposal *n)
 {
 	int32_t culprit;
@@ -127,7 +127,7 @@ static ddp_status agree(shrinking *s, uint32_t stage, verdict *all, bool *past)
 
 /* ---- building ---------------------------------------------------------------------------- */
 
-/* In the last attempt, too: of `rank` or, if that is DDP_NOBODY, somebody. */
+/* The last attempt fails like this, too. DDP_NOBODY: it is not known which rank has gone. */
 static ddp_status fail_gone(const ddp_comm *comm, int rank)
 {
 	return ddp_fail(DDP_ERR_PEER, "%s has gone while the others made a communicator: call ddp_comm_shrink() again",
@@ -150,7 +150,7 @@ static ddp_status fail_with_others(const shrinking *s)
 	return fail_gone(comm, DDP_NOBODY);
 }
 
-/* For ddp_comm_build(). */
+/* ddp_comm_build() exchanges by this function. */
 static ddp_status exchange_by_agreement(void *argument, const void *blob, size_t bytes, void **blobs,
                                         size_t *sizes)
 {

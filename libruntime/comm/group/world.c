@@ -45,7 +45,7 @@ static ddp_status exchange(const world_exchange *e, const void *blob, size_t byt
 	return e->wireup->ops->exchange(e->wireup, blob, bytes, e->deadline_ns, blobs, sizes);
 }
 
-/* For who does not want what comes. */
+/* Exchanges, and drops what the other ranks sent. */
 static ddp_status exchange_and_drop(const world_exchange *e, const void *blob, size_t bytes)
 {
 	const int size = e->wireup->job->world_size;

@@ -17,8 +17,8 @@
 
 #include "comm/hier/reduction.h"
 
-/* In the order in which they are tried: of those that cost the same, the first runs; between two
-   nodes the first that can. */
+/* Algorithms are tried in this order. If several cost the same, the first of them runs. Between two nodes the
+   first that can run the operation does. */
 typedef enum ddp_algorithm {
 	DDP_DIRECT,             /* every node combines everything (comm/hier/direct) */
 	DDP_SCATTER_GATHER,     /* each node combines its part (the same) */

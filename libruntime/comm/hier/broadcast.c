@@ -86,7 +86,7 @@ static ddp_status flow(ddp_comm *comm, const tree *t, char *data, size_t bytes,
 	}
 	for (size_t i = 0; i < DEPTH && i < chunks && status == DDP_OK; i++)
 		status = ddp_await_transfers(comm, sends[i], t->count);
-	/* Before `recvs` is gone. */
+	/* The transfers of `recvs` end before `recvs` is gone. */
 	return status == DDP_OK ? DDP_OK : ddp_message_give_up(comm, status);
 }
 

@@ -187,9 +187,9 @@ static const char *own_partial(const ddp_reduction *x, const ddp_chunk *g, int m
 	return x->plain ? ddp_input_of(x, &x->slices[x->mine[m]]) + range.begin * x->element : partial_of(x, g, m);
 }
 
-/* Where a result that comes from, or goes to, other nodes is on this one: in
-   this rank's output, if it is for it. In place, what was sent from there has
-   come to the owner before the result can come back. */
+/* Returns where a result that comes from other nodes, or goes to them, lies on this node. If the result is for
+   this rank, it is in this rank's output. In place, the owner has got what was sent from there before the result
+   can come back. */
 static void *result_place(const ddp_reduction *x, const ddp_chunk *g, int m, ddp_range range)
 {
 	if (ddp_rank_wants(x, &x->slices[x->mine[m]], x->comm->rank))
@@ -287,9 +287,8 @@ static ddp_status send_result(ddp_reduction *x, ddp_chunk *g, int m, size_t s, d
 	return DDP_OK;
 }
 
-/* For how long messages may coalesce while the program computes, lest each of
-   them interrupt it, if `behind` chunks are under way behind the awaited one:
-   a part of the time that they take. */
+/* Returns for how long messages may coalesce while the program computes, so that not each of them interrupts it.
+   `behind` chunks are under way behind the awaited one, and messages wait for a part of the time that these take. */
 static uint64_t coalesce_ns(const ddp_reduction *x, size_t behind)
 {
 	double bytes = (double)(behind * x->chunk_count * x->travel_bytes) * x->owned_count * (x->nodes - 1);
@@ -326,7 +325,7 @@ static ddp_status combine_owned(ddp_reduction *x, size_t s, size_t newest)
 
 	if (newest > s)
 		learn_coalescing(x, &x->chunks[newest % x->depth], gather > 0);
-	/* In place, the result goes where our part may still be sent from. */
+	/* In place, the result goes to where our part may still be sent from. */
 	if (status == DDP_OK && x->plain && x->input == x->output)
 		status = ddp_await_transfers(x->comm, g->sends, g->send_count);
 	for (int m = 0; status == DDP_OK && m < x->mine_count; m++) {

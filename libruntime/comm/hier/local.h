@@ -16,7 +16,7 @@ void ddp_local_round(const ddp_reduction *x, const void *results, size_t count, 
 /* The places where the ranks of this node want a range of share i; this rank's
    own first. At most node.size; returns how many. */
 int ddp_local_places(const ddp_reduction *x, int i, ddp_range range, void **places);
-/* Before and after a window: what is not in shared memory passes through slots. */
+/* These are called before and after a window. Data that is not in shared memory passes through slots. */
 void ddp_local_stage(const ddp_reduction *x);
 void ddp_local_pull(const ddp_reduction *x);
 

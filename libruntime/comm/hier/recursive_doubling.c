@@ -52,7 +52,7 @@ ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, v
 			status = ddp_message_send(comm, peer, number, mine, bytes, &pair[under_way++]);
 		if (status == DDP_OK)
 			status = ddp_await_transfers(comm, pair, under_way);
-		/* Before `pair` is gone. */
+		/* The transfers of `pair` end before `pair` is gone. */
 		if (status != DDP_OK)
 			return ddp_message_give_up(comm, status);
 		if (e.recv.count > 0 && !results)

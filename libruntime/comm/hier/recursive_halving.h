@@ -24,14 +24,15 @@ ddp_status ddp_recursive_halving_prepare(ddp_reduction *x);
 /* All chunks of the present window. */
 ddp_status ddp_recursive_halving_run(ddp_reduction *x);
 
-/* For tests of the model: who exchanges what with whom; */
+/* Tests of the model use these, too. Returns who exchanges what with whom. */
 ddp_plan ddp_halving_plan(const ddp_shape *shape, int root);
-/* elements of what is exchanged, in a chunk of `count`: of a channel, or of each block; */
+/* Returns how many elements of a chunk of `count` are exchanged: of a channel, or of each block. */
 size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_range parts, bool share, size_t count);
-/* elements of a chunk, of reduce_scatter of each block of a channel: the same on all nodes, whether they
-   work on shared memory or through windows, which are whole multiples of it; 0: a window is too small; */
+/* Returns the elements of a chunk; of reduce_scatter, those of each block of a channel. They are the same on all
+   nodes, whether nodes work on shared memory or through windows, which are whole multiples of a chunk. 0: a window
+   is too small. */
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape);
-/* and chunks that are under way at a time. */
+/* Returns how many chunks are under way at a time. */
 size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest);
 
 #endif

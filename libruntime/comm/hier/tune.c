@@ -17,9 +17,9 @@
 #include "comm/wait/message.h"
 
 enum {
-	/* Of a batch, the slowest rank counts: one that comes late finds its messages there.
-	   Of batches the fastest: some find all ranks with a core. One more, before, does not
-	   count: it warms up, and empties the bucket of a limited link. */
+	/* The slowest rank of a batch counts, because a rank that comes late finds its messages there. The
+	   fastest batch counts, because in some of them all ranks have a core. One more batch comes first and
+	   does not count. It warms up, and empties the bucket of a limited link. */
 	BATCHES = 4, PING_BATCHES = 8, /* of large transfers, of small messages */
 	PINGS = 4,              /* exchanges in a batch */
 	BURST = 32,             /* small messages behind each other */
@@ -29,7 +29,7 @@ enum {
 	   UCX over sockets, which is received without being put together first. */
 	CHUNK_BYTES = 60 * 1024,
 	LARGE_CHUNK_BYTES = 256 * 1024,
-	/* What goes with a message on the wire: its own time is at least that. */
+	/* So many bytes go with a message on the wire. A message takes at least their time. */
 	HEADER_BYTES = 256,
 	MESSAGES = LARGE_BYTES / CHUNK_BYTES + 1,
 	TAGS = 0xfff000         /* beyond those of any operation's first chunks */
@@ -247,7 +247,7 @@ ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted)
 		const size_t length = strcspn(at, ",");
 		status = want(wanted, list, at, length);
 		at += length;
-		/* Behind a comma comes a name, or the empty one is refused. */
+		/* A name must follow a comma. Otherwise the empty name is refused. */
 		if (*at == ',' && *++at == '\0' && status == DDP_OK)
 			status = want(wanted, list, at, 0);
 	}

@@ -80,8 +80,8 @@ static ddp_status move(const calls *k, void *to, const void *from, size_t bytes)
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
-/* Where NCCL leaves this rank's part of a reduce_scatter: in place, where its input is,
-   since others' inputs lie where ddp.h wants the result. */
+/* Returns where NCCL leaves this rank's part of a reduce_scatter. In place, that is where its input lies, because
+   others' inputs lie where ddp.h wants the result. */
 static char *scattered(const calls *k)
 {
 	const bool in_place = k->c->send == k->c->recv;

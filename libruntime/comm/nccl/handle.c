@@ -15,8 +15,8 @@
 
 int ddp_nccl_ranks_per_id = 128;
 
-/* Between two questions whether a communicator is made; and how long until ranks tell each
-   other how far they are. */
+/* PAUSE_US lies between two questions whether a communicator is made. A round lasts until ranks tell each other
+   how far they are. */
 enum { PAUSE_US = 200, FIRST_ROUND_MS = 2, LONGEST_ROUND_MS = 100 };
 
 static ddp_status status_of(int result)
@@ -123,7 +123,7 @@ void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_han
 	if (handle == NULL)
 		return;
 	a->in_thread = ddp_thread_start(&a->thread, abort_in_thread, a) == 0;
-	/* Without threads, at least those end that wait for no other one. */
+	/* Without threads, at least those communicators end that wait for no other one. */
 	if (!a->in_thread)
 		abort_in_thread(a);
 }
@@ -156,7 +156,7 @@ static void call_destroy(void *argument)
 	e->result = e->nccl->destroy(e->handle);
 }
 
-/* Until NCCL has done what it was asked, or `deadline_ns`. */
+/* Waits until NCCL has done what it was asked, or until `deadline_ns`. */
 static bool await_ready(const ddp_nccl *nccl, ddp_nccl_handle *handle, uint64_t deadline_ns)
 {
 	bool ready = false;

@@ -5,7 +5,7 @@
 
 #include "comm/nccl/lane.h"
 
-/* As a backend's alloc and free. */
+/* These do what a backend's alloc and free do. */
 ddp_status ddp_nccl_memory_alloc(ddp_nccl_lane *lane, size_t bytes, void **memory);
 ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory);
 

@@ -319,7 +319,7 @@ static void match_all(ddp_nccl_lane *lane)
 	}
 }
 
-/* Also of messages that are on their queues, and not over. */
+/* Messages that are on their queues and have not ended are checked, too. */
 static ddp_status check_links(const ddp_nccl_lane *lane)
 {
 	ddp_status status = DDP_OK;

@@ -89,7 +89,7 @@ static void advance_within(void *argument)
 	note_error(lane, status);
 }
 
-/* Under the lock. */
+/* The lock is held. */
 static void advance(ddp_nccl_lane *lane)
 {
 	if (!lane->aborted && lane->error == DDP_OK)
@@ -282,7 +282,7 @@ static ddp_status wait_on(void *self, ddp_request *request, void *stream)
 
 /* ---- the end ------------------------------------------------------------------------------------------ */
 
-/* Without a failure, it is for messages without a counterpart. */
+/* If there is no failure, this ends messages that have no counterpart. */
 static void abort_lane(void *self)
 {
 	ddp_nccl_lane *lane = self;

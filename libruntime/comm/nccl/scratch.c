@@ -14,7 +14,7 @@ ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory
 		if (made == NULL)
 			return ddp_fail(DDP_ERR_NOMEM, "no memory for the record of %zu bytes on the device",
 			                bytes);
-		/* At least doubled, so that all that were too small take no more than this one. */
+		/* The size at least doubles. So all memory that was too small takes no more than this. */
 		made->bytes = bytes > 2 * before ? bytes : 2 * before;
 		const ddp_status status = ddp_device_alloc(lane->device, made->bytes, &made->memory);
 		if (status != DDP_OK) {

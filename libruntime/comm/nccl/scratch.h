@@ -5,7 +5,7 @@
 
 #include "comm/nccl/lane.h"
 
-/* At least so many bytes, for work on the lane's queue: the next operation gets the same. */
+/* Returns at least `bytes` for work on the lane's queue. The next operation gets the same memory. */
 ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory);
 /* The queue has done its work. */
 void ddp_nccl_scratch_free(ddp_nccl_lane *lane);

@@ -29,7 +29,7 @@ enum {
 	SCARCE_MS = 250      /* before another attempt to accept a connection for which there was no descriptor */
 };
 
-/* Where a process of the job listens, and what proves that it is that one. */
+/* A process of the job listens on this port, and proves by these tokens that it is that process. */
 typedef struct place {
 	uint16_t port;
 	ddp_token ours, theirs;

@@ -277,7 +277,7 @@ static uint32_t word_of(const ddp_place *place, unsigned int i)
 	return ntohl(word);
 }
 
-/* In the kernel's instructions. */
+/* These return how many of the kernel's instructions the rules take. */
 static size_t cost_of_4(const rules *r)
 {
 	return LOAD + r->count * COMPARE + (r->count / CHAIN + 1) * (RETURN + 1) + RETURN;

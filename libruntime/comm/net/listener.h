@@ -37,7 +37,7 @@ typedef struct ddp_listeners {
 	ddp_place places[DDP_LISTENERS_MAX];
 } ddp_listeners;
 
-/* Where the process listens. */
+/* The process listens at these places. */
 typedef struct ddp_listening {
 	int count, room, error; /* error: an errno; the list is not complete */
 	ddp_place *places;      /* the caller frees them */

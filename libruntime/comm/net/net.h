@@ -31,7 +31,7 @@ typedef struct ddp_envelope {
    communicator. */
 #define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 62)
 
-/* Up to which every rank connects with every other at the beginning. */
+/* In a world of at most so many ranks, every rank connects with every other at the beginning. */
 enum { DDP_NET_FEW_RANKS = 32 };
 
 /* A transfer under way; the caller keeps it, and its buffer, in place until
@@ -58,11 +58,11 @@ typedef struct ddp_misfit {
 	ddp_unexpected came, wanted;
 } ddp_misfit;
 
-/* For a new communicator. The first of the process, the world, opens the worker;
-   *address is what peers need of it (freed by the caller), of no bytes else. */
+/* Makes a new communicator's part. The world, which is the process's first communicator, opens the worker. Then
+   *address is what peers need to reach the worker, and the caller frees it; otherwise *bytes is 0. */
 ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes);
-/* For the world: takes all ranks' addresses over; those of this node are not used. Lets
-   the job's hosts in. */
+/* The world takes over all ranks' addresses, except those of this node, which are not used. Lets the job's hosts
+   in. */
 ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes);
 /* From here on, messages with the id of the communicator are its own. It is called on
    all ranks before any of them sends one. */
@@ -123,8 +123,8 @@ bool ddp_net_find_unexpected(const ddp_comm *comm, ddp_wants_message *wanted, co
                              ddp_unexpected *message);
 void ddp_net_drop_unexpected(ddp_comm *comm, const ddp_unexpected *message);
 
-/* For comm/wait/verdict: asks a rank of another node what it waits for; what it last
-   answered, and when that came. */
+/* comm/wait/verdict asks a rank of another node what that rank waits for. The second function returns its last
+   answer, and when that came. */
 void ddp_net_inquire(ddp_comm *comm, int peer);
 ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
 
@@ -141,14 +141,14 @@ int ddp_net_fd(const ddp_roster *roster);
    time for which they would wait for it, or half of this communicator's timeout. */
 void ddp_net_shut_down(ddp_comm *comm);
 
-/* For comm/group/shrink: lets transfers be started again on a broken communicator,
-   or not any more. */
+/* comm/group/shrink calls this. Transfers may be started again on a broken communicator (`alive`), or not any
+   more. */
 void ddp_net_revive(ddp_comm *comm, bool alive);
 /* Gives up all transfers, as ddp_net_shut_down() does. */
 void ddp_net_forget(ddp_comm *comm);
 /* UCX did not end what was given up on some communicator: all connections have ended. */
 bool ddp_net_ended(const ddp_comm *comm);
-/* After ddp_net_shut_down(), unless revived: nothing is sent or received. */
+/* Returns true after ddp_net_shut_down(), unless the communicator is revived: nothing is sent or received. */
 bool ddp_net_down(const ddp_comm *comm);
 
 #endif

@@ -67,8 +67,8 @@ static bool is_allowed(const char *list, const cpu_set_t *allowed, size_t bytes)
 	return false;
 }
 
-/* From the nearest of the memory nodes of the allowed cores to each one; those that are
-   not there, and those of which nothing is known, are as near as can be. */
+/* Measures from the nearest memory node of the allowed cores to each memory node. A node that does not exist, or
+   of which nothing is known, counts as the nearest. */
 static void measure(const char *sys, const cpu_set_t *allowed, size_t bytes, int distances[NUMA_MAX])
 {
 	int columns[NUMA_MAX], count = 0;

@@ -15,11 +15,11 @@
 bool ddp_nics_any(const char *sys, const char *dev);
 
 /*
- * For number `local` of a node's `locals` ranks, each of which may run on the cores of its
- * own of the sets `allowed`, of allowed_bytes each: writes the ports' names as UCX takes
- * them, "mlx5_0:1,mlx5_1:1". False: it is for UCX to choose. There is only one, or they
- * are all this rank's; or they are not known to reach each other: Ethernet, or different
- * subnets. Only the fastest count, of those that are active and that this rank can open.
+ * Chooses the ports of number `local` of a node's `locals` ranks. Each rank may run on the cores of its own set of
+ * `allowed`; a set has allowed_bytes. Writes the ports' names as UCX takes them, "mlx5_0:1,mlx5_1:1". Only the
+ * fastest ports count, of those that are active and that this rank can open. False: UCX chooses. There is only one
+ * port, or all ports are this rank's, or ports are not known to reach each other, as with Ethernet or different
+ * subnets.
  */
 bool ddp_nics_choose(const char *sys, const char *dev, const cpu_set_t *allowed, size_t allowed_bytes, int local,
                      int locals, char *names, size_t bytes);

@@ -26,7 +26,7 @@ typedef struct ddp_proof {
    all processes have it. */
 ddp_status ddp_proof_key_make(const ddp_key *key, const ddp_share *share, ddp_proof_key *proof_key);
 
-/* For a connection from `near` to `far`. */
+/* Makes the proof of a connection from `near` to `far`. */
 ddp_status ddp_proof_make(const ddp_proof_key *key, const ddp_place *near, const ddp_place *far, ddp_proof *proof);
 
 /* Can a proof begin with these bytes? */

@@ -27,8 +27,7 @@ typedef struct ddp_token {
 
 ddp_status ddp_share_make(ddp_share *share);
 
-/* From all ranks' shares in their order; `key` is NULL where not all ranks
-   have it. */
+/* Makes the secret from all ranks' shares, in the order of ranks. `key` is NULL if not all ranks have the key. */
 ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count,
                            ddp_secret *secret);
 

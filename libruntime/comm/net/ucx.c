@@ -14,7 +14,7 @@
 
 enum {
 	CONNECTING_MS = 1000,
-	/* After a rank has closed the communicator: data that it sent before may come by
+	/* A rank that has closed the communicator is waited for this long. Data that it sent before may come by
 	   another of UCX's connections than this word. */
 	CLOSED_MS = 50
 };
@@ -90,7 +90,7 @@ void ddp_net_shut_listeners(ddp_comm *comm)
 {
 	const ddp_worker *worker = comm->net->worker;
 
-	/* Where the kernel takes no filter, attackers that only connect would keep UCX's thread busy. */
+	/* If the kernel takes no filter, attackers that only connect would keep UCX's thread busy. */
 	if (worker->unfiltered == 0)
 		(void)ddp_listeners_shut(&worker->listeners); /* those of the job's hosts stay let in */
 	else

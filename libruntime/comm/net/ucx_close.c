@@ -114,7 +114,7 @@ static void free_tickets(ticket **list)
 	}
 }
 
-/* From here on no transfer is written to: who waited for it may be gone. */
+/* From here on, no transfer is written to. The thread that waited for it may be gone. */
 static void detach_transfers(ddp_net *net)
 {
 	for (int r = 0; r < net->comm->size; r++) {
@@ -403,9 +403,11 @@ void ddp_net_shut_down(ddp_comm *comm)
 	detach_transfers(net);
 	if (!net->worker->ended) {
 		ddp_ucx_drop_all(net, false);
-		/* Before the failure: whoever hears of that may look at other communicators. */
+		/* This comes before the failure, because a rank that hears of the failure may look at other
+		   communicators. */
 		ddp_ucx_silence(net->worker);
-		/* Where not all are connected with all, it reaches all only if it is told on. */
+		/* If not all ranks are connected with all, the failure reaches all only if each rank passes it
+		   on. */
 		if (!net->failure_came || net->comm->size > DDP_NET_FEW_RANKS)
 			ddp_ucx_tell_failure(net);
 	}

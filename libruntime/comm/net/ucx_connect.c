@@ -114,7 +114,7 @@ void ddp_ucx_answer_handshake(connection *c)
 {
 	if (c->first_due)
 		send_first(c);
-	/* Where the sockets are being made yet, it stays due. */
+	/* While the sockets are being made, the handshake stays due. */
 	if (!c->handshake_due || !ddp_ucx_connect(c) || !c->made)
 		return;
 	c->handshake_due = false;

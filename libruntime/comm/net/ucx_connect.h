@@ -20,7 +20,7 @@ void ddp_ucx_say_ready(connection *c);
 /* Tells the peer that nothing follows; its answer is that it has had all. */
 void ddp_ucx_take_leave(connection *c);
 
-/* For comm/net/ucx_handlers: a handshake of a peer's. */
+/* comm/net/ucx_handlers calls this for the handshake of a peer. */
 void ddp_ucx_handshake_arrived(connection *c, const control_header *header);
 
 #endif

@@ -20,7 +20,7 @@ void ddp_ucx_taken(connection *c, uint64_t charge);
 
 /* Tells the peer what was taken of what it sent; false if that cannot be sent now. */
 bool ddp_ucx_send_credit(connection *c);
-/* For comm/net/ucx_handlers: a peer has told so. */
+/* comm/net/ucx_handlers calls this when a peer has told its credit. */
 void ddp_ucx_credit_arrived(connection *c, const control_header *header);
 
 #endif

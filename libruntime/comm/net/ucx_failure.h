@@ -15,7 +15,7 @@ void ddp_ucx_tell_closed(ddp_net *net);
 /* Answers a message of a communicator that is not open here. */
 void ddp_ucx_answer_closed(connection *c);
 
-/* For comm/net/ucx_handlers: a peer has told so. */
+/* comm/net/ucx_handlers calls these when a peer has told a failure, or that it has closed the communicator. */
 void ddp_ucx_failure_arrived(connection *c, const control_header *header);
 void ddp_ucx_closed_arrived(connection *c, const control_header *header);
 

@@ -15,7 +15,7 @@
 
 typedef struct ddp_guard ddp_guard;
 
-/* At most so many connections wait for their proofs to come; each takes a descriptor. */
+/* At most so many connections wait for their proofs. Each of them takes a descriptor. */
 enum { DDP_GUARD_HELD = 64 };
 
 /* A guard for the listeners of one worker of UCX. It holds connections back, without reading from them, until
@@ -40,9 +40,9 @@ ddp_status ddp_guard_know(ddp_guard *guard, const ddp_place *places, int count, 
 /* How many connections were closed because they did not begin with a proof. */
 int ddp_guard_refused(const ddp_guard *guard);
 
-/* Before UCX's worker is destroyed: nobody is let in any more. */
+/* Call this before UCX's worker is destroyed. From then on nobody is let in. */
 void ddp_guard_close(ddp_guard *guard);
-/* After UCX's worker was destroyed. */
+/* Call this after UCX's worker was destroyed. */
 void ddp_guard_free(ddp_guard *guard);
 
 #endif

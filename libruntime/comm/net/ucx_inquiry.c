@@ -8,7 +8,7 @@
 #include "comm/net/ucx_ticket.h"
 #include "watch/page.h"
 
-/* Who asks asks again, so that an answer that cannot be sent now comes later. */
+/* A rank that asks will ask again. So if an answer cannot be sent now, a later one can. */
 static void send_inquiry(ddp_net *net, int rank, inquiry_header inquiry)
 {
 	inquiry.id = net->id;

@@ -9,7 +9,7 @@
 void ddp_ucx_inquire(ddp_net *net, int rank);
 void ddp_ucx_answer_inquiries(ddp_worker *worker);
 
-/* For comm/net/ucx_handlers: an inquiry, or an answer. */
+/* comm/net/ucx_handlers calls this for an inquiry, or for an answer. */
 void ddp_ucx_inquiry_arrived(connection *c, const control_header *header);
 
 #endif

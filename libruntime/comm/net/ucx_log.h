@@ -9,8 +9,8 @@
 
 #include <stddef.h>
 
-/* To the end of the block in which this stands, what UCX says in this thread is
-   libddp's. Blocks may nest, and more than one thread may be in one. */
+/* From here to the end of the block, UCX's messages of this thread are libddp's. Blocks may nest, and several
+   threads may be in one. */
 #define DDP_UCX_FOR_LIBDDP() \
 	__attribute__((cleanup(ddp_ucx_log_leave), unused)) const int ucx_for_libddp = ddp_ucx_log_enter()
 
@@ -20,8 +20,8 @@ void ddp_ucx_log_leave(const int *ignored);
 /* The last error that UCX told in this thread since the outermost such block began, or "". */
 const char *ddp_ucx_log_reason(void);
 
-/* Between these two, UCX may start the thread that serves all of the process. If it
-   does, it is for libddp that it does, and what it says there is libddp's. */
+/* Between these two calls, UCX may start the thread that serves the whole process. If UCX starts it, it does so
+   for libddp, and the thread's messages are libddp's. */
 typedef struct ddp_threads {
 	int count;
 	int *ids;

@@ -5,8 +5,8 @@
 
 #include "comm/net/ucx_state.h"
 
-/* On behalf of a communicator, or NULL. What came for others meanwhile wakes them when
-   the lock is given up. */
+/* The lock is taken for a communicator, or for none (NULL). When the lock is given up, it wakes other
+   communicators for which something came meanwhile. */
 void ddp_ucx_lock(ddp_worker *worker, const ddp_net *net);
 bool ddp_ucx_try_lock(ddp_worker *worker, const ddp_net *net);
 void ddp_ucx_unlock(ddp_worker *worker);

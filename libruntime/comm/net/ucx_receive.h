@@ -5,7 +5,7 @@
 
 #include "comm/net/ucx_state.h"
 
-/* For UCX: a message has arrived. */
+/* UCX calls this when a message has arrived. */
 ucs_status_t ddp_ucx_data_arrived(void *argument, const void *header, size_t header_bytes,
                                   void *data, size_t bytes, const ucp_am_recv_param_t *param);
 

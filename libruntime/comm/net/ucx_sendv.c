@@ -40,7 +40,7 @@ static ucs_status_t send_some(int fd, struct iovec *iov, size_t iov_cnt, size_t 
 	return UCS_ERR_IO_ERROR;
 }
 
-/* As UCX's own, it waits for the socket to take all. */
+/* Like UCX's own function, this one waits until the socket has taken all. */
 static ucs_status_t send_all(int fd, const void *data, size_t length)
 {
 	const char *at = data;

@@ -5,13 +5,13 @@
 
 #include "comm/net/ucx_state.h"
 
-/* In a list, for a request with the peer; `transfer` may be NULL. The header, of so
-   many bytes, is the caller's to write. NULL: no memory. */
+/* Adds a ticket to a list, for a request with the peer. `transfer` may be NULL. The caller writes the header, of
+   header_bytes. NULL: there is no memory. */
 ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes);
 
 /* Takes what UCX returned for it. */
 void ddp_ucx_begun(ticket *t, void *request);
-/* For UCX: the request has ended. */
+/* UCX calls these when the request has ended. */
 void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *user);
 void ddp_ucx_sent(void *request, ucs_status_t status, void *user);
 

@@ -15,7 +15,7 @@
 
 enum { LANES = VECTOR_BYTES / 4 };
 
-/* As many narrow elements as there are lanes of 32 bits. */
+/* These vectors have as many narrow elements as there are lanes of 32 bits. */
 typedef uint16_t v_u16_lanes __attribute__((vector_size(VECTOR_BYTES / 2), aligned(1), may_alias));
 typedef uint8_t v_u8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned(1), may_alias));
 typedef int8_t v_i8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned(1), may_alias));
@@ -34,7 +34,7 @@ typedef int8_t v_i8_lanes __attribute__((vector_size(VECTOR_BYTES / 4), aligned(
 #define MOST(a, b) (((a) & ((a) > (b))) | ((b) & ~((a) > (b))))
 #endif
 
-/* By lane; in a mask all bits of a lane are set, or none. */
+/* Selects by lane. In a mask, all bits of a lane are set, or none. */
 #define SELECT(mask, yes, no) (((yes) & (v_u32)(mask)) | ((no) & ~(v_u32)(mask)))
 
 /* ---- a vector of accumulators, in the elements' order -------------------------------- */
@@ -44,7 +44,7 @@ INLINE void widen_bf16(const uint16_t *from, v_f32 *a)
 	*a = (v_f32)((v_u32)WIDEN_U16(from) << 16);
 }
 
-/* As ddp_bf16_from_float(). */
+/* Rounds like ddp_bf16_from_float(). */
 INLINE void narrow_bf16(uint16_t *to, const v_f32 *a)
 {
 	const v_u32 bits = (v_u32)*a;
@@ -64,7 +64,7 @@ INLINE void narrow_f16(uint16_t *to, const v_f32 *a)
 	NARROW_F16(to, *a);
 }
 #else
-/* As ddp_f16_to_float(); the upper halves are zero. */
+/* Converts like ddp_f16_to_float(). The upper halves are zero. */
 INLINE void f16_to_f32(v_u32 *x)
 {
 	const v_u32 sign = (*x & 0x8000) << 16, magnitude = *x & 0x7fff;
@@ -76,7 +76,7 @@ INLINE void f16_to_f32(v_u32 *x)
 	*x = sign | SELECT(magnitude >= 0x7c00, special, ordinary);
 }
 
-/* As ddp_f16_from_float(); the result is in the lower half of each lane. */
+/* Rounds like ddp_f16_from_float(). The result is in the lower half of each lane. */
 INLINE void f32_to_f16(v_u32 *x)
 {
 	const v_u32 sign = *x >> 16 & 0x8000, magnitude = *x & 0x7fffffff;
@@ -146,7 +146,7 @@ INLINE void narrow_pair_bf16(uint16_t *to, const v_f32 *a, const v_f32 *b)
 }
 
 #ifdef UNWEAVE
-/* As ddp_bf16_from_float(), of two vectors in the elements' order. */
+/* Rounds two vectors like ddp_bf16_from_float(), in the elements' order. */
 INLINE void narrow_two_bf16(uint16_t *to, v_f32 a, v_f32 b)
 {
 	v_u16 woven;
@@ -269,7 +269,7 @@ INLINE void key_of_half(const uint16_t *from, uint16_t offset, v_u16 *key)
 	*key = (v_u16)(bits ^ (bits >> 15 | (int16_t)0x8000)) + offset;
 }
 
-/* Where a NaN came out, all bits are set. */
+/* If the result is a NaN, all bits are set. */
 INLINE void half_of_key(uint16_t *to, const v_u16 *key, uint16_t offset, bool least, uint16_t nans)
 {
 	const v_u16 nan = least ? (v_u16)(*key < (uint16_t)(2 * nans)) : (v_u16)(*key > (uint16_t)~(2 * nans));

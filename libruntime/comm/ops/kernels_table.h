@@ -70,7 +70,7 @@ static inline float ddp_bf16_to_float(uint16_t half)
 	return ddp_float_of_bits((uint32_t)half << 16);
 }
 
-/* To nearest, ties to even; a NaN stays one. */
+/* Rounds to the nearest, ties to even. A NaN stays one. */
 static inline uint16_t ddp_bf16_from_float(float value)
 {
 	uint32_t bits = ddp_bits_of_float(value);
@@ -84,7 +84,7 @@ static inline float ddp_f16_to_float(uint16_t half)
 	return dk_half_to_float(half);
 }
 
-/* To nearest, ties to even; too large a value becomes infinite. */
+/* Rounds to the nearest, ties to even. A value that is too large becomes infinite. */
 static inline uint16_t ddp_f16_from_float(float value)
 {
 	return dk_half_of(value);

@@ -75,7 +75,7 @@ typedef double divisor_int32_t;
 typedef uint8_t divisor_uint8_t;
 typedef int8_t divisor_int8_t;
 
-/* Where 1 / d is exact, for powers of two, x / d is x times that. */
+/* If 1 / d is exact, as for powers of two, x / d is x times that. */
 typedef struct divisor_float {
 	float divisor, inverse; /* 0: it is not exact */
 } divisor_float;
@@ -260,7 +260,7 @@ KERNEL static size_t groups_##NAME##_##OP(const ddp_combination *f, size_t i, si
 	return i; \
 }
 
-/* For a type that is its own accumulator. */
+/* Defines the functions of a type that is its own accumulator. */
 #define DEFINE_COMBINE(T, UT, V, UV, MV, OP, SCALES) \
 DEFINE_ONE(T, UT, V, UV, MV, OP) \
 DEFINE_GROUPS(T, T, UT, V, UV, MV, OP, SCALES, LOAD_OWN, STORE_OWN) \

@@ -70,7 +70,7 @@ static bool is_gone(const ddp_comm *comm, int rank)
 	return atomic_load(&lines->left) != 0 || atomic_load(&lines->ending) != 0;
 }
 
-/* Between nodes, nobody closes a communicator before all do: one that is gone there has failed. */
+/* Between nodes, no rank closes a communicator before all ranks do. So a rank that is gone there has failed. */
 int ddp_p2p_peer(const ddp_comm *comm, const ddp_request *r)
 {
 	int other = DDP_NOBODY;

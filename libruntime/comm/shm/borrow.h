@@ -9,8 +9,9 @@
 
 #include "comm/core/lines.h"
 
-/* Before an operation asks for addresses. Releases what owners have freed since the last new mapping; in the midst of an
-   operation nothing is released, as an owner that fails may free what this rank still reads. */
+/* Call this before an operation asks for addresses. It releases what owners have freed since the last new
+   mapping. In the midst of an operation nothing is released, because an owner that fails may free what this rank
+   still reads. */
 void ddp_borrow_begin(ddp_comm *comm);
 /* This process's address of what `ref` is to the node's i-th rank, which is another one. NULL: it cannot be
    mapped, and ddp_last_error() says why. */

@@ -5,9 +5,8 @@
 
 #include "comm/core/lines.h"
 
-/* Where [memory, memory + bytes) lies; .allocation 0 if it is not shared by
-   all ranks that `comm` has on this node. This and ddp_memory_at(): run.lock is
-   held. */
+/* Returns where [memory, memory + bytes) lies. `.allocation` is 0 if not all ranks that `comm` has on this node
+   share the memory. run.lock is held, also for ddp_memory_at(). */
 ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes);
 
 /* This process's address of what `ref` is to the node's i-th rank; NULL if it
@@ -15,8 +14,8 @@ ddp_memory_ref ddp_memory_find(ddp_comm *comm, const void *memory, size_t bytes)
 void *ddp_memory_at(ddp_comm *comm, int i, const ddp_memory_ref *ref);
 
 /*
- * Where the copies of `memory`, which is of ddp_mem_alloc(), that this node's ranks have lie
- * in this process: copies[node.size]. DDP_ERR_INVALID if they do not share it. Needs no lock.
+ * Writes where the copies of `memory` that this node's ranks have lie in this process: copies[node.size]. `memory`
+ * is of ddp_mem_alloc(). DDP_ERR_INVALID: the ranks do not share it. No lock is needed.
  */
 ddp_status ddp_memory_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
 

@@ -75,7 +75,7 @@ static size_t count_from(const copying *k, int i)
 	}
 }
 
-/* Where that goes, from its element `skip` on. */
+/* Returns where these elements go, from element `skip` on. */
 static char *place_of(const copying *k, int i, size_t skip)
 {
 	const ddp_operation *c = k->c;
@@ -84,7 +84,7 @@ static char *place_of(const copying *k, int i, size_t skip)
 	return (whole ? (char *)c->recv : ddp_recv_block(k->comm, c, k->comm->node.ranks[i])) + skip * k->element;
 }
 
-/* Of this rank's exposed memory, what the i-th rank reads. */
+/* Returns the part of this rank's exposed memory that the i-th rank reads. */
 static const char *exposed_to(const copying *k, int i)
 {
 	if (!k->per_reader)
@@ -99,7 +99,7 @@ static bool has_exposed(const copying *k)
 	return k->exposed != NULL || (k->per_reader && k->c->send_list != NULL && exposes(k, k->comm->node.self));
 }
 
-/* Where this rank's block starts in what the i-th rank exposes, in elements. */
+/* Returns the element at which this rank's block starts in what the i-th rank exposes. */
 static size_t source_offset(const copying *k)
 {
 	if (k->c->kind == DDP_SCATTER || k->c->kind == DDP_ALL_TO_ALL)
@@ -383,7 +383,7 @@ ddp_status ddp_node_copy(ddp_comm *comm, const ddp_operation *c, const ddp_betwe
 	ddp_status status = is_small(&k) ? run_small(&k) : run_large(&k);
 	if (between != NULL)
 		status = between->end(between->argument, status);
-	/* In a scatter in place it lands on blocks that the others were sent. */
+	/* In a scatter in place, this block lands on blocks that were sent to other ranks. */
 	if (status == DDP_OK)
 		copy_own(&k);
 	free(spare);

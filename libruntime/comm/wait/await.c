@@ -202,7 +202,8 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	if (end > now && end < now + timeout_ns)
 		timeout_ns = end - now;
 	ddp_verdict_wait(comm, now);
-	/* Before it is seen to sleep: who then takes it on himself to wake it is heard. */
+	/* The doorbell begins before other threads see this one sleep. So a thread that then wakes this one is
+	   heard. */
 	ddp_doorbell *doorbell = &comm->roster->doorbell;
 	const uint32_t begun = comm->net != NULL ? ddp_doorbell_begin(doorbell) : 0;
 	atomic_store(&self->sleeps_until, wait->until);
@@ -340,10 +341,10 @@ static ddp_status give_up(ddp_comm *comm)
 	return ddp_comm_check(comm);
 }
 
-/* Between nodes each look costs system calls, and SPINS_ALONE of them some 100 us: the price for not
-   having to be woken, where the rank that is waited for has another core. Where it waits for this
-   one, as ranks of two nodes that are containers of one machine, it comes the later for it. Nobody
-   tells which it is, only what has come of spinning. */
+/* Between nodes each look costs system calls, and SPINS_ALONE looks cost some 100 us. If the other rank has
+   another core, that is the price for not having to be woken. If the other rank waits for this core, as on two
+   nodes that are containers of one machine, it comes later because of the looks. Nobody tells which case it is;
+   only the outcome of earlier spins is known. */
 static uint64_t spins_of(ddp_comm *comm)
 {
 	ddp_running *run = &comm->run;
@@ -355,7 +356,7 @@ static uint64_t spins_of(ddp_comm *comm)
 	return SPINS_OVERSUBSCRIBED;
 }
 
-/* After a wait in which nothing moved for so many turns, if fewer spins would not have led to the same. */
+/* Learns from a wait in which nothing moved for `turns`, unless fewer spins would have led to the same. */
 static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
 {
 	int *vain = &comm->run.vain_spins;
@@ -374,7 +375,7 @@ static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
  */
 static bool stays_awake(const ddp_comm *comm, uint64_t yielding_since_ns)
 {
-	/* Beside the progress thread the program computes, and between nodes each look costs system calls. */
+	/* While the progress thread waits, the program computes. Between nodes each look costs system calls. */
 	if (comm->node.oversubscribed || comm->net != NULL || comm->run.in_thread)
 		return false;
 	return ddp_now_ns() - yielding_since_ns < AWAKE_US * 1000u;
@@ -382,8 +383,8 @@ static bool stays_awake(const ddp_comm *comm, uint64_t yielding_since_ns)
 
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 {
-	/* Beside the progress thread the program computes: a message comes each
-	   half millisecond or so, and the cores are not ours meanwhile. */
+	/* While the progress thread waits, the program computes. A message comes about each half millisecond, and
+	   until then the cores belong to the program. */
 	const bool beside = comm->run.in_thread && wait->sleeps_for == DDP_SLEEPS_FOR_NET;
 	const uint64_t spins = beside ? SPINS_BESIDE : spins_of(comm);
 	bool coalesces = beside && wait->coalesce_ns > 0;

@@ -82,7 +82,7 @@ static void ask(ddp_comm *comm, int peer)
 		(void)ddp_message_send(comm, peer, ddp_word_tag(run->sequence, DDP_WORD_AT), NULL, 0, run->question);
 }
 
-/* For an operation so long ago that what it was here is forgotten. */
+/* The operation was issued so long ago that this rank has forgotten its own one. */
 static ddp_status break_unasked(ddp_comm *comm, const ddp_envelope *have)
 {
 	char text[128];
@@ -140,7 +140,7 @@ static ddp_status check_unexpected(ddp_comm *comm)
 
 	while (ddp_net_find_unexpected(comm, concerns, NULL, &came)) {
 		const ddp_unexpected mine = own_of(comm, &came);
-		/* Who asks, or answers, has a survey under way, which breaks the communicator. */
+		/* A rank that asks or answers has a survey under way, which breaks the communicator. */
 		const bool of_survey = is_word(&came) && !ddp_is_word(&came.envelope, DDP_WORD_AT);
 		if (!of_survey && differs(comm, &came))
 			return break_misfit(comm, &came, &mine);

@@ -27,8 +27,8 @@ void ddp_message_recv(ddp_comm *comm, int peer, uint64_t tag, void *buffer, size
    its failure, or the connection to the rank `missing` (or DDP_NOBODY) is lost. */
 ddp_status ddp_message_check(ddp_comm *comm, int missing);
 
-/* After an error: the communicator is broken, if it was not yet, and no
-   transfer touches memory any more. Returns what broke it. */
+/* Call this after an error. It breaks the communicator if it is not broken yet, and no transfer touches memory
+   any more. Returns what broke the communicator. */
 ddp_status ddp_message_give_up(ddp_comm *comm, ddp_status status);
 
 #endif

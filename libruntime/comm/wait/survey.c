@@ -15,7 +15,7 @@ typedef struct survey {
 	uint64_t deadline_ns;
 } survey;
 
-/* Where the words to other ranks go from: those that ask, and behind them those that answer. They must
+/* Returns the transfers of words to other ranks: those that ask, and behind them those that answer. They must
    outlive this rank's call, so they stay until the communicator is closed. */
 static ddp_transfer *words_of(ddp_comm *comm)
 {
@@ -84,7 +84,7 @@ static void look_at_words(survey *s)
 	ddp_unexpected word;
 
 	while (ddp_net_find_unexpected(s->comm, is_heard, NULL, &word)) {
-		/* Who asks tells as much as who answers. */
+		/* A rank that asks tells as much as a rank that answers. */
 		if (ddp_sequence_of(&word.envelope) == s->sequence)
 			learn(s, word.envelope.source, &word.envelope.operation);
 		ddp_survey_hear(s->comm, &word);
@@ -139,7 +139,7 @@ static ddp_status conclude(survey *s)
 	return ddp_mismatch_break(s->comm, s->sequence, s->issued, count);
 }
 
-/* With no memory for more. */
+/* There is no memory for more. */
 static ddp_status break_by_two(ddp_comm *comm, uint64_t sequence, const ddp_issued *theirs)
 {
 	const ddp_issued own = { .rank = comm->rank, .operation = *ddp_past_operation(comm, sequence) };

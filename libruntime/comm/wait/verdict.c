@@ -93,13 +93,13 @@ static ddp_answer ask_remote(ddp_comm *comm, int rank, uint64_t now)
 		ddp_net_inquire(comm, rank);
 	}
 	ddp_answer answer = ddp_net_answer_of(comm, rank);
-	/* Until it has had its time to answer, it is taken for one that runs. */
+	/* Until the rank has had its time to answer, it counts as a rank that runs. */
 	if (answer.at_ns < chain->since_ns)
 		answer = (ddp_answer){ .at_ns = chain->since_ns, .waits = true, .names = DDP_NOBODY };
 	return answer;
 }
 
-/* Where the chain ends, as far as the one that is waited for knows. */
+/* Returns where the chain ends, as far as the rank that is waited for knows. */
 static int end_of(const ddp_comm *comm, int missing, const ddp_answer *answer, uint64_t now)
 {
 	if (!answer->waits || older(answer->at_ns, now, silent_ms(comm)))
