@@ -126,6 +126,8 @@ static ddp_status start(ddp_roster *roster)
 	ddp_condition_init(&a->changed);
 	int error = ddp_thread_start(&a->thread, attend, a);
 	if (error != 0) {
+		pthread_cond_destroy(&a->changed);
+		pthread_mutex_destroy(&a->lock);
 		free(a);
 		return ddp_fail_errno(DDP_ERR_NOMEM, error, "cannot start the thread that attends to communicators "
 		                      "(see ulimit -u)");

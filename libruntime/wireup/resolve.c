@@ -63,7 +63,8 @@ static struct lookup *lookup_new(const ddp_job *job)
 	return lookup;
 }
 
-static bool start(struct lookup *lookup)
+/* Returns 0, or the error's number. */
+static int start(struct lookup *lookup)
 {
 	pthread_attr_t detached;
 	pthread_t thread;
@@ -72,7 +73,7 @@ static bool start(struct lookup *lookup)
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	int rc = pthread_create(&thread, &detached, look_up, lookup);
 	pthread_attr_destroy(&detached);
-	return rc == 0;
+	return rc;
 }
 
 static bool is_loopback(const struct sockaddr *address)
@@ -164,9 +165,13 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_ren
 	ddp_status status;
 
 	*again = false;
-	if (lookup == NULL || !start(lookup)) {
-		free(lookup);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory or thread to resolve MASTER_ADDR");
+	if (lookup == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to resolve MASTER_ADDR");
+	const int error = start(lookup);
+	if (error != 0) {
+		lookup_free(lookup);
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "rank %d on %s: cannot start the thread that resolves MASTER_ADDR "
+		                      "(see ulimit -u)", job->rank, job->hostname);
 	}
 	if (!ddp_pending_wait(&lookup->pending, deadline_ns))
 		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "

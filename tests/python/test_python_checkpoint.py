@@ -11,6 +11,7 @@ import threading
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from support import PageTest, environment, main, needs_torch, page
 
@@ -119,6 +120,16 @@ class Files(unittest.TestCase):
             checkpoint.save(3, {"x": [3]})
         checkpoint.close()
         self.assertEqual(checkpoint.steps(), [1])
+
+    def test_background_write_without_a_thread_is_done_at_once(self):
+        checkpoint = Checkpoint(self.folder, background=True, format=write)
+        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            checkpoint.save(1, "now")
+            self.assertEqual(read(checkpoint.latest()), "now")
+            checkpoint.wait()
+        checkpoint.save(2, "later")
+        checkpoint.close()
+        self.assertEqual(checkpoint.steps(), [1, 2])
 
     def test_other_ranks_write_nothing(self):
         program = "import sys; from slurm_ddp import Checkpoint; Checkpoint(sys.argv[1], format=print).save(1, 2)"

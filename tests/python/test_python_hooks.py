@@ -12,6 +12,7 @@ import time
 import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from support import PageTest, environment, main
 
@@ -103,6 +104,24 @@ class Devices(unittest.TestCase):
             self.assertIsNone(self.seen(config), config)
         for number, config in enumerate(("cpu:gloo", "gloo", "cpu:gloo,cuda:gloo,mps:gloo", "cpu:ddp", "mpi"), 1):
             self.assertEqual(self.seen(config), [number, "all_reduce"], config)
+
+    def test_group_has_no_hooks_if_no_thread_can_be_started(self):
+        class Group:
+            hooks = []
+
+            def register_pre_hook(self, *hook):
+                self.hooks.append(hook)
+
+            register_post_hook = register_pre_hook
+
+        module = types.SimpleNamespace(ProcessGroup=Group, get_backend_config=lambda group: "cpu:gloo")
+        refused = RuntimeError("can't start new thread")
+        with mock.patch.object(group_hooks.page, "slot", return_value=object()), mock.patch.object(group_hooks, "_thread", None), \
+                mock.patch.object(group_hooks.threading.Thread, "start", side_effect=refused):
+            with self.assertRaises(RuntimeError):
+                group_hooks._watch(module, Group(), True)
+            self.assertIsNone(group_hooks._thread)
+        self.assertEqual(Group.hooks, [])
 
     def test_tensors_on_hosts_are_seen_in_every_group(self):
         self.assertEqual(self.seen("cpu:gloo,cuda:nccl", Tensor("cpu")), [1, "all_reduce float32[4,2]"])

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from support import environment, has_torch, main
 
@@ -209,6 +210,11 @@ class Strangers(unittest.TestCase):
         link.close()
         for connection in silent:
             connection.close()
+        self.assertTrue(self.rank0.thread.is_alive())
+
+    def test_rank_is_let_in_if_no_thread_can_be_started(self):
+        with mock.patch.object(agreement.threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+            agreement.connect("127.0.0.1", agreement.ports(self.key)[0], self.key, 2).close()
         self.assertTrue(self.rank0.thread.is_alive())
 
     def test_changed_and_repeated_messages_end_the_connection(self):

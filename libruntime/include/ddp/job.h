@@ -158,9 +158,9 @@ typedef struct ddp_options {
 DDP_API ddp_status ddp_init(const ddp_options *options, ddp_context **context);
 
 /*
- * Closes the context. Free models and loaders before. Collective: it waits until all ranks have called
- * it, at most for timeout_ms. If one rank has longer work to do, such as writing a result, let it do that
- * after this call.
+ * Closes the context. Free models and loaders before; communicators of ddp_comm_split() and the like may be
+ * freed later. Collective: it waits until all ranks have called it, at most for timeout_ms. If one rank has
+ * longer work to do, such as writing a result, let it do that after this call.
  *
  * DDP_ERR_TIMEOUT: a rank does not come. DDP_ERR_PEER: a rank has died or still issues an operation.
  * The sentence names the rank. If the world has failed and no call has returned that error yet, as after
@@ -215,7 +215,7 @@ DDP_API ddp_status ddp_context_fail(ddp_context *context, const char *reason);
 struct dk_queue;
 DDP_API ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream,
                                     struct dk_queue **queue);
-/* Waits for the queue's work, and closes it. */
+/* Waits for the queue's work, and closes it. Call this before ddp_finalize(). */
 DDP_API void ddp_kernels_close(struct dk_queue *queue);
 
 #ifdef __cplusplus

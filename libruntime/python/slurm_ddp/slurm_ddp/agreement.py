@@ -259,7 +259,10 @@ class Agreement:
     def _admit(self, listener):
         connection, _ = listener.accept()
         # A connection that says nothing must not keep others waiting.
-        threading.Thread(target=self._shake, args=(connection,), daemon=True).start()
+        try:
+            threading.Thread(target=self._shake, args=(connection,), daemon=True).start()
+        except RuntimeError:  # no thread can be started, so others wait for this handshake
+            self._shake(connection)
 
     def _shake(self, connection):
         try:

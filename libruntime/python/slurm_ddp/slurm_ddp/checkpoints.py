@@ -96,8 +96,8 @@ class Checkpoint:
     `format` is "torch" (torch.save), "safetensors", or a function f(state, folder) that writes files of its own. Rank 0
     writes; with all_ranks=True every rank's function is called with the same folder, as for
     torch.distributed.checkpoint.save(), and torch.distributed tells when all have written. The newest `keep` stay; 0: all. With
-    background=True, save() copies the state and returns, and a thread writes. An error of the thread is raised by the
-    next save(), wait() or close().
+    background=True, save() copies the state and returns, and a thread writes. If no thread can be started, save() writes. An
+    error of the thread is raised by the next save(), wait() or close().
     """
 
     def __init__(self, directory, keep=3, background=False, format="torch", all_ranks=False):
@@ -168,8 +168,13 @@ class Checkpoint:
                 self._save(step, state)
                 return
             state = _copy(state)
-            self._thread = threading.Thread(target=self._save_beside, args=(step, state), name="slurm_ddp checkpoint")
-            self._thread.start()
+            thread = threading.Thread(target=self._save_beside, args=(step, state), name="slurm_ddp checkpoint")
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be started, so training waits until it is written
+                self._save(step, state)
+                return
+            self._thread = thread
         finally:
             progress.enter(before)
 

@@ -206,14 +206,15 @@ def _watch(module, group, of_all):
     except Exception:
         config = module.get_backend(group)
     for_hosts = _is_for_hosts(config)
+    if _thread is None:
+        _pid = os.getpid()
+        thread = threading.Thread(target=_look, name="slurm_ddp collectives", daemon=True)
+        thread.start()  # an error leaves the group without hooks
+        _thread = thread
     record.open_ring()
     known = _Group(group, of_all)
     group.register_pre_hook(_HOOK, lambda arguments: _before(known, for_hosts, arguments))
     group.register_post_hook(_HOOK, lambda arguments: _after(known, arguments))
-    if _thread is None:
-        _pid = os.getpid()
-        _thread = threading.Thread(target=_look, name="slurm_ddp collectives", daemon=True)
-        _thread.start()
     import atexit
     atexit.register(_leave, weakref.ref(group))
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <deque>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -20,7 +21,7 @@ class Finisher {
  public:
 	void push(std::shared_ptr<Operation> operation)
 	{
-		std::lock_guard<std::mutex> lock(mutex_);
+		std::unique_lock<std::mutex> lock(mutex_);
 
 		if (stopped_) {
 			/* To give back its tensors may need the GIL, which no thread can take any more. */
@@ -29,6 +30,13 @@ class Finisher {
 		}
 		queue_.push_back(std::move(operation));
 		call_one();
+		if (!threads_.empty())
+			return;
+		/* No thread can be started (ulimit -u). */
+		operation = std::move(queue_.front());
+		queue_.pop_front();
+		lock.unlock();
+		operation->finish();
 	}
 
 	void stop()
@@ -51,15 +59,24 @@ class Finisher {
 	/* The queue has got an operation, or still has one. */
 	void call_one()
 	{
-		if (free_ == 0 && !stopped_) {
-			threads_.emplace_back([this, first = threads_.empty()] { run(first); });
-			first_is_free_ = first_is_free_ || threads_.size() == 1;
-			free_++;
-		}
+		if (free_ == 0 && !stopped_)
+			add_thread();
 		if (first_is_free_)
 			filled_.notify_one();
 		else
 			left_over_.notify_one();
+	}
+
+	/* If none can be started, the threads that there are come to the operation after their callbacks. */
+	void add_thread()
+	{
+		try {
+			threads_.emplace_back([this, first = threads_.empty()] { run(first); });
+		} catch (const std::system_error &) {
+			return;
+		}
+		first_is_free_ = first_is_free_ || threads_.size() == 1;
+		free_++;
 	}
 
 	/* Whether there is an operation for this thread. */

@@ -45,6 +45,21 @@ def callback_waits(rank, size):
     return True
 
 
+def callback_without_a_thread(rank, size):
+    """A callback runs though no further thread can be started, as its stack would not fit."""
+    import resource
+
+    later().wait()
+    with open("/proc/self/statm", encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), limits[1]))
+    try:
+        return later().get_future().then(lambda future: 5).wait() == 5
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
 def callback_calls(rank, size):
     """A callback issues a synchronous operation, and one raises."""
     seen = later().get_future().then(lambda f: dist.all_reduce(torch.ones(3)) or 5).wait()
@@ -436,6 +451,9 @@ class Ends(unittest.TestCase):
 
     def test_callbacks_wait_for_operations(self):
         self.all_end(2, callback_waits)
+
+    def test_callbacks_run_without_a_further_thread(self):
+        self.all_end(2, callback_without_a_thread)
 
     def test_callbacks_call_and_raise(self):
         self.all_end(2, callback_calls)
