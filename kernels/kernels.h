@@ -223,8 +223,8 @@ typedef struct dk_array {
 	int64_t n;
 } dk_array;
 
-/* The same, but nobody waits: largest [count], where the work is done, is what dk_largest() would
-   return of each array. */
+/* Computes the same, but nobody waits: largest [count], where the work is done, is what dk_largest() would return
+   of each array. */
 void dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
 
 /* sums, where the work is done: of each piece of each of `count` arrays, [ceil(n / piece)] one behind
@@ -359,7 +359,7 @@ size_t dk_classifier_work(int64_t rows, int64_t vocab);
 double dk_classifier_forward(float *work, const float *in, const float *weight,
                              const int32_t *targets, int64_t rows, int64_t width,
                              int64_t vocab);
-/* The same, but nobody waits: the losses are added to *loss, where the work is done. */
+/* Computes the same, but nobody waits: the losses are added to *loss, where the work is done. */
 void dk_classifier_loss(double *loss, float *work, const float *in, const float *weight,
                         const int32_t *targets, int64_t rows, int64_t width, int64_t vocab);
 /* din =, dweight +=, of the summed loss. Uses `work` up. */
@@ -428,8 +428,8 @@ void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
                             const float *dout, const float *in, const float *mean,
                             const float *rstd, const float *gain, int64_t rows,
                             int64_t channels);
-/* The same and ReLU behind it, in fewer passes over memory, with the same bits as one after the other. `out`
-   is what forward has set, and dout its gradient, which is used up. */
+/* These do the same and ReLU behind it, in fewer passes over memory, with the same bits as one after the other.
+   `out` is what forward has set, and dout is its gradient, which is used up. */
 void dk_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
                                 float *running_variance, double momentum, float *work,
                                 const float *in, const float *gain, const float *bias,
@@ -473,7 +473,7 @@ void dk_relu_backward(float *grad, const float *out, int64_t n);
 /* The sum of the rows' softmax cross-entropies of logits [rows, classes] against targets
    [rows]; its gradient takes the place of the logits. */
 double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes);
-/* The same, but nobody waits: the sum is added to *loss, where the work is done. */
+/* Computes the same, but nobody waits: the sum is added to *loss, where the work is done. */
 void dk_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
                            int64_t classes);
 

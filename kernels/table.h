@@ -16,8 +16,8 @@ extern "C" {
 /* Grows with each change of this header, or of a function of kernels.h. */
 enum { DK_TABLE_VERSION = 16 };
 
-/* Those of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of DK_MIXED
-   take f32, also on the test device. */
+/* The table has the functions of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of
+   DK_MIXED take f32, also on the test device. */
 typedef struct dk_image_table {
 	bool needs_no_work; /* dk_convolution_work() is 0 */
 	void (*convolution_forward)(dk_queue *queue, float *out, float *work, const float *in,
@@ -62,7 +62,7 @@ typedef struct dk_image_table {
 			const int32_t *targets, int64_t rows, int64_t classes);
 } dk_image_table;
 
-/* Those of optimizers for whole tensors. */
+/* The table has the functions of optimizers for whole tensors. */
 typedef struct dk_whole_table {
 	void (*mix)(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
 			int64_t n);
@@ -77,7 +77,7 @@ typedef struct dk_whole_table {
 	void (*divide_by_roots)(dk_queue *queue, float *x, const dk_estimate *estimate);
 } dk_whole_table;
 
-/* Those of factors of low rank. */
+/* The table has the functions of factors of low rank. */
 typedef struct dk_factor_table {
 	void (*random_rows)(dk_queue *queue, float *values, int64_t rows, int64_t columns, uint64_t stream);
 	void (*orthonormalize)(dk_queue *queue, float *factor, int64_t rank, int64_t length, bool refill,
@@ -122,7 +122,7 @@ typedef struct dk_table {
 			int64_t outputs);
 	void (*linear_backward_input)(dk_queue *queue, float *din, const float *dout,
 			const float *weight, int64_t rows, int64_t inputs, int64_t outputs);
-	/* Both NULL, or false without having done anything: two functions do it. */
+	/* Both are NULL, or return false without having done anything: then two functions do the work. */
 	bool (*linear_gelu_forward)(dk_queue *queue, float *out, float *before, const float *in,
 			const float *weight, const float *bias, int64_t rows, int64_t inputs,
 			int64_t outputs);
@@ -178,7 +178,7 @@ struct dk_queue {
 	dk_type type;
 };
 
-/* The same of its graphs. */
+/* Each backend's graph begins with this. */
 struct dk_graph {
 	dk_queue *queue;
 };

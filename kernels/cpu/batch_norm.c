@@ -215,7 +215,7 @@ static void input_span(void *arg, int64_t first, int64_t last)
 	                       n->scale, n->bias, last - first, n->channels);
 }
 
-/* Those of all chunks lie in `work`. */
+/* The sums of all chunks lie in `work`. */
 static void sum_chunks(const struct norm *n, double *sums, float *dgain, float *dbias, const float *work,
                        const float *rstd)
 {

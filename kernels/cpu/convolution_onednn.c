@@ -373,7 +373,7 @@ static struct plan *find(struct dk_onednn *o, enum dk_pass pass, const dk_window
 	return p->none ? NULL : p;
 }
 
-/* So many numbers at least; false, and the failure is kept, if there is no memory. */
+/* Reserves at least so many numbers. False: there is no memory, and the failure is kept. */
 static bool reserve(struct dk_onednn *o, size_t floats)
 {
 	enum { PAGE_FLOATS = 1024 };

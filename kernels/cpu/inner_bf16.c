@@ -66,7 +66,7 @@ void DK_NAME(scale_bf16)(uint16_t *x, int64_t n, float factor)
 
 enum { ROWS = 4, VECTORS = DK_STRIP / VF };
 
-/* So many rows of a strip. */
+/* Multiplies so many rows of a strip. */
 static inline void rows_tile(float *c, int64_t ldc, const uint16_t *a, const uint16_t *b, int64_t depth,
                              bool adds)
 {

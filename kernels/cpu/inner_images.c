@@ -97,8 +97,8 @@ static inline struct seen look(const dk_window *w, int64_t line, int64_t column)
 		for (int64_t x = (s).left, at = (s).corner + (y * (w)->width + x) * (w)->channels; \
 		     x < (s).right; x++, at += (w)->channels)
 
-/* The same for each place of images first .. last - 1, number `place` of all; its window
-   lies in the image that begins at `image`. */
+/* Runs the statement behind it for each place of images first .. last - 1. The place is number `place` of all
+   places, and its window lies in the image that begins at `image`. */
 #define FOR_PLACES(w, first, last) \
 	for (int64_t down = dk_window_places(w, (w)->height), across = dk_window_places(w, (w)->width), \
 	             place = (first) * down * across, image = 0; \

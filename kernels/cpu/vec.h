@@ -39,7 +39,7 @@ static inline vf vf_load(const float *p)
 	return x;
 }
 
-/* Half a vector of floats as doubles. gcc 12 takes __builtin_convertvector() of half a vector apart. */
+/* Returns half a vector of floats as doubles. gcc 12 takes __builtin_convertvector() of half a vector apart. */
 static inline vd vd_load_floats(const float *p)
 {
 #if DK_VECTOR_BYTES == 64

@@ -86,7 +86,7 @@ static struct winograd describe(const dk_winograd_set *set, const dk_window *w, 
 	return g;
 }
 
-/* That of the input's gradient sees the places' gradients from where the window reaches them. */
+/* The convolution of the input's gradient sees the places' gradients from where the window reaches them. */
 static struct winograd describe_input(const dk_winograd_set *set, const dk_window *w, int64_t outputs)
 {
 	const dk_window turned = {.batch = w->batch, .height = dk_window_places(w, w->height),

@@ -76,7 +76,7 @@ __device__ inline void put(bf16 *to, float x)
 	*to = to_bf16(x);
 }
 
-/* So many elements that move at once, of memory aligned to them. */
+/* So many elements move at once. Their memory is aligned to all of them. */
 template <typename T, int N> struct alignas(N * sizeof(T)) pack {
 	T at[N];
 };
@@ -222,7 +222,7 @@ static inline bool dk_cuda_narrow(const dk_cuda_queue *queue)
 #define FOR_TYPE(queue, function, ...) \
 	(dk_cuda_narrow(own(queue)) ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
 
-/* The same of the type of parameters' gradients. */
+/* Chooses likewise by the type of parameters' gradients. */
 #define FOR_GRADIENT(queue, function, ...) \
 	((queue)->type == DK_BF16 ? function((bf16 *)NULL, __VA_ARGS__) : function((float *)NULL, __VA_ARGS__))
 

@@ -324,8 +324,8 @@ __global__ void layernorm_input_kernel(T *din, const T *dout, const T *in, const
 }
 
 /*
- * Both gradients at once, for a chunk of rows: those of the input are added to din, and the sums over
- * the chunk's rows for the parameters' are partial [2, chunks, width].
+ * Computes both gradients at once, for a chunk of rows. Those of the input are added to din. The sums over the
+ * chunk's rows for the parameters' gradients are partial [2, chunks, width].
  */
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(THREADS)

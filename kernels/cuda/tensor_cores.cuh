@@ -49,7 +49,7 @@ __device__ inline void load_matrices(uint32_t m[4], uint32_t at)
 	             : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(shared_address(at)) : "memory");
 }
 
-/* The same, transposed. */
+/* Loads the same, transposed. */
 __device__ inline void load_matrices_transposed(uint32_t m[4], uint32_t at)
 {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -64,7 +64,7 @@ __device__ inline void copy_piece(uint32_t at, const void *from, bool there)
 	             : "memory");
 }
 
-/* The same of 4 bytes. */
+/* Copies 4 bytes likewise. */
 __device__ inline void copy_word(uint32_t at, const void *from, bool there)
 {
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
@@ -86,7 +86,7 @@ __device__ inline float power_of_2(float x)
 	return y;
 }
 
-/* Both to the nearest bf16, the first in the lower bits. */
+/* Rounds both to the nearest bf16. The first is in the lower bits. */
 __device__ inline uint32_t pair_of(float first, float second)
 {
 	uint32_t pair;
@@ -239,7 +239,7 @@ __device__ inline void mask_keys(float scores[M][N][4], int ahead, int group, in
 				scores[m][i / 4][i % 4] = -INFINITY;
 }
 
-/* The same of scores [M x 16 keys, N x 8 queries]; `ahead`: of the first key to the first query. */
+/* Masks scores [M x 16 keys, N x 8 queries] likewise. `ahead` goes from the first key to the first query. */
 template <int M, int N>
 __device__ inline void mask_queries(float scores[M][N][4], int ahead, int group, int pair)
 {

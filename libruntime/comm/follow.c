@@ -81,7 +81,7 @@ static void compare(struct ddp_follower *f, const comparison *c)
 		(void)ddp_mismatch_break(comm, 0, c->issued, comm->size);
 }
 
-/* Those that all ranks have issued meanwhile; the others stay as they are. */
+/* Ends the comparisons of operations that all ranks have issued meanwhile. The others stay as they are. */
 static void end_comparisons(struct ddp_follower *f)
 {
 	bool done = true;

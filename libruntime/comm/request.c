@@ -258,9 +258,8 @@ static void take_over(ddp_comm *comm)
 	atomic_fetch_sub(&comm->queue.callers, 1);
 }
 
-/* Another operation runs or wants to: from its end on, a thread of the
-   pool looks after messages. Without one (none can be started), their senders and
-   receivers have to try again. */
+/* Another operation runs, or wants to. When it ends, a thread of the pool looks after messages. If no thread can
+   be started, the messages' senders and receivers have to try again. */
 static uint64_t leave_to_thread(ddp_comm *comm)
 {
 	pthread_mutex_lock(&comm->queue.lock);

@@ -23,8 +23,8 @@ ddp_status ddp_comm_issue_own(ddp_comm *comm, const ddp_operation *message, ddp_
 /* A barrier by which the program's call that closes the communicator waits for all ranks, while they
    can still run operations. */
 ddp_status ddp_comm_meet(ddp_comm *comm);
-/* The same after what is queued, and nothing runs after it: a peer that closes
-   its communicator from then on breaks no send or receive that is still open. */
+/* Waits like this after what is queued, and nothing runs after it. A peer that closes its communicator from then
+   on breaks no send or receive that is still open. */
 ddp_status ddp_comm_last_barrier(ddp_comm *comm);
 /* Waits until what is queued has run; sends and receives that have not met their
    counterpart end with an error. */

@@ -62,7 +62,7 @@ enum { FACT_COUNT, FACT_HASH, FACT_NO_OVERLAP, FACT_NO_COMMUNICATION, FACT_OPTIO
        FACTS_MAX = FACT_OPTIONS + DDP_MODEL_OPTIONS_MAX };
 _Static_assert((int)FACTS_MAX <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
 
-/* The same on all ranks. */
+/* All ranks have the same number of facts. */
 static int fact_count(void)
 {
 	int count = FACT_OPTIONS;

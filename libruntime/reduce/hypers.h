@@ -27,7 +27,7 @@ const char *ddp_hyper_key(int hyper);
 const char *ddp_hyper_name(int hyper);
 /* The number that a checkpoint holds for this value, and the value of such a number. */
 double ddp_hyper_saved(int hyper, double value);
-/* That of the option of this name, such as "beta1". */
+/* Returns the hyper of the option of this name, such as "beta1". */
 int ddp_hyper_of(const char *option);
 
 void ddp_model_get_hypers(const ddp_model *model, double *hypers);

@@ -93,7 +93,7 @@ static ddp_status make_reducer(ddp_model *model)
 	return status;
 }
 
-/* That memory of the program's, if there is some, is where the model is. */
+/* Checks that memory of the program's, if there is some, is where the model is. */
 static ddp_status check_where(const ddp_model *model, const char *name, const float *memory, size_t bytes)
 {
 	ddp_device *device = model->place.device;
@@ -113,7 +113,7 @@ static ddp_status check_where(const ddp_model *model, const char *name, const fl
 	                ddp_device_describe(device)->index);
 }
 
-/* That the program's own arenas are where the model is, and apart. */
+/* Checks that the program's own arenas are where the model is, and apart. */
 static ddp_status check_memories(const ddp_model *model)
 {
 	const uintptr_t params = (uintptr_t)model->settings.options.params_memory;

@@ -42,8 +42,8 @@ void ddp_all_reduce_add_rows(ddp_model *model, const ddp_slot *slot, const int32
 	dk_add_rows(model->grads + slot->offset, rows, values, count, slot->count / slot->shape[0]);
 }
 
-/* The same bits on all ranks: each sums the squares of what it owns, in pieces, and the
-   sums are all-reduced. */
+/* All ranks get the same bits. Each rank sums the squares of what it owns, in pieces, and the sums are
+   all-reduced. */
 ddp_status ddp_all_reduce_finish_by(ddp_model *model, const ddp_units *units, double *squares)
 {
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);

@@ -44,7 +44,7 @@ static ddp_status reduce(ddp_model *model, double *squares)
 	return ddp_squares_end(model, squares);
 }
 
-/* The same bits on all ranks. */
+/* All ranks get the same bits. */
 static ddp_status average(ddp_model *model, const char *name, float *values, int64_t count)
 {
 	ddp_status status = DDP_OK;
@@ -78,7 +78,7 @@ static bool were_apart(const ddp_model *model)
 	return model->steps > model->settings.options.local_sgd.start;
 }
 
-/* Not again what is the same already: the mean of n equal numbers is rounded. */
+/* Parameters that are the same already are not averaged again, because the mean of n equal numbers is rounded. */
 static ddp_status average_apart(ddp_model *model)
 {
 	if (!were_apart(model) || model->averaged == model->steps)

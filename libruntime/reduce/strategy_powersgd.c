@@ -246,8 +246,8 @@ static ddp_status advance(ddp_model *model, int k)
 	                        : status;
 }
 
-/* Never on a device: when that is, ranks see at different times, and its one lane has one order
-   for all. */
+/* On a device the answer is always no: ranks would see it at different times, and the device's one lane has one
+   order for all. */
 static bool is_back(const ddp_model *model, int k)
 {
 	const ddp_request *request = model->reducer.requests[k];

@@ -45,7 +45,7 @@ void ddp_timeline_close(ddp_timeline *timeline)
 	free(timeline);
 }
 
-/* Never the training. */
+/* An error ends the timeline, and never the training. */
 static void end(ddp_timeline *timeline)
 {
 	if (!timeline->ended)

@@ -219,7 +219,7 @@ static ddp_status welcome(ddp_acceptor *a, int fd)
 		a->unproven = n;
 	a->last_unproven = n;
 	a->unproven_count++;
-	/* Not there on local sockets, and no loss. */
+	/* Local sockets do not have this option, which is no loss. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	status = ddp_challenge_make(&n->challenge);
 	if (status == DDP_OK && epoll_ctl(a->epoll, EPOLL_CTL_ADD, fd, &event) < 0)
@@ -350,7 +350,7 @@ void ddp_acceptor_close(ddp_acceptor *a)
 	ddp_log_limit_end(&a->drops, DDP_LOG_DEBUG, a->who);
 	ddp_log_limit_end(&a->misleads, DDP_LOG_WARN, a->who);
 	if (a->epoll >= 0 && a->listener >= 0)
-		/* The same: ddp_spawn()'s listener has another descriptor. */
+		/* ddp_spawn()'s listener has another descriptor, so close() would leave it in epoll. */
 		epoll_ctl(a->epoll, EPOLL_CTL_DEL, a->listener, NULL);
 	ddp_descriptor_close(a->listener);
 	ddp_descriptor_close(a->epoll);

@@ -248,7 +248,7 @@ static ddp_status check_node(const ddp_belief *beliefs, const int *order, int si
 	return DDP_OK;
 }
 
-/* That the node ranks are 0 .. nnodes - 1. */
+/* Checks that the node ranks are 0 .. nnodes - 1. */
 static ddp_status check_nodes(const ddp_belief *beliefs, const struct places *places)
 {
 	int nnodes = beliefs[0].nnodes, count = places->count;

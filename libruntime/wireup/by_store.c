@@ -16,7 +16,7 @@
 
 enum { RUN_BYTES = 16, KEY_TEXT = 96, LIST_BYTES = 200, FIRST_ROOM = 4096 };
 
-/* So long a rank waits for an answer before it looks whether rank 0 has begun another run. */
+/* A rank waits for an answer for so long before it looks whether rank 0 has begun another run. */
 static const uint64_t first_slice_ns = 250000000u, longest_slice_ns = 2000000000u;
 static const uint64_t first_pause_ns = 5000000u, longest_pause_ns = 200000000u;
 /* These limit how long a rank looks for an answer that is there. */

@@ -14,7 +14,7 @@
 ddp_status ddp_by_store_open(const ddp_job *job, const ddp_store *store, const char *name, ddp_key *key,
                           ddp_wireup **wireup);
 
-/* The same over a file that all ranks reach (file_store.h). */
+/* Opens the same over a file that all ranks reach (file_store.h). */
 ddp_status ddp_by_file_open(const ddp_job *job, const char *path, ddp_key *key, uint64_t deadline_ns,
                                ddp_wireup **wireup);
 

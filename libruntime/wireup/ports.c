@@ -30,7 +30,7 @@ void ddp_ports_choose(int master_port, ddp_ports *ports)
 {
 	const char *store = ddp_environment("TORCHELASTIC_USE_AGENT_STORE");
 	const char *run = ddp_environment("TORCHELASTIC_RUN_ID");
-	/* Not the count of restarts: torchrun's agents count each on their own. */
+	/* The count of restarts is left out, because each of torchrun's agents counts its own. */
 	uint64_t state = (uint64_t)master_port ^ (run != NULL ? ddp_hash(run, strlen(run)) : 0);
 
 	ports->count = 0;

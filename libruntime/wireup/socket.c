@@ -263,7 +263,7 @@ int ddp_rendezvous_connected(int fd)
 		return errno;
 	if (error == 0 && is_connected_to_itself(fd))
 		return ECONNREFUSED;
-	/* Not there on local sockets, and no loss. */
+	/* Local sockets do not have this option, which is no loss. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	ddp_silence_ask(fd);
 	return error;

@@ -35,7 +35,7 @@ typedef struct ddp_local_page {
    descriptor of the memory. */
 #define DDP_LOCAL_MEMORY (1ull << 63)
 
-/* Those of a process. */
+/* A process has these allocations. */
 typedef struct ddp_allocations {
 	pthread_mutex_t lock;
 	ddp_allocation *list;

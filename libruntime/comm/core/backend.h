@@ -67,7 +67,7 @@ typedef struct ddp_lane {
 	struct ddp_follower *follower; /* of a backend that is asked */
 } ddp_lane;
 
-/* Those of a communicator. Lane 0 for the host's memory is the communicator itself. */
+/* A communicator has these lanes. Lane 0 for the host's memory is the communicator itself. */
 typedef struct ddp_lanes {
 	pthread_mutex_t lock; /* of opening */
 	atomic_bool closing;

@@ -54,13 +54,14 @@ void ddp_request_forget(ddp_request *request);
    ddp_requests_call_back(). */
 void ddp_request_complete(ddp_request *request, ddp_status status);
 
-/* The same, but calls back itself; no lock is held. */
+/* Does the same, but calls back itself. No lock is held. */
 void ddp_request_finish(ddp_request *request, ddp_status status);
 
 /*
- * The same in parts, for a thread that has run the first request of the queue. It notes how the operation ended, takes the
- * request off the queue, and tells. One thread calls back at a time, in the order of the ends. So a request that calls back
- * needs the turn, which ends after ddp_request_tell(); a request that does not get it is called back by another thread.
+ * These do the same in parts, for a thread that has run the first request of the queue. The thread notes how the
+ * operation ended, takes the request off the queue, and tells. One thread calls back at a time, in the order of the
+ * ends. So a request that calls back needs the turn, which ends after ddp_request_tell(). If a request does not get
+ * the turn, another thread calls back for it.
  */
 void ddp_request_note_end(ddp_request *request, ddp_status status);
 /* Does the caller tell? queue.lock is held, and the request is in no list. */

@@ -209,7 +209,7 @@ void ddp_failure_debt_drop(ddp_failure_debt *debt)
 
 ddp_status ddp_failure_left(ddp_comm *comm)
 {
-	/* That of a group may be known by the world's. */
+	/* The program may know a group's failure from the world's. */
 	const bool left = atomic_load(&comm->failure.debt->owed) || (comm->is_world && !atomic_load(&comm->failure.returned));
 
 	return left ? ddp_comm_check(comm) : DDP_OK;

@@ -54,7 +54,8 @@ void ddp_failure_unshare(ddp_comm *twin);
 /* DDP_OK, or the failure that broke the communicator. */
 ddp_status ddp_comm_check(ddp_comm *comm);
 
-/* The same, and breaks the communicator if one of its ranks is on a silent node (comm/core/silence). Any thread. */
+/* Checks the same, and breaks the communicator if one of its ranks is on a silent node (comm/core/silence). Any
+   thread. */
 ddp_status ddp_comm_check_silence(ddp_comm *comm);
 
 /* Notes that the present call returns the failure to the program, if there is one. */

@@ -22,7 +22,7 @@ static inline size_t ddp_block_offset(const ddp_comm *comm, int r)
 	return c->counts != NULL ? comm->run.offsets[r] : c->count * (size_t)r;
 }
 
-/* The same for the buffer that all_to_all receives. */
+/* Returns the same for the buffer that all_to_all receives. */
 static inline size_t ddp_recv_offset(const ddp_comm *comm, int r)
 {
 	const ddp_operation *c = comm->run.operation;

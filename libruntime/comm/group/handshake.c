@@ -35,7 +35,7 @@ static void add(const ddp_comm *comm, int node, neighbours *n)
 	n->ranks[n->count++] = rank;
 }
 
-/* Those of recursive doubling and halving, which work on even and on odd chunks. */
+/* Finds the partners of recursive doubling and halving, which work on even and on odd chunks. */
 static void find_partners(const ddp_comm *comm, neighbours *n)
 {
 	const ddp_plan plan = ddp_plan_halving(comm->topology.nodes);

@@ -7,8 +7,8 @@
 
 /* Combines this node's inputs of a range of share i. */
 void ddp_local_combine(ddp_reduction *x, int i, ddp_range range, char *partial);
-/* The same in accumulator form, after it was rounded as it would be to travel, so that
-   the bits are those of the other algorithms. `scratch` is as large as `partial`. */
+/* Combines into accumulators, and first rounds as for a transfer. So the bits are those of the other algorithms.
+   `scratch` is as large as `partial`. */
 void ddp_local_combine_wide(ddp_reduction *x, int i, ddp_range range, char *scratch, char *partial);
 /* Divides results in accumulator form, rounds and stores them. */
 void ddp_local_round(const ddp_reduction *x, const void *results, size_t count, void *const *places,

@@ -54,7 +54,7 @@ static ddp_status run(ddp_reduction *x)
 
 /* ---- set-up ------------------------------------------------------------------------------------- */
 
-/* The same on all ranks of a node. */
+/* All ranks of a node get the same answer. */
 static bool all_direct(const ddp_reduction *x)
 {
 	if (x->comm->node.size == 1)

@@ -18,7 +18,7 @@
 /* Measures the network, the first time that it matters to an operation of
    `bytes` on each rank. Collective, after ddp_node_enter(). */
 ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes);
-/* The same on all ranks; the name becomes that of the communicator's last algorithm. */
+/* All ranks choose the same. The name becomes that of the communicator's last algorithm. */
 ddp_status ddp_hier_choose(const ddp_reduction *x, const ddp_algorithm_row **algorithm);
 /* Reads what DDP_ALGORITHM holds; "" asks for nothing. */
 ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted);

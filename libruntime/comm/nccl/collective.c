@@ -64,7 +64,7 @@ static ddp_status copy(const calls *k, void *to, const void *from, size_t bytes)
 	return ddp_device_copy(k->o->lane->device, k->queue, to, from, bytes);
 }
 
-/* The same if the two overlap: by way of other memory. */
+/* Copies, too. If the two overlap, it goes by way of other memory. */
 static ddp_status move(const calls *k, void *to, const void *from, size_t bytes)
 {
 	const size_t distance = to < from ? (size_t)((const char *)from - (char *)to) : (size_t)((char *)to - (const char *)from);

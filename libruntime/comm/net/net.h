@@ -108,7 +108,7 @@ uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
 
 /* Lets messages move; true if some did. False also if another thread is at it. */
 bool ddp_net_progress(ddp_comm *comm);
-/* The same for no communicator in particular. Any thread. */
+/* Does the same for no communicator in particular. Any thread. */
 bool ddp_net_progress_all(const ddp_roster *roster);
 /* Breaks the communicator if a peer sent its failure; and if there was no memory
    for what came. */

@@ -138,7 +138,7 @@ static bool can_open(const char *dev, const char *verbs)
 	return fd >= 0;
 }
 
-/* Not by the folder "device", which Soft-RoCE and siw lack: their verbs tell whose they are. */
+/* The folder "device" does not tell that, because Soft-RoCE and siw lack it. Their verbs tell whose they are. */
 static bool is_usable(const char *sys, const char *dev, const char *device)
 {
 	char path[512], owner[NAME_MAX_BYTES];
@@ -214,7 +214,7 @@ static void list_nics(const char *sys, const char *dev, nics *all)
 
 /* ---- the choice ---------------------------------------------------------------------------- */
 
-/* Those of the highest rate. */
+/* Keeps the ports of the highest rate. */
 static void keep_fastest(nics *all)
 {
 	double most = 0;
@@ -238,7 +238,7 @@ static bool same_infiniband(const nics *all)
 	return true;
 }
 
-/* Those nearest to the cores of a rank, as a set of bits. */
+/* Returns the ports that are nearest to the cores of a rank, as a set of bits. */
 static uint64_t find_near(const char *sys, const nics *all, const cpu_set_t *allowed, size_t bytes)
 {
 	int distances[NUMA_MAX], least = INT32_MAX;

@@ -200,7 +200,7 @@ bool ddp_net_progress(ddp_comm *comm)
 	DDP_UCX_FOR_LIBDDP();
 	ddp_net *net = comm->net;
 
-	/* Another thread that is at it does it for all. */
+	/* If another thread lets messages move, it does so for all communicators. */
 	if (net->down || !ddp_ucx_try_lock(net->worker, net))
 		return false;
 	bool moved = ddp_ucx_progress(net->worker);

@@ -378,8 +378,8 @@ void ddp_net_forget(ddp_comm *comm)
 	give_up_transfers(comm->net);
 }
 
-/* Only who works moves messages when nothing runs: after a failure UCX is better not
-   called again without need. */
+/* When nothing runs, only a thread that works moves messages. After a failure, UCX had better not be called again
+   without need. */
 static void set_down(ddp_net *net, bool down)
 {
 	ddp_worker *worker = net->worker;

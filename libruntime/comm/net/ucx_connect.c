@@ -182,7 +182,7 @@ static bool has_descriptors(void)
 	return error != EMFILE && error != ENFILE;
 }
 
-/* The same, once the limit is raised if it has to be. */
+/* Asks the same, and raises the limit first if it has to be. */
 static bool gets_descriptors(const ddp_worker *worker)
 {
 	if (has_descriptors())

@@ -11,7 +11,7 @@ bool ddp_ucx_connect(connection *c);
 /* Raises the soft limit of descriptors, where it is too low for connections with two ranks of
    each other node. UCX 1.13 closes its listener for good when it cannot accept one. */
 void ddp_ucx_make_room(ddp_worker *worker, int nodes);
-/* The same again, and lets connections be begun that were not for want of descriptors. */
+/* Raises the limit again, and lets connections begin that lacked descriptors. */
 void ddp_ucx_try_again(ddp_net *net);
 /* Sends the handshakes that are due, and what was held back for a peer that has settled. */
 void ddp_ucx_answer_handshake(connection *c);

@@ -17,7 +17,7 @@
 #ifdef DDP_HAS_KERNELS_AVX512FP16
 #include <immintrin.h>
 
-/* Not by intrinsics: clang 14 has none in a function of its own target. */
+/* These kernels use no intrinsics, because clang 14 has none in a function of its own target. */
 #define KERNEL __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512fp16")))
 #define INLINE KERNEL __attribute__((always_inline)) static inline
 

@@ -230,7 +230,7 @@ static bool choose_receiver(ddp_comm *comm, struct ddp_incoming *in, int from)
 {
 	ddp_request *receiver = find_receive(comm, from, (int)in->header.tag);
 
-	/* Not past an earlier message that waits for the same receiver. */
+	/* The message must not pass an earlier one that waits for the same receiver. */
 	if (receiver != NULL && *find_kept(in, receiver, from) == NULL) {
 		const ddp_message message = message_of(&in->header, from);
 		in->receiver = receiver;

@@ -46,8 +46,8 @@ static const char *operation_text(const ddp_comm *comm, char *text, size_t bytes
 	return text;
 }
 
-/* Once in an operation, which has lasted for some microseconds by now: what is
-   quicker is not worth a description. */
+/* Tells once in an operation, which has lasted for some microseconds by now. A quicker one is not worth a
+   description. */
 static void tell_wait(ddp_comm *comm)
 {
 	struct ddp_progress *page = comm->roster->page;
@@ -399,7 +399,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
 		} else if (coalesces) {
-			/* Once: if nothing has come meanwhile, the next message wakes us. */
+			/* The wait coalesces once. If nothing has come meanwhile, the next message wakes us. */
 			coalesces = false;
 			status = coalesce(comm, wait);
 		} else if (i < spins || (i >= spins + YIELDS && !beside && stays_awake(comm, yielding_since_ns))) {

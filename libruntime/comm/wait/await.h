@@ -26,8 +26,8 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait);
 
 /* Waits until `count` transfers are done. */
 ddp_status ddp_await_transfers(ddp_comm *comm, const ddp_transfer *transfers, int count);
-/* The same where more messages follow: while the program computes, they may
-   coalesce for so long, so that it is not interrupted by each. */
+/* Waits like this while more messages follow. While the program computes, messages may coalesce for so long, so
+   that not each of them interrupts it. */
 ddp_status ddp_await_transfers_coalescing(ddp_comm *comm, const ddp_transfer *transfers, int count,
                                           uint64_t coalesce_ns);
 

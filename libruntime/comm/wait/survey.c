@@ -71,7 +71,7 @@ static void look_at_node(survey *s)
 	}
 }
 
-/* Only what this rank can answer: others may be ahead. */
+/* A word is heard only if this rank can answer it. Other ranks may be ahead. */
 static bool is_heard(const ddp_comm *comm, const ddp_unexpected *came, const void *argument)
 {
 	(void)argument;
