@@ -4,11 +4,11 @@
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
 	spank/base/bytes.c spank/base/bytes.h \
+	spank/base/child.c spank/base/child.h \
 	spank/base/contained.c spank/base/contained.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/handle.c spank/base/handle.h \
 	spank/base/pause.c spank/base/pause.h \
-	spank/base/reap.c spank/base/reap.h \
 	spank/base/sink.c spank/base/sink.h \
 	spank/base/siphash.c spank/base/siphash.h \
 	spank/base/title.c spank/base/title.h \

@@ -16,7 +16,7 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
-#include "spank/base/reap.h"
+#include "spank/base/child.h"
 #include "spank/launch/preflight_step.h"
 #include "spank/launch/srun_environment.h"
 
@@ -78,7 +78,7 @@ static int end(pid_t pid)
 	static const int signals[] = { SIGTERM, SIGKILL };
 	int status = -1;
 
-	for (size_t i = 0; !reap(pid, LEAVE_MS, &status); i++) {
+	for (size_t i = 0; !child_reap(pid, LEAVE_MS, &status); i++) {
 		if (i == sizeof(signals) / sizeof(signals[0]))
 			return -1;
 		kill(pid, signals[i]);

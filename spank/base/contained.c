@@ -20,14 +20,34 @@ bool contained_here(void)
 	return slurmstepd != 0 && getpid() != slurmstepd;
 }
 
+static bool has_ended(int handle)
+{
+	struct pollfd process = { .fd = handle, .events = POLLIN };
+
+	return poll(&process, 1, 0) == 1;
+}
+
 bool contained_sees_end(pid_t pid)
 {
-	struct pollfd process = { .fd = handle_open(pid), .events = POLLIN };
+	int handle = handle_open(pid);
+	bool ended;
 
-	if (process.fd >= 0) {
-		bool ended = poll(&process, 1, 0) == 1;
-		close(process.fd);
-		return ended;
-	}
-	return kill(pid, 0) != 0 && errno == ESRCH;
+	if (handle < 0)
+		return kill(pid, 0) != 0 && errno == ESRCH;
+	ended = has_ended(handle);
+	close(handle);
+	return ended;
+}
+
+void contained_signal(pid_t pid, int number)
+{
+	int handle = handle_open(pid);
+
+	if (handle < 0 && errno != ESRCH)
+		(void)kill(pid, number);
+	if (handle < 0)
+		return;
+	if (!has_ended(handle))
+		(void)handle_signal(handle, number);
+	close(handle);
 }

@@ -21,4 +21,7 @@ bool contained_here(void);
    pidfd_open() tells so of a reaped one only. */
 bool contained_sees_end(pid_t pid);
 
+/* Sends a signal to such a process, unless it has ended. */
+void contained_signal(pid_t pid, int number);
+
 #endif

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "spank/base/handle.h"
+#include "spank/base/child.h"
 #include "spank/base/title.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/descend.h"
@@ -42,22 +42,18 @@ bool agents_make(struct agents *agents, uint32_t count, struct error *error)
 		return error_set(error, "restart=: a node of the step may have at most %d tasks, and this node has %u",
 		                 DEAL_TASKS_MAX, count);
 	*agents = (struct agents){ .count = count, .slurmstepd = getpid(), .news = -1 };
-	agents->handles = malloc(count * sizeof(*agents->handles));
 	agents->pids = calloc(count, sizeof(*agents->pids));
 	agents->shared = mmap(NULL, shared_bytes(count), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (agents->shared == MAP_FAILED)
 		agents->shared = NULL;
 	else
 		agents->news = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (agents->handles == NULL || agents->pids == NULL || agents->news < 0) {
+	if (agents->pids == NULL || agents->news < 0) {
 		int reason = errno;
-		agents->count = 0;
 		agents_free(agents);
 		return error_set(error, "restart=: this node cannot make agents for %u tasks: %s", count,
 		                 strerror(reason));
 	}
-	for (uint32_t i = 0; i < count; i++)
-		agents->handles[i] = -1;
 	/* slurmstepd adopts what an agent that was killed leaves behind. */
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	return true;
@@ -65,42 +61,29 @@ bool agents_make(struct agents *agents, uint32_t count, struct error *error)
 
 void agents_free(struct agents *agents)
 {
-	for (uint32_t i = 0; i < agents->count; i++)
-		agents_reaped(agents, i);
 	if (agents->shared != NULL)
 		munmap(agents->shared, shared_bytes(agents->count));
 	if (agents->news >= 0)
 		close(agents->news);
-	free(agents->handles);
 	free(agents->pids);
 	*agents = (struct agents){ .news = -1 };
 }
 
 void agents_forked(struct agents *agents, uint32_t local_task, pid_t pid)
 {
-	if (local_task >= agents->count)
-		return;
-	agents->pids[local_task] = pid;
-	agents->handles[local_task] = handle_open(pid);
+	if (local_task < agents->count)
+		agents->pids[local_task] = pid;
 }
 
 void agents_reaped(struct agents *agents, uint32_t local_task)
 {
-	if (local_task >= agents->count)
-		return;
-	agents->pids[local_task] = 0;
-	if (agents->handles[local_task] >= 0)
-		close(agents->handles[local_task]);
-	agents->handles[local_task] = -1;
+	if (local_task < agents->count)
+		agents->pids[local_task] = 0;
 }
 
-/* By the handle, if there is one: the number may be another process's as soon as Slurm has reaped the agent. */
 void agents_wake(const struct agents *agents, uint32_t local_task)
 {
-	if (agents->handles[local_task] >= 0 && (handle_signal(agents->handles[local_task], WAKE) || errno != ENOSYS))
-		return;
-	if (agents_agent_runs(agents, local_task))
-		kill(agents->pids[local_task], WAKE);
+	child_signal(agents->pids[local_task], WAKE);
 }
 
 void agents_order(struct agents *agents, enum agents_order order, uint32_t generation)
@@ -139,10 +122,7 @@ bool agents_child_never_ran(const struct agents *agents, uint32_t local_task, ui
 
 bool agents_agent_runs(const struct agents *agents, uint32_t local_task)
 {
-	pid_t pid = agents->pids[local_task];
-	siginfo_t info = { .si_pid = 0 };
-
-	return pid > 0 && waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
+	return child_runs(agents->pids[local_task]);
 }
 
 uint32_t agents_ready(const struct agents *agents)

@@ -64,7 +64,6 @@ struct agents {
 	uint32_t count;               /* the node's tasks */
 	pid_t slurmstepd;
 	int news;      /* an eventfd: an agent has something new */
-	int *handles;  /* by local task: pidfds of the agents; -1: the kernel has none, or the agent has ended */
 	pid_t *pids;   /* by local task, as slurmstepd has forked them; 0: not yet, or reaped */
 };
 

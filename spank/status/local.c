@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/reap.h"
+#include "spank/base/child.h"
 #include "spank/status/probe.h"
 #include "spank/status/process.h"
 
@@ -171,7 +171,7 @@ static void finish(struct child *child, size_t bytes_max, uint64_t deadline_ns)
 	}
 	kill(child->pid, SIGKILL);
 	/* A child that waits for a device or a file server goes on to do so. */
-	reap(child->pid, KILLED_MS, NULL);
+	child_reap(child->pid, KILLED_MS, NULL);
 }
 
 /* ---- rows ----------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/base/reap.h"
+#include "spank/base/child.h"
 #include "spank/failure/node/flight.h"
 #include "spank/record/dump.h"
 #include "spank/record/folder.h"
@@ -488,7 +488,7 @@ static void dump_writes_a_line_for_each_rank(void **state)
 	begin(&recorder, 1);
 	const pid_t child = record_dump_beside(&order, source());
 	assert_true(child > 0);
-	assert_true(reap(child, 20000, NULL));
+	assert_true(child_reap(child, 20000, NULL));
 	assert_int_equal(count_lines("8.1/rank-4.jsonl"), 1);
 	assert_int_equal(count_lines("8.1/rank-5.jsonl"), 1);
 	assert_int_equal(count_lines("8.1/rank-4294967295.jsonl"), -1);
@@ -517,10 +517,10 @@ static void root_becomes_the_user_first(void **state)
 		skip();
 	snprintf(place.dir, sizeof(place.dir), "%s", folder);
 	/* The folder is root's, so the user cannot write there, and root does not. */
-	assert_true(reap(record_dump_beside(&order, source()), 20000, NULL));
+	assert_true(child_reap(record_dump_beside(&order, source()), 20000, NULL));
 	assert_int_equal(count_lines("8.1/rank-0.jsonl"), -1);
 	assert_return_code(chown(folder, 65534, 65534), errno);
-	assert_true(reap(record_dump_beside(&order, source()), 20000, NULL));
+	assert_true(child_reap(record_dump_beside(&order, source()), 20000, NULL));
 	assert_return_code(stat(in_folder("8.1/rank-0.jsonl"), &info), errno);
 	assert_int_equal(info.st_uid, 65534);
 	assert_int_equal(info.st_gid, 65534);
@@ -578,7 +578,7 @@ static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
 		snprintf(place.dir, sizeof(place.dir), "%s", writable ? folder : in_folder("no/such/folder"));
 		assert_int_equal(record_dump(&order, source(), &error), writable);
 		close(input);
-		assert_true(reap(task.pid, 60000, &wait_status));
+		assert_true(child_reap(task.pid, 60000, &wait_status));
 		assert_true(WIFEXITED(wait_status));
 		assert_int_equal(WEXITSTATUS(wait_status), writable);
 	}
@@ -591,12 +591,12 @@ static void child_that_goes_on_is_not_waited_for(void **state)
 	const int input = start_process_with_stacks(&child);
 
 	(void)state;
-	assert_false(reap(child, 20, &wait_status));
+	assert_false(child_reap(child, 20, &wait_status));
 	assert_int_equal(wait_status, 0);
 	close(input);
-	assert_true(reap(child, 60000, &wait_status));
+	assert_true(child_reap(child, 60000, &wait_status));
 	assert_true(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0);
-	assert_true(reap(child, 60000, &wait_status));
+	assert_true(child_reap(child, 60000, &wait_status));
 	assert_int_equal(wait_status, -1);
 }
 

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <dirent.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/failure/node/memory.h"
 #include "spank/failure/node/witness.h"
 #include "spank/failure/timeline.h"
@@ -212,6 +215,91 @@ static void end_of_the_witness_is_told(void **state)
 	assert_int_equal(waitpid(shared->pid, NULL, 0), shared->pid);
 	assert_int_equal(witness_sent(shared), SENT_KILL);
 	finish();
+}
+
+/* A debugger that holds the process: nobody else may reap it meanwhile. 0: this user or this kernel allows none. */
+static pid_t hold(pid_t pid)
+{
+	int ready[2];
+	char byte = 0;
+	pid_t debugger;
+
+	assert_int_equal(pipe(ready), 0);
+	debugger = fork();
+	assert_true(debugger >= 0);
+	if (debugger == 0) {
+		bool held = ptrace(PTRACE_SEIZE, pid, NULL, NULL) == 0;
+		if (held && write(ready[1], &byte, 1) == 1)
+			sleep(60);
+		_exit(0);
+	}
+	close(ready[1]);
+	if (read(ready[0], &byte, 1) != 1) {
+		assert_int_equal(waitpid(debugger, NULL, 0), debugger);
+		debugger = 0;
+	}
+	close(ready[0]);
+	return debugger;
+}
+
+static void let_go(pid_t debugger)
+{
+	kill(debugger, SIGKILL);
+	assert_int_equal(waitpid(debugger, NULL, 0), debugger);
+}
+
+/* slurmstepd ends for all that. */
+static void a_witness_that_cannot_be_reaped_is_left(void **state)
+{
+	pid_t debugger;
+
+	(void)state;
+	make(false);
+	debugger = hold(shared->pid);
+	if (debugger == 0) {
+		finish();
+		skip();
+	}
+	alarm(60);
+	witness_end(shared);
+	alarm(0);
+	assert_true(child_runs(shared->pid) || waitpid(shared->pid, NULL, WNOHANG) == 0);
+	let_go(debugger);
+	assert_true(child_reap(shared->pid, 60000, NULL));
+	assert_true(child_reap(shared->keeper, 0, NULL));
+	munmap(shared, sizeof(*shared));
+}
+
+static void only_a_child_that_runs_is_signalled(void **state)
+{
+	int status = -1;
+	pid_t debugger, child = fork();
+
+	(void)state;
+	assert_true(child >= 0);
+	if (child == 0) {
+		prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+		for (;;)
+			pause();
+	}
+	assert_true(child_runs(child));
+	assert_false(child_reap(child, 10, &status));
+	assert_false(child_runs(0) || child_runs(getppid()));
+	assert_false(child_signal(getppid(), 0) || child_signal(0, 0));
+	debugger = hold(child);
+	assert_true(child_signal(child, SIGKILL));
+	if (debugger > 0) {
+		/* The kernel tells of its end, and does not give it yet. */
+		assert_false(child_reap(child, 50, &status));
+		let_go(debugger);
+	}
+	while (child_runs(child))
+		usleep(1000);
+	assert_false(child_signal(child, SIGKILL));
+	assert_true(child_reap(child, 0, &status));
+	assert_int_equal(status, SIGKILL);
+	assert_true(child_reap(child, 60000, &status));
+	assert_int_equal(status, -1);
 }
 
 /* ---- looks ------------------------------------------------------------------------ */
@@ -584,6 +672,8 @@ int main(void)
 		cmocka_unit_test(tasks_group_is_not_the_witness_s),
 		cmocka_unit_test(witness_stays_in_a_group_that_slurm_tracks),
 		cmocka_unit_test(end_of_the_witness_is_told),
+		cmocka_unit_test(a_witness_that_cannot_be_reaped_is_left),
+		cmocka_unit_test(only_a_child_that_runs_is_signalled),
 		cmocka_unit_test(witness_looks_unless_the_step_is_suspended),
 		cmocka_unit_test(killed_witness_is_replaced),
 		cmocka_unit_test(keeper_notes_what_the_step_is_sent),

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "spank/base/reap.h"
+#include "spank/base/child.h"
 #include "spank/failure/node/stall.h"
 
 enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000 };
@@ -34,7 +34,7 @@ static void reap_children(struct flight *flight, int ms)
 	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
 		const uint64_t now_ns = ddp_now_ns();
 		const int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0;
-		if (flight->children[i] > 0 && reap(flight->children[i], left_ms, NULL))
+		if (flight->children[i] > 0 && child_reap(flight->children[i], left_ms, NULL))
 			flight->children[i] = 0;
 	}
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/node.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -9,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/handle.h"
+#include "spank/base/child.h"
 #include "spank/base/pause.h"
 #include "spank/base/sink.h"
 #include "spank/failure/blame.h"
@@ -337,18 +336,8 @@ static void log_failure(const struct node *node, const struct node_task *task, c
 /* Nobody else ends the tasks: Slurm has taken the node out of the job, or tells the node nothing any more. */
 static void end_tasks(struct node *node)
 {
-	for (uint32_t i = 0; i < node->supervise.local_tasks; i++) {
-		pid_t pid = node->supervise.pids[i];
-		int handle = pid > 0 ? handle_open(pid) : -1, reason = errno, wait_status;
-		/* SLURM may reap the task between this look and the signal. */
-		bool runs = pid > 0 && supervise_state(&node->supervise, i, &wait_status) == TASK_RUNS;
-		if (runs && handle >= 0)
-			handle_signal(handle, SIGKILL);
-		else if (runs && reason == ENOSYS)
-			kill(pid, SIGKILL);
-		if (handle >= 0)
-			close(handle);
-	}
+	for (uint32_t i = 0; i < node->supervise.local_tasks; i++)
+		child_signal(node->supervise.pids[i], SIGKILL);
 }
 
 int node_serve_link(struct node *node)

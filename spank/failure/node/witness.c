@@ -12,11 +12,11 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/contained.h"
 #include "spank/base/handle.h"
 #include "spank/base/pause.h"
@@ -27,6 +27,7 @@
 enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
+	END_MS = 2000,        /* so long slurmstepd waits for the end of both */
 	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
 	RETRY_MS = 1000,      /* after which a keeper without a witness tries again, and then twice that */
 	RETRY_MAX_MS = 60000,
@@ -264,13 +265,10 @@ void witness_make(struct witness *witness, const struct witness_words *words)
 /* In slurmstepd. */
 static bool has_ended(pid_t pid)
 {
-	siginfo_t info = { .si_pid = 0 };
-
 	if (pid > 0 && contained_here())
 		return contained_sees_end(pid);
 	/* slurmstepd may have reaped it among the tasks. */
-	return pid > 0 && (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 ||
-	                   info.si_pid != 0);
+	return pid > 0 && !child_runs(pid);
 }
 
 pid_t witness_present(const struct witness *witness)
@@ -367,21 +365,27 @@ enum slurm_sent witness_sent(const struct witness *witness)
 
 static void kill_process(pid_t pid)
 {
-	if (pid > 0 && !has_ended(pid))
-		kill(pid, SIGKILL);
+	if (pid > 0 && contained_here())
+		contained_signal(pid, SIGKILL);
+	else
+		child_signal(pid, SIGKILL);
 }
 
-static void reap_process(pid_t pid)
+static void reap_process(pid_t pid, uint64_t deadline_ns)
 {
-	if (pid > 0)
-		waitpid(pid, NULL, 0);
+	uint64_t now_ns = ddp_now_ns();
+	int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0;
+
+	if (pid > 0 && !contained_here())
+		child_reap(pid, left_ms, NULL);
 	/* Its parent reaps it, at the latest by its own end. */
-	for (int look = 0; pid > 0 && contained_here() && !contained_sees_end(pid) && look < LOOKS_MAX; look++)
+	while (pid > 0 && contained_here() && !contained_sees_end(pid) && ddp_now_ns() < deadline_ns)
 		pause_ms(1);
 }
 
 void witness_end(struct witness *witness)
 {
+	const uint64_t deadline_ns = ddp_now_ns() + END_MS * 1000000ull;
 	pid_t keeper, pid;
 
 	/* Both are killed before one is waited for, so that they end beside each other. The keeper may make another
@@ -391,7 +395,7 @@ void witness_end(struct witness *witness)
 		pid = atomic_load(&witness->pid);
 		kill_process(keeper);
 		kill_process(pid);
-		reap_process(keeper);
-		reap_process(pid);
+		reap_process(keeper, deadline_ns);
+		reap_process(pid, deadline_ns);
 	} while (atomic_load(&witness->pid) != pid);
 }
