@@ -161,7 +161,7 @@ static void listen_for_nodes(const struct request *request)
 		                               .take_frame = dealer_take_frame,
 		                               .take_link = dealer_take_link,
 		                               .restart = dealer_is_open() ? &dealer_restart : NULL };
-	const struct step_policy policy = { .hold_ms = HOLD_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
+	const struct step_policy policy = { .hold_ms = HOLD_MS, .ask_ms = ASK_MS, .timeout_hold_ms = TIMEOUT_HOLD_MS,
 		                            .doubt_ms = ask_kill_wait_ms() + DOUBT_MS,
 		                            .grace_ms = ask_grace_ms(&request->settings),
 		                            .stop_ms = ask_grace_ms(&request->settings),

@@ -34,6 +34,8 @@ enum frame_type {
 	FRAME_OPENED,   /* srun takes the connection; its number as of FRAME_READ */
 	FRAME_BYE,      /* the node's tasks have ended, so its silence means nothing from now on */
 	FRAME_LEAVE,    /* srun's answer to FRAME_BYE: slurmstepd may end */
+	FRAME_ASK,      /* srun asks the node to answer once it has told of all ends of tasks so far, */
+	FRAME_TOLD,     /* and the node has */
 	FRAME_NEWS = 16,
 };
 

@@ -11,6 +11,9 @@
  *         REPLY_MS are limits for the case that it is gone or cannot run.
  *         srun then waits HOLD_MS for news of an earlier failure, or that the step is stopping.
  *         Within that time the nodes see the consequences of a failure.
+ *         It also asks all nodes, over their links, whether they have told of all ends that they
+ *         have seen. On a busy machine a node may be later than HOLD_MS, and then srun waits for its
+ *         answer, and for nodes that have not reported yet, but no longer than ASK_MS.
  *    350  srun prints the sentence, and asks slurmctld once to end the step.
  *   1600  If only ranks of other nodes have told that a rank did not come in time, srun waits
  *         TIMEOUT_HOLD_MS before it prints this. All ranks that have waited for the missing rank
@@ -63,6 +66,7 @@ enum {
 	CONNECT_MS = 150,
 	REPLY_MS = 500,
 	HOLD_MS = 250,
+	ASK_MS = 1500,
 	TIMEOUT_HOLD_MS = 1500,
 	LOSS_MS = 400,
 	SPARED_MS = 200,

@@ -215,9 +215,10 @@ else
 	#!/bin/sh
 	case $RANK in
 	0) exec sleep 60 ;;
-	# A busy machine may stop the other one between its two commands.
-	1) until [ -e "$1" ]; do sleep 0.02; done; sleep 0.15; exit 1 ;;
-	2) until [ -e "$1.go" ]; do sleep 0.02; done; : >"$1"; kill -9 $$ ;;
+	# A busy machine may stop the other one between its two commands, so its process has to be gone.
+	1) until [ -s "$1" ]; do sleep 0.02; done; while kill -0 "$(cat "$1")" 2>/dev/null; do sleep 0.02; done
+	   sleep 0.15; exit 1 ;;
+	2) until [ -e "$1.go" ]; do sleep 0.02; done; echo $$ >"$1"; kill -9 $$ ;;
 	esac
 	END
 	chmod 755 "$work/notices"

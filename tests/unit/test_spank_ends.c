@@ -20,6 +20,7 @@
 
 #include "spank/base/contained.h"
 #include "spank/failure/node/ends.h"
+#include "spank/failure/node/relay_node.h"
 #include "spank/failure/node/stall.h"
 #include "spank/failure/node/witness.h"
 #include "tests/support/sanitizers.h"
@@ -351,6 +352,49 @@ static void thread_ends_the_witness_before_slurm_reaps(void **state)
 	supervise_end(&node.supervise);
 }
 
+/* srun holds a failure until each node has told of its own earlier ones. */
+static void thread_answers_srun_when_it_has_told_all(void **state)
+{
+	const struct step_policy policy = { .ask_ms = LONG_MS, .silence_ms = LONG_MS, .doubt_ms = LONG_MS, .grace_ms = LONG_MS,
+		                            .kill_on_failure = true };
+	const struct relay_news later = { .text = "later", .wait_status = W_EXITCODE(7, 0),
+		                          .facts = { .end = END_CODE, .sent = SENT_NOTHING, .blames_peer = true } };
+	pid_t tasks[TASKS];
+
+	(void)state;
+	for (int fails = 0; fails < 2; fails++) {
+		struct relay relay = open_srun(&policy);
+		start();
+		begin();
+		fork_tasks();
+		memcpy(tasks, node.supervise.pids, sizeof(tasks));
+		node.relay = relay;
+		node.relay.sender = relay_start_sender(&node.supervise.shared->sender);
+		node.silence_ms = LONG_MS;
+		strcpy(node.supervise.shared->srun_address, "127.0.0.1");
+		atomic_store(&node.supervise.shared->noted, true);
+		watch();
+		while (!atomic_load(&node.supervise.shared->answered))
+			usleep(1000);
+		if (fails)
+			kill(tasks[0], SIGABRT);
+		assert_true(relay_tell(&relay, "127.0.0.1", &later));
+		wait_for(&times_said, 1);
+		assert_non_null(strstr(said, fails ? "rank 0 of 2 on n0 was killed by signal 6" : "later"));
+		for (int i = 0; i < TASKS; i++) {
+			kill(tasks[i], SIGTERM);
+			assert_int_equal(waitpid(tasks[i], &status_taken, 0), tasks[i]);
+		}
+		take_first();
+		take_second();
+		assert_true(last);
+		assert_true(ends_finish());
+		link_end(&node.link);
+		relay_close();
+		supervise_end(&node.supervise);
+	}
+}
+
 /* Where the kernel has no pidfd_open(). */
 static void looks_at_tasks_grow_rare(void **state)
 {
@@ -375,6 +419,7 @@ int main(void)
 		cmocka_unit_test(contained_callback_ends_the_witness),
 		cmocka_unit_test(thread_takes_ends_before_slurm_does),
 		cmocka_unit_test(thread_ends_the_witness_before_slurm_reaps),
+		cmocka_unit_test(thread_answers_srun_when_it_has_told_all),
 		cmocka_unit_test(looks_at_tasks_grow_rare),
 	};
 

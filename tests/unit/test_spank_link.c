@@ -270,7 +270,8 @@ static void begin_node(struct link *link, uint32_t node, uint32_t silence_ms)
 {
 	struct relay relay = srun.relay;
 	const struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = silence_ms,
-		                          .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n" },
+		                          .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n",
+		                                       .release = PACKAGE_VERSION },
 		                          .take = take_of_srun, .about = &srun };
 
 	memset(&senders[node], 0, sizeof(senders[node]));
@@ -402,6 +403,37 @@ static void a_node_leaves_when_srun_lets_it(void **state)
 	while (!link_may_leave(&link))
 		link_tick(&link);
 	link_end(&link);
+}
+
+/* The question goes again over a new connection, and each node has to answer. */
+static void nodes_answer_when_they_have_told_all(void **state)
+{
+	struct link links[2];
+
+	(void)state;
+	begin_srun(SILENCE_MS);
+	for (uint32_t i = 0; i < 2; i++) {
+		begin_node(&links[i], i, SILENCE_MS);
+		UNTIL(&links[i], is_open(i) && link_was_open(&links[i]));
+		assert_false(link_is_asked(&links[i]));
+	}
+	assert_false(links_any_untold(&srun.links));
+	links_ask(&srun.links);
+	assert_true(links_any_untold(&srun.links));
+	for (uint32_t i = 0; i < 2; i++)
+		UNTIL(&links[i], link_is_asked(&links[i]));
+	link_answer(&links[0]);
+	assert_false(link_is_asked(&links[0]));
+	UNTIL(&links[0], !links_node(&srun.links, 0)->asked);
+	assert_true(links_any_untold(&srun.links));
+	links[1].asked = false;
+	assert_int_equal(shutdown(links[1].now.channel.fd, SHUT_RDWR), 0);
+	UNTIL(&links[1], link_is_asked(&links[1]));
+	link_answer(&links[1]);
+	UNTIL(&links[1], !links_any_untold(&srun.links));
+	for (uint32_t i = 0; i < 2; i++)
+		link_end(&links[i]);
+	end_srun();
 }
 
 /* Cuts the connection at a random place of it, on a random side. */
@@ -901,6 +933,7 @@ int main(void)
 		cmocka_unit_test(a_lease_is_never_younger_than_it_seems),
 		cmocka_unit_test(a_node_opens_a_link_and_both_sides_send),
 		cmocka_unit_test(a_node_leaves_when_srun_lets_it),
+		cmocka_unit_test(nodes_answer_when_they_have_told_all),
 		cmocka_unit_test(nothing_is_lost_or_doubled_by_new_connections),
 		cmocka_unit_test(a_second_connection_replaces_one_that_brings_nothing),
 		cmocka_unit_test(an_older_opening_replaces_none),

@@ -719,6 +719,82 @@ static void link_tells_the_release_of_its_node(void **state)
 	assert_non_null(strstr(text, ", of 0.0.1 on older:"));
 }
 
+/* A failure on n0 is told, and n1, which has a link, has seen an earlier one. */
+static void tell_later(struct link *n1, struct relay_sender *sender, const char *release, uint32_t ask_ms)
+{
+	struct step_policy policy = policy_with(0);
+	char spec[RELAY_SPEC_MAX];
+	struct relay relay;
+	struct error error;
+
+	policy.silence_ms = LONG_MS;
+	policy.ask_ms = ask_ms;
+	said[0] = '\0';
+	atomic_store(&times_said, 0);
+	assert_true(relay_open(0, 0, &policy, &actions, spec, &error));
+	release_of_nodes = release;
+	begin_link(n1, sender, spec, "n1", 1);
+	release_of_nodes = "";
+	relay = relay_parse(spec);
+	relay.reply_ms = LONG_MS;
+	/* It blames another rank, so that on a slow machine the cause wins, too. */
+	assert_true(tell(&relay, "later", 0, true));
+	if (ask_ms < LONG_MS || strcmp(release, PACKAGE_VERSION) != 0)
+		return;
+	alarm(60);
+	while (!link_is_asked(n1)) {
+		link_tick(n1);
+		pause_ms(1);
+	}
+	alarm(0);
+	/* However long the node takes. */
+	pause_ms(50);
+	assert_int_equal(times_said, 0);
+	assert_true(tell(&relay, "earlier", 1000, false));
+	assert_int_equal(times_said, 0);
+	link_answer(n1);
+}
+
+static void an_earlier_failure_is_waited_for(void **state)
+{
+	static struct relay_sender sender;
+	struct link n1;
+
+	(void)state;
+	tell_later(&n1, &sender, PACKAGE_VERSION, LONG_MS);
+	wait_for(&times_said, 1);
+	assert_string_equal(said, "earlier");
+	link_end(&n1);
+	relay_close();
+	/* A node that does not answer, and one that does not know the question. */
+	tell_later(&n1, &sender, PACKAGE_VERSION, 200);
+	wait_for(&times_said, 1);
+	assert_string_equal(said, "later");
+	link_end(&n1);
+	relay_close();
+	tell_later(&n1, &sender, "0.0.1", LONG_MS);
+	wait_for(&times_said, 1);
+	assert_string_equal(said, "later");
+	link_end(&n1);
+	relay_close();
+}
+
+/* Nobody answers for tasks that have ended. */
+static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
+{
+	static struct relay_sender sender;
+	struct link n1;
+
+	(void)state;
+	tell_later(&n1, &sender, PACKAGE_VERSION, LONG_MS - 1);
+	assert_int_equal(times_said, 0);
+	link_say_bye(&n1);
+	wait_for(&times_said, 1);
+	assert_string_equal(said, "later");
+	link_end(&n1);
+	relay_close();
+}
+
 static void count_end(void)
 {
 	atomic_fetch_add(&ended, 1);
@@ -818,6 +894,8 @@ int main(void)
 		cmocka_unit_test(question_without_an_answer_loses_no_failure),
 		cmocka_unit_test(last_node_leaves_when_lost_nodes_have_left_the_job),
 		cmocka_unit_test(link_tells_the_release_of_its_node),
+		cmocka_unit_test(an_earlier_failure_is_waited_for),
+		cmocka_unit_test(a_node_whose_tasks_have_ended_is_not_waited_for),
 		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),

@@ -479,6 +479,28 @@ static void a_silent_node_goes_before_what_follows_from_it(void **state)
 	}
 }
 
+static void a_failure_is_held_until_it_is_said(void **state)
+{
+	struct step step = begin(true);
+	struct step_action action;
+
+	(void)state;
+	assert_false(step_holds(&step));
+	/* Nobody waits for what is said only if the step still runs after a while, nor for what comes behind a silence. */
+	take(&step, 0, news("rank 0 was asked", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
+	assert_false(step_holds(&step));
+	take(&step, 0, silence(5000));
+	assert_false(step_holds(&step));
+	step = begin(true);
+	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+	assert_true(step_holds(&step));
+	step.doubt_ns = (START + 900) * MS;
+	assert_int_equal(step_due(&step), (START + 900) * MS);
+	step.doubt_ns = 0;
+	assert_true(step_act(&step, (START + HOLD) * MS, &action));
+	assert_false(step_holds(&step));
+}
+
 static void a_silent_node_ends_what_the_policy_says(void **state)
 {
 	struct step step = begin(true);
@@ -659,6 +681,7 @@ int main(void)
 		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
 		cmocka_unit_test(a_node_that_failed_is_named),
 		cmocka_unit_test(a_silent_node_goes_before_what_follows_from_it),
+		cmocka_unit_test(a_failure_is_held_until_it_is_said),
 		cmocka_unit_test(a_silent_node_ends_what_the_policy_says),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
 		cmocka_unit_test(age_is_believed_within_reason),

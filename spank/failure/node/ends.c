@@ -43,6 +43,7 @@ static struct {
 	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, the
 	                         agents' news, and the link */
 	int asked;            /* how often for the status of a task that is gone */
+	int untold;           /* how often such a task has put off the answer to srun */
 	int look_ms;          /* of LOOK_MS */
 	int witness_ms;       /* of LOOK_MS, until there is a witness */
 	uint64_t lost_ns;     /* when the thread saw that the witness and its keeper are gone; 0: not yet */
@@ -208,11 +209,29 @@ static void do_rest(void)
 	node_tell_end(ends.node);
 }
 
+/* srun holds a failure until it knows of all earlier ones. `asked`: srun had asked for that before the last look at the
+   tasks. Tells after how long to look again; -1: srun does not ask, or was answered. */
+static int answer_srun(bool asked)
+{
+	struct link *link = &ends.node->link;
+
+	if (!link_is_asked(link))
+		return -1;
+	if (!asked)
+		return 0;
+	/* Slurm or an agent has yet to tell how a task has ended that is gone. srun does not wait for long. */
+	if ((ends.asked > 0 || supervise_any_untold(&ends.node->supervise)) && ++ends.untold < STATUS_LOOKS)
+		return STATUS_MS;
+	ends.untold = 0;
+	link_answer(link);
+	return -1;
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
 	uint32_t count = supervise->local_tasks;
-	bool asked_to_end = false, has_agents = ends.generation.node != NULL;
+	bool asked_to_end = false, asked = false, has_agents = ends.generation.node != NULL;
 	int wait_ms;
 
 	pthread_mutex_lock(&ends.lock);
@@ -226,7 +245,9 @@ static void watch(void)
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
 		agents_take_news(&supervise->agents);
+		asked = link_is_asked(&ends.node->link);
 		wait_ms = sooner(take_ended(), node_serve_link(ends.node));
+		wait_ms = sooner(wait_ms, answer_srun(asked));
 		wait_ms = sooner(wait_ms, node_report_again(ends.node));
 		if (has_agents)
 			wait_ms = sooner(wait_ms, generation_look(&ends.generation));
@@ -267,7 +288,7 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 {
 	ends.node = node;
 	ends.act = act;
-	ends.asked = 0;
+	ends.asked = ends.untold = 0;
 	ends.look_ms = ends.witness_ms = LOOK_MS;
 	ends.lost_ns = ends.lose_ns = 0;
 	ends.losses = 0;

@@ -225,6 +225,7 @@ static void serve(struct link *link, uint64_t now_ns)
 	channel_fill(channel);
 	while (channel_next(channel, &link->session, &frame)) {
 		link->may_leave |= frame.type == FRAME_LEAVE;
+		link->asked |= frame.type == FRAME_ASK;
 		if (frame.type < FRAME_NEWS)
 			continue;
 		any_numbered = true;
@@ -321,6 +322,22 @@ uint32_t link_lease_ms(const struct link *link)
 		return 0;
 	age_ms = (now_ns - link->lease.renewed_ns) / NS_PER_MS;
 	return age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX;
+}
+
+bool link_is_asked(const struct link *link)
+{
+	return link->asked;
+}
+
+/* srun asks again over a new connection. */
+void link_answer(struct link *link)
+{
+	link->asked = false;
+	if (!link_is_started(link) || link->now.state != LINE_OPEN)
+		return;
+	channel_put(&link->now.channel, FRAME_TOLD, link->session.read, NULL, 0);
+	channel_flush(&link->now.channel);
+	lease_write(&link->lease, link->now.channel.written, ddp_now_ns());
 }
 
 void link_say_bye(struct link *link)

@@ -64,6 +64,7 @@ struct link {
 	bool left;               /* srun itself has ended the last connection */
 	bool cut_off;
 	bool said_bye, may_leave;
+	bool asked; /* whether the node has told of all ends; it was not answered yet */
 };
 
 /* Begins to open the link. */
@@ -97,6 +98,10 @@ uint32_t link_lease_ms(const struct link *link);
 
 /* The age of the lease at which a node has to end its tasks by itself, if others may replace them. */
 uint32_t link_fence_ms(uint32_t silence_ms);
+
+/* Whether srun waits for FRAME_TOLD, and the answer. */
+bool link_is_asked(const struct link *link);
+void link_answer(struct link *link);
 
 /* Tells srun that the node's tasks have ended (FRAME_BYE). */
 void link_say_bye(struct link *link);

@@ -348,6 +348,14 @@ bool supervise_is_stopped(pid_t pid)
 	return supervise_process_of(pid).stopped;
 }
 
+bool supervise_any_untold(const struct supervise *supervise)
+{
+	for (uint32_t i = 0; has_agents(supervise) && i < supervise->local_tasks; i++)
+		if (supervise->pids[i] != 0 && supervise_process_of(supervise_pid(supervise, i)).ended)
+			return true;
+	return false;
+}
+
 /* Whether the process is to end, or ends, which may take it long. */
 static bool is_dying(pid_t pid)
 {

@@ -124,6 +124,9 @@ enum task_state {
 /* Whether the task has ended, reaped or not, and then how. Reaps nothing. */
 enum task_state supervise_state(const struct supervise *supervise, uint32_t local_task, int *wait_status);
 
+/* With agents: whether a program has ended whose agent has not noted how. */
+bool supervise_any_untold(const struct supervise *supervise);
+
 /* The kernel says this of a process. */
 struct supervise_process {
 	bool stopped;    /* by a signal, or a debugger */

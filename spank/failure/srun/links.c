@@ -130,6 +130,10 @@ static void answer(struct links *links, uint32_t node, const struct relay *relay
 	channel_flush(&of->channel);
 	session_forget(&of->session, of->opening.read);
 	session_send_again(&of->session, &of->channel);
+	/* The question may have been lost with the last connection. */
+	if (of->asked)
+		channel_put(&of->channel, FRAME_ASK, of->session.read, NULL, 0);
+	channel_flush(&of->channel);
 }
 
 static void hear(struct links *links, uint32_t node, uint64_t now_ns)
@@ -224,6 +228,8 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 			of->bye_ns = now_ns;
 			tell(links, node, LINK_BYE);
 		}
+		if (frame.type == FRAME_TOLD)
+			of->asked = false;
 		if (frame.type < FRAME_NEWS)
 			continue;
 		any_numbered = true;
@@ -400,6 +406,27 @@ uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
 			latest_ns = silent_ns;
 	}
 	return latest_ns;
+}
+
+void links_ask(struct links *links)
+{
+	for (uint32_t i = 0; i < links->count; i++) {
+		struct links_node *node = links->nodes[i];
+		if (!counts(node) || node->silent || strcmp(node->opening.release, PACKAGE_VERSION) != 0)
+			continue;
+		node->asked = true;
+		channel_put(&node->channel, FRAME_ASK, node->session.read, NULL, 0);
+		channel_flush(&node->channel);
+		await(links, i, EPOLL_CTL_MOD);
+	}
+}
+
+bool links_any_untold(const struct links *links)
+{
+	for (uint32_t i = 0; i < links->count; i++)
+		if (links->nodes[i]->asked && counts(links->nodes[i]) && !links->nodes[i]->silent)
+			return true;
+	return false;
 }
 
 bool links_send(struct links *links, uint32_t node, uint32_t type, const void *payload, size_t bytes)

@@ -40,6 +40,7 @@ struct links_node {
 	bool open, silent, bye, lost;
 	bool own;    /* it is srun's host, which srun hears without a network */
 	bool let_go; /* it was told that it may leave */
+	bool asked;  /* by links_ask(), and it has not answered */
 	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
 	struct session session;
@@ -94,6 +95,13 @@ void links_give_up(struct links *links, uint64_t now_ns);
 /* Returns when a node that has missed some beats becomes silent if it does not speak before; 0: there is no such node.
    What fails meanwhile on other nodes may be the consequence. */
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns);
+
+/* Asks all nodes whose tasks run for the ends of tasks that they have seen so far. A node answers when it has told of them
+   all. A node of another release may not know the question, and is not asked. */
+void links_ask(struct links *links);
+
+/* Whether an answer is missing. Nodes that are silent, or whose tasks have ended, do not count. */
+bool links_any_untold(const struct links *links);
 
 /* Sends a node a frame of at least FRAME_NEWS, now or when it has opened a connection again. False: there is no such
    node, it is lost, or see session_send(). */

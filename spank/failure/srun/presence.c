@@ -170,7 +170,7 @@ uint32_t presence_silent(struct presence *presence, bool *any_reported)
 }
 
 /* Called often: a thousand nodes' reports are to cost no thousand counts. */
-static bool is_complete(struct presence *presence)
+bool presence_is_complete(struct presence *presence)
 {
 	if (presence->started < presence->tasks)
 		return false;
@@ -188,7 +188,7 @@ uint64_t presence_due(struct presence *presence, uint64_t now_ns)
 {
 	uint64_t age_ns = now_ns - presence->begin_ns;
 
-	if (presence->tasks == 0 || presence->said || is_complete(presence))
+	if (presence->tasks == 0 || presence->said || presence_is_complete(presence))
 		return UINT64_MAX;
 	if (presence->started == presence->tasks)
 		return late_ns(presence) > now_ns ? late_ns(presence) : now_ns + 1000 * NS_PER_MS;

@@ -58,6 +58,9 @@ uint64_t presence_due(struct presence *presence, uint64_t now_ns);
 /* Whether nodes have been silent for so long that it is to be said, which is once. */
 bool presence_is_late(struct presence *presence, uint64_t now_ns);
 
+/* Whether Slurm has started all tasks and all their nodes have reported. */
+bool presence_is_complete(struct presence *presence);
+
 /* How many nodes have started tasks and not reported, and whether any node has reported. None
    while srun does not know yet where a task has started whose node has reported by it. */
 uint32_t presence_silent(struct presence *presence, bool *any_reported);

@@ -44,6 +44,7 @@ static struct {
 	struct heard heard;
 	struct links links;
 	uint32_t generation; /* in a step that is restarted; 0: none has begun */
+	uint64_t asked_ns; /* when all nodes were asked for earlier failures than the one that is held; 0: none is held */
 	bool asked; /* about a node */
 	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
 	struct relay_message held;
@@ -452,7 +453,6 @@ static void serve_links(void)
 	links_read(&server.links, ddp_now_ns());
 	(void)clock_gettime(CLOCK_BOOTTIME, &boot);
 	links_judge(&server.links, ddp_now_ns(), (uint64_t)boot.tv_sec * 1000000000u + (uint64_t)boot.tv_nsec);
-	server.step.doubt_ns = links_doubt_until(&server.links, ddp_now_ns());
 	/* Otherwise srun would wait for the tasks of nodes that it has already called silent. */
 	if ((server.step.said || server.step.stopping) && !server.step.over && !server.step.policy.restarts &&
 	    silence_is_all_that_is_left(&server.links, &presence)) {
@@ -461,6 +461,30 @@ static void serve_links(void)
 	} else if (losses_any_new(&server.losses) || server.ends_step) {
 		start_request();
 	}
+}
+
+/* Whether a node may still tell of a failure that was before the one that is held. A node that has not reported may be
+   about to tell of its first end. */
+static bool is_any_untold(void)
+{
+	return links_any_untold(&server.links) || (presence.tasks > 0 && !presence.said && !presence_is_complete(&presence));
+}
+
+/* The first failure is the one that happened first, and not the one whose news was faster. */
+static void settle_order(uint64_t now_ns)
+{
+	uint64_t until_ns;
+
+	if (!step_holds(&server.step))
+		server.asked_ns = 0;
+	else if (server.asked_ns == 0 && server.step.policy.ask_ms > 0) {
+		server.asked_ns = now_ns;
+		links_ask(&server.links);
+	}
+	server.step.doubt_ns = links_doubt_until(&server.links, now_ns);
+	until_ns = server.asked_ns != 0 && is_any_untold() ? server.asked_ns + server.step.policy.ask_ms * 1000000ull : 0;
+	if (until_ns > server.step.doubt_ns)
+		server.step.doubt_ns = until_ns;
 }
 
 /* Lets nodes leave whose tasks have ended. Slurm completes a step when its last node leaves, and only then: lost nodes
@@ -504,6 +528,7 @@ static void serve(void)
 		if (count > 0 && ready[1].revents != 0)
 			peers_accept(&server.peers, server.listener, take);
 		serve_links();
+		settle_order(ddp_now_ns());
 		atomic_store(&was_stopping, server.step.stopping);
 		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);

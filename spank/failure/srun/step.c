@@ -188,6 +188,16 @@ static uint64_t cases_due(const struct step *step)
 	return first;
 }
 
+bool step_holds(const struct step *step)
+{
+	for (int i = 0; i < CASE_COUNT && !step->over && !step->said; i++) {
+		const struct step_case *what = &step->cases[i];
+		if (what->held && !what->facts.silent && judge_case(step, what).say == DELAY_NONE)
+			return true;
+	}
+	return false;
+}
+
 static uint64_t stall_due(const struct step *step)
 {
 	uint64_t stall = stall_step_due(&step->stall), unseen = stall_step_unseen_due(&step->stall);

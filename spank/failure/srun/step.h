@@ -24,7 +24,7 @@ enum { STEP_TEXT_MAX = RELAY_TEXT_MAX + 128 + STALL_WHO_MAX + STALL_DOING_MAX };
 
 struct step_policy {
 	uint32_t silence_ms; /* after which a node counts as lost; 0: nobody looks */
-	uint32_t hold_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h */
+	uint32_t hold_ms, ask_ms, timeout_hold_ms, doubt_ms, grace_ms; /* see timeline.h; ask_ms 0: no node is asked */
 	uint32_t stop_ms; /* or STOP_BY_SLURM */
 	bool slurm_may_grant_more; /* than stop_ms: it is asked before the step's end */
 	bool kill_on_failure;
@@ -54,7 +54,8 @@ struct step {
 	struct stall_step stall;
 	bool stopping; /* a node saw Slurm ask for it */
 	bool signalled; /* a node saw another signal of Slurm's shortly before an end */
-	uint64_t doubt_ns; /* a node is in doubt until then, and what fails meanwhile may be its consequence; 0: none is */
+	uint64_t doubt_ns; /* until then a node may still tell of an earlier failure, or is in doubt itself: what fails
+	                      meanwhile may be its consequence. 0: none does */
 	bool said;     /* a failure, by srun or by a node itself */
 	bool over;     /* the end was asked for: nothing more is said */
 	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */
@@ -118,6 +119,9 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 /* Takes a node's note of a stall, packed. If the step ends or stops, or if a failure is still to be said, no stall
    is said. */
 void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTES], uint64_t now_ns);
+
+/* Whether a failure is held because an earlier one may be told. */
+bool step_holds(const struct step *step);
 
 /* When step_act() has something to do; UINT64_MAX: not before more news. */
 uint64_t step_due(const struct step *step);
