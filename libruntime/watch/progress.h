@@ -72,11 +72,14 @@ struct ddp_progress {
  * The last page of the plugin's file is the node's own: the plugin tells ddp-status there what concerns all ranks of the
  * node. A file of an older plugin lacks it.
  */
+#define DDP_PROGRESS_SPARES_BYTES 1024
 #define DDP_PROGRESS_NODE_MAGIC 0x6e706464u /* "ddpn", little-endian */
 struct ddp_progress_node {
 	uint32_t magic;
 	uint32_t stall_seconds; /* of stall=; 0: nobody looks for a stall */
 	uint32_t stalls;        /* how often all of the node's ranks made no progress for so long */
+	uint32_t reserved;
+	char spares[DDP_PROGRESS_SPARES_BYTES]; /* on the node of rank 0: the step's nodes that wait (spare=), as Slurm writes lists; terminated */
 };
 
 /* Whether the rank has gone on after its last error. */

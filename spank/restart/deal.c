@@ -134,6 +134,29 @@ uint32_t deal_rank(const struct deal_go *go, uint32_t local_task)
 	return bytes_get32(go->ranks + 4 * (size_t)local_task);
 }
 
+size_t deal_pack_spares(const char *nodes, unsigned char bytes[4 + DEAL_SPARES_MAX])
+{
+	size_t length = strnlen(nodes, DEAL_SPARES_MAX);
+
+	bytes_put32(bytes, (uint32_t)length);
+	memcpy(bytes + 4, nodes, length);
+	return 4 + length;
+}
+
+bool deal_unpack_spares(const void *bytes, size_t count, char nodes[DEAL_SPARES_MAX + 1])
+{
+	size_t length;
+
+	if (count < 4)
+		return false;
+	length = bytes_get32(bytes);
+	if (length > DEAL_SPARES_MAX || count - 4 < length)
+		return false;
+	memcpy(nodes, (const unsigned char *)bytes + 4, length);
+	nodes[length] = '\0';
+	return length == 0 || is_list(nodes, length + 1);
+}
+
 size_t deal_join_bytes(uint32_t task_count)
 {
 	return JOIN_BYTES + 4 * (size_t)task_count;

@@ -19,6 +19,7 @@ enum deal_type {
 	DEAL_END = 32, /* end all ranks of the generation */
 	DEAL_GO,       /* begin a generation */
 	DEAL_QUIT,     /* end all descendants, and then the agents: the step is over for this node */
+	DEAL_SPARES,   /* to rank 0's node, for ddp-status: which nodes wait. A node of an older release leaves it out */
 	/* node -> srun */
 	DEAL_JOIN = 48, /* the first frame of each of the node's links */
 	DEAL_CLEAR,     /* nothing of the generation lives on this node any more */
@@ -33,7 +34,8 @@ enum {
 	DEAL_NODES_MAX = 131071,  /* bytes of a list of nodes: no variable can be longer */
 	DEAL_RELEASE_MAX = 31,
 	DEAL_GENERATIONS = 65535, /* a message of the relay has room for no higher number */
-	DEAL_SMALL_BYTES = 64,    /* room for each payload, except GO and JOIN */
+	DEAL_SPARES_MAX = 1023,   /* bytes of the list of nodes that wait */
+	DEAL_SMALL_BYTES = 64,    /* room for each payload, except GO, SPARES and JOIN */
 };
 
 #define DEAL_SPARE UINT32_MAX /* as a node's rank: the node waits in that generation */
@@ -90,6 +92,7 @@ size_t deal_join_bytes(uint32_t task_count);
 size_t deal_pack_end(uint32_t generation, unsigned char *bytes);
 size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned char *bytes);
 size_t deal_pack_quit(int wait_status, unsigned char *bytes);
+size_t deal_pack_spares(const char *nodes, unsigned char bytes[4 + DEAL_SPARES_MAX]);
 size_t deal_pack_join(const struct deal_join *join, const uint32_t *tasks, unsigned char *bytes);
 size_t deal_pack_clear(const struct deal_clear *clear, unsigned char *bytes);
 size_t deal_pack_done(const struct deal_done *done, unsigned char *bytes);
@@ -100,6 +103,7 @@ size_t deal_pack_lost(const struct deal_lost *lost, unsigned char *bytes);
 bool deal_unpack_end(const void *bytes, size_t count, uint32_t *generation);
 bool deal_unpack_go(const void *bytes, size_t count, struct deal_go *go);
 bool deal_unpack_quit(const void *bytes, size_t count, int *wait_status);
+bool deal_unpack_spares(const void *bytes, size_t count, char nodes[DEAL_SPARES_MAX + 1]);
 bool deal_unpack_join(const void *bytes, size_t count, struct deal_join *join);
 bool deal_unpack_clear(const void *bytes, size_t count, struct deal_clear *clear);
 bool deal_unpack_done(const void *bytes, size_t count, struct deal_done *done);

@@ -38,6 +38,7 @@ static struct {
 	char key[DEAL_KEY_DIGITS + 1]; /* of the generation */
 	char nodes[DEAL_NODES_MAX + 1]; /* its list */
 	char *odd_nodes;
+	uint32_t told_generation, told_spares; /* rank 0's node was told how many nodes wait in which generation */
 } dealer;
 
 void dealer_open(const struct plan_policy *policy)
@@ -78,7 +79,7 @@ void dealer_close(void)
 	dealer.links = NULL;
 	free(dealer.odd_nodes);
 	dealer.odd_nodes = NULL;
-	dealer.link_count = 0;
+	dealer.link_count = dealer.told_generation = 0;
 	dealer.open = false;
 	atomic_store(&dealer.begun, false);
 }
@@ -451,6 +452,32 @@ static void look_who_is_back(void)
 			plan_heard(&dealer.plan, node_of(i), from->heard_ns);
 }
 
+static const char *waiting_at(const void *roster, uint32_t index)
+{
+	return ((const struct roster *)roster)->nodes[roster_waiting_at(roster, index)].name;
+}
+
+/* Tells rank 0's node which nodes wait, for ddp-status. Within a generation they only become fewer. */
+static void tell_spares(void)
+{
+	const struct roster *roster = &dealer.plan.roster;
+	unsigned char payload[4 + DEAL_SPARES_MAX];
+	char nodes[DEAL_SPARES_MAX + 1] = "";
+	uint32_t waiting = roster_waiting(roster), named = waiting;
+
+	if (dealer.plan.phase != PLAN_RUNNING || roster->spares == 0 ||
+	    (dealer.told_generation == dealer.plan.generation && dealer.told_spares == waiting))
+		return;
+	/* Only so many names as there is room for. */
+	while (named > 0 && !nodelist_write(nodes, sizeof(nodes), named, waiting_at, roster))
+		named /= 2;
+	if (named == 0)
+		nodes[0] = '\0';
+	dealer.told_generation = dealer.plan.generation;
+	dealer.told_spares = waiting;
+	send_to(roster_node_at(roster, roster->master), DEAL_SPARES, payload, deal_pack_spares(nodes, payload));
+}
+
 static void act(uint64_t now_ns)
 {
 	struct plan_action action;
@@ -461,6 +488,7 @@ static void act(uint64_t now_ns)
 	look_who_is_back();
 	while (plan_act(&dealer.plan, now_ns, &action))
 		take_action(&action);
+	tell_spares();
 }
 
 const struct relay_restart dealer_restart = { .fail = fail, .due = due, .act = act, .host = host };

@@ -204,6 +204,7 @@ static void take_end(struct generation *generation, uint32_t number)
 
 void generation_take(struct generation *generation, uint32_t type, const void *payload, size_t bytes)
 {
+	char spares[DEAL_SPARES_MAX + 1];
 	struct deal_go go;
 	uint32_t number;
 	int wait_status;
@@ -216,6 +217,8 @@ void generation_take(struct generation *generation, uint32_t type, const void *p
 		take_end(generation, number);
 	else if (type == DEAL_QUIT && deal_unpack_quit(payload, bytes, &wait_status))
 		quit(generation, wait_status);
+	else if (type == DEAL_SPARES && deal_unpack_spares(payload, bytes, spares))
+		supervise_note_spares(&generation->node->supervise, spares);
 }
 
 /* ---- what is due ------------------------------------------------------------------------ */

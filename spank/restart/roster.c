@@ -187,6 +187,23 @@ uint32_t roster_spares_left(const struct roster *roster)
 	return left;
 }
 
+uint32_t roster_waiting_at(const struct roster *roster, uint32_t index)
+{
+	for (uint32_t i = 0; i < roster->node_count; i++)
+		if (waits(&roster->nodes[i], roster->nodes[i].suspect) && index-- == 0)
+			return i;
+	return ROSTER_NONE;
+}
+
+uint32_t roster_waiting(const struct roster *roster)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < roster->node_count; i++)
+		count += waits(&roster->nodes[i], roster->nodes[i].suspect);
+	return count;
+}
+
 void roster_add_spares(const struct roster *roster, struct sink *sink)
 {
 	uint32_t left = roster_spares_left(roster);

@@ -86,6 +86,9 @@ void roster_count(struct roster *roster);
 
 /* Returns how many good nodes wait. */
 uint32_t roster_spares_left(const struct roster *roster);
+/* Returns how many nodes wait, good ones or not; and one of them by its place among them, ROSTER_NONE behind the last. */
+uint32_t roster_waiting(const struct roster *roster);
+uint32_t roster_waiting_at(const struct roster *roster, uint32_t index);
 /* Adds " (1 spare left)"; nothing in a step without spares. */
 void roster_add_spares(const struct roster *roster, struct sink *sink);
 /* Adds ", with ranks 2-3, 8" of a node that has ranks. */

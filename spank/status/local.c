@@ -190,7 +190,9 @@ static bool add_row(const char *line, size_t length, const char *user, const cha
 	if (more == NULL)
 		return false;
 	snprintf(row.user, sizeof(row.user), "%s", user);
-	snprintf(row.node, sizeof(row.node), "%s", node);
+	/* A spare is on another node. */
+	if (!row_is_spare(&row))
+		snprintf(row.node, sizeof(row.node), "%s", node);
 	more[(*count)++] = row;
 	*rows = more;
 	return true;

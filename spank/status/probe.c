@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "spank/failure/doing.h"
 #include "spank/failure/slots.h"
+#include "spank/identity/nodelist.h"
 #include "spank/record/dump.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
@@ -182,6 +183,20 @@ static void read_node(int fd, off_t bytes, int64_t local_rank, struct row *row)
 		row->stalls = node.stalls;
 }
 
+/* The list of the step's nodes that wait, from the node's own page; "": none do. */
+static void read_spares(int fd, char spares[DDP_PROGRESS_SPARES_BYTES])
+{
+	struct ddp_progress_node node;
+	struct stat info;
+
+	spares[0] = '\0';
+	if (fd < 0 || fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < DDP_PROGRESS_BYTES ||
+	    pread(fd, &node, sizeof(node), info.st_size - DDP_PROGRESS_BYTES) != (ssize_t)sizeof(node) ||
+	    memchr(node.spares, '\0', sizeof(node.spares)) == NULL)
+		return;
+	memcpy(spares, node.spares, sizeof(node.spares));
+}
+
 /* The memory file of the node's pages, opened anew from a process that has it: the kernel checks
    that it is the user's. -1: the process has no such file. */
 static int open_pages(const struct member *member)
@@ -329,6 +344,43 @@ static bool print_rank(struct members *members, size_t begin, size_t end, double
 	return told;
 }
 
+struct spares {
+	FILE *output;
+	struct row row;
+};
+
+static bool print_spare(void *about, const char *host)
+{
+	struct spares *spares = about;
+	bool printed;
+	json_t *json;
+
+	snprintf(spares->row.node, sizeof(spares->row.node), "%s", host);
+	json = row_to_json(&spares->row);
+	printed = json != NULL && json_dumpf(json, spares->output, JSON_COMPACT) == 0 && putc('\n', spares->output) != EOF;
+	json_decref(json);
+	return printed;
+}
+
+/* The members from `begin` to `end` are rank 0's, on whose node srun has the spares noted. No rank runs on a spare. */
+static void print_spares(const struct members *members, size_t begin, size_t end, FILE *output)
+{
+	struct spares spares = { output, row_of(&members->item[begin]) };
+	char list[DDP_PROGRESS_SPARES_BYTES] = "";
+	struct error ignored;
+
+	for (size_t i = begin; i < end && list[0] == '\0'; i++) {
+		int fd = open_pages(&members->item[i]);
+		read_spares(fd, list);
+		if (fd >= 0)
+			close(fd);
+	}
+	spares.row.rank = spares.row.restarts = spares.row.requeues = -1;
+	snprintf(spares.row.state, sizeof(spares.row.state), "spare");
+	if (list[0] != '\0')
+		(void)nodelist_walk(list, print_spare, &spares, &ignored);
+}
+
 static size_t end_of_rank(const struct members *members, size_t begin)
 {
 	const struct member *first = &members->item[begin];
@@ -433,6 +485,8 @@ bool probe_run(const struct probe *probe, FILE *output)
 	for (size_t begin = 0, end; fine && begin < members.count; begin = end) {
 		end = end_of_rank(&members, begin);
 		fine = print_rank(&members, begin, end, ddp_seconds_since(start_ns), stacks_ns, output);
+		if (members.item[begin].rank == 0)
+			print_spares(&members, begin, end, output);
 	}
 	free(members.item);
 	return fine && dumped && fflush(output) == 0;

@@ -28,6 +28,12 @@ static bool is_up(const struct row *row)
 	return strcmp(row->state, "gone") != 0;
 }
 
+static bool tell_spare(const struct row *row, double now, double *value)
+{
+	(void)now;
+	return known(1, value) && row_is_spare(row);
+}
+
 static bool tell_up(const struct row *row, double now, double *value)
 {
 	(void)now;
@@ -110,6 +116,7 @@ static const struct metric metrics[] = {
 	{ "rank_used_cpus", "gauge", "How many CPUs the rank's processes used.", tell_cpus, false },
 	{ "rank_restarts_total", "counter", "How often the programs of this step were started again (restart=).",
 	  tell_restarts, false },
+	{ "spare_up", "gauge", "A node that waits to take another one's place (spare=). The value is 1.", tell_spare, false },
 	{ "step_requeues_total", "counter", "How often Slurm has started the job again.", tell_requeues, true },
 	{ "step_stalls_total", "counter",
 	  "How often all ranks of the node made no progress for the time of stall=.", tell_stalls, true },
@@ -182,6 +189,8 @@ static int by_rank(const void *left, const void *right)
 
 static bool tells(const struct metric *metric, const struct row *row, double now, double *value)
 {
+	if (row_is_spare(row) != (metric->value == tell_spare))
+		return false;
 	/* A rank that is gone has no node, so a step's own figures come from the others. */
 	return metric->value(row, now, value) && (is_up(row) || (!metric->of_node && metric->value == tell_up));
 }
@@ -241,12 +250,15 @@ static void put_metric(FILE *file, const struct metric *metric, const struct row
 bool prometheus_write(FILE *file, const struct row *rows, size_t count, const char *node, double now)
 {
 	const struct row **sorted = calloc(count + 1, sizeof(*sorted));
+	size_t ranks = 0;
 	bool first = true;
 
 	if (sorted == NULL)
 		return false;
-	for (size_t i = 0; i < count; i++)
+	for (size_t i = 0; i < count; i++) {
 		sorted[i] = &rows[i];
+		ranks += !row_is_spare(&rows[i]);
+	}
 	qsort(sorted, count, sizeof(*sorted), by_rank);
 	for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++)
 		put_metric(file, &metrics[i], sorted, count, now);
@@ -256,7 +268,7 @@ bool prometheus_write(FILE *file, const struct row *rows, size_t count, const ch
 		fprintf(file, "# HELP " PREFIX "node_ranks How many ranks this node has.\n# TYPE " PREFIX "node_ranks gauge\n"
 		        PREFIX "node_ranks");
 		put_label(file, "node", node, &first);
-		fprintf(file, "%s %zu\n", first ? "" : "}", count);
+		fprintf(file, "%s %zu\n", first ? "" : "}", ranks);
 	}
 	return fflush(file) == 0 && ferror(file) == 0;
 }

@@ -29,6 +29,11 @@ struct row row_unknown(void)
 	return row;
 }
 
+bool row_is_spare(const struct row *row)
+{
+	return row->rank < 0 && strcmp(row->state, "spare") == 0;
+}
+
 /* A process can have any bytes as its name, and jansson takes UTF-8 only. */
 static json_t *printable(const char *text)
 {
@@ -120,22 +125,41 @@ bool row_from_json(const json_t *json, struct row *row)
 	row->waiting = json_is_true(json_object_get(json, "waiting"));
 	row->has_loss = json_is_number(json_object_get(json, "loss"));
 	row->loss = json_number_value(json_object_get(json, "loss"));
-	if (row->slurm_step < 0 || row->rank < 0 || row->rank >= ROW_WORLD_MAX || row->world_size > ROW_WORLD_MAX)
+	if (row->slurm_step < 0 || (row->rank < 0 && !row_is_spare(row)) || row->rank >= ROW_WORLD_MAX || row->world_size > ROW_WORLD_MAX)
 		return false;
 	row->stack = lines_of(json);
 	return true;
 }
 
+static json_t *spare_to_json(const struct row *row)
+{
+	json_t *json = json_object();
+	int failed = json == NULL;
+
+	ADD_INTEGER(job)
+	ADD_INTEGER(slurm_step)
+	ADD_TEXT(node)
+	ADD_TEXT(state)
+	ADD_TEXT(user)
+	ADD_TEXT(partition)
+	if (!failed)
+		return json;
+	json_decref(json);
+	return NULL;
+}
+
 bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job)
 {
-	json_t *all = json_object(), *ranks = json_array();
+	json_t *all = json_object(), *ranks = json_array(), *spares = json_array();
 	int failed = json_object_set_new(all, "schema", json_integer(ROW_SCHEMA)) != 0;
 
 	failed |= json_object_set_new(all, "job", job != NULL ? json_string(job) : json_null()) != 0;
 
 	for (size_t i = 0; i < count; i++)
-		failed |= json_array_append_new(ranks, row_to_json(&rows[i])) != 0;
+		failed |= row_is_spare(&rows[i]) ? json_array_append_new(spares, spare_to_json(&rows[i])) != 0
+		                                 : json_array_append_new(ranks, row_to_json(&rows[i])) != 0;
 	failed |= json_object_set_new(all, "ranks", ranks) != 0;
+	failed |= json_object_set_new(all, "spares", spares) != 0;
 	failed |= json_dumpf(all, file, JSON_INDENT(1)) != 0;
 	json_decref(all);
 	return !failed && fputc('\n', file) != EOF && fflush(file) == 0;
@@ -168,6 +192,10 @@ static int stragglers_first(const void *left, const void *right)
 
 	if (order == 0)
 		order = compare(a->slurm_step, b->slurm_step);
+	if (order == 0)
+		order = compare(row_is_spare(a), row_is_spare(b));
+	if (order == 0 && row_is_spare(a))
+		return strcmp(a->node, b->node);
 	if (order == 0)
 		order = compare(is_gone(b), is_gone(a));
 	if (order == 0)
@@ -310,6 +338,11 @@ static void put_loss(char *text, size_t bytes, const struct row *row, bool losse
 		snprintf(text, bytes, " %10s", "-");
 }
 
+static void print_spare(FILE *file, const struct row *row)
+{
+	fprintf(file, "%6s  %-10s %-10s waits to take the place of another node\n", "-", row->node, "spare");
+}
+
 static void print_row(FILE *file, const struct row *row, bool colour, bool losses)
 {
 	bool late = !row->waiting && (row->collective >= 0 || is_gone(row));
@@ -344,11 +377,12 @@ static void print_row(FILE *file, const struct row *row, bool colour, bool losse
 
 static void print_step(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
 {
-	size_t waiting = 0, gone = 0;
+	size_t waiting = 0, gone = 0, spares = 0;
 	int64_t restarts = 0;
 	bool losses = false;
 
 	for (size_t i = 0; i < count; i++) {
+		spares += row_is_spare(&rows[i]);
 		waiting += rows[i].waiting;
 		gone += is_gone(&rows[i]);
 		losses |= rows[i].has_loss;
@@ -358,16 +392,20 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 		fprintf(file, "step %s", job);
 	else
 		fprintf(file, "step %lld", (long long)rows->job);
-	fprintf(file, ".%lld: %zu ranks, %zu waiting for others", (long long)rows->slurm_step, count, waiting);
+	fprintf(file, ".%lld: %zu ranks, %zu waiting for others", (long long)rows->slurm_step, count - spares, waiting);
 	if (gone > 0)
 		fprintf(file, ", %zu gone", gone);
+	if (spares > 0)
+		fprintf(file, ", %zu spare%s", spares, spares > 1 ? "s" : "");
 	if (restarts > 0)
 		fprintf(file, ", restarted %lld time%s", (long long)restarts, restarts > 1 ? "s" : "");
 	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "",
 	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU", "PROCESS",
 	        colour ? "\033[0m" : "");
-	for (size_t i = 0; i < count; i++)
+	for (size_t i = 0; i < count - spares; i++)
 		print_row(file, &rows[i], colour, losses);
+	for (size_t i = count - spares; i < count; i++)
+		print_spare(file, &rows[i]);
 }
 
 void rows_print(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)

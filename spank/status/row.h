@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What ddp-status knows of one rank. The probe, a task on each node of the job,
+ * What ddp-status knows of one rank, or of a node that waits as a spare. The probe, a task on each node of the job,
  * writes a row as one line of JSON; ddp-status reads it back, and trusts nothing
  * in it: it may be root, and the probe runs as the job's user. Pure.
  */
@@ -28,7 +28,7 @@ struct row {
 	/* The reader of rows knows the user, who may say anything in a row. */
 	char user[ROW_NAME_MAX];
 	/* The kernel knows these. */
-	char state[ROW_NAME_MAX];   /* "running", "sleeping", "stopped", ...; "gone": no process */
+	char state[ROW_NAME_MAX];   /* "running", "sleeping", "stopped", ...; "gone": no process; "spare": see row_is_spare() */
 	char waits_in[ROW_NAME_MAX]; /* the kernel's function in which it sleeps; "": not told */
 	double cpu_percent;
 	/* A program of libddp says these; below 0, or "": it does not. */
@@ -46,6 +46,9 @@ struct row {
 	char *stack; /* lines of Python's threads, to be freed; NULL: nobody asked, or nothing came */
 };
 
+/* Whether the row is about a node that waits to take another one's place. It has no rank. */
+bool row_is_spare(const struct row *row);
+
 /* Nothing of the row is known. */
 struct row row_unknown(void);
 
@@ -58,7 +61,7 @@ void rows_free(struct row *rows, size_t count);
 /*
  * Adds a row with state "gone" for each rank of a step that has none, and sorts:
  * by step, and in it stragglers first: ranks that are gone, then those that do
- * not wait for others, least progress first, then the others. A step that would come
+ * not wait for others, least progress first, then the others, and spares last. A step that would come
  * to more than `ranks_max` ranks gets none added. False: no memory.
  */
 bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max);

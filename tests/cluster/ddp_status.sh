@@ -81,6 +81,24 @@ prints '^ +1 +n1 +- .* [1-9][0-9]*% +running, sh \(' "and one that computes is r
 on_cluster scancel "$job"
 wait "$plain"
 
+# A node that waits for another one's place.
+as_user srun --ddp=restart=1,spare=1 -J spare -N2 --ntasks-per-node=1 sh -c 'touch '"$work/spare"'; exec sleep 60' \
+	>/dev/null 2>&1 &
+spare=$!
+wait_until 20 test -e "$work/spare"
+job=$(job_of spare)
+shown() { as_user "$tool" --interval 0.05 "$job" | grep -q ' spare '; }
+wait_until 15 shown
+capture as_user "$tool" --interval 0.05 "$job"
+prints "^step $job.0: 1 ranks, 0 waiting for others, 1 spare$" "a node that waits is a spare, and no rank"
+prints '^ +- +n1 +spare +waits to take the place of another node$' "with its name"
+capture as_user env SLURMD_NODENAME=n0 "$tool" --node --format prometheus
+prints_times 1 "^slurm_ddp_spare_up\{jobid=\"$job\",stepid=\"0\",node=\"n1\",user=\"[a-z]+\"(,partition=\"[a-z]+\")?\} 1$" \
+	"rank 0's node has a figure for it"
+prints '^slurm_ddp_node_ranks\{node="n0"\} 1$' "and counts its own rank alone"
+on_cluster scancel "$job"
+wait "$spare"
+
 # A user's word on how many ranks there are does not cost root its memory.
 as_user env RANK=0 WORLD_SIZE=1000000 srun -J liar -n1 sh -c 'touch '"$work/liar"'; exec sleep 60' >/dev/null 2>&1 &
 liar=$!

@@ -167,6 +167,35 @@ static void small_orders_come_out_as_they_went_in(void **state)
 }
 
 /* Each payload, cut at each length, is refused, and a longer one is taken. */
+static void lists_of_spares_come_out_as_they_went_in(void **state)
+{
+	static const char *const lists[] = { "", "n2", "n[2-5],m1" };
+	unsigned char bytes[4 + DEAL_SPARES_MAX], *copy;
+	char got[DEAL_SPARES_MAX + 1], longest[DEAL_SPARES_MAX + 2];
+	size_t count;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+		count = deal_pack_spares(lists[i], bytes);
+		copy = exact(bytes, count);
+		assert_true(deal_unpack_spares(copy, count, got));
+		assert_string_equal(got, lists[i]);
+		for (size_t cut = 0; cut < count; cut++)
+			assert_false(deal_unpack_spares(copy, cut, got));
+		free(copy);
+	}
+	memset(longest, 'n', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	count = deal_pack_spares(longest, bytes);
+	assert_int_equal(count, sizeof(bytes));
+	assert_true(deal_unpack_spares(bytes, count, got));
+	assert_int_equal(strlen(got), DEAL_SPARES_MAX);
+	bytes[10] = '\n';
+	assert_false(deal_unpack_spares(bytes, count, got));
+	bytes[1] = 0xff;
+	assert_false(deal_unpack_spares(bytes, count, got));
+}
+
 static void cut_orders_are_none(void **state)
 {
 	const uint32_t numbers[] = { 2, 5 };
@@ -206,6 +235,7 @@ int main(void)
 		cmocka_unit_test(go_that_contradicts_itself_is_none),
 		cmocka_unit_test(join_comes_out_as_it_went_in),
 		cmocka_unit_test(small_orders_come_out_as_they_went_in),
+		cmocka_unit_test(lists_of_spares_come_out_as_they_went_in),
 		cmocka_unit_test(cut_orders_are_none),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

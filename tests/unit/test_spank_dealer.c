@@ -66,6 +66,8 @@ static struct far {
 	struct relay_sender sender;
 	struct channel channel;
 	struct session session;
+	char spares[DEAL_SPARES_MAX + 1];
+	int times_told; /* of spares */
 } far[NODES];
 
 static void take_link(void *about, uint32_t node, enum links_event event)
@@ -119,9 +121,11 @@ static void obey(uint32_t node)
 	struct frame frame;
 
 	channel_fill(&of->channel);
-	while (channel_next(&of->channel, &of->session, &frame))
+	while (channel_next(&of->channel, &of->session, &frame)) {
 		if (frame.type == DEAL_END && deal_unpack_end(frame.payload, frame.bytes, &clear.generation))
 			session_send(&of->session, &of->channel, DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
+		of->times_told += frame.type == DEAL_SPARES && deal_unpack_spares(frame.payload, frame.bytes, of->spares);
+	}
 	channel_put(&of->channel, FRAME_BEAT, of->session.read, NULL, 0);
 	channel_flush(&of->channel);
 }
@@ -212,6 +216,41 @@ static void a_node_whose_slurmstepd_has_ended_is_replaced(void **state)
 	end();
 }
 
+static void until_told(uint32_t node, int times, const char *spares)
+{
+	uint64_t began_ns = ddp_now_ns();
+
+	while (far[node].times_told < times) {
+		assert_true(ddp_now_ns() - began_ns < LIMIT_MS * MS);
+		turn();
+	}
+	assert_int_equal(far[node].times_told, times);
+	assert_string_equal(far[node].spares, spares);
+}
+
+/* For ddp-status. */
+static void the_node_of_rank_zero_knows_who_waits(void **state)
+{
+	(void)state;
+	begin();
+	until_told(0, 1, "n2");
+	/* The spare is lost, and no generation begins. */
+	channel_fill(&far[2].channel);
+	channel_end(&far[2].channel);
+	until_told(0, 2, "");
+	assert_int_equal(generation, 1);
+	end();
+	begin();
+	until_told(0, 1, "n2");
+	channel_fill(&far[0].channel);
+	channel_end(&far[0].channel);
+	until_generation(2);
+	/* Rank 0 has moved. */
+	until_told(2, 1, "");
+	assert_int_equal(far[1].times_told, 0);
+	end();
+}
+
 /* Something between the hosts may cut a connection whose node lives. Its ranks end by the fence, a little before
    silence= is over. */
 static void a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended(void **state)
@@ -263,6 +302,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_node_whose_slurmstepd_has_ended_is_replaced),
+		cmocka_unit_test(the_node_of_rank_zero_knows_who_waits),
 		cmocka_unit_test(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended),
 		cmocka_unit_test(a_node_that_is_lost_before_it_joins_ends_the_step),
 	};

@@ -352,6 +352,24 @@ static void what_srun_ends_is_not_judged(void **state)
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
 }
 
+/* srun tells of the nodes that wait, and ddp-status reads it. */
+static void the_nodes_page_tells_of_spares(void **state)
+{
+	const off_t at = (off_t)DDP_RECORD_NODE_OFFSET(TASKS) + (off_t)offsetof(struct ddp_progress_node, spares);
+	unsigned char payload[4 + DEAL_SPARES_MAX];
+	char spares[DDP_PROGRESS_SPARES_BYTES];
+
+	(void)state;
+	give_go(1, 1, TASKS);
+	generation_take(&generation, DEAL_SPARES, payload, deal_pack_spares("n[4-6]", payload));
+	assert_int_equal(pread(node.supervise.progress_fd, spares, sizeof(spares), at), sizeof(spares));
+	assert_string_equal(spares, "n[4-6]");
+	generation_take(&generation, DEAL_SPARES, payload, 3);
+	generation_take(&generation, DEAL_SPARES, payload, deal_pack_spares("", payload));
+	assert_int_equal(pread(node.supervise.progress_fd, spares, sizeof(spares), at), sizeof(spares));
+	assert_string_equal(spares, "");
+}
+
 static void a_spare_waits(void **state)
 {
 	(void)state;
@@ -582,6 +600,7 @@ int main(void)
 		CASE(a_generation_begins_with_nothing_of_the_last),
 		CASE(an_end_is_told_and_judged_once),
 		CASE(what_srun_ends_is_not_judged),
+		CASE(the_nodes_page_tells_of_spares),
 		CASE(a_spare_waits),
 		CASE(orders_out_of_turn_are_left_alone),
 		CASE(a_node_without_srun_ends_its_ranks),

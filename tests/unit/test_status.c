@@ -265,6 +265,44 @@ static void restarts_are_said_if_there_were_any(void **state)
 	rows_free(rows, 2);
 }
 
+/* A node that waits has no rank. It comes behind the ranks of its step, and is none of them. */
+static void spares_come_last(void **state)
+{
+	struct row *rows = calloc(4, sizeof(*rows));
+	size_t count = 4, bytes;
+	char text[4096], *buffer;
+	FILE *file;
+	json_t *all, *spares;
+
+	(void)state;
+	rows[0] = row_of("{\"slurm_step\":0,\"rank\":null,\"world_size\":2,\"state\":\"spare\",\"node\":\"n3\"}");
+	rows[1] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"node\":\"n0\"}");
+	rows[2] = row_of("{\"slurm_step\":0,\"world_size\":2,\"state\":\"spare\",\"node\":\"n2\"}");
+	rows[3] = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"running\",\"node\":\"n1\"}");
+	assert_true(row_is_spare(&rows[0]) && !row_is_spare(&rows[1]));
+	assert_true(rows_arrange(&rows, &count, 16));
+	assert_int_equal(count, 5);
+	assert_string_equal(rows[0].state, "gone");
+	assert_string_equal(rows[2].node, "n2");
+	assert_string_equal(rows[3].node, "n3");
+	print_to(text, rows, count);
+	assert_non_null(strstr(text, "step 7.0: 2 ranks, 0 waiting for others, 1 gone, 2 spares\n"));
+	assert_non_null(strstr(text, "\n     -  n2         spare      waits to take the place of another node\n"
+	                             "     -  n3         spare "));
+	file = open_memstream(&buffer, &bytes);
+	assert_true(rows_print_json(file, rows, count, "7"));
+	fclose(file);
+	all = json_loads(buffer, 0, NULL);
+	assert_int_equal(json_array_size(json_object_get(all, "ranks")), 3);
+	spares = json_object_get(all, "spares");
+	assert_int_equal(json_array_size(spares), 2);
+	assert_string_equal(json_string_value(json_object_get(json_array_get(spares, 1), "node")), "n3");
+	assert_string_equal(json_string_value(json_object_get(json_array_get(spares, 1), "state")), "spare");
+	json_decref(all);
+	free(buffer);
+	rows_free(rows, count);
+}
+
 static void stacks_are_lines_that_are_printable(void **state)
 {
 	struct row *rows = calloc(1, sizeof(*rows));
@@ -335,6 +373,7 @@ int main(void)
 		cmocka_unit_test(variables_are_found_in_a_block),
 		cmocka_unit_test(losses_have_a_column_if_there_are_any),
 		cmocka_unit_test(restarts_are_said_if_there_were_any),
+		cmocka_unit_test(spares_come_last),
 		cmocka_unit_test(stacks_are_lines_that_are_printable),
 		cmocka_unit_test(process_is_asked_for_its_stack_if_it_can_tell),
 	};

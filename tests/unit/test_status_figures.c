@@ -136,6 +136,30 @@ static void rank_that_is_gone_is_down(void **state)
 	assert_int_equal(times_in(text, "\nslurm_ddp_step_ranks{"), 1);
 }
 
+static void spares_are_no_ranks(void **state)
+{
+	struct row rows[3] = { example(0), row_unknown(), row_unknown() };
+	char text[TEXT_MAX];
+
+	(void)state;
+	for (int i = 1; i < 3; i++) {
+		rows[i].job = 12;
+		rows[i].slurm_step = 0;
+		rows[i].world_size = 4;
+		strcpy(rows[i].state, "spare");
+		strcpy(rows[i].user, "ada");
+		snprintf(rows[i].node, sizeof(rows[i].node), "n%d", 4 + i);
+	}
+	write_to(text, rows, 3, "n1");
+	HAS(text, "# TYPE slurm_ddp_spare_up gauge\n"
+	          "slurm_ddp_spare_up{jobid=\"12\",stepid=\"0\",node=\"n5\",user=\"ada\"} 1\n"
+	          "slurm_ddp_spare_up{jobid=\"12\",stepid=\"0\",node=\"n6\",user=\"ada\"} 1\n");
+	assert_int_equal(times_in(text, "node=\"n5\""), 1);
+	HAS(text, "slurm_ddp_node_ranks{node=\"n1\"} 1\n");
+	write_to(text, rows, 1, NULL);
+	assert_null(strstr(text, "spare"));
+}
+
 static void read_back(const char *path, char text[64])
 {
 	FILE *file = fopen(path, "r");
@@ -291,6 +315,7 @@ int main(void)
 		cmocka_unit_test(nobody_forges_a_line_or_a_label),
 		cmocka_unit_test(no_figure_comes_twice),
 		cmocka_unit_test(rank_that_is_gone_is_down),
+		cmocka_unit_test(spares_are_no_ranks),
 		cmocka_unit_test(textfile_changes_at_once_or_not),
 		cmocka_unit_test(node_is_looked_at_without_slurm),
 		cmocka_unit_test(user_of_an_unreadable_task_is_found),

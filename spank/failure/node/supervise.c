@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +146,17 @@ uint32_t supervise_stalls(const struct supervise *supervise)
 	       (ssize_t)sizeof(node) && node.magic == DDP_PROGRESS_NODE_MAGIC ? node.stalls : 0;
 }
 
+void supervise_note_spares(const struct supervise *supervise, const char *nodes)
+{
+	char text[DDP_PROGRESS_SPARES_BYTES] = "";
+	off_t at = (off_t)DDP_RECORD_NODE_OFFSET(supervise->local_tasks) + (off_t)offsetof(struct ddp_progress_node, spares);
+
+	memcpy(text, nodes, strnlen(nodes, sizeof(text) - 1));
+	/* The file has its size and its owner's pages already; without memory for this one, ddp-status tells of no spares. */
+	if (supervise->progress_fd >= 0 && pwrite(supervise->progress_fd, text, sizeof(text), at) != (ssize_t)sizeof(text))
+		errno = 0;
+}
+
 bool supervise_holds_rank_zero(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
@@ -208,6 +220,7 @@ void supervise_begin_again(struct supervise *supervise, uint32_t generation, uin
 	}
 	if (supervise->agents.pids[0] != 0)
 		memory_start(&supervise->memory, supervise->agents.pids[0]);
+	supervise_note_spares(supervise, "");
 	supervise->any_failed = supervise->any_other_end = false;
 	supervise->generation = generation;
 	shared->world_size = world_size;

@@ -95,6 +95,9 @@ void supervise_read(const struct supervise *supervise, uint32_t local_task,
    have written any number there. */
 uint32_t supervise_stalls(const struct supervise *supervise);
 
+/* Writes, for ddp-status, which of the step's nodes wait; cut to the room that the node's page has. */
+void supervise_note_spares(const struct supervise *supervise, const char *nodes);
+
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
 
