@@ -70,6 +70,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/releases.c spank/failure/srun/releases.h \
 	spank/failure/srun/relay_srun.c spank/failure/srun/relay_srun.h \
+	spank/failure/srun/requests.c spank/failure/srun/requests.h \
 	spank/failure/srun/requeue_judge.c spank/failure/srun/requeue_judge.h \
 	spank/failure/srun/silence.c spank/failure/srun/silence.h \
 	spank/failure/srun/stall_step.c spank/failure/srun/stall_step.h \
@@ -90,7 +91,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/restart/history.c spank/restart/history.h \
 	spank/restart/plan.c spank/restart/plan.h \
 	spank/restart/renumber.c spank/restart/renumber.h \
-	spank/restart/roster.c spank/restart/roster.h
+	spank/restart/roster.c spank/restart/roster.h \
+	spank/restart/succession.c spank/restart/succession.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status
@@ -117,7 +119,8 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/comment.c spank/comment.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
 	spank/kill.c spank/kill.h spank/preflight.c spank/preflight.h spank/shrink.c spank/shrink.h \
-	spank/note.c spank/note.h spank/requeue.c spank/requeue.h
+	spank/note.c spank/note.h spank/requeue.c spank/requeue.h \
+	spank/settle.c spank/settle.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

@@ -30,8 +30,8 @@
 #include "spank/note.h"
 #include "spank/preflight.h"
 #include "spank/restart/dealer.h"
-#include "spank/restart/roster.h"
 #include "spank/requeue.h"
+#include "spank/settle.h"
 #include "spank/shrink.h"
 
 enum {
@@ -257,95 +257,6 @@ void srun_note_environment(void)
 	srun.is_preflight = getenv("SLURM_DDP_PREFLIGHT") != NULL;
 }
 
-/* Why the programs of the step cannot be started again; NULL: they can. */
-static const char *why_no_restart(const struct request *request, const struct srun_words *given)
-{
-	const char *mpi = srun_mpi(given, srun.mpi[0] != '\0' ? srun.mpi : NULL);
-
-	const slurm_conf_t *conf = ask_configuration();
-
-	if (srun.began || srun_starts_components(given))
-		return "the step has several components: SLURM numbers the ranks of each by itself";
-	if (conf != NULL && conf->slurmd_params != NULL && strstr(conf->slurmd_params, "contain_spank") != NULL)
-		return "SlurmdParameters=contain_spank of slurm.conf keeps the nodes from looking after their tasks";
-	if (mpi != NULL && strcmp(mpi, "none") != 0)
-		return "--mpi (or SLURM_MPI_TYPE) is not none: an MPI library's ranks register with SLURM once, and cannot "
-		       "come again";
-	if (srun_runs_container(given, getenv("SLURM_CONTAINER")))
-		return "--container starts each task's container once";
-	if (settings_silence_ms(&request->settings) == 0)
-		return "silence=0 leaves srun without a connection to its nodes";
-	return NULL;
-}
-
-/* SLURM chooses a task's program by the number that the task has at the start. */
-static bool settle_spares(struct settings *settings, const struct srun_words *given, struct error *error)
-{
-	if ((settings->spares == 0 && settings->min_nodes == 0) || !srun_starts_several(given))
-		return true;
-	if (option_given(settings, "spare") || option_given(settings, "min-nodes"))
-		return error_set(error, "spare= and min-nodes= do not go together with --multi-prog: a rank that moves to "
-		                 "another node would get the program of another rank. Use restart= without them");
-	settings->spares = settings->min_nodes = 0;
-	return true;
-}
-
-/* Says that a key which is the site's default does not count for this step. */
-static void say_ignored(const struct settings *settings, const char *key, const char *why)
-{
-	if (settings->verbose || settings->check != CHECK_NO)
-		slurm_spank_log("ddp: %s= of the site is ignored: %s", key, why);
-}
-
-/* If the site's spare= and min-nodes= do not fit the step, it goes on without them. */
-static bool settle_nodes(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error)
-{
-	if (roster_fits(nodes, tasks, settings->spares, settings->min_nodes, error))
-		return true;
-	if (settings->spares > 0 && !option_given(settings, "spare")) {
-		say_ignored(settings, "spare", error->text);
-		settings->spares = 0;
-		return settle_nodes(settings, nodes, tasks, error);
-	}
-	if (settings->min_nodes > 0 && !option_given(settings, "min-nodes")) {
-		say_ignored(settings, "min-nodes", error->text);
-		settings->min_nodes = 0;
-		return settle_nodes(settings, nodes, tasks, error);
-	}
-	return false;
-}
-
-/* A site's default counts only for steps that can be restarted. */
-static bool settle_restarts(struct request *request, const struct srun_words *given, struct error *error)
-{
-	struct settings *settings = &request->settings;
-	const char *why;
-
-	if (!dealer_is_open())
-		unsetenv("SLURM_DDP_RESTART");
-	if (!settings->kill_on_failure || settings->check != CHECK_NO || srun.starts_daemon)
-		settings->restarts = 0;
-	why = settings->restarts > 0 ? why_no_restart(request, given) : NULL;
-	/* The second case: the first component is already to be restarted. */
-	if (why != NULL && (option_given(settings, "restart") || dealer_is_open()))
-		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s. Leave restart= out%s",
-		                 settings->restarts, why, option_given(settings, "restart") ? "" : ", by --ddp=restart=0");
-	if (why != NULL) {
-		say_ignored(settings, "restart", why);
-		settings->restarts = settings->spares = settings->min_nodes = 0;
-	}
-	if (!settle_spares(settings, given, error))
-		return false;
-	if (settings->restarts > 0) {
-		const struct plan_policy policy = { .restarts = settings->restarts, .spares = settings->spares,
-			                            .min_nodes = settings->min_nodes,
-			                            .silence_ms = settings_silence_ms(settings) };
-		dealer_open(&policy);
-		tell_nodes("SLURM_DDP_RESTART", "yes");
-	}
-	return true;
-}
-
 /* The site's defaults are meant for the step that follows. */
 static void leave_defaults(struct settings *settings)
 {
@@ -358,6 +269,7 @@ static void leave_defaults(struct settings *settings)
 static bool take_srun_options(struct request *request, struct error *error)
 {
 	const struct srun_words given = command_line();
+	struct settle_facts facts = { &given, srun.mpi, .later_component = srun.began };
 	char *program[1];
 
 	if (!srun.began) {
@@ -377,7 +289,8 @@ static bool take_srun_options(struct request *request, struct error *error)
 		leave_defaults(&request->settings);
 	srun.tells_releases = request->settings.verbose || request->settings.check != CHECK_NO;
 	take_kill_on_bad_exit(request, srun.kill);
-	if (!settle_restarts(request, &given, error))
+	facts.starts_daemon = srun.starts_daemon;
+	if (!settle_restarts(request, &facts, error))
 		return false;
 	/* The nodes leave an MPI launcher's daemons alone. */
 	if (!srun.starts_daemon)
@@ -461,20 +374,6 @@ static const char *hostfile(void)
 	return strchr(nodes, '/') != NULL ? nodes : NULL;
 }
 
-/* srun has no port on which the nodes reach it. */
-static bool go_without_restarts(struct settings *settings, struct error *error)
-{
-	static const char why[] = "the nodes need a port on which they reach srun, and SrunPortRange has none free";
-
-	if (option_given(settings, "restart"))
-		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s", settings->restarts, why);
-	say_ignored(settings, "restart", why);
-	settings->restarts = settings->spares = settings->min_nodes = 0;
-	dealer_close();
-	unsetenv("SLURM_DDP_RESTART");
-	return true;
-}
-
 bool srun_begin(struct request *request, const char *stale, struct error *error)
 {
 	struct error ignored;
@@ -484,7 +383,7 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 	if (!take_srun_options(request, error))
 		return false;
 	listen_for_nodes(request);
-	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL && !go_without_restarts(&request->settings, error))
+	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL && !settle_without_port(&request->settings, error))
 		return false;
 	if (request->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
@@ -608,7 +507,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	struct settings *settings = &request->settings;
 	char text[32];
 
-	if (!give_way(nodes) && dealer_is_open() && !go_without_restarts(settings, error))
+	if (!give_way(nodes) && dealer_is_open() && !settle_without_port(settings, error))
 		return false;
 	if (!settle_nodes(settings, nodes, tasks, error) ||
 	    !dealer_begin(nodes, tasks, settings->spares, settings->min_nodes, error))

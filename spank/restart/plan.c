@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/restart/plan.h"
 
-#include "spank/launch/preflight_step.h"
-
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+
+#include "spank/launch/preflight_step.h"
+#include "spank/restart/succession.h"
 
 #define NS_PER_MS 1000000ull
 
@@ -40,215 +41,21 @@ static struct roster_node *present_node(struct plan *plan, uint32_t index)
 	return node != NULL && node->joined && !node->lost ? node : NULL;
 }
 
-/* A sink behind what is still to be said. */
-static struct sink saying(struct plan *plan)
-{
-	struct sink sink = plan->says ? sink_behind(plan->text, sizeof(plan->text))
-	                              : sink_on(plan->text, sizeof(plan->text));
-
-	if (plan->says)
-		sink_add(&sink, "; ");
-	plan->says = true;
-	return sink;
-}
-
 /* ---- the end ---------------------------------------------------------------- */
-
-static void finish(struct plan *plan)
-{
-	plan->phase = PLAN_OVER;
-	plan->ended_ns = UINT64_MAX;
-	plan->begins = plan->says = false;
-	plan->cursor = 0;
-	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
-		struct roster_node *node = &plan->roster.nodes[i];
-		node->end_owed = node->go_owed = false;
-		node->quit_owed = node->joined && !node->quit;
-	}
-}
-
-/* Ends the step with the cause, and `why` behind it. */
-static void give_up(struct plan *plan, const char *why)
-{
-	struct sink sink = sink_on(plan->text, sizeof(plan->text));
-
-	finish(plan);
-	sink_add(&sink, "%s%s%s", plan->cause.text, plan->cause.text[0] != '\0' && why[0] != '\0' ? "; " : "", why);
-	plan->wait_status = plan->cause.wait_status != 0 ? plan->cause.wait_status : W_EXITCODE(1, 0);
-	plan->ends = true;
-}
 
 void plan_leave(struct plan *plan)
 {
 	if (plan->phase != PLAN_OVER)
-		finish(plan);
+		succession_finish(plan);
 }
 
 static void succeed(struct plan *plan)
 {
-	finish(plan);
+	succession_finish(plan);
 	plan->succeeds = true;
 }
 
-/* ---- a generation begins ------------------------------------------------------- */
-
-static void begin_generation(struct plan *plan)
-{
-	roster_count(&plan->roster);
-	plan->generation++;
-	plan->phase = PLAN_RUNNING;
-	plan->ended_count = plan->fine_count = 0;
-	plan->never_ran = false;
-	plan->fine_rank = ROSTER_NONE;
-	plan->ended_ns = UINT64_MAX;
-	plan->step = plan->first = 0;
-	plan->cursor = 0;
-	plan->begins = true;
-	memset(plan->ended, 0, plan->roster.task_count * sizeof(*plan->ended));
-	plan->cause = (struct cause){ .known = false };
-	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
-		struct roster_node *node = &plan->roster.nodes[i];
-		/* A spare that has not answered takes no part, until it answers that a later generation has ended. */
-		node->go_owed = roster_is_usable(node) && node->clear;
-		/* A node that is away gets this order, too, because it may come back. */
-		node->quit_owed |= !roster_is_usable(node) && !node->quit;
-		node->clear = node->end_owed = false;
-	}
-}
-
-static void give_up_without_nodes(struct plan *plan)
-{
-	char why[256];
-	struct sink sink = sink_on(why, sizeof(why));
-
-	if (plan->roster.min_nodes < plan->roster.slot_count)
-		sink_add(&sink, "no spare is left, and min-nodes=%u needs more nodes than the %u that %s left",
-		         plan->roster.min_nodes, plan->roster.active, plan->roster.active == 1 ? "is" : "are");
-	else
-		sink_add(&sink, "no spare is left to take its place (see spare= and min-nodes= in srun-ddp(7))");
-	give_up(plan, why);
-}
-
-/* ---- a generation ends --------------------------------------------------------- */
-
-static void say_restart(struct plan *plan, const struct history *before, const char *places)
-{
-	struct sink sink = saying(plan);
-
-	sink_add(&sink, "%s", plan->cause.text);
-	history_add_repetition(before, &plan->cause, plan->step, &sink);
-	sink_add(&sink, "; restart %u of %u%s%s", plan->restarts, plan->policy.restarts, places[0] != '\0' ? ": " : "",
-	         places);
-	roster_add_spares(&plan->roster, &sink);
-}
-
-static void restart(struct plan *plan)
-{
-	char places[1024];
-	struct sink sink = sink_on(places, sizeof(places));
-	struct history before = plan->history;
-
-	history_note(&plan->history, &plan->cause, plan->step, plan->first);
-	if (plan->history.fruitless >= HISTORY_FRUITLESS) {
-		give_up(plan, "the step was restarted twice without a new step or checkpoint, and is ended");
-		return;
-	}
-	if (!roster_fill(&plan->roster, &sink)) {
-		give_up_without_nodes(plan);
-		return;
-	}
-	plan->restarts++;
-	say_restart(plan, &before, places);
-	begin_generation(plan);
-}
-
-/* Begins the first generation, before which nothing is restarted. */
-static void begin_first(struct plan *plan)
-{
-	char places[1024];
-	struct sink sink = sink_on(places, sizeof(places)), text;
-
-	if (!roster_fill(&plan->roster, &sink)) {
-		give_up_without_nodes(plan);
-		return;
-	}
-	if (!plan->cause.known && places[0] != '\0') {
-		text = saying(plan);
-		sink_add(&text, "preflight=exclude: %s", places);
-		roster_add_spares(&plan->roster, &text);
-	}
-	if (plan->cause.known) {
-		text = saying(plan);
-		sink_add(&text, "%s%s%s", plan->cause.text, places[0] != '\0' ? "; " : "", places);
-		roster_add_spares(&plan->roster, &text);
-	}
-	begin_generation(plan);
-}
-
-/* When a generation that ends gives way to the next one; UINT64_MAX: not before there is news. */
-static uint64_t next_ns(const struct plan *plan)
-{
-	uint64_t spares_ns = plan->enough_ns + PLAN_SPARE_MS * NS_PER_MS;
-
-	if (roster_all_clear(&plan->roster))
-		return plan->not_before_ns;
-	if (plan->enough_ns == 0 || !roster_is_clear(&plan->roster))
-		return UINT64_MAX;
-	return spares_ns > plan->not_before_ns ? spares_ns : plan->not_before_ns;
-}
-
-static void go_on(struct plan *plan, uint64_t now_ns)
-{
-	if (plan->phase == PLAN_ENDING && plan->enough_ns == 0 && roster_is_clear(&plan->roster))
-		plan->enough_ns = now_ns;
-	if (now_ns < plan->not_before_ns)
-		return;
-	if (plan->phase == PLAN_ENDING && next_ns(plan) <= now_ns)
-		restart(plan);
-	else if (plan->phase == PLAN_JOINING && roster_all_joined(&plan->roster))
-		begin_first(plan);
-}
-
-/* ---- what ends it --------------------------------------------------------------- */
-
-/* Adds why there is no restart; adds nothing if there may be one. */
-static void add_refusal(const struct plan *plan, struct sink *sink)
-{
-	/* In a later generation the node has failed. */
-	if (plan->never_ran && plan->restarts == 0)
-		sink_add(sink, "no restart, as SLURM could not start the program");
-	else if (plan->fine_count > 0)
-		sink_add(sink, "no restart, as rank %u of %u had ended with code 0", plan->fine_rank,
-		         plan->roster.world_size);
-	else if (plan->restarts == plan->policy.restarts)
-		sink_add(sink, plan->restarts == 1 ? "the one restart of restart=%u is used up"
-		         : "all restarts of restart=%u are used up", plan->policy.restarts);
-}
-
-static void begin_ending(struct plan *plan, const struct cause *cause, uint64_t now_ns)
-{
-	char why[160];
-	struct sink sink = sink_on(why, sizeof(why)), text;
-
-	plan->cause = *cause;
-	plan->ended_ns = UINT64_MAX;
-	add_refusal(plan, &sink);
-	if (why[0] != '\0') {
-		text = sink_behind(plan->cause.text, sizeof(plan->cause.text));
-		history_add_repetition(&plan->history, cause, 0, &text);
-		give_up(plan, why);
-		return;
-	}
-	plan->phase = PLAN_ENDING;
-	plan->phase_ns = plan->not_before_ns = now_ns;
-	plan->enough_ns = 0;
-	plan->cursor = 0;
-	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
-		struct roster_node *node = &plan->roster.nodes[i];
-		node->end_owed = node->joined && !node->lost;
-		node->go_owed = node->clear = false;
-	}
-}
+/* ---- failures ---------------------------------------------------------------- */
 
 static struct cause cause_of(const struct plan *plan, const struct plan_failure *failure)
 {
@@ -269,15 +76,15 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 		return;
 	if (failure->stopping || plan->phase == PLAN_JOINING) {
 		plan->cause = cause;
-		give_up(plan, "");
+		succession_give_up(plan, "");
 	}
 	/* Other events in a generation that ends are consequences of its end. */
 	if (plan->phase != PLAN_RUNNING)
 		return;
-	begin_ending(plan, &cause, now_ns);
+	succession_begin_ending(plan, &cause, now_ns);
 	if (history_same_node(&plan->history, &cause))
 		plan->roster.nodes[cause.node].suspect = true;
-	go_on(plan, now_ns);
+	succession_go_on(plan, now_ns);
 }
 
 /* ---- nodes ----------------------------------------------------------------------- */
@@ -290,7 +97,7 @@ static void refuse(struct plan *plan, const char *name, const char *why)
 	sink_add(&sink, "node ");
 	sink_add_untrusted(&sink, name, 255);
 	sink_add(&sink, " cannot take part in restarts: %s", why);
-	give_up(plan, "");
+	succession_give_up(plan, "");
 }
 
 /* Takes a node back that has been away. */
@@ -319,7 +126,7 @@ void plan_join(struct plan *plan, const struct deal_join *join, const char *name
 	if (plan->phase != PLAN_JOINING)
 		return;
 	plan_heard(plan, join->node_id, now_ns);
-	go_on(plan, now_ns);
+	succession_go_on(plan, now_ns);
 }
 
 void plan_note_own(struct plan *plan, uint32_t index)
@@ -340,7 +147,7 @@ static void take_fence(struct plan *plan, uint32_t index, uint64_t now_ns)
 	sink_add(&sink, "node %s did not reach srun for too long, and has ended its ranks",
 	         plan->roster.nodes[index].name);
 	cause = cause_of_loss(index, text);
-	begin_ending(plan, &cause, now_ns);
+	succession_begin_ending(plan, &cause, now_ns);
 }
 
 void plan_clear(struct plan *plan, uint32_t index, const struct deal_clear *clear, uint64_t now_ns)
@@ -358,7 +165,7 @@ void plan_clear(struct plan *plan, uint32_t index, const struct deal_clear *clea
 	if (plan->phase != PLAN_ENDING)
 		return;
 	node->clear = true;
-	go_on(plan, now_ns);
+	succession_go_on(plan, now_ns);
 }
 
 void plan_done(struct plan *plan, uint32_t node, const struct deal_done *done, uint64_t now_ns)
@@ -386,7 +193,7 @@ void plan_done(struct plan *plan, uint32_t node, const struct deal_done *done, u
 /* The node cannot have ranks any more. Says so of a spare. */
 static void drop_spare(struct plan *plan, const char *text)
 {
-	struct sink sink = saying(plan);
+	struct sink sink = succession_say(plan);
 
 	sink_add(&sink, "%s; it was a spare", text);
 	roster_add_spares(&plan->roster, &sink);
@@ -423,10 +230,10 @@ static void lose(struct plan *plan, uint32_t index, const char *text, uint64_t n
 	if (waited)
 		drop_spare(plan, text);
 	else if (node->slot != ROSTER_NONE && plan->phase == PLAN_RUNNING)
-		begin_ending(plan, &cause, now_ns);
+		succession_begin_ending(plan, &cause, now_ns);
 	else if (node->slot != ROSTER_NONE)
 		cause_add(&plan->cause, &cause);
-	go_on(plan, now_ns);
+	succession_go_on(plan, now_ns);
 }
 
 /* If no other node has spoken either, srun itself is cut off. srun hears a node that is its own host all the same, so that
@@ -564,8 +371,8 @@ static void end_alone(struct plan *plan, uint64_t now_ns)
 	}
 	if (before.known)
 		cause_add(&before, &cause);
-	begin_ending(plan, before.known ? &before : &cause, now_ns);
-	go_on(plan, now_ns);
+	succession_begin_ending(plan, before.known ? &before : &cause, now_ns);
+	succession_go_on(plan, now_ns);
 }
 
 void plan_heard(struct plan *plan, uint32_t index, uint64_t now_ns)
@@ -597,7 +404,7 @@ static uint64_t time_due(const struct plan *plan)
 	case PLAN_RUNNING:
 		return plan->ended_ns == UINT64_MAX ? UINT64_MAX : plan->ended_ns + PLAN_SETTLE_MS * NS_PER_MS;
 	case PLAN_ENDING:
-		return next_ns(plan) < UINT64_MAX ? next_ns(plan) : plan->phase_ns + PLAN_CLEAR_MS * NS_PER_MS;
+		return succession_next_ns(plan) < UINT64_MAX ? succession_next_ns(plan) : plan->phase_ns + PLAN_CLEAR_MS * NS_PER_MS;
 	case PLAN_ALONE:
 		return plan->alone_until_ns;
 	case PLAN_JOINING:
@@ -647,10 +454,10 @@ static bool act_on_time(struct plan *plan, uint64_t now_ns, struct plan_action *
 		*action = (struct plan_action){ .kind = PLAN_ALL_ENDED };
 		return true;
 	}
-	if (plan->phase == PLAN_ENDING && next_ns(plan) == UINT64_MAX)
+	if (plan->phase == PLAN_ENDING && succession_next_ns(plan) == UINT64_MAX)
 		lose_unclear(plan, now_ns);
 	else if (plan->phase == PLAN_ENDING || plan->phase == PLAN_JOINING)
-		go_on(plan, now_ns);
+		succession_go_on(plan, now_ns);
 	else if (plan->phase == PLAN_ALONE)
 		end_alone(plan, now_ns);
 	return false;

@@ -25,10 +25,10 @@
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/listener.h"
-#include "spank/failure/srun/losses.h"
 #include "spank/failure/srun/peers.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/releases.h"
+#include "spank/failure/srun/requests.h"
 #include "spank/failure/srun/requeue_judge.h"
 #include "spank/failure/srun/silence.h"
 #include "spank/failure/srun/step.h"
@@ -45,15 +45,7 @@ static struct {
 	struct links links;
 	uint32_t generation; /* in a step that is restarted; 0: none has begun */
 	uint64_t asked_ns; /* when all nodes were asked for earlier failures than the one that is held; 0: none is held */
-	bool asked; /* about a node */
-	/* News of that node's tasks, until slurmctld tells whether the node has failed. */
-	struct relay_message held;
-	bool holds, held_alone;
-	uint64_t held_ns;
-	struct losses losses;
-	bool asks_end; /* whether Slurm is about to end the step: no answer yet */
-	bool ends_step; /* as soon as slurmctld has answered an earlier request, */
-	bool ended_step; /* and slurmctld was asked to */
+	struct requests requests;
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
@@ -100,77 +92,38 @@ static void add_node(struct relay_news *news, char text[RELAY_TEXT_MAX + 1])
 	news->text = text;
 }
 
-/* Asks Slurm about the first node whose tasks it seems to have killed: of a step that was
-   cancelled that is one question, not one of each node. A step that outlives nodes may
-   lose several. True: the news are held until slurmctld answers. */
-static bool ask_about_node(const struct relay_message *message, const struct relay_news *news, bool alone)
-{
-	if (server.step.over || server.step.stopping || server.actions.node_failed == NULL || server.holds ||
-	    news->node[0] == '\0' || !judge_may_be_node(&news->facts) ||
-	    (server.asked && !server.step.policy.outlives_nodes) ||
-	    !controller_start(&server.actions, REQUEST_NODE_FAILED, news->node))
-		return false;
-	server.asked = server.holds = true;
-	server.held = *message;
-	server.held_alone = alone;
-	server.held_ns = ddp_now_ns();
-	return true;
-}
-
 static void take_held(bool node_failed)
 {
-	struct relay_news news = relay_read(&server.held);
 	char text[RELAY_TEXT_MAX + 1];
+	struct held_news held;
+	struct relay_news news;
 
-	if (!server.holds)
+	if (!requests_take_held(&server.requests, &held))
 		return;
-	server.holds = false;
+	news = relay_read(&held.message);
 	add_node(&news, text);
 	news.facts.node_failed = node_failed;
-	step_take(&server.step, &news, server.held_alone, server.held_ns);
-}
-
-/* False: there is no such request. */
-static bool lose_nodes(void)
-{
-	char *names = server.actions.lose_nodes != NULL ? losses_names(&server.losses, &server.links) : NULL;
-
-	if (names == NULL)
-		return false;
-	if (controller_start(&server.actions, REQUEST_LOSE_NODES, names))
-		losses_note_request(&server.losses);
-	free(names);
-	return true;
-}
-
-/* Starts the request that waits for its turn. Silent nodes leave the job before the step ends: Slurm keeps a step that
-   has ended before as long as such a node does not answer. */
-static void start_request(void)
-{
-	if (controller_descriptor() >= 0 || lose_nodes())
-		return;
-	if (server.ends_step)
-		server.ends_step = !controller_start(&server.actions, REQUEST_END_STEP, "");
-	else if (server.asks_end)
-		controller_start(&server.actions, REQUEST_SLURM_ENDS_IT, "");
+	step_take(&server.step, &news, held.alone, held.taken_ns);
 }
 
 /* Waits so long for slurmctld's answer, if a request is under way. */
 static void hear_controller(int ms)
 {
-	enum controller_request request;
-	bool answer;
+	bool answer = false;
 
-	if (!controller_finish(ms, &request, &answer))
-		return;
-	if (request == REQUEST_NODE_FAILED)
+	switch (requests_hear(&server.requests, ms, &answer)) {
+	case REQUEST_NODE_FAILED:
 		take_held(answer);
-	server.ended_step |= request == REQUEST_END_STEP;
-	if (request == REQUEST_SLURM_ENDS_IT && server.asks_end) {
-		server.asks_end = false;
+		break;
+	case REQUEST_SLURM_ENDS_IT:
 		step_answer(&server.step, answer);
+		break;
+	case REQUEST_LOSE_NODES:
+	case REQUEST_END_STEP:
+	case REQUEST_NONE:
+		break;
 	}
-	start_request();
+	requests_go_on(&server.requests, &server.links);
 }
 
 /* Also for the job's comment. */
@@ -214,14 +167,6 @@ static void note_presence(const struct relay_news *news)
 		presence_report(&presence, note.lowest, "");
 }
 
-/* Once slurmctld has answered earlier requests. */
-static void end_step(void)
-{
-	losses_add_all(&server.losses, &server.links);
-	server.ends_step = true;
-	start_request();
-}
-
 /* A node that falls silent is a failure like others, except that no task tells of it. */
 static void take_silence(uint32_t node)
 {
@@ -257,7 +202,7 @@ static void tell_links(void *unused, uint32_t node, enum links_event event)
 	if (event == LINK_SILENT && !server.step.policy.restarts && !server.step.over)
 		take_silence(node);
 	else if (event == LINK_SILENT && server.step.over)
-		end_step();
+		requests_end_step(&server.requests, &server.links);
 	/* The ranks on srun's own host do not reach the others either, so there is nothing to wait for. */
 	if (event == LINK_ALL_SILENT && !server.step.policy.restarts && links_hears_own(&server.links, ddp_now_ns()))
 		links_give_up(&server.links, ddp_now_ns());
@@ -305,6 +250,7 @@ static bool take(const struct relay_message *message, int fd)
 	struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
 	char text[RELAY_TEXT_MAX + 1];
+	struct held_news held;
 	bool alone;
 
 	relay_sign(&server.relay, message, tag);
@@ -325,18 +271,20 @@ static bool take(const struct relay_message *message, int fd)
 		return false;
 	/* No node ends a step that may be restarted. */
 	alone &= !restarts();
+	held = (struct held_news){ *message, alone, ddp_now_ns() };
 	add_node(&news, text);
 	if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
-	else if (!ask_about_node(message, &news, alone))
-		step_take(&server.step, &news, alone, ddp_now_ns());
+	else if (!requests_hold(&server.requests, &server.step, &held))
+		step_take(&server.step, &news, alone, held.taken_ns);
 	return false;
 }
 
 /* Until something is due, or for good. */
 static int wait_ms(void)
 {
-	uint64_t now = ddp_now_ns(), due = server.asks_end ? UINT64_MAX : step_due(&server.step), look = presence_due(&presence, now);
+	uint64_t now = ddp_now_ns(), look = presence_due(&presence, now);
+	uint64_t due = requests_await_end(&server.requests) ? UINT64_MAX : step_due(&server.step);
 
 	if (look < due)
 		due = look;
@@ -367,11 +315,12 @@ static void act(const struct step_action *action)
 	atomic_store(&server.wait_status, server.step.wait_status);
 	if (action->text[0] != '\0')
 		say_failure(action->kind, action->wait_status, action->node, action->text);
-	server.asks_end |= action->ask;
+	if (action->ask)
+		requests_ask_end(&server.requests);
 	if (action->kill)
-		end_step();
+		requests_end_step(&server.requests, &server.links);
 	else
-		start_request();
+		requests_go_on(&server.requests, &server.links);
 }
 
 void relay_say(const char *text)
@@ -383,7 +332,7 @@ void relay_begin_generation(uint32_t generation)
 {
 	step_begin_again(&server.step);
 	server.generation = generation;
-	server.holds = server.asked = server.asks_end = false;
+	requests_begin_again(&server.requests);
 	atomic_store(&server.wait_status, 0);
 }
 
@@ -393,7 +342,7 @@ void relay_end_step(const char *text, int wait_status)
 	atomic_store(&server.wait_status, wait_status);
 	if (text[0] != '\0')
 		say_failure(EVENT_RESTARTS, wait_status, "", text);
-	end_step();
+	requests_end_step(&server.requests, &server.links);
 }
 
 bool relay_take_rest(struct step_action *action)
@@ -457,9 +406,9 @@ static void serve_links(void)
 	if ((server.step.said || server.step.stopping) && !server.step.over && !server.step.policy.restarts &&
 	    silence_is_all_that_is_left(&server.links, &presence)) {
 		step_end(&server.step, server.step.wait_status, ddp_now_ns());
-		end_step();
-	} else if (losses_any_new(&server.losses) || server.ends_step) {
-		start_request();
+		requests_end_step(&server.requests, &server.links);
+	} else if (requests_any_waits(&server.requests)) {
+		requests_go_on(&server.requests, &server.links);
 	}
 }
 
@@ -494,8 +443,6 @@ static void let_nodes_go(void)
 {
 	uint64_t now_ns = ddp_now_ns(), spoke_ns;
 	enum links_rest rest;
-	bool has_asked = server.ended_step && !server.ends_step && !losses_any_new(&server.losses) &&
-	                 controller_descriptor() < 0;
 
 	if (!links_any_waits(&server.links))
 		return;
@@ -503,7 +450,7 @@ static void let_nodes_go(void)
 	/* A node that spoke before another one's good-bye may have lost its power since. */
 	if (rest == REST_RUNS)
 		links_let_go(&server.links, spoke_ns);
-	else if (rest == REST_NONE || (has_asked && links_doubt_until(&server.links, now_ns) == 0))
+	else if (rest == REST_NONE || (requests_have_ended_step(&server.requests) && links_doubt_until(&server.links, now_ns) == 0))
 		links_let_go(&server.links, UINT64_MAX);
 }
 
@@ -530,7 +477,7 @@ static void serve(void)
 		serve_links();
 		settle_order(ddp_now_ns());
 		atomic_store(&was_stopping, server.step.stopping);
-		while (!server.asks_end && step_act(&server.step, ddp_now_ns(), &action))
+		while (!requests_await_end(&server.requests) && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
 		if (restarts())
 			server.actions.restart->act(ddp_now_ns());
@@ -584,6 +531,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 		server.actions = *actions;
 		presence_end(&presence);
 		step_start(&server.step, policy);
+		requests_start(&server.requests, &server.actions);
 		if (!listen_and_start(low, high)) {
 			error_set(error, "cannot listen for the nodes' reports: %s", strerror(errno));
 			close_sockets();
@@ -659,7 +607,7 @@ int relay_close(void)
 	close_sockets();
 	heard_end(&server.heard);
 	links_end(&server.links);
-	losses_end(&server.losses);
+	requests_end(&server.requests);
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;
