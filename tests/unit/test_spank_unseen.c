@@ -164,6 +164,9 @@ static void srun_says_once_what_is_not_seen(void **state)
 	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
 	take(&step, &first, 100);
 	assert_true(stall_step_unseen_due(&step) == 110 * SECOND);
+	/* The node had no answer in time. */
+	take(&step, &first, 101);
+	assert_true(stall_step_unseen_due(&step) == 110 * SECOND);
 	take(&step, &second, 101);
 	assert_true(stall_step_unseen_due(&step) == 100 * SECOND);
 	assert_true(stall_step_due(&step) == UINT64_MAX);
@@ -174,6 +177,19 @@ static void srun_says_once_what_is_not_seen(void **state)
 	take(&step, &first, 200);
 	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
 	stall_step_end(&step);
+}
+
+/* With restart=, srun asks once more when the last rank has ended. */
+static void nothing_is_due_when_all_is_over(void **state)
+{
+	struct stall_note note = unseen_note(0, STALL_NO_PAGE, "train");
+	struct stall_step step = { .seconds = 60, .asked = { .stall = true } };
+
+	(void)state;
+	take(&step, &note, 100);
+	stall_step_end(&step);
+	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
+	assert_true(stall_step_due(&step) == UINT64_MAX);
 }
 
 static void srun_says_what_to_do(void **state)
@@ -354,6 +370,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(node_tells_what_it_does_not_see),
 		cmocka_unit_test(srun_says_once_what_is_not_seen),
+		cmocka_unit_test(nothing_is_due_when_all_is_over),
 		cmocka_unit_test(srun_says_what_to_do),
 		cmocka_unit_test(site_line_alone_says_nothing),
 		cmocka_unit_test(operations_are_compared),

@@ -36,6 +36,7 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 {
 	struct stall_note note;
 	struct stall_told *told;
+	bool repeats;
 
 	if (!stall_unpack(bytes, &note) ||
 	    (step->count > 0 && step->nodes[0].note.world_size != note.world_size))
@@ -49,8 +50,10 @@ void stall_step_take(struct stall_step *step, const unsigned char bytes[STALL_NO
 		step->stalled_ranks += note.ranks;
 	else
 		step->said = false;
+	/* A node tells again what srun has not answered in time. */
+	repeats = told->note.unseen != STALL_SEEN;
 	*told = (struct stall_told){ now_ns, note };
-	if (note.unseen == STALL_SEEN)
+	if (note.unseen == STALL_SEEN || repeats)
 		return;
 	if (step->unseen_ns == 0)
 		step->unseen_ns = now_ns;
@@ -78,7 +81,7 @@ bool stall_step_is_blocked(const struct stall_step *step)
 
 uint64_t stall_step_unseen_due(const struct stall_step *step)
 {
-	if (step->unseen_ns == 0 || step->unseen_said || !(step->asked.stall || step->asked.watch || step->asked.python))
+	if (step->count == 0 || step->unseen_ns == 0 || step->unseen_said || !(step->asked.stall || step->asked.watch || step->asked.python))
 		return UINT64_MAX;
 	/* Other nodes may be about to tell the same. */
 	return step->unseen_ranks >= step->nodes[0].note.world_size ? step->unseen_ns : step->unseen_ns + UNSEEN_MS * ns_per_ms;
@@ -289,5 +292,6 @@ void stall_step_end(struct stall_step *step)
 	free(step->nodes);
 	step->nodes = NULL;
 	step->count = step->room = 0;
-	step->stalled_ranks = 0;
+	step->stalled_ranks = step->unseen_ranks = 0;
+	step->unseen_ns = 0;
 }
