@@ -4,7 +4,10 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { OBJECTS_MAX = 512 };
 
 struct search {
 	bool behind_us, found;
@@ -44,7 +47,7 @@ bool container_plugin_comes_later(void)
 
 static bool prepares_tasks(const char *path)
 {
-	void *object = path[0] != '\0' ? dlopen(path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+	void *object = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
 	void *function = object != NULL ? dlsym(object, "slurm_spank_task_init") : NULL;
 	Dl_info info;
 	/* Not of one of its libraries, which Slurm has loaded before. */
@@ -56,21 +59,34 @@ static bool prepares_tasks(const char *path)
 	return found;
 }
 
-static int look_before(struct dl_phdr_info *info, size_t bytes, void *user)
+struct objects {
+	char *path[OBJECTS_MAX];
+	size_t count;
+};
+
+static int list_before(struct dl_phdr_info *info, size_t bytes, void *user)
 {
-	struct search *search = user;
+	struct objects *objects = user;
 
 	(void)bytes;
-	if (holds(info, (uintptr_t)&container_plugin_comes_later))
+	if (holds(info, (uintptr_t)&container_plugin_comes_later) || objects->count == OBJECTS_MAX)
 		return 1;
-	search->found |= prepares_tasks(info->dlpi_name);
-	return search->found;
+	objects->path[objects->count] = info->dlpi_name[0] != '\0' ? strdup(info->dlpi_name) : NULL;
+	objects->count += objects->path[objects->count] != NULL;
+	return 0;
 }
 
+/* The loader's list is locked while it is looked at. A thread of Slurm's that loads a plugin meanwhile has the other one of
+   the loader's locks, for which a look at a single object would wait. */
 bool task_plugin_comes_before(void)
 {
-	struct search search = { false, false };
+	struct objects objects = { .count = 0 };
+	bool found = false;
 
-	dl_iterate_phdr(look_before, &search);
-	return search.found;
+	dl_iterate_phdr(list_before, &objects);
+	for (size_t i = 0; i < objects.count; i++) {
+		found = found || prepares_tasks(objects.path[i]);
+		free(objects.path[i]);
+	}
+	return found;
 }
