@@ -85,6 +85,13 @@ static bool tell_gpu_memory(const struct preflight_facts *facts, char *value)
 	return facts->gpu_memory_bytes > 0;
 }
 
+/* Some GPUs come with a lower clock than their highest, so only differences are odd. */
+static bool tell_gpu_clock(const struct preflight_facts *facts, char *value)
+{
+	snprintf(value, VALUE, "%" PRId64 " MHz", facts->gpu_clock_mhz);
+	return facts->gpu_clock_mhz > 0;
+}
+
 #define WORD(field) .tell = NULL, .offset = offsetof(struct preflight_facts, field)
 
 static const struct topic topics[] = {
@@ -103,6 +110,7 @@ static const struct topic topics[] = {
 	{ "the number of threads (OMP_NUM_THREADS)", "binding", false, true, .tell = tell_threads, 0, false },
 	{ "the GPU", "gpu", false, false, WORD(gpu), false },
 	{ "the memory of the GPU", "gpu", false, true, .tell = tell_gpu_memory, 0, false },
+	{ "the clock of the GPU (for applications)", "gpu", false, true, .tell = tell_gpu_clock, 0, false },
 };
 
 /* The value as text; "" is one, too: what a node lacks and others have. */
@@ -301,9 +309,6 @@ static void look_at_gpu(struct preflight_findings *findings, const struct prefli
 		preflight_find(findings, &odd,
 		               "rank %d on %s: its GPU %s slows its clock, because of heat or power (reasons 0x%" PRIx64 ")", f->rank,
 		               f->node_name, f->gpu_bus, (uint64_t)f->gpu_throttled);
-	if (f->gpu_clock_mhz > 0 && f->gpu_clock_mhz * 10 < f->gpu_clock_most_mhz * 9)
-		preflight_find(findings, &odd, "rank %d on %s: the clock of its GPU %s is limited to %" PRId64 " of %" PRId64 " MHz",
-		               f->rank, f->node_name, f->gpu_bus, f->gpu_clock_mhz, f->gpu_clock_most_mhz);
 }
 
 /* How many ranks of the node are bound to exactly the same CPUs. */

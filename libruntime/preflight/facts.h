@@ -40,7 +40,7 @@ struct preflight_facts {
 	char gpu_bus[PREFLIGHT_WORD];
 	int64_t gpu_memory_bytes;
 	int64_t gpu_ecc_errors;   /* uncorrected ones since the driver was loaded; -1: not known */
-	int64_t gpu_clock_mhz, gpu_clock_most_mhz; /* of its multiprocessors: the highest now allowed, and the highest of all; 0: not known */
+	int64_t gpu_clock_mhz;    /* that it was set to for programs; 0: not known */
 	int64_t gpu_throttled;    /* the bits of NVML's reasons that mean heat or power; 0: none */
 	int64_t nic_numa;         /* of the node's first network card; -1: not known */
 };

@@ -14,6 +14,8 @@ libruntime_preflight_libpreflight_la_SOURCES = \
 	libruntime/preflight/judge_ranks.c libruntime/preflight/judge_ranks.h \
 	libruntime/preflight/links.c libruntime/preflight/links.h \
 	libruntime/preflight/options.c libruntime/preflight/options.h \
+	libruntime/preflight/output.c libruntime/preflight/output.h \
+	libruntime/preflight/release.c libruntime/preflight/release.h \
 	libruntime/preflight/report.c libruntime/preflight/report.h \
 	libruntime/preflight/schedule.c libruntime/preflight/schedule.h \
 	libruntime/preflight/statistics.c libruntime/preflight/statistics.h \

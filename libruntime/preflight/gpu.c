@@ -18,7 +18,7 @@ typedef struct {
 	unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
 	char busId[32];
 } nvmlPciInfo_t;
-enum { NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, NVML_VOLATILE_ECC = 0, NVML_CLOCK_SM = 1 };
+enum { NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, NVML_VOLATILE_ECC = 0, NVML_CLOCK_GRAPHICS = 0 };
 /* Reasons that mean heat or power: the hardware slows down, by heat, or by an external brake; the software by heat. */
 static const unsigned long long BAD_REASONS = 0x8 | 0x20 | 0x40 | 0x80;
 
@@ -32,7 +32,7 @@ struct nvml {
 	int (*memory)(nvmlDevice_t, nvmlMemory_t *);
 	int (*pci)(nvmlDevice_t, nvmlPciInfo_t *);
 	int (*ecc)(nvmlDevice_t, int, int, unsigned long long *);
-	int (*clock_most)(nvmlDevice_t, int, unsigned *);
+	int (*clock)(nvmlDevice_t, int, unsigned *);
 	int (*reasons)(nvmlDevice_t, unsigned long long *);
 };
 
@@ -54,7 +54,7 @@ static bool nvml_open(struct nvml *nvml)
 	*(void **)&nvml->memory = find(nvml, "nvmlDeviceGetMemoryInfo");
 	*(void **)&nvml->pci = find(nvml, "nvmlDeviceGetPciInfo_v3");
 	*(void **)&nvml->ecc = find(nvml, "nvmlDeviceGetTotalEccErrors");
-	*(void **)&nvml->clock_most = find(nvml, "nvmlDeviceGetMaxClockInfo");
+	*(void **)&nvml->clock = find(nvml, "nvmlDeviceGetApplicationsClock");
 	*(void **)&nvml->reasons = find(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons");
 	if (nvml->init != NULL && nvml->shutdown != NULL && nvml->by_index != NULL && nvml->init() == 0)
 		return true;
@@ -137,8 +137,8 @@ static void note(struct preflight_facts *facts, const struct nvml *nvml, nvmlDev
 		note_bus(facts, &pci);
 	if (nvml->ecc != NULL && nvml->ecc(device, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, &number) == 0)
 		facts->gpu_ecc_errors = (int64_t)number;
-	if (nvml->clock_most != NULL && nvml->clock_most(device, NVML_CLOCK_SM, &mhz) == 0)
-		facts->gpu_clock_most_mhz = mhz;
+	if (nvml->clock != NULL && nvml->clock(device, NVML_CLOCK_GRAPHICS, &mhz) == 0)
+		facts->gpu_clock_mhz = mhz;
 	if (nvml->reasons != NULL && nvml->reasons(device, &number) == 0)
 		facts->gpu_throttled = (int64_t)(number & BAD_REASONS);
 }

@@ -10,9 +10,12 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "preflight/statistics.h"
+
+enum { LOCK_TRIES = 100, LOCK_PAUSE_MS = 50 };
 
 static const double DOUBT = 0.8, ODD = 0.7, SPEED_ODD = 0.4;
 
@@ -37,7 +40,7 @@ bool preflight_history_open(struct preflight_history *history, const char *const
 {
 	size_t count = (size_t)(nodes > 0 ? nodes : 1);
 
-	*history = (struct preflight_history){ nodes, names, calloc(count * PREFLIGHT_RECORDS * PREFLIGHT_HISTORY_RUNS, sizeof(double)),
+	*history = (struct preflight_history){ nodes, names, NULL, calloc(count * PREFLIGHT_RECORDS * PREFLIGHT_HISTORY_RUNS, sizeof(double)),
 		                               calloc(count, sizeof(int)), calloc(count, sizeof(int)) };
 	return history->past != NULL && history->runs != NULL && history->next != NULL;
 }
@@ -56,6 +59,14 @@ static double number(const json_t *object, const char *key)
 	double value = json_number_value(json_object_get(object, key));
 
 	return value > 0 && value < 1e30 ? value : 0;
+}
+
+/* With another number of threads a rank computes at another rate. A line of an earlier release does not tell it. */
+static bool is_comparable(const struct preflight_history *history, int node, const json_t *of)
+{
+	json_int_t threads = json_integer_value(json_object_get(of, "threads"));
+
+	return history->threads == NULL || threads == 0 || threads == history->threads[node];
 }
 
 static void take_node(struct preflight_history *history, int node, const json_t *of)
@@ -77,7 +88,7 @@ bool preflight_history_take(struct preflight_history *history, const char *line,
 
 	for (int node = 0; known && !json_is_true(json_object_get(run, "busy")) && node < history->nodes; node++) {
 		const json_t *of = json_object_get(nodes, history->names[node]);
-		if (json_is_object(of))
+		if (json_is_object(of) && is_comparable(history, node, of))
 			take_node(history, node, of);
 	}
 	json_decref(run);
@@ -88,7 +99,7 @@ bool preflight_history_read(struct preflight_history *history, const char *path)
 {
 	/* A pipe would keep the open waiting. */
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	struct stat info;
+	struct stat info = { .st_mode = 0 };
 	FILE *file;
 	char *line = NULL;
 	size_t room = 0;
@@ -98,7 +109,7 @@ bool preflight_history_read(struct preflight_history *history, const char *path)
 		return errno == ENOENT;
 	if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || (file = fdopen(fd, "r")) == NULL) {
 		close(fd);
-		errno = EINVAL;
+		errno = S_ISDIR(info.st_mode) ? EISDIR : EINVAL;
 		return false;
 	}
 	while ((length = getline(&line, &room, file)) > 0)
@@ -160,9 +171,25 @@ static json_t *line_of(int64_t time, bool busy, const char *const *names, const 
 		for (int record = 0; record < PREFLIGHT_RECORDS; record++)
 			if (values[node].of[record] > 0)
 				json_object_set_new(of, keys[record], json_real(values[node].of[record]));
+		if (values[node].threads > 0)
+			json_object_set_new(of, "threads", json_integer(values[node].threads));
 		json_object_set_new(of_nodes, names[node], of);
 	}
 	return json_pack("{s:i, s:I, s:b, s:o}", "preflight", 1, "time", (json_int_t)time, "busy", (int)busy, "nodes", of_nodes);
+}
+
+/* Another run holds the lock for one write. A file system that has no locks appends without. */
+static bool take_lock(int fd)
+{
+	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_MS * 1000000 };
+
+	for (int i = 0; i < LOCK_TRIES; i++) {
+		if (flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR))
+			return true;
+		(void)nanosleep(&pause, NULL);
+	}
+	errno = ETIMEDOUT;
+	return false;
 }
 
 bool preflight_history_append(const char *path, int64_t time, bool busy, const char *const *names,
@@ -181,7 +208,7 @@ bool preflight_history_append(const char *path, int64_t time, bool busy, const c
 	} else if (fd >= 0 && fstat(fd, &info) == 0) {
 		errno = EINVAL;
 		text[bytes] = '\n'; /* in place of the terminator */
-		done = S_ISREG(info.st_mode) && flock(fd, LOCK_EX) == 0 && write(fd, text, bytes + 1) == (ssize_t)(bytes + 1);
+		done = S_ISREG(info.st_mode) && take_lock(fd) && write(fd, text, bytes + 1) == (ssize_t)(bytes + 1);
 	}
 	int reason = errno;
 	if (fd >= 0 && close(fd) != 0)

@@ -3,9 +3,10 @@
  * preflight/history: what earlier runs of a site have measured, in a file of JSON lines, one for each run:
  *
  *   {"preflight": 1, "time": 1764151234, "busy": false, "nodes": {"n1": {"product": 8.1e10, "memory": 1.2e10,
- *    "bandwidth": 1.1e9, "speed": 40000}}}
+ *    "bandwidth": 1.1e9, "speed": 40000, "threads": 8}}}
  *
- * All numbers are rates: `speed` is 1 / latency in seconds. Runs on busy nodes are not compared. Damaged lines count as
+ * All numbers but the threads of a rank are rates: `speed` is 1 / latency in seconds. Runs on busy nodes, and runs of a
+ * node with another number of threads, are not compared. Damaged lines count as
  * none, since another process may be writing one.
  */
 #ifndef DDP_PREFLIGHT_HISTORY_H
@@ -24,12 +25,14 @@ enum { PREFLIGHT_HISTORY_RUNS = 50, PREFLIGHT_HISTORY_LEAST = 5, PREFLIGHT_HISTO
 /* A run has measured this of a node. 0: nothing. */
 struct preflight_values {
 	double of[PREFLIGHT_RECORDS];
+	int threads; /* of a rank */
 };
 
 /* The last runs of each node of this run. */
 struct preflight_history {
 	int nodes;
 	const char *const *names;
+	const int *threads; /* of each node's ranks now; NULL: not compared */
 	double *past; /* [nodes][records][PREFLIGHT_HISTORY_RUNS] */
 	int *runs;    /* of each node; how many are known, at most PREFLIGHT_HISTORY_RUNS */
 	int *next;    /* where the next one goes */

@@ -20,6 +20,8 @@
 #include "preflight/gpu.h"
 #include "preflight/history.h"
 #include "preflight/options.h"
+#include "preflight/output.h"
+#include "preflight/release.h"
 #include "preflight/report.h"
 #include "preflight/survey.h"
 
@@ -100,6 +102,7 @@ static void sum_up(const struct preflight_survey *s, struct preflight_values *va
 			if (peak > v->of[record])
 				v->of[record] = peak;
 		}
+		v->threads = v->threads > s->facts[r].threads ? v->threads : s->facts[r].threads;
 	}
 	for (int i = 0; s->alone != NULL && i < s->repeats * s->ranks_again.count; i++) {
 		struct preflight_values *v = &values[s->node[s->ranks_again.rank[i % s->ranks_again.count]]];
@@ -118,6 +121,7 @@ static void sum_up(const struct preflight_survey *s, struct preflight_values *va
 struct past {
 	struct preflight_history history;
 	struct preflight_values *values;
+	int *threads;        /* of each node's ranks */
 	bool *nodes, *ranks; /* that are slower than usual */
 	bool any;
 };
@@ -126,6 +130,7 @@ static void past_close(struct past *past)
 {
 	preflight_history_close(&past->history);
 	free(past->values);
+	free(past->threads);
 	free(past->nodes);
 	free(past->ranks);
 }
@@ -134,16 +139,20 @@ static void past_close(struct past *past)
 static bool past_open(struct past *past, const struct preflight_survey *s, const char *path)
 {
 	past->values = calloc((size_t)s->nodes, sizeof(*past->values));
+	past->threads = calloc((size_t)s->nodes, sizeof(*past->threads));
 	past->nodes = calloc((size_t)s->nodes, sizeof(*past->nodes));
 	past->ranks = calloc((size_t)s->ranks, sizeof(*past->ranks));
-	if (!preflight_history_open(&past->history, s->names, s->nodes) || past->values == NULL || past->nodes == NULL ||
-	    past->ranks == NULL) {
+	if (!preflight_history_open(&past->history, s->names, s->nodes) || past->values == NULL ||
+	    past->threads == NULL || past->nodes == NULL || past->ranks == NULL) {
 		errno = ENOMEM;
 		return false;
 	}
+	sum_up(s, past->values);
+	for (int n = 0; n < s->nodes; n++)
+		past->threads[n] = past->values[n].threads;
+	past->history.threads = past->threads;
 	if (!preflight_history_read(&past->history, path))
 		return false;
-	sum_up(s, past->values);
 	past->any = preflight_history_doubt(&past->history, past->values, past->nodes);
 	for (int r = 0; r < s->ranks; r++)
 		past->ranks[r] = past->nodes[s->node[r]];
@@ -184,6 +193,65 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 	if (options->for_srun)
 		written &= could_write(preflight_report_answer(stdout, s, &findings), "standard output");
 	return written;
+}
+
+/* ---- before the measurement ---- */
+
+/* On rank 0. */
+static bool can_write(const struct preflight_options *options)
+{
+	const struct {
+		const char *option, *path;
+		bool appends;
+	} outputs[] = {
+		{ "--json", options->json, false }, { "--exclude-file", options->exclude, false }, { "--history", options->history, true },
+	};
+	char why[PREFLIGHT_WHY];
+	bool can = true;
+
+	for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++) {
+		if (outputs[i].path == NULL || preflight_output_check(outputs[i].path, outputs[i].appends, why))
+			continue;
+		fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", outputs[i].option, outputs[i].path, why);
+		can = false;
+	}
+	return can;
+}
+
+/* On all ranks; rank 0 tells. *same: all ranks run the same program. */
+static ddp_status compare_releases(ddp_context *context, const char *node, bool *same)
+{
+	const int ranks = ddp_get_job(context)->world_size;
+	struct preflight_release own, *all = malloc((size_t)ranks * sizeof(*all));
+	char text[PREFLIGHT_RELEASE_TEXT];
+	ddp_status status;
+
+	if (all == NULL) {
+		ddp_set_error("no memory for what %d ranks run", ranks);
+		return DDP_ERR_NOMEM;
+	}
+	preflight_release_own(&own, node);
+	status = ddp_all_gather(ddp_world(context), &own, all, sizeof(own), DDP_U8);
+	*same = status == DDP_OK && preflight_releases_agree(all, ranks, text);
+	if (status == DDP_OK && !*same && ddp_get_job(context)->rank == 0)
+		fprintf(stderr, "ddp-preflight: %s\n", text);
+	free(all);
+	return status;
+}
+
+/* On all ranks: whether the measurement can begin; otherwise *code is this rank's exit status. Rank 0 alone tells why, so
+   that srun says once that it is not 0. */
+static bool can_begin(ddp_context *context, const struct preflight_options *options, const char *node, int *code)
+{
+	const bool first = ddp_get_job(context)->rank == 0;
+	bool same = false;
+	ddp_status status = compare_releases(context, node, &same);
+	int32_t can = status == DDP_OK && same && (!first || can_write(options));
+
+	if (status == DDP_OK && same)
+		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
+	*code = status != DDP_OK ? fail("the ranks cannot compare what they run") : first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	return status == DDP_OK && can != 0;
 }
 
 static int measure(ddp_context *context, const struct preflight_options *options, struct preflight_bench *bench,
@@ -241,6 +309,10 @@ static int run(const struct preflight_options *options, double begin)
 		                                  : "the ranks cannot connect");
 	dk_set_threads(threads_of(ddp_get_job(context)));
 	preflight_facts_read(&own, ddp_get_job(context), dk_threads());
+	if (!can_begin(context, options, own.node_name, &code)) {
+		(void)ddp_finalize(context);
+		return code;
+	}
 	if (wanted.device != NULL)
 		preflight_gpu_read(&own);
 	bench = preflight_bench_open(context, dk_threads(), wanted.device != NULL,

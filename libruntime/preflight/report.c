@@ -2,13 +2,11 @@
 #include "preflight/report.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
+#include "preflight/output.h"
 #include "preflight/statistics.h"
 
 enum { INDENT = 6, WIDTH_LEAST = 40 };
@@ -147,37 +145,6 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 
 /* ---- files ---- */
 
-/* Writes the text under a new name beside `path`, and renames it. A pipe or a device, such as /dev/stdout, is written
-   to itself. */
-static bool write_file(const char *path, const char *text)
-{
-	size_t bytes = strlen(text), length = strlen(path) + 16;
-	char *temporary = malloc(length);
-	struct stat info;
-	bool direct = stat(path, &info) == 0 && !S_ISREG(info.st_mode), done;
-	int fd, reason;
-
-	if (temporary == NULL)
-		return false;
-	snprintf(temporary, length, "%s.XXXXXX", path);
-	fd = direct ? open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK) : mkstemp(temporary);
-	done = fd >= 0 && (direct || fchmod(fd, 0644) == 0) && write(fd, text, bytes) == (ssize_t)bytes;
-	reason = errno;
-	if (fd >= 0 && close(fd) != 0 && done) {
-		done = false;
-		reason = errno;
-	}
-	if (done && !direct && rename(temporary, path) != 0) {
-		done = false;
-		reason = errno;
-	}
-	if (!done && !direct && fd >= 0)
-		unlink(temporary);
-	free(temporary);
-	errno = reason;
-	return done;
-}
-
 static json_t *figure_of(const struct preflight_figure *f)
 {
 	return json_pack("{s:f, s:f, s:f}", "peak", f->peak, "rate", f->rate, "share", f->share);
@@ -274,7 +241,7 @@ bool preflight_report_json(const char *path, const struct preflight_survey *surv
 
 	json_decref(all);
 	errno = ENOMEM;
-	done = text != NULL && write_file(path, text);
+	done = text != NULL && preflight_output_write(path, text);
 	free(text);
 	return done;
 }
@@ -311,7 +278,7 @@ bool preflight_report_exclude(const char *path, const struct preflight_survey *s
 	errno = ENOMEM;
 	if (text != NULL && count > 0)
 		strcat(text, "\n"); /* there is room for it */
-	done = text != NULL && write_file(path, text);
+	done = text != NULL && preflight_output_write(path, text);
 	free(text);
 	return done;
 }

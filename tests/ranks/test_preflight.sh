@@ -45,8 +45,14 @@ check 'an unknown option is an error' exits_with 2 --unknown
 check 'so is a word' exits_with 2 word
 check 'and which one, is said' complains "it takes options only, not word"
 check 'a number that is none is an error' exits_with 2 --spawn 0
-check 'a history that is no file is an error' exits_with 2 --spawn 2 --history /dev/zero
-check 'and which one, is said' complains 'cannot read /dev/zero: '
-check 'a file that cannot be written is an error' exits_with 2 --spawn 1 --json /nowhere/at/all
-check 'and which one, is said' complains 'cannot write /nowhere/at/all: No such file'
+# Nothing is measured, whose table would be printed.
+refuses() { exits_with 2 --spawn 2 "$@" && [ ! -s "$work/out" ]; }
+check 'a history that is no file is an error' refuses --history /dev/zero
+check 'and which one, is said' complains '^ddp-preflight: --history cannot write /dev/zero: it is no regular file'
+check 'a history that is a folder is an error' refuses --history "$work"
+check 'and what to do, is said' complains "^ddp-preflight: --history cannot write $work: it is a folder: name a file in it"
+check 'a file that cannot be written is an error before anything is measured' refuses --json /nowhere/at/all \
+	--exclude-file /nor/here/x
+check 'and which one, is said' complains '^ddp-preflight: --json cannot write /nowhere/at/all: there is no folder /nowhere/at: make it'
+check 'so is another one' complains '^ddp-preflight: --exclude-file cannot write /nor/here/x: there is no folder /nor/here: make it'
 end_of_tests

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ddp-preflight: who measures when, and what is named, on numbers that are made here. */
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -18,6 +21,8 @@
 #include "preflight/history.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
+#include "preflight/output.h"
+#include "preflight/release.h"
 #include "preflight/schedule.h"
 #include "preflight/statistics.h"
 
@@ -577,7 +582,14 @@ static void gpus_are_compared(void **state)
 		strcpy(facts[r].gpu, "NVIDIA H100");
 		strcpy(facts[r].gpu_bus, "0000:41:00.0");
 		facts[r].gpu_memory_bytes = (int64_t)80 << 30;
+		facts[r].gpu_clock_mhz = 1095;
 	}
+	preflight_differences(&findings, facts, RANKS);
+	assert_int_equal(findings.count, 0);
+	facts[5].gpu_clock_mhz = 705;
+	is_only_finding(2, "rank 5 on n2: the clock of the GPU (for applications) is 705 MHz, and others have 1095 MHz");
+	facts[5].gpu_clock_mhz = 1095;
+	findings.count = findings.odd = 0;
 	facts[1].gpu_numa = 1;
 	is_only_finding(0, "rank 1 on n0: its CPUs are not of NUMA node 1, which its GPU 0000:41:00.0 is of");
 	facts[1].gpu_numa = 0;
@@ -643,7 +655,7 @@ static void history_names_what_has_become_slower(void **state)
 	static const char *const two[] = { "n1", "n3" };
 	char path[] = "/tmp/ddp-preflight-XXXXXX";
 	struct preflight_history history;
-	struct preflight_values values[2] = { { { 50e9, 10e9, 1e9, 1e5 } }, { { 50e9, 10e9, 1e9, 1e5 } } };
+	struct preflight_values values[2] = { { .of = { 50e9, 10e9, 1e9, 1e5 } }, { .of = { 50e9, 10e9, 1e9, 1e5 } } };
 	bool doubted[2];
 	int fd = mkstemp(path);
 
@@ -673,7 +685,7 @@ static void history_names_what_has_become_slower(void **state)
 static void few_runs_are_no_history(void **state)
 {
 	static const char *const one[] = { "n1" };
-	const struct preflight_values good = { { 50e9, 10e9, 1e9, 1e5 } }, bad = { { 5e9, 1e9, 1e8, 1e4 } };
+	const struct preflight_values good = { .of = { 50e9, 10e9, 1e9, 1e5 } }, bad = { .of = { 5e9, 1e9, 1e8, 1e4 } };
 	struct preflight_history history;
 	bool doubted[1];
 	static const char line[] = "{\"preflight\":1,\"nodes\":{\"n1\":{\"product\":5e10,\"memory\":-1,\"speed\":\"x\",\"bandwidth\":1e99}}}";
@@ -698,16 +710,187 @@ static void few_runs_are_no_history(void **state)
 static void a_history_that_is_no_file_is_refused(void **state)
 {
 	static const char *const one[] = { "n1" };
-	const struct preflight_values values = { { 1, 1, 1, 1 } };
+	const struct preflight_values values = { .of = { 1, 1, 1, 1 } };
 	struct preflight_history history;
 
 	(void)state;
 	assert_true(preflight_history_open(&history, one, 1));
 	assert_false(preflight_history_read(&history, "/tmp"));
+	assert_int_equal(errno, EISDIR);
 	assert_false(preflight_history_read(&history, "/dev/zero"));
 	assert_false(preflight_history_append("/tmp", 1, false, one, &values, 1));
 	assert_false(preflight_history_append("/dev/null", 1, false, one, &values, 1));
 	preflight_history_close(&history);
+}
+
+/* A rank of eight threads computes at another rate than a rank of one. */
+static void a_history_of_other_threads_is_not_compared(void **state)
+{
+	static const char *const one[] = { "n1" };
+	static const int threads[] = { 1 };
+	char path[] = "/tmp/ddp-preflight-XXXXXX";
+	struct preflight_values values = { .of = { 50e9, 10e9, 1e9, 1e5 }, .threads = 8 };
+	struct preflight_history history;
+	bool doubted[1];
+	int fd = mkstemp(path);
+
+	(void)state;
+	assert_true(fd >= 0);
+	close(fd);
+	for (int i = 0; i < 2 * PREFLIGHT_HISTORY_LEAST; i++)
+		assert_true(preflight_history_append(path, i, false, one, &values, 1));
+	values.of[PREFLIGHT_RECORD_PRODUCT] = 7e9;
+	assert_true(preflight_history_open(&history, one, 1));
+	history.threads = threads;
+	assert_true(preflight_history_read(&history, path));
+	assert_int_equal(history.runs[0], 0);
+	assert_false(preflight_history_doubt(&history, &values, doubted));
+	history.threads = &values.threads;
+	assert_true(preflight_history_read(&history, path));
+	assert_int_equal(history.runs[0], 2 * PREFLIGHT_HISTORY_LEAST);
+	assert_true(preflight_history_doubt(&history, &values, doubted));
+	preflight_history_close(&history);
+	unlink(path);
+}
+
+/* ---- files that are written at the end ---- */
+
+static void is_refused(const char *path, bool appends, const char *wanted)
+{
+	char why[PREFLIGHT_WHY] = "";
+
+	assert_false(preflight_output_check(path, appends, why));
+	if (strstr(why, wanted) == NULL)
+		print_message("%s: %s\n", path, why);
+	assert_non_null(strstr(why, wanted));
+}
+
+static void files_that_cannot_be_written_are_refused(void **state)
+{
+	char folder[] = "/tmp/ddp-preflight-XXXXXX", file[64], link[64], missing[64], below[80], why[PREFLIGHT_WHY], text[96];
+	FILE *opened;
+
+	(void)state;
+	assert_non_null(mkdtemp(folder));
+	snprintf(file, sizeof(file), "%s/file", folder);
+	snprintf(link, sizeof(link), "%s/link", folder);
+	snprintf(missing, sizeof(missing), "%s/missing", folder);
+	snprintf(below, sizeof(below), "%s/missing/file", folder);
+	assert_true(preflight_output_check(file, false, why));
+	assert_true(preflight_output_check(file, true, why));
+	assert_int_equal(access(file, F_OK), -1); /* the check leaves nothing */
+	opened = fopen(file, "w");
+	assert_non_null(opened);
+	fclose(opened);
+	assert_int_equal(symlink(file, link), 0);
+	assert_true(preflight_output_check(file, false, why));
+	assert_true(preflight_output_check(file, true, why));
+	assert_true(preflight_output_check("/dev/null", false, why));
+	for (int appends = 0; appends <= 1; appends++) {
+		is_refused(folder, appends, "it is a folder: name a file in it");
+		snprintf(text, sizeof(text), "there is no folder %s: make it", missing);
+		is_refused(below, appends, text);
+		is_refused("", appends, "the name is empty");
+		snprintf(below, sizeof(below), "%s/below", file);
+		is_refused(below, appends, "Not a directory");
+		snprintf(below, sizeof(below), "%s/missing/file", folder);
+	}
+	is_refused(link, true, "a symbolic link, which is not followed");
+	is_refused("/dev/null", true, "it is no regular file");
+	is_refused("/proc/none", false, "no file can be made in folder /proc");
+	assert_int_equal(unlink(link), 0);
+	assert_int_equal(unlink(file), 0);
+	assert_int_equal(rmdir(folder), 0);
+}
+
+static void a_text_replaces_a_file_and_follows_in_a_pipe(void **state)
+{
+	char folder[] = "/tmp/ddp-preflight-XXXXXX", file[64], pipe[64], read_back[8] = "";
+	struct stat info;
+	int fd;
+
+	(void)state;
+	assert_non_null(mkdtemp(folder));
+	snprintf(file, sizeof(file), "%s/file", folder);
+	snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
+	assert_true(preflight_output_write(file, "first"));
+	assert_true(preflight_output_write(file, "2nd"));
+	assert_int_equal(stat(file, &info), 0);
+	assert_int_equal(info.st_size, 3);
+	assert_int_equal(info.st_mode & 0777, 0644);
+	assert_int_equal(mkfifo(pipe, 0600), 0);
+	assert_false(preflight_output_write(pipe, "text")); /* nobody reads it */
+	fd = open(pipe, O_RDONLY | O_NONBLOCK);
+	assert_true(fd >= 0);
+	assert_true(preflight_output_write(pipe, "text"));
+	assert_int_equal(read(fd, read_back, sizeof(read_back)), 4);
+	assert_string_equal(read_back, "text");
+	close(fd);
+	assert_false(preflight_output_write("/nowhere/at/all", "text"));
+	assert_int_equal(errno, ENOENT);
+	unlink(pipe);
+	unlink(file);
+	assert_int_equal(rmdir(folder), 0);
+}
+
+/* What goes to a file by standard output stays there when the JSON goes to /dev/stdout, and /dev/stdout stays a link. */
+static void standard_output_is_not_replaced(void **state)
+{
+	char path[] = "/tmp/ddp-preflight-XXXXXX", text[64] = "", why[PREFLIGHT_WHY];
+	int fd = mkstemp(path), kept = dup(STDOUT_FILENO);
+	bool fit, first, second;
+	struct stat info;
+
+	(void)state;
+	assert_true(fd >= 0 && kept >= 0);
+	fflush(stdout);
+	assert_int_equal(dup2(fd, STDOUT_FILENO), STDOUT_FILENO);
+	fit = preflight_output_check("/dev/stdout", false, why);
+	first = preflight_output_write("/dev/stdout", "one ");
+	second = preflight_output_write("/dev/stdout", "two");
+	assert_int_equal(dup2(kept, STDOUT_FILENO), STDOUT_FILENO);
+	assert_true(fit && first && second);
+	assert_int_equal(pread(fd, text, sizeof(text) - 1, 0), 7);
+	assert_string_equal(text, "one two");
+	assert_int_equal(lstat("/dev/stdout", &info), 0);
+	assert_true(S_ISLNK(info.st_mode));
+	close(fd);
+	close(kept);
+	unlink(path);
+}
+
+/* ---- who runs what ---- */
+
+static void another_release_is_named(void **state)
+{
+	struct preflight_release all[5];
+	char text[PREFLIGHT_RELEASE_TEXT] = "";
+
+	(void)state;
+	for (int r = 0; r < 5; r++) {
+		char node[8];
+		snprintf(node, sizeof(node), "n%d", r / 2);
+		preflight_release_own(&all[r], node);
+	}
+	assert_true(preflight_releases_agree(all, 5, text));
+	assert_true(preflight_releases_agree(all, 1, text));
+	for (int r = 0; r < 4; r++)
+		strcpy(all[r].version, "1.0");
+	strcpy(all[4].version, "9.8");
+	assert_false(preflight_releases_agree(all, 5, text));
+	assert_string_equal(text, "n2 runs ddp-preflight 9.8, and other nodes run 1.0: install one release on all nodes");
+	strcpy(all[1].version, "9.9");
+	assert_false(preflight_releases_agree(all, 5, text));
+	assert_string_equal(text, "n0 and 1 other node run ddp-preflight 9.9, and other nodes run 1.0: install one release on all nodes");
+	for (int r = 0; r < 5; r++)
+		strcpy(all[r].version, "1.0");
+	strcpy(all[2].form, "of 32 bits");
+	strcpy(all[3].form, "of 32 bits");
+	assert_false(preflight_releases_agree(all, 5, text));
+	assert_string_equal(text, "n1 runs another build of ddp-preflight 1.0 than other nodes: install one build on all nodes");
+	/* A release to come may fill its words to the end. */
+	memset(&all[2], 'x', sizeof(all[2]));
+	assert_false(preflight_releases_agree(all, 5, text));
 }
 
 int main(void)
@@ -740,6 +923,11 @@ int main(void)
 		cmocka_unit_test(history_names_what_has_become_slower),
 		cmocka_unit_test(few_runs_are_no_history),
 		cmocka_unit_test(a_history_that_is_no_file_is_refused),
+		cmocka_unit_test(a_history_of_other_threads_is_not_compared),
+		cmocka_unit_test(files_that_cannot_be_written_are_refused),
+		cmocka_unit_test(a_text_replaces_a_file_and_follows_in_a_pipe),
+		cmocka_unit_test(standard_output_is_not_replaced),
+		cmocka_unit_test(another_release_is_named),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
