@@ -3,6 +3,7 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,11 @@
 #error "safetensors are little-endian; tensors are written as they lie in memory"
 #endif
 
-enum { DATA_ALIGNMENT = 64 };
+enum {
+	DATA_ALIGNMENT = 64,
+	SLICE_BYTES = 1 << 20, /* what is summed up is still in a cache of the processor when it is written */
+	SYNC_BYTES = 8 << 20,
+};
 
 static ddp_status no_memory(const char *path)
 {
@@ -38,7 +43,7 @@ static int set_text(json_t *object, const char *key, const char *value)
 }
 
 /* 0, or -1 if memory ran out (or a name is not UTF-8). */
-static int describe(json_t *header, json_t *metadata, const ddp_safetensors_tensor *tensor,
+static int describe(json_t *header, json_t *metadata, const ddp_safetensors_tensor *tensor, uint32_t sum_of,
                     int64_t *offset)
 {
 	char key[512], sum[9];
@@ -51,7 +56,7 @@ static int describe(json_t *header, json_t *metadata, const ddp_safetensors_tens
 	                          "data_offsets", (json_int_t)*offset, (json_int_t)(*offset + bytes));
 	*offset += bytes;
 	snprintf(key, sizeof(key), "crc32c.%s", tensor->name);
-	snprintf(sum, sizeof(sum), "%08" PRIx32, ddp_crc32c(0, tensor->data, (size_t)bytes));
+	snprintf(sum, sizeof(sum), "%08" PRIx32, sum_of);
 	if (set_text(metadata, key, sum) != 0) {
 		json_decref(about);
 		return -1;
@@ -88,7 +93,8 @@ static char *render(json_t *header, size_t *bytes)
 	return padded;
 }
 
-static ddp_status make_header(const char *path, const ddp_safetensors_tensor *tensors, int count,
+/* Its length does not depend on the sums. */
+static ddp_status make_header(const char *path, const ddp_safetensors_tensor *tensors, const uint32_t *sums, int count,
                               const ddp_safetensors_pair *metadata, int pairs,
                               char **text, size_t *bytes)
 {
@@ -101,7 +107,7 @@ static ddp_status make_header(const char *path, const ddp_safetensors_tensor *te
 		failed |= set_text(about, metadata[i].key, metadata[i].value);
 	failed |= json_object_set(header, "__metadata__", about);
 	for (int i = 0; i < count; i++)
-		failed |= describe(header, about, &tensors[i], &offset);
+		failed |= describe(header, about, &tensors[i], sums[i], &offset);
 	*text = failed == 0 ? render(header, bytes) : NULL;
 	json_decref(about);
 	json_decref(header);
@@ -115,35 +121,106 @@ static ddp_status make_header(const char *path, const ddp_safetensors_tensor *te
 	return DDP_OK;
 }
 
-static ddp_status write_fully(const char *path, int fd, const void *data, size_t bytes)
+struct output {
+	const char *path;
+	int fd;
+	off_t at;
+	off_t begun; /* the kernel was told to bring what is before it to the disk */
+};
+
+/* The disk then works while the rest is written, and the sync at the end has little left to wait for. Where the kernel
+   cannot do that, the sync does it all. */
+static void begin_to_sync(struct output *out)
+{
+	if (out->at - out->begun < SYNC_BYTES)
+		return;
+	(void)sync_file_range(out->fd, out->begun, out->at - out->begun, SYNC_FILE_RANGE_WRITE);
+	out->begun = out->at;
+}
+
+static ddp_status write_fully(struct output *out, const void *data, size_t bytes)
 {
 	size_t done = 0;
 
 	while (done < bytes) {
-		ssize_t wrote = ddp_write(fd, (const char *)data + done, bytes - done);
+		ssize_t wrote = ddp_write(out->fd, (const char *)data + done, bytes - done);
 		if (wrote < 0)
-			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot write %s", path);
+			return ddp_fail_errno(DDP_ERR_IO, errno, "cannot write %s", out->path);
 		done += (size_t)wrote;
+		out->at += wrote;
 	}
 	return DDP_OK;
+}
+
+static ddp_status move_to(struct output *out, off_t at)
+{
+	if (lseek(out->fd, at, SEEK_SET) < 0)
+		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot write %s", out->path);
+	out->at = at;
+	return DDP_OK;
+}
+
+static ddp_status write_tensor(struct output *out, const ddp_safetensors_tensor *tensor, uint32_t *sum)
+{
+	const char *data = tensor->data;
+	size_t bytes = (size_t)tensor_bytes(tensor);
+	ddp_status status = DDP_OK;
+
+	while (bytes > 0 && status == DDP_OK) {
+		const size_t slice = bytes < SLICE_BYTES ? bytes : SLICE_BYTES;
+		*sum = ddp_crc32c(*sum, data, slice);
+		status = write_fully(out, data, slice);
+		begin_to_sync(out);
+		data += slice;
+		bytes -= slice;
+	}
+	return status;
+}
+
+static ddp_status write_header(struct output *out, const char *header, size_t bytes)
+{
+	const uint64_t length = htole64(bytes);
+	ddp_status status = move_to(out, 0);
+
+	if (status == DDP_OK)
+		status = write_fully(out, &length, sizeof(length));
+	return status == DDP_OK ? write_fully(out, header, bytes) : status;
+}
+
+/* The header comes last, when the sums are known. */
+static ddp_status write_with(struct output *out, const ddp_safetensors_tensor *tensors, uint32_t *sums, int count,
+                             const ddp_safetensors_pair *metadata, int pairs)
+{
+	char *header = NULL;
+	size_t bytes = 0;
+	ddp_status status = make_header(out->path, tensors, sums, count, metadata, pairs, &header, &bytes);
+
+	if (status != DDP_OK)
+		return status;
+	free(header);
+	status = move_to(out, (off_t)(sizeof(uint64_t) + bytes));
+	out->begun = out->at;
+	for (int i = 0; i < count && status == DDP_OK; i++)
+		status = write_tensor(out, &tensors[i], &sums[i]);
+	if (status == DDP_OK)
+		status = make_header(out->path, tensors, sums, count, metadata, pairs, &header, &bytes);
+	if (status != DDP_OK)
+		return status;
+	status = write_header(out, header, bytes);
+	free(header);
+	return status;
 }
 
 ddp_status ddp_safetensors_write(const char *path, int fd,
                                  const ddp_safetensors_tensor *tensors, int count,
                                  const ddp_safetensors_pair *metadata, int pairs)
 {
-	char *header = NULL;
-	size_t bytes = 0;
-	ddp_status status = make_header(path, tensors, count, metadata, pairs, &header, &bytes);
+	struct output out = { .path = path, .fd = fd };
+	uint32_t *sums = calloc((size_t)count + 1, sizeof(*sums));
 
-	if (status != DDP_OK)
-		return status;
-	uint64_t length = htole64(bytes);
-	status = write_fully(path, fd, &length, sizeof(length));
-	if (status == DDP_OK)
-		status = write_fully(path, fd, header, bytes);
-	free(header);
-	for (int i = 0; i < count && status == DDP_OK; i++)
-		status = write_fully(path, fd, tensors[i].data, (size_t)tensor_bytes(&tensors[i]));
+	if (sums == NULL)
+		return no_memory(path);
+	ddp_status status = write_with(&out, tensors, sums, count, metadata, pairs);
+	free(sums);
 	return status;
 }

@@ -289,6 +289,38 @@ static void many_tensors_are_found_fast(void **state)
 	free(names);
 }
 
+/* Sums are taken slice by slice while the data are written, and the header follows. */
+static void a_large_tensor_has_its_sum(void **state)
+{
+	enum { LARGE = 11 << 18 };
+	float *numbers = malloc(LARGE * sizeof(float)), *again = malloc(LARGE * sizeof(float));
+	const ddp_safetensors_tensor tensors[] = {
+		{ "small", 1, (int64_t[]){ 2 }, bias, false },
+		{ "large", 2, (int64_t[]){ 11, LARGE / 11 }, numbers, false },
+		{ "empty", 1, (int64_t[]){ 0 }, bias, false },
+		{ "last", 1, (int64_t[]){ 6 }, weight, false },
+	};
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	ddp_safetensors file;
+
+	(void)state;
+	assert_non_null(numbers);
+	assert_non_null(again);
+	for (int i = 0; i < LARGE; i++)
+		numbers[i] = (float)(i % 1000003);
+	assert_int_equal(ddp_safetensors_write(path, fd, tensors, 4, NULL, 0), DDP_OK);
+	assert_int_equal(close(fd), 0);
+	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
+	assert_int_equal(ddp_safetensors_verify(&file), DDP_OK);
+	assert_int_equal(ddp_safetensors_read(&file, ddp_safetensors_find(&file, "large"), again), DDP_OK);
+	assert_memory_equal(numbers, again, LARGE * sizeof(float));
+	assert_int_equal(ddp_safetensors_read(&file, ddp_safetensors_find(&file, "last"), again), DDP_OK);
+	assert_memory_equal(weight, again, sizeof(weight));
+	ddp_safetensors_close(&file);
+	free(numbers);
+	free(again);
+}
+
 static void what_is_no_file_is_refused(void **state)
 {
 	(void)state;
@@ -310,6 +342,7 @@ int main(void)
 		cmocka_unit_test(hostile_headers_are_told_apart),
 		cmocka_unit_test(deeply_nested_header_is_no_stack_overflow),
 		cmocka_unit_test(many_tensors_are_found_fast),
+		cmocka_unit_test(a_large_tensor_has_its_sum),
 		cmocka_unit_test(what_is_no_file_is_refused),
 	};
 	return cmocka_run_group_tests(tests, make_directory, remove_directory);
