@@ -154,11 +154,12 @@ def read_file(path, warn):
 
 
 def find_folder(folder):
-    """The step's folder: DIR itself, or the newest of DIR."""
+    """The step's folder: DIR itself, or that of DIR with the newest record."""
     if any(folder.glob("rank-*.jsonl")):
         return folder
     steps = [path for path in folder.glob("*.*") if re.fullmatch(r"\d+\.\d+", path.name) and any(path.glob("rank-*.jsonl"))]
-    return max(steps, key=lambda path: path.stat().st_mtime, default=None)
+    # A record that is added to a file does not change the folder's time.
+    return max(steps, key=lambda path: max(file.stat().st_mtime for file in path.glob("rank-*.jsonl")), default=None)
 
 
 class Step:

@@ -3,6 +3,7 @@
 """ddp-report --record: flight records of ranks are merged, and the verdict names who is where."""
 import html.parser
 import json
+import os
 import random
 import subprocess
 import sys
@@ -239,4 +240,16 @@ for seed in range(1500):
     except Exception as reason:  # any is a defect
         bad.append(f"seed {seed}: {type(reason).__name__}: {reason}")
 check("1,500 damaged steps give verdicts or words", not bad, "\n".join(bad[:5]))
+
+# ---- which step ------------------------------------------------------------------------
+
+with tempfile.TemporaryDirectory() as name:
+    for number, (step, time) in enumerate((("12.0", 3000), ("12.1", 2000))):
+        folder = Path(name) / step
+        folder.mkdir()
+        (folder / "rank-0.jsonl").write_text(json.dumps(record(0, DONE)) + "\n")
+        os.utime(folder / "rank-0.jsonl", (time, time))
+        os.utime(folder, (1000 + number, 1000 + number))
+    found = ddp_record.find_folder(Path(name))
+    check("the step with the newest record is told, also if the record was added to a file", found.name == "12.0", found)
 finish()

@@ -184,6 +184,26 @@ with tempfile.TemporaryDirectory() as name:
           (done.stdout, done.stderr))
     check("and its errors", done.returncode == 1 and "caf\\xe9 has no traces to merge" in done.stderr, done.stderr)
 
+    beside = work / "beside"  # flight records go to the folder of the metrics, and are newer
+    (beside / "12.0").mkdir(parents=True)
+    write_metrics(beside, range(1, STEPS + 1), lambda step: 5.0)
+    (beside / "12.0" / "rank-3.jsonl").write_text('{"format":"slurm-ddp record","version":1,"reason":"stall","job":12,"step":0}\n')
+    os.utime(beside / "12.0" / "rank-3.jsonl", (2e9, 2e9))
+    done = run(beside)
+    text = (beside / "report.html").read_text(encoding="utf-8")
+    check("a flight record is no metrics file", "1 to 10" in text and not done.stderr, (done.stderr, text[3000:4000]))
+
+    words = work / "words"  # of a program that writes other values
+    words.mkdir()
+    (words / "metrics.jsonl").write_text('{"step": "1", "loss": "low", "seconds": "12", "weight": null}\n'
+                                         '{"step": 2, "loss": 2.5, "seconds": 3, "weight": [1], "exposed_seconds": true}\n')
+    (words / "rank-0.json").write_text('[\n{"name": "forward", "ph": "X", "args": [1]},\n{"name": "wait", "dur": "long", "args": {}},\n'
+                                       '{"name": "totals", "ph": "X", "args": {"step": 1}}\n]\n')
+    done = run(words)
+    check("values that are no numbers are left out", done.returncode == 0 and "Traceback" not in done.stderr and
+          "1 to 2" in (words / "report.html").read_text(), done.stderr)
+    check("and lines that are no events", done.stderr.count("has a line that is no event") == 3, done.stderr)
+
     (work / "empty").mkdir()
     done = run(work / "empty")
     check("a folder without a run is refused", done.returncode == 1 and "has no step in metrics" in done.stderr, done.stderr)
