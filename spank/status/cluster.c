@@ -129,17 +129,18 @@ bool cluster_find_job(const char *id, struct job *job)
    there can be are left out. */
 static bool take_line(const char *line, size_t rows_max, struct row **rows, size_t *count)
 {
-	json_t *json = json_loads(line, 0, NULL);
+	json_t *json = *count < rows_max ? json_loads(line, 0, NULL) : NULL;
 	struct row row, *more;
+	const bool is_row = json != NULL && row_from_json(json, &row);
 
-	if (json == NULL || !row_from_json(json, &row) || *count >= rows_max) {
-		json_decref(json);
-		return true;
-	}
 	json_decref(json);
+	if (!is_row)
+		return true;
 	more = realloc(*rows, (*count + 1) * sizeof(*more));
-	if (more == NULL)
+	if (more == NULL) {
+		free(row.stack);
 		return false;
+	}
 	more[(*count)++] = row;
 	*rows = more;
 	return true;

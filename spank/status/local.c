@@ -180,15 +180,15 @@ static bool add_row(const char *line, size_t length, const char *user, const cha
                     size_t *count)
 {
 	json_t *json = json_loadb(line, length, 0, NULL);
-	struct row row, *more;
+	struct row row = { .stack = NULL }, *more;
 	bool is_row = json != NULL && row_from_json(json, &row) && row.job >= 0;
 
 	json_decref(json);
-	if (!is_row)
-		return true;
-	more = realloc(*rows, (*count + 1) * sizeof(*more));
-	if (more == NULL)
-		return false;
+	more = is_row ? realloc(*rows, (*count + 1) * sizeof(*more)) : NULL;
+	if (more == NULL) {
+		free(row.stack);
+		return !is_row;
+	}
 	snprintf(row.user, sizeof(row.user), "%s", user);
 	/* A spare is on another node. */
 	if (!row_is_spare(&row))
