@@ -12,25 +12,18 @@
 
 #include "base/clock.h"
 #include "comm/api.h"
+#include "rank_turns.h"
 #include "watch/recorder.h"
 
-enum { ROUNDS_MAX = 2000, RUNS_UP = 3, LARGEST = 1 << 20, BATCH_MAX = 2000, BATCH_BYTES = 8 << 20 };
+enum { ROUNDS = 200, ROUNDS_MAX = 2000, LARGEST = 1 << 20, BATCH_MAX = 2000, BATCH_BYTES = 8 << 20 };
 enum way { WITHOUT, WITH, WAYS };
 
-static void check(ddp_status status)
-{
-	if (status == DDP_OK)
-		return;
-	fprintf(stderr, "%s: %s\n", ddp_status_name(status), ddp_last_error());
-	exit(1);
-}
-
-static int compare(const void *left, const void *right)
-{
-	const double a = *(const double *)left, b = *(const double *)right;
-
-	return (a > b) - (a < b);
-}
+struct sample {
+	struct ddp_progress *page;
+	ddp_recorder *recorder;
+	size_t bytes;
+	int batch;
+};
 
 /* The memory file that the plugin makes for a node with so many tasks. */
 static int make_file(int ranks)
@@ -47,61 +40,49 @@ static int make_file(int ranks)
 }
 
 /* Microseconds of one operation. */
-static double measure(ddp_comm *comm, void *memory, size_t bytes, int batch)
+static double measure(struct turns *turns, int way, const void *argument)
 {
-	check(ddp_barrier(comm));
+	const struct sample *sample = argument;
+
+	ddp_comm_set_page(turns->comm, sample->page, way == WITH ? sample->recorder : NULL);
+	turns_check(ddp_barrier(turns->comm));
 	const uint64_t start_ns = ddp_now_ns();
-	for (int i = 0; i < batch; i++)
-		check(ddp_all_reduce(comm, NULL, memory, bytes / sizeof(float), DDP_F32, DDP_SUM));
-	return ddp_seconds_since(start_ns) * 1e6 / batch;
+	for (int i = 0; i < sample->batch; i++)
+		turns_check(ddp_all_reduce(turns->comm, NULL, turns->memory, sample->bytes / sizeof(float), DDP_F32, DDP_SUM));
+	return ddp_seconds_since(start_ns) * 1e6 / sample->batch;
+}
+
+static void tell(const struct turns *turns, size_t bytes)
+{
+	printf("%7zu B  without %9.3f us (least %9.3f)  with %9.3f us (least %9.3f)  ratio %.3f (%.3f)\n", bytes,
+	       turns_median(turns, WITHOUT), turns_least(turns, WITHOUT), turns_median(turns, WITH), turns_least(turns, WITH),
+	       turns_median(turns, WITH) / turns_median(turns, WITHOUT), turns_least(turns, WITH) / turns_least(turns, WITHOUT));
 }
 
 int main(int argc, char **argv)
 {
 	static const size_t sizes[] = { 8, 64, 1 << 10, 8 << 10, 64 << 10, LARGEST };
-	static double times[WAYS][ROUNDS_MAX];
-	const int ranks = argc > 1 ? atoi(argv[1]) : 2, rounds = argc > 2 ? atoi(argv[2]) : 200;
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC };
-	ddp_spawn_result spawned;
-	ddp_context *context;
-	void *memory;
+	struct turns turns;
 
-	if (ranks < 1 || rounds < 1 || rounds > ROUNDS_MAX) {
-		fprintf(stderr, "usage: rank_record [RANKS [ROUNDS]], 1 to %d rounds\n", ROUNDS_MAX);
-		return 2;
-	}
-	const int file = make_file(ranks);
-	check(ddp_spawn(ranks, &spawned));
-	if (!spawned.is_rank)
-		return spawned.exit_code;
-	check(ddp_init(NULL, &context));
-	ddp_comm *comm = ddp_world(context);
-	ddp_recorder recorder = ddp_recorder_map(file, ddp_comm_rank(comm), 0);
-	if (recorder.head == NULL)
+	turns_read(&turns, argc, argv, ROUNDS, ROUNDS_MAX);
+	const int file = make_file(turns.ranks);
+	turns_open(&turns, LARGEST);
+	ddp_recorder recorder = ddp_recorder_map(file, ddp_comm_rank(turns.comm), 0);
+	if (recorder.head == NULL) {
+		fprintf(stderr, "rank_record: the ring cannot be mapped\n");
 		return 1;
-	check(ddp_mem_alloc(comm, LARGEST, &memory));
-	for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
-		const size_t bytes = sizes[k];
-		const int batch = bytes * BATCH_MAX < BATCH_BYTES ? BATCH_MAX : (int)(BATCH_BYTES / bytes);
-		for (int i = -RUNS_UP; i < rounds; i++) {
-			for (int turn = 0; turn < WAYS; turn++) {
-				const enum way way = (enum way)((turn + i) & 1);
-				ddp_comm_set_page(comm, &page, way == WITH ? &recorder : NULL);
-				const double us = measure(comm, memory, bytes, batch);
-				if (i >= 0)
-					times[way][i] = us;
-			}
-		}
-		for (int way = 0; way < WAYS; way++)
-			qsort(times[way], (size_t)rounds, sizeof(double), compare);
-		if (ddp_comm_rank(comm) == 0)
-			printf("%7zu B  without %9.3f us (least %9.3f)  with %9.3f us (least %9.3f)  ratio %.3f (%.3f)\n", bytes,
-			       times[WITHOUT][rounds / 2], times[WITHOUT][0], times[WITH][rounds / 2], times[WITH][0],
-			       times[WITH][rounds / 2] / times[WITHOUT][rounds / 2], times[WITH][0] / times[WITHOUT][0]);
 	}
-	ddp_comm_set_page(comm, NULL, NULL);
+	for (size_t k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+		const struct sample sample = {
+			&page, &recorder, sizes[k], sizes[k] * BATCH_MAX < BATCH_BYTES ? BATCH_MAX : (int)(BATCH_BYTES / sizes[k]),
+		};
+		turns_run(&turns, WAYS, measure, &sample);
+		if (ddp_comm_rank(turns.comm) == 0)
+			tell(&turns, sizes[k]);
+	}
+	ddp_comm_set_page(turns.comm, NULL, NULL);
 	ddp_recorder_unmap(&recorder);
-	check(ddp_mem_free(comm, memory));
-	check(ddp_finalize(context));
+	turns_close(&turns);
 	return 0;
 }
