@@ -7,7 +7,8 @@ usage: rank_gpt.py LAYERS HEADS WIDTH VOCAB LENGTH BATCH THREADS STEPS RANKS [f3
 Prints each step's seconds, the first ones (warm-up) left out: forward,
 backward, clipping and AdamW. bf16: with autocast to it, and on the host by torch.compile.
 Several ranks are processes of this host, by DistributedDataParallel and gloo; the first
-one prints. BENCH_SAVE="FILE EVERY": after each so many steps, model and optimizer are saved there, within the step's time."""
+one prints. BENCH_SAVE="WAY PATH EVERY": after each so many steps, model and optimizer are saved there, within the step's
+time. WAY save leaves the file to the kernel, synced waits until the disk has it, and async writes it in a thread."""
 
 import math
 import os
@@ -72,6 +73,50 @@ def make_optimizer(model, on_host):
     return torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, **options)
 
 
+def save(state, path):
+    torch.save(state, path)
+
+
+def save_synced(state, path):
+    """The file is on the disk under its name, as a program wants it that a loss of power shall not cost the last two."""
+    with open(path + ".new", "wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(folder)
+    os.close(folder)
+
+
+class SaveAsync:
+    """A thread writes a copy, and syncs it. A save waits for the one before."""
+
+    def __init__(self):
+        from torch.distributed import checkpoint
+
+        self.begin, self.running = checkpoint.async_save, None
+
+    def __call__(self, state, path):
+        self.end()
+        self.running = self.begin(state, checkpoint_id=path)
+
+    def end(self):
+        if self.running:
+            self.running.result()
+
+
+SAVES = {"save": lambda: save, "synced": lambda: save_synced, "async": SaveAsync}
+
+
+def saver_of(model, optimizer):
+    """A function that saves, and after how many steps; what it needs is made before the first step."""
+    way, _, rest = os.environ.get("BENCH_SAVE", "save  0").partition(" ")
+    path, _, every = rest.rpartition(" ")
+    by = SAVES[way]()
+    return lambda: by({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path), int(every), by
+
+
 def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
     layers, heads, width, vocab, length, batch, threads, steps = sizes
     on_host = device == "cpu"
@@ -88,7 +133,7 @@ def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
     optimizer = make_optimizer(model, on_host)
     torch.manual_seed(2 + rank)
     tokens = torch.randint(vocab, (batch, length + 1)).to(device)
-    path, _, every = os.environ.get("BENCH_SAVE", "").rpartition(" ")
+    save_now, every, saver = saver_of(model, optimizer)
     for step in range(steps + WARM_UP[device]):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=not on_host)
@@ -97,12 +142,14 @@ def train(rank, ranks, rendezvous, sizes, dtype, device, compiled):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if path and rank == 0 and (step + 1) % int(every) == 0:
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+        if every > 0 and rank == 0 and (step + 1) % every == 0:
+            save_now()
         if not on_host:
             torch.cuda.synchronize()
         if step >= WARM_UP[device] and rank == 0:
             print(time.perf_counter() - start, flush=True)
+    if isinstance(saver, SaveAsync):
+        saver.end()
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -4,12 +4,15 @@
 import math
 
 from . import words
-from .plot import line, text
+from .plot import Look, line, mark, text
 
 WIDTH, LEFT, RIGHT, ROW, HEAD = 900, 318, 64, 21, 25
 CHARACTERS = 50  # of a label at the left
-COLOURS = ("#2f81c7", "#3a9d4a", "#e07b1a", "#9b6cc9", "#c2554d", "#1fa3ab", "#8a8f98", "#b0962b")
-SHAPES = ("circle", "square", "diamond", "triangle")
+# The colours of Okabe and Ito, which people with colour blindness tell apart, less yellow and black, which vanish on one of
+# the backgrounds. In grey and beside a colour that returns, the shapes differ: no two contenders have the same.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a8f98")
+SHAPES = ("circle", "square", "diamond", "triangle", "plus", "triangle down", "hourglass", "cross", "hollow circle",
+          "hollow square", "hollow diamond", "hollow triangle", "star", "hollow triangle down", "hollow hourglass")
 STYLE = """<style>
 .page{fill:#ffffff}.ink{fill:#1f2933}.dim{fill:#5b6672}.grid{stroke:#dfe3e8}.one{stroke:#c0392b}.range{stroke-opacity:.28}.bad{fill:#c0392b;fill-opacity:.07}
 @media (prefers-color-scheme:dark){
@@ -35,14 +38,12 @@ class Scale:
         return [tick for tick in sorted({*found, 0.5}) if self.low <= math.log10(tick) <= self.high]
 
 
-def mark(shape, x, y, colour):
-    if shape == "circle":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.6" fill="{colour}"/>'
-    if shape == "square":
-        return f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}"/>'
-    corners = {"diamond": ((0, -5.6), (5.6, 0), (0, 5.6), (-5.6, 0)), "triangle": ((0, -5.4), (5.2, 4), (-5.2, 4))}[shape]
-    points = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners)
-    return f'<polygon points="{points}" fill="{colour}"/>'
+def looks(names):
+    """A look for each label; a contender has the same in every plot."""
+    labels = dict.fromkeys(words.label(name) for name in (*words.CONTENDERS, *names))
+    if len(labels) > len(SHAPES):
+        raise ValueError(f"{len(labels)} contenders need as many shapes, and there are {len(SHAPES)}: add one to SHAPES")
+    return {label: Look(COLOURS[at % len(COLOURS)], SHAPES[at]) for at, label in enumerate(labels)}
 
 
 def shortened(content, most):
@@ -53,19 +54,20 @@ class Chart:
     def __init__(self, figures, caption):
         self.figures = [figure for figure in figures if figure.peers]
         self.caption = caption
-        heads = dict.fromkeys(words.label(name) for figure in self.figures for name in figure.peers)
-        self.looks = {head: (COLOURS[at % len(COLOURS)], SHAPES[at % len(SHAPES)]) for at, head in enumerate(heads)}
+        names = dict.fromkeys(name for figure in self.figures for name in figure.peers)
+        here = {words.label(name) for name in names}
+        self.looks = {label: look for label, look in looks(names).items() if label in here}
         self.scale = Scale([figure.ratio(name)[0] for figure in self.figures for name in figure.peers])
         self.parts, self.y = [], 0
 
     def legend(self):
         x = 14
         self.y = 66
-        for head, (colour, shape) in self.looks.items():
+        for head, look in self.looks.items():
             wide = 34 + 6.6 * len(head)
             if x + wide > WIDTH:
                 x, self.y = 14, self.y + 20
-            self.parts += [mark(shape, x + 5, self.y - 4, colour), text(x + 16, self.y, head, 12, "start", 'class="ink"')]
+            self.parts += [mark(look, x + 5, self.y - 4), text(x + 16, self.y, head, 12, "start", 'class="ink"')]
             x += wide
         self.y += 34
 
@@ -74,12 +76,12 @@ class Chart:
         self.parts.append(text(LEFT - 12, middle + 4, shortened(figure.what, CHARACTERS), 11.5, "end", 'class="ink"'))
         for name in sorted(figure.peers, key=lambda name: -figure.ratio(name)[0]):
             ratio, least, most = figure.ratio(name)
-            colour, shape = self.looks[words.label(name)]
+            look = self.looks[words.label(name)]
             self.parts.append(line(self.scale(least), middle, self.scale(most), middle,
-                                   f'class="range" stroke="{colour}" stroke-width="5" stroke-linecap="round"'))
-            self.parts.append(mark(shape, self.scale(ratio), middle, colour))
+                                   f'class="range" stroke="{look.colour}" stroke-width="5" stroke-linecap="round"'))
+            self.parts.append(mark(look, self.scale(ratio), middle))
         ratio = figure.ratio(figure.best)[0]
-        weight = ' font-weight="bold"' if ratio < 1 else ""
+        weight = ' font-weight="bold"' if words.is_behind(ratio) else ""
         self.parts.append(text(WIDTH - 10, middle + 4, words.times(ratio), 11.5, "end", f'class="ink"{weight}'))
         self.y += ROW
 

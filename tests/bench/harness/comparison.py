@@ -7,6 +7,7 @@ import re
 import statistics
 from dataclasses import dataclass, field
 
+from . import words
 from .units import MIB, size_text
 from .words import OURS
 
@@ -51,7 +52,7 @@ class Figure:
     @property
     def ahead(self):
         """True, False; None: nothing to compare with."""
-        return self.ratio(self.best)[0] >= self.wanted if self.peers else None
+        return round(self.ratio(self.best)[0], 2) >= self.wanted if self.peers else None
 
     def over_bound(self):
         """The first bound's name, and how many times that ours takes."""
@@ -113,6 +114,20 @@ LAUNCHES = (  # ours, the others, what, how many times ours the best of the othe
     ("ours", ("openmpi", "mpich"), "a program in C, 2 nodes of 2 ranks", 1),
     ("srun --ddp python", ("srun python", "torchrun"), "a PyTorch script over gloo, 2 nodes of 2 ranks", 0.95),
 )
+
+
+def left_out(document):
+    """What a benchmark's file says that it could not measure, a sentence each."""
+    found = [entry if isinstance(entry, str) else f"{place_text(entry['place'])}: {entry['reason']}"
+             for entry in document.get("left_out", [])]
+    rows = [row for row in document.get("results", []) if "failure" in row]
+    for way, failure in dict.fromkeys((row["way"], row["failure"]) for row in rows):
+        mine = [row for row in rows if (row["way"], row["failure"]) == (way, failure)]
+        missed = sum(row["seconds"] is None for row in mine)
+        if missed:
+            found.append(f"{words.label(way)}, {FAILURES.get(failure, failure)}: no step followed within {document['limit']:.0f} s "
+                         f"in {missed} of {len(mine)} rounds")
+    return found
 
 
 def of_startup(document):
@@ -205,20 +220,21 @@ def of_overlap(document):
                  bounds={"longer": whole(1)}, within=1.05, short=True)
 
 
-CHECKPOINTS = {"beside": "beside the steps", "at once": "at once"}
+# How ours writes it, what that is called, and who else does it so; torch.save() leaves the file to the kernel.
+CHECKPOINTS = (("beside", "beside the steps", ("async_save", "torch.save")), ("at once", "at once", ("torch.save, synced", "torch.save")))
 
 
 def of_checkpoint_step(document):
-    whole_rounds = {way: statistics.median(result["rounds"]) for way, result in document.items()}
-    peers = {}
-    if "torch.save" in document:
-        peers = {"torch.save": relative(document["torch.save"]["rounds"], whole_rounds["pytorch"])}
-    for way, text in CHECKPOINTS.items():
-        yield Figure("checkpoint", f"steps with a checkpoint at each fourth, {text}", "",
-                     relative(document[way]["rounds"], whole_rounds["none"]), peers, bounds={"no checkpoint": whole(1)},
+    ways = document["ways"]
+    whole_rounds = {way: statistics.median(result["rounds"]) for way, result in ways.items()}
+    for way, text, others in CHECKPOINTS:
+        peers = {other: relative(ways[other]["rounds"], whole_rounds["pytorch"]) for other in others if other in ways}
+        yield Figure("checkpoint", f"steps with a checkpoint at each {ORDINALS.get(document['every'], document['every'])}, {text}", "",
+                     relative(ways[way]["rounds"], whole_rounds["none"]), peers, bounds={"no checkpoint": whole(1)},
                      short=way == "beside")
 
 
+ORDINALS = {2: "second", 4: "fourth", 8: "eighth"}
 FAILURES = {"kill": "a rank is killed", "power": "a node loses its power"}
 
 

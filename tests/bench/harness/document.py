@@ -41,7 +41,7 @@ def table(figures):
                 cells.append("")
                 continue
             ratio = words.times(figure.ratio(name)[0])
-            cells.append(f"{spread_text(figure.peers[name], figure.unit)}, {f'**{ratio}**' if figure.ratio(name)[0] < 1 else ratio}")
+            cells.append(f"{spread_text(figure.peers[name], figure.unit)}, {f'**{ratio}**' if words.is_behind(figure.ratio(name)[0]) else ratio}")
         cells += [spread_text(figure.bounds[name], figure.unit) if name in figure.bounds else "" for name in bounds]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -67,7 +67,7 @@ def shortfalls(figures):
     lines = []
     for figure in figures:
         head = f"- {figure.part}, {figure.what}: "
-        behind = sorted((name for name in figure.peers if figure.ratio(name)[0] < 1), key=lambda name: figure.ratio(name)[0])
+        behind = sorted((name for name in figure.peers if words.is_behind(figure.ratio(name)[0])), key=lambda name: figure.ratio(name)[0])
         for name in behind:
             ratio = figure.ratio(name)
             level = ", but the ranges overlap" if ratio[2] >= 1 else ""
@@ -144,7 +144,9 @@ def document(figures, run, plot_name):
                   tables([figure for figure in figures if figure.part == part]), ""]
     parts += contenders(figures)
     failures = {name: entry["failure"] for name, entry in run["parts"].items() if "failure" in entry}
-    left = [f"- `{name}`: {text}" for name, text in failures.items()] + [f"- {name} was not installed" for name in missing]
+    left = [f"- `{name}`: {text}" for name, text in failures.items()]
+    left += [f"- `{name}`: {text}" for name, entry in run["parts"].items() for text in entry.get("left_out", [])]
+    left += [f"- {name} was not installed" for name in missing]
     if left:
         parts += ["## What is left out", "", *left, ""]
     parts += ["## Commands", "", *(f"- `{command_text(entry['command'])}` ({entry['seconds']:.0f} s)"

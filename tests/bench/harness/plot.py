@@ -3,15 +3,35 @@
 above, bus bandwidth below; places side by side, at most three in a row."""
 
 import math
+from dataclasses import dataclass
 from html import escape
 
 from .units import size_text, time_text
 
-COLOURS = {
-    "ddp": "#d62728", "ddp-user": "#ff9896", "ddp-own": "#9467bd", "gloo": "#1f77b4", "openmpi": "#2ca02c", "mpich": "#8c564b",
-    "plain": "#7f7f7f", "memcpy": "#17becf", "wire": "#17becf",
+
+@dataclass(frozen=True)
+class Look:
+    """A series has its own shape, which is legible without the colour, too."""
+
+    colour: str
+    shape: str
+
+
+LOOKS = {
+    "ddp": Look("#d62728", "circle"), "ddp-user": Look("#ff9896", "hollow circle"), "ddp-own": Look("#9467bd", "hollow square"),
+    "gloo": Look("#1f77b4", "square"), "openmpi": Look("#2ca02c", "triangle"), "mpich": Look("#8c564b", "diamond"),
+    "plain": Look("#7f7f7f", "cross"), "memcpy": Look("#17becf", "plus"), "wire": Look("#b0962b", "star"),
 }
+OTHER = Look("#9467bd", "triangle down")
 DASHES = {"memcpy": "2 3", "wire": "2 3", "plain": "6 3", "ddp-user": "8 3 2 3", "ddp-own": "2 2"}
+CORNERS = {
+    "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)), "diamond": ((0, -5.6), (5.6, 0), (0, 5.6), (-5.6, 0)),
+    "triangle": ((0, -5.4), (5.2, 4), (-5.2, 4)), "triangle down": ((0, 5.4), (5.2, -4), (-5.2, -4)),
+    "hourglass": ((-4.6, -4.8), (4.6, -4.8), (-4.6, 4.8), (4.6, 4.8)),
+}
+STROKES = {
+    "plus": "M-5,0H5M0,-5V5", "cross": "M-4,-4L4,4M-4,4L4,-4", "star": "M-5,0H5M0,-5V5M-3.4,-3.4L3.4,3.4M-3.4,3.4L3.4,-3.4",
+}
 LABELS = {
     "ddp": "ours, library memory", "ddp-user": "ours, user memory", "ddp-own": "ours, one rank's memory", "gloo": "gloo (PyTorch)",
     "openmpi": "Open MPI", "mpich": "MPICH", "plain": "plain shared-memory loop", "memcpy": "memcpy (bound)",
@@ -48,6 +68,19 @@ def line(x1, y1, x2, y2, style):
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 
+def mark(look, x, y, scale=1):
+    """The mark of a series; a hollow one shows what is below it."""
+    hollow, shape = look.shape.startswith("hollow "), look.shape.removeprefix("hollow ")
+    paint = f'fill="none" stroke="{look.colour}" stroke-width="1.9"' if hollow else f'fill="{look.colour}"'
+    if shape == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4.6 * scale:.1f}" {paint}/>'
+    if shape in CORNERS:
+        points = " ".join(f"{x + dx * scale:.1f},{y + dy * scale:.1f}" for dx, dy in CORNERS[shape])
+        return f'<polygon points="{points}" {paint}/>'
+    return (f'<path d="{STROKES[shape]}" transform="translate({x:.1f} {y:.1f}) scale({scale:g})" fill="none" '
+            f'stroke="{look.colour}" stroke-width="2.2"/>')
+
+
 def bandwidth_text(gigabytes):
     return f"{gigabytes:g}"
 
@@ -76,15 +109,15 @@ def frame(x, y, axis_x, axis_y, y_title, y_label):
 
 def curve(name, spots, axis_x, axis_y):
     """Spots are (size, median, low, high); low to high is drawn as a bar."""
-    colour = COLOURS.get(name, "#9467bd")
+    look = LOOKS.get(name, OTHER)
     path = " ".join(f"{axis_x(size):.1f},{axis_y(value):.1f}" for size, value, _, _ in spots)
     dash = f' stroke-dasharray="{DASHES[name]}"' if name in DASHES else ""
-    parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>']
+    parts = [f'<polyline points="{path}" fill="none" stroke="{look.colour}" stroke-width="1.8"{dash}/>']
     for size, value, low, high in spots:
         at = axis_x(size)
         parts.append(line(at, axis_y(low), at, axis_y(high),
-                          f'stroke="{colour}" stroke-width="4" stroke-opacity="0.3"'))
-        parts.append(f'<circle cx="{at:.1f}" cy="{axis_y(value):.1f}" r="2.6" fill="{colour}"/>')
+                          f'stroke="{look.colour}" stroke-width="4" stroke-opacity="0.3"'))
+        parts.append(mark(look, at, axis_y(value), 0.65))
     return parts
 
 
@@ -115,9 +148,10 @@ def values_of(points, spot):
 def legend(names):
     parts, x = [], LEFT
     for name in names:
-        colour = COLOURS.get(name, "#9467bd")
+        look = LOOKS.get(name, OTHER)
         dash = f' stroke-dasharray="{DASHES[name]}"' if name in DASHES else ""
-        parts.append(line(x, 58, x + 26, 58, f'stroke="{colour}" stroke-width="2.4"{dash}'))
+        parts.append(line(x, 58, x + 26, 58, f'stroke="{look.colour}" stroke-width="2.4"{dash}'))
+        parts.append(mark(look, x + 13, 58, 0.8))
         label = LABELS.get(name, name)
         parts.append(text(x + 31, 62, label, 12, "start"))
         x += 48 + 7 * len(label)

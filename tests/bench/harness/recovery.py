@@ -67,6 +67,11 @@ class Run:
     def runs(self):
         return self.process.poll() is None
 
+    def output(self):
+        """The end of what the launcher and the ranks have printed."""
+        with open(self.log, encoding="utf-8", errors="replace") as log:
+            return log.read()[-3000:]
+
     def steps(self):
         """The steps of rank 0 in order, and when they ended, by CLOCK_MONOTONIC. A rank of `plain` does not wait for
         others, so that its step is that of the last rank."""
@@ -156,26 +161,28 @@ def measure(settings, cluster, way, failure, source):
     # An agent of torchrun's on a node too many would only wait where no node is lost.
     run.start(nodes=NODES if failure == "power" or run.launcher == "srun" else NODES - SPARES)
     try:
+        row = {"way": way, "failure": failure, "seconds": None, "start": None, "again": None}
         if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20 and len(run.ranks()) == RANKS) or not run.runs():
-            with open(run.log, encoding="utf-8") as log:
-                raise SystemExit(f"recovery: {way} has not begun: {log.read()[-2000:]}")
+            return told({**row, "log": f"it has not begun: {run.output()}"})
         time.sleep(source.uniform(0, 0.3))
         before = set(run.ranks().values())
         highest = max(step for step, _ in run.steps())
         at = time.clock_gettime(time.CLOCK_MONOTONIC)
         hurt(run, failure, source)
         found = wait_for(settings["limit"], lambda: not run.runs() or next_step(run, at, before))
-        row = {"way": way, "failure": failure, "seconds": None, "start": None, "again": None}
         if isinstance(found, tuple):
             step, ended, started = found
             row.update(seconds=ended - at, start=ended - started, again=max(0, highest - step + 1))
         else:
-            with open(run.log, encoding="utf-8", errors="replace") as log:
-                row["log"] = log.read()[-3000:]
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        return row
+            row["log"] = run.output()
+        return told(row)
     finally:
         run.end()
+
+
+def told(row):
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
 
 
 # ---- without failures ------------------------------------------------------------------------
@@ -235,21 +242,28 @@ def name_of(python):
     return said.stdout.strip()
 
 
+def rounds_of(settings, cluster):
+    """The results, one after the other."""
+    for number in range(settings["rounds"]):
+        if settings["cost"]:
+            for options in COST if number % 2 == 0 else COST[::-1]:
+                yield cost(settings, cluster, options)
+            continue
+        for way in settings["ways"].split(","):
+            for failure in settings["failures"].split(","):
+                yield measure(settings, cluster, way, failure, random.Random(f"{number}/{failure}"))
+
+
 def main():
     settings = json.loads(sys.argv[1])
     settings["interpreter"] = name_of(settings["python"])
     cluster = Cluster(settings["cluster"])
     results = []
-    for number in range(settings["rounds"]):
-        if settings["cost"]:
-            results += [cost(settings, cluster, options) for options in (COST if number % 2 == 0 else COST[::-1])]
-            continue
-        for way in settings["ways"].split(","):
-            for failure in settings["failures"].split(","):
-                source = random.Random(f"{number}/{failure}")
-                results.append(measure(settings, cluster, way, failure, source))
-    with open(settings["answers"], "w", encoding="utf-8") as file:
-        json.dump(results, file)
+    for result in rounds_of(settings, cluster):
+        results.append(result)
+        # What was measured stays where a later contender stops the measurement.
+        with open(settings["answers"], "w", encoding="utf-8") as file:
+            json.dump(results, file)
 
 
 if __name__ == "__main__":

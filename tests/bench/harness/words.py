@@ -24,7 +24,12 @@ CONTENDERS = {
     "torchrun": ("torchrun", "the same script under `python -m torch.distributed.run --rdzv_backend c10d`, which srun starts "
                              "once on each node"),
     "torchrun pytorch": ("torchrun", "the same script under `torchrun --max_restarts 9 --rdzv_backend c10d --monitor_interval 0.1`"),
-    "torch.save": ("torch.save", "the same model in PyTorch, which saves model and optimizer by `torch.save()` after as many steps"),
+    "torch.save": ("torch.save", "the same model in PyTorch, which saves model and optimizer by `torch.save()` after as many "
+                                 "steps, and leaves the file in the kernel's page cache"),
+    "torch.save, synced": ("torch.save, synced", "the same, and then the file is synced to the disk and renamed, and its folder "
+                                                 "synced, as ours is"),
+    "async_save": ("async_save", "the same by `torch.distributed.checkpoint.async_save()`, which copies what it saves, and writes "
+                                 "and syncs it in a thread"),
 }
 
 # What is no product, but tells what the machine can do.
@@ -69,7 +74,8 @@ PARTS = {
     "overlap": "The step of a training whose gradients travel over a limited link, over the longer one of computing alone "
                "and communicating alone. 1 would be perfect.",
     "checkpoint": "Steps with checkpoints over the same steps without. A checkpoint is written at once, or beside the steps "
-                  "that follow it. Ours is synced to the disk, and `torch.save()` is not.",
+                  "that follow it. Ours is on the disk under its name before an older one is removed. The file of "
+                  "`torch.save()` is in the page cache only, which a loss of power empties.",
     "recovery": "The time from a failure to the end of the next step of the same PyTorch script, less the time that the "
                 "script takes to start (mostly `import torch`). The node's failure is noticed after `silence=5` seconds by "
                 "`srun --ddp`.",
@@ -79,7 +85,9 @@ PARTS = {
 REASONS = (
     ("all_reduce", "^1 KiB, .*nodes", "openmpi", "once a limited link's bucket is empty, the link is the limit, and a message "
      "of ours has more bytes of headers."),
-    ("all_reduce", "^(64 KiB|25 MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
+    ("all_reduce", "^64 KiB, .*nodes", "gloo", "the link is the limit. Its bucket fills again during gloo's longer barrier before each "
+     "sample, so that what follows goes faster than the link."),
+    ("all_reduce", r"^(64 KiB|256 KiB|\d+ MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("training step", "resnet|cnn|cifar", None, "convolutions are most of the step, and PyTorch's oneDNN computes them well. "
      "Ours gains where operations in between are merged."),
     ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
@@ -100,6 +108,11 @@ def reason(figure, name):
     """Why `name` is ahead, or a goal is missed; None: nobody knows yet."""
     return next((text for part, what, who, text in REASONS if re.search(part, figure.part) and re.search(what, figure.what)
                  and who in (None, name)), None)
+
+
+def is_behind(ratio):
+    """Less than 1 also when it is written down."""
+    return round(ratio, 2) < 1
 
 
 def times(ratio):
