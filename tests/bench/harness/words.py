@@ -75,7 +75,8 @@ PARTS = {
                "and communicating alone. 1 would be perfect.",
     "checkpoint": "Steps with checkpoints over the same steps without. A checkpoint is written at once, or beside the steps "
                   "that follow it. Ours is on the disk under its name before an older one is removed. The file of "
-                  "`torch.save()` is in the page cache only, which a loss of power empties.",
+                  "`torch.save()` is in the page cache only, which a loss of power empties. The same seconds are a larger share of "
+                  "quicker steps.",
     "recovery": "The time from a failure to the end of the next step of the same PyTorch script, less the time that the "
                 "script takes to start (mostly `import torch`). The node's failure is noticed after `silence=5` seconds by "
                 "`srun --ddp`.",
@@ -95,6 +96,12 @@ REASONS = (
      "(`overlap --wait`, tests/bench/README.md)."),
     ("data parallelism", "", "no communication", "the ranks share cores, caches and the memory's bandwidth, which the sum of "
      "the gradients needs, too."),
+    ("checkpoint", "at once", "torch.save", "it returns before the disk has the file, and ours waits for the disk. PyTorch's steps "
+     "take longer, too, so that the same seconds are a smaller share of them."),
+    ("checkpoint", "beside", "torch.save", "it leaves the file to the kernel, which writes it after these steps. Ours copies what it "
+     "saves, and a thread brings the copy to the disk while the next steps need the memory's bandwidth, too. PyTorch's steps take "
+     "longer, so that the same seconds are a smaller share of them."),
+    ("checkpoint", "", None, "PyTorch's steps take longer, so that the same seconds are a smaller share of them."),
     ("PyTorch's backend", "1 KiB|64 KiB", None, "at small sizes most of the time is torch's and Python's (the floor), which a "
      "backend cannot change."),
 )
