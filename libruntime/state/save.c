@@ -12,11 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "base/path.h"
 #include "base/thread.h"
 #include "context.h"
@@ -48,6 +48,11 @@ struct owner {
 static ddp_status end_background(struct owner *owner);
 static ddp_status await_file(ddp_model *model);
 
+static size_t room_bytes(const struct owner *owner)
+{
+	return (size_t)owner->room * sizeof(float);
+}
+
 static void let_go(void *attached)
 {
 	struct owner *owner = attached;
@@ -55,7 +60,7 @@ static void let_go(void *attached)
 	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
-	free(owner->copies);
+	ddp_pages_free(owner->copies, room_bytes(owner));
 	free(owner);
 }
 
@@ -261,7 +266,7 @@ static ddp_status save_file(void *argument)
 
 /* ---- while training goes on ---------------------------------------------------------------- */
 
-enum { COPY_GRAIN = 1 << 18, REASON_MAX = 1024, HUGE_PAGE = 2 << 20 };
+enum { COPY_GRAIN = 1 << 18, REASON_MAX = 1024 };
 
 /* A save whose tensors are all in memory of its own. */
 struct background {
@@ -335,17 +340,7 @@ static void copy_span(void *argument, int64_t first, int64_t last)
 	memcpy(copy->to + first, copy->from + first, (size_t)(last - first) * sizeof(float));
 }
 
-/* Huge pages make it available after fewer faults, for which training would wait. */
-static float *large_memory(int64_t elements)
-{
-	const size_t bytes = ((size_t)elements * sizeof(float) + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-	float *memory = aligned_alloc(HUGE_PAGE, bytes);
-
-	if (memory != NULL)
-		(void)madvise(memory, bytes, MADV_HUGEPAGE);
-	return memory;
-}
-
+/* Training would wait for the faults of small pages. */
 static ddp_status make_room(struct owner *owner, const ddp_tensors *tensors)
 {
 	int64_t elements = 0;
@@ -354,14 +349,14 @@ static ddp_status make_room(struct owner *owner, const ddp_tensors *tensors)
 		elements += is_own(tensors, i) ? 0 : ddp_tensor_elements(&tensors->list[i]);
 	if (elements <= owner->room)
 		return DDP_OK;
-	free(owner->copies);
-	owner->room = 0;
-	owner->copies = large_memory(elements);
-	if (owner->copies == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
-		                elements * (int64_t)sizeof(float));
+	ddp_pages_free(owner->copies, room_bytes(owner));
 	owner->room = elements;
-	return DDP_OK;
+	owner->copies = ddp_pages_alloc(room_bytes(owner));
+	if (owner->copies != NULL)
+		return DDP_OK;
+	owner->room = 0;
+	return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
+	                elements * (int64_t)sizeof(float));
 }
 
 static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)

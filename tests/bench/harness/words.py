@@ -91,6 +91,8 @@ REASONS = (
     ("all_reduce", r"^(64 KiB|256 KiB|\d+ MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("training step", "resnet|cnn|cifar", None, "convolutions are most of the step, and PyTorch's oneDNN computes them well. "
      "Ours gains where operations in between are merged."),
+    ("training step", "GPT", "products", "attention, softmax, normalisation and the optimizer come on top, and are a larger share "
+     "of the step since the products that the goal counts are faster."),
     ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
      "computing cannot hide that. With a core or a GPU that only computes, the step is within the goal "
      "(`overlap --wait`, tests/bench/README.md)."),
