@@ -12,8 +12,7 @@ export CFLAGS='-O0 -g0' DDP_TORCH_FAILURES=${DDP_TORCH_FAILURES:-3} DDP_TORCH_SE
 
 IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
 for python in "${candidates[@]}" /usr/bin/python3; do
-	package=$PWD/libruntime/python/torch/built/$(printf '%s' "$python" | tr -c 'A-Za-z0-9' _)
-	said=$("$tests/build.sh" "$PWD" "$python" "$package" 2>&1)
+	said=$("$tests/build.sh" "$PWD" "$python" 2>&1)
 	status=$?
 	[ "$status" = 77 ] || break
 done
@@ -23,6 +22,7 @@ if [ "$status" = 77 ]; then
 fi
 echo 1..5
 number=1
+package=${said##*$'\n'} # if it could be built
 # if_built COMMAND...
 if_built()
 {

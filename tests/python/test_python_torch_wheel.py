@@ -93,6 +93,10 @@ class Sources(unittest.TestCase):
         wanted = {str(path) for path in files if not any(part in made for part in path.parts)}
         self.assertEqual(wanted - packed, set())
 
+    def test_one_source_has_all_others(self):
+        included = re.findall('^#include "(.*)"$', (TORCH / "csrc/whole.cpp").read_text(), re.MULTILINE)
+        self.assertEqual(included, sorted(path.name for path in TORCH.glob("csrc/*.cpp") if path.name != "whole.cpp"))
+
     def test_versions_agree(self):
         version = re.search(r'^version = "(.*)"', (TORCH / "pyproject.toml").read_text(), re.MULTILINE).group(1)
         self.assertIn(f'version = "{version}"', (PACKAGE / "pyproject.toml").read_text())

@@ -4,7 +4,7 @@
 Variables of the environment:
   DDP_PREFIX             the folder in which libddp is installed, if pkg-config does not find it
   DDP_TORCH_FILES=yes    compiles each file by itself, so that ccache finds those that have not changed; without it,
-                         all of them are compiled as one, which takes a third of the time
+                         all of them are compiled as one (csrc/whole.cpp), which takes a third of the time
 """
 
 import glob
@@ -17,7 +17,11 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SOURCES = sorted(os.path.join("csrc", os.path.basename(name)) for name in glob.glob(os.path.join(HERE, "csrc", "*.cpp")))
+FILES = sorted(os.path.join("csrc", os.path.basename(name)) for name in glob.glob(os.path.join(HERE, "csrc", "*")))
+WHOLE = os.path.join("csrc", "whole.cpp")
+SOURCES = [WHOLE]
+if os.environ.get("DDP_TORCH_FILES") == "yes":
+    SOURCES = [name for name in FILES if name.endswith(".cpp") and name != WHOLE]
 # The loader looks there by itself; packages have no paths of their own for these.
 LOADERS_FOLDERS = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/")
 
@@ -48,8 +52,8 @@ def libddp():
         )
 
 
-def prepare(extension, folder):
-    """Completes the extension for the torch and the libddp that are installed. `folder` is for files that this makes."""
+def prepare(extension):
+    """Completes the extension for the torch and the libddp that are installed."""
     import torch
     from torch.utils.cpp_extension import CppExtension
 
@@ -60,12 +64,6 @@ def prepare(extension, folder):
     extension.extra_link_args = list(link_args)
     if not (libdir + "/").startswith(LOADERS_FOLDERS):
         extension.extra_link_args.append(f"-Wl,-rpath,{libdir}")
-    if os.environ.get("DDP_TORCH_FILES") != "yes":
-        os.makedirs(folder, exist_ok=True)
-        whole = os.path.join(folder, "whole.cpp")
-        with open(whole, "w") as file:
-            file.writelines(f'#include "{os.path.join(HERE, name)}"\n' for name in SOURCES)
-        extension.sources = [whole]
     torchs = CppExtension(extension.name, extension.sources)
     for name in ("include_dirs", "library_dirs", "libraries", "language"):
         setattr(extension, name, getattr(torchs, name))
@@ -90,7 +88,7 @@ def builder():
     class Builds(BuildExtension):
         def build_extensions(self):
             for extension in self.extensions:
-                prepare(extension, self.build_temp)
+                prepare(extension)
             super().build_extensions()
 
     # One compiler at a time: each takes up to 1.5 GB.
@@ -99,4 +97,5 @@ def builder():
 
 if __name__ == "__main__":
     os.chdir(HERE)
-    setup(ext_modules=[Extension("slurm_ddp_torch._C", SOURCES, language="c++")], cmdclass={"build_ext": builder()})
+    extension = Extension("slurm_ddp_torch._C", SOURCES, depends=FILES, language="c++")
+    setup(ext_modules=[extension], cmdclass={"build_ext": builder()})

@@ -1,16 +1,19 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# build.sh BUILD PYTHON FOLDER: compiles the c10d backend for PYTHON's torch and the libddp of the folder BUILD, and puts
-# the package into FOLDER, unless it is there already. Ends with 77 and says why if PYTHON cannot compile it.
+# build.sh BUILD PYTHON [FOLDER]: compiles the c10d backend for PYTHON's torch and the libddp of the folder BUILD, and puts
+# the package into FOLDER, unless it is there already. Without FOLDER it is one in BUILD, which tests share. Prints the
+# folder. Ends with 77 and says why if PYTHON cannot compile it.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "$1" && pwd) python=$2
-mkdir -p "$3"
-folder=$(cd "$3" && pwd)
+folder=${3:-$build/libruntime/python/torch/built/$(printf '%s' "$(command -v "$python")" | tr -c 'A-Za-z0-9' _)}
+mkdir -p "$folder"
+folder=$(cd "$folder" && pwd)
 
 exec 9>"$folder/lock"
 flock 9 # two tests may want it at the same time
 if [ -e "$folder/built" ] && [ -z "$(find "$here/csrc" "$here/setup.py" "$here/slurm_ddp_torch" -newer "$folder/built" ! -name __pycache__)" ]; then
+	echo "$folder"
 	exit 0
 fi
 reason=$("$python" - 2>&1 <<-'END'
@@ -39,6 +42,11 @@ if ! command -v "${compiler%% *}" >/dev/null; then # it may be "ccache g++"
 	exit 77
 fi
 
+# Names in the source tree are relative, so ccache also finds what another checkout has compiled.
+if [ -z "${CXX-}" ] && command -v ccache >/dev/null; then
+	export CC='ccache gcc' CXX='ccache g++' CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="${CCACHE_BASEDIR:-$(cd "$here/../../.." && pwd)}"
+fi
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/pkgconfig"
@@ -57,3 +65,4 @@ END
 }
 cp "$here"/slurm_ddp_torch/*.py "$folder/slurm_ddp_torch"
 : >"$folder/built"
+echo "$folder"

@@ -8,7 +8,7 @@ build=$1 python=$2
 shift 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$here/build.sh" "$build" "$python" "$work/package" || exit
+"$here/build.sh" "$build" "$python" "$work/package" >"$work/log" || { status=$?; cat "$work/log"; exit $status; }
 export PYTHONPATH="$work/package"
 failed=
 for test in operations training parallel frameworks recovery ends failures; do

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* whole: all sources as one, because torch's headers take most of a compiler's time. */
+#include "backend.cpp"
+#include "blocks.cpp"
+#include "context.cpp"
+#include "finisher.cpp"
+#include "groups.cpp"
+#include "live_group.cpp"
+#include "memory.cpp"
+#include "module.cpp"
+#include "monitored.cpp"
+#include "operation.cpp"
+#include "reductions.cpp"
+#include "sparse.cpp"
+#include "types.cpp"
