@@ -5,29 +5,10 @@
 # seconds: 900
 # JAX, Lightning, Hugging Face, DeepSpeed, mpi4py and containers, where there is such
 # software: by their batch scripts, or as a user would start them.
-# TEST_PYTHON: interpreters to try beside python3, with colons between them,
-# such as those of virtual environments. With all of it there are twelve jobs, each of
-# which loads a framework four times at once.
+# With all of it there are twelve jobs, each of which loads a framework four times at once.
 . "$source/tests/cluster/lib.sh"
-mkdir -p "$work/bin"
-export PATH=$work/bin:$PATH
-# Debian 13's PyTorch lacks libuv, which its own default asks for.
-export USE_LIBUV=0
+. "$source/tests/cluster/python/lib.sh"
 limit=180
-
-# python_with MODULE: makes the first interpreter that has it the scripts' python
-python_with()
-{
-	local candidate candidates=()
-	IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
-	for candidate in "${candidates[@]}" python3 /usr/bin/python3; do
-		as_user "$candidate" -c "import importlib.util as i, sys; sys.exit(not i.find_spec('$1'))" >/dev/null 2>&1 || continue
-		printf '#!/bin/sh\nexec %s "$@"\n' "$candidate" >"$work/bin/python"
-		chmod 755 "$work/bin/python"
-		return
-	done
-	return 1
-}
 
 # ---- JAX ------------------------------------------------------------------------
 
@@ -48,7 +29,7 @@ line = "process %d of %d, %s, device %s, sum %g\n" % (jax.process_index(), jax.p
       "agreed" if agree else "at odds", jax.config.values["jax_cuda_visible_devices"], total)
 os.write(1, line.encode())
 END
-if python_with jax; then
+if find_python jax; then
 	submit jax --ntasks-per-node=2 --gpus-per-node=2
 	status_is 0 "jax.sh: the job succeeds"
 	for rank in 0 1 2 3; do
@@ -94,7 +75,7 @@ line = "rank %d of %d, port %s, %s, weight %.1f bias %.1f\n" % (trainer.global_r
       type(environment).__name__, model.layer.weight.item(), model.layer.bias.item())
 os.write(1, line.encode())
 END
-if python_with lightning; then
+if find_python lightning; then
 	submit lightning --ntasks-per-node=2 --gpus-per-node=2
 	status_is 0 "lightning.sh: the job succeeds"
 	prints_times 4 '^rank [0-3] of 4, port agreed, TorchElasticEnvironment, weight 3.0 bias 1.0$' "lightning.sh: four ranks fit the line"
@@ -182,7 +163,7 @@ chmod 644 "$work"/train_*.py
 # Two ranks a node; programs of PyTorch on CPUs say so by their own variables.
 ranks=(srun --ddp -N2 --ntasks-per-node=2 --cpus-per-task=1)
 
-if python_with accelerate; then
+if find_python accelerate; then
 	capture as_user env ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" "$work/train_accelerate.py"
 	status_is 0 "accelerate finds its ranks"
 	for rank in 0 1 2 3; do
@@ -191,7 +172,7 @@ if python_with accelerate; then
 else
 	skip "accelerate" "there is no Python with accelerate"
 fi
-if python_with transformers && python_with accelerate; then
+if find_python transformers accelerate; then
 	mkdir -m 1777 "$work/trainer"
 	capture as_user env HOME="$work" ACCELERATE_USE_CPU=true "${ranks[@]}" "$work/bin/python" \
 		"$work/train_trainer.py" "$work/trainer"
@@ -200,7 +181,7 @@ if python_with transformers && python_with accelerate; then
 else
 	skip "Trainer" "there is no Python with transformers and accelerate"
 fi
-if python_with deepspeed; then
+if find_python deepspeed; then
 	mkdir -m 1777 "$work/extensions"
 	capture as_user env HOME="$work" DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$work/extensions" \
 		"${ranks[@]}" "$work/bin/python" "$work/train_deepspeed.py"
@@ -210,7 +191,7 @@ else
 	skip "DeepSpeed" "there is no Python with deepspeed"
 fi
 # Between nodes as root: Slurm's PMIx plugin may refuse an ordinary user's nodes.
-if python_with mpi4py && has_pmix; then
+if find_python mpi4py && has_pmix; then
 	capture on_cluster srun --ddp --mpi=pmix -N2 --ntasks-per-node=2 --cpus-per-task=1 \
 		"$work/bin/python" "$work/train_mpi.py"
 	status_is 0 "mpi4py finds its ranks by PMIx beside the plugin"

@@ -1,33 +1,15 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# nodes: 3
+# nodes: 2
 # cluster: --gpus 4
 # seconds: 900
 # Loops with accelerate, with torch.distributed.checkpoint and with JAX, where there is such software: by their batch
 # scripts they are watched, stop in time and go on where they stopped.
-# TEST_PYTHON: interpreters to try before python3, with colons between them.
 . "$source/tests/cluster/lib.sh"
-mkdir -p "$work/bin"
-export PATH=$work/bin:$PATH
-# Debian 13's PyTorch lacks libuv, which its own default asks for.
-export USE_LIBUV=0 OMP_NUM_THREADS=1
-folder=$prefix/lib/slurm-ddp/python
+. "$source/tests/cluster/python/lib.sh"
 limit=200
 install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
 
-# python_with IMPORT: makes the first interpreter that can import it the scripts' python
-python_with()
-{
-	local candidate candidates=()
-	IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
-	for candidate in "${candidates[@]}" python3 /usr/bin/python3; do
-		as_user "$candidate" -c "$1" >/dev/null 2>&1 || continue
-		printf '#!/bin/sh\nexec %s "$@"\n' "$candidate" >"$work/bin/python"
-		chmod 755 "$work/bin/python"
-		return
-	done
-	return 1
-}
 # start NAME KEYS SBATCH-OPTION... [-- ARGUMENT...]: the script of slurm/batch, whose job's number is in $job
 start()
 {
@@ -102,7 +84,7 @@ def one_step(batch):
 loop.train(checkpoint, itertools.chain.from_iterable(itertools.repeat(loader)), one_step,
            lambda: accelerator.get_state_dict(model), begun)
 END
-if python_with 'import accelerate'; then
+if find_python accelerate; then
 	start accelerate stall=600,requeue=100 --nodes=2
 	stops_and_goes_on accelerate
 else
@@ -151,8 +133,8 @@ for number, batch in enumerate(slurm_ddp.steps((torch.rand(8, 4) for _ in range(
 loop.say("the end: %d, %s" % (checkpoint.latest_step(), "finite" if torch.isfinite(loss) else "nan"))
 dist.destroy_process_group()
 END
-if python_with 'from torch.distributed.fsdp import fully_shard; import torch.distributed.checkpoint.state_dict'; then
-	start checkpoint stall=600,restart=3,spare=1 --nodes=3
+if find_python 'torch>=2.6'; then
+	start checkpoint stall=600,restart=3 --nodes=2
 	check "checkpoint.sh: it comes to its end" wait_until 300 grep -q '^the end' "$work/checkpoint.out"
 	check "checkpoint.sh: and the job ends" wait_until 60 ended
 	capture cat "$work/checkpoint.out"
@@ -199,7 +181,7 @@ random = numpy.random.default_rng(loop.job.rank)
 loop.train(checkpoint, (random.random(8) for _ in itertools.count()), one_step, lambda: numpy.asarray(params), begun)
 END
 chmod 644 "$work"/*.py
-if python_with 'import jax'; then
+if find_python jax; then
 	start jax stall=600,requeue=100 --nodes=2 --requeue --open-mode=append
 	stops_and_goes_on jax
 else

@@ -4,33 +4,30 @@
 # seconds: 700
 # Unmodified programs of PyTorch under srun --ddp=python: an exception, a killed worker, a hanging DataLoader and a barrier of one
 # rank, beside ranks that wait for it in DistributedDataParallel.
-# TEST_PYTHON: interpreters to try first, with colons between them.
 . "$source/tests/cluster/lib.sh"
+. "$source/tests/cluster/python/lib.sh"
 
-python=
-IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
-for candidate in "${candidates[@]}" /usr/bin/python3 python3; do
-	"$candidate" -c 'import torch.distributed' 2>/dev/null && python=$candidate && break
-done
-[ -n "$python" ] || skip_all "no python3 with torch (install python3-torch)"
-# Debian 13's PyTorch lacks libuv, which its own default asks for.
-export USE_LIBUV=0
-folder=$prefix/lib/slurm-ddp/python
+find_python torch || skip_all "no python3 with torch (install python3-torch)"
 limit=180
 brief=$(stretched 2)
 
-cat >"$work/train.py" <<'END'
-import os, sys, time
+# One rank does what the argument says. To import torch takes seconds, so a case has only as many ranks as it needs.
+program train.py <<'END'
+import multiprocessing, os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+steps = multiprocessing.Value("i", 0)
 class Samples(torch.utils.data.Dataset):
     def __len__(self):
         return 80
     def __getitem__(self, index):
-        if os.environ["RANK"] == "2" and index == 33:
+        if rank == size // 2 and index == 33:
             if sys.argv[1] == "hang":
                 time.sleep(600)
             if sys.argv[1] == "kill":
+                while steps.value < 8:  # earlier batches come out of this process
+                    time.sleep(0.01)
                 os.kill(os.getpid(), 9)
             if sys.argv[1] == "raise":
                 raise ValueError("bad sample")
@@ -39,51 +36,53 @@ def main():
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    steps = 0
+    if rank == 0:
+        os.write(1, b"hooks\n" if hasattr(dist.ProcessGroup, "register_pre_hook") else b"no hooks\n")
     for batch in torch.utils.data.DataLoader(Samples(), batch_size=4, num_workers=1 if sys.argv[1] == "kill" else 0):
         model(batch).sum().backward()
         optimizer.step()
-        steps += 1
-        if sys.argv[1] == "differ" and os.environ["RANK"] == "1" and steps == 3:
+        steps.value += 1
+        if sys.argv[1] == "differ" and rank == 1 and steps.value == 3:
             dist.barrier()
 main()
 END
-chmod 755 "$work/train.py"
-ranks=(-N2 --ntasks-per-node=2 --mpi=none "$python" "$work/train.py")
-export OMP_NUM_THREADS=1
+# train CASE NODES RANKS-PER-NODE [,KEY...]
+train()
+{
+	as_user srun --ddp=python="$folder${4-}" -J "$1" "-N$2" "--ntasks-per-node=$3" --mpi=none "$python" "$work/train.py" "$1"
+}
+# stalls CASE RANKS-PER-NODE NAME: its step on two nodes stalls, and then ends
+stalls()
+{
+	local step
+	train "$1" 2 "$2" ",stall=$((4 * brief))" >"$work/$1.out" 2>&1 &
+	step=$!
+	check "$3" wait_until 120 grep -q 'the step stalls' "$work/$1.out"
+	on_cluster scancel --name "$1"
+	wait "$step"
+	capture cat "$work/$1.out"
+}
 
-capture as_user srun --ddp=python="$folder" "${ranks[@]}" raise
+capture train raise 2 2
 status_is_not 0 "a rank that raises ends the step"
-prints 'rank 2 of 4 on n1 exited with code 1 .*, loading data of step 9 for [0-9.]+ s.*: ValueError: bad sample \(train.py:14' \
+prints 'rank 2 of 4 on n1 exited with code 1 .*, loading data of step 9 for [0-9.]+ s.*: ValueError: bad sample \(train.py:18' \
 	"its exception is told, with the step, and not those of ranks that lost it"
-capture as_user srun --ddp=python="$folder" "${ranks[@]}" kill
-prints 'rank 2 of 4 on n1 exited with code 1 .*: a DataLoader worker (\(pid [0-9]+\) )?(was killed by signal Killed|ended unexpectedly)' \
+hooks=$(grep -cx hooks <<<"$output")
+
+capture train kill 1 1
+prints 'rank 0 of 1 on n0 exited with code 1 .*: a DataLoader worker (\(pid [0-9]+\) )?(was killed by signal Killed|ended unexpectedly)' \
 	"a worker that was killed is named as such"
 
-as_user srun --ddp=python="$folder",stall=$((4 * brief)) -J hang "${ranks[@]}" hang >"$work/hang.out" 2>&1 &
-step=$!
-check "a DataLoader that hangs makes its step stall" wait_until 120 grep -q 'the step stalls' "$work/hang.out"
-on_cluster scancel --name hang
-wait "$step"
-capture cat "$work/hang.out"
-if "$python" -c 'import sys, torch; sys.exit(not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"))'; then
-	prints 'the step stalls: .*; rank 2 of 4 on n1 never came: it is loading data of step 9 for [0-9.]+ s, last collective #[0-9]+ .*; waiting: ranks 0-1,3 in collective #[0-9]+ all_reduce float32\[20\]' \
-		"and its rank is named, with the step, and who waits in which collective of DistributedDataParallel"
+stalls hang 1 "a DataLoader that hangs makes its step stall"
+if [ "$hooks" = 0 ]; then
+	prints 'the step stalls: .*rank 1 of 2 on n1 is loading data of step 9 for [0-9.]+ s' "and its rank is named, with the step"
+	skip "a barrier of one rank" "this torch has no hooks of process groups"
 else
-	prints 'the step stalls: .*rank 2 of 4 on n1 is loading data of step 9 for [0-9.]+ s' "and its rank is named, with the step"
-fi
-
-if "$python" -c 'import sys, torch; sys.exit(not hasattr(torch.distributed.ProcessGroup, "register_pre_hook"))'; then
-	as_user srun --ddp=python="$folder",stall=$((4 * brief)) -J differ "${ranks[@]}" differ >"$work/differ.out" 2>&1 &
-	step=$!
-	check "a barrier of one rank makes its step stall" wait_until 120 grep -q 'the step stalls' "$work/differ.out"
-	on_cluster scancel --name differ
-	wait "$step"
-	capture cat "$work/differ.out"
+	prints 'the step stalls: .*; rank 1 of 2 on n1 never came: it is loading data of step 9 for [0-9.]+ s, last collective #[0-9]+ .*; waiting: rank 0 .*in collective #[0-9]+ all_reduce float32\[20\]' \
+		"and its rank is named, with the step, and who waits in which collective of DistributedDataParallel"
+	stalls differ 2 "a barrier of one rank makes its step stall"
 	prints 'the step stalls: .*; ranks call different operations as collective #[0-9]+: rank 1 of 4 on n0 calls barrier.*, and others call all_reduce float32\[20\]; waiting: ranks 0-3 for' \
 		"that rank is named, with its operation and that of the others"
-else
-	skip "a barrier of one rank" "this torch has no hooks of process groups"
 fi
 
 done_testing
