@@ -59,7 +59,3 @@ status_is 0 "OpenHPC's: the plugin looks for its other files there"
 # shellcheck disable=SC2046 # several names
 check "OpenHPC's: all packages are erased" rpm --root "$ohpc_root" --noscripts --erase $(rpm -qp --qf '%{NAME} ' "$ohpc"/*.rpm)
 same '' "$(find "$ohpc_root" -name '*ddp*')" "OpenHPC's: and leave nothing"
-if command -v rpmlint >/dev/null && [[ $(rpmlint --version 2>&1) == 2.* ]]; then
-	capture rpmlint --rpmlintrc "${spec%.spec}.rpmlintrc" "$ohpc"/*.rpm
-	prints_not '^[^ ]+: [EW]: ([^u]|u[^n]|un[^u])' "OpenHPC's: rpmlint finds nothing"
-fi
