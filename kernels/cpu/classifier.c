@@ -144,6 +144,14 @@ void dk_cpu_classifier_loss(double *loss, float *work, const float *in, const fl
 	*loss += dk_cpu_classifier_forward(work, in, weight, targets, rows, width, vocab);
 }
 
+/* Is the row's target a word of the present tile? */
+static bool is_target(const struct classifier *c, int64_t row)
+{
+	const int64_t target = c->targets[row] - c->tile * TILE;
+
+	return target >= 0 && target < tile_words(c, c->tile);
+}
+
 /* Exponentials -> gradient of the logits: factors make them probabilities, and a target's is 1 less. */
 static void gradient_span(void *arg, int64_t first, int64_t last)
 {
@@ -152,18 +160,10 @@ static void gradient_span(void *arg, int64_t first, int64_t last)
 
 	for (int64_t r = first; r < last; r++) {
 		float *row = tile_rows(c, c->tile, r);
-		int64_t target = c->targets[r] - c->tile * TILE;
 		dk_inner()->scale(row, words, c->tops[c->tile * c->rows + r]);
-		if (target >= 0 && target < words)
-			row[target] -= 1;
+		if (is_target(c, r))
+			row[c->targets[r] - c->tile * TILE] -= 1;
 	}
-}
-
-static bool is_target(const struct classifier *c, int64_t row)
-{
-	const int64_t target = c->targets[row] - c->tile * TILE;
-
-	return target >= 0 && target < TILE;
 }
 
 /* What the 1 less means in din: rows first .. last - 1. */
