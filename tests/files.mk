@@ -186,6 +186,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/halves.h \
 	tests/support/hung.c tests/support/hung.h \
+	tests/support/kernel_sets.h \
 	tests/support/options.h \
 	tests/support/kernel_place.h \
 	tests/support/kernel_values.h \
@@ -352,6 +353,7 @@ check_PROGRAMS += \
 	tests/unit/test_kernel_images \
 	tests/unit/test_kernel_images_cuda \
 	tests/unit/test_kernel_images_device \
+	tests/unit/test_kernel_inner \
 	tests/unit/test_kernel_optim \
 	tests/unit/test_kernel_product \
 	tests/unit/test_kernel_queue \

@@ -14,6 +14,7 @@
 
 #include "cpu/inner.h"
 #include "kernels.h"
+#include "tests/support/kernel_sets.h"
 
 enum { LONGEST = 100003 };
 
@@ -323,27 +324,33 @@ static void threads_do_not_change_a_bit(void **state)
 	assert_memory_equal(&sum, &sum3, sizeof(sum));
 }
 
-static void instruction_sets_give_the_same_bits(void **state)
+static void compare_bits(const struct dk_inner *inner)
 {
 	const dk_update_consts c = {.grad_scale = 0.3f, .decay = 0.999f, .beta1 = 0.9f,
 		.one_beta1 = 0.1f, .beta2 = 0.95f, .one_beta2 = 0.05f, .coupled = 0.01f, .momentum = 0.9f,
 		.root_correction2 = 0.4f, .epsilon = 1e-8f, .minus_step_size = -0.01f};
 	static float kept[LONGEST];
 
-	(void)state;
 	fill(LONGEST);
 	double sum = dk_inner_base.sum_squares(grad, LONGEST);
-	double best_sum = dk_inner()->sum_squares(grad, LONGEST);
-	assert_memory_equal(&sum, &best_sum, sizeof(sum));
+	double its_sum = inner->sum_squares(grad, LONGEST);
+	assert_memory_equal(&sum, &its_sum, sizeof(sum));
 	for (int rule = 0; rule < DK_RULES; rule++) {
 		fill(LONGEST);
 		assert_non_null(dk_inner_base.update[rule]);
 		dk_inner_base.update[rule](param, grad, m, v, LONGEST, &c);
 		memcpy(kept, param, sizeof(kept));
 		fill(LONGEST);
-		dk_inner()->update[rule](param, grad, m, v, LONGEST, &c);
+		inner->update[rule](param, grad, m, v, LONGEST, &c);
 		assert_memory_equal(kept, param, sizeof(kept));
 	}
+}
+
+static void instruction_sets_give_the_same_bits(void **state)
+{
+	(void)state;
+	for (int i = 0; test_inner_at(i) != NULL; i++)
+		compare_bits(test_inner_at(i));
 }
 
 /* What the instruction sets leave in grad and m of the same numbers. */
@@ -365,14 +372,16 @@ static void run_parts(const struct dk_inner *inner, float *results)
 
 static void parts_of_updates_are_what_they_say(void **state)
 {
-	static float base[3 * LONGEST], best[3 * LONGEST];
+	static float base[3 * LONGEST], other[3 * LONGEST];
 	static double sums[LONGEST];
 	enum { ROWS = 301, COLUMNS = 332 };
 
 	(void)state;
 	run_parts(&dk_inner_base, base);
-	run_parts(dk_inner(), best);
-	assert_memory_equal(base, best, sizeof(base));
+	for (int i = 0; test_inner_at(i) != NULL; i++) {
+		run_parts(test_inner_at(i), other);
+		assert_memory_equal(base, other, sizeof(base));
+	}
 	fill(LONGEST);
 	for (int64_t i = 0; i < LONGEST; i++) {
 		const double g = grad[i] * 0.3;
