@@ -2,37 +2,13 @@
 #include "backend.h"
 
 #include <ATen/record_function.h>
-#include <Python.h>
 
+#include "gil.h"
 #include "types.h"
 
 namespace slurm_ddp {
 
 using c10d::OpType;
-
-namespace {
-
-/* A group that is closed waits for other ranks, whose threads may need this process's GIL. */
-class WithoutGil {
- public:
-	WithoutGil()
-	{
-		if (Py_IsInitialized() && PyGILState_Check())
-			saved_ = PyEval_SaveThread();
-	}
-	~WithoutGil()
-	{
-		if (saved_ != nullptr)
-			PyEval_RestoreThread(saved_);
-	}
-	WithoutGil(const WithoutGil &) = delete;
-	WithoutGil &operator=(const WithoutGil &) = delete;
-
- private:
-	PyThreadState *saved_ = nullptr;
-};
-
-} // namespace
 
 Backend::Backend(const std::string &name, const intrusive_ptr<c10d::Store> &store, int rank, int size,
                  milliseconds timeout, Group group)

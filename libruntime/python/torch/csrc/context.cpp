@@ -10,6 +10,8 @@
 
 #include <c10/util/Logging.h>
 
+#include "gil.h"
+
 namespace slurm_ddp {
 
 namespace {
@@ -80,8 +82,7 @@ ddp_status get_value(void *user, const char *key, void *value, size_t room, size
 ddp_status wait_for_value(void *user, const char *key, int timeout_ms)
 {
 	return guarded([&] {
-		const auto end = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
-		return came(store_of(user), key, end) ? DDP_OK : DDP_ERR_TIMEOUT;
+		return came(store_of(user), key, end_of(milliseconds(timeout_ms))) ? DDP_OK : DDP_ERR_TIMEOUT;
 	});
 }
 
@@ -144,6 +145,7 @@ Context::~Context()
 {
 	if (is_forked())
 		return;
+	const WithoutGil guard;
 	if (memory_ != nullptr)
 		keep_memory(*memory_);
 	if (ddp_finalize(context_) != DDP_OK && !ddp_last_error_is_told())
@@ -192,7 +194,10 @@ Group open_alone(const intrusive_ptr<c10d::Store> &store, int rank, int size, mi
 
 static void close_part(const Context &context, ddp_comm *comm)
 {
-	if (!context.is_forked() && ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
+	if (context.is_forked())
+		return;
+	const WithoutGil guard;
+	if (ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
 		LOG(WARNING) << "ddp: a process group is closed: " << ddp_last_error();
 }
 

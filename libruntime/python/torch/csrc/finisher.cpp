@@ -42,24 +42,28 @@ class Finisher {
 	void stop()
 	{
 		std::unique_lock<std::mutex> lock(mutex_);
-		std::vector<std::thread> threads = std::move(threads_);
 
 		stopped_ = true;
-		lock.unlock();
 		filled_.notify_one();
 		left_over_.notify_all();
-		for (std::thread &thread : threads)
+		/* Threads that end may start further ones for what is queued. */
+		while (!threads_.empty()) {
+			std::thread thread = std::move(threads_.back());
+			threads_.pop_back();
+			lock.unlock();
 			if (thread.get_id() != std::this_thread::get_id())
 				thread.join();
 			else
 				thread.detach();
+			lock.lock();
+		}
 	}
 
  private:
 	/* The queue has got an operation, or still has one. */
 	void call_one()
 	{
-		if (free_ == 0 && !stopped_)
+		if (free_ == 0)
 			add_thread();
 		if (first_is_free_)
 			filled_.notify_one();
@@ -70,12 +74,15 @@ class Finisher {
 	/* If none can be started, the threads that there are come to the operation after their callbacks. */
 	void add_thread()
 	{
+		const bool first = !has_first_;
+
 		try {
-			threads_.emplace_back([this, first = threads_.empty()] { run(first); });
+			threads_.emplace_back([this, first] { run(first); });
 		} catch (const std::system_error &) {
 			return;
 		}
-		first_is_free_ = first_is_free_ || threads_.size() == 1;
+		has_first_ = true;
+		first_is_free_ = first_is_free_ || first;
 		free_++;
 	}
 
@@ -124,7 +131,7 @@ class Finisher {
 	std::deque<std::shared_ptr<Operation>> queue_;
 	std::vector<std::thread> threads_;
 	int free_ = 0; /* threads outside of callbacks */
-	bool first_is_free_ = false, stopped_ = false;
+	bool has_first_ = false, first_is_free_ = false, stopped_ = false;
 };
 
 /* It is never freed, because operations may end while the process exits. */

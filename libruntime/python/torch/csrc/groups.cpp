@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend.h"
+#include "gil.h"
 
 namespace slurm_ddp {
 
@@ -37,6 +38,7 @@ intrusive_ptr<Base> Backend::split(const intrusive_ptr<c10d::Store> &store, cons
 	if (own == ranks.end())
 		return nullptr;
 	live_->refuse_fork("split");
+	const WithoutGil guard;
 	const Group group = live_->now();
 	TORCH_CHECK(group.context != nullptr, "ddp: split of a process group that is closed");
 	return c10::make_intrusive<Backend>(name_, store, static_cast<int>(own - ranks.begin()),
@@ -46,13 +48,17 @@ intrusive_ptr<Base> Backend::split(const intrusive_ptr<c10d::Store> &store, cons
 intrusive_ptr<Base> Backend::merge(const intrusive_ptr<c10d::Store> &store, const intrusive_ptr<Options> &options,
                                    const int &rank, const int &size)
 {
+	const WithoutGil guard;
+
 	return c10::make_intrusive<Backend>(name_, store, rank, size, options->timeout,
 	                                    open_alone(store, rank, size, options->timeout, false));
 }
 
 c10d::ErrorType Backend::getError()
 {
-	return *live_->now().broken ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+	const bool broken = live_->is_forked() || live_->with([](const Group &group) { return group.broken->load(); });
+
+	return broken ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 #endif
 
@@ -72,7 +78,7 @@ static Group part_of_whole(const Group &group, const std::vector<int> &ranks, co
 /* Whether all ranks say yes. Each one waits for all others, so all get the same answer, or all throw. */
 static bool all_say(c10d::Store &store, int rank, int size, bool yes, milliseconds limit)
 {
-	const auto end = std::chrono::steady_clock::now() + limit;
+	const auto end = end_of(limit);
 	bool all = true;
 
 	store.set("says " + std::to_string(rank), std::vector<uint8_t>{ yes });
@@ -84,6 +90,25 @@ static bool all_say(c10d::Store &store, int rank, int size, bool yes, millisecon
 		all = all && store.get(key) == std::vector<uint8_t>{ true };
 	}
 	return all;
+}
+
+/* Whether all ranks have the group. Otherwise it is aborted, so that nobody waits for the others in order to free it. */
+static bool formed_by_all(c10d::Store &store, int rank, int size, const Group &group, milliseconds limit)
+{
+	const auto give_up = [&group] {
+		if (group.comm != nullptr)
+			(void)ddp_comm_abort(group.comm.get(), "another rank could not form the group");
+	};
+
+	try {
+		if (all_say(store, rank, size, group.context != nullptr, limit))
+			return true;
+	} catch (...) {
+		give_up();
+		throw;
+	}
+	give_up();
+	return false;
 }
 
 /*
@@ -108,17 +133,15 @@ intrusive_ptr<Base> Backend::shrink(const std::vector<int64_t> &excluded, int fl
 	const int rank = static_cast<int>(own - rest.begin()), size = static_cast<int>(rest.size());
 	TORCH_CHECK_VALUE(own != rest.end(), "ddp: shrink() without this rank, ", rank_);
 	live_->refuse_fork("shrink()");
+	const WithoutGil guard;
 	const Group whole = live_->now();
 	TORCH_CHECK(whole.context != nullptr, "ddp: shrink() of a process group that is closed");
 	if (flags != 0)
 		abort();
 	const auto store = c10::make_intrusive<c10d::PrefixStore>(name, first_store_);
 	Group group = flags == 0 ? part_of_whole(whole, rest, name) : Group();
-	if (!all_say(*store, rank, size, group.context != nullptr, limit)) {
-		if (group.comm != nullptr)
-			(void)ddp_comm_abort(group.comm.get(), "another rank could not form the group");
+	if (!formed_by_all(*store, rank, size, group, limit))
 		group = open_alone(store, rank, size, limit, false);
-	}
 	group.is_world = whole.is_world;
 	if (group.is_world)
 		become_world(group);
@@ -141,8 +164,9 @@ WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions &options)
 	const int rank = static_cast<int>(own - handles.begin()), size = static_cast<int>(handles.size());
 	TORCH_CHECK_VALUE(own != handles.end(), "ddp: reconfigure() without this process' handle, ", handle_);
 	live_->refuse_fork("reconfigure()");
+	const WithoutGil guard;
 	const auto store = c10::make_intrusive<c10d::PrefixStore>("reconfigure " + std::to_string(options.uuid), first_store_);
-	Group group = open_alone(store, rank, size, limit, live_->now().is_world);
+	Group group = open_alone(store, rank, size, limit, live_->with([](const Group &group) { return group.is_world; }));
 	auto made = std::make_shared<Operation>();
 
 	made->broken = group.broken;

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "live_group.h"
 
-#include <map>
+#include <pthread.h>
+
+#include <algorithm>
 
 namespace slurm_ddp {
 
@@ -9,30 +11,28 @@ namespace {
 
 struct Live {
 	std::mutex mutex;
-	std::map<const LiveGroup *, std::weak_ptr<LiveGroup>> groups;
-	uint64_t forks = 0;
+	std::vector<std::pair<const LiveGroup *, std::weak_ptr<LiveGroup>>> groups; /* the newest is the last one */
 };
 
-/* The groups that the end of the process closes. A forked child begins with none. */
-Live &live()
-{
-	static Live *now = new Live;
+/* The groups that the end of the process closes. It is never freed: groups may end while the process exits. */
+Live *live = new Live;
 
-	if (now->forks != count_forks()) {
-		now = new Live;
-		now->forks = count_forks();
-	}
-	return *now;
+/* A forked child begins without groups. It is done before the child can have a second thread. */
+void forget_groups()
+{
+	live = new Live;
 }
 
-/* They live as long as the caller has them, also if their process groups end meanwhile. */
+const int groups_at_fork = pthread_atfork(nullptr, nullptr, forget_groups);
+
+/* The newest comes first. They live as long as the caller has them, also if their process groups end meanwhile. */
 std::vector<std::shared_ptr<LiveGroup>> all_groups()
 {
-	std::lock_guard<std::mutex> lock(live().mutex);
+	std::lock_guard<std::mutex> lock(live->mutex);
 	std::vector<std::shared_ptr<LiveGroup>> groups;
 
-	for (const auto &[key, weak] : live().groups)
-		if (auto group = weak.lock())
+	for (auto each = live->groups.rbegin(); each != live->groups.rend(); ++each)
+		if (auto group = each->second.lock())
 			groups.push_back(std::move(group));
 	return groups;
 }
@@ -120,16 +120,17 @@ void LiveGroup::replace(Group group)
 
 void remember(const std::shared_ptr<LiveGroup> &group)
 {
-	std::lock_guard<std::mutex> lock(live().mutex);
+	std::lock_guard<std::mutex> lock(live->mutex);
 
-	live().groups[group.get()] = group;
+	live->groups.emplace_back(group.get(), group);
 }
 
 void forget(const LiveGroup *group)
 {
-	std::lock_guard<std::mutex> lock(live().mutex);
+	std::lock_guard<std::mutex> lock(live->mutex);
+	const auto is_group = [group](const auto &each) { return each.first == group; };
 
-	live().groups.erase(group);
+	live->groups.erase(std::remove_if(live->groups.begin(), live->groups.end(), is_group), live->groups.end());
 }
 
 void leave_all(const std::string &reason)
@@ -142,7 +143,11 @@ void close_all(const std::string &reason)
 {
 	if (!reason.empty())
 		leave_all(reason);
-	for (const auto &group : all_groups())
+	const auto groups = all_groups();
+	/* What runs beside a group uses another one, which is newer. */
+	for (const auto &group : groups)
+		group->stop_beside();
+	for (const auto &group : groups)
 		group->close();
 	stop_finisher();
 }

@@ -35,7 +35,7 @@ class LiveGroup {
 		std::lock_guard<std::mutex> lock(state_);
 		return use(static_cast<const Group &>(group_));
 	}
-	/* A copy, which keeps the communicator until it is gone. */
+	/* A copy, which keeps the communicator until it is gone. It may then be the last one, which waits for other ranks. */
 	Group now()
 	{
 		return with([](const Group &group) { return group; });
@@ -46,13 +46,14 @@ class LiveGroup {
 	void abort();
 	/* Other ranks hear that this one leaves because of an error. */
 	void leave(const std::string &reason);
+	/* Waits for what runs beside the group. */
+	void stop_beside();
 	/* Waits for operations, and for other ranks. */
 	void close();
 	/* The same, after an abort, and goes on with another group. */
 	void replace(Group group);
 
  private:
-	void stop_beside();
 	Group exchange(Group group);
 
 	std::mutex state_; /* held for a short time only */
@@ -67,7 +68,10 @@ void remember(const std::shared_ptr<LiveGroup> &group);
 void forget(const LiveGroup *group);
 /* Tells other ranks of all groups that this process ends because of an error. */
 void leave_all(const std::string &reason);
-/* Closes all groups of the process. `reason`, if it is not empty, is why the process ends; other ranks get it. */
+/*
+ * Closes all groups of the process, the newest first: between nodes, each rank waits for the others to close the same
+ * group. `reason`, if it is not empty, is why the process ends; other ranks get it.
+ */
 void close_all(const std::string &reason);
 
 } // namespace slurm_ddp

@@ -133,7 +133,7 @@ void close_memory(Memory &memory)
 /* Only the host's tensors: their device has no index. */
 bool Backend::supportsTensorAlloc(c10::DeviceIndex device)
 {
-	return device < 0 && !live_->is_forked() && live_->now().context != nullptr;
+	return device < 0 && !live_->is_forked() && live_->with([](const Group &group) { return group.context != nullptr; });
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options)
@@ -145,7 +145,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options)
 
 	TORCH_CHECK_VALUE(options.device().is_cpu(), "ddp: memory on ", options.device(), "; the backend is for the host");
 	if (bytes >= least_bytes && !live_->is_forked())
-		context = live_->now().context;
+		context = live_->with([](const Group &group) { return group.context; });
 	if (context != nullptr)
 		block = context->memory().take(context->comm(), rounded);
 	if (block == nullptr)

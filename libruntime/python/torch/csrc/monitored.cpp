@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* monitored: the monitored barrier. */
 #include "backend.h"
+#include "gil.h"
 
 namespace slurm_ddp {
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string list_of(const std::vector<int> &ranks)
 {
@@ -29,11 +28,13 @@ const std::vector<uint8_t> yes{ 1 };
 void Backend::monitoredBarrier(const c10d::BarrierOptions &options, bool all_ranks)
 {
 	const milliseconds limit = options.timeout == c10d::kUnsetTimeout ? timeout_.load() : options.timeout;
-	const auto end = Clock::now() + limit;
+	const auto end = end_of(limit);
 	const std::string name = "ddp_monitored_barrier/" + std::to_string(barriers_++) + "/";
 	const std::string in_time = " in " + std::to_string(limit.count()) + " ms";
 	std::vector<int> missing;
 
+	live_->refuse_fork("monitored_barrier()");
+	const WithoutGil guard;
 	if (rank_ != 0) {
 		store_->set(name + std::to_string(rank_), yes);
 		TORCH_CHECK(came(*store_, name + "passed", end), "Rank ", rank_,

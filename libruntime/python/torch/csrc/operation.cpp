@@ -3,6 +3,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
 namespace slurm_ddp {
@@ -25,6 +26,21 @@ std::exception_ptr error_of(ddp_status status, const std::string &sentence, int6
 void fail(ddp_status status)
 {
 	std::rethrow_exception(error_of(status, ddp_last_error()));
+}
+
+std::chrono::steady_clock::time_point end_of(milliseconds timeout)
+{
+	const milliseconds century = std::chrono::hours(100 * 365 * 24);
+
+	return std::chrono::steady_clock::now() + std::min(timeout, century);
+}
+
+void set_values(const at::Tensor &to, const at::Tensor &from)
+{
+	const c10::InferenceMode mode(to.is_inference());
+	const at::NoGradGuard guard;
+
+	to.copy_(from);
 }
 
 const void *Operation::read(const at::Tensor &tensor)
@@ -86,12 +102,10 @@ void Operation::gives(std::vector<Tensors> lists)
 
 void Operation::copy_back()
 {
-	at::NoGradGuard guard;
-
 	for (auto &earlier : before_)
 		earlier->copy_back();
 	for (auto &[to, from] : copies_)
-		to.copy_(from);
+		set_values(to, from);
 	copies_.clear();
 }
 
@@ -186,7 +200,7 @@ void Operation::complete_future(const intrusive_ptr<Future> &future)
 
 Operation::~Operation()
 {
-	if (forks_ == count_forks())
+	if (!is_forked())
 		ddp_request_free(request_);
 }
 
@@ -199,8 +213,7 @@ void Operation::follow(ddp_request *request)
 
 void Operation::abandon()
 {
-	/* A forked child has none of the threads, one of which may have had the lock. */
-	if (forks_ != count_forks())
+	if (is_forked())
 		return;
 	std::unique_lock<std::mutex> lock(mutex_);
 
@@ -224,10 +237,16 @@ void Operation::run_here(std::unique_lock<std::mutex> &lock)
 		request_ = request;
 }
 
+void Operation::refuse_fork(const char *function) const
+{
+	TORCH_CHECK(!is_forked() || finished_, "ddp: ", function, " in a forked child, for an operation of its parent");
+}
+
 bool Operation::wait(milliseconds timeout)
 {
+	refuse_fork("wait()");
 	std::unique_lock<std::mutex> lock(mutex_);
-	const auto end = std::chrono::steady_clock::now() + timeout;
+	const auto end = end_of(timeout);
 	/* A claimed operation is about to be finished by another thread. */
 	const auto done = [this] { return finished_ || (arrived_ && !claimed_); };
 
@@ -250,6 +269,8 @@ bool Operation::wait(milliseconds timeout)
 
 bool Operation::ended()
 {
+	if (is_forked())
+		return finished_;
 	std::unique_lock<std::mutex> lock(mutex_);
 
 	if (claim()) {
@@ -262,6 +283,8 @@ bool Operation::ended()
 
 std::exception_ptr Operation::error()
 {
+	if (is_forked())
+		return error_;
 	std::lock_guard<std::mutex> lock(mutex_);
 
 	return error_;
@@ -269,6 +292,7 @@ std::exception_ptr Operation::error()
 
 intrusive_ptr<Future> Operation::future()
 {
+	refuse_fork("get_future()");
 	std::unique_lock<std::mutex> lock(mutex_);
 
 	if (future_)

@@ -38,6 +38,11 @@ std::exception_ptr error_of(ddp_status status, const std::string &sentence, int6
 
 /* How often this process is the child of a fork(). */
 uint64_t count_forks();
+/* When a timeout ends, from now on. Centuries count as one, because the clock's nanoseconds would overflow. */
+std::chrono::steady_clock::time_point end_of(milliseconds timeout);
+
+/* Does what to.copy_(from) does, in any thread: the modes of autograd are the caller's. */
+void set_values(const at::Tensor &to, const at::Tensor &from);
 
 class Operation : public std::enable_shared_from_this<Operation> {
  public:
@@ -92,6 +97,9 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	void copy_back();
 	void complete_future(const intrusive_ptr<Future> &future);
 	bool claim(); /* with the lock held */
+	/* A forked child has none of the threads that complete the operation, one of which may have had the lock. */
+	bool is_forked() const { return forks_ != count_forks(); }
+	void refuse_fork(const char *function) const;
 	void run_here(std::unique_lock<std::mutex> &lock);
 	void note(ddp_status status);
 

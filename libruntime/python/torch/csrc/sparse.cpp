@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "backend.h"
+#include "gil.h"
 #include "types.h"
 
 namespace slurm_ddp {
@@ -37,6 +38,7 @@ class SparseLine : public Beside {
 	/* Waits for the end of the sums. Several threads may close the group; each of them waits, and one joins the thread. */
 	void stop() override
 	{
+		const WithoutGil guard;
 		std::lock_guard<std::mutex> alone(stopping_);
 		std::unique_lock<std::mutex> lock(mutex_);
 
@@ -99,8 +101,8 @@ static void add_all(Backend &group, const at::Tensor &input, milliseconds timeou
 	}
 	gather(indices, all_indices);
 	gather(values, all_values);
-	to.copy_(at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), input.sizes(), input.options())
-	             .coalesce());
+	set_values(to, at::sparse_coo_tensor(at::cat(all_indices, 1), at::cat(all_values, 0), input.sizes(), input.options())
+	                   .coalesce());
 }
 
 std::shared_ptr<SparseLine> Backend::sparse_line()
@@ -130,11 +132,11 @@ WorkPtr Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions
 	const milliseconds limit = options.timeout <= milliseconds(0) ? timeout_.load() : options.timeout;
 	const auto made = std::make_shared<Operation>();
 
-	made->broken = live_->now().broken;
+	made->broken = live_->with([](const Group &group) { return group.broken; });
 	made->gives(tensors);
 	auto work = c10::make_intrusive<Work>(c10d::OpType::ALLREDUCE, name_ + ":all_reduce", tensors, made, ++number_, limit);
-	made->hold();
 	line->push([made, limit, group = line->group.get(), input = tensors[0].coalesce(), to = tensors[0]] {
+		made->hold();
 		try {
 			add_all(*group, input, limit, to);
 			made->arrive(DDP_OK);

@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 "$here/build.sh" "$build" "$python" "$work/package" >"$work/log" || { status=$?; cat "$work/log"; exit $status; }
 export PYTHONPATH="$work/package"
 failed=
-for test in operations training parallel frameworks recovery ends failures; do
+for test in operations training parallel frameworks recovery ends forks failures; do
 	echo "== test_$test.py"
 	"$python" "$here/test_$test.py" || failed="$failed test_$test.py"
 done

@@ -3,6 +3,7 @@
 
 import datetime
 import multiprocessing
+import os
 import pickle
 import tempfile
 import time
@@ -14,6 +15,8 @@ import torch.distributed as dist
 def _run(ranks, rank, body, arguments, backend, timeout, settings):
     torch.set_num_threads(1)
     torch.manual_seed(1)
+    if ranks.apart:
+        os.environ.update(DDP_LOCALITY=str(rank), SLURMD_NODENAME=f"n{rank}")
     dist.init_process_group(
         backend,
         init_method=f"file://{ranks.folder}/store",
@@ -30,10 +33,13 @@ def _run(ranks, rank, body, arguments, backend, timeout, settings):
 
 
 class Ranks:
-    """The ranks of one run: `with Ranks(4, body) as ranks: ranks.results()`."""
+    """The ranks of one run: `with Ranks(4, body) as ranks: ranks.results()`.
 
-    def __init__(self, size, body, *arguments, backend="ddp", timeout=60, limit=240, destroy=True, **settings):
-        self.size, self.limit, self.destroy = size, limit, destroy
+    If they are `apart`, each rank is on a pretended node of its own, and the network is between them.
+    """
+
+    def __init__(self, size, body, *arguments, backend="ddp", timeout=60, limit=240, destroy=True, apart=False, **settings):
+        self.size, self.limit, self.destroy, self.apart = size, limit, destroy, apart
         self.folder = tempfile.mkdtemp(prefix="ddp-torch-")
         start = multiprocessing.get_context("fork").Process
         given = (body, arguments, backend, timeout, settings)

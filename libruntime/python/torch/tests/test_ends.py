@@ -21,6 +21,8 @@ NEW = int(torch.__version__.split(".")[0]) >= 2
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 BASE = getattr(torch._C._distributed_c10d, "Backend", None)
 ALLOCATES, ABORTS = hasattr(BASE, "allocate_tensor"), hasattr(BASE, "abort")
+with open("/proc/self/maps") as maps:
+    HAS_NETWORK = "/libucp" in maps.read()
 
 
 def later(n=1000, group=None):
@@ -191,48 +193,62 @@ def interrupted(rank, size):
     return True
 
 
-def child_exits(rank, size):
-    """A forked child ends as an interpreter does, while an operation of its parent is under way."""
-    dist.all_reduce(torch.ones(10))
-    t = torch.ones(100000)
+def callbacks_at_the_end(rank, size):
+    """The process ends while each callback waits for an operation that ends later."""
     if rank == 1:
         time.sleep(0.5)
-    work = dist.all_reduce(t, async_op=True)
-    future = work.get_future().then(lambda f: 7)
-    pid = os.fork()
-    if pid == 0:
-        del work, future
-        sys.exit(0)
-    end = time.monotonic() + 60
-    ended = 0
-    while not ended and time.monotonic() < end:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.01)
-    if not ended:
-        os.kill(pid, signal.SIGKILL)
-        raise AssertionError("the child hangs")
-    assert status == 0, status
-    assert future.wait() == 7 and t[0].item() == size
-    dist.barrier()
+    futures = [later().get_future() for _ in range(50)]
+    global kept
+    kept = [one.then(lambda _, after=after: after.wait()) for one, after in zip(futures, futures[1:])]
     return True
 
 
-def child_begins(rank, size, folder):
-    """A forked child makes a group of its own."""
-    dist.all_reduce(torch.ones(10))
-    pid = os.fork()
-    if pid == 0:
-        dist.distributed_c10d._world.pg_map.clear()
-        dist.distributed_c10d.GroupMember.WORLD = None
-        store = dist.PrefixStore("child", dist.FileStore(f"{folder}/child", size))
-        dist.init_process_group("ddp", store=store, rank=rank, world_size=size)
-        t = torch.ones(3)
-        dist.all_reduce(t)
-        dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
-        dist.destroy_process_group()
-        os._exit(0 if t[0].item() == size else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    dist.barrier()
+def groups_in_another_order(rank, size):
+    """The groups lie in memory in another order on each rank, and the end of the process closes them."""
+    groups = []
+    for _ in range(6):
+        alone = dist.new_group([1])
+        groups.append(dist.new_group())
+        if rank == 1:
+            dist.destroy_process_group(alone)
+        del alone
+        groups.append(dist.new_group())
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    return True
+
+
+def python_goes_on(rank, size, folder):
+    """While a rank waits for another one, its other threads run Python: one of them lets the other rank come."""
+
+    def waits(name, call):
+        path = f"{folder}/{name}"
+
+        def let_come():
+            time.sleep(0.2)
+            open(path, "w").close()
+
+        if rank == 0:
+            thread = threading.Thread(target=let_come)
+            thread.start()
+            made = call()
+            thread.join()
+            return made
+        end = time.monotonic() + 30
+        while not os.path.exists(path):
+            assert time.monotonic() < end, f"{name} keeps other threads from running"
+            time.sleep(0.01)
+        return call()
+
+    group = waits("new_group", dist.new_group)
+    dist.all_reduce(torch.ones(1), group=group)
+    waits("destroy", lambda: dist.destroy_process_group(group))
+    waits("sparse", lambda: dist.all_reduce(torch.eye(3).to_sparse()))
+    if NEW:
+        waits("monitored_barrier", backend_of_world().monitored_barrier)
+    if hasattr(dist, "shrink_group"):
+        parts = [waits("split", lambda: dist.split_group(split_ranks=[[0, 1]])), waits("shrink", lambda: backend_of_world().shrink([]))]
+        waits("free", parts.clear)
     return True
 
 
@@ -370,35 +386,6 @@ def memory_is_bounded(rank, size):
     return True
 
 
-def child_frees(rank, size):
-    """A forked child drops a tensor of its parent while a thread of the parent allocates."""
-    ends = threading.Event()
-
-    def allocate():
-        for i in range(1 << 30):
-            if ends.is_set():
-                return
-            take((1 << 20) + i % 100 * 1024)
-
-    thread = threading.Thread(target=allocate)
-    thread.start()
-    kept = [take(1 << 16)]
-    for _ in range(20):
-        pid = os.fork()
-        if pid == 0:
-            kept.clear()
-            os._exit(0)
-        end = time.monotonic() + 30
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > end:
-                os.kill(pid, signal.SIGKILL)
-                raise AssertionError("the child hangs")
-            time.sleep(0.002)
-    ends.set()
-    thread.join()
-    return True
-
-
 def exit_in_a_hook(rank, size):
     """sys.exit() in a communication hook."""
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 10))
@@ -478,12 +465,16 @@ class Ends(unittest.TestCase):
             self.assertNotEqual(ranks.wait()[0], 0)
             self.assertTrue(ranks.result(1))
 
-    def test_child_exits(self):
-        self.all_end(2, child_exits)
+    def test_callbacks_at_the_end(self):
+        self.all_end(2, callbacks_at_the_end, destroy=False)
 
-    @unittest.skipUnless(NEW, "this torch cannot forget its groups")
-    def test_child_begins(self):
-        self.all_end(2, child_begins, self.folder())
+    @unittest.skipUnless(HAS_NETWORK, "libddp is built without UCX")
+    def test_groups_close_in_one_order(self):
+        self.all_end(2, groups_in_another_order, destroy=False, apart=True, timeout=300)
+
+    @unittest.skipUnless(HAS_NETWORK, "libddp is built without UCX")
+    def test_python_goes_on(self):
+        self.all_end(2, python_goes_on, self.folder(), apart=True)
 
     def test_thread_at_the_end(self):
         self.all_end(2, thread_at_the_end, destroy=False)
@@ -520,10 +511,6 @@ class Ends(unittest.TestCase):
     @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
     def test_memory_is_bounded(self):
         self.all_end(2, memory_is_bounded)
-
-    @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
-    def test_child_frees(self):
-        self.all_end(1, child_frees)
 
     @unittest.skipUnless(NEW, "hooks of this torch differ")
     def test_exit_in_a_hook(self):

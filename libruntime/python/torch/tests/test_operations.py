@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random operations beside gloo, and operations that gloo lacks."""
 
+import datetime
 import random
+import time
 import unittest
 
 import torch
@@ -180,6 +182,17 @@ def works_and_futures(rank, size):
     # A tensor of which only the operation knows.
     for _ in range(100):
         dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(lambda f: None)
+    # A timeout may be longer than the clock can count.
+    if rank == size - 1:
+        time.sleep(0.2)
+    dist.all_reduce(torch.ones(1), async_op=True).wait(datetime.timedelta(days=200000))
+    # Another thread completes the operation, and does not have this thread's mode.
+    with torch.inference_mode():
+        view = torch.ones(4, 6)[:, ::2]
+        if rank == size - 1:
+            time.sleep(0.2)
+        dist.all_reduce(view, async_op=True).get_future().wait()
+        assert torch.equal(view, torch.full((4, 3), float(size))), view
     view = torch.zeros(4, 6)[:, ::2]
     dist.broadcast(view.copy_(torch.full((4, 3), float(rank + 1))), size - 1)
     assert torch.equal(view, torch.full((4, 3), float(size)))
