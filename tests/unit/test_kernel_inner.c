@@ -12,11 +12,12 @@
 
 #include <cmocka.h>
 
+#include "cpu/bf16.h"
 #include "cpu/inner.h"
 #include "kernels.h"
 #include "tests/support/kernel_sets.h"
 
-enum { LENGTHS = 132, WIDTHS = 40, ROWS = 7 };
+enum { LENGTHS = 132, WIDTHS = 40, ROWS = 7, DEPTHS = 3 };
 
 /* Exactly so many, so that a sanitizer sees who reads or writes beyond them. */
 static float *numbers(int64_t n)
@@ -147,6 +148,28 @@ static void run_pools(const struct dk_inner *inner, int64_t channels, results *r
 	free(which);
 }
 
+static void run_tiles(const struct dk_inner *inner, int64_t depth, results *r)
+{
+	enum { LDC = DK_STRIP + 3 };
+	const int64_t n = depth * DK_TILE, places = (DK_STRIP - 1) * LDC + DK_STRIP;
+	float *wide = numbers(n), *c = numbers(places);
+	uint16_t *a = malloc((size_t)n * sizeof(*a)), *b = malloc((size_t)n * sizeof(*b));
+
+	if (a == NULL || b == NULL)
+		abort();
+	inner->to_bf16(a, wide, n);
+	inner->scale(wide, n, -0.7f);
+	inner->to_bf16(b, wide, n);
+	inner->bf16_tile(c, LDC, a, b, depth, true);
+	keep(r, c, places);
+	inner->bf16_tile(c, LDC, b, a, depth, false);
+	keep(r, c, places);
+	free(wide);
+	free(c);
+	free(a);
+	free(b);
+}
+
 /* ---- what is asked -------------------------------------------------------------------------- */
 
 typedef void run_fn(const struct dk_inner *inner, int64_t n, results *r);
@@ -199,12 +222,19 @@ static void sets_agree_on_pools(void **state)
 	compare(run_pools, 1, WIDTHS);
 }
 
+static void sets_agree_on_tiles(void **state)
+{
+	(void)state;
+	compare(run_tiles, 1, DEPTHS);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sets_agree_on_elements),
 		cmocka_unit_test(sets_agree_on_layers),
 		cmocka_unit_test(sets_agree_on_pools),
+		cmocka_unit_test(sets_agree_on_tiles),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
