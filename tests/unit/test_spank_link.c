@@ -436,6 +436,35 @@ static void nodes_answer_when_they_have_told_all(void **state)
 	end_srun();
 }
 
+/* A node that comes, or comes back, after the question may know of an earlier end, too. */
+static void nodes_that_come_later_are_asked_too(void **state)
+{
+	struct link links[3];
+
+	(void)state;
+	begin_srun(SILENCE_MS);
+	begin_node(&links[0], 0, SILENCE_MS);
+	UNTIL(&links[0], is_open(0) && link_was_open(&links[0]));
+	assert_int_equal(shutdown(links[0].now.channel.fd, SHUT_RDWR), 0);
+	UNTIL(&links[0], !is_open(0));
+	links_ask(&srun.links);
+	assert_false(links_any_untold(&srun.links));
+	begin_node(&links[1], 1, SILENCE_MS);
+	for (uint32_t i = 0; i < 2; i++) {
+		UNTIL(&links[i], link_is_asked(&links[i]));
+		assert_true(links_any_untold(&srun.links));
+		link_answer(&links[i]);
+		UNTIL(&links[i], !links_node(&srun.links, i)->asked);
+	}
+	links_ask_no_more(&srun.links);
+	begin_node(&links[2], 2, SILENCE_MS);
+	UNTIL(&links[2], is_open(2) && link_was_open(&links[2]));
+	assert_false(links_any_untold(&srun.links));
+	for (uint32_t i = 0; i < 3; i++)
+		link_end(&links[i]);
+	end_srun();
+}
+
 /* Cuts the connection at a random place of it, on a random side. */
 static void cut(struct link *link, unsigned int *seed)
 {
@@ -934,6 +963,7 @@ int main(void)
 		cmocka_unit_test(a_node_opens_a_link_and_both_sides_send),
 		cmocka_unit_test(a_node_leaves_when_srun_lets_it),
 		cmocka_unit_test(nodes_answer_when_they_have_told_all),
+		cmocka_unit_test(nodes_that_come_later_are_asked_too),
 		cmocka_unit_test(nothing_is_lost_or_doubled_by_new_connections),
 		cmocka_unit_test(a_second_connection_replaces_one_that_brings_nothing),
 		cmocka_unit_test(an_older_opening_replaces_none),

@@ -106,6 +106,32 @@ static void another_plugin_that_prepares_tasks_is_waited_for(void **state)
 	presence_end(&presence);
 }
 
+/* A failure waits for them, but only as long as they are likely to report at all. */
+static void nodes_that_may_tell_of_an_earlier_failure_are_waited_for(void **state)
+{
+	struct presence presence = { .tasks = 0 };
+
+	(void)state;
+	assert_int_equal(presence_untold_until(&presence, (START + 10) * MS, 1500 * MS), 0);
+	assert_true(presence_begin(&presence, 2, START * MS));
+	presence_start(&presence, 0, "n0", START * MS);
+	presence_report(&presence, 0, "n0");
+	/* The other one may have started, and srun has not seen it. */
+	assert_int_equal(presence_untold_until(&presence, (START + 9000) * MS, 1500 * MS), (START + 10500) * MS);
+	presence_start(&presence, 1, "n1", (START + 20) * MS);
+	assert_int_equal(presence_untold_until(&presence, (START + 10) * MS, 1500 * MS), (START + 1510) * MS);
+	assert_int_equal(presence_untold_until(&presence, (START + 9000) * MS, 1500 * MS), (START + 1520) * MS);
+	presence_report(&presence, 1, "n1");
+	assert_int_equal(presence_untold_until(&presence, (START + 10) * MS, 1500 * MS), 0);
+	presence_end(&presence);
+	/* It was said that they do not report. */
+	presence = begin((struct presence_policy){ .refuse = true });
+	assert_true(presence_untold_until(&presence, (START + 10) * MS, 1500 * MS) > 0);
+	assert_true(presence_is_late(&presence, (START + SILENT_MS) * MS));
+	assert_int_equal(presence_untold_until(&presence, (START + SILENT_MS) * MS, 1500 * MS), 0);
+	presence_end(&presence);
+}
+
 /* A failure's message has the node's name and no rank; a stall's note has a rank and no name. */
 static void any_message_of_a_node_is_its_report(void **state)
 {
@@ -365,6 +391,7 @@ int main(void)
 		cmocka_unit_test(nodes_that_report_are_there),
 		cmocka_unit_test(a_task_that_slurm_has_not_started_is_waited_for),
 		cmocka_unit_test(another_plugin_that_prepares_tasks_is_waited_for),
+		cmocka_unit_test(nodes_that_may_tell_of_an_earlier_failure_are_waited_for),
 		cmocka_unit_test(any_message_of_a_node_is_its_report),
 		cmocka_unit_test(a_node_of_which_srun_has_noted_some_tasks_is_not_silent),
 		cmocka_unit_test(tasks_that_start_late_are_seen_soon),

@@ -163,6 +163,11 @@ static bool is_own_host(int fd)
 	              sizeof(struct in6_addr)) == 0;
 }
 
+static bool knows_question(const struct links_node *node)
+{
+	return strcmp(node->opening.release, PACKAGE_VERSION) == 0;
+}
+
 static void read_node(struct links *links, uint32_t node, uint64_t now_ns);
 
 bool links_adopt(struct links *links, int fd, const struct relay *relay, const struct relay_message *message,
@@ -199,8 +204,10 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 	of->open = true;
 	of->bye = of->let_go = false;
 	of->own = is_own_host(fd);
-	if (is_new)
+	if (is_new) {
 		of->heard_ns = now_ns;
+		of->asked = links->asks && knows_question(of);
+	}
 	answer(links, node, relay, message);
 	if (!await(links, node, EPOLL_CTL_ADD)) {
 		close_channel(of);
@@ -410,15 +417,24 @@ uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
 
 void links_ask(struct links *links)
 {
+	links->asks = true;
 	for (uint32_t i = 0; i < links->count; i++) {
 		struct links_node *node = links->nodes[i];
-		if (!counts(node) || node->silent || strcmp(node->opening.release, PACKAGE_VERSION) != 0)
+		if (node->bye || node->lost || node->silent || !knows_question(node))
 			continue;
 		node->asked = true;
+		/* A node that opens a connection again is asked then. */
+		if (!node->open)
+			continue;
 		channel_put(&node->channel, FRAME_ASK, node->session.read, NULL, 0);
 		channel_flush(&node->channel);
 		await(links, i, EPOLL_CTL_MOD);
 	}
+}
+
+void links_ask_no_more(struct links *links)
+{
+	links->asks = false;
 }
 
 bool links_any_untold(const struct links *links)

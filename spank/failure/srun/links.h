@@ -60,6 +60,7 @@ struct links {
 	struct links_node **nodes; /* by number, from 0 on, in the order in which they came */
 	uint32_t count, room;
 	bool any_waits;       /* until it may leave */
+	bool asks;            /* links_ask(), which goes for nodes that come, too */
 	bool all_quiet, told_all; /* all nodes are quiet for half of silence=, and it was told */
 	int ready;            /* of epoll(7); -1: none */
 	uint64_t judged_ns, slept_ns; /* when links_judge() last ran, by CLOCK_MONOTONIC and CLOCK_BOOTTIME */
@@ -96,9 +97,11 @@ void links_give_up(struct links *links, uint64_t now_ns);
    What fails meanwhile on other nodes may be the consequence. */
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns);
 
-/* Asks all nodes whose tasks run for the ends of tasks that they have seen so far. A node answers when it has told of them
-   all. A node of another release may not know the question, and is not asked. */
+/* Asks all nodes whose tasks run for the ends of tasks that they have seen so far, and nodes that come later, until
+   links_ask_no_more(). A node answers when it has told of them all. A node of another release may not know the question, and
+   is not asked. */
 void links_ask(struct links *links);
+void links_ask_no_more(struct links *links);
 
 /* Whether an answer is missing. Nodes that are silent, or whose tasks have ended, do not count. */
 bool links_any_untold(const struct links *links);

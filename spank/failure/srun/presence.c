@@ -170,13 +170,22 @@ uint32_t presence_silent(struct presence *presence, bool *any_reported)
 }
 
 /* Called often: a thousand nodes' reports are to cost no thousand counts. */
-bool presence_is_complete(struct presence *presence)
+static bool is_complete(struct presence *presence)
 {
 	if (presence->started < presence->tasks)
 		return false;
 	if (presence->grown || (presence->changed && presence->reports >= presence->nodes))
 		look(presence, NULL);
 	return presence->silent == 0;
+}
+
+uint64_t presence_untold_until(struct presence *presence, uint64_t asked_ns, uint64_t wait_ns)
+{
+	bool all_run = presence->started == presence->tasks;
+
+	if (presence->tasks == 0 || presence->said || is_complete(presence))
+		return 0;
+	return (all_run && presence->changed_ns < asked_ns ? presence->changed_ns : asked_ns) + wait_ns;
 }
 
 static uint64_t late_ns(const struct presence *presence)
@@ -188,7 +197,7 @@ uint64_t presence_due(struct presence *presence, uint64_t now_ns)
 {
 	uint64_t age_ns = now_ns - presence->begin_ns;
 
-	if (presence->tasks == 0 || presence->said || presence_is_complete(presence))
+	if (presence->tasks == 0 || presence->said || is_complete(presence))
 		return UINT64_MAX;
 	if (presence->started == presence->tasks)
 		return late_ns(presence) > now_ns ? late_ns(presence) : now_ns + 1000 * NS_PER_MS;

@@ -58,8 +58,9 @@ uint64_t presence_due(struct presence *presence, uint64_t now_ns);
 /* Whether nodes have been silent for so long that it is to be said, which is once. */
 bool presence_is_late(struct presence *presence, uint64_t now_ns);
 
-/* Whether Slurm has started all tasks and all their nodes have reported. */
-bool presence_is_complete(struct presence *presence);
+/* Until when a node that has not reported may be about to tell of its first end, if each has so long after `asked_ns`, or
+   after the start of the last task; 0: all have reported, or it was said that some do not. */
+uint64_t presence_untold_until(struct presence *presence, uint64_t asked_ns, uint64_t wait_ns);
 
 /* How many nodes have started tasks and not reported, and whether any node has reported. None
    while srun does not know yet where a task has started whose node has reported by it. */

@@ -412,11 +412,15 @@ static void serve_links(void)
 	}
 }
 
-/* Whether a node may still tell of a failure that was before the one that is held. A node that has not reported may be
-   about to tell of its first end. */
-static bool is_any_untold(void)
+/* Until when a node may still tell of a failure that was before the one that is held; 0: none may. */
+static uint64_t untold_until(void)
 {
-	return links_any_untold(&server.links) || (presence.tasks > 0 && !presence.said && !presence_is_complete(&presence));
+	const uint64_t wait_ns = server.step.policy.ask_ms * 1000000ull;
+
+	if (server.asked_ns == 0)
+		return 0;
+	return links_any_untold(&server.links) ? server.asked_ns + wait_ns
+	                                       : presence_untold_until(&presence, server.asked_ns, wait_ns);
 }
 
 /* The first failure is the one that happened first, and not the one whose news was faster. */
@@ -424,14 +428,15 @@ static void settle_order(uint64_t now_ns)
 {
 	uint64_t until_ns;
 
-	if (!step_holds(&server.step))
+	if (!step_holds(&server.step)) {
 		server.asked_ns = 0;
-	else if (server.asked_ns == 0 && server.step.policy.ask_ms > 0) {
+		links_ask_no_more(&server.links);
+	} else if (server.asked_ns == 0 && server.step.policy.ask_ms > 0) {
 		server.asked_ns = now_ns;
 		links_ask(&server.links);
 	}
 	server.step.doubt_ns = links_doubt_until(&server.links, now_ns);
-	until_ns = server.asked_ns != 0 && is_any_untold() ? server.asked_ns + server.step.policy.ask_ms * 1000000ull : 0;
+	until_ns = untold_until();
 	if (until_ns > server.step.doubt_ns)
 		server.step.doubt_ns = until_ns;
 }
