@@ -105,19 +105,26 @@ void ddp_device_keep(ddp_device *device)
 	atomic_fetch_add(&device->users, 1);
 }
 
+ddp_status ddp_device_freed(ddp_device *device)
+{
+	const int allocations = device->allocations, host_allocations = device->host_allocations;
+	const int queues = device->queues, events = device->events;
+
+	if ((allocations | host_allocations | queues | events) == 0)
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_STATE, "device %s:%d is still in use: %d pieces of memory and %d "
+	                "of the host's, %d queues and %d events were not freed",
+	                device->info.kind, device->info.index, allocations, host_allocations,
+	                queues, events);
+}
+
 ddp_status ddp_device_close(ddp_device *device)
 {
 	if (device == NULL || atomic_fetch_sub(&device->users, 1) > 1)
 		return DDP_OK;
-	const int allocations = device->allocations, host_allocations = device->host_allocations;
-	const int queues = device->queues, events = device->events;
-	if ((allocations | host_allocations | queues | events) != 0 &&
-	    device->backend->error(device->self) == DDP_OK) {
+	if (device->backend->error(device->self) == DDP_OK && ddp_device_freed(device) != DDP_OK) {
 		atomic_store(&device->users, 1);
-		return ddp_fail(DDP_ERR_STATE, "device %s:%d is still in use: %d pieces of memory and %d "
-		                "of the host's, %d queues and %d events were not freed",
-		                device->info.kind, device->info.index, allocations, host_allocations,
-		                queues, events);
+		return DDP_ERR_STATE;
 	}
 	pthread_mutex_lock(&open_lock);
 	ddp_device **link = &open_devices;

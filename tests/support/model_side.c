@@ -86,7 +86,7 @@ void side_all_freed(ddp_context *context)
 {
 	const char *left = by_nccl ? "still in use: 1 pieces of memory" : "still in use: 0 pieces of memory";
 
-	CHECK(ddp_device_close(context->device) == DDP_ERR_STATE && strstr(ddp_last_error(), left) != NULL);
+	CHECK(ddp_device_freed(context->device) == DDP_ERR_STATE && strstr(ddp_last_error(), left) != NULL);
 }
 
 int side_rank(const model_side *s)
