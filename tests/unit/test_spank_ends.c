@@ -376,8 +376,11 @@ static void thread_answers_srun_when_it_has_told_all(void **state)
 		watch();
 		while (!atomic_load(&node.supervise.shared->answered))
 			usleep(1000);
-		if (fails)
+		if (fails) {
+			siginfo_t end;
 			kill(tasks[0], SIGABRT);
+			assert_int_equal(waitid(P_PID, (id_t)tasks[0], &end, WEXITED | WNOWAIT), 0);
+		}
 		assert_true(relay_tell(&relay, "127.0.0.1", &later));
 		wait_for(&times_said, 1);
 		assert_non_null(strstr(said, fails ? "rank 0 of 2 on n0 was killed by signal 6" : "later"));
