@@ -61,6 +61,16 @@ check "which says how to find those that do" prints 'tests/run --list lint'
 run 0 --times 0 lint
 check "and so is a number that is none" status_is 2
 
+# The checker's parent is timeout, whose parent is the lane.
+install -m 755 "$tree/slurm/good" "$tree/slurm/kills"
+cat >"$work/bin/shellcheck" <<'END'
+#!/bin/sh
+case $* in *slurm/kills*) kill -KILL "$(ps -o ppid= -p $PPID | tr -d ' ')" ;; esac
+END
+run 0 lint/slurm/good lint/slurm/kills lint/slurm/bad
+check "tests of a lane that dies are missed" closes_with '1 passed, 2 failed'
+check "each by its name" prints '^  lint/slurm/bad: left no result'
+
 printf '#!/bin/sh\necho "ok 1 - begun"\nexec sleep 1000\n' >"$work/hangs"
 chmod 755 "$work/hangs"
 status=0
