@@ -2,19 +2,11 @@
 #include "preflight/groups.h"
 
 #include <stdlib.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "preflight/statistics.h"
 
 static const double ODD = 0.7;
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 static ddp_status all_reduce(ddp_comm *comm, void *memory, size_t bytes)
 {
@@ -31,12 +23,12 @@ static ddp_status measure(double *values, ddp_comm *comm, void *memory, size_t b
 	ddp_status status = ranks > 1 ? all_reduce(comm, memory, bytes) : DDP_OK;
 
 	for (int i = 0; status == DDP_OK && ranks > 1 && i < PREFLIGHT_GROUP_REPEATS; i++) {
-		double begin;
+		uint64_t begin_ns;
 		status = ddp_barrier(comm);
-		begin = now();
+		begin_ns = ddp_now_ns();
 		if (status == DDP_OK)
 			status = all_reduce(comm, memory, bytes);
-		values[i] = 2.0 * (ranks - 1) / ranks * (double)bytes / (now() - begin);
+		values[i] = 2.0 * (ranks - 1) / ranks * (double)bytes / ddp_seconds_since(begin_ns);
 	}
 	return status;
 }

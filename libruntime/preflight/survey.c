@@ -4,8 +4,8 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "preflight/schedule.h"
 
 enum { NUMBERS_OF_FIGURES = sizeof(struct preflight_figures) / sizeof(double) };
@@ -170,22 +170,14 @@ static ddp_status collect(struct preflight_survey *s, const struct preflight_lin
 	return status;
 }
 
-static double seconds_now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 /* The nodes that still measure links. */
 struct company {
 	ddp_comm *comm;      /* of these nodes; it is the survey's own as long as they are all */
 	unsigned char *late; /* [nodes], each node knows its own, until a round begins */
 };
 
-/* Begins a round of all nodes at once. Nodes that were late leave; *stays tells whether this one has not. */
-static ddp_status meet(struct preflight_survey *s, struct company *company, bool *stays)
+/* Begins a round of all nodes at once. Nodes that were late leave. */
+static ddp_status meet(struct preflight_survey *s, struct company *company)
 {
 	int self = s->job->node_rank;
 	unsigned char own = company->late[self];
@@ -200,27 +192,26 @@ static ddp_status meet(struct preflight_survey *s, struct company *company, bool
 	}
 	memset(company->late, 0, (size_t)s->nodes);
 	company->late[self] = own;
-	*stays = !s->left_out[self];
 	return status;
 }
 
 static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own, int rounds)
 {
-	unsigned char *late = &company->late[s->job->node_rank];
-	bool stays = true;
+	const int self = s->job->node_rank;
+	unsigned char *late = &company->late[self];
 
 	for (int round = 0; round < rounds; round++) {
-		int peer = preflight_peer(s->nodes, round, s->job->node_rank);
-		ddp_status status = meet(s, company, &stays);
-		double begin = seconds_now();
-		if (status != DDP_OK || !stays)
+		int peer = preflight_peer(s->nodes, round, self);
+		ddp_status status = meet(s, company);
+		uint64_t begin_ns = ddp_now_ns();
+		if (status != DDP_OK || s->left_out[self])
 			return status;
 		if (peer < 0 || s->left_out[peer])
 			continue;
 		status = preflight_lines_measure(s->lines, peer, PREFLIGHT_LINK_MS, &own[round]);
 		if (status != DDP_OK)
 			return status;
-		if (seconds_now() - begin <= PREFLIGHT_LATE_MS * 1e-3)
+		if (ddp_seconds_since(begin_ns) <= PREFLIGHT_LATE_MS * 1e-3)
 			*late = 0;
 		else if (*late < UCHAR_MAX)
 			(*late)++;
