@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What becomes of restart=, spare= and min-nodes= in srun. A user's that do not fit the step are refused; a site's do not
- * count then.
+ * srun settles restart=, spare= and min-nodes= before the step begins. A user's that do not fit the step are refused; a
+ * site's do not count then.
  */
 #ifndef SPANK_SETTLE_H
 #define SPANK_SETTLE_H

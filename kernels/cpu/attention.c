@@ -52,7 +52,7 @@ static struct head locate(const struct attention *a, int64_t index)
 
 /* ---- products, whose right sides are packed once for several of them ---------------------- */
 
-/* What the products of one (sample, head) share. Without memory, or a processor for it, all are NULL. */
+/* The products of one (sample, head) share these. Without memory, or a processor for it, all are NULL. */
 struct packed {
 	dk_scratch *scratch;
 	float *k_down, *v_down;       /* of k^T and v^T: keys are columns */

@@ -166,7 +166,7 @@ static void gradient_span(void *arg, int64_t first, int64_t last)
 	}
 }
 
-/* What the 1 less means in din: rows first .. last - 1. */
+/* The 1 less at a target takes its weights off din: rows first .. last - 1. */
 static void take_weights(void *arg, int64_t first, int64_t last)
 {
 	const struct classifier *c = arg;

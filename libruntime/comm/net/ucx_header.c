@@ -6,8 +6,8 @@
 
 enum { NUMBER_BITS = 24 }; /* of a collective's tag, below the sequence (comm/wait/message) */
 
-/* What follows the seal, so that most words are small: the sequence stands below the message's number, and the sender's
-   rank is told by how it differs from that in the world. */
+/* These words follow the seal. So that most of them are small, the sequence stands below the message's number, and the
+   sender's rank is told by how it differs from that in the world. */
 static void list_words(const data_header *header, uint64_t words[DDP_HEADER_WORDS])
 {
 	const ddp_envelope *e = &header->envelope;

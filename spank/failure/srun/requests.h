@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What srun wants of slurmctld in a step: to know whether a node has failed whose tasks slurmctld seems to have killed, and
+ * In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed, and
  * whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These requests are
  * made one at a time (controller.h), and lost nodes leave the job before the step ends. libc only.
  */
