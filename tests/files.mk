@@ -42,6 +42,9 @@ print-prefix:
 print-examples:
 	@for program in $(bin_PROGRAMS) $(noinst_PROGRAMS); do \
 		case $$program in examples/*) echo $$program ;; esac; done
+# What check-packages asks.
+print-tests:
+	@for test in $(TESTS); do echo $$test; done
 # The long forms of what `make check` does shortly.
 check-comm: tests/ranks/comm_soak tests/ranks/test_comm_random tests/ranks/test_comm_stalls \
 	tests/ranks/test_comm_credit
@@ -142,7 +145,7 @@ gpu-kit:
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
 	rm -rf coverage packages.work ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
-.PHONY: print-prefix print-examples check-comm check-engine check-failures check-gpu check-packages check-preflight check-scale check-storm check-torch \
+.PHONY: print-prefix print-examples print-tests check-comm check-engine check-failures check-gpu check-packages check-preflight check-scale check-storm check-torch \
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk
@@ -621,11 +624,11 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
+TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
-	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
+	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 
