@@ -187,6 +187,9 @@ with tempfile.TemporaryDirectory() as name:
     check("the page has the timeline and the threads", "<svg" in page and "a&lt;b&gt;" in page and "<b>" not in page, page)
     found = run("--record", folder, "-o", Path(name) / "page.html")
     check("a step's folder and a page's name may be given", found.returncode == 0 and (Path(name) / "page.html").exists(), found.stderr)
+    found = run("--record", folder, "--merge", Path(name) / "trace.json")
+    check("--merge, which merges traces, is refused beside it", found.returncode == 2 and "--merge" in found.stderr and
+          not (Path(name) / "trace.json").exists(), found.stderr)
     (Path(name) / "empty").mkdir()
     found = run("--record", Path(name) / "empty")
     check("a folder without records is refused in words", found.returncode == 1 and "has no records" in found.stderr, found.stderr)

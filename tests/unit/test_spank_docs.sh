@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The manuals name every key and every variable, and nothing that is none.
+# The manuals name every key, every variable and every option of the tools, and nothing that is none.
 tests=${0%/*}
 manual=$tests/../../doc/srun-ddp.7
 manual8=$tests/../../doc/spank_ddp.8
@@ -71,7 +71,7 @@ else
 	nothing "missing: the table of options, put(), or variables of libddp's" "keys and variables are found in the source"
 fi
 work=$(mktemp) || exit 1
-trap 'rm -f "$work" "$work.variables" "$work.keys"' EXIT
+trap 'rm -f "$work" "$work.variables" "$work.keys" "$work.help"' EXIT
 cat "$manual" "$tests/../../doc/libddp.3" >"$work"
 # shellcheck disable=SC2046,SC2086 # words
 {
@@ -88,5 +88,19 @@ cat "$manual" "$tests/../../doc/libddp.3" >"$work"
 	nothing "$(printf '%s\n' $handed | grep -vxF "$listed")" "what srun hands to its nodes is in its list"
 	nothing "$(missing "$work" $read_variables)" "libddp(3) or srun-ddp(7) has every variable that libddp reads"
 }
+# differs TOOL COMMAND...: the options that only its help or only its manual has
+differs()
+{
+	tool=$1
+	shift
+	COLUMNS=80 "$@" --help | sed -n 's/^ \{1,4\}\(-[a-z], \)\{0,1\}\(--[a-z-]*\).*/\2/p' | sort -u >"$work.help"
+	sed -n '/^\.SH OPTIONS/,/^\.SH [^O]/p' "$tests/../../doc/$tool.1" | grep -A 1 '^\.TP' | grep '^\.B' | sed 's/\\-/-/g; s/\\f.//g' |
+		grep -oE -e '--[a-z-]+' | sort -u | diff - "$work.help"
+	[ -s "$work.help" ] || echo "missing: the help of $tool"
+}
+nothing "$(differs ddp-status spank/status/ddp-status)" "ddp-status(1) has the options of the program's help"
+nothing "$(differs ddp-preflight libruntime/preflight/ddp-preflight)" "ddp-preflight(1) too"
+nothing "$(differs ddp-failures python3 "$tests/../../spank/status/ddp-failures")" "ddp-failures(1) too"
+nothing "$(differs ddp-report python3 "$tests/../../libruntime/watch/ddp-report")" "ddp-report(1) too"
 nothing "$(grep -v '^ *#' "$sample" | grep -v '^$')" "spank_ddp.conf is disabled as installed"
 echo "1..$number"
