@@ -152,6 +152,27 @@ try:
         panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 and panel["type"] in ("stat", "table", "timeseries", "bargauge", "gauge")
         and len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
         and all(target["datasource"] == panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for target in panel["targets"]))])
+
+    def labels_of(query):
+        """The labels of a query's result; what is not aggregated has those of a rank."""
+        grouped = None if "bottomk" in query else re.search(r"\bby \(([a-z, ]*)\)", query)
+        return re.findall("[a-z]+", grouped[1]) if grouped else ["jobid", "stepid", "rank", "node", "user", "partition"]
+
+    empty = [(panel["title"], label) for panel in dashboard["panels"] for target in panel["targets"]
+             for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+             if label not in labels_of(target["expr"])]
+    check("the legends name labels that the queries leave", not empty, empty)
+    tables = [panel for panel in dashboard["panels"] if panel["type"] == "table"]
+    renamed = [step["options"]["renameByName"] for panel in tables for step in panel["transformations"] if step["id"] == "organize"]
+    check("a table is of one moment, and each of its columns has a name", len(tables) == len(renamed) and not [
+        (panel["title"], target["refId"]) for panel, names in zip(tables, renamed) for target in panel["targets"]
+        if not (target.get("instant") and target.get("format") == "table" and f"Value #{target['refId']}" in names)])
+    missing = [(panel["title"], override) for panel in dashboard["panels"] for override in panel["fieldConfig"]["overrides"]
+               if override["matcher"]["options"] not in [name for names in renamed for name in names.values()]]
+    check("an override is for a column that is there", not missing, missing)
+    defined = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(dashboard)))
+    check("each variable is defined and used", defined == used, (defined, used))
     # Grafana's own types, if they are there (pip install grafana-foundation-sdk), keep all that they know.
     try:
         from grafana_foundation_sdk.cog import encoder, plugins
