@@ -71,4 +71,13 @@ capture on_cluster sh -c "$(sed -n '/^ *cd .*StateSaveLocation/,/^ *grep /p' "$s
 prints "/job\.$asking/" "a queued job that asks for --ddp is found as the guide says"
 prints_not "/job\.$plain/" "and no other"
 capture as_user scancel "$plain" "$asking"
+
+# What it says of a trial, where the site's own files do not name the plugin.
+mkdir -m 777 "$work/home"
+: >"$work/site.conf"
+plugin=$(sed -n 's/^optional \([^ ]*\).*/\1/p' "$cluster/plugstack.conf")
+capture as_user env HOME="$work/home" sh -ec "$(sed -n '/^ *sed .*PlugStackConfig/,/^ *SLURM_CONF=.*srun/p' "$source/doc/rollout.md" |
+	sed "s|/etc/slurm/slurm.conf|$cluster/slurm.conf|; s|/etc/slurm/plugstack.conf|$work/site.conf|; s|spank_ddp\.so|$plugin|; s|-p PARTITION||; s|NODES|3|")"
+status_is 0 "with the guide's copies of slurm.conf and plugstack.conf one user's srun has the plugin"
+prints_times 3 '^rank [0-2]/3 ' "and prints a line for each node"
 done_testing
