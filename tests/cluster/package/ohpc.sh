@@ -12,6 +12,15 @@ rm -f "$ohpc"/*-debug*.rpm
 same "libddp-devel-ohpc libddp-ohpc python3-slurm-ddp-ohpc slurm-ddp-doc-ohpc slurm-ddp-plugin-ohpc slurm-ddp-tools-ohpc " \
 	"$(rpm -qp --qf '%{NAME}\n' "$ohpc"/*.rpm | sort | tr '\n' ' ')" "OpenHPC's: all packages end in -ohpc"
 
+# rpmlint says nothing of the packages that the spec's filters do not explain
+if command -v rpmlint >/dev/null && [[ $(rpmlint --version 2>&1) == 2.* ]]; then
+	capture rpmlint --rpmlintrc "${spec%.spec}.rpmlintrc" "$ohpc"/*.rpm
+	prints 'packages and 0 specfiles checked' "OpenHPC's: rpmlint looks at the packages"
+	prints_not '^[^ ]+: [EW]: ([^u]|u[^n]|un[^u])' "OpenHPC's: and finds nothing"
+else
+	skip "OpenHPC's: rpmlint" "there is no rpmlint 2"
+fi
+
 # What none of these packages gives comes from others, for which one package stands in. Of OpenHPC's own there are two.
 others() { comm -23 <(rpm -qp --requires "$ohpc"/*.rpm | sort -u) <(rpm -qp --provides "$ohpc"/*.rpm | sort -u); }
 asked=$(others | grep -v '^rpmlib(')
