@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Spack: put this file into packages/slurm_ddp/ of a repository of your own (spack repo create). The archive is that of
-# make dist, in a mirror or beside this file. Spack reads it; nobody has built by it yet (doc/verified.md).
+# Spack: put this file into packages/slurm_ddp/ of a repository of your own (spack repo create); before Spack 1.0 the folder
+# is packages/slurm-ddp/. The archive is that of make dist, in a mirror or beside this file.
+#   spack install --no-checksum slurm-ddp
+#   make check-packages PARTS=spack SPACK=DIR/bin/spack    in a build of slurm-ddp: the same, on the libraries of a Debian system
 import os
 
 from spack.package import *
@@ -45,6 +47,8 @@ class SlurmDdp(AutotoolsPackage):
     depends_on("cuda", when="+cuda")
     depends_on("cmocka", type="test")
 
+    sanity_check_is_file = [join_path("lib", "libddp.so"), join_path("include", "ddp.h"), join_path("bin", "ddp-status")]
+
     def configure_args(self):
         spec = self.spec
         args = []
@@ -67,3 +71,9 @@ class SlurmDdp(AutotoolsPackage):
     @property
     def install_targets(self):
         return ["install", "noinst_PROGRAMS="]
+
+    def test_tools(self):
+        """each tool runs and says its version"""
+        for name in ("ddp-failures", "ddp-preflight", "ddp-report", "ddp-status"):
+            tool = Executable(join_path(self.prefix.bin, name))
+            assert f"{name} {self.version}" in tool("--version", output=str.split, error=str.split)
