@@ -16,7 +16,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/pages.h"
 #include "base/path.h"
 #include "base/thread.h"
 #include "context.h"
@@ -27,6 +26,7 @@
 #include "state/leader.h"
 #include "state/lock.h"
 #include "state/metadata.h"
+#include "state/room.h"
 #include "state/store.h"
 #include "state/user.h"
 #include "watch/watch.h"
@@ -40,18 +40,12 @@ struct owner {
 	ddp_model *model;
 	ddp_store_lock *lock;
 	struct background *background; /* a save that another thread writes, or NULL */
-	float *copies;         /* [room]: what it writes */
-	int64_t room;
+	ddp_room copies;               /* what it writes */
 	char dir[];
 };
 
 static ddp_status end_background(struct owner *owner);
 static ddp_status await_file(ddp_model *model);
-
-static size_t room_bytes(const struct owner *owner)
-{
-	return (size_t)owner->room * sizeof(float);
-}
 
 static void let_go(void *attached)
 {
@@ -60,7 +54,7 @@ static void let_go(void *attached)
 	if ((ddp_model_saves(owner->model) ? await_file(owner->model) : end_background(owner)) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	ddp_store_lock_release(owner->lock);
-	ddp_pages_free(owner->copies, room_bytes(owner));
+	ddp_room_free(&owner->copies);
 	free(owner);
 }
 
@@ -340,31 +334,24 @@ static void copy_span(void *argument, int64_t first, int64_t last)
 	memcpy(copy->to + first, copy->from + first, (size_t)(last - first) * sizeof(float));
 }
 
-/* Training would wait for the faults of small pages. */
-static ddp_status make_room(struct owner *owner, const ddp_tensors *tensors)
+static int64_t elements_to_copy(const ddp_tensors *tensors)
 {
 	int64_t elements = 0;
 
 	for (int i = 0; i < tensors->count; i++)
-		elements += is_own(tensors, i) ? 0 : ddp_tensor_elements(&tensors->list[i]);
-	if (elements <= owner->room)
-		return DDP_OK;
-	ddp_pages_free(owner->copies, room_bytes(owner));
-	owner->room = elements;
-	owner->copies = ddp_pages_alloc(room_bytes(owner));
-	if (owner->copies != NULL)
-		return DDP_OK;
-	owner->room = 0;
-	return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
-	                elements * (int64_t)sizeof(float));
+		elements += is_own(tensors, i) || tensors->list[i].data == NULL ? 0 : ddp_tensor_elements(&tensors->list[i]);
+	return elements;
 }
 
 static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 {
-	ddp_status status = make_room(owner, tensors);
-	float *next = owner->copies;
+	const int64_t elements = elements_to_copy(tensors);
 
-	for (int i = 0; i < tensors->count && status == DDP_OK; i++) {
+	if (!ddp_room_take(&owner->copies, elements))
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the model (%" PRId64 " bytes)",
+		                elements * (int64_t)sizeof(float));
+	float *next = owner->copies.memory;
+	for (int i = 0; i < tensors->count; i++) {
 		const int64_t count = ddp_tensor_elements(&tensors->list[i]);
 		if (is_own(tensors, i))
 			continue;
@@ -372,7 +359,7 @@ static ddp_status copy_tensors(struct owner *owner, ddp_tensors *tensors)
 		tensors->list[i].data = next;
 		next += count;
 	}
-	return status;
+	return DDP_OK;
 }
 
 /* Leaves the save's memory to the thread that writes it. DDP_ERR_NOMEM: the save is as it
@@ -483,6 +470,19 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 	status = ddp_leader_run(model, prepare_directory, &save, NULL, 0);
 	free_save(&save);
 	return status;
+}
+
+/* A list without arenas has no data of what these will hold. */
+void ddp_save_reserve(ddp_model *model)
+{
+	struct owner *owner = owner_of(model);
+	ddp_tensors tensors;
+
+	if (owner == NULL || owner->copies.memory != NULL)
+		return;
+	if (ddp_model_tensors(model, false, &tensors) == DDP_OK && ddp_room_take(&owner->copies, elements_to_copy(&tensors)))
+		ddp_room_fill(&owner->copies);
+	ddp_tensors_free(&tensors);
 }
 
 /* Waits for the file that another thread still writes, on a rank that is alone now. */

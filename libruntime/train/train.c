@@ -398,6 +398,9 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 		        (long long)options.steps);
 	if (status == DDP_OK && options.checkpoint_dir != NULL && model->steps < options.steps)
 		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
+	/* From a device, a save copies to memory of its own. */
+	if (status == DDP_OK && options.checkpoint_async && options.checkpoint_every > 0 && model->place.device == NULL)
+		ddp_save_reserve(model);
 	if (status == DDP_OK) {
 		ddp_watch_last_step(model->context->watch, options.steps);
 		status = run_steps(&loop);

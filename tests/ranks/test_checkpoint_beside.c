@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "kernels/table.h"
 #include "reduce/model_state.h"
+#include "state/save.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
@@ -185,6 +186,68 @@ static int changing_folder_body(ddp_context *context, void *user)
 	CHECK(!writes || is_there(BEGUN));
 	ddp_model_free(model);
 	return 0;
+}
+
+/* Bytes of memory that this process has. */
+static size_t resident(void)
+{
+	FILE *file = fopen("/proc/self/statm", "r");
+	size_t all = 0, here = 0;
+
+	CHECK(file != NULL && fscanf(file, "%zu %zu", &all, &here) == 2);
+	fclose(file);
+	return here * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+enum { LARGE = 4 << 20, COPIES = 3 /* the parameters, and AdamW's state */, PATIENCE_S = 60 };
+
+/* Its memory is all there. */
+static ddp_model *make_large(ddp_context *context)
+{
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAMW };
+	const ddp_param param = { .name = "large", .ndim = 1, .shape = { LARGE } };
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, &param, 1, &options, &model));
+	for (int s = 0; s < BEGUN; s++) {
+		for (int i = 0; i < LARGE; i++)
+			ddp_model_param_grad(model, 0)[i] = (float)(i % 17) / 16;
+		CHECK_OK(ddp_model_grad_ready(model, 0));
+		CHECK_OK(ddp_model_step(model, 1, 0, NULL));
+	}
+	return model;
+}
+
+static int reserving_body(ddp_context *context, void *user)
+{
+	ddp_model *model = make_large(context);
+
+	(void)user;
+	ddp_save_reserve(model); /* without a directory there is nothing to reserve for */
+	CHECK_OK(ddp_checkpoint_save(model, NULL, at_once, 0));
+	CHECK_OK(ddp_checkpoint_prepare(model, beside));
+	const size_t wanted = resident() + (size_t)COPIES * LARGE * sizeof(float) / 10 * 9;
+	const uint64_t start_ns = ddp_now_ns();
+	ddp_save_reserve(model);
+	while (resident() < wanted)
+		CHECK(ddp_seconds_since(start_ns) < PATIENCE_S);
+	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
+	ddp_save_reserve(model); /* what is being written stays */
+	CHECK_OK(ddp_checkpoint_wait(model));
+	CHECK(same_files());
+	ddp_model_free(model);
+	/* A model may go while its memory is made. */
+	model = make_large(context);
+	CHECK_OK(ddp_checkpoint_prepare(model, beside));
+	ddp_save_reserve(model);
+	ddp_model_free(model);
+	return 0;
+}
+
+static void memory_for_copies_is_made_before_they_are(void **state)
+{
+	(void)state;
+	assert_int_equal(run_ranks(1, reserving_body, NULL), 0);
 }
 
 static void program_may_change_its_folder_meanwhile(void **state)
@@ -397,6 +460,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
+		cmocka_unit_test_setup(memory_for_copies_is_made_before_they_are, start_empty),
 		cmocka_unit_test_setup(program_may_change_its_folder_meanwhile, start_empty),
 		cmocka_unit_test_setup(all_ranks_wait_for_the_last_one, start_empty),
 		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
