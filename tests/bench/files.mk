@@ -164,6 +164,7 @@ TESTS += tests/bench/test_harness
 endif
 
 EXTRA_DIST += tests/bench/checkpoint_step tests/bench/ddp_overhead tests/bench/gpt_step tests/bench/rank_gpt.py \
+	tests/bench/rank_products.py \
 	tests/bench/harness/gpt.py
 EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
 	tests/bench/overlap tests/bench/overlap_progress \

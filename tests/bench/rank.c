@@ -149,11 +149,20 @@ static bool is_set(const char *name)
 	return value && *value;
 }
 
+static void rest(void)
+{
+	const char *us = getenv("BENCH_REST_US");
+
+	if (us && *us)
+		usleep((useconds_t)strtoul(us, NULL, 10));
+}
+
 static bool time_batch(struct rank_engine *engine, long batch, uint64_t *ns)
 {
 	bool touch = is_set("BENCH_TOUCH");
 	uint64_t start;
 
+	rest();
 	if (!engine->barrier(engine))
 		return false;
 	start = ddp_now_ns();

@@ -15,7 +15,9 @@
  * error is "@ RANK error TEXT" and ends it. A batch is BATCH operations back to
  * back after a barrier that is not timed; the driver takes the slowest rank's
  * time of each batch. Each run begins with one more batch, which is not
- * reported: it warms caches, and empties the bucket of a limited link.
+ * reported: it warms caches. Before each barrier, ranks rest for
+ * BENCH_REST_US microseconds: links whose rate is limited by a bucket begin
+ * with a full one, whatever a barrier takes.
  */
 #ifndef BENCH_RANK_H
 #define BENCH_RANK_H

@@ -47,8 +47,11 @@ class Rank:
     def run(self, batch, samples):
         data, all_reduce, now = self.data, dist.all_reduce, time.perf_counter_ns
         touch = os.environ.get("BENCH_TOUCH")
+        rest = int(os.environ.get("BENCH_REST_US") or 0) * 1e-6
         times = []
         for _ in range(samples + 1):
+            if rest:
+                time.sleep(rest)
             dist.barrier()
             start = now()
             for _ in range(batch):

@@ -162,14 +162,15 @@ def of_ddp_overhead(document):
     if document["nodes"] > 1:
         return
     slowest = {mode: [step["slowest"] for step in steps[mode]] for mode in steps}
-    single = statistics.median(step["mean"] for step in steps["single"])
     peers = {"pytorch": spread(torch[1])} if torch else {}
     model = gpt_text(document["sizes"])
     yield Figure("data parallelism", f"step of a GPT on {ranks} ranks of a node ({model})", "s", spread(slowest["default"]), peers,
                  bounds={"no communication": spread(slowest["silent"])}, within=1.05, short=True)
-    peers = {"pytorch": relative(torch[1], statistics.median(torch[0]))} if torch else {}
-    yield Figure("data parallelism", "the same, over one rank's step", "", relative(slowest["default"], single), peers,
-                 bounds={"no communication": relative(slowest["silent"], single)})
+    # By rounds: a machine that slows down during the run does so in both.
+    peers = {"pytorch": spread([statistics.median(several) / statistics.median(one) for one, several in document["pytorch_turns"]])
+             } if torch else {}
+    yield Figure("data parallelism", "the same, over one rank's step", "", over_single(steps, "default"), peers,
+                 bounds={"no communication": over_single(steps, "silent")})
     memory = document.get("memory")
     if memory:
         yield Figure("memory", f"training step of that GPT on {ranks} ranks of a node", "B", whole(memory[OURS]),
@@ -181,21 +182,21 @@ def gpt_text(sizes):
     return f"{millions:.0f}M"
 
 
-def relative(values, single):
-    return Spread(*(value / single for value in (statistics.median(values), min(values), max(values))))
+def over_single(steps, mode):
+    """The slowest rank's step over one rank's, in the same round."""
+    return spread([several["slowest"] / one["mean"] for several, one in zip(steps[mode], steps["single"])])
 
 
 def of_gpt_step(document):
     for result in document["results"]:
         name = "torch.compile" if document["dtype"] == "bf16" else "pytorch"
         peers = {name: spread(result["pytorch"])} if result["pytorch"] else {}
-        bounds = {}
-        if result["sgemm"]:
-            bounds["products"] = spread([document["flops"] / (rate * 1e9) for rate in result["sgemm"]])
+        rates = {name: result[key] for name, key in (("library products", "library"), ("products", "sgemm")) if result.get(key)}
+        bounds = {name: spread([document["flops"] / (rate * 1e9) for rate in of]) for name, of in rates.items()}
         threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
         yield Figure("training step", f"GPT of {gpt_text(document['sizes'])}, {document['dtype']}, {threads}", "s",
                      spread(result["gpt"]), peers, 1.3 if document["dtype"] == "f32" else 1.0, bounds,
-                     1 / 0.95 if bounds else None, short=result["threads"] == 1)
+                     1 / 0.95 if "library products" in bounds else None, short=result["threads"] == 1)
 
 
 FORMATS = {"contiguous": "PyTorch contiguous", "channels_last": "PyTorch channels last", "compiled": "PyTorch compiled"}
@@ -220,21 +221,28 @@ def of_overlap(document):
                  bounds={"longer": whole(1)}, within=1.05, short=True)
 
 
-# How ours writes it, what that is called, and who else does it so; torch.save() leaves the file to the kernel.
+# How ours writes it, what that is called, and who else does it so. torch.save() leaves the file to the kernel, and returns
+# before the disk has it, as those do that write beside the steps.
 CHECKPOINTS = (("beside", "beside the steps", ("async_save", "torch.save")), ("at once", "at once", ("torch.save, synced", "torch.save")))
+LEAST_ADDED = 0.01  # seconds; steps differ by more than that by themselves
+
+
+def seconds_added(run):
+    """What a checkpoint adds to the steps of a run, on the average: more than as many steps take as have none in them."""
+    plain = [seconds for i, seconds in enumerate(run["steps"]) if i not in run["saves"]]
+    return (sum(run["steps"]) - len(run["steps"]) * statistics.median(plain)) / len(run["saves"])
 
 
 def of_checkpoint_step(document):
-    ways = document["ways"]
-    whole_rounds = {way: statistics.median(result["rounds"]) for way, result in ways.items()}
+    added = {way: spread([max(seconds_added(run), LEAST_ADDED) for run in result["runs"]])
+             for way, result in document["ways"].items()}
+    threads = document["threads"]
+    of = f"{gpt_text(document['sizes'])}, {threads} thread{'s' if threads > 1 else ''}"
     for way, text, others in CHECKPOINTS:
-        peers = {other: relative(ways[other]["rounds"], whole_rounds["pytorch"]) for other in others if other in ways}
-        yield Figure("checkpoint", f"steps with a checkpoint at each {ORDINALS.get(document['every'], document['every'])}, {text}", "",
-                     relative(ways[way]["rounds"], whole_rounds["none"]), peers, bounds={"no checkpoint": whole(1)},
-                     short=way == "beside")
+        yield Figure("checkpoints", f"a checkpoint of a GPT of {of}, {text}", "s", added[way],
+                     {other: added[other] for other in others if other in added}, short=way == "beside")
 
 
-ORDINALS = {2: "second", 4: "fourth", 8: "eighth"}
 FAILURES = {"kill": "a rank is killed", "power": "a node loses its power"}
 
 

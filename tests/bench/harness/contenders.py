@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from .group import ContenderFailed, Group
+from .measure import REFILL_SECONDS
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TREE = os.path.dirname(os.path.dirname(HERE))
@@ -89,7 +90,7 @@ class Cluster:
     ddp_option is what srun needs for ranks to find each other: the plugin, or PMIx."""
 
     def __init__(self, nodes, rate, plugin, programs):
-        self.nodes, self.programs = nodes, programs
+        self.nodes, self.programs, self.rate = nodes, programs, rate
         self.name = f"bench-{os.getpid()}"
         self.ddp_option = ["--ddp"] if plugin else ["--mpi=pmix"]
         given = ["--plugin", plugin] if plugin else ["--no-plugin"]
@@ -135,7 +136,8 @@ class Cluster:
             command = [*srun, way, self.programs.path(program)]
         else:
             command = [*srun, *self.programs.gloo(), os.path.join(folder, "gloo.rendezvous")]
-        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **MPI_OVER_TCP, "BENCH_PIN": ""})
+        rest = {"BENCH_REST_US": str(round(REFILL_SECONDS * 1e6)) if self.rate else ""}
+        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **MPI_OVER_TCP, **rest, "BENCH_PIN": ""})
 
     def stop(self):
         self._call("stop")

@@ -169,3 +169,11 @@ def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=(), limit=L
     "compile"; left out, the host, and for bf16 torch.compile."""
     argv = pytorch_command(python, sizes, threads, count, ranks, dtype, way)
     return numbers(argv, {**pytorch_environment(threads), **(environment or {})}, limit)
+
+
+def products(python, library, sizes, threads, rounds=5, limit=LIMIT):
+    """Rates in 1e9/s at which "torch" or "numpy" multiplies matrices of f32: large square ones, and with "torch" also
+    those of a step of this GPT."""
+    shape = (sizes.layers, sizes.heads, sizes.width, sizes.vocab, sizes.length, sizes.batch)
+    words = [str(number) for number in (threads, rounds, *shape)]
+    return numbers([python, os.path.join(BENCH, "rank_products.py"), library, *words], pytorch_environment(threads), limit)

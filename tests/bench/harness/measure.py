@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from .group import ContenderFailed
 
 BATCH_SECONDS = 200e-6  # below this a clock's and a barrier's cost would show
+# A limited link has a bucket, which is full when a batch begins, because ranks rest until then: a contender whose barrier is
+# slow would have more of it than others. A batch goes far beyond the bucket if the link is what limits it.
+REFILL_SECONDS = 5e-3    # a bucket holds 4 ms
+LINK_BATCH_SECONDS = 40e-3
+SMALL_BATCH_SECONDS = 1e-3
 MOST_BATCHES = 1000     # per round
 MOST_OPERATIONS = 20000  # per batch
 LONG_SECONDS = 0.5       # an operation that takes longer gets
@@ -66,10 +71,11 @@ def quantile(ordered, fraction):
 
 
 class Contest:
-    """Contenders in one place (a node, or nodes and their links)."""
+    """Contenders in one place (a node, or nodes and their links, which may be limited to so many bits per second)."""
 
-    def __init__(self, place, ranks, nodes, groups, say):
+    def __init__(self, place, ranks, nodes, groups, say, bits_per_second=None):
         self.place, self.ranks, self.nodes, self.say = place, ranks, nodes, say
+        self.bits_per_second = bits_per_second
         self.groups = dict(groups)
         self.failures = {}
         self._estimates = {}
@@ -106,10 +112,20 @@ class Contest:
         if first or self._estimates[name, size][1] < budget_s:
             group.check()
         batch, seconds = self._calibrate(name, size, budget_s)
-        samples = min(max(int(budget_s / (batch * seconds)), 1), MOST_BATCHES)
-        times = group.run(batch, samples, samples * batch * seconds)
+        each = batch * seconds + (REFILL_SECONDS if self.bits_per_second else 0)
+        samples = min(max(int(budget_s / each), 1), MOST_BATCHES)
+        times = group.run(batch, samples, samples * each)
         group.close()
         return times
+
+    def batch_of(self, size, seconds):
+        """How many operations of so many seconds make a batch."""
+        if not self.bits_per_second:
+            return max(1, min(int(BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+        by_link = size * 8 / self.bits_per_second
+        if by_link < BATCH_SECONDS / 2:
+            return max(1, min(int(SMALL_BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+        return int(LINK_BATCH_SECONDS / by_link) + 1
 
     def _calibrate(self, name, size, budget_s):
         """Operations per batch, and about how long one takes."""
@@ -118,10 +134,10 @@ class Contest:
             seconds = group.run(1, 1)[0]
             if seconds < budget_s:
                 seconds = min(group.run(1, 3, 3 * seconds))
-            batch = max(1, min(int(BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+            batch = self.batch_of(size, seconds)
             if batch > 1:
                 seconds = statistics.median(group.run(batch, 5, batch * seconds * 5))
-                batch = max(1, min(int(BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
+                batch = self.batch_of(size, seconds)
             self._estimates[name, size] = batch, seconds
         return self._estimates[name, size]
 

@@ -43,8 +43,12 @@ BOUNDS = {
     "srun without --ddp": ("srun without --ddp", "the same step without the plugin's work"),
     "no communication": ("no communication", "the same ranks at the same time, each by itself"),
     "one rank": ("one rank", "one rank alone, without anything to communicate"),
-    "products": ("matrix products", "as many floating point operations at the rate of the machine's matrix product of 1024 x "
-                                    "1024 (`rank_sgemm`); attention, activations and the optimizer come on top"),
+    "library products": ("products of a library", "as many floating point operations as a step has, at the best rate of the round "
+                         "of another library's matrix products of f32: PyTorch's `torch.mm()` or NumPy's (OpenBLAS), of 2048 x "
+                         "2048 or of the step's own shapes. Softmax, activations and the optimizer come on top. The goal is in "
+                         "this unit: a step at 95% of the rate of a library's sgemm"),
+    "products": ("our own products", "as many floating point operations at the rate of libddp's own matrix product of 2048 x 2048 "
+                                     "(`rank_sgemm`)"),
     "no checkpoint": ("no checkpoint", "the same steps without checkpoints"),
     "floor": ("floor", "a backend that does nothing: the time that torch and Python take themselves"),
     "longer": ("the longer one", "the longer one of computing alone and communicating alone"),
@@ -62,8 +66,8 @@ PARTS = {
     "all_reduce": "One all_reduce of f32 values, a sum, in place. A range is that from the first to the third quartile here, "
                   "and a time is that of the slowest rank. Ours reduces memory of `ddp_mem_alloc()`, which the ranks of a "
                   "node share. gloo is called from Python, and Open MPI and MPICH from C. A limited link is a token bucket of "
-                  "this machine's kernel, which lets 4 ms of bytes pass at once: a buffer of up to 64 KiB may be faster than "
-                  "the link's rate.",
+                  "this machine's kernel, which lets 4 ms of bytes pass at once: what is short may be faster than the link's "
+                  "rate.",
     "PyTorch's backend `ddp`": "Both sides are `torch.distributed.all_reduce()` and `DistributedDataParallel` in the same "
                                "Python process; ours is the backend `ddp` (`slurm-ddp-torch`) in gloo's place. `shared` is "
                                "memory in which the buckets of DDP lie.",
@@ -77,20 +81,28 @@ PARTS = {
                   "that follow it. Ours is on the disk under its name before an older one is removed. The file of "
                   "`torch.save()` is in the page cache only, which a loss of power empties. The same seconds are a larger share of "
                   "quicker steps.",
+    "checkpoints": "The seconds that a checkpoint adds to the steps of a training: what the steps of a run take longer than as "
+                   "many of its steps that have none in them, for each checkpoint. Less than 10 ms count as 10 ms, because steps "
+                   "differ by that themselves. All write the parameters and the optimizer's state of the same model, 12 bytes for "
+                   "each parameter. Ours is on the disk under its name before an older one is removed, and so is `torch.save, "
+                   "synced`. The file of `torch.save()` is in the page cache only, which a loss of power empties. Beside the steps, "
+                   "a thread writes it, and the program goes on; at once, it waits. What the seconds are of a training follows from "
+                   "how often it saves; they are a larger share of quicker steps.",
     "recovery": "The time from a failure to the end of the next step of the same PyTorch script, less the time that the "
                 "script takes to start (mostly `import torch`). The node's failure is noticed after `silence=5` seconds by "
                 "`srun --ddp`.",
 }
 
-# Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason.
+# Why somebody else is ahead: part, what (both are searched for), who (None: anybody, or a missed goal), and the reason. A
+# document that was measured before has parts of its own.
 REASONS = (
-    ("all_reduce", "^1 KiB, .*nodes", "openmpi", "once a limited link's bucket is empty, the link is the limit, and a message "
-     "of ours has more bytes of headers."),
-    ("all_reduce", "^64 KiB, .*nodes", "gloo", "the link is the limit. Its bucket fills again during gloo's longer barrier before each "
-     "sample, so that what follows goes faster than the link."),
+    ("all_reduce", "^1 KiB, .*nodes", "openmpi", "reading and writing the socket is nearly all of it for both, so that they are level "
+     "(tests/bench/README.md). Once a limited link's bucket is empty, the link is the limit, and a message of ours has more "
+     "bytes of headers."),
     ("all_reduce", r"^(64 KiB|256 KiB|\d+ MiB), .*nodes", None, "the link is the limit, so that all who use it well are level."),
     ("training step", "resnet|cnn|cifar", None, "convolutions are most of the step, and PyTorch's oneDNN computes them well. "
      "Ours gains where operations in between are merged."),
+    ("training step", "GPT", "library products", "softmax, activations, normalisation and the optimizer come on top of the products."),
     ("training step", "GPT", "products", "attention, softmax, normalisation and the optimizer come on top, and are a larger share "
      "of the step since the products that the goal counts are faster."),
     ("overlap", "", None, "moving and summing gradients takes time of the core that computes; a machine whose cores are all "
@@ -98,12 +110,17 @@ REASONS = (
      "(`overlap --wait`, tests/bench/README.md)."),
     ("data parallelism", "", "no communication", "the ranks share cores, caches and the memory's bandwidth, which the sum of "
      "the gradients needs, too."),
-    ("checkpoint", "at once", "torch.save", "it returns before the disk has the file, and ours waits for the disk. PyTorch's steps "
+    ("data parallelism", "over one rank", "pytorch", "both hide nearly all of what communication takes, so that both are 1 within what "
+     "steps differ by themselves. A step of ours is shorter, so that the same sums are a larger share of it."),
+    ("checkpoints", "at once", "torch.save", "it returns before the disk has the file, and ours waits for the disk."),
+    ("checkpoints", "beside", None, "ours copies what it saves within a step, and a thread brings the copy to the disk while the "
+     "next steps need the memory's bandwidth, too."),
+    ("checkpoint$", "at once", "torch.save", "it returns before the disk has the file, and ours waits for the disk. PyTorch's steps "
      "take longer, too, so that the same seconds are a smaller share of them."),
-    ("checkpoint", "beside", "torch.save", "it leaves the file to the kernel, which writes it after these steps. Ours copies what it "
+    ("checkpoint$", "beside", "torch.save", "it leaves the file to the kernel, which writes it after these steps. Ours copies what it "
      "saves, and a thread brings the copy to the disk while the next steps need the memory's bandwidth, too. PyTorch's steps take "
      "longer, so that the same seconds are a smaller share of them."),
-    ("checkpoint", "", None, "PyTorch's steps take longer, so that the same seconds are a smaller share of them."),
+    ("checkpoint$", "", None, "PyTorch's steps take longer, so that the same seconds are a smaller share of them."),
     ("PyTorch's backend", "1 KiB|64 KiB", None, "at small sizes most of the time is torch's and Python's (the floor), which a "
      "backend cannot change."),
 )
