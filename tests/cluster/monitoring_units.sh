@@ -52,13 +52,14 @@ sh -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' _ "$cgroup" \
 	unshare --mount --uts --ipc --net --pid --cgroup --fork --kill-child sh "$work/boot" "$root" "$configured" "$prefix" \
 	>"$work/boot.log" 2>&1 &
 manager=$!
-# No process is left, nor a cgroup.
+# No process is left, nor a cgroup, which the kernel keeps until the last process in it has been reaped.
 finish()
 {
 	kill -KILL "$manager" 2>/dev/null
 	wait "$manager" 2>/dev/null
-	find "$cgroup" -depth -type d -exec rmdir {} + 2>/dev/null
+	wait_until 10 no_cgroup
 }
+no_cgroup() { find "$cgroup" -depth -type d -exec rmdir {} +; [ ! -e "$cgroup" ]; }
 trap finish EXIT
 # inside COMMAND...: as root, beside systemd
 inside() { timeout "${limit:-60}" nsenter --target "$(tr -d ' ' <"/proc/$manager/task/$manager/children")" --mount --uts --ipc --net --pid -- "$@"; }

@@ -69,6 +69,29 @@ static void call_contained(void (*work)(void))
 	free(stack);
 }
 
+static bool has_answer(void)
+{
+	return atomic_load(&node.supervise.shared->answered);
+}
+
+static bool has_first_end(void)
+{
+	return atomic_load(&node.supervise.shared->task[0].end) != STALL_NO_END;
+}
+
+static bool has_no_witness(void)
+{
+	return kill(node.supervise.shared->witness.pid, 0) != 0;
+}
+
+/* For up to 20 s, as wait_for(). */
+static void await(bool (*condition)(void))
+{
+	for (int i = 0; i < 20000 && !condition(); i++)
+		usleep(1000);
+	assert_true(condition());
+}
+
 static bool started;
 
 static void begin(void)
@@ -300,8 +323,7 @@ static void thread_takes_ends_before_slurm_does(void **state)
 	second = node.supervise.pids[1];
 	watch();
 	kill(first, SIGABRT);
-	while (atomic_load(&node.supervise.shared->task[0].end) == STALL_NO_END)
-		usleep(1000);
+	await(has_first_end);
 	assert_int_equal(waitpid(first, NULL, 0), first);
 	status_taken = SIGABRT;
 	take_first();
@@ -335,8 +357,7 @@ static void thread_ends_the_witness_before_slurm_reaps(void **state)
 	assert_true(atomic_load(&node.supervise.shared->watched));
 	for (int i = 0; i < TASKS; i++)
 		kill(tasks[i], SIGTERM);
-	while (kill(node.supervise.shared->witness.pid, 0) == 0)
-		usleep(1000);
+	await(has_no_witness);
 	status_taken = 0;
 	/* The first callback waits for nothing that the last one has to wait for. */
 	assert_int_equal(waitpid(tasks[0], NULL, 0), tasks[0]);
@@ -374,8 +395,7 @@ static void thread_answers_srun_when_it_has_told_all(void **state)
 		strcpy(node.supervise.shared->srun_address, "127.0.0.1");
 		atomic_store(&node.supervise.shared->noted, true);
 		watch();
-		while (!atomic_load(&node.supervise.shared->answered))
-			usleep(1000);
+		await(has_answer);
 		if (fails) {
 			siginfo_t end;
 			kill(tasks[0], SIGABRT);
