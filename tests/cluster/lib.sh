@@ -109,7 +109,7 @@ trap 'keep_hung "the whole test"; exit 124' TERM
 batch_job() { as_user sh -c "$until_ended" batch_job "$@"; }
 readonly until_ended='job=$(sbatch --parsable "$@") || exit
 	job=${job%%;*}
-	until left=$(squeue -h -j "$job" -o %i) && [ -z "$left" ]; do sleep 0.1; done
+	until left=$(squeue -h -j "$job" -o %i) && [ -z "$left" ]; do sleep 0.2; done
 	code=$(scontrol -o show job "$job" | sed -n "s/.* ExitCode=\([0-9]*\):\([0-9]*\) .*/\1 \2/p" |
 		awk "{ code = \$2 ? 1 : \$1; if (code > worst) worst = code } END { print NR ? worst + 0 : 1 }")
 	exit "$code"'
@@ -166,14 +166,18 @@ has_pmix()
 	grep -qs '^#define HAVE_PMIX 1' "$build/config.h" && [[ $(on_cluster srun --mpi=list 2>&1) == *pmix* ]]
 }
 
-# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up
+# wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts ten programs,
+# which other tests wait for, so that looking takes a quarter of the time at most.
 wait_until()
 {
-	local deadline=$((SECONDS + $(stretched "$1")))
+	local deadline=$((SECONDS + $(stretched "$1"))) looked_us rest_ms
 	shift
-	until "$@" >/dev/null 2>&1; do
+	while looked_us=${EPOCHREALTIME//[.,]/}; ! "$@" >/dev/null 2>&1; do
 		((SECONDS < deadline)) || return 1
-		sleep 0.1
+		rest_ms=$(((${EPOCHREALTIME//[.,]/} - looked_us) * 3 / 1000))
+		((rest_ms > 100)) || rest_ms=100
+		((rest_ms < 500)) || rest_ms=500
+		sleep "0.$rest_ms"
 	done
 }
 
