@@ -166,6 +166,23 @@ has_pmix()
 	grep -qs '^#define HAVE_PMIX 1' "$build/config.h" && [[ $(on_cluster srun --mpi=list 2>&1) == *pmix* ]]
 }
 
+# plugin_of_release INCLUDE FILE: the plugin as Slurm's headers in INCLUDE make it. Files that do not look at the release
+# are compiled already.
+plugin_of_release()
+{
+	local sources=() objects=() file
+	for file in "$source"/spank/*.c; do
+		if grep -q 'SLURM_VERSION\|SPANK_PLUGIN' "$file"; then
+			sources+=("$file")
+		elif file=$build/spank/.libs/spank_ddp_la-$(basename "$file" .c).o && [ -e "$file" ]; then
+			objects+=("$file")
+		fi
+	done
+	gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -include "$build/config.h" -I"$1" -I"$source/libruntime/include" \
+		-I"$source/libruntime" -I"$source" "${sources[@]}" "${objects[@]}" "$build/spank/.libs/libspankcore.a" \
+		-Wl,-z,nodelete -Wl,--version-script="$source/spank/spank_ddp.map" -o "$2"
+}
+
 # wait_until SECONDS COMMAND...: until it succeeds; fails when time is up. A look at the cluster starts ten programs,
 # which other tests wait for, so that looking takes a quarter of the time at most.
 wait_until()

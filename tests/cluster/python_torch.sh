@@ -63,9 +63,9 @@ stalls()
 	capture cat "$work/$1.out"
 }
 
-capture train raise 2 2
+capture train raise 2 1
 status_is_not 0 "a rank that raises ends the step"
-prints 'rank 2 of 4 on n1 exited with code 1 .*, loading data of step 9 for [0-9.]+ s.*: ValueError: bad sample \(train.py:18' \
+prints 'rank 1 of 2 on n1 exited with code 1 .*, loading data of step 9 for [0-9.]+ s.*: ValueError: bad sample \(train.py:18' \
 	"its exception is told, with the step, and not those of ranks that lost it"
 hooks=$(grep -cx hooks <<<"$output")
 

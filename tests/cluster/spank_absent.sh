@@ -132,10 +132,7 @@ else
 	mkdir -p "$work/include/slurm"
 	cp /usr/include/slurm/*.h "$work/include/slurm/"
 	sed -i -E 's/(define[[:space:]]+SLURM_VERSION_NUMBER[[:space:]]+).*/\1'"$number/" "$work/include/slurm/slurm_version.h"
-	readarray -t sources < <(find "$source/spank" -name '*.c' -not -path '*/status/*')
-	check "the plugin builds for another release" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden \
-		-include "$build/config.h" -I"$work/include" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" \
-		"${sources[@]}" -Wl,-z,nodelete -Wl,--version-script="$source/spank/spank_ddp.map" -o "$work/other.so"
+	check "the plugin builds for another release" plugin_of_release "$work/include" "$work/other.so"
 	printf 'optional %s\n' "$work/other.so" >"$work/other.conf"
 	on_node n2 mount --bind "$work/other.conf" "$cluster/plugstack.conf"
 	capture as_user srun --ddp -w n2 -n1 sh -c 'echo "RANK=$RANK"'

@@ -15,7 +15,7 @@ short=/run/slurm-ddp/asan-$$
 trap '"$source/slurm/cluster" stop --dir "$short" >/dev/null 2>&1' EXIT
 mkdir -m 1777 "$own"
 # shellcheck disable=SC2054 # commas are gcc's
-sanitizers=(-g -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
+sanitizers=(-g1 -O0 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
 
 readarray -t sources < <(find "$source/spank" -name '*.c' -not -path '*/status/*')
 check "the plugin builds with sanitizers" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden "${sanitizers[@]}" \

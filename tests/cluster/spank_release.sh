@@ -16,9 +16,7 @@ year=$(sed -n 's/^#define SLURM_VERSION_NUMBER *0x\(..\).*/\1/p' $header)
 mkdir -p "$work/include/slurm"
 sed "s/^\(#define SLURM_VERSION_NUMBER *0x\)../\1$(printf %02x $((0x$year - 1)))/" $header \
 	>"$work/include/slurm/slurm_version.h"
-check "the plugin builds for another release" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -I"$work/include" \
-	-include "$build/config.h" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" "$source"/spank/*.c "$source"/spank/*/*.c \
-	-Wl,--version-script="$source/spank/spank_ddp.map" -o "$work/other.so"
+check "the plugin builds for another release" plugin_of_release "$work/include" "$work/other.so"
 capture "$tool" start --dir $own --nodes 2 --for $$ --plugin "$work/other.so"
 status_is 1 "a cluster does not start with it"
 prints "^slurm/cluster: Slurm [0-9.]+ refuses the plugin $work/other.so: " "which names the release and the plugin"

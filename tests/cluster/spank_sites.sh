@@ -102,7 +102,8 @@ fi
 
 # ---- torchrun, and no launcher= -------------------------------------------------------
 
-if ! /usr/bin/python3 -c 'import torch.distributed' 2>/dev/null; then
+# batch.sh has torchrun with launcher=, and the same program without torchrun.
+if ! /usr/bin/python3 -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("torch"))'; then
 	skip "torchrun without launcher" "there is no python3-torch"
 elif ! /usr/bin/python3 -c 'from torch.distributed import TCPStore; TCPStore("127.0.0.1", 0, 1, True)' 2>/dev/null; then
 	skip "torchrun without launcher" "this PyTorch lacks libuv"
@@ -125,10 +126,6 @@ else
 	status_is 0 "torchrun per node without launcher runs"
 	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "its workers are one world"
 	prints_times 2 'device 1' "each with a device of its own"
-	capture as_user srun --ddp=launcher --mpi=none -N2 --ntasks-per-node=1 --gpus-per-node=2 "${torchrun[@]}" "$work/train.py"
-	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "as they are with launcher"
-	capture as_user srun --ddp --mpi=none -N2 --ntasks-per-node=2 --gpus-per-node=2 /usr/bin/python3 "$work/train.py"
-	prints_times 4 '^rank [0-3] of 4, device [01], sum 10$' "and the same program without torchrun"
 fi
 
 # ---- Pyxis ----------------------------------------------------------------------------------
