@@ -24,8 +24,27 @@ with_torch=() torch='' torch_name=''
 if dpkg-query -W python3-torch libtorch-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
-# Neither optimized, nor with packages of names for debuggers, nor packed well: what is tested is what the packages hold.
-capture env DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
+# Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. The backend,
+# which takes as long as all else, is compiled for other tests, too: its object comes from there.
+compiler=() backend=''
+[ -z "$torch" ] || backend=$(CFLAGS='-O0 -g0' "$source/libruntime/python/torch/tests/build.sh" "$build" /usr/bin/python3 2>&1)
+backend=${backend##*$'\n'}.objects/csrc/whole.o
+if [ -e "$backend" ]; then
+	cat >"$work/cc" <<-END
+	#!/bin/sh
+	before='' object='' whole=''
+	for word; do
+		[ "\$before" != -o ] || object=\$word
+		[ "\$word" != csrc/whole.cpp ] || whole=yes
+		before=\$word
+	done
+	[ -z "\$whole" ] || exec cp "$backend" "\$object"
+	exec gcc "\$@"
+	END
+	chmod 755 "$work/cc"
+	compiler=(CC="$work/cc")
+fi
+capture env "${compiler[@]}" DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CFLAGS_APPEND=-g0 DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
 	"$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }

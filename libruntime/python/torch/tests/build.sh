@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # build.sh BUILD PYTHON [FOLDER]: compiles the c10d backend for PYTHON's torch and the libddp of the folder BUILD, and puts
 # the package into FOLDER, unless it is there already. Without FOLDER it is one in BUILD, which tests share. Prints the
-# folder. Ends with 77 and says why if PYTHON cannot compile it.
+# folder, beside which FOLDER.objects has the object, as package.sh wants it: with what Debian's packages have compilers
+# look at. Ends with 77 and says why if PYTHON cannot compile it.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "$1" && pwd) python=$2
@@ -58,8 +59,9 @@ cat >"$work/pkgconfig/libddp.pc" <<-END
 	Libs: -L$build/libruntime/.libs -lddp
 	Cflags: -I$here/../../include
 END
-(cd "$work" && PKG_CONFIG_PATH=$work/pkgconfig CFLAGS=${CFLAGS:--O1 -g0} "$python" "$here/setup.py" --quiet egg_info --egg-base "$folder" \
-	build_ext --build-lib "$folder" --build-temp "$work/objects") >"$folder/compile.log" 2>&1 || {
+export PKG_CONFIG_PATH="$work/pkgconfig" CFLAGS="${CFLAGS:--O1 -g0} -fstack-protector-strong -Wformat -Werror=format-security"
+(cd "$work" && "$python" "$here/setup.py" --quiet egg_info --egg-base "$folder" \
+	build_ext --build-lib "$folder" --build-temp "$folder.objects") >"$folder/compile.log" 2>&1 || {
 	cat "$folder/compile.log"
 	exit 1
 }
