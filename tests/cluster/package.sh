@@ -89,7 +89,7 @@ mkdir -p "$root" && cp -a /var/lib/dpkg "$work/dpkg" && rm -f "$work"/dpkg/lock*
 dpkg_there()
 {
 	DEBIAN_FRONTEND=noninteractive dpkg --admindir="$work/dpkg" --instdir="$root" --log=/dev/null \
-		--no-triggers --force-script-chrootless --path-include='*' "$@" </dev/null
+		--no-triggers --force-script-chrootless --force-unsafe-io --path-include='*' "$@" </dev/null
 }
 
 # stand_in NAME FILE: a package that has this file

@@ -1,14 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The c10d backend compiles against the PyTorch that is there, and its own tests pass, with fewer failures of ranks than
-# by make check-python, which also runs PyTorch's tests of backends.
+# The c10d backend compiles against the PyTorch that is there, and its own tests pass, with fewer failures of ranks and
+# fewer operations than by make check-python, which also runs PyTorch's tests of backends.
 # TEST_PYTHON: interpreters to try first, with colons between them.
 set -u -o pipefail
 source=$(cd "${0%/*}/../.." && pwd) || exit 1
 tests=$source/libruntime/python/torch/tests
 # Each rank may wait for a core for long.
-export CFLAGS='-O0 -g0' DDP_TORCH_FAILURES=${DDP_TORCH_FAILURES:-3} DDP_TORCH_SECONDS=${DDP_TORCH_SECONDS:-90} OMP_NUM_THREADS=1 \
-	PYTHONDONTWRITEBYTECODE=1
+export CFLAGS='-O0 -g0' DDP_TORCH_FAILURES=${DDP_TORCH_FAILURES:-3} DDP_TORCH_OPERATIONS=${DDP_TORCH_OPERATIONS:-60} \
+	DDP_TORCH_SECONDS=${DDP_TORCH_SECONDS:-90} OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
 IFS=: read -r -a candidates <<<"${TEST_PYTHON-}"
 for python in "${candidates[@]}" /usr/bin/python3; do

@@ -27,7 +27,7 @@ enum {
 	PAGES_MIB = 16,  /* that a buffer repeats */
 #ifdef __SANITIZE_THREAD__ /* it keeps four bytes more of each that is touched */
 	TIMES = 5,
-	EACH_MIB = 32, /* Twice the credit is enough for races. Other builds test how much memory is taken. */
+	EACH_MIB = 20, /* More than the credit is enough for races. Other builds test how much memory is taken. */
 	SEEDS = 2,
 #else
 	TIMES = 1,

@@ -388,40 +388,40 @@ check_numbers "--help tells of every option" every_option_is_in_help
 check_numbers "--version tells the version" eval 'run --version && says "^gpt (slurm-ddp) [0-9]"'
 check_numbers "a model has a name" a_model_has_a_name
 check "the loss falls on two ranks" loss_falls
-check_numbers "each optimizer learns, by each schedule" each_optimizer_learns
-check_numbers "tokens per update say how much accumulates" tokens_per_update_say_how_much_accumulates
+check_again "each optimizer learns, by each schedule" each_optimizer_learns
+check_again "tokens per update say how much accumulates" tokens_per_update_say_how_much_accumulates
 check "two runs give the same bytes" two_runs_give_the_same_bytes
-check_numbers "another seed gives others" another_seed_gives_others
-check_numbers "so do two runs of several threads" two_runs_of_many_threads_do_too
+check_again "another seed gives others" another_seed_gives_others
+check_again "so do two runs of several threads" two_runs_of_many_threads_do_too
 check "the way that gradients take does not change a byte" the_way_of_gradients_does_not_change_a_byte
 check_numbers "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
 check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
-check_numbers "so it does in bf16" dropout_goes_on_where_it_was bf16
-check_numbers "the loss falls in bf16" loss_falls --dtype bf16
-check_numbers "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
+check_again "so it does in bf16" dropout_goes_on_where_it_was bf16
+check_again "the loss falls in bf16" loss_falls --dtype bf16
+check_again "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
 check_numbers "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
 	--shard none --optimizer muon
-check_numbers "and in factors" bf16_resumes_bit_for_bit powersgd --compress powersgd --powersgd-start 1
+check_again "and in factors" bf16_resumes_bit_for_bit powersgd --compress powersgd --powersgd-start 1
 check_numbers "and with local steps" bf16_resumes_bit_for_bit local --local-steps 2 --local-start 1
-check_numbers "bf16 is the same by all ways of whole gradients" bf16_is_the_same_by_all_ways_of_whole_gradients
+check_again "bf16 is the same by all ways of whole gradients" bf16_is_the_same_by_all_ways_of_whole_gradients
 check_numbers "checkpoints of bf16 hold f32 only, and go on in f32" bf16_checkpoints_hold_f32_only
-check_numbers "bf16 generates text" bf16_generates_text
+check_again "bf16 generates text" bf16_generates_text
 check "a device trains to the bytes of the host" a_device_trains_to_the_bytes_of_the_host
 check_numbers "so it does with the optimizer's state in shards" a_device_trains_to_the_bytes_of_the_host gradients
 check "so it does in bf16" a_device_trains_in_bf16_to_the_bytes_of_the_host
 check_numbers "a device generates what the host does" a_device_generates_what_the_host_does
 check_numbers "a device drops what the host does" a_device_drops_what_the_host_does f32
-check_numbers "so it does in bf16" a_device_drops_what_the_host_does bf16
-check_numbers "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32
+check_again "so it does in bf16" a_device_drops_what_the_host_does bf16
+check_again "one without TF32 computes in f32" a_device_without_tf32_computes_in_f32
 check "ranks whose rows travel train like one" ranks_whose_rows_travel_train_like_one
 check_numbers "rows that travel resume bit for bit" rows_that_travel_resume_bit_for_bit
 check_numbers "only the last checkpoints are kept" last_ones_are_kept
 check "metrics and a trace per rank are written" writes_metrics_and_traces
 check "a pattern is several files" a_pattern_is_several_files
 check_numbers "the loss on other data is that of each sample once" the_loss_on_other_data_is_that_of_each_sample_once
-check_numbers "so it is where ranks wait for each other on the way" the_loss_on_much_other_data_is_that_of_each_sample_once
+check_again "so it is where ranks wait for each other on the way" the_loss_on_much_other_data_is_that_of_each_sample_once
 check_numbers "other data are looked for before training" other_data_are_looked_for_before_training
 check_numbers "other data that cannot be measured lose no summary" other_data_that_cannot_be_measured_lose_no_summary
 check "several readers do not change a byte" readers_do_not_change_a_byte

@@ -77,13 +77,13 @@ static bool is_used(const ddp_model *model, int step, int p)
 	return model->settings.options.unused == DDP_UNUSED_ZERO || (model->settings.options.unused == DDP_UNUSED_SKIP && step % 2 == 0);
 }
 
-/* Not whole numbers: their sums are rounded. */
+/* Not whole numbers: their sums are rounded. The others stay 0, which takes a fifth of the time. */
 static void add_gradient(ddp_model *model, int step, int batch, int p)
 {
 	const float own = 1 / (float)(3 + step * 13 + batch * 5 + p * 3 + ddp_comm_rank(model->context->world) * 11);
 	float *grads = ddp_model_param_grad(model, p);
 
-	for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+	for (int64_t i = p % 5; i < ddp_model_param_count(model, p); i += 5)
 		grads[i] += own * (float)(i & 1023);
 }
 

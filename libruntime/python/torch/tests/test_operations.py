@@ -2,6 +2,7 @@
 """Random operations beside gloo, and operations that gloo lacks."""
 
 import datetime
+import os
 import random
 import time
 import unittest
@@ -19,6 +20,7 @@ NEW = RELEASE >= (2, 0)  # gloo of older releases, and groups, lack functions
 NEWEST = RELEASE >= (2, 8)
 TYPES = [torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8]
 TYPES += [torch.bfloat16] if NEW else []
+RUNS = int(os.environ.get("DDP_TORCH_OPERATIONS", "200"))
 SIZES = [1, 2, 3, 17, 255, 1024, 5000, 70000]
 
 
@@ -232,14 +234,14 @@ def groups(rank, size):
 class Operations(unittest.TestCase):
     def test_random_operations_equal_gloos(self):
         for size in (2, 3, 4):
-            self.assertEqual(on_ranks(size, beside_gloo, range(size * 1000, size * 1000 + 200)), [200] * size)
+            self.assertEqual(on_ranks(size, beside_gloo, range(size * 1000, size * 1000 + RUNS)), [RUNS] * size)
 
     def test_what_gloo_lacks(self):
         for size in (2, 3):
             self.assertTrue(all(on_ranks(size, more_than_gloo)))
 
     def test_a_world_of_one(self):
-        self.assertEqual(on_ranks(1, beside_gloo, range(60)), [60])
+        self.assertEqual(on_ranks(1, beside_gloo, range(RUNS // 3)), [RUNS // 3])
 
     def test_works_and_futures(self):
         for size in (1, 3):
