@@ -200,9 +200,8 @@ class Identity(unittest.TestCase):
         self.assertEqual(self.run_with(code, LOCAL_RANK=3).stdout, "cuda:3\n")
         self.assertEqual(self.run_with(code, LOCAL_RANK=3, DDP_LOCAL_DEVICE=0).stdout, "cuda:0\n")
         if has_torch():
-            import torch
-            if not torch.cuda.is_available():
-                self.assertEqual(self.run_with("print(slurm_ddp.device())", LOCAL_RANK=3).stdout, "cpu\n")
+            code = "import torch\nprint('cpu' if torch.cuda.is_available() else slurm_ddp.device())"
+            self.assertEqual(self.run_with(code, LOCAL_RANK=3).stdout, "cpu\n")
 
 
 class WithoutALine(PageTest):

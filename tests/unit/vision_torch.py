@@ -26,9 +26,7 @@ def load_vision_step():
 
 
 def main():
-    try:
-        import torch
-    except ImportError:
+    if importlib.util.find_spec("torch") is None:
         print("1..0 # SKIP this Python has no torch (python3-torch)")
         return 0
     bench = load_vision_step()
@@ -43,8 +41,7 @@ def main():
             steps = bench.pytorch(options, model, folder, 1, options.parity, bench.FORMATS[0], start)
         apart = bench.largest_difference(mine, [loss for _, loss, _ in steps])
         status |= not apart < TOLERANCE
-        print("%s %d - losses of %s are PyTorch %s's" % ("ok" if apart < TOLERANCE else "not ok", number, model,
-                                                         torch.__version__))
+        print("%s %d - losses of %s are PyTorch's" % ("ok" if apart < TOLERANCE else "not ok", number, model))
         print("# largest relative difference of %d: %.2g" % (len(steps), apart))
     return status
 
