@@ -216,10 +216,10 @@ finish
 status_is 0 "scontrol suspend and resume"
 prints_not 'ddp: ' "that is nothing, either"
 
-start 3 srun --ddp -N3 sh -c "$(sleeps 9)"
+start 3 srun --ddp=silence=3 -N3 sh -c "$(sleeps 6)"
 burners=''
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
-	nice -n -5 timeout 7 sh -c 'while :; do :; done' &
+	nice -n -5 timeout 4 sh -c 'while :; do :; done' &
 	burners+=" $!"
 done
 finish
