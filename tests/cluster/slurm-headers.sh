@@ -108,7 +108,7 @@ compile()
 	for compiler in "${compilers[@]}"; do
 		for file in $(cd "$source" && grep -l '^#include <slurm/' -r spank --include='*.c'); do
 			capture "$compiler" -include "$build/config.h" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" \
-				-std=gnu11 -fvisibility=hidden "${flags[@]}" -Werror -c -o "$work/object.o" "$source/$file"
+				-std=gnu11 -fvisibility=hidden "${flags[@]}" -Werror -fsyntax-only "$source/$file"
 			[ "$status" = 0 ] || { not_ok "$1: the plugin compiles" "$compiler $file: status $status"; return; }
 		done
 	done
