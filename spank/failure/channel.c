@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "spank/base/bytes.h"
+
 enum {
 	KEPT_MAX = 16 << 20,    /* bytes for a side that does not read */
 	PENDING_MAX = 32 << 20,
@@ -97,6 +99,14 @@ void channel_put(struct channel *channel, uint32_t type, uint64_t number, const 
 		channel->broken = true;
 	else
 		frame_write(&channel->out, &frame, to);
+}
+
+void channel_put_question(struct channel *channel, uint32_t type, uint64_t read, uint64_t question)
+{
+	unsigned char payload[FRAME_QUESTION_BYTES];
+
+	bytes_put64(payload, question);
+	channel_put(channel, type, read, payload, sizeof(payload));
 }
 
 void channel_flush(struct channel *channel)

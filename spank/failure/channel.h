@@ -49,6 +49,9 @@ void channel_end(struct channel *channel);
 void channel_put_bytes(struct channel *channel, const void *bytes, size_t count);
 void channel_put(struct channel *channel, uint32_t type, uint64_t number, const void *payload, size_t bytes);
 
+/* Adds FRAME_ASK or FRAME_TOLD about the question of that number. `read`: so many numbered frames were read. */
+void channel_put_question(struct channel *channel, uint32_t type, uint64_t read, uint64_t question);
+
 /* Gives the kernel what it takes. */
 void channel_flush(struct channel *channel);
 bool channel_has_pending(const struct channel *channel);

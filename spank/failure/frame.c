@@ -113,6 +113,11 @@ bool frame_next(struct frame_reader *reader, struct frame *frame)
 	return true;
 }
 
+uint64_t frame_question(const struct frame *frame)
+{
+	return frame->bytes == FRAME_QUESTION_BYTES ? bytes_get64(frame->payload) : 0;
+}
+
 void frame_end(struct frame_reader *reader)
 {
 	free(reader->bytes);

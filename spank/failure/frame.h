@@ -24,6 +24,7 @@ enum {
 	FRAME_NONCE_BYTES = 16,
 	FRAME_HEADER_BYTES = 24,
 	FRAME_PAYLOAD_MAX = 1 << 20,
+	FRAME_QUESTION_BYTES = 8,
 };
 
 /* Types from FRAME_NEWS on belong to those who send them. Such frames are numbered, and kept until the other side has
@@ -35,7 +36,7 @@ enum frame_type {
 	FRAME_BYE,      /* the node's tasks have ended, so its silence means nothing from now on */
 	FRAME_LEAVE,    /* srun's answer to FRAME_BYE: slurmstepd may end */
 	FRAME_ASK,      /* srun asks the node to answer once it has told of all ends of tasks so far, */
-	FRAME_TOLD,     /* and the node has */
+	FRAME_TOLD,     /* and the node has. The payload of both is the question's number (FRAME_QUESTION_BYTES) */
 	FRAME_NEWS = 16,
 };
 
@@ -77,6 +78,9 @@ void frame_add(struct frame_reader *reader, const void *bytes, size_t count);
 /* Gives the next whole frame; its payload is valid until the next call. False: there is none yet, or the
    connection is broken. */
 bool frame_next(struct frame_reader *reader, struct frame *frame);
+
+/* Returns the number of the question, from 1 on, that FRAME_ASK or FRAME_TOLD is about. 0: the frame names none. */
+uint64_t frame_question(const struct frame *frame);
 
 void frame_end(struct frame_reader *reader);
 

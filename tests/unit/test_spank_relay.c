@@ -742,7 +742,7 @@ static void tell_later(struct link *n1, struct relay_sender *sender, const char 
 	if (ask_ms < LONG_MS || strcmp(release, PACKAGE_VERSION) != 0)
 		return;
 	alarm(60);
-	while (!link_is_asked(n1)) {
+	while (link_asked(n1) == 0) {
 		link_tick(n1);
 		pause_ms(1);
 	}

@@ -209,15 +209,15 @@ static void do_rest(void)
 	node_tell_end(ends.node);
 }
 
-/* srun holds a failure until it knows of all earlier ones. `asked`: srun had asked for that before the last look at the
-   tasks. Tells after how long to look again; -1: srun does not ask, or was answered. */
-static int answer_srun(bool asked)
+/* srun holds a failure until it knows of all earlier ones. `asked`: the question that srun had asked before the last look
+   at the tasks. Tells after how long to look again; -1: srun does not ask, or was answered. */
+static int answer_srun(uint64_t asked)
 {
 	struct link *link = &ends.node->link;
 
-	if (!link_is_asked(link))
+	if (link_asked(link) == 0)
 		return -1;
-	if (!asked)
+	if (link_asked(link) != asked)
 		return 0;
 	/* Slurm or an agent has yet to tell how a task has ended that is gone. srun does not wait for long. */
 	if ((ends.asked > 0 || supervise_any_untold(&ends.node->supervise)) && ++ends.untold < STATUS_LOOKS)
@@ -231,7 +231,8 @@ static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
 	uint32_t count = supervise->local_tasks;
-	bool asked_to_end = false, asked = false, has_agents = ends.generation.node != NULL;
+	uint64_t asked;
+	bool asked_to_end = false, has_agents = ends.generation.node != NULL;
 	int wait_ms;
 
 	pthread_mutex_lock(&ends.lock);
@@ -245,7 +246,7 @@ static void watch(void)
 	while (!asked_to_end) {
 		pthread_mutex_lock(&ends.lock);
 		agents_take_news(&supervise->agents);
-		asked = link_is_asked(&ends.node->link);
+		asked = link_asked(&ends.node->link);
 		wait_ms = sooner(take_ended(), node_serve_link(ends.node));
 		wait_ms = sooner(wait_ms, answer_srun(asked));
 		wait_ms = sooner(wait_ms, node_report_again(ends.node));

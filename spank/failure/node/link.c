@@ -225,7 +225,8 @@ static void serve(struct link *link, uint64_t now_ns)
 	channel_fill(channel);
 	while (channel_next(channel, &link->session, &frame)) {
 		link->may_leave |= frame.type == FRAME_LEAVE;
-		link->asked |= frame.type == FRAME_ASK;
+		if (frame.type == FRAME_ASK)
+			link->asked = frame_question(&frame);
 		if (frame.type < FRAME_NEWS)
 			continue;
 		any_numbered = true;
@@ -324,7 +325,7 @@ uint32_t link_lease_ms(const struct link *link)
 	return age_ms < UINT32_MAX ? (uint32_t)age_ms : UINT32_MAX;
 }
 
-bool link_is_asked(const struct link *link)
+uint64_t link_asked(const struct link *link)
 {
 	return link->asked;
 }
@@ -332,10 +333,12 @@ bool link_is_asked(const struct link *link)
 /* srun asks again over a new connection. */
 void link_answer(struct link *link)
 {
-	link->asked = false;
+	uint64_t question = link->asked;
+
+	link->asked = 0;
 	if (!link_is_started(link) || link->now.state != LINE_OPEN)
 		return;
-	channel_put(&link->now.channel, FRAME_TOLD, link->session.read, NULL, 0);
+	channel_put_question(&link->now.channel, FRAME_TOLD, link->session.read, question);
 	channel_flush(&link->now.channel);
 	lease_write(&link->lease, link->now.channel.written, ddp_now_ns());
 }

@@ -64,7 +64,7 @@ struct link {
 	bool left;               /* srun itself has ended the last connection */
 	bool cut_off;
 	bool said_bye, may_leave;
-	bool asked; /* whether the node has told of all ends; it was not answered yet */
+	uint64_t asked; /* the last question whether the node has told of all ends, if it was not answered yet; 0: none */
 };
 
 /* Begins to open the link. */
@@ -99,8 +99,8 @@ uint32_t link_lease_ms(const struct link *link);
 /* The age of the lease at which a node has to end its tasks by itself, if others may replace them. */
 uint32_t link_fence_ms(uint32_t silence_ms);
 
-/* Whether srun waits for FRAME_TOLD, and the answer. */
-bool link_is_asked(const struct link *link);
+/* Returns the number of srun's last question, if it was not answered yet, and answers it. 0: srun waits for no answer. */
+uint64_t link_asked(const struct link *link);
 void link_answer(struct link *link);
 
 /* Tells srun that the node's tasks have ended (FRAME_BYE). */

@@ -131,8 +131,8 @@ static void answer(struct links *links, uint32_t node, const struct relay *relay
 	session_forget(&of->session, of->opening.read);
 	session_send_again(&of->session, &of->channel);
 	/* The question may have been lost with the last connection. */
-	if (of->asked)
-		channel_put(&of->channel, FRAME_ASK, of->session.read, NULL, 0);
+	if (of->asked != 0)
+		channel_put_question(&of->channel, FRAME_ASK, of->session.read, of->asked);
 	channel_flush(&of->channel);
 }
 
@@ -206,7 +206,7 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 	of->own = is_own_host(fd);
 	if (is_new) {
 		of->heard_ns = now_ns;
-		of->asked = links->asks && knows_question(of);
+		of->asked = links->asks && knows_question(of) ? links->question : 0;
 	}
 	answer(links, node, relay, message);
 	if (!await(links, node, EPOLL_CTL_ADD)) {
@@ -235,8 +235,8 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 			of->bye_ns = now_ns;
 			tell(links, node, LINK_BYE);
 		}
-		if (frame.type == FRAME_TOLD)
-			of->asked = false;
+		if (frame.type == FRAME_TOLD && frame_question(&frame) == of->asked)
+			of->asked = 0;
 		if (frame.type < FRAME_NEWS)
 			continue;
 		any_numbered = true;
@@ -418,15 +418,16 @@ uint64_t links_doubt_until(const struct links *links, uint64_t now_ns)
 void links_ask(struct links *links)
 {
 	links->asks = true;
+	links->question++;
 	for (uint32_t i = 0; i < links->count; i++) {
 		struct links_node *node = links->nodes[i];
 		if (node->bye || node->lost || node->silent || !knows_question(node))
 			continue;
-		node->asked = true;
+		node->asked = links->question;
 		/* A node that opens a connection again is asked then. */
 		if (!node->open)
 			continue;
-		channel_put(&node->channel, FRAME_ASK, node->session.read, NULL, 0);
+		channel_put_question(&node->channel, FRAME_ASK, node->session.read, node->asked);
 		channel_flush(&node->channel);
 		await(links, i, EPOLL_CTL_MOD);
 	}
@@ -439,9 +440,12 @@ void links_ask_no_more(struct links *links)
 
 bool links_any_untold(const struct links *links)
 {
-	for (uint32_t i = 0; i < links->count; i++)
-		if (links->nodes[i]->asked && counts(links->nodes[i]) && !links->nodes[i]->silent)
+	for (uint32_t i = 0; i < links->count; i++) {
+		const struct links_node *node = links->nodes[i];
+		/* A node may have left an earlier question without an answer, and have been silent at the last one. */
+		if (node->asked != 0 && node->asked == links->question && counts(node) && !node->silent)
 			return true;
+	}
 	return false;
 }
 

@@ -37,10 +37,10 @@ struct links_node {
 	uint64_t mark, number;       /* of its sender, and of the opening's message */
 	uint64_t heard_ns;           /* when srun last read something of it, or its time began anew */
 	uint64_t bye_ns;             /* when it said good-bye */
+	uint64_t asked;              /* the last question that it was asked, if it has not answered; 0: none */
 	bool open, silent, bye, lost;
 	bool own;    /* it is srun's host, which srun hears without a network */
 	bool let_go; /* it was told that it may leave */
-	bool asked;  /* by links_ask(), and it has not answered */
 	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
 	struct session session;
@@ -61,6 +61,7 @@ struct links {
 	uint32_t count, room;
 	bool any_waits;       /* until it may leave */
 	bool asks;            /* links_ask(), which goes for nodes that come, too */
+	uint64_t question;    /* the number of the last one; 0: none was asked */
 	bool all_quiet, told_all; /* all nodes are quiet for half of silence=, and it was told */
 	int ready;            /* of epoll(7); -1: none */
 	uint64_t judged_ns, slept_ns; /* when links_judge() last ran, by CLOCK_MONOTONIC and CLOCK_BOOTTIME */
@@ -98,12 +99,12 @@ void links_give_up(struct links *links, uint64_t now_ns);
 uint64_t links_doubt_until(const struct links *links, uint64_t now_ns);
 
 /* Asks all nodes whose tasks run for the ends of tasks that they have seen so far, and nodes that come later, until
-   links_ask_no_more(). A node answers when it has told of them all. A node of another release may not know the question, and
-   is not asked. */
+   links_ask_no_more(). A node answers when it has told of them all. An answer to an earlier question does not count. A
+   node of another release may not know the question, and is not asked. */
 void links_ask(struct links *links);
 void links_ask_no_more(struct links *links);
 
-/* Whether an answer is missing. Nodes that are silent, or whose tasks have ended, do not count. */
+/* Whether an answer to the last question is missing. Nodes that are silent, or whose tasks have ended, do not count. */
 bool links_any_untold(const struct links *links);
 
 /* Sends a node a frame of at least FRAME_NEWS, now or when it has opened a connection again. False: there is no such

@@ -331,6 +331,9 @@ void relay_say(const char *text)
 void relay_begin_generation(uint32_t generation)
 {
 	step_begin_again(&server.step);
+	/* The next failure is a question of its own, even if it comes before settle_order() has run. */
+	server.asked_ns = 0;
+	links_ask_no_more(&server.links);
 	server.generation = generation;
 	requests_begin_again(&server.requests);
 	atomic_store(&server.wait_status, 0);
