@@ -4,6 +4,8 @@
  * call is read in the table of libuct, where it is replaced for a moment.
  */
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +15,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
@@ -81,6 +84,57 @@ static void socket_of_a_dead_peer_takes_nothing(void **state)
 	ddp_guard_free(guard);
 }
 
+static double cpu_s(void)
+{
+	return (double)clock() / CLOCKS_PER_SEC;
+}
+
+static void *read_all(void *socket)
+{
+	static char bytes[65536];
+
+	while (read(*(int *)socket, bytes, sizeof(bytes)) > 0)
+		continue;
+	return NULL;
+}
+
+/* A peer that is stopped keeps its connections, and reads nothing. */
+static void socket_of_a_stopped_peer_is_ended(void **state)
+{
+	enum { BYTES = 4 << 20 }; /* more than sockets take at once */
+	static char data[BYTES];
+	ddp_guard *guard;
+	pthread_t reader;
+	double began_s;
+	int pair[2];
+
+	(void)state;
+	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
+	const send_function send_all = (send_function)called("ucs_socket_send");
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+	began_s = cpu_s();
+	assert_int_equal(send_all(pair[0], data, BYTES), UCS_OK);
+	/* The wait takes no core. */
+	assert_true(cpu_s() - began_s < 1);
+	/* UCX reads that the connection has ended, and so does the peer behind what was sent. */
+	assert_int_equal(read(pair[0], data, 1), 0);
+	while (read(pair[1], data, BYTES) > 0)
+		continue;
+	assert_int_equal(read(pair[1], data, 1), 0);
+	close(pair[0]);
+	close(pair[1]);
+	/* A slow peer gets all. */
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+	assert_int_equal(fcntl(pair[0], F_SETFL, O_NONBLOCK), 0);
+	assert_int_equal(pthread_create(&reader, NULL, read_all, &pair[1]), 0);
+	assert_int_equal(send_all(pair[0], data, BYTES), UCS_OK);
+	assert_int_equal(send(pair[0], data, 1, MSG_NOSIGNAL), 1);
+	close(pair[0]);
+	assert_int_equal(pthread_join(reader, NULL), 0);
+	close(pair[1]);
+	ddp_guard_free(guard);
+}
+
 static void say_nothing(int level, unsigned long about, const char *file, int line, const char *format, ...)
 {
 	(void)level;
@@ -123,6 +177,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
+		cmocka_unit_test(socket_of_a_stopped_peer_is_ended),
 		cmocka_unit_test(plugin_takes_the_place_too),
 	};
 	return cmocka_run_group_tests(tests, find_ucx, NULL);

@@ -10,16 +10,28 @@
 
    UCX up to 1.22 also asserts (tcp_ep.c, uct_tcp_ep_destroy_progress()) if it takes the socket of a
    peer for an endpoint of its own, and the peer has died just then: the write fails, UCX has the
-   endpoint destroyed, and goes on making it. Here such a socket swallows what is written. */
+   endpoint destroyed, and goes on making it. Here such a socket swallows what is written.
+
+   UCX waits in a loop until a socket has taken the words by which it begins and ends connections. If a stopped peer reads
+   nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its connections. Here a
+   socket that takes nothing for STUCK_MS is shut down. UCX then reads that the connection has ended, and tells libddp,
+   which names the peer. */
 #include "comm/net/ucx_sendv.h"
 
 #include <errno.h>
+#include <netdb.h>
+#include <poll.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <ucs/type/status.h>
 
+#include "base/clock.h"
+#include "base/log.h"
 #include "comm/net/calls.h"
+
+enum { STUCK_MS = 2000 };
 
 static bool peer_has_gone(int error)
 {
@@ -40,9 +52,36 @@ static ucs_status_t send_some(int fd, struct iovec *iov, size_t iov_cnt, size_t 
 	return UCS_ERR_IO_ERROR;
 }
 
-/* Like UCX's own function, this one waits until the socket has taken all. */
+/* False: the time is over. */
+static bool await_room(int fd, uint64_t until_ns)
+{
+	struct pollfd room = { .fd = fd, .events = POLLOUT };
+	const uint64_t now_ns = ddp_now_ns();
+
+	if (now_ns >= until_ns)
+		return false;
+	(void)poll(&room, 1, (int)((until_ns - now_ns) / 1000000) + 1);
+	return true;
+}
+
+static void end_stuck(int fd)
+{
+	struct sockaddr_storage peer;
+	socklen_t bytes = sizeof(peer);
+	char host[NI_MAXHOST] = "a peer", port[NI_MAXSERV] = "?";
+
+	if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0)
+		(void)getnameinfo((struct sockaddr *)&peer, bytes, host, sizeof(host), port, sizeof(port),
+		                  NI_NUMERICHOST | NI_NUMERICSERV);
+	ddp_log(DDP_LOG_WARN, "UCX's connection to %s, port %s, has taken nothing for %d s, so it is ended (is the process there "
+	        "stopped?)", host, port, STUCK_MS / 1000);
+	(void)shutdown(fd, SHUT_RDWR);
+}
+
+/* Like UCX's own function, this one waits until the socket has taken all, but not for ever. */
 static ucs_status_t send_all(int fd, const void *data, size_t length)
 {
+	uint64_t until_ns = ddp_now_ns() + STUCK_MS * UINT64_C(1000000);
 	const char *at = data;
 	size_t left = length;
 
@@ -51,10 +90,14 @@ static ucs_status_t send_all(int fd, const void *data, size_t length)
 		if (sent >= 0) {
 			at += sent;
 			left -= (size_t)sent;
+			until_ns = ddp_now_ns() + STUCK_MS * UINT64_C(1000000);
 		} else if (peer_has_gone(errno)) {
 			return UCS_OK;
 		} else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
 			return UCS_ERR_IO_ERROR;
+		} else if (!await_room(fd, until_ns)) {
+			end_stuck(fd);
+			return UCS_OK;
 		}
 	}
 	return UCS_OK;
