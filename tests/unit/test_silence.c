@@ -19,6 +19,7 @@
 #ifdef HAVE_UCX
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -394,6 +395,74 @@ static void a_hello_holds_on_its_connection_only(void **state)
 	close(listener);
 }
 
+/* Lets a beat act at its own time until it has made so many attempts to connect since its last connection. */
+static void try_to_connect(ddp_beat *beat, int attempts, uint64_t *now_ns)
+{
+	while (beat->attempts < attempts && beat->state != DDP_BEAT_ENDED) {
+		(void)ddp_beat_turn(beat, 5000, *now_ns);
+		*now_ns += beat->state == DDP_BEAT_WAITS ? beat->until_ns - *now_ns : 0;
+	}
+}
+
+/* The process of the other node takes the next connection that it should get, or another one. */
+static void connect_beat(ddp_beat *beat, int listener, uint64_t *now_ns)
+{
+	const ddp_proof_key key = { .bytes = { 'k' } };
+	int there = -1;
+
+	for (; there < 0; (void)ddp_beat_turn(beat, 5000, *now_ns)) {
+		there = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
+		*now_ns += beat->state == DDP_BEAT_WAITS ? beat->until_ns - *now_ns : 0;
+	}
+	assert_int_equal(fcntl(there, F_SETFL, 0), 0);
+	assert_true(ddp_beat_hello_send(there, beat->rank, &key));
+	while (beat->state == DDP_BEAT_CONNECTS || beat->state == DDP_BEAT_PROVES)
+		(void)ddp_beat_turn(beat, 5000, *now_ns);
+	close(there);
+	assert_int_equal(beat->state, DDP_BEAT_HEARS);
+}
+
+/* A firewall may be opened, and a network be mended, at any time. */
+static void a_node_is_watched_again_however_late(void **state)
+{
+	const ddp_proof_key key = { .bytes = { 'k' } };
+	ddp_beat beat = { .rank = 1, .connects = true, .ours = key, .theirs = key, .place_count = 2 };
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	const int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+	uint64_t now_ns = ddp_now_ns();
+	ddp_place near, far;
+
+	(void)state;
+	/* Nobody listens at a port that is only bound. The other place is no address of any host. */
+	assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof(own)), 0);
+	assert_true(ddp_socket_places(listener, &near, &far));
+	beat.places[0] = (ddp_place){ .family = AF_INET, .address = { 255, 255, 255, 255 }, .port = near.port };
+	beat.places[1] = near;
+	ddp_beat_begin(&beat, 5000, now_ns);
+	try_to_connect(&beat, 11, &now_ns);
+	assert_false(ddp_beat_is_blind(&beat));
+	try_to_connect(&beat, 100, &now_ns);
+	assert_int_equal(beat.state, DDP_BEAT_WAITS);
+	assert_true(ddp_beat_is_blind(&beat));
+	/* Such attempts are rare. */
+	(void)ddp_beat_turn(&beat, 5000, now_ns);
+	assert_true(beat.until_ns >= now_ns + 10000 * MS);
+	assert_int_equal(listen(listener, 4), 0);
+	for (int times = 0; times < 100; times++) {
+		connect_beat(&beat, listener, &now_ns);
+		assert_false(ddp_beat_is_blind(&beat));
+		/* Each connection is lost again. */
+		while (beat.state == DDP_BEAT_HEARS)
+			(void)ddp_beat_turn(&beat, 5000, now_ns);
+	}
+	/* Where the process has listened, nobody does any more: it has ended. */
+	close(listener);
+	try_to_connect(&beat, 1000, &now_ns);
+	assert_int_equal(beat.state, DDP_BEAT_ENDED);
+	assert_false(ddp_beat_is_blind(&beat));
+	ddp_beat_end(&beat);
+}
+
 /* ---- what is said ---------------------------------------------------------------------------------- */
 
 static void the_sentence_names_the_node_and_its_ranks(void **state)
@@ -464,6 +533,7 @@ int main(void)
 		cmocka_unit_test(unproven_peers_are_sent_away_and_harm_nobody),
 		cmocka_unit_test(a_node_learns_that_it_was_given_up),
 		cmocka_unit_test(a_hello_holds_on_its_connection_only),
+		cmocka_unit_test(a_node_is_watched_again_however_late),
 		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),
 		cmocka_unit_test(many_ranks_are_cut_short),
 	};

@@ -13,8 +13,10 @@
 enum {
 	CONNECT_MS = 1500,   /* for one place, before the next one is tried */
 	PROVE_MS = 20000,    /* the process there may wait for a core */
-	AGAIN_MS = 1000,     /* before the next attempt */
-	ATTEMPTS_MAX = 60,
+	AGAIN_MS = 1000,     /* before the next attempt, */
+	ATTEMPTS_OFTEN = 60, /* so often, */
+	SELDOM_MS = 30000,   /* and then before each further one */
+	ATTEMPTS_WARN = 12,
 	PERIOD_MIN_MS = 100, PERIOD_MAX_MS = 500, /* between two bytes */
 	PERIODS = 10,        /* bytes within the limit */
 	RAN_PERIODS = 4,     /* a process that sends nothing for so many periods gets no more bytes */
@@ -140,8 +142,33 @@ static void wait_again(ddp_beat *beat, uint64_t now_ns)
 {
 	close_fd(&beat->fd);
 	close_fd(&beat->probe_fd);
-	beat->state = beat->attempts < ATTEMPTS_MAX ? DDP_BEAT_WAITS : DDP_BEAT_ENDED;
-	beat->until_ns = now_ns + AGAIN_MS * MS_NS;
+	/* A firewall or a network may be mended much later. A process that has ended does not come back, and its port may
+	   become another one's. */
+	beat->state = beat->refused && beat->attempts >= ATTEMPTS_OFTEN ? DDP_BEAT_ENDED : DDP_BEAT_WAITS;
+	beat->until_ns = now_ns + (beat->attempts < ATTEMPTS_OFTEN ? AGAIN_MS : SELDOM_MS) * MS_NS;
+}
+
+/* Which of the places the last attempt tried. */
+static int tried_place(const ddp_beat *beat)
+{
+	return (beat->attempts - 1) % beat->place_count;
+}
+
+/* Only a refusal where the process once listened tells that it has ended: other addresses may be those of other hosts. */
+static void note_error(ddp_beat *beat, int error)
+{
+	beat->refused = beat->refused || (error == ECONNREFUSED && beat->heard && tried_place(beat) == 0);
+}
+
+/* The next attempts begin with the place that was right. */
+static void prefer_tried_place(ddp_beat *beat)
+{
+	if (!beat->connects || beat->attempts == 0)
+		return;
+	const int i = tried_place(beat);
+	const ddp_place right = beat->places[i];
+	beat->places[i] = beat->places[0];
+	beat->places[0] = right;
 }
 
 static uint64_t bounded_ms(int wanted, int least, int most)
@@ -172,8 +199,11 @@ void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t
 	}
 	beat->place.port = port;
 	keep_alive(fd, limit_ms);
+	prefer_tried_place(beat);
+	beat->attempts = 0;
 	beat->state = DDP_BEAT_HEARS;
 	beat->heard = true;
+	beat->refused = beat->warned = false;
 	beat->sent_ns = beat->ran_ns = now_ns;
 	ddp_judge_begin(&beat->judge, now_ns);
 }
@@ -185,6 +215,7 @@ static void begin_attempt(ddp_beat *beat, uint64_t now_ns)
 	beat->place = beat->places[beat->attempts++ % beat->place_count];
 	beat->fd = ddp_beat_connect(&beat->place);
 	if (beat->fd < 0) {
+		note_error(beat, errno);
 		wait_again(beat, now_ns);
 		return;
 	}
@@ -201,6 +232,7 @@ static void look_connecting(ddp_beat *beat, uint64_t now_ns)
 		beat->hello_bytes = 0;
 		beat->until_ns = now_ns + PROVE_MS * MS_NS;
 	} else if (error != EINPROGRESS || now_ns >= beat->until_ns) {
+		note_error(beat, error);
 		wait_again(beat, now_ns);
 	}
 }
@@ -344,6 +376,11 @@ bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 	probe(beat, limit_ms, now_ns);
 	return (beat->state == DDP_BEAT_HEARS || beat->state == DDP_BEAT_CUT) &&
 	       ddp_judge_look(&beat->judge, now_ns, (uint64_t)limit_ms * MS_NS);
+}
+
+bool ddp_beat_is_blind(const ddp_beat *beat)
+{
+	return beat->attempts >= ATTEMPTS_WARN && !beat->refused;
 }
 
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns)

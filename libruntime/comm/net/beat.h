@@ -32,7 +32,7 @@ typedef enum ddp_beat_state {
 	DDP_BEAT_PROVES,   /* connected; the peer's hello has not come */
 	DDP_BEAT_HEARS,
 	DDP_BEAT_CUT,      /* the kernel gave the connection up; further connections are tried */
-	DDP_BEAT_ENDED     /* the process there has closed it, or has ended */
+	DDP_BEAT_ENDED     /* the process there has ended, or one side has given the other up */
 } ddp_beat_state;
 
 /* A byte on the connection. If a node was called silent and its network is back, this byte tells the node that others
@@ -46,12 +46,13 @@ typedef enum ddp_beat_word {
 typedef struct ddp_beat {
 	int rank, self;       /* the peer, and this process, in the job */
 	bool connects;        /* this end connects, and the other end listens */
-	bool heard;           /* there was a connection */
+	bool heard;           /* there was a connection, */
+	bool refused;         /* and since then nobody listens where it was: the process there has ended */
 	bool warned;          /* that there is none */
 	ddp_beat_state state;
 	ddp_proof_key ours, theirs; /* from this process to the peer, and the other way round */
 	ddp_place places[DDP_BEAT_PLACES]; /* where it may listen; those that are likely come first */
-	int place_count, attempts;
+	int place_count, attempts; /* to connect, since the last connection */
 	uint64_t until_ns;    /* of WAITS, CONNECTS and PROVES */
 	int fd;
 	ddp_beat_hello hello; /* the peer's, as far as it has come */
@@ -70,6 +71,9 @@ void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
 /* Does what can be done now. True: the node has been silent for the limit, or beat->word says that it gave up. */
 bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
+/* Whether somebody should be told that the node is not watched: many attempts to connect have failed, and the process there
+   has not ended. */
+bool ddp_beat_is_blind(const ddp_beat *beat);
 /* Adds what it waits for; returns how many were added. `next_ns` becomes earlier if it has to be looked at earlier. */
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns);
 void ddp_beat_end(ddp_beat *beat);

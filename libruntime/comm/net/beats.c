@@ -24,7 +24,6 @@
 enum {
 	UNPROVEN_MAX = 32,  /* connections without a proof; a further one drops the oldest */
 	UNPROVEN_MS = 20000, /* for a proof to come */
-	ATTEMPTS_WARN = 12,
 	IDLE_MS = 1000,      /* between two looks if there is nothing to look at */
 	SCARCE_MS = 250      /* before another attempt to accept a connection for which there was no descriptor */
 };
@@ -362,12 +361,18 @@ static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns
 /* If a firewall drops the connections, nobody would learn that the node is not watched. */
 static void warn(const ddp_beats *beats, ddp_beat *beat)
 {
-	if (beat->heard || beat->warned || beat->attempts < ATTEMPTS_WARN)
+	if (beat->warned || !ddp_beat_is_blind(beat))
 		return;
 	beat->warned = true;
-	ddp_log(DDP_LOG_WARN, "rank %d on %s cannot watch %s for silence: after %d attempts there is no connection to TCP port %d "
-	        "there; does a firewall stand between? (DDP_SILENCE)", beat->self, beats->roster->peers[beat->self].host,
-	        beats->roster->peers[beat->rank].host, beat->attempts, ntohs(beats->places[beat->rank].port));
+	if (beat->heard)
+		ddp_log(DDP_LOG_WARN, "rank %d on %s has lost the connection by which it watches %s for silence, and %d attempts to "
+		        "open it again have failed; it goes on trying (DDP_SILENCE)", beat->self,
+		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host, beat->attempts);
+	else
+		ddp_log(DDP_LOG_WARN, "rank %d on %s cannot watch %s for silence: after %d attempts there is no connection to TCP port "
+		        "%d there; does a firewall stand between? (DDP_SILENCE)", beat->self,
+		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host, beat->attempts,
+		        ntohs(beats->places[beat->rank].port));
 }
 
 static void turn_all(ddp_beats *beats)
