@@ -48,6 +48,9 @@ void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg)
 	{
 		/* The team may be smaller than asked for. */
 		int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+		/* A team of one (OMP_DYNAMIC, OMP_THREAD_LIMIT) does not count as parallel for OpenMP. Without this, fn
+		   would start threads that it does not expect. */
+		omp_set_num_threads(1);
 		int64_t first = grains * me / team * grain;
 		int64_t last = grains * (me + 1) / team * grain;
 		if (last > n)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernels: optimizer updates and norms against a plain double-precision form. */
+#include <dlfcn.h>
 #include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -324,6 +326,47 @@ static void threads_do_not_change_a_bit(void **state)
 	assert_memory_equal(&sum, &sum3, sizeof(sum));
 }
 
+static atomic_bool busy; /* the machine, to OpenMP */
+
+/* Stands before the C library's. With OMP_DYNAMIC, OpenMP asks this for how many threads there is room. */
+int getloadavg(double loads[], int count)
+{
+	for (int i = 0; i < count; i++)
+		loads[i] = atomic_load(&busy) ? 1000 : 0;
+	return count;
+}
+
+static void note_threads(void *arg, int64_t first, int64_t last)
+{
+	atomic_int *most = arg;
+
+	(void)first;
+	(void)last;
+	atomic_store(&busy, false);
+	if (dk_threads() > atomic_load(most))
+		atomic_store(most, dk_threads());
+}
+
+/* What dk_parallel() calls counts on being one thread, also if OpenMP has given one of the threads that were asked for. */
+static void a_team_of_one_starts_no_other(void **state)
+{
+	void (*set_dynamic)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_dynamic");
+	const int before = dk_threads();
+	atomic_int most = 0;
+
+	(void)state;
+	if (set_dynamic == NULL)
+		skip();
+	dk_set_threads(4);
+	set_dynamic(1);
+	atomic_store(&busy, true);
+	dk_parallel(64, 1, note_threads, &most);
+	set_dynamic(0);
+	assert_int_equal(most, 1);
+	assert_int_equal(dk_threads(), 4);
+	dk_set_threads(before);
+}
+
 static void compare_bits(const struct dk_inner *inner)
 {
 	const dk_update_consts c = {.grad_scale = 0.3f, .decay = 0.999f, .beta1 = 0.9f,
@@ -488,6 +531,7 @@ int main(void)
 		cmocka_unit_test(updates_leave_what_they_made_in_bf16_too),
 		cmocka_unit_test(scale_is_a_product),
 		cmocka_unit_test(threads_do_not_change_a_bit),
+		cmocka_unit_test(a_team_of_one_starts_no_other),
 		cmocka_unit_test(instruction_sets_give_the_same_bits),
 		cmocka_unit_test(parts_of_updates_are_what_they_say),
 		cmocka_unit_test(steps_are_as_long_as_norms_say),
