@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <ddp.h>
 
+#include "base/clock.h"
 #include "kernels.h"
 #include "preflight/differences.h"
 #include "preflight/gpu.h"
@@ -26,14 +26,6 @@
 #include "preflight/survey.h"
 
 enum { WIDTH = 100 };
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* A rank whose error another rank tells waits a moment: when a rank exits, its launcher ends the others. */
 static int fail(const char *what)
@@ -163,7 +155,8 @@ static bool past_open(struct past *past, const struct preflight_survey *s, const
 
 static struct preflight_findings findings;
 
-static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, struct past *past, double begin)
+static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, struct past *past,
+                     uint64_t begin_ns)
 {
 	bool busy = preflight_is_busy(&s->people, s->figures), written = true;
 
@@ -184,11 +177,11 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
 		               "a rank that measured links had to wait for its processor, so of its links only large differences count");
 	if (options->json != NULL)
-		written &= could_write(preflight_report_json(options->json, s, &findings, now() - begin), options->json);
+		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)), options->json);
 	if (options->exclude != NULL)
 		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
 	if (!options->quiet || findings.odd > 0)
-		preflight_report(options->for_srun ? stderr : stdout, s, &findings, now() - begin, width(),
+		preflight_report(options->for_srun ? stderr : stdout, s, &findings, ddp_seconds_since(begin_ns), width(),
 		                 has_colour(options->for_srun ? STDERR_FILENO : STDOUT_FILENO));
 	if (options->for_srun)
 		written &= could_write(preflight_report_answer(stdout, s, &findings), "standard output");
@@ -255,7 +248,7 @@ static bool can_begin(ddp_context *context, const struct preflight_options *opti
 }
 
 static int measure(ddp_context *context, const struct preflight_options *options, struct preflight_bench *bench,
-                   const struct preflight_facts *own, double begin)
+                   const struct preflight_facts *own, uint64_t begin_ns)
 {
 	struct preflight_survey survey;
 	struct past past = { .any = false };
@@ -275,7 +268,7 @@ static int measure(ddp_context *context, const struct preflight_options *options
 	if (status == DDP_OK)
 		status = preflight_survey_again(&survey, past.any ? past.ranks : NULL, &findings);
 	if (status == DDP_OK && first) {
-		code = conclude(&survey, options, &past, begin) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
+		code = conclude(&survey, options, &past, begin_ns) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
 		if (code == PREFLIGHT_EXIT_FINE && findings.odd > 0 && !options->always_fine)
 			code = PREFLIGHT_EXIT_ODD;
 	}
@@ -289,7 +282,7 @@ static int measure(ddp_context *context, const struct preflight_options *options
 	return code;
 }
 
-static int run(const struct preflight_options *options, double begin)
+static int run(const struct preflight_options *options, uint64_t begin_ns)
 {
 	ddp_options wanted = DDP_OPTIONS;
 	struct preflight_facts own = { .rank = 0 };
@@ -320,7 +313,7 @@ static int run(const struct preflight_options *options, double begin)
 	own.gpu_usable = wanted.device != NULL;
 	if (bench == NULL)
 		return fail("this rank cannot measure");
-	code = measure(context, options, bench, &own, begin);
+	code = measure(context, options, bench, &own, begin_ns);
 	preflight_bench_close(bench);
 	if (ddp_finalize(context) != DDP_OK && code != PREFLIGHT_EXIT_FAILED)
 		code = fail("the end");
@@ -331,12 +324,12 @@ int main(int argc, char **argv)
 {
 	struct preflight_options options;
 	ddp_spawn_result spawned = { .is_rank = true };
-	double begin = now();
+	uint64_t begin_ns = ddp_now_ns();
 	int code = preflight_options_read(&options, argc, argv);
 
 	if (code >= 0)
 		return code;
 	if (options.spawn > 0 && ddp_spawn(options.spawn, &spawned) != DDP_OK)
 		return fail("--spawn");
-	return spawned.is_rank ? run(&options, begin) : spawned.exit_code;
+	return spawned.is_rank ? run(&options, begin_ns) : spawned.exit_code;
 }

@@ -262,6 +262,11 @@ typedef struct ddp_model_options {
  * DDP_ERR_MISMATCH: ranks give different lists or options. DDP_ERR_INVALID: comm belongs to another
  * context. The model owns the memory of parameters and gradients.
  *
+ * On the host, this memory is private if the model has one rank, and the node's ranks share it if it has several.
+ * So a forked child of a model of one rank has a copy of the memory at the fork. A forked child of a model of several
+ * ranks shares the memory: it sees later steps, and the ranks see what it writes there. A child that needs a fixed
+ * state takes a copy of it before the fork. Gradients that give memory back (DDP_SHARD_GRADIENTS) are always private.
+ *
  * The ranks of the option comm train the model together. In the contracts of models, steps and state, "all
  * ranks" are then these ranks, "rank 0" is the first of them, and "the world" is this communicator. comm may be
  * a result of ddp_comm_shrink(), and is freed after the model (DDP_ERR_STATE before). Each model saves to
