@@ -61,6 +61,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/node/unseen.c spank/failure/node/unseen.h \
 	spank/failure/node/witness.c spank/failure/node/witness.h \
 	spank/failure/srun/controller.c spank/failure/srun/controller.h \
+	spank/failure/srun/first_failure.c spank/failure/srun/first_failure.h \
 	spank/failure/srun/heard.c spank/failure/srun/heard.h \
 	spank/failure/srun/launched.c spank/failure/srun/launched.h \
 	spank/failure/srun/links.c spank/failure/srun/links.h \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spank/step: one sentence and one end, from what the nodes tell; no clock. */
+/* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "spank/failure/srun/first_failure.h"
 #include "spank/failure/srun/step.h"
 #include "spank/failure/timeline.h"
 
@@ -501,6 +502,31 @@ static void a_failure_is_held_until_it_is_said(void **state)
 	assert_false(step_holds(&step));
 }
 
+/* Also if a generation's first failure comes in the same turn as the generation begins. */
+static void each_generation_asks_about_its_first_failure(void **state)
+{
+	struct step step = begin(true);
+	struct first_failure first = { .asked_ns = 0 };
+	struct links links = { .ready = -1 };
+	struct presence presence = { .task = NULL };
+
+	(void)state;
+	step.policy.ask_ms = 100;
+	first_failure_settle(&first, &step, &links, &presence, START * MS);
+	assert_int_equal(links.question, 0);
+	for (uint64_t generation = 1; generation <= 3; generation++) {
+		take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
+		for (int turns = 0; turns < 3; turns++) {
+			first_failure_settle(&first, &step, &links, &presence, START * MS);
+			assert_int_equal(links.question, generation);
+			assert_true(links.asks);
+		}
+		step_begin_again(&step);
+		first_failure_begin_again(&first, &links);
+		assert_false(links.asks);
+	}
+}
+
 static void a_silent_node_ends_what_the_policy_says(void **state)
 {
 	struct step step = begin(true);
@@ -682,6 +708,7 @@ int main(void)
 		cmocka_unit_test(a_node_that_failed_is_named),
 		cmocka_unit_test(a_silent_node_goes_before_what_follows_from_it),
 		cmocka_unit_test(a_failure_is_held_until_it_is_said),
+		cmocka_unit_test(each_generation_asks_about_its_first_failure),
 		cmocka_unit_test(a_silent_node_ends_what_the_policy_says),
 		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
 		cmocka_unit_test(age_is_believed_within_reason),

@@ -21,6 +21,7 @@
 #include "spank/base/worker.h"
 #include "spank/failure/blame.h"
 #include "spank/failure/srun/controller.h"
+#include "spank/failure/srun/first_failure.h"
 #include "spank/failure/srun/heard.h"
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
@@ -44,7 +45,7 @@ static struct {
 	struct heard heard;
 	struct links links;
 	uint32_t generation; /* in a step that is restarted; 0: none has begun */
-	uint64_t asked_ns; /* when all nodes were asked for earlier failures than the one that is held; 0: none is held */
+	struct first_failure first;
 	struct requests requests;
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
@@ -331,9 +332,7 @@ void relay_say(const char *text)
 void relay_begin_generation(uint32_t generation)
 {
 	step_begin_again(&server.step);
-	/* The next failure is a question of its own, even if it comes before settle_order() has run. */
-	server.asked_ns = 0;
-	links_ask_no_more(&server.links);
+	first_failure_begin_again(&server.first, &server.links);
 	server.generation = generation;
 	requests_begin_again(&server.requests);
 	atomic_store(&server.wait_status, 0);
@@ -415,35 +414,6 @@ static void serve_links(void)
 	}
 }
 
-/* Until when a node may still tell of a failure that was before the one that is held; 0: none may. */
-static uint64_t untold_until(void)
-{
-	const uint64_t wait_ns = server.step.policy.ask_ms * 1000000ull;
-
-	if (server.asked_ns == 0)
-		return 0;
-	return links_any_untold(&server.links) ? server.asked_ns + wait_ns
-	                                       : presence_untold_until(&presence, server.asked_ns, wait_ns);
-}
-
-/* The first failure is the one that happened first, and not the one whose news was faster. */
-static void settle_order(uint64_t now_ns)
-{
-	uint64_t until_ns;
-
-	if (!step_holds(&server.step)) {
-		server.asked_ns = 0;
-		links_ask_no_more(&server.links);
-	} else if (server.asked_ns == 0 && server.step.policy.ask_ms > 0) {
-		server.asked_ns = now_ns;
-		links_ask(&server.links);
-	}
-	server.step.doubt_ns = links_doubt_until(&server.links, now_ns);
-	until_ns = untold_until();
-	if (until_ns > server.step.doubt_ns)
-		server.step.doubt_ns = until_ns;
-}
-
 /* Lets nodes leave whose tasks have ended. Slurm completes a step when its last node leaves, and only then: lost nodes
    have to leave the job before, and srun, which waits for their tasks, hears of the step's end only while there is the
    step. */
@@ -483,7 +453,7 @@ static void serve(void)
 		if (count > 0 && ready[1].revents != 0)
 			peers_accept(&server.peers, server.listener, take);
 		serve_links();
-		settle_order(ddp_now_ns());
+		first_failure_settle(&server.first, &server.step, &server.links, &presence, ddp_now_ns());
 		atomic_store(&was_stopping, server.step.stopping);
 		while (!requests_await_end(&server.requests) && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);

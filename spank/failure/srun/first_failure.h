@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * srun names the failure that happened first, and not the one whose news came first. While it holds a failure, it asks all
+ * nodes whether they have told of all ends that they have seen (links_ask()), and the step waits for those that may still
+ * tell of an earlier one: nodes that have not answered, or have not reported yet, and nodes that may be about to fall
+ * silent. libc only.
+ */
+#ifndef SPANK_FIRST_FAILURE_H
+#define SPANK_FIRST_FAILURE_H
+
+#include <stdint.h>
+
+#include "spank/failure/srun/links.h"
+#include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/step.h"
+
+struct first_failure {
+	uint64_t asked_ns; /* when the nodes were asked about the failure that is held; 0: none is held */
+};
+
+/* Asks when a failure begins to be held, and tells the step until when it is to wait (doubt_ns). To be called after each
+   turn in which news may have come, and before step_act(). */
+void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
+                          uint64_t now_ns);
+
+/* A generation begins: its first failure is a question of its own. */
+void first_failure_begin_again(struct first_failure *first, struct links *links);
+
+#endif
