@@ -14,6 +14,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/title.c spank/base/title.h \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options.c spank/options.h \
+	spank/user_list.c spank/user_list.h \
 	spank/site.c spank/site.h \
 	spank/request.c spank/request.h \
 	spank/identity/address.c spank/identity/address.h \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What --ddp[=KEY=VALUE,...] and the site's plugstack line can say. Pure: text
+ * The keys of --ddp[=KEY=VALUE,...] and of the site's plugstack line, and what each key takes. Pure: text
  * in, settings or a sentence out. Runs as root too, on what a user typed.
  */
 #ifndef SPANK_OPTIONS_H
@@ -91,13 +91,5 @@ bool option_given(const struct settings *settings, const char *key);
    after an error. */
 bool option_set(struct settings *settings, const char *key, size_t key_length,
                 const char *value, size_t value_length, struct error *error);
-
-/*
- * Reads a user's list on top of `settings`. `locked` has the bits of keys that
- * the site keeps for itself. NULL, "" and "(null)", all of which Slurm hands
- * on for a missing argument, are the empty list.
- */
-bool options_parse(struct settings *settings, const char *list, uint32_t locked,
-                   struct error *error);
 
 #endif

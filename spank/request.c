@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/request.h"
+#include "spank/user_list.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,7 @@ bool request_take_list(struct request *request, const char *list, struct error *
 		*error = request->error;
 		return false;
 	}
-	if (!options_parse(&request->settings, list, request->site.locked, error))
+	if (!user_list_read(&request->settings, list, request->site.locked, error))
 		return false;
 	request->wanted = !request->settings.off;
 	return true;

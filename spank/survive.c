@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/survive.h"
+#include "spank/user_list.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ static bool asks_for_restarts(const struct request *request, const char *list)
 	struct settings settings = request->site.defaults;
 	struct error ignored;
 
-	return options_parse(&settings, list, request->site.locked, &ignored) && settings.restarts > 0 && !settings.off;
+	return user_list_read(&settings, list, request->site.locked, &ignored) && settings.restarts > 0 && !settings.off;
 }
 
 void survive_begin(const struct request *request, bool allocator)

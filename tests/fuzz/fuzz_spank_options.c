@@ -10,6 +10,7 @@
 
 #include "spank/options.h"
 #include "spank/site.h"
+#include "spank/user_list.h"
 
 /* What any accepted settings must hold. */
 static void check(const struct settings *settings)
@@ -48,7 +49,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		abort();
 	check(&site.defaults);
 	settings = before = site.defaults;
-	if (options_parse(&settings, text, site.locked, &error)) {
+	if (user_list_read(&settings, text, site.locked, &error)) {
 		if ((settings.given & site.locked) != 0)
 			abort();
 	} else if (memcmp(&settings, &before, sizeof(before)) != 0) {

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "spank/failure/timeline.h"
+#include "spank/user_list.h"
 
 struct identity task(void)
 {
@@ -37,7 +38,7 @@ void build(struct variables *variables, const char *list, const struct identity 
 	struct error error = { "" };
 
 	settings_init(&settings);
-	if (!options_parse(&settings, list, 0, &error) ||
+	if (!user_list_read(&settings, list, 0, &error) ||
 	    !environment_build(variables, identity, &settings, with, &error))
 		fail_msg("%s", error.text);
 }

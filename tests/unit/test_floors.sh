@@ -31,7 +31,7 @@ libruntime()
 spank()
 {
 	root=. folder=spank
-	floors=(spank/base spank/options spank/site spank/request spank/identity spank/launch
+	floors=(spank/base spank/options spank/user_list spank/site spank/request spank/identity spank/launch
 		spank/restart/deal spank/restart/renumber spank/restart/descend spank/restart/agent
 		spank/failure spank/record spank/failure/node spank/restart/generation spank/failure/node/ends
 		spank/failure/srun spank/restart spank/status

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "spank/identity/identity.h"
+#include "spank/user_list.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -227,7 +228,7 @@ static void check_layout(const struct layout *layout, enum naming naming,
 			set(&trial, "SLURM_DISTRIBUTION=arbitrary");
 			set(&trial, "SLURM_DDP_FIRST_HOST=%s", master);
 		}
-		assert_true(options_parse(&trial.settings, variation->list, 0, &trial.error));
+		assert_true(user_list_read(&trial.settings, variation->list, 0, &trial.error));
 		if (!derive(&trial))
 			fail_msg("task %d of %d on %d nodes: %s", t, layout->tasks, layout->nodes, trial.error.text);
 		same(&trial, "rank", trial.id.rank, (uint64_t)t);

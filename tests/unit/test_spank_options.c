@@ -14,6 +14,7 @@
 #include "spank/options.h"
 #include "spank/request.h"
 #include "spank/site.h"
+#include "spank/user_list.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -39,7 +40,7 @@ static void grace_is_in_seconds(void **state)
 		struct settings settings;
 		struct error error = { "" };
 		settings_init(&settings);
-		assert_int_equal(options_parse(&settings, cases[i].list, 0, &error), cases[i].taken);
+		assert_int_equal(user_list_read(&settings, cases[i].list, 0, &error), cases[i].taken);
 		if (cases[i].taken)
 			assert_int_equal(settings.grace_seconds, cases[i].seconds);
 		else
@@ -207,7 +208,7 @@ static void each_key_sets_what_it_says(void **state)
 	for (size_t i = 0; i < COUNT(examples); i++) {
 		struct settings settings = defaults();
 		struct error error = { "" };
-		if (!options_parse(&settings, examples[i].list, 0, &error))
+		if (!user_list_read(&settings, examples[i].list, 0, &error))
 			fail_msg("'%s': %s", examples[i].list, error.text);
 		assert_string_equal(shown(&settings), examples[i].expected);
 	}
@@ -364,7 +365,7 @@ static void wrong_words_are_refused_by_name(void **state)
 	for (size_t i = 0; i < COUNT(refused); i++) {
 		struct settings settings = defaults(), before = settings;
 		struct error error = { "" };
-		if (options_parse(&settings, refused[i].list, 0, &error))
+		if (user_list_read(&settings, refused[i].list, 0, &error))
 			fail_msg("'%s' was accepted", refused[i].list);
 		if (strstr(error.text, refused[i].named) == NULL)
 			fail_msg("'%s': '%s' does not say \"%s\"", refused[i].list, error.text, refused[i].named);
@@ -378,7 +379,7 @@ static void unknown_key_comes_with_the_known_ones(void **state)
 	struct error error;
 
 	(void)state;
-	assert_false(options_parse(&settings, "x=1", 0, &error));
+	assert_false(user_list_read(&settings, "x=1", 0, &error));
 	for (int i = 0; option_at(i) != NULL; i++)
 		assert_non_null(strstr(error.text, option_at(i)->name));
 }
@@ -392,10 +393,10 @@ static void trace_directory_has_a_longest_length(void **state)
 	(void)state;
 	memset(list + 6, 'd', 1023);
 	list[6 + 1023] = '\0';
-	assert_true(options_parse(&settings, list, 0, &error));
+	assert_true(user_list_read(&settings, list, 0, &error));
 	assert_int_equal(strlen(settings.trace_dir), 1023);
 	strcat(list, "d");
-	assert_false(options_parse(&settings, list, 0, &error));
+	assert_false(user_list_read(&settings, list, 0, &error));
 	assert_non_null(strstr(error.text, "'trace'"));
 }
 
@@ -407,21 +408,21 @@ static void watch_takes_a_switch_or_a_path(void **state)
 
 	(void)state;
 	assert_false(settings.watch);
-	assert_true(options_parse(&settings, "watch", 0, &error));
+	assert_true(user_list_read(&settings, "watch", 0, &error));
 	assert_true(settings.watch);
 	assert_string_equal(settings.watch_path, "");
-	assert_true(options_parse(&settings, "watch=no", 0, &error));
+	assert_true(user_list_read(&settings, "watch=no", 0, &error));
 	assert_false(settings.watch);
 	memset(list + 7, 'd', 253);
-	assert_true(options_parse(&settings, list, 0, &error));
+	assert_true(user_list_read(&settings, list, 0, &error));
 	assert_true(settings.watch);
 	assert_int_equal(strlen(settings.watch_path), 254);
 	strcat(list, "d");
-	assert_false(options_parse(&settings, list, 0, &error));
+	assert_false(user_list_read(&settings, list, 0, &error));
 	assert_non_null(strstr(error.text, "'watch'"));
-	assert_false(options_parse(&settings, "watch=libx.so", 0, &error));
-	assert_false(options_parse(&settings, "watch=/a\nb", 0, &error));
-	assert_false(options_parse(&settings, "watch=", 0, &error));
+	assert_false(user_list_read(&settings, "watch=libx.so", 0, &error));
+	assert_false(user_list_read(&settings, "watch=/a\nb", 0, &error));
+	assert_false(user_list_read(&settings, "watch=", 0, &error));
 }
 
 static void nccl_net_takes_a_switch_or_one_path(void **state)
@@ -435,12 +436,12 @@ static void nccl_net_takes_a_switch_or_one_path(void **state)
 	assert_true(settings.nccl_net);
 	assert_string_equal(settings.nccl_net_path, "/opt/a.so");
 	assert_false(settings.watch);
-	assert_true(options_parse(&settings, "nccl-net=no", 0, &error));
+	assert_true(user_list_read(&settings, "nccl-net=no", 0, &error));
 	assert_false(settings.nccl_net);
 	/* NCCL would take what follows a comma for another plugin. */
 	assert_false(option_set(&settings, "nccl-net", 8, "/a,/b", 5, &error));
 	assert_non_null(strstr(error.text, "'nccl-net'"));
-	assert_false(options_parse(&settings, "nccl-net=ddpucx", 0, &error));
+	assert_false(user_list_read(&settings, "nccl-net=ddpucx", 0, &error));
 	assert_false(settings.nccl_net);
 }
 
@@ -450,9 +451,9 @@ static void later_list_starts_from_the_defaults_it_is_given(void **state)
 	struct error error;
 
 	(void)state;
-	assert_true(options_parse(&first, "port=30000,verbose", 0, &error));
+	assert_true(user_list_read(&first, "port=30000,verbose", 0, &error));
 	assert_true(option_given(&first, "port"));
-	assert_true(options_parse(&second, "omp=1", 0, &error));
+	assert_true(user_list_read(&second, "omp=1", 0, &error));
 	assert_false(option_given(&second, "port"));
 	assert_true(option_given(&second, "omp"));
 	assert_false(second.verbose);
@@ -471,11 +472,11 @@ static void site_gives_defaults_and_locks_keys(void **state)
 	assert_int_equal(settings.port_low, 25000);
 	assert_string_equal(settings.address_suffix, "-ib");
 	assert_false(option_given(&settings, "port"));
-	assert_true(options_parse(&settings, "omp=1", site.locked, &error));
+	assert_true(user_list_read(&settings, "omp=1", site.locked, &error));
 	assert_int_equal(settings.port_high, 25999);
-	assert_false(options_parse(&settings, "port=30000", site.locked, &error));
+	assert_false(user_list_read(&settings, "port=30000", site.locked, &error));
 	assert_non_null(strstr(error.text, "'port' is locked by this site"));
-	assert_false(options_parse(&settings, "verbose,addr-suffix=", site.locked, &error));
+	assert_false(user_list_read(&settings, "verbose,addr-suffix=", site.locked, &error));
 	assert_non_null(strstr(error.text, "'addr-suffix' is locked"));
 }
 
@@ -526,7 +527,7 @@ static void site_has_failures_noted(void **state)
 	assert_true(site_parse(&site, 0, no, &error));
 	assert_false(site.notes_failures);
 	/* It is no user's matter. */
-	assert_false(options_parse(&settings, "comment=failures", 0, &error));
+	assert_false(user_list_read(&settings, "comment=failures", 0, &error));
 }
 
 static void site_may_say_what_holds_anyway(void **state)
@@ -556,13 +557,13 @@ static void site_gives_restarts_to_lists_that_go_with_them(void **state)
 	assert_true(site_parse(&site, 2, words, &error));
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings settings = site.defaults;
-		assert_true(options_parse(&settings, cases[i].list, 0, &error));
+		assert_true(user_list_read(&settings, cases[i].list, 0, &error));
 		assert_string_equal(shown(&settings), cases[i].expected);
 	}
 	/* spare= alone says nothing until a user asks for restarts. */
 	assert_true(site_parse(&site, 1, words + 1, &error));
 	struct settings settings = site.defaults;
-	assert_true(options_parse(&settings, "", 0, &error));
+	assert_true(user_list_read(&settings, "", 0, &error));
 	assert_string_equal(shown(&settings), "");
 }
 

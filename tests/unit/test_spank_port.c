@@ -16,6 +16,7 @@
 #include "spank/identity/address.h"
 #include "spank/identity/master.h"
 #include "spank/identity/port.h"
+#include "spank/user_list.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -201,7 +202,7 @@ static void node_addr_of_slurm_comes_before_the_name(void **state)
 		struct error error = { "" };
 		char address[MASTER_ADDRESS_MAX] = "";
 		settings_init(&settings);
-		assert_true(options_parse(&settings, cases[i].list, 0, &error));
+		assert_true(user_list_read(&settings, cases[i].list, 0, &error));
 		strcpy(identity.master_node, cases[i].node);
 		if (cases[i].known != NULL) {
 			strcpy(known.node, cases[i].node);

@@ -13,6 +13,7 @@
 #include "spank/base/sink.h"
 #include "spank/launch/preflight_step.h"
 #include "spank/launch/srun_environment.h"
+#include "spank/user_list.h"
 
 static const char *command_of(const struct preflight_step *step, const char *list)
 {
@@ -23,7 +24,7 @@ static const char *command_of(const struct preflight_step *step, const char *lis
 	struct error error = { "" };
 
 	settings_init(&settings);
-	assert_true(options_parse(&settings, list, 0, &error));
+	assert_true(user_list_read(&settings, list, 0, &error));
 	assert_true(preflight_step_command(&command, step, &settings, &error));
 	for (int i = 0; command.words[i] != NULL; i++)
 		sink_add(&sink, "%s%s", i > 0 ? " " : "", command.words[i]);
