@@ -7,9 +7,15 @@ import os
 import pickle
 import tempfile
 import time
+import unittest
 
 import torch
 import torch.distributed as dist
+
+# What this torch can.
+NEW = int(torch.__version__.split(".")[0]) >= 2
+_BACKEND = getattr(torch._C._distributed_c10d, "Backend", None)
+ALLOCATES, ABORTS = hasattr(_BACKEND, "allocate_tensor"), hasattr(_BACKEND, "abort")
 
 
 def _run(ranks, rank, body, arguments, backend, timeout, settings):
@@ -79,3 +85,9 @@ class Ranks:
 def on_ranks(size, body, *arguments, **options):
     with Ranks(size, body, *arguments, **options) as ranks:
         return ranks.results()
+
+
+class RanksCase(unittest.TestCase):
+    def all_end(self, size, body, *arguments, **options):
+        """Each rank returns that all is well."""
+        self.assertTrue(all(on_ranks(size, body, *arguments, limit=120, **options)))

@@ -13,14 +13,11 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks, on_ranks
+from ranks import ABORTS, ALLOCATES, NEW, Ranks, RanksCase
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
-NEW = int(torch.__version__.split(".")[0]) >= 2
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
-BASE = getattr(torch._C._distributed_c10d, "Backend", None)
-ALLOCATES, ABORTS = hasattr(BASE, "allocate_tensor"), hasattr(BASE, "abort")
 with open("/proc/self/maps") as maps:
     HAS_NETWORK = "/libucp" in maps.read()
 
@@ -419,7 +416,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
-class Ends(unittest.TestCase):
+class Ends(RanksCase):
     def one_leaves(self, size, body, *arguments, destroy=True):
         """Rank 1 ends without a result."""
         with Ranks(size, body, *arguments, destroy=destroy, limit=120) as ranks:
@@ -427,9 +424,6 @@ class Ends(unittest.TestCase):
             for r in range(size):
                 if r != 1:
                     self.assertTrue(ranks.result(r), codes)
-
-    def all_end(self, size, body, *arguments, **options):
-        self.assertTrue(all(on_ranks(size, body, *arguments, limit=120, **options)))
 
     def folder(self):
         import tempfile

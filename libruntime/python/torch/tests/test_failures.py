@@ -13,11 +13,10 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks, on_ranks
+from ranks import ABORTS, NEW, Ranks, on_ranks
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
-NEW = int(torch.__version__.split(".")[0]) >= 2
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 RUNS = int(os.environ.get("DDP_TORCH_FAILURES", "12"))
 # Within this time the other ranks hear of it. On an idle machine a second is enough; tests share theirs.
@@ -232,7 +231,7 @@ class Failures(unittest.TestCase):
     def test_timeout_of_a_group(self):
         self.assertEqual(on_ranks(2, time_out), [True, True])
 
-    @unittest.skipUnless(hasattr(getattr(torch._C._distributed_c10d, "Backend", None), "abort"), "this torch aborts NCCL only")
+    @unittest.skipUnless(ABORTS, "this torch aborts NCCL only")
     def test_abort(self):
         self.assertTrue(all(on_ranks(2, abort)))
 

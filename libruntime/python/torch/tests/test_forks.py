@@ -12,12 +12,10 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import ALLOCATES, NEW, RanksCase
 
 import slurm_ddp_torch
 
-NEW = int(torch.__version__.split(".")[0]) >= 2
-ALLOCATES = hasattr(getattr(torch._C._distributed_c10d, "Backend", None), "allocate_tensor")
 
 
 def backend_of_world():
@@ -151,10 +149,7 @@ def child_frees(rank, size):
     return True
 
 
-class Forks(unittest.TestCase):
-    def all_end(self, size, body, *arguments):
-        self.assertTrue(all(on_ranks(size, body, *arguments, limit=120)))
-
+class Forks(RanksCase):
     def test_child_exits(self):
         self.all_end(2, child_exits)
 

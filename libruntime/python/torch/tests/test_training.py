@@ -6,12 +6,11 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks, on_ranks
+from ranks import NEW, Ranks, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_ddp_torch
 
-NEW = int(torch.__version__.split(".")[0]) >= 2
 C10D_BACKEND = getattr(torch._C._distributed_c10d, "Backend", None)
 
 
