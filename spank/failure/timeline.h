@@ -13,8 +13,9 @@
  *         Within that time the nodes see the consequences of a failure.
  *         It also asks all nodes, over their links, whether they have told of all ends that they
  *         have seen. On a busy machine a node may be later than HOLD_MS, and then srun waits for its
- *         answer, and for nodes that have not reported yet, but no longer than ASK_MS. A node that has
- *         not reported ASK_MS after the last task's start probably lacks the plugin, and is not waited for.
+ *         answer, for nodes that have not reported yet, and for slurmctld's word about a node whose
+ *         tasks it may have killed, but no longer than ASK_MS. A node that has not reported ASK_MS
+ *         after the last task's start probably lacks the plugin, and is not waited for.
  *    350  srun prints the sentence, and asks slurmctld once to end the step.
  *   1600  If only ranks of other nodes have told that a rank did not come in time, srun waits
  *         TIMEOUT_HOLD_MS before it prints this. All ranks that have waited for the missing rank

@@ -592,6 +592,41 @@ static void question_about_a_node_keeps_no_other_waiting(void **state)
 	assert_int_equal(relay_close(), SIGKILL);
 }
 
+/* A failure that comes behind such news may be their consequence, and slurmctld may be slow. But srun does not wait for long. */
+static void question_about_a_node_goes_before_what_follows(void **state)
+{
+	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
+		                            .node_failed = ask_about_node_in_vain };
+
+	(void)state;
+	for (int in_time = 0; in_time < 2; in_time++) {
+		struct step_policy policy = policy_with(0);
+		char spec[RELAY_SPEC_MAX];
+		struct error error;
+		struct relay relay;
+
+		policy.ask_ms = in_time ? LONG_MS : 200;
+		atomic_store(&answered, false);
+		atomic_store(&times_said, 0);
+		atomic_store(&questions, 0);
+		assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
+		relay = relay_parse(spec);
+		relay.reply_ms = LONG_MS;
+		tell_killed(&relay, "all 2 tasks on n1", "n1");
+		wait_for(&questions, 1);
+		assert_true(tell(&relay, "later", 0, true));
+		if (in_time) {
+			pause_ms(50);
+			assert_int_equal(times_said, 0);
+			atomic_store(&answered, true);
+		}
+		wait_for(&times_said, 1);
+		assert_string_equal(said, in_time ? "node n1 has failed, says SLURM: all 2 tasks on n1" : "later");
+		atomic_store(&answered, true);
+		relay_close();
+	}
+}
+
 /* srun ends before the answer: the failure is said without it. */
 static void question_without_an_answer_loses_no_failure(void **state)
 {
@@ -891,6 +926,7 @@ int main(void)
 		cmocka_unit_test(port_comes_from_the_range),
 		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
 		cmocka_unit_test(question_about_a_node_keeps_no_other_waiting),
+		cmocka_unit_test(question_about_a_node_goes_before_what_follows),
 		cmocka_unit_test(question_without_an_answer_loses_no_failure),
 		cmocka_unit_test(last_node_leaves_when_lost_nodes_have_left_the_job),
 		cmocka_unit_test(link_tells_the_release_of_its_node),

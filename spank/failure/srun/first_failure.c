@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/first_failure.h"
 
-/* Until when a node may still tell of a failure that was before the one that is held; 0: none may. */
+/* Until when srun may still hear of a failure that was before the one that is held; 0: it cannot. */
 static uint64_t untold_until(const struct first_failure *first, const struct step *step, const struct links *links,
-                             struct presence *presence)
+                             struct presence *presence, const struct requests *requests)
 {
 	const uint64_t wait_ns = step->policy.ask_ms * 1000000ull;
 
 	if (first->asked_ns == 0)
 		return 0;
-	return links_any_untold(links) ? first->asked_ns + wait_ns
-	                               : presence_untold_until(presence, first->asked_ns, wait_ns);
+	if (links_any_untold(links) || requests_hold_any(requests))
+		return first->asked_ns + wait_ns;
+	return presence_untold_until(presence, first->asked_ns, wait_ns);
 }
 
 void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
-                          uint64_t now_ns)
+                          const struct requests *requests, uint64_t now_ns)
 {
 	uint64_t until_ns;
 
@@ -26,7 +27,7 @@ void first_failure_settle(struct first_failure *first, struct step *step, struct
 		links_ask(links);
 	}
 	step->doubt_ns = links_doubt_until(links, now_ns);
-	until_ns = untold_until(first, step, links, presence);
+	until_ns = untold_until(first, step, links, presence, requests);
 	if (until_ns > step->doubt_ns)
 		step->doubt_ns = until_ns;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * srun names the failure that happened first, and not the one whose news came first. While it holds a failure, it asks all
- * nodes whether they have told of all ends that they have seen (links_ask()), and the step waits for those that may still
- * tell of an earlier one: nodes that have not answered, or have not reported yet, and nodes that may be about to fall
- * silent. libc only.
+ * nodes whether they have told of all ends that they have seen (links_ask()), and the step waits for what may still turn
+ * out to be an earlier one: for nodes that have not answered, or have not reported yet, for nodes that may be about to
+ * fall silent, and for news that wait until slurmctld tells whether their node has failed. libc only.
  */
 #ifndef SPANK_FIRST_FAILURE_H
 #define SPANK_FIRST_FAILURE_H
@@ -12,6 +12,7 @@
 
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/presence.h"
+#include "spank/failure/srun/requests.h"
 #include "spank/failure/srun/step.h"
 
 struct first_failure {
@@ -21,7 +22,7 @@ struct first_failure {
 /* Asks when a failure begins to be held, and tells the step until when it is to wait (doubt_ns). To be called after each
    turn in which news may have come, and before step_act(). */
 void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
-                          uint64_t now_ns);
+                          const struct requests *requests, uint64_t now_ns);
 
 /* A generation begins: its first failure is a question of its own. */
 void first_failure_begin_again(struct first_failure *first, struct links *links);

@@ -453,7 +453,7 @@ static void serve(void)
 		if (count > 0 && ready[1].revents != 0)
 			peers_accept(&server.peers, server.listener, take);
 		serve_links();
-		first_failure_settle(&server.first, &server.step, &server.links, &presence, ddp_now_ns());
+		first_failure_settle(&server.first, &server.step, &server.links, &presence, &server.requests, ddp_now_ns());
 		atomic_store(&was_stopping, server.step.stopping);
 		while (!requests_await_end(&server.requests) && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);

@@ -32,6 +32,11 @@ bool requests_hold(struct requests *requests, const struct step *step, const str
 	return true;
 }
 
+bool requests_hold_any(const struct requests *requests)
+{
+	return requests->holds;
+}
+
 bool requests_take_held(struct requests *requests, struct held_news *held)
 {
 	if (!requests->holds)

@@ -45,6 +45,9 @@ void requests_begin_again(struct requests *requests);
    not one of each node. A step that outlives nodes may lose several. True: the news are held until the answer comes. */
 bool requests_hold(struct requests *requests, const struct step *step, const struct held_news *held);
 
+/* Whether there are such news. */
+bool requests_hold_any(const struct requests *requests);
+
 /* Gives the news that are held, which then are not held any more. False: there are none. */
 bool requests_take_held(struct requests *requests, struct held_news *held);
 
