@@ -4,9 +4,9 @@ noinst_PROGRAMS += examples/allreduce
 examples_allreduce_SOURCES = examples/allreduce.c
 examples_allreduce_LDADD = libruntime/libddp.la
 
-# What rank 0 shows while it trains.
+# What the trainings share: what rank 0 shows meanwhile, and what a rank says that fails.
 noinst_LTLIBRARIES += examples/libprogress.la
-examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h
+examples_libprogress_la_SOURCES = examples/progress.c examples/progress.h examples/rank.c examples/rank.h
 
 graph_sources = examples/models/graphs.c examples/models/graphs.h
 gpt_model_sources = \

@@ -7,24 +7,21 @@
  */
 #include <math.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "gpt/generate.h"
 #include "gpt/options.h"
 #include "gpt/report.h"
 #include "kernels.h"
+#include "rank.h"
 #include "table.h"
 #include "threads.h"
-#include "told.h"
 
 struct trainer {
 	gpt_options options;
-	ddp_context *context;
-	const ddp_job *job;
+	rank self;
 	dk_queue *kernels; /* of the model's passes; NULL: the host's, of f32 */
 	gpt *model;
 	ddp_model *params;
@@ -32,44 +29,8 @@ struct trainer {
 	ddp_loader *loader, *test_loader;
 	report report;
 	ddp_status arrived; /* of parameters that come while forward runs: the first error */
-	bool told; /* why this rank fails */
-	bool stays; /* if it does: the others come to know it from what they do together */
-	bool told_of_graphs;
 	bool stopped;
 };
-
-/* Says what is wrong, here and to the other ranks. Returns false. */
-static bool fail(struct trainer *t, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
-
-static bool fail(struct trainer *t, const char *format, ...)
-{
-	char message[1200];
-	va_list arguments;
-
-	t->told = true;
-	va_start(arguments, format);
-	vsnprintf(message, sizeof(message), format, arguments);
-	va_end(arguments);
-	if (t->job == NULL) {
-		fprintf(stderr, "gpt: %s\n", message);
-		return false;
-	}
-	fprintf(stderr, "gpt: rank %d on %s: %s\n", t->job->rank, t->job->hostname, message);
-	if (!t->stays && ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
-		fprintf(stderr, "gpt: cannot tell the other ranks: %s\n", ddp_last_error());
-	return false;
-}
-
-/* The same with the library's sentence. A rank that only heard of another's
-   failure keeps still, as the other has told of it; so does one that has told
-   of its own. */
-static bool fail_library(struct trainer *t, ddp_status status)
-{
-	if (t->told || status == DDP_ERR_ABORTED || (t->job != NULL && told_by_another()))
-		return false;
-	return fail(t, "%s", ddp_last_error());
-}
 
 /* ---- set up ------------------------------------------------------------------------------ */
 
@@ -82,15 +43,15 @@ static bool start_library(struct trainer *t)
 	options.device = o->device;
 
 	ddp_set_log(ddp_log_stderr, NULL, o->verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
-	ddp_status status = ddp_init(&options, &t->context);
-	if (status != DDP_OK)
-		return fail_library(t, status);
-	t->job = ddp_get_job(t->context);
+	ddp_status status = ddp_init(&options, &t->self.context);
+	if (!rank_fine(&t->self, status))
+		return false;
+	t->self.job = ddp_get_job(t->self.context);
 	dk_flush_denormals();
-	dk_set_threads(choose_threads(t->options.threads, t->job));
+	dk_set_threads(choose_threads(t->options.threads, t->self.job));
 	const dk_type type = o->model.mixed ? DK_MIXED : o->tf32 ? DK_TF32 : DK_F32;
-	status = ddp_kernels_open(t->context, DK_TABLE_VERSION, type, NULL, &t->kernels);
-	return status == DDP_OK ? true : fail_library(t, status);
+	status = ddp_kernels_open(t->self.context, DK_TABLE_VERSION, type, NULL, &t->kernels);
+	return rank_fine(&t->self, status);
 }
 
 static bool open_data(struct trainer *t)
@@ -110,12 +71,12 @@ static bool open_data(struct trainer *t)
 
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)
-		status = ddp_loader_create(t->context, &t->dataset, &options, &t->loader);
+		status = ddp_loader_create(t->self.context, &t->dataset, &options, &t->loader);
 	if (status == DDP_OK && o->test != NULL)
 		status = ddp_tokens_open(o->test, o->format, o->model.length, 0, 1, &t->test);
 	if (status == DDP_OK && o->test != NULL)
-		status = ddp_loader_create(t->context, &t->test, &once, &t->test_loader);
-	return status == DDP_OK ? true : fail_library(t, status);
+		status = ddp_loader_create(t->self.context, &t->test, &once, &t->test_loader);
+	return rank_fine(&t->self, status);
 }
 
 /* Gives the model the library's arenas to work on, and initialises the parameters. */
@@ -143,58 +104,21 @@ static bool bind(struct trainer *t, int count)
 	}
 	free(data);
 	free(grad);
-	return possible ? true : fail(t, "no memory for the first values of %d parameters", count);
-}
-
-/* All ranks see it alike, so the first tells, before the others end. */
-static bool choose_accumulation(struct trainer *t)
-{
-	gpt_options *o = &t->options;
-
-	if (o->tokens_per_update == 0 ||
-	    ddp_accumulation(o->tokens_per_update, (int64_t)o->batch * o->model.length, t->job->world_size,
-	                     &o->accumulate) == DDP_OK)
-		return true;
-	if (t->job->rank == 0)
-		fprintf(stderr, "gpt: --tokens-per-update: %s\n", ddp_last_error());
-	t->told = true;
-	ddp_barrier(ddp_world(t->context));
-	return false;
-}
-
-static void *allocate(void *user, size_t bytes)
-{
-	struct trainer *t = user;
-	void *memory;
-
-	ddp_status status = ddp_mem_alloc_on(ddp_world(t->context), DDP_MEMORY_DEVICE, bytes, &memory);
-	if (status == DDP_OK)
-		return memory;
-	fail_library(t, status);
-	t->told = true; /* by this rank, or the one that failed */
-	return NULL;
-}
-
-static void release(void *user, void *memory)
-{
-	const struct trainer *t = user;
-
-	if (ddp_mem_free(ddp_world(t->context), memory) != DDP_OK && !t->told)
-		fprintf(stderr, "gpt: %s\n", ddp_last_error());
+	return possible ? true : rank_fail(&t->self, "no memory for the first values of %d parameters", count);
 }
 
 static bool create_model(struct trainer *t)
 {
 	const gpt_options *o = &t->options;
-	const gpt_memory memory = {.alloc = allocate, .release = release, .user = t};
+	const gpt_memory memory = {.alloc = rank_allocate, .release = rank_release, .user = &t->self};
 
 	t->model = gpt_create_on(gpt_on_device(o) ? &memory : NULL, &o->model, o->batch, o->accumulate);
 	if (t->model != NULL)
 		gpt_use_graphs(t->model, !o->no_graphs);
-	if (t->model != NULL || t->told)
+	if (t->model != NULL || t->self.told)
 		return t->model != NULL;
-	return fail(t, "not enough memory for %d samples of %d tokens; give a smaller --batch "
-	            "or --length", o->batch, o->model.length);
+	return rank_fail(&t->self, "not enough memory for %d samples of %d tokens; give a smaller --batch or --length",
+	                 o->batch, o->model.length);
 }
 
 /* Muon is for the layers' matrices; embeddings whose gradients have rows are none to it. */
@@ -206,7 +130,7 @@ static ddp_status make_params(struct trainer *t, const ddp_model_options *option
 	ddp_param *own = calloc((size_t)count, sizeof(*own));
 
 	if (own == NULL) {
-		fail(t, "no memory for a list of %d parameters", count);
+		rank_fail(&t->self, "no memory for a list of %d parameters", count);
 		return DDP_ERR_NOMEM;
 	}
 	for (int i = 0; i < count; i++) {
@@ -214,7 +138,7 @@ static ddp_status make_params(struct trainer *t, const ddp_model_options *option
 		if (strcmp(own[i].name, "wpe.weight") == 0 || strcmp(own[i].name, "lm_head.weight") == 0)
 			own[i].group = &by_adamw;
 	}
-	ddp_status status = ddp_model_create(t->context, own, count, options, &t->params);
+	ddp_status status = ddp_model_create(t->self.context, own, count, options, &t->params);
 	free(own);
 	return status;
 }
@@ -252,13 +176,13 @@ static bool make_model(struct trainer *t)
 	if (!create_model(t))
 		return false;
 	ddp_status status = make_params(t, &options);
-	if (status != DDP_OK)
-		return fail_library(t, status);
+	if (!rank_fine(&t->self, status))
+		return false;
 	gpt_params(t->model, &count);
 	if (!bind(t, count))
 		return false;
 	status = ddp_model_broadcast_params(t->params);
-	return status == DDP_OK ? true : fail_library(t, status);
+	return rank_fine(&t->self, status);
 }
 
 /* ---- training ---------------------------------------------------------------------------- */
@@ -300,19 +224,7 @@ static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
 {
 	const int64_t number = batch->epoch * ddp_loader_batches_per_epoch(t->loader) + batch->batch;
 
-	return (uint64_t)number * (uint64_t)t->job->world_size + (uint64_t)t->job->rank;
-}
-
-/* Its training is as right without. */
-static void tell_of_graphs(struct trainer *t)
-{
-	const char *why = gpt_graph_failure(t->model);
-
-	if (why == NULL || t->told_of_graphs)
-		return;
-	t->told_of_graphs = true;
-	fprintf(stderr, "gpt: rank %d on %s: passes go without graphs, kernel by kernel: a pass could not be captured: %s\n",
-	        t->job->rank, t->job->hostname, why);
+	return (uint64_t)number * (uint64_t)t->self.job->world_size + (uint64_t)t->self.job->rank;
 }
 
 static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
@@ -327,9 +239,9 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
 	const char *failure = dk_failure();
 	dk_use(before);
-	tell_of_graphs(t);
+	rank_tell_of_graphs(&t->self, gpt_graph_failure(t->model));
 	if (failure != NULL) {
-		fail(t, "%s", failure);
+		rank_fail(&t->self, "%s", failure);
 		return DDP_ERR_NOMEM;
 	}
 	return status;
@@ -341,9 +253,9 @@ static bool knows(struct trainer *t, const char *file, const ddp_batch *batch)
 	const int32_t *tokens = batch->data;
 	const int64_t stray = gpt_stray_token(t->model, tokens, batch->samples * (t->options.model.length + 1));
 
-	return stray < 0 ? true : fail(t, "%s holds token %d, but the vocabulary has %d; give --vocab %d or more, or "
-	                               "another --format", file, tokens[stray], t->options.model.vocab,
-	                               tokens[stray] + 1);
+	return stray < 0 ? true
+	                 : rank_fail(&t->self, "%s holds token %d, but the vocabulary has %d; give --vocab %d or more, or "
+	                             "another --format", file, tokens[stray], t->options.model.vocab, tokens[stray] + 1);
 }
 
 static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
@@ -363,7 +275,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (t->job->rank == 0)
+	if (t->self.job->rank == 0)
 		report_step(&t->report, stats);
 	return DDP_OK;
 }
@@ -374,10 +286,8 @@ static void test_batch(struct trainer *t, double sums[2])
 	ddp_batch batch;
 	const ddp_status status = ddp_loader_next(t->test_loader, &batch);
 
-	if (status != DDP_OK) {
-		fail_library(t, status);
+	if (!rank_fine(&t->self, status))
 		return;
-	}
 	if (batch.samples == 0 || !knows(t, t->options.test, &batch))
 		return;
 	sums[0] += gpt_evaluate(t->model, batch.data, (int)batch.samples, length);
@@ -393,24 +303,24 @@ static bool test(struct trainer *t, double sums[2])
 	double all[3] = {0}; /* the last one: ranks that failed */
 	ddp_status status = DDP_OK;
 
-	t->stays = true;
+	t->self.stays = true;
 	ddp_model_set_phase(t->params, DDP_PHASE_EVAL);
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == 0)
-			status = ddp_barrier(ddp_world(t->context));
-		if (status == DDP_OK && !t->told)
+			status = ddp_barrier(ddp_world(t->self.context));
+		if (status == DDP_OK && !t->self.told)
 			test_batch(t, all);
 	}
 	const char *failure = dk_failure();
 	dk_use(before);
 	if (failure != NULL)
-		fail(t, "%s", failure);
-	all[2] = t->told;
+		rank_fail(&t->self, "%s", failure);
+	all[2] = t->self.told;
 	if (status == DDP_OK)
-		status = ddp_all_reduce(ddp_world(t->context), all, all, 3, DDP_F64, DDP_SUM);
-	if (status != DDP_OK)
-		return fail_library(t, status);
+		status = ddp_all_reduce(ddp_world(t->self.context), all, all, 3, DDP_F64, DDP_SUM);
+	if (!rank_fine(&t->self, status))
+		return false;
 	sums[0] = all[0];
 	sums[1] = all[1];
 	return all[2] == 0;
@@ -453,32 +363,36 @@ static bool train(struct trainer *t)
 	double tested[2] = {0};
 
 	gpt_bind_reads(t->model, await_param, t);
-	if (t->job->rank == 0)
-		report_start(&t->report, o, t->job, parameter_count(t), t->dataset.size);
+	if (t->self.job->rank == 0)
+		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size);
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
-	if (status != DDP_OK)
-		return fail_library(t, status);
+	if (!rank_fine(&t->self, status))
+		return false;
 	t->stopped = summary.stopped;
-	if (t->job->rank == 0)
-		report_trained(&t->report, &summary, t->job);
+	if (t->self.job->rank == 0)
+		report_trained(&t->report, &summary, t->self.job);
 	const bool fine = o->test == NULL || t->stopped || test(t, tested);
-	if (t->job->rank == 0)
-		report_tested(&t->report, &summary, t->job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
+	if (t->self.job->rank == 0)
+		report_tested(&t->report, &summary, t->self.job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
 	if (!fine)
-		(void)ddp_barrier(ddp_world(t->context)); /* until rank 0 has told */
-	if (!fine || t->job->rank != 0)
+		(void)ddp_barrier(ddp_world(t->self.context)); /* until rank 0 has told */
+	if (!fine || t->self.job->rank != 0)
 		return fine;
 	dk_queue *before = dk_use(t->kernels);
 	const bool written = o->generate == 0 ||
 		(generate_text(t->model, &o->model, o->generate, o->seed, t->report.out) &&
 		 dk_failure() == NULL);
 	dk_use(before);
-	return written ? true : fail(t, "no memory to generate text");
+	return written ? true : rank_fail(&t->self, "no memory to generate text");
 }
 
 static bool run_rank(struct trainer *t)
 {
-	bool fine = start_library(t) && choose_accumulation(t) && open_data(t) && make_model(t) && train(t);
+	gpt_options *o = &t->options;
+	bool fine = start_library(t) &&
+	            rank_accumulate(&t->self, "--tokens-per-update", o->tokens_per_update,
+	                            (int64_t)o->batch * o->model.length, &o->accumulate) &&
+	            open_data(t) && make_model(t) && train(t);
 
 	ddp_loader_free(t->loader);
 	ddp_loader_free(t->test_loader);
@@ -487,35 +401,21 @@ static bool run_rank(struct trainer *t)
 	ddp_model_free(t->params);
 	gpt_free(t->model);
 	ddp_kernels_close(t->kernels);
-	if (ddp_finalize(t->context) != DDP_OK && fine) {
-		fprintf(stderr, "gpt: %s\n", ddp_last_error());
-		fine = false;
-	}
-	return fine;
+	return rank_end(&t->self, fine);
 }
 
 int main(int argc, char **argv)
 {
-	struct trainer t = {0};
-	ddp_spawn_result spawned;
+	struct trainer t = {.self.program = "gpt"};
+	int code;
 
 	switch (gpt_parse(argc, argv, &t.options)) {
 	case GPT_DONE: return EXIT_SUCCESS;
 	case GPT_BAD: return EXIT_FAILURE;
 	case GPT_RUN: break;
 	}
-	if (t.options.spawn > 0) {
-		if (ddp_spawn(t.options.spawn, &spawned) != DDP_OK) {
-			fail(&t, "%s", ddp_last_error());
-			return EXIT_FAILURE;
-		}
-		if (!spawned.is_rank) {
-			if (spawned.exit_code > 128)
-				fprintf(stderr, "gpt: rank %d was killed by signal %d\n", spawned.failed_rank,
-				        spawned.exit_code - 128);
-			return spawned.exit_code;
-		}
-	}
+	if (!rank_spawn(&t.self, t.options.spawn, &code))
+		return code;
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */

@@ -8,16 +8,15 @@
 
 #include <inttypes.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels.h"
 #include "progress.h"
+#include "rank.h"
 #include "table.h"
 #include "threads.h"
-#include "told.h"
 #include "vision/data.h"
 #include "vision/options.h"
 
@@ -26,8 +25,7 @@ enum { NORM_LANE = 1 }; /* of sums that must not wait behind gradients */
 struct trainer {
 	const vision_example *example;
 	vision_options options;
-	ddp_context *context;
-	const ddp_job *job;
+	rank self;
 	dk_queue *kernels; /* NULL: the host's */
 	net *net;
 	ddp_request *sum; /* of the last normalisation on a device; NULL: it has been ended */
@@ -40,43 +38,9 @@ struct trainer {
 	int32_t *labels; /* [batch] */
 	bool synthetic;
 	int accumulate;  /* micro-batches of a step */
-	bool told;       /* why this rank fails */
 	bool stopped;
-	bool told_of_graphs;
 	progress progress; /* of rank 0 */
 };
-
-/* Says what is wrong, here and to the other ranks. Returns false. */
-static bool fail(struct trainer *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static bool fail(struct trainer *t, const char *format, ...)
-{
-	char message[1200];
-	va_list arguments;
-
-	t->told = true;
-	va_start(arguments, format);
-	vsnprintf(message, sizeof(message), format, arguments);
-	va_end(arguments);
-	if (t->job == NULL) {
-		fprintf(stderr, "%s: %s\n", t->example->name, message);
-		return false;
-	}
-	fprintf(stderr, "%s: rank %d on %s: %s\n", t->example->name, t->job->rank, t->job->hostname, message);
-	if (ddp_comm_abort(ddp_world(t->context), message) != DDP_OK)
-		fprintf(stderr, "%s: cannot tell the other ranks: %s\n", t->example->name, ddp_last_error());
-	return false;
-}
-
-/* The same with the library's sentence, unless another rank, or this one, has told. */
-static bool fine(struct trainer *t, ddp_status status)
-{
-	if (status == DDP_OK)
-		return true;
-	if (t->told || status == DDP_ERR_ABORTED || (t->job != NULL && told_by_another()))
-		return false;
-	return fail(t, "%s", ddp_last_error());
-}
 
 /* ---- set up ------------------------------------------------------------------------------ */
 
@@ -88,12 +52,12 @@ static bool start_library(struct trainer *t)
 	options.device = t->options.device;
 
 	ddp_set_log(ddp_log_stderr, NULL, t->options.verbose ? DDP_LOG_DEBUG : DDP_LOG_WARN);
-	if (!fine(t, ddp_init(&options, &t->context)))
+	if (!rank_fine(&t->self, ddp_init(&options, &t->self.context)))
 		return false;
-	t->job = ddp_get_job(t->context);
+	t->self.job = ddp_get_job(t->self.context);
 	dk_flush_denormals();
-	dk_set_threads(choose_threads(t->options.threads, t->job));
-	if (!fine(t, ddp_kernels_open(t->context, DK_TABLE_VERSION, DK_F32, NULL, &t->kernels)))
+	dk_set_threads(choose_threads(t->options.threads, t->self.job));
+	if (!rank_fine(&t->self, ddp_kernels_open(t->self.context, DK_TABLE_VERSION, DK_F32, NULL, &t->kernels)))
 		return false;
 	dk_use(t->kernels);
 	return true;
@@ -108,28 +72,13 @@ static bool open_data(struct trainer *t)
 	options.readers = o->readers;
 
 	t->transform = vision_transform(t->example->data, t->example->augment && !o->plain, o->seed);
-	if (!fine(t, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
-	    !fine(t, ddp_loader_create(t->context, &t->dataset, &options, &t->loader)))
+	if (!rank_fine(&t->self, vision_open(t->example->data, o->data, false, &t->shape, &t->dataset, &t->synthetic)) ||
+	    !rank_fine(&t->self, ddp_loader_create(t->self.context, &t->dataset, &options, &t->loader)))
 		return false;
 	const size_t size = (size_t)t->shape.channels * (size_t)t->shape.height * (size_t)t->shape.width;
 	t->images = calloc((size_t)o->batch, size * sizeof(float));
 	t->labels = calloc((size_t)o->batch, sizeof(int32_t));
-	return t->images != NULL && t->labels != NULL ? true : fail(t, "no memory for %d images", o->batch);
-}
-
-/* All ranks see it alike, so the first tells, before the others end. */
-static bool choose_accumulation(struct trainer *t)
-{
-	const vision_options *o = &t->options;
-
-	t->accumulate = 1;
-	if (o->images_per_update == 0 ||
-	    ddp_accumulation(o->images_per_update, o->batch, t->job->world_size, &t->accumulate) == DDP_OK)
-		return true;
-	if (t->job->rank == 0)
-		fprintf(stderr, "%s: --images-per-update: %s\n", t->example->name, ddp_last_error());
-	ddp_barrier(ddp_world(t->context));
-	return false;
+	return t->images != NULL && t->labels != NULL ? true : rank_fail(&t->self, "no memory for %d images", o->batch);
 }
 
 /* Gives the network the library's arenas to work on. */
@@ -148,7 +97,7 @@ static bool bind(struct trainer *t, int count)
 	}
 	free(data);
 	free(grad);
-	return possible ? true : fail(t, "no memory for a list of %d parameters", count);
+	return possible ? true : rank_fail(&t->self, "no memory for a list of %d parameters", count);
 }
 
 static ddp_status end_sum(struct trainer *t)
@@ -167,47 +116,28 @@ static ddp_status sum_over_ranks(void *user, double *sums, int64_t count, ddp_me
 		.op = DDP_SUM, .lane = NORM_LANE, .memory = memory};
 
 	if (memory == DDP_MEMORY_HOST)
-		return ddp_run(ddp_world(t->context), &operation);
+		return ddp_run(ddp_world(t->self.context), &operation);
 	ddp_status status = end_sum(t);
 	if (status == DDP_OK)
-		status = ddp_issue(ddp_world(t->context), &operation, &t->sum);
+		status = ddp_issue(ddp_world(t->self.context), &operation, &t->sum);
 	return status == DDP_OK ? ddp_wait_on(t->sum, NULL) : status;
-}
-
-static void *allocate(void *user, size_t bytes)
-{
-	struct trainer *t = user;
-	void *memory;
-
-	if (fine(t, ddp_mem_alloc_on(ddp_world(t->context), DDP_MEMORY_DEVICE, bytes, &memory)))
-		return memory;
-	t->told = true; /* by this rank, or the one that failed */
-	return NULL;
-}
-
-static void release(void *user, void *memory)
-{
-	const struct trainer *t = user;
-
-	if (ddp_mem_free(ddp_world(t->context), memory) != DDP_OK && !t->told)
-		fprintf(stderr, "%s: %s\n", t->example->name, ddp_last_error());
 }
 
 static bool make_net(struct trainer *t)
 {
 	const vision_options *o = &t->options;
-	const net_memory memory = {.alloc = allocate, .release = release, .user = t};
+	const net_memory memory = {.alloc = rank_allocate, .release = rank_release, .user = &t->self};
 
 	t->net = net_create_on(t->kernels != NULL ? &memory : NULL, o->batch, &t->shape, t->accumulate);
 	if (t->net != NULL)
 		t->example->build(t->net, o);
 	if (t->net != NULL && net_is_too_small(t->net))
-		return fail(t, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
+		return rank_fail(&t->self, "images of %d x %d are too small for this network", t->shape.height, t->shape.width);
 	if (t->net != NULL && net_finish(t->net)) {
 		net_use_graphs(t->net, !o->no_graphs);
 		return true;
 	}
-	return t->told ? false : fail(t, "not enough memory for %d images; give a smaller --batch", o->batch);
+	return t->self.told ? false : rank_fail(&t->self, "not enough memory for %d images; give a smaller --batch", o->batch);
 }
 
 static bool make_model(struct trainer *t)
@@ -229,11 +159,11 @@ static bool make_model(struct trainer *t)
 	if (o->sync_batch_norm)
 		net_sync_batch_norm(t->net, sum_over_ranks, t);
 	const ddp_param *params = net_params(t->net, &count);
-	if (!fine(t, ddp_model_create(t->context, params, count, &options, &t->params)) || !bind(t, count))
+	if (!rank_fine(&t->self, ddp_model_create(t->self.context, params, count, &options, &t->params)) || !bind(t, count))
 		return false;
 	if (!net_initialise(t->net, o->seed))
-		return fail(t, "no memory for the first values of %d parameters", count);
-	return fine(t, ddp_model_broadcast_params(t->params));
+		return rank_fail(&t->self, "no memory for the first values of %d parameters", count);
+	return rank_fine(&t->self, ddp_model_broadcast_params(t->params));
 }
 
 /* ---- training ---------------------------------------------------------------------------- */
@@ -243,22 +173,22 @@ static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch
                     const ddp_image_transform *transform)
 {
 	const int64_t number = (batch->epoch * ddp_loader_batches_per_epoch(loader) + batch->batch) *
-	                       t->job->world_size + t->job->rank;
+	                       t->self.job->world_size + t->self.job->rank;
 
-	if (!fine(t, ddp_transform_images(&t->shape, transform, batch->data, batch->samples,
-	                                  (uint64_t)(number * t->options.batch), t->images, t->labels)))
+	if (!rank_fine(&t->self, ddp_transform_images(&t->shape, transform, batch->data, batch->samples,
+	                                              (uint64_t)(number * t->options.batch), t->images, t->labels)))
 		return false;
 	for (int64_t i = 0; i < batch->samples; i++)
 		if (t->labels[i] >= VISION_CLASSES)
-			return fail(t, "%s holds an image of label %d, but there are %d classes", t->options.data,
-			            t->labels[i], VISION_CLASSES);
+			return rank_fail(&t->self, "%s holds an image of label %d, but there are %d classes", t->options.data,
+			                 t->labels[i], VISION_CLASSES);
 	return true;
 }
 
 /* The checkpoint holds the seed and counter of dropout; each rank has a part of the counters. */
 static net_random random_of(const struct trainer *t)
 {
-	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->job->rank << 48};
+	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->self.job->rank << 48};
 	size_t bytes;
 	const void *saved = ddp_model_user_state(t->params, &bytes);
 
@@ -284,18 +214,6 @@ static ddp_status announce_all(struct trainer *t)
 	return status;
 }
 
-/* Its training is as right without. */
-static void tell_of_graphs(struct trainer *t)
-{
-	const char *why = net_graph_failure(t->net);
-
-	if (why == NULL || t->told_of_graphs)
-		return;
-	t->told_of_graphs = true;
-	fprintf(stderr, "%s: rank %d on %s: passes go without graphs, kernel by kernel: a pass could not be captured: %s\n",
-	        t->example->name, t->job->rank, t->job->hostname, why);
-}
-
 static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	struct trainer *t = user;
@@ -314,9 +232,9 @@ static ddp_status compute(void *user, ddp_model *params, const ddp_batch *batch,
 	ddp_status status = net_backward(t->net, ready, params);
 	if (status == DDP_OK)
 		status = end_sum(t);
-	tell_of_graphs(t);
+	rank_tell_of_graphs(&t->self, net_graph_failure(t->net));
 	if (dk_failure() != NULL) {
-		fail(t, "%s", dk_failure());
+		rank_fail(&t->self, "%s", dk_failure());
 		return DDP_ERR_NOMEM;
 	}
 	return status == DDP_OK ? ddp_model_set_user_state(params, &random, sizeof(random)) : status;
@@ -326,7 +244,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (t->job->rank == 0)
+	if (t->self.job->rank == 0)
 		progress_step(&t->progress, stats);
 	return DDP_OK;
 }
@@ -353,20 +271,20 @@ static bool train(struct trainer *t)
 	ddp_summary summary;
 
 	progress_start(&t->progress, stdout, o->steps, "images");
-	if (t->job->rank == 0)
+	if (t->self.job->rank == 0)
 		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %" PRId64 " images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
-		       t->shape.width, t->job->world_size, t->job->nnodes,
-		       (int64_t)o->batch * t->accumulate * t->job->world_size);
-	if (!fine(t, ddp_train(t->params, t->loader, compute, &options, &summary)))
+		       t->shape.width, t->self.job->world_size, t->self.job->nnodes,
+		       (int64_t)o->batch * t->accumulate * t->self.job->world_size);
+	if (!rank_fine(&t->self, ddp_train(t->params, t->loader, compute, &options, &summary)))
 		return false;
 	t->stopped = summary.stopped;
-	if (t->job->rank == 0 && summary.first_step > 1)
+	if (t->self.job->rank == 0 && summary.first_step > 1)
 		printf("resumed at step %" PRId64 "; of the steps since:\n", summary.first_step);
-	if (t->job->rank == 0 && summary.steps > 0)
+	if (t->self.job->rank == 0 && summary.steps > 0)
 		printf("trained %" PRId64 " steps in %.1f s: %.0f images/s, loss %.4f -> %.4f\n", summary.steps,
 		       summary.seconds, summary.units_per_second, summary.first_loss, summary.last_loss);
-	else if (t->job->rank == 0)
+	else if (t->self.job->rank == 0)
 		printf("nothing left to train: the checkpoint has done all of %" PRId64 " steps; for more, give a larger --steps\n",
 		       o->steps);
 	return true;
@@ -385,9 +303,9 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 
 	ddp_model_set_phase(t->params, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(loader); i++) {
-		if (i % BATCHES_APART == 0 && !fine(t, ddp_barrier(ddp_world(t->context))))
+		if (i % BATCHES_APART == 0 && !rank_fine(&t->self, ddp_barrier(ddp_world(t->self.context))))
 			return false;
-		if (!fine(t, ddp_loader_next(loader, &batch)))
+		if (!rank_fine(&t->self, ddp_loader_next(loader, &batch)))
 			return false;
 		if (batch.samples == 0)
 			continue;
@@ -395,14 +313,14 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 			return false;
 		const net_result r = net_forward(t->net, t->images, t->labels, (int)batch.samples, NULL);
 		if (dk_failure() != NULL)
-			return fail(t, "%s", dk_failure());
+			return rank_fail(&t->self, "%s", dk_failure());
 		sums[0] += (double)batch.samples;
 		sums[1] += (double)r.right;
 		sums[2] += r.loss;
 	}
-	if (!fine(t, ddp_all_reduce(ddp_world(t->context), sums, sums, 3, DDP_F64, DDP_SUM)))
+	if (!rank_fine(&t->self, ddp_all_reduce(ddp_world(t->self.context), sums, sums, 3, DDP_F64, DDP_SUM)))
 		return false;
-	if (t->job->rank == 0)
+	if (t->self.job->rank == 0)
 		printf("test: %.2f%% of %.0f images are right, loss %.4f\n", 100 * sums[1] / sums[0], sums[0],
 		       sums[2] / sums[0]);
 	return true;
@@ -420,10 +338,11 @@ static bool test(struct trainer *t)
 	ddp_image_shape shape;
 	bool synthetic;
 
-	bool passed = fine(t, vision_open(t->example->data, t->options.data, true, &shape, &dataset, &synthetic));
+	bool passed = rank_fine(&t->self, vision_open(t->example->data, t->options.data, true, &shape, &dataset, &synthetic));
 	if (passed && (shape.height != t->shape.height || shape.width != t->shape.width))
-		passed = fail(t, "%s: images to test with are of another size", t->options.data);
-	passed = passed && fine(t, ddp_loader_create(t->context, &dataset, &options, &loader)) && test_with(t, loader);
+		passed = rank_fail(&t->self, "%s: images to test with are of another size", t->options.data);
+	passed = passed && rank_fine(&t->self, ddp_loader_create(t->self.context, &dataset, &options, &loader)) &&
+	         test_with(t, loader);
 	ddp_loader_free(loader);
 	ddp_dataset_close(&dataset);
 	return passed;
@@ -433,7 +352,10 @@ static bool test(struct trainer *t)
 
 static bool run_rank(struct trainer *t)
 {
-	bool passed = start_library(t) && choose_accumulation(t) && open_data(t) && make_model(t) && train(t) && (t->stopped || test(t));
+	bool passed = start_library(t) &&
+	              rank_accumulate(&t->self, "--images-per-update", t->options.images_per_update, t->options.batch,
+	                              &t->accumulate) &&
+	              open_data(t) && make_model(t) && train(t) && (t->stopped || test(t));
 
 	ddp_loader_free(t->loader);
 	ddp_dataset_close(&t->dataset);
@@ -444,31 +366,21 @@ static bool run_rank(struct trainer *t)
 	ddp_kernels_close(t->kernels);
 	free(t->images);
 	free(t->labels);
-	if (ddp_finalize(t->context) != DDP_OK && passed) {
-		fprintf(stderr, "%s: %s\n", t->example->name, ddp_last_error());
-		passed = false;
-	}
-	return passed;
+	return rank_end(&t->self, passed);
 }
 
 int vision_main(int argc, char **argv, const vision_example *example)
 {
-	struct trainer t = {.example = example};
-	ddp_spawn_result spawned;
+	struct trainer t = {.example = example, .self.program = example->name, .accumulate = 1};
+	int code;
 
 	switch (vision_parse(argc, argv, example, &t.options)) {
 	case VISION_DONE: return EXIT_SUCCESS;
 	case VISION_BAD: return EXIT_FAILURE;
 	case VISION_RUN: break;
 	}
-	if (t.options.spawn > 0) {
-		if (ddp_spawn(t.options.spawn, &spawned) != DDP_OK) {
-			fail(&t, "%s", ddp_last_error());
-			return EXIT_FAILURE;
-		}
-		if (!spawned.is_rank)
-			return spawned.exit_code;
-	}
+	if (!rank_spawn(&t.self, t.options.spawn, &code))
+		return code;
 	if (!run_rank(&t))
 		return EXIT_FAILURE;
 	/* Not 0: jobs that wait for this one's end would begin with half a model. */

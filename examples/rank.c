@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "rank.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "told.h"
+
+bool rank_spawn(rank *self, int count, int *code)
+{
+	ddp_spawn_result spawned;
+
+	*code = EXIT_FAILURE;
+	if (count < 1)
+		return true;
+	if (ddp_spawn(count, &spawned) != DDP_OK)
+		return rank_fail(self, "%s", ddp_last_error());
+	if (!spawned.is_rank && spawned.exit_code > 128)
+		fprintf(stderr, "%s: rank %d was killed by signal %d\n", self->program, spawned.failed_rank,
+		        spawned.exit_code - 128);
+	if (!spawned.is_rank)
+		*code = spawned.exit_code;
+	return spawned.is_rank;
+}
+
+bool rank_fail(rank *self, const char *format, ...)
+{
+	char message[1200];
+	va_list arguments;
+
+	self->told = true;
+	va_start(arguments, format);
+	vsnprintf(message, sizeof(message), format, arguments);
+	va_end(arguments);
+	if (self->job == NULL) {
+		fprintf(stderr, "%s: %s\n", self->program, message);
+		return false;
+	}
+	fprintf(stderr, "%s: rank %d on %s: %s\n", self->program, self->job->rank, self->job->hostname, message);
+	if (!self->stays && ddp_comm_abort(ddp_world(self->context), message) != DDP_OK)
+		fprintf(stderr, "%s: cannot tell the other ranks: %s\n", self->program, ddp_last_error());
+	return false;
+}
+
+bool rank_fine(rank *self, ddp_status status)
+{
+	if (status == DDP_OK)
+		return true;
+	if (self->told || status == DDP_ERR_ABORTED || (self->job != NULL && told_by_another()))
+		return false;
+	return rank_fail(self, "%s", ddp_last_error());
+}
+
+bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate)
+{
+	if (wanted == 0 || ddp_accumulation(wanted, weight, self->job->world_size, accumulate) == DDP_OK)
+		return true;
+	/* The first rank says it, before the others end. */
+	if (self->job->rank == 0)
+		fprintf(stderr, "%s: %s: %s\n", self->program, option, ddp_last_error());
+	self->told = true;
+	ddp_barrier(ddp_world(self->context));
+	return false;
+}
+
+void *rank_allocate(void *user, size_t bytes)
+{
+	rank *self = user;
+	void *memory;
+
+	if (rank_fine(self, ddp_mem_alloc_on(ddp_world(self->context), DDP_MEMORY_DEVICE, bytes, &memory)))
+		return memory;
+	self->told = true; /* by this rank, or the one that failed */
+	return NULL;
+}
+
+void rank_release(void *user, void *memory)
+{
+	const rank *self = user;
+
+	if (ddp_mem_free(ddp_world(self->context), memory) != DDP_OK && !self->told)
+		fprintf(stderr, "%s: %s\n", self->program, ddp_last_error());
+}
+
+void rank_tell_of_graphs(rank *self, const char *why)
+{
+	if (why == NULL || self->told_of_graphs)
+		return;
+	self->told_of_graphs = true;
+	fprintf(stderr, "%s: rank %d on %s: passes go without graphs, kernel by kernel: a pass could not be captured: %s\n",
+	        self->program, self->job->rank, self->job->hostname, why);
+}
+
+bool rank_end(rank *self, bool fine)
+{
+	if (ddp_finalize(self->context) == DDP_OK || !fine)
+		return fine;
+	fprintf(stderr, "%s: %s\n", self->program, ddp_last_error());
+	return false;
+}

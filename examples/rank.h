@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rank: one rank of a training, whatever it trains: it starts, it ends, and it says why it fails. It says so on stderr,
+ * and to the other ranks, which then end, too. What all ranks see alike, one of them says.
+ */
+#ifndef EXAMPLES_RANK_H
+#define EXAMPLES_RANK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ddp.h>
+
+typedef struct rank {
+	const char *program; /* its name, for messages */
+	ddp_context *context;
+	const ddp_job *job;  /* NULL before ddp_init() */
+	bool told;           /* why this rank fails */
+	bool stays;          /* if it does: the others come to know it from what they do together */
+	bool told_of_graphs;
+} rank;
+
+/* Starts so many ranks on this host; of 0, the process is the rank. True: go on as a rank. False: exit with *code. */
+bool rank_spawn(rank *self, int count, int *code);
+
+/* Says what is wrong. Returns false. */
+bool rank_fail(rank *self, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* True for DDP_OK. Otherwise it says the library's sentence, unless this rank or another one has told why. */
+bool rank_fine(rank *self, ddp_status status);
+
+/* How many micro-batches of `weight` make a step of `wanted` over all ranks; a `wanted` of 0 changes nothing. All ranks
+   see alike that there is no such number. */
+bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate);
+
+/* Memory of the rank's device, for a network. */
+void *rank_allocate(void *self, size_t bytes);
+void rank_release(void *self, void *memory);
+
+/* Says once that passes go without graphs, which changes no result. `why` NULL: they do not. */
+void rank_tell_of_graphs(rank *self, const char *why);
+
+/* Closes the library. `fine`: all went well before. Returns whether all did. */
+bool rank_end(rank *self, bool fine);
+
+#endif
