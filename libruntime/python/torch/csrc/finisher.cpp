@@ -4,6 +4,8 @@
 #include <thread>
 #include <vector>
 
+#include <c10/util/Logging.h>
+
 #include "operation.h"
 
 namespace slurm_ddp {
@@ -14,11 +16,24 @@ namespace {
 constexpr auto patience = std::chrono::microseconds(200);
 
 /*
- * A callback may wait for another operation, which then needs a further thread. So while operations are queued, at
- * least one thread is outside of callbacks.
+ * A callback may wait for another operation, which then needs a further thread. So at least one thread is outside of
+ * callbacks. A thread starts a further one before it begins with a callback. If none can be started (ulimit -u,
+ * pids.max), the callback runs nevertheless, and nobody gets a further future. A callback then waits in vain only for a
+ * future that somebody got before; a warning tells that.
  */
 class Finisher {
  public:
+	void reserve()
+	{
+		std::lock_guard<std::mutex> lock(mutex_);
+
+		if (stopped_ || free_ > 0)
+			return;
+		if (const std::error_code error = add_thread())
+			std::rethrow_exception(error_of(DDP_ERR_NOMEM, "cannot start a thread that runs callbacks (see ulimit -u): " +
+			                                error.message()));
+	}
+
 	void push(std::shared_ptr<Operation> operation)
 	{
 		std::unique_lock<std::mutex> lock(mutex_);
@@ -28,15 +43,13 @@ class Finisher {
 			new std::shared_ptr<Operation>(std::move(operation));
 			return;
 		}
+		if (threads_.empty() && add_thread()) {
+			lock.unlock();
+			operation->finish();
+			return;
+		}
 		queue_.push_back(std::move(operation));
 		call_one();
-		if (!threads_.empty())
-			return;
-		/* No thread can be started (ulimit -u). */
-		operation = std::move(queue_.front());
-		queue_.pop_front();
-		lock.unlock();
-		operation->finish();
 	}
 
 	void stop()
@@ -60,30 +73,32 @@ class Finisher {
 	}
 
  private:
-	/* The queue has got an operation, or still has one. */
+	/* The queue has got an operation, or still has one. If all threads are in callbacks and none can be started, one of
+	   them comes to the operation after its callback. */
 	void call_one()
 	{
-		if (free_ == 0)
-			add_thread();
+		if (free_ == 0 && add_thread() && !std::exchange(told_, true))
+			LOG(WARNING) << "ddp: callbacks of an operation wait until those of another one have ended, because no thread can be "
+			                "started (see ulimit -u)";
 		if (first_is_free_)
 			filled_.notify_one();
 		else
 			left_over_.notify_one();
 	}
 
-	/* If none can be started, the threads that there are come to the operation after their callbacks. */
-	void add_thread()
+	std::error_code add_thread()
 	{
 		const bool first = !has_first_;
 
 		try {
 			threads_.emplace_back([this, first] { run(first); });
-		} catch (const std::system_error &) {
-			return;
+		} catch (const std::system_error &error) {
+			return error.code();
 		}
 		has_first_ = true;
 		first_is_free_ = first_is_free_ || first;
 		free_++;
+		return {};
 	}
 
 	/* Whether there is an operation for this thread. */
@@ -116,6 +131,8 @@ class Finisher {
 				first_is_free_ = false;
 			if (!queue_.empty())
 				call_one();
+			else if (free_ == 0 && !stopped_)
+				(void)add_thread();
 			lock.unlock();
 			operation->finish();
 			operation.reset();
@@ -131,13 +148,18 @@ class Finisher {
 	std::deque<std::shared_ptr<Operation>> queue_;
 	std::vector<std::thread> threads_;
 	int free_ = 0; /* threads outside of callbacks */
-	bool has_first_ = false, first_is_free_ = false, stopped_ = false;
+	bool has_first_ = false, first_is_free_ = false, stopped_ = false, told_ = false;
 };
 
 /* It is never freed, because operations may end while the process exits. */
 Finisher *finisher = new Finisher;
 
 } // namespace
+
+void reserve_finisher()
+{
+	finisher->reserve();
+}
 
 void finish_later(std::shared_ptr<Operation> operation)
 {

@@ -55,8 +55,8 @@ void LiveGroup::set_beside(std::shared_ptr<Beside> beside)
 
 void LiveGroup::refuse_fork(const char *operation) const
 {
-	TORCH_CHECK(!is_forked(), "ddp: ", operation,
-	            " in a forked child, on a process group of its parent; the child can make one of its own");
+	TORCH_CHECK(!is_forked(), "ddp: a forked child cannot call ", operation,
+	            " on a process group of its parent; the child can make a group of its own");
 }
 
 void LiveGroup::abort()

@@ -187,7 +187,7 @@ void Operation::finish()
 		complete_future(future);
 }
 
-void Operation::complete_future(const intrusive_ptr<Future> &future)
+void Operation::complete_future(const intrusive_ptr<Future> &future) const
 {
 	if (error_) {
 		future->setError(error_);
@@ -237,14 +237,17 @@ void Operation::run_here(std::unique_lock<std::mutex> &lock)
 		request_ = request;
 }
 
-void Operation::refuse_fork(const char *function) const
+bool Operation::is_copy(const char *function) const
 {
-	TORCH_CHECK(!is_forked() || finished_, "ddp: ", function, " in a forked child, for an operation of its parent");
+	TORCH_CHECK(!is_forked() || finished_, "ddp: a forked child cannot call ", function,
+	            " for an operation of its parent: only the parent has the threads that complete it");
+	return is_forked();
 }
 
 bool Operation::wait(milliseconds timeout)
 {
-	refuse_fork("wait()");
+	if (is_copy("wait()"))
+		return true;
 	std::unique_lock<std::mutex> lock(mutex_);
 	const auto end = end_of(timeout);
 	/* A claimed operation is about to be finished by another thread. */
@@ -290,15 +293,27 @@ std::exception_ptr Operation::error()
 	return error_;
 }
 
+intrusive_ptr<Future> Operation::new_future() const
+{
+	const c10::TypePtr list = c10::ListType::create(c10::TensorType::get());
+
+	return c10::make_intrusive<Future>(gives_lists_ ? c10::ListType::create(list) : list);
+}
+
 intrusive_ptr<Future> Operation::future()
 {
-	refuse_fork("get_future()");
+	if (is_copy("get_future()")) {
+		const intrusive_ptr<Future> ended = new_future();
+		complete_future(ended);
+		return ended;
+	}
 	std::unique_lock<std::mutex> lock(mutex_);
 
 	if (future_)
 		return future_;
-	const c10::TypePtr list = c10::ListType::create(c10::TensorType::get());
-	future_ = c10::make_intrusive<Future>(gives_lists_ ? c10::ListType::create(list) : list);
+	if (!arrived_)
+		reserve_finisher();
+	future_ = new_future();
 	const intrusive_ptr<Future> future = future_;
 	const bool finished = finished_, mine = claim();
 	lock.unlock();

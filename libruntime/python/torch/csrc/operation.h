@@ -95,11 +95,14 @@ class Operation : public std::enable_shared_from_this<Operation> {
 
  private:
 	void copy_back();
-	void complete_future(const intrusive_ptr<Future> &future);
+	intrusive_ptr<Future> new_future() const;
+	void complete_future(const intrusive_ptr<Future> &future) const;
 	bool claim(); /* with the lock held */
-	/* A forked child has none of the threads that complete the operation, one of which may have had the lock. */
+	/* A forked child has none of the threads that complete the operation, and any of the parent's threads may have had
+	   the lock at the fork. */
 	bool is_forked() const { return forks_ != count_forks(); }
-	void refuse_fork(const char *function) const;
+	/* Whether it is a copy in a child, of an operation that had ended. Throws in a child if it had not ended. */
+	bool is_copy(const char *function) const;
 	void run_here(std::unique_lock<std::mutex> &lock);
 	void note(ddp_status status);
 
@@ -123,7 +126,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	ddp_status status_ = DDP_OK;
 	std::exception_ptr thrown_, error_;
 	int waiters_ = 0;
-	bool arrived_ = false, claimed_ = false, finished_ = false, abandoned_ = false;
+	bool arrived_ = false, claimed_ = false, abandoned_ = false;
+	std::atomic<bool> finished_{ false }; /* the last to be written: a forked child reads it without the lock */
 };
 
 class Work : public c10d::Work {
@@ -149,7 +153,10 @@ class Work : public c10d::Work {
 	milliseconds timeout_;
 };
 
-/* Completes an operation on the finisher's thread, which is started when it is first needed. */
+/* Sees to it that a thread is there for the callbacks of an operation. Throws if none can be started. */
+void reserve_finisher();
+/* Completes an operation on a thread of the finisher. If there is none, the operation has no future and thus no
+   callbacks, and the calling thread completes it. */
 void finish_later(std::shared_ptr<Operation> operation);
 /* Ends the thread after what it has got. From then on operations stay as they are, since Python is about to end. */
 void stop_finisher();

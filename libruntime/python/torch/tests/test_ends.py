@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks, threads, signals and ends of groups and of processes: nothing hangs or crashes."""
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -16,6 +17,11 @@ import torch.distributed as dist
 from ranks import ABORTS, ALLOCATES, NEW, Ranks, RanksCase
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
+
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters  # Python before 3.13
 
 BackendError = getattr(dist, "DistBackendError", RuntimeError)
 with open("/proc/self/maps") as maps:
@@ -44,19 +50,82 @@ def callback_waits(rank, size):
     return True
 
 
-def callback_without_a_thread(rank, size):
-    """A callback runs though no further thread can be started, as its stack would not fit."""
-    import resource
-
-    later().wait()
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), limits[1]))
+@contextlib.contextmanager
+def no_further_thread():
+    """A thread that starts meanwhile would need a stack that is larger than the address space."""
+    libc, attributes, before = ctypes.CDLL(None), ctypes.create_string_buffer(256), ctypes.create_string_buffer(256)
+    libc.pthread_getattr_default_np(before)
+    libc.pthread_attr_init(attributes)
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 60))
+    libc.pthread_setattr_default_np(attributes)
     try:
-        return later().get_future().then(lambda future: 5).wait() == 5
+        yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+        libc.pthread_setattr_default_np(before)
+
+
+def callback_without_a_thread(rank, size):
+    """No thread can be started: a callback runs, and may wait, but gets no future whose own callbacks could not run."""
+
+    def ask():
+        dist.send(torch.ones(1), 1)
+
+    def asked():
+        return dist.irecv(torch.ones(1), 1)
+
+    if rank == 1:
+        for _ in range(4):
+            dist.recv(torch.ones(1), 0)
+            dist.send(torch.ones(1), 0)
+        return True
+    waits = asked().get_future().then(lambda future: [ask(), asked().wait(), 5][-1])
+    with no_further_thread():
+        ask()
+        assert waits.wait() == 5
+        refused = asked().get_future().then(lambda future: asked().get_future())
+        ask()
+        try:
+            refused.wait()
+            return False
+        except RuntimeError as error:
+            assert "cannot start a thread" in str(error), error
+        ask()  # nobody waits for the answer
+    return True
+
+
+def no_future_without_a_thread(rank, size):
+    """If no thread can be started, nobody gets the first future; the operation ends, and so does one that nobody keeps."""
+    t = torch.ones(3)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()  # libddp has its thread
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)
+    with no_further_thread():
+        work = dist.all_reduce(t, async_op=True)
+        later()
+        try:
+            if rank == 0:
+                work.get_future()
+                return False
+        except BackendError as error:
+            assert "cannot start a thread" in str(error), error
+        if rank == 0:
+            dist.send(torch.ones(1), 1)
+        work.wait()
+        later().wait()
+    assert t[0].item() == size * size
+    return later().get_future().then(lambda future: 5).wait() == 5
+
+
+def subinterpreter_is_there(rank, size):
+    """A program that makes a subinterpreter opens, uses and closes groups."""
+    group = dist.new_group()
+    interpreters.destroy(interpreters.create())
+    later(group=group).get_future().then(lambda future: 5).wait()
+    dist.destroy_process_group(group)
+    group = dist.new_group()
+    dist.all_reduce(torch.eye(3).to_sparse(), group=group)
+    return True
 
 
 def callback_calls(rank, size):
@@ -435,6 +504,12 @@ class Ends(RanksCase):
 
     def test_callbacks_run_without_a_further_thread(self):
         self.all_end(2, callback_without_a_thread)
+
+    def test_no_future_without_a_thread(self):
+        self.all_end(2, no_future_without_a_thread)
+
+    def test_subinterpreters(self):
+        self.all_end(2, subinterpreter_is_there)
 
     def test_callbacks_call_and_raise(self):
         self.all_end(2, callback_calls)

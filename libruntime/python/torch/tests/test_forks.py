@@ -77,6 +77,19 @@ def child_is_refused(rank, size):
     return True
 
 
+def child_reads_what_has_ended(rank, size):
+    """A forked child may ask for what an operation of its parent has given before the fork."""
+    t = torch.ones(3)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    pid = os.fork()
+    if pid == 0:
+        given = work.get_future().wait()[0]
+        os._exit(0 if work.wait() and work.is_completed() and given[0].item() == t[0].item() == size else 1)
+    assert status_of(pid) == 0
+    return True
+
+
 def child_begins(rank, size, folder):
     """A forked child makes a group of its own."""
     dist.all_reduce(torch.ones(10))
@@ -155,6 +168,9 @@ class Forks(RanksCase):
 
     def test_child_is_refused(self):
         self.all_end(2, child_is_refused)
+
+    def test_child_reads_what_has_ended(self):
+        self.all_end(2, child_reads_what_has_ended)
 
     def test_threads_of_a_child_begin(self):
         self.all_end(1, threads_of_a_child_begin)
