@@ -86,8 +86,8 @@ void Backend::prepare(const Group &group, const Kind &kind, const std::vector<st
 		if (operation != operations.back())
 			operations.back()->includes(operation);
 	}
-	TORCH_CHECK(group.context != nullptr, "ddp: ", kind.name, " on a process group that is closed",
-	            opened_ ? "" : ", or not open yet: reconfigure() opens it");
+	TORCH_CHECK(group.context != nullptr, "ddp: ", kind.name, " was called on a process group that is closed",
+	            opened_ ? "" : ", or is not open yet: reconfigure() opens it");
 }
 
 /* Python takes no Work for the sign that an operation has ended in the caller: a Work takes longer than a small sum. */

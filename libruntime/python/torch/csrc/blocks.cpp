@@ -40,8 +40,8 @@ WorkPtr Backend::allgather_coalesced(std::vector<Tensors> &outputs, Tensors &inp
 	for (size_t i = 0; i < inputs.size(); i++) {
 		Tensors list;
 		for (const Tensors &of_rank : outputs) {
-			TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "ddp: all_gather of ", inputs.size(),
-			                  " tensors into a list of ", of_rank.size());
+			TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "ddp: all_gather got ", inputs.size(),
+			                  " tensors, but the list for a rank has ", of_rank.size());
 			list.push_back(of_rank[i]);
 		}
 		check_block("all_gather", only_list("all_gather", { list }, members()), rank_, only_one("all_gather", { inputs[i] }));
@@ -59,8 +59,8 @@ std::shared_ptr<Operation> Backend::all_gather_single(const at::Tensor &output, 
 	auto made = operation(DDP_ALL_GATHER, input, elements(input));
 
 	check_tensors("all_gather", { output, input });
-	TORCH_CHECK_VALUE(elements(output) == elements(input) * members(), "ddp: all_gather of ", input.numel(),
-	                  " elements from each of ", members(), " ranks into ", output.numel());
+	TORCH_CHECK_VALUE(elements(output) == elements(input) * members(), "ddp: all_gather takes ", input.numel(),
+	                  " elements from each of ", members(), " ranks, but the output has ", output.numel());
 	made->call.send = made->read(input);
 	made->call.recv = made->write(output);
 	return made;
@@ -79,8 +79,8 @@ WorkPtr Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inpu
 {
 	std::vector<std::shared_ptr<Operation>> operations;
 
-	TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "ddp: all_gather of ", inputs.size(),
-	                  " tensors into ", outputs.size());
+	TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "ddp: all_gather got ", inputs.size(),
+	                  " inputs and ", outputs.size(), " outputs; each input needs one output");
 	for (size_t i = 0; i < inputs.size(); i++)
 		operations.push_back(all_gather_single(outputs[i], inputs[i]));
 	operations.back()->gives(outputs);
@@ -97,7 +97,7 @@ WorkPtr Backend::gather(std::vector<Tensors> &outputs, Tensors &inputs, const c1
 	if (options.rootRank == rank_) {
 		const Tensors &list = only_list("gather", outputs, members());
 		check_block("gather", list, rank_, input);
-		TORCH_CHECK_VALUE(all_equal(elements_of(list)), "ddp: gather into tensors of different sizes");
+		TORCH_CHECK_VALUE(all_equal(elements_of(list)), "ddp: gather needs tensors of one size, but those in the list differ");
 		made->write_each(list);
 		made->gives(outputs);
 	} else {
@@ -116,7 +116,7 @@ WorkPtr Backend::scatter(Tensors &outputs, std::vector<Tensors> &inputs, const c
 	if (options.rootRank == rank_) {
 		const Tensors &list = only_list("scatter", inputs, members());
 		check_block("scatter", list, rank_, output);
-		TORCH_CHECK_VALUE(all_equal(elements_of(list)), "ddp: scatter of tensors of different sizes");
+		TORCH_CHECK_VALUE(all_equal(elements_of(list)), "ddp: scatter needs tensors of one size, but those in the list differ");
 		made->read_each(list);
 	} else {
 		TORCH_CHECK_VALUE(inputs.empty(), "ddp: scatter: only the root gives tensors to scatter");

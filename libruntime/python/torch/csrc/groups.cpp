@@ -37,10 +37,10 @@ intrusive_ptr<Base> Backend::split(const intrusive_ptr<c10d::Store> &store, cons
 
 	if (own == ranks.end())
 		return nullptr;
-	live_->refuse_fork("split");
+	live_->refuse_fork("split()");
 	const WithoutGil guard;
 	const Group group = live_->now();
-	TORCH_CHECK(group.context != nullptr, "ddp: split of a process group that is closed");
+	TORCH_CHECK(group.context != nullptr, "ddp: split() was called on a process group that is closed");
 	return c10::make_intrusive<Backend>(name_, store, static_cast<int>(own - ranks.begin()),
 	                                    static_cast<int>(ranks.size()), options->timeout, open_part(group, ranks, part));
 }
@@ -131,11 +131,11 @@ intrusive_ptr<Base> Backend::shrink(const std::vector<int64_t> &excluded, int fl
 		}
 	const auto own = std::find(rest.begin(), rest.end(), rank_);
 	const int rank = static_cast<int>(own - rest.begin()), size = static_cast<int>(rest.size());
-	TORCH_CHECK_VALUE(own != rest.end(), "ddp: shrink() without this rank, ", rank_);
+	TORCH_CHECK_VALUE(own != rest.end(), "ddp: shrink() excludes rank ", rank_, ", which called it");
 	live_->refuse_fork("shrink()");
 	const WithoutGil guard;
 	const Group whole = live_->now();
-	TORCH_CHECK(whole.context != nullptr, "ddp: shrink() of a process group that is closed");
+	TORCH_CHECK(whole.context != nullptr, "ddp: shrink() was called on a process group that is closed");
 	if (flags != 0)
 		abort();
 	const auto store = c10::make_intrusive<c10d::PrefixStore>(name, first_store_);
@@ -162,7 +162,7 @@ WorkPtr Backend::reconfigure(const c10d::ReconfigureOptions &options)
 	}
 	const auto own = std::find(handles.begin(), handles.end(), handle_);
 	const int rank = static_cast<int>(own - handles.begin()), size = static_cast<int>(handles.size());
-	TORCH_CHECK_VALUE(own != handles.end(), "ddp: reconfigure() without this process' handle, ", handle_);
+	TORCH_CHECK_VALUE(own != handles.end(), "ddp: reconfigure() did not get the handle of this process, ", handle_);
 	live_->refuse_fork("reconfigure()");
 	const WithoutGil guard;
 	const auto store = c10::make_intrusive<c10d::PrefixStore>("reconfigure " + std::to_string(options.uuid), first_store_);

@@ -143,7 +143,8 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options)
 	std::shared_ptr<Context> context;
 	void *block = nullptr;
 
-	TORCH_CHECK_VALUE(options.device().is_cpu(), "ddp: memory on ", options.device(), "; the backend is for the host");
+	TORCH_CHECK_VALUE(options.device().is_cpu(), "ddp: the backend has memory of the host only, and none on ",
+	                  options.device());
 	if (bytes >= least_bytes && !live_->is_forked())
 		context = live_->with([](const Group &group) { return group.context; });
 	if (context != nullptr)

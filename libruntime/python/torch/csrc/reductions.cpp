@@ -30,7 +30,7 @@ WorkPtr Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoal
 {
 	std::vector<std::shared_ptr<Operation>> operations;
 
-	TORCH_CHECK_VALUE(!tensors.empty(), "ddp: all_reduce of no tensors");
+	TORCH_CHECK_VALUE(!tensors.empty(), "ddp: all_reduce got no tensors");
 	check_tensors("all_reduce", tensors);
 	for (const at::Tensor &tensor : tensors)
 		operations.push_back(all_reduce(tensor, options.reduceOp));
@@ -88,8 +88,8 @@ std::shared_ptr<Operation> Backend::reduce_scatter_single(const at::Tensor &outp
 	auto made = operation(DDP_REDUCE_SCATTER, to, elements(to));
 
 	check_tensors("reduce_scatter", { output, input });
-	TORCH_CHECK_VALUE(elements(input) == elements(output) * members(), "ddp: reduce_scatter of ", input.numel(),
-	                  " elements into ", output.numel(), " on each of ", members(), " ranks");
+	TORCH_CHECK_VALUE(elements(input) == elements(output) * members(), "ddp: reduce_scatter gives ",
+	                  output.numel(), " elements to each of ", members(), " ranks, but the input has ", input.numel());
 	set_reduction(&made->call, output, op);
 	made->call.send = made->read(from);
 	made->call.recv = made->write(to);
@@ -109,8 +109,8 @@ WorkPtr Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inpu
 {
 	std::vector<std::shared_ptr<Operation>> operations;
 
-	TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "ddp: reduce_scatter of ", inputs.size(),
-	                  " tensors into ", outputs.size());
+	TORCH_CHECK_VALUE(!inputs.empty() && inputs.size() == outputs.size(), "ddp: reduce_scatter got ", inputs.size(),
+	                  " inputs and ", outputs.size(), " outputs; each input needs one output");
 	for (size_t i = 0; i < inputs.size(); i++)
 		operations.push_back(reduce_scatter_single(outputs[i], inputs[i], options.reduceOp));
 	operations.back()->gives(outputs);

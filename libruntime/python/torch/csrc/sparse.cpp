@@ -29,7 +29,7 @@ class SparseLine : public Beside {
 	{
 		std::lock_guard<std::mutex> lock(mutex_);
 
-		TORCH_CHECK(!stopped_, "ddp: all_reduce on a process group that is closed");
+		TORCH_CHECK(!stopped_, "ddp: all_reduce was called on a process group that is closed");
 		queue_.push_back(std::move(sum));
 		filled_.notify_one();
 	}
@@ -110,7 +110,7 @@ std::shared_ptr<SparseLine> Backend::sparse_line()
 	std::lock_guard<std::mutex> lock(live_->issue);
 	const Group &group = live_->group();
 
-	TORCH_CHECK(group.context != nullptr, "ddp: all_reduce on a process group that is closed");
+	TORCH_CHECK(group.context != nullptr, "ddp: all_reduce was called on a process group that is closed");
 	if (live_->beside() == nullptr) {
 		std::vector<int> all(members());
 		for (int rank = 0; rank < size_; rank++)
@@ -125,7 +125,7 @@ std::shared_ptr<SparseLine> Backend::sparse_line()
 
 WorkPtr Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options)
 {
-	TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse(), "ddp: all_reduce of one sparse tensor at a time");
+	TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse(), "ddp: all_reduce takes one sparse tensor at a time");
 	TORCH_CHECK(options.reduceOp == c10d::ReduceOp::SUM, "ddp: sparse tensors can be summed only");
 	live_->refuse_fork("all_reduce");
 	const std::shared_ptr<SparseLine> line = sparse_line();

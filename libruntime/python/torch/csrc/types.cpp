@@ -79,17 +79,17 @@ at::Tensor as_reducible(const at::Tensor &tensor)
 void check_tensors(const char *operation, const Tensors &tensors)
 {
 	for (const at::Tensor &t : tensors) {
-		TORCH_CHECK_VALUE(t.device().is_cpu(), "ddp: ", operation, " of a tensor on ", t.device(),
-		                  "; the backend is for tensors on the host, for example as \"cpu:ddp,cuda:nccl\"");
-		TORCH_CHECK_VALUE(t.layout() == at::kStrided, "ddp: ", operation, " of a tensor that is not dense");
-		TORCH_CHECK_TYPE(t.scalar_type() == tensors[0].scalar_type(), "ddp: ", operation, " of tensors of types ",
-		                 tensors[0].scalar_type(), " and ", t.scalar_type());
+		TORCH_CHECK_VALUE(t.device().is_cpu(), "ddp: ", operation, " got a tensor on ", t.device(),
+		                  ", but the backend is for tensors on the host; \"cpu:ddp,cuda:nccl\" also names one for GPUs");
+		TORCH_CHECK_VALUE(t.layout() == at::kStrided, "ddp: ", operation, " got a tensor that is not dense");
+		TORCH_CHECK_TYPE(t.scalar_type() == tensors[0].scalar_type(), "ddp: ", operation, " got tensors of types ",
+		                 tensors[0].scalar_type(), " and ", t.scalar_type(), ", but needs one type");
 	}
 }
 
 const at::Tensor &only_one(const char *operation, const Tensors &tensors)
 {
-	TORCH_CHECK_VALUE(tensors.size() == 1, "ddp: ", operation, " of ", tensors.size(), " tensors instead of one");
+	TORCH_CHECK_VALUE(tensors.size() == 1, "ddp: ", operation, " takes one tensor, but got ", tensors.size());
 	check_tensors(operation, tensors);
 	return tensors[0];
 }
@@ -129,7 +129,8 @@ std::vector<size_t> split_counts(const char *operation, const at::Tensor &tensor
 		                  " rows cannot be dealt to ", ranks, " ranks");
 		return std::vector<size_t>(ranks, static_cast<size_t>(rows) / ranks * row);
 	}
-	TORCH_CHECK_VALUE(splits.size() == ranks, "ddp: ", operation, ": ", splits.size(), " splits for ", ranks, " ranks");
+	TORCH_CHECK_VALUE(splits.size() == ranks, "ddp: ", operation, " got ", splits.size(), " splits for ", ranks,
+	                  " ranks");
 	for (const int64_t split : splits) {
 		TORCH_CHECK_VALUE(split >= 0, "ddp: ", operation, ": a split is ", split);
 		sum += split;
