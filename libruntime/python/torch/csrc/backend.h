@@ -13,7 +13,7 @@
 #include "live_group.h"
 
 /* Whether torch asks backends for parts of a group, and for groups without ranks that have failed. */
-#define DDP_TORCH_GROUPS (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 8))
+#define DDP_TORCH_GROUPS (TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 9))
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 #define DDP_TORCH_FAULTS 1
 #endif
