@@ -204,6 +204,7 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
 
 struct verdict {
 	bool odd;
+	bool chancy; /* and those compared with were disturbed */
 	double value, usual, share, usual_share;
 };
 
@@ -214,6 +215,7 @@ struct trials {
 	int repeats;
 	bool busy;
 	double *values; /* room for a number per rank */
+	bool chancy;    /* a rank is odd beside others that were disturbed */
 };
 
 static const struct preflight_figure *trial(const struct trials *t, int repeat, int item, int way, int work)
@@ -271,7 +273,7 @@ static struct verdict judge(const struct trials *t, int item, int way, int work,
 {
 	double suspect[REPEATS_MAX], controls[REPEATS_MAX], own[REPEATS_MAX], usual[REPEATS_MAX];
 	struct verdict v;
-	bool busy;
+	bool busy, stopped;
 
 	for (int r = 0; r < t->repeats; r++) {
 		const struct preflight_figure *f = trial(t, r, item, way, work);
@@ -283,7 +285,12 @@ static struct verdict judge(const struct trials *t, int item, int way, int work,
 	v.share = preflight_median(own, t->repeats);
 	v.usual_share = preflight_median(usual, t->repeats);
 	busy = work < PREFLIGHT_GPU_PRODUCT && (t->busy || is_disturbed(t, item, way, work));
-	v.odd = preflight_is_odd(suspect, controls, t->repeats, !busy ? ODD : field == PEAK ? PEAK_ODD_BUSY : RATE_ODD_BUSY);
+	/* Others are disturbed now and then, but a neighbour that never leaves stops the suspect each time. */
+	stopped = !t->busy && field == RATE && v.usual_share >= CALM_SHARE &&
+	          preflight_best(own, t->repeats) < ODD * v.usual_share;
+	v.odd = preflight_is_odd(suspect, controls, t->repeats,
+	                         !busy || stopped ? ODD : field == PEAK ? PEAK_ODD_BUSY : RATE_ODD_BUSY);
+	v.chancy = v.odd && busy;
 	v.value = preflight_best(suspect, t->repeats);
 	v.usual = preflight_median(controls, t->repeats);
 	return v;
@@ -321,7 +328,7 @@ static bool is_stopped(const struct verdict *v)
 }
 
 /* The peak of a rank that hardly runs is low, too: its processor is the cause, and the work is a consequence. */
-static bool judge_field(struct preflight_findings *findings, const struct trials *t, int item, int way, enum field field,
+static bool judge_field(struct preflight_findings *findings, struct trials *t, int item, int way, enum field field,
                         const char *when, bool *unfit)
 {
 	bool odd = false;
@@ -331,6 +338,7 @@ static bool judge_field(struct preflight_findings *findings, const struct trials
 		if (!t->again->work[work] || !v.odd)
 			continue;
 		odd = true;
+		t->chancy |= v.chancy;
 		if (work < PREFLIGHT_GPU_PRODUCT && is_stopped(&v)) {
 			say_share(findings, t, item, when, &v);
 			unfit[t->people->node[t->again->rank[item]]] = true;
@@ -342,18 +350,18 @@ static bool judge_field(struct preflight_findings *findings, const struct trials
 }
 
 /* Returns whether something is odd. */
-static bool judge_way(struct preflight_findings *findings, const struct trials *t, int item, int way, const char *when,
+static bool judge_way(struct preflight_findings *findings, struct trials *t, int item, int way, const char *when,
                       bool *unfit)
 {
 	return judge_field(findings, t, item, way, PEAK, when, unfit) || judge_field(findings, t, item, way, RATE, when, unfit);
 }
 
-void preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
+bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
                            const struct preflight_ranks_again *again, const struct preflight_figures *alone,
                            const struct preflight_figures *at_once, int repeats, bool busy, bool *unfit)
 {
 	struct trials t = { people, again, alone, at_once, repeats < REPEATS_MAX ? repeats : REPEATS_MAX, busy,
-		            numbers(people->ranks + PREFLIGHT_RANKS_AGAIN) };
+		            numbers(people->ranks + PREFLIGHT_RANKS_AGAIN), false };
 
 	for (int i = 0; t.values != NULL && repeats > 0 && i < again->count; i++) {
 		if (again->control[i])
@@ -362,6 +370,7 @@ void preflight_ranks_judge(struct preflight_findings *findings, const struct pre
 			judge_way(findings, &t, i, PREFLIGHT_AT_ONCE, "beside the other ranks", unfit);
 	}
 	free(t.values);
+	return t.chancy;
 }
 
 bool preflight_is_busy(const struct preflight_people *people, const struct preflight_figures *figures)

@@ -426,11 +426,11 @@ static ddp_status links_again(struct preflight_survey *s, int before, int more)
 	return status;
 }
 
-static void judge_ranks(const struct preflight_survey *s, struct preflight_findings *findings, bool *unfit)
+static bool judge_ranks(const struct preflight_survey *s, struct preflight_findings *findings, bool *unfit)
 {
-	if (s->alone != NULL)
-		preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats,
-		                      preflight_is_busy(&s->people, s->figures), unfit);
+	return s->alone != NULL &&
+	       preflight_ranks_judge(findings, &s->people, &s->ranks_again, s->alone, s->at_once, s->repeats,
+	                             preflight_is_busy(&s->people, s->figures), unfit);
 }
 
 /* The links of nodes where the rank that measured them was slow itself are not doubted. */
@@ -475,8 +475,8 @@ static ddp_status decide(struct preflight_survey *s, struct preflight_findings *
 	*more = 0;
 	if (s->job->rank == 0) {
 		findings->count = findings->odd = 0;
-		preflight_survey_judge(s, findings);
-		if (findings->odd > 0 && (preflight_is_busy(&s->people, s->figures) ||
+		const bool chancy = preflight_survey_judge(s, findings);
+		if (findings->odd > 0 && (chancy || preflight_is_busy(&s->people, s->figures) ||
 		                          preflight_links_wait(&s->links_again, s->link_again, s->repeats)))
 			*more = PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS;
 	}
@@ -515,18 +515,20 @@ static void remark_left_out(const struct preflight_survey *s, struct preflight_f
 	}
 }
 
-void preflight_survey_judge(const struct preflight_survey *s, struct preflight_findings *findings)
+bool preflight_survey_judge(const struct preflight_survey *s, struct preflight_findings *findings)
 {
 	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
+	bool chancy;
 
 	preflight_groups_judge(findings, s->group_node, s->nodes, PREFLIGHT_GROUP_REPEATS, s->names);
 	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
 	remark_left_out(s, findings);
 	if (unfit == NULL)
-		return;
-	judge_ranks(s, findings, unfit);
+		return false;
+	chancy = judge_ranks(s, findings, unfit);
 	if (s->link_again != NULL)
 		preflight_links_judge(findings, &s->links_again, s->link_again, s->repeats,
 		                      preflight_is_busy(&s->people, s->figures), unfit, s->names);
 	free(unfit);
+	return chancy;
 }

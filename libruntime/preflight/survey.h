@@ -59,7 +59,8 @@ ddp_status preflight_survey_measure(struct preflight_survey *survey);
 ddp_status preflight_survey_again(struct preflight_survey *survey, const bool *doubted,
                                   struct preflight_findings *findings);
 
-/* On rank 0: judges what was measured; repeats do not change what preflight_differences() says. */
-void preflight_survey_judge(const struct preflight_survey *survey, struct preflight_findings *findings);
+/* On rank 0: judges what was measured; repeats do not change what preflight_differences() says. Returns whether more
+   repeats make a finding surer. */
+bool preflight_survey_judge(const struct preflight_survey *survey, struct preflight_findings *findings);
 
 #endif

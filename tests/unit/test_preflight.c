@@ -208,9 +208,10 @@ static const char *const names[NODES] = { "n0", "n1", "n2", "n3" };
 static const struct preflight_people people = { RANKS, node_of, node_of, kind_of, names };
 static struct preflight_findings findings;
 
-/* Ranks on processors that others use for up to `noise` of the time; one has `speed` of the others' speed. */
+/* Ranks on processors that others use for up to `noise` of the time, always or so `often` only; one has `speed` of the
+   others' speed. */
 struct scene {
-	double noise;
+	double noise, often;
 	int odd;
 	double speed;
 	bool stopped;  /* it does not get its processor; otherwise it is slow itself */
@@ -221,10 +222,11 @@ struct scene {
 static struct preflight_figure figure(const struct scene *scene, int rank, int way, double full)
 {
 	bool odd = rank == scene->odd && (way == PREFLIGHT_AT_ONCE || !scene->only_at_once);
-	double share = disturbed(scene->noise) * (odd && scene->stopped ? scene->speed : 1);
+	double noise = scene->often == 0 || uniform() < scene->often ? scene->noise : 0;
+	double share = disturbed(noise) * (odd && scene->stopped ? scene->speed : 1);
 	double speed = odd && !scene->stopped ? scene->speed : 1;
 
-	return (struct preflight_figure){ full * speed * disturbed(scene->noise / 4) * (odd && scene->in_shreds ? scene->speed : 1),
+	return (struct preflight_figure){ full * speed * disturbed(noise / 4) * (odd && scene->in_shreds ? scene->speed : 1),
 		                          full * speed * share, share };
 }
 
@@ -242,7 +244,7 @@ static void run(const struct scene *scene)
 	static struct preflight_figures figures[RANKS], alone[PREFLIGHT_REPEATS_BUSY * PREFLIGHT_RANKS_AGAIN],
 		at_once[PREFLIGHT_REPEATS_BUSY * RANKS];
 	struct preflight_ranks_again again;
-	bool unfit[NODES] = { false }, busy;
+	bool unfit[NODES] = { false }, busy, chancy;
 
 	memset(figures, 0, sizeof(figures));
 	for (int r = 0; r < RANKS; r++)
@@ -257,8 +259,8 @@ static void run(const struct scene *scene)
 	}
 	for (int repeats = PREFLIGHT_REPEATS; repeats <= PREFLIGHT_REPEATS_BUSY; repeats += PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS) {
 		findings.count = findings.odd = 0;
-		preflight_ranks_judge(&findings, &people, &again, alone, at_once, repeats, busy, unfit);
-		if (!busy || findings.odd == 0)
+		chancy = preflight_ranks_judge(&findings, &people, &again, alone, at_once, repeats, busy, unfit);
+		if (!(busy || chancy) || findings.odd == 0)
 			break;
 	}
 	for (int i = 0; i < findings.count && findings.item[i].rank >= 0; i++)
@@ -288,6 +290,8 @@ static void no_innocent_rank_is_named(void **state)
 		if (findings.odd > 0)
 			print_message("noise %g: %s\n", i % 10 * 0.1, findings.item[0].text);
 		assert_int_equal(findings.odd, 0);
+		run(&(struct scene){ .noise = 0.8, .often = i % 10 * 0.05 + 0.01, .odd = -1 });
+		assert_int_equal(findings.odd, 0);
 	}
 }
 
@@ -311,6 +315,17 @@ static void a_very_slow_rank_is_named_on_a_busy_machine(void **state)
 	(void)state;
 	for (int i = 0; i < 5000; i++) {
 		struct scene scene = { .noise = 0.8, .odd = i % RANKS, .speed = 0.06, .stopped = true, .in_shreds = i % 3 == 0 };
+		run(&scene);
+		is_named(&scene, "cpu");
+	}
+}
+
+/* Where others are disturbed now and then, too. */
+static void a_rank_beside_a_neighbour_is_named(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 5000; i++) {
+		struct scene scene = { .noise = 0.3, .often = 0.4, .odd = i % RANKS, .speed = 0.5, .stopped = true };
 		run(&scene);
 		is_named(&scene, "cpu");
 	}
@@ -907,6 +922,7 @@ int main(void)
 		cmocka_unit_test(no_innocent_rank_is_named),
 		cmocka_unit_test(a_slow_rank_is_named),
 		cmocka_unit_test(a_very_slow_rank_is_named_on_a_busy_machine),
+		cmocka_unit_test(a_rank_beside_a_neighbour_is_named),
 		cmocka_unit_test(a_rank_is_named_that_is_slow_beside_others),
 		cmocka_unit_test(of_two_ranks_the_slower_one_is_suspect),
 		cmocka_unit_test(no_innocent_link_is_named),
