@@ -7,11 +7,12 @@
 
 #include "preflight/statistics.h"
 
-enum { REPEATS_MAX = 64, OFTEN = 4 /* one in so many */ };
+enum { REPEATS_MAX = 64 };
 
 static const double DOUBT = 0.8;
 static const double ODD = 0.7, RATE_ODD_BUSY = 0.35, PEAK_ODD_BUSY = 0.5;
 static const double CALM_SHARE = 0.85; /* of the processor time that a rank wants */
+static const double OFTEN = 0.25, HALF = 0.5; /* of the trials of those compared with */
 
 enum field { PEAK, RATE, FIELDS };
 
@@ -247,8 +248,8 @@ static double compared(const struct trials *t, int repeat, int item, int way, in
 	return preflight_median(t->values, count);
 }
 
-/* Whether others than the suspect often do not get their processors. */
-static bool is_disturbed(const struct trials *t, int item, int way, int work)
+/* How often others than the suspect do not get their processors: from 0 to 1. */
+static double disturbances(const struct trials *t, int item, int way, int work)
 {
 	int kind = t->people->kind[t->again->rank[item]], all = 0, disturbed = 0;
 
@@ -266,14 +267,16 @@ static bool is_disturbed(const struct trials *t, int item, int way, int work)
 			disturbed += t->at_once[r * t->people->ranks + i].of[way][work].share < CALM_SHARE;
 		}
 	}
-	return disturbed * OFTEN > all;
+	return all > 0 ? (double)disturbed / all : 0;
 }
 
 static struct verdict judge(const struct trials *t, int item, int way, int work, enum field field)
 {
-	double suspect[REPEATS_MAX], controls[REPEATS_MAX], own[REPEATS_MAX], usual[REPEATS_MAX];
+	double suspect[REPEATS_MAX], controls[REPEATS_MAX], own[REPEATS_MAX] = { 0 }, usual[REPEATS_MAX];
 	struct verdict v;
-	bool busy, stopped;
+	const double others = work < PREFLIGHT_GPU_PRODUCT ? disturbances(t, item, way, work) : 0;
+	const bool busy = work < PREFLIGHT_GPU_PRODUCT && (t->busy || others > OFTEN);
+	bool stopped;
 
 	for (int r = 0; r < t->repeats; r++) {
 		const struct preflight_figure *f = trial(t, r, item, way, work);
@@ -284,13 +287,12 @@ static struct verdict judge(const struct trials *t, int item, int way, int work,
 	}
 	v.share = preflight_median(own, t->repeats);
 	v.usual_share = preflight_median(usual, t->repeats);
-	busy = work < PREFLIGHT_GPU_PRODUCT && (t->busy || is_disturbed(t, item, way, work));
 	/* Others are disturbed now and then, but a neighbour that never leaves stops the suspect each time. */
-	stopped = !t->busy && field == RATE && v.usual_share >= CALM_SHARE &&
+	stopped = !t->busy && field == RATE && others <= HALF &&
 	          preflight_best(own, t->repeats) < ODD * v.usual_share;
 	v.odd = preflight_is_odd(suspect, controls, t->repeats,
 	                         !busy || stopped ? ODD : field == PEAK ? PEAK_ODD_BUSY : RATE_ODD_BUSY);
-	v.chancy = v.odd && busy;
+	v.chancy = v.odd && others > 0;
 	v.value = preflight_best(suspect, t->repeats);
 	v.usual = preflight_median(controls, t->repeats);
 	return v;

@@ -56,7 +56,7 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
  * Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets
  * unfit[node] where a rank does not get its processor. If other processes compete for the processors, as `busy` or the
  * shares of those compared with say, only large differences count, or a rank that never gets its processor where others
- * do as a rule. Returns whether a rank is named although others were disturbed: more repeats make chance improbable then.
+ * do as a rule. Returns whether a rank is named and others were disturbed, too: more repeats make chance improbable then.
  */
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
                            const struct preflight_ranks_again *again, const struct preflight_figures *alone,

@@ -216,6 +216,7 @@ struct scene {
 	double speed;
 	bool stopped;  /* it does not get its processor; otherwise it is slow itself */
 	bool only_at_once;
+	bool later;    /* others come after the first measurement */
 	bool in_shreds; /* it runs for so short that each slice of its work is interrupted */
 };
 
@@ -247,8 +248,11 @@ static void run(const struct scene *scene)
 	bool unfit[NODES] = { false }, busy, chancy;
 
 	memset(figures, 0, sizeof(figures));
+	struct scene first = *scene;
+	if (scene->later)
+		first.noise = 0;
 	for (int r = 0; r < RANKS; r++)
-		measure(scene, &figures[r], r);
+		measure(&first, &figures[r], r);
 	busy = preflight_is_busy(&people, figures);
 	preflight_ranks_doubt(&again, &people, figures, NULL);
 	for (int k = 0; k < PREFLIGHT_REPEATS_BUSY; k++) {
@@ -290,7 +294,7 @@ static void no_innocent_rank_is_named(void **state)
 		if (findings.odd > 0)
 			print_message("noise %g: %s\n", i % 10 * 0.1, findings.item[0].text);
 		assert_int_equal(findings.odd, 0);
-		run(&(struct scene){ .noise = 0.8, .often = i % 10 * 0.05 + 0.01, .odd = -1 });
+		run(&(struct scene){ .noise = 0.8, .often = i % 5 * 0.05 + 0.01, .odd = -1 });
 		assert_int_equal(findings.odd, 0);
 	}
 }
@@ -325,7 +329,7 @@ static void a_rank_beside_a_neighbour_is_named(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 5000; i++) {
-		struct scene scene = { .noise = 0.3, .often = 0.4, .odd = i % RANKS, .speed = 0.5, .stopped = true };
+		struct scene scene = { .noise = 0.4, .often = 0.45, .odd = i % RANKS, .speed = 0.5, .stopped = true, .later = true };
 		run(&scene);
 		is_named(&scene, "cpu");
 	}
