@@ -581,6 +581,14 @@ tests_unit_test_kernel_queue_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 endif
 TESTS += $(check_PROGRAMS)
 
+# test_locale.sh runs these, also where no other test needs them.
+if !SANITIZED
+locale_log = tests/unit/test_locale.sh.log
+$(locale_log): tests/unit/test_error$(EXEEXT) tests/unit/test_options$(EXEEXT) tests/unit/test_store$(EXEEXT) \
+	tests/unit/test_watch$(EXEEXT) tests/unit/test_comm_nics$(EXEEXT) tests/ranks/test_checkpoint_load$(EXEEXT) \
+	tests/ranks/test_model_refusals$(EXEEXT)
+endif
+
 # The same on a GPU.
 if HAVE_CUDA_KERNELS
 noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \

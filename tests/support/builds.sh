@@ -83,6 +83,25 @@ unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoi
 	test_watch trace_gpt.py)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 
+# With --once, these compiled tests of `unit` run there, and it leaves the others to `asan`, which runs them, too: what
+# they look at is the same whatever compiles it. These are
+# - those of which asan leaves out cases or all (test_run.sh knows them);
+# - test_abi.sh, which reads the library that users get;
+# - those of numbers, as gcc's code for vectors is no other build's, and what trains by them;
+# - three of threads, which are at their fastest here;
+# - a program from its start to its end. The clusters have this build's libddp, plugin and examples, too.
+plain_tests=(ddp_torch.py optim_torch.py powersgd_torch.py readme.sh sampler_torch.py test_comm_groups test_comm_random test_comm_share
+	test_comm_shrink_net test_kernels_library.sh test_locale.sh test_netplugin_symbols.sh test_parallel.sh test_shards test_spank_symbols.sh
+	test_abi.sh
+	test_bf16_params test_comm_blocks test_comm_combine test_comm_kernels test_convolution_onednn test_gpt_model test_images
+	test_kernel_bf16 test_kernel_device test_kernel_graph test_kernel_images test_kernel_images_device test_kernel_inner
+	test_kernel_layers test_kernel_optim test_kernel_product test_kernel_queue test_loss_scale test_model test_model_graph test_net_model
+	test_optim test_optimizers test_optimizers_device test_powersgd test_sampler test_sync_batch_norm test_training
+	comm_soak test_comm_threads test_tcp_threads
+	test_gpt.sh)
+# What `unit` leaves to `asan` with --once
+twice_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${plain_tests[@]}"); }
+
 # Makes the builds while tests run, which wait more than they compute.
 build_ahead()
 {
@@ -147,9 +166,9 @@ make_tree()
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
 	bare|no-*)
-		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file=config.cache)
+		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda})
 		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
-		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | while read -r name; do path_of "$name"; done)
+		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | programs)
 		if [ "$suite" = bare ]; then
 			options+=(--without-{ucx,pmix,blas})
 		else
@@ -157,23 +176,26 @@ make_tree()
 			start_lean "$dir" "$suite" || return 1
 		fi ;;
 	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
-	tsan) options=(--disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1')
-		mapfile -t targets < <(tsan_tests | grep -vE '\.(sh|py)$' | while read -r name; do path_of "$name"; done) ;;
-	*) suite=unit ;;
-	esac
 	# gcc warns of fences, which the thread sanitizer does not know.
-	[ "$suite" = tsan ] || options+=(--enable-werror)
+	tsan) options=(--disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1 -Wno-tsan')
+		targets+=("check_PROGRAMS=$(tsan_tests | programs | paste -s -d ' ')") ;;
+	*) suite=unit
+		[ -z "$once" ] || targets+=("check_PROGRAMS=$(wanted unit | programs | paste -s -d ' ')") ;;
+	esac
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
-	# gcc finds in the system what it found before; flags that make is told leave that as it is.
-	[[ $suite == @(asan|bare|no-*) ]] || options+=(--cache-file="$work/config.cache")
+	# A compiler finds in the system what it found before; flags that make is told leave that as it is.
+	case " ${options[*]} " in
+	*' CC=clang '*) options+=(--cache-file="$work/config.clang") ;;
+	*) options+=(--cache-file="$work/config.gcc") ;;
+	esac
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 	cd "$dir" || return 1
 	# A build that is made once needs no dependencies.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
-		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking "${options[@]}" || return 1
+		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking --enable-werror "${options[@]}" || return 1
 	# clang takes six times as long to optimize these loops under its sanitizers, and finds no more in them.
 	if [ "$suite" = asan ]; then
 		step asan "building the loops (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
@@ -186,9 +208,16 @@ make_tree()
 	# For start_lean: the build itself is changed by its tests.
 	[ "$suite" != bare ] ||
 		step bare "keeping the build (bare)" 120 "$logs/build-bare.log" cp -a "$dir" "$work/lean" || return 1
-	# What clang has to say of the other programs it says without linking them.
-	[ "$suite" != asan ] ||
-		step asan "compiling the other programs (asan)" 900 "$logs/build-asan.log" "${make[@]}" all CFLAGS=-O0 SANITIZER_CFLAGS= CCLD=true
+	# What a compiler has to say of the other programs it says without linking them: clang of those that no test
+	# runs under its sanitizers, and gcc of tests that only clang compiles otherwise.
+	targets=()
+	case $suite$once in
+	asan*) targets=(all CFLAGS=-fsyntax-only) ;;
+	tsanyes) mapfile -t targets < <(twice_tests | grep -vxF -f <(tsan_tests) | programs)
+		targets+=(CFLAGS=-O0) ;;
+	esac
+	[ ${#targets[@]} = 0 ] ||
+		step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${targets[@]}" SANITIZER_CFLAGS= CCLD=true
 }
 
 # ---- make check ----------------------------------------------------------------------
@@ -202,6 +231,8 @@ test_paths()
 unit_tests() { test_paths | sed 's|.*/||'; }
 compiled_tests() { unit_tests | grep -vxF "$(printf '%s\n' "${uncompiled_tests[@]}")"; }
 path_of() { test_paths | grep -E "/$1\$"; }
+# programs: of the names of tests that it reads, the paths of those that are compiled
+programs() { grep -vE '\.(sh|py)$|^test_harness$' | while read -r name; do path_of "$name"; done; }
 
 # check_tree SUITE NAME...: make check in its build, of these tests
 check_tree()
@@ -209,7 +240,7 @@ check_tree()
 	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
 	# Not the programs that these suites do without.
-	[[ $suite == unit ]] || targets=(check-TESTS check_PROGRAMS=)
+	[[ $suite$once == unit ]] || targets=(check-TESTS check_PROGRAMS=)
 	shift
 	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
 	say "make check ($suite)$(whole "$suite" || echo ": $*")"

@@ -61,6 +61,24 @@ check "which says how to find those that do" prints 'tests/run --list lint'
 run 0 --times 0 lint
 check "and so is a number that is none" status_is 2
 
+# Of the tree itself, what --once leaves out
+names() { "$here/tests/run" --list "$@" | sort; }
+names unit asan tsan >"$work/all"
+names --once unit asan tsan >"$work/once"
+comm -23 "$work/all" "$work/once" >"$work/out"
+check "with --once, unit leaves out tests" prints ^unit/
+check "and no other suite does" prints_not '^[^u]'
+sed 's/^unit/asan/' "$work/out" | comm -13 "$work/once" - >"$work/missed"
+check "asan runs each of them" test ! -s "$work/missed"
+check "nothing is left out where asan is not run" test "$(names --once unit tsan | md5sum)" = "$(names unit tsan | md5sum)"
+(cd "$here/tests" && grep -lE __SANITIZE_ADDRESS__ {unit,ranks}/test_*.c && grep -lE '_asan|sanitizer|from libddp import' ./*.sh {unit,ranks,python}/*.{sh,py}) |
+	sed 's|.*/|unit/|; s|\.c$||' | sort | comm -23 - "$work/once" >"$work/out"
+check "unit keeps those of which asan leaves out cases" test ! -s "$work/out"
+# shellcheck disable=SC2034 # builds.sh reads it
+(CONFIG_SHELL='' source=$here && . "$here/tests/support/builds.sh" && printf 'unit/%s\n' "${plain_tests[@]}" "${unwatched_tests[@]}") |
+	sort -u | comm -23 - "$work/all" >"$work/out"
+check "the lists of builds.sh name no test that is gone" test ! -s "$work/out"
+
 # The checker's parent is timeout, whose parent is the lane.
 install -m 755 "$tree/slurm/good" "$tree/slurm/kills"
 cat >"$work/bin/shellcheck" <<'END'
