@@ -2,7 +2,8 @@
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
-TESTS += tests/unit/test_abi.sh
+# Those that take longest come first.
+TESTS += tests/python/test_python_torch.sh tests/unit/test_gpu_kit.sh tests/python/test_python_versions.py tests/unit/test_abi.sh
 EXTRA_DIST += tests/abi/abi.sh tests/abi/libddp.abi tests/unit/test_abi.sh
 .PHONY: abi abi-update
 abi: libruntime/libddp.la
@@ -632,7 +633,7 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
+TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh \
 	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
 	tests/unit/vision_torch.py
 EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
@@ -642,7 +643,7 @@ EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.
 
 TESTS += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
 	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
-	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch.sh tests/python/test_python_torch_wheel.py tests/python/test_python_versions.py tests/python/test_python_wheel.py
+	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch_wheel.py tests/python/test_python_wheel.py
 EXTRA_DIST += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
 	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
 	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch.sh tests/python/test_python_torch_wheel.py tests/python/test_python_versions.py tests/python/test_python_wheel.py \

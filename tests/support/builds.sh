@@ -248,8 +248,8 @@ check_tree()
 	before=$(count FAIL "$suite")
 	# The thread sanitizer cannot see how OpenMP's threads wait for each other.
 	[ "$suite" != tsan ] || export OMP_THREAD_LIMIT=1
-	# Most tests wait more than they compute, and a lane of run_all is not alone.
-	limited 1500 "$logs/check-$suite.log" make -C "$dir" -k -j $((jobs + 1)) "${targets[@]}" "TESTS=${paths[*]}" || status=$?
+	# Most tests wait three times as long as they compute.
+	limited 1500 "$logs/check-$suite.log" make -C "$dir" -k -j $((2 * jobs)) "${targets[@]}" "TESTS=${paths[*]}" || status=$?
 	unset OMP_THREAD_LIMIT
 	from_check "$suite" "$dir"
 	if [ "$(find "$dir/tests" -name '*.trs' | wc -l)" = 0 ]; then
