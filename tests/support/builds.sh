@@ -159,9 +159,9 @@ start_lean()
 # make_tree SUITE DIR
 make_tree()
 {
-	# Suites wait for builds, which get more of the cores so. Of what debuggers know, stacks take lines and names
-	# only, which compile faster.
-	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
+	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
+	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
+	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(setsid make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
