@@ -156,17 +156,12 @@ start_lean()
 	find "$1" -name '*.la' -delete
 }
 
-# make_tree SUITE DIR
-make_tree()
+# plan_build: sets what make_tree has of its own for `suite`
+plan_build()
 {
-	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
-	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 name flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(setsid make -j $((2 * jobs)) "$quick_libtool")
-	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
-	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	case $suite in
 	bare|no-*)
-		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda})
+		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file="$work/config.clang")
 		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
 		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | programs)
 		if [ "$suite" = bare ]; then
@@ -175,25 +170,33 @@ make_tree()
 			options+=("--without-${suite#no-}")
 			start_lean "$dir" "$suite" || return 1
 		fi ;;
-	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined') flags=(CFLAGS='-g1 -O1') ;;
+	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined' --cache-file="$work/config.clang")
+		flags=(CFLAGS='-g1 -O1') ;;
 	# gcc warns of fences, which the thread sanitizer does not know.
-	tsan) options=(--disable-cuda-kernels --enable-sanitizer=thread) flags=(CFLAGS='-g1 -O1 -Wno-tsan')
+	tsan) options=(--disable-cuda-kernels --enable-sanitizer=thread --cache-file="$work/config.gcc")
+		flags=(CFLAGS='-g1 -O1 -Wno-tsan')
 		targets+=("check_PROGRAMS=$(tsan_tests | programs | paste -s -d ' ')") ;;
-	*) suite=unit
+	*) suite=unit options=(--cache-file="$work/config.gcc")
 		[ -z "$once" ] || targets+=("check_PROGRAMS=$(wanted unit | programs | paste -s -d ' ')") ;;
 	esac
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
-	# A compiler finds in the system what it found before; flags that make is told leave that as it is.
-	case " ${options[*]} " in
-	*' CC=clang '*) options+=(--cache-file="$work/config.clang") ;;
-	*) options+=(--cache-file="$work/config.gcc") ;;
-	esac
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
-	cd "$dir" || return 1
-	# A build that is made once needs no dependencies.
+}
+
+# make_tree SUITE DIR
+make_tree()
+{
+	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
+	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
+	local suite=$1 dir=$2 flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(setsid make -j $((2 * jobs)) "$quick_libtool")
+	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
+	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
+	plan_build && cd "$dir" || return 1
+	# A build that is made once needs no dependencies. A compiler finds in the system what it found before; flags that
+	# make is told leave that as it is.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking --enable-werror "${options[@]}" || return 1
 	# clang takes six times as long to optimize these loops under its sanitizers, and finds no more in them.
@@ -208,16 +211,20 @@ make_tree()
 	# For start_lean: the build itself is changed by its tests.
 	[ "$suite" != bare ] ||
 		step bare "keeping the build (bare)" 120 "$logs/build-bare.log" cp -a "$dir" "$work/lean" || return 1
-	# What a compiler has to say of the other programs it says without linking them: clang of those that no test
-	# runs under its sanitizers, and gcc of tests that only clang compiles otherwise.
-	targets=()
+	compile_others
+}
+
+# What a compiler has to say of other programs it says without linking them: clang of those that no test runs under its
+# sanitizers, and gcc of tests that only clang has compiled.
+compile_others()
+{
+	local targets=(SANITIZER_CFLAGS= CCLD=true)
 	case $suite$once in
-	asan*) targets=(all CFLAGS=-fsyntax-only) ;;
-	tsanyes) mapfile -t targets < <(twice_tests | grep -vxF -f <(tsan_tests) | programs)
-		targets+=(CFLAGS=-O0) ;;
+	asan*) targets+=(CFLAGS=-fsyntax-only all) ;;
+	tsanyes) mapfile -t -O 2 targets < <(echo CFLAGS=-O0; twice_tests | grep -vxF -f <(tsan_tests) | programs) ;;
+	*) return ;;
 	esac
-	[ ${#targets[@]} = 0 ] ||
-		step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${targets[@]}" SANITIZER_CFLAGS= CCLD=true
+	step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${targets[@]}"
 }
 
 # ---- make check ----------------------------------------------------------------------
