@@ -31,7 +31,12 @@
 #include "base/log.h"
 #include "comm/net/calls.h"
 
-enum { STUCK_MS = 2000 };
+enum {
+	STUCK_MS = 2000,
+	TURN_MS = 100 /* of waiting: who was stopped did not wait meanwhile */
+};
+
+#define MS_NS UINT64_C(1000000)
 
 static bool peer_has_gone(int error)
 {
@@ -52,16 +57,15 @@ static ucs_status_t send_some(int fd, struct iovec *iov, size_t iov_cnt, size_t 
 	return UCS_ERR_IO_ERROR;
 }
 
-/* False: the time is over. */
-static bool await_room(int fd, uint64_t until_ns)
+/* Waits for a turn at most. Returns how many nanoseconds of it this process has waited. */
+static uint64_t await_room(int fd)
 {
 	struct pollfd room = { .fd = fd, .events = POLLOUT };
-	const uint64_t now_ns = ddp_now_ns();
+	const uint64_t began_ns = ddp_now_ns();
 
-	if (now_ns >= until_ns)
-		return false;
-	(void)poll(&room, 1, (int)((until_ns - now_ns) / 1000000) + 1);
-	return true;
+	(void)poll(&room, 1, TURN_MS);
+	const uint64_t waited_ns = ddp_now_ns() - began_ns;
+	return waited_ns < TURN_MS * MS_NS ? waited_ns : TURN_MS * MS_NS;
 }
 
 static void end_stuck(int fd)
@@ -81,21 +85,23 @@ static void end_stuck(int fd)
 /* Like UCX's own function, this one waits until the socket has taken all, but not for ever. */
 static ucs_status_t send_all(int fd, const void *data, size_t length)
 {
-	uint64_t until_ns = ddp_now_ns() + STUCK_MS * UINT64_C(1000000);
 	const char *at = data;
 	size_t left = length;
+	uint64_t waited_ns = 0; /* since the socket took something */
 
 	while (left > 0) {
 		const ssize_t sent = send(fd, at, left, MSG_NOSIGNAL);
 		if (sent >= 0) {
 			at += sent;
 			left -= (size_t)sent;
-			until_ns = ddp_now_ns() + STUCK_MS * UINT64_C(1000000);
+			waited_ns = 0;
 		} else if (peer_has_gone(errno)) {
 			return UCS_OK;
 		} else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
 			return UCS_ERR_IO_ERROR;
-		} else if (!await_room(fd, until_ns)) {
+		} else if (waited_ns < STUCK_MS * MS_NS) {
+			waited_ns += await_room(fd);
+		} else {
 			end_stuck(fd);
 			return UCS_OK;
 		}
