@@ -389,7 +389,7 @@ int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_
 	uint64_t at_ns = heard ? now_ns + beat->period_ns : beat->until_ns;
 	int count = 0;
 
-	if (beat->state == DDP_BEAT_ENDED || (beat->state == DDP_BEAT_WAITS && !beat->connects))
+	if (beat->state == DDP_BEAT_ENDED || (beat->state == DDP_BEAT_WAITS && (!beat->connects || beat->place_count == 0)))
 		return 0;
 	if (beat->state == DDP_BEAT_CONNECTS)
 		fds[count++] = (struct pollfd){ .fd = beat->fd, .events = POLLOUT };
