@@ -300,6 +300,15 @@ static bool checkpoint_is_due(const training *loop)
 	       (options->checkpoint_every > 0 && steps % options->checkpoint_every == 0 && !loop->skipped);
 }
 
+/* Whether a checkpoint will be due before the last one, and be written beside the steps. */
+static bool will_save_beside(const training *loop)
+{
+	const ddp_train_options *options = loop->options;
+	const int64_t steps = loop->model->steps, every = options->checkpoint_every;
+
+	return options->checkpoint_async && every > 0 && every - steps % every < options->steps - steps;
+}
+
 /* A disk that is full, or gone for a while, costs a checkpoint, and not the training, as long
    as there is one to come, after step `next`. All ranks see it alike. */
 static ddp_status forgive(const training *loop, ddp_status status, int64_t next)
@@ -399,7 +408,7 @@ ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
 	if (status == DDP_OK && options.checkpoint_dir != NULL && model->steps < options.steps)
 		status = ddp_checkpoint_prepare(model, options.checkpoint_dir);
 	/* From a device, a save copies to memory of its own. */
-	if (status == DDP_OK && options.checkpoint_async && options.checkpoint_every > 0 && model->place.device == NULL)
+	if (status == DDP_OK && will_save_beside(&loop) && model->place.device == NULL)
 		ddp_save_reserve(model);
 	if (status == DDP_OK) {
 		ddp_watch_last_step(model->context->watch, options.steps);

@@ -66,8 +66,8 @@ typedef struct ddp_train_options {
 	                               either, the model's learning_rate and ddp_model_set_learning_rate() do not
 	                               count. Must live until the loop ends. NULL: none */
 	bool checkpoint_async;      /* write all checkpoints but the last while training goes on: see
-	                               ddp_checkpoint_save_async(). With checkpoint_every, rank 0 takes the memory
-	                               for the copy when the loop begins */
+	                               ddp_checkpoint_save_async(). If there will be one besides the last, rank 0
+	                               takes the memory for the copy when the loop begins */
 	/* Evaluation on other data, by an epoch of this loader: */
 	ddp_loader *evaluate_loader; /* another loader than the training's; with DDP_TAIL_UNEVEN each sample
 	                               counts once. NULL: none */
