@@ -51,7 +51,7 @@ enum {
 	PREFLIGHT_ALONE_MOST_MS = 60,
 	PREFLIGHT_START_MS = 700,   /* connections, memory, and what is read of each node */
 	PREFLIGHT_REPEATS = 5,      /* what looks odd is measured again so often, */
-	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and processors are busy */
+	PREFLIGHT_REPEATS_BUSY = 10, /* and so often if it then still looks odd, and others were disturbed */
 	PREFLIGHT_SUBJECTS = 12,    /* so many ranks, and so many links, at most */
 };
 

@@ -13,9 +13,9 @@
    endpoint destroyed, and goes on making it. Here such a socket swallows what is written.
 
    UCX waits in a loop until a socket has taken the words by which it begins and ends connections. If a stopped peer reads
-   nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its connections. Here a
-   socket that takes nothing for STUCK_MS is shut down. UCX then reads that the connection has ended, and tells libddp,
-   which names the peer. */
+   nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its connections, at the
+   end of a connection mostly. Here a socket that takes nothing for STUCK_MS is shut down. The peer, if it goes on, reads
+   that the connection has ended. */
 #include "comm/net/ucx_sendv.h"
 
 #include <errno.h>
