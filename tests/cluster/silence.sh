@@ -195,7 +195,7 @@ if begin link reduce DDP_SILENCE=5; then
 	ip -n "$hub" link set v2 down
 	sleep 3
 	ip -n "$hub" link set v2 up
-	sleep 1
+	sleep 3 # until the silence would be told
 	touch "$mark.stop"
 	ends
 	prints_times 6 '^rank [0-5]: ends well' "a link that was away for 3 s is not silence: no byte is wrong"

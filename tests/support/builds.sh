@@ -17,11 +17,12 @@ child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
 # limited SECONDS LOG COMMAND...: with a deadline, output to LOG. It runs in the
-# background, so that a signal to us is heeded at once.
+# background, so that a signal to us is heeded at once. If `session` is set, it is a
+# session of its own; timeout begins it, and so ends all that is in it.
 limited()
 {
 	local status=0
-	timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
+	${session:+setsid} timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
 	child=$!
 	wait $child || status=$?
 	child=
@@ -92,7 +93,7 @@ tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[
 # - a program from its start to its end. The clusters have this build's libddp, plugin and examples, too.
 plain_tests=(ddp_torch.py optim_torch.py powersgd_torch.py readme.sh sampler_torch.py test_comm_groups test_comm_random test_comm_share
 	test_comm_shrink_net test_kernels_library.sh test_locale.sh test_netplugin_symbols.sh test_parallel.sh test_shards test_spank_symbols.sh
-	test_abi.sh
+	test_train.sh test_abi.sh
 	test_bf16_params test_comm_blocks test_comm_combine test_comm_kernels test_convolution_onednn test_gpt_model test_images
 	test_kernel_bf16 test_kernel_device test_kernel_graph test_kernel_images test_kernel_images_device test_kernel_inner
 	test_kernel_layers test_kernel_optim test_kernel_product test_kernel_queue test_loss_scale test_model test_model_graph test_net_model
@@ -191,7 +192,7 @@ make_tree()
 {
 	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
 	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
-	local suite=$1 dir=$2 flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(setsid make -j $((2 * jobs)) "$quick_libtool")
+	local suite=$1 dir=$2 session=yes flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
 	plan_build && cd "$dir" || return 1
