@@ -228,8 +228,9 @@ LEAST_ADDED = 0.01  # seconds; steps differ by more than that by themselves
 
 
 def seconds_added(run):
-    """What a checkpoint adds to the steps of a run, on the average: more than as many steps take as have none in them."""
-    plain = [seconds for i, seconds in enumerate(run["steps"]) if i not in run["saves"]]
+    """What a checkpoint adds to the steps of a run, on the average. The steps after a checkpoint may be slower while a thread
+    writes it, so only those count as plain that come before the first checkpoint or right before another one."""
+    plain = [seconds for i, seconds in enumerate(run["steps"]) if i < run["saves"][0] or i + 1 in run["saves"]]
     return (sum(run["steps"]) - len(run["steps"]) * statistics.median(plain)) / len(run["saves"])
 
 

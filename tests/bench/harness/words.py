@@ -82,7 +82,7 @@ PARTS = {
                   "`torch.save()` is in the page cache only, which a loss of power empties. The same seconds are a larger share of "
                   "quicker steps.",
     "checkpoints": "The seconds that a checkpoint adds to the steps of a training: what the steps of a run take longer than as "
-                   "many of its steps that have none in them, for each checkpoint. Less than 10 ms count as 10 ms, because steps "
+                   "many steps right before a checkpoint (the median), for each checkpoint. Less than 10 ms count as 10 ms, because steps "
                    "differ by that themselves. All write the parameters and the optimizer's state of the same model, 12 bytes for "
                    "each parameter. Ours is on the disk under its name before an older one is removed, and so is `torch.save, "
                    "synced`. The file of `torch.save()` is in the page cache only, which a loss of power empties. Beside the steps, "

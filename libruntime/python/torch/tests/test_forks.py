@@ -17,7 +17,6 @@ from ranks import ALLOCATES, NEW, RanksCase
 import slurm_ddp_torch
 
 
-
 def backend_of_world():
     return dist.group.WORLD._get_backend(torch.device("cpu"))
 
