@@ -18,7 +18,7 @@
 /* ---- against the reference ---------------------------------------------------------------- */
 
 #ifdef __SANITIZE_THREAD__ /* as in test_comm_random */
-enum { BATCHES = 2 };
+enum { BATCHES = 3 };
 #else
 enum { BATCHES = 6 };
 #endif
