@@ -347,7 +347,7 @@ static void note_threads(void *arg, int64_t first, int64_t last)
 		atomic_store(most, dk_threads());
 }
 
-/* What dk_parallel() calls counts on being one thread, also if OpenMP has given one of the threads that were asked for. */
+/* A function that dk_parallel() calls counts on being one thread, even if OpenMP gives one of the threads asked for. */
 static void a_team_of_one_starts_no_other(void **state)
 {
 	void (*set_dynamic)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_dynamic");

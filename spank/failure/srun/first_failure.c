@@ -14,14 +14,19 @@ static uint64_t untold_until(const struct first_failure *first, const struct ste
 	return presence_untold_until(presence, first->asked_ns, wait_ns);
 }
 
+void first_failure_begin_again(struct first_failure *first, struct links *links)
+{
+	first->asked_ns = 0;
+	links_ask_no_more(links);
+}
+
 void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
                           const struct requests *requests, uint64_t now_ns)
 {
 	uint64_t until_ns;
 
 	if (!step_holds(step)) {
-		first->asked_ns = 0;
-		links_ask_no_more(links);
+		first_failure_begin_again(first, links);
 	} else if (first->asked_ns == 0 && step->policy.ask_ms > 0) {
 		first->asked_ns = now_ns;
 		links_ask(links);
@@ -30,10 +35,4 @@ void first_failure_settle(struct first_failure *first, struct step *step, struct
 	until_ns = untold_until(first, step, links, presence, requests);
 	if (until_ns > step->doubt_ns)
 		step->doubt_ns = until_ns;
-}
-
-void first_failure_begin_again(struct first_failure *first, struct links *links)
-{
-	first->asked_ns = 0;
-	links_ask_no_more(links);
 }
