@@ -125,17 +125,51 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 	}
 }
 
+/* Both add *a times b[] to sum[]. In C the compiler would load *a once, always, and keep more in registers than there
+   are. */
+static inline void add_loaded_once(__m512 sum[2], const float *a, const __m512 b[2])
+{
+	__m512 x;
+
+	__asm__("vbroadcastss %3, %2\n\tvfmadd231ps %4, %2, %0\n\tvfmadd231ps %5, %2, %1"
+	        : "+v"(sum[0]), "+v"(sum[1]), "=&v"(x) : "m"(*a), "v"(b[0]), "v"(b[1]));
+}
+
+static inline void add_loaded_twice(__m512 sum[2], const float *a, const __m512 b[2])
+{
+	__asm__("vfmadd231ps %2%{1to16%}, %3, %0\n\tvfmadd231ps %2%{1to16%}, %4, %1"
+	        : "+v"(sum[0]), "+v"(sum[1]) : "m"(*a), "v"(b[0]), "v"(b[1]));
+}
+
+/* Adds one element of each row of a times one of each column of b. Next to the multiplications, of which the processor
+   begins two in each cycle, it should decode few other instructions, above all where another thread shares its core. So
+   the multiplications load the elements of a themselves, each twice. That would be more than two loads in each cycle,
+   which are the most that can be: so those of some rows are loaded once. */
+static inline __attribute__((always_inline)) void add_products(__m512 sums[DK_TILE_ROWS][2], const float *a, const float *b,
+                                                                int rows)
+{
+	enum { LOADED_ONCE = 2 };
+	const __m512 both[2] = {_mm512_load_ps(b), _mm512_load_ps(b + LANES)};
+
+	DK_UNROLL
+	for (int r = 0; r < rows; r++) {
+		if (r < LOADED_ONCE)
+			add_loaded_once(sums[r], a + r, both);
+		else
+			add_loaded_twice(sums[r], a + r, both);
+	}
+}
+
 /* `rows` is a constant where this is inlined. */
 static inline __attribute__((always_inline)) void multiply(const dk_piece *p, int rows)
 {
 	enum {
 		LINE = 16, DEPTH_PER_LINE = 8,          /* a line of the cache is fetched for each so many of the depth */
-		B_AHEAD = 16 * DK_PANEL,                /* elements that are fetched to the first cache so early */
 		A_STEP = DEPTH_PER_LINE * DK_TILE_ROWS, A_AHEAD = 2 * A_STEP
 	};
 	const __mmask16 low = first_lanes(p->columns), high = first_lanes(p->columns - LANES);
 	const float *a = p->a, *b = p->b, *next = p->next;
-	int64_t lines = p->next_lines;
+	int64_t lines = p->next_lines, depth;
 	float *c = p->c;
 	__m512 sums[DK_TILE_ROWS][2];
 
@@ -149,7 +183,7 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 			_mm_prefetch((const char *)(p->residual + r * p->ldc + LANES), _MM_HINT_T1);
 		}
 	}
-	for (int64_t depth = p->depth; depth > 0; depth -= DEPTH_PER_LINE) {
+	for (depth = p->depth; depth >= DEPTH_PER_LINE; depth -= DEPTH_PER_LINE) {
 		if (lines-- > 0) {
 			_mm_prefetch((const char *)next, _MM_HINT_T1);
 			next += LINE;
@@ -157,18 +191,14 @@ static inline __attribute__((always_inline)) void multiply(const dk_piece *p, in
 		DK_UNROLL
 		for (int i = 0; i < A_STEP; i += LINE)
 			_mm_prefetch((const char *)(a + A_AHEAD + i), _MM_HINT_T0);
-		for (int64_t k = dk_smaller(depth, DEPTH_PER_LINE); k > 0; k--, a += DK_TILE_ROWS, b += DK_PANEL) {
-			const __m512 b0 = _mm512_load_ps(b), b1 = _mm512_load_ps(b + LANES);
-			_mm_prefetch((const char *)(b + B_AHEAD), _MM_HINT_T0);
-			_mm_prefetch((const char *)(b + B_AHEAD + LANES), _MM_HINT_T0);
-			DK_UNROLL
-			for (int r = 0; r < rows; r++) {
-				const __m512 x = _mm512_set1_ps(a[r]);
-				sums[r][0] = _mm512_fmadd_ps(x, b0, sums[r][0]);
-				sums[r][1] = _mm512_fmadd_ps(x, b1, sums[r][1]);
-			}
-		}
+		DK_UNROLL
+		for (int k = 0; k < DEPTH_PER_LINE; k++)
+			add_products(sums, a + k * DK_TILE_ROWS, b + k * DK_PANEL, rows);
+		a += A_STEP;
+		b += DEPTH_PER_LINE * DK_PANEL;
 	}
+	for (; depth > 0; depth--, a += DK_TILE_ROWS, b += DK_PANEL)
+		add_products(sums, a, b, rows);
 	const __m512 beta = _mm512_set1_ps(p->beta);
 	const __m512 bias0 = p->bias != NULL ? _mm512_maskz_loadu_ps(low, p->bias) : _mm512_setzero_ps();
 	const __m512 bias1 = p->bias != NULL ? _mm512_maskz_loadu_ps(high, p->bias + LANES) : _mm512_setzero_ps();
