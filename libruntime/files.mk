@@ -100,6 +100,7 @@ comm_sources = \
 	libruntime/comm/p2p/p2p.c libruntime/comm/p2p/p2p.h \
 	libruntime/comm/p2p/ring.c libruntime/comm/p2p/ring.h \
 	libruntime/comm/wait/await.c libruntime/comm/wait/await.h \
+	libruntime/comm/wait/cores.c libruntime/comm/wait/cores.h \
 	libruntime/comm/wait/message.c libruntime/comm/wait/message.h \
 	libruntime/comm/wait/survey.c libruntime/comm/wait/survey.h \
 	libruntime/comm/wait/verdict.c libruntime/comm/wait/verdict.h \

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "comm/core/liveness.h"
 #include "comm/wait/await.h"
+#include "comm/wait/cores.h"
 #include "tests/support/comm_ranks.h"
 
 /* ---- messages that keep moving -------------------------------------------------- */
@@ -142,9 +143,8 @@ static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
 static int reduce_on_one_core(ddp_comm *comm, void *argument)
 {
 	cpu_set_t allowed, one;
-	int core = 0;
+	int core = 0, *wanted = argument;
 
-	(void)argument;
 	CHECK(sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
 	while (!CPU_ISSET((size_t)core, &allowed))
 		core++;
@@ -155,6 +155,8 @@ static int reduce_on_one_core(ddp_comm *comm, void *argument)
 		int32_t sum = i + comm->rank;
 		CHECK_OK(ddp_all_reduce(comm, NULL, &sum, 1, DDP_I32, DDP_SUM));
 		CHECK(sum == 2 * i + 1);
+		if (wanted != NULL)
+			*wanted += ddp_core_is_wanted(&comm->run);
 	}
 	return 0;
 }
@@ -168,20 +170,48 @@ static void two_ranks_on_one_core_take_turns(void **state)
 }
 
 /* Neither node knows that it shares a core with the other. */
-static int spin_less_after_a_while(ddp_comm *comm, void *argument)
+static int learn_that_the_core_is_wanted(ddp_comm *comm, void *argument)
 {
-	CHECK(reduce_on_one_core(comm, argument) == 0);
-	CHECK(comm->run.short_spins > 500);
+	int times = 0;
+
+	(void)argument;
+	CHECK(reduce_on_one_core(comm, &times) == 0);
+	CHECK(times > 0);
 	return 0;
 }
 
-static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
+static void nodes_on_one_core_find_that_others_want_it(void **state)
 {
 	static const int two_nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = spin_less_after_a_while };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = learn_that_the_core_is_wanted };
 
 	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void a_rank_leaves_its_core_and_may_come_back(void **state)
+{
+	cpu_set_t allowed, after, one;
+	const int core = sched_getcpu();
+
+	(void)state;
+	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+	CPU_ZERO(&one);
+	CPU_SET((size_t)core, &one);
+	assert_int_equal(sched_setaffinity(0, sizeof(one), &one), 0);
+	ddp_core_leave();
+	assert_int_equal(sched_getcpu(), core);
+	assert_int_equal(sched_setaffinity(0, sizeof(allowed), &allowed), 0);
+	/* The kernel may move it back at once: not each time. */
+	int left = 0;
+	for (int i = 0; i < 100 && left == 0; i++) {
+		const int before = sched_getcpu();
+		ddp_core_leave();
+		left = sched_getcpu() != before;
+	}
+	assert_int_equal(left, CPU_COUNT(&allowed) > 1);
+	assert_int_equal(sched_getaffinity(0, sizeof(after), &after), 0);
+	assert_true(CPU_EQUAL(&after, &allowed));
 }
 
 /* Until then, somebody is missing. */
@@ -346,7 +376,8 @@ int main(void)
 		cmocka_unit_test(deadline_holds_while_messages_move),
 		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
-		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
+		cmocka_unit_test(nodes_on_one_core_find_that_others_want_it),
+		cmocka_unit_test(a_rank_leaves_its_core_and_may_come_back),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
 		cmocka_unit_test(a_rank_with_a_core_does_not_sleep_for_a_short_wait),
 		cmocka_unit_test(each_sleeper_is_woken_once),

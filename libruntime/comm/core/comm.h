@@ -67,10 +67,11 @@ typedef struct ddp_running {
 	const ddp_request *awaited;   /* the message for which it waits; may be gone: to compare */
 	uint64_t deadline_ns;         /* 0: it has not waited for long */
 	bool told;                    /* the progress page says that it waits */
+	/* of comm/wait/cores: */
 	unsigned int turns;           /* times that this rank and a peer gave up one core to each other */
-	/* of comm/wait/await: */
-	int vain_spins;               /* that spinning was in vain, less that it was of use */
-	unsigned int short_spins;     /* waits for which that was too much */
+	int taken;                    /* that yields between nodes let somebody else run, less that they did not */
+	unsigned int busy;            /* waits in which it does not yield to somebody who computes */
+	unsigned int parted;          /* attempts to leave a core that others want */
 	ddp_chain chain;
 	/* of comm/wait/message: */
 	uint64_t question_ns, question_sequence;

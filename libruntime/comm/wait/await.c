@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/wait/await.h"
 
-#include <sched.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -9,6 +8,7 @@
 #include "comm/core/futex.h"
 #include "comm/core/liveness.h"
 #include "comm/p2p/p2p.h"
+#include "comm/wait/cores.h"
 #include "comm/wait/message.h"
 #include "comm/wait/verdict.h"
 #include "watch/page.h"
@@ -18,11 +18,8 @@ enum {
 	SPINS_OVERSUBSCRIBED = 10, /* who is waited for is likely to wait for this core */
 	SPINS_BESIDE = 4,          /* while the program computes in other threads */
 	YIELDS = 20,               /* 4 to 10 us; the rank that is waited for may want this core */
-	AWAKE_US = 50,             /* with its yields, a rank that has a core for itself stays awake for so long */
-	VAIN_COST = 8,             /* spins that were of use and that one in vain outweighs */
-	VAIN_MOST = 256,           /* if that was exceeded by so much, waits between nodes spin less, */
-	VAIN_TRIAL = 64,           /* but for one of so many, as it may be of use again */
-	TURNS = 8,                 /* yields to a rank on this core before a sleep parts them */
+	AWAKE_US = 50,             /* with its yields, a rank that has a core for itself stays awake for so long, */
+	AWAKE_NET_US = 200,        /* and between nodes for so long */
 	LIVENESS_MS = 100,         /* how often a sleeper looks whether its peers live */
 	BUSY_TURNS = 16,           /* how often one that moves messages looks at the clock, */
 	BUSY_LOOK_MS = 5,          /* and after what else ends a wait */
@@ -276,35 +273,6 @@ static ddp_status check_others(ddp_comm *comm, const ddp_condition *wait, uint64
 	return status == DDP_OK ? check_deadline(comm, wait, now) : status;
 }
 
-/* Is the rank that is waited for on this core as well, and ready to run? */
-static bool shares_core(ddp_comm *comm, const ddp_condition *wait, uint32_t core)
-{
-	int rank = wait->missing(comm, wait->argument);
-
-	return rank != DDP_NOBODY &&
-	       atomic_load(&comm->node.shared->ranks[comm->topology.local_of[rank]].yields_on) == core;
-}
-
-/* Gives up the core. Two ranks that only ever yield to each other stay on one
-   core for long, though another is idle: the scheduler looks for an idle one
-   when a sleeper wakes. False if it is time to sleep for that. */
-static bool give_up_core(ddp_comm *comm, const ddp_condition *wait)
-{
-	_Atomic uint32_t *yields_on = &comm->node.shared->ranks[comm->node.self].yields_on;
-
-	if (comm->node.oversubscribed || comm->net != NULL) {
-		sched_yield();
-		return true;
-	}
-	uint32_t core = (uint32_t)sched_getcpu() + 1;
-	if (shares_core(comm, wait, core) && ++comm->run.turns % TURNS == 0)
-		return false;
-	atomic_store(yields_on, core);
-	sched_yield();
-	atomic_store(yields_on, 0);
-	return true;
-}
-
 /* One turn of waiting that has lasted. */
 static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sleep, looks *last)
 {
@@ -312,7 +280,7 @@ static ddp_status pause_once(ddp_comm *comm, const ddp_condition *wait, bool sle
 
 	if (status != DDP_OK)
 		return status;
-	if (!sleep && give_up_core(comm, wait))
+	if (!sleep && ddp_core_give_up(comm, wait))
 		return DDP_OK;
 	tell_wait(comm);
 	sleep_for(comm, wait);
@@ -343,28 +311,13 @@ static ddp_status give_up(ddp_comm *comm)
 
 /* Between nodes each look costs system calls, and SPINS_ALONE looks cost some 100 us. If the other rank has
    another core, that is the price for not having to be woken. If the other rank waits for this core, as on two
-   nodes that are containers of one machine, it comes later because of the looks. Nobody tells which case it is;
-   only the outcome of earlier spins is known. */
-static uint64_t spins_of(ddp_comm *comm)
+   nodes that are containers of one machine, it comes later because of the looks. Nobody tells which case it is,
+   but a yield lasts longer if somebody has waited for the core. */
+static uint64_t spins_of(const ddp_comm *comm)
 {
-	ddp_running *run = &comm->run;
-
-	if (comm->node.oversubscribed)
+	if (comm->node.oversubscribed || (comm->net != NULL && ddp_core_is_wanted(&comm->run)))
 		return SPINS_OVERSUBSCRIBED;
-	if (comm->net == NULL || run->vain_spins < VAIN_MOST || ++run->short_spins % VAIN_TRIAL == 0)
-		return SPINS_ALONE;
-	return SPINS_OVERSUBSCRIBED;
-}
-
-/* Learns from a wait in which nothing moved for `turns`, unless fewer spins would have led to the same. */
-static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
-{
-	int *vain = &comm->run.vain_spins;
-
-	if (spins != SPINS_ALONE || turns <= SPINS_OVERSUBSCRIBED)
-		return;
-	*vain += turns > spins ? VAIN_COST : -1;
-	*vain = *vain < 0 ? 0 : *vain < VAIN_MOST ? *vain : VAIN_MOST;
+	return SPINS_ALONE;
 }
 
 /*
@@ -375,10 +328,10 @@ static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
  */
 static bool stays_awake(const ddp_comm *comm, uint64_t yielding_since_ns)
 {
-	/* While the progress thread waits, the program computes. Between nodes each look costs system calls. */
-	if (comm->node.oversubscribed || comm->net != NULL || comm->run.in_thread)
+	/* While the progress thread waits, the program computes. */
+	if (comm->node.oversubscribed || comm->run.in_thread)
 		return false;
-	return ddp_now_ns() - yielding_since_ns < AWAKE_US * 1000u;
+	return ddp_now_ns() - yielding_since_ns < (comm->net != NULL ? AWAKE_NET_US : AWAKE_US) * 1000u;
 }
 
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
@@ -390,11 +343,10 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
-	uint64_t in_vain = 0, yielding_since_ns = 0;
+	uint64_t yielding_since_ns = 0;
 
 	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
 		const bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
-		in_vain += !moved;
 		if (moved) {
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
@@ -402,18 +354,21 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			/* The wait coalesces once. If nothing has come meanwhile, the next message wakes us. */
 			coalesces = false;
 			status = coalesce(comm, wait);
-		} else if (i < spins || (i >= spins + YIELDS && !beside && stays_awake(comm, yielding_since_ns))) {
+		} else if (i < spins) {
 			/* Between nodes a look's system call is pause enough. */
 			if (comm->net == NULL)
 				relax();
 		} else {
-			if (i == spins)
+			if (yielding_since_ns == 0)
 				yielding_since_ns = ddp_now_ns();
-			status = pause_once(comm, wait, beside || i >= spins + YIELDS, &last);
+			const bool yielded = i >= spins + YIELDS;
+			const bool awake = yielded && !beside && stays_awake(comm, yielding_since_ns);
+			if (awake && comm->net == NULL)
+				relax();
+			else
+				status = pause_once(comm, wait, beside || (yielded && !awake), &last);
 		}
 	}
-	if (comm->net != NULL)
-		learn_spinning(comm, spins, in_vain);
 	ddp_verdict_end(comm);
 	return status == DDP_OK ? DDP_OK : give_up(comm);
 }
