@@ -170,12 +170,16 @@ has_pmix()
 # are compiled already.
 plugin_of_release()
 {
-	local sources=() objects=() file
-	for file in "$source"/spank/*.c; do
-		if grep -q 'SLURM_VERSION\|SPANK_PLUGIN' "$file"; then
-			sources+=("$file")
-		elif file=$build/spank/.libs/spank_ddp_la-$(basename "$file" .c).o && [ -e "$file" ]; then
-			objects+=("$file")
+	local sources=() objects=() file object
+	for file in $(sed -n '/^spank_spank_ddp_la_SOURCES/,/[^\]$/p' "$source/spank/files.mk" | grep -o 'spank/[a-z0-9_/]*\.c'); do
+		object=$build/${file%/*}/.libs/spank_ddp_la-$(basename "$file" .c).o
+		if grep -q 'SLURM_VERSION\|SPANK_PLUGIN' "$source/$file"; then
+			sources+=("$source/$file")
+		elif [ -e "$object" ]; then
+			objects+=("$object")
+		else
+			echo "$object is missing: build spank/spank_ddp.la first"
+			return 1
 		fi
 	done
 	gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -include "$build/config.h" -I"$1" -I"$source/libruntime/include" \

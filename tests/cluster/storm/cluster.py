@@ -126,11 +126,15 @@ def say(*command):
 
 def wait_for(seconds, condition):
     """Waits until the condition is true, and gives what it gave last. A look at all processes takes milliseconds, which
-    the training needs, so that looking takes a fifth of the time at most."""
+    the training needs, so that looking takes a fifth of the time at most. A look that was slow because others had the core
+    tells nothing of what a look takes: the quickest one does, and the first rests are short."""
     began = time.monotonic()
     deadline = began + seconds
+    quickest, longest_rest = MOST_POLL, POLL
     while not (found := condition()) and (now := time.monotonic()) < deadline:
-        time.sleep(min(max(POLL, 4 * (now - began)), MOST_POLL))
+        quickest = min(quickest, now - began)
+        time.sleep(min(max(POLL, 4 * quickest), longest_rest))
+        longest_rest = min(2 * longest_rest, MOST_POLL)
         began = time.monotonic()
     return found
 
