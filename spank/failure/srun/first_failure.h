@@ -8,6 +8,7 @@
 #ifndef SPANK_FIRST_FAILURE_H
 #define SPANK_FIRST_FAILURE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "spank/failure/srun/links.h"
@@ -23,6 +24,10 @@ struct first_failure {
    turn in which news may have come, and before step_act(). */
 void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
                           const struct requests *requests, uint64_t now_ns);
+
+/* Whether srun is about to say a failure, and has waited long enough for slurmctld's word about other news: these then count
+   as they are, because they may be its cause. To be called behind first_failure_settle(). */
+bool first_failure_needs_held(const struct first_failure *first, const struct step *step, uint64_t now_ns);
 
 /* A generation begins: its first failure is a question of its own. */
 void first_failure_begin_again(struct first_failure *first, struct links *links);

@@ -454,6 +454,8 @@ static void serve(void)
 			peers_accept(&server.peers, server.listener, take);
 		serve_links();
 		first_failure_settle(&server.first, &server.step, &server.links, &presence, &server.requests, ddp_now_ns());
+		if (first_failure_needs_held(&server.first, &server.step, ddp_now_ns()))
+			take_held(false);
 		atomic_store(&was_stopping, server.step.stopping);
 		while (!requests_await_end(&server.requests) && step_act(&server.step, ddp_now_ns(), &action))
 			act(&action);
