@@ -102,6 +102,7 @@ bin_PROGRAMS += spank/status/ddp-status
 dist_bin_SCRIPTS += spank/status/ddp-failures
 noinst_LTLIBRARIES += spank/status/libstatus.la
 spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
+	spank/status/cluster.c spank/status/cluster.h \
 	spank/status/prometheus.c spank/status/prometheus.h \
 	spank/status/local.c spank/status/local.h \
 	spank/status/textfile.c spank/status/textfile.h \
@@ -110,8 +111,7 @@ spank_status_libstatus_la_SOURCES = spank/status/row.c spank/status/row.h \
 spank_status_libstatus_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 # Optimized code needs no floor() of the library.
 spank_status_libstatus_la_LIBADD = spank/libspankcore.la $(JANSSON_LIBS) -lm
-spank_status_ddp_status_SOURCES = spank/status/main.c \
-	spank/status/cluster.c spank/status/cluster.h
+spank_status_ddp_status_SOURCES = spank/status/main.c
 spank_status_ddp_status_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 spank_status_ddp_status_LDADD = spank/status/libstatus.la
 

@@ -416,6 +416,7 @@ check_PROGRAMS += \
 	tests/unit/test_spank_witness \
 	tests/unit/test_stacks \
 	tests/unit/test_status \
+	tests/unit/test_status_cluster \
 	tests/unit/test_status_figures \
 	tests/unit/test_store \
 	tests/unit/test_store_faults \

@@ -42,17 +42,23 @@ struct child {
 
 static bool start(char *const command[], uid_t user, struct child *child)
 {
-	int ends[2];
+	int ends[2] = { -1, -1 }, reason;
 
-	if (pipe2(ends, O_CLOEXEC) < 0 || (child->pid = fork()) < 0) {
-		fprintf(stderr, "ddp-status: cannot start %s: %s\n", command[0], strerror(errno));
-		return false;
-	}
+	child->output = pipe2(ends, O_CLOEXEC) == 0 ? fdopen(ends[0], "r") : NULL;
+	child->pid = child->output != NULL ? fork() : -1;
 	if (child->pid == 0)
 		run_child(command, user, ends[1]);
-	close(ends[1]);
-	child->output = fdopen(ends[0], "r");
-	return child->output != NULL;
+	reason = errno;
+	if (ends[1] >= 0)
+		close(ends[1]);
+	if (child->pid > 0)
+		return true;
+	if (child->output != NULL)
+		fclose(child->output);
+	else if (ends[0] >= 0)
+		close(ends[0]);
+	fprintf(stderr, "ddp-status: cannot start %s: %s\n", command[0], strerror(reason));
+	return false;
 }
 
 /* True if the command ended with 0. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ddp-status: what each rank of a running job is doing. */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -269,9 +270,16 @@ static int show(const struct options *options, const struct job *job, const char
 static bool write_textfile(const char *path, const struct row *rows, size_t count)
 {
 	struct textfile textfile;
+	bool written;
 
-	return textfile_begin(&textfile, path) &&
-	       textfile_end(&textfile, prometheus_write(textfile.file, rows, count, node_name(), now_seconds()));
+	if (!textfile_begin(&textfile, path))
+		return false;
+	errno = 0;
+	written = prometheus_write(textfile.file, rows, count, node_name(), now_seconds());
+	if (!written)
+		fprintf(stderr, "ddp-status: cannot write %s: %s; the old figures stay\n", path,
+		        strerror(errno != 0 ? errno : ENOMEM));
+	return textfile_end(&textfile, written) && written;
 }
 
 /* A node without ranks is nothing unusual. If one user's ranks cannot be looked at, the others' are told. */

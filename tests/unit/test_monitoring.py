@@ -5,6 +5,7 @@ is one, and a check of the grammar read the text."""
 import json
 import os
 import re
+import resource
 import shutil
 import struct
 import subprocess
@@ -203,6 +204,12 @@ try:
         check("--textfile writes a file that all may read", ran.returncode == 0 and file.stat().st_mode & 0o777 == 0o644, ran.stderr)
         check("with figures of all jobs", f'jobid="{JOB}"' in file.read_text() and not problems(file.read_text()), file.read_text())
         check("and leaves no other file", os.listdir(folder) == [file.name], os.listdir(folder))
+        before = file.read_text()
+        ran = subprocess.run([TOOL, "--textfile", file, "--interval", "0.05"], capture_output=True, text=True, timeout=300, check=False,
+                             restore_signals=False, cwd="/", preexec_fn=lambda: (resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)), as_nobody()))
+        check("if there is no room for the figures, it says so", ran.returncode == 1 and f"cannot write {file}: File too large" in ran.stderr,
+              (ran.returncode, ran.stderr))
+        check("and the old ones stay", file.read_text() == before and os.listdir(folder) == [file.name], os.listdir(folder))
 finally:
     rank.kill()
     rank.wait()
