@@ -408,6 +408,7 @@ static void try_to_connect(ddp_beat *beat, int attempts, uint64_t *now_ns)
 static void connect_beat(ddp_beat *beat, int listener, uint64_t *now_ns)
 {
 	const ddp_proof_key key = { .bytes = { 'k' } };
+	ddp_beat_hello hello;
 	int there = -1;
 
 	for (; there < 0; (void)ddp_beat_turn(beat, 5000, *now_ns)) {
@@ -418,6 +419,7 @@ static void connect_beat(ddp_beat *beat, int listener, uint64_t *now_ns)
 	assert_true(ddp_beat_hello_send(there, beat->rank, &key));
 	while (beat->state == DDP_BEAT_CONNECTS || beat->state == DDP_BEAT_PROVES)
 		(void)ddp_beat_turn(beat, 5000, *now_ns);
+	assert_int_equal(recv(there, &hello, sizeof(hello), MSG_WAITALL), sizeof(hello));
 	close(there);
 	assert_int_equal(beat->state, DDP_BEAT_HEARS);
 }
@@ -444,9 +446,11 @@ static void a_node_is_watched_again_however_late(void **state)
 	try_to_connect(&beat, 100, &now_ns);
 	assert_int_equal(beat.state, DDP_BEAT_WAITS);
 	assert_true(ddp_beat_is_blind(&beat));
-	/* Such attempts are rare. */
-	(void)ddp_beat_turn(&beat, 5000, now_ns);
-	assert_true(beat.until_ns >= now_ns + 10000 * MS);
+	/* Such attempts are rare, but each time all places are tried. */
+	const uint64_t rare_ns = now_ns;
+	assert_true(rare_ns >= ddp_now_ns() + 10000 * MS);
+	try_to_connect(&beat, 102, &now_ns);
+	assert_true(now_ns >= rare_ns + 30000 * MS && now_ns < rare_ns + 40000 * MS);
 	assert_int_equal(listen(listener, 4), 0);
 	for (int times = 0; times < 100; times++) {
 		connect_beat(&beat, listener, &now_ns);
@@ -464,6 +468,81 @@ static void a_node_is_watched_again_however_late(void **state)
 }
 
 /* ---- what is said ---------------------------------------------------------------------------------- */
+
+/* The process there is killed while bytes wait for it, or a firewall resets the connection and refuses others. */
+static void a_node_that_refuses_connections_is_not_forgotten(void **state)
+{
+	const struct linger reset = { .l_onoff = 1 };
+	const ddp_proof_key key = { .bytes = { 'k' } };
+	ddp_beat beat = { .rank = 1, .connects = true, .ours = key, .theirs = key, .place_count = 1 };
+	ddp_beat_hello hello;
+	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	const int listener = socket(AF_INET, SOCK_STREAM, 0);
+	uint64_t now_ns = ddp_now_ns();
+	ddp_place far;
+
+	(void)state;
+	assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof(own)), 0);
+	assert_int_equal(listen(listener, 4), 0);
+	assert_true(ddp_socket_places(listener, &beat.places[0], &far));
+	ddp_beat_begin(&beat, 5000, now_ns);
+	(void)ddp_beat_turn(&beat, 5000, now_ns);
+	const int there = accept(listener, NULL, NULL);
+	close(listener);
+	while (beat.state == DDP_BEAT_CONNECTS)
+		(void)ddp_beat_turn(&beat, 5000, now_ns);
+	assert_int_equal(recv(there, &hello, sizeof(hello), MSG_WAITALL), sizeof(hello));
+	assert_true(ddp_beat_hello_send(there, beat.rank, &key));
+	while (beat.state == DDP_BEAT_PROVES)
+		(void)ddp_beat_turn(&beat, 5000, now_ns);
+	assert_int_equal(beat.state, DDP_BEAT_HEARS);
+	assert_int_equal(setsockopt(there, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+	close(there);
+	while (beat.state == DDP_BEAT_HEARS)
+		(void)ddp_beat_turn(&beat, 5000, now_ns);
+	try_to_connect(&beat, 59, &now_ns);
+	/* The step ends soon if the process has ended. */
+	assert_false(ddp_beat_is_blind(&beat));
+	try_to_connect(&beat, 200, &now_ns);
+	assert_int_equal(beat.state, DDP_BEAT_WAITS);
+	assert_true(ddp_beat_is_blind(&beat));
+	ddp_beat_end(&beat);
+}
+
+static atomic_int warnings;
+static char warning[1024];
+
+static void keep_warning(void *unused, ddp_log_level level, const char *text)
+{
+	(void)unused;
+	if (level != DDP_LOG_WARN)
+		return;
+	snprintf(warning, sizeof(warning), "%s", text);
+	atomic_fetch_add(&warnings, 1);
+}
+
+/* Nobody tries to connect, so that no attempt fails. */
+static void a_node_without_an_address_is_told_once(void **state)
+{
+	const ddp_place link_local = { .family = AF_INET, .address = { 169, 254, 1, 2 } };
+	const uint64_t until_ns = ddp_now_ns() + 60000 * MS;
+	side a;
+
+	(void)state;
+	open_side(&a, 0);
+	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
+	assert_int_equal(ddp_beats_learn(a.beats, 1, 1, &link_local, 1), DDP_OK);
+	assert_int_equal(ddp_beats_watch(a.beats, &a.comm), DDP_OK);
+	while (atomic_load(&warnings) == 0 && ddp_now_ns() < until_ns)
+		usleep(10000);
+	assert_int_equal(ddp_beats_watch(a.beats, &a.comm), DDP_OK);
+	usleep(100000);
+	close_side(&a);
+	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
+	assert_int_equal(warnings, 1);
+	assert_string_equal(warning, "rank 0 on n0 cannot watch n1 for silence: none of the 1 addresses of that node reaches it from "
+	                             "another node; give it one that is not link-local (DDP_SILENCE)");
+}
 
 static void the_sentence_names_the_node_and_its_ranks(void **state)
 {
@@ -534,6 +613,8 @@ int main(void)
 		cmocka_unit_test(a_node_learns_that_it_was_given_up),
 		cmocka_unit_test(a_hello_holds_on_its_connection_only),
 		cmocka_unit_test(a_node_is_watched_again_however_late),
+		cmocka_unit_test(a_node_that_refuses_connections_is_not_forgotten),
+		cmocka_unit_test(a_node_without_an_address_is_told_once),
 		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),
 		cmocka_unit_test(many_ranks_are_cut_short),
 	};

@@ -15,7 +15,7 @@ enum {
 	PROVE_MS = 20000,    /* the process there may wait for a core */
 	AGAIN_MS = 1000,     /* before the next attempt, */
 	ATTEMPTS_OFTEN = 60, /* so often, */
-	SELDOM_MS = 30000,   /* and then before each further one */
+	SELDOM_MS = 30000,   /* and then before it tries all places once more */
 	ATTEMPTS_WARN = 12,
 	PERIOD_MIN_MS = 100, PERIOD_MAX_MS = 500, /* between two bytes */
 	PERIODS = 10,        /* bytes within the limit */
@@ -138,14 +138,21 @@ bool ddp_beat_hello_holds(int fd, const ddp_beat_hello *hello, const ddp_proof_k
 
 /* ---- the ways from one state to another ------------------------------------------------------- */
 
+/* Refused connections alone do not tell: a firewall refuses them, too. */
+static bool has_ended(const ddp_beat *beat)
+{
+	return beat->left && beat->refused;
+}
+
 static void wait_again(ddp_beat *beat, uint64_t now_ns)
 {
 	close_fd(&beat->fd);
 	close_fd(&beat->probe_fd);
+	const bool often = beat->attempts < ATTEMPTS_OFTEN, tried_all = beat->place_count == 0 || beat->attempts % beat->place_count == 0;
 	/* A firewall or a network may be mended much later. A process that has ended does not come back, and its port may
 	   become another one's. */
-	beat->state = beat->refused && beat->attempts >= ATTEMPTS_OFTEN ? DDP_BEAT_ENDED : DDP_BEAT_WAITS;
-	beat->until_ns = now_ns + (beat->attempts < ATTEMPTS_OFTEN ? AGAIN_MS : SELDOM_MS) * MS_NS;
+	beat->state = has_ended(beat) && !often ? DDP_BEAT_ENDED : DDP_BEAT_WAITS;
+	beat->until_ns = now_ns + (often || !tried_all ? AGAIN_MS : SELDOM_MS) * MS_NS;
 }
 
 /* Which of the places the last attempt tried. */
@@ -203,7 +210,7 @@ void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t
 	beat->attempts = 0;
 	beat->state = DDP_BEAT_HEARS;
 	beat->heard = true;
-	beat->refused = beat->warned = false;
+	beat->refused = beat->left = beat->warned = false;
 	beat->sent_ns = beat->ran_ns = now_ns;
 	ddp_judge_begin(&beat->judge, now_ns);
 }
@@ -303,6 +310,7 @@ static void look_connection(ddp_beat *beat, uint64_t now_ns)
 	errno = 0;
 	if (!take_bytes(beat, now_ns) && beat->word == DDP_BEAT_LIVES) {
 		const int error = errno;
+		beat->left = error == 0;
 		close_fd(&beat->fd);
 		if (is_cut(error))
 			beat->state = DDP_BEAT_CUT;
@@ -380,7 +388,10 @@ bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 
 bool ddp_beat_is_blind(const ddp_beat *beat)
 {
-	return beat->attempts >= ATTEMPTS_WARN && !beat->refused;
+	if (beat->connects && beat->place_count == 0)
+		return true;
+	/* A process that was killed while bytes waited for it does not close its connections, but resets them. */
+	return !has_ended(beat) && beat->attempts >= (beat->refused ? ATTEMPTS_OFTEN : ATTEMPTS_WARN);
 }
 
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns)

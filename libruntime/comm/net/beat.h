@@ -47,8 +47,9 @@ typedef struct ddp_beat {
 	int rank, self;       /* the peer, and this process, in the job */
 	bool connects;        /* this end connects, and the other end listens */
 	bool heard;           /* there was a connection, */
-	bool refused;         /* and since then nobody listens where it was: the process there has ended */
-	bool warned;          /* that there is none */
+	bool refused;         /* and since then nobody listens where it was, or a firewall refuses connections; */
+	bool left;            /* the process there has closed the connection, and the network has not cut it */
+	bool warned;          /* that there is no connection */
 	ddp_beat_state state;
 	ddp_proof_key ours, theirs; /* from this process to the peer, and the other way round */
 	ddp_place places[DDP_BEAT_PLACES]; /* where it may listen; those that are likely come first */
@@ -71,8 +72,8 @@ void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
 /* Does what can be done now. True: the node has been silent for the limit, or beat->word says that it gave up. */
 bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
-/* Whether somebody should be told that the node is not watched: many attempts to connect have failed, and the process there
-   has not ended. */
+/* Whether somebody should be told that the node is not watched: there is no place to connect to, or many attempts have failed
+   and it does not look as if the process there has ended. */
 bool ddp_beat_is_blind(const ddp_beat *beat);
 /* Adds what it waits for; returns how many were added. `next_ns` becomes earlier if it has to be looked at earlier. */
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns);

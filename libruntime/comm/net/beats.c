@@ -358,13 +358,23 @@ static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns
 	ddp_doorbell_notify_own(&roster->doorbell);
 }
 
-/* If a firewall drops the connections, nobody would learn that the node is not watched. */
+/* If a firewall drops or refuses the connections, nobody would learn that the node is not watched. */
 static void warn(const ddp_beats *beats, ddp_beat *beat)
 {
 	if (beat->warned || !ddp_beat_is_blind(beat))
 		return;
 	beat->warned = true;
-	if (beat->heard)
+	if (beat->place_count == 0)
+		ddp_log(DDP_LOG_WARN, "rank %d on %s cannot watch %s for silence: none of the %d addresses of that node reaches it "
+		        "from another node; give it one that is not link-local (DDP_SILENCE)", beat->self,
+		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host,
+		        beats->addresses[beats->roster->peers[beat->rank].node].count);
+	else if (beat->refused)
+		ddp_log(DDP_LOG_WARN, "rank %d on %s has lost the connection by which it watches %s for silence, and %d attempts to "
+		        "open it again were refused; it goes on trying. If rank %d has not ended there, a firewall refuses "
+		        "connections to TCP port %d (DDP_SILENCE)", beat->self, beats->roster->peers[beat->self].host,
+		        beats->roster->peers[beat->rank].host, beat->attempts, beat->rank, ntohs(beats->places[beat->rank].port));
+	else if (beat->heard)
 		ddp_log(DDP_LOG_WARN, "rank %d on %s has lost the connection by which it watches %s for silence, and %d attempts to "
 		        "open it again have failed; it goes on trying (DDP_SILENCE)", beat->self,
 		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host, beat->attempts);
