@@ -4,7 +4,9 @@
  * call is read in the table of libuct, where it is replaced for a moment.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "comm/net/calls.h"
 #include "comm/net/ucx_guard.h"
 #include "tests/support/nccl_driver.h"
@@ -128,10 +131,107 @@ static void socket_of_a_stopped_peer_is_ended(void **state)
 	assert_int_equal(fcntl(pair[0], F_SETFL, O_NONBLOCK), 0);
 	assert_int_equal(pthread_create(&reader, NULL, read_all, &pair[1]), 0);
 	assert_int_equal(send_all(pair[0], data, BYTES), UCS_OK);
+	/* The socket was not ended, but it may be full. */
+	assert_int_equal(fcntl(pair[0], F_SETFL, 0), 0);
 	assert_int_equal(send(pair[0], data, 1, MSG_NOSIGNAL), 1);
 	close(pair[0]);
 	assert_int_equal(pthread_join(reader, NULL), 0);
 	close(pair[1]);
+	ddp_guard_free(guard);
+}
+
+/* A connection by TCP. The socket of the listener's side reads nothing unless it is asked to. */
+static void connect_pair(int pair[2])
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t bytes = sizeof(to);
+	const int listener = socket(AF_INET, SOCK_STREAM, 0);
+
+	pair[0] = socket(AF_INET, SOCK_STREAM, 0);
+	assert_true(listener >= 0 && pair[0] >= 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&to, sizeof(to)) | listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&to, &bytes), 0);
+	assert_int_equal(connect(pair[0], (struct sockaddr *)&to, sizeof(to)), 0);
+	pair[1] = accept(listener, NULL, NULL);
+	assert_true(pair[1] >= 0);
+	close(listener);
+	assert_int_equal(fcntl(pair[0], F_SETFL, O_NONBLOCK), 0);
+}
+
+/* Until the socket takes no more. True: it has taken something. */
+static bool fill(int fd)
+{
+	static const char data[1 << 16];
+	bool any = false;
+
+	/* A buffer without room for many bytes has room for some. */
+	for (size_t bytes = sizeof(data); bytes > 0; bytes /= 16) {
+		while (send(fd, data, bytes, MSG_NOSIGNAL) > 0)
+			any = true;
+	}
+	return any;
+}
+
+/* On a busy machine, the kernel takes long to bring bytes from one end to the other, where they make room. */
+static void fill_all(int pairs[][2], int count)
+{
+	for (bool any = true; any;) {
+		any = false;
+		for (int i = 0; i < count; i++)
+			any = fill(pairs[i][0]) || any;
+		usleep(200000);
+	}
+}
+
+static void *read_a_little_later(void *socket)
+{
+	usleep(500000);
+	return read_all(socket);
+}
+
+/* Eight ranks are stopped. A caller waits for their sockets one after the other, with the lock of all connections. */
+static void sockets_of_several_stopped_peers_are_ended_together(void **state)
+{
+	enum { STOPPED = 8 };
+	int pairs[STOPPED][2], slow[1][2];
+	ddp_guard *guard;
+	pthread_t reader;
+	uint64_t began_ns;
+	double first_s, all_s;
+
+	(void)state;
+	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
+	const send_function send_all = (send_function)called("ucs_socket_send");
+	for (int i = 0; i < STOPPED; i++)
+		connect_pair(pairs[i]);
+	fill_all(pairs, STOPPED);
+	began_ns = ddp_now_ns();
+	assert_int_equal(send_all(pairs[0][0], "x", 1), UCS_OK);
+	first_s = ddp_seconds_since(began_ns);
+	for (int i = 1; i < STOPPED; i++)
+		assert_int_equal(send_all(pairs[i][0], "x", 1), UCS_OK);
+	all_s = ddp_seconds_since(began_ns);
+	if (first_s < 2 || all_s >= 3 * first_s)
+		fail_msg("one socket took %.1f s, and eight %.1f s", first_s, all_s);
+	/* Each of them is ended. */
+	for (int i = 0; i < STOPPED; i++) {
+		assert_int_equal(send(pairs[i][0], "x", 1, MSG_NOSIGNAL), -1);
+		assert_int_equal(errno, EPIPE);
+	}
+	/* A peer that is only slow is none of them. */
+	connect_pair(slow[0]);
+	fill_all(slow, 1);
+	assert_int_equal(pthread_create(&reader, NULL, read_a_little_later, &slow[0][1]), 0);
+	assert_int_equal(send_all(slow[0][0], "x", 1), UCS_OK);
+	assert_int_equal(fcntl(slow[0][0], F_SETFL, 0), 0);
+	assert_int_equal(send(slow[0][0], "x", 1, MSG_NOSIGNAL), 1);
+	close(slow[0][0]);
+	assert_int_equal(pthread_join(reader, NULL), 0);
+	close(slow[0][1]);
+	for (int i = 0; i < STOPPED; i++) {
+		close(pairs[i][0]);
+		close(pairs[i][1]);
+	}
 	ddp_guard_free(guard);
 }
 
@@ -178,6 +278,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
 		cmocka_unit_test(socket_of_a_stopped_peer_is_ended),
+		cmocka_unit_test(sockets_of_several_stopped_peers_are_ended_together),
 		cmocka_unit_test(plugin_takes_the_place_too),
 	};
 	return cmocka_run_group_tests(tests, find_ucx, NULL);

@@ -15,14 +15,18 @@
    UCX waits in a loop until a socket has taken the words by which it begins and ends connections. If a stopped peer reads
    nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its connections, at the
    end of a connection mostly. Here a socket that takes nothing for STUCK_MS is shut down. The peer, if it goes on, reads
-   that the connection has ended. */
+   that the connection has ended. Sockets of several stopped peers are waited for one after the other, so for one that has
+   been stuck since before that, most of the time counts that the thread has waited for the others. */
 #include "comm/net/ucx_sendv.h"
 
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <ucs/type/status.h>
@@ -33,7 +37,10 @@
 
 enum {
 	STUCK_MS = 2000,
-	TURN_MS = 100 /* of waiting: who was stopped did not wait meanwhile */
+	LEAST_MS = 250, /* of them for each socket: its peer may just have waited for a stopped one itself */
+	TURN_MS = 100, /* of waiting: who was stopped did not wait meanwhile */
+	TURNS = 32,    /* are remembered */
+	APART_MS = 5000 /* waits that are farther apart have nothing to do with each other */
 };
 
 #define MS_NS UINT64_C(1000000)
@@ -57,15 +64,46 @@ static ucs_status_t send_some(int fd, struct iovec *iov, size_t iov_cnt, size_t 
 	return UCS_ERR_IO_ERROR;
 }
 
+/* The last waits of a thread, for whichever sockets. */
+static _Thread_local struct {
+	struct {
+		uint64_t began_ns, took_ns;
+	} turns[TURNS];
+	int next;
+	uint64_t ended_ns; /* the last one */
+} waits;
+
 /* Waits for a turn at most. Returns how many nanoseconds of it this process has waited. */
 static uint64_t await_room(int fd)
 {
 	struct pollfd room = { .fd = fd, .events = POLLOUT };
 	const uint64_t began_ns = ddp_now_ns();
 
+	if (began_ns - waits.ended_ns > APART_MS * MS_NS)
+		memset(&waits, 0, sizeof(waits));
 	(void)poll(&room, 1, TURN_MS);
-	const uint64_t waited_ns = ddp_now_ns() - began_ns;
-	return waited_ns < TURN_MS * MS_NS ? waited_ns : TURN_MS * MS_NS;
+	waits.ended_ns = ddp_now_ns();
+	const uint64_t went_ns = waits.ended_ns - began_ns, took_ns = went_ns < TURN_MS * MS_NS ? went_ns : TURN_MS * MS_NS;
+	waits.turns[waits.next].began_ns = began_ns;
+	waits.turns[waits.next].took_ns = took_ns;
+	waits.next = (waits.next + 1) % TURNS;
+	return took_ns;
+}
+
+/* How long this thread has waited for other sockets since this full one last sent something. */
+static uint64_t waited_since_it_sent(int fd)
+{
+	const uint64_t now_ns = ddp_now_ns(), most_ns = (STUCK_MS - LEAST_MS) * MS_NS;
+	struct tcp_info info = { .tcpi_last_data_sent = 0 };
+	socklen_t bytes = sizeof(info);
+	uint64_t waited_ns = 0;
+
+	if (now_ns - waits.ended_ns > APART_MS * MS_NS || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0)
+		return 0;
+	const uint64_t sent_ns = now_ns - info.tcpi_last_data_sent * MS_NS;
+	for (int i = 0; i < TURNS; i++)
+		waited_ns += waits.turns[i].began_ns > sent_ns ? waits.turns[i].took_ns : 0;
+	return waited_ns < most_ns ? waited_ns : most_ns;
 }
 
 static void end_stuck(int fd)
@@ -99,11 +137,14 @@ static ucs_status_t send_all(int fd, const void *data, size_t length)
 			return UCS_OK;
 		} else if (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK) {
 			return UCS_ERR_IO_ERROR;
-		} else if (waited_ns < STUCK_MS * MS_NS) {
-			waited_ns += await_room(fd);
 		} else {
-			end_stuck(fd);
-			return UCS_OK;
+			if (left == length && waited_ns == 0)
+				waited_ns = waited_since_it_sent(fd);
+			if (waited_ns >= STUCK_MS * MS_NS) {
+				end_stuck(fd);
+				return UCS_OK;
+			}
+			waited_ns += await_room(fd);
 		}
 	}
 	return UCS_OK;
