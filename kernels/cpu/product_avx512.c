@@ -6,7 +6,7 @@
 #include "cpu/product.h"
 #include "cpu/transpose_avx512.h"
 
-enum { LANES = 16, AHEAD = 4 * LANES /* so many elements ahead a line is fetched */ };
+enum { LANES = 16 };
 
 /* The first `count` lanes. */
 static inline __mmask16 first_lanes(int64_t count)
@@ -27,20 +27,18 @@ static inline void transpose(__m512 lines[LANES])
 		lines[i] = _mm512_castsi512_ps(x[i]);
 }
 
-/* Packs up to 16 lines, each of which is in one piece, LANES of their depth at a time. From one depth to the next
+/* Packs `lines` <= 16 lines, each of which is in one piece, LANES of their depth at a time. From one depth to the next
    are `width` floats of `out`. If that is less than LANES, the next depth covers what is too much. */
 static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth,
                               const float *factors)
 {
-	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width) {
+	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width, from += LANES) {
 		const int64_t deep = dk_smaller(depth - k, LANES);
 		const __mmask16 mask = first_lanes(deep);
+		const float *at = from;
 		__m512 x[LANES];
 		DK_UNROLL
-		for (int i = 0; i < LANES; i++) {
-			const float *at = from + i * ld + k;
-			if (i < lines)
-				_mm_prefetch((const char *)(at + AHEAD), _MM_HINT_T0);
+		for (int i = 0; i < LANES; i++, at += ld) {
 			x[i] = i < lines ? _mm512_maskz_loadu_ps(mask, at) : _mm512_setzero_ps();
 			if (factors != NULL && i < lines)
 				x[i] = _mm512_mul_ps(x[i], _mm512_set1_ps(factors[i]));
@@ -57,6 +55,59 @@ static inline void pack_along(float *out, int width, const float *from, int64_t 
 	}
 }
 
+enum { PART = 4 };
+
+/* Stores PART elements of each line, where x[i] has those of lines i, i + 4, i + 8 and i + 12. */
+static inline void store_part(float *out, int width, const __m512 x[PART])
+{
+	const __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+	const __m512d low2 = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+	const __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+	const __m512d high2 = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+
+	_mm512_storeu_pd(out, _mm512_unpacklo_pd(low, low2));
+	_mm512_storeu_pd(out + width, _mm512_unpackhi_pd(low, low2));
+	_mm512_storeu_pd(out + 2 * width, _mm512_unpacklo_pd(high, high2));
+	_mm512_storeu_pd(out + 3 * width, _mm512_unpackhi_pd(high, high2));
+}
+
+/* Packs `full` lines, a constant, as pack_along() does, but without factors. The depth is a multiple of LANES. Loads
+   bring parts of lines to their places: to shuffle all in registers takes one and a half times as long. */
+static inline __attribute__((always_inline)) void pack_full(float *out, int width, const float *from, int64_t ld,
+                                                             int full, int64_t depth)
+{
+	for (int64_t k = 0; k < depth; k += LANES, out += LANES * width) {
+		const float *line = from + k;
+		__m512 x[PART][PART];
+		DK_UNROLL
+		for (int i = 0; i < PART; i++, line += ld) {
+			DK_UNROLL
+			for (int part = 0; part < PART; part++) {
+				const float *at = line + part * PART;
+				__m512 y = _mm512_zextps128_ps512(_mm_loadu_ps(at));
+				y = _mm512_insertf32x4(y, _mm_loadu_ps(at + PART * ld), 1);
+				y = _mm512_insertf32x4(y, _mm_loadu_ps(at + 2 * PART * ld), 2);
+				if (i + 3 * PART < full)
+					y = _mm512_insertf32x4(y, _mm_loadu_ps(at + 3 * PART * ld), 3);
+				x[part][i] = y;
+			}
+		}
+		DK_UNROLL
+		for (int part = 0; part < PART; part++)
+			store_part(out + part * PART * width, width, x[part]);
+	}
+}
+
+/* Packs so many of at most `most` lines, a constant. */
+static inline __attribute__((always_inline)) void pack_lines(float *out, int width, const float *from, int64_t ld,
+                                                              int64_t lines, int most, int64_t depth, const float *factors)
+{
+	const int64_t even = factors == NULL && lines >= most ? depth / LANES * LANES : 0;
+
+	pack_full(out, width, from, ld, most, even);
+	pack_along(out + even * width, width, from + even, ld, lines, depth - even, factors);
+}
+
 enum { DEPTH_AT_ONCE = 8 }; /* so many streams the processor follows */
 
 void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
@@ -65,8 +116,8 @@ void dk_pack_tiles_avx512(float *out, const dk_lines *lines)
 
 	if (!lines->across) {
 		for (int64_t i = 0; i < lines->count; i += DK_TILE_ROWS)
-			pack_along(out + i * depth, DK_TILE_ROWS, lines->from + i * ld, ld,
-			           dk_smaller(DK_TILE_ROWS, lines->count - i), depth,
+			pack_lines(out + i * depth, DK_TILE_ROWS, lines->from + i * ld, ld,
+			           dk_smaller(DK_TILE_ROWS, lines->count - i), DK_TILE_ROWS, depth,
 			           lines->factors != NULL ? lines->factors + i : NULL);
 		return;
 	}
@@ -99,8 +150,8 @@ void dk_pack_panels_avx512(float *out, const dk_lines *lines)
 	if (!lines->across) {
 		for (int64_t i = 0; i < lines->count; i += DK_PANEL) {
 			for (int64_t half = 0; half < DK_PANEL; half += LANES)
-				pack_along(out + i * depth + half, DK_PANEL, lines->from + (i + half) * ld, ld,
-				           lines->count - i - half, depth, NULL);
+				pack_lines(out + i * depth + half, DK_PANEL, lines->from + (i + half) * ld, ld,
+				           lines->count - i - half, LANES, depth, NULL);
 		}
 		return;
 	}
