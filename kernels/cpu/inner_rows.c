@@ -126,7 +126,7 @@ static inline vf gelu_gate(vf x)
 {
 	vf u = x * vf_fma(x * x, vf_set(GELU_SLOPE * GELU_CUBE), vf_set(GELU_SLOPE));
 
-	return 1.0f / (1.0f + vf_exp(-u));
+	return vf_reciprocal(1.0f + vf_exp(-u));
 }
 
 void DK_NAME(gelu)(float *out, const float *in, int64_t n)
