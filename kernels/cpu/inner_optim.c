@@ -157,13 +157,19 @@ int32_t DK_NAME(largest_bits)(const float *x, int64_t n)
 /* However wide the vectors are, the running sums are as many. */
 double DK_NAME(sum_squares)(const float *x, int64_t n)
 {
-	enum { SUMS = DK_SQUARES_SUMS, PARTS = SUMS / VD };
+	enum {
+		SUMS = DK_SQUARES_SUMS, PARTS = SUMS / VD,
+		LINE = 16, AHEAD = 2048 /* from one page to the next the processor fetches nothing by itself */
+	};
 	vd sums[PARTS];
 	double lanes[SUMS];
 	int64_t i = 0;
 
 	memset(sums, 0, sizeof(sums));
 	for (; i + SUMS <= n; i += SUMS) {
+		DK_UNROLL
+		for (int k = 0; k < SUMS; k += LINE)
+			__builtin_prefetch(x + i + AHEAD + k);
 		DK_UNROLL
 		for (int k = 0; k < PARTS; k++) {
 			const vd wide = vd_load_floats(x + i + k * VD);
