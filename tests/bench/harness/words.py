@@ -23,7 +23,13 @@ CONTENDERS = {
     "srun python": ("srun, by hand", "the same script under plain srun, where the user sets `MASTER_ADDR` and `MASTER_PORT`"),
     "torchrun": ("torchrun", "the same script under `python -m torch.distributed.run --rdzv_backend c10d`, which srun starts "
                              "once on each node"),
-    "torchrun pytorch": ("torchrun", "the same script under `torchrun --max_restarts 9 --rdzv_backend c10d --monitor_interval 0.1`"),
+    "torchrun pytorch": ("torchrun", "the same script under `torchrun --nnodes 2:2 --max_restarts 9 --rdzv_backend c10d "
+                                     "--monitor_interval 0.1 --rdzv_conf keep_alive_interval=1,keep_alive_max_attempt=5`, so that a "
+                                     "silent agent counts as lost after 5 s, as with `silence=5` (otherwise after 15 s). "
+                                     "`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` is set. Without it, ranks that are started again find "
+                                     "in the agents' store the addresses of ranks that have ended, and never connect (PyTorch's "
+                                     "issue 135712). For a power loss a third agent waits. For a kill there is none, because "
+                                     "all agents would restart their ranks again and again for the one that is in excess"),
     "torch.save": ("torch.save", "the same model in PyTorch, which saves model and optimizer by `torch.save()` after as many "
                                  "steps, and leaves the file in the kernel's page cache"),
     "torch.save, synced": ("torch.save, synced", "the same, and then the file is synced to the disk and renamed, and its folder "
