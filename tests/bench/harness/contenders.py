@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each contender is started, on this machine and on a throw-away cluster."""
 
+import collections
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 
-from .group import ContenderFailed, Group
+from .group import ContenderFailed, ContenderHung, ContenderMissing, Group
 from .measure import REFILL_SECONDS
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -31,7 +35,7 @@ class Programs:
     def path(self, name):
         path = os.path.join(self.folder, name)
         if not os.access(path, os.X_OK):
-            raise ContenderFailed(f"{path} is not there; 'make bench-allreduce' builds and finds it")
+            raise ContenderMissing(f"{path} is not there; 'make bench-allreduce' builds and finds it")
         return path
 
     def gloo(self):
@@ -64,12 +68,46 @@ def start_on_node(name, ranks, most_bytes, programs, folder):
     return Group(name, ["/bin/sh", "-c", script, "gloo", *programs.gloo()], ranks, folder, env)
 
 
+class Attempts:
+    """A peer that fails or hangs costs its own cell and no other: it is tried once more, and if it fails again, it is left
+    out from there on. `told` has a sentence for each of these. A failure of a contender in `ours` is raised."""
+
+    def __init__(self, ours):
+        self.ours, self.told, self.out = ours, [], set()
+
+    def at(self, name, measure, *arguments):
+        """What measure(*arguments) returns; None: the contender is left out."""
+        if name in self.out:
+            return None
+        failures = []
+        while len(failures) < 2:
+            try:
+                result = measure(*arguments)
+            except ContenderFailed as failure:
+                if name in self.ours:
+                    raise
+                failures.append(str(failure))
+                if isinstance(failure, ContenderMissing):
+                    break
+                print(f"{failure}; {'it is left out' if len(failures) == 2 else 'it is tried once more'}", file=sys.stderr)
+            else:
+                self.told += [f"{failure}; it was tried once more and went well" for failure in failures]
+                return result
+        self.out.add(name)
+        self.told.append("; once more: ".join(failures) + ("; it is left out from there on" if len(failures) == 2 else ""))
+        return None
+
+    def sentences(self):
+        """What is told, each sentence once."""
+        return [text if count == 1 else f"{text} ({count} times)" for text, count in collections.Counter(self.told).items()]
+
+
 def mpirun(programs, ranks):
     """Shared memory between ranks; unbound, as all the contenders are."""
     program = programs.path("rank_mpi")
     command = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     if not command:
-        raise ContenderFailed("openmpi: mpirun is not installed")
+        raise ContenderMissing("openmpi: mpirun is not installed")
     options = ["--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
     if os.geteuid() == 0:
         options.insert(0, "--allow-run-as-root")
@@ -80,8 +118,16 @@ def hydra(programs, ranks):
     program = programs.path("rank_mpich")
     command = shutil.which("mpiexec.hydra")
     if not command:
-        raise ContenderFailed("mpich: mpiexec.hydra is not installed")
+        raise ContenderMissing("mpich: mpiexec.hydra is not installed")
     return [command, "-n", str(ranks), program]
+
+
+def kill_group(child):
+    """Ends the children of a child that leads a session, too."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 class Cluster:
@@ -108,6 +154,35 @@ class Cluster:
 
     def run(self, *command):
         return [CLUSTER, "run", "--name", self.name, "--", *command]
+
+    def launch(self, name, argv, env, limit):
+        """What a step prints that `argv` starts. At the limit the step is ended, so that its ranks do not compute beside
+        those of the next contender."""
+        with subprocess.Popen(self.run(*argv), env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+            try:
+                out, errors = child.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                raise ContenderHung(f"{name}: it did not end within {limit:.0f} s", self.end_steps(child)) from None
+            except BaseException:
+                kill_group(child)
+                raise
+        if child.returncode:
+            raise ContenderFailed(f"{name}: it ended with code {child.returncode}: {errors.strip()[-400:]}")
+        return out
+
+    def end_steps(self, child):
+        """Ends all jobs, and waits until their nodes are free. What the child has printed."""
+        deadline = time.monotonic() + 30
+        while True:
+            for words in ((), ("--signal", "KILL")):
+                subprocess.run(self.run("scancel", *words, "--user", str(os.geteuid())), check=False, capture_output=True)
+            jobs = subprocess.run(self.run("squeue", "--noheader"), check=False, capture_output=True, text=True)
+            if jobs.returncode == 0 and not jobs.stdout.strip() or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        kill_group(child)
+        return child.communicate()[0]
 
     def mpi_startup(self, srun):
         """By the name of each MPI that is there, the command of a rank that tells when its first all-reduce was done."""

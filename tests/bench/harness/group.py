@@ -14,6 +14,18 @@ class ContenderFailed(Exception):
     """A contender could not start, died, or gave a wrong answer. Says why."""
 
 
+class ContenderMissing(ContenderFailed):
+    """A contender is not installed, or was not built."""
+
+
+class ContenderHung(ContenderFailed):
+    """A contender was ended at its limit. `output` is what it had printed."""
+
+    def __init__(self, text, output):
+        super().__init__(text)
+        self.output = output
+
+
 def end_by_signals():
     """SIGTERM and SIGHUP end the program as Ctrl-C does: ranks are stopped."""
     for number in (signal.SIGTERM, signal.SIGHUP):

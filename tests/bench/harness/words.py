@@ -12,7 +12,9 @@ CONTENDERS = {
     "openmpi": ("Open MPI", "Open MPI, called from C. Its point-to-point layer is `ob1`, over shared memory (`vader`) on a "
                             "node and over TCP between nodes. Ranks are not bound to cores (`--bind-to none`), as all others"),
     "mpich": ("MPICH", "MPICH, called from C, with its own choice of transports; `mpiexec.hydra` starts the ranks on a node, "
-                       "`srun --mpi=pmi2` on several nodes"),
+                       "`srun --mpi=pmi2` on several nodes. There about one start of 12 hangs in `MPI_Finalize`, after all "
+                       "ranks have their sums: a rank waits over UCX for an answer of another rank, which waits for the process "
+                       "manager by then and answers nobody"),
     "pytorch": ("PyTorch", "the same model in PyTorch, eager, with AdamW; on several ranks `DistributedDataParallel` over gloo "
                            "with `gradient_as_bucket_view`. glibc keeps freed memory (`MALLOC_TRIM_THRESHOLD_`), without which "
                            "page faults cost PyTorch a fifth of its step"),
