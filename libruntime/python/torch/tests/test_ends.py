@@ -243,14 +243,22 @@ def begin_again(rank, size, folder):
     return True
 
 
-def interrupted(rank, size):
+def interrupted(rank, size, folder):
     """Ctrl-C in a synchronous operation: it comes when the operation has ended, and the others hear of it."""
+    sent = f"{folder}/sent"
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.mkdir(sent)
+
     if rank == 0:
-        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, interrupt).start()
         dist.all_reduce(torch.ones(1))
         dist.barrier()
         raise AssertionError("no KeyboardInterrupt")
-    time.sleep(1)
+    # Rank 0 stays in the operation until it has got the signal.
+    while not os.path.exists(sent):
+        time.sleep(0.01)
     try:
         while True:
             dist.all_reduce(torch.ones(1))
@@ -530,7 +538,7 @@ class Ends(RanksCase):
         self.all_end(2, begin_again, self.folder())
 
     def test_interrupted(self):
-        with Ranks(2, interrupted, limit=120, destroy=False) as ranks:
+        with Ranks(2, interrupted, self.folder(), limit=120, destroy=False) as ranks:
             self.assertNotEqual(ranks.wait()[0], 0)
             self.assertTrue(ranks.result(1))
 
