@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # The part `user` of make check-packages, with an archive of some lines: what is left after a failure or after USER_SECONDS
-# runs at the next call, and nothing else. Prints TAP.
+# runs at the next call, and nothing else. The parts `rpm` and `easybuild`, with programs that only say how they were called.
+# Prints TAP.
 # shellcheck disable=SC2016 # make and the scripts expand it
 set -u
 source=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
@@ -53,4 +54,57 @@ check "after the test that was left" prints '^ran tests/second$'
 check "and its folder is gone" [ ! -e "$folder" ]
 run USER_FOLDER="$work"
 check "a folder of something else is refused" prints "^check-packages: USER_FOLDER=$work has no thing-1/build$"
+
+# A source of three programs.
+mkdir -p "$work/source/tests" "$work/source/libruntime/python/torch/tests" "$work/source/slurm/packaging/easybuild" "$work/venv/bin"
+chmod 755 "$work"
+printf '#!/bin/sh\necho "torch=$RPM_TORCH of $*"\n' >"$work/source/tests/run"
+printf '#!/bin/sh\necho "there is no header"\n[ -e "$0.yes" ]\n' >"$work/source/libruntime/python/torch/tests/can_build"
+: >"$work/source/slurm/packaging/easybuild/slurm-ddp-1.eb"
+cp "$work/thing-1.tar.gz" "$work/slurm-ddp-1.tar.gz"
+cat >"$work/venv/bin/eb" <<'END'
+#!/bin/sh
+echo "python: ${EB_PYTHON-}"
+[ "$*" != "--some --version" ] || exit 0
+for option; do case $option in --prefix=*) folder=${option#*=}/software/slurm-ddp/1 ;; esac; done
+mkdir -p "$folder/lib/slurm" "$folder/include" "$folder/bin" && : >"$folder/lib/libddp.so.1" && : >"$folder/include/ddp.h"
+[ ! -e "${0%/*}/whole" ] || : >"$folder/lib/slurm/spank_ddp.so"
+for program in ddp-failures ddp-preflight ddp-report ddp-status; do
+	printf '#!/bin/sh\necho "$0 $*"\n' >"$folder/bin/$program" && chmod +x "$folder/bin/$program"
+done
+END
+printf '#!/bin/sh\n' >"$work/venv/bin/python3"
+chmod +x "$work/source/tests/run" "$work/source/libruntime/python/torch/tests/can_build" "$work/venv/bin/eb" "$work/venv/bin/python3"
+# part NAME VARIABLE=VALUE...
+part() { local name=$1; shift; call env -C "$work/build" -u RPM_TORCH -u EB_PYTHON "$@" "$source/tests/support/check-packages" ../source ../slurm-ddp-1.tar.gz "$name"; }
+
+part rpm
+check "without torch's headers, the RPM packages are built without torch" prints '^torch=no of .*cluster/package-rpm$'
+check "and what is missing is named" prints 'python3-slurm-ddp-torch is left out: there is no header$'
+: >"$work/source/libruntime/python/torch/tests/can_build.yes"
+part rpm
+check "with them, they are built with torch" prints '^torch=yes of .*cluster/package-rpm$'
+part rpm RPM_TORCH=no
+check "RPM_TORCH=no leaves torch out" prints '^torch=no of .*cluster/package-rpm$'
+
+part easybuild EB="$work/venv/bin/eb --some"
+check "an eb of a virtual environment gets its python" prints "^python: $work/venv/bin/python3$"
+check "a plugin that is not installed makes the part fail" status_is 2
+folder=$(sed -n 's|^check-packages: easybuild: in \(/tmp/slurm-ddp-packages\.[A-Za-z0-9]*\)/.*|\1|p' "$work/out")
+check "and the folder is there" [ -n "$folder" -a -d "$folder/home/prefix" ]
+rm -rf "$folder"
+: >"$work/venv/bin/whole"
+part easybuild EB="$work/venv/bin/eb --some"
+check "if all is installed, the part succeeds" status_is 0
+check "after each program has run" prints '/bin/ddp-status --version$'
+folder=$(sed -n 's|^check-packages: easybuild: in \(/tmp/slurm-ddp-packages\.[A-Za-z0-9]*\)/.*|\1|p' "$work/out")
+check "and its folder is gone" [ -n "$folder" -a ! -e "$folder" ]
+part easybuild EB="$work/venv/bin/eb --some" EB_PYTHON=other
+check "EB_PYTHON names another python" prints '^python: other$'
+chmod 700 "$work/venv"
+if [ "$(id -u)" = 0 ]; then
+	part easybuild EB="$work/venv/bin/eb --some"
+	check "an eb that nobody cannot run is named" prints "easybuild: an ordinary user cannot run $work/venv/bin/eb --some$"
+	check "and makes the part fail" status_is 2
+fi
 echo "1..$count"

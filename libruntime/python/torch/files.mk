@@ -8,7 +8,7 @@ EXTRA_DIST += $(torch_dir)/MANIFEST.in $(torch_dir)/README.md $(torch_dir)/pypro
 	$(torch_dir)/csrc/monitored.cpp $(torch_dir)/csrc/operation.cpp $(torch_dir)/csrc/operation.h $(torch_dir)/csrc/reductions.cpp \
 	$(torch_dir)/csrc/sparse.cpp $(torch_dir)/csrc/types.cpp $(torch_dir)/csrc/types.h $(torch_dir)/csrc/whole.cpp \
 	$(torch_dir)/slurm_ddp_torch/__init__.py $(torch_dir)/slurm_ddp_torch/wire.py \
-	$(torch_dir)/tests/bench.py $(torch_dir)/tests/build.sh $(torch_dir)/tests/check.sh $(torch_dir)/tests/ranks.py $(torch_dir)/tests/suite.py \
+	$(torch_dir)/tests/bench.py $(torch_dir)/tests/build.sh $(torch_dir)/tests/can_build $(torch_dir)/tests/check.sh $(torch_dir)/tests/ranks.py $(torch_dir)/tests/suite.py \
 	$(torch_dir)/tests/test_ends.py $(torch_dir)/tests/test_failures.py $(torch_dir)/tests/test_forks.py \
 	$(torch_dir)/tests/test_frameworks.py \
 	$(torch_dir)/tests/test_operations.py $(torch_dir)/tests/test_parallel.py $(torch_dir)/tests/test_recovery.py \

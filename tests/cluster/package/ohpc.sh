@@ -5,11 +5,11 @@
 
 ohpc=$work/ohpc ohpc_root=$work/ohpc-root place=/opt/ohpc/pub/libs/slurm-ddp
 # shellcheck disable=SC2086 # an option or none
-capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --ohpc --output "$ohpc" $nodeps
+capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --ohpc --output "$ohpc" $nodeps "${with_torch[@]}"
 status_is 0 "OpenHPC's: rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
 rm -f "$ohpc"/*-debug*.rpm
-same "libddp-devel-ohpc libddp-ohpc python3-slurm-ddp-ohpc slurm-ddp-doc-ohpc slurm-ddp-plugin-ohpc slurm-ddp-tools-ohpc " \
+same "libddp-devel-ohpc libddp-ohpc python3-slurm-ddp-ohpc ${torch_name:+python3-slurm-ddp-torch-ohpc }slurm-ddp-doc-ohpc slurm-ddp-plugin-ohpc slurm-ddp-tools-ohpc " \
 	"$(rpm -qp --qf '%{NAME}\n' "$ohpc"/*.rpm | sort | tr '\n' ' ')" "OpenHPC's: all packages end in -ohpc"
 
 # rpmlint says nothing of the packages that the spec's filters do not explain

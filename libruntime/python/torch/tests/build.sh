@@ -17,31 +17,10 @@ if [ -e "$folder/built" ] && [ -z "$(find "$here/csrc" "$here/setup.py" "$here/s
 	echo "$folder"
 	exit 0
 fi
-reason=$("$python" - 2>&1 <<-'END'
-	import os, sys, sysconfig
-	try:
-	    import torch.distributed
-	except ImportError:
-	    sys.exit("it has no torch (python3-torch)")
-	try:
-	    from torch.utils import cpp_extension
-	except ImportError as error:
-	    sys.exit("%s (python3-setuptools)" % error)
-	wanted = {"torch/extension.h": "libtorch-dev", "Python.h": "python3-dev"}
-	folders = cpp_extension.include_paths() + [sysconfig.get_path("include")]
-	for header, package in wanted.items():
-	    if not any(os.path.exists(os.path.join(folder, header)) for folder in folders):
-	        sys.exit("there is no %s (%s)" % (header, package))
-END
-) || {
-	echo "SKIP: $python cannot compile the backend: $(printf '%s\n' "$reason" | tail -n 1)"
+reason=$("$here/tests/can_build" "$python") || {
+	echo "SKIP: $python cannot compile the backend: $reason"
 	exit 77
 }
-compiler=${CXX:-g++}
-if ! command -v "${compiler%% *}" >/dev/null; then # it may be "ccache g++"
-	echo "SKIP: there is no C++ compiler (g++)"
-	exit 77
-fi
 
 # Names in the source tree are relative, so ccache also finds what another checkout has compiled.
 if [ -z "${CXX-}" ] && command -v ccache >/dev/null; then
