@@ -27,7 +27,7 @@ prints '^missing: .*slurm-wlm .*libucx-dev' "and lists it"
 prints_not 'clang|lintian|python3-torch' "but not what only tests use"
 capture deps --check --tests
 prints 'clang .*libclang-rt-99-dev' "--tests adds clang with the sanitizers of its version"
-for package in gdb locales python3-torch libtorch-dev python3-pip openmpi-bin libopenmpi-dev build-essential debhelper dpkg-dev rpm rpmlint; do
+for package in gdb locales python3-torch libtorch-dev pybind11-dev python3-setuptools python3-pip openmpi-bin libopenmpi-dev build-essential debhelper dpkg-dev rpm rpmlint; do
 	prints "[ :]$package( |\$)" "and $package, which can be had"
 done
 prints_not 'lintian' "a package that cannot be had is not asked for"

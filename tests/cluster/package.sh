@@ -21,7 +21,7 @@ trap '"$tool" stop --dir $own >/dev/null 2>&1' EXIT
 # ---- the packages ----------------------------------------------------------------
 
 with_torch=() torch='' torch_name=''
-if dpkg-query -W python3-torch libtorch-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
+if dpkg-query -W python3-torch libtorch-dev pybind11-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
 # Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. The backend,
@@ -170,7 +170,7 @@ if [ -n "$torch" ]; then
 		srun --ddp --mpi=none -N2 --ntasks-per-node=1 /usr/bin/python3 "$work/reduce.py"
 	prints_times 2 "^sum 3 by $root/usr/lib/python3/dist-packages/slurm_ddp_torch/" "and python3-slurm-ddp-torch is PyTorch's backend"
 else
-	skip "python3-slurm-ddp-torch" "there is no python3-torch, libtorch-dev, python3-dev, python3-setuptools or g++"
+	skip "python3-slurm-ddp-torch" "there is no python3-torch, libtorch-dev, pybind11-dev, python3-dev, python3-setuptools or g++"
 fi
 
 # ---- as a user would ----------------------------------------------------------------

@@ -52,6 +52,14 @@ run USER_FOLDER="$folder"
 check "when all have passed, the part succeeds" status_is 0
 check "after the test that was left" prints '^ran tests/second$'
 check "and its folder is gone" [ ! -e "$folder" ]
+if [ "$(id -u)" = 0 ]; then
+	chmod 755 "$work"
+	run setpriv --reuid=65534 --regid=65534 --clear-groups
+	check "an ordinary user does the same" prints "^ran tests/second$"
+	check "with a source that cannot be written" prints 'These tests have not passed: tests/second $'
+	folder=$(sed -n 's|^check-packages: user: in \(/tmp/slurm-ddp-packages\.[A-Za-z0-9]*\)/.*|\1|p' "$work/out")
+	[ -z "$folder" ] || { chmod -R u+w "$folder" && rm -rf "$folder"; }
+fi
 run USER_FOLDER="$work"
 check "a folder of something else is refused" prints "^check-packages: USER_FOLDER=$work has no thing-1/build$"
 
@@ -107,4 +115,22 @@ if [ "$(id -u)" = 0 ]; then
 	check "an eb that nobody cannot run is named" prints "easybuild: an ordinary user cannot run $work/venv/bin/eb --some$"
 	check "and makes the part fail" status_is 2
 fi
+
+# Headers that a compiler without folders of its own finds, one by one.
+mkdir -p "$work/site/torch/utils" "$work/headers/torch" "$work/headers/pybind11"
+: >"$work/site/torch/__init__.py" && : >"$work/site/torch/distributed.py" && : >"$work/site/torch/utils/__init__.py"
+echo "def include_paths(): return ['$work/headers']" >"$work/site/torch/utils/cpp_extension.py"
+printf '#!/bin/sh\nPYTHONPATH=%s exec python3 "$@"\n' "$work/site" >"$work/python" && chmod +x "$work/python"
+can_build() { call env CXX="${CXX:-g++} -nostdinc -nostdinc++" "$source/libruntime/python/torch/tests/can_build" "$work/python"; }
+for header in torch/extension.h:libtorch-dev pybind11/pybind11.h:pybind11-dev; do
+	can_build
+	check "the backend cannot be compiled without ${header%:*}" status_is 1
+	check "which is named, with its package" closes_with "there is no ${header%:*} (${header#*:})"
+	: >"$work/headers/${header%:*}"
+done
+: >"$work/headers/Python.h"
+can_build
+check "with all headers it can be compiled" status_is 0
+CXX=no-compiler can_build
+check "and not without a compiler" closes_with "there is no C++ compiler (g++)"
 echo "1..$count"
