@@ -143,7 +143,7 @@ static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
 static int reduce_on_one_core(ddp_comm *comm, void *argument)
 {
 	cpu_set_t allowed, one;
-	int core = 0, *wanted = argument;
+	int core = 0, *turns = argument;
 
 	CHECK(sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
 	while (!CPU_ISSET((size_t)core, &allowed))
@@ -155,8 +155,8 @@ static int reduce_on_one_core(ddp_comm *comm, void *argument)
 		int32_t sum = i + comm->rank;
 		CHECK_OK(ddp_all_reduce(comm, NULL, &sum, 1, DDP_I32, DDP_SUM));
 		CHECK(sum == 2 * i + 1);
-		if (wanted != NULL)
-			*wanted += ddp_core_is_wanted(&comm->run);
+		if (turns != NULL)
+			*turns += comm->run.turns > 0;
 	}
 	return 0;
 }
@@ -170,7 +170,23 @@ static void two_ranks_on_one_core_take_turns(void **state)
 }
 
 /* Neither node knows that it shares a core with the other. */
-static int learn_that_the_core_is_wanted(ddp_comm *comm, void *argument)
+static int spin_less_after_a_while(ddp_comm *comm, void *argument)
+{
+	CHECK(reduce_on_one_core(comm, argument) == 0);
+	CHECK(comm->run.short_spins > 500);
+	return 0;
+}
+
+static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
+{
+	static const int two_nodes[] = { 0, 1 };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = spin_less_after_a_while };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
+static int count_turns(ddp_comm *comm, void *argument)
 {
 	int times = 0;
 
@@ -180,10 +196,10 @@ static int learn_that_the_core_is_wanted(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nodes_on_one_core_find_that_others_want_it(void **state)
+static void nodes_on_one_core_notice_that_they_give_it_to_each_other(void **state)
 {
 	static const int two_nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = learn_that_the_core_is_wanted };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = count_turns };
 
 	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
@@ -376,7 +392,8 @@ int main(void)
 		cmocka_unit_test(deadline_holds_while_messages_move),
 		cmocka_unit_test(deadline_holds_among_other_operations),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
-		cmocka_unit_test(nodes_on_one_core_find_that_others_want_it),
+		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
+		cmocka_unit_test(nodes_on_one_core_notice_that_they_give_it_to_each_other),
 		cmocka_unit_test(a_rank_leaves_its_core_and_may_come_back),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
 		cmocka_unit_test(a_rank_with_a_core_does_not_sleep_for_a_short_wait),

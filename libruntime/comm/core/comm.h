@@ -69,9 +69,12 @@ typedef struct ddp_running {
 	bool told;                    /* the progress page says that it waits */
 	/* of comm/wait/cores: */
 	unsigned int turns;           /* times that this rank and a peer gave up one core to each other */
-	int taken;                    /* that yields between nodes let somebody else run, less that they did not */
-	unsigned int busy;            /* waits in which it does not yield to somebody who computes */
-	unsigned int parted;          /* attempts to leave a core that others want */
+	uint64_t parted_ns;           /* when it last left a core */
+	uint64_t counted_ns;          /* when the kernel was last asked, */
+	bool suffice;                 /* and if it had a core for each thread */
+	/* of comm/wait/await: */
+	int vain_spins;               /* that spinning was in vain, less that it was of use */
+	unsigned int short_spins;     /* waits for which that was too much */
 	ddp_chain chain;
 	/* of comm/wait/message: */
 	uint64_t question_ns, question_sequence;

@@ -20,6 +20,9 @@ enum {
 	YIELDS = 20,               /* 4 to 10 us; the rank that is waited for may want this core */
 	AWAKE_US = 50,             /* with its yields, a rank that has a core for itself stays awake for so long, */
 	AWAKE_NET_US = 200,        /* and between nodes for so long */
+	VAIN_COST = 8,             /* spins that were of use and that one in vain outweighs */
+	VAIN_MOST = 256,           /* if that was exceeded by so much, waits between nodes spin less, */
+	VAIN_TRIAL = 64,           /* but for one of so many, as it may be of use again */
 	LIVENESS_MS = 100,         /* how often a sleeper looks whether its peers live */
 	BUSY_TURNS = 16,           /* how often one that moves messages looks at the clock, */
 	BUSY_LOOK_MS = 5,          /* and after what else ends a wait */
@@ -311,27 +314,42 @@ static ddp_status give_up(ddp_comm *comm)
 
 /* Between nodes each look costs system calls, and SPINS_ALONE looks cost some 100 us. If the other rank has
    another core, that is the price for not having to be woken. If the other rank waits for this core, as on two
-   nodes that are containers of one machine, it comes later because of the looks. Nobody tells which case it is,
-   but a yield lasts longer if somebody has waited for the core. */
-static uint64_t spins_of(const ddp_comm *comm)
+   nodes that are containers of one machine, it comes later because of the looks. Nobody tells which case it is;
+   only the outcome of earlier spins is known. */
+static uint64_t spins_of(ddp_comm *comm)
 {
-	if (comm->node.oversubscribed || (comm->net != NULL && ddp_core_is_wanted(&comm->run)))
+	ddp_running *run = &comm->run;
+
+	if (comm->node.oversubscribed)
 		return SPINS_OVERSUBSCRIBED;
-	return SPINS_ALONE;
+	if (comm->net == NULL || run->vain_spins < VAIN_MOST || ++run->short_spins % VAIN_TRIAL == 0)
+		return SPINS_ALONE;
+	return SPINS_OVERSUBSCRIBED;
+}
+
+/* Learns from a wait in which nothing moved for `turns`, unless fewer spins would have led to the same. */
+static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
+{
+	int *vain = &comm->run.vain_spins;
+
+	if (spins != SPINS_ALONE || turns <= SPINS_OVERSUBSCRIBED)
+		return;
+	*vain += turns > spins ? VAIN_COST : -1;
+	*vain = *vain < 0 ? 0 : *vain < VAIN_MOST ? *vain : VAIN_MOST;
 }
 
 /*
- * Does a rank that has yielded YIELDS times stay awake? If it sleeps, it has to be woken: on a virtual machine that costs
- * the waker an interrupt of some 10 us, and the sleeper up to 100 us if its core has been halted. So it comes late for the
- * next operation, for which the waker sleeps, and so on. More yields would lose a core that other processes want, for
- * longer than a sleep.
+ * Until when does a rank stay awake that has yielded YIELDS times? If it sleeps, it has to be woken: on a virtual machine
+ * that costs the waker an interrupt of some 10 us, and the sleeper up to 100 us if its core has been halted. So it comes
+ * late for the next operation, for which the waker sleeps, and so on. More yields would lose a core that other processes
+ * want, for longer than a sleep. Between nodes a rank knows less of who wants its core, so it asks the kernel.
  */
-static bool stays_awake(const ddp_comm *comm, uint64_t yielding_since_ns)
+static uint64_t awake_until(ddp_comm *comm, uint64_t yielding_since_ns)
 {
 	/* While the progress thread waits, the program computes. */
-	if (comm->node.oversubscribed || comm->run.in_thread)
-		return false;
-	return ddp_now_ns() - yielding_since_ns < (comm->net != NULL ? AWAKE_NET_US : AWAKE_US) * 1000u;
+	if (comm->node.oversubscribed || comm->run.in_thread || (comm->net != NULL && !ddp_cores_suffice(comm)))
+		return yielding_since_ns;
+	return yielding_since_ns + (comm->net != NULL ? AWAKE_NET_US : AWAKE_US) * 1000u;
 }
 
 ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
@@ -343,10 +361,11 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 	bool coalesces = beside && wait->coalesce_ns > 0;
 	ddp_status status = DDP_OK;
 	looks last = { 0, 0 };
-	uint64_t yielding_since_ns = 0;
+	uint64_t in_vain = 0, yielding_since_ns = 0, awake_until_ns = 0;
 
 	for (uint64_t i = 0; wait->missing(comm, wait->argument) != DDP_NOBODY && status == DDP_OK; i++) {
 		const bool moved = move_p2p(comm) || (comm->net != NULL && ddp_net_progress(comm));
+		in_vain += !moved;
 		if (moved) {
 			if (i % BUSY_TURNS == BUSY_TURNS - 1)
 				status = look_up(comm, wait, &last);
@@ -362,13 +381,17 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			if (yielding_since_ns == 0)
 				yielding_since_ns = ddp_now_ns();
 			const bool yielded = i >= spins + YIELDS;
-			const bool awake = yielded && !beside && stays_awake(comm, yielding_since_ns);
+			if (yielded && awake_until_ns == 0)
+				awake_until_ns = awake_until(comm, yielding_since_ns);
+			const bool awake = !beside && ddp_now_ns() < awake_until_ns;
 			if (awake && comm->net == NULL)
 				relax();
 			else
 				status = pause_once(comm, wait, beside || (yielded && !awake), &last);
 		}
 	}
+	if (comm->net != NULL)
+		learn_spinning(comm, spins, in_vain);
 	ddp_verdict_end(comm);
 	return status == DDP_OK ? DDP_OK : give_up(comm);
 }

@@ -9,24 +9,15 @@
 #include "base/clock.h"
 
 enum {
-	TURNS = 8,         /* yields to a rank on this core before they part */
-	PARTED_MOST = 9,   /* doublings of that, after as many attempts in vain */
+	TURNS = 8,         /* yields to a rank on this core before they part, */
+	PART_MS = 2,       /* and how often at most */
+	COUNT_MS = 1,      /* how often the kernel is asked for the threads that want to run, which takes 3 us */
 	TAKEN_NS = 1000,   /* a yield to nobody takes 0.3 us, one to a rank that looks for messages 2.5 us, */
-	HELD_NS = 100000,  /* and one to somebody who gives nothing back soon longer than this; */
-	BUSY_NS = 1000000, /* whoever keeps the core for so long computes */
-	BUSY_WAITS = 256,  /* for which sleeping is better: whoever wakes soon gets the core back */
-	TAKEN_COST = 16,   /* yields to nobody that one to somebody outweighs */
-	TAKEN_MOST = 64
+	HELD_NS = 100000   /* and one to somebody who computes longer than this */
 };
 
-bool ddp_core_is_wanted(const ddp_running *run)
-{
-	/* One yield alone may have met an interrupt. */
-	return run->taken > TAKEN_COST;
-}
-
-/* Is a core of this machine idle, as far as the kernel tells at once? */
-static bool some_core_is_idle(void)
+/* Has this machine a core for each thread that wants to run? */
+static bool cores_suffice_now(void)
 {
 	const long cores = sysconf(_SC_NPROCESSORS_ONLN);
 	char text[128];
@@ -44,6 +35,17 @@ static bool some_core_is_idle(void)
 	return sscanf(text, "%*f %*f %*f %d/", &running) == 1 && running <= cores;
 }
 
+bool ddp_cores_suffice(ddp_comm *comm)
+{
+	const uint64_t now = ddp_now_ns();
+
+	if (comm->run.counted_ns == 0 || now - comm->run.counted_ns >= COUNT_MS * 1000000u) {
+		comm->run.suffice = cores_suffice_now();
+		comm->run.counted_ns = now;
+	}
+	return comm->run.suffice;
+}
+
 void ddp_core_leave(void)
 {
 	const int core = sched_getcpu();
@@ -59,11 +61,13 @@ void ddp_core_leave(void)
 }
 
 /* The rank with the lower number goes, and soon; the other one stays, lest they meet again. */
-static unsigned int turns_before_parting(ddp_comm *comm, const ddp_condition *wait)
+static bool is_time_to_part(ddp_comm *comm, const ddp_condition *wait)
 {
-	const unsigned int turns = (unsigned int)TURNS << comm->run.parted;
+	const unsigned int turns = comm->run.turns;
 
-	return wait->missing(comm, wait->argument) > comm->rank ? turns : 4 * turns;
+	if (turns < TURNS || (turns < 4 * TURNS && wait->missing(comm, wait->argument) < comm->rank))
+		return false;
+	return ddp_now_ns() - comm->run.parted_ns >= PART_MS * 1000000u;
 }
 
 /*
@@ -80,26 +84,11 @@ static void yield_between_nodes(ddp_comm *comm, const ddp_condition *wait)
 
 	sched_yield();
 	const uint64_t took_ns = ddp_now_ns() - begin_ns;
-	if (took_ns > BUSY_NS) {
-		run->busy = BUSY_WAITS;
-		run->taken = 0;
-	}
-	if (took_ns > HELD_NS)
-		return;
-	const bool taken = took_ns > TAKEN_NS;
-	run->taken += taken ? TAKEN_COST : -1;
-	run->taken = run->taken < 0 ? 0 : run->taken < TAKEN_MOST ? run->taken : TAKEN_MOST;
-	if (!taken) {
+	run->turns = took_ns > TAKEN_NS && took_ns < HELD_NS ? run->turns + 1 : 0;
+	if (is_time_to_part(comm, wait) && ddp_cores_suffice(comm)) {
+		ddp_core_leave();
 		run->turns = 0;
-		if (!ddp_core_is_wanted(run))
-			run->parted = 0;
-	} else if (++run->turns >= turns_before_parting(comm, wait)) {
-		run->turns = 0;
-		if (some_core_is_idle()) {
-			ddp_core_leave();
-			run->parted += run->parted < PARTED_MOST;
-			run->taken = TAKEN_COST;
-		}
+		run->parted_ns = ddp_now_ns();
 	}
 }
 
@@ -119,10 +108,6 @@ bool ddp_core_give_up(ddp_comm *comm, const ddp_condition *wait)
 	if (comm->node.oversubscribed) {
 		sched_yield();
 		return true;
-	}
-	if (comm->net != NULL && comm->run.busy > 0) {
-		comm->run.busy--;
-		return false;
 	}
 	if (comm->net != NULL) {
 		yield_between_nodes(comm, wait);

@@ -12,8 +12,8 @@
    idle core when a sleeper wakes. */
 bool ddp_core_give_up(ddp_comm *comm, const ddp_condition *wait);
 
-/* Do others want this core? Only waits between nodes learn that. */
-bool ddp_core_is_wanted(const ddp_running *run);
+/* Has this machine had, within the last millisecond, a core for each thread that wants to run? */
+bool ddp_cores_suffice(ddp_comm *comm);
 
 /* Moves this thread to another one of the cores that it may use, if there is any. Affects no other thread. */
 void ddp_core_leave(void);
