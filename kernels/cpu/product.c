@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cpu/product.h"
 
+#include <stdatomic.h>
+
 #include "cpu/numbers.h"
 #include "cpu/scratch.h"
 
@@ -31,7 +33,8 @@ void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t st
 }
 #else
 /* The threads together pack a part of b, of at most B_MAX floats. Then each one packs blocks of its own rows
-   of a, which stay in the second cache while all panels of b pass. */
+   of a, which stay in the second cache while all panels of b pass. A thread that is done with its own rows takes
+   some of another one's: cores are not equally fast at each moment. */
 enum {
 	DEPTH = 512,                          /* at most, of a tile and of a panel */
 	BLOCK_ROWS = 19 * DK_TILE_ROWS,
@@ -39,8 +42,14 @@ enum {
 	B_MAX = 1 << 22,
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
+	TILES_TAKEN = 2,                      /* of another thread's, at once */
 	NEAR_FLOATS = 1 << 17,                /* of c, that are in the second cache still when done() is called */
 	LEAST_SIDE = 32, LEAST_VOLUME = 1 << 20
+};
+
+/* Tiles of a part of c that nobody multiplies yet: the first one's number in the upper half, the end in the lower. */
+struct share {
+	_Alignas(64) _Atomic uint64_t rest;
 };
 
 struct product {
@@ -52,6 +61,7 @@ struct product {
 	float *b;                 /* for each DEPTH of the depth all its panels */
 	float *a;                 /* for each part of c its block */
 	int64_t block_floats;
+	struct share *shares;     /* one for each part of c */
 };
 
 static dk_scratch_pool scratches;
@@ -130,36 +140,81 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 	}
 }
 
-/* Rows of a block: few enough that their part of c is near when it is complete. */
-static int64_t rows_at_once(const struct product *p, int64_t rows, int64_t columns)
+/* Tiles of a block: few enough that their part of c is near when it is complete. */
+static int64_t tiles_at_once(const struct product *p, int64_t tiles, int64_t columns)
 {
-	const int64_t near = NEAR_FLOATS / dk_larger(columns, 1) / DK_TILE_ROWS * DK_TILE_ROWS;
-	const int64_t most = p->all->done != NULL ? dk_larger(TILES_MIN * DK_TILE_ROWS, dk_smaller(near, BLOCK_ROWS))
-	                                          : BLOCK_ROWS;
+	const int64_t near = NEAR_FLOATS / dk_larger(columns, 1) / DK_TILE_ROWS, all = BLOCK_ROWS / DK_TILE_ROWS;
+	const int64_t most = p->all->done != NULL ? dk_larger(TILES_MIN, dk_smaller(near, all)) : all;
 
-	return dk_round_up(dk_ceil_div(rows, dk_ceil_div(rows, most)), DK_TILE_ROWS);
+	return dk_ceil_div(tiles, dk_ceil_div(tiles, most));
 }
 
-static void multiply_part(const struct product *p, int64_t part)
+static uint64_t range(int64_t first, int64_t end)
 {
-	const int64_t down = part % p->down, along = part / p->down, step = depth_step(p->depth);
-	const int64_t row = p->g->m * down / p->down, end = p->g->m * (down + 1) / p->down;
+	return (uint64_t)first << 32 | (uint64_t)end;
+}
+
+/* Takes some of the tiles: its own thread from the front, the fewer the fewer are left, and others from the end. False:
+   there are none. */
+static bool take_tiles(struct share *s, bool own, int64_t most, int64_t *first, int64_t *count)
+{
+	uint64_t rest = atomic_load_explicit(&s->rest, memory_order_relaxed);
+
+	for (;;) {
+		const int64_t begin = (int64_t)(rest >> 32), end = (int64_t)(rest & UINT32_MAX), left = end - begin;
+		if (left <= 0)
+			return false;
+		*count = dk_smaller(left, own ? most : TILES_TAKEN);
+		*first = own ? begin : end - *count;
+		if (atomic_compare_exchange_weak_explicit(&s->rest, &rest, own ? range(begin + *count, end) : range(begin, end - *count),
+		                                          memory_order_relaxed, memory_order_relaxed))
+			return true;
+	}
+}
+
+/* These tiles of part `part`, by the thread whose block is `a`. */
+static void multiply_tiles(const struct product *p, int64_t part, float *a, int64_t tile, int64_t tiles)
+{
+	const int64_t along = part / p->down, step = depth_step(p->depth);
 	const int64_t panels = dk_ceil_div(p->columns, DK_PANEL);
 	const int64_t first = panels * along / p->along, last = panels * (along + 1) / p->along;
 	const int64_t column = first * DK_PANEL, columns = dk_smaller(last * DK_PANEL, p->columns) - column;
-	const int64_t at_once = rows_at_once(p, end - row, columns);
-	const bool ends = p->first + p->depth == p->g->k;
-	float *a = p->a + part * p->block_floats;
+	const int64_t row = tile * DK_TILE_ROWS, rows = dk_smaller(tiles * DK_TILE_ROWS, p->g->m - row);
 
-	for (int64_t r = row; r < end; r += at_once) {
-		const int64_t rows = dk_smaller(at_once, end - r);
-		for (int64_t k = 0; k < p->depth; k += step) {
-			const int64_t deep = dk_smaller(step, p->depth - k);
-			pack_a(p, a, r, rows, k, deep);
-			multiply_block(p, a, r, rows, k, deep, first, last);
-		}
-		if (ends && p->all->done != NULL)
-			p->all->done(p->all->user, r, rows, p->column + column, columns);
+	for (int64_t k = 0; k < p->depth; k += step) {
+		const int64_t deep = dk_smaller(step, p->depth - k);
+		pack_a(p, a, row, rows, k, deep);
+		multiply_block(p, a, row, rows, k, deep, first, last);
+	}
+	if (p->all->done != NULL && p->first + p->depth == p->g->k)
+		p->all->done(p->all->user, row, rows, p->column + column, columns);
+}
+
+/* The first tile of a part: parts beside one another have the same ones. */
+static int64_t first_tile(const struct product *p, int64_t down)
+{
+	return dk_ceil_div(p->g->m, DK_TILE_ROWS) * down / p->down;
+}
+
+/* Its own tiles in blocks, of which the last ones are small if others may take them. Then others'. */
+static void multiply_part(const struct product *p, int64_t part)
+{
+	const int64_t parts = p->down * p->along, down = part % p->down;
+	const int64_t tiles = first_tile(p, down + 1) - first_tile(p, down);
+	const int64_t at_once = tiles_at_once(p, dk_larger(tiles, 1), dk_ceil_div(p->columns, p->along));
+	float *a = p->a + part * p->block_floats;
+	int64_t first, count, most = at_once, left = tiles;
+
+	while (take_tiles(&p->shares[part], true, most, &first, &count)) {
+		multiply_tiles(p, part, a, first, count);
+		left -= count;
+		if (parts > 1)
+			most = dk_smaller(at_once, dk_larger(dk_ceil_div(left, 2), TILES_MIN));
+	}
+	for (int64_t i = 1; i < parts; i++) {
+		const int64_t other = (part + i) % parts;
+		while (take_tiles(&p->shares[other], false, 0, &first, &count))
+			multiply_tiles(p, other, a, first, count);
 	}
 }
 
@@ -167,6 +222,13 @@ static void multiply_span(void *arg, int64_t first, int64_t last)
 {
 	for (int64_t i = first; i < last; i++)
 		multiply_part(arg, i);
+}
+
+static void share_out(struct product *p)
+{
+	for (int64_t i = 0; i < p->down * p->along; i++)
+		atomic_store_explicit(&p->shares[i].rest, range(first_tile(p, i % p->down), first_tile(p, i % p->down + 1)),
+		                      memory_order_relaxed);
 }
 
 /* Rows are cut first: whoever cuts columns packs a twice. */
@@ -197,6 +259,7 @@ static void run(struct product *p, int64_t columns, int64_t depth)
 		for (p->first = 0; p->first < g->k; p->first += depth) {
 			p->depth = dk_smaller(depth, g->k - p->first);
 			dk_parallel(dk_ceil_div(p->columns, DK_PANEL), 1, pack_b, p);
+			share_out(p);
 			dk_parallel(p->down * p->along, 1, multiply_span, p);
 		}
 	}
@@ -207,23 +270,27 @@ static bool run_small(struct product *p, int64_t b_floats)
 {
 	enum { STACK = 40 << 10 };
 	_Alignas(64) float packed[STACK];
+	struct share share;
 
 	if (p->down * p->along > 1 || b_floats + p->block_floats > STACK)
 		return false;
 	p->b = packed;
 	p->a = packed + b_floats;
+	p->shares = &share;
 	run(p, p->g->n, p->g->k);
 	return true;
 }
 
 static bool run_large(struct product *p, int64_t b_floats, int64_t columns, int64_t depth)
 {
-	dk_scratch *s = dk_scratch_take(&scratches, b_floats + p->down * p->along * p->block_floats);
+	const int64_t parts = p->down * p->along, shares_floats = parts * (int64_t)(sizeof(struct share) / sizeof(float));
+	dk_scratch *s = dk_scratch_take(&scratches, shares_floats + b_floats + parts * p->block_floats);
 
 	if (s == NULL)
 		return false;
-	p->b = s->x;
-	p->a = s->x + b_floats;
+	p->shares = (struct share *)(void *)s->x;
+	p->b = s->x + shares_floats;
+	p->a = p->b + b_floats;
 	run(p, columns, depth);
 	dk_scratch_give(&scratches, s);
 	return true;
