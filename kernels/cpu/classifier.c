@@ -93,7 +93,7 @@ static void forward_block(struct classifier *c, int64_t tile, int64_t first, int
 	dk_cpu_product(&(dk_product_args){.gemm = {.transpose_b = true, .m = last - first, .n = words,
 		.k = c->width, .a = c->in + first * c->width, .lda = c->width,
 		.b = c->weight + tile * TILE * c->width, .ldb = c->width, .c = tile_rows(c, tile, first),
-		.ldc = words}, .done = logits_part, .user = &(struct block){c, tile, first}});
+		.ldc = words}, .done = logits_part, .wide_parts = true, .user = &(struct block){c, tile, first}});
 }
 
 static void forward_span(void *arg, int64_t first, int64_t last)

@@ -43,7 +43,8 @@ enum {
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
 	TILES_TAKEN = 2,                      /* of another thread's, at once */
-	NEAR_FLOATS = 1 << 17,                /* of c, that are in the second cache still when done() is called */
+	GROUP = 16,                           /* panels, of which done() gets a part */
+	NEAR_FLOATS = 1 << 17,                /* of a wide part, that are in the second cache still when done() gets it */
 	LEAST_SIDE = 32, LEAST_VOLUME = 1 << 20
 };
 
@@ -112,6 +113,14 @@ static void pack_a(const struct product *p, float *to, int64_t row, int64_t rows
 
 /* ---- multiplying --------------------------------------------------------------------- */
 
+/* Panels [first, last) of c, and these rows, are complete. */
+static void tell(const struct product *p, int64_t row, int64_t rows, int64_t first, int64_t last)
+{
+	const int64_t columns = dk_smaller(last * DK_PANEL, p->columns) - first * DK_PANEL;
+
+	p->all->done(p->all->user, row, rows, p->column + first * DK_PANEL, columns);
+}
+
 /* A block of a by panels [first, last). While a panel is used, the next one is fetched. */
 static void multiply_block(const struct product *p, const float *a, int64_t row, int64_t rows, int64_t k,
                            int64_t deep, int64_t first, int64_t last)
@@ -121,6 +130,8 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 	const dk_gemm_args *g = p->g;
 	const bool begins = p->first + k == 0;
 	const float *bias = begins ? p->all->bias : NULL, *residual = begins ? p->all->residual : NULL;
+	const bool tells = p->all->done != NULL && p->first + k + deep == g->k;
+	const int64_t at_once = p->all->wide_parts ? last - first : GROUP;
 
 	for (int64_t j = first; j < last; j++) {
 		const int64_t column = p->column + j * DK_PANEL;
@@ -137,6 +148,8 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 			piece.next = b + deep * DK_PANEL + i * lines * LINE;
 			dk_multiply_avx512(&piece);
 		}
+		if (tells && ((j + 1 - first) % at_once == 0 || j + 1 == last))
+			tell(p, row, rows, j - (j - first) % at_once, j + 1);
 	}
 }
 
@@ -144,7 +157,7 @@ static void multiply_block(const struct product *p, const float *a, int64_t row,
 static int64_t tiles_at_once(const struct product *p, int64_t tiles, int64_t columns)
 {
 	const int64_t near = NEAR_FLOATS / dk_larger(columns, 1) / DK_TILE_ROWS, all = BLOCK_ROWS / DK_TILE_ROWS;
-	const int64_t most = p->all->done != NULL ? dk_larger(TILES_MIN, dk_smaller(near, all)) : all;
+	const int64_t most = p->all->wide_parts ? dk_larger(TILES_MIN, dk_smaller(near, all)) : all;
 
 	return dk_ceil_div(tiles, dk_ceil_div(tiles, most));
 }
@@ -154,8 +167,8 @@ static uint64_t range(int64_t first, int64_t end)
 	return (uint64_t)first << 32 | (uint64_t)end;
 }
 
-/* Takes some of the tiles: its own thread from the front, the fewer the fewer are left, and others from the end. False:
-   there are none. */
+/* Takes some of the tiles: their own thread at most so many from the front, and others few from the end. False: there
+   are none. */
 static bool take_tiles(struct share *s, bool own, int64_t most, int64_t *first, int64_t *count)
 {
 	uint64_t rest = atomic_load_explicit(&s->rest, memory_order_relaxed);
@@ -166,8 +179,8 @@ static bool take_tiles(struct share *s, bool own, int64_t most, int64_t *first, 
 			return false;
 		*count = dk_smaller(left, own ? most : TILES_TAKEN);
 		*first = own ? begin : end - *count;
-		if (atomic_compare_exchange_weak_explicit(&s->rest, &rest, own ? range(begin + *count, end) : range(begin, end - *count),
-		                                          memory_order_relaxed, memory_order_relaxed))
+		const uint64_t less = own ? range(begin + *count, end) : range(begin, end - *count);
+		if (atomic_compare_exchange_weak_explicit(&s->rest, &rest, less, memory_order_relaxed, memory_order_relaxed))
 			return true;
 	}
 }
@@ -178,7 +191,6 @@ static void multiply_tiles(const struct product *p, int64_t part, float *a, int6
 	const int64_t along = part / p->down, step = depth_step(p->depth);
 	const int64_t panels = dk_ceil_div(p->columns, DK_PANEL);
 	const int64_t first = panels * along / p->along, last = panels * (along + 1) / p->along;
-	const int64_t column = first * DK_PANEL, columns = dk_smaller(last * DK_PANEL, p->columns) - column;
 	const int64_t row = tile * DK_TILE_ROWS, rows = dk_smaller(tiles * DK_TILE_ROWS, p->g->m - row);
 
 	for (int64_t k = 0; k < p->depth; k += step) {
@@ -186,8 +198,6 @@ static void multiply_tiles(const struct product *p, int64_t part, float *a, int6
 		pack_a(p, a, row, rows, k, deep);
 		multiply_block(p, a, row, rows, k, deep, first, last);
 	}
-	if (p->all->done != NULL && p->first + p->depth == p->g->k)
-		p->all->done(p->all->user, row, rows, p->column + column, columns);
 }
 
 /* The first tile of a part: parts beside one another have the same ones. */
@@ -227,8 +237,7 @@ static void multiply_span(void *arg, int64_t first, int64_t last)
 static void share_out(struct product *p)
 {
 	for (int64_t i = 0; i < p->down * p->along; i++)
-		atomic_store_explicit(&p->shares[i].rest, range(first_tile(p, i % p->down), first_tile(p, i % p->down + 1)),
-		                      memory_order_relaxed);
+		atomic_init(&p->shares[i].rest, range(first_tile(p, i % p->down), first_tile(p, i % p->down + 1)));
 }
 
 /* Rows are cut first: whoever cuts columns packs a twice. */

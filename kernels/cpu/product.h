@@ -53,6 +53,8 @@ typedef struct dk_product_args {
 	const float *residual; /* [m, n], is added, too, or NULL; it may be c. There is a bias then */
 	float *sums;           /* [n]: the sums of b's columns are added, or NULL; b is not transposed then */
 	dk_part_fn *done;      /* is called with each part of c that is complete, by the thread that computed it; or NULL */
+	bool wide_parts;       /* these parts are as wide as can be; a row of one thread's product is complete with its last
+	                          columns. Otherwise they are so narrow that they are near */
 	void *user;
 } dk_product_args;
 

@@ -100,7 +100,8 @@ static inline __attribute__((always_inline)) void pack_full(float *out, int widt
 
 /* Packs so many of at most `most` lines, a constant. */
 static inline __attribute__((always_inline)) void pack_lines(float *out, int width, const float *from, int64_t ld,
-                                                              int64_t lines, int most, int64_t depth, const float *factors)
+                                                              int64_t lines, int most, int64_t depth,
+                                                              const float *factors)
 {
 	const int64_t even = factors == NULL && lines >= most ? depth / LANES * LANES : 0;
 
@@ -196,8 +197,8 @@ static inline void add_loaded_twice(__m512 sum[2], const float *a, const __m512 
    begins two in each cycle, it should decode few other instructions, above all where another thread shares its core. So
    the multiplications load the elements of a themselves, each twice. That would be more than two loads in each cycle,
    which are the most that can be: so those of some rows are loaded once. */
-static inline __attribute__((always_inline)) void add_products(__m512 sums[DK_TILE_ROWS][2], const float *a, const float *b,
-                                                                int rows)
+static inline __attribute__((always_inline)) void add_products(__m512 sums[DK_TILE_ROWS][2], const float *a,
+                                                                const float *b, int rows)
 {
 	enum { LOADED_ONCE = 2 };
 	const __m512 both[2] = {_mm512_load_ps(b), _mm512_load_ps(b + LANES)};

@@ -167,6 +167,35 @@ static void turn(void *user, int64_t row, int64_t rows, int64_t column, int64_t 
 			o->c[i * o->g.n + j] *= -1;
 }
 
+/* The same, and parts are whole rows. */
+static void turn_rows(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+	const struct operands *o = user;
+
+	assert_int_equal(column, 0);
+	assert_int_equal(columns, o->g.n);
+	turn(user, row, rows, column, columns);
+}
+
+static void wide_case(int64_t m, int64_t n, int64_t k)
+{
+	struct operands o = make_operands(m, n, k, 2);
+
+	dk_cpu_product(&(dk_product_args){.gemm = o.g, .done = turn_rows, .wide_parts = true, .user = &o});
+	for (int64_t i = 0; i < m * n; i++)
+		check_near(&o, "element", i, o.c[i], -o.wanted[i]);
+	free_operands(&o);
+}
+
+static void product_gives_wide_parts_to_who_wants_them(void **state)
+{
+	(void)state;
+	random_state = 17;
+	dk_set_threads(1);
+	wide_case(45, 33, 64);
+	wide_case(300, 1100, 40);
+}
+
 enum { NO_RESIDUAL, RESIDUAL, RESIDUAL_IN_PLACE };
 
 static void extras_case(int64_t m, int64_t n, int64_t k, int form, int residual)
@@ -203,6 +232,7 @@ static void product_does_more_on_its_way(void **state)
 			extras_case(150, 70, 130, form, NO_RESIDUAL);
 			extras_case(131, 101, 135, form, RESIDUAL_IN_PLACE);
 			extras_case(301, 97, 530, form, RESIDUAL);
+			extras_case(290, 1100, 36, form, NO_RESIDUAL);
 		}
 	}
 	dk_set_threads(2);
@@ -290,6 +320,7 @@ int main(void)
 		cmocka_unit_test(product_takes_a_large_operand_in_parts),
 		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
 		cmocka_unit_test(product_does_more_on_its_way),
+		cmocka_unit_test(product_gives_wide_parts_to_who_wants_them),
 		cmocka_unit_test(product_scales_rows_while_it_packs_them),
 		cmocka_unit_test(products_share_a_packed_operand),
 	};
