@@ -170,8 +170,9 @@ has_pmix()
 # are compiled already.
 plugin_of_release()
 {
-	local sources=() objects=() file object
-	for file in $(sed -n '/^spank_spank_ddp_la_SOURCES/,/[^\]$/p' "$source/spank/files.mk" | grep -o 'spank/[a-z0-9_/]*\.c'); do
+	local files sources=() objects=() file object
+	mapfile -t files < <(sed -n '/^spank_spank_ddp_la_SOURCES/,/[^\]$/p' "$source/spank/files.mk" | grep -o 'spank/[a-z0-9_/]*\.c')
+	for file in "${files[@]}"; do
 		object=$build/${file%/*}/.libs/spank_ddp_la-$(basename "$file" .c).o
 		if grep -q 'SLURM_VERSION\|SPANK_PLUGIN' "$source/$file"; then
 			sources+=("$source/$file")

@@ -38,6 +38,7 @@ ar rc "$build/spank/.libs/libspankcore.a" "$build/spank/.libs/core.o"
 # In a shell of its own: both have a check().
 plugin()
 {
+	# shellcheck disable=SC2016 # that shell expands them
 	call bash -c '. "$0"; . "$1"; plugin_of_release "$2" "$3"' /dev/null "$here/tests/cluster/lib.sh" /usr/include "$work/plugin.so"
 }
 export source=$tree build
@@ -57,7 +58,7 @@ take()
 	mkdir "$work/new"
 	printf '#define %s "/usr"\n' MODULE_DIR BIN_DIR >"$work/new/config.h"
 	[ $# = 0 ] || echo "$1" >>"$work/new/config.h"
-	(cd "$work/new" && call "$tree/tests/cluster/package/take_objects" "$build"; echo $status >"$work/status")
+	(cd "$work/new" && call "$tree/tests/cluster/package/take_objects" "$build"; echo "$status" >"$work/status")
 	status=$(cat "$work/status")
 }
 take
