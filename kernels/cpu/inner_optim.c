@@ -6,6 +6,16 @@
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 
+enum { LINE = 16, AHEAD = 512, AHEAD_ALONE = 2048 };
+
+/* From one page to the next the processor fetches nothing by itself, so what is read later is asked for: best so far
+   AHEAD, or AHEAD_ALONE where there is one array. */
+static inline void fetch(const float *x, int64_t i)
+{
+	if (i % LINE == 0)
+		__builtin_prefetch(x + i + AHEAD);
+}
+
 static inline void adamw_vector(vf *param, vf grad, vf *m, vf *v, const dk_update_consts *c)
 {
 	grad = grad * c->grad_scale;
@@ -22,6 +32,10 @@ static void adamw(float *param, float *grad, float *m, float *v, int64_t n, cons
 	int64_t i = 0;
 
 	for (; i + VF <= n; i += VF) {
+		fetch(param, i);
+		fetch(grad, i);
+		fetch(m, i);
+		fetch(v, i);
 		vf p = vf_load(param + i), mi = vf_load(m + i), vi_ = vf_load(v + i);
 		adamw_vector(&p, vf_load(grad + i), &mi, &vi_, c);
 		vf_store(param + i, p);
@@ -72,9 +86,12 @@ static void sgd(float *param, float *grad, float *buffer, float *unused, int64_t
 
 	(void)unused;
 	for (; i + VF <= n; i += VF) {
+		fetch(param, i);
+		fetch(grad, i);
 		vf p = vf_load(param + i);
 		vf g = vf_load(grad + i) * c->grad_scale + p * c->coupled;
 		if (buffer != NULL) {
+			fetch(buffer, i);
 			vf b = vf_load(buffer + i) * c->momentum + g;
 			vf_store(buffer + i, b);
 			g = c->nesterov != 0 ? g + b * c->nesterov : b;
@@ -98,6 +115,9 @@ static void lion(float *param, float *grad, float *m, float *unused, int64_t n, 
 {
 	(void)unused;
 	FOR_VECTORS(i, part, n) {
+		fetch(param, i);
+		fetch(grad, i);
+		fetch(m, i);
 		vf g = vf_load_some(grad + i, part) * c->grad_scale, mi = vf_load_some(m + i, part);
 		vf direction = sign_of(mi * c->beta1 + g * c->one_beta1);
 		vf_store_some(param + i, part, vf_load_some(param + i, part) * c->decay + direction * c->minus_step_size);
@@ -157,10 +177,7 @@ int32_t DK_NAME(largest_bits)(const float *x, int64_t n)
 /* However wide the vectors are, the running sums are as many. */
 double DK_NAME(sum_squares)(const float *x, int64_t n)
 {
-	enum {
-		SUMS = DK_SQUARES_SUMS, PARTS = SUMS / VD,
-		LINE = 16, AHEAD = 2048 /* from one page to the next the processor fetches nothing by itself */
-	};
+	enum { SUMS = DK_SQUARES_SUMS, PARTS = SUMS / VD };
 	vd sums[PARTS];
 	double lanes[SUMS];
 	int64_t i = 0;
@@ -169,7 +186,7 @@ double DK_NAME(sum_squares)(const float *x, int64_t n)
 	for (; i + SUMS <= n; i += SUMS) {
 		DK_UNROLL
 		for (int k = 0; k < SUMS; k += LINE)
-			__builtin_prefetch(x + i + AHEAD + k);
+			__builtin_prefetch(x + i + AHEAD_ALONE + k);
 		DK_UNROLL
 		for (int k = 0; k < PARTS; k++) {
 			const vd wide = vd_load_floats(x + i + k * VD);
