@@ -42,7 +42,8 @@ enum {
 	B_MAX = 1 << 22,
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
-	TILES_TAKEN = 2,                      /* of another thread's, at once */
+	TILES_LAST = 6,                       /* of the last block of a thread's own; more pass all panels less often */
+	TILES_TAKEN = 4,                      /* of another thread's, at once */
 	GROUP = 16,                           /* panels, of which done() gets a part */
 	NEAR_FLOATS = 1 << 17,                /* of a wide part, that are in the second cache still when done() gets it */
 	LEAST_SIDE = 32, LEAST_VOLUME = 1 << 20
@@ -219,7 +220,7 @@ static void multiply_part(const struct product *p, int64_t part)
 		multiply_tiles(p, part, a, first, count);
 		left -= count;
 		if (parts > 1)
-			most = dk_smaller(at_once, dk_larger(dk_ceil_div(left, 2), TILES_MIN));
+			most = dk_smaller(at_once, dk_larger(dk_ceil_div(2 * left, 3), TILES_LAST));
 	}
 	for (int64_t i = 1; i < parts; i++) {
 		const int64_t other = (part + i) % parts;
