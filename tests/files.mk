@@ -181,7 +181,7 @@ check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
 	tests/support/comm_case.c tests/support/comm_case.h \
 	tests/support/comm_cases.c tests/support/comm_cases.h \
-	tests/support/comm_ranks.c tests/support/comm_ranks.h \
+	tests/support/comm_ranks.c tests/support/comm_ranks.h tests/support/may_filter.h \
 	tests/support/comm_shrink.c tests/support/comm_shrink.h \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \

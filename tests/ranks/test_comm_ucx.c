@@ -31,6 +31,7 @@
 #include "base/error.h"
 #include "comm/net/ucx_state.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/may_filter.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)
 {
@@ -164,6 +165,8 @@ static void filter_lets_the_jobs_hosts_in_only(void **state)
 	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
 
 	(void)state;
+	if (!test_may_filter())
+		skip();
 	for (int i = 0; i < OTHERS; i++) {
 		others[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 		assert_true(others[i] >= 0);
@@ -401,9 +404,11 @@ static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 static void lines_of_ucx_own_thread_go_to_the_log(void **state)
 {
 	char text[1 << 14];
-	heard *h = test_share(sizeof(*h));
 
 	(void)state;
+	if (!test_may_filter())
+		skip();
+	heard *h = test_share(sizeof(*h));
 	ddp_set_log(hear, h, DDP_LOG_DEBUG);
 	captured c = begin_capture();
 	int failures = run_two_nodes(run_out_of_descriptors, h);
