@@ -42,7 +42,7 @@ enum {
 	B_MAX = 1 << 22,
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
-	TILES_LAST = 6,                       /* of the last block of a thread's own; more pass all panels less often */
+	TILES_LAST = 6,                       /* of a block of a thread's own, at least: all panels pass each block anew */
 	TILES_TAKEN = 4,                      /* of another thread's, at once */
 	GROUP = 16,                           /* panels, of which done() gets a part */
 	NEAR_FLOATS = 1 << 17,                /* of a wide part, that are in the second cache still when done() gets it */
