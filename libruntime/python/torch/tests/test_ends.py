@@ -252,6 +252,8 @@ def interrupted(rank, size, folder):
         os.mkdir(sent)
 
     if rank == 0:
+        # A shell lets what it starts in the background ignore the signal.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.3, interrupt).start()
         dist.all_reduce(torch.ones(1))
         dist.barrier()
