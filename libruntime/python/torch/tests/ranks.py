@@ -16,6 +16,8 @@ import torch.distributed as dist
 NEW = int(torch.__version__.split(".")[0]) >= 2
 _BACKEND = getattr(torch._C._distributed_c10d, "Backend", None)
 ALLOCATES, ABORTS = hasattr(_BACKEND, "allocate_tensor"), hasattr(_BACKEND, "abort")
+# The backend can only shrink groups where torch has reconfigure(), too. torch 2.10 has not, and splits groups of GPUs only.
+RECONFIGURES = hasattr(dist.distributed_c10d, "_reconfigure")
 
 
 def _run(ranks, rank, body, arguments, backend, timeout, settings):

@@ -10,7 +10,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import RECONFIGURES, on_ranks
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
@@ -227,7 +227,7 @@ class Parallel(unittest.TestCase):
             for a, b in zip(sum(losses[0], []), sum(losses[1], [])):
                 self.assertAlmostEqual(a, b, delta=2e-4)
 
-    @needs(2, 8, "split_group on hosts")
+    @unittest.skipUnless(RECONFIGURES, f"torch {torch.__version__} has no split_group() on hosts")
     def test_groups_are_split_and_merged(self):
         self.assertTrue(all(on_ranks(4, split_and_merge)))
 

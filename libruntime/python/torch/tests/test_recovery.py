@@ -8,7 +8,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import Ranks, on_ranks
+from ranks import RECONFIGURES, Ranks, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
@@ -152,7 +152,7 @@ def reconfigure(rank, size, folder):
     return True
 
 
-@unittest.skipUnless(hasattr(dist, "shrink_group"), f"torch {torch.__version__} has no shrink_group()")
+@unittest.skipUnless(RECONFIGURES, f"groups of torch {torch.__version__} cannot shrink")
 class Shrink(unittest.TestCase):
     def test_after_a_rank_was_killed(self):
         with Ranks(4, shrink_after_kill) as ranks:
@@ -175,7 +175,7 @@ class Shrink(unittest.TestCase):
             self.assertTrue(ranks.result(0))
 
 
-@unittest.skipUnless(hasattr(c10d, "_reconfigure"), f"torch {torch.__version__} has no reconfigure()")
+@unittest.skipUnless(RECONFIGURES, f"torch {torch.__version__} has no reconfigure()")
 class Reconfigure(unittest.TestCase):
     def test_reconfigure(self):
         import tempfile
