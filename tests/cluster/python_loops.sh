@@ -17,6 +17,7 @@ start()
 	shift 2
 	while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1"); shift; done
 	install -m 755 "$source/slurm/batch/$name.sh" "$work/$name.sh"
+	rm -f "$work/$name.out"
 	job=$(as_user sbatch --parsable --chdir="$work" --output="$work/$name.out" --cpus-per-task=1 --ntasks-per-node=2 \
 		--gpus-per-node=2 --time=30 --ddp="python=$folder,$keys" "${options[@]}" "$work/$name.sh" "${@:2}")
 }
@@ -94,7 +95,7 @@ fi
 # ---- a loop with process groups, FSDP2 and torch.distributed.checkpoint, as torchtitan's ----------
 
 cat >"$work/train.py" <<'END'
-import os
+import os, sys
 import torch, torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -109,7 +110,8 @@ fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 def write(state, folder):
     dcp.save(state, checkpoint_id=folder)
-checkpoint = slurm_ddp.Checkpoint("dcp-checkpoints", format=write, all_ranks=True)
+failures = int(sys.argv[1])
+checkpoint = slurm_ddp.Checkpoint("dcp-checkpoints-%d" % failures, format=write, all_ranks=True)
 def state():
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments}
@@ -118,7 +120,7 @@ if begun > 0:
     found = state()
     dcp.load(found, checkpoint_id=checkpoint.latest())
     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
-loop.say("start %d from step %d" % (slurm_ddp.restart_count, begun))
+loop.say("start %d from step %d on %s" % (slurm_ddp.restart_count, begun, os.uname().nodename))
 torch.manual_seed(loop.job.rank)
 for number, batch in enumerate(slurm_ddp.steps((torch.rand(8, 4) for _ in range(40 - begun)), start=begun + 1), begun + 1):
     loss = ((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
@@ -128,22 +130,32 @@ for number, batch in enumerate(slurm_ddp.steps((torch.rand(8, 4) for _ in range(
     slurm_ddp.step(loss=loss, samples=8 * loop.job.world_size)
     if number % 10 == 0:
         checkpoint.save(number, state())
-    if slurm_ddp.restart_count == 0 and loop.job.rank == 2 and number == 25:
+    if slurm_ddp.restart_count < failures and loop.job.rank == loop.job.world_size // 2 and number == 25:
         raise FloatingPointError("loss is not finite in step %d" % number)
 loop.say("the end: %d, %s" % (checkpoint.latest_step(), "finite" if torch.isfinite(loss) else "nan"))
 dist.destroy_process_group()
 END
 if find_python 'torch>=2.6'; then
-	start checkpoint stall=600,restart=3 --nodes=2
+	start checkpoint stall=600,restart=3 --nodes=2 -- 1
 	check "checkpoint.sh: it comes to its end" wait_until 300 grep -q '^the end' "$work/checkpoint.out"
 	check "checkpoint.sh: and the job ends" wait_until 60 ended
 	capture cat "$work/checkpoint.out"
-	prints '^start 0 from step 0$' "checkpoint.sh: it begins at step 1"
+	prints '^start 0 from step 0 on n0$' "checkpoint.sh: it begins at step 1"
 	prints 'ddp: rank 2 of 4 on n1 exited with code 1 .*: FloatingPointError: loss is not finite in step 25 \(train.py:[0-9]+\).*; restart 1 of 3' \
 		"checkpoint.sh: the line of the restart has the exception"
-	prints '^start 1 from step 20$' "checkpoint.sh: all ranks go on from the latest whole checkpoint"
+	prints '^start 1 from step 20 on n0$' "checkpoint.sh: all ranks go on from the latest whole checkpoint"
 	prints '^the end: 40, finite$' "checkpoint.sh: and come to the last step"
 	prints_not 'the step stalls|sees nothing' "checkpoint.sh: no stall is said"
+	# n1 waits. A node on which ranks failed twice in a row is given up for a spare.
+	start checkpoint stall=600,restart=3,spare=1 --nodes=2 -- 2
+	check "checkpoint.sh, with a spare: it comes to its end" wait_until 300 grep -q '^the end' "$work/checkpoint.out"
+	check "checkpoint.sh, with a spare: and the job ends" wait_until 60 ended
+	capture cat "$work/checkpoint.out"
+	prints '^start 1 from step 20 on n0$' "checkpoint.sh, with a spare: after a failure, the ranks start again where they were"
+	prints 'ddp: rank 1 of 2 on n0 exited with code 1 .*: FloatingPointError: loss is not finite in step 25 .*; restart 2 of 3' \
+		"checkpoint.sh, with a spare: they fail there again"
+	prints '^start 2 from step 20 on n1$' "checkpoint.sh, with a spare: and go on, on the spare, from the latest whole checkpoint"
+	prints '^the end: 40, finite$' "checkpoint.sh, with a spare: to the last step"
 else
 	skip "checkpoint.sh" "there is no Python with a torch that has FSDP2 (2.6)"
 fi
