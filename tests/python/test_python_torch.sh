@@ -20,7 +20,7 @@ if [ "$status" = 77 ]; then
 	echo "1..0 # SKIP ${said#SKIP: }"
 	exit 0
 fi
-echo 1..5
+echo 1..7
 number=1
 package=${said##*$'\n'} # if it could be built
 # if_built COMMAND...
@@ -38,7 +38,7 @@ tell()
 	number=$((number + 1))
 }
 tell "the backend compiles for $("$python" -c 'import torch; print("torch", torch.__version__)')"
-for test in operations training failures; do
+for test in operations training failures ends forks; do
 	if_built env PYTHONPATH="$package" "$python" "$tests/test_$test.py"
 	tell "test_$test.py passes"
 done
