@@ -2,6 +2,7 @@
 """How each contender is started, on this machine and on a throw-away cluster."""
 
 import collections
+import functools
 import os
 import shutil
 import signal
@@ -22,6 +23,14 @@ DDP_MEMORY = {"ddp": "library", "ddp-user": "user", "ddp-own": "own"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # By srun: the way in which its ranks find each other, and their program.
 MPI = {"openmpi": ("--mpi=pmix", "rank_mpi", "rank_startup_mpi"), "mpich": ("--mpi=pmi2", "rank_mpich", "rank_startup_mpich")}
+# Says whether a Python's torch lacks libuv, which its own default asks for since 2.4. Stores before 2.2 know no such word.
+LACKS_LIBUV = """
+import torch.distributed as dist
+try:
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+except (RuntimeError, TypeError) as error:
+    print(isinstance(error, RuntimeError) and "libuv" in str(error))
+"""
 # TCP between nodes, shared memory on them, as Open MPI has it without a fabric.
 MPI_OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp"}
 
@@ -40,6 +49,15 @@ class Programs:
 
     def gloo(self):
         return [self.python, os.path.join(HERE, "rank_gloo.py")]
+
+    @functools.cached_property
+    def torch_env(self):
+        """What ranks and agents of torch need where they meet by a store of TCP: Debian 13's PyTorch lacks libuv."""
+        try:
+            done = subprocess.run([self.python, "-c", LACKS_LIBUV], capture_output=True, text=True, check=False)
+        except OSError:  # a Python that is not there is told where it is to run
+            return {}
+        return {"USE_LIBUV": "0"} if done.stdout.strip() == "True" else {}
 
     def torch_train(self, numbers, folder):
         """Rank's command for rank_train.py, whose ranks meet in a file there."""
@@ -69,8 +87,9 @@ def start_on_node(name, ranks, most_bytes, programs, folder):
 
 
 class Attempts:
-    """A peer that fails or hangs costs its own cell and no other: it is tried once more, and if it fails again, it is left
-    out from there on. `told` has a sentence for each of these. A failure of a contender in `ours` is raised."""
+    """A peer that fails or hangs is tried once more. If it fails again, it is left out of this cell and of all that follow.
+    What others have, and what it has in earlier cells, stays. `told` has a sentence for each of these. A failure of a
+    contender in `ours` is raised."""
 
     def __init__(self, ours):
         self.ours, self.told, self.out = ours, [], set()
@@ -94,8 +113,18 @@ class Attempts:
                 self.told += [f"{failure}; it was tried once more and went well" for failure in failures]
                 return result
         self.out.add(name)
-        self.told.append("; once more: ".join(failures) + ("; it is left out from there on" if len(failures) == 2 else ""))
+        again = "; it is left out here and in what follows" if len(failures) == 2 else ""
+        self.told.append("; once more: ".join(failures) + again)
         return None
+
+    def add(self, cell, name, measure, *arguments):
+        """Adds what at() gives to the rounds of this contender in `cell`. One that is left out loses those that it has
+        there: the median of some of the rounds would pass for that of all."""
+        result = self.at(name, measure, *arguments)
+        if result is None:
+            cell.pop(name, None)
+        else:
+            cell.setdefault(name, []).append(result)
 
     def sentences(self):
         """What is told, each sentence once."""
@@ -160,10 +189,12 @@ class Cluster:
         those of the next contender."""
         with subprocess.Popen(self.run(*argv), env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+            # A signal may also come while the steps are ended.
             try:
-                out, errors = child.communicate(timeout=limit)
-            except subprocess.TimeoutExpired:
-                raise ContenderHung(f"{name}: it did not end within {limit:.0f} s", self.end_steps(child)) from None
+                try:
+                    out, errors = child.communicate(timeout=limit)
+                except subprocess.TimeoutExpired:
+                    raise ContenderHung(f"{name}: it did not end within {limit:.0f} s", self.end_steps(child)) from None
             except BaseException:
                 kill_group(child)
                 raise

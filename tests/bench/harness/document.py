@@ -106,6 +106,21 @@ def command_text(command):
     return re.sub(r"--python \S+", "--python PYTHON", command)
 
 
+def without_folders(text):
+    """The words of a failure, with the names of files alone: where they lie is of this machine only."""
+    return re.sub(r"(?<![\w./])/(?:[\w.+-]+/)+", "", text)
+
+
+def noted(entry):
+    """What the document tells of a part. It names no path of the machine."""
+    changed = {"command": command_text(entry["command"])}
+    if "failure" in entry:
+        changed["failure"] = without_folders(entry["failure"])
+    if "left_out" in entry:
+        changed["left_out"] = [without_folders(text) for text in entry["left_out"]]
+    return {**entry, **changed}
+
+
 def wrapped(text):
     """Lines of at most 120 characters, except those of tables."""
     lines = []
@@ -120,6 +135,7 @@ def wrapped(text):
 def document(figures, run, plot_name):
     """The whole text. `run` is what `all` notes of its run."""
     machine, quick = run["machine"], run["quick"]
+    entries = {name: noted(entry) for name, entry in run["parts"].items()}
     arguments = " BENCH_ARGS=\"--quick --python PYTHON\"" if quick else " BENCH_ARGS=\"--python PYTHON\""
     missing = [name for name, text in run["versions"].items() if text == "not installed"]
     parts = [
@@ -143,20 +159,19 @@ def document(figures, run, plot_name):
         parts += [f"## {part[0].upper()}{part[1:]}", "", *([text, ""] if text else []),
                   tables([figure for figure in figures if figure.part == part]), ""]
     parts += contenders(figures)
-    failures = {name: entry["failure"] for name, entry in run["parts"].items() if "failure" in entry}
+    failures = {name: entry["failure"] for name, entry in entries.items() if "failure" in entry}
     left = [f"- `{name}`: {text}" for name, text in failures.items()]
-    left += [f"- `{name}`: {text}" for name, entry in run["parts"].items() for text in entry.get("left_out", [])]
+    left += [f"- `{name}`: {text}" for name, entry in entries.items() for text in entry.get("left_out", [])]
     left += [f"- {name} was not installed" for name in missing]
     if left:
-        parts += ["## What is left out", "", *left, ""]
-    parts += ["## Commands", "", *(f"- `{command_text(entry['command'])}` ({entry['seconds']:.0f} s)"
-                                   for entry in run["parts"].values()), ""]
+        parts += ["## What is left out, or was tried again", "", *left, ""]
+    parts += ["## Commands", "", *(f"- `{entry['command']}` ({entry['seconds']:.0f} s)" for entry in entries.values()), ""]
     return wrapped("\n".join(parts))
 
 
 def as_file(figures, run):
-    """What the document is made of, for its JSON. It names no path of the machine."""
-    parts = {name: {**entry, "command": command_text(entry["command"])} for name, entry in run["parts"].items()}
+    """What the document is made of, for its JSON."""
+    parts = {name: noted(entry) for name, entry in run["parts"].items()}
     return {"run": {**run, "parts": parts}, "figures": [as_entry(figure) for figure in figures]}
 
 

@@ -66,7 +66,7 @@ class Run:
                     *self.command()[1:]]
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                            env={**os.environ, "OMP_NUM_THREADS": "1", **TORCHRUN})
+                                            env={**os.environ, "OMP_NUM_THREADS": "1", **self.settings["torch_env"], **TORCHRUN})
 
     def runs(self):
         return self.process.poll() is None
