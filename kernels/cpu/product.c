@@ -42,7 +42,7 @@ enum {
 	B_MAX = 1 << 22,
 	SLACK = DK_PANEL,
 	TILES_MIN = 4, PANELS_MIN = 2,        /* of a thread */
-	TILES_LAST = 6,                       /* of a block of a thread's own, at least: all panels pass each block anew */
+	TILES_LAST = 6,                       /* of a block of a thread's own, while so many are left: all panels pass each anew */
 	TILES_TAKEN = 4,                      /* of another thread's, at once */
 	GROUP = 16,                           /* panels, of which done() gets a part */
 	NEAR_FLOATS = 1 << 17,                /* of a wide part, that are in the second cache still when done() gets it */
@@ -207,7 +207,8 @@ static int64_t first_tile(const struct product *p, int64_t down)
 	return dk_ceil_div(p->g->m, DK_TILE_ROWS) * down / p->down;
 }
 
-/* Its own tiles in blocks, of which the last ones are small if others may take them. Then others'. */
+/* The thread multiplies its own tiles in blocks, of which the last ones are small if others may take them, and then
+   others'. */
 static void multiply_part(const struct product *p, int64_t part)
 {
 	const int64_t parts = p->down * p->along, down = part % p->down;

@@ -27,7 +27,7 @@ static inline void transpose(__m512 lines[LANES])
 		lines[i] = _mm512_castsi512_ps(x[i]);
 }
 
-/* Packs `lines` <= 16 lines, each of which is in one piece, LANES of their depth at a time. From one depth to the next
+/* Packs the first 16 of `lines` lines, if there are so many, each of which is in one piece, LANES of their depth at a time. From one depth to the next
    are `width` floats of `out`. If that is less than LANES, the next depth covers what is too much. */
 static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth,
                               const float *factors)
@@ -84,7 +84,7 @@ static inline __attribute__((always_inline)) void pack_full(float *out, int widt
 			DK_UNROLL
 			for (int part = 0; part < PART; part++) {
 				const float *at = line + part * PART;
-				__m512 y = _mm512_zextps128_ps512(_mm_loadu_ps(at));
+				__m512 y = _mm512_castps128_ps512(_mm_loadu_ps(at));
 				y = _mm512_insertf32x4(y, _mm_loadu_ps(at + PART * ld), 1);
 				y = _mm512_insertf32x4(y, _mm_loadu_ps(at + 2 * PART * ld), 2);
 				if (i + 3 * PART < full)
@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) void pack_full(float *out, int widt
 	}
 }
 
-/* Packs so many of at most `most` lines, a constant. */
+/* Packs the first `most` of `lines` lines, a constant, if there are so many. */
 static inline __attribute__((always_inline)) void pack_lines(float *out, int width, const float *from, int64_t ld,
                                                               int64_t lines, int most, int64_t depth,
                                                               const float *factors)

@@ -178,7 +178,7 @@ static inline vf vf_sqrt(vf x)
 #endif
 }
 
-/* 1 / x within 1 ulp, for 1 <= x. A division of a wide vector takes twice as long. */
+/* Returns 1 / x within 1 ulp, for 1 <= x <= 2^126. A division of a wide vector takes twice as long. */
 static inline vf vf_reciprocal(vf x)
 {
 #if DK_VECTOR_BYTES == 64
@@ -234,7 +234,7 @@ static inline float vf_sum(vf x)
 #endif
 }
 
-/* If a lane is not a number, any of them, or that. */
+/* Returns the highest lane; if one is not a number, any lane may be returned. */
 static inline float vf_highest(vf x)
 {
 #if DK_VECTOR_BYTES > 16

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What ends a wait, and what is taken for a peer's death. */
+#include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <signal.h>
@@ -205,6 +208,40 @@ static void nodes_on_one_core_notice_that_they_give_it_to_each_other(void **stat
 	assert_int_equal(test_world_run(&world), 0);
 }
 
+static void *keep_a_core_busy(void *end)
+{
+	while (!atomic_load((atomic_bool *)end))
+		continue;
+	return NULL;
+}
+
+static void the_kernel_tells_if_threads_wait_for_a_core(void **state)
+{
+	enum { MOST = 256 };
+	const long cores = sysconf(_SC_NPROCESSORS_ONLN), threads = cores + 1;
+	static atomic_bool end;
+	static ddp_comm comm;
+	pthread_t busy[MOST];
+	bool suffice = false;
+
+	(void)state;
+	if (threads > MOST)
+		skip();
+	for (long i = 0; i < threads; i++)
+		assert_int_equal(pthread_create(&busy[i], NULL, keep_a_core_busy, &end), 0);
+	usleep(2000);
+	assert_false(ddp_cores_suffice(&comm));
+	atomic_store(&end, true);
+	for (long i = 0; i < threads; i++)
+		pthread_join(busy[i], NULL);
+	for (int i = 0; i < 2500 && !suffice; i++) {
+		usleep(2000);
+		suffice = ddp_cores_suffice(&comm);
+	}
+	if (!suffice)
+		skip(); /* others keep all cores busy */
+}
+
 static void a_rank_leaves_its_core_and_may_come_back(void **state)
 {
 	cpu_set_t allowed, after, one;
@@ -394,6 +431,7 @@ int main(void)
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
 		cmocka_unit_test(nodes_on_one_core_notice_that_they_give_it_to_each_other),
+		cmocka_unit_test(the_kernel_tells_if_threads_wait_for_a_core),
 		cmocka_unit_test(a_rank_leaves_its_core_and_may_come_back),
 		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
 		cmocka_unit_test(a_rank_with_a_core_does_not_sleep_for_a_short_wait),

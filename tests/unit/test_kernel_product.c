@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -80,7 +81,7 @@ static void product_takes_a_large_operand_in_parts(void **state)
 /* Of large products, each element is summed in one order. */
 static void product_has_the_same_bits_on_any_number_of_threads(void **state)
 {
-	enum { M = 150, N = 330, K = 600 };
+	enum { M = 1200, N = 330, K = 600 }; /* a thread takes its rows in several blocks */
 	float *a = make(M * K, sizeof(float)), *b = make(K * N, sizeof(float));
 	float *one = make(M * N, sizeof(float)), *many = make(M * N, sizeof(float));
 	dk_gemm_args args = {.m = M, .n = N, .k = K, .a = a, .lda = K, .b = b, .ldb = N, .c = one, .ldc = N};
@@ -175,6 +176,31 @@ static void turn_rows(void *user, int64_t row, int64_t rows, int64_t column, int
 	assert_int_equal(column, 0);
 	assert_int_equal(columns, o->g.n);
 	turn(user, row, rows, column, columns);
+}
+
+/* The thread that has the first rows is late, so that others take rows of its part. */
+static void turn_late(void *user, int64_t row, int64_t rows, int64_t column, int64_t columns)
+{
+	if (row == 0)
+		usleep(20000);
+	turn(user, row, rows, column, columns);
+}
+
+static void product_lets_threads_take_rows_of_a_slow_one(void **state)
+{
+	(void)state;
+	random_state = 19;
+	for (int threads = 2; threads <= 3; threads++) {
+		dk_set_threads(threads);
+		for (int form = 0; form < 4; form++) {
+			struct operands o = make_operands(1200, 330, 40, form);
+			dk_cpu_product(&(dk_product_args){.gemm = o.g, .done = turn_late, .user = &o});
+			for (int64_t i = 0; i < o.g.m * o.g.n; i++)
+				check_near(&o, "element", i, o.c[i], -o.wanted[i]);
+			free_operands(&o);
+		}
+	}
+	dk_set_threads(1);
 }
 
 static void wide_case(int64_t m, int64_t n, int64_t k)
@@ -321,6 +347,7 @@ int main(void)
 		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
 		cmocka_unit_test(product_does_more_on_its_way),
 		cmocka_unit_test(product_gives_wide_parts_to_who_wants_them),
+		cmocka_unit_test(product_lets_threads_take_rows_of_a_slow_one),
 		cmocka_unit_test(product_scales_rows_while_it_packs_them),
 		cmocka_unit_test(products_share_a_packed_operand),
 	};

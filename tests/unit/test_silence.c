@@ -501,7 +501,7 @@ static void a_node_that_refuses_connections_is_not_forgotten(void **state)
 	while (beat.state == DDP_BEAT_HEARS)
 		(void)ddp_beat_turn(&beat, 5000, now_ns);
 	try_to_connect(&beat, 59, &now_ns);
-	/* The step ends soon if the process has ended. */
+	/* If the process has ended, its step ends soon, or its ranks go on without it and are warned in vain. */
 	assert_false(ddp_beat_is_blind(&beat));
 	try_to_connect(&beat, 200, &now_ns);
 	assert_int_equal(beat.state, DDP_BEAT_WAITS);

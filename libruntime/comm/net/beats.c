@@ -371,7 +371,7 @@ static void warn(const ddp_beats *beats, ddp_beat *beat)
 		        beats->addresses[beats->roster->peers[beat->rank].node].count);
 	else if (beat->refused)
 		ddp_log(DDP_LOG_WARN, "rank %d on %s has lost the connection by which it watches %s for silence, and %d attempts to "
-		        "open it again were refused; it goes on trying. If rank %d has not ended there, a firewall refuses "
+		        "open it again have failed; it goes on trying. If rank %d has not ended there, a firewall refuses "
 		        "connections to TCP port %d (DDP_SILENCE)", beat->self, beats->roster->peers[beat->self].host,
 		        beats->roster->peers[beat->rank].host, beat->attempts, beat->rank, ntohs(beats->places[beat->rank].port));
 	else if (beat->heard)

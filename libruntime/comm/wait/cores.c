@@ -32,7 +32,7 @@ static bool cores_suffice_now(void)
 		return false;
 	text[length] = '\0';
 	/* Three averages, then how many run or want to. */
-	return sscanf(text, "%*f %*f %*f %d/", &running) == 1 && running <= cores;
+	return sscanf(text, "%*s %*s %*s %d/", &running) == 1 && running <= cores;
 }
 
 bool ddp_cores_suffice(ddp_comm *comm)
@@ -57,10 +57,12 @@ void ddp_core_leave(void)
 	CPU_CLR((size_t)core, &others);
 	if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0)
 		return;
-	(void)sched_setaffinity(0, sizeof(allowed), &allowed);
+	/* It may need memory. */
+	for (int i = 0; i < 10 && sched_setaffinity(0, sizeof(allowed), &allowed) != 0; i++)
+		sched_yield();
 }
 
-/* The rank with the lower number goes, and soon; the other one stays, lest they meet again. */
+/* The rank with the lower number goes first, lest both go and meet again; the other one after four times as many turns. */
 static bool is_time_to_part(ddp_comm *comm, const ddp_condition *wait)
 {
 	const unsigned int turns = comm->run.turns;

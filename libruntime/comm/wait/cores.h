@@ -12,7 +12,8 @@
    idle core when a sleeper wakes. */
 bool ddp_core_give_up(ddp_comm *comm, const ddp_condition *wait);
 
-/* Has this machine had, within the last millisecond, a core for each thread that wants to run? */
+/* Has this machine had, within the last millisecond, a core for each thread that wants to run? Threads that share
+   few cores of a larger machine may wait for them all the same. */
 bool ddp_cores_suffice(ddp_comm *comm);
 
 /* Moves this thread to another one of the cores that it may use, if there is any. Affects no other thread. */
