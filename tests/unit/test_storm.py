@@ -40,6 +40,8 @@ def wait(looks, seconds=60.0):
 clock, seen, longest = wait([0.001] * 100)
 check("it sees what comes", seen, clock.now)
 check("looking takes a fifth of the time at most", clock.rested >= 4 * 0.001 * 90, clock.rested)
+clock, seen, longest = wait([0.001] + [0.03] * 100)
+check("also when looks have become slower", clock.rested >= 4 * 0.03 * 90, clock.rested)
 clock, seen, longest = wait([0.001, 0.3, 0.001, 0.001])
 check("one slow look makes no long rest", longest <= 0.01, longest)
 clock, seen, longest = wait([0.3, 0.001, 0.001])

@@ -126,14 +126,16 @@ def say(*command):
 
 def wait_for(seconds, condition):
     """Waits until the condition is true, and gives what it gave last. A look at all processes takes milliseconds, which
-    the training needs, so that looking takes a fifth of the time at most. A look that was slow because others had the core
-    tells nothing of what a look takes: the quickest one does, and the first rests are short."""
+    the training needs, so that looking takes a fifth of the time at most, but for the first looks, whose rests are
+    short, and for looks that take more than a quarter of MOST_POLL. A look that was slow because others had the core
+    tells nothing of what a look takes: the quicker one of the last two does."""
     began = time.monotonic()
     deadline = began + seconds
-    quickest, longest_rest = MOST_POLL, POLL
+    before, longest_rest = MOST_POLL, POLL
     while not (found := condition()) and (now := time.monotonic()) < deadline:
-        quickest = min(quickest, now - began)
-        time.sleep(min(max(POLL, 4 * quickest), longest_rest))
+        took = now - began
+        time.sleep(min(max(POLL, 4 * min(before, took)), longest_rest))
+        before = took
         longest_rest = min(2 * longest_rest, MOST_POLL)
         began = time.monotonic()
     return found
