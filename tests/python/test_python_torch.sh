@@ -20,8 +20,10 @@ if [ "$status" = 77 ]; then
 	echo "1..0 # SKIP ${said#SKIP: }"
 	exit 0
 fi
-echo 1..7
+echo 1..8
 number=1
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
 package=${said##*$'\n'} # if it could be built
 # if_built COMMAND...
 if_built()
@@ -39,8 +41,11 @@ tell()
 }
 tell "the backend compiles for $("$python" -c 'import torch; print("torch", torch.__version__)')"
 for test in operations training failures ends forks; do
-	if_built env PYTHONPATH="$package" "$python" "$tests/test_$test.py"
+	if_built env PYTHONPATH="$package" TMPDIR="$work" "$python" "$tests/test_$test.py"
 	tell "test_$test.py passes"
 done
+if_built ls -A "$work"
+[ -z "$said" ] || status=1
+tell "they leave no files"
 if_built env DDP_TORCH_PACKAGE="$package" "$python" "$source/tests/python/test_python_doc.py" Backend
 tell "the programs of doc/python.md run"

@@ -80,7 +80,7 @@ unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoi
 	test_options test_parallel.sh test_preflight test_preflight.sh test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
 	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
 	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_store test_store_faults test_store_handover test_train.sh test_training_groups test_vision.sh
+	test_spank_supervise test_spank_variables test_spank_witness test_status test_status_cluster test_store test_store_faults test_store_handover test_train.sh test_training_groups test_vision.sh
 	test_watch trace_gpt.py)
 tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
 

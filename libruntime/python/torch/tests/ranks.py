@@ -5,6 +5,7 @@ import datetime
 import multiprocessing
 import os
 import pickle
+import shutil
 import tempfile
 import time
 import unittest
@@ -23,6 +24,7 @@ RECONFIGURES = hasattr(dist.distributed_c10d, "_reconfigure")
 def _run(ranks, rank, body, arguments, backend, timeout, settings):
     torch.set_num_threads(1)
     torch.manual_seed(1)
+    tempfile.tempdir = ranks.folder  # what a rank leaves there goes with the run
     if ranks.apart:
         os.environ.update(DDP_LOCALITY=str(rank), SLURMD_NODENAME=f"n{rank}")
     dist.init_process_group(
@@ -62,6 +64,7 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def wait(self):
         """The exit code of each rank; a negative one is a signal."""
@@ -90,6 +93,12 @@ def on_ranks(size, body, *arguments, **options):
 
 
 class RanksCase(unittest.TestCase):
+    def folder(self):
+        """A folder that goes with the test."""
+        made = tempfile.mkdtemp(prefix="ddp-torch-test-")
+        self.addCleanup(shutil.rmtree, made, ignore_errors=True)
+        return made
+
     def all_end(self, size, body, *arguments, **options):
         """Each rank returns that all is well."""
         self.assertTrue(all(on_ranks(size, body, *arguments, limit=120, **options)))

@@ -5,7 +5,6 @@ import datetime
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import unittest
@@ -176,7 +175,7 @@ class Forks(RanksCase):
 
     @unittest.skipUnless(NEW, "this torch cannot forget its groups")
     def test_child_begins(self):
-        self.all_end(2, child_begins, tempfile.mkdtemp(prefix="ddp-torch-forks-"))
+        self.all_end(2, child_begins, self.folder())
 
     @unittest.skipUnless(ALLOCATES, "this torch does not ask backends for memory")
     def test_child_frees(self):

@@ -8,7 +8,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import RECONFIGURES, Ranks, on_ranks
+from ranks import RECONFIGURES, Ranks, RanksCase, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
@@ -176,12 +176,9 @@ class Shrink(unittest.TestCase):
 
 
 @unittest.skipUnless(RECONFIGURES, f"torch {torch.__version__} has no reconfigure()")
-class Reconfigure(unittest.TestCase):
+class Reconfigure(RanksCase):
     def test_reconfigure(self):
-        import tempfile
-
-        folder = tempfile.mkdtemp(prefix="ddp-torch-handles-")
-        with Ranks(4, reconfigure, folder, enable_reconfigure=True) as ranks:
+        with Ranks(4, reconfigure, self.folder(), enable_reconfigure=True) as ranks:
             self.assertEqual(ranks.wait(), [0, -signal.SIGKILL, 0, 0])
             self.assertTrue(all(ranks.result(r) for r in (0, 2, 3)))
 
