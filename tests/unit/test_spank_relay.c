@@ -749,8 +749,8 @@ static void lose_two_nodes(int apart_ms)
 	relay_close();
 }
 
-/* One of the others waits until the silent nodes have left the job. A slow machine notices them one after the other; the
-   step ends behind each then. */
+/* One of the others waits until the silent nodes have left the job. A slow machine notices them one after the other:
+   if the controller is busy with the first one then, the step ends behind both, and otherwise behind each. */
 static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
 {
 	(void)state;
@@ -758,7 +758,7 @@ static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
 		lose_two_nodes(apart_ms);
 		if (strcmp(left_job, "n0,n1") != 0 && (strcmp(left_job, "n1,n0") != 0 || apart_ms > 0))
 			fail_msg("'%s' left the job", left_job);
-		if (order != 12 && order != 1212)
+		if (order != 12 && order != 112 && order != 1212)
 			fail_msg("losses (1) and ends (2) of the step: %d", order);
 	}
 }
