@@ -27,8 +27,9 @@ static inline void transpose(__m512 lines[LANES])
 		lines[i] = _mm512_castsi512_ps(x[i]);
 }
 
-/* Packs the first 16 of `lines` lines, if there are so many, each of which is in one piece, LANES of their depth at a time. From one depth to the next
-   are `width` floats of `out`. If that is less than LANES, the next depth covers what is too much. */
+/* Packs the first 16 of `lines` lines, if there are so many, each of which is in one piece, LANES of their depth at a
+   time. From one depth to the next are `width` floats of `out`. If that is less than LANES, the next depth covers what
+   is too much. */
 static inline void pack_along(float *out, int width, const float *from, int64_t ld, int64_t lines, int64_t depth,
                               const float *factors)
 {

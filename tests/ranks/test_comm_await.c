@@ -180,13 +180,18 @@ static int spin_less_after_a_while(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
+static void run_on_two_nodes(int (*body)(ddp_comm *comm, void *argument))
 {
 	static const int two_nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = spin_less_after_a_while };
+	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = body };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
+{
+	(void)state;
+	run_on_two_nodes(spin_less_after_a_while);
 }
 
 static int count_turns(ddp_comm *comm, void *argument)
@@ -201,11 +206,8 @@ static int count_turns(ddp_comm *comm, void *argument)
 
 static void nodes_on_one_core_notice_that_they_give_it_to_each_other(void **state)
 {
-	static const int two_nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = count_turns };
-
 	(void)state;
-	assert_int_equal(test_world_run(&world), 0);
+	run_on_two_nodes(count_turns);
 }
 
 static void *keep_a_core_busy(void *end)

@@ -61,7 +61,7 @@ static void make_command(const char *name, const char *script)
 	assert_int_equal(chmod(path, 0755), 0);
 }
 
-/* What it says on stderr. */
+/* `text` gets what the search says on stderr. */
 static bool find_job(struct job *job, char text[256])
 {
 	FILE *file = tmpfile();

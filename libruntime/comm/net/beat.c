@@ -148,7 +148,8 @@ static void wait_again(ddp_beat *beat, uint64_t now_ns)
 {
 	close_fd(&beat->fd);
 	close_fd(&beat->probe_fd);
-	const bool often = beat->attempts < ATTEMPTS_OFTEN, tried_all = beat->place_count == 0 || beat->attempts % beat->place_count == 0;
+	const bool often = beat->attempts < ATTEMPTS_OFTEN;
+	const bool tried_all = beat->place_count == 0 || beat->attempts % beat->place_count == 0;
 	/* A firewall or a network may be mended much later. A process that has ended does not come back, and its port may
 	   become another one's. */
 	beat->state = has_ended(beat) && !often ? DDP_BEAT_ENDED : DDP_BEAT_WAITS;

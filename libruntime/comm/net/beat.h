@@ -48,7 +48,7 @@ typedef struct ddp_beat {
 	bool connects;        /* this end connects, and the other end listens */
 	bool heard;           /* there was a connection, */
 	bool refused;         /* and since then nobody listens where it was, or a firewall refuses connections; */
-	bool left;            /* the process there has closed the connection, and neither the network has cut nor a reset ended it */
+	bool left;            /* the process there has closed the connection: neither a cut nor a reset has ended it */
 	bool warned;          /* that there is no connection */
 	ddp_beat_state state;
 	ddp_proof_key ours, theirs; /* from this process to the peer, and the other way round */

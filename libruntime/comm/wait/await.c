@@ -383,7 +383,7 @@ ddp_status ddp_comm_await(ddp_comm *comm, const ddp_condition *wait)
 			const bool yielded = i >= spins + YIELDS;
 			if (yielded && awake_until_ns == 0)
 				awake_until_ns = awake_until(comm, yielding_since_ns);
-			const bool awake = !beside && ddp_now_ns() < awake_until_ns;
+			const bool awake = yielded && !beside && ddp_now_ns() < awake_until_ns;
 			if (awake && comm->net == NULL)
 				relax();
 			else
