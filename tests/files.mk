@@ -2,9 +2,10 @@
 # tests: those in unit/ (one process) and ranks/ (several) are run by `make check`;
 # each prints TAP. tests/run runs these in several builds, and the tests in cluster/ on
 # real clusters.
-# Those that take longest come first.
-TESTS += tests/python/test_python_torch.sh tests/unit/test_gpu_kit.sh tests/python/test_python_versions.py tests/unit/test_abi.sh
-EXTRA_DIST += tests/abi/abi.sh tests/abi/libddp.abi tests/unit/test_abi.sh
+# Which tests there are, their first lines say (tests/support/tags).
+include $(top_srcdir)/tests/programs.mk
+TESTS += $(test_scripts)
+EXTRA_DIST += $(test_scripts) tests/abi/abi.sh tests/abi/libddp.abi
 .PHONY: abi abi-update
 abi: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh list $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so | \
@@ -12,7 +13,7 @@ abi: libruntime/libddp.la
 abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
-	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh \
+	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
 	tests/support/check-gpu tests/support/check-packages tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
@@ -60,7 +61,7 @@ check-torch: libruntime/libddp.la
 	$(PYTHON) $(top_srcdir)/tests/ranks/ddp_torch.py
 	$(PYTHON) $(top_srcdir)/tests/ranks/optim_torch.py --figures
 	$(PYTHON) $(top_srcdir)/tests/ranks/powersgd_torch.py --figures
-EXTRA_DIST += tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/support/checks.py tests/support/libddp.py
+EXTRA_DIST += tests/support/checks.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
 		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
@@ -249,180 +250,7 @@ endif
 LDADD = tests/support/test_module.lo tests/support/libsupport.la spank/status/libstatus.la \
 	libruntime/libddpcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
 
-# make starts tests in this order. Those that take longest come first, so that
-# none of them is left to run alone.
-check_PROGRAMS += \
-	tests/ranks/test_comm_random \
-	tests/ranks/test_comm_shrink \
-	tests/unit/test_kernel_layers \
-	tests/ranks/test_tcp_wireup \
-	tests/ranks/test_comm_faults \
-	tests/ranks/test_comm_mismatch \
-	tests/ranks/test_spawn \
-	tests/ranks/test_store_init \
-	tests/ranks/test_comm_groups \
-	tests/ranks/test_comm_share
-if HAVE_UCX
-check_PROGRAMS += \
-	tests/ranks/test_comm_auth \
-	tests/ranks/test_comm_attacker \
-	tests/ranks/test_comm_net \
-	tests/ranks/test_comm_net_messages \
-	tests/ranks/test_comm_openings \
-	tests/ranks/test_comm_shrink_net \
-	tests/ranks/test_comm_stalls \
-	tests/ranks/test_comm_travel \
-	tests/ranks/test_comm_ucx \
-	tests/ranks/test_comm_credit \
-	tests/ranks/test_netplugin \
-	tests/ranks/test_netplugin_ends \
-	tests/ranks/test_netplugin_floods \
-	tests/ranks/test_netplugin_attacker \
-	tests/unit/test_ucx_sendv
-if HAVE_CUDA
-check_PROGRAMS += tests/ranks/test_netplugin_cuda
-endif
-endif
-check_PROGRAMS += \
-	tests/ranks/comm_soak \
-	tests/ranks/test_bf16_params \
-	tests/ranks/test_checkpoint \
-	tests/ranks/test_checkpoint_beside \
-	tests/ranks/test_checkpoint_load \
-	tests/ranks/test_comm_await \
-	tests/ranks/test_comm_callbacks \
-	tests/ranks/test_comm_device \
-	tests/ranks/test_comm_device_messages \
-	tests/ranks/test_comm_follow \
-	tests/ranks/test_comm_in_place \
-	tests/ranks/test_comm_lanes \
-	tests/ranks/test_comm_lists tests/ranks/test_comm_local_memory tests/ranks/test_comm_members tests/ranks/test_comm_messages \
-	tests/ranks/test_comm_memory \
-	tests/ranks/test_comm_nccl \
-	tests/ranks/test_comm_no_threads \
-	tests/ranks/test_nccl_messages \
-	tests/ranks/test_nccl_reductions \
-	tests/ranks/test_comm_progress \
-	tests/ranks/test_comm_threads \
-	tests/ranks/test_context \
-	tests/ranks/test_device_model \
-	tests/ranks/test_device_net \
-	tests/ranks/test_device_trace \
-	tests/ranks/test_device_ways \
-	tests/ranks/test_engine \
-	tests/ranks/test_finalize \
-	tests/ranks/test_grad_hooks \
-	tests/ranks/test_hooks \
-	tests/ranks/test_local \
-	tests/ranks/test_loss_scale \
-	tests/ranks/test_model \
-	tests/ranks/test_model_refusals \
-	tests/ranks/test_optimizers \
-	tests/ranks/test_pages \
-	tests/ranks/test_participants \
-	tests/ranks/test_paths \
-	tests/ranks/test_powersgd \
-	tests/ranks/test_replan \
-	tests/ranks/test_rows \
-	tests/ranks/test_shards \
-	tests/ranks/test_sync_batch_norm \
-	tests/ranks/test_tcp_auth \
-	tests/ranks/test_tcp_threads \
-	tests/ranks/test_training \
-	tests/ranks/test_training_groups \
-	tests/ranks/test_training_ends \
-	tests/ranks/test_training_failures \
-	tests/unit/test_agreement \
-	tests/unit/test_bucket \
-	tests/unit/test_comm_blocks \
-	tests/unit/test_comm_combine \
-	tests/unit/test_comm_kernels \
-	tests/unit/test_comm_nics \
-	tests/unit/test_comm_plan \
-	tests/unit/test_convolution_onednn \
-	tests/unit/test_device \
-	tests/unit/test_device_async \
-	tests/unit/test_device_cuda \
-	tests/unit/test_error \
-	tests/unit/test_gpt_model \
-	tests/unit/test_gpudirect \
-	tests/unit/test_group_outlives \
-	tests/unit/test_images \
-	tests/unit/test_job \
-	tests/unit/test_kernel_bf16 \
-	tests/unit/test_kernel_cuda \
-	tests/unit/test_kernel_device \
-	tests/unit/test_kernel_graph \
-	tests/unit/test_kernel_graph_cuda \
-	tests/unit/test_kernel_images \
-	tests/unit/test_kernel_images_cuda \
-	tests/unit/test_kernel_images_device \
-	tests/unit/test_kernel_inner \
-	tests/unit/test_kernel_optim \
-	tests/unit/test_kernel_product \
-	tests/unit/test_kernel_queue \
-	tests/unit/test_links \
-	tests/unit/test_loader \
-	tests/unit/test_merge \
-	tests/unit/test_nccl_profiler \
-	tests/unit/test_model_graph \
-	tests/unit/test_model_graph_cuda \
-	tests/unit/test_net_model \
-	tests/unit/test_nodes \
-	tests/unit/test_null \
-	tests/unit/test_optim \
-	tests/unit/test_optimizers \
-	tests/unit/test_optimizers_cuda \
-	tests/unit/test_optimizers_device \
-	tests/unit/test_options \
-	tests/unit/test_preflight \
-	tests/unit/test_record \
-	tests/unit/test_safetensors \
-	tests/unit/test_sampler \
-	tests/unit/test_silence \
-	tests/unit/test_slots \
-	tests/unit/test_spank_blame \
-	tests/unit/test_spank_check \
-	tests/unit/test_spank_agent \
-	tests/unit/test_spank_deal \
-	tests/unit/test_spank_dealer \
-	tests/unit/test_spank_generation \
-	tests/unit/test_spank_renumber \
-	tests/unit/test_spank_ends \
-	tests/unit/test_spank_event \
-	tests/unit/test_spank_gpu \
-	tests/unit/test_spank_identity \
-	tests/unit/test_spank_judge \
-	tests/unit/test_spank_link \
-	tests/unit/test_spank_node \
-	tests/unit/test_spank_nodelist \
-	tests/unit/test_spank_options \
-	tests/unit/test_spank_plan \
-	tests/unit/test_spank_port \
-	tests/unit/test_spank_preflight \
-	tests/unit/test_spank_presence \
-	tests/unit/test_spank_prepare \
-	tests/unit/test_spank_relay \
-	tests/unit/test_spank_report \
-	tests/unit/test_spank_replay \
-	tests/unit/test_spank_requeue \
-	tests/unit/test_spank_srun_options \
-	tests/unit/test_spank_stall \
-	tests/unit/test_spank_unseen \
-	tests/unit/test_spank_stall_watch \
-	tests/unit/test_spank_step \
-	tests/unit/test_spank_supervise \
-	tests/unit/test_spank_variables \
-	tests/unit/test_spank_witness \
-	tests/unit/test_stacks \
-	tests/unit/test_status \
-	tests/unit/test_status_cluster \
-	tests/unit/test_status_figures \
-	tests/unit/test_store \
-	tests/unit/test_store_faults \
-	tests/unit/test_store_handover \
-	tests/unit/test_tokens \
-	tests/unit/test_watch
+check_PROGRAMS += $(test_programs)
 
 tests_ranks_test_nccl_reductions_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
@@ -634,21 +462,7 @@ tests/support/libcuda_emulated.a: $(cuda_kernel_sources) $(cuda_kernel_headers) 
 	done
 CLEANFILES += tests/support/libcuda_emulated.a tests/support/emulated/*.o
 
-TESTS += tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/optim_torch.py tests/ranks/powersgd_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/sampler_torch.py tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_cluster_lib.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_storm.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
-	tests/unit/vision_torch.py
-EXTRA_DIST += README.md tests/ranks/test_example_paths.sh tests/ranks/ddp_torch.py tests/ranks/test_gpt.sh tests/ranks/test_no_gpu.sh tests/ranks/test_parallel.sh tests/ranks/test_preflight.sh tests/ranks/test_train.sh tests/ranks/test_vision.sh tests/ranks/trace_gpt.py tests/readme.sh tests/unit/read_safetensors.py \
-	tests/unit/sampler_torch.py tests/unit/sampler_vectors.h tests/unit/test_api.sh tests/unit/test_check_packages.sh tests/unit/test_floors.sh tests/unit/test_gpu_kit.sh \
-	tests/unit/test_kernels_library.sh tests/unit/test_locale.sh tests/unit/test_cluster_lib.sh tests/unit/test_failures.py tests/unit/test_monitoring.py tests/unit/test_storm.py tests/unit/test_configure.sh tests/unit/test_netplugin_symbols.sh tests/unit/test_record_report.py tests/unit/test_report.py tests/unit/test_run.sh tests/unit/test_spank_docs.sh tests/unit/test_spank_symbols.sh tests/unit/test_waits.sh \
-	tests/unit/vision_torch.py
-
-TESTS += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
-	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
-	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch_wheel.py tests/python/test_python_wheel.py
-EXTRA_DIST += tests/python/test_python_checkpoint.py tests/python/test_python_doc.py tests/python/test_python_failures.py \
-	tests/python/test_python_frameworks.py tests/python/test_python_hooks.py tests/python/test_python_page.py tests/python/test_python_record.py \
-	tests/python/test_python_progress.py tests/python/test_python_stop.py tests/python/test_python_torch.sh tests/python/test_python_torch_wheel.py tests/python/test_python_versions.py tests/python/test_python_wheel.py \
-	tests/python/support.py
+EXTRA_DIST += README.md tests/python/support.py tests/unit/read_safetensors.py tests/unit/sampler_vectors.h
 
 # For tests on clusters: ranks that only wire up, ranks that only train, and such as save, too.
 noinst_PROGRAMS += tests/cluster/wireup_probe tests/cluster/training_probe tests/cluster/storm_probe tests/cluster/silence_probe \

@@ -159,17 +159,12 @@ bench-checkpoint-step: examples/gpt/gpt
 bench-ddp-overhead: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/ddp_overhead $(BENCH_ARGS)
 
-if HAVE_PYTHON
-TESTS += tests/bench/test_harness
-endif
-
 EXTRA_DIST += tests/bench/checkpoint_step tests/bench/ddp_overhead tests/bench/gpt_step tests/bench/rank_gpt.py \
 	tests/bench/rank_products.py \
 	tests/bench/harness/gpt.py
 EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
 	tests/bench/overlap tests/bench/overlap_progress \
 	tests/bench/startup tests/bench/recovery \
-	tests/bench/test_harness \
 	tests/bench/rank_gloo.py tests/bench/rank_recovery.py tests/bench/rank_startup.py tests/bench/rank_train.py \
 	tests/bench/harness/__init__.py tests/bench/harness/bars.py \
 	tests/bench/harness/contenders.py tests/bench/harness/group.py \

@@ -23,7 +23,7 @@ if [ "${RPM_TORCH-}" = yes ]; then with_torch=(--with-torch) torch_name='python3
 # looked for again that this machine has already: package.sh and make check-packages compile all.
 printf '%s\n' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
 found=
-if [ -z "${RPM_TORCH-}${RPM_OHPC-}" ]; then
+if [ -z "${RPM_TORCH-}${RPM_OHPC-}${all-}" ]; then
 	printf '%s\n' '%debug_package %{nil}' "%_smp_mflags -j2 \$('$source/tests/cluster/package/take_objects' '$build')" >>"$work/.rpmmacros"
 	if ! grep -m 1 '^  [$] ' "$build/config.log" | grep -q -- --with; then
 		found=$work/found

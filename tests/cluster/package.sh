@@ -24,10 +24,19 @@ with_torch=() torch='' torch_name=''
 if dpkg-query -W python3-torch libtorch-dev pybind11-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
-# Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. The backend,
-# which takes as long as all else, is compiled for other tests, too: its object comes from there.
+# Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. For the same
+# reason nothing is compiled again that this machine has already, but with tests/run --all.
 compiler=() backend=''
-[ -z "$torch" ] || backend=$(CFLAGS='-O0 -g0' "$source/libruntime/python/torch/tests/build.sh" "$build" /usr/bin/python3 2>&1)
+if [ -z "${all-}" ]; then
+	cat >"$work/make" <<-END
+	#!/bin/sh
+	[ ! -e config.h ] || [ -e .taken ] || { "$source/tests/cluster/package/take_objects" "$build" && : >.taken; }
+	exec make "\$@"
+	END
+	chmod 755 "$work/make"
+	compiler=(MAKE="$work/make")
+fi
+[ -z "$torch" ] || [ -n "${all-}" ] || backend=$(CFLAGS='-O0 -g0' "$source/libruntime/python/torch/tests/build.sh" "$build" /usr/bin/python3 2>&1)
 backend=${backend##*$'\n'}.objects/csrc/whole.o
 if [ -e "$backend" ]; then
 	cat >"$work/cc" <<-END
@@ -42,7 +51,7 @@ if [ -e "$backend" ]; then
 	exec gcc "\$@"
 	END
 	chmod 755 "$work/cc"
-	compiler=(CC="$work/cc")
+	compiler+=(CC="$work/cc")
 fi
 capture env "${compiler[@]}" DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CFLAGS_APPEND=-g0 DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
 	"$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """Checkpoint: whole or not at all, whenever the program is killed; keep, latest, background."""
 import os
 import random

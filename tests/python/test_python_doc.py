@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """Each Python snippet of doc/python.md, and of doc/jax.md, runs; those of torch where there is one.
 
 DDP_TORCH_PACKAGE: the folder with the compiled slurm_ddp_torch. test_python_torch.sh sets it, and runs the snippets of

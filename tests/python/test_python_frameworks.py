@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """The callbacks for Lightning and Hugging Face: steps are told, and a signal ends the training with a checkpoint.
 
 TEST_PYTHON: interpreters to try before this one, with colons between them.

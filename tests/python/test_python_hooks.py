@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm_ddp sees collectives by the hooks of torch 2.15's process groups: those of DistributedDataParallel, too.
 
 TEST_PYTHON: interpreters to try before this one, with colons between them.

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm_ddp's progress page: the layout of progress.h, and who takes which slot."""
 import os
 import subprocess

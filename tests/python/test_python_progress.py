@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm_ddp: phases, steps and metrics, identity, and the start without a line in the program."""
 import json
 import os

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm_ddp's flight recorder: the layout of watch/record.h, the ring's order, and the program's line."""
 import os
 import re

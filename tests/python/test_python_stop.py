@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """should_stop(): all ranks stop at the same call, whichever rank has heard of it; who does not know the key is kept out."""
 import os
 import random

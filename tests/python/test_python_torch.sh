@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # The c10d backend compiles against the PyTorch that is there, and its own tests pass, with fewer failures of ranks and
 # fewer operations than by make check-python, which also runs PyTorch's tests of backends.
 # TEST_PYTHON: interpreters to try first, with colons between them.

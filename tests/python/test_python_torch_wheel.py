@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm-ddp-torch's sources as pip gets them: the archive has all of them, and where something is missing, pip says what."""
 import os
 import re

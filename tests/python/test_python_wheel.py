@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """slurm_ddp's wheel: built from the tree without a network, installed, removed; versions agree."""
 import os
 import re

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /*
  * Kills or stops a random rank at a random moment of random collectives, again
  * and again: the others must get an error in time, never hang, and, after a

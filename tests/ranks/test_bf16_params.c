@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* reduce: parameters in bf16 beside their f32 masters, by each way of updating. */
 #include <setjmp.h>
 #include <stdarg.h>

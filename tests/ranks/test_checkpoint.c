@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* state/checkpoint: saving and loading with all ranks of a job. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* state/checkpoint: loading what does not fit, is broken or takes much memory. */
 #include <math.h>
 #include <setjmp.h>

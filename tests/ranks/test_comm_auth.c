@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; needs: UCX */
 /* The network between nodes takes no message without its key, of whoever knows a rank's address. */
 #include <netinet/in.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 5 */
 /* What ends a wait, and what is taken for a peer's death. */
 #include <pthread.h>
 #include <sched.h>

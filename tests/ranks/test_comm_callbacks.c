@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* Operations that call back when they end. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; takes: 7 */
 /* Operations on memory that the host cannot touch: that of the asynchronous test device. */
 #include <setjmp.h>
 #include <stdarg.h>

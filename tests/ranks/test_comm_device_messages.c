@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* Messages from and to memory that the host cannot touch: that of the asynchronous test device. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit bare */
 /* What goes wrong among ranks: every one of them gets an error that says why. */
 #include <setjmp.h>
 #include <stdarg.h>

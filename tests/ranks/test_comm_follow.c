@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* Operations of a backend that does not compare what ranks issue are compared beside it. */
 #include <pthread.h>
 #include <setjmp.h>

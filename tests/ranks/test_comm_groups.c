@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* Groups of ranks, and messages between single ranks, on one and on two nodes. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* Operations that do not wait for each other. */
 #include <setjmp.h>
 #include <stdarg.h>

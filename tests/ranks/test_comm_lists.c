@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 10 */
 /* Operations on a list of buffers, one for each rank. */
 #include <setjmp.h>
 #include <stdarg.h>

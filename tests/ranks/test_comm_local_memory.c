@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 9 */
 /* Memory that one rank allocates alone, and that the others of its node map when an operation names it. */
 #include <errno.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 6 */
 /* Communicators that are made by their members alone. */
 #include <limits.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; takes: 15 */
 /*
  * A lack of memory on one rank, at each place where it asks for some: all ranks
  * get an error, at once, and no descriptor of the program's is closed. This

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 8 */
 /* Sends and receives of any source, tag and size; requests that are let go of; timeouts of single operations. */
 #include <limits.h>
 #include <semaphore.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; takes: 5 */
 /* The backend for GPUs, over a stand-in for NCCL and the asynchronous test device; what needs
    no more than two ranks and no switch of the stand-in's, on a GPU, too. */
 #include <pthread.h>

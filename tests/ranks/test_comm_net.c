@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; needs: UCX; takes: 5 */
 /* The network between nodes: what it never touches, and whose end it must not overlook. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; needs: UCX */
 /* The network between nodes: which message is whose, and what becomes of one that nobody asks for. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* Communicators while no further thread can be started, and what a thread does while a callback runs. */
 #include <errno.h>
 #include <pthread.h>

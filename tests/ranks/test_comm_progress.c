@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* When the progress thread runs: how seldom while callers look after the network,
    and when messages are coalesced. */
 #include <dirent.h>

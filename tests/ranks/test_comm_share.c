@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /*
  * What the communicators of a process share: UCX's worker and its connections, the
  * doorbell, threads. A further one costs next to nothing, and what ends one leaves

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; needs: UCX */
 /*
  * Stops a random rank at a random moment of random operations: every other rank's
  * error must name that one, and not one that waited for it, too.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* Messages beside collectives: from other threads, behind queued ones, and at the end. */
 #include <setjmp.h>
 #include <stdarg.h>

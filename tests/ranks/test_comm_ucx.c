@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; needs: UCX */
 /*
  * UCX beside a program: its listening sockets, its lines, its settings, and what it
  * would do to signals and to shared memory.

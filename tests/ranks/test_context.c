@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan bare no-ucx no-pmix no-blas; all: unit */
 /* ddp_init() and ddp_finalize(): from nothing to a communicator, and back. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * A model in the memory of the asynchronous test device: it comes to the bits of one in the
  * host's memory, and nothing in its backward pass waits. The device refuses work that no

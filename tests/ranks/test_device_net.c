@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* examples/models/net in the memory of the asynchronous test device: it comes to the bits of one
    in the host's, running statistics and dropout among them, and its evaluation says the same. */
 #include <setjmp.h>

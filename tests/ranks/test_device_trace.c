@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * The trace of a model on a device, and a step's times: what the program's queue and communication did,
  * and when, is told by the device, not by the host, which has enqueued all of it long before. Here the

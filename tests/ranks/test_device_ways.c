@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * Ways of training a model in the memory of the asynchronous test device, each beside the same
  * in the host's memory: parameters, gradients and norms have the same bits after each step.

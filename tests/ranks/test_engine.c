@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; takes: 9 */
 /*
  * reduce: random models on random worlds, reduced in every way, in random order, with random
  * parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: asan; all: unit tsan
 # Paths that are given to the examples may be anything: none may hang a program, and each is
 # refused in a sentence that names it. Prints TAP.
 program=${GPT:-examples/gpt/gpt}

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* reduce/grads: gradients that the program's own functions change before they are reduced. */
 #include <math.h>
 #include <setjmp.h>

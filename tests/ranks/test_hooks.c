@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* reduce: buckets that travel in 16 bits, or as the program's own hook has them. */
 #include <math.h>
 #include <setjmp.h>

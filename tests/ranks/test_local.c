@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* reduce: local SGD beside a plain one, whose numbers are exact, and its checkpoints. */
 #include <math.h>
 #include <setjmp.h>

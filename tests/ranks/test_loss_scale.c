@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* reduce: gradients of a loss that is multiplied by a scale. */
 #include <math.h>
 #include <setjmp.h>

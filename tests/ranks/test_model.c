@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan; takes: 7 */
 /* reduce: a model on several ranks, with the real communicator. */
 #include <math.h>
 #include <setjmp.h>

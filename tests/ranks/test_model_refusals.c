@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan; takes: 15 */
 /* reduce: what a model refuses, and what ends a step on all ranks. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* Messages on a GPU's memory, and how communicators of NCCL's end, over a stand-in for NCCL
    and the asynchronous test device; what needs no switch of the stand-in's, on a GPU, too. */
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* Averages, and sums of scaled inputs, of each type by NCCL: the values, over its stand-in and by
    itself on a GPU; and whether types, ops and other numbers are those of its header. */
 #include <assert.h>

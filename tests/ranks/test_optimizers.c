@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /*
  * reduce: each optimizer trains on several ranks, in each way of reducing, to the bits of
  * one that has all gradients; its checkpoints go on in another world; and what would cut

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit; all: tsan asan; takes: 13
 # examples/parallel: a network that is split has the losses of one that is not. Prints TAP.
 program=examples/parallel/parallel
 # shellcheck source=tests/support/example.sh

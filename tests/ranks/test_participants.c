@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
  * ranks that have not finished. Their values in random models are test_engine's matter.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * These tests show what a program's surroundings may do to its files: a folder that changes, a
  * limit on the size of files, standard descriptors that are closed, and a locale that writes

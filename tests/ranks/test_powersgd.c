@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan; takes: 5 */
 /*
  * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
  * in the host's memory, and in that of the asynchronous test device, to the same bits.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * reduce/rows: gradients with a dense part and rows. Whichever way they
  * travel, ranks add up the same; and to the bit in the order of ranks.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* reduce: what is spread over ranks: what memory that takes, and how it comes together again. */
 #include <setjmp.h>
 #include <signal.h>

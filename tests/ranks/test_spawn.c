@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* ddp_spawn(): local ranks, their exit codes, and their wire-up. */
 #include <errno.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* examples/models/net: ranks that normalise together train as one rank does with all images. */
 #include <math.h>
 #include <setjmp.h>

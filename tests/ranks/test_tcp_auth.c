@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* Wire-up by TCP where programs that are no ranks of the job interfere. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

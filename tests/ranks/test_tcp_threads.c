@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* Wire-up by TCP with many ranks: each is a thread of this process, so that
    whatever ranks were to share would be seen by a thread sanitizer. */
 #include <pthread.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan bare */
 /*
  * training: that data-parallel training is training. N ranks give what one
  * gives on the same global batch, and what a plain loop in double precision

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
  * checkpoint; what diverges goes back to one.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * training: what a failure costs. One of a rank ends all of them, with its reason; one of a
  * checkpoint costs no more than that checkpoint, unless it is the last.

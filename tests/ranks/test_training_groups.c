@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * training_groups: models on communicators. The ranks of a group train as if they were a world of
  * their own, beside other groups with other models.

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit; all: asan tsan; takes: 15
 # examples/vision as a user runs it: data, readers, evaluation, output. Prints TAP.
 program=examples/vision/mnist_mlp
 synthetic=examples/vision/synthetic

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: asan; all: unit tsan
 """The traces of examples/gpt on the test device: what its queue and communication did, and the summary's figures of it."""
 import json
 import os

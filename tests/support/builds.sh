@@ -2,16 +2,26 @@
 # builds.sh: the builds of tests/run, and the suites that need a build or none.
 # shellcheck shell=bash disable=SC2154 # tests/run sets source, work, logs, jobs, build
 
-# Enough to know that such a build links, trains on a node, and refuses several; and that
-# clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
-bare_tests()
+# What tests/support/tags prints
+tags=$("$source/tests/support/tags")
+
+# tagged SUITE [all]: the paths of the tests that a suite runs; with "all" also those that it only runs with --all
+tagged()
 {
-	printf '%s\n' test_comm_random test_comm_faults test_context test_job \
-		test_comm_kernels test_kernel_product test_kernel_optim test_kernel_images \
-		test_convolution_onednn test_gpt_model test_training
+	awk -F '\t' -v suite="$1" -v all="${2-}" '
+		index(" " $2 " " (all == "" ? "" : $3 " "), " " suite " ") { print $1 }' <<<"$tags"
 }
-# Enough to know that a build without one of these alone links and runs.
-lean_tests() { printf '%s\n' test_context test_job test_kernel_product; }
+
+# paths NAME...: of tests, as the makefile has them
+paths() { cut -f 1 <<<"$tags" | sed 's/\.c$//' | grep -E "/($(IFS='|' && echo "$*"))\$"; }
+
+# programs SUITE: the paths of those that are compiled for what is wanted of it
+programs()
+{
+	local names=()
+	mapfile -t names < <(wanted "$1")
+	[ ${#names[@]} = 0 ] || paths "${names[@]}" | grep -vE '\.(sh|py)$|/test_harness$'
+}
 
 child=''
 end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
@@ -55,6 +65,20 @@ prepare_machine()
 	[ -x "$source/configure" ] || step setup 'autogen.sh' 180 "$logs/autogen.log" "$source/autogen.sh"
 }
 
+# An environment of Python with the frameworks, which any user can read. It is made anew where other ones are wanted.
+prepare_frameworks()
+{
+	local folder=/var/tmp/slurm-ddp-frameworks-$UID log=$logs/frameworks.log
+	if [ "$(cat "$folder/made" 2>/dev/null)" != "${frameworks_wanted[*]}" ] || [ ! -O "$folder" ]; then
+		rm -rf "$folder"
+		step setup "installing ${frameworks_wanted[*]} in $folder" 60 "$log" /usr/bin/python3 -m venv --without-pip "$folder" &&
+			step setup 'which takes some minutes' 1800 "$log" /usr/bin/python3 -m pip --python "$folder/bin/python3" \
+				install --disable-pip-version-check "${frameworks_wanted[@]}" || return 1
+		echo "${frameworks_wanted[*]}" >"$folder/made" || return 1
+	fi
+	export TEST_PYTHON=$folder/bin/python3
+}
+
 # build_of SUITE: the folder of its build; unit, fuzz, distcheck and cluster share one
 build_of()
 {
@@ -63,45 +87,6 @@ build_of()
 	*) echo "${build:-$work/build-unit}" ;;
 	esac
 }
-
-# The thread sanitizer finds a race of UCX's own, of its threads with its end, in test_comm_openings, and test_finalize waits
-# too long there. It has nothing to see in what is one thread from beginning to end
-# (strace -f -e trace=clone3 tells), as kernels are where OpenMP may use one only; nor in
-# test_comm_travel, whose algorithms test_comm_random runs in the same threads, nor in
-# test_example_paths.sh, test_train.sh, test_no_gpu.sh, test_parallel.sh, test_preflight.sh, test_vision.sh and trace_gpt.py, whose threads, those that read among them, are libddp's as in
-# test_gpt.sh, nor in
-# test_replan and test_training_groups, whose steps test_engine and test_training take in the same threads, nor in
-# test_checkpoint_load, test_comm_in_place and test_nccl_reductions: test_checkpoint loads, test_comm_random runs in
-# place, and test_comm_nccl reduces in the same threads.
-unwatched_tests=(test_comm_openings test_finalize test_comm_travel test_checkpoint_load test_comm_in_place test_nccl_reductions test_agreement test_bucket test_comm_blocks test_comm_combine test_comm_kernels
-	test_comm_nics test_comm_plan test_convolution_onednn test_device_cuda test_example_paths.sh test_gpt_model test_images test_job
-	test_kernel_bf16 test_kernel_cuda test_kernel_graph_cuda test_kernel_images test_kernel_images_cuda test_kernel_layers test_kernel_optim
-	test_kernel_product test_kernel_queue test_links test_model_graph_cuda test_model_refusals test_net_model test_no_gpu.sh test_nodes test_null test_optim test_optimizers_cuda test_replan
-	test_options test_parallel.sh test_preflight test_preflight.sh test_safetensors test_sampler test_spank_blame test_spank_check test_spank_gpu
-	test_spank_identity test_spank_judge test_spank_nodelist test_spank_options test_spank_port
-	test_spank_prepare test_spank_report test_spank_srun_options test_spank_stall test_spank_step
-	test_spank_supervise test_spank_variables test_spank_witness test_status test_status_cluster test_store test_store_faults test_store_handover test_train.sh test_training_groups test_vision.sh
-	test_watch trace_gpt.py)
-tsan_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${unwatched_tests[@]}"); }
-
-# With --once, these compiled tests of `unit` run there, and it leaves the others to `asan`, which runs them, too: what
-# they look at is the same whatever compiles it. These are
-# - those of which asan leaves out cases or all (test_run.sh knows them);
-# - test_abi.sh, which reads the library that users get;
-# - those of numbers, as gcc's code for vectors is no other build's, and what trains by them;
-# - three of threads, which are at their fastest here;
-# - a program from its start to its end. The clusters have this build's libddp, plugin and examples, too.
-plain_tests=(ddp_torch.py optim_torch.py powersgd_torch.py readme.sh sampler_torch.py test_comm_groups test_comm_random test_comm_share
-	test_comm_shrink_net test_kernels_library.sh test_locale.sh test_netplugin_symbols.sh test_parallel.sh test_shards test_spank_symbols.sh
-	test_train.sh test_abi.sh
-	test_bf16_params test_comm_blocks test_comm_combine test_comm_kernels test_convolution_onednn test_gpt_model test_images
-	test_kernel_bf16 test_kernel_device test_kernel_graph test_kernel_images test_kernel_images_device test_kernel_inner
-	test_kernel_layers test_kernel_optim test_kernel_product test_kernel_queue test_loss_scale test_model test_model_graph test_net_model
-	test_optim test_optimizers test_optimizers_device test_powersgd test_sampler test_sync_batch_norm test_training
-	comm_soak test_comm_threads test_tcp_threads
-	test_gpt.sh)
-# What `unit` leaves to `asan` with --once
-twice_tests() { compiled_tests | grep -vxF -f <(printf '%s\n' "${plain_tests[@]}"); }
 
 # Makes the builds while tests run, which wait more than they compute.
 build_ahead()
@@ -134,6 +119,13 @@ build_tree()
 	if make_tree "$1" "$dir"; then : >"$dir/.built"; else : >"$dir/.failed"; return 1; fi
 }
 
+# A compiler's cache makes the next run's builds.
+ccache=''
+if command -v ccache >/dev/null; then
+	ccache='ccache '
+	export CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+fi
+
 # libtool's own script takes 40 s of processor time for each build.
 readonly quick_libtool="LIBTOOL=$CONFIG_SHELL $source/tests/support/quick-libtool"
 
@@ -162,24 +154,24 @@ plan_build()
 {
 	case $suite in
 	bare|no-*)
-		options=(CC=clang --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file="$work/config.clang")
-		flags=(CFLAGS=-O1 LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
-		mapfile -t targets < <(echo examples/allreduce; tests_of "$suite" | programs)
+		# With --all, tests see whether clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
+		options=(CC="${ccache}clang" --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file="$work/config.clang")
+		flags=("CFLAGS=-O${all:+1}" LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
+		mapfile -t targets < <(echo examples/allreduce; programs "$suite")
 		if [ "$suite" = bare ]; then
 			options+=(--without-{ucx,pmix,blas})
 		else
 			options+=("--without-${suite#no-}")
 			start_lean "$dir" "$suite" || return 1
 		fi ;;
-	asan) options=(CC=clang --disable-cuda-kernels '--enable-sanitizer=address,undefined' --cache-file="$work/config.clang")
-		flags=(CFLAGS='-g1 -O1') ;;
+	asan) options=(CC="${ccache}clang" --disable-cuda-kernels '--enable-sanitizer=address,undefined' --cache-file="$work/config.clang")
+		flags=(CFLAGS='-g1 -O0') ;;
 	# gcc warns of fences, which the thread sanitizer does not know.
-	tsan) options=(--disable-cuda-kernels --enable-sanitizer=thread --cache-file="$work/config.gcc")
-		flags=(CFLAGS='-g1 -O1 -Wno-tsan')
-		targets+=("check_PROGRAMS=$(tsan_tests | programs | paste -s -d ' ')") ;;
-	*) suite=unit options=(--cache-file="$work/config.gcc")
-		[ -z "$once" ] || targets+=("check_PROGRAMS=$(wanted unit | programs | paste -s -d ' ')") ;;
+	tsan) options=(CC="${ccache}gcc" --disable-cuda-kernels --enable-sanitizer=thread --cache-file="$work/config.gcc")
+		flags=(CFLAGS='-g1 -O1 -Wno-tsan') ;;
+	*) suite=unit options=(CC="${ccache}gcc" --cache-file="$work/config.gcc") ;;
 	esac
+	[[ $suite = @(bare|no-*) ]] || targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')")
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
 	# No test runs the benchmarks and the programs of clusters in these builds.
@@ -200,12 +192,13 @@ make_tree()
 	# make is told leave that as it is.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
 		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking --enable-werror "${options[@]}" || return 1
-	# clang takes six times as long to optimize these loops under its sanitizers, and 150 times as long for the product's;
-	# it finds no more in them.
+	# Code that is not optimized compiles in a third of the time; kernels compute for longer than they compile. In those
+	# for vectors of 512 bits, clang takes 150 times as long to optimize loops under its sanitizers.
 	if [ "$suite" = asan ]; then
-		step asan "building the loops (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
-			libruntime/comm/ops/libddpcore_la-kernels{,_avx2,_avx512}.lo \
+		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
 			kernels/cpu/libproduct_avx512_la-product_avx512.lo || return 1
+		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O1' \
+			kernels/libkernels.la kernels/libconvolution.la || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
 		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
@@ -217,42 +210,30 @@ make_tree()
 	compile_others
 }
 
-# What a compiler has to say of other programs it says without linking them: clang of those that no test runs under its
-# sanitizers, and gcc of tests that only clang has compiled.
+# What a compiler has to say of programs that this build has not, it says without compiling them whole: clang of those
+# that no test runs under its sanitizers, and gcc of tests that only clang has compiled.
 compile_others()
 {
-	local targets=(SANITIZER_CFLAGS= CCLD=true)
-	case $suite$once in
-	asan*) targets+=(CFLAGS=-fsyntax-only all) ;;
-	tsanyes) mapfile -t -O 2 targets < <(echo CFLAGS=-O0; twice_tests | grep -vxF -f <(tsan_tests) | programs) ;;
+	local targets=(SANITIZER_CFLAGS= CFLAGS=-fsyntax-only CCLD=true)
+	case $suite in
+	asan) targets+=(all) ;;
+	tsan) mapfile -t -O 3 targets < <(cut -f 1 <<<"$tags" | sed -n 's/\.c$//p' | grep -vxF -f <(programs unit; programs tsan)) ;;
 	*) return ;;
 	esac
-	step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${targets[@]}"
+	step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" -k "${targets[@]}"
 }
 
 # ---- make check ----------------------------------------------------------------------
-
-# The programs and scripts that the makefiles give to make check, by path
-test_paths()
-{
-	sed -e ':join' -e '/\\$/{N;s/\\\n/ /;b join' -e '}' "$source"/tests/*.mk "$source"/tests/*/*.mk |
-		sed -n 's/^\(check_PROGRAMS\|TESTS\) *+= *//p' | tr -s '[:blank:]' '\n' | grep '^tests/' | awk '!seen[$0]++'
-}
-unit_tests() { test_paths | sed 's|.*/||'; }
-compiled_tests() { unit_tests | grep -vxF "$(printf '%s\n' "${uncompiled_tests[@]}")"; }
-path_of() { test_paths | grep -E "/$1\$"; }
-# programs: of the names of tests that it reads, the paths of those that are compiled
-programs() { grep -vE '\.(sh|py)$|^test_harness$' | while read -r name; do path_of "$name"; done; }
 
 # check_tree SUITE NAME...: make check in its build, of these tests
 check_tree()
 {
 	local suite=$1 dir status=0 name paths=() before targets=(check)
 	dir=$(build_of "$suite")
-	# Not the programs that these suites do without.
-	[[ $suite$once == unit ]] || targets=(check-TESTS check_PROGRAMS=)
+	# A build that was given may lack programs; others have theirs.
+	if [ "$dir" = "$build" ]; then targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')"); else targets=(check-TESTS check_PROGRAMS=); fi
 	shift
-	mapfile -t paths < <(test_paths | grep -E "/($(IFS='|' && echo "$*"))\$")
+	mapfile -t paths < <(paths "$@")
 	say "make check ($suite)$(whole "$suite" || echo ": $*")"
 	find "$dir/tests" -name '*.trs' -delete 2>/dev/null
 	before=$(count FAIL "$suite")
@@ -363,9 +344,9 @@ suite_distcheck()
 	# What the package may lack is a file: all of git's are in it, what is installed
 	# builds from it, and the tests run that read the tree. `unit` has run the rest. Of the
 	# package for Python, test_python_wheel.py has all files.
-	mapfile -t tests < <(test_paths | grep -E '\.(sh|py)$|/test_safetensors$' |
+	mapfile -t tests < <(cut -f 1 <<<"$tags" | sed 's/\.c$//' | grep -E '\.(sh|py)$|/test_safetensors$' |
 		grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$')
-	limited 900 "$log" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
+	limited 900 "$log" env DDP_OBJECTS="$dir" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
 	# Whoever makes it, the archive has the same bytes.

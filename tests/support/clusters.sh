@@ -6,7 +6,15 @@ prefix='' root=''
 running='' # "NODES OPTIONS" of the cluster that is up
 cluster_lanes=() # processes that run tests beside each other
 
-cluster_tests() { (cd "$source/tests/cluster" && printf '%s\n' *.sh | sed 's/\.sh$//' | grep -vx lib); }
+# cluster_tests [all]: their names; without "all", those of which a line "# all: cluster" says that only --all runs them are
+# left out
+cluster_tests()
+{
+	(
+		cd "$source/tests/cluster" || exit
+		if [ -n "${1-}" ]; then ls -- *.sh; else grep -L '^# all: cluster$' -- *.sh; fi | sed 's/\.sh$//' | grep -vx lib
+	)
+}
 
 # header FILE KEY DEFAULT: the value of a "# KEY: value" line at a test's start
 header()
@@ -73,7 +81,7 @@ cluster_test()
 	: >"$log"
 	limited $((${TEST_SECONDS:-$(header "$file" seconds 120)} * $(slowness))) "$log" env -C "$own" work="$own" \
 		source="$source" build="$(build_of cluster)" prefix="$prefix" cluster="$cluster" \
-		LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
+		all="$all" LD_LIBRARY_PATH="$prefix/lib" bash "$file" || status=$?
 	from_tap cluster "$name" $status "$log"
 	ended cluster "$name" "$((SECONDS - started)) s"
 	[ "$(count FAIL cluster "$name")" != "$before" ] || return 0

@@ -92,8 +92,17 @@ close_up()
 	local log passed failed skipped
 	passed=$(count PASS) failed=$(count FAIL) skipped=$(count SKIP)
 	if [ "$skipped" != 0 ]; then
-		echo; echo "Skipped:"
-		awk -F '\t' '$1 == "SKIP" { print "  " $2 "/" $3 ": " $4 }' "$results" | awk '!seen[$0]++'
+		echo; echo "Skipped, by what was missing:"
+		awk -F '\t' '
+			$1 == "SKIP" {
+				reason = $4
+				if (!sub(/.*# *SKIP */, "", reason)) sub(/^[0-9]+\.\.[0-9]+ *#? */, "", reason)
+				test = $2 "/" $3
+				n[reason]++
+				if (!((reason, test) in seen)) tests[reason] = tests[reason] " " test
+				seen[reason, test]
+			}
+			END { for (reason in n) printf "%5d  %s:%s\n", n[reason], reason, tests[reason] }' "$results" | sort -rn
 	fi
 	if [ "$failed" != 0 ]; then
 		while read -r log; do

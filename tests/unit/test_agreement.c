@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* agreement: what the ranks believe, completed and compared. */
 #include <setjmp.h>
 #include <stdarg.h>

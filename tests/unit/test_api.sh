@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # The reference has every function of the public headers, and what libddp.so exports, with their comments.
 tests=${0%/*}
 include=$tests/../../libruntime/include

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* params/layout and reduce/bucket: where gradients lie and how they are cut. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # The part `user` of make check-packages, with an archive of some lines: what is left after a failure or after USER_SECONDS
 # runs at the next call, and nothing else. The parts `rpm` and `easybuild`, with programs that only say how they were called.
 # Prints TAP.

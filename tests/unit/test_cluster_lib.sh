@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # Tests on clusters take objects that are compiled already. They tell if one is missing, and take none that holds another
 # build's folders.
 set -u

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* comm/ops/blocks: how operations are cut. */
 #include <setjmp.h>
 #include <stdarg.h>

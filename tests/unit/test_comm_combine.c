@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* comm/ops/combine_nodes: the order of nodes, and what it costs that partial results travel in
    16 bits. */
 #include <setjmp.h>

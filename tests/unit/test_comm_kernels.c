@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan bare */
 /* comm/ops/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
 #include <setjmp.h>
 #include <stdarg.h>

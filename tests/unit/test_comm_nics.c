@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* comm/net/nics: InfiniBand ports of a node, as sysfs shows them, and its ranks. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # configure --help lists every option that documents, scripts and configure's own messages name; each source names its licence.
 tree=${0%/*}/../..
 # shellcheck source=tests/support/nothing.sh

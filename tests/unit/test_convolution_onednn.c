@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan bare */
 /*
  * Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
  * against plain loops in double precision: odd shapes, other numbers of images and of threads by the

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * device: what holds for each kind of device, on each that is here: the host, the test
  * device, a GPU; and what is said where a kind is missing.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * device/test: what the asynchronous test device is for. A host that touches its memory
  * dies, work that nothing orders is told, and goes wrong.

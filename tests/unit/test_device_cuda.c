@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
  * program's own choice of a GPU, over a stand-in for CUDA's runtime; with a GPU, test_device

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* base/error: the last error is a sentence of the failing thread's own. */
 #include <errno.h>
 #include <pthread.h>

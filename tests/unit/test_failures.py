@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """ddp-failures: what logs of slurmd tell of a site's failures, and what it makes of lines that are none."""
 import gzip
 import json

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # The sources are built in floors that only point down: a file includes, and calls, what is
 # on its own floor or below, and no file depends on itself by way of others.
 # What is checked: #include lines of the sources, undefined symbols of the objects.

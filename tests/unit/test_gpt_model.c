@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan bare */
 /* examples/models/gpt: gradients by finite differences, learning, sizes. */
 #include <math.h>
 #include <setjmp.h>

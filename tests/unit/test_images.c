@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* data/images, data/transform: image files, whole and broken, and what becomes of them. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan bare; all: unit tsan no-ucx no-pmix no-blas */
 /* job: who a process is, from tables of environments. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
+/* runs: asan; as: test_kernel_graph_cuda */
 /*
  * Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
  * fails leaves the queue as it was.

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan bare */
+/* runs: unit asan; as: test_kernel_images_device */
+/* runs: asan; as: test_kernel_images_cuda */
 /*
  * kernels for images, which are of f32: each against a plain version in double precision, at odd
  * sizes, and one thread against three, or one order of threads against another; in each place that

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan tsan */
 /* kernels: the inner loops of each instruction set that the processor has, against those of the plain set. dk_inner()
    chooses only the best set, so other tests run no other one. */
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan bare */
 /* kernels: optimizer updates and norms against a plain double-precision form. */
 #include <dlfcn.h>
 #include <fenv.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /*
  * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
  * whole model passes forward and backward there as on the host. The queues are those of

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* data/loader: batches read ahead, their order, errors and positions. */
 #include <setjmp.h>
 #include <stdarg.h>

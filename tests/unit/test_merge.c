@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* reduce/merge: which gradients to all-reduce together, beside all ways of doing so. */
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """ddp-status --node: figures of a process that looks like a rank, as text for Prometheus and as JSON. promtool, if there
 is one, and a check of the grammar read the text."""
 import json

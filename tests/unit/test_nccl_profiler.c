@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
  * is read from the page as slurmstepd and ddp-status read it.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* examples/models/net: gradients by finite differences through every kind of layer and through
    ResNets, dropout that is the same for the same counter, evaluation by running statistics. */
 #include <math.h>

@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit asan tsan
 # What libnccl-net-ddpucx.so shows: NCCL's tables, and nothing of libddp or UCX.
 plugin=libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* job/nodes: a message about ranks names their nodes, as far as they are known. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
 #include <math.h>
 #include <pthread.h>

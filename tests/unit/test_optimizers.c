@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* optim: each optimizer's parameters beside those of its paper's formulas. */
 #include <math.h>
 #include <setjmp.h>

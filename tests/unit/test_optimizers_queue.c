@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; as: test_optimizers_device */
+/* runs: asan; as: test_optimizers_cuda */
 /*
  * optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
  * papers' formulas, and with what is kept have the bits of the host's, but where products of

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* Options of programs that were compiled with another release. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* The flight recorder: watch/recorder writes rings, spank/record reads them, and writes lines to files. */
 #include <errno.h>
 #include <fcntl.h>

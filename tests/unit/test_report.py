@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """ddp-report: the page and the merged trace of a training of four ranks on two nodes."""
 import html.parser
 import importlib.machinery

@@ -1,5 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # tests/run itself, on a tree of a few scripts, where the checker of scripts fails
 # as often as the test says; and tap, which ends a test that hangs.
 set -u
@@ -9,9 +10,14 @@ trap 'rm -rf "$work"' EXIT
 # shellcheck source=tests/support/checks.sh
 . "$here/tests/support/checks.sh"
 
+# same_lines FILE LINE...
+same_lines() { [ "$(cat "$1")" = "$(printf '%s\n' "${@:2}")" ]; }
 tree=$work/tree
-mkdir -p "$tree/tests/unit" "$tree/slurm" "$tree/.ci" "$tree/examples" "$work/bin" "$work/tmp"
+mkdir -p "$tree/tests"/{unit,ranks,python,bench} "$tree/slurm" "$tree/.ci" "$tree/examples" "$work/bin" "$work/tmp"
 cp -r "$here/tests/run" "$here/tests/support" "$tree/tests/"
+for file in unit/test_a.sh ranks/test_b.sh python/test_c.py bench/test_harness readme.sh; do
+	echo '# runs: unit' >"$tree/tests/$file"
+done
 printf '#!/bin/sh\n' | tee "$tree/slurm/good" "$tree/slurm/bad" >"$tree/configure"
 chmod 755 "$tree/configure" "$tree/tests/run"
 # Fails for slurm/bad until it was asked $FAILURES times.
@@ -61,23 +67,24 @@ check "which says how to find those that do" prints 'tests/run --list lint'
 run 0 --times 0 lint
 check "and so is a number that is none" status_is 2
 
-# Of the tree itself, what --once leaves out
+# Of the tree itself, what tests say of themselves
 names() { "$here/tests/run" --list "$@" | sort; }
-names unit asan tsan >"$work/all"
-names --once unit asan tsan >"$work/once"
-comm -23 "$work/all" "$work/once" >"$work/out"
-check "with --once, unit leaves out tests" prints ^unit/
-check "and no other suite does" prints_not '^[^u]'
-sed 's/^unit/asan/' "$work/out" | comm -13 "$work/once" - >"$work/missed"
-check "asan runs each of them" test ! -s "$work/missed"
-check "nothing is left out where asan is not run" test "$(names --once unit tsan | md5sum)" = "$(names unit tsan | md5sum)"
+suites=(unit asan tsan bare no-ucx no-pmix no-blas)
+names "${suites[@]}" >"$work/short"
+names --all "${suites[@]}" >"$work/out"
+check "--all leaves out nothing that runs without it" test -z "$(comm -23 "$work/short" "$work/out")"
+check "each test runs in one suite at least, also without --all" \
+	test "$(sed 's|.*/||' "$work/short" | sort -u | md5sum)" = "$(sed 's|.*/||' "$work/out" | sort -u | md5sum)"
+"$here/tests/support/tags" >"$work/tags"
+(cd "$here" && ls tests/unit/test_*.* tests/ranks/test_*.* tests/python/test_*.*) | grep -vxF -f <(cut -f 1 "$work/tags") >"$work/out"
+check "each test has a line that says where it runs" same_lines "$work/out" tests/unit/test_optimizers_queue.c
+cut -f 2,3 "$work/tags" | tr -s '\t ' '\n' | sort -u | grep -vxF -f <(printf '%s\n' '' "${suites[@]}") >"$work/out"
+check "which names suites that there are" test ! -s "$work/out"
+"$here/tests/support/tags" --make | diff - "$here/tests/programs.mk" >"$work/out"
+check "and is what the makefiles were made of (else ./autogen.sh is due)" test ! -s "$work/out"
 (cd "$here/tests" && grep -lE __SANITIZE_ADDRESS__ {unit,ranks}/test_*.c && grep -lE '_asan|sanitizer|check_again|gpu/train\.sh|from libddp import' ./*.sh {unit,ranks,python}/*.{sh,py}) |
-	sed 's|.*/|unit/|; s|\.c$||' | sort | comm -23 - "$work/once" >"$work/out"
-check "unit keeps those of which asan leaves out cases" test ! -s "$work/out"
-# shellcheck disable=SC2034 # builds.sh reads it
-(CONFIG_SHELL='' source=$here && . "$here/tests/support/builds.sh" && printf 'unit/%s\n' "${plain_tests[@]}" "${unwatched_tests[@]}") |
-	sort -u | comm -23 - "$work/all" >"$work/out"
-check "the lists of builds.sh name no test that is gone" test ! -s "$work/out"
+	sed 's|.*/|unit/|; s|\.c$||' | sort | comm -23 - "$work/short" >"$work/out"
+check "unit runs those of which asan leaves out cases" test ! -s "$work/out"
 
 # The checker's parent is timeout, whose parent is the lane.
 install -m 755 "$tree/slurm/good" "$tree/slurm/kills"

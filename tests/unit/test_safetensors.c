@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* state/safetensors: files whole, broken and hostile. */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit asan; all: tsan */
 /* data/sampler: the order of PyTorch's DistributedSampler. */
 #include <setjmp.h>
 #include <stdarg.h>

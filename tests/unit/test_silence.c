@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* comm/net/judge: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
    what is said. */
 #include <setjmp.h>

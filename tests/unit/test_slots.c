@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* watch/page and spank/failure/slots: several contexts of a process on one progress page. */
 #include <setjmp.h>
 #include <stdarg.h>

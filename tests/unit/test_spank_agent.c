@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/restart/agent: an agent starts programs generation by generation, and leaves nothing of them. */
 #include <errno.h>
 #include <sched.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/blame, spank/blame_node, spank/doing: who is named when ranks give up because of
    another one, and what that one was doing. */
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/check and table: how a dry run shows what tasks get. */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/restart/deal: orders come out as they went in, and what is cut or contradicts itself is none. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/restart/dealer: what becomes of a node whose link closes. The relay is this file's. */
 #include <setjmp.h>
 #include <stdarg.h>

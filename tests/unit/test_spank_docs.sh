@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 # The manuals name every key, every variable and every option of the tools, and nothing that is none.
 tests=${0%/*}
 manual=$tests/../../doc/srun-ddp.7

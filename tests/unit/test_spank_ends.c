@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/failure/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <errno.h>

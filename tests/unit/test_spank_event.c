@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/failure/event: a failure as a line that programs read. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/restart/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
 #include <setjmp.h>
 #include <signal.h>

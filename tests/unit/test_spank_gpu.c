@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/gpu: which GPUs a task sees, and whether they suit the node's tasks. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * spank/identity: steps are laid out here as Slurm lays them out, and what each
  * task derives is held against the layout.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/judge: what follows from the end of a task, one line per case. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/failure/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and srun. */
 #include <arpa/inet.h>
 #include <netinet/in.h>

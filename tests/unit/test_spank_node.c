@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/node: what a node makes of the ends of its tasks. */
 #include <netinet/in.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/nodelist: Slurm's node list grammar. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/options, site and request: what --ddp and the plugstack line accept. */
 #include <setjmp.h>
 #include <stdarg.h>

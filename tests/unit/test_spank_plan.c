@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/restart/plan, roster and history: who has which ranks after which failure; no clock, no node. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/launch/preflight_step: the command of the step before the step, and its answer. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/launch: what srun's side leaves in srun's environment. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/presence: which nodes have started tasks and not reported; no clock. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /*
  * spank/restart/renumber, and identity and variables of a generation. Each task of a generation is made here as the
  * plugin makes it, and libddp reads it: it refuses variables that contradict each other.

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/report: the sentence about a failed task, from a page not to trust. */
 #include <ctype.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/requeue_judge: when srun asks Slurm to start the job again, and what it says. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/srun_options: what a user told srun of a step's end. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/stall: when a step stalls, and which rank is said to be the cause. */
 #include <setjmp.h>
 #include <signal.h>

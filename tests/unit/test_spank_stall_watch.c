@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/stall_watch: what a node tells srun of its ranks, and when. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/unseen, program and stall_words: what srun says of ranks that stall= cannot see, and of ranks in different collectives. */
 #include <setjmp.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/variables and daemon: what a task gets. */
 #include <setjmp.h>
 #include <stdarg.h>

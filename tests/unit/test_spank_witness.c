@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
 #include <setjmp.h>
 #include <signal.h>

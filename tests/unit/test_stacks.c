@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* watch/stacks and spank/record/stack: the stacks of a process's threads, on demand. */
 #include <pthread.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
 #include <fcntl.h>
 #include <math.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* spank/status/cluster: what ddp-status asks of Slurm by its commands, which are scripts here. */
 #include <dirent.h>
 #include <dlfcn.h>

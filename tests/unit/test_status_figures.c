@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* spank/status: figures in Prometheus' format, the file that node_exporter reads, and the ranks of a node. */
 #include <fcntl.h>
 #include <setjmp.h>

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* state/store: checkpoints come whole or not at all, the newest whole one counts. */
 #include <dirent.h>
 #include <errno.h>

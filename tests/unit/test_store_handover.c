@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /*
  * state/lock: a later start of a step takes a checkpoint directory over from a process that still has it locked, and
  * this process changes nothing there any more when it wakes up. The linker sends the calls of a save here, and the

@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """What the storm and the failures on a cluster share: how they wait, by a clock of this test's own."""
 import sys
 from pathlib import Path

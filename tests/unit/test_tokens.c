@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit */
 /* data/tokens: token files, whole and broken. */
 #include <fcntl.h>
 #include <pthread.h>

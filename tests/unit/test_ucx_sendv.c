@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan tsan; all: unit; needs: UCX */
 /*
  * comm/net/ucx_sendv: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
  * call is read in the table of libuct, where it is replaced for a moment.

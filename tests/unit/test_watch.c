@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
 /* watch: the progress page, the trace, the metrics and the arithmetic of overlap. */
 #include <fcntl.h>
 #include <jansson.h>

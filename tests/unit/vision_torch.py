@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
+# runs: unit
 """Compares the losses of the networks for images with PyTorch's, from the same weights and samples:
 some steps of what `make bench-vision-step` compares for longer. Prints TAP."""
 
