@@ -17,6 +17,8 @@ now() { echo $(($(date +%s%N) / 1000000)); }
 # head COMMAND...: at once; SLURM may be cleaning up behind a job meanwhile
 head() { "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
 link() { head ip link set "$1" "$2"; }
+# links STATE: of all nodes, as near to at once as it goes
+links() { head sh -c "for node in n0 n1 n2; do ip link set \$node $1; done"; }
 power_off()
 {
 	link "$1" down
@@ -186,9 +188,9 @@ check "until it finds out that srun is gone" wait_until 20 ends
 wait_until 60 all_idle
 
 start 3 srun --ddp=silence=2 -N3 sh -c "$(sleeps 16)"
-for node in 0 1 2; do link n$node down; done
+links down
 sleep 8
-for node in 0 1 2; do link n$node up; done
+links up
 finish
 status_is 0 "all links away at once: the step goes on"
 prints_times 1 'ddp: all 3 nodes have been silent for [0-9.]+ s: is the network of head, where srun runs, lost\?' \
