@@ -165,6 +165,13 @@ prints ': ValueError: bad batch \(<string>:1\)$' "the plugin's package has what 
 capture env PYTHONPATH="$root/usr/lib/python3/dist-packages" /usr/bin/python3 -c 'import slurm_ddp; print(slurm_ddp.job().rank)'
 same 0 "$output" "python3-slurm-ddp is a package of Python"
 
+if /usr/bin/python3 -m pip --version >/dev/null 2>&1; then
+	check "so is the wheel beside it" env PIP_DISABLE_PIP_VERSION_CHECK=1 /usr/bin/python3 -m pip install --quiet --no-index \
+		--target "$work/wheel" "$root"/usr/share/slurm-ddp/wheels/slurm_ddp-*.whl
+else
+	skip "so is the wheel beside it" "there is no pip (python3-pip)"
+fi
+
 if [ -n "$torch" ]; then
 	cat >"$work/reduce.py" <<-'END'
 	import torch, torch.distributed as dist, slurm_ddp_torch
