@@ -65,20 +65,6 @@ prepare_machine()
 	[ -x "$source/configure" ] || step setup 'autogen.sh' 180 "$logs/autogen.log" "$source/autogen.sh"
 }
 
-# An environment of Python with the frameworks, which any user can read. It is made anew where other ones are wanted.
-prepare_frameworks()
-{
-	local folder=/var/tmp/slurm-ddp-frameworks-$UID log=$logs/frameworks.log
-	if [ "$(cat "$folder/made" 2>/dev/null)" != "${frameworks_wanted[*]}" ] || [ ! -O "$folder" ]; then
-		rm -rf "$folder"
-		step setup "installing ${frameworks_wanted[*]} in $folder" 60 "$log" /usr/bin/python3 -m venv --without-pip "$folder" &&
-			step setup 'which takes some minutes' 1800 "$log" /usr/bin/python3 -m pip --python "$folder/bin/python3" \
-				install --disable-pip-version-check "${frameworks_wanted[@]}" || return 1
-		echo "${frameworks_wanted[*]}" >"$folder/made" || return 1
-	fi
-	export TEST_PYTHON=$folder/bin/python3
-}
-
 # build_of SUITE: the folder of its build; unit, fuzz, distcheck and cluster share one
 build_of()
 {
@@ -341,11 +327,14 @@ suite_distcheck()
 	build_tree unit || return
 	dir=$(build_of distcheck)
 	say 'make distcheck'
-	# What the package may lack is a file: all of git's are in it, what is installed
-	# builds from it, and the tests run that read the tree. `unit` has run the rest. Of the
-	# package for Python, test_python_wheel.py has all files.
-	mapfile -t tests < <(cut -f 1 <<<"$tags" | sed 's/\.c$//' | grep -E '\.(sh|py)$|/test_safetensors$' |
-		grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$')
+	# What the package may lack is a file: all of git's are in it, what is installed builds from it, and some tests run
+	# that read the tree; with --all each such test, of the package for Python test_python_wheel.py.
+	mapfile -t tests < <(cut -f 1 <<<"$tags" | sed 's/\.c$//' | if [ -n "$all" ]; then
+		grep -E '\.(sh|py)$|/test_safetensors$' |
+			grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$'
+	else
+		grep -E '/test_(safetensors|api\.sh|floors\.sh|spank_docs\.sh|cluster_lib\.sh|configure\.sh|python_wheel\.py)$'
+	fi)
 	limited 900 "$log" env DDP_OBJECTS="$dir" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
