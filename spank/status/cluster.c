@@ -11,8 +11,11 @@
 #include "spank/launch/srun_environment.h"
 #include "spank/status/local.h"
 
-/* A launcher may start several workers to a CPU. */
-enum { LINE_MAX_BYTES = 1 << 16, RANKS_PER_CPU = 16 };
+enum {
+	LINE_BYTES = 4096,       /* srun forwards 1,024 bytes at most, */
+	ROW_BYTES_MAX = 1 << 16, /* and a row can be as long as this */
+	RANKS_PER_CPU = 16,      /* a launcher may start several workers to a CPU */
+};
 
 extern char **environ;
 
@@ -131,56 +134,145 @@ bool cluster_find_job(const char *id, struct job *job)
 	return job->running;
 }
 
-/* A line that is no row is something that the node or srun says; rows beyond what
-   there can be are left out. */
-static bool take_line(const char *line, size_t rows_max, struct row **rows, size_t *count)
-{
-	json_t *json = *count < rows_max ? json_loads(line, 0, NULL) : NULL;
-	struct row row, *more;
-	const bool is_row = json != NULL && row_from_json(json, &row);
+/* ---- rows ----------------------------------------------------------------------------- */
 
-	json_decref(json);
-	if (!is_row)
-		return true;
-	more = realloc(*rows, (*count + 1) * sizeof(*more));
+/* What a node's task has written since its last row began. NULL: no row has begun. */
+struct answer {
+	char *text;
+	size_t used;
+};
+
+struct answers {
+	struct answer *of;   /* [nodes] */
+	unsigned long nodes;
+	size_t rows_max;     /* rows beyond what there can be are left out */
+	struct row **rows;
+	size_t *count;
+	bool no_memory;
+	size_t damaged;      /* rows, the first of which is about */
+	long long rank;      /* this rank (below 0: not known) */
+	unsigned long node;  /* and from this node */
+};
+
+static void note_damage(struct answers *answers, unsigned long node)
+{
+	if (answers->damaged++ > 0)
+		return;
+	answers->node = node;
+	if (sscanf(answers->of[node].text, "{\"job\":%*d,\"slurm_step\":%*d,\"rank\":%lld,", &answers->rank) != 1)
+		answers->rank = -1;
+}
+
+static void add_row(struct answers *answers, const struct row *row)
+{
+	struct row *more = realloc(*answers->rows, (*answers->count + 1) * sizeof(*more));
+
 	if (more == NULL) {
-		free(row.stack);
-		return false;
+		answers->no_memory = true;
+		free(row->stack);
+		return;
 	}
-	more[(*count)++] = row;
-	*rows = more;
-	return true;
+	more[(*answers->count)++] = *row;
+	*answers->rows = more;
+}
+
+static void end_row(struct answers *answers, unsigned long node)
+{
+	struct answer *answer = &answers->of[node];
+	struct row row;
+	json_t *json;
+
+	if (answer->text == NULL || *answers->count >= answers->rows_max)
+		return;
+	answer->text[answer->used] = '\0';
+	json = json_loads(answer->text, 0, NULL);
+	if (json != NULL && row_from_json(json, &row))
+		add_row(answers, &row);
+	else
+		note_damage(answers, node);
+	json_decref(json);
+}
+
+static void begin_row(struct answers *answers, unsigned long node)
+{
+	struct answer *answer = &answers->of[node];
+
+	end_row(answers, node);
+	if (answer->text == NULL)
+		answer->text = malloc(ROW_BYTES_MAX);
+	answers->no_memory |= answer->text == NULL;
+	answer->used = 0;
+}
+
+/* Each line begins with srun's label: the task's number, which is the node's here, and ": ". srun mixes the pieces of
+   several tasks, and ends each with a newline. What comes before the first row is another program's, as a TaskProlog. */
+static void take_line(struct answers *answers, const char *line)
+{
+	char *end;
+	const unsigned long node = strtoul(line, &end, 10);
+
+	if (end == line || strncmp(end, ": ", 2) != 0 || node >= answers->nodes)
+		return;
+	for (const char *at = end + 2; *at != '\0' && *at != '\n'; at++) {
+		struct answer *answer = &answers->of[node];
+		if (*at == ROW_BEGIN)
+			begin_row(answers, node);
+		else if (answer->text != NULL && answer->used < ROW_BYTES_MAX - 1)
+			answer->text[answer->used++] = *at;
+	}
+}
+
+static void end_answers(struct answers *answers)
+{
+	for (unsigned long node = 0; node < answers->nodes && answers->of != NULL; node++) {
+		end_row(answers, node);
+		free(answers->of[node].text);
+	}
+	free(answers->of);
+}
+
+static void tell_damage(const struct answers *answers, const char *job)
+{
+	char rank[32] = "some rank";
+
+	if (answers->rank >= 0)
+		snprintf(rank, sizeof(rank), "rank %lld", answers->rank);
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as srun brought damaged text: first that of %s, from node %lu of "
+	        "%lu; call ddp-status again\n", job, answers->damaged, answers->damaged == 1 ? " is" : "s are", rank,
+	        answers->node + 1, answers->nodes);
 }
 
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
                    const char *dump, struct row **rows, size_t *count)
 {
-	char interval[32], id[48], nodes[40];
+	char interval[32], id[48], nodes[40], line[LINE_BYTES];
 	const char *const first = stacks ? "--stack" : dump, *const second = stacks ? dump : NULL;
-	char *const command[] = { "srun", id, nodes, "--overlap", "--ntasks-per-node=1",
+	char *const command[] = { "srun", id, nodes, "--overlap", "--ntasks-per-node=1", "--label",
 		                  "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none",
 		                  "--input=none", "--quiet", "--kill-on-bad-exit=0", "--chdir=/",
 		                  "--job-name=ddp-status", (char *)program, "--probe", "--interval",
 		                  interval, (char *)what, (char *)first, (char *)second, NULL };
-	char *line = malloc(LINE_MAX_BYTES);
+	struct answers answers = { .nodes = strtoul(job->nodes, NULL, 10), .rows_max = job->ranks_max, .rows = rows,
+		                   .count = count };
 	struct child child;
-	bool fine = true;
+	bool fine;
 
 	snprintf(id, sizeof(id), "--jobid=%s", job->id);
 	snprintf(nodes, sizeof(nodes), "--nodes=%s", job->nodes);
 	snprintf(interval, sizeof(interval), "%d.%03d", interval_ms / 1000, interval_ms % 1000);
-	if (line == NULL || !start(command, job->owner, &child)) {
-		free(line);
+	if (!start(command, job->owner, &child))
 		return false;
-	}
-	while (fine && fgets(line, LINE_MAX_BYTES, child.output) != NULL)
-		fine = take_line(line, job->ranks_max, rows, count);
-	free(line);
+	answers.of = calloc(answers.nodes, sizeof(*answers.of));
+	answers.no_memory = answers.of == NULL;
+	while (!answers.no_memory && fgets(line, sizeof(line), child.output) != NULL)
+		take_line(&answers, line);
+	end_answers(&answers);
+	if (answers.damaged > 0)
+		tell_damage(&answers, job->id);
 	/* The node's error is on stderr, and the other nodes' rows count. */
-	if ((!end(&child) && *count == 0) || !fine) {
-		fprintf(stderr, fine ? "ddp-status: cannot look at the nodes of job %s\n"
-		                     : "ddp-status: no memory for the ranks of job %s\n", job->id);
-		return false;
-	}
-	return true;
+	fine = (end(&child) && answers.damaged == 0) || *count > 0;
+	if (!fine || answers.no_memory)
+		fprintf(stderr, answers.no_memory ? "ddp-status: no memory for the ranks of job %s\n"
+		                                  : "ddp-status: cannot look at the nodes of job %s\n", job->id);
+	return fine && !answers.no_memory;
 }

@@ -179,7 +179,7 @@ static void finish(struct child *child, size_t bytes_max, uint64_t deadline_ns)
 static bool add_row(const char *line, size_t length, const char *user, const char *node, struct row **rows,
                     size_t *count)
 {
-	json_t *json = json_loadb(line, length, 0, NULL);
+	json_t *json = length > 0 && line[0] == ROW_BEGIN ? json_loadb(line + 1, length - 1, 0, NULL) : NULL;
 	struct row row = { .stack = NULL }, *more;
 	bool is_row = json != NULL && row_from_json(json, &row) && row.job >= 0;
 

@@ -309,7 +309,6 @@ static bool print_rank(struct members *members, size_t begin, size_t end, double
 	struct ddp_progress page;
 	struct process now;
 	char host[ROW_NAME_MAX] = "";
-	json_t *json;
 	bool told = false;
 
 	for (size_t i = begin; i < end; i++) {
@@ -337,10 +336,8 @@ static bool print_rank(struct members *members, size_t begin, size_t end, double
 	for (size_t i = begin; i < end && stacks_ns != 0; i++)
 		if (members->item[i].stack.file >= 0)
 			row.stack = stack_take(&members->item[i].stack, stacks_ns);
-	json = row_to_json(&row);
+	told = row_write(output, &row);
 	free(row.stack);
-	told = json != NULL && json_dumpf(json, output, JSON_COMPACT) == 0 && putc('\n', output) != EOF;
-	json_decref(json);
 	return told;
 }
 
@@ -352,14 +349,9 @@ struct spares {
 static bool print_spare(void *about, const char *host)
 {
 	struct spares *spares = about;
-	bool printed;
-	json_t *json;
 
 	snprintf(spares->row.node, sizeof(spares->row.node), "%s", host);
-	json = row_to_json(&spares->row);
-	printed = json != NULL && json_dumpf(json, spares->output, JSON_COMPACT) == 0 && putc('\n', spares->output) != EOF;
-	json_decref(json);
-	return printed;
+	return row_write(spares->output, &spares->row);
 }
 
 /* The members from `begin` to `end` are rank 0's, on whose node srun has the spares noted. No rank runs on a spare. */

@@ -21,7 +21,7 @@ struct probe {
 	const char *dump_dir; /* below this directory; "": as the step's record= says */
 };
 
-/* Writes one line of JSON for each rank. False, with a sentence on
+/* Writes a row (row_write()) for each rank. False, with a sentence on
    stderr, if the node cannot be looked at. */
 bool probe_run(const struct probe *probe, FILE *output);
 

@@ -68,6 +68,16 @@ json_t *row_to_json(const struct row *row)
 	return NULL;
 }
 
+bool row_write(FILE *file, const struct row *row)
+{
+	json_t *json = row_to_json(row);
+	const bool written = json != NULL && putc(ROW_BEGIN, file) != EOF && json_dumpf(json, file, JSON_COMPACT) == 0 &&
+	                     putc('\n', file) != EOF;
+
+	json_decref(json);
+	return written;
+}
+
 static int64_t integer_of(const json_t *json, const char *name)
 {
 	const json_t *value = json_object_get(json, name);

@@ -52,8 +52,13 @@ bool row_is_spare(const struct row *row);
 /* Nothing of the row is known. */
 struct row row_unknown(void);
 
+/* No byte of a row's JSON is this one, so it shows where a row begins (RFC 7464 does the same). */
+enum { ROW_BEGIN = 0x1e };
+
 /* Texts go cut and printable. */
 json_t *row_to_json(const struct row *row);
+/* Writes ROW_BEGIN and the row as a line of JSON. False: no memory, or the file took not all. */
+bool row_write(FILE *file, const struct row *row);
 /* False if the object is no row. Strings come cut and printable. rows_free() frees what the row holds. */
 bool row_from_json(const json_t *json, struct row *row);
 void rows_free(struct row *rows, size_t count);

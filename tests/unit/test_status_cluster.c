@@ -121,6 +121,155 @@ static void a_command_that_cannot_be_started_leaves_nothing(void **state)
 	assert_true(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 
+/* A task's row with a stack of so many bytes. */
+static void write_row(FILE *file, int rank, size_t stack_bytes)
+{
+	struct row row = row_unknown();
+
+	row.job = 7;
+	row.slurm_step = 0;
+	row.rank = rank;
+	row.stack = calloc(1, stack_bytes + 1);
+	assert_non_null(row.stack);
+	memset(row.stack, 'a' + rank % 26, stack_bytes);
+	assert_true(row_write(file, &row));
+	free(row.stack);
+}
+
+static FILE *open_task(int task)
+{
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/task%d", test_folder, task);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	return file;
+}
+
+/* srun forwards what its tasks write in pieces of 1,024 bytes, in turns, and begins each line of a piece with a label. */
+static void make_srun(const char *end)
+{
+	char script[1024];
+
+	snprintf(script, sizeof(script),
+	         "case $* in *--label*) label=yes ;; esac; cd %s; for piece in 0 1 2 3 4 5 6 7; do for task in 0 1; do\n"
+	         "dd if=task$task of=piece bs=1024 skip=$piece count=1 2>/dev/null; [ -s piece ] || continue\n"
+	         "[ -z \"$label\" ] || { sed \"s/^/$task: /\" piece >labelled; mv labelled piece; }\n"
+	         "cat piece; [ -z \"$label\" ] || [ -z \"$(tail -c 1 piece)\" ] || echo; done; done; %s",
+	         test_folder, end);
+	make_command("srun", script);
+}
+
+static const struct job two_nodes = { .id = "7", .nodes = "2", .ranks_max = 100 };
+
+/* `text` gets what is said on stderr. */
+static bool probe(struct row **rows, size_t *count, char text[512])
+{
+	FILE *file = tmpfile();
+	const int kept = dup(STDERR_FILENO);
+	struct job job = two_nodes;
+	size_t got;
+	bool fine;
+
+	job.owner = geteuid();
+	*rows = NULL;
+	*count = 0;
+	assert_non_null(file);
+	assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+	fine = cluster_probe(&job, "ddp-status", "7", 50, true, NULL, rows, count);
+	assert_true(dup2(kept, STDERR_FILENO) >= 0);
+	close(kept);
+	rewind(file);
+	got = fread(text, 1, 511, file);
+	text[got] = '\0';
+	fclose(file);
+	return fine;
+}
+
+static void rows_of_any_length_come_whole(void **state)
+{
+	static const size_t lengths[] = { 3000, 10, 1500, 700 };
+	const size_t rows_count = sizeof(lengths) / sizeof(lengths[0]);
+	FILE *tasks[2] = { open_task(0), open_task(1) };
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	(void)state;
+	/* A site's TaskProlog may print first. */
+	fprintf(tasks[1], "welcome\n");
+	for (size_t i = 0; i < rows_count; i++) {
+		write_row(tasks[0], (int)i, lengths[i]);
+		write_row(tasks[1], (int)(i + rows_count), lengths[i]);
+	}
+	assert_int_equal(fclose(tasks[0]) | fclose(tasks[1]), 0);
+	make_srun("");
+	assert_true(probe(&rows, &count, text));
+	assert_string_equal(text, "");
+	assert_int_equal(count, 2 * rows_count);
+	for (size_t i = 0; i < count; i++) {
+		const size_t rank = (size_t)rows[i].rank;
+		assert_in_range(rank, 0, 2 * rows_count - 1);
+		assert_non_null(rows[i].stack);
+		assert_int_equal(strspn(rows[i].stack, (char[]){ (char)('a' + rank), '\0' }), lengths[rank % rows_count]);
+		assert_int_equal(strlen(rows[i].stack), lengths[rank % rows_count]);
+	}
+	rows_free(rows, count);
+}
+
+/* A node's probe has died, or another program has written between. */
+static void a_damaged_row_is_told(void **state)
+{
+	FILE *tasks[2] = { open_task(0), open_task(1) };
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	(void)state;
+	write_row(tasks[0], 0, 100);
+	write_row(tasks[0], 1, 2000);
+	assert_int_equal(fflush(tasks[0]), 0);
+	assert_int_equal(ftruncate(fileno(tasks[0]), ftell(tasks[0]) - 500), 0);
+	assert_int_equal(fclose(tasks[0]), 0);
+	write_row(tasks[1], 2, 100);
+	assert_int_equal(fclose(tasks[1]), 0);
+	make_srun("exit 1");
+	assert_true(probe(&rows, &count, text));
+	assert_int_equal(count, 2);
+	assert_string_equal(text, "ddp-status: job 7: 1 row is left out, as srun brought damaged text: first that of rank 1, "
+	                          "from node 1 of 2; call ddp-status again\n");
+	rows_free(rows, count);
+
+	FILE *none = open_task(0), *half = open_task(1);
+	fprintf(half, "%c{\"job\":7,", ROW_BEGIN);
+	fclose(half);
+	fclose(none);
+	make_srun("");
+	assert_false(probe(&rows, &count, text));
+	assert_int_equal(count, 0);
+	assert_string_equal(text, "ddp-status: job 7: 1 row is left out, as srun brought damaged text: first that of some rank, "
+	                          "from node 2 of 2; call ddp-status again\n"
+	                          "ddp-status: cannot look at the nodes of job 7\n");
+}
+
+/* The user's word on labels and lengths costs root nothing. */
+static void what_is_no_row_is_passed_over(void **state)
+{
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	(void)state;
+	make_command("srun", "printf '\\036{}\\n: \\036{}\\n9: \\036{}\\n-1: \\036{}\\n99999999999999999999: \\036{}\\n0:\\n\\n'");
+	assert_true(probe(&rows, &count, text));
+	assert_string_equal(text, "");
+	assert_int_equal(count, 0);
+	make_command("srun", "printf '0: \\036'; yes '0: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' | head -n 5000");
+	assert_false(probe(&rows, &count, text));
+	assert_non_null(strstr(text, "1 row is left out"));
+}
+
 static int make_folder(void **state)
 {
 	char path[4096];
@@ -136,6 +285,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_running_job_is_found),
 		cmocka_unit_test(a_command_that_cannot_be_started_leaves_nothing),
+		cmocka_unit_test(rows_of_any_length_come_whole),
+		cmocka_unit_test(a_damaged_row_is_told),
+		cmocka_unit_test(what_is_no_row_is_passed_over),
 	};
 	return cmocka_run_group_tests(tests, make_folder, folder_remove);
 }
