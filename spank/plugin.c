@@ -153,6 +153,12 @@ static int refuse(const struct error *error)
 	exit(1);
 }
 
+/* Slurm tells a plugin only that the program is sbatch or salloc. */
+static bool is_sbatch(spank_context_t context)
+{
+	return context == S_CTX_ALLOCATOR && strcmp(program_invocation_short_name, "salloc") != 0;
+}
+
 int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 {
 	spank_context_t context = spank_context();
@@ -165,7 +171,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
 	survive_end();
-	if (!request_components_agree(&request, &error))
+	if (!request_components_agree(&request, is_sbatch(context), &error))
 		return refuse(&error);
 	launch_list_stale(stale, sizeof(stale));
 	launch_leave_step();

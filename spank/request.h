@@ -22,9 +22,11 @@ struct request {
 	struct error error; /* what is wrong with the site's line or the option; "" */
 
 	/* Slurm hands one list of --ddp, the last, to all components of a heterogeneous job or step. */
-	bool given;                  /* to the component whose options are being read */
-	char list[REQUEST_LIST_MAX]; /* the last one, "" for --ddp alone */
-	bool any;                    /* a component before had one: */
+	unsigned lists;                /* of the component whose options are being read */
+	char list[REQUEST_LIST_MAX];   /* the last one, "" for --ddp alone, */
+	char before[REQUEST_LIST_MAX]; /* and the one before it */
+	unsigned components;           /* were read before, and */
+	bool any;                      /* one of them had a list: */
 	char first[REQUEST_LIST_MAX];
 };
 
@@ -32,9 +34,10 @@ struct request {
    the site's defaults. An earlier error of the request stays. */
 bool request_take_list(struct request *request, const char *list, struct error *error);
 
-/* Is to be called behind the options of each component. A component without --ddp has the others' list.
-   False if the lists of two components differ. */
-bool request_components_agree(struct request *request, struct error *error);
+/* Is to be called behind the options of each component. A component without --ddp has the others' list, but sbatch hands
+   on the list of the first component only (`in_sbatch`). False if the lists of two components differ, or if sbatch would
+   drop the list. */
+bool request_components_agree(struct request *request, bool in_sbatch, struct error *error);
 
 /* Whether the site keeps the key for itself. */
 bool request_locks(const struct request *request, const char *key);

@@ -231,6 +231,21 @@ differ "other keys in another component" timeout=11 timeout=22 srun --ddp=timeou
 differ "a key in one component of a job with --ddp" timeout=11 '' \
 	salloc -N2 -n2 --ddp srun --ddp=timeout=11 -N1 -n1 "$work/who" : -N1 -n1 "$work/who"
 differ "components of a job" '' off salloc -N1 -n1 --ddp : --ddp=off -N1 -n1 "$work/who"
+# script NAME LIST LIST: a batch script of two components with these lines
+script() { printf '#!/bin/sh\n#SBATCH -N1 %s\n#SBATCH hetjob\n#SBATCH -N1 %s\n' "$2" "$3" >"$work/$1" && chmod 755 "$work/$1"; }
+script off --ddp --ddp=off
+script keys --ddp=timeout=11 --ddp=timeout=22
+script later '' --ddp
+differ "components of a batch script" '' off sbatch "$work/off"
+differ "other keys in a batch script" timeout=11 timeout=22 sbatch "$work/keys"
+later="only component 1 has --ddp='': give it to the first one"
+capture as_user sbatch "$work/later"
+fails_without_hanging "sbatch refuses a list of a later component only, of which no step would hear"
+prints "sbatch: error: ddp: .*$later" "and says what to do"
+capture as_user sbatch -N1 : --ddp -N1 --wrap true
+prints "$later" "also in the command line"
+capture as_user salloc -N1 -n1 : --ddp -N1 -n1 srun --het-group=0,1 "$work/who"
+consistent 2 2 "salloc hands a later component's list to all"
 capture as_user srun --ddp=port=24323 -N1 -n1 "$work/who" : --ddp=port=24323 -N1 -n1 "$work/who"
 consistent 2 2 "the same list for both components"
 prints ' 24323 ' "holds"

@@ -630,15 +630,58 @@ static void components_have_one_list(void **state)
 
 	(void)state;
 	request = request_of("omp=keep");
-	assert_true(request_components_agree(&request, &error)); /* the first one has none */
+	assert_true(request_components_agree(&request, false, &error)); /* the first one has none */
 	assert_true(request_take_list(&request, NULL, &error));
-	assert_true(request_components_agree(&request, &error));
-	assert_true(request_components_agree(&request, &error)); /* the third one has none */
+	assert_true(request_components_agree(&request, false, &error));
+	assert_true(request_components_agree(&request, false, &error)); /* the third one has none */
 	assert_true(request_take_list(&request, "(null)", &error));
-	assert_true(request_components_agree(&request, &error));
+	assert_true(request_components_agree(&request, false, &error));
 	assert_true(request_take_list(&request, "verbose", &error));
-	assert_false(request_components_agree(&request, &error));
+	assert_false(request_components_agree(&request, false, &error));
 	assert_non_null(strstr(error.text, "--ddp='' and another one has --ddp='verbose'"));
+}
+
+/* Takes what sbatch reads for a component: lists with "|" between. */
+static bool sbatch_takes(struct request *request, const char *lists, struct error *error)
+{
+	char text[64], *rest = text, *list;
+
+	snprintf(text, sizeof(text), "%s", lists);
+	while (lists[0] != '\0' && (list = strsep(&rest, "|")) != NULL)
+		assert_true(request_take_list(request, list, error));
+	return request_components_agree(request, true, error);
+}
+
+/* sbatch reads the first component's list again for each later one: behind the script's, and before the command line's. */
+static void sbatch_has_the_first_components_list(void **state)
+{
+	static const struct {
+		const char *first, *second, *third;
+		bool agree;
+	} cases[] = {
+		{ "", "", "", true },
+		{ "timeout=1", "timeout=1", "timeout=1", true },
+		{ "timeout=2|timeout=1", "timeout=1", "timeout=1|timeout=1", true },
+		{ "timeout=1", "timeout=2|timeout=1|timeout=1", "timeout=1", true },
+		{ "timeout=1", "timeout=2|timeout=1", "timeout=1", false },
+		{ "timeout=1", "off|timeout=1", "timeout=1", false },
+		{ "timeout=1", "timeout=1|off", "timeout=1", false },
+		{ "timeout=1", "timeout=1", "verbose|timeout=1", false },
+		{ "", "timeout=1", "", false },
+		{ "", "", "timeout=1", false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct request request = { .lists = 0 };
+		struct error error = { "" };
+		assert_true(site_parse(&request.site, 0, NULL, &error));
+		const bool agree = sbatch_takes(&request, cases[i].first, &error) &&
+		                   sbatch_takes(&request, cases[i].second, &error) && sbatch_takes(&request, cases[i].third, &error);
+		assert_int_equal(agree, cases[i].agree);
+		if (!agree && cases[i].first[0] == '\0')
+			assert_non_null(strstr(error.text, cases[i].second[0] != '\0' ? "only component 1 has" : "only component 2 has"));
+	}
 }
 
 int main(void)
@@ -665,6 +708,7 @@ int main(void)
 		cmocka_unit_test(last_list_of_a_process_counts),
 		cmocka_unit_test(site_locks_keys_of_a_request),
 		cmocka_unit_test(components_have_one_list),
+		cmocka_unit_test(sbatch_has_the_first_components_list),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
