@@ -59,7 +59,10 @@ static bool find_address(const char *node, char *address, size_t bytes)
 	char *(*find)(const char *node);
 	char *found;
 
-	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
+	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_conf_get_address");
+	/* A Slurm without this function looks the address up by the host's name, which may be another one than the node's. */
+	if (find == NULL)
+		*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_conf_get_nodeaddr");
 	if (find == NULL)
 		return false;
 	/* Slurm would have to free the text, by a function that differs between releases. The text is short, and stays. */

@@ -89,6 +89,14 @@ trap 'on_node n0 umount /etc/hosts 2>/dev/null; true' EXIT
 on_node n0 mount --bind "$work/hosts" /etc/hosts
 capture as_user srun --ddp=addr=ip -N2 -n2 printenv MASTER_ADDR
 prints_times 2 '^198\.18\.0\.1$' "addr=ip: where a name is loopback, Slurm's NodeAddr counts"
+# slurmstepd reads the file at each start.
+cp "$cluster/slurm.conf" "$work/same.conf"
+sed -i 's/^NodeName=n\([0-9]*\) /&NodeHostname=host\1 /' "$cluster/slurm.conf"
+capture as_user srun --ddp=addr=ip -N2 -n2 printenv MASTER_ADDR
+prints_times 2 '^198\.18\.0\.1$' "also where a node's host has another name than the node"
+capture as_user srun --ddp=addr=ip,restart=1 -N2 -n2 sh -c 'echo $DDP_RESTART_COUNT $MASTER_ADDR; exit $((1 - DDP_RESTART_COUNT))'
+prints_times 2 '^1 198\.18\.0\.1$' "and in a generation after a restart"
+cp "$work/same.conf" "$cluster/slurm.conf"
 capture as_user srun --ddp --mpi=none -N2 -n3 "$prefix/bin/allreduce" --count 1000
 prints_times 1 '^all 1000 sums over 3 ranks are right$' "libddp: rank 0 listens where others find its node"
 printf '127.0.0.1 localhost\n127.0.1.1 n0-ib0\n' >"$work/hosts"
