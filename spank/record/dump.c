@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/record/dump.h"
 
+#include <errno.h>
 #include <grp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,6 +31,12 @@ void record_end_text(int wait_status, char *text, size_t bytes)
 		snprintf(text, bytes, "signal %d", WTERMSIG(wait_status));
 	else
 		snprintf(text, bytes, "code %d", WEXITSTATUS(wait_status));
+}
+
+void record_note_lost(struct error *lost, const char *reason)
+{
+	if (lost != NULL && lost->text[0] == '\0')
+		error_set(lost, "%s", reason);
 }
 
 static uint64_t real_ns(void)
@@ -215,11 +222,13 @@ static void close_files(void)
 
 static void run_child(const struct record_order *order, const struct snapshot *snapshot)
 {
-	struct error ignored;
+	struct error error;
 	sigset_t none;
 
-	if (!become(order->place))
+	if (!become(order->place)) {
+		record_note_lost(order->lost, "its writer cannot become the user");
 		return;
+	}
 	prctl(PR_SET_DUMPABLE, 0);
 	title_take("ddp-record");
 	close_files();
@@ -227,8 +236,8 @@ static void run_child(const struct record_order *order, const struct snapshot *s
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	alarm(CHILD_SECONDS);
-	if (chdir("/") == 0)
-		write_lines(order, snapshot, &ignored);
+	if (chdir("/") == 0 && !write_lines(order, snapshot, &error))
+		record_note_lost(order->lost, error.text);
 }
 
 pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source)
@@ -239,9 +248,9 @@ pid_t record_dump_beside(const struct record_order *order, const struct rings_so
 	if (order->place->dir[0] == '\0' || order->count == 0)
 		return -1;
 	snapshot = take_snapshot(order, source);
-	if (snapshot == NULL)
-		return -1;
-	child = fork();
+	child = snapshot != NULL ? fork() : -1;
+	if (child < 0)
+		record_note_lost(order->lost, strerror(errno));
 	if (child == 0) {
 		run_child(order, snapshot);
 		_exit(0);

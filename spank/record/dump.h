@@ -40,6 +40,7 @@ struct record_order {
 	uint32_t world_size, generation;
 	const struct record_task *tasks;
 	uint32_t count;
+	struct error *lost;     /* in memory that the child shares: gets the first reason why a record is not written; NULL */
 	bool stacks;            /* ask the tasks' processes for their threads and stacks, which takes up to 1.5 s */
 };
 
@@ -48,8 +49,11 @@ struct record_order {
 bool record_dump(const struct record_order *order, const struct rings_source *source, struct error *error);
 
 /* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or -1.
-   What the rings hold now is written: the memory is copied before this returns. */
+   What the rings hold now is written: the memory is copied before this returns. The order's `lost` gets an error. */
 pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source);
+
+/* Notes in `lost`, as in struct record_order, why a record is not written. */
+void record_note_lost(struct error *lost, const char *reason);
 
 /* "signal 9", "code 1". */
 void record_end_text(int wait_status, char *text, size_t bytes);

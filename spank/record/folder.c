@@ -116,7 +116,7 @@ bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes
 		return error_set(error, "cannot open %s: %s", name, strerror(errno));
 	if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
 		close(file);
-		return error_set(error, "%s is no file of the user's", name);
+		return error_set(error, "%s is no plain file of user %u: remove it", name, (unsigned)geteuid());
 	}
 	lock(file);
 	if (fstat(file, &info) == 0 && info.st_size > RECORD_FILE_MAX) {

@@ -165,7 +165,7 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 	uint32_t *ranks = malloc(node->supervise.local_tasks * sizeof(*ranks));
 
 	if (ranks == NULL) {
-		generation->node->say("ddp: this node has no memory for a restart");
+		generation->node->say("this node has no memory for a restart");
 		return;
 	}
 	for (uint32_t i = 0; i < agents->count; i++) {

@@ -46,6 +46,17 @@ merge
 prints '^step .*, generation 2$' "the last one counts"
 prints '^  rank 3 on n1 has not begun it: its last was barrier #' "with its own operations"
 
+# Another file is in the way of one, and the disk of the other node is full.
+install -d -m 1777 "$work/small"
+trap 'on_node n1 umount "$work/small" 2>/dev/null; true' EXIT
+on_node n1 mount -t tmpfs -o size=8k,mode=1777 small "$work/small"
+capture as_user srun --ddp=record="$work/small" "${four[@]}" sh -c '
+	[ $RANK != 1 ] || mkfifo "$DDP_RECORD_DIR/$SLURM_JOB_ID.$SLURM_STEP_ID/rank-1.jsonl"; exec "$@"' way "$probe" die 3 "$work/never"
+prints "flight records of node n0 were not written to $work/small: cannot open rank-1.jsonl: " "a FIFO in a file's way is told"
+prints "flight records of node n1 were not written to $work/small: cannot write rank-[23].jsonl: No space left on device" "a full disk, too"
+prints 'rank 3 of 4 on n1 was killed by signal 9' "and the failure"
+prints_times 2 'flight records of' "once for each node"
+
 # ---- a stall ---------------------------------------------------------------------------
 
 capture as_user srun --ddp=record="$dir",stall="$brief",stall-action=kill "${four[@]}" "$probe" hang 2 "$work/never"
@@ -57,6 +68,10 @@ prints '^ranks 0-1, 3 [a-z]+ in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all
 prints '^  rank 2 on n1 has not begun it: its last was barrier #' "and of the one that they wait for"
 check "the records of the stall have the threads" grep -q '"reason":"stall".*"threads":"thread [0-9]* (record_probe)' "$(newest)/rank-2.jsonl"
 check "and their stacks" grep -q '"reason":"stall".*stack of thread [0-9]* (record_probe):.*(pause+0x' "$(newest)/rank-2.jsonl"
+
+# The witness writes that record.
+capture as_user srun --ddp="record=$work/small,stall=$brief,stall-action=kill" "${four[@]}" "$probe" hang 2 "$work/never"
+prints "flight records of node n1 were not written to $work/small: cannot write rank-[23].jsonl: No space left" "a full disk is told of a stall"
 
 # ---- on demand -------------------------------------------------------------------------
 

@@ -627,6 +627,46 @@ static void failure_is_recorded_once_and_at_the_end(void **state)
 	supervise_end(&supervise);
 }
 
+static char said[2048];
+
+static void note_said(const char *text)
+{
+	snprintf(said + strlen(said), sizeof(said) - strlen(said), "%s\n", text);
+}
+
+/* A failure's record and the last one: the first reason is told, by whoever writes. */
+static void record_that_is_not_written_is_told(void **state)
+{
+	struct supervise supervise;
+	struct flight flight = { .place = { .job = 3, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct error error;
+
+	(void)state;
+	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
+	assert_true(record_folder_make(folder, false, 3, 0, &error));
+	for (int look = 0; look < 2; look++) {
+		said[0] = '\0';
+		flight.failed = false;
+		assert_true(supervise_start(&supervise, 2, geteuid(), &error));
+		strcpy(supervise.shared->node, "n7");
+		supervise.shared->task[0].rank = 0;
+		supervise.shared->task[1].rank = 1;
+		supervise_reaped(&supervise, 1, SIGKILL);
+		flight_note_failure(&flight, &supervise);
+		flight_note_end(&flight, &supervise);
+		flight_tell_lost(&flight, &supervise, note_said);
+		supervise_end(&supervise);
+		if (look > 0)
+			continue;
+		assert_string_equal(said, "");
+		assert_return_code(unlink(in_folder("3.0/rank-1.jsonl")), errno);
+		assert_return_code(mkfifo(in_folder("3.0/rank-1.jsonl"), 0600), errno);
+	}
+	assert_int_equal(strncmp(said, "flight records of node n7 were not written to ", 46), 0);
+	assert_non_null(strstr(said, ": cannot open rank-1.jsonl: "));
+	assert_int_equal(count_lines("3.0/rank-0.jsonl"), 4);
+}
+
 /* While the children of earlier failures write, another failure neither loses them nor adds more than there is room for. */
 static void children_that_still_write_are_kept(void **state)
 {
@@ -673,6 +713,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(nobody_is_asked_for_stacks_that_have_no_place, make_folder, drop_folder),
 		cmocka_unit_test(child_that_goes_on_is_not_waited_for),
 		cmocka_unit_test_setup_teardown(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder),
+		cmocka_unit_test_setup_teardown(record_that_is_not_written_is_told, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(children_that_still_write_are_kept, make_folder, drop_folder),
 	};
 

@@ -280,7 +280,7 @@ static void dismiss_agents(void)
 		generation_free(&ends.generation);
 	if (agents->shared == NULL)
 		return;
-	ends.node->say("ddp: slurmstepd has no thread or no memory for restarts on this node");
+	ends.node->say("slurmstepd has no thread or no memory for restarts on this node");
 	atomic_store(&agents->shared->quit_status, W_EXITCODE(1, 0));
 	agents_order(agents, AGENTS_QUIT, 0);
 }

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
+#include "spank/base/sink.h"
 #include "spank/failure/node/stall.h"
 
 enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000 };
@@ -50,6 +51,7 @@ static void write_beside(struct flight *flight, const struct record_order *order
 		flight->children[i] = child > 0 ? child : 0;
 		return;
 	}
+	record_note_lost(order->lost, "earlier ones are still being written");
 }
 
 static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
@@ -59,7 +61,8 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	char name[sizeof(supervise->shared->node)] = "";
 	const struct record_order order = { .place = &flight->place, .reason = reason, .node = name, .tasks = tasks,
 		                            .count = supervise->local_tasks, .generation = supervise->generation,
-		                            .world_size = supervise->shared->world_size, .stacks = stacks };
+		                            .world_size = supervise->shared->world_size, .stacks = stacks,
+		                            .lost = &supervise->shared->record_lost };
 
 	if (tasks == NULL)
 		return;
@@ -88,9 +91,36 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 	reap_children(flight, END_WAIT_MS);
 }
 
+static bool is_writing(const struct flight *flight)
+{
+	for (int i = 0; i < FLIGHT_CHILDREN; i++)
+		if (flight->children[i] > 0)
+			return true;
+	return false;
+}
+
+void flight_tell_lost(const struct flight *flight, const struct supervise *supervise, void (*say)(const char *text))
+{
+	const struct error *lost = &supervise->shared->record_lost;
+	char text[RECORD_DIR_MAX + sizeof(lost->text) + HOST_NAME_MAX_BYTES + 128];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (!is_wanted(flight, supervise))
+		return;
+	if (is_writing(flight))
+		record_note_lost(&supervise->shared->record_lost, "the file server has not answered in time");
+	if (lost->text[0] == '\0')
+		return;
+	sink_add(&sink, "flight records of node ");
+	sink_add_untrusted(&sink, supervise->shared->node, HOST_NAME_MAX_BYTES);
+	sink_add(&sink, " were not written to %s: ", flight->place.dir);
+	sink_add_untrusted(&sink, lost->text, sizeof(lost->text));
+	say(text);
+}
+
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins)
 {
-	const struct supervise_shared *shared = view->shared;
+	struct supervise_shared *shared = view->shared;
 	const struct rings_source source = { .file = -1, .memory = view->pages, .tasks = view->count,
 		                             .bytes = DDP_RECORD_FILE_BYTES(view->count) };
 	struct record_task *tasks;
@@ -105,7 +135,7 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 			.pid = atomic_load(&shared->task[i].end) == STALL_NO_END ? shared->task[i].pid : 0 };
 	write_beside(flight, &(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
 		.count = view->count, .generation = view->generation, .world_size = shared->world_size, .stacks = true,
-		.tasks = tasks }, &source);
+		.tasks = tasks, .lost = &shared->record_lost }, &source);
 	free(tasks);
 	/* With stall-action=kill the ranks end as soon as srun hears of it, and so does the child. */
 	reap_children(flight, STALL_WAIT_MS);

@@ -26,9 +26,12 @@ void flight_note_failure(struct flight *flight, const struct supervise *supervis
 /* In slurmstepd, when all tasks have ended: if one has failed, the last records are written, and waited for. */
 void flight_note_end(struct flight *flight, const struct supervise *supervise);
 
+/* Behind it: says by `say` if records of the node were not written. */
+void flight_tell_lost(const struct flight *flight, const struct supervise *supervise, void (*say)(const char *text));
+
 /* The witness sees this of a node's tasks. */
 struct flight_view {
-	const struct supervise_shared *shared;
+	struct supervise_shared *shared;
 	const unsigned char *pages; /* the memory file */
 	uint32_t count, generation;
 };

@@ -464,6 +464,7 @@ void node_end_witness(struct node *node)
 	/* Before node_tell_end(): what the witness tells could come later, and be older. */
 	witness_end(&supervise->shared->witness);
 	flight_note_end(&node->flight, supervise);
+	flight_tell_lost(&node->flight, supervise, node->say);
 	/* Between two looks, such a rank has gone on and ended. */
 	if (atomic_load(&supervise->shared->late))
 		stall_tell_unwatched(supervise, &node->relay);
