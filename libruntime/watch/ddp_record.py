@@ -2,7 +2,7 @@
 """ddp-report --record: merges the flight records of a step's ranks, says which rank is where, and draws it.
 
 A record is a line of JSON (spank/record/text.h) in DIR/JOB.STEP/rank-N.jsonl. Each rank's last record of the last
-generation counts. Operations are put in order by their number in their group and lane, which all its ranks share.
+generation counts, or the record of a stall in which its program was ended. Operations are put in order by their number in their group and lane, which all its ranks share.
 """
 import html
 import json
@@ -134,6 +134,18 @@ class Record:
             self.operations += [Operation(writer, columns, values) for values in ring["operations"]]
         self.operations.sort(key=lambda operation: (operation.begin, operation.number))
 
+    @property
+    def is_stopped(self):
+        """All its threads were stopped (spank/record/threads.c)."""
+        states = re.findall(r"^thread \d+ \(.*\) (is stopped|is traced|\w+)", self.threads, re.MULTILINE)
+        return bool(states) and all(state in ("is stopped", "is traced") for state in states)
+
+    def has_gone_on_since(self, record):
+        """Whether an operation has ended well since an earlier record. Python's hooks do not tell how one ends."""
+        return any(operation.end > record.now and (operation.state == 0 or
+                                                   operation.state == UNKNOWN_END and operation.begin > record.now)
+                   for operation in self.operations)
+
     def seconds_since(self, time):
         return max(0.0, (self.now - time) * 1e-9)
 
@@ -163,19 +175,32 @@ def find_folder(folder):
 
 
 class Step:
-    """The last record of each rank, and what the records before it tell of threads."""
+    """The record of each rank that counts, what its records tell of threads, and how its program ended after a stall."""
 
     def __init__(self, records):
         self.generation = max(record.generation for record in records)
-        self.ranks, self.threads = {}, {}
+        self.ranks, self.threads, self.ends = {}, {}, {}
+        stalls = {}
         for record in sorted(records, key=lambda record: record.real):
             if record.generation != self.generation:
                 continue
             self.ranks[record.rank] = record
             if record.threads:
                 self.threads[record.rank] = record
+            if record.reason == "stall":
+                stalls[record.rank] = record
+        if self.ended_in(stalls):
+            self.ends = {rank: record.end for rank, record in self.ranks.items() if record.end}
+            self.ranks.update(stalls)
+            self.threads.update((rank, record) for rank, record in stalls.items() if record.threads)
         self.world_size = max(record.world_size for record in self.ranks.values())
         self.missing = [rank for rank in range(min(self.world_size, 1 << 20)) if rank not in self.ranks]
+
+
+    def ended_in(self, stalls):
+        """Whether ranks have ended in a stall. What they did then, as when Slurm killed them, is no cause."""
+        return any(self.ranks[rank].reason in ("failure", "end") for rank in stalls) and not any(
+            self.ranks[rank].has_gone_on_since(record) for rank, record in stalls.items())
 
 
 def read(folder, warn):
@@ -298,6 +323,8 @@ def tell_doing(step, rank):
         said.append(f"its program ended with {record.end}")
     elif record.end:
         said.append("its program has ended")
+    if record.is_stopped:
+        said.append("it is stopped by a signal or a debugger")
     if record.doing:
         said.append(f"it was {record.doing}" if record.end else f"it is {record.doing}")
     if record.error:
@@ -349,7 +376,7 @@ def tell_front(sequence):
             verb = "was"
         lines.append(f"{name_ranks(ranks)} {verb} in {operation.describe()} #{number} ({size}{sequence.label()})"
                      f"{operation.at()}{lasts(record, operation)}")
-    behind = sequence.behind(number)
+    behind = sorted(sequence.behind(number), key=lambda rank: (not step.ranks[rank].is_stopped, rank))
     for rank in behind[:SHOWN_MAX]:
         lines.append("  " + tell_behind(sequence, rank))
     if len(behind) > SHOWN_MAX:
@@ -363,6 +390,14 @@ def tell_front(sequence):
         if not step.ranks[rank].end.startswith("code 0"):
             lines.append(f"  rank {rank} on {step.ranks[rank].node}: {tell_doing(step, rank)}")
     return lines
+
+
+def tell_ends(step):
+    ends = {}
+    for rank, end in sorted(step.ends.items()):
+        ends.setdefault(end, []).append(rank)
+    said = ", ".join(f"{name_ranks(ranks)} with {end}" for end, ranks in ends.items())
+    return [f"after that the programs ended: {said}"] if said else []
 
 
 def has_news(sequence):
@@ -404,6 +439,7 @@ def verdict(step):
         lines.append("no rank waits in an operation")
         lines += [f"  rank {rank} on {step.ranks[rank].node}: {tell_doing(step, rank) or 'nothing is known of it'}"
                   for rank in sorted(step.ranks)[:4 * SHOWN_MAX]]
+    lines += tell_ends(step)
     if step.missing:
         lines.append(f"no record of {name_ranks(step.missing)} was found: a node that is lost writes none")
     main = urgent[0] if urgent else max(found, key=lambda sequence: len(sequence.of), default=None)

@@ -5,8 +5,8 @@
  *   record_probe WHAT RANK MARK
  *
  * All ranks do 20 sums and a barrier, and then RANK does something else, while the others go on with a sum: mismatch: it
- * broadcasts; hang: it computes nothing until it is killed; die: it kills itself; wait: it comes to the sum when the file
- * MARK is there, and then all end with code 0.
+ * broadcasts; hang: it computes nothing until it is killed; stop: it stops itself; die: it kills itself; wait: it comes to
+ * the sum when the file MARK is there, and then all end with code 0.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -32,6 +32,8 @@ static void differ(const char *what, ddp_comm *comm, float *values, const char *
 		check(ddp_broadcast(comm, values, FLOATS / 2, DDP_F32, 0));
 	if (strcmp(what, "die") == 0)
 		raise(SIGKILL);
+	if (strcmp(what, "stop") == 0)
+		raise(SIGSTOP);
 	while (strcmp(what, "hang") == 0)
 		pause();
 	while (access(mark, F_OK) != 0)

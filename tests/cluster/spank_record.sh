@@ -62,12 +62,16 @@ prints_times 2 'flight records of' "once for each node"
 capture as_user srun --ddp=record="$dir",stall="$brief",stall-action=kill "${four[@]}" "$probe" hang 2 "$work/never"
 status_is_not 0 "a step that stalls is ended"
 merge
-# Slurm may end n1's ranks before n0's, which see the end of rank 3 then.
-prints '^ranks 0-1, 3 (waits? in .* for|were in .*, which failed after)' "the records tell of the ranks that wait"
-prints '^ranks 0-1, 3 [a-z]+ in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\)[, ]' "and in what"
-prints '^  rank 2 on n1 has not begun it: its last was barrier #' "and of the one that they wait for"
+prints '^step [0-9.]+: 4 of 4 ranks \(stall\)$' "the records of the stall count"
+prints '^ranks 0-1, 3 wait in all_reduce f32\[4096\] sum #[0-9]+ \(16 KiB, all ranks\) for ' "they tell of the ranks that wait"
+prints '^  rank 2 on n1 has not begun it: its last was barrier #[0-9]+, which ended [0-9.]+ s before; it is ' "and of the one that they wait for"
+prints '^after that the programs ended: .*(code|signal) [0-9]+$' "and then how the programs ended"
 check "the records of the stall have the threads" grep -q '"reason":"stall".*"threads":"thread [0-9]* (record_probe)' "$(newest)/rank-2.jsonl"
 check "and their stacks" grep -q '"reason":"stall".*stack of thread [0-9]* (record_probe):.*(pause+0x' "$(newest)/rank-2.jsonl"
+
+capture as_user srun --ddp=record="$dir",stall="$brief",stall-action=kill "${four[@]}" "$probe" stop 2 "$work/never"
+merge
+prints '^  rank 2 on n1 has not begun it: .*; it is stopped by a signal or a debugger; it is ' "a stopped rank is told from those that wait"
 
 # The witness writes that record.
 capture as_user srun --ddp="record=$work/small,stall=$brief,stall-action=kill" "${four[@]}" "$probe" hang 2 "$work/never"

@@ -140,13 +140,53 @@ says("operations whose end was not seen yet hide no other", told, "ranks 0-2 wai
 
 # ---- several records ----------------------------------------------------------------------
 
-told, step, _ = verdict(*(record(rank, WAITS, threads="thread 1", real_ns=10**18 - 5) for rank in range(4)),
+told, step, _ = verdict(*(record(rank, WAITS, reason="failure", threads="thread 1", real_ns=10**18 - 5) for rank in range(4)),
                         *(record(rank, DONE, reason="end") for rank in range(4)))
 check("the last record counts", "no rank waits" in told, told)
 check("the threads are those of the last record that has them", step.threads[2].threads == "thread 1", step.threads)
 told, step, _ = verdict(*(record(rank, WAITS, generation=1, real_ns=10**18 - 5) for rank in range(4)),
                         *(record(rank, DONE, generation=2) for rank in range(2)))
 check("records of an earlier generation are left out", step.generation == 2 and sorted(step.ranks) == [0, 1], step.ranks)
+
+# ---- a stall, and what came of it -----------------------------------------------------------
+
+LATER = {"now_ns": NOW + 3 * SECOND, "real_ns": 10**18 + 3 * SECOND}
+STOPPED = "thread 5 (train) is stopped in do_signal_stop\nthread 6 (train) is stopped in do_signal_stop\n"
+stalls = [record(0, WAITS), record(1, WAITS), record(2, DONE, threads=STOPPED),
+          record(3, DONE, threads="thread 5 (train) sleeps in futex_wait\n")]
+
+
+def ends(operations=tuple(WAITS), done=tuple(DONE), **more):
+    """The records that come when the stall has been answered: all programs have ended."""
+    return [record(rank, list(operations if rank < 2 else done), reason="end", end="signal 9", **LATER, **more) for rank in range(4)]
+
+
+told, step, _ = verdict(*stalls, *ends())
+says("stall-action=kill", told, "ranks 0-1 wait in all_reduce f32[6553600] sum #98 (25 MiB, all ranks) at train.py:90 for 2 s",
+     "rank 2 on n1 has not begun it: its last was all_reduce f32[1000] sum #97 at train.py:88, which ended 2.9 s before; "
+     "it is stopped by a signal or a debugger; it is in forward of step 5",
+     "rank 3 on n1 has not begun it: its last was all_reduce f32[1000] sum #97 at train.py:88, which ended 2.9 s before; it is in "
+     "forward", "after that the programs ended: ranks 0-3 with signal 9")
+check("it was a stall", {found.reason for found in step.ranks.values()} == {"stall"}, told)
+check("the end that came of it is no cause", "its program ended" not in told, told)
+failed = DONE + [operation(98, count=6553600, end_ns=NOW + SECOND, state=9, where="train.py:90")]
+told, _, _ = verdict(*stalls, *ends(failed))
+says("operations that the end has made fail", told, "ranks 0-1 wait in all_reduce f32[6553600] sum #98", "it is stopped by a signal")
+told, _, _ = verdict(*stalls[::-1], record(2, DONE, reason="failure", end="signal 11", **LATER),
+                     *(record(rank, WAITS, reason="failure", end="code 1", **LATER) for rank in range(2)))
+says("some ranks have ended", told, "it is stopped by a signal", "after that the programs ended: ranks 0-1 with code 1, rank 2 with signal 11")
+on = DONE + [operation(98, count=6553600, end_ns=NOW + SECOND), operation(99, begin_ns=NOW + SECOND, end_ns=0)]
+told, _, _ = verdict(*stalls, *ends(on, on[:-1]))
+says("a stall that is over is no cause", told, "rank 2 on n1 has not begun it: its last was all_reduce f32[6553600] sum #98",
+     "its program ended with signal 9")
+known = DONE + [operation(98, count=6553600, end_ns=NOW + SECOND, state=255)]
+told, _, _ = verdict(*stalls, *ends(known + [operation(99, begin_ns=NOW + SECOND, end_ns=NOW + 2 * SECOND, state=255)], known))
+check("nor one after which Python's operations have gone on", "after that" not in told, told)
+told, step, _ = verdict(*stalls, *(record(rank, WAITS, reason="asked", **LATER) for rank in range(4)))
+check("ddp-status --dump tells of the present", {found.reason for found in step.ranks.values()} == {"asked"}, told)
+told, _, _ = verdict(*(record(rank, WAITS) for rank in range(2)), record(2, DONE), record(3, DONE, threads=STOPPED))
+behind = [line.split()[1] for line in told.splitlines() if "has not begun" in line]
+check("a stopped rank is the first that is told", behind == ["3", "2"], told)
 
 # ---- the program --------------------------------------------------------------------------
 
