@@ -25,14 +25,14 @@ enum { LIMIT = 30, NOW = 100000, RANKS = 4, TEXT_MAX = 1024 };
 
 /* What a rank does at NOW, and for how many seconds. */
 enum what { WAITS, RECEIVES, COMPUTES, EVALUATES, SAVES, WAITS_IN_EVALUATION, STOPPED, STOPPED_SAVING,
-            LEFT, STOPPED_BEHIND, CHILD_LEFT, ENDED, FAILED, NO_PAGE, UNKNOWN };
+            LEFT, STOPPED_BEHIND, CHILD_LEFT, ENDED, FAILED, NO_PAGE, UNKNOWN, SAYS_WAIT };
 
 struct planned { enum what what; uint32_t collective, seconds; };
 
 static uint32_t phase_of(enum what what)
 {
 	switch (what) {
-	case WAITS: case RECEIVES: return DDP_PHASE_WAIT;
+	case WAITS: case RECEIVES: case SAYS_WAIT: return DDP_PHASE_WAIT;
 	case EVALUATES: case WAITS_IN_EVALUATION: return DDP_PHASE_EVAL;
 	case SAVES: case STOPPED_SAVING: return DDP_PHASE_CHECKPOINT;
 	default: return DDP_PHASE_FORWARD;
@@ -58,6 +58,7 @@ static struct stall_rank rank_that(const struct planned *plan, uint32_t rank)
 		.waiting = collective ? DDP_WAITING_COLLECTIVE
 		           : what == RECEIVES ? DDP_WAITING_OTHER : DDP_WAITING_NOT,
 		.described = collective ? plan->collective : 0,
+		.writer = what == SAYS_WAIT ? DDP_WRITER_PYTHON : DDP_WRITER_LIBDDP,
 	};
 	if (collective)
 		strcpy(made.page.collective_text, "all_reduce f32[10] sum");
@@ -130,6 +131,16 @@ static void step_is_judged(void **state)
 		{ { { COMPUTES, 5, 31 }, { COMPUTES, 5, 50 }, { COMPUTES, 5, 50 }, { COMPUTES, 5, 50 } },
 		  STALLS "none waits for another: rank 0 of 4 on n0 is in forward of step 4 for 31.0 s, last "
 		  "collective #5 31.0 s ago" },
+		/* A program of Python says that it waits, and not in which collective. */
+		{ { { SAYS_WAIT, 5, 31 }, { SAYS_WAIT, 5, 31 }, { COMPUTES, 5, 32 }, { SAYS_WAIT, 5, 31 } },
+		  STALLS "rank 2 of 4 on n1 never came: it is in forward of step 4 for 32.0 s, last collective #5 "
+		  "32.0 s ago; waiting: ranks 0-1,3" },
+		{ { { WAITS, 6, 31 }, { SAYS_WAIT, 5, 31 }, { COMPUTES, 5, 32 }, { SAYS_WAIT, 5, 31 } },
+		  STALLS "rank 2 of 4 on n1 never came: it is in forward of step 4 for 32.0 s, last collective #5 "
+		  "32.0 s ago" WAITING("0-1,3") },
+		{ { { SAYS_WAIT, 5, 31 }, { SAYS_WAIT, 5, 31 }, { SAYS_WAIT, 4, 31 }, { SAYS_WAIT, 5, 31 } },
+		  STALLS "all wait, and furthest behind is rank 2 of 4 on n1, waiting for gradients of step 4 for 31.0 s, "
+		  "last collective #4 31.0 s ago; waiting: ranks 0-3" },
 		/* One is stopped: whatever it does. */
 		{ { { WAITS, 6, 31 }, { STOPPED, 6, 31 }, { WAITS, 6, 31 }, { COMPUTES, 5, 50 } },
 		  STALLS "rank 1 of 4 on n0 is stopped by a signal or a debugger, in forward of step 4 for 31.0 s, "

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "ddp.h"
 #include "spank/failure/doing.h"
 #include "spank/identity/nodelist.h"
 
@@ -64,6 +65,12 @@ bool stall_is_quiet(const struct stall_rank *rank, uint32_t seconds, uint64_t no
 	       now_ns - rank->changed_ns >= (uint64_t)seconds * 1000 * ns_per_ms;
 }
 
+/* A program of Python may say that it waits, in a collective of which slurm_ddp knows nothing. */
+static bool is_waiting(const struct stall_rank *rank, const struct doing *doing)
+{
+	return doing->wait != DOING_NO_WAIT || (rank->page.writer == DDP_WRITER_PYTHON && doing->phase == DDP_PHASE_WAIT);
+}
+
 static enum stall_kind kind_of(const struct stall_rank *rank, const struct doing *doing)
 {
 	if (rank->end != STALL_NO_END)
@@ -72,7 +79,7 @@ static enum stall_kind kind_of(const struct stall_rank *rank, const struct doing
 		return STALL_STOPPED;
 	if (doing->closed)
 		return STALL_LEFT;
-	return doing->wait == DOING_NO_WAIT ? STALL_RUNS : STALL_WAITS;
+	return is_waiting(rank, doing) ? STALL_WAITS : STALL_RUNS;
 }
 
 /* In a checkpoint or an evaluation a rank may run for as long as it likes, and who
@@ -133,6 +140,8 @@ static void note_wait(const struct stall_rank *rank, const struct doing *doing, 
 	struct sink sink;
 
 	stall_add_to_ranges(rank->rank, note);
+	if (doing->wait == DOING_NO_WAIT)
+		return;
 	sink = sink_on(wait, sizeof(wait));
 	if (doing->wait == DOING_WAITS_IN_COLLECTIVE)
 		sink_add(&sink, "collective #%llu%s", (unsigned long long)doing->collective,
