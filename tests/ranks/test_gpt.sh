@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit asan; all: tsan; takes: 24
+# runs: unit; all: tsan asan; takes: 24
 # examples/gpt as a user runs it: training, checkpoints, errors. Prints TAP.
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh

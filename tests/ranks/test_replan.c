@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 12 */
+/* runs: unit; all: tsan asan; takes: 12 */
 /*
  * reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
  * as the slowest rank's times and the link's cost want, and change no bit of what is trained.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 14 */
+/* runs: unit; all: tsan asan; takes: 14 */
 /* ddp-preflight: who measures when, and what is named, on numbers that are made here. */
 #include <errno.h>
 #include <fcntl.h>
