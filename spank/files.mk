@@ -9,6 +9,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/error.c spank/base/error.h \
 	spank/base/handle.c spank/base/handle.h \
 	spank/base/pause.c spank/base/pause.h \
+	spank/base/proc.c spank/base/proc.h \
 	spank/base/sink.c spank/base/sink.h \
 	spank/base/siphash.c spank/base/siphash.h \
 	spank/base/title.c spank/base/title.h \

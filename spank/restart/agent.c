@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "spank/base/child.h"
+#include "spank/base/proc.h"
 #include "spank/base/title.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/descend.h"
@@ -314,6 +315,8 @@ static void become(const struct agents *agents, uint32_t local_task)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	prctl(PR_SET_DUMPABLE, 0);
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+	/* If an agent kept the writing end of a standard input, no program would read to the end of that input. */
+	proc_close_channels();
 	title_take("ddp-agent");
 	atomic_store(&self.own->pid, getpid());
 	tell_slurmstepd();

@@ -5,14 +5,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "spank/base/handle.h"
+#include "spank/base/proc.h"
 
 /* Kills the numbers of a text such as "12 345 ", whose last word may be cut: `rest` then has it, for the next
    piece. */
@@ -80,34 +79,6 @@ static bool read_relative(const char *number, struct relative *relative)
 	              &relative->session, &relative->flags) == 5;
 }
 
-/* The kernel writes a folder's entries so. */
-struct entry {
-	uint64_t inode;
-	int64_t offset;
-	unsigned short bytes;
-	unsigned char type;
-	char name[];
-};
-
-/* Looks at all processes: readdir(3) would take memory, and a lock with it. */
-static void visit_all(void (*visit)(const char *number, void *about), void *about)
-{
-	_Alignas(struct entry) char text[8192];
-	long got;
-	int fd = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-	while (fd >= 0 && (got = syscall(SYS_getdents64, fd, text, sizeof(text))) > 0) {
-		for (long at = 0; at < got;) {
-			const struct entry *entry = (const struct entry *)(text + at);
-			at += entry->bytes;
-			if (entry->name[0] >= '1' && entry->name[0] <= '9')
-				visit(entry->name, about);
-		}
-	}
-	if (fd >= 0)
-		close(fd);
-}
-
 static void kill_if_child(const char *number, void *about)
 {
 	struct relative relative;
@@ -120,7 +91,7 @@ static void kill_by_search(void)
 {
 	pid_t own = getpid();
 
-	visit_all(kill_if_child, &own);
+	proc_visit("/proc", kill_if_child, &own);
 }
 
 /* Root looks for this. */
@@ -175,7 +146,7 @@ uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count)
 {
 	struct search search = { is_adopted, getpid(), getsid(0), group, keep, count, 0 };
 
-	visit_all(kill_if_found, &search);
+	proc_visit("/proc", kill_if_found, &search);
 	return search.killed;
 }
 
@@ -183,7 +154,7 @@ uint32_t descend_kill_children_of(pid_t parent)
 {
 	struct search search = { .is_meant = is_child, .parent = parent };
 
-	visit_all(kill_if_found, &search);
+	proc_visit("/proc", kill_if_found, &search);
 	return search.killed;
 }
 

@@ -111,6 +111,26 @@ capture on_cluster sh -c 'srun --ddp=restart=1 -N2 --ntasks-per-node=2 bash -c "
 status_is 0 "as root, too"
 nothing_lives_on "as root"
 
+# Standard input ends.
+printf 'a\nb\n' >lines
+chmod 644 lines
+# reads NAME WANTED COMMAND: what it prints
+reads()
+{
+	capture as_user timeout 20 sh -c "$3"
+	same "$2" "$output" "standard input: $1"
+}
+restarted='srun --ddp=restart=1 -N2 --ntasks-per-node=2'
+reads "/dev/null" 0 "$restarted cat </dev/null | wc -c"
+reads "an empty pipe" 0 "true | $restarted cat | wc -c"
+reads "a file" 8 "$restarted cat <lines | wc -l"
+reads "none" 0 "$restarted --input=none cat <lines | wc -c"
+reads "one rank's" 2 "$restarted --input=2 cat <lines | wc -l"
+reads "Python's readlines()" "2 2 2 2" "$restarted python3 -c 'import sys; print(len(sys.stdin.readlines()))' <lines | xargs"
+printf '#!/bin/sh\n%s cat\n' "$restarted" >batch.sh
+capture batch_job --output="$work/out" --chdir="$work" -N2 --ntasks-per-node=2 "$work/batch.sh"
+same "0 0" "$status $(grep -c . out)" "standard input: a batch script's"
+
 # What a site starts for each task serves one program.
 if has_pmix; then
 	afresh

@@ -2,6 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* spank/restart/agent: an agent starts programs generation by generation, and leaves nothing of them. */
 #include <errno.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -253,6 +254,19 @@ static int tells_its_signals(uint32_t generation)
 	return 3;
 }
 
+static int input[2] = { -1, -1 };
+
+static int reads_to_the_end(uint32_t generation)
+{
+	char byte;
+	ssize_t got;
+
+	(void)generation;
+	while ((got = read(input[0], &byte, 1)) > 0)
+		continue;
+	return got == 0 ? 0 : 1;
+}
+
 /* ---- cases ------------------------------------------------------------------------------ */
 
 static void each_generation_has_its_end(void **state)
@@ -434,6 +448,22 @@ static void a_program_has_the_tasks_signals(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(3, 0));
 }
 
+/* Each agent is forked while its slurmstepd has the writing ends of all tasks' standard inputs. */
+static void a_program_reads_to_the_end_of_its_input(void **state)
+{
+	(void)state;
+	assert_int_equal(pipe2(input, O_CLOEXEC), 0);
+	assert_int_equal(fcntl(input[0], F_SETFD, 0), 0);
+	start(2, reads_to_the_end);
+	for (awaited = 1; awaited <= 2; awaited++) {
+		order(AGENTS_RUN, awaited);
+		close(input[1]);
+		assert_true(holds(child_has_ended, 20));
+	}
+	close(input[0]);
+	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
+}
+
 static void older_orders_are_none(void **state)
 {
 	uint32_t generation;
@@ -533,6 +563,7 @@ int main(void)
 		cmocka_unit_test(a_program_dies_with_its_agent),
 		cmocka_unit_test(signals_go_past_an_agent),
 		cmocka_unit_test(a_program_has_the_tasks_signals),
+		cmocka_unit_test(a_program_reads_to_the_end_of_its_input),
 		cmocka_unit_test(older_orders_are_none),
 		cmocka_unit_test(agents_end_with_slurmstepd),
 		cmocka_unit_test(more_tasks_than_srun_can_deal_are_refused),
