@@ -101,7 +101,8 @@ bool settle_restarts(struct request *request, const struct settle_facts *facts, 
 
 bool settle_without_port(struct settings *settings, struct error *error)
 {
-	static const char why[] = "the nodes need a port on which they reach srun, and SrunPortRange has none free";
+	static const char why[] = "the nodes need to reach srun, and srun has too few ports (SrunPortRange) or open files "
+	                          "(ulimit -n)";
 
 	if (option_given(settings, "restart"))
 		return error_set(error, "the step cannot be restarted, as restart=%u asks for: %s", settings->restarts, why);

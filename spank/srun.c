@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,6 +39,7 @@ enum {
 	COMMAND_LINE_MAX = 65536,
 	SRUN_PORTS = 4,       /* of a step of few nodes */
 	NODES_OF_A_PORT = 48, /* of each of two kinds of ports, one for so many nodes */
+	FILES = 32,           /* open ones that srun and the plugin need, without those for each node */
 };
 
 static struct {
@@ -132,12 +134,29 @@ static bool leaves_room(uint32_t ports)
 	return false;
 }
 
-/* Before the step starts: srun is to find the ports that it listens on for its nodes. False: the plugin has none. */
+/* srun has a connection to each node, too, and some that its nodes or slurmctld open meanwhile. */
+static bool leaves_files(uint32_t nodes)
+{
+	const rlim_t wanted = FILES + 2 * (rlim_t)nodes;
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+		return true;
+	limit.rlim_cur = limit.rlim_max;
+	if (limit.rlim_max >= wanted && setrlimit(RLIMIT_NOFILE, &limit) == 0)
+		return true;
+	slurm_error("ddp: srun may have %llu open files (ulimit -n), and srun and the plugin need %llu for %u nodes: the "
+	            "nodes do not report to srun, and a failure may be said once for each node",
+	            (unsigned long long)limit.rlim_max, (unsigned long long)wanted, nodes);
+	return false;
+}
+
+/* Before the step starts: srun is to find the ports and files that it needs for its nodes. False: the plugin has none. */
 static bool give_way(uint32_t nodes)
 {
 	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);
 
-	if (!srun.began_to_listen || leaves_room(2 * each))
+	if (!srun.began_to_listen || (leaves_room(2 * each) && leaves_files(nodes)))
 		return true;
 	relay_close();
 	unsetenv("SLURM_DDP_RELAY");

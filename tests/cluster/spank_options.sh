@@ -160,6 +160,16 @@ for range in 45101-45104 45101-45105; do
 	fi
 done
 
+# So it has on open files.
+capture as_user sh -c 'ulimit -n 20; exec timeout 20 srun --ddp -N2 -n2 sh -c "exit \$RANK"'
+status_is 1 "ulimit -n 20: the step runs, and its failure has its code"
+prints 'ddp: srun may have 20 open files .ulimit -n., and srun and the plugin need 36 for 2 nodes' "and srun says what is missing"
+capture as_user sh -c 'ulimit -n 20; exec timeout 20 srun --ddp=restart=1 -N2 -n2 true'
+status_is 1 "ulimit -n 20 with restart= is refused"
+prints 'the step cannot be restarted, as restart=1 asks for: .* open files' "in words"
+capture as_user sh -c 'ulimit -S -n 20; exec timeout 20 srun --ddp=restart=1 -N2 -n2 true'
+status_is 0 "if the user may raise the limit, srun does"
+
 # Each node's log has a line about each step, whatever its end.
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c 'echo "$SLURM_JOB_ID.$SLURM_STEP_ID"; [ $RANK != 3 ] || exit 7'
 step=$(grep -m 1 -E '^[0-9]+\.0$' <<<"$output")
