@@ -2,14 +2,21 @@
 #include "spank/failure/judge.h"
 
 #include <signal.h>
+#include <sysexits.h>
 #include <sys/wait.h>
 
 enum { SIGNAL_MAX = 64 };
 
+/* A shell tells of its program's signal by its code. */
+static int signal_of(int wait_status)
+{
+	return WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : WEXITSTATUS(wait_status) - 128;
+}
+
 enum task_end judge_task_end(int wait_status)
 {
 	bool signaled = WIFSIGNALED(wait_status);
-	int number = signaled ? WTERMSIG(wait_status) : WEXITSTATUS(wait_status) - 128;
+	int number = signal_of(wait_status);
 
 	if (!signaled && WEXITSTATUS(wait_status) == 0)
 		return END_FINE;
@@ -38,6 +45,18 @@ bool judge_is_word(int signal_number)
 		return false;
 	}
 	return signal_number > 0 && !judge_is_stop(signal_number);
+}
+
+bool judge_is_farewell(int wait_status)
+{
+	int number = signal_of(wait_status);
+
+	switch (number) {
+	case SIGABRT: case SIGBUS: case SIGFPE: case SIGILL: case SIGKILL: case SIGPIPE: case SIGSEGV: case SIGSYS:
+	case SIGTRAP: case SIGXFSZ:
+		return false;
+	}
+	return number > 0 ? number <= SIGNAL_MAX : WEXITSTATUS(wait_status) == EX_TEMPFAIL;
 }
 
 static struct end_verdict verdict(enum end_words words, enum end_delay say, enum end_delay kill,

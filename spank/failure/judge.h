@@ -79,6 +79,10 @@ bool judge_is_stop(int signal_number);
    handle it notices it. */
 bool judge_is_word(int signal_number);
 
+/* Whether a program ends so that has saved after SENT_SIGNAL, or that does not handle the signal: with code 75
+   (EX_TEMPFAIL), or by a signal that no failure of its own sends. */
+bool judge_is_farewell(int wait_status);
+
 /* Whether the sentence about it is used only if there is no better one: another rank is the cause, and that
    rank's node knows more about it. */
 bool judge_is_hearsay(const struct end_facts *facts);

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/wait.h>
 #include <stdlib.h>
 
 #include <cmocka.h>
@@ -32,6 +33,10 @@ static void ends_are_told_apart(void **state)
 		assert_int_equal(judge_task_end(cases[i].status), cases[i].end);
 	assert_true(judge_is_stop(SIGTERM) && judge_is_stop(SIGINT));
 	assert_false(judge_is_stop(SIGUSR1) || judge_is_stop(SIGCONT) || judge_is_stop(SIGKILL));
+	assert_true(judge_is_farewell(W_EXITCODE(75, 0)) && judge_is_farewell(SIGUSR1));
+	assert_true(judge_is_farewell(W_EXITCODE(128 + SIGHUP, 0)) && judge_is_farewell(SIGTERM));
+	assert_false(judge_is_farewell(W_EXITCODE(1, 0)) || judge_is_farewell(SIGKILL) || judge_is_farewell(SIGSEGV));
+	assert_false(judge_is_farewell(W_EXITCODE(128 + SIGABRT, 0)) || judge_is_farewell(W_EXITCODE(255, 0)));
 	assert_true(judge_is_word(SIGUSR1) && judge_is_word(SIGHUP) && judge_is_word(SIGRTMIN + 3));
 	assert_false(judge_is_word(SIGTERM) || judge_is_word(SIGINT) || judge_is_word(SIGKILL));
 	assert_false(judge_is_word(SIGCONT) || judge_is_word(SIGTSTP) || judge_is_word(SIGWINCH) || judge_is_word(0));

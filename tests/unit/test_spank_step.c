@@ -628,9 +628,34 @@ static void after_a_signal_the_line_says_that_there_is_no_restart(void **state)
 	struct step step = begin_with_restarts();
 
 	(void)state;
-	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(7)));
+	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
 	expect(&step, HOLD, "rank 1; no restart, as the step was sent a signal before; the others may save (see grace= in "
 	                    "srun-ddp(7))", false);
+	/* The signal ends a program, and others lose it. */
+	step = begin_with_restarts();
+	take(&step, 0, news("rank 1", END_CRASH, SENT_SIGNAL, SIGUSR1));
+	take(&step, 0, news("rank 2", END_CODE, SENT_SIGNAL, EXITED(1)));
+	expect(&step, HOLD, "rank 1; no restart, as the step was sent a signal before; the others may save (see grace= in "
+	                    "srun-ddp(7))", false);
+}
+
+/* SIGUSR1 may have asked for a stack. */
+static void a_failure_after_a_signal_is_restarted(void **state)
+{
+	static const struct { enum task_end end; int status; } cases[] = {
+		{ END_CODE, EXITED(7) }, { END_CRASH, SIGSEGV }, { END_CRASH, EXITED(128 + SIGABRT) }, { END_BY_KILL, SIGKILL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct step step = begin_with_restarts();
+		struct step_action action;
+		take(&step, 0, news("rank 1", cases[i].end, SENT_SIGNAL, cases[i].status));
+		assert_true(step_act(&step, (START + HOLD) * MS, &action));
+		assert_true(action.kill);
+		assert_false(action.end.stopping);
+		assert_string_equal(action.text, "rank 1");
+	}
 }
 
 static void a_step_without_a_witness_that_is_cancelled_stops(void **state)
@@ -691,6 +716,7 @@ int main(void)
 		cmocka_unit_test(a_request_in_vain_is_made_again),
 		cmocka_unit_test(why_a_step_would_end_is_told),
 		cmocka_unit_test(after_a_signal_the_line_says_that_there_is_no_restart),
+		cmocka_unit_test(a_failure_after_a_signal_is_restarted),
 		cmocka_unit_test(a_step_without_a_witness_that_is_cancelled_stops),
 		cmocka_unit_test(a_new_generation_begins_anew),
 		cmocka_unit_test(a_step_that_was_asked_to_stop_stays_so),

@@ -22,6 +22,8 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 		facts.sent = SENT_STOP;
 	else if (step->signalled && facts.sent != SENT_KILL)
 		facts.sent = SENT_SIGNAL;
+	else if (!step->signalled && facts.sent == SENT_SIGNAL)
+		facts.sent = SENT_NOTHING;
 	facts.ending = step->over;
 	facts.kill_on_failure = step->policy.kill_on_failure;
 	facts.outlives_nodes = step->policy.outlives_nodes;
@@ -144,7 +146,9 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 	if (step->over)
 		return;
 	step->stopping |= news->facts.sent == SENT_STOP;
-	step->signalled |= news->facts.sent == SENT_SIGNAL;
+	/* With restarts, a failure after a signal is a failure, as the signal may have asked for a stack. */
+	step->signalled |= news->facts.sent == SENT_SIGNAL &&
+	                   (!step->policy.restarts || judge_is_farewell(news->wait_status));
 	verdict = judge_case(step, &what);
 	if (alone) {
 		if (verdict.kill == DELAY_NONE)

@@ -53,7 +53,8 @@ struct step {
 	struct step_case cases[CASE_COUNT];
 	struct stall_step stall;
 	bool stopping; /* a node saw Slurm ask for it */
-	bool signalled; /* a node saw another signal of Slurm's shortly before an end */
+	bool signalled; /* a node saw another signal of Slurm's shortly before an end; with restarts, before one that the
+	                   signal may have led to */
 	uint64_t doubt_ns; /* until then a node may still tell of an earlier failure, or is in doubt itself: what fails
 	                      meanwhile may be its consequence. 0: none does */
 	bool said;     /* a failure, by srun or by a node itself */
