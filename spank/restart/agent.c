@@ -10,6 +10,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -168,6 +169,8 @@ static struct {
 	pid_t child;            /* 0: there is none, or it was reaped */
 	sigset_t all, before;   /* signals that are blocked in the agent, and in the task */
 	struct sigaction on_child; /* the task's */
+	struct termios terminal;
+	bool has_terminal;      /* srun --pty */
 } self;
 
 static bool is_orphan(void)
@@ -264,6 +267,15 @@ _Noreturn static void quit(void)
 	exit_like(status);
 }
 
+/* The last program may have left the terminal to a process group of its own, and in another mode. */
+static void take_terminal_back(void)
+{
+	if (!self.has_terminal)
+		return;
+	tcsetpgrp(STDIN_FILENO, getpgrp());
+	tcsetattr(STDIN_FILENO, TCSANOW, &self.terminal);
+}
+
 /* In the new child. */
 static void leave_agent(pid_t agent)
 {
@@ -283,6 +295,7 @@ static bool begin(uint32_t generation)
 	atomic_store(&self.own->begun, generation);
 	if (atomic_load(&self.own->spare))
 		return false;
+	take_terminal_back();
 	for (int try = 0; pid < 0 && try < FORK_TRIES; try++) {
 		if (try > 0)
 			wait_for_signal(FORK_PAUSE_MS);
@@ -317,6 +330,7 @@ static void become(const struct agents *agents, uint32_t local_task)
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 	/* If an agent kept the writing end of a standard input, no program would read to the end of that input. */
 	proc_close_channels();
+	self.has_terminal = tcgetattr(STDIN_FILENO, &self.terminal) == 0;
 	title_take("ddp-agent");
 	atomic_store(&self.own->pid, getpid());
 	tell_slurmstepd();

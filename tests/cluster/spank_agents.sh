@@ -131,6 +131,19 @@ printf '#!/bin/sh\n%s cat\n' "$restarted" >batch.sh
 capture batch_job --output="$work/out" --chdir="$work" -N2 --ntasks-per-node=2 "$work/batch.sh"
 same "0 0" "$status $(grep -c . out)" "standard input: a batch script's"
 
+# The first program leaves the terminal in another mode, and to its own process group.
+cat >types.sh <<'END'
+(until [ -e typed.0 ]; do sleep 0.1; done; echo 'stty -echo; kill -9 $$'
+until [ -e typed.1 ]; do sleep 0.1; done; echo 'stty -a >typed.mode; exit'; sleep 1) |
+	timeout 20 script -qec 'srun --pty --ddp=restart=1 -N1 bash --rcfile typed.rc -i' /dev/null
+END
+echo ': >typed.$DDP_RESTART_COUNT' >typed.rc
+chmod 644 types.sh typed.rc
+capture as_user bash types.sh
+status_is 0 "--pty: the step ends well"
+prints_not 'no job control' "--pty: the second shell has the terminal"
+same echo "$(grep -ow -e '-*echo' typed.mode)" "--pty: in the mode of the first"
+
 # What a site starts for each task serves one program.
 if has_pmix; then
 	afresh
