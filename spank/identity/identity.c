@@ -203,6 +203,7 @@ static bool choose_port(const struct step_facts *facts, const struct settings *s
 	/* The components of a heterogeneous step reserve ports of their own. */
 	if (reserved != NULL && reserved[0] != '\0' && !fixed && !identity->heterogeneous) {
 		identity->port_source = "reserved by Slurm";
+		identity->port_reserved = true;
 		if (facts->port_seed == 0 || (identity->master_port = port_of_reservation(reserved, facts->port_seed)) == 0)
 			return port_from_reservation(reserved, &identity->master_port, error);
 		return true;

@@ -42,6 +42,7 @@ struct identity {
 	char master_node[HOST_NAME_MAX_BYTES]; /* NodeName of rank 0's node */
 	uint16_t master_port;
 	bool port_hashed;
+	bool port_reserved;        /* by SLURM */
 	const char *node_source, *port_source; /* for people */
 };
 

@@ -63,7 +63,7 @@ bool master_check_port(const struct identity *identity, struct error *error)
 		                 identity->master_port, identity->port_source, range, identity->node_name);
 	if (port_probe(identity->master_port, &reason))
 		return true;
-	return error_set(error, "port %u (%s) cannot be used on %s, rank 0's node: %s; start again, or "
-	                 "choose another with --ddp=port=", identity->master_port, identity->port_source,
-	                 identity->node_name, reason.text);
+	return error_set(error, "port %u (%s) cannot be used on %s, rank 0's node: %s; %s with --ddp=port=",
+	                 identity->master_port, identity->port_source, identity->node_name, reason.text,
+	                 identity->port_hashed || identity->port_reserved ? MASTER_OTHER_PORT : "choose another");
 }

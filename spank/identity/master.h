@@ -26,6 +26,9 @@ bool master_find_address(const struct identity *identity, const struct settings 
                          const struct node_address *known, char address[MASTER_ADDRESS_MAX],
                          struct error *error);
 
+/* The sentence has this if another generation, or another step, would have another port. */
+#define MASTER_OTHER_PORT "start again, or choose another"
+
 /* Rank 0 tries the port before the program does, so that a port in use is
    named instead of waited for; other ranks do nothing. */
 bool master_check_port(const struct identity *identity, struct error *error);

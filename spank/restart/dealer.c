@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "spank/base/sink.h"
 #include "spank/failure/srun/relay_srun.h"
+#include "spank/identity/master.h"
 #include "spank/identity/nodelist_write.h"
 
 enum {
@@ -304,6 +305,7 @@ static void fail(const struct step_action *action)
 	char node[HOST_NAME_MAX_BYTES];
 	struct plan_failure failure = { .text = action->text, .wait_status = action->end.wait_status,
 		                        .rank = rank_in(action->text, node), .hearsay = action->end.hearsay,
+		                        .port_taken = strstr(action->text, MASTER_OTHER_PORT) != NULL,
 		                        .stopping = action->end.stopping };
 
 	failure.node = action->end.node[0] != '\0' ? action->end.node : node;

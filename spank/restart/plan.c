@@ -60,6 +60,7 @@ static void succeed(struct plan *plan)
 static struct cause cause_of(const struct plan *plan, const struct plan_failure *failure)
 {
 	struct cause cause = { .known = true, .hearsay = failure->hearsay, .wait_status = failure->wait_status,
+		               .port_taken = failure->port_taken && plan->ports_taken < PLAN_PORTS,
 		               .rank = failure->rank, .node = roster_find(&plan->roster, failure->node) };
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 
@@ -82,7 +83,7 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 	if (plan->phase != PLAN_RUNNING)
 		return;
 	succession_begin_ending(plan, &cause, now_ns);
-	if (history_same_node(&plan->history, &cause))
+	if (!cause.port_taken && history_same_node(&plan->history, &cause))
 		plan->roster.nodes[cause.node].suspect = true;
 	succession_go_on(plan, now_ns);
 }

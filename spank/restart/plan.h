@@ -28,6 +28,7 @@ enum {
 	PLAN_GONE_MS = 1000,    /* agents without a slurmstepd have ended everything by then */
 	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait for srun likewise */
 	PLAN_LEAVE_MS = 10000,  /* after QUIT a node's tasks end within it */
+	PLAN_PORTS = 8,         /* so many ports that are taken cost no restart */
 	PLAN_SETTLE_MS = 400,   /* after the last rank's end its node may still tell why */
 };
 
@@ -51,6 +52,7 @@ struct plan {
 	enum plan_phase phase;
 	struct roster roster;
 	uint32_t generation, restarts; /* of both the first is 0 while nodes join */
+	uint32_t ports_taken;
 	struct history history;
 	bool *ended;             /* by rank */
 	uint32_t ended_count, fine_count, fine_rank;
@@ -96,6 +98,7 @@ struct plan_failure {
 	uint32_t rank;       /* or ROSTER_NONE */
 	int wait_status;
 	bool hearsay;        /* a better reason may come */
+	bool port_taken;     /* rank 0's program was not started, as another program has its port */
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
 };
 

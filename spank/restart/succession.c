@@ -88,9 +88,13 @@ static void say_restart(struct plan *plan, const struct history *before, const c
 	struct sink sink = succession_say(plan);
 
 	sink_add(&sink, "%s", plan->cause.text);
-	history_add_repetition(before, &plan->cause, plan->step, &sink);
-	sink_add(&sink, "; restart %u of %u%s%s", plan->restarts, plan->policy.restarts, places[0] != '\0' ? ": " : "",
-	         places);
+	if (plan->cause.port_taken) {
+		sink_add(&sink, "; the next port is tried, which is no restart%s%s", places[0] != '\0' ? ": " : "", places);
+	} else {
+		history_add_repetition(before, &plan->cause, plan->step, &sink);
+		sink_add(&sink, "; restart %u of %u%s%s", plan->restarts, plan->policy.restarts,
+		         places[0] != '\0' ? ": " : "", places);
+	}
 	roster_add_spares(&plan->roster, &sink);
 }
 
@@ -100,7 +104,8 @@ static void restart(struct plan *plan)
 	struct sink sink = sink_on(places, sizeof(places));
 	struct history before = plan->history;
 
-	history_note(&plan->history, &plan->cause, plan->step, plan->first);
+	if (!plan->cause.port_taken)
+		history_note(&plan->history, &plan->cause, plan->step, plan->first);
 	if (plan->history.fruitless >= HISTORY_FRUITLESS) {
 		succession_give_up(plan, "the step was restarted twice without a new step or checkpoint, and is ended");
 		return;
@@ -109,7 +114,10 @@ static void restart(struct plan *plan)
 		give_up_without_nodes(plan);
 		return;
 	}
-	plan->restarts++;
+	if (plan->cause.port_taken)
+		plan->ports_taken++;
+	else
+		plan->restarts++;
 	say_restart(plan, &before, places);
 	begin_generation(plan);
 }
@@ -163,8 +171,10 @@ void succession_go_on(struct plan *plan, uint64_t now_ns)
 /* ---- what ends it --------------------------------------------------------------- */
 
 /* Adds why there is no restart; adds nothing if there may be one. */
-static void add_refusal(const struct plan *plan, struct sink *sink)
+static void add_refusal(const struct plan *plan, const struct cause *cause, struct sink *sink)
 {
+	if (cause->port_taken && plan->fine_count == 0)
+		return;
 	/* In a later generation the node has failed. */
 	if (plan->never_ran && plan->restarts == 0)
 		sink_add(sink, "no restart, as SLURM could not start the program");
@@ -183,7 +193,7 @@ void succession_begin_ending(struct plan *plan, const struct cause *cause, uint6
 
 	plan->cause = *cause;
 	plan->ended_ns = UINT64_MAX;
-	add_refusal(plan, &sink);
+	add_refusal(plan, cause, &sink);
 	if (why[0] != '\0') {
 		text = sink_behind(plan->cause.text, sizeof(plan->cause.text));
 		history_add_repetition(&plan->history, cause, 0, &text);

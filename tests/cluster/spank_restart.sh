@@ -58,6 +58,28 @@ status_is 0 "the same node twice: the step ends well"
 prints 'restart 2 of 5: n2 takes the place of n1 \(0 spares left\)' "the same node twice: it is replaced"
 
 afresh
+rm -f port listens fail
+on_rank 0 0 'echo $MASTER_PORT >port'
+on_rank 0 3 'until [ -e fail ]; do sleep 0.05; done; exit 7'
+begin --ddp=restart=1 -N2 --ntasks-per-node=2
+up 0 4
+wait_until 10 test -s port
+on_node n0 python3 -c 'import socket, sys, time
+taken = socket.create_server(("", int(sys.argv[1]) + 1))
+open(sys.argv[2], "w")
+time.sleep(20)' "$(cat port)" "$work/listens" &
+listener=$!
+check "a port that is taken: a program takes it" wait_until 10 test -e listens
+: >fail
+up 1 4
+finish
+kill $listener
+status_is 0 "a port that is taken: the step ends well"
+prints 'ddp: .*port [0-9]+ .* cannot be used on n0.*; the next port is tried, which is no restart' "a port that is taken: it is said"
+prints_times 1 "$line" "a port that is taken: it costs no restart"
+rm -f port listens fail
+
+afresh
 (as_user srun --ddp=restart=5 -N2 --ntasks-per-node=2 ./missing >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
 step=$!
 ended
@@ -103,6 +125,18 @@ stops "scancel" any 'scancel --name=stops'
 stops "time limit" any 'scontrol update JobId=$(squeue -h -n stops -o %i) TimeLimit=0:01' --time=5
 stops "scancel of the step" any 'scancel $(squeue -h -n stops -o %i).0'
 stops "scancel -s USR1, which ends ranks" any 'scancel --name=stops -s USR1'
+
+afresh
+rm -f dumped.*
+for r in 0 1 2; do on_rank 0 $r "trap ': >dumped.$r' USR1; : >dumps.$r"; done
+on_rank 0 3 "trap ': >dumped.3' USR1; : >dumps.3; until [ -e dumped.3 ]; do sleep 0.05; done; exit 7"
+begin --ddp=restart=1 -N2 --ntasks-per-node=2 --job-name=dumps
+check "a signal that asks for a stack: all ranks handle it" wait_until 20 test -e dumps.0 -a -e dumps.1 -a -e dumps.2 -a -e dumps.3
+on_cluster scancel --name=dumps -s USR1
+up 1 4
+finish
+status_is 0 "a signal that asks for a stack: a later failure restarts the step"
+prints_times 1 "$line" "a signal that asks for a stack: once"
 
 stops "preemption" any 'srun --partition=high -N4 --exclusive true' --partition=low --exclusive
 

@@ -418,6 +418,32 @@ static void restarts_are_used_up(void **state)
 	expect_end("rank 2 died; all restarts of restart=2 are used up", EXITED(9));
 }
 
+static void port_taken(void)
+{
+	const struct plan_failure failure = { .text = "port 12000 is taken", .node = "n0", .rank = ROSTER_NONE,
+		                              .wait_status = EXITED(1), .port_taken = true };
+
+	plan_fail(&world.plan, &failure, now());
+	act();
+}
+
+static void a_port_that_is_taken_costs_no_restart(void **state)
+{
+	(void)state;
+	begin(2, 2, 1, 0, 0);
+	port_taken();
+	expect_said("port 12000 is taken; the next port is tried, which is no restart\n");
+	assert_int_equal(world.go[0].restart_count, 0);
+	assert_int_equal(world.go[0].port_seed, 1);
+	fail_of("rank 3 died", "n1", 3, EXITED(7));
+	for (int i = 1; i < PLAN_PORTS; i++)
+		port_taken();
+	assert_int_equal(world.go[0].restart_count, 1);
+	assert_int_equal(world.go[0].port_seed, PLAN_PORTS + 1);
+	port_taken();
+	expect_end("port 12000 is taken; the one restart of restart=1 is used up", EXITED(1));
+}
+
 static void the_same_rank_is_told(void **state)
 {
 	(void)state;
@@ -1323,6 +1349,7 @@ int main(void)
 		cmocka_unit_test(a_crash_restarts_all_ranks),
 		cmocka_unit_test(a_spare_stays_one_after_a_crash),
 		cmocka_unit_test(restarts_are_used_up),
+		cmocka_unit_test(a_port_that_is_taken_costs_no_restart),
 		cmocka_unit_test(the_same_rank_is_told),
 		cmocka_unit_test(two_restarts_without_a_new_step_end_it),
 		cmocka_unit_test(a_new_step_or_checkpoint_counts),
