@@ -131,6 +131,7 @@ static void end(struct generation *generation, uint32_t number)
 		flight_note_failure(&generation->node->flight, &generation->node->supervise);
 	}
 	generation->state = GENERATION_ENDS;
+	generation->run_owed = false;
 	generation->ended_ns = ddp_now_ns();
 	generation->number = number;
 	supervise_leave(&generation->node->supervise);
@@ -142,9 +143,28 @@ static void quit(struct generation *generation, int wait_status)
 	struct agents *agents = agents_of(generation);
 
 	generation->state = GENERATION_QUITS;
+	generation->run_owed = false;
 	generation->ended_ns = ddp_now_ns();
 	atomic_store(&agents->shared->quit_status, wait_status == DEAL_OWN_STATUS ? AGENTS_OWN_STATUS : wait_status);
 	agents_order(agents, AGENTS_QUIT, generation->number);
+}
+
+/* SLURM stops all processes of a step that it suspends. Nobody else stops both of these. */
+static bool is_suspended(const struct generation *generation)
+{
+	const struct witness *witness = &generation->node->supervise.shared->witness;
+	pid_t pid = atomic_load(&witness->pid), keeper = atomic_load(&witness->keeper);
+
+	return pid > 0 && supervise_is_stopped(pid) && (keeper == 0 || supervise_is_stopped(keeper));
+}
+
+/* An order continues the agents, so programs would run in a step that is suspended. */
+static void run_unless_suspended(struct generation *generation)
+{
+	if (!generation->run_owed || is_suspended(generation))
+		return;
+	generation->run_owed = false;
+	agents_order(agents_of(generation), AGENTS_RUN, generation->number);
 }
 
 /* slurmstepd asks for the address here: a task, which was forked from a process with threads, may not ask. */
@@ -182,7 +202,8 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 	generation->state = GENERATION_RUNS;
 	generation->first_step = generation->last_step = 0;
 	generation->fenced = false;
-	agents_order(agents, AGENTS_RUN, go->generation);
+	generation->run_owed = true;
+	run_unless_suspended(generation);
 }
 
 static bool fits(const struct generation *generation, const struct deal_go *go, size_t bytes)
@@ -345,6 +366,7 @@ int generation_look(struct generation *generation)
 		generation->group = group_of(agents);
 		join(generation);
 	}
+	run_unless_suspended(generation);
 	loses = look_for_lost(generation);
 	/* srun deals the next generation as soon as the node is clear. By then srun must know which agents can start
    programs. */

@@ -47,6 +47,7 @@ struct generation {
 	uint64_t looked_ns;  /* when the pages were last looked at for it */
 	uint64_t ended_ns;   /* when it was ended, or all were */
 	bool joined, fenced;
+	bool run_owed;       /* the step is suspended, so the programs do not begin yet */
 	bool *lost;         /* by local task: srun was told that its agent was killed */
 	uint64_t *gone_ns;  /* by local task: when its agent was seen to have ended; 0: it was not */
 };
