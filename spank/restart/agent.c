@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/base/proc.h"
 #include "spank/base/title.h"
@@ -228,12 +229,16 @@ static bool reap(void)
 
 /*
  * Kills children until there are none. What a killed child leaves behind becomes the agent's child. So only children
- * are killed: the number of a child that is not reaped cannot belong to another process.
+ * are killed: the number of a child that is not reaped cannot belong to another process. An inner srun first has the
+ * time to end its step.
  */
 static void end_all(void)
 {
+	const uint64_t asks_until_ns = ddp_now_ns() + AGENTS_ASK_MS * 1000000ull;
+	struct descend_asked asked = { .count = 0 };
+
 	while (reap()) {
-		descend_kill_children();
+		descend_kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
 		if (reap())
 			wait_for_signal(KILL_LOOK_MS);
 	}

@@ -24,7 +24,11 @@
 
 #include "spank/base/error.h"
 
-enum { AGENTS_DEAL_MAX = 1 << 20, AGENTS_HOST_MAX = 256 };
+enum {
+	AGENTS_DEAL_MAX = 1 << 20,
+	AGENTS_HOST_MAX = 256,
+	AGENTS_ASK_MS = 2000, /* so long an srun that a program has started may take to end its step */
+};
 
 /* As `quit_status`: each agent exits as its last child has ended, or with code 0 if the last generation had no child of
    the agent. */

@@ -13,9 +13,39 @@
 #include "spank/base/handle.h"
 #include "spank/base/proc.h"
 
-/* Kills the numbers of a text such as "12 345 ", whose last word may be cut: `rest` then has it, for the next
+static bool is_srun(pid_t pid)
+{
+	char path[64], text[8] = "";
+	int fd;
+	ssize_t got;
+
+	snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	return got > 0 && strcmp(text, "srun\n") == 0;
+}
+
+/* A child, whose number is the child's until the caller reaps the child. */
+static void end_child(pid_t pid, struct descend_asked *asked)
+{
+	for (uint32_t i = 0; asked != NULL && i < asked->count; i++)
+		if (asked->pid[i] == pid)
+			return;
+	if (asked == NULL || asked->count == DESCEND_ASKED_MAX || !is_srun(pid)) {
+		kill(pid, SIGKILL);
+		return;
+	}
+	asked->pid[asked->count++] = pid;
+	kill(pid, SIGTERM);
+	kill(pid, SIGCONT);
+}
+
+/* Ends the numbers of a text such as "12 345 ", whose last word may be cut: `rest` then has it, for the next
    piece. */
-static void kill_listed(char *text, size_t bytes, size_t *rest)
+static void end_listed(char *text, size_t bytes, size_t *rest, struct descend_asked *asked)
 {
 	size_t begin = 0;
 
@@ -25,15 +55,15 @@ static void kill_listed(char *text, size_t bytes, size_t *rest)
 		text[i] = '\0';
 		pid_t pid = (pid_t)strtol(text + begin, NULL, 10);
 		if (pid > 1)
-			kill(pid, SIGKILL);
+			end_child(pid, asked);
 		begin = i + 1;
 	}
 	*rest = bytes - begin;
 	memmove(text, text + begin, *rest);
 }
 
-/* Kills the children that the kernel's own list has. False: the kernel keeps no list. */
-static bool kill_by_list(void)
+/* Ends the children that the kernel's own list has. False: the kernel keeps no list. */
+static bool end_by_list(struct descend_asked *asked)
 {
 	char path[64], text[4096];
 	size_t rest = 0;
@@ -45,7 +75,7 @@ static bool kill_by_list(void)
 	if (fd < 0)
 		return false;
 	while ((got = read(fd, text + rest, sizeof(text) - rest)) > 0)
-		kill_listed(text, rest + (size_t)got, &rest);
+		end_listed(text, rest + (size_t)got, &rest, asked);
 	close(fd);
 	return true;
 }
@@ -79,19 +109,12 @@ static bool read_relative(const char *number, struct relative *relative)
 	              &relative->session, &relative->flags) == 5;
 }
 
-static void kill_if_child(const char *number, void *about)
+static void end_if_child(const char *number, void *asked)
 {
 	struct relative relative;
 
-	if (read_relative(number, &relative) && relative.parent == *(const pid_t *)about)
-		kill((pid_t)strtol(number, NULL, 10), SIGKILL);
-}
-
-static void kill_by_search(void)
-{
-	pid_t own = getpid();
-
-	proc_visit("/proc", kill_if_child, &own);
+	if (read_relative(number, &relative) && relative.parent == getpid())
+		end_child((pid_t)strtol(number, NULL, 10), asked);
 }
 
 /* Root looks for this. */
@@ -158,13 +181,13 @@ uint32_t descend_kill_children_of(pid_t parent)
 	return search.killed;
 }
 
-void descend_kill_children(void)
+void descend_kill_children(struct descend_asked *asked)
 {
 	static bool no_list;
 
-	if (no_list || !kill_by_list()) {
+	if (no_list || !end_by_list(asked)) {
 		no_list = true;
-		kill_by_search();
+		proc_visit("/proc", end_if_child, asked);
 	}
 }
 

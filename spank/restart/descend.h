@@ -7,11 +7,21 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+enum { DESCEND_ASKED_MAX = 64 };
+
+/* Inner sruns that were asked to end. If `count` is DESCEND_ASKED_MAX, no further srun is asked. */
+struct descend_asked {
+	uint32_t count;
+	pid_t pid[DESCEND_ASKED_MAX];
+};
+
 /*
- * Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that a
+ * Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that is
+ * an srun, whose step would outlive it, gets SIGTERM instead, once, and then ends its step. If `asked` is NULL, an srun
+ * is killed, too. A child that a
  * dying process leaves to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child.
  */
-void descend_kill_children(void);
+void descend_kill_children(struct descend_asked *asked);
 
 /*
  * Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.

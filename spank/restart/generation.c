@@ -23,7 +23,7 @@ enum {
 	GIVE_UP_SILENCES = 4,
 	ADOPTED_ROUNDS = 20,
 	CHECK_MS = 1000,        /* how often agents are looked at that may be stopped */
-	SLOW_MS = 500,          /* agents that take longer may have programs that have become root */
+	SLOW_MS = AGENTS_ASK_MS + 500, /* agents that take longer may have programs that have become root */
 };
 
 bool generation_start(struct generation *generation, struct node *node, const struct generation_facts *facts)

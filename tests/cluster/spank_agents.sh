@@ -131,6 +131,23 @@ printf '#!/bin/sh\n%s cat\n' "$restarted" >batch.sh
 capture batch_job --output="$work/out" --chdir="$work" -N2 --ntasks-per-node=2 "$work/batch.sh"
 same "0 0" "$status $(grep -c . out)" "standard input: a batch script's"
 
+# An srun that a rank has started, which is given the time to end its step.
+afresh
+cat >inner.sh <<'END'
+if [ $DDP_RESTART_COUNT = 1 ]; then
+	cat inner.step | xargs scontrol show step >inner.left 2>&1
+	exit 0
+fi
+[ $RANK = 0 ] || srun --overlap -N1 -n1 sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID >inner.new; mv inner.new inner.step; exec sleep 60'
+until [ -e inner.step ]; do sleep 0.05; done
+exit 7
+END
+rm -f inner.step inner.left
+chmod 644 inner.sh
+capture as_user srun --ddp=restart=1 -N2 --ntasks-per-node=1 sh inner.sh
+status_is 0 "a rank that has started a step: the step ends well"
+same 0 "$(grep -c State=RUNNING inner.left)" "the inner step does not outlive its generation"
+
 # The first program leaves the terminal in another mode, and to its own process group.
 cat >types.sh <<'END'
 (until [ -e typed.0 ]; do sleep 0.1; done; echo 'stty -echo; kill -9 $$'

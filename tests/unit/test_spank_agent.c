@@ -33,6 +33,7 @@ static struct seen {
 	_Atomic pid_t pid[MEMBERS_MAX]; /* and their numbers */
 	atomic_uint ready;
 	atomic_int mask_is_empty, child_is_ignored;
+	atomic_uint asked; /* sruns that were asked to end */
 	_Atomic uint32_t generation;
 } *seen;
 
@@ -254,6 +255,39 @@ static int tells_its_signals(uint32_t generation)
 	return 3;
 }
 
+static void note_asked(int number)
+{
+	(void)number;
+	atomic_fetch_add(&seen->asked, 1);
+	_exit(0);
+}
+
+static void be_srun(void)
+{
+	prctl(PR_SET_NAME, "srun");
+	signal(SIGTERM, note_asked);
+	wait_for_ever();
+}
+
+static void be_stubborn_srun(void)
+{
+	prctl(PR_SET_NAME, "srun");
+	signal(SIGTERM, SIG_IGN);
+	wait_for_ever();
+}
+
+static int starts_steps(uint32_t generation)
+{
+	(void)generation;
+	enlist();
+	fork_daemon(be_srun);
+	fork_daemon(be_stubborn_srun);
+	while (wait(NULL) > 0)
+		continue;
+	wait_for_ever();
+	return 0;
+}
+
 static int input[2] = { -1, -1 };
 
 static int reads_to_the_end(uint32_t generation)
@@ -383,6 +417,18 @@ static void a_storm_of_forks_is_ended(void **state)
 {
 	(void)state;
 	nothing_outlives_its_generation(storms, 4);
+}
+
+static void an_inner_srun_may_end_its_step(void **state)
+{
+	(void)state;
+	start(1, starts_steps);
+	order(AGENTS_RUN, 1);
+	wait_for_members(3);
+	end_generation(1);
+	assert_int_equal(atomic_load(&seen->asked), 1);
+	assert_true(members_are_gone());
+	assert_int_equal(quit(0), 0);
 }
 
 static void an_early_end_leaves_the_rest_till_told(void **state)
@@ -559,6 +605,7 @@ int main(void)
 		cmocka_unit_test(daemons_and_stopped_processes_are_ended),
 		cmocka_unit_test(two_hundred_are_ended),
 		cmocka_unit_test(a_storm_of_forks_is_ended),
+		cmocka_unit_test(an_inner_srun_may_end_its_step),
 		cmocka_unit_test(an_early_end_leaves_the_rest_till_told),
 		cmocka_unit_test(a_program_dies_with_its_agent),
 		cmocka_unit_test(signals_go_past_an_agent),
