@@ -36,11 +36,21 @@ struct slot {
 	int64_t ready; /* under lock: the number of the batch that it holds, plus 1 */
 };
 
-/* A thread, whose sampler is at the epoch of the batch that it took last. */
+/* Batch `batch` of an epoch begins at sample shift + batch * global_batch() of the epoch's order. `shift` is less than an
+   update; it is not 0 in an epoch that a world of other updates began. */
+struct place {
+	int64_t epoch;
+	int64_t shift;
+	int64_t batch;
+	int64_t batches; /* of that epoch */
+};
+
+/* A thread, whose sampler is at the epoch and shift of the batch that it took last. */
 struct reader {
 	ddp_loader *loader;
 	ddp_sampler *sampler;
 	int64_t epoch;
+	int64_t shift;
 	pthread_t thread;
 };
 
@@ -50,17 +60,16 @@ struct ddp_loader {
 	int rank;
 	int world_size;
 	int accumulate;  /* batches of an update */
-	int64_t batches; /* per epoch: of whole updates */
-	int64_t epoch;   /* of the next batch to be delivered */
-	int64_t batch;
+	int64_t batches; /* of an epoch without a shift: of whole updates */
+	struct place next; /* the batch to be delivered next */
 
 	int slot_count;
 	struct slot *slots;
 	char *memory;
 
 	struct reader *readers;
-	int running;   /* of them */
-	int64_t begin; /* the batch of number 0, counted from the first epoch */
+	int running;        /* of them */
+	struct place begin; /* the batch of number 0 */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	int64_t taken; /* under lock, as all below */
@@ -73,15 +82,35 @@ static int64_t global_batch(const ddp_loader *loader)
 	return (int64_t)loader->options.batch_size * loader->world_size;
 }
 
-/* Batches per epoch: the same on every rank; and in every world, whatever the tail, as many
+/* Batches of an epoch from `shift` on: the same on every rank; and in every world, whatever the tail, as many
    updates of as many samples. */
-static int64_t count_batches(const ddp_loader *loader, int accumulate)
+static int64_t count_batches(const ddp_loader *loader, int accumulate, int64_t shift)
 {
-	const int64_t update = global_batch(loader) * accumulate;
-	const int64_t whole = loader->dataset.size / update;
-	const bool short_one = loader->options.tail != DDP_TAIL_DROP && loader->dataset.size % update > 0;
+	const int64_t update = global_batch(loader) * accumulate, samples = loader->dataset.size - shift;
+	const bool short_one = loader->options.tail != DDP_TAIL_DROP && samples % update > 0;
 
-	return (whole + short_one) * accumulate;
+	return (samples / update + short_one) * accumulate;
+}
+
+/* Where an update begins at a sample of the epoch. If the tail drops the samples that are left, it is the next epoch. */
+static struct place place_of(const ddp_loader *loader, int64_t epoch, int64_t sample)
+{
+	const int64_t update = global_batch(loader) * loader->accumulate, shift = sample % update;
+	const struct place place = { .epoch = epoch, .shift = shift, .batch = sample / update * loader->accumulate,
+	                             .batches = count_batches(loader, loader->accumulate, shift) };
+
+	return place.batch < place.batches ? place : (struct place){ .epoch = epoch + 1, .batches = loader->batches };
+}
+
+static struct place place_behind(const ddp_loader *loader, struct place place, int64_t batches)
+{
+	const int64_t behind = batches - (place.batches - place.batch);
+
+	if (behind >= 0)
+		return (struct place){ .epoch = place.epoch + 1 + behind / loader->batches,
+		                       .batch = behind % loader->batches, .batches = loader->batches };
+	place.batch += batches;
+	return place;
 }
 
 static ddp_status fail_all_dropped(const ddp_loader *loader, int accumulate)
@@ -94,16 +123,17 @@ static ddp_status fail_all_dropped(const ddp_loader *loader, int accumulate)
 
 /* ---- the readers ----------------------------------------------------------- */
 
-static ddp_status fill(struct reader *reader, struct slot *slot)
+static ddp_status fill(struct reader *reader, struct slot *slot, int64_t shift)
 {
 	const ddp_loader *loader = reader->loader;
 	int64_t count;
 
-	if (slot->batch.epoch != reader->epoch) {
-		ddp_status status = ddp_sampler_set_epoch(reader->sampler, slot->batch.epoch);
+	if (slot->batch.epoch != reader->epoch || shift != reader->shift) {
+		ddp_status status = ddp_sampler_set_place(reader->sampler, slot->batch.epoch, shift);
 		if (status != DDP_OK)
 			return status;
 		reader->epoch = slot->batch.epoch;
+		reader->shift = shift;
 	}
 	const int64_t *indices = ddp_sampler_indices(reader->sampler, &count);
 	int64_t first = slot->batch.batch * loader->options.batch_size;
@@ -153,11 +183,10 @@ static void *read_ahead(void *argument)
 	int64_t number;
 
 	while ((slot = take(loader, &number)) != NULL) {
-		const int64_t batch = loader->begin + number;
+		const struct place place = place_behind(loader, loader->begin, number);
 
-		slot->batch = (ddp_batch){ .data = slot->data, .epoch = batch / loader->batches,
-		                           .batch = batch % loader->batches };
-		slot->status = fill(reader, slot);
+		slot->batch = (ddp_batch){ .data = slot->data, .epoch = place.epoch, .batch = place.batch };
+		slot->status = fill(reader, slot, place.shift);
 		if (slot->status != DDP_OK) {
 			strncpy(slot->message, ddp_last_error(), sizeof(slot->message) - 1);
 			slot->message[sizeof(slot->message) - 1] = '\0';
@@ -183,7 +212,7 @@ static void stop(ddp_loader *loader)
 
 static ddp_status start(ddp_loader *loader)
 {
-	loader->begin = loader->epoch * loader->batches + loader->batch;
+	loader->begin = loader->next;
 	loader->taken = 0;
 	loader->consumed = 0;
 	loader->stop = false;
@@ -228,10 +257,7 @@ ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch)
 	if (slot->status != DDP_OK)
 		return ddp_fail(slot->status, "%s", slot->message);
 	*batch = slot->batch;
-	if (++loader->batch == loader->batches) {
-		loader->batch = 0;
-		loader->epoch++;
-	}
+	loader->next = place_behind(loader, loader->next, 1);
 	return DDP_OK;
 }
 
@@ -260,17 +286,14 @@ ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate)
 		                "or one of them", accumulate, said);
 	if (accumulate == loader->accumulate)
 		return DDP_OK;
-	const int64_t batches = count_batches(loader, accumulate);
+	const int64_t batches = count_batches(loader, accumulate, 0);
 	if (batches == 0)
 		return fail_all_dropped(loader, accumulate);
+	const ddp_loader_state at = ddp_loader_get_state(loader);
 	stop(loader);
 	loader->accumulate = accumulate;
 	loader->batches = batches;
-	/* The rest of the epoch may be its tail now. */
-	if (loader->batch >= batches) {
-		loader->batch = 0;
-		loader->epoch++;
-	}
+	loader->next = place_of(loader, at.epoch, at.samples);
 	return DDP_OK;
 }
 
@@ -361,7 +384,8 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 	pthread_cond_init(&made->changed, NULL);
 
 	made->accumulate = options.accumulate > 0 ? options.accumulate : 1;
-	made->batches = count_batches(made, made->accumulate);
+	made->batches = count_batches(made, made->accumulate, 0);
+	made->next = place_of(made, 0, 0);
 	if (made->batches == 0) {
 		status = fail_all_dropped(made, made->accumulate);
 		goto failed;
@@ -454,10 +478,13 @@ void ddp_loader_free(ddp_loader *loader)
 
 ddp_loader_state ddp_loader_get_state(const ddp_loader *loader)
 {
+	const int64_t samples = loader->next.shift + loader->next.batch * global_batch(loader);
+
 	return (ddp_loader_state){
-		.epoch = loader->epoch,
-		.samples = loader->batch * global_batch(loader),
-		.global_batch = global_batch(loader),
+		.epoch = loader->next.epoch,
+		/* Behind them an epoch has only empty batches. */
+		.samples = samples < loader->dataset.size ? samples : loader->dataset.size,
+		.global_batch = global_batch(loader) * loader->accumulate,
 		.size = loader->dataset.size,
 		.seed = loader->options.seed,
 		.sequential = loader->options.sequential,
@@ -487,31 +514,18 @@ static ddp_status check_order(const ddp_loader_state *own, const ddp_loader_stat
 ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 {
 	const ddp_loader_state own = ddp_loader_get_state(loader);
-	int64_t epoch = state->epoch;
 
 	ddp_status status = check_order(&own, state);
 	if (status != DDP_OK)
 		return status;
-	if (epoch < 0 || state->samples < 0 || state->samples >= own.size)
-		return ddp_fail(DDP_ERR_INVALID, "loader: epoch %" PRId64 " has no sample %" PRId64, epoch,
+	if (state->epoch < 0 || state->samples < 0 || state->samples > own.size)
+		return ddp_fail(DDP_ERR_INVALID, "loader: epoch %" PRId64 " has no sample %" PRId64, state->epoch,
 		                state->samples);
-	if (state->samples % own.global_batch != 0)
-		return ddp_fail(DDP_ERR_INVALID, "loader: no batch begins at sample %" PRId64 ", where the "
-		                "position was saved: the global batch (batch_size x ranks) is %" PRId64
-		                " here and was %" PRId64 "; set it to a divisor of %" PRId64, state->samples,
-		                own.global_batch, state->global_batch, state->samples);
-	int64_t batch = state->samples / own.global_batch;
-	/* Larger updates may drop a longer tail. */
-	if (batch >= loader->batches) {
-		batch = 0;
-		epoch++;
-	}
-	if (batch % loader->accumulate != 0 && loader->rank == 0)
-		ddp_log(DDP_LOG_WARN, "loader: the position (sample %" PRId64 " of epoch %" PRId64 ") is within an update of %d "
-		        "batches: from there on, an update may hold batches of two epochs", state->samples, state->epoch,
-		        loader->accumulate);
+	if (state->global_batch != own.global_batch && loader->rank == 0)
+		ddp_log(DDP_LOG_WARN, "loader: an update (batch_size x ranks x accumulate) has %" PRId64 " samples here, and had %"
+		        PRId64 " where the position was saved; it goes on at sample %" PRId64 " of epoch %" PRId64,
+		        own.global_batch, state->global_batch, state->samples, state->epoch);
 	stop(loader);
-	loader->epoch = epoch;
-	loader->batch = batch;
+	loader->next = place_of(loader, state->epoch, state->samples);
 	return DDP_OK;
 }

@@ -3,9 +3,10 @@
  * loader: what the checkpoint and the tests need of a ddp_loader. The public part is in
  * ddp.h.
  *
- * Batch b of an epoch takes the epoch's order from global_batch * b on, dealt
+ * Batch b of an epoch takes the epoch's order from batch_size * ranks * b on, dealt
  * to the ranks like cards. So a position, counted in samples of all ranks,
- * means the same whatever the batch and the world; but a batch must begin there.
+ * means the same whatever the batch and the world. If no update of this loader begins
+ * there, the epoch's updates are counted from there on.
  * An epoch is of whole updates, which several batches may make: its tail is cut, or left
  * short, by update, so that each update holds the same samples however many ranks share it.
  */
@@ -33,7 +34,7 @@ ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate);
 typedef struct ddp_loader_state {
 	int64_t epoch;
 	int64_t samples;      /* of the epoch, delivered to all ranks together */
-	int64_t global_batch; /* batch_size * world_size, for messages */
+	int64_t global_batch; /* batch_size * world_size * accumulate, for messages */
 	int64_t size;         /* samples in the dataset */
 	uint64_t seed;
 	bool sequential;
@@ -47,7 +48,7 @@ ddp_loader_state ddp_loader_get_state(const ddp_loader *loader);
 /*
  * Goes on where `state` was taken. DDP_ERR_INVALID, with nothing changed, if
  * the loader's order is another one (dataset size, seed, shuffling or tail),
- * naming both, or if none of its batches begins there.
+ * naming both.
  */
 ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state);
 

@@ -17,6 +17,7 @@ struct ddp_sampler {
 	int rank;
 	uint64_t seed;
 	bool shuffle;
+	ddp_tail tail;
 	int64_t count;
 	int64_t *indices;
 };
@@ -98,7 +99,7 @@ ddp_status ddp_sampler_create(int64_t size, int world_size, int rank, uint64_t s
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a sampler");
 	*made = (ddp_sampler){
 		.size = size, .world_size = world_size, .rank = rank, .seed = seed,
-		.shuffle = shuffle, .count = ddp_sampler_share(size, world_size, rank, tail),
+		.shuffle = shuffle, .tail = tail, .count = ddp_sampler_share(size, world_size, rank, tail),
 	};
 	/* One more, so that a share of 0 is no NULL. */
 	made->indices = malloc(((size_t)made->count + 1) * sizeof(*made->indices));
@@ -122,8 +123,13 @@ ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
 		return ddp_fail_null("ddp_sampler_set_epoch", "sampler");
 	if (epoch < 0)
 		return ddp_fail(DDP_ERR_INVALID, "sampler: epoch %lld is negative", (long long)epoch);
+	return ddp_sampler_set_place(sampler, epoch, 0);
+}
 
+ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t first)
+{
 	uint32_t *order = NULL;
+
 	if (sampler->shuffle) {
 		order = malloc((size_t)sampler->size * sizeof(*order));
 		if (order == NULL)
@@ -131,9 +137,10 @@ ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
 			                (long long)sampler->size);
 		ddp_randperm(sampler->seed + (uint64_t)epoch, (uint32_t)sampler->size, order);
 	}
+	sampler->count = ddp_sampler_share(sampler->size - first, sampler->world_size, sampler->rank, sampler->tail);
 	for (int64_t i = 0; i < sampler->count; i++) {
 		/* Padding starts again at the front, as often as it takes. */
-		int64_t at = (sampler->rank + i * sampler->world_size) % sampler->size;
+		int64_t at = (first + sampler->rank + i * sampler->world_size) % sampler->size;
 		sampler->indices[i] = order != NULL ? order[at] : at;
 	}
 	free(order);

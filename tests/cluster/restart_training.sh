@@ -3,7 +3,8 @@
 # nodes: 3
 # seconds: 300
 # A training whose ranks are killed goes on inside its step from its last checkpoint, and ends with the bytes of a
-# training that nothing has disturbed. ddp-status shows the ranks of the generation that runs.
+# training that nothing has disturbed. ddp-status shows the ranks of the generation that runs. A training that loses a
+# node goes on with fewer ranks.
 . "$source/tests/cluster/lib.sh"
 limit=150
 
@@ -55,4 +56,17 @@ prints_times 3 '^(srun: error: )?ddp: .*restart [0-9] of 9' "each of the three i
 prints 'restart 3 of 9: n2 takes the place of n1' "the spare takes over"
 prints_times 1 '^step +1/' "each time the training goes on from its last checkpoint"
 check "the last checkpoint has the bytes of the undisturbed run" cmp "$work/whole/$last" "$work/broken/$last"
+
+# 3 ranks x 8 samples x 301 steps: no update of 2 ranks x 8 samples ends there.
+as_user srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "${model[@]}" --batch 8 --steps 600 --checkpoint-every 301 \
+	--checkpoint "$work/fewer" >"$work/fewer.log" 2>&1 &
+run=$!
+wait_until 60 test -e "$work/fewer/step-00000301.safetensors"
+on_node n1 pkill -KILL -o -x ddp-agent
+wait $run
+status=$? output=$(cat "$work/fewer.log")
+status_is 0 "a training goes on with fewer ranks when a node is lost"
+prints 'restart 1 of 2: the step goes on with 2 of 3 nodes' "the line says so"
+prints 'an update .* has 16 samples here, and had 24 .*; it goes on at sample [0-9]+ of epoch' "the training says with which update"
+prints "trained 299 steps \(302 to 600\)" "it goes on from its last checkpoint"
 done_testing

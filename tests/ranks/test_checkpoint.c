@@ -139,6 +139,47 @@ static void resume_works_onto_another_world_size(void **state)
 	on_ranks(1, 0, resume_and_compare_nearly);
 }
 
+enum { STRETCHES = 3, EPOCHS = 3 };
+/* Updates of 8 samples on 4 ranks end within epoch 1, those of 6 on 3 ranks too, and 5 ranks finish epochs 1 and 2. */
+static const struct { int ranks, steps; } stretches[STRETCHES] = { { 4, 7 }, { 3, 2 }, { 5, 11 } };
+static _Atomic int (*samples_seen)[SAMPLES]; /* of each epoch, by all ranks and stretches together */
+static int stretch;
+
+static ddp_status see_samples(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	(void)user;
+	(void)model;
+	(void)loss_sum;
+	for (int64_t i = 0; i < batch->samples; i++)
+		samples_seen[batch->epoch][lrintf(((const float *)batch->data)[i] * SAMPLES)]++;
+	*weight += (double)batch->samples;
+	return DDP_OK;
+}
+
+static void go_on_for_a_stretch(ddp_context *context)
+{
+	struct job job = make_job(context, WIDTH, 3);
+	ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .checkpoint_dir = dir, .resume = true };
+
+	for (int s = 0; s <= stretch; s++)
+		options.steps += stretches[s].steps;
+	CHECK_OK(ddp_train(job.model, job.loader, see_samples, &options, NULL));
+	free_job(job);
+}
+
+/* No number of ranks divides the place of the one before. */
+static void each_sample_is_seen_once_while_the_ranks_change(void **state)
+{
+	(void)state;
+	samples_seen = test_share(EPOCHS * sizeof(*samples_seen));
+	for (stretch = 0; stretch < STRETCHES; stretch++)
+		on_ranks(stretches[stretch].ranks, 0, go_on_for_a_stretch);
+	for (int e = 0; e < EPOCHS; e++)
+		for (int i = 0; i < SAMPLES; i++)
+			assert_int_equal(samples_seen[e][i], 1);
+	test_unshare((void *)(uintptr_t)samples_seen, EPOCHS * sizeof(*samples_seen));
+}
+
 static void save_on_a_full_disk(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);
@@ -614,6 +655,7 @@ int main(void)
 		cmocka_unit_test_setup(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty),
 		cmocka_unit_test_setup(going_back_forgets_the_step_under_way, folder_empty),
 		cmocka_unit_test_setup(resume_works_onto_another_world_size, folder_empty),
+		cmocka_unit_test_setup(each_sample_is_seen_once_while_the_ranks_change, folder_empty),
 		cmocka_unit_test_setup(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty),
 		cmocka_unit_test_setup(nothing_that_is_not_finite_is_saved, folder_empty),
 		cmocka_unit_test_setup(ranks_that_drifted_apart_save_nothing, folder_empty),

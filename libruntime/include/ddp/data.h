@@ -136,6 +136,10 @@ typedef struct ddp_loader_options {
  * ranks in turn. An epoch consists of whole updates. The last update holds the remaining samples, so some of its
  * batches are short or empty; DDP_TAIL_DROP leaves it out.
  *
+ * A run may go on from a checkpoint with updates of another size, at the sample where it was saved. If no update of the
+ * new size begins there, updates of the rest of that epoch are counted from there, and the epoch may have fewer
+ * batches. With DDP_TAIL_UNEVEN each sample still comes exactly once in the epoch.
+ *
  * On another number of ranks training still differs: in the last bits, because sums have another order; with
  * DDP_TAIL_PAD in the epoch's last update, in which up to ranks - 1 samples come twice; if the program does
  * something for each rank or batch, such as drawing random numbers; and with DDP_LOSS_MEAN, where each rank has

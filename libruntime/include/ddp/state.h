@@ -51,9 +51,10 @@ DDP_API ddp_status ddp_checkpoint_wait(ddp_model *model);
  * Loads a file, or the newest complete checkpoint of a directory. If newer files of the directory are damaged, a
  * warning names them and the file that is loaded instead. DDP_ERR_IO: the disk cannot read a file, which may be
  * good. *step becomes the number of steps done, or 0 if the directory is missing or empty. Training then goes on
- * exactly as if it had not stopped. The number of ranks may change if a global batch of the loader begins at the
- * sample at which training stopped. Rank 0 reads and broadcasts. Collective. It may be called between any two
- * calls of the model, and drops the gradients and announcements of the step under way, even if it loads nothing.
+ * exactly as if it had not stopped. The number of ranks, batch_size and accumulate may change: the loader goes on
+ * at the sample at which training stopped, and a warning tells if an update has another number of samples. Rank 0
+ * reads and broadcasts. Collective. It may be called between any two calls of the model, and drops the gradients
+ * and announcements of the step under way, even if it loads nothing.
  *
  * If a file does not fit the model or the loader, is damaged, or is cut short, that is an error, and model and
  * loader do not change. If the disk or the communicator fails after the file was verified, the model is partly
