@@ -36,6 +36,9 @@
  *    collectives of a communicator, in the same order on all ranks; other threads may send and
  *    receive meanwhile. Any thread may call ddp_comm_abort(), ddp_context_fail(), ddp_set_log() and
  *    ddp_last_error() at any time.
+ *  - A program may trap floating-point exceptions (feenableexcept()). The library divides nothing by zero, and its
+ *    results overflow or are no number only where those of the program's own values are. DDP_COMPRESS_F16 overflows
+ *    in a step whose sums have left the range of f16, and then sums them again in f32.
  *  - "Collective" means that all ranks of the function's communicator or model call it, or all ranks of
  *    the world if it has neither. "Local" means that this rank alone calls it, and does not wait for others.
  */

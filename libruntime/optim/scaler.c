@@ -9,7 +9,8 @@ bool ddp_scale_is_good(double scale)
 {
 	int exponent;
 
-	return scale >= 1 && scale <= SCALE_MAX && frexp(scale, &exponent) == 0.5;
+	/* A checkpoint without a scale gives a NaN, of which >= may raise a trap. */
+	return isgreaterequal(scale, 1) && scale <= SCALE_MAX && frexp(scale, &exponent) == 0.5;
 }
 
 void ddp_scaler_good(ddp_scaler *scaler)
@@ -36,5 +37,5 @@ void ddp_scaler_resume(ddp_scaler *scaler, double scale, double good)
 	if (scaler->kind != DDP_SCALING_DYNAMIC || !ddp_scale_is_good(scale))
 		return;
 	scaler->scale = scale;
-	scaler->good = good >= 0 && good < (double)scaler->interval ? (int64_t)good : 0;
+	scaler->good = isgreaterequal(good, 0) && good < (double)scaler->interval ? (int64_t)good : 0;
 }

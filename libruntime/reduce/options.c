@@ -119,7 +119,7 @@ static ddp_status check_ranges(const ddp_model_options *options)
 		const double value = ddp_option_value(option, options);
 		if (option->range == NULL || (option->may_be_auto && value == DDP_AUTO))
 			continue;
-		if (!(value >= option->least && value <= option->most))
+		if (!isgreaterequal(value, option->least) || !islessequal(value, option->most))
 			return refuse(option->name, value, option->range);
 	}
 	return DDP_OK;

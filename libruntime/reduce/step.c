@@ -215,7 +215,7 @@ static void take_stats(ddp_model *model, double weight, const ddp_consensus *all
 
 	model->divisor = divisor(model, weight, ddp_consensus_divisor(model, all)) * model->scaler.scale;
 	stats->weight = all->weight;
-	stats->loss = all->loss_sum / (model->settings.options.loss == DDP_LOSS_SUM ? all->weight : active);
+	stats->loss = active > 0 ? all->loss_sum / (model->settings.options.loss == DDP_LOSS_SUM ? all->weight : active) : NAN;
 	stats->learning_rate = model->learning_rate;
 	stats->stop = all->stop > 0;
 	stats->active_ranks = active;
@@ -265,7 +265,7 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	if (status != DDP_OK)
 		return status;
 	take_stats(model, weight, &all, stats);
-	if (!ddp_consensus_finite(model, &all) && stats->active_ranks > 0) {
+	if (stats->active_ranks > 0 && !ddp_consensus_finite(model, &all)) {
 		const double scale = model->scaler.scale;
 		return ddp_scaler_overflow(&model->scaler) ? skip(model, scale, &all, stats)
 		                                           : refuse(model, ddp_consensus_name(model, loss_sum, &all));

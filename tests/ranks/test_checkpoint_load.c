@@ -786,5 +786,6 @@ int main(void)
 		cmocka_unit_test_setup(parameters_are_loaded_alone, folder_empty),
 		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, make_base, folder_remove);
 }

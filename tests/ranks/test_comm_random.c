@@ -240,5 +240,6 @@ int main(void)
 		cmocka_unit_test(impossible_algorithms_are_refused),
 		cmocka_unit_test(all_kinds_and_memories_give_the_same_bits),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -393,5 +393,6 @@ int main(void)
 		cmocka_unit_test_setup_teardown(shards_of_one_world_are_loaded_in_another, folder_make,
 		                                folder_remove),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -396,5 +396,6 @@ int main(void)
 		cmocka_unit_test(wrong_options_are_named),
 		cmocka_unit_test(a_scale_stays_within_its_range),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -488,5 +488,6 @@ int main(void)
 		cmocka_unit_test(what_does_not_fit_is_refused),
 		cmocka_unit_test(a_device_has_the_hosts_bits),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -439,5 +439,6 @@ int main(void)
 		cmocka_unit_test_setup(evaluation_is_of_all_samples_and_of_the_times, folder_empty),
 		cmocka_unit_test_setup(trace_and_metrics_tell_of_every_step, folder_empty),
 	};
+	test_trap_floats();
 	return cmocka_run_group_tests(tests, folder_make, folder_remove);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/ranks.h"
 
+#include <fenv.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -33,6 +34,11 @@ void test_check_failed(const char *file, int line, const char *what)
 	if (before_failing != NULL)
 		before_failing();
 	_exit(1);
+}
+
+void test_trap_floats(void)
+{
+	feenableexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW);
 }
 
 /* Waits for the ranks; kills those that are left at the deadline, which is for an

@@ -36,6 +36,10 @@ void test_ranks_together(void);
    see DDP_MEASURE in ddp.h; NULL: nothing. */
 void test_measure(const char *without);
 
+/* Has this process, and threads and ranks that it starts, end by SIGFPE if it divides by zero, or if a result is not a
+   number or too large, as programs do that look for such. */
+void test_trap_floats(void);
+
 /* Zeroed memory that this process and its later children share. */
 void *test_share(size_t bytes);
 void test_unshare(void *memory, size_t bytes);

@@ -225,7 +225,7 @@ KERNEL static inline T one_##T##_##OP(const ddp_combination *f, size_t i) \
 KERNEL static size_t groups_##NAME##_##OP(const ddp_combination *f, size_t i, size_t end) \
 { \
 	enum { GROUP = 4 * VECTOR_BYTES / sizeof(T) }; \
-	const divisor_##T divisor = divisor_of_##T(f->divisor); \
+	const divisor_##T divisor = divisor_of_##T(f->divisor != 0 ? f->divisor : 1); \
 	for (; i + GROUP <= end; i += GROUP) { \
 		V a0, a1, a2, a3, b0, b1, b2, b3; \
 		const void *from = f->src[0]; \
