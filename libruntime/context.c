@@ -232,6 +232,8 @@ ddp_status ddp_finalize(ddp_context *context)
 
 	if (context == NULL)
 		return DDP_OK;
+	if (ddp_comm_check_owner(context->world, "ddp_finalize()") != DDP_OK)
+		return DDP_ERR_STATE;
 	ddp_error_keep(&kept, ddp_comm_await_all(context->world));
 	const ddp_status released = release(context);
 	return kept.status == DDP_OK ? released : ddp_error_return(&kept);
@@ -279,6 +281,8 @@ ddp_status ddp_context_fail(ddp_context *context, const char *reason)
 {
 	if (context == NULL || reason == NULL)
 		return ddp_fail_null("ddp_context_fail", context == NULL ? "context" : "reason");
+	if (ddp_comm_check_owner(context->world, "ddp_context_fail()") != DDP_OK)
+		return DDP_ERR_STATE;
 	ddp_comm_fail(context->world, reason);
 	/* The report begins with this rank's name. */
 	ddp_page_error(ddp_watch_page(context->watch), DDP_ERR_ABORTED, DDP_ERROR_FINAL, context->job.rank, NULL, reason);

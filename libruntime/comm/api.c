@@ -67,6 +67,8 @@ ddp_status ddp_comm_close(ddp_comm *comm)
 
 	if (comm == NULL)
 		return DDP_OK;
+	if (ddp_roster_check_owner(comm->roster, "to close a communicator") != DDP_OK)
+		return DDP_ERR_STATE;
 	ddp_error_keep(&kept, end(comm));
 	ddp_host_close(comm);
 	return ddp_error_return(&kept);
@@ -80,7 +82,7 @@ ddp_status ddp_comm_free(ddp_comm *comm)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_free(): the world communicator belongs to its context");
 	if (atomic_load(&comm->models) > 0)
 		return ddp_fail(DDP_ERR_STATE, "ddp_comm_free(): a model is still trained on the communicator: free the model before");
-	if (ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
+	if (ddp_roster_check_owner(comm->roster, "ddp_comm_free()") != DDP_OK || ddp_request_may_wait("ddp_comm_free()") != DDP_OK)
 		return DDP_ERR_STATE;
 	return ddp_comm_close(comm);
 }
@@ -204,6 +206,11 @@ bool ddp_comm_broken(ddp_comm *comm)
 	return ddp_comm_check(comm) != DDP_OK;
 }
 
+ddp_status ddp_comm_check_owner(const ddp_comm *comm, const char *what)
+{
+	return ddp_roster_check_owner(comm->roster, what);
+}
+
 void ddp_comm_fail(ddp_comm *comm, const char *reason)
 {
 	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s left: %s", ddp_rank_text(comm, comm->rank), reason);
@@ -214,6 +221,8 @@ ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)
 {
 	if (comm == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_abort(): comm is NULL");
+	if (ddp_roster_check_owner(comm->roster, "ddp_comm_abort()") != DDP_OK)
+		return DDP_ERR_STATE;
 	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s aborted: %s",
 	               ddp_rank_text(comm, comm->rank), reason != NULL ? reason : "no reason given");
 	ddp_failure_returned(comm); /* who aborts knows */

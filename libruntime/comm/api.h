@@ -33,6 +33,8 @@ void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
 void ddp_comm_leave_failure(ddp_comm *comm);
 /* ddp_comm_abort(), by a rank that leaves: its peers hear that it left, and why. */
 void ddp_comm_fail(ddp_comm *comm, const char *reason);
+/* DDP_ERR_STATE in a forked child of the process that opened the communicator. */
+ddp_status ddp_comm_check_owner(const ddp_comm *comm, const char *what);
 
 /* Waits for all ranks before the world is closed; for nobody if it has failed. */
 ddp_status ddp_comm_await_all(ddp_comm *comm);

@@ -306,6 +306,8 @@ ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_operation *given,
 {
 	ddp_status status = check_shape(comm, given);
 
+	if (status == DDP_OK)
+		status = ddp_roster_check_owner(comm->roster, ddp_kind_name(given->kind));
 	if (status != DDP_OK)
 		return status;
 	*c = *given;

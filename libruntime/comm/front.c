@@ -225,7 +225,9 @@ ddp_status ddp_run(ddp_comm *comm, const ddp_operation *operation)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_run(): a NULL argument");
 	if (operation->memory == DDP_MEMORY_HOST && operation->lane == 0)
 		return ddp_comm_run(comm, operation);
-	ddp_status status = find_lane(comm, operation->memory, operation->lane, &lane);
+	ddp_status status = ddp_roster_check_owner(comm->roster, "ddp_run()");
+	if (status == DDP_OK)
+		status = find_lane(comm, operation->memory, operation->lane, &lane);
 	if (status != DDP_OK)
 		return status;
 	leave_lanes(comm);

@@ -355,6 +355,14 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 	return meet(comm, true);
 }
 
+/* A request that is under way has its communicator. */
+static ddp_status may_wait(const ddp_request *request, const char *what)
+{
+	const ddp_status status = ddp_request_may_wait(what);
+
+	return status == DDP_OK ? ddp_roster_check_owner(request->comm->roster, what) : status;
+}
+
 /* Ends a completed request. */
 static ddp_status end(ddp_request *request)
 {
@@ -464,7 +472,7 @@ ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *en
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait(): request is NULL");
-	if (!ddp_request_done(request) && ddp_request_may_wait("ddp_wait()") != DDP_OK)
+	if (!ddp_request_done(request) && may_wait(request, "ddp_wait()") != DDP_OK)
 		return DDP_ERR_STATE;
 	/* The communicator may go as soon as the request is complete. */
 	atomic_store(&request->awaited, true);
@@ -490,7 +498,7 @@ ddp_status ddp_wait_for(ddp_request *request, int timeout_ms)
 	if (request == NULL || timeout_ms < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_for(): %s",
 		                request == NULL ? "request is NULL" : "a negative timeout");
-	if (!ddp_request_done(request) && ddp_request_may_wait("ddp_wait_for()") != DDP_OK)
+	if (!ddp_request_done(request) && may_wait(request, "ddp_wait_for()") != DDP_OK)
 		return DDP_ERR_STATE;
 	uint64_t now = ddp_now_ns(), end_ns = now + (uint64_t)timeout_ms * 1000000;
 	atomic_store(&request->awaited, true);

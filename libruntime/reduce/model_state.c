@@ -9,6 +9,8 @@ ddp_status ddp_model_check(const ddp_model *model)
 {
 	if (model == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "the model is NULL");
+	if (ddp_comm_check_owner(model->comm, "a call of a model") != DDP_OK)
+		return DDP_ERR_STATE;
 	if (model->failed)
 		return ddp_fail(DDP_ERR_STATE,
 		                "step %lld of this model has failed; it can train no more",

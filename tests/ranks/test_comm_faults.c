@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -621,6 +622,68 @@ static void wrong_arguments_break_nothing(void **state)
 	run(2, NULL, 0, give_nonsense);
 }
 
+/* ---- a forked child ------------------------------------------------------------------------ */
+
+/* What a child does that the library does not refuse would be done in the name of its parent. */
+static void call_as_a_child(ddp_comm *comm, ddp_comm *group, ddp_request *request)
+{
+	float x = 1001;
+	void *memory;
+	ddp_comm *made;
+
+	CHECK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM) == DDP_ERR_STATE);
+	expect_in_error("all_reduce: this process is a child that rank 0 on ");
+	CHECK(ddp_barrier(group) == DDP_ERR_STATE);
+	CHECK(ddp_send(comm, &x, 1, DDP_F32, 1, 0) == DDP_ERR_STATE);
+	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 }) == DDP_ERR_STATE);
+	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &(ddp_request *){ NULL }) == DDP_ERR_STATE);
+	CHECK(ddp_wait(request) == DDP_ERR_STATE);
+	CHECK(ddp_wait_for(request, 1) == DDP_ERR_STATE);
+	CHECK(ddp_mem_alloc(comm, 100, &memory) == DDP_ERR_STATE);
+	CHECK(ddp_comm_split(comm, 0, 0, &made) == DDP_ERR_STATE);
+	CHECK(ddp_comm_create_group(comm, (int[]){ 0, 1 }, 2, 0, &made) == DDP_ERR_STATE);
+	CHECK(ddp_comm_abort(comm, "a child") == DDP_ERR_STATE);
+	CHECK(ddp_comm_shrink(comm, &made) == DDP_ERR_STATE);
+	CHECK(ddp_comm_free(group) == DDP_ERR_STATE);
+	CHECK(ddp_comm_close(comm) == DDP_ERR_STATE);
+}
+
+static int fork_a_child(ddp_comm *comm, void *argument)
+{
+	ddp_request *request;
+	ddp_comm *group;
+	float x = 1;
+	int state;
+
+	(void)argument;
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &group));
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .root = 1 - ddp_comm_rank(comm), .recv = &x, .count = 1 }, &request));
+	if (ddp_comm_rank(comm) == 0) {
+		const pid_t child = fork();
+		if (child == 0) {
+			call_as_a_child(comm, group, request);
+			_exit(0);
+		}
+		CHECK(waitpid(child, &state, 0) == child && state == 0);
+	}
+	CHECK_OK(ddp_send(comm, &(float){ 2 }, 1, DDP_F32, 1 - ddp_comm_rank(comm), 0));
+	CHECK_OK(ddp_wait(request));
+	CHECK_OK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM));
+	CHECK(x == 4);
+	CHECK_OK(ddp_barrier(group));
+	CHECK_OK(ddp_comm_free(group));
+	return 0;
+}
+
+static void a_forked_child_is_no_rank(void **state)
+{
+	static const int nodes[] = { 0, 1 };
+
+	(void)state;
+	run(2, NULL, 20000, fork_a_child);
+	run(2, nodes, 20000, fork_a_child);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -640,6 +703,7 @@ int main(void)
 		cmocka_unit_test(no_descriptor_is_left_open),
 		cmocka_unit_test(no_shared_memory_is_left_behind),
 		cmocka_unit_test(wrong_arguments_break_nothing),
+		cmocka_unit_test(a_forked_child_is_no_rank),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,6 +29,27 @@ uint64_t ddp_roster_new_id(ddp_roster *roster)
 	return (uint64_t)roster->rank << 32 | (atomic_fetch_add(&roster->opened, 1) + 1);
 }
 
+/* To ask the kernel for the process's number takes as long as a part of a small operation. */
+static atomic_uint forks;
+
+static void count_fork(void)
+{
+	atomic_fetch_add(&forks, 1);
+}
+
+static void watch_forks(void)
+{
+	(void)pthread_atfork(NULL, NULL, count_fork);
+}
+
+ddp_status ddp_roster_check_owner(const ddp_roster *roster, const char *what)
+{
+	if (roster->size == 1 || roster->forks == atomic_load_explicit(&forks, memory_order_relaxed))
+		return DDP_OK;
+	return ddp_fail(DDP_ERR_STATE, "%s: this process is a child that rank %d on %s forked, and no rank: call libddp in "
+	                "the process that called ddp_init() only", what, roster->rank, roster->peers[roster->rank].host);
+}
+
 void ddp_roster_release(ddp_roster *roster)
 {
 	if (atomic_fetch_sub(&roster->users, 1) > 1)
@@ -53,8 +74,10 @@ void ddp_roster_release(ddp_roster *roster)
 
 ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **created)
 {
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
 	ddp_roster *roster = calloc(1, sizeof(*roster));
 
+	pthread_once(&once, watch_forks);
 	if (roster == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for what %d ranks share", job->world_size);
 	pthread_mutex_init(&roster->memory.lock, NULL);
@@ -62,6 +85,7 @@ ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **
 	ddp_doorbell_init(&roster->doorbell);
 	atomic_store(&roster->users, 1);
 	roster->rank = job->rank;
+	roster->forks = atomic_load(&forks);
 	if (key != NULL)
 		roster->key = *key;
 	roster->size = job->world_size;

@@ -31,6 +31,7 @@ typedef struct ddp_wanted_list {
 
 typedef struct ddp_roster {
 	int rank, size;     /* of this process in the world */
+	unsigned int forks; /* which led to this process, as ddp_roster_check_owner() counts them */
 	ddp_key key;        /* of the step, if there is one */
 	/* The context has these. Groups may outlive it, so the roster has a reference to the watch and to the device. */
 	struct ddp_watch *watch;   /* NULL: none */
@@ -56,6 +57,10 @@ typedef struct ddp_roster {
 ddp_status ddp_roster_make(const ddp_job *job, const ddp_key *key, ddp_roster **roster);
 /* The last user's release frees it. */
 void ddp_roster_release(ddp_roster *roster);
+
+/* DDP_ERR_STATE if this process is a forked child of the one that made the roster: it would do `what` in the name
+   of a rank that knows nothing of it. A world of one rank has nobody who could be misled. */
+ddp_status ddp_roster_check_owner(const ddp_roster *roster, const char *what);
 
 /* A number that no other communicator of the job has, if all its members take that of
    their first. */

@@ -175,6 +175,8 @@ ddp_status ddp_comm_create_group(ddp_comm *comm, const int *ranks, int count, in
 	ddp_status status = check(comm, ranks, count, tag, &e.self);
 	if (status == DDP_OK)
 		status = ddp_request_may_wait("ddp_comm_create_group()");
+	if (status == DDP_OK)
+		status = ddp_roster_check_owner(comm->roster, "ddp_comm_create_group()");
 	if (status != DDP_OK)
 		return status;
 	e.list = ddp_hash(ranks, (size_t)count * sizeof(*ranks));

@@ -275,6 +275,8 @@ ddp_status ddp_comm_shrink(ddp_comm *comm, ddp_comm **survivors)
 {
 	if (comm == NULL || survivors == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_comm_shrink(): a NULL argument");
+	if (ddp_roster_check_owner(comm->roster, "ddp_comm_shrink()") != DDP_OK)
+		return DDP_ERR_STATE;
 	if (ddp_comm_check_silence(comm) == DDP_OK)
 		return ddp_fail(DDP_ERR_STATE, "ddp_comm_shrink(): the communicator is not broken");
 	ddp_failure_returned(comm);

@@ -22,8 +22,8 @@ extern "C" {
  * If other working communicators use that connection, the peer has their timeout instead of 0.8 s. Apart
  * from this, an error of one communicator does not affect the others.
  *
- * After a fork, the child must not use the library. The child does not keep the network's TCP
- * connections open, so peers notice the death of the parent.
+ * After a fork, the child must not use the library: calls that would act for the parent's rank return DDP_ERR_STATE.
+ * The child does not keep the network's TCP connections open, so peers notice the death of the parent.
  */
 
 typedef enum ddp_type {
