@@ -24,6 +24,7 @@
 #include "comm/wait/await.h"
 #include "comm/wait/cores.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/hung.h"
 
 /* ---- messages that keep moving -------------------------------------------------- */
 
@@ -109,6 +110,41 @@ static void deadline_holds_among_other_operations(void **state)
 	assert_int_equal(test_world_run(&world), 0);
 	world.node_of = two_nodes;
 	assert_int_equal(test_world_run(&world), 0);
+}
+
+enum { RING = 4, RING_MS = 300, BEYOND_MS = 200 };
+
+/* In a ring no rank is to blame: each waits for the next one. Otherwise the last rank does not come. */
+static int wait_for_the_next(ddp_comm *comm, void *argument)
+{
+	const bool *ring = argument;
+	const ddp_operation never = { .kind = DDP_RECV, .recv = &(float){ 0 }, .count = 1, .timeout_ms = RING_MS,
+	                              .root = (ddp_comm_rank(comm) + 1) % RING };
+
+	test_ranks_together();
+	const uint64_t start = ddp_now_ns();
+	if (*ring || ddp_comm_rank(comm) != RING - 1) {
+		CHECK(ddp_run(comm, &never) == DDP_ERR_TIMEOUT);
+		const double ms = ddp_seconds_since(start) * 1000;
+		/* The first rank that is late ends the wait of all. */
+		CHECK(ms >= RING_MS - 50 && ms < RING_MS + (BEYOND_MS + 20) * test_slowness());
+		CHECK(*ring || strstr(ddp_last_error(), "rank 3 on ") == ddp_last_error());
+	}
+	test_ranks_together();
+	return 0;
+}
+
+static void late_messages_end_soon_after_their_timeout(void **state)
+{
+	static const int nodes[] = { 0, 0, 1, 1 };
+
+	(void)state;
+	for (int i = 0; i < 4; i++) {
+		bool ring = i % 2 == 0;
+		const test_world world = { .ranks = RING, .node_of = i < 2 ? NULL : nodes, .body = wait_for_the_next, .argument = &ring };
+
+		assert_int_equal(test_world_run(&world), 0);
+	}
 }
 
 /* ---- ranks that share a core ------------------------------------------------------ */
@@ -431,6 +467,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(deadline_holds_while_messages_move),
 		cmocka_unit_test(deadline_holds_among_other_operations),
+		cmocka_unit_test(late_messages_end_soon_after_their_timeout),
 		cmocka_unit_test(two_ranks_on_one_core_take_turns),
 		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
 		cmocka_unit_test(nodes_on_one_core_notice_that_they_give_it_to_each_other),

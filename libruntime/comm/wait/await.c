@@ -185,7 +185,7 @@ static ddp_status check_deadline(ddp_comm *comm, const ddp_condition *wait, uint
 	if (missing == DDP_NOBODY)
 		return DDP_OK;
 	int late = ddp_verdict_seek(comm, missing, now);
-	if (now < deadline || (late == DDP_NOBODY && now < deadline + ddp_verdict_after_ns(comm)))
+	if (now < deadline || (late == DDP_NOBODY && now < ddp_verdict_end_ns(deadline)))
 		return DDP_OK;
 	return fail_late(comm, late != DDP_NOBODY ? late : missing);
 }
@@ -198,9 +198,9 @@ static void sleep_for(ddp_comm *comm, const ddp_condition *wait)
 	uint32_t bell = atomic_load(&self->bell);
 	uint64_t now = ddp_now_ns(), timeout_ns = LIVENESS_MS * ms_ns;
 
-	uint64_t end = deadline_ns(comm);
-	if (end > now && end < now + timeout_ns)
-		timeout_ns = end - now;
+	const uint64_t next = ddp_verdict_next_ns(comm, deadline_ns(comm), now);
+	if (next < now + timeout_ns)
+		timeout_ns = next - now;
 	ddp_verdict_wait(comm, now);
 	/* The doorbell begins before other threads see this one sleep. So a thread that then wakes this one is
 	   heard. */

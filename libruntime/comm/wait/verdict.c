@@ -7,12 +7,14 @@
 enum {
 	/* One that runs says so every 100 ms, if the machine has a core for it. The
 	   limits for this, of which it is a part of the timeout between them. */
-	SILENT_LEAST_MS = 1000,
+	SILENT_LEAST_MS = 300,
 	SILENT_MOST_MS = 5000,
 	SILENT_PART = 4,
+	SEEK_LEAST_MS = 1000, /* so long before a deadline ranks seek, or longer */
 	WANTED_MS = 1000, /* for so long an inquiry counts */
 	ASK_MS = 100,     /* how often ranks of other nodes are asked */
-	CERTAIN_MS = 200  /* so long the end of the chain must stay the same */
+	CERTAIN_MS = 200, /* so long the end of the chain must stay the same */
+	AFTER_MS = 200    /* a wait may last so much longer than its timeout */
 };
 
 static uint64_t ns(int ms)
@@ -31,14 +33,27 @@ static int silent_ms(const ddp_comm *comm)
 
 uint64_t ddp_verdict_before_ns(const ddp_comm *comm)
 {
-	int half_ms = ddp_timeout_ms(comm) / 2, twice_ms = 2 * silent_ms(comm);
+	const int twice_ms = 2 * silent_ms(comm);
 
-	return ns(half_ms < twice_ms ? half_ms : twice_ms);
+	return ns(twice_ms > SEEK_LEAST_MS ? twice_ms : SEEK_LEAST_MS);
 }
 
-uint64_t ddp_verdict_after_ns(const ddp_comm *comm)
+uint64_t ddp_verdict_end_ns(uint64_t deadline_ns)
 {
-	return ns(2 * silent_ms(comm));
+	return deadline_ns + ns(AFTER_MS);
+}
+
+uint64_t ddp_verdict_next_ns(const ddp_comm *comm, uint64_t deadline_ns, uint64_t now)
+{
+	const uint64_t times[] = { deadline_ns - ddp_verdict_before_ns(comm), deadline_ns, comm->run.chain.certain_ns,
+	                           ddp_verdict_end_ns(deadline_ns) };
+	uint64_t next = UINT64_MAX;
+
+	for (size_t i = 0; i < sizeof(times) / sizeof(times[0]); i++) {
+		if (times[i] > now && times[i] < next)
+			next = times[i];
+	}
+	return next;
 }
 
 /* Times of other processes may be a little later than the caller's. */

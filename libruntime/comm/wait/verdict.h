@@ -23,10 +23,12 @@ void ddp_verdict_end(ddp_comm *comm);
 
 /* Has a rank inquired after this one, not long ago? */
 bool ddp_verdict_wanted(const ddp_comm *comm, uint64_t now);
-/* So long before a deadline it is time to seek, and so long after it ranks that
-   all run must wait for each other. */
+/* So long before a deadline it is time to seek; if nobody is found by this time behind it, ranks that all run wait
+   for each other. */
 uint64_t ddp_verdict_before_ns(const ddp_comm *comm);
-uint64_t ddp_verdict_after_ns(const ddp_comm *comm);
+uint64_t ddp_verdict_end_ns(uint64_t deadline_ns);
+/* When a wait has to look next, because one of these times or a verdict comes. */
+uint64_t ddp_verdict_next_ns(const ddp_comm *comm, uint64_t deadline_ns, uint64_t now);
 /* Inquires after the rank that is waited for; to be called again and again.
    Returns the rank at the end of the chain, or DDP_NOBODY while it is not known. */
 int ddp_verdict_seek(ddp_comm *comm, int missing, uint64_t now);

@@ -127,7 +127,8 @@ typedef struct ddp_operation {
 	int root;     /* of send and recv: the peer; of recv also DDP_ANY_SOURCE */
 	int tag;      /* of send and recv; 0 .. INT_MAX, of recv also DDP_ANY_TAG */
 	int timeout_ms; /* how long this rank waits for others: a send or recv from its issue, a
-	                   collective from when it begins to wait; 0: the communicator's timeout.
+	                   collective from when it begins to wait; 0: the communicator's timeout. To find
+	                   out who is late, a wait lasts up to 200 ms longer.
 	                   DDP_ERR_TIMEOUT on any rank ends the communicator. Ranks may differ */
 	bool scaled;  /* multiply this rank's inputs by `scale` before a reduction. Integers are
 	                 multiplied in double, truncated, and limited to the range of their type (u8: of
