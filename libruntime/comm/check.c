@@ -290,10 +290,12 @@ static ddp_status check_buffers(ddp_comm *comm, const ddp_operation *c)
 	case DDP_RECV: send = 0; break;
 	default: break;
 	}
-	if (send > 0 && c->send == NULL && c->send_list == NULL)
-		return invalid(c, "send is NULL");
+	/* Where the input may lie in place, recv is what is missing. */
 	if (recv > 0 && c->recv == NULL && c->recv_list == NULL)
 		return invalid(c, "recv is NULL");
+	if (send > 0 && c->send == NULL && c->send_list == NULL)
+		return invalid(c, c->kind == DDP_SEND || c->kind == DDP_SCATTER || c->kind == DDP_ALL_TO_ALL ? "send is NULL" :
+		               "send is NULL, and so is recv, which has the input in place");
 	if (c->send_list != NULL || c->recv_list != NULL)
 		return check_list_overlap(comm, c);
 	if (c->kind == DDP_SCATTER && root && c->recv != NULL)

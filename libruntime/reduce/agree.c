@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/agree.h"
 
+#include <fenv.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -58,7 +59,7 @@ double ddp_layout_treatment(const ddp_layout *layout)
 	return hash_number(all);
 }
 
-enum { FACT_COUNT, FACT_HASH, FACT_NO_OVERLAP, FACT_NO_COMMUNICATION, FACT_OPTIONS,
+enum { FACT_COUNT, FACT_HASH, FACT_NO_OVERLAP, FACT_NO_COMMUNICATION, FACT_ROUNDING, FACT_FLUSHING, FACT_OPTIONS,
        FACTS_MAX = FACT_OPTIONS + DDP_MODEL_OPTIONS_MAX };
 _Static_assert((int)FACTS_MAX <= (int)DDP_FACTS_MAX, "ddp_facts_agree() keeps no more");
 
@@ -72,6 +73,21 @@ static int fact_count(void)
 	return count;
 }
 
+/* Compilers' fast math sets it for the whole program. */
+static bool flushes_to_zero(void)
+{
+#if defined(__x86_64__)
+	return (__builtin_ia32_stmxcsr() & 0x8040) != 0; /* of results, or of operands */
+#elif defined(__aarch64__)
+	uint64_t control;
+
+	__asm__ volatile("mrs %0, fpcr" : "=r"(control));
+	return (control & 1 << 24) != 0;
+#else
+	return false;
+#endif
+}
+
 static void state_facts(const ddp_layout *layout, const ddp_model_settings *settings, ddp_fact *facts)
 {
 	ddp_fact *next = facts + FACT_OPTIONS;
@@ -83,6 +99,8 @@ static void state_facts(const ddp_layout *layout, const ddp_model_settings *sett
 	facts[FACT_HASH] = (ddp_fact){ "the parameters", hash_number(hash) };
 	facts[FACT_NO_OVERLAP] = (ddp_fact){ "whether DDP_MEASURE is no-overlap", settings->no_overlap };
 	facts[FACT_NO_COMMUNICATION] = (ddp_fact){ "whether DDP_MEASURE is no-communication", settings->no_communication };
+	facts[FACT_ROUNDING] = (ddp_fact){ "the processor's rounding mode (fegetround())", fegetround() };
+	facts[FACT_FLUSHING] = (ddp_fact){ "whether the processor flushes tiny numbers to zero", flushes_to_zero() };
 	for (int i = 0; i < ddp_model_option_count; i++) {
 		const ddp_option *option = &ddp_model_option_table[i];
 		if (!option->is_local)

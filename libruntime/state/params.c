@@ -200,6 +200,9 @@ static ddp_status load_all(ddp_model *model, struct params *params, int *loaded)
 	status = ddp_transfer_run(transfer);
 	if (status != DDP_OK)
 		return status;
+	if (transfer->not_finite != NULL)
+		ddp_log(DDP_LOG_WARN, "%s: tensor %s holds an infinity or a NaN, with which no step can be taken: was it saved by "
+		        "a run that had diverged?", params->path, transfer->not_finite);
 	/* Before ddp_model_broadcast_params(), parameters that are not loaded have no bf16 yet. */
 	ddp_model_round_all(model);
 	ddp_model_set_partly_updated(model, false);

@@ -16,7 +16,7 @@
 static const char metadata_key[] = "__metadata__";
 static const char header_sum_field[] = "\"crc32c\":\"";
 
-/* The size of one of the format's types; 0 if it is none. */
+/* The size of one of the format's types; 0 if it is not known, or less than a byte. */
 static int64_t dtype_bytes(const char *dtype)
 {
 	static const struct { const char *name; int bytes; } types[] = {
@@ -62,9 +62,8 @@ static ddp_status parse_tensor(const char *path, const char *name, const json_t 
 
 	tensor->name = name;
 	tensor->dtype = json_string_value(json_object_get(about, "dtype"));
-	if (tensor->dtype == NULL || dtype_bytes(tensor->dtype) == 0)
-		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s: dtype %s is not known", path, name,
-		                tensor->dtype != NULL ? tensor->dtype : "(missing)");
+	if (tensor->dtype == NULL)
+		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s: dtype (missing)", path, name);
 	ddp_status status = parse_shape(path, json_object_get(about, "shape"), tensor, &bytes);
 	if (status != DDP_OK)
 		return status;
@@ -79,7 +78,8 @@ static ddp_status parse_tensor(const char *path, const char *name, const json_t 
 	if (tensor->end > data_bytes)
 		return ddp_fail(DDP_ERR_FORMAT, "%s: cut short: tensor %s ends at byte %" PRId64
 		                " of the data, but there are %" PRId64, path, name, tensor->end, data_bytes);
-	if (tensor->end - tensor->begin != bytes)
+	/* Whoever wants a tensor of a type that is not known refuses it. */
+	if (dtype_bytes(tensor->dtype) != 0 && tensor->end - tensor->begin != bytes)
 		return ddp_fail(DDP_ERR_FORMAT, "%s: tensor %s: dtype and shape take %" PRId64
 		                " bytes, data_offsets span %" PRId64, path, name, bytes,
 		                tensor->end - tensor->begin);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "comm/agree.h"
 #include "half.h"
+#include "kernels.h"
 #include "reduce/model.h"
 #include "state/leader.h"
 
@@ -218,6 +219,14 @@ static int64_t pass(const ddp_transfer *transfer, int *tensor, int64_t *first, i
 	return left;
 }
 
+/* A mask that is not trained may hold infinities. NULL: nothing is wrong. */
+static const char *not_finite(const ddp_tensor *tensor, const float *values, int64_t count)
+{
+	const float largest = dk_largest(values, count);
+
+	return isnan(largest) || (isinf(largest) && !tensor->untrained) ? tensor->name : NULL;
+}
+
 static ddp_status read_chunk(void *argument)
 {
 	ddp_transfer *transfer = argument;
@@ -231,6 +240,8 @@ static ddp_status read_chunk(void *argument)
 		count = pass(transfer, &tensor, &first, transfer->count - at);
 		if (count > 0)
 			status = read_elements(transfer, i, from, transfer->chunk + at, count);
+		if (count > 0 && status == DDP_OK && transfer->not_finite == NULL)
+			transfer->not_finite = not_finite(&transfer->tensors.list[i], transfer->chunk + at, count);
 	}
 	return status;
 }

@@ -20,6 +20,7 @@ typedef struct ddp_transfer {
 	ddp_model *model;
 	ddp_tensors tensors;    /* of the model */
 	unsigned char *taken;   /* [tensors.count]: 0: the model keeps what it has. The same on all ranks */
+	const char *not_finite; /* on rank 0: the first tensor that was read with a NaN, or trained with an infinity; NULL: none */
 	ddp_safetensors file;   /* rank 0 */
 	ddp_origin *origins;    /* rank 0: [tensors.count] */
 	float *chunk;

@@ -568,7 +568,11 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	CHECK(ddp_all_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
-	expect_in_error("is NULL");
+	expect_in_error("all_reduce: recv is NULL");
+	CHECK(ddp_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM, 1 - ddp_comm_rank(comm)) == DDP_ERR_INVALID);
+	expect_in_error("reduce: send is NULL, and so is recv, which has the input in place");
+	CHECK(ddp_send(comm, NULL, 4, DDP_F32, 1, 0) == DDP_ERR_INVALID);
+	expect_in_error("send: send is NULL");
 	CHECK(ddp_all_reduce(comm, x, x, 4, (ddp_type)77, DDP_SUM) == DDP_ERR_INVALID);
 	expect_in_error("77 is no ddp_type");
 	CHECK(ddp_all_reduce(comm, x, x, 4, DDP_F32, (ddp_op)77) == DDP_ERR_INVALID);

@@ -499,6 +499,37 @@ static void the_library_ends_what_was_let_go_of(void **state)
 	run(20000, let_go_of_what_fails);
 }
 
+/* ---- many ranks on a node ------------------------------------------------------------------ */
+
+enum { MANY = 40, LONG = 100000 };
+
+static int pass_around(ddp_comm *comm, void *argument)
+{
+	const int rank = ddp_comm_rank(comm), next = (rank + 1) % MANY, before = (rank + MANY - 1) % MANY;
+	static int32_t out[LONG], in[LONG];
+	ddp_request *request;
+
+	(void)argument;
+	/* The rings of all pairs, and what ranks have each. */
+	CHECK(comm->node.shared_bytes < ((size_t)64 << 20) + MANY * ((size_t)1 << 20));
+	for (int i = 0; i < LONG; i++)
+		out[i] = rank + i;
+	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = in, .count = LONG, .type = DDP_I32, .root = before }, &request));
+	CHECK_OK(ddp_send(comm, out, LONG, DDP_I32, next, 0));
+	CHECK_OK(ddp_wait(request));
+	for (int i = 0; i < LONG; i++)
+		CHECK(in[i] == before + i);
+	return 0;
+}
+
+static void rings_of_many_ranks_take_bounded_memory(void **state)
+{
+	const test_world world = { .ranks = MANY, .body = pass_around };
+
+	(void)state;
+	assert_int_equal(test_world_run(&world), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -509,6 +540,7 @@ int main(void)
 		cmocka_unit_test(nonsense_is_refused),
 		cmocka_unit_test(an_operation_has_its_own_timeout),
 		cmocka_unit_test(the_library_ends_what_was_let_go_of),
+		cmocka_unit_test(rings_of_many_ranks_take_bounded_memory),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; takes: 15 */
 /* reduce: what a model refuses, and what ends a step on all ranks. */
+#include <fenv.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -161,6 +162,20 @@ static int mismatch_body(ddp_context *context, void *user)
 	options.shard = odd ? DDP_SHARD_STATE : DDP_SHARD_NONE;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
 	CHECK(says_alike(context, "different models: shard is 2 on rank 1, and 1 on the 2 others"));
+
+	if (odd)
+		fesetround(FE_UPWARD);
+	CHECK(ddp_model_create(context, three, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	fesetround(FE_TONEAREST);
+	CHECK(says("different models: the processor's rounding mode (fegetround()) is ") && says(" on rank 1, and 0 on the 2 others"));
+#ifdef __x86_64__
+	const unsigned int mode = __builtin_ia32_stmxcsr();
+	if (odd)
+		__builtin_ia32_ldmxcsr(mode | 0x8000);
+	CHECK(ddp_model_create(context, three, 3, &plain, &model) == DDP_ERR_MISMATCH);
+	__builtin_ia32_ldmxcsr(mode);
+	CHECK(says_alike(context, "different models: whether the processor flushes tiny numbers to zero is 1 on rank 1, and 0 on the 2 others"));
+#endif
 
 	/* A rank with a wrong argument gets its own error, the others one too. */
 	list[0].ndim = odd ? -1 : 1;

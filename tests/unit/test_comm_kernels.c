@@ -261,9 +261,26 @@ static int32_t scaled_i32(int32_t x, double scale)
 	return result;
 }
 
+/* 8 bits are limited as i32, in which they are accumulated. */
+static uint8_t scaled_8(ddp_type type, uint8_t x, double scale)
+{
+	const void *src[1] = { &x };
+	uint8_t result;
+	void *dst[1] = { &result };
+	const ddp_combination combination = { .type = type, .op = DDP_SUM, .nsrc = 1, .src = src, .scale = &scale,
+	                                      .ndst = 1, .dst = dst };
+
+	ddp_combine(&combination, 0, 1);
+	return result;
+}
+
 static void scaled_integers_stay_in_range(void **state)
 {
 	(void)state;
+	assert_int_equal((int8_t)scaled_8(DDP_I8, 100, 1.5), 150 - 256);
+	assert_int_equal((int8_t)scaled_8(DDP_I8, (uint8_t)-100, 0.5), -50);
+	assert_int_equal((int8_t)scaled_8(DDP_I8, 100, 1e300), -1); /* the low bits of INT32_MAX */
+	assert_int_equal(scaled_8(DDP_U8, 200, 1.5), 300 - 256);
 	assert_true(scaled_i64(INT64_MAX, 2) == INT64_MAX);
 	assert_true(scaled_i64(INT64_MAX, 0.9999999999999999999) == INT64_MAX);
 	assert_true(scaled_i64(INT64_MAX, -2) == INT64_MIN);

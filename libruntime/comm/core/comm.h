@@ -36,6 +36,7 @@ typedef struct ddp_node {
 	size_t stage_bytes;         /* of a slot of stage or result */
 	size_t proposals_bytes;     /* of one of its boards */
 	char *rings;                /* of comm/p2p: [size][size], from, to */
+	size_t ring_room;           /* bytes of a ring */
 	/* The thread that holds run.lock uses these: */
 	struct pollfd *watched;     /* [size]: their processes (comm/core/liveness) */
 	struct ddp_incoming *incoming; /* [size]: messages of ranks of this node */

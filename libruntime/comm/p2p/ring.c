@@ -9,7 +9,10 @@
 
 enum {
 	LARGE = 1 << 20,    /* bytes of a message that is announced in any case */
-	KEPT_MAX = 16 << 20 /* bytes that messages kept of another rank take */
+	KEPT_MAX = 16 << 20, /* bytes that messages kept of another rank take */
+	ROOM_MOST = 64 << 10, /* bytes of a ring, */
+	ROOM_LEAST = 4 << 10,
+	ROOM_ALL = 64 << 20   /* and of all rings of a node, unless each has the least */
 };
 
 enum frame {
@@ -49,8 +52,24 @@ static size_t cost_of(size_t bytes)
 	return bytes + sizeof(struct kept_message);
 }
 
+size_t ddp_ring_room(int ranks)
+{
+	const size_t rings = (size_t)ranks * (size_t)ranks;
+	size_t room = ROOM_MOST;
+
+	while (room > ROOM_LEAST && rings * room > ROOM_ALL)
+		room /= 2;
+	return room;
+}
+
+size_t ddp_rings_bytes(int ranks)
+{
+	return (size_t)ranks * (size_t)ranks * (sizeof(ddp_ring) + ddp_ring_room(ranks));
+}
+
 ddp_status ddp_ring_open(ddp_comm *comm)
 {
+	comm->node.ring_room = ddp_ring_room(comm->node.size);
 	comm->node.incoming = calloc((size_t)comm->node.size, sizeof(*comm->node.incoming));
 	return comm->node.incoming != NULL ? DDP_OK
 		: ddp_fail(DDP_ERR_NOMEM, "no memory for the messages of %d ranks", comm->node.size);
@@ -65,13 +84,15 @@ static size_t bytes_of(const ddp_request *r)
 
 static ddp_ring *ring_between(const ddp_comm *comm, int from, int to)
 {
-	return (ddp_ring *)(void *)comm->node.rings + (size_t)from * (size_t)comm->node.size + (size_t)to;
+	const size_t index = (size_t)from * (size_t)comm->node.size + (size_t)to;
+
+	return (ddp_ring *)(void *)(comm->node.rings + index * (sizeof(ddp_ring) + comm->node.ring_room));
 }
 
-/* Copies between a ring, from its position `at`, and memory. */
-static void ring_copy(ddp_ring *ring, uint64_t at, void *memory, size_t bytes, bool into_ring)
+/* Copies between a ring of `room` bytes, from its position `at`, and memory. */
+static void ring_copy(ddp_ring *ring, size_t room, uint64_t at, void *memory, size_t bytes, bool into_ring)
 {
-	size_t offset = at % DDP_RING_BYTES, first = DDP_RING_BYTES - offset;
+	size_t offset = at % room, first = room - offset;
 
 	first = first < bytes ? first : bytes;
 	if (into_ring) {
@@ -96,7 +117,7 @@ static enum frame choose_frame(const ddp_ring *ring, const ddp_request *r)
 }
 
 /* Writes a header, for which there is room. */
-static void write_header(ddp_ring *ring, uint64_t at, ddp_request *r)
+static void write_header(const ddp_comm *comm, ddp_ring *ring, uint64_t at, ddp_request *r)
 {
 	const enum frame frame = choose_frame(ring, r);
 
@@ -105,7 +126,7 @@ static void write_header(ddp_ring *ring, uint64_t at, ddp_request *r)
 	ring_header header = { .bytes = bytes_of(r), .count = r->operation.count, .number = r->number,
 	                       .tag = (uint32_t)r->operation.tag, .type = (uint8_t)r->operation.type,
 	                       .frame = (uint8_t)frame };
-	ring_copy(ring, at, &header, sizeof(header), true);
+	ring_copy(ring, comm->node.ring_room, at, &header, sizeof(header), true);
 	r->moved = frame == ANNOUNCED ? 0 : sizeof(header);
 }
 
@@ -124,20 +145,20 @@ static bool write_some(ddp_comm *comm, ddp_request *r)
 	int to = comm->topology.local_of[r->operation.root];
 	ddp_ring *ring = ring_between(comm, comm->node.self, to);
 	uint64_t at = atomic_load_explicit(&ring->written, memory_order_relaxed);
-	size_t room = DDP_RING_BYTES - (size_t)(at - atomic_load(&ring->read));
+	size_t room = comm->node.ring_room - (size_t)(at - atomic_load(&ring->read));
 	uint64_t begin = at;
 
 	if (r->moved == 0) {
 		if (room < sizeof(ring_header))
 			return false;
-		write_header(ring, at, r);
+		write_header(comm, ring, at, r);
 		at += sizeof(ring_header);
 		room -= sizeof(ring_header);
 	}
 	if (r->moved > 0) {
 		size_t done = r->moved - sizeof(ring_header), now = smaller(room, bytes_of(r) - done);
 		if (now > 0)
-			ring_copy(ring, at, (char *)(uintptr_t)r->operation.send + done, now, true);
+			ring_copy(ring, comm->node.ring_room, at, (char *)(uintptr_t)r->operation.send + done, now, true);
 		r->moved += now;
 		at += now;
 	}
@@ -306,7 +327,7 @@ static bool read_some(ddp_comm *comm, int local)
 		if (in->have == 0) {
 			if (end - at < sizeof(in->header) || (in->wanted == 0 && !is_awaited(comm, from)))
 				break;
-			ring_copy(ring, at, &in->header, sizeof(in->header), false);
+			ring_copy(ring, comm->node.ring_room, at, &in->header, sizeof(in->header), false);
 			at += sizeof(in->header);
 			if (!begin_message(comm, local))
 				break;
@@ -317,7 +338,7 @@ static bool read_some(ddp_comm *comm, int local)
 		size_t now = smaller((size_t)(end - at), in->header.bytes - done);
 		char *place = in->receiver != NULL ? in->receiver->operation.recv : in->kept;
 		if (now > 0)
-			ring_copy(ring, at, place + done, now, false);
+			ring_copy(ring, comm->node.ring_room, at, place + done, now, false);
 		at += now;
 		in->have += now;
 		if (in->have - sizeof(in->header) < in->header.bytes)

@@ -12,8 +12,6 @@
 
 #include "comm/core/comm.h"
 
-enum { DDP_RING_BYTES = 64 * 1024 };
-
 /* The ring from one rank to another. Counters only grow. */
 typedef struct ddp_ring {
 	alignas(128) _Atomic uint64_t written; /* by the sender */
@@ -21,8 +19,14 @@ typedef struct ddp_ring {
 	alignas(128) _Atomic uint64_t read;    /* by the receiver, as the next ones */
 	_Atomic uint64_t kept;                 /* bytes that messages take which nobody has asked for yet */
 	_Atomic uint64_t wanted;               /* the number of an announced message; 0: none yet */
-	alignas(128) char bytes[DDP_RING_BYTES];
+	alignas(128) char bytes[];
 } ddp_ring;
+
+/* The bytes that a ring has for messages, a power of two: fewer where many ranks share the node, as each pair of them
+   has two rings. */
+size_t ddp_ring_room(int ranks);
+/* The bytes of all rings of a node. */
+size_t ddp_rings_bytes(int ranks);
 
 ddp_status ddp_ring_open(ddp_comm *comm);
 /* Frees messages that nobody asked for. */

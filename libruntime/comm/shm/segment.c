@@ -68,7 +68,7 @@ static size_t segment_bytes(const ddp_node *node)
 
 	return lines_bytes(node->size) +
 	       ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes) + ranks * DDP_PROPOSAL_BOARDS * node->proposals_bytes +
-	       ranks * ranks * sizeof(ddp_ring);
+	       ddp_rings_bytes(node->size);
 }
 
 /* The cores that the node's ranks, taken together, may run on; at least 1. */

@@ -131,8 +131,8 @@ typedef struct ddp_operation {
 	                   out who is late, a wait lasts up to 200 ms longer.
 	                   DDP_ERR_TIMEOUT on any rank ends the communicator. Ranks may differ */
 	bool scaled;  /* multiply this rank's inputs by `scale` before a reduction. Integers are
-	                 multiplied in double, truncated, and limited to the range of their type (u8: of
-	                 i32), and their scale must be finite */
+	                 multiplied in double, truncated, and limited to the range of their type (u8
+	                 and i8: of i32, and the low 8 bits of the result are kept), and their scale must be finite */
 	double scale; /* 0 unless `scaled` */
 	int lane;     /* 0 .. DDP_LANES - 1 */
 	ddp_memory memory; /* where `send` and `recv` lie */

@@ -31,7 +31,8 @@ typedef struct ddp_job {
 	int local_rank;       /* index among the ranks of this node */
 	int local_world_size;
 	int node_rank;        /* 0 .. nnodes - 1 */
-	int nnodes;
+	int nnodes;           /* of a job given to ddp_init(), as it was given; which ranks share a node, communicators
+	                         find out themselves, and ddp_comm_describe() tells */
 	char master_addr[DDP_HOST_MAX]; /* "" if none is needed */
 	int master_port;                /* 0 if none is needed */
 	uint32_t job_id;
