@@ -121,15 +121,18 @@ ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch)
 {
 	if (sampler == NULL)
 		return ddp_fail_null("ddp_sampler_set_epoch", "sampler");
-	if (epoch < 0)
-		return ddp_fail(DDP_ERR_INVALID, "sampler: epoch %lld is negative", (long long)epoch);
 	return ddp_sampler_set_place(sampler, epoch, 0);
 }
 
-ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t first)
+ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t samples)
 {
 	uint32_t *order = NULL;
 
+	if (sampler == NULL)
+		return ddp_fail_null("ddp_sampler_set_place", "sampler");
+	if (epoch < 0 || samples < 0 || samples >= sampler->size)
+		return ddp_fail(DDP_ERR_INVALID, "sampler: epoch %lld has no sample %lld: epochs begin at 0, and samples are 0 .. %lld",
+		                (long long)epoch, (long long)samples, (long long)sampler->size - 1);
 	if (sampler->shuffle) {
 		order = malloc((size_t)sampler->size * sizeof(*order));
 		if (order == NULL)
@@ -137,10 +140,10 @@ ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t fi
 			                (long long)sampler->size);
 		ddp_randperm(sampler->seed + (uint64_t)epoch, (uint32_t)sampler->size, order);
 	}
-	sampler->count = ddp_sampler_share(sampler->size - first, sampler->world_size, sampler->rank, sampler->tail);
+	sampler->count = ddp_sampler_share(sampler->size - samples, sampler->world_size, sampler->rank, sampler->tail);
 	for (int64_t i = 0; i < sampler->count; i++) {
 		/* Padding starts again at the front, as often as it takes. */
-		int64_t at = (first + sampler->rank + i * sampler->world_size) % sampler->size;
+		int64_t at = (samples + sampler->rank + i * sampler->world_size) % sampler->size;
 		sampler->indices[i] = order != NULL ? order[at] : at;
 	}
 	free(order);

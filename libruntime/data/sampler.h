@@ -23,7 +23,4 @@ void ddp_randperm_wide(uint64_t seed, uint32_t n, uint32_t *permutation);
 /* Samples per rank and epoch (for DDP_TAIL_UNEVEN: of this rank). */
 int64_t ddp_sampler_share(int64_t size, int world_size, int rank, ddp_tail tail);
 
-/* As ddp_sampler_set_epoch(), of the epoch's order from sample `first` on: less than the size. */
-ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t first);
-
 #endif

@@ -306,6 +306,7 @@ static void data(void **state)
 	REFUSES(ddp_transform_images(&shape, &plain, sample, 1, 0, &image, NULL));
 	REFUSES(ddp_sampler_create(4, 1, 0, 0, false, DDP_TAIL_PAD, NULL));
 	REFUSES(ddp_sampler_set_epoch(NULL, 0));
+	REFUSES(ddp_sampler_set_place(NULL, 0, 0));
 	GIVES(NULL, ddp_sampler_indices(NULL, &(int64_t){ 0 }));
 	assert_int_equal(ddp_sampler_create(4, 1, 0, 0, false, DDP_TAIL_PAD, &sampler), DDP_OK);
 	DOES_NOTHING(ddp_sampler_indices(sampler, NULL));

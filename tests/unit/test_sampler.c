@@ -130,6 +130,35 @@ static void epochs_differ_and_come_back(void **state)
 	ddp_sampler_free(sampler);
 }
 
+/* 4 ranks use 44 of the samples, 3 ranks have what is left, and the next epoch is whole again. */
+static void any_number_of_ranks_goes_on_at_any_place(void **state)
+{
+	int times[2][101] = { { 0 } };
+	int64_t count;
+
+	(void)state;
+	for (int rank = 0; rank < 4; rank++) {
+		ddp_sampler *sampler = make(101, 4, rank, 7, true, DDP_TAIL_UNEVEN);
+		const int64_t *indices = ddp_sampler_indices(sampler, &count);
+		for (int i = 0; i < 11; i++)
+			times[0][indices[i]]++;
+		ddp_sampler_free(sampler);
+	}
+	for (int rank = 0; rank < 3; rank++) {
+		ddp_sampler *sampler = make(101, 3, rank, 7, true, DDP_TAIL_UNEVEN);
+		assert_int_equal(ddp_sampler_set_place(sampler, 0, 44), DDP_OK);
+		for (int e = 0; e < 2; e++) {
+			const int64_t *indices = ddp_sampler_indices(sampler, &count);
+			for (int64_t i = 0; i < count; i++)
+				times[e][indices[i]]++;
+			assert_int_equal(ddp_sampler_set_epoch(sampler, 1), DDP_OK);
+		}
+		ddp_sampler_free(sampler);
+	}
+	for (int i = 0; i < 101; i++)
+		assert_true(times[0][i] == 1 && times[1][i] == 1);
+}
+
 static void impossible_arguments_are_refused(void **state)
 {
 	ddp_sampler *sampler = NULL;
@@ -150,6 +179,9 @@ static void impossible_arguments_are_refused(void **state)
 	}
 	sampler = make(5, 1, 0, 0, true, DDP_TAIL_PAD);
 	assert_int_equal(ddp_sampler_set_epoch(sampler, -1), DDP_ERR_INVALID);
+	assert_int_equal(ddp_sampler_set_place(sampler, 0, -1), DDP_ERR_INVALID);
+	assert_int_equal(ddp_sampler_set_place(sampler, 3, 5), DDP_ERR_INVALID);
+	assert_string_equal(ddp_last_error(), "sampler: epoch 3 has no sample 5: epochs begin at 0, and samples are 0 .. 4");
 	ddp_sampler_free(sampler);
 	ddp_sampler_free(NULL);
 }
@@ -164,6 +196,7 @@ int main(void)
 		cmocka_unit_test(uneven_gives_each_sample_exactly_once),
 		cmocka_unit_test(dropping_gives_each_sample_at_most_once),
 		cmocka_unit_test(epochs_differ_and_come_back),
+		cmocka_unit_test(any_number_of_ranks_goes_on_at_any_place),
 		cmocka_unit_test(impossible_arguments_are_refused),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -101,15 +101,18 @@ typedef enum ddp_tail {
  * A checkpoint holds the place of a ddp_loader, but not that of a sampler. Before each ddp_checkpoint_save(), a
  * program with a sampler stores two numbers by ddp_model_set_user_state(): the epoch, and `samples`, the number
  * of the epoch's samples that all ranks together have used. After ddp_checkpoint_load() it reads them by
- * ddp_model_user_state(), calls ddp_sampler_set_epoch(), and goes on with indices[samples / world_size]. The
- * number of ranks may change, but must divide `samples`.
+ * ddp_model_user_state(), calls ddp_sampler_set_place(), and goes on with indices[0]. The number of ranks may
+ * change.
  */
 typedef struct ddp_sampler ddp_sampler;
 DDP_API ddp_status ddp_sampler_create(int64_t size, int world_size, int rank,
                                       uint64_t seed, bool shuffle, ddp_tail tail,
                                       ddp_sampler **sampler);
 DDP_API ddp_status ddp_sampler_set_epoch(ddp_sampler *sampler, int64_t epoch);
-/* This rank's indices of the epoch. The sampler owns them; they are valid until the next set_epoch. */
+/* Deals out the samples that are left of the epoch's order behind the first `samples`, 0 .. size - 1. */
+DDP_API ddp_status ddp_sampler_set_place(ddp_sampler *sampler, int64_t epoch, int64_t samples);
+/* This rank's indices of the epoch, or of what is left of it. The sampler owns them; they are valid until the next
+   set_epoch or set_place. */
 DDP_API const int64_t *ddp_sampler_indices(const ddp_sampler *sampler, int64_t *count);
 DDP_API void ddp_sampler_free(ddp_sampler *sampler);
 
