@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX; takes: 7 */
+/* runs: unit; all: tsan asan; needs: UCX; takes: 7 */
 /*
  * A rank that comes late: what others send it meanwhile takes a bounded part of its
  * memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit; needs: UCX; takes: 8 */
+/* runs: unit; all: asan; needs: UCX; takes: 8 */
 /*
  * A rank dies while ranks of several nodes connect with each other: the others get an error, and
  * none of them is ended by UCX.

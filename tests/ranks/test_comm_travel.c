@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX; takes: 9 */
+/* runs: unit; all: tsan asan; needs: UCX; takes: 9 */
 /*
  * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
  * width, what several nodes have combined in accumulator form; and the bits of the result

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: asan; all: unit tsan
+# runs: unit; all: tsan asan
 # What the examples say where a GPU is asked for and none can be used: for want of a driver, of libddp's
 # modules, of NCCL, or as one of these, or the GPU, is too old. One sentence a rank, which names what is
 # amiss and what to do, an error at the end, and no hang. Where a GPU is needed to come that far,

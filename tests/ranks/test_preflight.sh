@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: asan; all: unit tsan; takes: 6
+# runs: unit; all: tsan asan; takes: 6
 # ddp-preflight without Slurm: its options, what it prints and writes, and the GPU's part on the asynchronous test device.
 # shellcheck disable=SC2015,SC2317 # A && B || C means just that; check() calls the functions
 program=libruntime/preflight/ddp-preflight

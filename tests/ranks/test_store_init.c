@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan */
+/* runs: asan; all: unit tsan; takes: 17 */
 /* ddp_init() with an identity that the program gives, where ranks meet in a store or in a file. */
 #include <fcntl.h>
 #include <pthread.h>

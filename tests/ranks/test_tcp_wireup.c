@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; takes: 6 */
+/* runs: asan; all: unit tsan; takes: 35 */
 /* Wire-up by TCP between real processes: what goes right, and each thing that
    can go wrong. */
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan */
+/* runs: unit; all: tsan asan */
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
    comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
    nodes. comm/group/agreement: room for what their ranks tell. */

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit
+# runs: unit; takes: 60
 # A kit for a machine with a GPU (tests/gpu/kit.sh), its run and check-gpu, and netplugin.sh, with
 # a GPU that nvidia-smi alone has, and tests and a benchmark of some lines. Prints TAP.
 set -u

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: unit asan; all: tsan no-ucx no-pmix no-blas bare; takes: 9 */
+/* runs: unit; all: tsan no-ucx no-pmix no-blas bare asan; takes: 9 */
 /* kernels: the matrix product against a plain one. */
 #include <math.h>
 #include <setjmp.h>
