@@ -262,6 +262,7 @@ comm_sources += \
 	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
 	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
 	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_guard.h \
+	libruntime/comm/net/ucx_memory.c libruntime/comm/net/ucx_memory.h \
 	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \
 	libruntime/comm/net/ucx_open.c \
 	libruntime/comm/net/ucx_progress.c libruntime/comm/net/ucx_progress.h \

@@ -253,7 +253,8 @@ LDADD = tests/support/test_module.lo tests/support/libsupport.la spank/status/li
 check_PROGRAMS += $(test_programs)
 
 tests_ranks_test_nccl_reductions_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
-tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc
+tests_ranks_test_comm_memory_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=malloc -Wl,--wrap=calloc \
+	-Wl,--wrap=ddp_net_recv
 tests_ranks_test_checkpoint_SOURCES = tests/ranks/test_checkpoint.c \
 	tests/support/checkpoint_jobs.c tests/support/checkpoint_jobs.h
 tests_ranks_test_checkpoint_load_SOURCES = tests/ranks/test_checkpoint_load.c tests/support/checkpoint_jobs.c

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 15 */
 /*
- * A lack of memory on one rank, at each place where it asks for some: all ranks
- * get an error, at once, and no descriptor of the program's is closed. This
- * program's malloc and calloc, which are the library's but not UCX's, come here
- * first (--wrap).
+ * A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
+ * get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
+ * which are the library's but not UCX's, come here first (--wrap).
  */
 #include <fcntl.h>
 #include <setjmp.h>
@@ -19,12 +18,15 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "comm/core/comm.h"
+#include "comm/net/net.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "watch/watch.h"
 
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
-       PLACES_MAX = 200 };
+       PLACES_MAX = 200, EARLY_NS = 2000000 };
 #ifdef __SANITIZE_THREAD__ /* ten times slower; the threads are the same at each place */
 enum { EACH_PLACE = 4 };
 #else
@@ -60,6 +62,34 @@ void *__wrap_calloc(size_t count, size_t bytes)
 	return is_refused() ? NULL : __real_calloc(count, bytes);
 }
 
+/* ---- messages that come early ------------------------------------------------------------ */
+
+void __real_ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer, size_t bytes,
+                         ddp_transfer *transfer);
+void __wrap_ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer, size_t bytes,
+                         ddp_transfer *transfer);
+
+static bool is_same(const ddp_comm *comm, const ddp_unexpected *came, const void *wanted)
+{
+	const ddp_envelope *envelope = wanted;
+
+	(void)comm;
+	return came->envelope.source == envelope->source && came->envelope.tag == envelope->tag;
+}
+
+/* The rank that lacks memory asks for each message when it has come, if the sender does not wait for this rank. */
+void __wrap_ddp_net_recv(ddp_comm *comm, int peer, const ddp_envelope *envelope, void *buffer, size_t bytes,
+                         ddp_transfer *transfer)
+{
+	ddp_envelope wanted = { .source = peer, .tag = envelope->tag };
+	const uint64_t end_ns = ddp_now_ns() + EARLY_NS;
+	ddp_unexpected came;
+
+	while (atomic_load(&to_come) >= 0 && ddp_now_ns() < end_ns && !ddp_net_find_unexpected(comm, is_same, &wanted, &came))
+		(void)ddp_net_progress(comm);
+	__real_ddp_net_recv(comm, peer, envelope, buffer, bytes, transfer);
+}
+
 /* ---- operations --------------------------------------------------------------------------- */
 
 static ddp_status allocate(ddp_comm *comm)
@@ -74,6 +104,53 @@ static ddp_status split(ddp_comm *comm)
 {
 	ddp_comm *part;
 	ddp_status status = ddp_comm_split(comm, 0, 0, &part);
+
+	return status == DDP_OK ? ddp_comm_free(part) : status;
+}
+
+/* Leaves memory alone while a communicator is made for an operation. */
+static ddp_comm *split_with_memory(ddp_comm *comm)
+{
+	const int place = atomic_exchange(&to_come, -1);
+	ddp_comm *part;
+
+	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
+	/* Others' messages of the operation come after this. */
+	atomic_store(&to_come, place);
+	return part;
+}
+
+static ddp_status open_lane(ddp_comm *comm)
+{
+	ddp_comm *part = split_with_memory(comm);
+	const ddp_status status = ddp_run(part, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 });
+	const ddp_status freed = ddp_comm_free(part);
+
+	return status == DDP_OK ? freed : status;
+}
+
+/* A rank that cannot even begin is left behind; the others know that. */
+static ddp_status shrink(ddp_comm *comm)
+{
+	ddp_comm *part = split_with_memory(comm), *survivors;
+
+	CHECK_OK(ddp_comm_abort(part, "to be shrunk"));
+	ddp_status status = ddp_comm_shrink(part, &survivors);
+	if (status == DDP_OK) {
+		const bool all = ddp_comm_size(survivors) == RANKS;
+		status = ddp_comm_free(survivors);
+		status = status == DDP_OK && !all ? DDP_ERR_PEER : status;
+	}
+	(void)ddp_comm_free(part);
+	return status;
+}
+
+/* By its members alone, which are all. */
+static ddp_status create_group(ddp_comm *comm)
+{
+	static const int all[RANKS] = { 0, 1, 2 };
+	ddp_comm *part;
+	ddp_status status = ddp_comm_create_group(comm, all, RANKS, 0, &part);
 
 	return status == DDP_OK ? ddp_comm_free(part) : status;
 }
@@ -93,10 +170,13 @@ static ddp_status receive(ddp_comm *comm)
 {
 	static char buffer[MESSAGE_BYTES];
 
+	ddp_status status = DDP_OK;
+
 	if (ddp_comm_rank(comm) == LACKING)
-		return ddp_recv(comm, buffer, sizeof(buffer), DDP_U8, 0, 0);
-	return ddp_comm_rank(comm) == 0 ? ddp_send(comm, buffer, sizeof(buffer), DDP_U8, LACKING, 0)
-	                                : ddp_barrier(comm);
+		status = ddp_recv(comm, buffer, sizeof(buffer), DDP_U8, 0, 0);
+	else if (ddp_comm_rank(comm) == 0)
+		status = ddp_send(comm, buffer, sizeof(buffer), DDP_U8, LACKING, 0);
+	return status == DDP_OK ? ddp_barrier(comm) : status;
 }
 
 enum { PARAMS = 600, ODD_PARAM = 590 }; /* more than are compared at once */
@@ -149,6 +229,15 @@ typedef struct progress {
 	atomic_int status[RANKS];
 } progress;
 
+static bool same_on_all(const progress *p)
+{
+	for (int r = 1; r < RANKS; r++) {
+		if ((atomic_load(&p->status[r]) == DDP_OK) != (atomic_load(&p->status[0]) == DDP_OK))
+			return false;
+	}
+	return true;
+}
+
 /* One place after the other, until an error has ended the communicator. */
 static int lack_memory(ddp_comm *comm, void *argument)
 {
@@ -168,7 +257,7 @@ static int lack_memory(ddp_comm *comm, void *argument)
 		/* Nobody is through before all are; the rank that lacked memory goes on. */
 		bool broken = ddp_barrier(comm) != DDP_OK;
 		if (!broken)
-			CHECK((status == DDP_OK) == (atomic_load(&p->status[0]) == DDP_OK));
+			CHECK(same_on_all(p));
 		if (rank == LACKING) {
 			p->place += EACH_PLACE;
 			p->all_done = !refused;
@@ -182,7 +271,7 @@ static int lack_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void run(attempt operation, const int *node_of)
+static void run(attempt operation, const int *node_of, bool all_or_none)
 {
 	progress *p = test_share(sizeof(*p));
 
@@ -193,53 +282,79 @@ static void run(attempt operation, const int *node_of)
 		                           .body = lack_memory, .argument = p };
 		assert_int_equal(test_world_run(&world), 0);
 		assert_true(p->place > before || p->all_done);
+		assert_true(!all_or_none || same_on_all(p));
 	}
 	printf("# %d places\n", p->place / EACH_PLACE - 1);
 	test_unshare(p, sizeof(*p));
 }
 
-static void run_on_nodes(attempt operation)
+static void run_on_nodes(attempt operation, bool all_or_none)
 {
-	run(operation, NULL);
+	run(operation, NULL, all_or_none);
 #ifdef HAVE_UCX
-	run(operation, two_nodes);
+	static const int three_nodes[RANKS] = { 0, 1, 2 };
+
+	run(operation, two_nodes, all_or_none);
+	run(operation, three_nodes, all_or_none);
 #endif
 }
 
 static void shared_memory_is_given_to_all_or_none(void **state)
 {
 	(void)state;
-	run_on_nodes(allocate);
+	run_on_nodes(allocate, true);
 }
 
 static void communicator_is_split_by_all_or_none(void **state)
 {
 	(void)state;
-	run_on_nodes(split);
+	run_on_nodes(split, true);
 }
 
 static void group_of_others_is_made_or_not(void **state)
 {
 	(void)state;
-	run_on_nodes(group);
+	run_on_nodes(group, true);
+}
+
+static void group_is_created_by_all_members_or_none(void **state)
+{
+	(void)state;
+	run_on_nodes(create_group, false);
+}
+
+static void lane_is_opened_by_all_or_none(void **state)
+{
+	(void)state;
+	/* Each communicator measures the network: between three nodes that takes too many requests. */
+	run(open_lane, NULL, true);
+#ifdef HAVE_UCX
+	run(open_lane, two_nodes, true);
+#endif
+}
+
+static void communicator_is_shrunk_by_all_or_none(void **state)
+{
+	(void)state;
+	run_on_nodes(shrink, true);
 }
 
 static void message_comes_or_breaks_the_communicator(void **state)
 {
 	(void)state;
-	run_on_nodes(receive);
+	run_on_nodes(receive, false);
 }
 
 static void a_parameter_that_differs_is_named_or_memory_was_lacking(void **state)
 {
 	(void)state;
-	run_on_nodes(name_parameter);
+	run_on_nodes(name_parameter, false);
 }
 
 static void model_is_made_by_all_or_none(void **state)
 {
 	(void)state;
-	run_on_nodes(make_same);
+	run_on_nodes(make_same, true);
 }
 
 int main(void)
@@ -248,6 +363,9 @@ int main(void)
 		cmocka_unit_test(shared_memory_is_given_to_all_or_none),
 		cmocka_unit_test(communicator_is_split_by_all_or_none),
 		cmocka_unit_test(group_of_others_is_made_or_not),
+		cmocka_unit_test(group_is_created_by_all_members_or_none),
+		cmocka_unit_test(lane_is_opened_by_all_or_none),
+		cmocka_unit_test(communicator_is_shrunk_by_all_or_none),
 		cmocka_unit_test(message_comes_or_breaks_the_communicator),
 		cmocka_unit_test(a_parameter_that_differs_is_named_or_memory_was_lacking),
 		cmocka_unit_test(model_is_made_by_all_or_none),

@@ -30,6 +30,12 @@ typedef struct member_exchange {
 	record *incoming;   /* the same */
 } member_exchange;
 
+/* A member that cannot take part says so to all: the others would wait for it. */
+static ddp_status fail_all(ddp_comm *parent, ddp_status status)
+{
+	return ddp_comm_break(parent, status, parent->rank, "%s", ddp_last_error());
+}
+
 /* Records go `apart` members down, and come from as many up. */
 static ddp_status pass(member_exchange *e, int apart, int count)
 {
@@ -41,13 +47,13 @@ static ddp_status pass(member_exchange *e, int apart, int count)
 		.kind = DDP_RECV, .recv = e->incoming, .count = bytes, .type = DDP_U8, .root = from,
 		.tag = ddp_match_own_tag(e->tag) }, &received);
 	if (status != DDP_OK)
-		return status;
+		return fail_all(e->parent, status);
 	status = ddp_comm_issue_own(e->parent, &(ddp_operation){
 		.kind = DDP_SEND, .send = e->records, .count = bytes, .type = DDP_U8, .root = to,
 		.tag = ddp_match_own_tag(e->tag) }, &sent);
 	/* The buffers must stay until the messages have come. */
 	if (status != DDP_OK)
-		(void)ddp_comm_break(e->parent, status, e->parent->rank, "%s", ddp_last_error());
+		(void)fail_all(e->parent, status);
 	else
 		status = ddp_wait(sent);
 	const ddp_status came = ddp_wait(received);
@@ -153,7 +159,8 @@ static ddp_status build(ddp_comm *comm, member_exchange *e, ddp_comm **part)
 	e->records = calloc(2 * (size_t)e->count, sizeof(*e->records));
 	if (world_ranks == NULL || e->records == NULL) {
 		free(world_ranks);
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a communicator of %d ranks", e->count);
+		ddp_fail(DDP_ERR_NOMEM, "no memory for a communicator of %d ranks", e->count);
+		return fail_all(comm, DDP_ERR_NOMEM);
 	}
 	e->incoming = e->records + e->count;
 	for (int i = 0; i < e->count; i++)

@@ -13,6 +13,7 @@
 #include "comm/net/ucx_connect.h"
 #include "comm/net/ucx_failure.h"
 #include "comm/net/ucx_log.h"
+#include "comm/net/ucx_memory.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_progress.h"
 #include "comm/net/ucx_receive.h"
@@ -110,7 +111,7 @@ static void free_tickets(ticket **list)
 	while (*list != NULL) {
 		ticket *t = *list;
 		*list = t->next;
-		free(t);
+		ddp_ucx_memory_free(t->to->worker, t);
 	}
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/net/ucx_receive.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "comm/net/ucx_credit.h"
 #include "comm/net/ucx_header.h"
+#include "comm/net/ucx_memory.h"
 #include "comm/net/ucx_nets.h"
 #include "comm/net/ucx_seal.h"
 #include "comm/net/ucx_ticket.h"
@@ -62,7 +62,7 @@ static void release(ddp_net *net, kept_message *a)
 {
 	if (!a->copied && a->data != NULL)
 		ucp_am_data_release(net->worker->worker, a->data);
-	free(a);
+	ddp_ucx_memory_free(net->worker, a);
 }
 
 /* Takes *link off the lists. */
@@ -149,14 +149,14 @@ static bool keep(ddp_net *net, const data_header *header, void *data, size_t byt
 	bool rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
 	bool ours = rendezvous || (attributes & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
 	member *from = &net->members[envelope->source];
-	kept_message *a = malloc(sizeof(*a) + (ours ? 0 : bytes));
+	kept_message *a = ddp_ucx_memory(net->worker, sizeof(*a) + (ours ? 0 : bytes));
 
 	if (a == NULL)
 		return false;
 	*a = (kept_message){ .message = { *envelope, bytes }, .rendezvous = rendezvous, .before = net->last,
 	                     .behind = is_behind(net, envelope), .copied = !ours, .charge = header->charge };
 	if (!fill(net->worker, a, data)) {
-		free(a);
+		ddp_ucx_memory_free(net->worker, a);
 		return false;
 	}
 	net->worker->kept_bytes += ddp_unexpected_weight(a);

@@ -133,7 +133,11 @@ typedef struct control {
 	void (*arrived)(connection *c, const control_header *header);
 } control;
 
-enum { DDP_NET_BUCKETS = 64 };
+enum {
+	DDP_NET_BUCKETS = 64,
+	DDP_NET_SPARES = 32,
+	DDP_NET_SPARE_BYTES = 512 /* a record of comm/group/agreement among 1,000 ranks */
+};
 
 typedef struct ddp_worker {
 	pthread_mutex_t lock;
@@ -160,6 +164,8 @@ typedef struct ddp_worker {
 	ticket *tickets;       /* of no communicator, or of closed ones */
 	size_t kept_bytes;     /* of kept_message */
 	int unauthentic;       /* messages without a right token */
+	alignas(16) unsigned char spares[DDP_NET_SPARES][DDP_NET_SPARE_BYTES]; /* of ddp_ucx_memory() */
+	uint32_t spares_used;  /* a bit of each */
 	struct ddp_beats *beats; /* NULL: nodes are not watched for silence */
 	int silences;          /* silent nodes whose connections are lost here */
 	struct ddp_net *nets[DDP_NET_BUCKETS]; /* by id */

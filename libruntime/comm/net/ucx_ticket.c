@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/net/ucx_ticket.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "comm/net/ucx_memory.h"
 #include "comm/net/ucx_seal.h"
 
 ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes)
 {
-	ticket *t = malloc(sizeof(*t) + header_bytes);
+	ticket *t = ddp_ucx_memory(c->worker, sizeof(*t) + header_bytes);
 
 	if (t == NULL)
 		return NULL;
@@ -39,7 +39,7 @@ static void redeem(ticket *t, ucs_status_t status)
 	*t->link = t->next;
 	if (t->next != NULL)
 		t->next->link = t->link;
-	free(t);
+	ddp_ucx_memory_free(t->to->worker, t);
 }
 
 void ddp_ucx_begun(ticket *t, void *request)

@@ -281,7 +281,8 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
 /*
  * Forms a communicator of the listed ranks of `comm`, in that order. Only they call the function. All of
  * them give the same list and tag, 0 .. INT_MAX - 1. DDP_ERR_INVALID: this rank is not listed.
- * DDP_ERR_MISMATCH: lists differ. DDP_ERR_TIMEOUT: a member does not come. The last two end `comm`. Several
+ * DDP_ERR_MISMATCH: lists differ. DDP_ERR_TIMEOUT: a member does not come. The last two end `comm`, and
+ * DDP_ERR_NOMEM, a member's lack of memory, may end it. Several
  * threads may form communicators at the same time, with different tags. The messages that this takes never
  * meet the program's own.
  */
@@ -294,9 +295,9 @@ DDP_API ddp_status ddp_comm_create_group(ddp_comm *comm, const int *ranks, int c
  * A rank that comes later gets DDP_ERR_PEER. If a message to a rank that does not answer was under way,
  * the call may take half that time. If the message is slow and has not ended by then, it is cut off, and
  * all communicators lose the rank at its other end. If a rank has no descriptors left for the new
- * connections (RLIMIT_NOFILE; the library has raised the soft limit), it gets DDP_ERR_NOMEM, and the
- * others go on without it. Any other error, such as one of memory, comes on all ranks and leaves `comm`
- * as it was; the call may then be repeated.
+ * connections (RLIMIT_NOFILE; the library has raised the soft limit) or no memory to begin, it gets
+ * DDP_ERR_NOMEM and should free `comm`, and the others go on without it. Any other error, such as one of
+ * memory later, comes on all ranks and leaves `comm` as it was; the call may then be repeated.
  *
  * All ranks that succeed have the same members. If a rank dies during the call, either the others start
  * again without it, or it is still a member and the first collective fails with DDP_ERR_PEER: then shrink
