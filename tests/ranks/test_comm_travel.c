@@ -147,12 +147,24 @@ static float wide(ddp_type type, uint16_t x)
 	return type == DDP_F16 ? ddp_f16_to_float(x) : ddp_bf16_to_float(x);
 }
 
+/* Two ranks of this element have large numbers that cancel each other, also with rank 1's scale. What is added in
+   between loses bits, so each other order of the tree has another result. */
+static float cancelled(int rank, size_t i, float x)
+{
+	const int plus = (int)(i / 10 % 5), minus = (int)((i / 10 + 1 + i / 50 % 4) % 5);
+	const float large = rank == 1 ? 4096 : 3072;
+
+	return rank == plus ? large : rank == minus ? -large : x;
+}
+
 /* Of numbers that do not add exactly. In f16, sums of a node's are out of range in
    places, and the mean of all is not. */
 static uint16_t input(ddp_type type, int rank, size_t i)
 {
 	const float x = 1.0f / (float)(1 + (i * 7 + (size_t)rank * 13) % 1000);
 
+	if (i % 10 == 7)
+		return narrow(type, cancelled(rank, i, x));
 	return narrow(type, i % 10 == 3 ? 40000.0f + 20000.0f * x : x);
 }
 

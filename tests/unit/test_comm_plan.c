@@ -237,6 +237,47 @@ static void each_algorithm_has_a_whole_row(void **state)
 	}
 }
 
+/* The cost on a link of which only one part takes time: by how many units of it. */
+static double units(ddp_algorithm a, ddp_link link, const ddp_shape *shape)
+{
+	link.measured = true;
+	link.chunk_bytes = 60 * 1024;
+	return ddp_algorithm_of(a)->cost(&link, shape).seconds;
+}
+
+/* Most is sent if each node sends all of its data to each other one. */
+static void check_cost(ddp_algorithm a, const ddp_shape *shape)
+{
+	const double nodes = shape->nodes, bytes = (double)(shape->count * shape->element);
+	const double least = (shape->kind == DDP_ALL_REDUCE ? 2 : 1) * bytes * (nodes - 1) / nodes;
+	const double sent = units(a, (ddp_link){ .byte_seconds = 1 }, shape);
+	const ddp_link of_messages = { .measured = true, .message_seconds = 1, .chunk_bytes = 60 * 1024 };
+	const ddp_cost cost = ddp_algorithm_of(a)->cost(&of_messages, shape);
+	const double waits = units(a, (ddp_link){ .latency_seconds = 1 }, shape);
+
+	assert_true(sent >= 0.99 * least && sent <= 1.01 * (nodes - 1) * bytes);
+	assert_true(cost.seconds >= 2 && cost.seconds <= 1.4 * cost.messages);
+	assert_true(waits >= 1 && waits < 20);
+}
+
+/* A cost that is too high or too low would let another algorithm run. */
+static void costs_are_those_of_the_link(void **state)
+{
+	(void)state;
+	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
+		for (size_t k = 0; k < KINDS; k++) {
+			for (int nodes = 3; nodes <= 9; nodes++) {
+				const ddp_shape small = shape_of_kind(kinds[k], nodes, 1, 4096);
+				const ddp_shape large = shape_of_kind(kinds[k], nodes, 8, (size_t)64 << 20);
+				if (ddp_algorithm_of(a)->can(kinds[k], true))
+					check_cost(a, &small);
+				if (ddp_algorithm_of(a)->can(kinds[k], false))
+					check_cost(a, &large);
+			}
+		}
+	}
+}
+
 static void messages_do_not_shrink_with_the_world(void **state)
 {
 	const size_t bytes = (size_t)256 << 20;
@@ -466,6 +507,7 @@ int main(void)
 		cmocka_unit_test(parts_are_complete_on_one_node_each),
 		cmocka_unit_test(each_node_is_in_one_part),
 		cmocka_unit_test(each_algorithm_has_a_whole_row),
+		cmocka_unit_test(costs_are_those_of_the_link),
 		cmocka_unit_test(messages_do_not_shrink_with_the_world),
 		cmocka_unit_test(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone),
 		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),
