@@ -22,6 +22,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/mixed_attention.c \
 	kernels/cpu/mixed_classifier.c \
 	kernels/cpu/mixed_layers.c \
+	kernels/cpu/mixed_queue.c \
 	kernels/cpu/numbers.h \
 	kernels/cpu/optim.c \
 	kernels/cpu/optim_whole.c \
@@ -31,6 +32,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/product.h \
 	kernels/cpu/scratch.c \
 	kernels/cpu/scratch.h \
+	kernels/cpu/window.c \
 	kernels/cpu/winograd.c \
 	kernels/cpu/winograd.h
 kernels_libkernels_la_CFLAGS = $(kernels_cflags) $(BLAS_CFLAGS)

@@ -436,3 +436,57 @@ void dk_graph_free(dk_graph *graph)
 	if (graph != NULL)
 		graph->queue->table->graph_free(graph->queue, graph);
 }
+
+/* ---- normalisation without other processes ---- */
+
+void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
+                           float *running_variance, double momentum, float *work,
+                           const float *in, const float *gain, const float *bias,
+                           int64_t rows, int64_t channels)
+{
+	double *moments = dk_cpu_batch_norm_own_sums(work, rows, channels);
+
+	dk_batch_norm_moments(moments, work, in, rows, channels);
+	dk_batch_norm_statistics(mean, rstd, running_mean, running_variance, momentum, moments, rows,
+	                         channels);
+	dk_batch_norm_apply(out, work, in, mean, rstd, gain, bias, rows, channels);
+}
+
+void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
+                            const float *dout, const float *in, const float *mean,
+                            const float *rstd, const float *gain, int64_t rows,
+                            int64_t channels)
+{
+	double *sums = dk_cpu_batch_norm_own_sums(work, rows, channels);
+
+	dk_batch_norm_sums(sums, dgain, dbias, work, dout, in, mean, rstd, rows, channels);
+	dk_batch_norm_input(din, work, dout, in, mean, rstd, gain, sums, rows, rows, channels);
+}
+
+void dk_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
+                                float *running_variance, double momentum, float *work,
+                                const float *in, const float *gain, const float *bias,
+                                int64_t rows, int64_t channels)
+{
+	if (in_use == NULL) {
+		dk_cpu_batch_norm_relu_forward(out, mean, rstd, running_mean, running_variance, momentum, work, in, gain,
+		                               bias, rows, channels);
+		return;
+	}
+	dk_batch_norm_forward(out, mean, rstd, running_mean, running_variance, momentum, work, in, gain, bias, rows,
+	                      channels);
+	dk_relu_forward(out, out, rows * channels);
+}
+
+void dk_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work, float *dout,
+                                 const float *out, const float *in, const float *mean,
+                                 const float *rstd, const float *gain, const float *bias,
+                                 int64_t rows, int64_t channels)
+{
+	if (in_use == NULL) {
+		dk_cpu_batch_norm_relu_backward(din, dgain, dbias, work, dout, in, mean, rstd, gain, bias, rows, channels);
+		return;
+	}
+	dk_relu_backward(dout, out, rows * channels);
+	dk_batch_norm_backward(din, dgain, dbias, work, dout, in, mean, rstd, gain, rows, channels);
+}

@@ -36,9 +36,7 @@ size_t dk_batch_norm_work(int64_t rows, int64_t channels)
 	return (size_t)(2 * channels * chunks(rows, channels) + 7 * channels + 1);
 }
 
-/* Returns [2, channels] f64 for a call that does without other processes. They lie in `work` behind what
-   _moments() and the like use. */
-static double *own_sums(float *work, int64_t rows, int64_t channels)
+double *dk_cpu_batch_norm_own_sums(float *work, int64_t rows, int64_t channels)
 {
 	const int64_t used = 2 * channels * chunks(rows, channels) + 3 * channels;
 
@@ -131,31 +129,12 @@ void dk_cpu_batch_norm_apply(float *out, float *work, const float *in, const flo
 	      work, rstd, gain);
 }
 
-void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
-                           float *running_variance, double momentum, float *work,
-                           const float *in, const float *gain, const float *bias,
-                           int64_t rows, int64_t channels)
+void dk_cpu_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
+                                    float *running_variance, double momentum, float *work,
+                                    const float *in, const float *gain, const float *bias,
+                                    int64_t rows, int64_t channels)
 {
-	double *moments = own_sums(work, rows, channels);
-
-	dk_batch_norm_moments(moments, work, in, rows, channels);
-	dk_batch_norm_statistics(mean, rstd, running_mean, running_variance, momentum, moments, rows,
-	                         channels);
-	dk_batch_norm_apply(out, work, in, mean, rstd, gain, bias, rows, channels);
-}
-
-void dk_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
-                                float *running_variance, double momentum, float *work,
-                                const float *in, const float *gain, const float *bias,
-                                int64_t rows, int64_t channels)
-{
-	if (dk_in_use() != NULL) {
-		dk_batch_norm_forward(out, mean, rstd, running_mean, running_variance, momentum, work, in, gain, bias,
-		                      rows, channels);
-		dk_relu_forward(out, out, rows * channels);
-		return;
-	}
-	double *moments = own_sums(work, rows, channels);
+	double *moments = dk_cpu_batch_norm_own_sums(work, rows, channels);
 	dk_cpu_batch_norm_moments(moments, work, in, rows, channels);
 	dk_cpu_batch_norm_statistics(mean, rstd, running_mean, running_variance, momentum, moments, rows, channels);
 	apply(&(struct norm){.out = out, .in = in, .mean = mean, .bias = bias, .rows = rows, .channels = channels,
@@ -271,28 +250,12 @@ void dk_cpu_batch_norm_input(float *din, float *work, const float *dout, const f
 	           work, rstd, gain, sums, all_rows);
 }
 
-void dk_batch_norm_backward(float *din, float *dgain, float *dbias, float *work,
-                            const float *dout, const float *in, const float *mean,
-                            const float *rstd, const float *gain, int64_t rows,
-                            int64_t channels)
+void dk_cpu_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work,
+                                     const float *dout, const float *in, const float *mean,
+                                     const float *rstd, const float *gain, const float *bias,
+                                     int64_t rows, int64_t channels)
 {
-	double *sums = own_sums(work, rows, channels);
-
-	dk_batch_norm_sums(sums, dgain, dbias, work, dout, in, mean, rstd, rows, channels);
-	dk_batch_norm_input(din, work, dout, in, mean, rstd, gain, sums, rows, rows, channels);
-}
-
-void dk_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work, float *dout,
-                                 const float *out, const float *in, const float *mean,
-                                 const float *rstd, const float *gain, const float *bias,
-                                 int64_t rows, int64_t channels)
-{
-	if (dk_in_use() != NULL) {
-		dk_relu_backward(dout, out, rows * channels);
-		dk_batch_norm_backward(din, dgain, dbias, work, dout, in, mean, rstd, gain, rows, channels);
-		return;
-	}
-	double *sums = own_sums(work, rows, channels);
+	double *sums = dk_cpu_batch_norm_own_sums(work, rows, channels);
 	float *scale = work + 2 * channels * chunks(rows, channels); /* behind the chunks' sums */
 	struct norm n = {.out = din, .sums = work, .in = in, .dout = dout, .mean = mean, .scale = scale,
 		.bias = bias, .rows = rows, .channels = channels};

@@ -29,11 +29,6 @@ struct convolution {
 	float *out, *dweight, *dbias, *din;
 };
 
-int64_t dk_window_places(const dk_window *w, int64_t length)
-{
-	return (length + 2 * w->padding - w->size) / w->stride + 1;
-}
-
 static struct convolution describe(const dk_window *w, int64_t outputs, float *work)
 {
 	struct convolution c = {.w = w, .outputs = outputs, .pieces = dk_threads(),

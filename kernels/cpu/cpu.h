@@ -83,6 +83,15 @@ void dk_cpu_max_pool_backward(float *din, const float *dout, const int32_t *whic
 		const dk_window *window);
 void dk_cpu_average_pool_forward(float *out, const float *in, const dk_window *window);
 void dk_cpu_average_pool_backward(float *din, const float *dout, const dk_window *window);
+/* Returns [2, channels] f64 for a call that does without other processes. They lie in `work` behind what
+   _moments() and the like use. */
+double *dk_cpu_batch_norm_own_sums(float *work, int64_t rows, int64_t channels);
+void dk_cpu_batch_norm_relu_forward(float *out, float *mean, float *rstd, float *running_mean,
+		float *running_variance, double momentum, float *work, const float *in, const float *gain,
+		const float *bias, int64_t rows, int64_t channels);
+void dk_cpu_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *work,
+		const float *dout, const float *in, const float *mean, const float *rstd, const float *gain,
+		const float *bias, int64_t rows, int64_t channels);
 void dk_cpu_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
 		int64_t channels);
 void dk_cpu_batch_norm_statistics(float *mean, float *rstd, float *running_mean,

@@ -13,7 +13,8 @@ source=$(cd "${0%/*}/../.." && pwd) || exit 1
 # `root`, as in #include lines:
 #   root        the folder of the project in which #include lines look
 #   folder      the folder in it that is checked; "." is all of it
-#   floors      from the ground up; a floor is a folder, or a file beside folders
+#   floors      from the ground up; a floor is a folder, or a file beside folders. A header with its ending
+#               is a floor without the .c file of its name
 #   interfaces  headers, or folders of them, of which several files have the functions: each for
 #               one kind or one side, or what programs see
 
@@ -38,6 +39,13 @@ spank()
 		spank/failure/srun spank/restart spank/status
 		spank/ask spank/comment spank/kill spank/shrink spank/preflight spank/survive spank/note spank/requeue spank/settle spank/srun spank/stepd spank/task spank/plugin)
 	interfaces=()
+}
+
+kernels()
+{
+	root=kernels folder=.
+	floors=(half.h splitmix.h kernels.h update.h table.h cpu kernels cpu/convolution_onednn)
+	interfaces=(kernels.h table.h cpu/cpu.h cpu/bf16.h cpu/mixed.h cpu/product.h)
 }
 
 files() { (cd "$source/$root" && find "$folder" -name '*.[ch]' | sed 's|^\./||'); }
@@ -77,6 +85,7 @@ upwards()
 {
 	awk -v floors="${floors[*]}" '
 	function floor_of(file) {
+		if (file in height) return height[file]
 		sub(/\.[ch]$/, "", file)
 		while (!(file in height) && sub(/\/[^\/]*$/, "", file)) {}
 		return file in height ? height[file] : 0
@@ -157,7 +166,7 @@ check()
 	nothing "$(misplaced)" "$1: functions of a header are in the file of its name"
 }
 
-trees=(libruntime spank)
+trees=(libruntime spank kernels)
 echo "1..$((checks * ${#trees[@]}))"
 for tree in "${trees[@]}"; do
 	check "$tree"

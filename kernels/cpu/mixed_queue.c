@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The queue of type DK_MIXED: which functions it has. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu/cpu.h"
+#include "cpu/mixed.h"
+
+static void close_queue(dk_queue *queue)
+{
+	dk_mixed *q = dk_mixed_of(queue);
+
+	free(q->memory[0]);
+	free(q->memory[1]);
+	free(q);
+}
+
+static void copy(dk_queue *queue, void *to, const void *from, size_t bytes)
+{
+	(void)queue;
+	dk_cpu_copy(to, from, bytes);
+}
+
+static void zero(dk_queue *queue, float *x, int64_t n)
+{
+	(void)queue;
+	if (n > 0)
+		memset(x, 0, (size_t)n * sizeof(uint16_t));
+}
+
+/* Arrays that are f32 with this type, too, are updated as on the host. */
+static void update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+                   const dk_update_args *args)
+{
+	(void)queue;
+	dk_cpu_update(param, grad, first, second, n, args);
+}
+
+static float largest(dk_queue *queue, const float *x, int64_t n)
+{
+	(void)queue;
+	return dk_cpu_largest(x, n);
+}
+
+static double sum_squares(dk_queue *queue, const float *x, int64_t n)
+{
+	(void)queue;
+	return dk_cpu_sum_squares(x, n);
+}
+
+static void largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count)
+{
+	(void)queue;
+	dk_cpu_largest_at(largest, arrays, count);
+}
+
+static void squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
+{
+	(void)queue;
+	dk_cpu_squares_at(sums, arrays, count, piece);
+}
+
+static void classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
+                            const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+                            int64_t vocab)
+{
+	*loss += dk_mixed_classifier_forward(queue, work, in, weight, targets, rows, width, vocab);
+}
+
+static void scale(dk_queue *queue, float *x, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_scale(x, n, factor);
+}
+
+static void to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
+{
+	(void)queue;
+	dk_cpu_to_bf16(out, in, n);
+}
+
+static void from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
+{
+	(void)queue;
+	dk_cpu_from_bf16(out, in, n);
+}
+
+static void to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_to_f16(out, in, n, factor);
+}
+
+static void from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
+{
+	(void)queue;
+	dk_cpu_from_f16(out, in, n, factor);
+}
+
+static void add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
+                     int64_t count, int64_t width)
+{
+	(void)queue;
+	dk_cpu_add_rows(out, rows, values, count, width);
+}
+
+static const char *failure(dk_queue *queue)
+{
+	return atomic_load(&dk_mixed_of(queue)->failure);
+}
+
+static const dk_table table = {
+	.version = DK_TABLE_VERSION, .bytes = sizeof(dk_table), .close = close_queue,
+	.copy = copy, .zero = zero, .update = update, .largest = largest,
+	.largest_at = largest_at, .sum_squares = sum_squares, .squares_at = squares_at,
+	.scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
+	.to_f16 = to_f16, .from_f16 = from_f16,
+	.gemm = dk_mixed_gemm,
+	.linear_forward = dk_mixed_linear_forward,
+	.linear_backward_params = dk_mixed_linear_backward_params,
+	.linear_backward_input = dk_mixed_linear_backward_input,
+	.embedding_forward = dk_mixed_embedding_forward,
+	.embedding_backward = dk_mixed_embedding_backward,
+	.add_rows = add_rows,
+	.layernorm_forward = dk_mixed_layernorm_forward,
+	.layernorm_backward = dk_mixed_layernorm_backward,
+	.gelu_forward = dk_mixed_gelu_forward,
+	.gelu_backward = dk_mixed_gelu_backward,
+	.add = dk_mixed_add,
+	.dropout = dk_mixed_dropout,
+	.attention_forward = dk_mixed_attention_forward,
+	.attention_backward = dk_mixed_attention_backward,
+	.classifier_forward = dk_mixed_classifier_forward,
+	.classifier_backward = dk_mixed_classifier_backward,
+	.classifier_loss = classifier_loss,
+	.failure = failure,
+};
+
+dk_queue *dk_open_mixed(void)
+{
+	dk_mixed *q = calloc(1, sizeof(*q));
+
+	if (q == NULL)
+		return NULL;
+	q->base = (dk_queue){.table = &table, .type = DK_MIXED};
+	q->set = dk_bf16();
+	return &q->base;
+}
+
+void dk_close(dk_queue *queue)
+{
+	if (queue != NULL)
+		queue->table->close(queue);
+}
