@@ -283,9 +283,10 @@ ddp_status ddp_context_fail(ddp_context *context, const char *reason)
 		return ddp_fail_null("ddp_context_fail", context == NULL ? "context" : "reason");
 	if (ddp_comm_check_owner(context->world, "ddp_context_fail()") != DDP_OK)
 		return DDP_ERR_STATE;
-	ddp_comm_fail(context->world, reason);
-	/* The report begins with this rank's name. */
-	ddp_page_error(ddp_watch_page(context->watch), DDP_ERR_ABORTED, DDP_ERROR_FINAL, context->job.rank, NULL, reason);
+	/* If another rank's failure came first, it is the cause of this one, and stays on the page. The report begins with
+	   this rank's name. */
+	if (ddp_comm_fail(context->world, reason))
+		ddp_page_error(ddp_watch_page(context->watch), DDP_ERR_ABORTED, DDP_ERROR_FINAL, context->job.rank, NULL, reason);
 	return DDP_OK;
 }
 

@@ -211,10 +211,11 @@ ddp_status ddp_comm_check_owner(const ddp_comm *comm, const char *what)
 	return ddp_roster_check_owner(comm->roster, what);
 }
 
-void ddp_comm_fail(ddp_comm *comm, const char *reason)
+bool ddp_comm_fail(ddp_comm *comm, const char *reason)
 {
 	ddp_comm_break(comm, DDP_ERR_ABORTED, comm->rank, "%s left: %s", ddp_rank_text(comm, comm->rank), reason);
 	ddp_failure_returned(comm);
+	return comm->failure.culprit == comm->rank || comm->failure.culprit == DDP_NOBODY;
 }
 
 ddp_status ddp_comm_abort(ddp_comm *comm, const char *reason)

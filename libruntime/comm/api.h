@@ -31,8 +31,9 @@ void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);
 /* The caller has met a failure, and returns nothing: closing the communicator returns it. */
 void ddp_comm_leave_failure(ddp_comm *comm);
-/* ddp_comm_abort(), by a rank that leaves: its peers hear that it left, and why. */
-void ddp_comm_fail(ddp_comm *comm, const char *reason);
+/* ddp_comm_abort(), by a rank that leaves: its peers hear that it left, and why. False: another rank's failure has
+   broken the communicator before. */
+bool ddp_comm_fail(ddp_comm *comm, const char *reason);
 /* DDP_ERR_STATE in a forked child of the process that opened the communicator. */
 ddp_status ddp_comm_check_owner(const ddp_comm *comm, const char *what);
 

@@ -37,9 +37,9 @@ uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank)
 	return page->culprit - 1;
 }
 
-bool blame_is_timeout(const struct ddp_progress *page)
+bool blame_cause_is_late(const struct ddp_progress *page, uint32_t own_rank)
 {
-	return page->magic == DDP_PROGRESS_MAGIC && page->status == DDP_ERR_TIMEOUT;
+	return blame_is_of_peer(page, own_rank) && page->status != DDP_ERR_PEER;
 }
 
 void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint32_t world_size,
@@ -55,7 +55,7 @@ void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint3
 		sink_add(sink, " on ");
 		sink_add_untrusted(sink, page->culprit_node, sizeof(page->culprit_node));
 	}
-	sink_add(sink, "%s", blame_is_timeout(page) ? BLAME_LATE : BLAME_LOST);
+	sink_add(sink, "%s", page->status == DDP_ERR_TIMEOUT ? BLAME_LATE : BLAME_LOST);
 }
 
 const char *blame_place_of_node(const char *text, uint32_t *rank)

@@ -29,8 +29,9 @@ bool blame_is_shared(const struct ddp_progress *page, uint32_t own_rank);
 /* The number of that other rank; BLAME_NOBODY: the page does not name it, or names its own rank. */
 uint32_t blame_of(const struct ddp_progress *page, uint32_t own_rank);
 
-/* Whether the error is that another rank did not come in time. */
-bool blame_is_timeout(const struct ddp_progress *page);
+/* Whether the error is that another rank did not come in time, or that it leaves. The end of its program may come
+   much later than that of this one. */
+bool blame_cause_is_late(const struct ddp_progress *page, uint32_t own_rank);
 
 struct blamed {
 	uint32_t rank, world_size;

@@ -75,7 +75,7 @@ bool judge_is_hearsay(const struct end_facts *facts)
    that an end after that is no cause. */
 bool judge_explains(const struct end_facts *waiting, const struct end_facts *due, bool earlier)
 {
-	return judge_is_hearsay(due) && !judge_is_hearsay(waiting) && (earlier || !due->timed_out);
+	return judge_is_hearsay(due) && !judge_is_hearsay(waiting) && (earlier || !due->cause_late);
 }
 
 /* Who was asked to stop may end as he likes, and when he is ready. What is no

@@ -36,7 +36,7 @@ struct end_facts {
 	bool all_killed;      /* all of the node's tasks have ended by SIGKILL */
 	bool other_failed;    /* another task of the node failed, and not because of a third task */
 	bool blames_peer;     /* its page says that it gave up because of another rank: */
-	bool timed_out;       /* that rank did not come in time */
+	bool cause_late;      /* that rank did not come in time, or leaves: its own end may be much later */
 	bool names_peer;      /* the node knows what that rank did, and says it first */
 	bool out_of_memory;   /* the kernel has killed a process in its cgroup because memory was used up */
 	bool node_failed;     /* Slurm says that the node has failed */

@@ -59,7 +59,7 @@ static uint32_t get_short(const unsigned char bytes[2])
 
 enum {
 	LONE = 1, ALL_KILLED = 2, OTHER_FAILED = 4, BLAMES_PEER = 8, OUT_OF_MEMORY = 16,
-	TIMED_OUT = 32, NAMES_PEER = 64, STALL = 128,
+	CAUSE_LATE = 32, NAMES_PEER = 64, STALL = 128,
 };
 
 /* Instead of an enum slurm_sent. */
@@ -96,7 +96,7 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	                                 (facts->other_failed ? OTHER_FAILED : 0) |
 	                                 (facts->blames_peer ? BLAMES_PEER : 0) |
 	                                 (facts->out_of_memory ? OUT_OF_MEMORY : 0) |
-	                                 (facts->timed_out ? TIMED_OUT : 0) |
+	                                 (facts->cause_late ? CAUSE_LATE : 0) |
 	                                 (facts->names_peer ? NAMES_PEER : 0) |
 	                                 (news->stall != NULL ? STALL : 0));
 	if (news->here) {
@@ -141,7 +141,7 @@ struct relay_news relay_read(const struct relay_message *message)
 			.other_failed = (message->flags & OTHER_FAILED) != 0,
 			.blames_peer = (message->flags & BLAMES_PEER) != 0,
 			.out_of_memory = (message->flags & OUT_OF_MEMORY) != 0,
-			.timed_out = (message->flags & TIMED_OUT) != 0,
+			.cause_late = (message->flags & CAUSE_LATE) != 0,
 			.names_peer = (message->flags & NAMES_PEER) != 0,
 		},
 	};

@@ -17,8 +17,8 @@
  *         tasks it may have killed, but no longer than ASK_MS. A node that has not reported ASK_MS
  *         after the last task's start probably lacks the plugin, and is not waited for.
  *    350  srun prints the sentence, and asks slurmctld once to end the step.
- *   1600  If only ranks of other nodes have told that a rank did not come in time, srun waits
- *         TIMEOUT_HOLD_MS before it prints this. All ranks that have waited for the missing rank
+ *   1600  If only other ranks have told that a rank did not come in time, or that it leaves, srun waits
+ *         TIMEOUT_HOLD_MS before it prints this. A Python program that has raised may take a second to end. All ranks that have waited for the missing rank
  *         give up at about the same time, but their programs may then take long to end. And
  *         only its own node knows what the missing rank is doing.
  *   5350  If srun still waits for the step AGAIN_MS after it asked to end it, it asks again, then

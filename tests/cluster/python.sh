@@ -59,6 +59,9 @@ raise DistBackendError("gloo: Connection closed by peer [127.0.0.1]:2345")
 END
 capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/peers.py"
 prints "rank 2 of 4 on n1 exited with code 1 .*: KeyError: 'weights' \(peers.py:6\)\$" "the cause is told, and not who lost a connection before"
+sed -i 's/"gloo: .*"/"DDP_ERR_ABORTED: rank 2 on n1 left: KeyError"/' "$work/peers.py"
+capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/peers.py"
+prints "rank 2 of 4 on n1 exited with code 1 .*: KeyError: 'weights' \(peers.py:6\)\$" "also where the backend ddp says who left"
 capture as_user env PYTHONPATH=/mine srun --ddp=python="$folder" -N1 -n1 "$python" -c \
 	'import os; print(os.environ["PYTHONPATH"], os.environ["DDP_PYTHON"])'
 prints '^/mine yes$' "the user's PYTHONPATH is there"

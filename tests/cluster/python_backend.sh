@@ -93,6 +93,23 @@ else
 	skip "backends by device" "this torch has none"
 fi
 
+# Who raises is named, and not who hears of it and ends before: Python takes its time to end.
+program raises.py <<'END'
+import torch
+import torch.distributed as dist
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    import slurm_ddp_torch
+dist.init_process_group("ddp")
+if dist.get_rank() == 1:
+    raise KeyError("weights")
+while True:
+    dist.all_reduce(torch.ones(1000))
+END
+for form in --ddp --ddp="python=$folder"; do
+	capture as_user srun "$form" -N2 --ntasks-per-node=2 --mpi=none "$python" "$work/raises.py"
+	prints 'ddp: rank 1 of 4 on n0 exited with code 1 .*: KeyError:' "${form%%=/*}: the rank that raises is named, not one that hears of it"
+done
+
 mkdir -m 777 "$work/restarted"
 submit cpu --nodes=2 --ntasks-per-node=2 --ddp="python=$folder,restart=2" -- ddp 40 "$work/restarted" 2 12
 status_is 0 "cpu.sh: with restart= the training goes on inside the step"

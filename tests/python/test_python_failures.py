@@ -102,6 +102,17 @@ class Failures(PageTest):
                               "known).", page.ERR_INTERNAL)):
             self.page.run(BEGIN + network % text)
             self.assertEqual(self.page.slot().get("status"), status, text)
+        # Those of libddp, of which RuntimeError are torch 1.13's.
+        other, own = "rank 0 on n0 left: KeyError: 'weights'", "rank 1 on n1 aborted: no reason given"
+        for kind in ("DistBackendError", "RuntimeError"):
+            for text, status in (("DDP_ERR_ABORTED: " + other, page.ERR_PEER), ("DDP_ERR_ABORTED: " + own, page.ERR_INTERNAL),
+                                 ("DDP_ERR_PEER: rank 0 on n0 died (pid 7), in barrier", page.ERR_PEER),
+                                 ("DDP_ERR_PEER: the connection to rank 10 on n1 is lost", page.ERR_PEER),
+                                 ("DDP_ERR_TIMEOUT: Timed out waiting 2000ms: rank 0 on n0 did not come", page.ERR_PEER),
+                                 ("DDP_ERR_TIMEOUT: rank 1 on n1: no rank sent a message", page.ERR_INTERNAL),
+                                 ("DDP_ERR_MISMATCH: rank 0 on n0 issued broadcast", page.ERR_INTERNAL)):
+                self.page.run(BEGIN + FAKE.replace("DistBackendError", kind) + f"raise {kind}({text!r})")
+                self.assertEqual(self.page.slot().get("status"), status, text)
         self.page.run(BEGIN + "raise RuntimeError('the network is wide: Broken pipe dream')")
         self.assertEqual(self.page.slot().get("status"), page.ERR_INTERNAL)
 

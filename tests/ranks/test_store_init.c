@@ -691,6 +691,9 @@ static int one_leaves(int rank, void *argument)
 		usleep(100000);
 	CHECK(ddp_barrier(ddp_world(context)) == DDP_ERR_ABORTED);
 	CHECK(strncmp(ddp_last_error(), "rank 2 on ", 10) == 0 && strstr(ddp_last_error(), " left: ValueError: bad batch") != NULL);
+	/* The exception that a rank makes of that is no cause. */
+	CHECK_OK(ddp_context_fail(context, "RuntimeError: rank 2 left"));
+	CHECK(doing_of(rank, tasks->page_fd).culprit == 2);
 	CHECK_OK(ddp_finalize(context));
 	return 0;
 }

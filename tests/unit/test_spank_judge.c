@@ -156,7 +156,7 @@ static void each_end_has_its_verdict(void **state)
 }
 
 /* A verdict that waits, and one that is due: which facts, as letters: blames_peer (p), names_peer (n),
-   timed_out (t). */
+   cause_late (t). */
 static void waiting_verdict_outweighs_hearsay(void **state)
 {
 	static const struct { const char *name; enum task_end end; enum slurm_sent sent;
@@ -178,7 +178,7 @@ static void waiting_verdict_outweighs_hearsay(void **state)
 			                           .blames_peer = has(pairs[i].waiting, 'p') };
 		const struct end_facts due = { .end = END_CODE, .sent = SENT_NOTHING,
 			                       .blames_peer = has(pairs[i].due, 'p'),
-			                       .timed_out = has(pairs[i].due, 't'),
+			                       .cause_late = has(pairs[i].due, 't'),
 			                       .names_peer = has(pairs[i].due, 'n') };
 		if (judge_explains(&waiting, &due, pairs[i].earlier) != pairs[i].explains)
 			fail_msg("%s", pairs[i].name);

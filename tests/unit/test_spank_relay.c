@@ -220,7 +220,7 @@ static void news_pass_the_wire(void **state)
 		{ .text = "b", .age_ms = UINT16_MAX, .generation = UINT16_MAX, .wait_status = 255 << 8,
 		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
 		             .out_of_memory = true } },
-		{ .text = "c", .facts = { .end = END_CODE, .timed_out = true, .names_peer = true } },
+		{ .text = "c", .facts = { .end = END_CODE, .cause_late = true, .names_peer = true } },
 		{ .text = "d", .node = "n1", .facts = { .end = END_BY_KILL, .sent = SENT_SIGNAL } },
 	};
 
@@ -275,7 +275,7 @@ static void wire_is_that_of_release_0_2(void **state)
 		  .end = 3, .sent = 3, .flags = 4 },
 		{ .facts = { .end = END_BY_KILL, .blames_peer = true }, .end = 4, .flags = 8 },
 		{ .facts = { .out_of_memory = true }, .flags = 16 },
-		{ .facts = { .timed_out = true }, .flags = 32 },
+		{ .facts = { .cause_late = true }, .flags = 32 },
 		{ .facts = { .names_peer = true }, .flags = 64 },
 		{ .stall = note, .flags = 128 },
 	};

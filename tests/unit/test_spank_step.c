@@ -138,7 +138,7 @@ static void who_did_not_come_is_waited_for(void **state)
 
 	(void)state;
 	far.facts.blames_peer = near.facts.blames_peer = lost.facts.blames_peer = true;
-	far.facts.timed_out = near.facts.timed_out = near.facts.names_peer = true;
+	far.facts.cause_late = near.facts.cause_late = near.facts.names_peer = true;
 	near.text = "near";
 	take(&step, 0, far);
 	take(&step, 1000, near);
@@ -391,7 +391,7 @@ static void who_did_not_come_goes_first_with_its_state(void **state)
 	stall_pack(&note, bytes);
 	step_take_stall(&step, bytes, START * MS);
 	expect_nothing(&step);
-	far.facts.blames_peer = far.facts.timed_out = true;
+	far.facts.blames_peer = far.facts.cause_late = true;
 	take(&step, 0, far);
 	expect(&step, TIMEOUT_HOLD,
 	       "rank 3 of 4 on n1 did not come (stopped by a signal or a debugger, in forward); rank 1", true);

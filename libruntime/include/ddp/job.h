@@ -198,7 +198,8 @@ DDP_API ddp_status ddp_context_end_step(ddp_context *context, const struct ddp_s
 /*
  * Says that this rank is about to leave because of its own error, such as an exception. All operations of the
  * world under way end with DDP_ERR_ABORTED, here and on the other ranks. The sentences of the other ranks have
- * this rank and `reason`, and so has the failure report, even if the task then exits with code 0.
+ * this rank and `reason`, and so has the failure report, even if the task then exits with code 0. If another
+ * rank's failure has ended the world before, that failure stays the reason.
  * ddp_finalize() then waits for no rank. Any thread.
  */
 DDP_API ddp_status ddp_context_fail(ddp_context *context, const char *reason);

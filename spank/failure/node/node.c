@@ -153,7 +153,7 @@ static void blame(const struct node *node, const struct node_task *task,
 {
 	uint32_t rank = blamed_here(node, task, progress);
 
-	facts->timed_out = blame_is_of_peer(progress, rank_of(node, task)) && blame_is_timeout(progress);
+	facts->cause_late = blame_cause_is_late(progress, rank_of(node, task));
 	facts->blames_peer = gave_up(node, task, progress);
 	facts->names_peer = rank != BLAME_NOBODY &&
 	                    blame_local(&node->supervise, rank, seen_ns, other, RELAY_TEXT_MAX + 1);

@@ -30,10 +30,10 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 	return judge_end(&facts);
 }
 
-/* The node of a rank that did not come may know more, a little later. */
+/* The node of a rank that did not come, or that leaves, may know more, a little later. */
 static bool waits_for_more(const struct step_case *what)
 {
-	return judge_is_hearsay(&what->facts) && what->facts.timed_out;
+	return judge_is_hearsay(&what->facts) && what->facts.cause_late;
 }
 
 static uint64_t delay_ns(const struct step *step, const struct step_case *what,
@@ -85,14 +85,14 @@ static void hold(struct step *step, int index, const struct step_case *what)
 {
 	struct step_case *kept = &step->cases[index];
 	uint64_t taken_ns = kept->held ? kept->taken_ns : what->taken_ns;
-	bool timed_out = what->facts.timed_out && (!kept->held || kept->facts.timed_out);
+	bool cause_late = what->facts.cause_late && (!kept->held || kept->facts.cause_late);
 
 	if (kept->held && (kept->said || what->happened_ns >= kept->happened_ns))
 		return;
 	*kept = *what;
 	kept->taken_ns = taken_ns;
 	/* None waits longer than the first one would have. */
-	kept->facts.timed_out = timed_out;
+	kept->facts.cause_late = cause_late;
 }
 
 /* No node tells of an end later than it waits for srun: what claims to be older

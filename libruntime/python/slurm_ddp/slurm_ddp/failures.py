@@ -22,6 +22,8 @@ _COMMUNICATES = re.compile(r"gloo|nccl|c10d|tcp_?store|torch[/\\.]distributed|pr
 # Errors of the network that are the rank's own: it finds no port, or no address of a name.
 _OWN_NETWORK = re.compile(r"EADDRINUSE|EADDRNOTAVAIL|address already in use|failed to listen|failed to bind|getaddrinfo|"
                           r"name or service not known|name resolution", re.IGNORECASE)
+# Errors of the backend ddp, in libddp's words. The first rank that they name is the one that they are about.
+_OF_LIBDDP = re.compile(r"DDP_ERR_(PEER|ABORTED|TIMEOUT): (?:[^\n]*?\brank (\d+))?")
 _WORKER = re.compile(r"Caught (\w+) in (DataLoader worker process (\d+)|pin memory thread[^.]*|replica \d+[^.]*)\.")
 _DEAD_WORKER = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? ([0-9, ]+)\) (is killed by signal: ([^.]+)|exited unexpectedly)")
@@ -84,6 +86,11 @@ def is_of_peer(value, text=None):
         return False
     if kind in ("DistNetworkError",):
         return True
+    libddp = _OF_LIBDDP.match(text)
+    if libddp is not None:
+        status, rank = libddp.groups()
+        own = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
+        return rank != own if rank is not None else status != "TIMEOUT"
     if isinstance(value, (ConnectionError, EOFError)) or kind in ("DistBackendError", "DistStoreError", "RuntimeError",
                                                                   "XlaRuntimeError", "JaxRuntimeError"):
         return bool(_OF_PEER.search(text)) and bool(_COMMUNICATES.search(kind + " " + text))

@@ -8,8 +8,10 @@ import atexit
 import datetime
 import multiprocessing.util
 import os
+import re
 import sys
 import threading
+import time
 import traceback
 
 import torch
@@ -21,6 +23,7 @@ from .wire import bf16_wire, powersgd_wire
 __all__ = ["bf16_wire", "create", "powersgd_wire", "register"]
 
 _prepared_in = None
+_AFTER_THE_CAUSE = 1.0  # seconds
 
 
 def create(options, backend_options=None, name="ddp"):
@@ -91,8 +94,20 @@ def _prepare():
 
 
 def _tell():
-    if _prepared_in == os.getpid() and _reason():
-        _C.leave_all(_reason())
+    reason = _reason() if _prepared_in == os.getpid() else ""
+    if not reason:
+        return
+    _C.leave_all(reason)
+    # srun is to hear first of the rank that is the cause, whose program may take longer to end than this one.
+    # slurm_ddp has waited already, where it is.
+    if "DDP_PROGRESS_FD" in os.environ and "slurm_ddp.failures" not in sys.modules and _is_of_peer(reason):
+        time.sleep(_AFTER_THE_CAUSE)
+
+
+def _is_of_peer(reason):
+    """Whether the exception says that another rank is gone; as slurm_ddp decides it."""
+    said = re.search(r"DDP_ERR_(PEER|ABORTED|TIMEOUT): [^\n]*?\brank (\d+)", reason)
+    return said is not None and said.group(2) != os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
 
 
 def _close():
