@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/task.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -175,6 +177,19 @@ struct beginning {
 	const char *key;
 };
 
+/* Python ignores a folder of PYTHONPATH that does not exist. Runs as the user, once per node. */
+static void check_python(const struct settings *settings, const struct identity *identity, const char *installed)
+{
+	const char *folder = settings->python_path[0] != '\0' ? settings->python_path : installed;
+	char file[NCCL_PATH_MAX + sizeof("/site/sitecustomize.py")];
+
+	snprintf(file, sizeof(file), "%s/site/sitecustomize.py", folder);
+	if (settings->python && identity->local_rank == 0 && access(file, R_OK) != 0)
+		slurm_spank_log("ddp: %s cannot read %s (%s), so its Python programs do not tell what they do: install the "
+		                "whole plugin there, or name a folder that all nodes have, by --ddp=python=FOLDER",
+		                identity->node_name, file, strerror(errno));
+}
+
 /* Makes the variables; a rehearsal does nothing with them. */
 static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct beginning *beginning, bool rehearsal,
                          struct error *error)
@@ -211,6 +226,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct 
 		slurm_spank_log("ddp: plugstack.conf of %s names spank_pyxis.so behind spank_ddp.so, so that in a "
 		                "container the image's MASTER_PORT, WORLD_SIZE and others win: the administrator "
 		                "should put spank_ddp.so behind it", identity.node_name);
+	check_python(settings, &identity, extras.python);
 	if (settings->check != CHECK_NO)
 		show_check(settings->check, &identity, &extras, &variables);
 	if (settings->verbose && check_row(&identity, &extras, &variables, row, sizeof(row))) {

@@ -62,6 +62,11 @@ prints "rank 2 of 4 on n1 exited with code 1 .*: KeyError: 'weights' \(peers.py:
 sed -i 's/"gloo: .*"/"DDP_ERR_ABORTED: rank 2 on n1 left: KeyError"/' "$work/peers.py"
 capture as_user srun --ddp=python="$folder" "${four[@]}" "$python" "$work/peers.py"
 prints "rank 2 of 4 on n1 exited with code 1 .*: KeyError: 'weights' \(peers.py:6\)\$" "also where the backend ddp says who left"
+capture as_user srun --ddp=python=/none "${four[@]}" true
+status_is 0 "a folder that nodes lack is no failure"
+prints_times 2 "ddp: n[01] cannot read /none/site/sitecustomize.py \(No such file or directory\), so" "but each node says so once"
+capture as_user srun --ddp=python="$folder" "${four[@]}" true
+prints_not "sitecustomize" "and says nothing where the folder is"
 capture as_user env PYTHONPATH=/mine srun --ddp=python="$folder" -N1 -n1 "$python" -c \
 	'import os; print(os.environ["PYTHONPATH"], os.environ["DDP_PYTHON"])'
 prints '^/mine yes$' "the user's PYTHONPATH is there"
