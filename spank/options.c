@@ -465,8 +465,7 @@ static const struct option options[] = {
 	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
 	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
 	  .not_for_sites = "it would keep every job's program from running, and call that a success" },
-	{ .name = "off", .read = read_off, .expects = "no value, yes or no",
-	  .not_for_sites = "it would leave every --ddp without ranks; take the plugin's line out instead" },
+	{ .name = "off", .read = read_off, .expects = "no value, yes or no" },
 };
 
 enum { OPTION_COUNT = sizeof(options) / sizeof(options[0]) };

@@ -18,8 +18,12 @@ bool request_take_list(struct request *request, const char *list, struct error *
 		*error = request->error;
 		return false;
 	}
-	if (!user_list_read(&request->settings, list, request->site.locked, error))
+	if (!user_list_read(&request->settings, list, request->site.locked, error) ||
+	    !site_allows(&request->site, &request->settings, error))
 		return false;
+	/* The step is refused, as its tasks would otherwise run without ranks. */
+	if (request->site.off && !request->settings.off)
+		return error_set(error, "the administrator has switched --ddp off in the configuration of Slurm here");
 	request->wanted = !request->settings.off;
 	return true;
 }

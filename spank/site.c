@@ -1,8 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/site.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* The keys that max-KEY=N limits. */
+static const struct limited {
+	const char *word;
+	size_t number; /* in the settings */
+} limits[] = {
+	{ "max-restart", offsetof(struct settings, restarts) },
+	{ "max-spare", offsetof(struct settings, spares) },
+	{ "max-requeue", offsetof(struct settings, requeue_most) },
+};
+
+_Static_assert(COUNT(limits) == COUNT(((struct site *)0)->most), "each limit has its number");
+
+enum { MAX_PREFIX = sizeof("max-") - 1 };
+
+static uint32_t number_at(const struct settings *settings, size_t i)
+{
+	uint32_t number;
+
+	memcpy(&number, (const char *)settings + limits[i].number, sizeof(number));
+	return number;
+}
 
 static bool parse_locked(uint32_t *locked, const char *list, struct error *error)
 {
@@ -26,6 +51,29 @@ static bool parse_comment(struct site *site, const char *value, struct error *er
 	       error_set(error, "comment= takes failures or no, not '%.60s'", value);
 }
 
+/* The index of the limit that a word sets, or -1. */
+static int limit_find(const char *word, size_t length)
+{
+	for (size_t i = 0; i < COUNT(limits); i++)
+		if (strlen(limits[i].word) == length && memcmp(limits[i].word, word, length) == 0)
+			return (int)i;
+	return -1;
+}
+
+static bool parse_limit(struct site *site, int i, const char *value, struct error *error)
+{
+	const char *key = limits[i].word + MAX_PREFIX;
+	struct settings most;
+
+	if (site->most[i] != UINT32_MAX)
+		return error_set(error, "'%s' is given twice", limits[i].word);
+	settings_init(&most);
+	if (!option_set(&most, key, strlen(key), value, value != NULL ? strlen(value) : 0, error))
+		return false;
+	site->most[i] = number_at(&most, (size_t)i);
+	return true;
+}
+
 static bool parse_word(struct site *site, const char *word, uint32_t *seen, struct error *error)
 {
 	const char *equals = strchr(word, '=');
@@ -38,6 +86,8 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 		return parse_locked(&site->locked, word + 7, error);
 	if (strncmp(word, "comment=", 8) == 0)
 		return parse_comment(site, word + 8, error);
+	if (limit_find(word, key_length) >= 0)
+		return parse_limit(site, limit_find(word, key_length), equals != NULL ? equals + 1 : NULL, error);
 	if (index >= 0 && (*seen >> index & 1) != 0)
 		return error_set(error, "key '%s' is given twice", option->name);
 	memcpy(&before, &site->defaults, sizeof(before));
@@ -51,19 +101,45 @@ static bool parse_word(struct site *site, const char *word, uint32_t *seen, stru
 	return true;
 }
 
-bool site_parse(struct site *site, int count, char *const words[], struct error *error)
+static void site_init(struct site *site)
 {
-	uint32_t seen = 0;
-	struct error reason;
-
 	memset(site, 0, sizeof(*site));
 	settings_init(&site->defaults);
-	for (int i = 0; i < count; i++) {
-		if (parse_word(site, words[i], &seen, &reason))
-			continue;
-		memset(site, 0, sizeof(*site));
-		settings_init(&site->defaults);
-		return error_set(error, "the site's plugstack line for spank_ddp.so: %s", reason.text);
+	for (size_t i = 0; i < COUNT(limits); i++)
+		site->most[i] = UINT32_MAX;
+}
+
+static bool parse_words(struct site *site, int count, char *const words[], struct error *error)
+{
+	uint32_t seen = 0;
+
+	for (int i = 0; i < count; i++)
+		if (!parse_word(site, words[i], &seen, error))
+			return false;
+	site->off = site->defaults.off;
+	/* A user's --ddp=off is something else. */
+	site->defaults.off = false;
+	return site_allows(site, &site->defaults, error);
+}
+
+bool site_parse(struct site *site, int count, char *const words[], struct error *error)
+{
+	struct error reason;
+
+	site_init(site);
+	if (parse_words(site, count, words, &reason))
+		return true;
+	site_init(site);
+	return error_set(error, "the site's plugstack line for spank_ddp.so: %s", reason.text);
+}
+
+bool site_allows(const struct site *site, const struct settings *settings, struct error *error)
+{
+	for (size_t i = 0; i < COUNT(limits); i++) {
+		const char *key = limits[i].word + MAX_PREFIX;
+		if (number_at(settings, i) > site->most[i])
+			return error_set(error, "'%s=%u' is above this site's limit: it allows %s=%u at most", key,
+			                 number_at(settings, i), key, site->most[i]);
 	}
 	return true;
 }

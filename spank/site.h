@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
- * defaults, locked=KEY,KEY,... for those that users may not give, and words of the
- * site alone.
+ * defaults, locked=KEY,KEY,... for those that users may not give, max-KEY=N for the most
+ * that they may ask for, and words of the site alone.
  */
 #ifndef SPANK_SITE_H
 #define SPANK_SITE_H
@@ -12,11 +12,16 @@
 struct site {
 	struct settings defaults;
 	uint32_t locked; /* bit i: key i of the table */
+	uint32_t most[3]; /* of restart, spare and requeue; UINT32_MAX: no limit */
+	bool off; /* every --ddp is refused */
 	bool notes_failures; /* comment=failures: srun notes in the job's comment why a step failed */
 };
 
 /* Strict: an unknown, malformed or repeated word is an error that names it,
    and leaves the built-in defaults in `site`. */
 bool site_parse(struct site *site, int count, char *const words[], struct error *error);
+
+/* Whether the site's limits allow these settings. */
+bool site_allows(const struct site *site, const struct settings *settings, struct error *error);
 
 #endif

@@ -160,8 +160,10 @@ static bool introduce_task(spank_t spank, const struct stepd *stepd, struct step
 	if (!collect_facts(spank, facts, error))
 		return false;
 	note_srun_and_node(stepd, facts->environment);
-	if (stepd->request->error.text[0] != '\0')
-		return error_set(error, "%s", stepd->request->error.text);
+	if (stepd->request->error.text[0] != '\0') {
+		const char *node = environment_get(facts->environment, "SLURMD_NODENAME");
+		return error_set(error, "%.63s: %s", node != NULL ? node : "a node", stepd->request->error.text);
+	}
 	if (!identity_derive(facts, &stepd->request->settings, identity, error))
 		return false;
 	note_rank(stepd, identity);

@@ -12,6 +12,25 @@
 trap 'on_node n2 umount "$cluster/plugstack.conf" 2>/dev/null' EXIT
 on_node n2 mount --bind "$work/empty.conf" "$cluster/plugstack.conf"
 
+# recipe WORD: the script of the guide that has the word
+recipe() { awk -v word="$1" '/^```/ { if (found) printf "%s", text; text = ""; found = 0; next }
+	{ text = text $0 "\n" } index($0, word) { found = 1 }' "$source/doc/admin-guide.md"; }
+recipe 'Drains this node' >"$work/health"
+# drains REASON: the guide's health check drains n2, which is put right; drains_not WHAT
+drains()
+{
+	capture on_node n2 env SLURMD_NODENAME=n2 sh "$work/health"
+	capture on_cluster scontrol show node n2
+	prints "Reason=slurm-ddp: $1" "the guide's health check drains the node: $1"
+	on_cluster scontrol update NodeName=n2 State=RESUME
+}
+drains_not()
+{
+	capture on_node n2 env SLURMD_NODENAME=n2 sh "$work/health"
+	capture on_cluster scontrol show node n2
+	prints_not 'Reason=' "the guide's health check leaves $1 alone"
+}
+
 # It takes srun 20 s to be sure of a node without the plugin while the step runs.
 as_user srun --ddp -N3 -n3 sleep 100 >"$work/runs" 2>&1 &
 runs=$!
@@ -84,7 +103,20 @@ if [ -x "$prefix/bin/allreduce" ]; then
 else
 	skip "a program with libddp names the node" "no allreduce in this build"
 fi
+# What the guide has for a site's TaskProlog, as a user's.
+recipe 'Ends a task' >"$work/prolog"
+chmod 755 "$work/prolog"
+capture as_user srun --ddp --task-prolog="$work/prolog" -w n2 -n1 sh -c 'echo ran'
+fails_without_hanging "the guide's prolog of tasks ends a task there"
+prints 'error: n2: task 0: Killed' "and srun names the node"
+prints_not '^ran$' "before its program starts"
+capture as_user srun --ddp --task-prolog="$work/prolog" -w n1 -n1 sh -c 'echo ran'
+prints '^ran$' "but not where the plugin is"
+capture as_user srun --task-prolog="$work/prolog" -w n2 -n1 sh -c 'echo ran'
+prints '^ran$' "nor a task without --ddp"
+drains 'the plugin is absent'
 on_node n2 umount "$cluster/plugstack.conf"
+drains_not "a node with the plugin"
 capture as_user srun --ddp -w n2 -n1 printenv RANK
 prints '^0$' "with its plugin back the node serves again"
 
@@ -93,7 +125,7 @@ printf 'optional %s prot=1\n' "$cluster/spank_ddp.so" >"$work/wrong.conf"
 on_node n2 mount --bind "$work/wrong.conf" "$cluster/plugstack.conf"
 capture as_user srun --ddp -w n2 -n1 true
 fails_without_hanging "a wrong plugstack line on a node is an error of the step"
-prints "ddp: the site's plugstack line for spank_ddp.so: unknown key 'prot'" "that names the key"
+prints "ddp: n2: the site's plugstack line for spank_ddp.so: unknown key 'prot'" "that names the node and the key"
 capture grep -c "error: .*ddp: the site's plugstack line.*unknown key 'prot'" "$cluster/log/n2.slurmd.log"
 status_is 0 "and an error in the node's log"
 capture as_user srun -w n2 -n1 true
@@ -101,8 +133,28 @@ status_is 0 "steps without --ddp run there"
 prints_not 'ddp:' "of which their users hear nothing"
 capture batch_job -w n2 -o /dev/null --wrap true
 status_is 0 "and batch jobs"
+drains 'its line in the plugstack is wrong'
 on_node n2 umount "$cluster/plugstack.conf"
-capture as_user env SLURM_CONF="$work/slurm.conf" true
+
+# A site's switch for an incident, on a node and in srun.
+printf 'optional %s off\n' "$cluster/spank_ddp.so" >"$work/off.conf"
+on_node n2 mount --bind "$work/off.conf" "$cluster/plugstack.conf"
+capture as_user srun --ddp -N2 -w n1,n2 -n2 sleep 30
+fails_without_hanging "off in a node's line ends a step of --ddp"
+prints 'ddp: n2: the administrator has switched --ddp off' "and the node is named"
+capture as_user srun --ddp=off -w n2 -n1 sh -c 'echo "RANK=$RANK"'
+prints '^RANK=$' "a step that takes --ddp back runs there"
+drains_not "a node with off in its line"
+on_node n2 umount "$cluster/plugstack.conf"
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/off.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
+capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp -n1 sh -c 'echo ran'
+fails_without_hanging "off in srun's line refuses --ddp"
+prints_not '^ran$' "before anything runs"
+prints 'the administrator has switched --ddp off' "in words"
+capture as_user env SLURM_CONF="$work/slurm.conf" sbatch --ddp --wrap true
+fails_without_hanging "sbatch refuses it, too"
+capture as_user env SLURM_CONF="$work/slurm.conf" srun -n1 true
+status_is 0 "other steps run"
 sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/wrong.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
 capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp -n1 true
 fails_without_hanging "the same in srun"

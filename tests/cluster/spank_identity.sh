@@ -87,7 +87,7 @@ SLURM_HOSTFILE=/nonexistent srun --ddp -n1 -wn2 "$1"
 END
 chmod 755 "$work/named"
 printf 'n2\nn0\nn1\n' >"$work/once"
-capture as_user env SLURM_HOSTFILE="$work/once" salloc -N3 -n3 -c2 "$work/named" "$work/who"
+capture as_user env SLURM_HOSTFILE="$work/once" salloc -n3 -c2 "$work/named" "$work/who"
 status_is 0 "steps with -w in a job with a SLURM_HOSTFILE run"
 placed "n0 n1 n2 n0 n1" "where -w says"
 

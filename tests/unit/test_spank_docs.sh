@@ -55,7 +55,7 @@ written=$({
 	sed 's/\\//g' "$tests"/../../doc/*.[1378] "$tests"/../../doc/*.md "$tests/../../README.md" |
 		grep -oE -e '--ddp=[a-z][a-z=,.0-9/-]*' | sed 's/^--ddp=//' | tr ',' '\n'
 	sed -n 's/^#   \(optional spank_ddp.so \)\{0,1\}\([a-z].*\)/\2/p' "$sample" | tr ' ' '\n' | grep '='
-} | sed 's/=.*//' | grep -vxF -e locked -e comment | sort -u)
+} | sed 's/=.*//; s/^max-//' | grep -vxF -e locked -e comment | sort -u)
 # Variables that stand in the table of options
 told=$(printf '%s\n' "$table" | sed -n 's/.*\.variable = "\([A-Z_]*\)".*/\1/p')
 listed=$({ names '[A-Z]*'; printf '%s\n' "$told"; } | sort)

@@ -490,7 +490,9 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		{ { "port=25000,verbose" }, "'port'" }, { { "" }, "unknown key ''" },
 		{ { "omp=cpus", "gpu=fatal" }, "'gpu'" }, { { "locked=port," }, "unknown key ''" },
 		{ { "check" }, "'check' is for users" }, { { "omp=1", "check=json" }, "'check' is for users" },
-		{ { "off" }, "'off' is for users" },
+		{ { "max-restart=1001" }, "'restart' does not take '1001'" }, { { "max-omp=1" }, "unknown key 'max-omp'" },
+		{ { "max-restart" }, "'restart' needs a value" }, { { "max-spare=1", "max-spare=2" }, "'max-spare' is given twice" },
+		{ { "max-restart=3", "restart=4" }, "'restart=4' is above this site's limit" },
 		{ { "comment=yes" }, "comment= takes failures or no, not 'yes'" }, { { "comment" }, "unknown key 'comment'" },
 		{ { "locked=comment" }, "unknown key 'comment'" },
 	};
@@ -623,6 +625,46 @@ static void site_locks_keys_of_a_request(void **state)
 	assert_non_null(strstr(error.text, "'on-failure' is locked"));
 }
 
+static void site_limits_keys_of_a_request(void **state)
+{
+	static const struct { const char *list, *named; } above[] = {
+		{ "restart=4", "'restart=4' is above this site's limit: it allows restart=3 at most" },
+		{ "restart=3,spare=1", "'spare=1' is above this site's limit: it allows spare=0 at most" },
+		{ "requeue=1000", "'requeue=1000' is above" },
+	};
+	char *words[] = { (char[]){ "max-restart=3" }, (char[]){ "max-spare=0" }, (char[]){ "restart=2" },
+		          (char[]){ "max-requeue=10" } };
+	static struct request request;
+	struct error error = { "" };
+
+	(void)state;
+	assert_true(site_parse(&request.site, COUNT(words), words, &error));
+	assert_true(request_take_list(&request, "", &error));
+	assert_int_equal(request.settings.restarts, 2);
+	assert_true(request_take_list(&request, "restart=3,requeue=10", &error));
+	for (size_t i = 0; i < COUNT(above); i++) {
+		assert_false(request_take_list(&request, above[i].list, &error));
+		if (strstr(error.text, above[i].named) == NULL)
+			fail_msg("'%s' does not say %s", error.text, above[i].named);
+	}
+}
+
+static void site_switches_off(void **state)
+{
+	static struct request request;
+	struct error error = { "" };
+
+	(void)state;
+	request = request_of("off");
+	assert_false(request.settings.off);
+	assert_true(request_take_list(&request, "off", &error));
+	assert_false(request.wanted);
+	assert_false(request_take_list(&request, "restart=2", &error));
+	assert_non_null(strstr(error.text, "the administrator has switched --ddp off"));
+	assert_true(request.wanted); /* so that the task says so */
+	assert_false(request_take_list(&request, "off=no", &error));
+}
+
 static void components_have_one_list(void **state)
 {
 	static struct request request;
@@ -707,6 +749,8 @@ int main(void)
 		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),
 		cmocka_unit_test(last_list_of_a_process_counts),
 		cmocka_unit_test(site_locks_keys_of_a_request),
+		cmocka_unit_test(site_limits_keys_of_a_request),
+		cmocka_unit_test(site_switches_off),
 		cmocka_unit_test(components_have_one_list),
 		cmocka_unit_test(sbatch_has_the_first_components_list),
 	};
