@@ -14,7 +14,7 @@ abi-update: libruntime/libddp.la
 	@CC='$(CC)' $(top_srcdir)/tests/abi/abi.sh update $(top_srcdir)/libruntime/include libruntime/.libs/libddp.so $(PACKAGE_VERSION)
 EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh tests/support/checks.sh tests/support/check-ucx \
 	tests/support/clusters.sh tests/support/example.sh tests/support/nothing.sh tests/support/quick-libtool tests/support/results.sh tests/support/slowness.sh tests/support/tags \
-	tests/support/check-gpu tests/support/check-packages tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
+	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
@@ -107,6 +107,11 @@ check-ucx:
 	@tests=; for program in $(check_PROGRAMS); do \
 		case $$program in tests/*/test_comm_*|*/test_netplugin*) tests="$$tests $$program" ;; esac; done; \
 	$(top_srcdir)/tests/support/check-ucx $(top_srcdir) $$tests
+# Failures survived, on another release of SLURM.
+SLURM_TESTS = spank_identity spank_failure spank_blame spank_stop spank_requeue spank_stall spank_witness spank_absent \
+	spank_silence spank_agents spank_restart spank_restart_nodes silence restart_training spank_cgroups
+check-slurm:
+	@$(top_srcdir)/tests/support/check-slurm $(top_srcdir) $(SLURM_TESTS)
 # Packages and units whole, and make check as an ordinary user beside a read-only source; PARTS='user rpm' chooses.
 check-packages: all
 	@$(MAKE) --no-print-directory dist
@@ -147,7 +152,7 @@ gpu-kit:
 	@$(top_srcdir)/tests/gpu/kit.sh gpu-kit $(gpu_tests)
 mostlyclean-local:
 	rm -rf coverage packages.work ucx-current gpu-kit gpu-results gpu-results.tar.gz scale.report storm.report failures.report
-.PHONY: print-prefix print-examples print-tests check-comm check-engine check-failures check-gpu check-packages check-preflight check-scale check-storm check-torch \
+.PHONY: print-prefix print-examples print-tests check-comm check-engine check-failures check-gpu check-packages check-preflight check-scale check-slurm check-storm check-torch \
 	check-ucx check-waits coverage gpu-kit tidy
 
 include $(top_srcdir)/tests/bench/files.mk

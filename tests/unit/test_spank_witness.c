@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -572,7 +573,7 @@ static void memory_is_found_in_either_version(void **state)
 		{ "0::/user.slice\n", "/sys/fs/cgroup/user.slice/memory.events" },
 		{ "0::/a", "/sys/fs/cgroup/a/memory.events" },
 		{ "5:cpuset:/\n4:memory:/slurm/uid_0/job_7/step_0/task_1\n0::/\n",
-		  "/sys/fs/cgroup/memory/slurm/uid_0/job_7/step_0/task_1/memory.oom_control" },
+		  "/sys/fs/cgroup/memory/slurm/uid_0/job_7/step_0/memory.oom_control" },
 		{ "4:cpu,memory:/a\n0::/b\n", "/sys/fs/cgroup/memory/a/memory.oom_control" },
 		{ "0::/b\n4:memory:/a\n", "/sys/fs/cgroup/memory/a/memory.oom_control" },
 		{ "4:memoryless:/a\n", NULL }, { "4:memory", NULL }, { "0::", NULL }, { "", NULL },
@@ -597,6 +598,40 @@ static void memory_is_found_in_either_version(void **state)
 	assert_int_equal(memory_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"), 5);
 	assert_int_equal(memory_kills("oom 3"), 0);
 	assert_int_equal(memory_kills(""), 0);
+}
+
+static void write_kills(const char *dir, const char *group, int kills)
+{
+	char path[256];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", dir, group);
+	assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+	snprintf(path, sizeof(path), "%s/%s/memory.oom_control", dir, group);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	fprintf(file, "oom_kill_disable 0\nunder_oom 0\noom_kill %d\n", kills);
+	assert_int_equal(fclose(file), 0);
+}
+
+/* Version 1 counts a kill in the task's own group only. */
+static void memory_of_any_task_counts(void **state)
+{
+	char dir[] = "/tmp/test_spank_witness.XXXXXX", command[64];
+	struct memory_watch watch = { .kills = 3 };
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	snprintf(watch.path, sizeof(watch.path), "%s/memory.oom_control", dir);
+	write_kills(dir, ".", 1);
+	write_kills(dir, "task_0", 2);
+	write_kills(dir, "task_1", 0);
+	write_kills(dir, "other", 9);
+	assert_false(memory_ran_out(&watch));
+	write_kills(dir, "task_1", 1);
+	assert_true(memory_ran_out(&watch));
+	snprintf(command, sizeof(command), "rm -r %s", dir);
+	assert_int_equal(system(command), 0);
 }
 
 static bool write_file(const char *folder, const char *name, const char *text)
@@ -683,6 +718,7 @@ int main(void)
 		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
 		cmocka_unit_test(keeper_without_a_witness_takes_its_place),
 		cmocka_unit_test(memory_is_found_in_either_version),
+		cmocka_unit_test(memory_of_any_task_counts),
 		cmocka_unit_test(out_of_memory_killer_is_seen),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/memory.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define OLD_FILE "memory.oom_control"
 
 static bool read_text(const char *path, char *text, size_t bytes)
 {
@@ -34,8 +37,7 @@ static bool lists_memory(const char *list)
 	return false;
 }
 
-/* The length of the part of "/.../step_0/user/task_1" up to the step: what version 2 counts there
-   are the kills of all tasks, and a task may be moved into its own later. */
+/* The length of the part of "/.../step_0/user/task_1" up to the step, below which all tasks are. */
 static size_t step_length(const char *path)
 {
 	size_t length = strcspn(path, "\n");
@@ -67,8 +69,7 @@ bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX])
 	if (found == NULL || *found != '/')
 		return false;
 	length = snprintf(path, MEMORY_PATH_MAX, "/sys/fs/cgroup%s%.*s/%s", old ? "/memory" : "",
-	                  (int)(old ? strcspn(found, "\n") : step_length(found)), found,
-	                  old ? "memory.oom_control" : "memory.events");
+	                  (int)step_length(found), found, old ? OLD_FILE : "memory.events");
 	return length > 0 && length < MEMORY_PATH_MAX;
 }
 
@@ -85,6 +86,40 @@ uint64_t memory_kills(const char *events)
 	return 0;
 }
 
+/* Version 2 counts a kill in all groups above, and version 1 only in the task's own group. */
+static uint64_t kills_below(const char *path, size_t length)
+{
+	char file[MEMORY_PATH_MAX], text[4096];
+	const struct dirent *entry;
+	uint64_t sum = 0;
+	DIR *step;
+
+	snprintf(file, sizeof(file), "%.*s", (int)length, path);
+	step = opendir(file);
+	while (step != NULL && (entry = readdir(step)) != NULL) {
+		int bytes = snprintf(file, sizeof(file), "%.*s%.40s/" OLD_FILE, (int)length, path, entry->d_name);
+		if (strncmp(entry->d_name, "task_", 5) == 0 && bytes < (int)sizeof(file) &&
+		    read_text(file, text, sizeof(text)))
+			sum += memory_kills(text);
+	}
+	if (step != NULL)
+		closedir(step);
+	return sum;
+}
+
+static bool count_kills(const char *path, uint64_t *kills)
+{
+	const char *name = strrchr(path, '/');
+	char text[4096];
+
+	if (name == NULL || !read_text(path, text, sizeof(text)))
+		return false;
+	*kills = memory_kills(text);
+	if (strcmp(name + 1, OLD_FILE) == 0)
+		*kills += kills_below(path, (size_t)(name - path) + 1);
+	return true;
+}
+
 void memory_start(struct memory_watch *watch, pid_t pid)
 {
 	char path[64], text[4096];
@@ -92,17 +127,13 @@ void memory_start(struct memory_watch *watch, pid_t pid)
 	*watch = (struct memory_watch){ .path = "" };
 	snprintf(path, sizeof(path), "/proc/%d/cgroup", (int)pid);
 	if (!read_text(path, text, sizeof(text)) || !memory_find(text, watch->path) ||
-	    !read_text(watch->path, text, sizeof(text))) {
+	    !count_kills(watch->path, &watch->kills))
 		watch->path[0] = '\0';
-		return;
-	}
-	watch->kills = memory_kills(text);
 }
 
 bool memory_ran_out(const struct memory_watch *watch)
 {
-	char text[4096];
+	uint64_t kills;
 
-	return watch->path[0] != '\0' && read_text(watch->path, text, sizeof(text)) &&
-	       memory_kills(text) > watch->kills;
+	return watch->path[0] != '\0' && count_kills(watch->path, &kills) && kills > watch->kills;
 }

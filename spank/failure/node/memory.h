@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Whether the kernel has killed a process of a task's cgroup because its memory was used up. It is read as
+ * Whether the kernel has killed a process of a step's cgroups because its memory was used up. It is read as
  * root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
  * known. libc only.
  */
@@ -19,7 +19,7 @@ struct memory_watch {
 	uint64_t kills;             /* so far */
 };
 
-/* Begins to watch the cgroup in which the process is. */
+/* Begins to watch the cgroup in which the process is: its step's, with all tasks, if SLURM has made one. */
 void memory_start(struct memory_watch *watch, pid_t pid);
 
 /* Whether there was a kill since. */
