@@ -10,6 +10,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/handle.c spank/base/handle.h \
 	spank/base/pause.c spank/base/pause.h \
 	spank/base/proc.c spank/base/proc.h \
+	spank/base/release.c spank/base/release.h \
 	spank/base/sink.c spank/base/sink.h \
 	spank/base/siphash.c spank/base/siphash.h \
 	spank/base/title.c spank/base/title.h \
@@ -131,14 +132,17 @@ spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 spank_spank_ddp_la_LIBADD = spank/libspankcore.la
 spank_spank_ddp_la_DEPENDENCIES = spank/libspankcore.la spank/spank_ddp.map
 
-# Two, as Automake installs pkglibdir with programs, other folders with data, side by side.
 install-data-hook:
 	rm -f $(DESTDIR)$(spankdir)/spank_ddp.la
+endif
+# Behind the programs, which Automake installs at another time than data. The scripts are not compiled, and learn here what
+# build they are of.
 install-exec-hook:
 	rm -f $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.la $(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.la
+	version=$$($(top_srcdir)/build-version) && sed -i "s/^\(VERSION.* = \"\)$(PACKAGE_VERSION)\"/\1$$version\"/" \
+		$(DESTDIR)$(bindir)/ddp-failures $(DESTDIR)$(bindir)/ddp-report
 # Without the .la, libtool does not know what to take away.
 uninstall-hook:
 	rm -f $(DESTDIR)$(spankdir)/spank_ddp.so $(DESTDIR)$(pkglibdir)/libnccl-profiler-ddp.so \
 		$(DESTDIR)$(pkglibdir)/libnccl-net-ddpucx.so
-endif
 EXTRA_DIST += spank/spank_ddp.map

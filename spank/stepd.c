@@ -12,6 +12,7 @@
 #include "spank/ask.h"
 #include "spank/base/contained.h"
 #include "spank/base/pause.h"
+#include "spank/base/release.h"
 #include "spank/failure/event.h"
 #include "spank/failure/node/ends.h"
 #include "spank/failure/node/journal.h"
@@ -388,7 +389,7 @@ void stepd_log(spank_t spank, const struct stepd *stepd)
 	if (stepd->node.supervise.shared == NULL || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return;
-	journal_step(&stepd->node.supervise, job_id, step_id, PACKAGE_VERSION, text, sizeof(text));
+	journal_step(&stepd->node.supervise, job_id, step_id, release_own(), text, sizeof(text));
 	log_line(text);
 	log_stalls(stepd);
 }

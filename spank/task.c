@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "spank/ask.h"
+#include "spank/base/release.h"
 #include "spank/failure/node/node.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/node/report.h"
@@ -207,7 +208,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct 
 		return false;
 	struct task_extras extras = {
 		.master_address = address,
-		.version = PACKAGE_VERSION,
+		.version = release_own(),
 		.key = beginning->key,
 		.restarts_in_step = facts.restarts_in_step,
 		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,

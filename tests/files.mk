@@ -17,6 +17,7 @@ EXTRA_DIST += tests/run tests/cluster tests/support/tap tests/support/builds.sh 
 	tests/support/check-gpu tests/support/check-packages tests/support/check-slurm tests/support/check-waits tests/support/coverage tests/support/coverage.py tests/support/tidy tests/support/tidy.h
 # A folder brings what was built in it, too.
 dist-hook:
+	$(top_srcdir)/build-version --commit >$(distdir)/build-commit
 	cd $(distdir)/tests/cluster && rm -rf .deps .libs .dirstamp *.o *.lo wireup_probe$(EXEEXT) training_probe$(EXEEXT) \
 		scale_probe$(EXEEXT) storm_probe$(EXEEXT) silence_probe$(EXEEXT) \
 		link_probe$(EXEEXT) record_probe$(EXEEXT)

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <ddp.h>
+#include "preflight/release.h"
 
 enum { TIMEOUT_SECONDS = 60, SPAWN_MAX = 1024 };
 
@@ -85,7 +85,7 @@ int preflight_options_read(struct preflight_options *options, int argc, char **a
 				return usage("--spawn takes a number from 1 to 1024, not ", optarg);
 			break;
 		case 'h': print_help(); return PREFLIGHT_EXIT_FINE;
-		case 'v': printf("ddp-preflight %s\n", ddp_version()); return PREFLIGHT_EXIT_FINE;
+		case 'v': printf("ddp-preflight %s\n", preflight_version()); return PREFLIGHT_EXIT_FINE;
 		default: return usage("see above", "");
 		}
 	}

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "build_version.h"
 #include "preflight/facts.h"
 #include "preflight/groups.h"
 #include "preflight/judge_links.h"
@@ -13,11 +14,16 @@
 /* It grows when a structure that ranks send changes, or the order in which they send. */
 enum { FORM = 1 };
 
+const char *preflight_version(void)
+{
+	return BUILD_VERSION;
+}
+
 void preflight_release_own(struct preflight_release *own, const char *node)
 {
 	memset(own, 0, sizeof(*own));
 	snprintf(own->node, sizeof(own->node), "%s", node);
-	snprintf(own->version, sizeof(own->version), "%s", PACKAGE_VERSION);
+	snprintf(own->version, sizeof(own->version), "%s", preflight_version());
 	/* Sizes differ where words do, and where somebody has forgotten to raise the number. */
 	snprintf(own->form, sizeof(own->form), "%d %d %zu %zu %zu %zu %zu %zu", FORM, __BYTE_ORDER, sizeof(struct preflight_facts),
 	         sizeof(struct preflight_figures), sizeof(struct preflight_link), sizeof(struct preflight_groups),

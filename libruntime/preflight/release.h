@@ -18,6 +18,9 @@ struct preflight_release {
 	char form[PREFLIGHT_RELEASE_WORD]; /* of what is sent; equal texts mean equal forms */
 };
 
+/* Of this build, such as "0.3.0+202611290907.g1a2b3c4d". */
+const char *preflight_version(void);
+
 /* Fills in this program's. `node` is the node's name. */
 void preflight_release_own(struct preflight_release *own, const char *node);
 

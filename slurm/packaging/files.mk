@@ -15,7 +15,7 @@ EXTRA_DIST += \
 	slurm/packaging/debian/slurm-ddp-plugin.dirs \
 	slurm/packaging/debian/slurm-ddp-plugin.install \
 	slurm/packaging/debian/slurm-ddp-tools.install \
-	slurm/packaging/easybuild/slurm-ddp-0.2.0.eb slurm/packaging/reframe/slurm_ddp.py slurm/packaging/spack/package.py \
+	slurm/packaging/easybuild/slurm-ddp-0.3.0.eb slurm/packaging/reframe/slurm_ddp.py slurm/packaging/spack/package.py \
 	slurm/packaging/modulefiles/libddp.in \
 	slurm/packaging/rpm/slurm-ddp.spec slurm/packaging/rpm/slurm-ddp.rpmlintrc
 

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "spank/base/pause.h"
+#include "spank/base/release.h"
 #include "spank/failure/node/flight.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/nodelist.h"
@@ -62,7 +63,7 @@ static void join(struct generation *generation)
 	uint32_t *tasks = malloc(count * sizeof(*tasks));
 	unsigned char *payload = malloc(deal_join_bytes(count));
 
-	snprintf(order.release, sizeof(order.release), "%s", PACKAGE_VERSION);
+	snprintf(order.release, sizeof(order.release), "%s", release_own());
 	/* Before the first generation these are the tasks' numbers in the step. */
 	for (uint32_t i = 0; tasks != NULL && i < count; i++)
 		tasks[i] = supervise->shared->task[i].rank;

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "spank/base/release.h"
 #include "spank/record/dump.h"
 #include "spank/status/cluster.h"
 #include "spank/status/local.h"
@@ -175,7 +176,7 @@ static int parse_options(int argc, char **argv, struct options *options)
 				return usage("--dump takes a directory that begins with /, of at most 1023 bytes, not ", optarg);
 			break;
 		case 'h': print_help(); return EXIT_SHOWN;
-		case 'v': printf("ddp-status %s\n", PACKAGE_VERSION); return EXIT_SHOWN;
+		case 'v': printf("ddp-status %s\n", release_own()); return EXIT_SHOWN;
 		default: return usage("see above", "");
 		}
 	}

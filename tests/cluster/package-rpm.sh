@@ -116,8 +116,8 @@ check "from a release whose configuration file was edited" rpm "${rpm_options[@]
 same 'optional spank_ddp.so omp=1' "$(grep -v '^#' "$conf")" "the edited line stays where it is"
 
 # Without Slurm's headers there would be nothing to tie the plugin to.
-mkdir -p "$work/top/SOURCES" "$work/tree/slurm-ddp-0.2.0"
-tar -C "$work/tree" -czf "$work/top/SOURCES/slurm-ddp-0.2.0.tar.gz" slurm-ddp-0.2.0
+mkdir -p "$work/top/SOURCES" "$work/tree/slurm-ddp-0.3.0"
+tar -C "$work/tree" -czf "$work/top/SOURCES/slurm-ddp-0.3.0.tar.gz" slurm-ddp-0.3.0
 capture rpmbuild --nodeps --define "_topdir $work/top" --define 'slurm_includedir /nowhere' -bp "$spec"
 status_is_not 0 "no headers of Slurm are an error"
 prints 'no release of Slurm in /nowhere/slurm/slurm_version.h' "which names the file"

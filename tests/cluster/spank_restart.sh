@@ -7,27 +7,6 @@
 . "$source/tests/cluster/lib.sh"
 . "$source/tests/cluster/restart/ranks.sh"
 
-# ---- out of memory ----------------------------------------------------------------------------
-
-# The limit is of n1's slurmd and all that it starts; the rank is the largest of these, so the kernel ends it.
-groups=/sys/fs/cgroup/memory ours=/sys/fs/cgroup/memory/slurm-ddp-test-$$
-if on_node n1 sh -c "mount -t tmpfs none /sys/fs/cgroup && mkdir $groups && mount -t cgroup -o memory none $groups &&
-	mkdir $ours && echo 256M >$ours/memory.limit_in_bytes" 2>/dev/null; then
-	afresh
-	on_node n1 sh -c "pgrep -o -x slurmd >$ours/cgroup.procs"
-	on_rank 0 3 'ulimit -v 4000000; exec tail /dev/zero'
-	begin --ddp=restart=5 -w 'n[0-1]' --ntasks-per-node=2
-	up 1 4
-	finish
-	status_is 0 "out of memory: the step ends well"
-	prints "rank 3 of 4 on n1 was killed by signal 9 .*: the kernel's out-of-memory killer has ended a process of this step there.*; restart 1 of 5" "out of memory: it is said"
-	prints_times 1 "$line" "out of memory: one restart"
-	on_node n1 sh -c "pgrep -o -x slurmd >$groups/cgroup.procs"
-	wait_until 20 on_node n1 rmdir "$ours"
-else
-	skip "out of memory" "this machine has no memory cgroups of version 1"
-fi
-
 # ---- failures one after the other -------------------------------------------------------------
 
 afresh

@@ -45,4 +45,17 @@ nothing "$(
 	stated "$source/slurm/packaging/debian/changelog" 's/^slurm-ddp (\([^)]*\)).*/\1/p'
 	stated "$source/slurm/packaging/rpm/slurm-ddp.spec" 's/.*global ddp_version \([0-9.]*\)}/\1/p'
 )" "all say that this is $version, as ddp/version.h does"
+
+# A build's version: the release and its commit. An archive has no git, but the commit's file.
+built=$("$source/build-version")
+mkdir -p "$work/archive/libruntime/include/ddp" && cp "$source/build-version" "$work/archive" &&
+	cp "$include/ddp/version.h" "$work/archive/libruntime/include/ddp"
+bare=$("$work/archive/build-version")
+"$source/build-version" --commit >"$work/archive/build-commit"
+nothing "$(printf '%s\n' "$built" | grep -vxE "$version(\\+[0-9]{12}\.g[0-9a-f]{8}(\.m)?)?")$(
+	[ ${#built} -le 31 ] || echo "'$built' is longer than srun and nodes have room for")" "a build's version is the release and its commit"
+nothing "$([ "$("$work/archive/build-version")" = "$built" ] || echo "not $built in an archive")$(
+	[ "$bare" = "$version" ] || echo "'$bare' without git and the archive's file")" "which an archive knows, too"
+nothing "$(for program in spank/status/ddp-status libruntime/preflight/ddp-preflight; do
+	[ "$($program --version)" = "${program##*/} $built" ] || echo "$program: $($program --version)"; done)" "programs tell it"
 echo "1..$number"

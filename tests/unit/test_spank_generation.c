@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "spank/base/release.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/generation.h"
 
@@ -249,7 +250,7 @@ static void a_node_joins_when_its_agents_are_there(void **state)
 	assert_int_equal(join.task_count, TASKS);
 	assert_int_equal(deal_task(&join, 0), 6);
 	assert_int_equal(deal_task(&join, 1), 7);
-	assert_string_equal(join.release, PACKAGE_VERSION);
+	assert_string_equal(join.release, release_own());
 	look();
 	assert_int_equal(frame_count, 1);
 }

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "spank/base/bytes.h"
+#include "spank/base/release.h"
 #include "spank/failure/channel.h"
 #include "spank/failure/frame.h"
 #include "spank/failure/node/lease.h"
@@ -270,10 +271,11 @@ static void end_srun(void)
 static void begin_node(struct link *link, uint32_t node, uint32_t silence_ms)
 {
 	struct relay relay = srun.relay;
-	const struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = silence_ms,
-		                          .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n",
-		                                       .release = PACKAGE_VERSION },
-		                          .take = take_of_srun, .about = &srun };
+	struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = silence_ms,
+		                    .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n" },
+		                    .take = take_of_srun, .about = &srun };
+
+	snprintf(facts.opening.release, sizeof(facts.opening.release), "%s", release_own());
 
 	memset(&senders[node], 0, sizeof(senders[node]));
 	relay.sender = relay_start_sender(&senders[node]);

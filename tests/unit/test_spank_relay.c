@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "spank/base/pause.h"
+#include "spank/base/release.h"
 #include "spank/base/worker.h"
 #include "spank/failure/node/link.h"
 #include "spank/failure/node/relay_node.h"
@@ -805,7 +806,7 @@ static void tell_later(struct link *n1, struct relay_sender *sender, const char 
 	relay.reply_ms = LONG_MS;
 	/* It blames another rank, so that on a slow machine the cause wins, too. */
 	assert_true(tell(&relay, "later", 0, true));
-	if (ask_ms < LONG_MS || strcmp(release, PACKAGE_VERSION) != 0)
+	if (ask_ms < LONG_MS || strcmp(release, release_own()) != 0)
 		return;
 	alarm(60);
 	while (link_asked(n1) == 0) {
@@ -827,13 +828,13 @@ static void an_earlier_failure_is_waited_for(void **state)
 	struct link n1;
 
 	(void)state;
-	tell_later(&n1, &sender, PACKAGE_VERSION, LONG_MS);
+	tell_later(&n1, &sender, release_own(), LONG_MS);
 	wait_for(&times_said, 1);
 	assert_string_equal(said, "earlier");
 	link_end(&n1);
 	relay_close();
 	/* A node that does not answer, and one that does not know the question. */
-	tell_later(&n1, &sender, PACKAGE_VERSION, 200);
+	tell_later(&n1, &sender, release_own(), 200);
 	wait_for(&times_said, 1);
 	assert_string_equal(said, "later");
 	link_end(&n1);
@@ -852,7 +853,7 @@ static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
 	struct link n1;
 
 	(void)state;
-	tell_later(&n1, &sender, PACKAGE_VERSION, LONG_MS - 1);
+	tell_later(&n1, &sender, release_own(), LONG_MS - 1);
 	assert_int_equal(times_said, 0);
 	link_say_bye(&n1);
 	wait_for(&times_said, 1);

@@ -84,7 +84,7 @@ DDP_API void ddp_set_log(ddp_log_fn fn, void *user, ddp_log_level level);
 /* A ready-made callback, which writes "ddp: message" to stderr. It ignores `user`. */
 DDP_API void ddp_log_stderr(void *user, ddp_log_level level, const char *message);
 
-/* The library's version, such as "0.2.0". */
+/* The library's version, such as "0.3.0". */
 DDP_API const char *ddp_version(void);
 
 #ifdef __cplusplus

@@ -7,10 +7,10 @@
 
 /* configure.ac takes the release's version from these lines. */
 #define DDP_VERSION_MAJOR 0
-#define DDP_VERSION_MINOR 2
+#define DDP_VERSION_MINOR 3
 #define DDP_VERSION_PATCH 0
 
-/* The version as a number that grows from release to release: 0.2.0 is 200, and 1.12.3 is 11203. */
+/* The version as a number that grows from release to release: 0.3.0 is 300, and 1.12.3 is 11203. */
 #define DDP_VERSION (DDP_VERSION_MAJOR * 10000 + DDP_VERSION_MINOR * 100 + DDP_VERSION_PATCH)
 
 #endif

@@ -19,12 +19,12 @@ class SlurmDdp(AutotoolsPackage):
 
     homepage = "https://slurm-ddp.invalid/"
     # Other versions' names follow from it.
-    url = f"file://{os.path.dirname(__file__)}/slurm-ddp-0.2.0.tar.gz"
+    url = f"file://{os.path.dirname(__file__)}/slurm-ddp-0.3.0.tar.gz"
     manual_download = True
 
     license("Apache-2.0")
 
-    version("0.2.0")
+    version("0.3.0")
 
     variant("slurm", default=True, description="Build the SPANK plugin; it fits one major.minor release of Slurm")
     variant("ucx", default=True, description="Communicate between nodes")

@@ -2,6 +2,7 @@
 #include "spank/failure/node/node.h"
 
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -10,6 +11,7 @@
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/base/pause.h"
+#include "spank/base/release.h"
 #include "spank/base/sink.h"
 #include "spank/failure/blame.h"
 #include "spank/failure/event.h"
@@ -292,11 +294,12 @@ static void start_link(struct node *node)
 	char address[sizeof(shared->srun_address)] = "";
 	struct link_facts facts = { .relay = &node->relay, .address = address, .silence_ms = node->silence_ms,
 		                    .opening = { .node_id = node->node_id, .rank = UINT32_MAX,
-		                                 .tasks = node->supervise.local_tasks, .release = PACKAGE_VERSION },
+		                                 .tasks = node->supervise.local_tasks },
 		                    .take = node->take_frame, .about = node->about_frames };
 
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
 	memcpy(facts.opening.node, shared->node, sizeof(facts.opening.node) - 1);
+	snprintf(facts.opening.release, sizeof(facts.opening.release), "%s", release_own());
 	for (uint32_t i = 0; i < node->supervise.local_tasks; i++)
 		if (shared->task[i].rank < facts.opening.rank)
 			facts.opening.rank = shared->task[i].rank;

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/release.h"
 #include "spank/failure/channel.h"
 #include "spank/failure/timeline.h"
 
@@ -131,7 +132,7 @@ bool relay_make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NON
 
 bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node)
 {
-	const struct relay_news news = { .text = PACKAGE_VERSION, .here = true, .rank = rank, .node = node };
+	const struct relay_news news = { .text = release_own(), .here = true, .rank = rank, .node = node };
 
 	return relay_tell(relay, address, &news) || relay_tell(relay, address, &news);
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "spank/base/bytes.h"
+#include "spank/base/release.h"
 
 enum {
 	AWAY_MS = 1000,       /* srun's thread did not run for so long */
@@ -165,7 +166,7 @@ static bool is_own_host(int fd)
 
 static bool knows_question(const struct links_node *node)
 {
-	return strcmp(node->opening.release, PACKAGE_VERSION) == 0;
+	return strcmp(node->opening.release, release_own()) == 0;
 }
 
 static void read_node(struct links *links, uint32_t node, uint64_t now_ns);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/release.h"
 #include "spank/base/sink.h"
 #include "spank/base/worker.h"
 #include "spank/failure/blame.h"
@@ -161,7 +162,7 @@ static void note_presence(const struct relay_news *news)
 	struct stall_note note;
 
 	if (news->here)
-		releases_note(&releases, PACKAGE_VERSION, news->node, news->text, RELAY_TEXT_MAX);
+		releases_note(&releases, release_own(), news->node, news->text, RELAY_TEXT_MAX);
 	if (news->stall == NULL)
 		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
 	else if (stall_unpack(news->stall, &note))
@@ -231,7 +232,7 @@ static bool take_link(const struct relay_message *message, const struct relay_ne
 	if (!opening_unpack(news->opening, &opening))
 		return false;
 	presence_report(&presence, opening.rank, opening.node);
-	releases_note(&releases, PACKAGE_VERSION, opening.node, opening.release, sizeof(opening.release));
+	releases_note(&releases, release_own(), opening.node, opening.release, sizeof(opening.release));
 	return links_adopt(&server.links, fd, &server.relay, message, ddp_now_ns());
 }
 
@@ -554,7 +555,7 @@ bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1])
 {
 	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
 
-	return server.process == 0 && releases_describe(&releases, PACKAGE_VERSION, &sink);
+	return server.process == 0 && releases_describe(&releases, release_own(), &sink);
 }
 
 bool relay_was_stopping(void)

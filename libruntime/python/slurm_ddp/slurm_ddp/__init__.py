@@ -10,7 +10,7 @@ from . import page as _page
 from .jobs import Job, check_launched, device, job, time_left
 from .progress import phase, step, steps
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["Checkpoint", "Job", "check_launched", "device", "exit_for_requeue", "install", "job", "phase",
            "restart_count", "should_stop", "step", "steps", "time_left"]
 
