@@ -82,7 +82,7 @@ placed "n2 n0 n2 n1" "in the file's order"
 # With -w Slurm does not look at SLURM_HOSTFILE.
 cat >"$work/named" <<'END'
 #!/bin/sh
-srun --ddp -N1 -n1 -w n0 "$1" && srun --ddp -N1 -n1 -vw n1 "$1" && srun --ddp -n2 -m arbitrary --nodelist=n0,n1 "$1"
+srun --ddp -n1 -w n0 "$1" && srun --ddp -n1 -vw n1 "$1" && srun --ddp -n2 -m arbitrary --nodelist=n0,n1 "$1"
 SLURM_HOSTFILE=/nonexistent srun --ddp -n1 -wn2 "$1"
 END
 chmod 755 "$work/named"
