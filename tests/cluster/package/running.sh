@@ -3,7 +3,6 @@
 # the package put it, and reads the site's line where the guide has it written.
 # shellcheck shell=bash disable=SC2154,SC2034
 
-newer=9.9.9
 plugin_file=$library/slurm-wlm/spank_ddp.so
 
 # newer_release PACKAGE: the package once more, with another release's number in package, library and Python
@@ -13,7 +12,7 @@ newer_release()
 	mkdir -p "$work/newer" && dpkg-deb --raw-extract "$(deb "$1")" "$folder" &&
 		sed -i "s/^Version: .*/Version: $newer/; s/(= $release_built)/(= $newer)/" "$folder/DEBIAN/control" &&
 		find "$folder" -type f \( -name '*.so*' -o -name '__init__.py' \) \
-			-exec env LC_ALL=C sed -i "s/\b${release_built//./\\.}\b/$newer/g" {} + &&
+			-exec env LC_ALL=C sed -i "s/\b${number_built//./\\.}\b/9.9.9/g" {} + &&
 		dpkg-deb --root-owner-group -Znone --build "$folder" "$work/newer/$1.deb" >/dev/null
 }
 
@@ -38,6 +37,9 @@ ended_with()
 line_of_site() { grep -v '^# ' "$conf" 2>/dev/null; }
 
 release_built=$(field slurm-ddp-plugin Version)
+number_built=${release_built%%+*} # and behind it the commit, which is the same
+newer=9.9.9${release_built#"$number_built"}
+same "$("$source/build-version")" "$release_built" "packages have the version of the commit"
 upgraded=(slurm-ddp-plugin libddp1 libddp-dev python3-slurm-ddp slurm-ddp-tools)
 for package in "${upgraded[@]}"; do
 	newer_release "$package" || not_ok "$package is made once more, as release $newer"
@@ -90,7 +92,7 @@ cp "$plugin_file" "$work/older.so" && chmod 755 "$work/older.so"
 check "all packages are upgraded while jobs run" dpkg_there --install "$work"/newer/*.deb
 # shellcheck disable=SC2016 # the tasks expand these
 capture as_user srun --ddp -N2 --ntasks-per-node=2 sh -c 'echo "rank $RANK of $WORLD_SIZE by $DDP_PLUGIN_VERSION"'
-prints_times 4 "^rank [0-3] of 4 by $newer$" "the next step has the newer plugin"
+prints_times 4 "^rank [0-3] of 4 by ${newer//+/.}$" "the next step has the newer plugin"
 
 # beside_older NODE SRUN'S-RELEASE OTHERS: that node still has the older plugin
 beside_older()
@@ -106,8 +108,8 @@ beside_older()
 	prints_not 'of release' "no release is named where nobody asks"
 	on_node "$1" umount "$plugin_file"
 }
-beside_older n1 "$newer" "$release_built on n1"
-beside_older head "$release_built" "$newer on n[01], of $newer on n[01]"
+beside_older n1 "${newer//+/.}" "${release_built//+/.} on n1"
+beside_older head "${release_built//+/.}" "${newer//+/.} on n[01], of ${newer//+/.} on n[01]"
 
 : >"$work/go"
 ended_with 0 plain
@@ -115,7 +117,7 @@ ended_with 0 training
 prints '^4 ranks: ' "training: its ranks were together to the end"
 ended_with 0 again
 prints '^generation 1$' "again: the agent of the older plugin starts it again"
-prints "^with $newer of $library/slurm-ddp/python/" "again: with what the newer package has for Python"
+prints "^with 9.9.9 of $library/slurm-ddp/python/" "again: with what the newer package has for Python"
 
 # ---- back, and a removal -----------------------------------------------------------------
 
@@ -126,7 +128,7 @@ capture dpkg_there --install "${debs[@]}"
 status_is 0 "the older release is installed again while jobs of the newer one run"
 # shellcheck disable=SC2016
 capture as_user srun --ddp -N2 -n2 sh -c 'echo "rank $RANK of $WORLD_SIZE by $DDP_PLUGIN_VERSION"'
-prints_times 2 "^rank [01] of 2 by $release_built$" "and the next step has it"
+prints_times 2 "^rank [01] of 2 by ${release_built//+/.}$" "and the next step has it"
 # As where /etc is read-only.
 mkdir "$work/unable" && printf '#!/bin/sh\nexit 4\n' >"$work/unable/sed" && chmod 755 "$work/unable/sed"
 capture env DPKG_ROOT="$root" PATH="$work/unable:$PATH" sh "$work/dpkg/info/slurm-ddp-plugin.prerm" remove
