@@ -9,18 +9,30 @@
 
 # ---- nodes without power ----------------------------------------------------------------------
 
-# loses NODE TAKER NAME: with a spare, ranks keep their numbers
+# fails_before NODE RANK: the rank has told of its end when the node loses its power
+fails_before()
+{
+	# shellcheck disable=SC2016 # the head expands it
+	head sh -c ': >"fail.$2"; sleep 0.15; ip link set "n$1" down' fails_before "$@"
+}
+# loses NODE PLACES NAME [RANK]: with a spare, ranks keep their numbers. The node's rank fails just before.
 loses()
 {
+	local failed=
 	afresh
+	[ $# = 3 ] || on_rank 0 "$4" "until [ -e fail.$4 ]; do sleep 0.01; done; exit 3"
 	begin --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=2 --overlap
 	up 0 6
+	if [ $# = 4 ]; then
+		failed="rank $4 of 6 on n$1 exited with code 3 .*; "
+		fails_before "$1" "$4"
+	fi
 	power_off "$1"
 	up 1 6
 	prints_in_time "$off" 4200 up.1.0 "$3: the next generation begins within silence= and a second"
 	finish
 	status_is 0 "$3: the step ends well"
-	prints "ddp: node n$1 has been silent for 3\.[0-9] s, with ranks $((2 * $1))-$((2 * $1 + 1)).*; restart 1 of 3: n3 takes the place of n$1 \(0 spares left\)$" "$3: one line says who failed and who takes its place"
+	prints "ddp: ${failed}node n$1 has been silent for 3\.[0-9] s, with ranks $((2 * $1))-$((2 * $1 + 1)).*; restart 1 of 3: n3 takes the place of n$1 \(0 spares left\)$" "$3: one line says who failed and who takes its place"
 	prints_times 1 "$line" "$3: once"
 	same "${2}" "$(places 1 0 1 2 3 4 5)" "$3: the spare has its ranks, and the others keep theirs"
 	check "$3: srun has not waited for the dead node" test "$(($(date +%s%N) / 1000000 - $(stat -c %Y finish) * 1000))" -lt "$(stretched 15000)"
@@ -34,7 +46,7 @@ prints_in_time()
 	if is_within "$took" "$2"; then ok "$4"; else not_ok "$4" "it took $took ms"; fi
 }
 loses 1 "n0 n0 n3 n3 n2 n2" "a node's power"
-loses 0 "n3 n3 n1 n1 n2 n2" "node 0's power"
+loses 0 "n3 n3 n1 n1 n2 n2" "node 0's power, and a failure of its rank" 1
 
 afresh
 begin --ddp=restart=3,min-nodes=2,silence=3 -w "n[0-2]" --ntasks-per-node=2

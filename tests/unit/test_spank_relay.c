@@ -862,6 +862,112 @@ static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
 	relay_close();
 }
 
+/* What the relay tells a dealer: f: a failure, s: a node's silence; and e: the step is ended. */
+static char order_dealt[16];
+static atomic_int dealt;
+static char dealt_text[STEP_TEXT_MAX];
+
+static void note_dealt(char what)
+{
+	order_dealt[atomic_load(&dealt)] = what;
+	atomic_fetch_add(&dealt, 1);
+}
+
+static void deal_failure(const struct step_action *action)
+{
+	strcpy(dealt_text, action->text);
+	note_dealt('f');
+}
+
+static void deal_silence(uint32_t node, enum links_event event)
+{
+	assert_true(event != LINK_SILENT || node == 1);
+	if (event == LINK_SILENT)
+		note_dealt('s');
+}
+
+static void deal_end(void)
+{
+	note_dealt('e');
+}
+
+static uint64_t never_due(void)
+{
+	return UINT64_MAX;
+}
+
+static void nothing_due(uint64_t now_ns)
+{
+	(void)now_ns;
+}
+
+static const char *no_host(uint32_t rank)
+{
+	(void)rank;
+	return NULL;
+}
+
+/* A rank fails on that node, n1 speaks no more, and n0 does. */
+static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, const char *wanted)
+{
+	const struct relay_restart restart = { .fail = deal_failure, .due = never_due, .act = nothing_due, .host = no_host };
+	const struct relay_actions dealer = { .say = actions.say, .end_step = restarts ? deal_end : actions.end_step,
+		                              .take_link = deal_silence, .restart = restarts ? &restart : NULL };
+	const struct relay_news news = { .text = "failed", .node = on, .wait_status = W_EXITCODE(3, 0),
+		                         .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
+	static struct relay_sender senders[2];
+	struct step_policy policy = policy_with(0);
+	struct link nodes[2];
+	char spec[RELAY_SPEC_MAX];
+	struct relay relay;
+	struct error error;
+	uint64_t until_ns;
+
+	policy.silence_ms = 1000;
+	policy.ask_ms = ask_ms;
+	policy.restarts = restarts;
+	said[0] = dealt_text[0] = '\0';
+	memset(order_dealt, 0, sizeof(order_dealt));
+	atomic_store(&dealt, 0);
+	release_of_nodes = PACKAGE_VERSION;
+	assert_true(relay_open(0, 0, &policy, &dealer, spec, &error));
+	for (uint32_t i = 0; i < 2; i++)
+		begin_link(&nodes[i], &senders[i], spec, i == 0 ? "n0" : "n1", i);
+	release_of_nodes = "";
+	relay = relay_parse(spec);
+	relay.reply_ms = LONG_MS;
+	assert_true(relay_tell(&relay, "127.0.0.1", &news));
+	until_ns = ddp_now_ns() + 20000000000ull;
+	while (atomic_load(&dealt) < (int)strlen(wanted) && ddp_now_ns() < until_ns) {
+		link_tick(&nodes[0]);
+		if (link_asked(&nodes[0]) != 0)
+			link_answer(&nodes[0]);
+		pause_ms(1);
+	}
+	/* A request to end the step would come at once. */
+	pause_ms(150);
+	assert_string_equal(order_dealt, wanted);
+	assert_string_equal(dealt_text, restarts ? "failed" : "");
+	for (int i = 0; i < 2; i++)
+		link_end(&nodes[i]);
+	relay_close();
+}
+
+/* The generation is being ended, or srun still waits for what n1 may have to tell. The dealer decides what follows. */
+static void a_node_falls_silent_behind_a_failure(void **state)
+{
+	(void)state;
+	fail_before_silence("n1", 0, true, "fs");
+	fail_before_silence("n1", 1500, true, "fs");
+	/* What other nodes tell behind a node's last word may be a consequence of the silence. */
+	fail_before_silence("n0", 1500, true, "sf");
+	fail_before_silence("n1", 1500, false, "s");
+	assert_non_null(strstr(said, "failed; node n1 has been silent for "));
+	fail_before_silence("n0", 1500, false, "s");
+	assert_non_null(strstr(said, "node n1 has been silent for "));
+	assert_null(strstr(said, "failed"));
+}
+
 static void count_end(void)
 {
 	atomic_fetch_add(&ended, 1);
@@ -964,6 +1070,7 @@ int main(void)
 		cmocka_unit_test(link_tells_the_release_of_its_node),
 		cmocka_unit_test(an_earlier_failure_is_waited_for),
 		cmocka_unit_test(a_node_whose_tasks_have_ended_is_not_waited_for),
+		cmocka_unit_test(a_node_falls_silent_behind_a_failure),
 		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),

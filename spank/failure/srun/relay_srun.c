@@ -186,29 +186,71 @@ static void take_silence(uint32_t node)
 
 static void say_all_silent(void)
 {
-	char text[RELAY_TEXT_MAX + 1], host[HOST_NAME_MAX_BYTES] = "";
+	char text[RELAY_TEXT_MAX + 1];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	if (gethostname(host, sizeof(host) - 1) != 0)
-		host[0] = '\0';
-	silence_describe_all(&server.links, host[0] != '\0' ? host : "this host", ddp_now_ns(), &sink);
+	silence_describe_all(&server.links, ddp_now_ns(), &sink);
 	if (!server.step.over)
 		voice_say(server.actions.say, text);
+}
+
+static void act(const struct step_action *action)
+{
+	uint64_t at = server.step.wait_status != 0 ? requeue_step_in(action->text) : 0;
+
+	if (at > 0)
+		atomic_store(&failed_at, at);
+	if (action->kill && server.step.policy.restarts) {
+		server.actions.restart->fail(action);
+		return;
+	}
+	atomic_store(&server.wait_status, server.step.wait_status);
+	if (action->text[0] != '\0')
+		say_failure(action->kind, action->wait_status, action->node, action->text);
+	if (action->ask)
+		requests_ask_end(&server.requests);
+	if (action->kill)
+		requests_end_step(&server.requests, &server.links);
+	else
+		requests_go_on(&server.requests, &server.links);
+}
+
+/* What a node told before it fell silent goes first. */
+static void act_before_silence(const struct links_node *of)
+{
+	uint64_t now_ns = ddp_now_ns();
+	struct step_action action;
+	struct sink sink;
+
+	if (!step_act_before(&server.step, of->opening.node, of->heard_ns, now_ns, &action))
+		return;
+	/* The dealer adds the silence itself. */
+	if (!restarts()) {
+		sink = sink_behind(action.text, sizeof(action.text));
+		sink_add(&sink, "; ");
+		silence_describe(of, &presence, now_ns, &sink);
+	}
+	act(&action);
 }
 
 static void tell_links(void *unused, uint32_t node, enum links_event event)
 {
 	(void)unused;
+	if (event == LINK_SILENT)
+		act_before_silence(links_node(&server.links, node));
 	if (server.actions.take_link != NULL)
 		server.actions.take_link(node, event);
-	if (event == LINK_SILENT && !server.step.policy.restarts && !server.step.over)
+	/* The dealer decides what follows, until it has ended the step. */
+	if (server.step.policy.restarts)
+		return;
+	if (event == LINK_SILENT && !server.step.over)
 		take_silence(node);
-	else if (event == LINK_SILENT && server.step.over)
+	else if (event == LINK_SILENT)
 		requests_end_step(&server.requests, &server.links);
 	/* The ranks on srun's own host do not reach the others either, so there is nothing to wait for. */
-	if (event == LINK_ALL_SILENT && !server.step.policy.restarts && links_hears_own(&server.links, ddp_now_ns()))
+	if (event == LINK_ALL_SILENT && links_hears_own(&server.links, ddp_now_ns()))
 		links_give_up(&server.links, ddp_now_ns());
-	else if (event == LINK_ALL_SILENT && !server.step.policy.restarts)
+	else if (event == LINK_ALL_SILENT)
 		say_all_silent();
 }
 
@@ -302,27 +344,6 @@ static int wait_ms(void)
 		return -1;
 	due = now < due ? (due - now + 999999) / 1000000 : 0;
 	return due < INT_MAX ? (int)due : INT_MAX;
-}
-
-static void act(const struct step_action *action)
-{
-	uint64_t at = server.step.wait_status != 0 ? requeue_step_in(action->text) : 0;
-
-	if (at > 0)
-		atomic_store(&failed_at, at);
-	if (action->kill && server.step.policy.restarts) {
-		server.actions.restart->fail(action);
-		return;
-	}
-	atomic_store(&server.wait_status, server.step.wait_status);
-	if (action->text[0] != '\0')
-		say_failure(action->kind, action->wait_status, action->node, action->text);
-	if (action->ask)
-		requests_ask_end(&server.requests);
-	if (action->kill)
-		requests_end_step(&server.requests, &server.links);
-	else
-		requests_go_on(&server.requests, &server.links);
 }
 
 void relay_say(const char *text)

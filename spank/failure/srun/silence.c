@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/silence.h"
 
+#include <string.h>
+#include <unistd.h>
+
+#include "spank/identity/nodelist.h"
+
 static double seconds_since(uint64_t ns, uint64_t now_ns)
 {
 	return (double)(now_ns - ns) * 1e-9;
@@ -20,8 +25,9 @@ void silence_describe(const struct links_node *node, const struct presence *pres
 	         seconds_since(node->heard_ns, now_ns));
 }
 
-void silence_describe_all(const struct links *links, const char *host, uint64_t now_ns, struct sink *sink)
+void silence_describe_all(const struct links *links, uint64_t now_ns, struct sink *sink)
 {
+	char host[HOST_NAME_MAX_BYTES] = "";
 	uint64_t heard_ns = 0;
 	uint32_t count = 0;
 
@@ -33,6 +39,8 @@ void silence_describe_all(const struct links *links, const char *host, uint64_t 
 		if (node->heard_ns > heard_ns)
 			heard_ns = node->heard_ns;
 	}
+	if (gethostname(host, sizeof(host) - 1) != 0 || host[0] == '\0')
+		strcpy(host, "this host");
 	sink_add(sink, "all %u nodes have been silent for %.1f s: is the network of %s, where srun runs, lost? srun waits "
 	         "for them", count, seconds_since(heard_ns, now_ns), host);
 }

@@ -14,8 +14,8 @@
 void silence_describe(const struct links_node *node, const struct presence *presence, uint64_t now_ns,
                       struct sink *sink);
 
-/* Says that all nodes are silent at once; `host` is srun's. */
-void silence_describe_all(const struct links *links, const char *host, uint64_t now_ns, struct sink *sink);
+/* Says that all nodes are silent at once, and on which host srun runs. */
+void silence_describe_all(const struct links *links, uint64_t now_ns, struct sink *sink);
 
 /* Whether nothing is left of the step except silent nodes: all of its nodes have opened a link, at least one is silent,
    and the others' tasks have ended. */

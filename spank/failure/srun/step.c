@@ -361,6 +361,16 @@ bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
 	return true;
 }
 
+bool step_act_before(struct step *step, const char *node, uint64_t heard_ns, uint64_t now_ns, struct step_action *action)
+{
+	const struct step_case *what = &step->cases[CASE_CAUSE];
+
+	if (!step_holds(step) || !what->held || (what->happened_ns > heard_ns && strcmp(what->node, node) != 0))
+		return false;
+	step->doubt_ns = 0;
+	return case_due(step, what) <= now_ns && step_act(step, now_ns, action);
+}
+
 void step_answer(struct step *step, bool slurm_ends_it)
 {
 	step->policy.slurm_may_grant_more = false;
