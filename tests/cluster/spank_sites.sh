@@ -233,6 +233,10 @@ else
 			"a plugin $where it whose task_exit takes 3 s: the rank that died is named"
 		prints_times 1 'ddp: ' "in one line, and not the one that noticed"
 		status_is 137 "with its status"
+		# A task that ends at once, while srun may still be answering its node.
+		capture as_user env SLOW=exit1 srun --ddp=silence=2 -N2 -n2 sh -c '[ $RANK = 1 ] || sleep 2.5'
+		prints_not 'ddp: ' "a node is not called silent while a plugin $where it takes longer than silence="
+		status_is 0 "and no rank is ended"
 	done
 	printf '%s\n' "$slow_line" "$ddp_line" >"$cluster/plugstack.conf"
 	for fails in fail1 "fail0 fail1"; do

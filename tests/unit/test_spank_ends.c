@@ -2,7 +2,9 @@
 /* runs: asan tsan; all: unit */
 /* spank/failure/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -14,16 +16,19 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "spank/base/contained.h"
 #include "spank/failure/node/ends.h"
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/node/stall.h"
 #include "spank/failure/node/witness.h"
+#include "spank/failure/srun/links.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/spank_task.h"
 
@@ -419,6 +424,67 @@ static void thread_answers_srun_when_it_has_told_all(void **state)
 	}
 }
 
+static atomic_int byes;
+
+static void note_bye(void *about, uint32_t link, enum links_event event)
+{
+	(void)about;
+	(void)link;
+	atomic_fetch_add(&byes, event == LINK_BYE);
+}
+
+/* srun is slow, and answers the link's opening when all tasks have ended. Slurm is still calling other plugins, and their
+   work may take longer than silence=. */
+static void srun_hears_the_good_bye_of_a_link_that_opens_late(void **state)
+{
+	const struct links_actions take = { .event = note_bye };
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t bytes = sizeof(address);
+	struct relay relay = { .secret = "a secret of 16 b" };
+	struct relay_message message;
+	pid_t tasks[TASKS];
+	struct links links;
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), link;
+
+	(void)state;
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, bytes), 0);
+	assert_int_equal(listen(listener, 8), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
+	relay.port = ntohs(address.sin_port);
+	start();
+	begin();
+	fork_tasks();
+	memcpy(tasks, node.supervise.pids, sizeof(tasks));
+	node.relay = relay;
+	node.relay.sender = relay_start_sender(&node.supervise.shared->sender);
+	node.silence_ms = LONG_MS;
+	strcpy(node.supervise.shared->srun_address, "127.0.0.1");
+	atomic_store(&node.supervise.shared->noted, true);
+	watch();
+	link = accept(listener, NULL, NULL);
+	assert_int_equal(recv(link, &message, sizeof(message), MSG_WAITALL), sizeof(message));
+	for (int i = 0; i < TASKS; i++) {
+		kill(tasks[i], SIGTERM);
+		assert_int_equal(waitpid(tasks[i], &status_taken, 0), tasks[i]);
+	}
+	take_first();
+	take_second();
+	assert_true(last);
+	atomic_store(&byes, 0);
+	links_start(&links, relay.secret, LONG_MS, &take);
+	assert_true(links_adopt(&links, link, &relay, &message, ddp_now_ns()));
+	/* LIMIT_SECONDS end this. */
+	while (atomic_load(&byes) == 0) {
+		links_read(&links, ddp_now_ns());
+		usleep(1000);
+	}
+	assert_true(ends_finish());
+	link_end(&node.link);
+	links_end(&links);
+	close(listener);
+	supervise_end(&node.supervise);
+}
+
 /* Where the kernel has no pidfd_open(). */
 static void looks_at_tasks_grow_rare(void **state)
 {
@@ -444,6 +510,7 @@ int main(void)
 		cmocka_unit_test(thread_takes_ends_before_slurm_does),
 		cmocka_unit_test(thread_ends_the_witness_before_slurm_reaps),
 		cmocka_unit_test(thread_answers_srun_when_it_has_told_all),
+		cmocka_unit_test(srun_hears_the_good_bye_of_a_link_that_opens_late),
 		cmocka_unit_test(looks_at_tasks_grow_rare),
 	};
 

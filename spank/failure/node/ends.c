@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
@@ -40,6 +41,7 @@ static struct {
 	pthread_cond_t rest_changed;
 	struct generation generation; /* of a step with restart= */
 	int wake;
+	atomic_bool finishes; /* ends_finish() waits for the thread */
 	struct pollfd *ready; /* by local task; behind them `wake`, the witness or its keeper, the
 	                         agents' news, and the link */
 	int asked;            /* how often for the status of a task that is gone */
@@ -227,6 +229,26 @@ static int answer_srun(uint64_t asked)
 	return -1;
 }
 
+/* Slurm may be calling other plugins, or an epilog, for longer than silence=. So the good-bye goes out now, even if the link
+   opens only now or breaks. */
+static void serve_rest(void)
+{
+	struct pollfd ready[1 + LINK_FDS] = { { .fd = ends.wake, .events = POLLIN } };
+	struct link *link = &ends.node->link;
+	uint64_t times;
+	int wait_ms = 0;
+
+	while (wait_ms >= 0 && !link_was_let_go(link) && !atomic_load(&ends.finishes)) {
+		pthread_mutex_lock(&ends.lock);
+		wait_ms = link_tick(link);
+		link_poll(link, ready + 1);
+		pthread_mutex_unlock(&ends.lock);
+		if (poll(ready, 1 + LINK_FDS, wait_ms) > 0 && ready[0].revents != 0 &&
+		    read(ends.wake, &times, sizeof(times)) < 0 && errno != EINTR)
+			return;
+	}
+}
+
 static void watch(void)
 {
 	struct supervise *supervise = &ends.node->supervise;
@@ -269,6 +291,7 @@ static void watch(void)
 	link_say_bye(&ends.node->link);
 	pthread_mutex_unlock(&ends.lock);
 	do_rest();
+	serve_rest();
 }
 
 /* Without the thread, agents would wait for orders for ever. */
@@ -294,6 +317,7 @@ void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool threa
 	ends.lost_ns = ends.lose_ns = 0;
 	ends.losses = 0;
 	ends.witness_done = ends.acted = false;
+	atomic_store(&ends.finishes, false);
 	ends.callbacks = 0;
 	ends.rest = REST_LATER;
 	/* A contained thread would end with its callback, and could hold the lock then. */
@@ -328,6 +352,7 @@ bool ends_finish(void)
 	if (ends.node == NULL)
 		return true;
 	if (ends.running) {
+		atomic_store(&ends.finishes, true);
 		wake_thread();
 		while (!worker_join(&ends.worker, JOIN_MS))
 			continue;

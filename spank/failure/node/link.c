@@ -348,10 +348,16 @@ void link_say_bye(struct link *link)
 	if (!link_is_started(link) || link->said_bye)
 		return;
 	link->said_bye = true;
+	link->facts.take = NULL;
 	if (link->now.state != LINE_OPEN)
 		return;
 	channel_put(&link->now.channel, FRAME_BYE, link->session.read, NULL, 0);
 	channel_flush(&link->now.channel);
+}
+
+bool link_was_let_go(const struct link *link)
+{
+	return link->may_leave;
 }
 
 bool link_may_leave(const struct link *link)

@@ -103,10 +103,12 @@ uint32_t link_fence_ms(uint32_t silence_ms);
 uint64_t link_asked(const struct link *link);
 void link_answer(struct link *link);
 
-/* Tells srun that the node's tasks have ended (FRAME_BYE). */
+/* Tells srun that the node's tasks have ended (FRAME_BYE), now or when there is a connection. Frames are not taken any
+   more. */
 void link_say_bye(struct link *link);
 
-/* Whether srun has answered that (FRAME_LEAVE), or cannot: there is no connection to it any more. */
+/* Whether srun has answered that (FRAME_LEAVE); and whether it has or cannot, because there is no connection to it. */
+bool link_was_let_go(const struct link *link);
 bool link_may_leave(const struct link *link);
 
 /* Says good-bye, if that was not done yet, and closes the connections. */
