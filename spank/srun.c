@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
+#include "spank/base/sink.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/listener.h"
@@ -43,7 +45,7 @@ enum {
 };
 
 static struct {
-	uint32_t job_id, step_id;
+	uint32_t job_id, step_id, nodes;
 	atomic_bool has_step;
 	atomic_bool lost_node; /* one has fallen silent */
 	bool owns_job;         /* srun has made the allocation itself */
@@ -323,15 +325,42 @@ static bool take_srun_options(struct request *request, struct error *error)
 static void leave_without_nodes(int status)
 {
 	char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+	struct presence *presence = relay_presence();
 	bool refuse;
 
-	if (srun.failed_status != 0 || status > 128 || !relay_has_silent(status == 0, text, &refuse))
+	if (srun.failed_status != 0 || status > 128 || presence == NULL ||
+	    !presence_has_silent(presence, status == 0, &sink, &refuse))
 		return;
 	slurm_error("ddp: %s", text);
 	if (status == 0 && refuse) {
 		fflush(NULL);
 		_exit(1);
 	}
+}
+
+/* SLURM ends a step that it cannot start on one of its nodes, because slurmd does not answer there, or the Prolog fails. True:
+   that is what has happened. */
+static bool say_unstarted(int status)
+{
+	bool was_sent = status == 128 + SIGINT || status == 128 + SIGTERM || status == 128 + SIGKILL;
+	const struct presence *presence = relay_presence();
+	const char *list = getenv("SLURM_NODELIST");
+	char names[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(names, sizeof(names));
+	uint32_t count;
+
+	if (status == 0 || was_sent || srun.failed_status != 0 || srun.starts_daemon || relay_was_stopping() ||
+	    !atomic_load(&srun.has_step) || presence == NULL || list == NULL)
+		return false;
+	count = presence_unstarted(presence, srun.nodes, list, &sink);
+	if (count > 0 && names[0] != '\0')
+		slurm_error("ddp: SLURM could not start the step on node%s %s (see its own words above); srun --exclude=%s "
+		            "leaves the node%s out", count > 1 ? "s" : "", names, names, count > 1 ? "s" : "");
+	else if (count > 0)
+		slurm_error("ddp: SLURM could not start the step on %u of its %u nodes (see its own words above)", count,
+		            srun.nodes);
+	return count > 0;
 }
 
 /* While nodes are upgraded, an administrator wants to know which are left. */
@@ -345,7 +374,7 @@ static void say_releases(void)
 
 void srun_leave_with_first_code(int status, void *unused)
 {
-	bool succeeded = dealer_has_succeeded();
+	bool succeeded = dealer_has_succeeded(), unstarted;
 
 	(void)unused;
 	say_releases();
@@ -358,11 +387,12 @@ void srun_leave_with_first_code(int status, void *unused)
 		status = 0;
 	else
 		leave_without_nodes(status);
+	unstarted = say_unstarted(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
 	if (srun.failed_status != 0)
 		status = WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
 		                                         : WEXITSTATUS(srun.failed_status);
-	requeue_finish(status, srun.failed_status != 0, relay_was_stopping(), relay_failed_at());
+	requeue_finish(status, srun.failed_status != 0 || unstarted, relay_was_stopping(), relay_failed_at());
 	if (srun.failed_status == 0 && !succeeded)
 		return;
 	fflush(NULL);
@@ -535,6 +565,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;
+		srun.nodes = nodes;
 		atomic_store(&srun.has_step, true);
 		prepare_requeue(&request->settings);
 		if (request->site.notes_failures)

@@ -165,4 +165,23 @@ status_is 1 "without a spare: the step fails"
 prints 'ddp: node n2 has been silent for .*, with ranks 4-5 .*; no spare is left to take its place' "without a spare: the line names the node"
 prints_not 'restart [0-9]+ of' "without a spare: nothing is restarted"
 
+# ---- nodes that are dead when the step is launched ------------------------------------------------
+
+# SLURM tries for ten seconds to reach such a node.
+afresh
+printf '%s\n' '#!/bin/sh' 'srun sleep 60' 'echo "srun gave $?"' >batch.sh
+link 3 down
+(as_user sh -c "$until_ended" batch_job --ddp=requeue=2 -N4 --ntasks-per-node=1 -o out ./batch.sh >submitted 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+step=$!
+check "dead at launch: srun decides about the job" wait_until 30 grep -q 'ddp: the job is' out
+link 3 up
+head scontrol update NodeName=n3 State=DOWN Reason=test
+waits_again() { [ "$(head squeue -h -o %T)" = PENDING ]; }
+check "dead at launch: the job waits for its next run" wait_until 30 waits_again
+restored 3
+ended
+prints_times 1 'ddp: SLURM could not start the step on node n3 ' "dead at launch: a line names the node"
+prints 'ddp: the job is requeued \(1 of 2\): the step has failed with code [0-9]+$' "dead at launch: the line says that the job is requeued"
+prints_not '^srun gave' "dead at launch: the script does not go on"
+
 done_testing

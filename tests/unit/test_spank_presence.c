@@ -386,6 +386,28 @@ static void nodes_of_other_releases_are_named(void **state)
 	assert_null(strstr(of_releases(&releases), "n9"));
 }
 
+static void nodes_on_which_nothing_has_started_are_named(void **state)
+{
+	struct presence presence = begin((struct presence_policy){ .refuse = true }), none = { .policy = { .refuse = true } };
+	char text[64];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	(void)state;
+	/* Its start is not known yet. */
+	presence_report(&presence, 4, "n3");
+	assert_int_equal(presence_unstarted(&presence, 6, "n[0-5]", &sink), 2);
+	assert_string_equal(text, "n4,n5");
+	/* The step has some of the job's nodes. */
+	sink = sink_on(text, sizeof(text));
+	assert_int_equal(presence_unstarted(&presence, 4, "n[0-5]", &sink), 0);
+	assert_int_equal(presence_unstarted(&presence, 5, "n[0-5]", &sink), 1);
+	assert_string_equal(text, "");
+	assert_int_equal(presence_unstarted(&presence, 6, "n[0-", &sink), 0);
+	/* Nobody has looked. */
+	assert_int_equal(presence_unstarted(&none, 4, "n[0-3]", &sink), 0);
+	presence_end(&presence);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -403,6 +425,7 @@ int main(void)
 		cmocka_unit_test(what_is_left_are_silent_nodes),
 		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
 		cmocka_unit_test(nodes_of_other_releases_are_named),
+		cmocka_unit_test(nodes_on_which_nothing_has_started_are_named),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

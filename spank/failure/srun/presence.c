@@ -220,6 +220,57 @@ bool presence_is_late(struct presence *presence, uint64_t now_ns)
 	return true;
 }
 
+/* Nodes of a list that srun has not heard of. */
+struct unheard {
+	const struct presence *presence;
+	uint32_t count;
+	struct sink *names; /* or NULL */
+};
+
+static bool note_unheard(void *user, const char *host)
+{
+	struct unheard *unheard = user;
+	const struct presence *presence = unheard->presence;
+	bool heard = has_name(presence, host);
+
+	for (uint32_t i = 0; !heard && i < presence->tasks; i++)
+		heard = presence->task[i].host != NULL && strcmp(presence->task[i].host, host) == 0;
+	if (heard)
+		return true;
+	if (unheard->names != NULL && unheard->names->used + strlen(host) <= NAMED_BYTES_MAX)
+		sink_add(unheard->names, "%s%s", unheard->count > 0 ? "," : "", host);
+	unheard->count++;
+	return true;
+}
+
+uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, const char *list, struct sink *names)
+{
+	struct unheard unheard = { .presence = presence };
+	uint32_t all;
+	struct error ignored;
+
+	if (presence->tasks == 0 || !nodelist_count(list, &all, &ignored) ||
+	    !nodelist_walk(list, note_unheard, &unheard, &ignored))
+		return 0;
+	/* The list may be that of a job, of which the step has some nodes. */
+	if (all != nodes)
+		return all - unheard.count < nodes ? nodes - (all - unheard.count) : 0;
+	unheard = (struct unheard){ .presence = presence, .names = names };
+	(void)nodelist_walk(list, note_unheard, &unheard, &ignored);
+	return unheard.count;
+}
+
+bool presence_has_silent(struct presence *presence, bool succeeded, struct sink *sink, bool *refuse)
+{
+	bool any_reported;
+
+	if (presence->said || presence_silent(presence, &any_reported) == 0)
+		return false;
+	presence_describe(presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, sink);
+	*refuse = presence->policy.refuse && !presence->policy.check && any_reported;
+	return true;
+}
+
 static void add_causes(const struct presence *presence, enum presence_state state, struct sink *sink)
 {
 	const char *where = presence->silent == 1 ? "this node" : "these nodes";

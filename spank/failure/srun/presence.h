@@ -66,11 +66,19 @@ uint64_t presence_untold_until(struct presence *presence, uint64_t asked_ns, uin
    while srun does not know yet where a task has started whose node has reported by it. */
 uint32_t presence_silent(struct presence *presence, bool *any_reported);
 
+/* The nodes of a step of which srun has heard nothing: no task has started there, and none has reported. Returns how many of
+   `nodes` these are, and adds their names if the list is that of the step's nodes; otherwise none is added. */
+uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, const char *list, struct sink *names);
+
 /* Whether the step still runs, or has ended with all tasks' success or without. */
 enum presence_state { PRESENCE_RUNS, PRESENCE_FAILED, PRESENCE_SUCCEEDED };
 
 /* Adds which ranks Slurm has started on the same node as this one, as "ranks 4-5"; false if that is not known. */
 bool presence_add_ranks(const struct presence *presence, uint32_t rank, struct sink *sink);
+
+/* At the end: what is to be said of nodes without the plugin now that the step has ended, with success or not; false:
+   nothing. `refuse`: the step counts as failed. */
+bool presence_has_silent(struct presence *presence, bool succeeded, struct sink *sink, bool *refuse);
 
 /* The sentence about the silent nodes. */
 void presence_describe(struct presence *presence, enum presence_state state, struct sink *sink);

@@ -560,16 +560,9 @@ void relay_expect(const struct presence_policy *policy)
 		atomic_store(&server.launching, false);
 }
 
-bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse)
+struct presence *relay_presence(void)
 {
-	struct sink sink = sink_on(text, RELAY_TEXT_MAX + 1);
-	bool any_reported;
-
-	if (server.process != 0 || presence.said || presence_silent(&presence, &any_reported) == 0)
-		return false;
-	presence_describe(&presence, succeeded ? PRESENCE_SUCCEEDED : PRESENCE_FAILED, &sink);
-	*refuse = presence.policy.refuse && !presence.policy.check && any_reported;
-	return true;
+	return server.process == 0 ? &presence : NULL;
 }
 
 bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1])

@@ -37,9 +37,8 @@ bool relay_take_rest(struct step_action *action);
    are said. Does nothing if it is not open. */
 void relay_expect(const struct presence_policy *policy);
 
-/* After relay_close(): what is to be said of nodes without the plugin now that the step has
-   ended, with success or not; false: nothing. `refuse`: the step counts as failed. */
-bool relay_has_silent(bool succeeded, char text[RELAY_TEXT_MAX + 1], bool *refuse);
+/* After relay_close(): which nodes have started tasks, and have reported; NULL: it is open. */
+struct presence *relay_presence(void);
 
 /* Says what is held, as long as that takes, and ends the thread, if it does not take
    longer than JOIN_MS over the step's end; the wait status of the failure that was said, or 0. Does nothing in a
