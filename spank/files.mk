@@ -123,7 +123,7 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/ask.c spank/ask.h spank/comment.c spank/comment.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
 	spank/survive.c spank/survive.h spank/task.c spank/task.h \
 	spank/kill.c spank/kill.h spank/preflight.c spank/preflight.h spank/shrink.c spank/shrink.h \
-	spank/note.c spank/note.h spank/requeue.c spank/requeue.h \
+	spank/note.c spank/note.h spank/requeue.c spank/requeue.h spank/relaunch.c spank/relaunch.h \
 	spank/settle.c spank/settle.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.

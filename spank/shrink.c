@@ -72,6 +72,14 @@ static char *list_of(const char *nodes, struct rest *rest)
 	return rest->text;
 }
 
+char *shrink_list(const char *nodes, const char *without)
+{
+	struct rest rest = { .without = without };
+	struct error ignored;
+
+	return nodelist_walk(nodes, add, &rest, &ignored) ? list_of(nodes, &rest) : NULL;
+}
+
 static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 {
 	struct rest rest = { .without = nodes };

@@ -33,6 +33,7 @@
 #include "spank/note.h"
 #include "spank/preflight.h"
 #include "spank/restart/dealer.h"
+#include "spank/relaunch.h"
 #include "spank/requeue.h"
 #include "spank/settle.h"
 #include "spank/shrink.h"
@@ -45,7 +46,8 @@ enum {
 };
 
 static struct {
-	uint32_t job_id, step_id, nodes;
+	uint32_t job_id, step_id;
+	struct relaunch_step step;
 	atomic_bool has_step;
 	atomic_bool lost_node; /* one has fallen silent */
 	bool owns_job;         /* srun has made the allocation itself */
@@ -274,6 +276,7 @@ void srun_note_environment(void)
 {
 	const char *mpi = getenv("SLURM_MPI_TYPE");
 
+	relaunch_begin();
 	snprintf(srun.mpi, sizeof(srun.mpi), "%s", mpi != NULL ? mpi : "");
 	srun.is_preflight = getenv("SLURM_DDP_PREFLIGHT") != NULL;
 }
@@ -339,28 +342,31 @@ static void leave_without_nodes(int status)
 	}
 }
 
-/* SLURM ends a step that it cannot start on one of its nodes, because slurmd does not answer there, or the Prolog fails. True:
-   that is what has happened. */
-static bool say_unstarted(int status)
+/* The file by which Slurm lays out the tasks, if -m arbitrary or the file itself says so;
+   NULL: none. */
+static const char *hostfile(void)
+{
+	const struct srun_words given = command_line();
+	const char *nodes = srun_nodes(&given);
+
+	if (nodes == NULL)
+		return getenv("SLURM_HOSTFILE");
+	return strchr(nodes, '/') != NULL ? nodes : NULL;
+}
+
+/* True: SLURM could not start the step, which was said. */
+static bool leave_unstarted(int status)
 {
 	bool was_sent = status == 128 + SIGINT || status == 128 + SIGTERM || status == 128 + SIGKILL;
 	const struct presence *presence = relay_presence();
-	const char *list = getenv("SLURM_NODELIST");
-	char names[RELAY_TEXT_MAX + 1];
-	struct sink sink = sink_on(names, sizeof(names));
-	uint32_t count;
+	const struct srun_words given = command_line();
 
 	if (status == 0 || was_sent || srun.failed_status != 0 || srun.starts_daemon || relay_was_stopping() ||
-	    !atomic_load(&srun.has_step) || presence == NULL || list == NULL)
+	    !atomic_load(&srun.has_step) || presence == NULL)
 		return false;
-	count = presence_unstarted(presence, srun.nodes, list, &sink);
-	if (count > 0 && names[0] != '\0')
-		slurm_error("ddp: SLURM could not start the step on node%s %s (see its own words above); srun --exclude=%s "
-		            "leaves the node%s out", count > 1 ? "s" : "", names, names, count > 1 ? "s" : "");
-	else if (count > 0)
-		slurm_error("ddp: SLURM could not start the step on %u of its %u nodes (see its own words above)", count,
-		            srun.nodes);
-	return count > 0;
+	/* Without an allocation, another srun would wait for one. */
+	srun.step.may_go_on &= !srun.owns_job && hostfile() == NULL;
+	return relaunch_unstarted(&srun.step, presence, &given);
 }
 
 /* While nodes are upgraded, an administrator wants to know which are left. */
@@ -387,7 +393,7 @@ void srun_leave_with_first_code(int status, void *unused)
 		status = 0;
 	else
 		leave_without_nodes(status);
-	unstarted = say_unstarted(status);
+	unstarted = leave_unstarted(status);
 	/* Slurm's own status may be 0: a task can hide its rank's error. */
 	if (srun.failed_status != 0)
 		status = WIFSIGNALED(srun.failed_status) ? 128 + WTERMSIG(srun.failed_status)
@@ -409,18 +415,6 @@ bool srun_is_salloc_shell(void)
 	const struct srun_words given = command_line();
 
 	return srun_starts_a_shell(&given);
-}
-
-/* The file by which Slurm lays out the tasks, if -m arbitrary or the file itself says so;
-   NULL: none. */
-static const char *hostfile(void)
-{
-	const struct srun_words given = command_line();
-	const char *nodes = srun_nodes(&given);
-
-	if (nodes == NULL)
-		return getenv("SLURM_HOSTFILE");
-	return strchr(nodes, '/') != NULL ? nodes : NULL;
 }
 
 bool srun_begin(struct request *request, const char *stale, struct error *error)
@@ -556,6 +550,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	struct settings *settings = &request->settings;
 	char text[32];
 
+	relaunch_take_spares(&settings->spares);
 	if (!give_way(nodes) && dealer_is_open() && !settle_without_port(settings, error))
 		return false;
 	if (!settle_nodes(settings, nodes, tasks, error) ||
@@ -565,7 +560,8 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	if (!atomic_load(&srun.has_step)) {
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;
-		srun.nodes = nodes;
+		srun.step = (struct relaunch_step){ .nodes = nodes, .tasks = tasks, .spares = settings->spares,
+			                            .min_nodes = settings->min_nodes, .may_go_on = dealer_is_open() };
 		atomic_store(&srun.has_step, true);
 		prepare_requeue(&request->settings);
 		if (request->site.notes_failures)

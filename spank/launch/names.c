@@ -83,6 +83,7 @@ static const struct name names[] = {
 	{ "SLURM_DDP_ON_FAILURE", NAME_HANDOVER },
 	{ "SLURM_DDP_NO_WITNESS", NAME_HANDOVER },
 	{ "SLURM_DDP_PREFLIGHT", NAME_HANDOVER }, /* for an srun that runs ddp-preflight before another step */
+	{ "SLURM_DDP_RELAUNCH", NAME_HANDOVER }, /* for an srun that starts again without some nodes */
 	{ "SLURM_DDP_REFUSED", NAME_HANDOVER }, /* "yes": no program is to start */
 	{ "SLURM_DDP_RESTART", NAME_HANDOVER }, /* "yes": each task is to be an agent, as srun deals generations */
 };

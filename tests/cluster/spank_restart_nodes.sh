@@ -180,8 +180,30 @@ waits_again() { [ "$(head squeue -h -o %T)" = PENDING ]; }
 check "dead at launch: the job waits for its next run" wait_until 30 waits_again
 restored 3
 ended
-prints_times 1 'ddp: SLURM could not start the step on node n3 ' "dead at launch: a line names the node"
+prints_times 1 'ddp: SLURM could not start the step: no task has begun on node n3 ' "dead at launch: a line names the node"
 prints 'ddp: the job is requeued \(1 of 2\): the step has failed with code [0-9]+$' "dead at launch: the line says that the job is requeued"
 prints_not '^srun gave' "dead at launch: the script does not go on"
+
+# launches NODES DEAD... : a step of an allocation, with one spare and two nodes at least
+launches()
+{
+	local node
+	afresh
+	printf '%s\n' 'srun -N4 bash ./rank.sh --nodes=1' 'echo "first $?"' >script.sh
+	for node in "${@:2}"; do link "$node" down; done
+	(as_user salloc --ddp="restart=3,spare=1,min-nodes=2,silence=3" -N4 --ntasks-per-node=1 bash ./script.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+	step=$!
+	up 0 "$1"
+	for node in "${@:2}"; do link "$node" up; done
+	finish
+	prints '^first 0$' "dead at launch: the step ends well without n$2"
+	restored "${@:2}"
+}
+launches 3 1
+prints_times 1 'ddp: SLURM could not start the step: no task has begun on node n1 .*; another step begins on 3 of 4 nodes \(0 spares left\)$' "dead at launch: the line says so"
+same "n0 n2 n3" "$(places 0 0 1 2)" "dead at launch: the spare takes part"
+launches 2 1 2
+prints 'ddp: SLURM could not start the step: no task has begun on nodes n1,n2 .*; another step begins on 2 of 4 nodes' "dead at launch: min-nodes= goes on with fewer"
+same "n0 n3" "$(places 0 0 1)" "dead at launch: on those that are left"
 
 done_testing

@@ -37,7 +37,7 @@ spank()
 		spank/restart/deal spank/restart/renumber spank/restart/descend spank/restart/agent
 		spank/failure spank/record spank/failure/node spank/restart/generation spank/failure/node/ends
 		spank/failure/srun spank/restart spank/status
-		spank/ask spank/comment spank/kill spank/shrink spank/preflight spank/survive spank/note spank/requeue spank/settle spank/srun spank/stepd spank/task spank/plugin)
+		spank/ask spank/comment spank/kill spank/shrink spank/preflight spank/survive spank/note spank/requeue spank/relaunch spank/settle spank/srun spank/stepd spank/task spank/plugin)
 	interfaces=()
 }
 

@@ -59,8 +59,11 @@ same "libc.so.6" \
 	"$(readelf -d $plugin | sed -n 's/.*(NEEDED).*\[\(.*\)\].*/\1/p' | grep -vE '^(ld-linux|libpthread|libdl)')" \
 	"it needs no library beyond the C library's own"
 same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
-	grep -E '^(popen|system|exec[a-z]*|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
+	grep -E '^(popen|system|execl[a-z]*|execv|execvpe?|fexecve|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
 	"it calls no shell, and nothing that trusts lengths"
+same "spank/relaunch.c" \
+	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]execve\(' spank --include='*.c')" \
+	"srun alone becomes another program: itself again"
 same "spank/preflight.c" \
 	"$(cd "${srcdir:-.}" && grep -rl 'posix_spawn' spank --include='*.c' | grep -v ^spank/status/)" \
 	"it starts a program in srun alone, for preflight="
