@@ -164,6 +164,7 @@ ended 30
 status_is 1 "without a spare: the step fails"
 prints 'ddp: node n2 has been silent for .*, with ranks 4-5 .*; no spare is left to take its place' "without a spare: the line names the node"
 prints_not 'restart [0-9]+ of' "without a spare: nothing is restarted"
+restored 2
 
 # ---- nodes that are dead when the step is launched ------------------------------------------------
 
