@@ -25,16 +25,22 @@
 enum { ADDED = 3, TEXT_MAX = 64, ENVIRONMENT_BYTES = 65536 };
 
 static struct {
-	off_t input; /* where srun's input began; below 0: it has no such place */
+	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, of which srun may have read for the tasks */
+	bool no_pipe;
+	off_t offset; /* where a file was to be read; below 0: it is no file */
 	char *nodes; /* NULL: this srun is the first one */
 	uint32_t spares;
-} relaunched = { .input = -1 };
+} relaunched = { .input = -1, .offset = -1 };
 
 void relaunch_begin(void)
 {
 	const char *left = getenv(LEFT), *list = left != NULL ? strchr(left, ' ') : NULL;
+	struct stat input;
 
-	relaunched.input = lseek(STDIN_FILENO, 0, SEEK_CUR);
+	relaunched.no_pipe = fstat(STDIN_FILENO, &input) != 0 || S_ISCHR(input.st_mode) || S_ISREG(input.st_mode);
+	if (relaunched.no_pipe)
+		relaunched.input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	relaunched.offset = lseek(STDIN_FILENO, 0, SEEK_CUR);
 	if (list != NULL) {
 		relaunched.spares = (uint32_t)strtoul(left, NULL, 10);
 		relaunched.nodes = strdup(list + 1);
@@ -46,15 +52,6 @@ void relaunch_take_spares(uint32_t *spares)
 {
 	if (relaunched.nodes != NULL)
 		*spares = relaunched.spares;
-}
-
-static bool has_its_input(void)
-{
-	struct stat input;
-
-	/* srun may have read from a pipe already, for the tasks. */
-	return fstat(STDIN_FILENO, &input) != 0 || S_ISCHR(input.st_mode) ||
-	       (S_ISREG(input.st_mode) && relaunched.input >= 0);
 }
 
 /* Puts srun's words before the program's. The last one of two options of a kind counts. */
@@ -161,9 +158,11 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 	environment = environment_with(left);
 	if (words == NULL || environment == NULL)
 		return;
-	if (relaunched.input >= 0)
-		(void)lseek(STDIN_FILENO, relaunched.input, SEEK_SET);
 	close_sockets();
+	if (relaunched.input >= 0)
+		(void)dup2(relaunched.input, STDIN_FILENO);
+	if (relaunched.input >= 0 && relaunched.offset >= 0)
+		(void)lseek(STDIN_FILENO, relaunched.offset, SEEK_SET);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	execve(program, words, environment);
@@ -173,7 +172,7 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 static char *stay_of(const struct relaunch_step *step, const char *list, const char *without, const struct relaunch_step *next)
 {
 	bool enough = step->nodes - next->nodes <= step->spares || (step->min_nodes > 0 && next->nodes >= step->min_nodes);
-	char *stay = step->may_go_on && enough && has_its_input() ? shrink_list(list, without) : NULL;
+	char *stay = step->may_go_on && enough && relaunched.no_pipe ? shrink_list(list, without) : NULL;
 	struct error ignored;
 	uint32_t count;
 
