@@ -168,12 +168,15 @@ restored 2
 
 # ---- nodes that are dead when the step is launched ------------------------------------------------
 
-# SLURM tries for ten seconds to reach such a node.
+# SLURM tries for ten seconds to reach such a node. It gives no job a node of which it knows that it does not answer.
+readonly has_nodes=': >granted; until [ -e dead ]; do sleep 0.05; done'
 afresh
-printf '%s\n' '#!/bin/sh' 'srun sleep 60' 'echo "srun gave $?"' >batch.sh
-link 3 down
+printf '%s\n' '#!/bin/sh' "$has_nodes" 'srun sleep 60' 'echo "srun gave $?"' >batch.sh
 (as_user sh -c "$until_ended" batch_job --ddp=requeue=2 -N4 --ntasks-per-node=1 -o out ./batch.sh >submitted 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
 step=$!
+wait_until 30 test -e granted
+link 3 down
+: >dead
 check "dead at launch: srun decides about the job" wait_until 30 grep -q 'ddp: the job is' out
 link 3 up
 head scontrol update NodeName=n3 State=DOWN Reason=test
@@ -190,10 +193,12 @@ launches()
 {
 	local node
 	afresh
-	printf '%s\n' 'srun -N4 bash ./rank.sh --nodes=1' 'echo "first $?"' >script.sh
-	for node in "${@:2}"; do link "$node" down; done
+	printf '%s\n' "$has_nodes" 'srun -N4 bash ./rank.sh --nodes=1' 'echo "first $?"' >script.sh
 	(as_user salloc --ddp="restart=3,spare=1,min-nodes=2,silence=3" -N4 --ntasks-per-node=1 bash ./script.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
 	step=$!
+	wait_until 30 test -e granted
+	for node in "${@:2}"; do link "$node" down; done
+	: >dead
 	up 0 "$1"
 	for node in "${@:2}"; do link "$node" up; done
 	finish

@@ -16,7 +16,7 @@ chmod 644 rank.sh
 
 # on_rank GENERATION RANK COMMANDS: what it does once all ranks of its generation are up
 on_rank() { echo "until [ \$(ls up.$1.* | wc -l) = \$WORLD_SIZE ]; do sleep 0.05; done; $3" >"do.$1.$2"; }
-afresh() { rm -f fail.* place.* start.* up.* alive.* do.* finish out status; }
+afresh() { rm -f granted dead fail.* place.* start.* up.* alive.* do.* finish out status; }
 # begin SRUN-OPTION...: the step, in the background
 begin()
 {
