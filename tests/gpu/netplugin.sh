@@ -9,9 +9,17 @@ here=$(cd "$(dirname "$0")" && pwd)
 plugin=$PWD/libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so
 sums=$PWD/tests/gpu/nccl_sums
 [ -x "$sums" ] || { echo 'Bail out! this build has no tests/gpu/nccl_sums: configure --with-cuda=DIR'; exit 1; }
-work=$(mktemp -d) || exit 1
-# bash runs this, too, in a child that is killed before it is a program; and `[` fails there.
-trap '[ $BASHPID = $$ ] && rm -rf "$work"' EXIT
+# The folder is removed by a shell that has no ranks: a trap on EXIT runs in a rank, too, that is killed before it is a
+# program.
+if [ -z "${NETPLUGIN_WORK-}" ]; then
+	NETPLUGIN_WORK=$(mktemp -d) || exit 1
+	export NETPLUGIN_WORK
+	bash "$0" "$@"
+	status=$?
+	rm -rf "$NETPLUGIN_WORK"
+	exit $status
+fi
+work=$NETPLUGIN_WORK
 number=0
 
 # result STATUS NAME: of the ranks that ran last
