@@ -101,7 +101,7 @@ INLINE __m512i load(const ddp_combination *f, int s, size_t i)
 /* Whole groups; returns the first element that is left. */
 INLINE size_t combine_halves(const ddp_combination *f, size_t i, size_t end, pair_fn pair)
 {
-	const uint16_t one_divided = ddp_f16_from_float((float)(f->divisor != 0 ? 1 / f->divisor : 1));
+	const uint16_t one_divided = ddp_f16_from_float((float)(1 / ddp_divisor(f)));
 	const __m512i inverse = _mm512_set1_epi16((short)one_divided);
 
 	for (; i + GROUP <= end; i += GROUP) {

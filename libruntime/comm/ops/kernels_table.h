@@ -33,6 +33,15 @@ enum {
 	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
 };
 
+/* What is divided by, 1 where nothing is. Compilers may divide first and choose later, by 0 then, which a program may trap. */
+static inline double ddp_divisor(const ddp_combination *f)
+{
+	double divisor = f->divisor != 0 ? f->divisor : 1;
+
+	__asm__("" : "+m"(divisor));
+	return divisor;
+}
+
 /* Many sources that are in no cache are read a block after the other: going through all
    at once takes up to twice as long, all the more if they are a power of two apart. */
 static inline bool ddp_is_far(const ddp_combination *f, size_t count)

@@ -206,7 +206,7 @@ KERNEL static inline T one_##T##_##OP(const ddp_combination *f, size_t i) \
 		const V a = { acc }, b = { x }; \
 		acc = OP_##OP(T, UT, V, UV, MV, a, b)[0]; \
 	} \
-	return f->divisor != 0 ? (T)(acc / (T)f->divisor) : acc; \
+	return f->divisor != 0 ? (T)(acc / (T)ddp_divisor(f)) : acc; \
 }
 
 /* Four vectors of accumulators, from and to element i of a buffer. */
@@ -225,7 +225,7 @@ KERNEL static inline T one_##T##_##OP(const ddp_combination *f, size_t i) \
 KERNEL static size_t groups_##NAME##_##OP(const ddp_combination *f, size_t i, size_t end) \
 { \
 	enum { GROUP = 4 * VECTOR_BYTES / sizeof(T) }; \
-	const divisor_##T divisor = divisor_of_##T(f->divisor != 0 ? f->divisor : 1); \
+	const divisor_##T divisor = divisor_of_##T(ddp_divisor(f)); \
 	for (; i + GROUP <= end; i += GROUP) { \
 		V a0, a1, a2, a3, b0, b1, b2, b3; \
 		const void *from = f->src[0]; \
