@@ -13,9 +13,12 @@ for program in ddp-status ddp-report ddp-preflight ddp-failures; do
 	status_is 0 "$program runs in another folder"
 	prints "^$program [0-9]+\.[0-9]+" "and says its version"
 done
-for package in "easybuild/slurm-ddp-${output#* }.eb" spack/package.py; do
+# Without the commit, which tells builds of a release apart.
+release=${output#* }
+release=${release%%+*}
+for package in "easybuild/slurm-ddp-$release.eb" spack/package.py; do
 	capture grep -E '^ *version( = |\()' "$source/slurm/packaging/$package"
-	prints "[\"']$("$moved/bin/ddp-failures" --version | cut -d ' ' -f 2)[\"']" "$package is for this version"
+	prints "[\"']${release//./\\.}[\"']" "$package is for this release"
 done
 capture sed -n 's/^ExecStart=\([^ ]*\) .*/\1/p' "$moved/share/doc/slurm-ddp/monitoring/slurm-ddp-status.service"
 same "$configured/bin/ddp-status" "$output" "systemd's unit names ddp-status where it was to be installed"

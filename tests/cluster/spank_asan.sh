@@ -19,7 +19,7 @@ sanitizers=(-g1 -O0 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sa
 
 readarray -t sources < <(find "$source/spank" -name '*.c' -not -path '*/status/*')
 check "the plugin builds with sanitizers" gcc -std=gnu11 -shared -fPIC -fvisibility=hidden "${sanitizers[@]}" \
-	-include "$build/config.h" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" \
+	-include "$build/config.h" -I"$build" -I"$source/libruntime/include" -I"$source/libruntime" -I"$source" \
 	"${sources[@]}" -Wl,-z,nodelete -Wl,--version-script="$source/spank/spank_ddp.map" -o "$own/spank_ddp.so"
 # Lets nobody into the sanitizer's allocator while slurmstepd forks a task.
 check "what lets it fork builds" gcc -O1 -D_GNU_SOURCE -shared -fPIC "$source/tests/cluster/asan_fork.c" -o "$own/asan_fork.so"

@@ -24,7 +24,7 @@ printf 'optional %s\n' "$cluster/spank_ddp.so" >"$work/unlocked.conf"
 sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/unlocked.conf|" "$cluster/slurm.conf" >"$work/slurm.conf"
 capture as_user env SLURM_CONF="$work/slurm.conf" srun --ddp=port=30000 -n1 echo ran
 fails_without_hanging "a lock holds on the node, whatever srun was told"
-prints "ddp: key 'port' is locked by this site" "which says so"
+prints "ddp: n[0-9]: key 'port' is locked by this site" "which says so, and where"
 prints_not '^ran$' "and runs nothing"
 capture as_user srun --ddp=omp=keep,on-failure=kill -N1 env
 prints '^DDP_ON_FAILURE=kill$' "what the site does not keep, a user may change"
@@ -47,13 +47,13 @@ says 'plugstack.conf names spank_ddp.so 2 times' "the site's line twice"
 sed -i 's/gpu=error/check/' "$cluster/plugstack.conf"
 says "'check' is for users" "check as a site's default"
 sed -i 's/gpu=error/off/' "$cluster/plugstack.conf"
-says "'off' is for users" "off as a site's default"
+says 'the administrator has switched --ddp off' "off in the site's line"
 # A node may have another plugstack.
 cat "$work/plugstack.conf" "$work/plugstack.conf" >"$cluster/plugstack.conf"
 cp "$work/plugstack.conf" "$work/once.conf"
 sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/once.conf|" "$cluster/slurm.conf" >"$work/once.slurm.conf"
 capture as_user env SLURM_CONF="$work/once.slurm.conf" srun --ddp echo ran
-prints 'ddp: plugstack.conf names spank_ddp.so 2 times' "twice on a node only: the node says so"
+prints 'ddp: n[0-9]: plugstack.conf names spank_ddp.so 2 times' "twice on a node only: the node says so"
 prints_not '^ran$' "and runs nothing"
 cp "$work/plugstack.conf" "$cluster/plugstack.conf"
 
