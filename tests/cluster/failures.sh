@@ -27,7 +27,7 @@ failures()
 }
 
 # shellcheck disable=SC2086 # words are wanted
-failures ${FAILURES_ARGS---failures 12 --each 6 --seed 1}
+failures ${FAILURES_ARGS---failures $([ -n "$all" ] && echo 12 || echo 6) --each 6 --seed 1}
 status_is 0 "all trainings end well, with the bytes of one without failures"
 # In twice the time of silence=, a false alarm would come; the processes beside it take what other tests need.
 failures --calm "${CALM_SECONDS:-10}" --load "${CALM_LOAD:-4}"

@@ -28,7 +28,7 @@ check "the storm's files are there" "$source/slurm/cluster" run --dir "$own" -- 
 	{ cat "$3/slurm.conf" && echo KillOnBadExit=1 && echo WaitTime=1; } >"$2/strict.conf"' sh "$build" "$place" "$own"
 # shellcheck disable=SC2086 # words are wanted
 "$source/slurm/cluster" run --dir "$own" -- python3 "$source/tests/cluster/storm" --cluster "$own" \
-	--place "$place" --keep "$work/hung" ${STORM_ARGS---rounds 20 --seed 1} 2>&1 |
+	--place "$place" --keep "$work/hung" ${STORM_ARGS---rounds $([ -n "$all" ] && echo 20 || echo 10) --seed 1} 2>&1 |
 	tee "${STORM_REPORT:-/dev/null}" | sed 's/^/# /'
 status=${PIPESTATUS[0]}
 status_is 0 "all rounds have the right verdict, and resume exactly"

@@ -187,8 +187,9 @@ make_tree()
 	if [ "$suite" = asan ]; then
 		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
 			kernels/cpu/libproduct_avx512_la-product_avx512.lo || return 1
-		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O1' \
-			kernels/libkernels.la kernels/libconvolution.la || return 1
+		# shellcheck disable=SC2046 # paths are words
+		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" CFLAGS='-g1 -O1' \
+			kernels/libkernels.la kernels/libconvolution.la $(programs asan | grep /test_kernel) || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
 		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
