@@ -862,9 +862,10 @@ static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
 	relay_close();
 }
 
-/* What the relay tells a dealer: f: a failure, s: a node's silence; and e: the step is ended. */
+/* What the relay tells a dealer: f: a failure, s: the silence of n1, S: of another node; and e: the step is ended. */
 static char order_dealt[16];
 static atomic_int dealt;
+static _Atomic uint64_t silent_from_ns;
 static char dealt_text[STEP_TEXT_MAX];
 
 static void note_dealt(char what)
@@ -881,9 +882,11 @@ static void deal_failure(const struct step_action *action)
 
 static void deal_silence(uint32_t node, enum links_event event)
 {
-	assert_true(event != LINK_SILENT || node == 1);
-	if (event == LINK_SILENT)
-		note_dealt('s');
+	if (event != LINK_SILENT)
+		return;
+	if (node == 1)
+		atomic_store(&silent_from_ns, links_node(relay_links(), node)->heard_ns);
+	note_dealt(node == 1 ? 's' : 'S');
 }
 
 static void deal_end(void)
@@ -907,10 +910,11 @@ static const char *no_host(uint32_t rank)
 	return NULL;
 }
 
-/* A rank fails on that node, n1 speaks no more, and n0 does. */
-static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, const char *wanted)
+/* A rank fails on that node, n1 speaks no more, and n0 does. False: srun or n0 stood still behind the failure, so that srun
+   began n1's time anew, and n1's last word counts as later than the failure. */
+static bool try_to_fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, const char *wanted)
 {
-	const struct relay_restart restart = { .fail = deal_failure, .due = never_due, .act = nothing_due, .host = no_host };
+	static const struct relay_restart restart = { .fail = deal_failure, .due = never_due, .act = nothing_due, .host = no_host };
 	const struct relay_actions dealer = { .say = actions.say, .end_step = restarts ? deal_end : actions.end_step,
 		                              .take_link = deal_silence, .restart = restarts ? &restart : NULL };
 	const struct relay_news news = { .text = "failed", .node = on, .wait_status = W_EXITCODE(3, 0),
@@ -921,7 +925,8 @@ static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, 
 	char spec[RELAY_SPEC_MAX];
 	struct relay relay;
 	struct error error;
-	uint64_t until_ns;
+	uint64_t told_ns;
+	bool steady;
 
 	policy.silence_ms = 1000;
 	policy.ask_ms = ask_ms;
@@ -929,16 +934,17 @@ static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, 
 	said[0] = dealt_text[0] = '\0';
 	memset(order_dealt, 0, sizeof(order_dealt));
 	atomic_store(&dealt, 0);
-	release_of_nodes = PACKAGE_VERSION;
+	atomic_store(&silent_from_ns, 0);
+	release_of_nodes = release_own();
 	assert_true(relay_open(0, 0, &policy, &dealer, spec, &error));
 	for (uint32_t i = 0; i < 2; i++)
 		begin_link(&nodes[i], &senders[i], spec, i == 0 ? "n0" : "n1", i);
 	release_of_nodes = "";
 	relay = relay_parse(spec);
 	relay.reply_ms = LONG_MS;
+	told_ns = ddp_now_ns();
 	assert_true(relay_tell(&relay, "127.0.0.1", &news));
-	until_ns = ddp_now_ns() + 20000000000ull;
-	while (atomic_load(&dealt) < (int)strlen(wanted) && ddp_now_ns() < until_ns) {
+	while (atomic_load(&dealt) < (int)strlen(wanted) && ddp_seconds_since(told_ns) < 20) {
 		link_tick(&nodes[0]);
 		if (link_asked(&nodes[0]) != 0)
 			link_answer(&nodes[0]);
@@ -946,11 +952,23 @@ static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, 
 	}
 	/* A request to end the step would come at once. */
 	pause_ms(150);
-	assert_string_equal(order_dealt, wanted);
+	steady = atomic_load(&silent_from_ns) < told_ns;
+	if (steady)
+		assert_string_equal(order_dealt, wanted);
+	assert_null(strchr(order_dealt, 'e'));
 	assert_string_equal(dealt_text, restarts ? "failed" : "");
 	for (int i = 0; i < 2; i++)
 		link_end(&nodes[i]);
 	relay_close();
+	return steady;
+}
+
+static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, const char *wanted)
+{
+	for (int tries = 0; tries < 20; tries++)
+		if (try_to_fail_before_silence(on, ask_ms, restarts, wanted))
+			return;
+	fail_msg("srun or n0 stood still behind each of 20 failures");
 }
 
 /* The generation is being ended, or srun still waits for what n1 may have to tell. The dealer decides what follows. */
@@ -1043,9 +1061,18 @@ static void forked_child_of_srun_waits_for_no_thread(void **state)
 	assert_int_equal(atomic_load(&times_said), 1);
 }
 
+/* A failed test leaves its relay open, whose thread goes on to serve it, and which the next test would get. */
+static int end_relay(void **state)
+{
+	(void)state;
+	atomic_store(&answered, true);
+	relay_close();
+	return 0;
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
+	struct CMUnitTest tests[] = {
 		cmocka_unit_test(siphash_gives_the_vectors_of_its_authors),
 		cmocka_unit_test(spec_is_read_or_refused_whole),
 		cmocka_unit_test(of_many_nodes_at_once_one_is_heard),
@@ -1075,5 +1102,8 @@ int main(void)
 		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
 		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
 	};
+
+	for (size_t i = 0; i < COUNT(tests); i++)
+		tests[i].teardown_func = end_relay;
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
