@@ -246,10 +246,16 @@ static int lack_memory(ddp_comm *comm, void *argument)
 
 	CHECK(dup2(STDERR_FILENO, SENTINEL) == SENTINEL);
 	models = test_context_of(comm);
-	while (!p->all_done && ddp_barrier(comm) == DDP_OK) {
+	while (!p->all_done) {
+		ddp_status status = ddp_barrier(comm);
+		if (status != DDP_OK) {
+			/* The rank that lacks memory was through before this one, and has broken the communicator. */
+			atomic_store(&p->status[rank], status);
+			break;
+		}
 		if (rank == LACKING)
 			atomic_store(&to_come, p->place);
-		ddp_status status = p->operation(comm);
+		status = p->operation(comm);
 		bool refused = rank == LACKING && atomic_exchange(&to_come, -1) < 0;
 		CHECK(fcntl(SENTINEL, F_GETFD) >= 0);
 		CHECK(status == DDP_OK || status == DDP_ERR_NOMEM || status == DDP_ERR_PEER);
