@@ -28,12 +28,11 @@ end_child() { [ -z "$child" ] || kill "$child" 2>/dev/null; }
 
 # limited SECONDS LOG COMMAND...: with a deadline, output to LOG. It runs in the
 # background, so that a signal to us is heeded at once. If `session` is set, it is a
-# session of its own; timeout begins it, and so ends all that is in it. Root lets it have
-# most of the cores (sched(7), autogroup).
+# session of its own; timeout begins it, and so ends all that is in it.
 limited()
 {
 	local status=0
-	${session:+setsid sh -c 'echo -10 2>/dev/null >/proc/self/autogroup; exec "$@"' sh} timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
+	${session:+setsid} timeout -k 15 "$1" "${@:3}" >>"$2" 2>&1 </dev/null &
 	child=$!
 	wait $child || status=$?
 	child=
@@ -173,7 +172,8 @@ plan_build()
 # make_tree SUITE DIR
 make_tree()
 {
-	# Suites wait for builds. Of what debuggers know, stacks take lines and names only, which compile faster.
+	# Suites wait for builds, which get more of the cores so: Linux shares them between sessions (sched(7), autogroup),
+	# and each test is one. Of what debuggers know, stacks take lines and names only, which compile faster.
 	local suite=$1 dir=$2 session=yes flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
