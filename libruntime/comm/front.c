@@ -265,7 +265,10 @@ ddp_status ddp_mem_alloc_on(ddp_comm *comm, ddp_memory kind, size_t bytes, void 
 
 	if (comm == NULL || memory == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_alloc_on(): a NULL argument");
-	ddp_status status = find_lane(comm, kind, 0, &lane);
+	/* find_lane() may open a lane. */
+	ddp_status status = ddp_roster_check_owner(comm->roster, "ddp_mem_alloc_on()");
+	if (status == DDP_OK)
+		status = find_lane(comm, kind, 0, &lane);
 	if (status != DDP_OK)
 		return status;
 	leave_lanes(comm);

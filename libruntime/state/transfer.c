@@ -222,8 +222,11 @@ static int64_t pass(const ddp_transfer *transfer, int *tensor, int64_t *first, i
 /* A mask that is not trained may hold infinities. NULL: nothing is wrong. */
 static const char *not_finite(const ddp_tensor *tensor, const float *values, int64_t count)
 {
+	/* They are in the host's memory, where the program's own queue may not reach. */
+	dk_queue *before = dk_use(NULL);
 	const float largest = dk_largest(values, count);
 
+	dk_use(before);
 	return isnan(largest) || (isinf(largest) && !tensor->untrained) ? tensor->name : NULL;
 }
 

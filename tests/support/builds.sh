@@ -4,6 +4,7 @@
 
 # What tests/support/tags prints
 tags=$("$source/tests/support/tags")
+[ -n "$tags" ] || { echo "tests/run: tests/support/tags finds no tests" >&2; exit 1; }
 
 # tagged SUITE [all]: the paths of the tests that a suite runs; with "all" also those that it only runs with --all
 tagged()
@@ -146,7 +147,7 @@ plan_build()
 	bare|no-*)
 		# With --all, tests see whether clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
 		options=(CC="${ccache}clang" --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file="$work/config.clang")
-		flags=("CFLAGS=-O${all:+1}" LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
+		flags=("CFLAGS=-O$([ -n "$all" ] && echo 1 || echo 0)" LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
 		mapfile -t targets < <(echo examples/allreduce; programs "$suite")
 		if [ "$suite" = bare ]; then
 			options+=(--without-{ucx,pmix,blas})
@@ -245,9 +246,9 @@ check_tree()
 # each test that ended, and in its .log a line for each result.
 from_check()
 {
-	local test log name all=$results
+	local test log name joined=$results
 	# Those of one test first: all together are thousands.
-	results=$all.$1
+	results=$joined.$1
 	while read -r test; do
 		log=${test%.trs}.log name=$(basename "$test" .trs)
 		awk -v suite="$1" -v name="$name" -v log_file="$log" '
@@ -263,9 +264,9 @@ from_check()
 		' "$log" >"$results"
 		[ "$(count FAIL)" = 0 ] || keep_evidence "$1" "$name" "$log"
 		ended "$1" "$name" "$(sed -n 's/^# took \(.* s of CPU\)$/\1/p' "$log" | tail -n 1)"
-		cat "$results" >>"$all"
+		cat "$results" >>"$joined"
 	done < <(find "$2/tests" -name '*.trs' | sort)
-	results=$all
+	results=$joined
 }
 
 # ---- lint, fuzz, distcheck -------------------------------------------------------------
@@ -340,7 +341,8 @@ suite_distcheck()
 	else
 		grep -E '/test_(safetensors|api\.sh|floors\.sh|spank_docs\.sh|cluster_lib\.sh|configure\.sh|python_wheel\.py)$'
 	fi)
-	limited 900 "$log" env DDP_OBJECTS="$dir" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
+	# With --all the archive is compiled; otherwise the build's objects are taken, of the same files.
+	limited 900 "$log" env DDP_OBJECTS="$([ -n "$all" ] || echo "$dir")" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \
 		check_PROGRAMS=tests/unit/test_safetensors noinst_PROGRAMS='examples/allreduce examples/gpt/gpt' || status=$?
 	missing=$(not_in_archive "$dir" 2>&1 | tr '\n' ' ')
 	# Whoever makes it, the archive has the same bytes.

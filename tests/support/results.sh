@@ -57,7 +57,7 @@ from_tap()
 # the place of what the same test left before. Fails if one failed.
 fresh_results()
 {
-	local all=$results forgive='' command=("$@") failed
+	local joined=$results forgive='' command=("$@") failed
 	if [ "${command[-1]}" = forgive ]; then forgive=yes; unset 'command[-1]'; fi
 	results=$work/results.one
 	: >"$results"
@@ -65,10 +65,10 @@ fresh_results()
 	failed=$(count FAIL)
 	[ "$(($(count PASS) + $(count SKIP)))" -gt 0 ] || failed=1
 	if [ -n "$forgive" ] && [ "$failed" = 0 ]; then
-		awk -F '\t' -v suite="$2" -v name="$3" '!($2 == suite && $3 == name)' "$all" >"$all.new" && mv "$all.new" "$all"
+		awk -F '\t' -v suite="$2" -v name="$3" '!($2 == suite && $3 == name)' "$joined" >"$joined.new" && mv "$joined.new" "$joined"
 	fi
-	if [ -z "$forgive" ] || [ "$failed" = 0 ]; then cat "$results" >>"$all"; fi
-	results=$all
+	if [ -z "$forgive" ] || [ "$failed" = 0 ]; then cat "$results" >>"$joined"; fi
+	results=$joined
 	[ "$failed" = 0 ]
 }
 

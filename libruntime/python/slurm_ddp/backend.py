@@ -47,12 +47,14 @@ def make(folder, files):
         lines.append(f"{name},sha256={digest},{len(data)}\n")
     files[record] = "".join(lines) + f"{record},,\n"
     name = f"{stem}-py3-none-any.whl"
-    with zipfile.ZipFile(os.path.join(folder, name), "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, text in files.items():
-            entry = zipfile.ZipInfo(path)  # of 1980
+    path = os.path.join(folder, name)
+    with zipfile.ZipFile(path + ".new", "w", zipfile.ZIP_DEFLATED) as archive:
+        for file, text in files.items():
+            entry = zipfile.ZipInfo(file)  # of 1980
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, text)
+    os.replace(path + ".new", path)
     return name
 
 
