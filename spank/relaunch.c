@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -30,6 +31,8 @@ static struct {
 	off_t offset; /* where a file was to be read; below 0: it is no file */
 	char *nodes; /* NULL: this srun is the first one */
 	uint32_t spares;
+	bool knows_files;
+	struct rlimit files; /* how many srun was to open */
 } relaunched = { .input = -1, .offset = -1 };
 
 void relaunch_begin(void)
@@ -37,6 +40,7 @@ void relaunch_begin(void)
 	const char *left = getenv(LEFT), *list = left != NULL ? strchr(left, ' ') : NULL;
 	struct stat input;
 
+	relaunched.knows_files = getrlimit(RLIMIT_NOFILE, &relaunched.files) == 0;
 	relaunched.no_pipe = fstat(STDIN_FILENO, &input) != 0 || S_ISCHR(input.st_mode) || S_ISREG(input.st_mode);
 	if (relaunched.no_pipe)
 		relaunched.input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -165,6 +169,9 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 		(void)lseek(STDIN_FILENO, relaunched.offset, SEEK_SET);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
+	/* srun has raised its own, and hands tasks the one that it finds. */
+	if (relaunched.knows_files)
+		(void)setrlimit(RLIMIT_NOFILE, &relaunched.files);
 	execve(program, words, environment);
 }
 
@@ -204,12 +211,12 @@ bool relaunch_unstarted(const struct relaunch_step *step, const struct presence 
 	if (count == 0)
 		return false;
 	next.tasks = step->tasks / step->nodes * next.nodes;
-	stay = names[0] != '\0' ? stay_of(step, list, names, &next) : NULL;
+	stay = names[0] != '\0' && !given->is_cut ? stay_of(step, list, names, &next) : NULL;
 	describe(step, count, names, &sink);
 	if (stay != NULL)
 		sink_add(&sink, "; another step begins on %u of %u nodes (%u spare%s left)", next.nodes, step->nodes,
 		         next.spares, next.spares == 1 ? "" : "s");
-	else if (names[0] != '\0')
+	else if (names[0] != '\0' && count < step->nodes)
 		sink_add(&sink, "; srun --exclude=%s leaves the node%s out", names, count > 1 ? "s" : "");
 	slurm_error("ddp: %s", text);
 	if (stay == NULL)

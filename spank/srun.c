@@ -221,11 +221,13 @@ static struct srun_words command_line(void)
 {
 	static char words[COMMAND_LINE_MAX];
 	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words)) : 0;
+	/* The last byte stays 0 and ends a word that is cut. */
+	ssize_t got = fd >= 0 ? read(fd, words, sizeof(words) - 1) : 0;
 
 	if (fd >= 0)
 		close(fd);
-	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind };
+	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind,
+	                             .is_cut = got == (ssize_t)sizeof(words) - 1 };
 }
 
 static void tell_nodes(const char *variable, const char *value)

@@ -184,9 +184,11 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 	struct node *node = generation->node;
 	struct agents *agents = agents_of(generation);
 	uint32_t *ranks = malloc(node->supervise.local_tasks * sizeof(*ranks));
+	char text[128];
 
 	if (ranks == NULL) {
-		generation->node->say("this node has no memory for a restart");
+		snprintf(text, sizeof(text), "%.63s has no memory for a restart", node->supervise.shared->node);
+		node->say(text);
 		return;
 	}
 	for (uint32_t i = 0; i < agents->count; i++) {
@@ -260,7 +262,7 @@ static void look_at_lease(struct generation *generation)
 	}
 	if (age_ms < give_up_ms)
 		return;
-	snprintf(text, sizeof(text), "ddp: %.63s has not reached srun for %.0f s, so it ends its part of the step",
+	snprintf(text, sizeof(text), "%.63s has not reached srun for %.0f s, so it ends its part of the step",
 	         generation->node->supervise.shared->node, age_ms / 1e3);
 	generation->node->say(text);
 	quit(generation, W_EXITCODE(1, 0));

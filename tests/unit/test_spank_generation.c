@@ -436,7 +436,7 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 	lease = 20000;
 	look();
 	assert_int_equal(generation.state, GENERATION_QUITS);
-	assert_string_equal(said, "ddp: n3 has not reached srun for 20 s, so it ends its part of the step");
+	assert_string_equal(said, "n3 has not reached srun for 20 s, so it ends its part of the step");
 	await_end_of_agents();
 	assert_int_equal(waitpid(node.supervise.agents.pids[0], &place, 0), node.supervise.agents.pids[0]);
 	assert_int_equal(place, W_EXITCODE(1, 0));
