@@ -211,7 +211,7 @@ bool relaunch_unstarted(const struct relaunch_step *step, const struct presence 
 	if (count == 0)
 		return false;
 	next.tasks = step->tasks / step->nodes * next.nodes;
-	stay = names[0] != '\0' && !given->is_cut ? stay_of(step, list, names, &next) : NULL;
+	stay = names[0] != '\0' ? stay_of(step, list, names, &next) : NULL;
 	describe(step, count, names, &sink);
 	if (stay != NULL)
 		sink_add(&sink, "; another step begins on %u of %u nodes (%u spare%s left)", next.nodes, step->nodes,

@@ -226,8 +226,7 @@ static struct srun_words command_line(void)
 
 	if (fd >= 0)
 		close(fd);
-	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind,
-	                             .is_cut = got == (ssize_t)sizeof(words) - 1 };
+	return (struct srun_words){ .words = words, .bytes = got > 0 ? (size_t)got : 0, .own = optind };
 }
 
 static void tell_nodes(const char *variable, const char *value)
@@ -366,8 +365,8 @@ static bool leave_unstarted(int status)
 	if (status == 0 || was_sent || srun.failed_status != 0 || srun.starts_daemon || relay_was_stopping() ||
 	    !atomic_load(&srun.has_step) || presence == NULL)
 		return false;
-	/* Without an allocation, another srun would wait for one. */
-	srun.step.may_go_on &= !srun.owns_job && hostfile() == NULL;
+	/* Without an allocation, another srun would wait for one. Of a command line that is cut, the rest is not known. */
+	srun.step.may_go_on &= !srun.owns_job && hostfile() == NULL && given.bytes < COMMAND_LINE_MAX - 1;
 	return relaunch_unstarted(&srun.step, presence, &given);
 }
 

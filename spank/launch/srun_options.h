@@ -16,7 +16,6 @@ struct srun_words {
 	const char *words;
 	size_t bytes;
 	int own;
-	bool is_cut; /* there were more */
 };
 
 /* The user says nothing of a matter, or says no, or says yes. */
