@@ -33,7 +33,8 @@ enum {
 	FAR_BYTES = 16 * 1024 * 1024 /* and so much memory of 4-byte elements */
 };
 
-/* What is divided by, 1 where nothing is. Compilers may divide first and choose later, by 0 then, which a program may trap. */
+/* Returns the number that sums are divided by, or 1 where they are not divided. A compiler may divide before it looks
+   whether the number is 0, and the program may trap that: so it must not know the number. */
 static inline double ddp_divisor(const ddp_combination *f)
 {
 	double divisor = f->divisor != 0 ? f->divisor : 1;
