@@ -18,7 +18,7 @@ struct preflight_release {
 	char form[PREFLIGHT_RELEASE_WORD]; /* of what is sent; equal texts mean equal forms */
 };
 
-/* Of this build, such as "0.3.0+202611290907.g1a2b3c4d". */
+/* The version of this build, such as "0.3.0+202611290907.g1a2b3c4d". */
 const char *preflight_version(void);
 
 /* Fills in this program's. `node` is the node's name. */

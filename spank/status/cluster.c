@@ -136,7 +136,7 @@ bool cluster_find_job(const char *id, struct job *job)
 
 /* ---- rows ----------------------------------------------------------------------------- */
 
-/* What a node's task has written since its last row began. NULL: no row has begun. */
+/* The text that a node's task has written since its last row began. NULL: no row has begun. */
 struct answer {
 	char *text;
 	size_t used;

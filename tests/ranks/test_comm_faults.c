@@ -628,7 +628,7 @@ static void wrong_arguments_break_nothing(void **state)
 
 /* ---- a forked child ------------------------------------------------------------------------ */
 
-/* What a child does that the library does not refuse would be done in the name of its parent. */
+/* If the library did not refuse a child, the child would act in the name of its parent. */
 static void call_as_a_child(ddp_comm *comm, ddp_comm *group, ddp_request *request)
 {
 	float x = 1001;

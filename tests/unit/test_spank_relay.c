@@ -862,7 +862,7 @@ static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
 	relay_close();
 }
 
-/* What the relay tells a dealer: f: a failure, s: the silence of n1, S: of another node; and e: the step is ended. */
+/* The relay tells a dealer these things: f: a failure, s: the silence of n1, S: of another node; and e: the step is ended. */
 static char order_dealt[16];
 static atomic_int dealt;
 static _Atomic uint64_t silent_from_ns;
@@ -977,7 +977,7 @@ static void a_node_falls_silent_behind_a_failure(void **state)
 	(void)state;
 	fail_before_silence("n1", 0, true, "fs");
 	fail_before_silence("n1", 1500, true, "fs");
-	/* What other nodes tell behind a node's last word may be a consequence of the silence. */
+	/* A node that tells something behind another node's last word may tell a consequence of the silence. */
 	fail_before_silence("n0", 1500, true, "sf");
 	fail_before_silence("n1", 1500, false, "s");
 	assert_non_null(strstr(said, "failed; node n1 has been silent for "));

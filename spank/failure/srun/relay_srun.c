@@ -215,7 +215,7 @@ static void act(const struct step_action *action)
 		requests_go_on(&server.requests, &server.links);
 }
 
-/* What a node told before it fell silent goes first. */
+/* A failure that a node told before it fell silent goes first. */
 static void act_before_silence(const struct links_node *of)
 {
 	uint64_t now_ns = ddp_now_ns();
