@@ -169,6 +169,21 @@ static void start(void)
 	contained_note_slurmstepd();
 }
 
+/* Tasks begin, whose ends this srun is told of. */
+static void watch_for_srun(const struct relay *relay, pid_t tasks[TASKS])
+{
+	start();
+	begin();
+	fork_tasks();
+	memcpy(tasks, node.supervise.pids, TASKS * sizeof(*tasks));
+	node.relay = *relay;
+	node.relay.sender = relay_start_sender(&node.supervise.shared->sender);
+	node.silence_ms = LONG_MS;
+	strcpy(node.supervise.shared->srun_address, "127.0.0.1");
+	atomic_store(&node.supervise.shared->noted, true);
+	watch();
+}
+
 static int status_taken;
 static bool last;
 
@@ -391,16 +406,7 @@ static void thread_answers_srun_when_it_has_told_all(void **state)
 	(void)state;
 	for (int fails = 0; fails < 2; fails++) {
 		struct relay relay = open_srun(&policy);
-		start();
-		begin();
-		fork_tasks();
-		memcpy(tasks, node.supervise.pids, sizeof(tasks));
-		node.relay = relay;
-		node.relay.sender = relay_start_sender(&node.supervise.shared->sender);
-		node.silence_ms = LONG_MS;
-		strcpy(node.supervise.shared->srun_address, "127.0.0.1");
-		atomic_store(&node.supervise.shared->noted, true);
-		watch();
+		watch_for_srun(&relay, tasks);
 		await(has_answer);
 		if (fails) {
 			siginfo_t end;
@@ -451,16 +457,7 @@ static void srun_hears_the_good_bye_of_a_link_that_opens_late(void **state)
 	assert_int_equal(listen(listener, 8), 0);
 	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
 	relay.port = ntohs(address.sin_port);
-	start();
-	begin();
-	fork_tasks();
-	memcpy(tasks, node.supervise.pids, sizeof(tasks));
-	node.relay = relay;
-	node.relay.sender = relay_start_sender(&node.supervise.shared->sender);
-	node.silence_ms = LONG_MS;
-	strcpy(node.supervise.shared->srun_address, "127.0.0.1");
-	atomic_store(&node.supervise.shared->noted, true);
-	watch();
+	watch_for_srun(&relay, tasks);
 	link = accept(listener, NULL, NULL);
 	assert_int_equal(recv(link, &message, sizeof(message), MSG_WAITALL), sizeof(message));
 	for (int i = 0; i < TASKS; i++) {
