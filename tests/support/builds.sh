@@ -110,7 +110,7 @@ build_tree()
 	if make_tree "$1" "$dir"; then : >"$dir/.built"; else : >"$dir/.failed"; return 1; fi
 }
 
-# A compiler's cache makes the next run's builds.
+# A compiler's cache makes the next run's builds, also of another clone: each finds its sources by the same path.
 ccache=''
 if command -v ccache >/dev/null; then
 	ccache='ccache '
@@ -120,40 +120,20 @@ fi
 # libtool's own script takes 40 s of processor time for each build.
 readonly quick_libtool="LIBTOOL=$CONFIG_SHELL $source/tests/support/quick-libtool"
 
-# What no-ucx, no-pmix and no-blas are about, in config.h
-readonly lean_words='HAVE_(UCX|PMIX|OPENBLAS)'
-
-# start_lean DIR SUITE: the build of `bare`, less what depends on its configuration. These are few
-# files, as no header asks for it.
-start_lean()
-{
-	local file
-	build_tree bare || return 1
-	step "$2" "copying the build of bare ($2)" 120 "$logs/build-$2.log" cp -a "$work/lean/." "$1" || return 1
-	if grep -rlE "$lean_words" "$source"/{libruntime,kernels,examples,tests} --include='*.h' >>"$logs/lean.log"; then
-		step bare "a header depends on what is there: all has to be compiled anew" 1 "$logs/lean.log" false
-		return 1
-	fi
-	while read -r file; do
-		rm -f "$1/${file%/*}/"*"${file##*/}".{o,lo}
-	done < <(cd "$source" && grep -rlE "$lean_words" libruntime kernels examples tests --include='*.c' | sed 's/\.c$//')
-	find "$1" -name '*.la' -delete
-}
-
 # plan_build: sets what make_tree has of its own for `suite`
 plan_build()
 {
 	case $suite in
+	bare) options=(--without-{ucx,pmix,blas}) ;;&
+	no-*) options=("--without-${suite#no-}") ;;&
 	bare|no-*)
-		# With --all, tests see whether clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
-		options=(CC="${ccache}clang" --without-{onednn,slurm,openmpi,mpich,cuda} --cache-file="$work/config.clang")
-		flags=("CFLAGS=-O$([ -n "$all" ] && echo 1 || echo 0)" LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
+		flags+=(LDFLAGS='-Wl,--no-undefined-version') # as lld has it, from 16 on
 		mapfile -t targets < <(echo examples/allreduce; programs "$suite")
-		if [ "$suite" = bare ]; then
-			options+=(--without-{ucx,pmix,blas})
+		# With --all, tests see whether clang's code for kernels, which no sanitizer keeps from vectors, computes what gcc's does.
+		if [ -z "$all" ]; then
+			options+=(CC="${ccache}gcc" --cache-file="$work/config.gcc")
 		else
-			options+=("--without-${suite#no-}")
-			start_lean "$dir" "$suite" || return 1
+			options+=(CC="${ccache}clang" --cache-file="$work/config.clang") flags+=(CFLAGS='-g1 -O1')
 		fi ;;
 	asan) options=(CC="${ccache}clang" --disable-cuda-kernels '--enable-sanitizer=address,undefined' --cache-file="$work/config.clang")
 		flags=(CFLAGS='-g1 -O0') ;;
@@ -170,6 +150,22 @@ plan_build()
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 }
 
+# take_objects: of the first build, if it is made, but for the files that name a macro of config.h which is another here.
+# These are few, as no header names one. It runs in the build's folder, and sets DDP_OBJECTS and DDP_ANEW for make.
+take_objects()
+{
+	local unit macros folders=(../src/{libruntime,kernels,examples,tests})
+	unit=$(build_of unit)
+	[ -e "$unit/.built" ] || return 0
+	macros=$(diff "$unit/config.h" config.h | grep -oE '[A-Z][A-Z0-9_]{3,}' | sort -u | paste -s -d '|')
+	if grep -rlE "$macros" "${folders[@]}" --include='*.h' >>"$logs/build-$suite.log"; then
+		step "$suite" "a header depends on what is there: all has to be compiled anew" 1 "$logs/build-$suite.log" false
+		return 1
+	fi
+	make=(env DDP_OBJECTS="$unit" DDP_ANEW="$(grep -rlE "$macros" "${folders[@]}" --include='*.c' | paste -s -d ' ')" "${make[@]}")
+	return 0 # where grep found none
+}
+
 # make_tree SUITE DIR
 make_tree()
 {
@@ -178,27 +174,26 @@ make_tree()
 	local suite=$1 dir=$2 session=yes flags=(CFLAGS='-g1 -O2') options=() targets=(check TESTS=) make=(make -j $((2 * jobs)) "$quick_libtool")
 	# Of the kernels for GPUs, nvcc takes as long for each kind of GPU, and for what makes them fast.
 	local one_arch=('NVCC_ARCHS=-gencode arch=compute_80,code=sm_80' 'NVCCFLAGS=-Xcicc -O1 -Xptxas -O0')
+	[ -e "$work/src" ] || ln -s "$source" "$work/src" || return 1
 	plan_build && cd "$dir" || return 1
 	# A build that is made once needs no dependencies. A compiler finds in the system what it found before; flags that
 	# make is told leave that as it is.
 	step "$suite" "configuring ($suite)" 180 "$logs/build-$suite.log" \
-		"$source/configure" --prefix="$work/prefix" --disable-dependency-tracking --enable-werror "${options[@]}" || return 1
+		../src/configure --prefix=/opt/slurm-ddp-tests --disable-dependency-tracking --enable-werror "${options[@]}" || return 1
+	[[ $suite != @(bare|no-*) ]] || [ -n "$all" ] || take_objects || return 1
 	# Code that is not optimized compiles in a third of the time; kernels compute for longer than they compile. In those
 	# for vectors of 512 bits, clang takes 150 times as long to optimize loops under its sanitizers.
 	if [ "$suite" = asan ]; then
-		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" CFLAGS='-g1 -O0' \
-			kernels/cpu/libproduct_avx512_la-product_avx512.lo || return 1
+		step asan "building the kernels (asan)" 1500 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" \
+			{kernels/cpu/libproduct_avx512_la-product_avx512,libruntime/comm/ops/libddpcore_la-kernels{,_avx2,_avx512}}.lo || return 1
 		# shellcheck disable=SC2046 # paths are words
-		step asan "building the kernels (asan)" 300 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" CFLAGS='-g1 -O1' \
+		step asan "building the kernels (asan)" 1500 "$logs/build-asan.log" "${make[@]}" "${flags[@]}" CFLAGS='-g1 -O1' \
 			kernels/libkernels.la kernels/libconvolution.la $(programs asan | grep /test_kernel) || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
-		step "$suite" "building ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
+		step "$suite" "building ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
 	fi
-	step "$suite" "building the tests ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${targets[@]}" || return 1
-	# For start_lean: the build itself is changed by its tests.
-	[ "$suite" != bare ] ||
-		step bare "keeping the build (bare)" 120 "$logs/build-bare.log" cp -a "$dir" "$work/lean" || return 1
+	step "$suite" "building the tests ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${targets[@]}" || return 1
 	compile_others
 }
 
@@ -214,7 +209,7 @@ compile_others()
 	tsan) mapfile -t -O 3 targets < <(cut -f 1 <<<"$tags" | sed -n 's/\.c$//p' | grep -vxF -f <(programs unit; programs tsan)) ;;
 	*) return ;;
 	esac
-	step "$suite" "compiling the other programs ($suite)" 900 "$logs/build-$suite.log" "${make[@]}" -k "${targets[@]}"
+	step "$suite" "compiling the other programs ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" -k "${targets[@]}"
 }
 
 # ---- make check ----------------------------------------------------------------------
