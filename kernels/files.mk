@@ -148,9 +148,13 @@ cuda_kernelsdir = $(pkglibdir)
 cuda_kernels_DATA = kernels/libddp_kernels_cuda.so
 NVCCFLAGS = -O3
 NVCC_ARCHS = -gencode arch=compute_80,code=sm_80 -gencode 'arch=compute_90,code=[sm_90,compute_90]'
-kernels/libddp_kernels_cuda.so: $(cuda_kernel_sources) $(cuda_library_sources) $(cuda_kernel_headers)
-	@$(MKDIR_P) kernels
-	$(AM_V_GEN)cd $(top_srcdir) && $(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_ARCHS) -Xcompiler -fPIC,-fvisibility=hidden \
-		-Ikernels -shared -o $(abs_builddir)/$@ $(cuda_kernel_sources) $(cuda_library_sources) -lcublasLt
-CLEANFILES += kernels/libddp_kernels_cuda.so
+cuda_kernel_objects = $(cuda_kernel_sources:.cu=.o) $(cuda_library_sources:.cu=.o)
+$(cuda_kernel_objects): $(cuda_kernel_headers)
+SUFFIXES = .cu
+.cu.o:
+	@$(MKDIR_P) $(@D)
+	$(AM_V_GEN)$(NVCC) -std=c++17 $(NVCCFLAGS) $(NVCC_ARCHS) -Xcompiler -fPIC,-fvisibility=hidden -I$(top_srcdir)/kernels -c -o $@ $<
+kernels/libddp_kernels_cuda.so: $(cuda_kernel_objects)
+	$(AM_V_GEN)$(NVCC) -shared -o $@ $(cuda_kernel_objects) -lcublasLt
+CLEANFILES += kernels/libddp_kernels_cuda.so $(cuda_kernel_objects)
 endif

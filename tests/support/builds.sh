@@ -135,7 +135,8 @@ plan_build()
 		else
 			options+=(CC="${ccache}clang" --cache-file="$work/config.clang") flags+=(CFLAGS='-g1 -O1')
 		fi ;;
-	asan) options=(CC="${ccache}clang" --disable-cuda-kernels '--enable-sanitizer=address,undefined' --cache-file="$work/config.clang")
+	asan) options=(CC="${ccache}clang" EMULATION_CXX="${ccache}clang++" --disable-cuda-kernels '--enable-sanitizer=address,undefined'
+			--cache-file="$work/config.clang")
 		flags=(CFLAGS='-g1 -O0') ;;
 	# gcc warns of fences, which the thread sanitizer does not know.
 	tsan) options=(CC="${ccache}gcc" --disable-cuda-kernels --enable-sanitizer=thread --cache-file="$work/config.gcc")
@@ -191,7 +192,7 @@ make_tree()
 			kernels/libkernels.la kernels/libconvolution.la $(programs asan | grep /test_kernel) || return 1
 	fi
 	if [[ $suite != @(bare|no-*) ]]; then
-		step "$suite" "building ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "${flags[@]}" all || return 1
+		step "$suite" "building ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${one_arch[@]}" "NVCC=$ccache$(sed -n 's/^NVCC = //p' Makefile)" "${flags[@]}" all || return 1
 	fi
 	step "$suite" "building the tests ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" "${flags[@]}" "${targets[@]}" || return 1
 	compile_others
