@@ -15,7 +15,7 @@
 #include "tests/support/sanitizers.h"
 
 /* The thread sanitizer is ten times slower, and the threads are the same in the other layouts. */
-enum { RANKS = 4, LAYOUTS = THREAD_SANITIZER ? 2 : 4 };
+enum { RANKS = 4, LAYOUTS = SANITIZER ? 2 : 4 };
 
 static void run(int (*body)(ddp_comm *, void *))
 {
@@ -199,7 +199,7 @@ static void reduce_scatter(ddp_comm *comm, const form *f, bool listed)
 
 static int use_lists(ddp_comm *comm, void *argument)
 {
-	static const size_t counts[] = { 5, 300, 3000, THREAD_SANITIZER ? 40000 : 150000 };
+	static const size_t counts[] = { 5, 300, 3000, SANITIZER ? 40000 : 150000 };
 
 	(void)argument;
 	for (int i = 0; i < 16; i++) {

@@ -25,8 +25,8 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/sanitizers.h"
 
-/* The thread sanitizer is ten times slower, and races do not need as many elements. */
-enum { RANKS = 4, COUNT = THREAD_SANITIZER ? 40000 : 200000 };
+/* Sanitizers are slower, and need not as many elements. */
+enum { RANKS = 4, COUNT = SANITIZER ? 40000 : 200000 };
 
 static void run(int (*body)(ddp_comm *, void *))
 {

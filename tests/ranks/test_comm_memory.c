@@ -23,15 +23,13 @@
 #include "comm/net/net.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/sanitizers.h"
 #include "watch/watch.h"
 
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
        PLACES_MAX = 200, EARLY_NS = 2000000 };
-#ifdef __SANITIZE_THREAD__ /* ten times slower; the threads are the same at each place */
-enum { EACH_PLACE = 4 };
-#else
-enum { EACH_PLACE = 1 };
-#endif
+/* Sanitizers are slower; what they look for is the same at most places. */
+enum { EACH_PLACE = THREAD_SANITIZER ? 7 : ADDRESS_SANITIZER ? 3 : 1 };
 
 /* ---- memory ------------------------------------------------------------------------------ */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: unit asan tsan; all: bare; takes: 12 */
+/* runs: unit asan; all: tsan bare; takes: 12 */
 /*
  * Random collectives against a plain reference: ranks 1 .. 8
  * on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.

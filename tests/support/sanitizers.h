@@ -11,5 +11,11 @@
 #else
 #define THREAD_SANITIZER 0
 #endif
+#ifdef __SANITIZE_ADDRESS__ /* configure defines it for clang */
+#define ADDRESS_SANITIZER 1
+#else
+#define ADDRESS_SANITIZER 0
+#endif
+#define SANITIZER (THREAD_SANITIZER || ADDRESS_SANITIZER)
 
 #endif
