@@ -331,7 +331,7 @@ EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net
 tests_ranks_test_comm_no_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_create -Wl,--wrap=ddp_execute_p2p
 tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
-tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
+tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c tests/support/simulate.c tests/support/simulate.h
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
 tests_unit_test_device_cuda_CPPFLAGS = $(AM_CPPFLAGS)
 if HAVE_CUDA
