@@ -130,7 +130,7 @@ gpu_scripts =
 if HAVE_CUDA_KERNELS
 gpu_scripts += $(top_srcdir)/tests/gpu/train.sh
 endif
-if HAVE_UCX
+if HAVE_NCCL_NET
 gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
 if HAVE_CUDA
@@ -309,7 +309,9 @@ tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ra
 tests_unit_test_ucx_sendv_SOURCES = tests/unit/test_ucx_sendv.c tests/support/nccl_driver.c tests/support/nccl_driver.h
 tests_unit_test_ucx_sendv_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_ucx_sendv_LDADD = $(LDADD) $(UCX_LIBS)
+if HAVE_NCCL_NET
 EXTRA_tests_unit_test_ucx_sendv_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+endif
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 tests_ranks_test_netplugin_floods_SOURCES = tests/ranks/test_netplugin_floods.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)

@@ -162,6 +162,7 @@ plan_build()
 		flags=(CFLAGS='-g1 -O1 -Wno-tsan') ;;
 	*) suite=unit options=(CC="${ccache}gcc" --cache-file="$work/config.gcc") ;;
 	esac
+	if wanted "$suite" | grep -qE '^test_(netplugin|gpudirect)'; then options+=(--enable-nccl-net); fi
 	[[ $suite = @(bare|no-*) ]] || targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')")
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
