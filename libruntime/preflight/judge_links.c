@@ -45,16 +45,6 @@ static double of_node(const struct preflight_link *links, int count, int node, f
 	return usual;
 }
 
-double preflight_node_bandwidth(const struct preflight_link *links, int count, int node)
-{
-	return of_node(links, count, node, bandwidth);
-}
-
-double preflight_node_speed(const struct preflight_link *links, int count, int node)
-{
-	return of_node(links, count, node, speed);
-}
-
 /* How far each link and node is from what is usual, as a share of it; the lower, the worse. 1: nothing is odd. */
 struct doubts {
 	double *link, *node;
@@ -251,16 +241,6 @@ static struct verdict judge(const struct preflight_links_again *again, const str
 	verdict.value = preflight_best(suspect, repeats);
 	verdict.usual = preflight_median(controls, repeats);
 	return verdict;
-}
-
-int preflight_calm_links(struct preflight_link *calm, const struct preflight_link *links, int count)
-{
-	int kept = 0;
-
-	for (int i = 0; i < count; i++)
-		if (links[i].waited <= WAITED)
-			calm[kept++] = links[i];
-	return kept;
 }
 
 /* Whether an end of the link often had to wait for its processor. */

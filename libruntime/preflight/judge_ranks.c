@@ -179,7 +179,7 @@ static int worst(const struct preflight_ranks_again *again, const struct preflig
 }
 
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
-                           const struct preflight_figures *figures, const bool *doubted)
+                           const struct preflight_figures *figures)
 {
 	double *doubt = numbers(people->ranks), *values = numbers(people->ranks);
 
@@ -188,15 +188,10 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
 		doubt[r] = 1;
 	if (doubt != NULL && values != NULL) {
 		look_at_all(doubt, again, people, figures, values);
-		for (int r = 0; doubted != NULL && r < people->ranks; r++)
-			if (doubted[r] && doubt[r] == 1)
-				doubt[r] = DOUBT;
 		for (int r; again->count < PREFLIGHT_SUBJECTS && (r = worst(again, people, doubt)) >= 0;)
 			choose(again, r, false);
 		choose_controls(again, people, doubt);
 	}
-	if (doubted != NULL && again->count > 0)
-		again->work[PREFLIGHT_PRODUCT] = again->work[PREFLIGHT_MEMORY] = true;
 	free(doubt);
 	free(values);
 }

@@ -48,9 +48,9 @@ struct preflight_ranks_again {
 const char *preflight_work_name(enum preflight_work work);
 const char *preflight_work_unit(enum preflight_work work);
 
-/* Chooses what is measured again. `doubted`: further ranks to look at, or NULL. */
+/* Chooses what is measured again. */
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
-                           const struct preflight_figures *figures, const bool *doubted);
+                           const struct preflight_figures *figures);
 
 /*
  * Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets

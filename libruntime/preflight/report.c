@@ -108,24 +108,10 @@ static void print_findings(FILE *out, const struct preflight_findings *findings,
 		fprintf(out, "%snothing is odd%s\n", colour ? "\033[32m" : "", colour ? "\033[0m" : "");
 }
 
-static void print_groups(FILE *out, const struct preflight_survey *s, double *values)
-{
-	struct row row;
-
-	for (int n = 0; n < s->nodes; n++)
-		values[n] = preflight_best(&s->group_node[n * PREFLIGHT_GROUP_REPEATS], PREFLIGHT_GROUP_REPEATS);
-	row = row_of(values, s->nodes);
-	if (row.lowest_at >= 0)
-		fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s %.60s\n", "GPUs, all_reduce on a node", row.lowest * 1e-9, row.usual * 1e-9,
-		        row.highest * 1e-9, "GB/s", s->names[row.lowest_at]);
-	if (s->group_all > 0)
-		fprintf(out, "  %-38s %9s %9.4g %9s %-8s\n", "GPUs, all_reduce of all", "", s->group_all * 1e-9, "", "GB/s");
-}
-
 void preflight_report(FILE *out, const struct preflight_survey *s, const struct preflight_findings *findings, double seconds,
                       int width, bool colour)
 {
-	int count = s->ranks + s->link_count; /* more than there are nodes */
+	int count = s->ranks + s->link_count;
 	double *values = malloc((size_t)(count + 1) * sizeof(*values));
 
 	if (width < WIDTH_LEAST)
@@ -136,7 +122,6 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 	if (values != NULL) {
 		print_ranks(out, s, values);
 		print_links(out, s, values);
-		print_groups(out, s, values);
 	}
 	free(values);
 	print_findings(out, findings, width, colour);
@@ -181,21 +166,6 @@ static json_t *node_of(const struct preflight_facts *f)
 	                 (int)(f->has_rdma != 0), "nic_numa_node", (json_int_t)f->nic_numa);
 }
 
-/* Returns the figures of GPUs that work together; null: they were not measured. */
-static json_t *groups_of(const struct preflight_survey *s)
-{
-	json_t *nodes = json_object();
-
-	if (s->group_all <= 0 && preflight_best(s->group_node, s->nodes * PREFLIGHT_GROUP_REPEATS) <= 0) {
-		json_decref(nodes);
-		return json_null();
-	}
-	for (int n = 0; n < s->nodes; n++)
-		json_object_set_new(nodes, s->names[n],
-		                    json_real(preflight_best(&s->group_node[n * PREFLIGHT_GROUP_REPEATS], PREFLIGHT_GROUP_REPEATS)));
-	return json_pack("{s:f, s:o}", "all", s->group_all, "nodes", nodes);
-}
-
 static json_t *finding_of(const struct preflight_survey *s, const struct preflight_finding *f)
 {
 	json_t *object = json_pack("{s:s, s:s}", "about", f->about, "text", f->text);
@@ -227,9 +197,9 @@ static json_t *all_of(const struct preflight_survey *s, const struct preflight_f
 		                                       "bandwidth", s->link[i].bandwidth, "latency", s->link[i].latency, "waited", s->link[i].waited));
 	for (int i = 0; i < findings->count; i++)
 		json_array_append_new(findings->item[i].odd ? odd : notes, finding_of(s, &findings->item[i]));
-	return json_pack("{s:i, s:f, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "preflight", 1, "seconds", seconds, "busy",
+	return json_pack("{s:i, s:f, s:b, s:o, s:o, s:o, s:o, s:o}", "preflight", 1, "seconds", seconds, "busy",
 	                 (int)preflight_is_busy(&s->people, s->figures), "odd", odd, "notes", notes, "nodes", nodes, "ranks", ranks,
-	                 "links", links, "gpu_all_reduce", groups_of(s));
+	                 "links", links);
 }
 
 bool preflight_report_json(const char *path, const struct preflight_survey *survey, const struct preflight_findings *findings,

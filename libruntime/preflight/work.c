@@ -111,12 +111,6 @@ void preflight_bench_close(struct preflight_bench *bench)
 	free(bench);
 }
 
-void *preflight_bench_gpu(struct preflight_bench *bench, size_t *bytes)
-{
-	*bytes = (size_t)bench->gpu_bytes;
-	return bench->gpu;
-}
-
 bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work)
 {
 	return work < PREFLIGHT_GPU_PRODUCT || bench->queue != NULL;
