@@ -89,7 +89,8 @@ static bool is_comparable(const struct topic *topic, const struct preflight_fact
 }
 
 /* Whether more than half of those with which `rank` is compared have its value. */
-static bool is_usual(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
+static bool is_usual(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                     int ranks, int rank)
 {
 	int all = 0, same = 0;
 
@@ -103,7 +104,8 @@ static bool is_usual(const struct topic *topic, const struct preflight_facts *fa
 }
 
 /* A rank that has what more than half have; -1: there is no such value. */
-static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
+static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                    int ranks, int rank)
 {
 	for (int r = 0; r < ranks; r++)
 		if (is_comparable(topic, &facts[r], &facts[rank]) && is_usual(topic, facts, values, ranks, r))
@@ -112,8 +114,8 @@ static int usual_of(const struct topic *topic, const struct preflight_facts *fac
 }
 
 /* Whether an earlier rank of the same node has the same value, so that it was said. */
-static bool was_said(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int rank,
-                     bool of_any_node)
+static bool was_said(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                     int rank, bool of_any_node)
 {
 	for (int r = 0; r < rank; r++)
 		if (is_comparable(topic, &facts[r], &facts[rank]) && strcmp(values[r], values[rank]) == 0 &&
@@ -123,8 +125,8 @@ static bool was_said(const struct topic *topic, const struct preflight_facts *fa
 }
 
 /* "n1", "rank 3 on n1", or "2 ranks on n1 (the first is rank 3)" */
-static void subject_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks,
-                       int rank, char subject[SUBJECT])
+static void subject_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                       int ranks, int rank, char subject[SUBJECT])
 {
 	int same = 0, all = 0;
 
@@ -154,10 +156,12 @@ static void say_odd(struct preflight_findings *findings, const struct topic *top
 }
 
 /* Nobody can say which value is right. */
-static void say_split(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
-                      const char (*values)[VALUE], int ranks, int rank)
+static void say_split(struct preflight_findings *findings, const struct topic *topic,
+                      const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
 {
-	const struct preflight_finding f = { .odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1 };
+	const struct preflight_finding f = {
+		.odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1
+	};
 	char list[PREFLIGHT_TEXT - 80] = "";
 	size_t used = 0;
 
@@ -228,7 +232,8 @@ static void look_at_memlock(struct preflight_findings *findings, const struct pr
 		return;
 	tell_bytes(has, f->memlock);
 	preflight_find(findings, &odd,
-	               "%s: the limit of locked memory (memlock) is %s, and InfiniBand needs more: set LimitMEMLOCK=infinity for slurmd",
+	               "%s: the limit of locked memory (memlock) is %s, and InfiniBand needs more: set "
+	               "LimitMEMLOCK=infinity for slurmd",
 	               f->node_name, has);
 }
 
@@ -277,13 +282,14 @@ static void look_at_sharing(struct preflight_findings *findings, const struct pr
 		const struct preflight_finding odd = { .odd = 2 * oversubscribed < ranks, .about = "binding",
 			                                       .node = f->node, .rank = r,
 			                               .peer = -1, .value = count, .usual = (double)f->cpus };
-		preflight_find(findings, &odd, "%d ranks on %s (the first is rank %d) share %" PRId64 " CPU%s", count, f->node_name, r,
-		               f->cpus, f->cpus == 1 ? "" : "s");
+		preflight_find(findings, &odd, "%d ranks on %s (the first is rank %d) share %" PRId64 " CPU%s", count,
+		               f->node_name, r, f->cpus, f->cpus == 1 ? "" : "s");
 	}
 }
 
 /* A node that has less memory than others of its processor has perhaps lost a module. */
-static void look_at_memory(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks, double *values)
+static void look_at_memory(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks,
+                           double *values)
 {
 	for (int r = 0; r < ranks; r++) {
 		const struct preflight_facts *f = &facts[r];

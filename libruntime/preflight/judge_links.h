@@ -30,8 +30,8 @@ struct preflight_links_again {
 enum { PREFLIGHT_LINKS_AGAIN = PREFLIGHT_SUBJECTS + 3 };
 
 /* Chooses what is measured again. machine[node] is the node's machine. */
-void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count, int nodes,
-                           const int *machine);
+void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count,
+                           int nodes, const int *machine);
 
 /*
  * Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
@@ -46,7 +46,7 @@ void preflight_links_judge(struct preflight_findings *findings, const struct pre
 bool preflight_links_wait(const struct preflight_links_again *again, const struct preflight_link *link, int repeats);
 
 /* Names nodes whose clock is away from the others'. */
-void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count, int nodes,
-                            const char *const *names);
+void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count,
+                            int nodes, const char *const *names);
 
 #endif

@@ -93,10 +93,13 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
 		               "other processes use the processors, so only large differences count");
 	else if (preflight_links_wait(&s->links_again, s->link_again, s->repeats))
-		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
-		               "a rank that measured links had to wait for its processor, so of its links only large differences count");
+		preflight_find(&findings,
+		               &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
+		               "a rank that measured links had to wait for its processor, so of its links only large "
+		               "differences count");
 	if (options->json != NULL)
-		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)), options->json);
+		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)),
+		                       options->json);
 	if (options->exclude != NULL)
 		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
 	if (!options->quiet || findings.odd > 0)
@@ -159,7 +162,9 @@ static bool can_begin(ddp_context *context, const struct preflight_options *opti
 
 	if (status == DDP_OK && same)
 		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
-	*code = status != DDP_OK ? fail("the ranks cannot compare what they run") : first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	*code = first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	if (status != DDP_OK)
+		*code = fail("the ranks cannot compare what they run");
 	return status == DDP_OK && can != 0;
 }
 

@@ -53,7 +53,8 @@ static bool can_make(const char *path, char why[PREFLIGHT_WHY])
 
 	if (strlen(path) >= PATH_MAX)
 		return refuse(why, "its name is too long: name a shorter one");
-	snprintf(folder, sizeof(folder), "%.*s", slash == NULL ? 1 : slash == path ? 1 : (int)(slash - path), slash == NULL ? "." : path);
+	snprintf(folder, sizeof(folder), "%.*s", slash == NULL || slash == path ? 1 : (int)(slash - path),
+	         slash == NULL ? "." : path);
 	if (!is_folder(folder, why))
 		return false;
 	snprintf(probe, sizeof(probe), "%s.XXXXXX", path);

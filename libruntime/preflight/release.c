@@ -89,7 +89,8 @@ bool preflight_releases_agree(const struct preflight_release *all, int ranks, ch
 		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version);
 	else
 		snprintf(text, PREFLIGHT_RELEASE_TEXT,
-		         "%.63s%s run%s ddp-preflight %.63s, and other nodes run %.63s: install one release on all nodes", all[odd].node,
-		         others, nodes > 1 ? "" : "s", all[odd].version, all[usual].version);
+		         "%.63s%s run%s ddp-preflight %.63s, and other nodes run %.63s: install one release on all "
+		         "nodes",
+		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version, all[usual].version);
 	return false;
 }

@@ -192,7 +192,8 @@ static ddp_status meet(struct preflight_survey *s, struct company *company)
 	return status;
 }
 
-static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own, int rounds)
+static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own,
+                                 int rounds)
 {
 	const int self = s->job->node_rank;
 	unsigned char *late = &company->late[self];
@@ -370,7 +371,8 @@ static ddp_status links_again(struct preflight_survey *s, int before, int more)
 	own = calloc(1, each);
 	if (s->job->rank == 0)
 		all = calloc((size_t)s->nodes, each);
-	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before, before + more, (size_t)count)))) {
+	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before,
+	                                                               before + more, (size_t)count)))) {
 		free(own);
 		free(all);
 		return no_memory();
@@ -470,8 +472,10 @@ static void remark_left_out(const struct preflight_survey *s, struct preflight_f
 			continue;
 		for (int i = 0; i < s->link_count; i++)
 			links += s->link[i].a == n || s->link[i].b == n;
-		preflight_find(findings, &f, "%s: only %d of its links were measured, as the last %d of them took longer than %g s each",
-		               s->names[n], links, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_MS * 1e-3);
+		preflight_find(
+			findings, &f,
+			"%s: only %d of its links were measured, as the last %d of them took longer than %g s each",
+			s->names[n], links, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_MS * 1e-3);
 	}
 }
 
