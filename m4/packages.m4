@@ -94,10 +94,16 @@ AS_HELP_STRING([--without-ucx], [communicate on one node only])],
     AS_CASE([$with_ucx], [/usr|/usr/], [], [UCX_CFLAGS="-isystem $with_ucx/include"])])
   AS_VAR_IF([ddp_ucx], [yes], [
     UCX_LIBS="$UCX_LIBS -lucs"
-    ddp_netplugin_summary="yes, libnccl-net-ddpucx.so"
-    AC_DEFINE([HAVE_UCX], [1], [UCX is there])],
-    [ddp_netplugin_summary="left out: it needs UCX"])
+    AC_DEFINE([HAVE_UCX], [1], [UCX is there])])
   AM_CONDITIONAL([HAVE_UCX], [test "x$ddp_ucx" = xyes])
+
+  AC_ARG_ENABLE([nccl-net], [AS_HELP_STRING([--enable-nccl-net],
+    [build libnccl-net-ddpucx.so, NCCL's network over UCX, too])], [], [enable_nccl_net=no])
+  ddp_netplugin_summary="left out: --enable-nccl-net builds libnccl-net-ddpucx.so"
+  AS_VAR_IF([enable_nccl_net], [yes], [
+    AS_VAR_IF([ddp_ucx], [yes], [], [AC_MSG_ERROR([--enable-nccl-net needs UCX: install libucx-dev or ucx-devel])])
+    ddp_netplugin_summary="yes, libnccl-net-ddpucx.so"])
+  AM_CONDITIONAL([HAVE_NCCL_NET], [test "x$enable_nccl_net" = xyes])
 ])
 
 # OpenBLAS first: as fast as oneDNN on large matrices, faster on small ones. Its

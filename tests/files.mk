@@ -130,7 +130,7 @@ gpu_scripts =
 if HAVE_CUDA_KERNELS
 gpu_scripts += $(top_srcdir)/tests/gpu/train.sh
 endif
-if HAVE_UCX
+if HAVE_NCCL_NET
 gpu_scripts += $(top_srcdir)/tests/gpu/netplugin.sh
 endif
 if HAVE_CUDA
@@ -309,7 +309,9 @@ tests_ranks_test_netplugin_SOURCES = tests/ranks/test_netplugin.c $(netplugin_ra
 tests_unit_test_ucx_sendv_SOURCES = tests/unit/test_ucx_sendv.c tests/support/nccl_driver.c tests/support/nccl_driver.h
 tests_unit_test_ucx_sendv_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_ucx_sendv_LDADD = $(LDADD) $(UCX_LIBS)
+if HAVE_NCCL_NET
 EXTRA_tests_unit_test_ucx_sendv_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
+endif
 tests_ranks_test_netplugin_ends_SOURCES = tests/ranks/test_netplugin_ends.c $(netplugin_ranks)
 tests_ranks_test_netplugin_floods_SOURCES = tests/ranks/test_netplugin_floods.c $(netplugin_ranks)
 tests_ranks_test_netplugin_ends_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
@@ -331,7 +333,7 @@ EXTRA_tests_ranks_test_netplugin_ends_DEPENDENCIES = libruntime/nccl_plugins/net
 tests_ranks_test_comm_no_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_create -Wl,--wrap=ddp_execute_p2p
 tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
-tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c $(scale_simulation)
+tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c tests/support/simulate.c tests/support/simulate.h
 tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
 tests_unit_test_device_cuda_CPPFLAGS = $(AM_CPPFLAGS)
 if HAVE_CUDA

@@ -13,8 +13,8 @@ libruntime_nccl_plugins_profiler_libnccl_profiler_ddp_la_CFLAGS = $(AM_CFLAGS) -
 libruntime_nccl_plugins_profiler_libnccl_profiler_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-Wl,-z,nodelete -export-symbols-regex '^ncclProfiler_v[0-9]+$$'
 
-# libnccl-net-ddpucx.so, NCCL's network over UCX.
-if HAVE_UCX
+# libnccl-net-ddpucx.so, NCCL's network over UCX: configure --enable-nccl-net.
+if HAVE_NCCL_NET
 noinst_LTLIBRARIES += libruntime/nccl_plugins/net/libnetplugin.la
 libruntime_nccl_plugins_net_libnetplugin_la_SOURCES = \
 	libruntime/nccl_plugins/net/abi.h \

@@ -20,17 +20,36 @@ struct topic {
 	const char *name, *about;
 	bool of_nodes;   /* the first rank of each node speaks for it */
 	bool of_a_kind;  /* only nodes of the same processor are compared */
-	/* Writes the value; false: it is not known. */
-	bool (*tell)(const struct preflight_facts *facts, char *value);
-	size_t offset;   /* of a word, for tell_word() */
+	enum { WORD, NUMBER, BYTES, MHZ } type;
+	size_t offset;   /* of the value in the facts: an array of characters, or int64_t */
 	bool remark;     /* a difference is only a remark */
+};
+
+#define AT(field) offsetof(struct preflight_facts, field)
+
+/* Some GPUs come with a lower clock than their highest, so only a difference of clocks is odd. */
+static const struct topic topics[] = {
+	{ "the kernel", "version", true, false, WORD, AT(kernel), false },
+	{ "glibc", "version", false, false, WORD, AT(glibc), false },
+	{ "libddp", "version", false, false, WORD, AT(libddp), false },
+	{ "UCX", "version", false, false, WORD, AT(ucx), false },
+	{ "the GPU's driver", "version", true, false, WORD, AT(driver), false },
+	{ "NCCL", "version", false, false, WORD, AT(nccl), false },
+	{ "the processor", "version", true, false, WORD, AT(processor), true },
+	{ "the number of processors", "version", true, true, NUMBER, AT(processors), false },
+	{ "the size of /dev/shm", "limit", true, true, BYTES, AT(shm_bytes), false },
+	{ "the limit of locked memory (memlock)", "limit", false, false, BYTES, AT(memlock), false },
+	{ "the limit of open files (nofile)", "limit", false, false, NUMBER, AT(nofile), false },
+	{ "the number of CPUs to which a rank is bound", "binding", false, true, NUMBER, AT(cpus), false },
+	{ "the number of threads (OMP_NUM_THREADS)", "binding", false, true, NUMBER, AT(threads), false },
+	{ "the GPU", "gpu", false, false, WORD, AT(gpu), false },
+	{ "the memory of the GPU", "gpu", false, true, BYTES, AT(gpu_memory_bytes), false },
+	{ "the clock of the GPU (for applications)", "gpu", false, true, MHZ, AT(gpu_clock_mhz), false },
 };
 
 static void tell_bytes(char *value, int64_t bytes)
 {
-	if (bytes == PREFLIGHT_UNLIMITED)
-		snprintf(value, VALUE, "unlimited");
-	else if (bytes >= 10 * 1024 * MIB)
+	if (bytes >= 10 * 1024 * MIB)
 		snprintf(value, VALUE, "%" PRId64 " GiB", bytes / (1024 * MIB));
 	else if (bytes >= 10 * MIB)
 		snprintf(value, VALUE, "%" PRId64 " MiB", bytes / MIB);
@@ -38,90 +57,24 @@ static void tell_bytes(char *value, int64_t bytes)
 		snprintf(value, VALUE, "%" PRId64 " KiB", bytes / 1024);
 }
 
-static bool tell_number(char *value, int64_t number)
-{
-	if (number == PREFLIGHT_UNLIMITED)
-		snprintf(value, VALUE, "unlimited");
-	else
-		snprintf(value, VALUE, "%" PRId64, number);
-	return true;
-}
-
-static bool tell_processors(const struct preflight_facts *facts, char *value)
-{
-	return tell_number(value, facts->processors);
-}
-
-static bool tell_shm(const struct preflight_facts *facts, char *value)
-{
-	tell_bytes(value, facts->shm_bytes);
-	return true;
-}
-
-static bool tell_memlock(const struct preflight_facts *facts, char *value)
-{
-	tell_bytes(value, facts->memlock);
-	return true;
-}
-
-static bool tell_nofile(const struct preflight_facts *facts, char *value)
-{
-	return tell_number(value, facts->nofile);
-}
-
-static bool tell_cpus(const struct preflight_facts *facts, char *value)
-{
-	return tell_number(value, facts->cpus);
-}
-
-static bool tell_threads(const struct preflight_facts *facts, char *value)
-{
-	return tell_number(value, facts->threads);
-}
-
-static bool tell_gpu_memory(const struct preflight_facts *facts, char *value)
-{
-	tell_bytes(value, facts->gpu_memory_bytes);
-	return facts->gpu_memory_bytes > 0;
-}
-
-/* Some GPUs come with a lower clock than their highest, so only differences are odd. */
-static bool tell_gpu_clock(const struct preflight_facts *facts, char *value)
-{
-	snprintf(value, VALUE, "%" PRId64 " MHz", facts->gpu_clock_mhz);
-	return facts->gpu_clock_mhz > 0;
-}
-
-#define WORD(field) .tell = NULL, .offset = offsetof(struct preflight_facts, field)
-
-static const struct topic topics[] = {
-	{ "the kernel", "version", true, false, WORD(kernel), false },
-	{ "glibc", "version", false, false, WORD(glibc), false },
-	{ "libddp", "version", false, false, WORD(libddp), false },
-	{ "UCX", "version", false, false, WORD(ucx), false },
-	{ "the GPU's driver", "version", true, false, WORD(driver), false },
-	{ "NCCL", "version", false, false, WORD(nccl), false },
-	{ "the processor", "version", true, false, WORD(processor), true },
-	{ "the number of processors", "version", true, true, .tell = tell_processors, 0, false },
-	{ "the size of /dev/shm", "limit", true, true, .tell = tell_shm, 0, false },
-	{ "the limit of locked memory (memlock)", "limit", false, false, .tell = tell_memlock, 0, false },
-	{ "the limit of open files (nofile)", "limit", false, false, .tell = tell_nofile, 0, false },
-	{ "the number of CPUs to which a rank is bound", "binding", false, true, .tell = tell_cpus, 0, false },
-	{ "the number of threads (OMP_NUM_THREADS)", "binding", false, true, .tell = tell_threads, 0, false },
-	{ "the GPU", "gpu", false, false, WORD(gpu), false },
-	{ "the memory of the GPU", "gpu", false, true, .tell = tell_gpu_memory, 0, false },
-	{ "the clock of the GPU (for applications)", "gpu", false, true, .tell = tell_gpu_clock, 0, false },
-};
-
-/* The value as text; "" is one, too: what a node lacks and others have. */
+/* The value as text. "none" is one, too: what a node lacks and others have. */
 static void value_of(const struct topic *topic, const struct preflight_facts *facts, char value[VALUE])
 {
-	if (topic->tell == NULL) {
-		const char *word = (const char *)facts + topic->offset;
-		snprintf(value, VALUE, "%s", word[0] != '\0' ? word : "none");
-	} else if (!topic->tell(facts, value)) {
+	const char *field = (const char *)facts + topic->offset;
+	int64_t number = 0;
+
+	if (topic->type != WORD)
+		memcpy(&number, field, sizeof(number));
+	if (topic->type == WORD ? field[0] == '\0' : topic->type != NUMBER && number == 0)
 		snprintf(value, VALUE, "none");
-	}
+	else if (topic->type == WORD)
+		snprintf(value, VALUE, "%s", field);
+	else if (number == PREFLIGHT_UNLIMITED)
+		snprintf(value, VALUE, "unlimited");
+	else if (topic->type == BYTES)
+		tell_bytes(value, number);
+	else
+		snprintf(value, VALUE, "%" PRId64 "%s", number, topic->type == MHZ ? " MHz" : "");
 }
 
 /* Whether it speaks for itself or its node. */
@@ -135,43 +88,34 @@ static bool is_comparable(const struct topic *topic, const struct preflight_fact
 	return speaks(topic, a) && speaks(topic, b) && (!topic->of_a_kind || strcmp(a->processor, b->processor) == 0);
 }
 
-struct count {
-	int all, same;
-};
-
-/* With how many a rank is compared, and how many of these have the same value; it is one of both. */
-static struct count count(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks,
-                          int rank)
+/* Whether more than half of those with which `rank` is compared have its value. */
+static bool is_usual(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                     int ranks, int rank)
 {
-	struct count c = { 0, 0 };
+	int all = 0, same = 0;
 
 	for (int r = 0; r < ranks; r++) {
 		if (!is_comparable(topic, &facts[r], &facts[rank]))
 			continue;
-		c.all++;
-		c.same += strcmp(values[r], values[rank]) == 0;
+		all++;
+		same += strcmp(values[r], values[rank]) == 0;
 	}
-	return c;
+	return 2 * same > all;
 }
 
 /* A rank that has what more than half have; -1: there is no such value. */
-static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
+static int usual_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                    int ranks, int rank)
 {
-	for (int r = 0; r < ranks; r++) {
-		struct count c;
-		if (!is_comparable(topic, &facts[r], &facts[rank]))
-			continue;
-		c = count(topic, facts, values, ranks, r);
-		if (2 * c.same > c.all)
+	for (int r = 0; r < ranks; r++)
+		if (is_comparable(topic, &facts[r], &facts[rank]) && is_usual(topic, facts, values, ranks, r))
 			return r;
-		/* The first half has one of them. */
-	}
 	return -1;
 }
 
 /* Whether an earlier rank of the same node has the same value, so that it was said. */
-static bool was_said(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int rank,
-                     bool of_any_node)
+static bool was_said(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                     int rank, bool of_any_node)
 {
 	for (int r = 0; r < rank; r++)
 		if (is_comparable(topic, &facts[r], &facts[rank]) && strcmp(values[r], values[rank]) == 0 &&
@@ -181,8 +125,8 @@ static bool was_said(const struct topic *topic, const struct preflight_facts *fa
 }
 
 /* "n1", "rank 3 on n1", or "2 ranks on n1 (the first is rank 3)" */
-static void subject_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE], int ranks,
-                       int rank, char subject[SUBJECT])
+static void subject_of(const struct topic *topic, const struct preflight_facts *facts, const char (*values)[VALUE],
+                       int ranks, int rank, char subject[SUBJECT])
 {
 	int same = 0, all = 0;
 
@@ -212,10 +156,12 @@ static void say_odd(struct preflight_findings *findings, const struct topic *top
 }
 
 /* Nobody can say which value is right. */
-static void say_split(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
-                      const char (*values)[VALUE], int ranks, int rank)
+static void say_split(struct preflight_findings *findings, const struct topic *topic,
+                      const struct preflight_facts *facts, const char (*values)[VALUE], int ranks, int rank)
 {
-	const struct preflight_finding f = { .odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1 };
+	const struct preflight_finding f = {
+		.odd = !topic->remark, .about = topic->about, .node = -1, .rank = -1, .peer = -1
+	};
 	char list[PREFLIGHT_TEXT - 80] = "";
 	size_t used = 0;
 
@@ -230,29 +176,25 @@ static void say_split(struct preflight_findings *findings, const struct topic *t
 	preflight_find(findings, &f, "%s differs: %s", topic->name, list);
 }
 
-static void compare(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
-                    char (*values)[VALUE], int ranks)
+static bool is_first_of_its_kind(const struct topic *topic, const struct preflight_facts *facts, int rank)
 {
-	for (int r = 0; r < ranks; r++)
-		value_of(topic, &facts[r], values[r]);
+	for (int r = 0; r < rank; r++)
+		if (is_comparable(topic, &facts[r], &facts[rank]))
+			return false;
+	return true;
+}
+
+static void compare(struct preflight_findings *findings, const struct topic *topic, const struct preflight_facts *facts,
+                    const char (*values)[VALUE], int ranks)
+{
 	for (int r = 0; r < ranks; r++) {
-		int usual;
-		if (!speaks(topic, &facts[r]) || was_said(topic, facts, (const char(*)[VALUE])values, r, false))
+		if (!speaks(topic, &facts[r]) || was_said(topic, facts, values, r, false) || is_usual(topic, facts, values, ranks, r))
 			continue;
-		struct count c = count(topic, facts, (const char(*)[VALUE])values, ranks, r);
-		if (2 * c.same > c.all)
-			continue;
-		usual = usual_of(topic, facts, (const char(*)[VALUE])values, ranks, r);
-		if (usual >= 0) {
-			say_odd(findings, topic, facts, (const char(*)[VALUE])values, ranks, r, usual);
-			continue;
-		}
-		/* It is said once, by the first that is compared with it. */
-		bool first = true;
-		for (int q = 0; q < r; q++)
-			first = first && !is_comparable(topic, &facts[q], &facts[r]);
-		if (first)
-			say_split(findings, topic, facts, (const char(*)[VALUE])values, ranks, r);
+		int usual = usual_of(topic, facts, values, ranks, r);
+		if (usual >= 0)
+			say_odd(findings, topic, facts, values, ranks, r, usual);
+		else if (is_first_of_its_kind(topic, facts, r))
+			say_split(findings, topic, facts, values, ranks, r);
 	}
 }
 
@@ -290,7 +232,8 @@ static void look_at_memlock(struct preflight_findings *findings, const struct pr
 		return;
 	tell_bytes(has, f->memlock);
 	preflight_find(findings, &odd,
-	               "%s: the limit of locked memory (memlock) is %s, and InfiniBand needs more: set LimitMEMLOCK=infinity for slurmd",
+	               "%s: the limit of locked memory (memlock) is %s, and InfiniBand needs more: set "
+	               "LimitMEMLOCK=infinity for slurmd",
 	               f->node_name, has);
 }
 
@@ -339,13 +282,14 @@ static void look_at_sharing(struct preflight_findings *findings, const struct pr
 		const struct preflight_finding odd = { .odd = 2 * oversubscribed < ranks, .about = "binding",
 			                                       .node = f->node, .rank = r,
 			                               .peer = -1, .value = count, .usual = (double)f->cpus };
-		preflight_find(findings, &odd, "%d ranks on %s (the first is rank %d) share %" PRId64 " CPU%s", count, f->node_name, r,
-		               f->cpus, f->cpus == 1 ? "" : "s");
+		preflight_find(findings, &odd, "%d ranks on %s (the first is rank %d) share %" PRId64 " CPU%s", count,
+		               f->node_name, r, f->cpus, f->cpus == 1 ? "" : "s");
 	}
 }
 
 /* A node that has less memory than others of its processor has perhaps lost a module. */
-static void look_at_memory(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks, double *values)
+static void look_at_memory(struct preflight_findings *findings, const struct preflight_facts *facts, int ranks,
+                           double *values)
 {
 	for (int r = 0; r < ranks; r++) {
 		const struct preflight_facts *f = &facts[r];
@@ -371,8 +315,11 @@ void preflight_differences(struct preflight_findings *findings, const struct pre
 {
 	char(*values)[VALUE] = malloc((size_t)ranks * sizeof(*values));
 
-	for (size_t i = 0; values != NULL && i < sizeof(topics) / sizeof(topics[0]); i++)
-		compare(findings, &topics[i], facts, values, ranks);
+	for (size_t i = 0; values != NULL && i < sizeof(topics) / sizeof(topics[0]); i++) {
+		for (int r = 0; r < ranks; r++)
+			value_of(&topics[i], &facts[r], values[r]);
+		compare(findings, &topics[i], facts, (const char(*)[VALUE])values, ranks);
+	}
 	free(values);
 	double *numbers = malloc((size_t)ranks * sizeof(*numbers));
 	if (numbers != NULL)

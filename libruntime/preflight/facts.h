@@ -14,7 +14,7 @@
 enum { PREFLIGHT_WORD = 64, PREFLIGHT_UNLIMITED = -1 };
 
 struct preflight_facts {
-	int32_t rank, node, local_rank, threads;
+	int32_t rank, node, local_rank;
 	char node_name[PREFLIGHT_WORD]; /* as Slurm has it, otherwise the host's name */
 	char machine[PREFLIGHT_WORD];   /* one for each running kernel */
 	/* The node has these. "": there is none. */
@@ -31,6 +31,7 @@ struct preflight_facts {
 	int64_t has_rdma;         /* a device of InfiniBand or RoCE; 0 or 1 */
 	/* The rank has these. PREFLIGHT_UNLIMITED: no limit. */
 	int64_t memlock, nofile;
+	int64_t threads;
 	int64_t cpus;             /* on which it may run */
 	uint64_t numa;            /* bit i: these are of NUMA node i, up to 63 */
 	uint64_t cpu_sum;         /* a hash of the list of CPUs */

@@ -8,8 +8,6 @@ libruntime_preflight_libpreflight_la_SOURCES = \
 	libruntime/preflight/facts.c libruntime/preflight/facts.h \
 	libruntime/preflight/finding.c libruntime/preflight/finding.h \
 	libruntime/preflight/gpu.c libruntime/preflight/gpu.h \
-	libruntime/preflight/groups.c libruntime/preflight/groups.h \
-	libruntime/preflight/history.c libruntime/preflight/history.h \
 	libruntime/preflight/judge_links.c libruntime/preflight/judge_links.h \
 	libruntime/preflight/judge_ranks.c libruntime/preflight/judge_ranks.h \
 	libruntime/preflight/links.c libruntime/preflight/links.h \

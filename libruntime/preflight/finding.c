@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-void preflight_find(struct preflight_findings *findings, const struct preflight_finding *finding, const char *format, ...)
+void preflight_find(struct preflight_findings *findings, const struct preflight_finding *finding, const char *format,
+                    ...)
 {
 	struct preflight_finding *item = &findings->item[findings->count];
 	va_list arguments;

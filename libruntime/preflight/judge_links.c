@@ -45,16 +45,6 @@ static double of_node(const struct preflight_link *links, int count, int node, f
 	return usual;
 }
 
-double preflight_node_bandwidth(const struct preflight_link *links, int count, int node)
-{
-	return of_node(links, count, node, bandwidth);
-}
-
-double preflight_node_speed(const struct preflight_link *links, int count, int node)
-{
-	return of_node(links, count, node, speed);
-}
-
 /* How far each link and node is from what is usual, as a share of it; the lower, the worse. 1: nothing is odd. */
 struct doubts {
 	double *link, *node;
@@ -66,7 +56,8 @@ static void raise_doubt(double *doubt, double share)
 		*doubt = share;
 }
 
-static void look(struct doubts *doubts, const struct preflight_link *links, int count, int nodes, figure *value, double limit)
+static void look(struct doubts *doubts, const struct preflight_link *links, int count, int nodes, figure *value,
+                 double limit)
 {
 	double *usual = calloc((size_t)nodes, sizeof(*usual)), *each = calloc((size_t)count, sizeof(*each));
 	double middle, spread;
@@ -122,7 +113,8 @@ static void choose_of_node(struct preflight_links_again *again, const struct dou
 		int best = -1;
 		for (int i = 0; i < count; i++) {
 			int peer = links[i].a == node ? links[i].b : links[i].a;
-			if ((links[i].a != node && links[i].b != node) || doubts->node[peer] <= doubts->node[node] || is_chosen(again, &links[i]))
+			if ((links[i].a != node && links[i].b != node) || doubts->node[peer] <= doubts->node[node] ||
+			    is_chosen(again, &links[i]))
 				continue;
 			if (best < 0 || links[i].bandwidth > links[best].bandwidth)
 				best = i;
@@ -176,8 +168,8 @@ static int worst(const double *doubts, int count, const bool *done)
 	return found;
 }
 
-static void choose_all(struct preflight_links_again *again, const struct doubts *doubts, const struct preflight_link *links,
-                       int count, int nodes, const int *machine, bool *done)
+static void choose_all(struct preflight_links_again *again, const struct doubts *doubts,
+                       const struct preflight_link *links, int count, int nodes, const int *machine, bool *done)
 {
 	/* The first control comes first, so that there is one, if all links are suspect. */
 	choose_controls(again, doubts, links, count, machine, 1);
@@ -198,8 +190,8 @@ static void choose_all(struct preflight_links_again *again, const struct doubts 
 		again->count = 0;
 }
 
-void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count, int nodes,
-                           const int *machine)
+void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count,
+                           int nodes, const int *machine)
 {
 	struct doubts doubts = { NULL, NULL };
 	bool *done;
@@ -253,16 +245,6 @@ static struct verdict judge(const struct preflight_links_again *again, const str
 	return verdict;
 }
 
-int preflight_calm_links(struct preflight_link *calm, const struct preflight_link *links, int count)
-{
-	int kept = 0;
-
-	for (int i = 0; i < count; i++)
-		if (links[i].waited <= WAITED)
-			calm[kept++] = links[i];
-	return kept;
-}
-
 /* Whether an end of the link often had to wait for its processor. */
 static bool waits(const struct preflight_links_again *again, const struct preflight_link *link, int repeats, int item)
 {
@@ -312,7 +294,8 @@ static void say(struct preflight_findings *findings, const struct quantity *q, c
 	struct preflight_finding f = { .odd = true, .about = q->about, .node = a, .rank = -1, .peer = b };
 	char subject[192];
 
-	snprintf(subject, sizeof(subject), whole ? "%.80s: its links have" : "link %.80s - %.80s has", names[a], whole ? "" : names[b]);
+	snprintf(subject, sizeof(subject), whole ? "%.80s: its links have" : "link %.80s - %.80s has", names[a],
+	         whole ? "" : names[b]);
 	if (q->value == bandwidth) {
 		f.value = v->value;
 		f.usual = v->usual;
@@ -407,8 +390,8 @@ static double clock_offset(const struct preflight_link *links, int count, int no
 	return middle;
 }
 
-void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count, int nodes,
-                            const char *const *names)
+void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count,
+                            int nodes, const char *const *names)
 {
 	double *offsets = malloc((size_t)(count > 0 ? count : 1) * sizeof(*offsets));
 
@@ -420,8 +403,8 @@ void preflight_clocks_judge(struct preflight_findings *findings, const struct pr
 			continue;
 		const struct preflight_finding f = { .odd = true, .about = "clock", .node = single ? n : -1, .rank = -1, .peer = -1,
 			                             .value = offset };
-		preflight_find(findings, &f, "%s: its clock is %.3g s %s %s", names[n], fabs(offset), offset > 0 ? "ahead of" : "behind",
-		               single ? "the others" : names[0]);
+		preflight_find(findings, &f, "%s: its clock is %.3g s %s %s", names[n], fabs(offset),
+		               offset > 0 ? "ahead of" : "behind", single ? "the others" : names[0]);
 	}
 	free(offsets);
 }

@@ -30,8 +30,8 @@ struct preflight_links_again {
 enum { PREFLIGHT_LINKS_AGAIN = PREFLIGHT_SUBJECTS + 3 };
 
 /* Chooses what is measured again. machine[node] is the node's machine. */
-void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count, int nodes,
-                           const int *machine);
+void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count,
+                           int nodes, const int *machine);
 
 /*
  * Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
@@ -42,18 +42,11 @@ void preflight_links_judge(struct preflight_findings *findings, const struct pre
                            const struct preflight_link *link, int repeats, bool busy, const bool *unfit,
                            const char *const *names);
 
-/* Copies the links whose ends did not wait for their processors, and returns how many they are. */
-int preflight_calm_links(struct preflight_link *calm, const struct preflight_link *links, int count);
-
 /* Whether an end of a link that is judged often waited for its processor. */
 bool preflight_links_wait(const struct preflight_links_again *again, const struct preflight_link *link, int repeats);
 
 /* Names nodes whose clock is away from the others'. */
-void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count, int nodes,
-                            const char *const *names);
-
-/* The usual value of a node's links: a quarter of them are better. */
-double preflight_node_bandwidth(const struct preflight_link *links, int count, int node);
-double preflight_node_speed(const struct preflight_link *links, int count, int node);
+void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count,
+                            int nodes, const char *const *names);
 
 #endif

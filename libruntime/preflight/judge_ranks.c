@@ -49,8 +49,8 @@ static double *numbers(int ranks)
 }
 
 /* The values of the ranks of one kind. */
-static int of_kind(const struct preflight_people *people, const struct preflight_figures *figures, int kind, int way, int work,
-                   enum field field, double *values)
+static int of_kind(const struct preflight_people *people, const struct preflight_figures *figures, int kind, int way,
+                   int work, enum field field, double *values)
 {
 	int count = 0;
 
@@ -118,8 +118,8 @@ static void choose(struct preflight_ranks_again *again, int rank, bool control)
 }
 
 /* The rank of the kind that is nearest to innocence, first of all on a machine without a suspect. */
-static int best_control(const struct preflight_ranks_again *again, const struct preflight_people *people, const double *doubt,
-                        int kind)
+static int best_control(const struct preflight_ranks_again *again, const struct preflight_people *people,
+                        const double *doubt, int kind)
 {
 	int best = -1;
 	bool best_apart = false;
@@ -137,7 +137,8 @@ static int best_control(const struct preflight_ranks_again *again, const struct 
 	return best;
 }
 
-static void choose_controls(struct preflight_ranks_again *again, const struct preflight_people *people, const double *doubt)
+static void choose_controls(struct preflight_ranks_again *again, const struct preflight_people *people,
+                            const double *doubt)
 {
 	int subjects = again->count;
 
@@ -179,7 +180,7 @@ static int worst(const struct preflight_ranks_again *again, const struct preflig
 }
 
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
-                           const struct preflight_figures *figures, const bool *doubted)
+                           const struct preflight_figures *figures)
 {
 	double *doubt = numbers(people->ranks), *values = numbers(people->ranks);
 
@@ -188,15 +189,10 @@ void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct pre
 		doubt[r] = 1;
 	if (doubt != NULL && values != NULL) {
 		look_at_all(doubt, again, people, figures, values);
-		for (int r = 0; doubted != NULL && r < people->ranks; r++)
-			if (doubted[r] && doubt[r] == 1)
-				doubt[r] = DOUBT;
 		for (int r; again->count < PREFLIGHT_SUBJECTS && (r = worst(again, people, doubt)) >= 0;)
 			choose(again, r, false);
 		choose_controls(again, people, doubt);
 	}
-	if (doubted != NULL && again->count > 0)
-		again->work[PREFLIGHT_PRODUCT] = again->work[PREFLIGHT_MEMORY] = true;
 	free(doubt);
 	free(values);
 }
@@ -318,9 +314,9 @@ static void say_share(struct preflight_findings *findings, const struct trials *
 		                             .value = v->share, .usual = v->usual_share };
 
 	preflight_find(findings, &f,
-	               "rank %d on %s: it gets its processor for %.0f%% of the time %s, and others for %.0f%%: another process "
-	               "runs there, or a limit or signal stops the rank", rank, t->people->names[node], 100 * v->share, when,
-	               100 * v->usual_share);
+	               "rank %d on %s: it gets its processor for %.0f%% of the time %s, and others for %.0f%%: another "
+	               "process runs there, or a limit or signal stops the rank",
+	               rank, t->people->names[node], 100 * v->share, when, 100 * v->usual_share);
 }
 
 /* Whether a rank is slow because it does not run all the time. */
@@ -355,7 +351,8 @@ static bool judge_field(struct preflight_findings *findings, struct trials *t, i
 static bool judge_way(struct preflight_findings *findings, struct trials *t, int item, int way, const char *when,
                       bool *unfit)
 {
-	return judge_field(findings, t, item, way, PEAK, when, unfit) || judge_field(findings, t, item, way, RATE, when, unfit);
+	return judge_field(findings, t, item, way, PEAK, when, unfit) ||
+	       judge_field(findings, t, item, way, RATE, when, unfit);
 }
 
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,

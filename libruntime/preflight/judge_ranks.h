@@ -10,7 +10,9 @@
 #include "preflight/finding.h"
 #include "preflight/schedule.h"
 
-enum preflight_work { PREFLIGHT_PRODUCT, PREFLIGHT_MEMORY, PREFLIGHT_GPU_PRODUCT, PREFLIGHT_GPU_MEMORY, PREFLIGHT_WORKS };
+enum preflight_work {
+	PREFLIGHT_PRODUCT, PREFLIGHT_MEMORY, PREFLIGHT_GPU_PRODUCT, PREFLIGHT_GPU_MEMORY, PREFLIGHT_WORKS
+};
 enum preflight_way { PREFLIGHT_AT_ONCE, PREFLIGHT_ALONE, PREFLIGHT_WAYS };
 
 /* A rank reached these rates in a window of time. 0: it was not measured. */
@@ -33,7 +35,8 @@ struct preflight_people {
 	const char *const *names; /* of each node */
 };
 
-enum { PREFLIGHT_OF_A_MACHINE = 2, PREFLIGHT_CONTROLS = 2, PREFLIGHT_RANKS_AGAIN = PREFLIGHT_SUBJECTS + 2 * PREFLIGHT_CONTROLS };
+enum { PREFLIGHT_OF_A_MACHINE = 2, PREFLIGHT_CONTROLS = 2 };
+enum { PREFLIGHT_RANKS_AGAIN = PREFLIGHT_SUBJECTS + 2 * PREFLIGHT_CONTROLS };
 
 /* These are measured again: the listed ranks alone, and all ranks at once. */
 struct preflight_ranks_again {
@@ -48,15 +51,16 @@ struct preflight_ranks_again {
 const char *preflight_work_name(enum preflight_work work);
 const char *preflight_work_unit(enum preflight_work work);
 
-/* Chooses what is measured again. `doubted`: further ranks to look at, or NULL. */
+/* Chooses what is measured again. */
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
-                           const struct preflight_figures *figures, const bool *doubted);
+                           const struct preflight_figures *figures);
 
 /*
  * Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets
  * unfit[node] where a rank does not get its processor. If other processes compete for the processors, as `busy` or the
  * shares of those compared with say, only large differences count, or a rank that never gets its processor where others
- * do as a rule. Returns whether a rank is named and others were disturbed, too: more repeats make chance improbable then.
+ * do as a rule. Returns whether a rank is named and others were disturbed, too: then more repeats make chance less
+ * probable.
  */
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
                            const struct preflight_ranks_again *again, const struct preflight_figures *alone,

@@ -126,8 +126,8 @@ void preflight_lines_close(struct preflight_lines *lines)
 /* Both directions at once, as ranks use a link in a collective. */
 static ddp_status exchange(struct preflight_lines *lines, int peer, int64_t bytes)
 {
-	const ddp_operation send = { .kind = DDP_SEND, .send = lines->out, .count = (size_t)bytes, .type = DDP_U8, .root = peer,
-		                     .tag = TAG_BULK };
+	const ddp_operation send = { .kind = DDP_SEND, .send = lines->out, .count = (size_t)bytes, .type = DDP_U8,
+		                     .root = peer, .tag = TAG_BULK };
 	const ddp_operation recv = { .kind = DDP_RECV, .recv = lines->in, .count = (size_t)bytes, .type = DDP_U8, .root = peer,
 		                     .tag = TAG_BULK };
 	ddp_request *out, *in;

@@ -18,7 +18,6 @@
 #include "kernels.h"
 #include "preflight/differences.h"
 #include "preflight/gpu.h"
-#include "preflight/history.h"
 #include "preflight/options.h"
 #include "preflight/output.h"
 #include "preflight/release.h"
@@ -79,105 +78,28 @@ static bool could_write(bool written, const char *path)
 	return written;
 }
 
-/* ---- history ---- */
-
-/* A node's value is its best rank's, of the first measurement and of those after it. */
-static void sum_up(const struct preflight_survey *s, struct preflight_values *values)
-{
-	struct preflight_link *calm = malloc((size_t)(s->link_count + 1) * sizeof(*calm));
-	int count = calm != NULL ? preflight_calm_links(calm, s->link, s->link_count) : 0;
-
-	for (int r = 0; r < s->ranks; r++) {
-		struct preflight_values *v = &values[s->node[r]];
-		for (int record = PREFLIGHT_RECORD_PRODUCT; record <= PREFLIGHT_RECORD_MEMORY; record++) {
-			double peak = s->figures[r].of[PREFLIGHT_ALONE][record == PREFLIGHT_RECORD_PRODUCT ? PREFLIGHT_PRODUCT : PREFLIGHT_MEMORY].peak;
-			if (peak > v->of[record])
-				v->of[record] = peak;
-		}
-		v->threads = v->threads > s->facts[r].threads ? v->threads : s->facts[r].threads;
-	}
-	for (int i = 0; s->alone != NULL && i < s->repeats * s->ranks_again.count; i++) {
-		struct preflight_values *v = &values[s->node[s->ranks_again.rank[i % s->ranks_again.count]]];
-		if (s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT].peak > v->of[PREFLIGHT_RECORD_PRODUCT])
-			v->of[PREFLIGHT_RECORD_PRODUCT] = s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT].peak;
-		if (s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY].peak > v->of[PREFLIGHT_RECORD_MEMORY])
-			v->of[PREFLIGHT_RECORD_MEMORY] = s->alone[i].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY].peak;
-	}
-	for (int n = 0; n < s->nodes; n++) {
-		values[n].of[PREFLIGHT_RECORD_BANDWIDTH] = preflight_node_bandwidth(calm, count, n);
-		values[n].of[PREFLIGHT_RECORD_SPEED] = preflight_node_speed(calm, count, n);
-	}
-	free(calm);
-}
-
-struct past {
-	struct preflight_history history;
-	struct preflight_values *values;
-	int *threads;        /* of each node's ranks */
-	bool *nodes, *ranks; /* that are slower than usual */
-	bool any;
-};
-
-static void past_close(struct past *past)
-{
-	preflight_history_close(&past->history);
-	free(past->values);
-	free(past->threads);
-	free(past->nodes);
-	free(past->ranks);
-}
-
-/* On rank 0. Which ranks are slower than usual, and so are measured again. */
-static bool past_open(struct past *past, const struct preflight_survey *s, const char *path)
-{
-	past->values = calloc((size_t)s->nodes, sizeof(*past->values));
-	past->threads = calloc((size_t)s->nodes, sizeof(*past->threads));
-	past->nodes = calloc((size_t)s->nodes, sizeof(*past->nodes));
-	past->ranks = calloc((size_t)s->ranks, sizeof(*past->ranks));
-	if (!preflight_history_open(&past->history, s->names, s->nodes) || past->values == NULL ||
-	    past->threads == NULL || past->nodes == NULL || past->ranks == NULL) {
-		errno = ENOMEM;
-		return false;
-	}
-	sum_up(s, past->values);
-	for (int n = 0; n < s->nodes; n++)
-		past->threads[n] = past->values[n].threads;
-	past->history.threads = past->threads;
-	if (!preflight_history_read(&past->history, path))
-		return false;
-	past->any = preflight_history_doubt(&past->history, past->values, past->nodes);
-	for (int r = 0; r < s->ranks; r++)
-		past->ranks[r] = past->nodes[s->node[r]];
-	return true;
-}
-
 /* ---- the result, on rank 0 ---- */
 
 static struct preflight_findings findings;
 
-static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, struct past *past,
-                     uint64_t begin_ns)
+static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, uint64_t begin_ns)
 {
 	bool busy = preflight_is_busy(&s->people, s->figures), written = true;
 
 	findings.count = findings.odd = 0;
 	preflight_differences(&findings, s->facts, s->ranks);
 	preflight_survey_judge(s, &findings);
-	if (options->history != NULL) {
-		sum_up(s, past->values);
-		if (!busy)
-			preflight_history_judge(&findings, &past->history, past->values);
-		written &= could_write(preflight_history_append(options->history, time(NULL), busy, s->names, past->values, s->nodes),
-		                       options->history);
-	}
 	if (busy)
 		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
 		               "other processes use the processors, so only large differences count");
 	else if (preflight_links_wait(&s->links_again, s->link_again, s->repeats))
-		preflight_find(&findings, &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
-		               "a rank that measured links had to wait for its processor, so of its links only large differences count");
+		preflight_find(&findings,
+		               &(struct preflight_finding){ .about = "cpu", .node = -1, .rank = -1, .peer = -1 },
+		               "a rank that measured links had to wait for its processor, so of its links only large "
+		               "differences count");
 	if (options->json != NULL)
-		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)), options->json);
+		written &= could_write(preflight_report_json(options->json, s, &findings, ddp_seconds_since(begin_ns)),
+		                       options->json);
 	if (options->exclude != NULL)
 		written &= could_write(preflight_report_exclude(options->exclude, s, &findings), options->exclude);
 	if (!options->quiet || findings.odd > 0)
@@ -195,15 +117,12 @@ static bool can_write(const struct preflight_options *options)
 {
 	const struct {
 		const char *option, *path;
-		bool appends;
-	} outputs[] = {
-		{ "--json", options->json, false }, { "--exclude-file", options->exclude, false }, { "--history", options->history, true },
-	};
+	} outputs[] = { { "--json", options->json }, { "--exclude-file", options->exclude } };
 	char why[PREFLIGHT_WHY];
 	bool can = true;
 
 	for (size_t i = 0; i < sizeof(outputs) / sizeof(outputs[0]); i++) {
-		if (outputs[i].path == NULL || preflight_output_check(outputs[i].path, outputs[i].appends, why))
+		if (outputs[i].path == NULL || preflight_output_check(outputs[i].path, why))
 			continue;
 		fprintf(stderr, "ddp-preflight: %s cannot write %s: %s\n", outputs[i].option, outputs[i].path, why);
 		can = false;
@@ -243,7 +162,9 @@ static bool can_begin(ddp_context *context, const struct preflight_options *opti
 
 	if (status == DDP_OK && same)
 		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
-	*code = status != DDP_OK ? fail("the ranks cannot compare what they run") : first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	*code = first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	if (status != DDP_OK)
+		*code = fail("the ranks cannot compare what they run");
 	return status == DDP_OK && can != 0;
 }
 
@@ -251,24 +172,16 @@ static int measure(ddp_context *context, const struct preflight_options *options
                    const struct preflight_facts *own, uint64_t begin_ns)
 {
 	struct preflight_survey survey;
-	struct past past = { .any = false };
 	int code = PREFLIGHT_EXIT_FAILED;
 	bool first = ddp_get_job(context)->rank == 0;
 	ddp_status status = preflight_survey_open(&survey, context, bench, own);
 
 	if (status == DDP_OK)
 		status = preflight_survey_measure(&survey);
-	if (status == DDP_OK && first && options->history != NULL && !past_open(&past, &survey, options->history)) {
-		fprintf(stderr, "ddp-preflight: cannot read %s: %s\n", options->history, strerror(errno));
-		ddp_comm_abort(ddp_world(context), "the history cannot be read");
-		past_close(&past);
-		preflight_survey_close(&survey);
-		return PREFLIGHT_EXIT_FAILED;
-	}
 	if (status == DDP_OK)
-		status = preflight_survey_again(&survey, past.any ? past.ranks : NULL, &findings);
+		status = preflight_survey_again(&survey, &findings);
 	if (status == DDP_OK && first) {
-		code = conclude(&survey, options, &past, begin_ns) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
+		code = conclude(&survey, options, begin_ns) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
 		if (code == PREFLIGHT_EXIT_FINE && findings.odd > 0 && !options->always_fine)
 			code = PREFLIGHT_EXIT_ODD;
 	}
@@ -277,7 +190,6 @@ static int measure(ddp_context *context, const struct preflight_options *options
 		code = PREFLIGHT_EXIT_FINE;
 	if (status != DDP_OK)
 		code = fail("a measurement failed");
-	past_close(&past);
 	preflight_survey_close(&survey);
 	return code;
 }

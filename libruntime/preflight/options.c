@@ -16,7 +16,6 @@ static void print_help(void)
 	       "versions, and names what is odd. It takes some seconds.\n"
 	       "\n"
 	       "  --json FILE          write everything to FILE\n"
-	       "  --history FILE       compare with earlier runs in FILE, and append this run\n"
 	       "  --exclude-file FILE  write the odd nodes to FILE, as srun --exclude takes them\n"
 	       "  --quiet              print nothing if nothing is odd\n"
 	       "  --exit-zero          exit with 0, also if something is odd\n"
@@ -54,8 +53,8 @@ static int usage(const char *problem, const char *what)
 int preflight_options_read(struct preflight_options *options, int argc, char **argv)
 {
 	static const struct option known[] = {
-		{ "json", required_argument, NULL, 'j' },    { "history", required_argument, NULL, 'y' },
-		{ "exclude-file", required_argument, NULL, 'x' }, { "quiet", no_argument, NULL, 'q' },
+		{ "json", required_argument, NULL, 'j' },    { "exclude-file", required_argument, NULL, 'x' },
+		{ "quiet", no_argument, NULL, 'q' },
 		{ "device", required_argument, NULL, 'd' },       { "for-srun", no_argument, NULL, 'f' },
 		{ "exit-zero", no_argument, NULL, 'z' },     { "no-gpu", no_argument, NULL, 'g' },
 		{ "timeout", required_argument, NULL, 't' }, { "wireup", required_argument, NULL, 'w' },
@@ -68,7 +67,6 @@ int preflight_options_read(struct preflight_options *options, int argc, char **a
 	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
 		switch (option) {
 		case 'j': options->json = optarg; break;
-		case 'y': options->history = optarg; break;
 		case 'x': options->exclude = optarg; break;
 		case 'q': options->quiet = true; break;
 		case 'd': options->device = optarg; break;

@@ -8,8 +8,8 @@
 enum { PREFLIGHT_EXIT_FINE = 0, PREFLIGHT_EXIT_ODD = 1, PREFLIGHT_EXIT_FAILED = 2 };
 
 struct preflight_options {
-	const char *json, *history, *exclude; /* files; NULL: none */
-	const char *wireup;                   /* NULL: the best there is */
+	const char *json, *exclude; /* files; NULL: none */
+	const char *wireup;         /* NULL: the best there is */
 	int timeout_ms;
 	int spawn;                            /* local ranks without Slurm; 0: none */
 	bool quiet;                           /* no table unless something is odd */

@@ -53,7 +53,8 @@ static bool can_make(const char *path, char why[PREFLIGHT_WHY])
 
 	if (strlen(path) >= PATH_MAX)
 		return refuse(why, "its name is too long: name a shorter one");
-	snprintf(folder, sizeof(folder), "%.*s", slash == NULL ? 1 : slash == path ? 1 : (int)(slash - path), slash == NULL ? "." : path);
+	snprintf(folder, sizeof(folder), "%.*s", slash == NULL || slash == path ? 1 : (int)(slash - path),
+	         slash == NULL ? "." : path);
 	if (!is_folder(folder, why))
 		return false;
 	snprintf(probe, sizeof(probe), "%s.XXXXXX", path);
@@ -65,27 +66,16 @@ static bool can_make(const char *path, char why[PREFLIGHT_WHY])
 	return true;
 }
 
-static bool can_append(const char *path, const struct stat *info, char why[PREFLIGHT_WHY])
-{
-	if (S_ISLNK(info->st_mode))
-		return refuse(why, "it is a symbolic link, which is not followed: name the file itself");
-	if (!S_ISREG(info->st_mode))
-		return refuse(why, "it is no regular file, so it keeps no earlier runs: name another file");
-	return access(path, R_OK | W_OK) == 0 || refuse(why, "it cannot be read and written: %s", strerror(errno));
-}
-
-bool preflight_output_check(const char *path, bool appends, char why[PREFLIGHT_WHY])
+bool preflight_output_check(const char *path, char why[PREFLIGHT_WHY])
 {
 	struct stat info;
 
 	if (path[0] == '\0')
 		return refuse(why, "the name is empty: name a file");
-	if ((appends ? lstat(path, &info) : stat(path, &info)) != 0)
+	if (stat(path, &info) != 0)
 		return errno == ENOENT ? can_make(path, why) : refuse(why, "%s", strerror(errno));
 	if (S_ISDIR(info.st_mode))
 		return refuse(why, "it is a folder: name a file in it");
-	if (appends)
-		return can_append(path, &info, why);
 	if (S_ISREG(info.st_mode) && standard(&info) < 0)
 		return can_make(path, why);
 	return access(path, W_OK) == 0 || refuse(why, "%s", strerror(errno));

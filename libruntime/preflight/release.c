@@ -7,12 +7,11 @@
 
 #include "build_version.h"
 #include "preflight/facts.h"
-#include "preflight/groups.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
 
 /* It grows when a structure that ranks send changes, or the order in which they send. */
-enum { FORM = 1 };
+enum { FORM = 2 };
 
 const char *preflight_version(void)
 {
@@ -25,8 +24,8 @@ void preflight_release_own(struct preflight_release *own, const char *node)
 	snprintf(own->node, sizeof(own->node), "%s", node);
 	snprintf(own->version, sizeof(own->version), "%s", preflight_version());
 	/* Sizes differ where words do, and where somebody has forgotten to raise the number. */
-	snprintf(own->form, sizeof(own->form), "%d %d %zu %zu %zu %zu %zu %zu", FORM, __BYTE_ORDER, sizeof(struct preflight_facts),
-	         sizeof(struct preflight_figures), sizeof(struct preflight_link), sizeof(struct preflight_groups),
+	snprintf(own->form, sizeof(own->form), "%d %d %zu %zu %zu %zu %zu", FORM, __BYTE_ORDER, sizeof(struct preflight_facts),
+	         sizeof(struct preflight_figures), sizeof(struct preflight_link),
 	         sizeof(struct preflight_ranks_again), sizeof(struct preflight_links_again));
 }
 
@@ -90,7 +89,8 @@ bool preflight_releases_agree(const struct preflight_release *all, int ranks, ch
 		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version);
 	else
 		snprintf(text, PREFLIGHT_RELEASE_TEXT,
-		         "%.63s%s run%s ddp-preflight %.63s, and other nodes run %.63s: install one release on all nodes", all[odd].node,
-		         others, nodes > 1 ? "" : "s", all[odd].version, all[usual].version);
+		         "%.63s%s run%s ddp-preflight %.63s, and other nodes run %.63s: install one release on all "
+		         "nodes",
+		         all[odd].node, others, nodes > 1 ? "" : "s", all[odd].version, all[usual].version);
 	return false;
 }

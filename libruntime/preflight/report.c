@@ -88,12 +88,14 @@ static void print_links(FILE *out, const struct preflight_survey *s, double *val
 	row = row_of(values, s->link_count);
 	if (row.lowest_at < 0)
 		return;
-	fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s %.60s - %.60s\n", "links, bandwidth in each direction", row.lowest * 1e-6,
-	        row.usual * 1e-6, row.highest * 1e-6, "MB/s", s->names[s->link[row.lowest_at].a], s->names[s->link[row.lowest_at].b]);
+	fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s %.60s - %.60s\n", "links, bandwidth in each direction",
+	        row.lowest * 1e-6, row.usual * 1e-6, row.highest * 1e-6, "MB/s", s->names[s->link[row.lowest_at].a],
+	        s->names[s->link[row.lowest_at].b]);
 	for (int i = 0; i < s->link_count; i++)
 		values[i] = s->link[i].latency;
 	row = row_of(values, s->link_count);
-	fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s\n", "links, latency", row.lowest * 1e6, row.usual * 1e6, row.highest * 1e6, "us");
+	fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s\n", "links, latency", row.lowest * 1e6, row.usual * 1e6,
+	        row.highest * 1e6, "us");
 }
 
 static void print_findings(FILE *out, const struct preflight_findings *findings, int width, bool colour)
@@ -108,24 +110,10 @@ static void print_findings(FILE *out, const struct preflight_findings *findings,
 		fprintf(out, "%snothing is odd%s\n", colour ? "\033[32m" : "", colour ? "\033[0m" : "");
 }
 
-static void print_groups(FILE *out, const struct preflight_survey *s, double *values)
+void preflight_report(FILE *out, const struct preflight_survey *s, const struct preflight_findings *findings,
+                      double seconds, int width, bool colour)
 {
-	struct row row;
-
-	for (int n = 0; n < s->nodes; n++)
-		values[n] = preflight_best(&s->group_node[n * PREFLIGHT_GROUP_REPEATS], PREFLIGHT_GROUP_REPEATS);
-	row = row_of(values, s->nodes);
-	if (row.lowest_at >= 0)
-		fprintf(out, "  %-38s %9.4g %9.4g %9.4g %-8s %.60s\n", "GPUs, all_reduce on a node", row.lowest * 1e-9, row.usual * 1e-9,
-		        row.highest * 1e-9, "GB/s", s->names[row.lowest_at]);
-	if (s->group_all > 0)
-		fprintf(out, "  %-38s %9s %9.4g %9s %-8s\n", "GPUs, all_reduce of all", "", s->group_all * 1e-9, "", "GB/s");
-}
-
-void preflight_report(FILE *out, const struct preflight_survey *s, const struct preflight_findings *findings, double seconds,
-                      int width, bool colour)
-{
-	int count = s->ranks + s->link_count; /* more than there are nodes */
+	int count = s->ranks + s->link_count;
 	double *values = malloc((size_t)(count + 1) * sizeof(*values));
 
 	if (width < WIDTH_LEAST)
@@ -136,7 +124,6 @@ void preflight_report(FILE *out, const struct preflight_survey *s, const struct 
 	if (values != NULL) {
 		print_ranks(out, s, values);
 		print_links(out, s, values);
-		print_groups(out, s, values);
 	}
 	free(values);
 	print_findings(out, findings, width, colour);
@@ -155,8 +142,8 @@ static json_t *rank_of(const struct preflight_survey *s, int rank)
 	static const char *const works[PREFLIGHT_WORKS] = { "product", "memory", "gpu_product", "gpu_memory" };
 	const struct preflight_facts *f = &s->facts[rank];
 	json_t *object = json_pack("{s:i, s:s, s:I, s:I, s:I, s:i, s:I}", "rank", rank, "node", f->node_name, "memlock",
-	                           (json_int_t)f->memlock, "nofile", (json_int_t)f->nofile, "cpus", (json_int_t)f->cpus, "threads",
-	                           (int)f->threads, "numa_nodes", (json_int_t)f->numa);
+	                           (json_int_t)f->memlock, "nofile", (json_int_t)f->nofile, "cpus", (json_int_t)f->cpus,
+	                           "threads", (int)f->threads, "numa_nodes", (json_int_t)f->numa);
 
 	if (f->gpu[0] != '\0')
 		json_object_set_new(object, "gpu",
@@ -174,26 +161,12 @@ static json_t *rank_of(const struct preflight_survey *s, int rank)
 
 static json_t *node_of(const struct preflight_facts *f)
 {
-	return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:I}", "name", f->node_name, "processor",
-	                 f->processor, "processors", (json_int_t)f->processors, "memory_bytes", (json_int_t)f->memory_bytes,
-	                 "kernel", f->kernel, "glibc", f->glibc, "libddp", f->libddp, "ucx", f->ucx, "driver", f->driver, "nccl",
-	                 f->nccl, "shm_bytes", (json_int_t)f->shm_bytes, "shm_free_bytes", (json_int_t)f->shm_free_bytes, "rdma",
-	                 (int)(f->has_rdma != 0), "nic_numa_node", (json_int_t)f->nic_numa);
-}
-
-/* Returns the figures of GPUs that work together; null: they were not measured. */
-static json_t *groups_of(const struct preflight_survey *s)
-{
-	json_t *nodes = json_object();
-
-	if (s->group_all <= 0 && preflight_best(s->group_node, s->nodes * PREFLIGHT_GROUP_REPEATS) <= 0) {
-		json_decref(nodes);
-		return json_null();
-	}
-	for (int n = 0; n < s->nodes; n++)
-		json_object_set_new(nodes, s->names[n],
-		                    json_real(preflight_best(&s->group_node[n * PREFLIGHT_GROUP_REPEATS], PREFLIGHT_GROUP_REPEATS)));
-	return json_pack("{s:f, s:o}", "all", s->group_all, "nodes", nodes);
+	return json_pack("{s:s, s:s, s:I, s:I, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:b, s:I}", "name", f->node_name,
+	                 "processor", f->processor, "processors", (json_int_t)f->processors, "memory_bytes",
+	                 (json_int_t)f->memory_bytes, "kernel", f->kernel, "glibc", f->glibc, "libddp", f->libddp,
+	                 "ucx", f->ucx, "driver", f->driver, "nccl", f->nccl, "shm_bytes", (json_int_t)f->shm_bytes,
+	                 "shm_free_bytes", (json_int_t)f->shm_free_bytes, "rdma", (int)(f->has_rdma != 0),
+	                 "nic_numa_node", (json_int_t)f->nic_numa);
 }
 
 static json_t *finding_of(const struct preflight_survey *s, const struct preflight_finding *f)
@@ -223,17 +196,18 @@ static json_t *all_of(const struct preflight_survey *s, const struct preflight_f
 			json_array_append_new(nodes, node_of(&s->facts[r]));
 	}
 	for (int i = 0; i < s->link_count; i++)
-		json_array_append_new(links, json_pack("{s:s, s:s, s:f, s:f, s:f}", "a", s->names[s->link[i].a], "b", s->names[s->link[i].b],
-		                                       "bandwidth", s->link[i].bandwidth, "latency", s->link[i].latency, "waited", s->link[i].waited));
+		json_array_append_new(links, json_pack("{s:s, s:s, s:f, s:f, s:f}", "a", s->names[s->link[i].a], "b",
+		                                       s->names[s->link[i].b], "bandwidth", s->link[i].bandwidth,
+		                                       "latency", s->link[i].latency, "waited", s->link[i].waited));
 	for (int i = 0; i < findings->count; i++)
 		json_array_append_new(findings->item[i].odd ? odd : notes, finding_of(s, &findings->item[i]));
-	return json_pack("{s:i, s:f, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "preflight", 1, "seconds", seconds, "busy",
-	                 (int)preflight_is_busy(&s->people, s->figures), "odd", odd, "notes", notes, "nodes", nodes, "ranks", ranks,
-	                 "links", links, "gpu_all_reduce", groups_of(s));
+	return json_pack("{s:i, s:f, s:b, s:o, s:o, s:o, s:o, s:o}", "preflight", 1, "seconds", seconds, "busy",
+	                 (int)preflight_is_busy(&s->people, s->figures), "odd", odd, "notes", notes, "nodes", nodes,
+	                 "ranks", ranks, "links", links);
 }
 
-bool preflight_report_json(const char *path, const struct preflight_survey *survey, const struct preflight_findings *findings,
-                           double seconds)
+bool preflight_report_json(const char *path, const struct preflight_survey *survey,
+                           const struct preflight_findings *findings, double seconds)
 {
 	json_t *all = all_of(survey, findings, seconds);
 	char *text = all != NULL ? json_dumps(all, JSON_INDENT(1) | JSON_REAL_PRECISION(6)) : NULL;
@@ -269,7 +243,8 @@ static char *excluded_nodes(const struct preflight_survey *s, const struct prefl
 	return text;
 }
 
-bool preflight_report_exclude(const char *path, const struct preflight_survey *s, const struct preflight_findings *findings)
+bool preflight_report_exclude(const char *path, const struct preflight_survey *s,
+                              const struct preflight_findings *findings)
 {
 	int count;
 	char *text = excluded_nodes(s, findings, &count);

@@ -25,6 +25,7 @@ bool preflight_report_exclude(const char *path, const struct preflight_survey *s
                               const struct preflight_findings *findings);
 
 /* Writes what srun's plugin reads (spank/launch/preflight_step.h): "ODD NODES NAME,NAME" and a newline. */
-bool preflight_report_answer(FILE *out, const struct preflight_survey *survey, const struct preflight_findings *findings);
+bool preflight_report_answer(FILE *out, const struct preflight_survey *survey,
+                             const struct preflight_findings *findings);
 
 #endif

@@ -116,12 +116,15 @@ int preflight_alone_ms(int ranks)
 {
 	int ms = PREFLIGHT_ALONE_MS / (ranks > 0 ? ranks : 1);
 
-	return ms < PREFLIGHT_ALONE_LEAST_MS ? PREFLIGHT_ALONE_LEAST_MS : ms > PREFLIGHT_ALONE_MOST_MS ? PREFLIGHT_ALONE_MOST_MS : ms;
+	if (ms < PREFLIGHT_ALONE_LEAST_MS)
+		return PREFLIGHT_ALONE_LEAST_MS;
+	return ms > PREFLIGHT_ALONE_MOST_MS ? PREFLIGHT_ALONE_MOST_MS : ms;
 }
 
 int preflight_plan_ms(int nodes, int ranks_per_machine)
 {
-	int ranks = WORKS * (PREFLIGHT_WINDOW_MS + ranks_per_machine * (preflight_alone_ms(ranks_per_machine) + PREFLIGHT_BARRIER_MS));
+	int alone = ranks_per_machine * (preflight_alone_ms(ranks_per_machine) + PREFLIGHT_BARRIER_MS);
+	int ranks = WORKS * (PREFLIGHT_WINDOW_MS + alone);
 
 	return PREFLIGHT_START_MS + ranks + preflight_rounds(nodes) * (PREFLIGHT_LINK_MS + PREFLIGHT_BARRIER_MS);
 }

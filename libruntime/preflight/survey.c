@@ -62,12 +62,10 @@ static bool allocate(struct preflight_survey *s)
 	s->machine_of_node = calloc(nodes, sizeof(int));
 	s->names = calloc(nodes, sizeof(*s->names));
 	s->figures = calloc(ranks, sizeof(*s->figures));
-	s->group_node = calloc(nodes * PREFLIGHT_GROUP_REPEATS, sizeof(double));
 	s->left_out = calloc(nodes, sizeof(*s->left_out));
 	s->link = calloc(nodes * (size_t)(preflight_rounds(s->nodes) + 1), sizeof(*s->link));
 	return s->facts != NULL && s->node != NULL && s->machine != NULL && s->kind != NULL && s->machine_of_node != NULL &&
-	       s->names != NULL && s->figures != NULL && s->link != NULL &&
-	       s->left_out != NULL && s->group_node != NULL;
+	       s->names != NULL && s->figures != NULL && s->link != NULL && s->left_out != NULL;
 }
 
 ddp_status preflight_survey_open(struct preflight_survey *s, ddp_context *context, struct preflight_bench *bench,
@@ -106,7 +104,6 @@ void preflight_survey_close(struct preflight_survey *s)
 	free(s->figures);
 	free(s->link);
 	free(s->left_out);
-	free(s->group_node);
 	free(s->alone);
 	free(s->at_once);
 	free(s->link_again);
@@ -195,7 +192,8 @@ static ddp_status meet(struct preflight_survey *s, struct company *company)
 	return status;
 }
 
-static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own, int rounds)
+static ddp_status measure_rounds(struct preflight_survey *s, struct company *company, struct preflight_link *own,
+                                 int rounds)
 {
 	const int self = s->job->node_rank;
 	unsigned char *late = &company->late[self];
@@ -245,41 +243,6 @@ static ddp_status measure_links(struct preflight_survey *s)
 	return status;
 }
 
-/* ---- GPUs together ---- */
-
-static bool all_have_gpus(const struct preflight_survey *s)
-{
-	for (int r = 0; r < s->ranks; r++)
-		if (!s->facts[r].gpu_usable)
-			return false;
-	return true;
-}
-
-static ddp_status measure_groups(struct preflight_survey *s)
-{
-	struct preflight_groups own, *all = NULL;
-	size_t bytes;
-	void *memory = preflight_bench_gpu(s->bench, &bytes);
-	ddp_status status;
-
-	if (!all_have_gpus(s))
-		return DDP_OK;
-	if (s->job->rank == 0 && (all = malloc((size_t)s->ranks * sizeof(*all))) == NULL)
-		return no_memory();
-	status = preflight_groups_measure(&own, s->world, s->job->node_rank, memory, bytes);
-	if (status == DDP_OK)
-		status = ddp_gather(s->world, &own, all, sizeof(own) / sizeof(double), DDP_F64, 0);
-	for (int r = 0; status == DDP_OK && all != NULL && r < s->ranks; r++)
-		for (int i = 0; i < PREFLIGHT_GROUP_REPEATS; i++) {
-			if (s->facts[r].local_rank == 0)
-				s->group_node[s->node[r] * PREFLIGHT_GROUP_REPEATS + i] = all[r].node[i];
-			if (r == 0 && all[r].all[i] > s->group_all)
-				s->group_all = all[r].all[i];
-		}
-	free(all);
-	return status;
-}
-
 ddp_status preflight_survey_measure(struct preflight_survey *s)
 {
 	struct preflight_figures own = { 0 };
@@ -289,8 +252,6 @@ ddp_status preflight_survey_measure(struct preflight_survey *s)
 		status = work_in_turns(s, &own);
 	if (status == DDP_OK)
 		status = measure_links(s);
-	if (status == DDP_OK)
-		status = measure_groups(s);
 	if (status == DDP_OK)
 		status = ddp_gather(s->world, &own, s->figures, NUMBERS_OF_FIGURES, DDP_F64, 0);
 	return status;
@@ -410,7 +371,8 @@ static ddp_status links_again(struct preflight_survey *s, int before, int more)
 	own = calloc(1, each);
 	if (s->job->rank == 0)
 		all = calloc((size_t)s->nodes, each);
-	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before, before + more, (size_t)count)))) {
+	if (own == NULL || (s->job->rank == 0 && (all == NULL || !grow(&s->link_again, sizeof(*own), before,
+	                                                               before + more, (size_t)count)))) {
 		free(own);
 		free(all);
 		return no_memory();
@@ -452,12 +414,12 @@ static void doubt_links(struct preflight_survey *s, struct preflight_findings *f
 }
 
 /* The ranks' part of the first repeats, and what of the links is to be measured again then. */
-static ddp_status begin_again(struct preflight_survey *s, const bool *doubted, struct preflight_findings *findings)
+static ddp_status begin_again(struct preflight_survey *s, struct preflight_findings *findings)
 {
 	ddp_status status;
 
 	if (s->job->rank == 0)
-		preflight_ranks_doubt(&s->ranks_again, &s->people, s->figures, doubted);
+		preflight_ranks_doubt(&s->ranks_again, &s->people, s->figures);
 	status = ddp_broadcast(s->world, &s->ranks_again, sizeof(s->ranks_again), DDP_U8, 0);
 	if (status == DDP_OK)
 		status = ranks_again(s, 0, PREFLIGHT_REPEATS);
@@ -483,10 +445,10 @@ static ddp_status decide(struct preflight_survey *s, struct preflight_findings *
 	return ddp_broadcast(s->world, more, 1, DDP_I32, 0);
 }
 
-ddp_status preflight_survey_again(struct preflight_survey *s, const bool *doubted, struct preflight_findings *findings)
+ddp_status preflight_survey_again(struct preflight_survey *s, struct preflight_findings *findings)
 {
 	int32_t more;
-	ddp_status status = begin_again(s, doubted, findings);
+	ddp_status status = begin_again(s, findings);
 
 	if (status == DDP_OK)
 		status = links_again(s, 0, PREFLIGHT_REPEATS);
@@ -510,8 +472,10 @@ static void remark_left_out(const struct preflight_survey *s, struct preflight_f
 			continue;
 		for (int i = 0; i < s->link_count; i++)
 			links += s->link[i].a == n || s->link[i].b == n;
-		preflight_find(findings, &f, "%s: only %d of its links were measured, as the last %d of them took longer than %g s each",
-		               s->names[n], links, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_MS * 1e-3);
+		preflight_find(
+			findings, &f,
+			"%s: only %d of its links were measured, as the last %d of them took longer than %g s each",
+			s->names[n], links, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_MS * 1e-3);
 	}
 }
 
@@ -520,7 +484,6 @@ bool preflight_survey_judge(const struct preflight_survey *s, struct preflight_f
 	bool *unfit = calloc((size_t)s->nodes, sizeof(*unfit));
 	bool chancy;
 
-	preflight_groups_judge(findings, s->group_node, s->nodes, PREFLIGHT_GROUP_REPEATS, s->names);
 	preflight_clocks_judge(findings, s->link, s->link_count, s->nodes, s->names);
 	remark_left_out(s, findings);
 	if (unfit == NULL)

@@ -9,7 +9,6 @@
 
 #include "preflight/facts.h"
 #include "preflight/finding.h"
-#include "preflight/groups.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
 #include "preflight/links.h"
@@ -35,8 +34,6 @@ struct preflight_survey {
 	struct preflight_figures *figures; /* [ranks] */
 	struct preflight_link *link;
 	int link_count;
-	double *group_node;  /* [nodes * PREFLIGHT_GROUP_REPEATS] */
-	double group_all;    /* 0: not measured */
 	struct preflight_figures *alone, *at_once; /* [repeats * ...]; NULL: nothing was measured again */
 	struct preflight_link *link_again;
 
@@ -54,10 +51,8 @@ void preflight_survey_close(struct preflight_survey *survey);
 /* Measures everything once. */
 ddp_status preflight_survey_measure(struct preflight_survey *survey);
 
-/* Measures again what looks odd to rank 0. `doubted`: further ranks that do, or NULL; only rank 0's counts. `findings`
-   is room for an interim verdict. */
-ddp_status preflight_survey_again(struct preflight_survey *survey, const bool *doubted,
-                                  struct preflight_findings *findings);
+/* Measures again what looks odd to rank 0. `findings` is room for an interim verdict. */
+ddp_status preflight_survey_again(struct preflight_survey *survey, struct preflight_findings *findings);
 
 /* On rank 0: judges what was measured; repeats do not change what preflight_differences() says. Returns whether more
    repeats make a finding surer. */

@@ -74,7 +74,8 @@ struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, 
 	}
 	bench->side = SIDE;
 	/* The same time for each thread. */
-	while (bench->side < SIDE_MOST && (int64_t)bench->side * bench->side * bench->side < (int64_t)threads * SIDE * SIDE * SIDE)
+	while (bench->side < SIDE_MOST &&
+	       (int64_t)bench->side * bench->side * bench->side < (int64_t)threads * SIDE * SIDE * SIDE)
 		bench->side += SIDE / 2;
 	n = (int64_t)bench->side * bench->side;
 	bench->a = filled(n, 1);
@@ -83,7 +84,8 @@ struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, 
 	bench->x = filled(TRIAD, 1);
 	bench->y = filled(TRIAD, 2);
 	bench->z = filled(TRIAD, 3);
-	if (bench->a == NULL || bench->b == NULL || bench->c == NULL || bench->x == NULL || bench->y == NULL || bench->z == NULL) {
+	if (bench->a == NULL || bench->b == NULL || bench->c == NULL || bench->x == NULL || bench->y == NULL ||
+	    bench->z == NULL) {
 		ddp_set_error("no memory for the measurements");
 		preflight_bench_close(bench);
 		return NULL;
@@ -111,12 +113,6 @@ void preflight_bench_close(struct preflight_bench *bench)
 	free(bench);
 }
 
-void *preflight_bench_gpu(struct preflight_bench *bench, size_t *bytes)
-{
-	*bytes = (size_t)bench->gpu_bytes;
-	return bench->gpu;
-}
-
 bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work)
 {
 	return work < PREFLIGHT_GPU_PRODUCT || bench->queue != NULL;
@@ -124,7 +120,9 @@ bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_wor
 
 static void multiply(int64_t side, const float *a, const float *b, float *c)
 {
-	const dk_gemm_args args = { .m = side, .n = side, .k = side, .a = a, .lda = side, .b = b, .ldb = side, .c = c, .ldc = side };
+	const dk_gemm_args args = {
+		.m = side, .n = side, .k = side, .a = a, .lda = side, .b = b, .ldb = side, .c = c, .ldc = side
+	};
 
 	dk_gemm(&args);
 }

@@ -18,9 +18,6 @@ struct preflight_bench;
 struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu, bool small);
 void preflight_bench_close(struct preflight_bench *bench);
 
-/* The GPU's memory, for collectives, and its size; NULL: there is none. */
-void *preflight_bench_gpu(struct preflight_bench *bench, size_t *bytes);
-
 bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_work work);
 
 /* Works for so long, and at least for three slices. */

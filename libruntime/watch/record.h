@@ -25,7 +25,8 @@
 #define DDP_RECORD_PLACE_BYTES 2048  /* half of the node's page: it begins with struct ddp_progress_node */
 
 /* The area of a task in a file for so many tasks; the node's page; where that says so; and the file's size. */
-#define DDP_RECORD_AREA_OFFSET(tasks, task) ((uint64_t)(tasks) * DDP_PROGRESS_BYTES + (uint64_t)(task) * DDP_RECORD_AREA_BYTES)
+#define DDP_RECORD_AREA_OFFSET(tasks, task) \
+	((uint64_t)(tasks) * DDP_PROGRESS_BYTES + (uint64_t)(task) * DDP_RECORD_AREA_BYTES)
 #define DDP_RECORD_NODE_OFFSET(tasks) DDP_RECORD_AREA_OFFSET(tasks, tasks)
 #define DDP_RECORD_FILE_BYTES(tasks) (DDP_RECORD_NODE_OFFSET(tasks) + DDP_PROGRESS_BYTES)
 #define DDP_RECORD_PLACE_OFFSET(tasks) (DDP_RECORD_FILE_BYTES(tasks) - DDP_RECORD_PLACE_BYTES)

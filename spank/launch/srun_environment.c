@@ -16,9 +16,12 @@ static bool begins(const char *const words[], const char *text)
 static bool stays(const char *entry, bool binds)
 {
 	static const char *const options[] = { "SLURM_", "SRUN_", NULL };
-	static const char *const found[] = { "SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_JWT=", "SLURM_WORKING_CLUSTER=", NULL };
-	static const char *const binding[] = { "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_HINT=", "SLURM_NETWORK=", "SLURM_GPU",
-		                               "SLURM_TRES_PER_TASK=", "SLURM_TRES_BIND=", NULL };
+	static const char *const found[] = { "SLURM_CONF=", "SLURM_CONF_SERVER=", "SLURM_JWT=",
+		                             "SLURM_WORKING_CLUSTER=", NULL };
+	static const char *const binding[] = {
+		"SLURM_CPU_BIND", "SLURM_MEM_BIND",       "SLURM_HINT=",      "SLURM_NETWORK=",
+		"SLURM_GPU",      "SLURM_TRES_PER_TASK=", "SLURM_TRES_BIND=", NULL
+	};
 
 	return !begins(options, entry) || begins(found, entry) || (binds && begins(binding, entry));
 }

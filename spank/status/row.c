@@ -135,7 +135,8 @@ bool row_from_json(const json_t *json, struct row *row)
 	row->waiting = json_is_true(json_object_get(json, "waiting"));
 	row->has_loss = json_is_number(json_object_get(json, "loss"));
 	row->loss = json_number_value(json_object_get(json, "loss"));
-	if (row->slurm_step < 0 || (row->rank < 0 && !row_is_spare(row)) || row->rank >= ROW_WORLD_MAX || row->world_size > ROW_WORLD_MAX)
+	if (row->slurm_step < 0 || (row->rank < 0 && !row_is_spare(row)) || row->rank >= ROW_WORLD_MAX ||
+	    row->world_size > ROW_WORLD_MAX)
 		return false;
 	row->stack = lines_of(json);
 	return true;
@@ -409,9 +410,9 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 		fprintf(file, ", %zu spare%s", spares, spares > 1 ? "s" : "");
 	if (restarts > 0)
 		fprintf(file, ", restarted %lld time%s", (long long)restarts, restarts > 1 ? "s" : "");
-	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "",
-	        "RANK", "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU", "PROCESS",
-	        colour ? "\033[0m" : "");
+	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "", "RANK",
+	        "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU",
+	        "PROCESS", colour ? "\033[0m" : "");
 	for (size_t i = 0; i < count - spares; i++)
 		print_row(file, &rows[i], colour, losses);
 	for (size_t i = count - spares; i < count; i++)

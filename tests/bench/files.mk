@@ -2,20 +2,16 @@
 # tests/bench: benchmarks, built with everything else so that they stay whole,
 # run by hand: `make bench-allreduce BENCH_ARGS=--quick`. A build with sanitizers
 # is none to measure, and makes only the one that test_harness runs.
-bench_programs = tests/bench/rank_ddp tests/bench/rank_overlap \
-	tests/bench/rank_startup tests/bench/rank_train tests/bench/rank_wire \
-	tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_combine \
-	tests/bench/rank_lanes tests/bench/rank_record tests/bench/rank_cost tests/scale/scale tests/bench/gpu_kernels tests/bench/gpu_nccl
+bench_programs = tests/bench/rank_ddp tests/bench/rank_startup tests/bench/rank_train \
+	tests/bench/rank_wire tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_cost tests/bench/gpu_kernels \
+	tests/bench/gpu_nccl
 if HAVE_OPENMPI
 bench_programs += tests/bench/rank_mpi tests/bench/rank_startup_mpi
 endif
 if HAVE_MPICH
 bench_programs += tests/bench/rank_mpich tests/bench/rank_startup_mpich
 endif
-if HAVE_UCX
-bench_programs += tests/bench/rank_netplugin
-endif
-noinst_PROGRAMS += tests/bench/rank_plain tests/bench/rank_recovery
+noinst_PROGRAMS += tests/bench/rank_plain
 if SANITIZED
 EXTRA_PROGRAMS += $(bench_programs)
 CLEANFILES += $(bench_programs)
@@ -29,9 +25,6 @@ bench_rank = tests/bench/rank.c tests/bench/rank.h
 tests_bench_rank_ddp_SOURCES = tests/bench/rank_ddp.c $(bench_rank)
 tests_bench_rank_ddp_LDADD = libruntime/libddp.la
 tests_bench_rank_ddp_LDFLAGS = $(AM_LDFLAGS) -no-install
-tests_bench_rank_overlap_SOURCES = tests/bench/rank_overlap.c $(bench_rank)
-tests_bench_rank_overlap_LDADD = libruntime/libddp.la
-tests_bench_rank_overlap_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_startup_SOURCES = tests/bench/rank_startup.c tests/bench/rank_startup.h
 tests_bench_rank_startup_LDADD = libruntime/libddp.la
 tests_bench_rank_startup_LDFLAGS = $(AM_LDFLAGS) -no-install
@@ -42,8 +35,6 @@ tests_bench_rank_train_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_plain_SOURCES = tests/bench/rank_plain.c $(bench_rank)
 tests_bench_rank_plain_CFLAGS = $(AM_CFLAGS) $(OPENMP_CFLAGS) -Wno-unknown-pragmas
 tests_bench_rank_plain_LDADD =
-tests_bench_rank_recovery_SOURCES = tests/bench/rank_recovery.c
-tests_bench_rank_recovery_LDADD =
 tests_bench_rank_wire_SOURCES = tests/bench/rank_wire.c $(bench_rank)
 tests_bench_rank_wire_LDADD =
 
@@ -54,19 +45,8 @@ tests_bench_rank_modes_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 tests_bench_rank_sgemm_SOURCES = tests/bench/rank_sgemm.c
 tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
-tests_bench_rank_combine_SOURCES = tests/bench/rank_combine.c
-tests_bench_rank_combine_LDADD = libruntime/libddpcore.la
-bench_turns = tests/bench/rank_turns.c tests/bench/rank_turns.h $(bench_rank)
-tests_bench_rank_lanes_SOURCES = tests/bench/rank_lanes.c $(bench_turns)
-tests_bench_rank_lanes_LDADD = libruntime/libddpcore.la
-tests_bench_rank_record_SOURCES = tests/bench/rank_record.c $(bench_turns)
-tests_bench_rank_record_LDADD = libruntime/libddpcore.la
 tests_bench_rank_cost_SOURCES = tests/bench/rank_cost.c $(bench_rank)
 tests_bench_rank_cost_LDADD = libruntime/libddpcore.la
-
-scale_simulation = tests/scale/simulate.c tests/scale/simulate.h
-tests_scale_scale_SOURCES = tests/scale/scale.c tests/scale/plot.c tests/scale/plot.h $(scale_simulation)
-tests_scale_scale_LDADD = libruntime/libddpcore.la
 
 if HAVE_OPENMPI
 tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
@@ -90,22 +70,15 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
-bench_names = all backend wireup allreduce algorithms combine lanes startup recovery overlap overlap-progress scale gpt-step gpu vision-step checkpoint-step ddp-overhead netplugin spank-cost
+bench_names = all backend wireup allreduce algorithms startup recovery overlap gpt-step gpu vision-step \
+	checkpoint-step ddp-overhead spank-cost
 
-.PHONY: bench-allreduce bench-combine bench-lanes bench-record bench-startup bench-overlap bench-overlap-progress
+.PHONY: bench-allreduce bench-startup bench-overlap
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/allreduce $(BENCH_ARGS)
-.PHONY: bench-algorithms bench-scale
+.PHONY: bench-algorithms
 bench-algorithms: tests/bench/rank_cost
 	$(bench_environment) $(srcdir)/tests/bench/algorithms $(BENCH_ARGS)
-bench-scale: tests/scale/scale
-	tests/scale/scale $(BENCH_ARGS)
-bench-combine: tests/bench/rank_combine
-	tests/bench/rank_combine $(BENCH_ARGS)
-bench-lanes: tests/bench/rank_lanes
-	tests/bench/rank_lanes $(BENCH_ARGS)
-bench-record: tests/bench/rank_record
-	tests/bench/rank_record $(BENCH_ARGS)
 bench-startup: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/startup $(BENCH_ARGS)
 .PHONY: bench-wireup
@@ -124,12 +97,10 @@ bench-backend:
 	$(bench_environment) $(srcdir)/tests/bench/backend $(BENCH_ARGS)
 EXTRA_DIST += tests/bench/backend
 .PHONY: bench-recovery
-bench-recovery: tests/bench/rank_recovery examples/gpt/gpt spank/spank_ddp.la
+bench-recovery: examples/gpt/gpt spank/spank_ddp.la
 	$(bench_environment) $(srcdir)/tests/bench/recovery $(BENCH_ARGS)
 bench-overlap: tests/bench/rank_plain $(bench_programs)
 	$(bench_environment) $(srcdir)/tests/bench/overlap $(BENCH_ARGS)
-bench-overlap-progress: tests/bench/rank_plain $(bench_programs)
-	$(bench_environment) $(srcdir)/tests/bench/overlap_progress $(BENCH_ARGS)
 
 .PHONY: bench-gpt-step bench-ddp-overhead
 bench-gpt-step: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
@@ -163,21 +134,13 @@ EXTRA_DIST += tests/bench/checkpoint_step tests/bench/ddp_overhead tests/bench/g
 	tests/bench/rank_products.py \
 	tests/bench/harness/gpt.py
 EXTRA_DIST += tests/bench/README.md tests/bench/allreduce tests/bench/algorithms \
-	tests/bench/overlap tests/bench/overlap_progress \
+	tests/bench/overlap \
 	tests/bench/startup tests/bench/recovery \
 	tests/bench/rank_gloo.py tests/bench/rank_recovery.py tests/bench/rank_startup.py tests/bench/rank_train.py \
 	tests/bench/harness/__init__.py tests/bench/harness/bars.py \
 	tests/bench/harness/contenders.py tests/bench/harness/group.py \
-	tests/bench/harness/measure.py tests/bench/harness/plot.py \
+	tests/bench/harness/measure.py \
 	tests/bench/harness/recovery.py tests/bench/harness/report.py tests/bench/harness/units.py
-
-tests_bench_rank_netplugin_SOURCES = tests/bench/rank_netplugin.c \
-	tests/support/nccl_driver.c tests/support/nccl_driver.h
-tests_bench_rank_netplugin_LDADD =
-EXTRA_DIST += tests/bench/netplugin
-.PHONY: bench-netplugin
-bench-netplugin: $(bench_programs) libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
-	$(bench_environment) $(srcdir)/tests/bench/netplugin $(BENCH_ARGS)
 
 EXTRA_DIST += tests/bench/vision_step tests/bench/rank_vision.py
 .PHONY: bench-vision-step

@@ -55,7 +55,7 @@ calm()
 clean()
 {
 	for ((n = 0; n < load; n++)); do busy 0 env; done
-	preflight clean "$tool" --history "$results/history"
+	preflight clean "$tool"
 	calm
 }
 
@@ -143,7 +143,6 @@ status_is 0 'and it exits with 0'
 prints 'nothing is odd' 'says so'
 prints 'ddp-preflight: 4 ranks on 4 nodes' 'and for whom'
 same '' "$(excluded clean)" 'no node is to be left out'
-same "$runs" "$(grep -c '"preflight":1' "$results/history")" 'each run is added to the history'
 check 'a program can read the result' python3 -c '
 import json, sys
 all = json.load(open(sys.argv[1]))
@@ -172,10 +171,6 @@ if [ -n "${statuses[neighbour]:-}" ]; then
 else
 	skip 'a rank is named that shares its processor with a busy neighbour' 'make check-preflight tries it, on two processors'
 fi
-
-capture on_cluster srun --ddp -N1 -n1 "$tool" --history /dev/zero
-status_is 2 'a history that is no file is an error'
-prints 'ddp-preflight: --history cannot write /dev/zero: it is no regular file' 'which is said'
 
 # A program whose structures are others, as far as it tells.
 sed 's/%d %d %zu %zu/%d:%d %zu %zu/' "$tool" >"$work/other-preflight"

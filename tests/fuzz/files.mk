@@ -10,7 +10,7 @@ FUZZ_CC = clang
 EXTRA_DIST += tests/fuzz/run tests/fuzz/seeds tests/fuzz/fuzz_images.c \
 	tests/fuzz/fuzz_netplugin.c tests/fuzz/fuzz_safetensors.c tests/fuzz/fuzz_spank_deal.c tests/fuzz/fuzz_spank_nodelist.c \
 	tests/fuzz/fuzz_spank_frame.c tests/fuzz/fuzz_spank_options.c tests/fuzz/fuzz_spank_record.c tests/fuzz/fuzz_spank_report.c \
-	tests/fuzz/fuzz_preflight.c tests/fuzz/fuzz_tokens.c tests/fuzz/fuzz_wireup.c
+	tests/fuzz/fuzz_tokens.c tests/fuzz/fuzz_wireup.c
 
 fuzz_run = FUZZ_CC="$(FUZZ_CC)" FUZZ_BUILD=tests/fuzz $(srcdir)/tests/fuzz/run
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit; needs: UCX */
+/* runs:; all: unit asan tsan; needs: NCCL_NET */
 /*
  * libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
  * shared memory, by the tables of all versions.

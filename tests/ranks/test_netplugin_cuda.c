@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit; needs: UCX CUDA */
+/* runs:; all: unit asan tsan; needs: NCCL_NET CUDA */
 /*
  * libnccl-net-ddpucx.so with CUDA memory: UCX's own CUDA transports on a stand-in for the driver
  * (tests/support/driver), whose memory the host cannot touch. Where this UCX has no such transports,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit; needs: UCX */
+/* runs:; all: unit asan tsan; needs: NCCL_NET */
 /*
  * libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
  * peer has not heard of, or gives up messages that are under way.

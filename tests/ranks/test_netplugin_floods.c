@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX */
+/* runs:; all: unit asan tsan; needs: NCCL_NET */
 /*
  * libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
  * connections that never prove the step's key.

@@ -19,25 +19,13 @@ measures() {
 }
 measures_a_device() {
 	run --spawn 2 --device test --json "$work/json" && says '^  matrix product on the GPU, alone ' &&
-		says '^  memory of the GPU, all at once ' && says '^  GPUs, all_reduce of all ' &&
-		python3 -c 'import json, sys; all = json.load(open(sys.argv[1])); assert all["gpu_all_reduce"]["all"] > 0' "$work/json"
-}
-# Five runs are a history; a sixth one that reached a tenth of them is named.
-compares_with_history() {
-	local host i
-	run --spawn 1 --history "$work/history" && says '^nothing is odd$' && host=$(hostname) || return
-	for i in 1 2 3 4 5; do
-		echo '{"preflight":1,"time":'"$i"',"busy":false,"nodes":{"'"$host"'":{"product":1e15,"memory":1e15}}}'
-	done >"$work/history"
-	run --spawn 1 --history "$work/history" && says 'other processes use' ||
-		says "^ODD: +$host: the matrix product is .* of its median of 5 runs"
+		says '^  memory of the GPU, all at once '
 }
 is_quiet() { run --spawn 1 --quiet && [ ! -s "$work/out" ]; }
 answers_srun() { run --spawn 1 --for-srun --quiet && [ "$(cat "$work/out")" = '0 0 ' ]; }
 set_limit run --spawn 1 --quiet || :
 check 'two ranks are measured' measures
-check 'and on a device, alone and together' measures_a_device
-check 'earlier runs are compared' compares_with_history
+check 'and on a device' measures_a_device
 check '--quiet prints nothing where nothing is odd' is_quiet
 check '--for-srun answers in a line' answers_srun
 check 'there is a help text' exits_with 0 --help
@@ -48,10 +36,6 @@ check 'and which one, is said' complains "it takes options only, not word"
 check 'a number that is none is an error' exits_with 2 --spawn 0
 # Nothing is measured, whose table would be printed.
 refuses() { exits_with 2 --spawn 2 "$@" && [ ! -s "$work/out" ]; }
-check 'a history that is no file is an error' refuses --history /dev/zero
-check 'and which one, is said' complains '^ddp-preflight: --history cannot write /dev/zero: it is no regular file'
-check 'a history that is a folder is an error' refuses --history "$work"
-check 'and what to do, is said' complains "^ddp-preflight: --history cannot write $work: it is a folder: name a file in it"
 check 'a file that cannot be written is an error before anything is measured' refuses --json /nowhere/at/all \
 	--exclude-file /nor/here/x
 check 'and which one, is said' complains '^ddp-preflight: --json cannot write /nowhere/at/all: there is no folder /nowhere/at: make it'

@@ -143,6 +143,8 @@ plan_build()
 		flags=(CFLAGS='-g1 -O1 -Wno-tsan') ;;
 	*) suite=unit options=(CC="${ccache}gcc" --cache-file="$work/config.gcc") ;;
 	esac
+	# NCCL's network is built on request, as --all is one.
+	if wanted "$suite" | grep -qE '^test_(netplugin|gpudirect)'; then options+=(--enable-nccl-net); fi
 	[[ $suite = @(bare|no-*) ]] || targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')")
 	# The linker that takes least time, but where it is the product's.
 	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
@@ -207,7 +209,7 @@ compile_others()
 	whole "$suite" || return 0
 	case $suite in
 	asan) targets+=(all) ;;
-	tsan) mapfile -t -O 3 targets < <(cut -f 1 <<<"$tags" | sed -n 's/\.c$//p' | grep -vxF -f <(programs unit; programs tsan)) ;;
+	tsan) mapfile -t -O 3 targets < <(awk -F '\t' '$4 !~ /NCCL_NET/ { print $1 }' <<<"$tags" | sed -n 's/\.c$//p' | grep -vxF -f <(programs unit; programs tsan)) ;;
 	*) return ;;
 	esac
 	step "$suite" "compiling the other programs ($suite)" 1500 "$logs/build-$suite.log" "${make[@]}" -k "${targets[@]}"

@@ -21,7 +21,7 @@
 #include "comm/hier/plan.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/shm/segment.h"
-#include "tests/scale/simulate.h"
+#include "tests/support/simulate.h"
 
 /* ---- exchanges ------------------------------------------------------------------------------ */
 
@@ -328,7 +328,7 @@ static void an_operation_has_a_chunk_however_small_it_is(void **state)
 	}
 }
 
-/* Some fixed points of tests/scale. */
+/* Some fixed points. */
 static void connections_stay_few(void **state)
 {
 	(void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan tsan; all: unit */
+/* runs:; all: unit asan tsan; needs: NCCL_NET */
 /* By what ways NCCL is told that a device moves CUDA memory, on kernels with and without the modules for it. */
 #include <setjmp.h>
 #include <stdarg.h>

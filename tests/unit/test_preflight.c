@@ -18,8 +18,6 @@
 
 #include "preflight/differences.h"
 #include "preflight/finding.h"
-#include "preflight/groups.h"
-#include "preflight/history.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
 #include "preflight/output.h"
@@ -255,7 +253,7 @@ static void run(const struct scene *scene)
 	for (int r = 0; r < RANKS; r++)
 		measure(&first, &figures[r], r);
 	busy = preflight_is_busy(&people, figures);
-	preflight_ranks_doubt(&again, &people, figures, NULL);
+	preflight_ranks_doubt(&again, &people, figures);
 	for (int k = 0; k < PREFLIGHT_REPEATS_BUSY; k++) {
 		for (int r = 0; r < RANKS; r++)
 			measure(scene, &at_once[k * RANKS + r], r);
@@ -360,11 +358,11 @@ static void of_two_ranks_the_slower_one_is_suspect(void **state)
 	figures[1].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT] = (struct preflight_figure){ 50, 50, 1 };
 	figures[0].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY] = (struct preflight_figure){ 70, 70, 1 };
 	figures[1].of[PREFLIGHT_ALONE][PREFLIGHT_MEMORY] = (struct preflight_figure){ 100, 100, 1 };
-	preflight_ranks_doubt(&again, &two, figures, NULL);
+	preflight_ranks_doubt(&again, &two, figures);
 	assert_int_equal(again.count, 2);
 	assert_true(again.rank[0] == 1 && !again.control[0] && again.rank[1] == 0 && again.control[1]);
 	two.kind = two_kinds;
-	preflight_ranks_doubt(&again, &two, figures, NULL);
+	preflight_ranks_doubt(&again, &two, figures);
 	assert_int_equal(again.count, 0);
 }
 
@@ -498,21 +496,6 @@ static void a_clock_is_named_that_is_wrong(void **state)
 	assert_int_equal(findings.odd, 1);
 	assert_int_equal(findings.item[0].node, -1);
 	assert_non_null(strstr(findings.item[0].text, "n1: its clock is 60 s behind n0"));
-}
-
-static void a_node_is_named_whose_gpus_are_slow_together(void **state)
-{
-	const double node[NODES * 2] = { 90e9, 300e9, 310e9, 280e9, 100e9, 120e9, 0, 290e9 }, none[NODES * 2] = { 0 };
-
-	(void)state;
-	findings.count = findings.odd = 0;
-	preflight_groups_judge(&findings, node, NODES, 2, names);
-	assert_int_equal(findings.odd, 1);
-	assert_int_equal(findings.item[0].node, 2);
-	assert_string_equal(findings.item[0].text, "n2: all_reduce of its GPUs has a bandwidth of 120 GB/s, and others have 300 (40%)");
-	findings.count = findings.odd = 0;
-	preflight_groups_judge(&findings, none, NODES, 2, names);
-	assert_int_equal(findings.odd, 0);
 }
 
 /* ---- differences ---- */
@@ -668,118 +651,13 @@ static void more_findings_than_fit_are_counted(void **state)
 	assert_int_equal(findings.odd, PREFLIGHT_FINDINGS + 10);
 }
 
-/* ---- history ---- */
-
-static void history_names_what_has_become_slower(void **state)
-{
-	static const char *const two[] = { "n1", "n3" };
-	char path[] = "/tmp/ddp-preflight-XXXXXX";
-	struct preflight_history history;
-	struct preflight_values values[2] = { { .of = { 50e9, 10e9, 1e9, 1e5 } }, { .of = { 50e9, 10e9, 1e9, 1e5 } } };
-	bool doubted[2];
-	int fd = mkstemp(path);
-
-	(void)state;
-	assert_true(fd >= 0);
-	assert_int_equal(write(fd, "not JSON\n{\"preflight\":2}\n", 25), 25);
-	close(fd);
-	for (int i = 0; i < 20; i++) {
-		assert_true(preflight_history_append(path, i, false, two, values, 2));
-		/* On busy nodes all is slow. */
-		assert_true(preflight_history_append(path, i, true, two, &(struct preflight_values[2]){ 0 }[0], 2));
-	}
-	values[1].of[PREFLIGHT_RECORD_MEMORY] = 6.2e9;
-	assert_true(preflight_history_open(&history, two, 2));
-	assert_true(preflight_history_read(&history, path));
-	assert_true(preflight_history_doubt(&history, values, doubted));
-	assert_true(!doubted[0] && doubted[1]);
-	findings.count = findings.odd = 0;
-	preflight_history_judge(&findings, &history, values);
-	assert_int_equal(findings.odd, 1);
-	assert_int_equal(findings.item[0].node, 1);
-	assert_string_equal(findings.item[0].text, "n3: the memory bandwidth is 6.2 GB/s, 62% of its median of 20 runs");
-	preflight_history_close(&history);
-	unlink(path);
-}
-
-static void few_runs_are_no_history(void **state)
-{
-	static const char *const one[] = { "n1" };
-	const struct preflight_values good = { .of = { 50e9, 10e9, 1e9, 1e5 } }, bad = { .of = { 5e9, 1e9, 1e8, 1e4 } };
-	struct preflight_history history;
-	bool doubted[1];
-	static const char line[] = "{\"preflight\":1,\"nodes\":{\"n1\":{\"product\":5e10,\"memory\":-1,\"speed\":\"x\",\"bandwidth\":1e99}}}";
-
-	(void)state;
-	(void)good;
-	assert_true(preflight_history_open(&history, one, 1));
-	assert_true(preflight_history_read(&history, "/nowhere/at/all"));
-	for (int i = 0; i < PREFLIGHT_HISTORY_LEAST - 1; i++)
-		assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
-	assert_false(preflight_history_doubt(&history, &bad, doubted));
-	assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
-	assert_true(preflight_history_doubt(&history, &bad, doubted));
-	for (int i = 0; i < 3 * PREFLIGHT_HISTORY_RUNS; i++)
-		assert_true(preflight_history_take(&history, line, sizeof(line) - 1));
-	assert_int_equal(history.runs[0], PREFLIGHT_HISTORY_RUNS);
-	assert_false(preflight_history_take(&history, "[1]", 3));
-	assert_false(preflight_history_take(&history, "{\"preflight\":1}", 15));
-	preflight_history_close(&history);
-}
-
-static void a_history_that_is_no_file_is_refused(void **state)
-{
-	static const char *const one[] = { "n1" };
-	const struct preflight_values values = { .of = { 1, 1, 1, 1 } };
-	struct preflight_history history;
-
-	(void)state;
-	assert_true(preflight_history_open(&history, one, 1));
-	assert_false(preflight_history_read(&history, "/tmp"));
-	assert_int_equal(errno, EISDIR);
-	assert_false(preflight_history_read(&history, "/dev/zero"));
-	assert_false(preflight_history_append("/tmp", 1, false, one, &values, 1));
-	assert_false(preflight_history_append("/dev/null", 1, false, one, &values, 1));
-	preflight_history_close(&history);
-}
-
-/* A rank of eight threads computes at another rate than a rank of one. */
-static void a_history_of_other_threads_is_not_compared(void **state)
-{
-	static const char *const one[] = { "n1" };
-	static const int threads[] = { 1 };
-	char path[] = "/tmp/ddp-preflight-XXXXXX";
-	struct preflight_values values = { .of = { 50e9, 10e9, 1e9, 1e5 }, .threads = 8 };
-	struct preflight_history history;
-	bool doubted[1];
-	int fd = mkstemp(path);
-
-	(void)state;
-	assert_true(fd >= 0);
-	close(fd);
-	for (int i = 0; i < 2 * PREFLIGHT_HISTORY_LEAST; i++)
-		assert_true(preflight_history_append(path, i, false, one, &values, 1));
-	values.of[PREFLIGHT_RECORD_PRODUCT] = 7e9;
-	assert_true(preflight_history_open(&history, one, 1));
-	history.threads = threads;
-	assert_true(preflight_history_read(&history, path));
-	assert_int_equal(history.runs[0], 0);
-	assert_false(preflight_history_doubt(&history, &values, doubted));
-	history.threads = &values.threads;
-	assert_true(preflight_history_read(&history, path));
-	assert_int_equal(history.runs[0], 2 * PREFLIGHT_HISTORY_LEAST);
-	assert_true(preflight_history_doubt(&history, &values, doubted));
-	preflight_history_close(&history);
-	unlink(path);
-}
-
 /* ---- files that are written at the end ---- */
 
-static void is_refused(const char *path, bool appends, const char *wanted)
+static void is_refused(const char *path, const char *wanted)
 {
 	char why[PREFLIGHT_WHY] = "";
 
-	assert_false(preflight_output_check(path, appends, why));
+	assert_false(preflight_output_check(path, why));
 	if (strstr(why, wanted) == NULL)
 		print_message("%s: %s\n", path, why);
 	assert_non_null(strstr(why, wanted));
@@ -796,28 +674,22 @@ static void files_that_cannot_be_written_are_refused(void **state)
 	snprintf(link, sizeof(link), "%s/link", folder);
 	snprintf(missing, sizeof(missing), "%s/missing", folder);
 	snprintf(below, sizeof(below), "%s/missing/file", folder);
-	assert_true(preflight_output_check(file, false, why));
-	assert_true(preflight_output_check(file, true, why));
+	assert_true(preflight_output_check(file, why));
 	assert_int_equal(access(file, F_OK), -1); /* the check leaves nothing */
 	opened = fopen(file, "w");
 	assert_non_null(opened);
 	fclose(opened);
 	assert_int_equal(symlink(file, link), 0);
-	assert_true(preflight_output_check(file, false, why));
-	assert_true(preflight_output_check(file, true, why));
-	assert_true(preflight_output_check("/dev/null", false, why));
-	for (int appends = 0; appends <= 1; appends++) {
-		is_refused(folder, appends, "it is a folder: name a file in it");
-		snprintf(text, sizeof(text), "there is no folder %s: make it", missing);
-		is_refused(below, appends, text);
-		is_refused("", appends, "the name is empty");
-		snprintf(below, sizeof(below), "%s/below", file);
-		is_refused(below, appends, "Not a directory");
-		snprintf(below, sizeof(below), "%s/missing/file", folder);
-	}
-	is_refused(link, true, "a symbolic link, which is not followed");
-	is_refused("/dev/null", true, "it is no regular file");
-	is_refused("/proc/none", false, "no file can be made in folder /proc");
+	assert_true(preflight_output_check(file, why));
+	assert_true(preflight_output_check(link, why));
+	assert_true(preflight_output_check("/dev/null", why));
+	is_refused(folder, "it is a folder: name a file in it");
+	snprintf(text, sizeof(text), "there is no folder %s: make it", missing);
+	is_refused(below, text);
+	is_refused("", "the name is empty");
+	snprintf(below, sizeof(below), "%s/below", file);
+	is_refused(below, "Not a directory");
+	is_refused("/proc/none", "no file can be made in folder /proc");
 	assert_int_equal(unlink(link), 0);
 	assert_int_equal(unlink(file), 0);
 	assert_int_equal(rmdir(folder), 0);
@@ -865,7 +737,7 @@ static void standard_output_is_not_replaced(void **state)
 	assert_true(fd >= 0 && kept >= 0);
 	fflush(stdout);
 	assert_int_equal(dup2(fd, STDOUT_FILENO), STDOUT_FILENO);
-	fit = preflight_output_check("/dev/stdout", false, why);
+	fit = preflight_output_check("/dev/stdout", why);
 	first = preflight_output_write("/dev/stdout", "one ");
 	second = preflight_output_write("/dev/stdout", "two");
 	assert_int_equal(dup2(kept, STDOUT_FILENO), STDOUT_FILENO);
@@ -935,16 +807,11 @@ int main(void)
 		cmocka_unit_test(a_link_is_not_named_whose_ends_wait_for_their_processors),
 		cmocka_unit_test(a_node_is_named_whose_links_are_slow),
 		cmocka_unit_test(a_clock_is_named_that_is_wrong),
-		cmocka_unit_test(a_node_is_named_whose_gpus_are_slow_together),
 		cmocka_unit_test(differences_are_named),
 		cmocka_unit_test(gpus_are_compared),
 		cmocka_unit_test(a_processor_of_another_kind_is_a_note),
 		cmocka_unit_test(odd_nodes_and_ends_of_links_are_excluded),
 		cmocka_unit_test(more_findings_than_fit_are_counted),
-		cmocka_unit_test(history_names_what_has_become_slower),
-		cmocka_unit_test(few_runs_are_no_history),
-		cmocka_unit_test(a_history_that_is_no_file_is_refused),
-		cmocka_unit_test(a_history_of_other_threads_is_not_compared),
 		cmocka_unit_test(files_that_cannot_be_written_are_refused),
 		cmocka_unit_test(a_text_replaces_a_file_and_follows_in_a_pipe),
 		cmocka_unit_test(standard_output_is_not_replaced),

@@ -7,7 +7,8 @@
 
 /* Begins the operation, which began at now_ns. `number` counts the collectives of the communicator and lane from 1; a
    message has 0. */
-static inline ddp_recorded ddp_comm_record(const ddp_comm *comm, const ddp_operation *c, uint64_t number, uint64_t now_ns)
+static inline ddp_recorded ddp_comm_record(const ddp_comm *comm, const ddp_operation *c, uint64_t number,
+                                           uint64_t now_ns)
 {
 	const ddp_recorder *recorder = comm->roster->recorder;
 

@@ -187,7 +187,8 @@ static board *board_of(const ddp_comm *comm, int i, uint64_t serial)
 {
 	const uint64_t place = in_agreement(serial) == 1 ? DDP_PROPOSAL_BOARDS - 1 : serial & 1;
 
-	return (board *)(void *)(comm->node.proposals + ((size_t)i * DDP_PROPOSAL_BOARDS + place) * comm->node.proposals_bytes);
+	return (board *)(void *)(comm->node.proposals +
+	                         ((size_t)i * DDP_PROPOSAL_BOARDS + place) * comm->node.proposals_bytes);
 }
 
 _Static_assert(sizeof(board) + sizeof(ddp_proposal) + sizeof(uint64_t) <= DDP_PROPOSAL_BYTES, "of a board's share");

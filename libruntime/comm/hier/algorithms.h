@@ -3,7 +3,7 @@
  * comm/hier/algorithms: the table of the algorithms that reduce between nodes.
  *
  * A new one is a file that has what a row asks for (struct ddp_algorithm_row in comm/hier/reduction.h),
- * a name in the enum below, and a row in algorithms.c. DDP_ALGORITHM, its messages, tests/scale,
+ * a name in the enum below, and a row in algorithms.c. DDP_ALGORITHM, its messages,
  * tests/bench/algorithms and the tests that compare bits take it from there.
  *
  * All algorithms give the same bits. A node's ranks are combined in the order of ranks; the nodes'

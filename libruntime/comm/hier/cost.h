@@ -2,7 +2,7 @@
 /*
  * comm/hier/cost: what a reduction between nodes is to the algorithms that could run it, and how
  * they say how long it takes them, from what the network was measured to do. Each algorithm's file
- * has its own formula, which needs no communicator: all ranks, and tests/scale, get the same figures
+ * has its own formula, which needs no communicator: all ranks get the same figures
  * from the same numbers.
  *
  * The model is that of Hockney (1994) with the time that a message takes its sender or

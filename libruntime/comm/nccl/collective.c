@@ -67,7 +67,8 @@ static ddp_status copy(const calls *k, void *to, const void *from, size_t bytes)
 /* Copies, too. If the two overlap, it goes by way of other memory. */
 static ddp_status move(const calls *k, void *to, const void *from, size_t bytes)
 {
-	const size_t distance = to < from ? (size_t)((const char *)from - (char *)to) : (size_t)((char *)to - (const char *)from);
+	const size_t distance =
+		to < from ? (size_t)((const char *)from - (char *)to) : (size_t)((char *)to - (const char *)from);
 	void *between;
 
 	if (distance == 0 || distance >= bytes)

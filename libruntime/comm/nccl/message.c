@@ -161,7 +161,8 @@ static ddp_status check_announcement(ddp_nccl_message *m)
 
 	if (m->told.count == c->count && m->told.type == (uint64_t)c->type)
 		return DDP_OK;
-	return ddp_comm_break(comm, DDP_ERR_MISMATCH, c->root, "%s sent %llu elements of %s by tag %d, but %s receives %zu of %s",
+	return ddp_comm_break(comm, DDP_ERR_MISMATCH, c->root,
+	                      "%s sent %llu elements of %s by tag %d, but %s receives %zu of %s",
 	                      ddp_rank_text(comm, c->root), (unsigned long long)m->told.count,
 	                      ddp_type_name((ddp_type)m->told.type), c->tag, ddp_rank_text(comm, comm->rank), c->count,
 	                      ddp_type_name(c->type));
@@ -219,7 +220,8 @@ static ddp_status copy_to_itself(ddp_nccl_message *to)
 	ddp_nccl_message *from = lane->messages;
 	ddp_device_queue *queue = to->link->queue;
 
-	while (from != NULL && !(sends(from) && from->operation->c.root == lane->comm->rank && from->told.number == to->told.number))
+	while (from != NULL &&
+	       !(sends(from) && from->operation->c.root == lane->comm->rank && from->told.number == to->told.number))
 		from = from->next;
 	if (from == NULL || !is_matched(from))
 		return DDP_OK;

@@ -409,7 +409,8 @@ int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_
 		fds[count++] = (struct pollfd){ .fd = beat->fd, .events = POLLIN };
 	if (heard && beat->probe_fd >= 0)
 		fds[count++] = (struct pollfd){ .fd = beat->probe_fd, .events = POLLOUT };
-	if (heard && ddp_judge_silent_ns(&beat->judge, now_ns) >= SUSPECT_MS * MS_NS / 2 && at_ns > now_ns + PROBE_MIN_MS * MS_NS)
+	if (heard && ddp_judge_silent_ns(&beat->judge, now_ns) >= SUSPECT_MS * MS_NS / 2 &&
+	    at_ns > now_ns + PROBE_MIN_MS * MS_NS)
 		at_ns = now_ns + PROBE_MIN_MS * MS_NS;
 	if (at_ns < *next_ns)
 		*next_ns = at_ns;

@@ -269,7 +269,8 @@ static bool admit(ddp_beats *beats, const unproven_peer *s, uint64_t now_ns)
 	const int rank = s->hello.rank;
 	ddp_beat *beat = rank >= 0 && rank < beats->roster->size ? find(beats, rank) : NULL;
 
-	if (beat == NULL || beat->connects || ddp_silence_of(beats->roster, rank) || !ddp_beat_hello_holds(s->fd, &s->hello, &beat->theirs) ||
+	if (beat == NULL || beat->connects || ddp_silence_of(beats->roster, rank) ||
+	    !ddp_beat_hello_holds(s->fd, &s->hello, &beat->theirs) ||
 	    !ddp_beat_hello_send(s->fd, beat->self, &beat->ours))
 		return false;
 	ddp_beat_take(beat, s->fd, beats->places[rank].port, beats->limit_ms, now_ns);
@@ -308,7 +309,8 @@ static void accept_some(ddp_beats *beats, uint64_t now_ns)
 		}
 		if (fd < 0)
 			continue;
-		beats->unproven_peers[beats->unproven_peer_count++] = (unproven_peer){ .fd = fd, .until_ns = now_ns + UNPROVEN_MS * MS_NS };
+		beats->unproven_peers[beats->unproven_peer_count++] =
+			(unproven_peer){ .fd = fd, .until_ns = now_ns + UNPROVEN_MS * MS_NS };
 	}
 }
 
@@ -379,10 +381,11 @@ static void warn(const ddp_beats *beats, ddp_beat *beat)
 		        "open it again have failed; it goes on trying (DDP_SILENCE)", beat->self,
 		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host, beat->attempts);
 	else
-		ddp_log(DDP_LOG_WARN, "rank %d on %s cannot watch %s for silence: after %d attempts there is no connection to TCP port "
-		        "%d there; does a firewall stand between? (DDP_SILENCE)", beat->self,
-		        beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host, beat->attempts,
-		        ntohs(beats->places[beat->rank].port));
+		ddp_log(DDP_LOG_WARN,
+		        "rank %d on %s cannot watch %s for silence: after %d attempts there is no connection to TCP "
+		        "port %d there; does a firewall stand between? (DDP_SILENCE)",
+		        beat->self, beats->roster->peers[beat->self].host, beats->roster->peers[beat->rank].host,
+		        beat->attempts, ntohs(beats->places[beat->rank].port));
 }
 
 static void turn_all(ddp_beats *beats)

@@ -232,7 +232,8 @@ static void keep_fastest(nics *all)
 static bool same_infiniband(const nics *all)
 {
 	for (int i = 0; i < all->count; i++) {
-		if (!all->list[i].infiniband || all->list[i].subnet[0] == '\0' || strcmp(all->list[i].subnet, all->list[0].subnet) != 0)
+		if (!all->list[i].infiniband || all->list[i].subnet[0] == '\0' ||
+		    strcmp(all->list[i].subnet, all->list[0].subnet) != 0)
 			return false;
 	}
 	return true;

@@ -247,7 +247,8 @@ static bool accept_all(ddp_guard *g, const listener *l)
 }
 
 /* The next connection for UCX. */
-static ucs_status_t hand_over(ddp_guard *g, const listener *l, struct sockaddr *address, socklen_t *length, int *accepted)
+static ucs_status_t hand_over(ddp_guard *g, const listener *l, struct sockaddr *address, socklen_t *length,
+                              int *accepted)
 {
 	for (int i = 0; i < g->held_count; i++) {
 		if (!g->held[i].proven || g->held[i].at != l)
@@ -328,8 +329,8 @@ static void keep_listener(ucs_async_mode_t mode, int fd, ucs_async_event_cb_t ca
 	pthread_mutex_unlock(&lock);
 }
 
-static ucs_status_t watch_ours(ucs_async_mode_t mode, int fd, ucs_event_set_types_t events, ucs_async_event_cb_t callback,
-                               void *argument, ucs_async_context_t *async)
+static ucs_status_t watch_ours(ucs_async_mode_t mode, int fd, ucs_event_set_types_t events,
+                               ucs_async_event_cb_t callback, void *argument, ucs_async_context_t *async)
 {
 	if (opening != NULL)
 		keep_listener(mode, fd, callback, argument, async);

@@ -115,8 +115,10 @@ static void end_stuck(int fd)
 	if (getpeername(fd, (struct sockaddr *)&peer, &bytes) == 0)
 		(void)getnameinfo((struct sockaddr *)&peer, bytes, host, sizeof(host), port, sizeof(port),
 		                  NI_NUMERICHOST | NI_NUMERICSERV);
-	ddp_log(DDP_LOG_WARN, "UCX's connection to %s, port %s, has taken nothing for %d s, so it is ended (is the process there "
-	        "stopped?)", host, port, STUCK_MS / 1000);
+	ddp_log(DDP_LOG_WARN,
+	        "UCX's connection to %s, port %s, has taken nothing for %d s, so it is ended (is the process there "
+	        "stopped?)",
+	        host, port, STUCK_MS / 1000);
 	(void)shutdown(fd, SHUT_RDWR);
 }
 

@@ -47,8 +47,9 @@ int ddp_segment_open(int64_t pid, int fd)
 
 ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error)
 {
-	return ddp_fail_errno(error == ENOENT ? DDP_ERR_PEER : DDP_ERR_IO, error, "cannot open the shared memory of %s%s",
-	                      ddp_rank_text(comm, rank), error == ENOENT ? ", which has failed or is in another container" : "");
+	return ddp_fail_errno(error == ENOENT ? DDP_ERR_PEER : DDP_ERR_IO, error,
+	                      "cannot open the shared memory of %s%s", ddp_rank_text(comm, rank),
+	                      error == ENOENT ? ", which has failed or is in another container" : "");
 }
 
 static size_t page_up(size_t bytes)

@@ -56,6 +56,8 @@ class SlurmDdp(AutotoolsPackage):
             args.append(f"--with-{name}={spec[name].prefix}" if spec.satisfies(f"+{name}") else f"--without-{name}")
         if spec.satisfies("+slurm"):
             args.append(f"--with-spankdir={self.prefix.lib.slurm}")
+        if spec.satisfies("+ucx"):
+            args.append("--enable-nccl-net")
         if not spec.satisfies("+cuda"):
             args.append("--disable-cuda-kernels")
         if not spec.satisfies("+openmp"):

@@ -2,9 +2,10 @@
 """The comparison as one plot: SVG for light and dark backgrounds."""
 
 import math
+from dataclasses import dataclass
+from html import escape
 
 from . import words
-from .plot import Look, line, mark, text
 
 WIDTH, LEFT, RIGHT, ROW, HEAD = 900, 318, 64, 21, 25
 CHARACTERS = 50  # of a label at the left
@@ -18,6 +19,44 @@ STYLE = """<style>
 @media (prefers-color-scheme:dark){
 .page{fill:#0d1117}.ink{fill:#e6edf3}.dim{fill:#9aa5b1}.grid{stroke:#2b323b}.one{stroke:#ff7b72}.range{stroke-opacity:.55}.bad{fill:#ff7b72;fill-opacity:.10}}
 </style>"""
+CORNERS = {
+    "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)), "diamond": ((0, -5.6), (5.6, 0), (0, 5.6), (-5.6, 0)),
+    "triangle": ((0, -5.4), (5.2, 4), (-5.2, 4)), "triangle down": ((0, 5.4), (5.2, -4), (-5.2, -4)),
+    "hourglass": ((-4.6, -4.8), (4.6, -4.8), (-4.6, 4.8), (4.6, 4.8)),
+}
+STROKES = {
+    "plus": "M-5,0H5M0,-5V5", "cross": "M-4,-4L4,4M-4,4L4,-4", "star": "M-5,0H5M0,-5V5M-3.4,-3.4L3.4,3.4M-3.4,3.4L3.4,-3.4",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """A contender has its own shape, which is legible without the colour."""
+
+    colour: str
+    shape: str
+
+
+def text(x, y, content, size=12, anchor="middle", extra=""):
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+            f"{extra}>{escape(content)}</text>")
+
+
+def line(x1, y1, x2, y2, style):
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
+
+
+def mark(look, x, y, scale=1):
+    """The mark of a contender; a hollow one shows what is below it."""
+    hollow, shape = look.shape.startswith("hollow "), look.shape.removeprefix("hollow ")
+    paint = f'fill="none" stroke="{look.colour}" stroke-width="1.9"' if hollow else f'fill="{look.colour}"'
+    if shape == "circle":
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4.6 * scale:.1f}" {paint}/>'
+    if shape in CORNERS:
+        points = " ".join(f"{x + dx * scale:.1f},{y + dy * scale:.1f}" for dx, dy in CORNERS[shape])
+        return f'<polygon points="{points}" {paint}/>'
+    return (f'<path d="{STROKES[shape]}" transform="translate({x:.1f} {y:.1f}) scale({scale:g})" fill="none" '
+            f'stroke="{look.colour}" stroke-width="2.2"/>')
 
 
 class Scale:

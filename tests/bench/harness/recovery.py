@@ -20,7 +20,7 @@ from cluster import Cluster, comm_of, parent_of, say, variable_of, wait_for  # n
 NODES, SPARES, TASKS, SILENCE = 3, 1, 2, 5
 RANKS = (NODES - SPARES) * TASKS
 FAILURES = ("kill", "power")
-WAYS = ("srun gpt", "srun pytorch", "srun plain", "torchrun pytorch")
+WAYS = ("srun pytorch", "torchrun pytorch")
 RESTART = f"--ddp=restart=9,spare={SPARES},silence={SILENCE}"
 # By turns: what is measured without failures.
 COST = ("--ddp=silence=0", "--ddp", "--ddp=restart=9")
@@ -49,8 +49,6 @@ class Run:
             return [self.settings["gpt"], "--data", text, "--layers", "1", "--width", "64", "--heads", "2", "--length", "32",
                     "--batch", "2", "--threads", "1", "--steps", str(STEPS), "--checkpoint", os.path.join(self.folder, "gpt"),
                     "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics")]
-        if self.program == "plain":
-            return [os.path.join(self.settings["programs"], "rank_recovery"), self.folder, str(STEPS), "10000"]
         return [self.settings["python"], os.path.join(HERE, "../rank_recovery.py"), self.folder, str(STEPS), str(EVERY)]
 
     def start(self, ddp=RESTART, nodes=NODES):
@@ -77,14 +75,11 @@ class Run:
             return log.read()[-3000:]
 
     def steps(self):
-        """The steps of rank 0 in order, and when they ended, by CLOCK_MONOTONIC. A rank of `plain` does not wait for
-        others, so that its step is that of the last rank."""
+        """The steps of rank 0 in order, and when they ended, by CLOCK_MONOTONIC."""
         if self.program == "gpt":
             ahead = time.clock_gettime_ns(time.CLOCK_REALTIME) - time.clock_gettime_ns(time.CLOCK_MONOTONIC)
             return [(line["step"], line["time"] - ahead * 1e-9) for line in map(json.loads, self.lines("metrics"))]
-        ranks = range(RANKS) if self.program == "plain" else (0,)
-        found = [[(int(step), int(ns) * 1e-9) for step, ns in map(str.split, self.lines(f"steps.{rank}"))] for rank in ranks]
-        return min(found, key=lambda steps: steps[-1][1] if steps else 0)
+        return [(int(step), int(ns) * 1e-9) for step, ns in map(str.split, self.lines("steps.0"))]
 
     def lines(self, name):
         try:
@@ -95,7 +90,7 @@ class Run:
 
     def ranks(self):
         """Each rank's process: an interpreter of torchrun's has no RANK, and what a rank starts has its parent's."""
-        name = {"gpt": "gpt", "plain": "rank_recovery"}.get(self.program, self.settings["interpreter"])
+        name = "gpt" if self.program == "gpt" else self.settings["interpreter"]
         found = {}
         for pid in self.cluster.processes(name) + self.cluster.processes("python3"):
             rank = variable_of(pid, "RANK")
@@ -107,7 +102,7 @@ class Run:
         say("scancel", "-s", "KILL", "--state=RUNNING")
         for node in self.cluster.init:
             self.cluster.give_power(node)
-        for name in ("gpt", "rank_recovery", "python3", self.settings["interpreter"]):
+        for name in ("gpt", "python3", self.settings["interpreter"]):
             for pid in self.cluster.processes(name):
                 if pid != os.getpid() and self.cluster.node_name(pid) is not None:
                     kill(pid)

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 
-from .measure import Point
 from .units import size_text
 
 COLUMNS = (
@@ -80,17 +79,11 @@ def to_entry(point):
     }
 
 
-def from_entry(entry):
-    return Point(entry["place"], entry["ranks"], entry["nodes"], entry["contender"], entry["bytes"],
-                 entry["seconds"], entry["round_medians_seconds"], entry["samples"])
-
-
-def write_json(path, settings, about, points, bars, left_out, stretches):
+def write_json(path, settings, about, points, bars, left_out):
     document = {
         "benchmark": "all_reduce f32 sum, in place",
         "settings": settings,
         "machine": about,
-        "stretches": stretches,
         "left_out": left_out,
         "points": [to_entry(point) for point in points],
         "bars": [bar.__dict__ for bar in bars],
@@ -100,11 +93,3 @@ def write_json(path, settings, about, points, bars, left_out, stretches):
         json.dump(document, file, indent=1)
         file.write("\n")
     os.replace(f"{path}.new", path)
-
-
-def read_json(path):
-    """(settings, points, left_out, stretches) of what write_json() wrote."""
-    with open(path) as file:
-        document = json.load(file)
-    return (document["settings"], [from_entry(entry) for entry in document["points"]],
-            document["left_out"], document["stretches"])

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/scale/simulate.h"
+#include "tests/support/simulate.h"
 
 #include <stdlib.h>
 

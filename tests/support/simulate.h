@@ -5,8 +5,8 @@
  * comm/hier/recursive_halving works: to see whether the costs in comm/hier, which only add up
  * what one node does, are right about chunks that overlap.
  */
-#ifndef TESTS_SCALE_SIMULATE_H
-#define TESTS_SCALE_SIMULATE_H
+#ifndef TESTS_SUPPORT_SIMULATE_H
+#define TESTS_SUPPORT_SIMULATE_H
 
 #include "comm/hier/algorithms.h"
 #include "comm/hier/recursive_halving.h"
