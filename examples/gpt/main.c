@@ -364,7 +364,8 @@ static bool train(struct trainer *t)
 
 	gpt_bind_reads(t->model, await_param, t);
 	if (t->self.job->rank == 0)
-		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size);
+		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size,
+		             gpt_activation_bytes(t->model));
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;

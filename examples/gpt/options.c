@@ -16,7 +16,7 @@ enum { EXIT_STOPPED = 75 };
 enum option_id {
 	OPT_DATA = 1, OPT_TEST, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
-	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
+	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_RECOMPUTE, OPT_SEED,
 	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_ASYNC,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS,
@@ -64,6 +64,8 @@ static const struct described described[] = {
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
 	{"dropout", "X", OPT_DROPOUT, "probability of dropping elements of the embedding and of what layers add to "
 	                              "it (0)"},
+	{"recompute", NULL, OPT_RECOMPUTE, "keep only what goes into each layer, and compute the layer again in backward "
+	                                   "(activation checkpointing): less memory, longer steps, the same bits"},
 	{"seed", "N", OPT_SEED, "seed of parameters, sample order and dropout (1)"},
 	{"dtype", "NAME", OPT_DTYPE, "type of parameters and activations in forward and backward: f32 "
 	                             "(default); tf32, f32 whose matrix products a GPU rounds to TF32; "
@@ -339,6 +341,7 @@ static bool take_training(gpt_options *o, enum option_id id, const char *text)
 	case OPT_WEIGHT_DECAY: return read_real(id, text, &o->weight_decay);
 	case OPT_CLIP: return read_real(id, text, &o->clip);
 	case OPT_DROPOUT: return read_real(id, text, &o->dropout);
+	case OPT_RECOMPUTE: o->model.recompute = true; return true;
 	default:
 		if (!read_integer(id, text, 0, INT64_MAX, &seed))
 			return false;

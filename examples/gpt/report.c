@@ -7,12 +7,12 @@
 #include "gpt/report.h"
 
 void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t parameters,
-                  int64_t samples)
+                  int64_t samples, size_t activation_bytes)
 {
 	const gpt_config *m = &o->model;
 	const progress *p = &r->progress;
 
-	*r = (report){.options = o, .out = o->json ? stderr : stdout};
+	*r = (report){.options = o, .out = o->json ? stderr : stdout, .activation_bytes = activation_bytes};
 	progress_start(&r->progress, r->out, o->steps, "tokens");
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
 	        "length %d%s\n", progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN),
@@ -21,6 +21,8 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	        o->data, samples, job->world_size, job->world_size == 1 ? "" : "s", job->nnodes,
 	        job->nnodes == 1 ? "" : "s",
 	        (int64_t)job->world_size * o->batch * o->accumulate * m->length);
+	fprintf(r->out, "activations: %.2f MiB a rank%s\n", (double)activation_bytes * 0x1p-20,
+	        m->recompute ? "; layers are computed again in backward" : "");
 	fflush(r->out);
 }
 
@@ -84,10 +86,10 @@ static const char *shard_name(ddp_shard shard)
 	return shard == DDP_SHARD_NONE ? "none" : shard == DDP_SHARD_STATE ? "state" : "gradients";
 }
 
-static void summary_json(const ddp_summary *s, const ddp_job *job, double test_loss)
+static void summary_json(const report *r, const ddp_summary *s, const ddp_job *job, double test_loss)
 {
 	json_t *object = json_pack(
-		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}",
+		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:I}",
 		"steps", (json_int_t)s->steps, "first_step", (json_int_t)s->first_step, "last_step", (json_int_t)s->last_step, "world_size", job->world_size, "stopped", s->stopped,
 		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
@@ -97,7 +99,7 @@ static void summary_json(const ddp_summary *s, const ddp_job *job, double test_l
 		"communication_seconds", s->communication_seconds,
 		"optimizer_seconds", s->optimizer_seconds, "checkpoint_seconds", s->checkpoint_seconds,
 		"other_seconds", s->other_seconds, "overlap_ratio", number(s->overlap_ratio),
-		"test_loss", number(test_loss));
+		"test_loss", number(test_loss), "activation_bytes", (json_int_t)r->activation_bytes);
 
 	if (object == NULL || json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) != 0)
 		fprintf(stderr, "gpt: cannot write the summary as JSON\n");
@@ -116,7 +118,7 @@ void report_trained(const report *r, const ddp_summary *summary, const ddp_job *
 void report_tested(const report *r, const ddp_summary *summary, const ddp_job *job, double test_loss)
 {
 	if (r->options->json)
-		summary_json(summary, job, test_loss);
+		summary_json(r, summary, job, test_loss);
 	if (r->options->json || isnan(test_loss))
 		return;
 	fprintf(r->out, "test     loss %.4f, perplexity %.4g, on %s\n", test_loss, exp(test_loss), r->options->test);

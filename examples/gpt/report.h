@@ -13,10 +13,11 @@ typedef struct report {
 	FILE *out;
 	progress progress;
 	int64_t last;    /* step that is done */
+	size_t activation_bytes;
 } report;
 
 void report_start(report *r, const gpt_options *options, const ddp_job *job,
-                  int64_t parameters, int64_t samples);
+                  int64_t parameters, int64_t samples, size_t activation_bytes);
 void report_step(report *r, const ddp_step_stats *stats);
 /* The closing summary is for people, or JSON on stdout. What training took people are told before
    the model is tested, however that ends; JSON comes whole, behind it. */

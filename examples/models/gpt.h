@@ -18,6 +18,8 @@ typedef struct gpt_config {
 	int length;  /* longest sequence */
 	bool untied; /* the classifier has a weight of its own, lm_head.weight */
 	bool mixed;  /* for a queue of DK_MIXED: parameters and activations are bf16 */
+	bool recompute; /* forward keeps what goes into each layer, and backward computes the layer again (activation
+	                   checkpointing: Chen et al., 2016): the same bits in less memory and more time */
 } gpt_config;
 
 /* Checks the sizes, and says in `why` what is wrong with them; true if nothing is. */
@@ -43,6 +45,9 @@ typedef struct gpt_memory {
    enqueued must be done. */
 gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch, int passes);
 void gpt_free(gpt *model);
+
+/* Returns the bytes that the model has for activations and their gradients. */
+size_t gpt_activation_bytes(const gpt *model);
 
 /* The parameters, in the order in which forward uses them. */
 const ddp_param *gpt_params(const gpt *model, int *count);

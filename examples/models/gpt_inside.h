@@ -20,7 +20,7 @@ enum gpt_part {
 enum { WTE, WPE, LAYER_0 };
 enum { LN_F_WEIGHT, LN_F_BIAS, LM_HEAD };
 
-/* Rows below are batch * length. */
+/* Rows below are batch * length. With config.recompute, all layers share all of these but `out`. */
 struct gpt_layer {
 	float *ln_1, *ln_1_mean, *ln_1_rstd; /* [rows, width], [rows], [rows] */
 	float *qkv;                          /* [rows, 3 width] */

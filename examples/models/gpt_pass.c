@@ -87,9 +87,9 @@ static const float *layer_input(const gpt *g, int layer)
 	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
 }
 
-static void compute_layer(void *model, int layer)
+/* Up to the layer's last product, whose result backward does not read. */
+static void compute_kept(const gpt *g, int layer)
 {
-	gpt *g = model;
 	const float *in = layer_input(g, layer);
 	float *const *p = g->data + layer_param(layer, 0);
 	struct gpt_layer *l = &g->layers[layer];
@@ -107,8 +107,17 @@ static void compute_layer(void *model, int layer)
 	                     p[LN_2_BIAS], rows, width);
 	dk_linear_gelu_forward(l->fc_gelu, l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], rows, width,
 	                       4 * width);
+}
+
+static void compute_layer(void *model, int layer)
+{
+	const gpt *g = model;
+	float *const *p = g->data + layer_param(layer, 0);
+	const struct gpt_layer *l = &g->layers[layer];
+
+	compute_kept(g, layer);
 	add_to_stream(g, drop_of(layer, 1), l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
-	              4 * width);
+	              4 * (int64_t)g->config.width);
 }
 
 static void forward_layer(gpt *g, int layer)
@@ -269,6 +278,9 @@ static void backward_layer(void *model, int part)
 	gpt *g = model;
 	const int layer = part - g->config.layers;
 
+	/* What the last layer kept is still there. */
+	if (g->config.recompute && layer < g->config.layers - 1)
+		compute_kept(g, layer);
 	backward_mlp(g, layer);
 	backward_attention(g, layer, layer_input(g, layer));
 }

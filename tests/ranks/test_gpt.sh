@@ -19,7 +19,7 @@ printf 'abc' >"$work/short"
 
 every_option_is_in_help() {
 	tells_of data test format model layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-async resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout recompute seed dtype checkpoint checkpoint-every checkpoint-async resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb device no-graphs spawn threads \
 		readers generate json verbose version
 }
@@ -113,6 +113,27 @@ dropout_goes_on_where_it_was() {
 		same "$drop/step-00000006.safetensors" "$drop-on/step-00000006.safetensors" &&
 		train "${dropped[@]}" --dropout 0 --checkpoint "$drop-none" &&
 		! cmp -s "$drop/step-00000006.safetensors" "$drop-none/step-00000006.safetensors"
+}
+
+# activations ARGUMENT...: their bytes, of a training that dropout makes random
+activations() {
+	train --spawn 2 --layers 6 --steps 4 --accumulate 2 --dropout 0.2 --json "$@" &&
+		sed -n 's/.*"activation_bytes": \([0-9]*\).*/\1/p' "$work/out"
+}
+
+# recompute_takes_memory_and_no_bit ARGUMENT...
+recompute_takes_memory_and_no_bit() {
+	local kept again
+	rm -rf "$work/kept" "$work/again"
+	kept=$(activations --checkpoint "$work/kept" "$@") && again=$(activations --recompute --checkpoint "$work/again" "$@") &&
+		same "$work/kept/step-00000004.safetensors" "$work/again/step-00000004.safetensors" &&
+		awk -v kept="$kept" -v again="$again" 'BEGIN { exit !(again > 0 && again < kept / 2) }' ||
+		{ echo "# activations: $kept bytes, recomputed $again"; return 1; }
+}
+
+what_is_recomputed_is_told() {
+	train --steps 1 --recompute && says '^activations: [0-9.]* MiB a rank; layers are computed again in backward$' &&
+		train --steps 1 && says '^activations: [0-9.]* MiB a rank$'
 }
 
 # bf16 ARGUMENT...: a small model trained in bf16
@@ -399,6 +420,9 @@ check_numbers "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
 check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
 check_again "so it does in bf16" dropout_goes_on_where_it_was bf16
+check "recomputing takes memory and changes no bit" recompute_takes_memory_and_no_bit
+check_again "nor does it in bf16 on a device" recompute_takes_memory_and_no_bit --dtype bf16 --device test
+check_numbers "what is recomputed is told" what_is_recomputed_is_told
 check_again "the loss falls in bf16" loss_falls --dtype bf16
 check_again "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain

@@ -462,6 +462,59 @@ static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
 	free_rig(&r);
 }
 
+/* A pass that keeps the layers' inputs alone has the bits of one that keeps all, in less memory. */
+static void check_recompute(bool mixed, double dropout)
+{
+	gpt_config config = {.layers = 3, .heads = 3, .width = 48, .vocab = 61, .length = 16, .mixed = mixed};
+	enum { BATCH = 2, ROWS = BATCH * 16 };
+	dk_queue *queue = mixed ? dk_open_mixed() : NULL;
+	int32_t tokens[2][BATCH * 17];
+
+	struct rig plain = make_rig(&config, BATCH);
+	config.recompute = true;
+	struct rig again = make_rig(&config, BATCH);
+	uint16_t **params[] = {mixed ? narrow(&plain) : NULL, mixed ? narrow(&again) : NULL};
+	fill_tokens(tokens[0], BATCH * 17, config.vocab);
+	fill_tokens(tokens[1], BATCH * 17, config.vocab - 7);
+	dk_use(queue);
+	for (int pass = 0; pass < 2; pass++) {
+		struct rig *rigs[] = {&plain, &again};
+		double loss[2];
+		for (int i = 0; i < 2; i++) {
+			gpt_set_dropout(rigs[i]->model, dropout, 5, (uint64_t)pass);
+			loss[i] = gpt_forward(rigs[i]->model, tokens[pass], BATCH, config.length);
+			assert_int_equal(gpt_backward(rigs[i]->model, count_ready, add_rows, rigs[i]), DDP_OK);
+		}
+		assert_memory_equal(&loss[0], &loss[1], sizeof(loss[0]));
+		for (int i = 0; i < plain.count; i++)
+			assert_memory_equal(plain.grad[i], again.grad[i], (size_t)elements(&plain.params[i]) * sizeof(float));
+	}
+	dk_use(NULL);
+	/* Of each layer but one: 15 times the stream, two layernorms' statistics, and attention's. */
+	const size_t each = (size_t)ROWS * 48 * 15 * (mixed ? sizeof(uint16_t) : sizeof(float)) +
+	                    (size_t)ROWS * (4 + 3) * sizeof(float);
+	assert_int_equal(gpt_activation_bytes(plain.model) - gpt_activation_bytes(again.model),
+	                 (size_t)(config.layers - 1) * each);
+	for (int i = 0; i < plain.count && mixed; i++) {
+		free(params[0][i]);
+		free(params[1][i]);
+	}
+	free(params[0]);
+	free(params[1]);
+	dk_close(queue);
+	free_rig(&plain);
+	free_rig(&again);
+}
+
+static void layers_that_are_computed_again_give_the_same_bits(void **state)
+{
+	(void)state;
+	for (int mixed = 0; mixed < 2; mixed++) {
+		check_recompute(mixed != 0, 0);
+		check_recompute(mixed != 0, 0.2);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -476,6 +529,7 @@ int main(void)
 		cmocka_unit_test(sizes_that_do_not_divide_are_named),
 		cmocka_unit_test(stray_tokens_are_found),
 		cmocka_unit_test(a_mixed_model_is_that_of_f32_within_rounding),
+		cmocka_unit_test(layers_that_are_computed_again_give_the_same_bits),
 	};
 	dk_set_threads(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);
