@@ -16,7 +16,7 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	progress_start(&r->progress, r->out, o->steps, "tokens");
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
 	        "length %d%s\n", progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN),
-	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
+	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->f16 ? ", in f16" : m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
 	fprintf(r->out, "%s: %" PRId64 " samples; %d rank%s on %d node%s, %" PRId64 " tokens a step\n",
 	        o->data, samples, job->world_size, job->world_size == 1 ? "" : "s", job->nnodes,
 	        job->nnodes == 1 ? "" : "s",
@@ -26,10 +26,15 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	fflush(r->out);
 }
 
-void report_step(report *r, const ddp_step_stats *stats)
+void report_step(report *r, const ddp_step_stats *stats, double loss_scale)
 {
 	r->last = stats->step;
-	progress_step(&r->progress, stats);
+	r->loss_scale = loss_scale;
+	if (stats->skipped)
+		fprintf(r->out, "step %" PRId64 " is skipped: gradients overflow f16; the loss scale is now %g\n", stats->step + 1,
+		        loss_scale);
+	else
+		progress_step(&r->progress, stats);
 }
 
 static void summary_text(const report *r, const ddp_summary *s, int nnodes)
@@ -58,6 +63,8 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 	if (s->other_seconds > 0.01 * s->seconds)
 		fprintf(r->out, "  other %.2f", s->other_seconds * per_step);
 	fprintf(r->out, " ms\n");
+	if (r->options->model.f16)
+		fprintf(r->out, "loss scale %g, steps skipped: %d\n", r->loss_scale, s->skipped);
 	if (s->shard == DDP_SHARD_STATE && nnodes == 1)
 		fprintf(r->out, "overlap  none needed: ranks share memory, each sums and updates a part\n");
 	else
@@ -89,7 +96,7 @@ static const char *shard_name(ddp_shard shard)
 static void summary_json(const report *r, const ddp_summary *s, const ddp_job *job, double test_loss)
 {
 	json_t *object = json_pack(
-		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:I}",
+		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:I, s:i, s:f}",
 		"steps", (json_int_t)s->steps, "first_step", (json_int_t)s->first_step, "last_step", (json_int_t)s->last_step, "world_size", job->world_size, "stopped", s->stopped,
 		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
@@ -99,7 +106,8 @@ static void summary_json(const report *r, const ddp_summary *s, const ddp_job *j
 		"communication_seconds", s->communication_seconds,
 		"optimizer_seconds", s->optimizer_seconds, "checkpoint_seconds", s->checkpoint_seconds,
 		"other_seconds", s->other_seconds, "overlap_ratio", number(s->overlap_ratio),
-		"test_loss", number(test_loss), "activation_bytes", (json_int_t)r->activation_bytes);
+		"test_loss", number(test_loss), "activation_bytes", (json_int_t)r->activation_bytes,
+		"skipped", s->skipped, "loss_scale", r->loss_scale);
 
 	if (object == NULL || json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) != 0)
 		fprintf(stderr, "gpt: cannot write the summary as JSON\n");

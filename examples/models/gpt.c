@@ -90,6 +90,11 @@ void gpt_use_graphs(gpt *g, bool wanted)
 	graphs_want(&g->graphs, wanted);
 }
 
+void gpt_scale_loss(gpt *g, double scale)
+{
+	g->loss_scale = scale;
+}
+
 const char *gpt_graph_failure(const gpt *g)
 {
 	return g->graphs.failure[0] != '\0' ? g->graphs.failure : NULL;
@@ -119,7 +124,7 @@ static float *carve(gpt *g, size_t *used, size_t floats)
 	return here;
 }
 
-/* The same of what is bf16 in a mixed model. */
+/* The same of what has 16 bits in a mixed model. */
 static float *carve_tensor(gpt *g, size_t *used, size_t elements)
 {
 	return carve(g, used, g->config.mixed ? (elements + 1) / 2 : elements);
@@ -221,6 +226,7 @@ gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch
 		g->memory = *memory;
 	g->slots = memory != NULL ? passes : 1;
 	g->config = *config;
+	g->loss_scale = 1;
 	g->capacity = batch;
 	g->passes = passes;
 	g->count = LAYER_0 + config->layers * PER_LAYER + (config->untied ? 3 : 2);

@@ -18,6 +18,7 @@ typedef struct gpt_config {
 	int length;  /* longest sequence */
 	bool untied; /* the classifier has a weight of its own, lm_head.weight */
 	bool mixed;  /* for a queue of DK_MIXED: parameters and activations are bf16 */
+	bool f16;    /* mixed, for a queue of DK_MIXED_F16 */
 	bool recompute; /* forward keeps what goes into each layer, and backward computes the layer again (activation
 	                   checkpointing: Chen et al., 2016): the same bits in less memory and more time */
 } gpt_config;
@@ -106,6 +107,9 @@ double gpt_forward(gpt *model, const int32_t *samples, int batch, int length);
 /* The same for a model that is not to learn from the samples: nothing is dropped, and the sum is
    returned wherever the model is. */
 double gpt_evaluate(gpt *model, const int32_t *samples, int batch, int length);
+
+/* Backward passes multiply the loss by it; 1 at the start. A model with config.f16 alone. */
+void gpt_scale_loss(gpt *model, double scale);
 
 /* Adds the gradient of that sum. Once after each gpt_forward(). If `rows` is
    NULL, no part of a gradient comes as rows. */

@@ -196,6 +196,18 @@ double gpt_evaluate(gpt *g, const int32_t *samples, int batch, int length)
 	return after - before;
 }
 
+/* A mixed model's numbers, in g->widened. */
+static const float *widen(const gpt *g, const float *narrow, int64_t n)
+{
+	const uint16_t *from = (const uint16_t *)narrow;
+
+	if (g->config.f16)
+		dk_from_f16(g->widened, from, n, 1);
+	else
+		dk_from_bf16(g->widened, from, n);
+	return g->widened;
+}
+
 void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
 	int64_t width = g->config.width, last = (length - 1) * width;
@@ -207,11 +219,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 		.a = g->config.mixed ? (float *)((uint16_t *)g->ln_f + last) : g->ln_f + last, .lda = width,
 		.b = g->data[classifier_param(g)], .ldb = width, .c = g->classifier,
 		.ldc = g->config.vocab});
-	const float *there = g->classifier;
-	if (g->config.mixed) {
-		dk_from_bf16(g->widened, (const uint16_t *)g->classifier, g->config.vocab);
-		there = g->widened;
-	}
+	const float *there = g->config.mixed ? widen(g, g->classifier, g->config.vocab) : g->classifier;
 	dk_copy(logits, there, (size_t)g->config.vocab * sizeof(*logits));
 	dk_largest(there, 1); /* waits */
 }
@@ -287,11 +295,7 @@ static void backward_layer(void *model, int part)
 
 static const float *row_gradients(gpt *g)
 {
-	if (!g->config.mixed)
-		return g->dstream;
-	dk_from_bf16(g->widened, (const uint16_t *)g->dstream,
-	             (int64_t)g->batch * g->length * g->config.width);
-	return g->widened;
+	return g->config.mixed ? widen(g, g->dstream, stream_elements(g)) : g->dstream;
 }
 
 /* The embedding's gradient has but few rows. If the classifier shares its
@@ -317,6 +321,8 @@ ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user
 	int head = classifier_param(g), norm = final_param(g, LN_F_WEIGHT);
 
 	graphs_listen(&g->graphs, ready, user);
+	if (g->loss_scale != 1)
+		dk_scale(g->classifier, count * g->config.vocab, (float)g->loss_scale);
 	dk_classifier_backward(g->dnorm, g->grad[head], g->classifier, g->ln_f, g->data[head],
 	                       g->targets, count, width, g->config.vocab);
 	if (g->config.untied)
