@@ -354,9 +354,8 @@ static void print_table(int table, const char *own)
 	rewind(file);
 	printf("%snodes ranks   tokens/s efficiency      step    silent  overhead  exposed overlap\n", own);
 	while (fgets(line, sizeof(line), file) != NULL) {
-		row.shared = 0; /* in lines of earlier releases */
 		if (sscanf(line, "%d %d %lf %lf %lf %lf %lf %lf %d", &row.nodes, &row.ranks, &row.tokens_per_second, &row.step,
-		           &row.silent, &row.ratio, &row.exposed, &row.communication, &row.shared) < 8 || row.ranks < 1 ||
+		           &row.silent, &row.ratio, &row.exposed, &row.communication, &row.shared) != 9 || row.ranks < 1 ||
 		    !(row.tokens_per_second > 0))
 			continue;
 		if (first.ranks == 0)
@@ -439,13 +438,14 @@ static bool run_rank(struct bench *b, int table, char *own, size_t bytes)
 /* All rows of a table have as many threads: those for which the run of most ranks has processors. */
 static int threads_of_all(const struct options *o)
 {
-	ddp_job job = {.local_world_size = 1};
+	const ddp_job alone = {.local_world_size = 1};
+	const char *omp = getenv("OMP_NUM_THREADS");
 	int most = 1;
 
 	for (int i = 0; i < o->spawns; i++)
 		most = o->spawn[i] > most ? o->spawn[i] : most;
-	const bool given = o->threads > 0 || getenv("OMP_NUM_THREADS") != NULL;
-	const int threads = choose_threads(o->threads, &job) / (given ? 1 : most);
+	const bool given = o->threads > 0 || (omp != NULL && omp[0] != '\0');
+	const int threads = choose_threads(o->threads, &alone) / (given ? 1 : most);
 	return threads > 0 ? threads : 1;
 }
 
