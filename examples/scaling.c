@@ -2,13 +2,14 @@
 /*
  * scaling - how a GPT's training scales: a step that reduces gradients and one that does not
  * take turns, so that a machine whose speed varies slows both, and the medians of both make a
- * row of a table. Run on 1, 2, 4, ... nodes with one --table, it ends with all rows
- * (slurm/batch/scaling.sh).
+ * row of a table. Run on 1, 2, 4, ... nodes, or by 1, 2, 4, ... ranks of one node, with one
+ * --table, it ends with all rows (slurm/batch/scaling.sh).
  *
  *   srun --ddp -N2 --ntasks-per-node=2 scaling --table scaling.txt
- *   scaling --spawn 2
+ *   scaling --spawn 1,2,4
  */
 #include <getopt.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,7 @@
 #include "told.h"
 
 enum { EXIT_USAGE = 2, EXIT_LIBRARY = 3 };
-enum { ROUNDS_MAX = 10000, LINE_MAX_BYTES = 256, BATCHES = 4 };
+enum { ROUNDS_MAX = 10000, SPAWNS_MAX = 16, RANKS_MAX = 1024, LINE_MAX_BYTES = 256, BATCHES = 4 };
 
 /* Models with the same parameters: one is trained, the other's ranks say nothing to each other.
    Each rank updates all parameters of both (DDP_SHARD_NONE): were the trained one's update split
@@ -32,7 +33,8 @@ enum mode { TRAINED, SILENT, MODES };
 
 struct options {
 	gpt_config config;
-	int batch, rounds, spawn, threads;
+	int batch, rounds, threads;
+	int spawn[SPAWNS_MAX], spawns; /* ranks of each run on this host; none: the launcher's */
 	const char *table;
 };
 
@@ -54,16 +56,18 @@ struct bench {
 struct row {
 	int nodes, ranks;
 	double tokens_per_second, step, silent, ratio, exposed, communication;
+	int shared; /* 1: the ranks of a node had fewer processors than threads */
 };
 
 static void print_help(void)
 {
 	printf("usage: scaling [OPTION]...\n"
 	       "Measures how a GPT's training step scales, and what communication adds to it. Start it\n"
-	       "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or with --spawn.\n"
+	       "with srun --ddp on 1, 2, 4, ... nodes and the same --table, or on one machine with\n"
+	       "--spawn 1,2,4.\n"
 	       "\n"
 	       "  --table FILE   add the row to those of earlier runs there, and print all; they have the\n"
-	       "                 same model, batch, ranks on a node and threads\n"
+	       "                 same model, batch and threads of a rank\n"
 	       "  --rounds N     steps of each kind (12)\n"
 	       "  --layers N     (6)\n"
 	       "  --heads N      (8)\n"
@@ -72,8 +76,9 @@ static void print_help(void)
 	       "  --length N     tokens in a sample (256)\n"
 	       "  --batch N      samples of a rank in a step, whatever the number of ranks (4)\n"
 	       "  --threads N    threads per rank (OMP_NUM_THREADS, else the host's processors over\n"
-	       "                 its ranks)\n"
-	       "  --spawn N      start N ranks on this host, without a launcher\n"
+	       "                 its ranks: with --spawn, over the largest of its numbers)\n"
+	       "  --spawn N,...  start N ranks on this host, without a launcher; of several numbers\n"
+	       "                 each in its turn, for a table of all\n"
 	       "  --help         this text\n"
 	       "\n"
 	       "The table, in ms of medians over rounds:\n"
@@ -83,10 +88,40 @@ static void print_help(void)
 	       "  overhead       what step is longer than silent, by rounds\n"
 	       "  exposed        in which a rank waited for communication, or for slower ranks\n"
 	       "  overlap        part of communication that was hidden behind backward; -: there was none\n"
+	       "  *              the ranks of a node had fewer processors than threads\n"
 	       "Each rank updates all parameters, with communication and without (DDP_SHARD_NONE, also\n"
 	       "where ranks share memory). It needs the memory of two models.\n"
 	       "\n"
 	       "Exit status: 2 usage, 3 the library reports an error.\n");
+}
+
+static bool read_number(const char *text, long most, char end, int *number, const char **rest)
+{
+	char *after;
+	const long value = strtol(text, &after, 10);
+
+	*rest = after;
+	if (after != text && (*after == '\0' || *after == end) && value >= 1 && value <= most) {
+		*number = (int)value;
+		return true;
+	}
+	fprintf(stderr, "scaling: \"%s\" is not a whole number from 1 to %ld; see scaling --help\n", text, most);
+	return false;
+}
+
+/* 1,2,4 */
+static bool read_spawns(const char *text, struct options *o)
+{
+	const char *rest = text;
+
+	for (o->spawns = 0; o->spawns < SPAWNS_MAX; text = rest + 1) {
+		if (!read_number(text, RANKS_MAX, ',', &o->spawn[o->spawns++], &rest))
+			return false;
+		if (*rest == '\0')
+			return true;
+	}
+	fprintf(stderr, "scaling: --spawn takes %d numbers at most; see scaling --help\n", SPAWNS_MAX);
+	return false;
 }
 
 static bool parse(int argc, char **argv, struct options *o)
@@ -100,8 +135,9 @@ static bool parse(int argc, char **argv, struct options *o)
 		{"spawn", required_argument, NULL, SPAWN}, {"help", no_argument, NULL, HELP}, {0}};
 	int *const numbers[KNOWN] = {[ROUNDS] = &o->rounds, [LAYERS] = &o->config.layers,
 		[HEADS] = &o->config.heads, [WIDTH] = &o->config.width, [VOCAB] = &o->config.vocab,
-		[LENGTH] = &o->config.length, [BATCH] = &o->batch, [THREADS] = &o->threads, [SPAWN] = &o->spawn};
-	char why[160], *end;
+		[LENGTH] = &o->config.length, [BATCH] = &o->batch, [THREADS] = &o->threads};
+	const char *rest;
+	char why[160];
 	int id;
 
 	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -113,15 +149,10 @@ static bool parse(int argc, char **argv, struct options *o)
 			o->table = optarg;
 			continue;
 		}
-		if (id == '?')
+		if (id == '?' || (id == SPAWN && !read_spawns(optarg, o)))
 			return false;
-		const long number = strtol(optarg, &end, 10), most = id == ROUNDS ? ROUNDS_MAX : 1 << 20;
-		if (end == optarg || *end != '\0' || number < 1 || number > most) {
-			fprintf(stderr, "scaling: \"%s\" is not a whole number from 1 to %ld; see scaling --help\n",
-			        optarg, most);
+		if (id != SPAWN && !read_number(optarg, id == ROUNDS ? ROUNDS_MAX : 1 << 20, '\0', numbers[id], &rest))
 			return false;
-		}
-		*numbers[id] = (int)number;
 	}
 	if (optind < argc) {
 		fprintf(stderr, "scaling: %s: not an option; see scaling --help\n", argv[optind]);
@@ -245,6 +276,20 @@ static double median(const struct bench *b, size_t member)
 	return middle;
 }
 
+/* Whether, on some node, the ranks together may run on fewer processors than they have threads. */
+static bool shares_processors(struct bench *b)
+{
+	const ddp_job *job = ddp_get_job(b->context);
+	ddp_comm *node;
+	cpu_set_t cpus;
+
+	must(sched_getaffinity(0, sizeof(cpus), &cpus) == 0, "cannot tell on which processors this rank may run");
+	check(ddp_comm_split(ddp_world(b->context), job->node_rank, job->rank, &node));
+	check(ddp_all_reduce(node, NULL, &cpus, sizeof(cpus), DDP_U8, DDP_BOR));
+	check(ddp_comm_free(node));
+	return over_ranks(b, CPU_COUNT(&cpus) < b->options.threads * job->local_world_size, DDP_MAX) > 0;
+}
+
 static struct row measure(struct bench *b)
 {
 	const struct options *o = &b->options;
@@ -267,7 +312,8 @@ static struct row measure(struct bench *b)
 		.silent = 1e3 * median(b, offsetof(struct round, seconds[SILENT])),
 		.ratio = median(b, offsetof(struct round, ratio)),
 		.exposed = 1e3 * median(b, offsetof(struct round, exposed)),
-		.communication = 1e3 * median(b, offsetof(struct round, communication))};
+		.communication = 1e3 * median(b, offsetof(struct round, communication)),
+		.shared = shares_processors(b)};
 	row.tokens_per_second = 1e3 * row.ranks * o->batch * o->config.length / row.step;
 	return row;
 }
@@ -275,11 +321,11 @@ static struct row measure(struct bench *b)
 /* ---- the table --------------------------------------------------------------------------- */
 
 /* The table's first line: what all its rows have in common. */
-static void workload(const struct options *o, const ddp_job *job, char *text, size_t bytes)
+static void workload(const struct options *o, char *text, size_t bytes)
 {
 	snprintf(text, bytes, "# GPT of %d layers, %d heads, width %d, vocabulary %d; %d samples of %d tokens a rank; "
-	         "ranks on a node: %d, threads of a rank: %d\n", o->config.layers, o->config.heads, o->config.width,
-	         o->config.vocab, o->batch, o->config.length, job->local_world_size, o->threads);
+	         "threads of a rank: %d\n", o->config.layers, o->config.heads, o->config.width, o->config.vocab,
+	         o->batch, o->config.length, o->threads);
 }
 
 static void print_row(const struct row *row, const struct row *first)
@@ -290,100 +336,150 @@ static void print_row(const struct row *row, const struct row *first)
 	       100 * row->tokens_per_second / row->ranks * first->ranks / first->tokens_per_second, row->step, row->silent,
 	       100 * (row->ratio - 1), row->exposed);
 	if (row->communication > 0)
-		printf(" %6.0f%%\n", 100 * (hidden > 0 ? hidden : 0));
+		printf(" %6.0f%%", 100 * (hidden > 0 ? hidden : 0));
 	else
-		printf("       -\n");
+		printf("       -");
+	printf("%s\n", row->shared ? " *" : "");
 }
 
-/* Prints the rows that follow in `file`; the first one is what others are measured by. */
-static void print_rows(FILE *file)
+/* Prints the rows of the table; the first one is what others are measured by. */
+static void print_table(int table, const char *own)
 {
 	char line[LINE_MAX_BYTES];
 	struct row row, first = {0};
+	bool shared = false;
+	FILE *file = fdopen(table, "r");
 
+	must(file != NULL, "out of memory");
+	rewind(file);
+	printf("%snodes ranks   tokens/s efficiency      step    silent  overhead  exposed overlap\n", own);
 	while (fgets(line, sizeof(line), file) != NULL) {
-		if (sscanf(line, "%d %d %lf %lf %lf %lf %lf %lf", &row.nodes, &row.ranks, &row.tokens_per_second, &row.step,
-		           &row.silent, &row.ratio, &row.exposed, &row.communication) != 8 || row.ranks < 1 ||
+		if (sscanf(line, "%d %d %lf %lf %lf %lf %lf %lf %d", &row.nodes, &row.ranks, &row.tokens_per_second, &row.step,
+		           &row.silent, &row.ratio, &row.exposed, &row.communication, &row.shared) != 9 || row.ranks < 1 ||
 		    !(row.tokens_per_second > 0))
 			continue;
 		if (first.ranks == 0)
 			first = row;
+		shared = shared || row.shared;
 		print_row(&row, &first);
 	}
+	if (shared)
+		printf("* the ranks of a node share processors, so this is not how the training scales: give fewer ranks, or a "
+		       "smaller --threads\n");
+	fclose(file);
 }
 
-/* The file of the table, or one that goes away, with its first line; NULL if it cannot be had, or
+/* The table's descriptor, or that of a file that goes away, with its first line; -1 if it cannot be had, or
    is of another workload. */
-static FILE *open_table(const struct options *o, const char *own)
+static int open_table(const struct options *o, const char *own)
 {
 	FILE *file = o->table != NULL ? open_own_file("scaling", o->table, false) : tmpfile();
 	const char *name = o->table != NULL ? o->table : "a temporary file";
 	char line[LINE_MAX_BYTES];
+	int table = -1;
 
 	if (file == NULL && o->table == NULL)
 		fprintf(stderr, "scaling: cannot open %s: %m\n", name);
 	if (file == NULL)
-		return NULL;
+		return -1;
 	rewind(file);
-	if (fgets(line, sizeof(line), file) == NULL) {
-		if (fputs(own, file) >= 0 && fflush(file) == 0)
-			return file;
-		fprintf(stderr, "scaling: cannot write to %s: %m\n", name);
-	} else {
-		if (strcmp(line, own) == 0)
-			return file;
+	const bool begun = fgets(line, sizeof(line), file) != NULL;
+	if (begun && strcmp(line, own) != 0)
 		fprintf(stderr, "scaling: %s is of another workload (%.*s); give another --table\n", name,
 		        (int)strcspn(line, "\n"), line);
-	}
+	else if ((!begun && (fputs(own, file) < 0 || fflush(file) != 0)) || (table = dup(fileno(file))) < 0)
+		fprintf(stderr, "scaling: cannot write to %s: %m\n", name);
 	fclose(file);
-	return NULL;
+	return table;
 }
 
-/* Adds the row to the file, prints what is there, and closes it. */
-static bool show(FILE *file, const char *own, const struct row *row)
+static bool add_row(int table, const struct row *row)
 {
-	fseek(file, 0, SEEK_END);
-	fprintf(file, "%d %d %.1f %.4f %.4f %.4f %.4f %.4f\n", row->nodes, row->ranks, row->tokens_per_second, row->step,
-	        row->silent, row->ratio, row->exposed, row->communication);
-	const bool written = fflush(file) == 0;
-	if (!written)
-		fprintf(stderr, "scaling: cannot write to the table: %m\n");
-	printf("%snodes ranks   tokens/s efficiency      step    silent  overhead  exposed overlap\n", own);
-	rewind(file);
-	print_rows(file);
-	fclose(file);
-	return written;
+	if (lseek(table, 0, SEEK_END) >= 0 &&
+	    dprintf(table, "%d %d %.1f %.4f %.4f %.4f %.4f %.4f %d\n", row->nodes, row->ranks, row->tokens_per_second,
+	            row->step, row->silent, row->ratio, row->exposed, row->communication, row->shared) > 0)
+		return true;
+	fprintf(stderr, "scaling: cannot write to the table: %m\n");
+	return false;
+}
+
+/* ---- ranks ------------------------------------------------------------------------------- */
+
+/* Rank 0 adds the row. Returns whether it is there. A table of -1 is opened first, and printed afterwards. */
+static bool run_rank(struct bench *b, int table, char *own, size_t bytes)
+{
+	const bool spawned = table >= 0;
+	bool fine = true;
+
+	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
+	check(ddp_init(NULL, &b->context));
+	const ddp_job *job = ddp_get_job(b->context);
+	if (!spawned) {
+		b->options.threads = choose_threads(b->options.threads, job);
+		workload(&b->options, own, bytes);
+	}
+	if (!spawned && job->rank == 0 && (table = open_table(&b->options, own)) < 0)
+		exit(EXIT_LIBRARY); /* and so ends the other ranks */
+	const struct row row = measure(b);
+	if (job->rank == 0) {
+		fine = add_row(table, &row);
+		if (!spawned)
+			print_table(table, own);
+	}
+	for (int mode = 0; mode < MODES; mode++)
+		ddp_model_free(b->models[mode]);
+	gpt_free(b->net);
+	free(b->tokens);
+	free(b->rounds);
+	check(ddp_finalize(b->context));
+	return fine;
+}
+
+/* All rows of a table have as many threads: those for which the run of most ranks has processors. */
+static int threads_of_all(const struct options *o)
+{
+	const ddp_job alone = {.local_world_size = 1};
+	const char *omp = getenv("OMP_NUM_THREADS");
+	int most = 1;
+
+	for (int i = 0; i < o->spawns; i++)
+		most = o->spawn[i] > most ? o->spawn[i] : most;
+	const bool given = o->threads > 0 || (omp != NULL && omp[0] != '\0');
+	const int threads = choose_threads(o->threads, &alone) / (given ? 1 : most);
+	return threads > 0 ? threads : 1;
+}
+
+/* One run after the other; this process prints the table. */
+static int spawn_each(struct bench *b, char *own, size_t bytes)
+{
+	struct options *o = &b->options;
+	ddp_spawn_result spawned;
+
+	o->threads = threads_of_all(o);
+	workload(o, own, bytes);
+	const int table = open_table(o, own);
+	if (table < 0)
+		return EXIT_LIBRARY;
+	for (int i = 0; i < o->spawns; i++) {
+		check(ddp_spawn(o->spawn[i], &spawned));
+		if (spawned.is_rank)
+			return run_rank(b, table, own, bytes) ? EXIT_SUCCESS : EXIT_LIBRARY;
+		if (spawned.exit_code != 0)
+			return spawned.exit_code;
+	}
+	print_table(table, own);
+	return EXIT_SUCCESS;
 }
 
 int main(int argc, char **argv)
 {
 	struct bench b = {.options = {.config = {.layers = 6, .heads = 8, .width = 512, .vocab = 50257, .length = 256},
 		.batch = 4, .rounds = 12}};
-	ddp_spawn_result spawned;
 	char own[LINE_MAX_BYTES];
-	FILE *table = NULL;
 
 	if (!parse(argc, argv, &b.options))
 		return EXIT_USAGE;
-	if (b.options.spawn > 0) {
-		check(ddp_spawn(b.options.spawn, &spawned));
-		if (!spawned.is_rank)
-			return spawned.exit_code;
-	}
-	ddp_set_log(ddp_log_stderr, NULL, DDP_LOG_WARN);
-	check(ddp_init(NULL, &b.context));
-	const ddp_job *job = ddp_get_job(b.context);
-	b.options.threads = choose_threads(b.options.threads, job);
-	workload(&b.options, job, own, sizeof(own));
-	if (job->rank == 0 && (table = open_table(&b.options, own)) == NULL)
-		exit(EXIT_LIBRARY); /* and so ends the other ranks */
-	const struct row row = measure(&b);
-	const bool shown = table == NULL || show(table, own, &row);
-	for (int mode = 0; mode < MODES; mode++)
-		ddp_model_free(b.models[mode]);
-	gpt_free(b.net);
-	free(b.tokens);
-	free(b.rounds);
-	check(ddp_finalize(b.context));
-	return shown ? EXIT_SUCCESS : EXIT_LIBRARY;
+	if (b.options.spawns > 0)
+		return spawn_each(&b, own, sizeof(own));
+	return run_rank(&b, -1, own, sizeof(own)) ? EXIT_SUCCESS : EXIT_LIBRARY;
 }

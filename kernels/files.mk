@@ -17,6 +17,7 @@ kernels_libkernels_la_SOURCES = kernels/kernels.c kernels/half.h kernels/kernels
 	kernels/cpu/gemm.c \
 	kernels/cpu/inner.c \
 	kernels/cpu/layers.c \
+	kernels/cpu/f16_queue.c \
 	kernels/cpu/mixed.c \
 	kernels/cpu/mixed.h \
 	kernels/cpu/mixed_attention.c \

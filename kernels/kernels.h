@@ -34,9 +34,9 @@ typedef struct dk_queue dk_queue;
  * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
  * DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
  * dk_add_rows() add to, what the latter adds, and what dk_update(), dk_largest(),
- * dk_sum_squares() and dk_scale() take.
+ * dk_sum_squares() and dk_scale() take. DK_MIXED_F16: the same with IEEE's f16 in place of bf16, on the host alone.
  */
-typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED } dk_type;
+typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED, DK_MIXED_F16 } dk_type;
 
 /* From now on, the calling thread's functions work on `queue`; NULL: on the host, as at the start. Returns the
    queue that was used before. Until the thread uses another queue, or NULL, the queue stays open, and CUDA's own
@@ -49,6 +49,8 @@ dk_queue *dk_in_use(void);
    OpenMP threads: matrix products by AMX or by AVX-512's dot products of bf16 where the
    processor has them, and all sums in f32. NULL: no memory. */
 dk_queue *dk_open_mixed(void);
+/* The same of DK_MIXED_F16: each function widens its operands, and computes in f32. */
+dk_queue *dk_open_f16(void);
 /* Waits for its work. NULL is allowed. */
 void dk_close(dk_queue *queue);
 
@@ -353,7 +355,8 @@ void dk_attention_backward(float *dqkv, const float *dout, const float *qkv,
  * Classifier: logits = in [rows, width] weight^T, weight [vocab, width], and
  * the softmax cross-entropy against targets [rows]. Returns the sum of the
  * rows' losses. `work`, of dk_classifier_work() f32, carries what backward
- * needs.
+ * needs: with DK_MIXED_F16 first of all the gradient of the logits, f32 [rows, vocab], which a
+ * program may multiply by a loss scale before backward (dk_scale()).
  */
 size_t dk_classifier_work(int64_t rows, int64_t vocab);
 double dk_classifier_forward(float *work, const float *in, const float *weight,

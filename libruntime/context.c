@@ -298,7 +298,7 @@ ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *s
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "the program was compiled with version %d of the kernels, "
 		                "and this libddp has version %d: build both from one release", version,
 		                DK_TABLE_VERSION);
-	if (type < DK_F32 || type > DK_MIXED)
+	if (type < DK_F32 || type > DK_MIXED_F16)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_kernels_open(): %d is no dk_type", type);
 	return ddp_kernel_queue_open(context->device, stream, (dk_type)type, queue);
 }

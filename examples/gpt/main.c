@@ -28,6 +28,7 @@ struct trainer {
 	ddp_dataset dataset, test; /* the latter if there is one to test with */
 	ddp_loader *loader, *test_loader;
 	report report;
+	uint16_t **f16;     /* the parameters in f16, if the model is; else NULL */
 	ddp_status arrived; /* of parameters that come while forward runs: the first error */
 	bool stopped;
 };
@@ -49,7 +50,7 @@ static bool start_library(struct trainer *t)
 	t->self.job = ddp_get_job(t->self.context);
 	dk_flush_denormals();
 	dk_set_threads(choose_threads(t->options.threads, t->self.job));
-	const dk_type type = o->model.mixed ? DK_MIXED : o->tf32 ? DK_TF32 : DK_F32;
+	const dk_type type = o->model.f16 ? DK_MIXED_F16 : o->model.mixed ? DK_MIXED : o->tf32 ? DK_TF32 : DK_F32;
 	status = ddp_kernels_open(t->self.context, DK_TABLE_VERSION, type, NULL, &t->kernels);
 	return rank_fine(&t->self, status);
 }
@@ -79,6 +80,28 @@ static bool open_data(struct trainer *t)
 	return rank_fine(&t->self, status);
 }
 
+/* Makes room for the parameters in f16, which await_param() fills. */
+static bool make_f16(struct trainer *t, int count)
+{
+	t->f16 = calloc((size_t)count, sizeof(*t->f16));
+	for (int i = 0; t->f16 != NULL && i < count; i++)
+		if ((t->f16[i] = malloc((size_t)ddp_model_param_count(t->params, i) * sizeof(**t->f16))) == NULL)
+			return false;
+	return t->f16 != NULL;
+}
+
+static void free_f16(struct trainer *t)
+{
+	int count = 0;
+
+	if (t->f16 == NULL)
+		return;
+	gpt_params(t->model, &count);
+	for (int i = 0; i < count; i++)
+		free(t->f16[i]);
+	free(t->f16);
+}
+
 /* Gives the model the library's arenas to work on, and initialises the parameters. */
 static bool bind(struct trainer *t, int count)
 {
@@ -97,9 +120,11 @@ static bool bind(struct trainer *t, int count)
 		possible = gpt_initialise(t->model, t->options.seed);
 		dk_use(before);
 	}
+	if (possible && t->options.model.f16)
+		possible = make_f16(t, count);
 	if (possible && t->options.model.mixed) {
 		for (int i = 0; i < count; i++)
-			data[i] = (float *)(uintptr_t)ddp_model_param_bf16(t->params, i);
+			data[i] = t->f16 != NULL ? (float *)(void *)t->f16[i] : (float *)(uintptr_t)ddp_model_param_bf16(t->params, i);
 		gpt_bind(t->model, data, grad);
 	}
 	free(data);
@@ -169,7 +194,11 @@ static bool make_model(struct trainer *t)
 	options.powersgd.start = o->powersgd_start;
 	options.local_sgd.steps = o->local_steps;
 	options.local_sgd.start = o->local_start;
-	options.bf16_params = o->model.mixed;
+	options.bf16_params = o->model.mixed && !o->model.f16;
+	if (o->model.f16)
+		options.loss_scaling.kind = DDP_SCALING_DYNAMIC;
+	if (o->loss_scale > 0)
+		options.loss_scaling.initial = o->loss_scale;
 	options.memory = gpt_on_device(o) ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST;
 	int count;
 
@@ -209,13 +238,16 @@ static ddp_status announce_all(ddp_model *params, gpt *model)
 	return status;
 }
 
-/* With shards, the parameters of later layers come while earlier ones compute. */
+/* With shards, the parameters of later layers come while earlier ones compute. A model of f16 rounds each anew, before
+   its first use in a pass. */
 static void await_param(void *user, int param)
 {
 	struct trainer *t = user;
 
 	if (t->arrived == DDP_OK)
 		t->arrived = ddp_model_param_wait(t->params, param);
+	if (t->arrived == DDP_OK && t->f16 != NULL)
+		dk_to_f16(t->f16[param], ddp_model_param_data(t->params, param), ddp_model_param_count(t->params, param), 1);
 }
 
 /* A batch's place in the data decides what it drops. A checkpoint has that place, so a training that
@@ -235,6 +267,7 @@ static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_s
 	*loss_sum += gpt_forward(t->model, batch->data, (int)batch->samples, t->options.model.length);
 	ddp_model_set_phase(t->params, DDP_PHASE_BACKWARD);
 	ddp_status status = t->arrived;
+	gpt_scale_loss(t->model, ddp_model_loss_scale(t->params));
 	if (status == DDP_OK)
 		status = gpt_backward(t->model, grad_ready, grad_rows, t->params);
 	const char *failure = dk_failure();
@@ -276,7 +309,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 	struct trainer *t = user;
 
 	if (t->self.job->rank == 0)
-		report_step(&t->report, stats);
+		report_step(&t->report, stats, ddp_model_loss_scale(t->params));
 	return DDP_OK;
 }
 
@@ -364,7 +397,8 @@ static bool train(struct trainer *t)
 
 	gpt_bind_reads(t->model, await_param, t);
 	if (t->self.job->rank == 0)
-		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size);
+		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size,
+		             gpt_activation_bytes(t->model));
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;
@@ -398,6 +432,7 @@ static bool run_rank(struct trainer *t)
 	ddp_loader_free(t->test_loader);
 	ddp_dataset_close(&t->dataset);
 	ddp_dataset_close(&t->test);
+	free_f16(t);
 	ddp_model_free(t->params);
 	gpt_free(t->model);
 	ddp_kernels_close(t->kernels);

@@ -16,8 +16,8 @@ enum { EXIT_STOPPED = 75 };
 enum option_id {
 	OPT_DATA = 1, OPT_TEST, OPT_FORMAT, OPT_MODEL, OPT_LAYERS, OPT_HEADS, OPT_WIDTH, OPT_VOCAB, OPT_LENGTH,
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
-	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_SEED,
-	OPT_DTYPE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_ASYNC,
+	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_RECOMPUTE, OPT_SEED,
+	OPT_DTYPE, OPT_LOSS_SCALE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_ASYNC,
 	OPT_RESUME, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS,
 	OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
@@ -64,10 +64,14 @@ static const struct described described[] = {
 	{"clip", "X", OPT_CLIP, "limit of the gradient's norm, 0 for none (1)"},
 	{"dropout", "X", OPT_DROPOUT, "probability of dropping elements of the embedding and of what layers add to "
 	                              "it (0)"},
+	{"recompute", NULL, OPT_RECOMPUTE, "keep only what goes into each layer, and compute the layer again in backward "
+	                                   "(activation checkpointing): less memory, longer steps, the same bits"},
 	{"seed", "N", OPT_SEED, "seed of parameters, sample order and dropout (1)"},
 	{"dtype", "NAME", OPT_DTYPE, "type of parameters and activations in forward and backward: f32 "
 	                             "(default); tf32, f32 whose matrix products a GPU rounds to TF32; "
-	                             "bf16. Gradients and what is updated are f32"},
+	                             "bf16; f16, with a dynamic loss scale, on the host. Gradients and what is "
+	                             "updated are f32"},
+	{"loss-scale", "X", OPT_LOSS_SCALE, "first loss scale of f16, a power of two (65536)"},
 	{"stopped-exit", "N", OPT_STOPPED_EXIT, "exit code if SIGTERM ends it before the last step, 0 to "
 	                                        "124 (75)"},
 	{NULL, NULL, 0, "Files"},
@@ -257,13 +261,14 @@ static bool read_schedule(const char *text, ddp_schedule_kind *schedule)
 
 static bool read_dtype(const char *text, gpt_options *o)
 {
-	static const char *const names[] = {"f32", "tf32", "bf16"};
+	static const char *const names[] = {"f32", "tf32", "bf16", "f16"};
 	int which = 0;
 
-	if (!read_name(OPT_DTYPE, text, names, 3, &which))
+	if (!read_name(OPT_DTYPE, text, names, 4, &which))
 		return false;
 	o->tf32 = which == 1;
-	o->model.mixed = which == 2;
+	o->model.mixed = which >= 2;
+	o->model.f16 = which == 3;
 	return true;
 }
 
@@ -339,6 +344,7 @@ static bool take_training(gpt_options *o, enum option_id id, const char *text)
 	case OPT_WEIGHT_DECAY: return read_real(id, text, &o->weight_decay);
 	case OPT_CLIP: return read_real(id, text, &o->clip);
 	case OPT_DROPOUT: return read_real(id, text, &o->dropout);
+	case OPT_RECOMPUTE: o->model.recompute = true; return true;
 	default:
 		if (!read_integer(id, text, 0, INT64_MAX, &seed))
 			return false;
@@ -357,6 +363,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_CHECKPOINT_EVERY:
 		return read_integer(id, text, 1, INT64_C(1) << 40, &o->checkpoint_every);
 	case OPT_DTYPE: return read_dtype(text, o);
+	case OPT_LOSS_SCALE: return read_real(id, text, &o->loss_scale);
 	case OPT_CHECKPOINT_ASYNC: o->checkpoint_async = true; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
@@ -418,6 +425,14 @@ static bool check(gpt_options *o)
 	if (o->tf32 && !gpt_on_device(o)) {
 		fprintf(stderr, "gpt: --dtype tf32 rounds the matrix products of a GPU; give --device cuda, or leave "
 		        "out --dtype\n");
+		return false;
+	}
+	if (o->model.f16 && gpt_on_device(o)) {
+		fprintf(stderr, "gpt: --dtype f16 computes on the host; give --dtype bf16 with --device, or leave out --device\n");
+		return false;
+	}
+	if (o->loss_scale > 0 && !o->model.f16) {
+		fprintf(stderr, "gpt: --loss-scale is for --dtype f16: other types have f32's range\n");
 		return false;
 	}
 	if (o->tokens_per_update > 0 && o->accumulate > 0) {

@@ -35,6 +35,7 @@ typedef struct gpt_options {
 	double bucket_mb;        /* or DDP_AUTO */
 	const char *device;      /* NULL: the host */
 	bool tf32;               /* its matrix products may round to TF32 */
+	double loss_scale;       /* the first one, of f16; 0: the library's */
 	bool no_graphs;          /* it is given kernels one by one */
 	int spawn;               /* 0: ranks come from the launcher */
 	int threads;             /* 0: the node's processors over its ranks */

@@ -7,27 +7,34 @@
 #include "gpt/report.h"
 
 void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t parameters,
-                  int64_t samples)
+                  int64_t samples, size_t activation_bytes)
 {
 	const gpt_config *m = &o->model;
 	const progress *p = &r->progress;
 
-	*r = (report){.options = o, .out = o->json ? stderr : stdout};
+	*r = (report){.options = o, .out = o->json ? stderr : stdout, .activation_bytes = activation_bytes};
 	progress_start(&r->progress, r->out, o->steps, "tokens");
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
 	        "length %d%s\n", progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN),
-	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
+	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->f16 ? ", in f16" : m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
 	fprintf(r->out, "%s: %" PRId64 " samples; %d rank%s on %d node%s, %" PRId64 " tokens a step\n",
 	        o->data, samples, job->world_size, job->world_size == 1 ? "" : "s", job->nnodes,
 	        job->nnodes == 1 ? "" : "s",
 	        (int64_t)job->world_size * o->batch * o->accumulate * m->length);
+	fprintf(r->out, "activations: %.2f MiB a rank%s\n", (double)activation_bytes * 0x1p-20,
+	        m->recompute ? "; layers are computed again in backward" : "");
 	fflush(r->out);
 }
 
-void report_step(report *r, const ddp_step_stats *stats)
+void report_step(report *r, const ddp_step_stats *stats, double loss_scale)
 {
 	r->last = stats->step;
-	progress_step(&r->progress, stats);
+	r->loss_scale = loss_scale;
+	if (stats->skipped)
+		fprintf(r->out, "step %" PRId64 " is skipped: gradients overflow f16; the loss scale is now %g\n", stats->step + 1,
+		        loss_scale);
+	else
+		progress_step(&r->progress, stats);
 }
 
 static void summary_text(const report *r, const ddp_summary *s, int nnodes)
@@ -56,6 +63,8 @@ static void summary_text(const report *r, const ddp_summary *s, int nnodes)
 	if (s->other_seconds > 0.01 * s->seconds)
 		fprintf(r->out, "  other %.2f", s->other_seconds * per_step);
 	fprintf(r->out, " ms\n");
+	if (r->options->model.f16)
+		fprintf(r->out, "loss scale %g, steps skipped: %d\n", r->loss_scale, s->skipped);
 	if (s->shard == DDP_SHARD_STATE && nnodes == 1)
 		fprintf(r->out, "overlap  none needed: ranks share memory, each sums and updates a part\n");
 	else
@@ -84,10 +93,10 @@ static const char *shard_name(ddp_shard shard)
 	return shard == DDP_SHARD_NONE ? "none" : shard == DDP_SHARD_STATE ? "state" : "gradients";
 }
 
-static void summary_json(const ddp_summary *s, const ddp_job *job, double test_loss)
+static void summary_json(const report *r, const ddp_summary *s, const ddp_job *job, double test_loss)
 {
 	json_t *object = json_pack(
-		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o}",
+		"{s:I, s:I, s:I, s:i, s:b, s:s, s:f, s:f, s:o, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:I, s:i, s:f}",
 		"steps", (json_int_t)s->steps, "first_step", (json_int_t)s->first_step, "last_step", (json_int_t)s->last_step, "world_size", job->world_size, "stopped", s->stopped,
 		"shard", shard_name(s->shard),
 		"seconds", s->seconds, "tokens_per_second", s->units_per_second, "first_loss", number(s->first_loss),
@@ -97,7 +106,8 @@ static void summary_json(const ddp_summary *s, const ddp_job *job, double test_l
 		"communication_seconds", s->communication_seconds,
 		"optimizer_seconds", s->optimizer_seconds, "checkpoint_seconds", s->checkpoint_seconds,
 		"other_seconds", s->other_seconds, "overlap_ratio", number(s->overlap_ratio),
-		"test_loss", number(test_loss));
+		"test_loss", number(test_loss), "activation_bytes", (json_int_t)r->activation_bytes,
+		"skipped", s->skipped, "loss_scale", r->loss_scale);
 
 	if (object == NULL || json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) != 0)
 		fprintf(stderr, "gpt: cannot write the summary as JSON\n");
@@ -116,7 +126,7 @@ void report_trained(const report *r, const ddp_summary *summary, const ddp_job *
 void report_tested(const report *r, const ddp_summary *summary, const ddp_job *job, double test_loss)
 {
 	if (r->options->json)
-		summary_json(summary, job, test_loss);
+		summary_json(r, summary, job, test_loss);
 	if (r->options->json || isnan(test_loss))
 		return;
 	fprintf(r->out, "test     loss %.4f, perplexity %.4g, on %s\n", test_loss, exp(test_loss), r->options->test);

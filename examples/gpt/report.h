@@ -13,11 +13,14 @@ typedef struct report {
 	FILE *out;
 	progress progress;
 	int64_t last;    /* step that is done */
+	size_t activation_bytes;
+	double loss_scale;
 } report;
 
 void report_start(report *r, const gpt_options *options, const ddp_job *job,
-                  int64_t parameters, int64_t samples);
-void report_step(report *r, const ddp_step_stats *stats);
+                  int64_t parameters, int64_t samples, size_t activation_bytes);
+/* A step that was skipped has left the loss scale so. */
+void report_step(report *r, const ddp_step_stats *stats, double loss_scale);
 /* The closing summary is for people, or JSON on stdout. What training took people are told before
    the model is tested, however that ends; JSON comes whole, behind it. */
 void report_trained(const report *r, const ddp_summary *summary, const ddp_job *job);

@@ -90,6 +90,11 @@ void gpt_use_graphs(gpt *g, bool wanted)
 	graphs_want(&g->graphs, wanted);
 }
 
+void gpt_scale_loss(gpt *g, double scale)
+{
+	g->loss_scale = scale;
+}
+
 const char *gpt_graph_failure(const gpt *g)
 {
 	return g->graphs.failure[0] != '\0' ? g->graphs.failure : NULL;
@@ -119,7 +124,7 @@ static float *carve(gpt *g, size_t *used, size_t floats)
 	return here;
 }
 
-/* The same of what is bf16 in a mixed model. */
+/* The same of what has 16 bits in a mixed model. */
 static float *carve_tensor(gpt *g, size_t *used, size_t elements)
 {
 	return carve(g, used, g->config.mixed ? (elements + 1) / 2 : elements);
@@ -130,28 +135,40 @@ static size_t larger(size_t a, size_t b)
 	return a > b ? a : b;
 }
 
+static void lay_out_layer(gpt *g, struct gpt_layer *layer, size_t *used)
+{
+	size_t rows = (size_t)g->capacity * (size_t)g->config.length;
+	size_t stream = rows * (size_t)g->config.width;
+
+	*layer = (struct gpt_layer){
+		.ln_1 = carve_tensor(g, used, stream),
+		.ln_1_mean = carve(g, used, rows),
+		.ln_1_rstd = carve(g, used, rows),
+		.qkv = carve_tensor(g, used, 3 * stream),
+		.attended = carve_tensor(g, used, stream),
+		.lse = carve(g, used, rows * (size_t)g->config.heads),
+		.middle = carve_tensor(g, used, stream),
+		.ln_2 = carve_tensor(g, used, stream),
+		.ln_2_mean = carve(g, used, rows),
+		.ln_2_rstd = carve(g, used, rows),
+		.fc = carve_tensor(g, used, 4 * stream),
+		.fc_gelu = carve_tensor(g, used, 4 * stream),
+	};
+}
+
 static size_t lay_out(gpt *g)
 {
 	size_t rows = (size_t)g->capacity * (size_t)g->config.length;
 	size_t stream = rows * (size_t)g->config.width, used = 0;
 
 	g->embedded = carve_tensor(g, &used, stream);
-	for (int i = 0; i < g->config.layers; i++)
-		g->layers[i] = (struct gpt_layer){
-			.ln_1 = carve_tensor(g, &used, stream),
-			.ln_1_mean = carve(g, &used, rows),
-			.ln_1_rstd = carve(g, &used, rows),
-			.qkv = carve_tensor(g, &used, 3 * stream),
-			.attended = carve_tensor(g, &used, stream),
-			.lse = carve(g, &used, rows * (size_t)g->config.heads),
-			.middle = carve_tensor(g, &used, stream),
-			.ln_2 = carve_tensor(g, &used, stream),
-			.ln_2_mean = carve(g, &used, rows),
-			.ln_2_rstd = carve(g, &used, rows),
-			.fc = carve_tensor(g, &used, 4 * stream),
-			.fc_gelu = carve_tensor(g, &used, 4 * stream),
-			.out = carve_tensor(g, &used, stream),
-		};
+	for (int i = 0; i < g->config.layers; i++) {
+		if (i > 0 && g->config.recompute)
+			g->layers[i] = g->layers[0];
+		else
+			lay_out_layer(g, &g->layers[i], &used);
+		g->layers[i].out = carve_tensor(g, &used, stream);
+	}
 	g->ln_f = carve_tensor(g, &used, stream);
 	g->ln_f_mean = carve(g, &used, rows);
 	g->ln_f_rstd = carve(g, &used, rows);
@@ -209,6 +226,7 @@ gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch
 		g->memory = *memory;
 	g->slots = memory != NULL ? passes : 1;
 	g->config = *config;
+	g->loss_scale = 1;
 	g->capacity = batch;
 	g->passes = passes;
 	g->count = LAYER_0 + config->layers * PER_LAYER + (config->untied ? 3 : 2);
@@ -227,6 +245,11 @@ gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch
 	}
 	list_params(g);
 	return g;
+}
+
+size_t gpt_activation_bytes(const gpt *g)
+{
+	return g->arena_bytes;
 }
 
 void gpt_free(gpt *g)

@@ -18,6 +18,9 @@ typedef struct gpt_config {
 	int length;  /* longest sequence */
 	bool untied; /* the classifier has a weight of its own, lm_head.weight */
 	bool mixed;  /* for a queue of DK_MIXED: parameters and activations are bf16 */
+	bool f16;    /* mixed, for a queue of DK_MIXED_F16 */
+	bool recompute; /* forward keeps what goes into each layer, and backward computes the layer again (activation
+	                   checkpointing: Chen et al., 2016): the same bits in less memory and more time */
 } gpt_config;
 
 /* Checks the sizes, and says in `why` what is wrong with them; true if nothing is. */
@@ -43,6 +46,9 @@ typedef struct gpt_memory {
    enqueued must be done. */
 gpt *gpt_create_on(const gpt_memory *memory, const gpt_config *config, int batch, int passes);
 void gpt_free(gpt *model);
+
+/* Returns the bytes that the model has for activations and their gradients. */
+size_t gpt_activation_bytes(const gpt *model);
 
 /* The parameters, in the order in which forward uses them. */
 const ddp_param *gpt_params(const gpt *model, int *count);
@@ -101,6 +107,9 @@ double gpt_forward(gpt *model, const int32_t *samples, int batch, int length);
 /* The same for a model that is not to learn from the samples: nothing is dropped, and the sum is
    returned wherever the model is. */
 double gpt_evaluate(gpt *model, const int32_t *samples, int batch, int length);
+
+/* Backward passes multiply the loss by it; 1 at the start. A model with config.f16 alone. */
+void gpt_scale_loss(gpt *model, double scale);
 
 /* Adds the gradient of that sum. Once after each gpt_forward(). If `rows` is
    NULL, no part of a gradient comes as rows. */

@@ -20,7 +20,7 @@ enum gpt_part {
 enum { WTE, WPE, LAYER_0 };
 enum { LN_F_WEIGHT, LN_F_BIAS, LM_HEAD };
 
-/* Rows below are batch * length. */
+/* Rows below are batch * length. With config.recompute, all layers share all of these but `out`. */
 struct gpt_layer {
 	float *ln_1, *ln_1_mean, *ln_1_rstd; /* [rows, width], [rows], [rows] */
 	float *qkv;                          /* [rows, 3 width] */
@@ -45,7 +45,7 @@ struct gpt {
 	float *classifier;       /* dk_classifier_work() */
 	float *dstream, *dnorm, *dattended; /* [rows, width] */
 	float *dwide;            /* [rows, 4 width] */
-	float *widened;          /* [rows, width], or [vocab]: f32 of bf16, if the model is mixed */
+	float *widened;          /* [rows, width], or [vocab]: f32 of 16 bits, if the model is mixed */
 	int32_t *tokens, *targets; /* [rows] */
 	int batch, length;       /* of the forward pass at hand */
 	int32_t *staged;         /* [slots][2][rows], on the host: tokens, targets of passes
@@ -54,6 +54,7 @@ struct gpt {
 	double *loss;            /* where the model is; NULL: it is returned */
 	gpt_reads_fn reads;      /* NULL: nobody wants to know */
 	void *reads_user;
+	double loss_scale;
 	double dropout;          /* probability; 0: none */
 	dk_random drawn;         /* what dropout draws from in the pass at hand */
 	dk_random *random;       /* the same, where the model is */

@@ -87,9 +87,9 @@ static const float *layer_input(const gpt *g, int layer)
 	return layer > 0 ? g->layers[layer - 1].out : g->embedded;
 }
 
-static void compute_layer(void *model, int layer)
+/* Up to the layer's last product, whose result backward does not read. */
+static void compute_kept(const gpt *g, int layer)
 {
-	gpt *g = model;
 	const float *in = layer_input(g, layer);
 	float *const *p = g->data + layer_param(layer, 0);
 	struct gpt_layer *l = &g->layers[layer];
@@ -107,8 +107,17 @@ static void compute_layer(void *model, int layer)
 	                     p[LN_2_BIAS], rows, width);
 	dk_linear_gelu_forward(l->fc_gelu, l->fc, l->ln_2, p[FC_WEIGHT], p[FC_BIAS], rows, width,
 	                       4 * width);
+}
+
+static void compute_layer(void *model, int layer)
+{
+	const gpt *g = model;
+	float *const *p = g->data + layer_param(layer, 0);
+	const struct gpt_layer *l = &g->layers[layer];
+
+	compute_kept(g, layer);
 	add_to_stream(g, drop_of(layer, 1), l->out, l->fc_gelu, p[FC_PROJ_WEIGHT], p[FC_PROJ_BIAS], l->middle,
-	              4 * width);
+	              4 * (int64_t)g->config.width);
 }
 
 static void forward_layer(gpt *g, int layer)
@@ -187,6 +196,18 @@ double gpt_evaluate(gpt *g, const int32_t *samples, int batch, int length)
 	return after - before;
 }
 
+/* A mixed model's numbers, in g->widened. */
+static const float *widen(const gpt *g, const float *narrow, int64_t n)
+{
+	const uint16_t *from = (const uint16_t *)narrow;
+
+	if (g->config.f16)
+		dk_from_f16(g->widened, from, n, 1);
+	else
+		dk_from_bf16(g->widened, from, n);
+	return g->widened;
+}
+
 void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 {
 	int64_t width = g->config.width, last = (length - 1) * width;
@@ -198,11 +219,7 @@ void gpt_next_logits(gpt *g, const int32_t *tokens, int length, float *logits)
 		.a = g->config.mixed ? (float *)((uint16_t *)g->ln_f + last) : g->ln_f + last, .lda = width,
 		.b = g->data[classifier_param(g)], .ldb = width, .c = g->classifier,
 		.ldc = g->config.vocab});
-	const float *there = g->classifier;
-	if (g->config.mixed) {
-		dk_from_bf16(g->widened, (const uint16_t *)g->classifier, g->config.vocab);
-		there = g->widened;
-	}
+	const float *there = g->config.mixed ? widen(g, g->classifier, g->config.vocab) : g->classifier;
 	dk_copy(logits, there, (size_t)g->config.vocab * sizeof(*logits));
 	dk_largest(there, 1); /* waits */
 }
@@ -269,17 +286,16 @@ static void backward_layer(void *model, int part)
 	gpt *g = model;
 	const int layer = part - g->config.layers;
 
+	/* What the last layer kept is still there. */
+	if (g->config.recompute && layer < g->config.layers - 1)
+		compute_kept(g, layer);
 	backward_mlp(g, layer);
 	backward_attention(g, layer, layer_input(g, layer));
 }
 
 static const float *row_gradients(gpt *g)
 {
-	if (!g->config.mixed)
-		return g->dstream;
-	dk_from_bf16(g->widened, (const uint16_t *)g->dstream,
-	             (int64_t)g->batch * g->length * g->config.width);
-	return g->widened;
+	return g->config.mixed ? widen(g, g->dstream, stream_elements(g)) : g->dstream;
 }
 
 /* The embedding's gradient has but few rows. If the classifier shares its
@@ -305,6 +321,8 @@ ddp_status gpt_backward(gpt *g, gpt_ready_fn ready, gpt_rows_fn rows, void *user
 	int head = classifier_param(g), norm = final_param(g, LN_F_WEIGHT);
 
 	graphs_listen(&g->graphs, ready, user);
+	if (g->loss_scale != 1)
+		dk_scale(g->classifier, count * g->config.vocab, (float)g->loss_scale);
 	dk_classifier_backward(g->dnorm, g->grad[head], g->classifier, g->ln_f, g->data[head],
 	                       g->targets, count, width, g->config.vocab);
 	if (g->config.untied)

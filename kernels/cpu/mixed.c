@@ -24,7 +24,7 @@ void *dk_mixed_alloc(dk_mixed *q, size_t bytes)
 
 	void *memory = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
 	if (memory == NULL)
-		keep_failure(q, "the kernels ran out of memory for operands in bf16");
+		keep_failure(q, "the kernels ran out of memory for operands in 16 bits");
 	return memory;
 }
 

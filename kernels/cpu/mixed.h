@@ -34,6 +34,9 @@ static inline const uint16_t *dk_narrow_const(const float *x)
 	return (const uint16_t *)(const void *)x;
 }
 
+/* The functions of a queue of DK_MIXED. */
+const dk_table *dk_mixed_table(void);
+
 /* Returns `bytes` of scratch 0 or 1. NULL: there is no memory, and the queue keeps the failure. */
 void *dk_mixed_scratch(dk_mixed *q, int which, size_t bytes);
 /* A thread's own, for free(); or NULL likewise. */

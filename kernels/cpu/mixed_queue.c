@@ -137,6 +137,11 @@ static const dk_table table = {
 	.failure = failure,
 };
 
+const dk_table *dk_mixed_table(void)
+{
+	return &table;
+}
+
 dk_queue *dk_open_mixed(void)
 {
 	dk_mixed *q = calloc(1, sizeof(*q));

@@ -32,9 +32,9 @@ static ddp_status open_host(dk_type type, dk_queue **queue)
 {
 	if (type == DK_BF16)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "the host's kernels have no DK_BF16; take DK_MIXED");
-	if (type != DK_MIXED)
+	if (type != DK_MIXED && type != DK_MIXED_F16)
 		return DDP_OK;
-	*queue = dk_open_mixed();
+	*queue = type == DK_MIXED ? dk_open_mixed() : dk_open_f16();
 	return *queue != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "out of memory for a queue of kernels");
 }
 
@@ -44,6 +44,9 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 	*queue = NULL;
 	if (device == NULL || ddp_device_describe(device)->is_host_memory)
 		return open_host(type, queue);
+	if (type == DK_MIXED_F16)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: libddp's kernels have no f16 there; take DK_MIXED, which is "
+		                "bf16, or device cpu", ddp_device_describe(device)->name);
 	const ddp_device_backend *backend = ddp_device_backend_of(device);
 	return backend->kernels != NULL ? backend->kernels(device, stream, type, queue)
 	                                : open_cuda(device, stream, type, queue);

@@ -88,6 +88,15 @@ status_is 3 "scaling: a table is of one workload"
 capture "$prefix/bin/scaling" --layers 1 "${small[@]}" --threads 999 --table "$work"/scaling-[0-9]*.txt
 status_is 3 "scaling: a table is of one number of threads"
 prints 'is of another workload \(# GPT of 1 layers, .*\); give another --table$' "scaling: it says of which"
+submit scaling --array=8 --nodes=1 --ntasks-per-node=2 --cpus-per-task=1 -- --layers 1 "${small[@]}"
+status_is 0 "scaling.sh: the job of one node succeeds"
+prints_times 1 '^ +1 +2 +[0-9]+ +[0-9.]+% ' "scaling.sh: ranks of one node are rows of one table"
+capture taskset -c 0 "$prefix/bin/scaling" --layers 1 "${small[@]}" --spawn 1,2,4
+status_is 0 "scaling --spawn 1,2,4 succeeds"
+prints_times 1 '^# GPT of 1 layers.* threads of a rank: 1$' "scaling --spawn: one table"
+prints_times 1 '^ +1 +1 +[0-9]+ +100\.0% .*[-%]$' "scaling --spawn: a rank that has its processor"
+prints_times 2 '^ +1 +[24] +[0-9]+ +[0-9.]+% .* \*$' "scaling --spawn: ranks that share one are marked"
+prints '^\* the ranks of a node share processors' "scaling --spawn: it says what the mark means"
 
 # says MISTAKE PATTERN: what the library answers to a program with one
 says()

@@ -112,11 +112,12 @@ restored 1
 
 # Both sides are alive: the one without srun ends its ranks before srun gives them to others.
 afresh
+: >lives
 begin --ddp=restart=3,spare=1,silence=5 -N4 --ntasks-per-node=2 --overlap
 up 0 6
 link 1 down
 up 1 6
-overlap=$(($(cat up.1.2) - $(cat alive.0.2)))
+overlap=$(($(cat up.1.2) - $(stat -c %.9Y alive.0.2 | tr -d .)))
 check "partition: the ranks that were cut off had ended before ($((overlap / 1000000)) ms)" test "$overlap" -gt 0
 link 1 up
 check "partition: the node that comes back is told to end" wait_until 30 sh -c "! $source/slurm/cluster run --dir $cluster --node n1 -- pgrep -x ddp-agent"

@@ -73,8 +73,11 @@ static void make(side *s, ddp_context *context, bool there, bool together)
 	float *data[TENSORS_MAX], *grad[TENSORS_MAX];
 
 	*s = (side){ .context = context, .random = { .seed = 9, .counter = 100 } };
-	if (there)
+	if (there) {
+		CHECK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_MIXED_F16, NULL, &s->kernels) == DDP_ERR_UNSUPPORTED);
+		CHECK(strstr(ddp_last_error(), "no f16 there; take DK_MIXED") != NULL);
 		CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, NULL, &s->kernels));
+	}
 	dk_use(s->kernels);
 	s->net = net_create_on(there ? &memory : NULL, BATCH, &(ddp_image_shape){ CHANNELS, SIDE, SIDE }, PASSES);
 	CHECK(s->net != NULL);

@@ -19,7 +19,7 @@ printf 'abc' >"$work/short"
 
 every_option_is_in_help() {
 	tells_of data test format model layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout seed dtype checkpoint checkpoint-every checkpoint-async resume keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout recompute seed dtype loss-scale checkpoint checkpoint-every checkpoint-async resume keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb device no-graphs spawn threads \
 		readers generate json verbose version
 }
@@ -115,6 +115,27 @@ dropout_goes_on_where_it_was() {
 		! cmp -s "$drop/step-00000006.safetensors" "$drop-none/step-00000006.safetensors"
 }
 
+# activations ARGUMENT...: their bytes, of a training that dropout makes random
+activations() {
+	train --spawn 2 --layers 6 --steps 4 --accumulate 2 --dropout 0.2 --json "$@" &&
+		sed -n 's/.*"activation_bytes": \([0-9]*\).*/\1/p' "$work/out"
+}
+
+# recompute_takes_memory_and_no_bit ARGUMENT...
+recompute_takes_memory_and_no_bit() {
+	local kept again
+	rm -rf "$work/kept" "$work/again"
+	kept=$(activations --checkpoint "$work/kept" "$@") && again=$(activations --recompute --checkpoint "$work/again" "$@") &&
+		same "$work/kept/step-00000004.safetensors" "$work/again/step-00000004.safetensors" &&
+		awk -v kept="$kept" -v again="$again" 'BEGIN { exit !(again > 0 && again < kept / 2) }' ||
+		{ echo "# activations: $kept bytes, recomputed $again"; return 1; }
+}
+
+what_is_recomputed_is_told() {
+	train --steps 1 --recompute && says '^activations: [0-9.]* MiB a rank; layers are computed again in backward$' &&
+		train --steps 1 && says '^activations: [0-9.]* MiB a rank$'
+}
+
 # bf16 ARGUMENT...: a small model trained in bf16
 bf16() {
 	train --dtype bf16 --spawn 2 --accumulate 2 --steps 6 "$@"
@@ -150,18 +171,55 @@ bf16_generates_text() {
 	bf16 --steps 2 --generate 40 && [ "$(sed '1,/^overlap/d' "$work/out" | wc -c)" -ge 40 ] && says ', in bf16$'
 }
 
+# losses NAME ARGUMENT...: of 30 steps, in $work/losses-NAME
+losses() {
+	train --spawn 2 --steps 30 --lr 1e-3 --schedule constant --warmup 0 --metrics "$work/metrics-$1" "${@:2}" &&
+		sed -n 's/.*"loss":\([0-9.]*\),.*/\1/p' "$work/metrics-$1" >"$work/losses-$1"
+}
+
 # Typically 0.002 apart, and 0.03 where masters are rounded to bf16 with the parameters.
 bf16_trains_to_the_losses_of_f32() {
-	local type
-	for type in f32 bf16; do
-		train --spawn 2 --steps 30 --lr 1e-3 --schedule constant --warmup 0 --dtype $type --metrics "$work/metrics-$type" ||
-			return
-		sed -n 's/.*"loss":\([0-9.]*\),.*/\1/p' "$work/metrics-$type" >"$work/losses-$type"
-	done
+	losses f32 && losses bf16 --dtype bf16 || return
 	paste "$work/losses-f32" "$work/losses-bf16" | awk '
 		{ apart = $1 - $2; last = $1 }
 		apart > 0.01 || apart < -0.01 { print "# step " NR ": " $1 " in f32, " $2 " in bf16"; bad = 1; exit }
 		END { exit bad || NR != 30 || last < 1 || last > 5 }'
+}
+
+# Typically 0.0005 apart. No step overflows with this loss scale, so all steps have the same samples.
+f16_trains_to_the_losses_of_f32() {
+	losses whole && losses half --dtype f16 --loss-scale 256 && says '^loss scale 256, steps skipped: 0$' || return
+	paste "$work/losses-whole" "$work/losses-half" | awk '
+		{ apart = $1 - $2; last = $1 }
+		apart > 0.005 || apart < -0.005 { print "# step " NR ": " $1 " in f32, " $2 " in f16"; bad = 1; exit }
+		END { exit bad || NR != 30 || last < 1 || last > 5 }'
+}
+
+# Gradients of 2^24 times the loss are not finite on any rank: all ranks skip these steps, and none counts.
+f16_skips_steps_that_overflow() {
+	local scale
+	train --dtype f16 --spawn 2 --steps 6 --loss-scale 16777216 --metrics "$work/metrics-f16" --checkpoint "$work/f16" 		--checkpoint-every 3 --verbose || return
+	scale=$(sed -n 's/^loss scale \([0-9]*\), steps skipped: .*/\1/p' "$work/out")
+	says '^step 1 is skipped: gradients overflow f16; the loss scale is now 8.38861e+06$' && says '^step 6/6  loss [1-9]' &&
+		grep -q 'are not finite (on 2 ranks before they are summed)' "$work/err" &&
+		[ "$(grep -c '^step [0-9]* is skipped' "$work/out")" -eq "$(sed -n 's/^loss scale .* skipped: //p' "$work/out")" ] &&
+		awk -v scale="$scale" -v skipped="$(sed -n 's/^loss scale .* skipped: //p' "$work/out")" \
+			'BEGIN { exit !(skipped > 0 && scale * 2 ^ skipped == 2 ^ 24) }'
+}
+
+# The checkpoint has the scale to which the overflows led.
+f16_resumes_bit_for_bit() {
+	mkdir "$work/f16-on" && cp "$work/f16/step-00000003.safetensors" "$work/f16-on" &&
+		train --dtype f16 --spawn 2 --steps 6 --loss-scale 16777216 --checkpoint "$work/f16-on" --resume --json &&
+		says '"skipped": 0, "loss_scale": ' && same "$work/f16/step-00000006.safetensors" "$work/f16-on/step-00000006.safetensors"
+}
+
+# Whatever ranks keep, whether layers are computed again, and with dropout.
+f16_is_the_same_by_all_ways() {
+	local half=(--dtype f16 --spawn 2 --steps 4 --accumulate 2 --dropout 0.2 --loss-scale 256)
+	train "${half[@]}" --checkpoint "$work/f16-state" &&
+		train "${half[@]}" --recompute --shard gradients --checkpoint "$work/f16-gradients" --generate 20 &&
+		same "$work/f16-state/step-00000004.safetensors" "$work/f16-gradients/step-00000004.safetensors"
 }
 
 # Gradient by gradient, on memory that only the device's queues reach; from the checkpoint
@@ -399,8 +457,15 @@ check_numbers "the summary tells of the update" summary_tells_of_the_update
 check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
 check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
 check_again "so it does in bf16" dropout_goes_on_where_it_was bf16
+check "recomputing takes memory and changes no bit" recompute_takes_memory_and_no_bit
+check_again "nor does it in bf16 on a device" recompute_takes_memory_and_no_bit --dtype bf16 --device test
+check_numbers "what is recomputed is told" what_is_recomputed_is_told
 check_again "the loss falls in bf16" loss_falls --dtype bf16
 check_again "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
+check "f16 trains to the losses of f32" f16_trains_to_the_losses_of_f32
+check "f16 skips steps that overflow, and halves the scale" f16_skips_steps_that_overflow
+check_numbers "f16 resumes bit for bit, with its scale" f16_resumes_bit_for_bit
+check_again "f16 is the same by all ways" f16_is_the_same_by_all_ways
 check "bf16 resumes bit for bit" bf16_resumes_bit_for_bit plain
 check_numbers "so it does with gradients in bf16, by Muon" bf16_resumes_bit_for_bit compress --compress bf16 \
 	--shard none --optimizer muon
@@ -457,7 +522,10 @@ check_numbers "tokens per update are divided" refuses 'an update of 1000 is no m
 check_numbers "tokens per update and accumulation are not both given" refuses 'leave --accumulate out' --data "$work/text" \
 	--tokens-per-update 1000 --accumulate 2
 check_numbers "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
-check_numbers "unknown types are refused" refuses '--dtype f16: choose f32, tf32 or bf16' --data "$work/text" --dtype f16
+check_numbers "unknown types are refused" refuses '--dtype f8: choose f32, tf32, bf16 or f16' --data "$work/text" --dtype f8
+check_numbers "f16 is the host's" refuses '--dtype f16 computes on the host' --data "$work/text" --dtype f16 --device test
+check_numbers "a loss scale is f16's" refuses '--loss-scale is for --dtype f16' --data "$work/text" --loss-scale 2
+check_numbers "a loss scale is a power of two" refuses 'loss_scaling.initial is 3' --data "$work/text" --dtype f16 --loss-scale 3
 check_numbers "TF32 is a GPU's" refuses '--dtype tf32 rounds the matrix products of a GPU; give --device cuda' \
 	--data "$work/text" --dtype tf32
 check_numbers "which the host is not, whatever its index" refuses '--dtype tf32 rounds' --data "$work/text" \

@@ -102,12 +102,12 @@ void *bytes_there(size_t bytes)
 
 size_t type_bytes(dk_type type)
 {
-	return type == DK_BF16 || type == DK_MIXED ? sizeof(uint16_t) : sizeof(float);
+	return type == DK_BF16 || type == DK_MIXED || type == DK_MIXED_F16 ? sizeof(uint16_t) : sizeof(float);
 }
 
 dk_type gradient_type(void)
 {
-	return place.type == DK_MIXED ? DK_F32 : place.type;
+	return place.type == DK_MIXED || place.type == DK_MIXED_F16 ? DK_F32 : place.type;
 }
 
 void *give_as(dk_type type, const void *from, int64_t n)

@@ -131,7 +131,7 @@ static void check_gradient(struct run *r, const struct run *many, const layer *l
 	const double h = 1e-4;
 	int64_t n = l->size(s, input);
 	/* The formulas are those of f32, which are probed at more places. */
-	const int64_t probes = place.type == DK_MIXED ? MIXED_PROBES : PROBES;
+	const int64_t probes = type_bytes(place.type) == sizeof(uint16_t) ? MIXED_PROBES : PROBES;
 	int64_t stride = n > probes ? n / probes : 1;
 
 	for (int64_t i = n > probes ? n % stride : 0; i < n; i += stride) {

@@ -92,4 +92,12 @@ done
 enumerators=$(sed -n '/^typedef enum ddp_optimizer {/,/^}/s/^\t\(DDP_[A-Z]*\).*/\1/p' "$include/ddp/optim.h")
 nothing "$([ -n "$enumerators" ] || echo "none"; for name in $enumerators; do
 	grep -q "^| .$name." "$tests/../../doc/user-guide.md" || echo "$name"; done)" "the user guide's table has each optimizer"
+guide=$tests/../../doc/user-guide.md
+absent=$(sed -n '/^## What is not offered, and what to use instead/,$p' "$guide" | grep '^|')
+nothing "$(for word in mpi join=False DataParallel etcd FSDP ZeRO-3 Offload 'Parameter servers' operators; do
+	printf '%s\n' "$absent" | grep -q "^| .*$word.* | " || echo "$word"
+done)" "the user guide tells what is not offered, and what to use instead"
+nothing "$(grep -oh '\bddp_[a-z0-9_]*()' "$tests"/../../{README.md,doc/*.md,doc/*.[1-8],doc/pictures/*.svg} | sort -u | tr -d '()' | while read -r name; do
+	grep -qrw "$name" "$include" || echo "$name"
+done)" "the guides name functions that exist"
 echo "1..$number"

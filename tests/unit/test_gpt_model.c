@@ -348,8 +348,8 @@ static void stray_tokens_are_found(void **state)
 	free_rig(&r);
 }
 
-/* Binds the model to bf16 of the parameters, in memory to be freed. */
-static uint16_t **narrow(struct rig *r)
+/* Binds the model to the parameters in bf16 or f16, in memory to be freed. */
+static uint16_t **narrow(struct rig *r, bool f16)
 {
 	uint16_t **narrow = calloc((size_t)r->count, sizeof(*narrow));
 
@@ -358,7 +358,10 @@ static uint16_t **narrow(struct rig *r)
 		const int64_t n = elements(&r->params[i]);
 		narrow[i] = calloc((size_t)n, sizeof(**narrow));
 		assert_non_null(narrow[i]);
-		dk_to_bf16(narrow[i], r->data[i], n);
+		if (f16)
+			dk_to_f16(narrow[i], r->data[i], n, 1);
+		else
+			dk_to_bf16(narrow[i], r->data[i], n);
 	}
 	gpt_bind(r->model, (float **)(void *)narrow, r->grad);
 	return narrow;
@@ -383,9 +386,10 @@ static ddp_status add_rows(void *user, int param, const int32_t *index, const fl
 	return DDP_OK;
 }
 
-/* What of bf16's 8 bits is left after two layers, forward and backward. */
-static void check_mixed(double dropout)
+/* What of bf16's 8 bits, or of f16's 11, is left after two layers, forward and backward. f16's loss is scaled. */
+static void check_mixed(double dropout, bool f16)
 {
+	const double scale = f16 ? 64 : 1, share = f16 ? 0.125 : 1; /* share: of bf16's errors */
 	gpt_config config = {.layers = 2, .heads = 3, .width = 48, .vocab = 61, .length = 17};
 	enum { BATCH = 2 };
 	int32_t tokens[BATCH * 18];
@@ -395,10 +399,12 @@ static void check_mixed(double dropout)
 	fill_tokens(tokens, BATCH * 18, config.vocab);
 	struct rig plain = make_rig(&config, BATCH);
 	config.mixed = true;
+	config.f16 = f16;
 	struct rig mixed = make_rig(&config, BATCH);
-	uint16_t **params = narrow(&mixed);
-	dk_queue *queue = dk_open_mixed();
+	uint16_t **params = narrow(&mixed, f16);
+	dk_queue *queue = f16 ? dk_open_f16() : dk_open_mixed();
 	assert_non_null(queue);
+	gpt_scale_loss(mixed.model, scale);
 	gpt_set_dropout(plain.model, dropout, 5, 3);
 	gpt_set_dropout(mixed.model, dropout, 5, 3);
 	loss[0] = gpt_forward(plain.model, tokens, BATCH, config.length);
@@ -410,11 +416,12 @@ static void check_mixed(double dropout)
 	gpt_next_logits(mixed.model, tokens, 9, logits[1]);
 	assert_null(dk_failure());
 	dk_use(NULL);
-	assert_true(fabs(loss[1] - loss[0]) < 2e-3 * loss[0]);
-	assert_true(apart(logits[0], logits[1], config.vocab) < 0.03);
+	assert_true(fabs(loss[1] - loss[0]) < share * 2e-3 * loss[0]);
+	assert_true(apart(logits[0], logits[1], config.vocab) < share * 0.03);
 	for (int i = 0; i < plain.count; i++) {
+		dk_scale(mixed.grad[i], elements(&plain.params[i]), (float)(1 / scale));
 		const double error = apart(plain.grad[i], mixed.grad[i], elements(&plain.params[i]));
-		if (!(error < 0.05))
+		if (!(error < share * 0.05))
 			fail_msg("the gradient of %s is off by %.3g", plain.params[i].name, error);
 		free(params[i]);
 	}
@@ -427,8 +434,10 @@ static void check_mixed(double dropout)
 static void a_mixed_model_is_that_of_f32_within_rounding(void **state)
 {
 	(void)state;
-	check_mixed(0);
-	check_mixed(0.2);
+	for (int f16 = 0; f16 < 2; f16++) {
+		check_mixed(0, f16 != 0);
+		check_mixed(0.2, f16 != 0);
+	}
 }
 
 static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
@@ -462,6 +471,59 @@ static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
 	free_rig(&r);
 }
 
+/* A pass that keeps the layers' inputs alone has the bits of one that keeps all, in less memory. */
+static void check_recompute(bool mixed, double dropout)
+{
+	gpt_config config = {.layers = 3, .heads = 3, .width = 48, .vocab = 61, .length = 16, .mixed = mixed};
+	enum { BATCH = 2, ROWS = BATCH * 16 };
+	dk_queue *queue = mixed ? dk_open_mixed() : NULL;
+	int32_t tokens[2][BATCH * 17];
+
+	struct rig plain = make_rig(&config, BATCH);
+	config.recompute = true;
+	struct rig again = make_rig(&config, BATCH);
+	uint16_t **params[] = {mixed ? narrow(&plain, false) : NULL, mixed ? narrow(&again, false) : NULL};
+	fill_tokens(tokens[0], BATCH * 17, config.vocab);
+	fill_tokens(tokens[1], BATCH * 17, config.vocab - 7);
+	dk_use(queue);
+	for (int pass = 0; pass < 2; pass++) {
+		struct rig *rigs[] = {&plain, &again};
+		double loss[2];
+		for (int i = 0; i < 2; i++) {
+			gpt_set_dropout(rigs[i]->model, dropout, 5, (uint64_t)pass);
+			loss[i] = gpt_forward(rigs[i]->model, tokens[pass], BATCH, config.length);
+			assert_int_equal(gpt_backward(rigs[i]->model, count_ready, add_rows, rigs[i]), DDP_OK);
+		}
+		assert_memory_equal(&loss[0], &loss[1], sizeof(loss[0]));
+		for (int i = 0; i < plain.count; i++)
+			assert_memory_equal(plain.grad[i], again.grad[i], (size_t)elements(&plain.params[i]) * sizeof(float));
+	}
+	dk_use(NULL);
+	/* Of each layer but one: 15 times the stream, two layernorms' statistics, and attention's. */
+	const size_t each = (size_t)ROWS * 48 * 15 * (mixed ? sizeof(uint16_t) : sizeof(float)) +
+	                    (size_t)ROWS * (4 + 3) * sizeof(float);
+	assert_int_equal(gpt_activation_bytes(plain.model) - gpt_activation_bytes(again.model),
+	                 (size_t)(config.layers - 1) * each);
+	for (int i = 0; i < plain.count && mixed; i++) {
+		free(params[0][i]);
+		free(params[1][i]);
+	}
+	free(params[0]);
+	free(params[1]);
+	dk_close(queue);
+	free_rig(&plain);
+	free_rig(&again);
+}
+
+static void layers_that_are_computed_again_give_the_same_bits(void **state)
+{
+	(void)state;
+	for (int mixed = 0; mixed < 2; mixed++) {
+		check_recompute(mixed != 0, 0);
+		check_recompute(mixed != 0, 0.2);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -476,6 +538,7 @@ int main(void)
 		cmocka_unit_test(sizes_that_do_not_divide_are_named),
 		cmocka_unit_test(stray_tokens_are_found),
 		cmocka_unit_test(a_mixed_model_is_that_of_f32_within_rounding),
+		cmocka_unit_test(layers_that_are_computed_again_give_the_same_bits),
 	};
 	dk_set_threads(1);
 	return cmocka_run_group_tests(tests, NULL, NULL);

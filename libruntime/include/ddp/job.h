@@ -209,8 +209,8 @@ DDP_API ddp_status ddp_context_fail(ddp_context *context, const char *reason);
  * `pkg-config --libs libddpkernels`). Its work goes to `stream`, a queue of the context's device (NULL: the
  * device's default queue), in order with the other work there. One thread at a time uses the queue, by
  * dk_use(). `version` is DK_TABLE_VERSION of the program's <ddp/table.h>. `type` is a dk_type:
- * DK_F32; DK_TF32, which is f32 with matrix products that a GPU rounds to TF32; or DK_MIXED, for
- * parameters in bf16. If the context's device has no memory of its own and the type is f32, *queue
+ * DK_F32; DK_TF32, which is f32 with matrix products that a GPU rounds to TF32; DK_MIXED, for
+ * parameters in bf16; or DK_MIXED_F16, for parameters in f16, on the host alone. If the context's device has no memory of its own and the type is f32, *queue
  * is NULL, which means the host. Close the queue before the context.
  * DDP_ERR_UNSUPPORTED: the device's kernels are missing or have another version.
  */

@@ -3,12 +3,13 @@
 # shellcheck shell=bash disable=SC2154 # lib.sh and tests/run set the others
 cd "$work" || exit 1
 # A rank leaves its start and its place, then does what the file of its generation and rank says, or waits for the end.
+# If the file 'lives' is there, what it has started tells how long it lives.
 cat >rank.sh <<'END'
 g=$DDP_RESTART_COUNT
 echo "$SLURMD_NODENAME $WORLD_SIZE $NODE_RANK $SLURM_STEP_NODELIST" >place.$g.$RANK
 date +%s%N >start.$g.$RANK
 mv start.$g.$RANK up.$g.$RANK
-(setsid sh -c 'while :; do date +%s%N >'"alive.new.$RANK; mv alive.new.$RANK alive.$g.$RANK"'; sleep 0.1; done' &)
+[ ! -e lives ] || (setsid sh -c "while :; do : >alive.$g.$RANK; sleep 0.1; done" &)
 [ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
 until [ -e finish ]; do sleep 0.05; done
 END
@@ -16,7 +17,7 @@ chmod 644 rank.sh
 
 # on_rank GENERATION RANK COMMANDS: what it does once all ranks of its generation are up
 on_rank() { echo "until [ \$(ls up.$1.* | wc -l) = \$WORLD_SIZE ]; do sleep 0.05; done; $3" >"do.$1.$2"; }
-afresh() { rm -f granted dead fail.* place.* start.* up.* alive.* do.* finish out status; }
+afresh() { rm -f granted dead fail.* place.* start.* up.* alive.* lives do.* finish out status; }
 # begin SRUN-OPTION...: the step, in the background
 begin()
 {
