@@ -11,7 +11,7 @@ date +%s%N >start.$g.$RANK
 mv start.$g.$RANK up.$g.$RANK
 [ ! -e lives ] || (setsid sh -c "while :; do : >alive.$g.$RANK; sleep 0.1; done" &)
 [ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
-until [ -e finish ]; do sleep 0.05; done
+until [ -e finish ]; do sleep 0.2; done
 END
 chmod 644 rank.sh
 
