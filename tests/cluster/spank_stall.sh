@@ -74,7 +74,7 @@ prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debug
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" halt 3
 status_is 137 "so does one that is stopped behind it, while the others have ended"
-prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, [0-9.]+ s after ddp_finalize\(\); the step is ended' \
+prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, [0-9.]+ s after ddp_finalize\(\) or destroy_process_group\(\); the step is ended' \
 	"with that rank"
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" pair 3
@@ -96,7 +96,7 @@ done
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" linger 0
 status_is 137 "and one that hangs in its exit"
-prints 'the step stalls: .*; rank 0 of 4 on n0 has not exited [0-9.]+ s after ddp_finalize\(\); the step is ended' \
+prints 'the step stalls: .*; rank 0 of 4 on n0 has not exited [0-9.]+ s after ddp_finalize\(\) or destroy_process_group\(\); the step is ended' \
 	"with that rank"
 prints_not "$report" "and no rank that is ended is reported"
 

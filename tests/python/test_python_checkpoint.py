@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from support import PageTest, environment, main, needs_torch, page
+from test_python_stop import Ranks
 
 from slurm_ddp import Checkpoint
 
@@ -45,6 +46,67 @@ def write(state, folder):
 
 def read(path):
     return Path(path, "state").read_text()
+
+
+# Each rank has a folder of its own, as if its node's view of a shared one were older or newer than another's.
+VIEWS = """
+import os, sys, threading, time
+from slurm_ddp import Checkpoint
+rank, seen = int(os.environ["RANK"]), {0: [2, 10], 1: [2], 2: [2, 10, 30]}
+os.makedirs(sys.argv[1] + "/%d" % rank)
+os.chdir(sys.argv[1] + "/%d" % rank)
+def write(state, folder):
+    open(folder + "/state", "w").close()
+def sees(step):
+    os.makedirs("run/step-%08d" % step)
+for step in seen[rank]:
+    sees(step)
+if rank == 1:
+    threading.Timer(0.5, sees, (10,)).start()
+checkpoint = Checkpoint("run", format=write)
+said = [checkpoint.latest_step(), checkpoint.latest()]
+other = Checkpoint("best", format=write)
+said += [other.latest_step(), other.latest()]
+end = time.monotonic() + 60
+def await_that(condition):
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+def meet(name):
+    open("../%d.%s" % (rank, name), "w").close()
+    await_that(lambda: len([one for one in os.listdir("..") if one.endswith(name)]) == 3)
+meet("up")
+other.save(7, None)
+await_that(lambda: other.latest_step() == 7)  # one rank may ask more often than another
+child = os.fork()
+if child == 0:
+    os._exit(0 if other.latest_step() == (7 if rank == 0 else 0) else 1)  # what the child sees itself
+assert os.waitpid(child, 0)[1] == 0
+meet("end")
+if rank != 0:
+    await_that(lambda: other.latest_step() == 0)  # rank 0 has left
+print(*said)
+"""
+
+
+class Views(unittest.TestCase):
+    def test_all_ranks_take_what_rank_0_sees(self):
+        ends = Ranks(self, 3, program=VIEWS).ends()
+        self.assertEqual([end[:2] for end in ends], [(0, "10 run/step-00000010 0 None")] * 3, ends)
+
+    def test_folder_that_a_rank_does_not_see_is_named(self):
+        program = VIEWS.replace("if rank == 1:", "from slurm_ddp import checkpoints\ncheckpoints._SEE_SECONDS = 1.0\nif rank == 3:")
+        ends = Ranks(self, 3, program=program).ends_of(1)
+        self.assertRegex(ends[2], "OSError: rank 1 on .* does not see run/step-00000010, which rank 0 does: ")
+
+    def test_rank_without_rank_0_is_told_why(self):
+        for variables, reason in ((["MASTER_ADDR=127.0.0.1"], "rank 1 has not reached rank 0 on 127.0.0.1"), ([], "None")):
+            program = ("from slurm_ddp import Checkpoint, checkpoints\ncheckpoints._ASK_SECONDS = 1.0\n"
+                       "print(Checkpoint('run', format=print).latest())")
+            more = dict(variable.split("=") for variable in variables)
+            ended = subprocess.run([sys.executable, "-c", program], cwd="/", timeout=60, capture_output=True, text=True, check=False,
+                                   env=environment(RANK=1, WORLD_SIZE=2, DDP_KEY="step:" + os.urandom(32).hex(), **more))
+            self.assertIn(reason, ended.stdout + ended.stderr)
 
 
 class Files(unittest.TestCase):

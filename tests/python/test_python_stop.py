@@ -60,8 +60,12 @@ class Ranks:
             assert time.monotonic() < deadline, [rank.poll() for rank in self.ranks]
             time.sleep(0.02)
 
+    def ends_of(self, rank):
+        process = self.ranks[rank]
+        return process.wait(120), process.stdout.read().strip(), process.stderr.read()
+
     def ends(self):
-        return [(rank.wait(120), rank.stdout.read().strip(), rank.stderr.read()) for rank in self.ranks]
+        return [self.ends_of(rank) for rank in range(len(self.ranks))]
 
 
 class Stop(unittest.TestCase):
@@ -221,7 +225,7 @@ class Strangers(unittest.TestCase):
     def test_changed_and_repeated_messages_end_the_connection(self):
         port = agreement.ports(self.key)[0]
         link = agreement.connect("127.0.0.1", port, self.key, 2)
-        body = agreement._FRAME.pack(agreement.HEARD, 0)
+        body = agreement._FRAME.pack(agreement.HEARD, 0, 0)
         link.connection.sendall(body + bytes(16))
         with self.assertRaises((ConnectionError, OSError)):
             while link.read(b"down"):

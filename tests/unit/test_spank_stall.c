@@ -152,22 +152,22 @@ static void step_is_judged(void **state)
 		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
 		  STALLS "rank 2 of 4 on n1 had ended with code 0, 35.0 s before" WAITING("0-1,3") },
 		{ { { WAITS, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
-		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize(), 35.0 s before" WAITING("0,3") },
+		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize() or destroy_process_group(), 35.0 s before" WAITING("0,3") },
 		/* A whole node has. */
 		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 35 }, { ENDED, 5, 36 } },
 		  STALLS "rank 2 of 4 on n1 had ended with code 0, 35.0 s before" WAITING("0-1") },
 		/* But only a moment ago. */
 		{ { { WAITS, 6, 31 }, { WAITS, 6, 31 }, { WAITS, 6, 31 }, { ENDED, 5, 1 } }, NULL },
 		{ { { WAITS, 6, 31 }, { CHILD_LEFT, 5, 35 }, { ENDED, 5, 35 }, { WAITS, 6, 31 } },
-		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize(), 35.0 s before" WAITING("0,3") },
+		  STALLS "rank 1 of 4 on n0 had left by ddp_finalize() or destroy_process_group(), 35.0 s before" WAITING("0,3") },
 		/* All have, and one does not exit, or several. */
 		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 35 }, { ENDED, 5, 36 } },
-		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize()" },
+		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize() or destroy_process_group()" },
 		{ { { LEFT, 6, 31 }, { LEFT, 6, 31 }, { LEFT, 5, 35 }, { LEFT, 5, 36 } },
-		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize(), nor have 3 more" },
+		  STALLS "rank 2 of 4 on n1 has not exited 35.0 s after ddp_finalize() or destroy_process_group(), nor have 3 more" },
 		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { LEFT, 5, 29 }, { ENDED, 5, 36 } }, NULL },
 		{ { { ENDED, 6, 31 }, { LEFT, 6, 31 }, { STOPPED_BEHIND, 5, 35 }, { ENDED, 5, 36 } },
-		  STALLS "rank 2 of 4 on n1 is stopped by a signal or a debugger, 35.0 s after ddp_finalize()" },
+		  STALLS "rank 2 of 4 on n1 is stopped by a signal or a debugger, 35.0 s after ddp_finalize() or destroy_process_group()" },
 		/* The task is a script, which may do anything behind its program. */
 		{ { { ENDED, 6, 31 }, { ENDED, 6, 31 }, { CHILD_LEFT, 5, 35 }, { ENDED, 5, 36 } }, NULL },
 		/* One has failed, and the others carry on without it. */

@@ -117,7 +117,7 @@ static void note_furthest_behind(const struct stall_rank *rank, const struct doi
 	sink_add(&who, "rank %u of %u on ", rank->rank, node->world_size);
 	sink_add_untrusted(&who, node->name, HOST_NAME_MAX_BYTES);
 	if (doing->closed)
-		sink_add(&sink, "%.1f s after ddp_finalize()", ms_since(rank->closed_ns, now_ns) / 1000.0);
+		sink_add(&sink, "%.1f s after ddp_finalize() or destroy_process_group()", ms_since(rank->closed_ns, now_ns) / 1000.0);
 	else
 		doing_add(&sink, doing);
 }

@@ -148,7 +148,7 @@ static void add_waiting(const struct stall_step *step, uint64_t waiting, bool na
 /* All others have exited. */
 static void add_not_exited(const struct stall_note *note, uint64_t count, double seconds, struct sink *sink)
 {
-	sink_add(sink, "%s has not exited %.1f s after ddp_finalize()", note->who, seconds);
+	sink_add(sink, "%s has not exited %.1f s after ddp_finalize() or destroy_process_group()", note->who, seconds);
 	if (count > 1)
 		sink_add(sink, ", nor have %llu more", (unsigned long long)count - 1);
 }
@@ -181,7 +181,7 @@ static void add_furthest_behind(const struct stall_told *told, uint64_t at_work,
 		if (absent == at_work)
 			add_not_exited(note, absent, seconds, sink);
 		else
-			sink_add(sink, "%s had left by ddp_finalize(), %.1f s before", note->who, seconds);
+			sink_add(sink, "%s had left by ddp_finalize() or destroy_process_group(), %.1f s before", note->who, seconds);
 		return;
 	case STALL_ENDED:
 		sink_add(sink, "%s had ended with code 0, %.1f s before", note->who, seconds);
@@ -226,7 +226,8 @@ void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink)
 	}
 	add_furthest_behind(furthest_behind, at_work, absent, now_ns, sink);
 	if (blocked)
-		sink_add(sink, ", and without ddp_init(): have every task call it, or start fewer tasks (srun -n)");
+		sink_add(sink, ", and without ddp_init() or init_process_group(\"ddp\"): have every task call it, or start fewer tasks "
+		         "(srun -n)");
 	add_waiting(step, at_work - absent, false, now_ns, sink);
 }
 

@@ -5,6 +5,8 @@ Rank 0 listens, and the others connect to it; each side proves that it knows the
 code made with it. Nothing is exchanged until a rank wants to stop. Then rank 0 asks all ranks how often they have called
 so far, and tells all to stop at one call more than the highest of these numbers. A rank that was asked waits in its next
 call for the answer, so none can pass that number. Threads ask and answer, so the answer waits for no rank's program.
+
+The other ranks may also ask rank 0 for numbers that it offers.
 """
 import hashlib
 import hmac
@@ -17,8 +19,8 @@ import time
 
 _PORT_LOW, _PORTS, _TRIES = 21000, 8000, 8
 _NONCE, _CODE = 16, 16
-_FRAME = struct.Struct("!BQ")
-HEARD, COUNT, BYE, ASK, STOP, LOST, DONE, LEAVE = range(1, 9)
+_FRAME = struct.Struct("!BQQ")
+HEARD, COUNT, BYE, ASK, STOP, LOST, DONE, LEAVE, WISH, SAID = range(1, 11)
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
@@ -71,8 +73,8 @@ class Link:
     def _mac(self, way, number, body):
         return _code(self.key, way, struct.pack("!Q", number), body)[:_CODE]
 
-    def send(self, kind, value=0, way=b"up"):
-        body = _FRAME.pack(kind, value)
+    def send(self, kind, value=0, way=b"up", name=0):
+        body = _FRAME.pack(kind, value, name)
         with self.lock:
             self.connection.sendall(body + self._mac(way, self.sent, body))
             self.sent += 1
@@ -132,16 +134,19 @@ def connect(address, port, key, rank):
 class Agreement:
     """Each process has one. The program calls `call()`; everything else runs on a thread."""
 
-    def __init__(self, rank, world_size, address, key, also_heard=None, on_lost=None, on_signals=None):
+    def __init__(self, rank, world_size, address, key):
         self.rank, self.world_size, self.address, self.key = rank, world_size, address, key
-        self.also_heard = also_heard  # asked once a second on rank 0
-        self.on_lost = on_lost        # called on the thread once a rank has gone without a word
-        self.on_signals = on_signals  # called on the thread with what was written to wake_write
+        self.also_heard = self.on_lost = self.on_signals = None
+        self.pid = os.getpid()
         self.condition = threading.Condition()
         self.calls, self.stop_at, self.asked = 0, None, False
         self.heard = self.lost = self.ended = False
         self.done = self.leave = False  # this rank has come to its end; all have
         self.missing = None           # a sentence about ranks that have not come
+        self.a_rank_is_lost = False
+        self.offers, self.pending = {}, []  # rank 0: functions by name; (link, name) that are not answered yet
+        self.wishes, self.said = [], {}     # other ranks: names to ask for; rank 0's numbers by name
+        self.asking = threading.Lock()
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -150,6 +155,13 @@ class Agreement:
         self.thread.start()
 
     # ---- the program's side ----
+
+    def attend(self, also_heard, on_lost, on_signals):
+        """Has the thread call these functions: the first once a second on rank 0, the second once a rank has gone without a
+        word, the third with what was written to wake_write."""
+        self.also_heard, self.on_lost, self.on_signals = also_heard, on_lost, on_signals
+        if self.a_rank_is_lost:
+            on_lost()
 
     def call(self):
         """Whether all ranks stop at this call."""
@@ -168,6 +180,27 @@ class Agreement:
             while not self.leave and not self.lost and time.monotonic() < deadline:
                 self.condition.wait(1.0)
             return self.leave
+
+    def offer(self, name, function):
+        """On rank 0: from now on the thread answers asks for this name by the function's number."""
+        self.offers[name] = function
+        self.wake()
+
+    def ask(self, name, seconds):
+        """On other ranks: the number that rank 0 offers, at this moment. None: rank 0 is gone, or this is a forked child,
+        which has no thread. OSError: it did not answer."""
+        if os.getpid() != self.pid:
+            return None
+        deadline = time.monotonic() + seconds
+        with self.asking, self.condition:
+            self.said.pop(name, None)
+            self.wishes.append(name)
+            self.wake()
+            while name not in self.said and not self.lost and time.monotonic() < deadline:
+                self.condition.wait(1.0)
+            if name not in self.said and not (self.lost and self.links):
+                raise OSError(self.missing or "rank 0 did not answer within %g s" % seconds)
+            return self.said.pop(name, None)
 
     def hear(self):
         """Notes that this rank has heard that all should stop. A signal handler may call it: it takes no lock."""
@@ -197,7 +230,8 @@ class Agreement:
             else:
                 self._follow()
         except (OSError, ValueError) as error:
-            self.missing = self.missing or str(error)
+            if not self.links:
+                self.missing = self.missing or str(error)
         finally:
             self._lose()
             for link in list(self.links.values()):
@@ -208,13 +242,13 @@ class Agreement:
             self.lost = True
             self.condition.notify_all()
 
-    def _wait(self, sources):
-        """Of the sockets those that have something to say, after a second at most."""
+    def _wait(self, sources, seconds=_LOOK_SECONDS):
+        """Of the sockets those that have something to say, after so many seconds at most."""
         poll, by_number = select.poll(), {source.fileno(): source for source in sources}
         for number in [self.wake_read] + list(by_number):
             if number >= 0:
                 poll.register(number, select.POLLIN)
-        ready = [number for number, _ in poll.poll(_LOOK_SECONDS * 1000)]
+        ready = [number for number, _ in poll.poll(seconds * 1000)]
         if self.wake_read in ready:
             try:
                 said = os.read(self.wake_read, 4096)
@@ -296,13 +330,16 @@ class Agreement:
                     self.heard = True
                 asked = self._drive(asked)
                 self._let_leave()
+                self._answer_wishes()
         finally:
             listener.close()
 
     def _read(self, link):
         try:
-            for kind, value in link.read():
-                if kind == HEARD:
+            for kind, value, name in link.read():
+                if kind == WISH:
+                    self.pending.append((link, name))
+                elif kind == HEARD:
                     self.heard = True
                 elif kind == COUNT:
                     link.count = value
@@ -323,7 +360,19 @@ class Agreement:
             self._tell(LOST, link.rank)
             self._told_lost()
 
+    def _answer_wishes(self):
+        pending, self.pending = self.pending, []
+        for link, name in pending:
+            if name not in self.offers:
+                self.pending.append((link, name))
+                continue
+            try:
+                link.send(SAID, self.offers[name](), b"down", name)
+            except OSError:  # the link is read later, and then found to be gone
+                pass
+
     def _told_lost(self):
+        self.a_rank_is_lost = True
         if self.on_lost is not None:
             self.on_lost()
 
@@ -377,8 +426,7 @@ class Agreement:
             if time.monotonic() > deadline:
                 raise OSError("rank %d cannot reach rank 0 on %s: %s" % (self.rank, self.address, why))
             self.missing = "rank %d has not reached rank 0 on %s yet" % (self.rank, self.address)
-            self._wait([])
-            time.sleep(pause)
+            self._wait([], pause)
             pause = min(pause * 2, 2.0)
         return None
 
@@ -386,12 +434,16 @@ class Agreement:
         link, told, done = self._find(), False, False
         if link is None:
             return
-        self.links[0] = link
+        self.links[0], self.missing = link, None
         while True:
             for _ in self._wait([link.connection]):
-                for kind, value in link.read(b"down"):
+                for kind, value, name in link.read(b"down"):
                     if kind == ASK:
                         link.send(COUNT, self._answer())
+                    elif kind == SAID:
+                        with self.condition:
+                            self.said[name] = value
+                            self.condition.notify_all()
                     elif kind == STOP:
                         self._decide(value)
                     elif kind == LOST:
@@ -408,6 +460,10 @@ class Agreement:
             if self.heard and not told:
                 told = True
                 link.send(HEARD)
+            with self.condition:
+                wishes, self.wishes = self.wishes, []
+            for name in wishes:
+                link.send(WISH, name=name)
             if self.done and not done:
                 done = True
                 link.send(DONE)

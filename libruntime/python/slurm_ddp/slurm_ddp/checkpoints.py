@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoint writes folders that are there whole or not at all."""
+import hashlib
 import os
 import re
 import shutil
@@ -8,11 +9,14 @@ import sys
 import threading
 import time
 
-from . import jobs, progress
+from . import jobs, progress, stopping
 
 _NAME = re.compile(r"^step-(\d{8,})(?:\.(\d+))?$")
 _UNFINISHED = re.compile(r"^\.step-\d+(?:\.\d+)?\.(new|old)-(.*)$")
 _STALE_SECONDS = 86400.0
+_ASK_SECONDS = 600.0  # rank 0 may still import its libraries
+_SEE_SECONDS = 60.0   # so old may a node's view of a folder be
+_UNREADABLE = 1
 
 
 def _sync(path):
@@ -90,6 +94,32 @@ def _meet():
         distributed.barrier()
 
 
+def _name(step, repetition):
+    return "step-%08d" % step + (".%d" % repetition if repetition else "")
+
+
+def _found(directory):
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        match = _NAME.match(name)
+        if match and os.path.isdir(os.path.join(directory, name)):
+            found.append((int(match.group(1)), int(match.group(2) or 0), os.path.join(directory, name)))
+    return sorted(found)
+
+
+def _newest_number(directory):
+    """The newest checkpoint as a number, for ranks that ask; 0: there is none."""
+    try:
+        found = _found(directory)
+    except OSError:
+        return _UNREADABLE
+    return found[-1][0] << 20 | found[-1][1] + 2 if found else 0
+
+
 class Checkpoint:
     """Checkpoints of a training in a folder, each a folder step-00000100 in it.
 
@@ -98,6 +128,9 @@ class Checkpoint:
     torch.distributed.checkpoint.save(), and torch.distributed tells when all have written. The newest `keep` stay; 0: all. With
     background=True, save() copies the state and returns, and a thread writes. If no thread can be started, save() writes. An
     error of the thread is raised by the next save(), wait() or close().
+
+    One rank's view of a shared folder may be older than another's. So where srun --ddp started the ranks, latest(),
+    latest_step() and load() say on each rank what rank 0 sees: each rank makes its Checkpoint of the same `directory`.
     """
 
     def __init__(self, directory, keep=3, background=False, format="torch", all_ranks=False):
@@ -112,21 +145,31 @@ class Checkpoint:
         self._write, self._read = (format, None) if callable(format) else _FORMATS[format]
         self._rank = jobs.job().rank
         self._thread, self._error = None, None
+        self._link, place = stopping.link(), os.path.abspath(self.directory)
+        self._name = int.from_bytes(hashlib.sha256(os.fsencode(self.directory)).digest()[:8], "big")
+        if self._link is not None and self._rank == 0:
+            self._link.offer(self._name, lambda: _newest_number(place))
 
     # ---- what is there ----
 
     def _found(self):
-        """Returns (step, repetition, path) of all whole checkpoints, the oldest first."""
-        try:
-            names = os.listdir(self.directory)
-        except FileNotFoundError:
-            return []
-        found = []
-        for name in names:
-            match = _NAME.match(name)
-            if match and os.path.isdir(os.path.join(self.directory, name)):
-                found.append((int(match.group(1)), int(match.group(2) or 0), os.path.join(self.directory, name)))
-        return sorted(found)
+        """Returns (step, repetition, path) of all whole checkpoints that this rank sees, the oldest first."""
+        return _found(self.directory)
+
+    def _newest(self):
+        """Returns (step, repetition) of the checkpoint that rank 0 takes for the newest; None: there is none."""
+        if self._link is not None and self._rank != 0:
+            try:
+                number = self._link.ask(self._name, _ASK_SECONDS)
+            except OSError as error:
+                raise OSError("rank %d cannot ask rank 0 for the newest checkpoint in %s: %s; each rank makes a Checkpoint of "
+                              "this folder, by the same name" % (self._rank, self.directory, error)) from None
+            if number == _UNREADABLE:
+                raise OSError("rank 0 cannot read the folder %s; its own error says why" % self.directory)
+            if number is not None:
+                return (number >> 20, (number & 0xfffff) - 2) if number else None
+        found = self._found()  # rank 0 may be gone already, at the end of a training
+        return found[-1][:2] if found else None
 
     def steps(self):
         """Returns the steps that have checkpoints, in order."""
@@ -134,13 +177,20 @@ class Checkpoint:
 
     def latest(self):
         """Returns the folder of the newest checkpoint; None: there is none."""
-        found = self._found()
-        return found[-1][2] if found else None
+        deadline = time.monotonic() + _SEE_SECONDS
+        while True:
+            newest = self._newest()
+            if newest is None:
+                return None
+            folder = os.path.join(self.directory, _name(*newest))
+            if os.path.isdir(folder):
+                return folder
+            self._look_again(folder, deadline)
 
     def latest_step(self):
         """Returns the step of the newest checkpoint; 0: there is none."""
-        found = self._found()
-        return found[-1][0] if found else 0
+        newest = self._newest()
+        return newest[0] if newest else 0
 
     def load(self, path=None, **options):
         """The state of the latest checkpoint, or of the one in `path`; None: there is none. Options are torch.load()'s or
@@ -235,17 +285,21 @@ class Checkpoint:
             _meet()
 
     def _await_folder(self, folder):
-        deadline = time.monotonic() + 60.0
-        while not os.path.isdir(folder):  # another node's view of the folder may be some seconds old
-            if time.monotonic() > deadline:
-                raise OSError("rank %d does not see %s, which rank 0 has made" % (self._rank, folder))
-            os.listdir(self.directory)
-            time.sleep(0.1)
+        deadline = time.monotonic() + _SEE_SECONDS
+        while not os.path.isdir(folder):
+            self._look_again(folder, deadline)
+
+    def _look_again(self, folder, deadline):
+        if time.monotonic() > deadline:
+            raise OSError("rank %d on %s does not see %s, which rank 0 does: checkpoints need a folder that all nodes share" %
+                          (self._rank, jobs.job().node_name, folder))
+        self._found()  # to list a folder makes the node's view newer
+        time.sleep(0.1)
 
     def _publish(self, step, unfinished):
         """Gives the new folder its name. If the step has a checkpoint already, both are whole for a moment."""
         repeated = [number for of, number, _ in self._found() if of == step]
-        name = "step-%08d" % step + (".%d" % (max(repeated) + 1) if repeated else "")
+        name = _name(step, max(repeated) + 1 if repeated else 0)
         os.rename(unfinished, os.path.join(self.directory, name))
         _sync(self.directory)
 

@@ -9,6 +9,27 @@ from . import jobs
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _stop = None
+_link = None  # (process, Agreement)
+
+
+def link():
+    """This process's connection with the other ranks. None: it is alone, or nothing has given the ranks a key."""
+    global _link
+    if _link is not None and _link[0] == os.getpid():
+        return _link[1]
+    job, key = jobs.job(), os.environ.get("DDP_KEY", "")
+    if job.world_size == 1 or not key or not job.master_addr:
+        return None
+    from .agreement import Agreement
+    import atexit
+    _link = (os.getpid(), Agreement(job.rank, job.world_size, job.master_addr, key.encode()))
+    atexit.register(_end, *_link)
+    return _link[1]
+
+
+def _end(process, agreement):
+    if os.getpid() == process:
+        agreement.end()
 
 
 class _Stop:
@@ -19,19 +40,10 @@ class _Stop:
         self.told_to_end = False # by SIGTERM, which the handler below may not have seen yet
         self.lost = False        # a rank has gone without a word
         self.told = False        # that nobody will agree
-        self.agreement = None
-        key = os.environ.get("DDP_KEY", "")
-        if self.job.world_size > 1 and key and self.job.master_addr:
-            from .agreement import Agreement
-            self.agreement = Agreement(self.job.rank, self.job.world_size, self.job.master_addr, key.encode(),
-                                       also_heard=self._is_late, on_lost=self._on_lost, on_signals=self._on_signals)
-            import atexit
-            atexit.register(self._end)
+        self.agreement = link()
+        if self.agreement is not None:
+            self.agreement.attend(self._is_late, self._on_lost, self._on_signals)
         self._handle_signals()
-
-    def _end(self):
-        if os.getpid() == self.pid:
-            self.agreement.end()
 
     def _is_late(self):
         return jobs.time_left() < self.margin

@@ -146,7 +146,7 @@ WorkPtr Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &optio
 	auto made = operation(DDP_BROADCAST, tensor, elements(tensor));
 
 	made->call.root = static_cast<int>(options.rootRank);
-	made->call.recv = made->write(tensor, options.rootRank == rank_);
+	made->call.recv = options.rootRank == rank_ ? const_cast<void *>(made->read(tensor)) : made->write(tensor);
 	made->gives(tensors);
 	return start({ OpType::BROADCAST, "broadcast" }, { made }, tensors, options);
 }
@@ -176,6 +176,7 @@ WorkPtr Backend::send(Tensors &tensors, int peer, int tag)
 	return run({ OpType::SEND, "send" }, { made }, tensors, c10d::kUnsetTimeout, false);
 }
 
+/* As with gloo, a message may be shorter than the tensor, whose other elements stay as they are. */
 WorkPtr Backend::receive(const at::Tensor &tensor, int peer, int tag)
 {
 	const bool any = peer == DDP_ANY_SOURCE;
@@ -184,13 +185,11 @@ WorkPtr Backend::receive(const at::Tensor &tensor, int peer, int tag)
 	made->call.kind = DDP_RECV;
 	made->call.type = DDP_U8;
 	made->call.count = tensor.nbytes();
-	made->call.recv = made->write(tensor);
+	made->call.recv = made->write(tensor, true);
 	made->call.root = peer;
 	made->call.tag = tag;
-	if (any)
-		made->call.received = &made->received;
-	else
-		made->received.source = peer;
+	made->call.received = &made->received;
+	made->received.source = peer;
 	made->gives(Tensors{ tensor });
 	return run(any ? Kind{ OpType::RECVANYSOURCE, "recvAnySource" } : Kind{ OpType::RECV, "recv" }, { made }, { tensor },
 	           c10d::kUnsetTimeout, false);

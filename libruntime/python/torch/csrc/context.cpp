@@ -149,7 +149,8 @@ Context::~Context()
 	if (memory_ != nullptr)
 		keep_memory(*memory_);
 	if (ddp_finalize(context_) != DDP_OK && !ddp_last_error_is_told())
-		LOG(WARNING) << "ddp: an error occurred while a process group was closed: " << ddp_last_error();
+		LOG(WARNING) << "ddp: an error occurred while a process group was closed: "
+		             << in_words_of_torch(ddp_last_error());
 	if (memory_ != nullptr)
 		close_memory(*memory_);
 }
@@ -198,7 +199,8 @@ static void close_part(const Context &context, ddp_comm *comm)
 		return;
 	const WithoutGil guard;
 	if (ddp_comm_free(comm) != DDP_OK && !ddp_last_error_is_told())
-		LOG(WARNING) << "ddp: an error occurred while a process group was closed: " << ddp_last_error();
+		LOG(WARNING) << "ddp: an error occurred while a process group was closed: "
+		             << in_words_of_torch(ddp_last_error());
 }
 
 Group open_part(const Group &of, const std::vector<int> &ranks, const std::string &name)

@@ -1,15 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operation.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 
+#include <regex>
+
 namespace slurm_ddp {
 
-std::exception_ptr error_of(ddp_status status, const std::string &sentence, int64_t timeout_ms)
+std::string in_words_of_torch(const std::string &sentence)
 {
+	/* They are never freed: operations may end while the process exits. */
+	static const auto &words = *new std::vector<std::pair<std::regex, const char *>>{
+		{ std::regex("ddp_finalize\\(\\)"), "destroy_process_group() or the end of its program" },
+		{ std::regex("ddp_comm_free\\(\\)"), "destroy_process_group()" },
+		{ std::regex("ddp_comm_create_group\\(\\)( with tag [0-9]+)?"), "new_group() or split_group()" },
+		{ std::regex("ddp_init\\(\\)"), "init_process_group()" },
+		{ std::regex("ddp_comm_abort\\(\\)"), "abort()" },
+		{ std::regex("memory of ddp_mem_alloc(_local)?\\(\\)"), "memory of allocate_tensor()" },
+		{ std::regex("\\b(its|the|a) communicator"), "$1 process group" },
+	};
+	std::string text = sentence;
+
+	for (const auto &[function, word] : words)
+		text = std::regex_replace(text, function, word);
+	return text;
+}
+
+std::exception_ptr error_of(ddp_status status, const std::string &libddps_sentence, int64_t timeout_ms)
+{
+	const std::string sentence = in_words_of_torch(libddps_sentence);
 	std::string text = ddp_status_name(status) + (": " + sentence);
 
 	/* PyTorch's own tests, and programs that retry, look for these words. */
@@ -58,8 +81,11 @@ void *Operation::write(const at::Tensor &tensor, bool read_too)
 
 	buffers_.push_back(tensor.is_contiguous() ? tensor : read_too ? tensor.contiguous()
 	                   : at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
-	if (!tensor.is_contiguous())
+	if (!tensor.is_contiguous()) {
+		/* copy_back() would throw after the operation, which the other ranks would not hear of. */
+		at::assert_no_internal_overlap(tensor);
 		copies_.emplace_back(tensor, buffers_.back());
+	}
 	return tensor.numel() > 0 ? buffers_.back().data_ptr() : &nothing;
 }
 

@@ -31,8 +31,10 @@ using std::chrono::milliseconds;
 using Future = c10::ivalue::Future;
 using Tensors = std::vector<at::Tensor>;
 
+/* A sentence of libddp, which names what a user of torch has called instead of libddp's functions. */
+std::string in_words_of_torch(const std::string &sentence);
 /* An error of libddp as an exception. */
-std::exception_ptr error_of(ddp_status status, const std::string &sentence, int64_t timeout_ms = 0);
+std::exception_ptr error_of(ddp_status status, const std::string &libddps_sentence, int64_t timeout_ms = 0);
 /* Throws the calling thread's last error. */
 [[noreturn]] void fail(ddp_status status);
 
@@ -52,7 +54,8 @@ class Operation : public std::enable_shared_from_this<Operation> {
 	/* Returns the address of a tensor's elements, which lie one behind the other. The tensor or its copy lives as long
 	   as the operation. */
 	const void *read(const at::Tensor &tensor);
-	/* Does the same for a tensor that the operation writes. `read_too`: the operation also reads the tensor. */
+	/* Does the same for a tensor that the operation writes, and throws if elements of it share memory. `read_too`: the
+	   operation also reads the tensor, or may leave elements as they are. */
 	void *write(const at::Tensor &tensor, bool read_too = false);
 	/* Gives each rank's block an address of its own. */
 	void read_each(const Tensors &tensors);

@@ -82,6 +82,8 @@ void check_tensors(const char *operation, const Tensors &tensors)
 		TORCH_CHECK_VALUE(t.device().is_cpu(), "ddp: ", operation, " got a tensor on ", t.device(),
 		                  ", but the backend is for tensors on the host; \"cpu:ddp,cuda:nccl\" also names one for GPUs");
 		TORCH_CHECK_VALUE(t.layout() == at::kStrided, "ddp: ", operation, " got a tensor that is not dense");
+		TORCH_CHECK_VALUE(!t.is_conj() && !t.is_neg(), "ddp: ", operation, " got a view whose numbers are not those in its "
+		                  "memory: call resolve_conj() or resolve_neg() first");
 		TORCH_CHECK_TYPE(t.scalar_type() == tensors[0].scalar_type(), "ddp: ", operation, " got tensors of types ",
 		                 tensors[0].scalar_type(), " and ", t.scalar_type(), ", but needs one type");
 	}

@@ -13,6 +13,11 @@ import unittest
 import torch
 import torch.distributed as dist
 
+import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
+
+with open("/proc/self/maps") as maps:
+    HAS_NETWORK = "/libucp" in maps.read()
+BackendError = getattr(dist, "DistBackendError", RuntimeError)
 # What this torch can.
 NEW = int(torch.__version__.split(".")[0]) >= 2
 _BACKEND = getattr(torch._C._distributed_c10d, "Backend", None)

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import ABORTS, ALLOCATES, NEW, RECONFIGURES, Ranks, RanksCase
+from ranks import ABORTS, ALLOCATES, HAS_NETWORK, NEW, RECONFIGURES, BackendError, Ranks, RanksCase
 
 import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
 
@@ -22,10 +23,6 @@ try:
     import _interpreters as interpreters
 except ImportError:
     import _xxsubinterpreters as interpreters  # Python before 3.13
-
-BackendError = getattr(dist, "DistBackendError", RuntimeError)
-with open("/proc/self/maps") as maps:
-    HAS_NETWORK = "/libucp" in maps.read()
 
 
 def later(n=1000, group=None):
@@ -241,6 +238,47 @@ def destroy_without_the_others(rank, size):
             return False
         except BackendError:
             pass
+    return True
+
+
+def errors_name_torchs_functions(rank, size):
+    """Errors say what a program of torch has called."""
+    ranks = list(range(size))
+
+    def heard(call):
+        try:
+            while True:
+                call()
+        except BackendError as error:
+            assert "ddp_" not in str(error), error
+            return str(error)
+
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(1), group=group)
+    if rank == 1:
+        dist.destroy_process_group(group)
+        del group  # which closes it with torch 1.13
+    else:
+        said = heard(lambda: dist.all_reduce(torch.ones(1), group=group))
+        assert re.search("rank 1 on .* (issued destroy_process_group.., but|has closed its process group)", said), said
+    # Members of a group that name different ranks.
+    _C, store = slurm_ddp_torch._C, dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    listed = ranks if rank < size - 1 else ranks[::-1]
+    said = heard(lambda: _C.create(store, listed.index(rank), size, datetime.timedelta(seconds=60), "ddp", "odd", listed))
+    assert re.search(r"new_group\(\) or split_group\(\): rank \d on .* and rank \d on .* list different ranks", said), said
+    dist.destroy_process_group()
+    return True
+
+
+def errors_name_the_end(rank, size):
+    dist.barrier()
+    if rank != 1:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except BackendError as error:
+            words = "rank 1 on .* (issued destroy_process_group.. or the end of its program, but|has closed its process group)"
+            assert re.search(words, str(error)), error
     return True
 
 
@@ -542,6 +580,11 @@ class Ends(RanksCase):
 
     def test_destroy_without_the_others(self):
         self.all_end(2, destroy_without_the_others)
+
+    def test_errors_name_torchs_functions(self):
+        for apart in (False, True) if HAS_NETWORK else (False,):
+            self.all_end(3, errors_name_torchs_functions, apart=apart)
+            self.all_end(3, errors_name_the_end, apart=apart)
 
     def test_begin_again(self):
         self.all_end(2, begin_again, self.folder())

@@ -13,11 +13,8 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import ABORTS, NEW, Ranks, on_ranks
+from ranks import ABORTS, NEW, BackendError, Ranks, on_ranks
 
-import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
-
-BackendError = getattr(dist, "DistBackendError", RuntimeError)
 RUNS = int(os.environ.get("DDP_TORCH_FAILURES", "12"))
 # Within this time the other ranks hear of it. On an idle machine a second is enough; tests share theirs.
 SECONDS = float(os.environ.get("DDP_TORCH_SECONDS", "10"))

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from ranks import on_ranks
 
-import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
-
 
 def needs(*modules):
     missing = [m for m in modules if importlib.util.find_spec(m) is None]

@@ -4,14 +4,13 @@
 import datetime
 import os
 import random
+import re
 import time
 import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
-
-import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
+from ranks import HAS_NETWORK, BackendError, on_ranks
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 NEW = RELEASE >= (2, 0)  # gloo of older releases, and groups, lack functions
@@ -20,7 +19,7 @@ NEWEST = RELEASE >= (2, 8)
 TYPES = [torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8]
 TYPES += [torch.bfloat16] if NEW else []
 RUNS = int(os.environ.get("DDP_TORCH_OPERATIONS", "200"))
-SIZES = [1, 2, 3, 17, 255, 1024, 5000, 70000]
+SIZES = [1, 2, 3, 17, 255, 1024, 5000, 70000] + ([0] if NEW else [])  # gloo of 1.13 divides by it
 
 
 def numbers(draw, shape, kind):
@@ -32,16 +31,26 @@ def numbers(draw, shape, kind):
     return values.repeat((size + 999) // 1000)[:size].reshape(shape).to(kind)
 
 
-def shaped(tensor, draw):
-    """Sometimes the same elements in another order of memory."""
-    if tensor.dim() == 2 and draw.random() < 0.3:
+def laid(tensor, draw):
+    """The same elements as they lie in memory, in another order, or with gaps between them."""
+    order = draw.randrange(4)
+    if order == 1:
         return tensor.t().contiguous().t()
+    if order == 2:
+        return torch.stack([tensor, tensor], -1)[..., 0]
+    if order == 3 and tensor.dim() == 2:
+        return torch.cat([tensor, tensor], 1)[:, : tensor.shape[1]]
     return tensor
 
 
 def one(group, rank, size, seed):
     """A random operation of `seed`, the same on all ranks; returns what it has written."""
     same, own = random.Random(seed), random.Random(seed * 1000 + rank)
+    order = random.Random(seed + rank)
+
+    def shaped(tensor):  # gloo takes memory as it lies
+        return laid(tensor, order) if group is dist.group.WORLD else tensor.contiguous()
+
     kind = same.choice(TYPES)
     n = same.choice(SIZES)
     shape = same.choice([(n,), (n, 2), (2, n)])
@@ -49,15 +58,16 @@ def one(group, rank, size, seed):
     op = same.choice([dist.ReduceOp.SUM, dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT])
     later = same.random() < 0.5
     mine = numbers(own, shape, kind)
-    if group is dist.group.WORLD:  # gloo takes memory as it lies
-        mine = shaped(mine, random.Random(seed + rank))
-    empty = [torch.zeros(shape, dtype=kind) for _ in range(size)]
+    empty = [shaped(torch.zeros(shape, dtype=kind)) for _ in range(size)]
     name = same.choice(
         ["all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "all_to_all", "coalesced"]
         + (["all_gather_into"] if NEW else [])
         + (["reduce_scatter", "reduce_scatter_tensor"] if NEWEST else [])
         + (["send"] if size > 1 else [])
     )
+    if name in ("all_gather", "all_gather_into", "gather", "send") and own.random() < 0.2:
+        mine = mine[:1].expand(shape)  # of which nothing is written
+    mine = shaped(mine)
     with_op = {"group": group, "async_op": later}
     if name == "all_reduce":
         work, result = dist.all_reduce(mine, op, **with_op), [mine]
@@ -66,37 +76,37 @@ def one(group, rank, size, seed):
     elif name == "broadcast":
         work, result = dist.broadcast(mine, root, **with_op), [mine]
     elif name == "all_gather":
-        work, result = dist.all_gather(empty, mine.contiguous(), **with_op), empty
+        work, result = dist.all_gather(empty, mine, **with_op), empty
     elif name == "all_gather_into":
-        out = torch.zeros((size * shape[0], *shape[1:]), dtype=kind)
-        work, result = dist.all_gather_into_tensor(out, mine.contiguous(), **with_op), [out]
+        out = shaped(torch.zeros((size * shape[0], *shape[1:]), dtype=kind))
+        work, result = dist.all_gather_into_tensor(out, mine, **with_op), [out]
     elif name == "gather":
-        work = dist.gather(mine.contiguous(), empty if rank == root else None, root, **with_op)
+        work = dist.gather(mine, empty if rank == root else None, root, **with_op)
         result = empty if rank == root else []
     elif name == "scatter":
-        given = [numbers(own, shape, kind) for _ in range(size)] if rank == root else None
+        given = [shaped(numbers(own, shape, kind)) for _ in range(size)] if rank == root else None
         work, result = dist.scatter(empty[0], given, root, **with_op), [empty[0]]
     elif name == "reduce_scatter":
-        given = [numbers(own, shape, kind) for _ in range(size)]
+        given = [shaped(numbers(own, shape, kind)) for _ in range(size)]
         work, result = dist.reduce_scatter(empty[0], given, op, **with_op), [empty[0]]
     elif name == "reduce_scatter_tensor":
-        given = numbers(own, (size * n,), kind)
-        out = torch.zeros(n, dtype=kind)
+        given = shaped(numbers(own, (size * n,), kind))
+        out = shaped(torch.zeros(n, dtype=kind))
         work, result = dist.reduce_scatter_tensor(out, given, op, **with_op), [out]
     elif name == "all_to_all":
         rows = [[same.randrange(4) for _ in range(size)] for _ in range(size)]
         out_rows = [rows[r][rank] for r in range(size)]
-        out = torch.zeros((sum(out_rows), 3), dtype=kind)
-        given = numbers(own, (sum(rows[rank]), 3), kind)
+        out = shaped(torch.zeros((sum(out_rows), 3), dtype=kind))
+        given = shaped(numbers(own, (sum(rows[rank]), 3), kind))
         work, result = dist.all_to_all_single(out, given, out_rows, rows[rank], **with_op), [out]
     elif name == "send":
         to, tag = (rank + 1) % size, same.randrange(1 << 20)
-        work = dist.isend(mine.contiguous(), to, group, tag)
+        work = dist.isend(mine, to, group, tag)
         dist.recv(empty[0], (rank - 1) % size, group, tag)
         work.wait()
         work, result = None, [empty[0]]
     else:
-        many = [mine, numbers(own, (3,), kind)]
+        many = [mine, shaped(numbers(own, (3,), kind))]
         work, result = dist.all_reduce_coalesced(many, dist.ReduceOp.SUM, **with_op), many
     if work is not None:
         work.wait()
@@ -167,6 +177,74 @@ def more_than_gloo(rank, size):
     else:
         dist.send(torch.tensor([rank * 7]), 0, tag=2**31 - 1)
     return True
+
+
+def refuses_before_it_sends(rank, size):
+    """No rank begins with an operation whose output has elements that share memory."""
+    shared, whole = torch.ones(2, 1).expand(2, 3), torch.ones(2, 3)
+    lists = [whole.clone() for _ in range(size)]
+    later = {"async_op": True}
+    calls = [
+        lambda: dist.all_reduce(shared, **later),
+        lambda: dist.all_reduce(torch.ones(1, 2, dtype=torch.complex64).expand(3, 2), **later),
+        lambda: dist.all_reduce_coalesced([whole, shared], **later),
+        lambda: dist.all_gather([shared] * size, whole, **later),
+        lambda: dist.reduce_scatter(shared, lists, **later),
+        lambda: dist.all_to_all([shared] * size, lists, **later),
+        lambda: dist.scatter(shared, lists if rank == 0 else None, 0, **later),
+        lambda: dist.irecv(shared, (rank + 1) % size),
+    ]
+    if rank == 0:
+        calls += [lambda: dist.reduce(shared, 0, **later), lambda: dist.gather(whole, [shared] * size, 0, **later)]
+    else:
+        calls += [lambda: dist.broadcast(shared, 0, **later)]
+    if NEWEST:
+        calls += [
+            lambda: dist.broadcast(torch.ones(3, dtype=torch.complex64).conj(), 0, **later),
+            lambda: dist.all_gather_into_tensor(torch.ones(2 * size, 1).expand(2 * size, 3), whole, **later),
+            lambda: dist.reduce_scatter_tensor(torch.ones(1).expand(2), torch.ones(2 * size), **later),
+            lambda: dist.all_to_all_single(torch.ones(size, 1).expand(size, 2), torch.ones(size, 2), **later),
+        ]
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            assert re.search("a single memory location|resolve_conj|contiguous", str(error)), error
+        else:
+            raise AssertionError(f"call {number} of {len(calls)}")
+    # What nobody writes may share memory.
+    sent = torch.full((2, 1), 7.0).expand(2, 3) if rank == 0 else torch.zeros(3, 2).t()
+    dist.broadcast(sent, 0)
+    assert sent.tolist() == [[7.0] * 3] * 2, sent
+    return True
+
+
+def shorter_messages(rank, size):
+    """As with gloo, a message may be shorter than the tensor that receives it, whose other elements stay as they are."""
+    for number, sent in enumerate((4, 0, 300000)):
+        room = sent + 4
+        for source in (0, None):
+            for early in (False, True):
+                for place in (torch.full((room,), -1.0), torch.full((room, 2), -1.0)[:, 0]):
+                    if early == (rank == 0):
+                        time.sleep(0.02)
+                    if rank == 0:
+                        dist.send(torch.arange(sent).float(), 1, tag=number)
+                    else:
+                        assert dist.recv(place, source, tag=number) == 0
+                        assert torch.equal(place[:sent], torch.arange(sent).float()), place
+                        assert place[sent:].tolist() == [-1.0] * 4, place
+    # gloo ends the process that gets a longer one.
+    try:
+        if rank == 0:
+            dist.send(torch.ones(8), 1)
+            dist.barrier()
+        else:
+            dist.recv(torch.ones(4), 0)
+    except BackendError as error:
+        assert "rank 1 on " in str(error) and "rank 0 on " in str(error) and "sent u8[32]" in str(error), error
+        return True
+    return False
 
 
 def works_and_futures(rank, size):
@@ -242,6 +320,17 @@ class Operations(unittest.TestCase):
     def test_what_gloo_lacks(self):
         for size in (2, 3):
             self.assertTrue(all(on_ranks(size, more_than_gloo)))
+
+    def test_refusals_come_before_an_operation(self):
+        for size in (1, 2, 3):
+            self.assertTrue(all(on_ranks(size, refuses_before_it_sends, timeout=20)))
+
+    def test_messages_may_be_shorter(self):
+        self.assertTrue(all(on_ranks(2, shorter_messages, destroy=False)))
+
+    @unittest.skipUnless(HAS_NETWORK, "libddp is built without UCX")
+    def test_messages_between_nodes_may_be_shorter(self):
+        self.assertTrue(all(on_ranks(2, shorter_messages, destroy=False, apart=True)))
 
     def test_a_world_of_one(self):
         self.assertEqual(on_ranks(1, beside_gloo, range(RUNS // 3)), [RUNS // 3])

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from ranks import RECONFIGURES, on_ranks
 
-import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
-
 try:  # once for all ranks, which are forked
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

@@ -8,13 +8,10 @@ import unittest
 
 import torch
 import torch.distributed as dist
-from ranks import RECONFIGURES, Ranks, RanksCase, on_ranks
+from ranks import RECONFIGURES, BackendError, Ranks, RanksCase, on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-import slurm_ddp_torch  # noqa: F401  pylint: disable=unused-import
-
 c10d = dist.distributed_c10d
-BackendError = getattr(dist, "DistBackendError", RuntimeError)
 
 
 def total(group=None):
