@@ -8,6 +8,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/contained.c spank/base/contained.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/handle.c spank/base/handle.h \
+	spank/base/owner.c spank/base/owner.h \
 	spank/base/pause.c spank/base/pause.h \
 	spank/base/proc.c spank/base/proc.h \
 	spank/base/release.c spank/base/release.h \
@@ -81,6 +82,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/stall_words.c spank/failure/srun/stall_words.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
+	spank/output/pump.c spank/output/pump.h \
+	spank/output/redirect.c spank/output/redirect.h \
 	spank/record/dump.c spank/record/dump.h \
 	spank/record/folder.c spank/record/folder.h \
 	spank/record/rings.c spank/record/rings.h \

@@ -204,6 +204,11 @@ static bool read_record(struct settings *settings, struct value value)
 	return value.text != NULL && value.length > 0 && value.text[0] == '/' && read_folder(settings->record_dir, value);
 }
 
+static bool read_log(struct settings *settings, struct value value)
+{
+	return read_folder(settings->log_dir, value);
+}
+
 /* Whether NCCL or Python is to load something, and perhaps from where. */
 static bool read_plugin(bool *wanted, char path[NCCL_PATH_MAX], struct value value)
 {
@@ -442,6 +447,8 @@ static const struct option options[] = {
 	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
 	{ .name = "record", .read = read_record, .expects = "a directory that begins with /, of at most 1023 bytes, or no",
 	  .variable = "DDP_RECORD_DIR", .tell = tell_record },
+	{ .name = "log", .read = read_log, .expects = "a directory of at most 1023 bytes",
+	  .not_for_sites = "it would put the rank in front of the lines of every srun" },
 	{ .name = "watch", .read = read_watch,
 	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
 	{ .name = "python", .read = read_python,

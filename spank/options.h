@@ -47,6 +47,7 @@ struct settings {
 	uint32_t timeout_seconds;      /* 0: the library's default */
 	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
 	char record_dir[PATH_TEXT_MAX]; /* of flight records; "": none are written */
+	char log_dir[PATH_TEXT_MAX];   /* of the tasks' output; "": none is kept */
 	bool watch;                    /* NCCL programs, too */
 	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
 	bool nccl_net;                 /* NCCL goes through UCX */

@@ -400,7 +400,7 @@ static bool dump_step(const struct probe *probe, const struct members *members, 
 {
 	const struct member *first = &members->item[begin];
 	struct record_place place = { .job = (uint32_t)first->job, .step = (uint32_t)first->slurm_step,
-		                      .user = geteuid() };
+		                      .owner.user = geteuid() };
 	struct record_task *tasks = calloc(end - begin, sizeof(*tasks));
 	struct record_order order = { .place = &place, .reason = "asked", .node = node_name(), .tasks = tasks,
 		                      .world_size = first->world_size > 0 ? (uint32_t)first->world_size : 0,

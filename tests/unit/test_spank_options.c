@@ -83,6 +83,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(timeout_seconds);
 	TEXT(trace_dir);
 	TEXT(record_dir);
+	TEXT(log_dir);
 	NUMBER(watch);
 	TEXT(watch_path);
 	NUMBER(python);
@@ -116,6 +117,7 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "timeout=1", "timeout_seconds=1 " }, { "timeout=604800", "timeout_seconds=604800 " },
 	{ "trace=/scratch/a=b c", "trace_dir=/scratch/a=b c " },
 	{ "record=/scratch/a=b c", "record_dir=/scratch/a=b c " }, { "record=no", "" },
+	{ "log=logs/of me", "log_dir=logs/of me " }, { "log=/scratch/logs", "log_dir=/scratch/logs " },
 	{ "python", "python=1 " }, { "python=/opt/p", "python=1 python_path=/opt/p " }, { "python=no", "" },
 	{ "watch", "watch=1 " }, { "watch=/p.so", "watch=1 watch_path=/p.so " }, { "watch=no", "" },
 	{ "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
@@ -177,6 +179,7 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
 	{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
 	{ "record", "'record' needs a value" }, { "record=", "'record'" }, { "record=a", "'record'" }, { "record=/a\nb", "'record'" },
+	{ "log", "'log' needs a value" }, { "log=", "'log'" }, { "log=a\033b", "'log'" },
 	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
 	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },
