@@ -275,6 +275,29 @@ static bool read_stall(struct settings *settings, struct value value)
 	return read_seconds(value, &settings->stall_seconds);
 }
 
+/* A factor from 1.1 to 100, with two digits behind the point at most; 0: none. */
+static bool read_slow(struct settings *settings, struct value value)
+{
+	uint32_t whole, percent;
+
+	if (value.text == NULL || !read_number(&value, 100, &whole))
+		return false;
+	percent = whole * 100;
+	if (value.length > 0) {
+		if (value.text[0] != '.' || value.length < 2 || value.length > 3)
+			return false;
+		for (size_t i = 1, weight = 10; i < value.length; i++, weight = 1) {
+			if (!isdigit((unsigned char)value.text[i]))
+				return false;
+			percent += (uint32_t)(value.text[i] - '0') * (uint32_t)weight;
+		}
+	}
+	if (percent != 0 && (percent < 110 || percent > 10000))
+		return false;
+	settings->slow_percent = percent;
+	return true;
+}
+
 static bool read_stall_action(struct settings *settings, struct value value)
 {
 	static const char *const words[] = { "report", "kill" };
@@ -460,6 +483,7 @@ static const struct option options[] = {
 	{ .name = "grace", .read = read_grace, .expects = "seconds from 0 to 604800" },
 	{ .name = "stall", .read = read_stall, .expects = "seconds from 1 to 604800, or 0 for never" },
 	{ .name = "stall-action", .read = read_stall_action, .expects = "report or kill" },
+	{ .name = "slow", .read = read_slow, .expects = "a factor from 1.1 to 100, as 1.5, or 0 for never" },
 	{ .name = "restart", .read = read_restart, .expects = "a number from 0 to 1000" },
 	{ .name = "spare", .read = read_spare, .expects = "a number of nodes from 0 to 100000" },
 	{ .name = "min-nodes", .read = read_min_nodes,

@@ -288,7 +288,8 @@ static bool give_up(void *watch)
 }
 
 /* The last thing before the program: what it tells of is to be there already. */
-static void make_witness(const struct stepd *stepd)
+/* `nodes`: of the step. */
+static void make_witness(const struct stepd *stepd, uint32_t nodes)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 	static char text[RELAY_TEXT_MAX + 1];
@@ -312,6 +313,9 @@ static void make_witness(const struct stepd *stepd)
 		words.look_ms = stall_watch_period_ms(seconds);
 	else if (seconds > 0)
 		slurm_error("ddp: %s", error.text);
+	if (stepd->request->settings.slow_percent > 0 && !stepd->node.launcher &&
+	    (words.look_ms == 0 || !pace_open(&watch.pace, stepd->node.supervise.local_tasks, nodes)))
+		slurm_error("ddp: slow=: this node cannot watch its ranks' progress");
 	watch.relay = stepd->node.relay;
 	watch.wanted = (struct unseen_wanted){ .stall = seconds > 0, .watch = stepd->request->settings.watch,
 		                               .python = stepd->request->settings.python };
@@ -414,7 +418,7 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 {
 	if (!agent_is_known(&stepd->node.supervise.agents, error))
 		return false;
-	make_witness(stepd);
+	make_witness(stepd, facts->node_count);
 	agent_become(&stepd->node.supervise.agents, facts->local_id);
 	return take_generation(spank, stepd, facts, identity, error);
 }
@@ -454,7 +458,7 @@ static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *e
 		return false;
 	if (has_agent)
 		return become_agent(spank, stepd, &facts, &identity, error);
-	make_witness(stepd);
+	make_witness(stepd, facts.node_count);
 	return keep_output(stepd, &identity, error);
 }
 

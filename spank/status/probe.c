@@ -220,6 +220,7 @@ static bool read_page(const struct member *member, struct ddp_progress *page, st
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	const int fd = open_pages(member);
+	struct slots_compute compute;
 	struct stat info;
 	bool got;
 
@@ -236,6 +237,10 @@ static bool read_page(const struct member *member, struct ddp_progress *page, st
 		row->has_loss = true;
 	if (got)
 		slots_exposed(slots, &row->exposed_ratio);
+	if (got && slots_compute(slots, &compute)) {
+		row->compute_seconds = (double)compute.ns * 1e-9;
+		row->compute_steps = compute.steps < INT64_MAX ? (int64_t)compute.steps : -1;
+	}
 	return got;
 }
 
