@@ -42,7 +42,7 @@ bool pace_unpack(const unsigned char bytes[PACE_NOTE_BYTES], struct pace_note *n
 	*note = (struct pace_note){ .world_size = get(&at) };
 	note->steps = get(&at);
 	note->count = get(&at);
-	memcpy(note->node, at, HOST_NAME_MAX_BYTES - 1);
+	memcpy(note->node, at, strnlen((const char *)at, HOST_NAME_MAX_BYTES - 1));
 	make_printable(note->node);
 	at += HOST_NAME_MAX_BYTES;
 	if (note->steps == 0 || note->count == 0 || note->count > PACE_RANKS_MAX || note->world_size > PACE_WORLD_MAX)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -362,9 +363,15 @@ static struct pump *make_pump(int control, uint32_t tasks)
    forked to the step. */
 _Noreturn static void become_pump(const struct owner *owner, int control, uint32_t tasks)
 {
+	struct rlimit files;
 	struct pump *pump;
 	sigset_t all;
 
+	/* Each task takes eight of them. */
+	if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+		files.rlim_cur = files.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &files);
+	}
 	sigfillset(&all);
 	sigprocmask(SIG_SETMASK, &all, NULL);
 	signal(SIGCHLD, SIG_DFL);
