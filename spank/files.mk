@@ -8,6 +8,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/contained.c spank/base/contained.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/handle.c spank/base/handle.h \
+	spank/base/owner.c spank/base/owner.h \
 	spank/base/pause.c spank/base/pause.h \
 	spank/base/proc.c spank/base/proc.h \
 	spank/base/release.c spank/base/release.h \
@@ -43,6 +44,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/frame.c spank/failure/frame.h \
 	spank/failure/judge.c spank/failure/judge.h \
 	spank/failure/opening.c spank/failure/opening.h \
+	spank/failure/pace_note.c spank/failure/pace_note.h \
 	spank/failure/relay.c spank/failure/relay.h \
 	spank/failure/slots.c spank/failure/slots.h \
 	spank/failure/stall_note.c spank/failure/stall_note.h \
@@ -55,6 +57,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/node/link.c spank/failure/node/link.h \
 	spank/failure/node/memory.c spank/failure/node/memory.h \
 	spank/failure/node/node.c spank/failure/node/node.h \
+	spank/failure/node/pace.c spank/failure/node/pace.h \
 	spank/failure/node/program.c spank/failure/node/program.h \
 	spank/failure/node/relay_node.c spank/failure/node/relay_node.h \
 	spank/failure/node/report.c spank/failure/node/report.h \
@@ -70,6 +73,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/links.c spank/failure/srun/links.h \
 	spank/failure/srun/listener.c spank/failure/srun/listener.h \
 	spank/failure/srun/losses.c spank/failure/srun/losses.h \
+	spank/failure/srun/pace_step.c spank/failure/srun/pace_step.h \
 	spank/failure/srun/peers.c spank/failure/srun/peers.h \
 	spank/failure/srun/presence.c spank/failure/srun/presence.h \
 	spank/failure/srun/releases.c spank/failure/srun/releases.h \
@@ -81,6 +85,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/failure/srun/stall_words.c spank/failure/srun/stall_words.h \
 	spank/failure/srun/step.c spank/failure/srun/step.h \
 	spank/failure/srun/voice.c spank/failure/srun/voice.h \
+	spank/output/pump.c spank/output/pump.h \
+	spank/output/redirect.c spank/output/redirect.h \
 	spank/record/dump.c spank/record/dump.h \
 	spank/record/folder.c spank/record/folder.h \
 	spank/record/rings.c spank/record/rings.h \

@@ -204,6 +204,11 @@ static bool read_record(struct settings *settings, struct value value)
 	return value.text != NULL && value.length > 0 && value.text[0] == '/' && read_folder(settings->record_dir, value);
 }
 
+static bool read_log(struct settings *settings, struct value value)
+{
+	return read_folder(settings->log_dir, value);
+}
+
 /* Whether NCCL or Python is to load something, and perhaps from where. */
 static bool read_plugin(bool *wanted, char path[NCCL_PATH_MAX], struct value value)
 {
@@ -268,6 +273,29 @@ static bool read_grace(struct settings *settings, struct value value)
 static bool read_stall(struct settings *settings, struct value value)
 {
 	return read_seconds(value, &settings->stall_seconds);
+}
+
+/* A factor from 1.1 to 100, with two digits behind the point at most; 0: none. */
+static bool read_slow(struct settings *settings, struct value value)
+{
+	uint32_t whole, percent;
+
+	if (value.text == NULL || !read_number(&value, 100, &whole))
+		return false;
+	percent = whole * 100;
+	if (value.length > 0) {
+		if (value.text[0] != '.' || value.length < 2 || value.length > 3)
+			return false;
+		for (size_t i = 1, weight = 10; i < value.length; i++, weight = 1) {
+			if (!isdigit((unsigned char)value.text[i]))
+				return false;
+			percent += (uint32_t)(value.text[i] - '0') * (uint32_t)weight;
+		}
+	}
+	if (percent != 0 && (percent < 110 || percent > 10000))
+		return false;
+	settings->slow_percent = percent;
+	return true;
 }
 
 static bool read_stall_action(struct settings *settings, struct value value)
@@ -442,6 +470,8 @@ static const struct option options[] = {
 	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
 	{ .name = "record", .read = read_record, .expects = "a directory that begins with /, of at most 1023 bytes, or no",
 	  .variable = "DDP_RECORD_DIR", .tell = tell_record },
+	{ .name = "log", .read = read_log, .expects = "a directory of at most 1023 bytes",
+	  .not_for_sites = "it would put the rank in front of the lines of every srun" },
 	{ .name = "watch", .read = read_watch,
 	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
 	{ .name = "python", .read = read_python,
@@ -453,6 +483,7 @@ static const struct option options[] = {
 	{ .name = "grace", .read = read_grace, .expects = "seconds from 0 to 604800" },
 	{ .name = "stall", .read = read_stall, .expects = "seconds from 1 to 604800, or 0 for never" },
 	{ .name = "stall-action", .read = read_stall_action, .expects = "report or kill" },
+	{ .name = "slow", .read = read_slow, .expects = "a factor from 1.1 to 100, as 1.5, or 0 for never" },
 	{ .name = "restart", .read = read_restart, .expects = "a number from 0 to 1000" },
 	{ .name = "spare", .read = read_spare, .expects = "a number of nodes from 0 to 100000" },
 	{ .name = "min-nodes", .read = read_min_nodes,

@@ -33,6 +33,7 @@ struct settings {
 	uint32_t grace_seconds;        /* GRACE_OF_SLURM: not given */
 	uint32_t stall_seconds;        /* 0: nobody looks for a stall */
 	bool kill_on_stall;
+	uint32_t slow_percent;         /* of the median's time: a rank that computes as long in a step is told; 0: none */
 	uint32_t restarts;             /* of the step's programs, at most; 0: none */
 	uint32_t spares;               /* so many of the step's nodes wait; only with restarts */
 	uint32_t min_nodes;            /* the step goes on with so many; 0: with all but the spares; only with restarts */
@@ -47,6 +48,7 @@ struct settings {
 	uint32_t timeout_seconds;      /* 0: the library's default */
 	char trace_dir[PATH_TEXT_MAX]; /* "" : no trace */
 	char record_dir[PATH_TEXT_MAX]; /* of flight records; "": none are written */
+	char log_dir[PATH_TEXT_MAX];   /* of the tasks' output; "": none is kept */
 	bool watch;                    /* NCCL programs, too */
 	char watch_path[NCCL_PATH_MAX]; /* of the plugin of NCCL's that does so; "": where it is installed */
 	bool nccl_net;                 /* NCCL goes through UCX */

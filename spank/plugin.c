@@ -33,7 +33,8 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/task.h"
 
 static struct request request;
-static struct stepd stepd = { .request = &request, .node = { .supervise = { .progress_fd = -1 } } };
+static struct stepd stepd = { .request = &request, .log_control = -1,
+	                    .node = { .supervise = { .progress_fd = -1 } } };
 
 static int lines_of_plugstack;
 

@@ -197,6 +197,7 @@ static void listen_for_nodes(const struct request *request)
 		                            .asked = { .stall = asks(request, "stall") && request->settings.stall_seconds > 0,
 		                                       .watch = asks(request, "watch") && request->settings.watch,
 		                                       .python = asks(request, "python") && request->settings.python },
+		                            .slow_percent = request->settings.slow_percent,
 		                            .silence_ms = settings_silence_ms(&request->settings) };
 	const slurm_conf_t *conf = ask_configuration();
 	const uint16_t *ports = conf != NULL ? conf->srun_port_range : NULL;

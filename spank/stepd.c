@@ -21,6 +21,9 @@
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/launch/daemon.h"
+#include "spank/output/pump.h"
+
+enum { LOG_END_MS = 1000 }; /* Slurm has waited for the tasks' output before */
 
 /* A site that logs less than information has none of these lines. */
 static void log_line(const char *line)
@@ -106,27 +109,52 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 		agents_make(&stepd->node.supervise.agents, local_tasks, &request->error);
 }
 
+static bool note_owner(spank_t spank, uid_t user, struct owner *owner)
+{
+	gid_t *groups = NULL;
+	int count = 0;
+
+	*owner = (struct owner){ .user = user };
+	if (spank_get_item(spank, S_JOB_GID, &owner->group) != ESPANK_SUCCESS)
+		return false;
+	if (spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count) != ESPANK_SUCCESS)
+		count = 0;
+	for (int i = 0; i < count && groups != NULL && owner->group_count < OWNER_GROUPS_MAX; i++)
+		owner->groups[owner->group_count++] = groups[i];
+	return true;
+}
+
+/* log=. srun reads what ddp-preflight prints. */
+static void make_log(spank_t spank, struct stepd *stepd, char *const *environment, uid_t user, uint32_t local_tasks)
+{
+	struct request *request = stepd->request;
+	struct owner owner;
+
+	if (request->settings.log_dir[0] == '\0' || request->settings.launcher || request->settings.check != CHECK_NO ||
+	    environment_get(environment, "SLURM_DDP_PREFLIGHT") != NULL)
+		return;
+	if (contained_here())
+		error_set(&request->error, "log=: SlurmdParameters=contain_spank of slurm.conf ends what the plugin starts "
+		          "before the tasks: the administrator should remove it, or log= be left out");
+	else if (!note_owner(spank, user, &owner))
+		error_set(&request->error, "log=: SLURM does not give the user's group");
+	else
+		stepd->log_control = pump_make(&owner, local_tasks, &request->error);
+}
+
 /* Says whose files the flight records become, and where they go. */
 static void note_record(spank_t spank, struct stepd *stepd, uid_t owner, uint32_t step_id)
 {
 	const struct settings *settings = &stepd->request->settings;
 	struct record_place *place = &stepd->node.flight.place;
-	gid_t *groups = NULL;
-	int count = 0;
 
 	/* Processes that a launcher starts have no pages. */
 	if (settings->record_dir[0] == '\0' || settings->launcher || settings->check != CHECK_NO)
 		return;
-	if (spank_get_item(spank, S_JOB_GID, &place->group) != ESPANK_SUCCESS ||
-	    spank_get_item(spank, S_JOB_ID, &place->job) != ESPANK_SUCCESS) {
+	if (!note_owner(spank, owner, &place->owner) || spank_get_item(spank, S_JOB_ID, &place->job) != ESPANK_SUCCESS) {
 		slurm_error("ddp: record=: Slurm does not give the user's group or the job's id");
 		return;
 	}
-	if (spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &count) != ESPANK_SUCCESS)
-		count = 0;
-	for (int i = 0; i < count && groups != NULL && place->group_count < RECORD_GROUPS_MAX; i++)
-		place->groups[place->group_count++] = groups[i];
-	place->user = owner;
 	place->step = step_id;
 	place->is_site = !option_given(settings, "record");
 	memcpy(place->dir, settings->record_dir, sizeof(settings->record_dir));
@@ -184,6 +212,8 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		return;
 	}
 	note_record(spank, stepd, owner, step_id);
+	if (environment != NULL)
+		make_log(spank, stepd, environment, owner, local_tasks);
 	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
 	if (environment_get(environment, "SLURM_DDP_RESTART") != NULL)
 		make_agents(stepd, local_tasks);
@@ -357,6 +387,8 @@ void stepd_end(struct stepd *stepd)
 	if (watched != NULL)
 		finish(stepd);
 	ends_leave();
+	pump_end(stepd->log_control, LOG_END_MS);
+	stepd->log_control = -1;
 	free(stepd->handles);
 	stepd->handles = NULL;
 	supervise_end(&stepd->node.supervise);

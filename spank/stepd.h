@@ -30,6 +30,7 @@ struct stepd {
 	bool daemon;        /* an MPI launcher's: it gets nothing */
 	bool container_wins; /* plugstack.conf names Pyxis behind this plugin */
 	bool no_witness;    /* it would be waited for */
+	int log_control;    /* of ddp-log; -1: there is none */
 	struct node node;
 	struct kill_alone alone; /* how this node asks for the step's end itself; job_id 0: not at all */
 	uint32_t node_id, node_count;

@@ -20,6 +20,7 @@
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
+#include "spank/output/redirect.h"
 #include "spank/record/folder.h"
 #include "spank/restart/agent.h"
 #include "spank/restart/deal.h"
@@ -287,7 +288,8 @@ static bool give_up(void *watch)
 }
 
 /* The last thing before the program: what it tells of is to be there already. */
-static void make_witness(const struct stepd *stepd)
+/* `nodes`: of the step. */
+static void make_witness(const struct stepd *stepd, uint32_t nodes)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 	static char text[RELAY_TEXT_MAX + 1];
@@ -311,6 +313,9 @@ static void make_witness(const struct stepd *stepd)
 		words.look_ms = stall_watch_period_ms(seconds);
 	else if (seconds > 0)
 		slurm_error("ddp: %s", error.text);
+	if (stepd->request->settings.slow_percent > 0 && !stepd->node.launcher &&
+	    (words.look_ms == 0 || !pace_open(&watch.pace, stepd->node.supervise.local_tasks, nodes)))
+		slurm_error("ddp: slow=: this node cannot watch its ranks' progress");
 	watch.relay = stepd->node.relay;
 	watch.wanted = (struct unseen_wanted){ .stall = seconds > 0, .watch = stepd->request->settings.watch,
 		                               .python = stepd->request->settings.python };
@@ -371,6 +376,16 @@ static void take_place(struct step_facts *facts, const struct deal_go *go, const
 	facts->master_node = master;
 }
 
+/* The last thing before the program: all that the plugin says to the user goes past the file. */
+static bool keep_output(const struct stepd *stepd, const struct identity *identity, struct error *error)
+{
+	struct error reason;
+
+	return stepd->log_control < 0 ||
+	       redirect_output(stepd->log_control, stepd->request->settings.log_dir, identity, &reason) ||
+	       error_set(error, "%s: %s", identity->node_name, reason.text);
+}
+
 /* In the child of a generation: who it is there. */
 static bool take_generation(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
                             struct identity *identity, struct error *error)
@@ -393,7 +408,8 @@ static bool take_generation(spank_t spank, const struct stepd *stepd, struct ste
 	if (!identity_derive(facts, &stepd->request->settings, identity, error))
 		return false;
 	note_rank(stepd, identity);
-	return prepare_task(spank, stepd, &(struct beginning){ facts, identity, &master, go.key }, false, error);
+	return prepare_task(spank, stepd, &(struct beginning){ facts, identity, &master, go.key }, false, error) &&
+	       keep_output(stepd, identity, error);
 }
 
 /* The process becomes an agent, and what returns is a generation's program to be. */
@@ -402,7 +418,7 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 {
 	if (!agent_is_known(&stepd->node.supervise.agents, error))
 		return false;
-	make_witness(stepd);
+	make_witness(stepd, facts->node_count);
 	agent_become(&stepd->node.supervise.agents, facts->local_id);
 	return take_generation(spank, stepd, facts, identity, error);
 }
@@ -411,10 +427,11 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 static bool make_record_folder(const struct stepd *stepd, const struct identity *identity, struct error *error)
 {
 	const struct record_place *place = &stepd->node.flight.place;
+	const struct folder_wish wish = record_folder_wish(place->dir, !place->is_site);
 	struct error reason;
 
 	if (place->dir[0] == '\0' || identity->local_rank != 0 ||
-	    record_folder_make(place->dir, !place->is_site, place->job, place->step, &reason))
+	    record_folder_make(&wish, place->job, place->step, &reason))
 		return true;
 	/* A site's folder may suit some users only, and a step is worth more than its records. */
 	if (place->is_site) {
@@ -441,8 +458,8 @@ static bool begin_task(spank_t spank, const struct stepd *stepd, struct error *e
 		return false;
 	if (has_agent)
 		return become_agent(spank, stepd, &facts, &identity, error);
-	make_witness(stepd);
-	return true;
+	make_witness(stepd, facts.node_count);
+	return keep_output(stepd, &identity, error);
 }
 
 /* srun has started a step that ddp-preflight does not let start, so that SLURM ends it. */

@@ -76,6 +76,8 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 	if (result.launcher && result.stall_seconds > 0 && option_given(&result, "stall"))
 		return error_set(error, "'stall' and 'launcher' do not go together: of the ranks that a "
 		                 "launcher starts nothing is known");
+	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
+		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
 	if (!settle_restart(&result, error) || !settle_preflight(&result, error))
 		return false;
 	*settings = result;

@@ -33,7 +33,10 @@ struct ddp_progress {
 	int32_t buckets;           /* buckets per step */
 	uint64_t collective;       /* number of the last collective of all ranks, from 1 */
 	char collective_text[64];  /* such as "all_reduce f32[262144] sum"; terminated */
-	char error[256];           /* the library's last error, "" if none; terminated */
+	char error[240];           /* the library's last error, "" if none; terminated */
+	/* In an older libddp the error went on here, if it was that long. */
+	uint64_t compute_ns;       /* how long the rank has computed in its steps, without waits for other ranks, */
+	uint64_t compute_steps;    /* and in how many steps; 0: not told */
 	uint32_t status;           /* ddp_status of that error */
 	/* The rest is zero where an older libddp writes the page, which describes
 	   every collective. */

@@ -180,8 +180,20 @@ static uint32_t exposed_share(const ddp_step_stats *stats)
 	return share >= 0 && share <= 1 ? 1 + (uint32_t)(share * 1e6) : 0;
 }
 
+/* What the rank does itself, for others to compare. A program may give any numbers. */
+static void add_compute(struct ddp_progress *page, const ddp_step_stats *stats)
+{
+	const double seconds = stats->data_seconds + stats->forward_seconds + stats->backward_seconds + stats->optimizer_seconds;
+
+	if (!(seconds > 0 && seconds < 1e6))
+		return;
+	page->compute_ns += (uint64_t)(seconds * 1e9);
+	page->compute_steps++;
+}
+
 void ddp_watch_end_step(ddp_watch *watch, const ddp_step_stats *stats)
 {
+	add_compute(watch->page, stats);
 	watch->page->step_seconds = stats->seconds;
 	watch->page->step_weight = stats->weight;
 	watch->page->exposed = exposed_share(stats);

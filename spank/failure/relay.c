@@ -10,6 +10,7 @@
 #include "spank/failure/timeline.h"
 
 _Static_assert((int)OPENING_BYTES <= (int)RELAY_TEXT_MAX, "an opening fits where the text is");
+_Static_assert((int)PACE_NOTE_BYTES <= (int)RELAY_TEXT_MAX, "a note fits where the text is");
 _Static_assert((int)STALL_NOTE_BYTES <= (int)RELAY_TEXT_MAX, "a note fits where the text is");
 
 struct relay relay_parse(const char *text)
@@ -63,7 +64,7 @@ enum {
 };
 
 /* Instead of an enum slurm_sent. */
-enum { HERE = 0x80, LINK = 0x81 };
+enum { HERE = 0x80, LINK = 0x81, PACE = 0x82 };
 
 static void write_text(char text[RELAY_TEXT_MAX], const struct relay_news *news)
 {
@@ -111,6 +112,12 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 		memcpy(message->text, news->opening, OPENING_BYTES);
 		return;
 	}
+	if (news->pace != NULL) {
+		message->end = END_FINE;
+		message->sent = PACE;
+		memcpy(message->text, news->pace, PACE_NOTE_BYTES);
+		return;
+	}
 	if (news->stall != NULL)
 		memcpy(message->text, news->stall, STALL_NOTE_BYTES);
 	else
@@ -124,6 +131,9 @@ struct relay_news relay_read(const struct relay_message *message)
 
 	if (link)
 		return (struct relay_news){ .text = "", .node = "", .opening = (const unsigned char *)message->text };
+	if (message->sent == PACE)
+		return (struct relay_news){ .text = "", .node = "", .generation = get_short(message->generation),
+			                    .pace = (const unsigned char *)message->text };
 	return (struct relay_news){
 		.text = stall ? "" : message->text,
 		.node = stall ? "" : node_of(message),

@@ -22,6 +22,7 @@
 #include "spank/base/siphash.h"
 #include "spank/failure/judge.h"
 #include "spank/failure/opening.h"
+#include "spank/failure/pace_note.h"
 #include "spank/failure/stall_note.h"
 
 enum {
@@ -59,6 +60,7 @@ struct relay_news {
 	uint32_t rank;
 	const unsigned char *stall; /* instead of all this: a node's note, as stall_pack() gives
 	                               it; NULL: none */
+	const unsigned char *pace;  /* instead of all this: a node's note, as pace_pack() gives it; NULL: none */
 	const unsigned char *opening; /* instead of all this: the node opens its link, and says this, as
 	                                 opening_pack() gives it; NULL: it does not */
 };

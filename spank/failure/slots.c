@@ -197,3 +197,16 @@ bool slots_exposed(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *
 		*ratio = (last->exposed - 1) * 1e-6;
 	return last != NULL;
 }
+
+bool slots_compute(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct slots_compute *compute)
+{
+	*compute = (struct slots_compute){ .steps = 0 };
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
+		const struct ddp_progress *slot = &slots[i];
+		/* An older libddp may have the end of an error there. */
+		if (slot->magic == DDP_PROGRESS_MAGIC && slot->closed == 0 && slot->error[sizeof(slot->error) - 1] == '\0' &&
+		    slot->compute_steps > compute->steps)
+			*compute = (struct slots_compute){ slot->compute_ns, slot->compute_steps, slot->pid };
+	}
+	return compute->steps > 0;
+}

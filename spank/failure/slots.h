@@ -26,4 +26,13 @@ bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *los
 /* Gives how much of the last step the rank waited for gradients, from 0 to 1. False: it is not told. */
 bool slots_exposed(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *ratio);
 
+/* What a rank has computed: see struct ddp_progress. */
+struct slots_compute {
+	uint64_t ns, steps;
+	uint32_t pid;
+};
+
+/* Of the context with most steps. False: none tells. */
+bool slots_compute(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct slots_compute *compute);
+
 #endif

@@ -2,14 +2,12 @@
 #include "spank/record/dump.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -171,7 +169,8 @@ static bool write_to(int folder, const struct record_order *order, const struct 
 static bool write_lines(const struct record_order *order, const struct snapshot *snapshot, struct error *error)
 {
 	const struct record_place *place = order->place;
-	const int folder = record_folder_open(place->dir, !place->is_site, place->job, place->step, error);
+	const struct folder_wish wish = record_folder_wish(place->dir, !place->is_site);
+	const int folder = record_folder_open(&wish, place->job, place->step, error);
 	const struct texts texts = { malloc(RECORD_TEXT_MAX), malloc(RECORD_STACKS_MAX) };
 	bool fine = false;
 
@@ -198,40 +197,19 @@ bool record_dump(const struct record_order *order, const struct rings_source *so
 	return fine;
 }
 
-/* The child becomes the user before it does anything else. */
-static bool become(const struct record_place *place)
-{
-	if (geteuid() != 0)
-		return geteuid() == place->user;
-	if (place->user == 0)
-		return true;
-	return setgroups((size_t)place->group_count, place->groups) == 0 &&
-	       setresgid(place->group, place->group, place->group) == 0 &&
-	       setresuid(place->user, place->user, place->user) == 0 && geteuid() == place->user && getuid() == place->user;
-}
-
-static void close_files(void)
-{
-#ifdef SYS_close_range
-	if (syscall(SYS_close_range, 3u, ~0u, 0u) == 0)
-		return;
-#endif
-	for (int fd = 3; fd < 1024; fd++)
-		close(fd);
-}
-
 static void run_child(const struct record_order *order, const struct snapshot *snapshot)
 {
 	struct error error;
 	sigset_t none;
 
-	if (!become(order->place)) {
+	/* Before anything else. */
+	if (!owner_become(&order->place->owner)) {
 		record_note_lost(order->lost, "its writer cannot become the user");
 		return;
 	}
 	prctl(PR_SET_DUMPABLE, 0);
 	title_take("ddp-record");
-	close_files();
+	owner_close_files(3);
 	signal(SIGALRM, SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);

@@ -11,19 +11,17 @@
 #include <sys/types.h>
 
 #include "spank/base/error.h"
+#include "spank/base/owner.h"
 #include "spank/record/rings.h"
 
-enum { RECORD_DIR_MAX = 1024, RECORD_GROUPS_MAX = 64 };
+enum { RECORD_DIR_MAX = 1024 };
 
 /* Where a step's files are, and whose they are. */
 struct record_place {
 	char dir[RECORD_DIR_MAX]; /* of record=; "": nothing is written */
 	bool is_site;             /* `dir` is the site's default, which no user may make */
 	uint32_t job, step;
-	uid_t user;
-	gid_t group;
-	int group_count;          /* further groups of the user */
-	gid_t groups[RECORD_GROUPS_MAX];
+	struct owner owner;
 };
 
 struct record_task {

@@ -13,36 +13,34 @@
 
 enum { FOLDER_MODE = 0700, FILE_MODE = 0600, LOCK_LOOKS = 100, LOCK_LOOK_MS = 10 };
 
-/* What is asked for. */
-struct wish {
-	const char *dir;
-	bool make; /* DIR, if it does not exist */
-};
+struct folder_wish record_folder_wish(const char *dir, bool make)
+{
+	return (struct folder_wish){ .option = "record", .dir = dir, .make = make, .mode = FOLDER_MODE };
+}
 
-static bool refuse(const struct wish *wish, const char *what, const char *name, struct error *error)
+static bool refuse(const struct folder_wish *wish, const char *what, const char *name, struct error *error)
 {
 	const int reason = errno;
 
-	return error_set(error, "record=%s: cannot %s %s: %s; %s, on all nodes", wish->dir, what, name, strerror(reason),
+	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name, strerror(reason),
 	                 wish->make ? "name a folder that exists and that you may write to"
 	                            : "the administrator makes the site's folder, with mode 1777");
 }
 
-static int open_dir(const struct wish *wish, struct error *error)
+static int open_dir(const struct folder_wish *wish, struct error *error)
 {
 	int folder = open(wish->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
-	if (folder < 0 && wish->make && errno == ENOENT && (mkdir(wish->dir, FOLDER_MODE) == 0 || errno == EEXIST))
+	if (folder < 0 && wish->make && errno == ENOENT && (mkdir(wish->dir, wish->mode) == 0 || errno == EEXIST))
 		folder = open(wish->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	if (folder < 0)
 		refuse(wish, wish->make && errno == ENOENT ? "make" : "open", "the folder", error);
 	return folder;
 }
 
-int record_folder_open(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error)
+int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error)
 {
-	const struct wish wish = { dir, make };
-	const int parent = open_dir(&wish, error);
+	const int parent = open_dir(wish, error);
 	struct stat info;
 	char name[32];
 	int folder;
@@ -51,17 +49,17 @@ int record_folder_open(const char *dir, bool make, uint32_t job, uint32_t step, 
 		return -1;
 	snprintf(name, sizeof(name), "%u.%u", job, step);
 	/* Another node's task may make it, too. */
-	if (mkdirat(parent, name, FOLDER_MODE) != 0 && errno != EEXIST) {
-		refuse(&wish, "make its folder", name, error);
+	if (mkdirat(parent, name, wish->mode) != 0 && errno != EEXIST) {
+		refuse(wish, "make its folder", name, error);
 		close(parent);
 		return -1;
 	}
 	folder = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 	if (folder < 0) {
-		refuse(&wish, "open its folder", name, error);
+		refuse(wish, "open its folder", name, error);
 	} else if (fstat(folder, &info) != 0 || info.st_uid != geteuid()) {
-		error_set(error, "record=%s: the folder %s in it belongs to another user (uid %u); name another folder", dir, name,
-		          (unsigned)info.st_uid);
+		error_set(error, "%s=%s: the folder %s in it belongs to another user (uid %u); name another folder", wish->option,
+		          wish->dir, name, (unsigned)info.st_uid);
 		close(folder);
 		folder = -1;
 	}
@@ -69,15 +67,14 @@ int record_folder_open(const char *dir, bool make, uint32_t job, uint32_t step, 
 	return folder;
 }
 
-bool record_folder_make(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error)
+bool record_folder_make(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error)
 {
-	const struct wish wish = { dir, make };
-	const int folder = record_folder_open(dir, make, job, step, error);
+	const int folder = record_folder_open(wish, job, step, error);
 	bool fine;
 
 	if (folder < 0)
 		return false;
-	fine = faccessat(folder, ".", W_OK | X_OK, AT_EACCESS) == 0 || refuse(&wish, "write to", "its folder", error);
+	fine = faccessat(folder, ".", W_OK | X_OK, AT_EACCESS) == 0 || refuse(wish, "write to", "its folder", error);
 	close(folder);
 	return fine;
 }

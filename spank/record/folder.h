@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The flight recorder's files: DIR/JOB.STEP/rank-N.jsonl. Everything here runs as the user, who owns the folder and the
- * files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only.
+ * files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only. log= has its files in
+ * such folders, too.
  */
 #ifndef SPANK_RECORD_FOLDER_H
 #define SPANK_RECORD_FOLDER_H
@@ -9,15 +10,26 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "spank/base/error.h"
 
-/* Makes the step's folder in DIR. With `make`, DIR is made if it does not exist, and then is the user's alone. A folder for
-   all users is not made: the user who came first would lock out the others. */
-bool record_folder_make(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error);
+struct folder_wish {
+	const char *option; /* of --ddp, for messages */
+	const char *dir;
+	bool make;          /* DIR, if it does not exist. A folder for all users is not made: the user who came first would
+	                       lock out the others. */
+	mode_t mode;        /* of folders that are made, less the umask */
+};
+
+/* record='s folders are the user's alone. */
+struct folder_wish record_folder_wish(const char *dir, bool make);
+
+/* Makes the step's folder in DIR. */
+bool record_folder_make(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error);
 
 /* Returns the step's folder, which is made if it does not exist; -1 with a sentence. */
-int record_folder_open(const char *dir, bool make, uint32_t job, uint32_t step, struct error *error);
+int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error);
 
 /* Adds a line to the rank's file. Files of more than RECORD_FILE_MAX bytes grow no further. */
 enum { RECORD_FILE_MAX = 64 << 20 };

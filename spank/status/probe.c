@@ -220,6 +220,7 @@ static bool read_page(const struct member *member, struct ddp_progress *page, st
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	const int fd = open_pages(member);
+	struct slots_compute compute;
 	struct stat info;
 	bool got;
 
@@ -236,6 +237,10 @@ static bool read_page(const struct member *member, struct ddp_progress *page, st
 		row->has_loss = true;
 	if (got)
 		slots_exposed(slots, &row->exposed_ratio);
+	if (got && slots_compute(slots, &compute)) {
+		row->compute_seconds = (double)compute.ns * 1e-9;
+		row->compute_steps = compute.steps < INT64_MAX ? (int64_t)compute.steps : -1;
+	}
 	return got;
 }
 
@@ -400,7 +405,7 @@ static bool dump_step(const struct probe *probe, const struct members *members, 
 {
 	const struct member *first = &members->item[begin];
 	struct record_place place = { .job = (uint32_t)first->job, .step = (uint32_t)first->slurm_step,
-		                      .user = geteuid() };
+		                      .owner.user = geteuid() };
 	struct record_task *tasks = calloc(end - begin, sizeof(*tasks));
 	struct record_order order = { .place = &place, .reason = "asked", .node = node_name(), .tasks = tasks,
 		                      .world_size = first->world_size > 0 ? (uint32_t)first->world_size : 0,

@@ -92,6 +92,8 @@ TELL(steps)
 TELL(steps_per_second)
 TELL(samples_per_second)
 TELL(exposed_ratio)
+TELL(compute_seconds)
+TELL(compute_steps)
 TELL(restarts)
 TELL(requeues)
 TELL(stalls)
@@ -115,6 +117,9 @@ static const struct metric metrics[] = {
 	  tell_samples_per_second, false },
 	{ "rank_exposed_communication_ratio", "gauge",
 	  "How much of the last step the rank waited for gradients, from 0 to 1.", tell_exposed_ratio, false },
+	{ "rank_compute_seconds_total", "counter", "How long the rank has computed in its steps, without waits for other ranks.",
+	  tell_compute_seconds, false },
+	{ "rank_compute_steps_total", "counter", "In how many steps.", tell_compute_steps, false },
 	{ "rank_loss", "gauge", "The loss of the last step, where the program tells it.", tell_loss, false },
 	{ "rank_used_cpus", "gauge", "How many CPUs the rank's processes used.", tell_cpus, false },
 	{ "rank_restarts_total", "counter", "How often the programs of this step were started again (restart=).",

@@ -11,12 +11,12 @@
 /* Each member once: its name, and where it lies. */
 #define INTEGERS(X) \
 	X(job) X(slurm_step) X(rank) X(world_size) X(pid) X(processes) X(step) X(steps) X(collective) \
-	X(restarts) X(requeues) X(stalls)
+	X(restarts) X(requeues) X(stalls) X(compute_steps)
 #define TEXTS(X) \
 	X(node) X(program) X(state) X(waits_in) X(phase) X(doing) X(error) X(waits_for) \
 	X(partition) X(user)
 #define NUMBERS(X) \
-	X(cpu_percent) X(phase_seconds) X(since_seconds) X(progress_seconds) X(exposed_ratio) \
+	X(cpu_percent) X(phase_seconds) X(since_seconds) X(progress_seconds) X(exposed_ratio) X(compute_seconds) \
 	X(steps_per_second) X(samples_per_second)
 
 struct row row_unknown(void)
@@ -354,6 +354,45 @@ static void print_spare(FILE *file, const struct row *row)
 	fprintf(file, "%6s  %-10s %-10s waits to take the place of another node\n", "-", row->node, "spare");
 }
 
+static double compute_per_step(const struct row *row)
+{
+	return row->compute_steps > 0 && row->compute_seconds >= 0 ? row->compute_seconds / (double)row->compute_steps : -1;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	const double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* The median of what the step's ranks compute in a step, of two in the middle the lower one; -1: not known. */
+static double median_compute(const struct row *rows, size_t count)
+{
+	double *all = malloc(count * sizeof(*all)), median = -1;
+	size_t known = 0;
+
+	for (size_t i = 0; i < count && all != NULL; i++)
+		if (compute_per_step(&rows[i]) >= 0)
+			all[known++] = compute_per_step(&rows[i]);
+	if (known > 0) {
+		qsort(all, known, sizeof(*all), by_number);
+		median = all[(known - 1) / 2];
+	}
+	free(all);
+	return median;
+}
+
+/* What a rank computes is told if it is this many times the median, and by a millisecond more. */
+static void print_slow(FILE *file, const struct row *row, double median)
+{
+	const double slow = 1.5, seconds = compute_per_step(row);
+
+	if (median >= 0 && seconds >= slow * median && seconds >= median + 1e-3)
+		fprintf(file, "%8scomputes %.1f times as long as the median rank: %.1f ms a step, and the median is %.1f ms\n", "",
+		        seconds / (median > 0 ? median : 1e-6), seconds * 1e3, median * 1e3);
+}
+
 static void print_row(FILE *file, const struct row *row, bool colour, bool losses)
 {
 	bool late = !row->waiting && (row->collective >= 0 || is_gone(row));
@@ -389,6 +428,7 @@ static void print_row(FILE *file, const struct row *row, bool colour, bool losse
 static void print_step(FILE *file, const struct row *rows, size_t count, const char *job, bool colour)
 {
 	size_t waiting = 0, gone = 0, spares = 0;
+	const double median = median_compute(rows, count);
 	int64_t restarts = 0;
 	bool losses = false;
 
@@ -413,8 +453,10 @@ static void print_step(FILE *file, const struct row *rows, size_t count, const c
 	fprintf(file, "\n%s%6s  %-10s %-10s %9s %11s  %-40s %9s %10s%s %5s  %s%s\n", colour ? "\033[1m" : "", "RANK",
 	        "NODE", "PHASE", "FOR", "STEP", "COLLECTIVE", "SINCE", "RATE", losses ? "       LOSS" : "", "CPU",
 	        "PROCESS", colour ? "\033[0m" : "");
-	for (size_t i = 0; i < count - spares; i++)
+	for (size_t i = 0; i < count - spares; i++) {
 		print_row(file, &rows[i], colour, losses);
+		print_slow(file, &rows[i], median);
+	}
 	for (size_t i = count - spares; i < count; i++)
 		print_spare(file, &rows[i]);
 }

@@ -36,6 +36,8 @@ struct row {
 	double phase_seconds, since_seconds; /* of the phase; of the wait, or the last collective */
 	double progress_seconds; /* since the last sign of progress */
 	double exposed_ratio;    /* how much of the last step the rank waited for gradients, from 0 to 1 */
+	double compute_seconds;  /* how long it has computed in its steps, without waits for other ranks, */
+	int64_t compute_steps;   /* and in how many steps */
 	int64_t step, steps, collective; /* `steps`: with which the training ends */
 	bool waiting;
 	char waits_for[ROW_TEXT_MAX]; /* "#45 all_reduce f32[10] sum" */

@@ -15,6 +15,8 @@
  * before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
  * is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
  *
+ * With slow, all go on for SECONDS; each step computes for SHORT_US of processor time, and RANK also waits for SLOW_US, as for a disk.
+ *
  * With pair, all open two more contexts after three steps and end one of them; then RANK hangs in forward, and the
  * others wait for it in a barrier of the other one.
  */
@@ -30,7 +32,8 @@
 #include <ddp.h>
 #include "tests/support/options.h"
 
-enum { PARAMS = 1000, EXIT_USAGE = 2, EXIT_LIBRARY = 3, FIRST_STEPS = 3, STEP_US = 20000 };
+enum { PARAMS = 1000, EXIT_USAGE = 2, EXIT_LIBRARY = 3, FIRST_STEPS = 3, STEP_US = 20000, SHORT_US = 3000,
+       SLOW_US = 40000 };
 
 struct plan {
 	const char *action, *file;
@@ -60,6 +63,31 @@ static void train(ddp_model *model, int steps)
 static bool does(const struct plan *plan, const char *action)
 {
 	return strcmp(plan->action, action) == 0;
+}
+
+/* Until the thread has used so much processor time, however busy the machine is. */
+static void use(int microseconds)
+{
+	struct timespec now, begin;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &begin);
+	do
+		clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	while ((now.tv_sec - begin.tv_sec) * 1000000 + (now.tv_nsec - begin.tv_nsec) / 1000 < microseconds);
+}
+
+static void train_unevenly(const struct plan *plan, ddp_model *model, bool is_odd)
+{
+	for (int step = 0; step < plan->seconds * 1000000 / SHORT_US; step++) {
+		ddp_model_set_phase(model, DDP_PHASE_FORWARD);
+		use(SHORT_US);
+		if (is_odd)
+			usleep(SLOW_US);
+		ddp_model_set_phase(model, DDP_PHASE_BACKWARD);
+		memset(ddp_model_param_grad(model, 0), 0, PARAMS * sizeof(float));
+		check(ddp_model_grad_ready(model, 0));
+		check(ddp_model_step(model, 16, 0, NULL));
+	}
 }
 
 static void hang(void)
@@ -154,13 +182,13 @@ int main(int argc, char **argv)
 	ddp_model *model;
 
 	if (argc < 3 || argc > 5) {
-		fprintf(stderr, "usage: training_probe never|retry|pair|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none RANK [FILE [SECONDS]]\n");
+		fprintf(stderr, "usage: training_probe never|retry|pair|hang|spin|leave|finish|miss|halt|alarm|linger|work|go|busy|save|late|none|slow RANK [FILE [SECONDS]]\n");
 		return EXIT_USAGE;
 	}
 	const struct plan plan = { argv[1], argc > 3 ? argv[3] : NULL, atoi(argv[2]),
 		                   argc > 4 ? atoi(argv[4]) : 5 };
 	const bool retries = does(&plan, "retry");
-	const bool ends = is_one_of(plan.action, "late retry none busy save miss halt alarm linger work");
+	const bool ends = is_one_of(plan.action, "late retry none busy save miss halt alarm linger work slow");
 	if (strcmp(plan.action, "never") == 0 && getenv("RANK") != NULL && atoi(getenv("RANK")) == plan.rank)
 		return 0;
 	check(ddp_init(NULL, &context));
@@ -168,6 +196,8 @@ int main(int argc, char **argv)
 		return EXIT_USAGE;
 	check(ddp_model_create(context, params, 1, &options, &model));
 	train(model, FIRST_STEPS);
+	if (does(&plan, "slow"))
+		train_unevenly(&plan, model, ddp_get_job(context)->rank == plan.rank);
 	if (does(&plan, "pair"))
 		wait_in_pair(&plan, context, model);
 	const bool is_odd = ddp_get_job(context)->rank == plan.rank;

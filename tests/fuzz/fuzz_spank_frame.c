@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames of the link between a node and srun, and the openings of links: as they come, and with a right tag, as only
- * who knows the step's secret can make it.
- * fuzz-sources: spank/failure/frame.c spank/failure/opening.c spank/base/bytes.c spank/base/siphash.c
+ * Frames of the link between a node and srun, the openings of links, and notes for slow=: as they come, and with a right
+ * tag, as only who knows the step's secret can make it.
+ * fuzz-sources: spank/failure/frame.c spank/failure/opening.c spank/failure/pace_note.c spank/failure/srun/pace_step.c spank/base/bytes.c spank/base/error.c spank/base/sink.c spank/base/siphash.c
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,6 +11,7 @@
 #include "spank/base/bytes.h"
 #include "spank/failure/frame.h"
 #include "spank/failure/opening.h"
+#include "spank/failure/srun/pace_step.h"
 
 static const unsigned char secret[SIPHASH_KEY_BYTES] = "secret", nonce[FRAME_NONCE_BYTES] = "nonce";
 
@@ -70,6 +71,27 @@ static void read_signed(const uint8_t *data, size_t size)
 	frame_end(&reader);
 }
 
+static void read_notes(const uint8_t *data, size_t size)
+{
+	struct pace_step step = { .percent = 150 };
+	char line[1024];
+	struct pace_note note, again;
+	unsigned char packed[PACE_NOTE_BYTES];
+
+	for (; size >= PACE_NOTE_BYTES; data += PACE_NOTE_BYTES, size -= PACE_NOTE_BYTES) {
+		struct sink sink = sink_on(line, sizeof(line));
+		if (!pace_unpack(data, &note))
+			continue;
+		pace_pack(&note, packed);
+		if (!pace_unpack(packed, &again) || memcmp(&note, &again, sizeof(again)) != 0)
+			abort();
+		if (note.world_size <= 4096 && pace_step_take(&step, data))
+			while (pace_step_say(&step, &sink))
+				sink = sink_on(line, sizeof(line));
+	}
+	pace_step_end(&step);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -81,6 +103,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	read_raw(data + 1, size - 1, 1 + data[0] % 64u);
 	read_signed(data, size);
+	read_notes(data, size);
 	if (size >= OPENING_BYTES && opening_unpack(data, &opening)) {
 		opening_pack(&opening, packed);
 		if (!opening_unpack(packed, &again) || memcmp(&opening, &again, sizeof(again)) != 0)

@@ -54,6 +54,43 @@ print(slot.get("python.loss"), slot.get("python.told"), slot.get("step_weight"),
 """)
         self.assertEqual(lines, ["idle 4", "1.5 1 64.0 True"])
 
+    def test_compute_leaves_waits_out(self):
+        lines = self.output("""
+import time
+from slurm_ddp import progress
+began = time.monotonic()
+for batch in slurm_ddp.steps([1, 2]):
+    time.sleep(0.05)
+    with slurm_ddp.phase("wait"):
+        time.sleep(0.5)
+        progress.waited(0.5)
+    time.sleep(0.5)
+    progress.waited(0.5)
+slot = page.slot()
+print(slot.get("compute_steps"), 0.1 <= slot.get("compute_ns") / 1e9 <= time.monotonic() - began - 1.9)
+""")
+        self.assertEqual(lines, ["2 True"])
+
+    def test_backward_counts_as_a_wait(self):
+        lines = self.output("""
+import os, sys, tempfile, time
+folder = tempfile.mkdtemp()
+os.mkdir(folder + "/torch")
+open(folder + "/torch/__init__.py", "w").close()
+with open(folder + "/torch/autograd.py", "w") as file:
+    file.write("def backward(value):\\n    import time\\n    time.sleep(0.5)\\n    return value\\n")
+sys.path.insert(0, folder)
+slurm_ddp.install()
+import torch.autograd
+began = time.monotonic()
+for batch in slurm_ddp.steps([1, 2]):
+    time.sleep(0.05)
+    assert torch.autograd.backward(batch) == batch
+slot = page.slot()
+print(slot.get("compute_steps"), 0.1 <= slot.get("compute_ns") / 1e9 <= time.monotonic() - began - 0.9)
+""")
+        self.assertEqual(lines, ["2 True"])
+
     def test_phase_ends_with_its_block(self):
         lines = self.output("""
 slurm_ddp.phase("forward")

@@ -40,7 +40,7 @@ def tool(*arguments):
 def page():
     """A rank's page, which libddp writes, and the node's own behind it."""
     now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-    slot = struct.pack("<IIqQiiQ64s256sIIIIQQddIIqIIQ64sII", MAGIC, 2, 7, now, 0, 3, 41, b"all_reduce f32[10] sum", b"", 0, 0,
+    slot = struct.pack("<IIqQiiQ64s240sQQIIIIQQddIIqIIQ64sII", MAGIC, 2, 7, now, 0, 3, 41, b"all_reduce f32[10] sum", b"", 1750000000, 6, 0, 0,
                        1, 0, now, 41, 0.5, 64, 0, 0, 250, 0, 0, 0, b"", 0, 1 + 125000)
     assert len(slot) == PAGE // 8
     return slot.ljust(PAGE, b"\0") + struct.pack("<III", NODE_MAGIC, 60, 2).ljust(PAGE, b"\0")
@@ -110,6 +110,7 @@ try:
     check("its figures are in Prometheus' format", not problems(text), problems(text))
     for name, value in (("rank_step", "7"), ("rank_steps_per_second", "2"), ("rank_samples_per_second", "128"),
                         ("rank_exposed_communication_ratio", "0.125"), ("rank_planned_steps", "250"), ("rank_waiting", "1"),
+                        ("rank_compute_seconds_total", "1.75"), ("rank_compute_steps_total", "6"),
                         ("rank_restarts_total", "1"), ("step_requeues_total", "0"), ("step_stalls_total", "2"), ("step_ranks", "1")):
         check(f"{name} is what the page says", re.search(rf'^slurm_ddp_{name}{{jobid="{JOB}",stepid="3",.*}} {value}$', text, re.M), text)
     since = re.search(r"^slurm_ddp_rank_last_progress_timestamp_seconds{.*} ([0-9.]+)$", text, re.M)
@@ -127,7 +128,7 @@ try:
     ran = tool("--node", "--format", "json", "--interval", "0.05", JOB + ".3")
     told = json.loads(ran.stdout)
     check("there is JSON of a schema with a number", told["schema"] == 1 and told["job"] is None and len(told["ranks"]) == 1, ran.stdout)
-    wanted = {"job": int(JOB), "slurm_step": 3, "rank": 0, "step": 7, "stalls": 2, "restarts": 1, "requeues": 0, "exposed_ratio": 0.125,
+    wanted = {"job": int(JOB), "slurm_step": 3, "rank": 0, "step": 7, "stalls": 2, "restarts": 1, "requeues": 0, "exposed_ratio": 0.125, "compute_steps": 6,
               "partition": 'gpu"?x 1', "loss": None}
     check("with the same figures", wanted.items() <= told["ranks"][0].items(), ran.stdout)
     manual = (SOURCE / "doc/ddp-status.1").read_text().replace("\\-", "-")
@@ -157,7 +158,7 @@ try:
 
     def labels_of(query):
         """The labels of a query's result; what is not aggregated has those of a rank."""
-        grouped = None if "bottomk" in query else re.search(r"\bby \(([a-z, ]*)\)", query)
+        grouped = None if re.search(r"\b(?:top|bottom)k\b", query) else re.search(r"\bby \(([a-z, ]*)\)", query)
         return re.findall("[a-z]+", grouped[1]) if grouped else ["jobid", "stepid", "rank", "node", "user", "partition"]
 
     empty = [(panel["title"], label) for panel in dashboard["panels"] for target in panel["targets"]

@@ -414,6 +414,13 @@ static int count_lines(const char *name)
 	return count;
 }
 
+static bool step_folder(const char *dir, bool make, uint32_t job, struct error *error)
+{
+	const struct folder_wish wish = record_folder_wish(dir, make);
+
+	return record_folder_make(&wish, job, 0, error);
+}
+
 static void folder_is_made_and_kept_from_others(void **state)
 {
 	struct stat info;
@@ -422,20 +429,20 @@ static void folder_is_made_and_kept_from_others(void **state)
 
 	(void)state;
 	snprintf(dir, sizeof(dir), "%s", in_folder("new"));
-	assert_true(record_folder_make(dir, true, 12, 0, &error));
-	assert_true(record_folder_make(dir, true, 12, 0, &error));
+	assert_true(step_folder(dir, true, 12, &error));
+	assert_true(step_folder(dir, true, 12, &error));
 	assert_return_code(stat(in_folder("new/12.0"), &info), errno);
 	assert_int_equal(info.st_mode & 0777, 0700);
 	/* Somebody else's link in a folder of all users. */
 	assert_return_code(symlink("/tmp", in_folder("new/13.0")), errno);
-	assert_false(record_folder_make(dir, true, 13, 0, &error));
+	assert_false(step_folder(dir, true, 13, &error));
 	assert_non_null(strstr(error.text, "13.0"));
 	snprintf(dir, sizeof(dir), "%s", in_folder("no/such/folder"));
-	assert_false(record_folder_make(dir, true, 12, 0, &error));
+	assert_false(step_folder(dir, true, 12, &error));
 	assert_non_null(strstr(error.text, "cannot make the folder: No such file or directory; name a folder that exists"));
 	assert_return_code(close(open(in_folder("file"), O_CREAT | O_WRONLY, 0600)), errno);
 	snprintf(dir, sizeof(dir), "%s", in_folder("file"));
-	assert_false(record_folder_make(dir, true, 12, 0, &error));
+	assert_false(step_folder(dir, true, 12, &error));
 	assert_non_null(strstr(error.text, "cannot open the folder: Not a directory"));
 }
 
@@ -447,12 +454,12 @@ static void folder_of_a_site_is_not_made(void **state)
 
 	(void)state;
 	snprintf(dir, sizeof(dir), "%s", in_folder("site"));
-	assert_false(record_folder_make(dir, false, 12, 0, &error));
+	assert_false(step_folder(dir, false, 12, &error));
 	assert_non_null(strstr(error.text, "cannot open the folder: No such file or directory; the administrator makes the "
 	                                   "site's folder, with mode 1777, on all nodes"));
 	assert_int_not_equal(access(dir, F_OK), 0);
 	assert_return_code(mkdir(dir, 0700), errno);
-	assert_true(record_folder_make(dir, false, 12, 0, &error));
+	assert_true(step_folder(dir, false, 12, &error));
 }
 
 static void file_in_the_way_is_refused(void **state)
@@ -461,7 +468,7 @@ static void file_in_the_way_is_refused(void **state)
 	int steps;
 
 	(void)state;
-	steps = record_folder_open(folder, true, 1, 2, &error);
+	steps = record_folder_open(&(struct folder_wish){ .option = "record", .dir = folder, .make = true, .mode = 0700 }, 1, 2, &error);
 	assert_true(steps >= 0);
 	assert_true(record_folder_add(steps, 5, "one\n", 4, &error));
 	assert_true(record_folder_add(steps, 5, "two\n", 4, &error));
@@ -476,7 +483,7 @@ static void file_in_the_way_is_refused(void **state)
 static void dump_writes_a_line_for_each_rank(void **state)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
-	struct record_place place = { .job = 8, .step = 1, .user = geteuid(), .group = getegid() };
+	struct record_place place = { .job = 8, .step = 1, .owner = { .user = geteuid(), .group = getegid() } };
 	const struct record_task tasks[] = { { .local_task = 0, .rank = 4, .pid = getpid() },
 		                             { .local_task = TASK, .rank = 5, .end = "signal 9" },
 		                             { .local_task = 2, .rank = UINT32_MAX } };
@@ -507,7 +514,7 @@ static void dump_writes_a_line_for_each_rank(void **state)
 /* As slurmstepd does it. */
 static void root_becomes_the_user_first(void **state)
 {
-	struct record_place place = { .job = 8, .step = 1, .user = 65534, .group = 65534 };
+	struct record_place place = { .job = 8, .step = 1, .owner = { .user = 65534, .group = 65534 } };
 	const struct record_task task = { .rank = 0 };
 	const struct record_order order = { .place = &place, .reason = "end", .node = "n1", .world_size = 1, .tasks = &task,
 		                            .count = 1 };
@@ -566,7 +573,7 @@ static int start_process_with_stacks(pid_t *pid)
 
 static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
 {
-	struct record_place place = { .job = 8, .step = 1, .user = geteuid(), .group = getegid() };
+	struct record_place place = { .job = 8, .step = 1, .owner = { .user = geteuid(), .group = getegid() } };
 	struct record_task task = { .rank = 0 };
 	const struct record_order order = { .place = &place, .reason = "asked", .node = "n1", .world_size = 1, .tasks = &task,
 		                            .count = 1, .stacks = true };
@@ -606,7 +613,7 @@ static void child_that_goes_on_is_not_waited_for(void **state)
 static void failure_is_recorded_once_and_at_the_end(void **state)
 {
 	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
 	(void)state;
@@ -638,12 +645,12 @@ static void note_said(const char *text)
 static void record_that_is_not_written_is_told(void **state)
 {
 	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
 	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
-	assert_true(record_folder_make(folder, false, 3, 0, &error));
+	assert_true(step_folder(folder, false, 3, &error));
 	for (int look = 0; look < 2; look++) {
 		said[0] = '\0';
 		flight.failed = false;
@@ -671,7 +678,7 @@ static void record_that_is_not_written_is_told(void **state)
 static void children_that_still_write_are_kept(void **state)
 {
 	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 	int inputs[FLIGHT_CHILDREN];
 

@@ -402,6 +402,25 @@ static void data_of_a_step_comes_before_its_computation(void **state)
 	assert_int_equal(doing_place(&data), 3);
 }
 
+static void computing_is_told_by_the_context_with_most_steps(void **state)
+{
+	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = 0, .compute_steps = 9 } };
+	struct slots_compute compute;
+
+	(void)state;
+	assert_false(slots_compute(slots, &compute));
+	slots[1] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 4, .compute_ns = 40 };
+	slots[2] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 5, .compute_ns = 60, .pid = 7 };
+	slots[3] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 6, .closed = 1 };
+	/* An error of an older libddp, which goes on there. */
+	slots[4] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 8 };
+	memset(slots[4].error, 'x', sizeof(slots[4].error));
+	assert_true(slots_compute(slots, &compute));
+	assert_int_equal(compute.steps, 5);
+	assert_int_equal(compute.ns, 60);
+	assert_int_equal(compute.pid, 7);
+}
+
 static void exposed_communication_is_told_by_libddp_only(void **state)
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = 0 } };
@@ -433,6 +452,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(python_tells_phases_beside_nccl, make_page, drop_page),
 		cmocka_unit_test_setup_teardown(python_tells_errors_beside_libddp, make_page, drop_page),
 		cmocka_unit_test(data_of_a_step_comes_before_its_computation),
+		cmocka_unit_test(computing_is_told_by_the_context_with_most_steps),
 		cmocka_unit_test(exposed_communication_is_told_by_libddp_only),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,6 +69,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(grace_seconds);
 	NUMBER(stall_seconds);
 	NUMBER(kill_on_stall);
+	NUMBER(slow_percent);
 	NUMBER(restarts);
 	NUMBER(spares);
 	NUMBER(min_nodes);
@@ -83,6 +84,7 @@ static const char *shown(const struct settings *s)
 	NUMBER(timeout_seconds);
 	TEXT(trace_dir);
 	TEXT(record_dir);
+	TEXT(log_dir);
 	NUMBER(watch);
 	TEXT(watch_path);
 	NUMBER(python);
@@ -116,6 +118,7 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "timeout=1", "timeout_seconds=1 " }, { "timeout=604800", "timeout_seconds=604800 " },
 	{ "trace=/scratch/a=b c", "trace_dir=/scratch/a=b c " },
 	{ "record=/scratch/a=b c", "record_dir=/scratch/a=b c " }, { "record=no", "" },
+	{ "log=logs/of me", "log_dir=logs/of me " }, { "log=/scratch/logs", "log_dir=/scratch/logs " },
 	{ "python", "python=1 " }, { "python=/opt/p", "python=1 python_path=/opt/p " }, { "python=no", "" },
 	{ "watch", "watch=1 " }, { "watch=/p.so", "watch=1 watch_path=/p.so " }, { "watch=no", "" },
 	{ "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
@@ -123,6 +126,8 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "grace=0", "grace_seconds=0 " }, { "grace=604800", "grace_seconds=604800 " },
 	{ "stall=0", "" }, { "stall=604800", "stall_seconds=604800 " },
 	{ "stall-action=report", "" }, { "stall-action=kill", "kill_on_stall=1 " },
+	{ "slow=1.5", "slow_percent=150 " }, { "slow=2", "slow_percent=200 " }, { "slow=1.25", "slow_percent=125 " },
+	{ "slow=100", "slow_percent=10000 " }, { "slow=0", "" }, { "slow=0.0", "" },
 	{ "restart=0", "" }, { "restart=3", "kill_on_stall=1 restarts=3 " },
 	{ "restart=1000,stall-action=report", "restarts=1000 " },
 	{ "restart=3,spare=0,min-nodes=0", "kill_on_stall=1 restarts=3 " },
@@ -177,6 +182,7 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "timeout", "'timeout' needs a value" }, { "timeout=0", "'timeout'" },
 	{ "timeout=604801", "'timeout'" }, { "timeout=5m", "'timeout'" }, { "timeout=1.5", "'timeout'" },
 	{ "record", "'record' needs a value" }, { "record=", "'record'" }, { "record=a", "'record'" }, { "record=/a\nb", "'record'" },
+	{ "log", "'log' needs a value" }, { "log=", "'log'" }, { "log=a\033b", "'log'" },
 	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
 	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },
@@ -188,6 +194,9 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
 	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
 	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
+	{ "slow", "'slow' needs a value" }, { "slow=1", "'slow'" }, { "slow=1.09", "'slow'" }, { "slow=100.5", "'slow'" },
+	{ "slow=1.", "'slow'" }, { "slow=1.505", "'slow'" }, { "slow=.5", "'slow'" }, { "slow=2x", "'slow'" }, { "slow=-2", "'slow'" },
+	{ "slow=2,launcher", "'slow' and 'launcher'" },
 	{ "silence", "'silence' needs a value" }, { "silence=1", "'silence' does not take" },
 	{ "silence=3601", "'silence' does not take" }, { "silence=2.5", "'silence' does not take" },
 	{ "stall=5,launcher", "'stall' and 'launcher'" }, { "launcher=yes,stall=5", "'stall' and 'launcher'" },

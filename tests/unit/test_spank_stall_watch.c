@@ -291,7 +291,7 @@ static void slow_start_is_no_stall(void **state)
 	begin_node(&node, &nowhere);
 	node.supervise.shared->world_size = 2;
 	assert_non_null(mkdtemp(folder));
-	node.watch.flight.place = (struct record_place){ .job = 5, .step = 0, .user = geteuid(), .group = getegid() };
+	node.watch.flight.place = (struct record_place){ .job = 5, .step = 0, .owner = { .user = geteuid(), .group = getegid() } };
 	strcpy(node.watch.flight.place.dir, folder);
 	snprintf(path, sizeof(path), "%s/5.0/rank-0.jsonl", folder);
 	page.collective_ns = node.now_ns;

@@ -67,10 +67,10 @@ same "spank/relaunch.c" \
 same "spank/preflight.c" \
 	"$(cd "${srcdir:-.}" && grep -rl 'posix_spawn' spank --include='*.c' | grep -v ^spank/status/)" \
 	"it starts a program in srun alone, for preflight="
-same "spank/record/dump.c spank/restart/agent.c" \
+same "spank/output/pump.c spank/record/dump.c spank/restart/agent.c" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]fork\(\)' spank --include='*.c' | grep -v ^spank/status/ |
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
-	"it forks in agents, and to write records as the user, alone"
+	"it forks in agents, and to write as the user, alone"
 same "" "$(grep -rhE '(^|[^a-z_])dlopen\(' "${srcdir:-.}/spank" --include='*.c' | grep -v RTLD_NOLOAD)" \
 	"it opens a library only if that is loaded already"
 same "dlsym getaddrinfo" \

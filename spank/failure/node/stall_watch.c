@@ -164,6 +164,8 @@ static int next_look_ms(const struct stall_watch *watch, uint64_t now_ns)
 	int next_ms = sooner(watch->seconds > 0 ? stall_watch_period_ms(watch->seconds) : start_look_ms(watch, now_ns),
 	                     late_look_ms(watch));
 
+	if (watch->pace.ranks != NULL)
+		next_ms = sooner(next_ms, PACE_LOOK_MS);
 	/* Nobody tells the witness that another generation begins. */
 	return watch->generation > 0 ? sooner(next_ms, STALL_START_MAX_MS) : next_ms;
 }
@@ -191,6 +193,7 @@ static void take_generation(struct stall_watch *watch, uint64_t now_ns)
 	watch->opened_ns = now_ns;
 	watch->started = watch->told = watch->stalls = watch->late = watch->unanswered = false;
 	watch->again_ms = 0;
+	pace_forget(&watch->pace);
 }
 
 static void look_at_program(void *about, uint32_t local_task, struct program *program)
@@ -238,6 +241,26 @@ static void note_stall(struct stall_watch *watch, bool stalls)
 	                  begins);
 }
 
+/* A note that srun does not take is lost: the next one tells as much. */
+static void look_at_pace(struct stall_watch *watch, uint64_t now_ns)
+{
+	char address[sizeof(watch->shared->srun_address)] = "";
+	unsigned char bytes[PACE_NOTE_BYTES];
+	struct pace_note note;
+
+	for (uint32_t i = 0; i < watch->count; i++) {
+		struct ddp_progress slots[DDP_PROGRESS_SLOTS];
+		memcpy(slots, watch->pages + (size_t)i * DDP_PROGRESS_BYTES, sizeof(slots));
+		pace_see(&watch->pace, i, watch->ranks[i].rank, slots, watch->ranks[i].end != STALL_NO_END);
+	}
+	if (!pace_look(&watch->pace, watch->shared->world_size, now_ns, &note))
+		return;
+	memcpy(note.node, watch->shared->node, sizeof(note.node) - 1);
+	memcpy(address, watch->address, sizeof(address) - 1);
+	pace_pack(&note, bytes);
+	relay_tell(&watch->relay, address, &(struct relay_news){ .text = "", .pace = bytes, .generation = watch->generation });
+}
+
 int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
@@ -256,6 +279,8 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 		late = stall_judge_late(&node, now_ns, &note);
 	unseen = !stopping && !late && !note.stalled && is_unseen(watch, &node, now_ns, &note);
 	note_stall(watch, stalls && !stopping);
+	if (watch->pace.ranks != NULL && !stopping)
+		look_at_pace(watch, now_ns);
 	/* Such a rank's times go on. */
 	if (note.stalled != watch->told || late || unseen || watch->late || watch->unanswered) {
 		watch->told = note.stalled;

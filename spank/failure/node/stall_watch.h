@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "spank/failure/node/flight.h"
+#include "spank/failure/node/pace.h"
 #include "spank/failure/node/stall.h"
 #include "spank/failure/node/supervise.h"
 #include "spank/failure/node/unseen.h"
@@ -36,6 +37,7 @@ struct stall_watch {
 	struct relay relay;
 	const char *address;        /* of srun; numeric */
 	struct flight flight;       /* of record= */
+	struct pace_watch pace;     /* of slow=; made by the caller */
 };
 
 /* Looks for stall=`seconds` come this far apart: a stall is noticed that much later at most. */

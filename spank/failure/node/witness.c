@@ -19,6 +19,7 @@
 #include "spank/base/child.h"
 #include "spank/base/contained.h"
 #include "spank/base/handle.h"
+#include "spank/base/owner.h"
 #include "spank/base/pause.h"
 #include "spank/base/title.h"
 #include "spank/failure/node/relay_node.h"
@@ -40,18 +41,6 @@ struct place {
 	pid_t slurmstepd;
 	pid_t tasks; /* their process group */
 };
-
-static void close_everything(void)
-{
-	long count = sysconf(_SC_OPEN_MAX);
-
-#ifdef SYS_close_range
-	if (syscall(SYS_close_range, 0u, ~0u, 0u) == 0)
-		return;
-#endif
-	for (long fd = 0; fd < (count > 0 ? count : 1024); fd++)
-		close((int)fd);
-}
 
 /* slurmstepd is gone, and with it who would tell srun of its tasks' ends. */
 static void tell_of_slurmstepd(const struct witness_words *words, pid_t tasks)
@@ -106,7 +95,7 @@ static void leave_task(const struct place *place, const char *name)
 		setpgid(0, 0);
 	prctl(PR_SET_DUMPABLE, 0);
 	title_take(name);
-	close_everything();
+	owner_close_files(0);
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 }
 

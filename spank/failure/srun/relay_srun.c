@@ -27,6 +27,7 @@
 #include "spank/failure/srun/launched.h"
 #include "spank/failure/srun/links.h"
 #include "spank/failure/srun/listener.h"
+#include "spank/failure/srun/pace_step.h"
 #include "spank/failure/srun/peers.h"
 #include "spank/failure/srun/presence.h"
 #include "spank/failure/srun/releases.h"
@@ -48,6 +49,7 @@ static struct {
 	uint32_t generation; /* in a step that is restarted; 0: none has begun */
 	struct first_failure first;
 	struct requests requests;
+	struct pace_step pace;
 	struct worker worker;
 	atomic_int wait_status; /* the step's, for who does not wait for the worker */
 	pid_t process; /* 0: not open */
@@ -163,6 +165,8 @@ static void note_presence(const struct relay_news *news)
 
 	if (news->here)
 		releases_note(&releases, release_own(), news->node, news->text, RELAY_TEXT_MAX);
+	if (news->pace != NULL)
+		return;
 	if (news->stall == NULL)
 		presence_report(&presence, news->here ? news->rank : UINT32_MAX, news->node);
 	else if (stall_unpack(news->stall, &note))
@@ -284,8 +288,20 @@ static bool is_past(const struct relay_news *news)
 {
 	if (!restarts() || news->generation == server.generation || news->generation == 0)
 		return false;
-	server.step.stopping |= news->stall == NULL && news->facts.sent == SENT_STOP;
+	server.step.stopping |= news->stall == NULL && news->pace == NULL && news->facts.sent == SENT_STOP;
 	return true;
+}
+
+static void take_pace(const unsigned char *note)
+{
+	char text[RELAY_TEXT_MAX + 1];
+	struct sink sink = sink_on(text, sizeof(text));
+
+	if (!pace_step_take(&server.pace, note))
+		return;
+	for (; pace_step_say(&server.pace, &sink); sink = sink_on(text, sizeof(text)))
+		if (!server.step.over && !server.step.stopping)
+			voice_say(server.actions.say, text);
 }
 
 /* True if the connection is kept. */
@@ -300,7 +316,7 @@ static bool take(const struct relay_message *message, int fd)
 	relay_sign(&server.relay, message, tag);
 	/* A note is the node's present state, so an older one is none. Its node tells it again. */
 	if (memcmp(tag, message->tag, sizeof(tag)) != 0 ||
-	    !heard_first(&server.heard, message->nonce, news.stall != NULL))
+	    !heard_first(&server.heard, message->nonce, news.stall != NULL || news.pace != NULL))
 		return false;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
@@ -317,7 +333,9 @@ static bool take(const struct relay_message *message, int fd)
 	alone &= !restarts();
 	held = (struct held_news){ *message, alone, ddp_now_ns() };
 	add_node(&news, text);
-	if (news.stall != NULL)
+	if (news.pace != NULL)
+		take_pace(news.pace);
+	else if (news.stall != NULL)
 		step_take_stall(&server.step, news.stall, ddp_now_ns());
 	else if (!requests_hold(&server.requests, &server.step, &held))
 		step_take(&server.step, &news, alone, held.taken_ns);
@@ -354,6 +372,7 @@ void relay_say(const char *text)
 void relay_begin_generation(uint32_t generation)
 {
 	step_begin_again(&server.step);
+	pace_step_end(&server.pace);
 	first_failure_begin_again(&server.first, &server.links);
 	server.generation = generation;
 	requests_begin_again(&server.requests);
@@ -533,6 +552,7 @@ bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
 		server.actions = *actions;
 		presence_end(&presence);
 		step_start(&server.step, policy);
+		server.pace.percent = policy->slow_percent;
 		requests_start(&server.requests, &server.actions);
 		if (!listen_and_start(low, high)) {
 			error_set(error, "cannot listen for the nodes' reports: %s", strerror(errno));
@@ -601,6 +621,7 @@ int relay_close(void)
 	peers_end(&server.peers);
 	close_sockets();
 	heard_end(&server.heard);
+	pace_step_end(&server.pace);
 	links_end(&server.links);
 	requests_end(&server.requests);
 	memset(&server, 0, sizeof(server));

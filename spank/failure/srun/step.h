@@ -32,6 +32,7 @@ struct step_policy {
 	uint32_t stall_seconds; /* 0: no matter how long it stalls */
 	bool kill_on_stall;
 	struct stall_asked asked;
+	uint32_t slow_percent; /* of slow=: pace_step.h; 0: nobody asks */
 	bool restarts; /* what would end the step may restart it: then `ends` of an action tells why */
 };
 

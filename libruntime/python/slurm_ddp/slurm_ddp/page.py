@@ -23,7 +23,8 @@ PHASES = {"idle": 0, "data": 1, "forward": 2, "backward": 3, "wait": 4, "optimiz
 # Name: (offset, format or bytes of text)
 LAYOUT = {
     "magic": (0, "=I"), "phase": (4, "=I"), "step": (8, "=q"), "updated_ns": (16, "=Q"), "bucket": (24, "=i"),
-    "buckets": (28, "=i"), "collective": (32, "=Q"), "collective_text": (40, 64), "error": (104, 256),
+    "buckets": (28, "=i"), "collective": (32, "=Q"), "collective_text": (40, 64), "error": (104, 240),
+    "compute_ns": (344, "=Q"), "compute_steps": (352, "=Q"),
     "status": (360, "=I"), "culprit": (364, "=I"), "waiting": (368, "=I"), "closed": (372, "=I"),
     "collective_ns": (376, "=Q"), "described": (384, "=Q"), "step_seconds": (392, "=d"), "step_weight": (400, "=d"),
     "writer": (408, "=I"), "aside": (412, "=I"), "steps": (416, "=q"), "error_state": (424, "=I"),
@@ -176,6 +177,14 @@ def set_step_done(seconds, samples, loss):
     if loss is not None:
         _slot.set("python.loss", loss)
         _slot.set("python.told", 1)
+
+
+def add_compute(seconds):
+    """Adds what the rank itself has done in a step, without waits for other ranks."""
+    if _slot is None:
+        return
+    _slot.set("compute_ns", _slot.get("compute_ns") + int(seconds * 1e9))
+    _slot.set("compute_steps", _slot.get("compute_steps") + 1)
 
 
 def set_error(text, of_peer=False):

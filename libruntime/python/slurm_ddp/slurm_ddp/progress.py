@@ -11,6 +11,8 @@ NAMES = ("idle", "data", "forward", "backward", "wait", "optimizer", "checkpoint
 _SECONDS = {"data": "data_seconds", "forward": "forward_seconds", "backward": "backward_seconds",
             "wait": "exposed_seconds", "optimizer": "optimizer_seconds", "checkpoint": "checkpoint_seconds",
             "eval": "evaluation_seconds"}
+# In these a rank works; `waited()` tells of waits in them.
+_COMPUTES = ("data", "forward", "backward", "optimizer", "compute")
 # A loss on a GPU is read after all work that was queued before it, so it is not read in each step.
 _LOSS_EVERY = 1.0
 
@@ -19,6 +21,7 @@ class _State:
     def __init__(self):
         self.phase, self.phase_start = "starting", time.monotonic()
         self.seconds = {}        # by phase, of the step under way
+        self.waited = 0.0        # of the step under way, in phases in which a rank works
         self.step = 0            # the step under way; 0: none yet
         self.step_start = None
         self.loss_read = -math.inf
@@ -77,9 +80,22 @@ def is_told_by_program():
 def begin_step(number):
     if _state.step_start is None:
         _state.step_start = time.monotonic()
-        _state.seconds = {}
+        _state.seconds, _state.waited = {}, 0.0
     _state.step = number
     page.set_step(number)
+
+
+def waited(seconds):
+    """Says that the rank has waited for others, in a phase in which it works otherwise."""
+    if _state.phase in _COMPUTES:
+        _state.waited += seconds
+
+
+def _tell_compute():
+    seconds = sum(_state.seconds.get(name, 0.0) for name in _COMPUTES) - _state.waited
+    # Nothing is known of a step whose beginning was not seen.
+    if _state.step_start is not None and seconds > 0:
+        page.add_compute(seconds)
 
 
 def _number_of(loss):
@@ -106,9 +122,10 @@ def end_step(number=None, loss=None, samples=None, **more):
     seconds = now - _state.step_start if _state.step_start is not None else 0.0
     told = _number_of(loss)
     page.set_step_done(seconds, samples, told)
+    _tell_compute()
     if _state.metrics is not None:
         _state.metrics.write(number, seconds, told, samples, _state.seconds, more)
-    _state.step_start, _state.seconds = now, {}
+    _state.step_start, _state.seconds, _state.waited = now, {}, 0.0
     _state.step = number + 1
     page.set_step(_state.step)
     enter("compute" if enter_again in ("starting", "idle") else enter_again)

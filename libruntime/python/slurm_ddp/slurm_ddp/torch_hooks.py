@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+import time
 
 from . import page, progress
 
@@ -15,6 +16,7 @@ _batches = 0       # that the program has asked for
 _optimizer = None  # id of the one whose steps count
 _collectives = 0   # of all ranks
 _depth = 0         # of collectives that call others
+_began = 0.0       # when the outermost of them began
 
 
 def _is_main():
@@ -121,12 +123,13 @@ def _waits(name, inner, counts):
 
     @functools.wraps(inner)
     def waiting(*arguments, **keywords):
-        global _collectives, _depth
+        global _collectives, _depth, _began
         if not _is_main() or page.slot() is None:
             return inner(*arguments, **keywords)
         of_all = counts and keywords.get("group") is None
         if _depth == 0:
             _collectives += of_all
+            _began = time.monotonic()
             page.begin_wait(_collectives if of_all else 0, name + (_shape(arguments[0]) if arguments else ""))
         _depth += 1
         try:
@@ -135,8 +138,26 @@ def _waits(name, inner, counts):
             _depth -= 1
             if _depth == 0:
                 page.end_wait()
+                progress.waited(time.monotonic() - _began)
 
     return waiting
+
+
+def _hook_backward(module):
+    """Gradients of DistributedDataParallel are reduced in backward, and a slow rank's time there cannot be told from the
+    others' wait for it. So backward counts as a wait: a rank that computes slowly does so in forward, too."""
+    inner = module.backward
+
+    @functools.wraps(inner)
+    def backward(*arguments, **keywords):
+        began = time.monotonic()
+        try:
+            return inner(*arguments, **keywords)
+        finally:
+            if _is_main():
+                progress.waited(time.monotonic() - began)
+
+    module.backward = backward
 
 
 def _hook_distributed(module):
@@ -154,6 +175,7 @@ def _hook_distributed(module):
 # ---- when torch is imported ----------------------------------------------------------------
 
 _HOOKS = {"torch.utils.data.dataloader": _hook_loader, "torch.optim.optimizer": _hook_optimizer,
+          "torch.autograd": _hook_backward,
           "torch.distributed.distributed_c10d": _hook_distributed}
 
 

@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit tsan */
+/* spank/output: what tasks write reaches their files and SLURM, whatever happens to the tasks and to ddp-log. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/base/pause.h"
+#include "spank/output/pump.h"
+#include "spank/output/redirect.h"
+
+enum { WAIT_MS = 60000, TEXT_MAX = 1 << 20 };
+
+static char folder[256];
+static int control;
+static char text[TEXT_MAX];
+
+static int make(void **state)
+{
+	const struct owner owner = { .user = geteuid(), .group = getegid() };
+	struct error error = { "" };
+
+	(void)state;
+	snprintf(folder, sizeof(folder), "%s/output.XXXXXX", getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp");
+	assert_non_null(mkdtemp(folder));
+	control = pump_make(&owner, 4, &error);
+	assert_string_equal(error.text, "");
+	return 0;
+}
+
+static int end(void **state)
+{
+	char command[300];
+
+	(void)state;
+	pump_end(control, WAIT_MS);
+	snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+	return system(command);
+}
+
+/* A task's stream as the test sees it. */
+struct ends {
+	int in;  /* what the task writes to */
+	int out; /* what SLURM reads from */
+	int say;
+};
+
+static struct ends hand_over(int file, const char *label)
+{
+	struct pump_stream stream = { .who = "rank 3 on n1" };
+	int in[2], out[2], say[2];
+	struct error error;
+
+	snprintf(stream.label, sizeof(stream.label), "%s", label);
+	snprintf(stream.path, sizeof(stream.path), "logs/%d", file);
+	assert_return_code(pipe2(in, O_CLOEXEC), errno);
+	assert_return_code(pipe2(out, O_CLOEXEC), errno);
+	assert_return_code(pipe2(say, O_CLOEXEC), errno);
+	const int fds[PUMP_FDS] = { [PUMP_IN] = in[0], [PUMP_OUT] = out[1], [PUMP_FILE] = file, [PUMP_SAY] = say[1] };
+	assert_true(pump_add(control, &stream, fds, &error));
+	close(in[0]);
+	close(out[1]);
+	close(say[1]);
+	return (struct ends){ in[1], out[0], say[0] };
+}
+
+static int open_file(const char *name)
+{
+	char path[512];
+	int file;
+
+	snprintf(path, sizeof(path), "%s/%s", folder, name);
+	file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	assert_return_code(file, errno);
+	return file;
+}
+
+/* Everything up to the end. */
+static const char *read_all(int fd)
+{
+	size_t used = 0;
+	ssize_t got = 1;
+
+	while (got > 0 && used < sizeof(text) - 1) {
+		struct pollfd ready = { .fd = fd, .events = POLLIN };
+		assert_int_equal(poll(&ready, 1, WAIT_MS), 1);
+		got = read(fd, text + used, sizeof(text) - 1 - used);
+		used += got > 0 ? (size_t)got : 0;
+	}
+	text[used] = '\0';
+	close(fd);
+	return text;
+}
+
+static const char *read_file(int file)
+{
+	assert_int_equal(lseek(file, 0, SEEK_SET), 0);
+	return read_all(file);
+}
+
+static void put(int fd, const char *bytes)
+{
+	assert_int_equal(write(fd, bytes, strlen(bytes)), strlen(bytes));
+}
+
+/* Waits until a text is there: ddp-log ends a stream's file before SLURM's end of it. */
+static void await_text(int file, const char *wanted)
+{
+	char now[4096];
+
+	for (int look = 0; look < WAIT_MS / 10; look++) {
+		ssize_t got = pread(file, now, sizeof(now) - 1, 0);
+		now[got > 0 ? got : 0] = '\0';
+		if (strcmp(now, wanted) == 0)
+			return;
+		pause_ms(10);
+	}
+	assert_string_equal(now, wanted);
+}
+
+static void each_line_gets_the_label_and_the_file_none(void **state)
+{
+	static const struct { const char *written, *shown; } cases[] = {
+		{ "", "" },
+		{ "one\ntwo\n", "[r] one\n[r] two\n" },
+		{ "a last line without its end", "[r] a last line without its end\n" },
+		{ "\n\n", "[r] \n[r] \n" },
+		{ "dos\r\nline\r\n", "[r] dos\r\n[r] line\r\n" },
+		{ "\r 10%\r 20%\r done\n", "[r] \r[r]  10%\r[r]  20%\r[r]  done\n" },
+		{ "ends\r", "[r] ends\r" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		int file = open_file("lines");
+		struct ends ends = hand_over(file, "[r] ");
+		assert_return_code(ftruncate(file, 0), errno);
+		put(ends.in, cases[i].written);
+		close(ends.in);
+		assert_string_equal(read_all(ends.out), cases[i].shown);
+		assert_string_equal(read_all(ends.say), "");
+		assert_string_equal(read_file(file), cases[i].written);
+	}
+}
+
+static void a_line_is_shown_before_the_program_ends(void **state)
+{
+	int file = open_file("now");
+	struct ends ends = hand_over(file, "");
+
+	(void)state;
+	put(ends.in, "one\npart");
+	await_text(file, "one\n");
+	put(ends.in, " of it\r");
+	put(ends.in, "x");
+	await_text(file, "one\npart of it\r");
+	close(ends.in);
+	assert_string_equal(read_all(ends.out), "one\npart of it\rx");
+	close(ends.say);
+	close(file);
+}
+
+/* 0 to 255 in pieces of odd sizes, with lines longer than any buffer. */
+static void binary_output_is_unchanged(void **state)
+{
+	enum { BYTES = 700001 };
+	unsigned char *bytes = malloc(BYTES);
+	int file = open_file("binary");
+	struct ends ends = hand_over(file, "");
+	pid_t task;
+
+	(void)state;
+	for (size_t i = 0; i < BYTES; i++)
+		bytes[i] = (unsigned char)(i < 300000 ? i * 7 + i / 256 : 'a');
+	task = fork();
+	if (task == 0) {
+		for (size_t done = 0, piece = 1; done < BYTES; piece = piece * 3 % 70001 + 1) {
+			size_t left = BYTES - done;
+			ssize_t got = write(ends.in, bytes + done, piece < left ? piece : left);
+			done += got > 0 ? (size_t)got : 0;
+		}
+		_exit(0);
+	}
+	close(ends.in);
+	read_all(ends.out);
+	assert_memory_equal(text, bytes, BYTES);
+	read_file(file);
+	assert_memory_equal(text, bytes, BYTES);
+	close(ends.say);
+	free(bytes);
+	assert_int_equal(waitpid(task, NULL, 0), task);
+}
+
+/* Two streams of one file, and pieces of lines. */
+static void lines_stay_whole(void **state)
+{
+	enum { LINES = 2000 };
+	int file = open_file("whole"), counts[2] = { 0 };
+	struct ends ends[2] = { hand_over(file, ""), hand_over(file, "") };
+	pid_t tasks[2];
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		tasks[i] = fork();
+		for (int line = 0; tasks[i] == 0 && line < LINES; line++) {
+			dprintf(ends[i].in, "stream %d ", i);
+			dprintf(ends[i].in, "line ");
+			dprintf(ends[i].in, "%d\n", line);
+		}
+		if (tasks[i] == 0)
+			_exit(0);
+		close(ends[i].in);
+	}
+	for (int i = 0; i < 2; i++) {
+		read_all(ends[i].out);
+		close(ends[i].say);
+		assert_int_equal(waitpid(tasks[i], NULL, 0), tasks[i]);
+	}
+	read_file(file);
+	for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+		int stream = -1, number = -1;
+		assert_int_equal(sscanf(line, "stream %d line %d", &stream, &number), 2);
+		assert_in_range(stream, 0, 1);
+		assert_int_equal(number, counts[stream]++);
+	}
+	assert_int_equal(counts[0], LINES);
+	assert_int_equal(counts[1], LINES);
+}
+
+/* A last line without its end, and then a line of the other stream */
+static void a_last_line_stays_whole(void **state)
+{
+	int file = open_file("last");
+	struct ends ends[2] = { hand_over(file, "[r] "), hand_over(file, "[r] ") };
+
+	(void)state;
+	put(ends[0].in, "out\nthe end");
+	close(ends[0].in);
+	pause_ms(50);
+	put(ends[1].in, "err\n");
+	await_text(file, "out\nerr\n");
+	close(ends[1].in);
+	assert_string_equal(read_all(ends[0].out), "[r] out\n[r] the end\n");
+	assert_string_equal(read_all(ends[1].out), "[r] err\n");
+	assert_string_equal(read_file(file), "out\nerr\nthe end");
+	close(ends[0].say);
+	close(ends[1].say);
+}
+
+static void a_killed_task_loses_nothing(void **state)
+{
+	int file = open_file("killed");
+	struct ends ends = hand_over(file, "[r] ");
+	pid_t task = fork();
+
+	(void)state;
+	if (task == 0) {
+		put(ends.in, "line\nthe last words");
+		raise(SIGKILL);
+	}
+	close(ends.in);
+	assert_string_equal(read_all(ends.out), "[r] line\n[r] the last words\n");
+	assert_string_equal(read_file(file), "line\nthe last words");
+	close(ends.say);
+	assert_int_equal(waitpid(task, NULL, 0), task);
+}
+
+/* Gives the parent of a process; -1: there is no such process. */
+static pid_t parent_of(const char *pid)
+{
+	char path[300];
+	int parent = -1;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%s/stat", pid);
+	file = fopen(path, "re");
+	if (file == NULL)
+		return -1;
+	if (fscanf(file, "%*d (%*[^)]) %*c %d", &parent) != 1)
+		parent = -1;
+	fclose(file);
+	return parent;
+}
+
+/* This test is the subreaper of the process that waits; the child of that process does the work. */
+static pid_t find_worker(void)
+{
+	DIR *all = opendir("/proc");
+	struct dirent *entry;
+	pid_t found = 0;
+
+	while ((entry = readdir(all)) != NULL) {
+		char parent[32];
+		if (entry->d_name[0] < '1' || entry->d_name[0] > '9')
+			continue;
+		snprintf(parent, sizeof(parent), "%d", parent_of(entry->d_name));
+		if (parent_of(parent) == getpid())
+			found = atoi(entry->d_name);
+	}
+	closedir(all);
+	return found;
+}
+
+static void another_process_goes_on_where_one_was_killed(void **state)
+{
+	int file = open_file("other");
+	struct ends ends = hand_over(file, "[r] ");
+
+	(void)state;
+	for (int i = 0; i < 3; i++) {
+		pid_t worker;
+		char line[32], all[128] = "";
+		snprintf(line, sizeof(line), "line %d\n", i);
+		put(ends.in, line);
+		for (int j = 0; j <= i; j++)
+			snprintf(all + strlen(all), sizeof(all) - strlen(all), "line %d\n", j);
+		await_text(file, all);
+		worker = find_worker();
+		assert_true(worker > 0);
+		assert_return_code(kill(worker, SIGKILL), errno);
+	}
+	put(ends.in, "end\n");
+	close(ends.in);
+	/* What was being written when the process was killed may be there twice. */
+	assert_non_null(strstr(read_all(ends.out), "[r] end\n"));
+	assert_non_null(strstr(read_file(file), "line 2\nend\n"));
+	close(ends.say);
+}
+
+static void a_full_disk_is_told_once_and_holds_nobody_up(void **state)
+{
+	int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+	struct ends ends = hand_over(full, "");
+	char told[256];
+
+	(void)state;
+	for (int i = 0; i < 20000; i++)
+		assert_int_equal(write(ends.in, "line\n", i % 2 == 0 ? 5 : 0), i % 2 == 0 ? 5 : 0);
+	close(ends.in);
+	assert_int_equal(strlen(read_all(ends.out)), 50000);
+	snprintf(told, sizeof(told), "ddp: rank 3 on n1: what it writes does not reach its file logs/%d: No space left on device\n", full);
+	assert_string_equal(read_all(ends.say), told);
+	close(full);
+}
+
+/* In place of a disk that is full for a while: a pipe that is. */
+static void the_file_says_what_is_missing(void **state)
+{
+	static char filling[1 << 16];
+	int disk[2];
+	struct ends ends;
+	struct pollfd ready;
+
+	(void)state;
+	assert_return_code(pipe2(disk, O_CLOEXEC | O_NONBLOCK), errno);
+	while (write(disk[1], filling, sizeof(filling)) > 0)
+		continue;
+	ends = hand_over(disk[1], "");
+	close(disk[1]);
+	put(ends.in, "lost\n");
+	ready = (struct pollfd){ .fd = ends.say, .events = POLLIN };
+	assert_int_equal(poll(&ready, 1, WAIT_MS), 1);
+	assert_int_equal(read(ends.out, text, sizeof(text)), 5);
+	while (read(disk[0], text, sizeof(text)) > 0)
+		continue;
+	put(ends.in, "kept\n");
+	close(ends.in);
+	assert_string_equal(read_all(ends.out), "kept\n");
+	assert_string_equal(read_all(disk[0]), "\nddp: 5 bytes are missing here, because the file could not be written: "
+	                    "Resource temporarily unavailable\nkept\n");
+	close(ends.say);
+}
+
+static void the_file_goes_on_without_srun(void **state)
+{
+	int file = open_file("alone");
+	struct ends ends = hand_over(file, "[r] ");
+
+	(void)state;
+	close(ends.out);
+	put(ends.in, "one\n");
+	await_text(file, "one\n");
+	put(ends.in, "two\n");
+	await_text(file, "one\ntwo\n");
+	close(ends.in);
+	assert_string_equal(read_all(ends.say), "");
+	close(file);
+}
+
+/* As with plain srun, a task waits for a terminal that takes nothing. Other tasks do not. */
+static void an_output_that_takes_nothing_holds_up_its_own_task(void **state)
+{
+	int file = open_file("held"), other = open_file("free");
+	struct ends held = hand_over(file, "[r] "), ends = hand_over(other, "");
+	size_t bytes = 0;
+	struct pollfd ready = { .fd = held.in, .events = POLLOUT };
+
+	(void)state;
+	while (poll(&ready, 1, 300) > 0) {
+		put(held.in, "a line\n");
+		bytes += 7;
+	}
+	assert_in_range(bytes, PUMP_BUFFER_BYTES, 8 * PUMP_BUFFER_BYTES);
+	put(ends.in, "free\n");
+	await_text(other, "free\n");
+	close(ends.in);
+	close(held.in);
+	assert_string_equal(read_all(ends.out), "free\n");
+	assert_int_equal(strlen(read_all(held.out)), bytes / 7 * 11);
+	assert_int_equal(strlen(read_file(file)), bytes);
+	close(held.say);
+	close(ends.say);
+	close(other);
+}
+
+/* ---- a task ------------------------------------------------------------------------------- */
+
+static const struct identity third = { .job_id = 12, .step_id = 3, .rank = 3, .world_size = 4, .node_name = "n1" };
+
+/* A task with pipes of SLURM's; returns what SLURM gets of both. */
+static const char *run_task(const struct identity *identity, const char *dir)
+{
+	int out[2], status;
+	struct error error = { "" };
+	pid_t task;
+
+	assert_return_code(pipe2(out, O_CLOEXEC), errno);
+	task = fork();
+	if (task == 0) {
+		dup2(out[1], STDOUT_FILENO);
+		dup2(out[1], STDERR_FILENO);
+		if (chdir(folder) != 0 || !redirect_output(control, dir, identity, &error)) {
+			dprintf(STDERR_FILENO, "%s", error.text);
+			_exit(1);
+		}
+		execl("/bin/sh", "sh", "-c", "echo out; echo err >&2; ls /proc/self/fd | wc -w; exit 7", (char *)NULL);
+	}
+	close(out[1]);
+	read_all(out[0]);
+	assert_int_equal(waitpid(task, &status, 0), task);
+	assert_int_equal(WEXITSTATUS(status), strstr(text, "log=") != NULL ? 1 : 7);
+	return text;
+}
+
+static void a_start_has_a_file_of_its_own(void **state)
+{
+	struct identity again = third, alone = third;
+	int file;
+
+	(void)state;
+	run_task(&third, "logs");
+	assert_non_null(strstr(text, "[rank 3 n1] out\n"));
+	assert_non_null(strstr(text, "[rank 3 n1] err\n"));
+	again.restart_count = 1;
+	run_task(&again, "logs");
+	alone.world_size = 1;
+	alone.rank = 0;
+	run_task(&alone, "logs");
+	assert_null(strstr(text, "[rank"));
+	/* A second start of that name. */
+	run_task(&again, "logs");
+	assert_int_equal(strlen(read_all(open_file("logs/12.3/rank-3.start-1.log"))), strlen("out\nerr\n4\n"));
+	assert_int_equal(strlen(read_all(open_file("logs/12.3/rank-3.start-2.log"))), 2 * strlen("out\nerr\n4\n"));
+	file = open_file("logs/12.3/rank-0.start-1.log");
+	assert_non_null(strstr(read_all(file), "out\n"));
+}
+
+static void a_folder_that_cannot_be_is_refused(void **state)
+{
+	(void)state;
+	close(open_file("plain"));
+	assert_non_null(strstr(run_task(&third, "plain"), "log=plain: cannot open the folder: Not a directory"));
+	run_task(&third, "logs2");
+	close(open_file("logs2/12.3/x"));
+	char from[300], to[300];
+	snprintf(to, sizeof(to), "%s/logs2/12.3/rank-2.start-1.log", folder);
+	snprintf(from, sizeof(from), "%s/logs2/12.3/x", folder);
+	assert_return_code(symlink(from, to), errno);
+	struct identity second = third;
+	second.rank = 2;
+	assert_non_null(strstr(run_task(&second, "logs2"), "log=: cannot open logs2/12.3/rank-2.start-1.log: "));
+}
+
+/* srun -u gives tasks a terminal. */
+static void a_terminal_is_replaced_by_one(void **state)
+{
+	int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), status;
+	struct error error = { "" };
+	char name[64];
+	pid_t task;
+
+	(void)state;
+	assert_return_code(unlockpt(master), errno);
+	assert_int_equal(ptsname_r(master, name, sizeof(name)), 0);
+	task = fork();
+	if (task == 0) {
+		int slave = open(name, O_RDWR | O_NOCTTY), null = open("/dev/null", O_RDWR);
+		dup2(null, STDIN_FILENO);
+		dup2(slave, STDOUT_FILENO);
+		dup2(null, STDERR_FILENO);
+		if (chdir(folder) != 0 || !redirect_output(control, "tty", &third, &error))
+			_exit(1);
+		execl("/bin/sh", "sh", "-c", "test -t 1 && echo a terminal", (char *)NULL);
+	}
+	assert_int_equal(waitpid(task, &status, 0), task);
+	assert_int_equal(status, 0);
+	int file = open_file("tty/12.3/rank-3.start-1.log");
+	await_text(file, "a terminal\n");
+	close(file);
+	close(master);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(each_line_gets_the_label_and_the_file_none, make, end),
+		cmocka_unit_test_setup_teardown(a_line_is_shown_before_the_program_ends, make, end),
+		cmocka_unit_test_setup_teardown(binary_output_is_unchanged, make, end),
+		cmocka_unit_test_setup_teardown(lines_stay_whole, make, end),
+		cmocka_unit_test_setup_teardown(a_last_line_stays_whole, make, end),
+		cmocka_unit_test_setup_teardown(a_killed_task_loses_nothing, make, end),
+		cmocka_unit_test_setup_teardown(another_process_goes_on_where_one_was_killed, make, end),
+		cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_holds_nobody_up, make, end),
+		cmocka_unit_test_setup_teardown(the_file_says_what_is_missing, make, end),
+		cmocka_unit_test_setup_teardown(the_file_goes_on_without_srun, make, end),
+		cmocka_unit_test_setup_teardown(an_output_that_takes_nothing_holds_up_its_own_task, make, end),
+		cmocka_unit_test_setup_teardown(a_start_has_a_file_of_its_own, make, end),
+		cmocka_unit_test_setup_teardown(a_folder_that_cannot_be_is_refused, make, end),
+		cmocka_unit_test_setup_teardown(a_terminal_is_replaced_by_one, make, end),
+	};
+
+	signal(SIGPIPE, SIG_IGN);
+	prctl(PR_SET_CHILD_SUBREAPER, 1);
+	return cmocka_run_group_tests_name("spank_output", tests, NULL, NULL);
+}
