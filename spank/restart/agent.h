@@ -67,7 +67,7 @@ struct agents {
 	struct agents_shared *shared; /* NULL: there are no agents */
 	uint32_t count;               /* the node's tasks */
 	pid_t slurmstepd;
-	int news;      /* an eventfd: an agent has something new */
+	int news;      /* an eventfd: a task or its agent has something new */
 	pid_t *pids;   /* by local task, as slurmstepd has forked them; 0: not yet, or reaped */
 };
 
@@ -112,6 +112,9 @@ bool agents_clear(const struct agents *agents, uint32_t generation);
 
 /* Continues an agent that somebody has stopped. */
 void agents_wake(const struct agents *agents, uint32_t local_task);
+
+/* In a task or an agent: wakes slurmstepd's thread, which has something new to look at. Without agents it does nothing. */
+void agents_give_news(const struct agents *agents);
 
 /* Takes in what made `news` readable. To be called before the agents are looked at. */
 void agents_take_news(const struct agents *agents);
