@@ -287,7 +287,7 @@ static void start_link(struct node *node)
 	char address[sizeof(shared->srun_address)] = "";
 	struct link_facts facts = { .relay = &node->relay, .address = address, .silence_ms = node->silence_ms,
 		                    .opening = { .node_id = node->node_id, .rank = UINT32_MAX,
-		                                 .tasks = node->supervise.local_tasks },
+		                                 .tasks = node->supervise.local_tasks, .protocol = FRAME_PROTOCOL },
 		                    .take = node->take_frame, .about = node->about_frames };
 
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
