@@ -199,6 +199,18 @@ bool ask_is_ending(uint32_t job_id)
 	return ending;
 }
 
+bool ask_was_cancelled(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool cancelled = jobs == NULL;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
+		cancelled |= jobs->job_array[i].job_id == job_id &&
+		             (jobs->job_array[i].job_state & JOB_STATE_BASE) == JOB_CANCELLED;
+	ask_free_jobs(jobs);
+	return cancelled;
+}
+
 static void free_nodes(node_info_msg_t *nodes)
 {
 	__typeof__(slurm_free_node_info_msg) *release;

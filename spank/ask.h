@@ -59,6 +59,9 @@ uint32_t ask_leader(uint32_t job_id);
    time left than --signal may have been given for. */
 bool ask_is_ending(uint32_t job_id);
 
+/* Whether somebody has cancelled the job, or Slurm does not tell. */
+bool ask_was_cancelled(uint32_t job_id);
+
 /* Whether Slurm takes the node for down, or has taken it out of the job, as it does where
    a job outlives its nodes: the node itself may answer again already. In a thread. */
 bool ask_node_failed(uint32_t job_id, const char *node);
