@@ -305,6 +305,7 @@ static bool take_srun_options(struct request *request, struct error *error)
 		srun.outlives_nodes = srun_outlives_nodes(&given, getenv("SLURM_NO_KILL"));
 		srun.wait_seconds = srun_wait_seconds(&given, getenv("SLURM_WAIT"));
 		srun.in_a_task = getenv("SLURM_STEP_ID") != NULL;
+		srun.owns_job &= !srun_names_job(&given);
 		unsetenv("SLURM_DDP_ON_FAILURE");
 		unsetenv("SLURM_DDP_NO_WITNESS");
 		/* The witness is in the first task's cgroup, which is then to be empty first. */

@@ -195,6 +195,11 @@ const char *srun_nodes(const struct srun_words *given)
 	return last_value(given, value_of_nodes, true, NULL);
 }
 
+bool srun_names_job(const struct srun_words *given)
+{
+	return holds(given, "--jobid", sizeof("--jobi") - 1);
+}
+
 static const char *value_of_exclude(const char *word)
 {
 	const char *value = value_of_letter(word, 'x');

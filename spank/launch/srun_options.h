@@ -58,6 +58,9 @@ bool srun_runs_container(const struct srun_words *given, const char *variable);
    then does not look at SLURM_HOSTFILE. */
 const char *srun_nodes(const struct srun_words *given);
 
+/* Whether the words hold --jobid: the step is then of a job that somebody else has made. */
+bool srun_names_job(const struct srun_words *given);
+
 /* The value of the words' last -x or --exclude; NULL without one. */
 const char *srun_excluded(const struct srun_words *given);
 

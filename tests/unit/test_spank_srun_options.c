@@ -214,6 +214,9 @@ static void nodes_that_are_left_out_are_found(void **state)
 	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 5 }), "n1,n2");
 	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 4 }), "n0");
 	assert_null(srun_excluded(&(struct srun_words){ given, sizeof(given), 2 }));
+	assert_false(srun_names_job(&(struct srun_words){ given, sizeof(given), 5 }));
+	assert_false(srun_names_job(&(struct srun_words){ "srun\0--job-name=a\0true\0--jobid=1", 33, 2 }));
+	assert_true(srun_names_job(&(struct srun_words){ "srun\0--jobid\0001\0true", 20, 3 }));
 }
 
 static void what_fits_fewer_nodes_is_told(void **state)
