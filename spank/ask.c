@@ -60,6 +60,13 @@ bool ask_tracks_groups(void)
 	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
 }
 
+bool ask_tracks_cgroups(void)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return conf != NULL && conf->proctrack_type != NULL && strcmp(conf->proctrack_type, "proctrack/cgroup") == 0;
+}
+
 uint32_t ask_kill_wait_ms(void)
 {
 	const slurm_conf_t *conf = ask_configuration();

@@ -187,12 +187,22 @@ static bool is_orphan(void)
 	return getppid() != self.agents->slurmstepd;
 }
 
-/* Waits for a signal: an order, the end of a child, or the end of slurmstepd. */
+/* SLURM itself stops and continues all processes of a step that it suspends. */
+static bool is_for_program(const siginfo_t *info)
+{
+	return info->si_code == SI_USER && info->si_pid == self.agents->slurmstepd && info->si_signo != WAKE &&
+	       info->si_signo != SIGTSTP;
+}
+
+/* Waits for a signal: an order, the end of a child, the end of slurmstepd, or one of SLURM's. */
 static void wait_for_signal(long ms)
 {
 	const struct timespec limit = { ms / 1000, ms % 1000 * 1000000 };
+	siginfo_t info;
 
-	sigtimedwait(&self.all, NULL, &limit);
+	if (sigtimedwait(&self.all, &info, &limit) > 0 && self.agents->shared->hands_on && self.child != 0 &&
+	    is_for_program(&info))
+		kill(self.child, info.si_signo);
 }
 
 static void note_end(int wait_status)

@@ -11,7 +11,8 @@
  * somebody has stopped; the agents wake the thread by an eventfd. If slurmstepd dies, or the task's program
  * outlives its agent, the kernel tells the survivor, which then ends too.
  *
- * The agent blocks all signals, so that signals to the step reach the program only. Between fork and exec
+ * The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
+ * signals to the children of slurmstepd only, so each agent hands them on to its program. Between fork and exec
  * there is libc only, and no lock: slurmstepd has threads.
  */
 #ifndef SPANK_AGENT_H
@@ -56,6 +57,7 @@ struct agent {
 struct agents_shared {
 	_Atomic uint64_t wanted; /* generation and order, in one: see agents_order() */
 	atomic_int quit_status;  /* for AGENTS_QUIT: a wait status, or AGENTS_OWN_STATUS */
+	bool hands_on;           /* SLURM's signals reach agents only. Set before they are forked */
 	/* What srun has dealt for the generation. slurmstepd writes it while all agents are clear. */
 	char master[AGENTS_HOST_MAX]; /* the address of rank 0's node, as Slurm knows it; "": it is not known */
 	uint32_t deal_bytes;
