@@ -673,7 +673,7 @@ static pid_t wait_in_a_child(void)
 	const pid_t child = fork();
 
 	assert_true(child >= 0);
-	for (; child == 0;)
+	while (child == 0)
 		pause();
 	return child;
 }
