@@ -60,6 +60,13 @@ bool ask_tracks_groups(void)
 	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
 }
 
+bool ask_tracks_cgroups(void)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return conf != NULL && conf->proctrack_type != NULL && strcmp(conf->proctrack_type, "proctrack/cgroup") == 0;
+}
+
 uint32_t ask_kill_wait_ms(void)
 {
 	const slurm_conf_t *conf = ask_configuration();
@@ -197,6 +204,18 @@ bool ask_is_ending(uint32_t job_id)
 	}
 	ask_free_jobs(jobs);
 	return ending;
+}
+
+bool ask_was_cancelled(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool cancelled = jobs == NULL;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
+		cancelled |= jobs->job_array[i].job_id == job_id &&
+		             (jobs->job_array[i].job_state & JOB_STATE_BASE) == JOB_CANCELLED;
+	ask_free_jobs(jobs);
+	return cancelled;
 }
 
 static void free_nodes(node_info_msg_t *nodes)

@@ -24,8 +24,10 @@ const slurm_conf_t *ask_configuration(void);
    last in the line. False: this srun does not let a plugin do so. */
 bool ask_to_set_option(int letter, const char *value);
 
-/* Whether Slurm finds a step's processes by their process group alone. */
+/* Whether Slurm finds a step's processes by their process group alone; by control groups, where signals except SIGKILL
+   reach the children of slurmstepd only. */
 bool ask_tracks_groups(void);
+bool ask_tracks_cgroups(void);
 
 /* Slurm's KillWait. */
 uint32_t ask_kill_wait_ms(void);
@@ -58,6 +60,9 @@ uint32_t ask_leader(uint32_t job_id);
 /* Whether Slurm is about to end the job: it is being preempted, or there is not more
    time left than --signal may have been given for. */
 bool ask_is_ending(uint32_t job_id);
+
+/* Whether somebody has cancelled the job, or Slurm does not tell. */
+bool ask_was_cancelled(uint32_t job_id);
 
 /* Whether Slurm takes the node for down, or has taken it out of the job, as it does where
    a job outlives its nodes: the node itself may answer again already. In a thread. */

@@ -11,11 +11,14 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+#include "spank/ask.h"
 #include "spank/base/sink.h"
 #include "spank/failure/relay.h"
 #include "spank/identity/nodelist.h"
@@ -29,33 +32,72 @@ static struct {
 	int input;    /* srun closes its input at the end. -1: it had none, or a pipe, of which srun may have read for the tasks */
 	bool no_pipe;
 	off_t offset; /* where a file was to be read; below 0: it is no file */
-	char *nodes; /* NULL: this srun is the first one */
-	uint32_t spares;
+	bool again;  /* this srun is not the first one: */
+	char *nodes; /* of the job; NULL: srun makes one for the step */
+	uint32_t spares, jobs;
 	bool knows_files;
 	struct rlimit files; /* how many srun was to open */
 } relaunched = { .input = -1, .offset = -1 };
 
+static const int ends[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
+static volatile sig_atomic_t was_signalled;
+
 void relaunch_begin(void)
 {
-	const char *left = getenv(LEFT), *list = left != NULL ? strchr(left, ' ') : NULL;
+	const char *left = getenv(LEFT);
 	struct stat input;
+	char *end;
 
 	relaunched.knows_files = getrlimit(RLIMIT_NOFILE, &relaunched.files) == 0;
 	relaunched.no_pipe = fstat(STDIN_FILENO, &input) != 0 || S_ISCHR(input.st_mode) || S_ISREG(input.st_mode);
 	if (relaunched.no_pipe)
 		relaunched.input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
 	relaunched.offset = lseek(STDIN_FILENO, 0, SEEK_CUR);
-	if (list != NULL) {
-		relaunched.spares = (uint32_t)strtoul(left, NULL, 10);
-		relaunched.nodes = strdup(list + 1);
+	if (left != NULL) {
+		relaunched.again = true;
+		relaunched.spares = (uint32_t)strtoul(left, &end, 10);
+		relaunched.jobs = (uint32_t)strtoul(end, &end, 10);
+		if (end[0] == ' ' && end[1] != '\0')
+			relaunched.nodes = strdup(end + 1);
 	}
 	unsetenv(LEFT);
 }
 
-void relaunch_take_spares(uint32_t *spares)
+void relaunch_take_rest(uint32_t *spares, uint32_t *jobs)
 {
-	if (relaunched.nodes != NULL)
-		*spares = relaunched.spares;
+	if (!relaunched.again)
+		return;
+	*spares = relaunched.spares;
+	*jobs = relaunched.jobs;
+}
+
+/* The thread blocks the signal from here on, so that this one and later ones reach srun's own thread. */
+static void note_signal(int number, siginfo_t *info, void *context)
+{
+	(void)info;
+	was_signalled = 1;
+	sigaddset(&((ucontext_t *)context)->uc_sigmask, number);
+	(void)kill(getpid(), number);
+}
+
+/*
+ * srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives a signal to the main
+ * thread first, if that does not block the signal.
+ */
+void relaunch_heed_signals(void)
+{
+	struct sigaction action = { .sa_sigaction = note_signal, .sa_flags = SA_SIGINFO | SA_RESTART };
+	sigset_t set;
+
+	if (syscall(SYS_gettid) != getpid())
+		return;
+	sigemptyset(&set);
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		sigaddset(&set, ends[i]);
+	action.sa_mask = set;
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		(void)sigaction(ends[i], &action, NULL);
+	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
 }
 
 /* Puts srun's words before the program's. The last one of two options of a kind counts. */
@@ -142,9 +184,9 @@ static void close_sockets(void)
 }
 
 /* Does not return if srun was started again. */
-static void start_again(const struct relaunch_step *next, const char *stay, const struct srun_words *given)
+static void start_again(const struct relaunch_step *next, const char *place, const struct srun_words *given)
 {
-	size_t bytes = strlen(stay) + TEXT_MAX;
+	size_t bytes = strlen(place) + TEXT_MAX;
 	char nodes[TEXT_MAX], tasks[TEXT_MAX], *list = malloc(bytes), *left = malloc(bytes);
 	char *added[ADDED] = { nodes, tasks, list }, **words, **environment;
 	char program[PATH_MAX];
@@ -156,8 +198,8 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 	program[length] = '\0';
 	snprintf(nodes, sizeof(nodes), "--nodes=%u", next->nodes);
 	snprintf(tasks, sizeof(tasks), "--ntasks=%u", next->tasks);
-	snprintf(list, bytes, "--nodelist=%s", stay);
-	snprintf(left, bytes, LEFT "=%u %s", next->spares, stay);
+	snprintf(list, bytes, "--%s=%s", next->own_job != 0 ? "exclude" : "nodelist", place);
+	snprintf(left, bytes, LEFT "=%u %u %s", next->spares, next->jobs, next->own_job != 0 ? "" : place);
 	words = words_of(given, added);
 	environment = environment_with(left);
 	if (words == NULL || environment == NULL)
@@ -167,6 +209,8 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 		(void)dup2(relaunched.input, STDIN_FILENO);
 	if (relaunched.input >= 0 && relaunched.offset >= 0)
 		(void)lseek(STDIN_FILENO, relaunched.offset, SEEK_SET);
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		signal(ends[i], SIG_DFL);
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	/* srun has raised its own, and hands tasks the one that it finds. */
@@ -175,11 +219,10 @@ static void start_again(const struct relaunch_step *next, const char *stay, cons
 	execve(program, words, environment);
 }
 
-/* The nodes that stay, for free(3); NULL: too few do, or there is no memory, or not all names have found room. */
-static char *stay_of(const struct relaunch_step *step, const char *list, const char *without, const struct relaunch_step *next)
+/* The job's nodes that stay, for free(3); NULL: there is no memory, or not all names have found room. */
+static char *stay_of(const char *list, const char *without, const struct relaunch_step *next)
 {
-	bool enough = step->nodes - next->nodes <= step->spares || (step->min_nodes > 0 && next->nodes >= step->min_nodes);
-	char *stay = step->may_go_on && enough && relaunched.no_pipe ? shrink_list(list, without) : NULL;
+	char *stay = shrink_list(list, without);
 	struct error ignored;
 	uint32_t count;
 
@@ -189,41 +232,88 @@ static char *stay_of(const struct relaunch_step *step, const char *list, const c
 	return NULL;
 }
 
+/* What another job is to leave out, for free(3); NULL: the user names nodes, or has cancelled the job. */
+static char *exclude_of(const struct relaunch_step *step, const char *without, const struct srun_words *given)
+{
+	const char *own = srun_excluded(given);
+	char *both = NULL;
+
+	if (srun_nodes(given) != NULL || (own != NULL && strchr(own, '/') != NULL) || ask_was_cancelled(step->own_job) ||
+	    asprintf(&both, "%s%s%s", own != NULL ? own : "", own != NULL ? "," : "", without) < 0)
+		return NULL;
+	return both;
+}
+
+/* Where srun begins again, and with what; NULL: it does not. */
+static char *place_of(const struct relaunch_step *step, const char *list, const char *without, uint32_t count,
+                      const struct srun_words *given, struct relaunch_step *next)
+{
+	bool fewer;
+
+	*next = *step;
+	next->nodes -= count;
+	next->spares -= count < step->spares ? count : step->spares;
+	next->tasks = step->tasks / step->nodes * next->nodes;
+	fewer = count <= step->spares || (step->min_nodes > 0 && next->nodes >= step->min_nodes);
+	if (!step->may_go_on || !relaunched.no_pipe || was_signalled || count == step->nodes)
+		return NULL;
+	if (step->own_job == 0)
+		return fewer ? stay_of(list, without, next) : NULL;
+	if (step->jobs == 0)
+		return NULL;
+	if (!fewer)
+		*next = *step;
+	next->jobs = step->jobs - 1;
+	return exclude_of(step, without, given);
+}
+
+/* If no task has begun at all, srun itself may have failed, or each node may have. */
 static void describe(const struct relaunch_step *step, uint32_t count, const char *names, struct sink *sink)
 {
-	sink_add(sink, "SLURM could not start the step: no task has begun on ");
-	if (names[0] == '\0')
-		sink_add(sink, "%u of its %u nodes", count, step->nodes);
-	else
-		sink_add(sink, "node%s %s", count > 1 ? "s" : "", names);
+	sink_add(sink, "SLURM could not start the step: no task has begun");
+	if (count < step->nodes && names[0] == '\0')
+		sink_add(sink, " on %u of its %u nodes", count, step->nodes);
+	else if (count < step->nodes)
+		sink_add(sink, " on node%s %s", count > 1 ? "s" : "", names);
 	sink_add(sink, " (SLURM's reason is above)");
+}
+
+static void add_next(const struct relaunch_step *step, const struct relaunch_step *next, struct sink *sink)
+{
+	if (step->own_job != 0)
+		sink_add(sink, "; srun asks for another job, of %u nodes without %s", next->nodes,
+		         step->nodes == next->nodes + 1 ? "it" : "them");
+	else
+		sink_add(sink, "; another step begins on %u of %u nodes", next->nodes, step->nodes);
+	sink_add(sink, " (%u spare%s left)", next->spares, next->spares == 1 ? "" : "s");
 }
 
 bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given)
 {
 	/* srun has set the variable to the job's nodes. */
 	const char *list = relaunched.nodes != NULL ? relaunched.nodes : getenv("SLURM_NODELIST");
-	char names[RELAY_TEXT_MAX + 1], text[3 * RELAY_TEXT_MAX], *stay;
+	char names[RELAY_TEXT_MAX + 1], text[3 * RELAY_TEXT_MAX], *place;
 	struct sink named = sink_on(names, sizeof(names)), sink = sink_on(text, sizeof(text));
 	uint32_t count = list != NULL ? presence_unstarted(presence, step->nodes, list, &named) : 0;
-	struct relaunch_step next = { .nodes = step->nodes - count, .spares = count < step->spares ? step->spares - count : 0 };
+	struct relaunch_step next;
+	bool all_named;
 
 	if (count == 0)
 		return false;
-	next.tasks = step->tasks / step->nodes * next.nodes;
-	stay = names[0] != '\0' ? stay_of(step, list, names, &next) : NULL;
+	/* "n0,n1 and 3 more" */
+	all_named = names[0] != '\0' && strchr(names, ' ') == NULL;
+	place = all_named ? place_of(step, list, names, count, given, &next) : NULL;
 	describe(step, count, names, &sink);
-	if (stay != NULL)
-		sink_add(&sink, "; another step begins on %u of %u nodes (%u spare%s left)", next.nodes, step->nodes,
-		         next.spares, next.spares == 1 ? "" : "s");
-	else if (names[0] != '\0' && count < step->nodes)
+	if (place != NULL)
+		add_next(step, &next, &sink);
+	else if (all_named && count < step->nodes)
 		sink_add(&sink, "; srun --exclude=%s leaves the node%s out", names, count > 1 ? "s" : "");
 	slurm_error("ddp: %s", text);
-	if (stay == NULL)
+	if (place == NULL)
 		return true;
 	fflush(NULL);
-	start_again(&next, stay, given);
+	start_again(&next, place, given);
 	slurm_error("ddp: srun could not start itself again: %s", strerror(errno));
-	free(stay);
+	free(place);
 	return true;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SLURM ends a step that it cannot start on each of its nodes, because slurmd does not answer there, or the Prolog fails. With
-   restart= and enough nodes, srun then starts itself again: no node can join a step later, so another one begins. */
+   restart= and enough nodes, srun then starts itself again: no node can join a step later, so another one begins. If srun has
+   made the job for the step, that job has ended too, and srun asks for another one without the nodes. */
 #ifndef SPANK_RELAUNCH_H
 #define SPANK_RELAUNCH_H
 
@@ -12,15 +13,20 @@
 
 struct relaunch_step {
 	uint32_t nodes, tasks, spares, min_nodes;
-	bool may_go_on; /* on fewer nodes, in another step */
+	uint32_t jobs;    /* so many more srun may ask for */
+	uint32_t own_job; /* that srun has made for the step; 0: the job goes on */
+	bool may_go_on;   /* in another step */
 };
 
 /* When srun begins: notes where its input begins, and takes what the srun before it has left for it, so that no task and no
    other srun gets that. */
 void relaunch_begin(void);
 
-/* How many spares are left, if an srun before this one has left nodes out; otherwise as it is. */
-void relaunch_take_spares(uint32_t *spares);
+/* How many spares and further jobs are left, if an srun before this one has left nodes out; otherwise as it is. */
+void relaunch_take_rest(uint32_t *spares, uint32_t *jobs);
+
+/* In srun's main thread: from here on srun is not started again if somebody sends it a signal that ends a step. */
+void relaunch_heed_signals(void);
 
 /* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again. False:
    there are none. True: srun was not started again. */

@@ -15,6 +15,7 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+#include "base/clock.h"
 #include "spank/ask.h"
 #include "spank/base/sink.h"
 #include "spank/failure/relay.h"
@@ -305,6 +306,7 @@ static bool take_srun_options(struct request *request, struct error *error)
 		srun.outlives_nodes = srun_outlives_nodes(&given, getenv("SLURM_NO_KILL"));
 		srun.wait_seconds = srun_wait_seconds(&given, getenv("SLURM_WAIT"));
 		srun.in_a_task = getenv("SLURM_STEP_ID") != NULL;
+		srun.owns_job &= !srun_names_job(&given);
 		unsetenv("SLURM_DDP_ON_FAILURE");
 		unsetenv("SLURM_DDP_NO_WITNESS");
 		/* The witness is in the first task's cgroup, which is then to be empty first. */
@@ -359,15 +361,21 @@ static const char *hostfile(void)
 /* True: SLURM could not start the step, which was said. */
 static bool leave_unstarted(int status)
 {
-	bool was_sent = status == 128 + SIGINT || status == 128 + SIGTERM || status == 128 + SIGKILL;
 	const struct presence *presence = relay_presence();
 	const struct srun_words given = command_line();
+	bool was_sent;
 
-	if (status == 0 || was_sent || srun.failed_status != 0 || srun.starts_daemon || relay_was_stopping() ||
+	if (status == 0 || srun.failed_status != 0 || srun.starts_daemon || relay_was_stopping() ||
 	    !atomic_load(&srun.has_step) || presence == NULL)
 		return false;
-	/* Without an allocation, another srun would wait for one. Of a command line that is cut, the rest is not known. */
-	srun.step.may_go_on &= !srun.owns_job && hostfile() == NULL && given.bytes < COMMAND_LINE_MAX - 1;
+	/* srun itself kills tasks if others do not start. */
+	was_sent = status == 128 + SIGINT || status == 128 + SIGTERM ||
+	           (status == 128 + SIGKILL && !presence_launch_timed_out(presence, ddp_now_ns()));
+	if (was_sent)
+		return false;
+	/* Of a command line that is cut, the rest is not known. */
+	srun.step.may_go_on &= hostfile() == NULL && given.bytes < COMMAND_LINE_MAX - 1 &&
+	                       srun_fits_fewer_nodes(&given, getenv("SLURM_GPUS"), getenv("SLURM_DISTRIBUTION"));
 	return relaunch_unstarted(&srun.step, presence, &given);
 }
 
@@ -550,9 +558,12 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
                     uint32_t nodes, struct error *error)
 {
 	struct settings *settings = &request->settings;
+	uint32_t jobs = settings->restarts;
 	char text[32];
 
-	relaunch_take_spares(&settings->spares);
+	relaunch_take_rest(&settings->spares, &jobs);
+	if (dealer_is_open())
+		relaunch_heed_signals();
 	if (!give_way(nodes) && dealer_is_open() && !settle_without_port(settings, error))
 		return false;
 	if (!settle_nodes(settings, nodes, tasks, error) ||
@@ -563,7 +574,8 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 		srun.job_id = job_to_end(job_id, tasks);
 		srun.step_id = step_id;
 		srun.step = (struct relaunch_step){ .nodes = nodes, .tasks = tasks, .spares = settings->spares,
-			                            .min_nodes = settings->min_nodes, .may_go_on = dealer_is_open() };
+			                            .min_nodes = settings->min_nodes, .jobs = jobs,
+			                            .own_job = srun.owns_job ? job_id : 0, .may_go_on = dealer_is_open() };
 		atomic_store(&srun.has_step, true);
 		prepare_requeue(&request->settings);
 		if (request->site.notes_failures)

@@ -86,13 +86,25 @@ static bool check_gpus(const struct identity *identity, const struct settings *s
 	return true;
 }
 
+/* SLURM clears 256 KiB for each variable that it sets, so what is there already is not set again. NULL removes it. */
+static spank_err_t set_variable(spank_t spank, const char *name, const char *value)
+{
+	char **environment = NULL;
+	const char *now;
+
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
+		return ESPANK_ERROR;
+	now = environment_get(environment, name);
+	if (value == NULL)
+		return now == NULL ? ESPANK_SUCCESS : spank_unsetenv(spank, name);
+	return now != NULL && strcmp(now, value) == 0 ? ESPANK_SUCCESS : spank_setenv(spank, name, value, 1);
+}
+
 static bool write_environment(spank_t spank, const struct variables *variables, struct error *error)
 {
 	for (int i = 0; i < variables->count; i++) {
 		const struct variable *variable = &variables->item[i];
-		spank_err_t reason = variable->value != NULL
-			? spank_setenv(spank, variable->name, variable->value, 1)
-			: spank_unsetenv(spank, variable->name);
+		spank_err_t reason = set_variable(spank, variable->name, variable->value);
 		if (reason != ESPANK_SUCCESS)
 			return error_set(error, "cannot set %s: %s", variable->name, spank_strerror(reason));
 	}
@@ -149,7 +161,11 @@ static void report_node(const struct stepd *stepd, const struct identity *identi
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;
 
-	if (shared != NULL && !atomic_exchange(&shared->noted, true) && !atomic_load(&shared->watched) &&
+	if (shared == NULL || atomic_exchange(&shared->noted, true))
+		return;
+	/* Agents wait for the thread's link. */
+	agents_give_news(&stepd->node.supervise.agents);
+	if (!atomic_load(&shared->watched) &&
 	    relay_tell_here(&stepd->node.relay, shared->srun_address, identity->rank, shared->node))
 		atomic_store(&shared->answered, true);
 }
@@ -347,7 +363,7 @@ static bool take_slurm_variables(spank_t spank, char **environment, const struct
 	if (!renumber(&renumbered, environment, go, local_id, (uint32_t)getpid(), error))
 		return false;
 	for (int i = 0; i < renumbered.count; i++)
-		if (spank_setenv(spank, renumbered.item[i].name, renumbered.item[i].value, 1) != ESPANK_SUCCESS)
+		if (set_variable(spank, renumbered.item[i].name, renumbered.item[i].value) != ESPANK_SUCCESS)
 			return error_set(error, "cannot set %s", renumbered.item[i].name);
 	/* Each removal changes the list. */
 	for (int i = 0; spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS && environment[i] != NULL;) {

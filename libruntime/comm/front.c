@@ -245,6 +245,8 @@ ddp_status ddp_wait_on(ddp_request *request, void *stream)
 {
 	if (request == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_wait_on(): request is NULL");
+	if (ddp_roster_check_owner(request->comm->roster, "ddp_wait_on()") != DDP_OK)
+		return DDP_ERR_STATE;
 	const ddp_operation *c = &request->operation;
 	const ddp_lane *lane = &request->comm->lanes.of[c->memory][c->lane];
 	if (lane->follower == NULL || lane->backend->wait_on == NULL)
@@ -285,7 +287,9 @@ ddp_status ddp_mem_free(ddp_comm *comm, void *memory)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_mem_free(): comm is NULL, and %p was not kept by ddp_mem_keep()", memory);
 	}
 	const bool of_device = comm->roster->device != NULL && ddp_device_owns(comm->roster->device, memory);
-	ddp_status status = find_lane(comm, of_device ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, 0, &lane);
+	ddp_status status = ddp_roster_check_owner(comm->roster, "ddp_mem_free()");
+	if (status == DDP_OK)
+		status = find_lane(comm, of_device ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, 0, &lane);
 	if (status != DDP_OK)
 		return status;
 	leave_lanes(comm);

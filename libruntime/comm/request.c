@@ -187,6 +187,7 @@ static ddp_request *new_request(ddp_comm *comm, const ddp_operation *complete)
 	if (request != NULL) {
 		request->comm = comm;
 		request->operation = *complete;
+		request->forks = comm->roster->forks;
 		atomic_init(&request->claimed_to_run, true);
 	}
 	return request;
@@ -355,12 +356,14 @@ ddp_status ddp_comm_last_barrier(ddp_comm *comm)
 	return meet(comm, true);
 }
 
-/* A request that is under way has its communicator. */
+/* The request may become complete meanwhile, and its communicator freed. In a forked child no thread does either. */
 static ddp_status may_wait(const ddp_request *request, const char *what)
 {
 	const ddp_status status = ddp_request_may_wait(what);
 
-	return status == DDP_OK ? ddp_roster_check_owner(request->comm->roster, what) : status;
+	if (status != DDP_OK || request->forks == ddp_roster_forks())
+		return status;
+	return ddp_roster_check_owner(request->comm->roster, what);
 }
 
 /* Ends a completed request. */

@@ -25,6 +25,7 @@ enum {
 	FRAME_HEADER_BYTES = 24,
 	FRAME_PAYLOAD_MAX = 1 << 20,
 	FRAME_QUESTION_BYTES = 8,
+	FRAME_PROTOCOL = 1, /* grows when nodes come to know more types. From 1 on they know FRAME_ASK */
 };
 
 /* Types from FRAME_NEWS on belong to those who send them. Such frames are numbered, and kept until the other side has

@@ -7,7 +7,7 @@
 #include "spank/base/bytes.h"
 
 enum { FORM = 1, AT_FORM = 0, AT_NODE_ID = 4, AT_RANK = 8, AT_TASKS = 12, AT_READ = 16, AT_NODE = 24,
-       AT_RELEASE = AT_NODE + HOST_NAME_MAX_BYTES };
+       AT_RELEASE = AT_NODE + HOST_NAME_MAX_BYTES, AT_PROTOCOL = AT_RELEASE + OPENING_RELEASE_BYTES };
 
 void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES])
 {
@@ -19,6 +19,7 @@ void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENIN
 	bytes_put64(bytes + AT_READ, opening->read);
 	memcpy(bytes + AT_NODE, opening->node, strnlen(opening->node, HOST_NAME_MAX_BYTES - 1));
 	memcpy(bytes + AT_RELEASE, opening->release, strnlen(opening->release, OPENING_RELEASE_BYTES - 1));
+	bytes_put32(bytes + AT_PROTOCOL, opening->protocol);
 }
 
 bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_opening *opening)
@@ -34,7 +35,8 @@ bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_openin
 	*opening = (struct link_opening){ .node_id = bytes_get32(bytes + AT_NODE_ID),
 		                          .rank = bytes_get32(bytes + AT_RANK),
 		                          .tasks = bytes_get32(bytes + AT_TASKS),
-		                          .read = bytes_get64(bytes + AT_READ) };
+		                          .read = bytes_get64(bytes + AT_READ),
+		                          .protocol = bytes_get32(bytes + AT_PROTOCOL) };
 	memcpy(opening->node, node, length);
 	memcpy(opening->release, bytes + AT_RELEASE, strnlen((const char *)bytes + AT_RELEASE, OPENING_RELEASE_BYTES - 1));
 	return true;

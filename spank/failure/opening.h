@@ -17,9 +17,10 @@ struct link_opening {
 	uint64_t read;     /* so many of srun's numbered frames has the node read */
 	char node[HOST_NAME_MAX_BYTES];
 	char release[OPENING_RELEASE_BYTES]; /* of the node's plugin; "": one that does not tell it here. To be printed with care */
+	uint32_t protocol; /* FRAME_PROTOCOL of the node; 0: one that does not tell it */
 };
 
-enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES + OPENING_RELEASE_BYTES };
+enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES + OPENING_RELEASE_BYTES + 4 };
 
 void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES]);
 /* False: the bytes are no opening. */

@@ -195,6 +195,45 @@ const char *srun_nodes(const struct srun_words *given)
 	return last_value(given, value_of_nodes, true, NULL);
 }
 
+bool srun_names_job(const struct srun_words *given)
+{
+	return holds(given, "--jobid", sizeof("--jobi") - 1);
+}
+
+static const char *value_of_exclude(const char *word)
+{
+	const char *value = value_of_letter(word, 'x');
+
+	return value != NULL ? value : value_of(word, "--exclude", sizeof("--exclud") - 1);
+}
+
+const char *srun_excluded(const struct srun_words *given)
+{
+	return last_value(given, value_of_exclude, true, NULL);
+}
+
+/* --gpus-per-node and others are for each node, or task. */
+static const char *value_of_gpus(const char *word)
+{
+	const char *value = value_of_letter(word, 'G');
+
+	return value != NULL ? value : value_of(word, "--gpus", sizeof("--gpus") - 1);
+}
+
+static const char *value_of_distribution(const char *word)
+{
+	const char *value = value_of_letter(word, 'm');
+
+	return value != NULL ? value : value_of(word, "--distribution", sizeof("--dist") - 1);
+}
+
+bool srun_fits_fewer_nodes(const struct srun_words *given, const char *gpus, const char *distribution)
+{
+	distribution = last_value(given, value_of_distribution, true, distribution);
+	return last_value(given, value_of_gpus, true, gpus) == NULL &&
+	       (distribution == NULL || strncasecmp(distribution, "arb", 3) != 0);
+}
+
 bool srun_starts_a_shell(const struct srun_words *given)
 {
 	return holds(given, "--interactive", sizeof("--int") - 1);

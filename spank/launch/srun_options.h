@@ -58,6 +58,17 @@ bool srun_runs_container(const struct srun_words *given, const char *variable);
    then does not look at SLURM_HOSTFILE. */
 const char *srun_nodes(const struct srun_words *given);
 
+/* Whether the words hold --jobid: the step is then of a job that somebody else has made. */
+bool srun_names_job(const struct srun_words *given);
+
+/* The value of the words' last -x or --exclude; NULL without one. */
+const char *srun_excluded(const struct srun_words *given);
+
+/* Whether what the user asks for also fits fewer nodes: not so many GPUs for the step (--gpus, or the variable
+   SLURM_GPUS), and no tasks that are laid out by the list of nodes (--distribution=arbitrary, or the variable
+   SLURM_DISTRIBUTION). */
+bool srun_fits_fewer_nodes(const struct srun_words *given, const char *gpus, const char *distribution);
+
 /* Whether the words hold --interactive, by which salloc starts its shell where slurm.conf
    says LaunchParameters=use_interactive_step. */
 bool srun_starts_a_shell(const struct srun_words *given);

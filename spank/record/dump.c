@@ -226,13 +226,17 @@ pid_t record_dump_beside(const struct record_order *order, const struct rings_so
 	if (order->place->dir[0] == '\0' || order->count == 0)
 		return -1;
 	snapshot = take_snapshot(order, source);
+	if (order->writers != NULL)
+		atomic_fetch_add(order->writers, 1);
 	child = snapshot != NULL ? fork() : -1;
 	if (child < 0)
 		record_note_lost(order->lost, strerror(errno));
-	if (child == 0) {
+	if (child == 0)
 		run_child(order, snapshot);
+	if (child <= 0 && order->writers != NULL)
+		atomic_fetch_sub(order->writers, 1);
+	if (child == 0)
 		_exit(0);
-	}
 	free_snapshot(snapshot);
 	return child;
 }

@@ -6,6 +6,7 @@
 #ifndef SPANK_RECORD_DUMP_H
 #define SPANK_RECORD_DUMP_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -39,6 +40,7 @@ struct record_order {
 	const struct record_task *tasks;
 	uint32_t count;
 	struct error *lost;     /* in memory that the child shares: gets the first reason why a record is not written; NULL */
+	atomic_uint *writers;   /* in the same memory: how many children are at work; NULL */
 	bool stacks;            /* ask the tasks' processes for their threads and stacks, which takes up to 1.5 s */
 };
 

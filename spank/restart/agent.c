@@ -154,6 +154,14 @@ bool agents_clear(const struct agents *agents, uint32_t generation)
 	return true;
 }
 
+void agents_give_news(const struct agents *agents)
+{
+	const uint64_t one = 1;
+
+	while (agents->shared != NULL && write(agents->news, &one, sizeof(one)) < 0 && errno == EINTR)
+		continue;
+}
+
 void agents_take_news(const struct agents *agents)
 {
 	uint64_t ignored;
@@ -179,20 +187,22 @@ static bool is_orphan(void)
 	return getppid() != self.agents->slurmstepd;
 }
 
-static void tell_slurmstepd(void)
+/* SLURM itself stops and continues all processes of a step that it suspends. */
+static bool is_for_program(const siginfo_t *info)
 {
-	const uint64_t one = 1;
-
-	while (write(self.agents->news, &one, sizeof(one)) < 0 && errno == EINTR)
-		continue;
+	return info->si_code == SI_USER && info->si_pid == self.agents->slurmstepd && info->si_signo != WAKE &&
+	       info->si_signo != SIGTSTP;
 }
 
-/* Waits for a signal: an order, the end of a child, or the end of slurmstepd. */
+/* Waits for a signal: an order, the end of a child, the end of slurmstepd, or one of SLURM's. */
 static void wait_for_signal(long ms)
 {
 	const struct timespec limit = { ms / 1000, ms % 1000 * 1000000 };
+	siginfo_t info;
 
-	sigtimedwait(&self.all, NULL, &limit);
+	if (sigtimedwait(&self.all, &info, &limit) > 0 && self.agents->shared->hands_on && self.child != 0 &&
+	    is_for_program(&info))
+		kill(self.child, info.si_signo);
 }
 
 static void note_end(int wait_status)
@@ -201,7 +211,7 @@ static void note_end(int wait_status)
 	atomic_store(&self.own->wait_status, wait_status);
 	atomic_store(&self.own->ended, atomic_load(&self.own->begun));
 	atomic_store(&self.own->child, 0);
-	tell_slurmstepd();
+	agents_give_news(self.agents);
 }
 
 /* Notes a child that ended before it became the program, as long as the kernel tells of it. */
@@ -316,7 +326,7 @@ static bool begin(uint32_t generation)
 	}
 	self.child = pid;
 	atomic_store(&self.own->child, pid);
-	tell_slurmstepd();
+	agents_give_news(self.agents);
 	return false;
 }
 
@@ -338,7 +348,7 @@ static void become(const struct agents *agents, uint32_t local_task)
 	self.has_terminal = tcgetattr(STDIN_FILENO, &self.terminal) == 0;
 	title_take("ddp-agent");
 	atomic_store(&self.own->pid, getpid());
-	tell_slurmstepd();
+	agents_give_news(self.agents);
 }
 
 bool agent_is_known(const struct agents *agents, struct error *error)
@@ -370,7 +380,7 @@ uint32_t agent_become(const struct agents *agents, uint32_t local_task)
 		if (order == AGENTS_END && atomic_load(&self.own->clear) < generation) {
 			end_all();
 			atomic_store(&self.own->clear, generation);
-			tell_slurmstepd();
+			agents_give_news(self.agents);
 			continue;
 		}
 		reap();

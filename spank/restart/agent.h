@@ -11,7 +11,8 @@
  * somebody has stopped; the agents wake the thread by an eventfd. If slurmstepd dies, or the task's program
  * outlives its agent, the kernel tells the survivor, which then ends too.
  *
- * The agent blocks all signals, so that signals to the step reach the program only. Between fork and exec
+ * The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
+ * signals to the children of slurmstepd only, so each agent hands them on to its program. Between fork and exec
  * there is libc only, and no lock: slurmstepd has threads.
  */
 #ifndef SPANK_AGENT_H
@@ -56,6 +57,7 @@ struct agent {
 struct agents_shared {
 	_Atomic uint64_t wanted; /* generation and order, in one: see agents_order() */
 	atomic_int quit_status;  /* for AGENTS_QUIT: a wait status, or AGENTS_OWN_STATUS */
+	bool hands_on;           /* SLURM's signals reach agents only. Set before they are forked */
 	/* What srun has dealt for the generation. slurmstepd writes it while all agents are clear. */
 	char master[AGENTS_HOST_MAX]; /* the address of rank 0's node, as Slurm knows it; "": it is not known */
 	uint32_t deal_bytes;
@@ -67,7 +69,7 @@ struct agents {
 	struct agents_shared *shared; /* NULL: there are no agents */
 	uint32_t count;               /* the node's tasks */
 	pid_t slurmstepd;
-	int news;      /* an eventfd: an agent has something new */
+	int news;      /* an eventfd: a task or its agent has something new */
 	pid_t *pids;   /* by local task, as slurmstepd has forked them; 0: not yet, or reaped */
 };
 
@@ -112,6 +114,9 @@ bool agents_clear(const struct agents *agents, uint32_t generation);
 
 /* Continues an agent that somebody has stopped. */
 void agents_wake(const struct agents *agents, uint32_t local_task);
+
+/* In a task or an agent: wakes slurmstepd's thread, which has something new to look at. Without agents it does nothing. */
+void agents_give_news(const struct agents *agents);
 
 /* Takes in what made `news` readable. To be called before the agents are looked at. */
 void agents_take_news(const struct agents *agents);

@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "spank/restart/agent.h"
 #include "spank/restart/deal.h"
 #include "spank/restart/history.h"
 #include "spank/restart/roster.h"
@@ -25,7 +26,7 @@ enum {
 	PLAN_TEXT_MAX = 3071,
 	PLAN_CLEAR_MS = 60000,  /* a node that has not ended its ranks by then is lost, as for Slurm (UnkillableStepTimeout) */
 	PLAN_SPARE_MS = 100,    /* a spare that is there answers within it */
-	PLAN_GONE_MS = 1000,    /* agents without a slurmstepd have ended everything by then */
+	PLAN_GONE_MS = AGENTS_ASK_MS + 1000, /* agents without a slurmstepd have ended everything by then */
 	PLAN_ALONE_MS = 20000,  /* so long srun waits at least for its nodes, if it reaches none; agents wait for srun likewise */
 	PLAN_LEAVE_MS = 10000,  /* after QUIT a node's tasks end within it */
 	PLAN_PORTS = 8,         /* so many ports that are taken cost no restart */

@@ -152,6 +152,8 @@ struct answers {
 	size_t damaged;      /* rows, the first of which is about */
 	long long rank;      /* this rank (below 0: not known) */
 	unsigned long node;  /* and from this node */
+	size_t older;        /* rows in the form of an older ddp-status, the first of which is from */
+	unsigned long older_node; /* this node */
 };
 
 static void note_damage(struct answers *answers, unsigned long node)
@@ -204,6 +206,15 @@ static void begin_row(struct answers *answers, unsigned long node)
 	answer->used = 0;
 }
 
+/* Until another form of rows came, each line was a row, and nothing showed where one begins. */
+static void note_older(struct answers *answers, unsigned long node, const char *text)
+{
+	if (answers->of[node].text != NULL || strncmp(text, "{\"job\":", 7) != 0)
+		return;
+	if (answers->older++ == 0)
+		answers->older_node = node;
+}
+
 /* Each line begins with srun's label: the task's number, which is the node's here, and ": ". srun mixes the pieces of
    several tasks, and ends each with a newline. What comes before the first row is another program's, as a TaskProlog. */
 static void take_line(struct answers *answers, const char *line)
@@ -213,6 +224,7 @@ static void take_line(struct answers *answers, const char *line)
 
 	if (end == line || strncmp(end, ": ", 2) != 0 || node >= answers->nodes)
 		return;
+	note_older(answers, node, end + 2);
 	for (const char *at = end + 2; *at != '\0' && *at != '\n'; at++) {
 		struct answer *answer = &answers->of[node];
 		if (*at == ROW_BEGIN)
@@ -242,6 +254,13 @@ static void tell_damage(const struct answers *answers, const char *job)
 	        answers->node + 1, answers->nodes);
 }
 
+static void tell_older(const struct answers *answers, const char *job)
+{
+	fprintf(stderr, "ddp-status: job %s: %zu row%s left out, as another version of ddp-status has written %s: first on node "
+	        "%lu of %lu; install one version on all nodes\n", job, answers->older, answers->older == 1 ? " is" : "s are",
+	        answers->older == 1 ? "it" : "them", answers->older_node + 1, answers->nodes);
+}
+
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
                    const char *dump, struct row **rows, size_t *count)
 {
@@ -269,8 +288,10 @@ bool cluster_probe(const struct job *job, const char *program, const char *what,
 	end_answers(&answers);
 	if (answers.damaged > 0)
 		tell_damage(&answers, job->id);
+	if (answers.older > 0)
+		tell_older(&answers, job->id);
 	/* The node's error is on stderr, and the other nodes' rows count. */
-	fine = (end(&child) && answers.damaged == 0) || *count > 0;
+	fine = (end(&child) && answers.damaged + answers.older == 0) || *count > 0;
 	if (!fine || answers.no_memory)
 		fprintf(stderr, answers.no_memory ? "ddp-status: no memory for the ranks of job %s\n"
 		                                  : "ddp-status: cannot look at the nodes of job %s\n", job->id);

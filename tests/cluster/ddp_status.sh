@@ -79,6 +79,13 @@ wait_until 15 sleeping
 capture as_user "$tool" "$job"
 prints '^ +0 +n0 +- .* 0% +sleeping in [a-z_0-9]+, sleep \(' "of a program without pages, a sleeper sleeps"
 prints '^ +1 +n1 +- .* [1-9][0-9]*% +running, sh \(' "and one that computes is running"
+# Rows of a node that has an older ddp-status: nothing shows where one begins.
+mkdir -p "$work/older"
+printf '%s\n' '#!/bin/sh' 'echo "prolog"' "echo '1: {\"job\":$job,\"rank\":1}'" 'for i in 2 3; do echo "0: {\"job\":1}"; done' >"$work/older/srun"
+chmod 755 "$work/older/srun"
+capture as_user env PATH="$work/older:$PATH" "$tool" "$job"
+status_is 1 "rows in an older form are none"
+prints "^ddp-status: job $job: 3 rows are left out, as another version of ddp-status has written them: first on node 2 of 2; install" "and are counted"
 on_cluster scancel "$job"
 wait "$plain"
 

@@ -3,7 +3,8 @@
 # nodes: 4
 # cluster: --cgroups
 # seconds: 200
-# restart= where SLURM tracks processes and limits memory by control groups: the kernel ends a rank, an agent, a spare's agent.
+# restart= where SLURM tracks processes and limits memory by control groups: the kernel ends a rank, an agent, a spare's agent,
+# and SLURM sends a signal.
 . "$source/tests/cluster/lib.sh"
 . "$source/tests/cluster/restart/ranks.sh"
 
@@ -51,6 +52,17 @@ up 0 2
 check "a spare's agent: the kernel ends it" crowd n2
 finish
 status_is 0 "a spare's agent: the step ends well"
+check "nothing is left" wait_until 20 none_left
+
+# SLURM sends signals to the children of slurmstepd only.
+afresh
+for r in 0 1 2 3; do on_rank 0 $r "trap 'exit 75' TERM; : >traps.$r"; done
+begin --ddp=restart=2 -w 'n[0-1]' --ntasks-per-node=2 --job-name=stops
+check "a signal: the ranks are up" wait_until 30 test -e traps.0 -a -e traps.1 -a -e traps.2 -a -e traps.3
+on_cluster scancel --name=stops -s TERM
+ended
+status_is 75 "a signal: the ranks get it, and end as they like"
+prints_not "$line" "a signal: no restart"
 check "nothing is left" wait_until 20 none_left
 
 done_testing

@@ -213,4 +213,29 @@ launches 2 1 2
 prints 'ddp: SLURM could not start the step: no task has begun on nodes n1,n2 .*; another step begins on 2 of 4 nodes' "dead at launch: min-nodes= goes on with fewer"
 same "n0 n3" "$(places 0 0 1)" "dead at launch: on those that are left"
 
+# Somebody ends srun while SLURM still tries to reach a node.
+afresh
+printf '%s\n' "$has_nodes" 'timeout 2 srun -N4 bash ./rank.sh' 'echo "first $?"' >script.sh
+(as_user salloc --ddp="restart=3,spare=1,silence=3" -N4 --ntasks-per-node=1 bash ./script.sh >out 2>&1 </dev/null; echo $? >status.new; mv status.new status) &
+step=$!
+wait_until 30 test -e granted
+link 1 down
+: >dead
+ended 60
+prints '^first 124$' "dead at launch: srun ends when it is sent SIGTERM"
+prints_not 'another step begins' "dead at launch: no other step begins then"
+restored 1
+
+# srun has made the job itself. Its next job has no place on the dead node, and no node more is there.
+afresh
+link 3 down
+begin --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=1
+up 0 3
+link 3 up
+finish
+status_is 0 "dead at launch: a step with a job of its own ends well"
+prints_times 1 'ddp: SLURM could not start the step: no task has begun on node n3 .*; srun asks for another job, of 3 nodes without it \(0 spares left\)$' "dead at launch: the line says that another job begins"
+same "n0 n1 n2" "$(places 0 0 1 2)" "dead at launch: it has the other nodes"
+restored 3
+
 done_testing

@@ -629,7 +629,7 @@ static void wrong_arguments_break_nothing(void **state)
 /* ---- a forked child ------------------------------------------------------------------------ */
 
 /* If the library did not refuse a child, the child would act in the name of its parent. */
-static void call_as_a_child(ddp_comm *comm, ddp_comm *group, ddp_request *request)
+static void call_as_a_child(ddp_comm *comm, ddp_comm *group, ddp_request *request, void *kept)
 {
 	float x = 1001;
 	void *memory;
@@ -643,7 +643,9 @@ static void call_as_a_child(ddp_comm *comm, ddp_comm *group, ddp_request *reques
 	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &(ddp_request *){ NULL }) == DDP_ERR_STATE);
 	CHECK(ddp_wait(request) == DDP_ERR_STATE);
 	CHECK(ddp_wait_for(request, 1) == DDP_ERR_STATE);
+	CHECK(ddp_wait_on(request, NULL) == DDP_ERR_STATE);
 	CHECK(ddp_mem_alloc(comm, 100, &memory) == DDP_ERR_STATE);
+	CHECK(ddp_mem_free(comm, kept) == DDP_ERR_STATE);
 	CHECK(ddp_comm_split(comm, 0, 0, &made) == DDP_ERR_STATE);
 	CHECK(ddp_comm_create_group(comm, (int[]){ 0, 1 }, 2, 0, &made) == DDP_ERR_STATE);
 	CHECK(ddp_comm_abort(comm, "a child") == DDP_ERR_STATE);
@@ -657,15 +659,17 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	ddp_comm *group;
 	float x = 1;
+	void *memory;
 	int state;
 
 	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &group));
+	CHECK_OK(ddp_mem_alloc(comm, 100, &memory));
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .root = 1 - ddp_comm_rank(comm), .recv = &x, .count = 1 }, &request));
 	if (ddp_comm_rank(comm) == 0) {
 		const pid_t child = fork();
 		if (child == 0) {
-			call_as_a_child(comm, group, request);
+			call_as_a_child(comm, group, request, memory);
 			_exit(0);
 		}
 		CHECK(waitpid(child, &state, 0) == child && state == 0);
@@ -675,6 +679,7 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM));
 	CHECK(x == 4);
 	CHECK_OK(ddp_barrier(group));
+	CHECK_OK(ddp_mem_free(comm, memory));
 	CHECK_OK(ddp_comm_free(group));
 	return 0;
 }

@@ -674,6 +674,43 @@ static void record_that_is_not_written_is_told(void **state)
 	assert_int_equal(count_lines("3.0/rank-0.jsonl"), 4);
 }
 
+/* A process that waits, in place of one that writes. */
+static pid_t wait_in_a_child(void)
+{
+	const pid_t child = fork();
+
+	assert_true(child >= 0);
+	while (child == 0)
+		pause();
+	return child;
+}
+
+static void writer_that_is_killed_or_late_is_told(void **state)
+{
+	struct supervise supervise;
+	struct flight flight = { .place = { .job = 4, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct error error;
+
+	(void)state;
+	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
+	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
+	strcpy(supervise.shared->node, "n7");
+	said[0] = '\0';
+	/* One of the witness's. */
+	atomic_store(&supervise.shared->record_writers, 1);
+	flight_tell_lost(&flight, &supervise, note_said);
+	assert_int_equal(strncmp(said, "flight records of node n7 are not yet written to ", 49), 0);
+	flight.children[0] = wait_in_a_child();
+	kill(flight.children[0], SIGALRM);
+	flight.failed = true;
+	flight_note_end(&flight, &supervise);
+	assert_int_equal(atomic_load(&supervise.shared->record_writers), 0);
+	said[0] = '\0';
+	flight_tell_lost(&flight, &supervise, note_said);
+	assert_non_null(strstr(said, ": the writer was ended by signal 14, as the file server did not answer"));
+	supervise_end(&supervise);
+}
+
 /* While the children of earlier failures write, another failure neither loses them nor adds more than there is room for. */
 static void children_that_still_write_are_kept(void **state)
 {
@@ -721,6 +758,7 @@ int main(void)
 		cmocka_unit_test(child_that_goes_on_is_not_waited_for),
 		cmocka_unit_test_setup_teardown(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(record_that_is_not_written_is_told, make_folder, drop_folder),
+		cmocka_unit_test_setup_teardown(writer_that_is_killed_or_late_is_told, make_folder, drop_folder),
 		cmocka_unit_test_setup_teardown(children_that_still_write_are_kept, make_folder, drop_folder),
 	};
 

@@ -479,6 +479,57 @@ static void signals_go_past_an_agent(void **state)
 	assert_int_equal(quit(0), 0);
 }
 
+static void note_signal(int number)
+{
+	atomic_store(&seen->asked, (unsigned int)number);
+}
+
+static int notes_signals(uint32_t generation)
+{
+	for (int i = 1; i < 32; i++)
+		if (i != SIGKILL && i != SIGSTOP)
+			signal(i, note_signal);
+	return waits(generation);
+}
+
+static bool is_asked(void) { return atomic_load(&seen->asked) == awaited; }
+
+static void send_to_agent(int number, bool from_another)
+{
+	pid_t sender = from_another ? fork() : 0;
+
+	assert_true(sender >= 0);
+	if (sender == 0)
+		assert_int_equal(kill(agents.pids[0], number), 0);
+	if (from_another && sender == 0)
+		_exit(0);
+	if (from_another)
+		assert_int_equal(waitpid(sender, NULL, 0), sender);
+}
+
+/* proctrack/cgroup: SLURM sends signals to the children of slurmstepd only, and these are agents. */
+static void an_agent_hands_slurms_signals_on(void **state)
+{
+	static const int numbers[] = { SIGUSR1, SIGTERM, SIGINT, SIGHUP, SIGUSR2 };
+
+	(void)state;
+	start(1, notes_signals);
+	agents.shared->hands_on = true;
+	order(AGENTS_RUN, 1);
+	wait_for_members(1);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+		send_to_agent(numbers[i], false);
+		awaited = (uint32_t)numbers[i];
+		assert_true(holds(is_asked, 20));
+	}
+	/* Orders and other senders are none of SLURM's. */
+	send_to_agent(SIGCONT, false);
+	send_to_agent(SIGTERM, true);
+	usleep(50000);
+	assert_int_equal(atomic_load(&seen->asked), SIGUSR2);
+	quit(0);
+}
+
 static void a_program_has_the_tasks_signals(void **state)
 {
 	struct sigaction before, ignore = { .sa_handler = SIG_IGN };
@@ -609,6 +660,7 @@ int main(void)
 		cmocka_unit_test(an_early_end_leaves_the_rest_till_told),
 		cmocka_unit_test(a_program_dies_with_its_agent),
 		cmocka_unit_test(signals_go_past_an_agent),
+		cmocka_unit_test(an_agent_hands_slurms_signals_on),
 		cmocka_unit_test(a_program_has_the_tasks_signals),
 		cmocka_unit_test(a_program_reads_to_the_end_of_its_input),
 		cmocka_unit_test(older_orders_are_none),

@@ -18,7 +18,6 @@
 
 #include "base/clock.h"
 #include "spank/base/bytes.h"
-#include "spank/base/release.h"
 #include "spank/failure/channel.h"
 #include "spank/failure/frame.h"
 #include "spank/failure/node/lease.h"
@@ -124,7 +123,7 @@ static void a_wrong_frame_ends_the_connection(void **state)
 static void an_opening_is_read_or_refused_whole(void **state)
 {
 	struct link_opening opening = { .node_id = 7, .rank = 12, .tasks = 4, .read = 1ull << 40, .node = "n7",
-		                        .release = "0.2.0" }, read;
+		                        .release = "0.2.0", .protocol = 3 }, read;
 	unsigned char bytes[OPENING_BYTES];
 
 	(void)state;
@@ -272,10 +271,9 @@ static void begin_node(struct link *link, uint32_t node, uint32_t silence_ms)
 {
 	struct relay relay = srun.relay;
 	struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = silence_ms,
-		                    .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n" },
+		                    .opening = { .node_id = node, .rank = 2 * node, .tasks = 2, .node = "n",
+		                                 .protocol = FRAME_PROTOCOL },
 		                    .take = take_of_srun, .about = &srun };
-
-	snprintf(facts.opening.release, sizeof(facts.opening.release), "%s", release_own());
 
 	memset(&senders[node], 0, sizeof(senders[node]));
 	relay.sender = relay_start_sender(&senders[node]);

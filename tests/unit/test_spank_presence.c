@@ -389,7 +389,7 @@ static void nodes_of_other_releases_are_named(void **state)
 static void nodes_on_which_nothing_has_started_are_named(void **state)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true }), none = { .policy = { .refuse = true } };
-	char text[64];
+	char text[64], long_text[1024];
 	struct sink sink = sink_on(text, sizeof(text));
 
 	(void)state;
@@ -405,6 +405,25 @@ static void nodes_on_which_nothing_has_started_are_named(void **state)
 	assert_int_equal(presence_unstarted(&presence, 6, "n[0-", &sink), 0);
 	/* Nobody has looked. */
 	assert_int_equal(presence_unstarted(&none, 4, "n[0-3]", &sink), 0);
+	/* The rest of the sentence needs room. */
+	sink = sink_on(long_text, sizeof(long_text));
+	assert_int_equal(presence_unstarted(&presence, 300, "node[000-299]", &sink), 300);
+	assert_non_null(strstr(long_text, ",node049 and 250 more"));
+	presence_end(&presence);
+}
+
+static void a_launch_that_srun_has_given_up_is_told(void **state)
+{
+	struct presence presence = { .policy = { .refuse = true } };
+
+	(void)state;
+	assert_false(presence_launch_timed_out(&presence, 700000 * MS));
+	assert_true(presence_begin(&presence, 2, START * MS));
+	presence_start(&presence, 0, "n0", START * MS);
+	assert_false(presence_launch_timed_out(&presence, (START + 599999) * MS));
+	assert_true(presence_launch_timed_out(&presence, (START + 600000) * MS));
+	presence_start(&presence, 1, "n1", START * MS);
+	assert_false(presence_launch_timed_out(&presence, (START + 600000) * MS));
 	presence_end(&presence);
 }
 
@@ -426,6 +445,7 @@ int main(void)
 		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
 		cmocka_unit_test(nodes_of_other_releases_are_named),
 		cmocka_unit_test(nodes_on_which_nothing_has_started_are_named),
+		cmocka_unit_test(a_launch_that_srun_has_given_up_is_told),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -206,6 +206,39 @@ static void named_nodes_are_found(void **state)
 	}
 }
 
+static void nodes_that_are_left_out_are_found(void **state)
+{
+	static const char given[] = "srun\0--exclusive\0-x\0n0\0--exclude=n1,n2\0true\0-xn3";
+
+	(void)state;
+	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 5 }), "n1,n2");
+	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 4 }), "n0");
+	assert_null(srun_excluded(&(struct srun_words){ given, sizeof(given), 2 }));
+	assert_false(srun_names_job(&(struct srun_words){ given, sizeof(given), 5 }));
+	assert_false(srun_names_job(&(struct srun_words){ "srun\0--job-name=a\0true\0--jobid=1", 33, 2 }));
+	assert_true(srun_names_job(&(struct srun_words){ "srun\0--jobid\0001\0true", 20, 3 }));
+}
+
+static void what_fits_fewer_nodes_is_told(void **state)
+{
+	static const struct { const char *words; int own; const char *gpus, *distribution; bool fits; } cases[] = {
+		{ "srun|-N4|true|", 2, NULL, NULL, true }, { "srun|--gpus=8|true|", 2, NULL, NULL, false },
+		{ "srun|-G|8|true|", 3, NULL, NULL, false }, { "srun|true|", 1, "8", NULL, false },
+		{ "srun|--gpus-per-node=2|--gpus-per-task=1|true|", 3, NULL, "block", true },
+		{ "srun|-m|arbitrary|true|", 3, NULL, NULL, false }, { "srun|--distribution=block|true|", 2, NULL, "arbitrary", true },
+		{ "srun|true|-G8|", 1, NULL, "Arbitrary", false },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *copy;
+		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
+		if (srun_fits_fewer_nodes(&given, cases[i].gpus, cases[i].distribution) != cases[i].fits)
+			fail_msg("'%s' was taken wrongly", cases[i].words);
+		free(copy);
+	}
+}
+
 static void shell_of_salloc_is_found(void **state)
 {
 	static const char given[] = "srun\0--interactive\0--preserve-env\0--pty\0bash";
@@ -295,6 +328,8 @@ int main(void)
 		cmocka_unit_test(mpi_and_containers_are_found),
 		cmocka_unit_test(waiting_for_children_is_found),
 		cmocka_unit_test(named_nodes_are_found),
+		cmocka_unit_test(nodes_that_are_left_out_are_found),
+		cmocka_unit_test(what_fits_fewer_nodes_is_told),
 		cmocka_unit_test(shell_of_salloc_is_found),
 		cmocka_unit_test(the_program_is_found),
 		cmocka_unit_test(components_are_seen_wherever_they_stand),

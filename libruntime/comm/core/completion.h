@@ -15,6 +15,7 @@ struct ddp_request {
 	ddp_comm *comm;
 	ddp_operation operation;
 	ddp_request *next;
+	unsigned int forks;         /* of its communicator's roster */
 	_Atomic uint32_t state;     /* futex: a ddp_request_state */
 	ddp_status status;
 	bool last;                  /* nothing runs after it */

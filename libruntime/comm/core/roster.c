@@ -42,9 +42,14 @@ static void watch_forks(void)
 	(void)pthread_atfork(NULL, NULL, count_fork);
 }
 
+unsigned int ddp_roster_forks(void)
+{
+	return atomic_load_explicit(&forks, memory_order_relaxed);
+}
+
 ddp_status ddp_roster_check_owner(const ddp_roster *roster, const char *what)
 {
-	if (roster->size == 1 || roster->forks == atomic_load_explicit(&forks, memory_order_relaxed))
+	if (roster->size == 1 || roster->forks == ddp_roster_forks())
 		return DDP_OK;
 	return ddp_fail(DDP_ERR_STATE, "%s: this process is a child that rank %d on %s forked, and no rank: call libddp in "
 	                "the process that called ddp_init() only", what, roster->rank, roster->peers[roster->rank].host);

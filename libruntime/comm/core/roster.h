@@ -62,6 +62,9 @@ void ddp_roster_release(ddp_roster *roster);
    of a rank that knows nothing of it. A world of one rank has nobody who could be misled. */
 ddp_status ddp_roster_check_owner(const ddp_roster *roster, const char *what);
 
+/* How many forks have led to this process since the library was first used. */
+unsigned int ddp_roster_forks(void);
+
 /* A number that no other communicator of the job has, if all its members take that of
    their first. */
 uint64_t ddp_roster_new_id(ddp_roster *roster);

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/wait.h>
@@ -298,12 +299,16 @@ static void watch(void)
 static void dismiss_agents(void)
 {
 	struct agents *agents = &ends.node->supervise.agents;
+	char host[HOST_NAME_MAX_BYTES] = "", text[HOST_NAME_MAX_BYTES + 64];
 
 	if (ends.generation.node != NULL)
 		generation_free(&ends.generation);
 	if (agents->shared == NULL)
 		return;
-	ends.node->say("slurmstepd has no thread or no memory for restarts on this node");
+	/* No task has noted the node's name yet. */
+	(void)gethostname(host, sizeof(host) - 1);
+	snprintf(text, sizeof(text), "slurmstepd on host %s has no thread or no memory for restarts", host);
+	ends.node->say(text);
 	atomic_store(&agents->shared->quit_status, W_EXITCODE(1, 0));
 	agents_order(agents, AGENTS_QUIT, 0);
 }

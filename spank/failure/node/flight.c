@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/flight.h"
 
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "base/clock.h"
 #include "spank/base/child.h"
+#include "spank/base/pause.h"
 #include "spank/base/sink.h"
 #include "spank/failure/node/stall.h"
 
-enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000 };
+enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000, WRITERS_LOOK_MS = 20 };
 
 static bool is_wanted(const struct flight *flight, const struct supervise *supervise)
 {
@@ -28,22 +32,31 @@ static void fill(const struct supervise *supervise, uint32_t local, struct recor
 }
 
 /* Waits so long for all of them together. */
-static void reap_children(struct flight *flight, int ms)
+static void reap_children(struct flight *flight, struct supervise_shared *shared, int ms)
 {
 	const uint64_t deadline_ns = ddp_now_ns() + (uint64_t)ms * 1000000;
+	char text[96];
+	int wait_status;
 
 	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
 		const uint64_t now_ns = ddp_now_ns();
 		const int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0;
-		if (flight->children[i] > 0 && child_reap(flight->children[i], left_ms, NULL))
-			flight->children[i] = 0;
+		if (flight->children[i] <= 0 || !child_reap(flight->children[i], left_ms, &wait_status))
+			continue;
+		flight->children[i] = 0;
+		if (wait_status < 0 || !WIFSIGNALED(wait_status))
+			continue;
+		snprintf(text, sizeof(text), "the writer was ended by signal %d%s", WTERMSIG(wait_status),
+		         WTERMSIG(wait_status) == SIGALRM ? ", as the file server did not answer" : "");
+		record_note_lost(&shared->record_lost, text);
+		if (atomic_load(&shared->record_writers) > 0)
+			atomic_fetch_sub(&shared->record_writers, 1);
 	}
 }
 
 /* Writes the records in a child, unless so many children are still at work that one more would be lost. */
 static void write_beside(struct flight *flight, const struct record_order *order, const struct rings_source *source)
 {
-	reap_children(flight, 0);
 	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
 		if (flight->children[i] > 0)
 			continue;
@@ -62,10 +75,12 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	const struct record_order order = { .place = &flight->place, .reason = reason, .node = name, .tasks = tasks,
 		                            .count = supervise->local_tasks, .generation = supervise->generation,
 		                            .world_size = supervise->shared->world_size, .stacks = stacks,
-		                            .lost = &supervise->shared->record_lost };
+		                            .lost = &supervise->shared->record_lost,
+		                            .writers = &supervise->shared->record_writers };
 
 	if (tasks == NULL)
 		return;
+	reap_children(flight, supervise->shared, 0);
 	memcpy(name, supervise->shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
 		fill(supervise, i, &tasks[i]);
@@ -86,35 +101,44 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 	if (!is_wanted(flight, supervise) || !flight->failed)
 		return;
 	/* Its lines come before the last ones. */
-	reap_children(flight, END_WAIT_MS);
+	reap_children(flight, supervise->shared, END_WAIT_MS);
 	begin(flight, supervise, "end", false);
-	reap_children(flight, END_WAIT_MS);
+	reap_children(flight, supervise->shared, END_WAIT_MS);
 }
 
-static bool is_writing(const struct flight *flight)
+/* Returns how many writers are at work. Those of the witness are the children of nobody here. */
+static unsigned int await_writers(const struct flight *flight, struct supervise_shared *shared)
 {
+	const uint64_t deadline_ns = ddp_now_ns() + END_WAIT_MS * 1000000ull;
+	unsigned int own = 0;
+
 	for (int i = 0; i < FLIGHT_CHILDREN; i++)
-		if (flight->children[i] > 0)
-			return true;
-	return false;
+		own += flight->children[i] > 0;
+	while (atomic_load(&shared->record_writers) > own && ddp_now_ns() < deadline_ns)
+		pause_ms(WRITERS_LOOK_MS);
+	return atomic_load(&shared->record_writers);
 }
 
 void flight_tell_lost(const struct flight *flight, const struct supervise *supervise, void (*say)(const char *text))
 {
 	const struct error *lost = &supervise->shared->record_lost;
+	unsigned int writers;
 	char text[RECORD_DIR_MAX + sizeof(lost->text) + HOST_NAME_MAX_BYTES + 128];
 	struct sink sink = sink_on(text, sizeof(text));
 
 	if (!is_wanted(flight, supervise))
 		return;
-	if (is_writing(flight))
-		record_note_lost(&supervise->shared->record_lost, "the file server has not answered in time");
-	if (lost->text[0] == '\0')
+	writers = await_writers(flight, supervise->shared);
+	if (lost->text[0] == '\0' && writers == 0)
 		return;
 	sink_add(&sink, "flight records of node ");
 	sink_add_untrusted(&sink, supervise->shared->node, HOST_NAME_MAX_BYTES);
-	sink_add(&sink, " were not written to %s: ", flight->place.dir);
-	sink_add_untrusted(&sink, lost->text, sizeof(lost->text));
+	if (lost->text[0] == '\0') {
+		sink_add(&sink, " are not yet written to %s: the file server has not answered in time", flight->place.dir);
+	} else {
+		sink_add(&sink, " were not written to %s: ", flight->place.dir);
+		sink_add_untrusted(&sink, lost->text, sizeof(lost->text));
+	}
 	say(text);
 }
 
@@ -126,7 +150,7 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 	struct record_task *tasks;
 	char name[sizeof(shared->node)] = "";
 
-	reap_children(flight, 0);
+	reap_children(flight, shared, 0);
 	if (!begins || flight->place.dir[0] == '\0' || (tasks = calloc(view->count, sizeof(*tasks))) == NULL)
 		return;
 	memcpy(name, shared->node, sizeof(name) - 1);
@@ -135,8 +159,8 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 			.pid = atomic_load(&shared->task[i].end) == STALL_NO_END ? shared->task[i].pid : 0 };
 	write_beside(flight, &(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
 		.count = view->count, .generation = view->generation, .world_size = shared->world_size, .stacks = true,
-		.tasks = tasks, .lost = &shared->record_lost }, &source);
+		.tasks = tasks, .lost = &shared->record_lost, .writers = &shared->record_writers }, &source);
 	free(tasks);
 	/* With stall-action=kill the ranks end as soon as srun hears of it, and so does the child. */
-	reap_children(flight, STALL_WAIT_MS);
+	reap_children(flight, shared, STALL_WAIT_MS);
 }

@@ -22,8 +22,7 @@
 #include "spank/failure/timeline.h"
 
 enum {
-	LINK_LOOK_MS = 50,   /* how often for a task that has noted where srun is. Many a program has ended by then, */
-	ORDERS_LOOK_MS = 10, /* and agents wait for the link */
+	LINK_LOOK_MS = 50,   /* how often for a task that has noted where srun is. Many a program has ended by then */
 	OUT_OF_REACH_MS = 1500, /* without an acknowledgement of srun's host */
 };
 
@@ -282,19 +281,13 @@ static bool report(struct node *node)
 	return atomic_load(&shared->answered);
 }
 
-/* Until a task has noted where srun is. */
-static int look_for_srun_ms(const struct node *node)
-{
-	return node->supervise.agents.shared != NULL ? ORDERS_LOOK_MS : LINK_LOOK_MS;
-}
-
 static void start_link(struct node *node)
 {
 	const struct supervise_shared *shared = node->supervise.shared;
 	char address[sizeof(shared->srun_address)] = "";
 	struct link_facts facts = { .relay = &node->relay, .address = address, .silence_ms = node->silence_ms,
 		                    .opening = { .node_id = node->node_id, .rank = UINT32_MAX,
-		                                 .tasks = node->supervise.local_tasks },
+		                                 .tasks = node->supervise.local_tasks, .protocol = FRAME_PROTOCOL },
 		                    .take = node->take_frame, .about = node->about_frames };
 
 	memcpy(address, shared->srun_address, sizeof(address) - 1);
@@ -354,7 +347,7 @@ int node_serve_link(struct node *node)
 		if (node->relay.port == 0 || node->relay.sender == NULL || supervise_processes(&node->supervise) == 0)
 			return -1;
 		if (!atomic_load(&shared->noted))
-			return look_for_srun_ms(node);
+			return LINK_LOOK_MS;
 		start_link(node);
 	}
 	next_ms = link_tick(&node->link);
@@ -376,7 +369,7 @@ int node_report_again(struct node *node)
 		return -1;
 	/* Where there is no link, nobody else tells srun first. */
 	if (node->report_ns == 0 && node->silence_ms == 0 && !atomic_load(&node->supervise.shared->noted))
-		return look_for_srun_ms(node);
+		return LINK_LOOK_MS;
 	if (node->report_ns == 0)
 		node->report_ns = now_ns + (node->silence_ms == 0 ? 0 : (uint64_t)REPORT_MS * 1000000);
 	if (now_ns >= node->report_ns) {

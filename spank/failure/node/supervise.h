@@ -38,7 +38,8 @@ struct supervise_shared {
 	_Atomic uint32_t generation; /* of the programs, with restart=; 0: none yet, or no restart= */
 	struct relay_sender sender;
 	struct witness witness;
-	struct error record_lost; /* why a flight record of the node was not written; the user may write it, too */
+	struct error record_lost; /* why a flight record of the node was not written; the user may write it, too, */
+	atomic_uint record_writers; /* and how many processes write records */
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
 	char srun_address[64]; /* numeric, as Slurm says it; "" if it does not */

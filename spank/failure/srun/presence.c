@@ -14,6 +14,7 @@ enum {
 	NAMED_BYTES_MAX = 400, /* so that the rest of the sentence has room */
 	TASKS_MAX = 1 << 24,
 	SMALL_TASKS = 1024,    /* a look at so many takes some microseconds */
+	LAUNCH_MS = 600000,    /* so long srun waits for the start of all tasks */
 };
 
 #define NS_PER_MS 1000000ull
@@ -223,7 +224,7 @@ bool presence_is_late(struct presence *presence, uint64_t now_ns)
 /* Nodes of a list that srun has not heard of. */
 struct unheard {
 	const struct presence *presence;
-	uint32_t count;
+	uint32_t count, named;
 	struct sink *names; /* or NULL */
 };
 
@@ -237,8 +238,11 @@ static bool note_unheard(void *user, const char *host)
 		heard = presence->task[i].host != NULL && strcmp(presence->task[i].host, host) == 0;
 	if (heard)
 		return true;
-	if (unheard->names != NULL && unheard->names->used + strlen(host) <= NAMED_BYTES_MAX)
-		sink_add(unheard->names, "%s%s", unheard->count > 0 ? "," : "", host);
+	if (unheard->names != NULL && unheard->named == unheard->count &&
+	    unheard->names->used + strlen(host) <= NAMED_BYTES_MAX) {
+		sink_add(unheard->names, "%s%s", unheard->named > 0 ? "," : "", host);
+		unheard->named++;
+	}
 	unheard->count++;
 	return true;
 }
@@ -257,7 +261,14 @@ uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, con
 		return all - unheard.count < nodes ? nodes - (all - unheard.count) : 0;
 	unheard = (struct unheard){ .presence = presence, .names = names };
 	(void)nodelist_walk(list, note_unheard, &unheard, &ignored);
+	if (names != NULL && unheard.named < unheard.count)
+		sink_add(names, " and %u more", unheard.count - unheard.named);
 	return unheard.count;
+}
+
+bool presence_launch_timed_out(const struct presence *presence, uint64_t now_ns)
+{
+	return presence->started < presence->tasks && now_ns - presence->begin_ns >= LAUNCH_MS * NS_PER_MS;
 }
 
 bool presence_has_silent(struct presence *presence, bool succeeded, struct sink *sink, bool *refuse)

@@ -70,6 +70,9 @@ uint32_t presence_silent(struct presence *presence, bool *any_reported);
    `nodes` these are, and adds their names if the list is that of the step's nodes; otherwise none is added. */
 uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, const char *list, struct sink *names);
 
+/* Whether SLURM has given up the launch because tasks have not started for ten minutes. */
+bool presence_launch_timed_out(const struct presence *presence, uint64_t now_ns);
+
 /* Whether the step still runs, or has ended with all tasks' success or without. */
 enum presence_state { PRESENCE_RUNS, PRESENCE_FAILED, PRESENCE_SUCCEEDED };
 
