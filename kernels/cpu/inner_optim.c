@@ -237,6 +237,7 @@ uint64_t DK_NAME(checksum)(const float *x, int64_t n)
 
 	memset(sums, 0, sizeof(sums));
 	for (; i + DK_CHECKSUM_LANES <= n; i += DK_CHECKSUM_LANES) {
+		__builtin_prefetch(x + i + AHEAD_ALONE);
 		DK_UNROLL
 		for (int k = 0; k < PARTS; k++)
 			add_words(&sums[k], vf_load(x + i + k * VF));
