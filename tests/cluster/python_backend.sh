@@ -133,7 +133,7 @@ END
 for backend in ddp gloo; do
 	capture as_user srun --ddp="python=$folder,restart=1,min-nodes=1" -N2 --ntasks-per-node=2 --mpi=none "$python" "$work/flips.py" $backend
 	status_is 0 "$backend: the training goes on without the node of a rank with a flipped bit"
-	prints 'ddp: rank 3 of 4 on n1 exited with code 1 .*: DamageError: rank 3 on n1 has other parameters than 3 of 4 ranks after step 4: .*; restart 1 of 1: the step goes on with 1 of 2 nodes$' \
+	prints 'ddp: rank 3 of 4 on n1 exited with code 1 .*DamageError: rank 3 on n1 has other parameters than 3 of 4 ranks after step 4: .*; restart 1 of 1: the step goes on with 1 of 2 nodes$' \
 		"$backend: srun names it"
 	prints_times 2 'trained by 2$' "$backend: the others train to the end"
 done

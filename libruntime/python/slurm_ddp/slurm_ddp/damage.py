@@ -26,6 +26,9 @@ class DamageError(RuntimeError):
         self.of_others = False  # most ranks agree, and this one does with them
 
 
+DamageError.__module__ = __package__  # as programs name it
+
+
 class _State:
     def __init__(self):
         self.calls, self.compared = 0, None  # the number of the call that compared last, when all ranks had the same
