@@ -131,6 +131,11 @@ void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t 
 	CALL(squares_at, sums, arrays, count, piece);
 }
 
+void dk_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece)
+{
+	CALL(checksum_at, sums, x, n, piece);
+}
+
 void dk_scale(float *x, int64_t n, float factor)
 {
 	CALL(scale, x, n, factor);

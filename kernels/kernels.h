@@ -235,6 +235,15 @@ void dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
 enum { DK_PIECE_MAX = 32768 };
 void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece);
 
+/*
+ * sums [ceil(n / piece)], where the work is done: a checksum of the bits of each piece of x, the same on all
+ * processors. A piece lies in rows of DK_CHECKSUM_LANES words, the last one with zeros behind it. Word l of row r
+ * of R rows counts 2 (DK_CHECKSUM_LANES (R - r) + l) + 1 times, modulo 2^64: these numbers are odd and differ, so
+ * one or two flipped bits always change the sum.
+ */
+enum { DK_CHECKSUM_LANES = 16 };
+void dk_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece);
+
 /* x *= factor */
 void dk_scale(float *x, int64_t n, float factor);
 

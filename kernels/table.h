@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 /* Grows with each change of this header, or of a function of kernels.h. */
-enum { DK_TABLE_VERSION = 16 };
+enum { DK_TABLE_VERSION = 17 };
 
 /* The table has the functions of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of
    DK_MIXED take f32, also on the test device. */
@@ -108,6 +108,7 @@ typedef struct dk_table {
 	void (*largest_at)(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count);
 	void (*squares_at)(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count,
 			int64_t piece);
+	void (*checksum_at)(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece);
 	void (*scale)(dk_queue *queue, float *x, int64_t n, float factor);
 	void (*to_bf16)(dk_queue *queue, uint16_t *out, const float *in, int64_t n);
 	void (*from_bf16)(dk_queue *queue, float *out, const uint16_t *in, int64_t n);

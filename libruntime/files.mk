@@ -166,6 +166,7 @@ reduce_sources = \
 	libruntime/reduce/arena.c libruntime/reduce/arena.h \
 	libruntime/reduce/buffers.c libruntime/reduce/buffers.h \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
+	libruntime/reduce/compare.c libruntime/reduce/compare.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
 	libruntime/reduce/grads.c libruntime/reduce/grads.h \
 	libruntime/reduce/hypers.c libruntime/reduce/hypers.h \

@@ -26,6 +26,7 @@ float dk_cpu_largest(const float *x, int64_t n);
 double dk_cpu_sum_squares(const float *x, int64_t n);
 void dk_cpu_largest_at(float *largest, const dk_array *arrays, int64_t count);
 void dk_cpu_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece);
+void dk_cpu_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece);
 void dk_cpu_scale(float *x, int64_t n, float factor);
 void dk_cpu_to_bf16(uint16_t *out, const float *in, int64_t n);
 void dk_cpu_from_bf16(float *out, const uint16_t *in, int64_t n);

@@ -40,6 +40,7 @@ typedef void dk_mix_squares_fn(float *x, const float *y, float a, float b, int64
 typedef void dk_divide_by_roots_fn(float *x, const float *squares, float factor, float least,
 		int64_t n);
 typedef double dk_sum_squares_fn(const float *x, int64_t n);
+typedef uint64_t dk_checksum_fn(const float *x, int64_t n);
 /* of the largest magnitude */
 typedef int32_t dk_largest_bits_fn(const float *x, int64_t n);
 /* out [rows, columns] = residual + bias; residual NULL: bias alone */
@@ -123,6 +124,7 @@ struct dk_inner {
 	dk_mix_squares_fn *mix_squares;
 	dk_divide_by_roots_fn *divide_by_roots;
 	dk_sum_squares_fn *sum_squares;
+	dk_checksum_fn *checksum;
 	dk_largest_bits_fn *largest_bits;
 	dk_bias_rows_fn *bias_rows;
 	dk_column_sums_fn *column_sums;
@@ -178,6 +180,7 @@ dk_mix_fn DK_NAME(mix);
 dk_mix_squares_fn DK_NAME(mix_squares);
 dk_divide_by_roots_fn DK_NAME(divide_by_roots);
 dk_sum_squares_fn DK_NAME(sum_squares);
+dk_checksum_fn DK_NAME(checksum);
 dk_largest_bits_fn DK_NAME(largest_bits);
 dk_bias_rows_fn DK_NAME(bias_rows);
 dk_column_sums_fn DK_NAME(column_sums);

@@ -201,3 +201,53 @@ double DK_NAME(sum_squares)(const float *x, int64_t n)
 			lanes[lane] += lanes[lane + width];
 	return lanes[0];
 }
+
+/* A vector of words as two of twice the width: sums of the even words and of the odd ones, and the sums of these sums
+   after each row. The latter count a word as often as there are rows from its own one on. */
+typedef struct word_sums {
+	vul even, odd, evens, odds;
+} word_sums;
+
+static inline void add_words(word_sums *s, vf words)
+{
+	s->even += (vul)words & UINT32_MAX;
+	s->odd += (vul)words >> 32;
+	s->evens += s->even;
+	s->odds += s->odd;
+}
+
+/* The sum of the lanes, which lane `first` of the row begins. */
+static uint64_t total_of(const word_sums *s, int first)
+{
+	uint64_t total = 0;
+
+	for (int i = 0; i < VD; i++)
+		total += 2 * DK_CHECKSUM_LANES * (s->evens[i] + s->odds[i]) +
+		         (uint64_t)(2 * (first + 2 * i) + 1) * s->even[i] + (uint64_t)(2 * (first + 2 * i) + 3) * s->odd[i];
+	return total;
+}
+
+uint64_t DK_NAME(checksum)(const float *x, int64_t n)
+{
+	enum { PARTS = DK_CHECKSUM_LANES / VF };
+	word_sums sums[PARTS];
+	float rest[DK_CHECKSUM_LANES] = {0};
+	uint64_t total = 0;
+	int64_t i = 0;
+
+	memset(sums, 0, sizeof(sums));
+	for (; i + DK_CHECKSUM_LANES <= n; i += DK_CHECKSUM_LANES) {
+		__builtin_prefetch(x + i + AHEAD_ALONE);
+		DK_UNROLL
+		for (int k = 0; k < PARTS; k++)
+			add_words(&sums[k], vf_load(x + i + k * VF));
+	}
+	if (i < n) {
+		memcpy(rest, x + i, (size_t)(n - i) * sizeof(float));
+		for (int k = 0; k < PARTS; k++)
+			add_words(&sums[k], vf_load(rest + k * VF));
+	}
+	for (int k = 0; k < PARTS; k++)
+		total += total_of(&sums[k], k * VF);
+	return total;
+}

@@ -8,6 +8,7 @@ const struct dk_inner DK_NAME(inner) = {
 	.mix_squares = DK_NAME(mix_squares),
 	.divide_by_roots = DK_NAME(divide_by_roots),
 	.sum_squares = DK_NAME(sum_squares),
+	.checksum = DK_NAME(checksum),
 	.largest_bits = DK_NAME(largest_bits),
 	.bias_rows = DK_NAME(bias_rows),
 	.column_sums = DK_NAME(column_sums),

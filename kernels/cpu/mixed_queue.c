@@ -61,6 +61,12 @@ static void squares_at(dk_queue *queue, double *sums, const dk_array *arrays, in
 	dk_cpu_squares_at(sums, arrays, count, piece);
 }
 
+static void checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
+{
+	(void)queue;
+	dk_cpu_checksum_at(sums, x, n, piece);
+}
+
 static void classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
                             const float *weight, const int32_t *targets, int64_t rows, int64_t width,
                             int64_t vocab)
@@ -114,7 +120,7 @@ static const dk_table table = {
 	.version = DK_TABLE_VERSION, .bytes = sizeof(dk_table), .close = close_queue,
 	.copy = copy, .zero = zero, .update = update, .largest = largest,
 	.largest_at = largest_at, .sum_squares = sum_squares, .squares_at = squares_at,
-	.scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
+	.checksum_at = checksum_at, .scale = scale, .to_bf16 = to_bf16, .from_bf16 = from_bf16,
 	.to_f16 = to_f16, .from_f16 = from_f16,
 	.gemm = dk_mixed_gemm,
 	.linear_forward = dk_mixed_linear_forward,

@@ -135,3 +135,26 @@ void dk_cpu_squares_at(double *sums, const dk_array *arrays, int64_t count, int6
 		sums += pieces;
 	}
 }
+
+struct checksums {
+	dk_array array;
+	int64_t piece;
+	uint64_t *sums;
+};
+
+static void checksums_span(void *arg, int64_t first, int64_t last)
+{
+	const struct checksums *c = arg;
+
+	for (int64_t i = first; i < last; i++) {
+		int64_t start = i * c->piece;
+		int64_t count = c->array.n - start < c->piece ? c->array.n - start : c->piece;
+		c->sums[i] = dk_inner()->checksum(c->array.x + start, count);
+	}
+}
+
+void dk_cpu_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece)
+{
+	dk_parallel((n + piece - 1) / piece, 1, checksums_span,
+	            &(struct checksums){.array = {x, n}, .piece = piece, .sums = sums});
+}

@@ -29,6 +29,7 @@ enum {
 typedef float vf __attribute__((vector_size(DK_VECTOR_BYTES)));
 typedef int32_t vi __attribute__((vector_size(DK_VECTOR_BYTES)));
 typedef double vd __attribute__((vector_size(DK_VECTOR_BYTES)));
+typedef uint64_t vul __attribute__((vector_size(DK_VECTOR_BYTES)));
 typedef float vf_half __attribute__((vector_size(DK_VECTOR_BYTES / 2)));
 
 static inline vf vf_load(const float *p)

@@ -65,6 +65,7 @@ float dk_cuda_largest(dk_queue *queue, const float *x, int64_t n);
 double dk_cuda_sum_squares(dk_queue *queue, const float *x, int64_t n);
 void dk_cuda_largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count);
 void dk_cuda_squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece);
+void dk_cuda_checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece);
 void dk_cuda_mix(dk_queue *queue, float *x, const float *y, float a, double b, const dk_ratio *ratio,
 		int64_t n);
 void dk_cuda_adamw_direction(dk_queue *queue, const float *param, float *grad, float *m, float *v,

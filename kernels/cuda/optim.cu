@@ -280,6 +280,31 @@ void dk_cuda_squares_at(dk_queue *queue, double *sums, const dk_array *arrays, i
 	FOR_GRADIENT(queue, squares_at, own(queue), sums, arrays, count, piece);
 }
 
+/* ---- checksums ---- */
+
+__global__ void checksum_kernel(const uint32_t *x, int64_t n, int64_t piece, unsigned long long *sums)
+{
+	const int64_t begin = blockIdx.x * piece, count = begin + piece < n ? piece : n - begin;
+	const int64_t rows = (count + DK_CHECKSUM_LANES - 1) / DK_CHECKSUM_LANES;
+	unsigned long long sum = 0;
+
+	for (int64_t i = threadIdx.x; i < count; i += THREADS) {
+		const int64_t row = i / DK_CHECKSUM_LANES, lane = i % DK_CHECKSUM_LANES;
+		sum += x[begin + i] * (unsigned long long)(2 * (DK_CHECKSUM_LANES * (rows - row) + lane) + 1);
+	}
+	sum = block_sum(sum, static_cast<unsigned long long *>(launch_memory()));
+	if (threadIdx.x == 0)
+		sums[blockIdx.x] = sum;
+}
+
+void dk_cuda_checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
+{
+	if (n > 0)
+		launch(own(queue), "checksum", checksum_kernel, dim3((unsigned)ceil_div(n, piece)), THREADS,
+		       THREADS / WARP * sizeof(*sums), reinterpret_cast<const uint32_t *>(x), n, piece,
+		       reinterpret_cast<unsigned long long *>(sums));
+}
+
 __global__ void squares_total(const double *sums, int64_t pieces, double *result)
 {
 	double *shared = static_cast<double *>(launch_memory());

@@ -217,6 +217,7 @@ static constexpr dk_table functions()
 	t.sum_squares = dk_cuda_sum_squares;
 	t.largest_at = dk_cuda_largest_at;
 	t.squares_at = dk_cuda_squares_at;
+	t.checksum_at = dk_cuda_checksum_at;
 	t.scale = dk_cuda_scale;
 	t.to_bf16 = dk_cuda_to_bf16;
 	t.from_bf16 = dk_cuda_from_bf16;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "comm/agree.h"
 #include "kernels.h"
+#include "reduce/compare.h"
 #include "reduce/model_state.h"
 
 void ddp_magnitude_add(ddp_magnitude *magnitude, const ddp_slot *slot, const float *values,
@@ -29,38 +30,6 @@ void ddp_magnitude_note(ddp_magnitude *magnitude, const ddp_slot *slot, double l
 	}
 }
 
-static ddp_status slot_checksum(const ddp_model *model, const ddp_slot *slot, uint32_t *sum)
-{
-	const size_t bytes = (size_t)slot->count * sizeof(float);
-	const float *params = model->params + slot->offset;
-	ddp_status status = DDP_OK;
-	float *copy = NULL;
-
-	if (model->place.device != NULL) {
-		copy = malloc(bytes);
-		if (copy == NULL)
-			return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of \"%s\"", slot->name);
-		status = ddp_place_read(&model->place, copy, params, bytes);
-	}
-	if (status == DDP_OK)
-		*sum = ddp_crc32c(*sum, copy != NULL ? copy : params, bytes);
-	free(copy);
-	return status;
-}
-
-static ddp_status params_checksum(const ddp_model *model, uint32_t *sum)
-{
-	ddp_status status = DDP_OK;
-
-	*sum = 0;
-	for (int i = 0; i < model->layout.count && status == DDP_OK; i++) {
-		/* Each rank's forward writes to its own buffers. */
-		if (model->layout.slots[i].kind <= DDP_PARAM_FROZEN)
-			status = slot_checksum(model, &model->layout.slots[i], sum);
-	}
-	return status;
-}
-
 /* Halves, so that sums of their squares are exact over as many ranks as there are. */
 static void state_checksum(uint32_t sum, ddp_consensus *own)
 {
@@ -68,6 +37,11 @@ static void state_checksum(uint32_t sum, ddp_consensus *own)
 		own->checksum[half] = sum >> 16 * half & 0xffff;
 		own->checksum_squared[half] = own->checksum[half] * own->checksum[half];
 	}
+}
+
+uint32_t ddp_consensus_checksum(const ddp_consensus *own)
+{
+	return (uint32_t)own->checksum[0] | (uint32_t)own->checksum[1] << 16;
 }
 
 /* Only equal numbers have a mean whose square is the mean of their squares: so
@@ -108,30 +82,6 @@ void ddp_consensus_watch_samples(ddp_model *model, const ddp_consensus *own, con
 		        "rank its own", (long long)model->steps + 1, ranks, STEPS);
 }
 
-ddp_status ddp_params_compare(ddp_model *model)
-{
-	ddp_comm *comm = model->comm;
-
-	if (!model->reducer.communicates)
-		return DDP_OK;
-	char odd_ranks[DDP_OUTLIER_TEXT], usual_ranks[DDP_OUTLIER_TEXT];
-	ddp_outlier outlier;
-	double odd, usual;
-	uint32_t own;
-	ddp_status status = ddp_comm_agree(comm, params_checksum(model, &own), "read its parameters");
-	if (status == DDP_OK)
-		status = ddp_comm_outlier(comm, own, &outlier, &odd, &usual);
-	if (status != DDP_OK)
-		return ddp_fail_context(status, "while comparing parameters");
-	if (outlier.odd < 0)
-		return DDP_OK;
-	ddp_comm_outlier_names(model->comm, &outlier, odd_ranks, usual_ranks);
-	ddp_fail(DDP_ERR_MISMATCH, "%s %s other parameters than %s: each step would train another model; call "
-	         "ddp_model_broadcast_params() once they are initialised, and change them on all ranks alike",
-	         odd_ranks, outlier.odd_count == 1 ? "has" : "have", usual_ranks);
-	return ddp_error_told(DDP_ERR_MISMATCH, ddp_comm_rank(comm) != 0);
-}
-
 ddp_status ddp_consensus_state(const ddp_model *model, double weight, double loss_sum,
                                ddp_consensus *own)
 {
@@ -150,14 +100,9 @@ ddp_status ddp_consensus_state(const ddp_model *model, double weight, double los
 		.not_finite = finite ? 0 : 1,
 		.largest = model->magnitude.largest,
 	};
-	if (model->compared) {
-		state_checksum(samples_checksum(model, loss_sum), own);
-		return DDP_OK;
-	}
-	uint32_t sum;
-	ddp_status status = params_checksum(model, &sum);
-	if (status == DDP_OK)
-		state_checksum(sum, own);
+	uint32_t sum = samples_checksum(model, loss_sum);
+	ddp_status status = ddp_compare_is_due(model) ? ddp_compare_checksum(model, &sum) : DDP_OK;
+	state_checksum(sum, own);
 	return status;
 }
 

@@ -22,8 +22,9 @@ typedef struct ddp_consensus {
 	double bad_buffers;        /* ranks that have not joined and have a buffer that is not finite */
 	double largest;            /* magnitude of a gradient; the sum bounds each sum of gradients */
 	double checksum[2], checksum_squared[2]; /* two halves; the sums show whether all ranks have the
-	                              same. In the first step it is of the parameters, then of the loss
-	                              and gradients of the rank's samples */
+	                              same. It is of the parameters in a step that compares them
+	                              (reduce/compare.h), and otherwise of the loss and gradients of
+	                              the rank's samples */
 } ddp_consensus;
 
 enum { DDP_CONSENSUS_COUNT = sizeof(ddp_consensus) / sizeof(double) };
@@ -55,13 +56,12 @@ ddp_status ddp_consensus_check(const struct ddp_model *model, double weight,
 /* Whether all ranks gave the same checksum. */
 bool ddp_consensus_same(const struct ddp_model *model, const ddp_consensus *own,
                         const ddp_consensus *all);
-/* Warns once if the samples of all ranks have given the same loss and gradients for many steps. Called after
-   the first step. */
+/* The checksum in it. */
+uint32_t ddp_consensus_checksum(const ddp_consensus *own);
+/* Warns once if the samples of all ranks have given the same loss and gradients for many steps. Called in steps that
+   do not compare parameters. */
 void ddp_consensus_watch_samples(struct ddp_model *model, const ddp_consensus *own,
                                  const ddp_consensus *all);
-/* DDP_ERR_MISMATCH, on all ranks, if one has other parameters than rank 0, with its
-   rank. Collective; DDP_OK where ranks do not communicate. */
-ddp_status ddp_params_compare(struct ddp_model *model);
 /* The divisor of the sum of all ranks' gradients. */
 double ddp_consensus_divisor(const struct ddp_model *model, const ddp_consensus *all);
 /* Ranks that have not joined. */

@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
+#include "reduce/compare.h"
 #include "reduce/grads.h"
 #include "reduce/merge.h"
 
@@ -226,6 +227,7 @@ ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int c
 	made->comm = comm;
 	ddp_comm_keep(comm, 1);
 	made->sync = true;
+	made->compared = -1;
 
 	status = prepare(made, params, count, options);
 	status = ddp_model_agree(comm, status, &made->layout, &made->settings);
@@ -492,7 +494,7 @@ int64_t ddp_model_step_count(const ddp_model *model)
 void ddp_model_set_step_count(ddp_model *model, int64_t steps)
 {
 	model->steps = model->averaged = model->settled = steps;
-	model->compared = false;
+	model->compared = -1;
 	if (model->strategy->set_steps != NULL)
 		model->strategy->set_steps(model, steps);
 	ddp_watch_begin_step(model->context->watch, steps + 1, model->plan.count);

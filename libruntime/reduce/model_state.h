@@ -50,7 +50,7 @@ struct ddp_model {
 	void *own;              /* what the strategy keeps */
 	double learning_rate;
 	int64_t steps;          /* done */
-	int64_t averaged;       /* of local SGD: after this step all ranks' parameters are the same */
+	int64_t averaged;       /* of local SGD: after this step all ranks' parameters were last the same */
 	int64_t settled;        /* and their optimizers' state, too */
 	ddp_magnitude magnitude; /* of the step under way */
 	double largest;         /* that sums of all ranks' gradients could be in the last step
@@ -71,7 +71,8 @@ struct ddp_model {
 	void *attached;         /* for this, too */
 	void (*release)(void *attached);
 	atomic_bool stop_requested; /* on this rank */
-	bool compared;          /* all ranks had the same parameters before a step */
+	int64_t compared;       /* after so many steps, all ranks had the same parameters when they last
+	                           compared them; -1: not yet, or not since a load */
 	int steps_alike;        /* since when all ranks' samples have given the same */
 	bool refused;           /* the last step, for what all ranks saw alike */
 	bool failed;            /* by a step that ended in an error */

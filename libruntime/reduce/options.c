@@ -83,6 +83,7 @@ const ddp_option ddp_model_option_table[] = {
 	OPTION(params_memory),
 	OPTION(grads_memory),
 	OPTION(comm, LOCAL),
+	OPTION(compare_every, RANGE(0, 1e15, "0 or more"), .told = "compare_every (or DDP_COMPARE_EVERY)"),
 };
 
 enum { OPTIONS = sizeof(ddp_model_option_table) / sizeof(ddp_model_option_table[0]) };
@@ -227,6 +228,20 @@ static ddp_status environment_bucket_mb(double *bucket_mb)
 	return DDP_OK;
 }
 
+static ddp_status environment_compare_every(int64_t *every)
+{
+	const char *text = getenv("DDP_COMPARE_EVERY");
+	double value;
+
+	if (*every != 0 || text == NULL || text[0] == '\0')
+		return DDP_OK;
+	if (!ddp_parse_number(text, &value) || !(value >= 0 && value <= 1e15) || value != floor(value))
+		return ddp_fail(DDP_ERR_INVALID, "DDP_COMPARE_EVERY is \"%.32s\"; it must be a whole number of steps, or 0 "
+		                "for no comparisons", text);
+	*every = (int64_t)value;
+	return DDP_OK;
+}
+
 static ddp_status environment_measure(ddp_model_settings *settings)
 {
 	const char *text = getenv("DDP_MEASURE");
@@ -284,6 +299,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		status = find_rule(made.options.optimizer, &rule);
 	if (status == DDP_OK)
 		status = environment_bucket_mb(&made.options.bucket_mb);
+	if (status == DDP_OK)
+		status = environment_compare_every(&made.options.compare_every);
 	if (status == DDP_OK)
 		status = environment_measure(&made);
 	if (status != DDP_OK)

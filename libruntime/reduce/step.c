@@ -2,7 +2,6 @@
 #include "reduce/step.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -10,6 +9,7 @@
 #include "base/log.h"
 #include "kernels.h"
 #include "reduce/buffers.h"
+#include "reduce/compare.h"
 #include "reduce/grads.h"
 #include "reduce/model_state.h"
 
@@ -122,18 +122,28 @@ ddp_status ddp_model_drop_step(ddp_model *model)
 /* Refuses the step for the reason that the last error says, which all ranks saw alike. The model stays as it was. */
 static ddp_status refuse(ddp_model *model, ddp_status refused)
 {
-	char reason[1024];
+	ddp_kept_error reason;
 
 	if (ddp_comm_broken(model->comm))
 		return refused;
-	snprintf(reason, sizeof(reason), "%s", ddp_last_error());
+	ddp_error_keep(&reason, refused);
 	ddp_status status = discard(model);
 	if (status != DDP_OK)
 		return status;
 	model->refused = true;
 	/* Ranks that do not communicate have each an error of its own. */
-	return ddp_error_told(ddp_fail(refused, "%s", reason),
-	                      model->reducer.communicates && ddp_comm_rank(model->comm) != 0);
+	reason.told = model->reducer.communicates && ddp_comm_rank(model->comm) != 0;
+	return ddp_error_return(&reason);
+}
+
+/* Ranks have other parameters than others. A program that ends by that may have a loop of its own, and srun's line is to
+   tell why. */
+static ddp_status refuse_parameters(ddp_model *model, const ddp_consensus *own)
+{
+	ddp_status status = refuse(model, ddp_compare_name(model, ddp_consensus_checksum(own)));
+
+	ddp_watch_error(model->context->watch, status);
+	return status;
 }
 
 /* The weight of the gradients that this rank has in the end: all ranks', or its own, of
@@ -201,10 +211,10 @@ static ddp_status judge(ddp_model *model, double weight, const ddp_consensus *ow
 		return refuse(model, status);
 	if (all->changed > 0)
 		return refuse(model, ddp_consensus_name_changed(model));
-	if (model->compared)
+	if (!ddp_compare_is_due(model))
 		ddp_consensus_watch_samples(model, own, all);
 	else if (!ddp_consensus_same(model, own, all))
-		return refuse(model, ddp_params_compare(model));
+		return refuse_parameters(model, own);
 	return DDP_OK;
 }
 
@@ -270,7 +280,8 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 		return ddp_scaler_overflow(&model->scaler) ? skip(model, scale, &all, stats)
 		                                           : refuse(model, ddp_consensus_name(model, loss_sum, &all));
 	}
-	model->compared = true;
+	if (ddp_compare_is_due(model))
+		model->compared = model->steps;
 	model->largest = all.largest;
 	if (stats->active_ranks == 0)
 		return DDP_OK;

@@ -72,16 +72,10 @@ static ddp_status average_params(ddp_model *model)
 	return DDP_OK;
 }
 
-/* Whether ranks may have been on their own. */
-static bool were_apart(const ddp_model *model)
-{
-	return model->steps > model->settings.options.local_sgd.start;
-}
-
 /* Parameters that are the same already are not averaged again, because the mean of n equal numbers is rounded. */
 static ddp_status average_apart(ddp_model *model)
 {
-	if (!were_apart(model) || model->averaged == model->steps)
+	if (model->averaged == model->steps)
 		return DDP_OK;
 	ddp_status status = average_params(model);
 	if (status == DDP_OK)
@@ -91,10 +85,10 @@ static ddp_status average_apart(ddp_model *model)
 
 static ddp_status update(ddp_model *model, const ddp_update *update, bool reduced, double *squares)
 {
-	const ddp_model_settings *settings = &model->settings;
-	const bool averages = is_local(model) && (update->step - settings->options.local_sgd.start) % settings->options.local_sgd.steps == 0;
+	const ddp_local_sgd_options *sgd = &model->settings.options.local_sgd;
+	const bool apart = is_local(model), averages = apart && (update->step - sgd->start) % sgd->steps == 0;
 
-	model->averaged = model->settled = 0;
+	model->averaged = model->settled = apart ? 0 : update->step;
 	ddp_status status = ddp_all_reduce_update(model, update, reduced, squares);
 	if (status != DDP_OK || !averages)
 		return status;
@@ -109,7 +103,7 @@ static ddp_status settle(ddp_model *model)
 {
 	ddp_status status = average_apart(model);
 
-	if (!were_apart(model) || model->settled == model->steps || status != DDP_OK)
+	if (model->settled == model->steps || status != DDP_OK)
 		return status;
 	model->partly_updated = true;
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)

@@ -14,6 +14,7 @@
 #include "spank/failure/srun/relay_srun.h"
 #include "spank/identity/master.h"
 #include "spank/identity/nodelist_write.h"
+#include "watch/progress.h"
 
 enum {
 	CLOSED_MS = 1500, /* a node that is there has opened another connection by then */
@@ -300,12 +301,25 @@ static uint32_t rank_in(const char *text, char node[HOST_NAME_MAX_BYTES])
 	return rank;
 }
 
+/* The node that ranks have found to be damaged: see watch/progress.h. NULL: none. */
+static const char *damaged_in(const char *text, char node[HOST_NAME_MAX_BYTES])
+{
+	const char *at = strstr(text, DDP_PROGRESS_WITHOUT);
+
+	node[0] = '\0';
+	if (at == NULL)
+		return NULL;
+	sscanf(at + strlen(DDP_PROGRESS_WITHOUT), "%255[^ ,;:()]", node);
+	return node;
+}
+
 static void fail(const struct step_action *action)
 {
-	char node[HOST_NAME_MAX_BYTES];
+	char node[HOST_NAME_MAX_BYTES], damaged[HOST_NAME_MAX_BYTES];
 	struct plan_failure failure = { .text = action->text, .wait_status = action->end.wait_status,
 		                        .rank = rank_in(action->text, node), .hearsay = action->end.hearsay,
 		                        .port_taken = strstr(action->text, MASTER_OTHER_PORT) != NULL,
+		                        .damaged = damaged_in(action->text, damaged),
 		                        .stopping = action->end.stopping };
 
 	failure.node = action->end.node[0] != '\0' ? action->end.node : node;

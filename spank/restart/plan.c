@@ -65,8 +65,26 @@ static struct cause cause_of(const struct plan *plan, const struct plan_failure 
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 
 	sink_add(&sink, "%s", failure->text);
+	if (failure->damaged != NULL && roster_find(&plan->roster, failure->damaged) != ROSTER_NONE)
+		cause.node = roster_find(&plan->roster, failure->damaged);
 	cause.lost = cause.node != ROSTER_NONE && !roster_is_usable(&plan->roster.nodes[cause.node]);
 	return cause;
+}
+
+/* The step goes on without the damaged node, if it can. */
+static void avoid_damaged(struct plan *plan, struct cause *cause)
+{
+	struct roster_node *node = node_at(plan, cause->node);
+	struct sink sink = sink_behind(cause->text, sizeof(cause->text));
+
+	if (node == NULL)
+		return;
+	if (roster_waiting(&plan->roster) > 0 || plan->roster.active > plan->roster.min_nodes) {
+		node->unfit = true;
+		return;
+	}
+	node->suspect = true;
+	sink_add(&sink, "; node %s stays, because no spare is left", node->name);
 }
 
 void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t now_ns)
@@ -82,6 +100,8 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 	/* Other events in a generation that ends are consequences of its end. */
 	if (plan->phase != PLAN_RUNNING)
 		return;
+	if (failure->damaged != NULL)
+		avoid_damaged(plan, &cause);
 	succession_begin_ending(plan, &cause, now_ns);
 	if (!cause.port_taken && history_same_node(&plan->history, &cause))
 		plan->roster.nodes[cause.node].suspect = true;

@@ -110,6 +110,34 @@ for form in --ddp --ddp="python=$folder"; do
 	prints 'ddp: rank 1 of 4 on n0 exited with code 1 .*: KeyError:' "${form%%=/*}: the rank that raises is named, not one that hears of it"
 done
 
+# A bit flips in rank 3, behind step 3 of the first start.
+program flips.py <<'END'
+import sys
+import torch
+import torch.distributed as dist
+import slurm_ddp
+if sys.argv[1] == "ddp" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    import slurm_ddp_torch
+dist.init_process_group(sys.argv[1])
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(1, 7):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8) * dist.get_rank()).square().mean().backward()
+    optimizer.step()
+    if (step, dist.get_rank(), slurm_ddp.restart_count) == (3, 3, 0):
+        model.module.weight.detach().view(torch.int32)[2, 2] ^= 1 << 7
+    slurm_ddp.compare(model, optimizer, every=2, step=step)
+print("trained by", dist.get_world_size())
+END
+for backend in ddp gloo; do
+	capture as_user srun --ddp="python=$folder,restart=1,min-nodes=1" -N2 --ntasks-per-node=2 --mpi=none "$python" "$work/flips.py" $backend
+	status_is 0 "$backend: the training goes on without the node of a rank with a flipped bit"
+	prints 'ddp: rank 3 of 4 on n1 exited with code 1 .*DamageError: rank 3 on n1 has other parameters than 3 of 4 ranks after step 4: .*; restart 1 of 1: the step goes on with 1 of 2 nodes$' \
+		"$backend: srun names it"
+	prints_times 2 'trained by 2$' "$backend: the others train to the end"
+done
+
 mkdir -m 777 "$work/restarted"
 submit cpu --nodes=2 --ntasks-per-node=2 --ddp="python=$folder,restart=2" -- ddp 40 "$work/restarted" 2 12
 status_is 0 "cpu.sh: with restart= the training goes on inside the step"

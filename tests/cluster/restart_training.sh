@@ -69,4 +69,24 @@ status_is 0 "a training goes on with fewer ranks when a node is lost"
 prints 'restart 1 of 2: the step goes on with 2 of 3 nodes' "the line says so"
 prints 'an update .* has 16 samples here, and had 24 .*; it goes on at sample [0-9]+ of epoch' "the training says with which update"
 prints "trained 299 steps \(302 to 600\)" "it goes on from its last checkpoint"
+
+# ---- a flipped bit ----------------------------------------------------------------------------
+
+install -m 755 "$build/tests/cluster/storm_probe" "$work/storm_probe"
+probe() { as_user env STORM_SHARD=1 DDP_COMPARE_EVERY=7 "$@"; }
+as_user sh -c "mkdir '$work/calm' '$work/flipped' && : >'$work/state'"
+capture probe srun --ddp -N2 --ntasks-per-node=2 "$work/storm_probe" "$work/calm" "$work/state"
+status_is 0 "a training that compares parameters ends well"
+capture probe srun --ddp=restart=2,spare=1 -N3 --ntasks-per-node=2 "$work/storm_probe" "$work/flipped" "$work/state" flip 3 24
+status_is 0 "a bit flips in rank 3, and the training goes on"
+line='rank 3 on n1 has other parameters than 3 of 4 ranks after step 28: its memory or processor is damaged; go on without node n1'
+prints "^(srun: error: )?ddp: rank 3 of 4 on n1 exited with code 3 .*: $line from the last checkpoint; restart 1 of 2: n2 takes the place of n1 \(0 spares left\)$" \
+	"one line names the rank, and its node loses its place"
+prints_times 1 'restart [0-9] of 2' "there is one restart"
+check "the last checkpoint has the bytes of the undisturbed run" cmp "$work/calm/step-00000060.safetensors" \
+	"$work/flipped/step-00000060.safetensors"
+capture probe srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "$work/storm_probe" "$work/calm/fewer" "$work/state" flip 0 24
+status_is 0 "without a spare, a training goes on without the damaged node"
+prints 'rank 0 on n0 has other parameters than 2 of 3 ranks after step 28: .*; restart 1 of 2: the step goes on with 2 of 3 nodes$' \
+	"and says so"
 done_testing

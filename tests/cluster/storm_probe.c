@@ -6,10 +6,10 @@
  *
  * It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
  * 10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
- * STORM_STEP_US overrule these numbers. In STATE each rank keeps a `struct state` that says where it is.
+ * STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. In STATE each rank keeps a `struct state` that says where it is.
  * RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
  * NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
- * ddp_finalize() and its exit. With `stop`, all ranks end by a checkpoint after SIGTERM, with
+ * ddp_finalize() and its exit; flip: flips a bit of a parameter after step NUMBER, unless the step was restarted. With `stop`, all ranks end by a checkpoint after SIGTERM, with
  * code EXIT_STOPPED.
  */
 #include <fcntl.h>
@@ -122,7 +122,8 @@ static void create(struct probe *p)
 {
 	static const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = VALUES * sizeof(float),
 		                             .read = read_sample };
-	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .bucket_mb = 0.01 };
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .bucket_mb = 0.01,
+		                            .shard = (ddp_shard)number_or("STORM_SHARD", DDP_SHARD_AUTO) };
 	const ddp_loader_options loader = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = BATCH, .seed = 7 };
 
 	check(ddp_init(NULL, &p->context));
@@ -135,6 +136,16 @@ static void create(struct probe *p)
 	stopped_model = p->model;
 	if (strcmp(p->action, "stop") == 0)
 		signal(SIGTERM, on_signal);
+}
+
+static void flip_bit(ddp_model *model)
+{
+	float *value = ddp_model_param_data(model, TABLE) + 1;
+	uint32_t bits;
+
+	memcpy(&bits, value, sizeof(bits));
+	bits ^= 1u << 18;
+	memcpy(value, &bits, sizeof(bits));
 }
 
 /* Returns whether it was stopped. */
@@ -156,6 +167,8 @@ static bool train(const struct probe *p)
 		ddp_model_set_phase(p->model, DDP_PHASE_BACKWARD);
 		const double loss = compute(p->model, &batch);
 		check(ddp_model_step(p->model, (double)batch.samples, loss, &stats));
+		if (acts(p, "flip") && step == p->number && number_or("DDP_RESTART_COUNT", 0) == 0)
+			flip_bit(p->model);
 		if (step % p->every == 0 || step == p->steps || stats.stop) {
 			tell(p, PLACE_SAVING, step);
 			check(ddp_checkpoint_save(p->model, p->loader, p->dir, 0));
@@ -170,7 +183,7 @@ int main(int argc, char **argv)
 	const char *rank = getenv("RANK");
 
 	if ((argc != 3 && argc != 6) || rank == NULL) {
-		fprintf(stderr, "usage: srun --ddp storm_probe DIR STATE [never|exit|linger|stop RANK NUMBER]\n");
+		fprintf(stderr, "usage: srun --ddp storm_probe DIR STATE [never|exit|flip|linger|stop RANK NUMBER]\n");
 		return EXIT_USAGE;
 	}
 	struct probe p = { .dir = argv[1], .action = "", .rank = atoi(rank), .acting_rank = -1 };

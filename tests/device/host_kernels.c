@@ -79,6 +79,18 @@ static void host_squares_at(dk_queue *queue, double *sums, const dk_array *array
 	}
 }
 
+static void run_checksum_at(task *t, void **at)
+{
+	dk_checksum_at(at[0], at[1], t->n[0], t->n[1]);
+}
+
+static void host_checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
+{
+	const operand written = { sums, (size_t)((n + piece - 1) / piece) * sizeof(*sums), DDP_DEVICE_WRITES, false };
+
+	ddp_host_enqueue(queue, &(task){ .run = run_checksum_at, .n = { n, piece }, .operands = { written, reads(x, n) } });
+}
+
 static void run_scale(task *t, void **at)
 {
 	dk_scale(at[0], t->n[0], t->factor);
@@ -460,7 +472,7 @@ static const dk_table host_table = {
 	.version = DK_TABLE_VERSION, .bytes = sizeof(host_table), .close = host_close,
 	.copy = ddp_host_copy, .zero = host_zero, .update = host_update,
 	.largest = host_largest, .sum_squares = host_sum_squares, .largest_at = host_largest_at,
-	.squares_at = host_squares_at, .scale = host_scale, .to_bf16 = host_to_bf16,
+	.squares_at = host_squares_at, .checksum_at = host_checksum_at, .scale = host_scale, .to_bf16 = host_to_bf16,
 	.from_bf16 = host_from_bf16, .to_f16 = host_to_f16, .from_f16 = host_from_f16,
 	.gemm = host_gemm, .linear_forward = host_linear_forward,
 	.linear_backward_params = host_linear_backward_params,

@@ -277,6 +277,80 @@ static void arrays_have_the_hosts_bits(void **state)
 	in_each_place(try_arrays);
 }
 
+static uint64_t plain_checksum(const float *x, int64_t n)
+{
+	const int64_t lanes = DK_CHECKSUM_LANES, rows = (n + lanes - 1) / lanes;
+	uint64_t sum = 0;
+
+	for (int64_t i = 0; i < n; i++) {
+		uint32_t word;
+		memcpy(&word, x + i, sizeof(word));
+		sum += word * (uint64_t)(2 * (lanes * (rows - i / lanes) + i % lanes) + 1);
+	}
+	return sum;
+}
+
+/* From an element whose vector is not aligned, in pieces with and without a rest. */
+static void try_checksums(void)
+{
+	const int64_t piece = 1000;
+
+	for (int i = 0; i < lengths_here(); i++) {
+		const int64_t n = lengths[i], pieces = (n + piece - 1) / piece;
+		fill_all(n);
+		grad[n / 2] = NAN;
+		float *there = give_bits(grad, (size_t)n * sizeof(float));
+		uint64_t *sums = bytes_there((size_t)pieces * sizeof(*sums)), *wanted = (uint64_t *)(void *)doubles(pieces);
+		for (int64_t p = 0; p < pieces; p++)
+			wanted[p] = plain_checksum(grad + p * piece, p + 1 < pieces ? piece : n - p * piece);
+		dk_use(place.queue);
+		dk_checksum_at(sums, there, n, piece);
+		dk_checksum_at(sums, there, 0, piece);
+		dk_use(NULL);
+		assert_bits(sums, wanted, (size_t)pieces * sizeof(*sums));
+		dk_checksum_at(wanted, grad, n, piece);
+		assert_bits(sums, wanted, (size_t)pieces * sizeof(*sums));
+	}
+}
+
+static void checksums_are_the_same_everywhere(void **state)
+{
+	(void)state;
+	in_each_place(try_checksums);
+}
+
+static void flip(float *x, int bit)
+{
+	uint32_t word;
+
+	memcpy(&word, x + bit / 32, sizeof(word));
+	word ^= 1u << bit % 32;
+	memcpy(x + bit / 32, &word, sizeof(word));
+}
+
+/* A bit that flips is seen, and so are two, wherever they are. */
+static void a_checksum_sees_flipped_bits(void **state)
+{
+	enum { N = 40 };
+	uint64_t before, sum;
+
+	(void)state;
+	fill_all(N);
+	dk_checksum_at(&before, grad, N, N);
+	for (int i = 0; i < N * 32; i++) {
+		flip(grad, i);
+		dk_checksum_at(&sum, grad, N, N);
+		assert_true(sum != before);
+		for (int j = i + 1; j < N * 32; j += 7) {
+			flip(grad, j);
+			dk_checksum_at(&sum, grad, N, N);
+			assert_true(sum != before);
+			flip(grad, j);
+		}
+		flip(grad, i);
+	}
+}
+
 /* From `from`, too, where nothing is aligned. */
 static void convert(int64_t from, int64_t n)
 {
@@ -565,6 +639,8 @@ int main(void)
 		cmocka_unit_test(updates_of_whole_tensors_have_the_hosts_bits),
 		cmocka_unit_test(norms_have_the_hosts_bits),
 		cmocka_unit_test(arrays_have_the_hosts_bits),
+		cmocka_unit_test(checksums_are_the_same_everywhere),
+		cmocka_unit_test(a_checksum_sees_flipped_bits),
 		cmocka_unit_test(conversions_have_the_hosts_bits),
 		cmocka_unit_test(rows_are_added_in_order),
 		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),

@@ -539,6 +539,49 @@ static void without_a_spare_such_a_node_stays(void **state)
 	expect_success();
 }
 
+/* Rank 0's node tells of it, and another node's name is in the sentence. */
+static void damage_of(const char *node)
+{
+	const struct plan_failure failure = { .text = "rank 3 has other parameters", .node = "n0", .rank = 0,
+		                              .wait_status = EXITED(7), .damaged = node };
+
+	plan_fail(&world.plan, &failure, now());
+	act();
+}
+
+static void a_damaged_node_is_replaced_at_once(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 1, 0);
+	damage_of("n1");
+	expect_said("rank 3 has other parameters; restart 1 of 9: n2 takes the place of n1 (0 spares left)\n");
+	expect_ranks(2, 1, 2, 3);
+	assert_int_equal(world.quits[1], 1);
+	/* It never comes back. */
+	lose_power(0);
+	silent(0);
+	expect_end("node n0 has been silent for 5.0 s, with ranks 0-1 (is its power or network lost?); no spare is left to take "
+	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
+}
+
+static void the_step_goes_on_without_a_damaged_node_if_it_may(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 0, 2);
+	damage_of("n1");
+	expect_said("rank 3 has other parameters; restart 1 of 9: the step goes on with 2 of 3 nodes\n");
+	expect_ranks(2, 1, 2, 3);
+	damage_of("n2");
+	expect_said("rank 3 has other parameters; node n2 stays, because no spare is left; it is the same rank as last time; "
+	            "restart 2 of 9\n");
+	expect_ranks(2, 1, 2, 3);
+	/* A name that is cut: the node that tells of it is meant. */
+	damage_of("n");
+	expect_said("rank 3 has other parameters; node n0 stays, because no spare is left; it is the same rank as last time; "
+	            "restart 3 of 9\n");
+	expect_success();
+}
+
 static void other_nodes_in_between_keep_a_node(void **state)
 {
 	(void)state;
@@ -1356,6 +1399,8 @@ int main(void)
 		cmocka_unit_test(where_pages_show_no_steps_nobody_counts),
 		cmocka_unit_test(a_node_where_ranks_fail_twice_is_replaced),
 		cmocka_unit_test(without_a_spare_such_a_node_stays),
+		cmocka_unit_test(a_damaged_node_is_replaced_at_once),
+		cmocka_unit_test(the_step_goes_on_without_a_damaged_node_if_it_may),
 		cmocka_unit_test(other_nodes_in_between_keep_a_node),
 		cmocka_unit_test(an_early_good_end_is_no_failure),
 		cmocka_unit_test(a_step_that_stops_is_not_restarted),

@@ -233,15 +233,24 @@ typedef struct ddp_model_options {
 	float *grads_memory;    /* the same for gradients */
 	ddp_comm *comm;         /* the ranks that train this model together; NULL: the world. See
 	                           ddp_model_create() */
+	int64_t compare_every;  /* ranks compare their parameters after so many steps: see below. 0:
+	                           DDP_COMPARE_EVERY of the environment, otherwise never */
 } ddp_model_options;
 #define DDP_MODEL_OPTIONS_FIELDS \
 	sizeof(ddp_model_options), DDP_ADAMW, 1e-3, DDP_AUTO, DDP_AUTO, DDP_AUTO, DDP_AUTO, 0, 0, false, \
 	{ false, 5 }, { 0.8, 1e-3, 1 }, { DDP_SCALING_NONE, 65536, 2000 }, DDP_LOSS_SUM, DDP_UNUSED_ZERO, \
 	DDP_SHARD_AUTO, DDP_COMPRESS_NONE, { 1, 0, 0, 2, true, true }, { 0, 0 }, { NULL, NULL, NULL }, \
-	DDP_AUTO, DDP_AUTO, false, false, DDP_MEMORY_HOST, NULL, NULL, NULL, NULL
+	DDP_AUTO, DDP_AUTO, false, false, DDP_MEMORY_HOST, NULL, NULL, NULL, NULL, 0
 #define DDP_MODEL_OPTIONS { DDP_MODEL_OPTIONS_FIELDS }
 
 /*
+ * With compare_every = k, the first step after each k steps also compares a checksum of what each rank should have the
+ * same: trained and frozen parameters and, if nothing is sharded, the optimizer's state. The checksum travels with what ranks
+ * exchange in each step. If a rank's memory or processor has damaged its copy, ddp_model_step() gives DDP_ERR_MISMATCH on
+ * all ranks, updates nothing, and names the rank and the node that differ from most others, or "one of" two. After a load of
+ * a checkpoint (ddp_checkpoint_load()) training can go on. Checkpoints compare before they are written, with and without
+ * compare_every, so each one is from before the damage. The user guide ("Silent damage") says what no comparison sees.
+ *
  * If the program and DDP_BUCKET_MB give no cap, buckets that are all-reduced between nodes from the
  * host's memory are cut anew once, after the seventh step, from measured times (the user guide, "Bucket
  * size"). Parameters get the same bits; if nothing is clipped, the last bits of grad_norm may differ.

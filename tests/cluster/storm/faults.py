@@ -141,6 +141,14 @@ def never(r):
     return r.leaves, Expected({code or 1}, line, line_seconds=6, seconds=12)
 
 
+@kind("flip", ("training",), layouts=((4, 1),))
+def flip(r):
+    """A bit of a parameter flips, and all ranks hear of it at the next checkpoint, or comparison."""
+    r.action = ("flip", r.rank, r.random.randint(1, STEPS - 1))
+    line = rf"ddp: {r.named()} exited with code {EXIT_LIBRARY} .*: rank {r.rank} on NODE has other parameters than 3 of 4 ranks"
+    return r.any_leaves, Expected({EXIT_LIBRARY}, line)
+
+
 # ---- one rank does not come ------------------------------------------------------------
 
 

@@ -11,12 +11,12 @@ from .jobs import Job, check_launched, device, job, time_left
 from .progress import phase, step, steps
 
 __version__ = "0.3.0"
-__all__ = ["Checkpoint", "Job", "check_launched", "device", "exit_for_requeue", "install", "job", "phase",
+__all__ = ["Checkpoint", "DamageError", "Job", "check_launched", "compare", "device", "exit_for_requeue", "install", "job", "phase",
            "restart_count", "should_stop", "step", "steps", "time_left"]
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: with requeue= the plugin has Slurm requeue the job
 
-_LATER = {"Checkpoint": "checkpoints", "should_stop": "stopping",
+_LATER = {"Checkpoint": "checkpoints", "DamageError": "damage", "compare": "damage", "should_stop": "stopping",
           "LightningCallback": "lightning", "LightningEnvironment": "lightning", "TrainerCallback": "huggingface"}
 
 

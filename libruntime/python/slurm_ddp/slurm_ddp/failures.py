@@ -82,6 +82,8 @@ def is_of_peer(value, text=None):
     """Whether the exception tells that another rank is gone, so that it is not the cause."""
     kind = _type_name(type(value))
     text = _message(value) if text is None else text
+    if kind == "DamageError":
+        return value.of_others
     if _OWN_NETWORK.search(text):
         return False
     if kind in ("DistNetworkError",):
