@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 900
+# all: cluster
 # The RPM packages: built from this tree, tied to Slurm's release, and clean by
 # rpmlint; installed and upgraded in a root with a database of this test's own, since the
 # machines of this test have no RPM database.
@@ -19,18 +20,9 @@ if command -v dpkg >/dev/null; then nodeps=--nodeps; fi
 # package.sh compiles the c10d backend in the same way, so that once is enough, except where RPM_TORCH=yes asks for it.
 with_torch=() torch_name=''
 if [ "${RPM_TORCH-}" = yes ]; then with_torch=(--with-torch) torch_name='python3-slurm-ddp-torch '; fi
-# Neither optimized nor packed well: what is tested is what the packages hold. For the same reason nothing is compiled or
-# looked for again that this machine has already: package.sh and make check-packages compile all.
+# Neither optimized nor packed well: what is tested is what the packages hold.
 printf '%s\n' '%_binary_payload w1.gzdio' >"$work/.rpmmacros"
-found=
-if [ -z "${RPM_TORCH-}${RPM_OHPC-}${all-}" ]; then
-	printf '%s\n' '%debug_package %{nil}' "%_smp_mflags -j2 \$('$source/tests/cluster/package/take_objects' '$build')" >>"$work/.rpmmacros"
-	if ! grep -m 1 '^  [$] ' "$build/config.log" | grep -q -- --with; then
-		found=$work/found
-		grep -E '^(ac|am|lt|pkg)_cv_[A-Za-z0-9_]+=' "$build/config.log" | grep -vE '^(ac_cv_(env|host|build|prog|path)|lt_cv_sys_global)_|_CFLAGS=|_LIBS=' >"$found"
-	fi
-fi
-capture env HOME="$work" CFLAGS='-g1 -O0' CONFIG_SITE="$found" "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps "${with_torch[@]}"
+capture env HOME="$work" CFLAGS='-g1 -O0' "$source/slurm/packaging/build-rpm" --output "$packages" $nodeps "${with_torch[@]}"
 status_is 0 "rpmbuild builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
 same "libddp libddp-devel python3-slurm-ddp ${torch_name}slurm-ddp-doc slurm-ddp-plugin slurm-ddp-tools " \

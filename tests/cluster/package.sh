@@ -25,16 +25,20 @@ if dpkg-query -W python3-torch libtorch-dev pybind11-dev python3-dev python3-set
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
 # Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. For the same
-# reason nothing is compiled again that this machine has already, but with tests/run --all.
+# reason nothing is compiled or looked for again that this machine has already, but with tests/run --all.
 compiler=() backend=''
 if [ -z "${all-}" ]; then
+	if ! grep -m 1 '^  [$] ' "$build/config.log" | grep -q -- --with; then
+		grep -E '^(ac|am|lt|pkg)_cv_[A-Za-z0-9_]+=' "$build/config.log" | grep -vE '^(ac_cv_(env|host|build|prog|path)|lt_cv_sys_global)_|_CFLAGS=|_LIBS=' >"$work/found"
+		compiler+=(CONFIG_SITE="$work/found")
+	fi
 	cat >"$work/make" <<-END
 	#!/bin/sh
 	[ ! -e config.h ] || [ -e .taken ] || { "$source/tests/cluster/package/take_objects" "$build" && : >.taken; }
 	exec make "\$@"
 	END
 	chmod 755 "$work/make"
-	compiler=(MAKE="$work/make")
+	compiler+=(MAKE="$work/make")
 fi
 [ -z "$torch" ] || [ -n "${all-}" ] || backend=$(CFLAGS='-O0 -g0' "$source/libruntime/python/torch/tests/build.sh" "$build" /usr/bin/python3 2>&1)
 backend=${backend##*$'\n'}.objects/csrc/whole.o
