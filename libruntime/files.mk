@@ -180,6 +180,7 @@ reduce_sources = \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
 	libruntime/reduce/fit.c libruntime/reduce/fit.h libruntime/reduce/survival.c libruntime/reduce/survival.h \
+	libruntime/reduce/level.c libruntime/reduce/level.h \
 	libruntime/reduce/squares.c libruntime/reduce/squares.h \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \

@@ -9,7 +9,7 @@
    being reduced, which may be another part on each rank. Collective. */
 ddp_status ddp_model_drop_step(ddp_model *model);
 
-/* For reduce/survival: */
+/* For reduce/level: */
 /* All ranks have new parameters. */
 void ddp_step_count(ddp_model *model);
 /* This rank has got the parameters and the state of a step that other ranks have ended. */

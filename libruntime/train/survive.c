@@ -12,6 +12,7 @@
 #include "comm/api.h"
 #include "data/loader.h"
 #include "reduce/fit.h"
+#include "reduce/level.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "watch/page.h"
@@ -115,7 +116,7 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 	if (status == DDP_OK && !able)
 		status = why.status != DDP_OK ? ddp_error_return(&why) : fail_unable(left, all, ranks);
 	if (status == DDP_OK)
-		status = ddp_survival_level(model, left, all, root, dead);
+		status = ddp_level_with(model, left, all, root, dead);
 	free(dead);
 	if (status != DDP_OK)
 		return status;
@@ -124,7 +125,7 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 	status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
 	if (status == DDP_OK)
 		status = ddp_model_refit(model, left);
-	return status == DDP_OK ? ddp_survival_resume(model, learned) : status;
+	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
 }
 
 static void free_comm(ddp_comm *comm)

@@ -3,7 +3,7 @@
 #ifndef DDP_TRAIN_SURVIVE_H
 #define DDP_TRAIN_SURVIVE_H
 
-#include "reduce/survival.h"
+#include "reduce/level.h"
 
 /* ddp_survive(). *left becomes whether ranks were lost, and this rank goes on. done[DDP_DONE] are numbers of this rank, which
    become the least of all ranks that are left. */

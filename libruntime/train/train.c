@@ -17,6 +17,7 @@
 #include "base/path.h"
 #include "data/loader.h"
 #include "reduce/model_state.h"
+#include "reduce/survival.h"
 #include "state/save.h"
 #include "train/survive.h"
 
