@@ -250,6 +250,7 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	if (blocked && step->wait_status == 0)
 		step->wait_status = W_EXITCODE(1, 0);
 	step->said |= blocked;
+	step->failed |= blocked || action->kill;
 	if (!action->kill)
 		return;
 	action->end.wait_status = W_EXITCODE(1, 0);
@@ -337,7 +338,7 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 
 bool step_has_survived(const struct step *step)
 {
-	return step->survived && !step->failed && !step->stopping && !step->over;
+	return step->survived && !step->failed && !step->stopping;
 }
 
 bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)
