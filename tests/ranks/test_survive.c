@@ -46,13 +46,14 @@ static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
 /* What the ranks and the test share. */
 typedef struct shared {
 	world world;
-	unsigned int dying;      /* bits: ranks that die */
+	unsigned int dying;      /* bits: ranks that die, */
+	unsigned int later;      /* ANYWHERE: and these `pause` later */
 	point point;
 	int64_t steps;           /* of this run */
 	int batch;               /* of a rank */
 	bool survives, resumes, own_loop;
 	atomic_int step;         /* that a rank that dies has begun */
-	useconds_t delay;        /* ANYWHERE: how long after that */
+	useconds_t delay, pause; /* ANYWHERE: how long after that */
 	double loss[LAST + 1], evaluation[LAST + 1];
 	int ranks_of[LAST + 1];  /* that have done the step; the last ones count */
 	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
@@ -248,6 +249,14 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 
 /* ---- the test -------------------------------------------------------------------------- */
 
+static void kill_ranks(const pid_t *pids, unsigned int which)
+{
+	for (int r = 0; r < run->world.ranks; r++) {
+		if (which >> r & 1)
+			kill(pids[r], SIGKILL);
+	}
+}
+
 static void kill_anywhere(const pid_t *pids, void *argument)
 {
 	(void)argument;
@@ -256,10 +265,9 @@ static void kill_anywhere(const pid_t *pids, void *argument)
 	while (atomic_load(&run->step) < FATAL)
 		usleep(50);
 	usleep(run->delay);
-	for (int r = 0; r < run->world.ranks; r++) {
-		if (run->dying >> r & 1)
-			kill(pids[r], SIGKILL);
-	}
+	kill_ranks(pids, run->dying);
+	usleep(run->pause);
+	kill_ranks(pids, run->later);
 }
 
 static void start_run(const world *of, const int *node_of, int64_t steps)
@@ -280,73 +288,105 @@ static void expect_success(unsigned int dying)
 	}
 }
 
-/* A training with all ranks up to the step that the survivors began with, and from its checkpoint on with as many as
-   they were, and where they were. */
-static void run_reference(const world *of, unsigned int dying, int64_t first)
+/* The number of ranks in a set, and in a world without it; node_of becomes where these are. */
+static int count_left(const world *of, unsigned int without, int node_of[RANKS_MAX])
 {
-	int node_of[RANKS_MAX], left = 0;
-	world rest = *of;
+	int left = 0;
 
 	for (int r = 0; r < of->ranks; r++) {
-		if ((dying >> r & 1) == 0)
+		if ((without >> r & 1) == 0)
 			node_of[left++] = of->node_of != NULL ? of->node_of[r] : 0;
 	}
-	rest.ranks = left;
-	memset(run->status, 0, sizeof(run->status));
-	run->survives = run->resumes = false;
-	folder_empty(NULL);
-	start_run(of, of->node_of, first - 1);
-	expect_success(0);
-	run->resumes = true;
-	start_run(&rest, node_of, LAST);
-	expect_success(0);
+	return left;
 }
 
-/* The first step that fewer ranks have done; LAST + 1: none. */
-static int64_t first_with_fewer(int ranks)
+/* A training of the ranks that were there in these steps, from the last checkpoint on. */
+static void run_part(const world *of, unsigned int without, int64_t last)
 {
-	int64_t step = 1;
+	int node_of[RANKS_MAX];
+	world part = *of;
 
-	while (step <= LAST && run->ranks_of[step] == ranks)
+	part.ranks = count_left(of, without, node_of);
+	start_run(&part, node_of, last);
+	expect_success(0);
+	run->resumes = true;
+}
+
+/* The last step that so many ranks have done, or fewer did none before. */
+static int64_t last_with(const shared *seen, int ranks)
+{
+	int64_t step = 0;
+
+	while (step < LAST && seen->ranks_of[step + 1] >= ranks)
 		step++;
 	return step;
 }
 
-static void survive(const world *of, unsigned int dying, point where, useconds_t delay, bool own)
+/* A training of as many ranks as did each step, which goes on from checkpoints. */
+static void run_reference(const world *of, const shared *seen)
+{
+	int node_of[RANKS_MAX];
+	const unsigned int without[] = { 0, seen->dying, seen->dying | seen->later };
+	int64_t done = 0;
+
+	memset(run->status, 0, sizeof(run->status));
+	run->survives = run->resumes = false;
+	folder_empty(NULL);
+	for (int i = 0; i < 3; i++) {
+		const int64_t last = last_with(seen, count_left(of, without[i], node_of));
+		if (last > done)
+			run_part(of, without[i], last);
+		done = last;
+	}
+	assert_int_equal(done, LAST);
+}
+
+static void expect_same(const shared *seen)
+{
+	for (int64_t step = 1; step <= LAST; step++) {
+		if (memcmp(&run->loss[step], &seen->loss[step], sizeof(double)) != 0)
+			fail_msg("step %lld: loss %.17g, not %.17g", (long long)step, seen->loss[step], run->loss[step]);
+		if (step % EVERY == 0)
+			assert_memory_equal(&run->evaluation[step], &seen->evaluation[step], sizeof(double));
+	}
+	assert_memory_equal(run->params, seen->params, sizeof(run->params));
+}
+
+/* Runs what the test has put into `run`, and holds it against the reference. */
+static void survive_as(const world *of)
 {
 	shared *seen = malloc(sizeof(*seen));
+	const unsigned int dying = run->dying | run->later;
 
-	memset(run, 0, sizeof(*run));
 	folder_empty(NULL);
-	run->point = where;
-	run->dying = dying;
-	run->delay = delay;
-	run->own_loop = own;
 	run->batch = GLOBAL_BATCH / of->ranks;
 	run->survives = true;
 	start_run(of, of->node_of, LAST);
 	expect_success(dying);
 	memcpy(seen, run, sizeof(*seen));
-	const int64_t first = first_with_fewer(of->ranks);
-	print_message("# %s: ranks %#x die (%d, %u us): step %lld is the first with fewer\n", of->name, dying, (int)where,
-	              (unsigned int)delay, (long long)first);
-	assert_true(where == ANYWHERE || (first >= FATAL && first <= FATAL + 1));
-	assert_true(first > 1);
+	const int64_t last = last_with(seen, of->ranks);
+	print_message("# %s: ranks %#x, %#x die (%d, %u us): %lld steps with all\n", of->name, run->dying, run->later,
+	              (int)run->point, (unsigned int)run->delay, (long long)last);
+	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL);
 	for (int64_t step = 1; step <= LAST; step++) {
 		for (int r = 0; r < of->ranks; r++)
 			assert_true(seen->ended[r][step] == 1 || (dying >> r & 1) != 0);
 	}
-	if (first <= LAST) {
-		run_reference(of, dying, first);
-		for (int64_t step = 1; step <= LAST; step++) {
-			if (memcmp(&run->loss[step], &seen->loss[step], sizeof(double)) != 0)
-				fail_msg("step %lld: loss %.17g, not %.17g", (long long)step, seen->loss[step], run->loss[step]);
-			if (step % EVERY == 0)
-				assert_memory_equal(&run->evaluation[step], &seen->evaluation[step], sizeof(double));
-		}
-		assert_memory_equal(run->params, seen->params, sizeof(run->params));
+	if (last < LAST) {
+		run_reference(of, seen);
+		expect_same(seen);
 	}
 	free(seen);
+}
+
+static void survive(const world *of, unsigned int dying, point where, useconds_t delay, bool own)
+{
+	memset(run, 0, sizeof(*run));
+	run->point = where;
+	run->dying = dying;
+	run->delay = delay;
+	run->own_loop = own;
+	survive_as(of);
 }
 
 static const world worlds[] = {
@@ -399,6 +439,23 @@ static void ranks_die_at_any_time(void **state)
 	}
 }
 
+/* The second one dies while the others go on without the first, or a little later. */
+static void a_rank_dies_while_others_recover(void **state)
+{
+	(void)state;
+	for (int i = 0; i < ROUNDS; i++) {
+		const world *of = &worlds[i % WORLDS];
+		const int first = rand() % of->ranks;
+		memset(run, 0, sizeof(*run));
+		run->point = ANYWHERE;
+		run->dying = 1u << first;
+		run->later = 1u << (first + 1 + rand() % (of->ranks - 1)) % of->ranks;
+		run->delay = (useconds_t)(rand() % 2000);
+		run->pause = (useconds_t)(rand() % 6000);
+		survive_as(of);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -406,6 +463,7 @@ int main(void)
 		cmocka_unit_test(some_ranks_die_at_once),
 		cmocka_unit_test(own_loops_survive),
 		cmocka_unit_test(ranks_die_at_any_time),
+		cmocka_unit_test(a_rank_dies_while_others_recover),
 	};
 
 	run = test_share(sizeof(*run));
