@@ -2,7 +2,6 @@
 #include "reduce/fit.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "comm/agree.h"

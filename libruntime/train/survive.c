@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/survive.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,7 +49,7 @@ static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_sta
 	ddp_survivor own = {
 		.steps = model->steps, .attempts = model->survival->attempts,
 		.epoch = model->survival->epoch, .samples = model->survival->samples,
-				.whole = !model->survival->updating, .learned = model->uses.learned,
+		.whole = !model->survival->updating, .learned = model->uses.learned,
 		.able = able == DDP_OK, .saves = ddp_model_saves(model),
 	};
 
@@ -98,7 +97,8 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 {
 	const int ranks = ddp_comm_size(left);
 	bool *dead = calloc((size_t)ddp_comm_local_size(model->comm), sizeof(*dead));
-	ddp_status status = dead != NULL ? ddp_comm_lost(model->comm, left, dead) : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of ranks");
+	ddp_status status = dead != NULL ? ddp_comm_lost(model->comm, left, dead)
+	                                 : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of ranks");
 	const ddp_survivor own = describe(model, loader, status, done);
 	bool learned = true;
 
@@ -120,6 +120,8 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 	free(dead);
 	if (status != DDP_OK)
 		return status;
+	/* If more ranks die before the loaders are there, the next attempt begins here. */
+	ddp_survival_note(model, all[root].epoch, all[root].samples);
 	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
 	ddp_model_set_saves(model, ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(model->comm, 0) && all[0].saves != 0);
 	status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
