@@ -36,8 +36,8 @@ struct slot {
 	int64_t ready; /* under lock: the number of the batch that it holds, plus 1 */
 };
 
-/* Update u of an epoch, of `accumulate` batches, begins at sample shift + u * update_samples() of the epoch's order. `shift` is less than an
-   update; it is not 0 in an epoch that a world of other updates began. */
+/* Update u of an epoch, of `accumulate` batches, begins at sample shift + u * update_samples() of the epoch's order.
+   `shift` is less than an update; it is not 0 in an epoch that a world of other updates began. */
 struct place {
 	int64_t epoch;
 	int64_t shift;
