@@ -23,6 +23,7 @@ enum { WEIGHT, BIAS, PARAMS };
 struct options {
 	long spawn, steps;
 	double learning_rate;
+	bool survive;
 };
 
 static void print_help(void)
@@ -34,6 +35,7 @@ static void print_help(void)
 	       "  --spawn N   start N ranks on this host, without a launcher (1 to 1024)\n"
 	       "  --steps N   (400)\n"
 	       "  --lr X      learning rate (0.3)\n"
+	       "  --survive   if a rank or a node dies, the other ranks go on\n"
 	       "  --help      this text\n"
 	       "\n"
 	       "Exit status: 0 it found the numbers, 1 it did not, 2 usage, 3 the library\n"
@@ -44,7 +46,7 @@ static int parse(int argc, char **argv, struct options *o)
 {
 	static const struct option known[] = {{"spawn", required_argument, NULL, 's'},
 		{"steps", required_argument, NULL, 'n'}, {"lr", required_argument, NULL, 'l'},
-		{"help", no_argument, NULL, 'h'}, {0}};
+		{"survive", no_argument, NULL, 'v'}, {"help", no_argument, NULL, 'h'}, {0}};
 	int id;
 
 	while ((id = getopt_long(argc, argv, "", known, NULL)) != -1) {
@@ -53,6 +55,7 @@ static int parse(int argc, char **argv, struct options *o)
 		case 's': o->spawn = strtol(optarg, &end, 10); break;
 		case 'n': o->steps = strtol(optarg, &end, 10); break;
 		case 'l': o->learning_rate = strtod(optarg, &end); break;
+		case 'v': o->survive = true; continue;
 		case 'h': print_help(); exit(EXIT_SUCCESS);
 		default: return EXIT_USAGE;
 		}
@@ -96,6 +99,16 @@ static double compute(ddp_model *model, unsigned *seed)
 	return loss;
 }
 
+static ddp_status step(ddp_model *model, unsigned *seed, ddp_step_stats *stats)
+{
+	const double loss = compute(model, seed);
+	ddp_status status = ddp_model_grad_ready(model, BIAS);
+
+	if (status == DDP_OK)
+		status = ddp_model_grad_ready(model, WEIGHT);
+	return status == DDP_OK ? ddp_model_step(model, SAMPLES, loss, stats) : status;
+}
+
 static int train(const struct options *o)
 {
 	const ddp_param params[PARAMS] = {[WEIGHT] = {.name = "weight", .ndim = 1, .shape = {2}},
@@ -112,16 +125,21 @@ static int train(const struct options *o)
 	check(ddp_model_create(context, params, PARAMS, &options, &model));
 	check(ddp_model_broadcast_params(model)); /* they start as zero here */
 	unsigned seed = 1 + (unsigned)job->rank; /* each rank draws its own samples */
-	for (long step = 0; step < o->steps; step++) {
-		const double loss = compute(model, &seed);
-		check(ddp_model_grad_ready(model, BIAS));
-		check(ddp_model_grad_ready(model, WEIGHT));
-		check(ddp_model_step(model, SAMPLES, loss, &stats));
+	int64_t done = 0;
+	if (o->survive)
+		check(ddp_survive(model, NULL, DDP_OK, &done));
+	while (done < o->steps) {
+		ddp_status status = step(model, &seed, &stats);
+		done++;
+		if (o->survive)
+			status = ddp_survive(model, NULL, status, &done);
+		check(status);
 	}
 	const float *w = ddp_model_param_data(model, WEIGHT), b = *ddp_model_param_data(model, BIAS);
 	const bool found = fabsf(w[0] - 3) < 0.1f && fabsf(w[1] + 2) < 0.1f && fabsf(b - 1) < 0.1f;
-	if (job->rank == 0)
-		printf("%d ranks, %ld steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", job->world_size, o->steps,
+	const ddp_comm *comm = ddp_model_comm(model); /* of the ranks that are left */
+	if (ddp_comm_rank(comm) == 0)
+		printf("%d ranks, %ld steps: loss %.6f, y = %.2f a %+.2f b %+.2f%s\n", ddp_comm_size(comm), o->steps,
 		       stats.loss, w[0], w[1], b, found ? "" : ": not y = 3 a - 2 b + 1");
 	ddp_model_free(model);
 	check(ddp_finalize(context));

@@ -52,6 +52,11 @@ bool rank_fine(rank *self, ddp_status status)
 	return rank_fail(self, "%s", ddp_last_error());
 }
 
+bool rank_leads(const ddp_model *model)
+{
+	return ddp_comm_rank(ddp_model_comm(model)) == 0;
+}
+
 bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate)
 {
 	if (wanted == 0 || ddp_accumulation(wanted, weight, self->job->world_size, accumulate) == DDP_OK)

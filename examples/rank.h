@@ -30,6 +30,9 @@ bool rank_fail(rank *self, const char *format, ...) __attribute__((format(printf
 /* True for DDP_OK. Otherwise it says the library's sentence, unless this rank or another one has told why. */
 bool rank_fine(rank *self, ddp_status status);
 
+/* Whether this rank tells of the training for all: the first of those that are left (ddp_survive()). */
+bool rank_leads(const ddp_model *model);
+
 /* How many micro-batches of `weight` make a step of `wanted` over all ranks; a `wanted` of 0 changes nothing. All ranks
    see alike that there is no such number. */
 bool rank_accumulate(rank *self, const char *option, int64_t wanted, int64_t weight, int *accumulate);

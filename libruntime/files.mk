@@ -180,6 +180,8 @@ reduce_sources = \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
+	libruntime/reduce/fit.c libruntime/reduce/fit.h libruntime/reduce/survival.c libruntime/reduce/survival.h \
+	libruntime/reduce/level.c libruntime/reduce/level.h \
 	libruntime/reduce/squares.c libruntime/reduce/squares.h \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
@@ -237,7 +239,7 @@ watch_sources = \
 	libruntime/watch/watch.c libruntime/watch/watch.h
 
 train_sources = \
-	libruntime/train/train.c
+	libruntime/train/survive.c libruntime/train/survive.h libruntime/train/train.c
 
 # What ddp_init() opens: it stands on the floors from job to watch.
 context_sources = \

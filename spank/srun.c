@@ -390,7 +390,7 @@ static void say_releases(void)
 
 void srun_leave_with_first_code(int status, void *unused)
 {
-	bool succeeded = dealer_has_succeeded(), unstarted;
+	bool succeeded = dealer_has_succeeded() || relay_has_survived(), unstarted;
 
 	(void)unused;
 	say_releases();
@@ -398,9 +398,9 @@ void srun_leave_with_first_code(int status, void *unused)
 		fflush(NULL);
 		_exit(1);
 	}
-	/* SLURM's status also counts nodes whose places other nodes took. */
+	/* SLURM's status also counts nodes whose places other nodes took, and ranks without which the others went on. */
 	if (succeeded)
-		status = 0;
+		status = srun.failed_status = 0;
 	else
 		leave_without_nodes(status);
 	unstarted = leave_unstarted(status);

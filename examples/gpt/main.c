@@ -255,8 +255,9 @@ static void await_param(void *user, int param)
 static uint64_t pass_number(const struct trainer *t, const ddp_batch *batch)
 {
 	const int64_t number = batch->epoch * ddp_loader_batches_per_epoch(t->loader) + batch->batch;
+	const ddp_comm *comm = ddp_model_comm(t->params);
 
-	return (uint64_t)number * (uint64_t)t->self.job->world_size + (uint64_t)t->self.job->rank;
+	return (uint64_t)number * (uint64_t)ddp_comm_size(comm) + (uint64_t)ddp_comm_rank(comm);
 }
 
 static ddp_status pass(struct trainer *t, const ddp_batch *batch, double *loss_sum)
@@ -308,7 +309,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		report_step(&t->report, stats, ddp_model_loss_scale(t->params));
 	return DDP_OK;
 }
@@ -341,7 +342,7 @@ static bool test(struct trainer *t, double sums[2])
 	dk_queue *before = dk_use(t->kernels);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(t->test_loader) && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == 0)
-			status = ddp_barrier(ddp_world(t->self.context));
+			status = ddp_barrier(ddp_model_comm(t->params));
 		if (status == DDP_OK && !t->self.told)
 			test_batch(t, all);
 	}
@@ -351,7 +352,7 @@ static bool test(struct trainer *t, double sums[2])
 		rank_fail(&t->self, "%s", failure);
 	all[2] = t->self.told;
 	if (status == DDP_OK)
-		status = ddp_all_reduce(ddp_world(t->self.context), all, all, 3, DDP_F64, DDP_SUM);
+		status = ddp_all_reduce(ddp_model_comm(t->params), all, all, 3, DDP_F64, DDP_SUM);
 	if (!rank_fine(&t->self, status))
 		return false;
 	sums[0] = all[0];
@@ -388,6 +389,7 @@ static bool train(struct trainer *t)
 	options.checkpoint_keep = o->keep;
 	options.checkpoint_async = o->checkpoint_async;
 	options.resume = o->resume;
+	options.survive = o->survive;
 	options.schedule = &schedule;
 	options.on_step = on_step;
 	options.user = t;
@@ -396,21 +398,21 @@ static bool train(struct trainer *t)
 	double tested[2] = {0};
 
 	gpt_bind_reads(t->model, await_param, t);
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size,
 		             gpt_activation_bytes(t->model));
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;
 	t->stopped = summary.stopped;
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		report_trained(&t->report, &summary, t->self.job);
 	const bool fine = o->test == NULL || t->stopped || test(t, tested);
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		report_tested(&t->report, &summary, t->self.job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
 	if (!fine)
-		(void)ddp_barrier(ddp_world(t->self.context)); /* until rank 0 has told */
-	if (!fine || t->self.job->rank != 0)
+		(void)ddp_barrier(ddp_model_comm(t->params)); /* until rank 0 has told */
+	if (!fine || !rank_leads(t->params))
 		return fine;
 	dk_queue *before = dk_use(t->kernels);
 	const bool written = o->generate == 0 ||

@@ -45,6 +45,7 @@ static void print_help(const vision_example *e)
 	       "  --seed N          seed of parameters, order and all that is random (1)\n"
 	       "  --checkpoint DIR  write a checkpoint there at the end\n"
 	       "  --resume          go on from the newest one, if there is one\n"
+	       "  --survive         if a rank or a node dies, the other ranks go on\n"
 	       "  --stopped-exit N  exit code if SIGTERM ends it before the last step, 0 to 124 (75)\n"
 	       "  --metrics FILE    one line of JSON per step\n"
 	       "  --trace DIR       a Chrome trace per rank\n"
@@ -64,7 +65,7 @@ static void print_help(const vision_example *e)
 
 enum { OPT_DATA = 1, OPT_BATCH, OPT_IMAGES_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR, OPT_SCHEDULE, OPT_WARMUP,
        OPT_DECAY, OPT_CONSTANT, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_PLAIN,
-       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_STOPPED_EXIT, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_NO_GRAPHS, OPT_SPAWN,
+       OPT_SEED, OPT_CHECKPOINT, OPT_RESUME, OPT_SURVIVE, OPT_STOPPED_EXIT, OPT_METRICS, OPT_TRACE, OPT_DEVICE, OPT_NO_GRAPHS, OPT_SPAWN,
        OPT_THREADS, OPT_READERS, OPT_VERBOSE, OPT_VERSION, OPT_HELP,
        OPT_DEPTH, OPT_WIDTH, OPT_IMAGENET_STEM, OPT_SYNC_BATCH_NORM };
 
@@ -78,7 +79,7 @@ static const struct option known[] = {
 	{"weight-decay", required_argument, NULL, OPT_WEIGHT_DECAY}, {"plain", no_argument, NULL, OPT_PLAIN},
 	{"seed", required_argument, NULL, OPT_SEED}, {"checkpoint", required_argument, NULL, OPT_CHECKPOINT},
 	{"resume", no_argument, NULL, OPT_RESUME}, {"stopped-exit", required_argument, NULL, OPT_STOPPED_EXIT},
-	{"metrics", required_argument, NULL, OPT_METRICS},
+	{"survive", no_argument, NULL, OPT_SURVIVE}, {"metrics", required_argument, NULL, OPT_METRICS},
 	{"trace", required_argument, NULL, OPT_TRACE}, {"readers", required_argument, NULL, OPT_READERS},
 	{"device", required_argument, NULL, OPT_DEVICE}, {"spawn", required_argument, NULL, OPT_SPAWN},
 	{"threads", required_argument, NULL, OPT_THREADS}, {"no-graphs", no_argument, NULL, OPT_NO_GRAPHS},
@@ -176,6 +177,7 @@ static bool take(vision_options *o, int id, const char *name, const char *text)
 	case OPT_PLAIN: o->plain = true; return true;
 	case OPT_CHECKPOINT: o->checkpoint = text; return true;
 	case OPT_RESUME: o->resume = true; return true;
+	case OPT_SURVIVE: o->survive = true; return true;
 	case OPT_STOPPED_EXIT:
 		if (!read_integer(name, text, 0, 124, &number))
 			return false;

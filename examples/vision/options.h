@@ -18,7 +18,7 @@ struct vision_options {
 	const char *checkpoint, *metrics, *trace; /* NULL: none */
 	const char *device;              /* NULL: the host */
 	int stopped_exit;                /* code of a training that was stopped before its last step */
-	bool resume, plain, verbose, sync_batch_norm;
+	bool resume, survive, plain, verbose, sync_batch_norm;
 	bool no_graphs;                  /* a device is given kernels one by one */
 	net_resnet_shape resnet;
 };

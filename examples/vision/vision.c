@@ -116,10 +116,10 @@ static ddp_status sum_over_ranks(void *user, double *sums, int64_t count, ddp_me
 		.op = DDP_SUM, .lane = NORM_LANE, .memory = memory};
 
 	if (memory == DDP_MEMORY_HOST)
-		return ddp_run(ddp_world(t->self.context), &operation);
+		return ddp_run(ddp_model_comm(t->params), &operation);
 	ddp_status status = end_sum(t);
 	if (status == DDP_OK)
-		status = ddp_issue(ddp_world(t->self.context), &operation, &t->sum);
+		status = ddp_issue(ddp_model_comm(t->params), &operation, &t->sum);
 	return status == DDP_OK ? ddp_wait_on(t->sum, NULL) : status;
 }
 
@@ -172,8 +172,9 @@ static bool make_model(struct trainer *t)
 static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch *batch,
                     const ddp_image_transform *transform)
 {
+	const ddp_comm *comm = ddp_model_comm(t->params);
 	const int64_t number = (batch->epoch * ddp_loader_batches_per_epoch(loader) + batch->batch) *
-	                       t->self.job->world_size + t->self.job->rank;
+	                       ddp_comm_size(comm) + ddp_comm_rank(comm);
 
 	if (!rank_fine(&t->self, ddp_transform_images(&t->shape, transform, batch->data, batch->samples,
 	                                              (uint64_t)(number * t->options.batch), t->images, t->labels)))
@@ -244,7 +245,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		progress_step(&t->progress, stats);
 	return DDP_OK;
 }
@@ -264,6 +265,7 @@ static bool train(struct trainer *t)
 	options.accumulate = t->accumulate;
 	options.checkpoint_dir = o->checkpoint;
 	options.resume = o->resume;
+	options.survive = o->survive;
 	options.schedule = &schedule;
 	options.on_step = on_step;
 	options.user = t;
@@ -271,7 +273,7 @@ static bool train(struct trainer *t)
 	ddp_summary summary;
 
 	progress_start(&t->progress, stdout, o->steps, "images");
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %" PRId64 " images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
 		       t->shape.width, t->self.job->world_size, t->self.job->nnodes,
@@ -279,12 +281,12 @@ static bool train(struct trainer *t)
 	if (!rank_fine(&t->self, ddp_train(t->params, t->loader, compute, &options, &summary)))
 		return false;
 	t->stopped = summary.stopped;
-	if (t->self.job->rank == 0 && summary.first_step > 1)
+	if (rank_leads(t->params) && summary.first_step > 1)
 		printf("resumed at step %" PRId64 "; of the steps since:\n", summary.first_step);
-	if (t->self.job->rank == 0 && summary.steps > 0)
+	if (rank_leads(t->params) && summary.steps > 0)
 		printf("trained %" PRId64 " steps in %.1f s: %.0f images/s, loss %.4f -> %.4f\n", summary.steps,
 		       summary.seconds, summary.units_per_second, summary.first_loss, summary.last_loss);
-	else if (t->self.job->rank == 0)
+	else if (rank_leads(t->params))
 		printf("nothing left to train: the checkpoint has done all of %" PRId64 " steps; for more, give a larger --steps\n",
 		       o->steps);
 	return true;
@@ -303,7 +305,7 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 
 	ddp_model_set_phase(t->params, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < ddp_loader_batches_per_epoch(loader); i++) {
-		if (i % BATCHES_APART == 0 && !rank_fine(&t->self, ddp_barrier(ddp_world(t->self.context))))
+		if (i % BATCHES_APART == 0 && !rank_fine(&t->self, ddp_barrier(ddp_model_comm(t->params))))
 			return false;
 		if (!rank_fine(&t->self, ddp_loader_next(loader, &batch)))
 			return false;
@@ -318,9 +320,9 @@ static bool test_with(struct trainer *t, ddp_loader *loader)
 		sums[1] += (double)r.right;
 		sums[2] += r.loss;
 	}
-	if (!rank_fine(&t->self, ddp_all_reduce(ddp_world(t->self.context), sums, sums, 3, DDP_F64, DDP_SUM)))
+	if (!rank_fine(&t->self, ddp_all_reduce(ddp_model_comm(t->params), sums, sums, 3, DDP_F64, DDP_SUM)))
 		return false;
-	if (t->self.job->rank == 0)
+	if (rank_leads(t->params))
 		printf("test: %.2f%% of %.0f images are right, loss %.4f\n", 100 * sums[1] / sums[0], sums[0],
 		       sums[2] / sums[0]);
 	return true;

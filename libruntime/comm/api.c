@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "comm/api.h"
 
+#include <time.h>
+
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/core/comm.h"
+#include "comm/core/liveness.h"
 #include "comm/front.h"
 #include "comm/group/world.h"
 #include "comm/host.h"
@@ -303,4 +307,33 @@ ddp_status ddp_recv(ddp_comm *comm, void *buffer, size_t count, ddp_type type, i
 ddp_status ddp_barrier(ddp_comm *comm)
 {
 	return ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER });
+}
+
+/* ---- what is lost ---------------------------------------------------------------------- */
+
+static bool has_rank(const ddp_comm *comm, int world_rank)
+{
+	for (int r = 0; r < comm->size; r++) {
+		if (comm->topology.world_ranks[r] == world_rank)
+			return true;
+	}
+	return false;
+}
+
+ddp_status ddp_comm_lost(ddp_comm *comm, const ddp_comm *left, bool *dead)
+{
+	const struct timespec pause = { .tv_nsec = 1000000 };
+	const uint64_t deadline_ns = ddp_now_ns() + 5000000000u;
+
+	for (int i = 0; i < comm->node.size; i++) {
+		const int world_rank = ddp_comm_world_rank(comm, comm->node.ranks[i]);
+		dead[i] = !has_rank(left, world_rank);
+		while (dead[i] && ddp_peer_alive(&comm->roster->peers[world_rank])) {
+			if (ddp_now_ns() > deadline_ns)
+				return ddp_fail(DDP_ERR_STATE, "%s is lost, but its process still runs, and may write to the "
+				                "memory that it shares with this rank", ddp_rank_text(comm, comm->node.ranks[i]));
+			nanosleep(&pause, NULL);
+		}
+	}
+	return DDP_OK;
 }

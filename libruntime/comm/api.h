@@ -56,6 +56,13 @@ int ddp_comm_world_rank(const ddp_comm *comm, int rank);
 /* Has an error ended all its operations, past and to come? */
 bool ddp_comm_broken(ddp_comm *comm);
 
+/*
+ * dead[ddp_comm_local_size(comm)] becomes which ranks of this node are not in `left`, which ddp_comm_shrink() has made of
+ * `comm`. Waits until their processes have ended, for they could still write to shared memory. DDP_ERR_STATE: one does
+ * not end in time. Local.
+ */
+ddp_status ddp_comm_lost(ddp_comm *comm, const ddp_comm *left, bool *dead);
+
 /* The number of nodes that the ranks are on. */
 int ddp_comm_nodes(const ddp_comm *comm);
 /* Which of them this rank is on: 0 .. nodes - 1, that of rank 0 first. */

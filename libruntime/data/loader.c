@@ -36,8 +36,8 @@ struct slot {
 	int64_t ready; /* under lock: the number of the batch that it holds, plus 1 */
 };
 
-/* Batch `batch` of an epoch begins at sample shift + batch * global_batch() of the epoch's order. `shift` is less than an
-   update; it is not 0 in an epoch that a world of other updates began. */
+/* Update u of an epoch, of `accumulate` batches, begins at sample shift + u * update_samples() of the epoch's order.
+   `shift` is less than an update; it is not 0 in an epoch that a world of other updates began. */
 struct place {
 	int64_t epoch;
 	int64_t shift;
@@ -77,16 +77,39 @@ struct ddp_loader {
 	bool stop;
 };
 
-static int64_t global_batch(const ddp_loader *loader)
+/* Samples of a batch of all ranks. */
+static int64_t all_batches(const ddp_loader *loader)
 {
 	return (int64_t)loader->options.batch_size * loader->world_size;
+}
+
+static int64_t samples_of(const ddp_loader *loader, int accumulate)
+{
+	return loader->options.global_batch > 0 ? loader->options.global_batch : all_batches(loader) * accumulate;
+}
+
+static int64_t update_samples(const ddp_loader *loader)
+{
+	return samples_of(loader, loader->accumulate);
+}
+
+/* Batches of a rank that hold its share of a global_batch. */
+static int64_t batches_of(const ddp_loader *loader, int64_t samples)
+{
+	return (samples + all_batches(loader) - 1) / all_batches(loader);
+}
+
+/* Whether the batches of an update have room for more samples than it has. Then each rank deals out the whole order. */
+static bool is_uneven(const ddp_loader *loader)
+{
+	return update_samples(loader) != all_batches(loader) * loader->accumulate;
 }
 
 /* Batches of an epoch from `shift` on: the same on every rank; and in every world, whatever the tail, as many
    updates of as many samples. */
 static int64_t count_batches(const ddp_loader *loader, int accumulate, int64_t shift)
 {
-	const int64_t update = global_batch(loader) * accumulate, samples = loader->dataset.size - shift;
+	const int64_t update = samples_of(loader, accumulate), samples = loader->dataset.size - shift;
 	const bool short_one = loader->options.tail != DDP_TAIL_DROP && samples % update > 0;
 
 	return (samples / update + short_one) * accumulate;
@@ -95,7 +118,7 @@ static int64_t count_batches(const ddp_loader *loader, int accumulate, int64_t s
 /* Where an update begins at a sample of the epoch. If the tail drops the samples that are left, it is the next epoch. */
 static struct place place_of(const ddp_loader *loader, int64_t epoch, int64_t sample)
 {
-	const int64_t update = global_batch(loader) * loader->accumulate, shift = sample % update;
+	const int64_t update = update_samples(loader), shift = sample % update;
 	const struct place place = { .epoch = epoch, .shift = shift, .batch = sample / update * loader->accumulate,
 	                             .batches = count_batches(loader, loader->accumulate, shift) };
 
@@ -117,42 +140,58 @@ static ddp_status fail_all_dropped(const ddp_loader *loader, int accumulate)
 {
 	return ddp_fail(DDP_ERR_INVALID, "loader: %" PRId64 " samples are less than an update of %" PRId64
 	                " (%d x %d x %d: batch_size, ranks, accumulate), and DDP_TAIL_DROP would drop them all",
-	                loader->dataset.size, global_batch(loader) * accumulate, loader->options.batch_size,
+	                loader->dataset.size, samples_of(loader, accumulate), loader->options.batch_size,
 	                loader->world_size, accumulate);
 }
 
 /* ---- the readers ----------------------------------------------------------- */
 
+/* The samples of a batch of this rank: how many, and where they are among the sampler's indices, *stride apart. */
+static int64_t share_of(const ddp_loader *loader, const ddp_batch *batch, int64_t shift, int64_t count, int64_t *first,
+                        int64_t *stride)
+{
+	const int64_t size = loader->options.batch_size;
+	int64_t samples = count - batch->batch * size;
+
+	*first = batch->batch * size;
+	*stride = 1;
+	if (is_uneven(loader)) {
+		const int64_t update = update_samples(loader), begin = shift + batch->batch / loader->accumulate * update;
+		const int64_t end = begin + update < count ? begin + update : count;
+
+		*stride = loader->world_size;
+		*first = begin + batch->batch % loader->accumulate * all_batches(loader) + loader->rank;
+		samples = end > *first ? (end - *first + *stride - 1) / *stride : 0;
+	}
+	return samples < 0 ? 0 : samples > size ? size : samples;
+}
+
 static ddp_status fill(struct reader *reader, struct slot *slot, int64_t shift)
 {
 	const ddp_loader *loader = reader->loader;
-	int64_t count;
+	const int64_t place = is_uneven(loader) ? 0 : shift; /* whole orders begin at their first sample */
+	int64_t count, first, stride;
 
-	if (slot->batch.epoch != reader->epoch || shift != reader->shift) {
-		ddp_status status = ddp_sampler_set_place(reader->sampler, slot->batch.epoch, shift);
+	if (slot->batch.epoch != reader->epoch || place != reader->shift) {
+		ddp_status status = ddp_sampler_set_place(reader->sampler, slot->batch.epoch, place);
 		if (status != DDP_OK)
 			return status;
 		reader->epoch = slot->batch.epoch;
-		reader->shift = shift;
+		reader->shift = place;
 	}
 	const int64_t *indices = ddp_sampler_indices(reader->sampler, &count);
-	int64_t first = slot->batch.batch * loader->options.batch_size;
-	int64_t samples = count - first;
-	if (samples > loader->options.batch_size)
-		samples = loader->options.batch_size;
-	if (samples < 0)
-		samples = 0;
+	const int64_t samples = share_of(loader, &slot->batch, shift, count, &first, &stride);
 	for (int64_t i = 0; i < samples; i++) {
+		const int64_t index = indices[first + i * stride];
 		char *to = slot->data + (size_t)i * loader->dataset.sample_bytes;
 		ddp_forget_error();
-		ddp_status status = loader->dataset.read(loader->dataset.self, indices[first + i], to);
+		ddp_status status = loader->dataset.read(loader->dataset.self, index, to);
 		if (status != DDP_OK && ddp_last_error()[0] == '\0')
 			ddp_fail(status, "the dataset's read() failed with %s and gave no reason (ddp_set_error())",
 			         ddp_status_name(status));
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "reading sample %" PRId64 " for batch %" PRId64
-			                        " of epoch %" PRId64, indices[first + i],
-			                        slot->batch.batch, slot->batch.epoch);
+			                        " of epoch %" PRId64, index, slot->batch.batch, slot->batch.epoch);
 	}
 	slot->batch.samples = samples;
 	return DDP_OK;
@@ -266,6 +305,11 @@ int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader)
 	return loader != NULL ? loader->batches : 0;
 }
 
+int ddp_loader_accumulation(const ddp_loader *loader)
+{
+	return loader != NULL ? loader->accumulate : 0;
+}
+
 void ddp_loader_place(const ddp_loader *loader, int *rank, int *ranks)
 {
 	*rank = loader->rank;
@@ -274,13 +318,16 @@ void ddp_loader_place(const ddp_loader *loader, int *rank, int *ranks)
 
 int ddp_loader_accumulate(const ddp_loader *loader)
 {
-	return loader->options.accumulate;
+	return loader->options.global_batch > 0 ? loader->accumulate : loader->options.accumulate;
 }
 
 ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate)
 {
 	const int said = loader->options.accumulate;
 
+	/* Their number follows from the samples of an update. */
+	if (loader->options.global_batch > 0)
+		return DDP_OK;
 	if (said > 0 && said != accumulate)
 		return ddp_fail(DDP_ERR_INVALID, "training option accumulate is %d, and the loader's is %d; give the same, "
 		                "or one of them", accumulate, said);
@@ -311,6 +358,10 @@ static ddp_status check_options(const ddp_dataset *dataset, const ddp_loader_opt
 		                options->batch_size);
 	if (options->accumulate < 1 && options->accumulate != DDP_AUTO)
 		return ddp_fail(DDP_ERR_INVALID, "loader: accumulate is %d, must be at least 1, or DDP_AUTO",
+		                options->accumulate);
+	if (options->global_batch < 0 || (options->global_batch > 0 && options->accumulate != DDP_AUTO))
+		return ddp_fail(DDP_ERR_INVALID, "loader: global_batch is %" PRId64 " and accumulate %d; give one of them: "
+		                "global_batch, above 0, says how many batches an update takes", options->global_batch,
 		                options->accumulate);
 	if (options->prefetch < 0 || options->prefetch > PREFETCH_MAX)
 		return ddp_fail(DDP_ERR_INVALID, "loader: prefetch is %d, must be 0 .. %d",
@@ -343,21 +394,29 @@ static ddp_status allocate_slots(ddp_loader *loader)
 	return DDP_OK;
 }
 
+static void free_readers(const ddp_loader *loader, struct reader *readers)
+{
+	for (int i = 0; readers != NULL && i < loader->options.readers; i++)
+		ddp_sampler_free(readers[i].sampler);
+	free(readers);
+}
+
 static ddp_status make_readers(ddp_loader *loader)
 {
 	const ddp_loader_options *options = &loader->options;
+	const bool whole = is_uneven(loader);
+	ddp_status status = DDP_OK;
 
 	loader->readers = calloc((size_t)options->readers, sizeof(*loader->readers));
 	if (loader->readers == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "loader: no memory for %d threads that read", options->readers);
-	for (int i = 0; i < options->readers; i++) {
+	for (int i = 0; i < options->readers && status == DDP_OK; i++) {
 		loader->readers[i].loader = loader;
-		ddp_status status = ddp_sampler_create(loader->dataset.size, loader->world_size, loader->rank, options->seed,
-		                                       !options->sequential, options->tail, &loader->readers[i].sampler);
-		if (status != DDP_OK)
-			return status;
+		status = ddp_sampler_create(loader->dataset.size, whole ? 1 : loader->world_size, whole ? 0 : loader->rank,
+		                            options->seed, !options->sequential, whole ? DDP_TAIL_UNEVEN : options->tail,
+		                            &loader->readers[i].sampler);
 	}
-	return DDP_OK;
+	return status;
 }
 
 ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
@@ -384,6 +443,8 @@ ddp_status ddp_loader_make(int rank, int world_size, const ddp_dataset *dataset,
 	pthread_cond_init(&made->changed, NULL);
 
 	made->accumulate = options.accumulate > 0 ? options.accumulate : 1;
+	if (options.global_batch > 0)
+		made->accumulate = (int)batches_of(made, options.global_batch);
 	made->batches = count_batches(made, made->accumulate, 0);
 	made->next = place_of(made, 0, 0);
 	if (made->batches == 0) {
@@ -411,7 +472,7 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 		{ "the number of samples in the dataset", 0 }, { "sample_bytes", 0 },
 		{ "batch_size", 0 }, { "seed", 0 }, { "the seed's upper half", 0 },
 		{ "sequential", 0 }, { "tail", 0 }, { "the digest of the dataset's contents", 0 },
-		{ "accumulate", 0 },
+		{ "accumulate", 0 }, { "global_batch", 0 },
 	};
 	int differs;
 
@@ -422,7 +483,7 @@ static ddp_status agree(ddp_comm *comm, ddp_status mine, const ddp_loader *loade
 			options->batch_size, (double)(options->seed & UINT32_MAX),
 			(double)(options->seed >> 32), options->sequential, options->tail,
 			(double)(loader->dataset.digest >> 12), /* what a double can hold */
-			options->accumulate,
+			options->accumulate, (double)options->global_batch,
 		};
 		for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++)
 			facts[i].value = values[i];
@@ -466,9 +527,7 @@ void ddp_loader_free(ddp_loader *loader)
 	stop(loader);
 	pthread_cond_destroy(&loader->changed);
 	pthread_mutex_destroy(&loader->lock);
-	for (int i = 0; loader->readers != NULL && i < loader->options.readers; i++)
-		ddp_sampler_free(loader->readers[i].sampler);
-	free(loader->readers);
+	free_readers(loader, loader->readers);
 	free(loader->memory);
 	free(loader->slots);
 	free(loader);
@@ -478,13 +537,15 @@ void ddp_loader_free(ddp_loader *loader)
 
 ddp_loader_state ddp_loader_get_state(const ddp_loader *loader)
 {
-	const int64_t samples = loader->next.shift + loader->next.batch * global_batch(loader);
+	const int64_t update = loader->next.batch / loader->accumulate;
+	const int64_t samples = loader->next.shift + update * update_samples(loader) +
+	                        loader->next.batch % loader->accumulate * all_batches(loader);
 
 	return (ddp_loader_state){
 		.epoch = loader->next.epoch,
 		/* Behind them an epoch has only empty batches. */
 		.samples = samples < loader->dataset.size ? samples : loader->dataset.size,
-		.global_batch = global_batch(loader) * loader->accumulate,
+		.global_batch = update_samples(loader),
 		.size = loader->dataset.size,
 		.seed = loader->options.seed,
 		.sequential = loader->options.sequential,
@@ -527,5 +588,31 @@ ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 		        own.global_batch, state->global_batch, state->samples, state->epoch);
 	stop(loader);
 	loader->next = place_of(loader, state->epoch, state->samples);
+	return DDP_OK;
+}
+
+ddp_status ddp_loader_refit(ddp_loader *loader, int rank, int ranks)
+{
+	struct reader *readers = loader->readers;
+	const ddp_loader former = *loader;
+
+	stop(loader);
+	loader->options.global_batch = update_samples(loader);
+	loader->rank = rank;
+	loader->world_size = ranks;
+	loader->accumulate = (int)batches_of(loader, loader->options.global_batch);
+	ddp_status status = make_readers(loader);
+	if (status != DDP_OK) {
+		free_readers(loader, loader->readers);
+		loader->readers = readers;
+		loader->options = former.options;
+		loader->rank = former.rank;
+		loader->world_size = former.world_size;
+		loader->accumulate = former.accumulate;
+		return status;
+	}
+	free_readers(loader, readers);
+	loader->batches = count_batches(loader, loader->accumulate, 0);
+	loader->next = place_of(loader, former.next.epoch, 0);
 	return DDP_OK;
 }

@@ -31,10 +31,14 @@ int ddp_loader_accumulate(const ddp_loader *loader);
  */
 ddp_status ddp_loader_set_accumulate(ddp_loader *loader, int accumulate);
 
+/* Goes on as rank `rank` of `ranks`, with updates of as many samples, which take more batches if the ranks are fewer.
+   Local: all ranks then seek the same place. After an error the loader is as it was. */
+ddp_status ddp_loader_refit(ddp_loader *loader, int rank, int ranks);
+
 typedef struct ddp_loader_state {
 	int64_t epoch;
 	int64_t samples;      /* of the epoch, delivered to all ranks together */
-	int64_t global_batch; /* batch_size * world_size * accumulate, for messages */
+	int64_t global_batch; /* samples of an update, for messages */
 	int64_t size;         /* samples in the dataset */
 	uint64_t seed;
 	bool sequential;

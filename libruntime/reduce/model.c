@@ -12,87 +12,12 @@
 #include "kernels.h"
 #include "reduce/agree.h"
 #include "reduce/compare.h"
-#include "reduce/grads.h"
-#include "reduce/merge.h"
+#include "reduce/fit.h"
+#include "reduce/survival.h"
 
 /* 64 MiB. Each broadcast has a deadline of its own, which a slow network must be able
    to meet. */
 enum { BROADCAST_ELEMENTS = 1 << 24 };
-
-static bool communicates(const ddp_model *model)
-{
-	return ddp_comm_size(model->comm) > 1 && !model->settings.no_communication;
-}
-
-/* Whether its buckets, which are cut for the first time, are to be cut anew. */
-static bool is_to_replan(const ddp_model *model)
-{
-	const ddp_model_settings *settings = &model->settings;
-	const ddp_bucket_plan *plan = &model->plan;
-
-	return model->strategy->recuts && communicates(model) && ddp_comm_nodes(model->comm) > 1 &&
-	       model->place.device == NULL && !settings->caps_given && !settings->no_overlap &&
-	       plan->count > 1 && plan->count <= DDP_GRAINS_MAX / 2;
-}
-
-static ddp_status make_plan(ddp_model *model)
-{
-	ddp_model_settings *settings = &model->settings;
-
-	if (settings->bucket_elements == 0)
-		settings->bucket_elements = ddp_default_bucket_elements(model->layout.elements);
-	ddp_status status = ddp_bucket_plan_make(&model->layout, settings->first_bucket_elements,
-	                                         settings->bucket_elements, &model->plan);
-	if (status != DDP_OK || !is_to_replan(model))
-		return status;
-	status = ddp_bucket_plan_refine(&model->layout, &model->plan);
-	return status == DDP_OK ? ddp_replan_open(model) : status;
-}
-
-/* `ranks`: those that communicate. */
-static ddp_status make_units(ddp_model *model, int ranks)
-{
-	const ddp_comm *comm = model->comm;
-	const int owners = model->strategy->per_node ? ddp_comm_local_size(comm) : ranks;
-	const int rank = model->strategy->per_node ? ddp_comm_local_rank(comm) : ddp_comm_rank(comm);
-
-	/* A node's units are each updated with their bucket. */
-	return ddp_units_make(&model->layout, &model->plan, model->strategy->per_node, owners,
-	                      owners > 1 ? rank : 0, &model->units);
-}
-
-static ddp_status make_uses(ddp_model *model, int ranks)
-{
-	ddp_status status = ddp_uses_make(model->settings.options.unused, &model->layout, ranks, &model->uses);
-
-	if (status != DDP_OK)
-		return status;
-	model->consensus = calloc(DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
-	                          sizeof(*model->consensus));
-	return model->consensus != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a consensus");
-}
-
-static ddp_status make_reducer(ddp_model *model)
-{
-	ddp_reducer reducer = {
-		.comm = model->comm, .watch = model->context->watch, .plan = &model->plan,
-		.place = &model->place, .model = model, .start = model->strategy->start != NULL ? ddp_grads_start : NULL,
-		.communicates = communicates(model), .overlaps = !model->settings.no_overlap,
-		.totals_max = DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
-	};
-
-	/* Units of gradients, or buckets of as little as a grain; then tensors that one rank updates
-	   for all. */
-	const int tensors = model->optim.owners != NULL ? model->layout.trained : 0;
-	const int grains = model->plan.grain_count;
-	int requests = model->units.count > tensors ? model->units.count : tensors;
-	requests = requests > grains ? requests : grains;
-
-	ddp_status status = ddp_reducer_make(&model->layout, requests, &reducer);
-	if (status == DDP_OK)
-		model->reducer = reducer;
-	return status;
-}
 
 /* Checks that memory of the program's, if there is some, is where the model is. */
 static ddp_status check_where(const ddp_model *model, const char *name, const float *memory, size_t bytes)
@@ -133,51 +58,35 @@ static ddp_status check_memories(const ddp_model *model)
 	                params_bytes, (const void *)model->settings.options.grads_memory, grads_bytes);
 }
 
+static ddp_status make_uses(ddp_model *model)
+{
+	model->first_ranks = ddp_model_communicates(model) ? ddp_comm_size(model->comm) : 1;
+	ddp_status status = ddp_uses_make(model->settings.options.unused, &model->layout, model->first_ranks, &model->uses);
+
+	if (status != DDP_OK)
+		return status;
+	model->consensus = calloc(DDP_CONSENSUS_COUNT + (size_t)ddp_uses_words_max(&model->uses),
+	                          sizeof(*model->consensus));
+	return model->consensus != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a consensus");
+}
+
 /* Does the work that can fail on this rank alone. */
 static ddp_status prepare(ddp_model *model, const ddp_param *params, int count,
                           const ddp_model_options *options)
 {
-	ddp_comm *comm = model->comm;
-
 	ddp_status status = ddp_model_settings_make(options, &model->settings);
-	if (status != DDP_OK)
-		return status;
-	const int ranks = communicates(model) ? ddp_comm_size(comm) : 1;
-	status = ddp_place_open(model->context, model->settings.options.memory, model->settings.options.stream,
-	                        &model->place);
-	if (status != DDP_OK)
-		return status;
-	model->strategy = ddp_strategy_choose(&model->settings, ranks, ddp_comm_nodes(comm),
-	                                      model->place.device == NULL);
-	/* On a device, rows are added to the dense part where they are. */
-	const int rows_among = model->strategy->moves_rows && model->place.device == NULL ? ranks : 1;
-	status = ddp_layout_make(params, count, &model->layout);
 	if (status == DDP_OK)
-		status = ddp_layout_arrange(&model->layout, rows_among);
+		status = ddp_place_open(model->context, model->settings.options.memory, model->settings.options.stream,
+		                        &model->place);
+	if (status == DDP_OK)
+		status = ddp_layout_make(params, count, &model->layout);
+	if (status == DDP_OK)
+		status = ddp_layout_arrange(&model->layout, ddp_model_choose(model));
 	if (status == DDP_OK)
 		status = check_memories(model);
 	if (status == DDP_OK)
-		status = ddp_rows_make(&model->layout, rows_among, &model->rows);
-	if (status == DDP_OK)
-		status = make_plan(model);
-	if (status == DDP_OK)
-		status = make_units(model, ranks);
-	if (status == DDP_OK)
-		status = ddp_optim_make(&model->settings.options, &model->layout,
-		                        model->strategy->spreads || model->place.device != NULL, &model->optim);
-	if (status == DDP_OK && ranks > 1)
-		status = ddp_optim_share(&model->optim, ranks, ddp_comm_rank(comm));
-	if (status == DDP_OK)
-		status = make_uses(model, ranks);
-	if (status == DDP_OK)
-		status = make_reducer(model);
-	if (status == DDP_OK)
-		status = ddp_squares_open(model);
-	if (status == DDP_OK && model->place.device != NULL)
-		status = ddp_on_device_open(model);
-	if (status == DDP_OK && model->strategy->prepare != NULL)
-		status = model->strategy->prepare(model);
-	return status;
+		status = make_uses(model);
+	return status == DDP_OK ? ddp_model_fit(model) : status;
 }
 
 /* The order in which ranks go through this is the same on all. */
@@ -201,11 +110,8 @@ static ddp_status join(ddp_model *model)
 		if (status != DDP_OK)
 			return ddp_fail_context(status, "the model's parameters in bf16");
 		model->rounded = (uint16_t *)(void *)model->rounded_memory.data;
-		/* If each rank updates its own part only, end_step() rounds all. */
-		if (!model->strategy->spreads)
-			model->optim.rounded = model->rounded;
 	}
-	return model->strategy->open != NULL ? model->strategy->open(model) : DDP_OK;
+	return ddp_model_join_fit(model);
 }
 
 ddp_status ddp_model_create(ddp_context *context, const ddp_param *params, int count,
@@ -272,26 +178,18 @@ void ddp_model_free(ddp_model *model)
 	(void)ddp_place_sync(&model->place); /* of a broken device, what frees still works */
 	ddp_timeline_tell(model->timeline);
 	ddp_timeline_close(model->timeline);
-	ddp_reducer_free(&model->reducer);
-	ddp_replan_close(model);
-	if (model->strategy != NULL && model->strategy->close != NULL)
-		model->strategy->close(model);
-	ddp_on_device_close(model);
-	ddp_squares_close(model);
-	ddp_rows_free(&model->rows);
+	ddp_model_unfit(model);
 	ddp_arena_close(comm, &model->grads_memory);
 	ddp_arena_close(comm, &model->params_memory);
 	ddp_arena_close(comm, &model->rounded_memory);
-	ddp_optim_free(&model->optim);
 	ddp_place_close(&model->place);
-	ddp_units_free(&model->units);
-	ddp_bucket_plan_free(&model->plan);
 	ddp_layout_free(&model->layout);
 	ddp_uses_free(&model->uses);
 	free(model->consensus);
 	free(model->hooks);
 	free(model->user_state);
 	ddp_comm_keep(comm, -1);
+	ddp_survival_close(model);
 	free(model);
 }
 
@@ -406,33 +304,6 @@ double ddp_model_loss_scale(const ddp_model *model)
 	return model != NULL ? model->scaler.scale : 1;
 }
 
-ddp_status ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes)
-{
-	if (model == NULL || (state == NULL && bytes > 0))
-		return ddp_fail_null("ddp_model_set_user_state", model == NULL ? "model" : "state");
-	if (bytes > DDP_USER_STATE_MAX)
-		return ddp_fail(DDP_ERR_INVALID, "ddp_model_set_user_state() takes at most %d bytes, not %zu",
-		                DDP_USER_STATE_MAX, bytes);
-	void *copy = malloc(bytes + 1);
-	if (copy == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of the program's state", bytes);
-	if (bytes > 0)
-		memcpy(copy, state, bytes);
-	free(model->user_state);
-	model->user_state = copy;
-	model->user_bytes = bytes;
-	return DDP_OK;
-}
-
-const void *ddp_model_user_state(const ddp_model *model, size_t *bytes)
-{
-	const size_t held = model != NULL ? model->user_bytes : 0;
-
-	if (bytes != NULL)
-		*bytes = held;
-	return held > 0 ? model->user_state : NULL;
-}
-
 bool ddp_model_saves(const ddp_model *model)
 {
 	return model->saves;
@@ -463,7 +334,7 @@ ddp_context *ddp_model_context(const ddp_model *model)
 
 ddp_comm *ddp_model_comm(const ddp_model *model)
 {
-	return model->comm;
+	return model != NULL ? model->comm : NULL;
 }
 
 ddp_status ddp_model_average_params(ddp_model *model)

@@ -7,8 +7,6 @@
 #include "ddp.h"
 
 ddp_context *ddp_model_context(const ddp_model *model);
-/* The communicator of the ranks that train the model together. */
-ddp_comm *ddp_model_comm(const ddp_model *model);
 
 /* DDP_ERR_STATE if a failed step or load has changed only a part of parameters
    and optimizer state: they are neither the old ones nor the new ones. */

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/model_state.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "base/clock.h"
 #include "base/error.h"
 #include "kernels.h"
@@ -94,4 +97,31 @@ void ddp_model_round(ddp_model *model, int64_t begin, int64_t end)
 	dk_to_bf16(model->rounded + begin, model->params + begin, stop - begin);
 	dk_use(before);
 	model->was_rounded = true;
+}
+
+ddp_status ddp_model_set_user_state(ddp_model *model, const void *state, size_t bytes)
+{
+	if (model == NULL || (state == NULL && bytes > 0))
+		return ddp_fail_null("ddp_model_set_user_state", model == NULL ? "model" : "state");
+	if (bytes > DDP_USER_STATE_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "ddp_model_set_user_state() takes at most %d bytes, not %zu",
+		                DDP_USER_STATE_MAX, bytes);
+	void *copy = malloc(bytes + 1);
+	if (copy == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of the program's state", bytes);
+	if (bytes > 0)
+		memcpy(copy, state, bytes);
+	free(model->user_state);
+	model->user_state = copy;
+	model->user_bytes = bytes;
+	return DDP_OK;
+}
+
+const void *ddp_model_user_state(const ddp_model *model, size_t *bytes)
+{
+	const size_t held = model != NULL ? model->user_bytes : 0;
+
+	if (bytes != NULL)
+		*bytes = held;
+	return held > 0 ? model->user_state : NULL;
 }

@@ -29,6 +29,7 @@ typedef struct ddp_slot_hook {
 struct ddp_model {
 	ddp_context *context;
 	ddp_comm *comm;         /* of the ranks that train it together */
+	int first_ranks;        /* that communicated when the model was made */
 	ddp_model_settings settings;
 	ddp_layout layout;
 	ddp_bucket_plan plan;
@@ -75,6 +76,7 @@ struct ddp_model {
 	                           compared them; -1: not yet, or not since a load */
 	int steps_alike;        /* since when all ranks' samples have given the same */
 	bool refused;           /* the last step, for what all ranks saw alike */
+	struct ddp_survival *survival; /* reduce/survival.h; NULL: the ranks end with the first that dies */
 	bool failed;            /* by a step that ended in an error */
 	bool partly_updated;    /* a part of the parameters is changed, the rest is not yet */
 

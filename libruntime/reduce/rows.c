@@ -6,12 +6,13 @@
 
 #include "base/error.h"
 
-static bool make_set(const ddp_slot *slot, int ranks, ddp_row_set *set)
+static bool make_set(const ddp_slot *slot, int ranks, int times, ddp_row_set *set)
 {
-	size_t own = (size_t)slot->sparse_rows, all = own * (size_t)ranks;
+	size_t own = (size_t)slot->sparse_rows * (size_t)times, all = own * (size_t)ranks;
 	size_t width = (size_t)(slot->count / slot->shape[0]);
 
 	set->slot = slot;
+	set->most = (int64_t)own;
 	set->width = (int64_t)width;
 	set->rows = calloc(own, sizeof(*set->rows));
 	set->values = calloc(own * width, sizeof(*set->values));
@@ -21,7 +22,7 @@ static bool make_set(const ddp_slot *slot, int ranks, ddp_row_set *set)
 	       set->all_values != NULL;
 }
 
-ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, ddp_rows *rows)
+ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, int times, ddp_rows *rows)
 {
 	ddp_rows made = { .ranks = ranks };
 	bool enough = true;
@@ -32,7 +33,7 @@ ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, ddp_rows *rows)
 	enough = made.sets != NULL && made.counts != NULL && made.used != NULL;
 	for (int s = 0; s < layout->count && enough; s++) {
 		if (layout->slots[s].rows_travel)
-			enough = make_set(&layout->slots[s], ranks, &made.sets[made.count++]);
+			enough = make_set(&layout->slots[s], ranks, times, &made.sets[made.count++]);
 	}
 	if (!enough) {
 		ddp_rows_free(&made);
@@ -64,11 +65,11 @@ ddp_status ddp_rows_keep(ddp_rows *rows, const ddp_slot *slot, const int32_t *in
 
 	while (set->slot != slot)
 		set++;
-	if (count > slot->sparse_rows - set->used)
+	if (count > set->most - set->used)
 		return ddp_fail(DDP_ERR_INVALID,
 		                "%lld rows for the gradient of \"%s\" after %lld in this step: it was made "
 		                "for %lld (sparse_rows)", (long long)count, slot->name,
-		                (long long)set->used, (long long)slot->sparse_rows);
+		                (long long)set->used, (long long)set->most);
 	memcpy(set->rows + set->used, index, (size_t)count * sizeof(*index));
 	memcpy(set->values + set->used * set->width, values,
 	       (size_t)(count * set->width) * sizeof(*values));
@@ -98,6 +99,13 @@ static ddp_status gather(ddp_rows *rows, ddp_row_set *set, ddp_reducer *reducer,
 		.counts = value_counts, .type = DDP_F32,
 	};
 
+	/* Other ranks have died. */
+	if (!reducer->communicates) {
+		memcpy(set->all_rows, set->rows, (size_t)set->used * sizeof(*set->rows));
+		memcpy(set->all_values, set->values, (size_t)(set->used * set->width) * sizeof(*set->values));
+		*total = set->used;
+		return DDP_OK;
+	}
 	ddp_status status = ddp_reducer_run(reducer, "row counts", &counts);
 	*total = 0;
 	for (int r = 0; r < rows->ranks && status == DDP_OK; r++) {

@@ -13,9 +13,10 @@
 typedef struct ddp_row_set {
 	const ddp_slot *slot;
 	int64_t width, used;
-	int32_t *rows;      /* [sparse_rows] */
-	float *values;      /* [sparse_rows, width] */
-	int32_t *all_rows;  /* [ranks * sparse_rows] */
+	int64_t most;       /* times * sparse_rows */
+	int32_t *rows;      /* [most] */
+	float *values;      /* [most, width] */
+	int32_t *all_rows;  /* [ranks * most] */
 	float *all_values;
 } ddp_row_set;
 
@@ -26,8 +27,9 @@ typedef struct ddp_rows {
 	int64_t *used;      /* [ranks] */
 } ddp_rows;
 
-/* The layout must outlive it. */
-ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, ddp_rows *rows);
+/* The layout must outlive it. A rank adds up to `times` as many rows as the program has said: ranks that are left of a
+   world share out the same samples. */
+ddp_status ddp_rows_make(const ddp_layout *layout, int ranks, int times, ddp_rows *rows);
 void ddp_rows_free(ddp_rows *rows);
 
 /* Keeps rows for the exchange. DDP_ERR_INVALID: there are too many. */

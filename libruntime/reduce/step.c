@@ -12,6 +12,7 @@
 #include "reduce/compare.h"
 #include "reduce/grads.h"
 #include "reduce/model_state.h"
+#include "reduce/survival.h"
 
 /* Marks what the program's queue on a device does from here on. */
 static void mark(ddp_model *model, ddp_phase phase)
@@ -73,8 +74,7 @@ static ddp_status complete_rows(ddp_model *model)
 	return status;
 }
 
-/* Ready for the next step. */
-static void reset(ddp_model *model)
+void ddp_step_reset(ddp_model *model)
 {
 	ddp_uses_reset(&model->uses);
 	model->reducer.ready.absent = model->uses.learned ? model->uses.absent : NULL;
@@ -105,7 +105,7 @@ static ddp_status discard(ddp_model *model)
 	if (model->strategy->discard != NULL)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
-	reset(model);
+	ddp_step_reset(model);
 	return DDP_OK;
 }
 
@@ -323,9 +323,14 @@ static ddp_status update(ddp_model *model, bool reduced, ddp_step_stats *stats)
 	};
 	double squares;
 
+	ddp_status status = ddp_survival_begin_update(model);
+	if (status != DDP_OK)
+		return status;
 	dk_queue *before = dk_use(model->place.kernels);
-	ddp_status status = model->strategy->update(model, &update, reduced, &squares);
+	status = model->strategy->update(model, &update, reduced, &squares);
 	dk_use(before);
+	if (status == DDP_OK)
+		ddp_survival_end_update(model);
 	if (status == DDP_OK && !reduced)
 		stats->grad_norm = sqrt(squares) / model->divisor;
 	return status;
@@ -422,8 +427,7 @@ static ddp_status fail_step(ddp_model *model, ddp_status status)
 	return status;
 }
 
-/* All ranks have new parameters. */
-static void count_step(ddp_model *model)
+void ddp_step_count(ddp_model *model)
 {
 	/* If each rank updates its own part only, an update does not round. What arrives is rounded then. */
 	if (model->strategy->spreads && model->strategy->arrive == NULL)
@@ -435,8 +439,17 @@ static void count_step(ddp_model *model)
 	ddp_uses_end_step(&model->uses);
 	take_times(model, &model->stats);
 	add_to_summary(model, &model->stats);
-	reset(model);
+	ddp_step_reset(model);
+	ddp_survival_end_step(model);
 	ddp_watch_end_step(model->context->watch, &model->stats);
+}
+
+void ddp_step_take(ddp_model *model, const ddp_step_stats *stats)
+{
+	model->steps = model->averaged = model->settled = stats->step;
+	model->stats = *stats;
+	add_to_summary(model, stats);
+	ddp_survival_end_step(model);
 }
 
 static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
@@ -446,8 +459,9 @@ static ddp_status end_step(ddp_model *model, ddp_step_stats *stats)
 	if (model->stats.skipped) {
 		enter(model, DDP_PHASE_IDLE);
 		take_times(model, &model->stats);
+		ddp_survival_end_step(model);
 	} else {
-		count_step(model);
+		ddp_step_count(model);
 		status = ddp_replan_step(model);
 	}
 	ddp_watch_begin_step(model->context->watch, model->steps + 1, model->plan.count);

@@ -24,6 +24,7 @@ typedef struct ddp_strategy {
 	bool recuts;          /* buckets may be cut anew between steps (reduce/replan.h): nothing that it
 	                         keeps depends on the cut, and request k is that of bucket k */
 	bool per_node;        /* units are owned by the ranks of each node, not by those of the world */
+	bool survives;        /* ranks that are left can go on without those that have died (reduce/survival.h) */
 
 	/* Does the work that can fail on this rank alone, such as allocating memory. */
 	ddp_status (*prepare)(struct ddp_model *model);
@@ -56,11 +57,17 @@ typedef struct ddp_strategy {
 	   them. */
 	ddp_status (*arrive)(struct ddp_model *model, int64_t begin, int64_t end);
 
-	/* If it spreads, it has one of these functions. Each copies state i of all ranks to an arena of the
-	   whole layout. collect() reads memory that the calling rank can reach. gather() is collective and
-	   copies to rank 0; `whole` is NULL on the other ranks. */
-	void (*collect)(const struct ddp_model *model, int i, float *whole);
+	/* If it spreads, it has one of these functions. read() copies elements [begin, end) of state i from memory
+	   that the calling rank can reach, also of a rank that has died. gather() is collective and copies state i of
+	   all ranks to an arena of the whole layout on rank 0; `whole` is NULL on the other ranks. */
+	void (*read)(const struct ddp_model *model, int i, int64_t begin, int64_t end, float *to);
 	ddp_status (*gather)(struct ddp_model *model, int i, float *whole);
+	/* If an update of one rank changes parameters or state that other ranks use: from now on, keeps what each update
+	   changes. Collective. */
+	ddp_status (*keep_undo)(struct ddp_model *model);
+	/* Undoes what this rank, and `dead` ranks of this node (by their numbers on the node), have changed in step
+	   `step`. No rank changes anything meanwhile. */
+	void (*undo)(struct ddp_model *model, int64_t step, const bool *dead);
 	/* DDP_ERR_STATE: a rank has begun to change the state that was complete after `steps` steps. */
 	ddp_status (*check)(const struct ddp_model *model, int64_t steps);
 	/* Whether each rank uses its own gradients alone in the step under way. NULL: no step does this. */

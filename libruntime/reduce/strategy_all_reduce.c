@@ -169,7 +169,7 @@ ddp_status ddp_all_reduce_update(ddp_model *model, const ddp_update *update, boo
 }
 
 const ddp_strategy ddp_all_reduce_strategy = {
-	.name = "all_reduce", .shard = DDP_SHARD_NONE, .moves_rows = true, .recuts = true,
+	.name = "all_reduce", .shard = DDP_SHARD_NONE, .moves_rows = true, .recuts = true, .survives = true,
 	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
 	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,
 };

@@ -158,7 +158,7 @@ static ddp_status wait(ddp_model *model, int k)
 }
 
 const ddp_strategy ddp_compress_strategy = {
-	.name = "all_reduce in 16 bits", .shard = DDP_SHARD_NONE, .moves_rows = true, .recuts = true,
+	.name = "all_reduce in 16 bits", .shard = DDP_SHARD_NONE, .moves_rows = true, .recuts = true, .survives = true,
 	.prepare = prepare, .open = open_memory, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = ddp_all_reduce_add_rows,
 	.reduce = ddp_all_reduce_finish, .update = ddp_all_reduce_update,

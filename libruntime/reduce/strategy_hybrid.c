@@ -90,6 +90,7 @@ const ddp_strategy ddp_hybrid_strategy = {
 	.prepare = ddp_node_strategy_prepare, .open = ddp_node_strategy_open,
 	.close = ddp_node_strategy_close, .start = start, .wait = wait,
 	.add_rows = ddp_all_reduce_add_rows, .reduce = reduce, .update = update,
-	.collect = ddp_node_strategy_collect, .check = ddp_node_strategy_check,
+	.survives = true, .keep_undo = ddp_node_strategy_keep_undo, .undo = ddp_node_strategy_undo,
+	.read = ddp_node_strategy_read, .check = ddp_node_strategy_check,
 	.set_steps = ddp_node_strategy_set_steps,
 };

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/fence.h"
+#include "comm/agree.h"
 #include "comm/core/failure.h"
 #include "comm/ops/kernels.h"
 #include "kernels.h"
@@ -15,13 +16,24 @@
 /* Addresses are those in this process, of the memory of each of the node's ranks. */
 typedef struct node {
 	int ranks, rank;         /* of this node, as in the model's units */
-	ddp_units world;         /* over several nodes: see ddp_node_strategy_world() */
+	ddp_units world;         /* if buckets are all-reduced: see ddp_node_strategy_world() */
 	void **params, **grads;  /* [ranks]: arenas; gradients of one node only */
 	void **state[DDP_OPTIM_STATES_MAX]; /* [ranks]: of what that rank owns */
 	void **begun;            /* [ranks]: _Atomic int64_t, the last step whose update
 	                            that rank has begun */
 	double *squares;         /* of each of this rank's pieces */
+	void **undo;             /* [ranks]: see struct undo; NULL: nothing is kept */
 } node;
+
+/*
+ * Here a rank keeps what an update changes of what it owns: first, for each piece, the step in which it was copied; then
+ * parameters; then each state. A piece is copied before its step is set, and changed afterwards.
+ */
+typedef struct undo {
+	_Atomic int64_t *copied; /* [pieces] */
+	float *params;
+	float *state[DDP_OPTIM_STATES_MAX];
+} undo;
 
 static node *node_of(const ddp_model *model)
 {
@@ -43,7 +55,7 @@ ddp_status ddp_node_strategy_prepare(ddp_model *model)
 	made->grads = calloc(ranks, sizeof(*made->grads));
 	made->begun = calloc(ranks, sizeof(*made->begun));
 	made->squares = calloc((size_t)model->units.piece_count + 1, sizeof(*made->squares));
-	if (ddp_comm_nodes(comm) > 1) {
+	if (model->strategy->start != NULL) {
 		ddp_status status = ddp_units_make(&model->layout, &model->plan, false, ddp_comm_size(comm),
 		                                   ddp_comm_rank(comm), &made->world);
 		if (status != DDP_OK)
@@ -114,6 +126,7 @@ void ddp_node_strategy_close(ddp_model *model)
 	free(n->params);
 	free(n->grads);
 	free(n->squares);
+	release(comm, n->rank, n->undo);
 	ddp_units_free(&n->world);
 	release(comm, n->rank, n->begun);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++)
@@ -197,12 +210,108 @@ static void sum_piece(const node *n, const ddp_piece *piece)
 	}
 }
 
+/* ---- undo ------------------------------------------------------------------------------ */
+
+/* Elements that a rank of the node owns at most, and pieces, the same numbers on all ranks. */
+static int64_t kept_most(const ddp_model *model)
+{
+	return (int64_t)(kept_bytes(model) / sizeof(float));
+}
+
+static int64_t pieces_most(const ddp_model *model)
+{
+	return ddp_pieces_in(kept_most(model)) + model->units.count;
+}
+
+static undo undo_of(const ddp_model *model, int rank)
+{
+	undo u = { .copied = node_of(model)->undo[rank] };
+
+	u.params = (float *)(u.copied + pieces_most(model));
+	for (int i = 0; i < model->optim.state_count; i++)
+		u.state[i] = u.params + (i + 1) * kept_most(model);
+	return u;
+}
+
+ddp_status ddp_node_strategy_keep_undo(ddp_model *model)
+{
+	node *n = node_of(model);
+	const size_t arenas = 1 + (size_t)model->optim.state_count;
+
+	n->undo = calloc((size_t)n->ranks, sizeof(*n->undo));
+	ddp_status status = n->undo != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d addresses", n->ranks);
+	status = ddp_comm_agree(model->comm, status, "keep what an update changes");
+	if (status == DDP_OK)
+		status = share(model->comm, (size_t)pieces_most(model) * sizeof(int64_t) + arenas * kept_bytes(model), n->undo);
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "what an update changes");
+}
+
+static void keep_piece(const ddp_model *model, const ddp_piece *piece, int64_t step)
+{
+	const undo u = undo_of(model, node_of(model)->rank);
+	const size_t bytes = (size_t)(piece->end - piece->begin) * sizeof(float);
+
+	memcpy(u.params + piece->kept, model->params + piece->begin, bytes);
+	for (int i = 0; i < model->optim.state_count; i++)
+		memcpy(u.state[i] + piece->kept, model->optim.state[i] + piece->kept, bytes);
+	atomic_store(&u.copied[piece - model->units.pieces], step);
+	ddp_full_fence();
+}
+
+/* A piece of what `rank` owns. */
+static void undo_piece(const ddp_model *model, int rank, const ddp_piece *piece)
+{
+	const node *n = node_of(model);
+	const undo u = undo_of(model, rank);
+	const size_t bytes = (size_t)(piece->end - piece->begin) * sizeof(float);
+
+	for (int r = 0; r < n->ranks; r++)
+		memcpy((float *)n->params[r] + piece->begin, u.params + piece->kept, bytes);
+	for (int i = 0; i < model->optim.state_count; i++)
+		memcpy((float *)n->state[i][rank] + piece->kept, u.state[i] + piece->kept, bytes);
+}
+
+static void undo_rank(const ddp_model *model, int rank, int64_t step)
+{
+	const undo u = undo_of(model, rank);
+	int64_t number = 0, begin, end;
+	ddp_piece piece = { 0 };
+
+	for (int i = 0; i < model->units.count; i++) {
+		ddp_unit_slice(&model->units, &model->units.list[i], rank, &begin, &end);
+		for (piece.begin = begin; piece.begin < end; piece.begin = piece.end, number++) {
+			piece.end = end - piece.begin < DDP_PIECE_ELEMENTS ? end : piece.begin + DDP_PIECE_ELEMENTS;
+			if (atomic_load(&u.copied[number]) == step)
+				undo_piece(model, rank, &piece);
+			piece.kept += piece.end - piece.begin;
+		}
+	}
+}
+
+void ddp_node_strategy_undo(ddp_model *model, int64_t step, const bool *dead)
+{
+	const node *n = node_of(model);
+	int first = 0;
+
+	/* One rank of the node does it for the dead. */
+	while (dead[first])
+		first++;
+	for (int r = 0; r < n->ranks && n->undo != NULL; r++) {
+		if (r == n->rank || (dead[r] && n->rank == first))
+			undo_rank(model, r, step);
+	}
+}
+
+/* ---- the pass -------------------------------------------------------------------------- */
+
 /* Updates a piece for all ranks. */
 static double update_piece(const pass *p, const ddp_piece *piece)
 {
 	const node *n = p->node;
 	float *own = p->model->params + piece->begin;
 
+	if (n->undo != NULL)
+		keep_piece(p->model, piece, p->update->step);
 	double squares = ddp_optim_apply(&p->model->optim, p->update, own,
 	                                 p->model->grads + piece->begin, piece->begin, piece->end,
 	                                 piece->kept);
@@ -273,16 +382,19 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	return ddp_node_strategy_end(model, reduced, updated, squares);
 }
 
-void ddp_node_strategy_collect(const ddp_model *model, int i, float *whole)
+void ddp_node_strategy_read(const ddp_model *model, int i, int64_t from, int64_t to, float *values)
 {
+	const ddp_units *units = &model->units;
 	const node *n = node_of(model);
 	int64_t begin, end;
 
 	for (int r = 0; r < n->ranks; r++) {
 		const float *kept = n->state[i][r];
-		for (int u = 0; u < model->units.count; u++) {
-			ddp_unit_slice(&model->units, &model->units.list[u], r, &begin, &end);
-			memcpy(whole + begin, kept, (size_t)(end - begin) * sizeof(*whole));
+		for (int u = 0; u < units->count && units->list[u].begin < to; u++) {
+			ddp_unit_slice(units, &units->list[u], r, &begin, &end);
+			const int64_t first = begin > from ? begin : from, last = end < to ? end : to;
+			if (first < last)
+				memcpy(values + (first - from), kept + (first - begin), (size_t)(last - first) * sizeof(*values));
 			kept += end - begin;
 		}
 	}
@@ -293,6 +405,7 @@ const ddp_strategy ddp_node_strategy = {
 	.per_node = true,
 	.prepare = ddp_node_strategy_prepare, .open = ddp_node_strategy_open,
 	.close = ddp_node_strategy_close, .reduce = reduce, .update = update,
-	.collect = ddp_node_strategy_collect, .check = ddp_node_strategy_check,
+	.survives = true, .keep_undo = ddp_node_strategy_keep_undo, .undo = ddp_node_strategy_undo,
+	.read = ddp_node_strategy_read, .check = ddp_node_strategy_check,
 	.set_steps = ddp_node_strategy_set_steps,
 };

@@ -10,6 +10,9 @@
  * backward runs, so each node has all sums, and each node updates all parameters once. Nodes may have
  * different numbers of ranks.
  *
+ * If survivors are to go on without a rank (reduce/survival.h), each rank first copies what it is about to change to
+ * memory that the node's other ranks reach. So they can undo an update in the middle of which a rank has died.
+ *
  * Ranks synchronise by a collective before a pass and after it: all gradients are complete before ranks
  * sum or update, and no rank uses parameters or gradients until all ranks have updated.
  */
@@ -30,7 +33,9 @@ ddp_status ddp_node_strategy_end(struct ddp_model *model, bool reduced, double u
 ddp_status ddp_node_strategy_prepare(struct ddp_model *model);
 ddp_status ddp_node_strategy_open(struct ddp_model *model);
 void ddp_node_strategy_close(struct ddp_model *model);
-void ddp_node_strategy_collect(const struct ddp_model *model, int i, float *whole);
+void ddp_node_strategy_read(const struct ddp_model *model, int i, int64_t begin, int64_t end, float *to);
+ddp_status ddp_node_strategy_keep_undo(struct ddp_model *model);
+void ddp_node_strategy_undo(struct ddp_model *model, int64_t step, const bool *dead);
 ddp_status ddp_node_strategy_check(const struct ddp_model *model, int64_t steps);
 void ddp_node_strategy_set_steps(struct ddp_model *model, int64_t steps);
 

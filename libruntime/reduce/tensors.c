@@ -187,14 +187,14 @@ static ddp_status read_device(const ddp_model *model, const ddp_tensors *tensors
 
 ddp_status ddp_model_collect(const ddp_model *model, const ddp_tensors *tensors)
 {
-	if (model->strategy->spreads && model->strategy->collect == NULL)
+	if (model->strategy->spreads && model->strategy->read == NULL)
 		return ddp_fail(DDP_ERR_STATE, "the optimizer's state is spread over ranks that can no longer "
 		                "be reached; go back to the last checkpoint");
 	if (tensors->params != NULL)
 		return read_device(model, tensors);
 	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
 		if (tensors->whole[i] != NULL)
-			model->strategy->collect(model, i, tensors->whole[i]);
+			model->strategy->read(model, i, 0, model->layout.elements, tensors->whole[i]);
 	}
 	return DDP_OK;
 }

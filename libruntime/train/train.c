@@ -17,7 +17,9 @@
 #include "base/path.h"
 #include "data/loader.h"
 #include "reduce/model_state.h"
+#include "reduce/survival.h"
 #include "state/save.h"
+#include "train/survive.h"
 
 typedef struct training {
 	ddp_model *model;
@@ -28,7 +30,13 @@ typedef struct training {
 	bool stops;   /* a rank was asked to: the same on all */
 	bool refused; /* the last step, for what all ranks saw alike */
 	bool skipped; /* the last step, which was none then */
+	bool survives; /* see ddp_survive() */
+	int64_t ended;   /* the last step that on_step has had */
+	int64_t done[DDP_DONE]; /* this rank has done, by: */
 } training;
+
+/* The last steps that were saved and evaluated; and the epoch of evaluate_loader that is next. */
+enum { SAVED, EVALUATED, EVALUATION };
 
 /* Signals have no argument: the loops of a process share these. */
 static atomic_bool signal_caught;
@@ -145,7 +153,10 @@ static ddp_status choose_accumulate(training *loop)
 	const int own = loop->options->accumulate, loaders = ddp_loader_accumulate(loop->loader);
 
 	loop->accumulate = own > 0 ? own : loaders > 0 ? loaders : 1;
-	return ddp_loader_set_accumulate(loop->loader, loop->accumulate);
+	ddp_status status = ddp_loader_set_accumulate(loop->loader, loop->accumulate);
+	/* With global_batch, the loader chooses. */
+	loop->accumulate = ddp_loader_accumulation(loop->loader);
+	return status;
 }
 
 /* Says who failed at what; the callback may have left no message. `step`: to which it belongs. */
@@ -190,6 +201,23 @@ static void pass_signal_on(const training *loop)
 	ddp_model_request_stop(loop->model);
 }
 
+/* All ranks know the step's results. */
+static ddp_status end_step(training *loop, const ddp_step_stats *stats)
+{
+	const ddp_train_options *options = loop->options;
+
+	loop->stops = stats->stop;
+	loop->skipped = stats->skipped;
+	loop->ended = stats->step;
+	if (options->on_step == NULL)
+		return DDP_OK;
+	ddp_forget_error();
+	ddp_status status = options->on_step(options->user, stats);
+	/* If it was a collective that failed, the error says all there is. */
+	return status == DDP_OK || ddp_comm_broken(loop->model->comm)
+	               ? status : name_failure(loop, loop->model->steps, status, "the step callback");
+}
+
 static ddp_status one_step(training *loop)
 {
 	const ddp_train_options *options = loop->options;
@@ -209,15 +237,7 @@ static ddp_status one_step(training *loop)
 		status = ddp_model_step(loop->model, weight, loss_sum, &stats);
 		loop->refused = status != DDP_OK && loop->model->refused;
 	}
-	loop->stops = status == DDP_OK && stats.stop;
-	loop->skipped = status == DDP_OK && stats.skipped;
-	if (status == DDP_OK && options->on_step != NULL) {
-		ddp_forget_error();
-		status = options->on_step(options->user, &stats);
-		if (status != DDP_OK)
-			return name_failure(loop, loop->model->steps, status, "the step callback");
-	}
-	return status;
+	return status == DDP_OK ? end_step(loop, &stats) : status;
 }
 
 /* ---- evaluation ---------------------------------------------------------------------- */
@@ -341,29 +361,111 @@ static ddp_status save(const training *loop)
 	return status;
 }
 
-static ddp_status run_steps(training *loop)
+/* Saves and evaluates, unless that is not due, or was done before ranks were lost. */
+static ddp_status between_steps(training *loop)
 {
 	ddp_model *model = loop->model;
 	ddp_status status = DDP_OK;
 
-	ddp_model_start_clock(model);
-	while (status == DDP_OK && model->steps < loop->options->steps && !loop->stops) {
-		status = one_step(loop);
-		/* All ranks saw this alike: they can go back to a checkpoint together. */
-		if (loop->refused)
-			ddp_watch_error(model->context->watch, status);
-		else if (status != DDP_OK && !model->failed)
+	if (loop->done[SAVED] < model->steps && checkpoint_is_due(loop))
+		status = save(loop);
+	if (status != DDP_OK)
+		return status;
+	loop->done[SAVED] = model->steps;
+	if (loop->done[EVALUATED] < model->steps && evaluation_is_due(loop)) {
+		status = evaluate(loop);
+		if (status != DDP_OK && !model->failed)
 			ddp_model_fail(model, status);
-		if (status != DDP_OK)
-			return status;
-		if (checkpoint_is_due(loop))
-			status = save(loop);
-		if (status == DDP_OK && evaluation_is_due(loop)) {
-			status = evaluate(loop);
-			if (status != DDP_OK && !model->failed)
-				ddp_model_fail(model, status);
-		}
 	}
+	if (status != DDP_OK)
+		return status;
+	loop->done[EVALUATED] = model->steps;
+	if (loop->options->evaluate_loader != NULL)
+		loop->done[EVALUATION] = ddp_loader_get_state(loop->options->evaluate_loader).epoch;
+	return DDP_OK;
+}
+
+static ddp_status step_and_after(training *loop)
+{
+	ddp_model *model = loop->model;
+	ddp_status status = one_step(loop);
+
+	/* All ranks saw this alike: they can go back to a checkpoint together. */
+	if (loop->refused)
+		ddp_watch_error(model->context->watch, status);
+	else if (status != DDP_OK && !model->failed)
+		ddp_model_fail(model, status);
+	return status == DDP_OK ? between_steps(loop) : status;
+}
+
+/* An evaluation in the middle of which ranks were lost begins again. */
+static ddp_status take_up_evaluation(const training *loop)
+{
+	ddp_loader *loader = loop->options->evaluate_loader;
+	const ddp_comm *comm = loop->model->comm;
+
+	if (loader == NULL)
+		return DDP_OK;
+	ddp_status status = ddp_loader_refit(loader, ddp_comm_rank(comm), ddp_comm_size(comm));
+	if (status != DDP_OK)
+		return status;
+	ddp_loader_state state = ddp_loader_get_state(loader);
+	state.epoch = loop->done[EVALUATION];
+	state.samples = 0;
+	return ddp_loader_seek(loader, &state);
+}
+
+/* Ranks were lost, and this one goes on. It may have missed the end of a step that others saw. */
+static ddp_status take_up(training *loop)
+{
+	loop->accumulate = ddp_loader_accumulation(loop->loader);
+	ddp_status status = take_up_evaluation(loop);
+	if (status == DDP_OK && loop->model->steps > loop->ended)
+		status = end_step(loop, &loop->model->survival->stats);
+	return status == DDP_OK ? between_steps(loop) : status;
+}
+
+/* Goes on without ranks that were lost. Others may be lost meanwhile. */
+static ddp_status survive(training *loop, ddp_status status)
+{
+	bool left = loop->survives;
+
+	while (left) {
+		status = ddp_survive_with(loop->model, loop->loader, status, loop->done, &left);
+		if (left)
+			status = take_up(loop);
+		left = left && status != DDP_OK;
+	}
+	return status;
+}
+
+static ddp_status begin_to_survive(training *loop)
+{
+	bool left;
+
+	if (!loop->options->survive)
+		return DDP_OK;
+	ddp_status status = ddp_survive_with(loop->model, loop->loader, DDP_OK, loop->done, &left);
+	loop->survives = loop->model->survival != NULL;
+	if (status != DDP_ERR_UNSUPPORTED)
+		return status;
+	if (ddp_comm_rank(loop->model->comm) == 0)
+		ddp_log(DDP_LOG_WARN, "training option survive has no effect: %s; if a rank dies, the training ends, and goes on "
+		        "from the last checkpoint", ddp_last_error());
+	return DDP_OK;
+}
+
+static ddp_status run_steps(training *loop)
+{
+	ddp_model *model = loop->model;
+	ddp_status status = begin_to_survive(loop);
+
+	loop->done[SAVED] = loop->done[EVALUATED] = loop->ended = model->steps;
+	if (loop->options->evaluate_loader != NULL)
+		loop->done[EVALUATION] = ddp_loader_get_state(loop->options->evaluate_loader).epoch;
+	ddp_model_start_clock(model);
+	while (status == DDP_OK && model->steps < loop->options->steps && !loop->stops)
+		status = survive(loop, step_and_after(loop));
 	if (status == DDP_OK)
 		status = ddp_model_average_params(model);
 	if (status == DDP_OK)

@@ -269,6 +269,19 @@ void ddp_page_go_on(struct ddp_progress *page)
 		SET(page->waiting, DDP_WAITING_NOT);
 }
 
+void ddp_page_survives(struct ddp_progress *page, bool survives)
+{
+	if (page == NULL)
+		return;
+	SET(page->aside, survives ? page->aside | DDP_PROGRESS_SURVIVES : page->aside & ~(uint32_t)DDP_PROGRESS_SURVIVES);
+}
+
+void ddp_page_survived(struct ddp_progress *page)
+{
+	if (page != NULL)
+		SET(page->aside, page->aside | DDP_PROGRESS_SURVIVED);
+}
+
 void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns)
 {
 	if (page != NULL)

@@ -30,6 +30,10 @@ void ddp_page_collective(struct ddp_progress *page, uint64_t number, uint64_t no
 void ddp_page_wait(struct ddp_progress *page, uint64_t number, uint64_t start_ns, const char *text);
 void ddp_page_go_on(struct ddp_progress *page);
 
+/* Whether the ranks go on if one of them dies; and this one has done so. */
+void ddp_page_survives(struct ddp_progress *page, bool survives);
+void ddp_page_survived(struct ddp_progress *page);
+
 /* A rank of another node asks what this one does, as it waits for it. */
 void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns);
 

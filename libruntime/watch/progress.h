@@ -96,10 +96,13 @@ enum ddp_error_state {
 	DDP_ERROR_FINAL  /* no: its world is broken, or ddp_init() failed */
 };
 
-/* Why what a slot says of other ranks does not go for the step. */
+/* Why what a slot says of other ranks does not go for the step; and, in the same word, what is not about that. */
 enum ddp_aside {
 	DDP_ASIDE_NUMBERS = 1, /* the process has another such context: numbers of collectives are not that one's */
-	DDP_ASIDE_RANKS = 2    /* the context's ranks have other numbers in the step */
+	DDP_ASIDE_RANKS = 2,   /* the context's ranks have other numbers in the step */
+	/* Not of that kind: */
+	DDP_PROGRESS_SURVIVES = 4, /* if a rank dies, the others go on (ddp_survive()) */
+	DDP_PROGRESS_SURVIVED = 8  /* the rank has gone on without others */
 };
 
 /* Who keeps the slot. Of a program that only uses NCCL, phases and steps are not known. */

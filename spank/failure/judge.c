@@ -109,6 +109,12 @@ bool judge_may_be_node(const struct end_facts *facts)
 	       (facts->sent == SENT_KILL || facts->sent == SENT_UNKNOWN);
 }
 
+bool judge_survived(const struct end_facts *facts, bool says)
+{
+	return says && facts->end != END_FINE && facts->end != END_BY_REQUEST && facts->sent != SENT_STOP &&
+	       facts->sent != SENT_KILL && !looks_cancelled(facts);
+}
+
 struct end_verdict judge_end(const struct end_facts *facts)
 {
 	enum end_words words = facts->all_killed && !facts->lone ? WORDS_NODE : WORDS_RANK;
@@ -117,6 +123,8 @@ struct end_verdict judge_end(const struct end_facts *facts)
 
 	if (facts->end == END_FINE || facts->ending)
 		return nothing;
+	if (facts->survived)
+		return (struct end_verdict){ WORDS_RANK, DELAY_NONE, DELAY_NEVER };
 	/* A step that is stopping may end with a silent node or without it. */
 	if (facts->node_failed || (facts->silent && facts->sent != SENT_STOP))
 		return verdict(words, DELAY_NONE, facts->outlives_nodes ? DELAY_NEVER : DELAY_NONE, facts);

@@ -43,6 +43,7 @@ struct end_facts {
 	bool silent;          /* srun has heard nothing of the node for the time of silence= */
 	bool ending;          /* the plugin has already asked to end the step */
 	bool kill_on_failure; /* the policy */
+	bool survived;        /* its page says that the other ranks go on without it */
 	bool outlives_nodes;  /* srun --no-kill: a node's failure does not end the step */
 };
 
@@ -90,6 +91,10 @@ bool judge_is_hearsay(const struct end_facts *facts);
 /* A verdict waits while it is not known who ended the task. Returns whether that end is the cause of another
    end whose verdict is due. `earlier`: it happened first. */
 bool judge_explains(const struct end_facts *waiting, const struct end_facts *due, bool earlier);
+
+/* Whether other ranks go on after such an end, so that it is no failure of the step: the program says so (`says`), and
+   nobody has asked the step to end. */
+bool judge_survived(const struct end_facts *facts, bool says);
 
 /* Whether Slurm may have killed the task because its node has failed. */
 bool judge_may_be_node(const struct end_facts *facts);

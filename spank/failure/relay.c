@@ -63,6 +63,9 @@ enum {
 	CAUSE_LATE = 32, NAMES_PEER = 64, STALL = 128,
 };
 
+/* Beside an enum task_end. */
+enum { SURVIVED = 0x80 };
+
 /* Instead of an enum slurm_sent. */
 enum { HERE = 0x80, LINK = 0x81, PACE = 0x82 };
 
@@ -91,7 +94,7 @@ void relay_write(struct relay_message *message, const struct relay_news *news)
 	put_short(message->age_ms, news->age_ms);
 	put_short(message->generation, news->generation);
 	bytes_put32(message->wait_status, (uint32_t)news->wait_status);
-	message->end = (unsigned char)facts->end;
+	message->end = (unsigned char)((unsigned int)facts->end | (facts->survived ? SURVIVED : 0));
 	message->sent = (unsigned char)facts->sent;
 	message->flags = (unsigned char)((facts->lone ? LONE : 0) | (facts->all_killed ? ALL_KILLED : 0) |
 	                                 (facts->other_failed ? OTHER_FAILED : 0) |
@@ -144,7 +147,8 @@ struct relay_news relay_read(const struct relay_message *message)
 		.rank = here ? bytes_get32(message->wait_status) : 0,
 		.wait_status = here ? 0 : (int)bytes_get32(message->wait_status),
 		.facts = {
-			.end = (enum task_end)message->end,
+			.end = (enum task_end)(message->end & ~SURVIVED),
+			.survived = (message->end & SURVIVED) != 0,
 			.sent = here ? SENT_UNKNOWN : (enum slurm_sent)message->sent,
 			.lone = (message->flags & LONE) != 0,
 			.all_killed = (message->flags & ALL_KILLED) != 0,

@@ -30,7 +30,7 @@ static size_t list_slots(const struct ddp_progress *slots, bool only_open, const
 /* How much the slot knows of the collectives of the step's ranks. */
 static int knows(const struct ddp_progress *slot)
 {
-	if (slot->aside != 0)
+	if ((slot->aside & (DDP_ASIDE_NUMBERS | DDP_ASIDE_RANKS)) != 0)
 		return 0;
 	if (slot->writer == DDP_WRITER_PYTHON)
 		return slot->collective > 0 ? 3 : 1;
@@ -145,6 +145,16 @@ static uint32_t hash_of(const struct ddp_progress *const *list, size_t count)
 	return (uint32_t)(hash ^ hash >> 32);
 }
 
+bool slots_survive(const struct ddp_progress *shown)
+{
+	return shown->magic == DDP_PROGRESS_MAGIC && (shown->aside & DDP_PROGRESS_SURVIVES) != 0;
+}
+
+bool slots_have_survived(const struct ddp_progress *shown)
+{
+	return shown->magic == DDP_PROGRESS_MAGIC && (shown->aside & DDP_PROGRESS_SURVIVED) != 0;
+}
+
 void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_progress *shown)
 {
 	const struct ddp_progress *all[DDP_PROGRESS_SLOTS], *open[DDP_PROGRESS_SLOTS], *main;
@@ -158,6 +168,8 @@ void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_
 	main = choose_main(opened > 0 ? open : all, opened > 0 ? opened : count);
 	*shown = *main;
 	shown->closed = opened == 0;
+	for (size_t i = 0; i < count; i++)
+		shown->aside |= all[i]->aside & (DDP_PROGRESS_SURVIVES | DDP_PROGRESS_SURVIVED);
 	shown->writer = choose_writer(all, count);
 	take_phase(opened > 0 ? open : all, opened > 0 ? opened : count, shown);
 	take_wait(open, opened, main, shown);

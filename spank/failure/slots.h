@@ -20,6 +20,12 @@
  */
 void slots_read(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct ddp_progress *shown);
 
+/* Whether the ranks go on if one of them dies. */
+bool slots_survive(const struct ddp_progress *shown);
+
+/* Whether the rank has gone on without ranks that have died. */
+bool slots_have_survived(const struct ddp_progress *shown);
+
 /* Gives the loss of the last step, which only programs of Python tell. False: it is not told. */
 bool slots_loss(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], double *loss);
 

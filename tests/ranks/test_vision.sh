@@ -14,7 +14,7 @@ train() {
 
 every_option_is_in_help() {
 	tells_of data batch images-per-update steps optimizer lr schedule warmup decay constant momentum \
-		weight-decay plain seed checkpoint resume stopped-exit metrics trace device no-graphs spawn threads readers verbose version help
+		weight-decay plain seed checkpoint resume survive stopped-exit metrics trace device no-graphs spawn threads readers verbose version help
 }
 
 same_numbers_give_the_same_images() {

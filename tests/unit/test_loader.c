@@ -187,6 +187,61 @@ static void updates_hold_the_same_samples_on_any_number_of_ranks(void **state)
 }
 
 /* ddp_train() tells of its own, if the program has not told the loader; epochs end with an update. */
+/* Reads update u of a rank. */
+static void see_update(ddp_loader *loader, int (*seen)[UPDATE_SAMPLES], int u)
+{
+	ddp_batch batch;
+
+	for (int a = 0; a < ddp_loader_accumulation(loader); a++) {
+		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
+		for (int64_t i = 0; i < batch.samples; i++)
+			seen[u][((const int64_t *)batch.data)[i]]++;
+	}
+}
+
+/* Also where ranks do not get equally many; and where a world has lost ranks in the middle. */
+static void a_global_batch_holds_the_same_samples_on_any_number_of_ranks(void **state)
+{
+	enum { LOST_IN = 3 };
+	static int first[UPDATES][UPDATE_SAMPLES], seen[UPDATES][UPDATE_SAMPLES];
+	struct numbers numbers = { .broken = -1 };
+
+	(void)state;
+	for (int t = 0; t < 2; t++) {
+		const ddp_tail tail = t == 0 ? DDP_TAIL_DROP : DDP_TAIL_UNEVEN;
+		memset(first, 0, sizeof(first));
+		see_updates(tail, 1, 1, 0, first);
+		for (int ranks = 1; ranks <= 14; ranks++) {
+			memset(seen, 0, sizeof(seen));
+			for (int rank = 0; rank < ranks; rank++) {
+				ddp_loader *loader = make(&numbers, UPDATE_SAMPLES, rank, ranks, (ddp_loader_options){
+					DDP_LOADER_OPTIONS_FIELDS, .batch_size = 1 + ranks % 3, .tail = tail, .seed = 9, .global_batch = UPDATE });
+				for (int u = 0; u < UPDATES; u++)
+					see_update(loader, seen, u);
+				ddp_loader_free(loader);
+			}
+			assert_memory_equal(seen, first, sizeof(first));
+
+			/* Rank 0 is lost, so the others have its number and those before theirs. */
+			memset(seen, 0, sizeof(seen));
+			for (int rank = 0; rank < ranks; rank++) {
+				ddp_loader *loader = make(&numbers, UPDATE_SAMPLES, rank, ranks, (ddp_loader_options){
+					DDP_LOADER_OPTIONS_FIELDS, .batch_size = 12, .tail = tail, .seed = 9, .global_batch = UPDATE });
+				for (int u = 0; u < (rank == 0 && ranks > 1 ? LOST_IN : UPDATES); u++) {
+					ddp_loader_state at = ddp_loader_get_state(loader);
+					if (u == LOST_IN && ranks > 1) {
+						assert_int_equal(ddp_loader_refit(loader, rank - 1, ranks - 1), DDP_OK);
+						assert_int_equal(ddp_loader_seek(loader, &at), DDP_OK);
+					}
+					see_update(loader, seen, u);
+				}
+				ddp_loader_free(loader);
+			}
+			assert_memory_equal(seen, first, sizeof(first));
+		}
+	}
+}
+
 static void accumulation_is_told_once(void **state)
 {
 	struct numbers numbers = { .broken = -1 };
@@ -615,6 +670,7 @@ int main(void)
 		cmocka_unit_test(dropping_leaves_full_batches_only),
 		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
 		cmocka_unit_test(updates_hold_the_same_samples_on_any_number_of_ranks),
+		cmocka_unit_test(a_global_batch_holds_the_same_samples_on_any_number_of_ranks),
 		cmocka_unit_test(accumulation_is_told_once),
 		cmocka_unit_test(update_begins_where_a_run_was_saved),
 		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),

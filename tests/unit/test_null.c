@@ -232,6 +232,7 @@ static void models(void **state)
 	GIVES(NULL, ddp_model_param_grad(NULL, 0));
 	GIVES(0, ddp_model_param_count(NULL, 0));
 	REFUSES(ddp_model_param_wait(NULL, 0));
+	IN_A_PROCESS("ddp_model_comm(NULL)", ddp_model_comm(NULL) == NULL);
 	GIVES(NULL, ddp_model_device_loss(NULL));
 	GIVES(NULL, ddp_model_param_bf16(NULL, 0));
 	REFUSES(ddp_model_broadcast_params(NULL));
@@ -319,6 +320,7 @@ static void data(void **state)
 	REFUSES(ddp_loader_next(NULL, &batch));
 	REFUSES(ddp_loader_next(loader, NULL));
 	GIVES(0, ddp_loader_batches_per_epoch(NULL));
+	GIVES(0, ddp_loader_accumulation(NULL));
 	DOES_NOTHING(ddp_loader_free(NULL));
 	assert_int_equal(wrong, 0);
 }
@@ -359,6 +361,8 @@ static void state_and_loop(void **state)
 	REFUSES(ddp_train(model, NULL, compute, &steps, NULL));
 	REFUSES(ddp_train(model, loader, NULL, &steps, NULL));
 	GIVES(DDP_ERR_INVALID, ddp_train(model, loader, compute, NULL, NULL)); /* no steps */
+	REFUSES(ddp_survive(NULL, loader, DDP_OK, NULL));
+	GIVES(DDP_OK, ddp_survive(model, NULL, DDP_OK, NULL));
 	summary.steps = 7;
 	IN_A_PROCESS("ddp_model_summary(NULL, &summary)", (ddp_model_summary(NULL, &summary), summary.steps == 0));
 	DOES_NOTHING(ddp_model_summary(model, NULL));

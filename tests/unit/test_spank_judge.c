@@ -117,6 +117,10 @@ static const struct {
 	/* The plugin ends the step. */
 	{ "a bystander is killed", END_BY_KILL, SENT_KILL, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
 	{ "a bystander fails meanwhile", END_CODE, SENT_NOTHING, "e", WORDS_NONE, DELAY_NEVER, DELAY_NEVER },
+	/* The program says that its other ranks go on. */
+	{ "a rank of a program that survives is killed", END_BY_KILL, SENT_NOTHING, "g", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	{ "and all of a node are", END_BY_KILL, SENT_NOTHING, "ga", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
+	{ "or one crashes", END_CRASH, SENT_UNKNOWN, "g", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
 	/* on-failure=continue, or -K0. */
 	{ "a rank fails under continue", END_CODE, SENT_NOTHING, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
 	{ "a rank is killed under continue", END_BY_KILL, SENT_NOTHING, "c", WORDS_RANK, DELAY_NONE, DELAY_NEVER },
@@ -146,6 +150,7 @@ static void each_end_has_its_verdict(void **state)
 			.node_failed = has(cases[i].facts, 'N'),
 			.outlives_nodes = has(cases[i].facts, 's'),
 			.ending = has(cases[i].facts, 'e'),
+			.survived = has(cases[i].facts, 'g'),
 			.kill_on_failure = !has(cases[i].facts, 'c'),
 		};
 		struct end_verdict got = judge_end(&facts);
@@ -153,6 +158,20 @@ static void each_end_has_its_verdict(void **state)
 			fail_msg("%s: words %d, say %d, kill %d, not %d, %d, %d", cases[i].name, got.words,
 			         got.say, got.kill, cases[i].words, cases[i].say, cases[i].kill);
 	}
+}
+
+static void who_is_asked_to_end_does_not_survive(void **state)
+{
+	const struct end_facts killed = { .end = END_BY_KILL, .sent = SENT_NOTHING }, all = { .end = END_BY_KILL, .all_killed = true };
+	const struct end_facts stopped = { .end = END_BY_KILL, .sent = SENT_STOP }, with_step = { .end = END_BY_KILL, .sent = SENT_KILL };
+	const struct end_facts asked = { .end = END_BY_REQUEST, .sent = SENT_NOTHING }, fine = { .end = END_FINE };
+
+	(void)state;
+	assert_true(judge_survived(&killed, true));
+	assert_false(judge_survived(&killed, false));
+	assert_false(judge_survived(&all, true));
+	assert_false(judge_survived(&stopped, true) || judge_survived(&with_step, true));
+	assert_false(judge_survived(&asked, true) || judge_survived(&fine, true));
 }
 
 /* A verdict that waits, and one that is due: which facts, as letters: blames_peer (p), names_peer (n),
@@ -190,6 +209,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(ends_are_told_apart),
 		cmocka_unit_test(each_end_has_its_verdict),
+		cmocka_unit_test(who_is_asked_to_end_does_not_survive),
 		cmocka_unit_test(waiting_verdict_outweighs_hearsay),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

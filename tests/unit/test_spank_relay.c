@@ -209,6 +209,7 @@ static bool same_facts(const struct end_facts *a, const struct end_facts *b)
 	return a->end == b->end && a->sent == b->sent && a->lone == b->lone &&
 	       a->all_killed == b->all_killed && a->other_failed == b->other_failed &&
 	       a->blames_peer == b->blames_peer && a->out_of_memory == b->out_of_memory &&
+	       a->survived == b->survived &&
 	       a->ending == b->ending;
 }
 
@@ -222,6 +223,7 @@ static void news_pass_the_wire(void **state)
 		  .facts = { .end = END_BY_KILL, .sent = SENT_KILL, .all_killed = true, .blames_peer = true,
 		             .out_of_memory = true } },
 		{ .text = "c", .facts = { .end = END_CODE, .cause_late = true, .names_peer = true } },
+		{ .text = "", .facts = { .end = END_FINE, .survived = true } },
 		{ .text = "d", .node = "n1", .facts = { .end = END_BY_KILL, .sent = SENT_SIGNAL } },
 	};
 
@@ -278,6 +280,7 @@ static void wire_is_that_of_release_0_2(void **state)
 		{ .facts = { .out_of_memory = true }, .flags = 16 },
 		{ .facts = { .cause_late = true }, .flags = 32 },
 		{ .facts = { .names_peer = true }, .flags = 64 },
+		{ .facts = { .end = END_BY_KILL, .survived = true }, .end = 0x84 },
 		{ .stall = note, .flags = 128 },
 	};
 	const struct relay relay = relay_parse("4660:000102030405060708090a0b0c0d0e0f");

@@ -156,6 +156,49 @@ static void who_did_not_come_is_waited_for(void **state)
 	expect(&step, HOLD, "far", true);
 }
 
+static struct relay_news lost(const char *text)
+{
+	struct relay_news what = news(text, END_BY_KILL, SENT_NOTHING, SIGKILL);
+
+	what.facts.survived = true;
+	return what;
+}
+
+/* Ranks that are lost are named, and are no failure once a rank that has gone on without them has ended well. */
+static void survivors_end_well(void **state)
+{
+	const struct relay_news fine = { .text = "", .facts = { .end = END_FINE, .survived = true } };
+	struct step step = begin(true);
+
+	(void)state;
+	take(&step, 0, lost("rank 1"));
+	expect(&step, HOLD, "rank 1; the other ranks go on", false);
+	assert_false(step_has_survived(&step));
+	take(&step, 1000, lost("rank 2"));
+	expect(&step, 1000 + HOLD, "rank 2; the other ranks go on", false);
+	take(&step, 2000, fine);
+	expect_nothing(&step);
+	assert_true(step_has_survived(&step));
+	assert_int_equal(step.wait_status, 0);
+
+	/* What fails afterwards is a failure. */
+	take(&step, 3000, news("rank 0", END_CODE, SENT_NOTHING, EXITED(3)));
+	expect(&step, 3000 + HOLD, "rank 0", true);
+	assert_false(step_has_survived(&step));
+	assert_int_equal(step.wait_status, EXITED(3));
+}
+
+/* With restart= all ranks begin again. */
+static void restarts_do_not_wait_for_survivors(void **state)
+{
+	struct step step = begin(true);
+
+	(void)state;
+	step.policy.restarts = true;
+	take(&step, 0, lost("rank 1"));
+	expect(&step, HOLD, "rank 1", true);
+}
+
 static void under_continue_nothing_is_ended(void **state)
 {
 	struct step step = begin(false);
@@ -722,6 +765,8 @@ int main(void)
 		cmocka_unit_test(a_step_that_was_asked_to_stop_stays_so),
 		cmocka_unit_test(what_led_to_it_goes_first),
 		cmocka_unit_test(who_did_not_come_is_waited_for),
+		cmocka_unit_test(survivors_end_well),
+		cmocka_unit_test(restarts_do_not_wait_for_survivors),
 		cmocka_unit_test(under_continue_nothing_is_ended),
 		cmocka_unit_test(a_step_that_stops_has_its_grace),
 		cmocka_unit_test(a_task_that_was_asked_to_stop_ends_the_step),

@@ -129,8 +129,12 @@ typedef struct ddp_loader_options {
 	                     DDP_AUTO: ddp_train() sets its own number; in other loops it is 1 */
 	ddp_comm *comm;   /* the ranks that share out the samples; NULL: the world. A model on a
 	                     communicator needs a loader on the same communicator */
+	int64_t global_batch; /* samples of an update, of all ranks together, in place of accumulate: the same on any
+	                     number of ranks. Each rank gets as many batches of an update as the samples take. Ranks
+	                     may get one sample more or less than others, and the last batch may be short or empty.
+	                     Default 0: batch_size * ranks * accumulate */
 } ddp_loader_options;
-#define DDP_LOADER_OPTIONS_FIELDS sizeof(ddp_loader_options), 0, 0, false, DDP_TAIL_PAD, 2, 1, DDP_AUTO, NULL
+#define DDP_LOADER_OPTIONS_FIELDS sizeof(ddp_loader_options), 0, 0, false, DDP_TAIL_PAD, 2, 1, DDP_AUTO, NULL, 0
 #define DDP_LOADER_OPTIONS { DDP_LOADER_OPTIONS_FIELDS }
 
 /*
@@ -143,6 +147,8 @@ typedef struct ddp_loader_options {
  * new size begins there, updates of the rest of that epoch are counted from there, and the epoch may have fewer
  * batches. With DDP_TAIL_UNEVEN each sample still comes exactly once in the epoch.
  *
+ * If global_batch is no multiple of batch_size * ranks, DDP_TAIL_PAD repeats no samples at the end of an epoch.
+ *
  * On another number of ranks training still differs: in the last bits, because sums have another order; with
  * DDP_TAIL_PAD in the epoch's last update, in which up to ranks - 1 samples come twice; if the program does
  * something for each rank or batch, such as drawing random numbers; and with DDP_LOSS_MEAN, where each rank has
@@ -153,7 +159,7 @@ typedef struct ddp_loader ddp_loader;
 typedef struct ddp_batch {
 	const void *data;   /* [samples, sample_bytes] without gaps, aligned to 64 bytes; valid until the next
 	                       call */
-	int64_t samples;    /* at an epoch's end it may be less than batch_size, even 0 */
+	int64_t samples;    /* at an epoch's end, or with global_batch, it may be less than batch_size, even 0 */
 	int64_t epoch;      /* from 0 */
 	int64_t batch;      /* within the epoch, from 0 */
 	uint64_t reserved[4];
@@ -170,6 +176,8 @@ DDP_API ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *da
 DDP_API ddp_status ddp_loader_next(ddp_loader *loader, ddp_batch *batch);
 /* The number of batches that each rank gets in an epoch. */
 DDP_API int64_t ddp_loader_batches_per_epoch(const ddp_loader *loader);
+/* The number of batches that each rank gets for an update. It changes when ranks are lost: see ddp_survive(). */
+DDP_API int ddp_loader_accumulation(const ddp_loader *loader);
 /* Frees a loader. Local. */
 DDP_API void ddp_loader_free(ddp_loader *loader);
 

@@ -285,6 +285,9 @@ typedef struct ddp_model_options {
 DDP_API ddp_status ddp_model_create(ddp_context *context, const ddp_param *params,
                                     int count, const ddp_model_options *options,
                                     ddp_model **model);
+/* Returns the communicator of the ranks that train the model: the option comm, or the world; after ranks were lost
+   (ddp_survive()), that of the ranks that are left, which the model then owns. Local. */
+DDP_API ddp_comm *ddp_model_comm(const ddp_model *model);
 /* Frees the model and its memory. Collective. */
 DDP_API void ddp_model_free(ddp_model *model);
 

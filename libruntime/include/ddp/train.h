@@ -75,9 +75,13 @@ typedef struct ddp_train_options {
 	int64_t evaluate_every;     /* steps; 0: at the end only */
 	ddp_status (*on_evaluate)(void *user, int64_t step, double loss, double weight); /* called on all ranks
 	                               with the mean loss and the weight of all ranks; NULL: none */
+	bool survive;               /* if a rank or a node dies, the other ranks go on: see ddp_survive(). Callbacks
+	                               then use no other communicator than ddp_model_comm(), and a step's callbacks
+	                               may be called again */
 } ddp_train_options;
 #define DDP_TRAIN_OPTIONS_FIELDS \
-	sizeof(ddp_train_options), 0, DDP_AUTO, NULL, 0, 3, false, NULL, NULL, NULL, 0, NULL, false, NULL, NULL, 0, NULL
+	sizeof(ddp_train_options), 0, DDP_AUTO, NULL, 0, 3, false, NULL, NULL, NULL, 0, NULL, false, NULL, NULL, 0, NULL, \
+	false
 #define DDP_TRAIN_OPTIONS { DDP_TRAIN_OPTIONS_FIELDS }
 
 /*
@@ -95,6 +99,41 @@ typedef struct ddp_train_options {
  */
 DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn compute,
                              const ddp_train_options *options, ddp_summary *summary);
+
+/*
+ * Lets the other ranks go on, in their processes, if a rank or a node dies. ddp_train() does so with the option survive.
+ * A loop of one's own calls this function once before its first step, with DDP_OK, and then after each step, with the
+ * status of that step:
+ *
+ *     status = ddp_survive(model, loader, DDP_OK, &done);
+ *     while (status == DDP_OK && done < steps)
+ *             status = ddp_survive(model, loader, my_step(model, loader), &done);
+ *
+ * If `status` says that another rank was lost (DDP_ERR_PEER, DDP_ERR_TIMEOUT or DDP_ERR_ABORTED, from a step, a save or
+ * an evaluation), the ranks that are left form a new communicator (ddp_comm_shrink()), agree on the last step that is
+ * complete, and go on with the next one. The function then returns DDP_OK, *steps (may be NULL) becomes the number of
+ * steps done, and rank 0 of those that are left logs a warning. No checkpoint is read, no step is lost, and none counts
+ * twice: what was half done is undone, or done again. The losses are those, bit for bit, of a training with so many ranks
+ * that goes on from the same state, except with rows that are gathered separately (ddp_model_grad_rows()).
+ *
+ * An update keeps its number of samples: each rank computes more batches, some of them short or empty (global_batch of
+ * ddp_loader_options). Before each step, a loop of one's own gets the number
+ * of a rank's batches by ddp_loader_accumulation(). The pointers of
+ * ddp_model_param_data() and ddp_model_param_grad() stay valid. ddp_model_comm() is the new communicator; ddp_get_job()
+ * and ddp_world() stay those of the first ranks, and operations of the world return errors from then on. If a
+ * step is done again, ddp_model_user_state() is what it was before that step, for a program that keeps the state of its
+ * random numbers there. loader may be NULL.
+ *
+ * It returns another status than DDP_OK as it was given, if the ranks cannot go on: another kind of error, or each rank
+ * that is left lacks something. A warning says what is lacking. Then load a checkpoint in a new run.
+ *
+ * DDP_ERR_UNSUPPORTED, from the first call: the model is on a device, is compressed by PowerSGD or a hook,
+ * or each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes and
+ * DDP_SHARD_GRADIENTS). The training then ends with the first rank that dies, as without this function.
+ * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that
+ * updates begin when all gradients have come. Collective.
+ */
+DDP_API ddp_status ddp_survive(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t *steps);
 
 /* Gets the measurements since the model was made, for programs with their own loop. */
 DDP_API void ddp_model_summary(const ddp_model *model, ddp_summary *summary);

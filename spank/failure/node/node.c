@@ -19,6 +19,7 @@
 #include "spank/failure/node/relay_node.h"
 #include "spank/failure/node/report.h"
 #include "spank/failure/node/stall_watch.h"
+#include "spank/failure/slots.h"
 #include "spank/failure/timeline.h"
 
 enum {
@@ -383,6 +384,14 @@ int node_report_again(struct node *node)
 	return now_ns < node->report_ns ? (int)((node->report_ns - now_ns + 999999) / 1000000) : 0;
 }
 
+/* A rank that has gone on without others has ended well: what became of these is no failure of the step. */
+static void tell_survivor(struct node *node)
+{
+	const struct relay_news news = { .text = "", .node = "", .facts = { .end = END_FINE, .survived = true } };
+
+	(void)node_tell(node, &news);
+}
+
 enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 {
 	uint64_t seen_ns = ddp_now_ns();
@@ -398,6 +407,8 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	task->wait_status = judge_status(ended->wait_status, blame_ends_in_error(&progress));
 	news.wait_status = task->wait_status;
 	supervise_reaped(&node->supervise, task->local_id, task->wait_status);
+	if (judge_task_end(task->wait_status) == END_FINE && slots_have_survived(&progress))
+		tell_survivor(node);
 	if (judge_task_end(task->wait_status) != END_FINE)
 		flight_note_failure(&node->flight, &node->supervise);
 	/* The task itself has said why, in task_begin(). */
@@ -412,9 +423,11 @@ enum end_delay node_take_end(struct node *node, const struct node_task *ended)
 	if (!has_started(node, task->local_id) && news.facts.end == END_BY_KILL && news.facts.sent == SENT_UNKNOWN)
 		news.facts.sent = SENT_KILL;
 	blame(node, task, &progress, seen_ns, &news.facts, other);
+	news.facts.survived = judge_survived(&news.facts, slots_survive(&progress) && !blame_ends_in_error(&progress));
 	hearsay = judge_is_hearsay(&news.facts);
 	verdict = judge_end(&news.facts);
-	if (!is_news(node, &verdict, hearsay))
+	/* Each of them is told, and leaves room for a failure of the step. */
+	if (!news.facts.survived && !is_news(node, &verdict, hearsay))
 		return DELAY_NEVER;
 	describe(node, ended, &news.facts, &progress, seen_ns, other, text);
 	memcpy(name, node->supervise.shared->node, sizeof(name) - 1);

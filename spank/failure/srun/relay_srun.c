@@ -66,6 +66,7 @@ static struct releases releases;
 
 static atomic_bool was_stopping;
 static _Atomic uint64_t failed_at;
+static atomic_bool has_survived;
 
 static bool restarts(void)
 {
@@ -507,6 +508,7 @@ static void serve(void)
 	hear_controller(JOIN_MS / 2);
 	take_held(false);
 	say_lost_node();
+	atomic_store(&has_survived, step_has_survived(&server.step));
 	if (step_finish(&server.step, &action))
 		act(&action);
 	atomic_store(&server.wait_status, server.step.wait_status);
@@ -627,4 +629,9 @@ int relay_close(void)
 	memset(&server, 0, sizeof(server));
 	server.listener = server.wake = -1;
 	return wait_status;
+}
+
+bool relay_has_survived(void)
+{
+	return atomic_load(&has_survived);
 }

@@ -50,6 +50,8 @@ bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1]);
 
 /* After relay_close(): whether a node has told that Slurm asked the step to stop. */
 bool relay_was_stopping(void);
+/* After relay_close(): whether ranks have gone on without others, and all has ended well. */
+bool relay_has_survived(void);
 /* After relay_close(): the step of a training that the last failure's sentence names; 0: none. */
 uint64_t relay_failed_at(void);
 

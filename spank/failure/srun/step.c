@@ -26,6 +26,8 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 		facts.sent = SENT_NOTHING;
 	facts.ending = step->over;
 	facts.kill_on_failure = step->policy.kill_on_failure;
+	/* With restarts, all ranks begin again. */
+	facts.survived = facts.survived && !step->policy.restarts && !step->stopping;
 	facts.outlives_nodes = step->policy.outlives_nodes;
 	return judge_end(&facts);
 }
@@ -145,6 +147,11 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 
 	if (step->over)
 		return;
+	if (news->facts.survived && news->facts.end == END_FINE) {
+		step->survived = true;
+		return;
+	}
+	step->failed |= !news->facts.survived && !(step->policy.outlives_nodes && (news->facts.silent || news->facts.node_failed));
 	step->stopping |= news->facts.sent == SENT_STOP;
 	/* With restarts, a failure after a signal is a failure, as the signal may have asked for a stack. */
 	step->signalled |= news->facts.sent == SENT_SIGNAL &&
@@ -167,6 +174,8 @@ void step_take(struct step *step, const struct relay_news *news, bool alone, uin
 		sink_add(&sink, " has failed, says SLURM: ");
 	}
 	sink_add_untrusted(&sink, news->text, RELAY_TEXT_MAX);
+	if (news->facts.survived && !step->policy.restarts)
+		sink_add(&sink, "; the other ranks go on");
 	if ((news->facts.node_failed || news->facts.silent) && step->policy.outlives_nodes)
 		sink_add(&sink, "; the step goes on (--no-kill)");
 	if (news->node != NULL)
@@ -241,6 +250,7 @@ static void act_on_stall(struct step *step, uint64_t now_ns, struct step_action 
 	if (blocked && step->wait_status == 0)
 		step->wait_status = W_EXITCODE(1, 0);
 	step->said |= blocked;
+	step->failed |= blocked || action->kill;
 	if (!action->kill)
 		return;
 	action->end.wait_status = W_EXITCODE(1, 0);
@@ -316,12 +326,19 @@ static void say_case(struct step *step, struct step_case *what, const struct end
 		         (double)delay_ns(step, what, delay) * 1e-9,
 		         action->kill && !(step->policy.restarts && delay == DELAY_GRACE) ? ", and is ended" : "");
 	if (!step->said) {
-		step->wait_status = what->wait_status;
+		if (!what->facts.survived || step->policy.restarts)
+			step->wait_status = what->wait_status;
 		action->kind = event_kind_of(&what->facts);
 		action->wait_status = what->facts.silent ? 0 : what->wait_status;
 		memcpy(action->node, what->node, sizeof(action->node));
 	}
-	step->said = what->said = true;
+	what->said = true;
+	step->said = !what->facts.survived || step->policy.restarts;
+}
+
+bool step_has_survived(const struct step *step)
+{
+	return step->survived && !step->failed && !step->stopping;
 }
 
 bool step_act(struct step *step, uint64_t now_ns, struct step_action *action)

@@ -62,6 +62,8 @@ struct step {
 	bool over;     /* the end was asked for: nothing more is said */
 	uint64_t again_ns, pause_ns; /* then: when to ask again, and how long after the last time */
 	int wait_status; /* of the failure that was said; 0: none */
+	bool failed;     /* a task has failed, and the others do not go on without it */
+	bool survived;   /* a rank that has gone on without others has ended well */
 };
 
 /* The step ends for this reason. */
@@ -124,6 +126,9 @@ void step_take_stall(struct step *step, const unsigned char note[STALL_NOTE_BYTE
 
 /* Whether a failure is held because an earlier one may be told. */
 bool step_holds(const struct step *step);
+
+/* Whether the step has come to a good end without the ranks that it has lost. */
+bool step_has_survived(const struct step *step);
 
 /* When step_act() has something to do; UINT64_MAX: not before more news. */
 uint64_t step_due(const struct step *step);

@@ -5,6 +5,7 @@ were done. `python3 -m harness.recovery SETTINGS` writes what it found as JSON."
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -20,7 +21,9 @@ from cluster import Cluster, comm_of, parent_of, say, variable_of, wait_for  # n
 NODES, SPARES, TASKS, SILENCE = 3, 1, 2, 5
 RANKS = (NODES - SPARES) * TASKS
 FAILURES = ("kill", "power")
-WAYS = ("srun pytorch", "torchrun pytorch")
+WAYS = ("survive gpt", "srun pytorch", "torchrun pytorch")
+# Of 8 ranks on two nodes, those that are left go on in their processes.
+SURVIVE, SURVIVE_TASKS = f"--ddp=silence={SILENCE}", 4
 RESTART = f"--ddp=restart=9,spare={SPARES},silence={SILENCE}"
 # By turns: what is measured without failures.
 COST = ("--ddp=silence=0", "--ddp", "--ddp=restart=9")
@@ -37,6 +40,8 @@ class Run:
     def __init__(self, settings, cluster, way):
         self.settings, self.cluster = settings, cluster
         self.launcher, self.program = way.split()
+        self.survives = self.launcher == "survive"
+        self.count = (NODES - SPARES) * SURVIVE_TASKS if self.survives else RANKS
         self.folder = os.path.join(settings["cluster"], "work", "recovery")
         shutil.rmtree(self.folder, ignore_errors=True)
         os.mkdir(self.folder)
@@ -48,12 +53,16 @@ class Run:
             shutil.copy(os.path.join(HERE, "../README.md"), text)
             return [self.settings["gpt"], "--data", text, "--layers", "1", "--width", "64", "--heads", "2", "--length", "32",
                     "--batch", "2", "--threads", "1", "--steps", str(STEPS), "--checkpoint", os.path.join(self.folder, "gpt"),
-                    "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics")]
+                    "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics"),
+                    *(["--survive"] if self.survives else [])]
         return [self.settings["python"], os.path.join(HERE, "../rank_recovery.py"), self.folder, str(STEPS), str(EVERY)]
 
     def start(self, ddp=RESTART, nodes=NODES):
         srun = ["srun", "--quiet", "-c1", f"-N{nodes}"]
-        if self.launcher == "srun":
+        if self.survives:
+            argv = ["srun", "--quiet", "-c1", f"-N{NODES - SPARES}", f"--ntasks-per-node={SURVIVE_TASKS}", SURVIVE, "--no-kill",
+                    *self.command()]
+        elif self.launcher == "srun":
             argv = [*srun, f"--ntasks-per-node={TASKS}", ddp, "--mpi=none", *self.command()]
         else:
             # Redirects of a ninth rank, of nobody: torch 1.13 on Python 3.11 cannot read the default, "0".
@@ -133,7 +142,11 @@ def started_at(pid):
 
 
 def next_step(run, hurt_at, before):
-    """The first step of ranks that have all started again, and when it ended."""
+    """The first step of ranks that have all started again, and when it ended; or of those that are left."""
+    if run.survives:
+        told_step = re.search(r"ranks go on with step (\d+)", run.output())
+        found = [(step, at) for step, at in run.steps() if told_step is not None and step == int(told_step[1])]
+        return (*found[0], found[0][1]) if found else None
     ranks = run.ranks()
     if len(ranks) < RANKS or set(ranks.values()) & before:
         return None
@@ -148,7 +161,8 @@ def next_step(run, hurt_at, before):
 def hurt(run, failure, source):
     ranks = run.ranks()
     if failure == "kill":
-        kill(ranks[source.randrange(RANKS)])
+        # Metrics end with the first rank 0.
+        kill(ranks[source.randrange(run.survives, run.count)])
         return
     # Not the node of rank 0, where torchrun's store is.
     nodes = sorted({run.cluster.node_name(pid) for pid in ranks.values()} - {run.cluster.node_name(ranks[0])})
@@ -162,7 +176,7 @@ def measure(settings, cluster, way, failure, source):
     run.start(nodes=NODES if failure == "power" or run.launcher == "srun" else NODES - SPARES)
     try:
         row = {"way": way, "failure": failure, "seconds": None, "start": None, "again": None}
-        if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20 and len(run.ranks()) == RANKS) or not run.runs():
+        if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20 and len(run.ranks()) == run.count) or not run.runs():
             return told({**row, "log": f"it has not begun: {run.output()}"})
         time.sleep(source.uniform(0, 0.3))
         before = set(run.ranks().values())

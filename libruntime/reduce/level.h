@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
+ *
+ * When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end of
+ * an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank undoes
+ * its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing, and a rank
+ * that has ended the step sends parameters and state to the others.
+ */
+#ifndef DDP_REDUCE_LEVEL_H
+#define DDP_REDUCE_LEVEL_H
+
+#include "reduce/model.h"
+
+enum { DDP_DONE = 3 };
+
+/* What each rank that is left says. */
+typedef struct ddp_survivor {
+	int64_t steps, attempts;
+	int64_t epoch, samples;
+	int64_t done[DDP_DONE]; /* what the caller of ddp_survive_with() has done: the least of all counts */
+	int32_t whole;        /* its parameters and state are those after `steps` steps, or can be made so */
+	int32_t learned;      /* it knows the static graph */
+	int32_t able;         /* nothing keeps it from going on */
+	int32_t saves;        /* a checkpoint that it writes may be under way */
+} ddp_survivor;
+
+/* Brings the rank to the step of rank `root` of `left`, as which all[left's size] describes it. `dead`: of the former
+   ranks of this node, those that are lost. Collective over `left`. It may be repeated with fewer ranks. */
+ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *all, int root, const bool *dead);
+
+/* The model is fitted to the ranks that are left: it forgets the step that failed. */
+ddp_status ddp_level_resume(ddp_model *model, bool learned);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()).
+ */
+#ifndef DDP_REDUCE_SURVIVAL_H
+#define DDP_REDUCE_SURVIVAL_H
+
+#include "reduce/model.h"
+
+typedef struct ddp_survival {
+	ddp_step_stats stats; /* of the last step that ended */
+	float *buffers;       /* [layout.all - layout.buffers]: as that step left them; NULL: there are none */
+	int64_t attempts;     /* steps when the loop was here last, with those that were skipped, */
+	int64_t epoch, samples; /* where its loader was then, */
+	void *user_state;     /* and ddp_model_user_state() */
+	size_t user_bytes;
+	bool updating;        /* an update that this rank cannot undo is under way */
+	bool owns_comm;       /* the model's communicator was made for it */
+} ddp_survival;
+
+/* DDP_ERR_UNSUPPORTED: why ranks cannot go on without each other, on all ranks alike. Collective. */
+ddp_status ddp_survival_open(ddp_model *model);
+void ddp_survival_close(ddp_model *model);
+
+/* Around the update of a step; without survival they do nothing. begin() waits for all gradients. */
+ddp_status ddp_survival_begin_update(ddp_model *model);
+void ddp_survival_end_update(ddp_model *model);
+/* A step has ended. */
+void ddp_survival_end_step(ddp_model *model);
+
+/* The loop is between two steps, and its loader is there. */
+void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples);
+
+/* Steps done, with those that were skipped. */
+int64_t ddp_survival_attempts(const ddp_model *model);
+
+/* Buffers and the program's state become what they were when the last step had ended. */
+void ddp_survival_restore(ddp_model *model);
+
+#endif

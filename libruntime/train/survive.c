@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/survive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/agree.h"
+#include "comm/api.h"
+#include "data/loader.h"
+#include "reduce/fit.h"
+#include "reduce/level.h"
+#include "reduce/model_state.h"
+#include "reduce/survival.h"
+#include "watch/page.h"
+
+enum { ATTEMPTS = 16 };
+
+/* Where the next step begins. */
+static void note_place(ddp_model *model, const ddp_loader *loader)
+{
+	const ddp_loader_state at = loader != NULL ? ddp_loader_get_state(loader) : (ddp_loader_state){ 0 };
+
+	ddp_survival_note(model, at.epoch, at.samples);
+}
+
+static ddp_status begin(ddp_model *model, const ddp_loader *loader)
+{
+	int rank, ranks;
+
+	if (loader != NULL)
+		ddp_loader_place(loader, &rank, &ranks);
+	if (loader != NULL && (rank != ddp_comm_rank(model->comm) || ranks != ddp_comm_size(model->comm)))
+		return ddp_fail(DDP_ERR_INVALID, "ddp_survive(): the loader has the share of rank %d of %d, and the model is "
+		                "trained by rank %d of %d: give both the same option comm", rank, ranks,
+		                ddp_comm_rank(model->comm), ddp_comm_size(model->comm));
+	return ddp_survival_open(model);
+}
+
+/* ---- after a failure ------------------------------------------------------------------- */
+
+/* What a rank that is left says. The step that ended may be one that the loop has not seen yet. */
+static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_status able, const int64_t done[DDP_DONE])
+{
+	if (model->survival->attempts != ddp_survival_attempts(model))
+		note_place(model, loader);
+	ddp_survivor own = {
+		.steps = model->steps, .attempts = model->survival->attempts,
+		.epoch = model->survival->epoch, .samples = model->survival->samples,
+		.whole = !model->survival->updating, .learned = model->uses.learned,
+		.able = able == DDP_OK, .saves = ddp_model_saves(model),
+	};
+
+	memcpy(own.done, done, sizeof(own.done));
+	return own;
+}
+
+/* The first of the ranks that have ended the last step; -1: each rank has only a part of it. */
+static int leader_of(const ddp_survivor *all, int ranks)
+{
+	int root = -1;
+
+	for (int r = 0; r < ranks; r++) {
+		if (all[r].whole != 0 && (root < 0 || all[r].attempts > all[root].attempts))
+			root = r;
+	}
+	return root;
+}
+
+static ddp_status fail_unable(const ddp_comm *left, const ddp_survivor *all, int ranks)
+{
+	for (int r = 0; r < ranks; r++) {
+		if (all[r].able == 0)
+			return ddp_fail(DDP_ERR_STATE, "rank %d cannot go on: its own error says why",
+			                ddp_comm_world_rank(left, r));
+	}
+	return ddp_fail(DDP_ERR_STATE, "each rank that is left has updated only a part of the parameters");
+}
+
+static ddp_status seek(ddp_loader *loader, const ddp_comm *left, const ddp_survivor *root)
+{
+	if (loader == NULL)
+		return DDP_OK;
+	ddp_status status = ddp_loader_refit(loader, ddp_comm_rank(left), ddp_comm_size(left));
+	if (status != DDP_OK)
+		return status;
+	ddp_loader_state to = ddp_loader_get_state(loader);
+	to.epoch = root->epoch;
+	to.samples = root->samples;
+	return ddp_loader_seek(loader, &to);
+}
+
+/* Brings all that are left to one step, and fits model and loader to them. */
+static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, ddp_survivor *all, int64_t done[DDP_DONE])
+{
+	const int ranks = ddp_comm_size(left);
+	bool *dead = calloc((size_t)ddp_comm_local_size(model->comm), sizeof(*dead));
+	ddp_status status = dead != NULL ? ddp_comm_lost(model->comm, left, dead)
+	                                 : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of ranks");
+	const ddp_survivor own = describe(model, loader, status, done);
+	bool learned = true;
+
+	ddp_kept_error why;
+	ddp_error_keep(&why, status);
+	status = ddp_all_gather(left, &own, all, sizeof(own), DDP_U8);
+	const int root = status == DDP_OK ? leader_of(all, ranks) : -1;
+	bool able = root >= 0;
+	for (int r = 0; r < ranks && status == DDP_OK; r++) {
+		able = able && all[r].able != 0 && all[r].attempts <= all[root].attempts;
+		learned = learned && all[r].learned != 0;
+		for (int i = 0; i < DDP_DONE; i++)
+			done[i] = all[r].done[i] < done[i] ? all[r].done[i] : done[i];
+	}
+	if (status == DDP_OK && !able)
+		status = why.status != DDP_OK ? ddp_error_return(&why) : fail_unable(left, all, ranks);
+	if (status == DDP_OK)
+		status = ddp_level_with(model, left, all, root, dead);
+	free(dead);
+	if (status != DDP_OK)
+		return status;
+	/* If more ranks die before the loaders are there, the next attempt begins here. */
+	ddp_survival_note(model, all[root].epoch, all[root].samples);
+	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
+	ddp_model_set_saves(model, ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(model->comm, 0) && all[0].saves != 0);
+	status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
+	if (status == DDP_OK)
+		status = ddp_model_refit(model, left);
+	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
+}
+
+static void free_comm(ddp_comm *comm)
+{
+	if (ddp_comm_free(comm) != DDP_OK)
+		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
+}
+
+/* Forms a communicator of the ranks that are left of `comm`, and fits the model to it. */
+static ddp_status try_once(ddp_model *model, ddp_loader *loader, ddp_comm *comm, int64_t done[DDP_DONE], ddp_comm **left)
+{
+	ddp_status status = ddp_comm_shrink(comm, left);
+
+	if (status != DDP_OK) {
+		*left = NULL;
+		return status;
+	}
+	if (ddp_comm_size(*left) == ddp_comm_size(model->comm))
+		return ddp_fail(DDP_ERR_STATE, "all ranks are still there");
+	ddp_survivor *all = calloc((size_t)ddp_comm_size(*left), sizeof(*all));
+	status = ddp_comm_agree(*left, all != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the ranks that are left"),
+	                        "go on");
+	if (status == DDP_OK)
+		status = regroup(model, loader, *left, all, done);
+	free(all);
+	return status;
+}
+
+/* Ranks may die meanwhile: then those that are left of the ranks that were left try again. */
+static ddp_status go_on(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DONE])
+{
+	ddp_comm *const former = model->comm;
+	const bool owned = model->survival->owns_comm;
+	ddp_comm *from = former, *left = NULL;
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < ATTEMPTS; i++) {
+		status = try_once(model, loader, from, done, &left);
+		if (from != former && left != NULL)
+			free_comm(from);
+		if (left != NULL)
+			from = left;
+		if (status == DDP_OK || left == NULL || !ddp_comm_broken(left))
+			break;
+	}
+	if (status != DDP_OK) {
+		ddp_kept_error why;
+		ddp_error_keep(&why, status);
+		if (from != former)
+			free_comm(from);
+		return ddp_error_return(&why);
+	}
+	if (owned)
+		free_comm(former);
+	model->survival->owns_comm = true;
+	return DDP_OK;
+}
+
+/* Errors that a rank gets because of another one. */
+static bool is_of_peer(ddp_status status)
+{
+	return status == DDP_ERR_PEER || status == DDP_ERR_TIMEOUT || status == DDP_ERR_ABORTED;
+}
+
+static void tell(const ddp_model *model, const char *why, int before, double seconds)
+{
+	if (ddp_comm_rank(model->comm) == 0)
+		ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
+		        before, (long long)model->steps + 1, seconds);
+}
+
+static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
+{
+	const int before = ddp_comm_size(model->comm);
+	const uint64_t start_ns = ddp_now_ns();
+	ddp_kept_error why;
+
+	ddp_error_keep(&why, status);
+	if (!model->failed)
+		(void)ddp_model_fail(model, status);
+	ddp_status failed = go_on(model, loader, done);
+	if (failed == DDP_OK) {
+		ddp_page_survived(ddp_watch_page(model->context->watch));
+		tell(model, why.text, before, ddp_seconds_since(start_ns));
+		*left = true;
+		return DDP_OK;
+	}
+	/* From now on the job ends as if nobody had survived. */
+	ddp_page_survives(ddp_watch_page(model->context->watch), false);
+	ddp_log(DDP_LOG_WARN, "rank %d cannot go on without the ranks that are lost: %s; go back to the last checkpoint",
+	        model->context->job.rank, ddp_last_error());
+	ddp_status returned = ddp_error_return(&why);
+	ddp_watch_error(model->context->watch, returned);
+	return returned;
+}
+
+ddp_status ddp_survive_with(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
+{
+	*left = false;
+	/* A rank that is alone, or the last that is left, has nobody to lose. */
+	if (!model->reducer.communicates)
+		return status;
+	if (model->survival == NULL && status == DDP_OK)
+		status = begin(model, loader);
+	else if (status != DDP_OK && model->survival != NULL && is_of_peer(status) && ddp_comm_broken(model->comm))
+		status = recover(model, loader, status, done, left);
+	if (status == DDP_OK)
+		note_place(model, loader);
+	return status;
+}
+
+ddp_status ddp_survive(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t *steps)
+{
+	int64_t done[DDP_DONE] = { 0 };
+	bool left;
+
+	if (model == NULL)
+		return ddp_fail_null("ddp_survive", "model");
+	status = ddp_survive_with(model, loader, status, done, &left);
+	if (steps != NULL)
+		*steps = model->steps;
+	return status;
+}

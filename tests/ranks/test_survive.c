@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: asan; all: unit */
+/*
+ * survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
+ * that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
+ * of the step before.
+ */
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "optim/rule.h"
+#include "reduce/model_state.h"
+#include "tests/support/comm_ranks.h"
+#include "tests/support/folder.h"
+#include "tests/support/training.h"
+#include "tests/support/options.h"
+
+enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6 };
+
+/* Where a rank dies, in step FATAL. */
+typedef enum point {
+	NOWHERE, BEFORE, FORWARD, BACKWARD, UPDATE, AFTER, SAVING, EVALUATING, ANYWHERE, POINTS
+} point;
+
+typedef struct world {
+	const char *name;
+	int ranks;
+	const int *node_of;
+	ddp_shard shard;
+	ddp_compression compress;
+} world;
+
+static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
+
+/* What the ranks and the test share. */
+typedef struct shared {
+	world world;
+	unsigned int dying;      /* bits: ranks that die, */
+	unsigned int later;      /* ANYWHERE: and these `pause` later */
+	point point;
+	int64_t steps;           /* of this run */
+	int batch;               /* of a rank */
+	bool survives, resumes, own_loop;
+	atomic_int step;         /* that a rank that dies has begun */
+	useconds_t delay, pause; /* ANYWHERE: how long after that */
+	double loss[LAST + 1], evaluation[LAST + 1];
+	int ranks_of[LAST + 1];  /* that have done the step; the last ones count */
+	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
+	float params[MLP_ELEMENTS];
+	ddp_status status[RANKS_MAX];
+	char message[RANKS_MAX][512];
+} shared;
+
+static shared *run;
+static ddp_model *model_of_rank; /* these are each rank's own */
+static int own_rank;
+
+static bool dies_here(point where)
+{
+	return run->point == where && (run->dying >> own_rank & 1) != 0 && model_of_rank->steps + 1 == FATAL && run->survives;
+}
+
+static void die_here(point where)
+{
+	if (dies_here(where))
+		kill(getpid(), SIGKILL);
+}
+
+/* In the place of the system's: a checkpoint is not complete yet. */
+int fsync(int fd)
+{
+	if (model_of_rank != NULL)
+		die_here(SAVING);
+	return (int)syscall(SYS_fsync, fd);
+}
+
+/* ---- a rank ---------------------------------------------------------------------------- */
+
+static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	if ((run->dying >> own_rank & 1) != 0)
+		atomic_store(&run->step, (int)model->steps + 1);
+	die_here(BEFORE);
+	return mlp_batch(user, model, batch, weight, loss_sum);
+}
+
+static ddp_status gradient_of(void *user, int param, float *grad, int64_t count)
+{
+	(void)user;
+	(void)grad;
+	(void)count;
+	if (param == MLP_PARAMS - 1)
+		die_here(FORWARD);
+	if (param == MLP_PARAMS / 2)
+		die_here(BACKWARD);
+	return DDP_OK;
+}
+
+/* Changes a half of the span, and dies. */
+static void die_in_update(const ddp_optim_span *span)
+{
+	for (int64_t i = 0; i < span->count / 2; i++)
+		span->params[i] += 1, span->state[0][i] += 1;
+	kill(getpid(), SIGKILL);
+}
+
+/* The next update is the last that the rank begins. */
+static void prepare_to_die(ddp_model *model)
+{
+	static ddp_optim_rule deadly;
+
+	if (dies_here(UPDATE)) {
+		deadly = *model->optim.rule;
+		deadly.update = die_in_update;
+		model->optim.rule = &deadly;
+	}
+}
+
+static ddp_status after_step(void *user, const ddp_step_stats *stats)
+{
+	(void)user;
+	/* All ranks get the same. */
+	run->loss[stats->step] = stats->loss;
+	run->ranks_of[stats->step] = stats->active_ranks;
+	run->ended[own_rank][stats->step]++;
+	prepare_to_die(model_of_rank);
+	die_here(AFTER);
+	return DDP_OK;
+}
+
+static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	(void)user;
+	die_here(EVALUATING);
+	*weight += (double)batch->samples;
+	*loss_sum += (double)batch->samples * ddp_model_param_data(model, 0)[0];
+	return DDP_OK;
+}
+
+static ddp_status evaluated(void *user, int64_t step, double loss, double weight)
+{
+	(void)user;
+	CHECK(weight == SAMPLES);
+	run->evaluation[step] = loss;
+	return DDP_OK;
+}
+
+static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
+{
+	int64_t done;
+	ddp_batch batch;
+	ddp_step_stats stats;
+
+	ddp_status status = run->survives ? ddp_survive(model, loader, DDP_OK, &done) : DDP_OK;
+	while (status == DDP_OK && model->steps < run->steps) {
+		const int batches = ddp_loader_accumulation(loader);
+		double weight = 0, loss = 0;
+		for (int i = 0; i < batches && status == DDP_OK; i++) {
+			CHECK_OK(ddp_loader_next(loader, &batch));
+			status = ddp_model_set_sync(model, i == batches - 1);
+			if (status == DDP_OK)
+				status = batch_of(NULL, model, &batch, &weight, &loss);
+		}
+		if (status == DDP_OK)
+			status = ddp_model_step(model, weight, loss, &stats);
+		const bool ended = status == DDP_OK;
+		if (run->survives)
+			status = ddp_survive(model, loader, status, &done);
+		if (ended)
+			after_step(NULL, &stats);
+	}
+	return status;
+}
+
+static ddp_loader *loader_of(ddp_context *context, int batch)
+{
+	const ddp_dataset dataset = mlp_dataset(SAMPLES);
+	const ddp_loader_options options = {
+		DDP_LOADER_OPTIONS_FIELDS, .batch_size = batch, .seed = SEED, .tail = DDP_TAIL_UNEVEN,
+		.global_batch = GLOBAL_BATCH,
+	};
+	ddp_loader *loader;
+
+	CHECK_OK(ddp_loader_create(context, &dataset, &options, &loader));
+	return loader;
+}
+
+static ddp_model *model_made(ddp_context *context)
+{
+	const ddp_model_options options = {
+		DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1, .bucket_mb = 1024.0 / (1 << 20),
+		.shard = run->world.shard, .compress = run->world.compress,
+	};
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &options, &model));
+	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++)
+		mlp_init(p, ddp_model_param_data(model, p), ddp_model_param_count(model, p));
+	CHECK_OK(ddp_model_broadcast_params(model));
+	for (int p = 0; p < MLP_PARAMS; p++)
+		CHECK_OK(ddp_model_set_grad_hook(model, p, gradient_of, NULL));
+	return model;
+}
+
+static int rank_body_of(ddp_comm *comm, void *argument)
+{
+	ddp_context context = test_context_of(comm);
+	ddp_loader *loader, *evaluation;
+	int64_t step;
+
+	(void)argument;
+	own_rank = context.job.rank;
+	model_of_rank = model_made(&context);
+	loader = loader_of(&context, run->batch);
+	evaluation = loader_of(&context, run->batch);
+	const ddp_train_options options = {
+		DDP_TRAIN_OPTIONS_FIELDS, .steps = run->steps, .checkpoint_dir = test_folder, .resume = run->resumes,
+		.checkpoint_every = run->survives && run->point != SAVING ? 0 : EVERY, .on_step = after_step,
+		.evaluate_loader = evaluation, .evaluate = evaluate_batch, .on_evaluate = evaluated, .evaluate_every = EVERY,
+		.survive = run->survives,
+	};
+	if (run->own_loop && run->resumes)
+		CHECK_OK(ddp_checkpoint_load(model_of_rank, loader, test_folder, &step));
+	ddp_status status = run->own_loop ? own_loop(model_of_rank, loader)
+	                                  : ddp_train(model_of_rank, loader, batch_of, &options, NULL);
+	run->status[own_rank] = status;
+	snprintf(run->message[own_rank], sizeof(run->message[own_rank]), "%s", ddp_last_error());
+	if (status == DDP_OK && run->own_loop && !run->survives)
+		CHECK_OK(ddp_checkpoint_save(model_of_rank, loader, test_folder, 3));
+	if (ddp_comm_rank(ddp_model_comm(model_of_rank)) == 0)
+		mlp_pack(model_of_rank, run->params);
+	ddp_loader_free(loader);
+	ddp_loader_free(evaluation);
+	ddp_model_free(model_of_rank);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
+/* ---- the test -------------------------------------------------------------------------- */
+
+static void kill_ranks(const pid_t *pids, unsigned int which)
+{
+	for (int r = 0; r < run->world.ranks; r++) {
+		if (which >> r & 1)
+			kill(pids[r], SIGKILL);
+	}
+}
+
+static void kill_anywhere(const pid_t *pids, void *argument)
+{
+	(void)argument;
+	if (run->point != ANYWHERE || !run->survives)
+		return;
+	while (atomic_load(&run->step) < FATAL)
+		usleep(50);
+	usleep(run->delay);
+	kill_ranks(pids, run->dying);
+	usleep(run->pause);
+	kill_ranks(pids, run->later);
+}
+
+static void start_run(const world *of, const int *node_of, int64_t steps)
+{
+	const test_world started = { .ranks = of->ranks, .node_of = node_of, .body = rank_body_of,
+	                             .at_start = kill_anywhere, .expect_deaths = true };
+
+	run->world = *of;
+	run->steps = steps;
+	assert_int_equal(test_world_run(&started), 0);
+}
+
+static void expect_success(unsigned int dying)
+{
+	for (int r = 0; r < run->world.ranks; r++) {
+		if ((dying >> r & 1) == 0 && run->status[r] != DDP_OK)
+			fail_msg("rank %d: %s: %s", r, ddp_status_name(run->status[r]), run->message[r]);
+	}
+}
+
+/* The number of ranks in a set, and in a world without it; node_of becomes where these are. */
+static int count_left(const world *of, unsigned int without, int node_of[RANKS_MAX])
+{
+	int left = 0;
+
+	for (int r = 0; r < of->ranks; r++) {
+		if ((without >> r & 1) == 0)
+			node_of[left++] = of->node_of != NULL ? of->node_of[r] : 0;
+	}
+	return left;
+}
+
+/* A training of the ranks that were there in these steps, from the last checkpoint on. */
+static void run_part(const world *of, unsigned int without, int64_t last)
+{
+	int node_of[RANKS_MAX];
+	world part = *of;
+
+	part.ranks = count_left(of, without, node_of);
+	start_run(&part, node_of, last);
+	expect_success(0);
+	run->resumes = true;
+}
+
+/* The last step that so many ranks have done, or fewer did none before. */
+static int64_t last_with(const shared *seen, int ranks)
+{
+	int64_t step = 0;
+
+	while (step < LAST && seen->ranks_of[step + 1] >= ranks)
+		step++;
+	return step;
+}
+
+/* A training of as many ranks as did each step, which goes on from checkpoints. */
+static void run_reference(const world *of, const shared *seen)
+{
+	int node_of[RANKS_MAX];
+	const unsigned int without[] = { 0, seen->dying, seen->dying | seen->later };
+	int64_t done = 0;
+
+	memset(run->status, 0, sizeof(run->status));
+	run->survives = run->resumes = false;
+	folder_empty(NULL);
+	for (int i = 0; i < 3; i++) {
+		const int64_t last = last_with(seen, count_left(of, without[i], node_of));
+		if (last > done)
+			run_part(of, without[i], last);
+		done = last;
+	}
+	assert_int_equal(done, LAST);
+}
+
+static void expect_same(const shared *seen)
+{
+	for (int64_t step = 1; step <= LAST; step++) {
+		if (memcmp(&run->loss[step], &seen->loss[step], sizeof(double)) != 0)
+			fail_msg("step %lld: loss %.17g, not %.17g", (long long)step, seen->loss[step], run->loss[step]);
+		if (step % EVERY == 0)
+			assert_memory_equal(&run->evaluation[step], &seen->evaluation[step], sizeof(double));
+	}
+	assert_memory_equal(run->params, seen->params, sizeof(run->params));
+}
+
+/* Runs what the test has put into `run`, and holds it against the reference. */
+static void survive_as(const world *of)
+{
+	shared *seen = malloc(sizeof(*seen));
+	const unsigned int dying = run->dying | run->later;
+
+	folder_empty(NULL);
+	run->batch = GLOBAL_BATCH / of->ranks;
+	run->survives = true;
+	start_run(of, of->node_of, LAST);
+	expect_success(dying);
+	memcpy(seen, run, sizeof(*seen));
+	const int64_t last = last_with(seen, of->ranks);
+	print_message("# %s: ranks %#x, %#x die (%d, %u us): %lld steps with all\n", of->name, run->dying, run->later,
+	              (int)run->point, (unsigned int)run->delay, (long long)last);
+	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL);
+	for (int64_t step = 1; step <= LAST; step++) {
+		for (int r = 0; r < of->ranks; r++)
+			assert_true(seen->ended[r][step] == 1 || (dying >> r & 1) != 0);
+	}
+	if (last < LAST) {
+		run_reference(of, seen);
+		expect_same(seen);
+	}
+	free(seen);
+}
+
+static void survive(const world *of, unsigned int dying, point where, useconds_t delay, bool own)
+{
+	memset(run, 0, sizeof(*run));
+	run->point = where;
+	run->dying = dying;
+	run->delay = delay;
+	run->own_loop = own;
+	survive_as(of);
+}
+
+static const world worlds[] = {
+	{ "one node", 4, NULL, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
+	{ "one node, nothing shared", 3, NULL, DDP_SHARD_NONE, DDP_COMPRESS_NONE },
+	{ "two nodes", 4, node_by_node, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
+	{ "two nodes, mixed", 4, two_nodes, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
+	{ "four nodes", 4, four_nodes, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
+	{ "in 16 bits", 4, two_nodes, DDP_SHARD_NONE, DDP_COMPRESS_BF16 },
+};
+enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]) };
+
+static void one_rank_dies_at_each_point(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WORLDS; w++) {
+		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
+		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes;
+		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
+			/* Rank 0 writes checkpoints. */
+			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
+			survive(&worlds[w], 1u << victim, where, 0, false);
+		}
+	}
+}
+
+static void some_ranks_die_at_once(void **state)
+{
+	(void)state;
+	survive(&worlds[2], 0xc, UPDATE, 0, false);   /* a whole node */
+	survive(&worlds[2], 0x3, BACKWARD, 0, false); /* that of rank 0 */
+	survive(&worlds[0], 0xd, UPDATE, 0, false);   /* all but one */
+	survive(&worlds[3], 0x3, FORWARD, 0, false);  /* one of each node */
+}
+
+static void own_loops_survive(void **state)
+{
+	(void)state;
+	survive(&worlds[0], 0x2, UPDATE, 0, true);
+	survive(&worlds[4], 0x1, BACKWARD, 0, true);
+}
+
+static void ranks_die_at_any_time(void **state)
+{
+	(void)state;
+	srand(7);
+	for (int i = 0; i < ROUNDS; i++) {
+		const world *of = &worlds[i % WORLDS];
+		survive(of, 1u << rand() % of->ranks, ANYWHERE, (useconds_t)(rand() % 3000), false);
+	}
+}
+
+/* The second one dies while the others go on without the first, or a little later. */
+static void a_rank_dies_while_others_recover(void **state)
+{
+	(void)state;
+	for (int i = 0; i < ROUNDS; i++) {
+		const world *of = &worlds[i % WORLDS];
+		const int first = rand() % of->ranks;
+		memset(run, 0, sizeof(*run));
+		run->point = ANYWHERE;
+		run->dying = 1u << first;
+		run->later = 1u << (first + 1 + rand() % (of->ranks - 1)) % of->ranks;
+		run->delay = (useconds_t)(rand() % 2000);
+		run->pause = (useconds_t)(rand() % 6000);
+		survive_as(of);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(one_rank_dies_at_each_point),
+		cmocka_unit_test(some_ranks_die_at_once),
+		cmocka_unit_test(own_loops_survive),
+		cmocka_unit_test(ranks_die_at_any_time),
+		cmocka_unit_test(a_rank_dies_while_others_recover),
+	};
+
+	run = test_share(sizeof(*run));
+	if (folder_make(NULL) != 0)
+		return 1;
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	folder_remove(NULL);
+	return failed;
+}
