@@ -194,7 +194,8 @@ static bool read_trace(struct settings *settings, struct value value)
 	return read_folder(settings->trace_dir, value);
 }
 
-/* Processes of the plugin's write there, which do not know the program's folder. A user turns a site's folder off by "no". */
+/* Processes of the plugin's write there, which do not know the program's folder. A user turns a site's folder off by
+   "no". */
 static bool read_record(struct settings *settings, struct value value)
 {
 	if (value.text != NULL && value_is(value, "no")) {

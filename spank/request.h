@@ -34,9 +34,9 @@ struct request {
    the site's defaults. An earlier error of the request stays. */
 bool request_take_list(struct request *request, const char *list, struct error *error);
 
-/* Is to be called behind the options of each component. A component without --ddp has the others' list, but sbatch hands
-   on the list of the first component only (`in_sbatch`). False if the lists of two components differ, or if sbatch would
-   drop the list. */
+/* Is to be called behind the options of each component. A component without --ddp has the others' list, but sbatch
+   hands on the list of the first component only (`in_sbatch`). False if the lists of two components differ, or if
+   sbatch would drop the list. */
 bool request_components_agree(struct request *request, bool in_sbatch, struct error *error);
 
 /* Whether the site keeps the key for itself. */

@@ -14,8 +14,8 @@
    and a heterogeneous job's nodes do, or all where slurm.conf says SchedulerParameters=disable_job_shrink. */
 bool shrink_job(uint32_t job_id, const char *nodes, struct error *error);
 
-/* Returns the nodes of a list of SLURM's without those named with commas, likewise, for free(3); NULL: none is left, or there
-   is no memory. */
+/* Returns the nodes of a list of SLURM's without those named with commas, likewise, for free(3); NULL: none is left,
+   or there is no memory. */
 char *shrink_list(const char *nodes, const char *without);
 
 #endif

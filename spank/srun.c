@@ -156,7 +156,8 @@ static bool leaves_files(uint32_t nodes)
 	return false;
 }
 
-/* Before the step starts: srun is to find the ports and files that it needs for its nodes. False: the plugin has none. */
+/* Before the step starts: srun is to find the ports and files that it needs for its nodes. False: the plugin has
+   none. */
 static bool give_way(uint32_t nodes)
 {
 	uint32_t each = nodes / NODES_OF_A_PORT + (nodes % NODES_OF_A_PORT > 0);

@@ -26,8 +26,8 @@ struct srun_step {
 	uint32_t job_id, step_id, tasks, nodes;
 };
 
-/* Runs ddp-preflight on the nodes of the step that is about to start, if it is to run (preflight=). False: it does not let
-   the step start, which was said. The step then starts without programs, and srun exits with 1. */
+/* Runs ddp-preflight on the nodes of the step that is about to start, if it is to run (preflight=). False: it does
+   not let the step start, which was said. The step then starts without programs, and srun exits with 1. */
 bool srun_looks_ahead(const struct request *request, const struct srun_step *step, int count, char *words[]);
 
 /* A step, or a component of a heterogeneous one, of so many tasks and nodes is about

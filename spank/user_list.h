@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A user's list of keys (options.h): each key once, none that the site has locked, and none that contradicts another one.
-   Pure. Runs as root too. */
+/* A user's list of keys (options.h): each key once, none that the site has locked, and none that contradicts another
+   one. Pure. Runs as root too. */
 #ifndef SPANK_USER_LIST_H
 #define SPANK_USER_LIST_H
 

@@ -24,8 +24,8 @@ ddp_status ddp_comm_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms,
 void ddp_comm_set_page(ddp_comm *comm, struct ddp_progress *page, const struct ddp_recorder *recorder);
 /* The same with the page and the ring of `watch`, which the job's communicators keep. */
 void ddp_comm_set_watch(ddp_comm *world, struct ddp_watch *watch);
-/* Sets the device of DDP_MEMORY_DEVICE of the job's communicators, which keep it. A device whose memory is the host's is
-   ignored. */
+/* Sets the device of DDP_MEMORY_DEVICE of the job's communicators, which keep it. A device whose memory is the host's
+   is ignored. */
 void ddp_comm_use_device(ddp_comm *comm, struct ddp_device *device);
 /* How many CTAs of a GPU its communication may take; 0: as NCCL likes. */
 void ddp_comm_limit_ctas(ddp_comm *comm, int max_ctas);

@@ -419,7 +419,8 @@ static void pass_on(ddp_comm *comm)
 	pthread_cond_broadcast(&comm->queue.unserved);
 }
 
-/* The thread that waited for the first request has run it. A callback may take long, so later requests run beside it. */
+/* The thread that waited for the first request has run it. A callback may take long, so later requests run beside it.
+   */
 static void leave_queue(ddp_comm *comm, ddp_request *request, ddp_status status)
 {
 	const bool calls_back = request->operation.on_complete != NULL;

@@ -115,7 +115,8 @@ static int64_t count_batches(const ddp_loader *loader, int accumulate, int64_t s
 	return (samples / update + short_one) * accumulate;
 }
 
-/* Where an update begins at a sample of the epoch. If the tail drops the samples that are left, it is the next epoch. */
+/* Where an update begins at a sample of the epoch. If the tail drops the samples that are left, it is the next epoch.
+   */
 static struct place place_of(const ddp_loader *loader, int64_t epoch, int64_t sample)
 {
 	const int64_t update = update_samples(loader), shift = sample % update;

@@ -81,8 +81,8 @@ ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
 void ddp_device_keep(ddp_device *device);
 /* DDP_ERR_STATE: memory, queues or events of the device are left, and the sentence says how many. */
 ddp_status ddp_device_freed(ddp_device *device);
-/* Gives a reference back, and closes the device if that was the last one. DDP_ERR_STATE: memory, queues or events of the
-   device are left, so the device and the last reference stay. A broken device is closed whatever is left. NULL is
+/* Gives a reference back, and closes the device if that was the last one. DDP_ERR_STATE: memory, queues or events of
+   the device are left, so the device and the last reference stay. A broken device is closed whatever is left. NULL is
    allowed. */
 ddp_status ddp_device_close(ddp_device *device);
 

@@ -151,8 +151,8 @@ static ddp_status compare_releases(ddp_context *context, const char *node, bool 
 	return status;
 }
 
-/* On all ranks: whether the measurement can begin; otherwise *code is this rank's exit status. Rank 0 alone tells why, so
-   that srun says once that it is not 0. */
+/* On all ranks: whether the measurement can begin; otherwise *code is this rank's exit status. Rank 0 alone tells
+   why, so that srun says once that it is not 0. */
 static bool can_begin(ddp_context *context, const struct preflight_options *options, const char *node, int *code)
 {
 	const bool first = ddp_get_job(context)->rank == 0;

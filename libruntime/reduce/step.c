@@ -136,8 +136,8 @@ static ddp_status refuse(ddp_model *model, ddp_status refused)
 	return ddp_error_return(&reason);
 }
 
-/* Ranks have other parameters than others. A program that ends by that may have a loop of its own, and srun's line is to
-   tell why. */
+/* Ranks have other parameters than others. A program that ends by that may have a loop of its own, and srun's line is
+   to tell why. */
 static ddp_status refuse_parameters(ddp_model *model, const ddp_consensus *own)
 {
 	ddp_status status = refuse(model, ddp_compare_name(model, ddp_consensus_checksum(own)));

@@ -71,8 +71,8 @@ struct ddp_progress {
 	};
 };
 
-/* If memory or a processor of a node is damaged, the error tells so, and the node's name is behind these words: a restart
-   avoids the node. slurm_ddp of Python writes them, too. */
+/* If memory or a processor of a node is damaged, the error tells so, and the node's name is behind these words: a
+   restart avoids the node. slurm_ddp of Python writes them, too. */
 #define DDP_PROGRESS_WITHOUT "go on without node "
 
 /*

@@ -19,8 +19,8 @@ typedef struct ddp_recorded {
 	uint64_t sequence;
 } ddp_recorded;
 
-/* Maps the ring that belongs to slot number `slot` of task `task`, and empties it. `file` is that of the progress pages.
-   Without a ring in the file, nothing is recorded. */
+/* Maps the ring that belongs to slot number `slot` of task `task`, and empties it. `file` is that of the progress
+   pages. Without a ring in the file, nothing is recorded. */
 ddp_recorder ddp_recorder_map(int file, int task, int slot);
 void ddp_recorder_unmap(ddp_recorder *recorder);
 

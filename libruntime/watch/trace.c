@@ -66,7 +66,8 @@ static bool lock(int fd)
 	return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
-/* A child that the program has forked has the file open, too, so that closing it unlocks nothing. 0 or -1 with errno. */
+/* A child that the program has forked has the file open, too, so that closing it unlocks nothing. 0 or -1 with errno.
+   */
 static int close_file(ddp_trace *trace)
 {
 	const int fd = trace->fd;

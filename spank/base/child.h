@@ -16,9 +16,9 @@ bool child_runs(pid_t child);
 /* Sends a signal to a child that has not ended. False: it has, or it is no child. */
 bool child_signal(pid_t child, int number);
 
-/* Reaps the child if it ends within so many milliseconds, and gives its wait status unless `wait_status` is NULL; -1 if
-   somebody else has reaped it. False: the child has not ended, or a debugger holds it. A child that waits for a device does
-   not end by SIGKILL either, so nobody may wait for it without a limit. */
+/* Reaps the child if it ends within so many milliseconds, and gives its wait status unless `wait_status` is NULL; -1
+   if somebody else has reaped it. False: the child has not ended, or a debugger holds it. A child that waits for a
+   device does not end by SIGKILL either, so nobody may wait for it without a limit. */
 bool child_reap(pid_t child, int wait_ms, int *wait_status);
 
 #endif

@@ -27,8 +27,8 @@ void sink_add(struct sink *sink, const char *format, ...)
    printable: for texts that are not to be trusted. */
 void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size);
 
-/* Writes a text with its terminator behind the first `*used` of `bytes` bytes, and adds it to `*used`. NULL: it does not
-   fit. */
+/* Writes a text with its terminator behind the first `*used` of `bytes` bytes, and adds it to `*used`. NULL: it does
+   not fit. */
 char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_list arguments)
 	__attribute__((format(printf, 4, 0)));
 

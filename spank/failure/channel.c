@@ -132,8 +132,8 @@ bool channel_has_pending(const struct channel *channel)
 	return channel->begin < channel->end;
 }
 
-/* The other side may send faster than this side takes frames. No more bytes than those of the largest frame wait here, and
-   the rest waits in the kernel. */
+/* The other side may send faster than this side takes frames. No more bytes than those of the largest frame wait
+   here, and the rest waits in the kernel. */
 static bool has_room(const struct channel *channel)
 {
 	return channel->in.end - channel->in.begin < frame_size(FRAME_PAYLOAD_MAX);

@@ -73,12 +73,12 @@ enum {
 	                   STALL_WAIT_MAX + 4 + STALL_WAIT_MAX + 1 + 4 + STALL_PROGRAM_MAX
 };
 
-/* Whether two waits of one collective's number are waits in different operations: "collective #6 barrier" and "collective
-   #6 all_reduce f32[10]". In some operations, such as a gather, ranks have tensors of different sizes. */
+/* Whether two waits of one collective's number are waits in different operations: "collective #6 barrier" and
+   "collective #6 all_reduce f32[10]". In some operations, such as a gather, ranks have tensors of different sizes. */
 bool stall_differs(const char *wait, const char *other);
 
-/* Behind the number of a collective: "all_reduce f32[10] sum"; NULL: the wait is in no collective of all ranks, or it is
-   not known in which. */
+/* Behind the number of a collective: "all_reduce f32[10] sum"; NULL: the wait is in no collective of all ranks, or it
+   is not known in which. */
 const char *stall_operation(const char *wait);
 
 void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BYTES]);

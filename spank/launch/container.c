@@ -76,8 +76,8 @@ static int list_before(struct dl_phdr_info *info, size_t bytes, void *user)
 	return 0;
 }
 
-/* The loader's list is locked while it is looked at. A thread of Slurm's that loads a plugin meanwhile has the other one of
-   the loader's locks, for which a look at a single object would wait. */
+/* The loader's list is locked while it is looked at. A thread of Slurm's that loads a plugin meanwhile has the other
+   one of the loader's locks, for which a look at a single object would wait. */
 bool task_plugin_comes_before(void)
 {
 	struct objects objects = { .count = 0 };

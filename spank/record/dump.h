@@ -48,8 +48,9 @@ struct record_order {
    are written all the same. */
 bool record_dump(const struct record_order *order, const struct rings_source *source, struct error *error);
 
-/* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or -1.
-   What the rings hold now is written: the memory is copied before this returns. The order's `lost` gets an error. */
+/* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or
+   -1. What the rings hold now is written: the memory is copied before this returns. The order's `lost` gets an error.
+   */
 pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source);
 
 /* Notes in `lost`, as in struct record_order, why a record is not written. */

@@ -79,7 +79,8 @@ bool record_folder_make(const struct folder_wish *wish, uint32_t job, uint32_t s
 	return fine;
 }
 
-/* Somebody else may write to it at the moment, as ddp-status does when it is asked to. A file server may know no locks. */
+/* Somebody else may write to it at the moment, as ddp-status does when it is asked to. A file server may know no
+   locks. */
 static void lock(int file)
 {
 	for (int look = 0; look < LOCK_LOOKS && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; look++)

@@ -7,7 +7,8 @@
 
 #include "spank/base/sink.h"
 
-/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is gone. */
+/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is
+   gone. */
 enum { THREADS_MAX = 256 };
 void threads_add(struct sink *sink, pid_t pid);
 

@@ -40,8 +40,8 @@ enum {
 
 #define DEAL_SPARE UINT32_MAX /* as a node's rank: the node waits in that generation */
 
-/* Instead of a wait status: each agent ends as its program of the last generation has ended, and an agent that has had no
-   program in it ends with code 0. */
+/* Instead of a wait status: each agent ends as its program of the last generation has ended, and an agent that has
+   had no program in it ends with code 0. */
 #define DEAL_OWN_STATUS INT32_MIN
 
 struct deal_go {

@@ -77,8 +77,8 @@ bool roster_all_gone(const struct roster *roster);
 
 bool roster_is_usable(const struct roster_node *node);
 
-/* Gives the slots of nodes that cannot keep them to other nodes that are clear, and adds who takes whose place. False if
-   fewer than `min_nodes` are left. */
+/* Gives the slots of nodes that cannot keep them to other nodes that are clear, and adds who takes whose place. False
+   if fewer than `min_nodes` are left. */
 bool roster_fill(struct roster *roster, struct sink *sink);
 
 /* Counts the ranks, in order of the tasks' numbers. */
@@ -86,7 +86,8 @@ void roster_count(struct roster *roster);
 
 /* Returns how many good nodes wait. */
 uint32_t roster_spares_left(const struct roster *roster);
-/* Returns how many nodes wait, good ones or not; and one of them by its place among them, ROSTER_NONE behind the last. */
+/* Returns how many nodes wait, good ones or not; and one of them by its place among them, ROSTER_NONE behind the
+   last. */
 uint32_t roster_waiting(const struct roster *roster);
 uint32_t roster_waiting_at(const struct roster *roster, uint32_t index);
 /* Adds " (1 spare left)"; nothing in a step without spares. */

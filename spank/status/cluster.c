@@ -216,7 +216,8 @@ static void note_older(struct answers *answers, unsigned long node, const char *
 }
 
 /* Each line begins with srun's label: the task's number, which is the node's here, and ": ". srun mixes the pieces of
-   several tasks, and ends each with a newline. What comes before the first row is another program's, as a TaskProlog. */
+   several tasks, and ends each with a newline. What comes before the first row is another program's, as a TaskProlog.
+   */
 static void take_line(struct answers *answers, const char *line)
 {
 	char *end;

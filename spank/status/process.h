@@ -19,8 +19,8 @@ struct process {
 /* False if there is no such process, or not ours to look at. */
 bool process_read(pid_t pid, struct process *process);
 
-/* The real user of the process. The owner of /proc/PID does not tell it: the folder is root's if a user's process has made
-   itself undumpable. False if there is no such process. */
+/* The real user of the process. The owner of /proc/PID does not tell it: the folder is root's if a user's process has
+   made itself undumpable. False if there is no such process. */
 bool process_owner(pid_t pid, uid_t *owner);
 
 /* The value of a variable in the environment with which the process was started:

@@ -162,7 +162,8 @@ static int tried_place(const ddp_beat *beat)
 	return (beat->attempts - 1) % beat->place_count;
 }
 
-/* Only a refusal where the process once listened tells that it has ended: other addresses may be those of other hosts. */
+/* Only a refusal where the process once listened tells that it has ended: other addresses may be those of other
+   hosts. */
 static void note_error(ddp_beat *beat, int error)
 {
 	beat->refused = beat->refused || (error == ECONNREFUSED && beat->heard && tried_place(beat) == 0);

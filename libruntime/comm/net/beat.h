@@ -72,8 +72,8 @@ void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
 /* Does what can be done now. True: the node has been silent for the limit, or beat->word says that it gave up. */
 bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
-/* Whether somebody should be told that the node is not watched: there is no place to connect to, or many attempts have failed
-   and it does not look as if the process there has ended. */
+/* Whether somebody should be told that the node is not watched: there is no place to connect to, or many attempts
+   have failed and it does not look as if the process there has ended. */
 bool ddp_beat_is_blind(const ddp_beat *beat);
 /* Adds what it waits for; returns how many were added. `next_ns` becomes earlier if it has to be looked at earlier. */
 int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_t now_ns, uint64_t *next_ns);

@@ -65,7 +65,8 @@ bool ddp_ucx_progress(ddp_worker *worker)
 
 	if (worker->ended)
 		return false;
-	/* The turns end when something has come that a rank may wait for: over TCP, a turn in which nothing moves costs a system call. */
+	/* The turns end when something has come that a rank may wait for: over TCP, a turn in which nothing moves costs a
+	   system call. */
 	worker->came = false;
 	for (int i = 0; i < TURNS_MAX && !worker->came && ucp_worker_progress(worker->worker) != 0; i++)
 		moved = true;

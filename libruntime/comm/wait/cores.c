@@ -62,7 +62,8 @@ void ddp_core_leave(void)
 		sched_yield();
 }
 
-/* The rank with the lower number goes first, lest both go and meet again; the other one after four times as many turns. */
+/* The rank with the lower number goes first, lest both go and meet again; the other one after four times as many
+   turns. */
 static bool is_time_to_part(ddp_comm *comm, const ddp_condition *wait)
 {
 	const unsigned int turns = comm->run.turns;

@@ -199,8 +199,8 @@ static void note_rest(int rest)
 	pthread_mutex_unlock(&ends.lock);
 }
 
-/* What follows the last end takes milliseconds, and Slurm may wait longer than that before it reaps the last task. Whoever
-   asks for the end of the step looks at the witness until then. */
+/* What follows the last end takes milliseconds, and Slurm may wait longer than that before it reaps the last task.
+   Whoever asks for the end of the step looks at the witness until then. */
 static void do_rest(void)
 {
 	if (ends.acted || supervise_processes(&ends.node->supervise) > 0) {
@@ -212,8 +212,8 @@ static void do_rest(void)
 	node_tell_end(ends.node);
 }
 
-/* srun holds a failure until it knows of all earlier ones. `asked`: the question that srun had asked before the last look
-   at the tasks. Tells after how long to look again; -1: srun does not ask, or was answered. */
+/* srun holds a failure until it knows of all earlier ones. `asked`: the question that srun had asked before the last
+   look at the tasks. Tells after how long to look again; -1: srun does not ask, or was answered. */
 static int answer_srun(uint64_t asked)
 {
 	struct link *link = &ends.node->link;
@@ -230,8 +230,8 @@ static int answer_srun(uint64_t asked)
 	return -1;
 }
 
-/* Slurm may be calling other plugins, or an epilog, for longer than silence=. So the good-bye goes out now, even if the link
-   opens only now or breaks. */
+/* Slurm may be calling other plugins, or an epilog, for longer than silence=. So the good-bye goes out now, even if
+   the link opens only now or breaks. */
 static void serve_rest(void)
 {
 	struct pollfd ready[1 + LINK_FDS] = { { .fd = ends.wake, .events = POLLIN } };

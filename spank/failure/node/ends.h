@@ -25,15 +25,15 @@ int ends_next_look_ms(int look_ms);
    the thread has ended, or has got as far as behind node_end_witness(). */
 bool ends_take(const struct node_task *task);
 
-/* Whether node_end_witness() and node_tell_end() are left to the caller. Otherwise the thread has called both, or does so,
-   as soon as the last task has ended: Slurm may call back much later. */
+/* Whether node_end_witness() and node_tell_end() are left to the caller. Otherwise the thread has called both, or
+   does so, as soon as the last task has ended: Slurm may call back much later. */
 bool ends_leaves_rest(void);
 
 /* Ends the thread, which first takes what has ended, and says good-bye to srun. True if that is all tasks. */
 bool ends_finish(void);
 
-/* Waits until srun lets slurmstepd end, LEAVE_MS at most: srun first takes lost nodes out of the job, because SLURM never
-   completes a step whose other nodes have all ended before. Then it closes the connection. */
+/* Waits until srun lets slurmstepd end, LEAVE_MS at most: srun first takes lost nodes out of the job, because SLURM
+   never completes a step whose other nodes have all ended before. Then it closes the connection. */
 void ends_leave(void);
 
 #endif

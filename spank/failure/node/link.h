@@ -99,7 +99,8 @@ uint32_t link_lease_ms(const struct link *link);
 /* The age of the lease at which a node has to end its tasks by itself, if others may replace them. */
 uint32_t link_fence_ms(uint32_t silence_ms);
 
-/* Returns the number of srun's last question, if it was not answered yet, and answers it. 0: srun waits for no answer. */
+/* Returns the number of srun's last question, if it was not answered yet, and answers it. 0: srun waits for no
+   answer. */
 uint64_t link_asked(const struct link *link);
 void link_answer(struct link *link);
 

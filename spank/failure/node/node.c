@@ -300,8 +300,8 @@ static void start_link(struct node *node)
 	link_start(&node->link, &facts);
 }
 
-/* A failure is logged on its node when it happens. An end that may be none, because Slurm or a person has asked for it, is
-   not. */
+/* A failure is logged on its node when it happens. An end that may be none, because Slurm or a person has asked for
+   it, is not. */
 static void log_failure(const struct node *node, const struct node_task *task, const struct relay_news *news,
                         const struct ddp_progress *progress, uint64_t seen_ns)
 {

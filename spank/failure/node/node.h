@@ -75,8 +75,8 @@ int node_report_again(struct node *node);
    milliseconds to call it again; -1: never. */
 int node_serve_link(struct node *node);
 
-/* All tasks have been taken: tells srun of the node, if srun has not answered yet, and ends the witness. Slurm waits for
-   this before it tells srun of the last end. */
+/* All tasks have been taken: tells srun of the node, if srun has not answered yet, and ends the witness. Slurm waits
+   for this before it tells srun of the last end. */
 void node_end_witness(struct node *node);
 
 /* Then: tells srun if others may wait for the tasks. */

@@ -108,7 +108,8 @@ static bool is_in_window(const struct pace_rank *rank)
 	return rank->tells && rank->began_steps > 0;
 }
 
-/* Whether all ranks that tell have made the steps of a window that has lasted so long; `none`: there is no such rank. */
+/* Whether all ranks that tell have made the steps of a window that has lasted so long; `none`: there is no such rank.
+   */
 static bool is_complete(const struct pace_watch *watch, uint64_t window_ms, bool *none)
 {
 	const uint64_t wanted = window_ms < PACE_LONG_MS ? PACE_STEPS : PACE_LONG_STEPS;

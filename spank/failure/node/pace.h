@@ -14,8 +14,8 @@
 #include "spank/failure/pace_note.h"
 #include "watch/progress.h"
 
-/* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as each
-   node sends a message for it. */
+/* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as
+   each node sends a message for it. */
 enum { PACE_STEPS = 50, PACE_LONG_STEPS = 5, PACE_LONG_MS = 300000, PACE_WINDOW_MS = 2000, PACE_NODE_MS = 10, PACE_LOOK_MS = 500 };
 
 /* One rank, as its node sees it. */
@@ -46,7 +46,8 @@ void pace_see(struct pace_watch *watch, uint32_t local, uint32_t rank, const str
 /* Behind all pages: whether a note is to be told, which may be one of several. */
 bool pace_look(struct pace_watch *watch, uint32_t world_size, uint64_t now_ns, struct pace_note *note);
 
-/* How long a process could run and had no processor, by the thread for which that is longest; 0: the kernel does not tell. */
+/* How long a process could run and had no processor, by the thread for which that is longest; 0: the kernel does not
+   tell. */
 uint64_t pace_wait_ns(pid_t pid);
 
 #endif

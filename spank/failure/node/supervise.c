@@ -34,8 +34,8 @@ static size_t shared_bytes(uint32_t local_tasks)
 	return sizeof(struct supervise_shared) + local_tasks * sizeof(struct supervise_task);
 }
 
-/* A page for each task, its rings, of which only those that are used take memory, and a page of the node's own. The file's
-   size is fixed: a task cannot cut it short under the reader. */
+/* A page for each task, its rings, of which only those that are used take memory, and a page of the node's own. The
+   file's size is fixed: a task cannot cut it short under the reader. */
 static int make_progress_file(uint32_t local_tasks, uid_t owner)
 {
 	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION, .tasks = local_tasks };

@@ -67,8 +67,8 @@ pid_t witness_present(const struct witness *witness);
 /* Whether it was there, and was killed with its keeper: so are the tasks, then, if it was Slurm. */
 bool witness_was_killed(const struct witness *witness);
 
-/* In slurmstepd, when its tasks have ended: ends and reaps both. One that the kernel or a debugger holds for some seconds
-   is left: it runs no line of its own any more, and the kernel reaps it. */
+/* In slurmstepd, when its tasks have ended: ends and reaps both. One that the kernel or a debugger holds for some
+   seconds is left: it runs no line of its own any more, and the kernel reaps it. */
 void witness_end(struct witness *witness);
 
 #endif

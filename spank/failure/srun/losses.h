@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The nodes that are to leave the job, because they are lost. SLURM without slurmdbd changes the nodes of a job once, so
-   all of them leave it in one request, as late as possible. Pure, but it allocates memory. */
+/* The nodes that are to leave the job, because they are lost. SLURM without slurmdbd changes the nodes of a job once,
+   so all of them leave it in one request, as late as possible. Pure, but it allocates memory. */
 #ifndef SPANK_LOSSES_H
 #define SPANK_LOSSES_H
 

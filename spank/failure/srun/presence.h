@@ -58,16 +58,17 @@ uint64_t presence_due(struct presence *presence, uint64_t now_ns);
 /* Whether nodes have been silent for so long that it is to be said, which is once. */
 bool presence_is_late(struct presence *presence, uint64_t now_ns);
 
-/* Until when a node that has not reported may be about to tell of its first end, if each has so long after `asked_ns`, or
-   after the start of the last task; 0: all have reported, or it was said that some do not. */
+/* Until when a node that has not reported may be about to tell of its first end, if each has so long after
+   `asked_ns`, or after the start of the last task; 0: all have reported, or it was said that some do not. */
 uint64_t presence_untold_until(struct presence *presence, uint64_t asked_ns, uint64_t wait_ns);
 
 /* How many nodes have started tasks and not reported, and whether any node has reported. None
    while srun does not know yet where a task has started whose node has reported by it. */
 uint32_t presence_silent(struct presence *presence, bool *any_reported);
 
-/* The nodes of a step of which srun has heard nothing: no task has started there, and none has reported. Returns how many of
-   `nodes` these are, and adds their names if the list is that of the step's nodes; otherwise none is added. */
+/* The nodes of a step of which srun has heard nothing: no task has started there, and none has reported. Returns how
+   many of `nodes` these are, and adds their names if the list is that of the step's nodes; otherwise none is added.
+   */
 uint32_t presence_unstarted(const struct presence *presence, uint32_t nodes, const char *list, struct sink *names);
 
 /* Whether SLURM has given up the launch because tasks have not started for ten minutes. */

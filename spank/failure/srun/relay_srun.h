@@ -45,7 +45,8 @@ struct presence *relay_presence(void);
    forked child. */
 int relay_close(void);
 
-/* After relay_close(): the sentence about nodes whose plugin is of another release than this one; false: there are none. */
+/* After relay_close(): the sentence about nodes whose plugin is of another release than this one; false: there are
+   none. */
 bool relay_has_other_releases(char text[RELAY_TEXT_MAX + 1]);
 
 /* After relay_close(): whether a node has told that Slurm asked the step to stop. */

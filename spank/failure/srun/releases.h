@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which nodes of a step have a plugin of another release than srun's, as while a site's nodes are upgraded. Pure; nothing
-   is allocated. */
+/* Which nodes of a step have a plugin of another release than srun's, as while a site's nodes are upgraded. Pure;
+   nothing is allocated. */
 #ifndef SPANK_RELEASES_H
 #define SPANK_RELEASES_H
 

@@ -76,8 +76,8 @@ static bool lose_nodes(struct requests *requests, const struct links *links)
 	return true;
 }
 
-/* Silent nodes leave the job before the step ends: Slurm keeps a step that has ended before as long as such a node does not
-   answer. */
+/* Silent nodes leave the job before the step ends: Slurm keeps a step that has ended before as long as such a node
+   does not answer. */
 void requests_go_on(struct requests *requests, const struct links *links)
 {
 	if (controller_descriptor() >= 0 || lose_nodes(requests, links))

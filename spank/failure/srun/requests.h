@@ -41,8 +41,9 @@ void requests_end(struct requests *requests);
 /* A generation begins: nothing that was asked about the last one counts. */
 void requests_begin_again(struct requests *requests);
 
-/* Asks about the node of the news, if slurmctld may have killed its tasks: of a step that was cancelled that is one question,
-   not one of each node. A step that outlives nodes may lose several. True: the news are held until the answer comes. */
+/* Asks about the node of the news, if slurmctld may have killed its tasks: of a step that was cancelled that is one
+   question, not one of each node. A step that outlives nodes may lose several. True: the news are held until the
+   answer comes. */
 bool requests_hold(struct requests *requests, const struct step *step, const struct held_news *held);
 
 /* Whether there are such news. */
@@ -61,12 +62,12 @@ void requests_end_step(struct requests *requests, const struct links *links);
 /* Starts the request whose turn it is. */
 void requests_go_on(struct requests *requests, const struct links *links);
 
-/* Waits so long for slurmctld's answer, if a request is under way. Returns the request that was answered, REQUEST_NONE if
-   none was. The caller takes the answer in, and then calls requests_go_on(). */
+/* Waits so long for slurmctld's answer, if a request is under way. Returns the request that was answered,
+   REQUEST_NONE if none was. The caller takes the answer in, and then calls requests_go_on(). */
 enum controller_request requests_hear(struct requests *requests, int ms, bool *answer);
 
-/* Whether a request waits for requests_go_on(); and whether slurmctld was asked to end the step, and nothing more is to be
-   asked. */
+/* Whether a request waits for requests_go_on(); and whether slurmctld was asked to end the step, and nothing more is
+   to be asked. */
 bool requests_any_waits(const struct requests *requests);
 bool requests_have_ended_step(const struct requests *requests);
 

@@ -8,7 +8,7 @@ import time
 
 from . import page
 
-TEXT_MAX = 255  # of the page
+TEXT_MAX = 239  # of the page
 _HERE = os.path.dirname(__file__)
 
 # Errors of a rank that has lost another one, or has waited for it in vain. The other one's failure is the cause.
@@ -163,7 +163,7 @@ def _words(value, traceback=None):
 
 
 def describe(value, traceback=None):
-    """One line of at most 255 bytes: "ValueError: bad batch (train.py:10)"."""
+    """One line of at most 239 bytes: "ValueError: bad batch (train.py:10)"."""
     traceback = value.__traceback__ if traceback is None else traceback
     worker = _in_worker(type(value), _message(value))
     words, where = worker if worker is not None else (_words(value, traceback), place(traceback))
