@@ -111,7 +111,7 @@ status_is 1 "with on-failure=continue, too"
 for nodes in 1 2; do
 	capture as_user srun --ddp -N"$nodes" -n3 -m block "$probe" never 1
 	status_is 1 "a rank that ends before ddp_init() fails the step ($nodes nodes)"
-	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\): have every task call it, or start fewer tasks \(srun -n\); waiting: ranks 0,2 in the first exchange of all ranks' \
+	prints 'ddp: rank 1 of 3 on n0 had ended with code 0, [0-9.]+ s before, and without ddp_init\(\) or init_process_group\("ddp"\): have every task call it, or start fewer tasks \(srun -n\); waiting: ranks 0,2 in the first exchange of all ranks' \
 		"it is named"
 	prints_times 1 'ddp: ' "in one line"
 done
