@@ -87,7 +87,9 @@ if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then
 else
 	skip "apt could install them here" "apt is not usable"
 fi
-if command -v lintian >/dev/null; then
+if [ -z "${all-}" ]; then
+	skip "lintian finds no error" "tests/run --all runs it"
+elif command -v lintian >/dev/null; then
 	capture lintian --allow-root --fail-on error --tag-display-limit 0 "$packages"/*.deb
 	status_is 0 "lintian finds no error"
 else

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 4
 # seconds: 240
+# all: cluster
 # ddp-preflight: a slow rank, a slow link and a wrong limit are named, and nothing else is. PREFLIGHT_RUNS (1) is how often
 # each is tried, and PREFLIGHT_LOAD (0) how many processes compute beside the runs without a fault; make check-preflight
 # does it 100 times.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 2
 # seconds: 600
+# all: cluster
 # init_process_group("ddp") under plain srun --ddp, over two nodes: losses are gloo's, a rank that is killed is named by
 # the others' exceptions and by srun, and a training goes on from its checkpoint inside the step.
 . "$source/tests/cluster/lib.sh"

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 300
+# all: cluster
 # configure finds Slurm's headers wherever they are, and the plugin compiles with
 # those of each release that Debian's archives give: fetched into this test's
 # folder by an apt of its own, from the mirror that this machine uses.

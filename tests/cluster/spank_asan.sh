@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 180
+# all: cluster
 # The plugin under AddressSanitizer and UBSan inside real slurmstepds, where
 # it runs as root, and inside srun.
 . "$source/tests/cluster/lib.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-# runs: unit
+# runs:; all: unit
 """slurm_ddp's other tests with the oldest and the newest Python that the machine has, from 3.8 on.
 
 TEST_PYTHONS: interpreters to run instead, all of them, with colons between them.
