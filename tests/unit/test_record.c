@@ -688,7 +688,7 @@ static pid_t wait_in_a_child(void)
 static void writer_that_is_killed_or_late_is_told(void **state)
 {
 	struct supervise supervise;
-	struct flight flight = { .place = { .job = 4, .step = 0, .user = geteuid(), .group = getegid() } };
+	struct flight flight = { .place = { .job = 4, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
 	(void)state;
