@@ -136,6 +136,9 @@ static void make_log(spank_t spank, struct stepd *stepd, char *const *environmen
 	if (contained_here())
 		error_set(&request->error, "log=: SlurmdParameters=contain_spank of slurm.conf ends what the plugin starts "
 		          "before the tasks: the administrator should remove it, or log= be left out");
+	else if (ask_tracks_cgroups() && pump_shares_group("/proc/self/cgroup"))
+		error_set(&request->error, "log=: ProctrackType=proctrack/cgroup with control groups of version 2 kills ddp-log "
+		          "with the tasks, before it has written their output: leave log= out, and use srun's --output");
 	else if (!note_owner(spank, user, &owner))
 		error_set(&request->error, "log=: SLURM does not give the user's group");
 	else
@@ -338,6 +341,8 @@ static void end_step_alone(enum end_delay delay)
 static void finish(struct stepd *stepd)
 {
 	watched = NULL;
+	/* SLURM waits, behind the last task, for what is in the step's control group. */
+	pump_close(stepd->log_control);
 	kill_finish_alone();
 	if (ends_leaves_rest()) {
 		node_end_witness(&stepd->node);

@@ -15,7 +15,7 @@ struct owner {
 	gid_t groups[OWNER_GROUPS_MAX];
 };
 
-/* Makes this process the owner's for good, if it is root's. False: it is not the owner's. */
+/* Makes this process the owner's for good, by all its ids, if any of them is root's. False: it is not the owner's. */
 bool owner_become(const struct owner *owner);
 
 /* Closes all descriptors from `first` on. */

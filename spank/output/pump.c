@@ -14,6 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -30,6 +31,8 @@ enum {
 	PUMPS_MAX = 16,        /* so many are made when somebody kills them */
 	START_MS = 2000,
 	SEND_SECONDS = 30,     /* a file server that does not answer may hold ddp-log */
+	ANSWER_MS = 5000,      /* nor does a task wait longer than that: its pipe is there */
+	HANDED = PUMP_FDS + 1, /* the last descriptor is the answer's */
 };
 
 /* ---- streams ---------------------------------------------------------------------------- */
@@ -41,19 +44,33 @@ struct stream {
 	size_t fill;   /* bytes in `data`, of which */
 	size_t whole;  /* so many are to be written now: whole lines, unless there is no room or no more to come; */
 	size_t filed;  /* so many are in the file, */
-	size_t told;   /* and so many were given to SLURM */
+	size_t told;   /* and so many were put into `shown`, */
+	size_t shown_bytes; /* which has so many, */
+	size_t sent;   /* and so many of it were given to SLURM */
 	uint64_t lost; /* bytes that are missing at the end of the file */
 	int reason;    /* the errno of that */
 	bool said;     /* the user was told */
+	int polls[2];  /* where `ready` has PUMP_IN and PUMP_OUT; 0: nowhere */
 	struct pump_stream about;
+	char shown[PIPE_BUF];
 	char data[PUMP_BUFFER_BYTES];
 };
+
+/* Another pump, which goes on where one was killed, must not close a number a second time. */
+static void close_once(int *fd)
+{
+	const int number = *fd;
+
+	*fd = -1;
+	if (number >= 0)
+		close(number);
+}
 
 /* Another pump goes on with it if one is killed. */
 struct pump {
 	int control; /* -1: no more streams come */
 	uint32_t count;
-	struct pollfd *ready; /* the control's, and two of each stream */
+	struct pollfd *ready; /* the control's, and up to two of each stream */
 	struct stream stream[];
 };
 
@@ -70,11 +87,12 @@ static int write_all(int fd, const char *text, size_t bytes, size_t *done)
 	return 0;
 }
 
+/* An error also comes at once. */
 static bool can_write(int fd)
 {
 	struct pollfd ready = { .fd = fd, .events = POLLOUT };
 
-	return fd >= 0 && poll(&ready, 1, 0) > 0 && (ready.revents & POLLOUT) != 0;
+	return fd >= 0 && poll(&ready, 1, 0) > 0;
 }
 
 /* A user whose terminal takes nothing at the moment is told later. */
@@ -88,8 +106,7 @@ static void say_lost(struct stream *stream)
 		return;
 	length = snprintf(text, sizeof(text), "ddp: %s: what it writes does not reach its file %s: %s\n", stream->about.who,
 	                  stream->about.path, strerror(stream->reason));
-	write_all(stream->fds[PUMP_SAY], text, length > 0 ? (size_t)length : 0, &done);
-	stream->said = true;
+	stream->said = write_all(stream->fds[PUMP_SAY], text, length > 0 ? (size_t)length : 0, &done) != EAGAIN || done > 0;
 }
 
 /* The file takes bytes again. */
@@ -97,7 +114,8 @@ static bool note_gap(struct stream *stream)
 {
 	char text[256];
 	size_t done;
-	int length = snprintf(text, sizeof(text), "\nddp: %llu bytes are missing here, because the file could not be written: %s\n",
+	int length = snprintf(text, sizeof(text),
+	                      "\nddp: %llu bytes are missing here, because the file could not be written: %s\n",
 	                      (unsigned long long)stream->lost, strerror(stream->reason));
 
 	if (write_all(stream->fds[PUMP_FILE], text, (size_t)length, &done) != 0)
@@ -136,8 +154,8 @@ static bool is_last(const struct pump *pump, const struct stream *stream)
 	return true;
 }
 
-/* A carriage return ends a line, too: progress bars end none otherwise. But it may come before a newline. The task's other
-   stream adds no line to a last one that has no end. */
+/* A carriage return ends a line, too: progress bars end none otherwise. But it may come before a newline. The task's
+   other stream adds no line to a last one that has no end. */
 static size_t whole_lines(const struct pump *pump, const struct stream *stream)
 {
 	size_t end = stream->fill;
@@ -165,31 +183,49 @@ static size_t line_length(const char *text, size_t bytes, bool *ends)
 	return bytes;
 }
 
-/* A pipe that poll(2) calls ready takes as much without a wait. */
-static void write_out(struct stream *stream)
+/* Puts the label in front of lines, as many as a pipe takes at once. */
+static void fill_shown(struct stream *stream)
 {
-	char text[PIPE_BUF];
-	size_t used = 0, done, label = strlen(stream->about.label);
+	size_t used = 0, label = strlen(stream->about.label);
 
 	while (stream->told < stream->whole) {
 		const size_t front = stream->in_line ? 0 : label;
-		size_t length, room = sizeof(text) - used;
+		size_t length, room = sizeof(stream->shown) - used;
 		bool ends;
 		if (room <= front)
 			break;
-		memcpy(text + used, stream->about.label, front);
+		memcpy(stream->shown + used, stream->about.label, front);
 		length = line_length(stream->data + stream->told, stream->whole - stream->told, &ends);
 		ends &= length <= room - front;
 		length = length <= room - front ? length : room - front;
-		memcpy(text + used + front, stream->data + stream->told, length);
+		memcpy(stream->shown + used + front, stream->data + stream->told, length);
 		used += front + length;
 		stream->told += length;
 		stream->in_line = !ends;
 	}
-	if (write_all(stream->fds[PUMP_OUT], text, used, &done) != 0) {
-		close(stream->fds[PUMP_OUT]);
-		stream->fds[PUMP_OUT] = -1;
-	}
+	stream->sent = 0;
+	stream->shown_bytes = used;
+}
+
+static bool is_shown(const struct stream *stream)
+{
+	return stream->fds[PUMP_OUT] < 0 || (stream->told == stream->whole && stream->sent == stream->shown_bytes);
+}
+
+static void write_out(struct stream *stream)
+{
+	size_t done;
+	int reason;
+
+	if (stream->sent == stream->shown_bytes)
+		fill_shown(stream);
+	/* Another start of the task may have filled the same pipe since the last poll. */
+	if (!can_write(stream->fds[PUMP_OUT]))
+		return;
+	reason = write_all(stream->fds[PUMP_OUT], stream->shown + stream->sent, stream->shown_bytes - stream->sent, &done);
+	stream->sent += done;
+	if (reason != 0 && reason != EAGAIN)
+		close_once(&stream->fds[PUMP_OUT]);
 }
 
 static void read_in(struct stream *stream)
@@ -204,32 +240,32 @@ static void read_in(struct stream *stream)
 
 static void end_stream(struct stream *stream)
 {
+	const int file = stream->fds[PUMP_FILE];
 	size_t done;
 
 	if (stream->in_line && stream->about.label[0] != '\0' && can_write(stream->fds[PUMP_OUT]))
 		write_all(stream->fds[PUMP_OUT], "\n", 1, &done);
+	stream->in_line = false;
+	stream->fds[PUMP_FILE] = -1;
 	/* Some file servers refuse bytes as late as now. */
-	if (close(stream->fds[PUMP_FILE]) != 0 && stream->lost == 0) {
+	if (file >= 0 && close(file) != 0 && stream->lost == 0) {
 		stream->reason = errno;
 		say_lost(stream);
 	}
 	for (int i = 0; i < PUMP_FDS; i++)
-		if (i != PUMP_FILE && stream->fds[i] >= 0)
-			close(stream->fds[i]);
+		close_once(&stream->fds[i]);
 	stream->used = false;
 }
 
-static void serve(const struct pump *pump, struct stream *stream, const struct pollfd ready[2])
+static void serve(const struct pump *pump, struct stream *stream, bool reads, bool writes)
 {
-	if (ready[0].revents != 0)
+	if (reads)
 		read_in(stream);
 	stream->whole = whole_lines(pump, stream);
 	write_file(stream);
-	if (ready[1].revents != 0)
+	if (writes)
 		write_out(stream);
-	if (stream->fds[PUMP_OUT] < 0)
-		stream->told = stream->whole;
-	if (stream->told < stream->whole)
+	if (!is_shown(stream))
 		return;
 	memmove(stream->data, stream->data + stream->whole, stream->fill - stream->whole);
 	stream->fill -= stream->whole;
@@ -248,65 +284,118 @@ static struct stream *free_stream(struct pump *pump)
 	return NULL;
 }
 
-static void close_control(struct pump *pump)
+/* Another process may have the same open file, as another start of the task has. ddp-log opens a pipe or a terminal
+   once more, so that none of its writes waits and the other process's still do. If ddp-log may not open it, can_write()
+   alone keeps it from a wait. */
+static void reopen(int *fd)
 {
-	close(pump->control);
-	pump->control = -1;
+	char path[64];
+	struct stat info;
+	int own;
+
+	if (fstat(*fd, &info) != 0 || !(S_ISFIFO(info.st_mode) || isatty(*fd)))
+		return;
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", *fd);
+	own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	if (own < 0)
+		return;
+	close(*fd);
+	*fd = own;
+}
+
+/* Returns how many descriptors came. */
+static size_t take_fds(const struct cmsghdr *head, int fds[HANDED])
+{
+	size_t count = head != NULL ? (head->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+
+	if (count > 0)
+		memcpy(fds, CMSG_DATA(head), count * sizeof(int));
+	return count;
 }
 
 static void take_stream(struct pump *pump, struct stream *stream)
 {
-	union { struct cmsghdr head; char bytes[CMSG_SPACE(PUMP_FDS * sizeof(int))]; } extra;
+	union { struct cmsghdr head; char bytes[CMSG_SPACE(HANDED * sizeof(int))]; } extra;
+	int fds[HANDED];
 	struct iovec place = { &stream->about, sizeof(stream->about) };
-	struct msghdr message = { .msg_iov = &place, .msg_iovlen = 1, .msg_control = &extra, .msg_controllen = sizeof(extra) };
+	struct msghdr message = { .msg_iov = &place, .msg_iovlen = 1, .msg_control = &extra,
+	                          .msg_controllen = CMSG_LEN(sizeof(fds)) };
 	ssize_t got = recvmsg(pump->control, &message, MSG_CMSG_CLOEXEC);
-	const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+	size_t count;
 
 	if (got == 0 || (got < 0 && errno != EINTR))
-		close_control(pump);
+		close_once(&pump->control);
 	/* Only the plugin's own code has the other end. */
-	if (got != (ssize_t)sizeof(stream->about) || head == NULL || head->cmsg_len != CMSG_LEN(sizeof(stream->fds)))
+	if (got <= 0)
 		return;
-	memcpy(stream->fds, CMSG_DATA(head), sizeof(stream->fds));
-	stream->fill = stream->whole = stream->filed = stream->told = 0;
-	stream->lost = 0;
-	stream->ended = stream->in_line = stream->said = false;
-	stream->used = true;
+	count = take_fds(CMSG_FIRSTHDR(&message), fds);
+	if (got == (ssize_t)sizeof(stream->about) && count == HANDED) {
+		reopen(&fds[PUMP_OUT]);
+		reopen(&fds[PUMP_SAY]);
+		memcpy(stream->fds, fds, sizeof(stream->fds));
+		stream->fill = stream->whole = stream->filed = stream->told = stream->shown_bytes = stream->sent = 0;
+		stream->lost = 0;
+		stream->ended = stream->in_line = stream->said = false;
+		stream->used = true;
+		send(fds[PUMP_FDS], "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+		close(fds[PUMP_FDS]);
+		return;
+	}
+	while (count > 0)
+		close(fds[--count]);
 }
 
-/* False: there are no streams. `wait_ms` is for poll(2). */
-static bool list_ready(struct pump *pump, int *wait_ms)
+static int ask_for(struct pump *pump, uint32_t *count, int fd, short events)
 {
-	bool any = false;
+	pump->ready[*count] = (struct pollfd){ .fd = fd, .events = events };
+	return (int)(*count)++;
+}
 
+/* Returns how many descriptors poll(2) is to look at, which takes no more than the process may have. `any`: there are
+   streams. `wait_ms` is for poll(2). */
+static uint32_t list_ready(struct pump *pump, bool *any, int *wait_ms)
+{
+	uint32_t count = 0;
+
+	*any = false;
 	*wait_ms = -1;
-
-	pump->ready[0] = (struct pollfd){ .fd = free_stream(pump) != NULL ? pump->control : -1, .events = POLLIN };
+	ask_for(pump, &count, free_stream(pump) != NULL ? pump->control : -1, POLLIN);
 	for (uint32_t i = 0; i < pump->count; i++) {
-		const struct stream *stream = &pump->stream[i];
-		const bool reads = stream->used && !stream->ended && stream->fill < PUMP_BUFFER_BYTES;
-		const bool writes = stream->used && stream->told < stream->whole;
-		pump->ready[1 + 2 * i] = (struct pollfd){ .fd = reads ? stream->fds[PUMP_IN] : -1, .events = POLLIN };
-		pump->ready[2 + 2 * i] = (struct pollfd){ .fd = writes ? stream->fds[PUMP_OUT] : -1, .events = POLLOUT };
-		any |= stream->used;
-		if (stream->used && stream->ended && !writes && is_last(pump, stream))
+		struct stream *stream = &pump->stream[i];
+		stream->polls[0] = stream->polls[1] = 0;
+		if (!stream->used)
+			continue;
+		*any = true;
+		if (!stream->ended && stream->fill < PUMP_BUFFER_BYTES)
+			stream->polls[0] = ask_for(pump, &count, stream->fds[PUMP_IN], POLLIN);
+		if (!is_shown(stream))
+			stream->polls[1] = ask_for(pump, &count, stream->fds[PUMP_OUT], POLLOUT);
+		else if (stream->ended && is_last(pump, stream))
 			*wait_ms = 0;
 	}
-	return any;
+	return count;
+}
+
+static bool is_ready(const struct pump *pump, int place)
+{
+	return place > 0 && pump->ready[place].revents != 0;
 }
 
 static void run(struct pump *pump)
 {
-	int wait_ms;
-
-	while (list_ready(pump, &wait_ms) || pump->control >= 0) {
-		if (poll(pump->ready, 1 + 2 * pump->count, wait_ms) < 0)
+	for (;;) {
+		int wait_ms;
+		bool any;
+		const uint32_t count = list_ready(pump, &any, &wait_ms);
+		if (!any && pump->control < 0)
+			return;
+		if (poll(pump->ready, count, wait_ms) < 0)
 			continue;
 		for (uint32_t i = 0; i < pump->count; i++) {
 			struct stream *stream = &pump->stream[i];
-			const struct pollfd *ready = &pump->ready[1 + 2 * i];
-			if (stream->used && (stream->ended || ready[0].revents != 0 || ready[1].revents != 0))
-				serve(pump, stream, ready);
+			const bool reads = is_ready(pump, stream->polls[0]), writes = is_ready(pump, stream->polls[1]);
+			if (stream->used && (stream->ended || reads || writes))
+				serve(pump, stream, reads, writes);
 		}
 		if (pump->ready[0].revents != 0)
 			take_stream(pump, free_stream(pump));
@@ -347,7 +436,8 @@ _Noreturn static void keep(struct pump *pump)
 static struct pump *make_pump(int control, uint32_t tasks)
 {
 	const uint32_t count = tasks * STREAMS_PER_TASK + STREAMS_SPARE;
-	const size_t bytes = sizeof(struct pump) + count * sizeof(struct stream), polls = (1 + 2 * (size_t)count) * sizeof(struct pollfd);
+	const size_t bytes = sizeof(struct pump) + count * sizeof(struct stream);
+	const size_t polls = (1 + 2 * (size_t)count) * sizeof(struct pollfd);
 	char *memory = mmap(NULL, bytes + polls, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	struct pump *pump = (struct pump *)memory;
 
@@ -359,8 +449,8 @@ static struct pump *make_pump(int control, uint32_t tasks)
 	return pump;
 }
 
-/* In a child of slurmstepd. Its own child is none of slurmstepd's: some ways to track processes count all that slurmstepd has
-   forked to the step. */
+/* In a child of slurmstepd. Its own child is none of slurmstepd's: some ways to track processes count all that
+   slurmstepd has forked to the step. */
 _Noreturn static void become_pump(const struct owner *owner, int control, uint32_t tasks)
 {
 	struct rlimit files;
@@ -420,9 +510,22 @@ int pump_make(const struct owner *owner, uint32_t tasks, struct error *error)
 	return -1;
 }
 
-bool pump_add(int control, const struct pump_stream *stream, const int fds[PUMP_FDS], struct error *error)
+/* The answer's other end is closed without a byte if ddp-log could not take all descriptors. */
+static bool await_answer(int fd)
 {
-	union { struct cmsghdr head; char bytes[CMSG_SPACE(PUMP_FDS * sizeof(int))]; } extra = { .bytes = { 0 } };
+	struct pollfd ready = { .fd = fd, .events = POLLIN };
+	ssize_t got;
+	char byte;
+
+	while (poll(&ready, 1, ANSWER_MS) < 0 && errno == EINTR)
+		continue;
+	got = recv(fd, &byte, 1, MSG_DONTWAIT);
+	return got > 0 || (got < 0 && errno == EAGAIN);
+}
+
+static bool hand_over(int control, const struct pump_stream *stream, const int fds[HANDED])
+{
+	union { struct cmsghdr head; char bytes[CMSG_SPACE(HANDED * sizeof(int))]; } extra = { .bytes = { 0 } };
 	struct iovec place = { (void *)(uintptr_t)stream, sizeof(*stream) };
 	struct msghdr message = { .msg_iov = &place, .msg_iovlen = 1, .msg_control = &extra, .msg_controllen = sizeof(extra) };
 	struct cmsghdr *head = CMSG_FIRSTHDR(&message);
@@ -430,14 +533,57 @@ bool pump_add(int control, const struct pump_stream *stream, const int fds[PUMP_
 
 	head->cmsg_level = SOL_SOCKET;
 	head->cmsg_type = SCM_RIGHTS;
-	head->cmsg_len = CMSG_LEN(PUMP_FDS * sizeof(int));
-	memcpy(CMSG_DATA(head), fds, PUMP_FDS * sizeof(int));
+	head->cmsg_len = CMSG_LEN(HANDED * sizeof(int));
+	memcpy(CMSG_DATA(head), fds, HANDED * sizeof(int));
 	do
 		sent = sendmsg(control, &message, MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);
-	if (sent == (ssize_t)sizeof(*stream))
-		return true;
-	return error_set(error, "log=: ddp-log of this node takes no output: %s", strerror(errno));
+	return sent == (ssize_t)sizeof(*stream);
+}
+
+bool pump_add(int control, const struct pump_stream *stream, const int fds[PUMP_FDS], struct error *error)
+{
+	int answer[2], handed[HANDED], reason;
+	bool fine;
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, answer) != 0)
+		return error_set(error, "log=: no socket for ddp-log's answer: %s", strerror(errno));
+	memcpy(handed, fds, PUMP_FDS * sizeof(int));
+	handed[PUMP_FDS] = answer[1];
+	fine = hand_over(control, stream, handed);
+	reason = errno;
+	close(answer[1]);
+	if (!fine)
+		error_set(error, "log=: ddp-log of this node takes no output: %s", strerror(reason));
+	else if (!await_answer(answer[0]))
+		fine = error_set(error, "log=: ddp-log of this node has no descriptors left for a task's output: "
+		                 "the administrator should raise slurmd's LimitNOFILE");
+	close(answer[0]);
+	return fine;
+}
+
+bool pump_shares_group(const char *path)
+{
+	char text[4096];
+	const char *line;
+	ssize_t got;
+	int file = open(path, O_RDONLY | O_CLOEXEC);
+
+	if (file < 0)
+		return false;
+	text[0] = '\n';
+	got = read(file, text + 1, sizeof(text) - 2);
+	close(file);
+	text[got > 0 ? got + 1 : 0] = '\0';
+	/* The kernel writes this line last. */
+	line = strstr(text, "\n0::");
+	return line != NULL && strstr(line, "slurmstepd.scope/job_") != NULL;
+}
+
+void pump_close(int control)
+{
+	if (control >= 0)
+		shutdown(control, SHUT_WR);
 }
 
 void pump_end(int control, int ms)
@@ -446,7 +592,7 @@ void pump_end(int control, int ms)
 
 	if (control < 0)
 		return;
-	shutdown(control, SHUT_WR);
+	pump_close(control);
 	poll(&ready, 1, ms);
 	close(control);
 }

@@ -95,7 +95,8 @@ static bool redirect(int control, int fd, int file, int say, struct pump_stream 
 	return fine;
 }
 
-static bool redirect_both(int control, int file, struct pump_stream *stream, const struct identity *identity, struct error *error)
+static bool redirect_both(int control, int file, struct pump_stream *stream, const struct identity *identity,
+                          struct error *error)
 {
 	const int say = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
 	const char *node = identity->node_name;

@@ -65,4 +65,10 @@ status_is 75 "a signal: the ranks get it, and end as they like"
 prints_not "$line" "a signal: no restart"
 check "nothing is left" wait_until 20 none_left
 
+# shellcheck disable=SC2016
+capture as_user srun --ddp=log="$work/logs" -w 'n[0-1]' -N2 --ntasks-per-node=2 sh -c 'seq 20000; [ $RANK != 1 ] || { sleep 0.2; kill -9 $$; }; exec sleep 100'
+status_is 137 "log=: a step that is killed"
+same "4 $(seq 20000 | cksum)" "$(for file in "$work"/logs/*/rank-?.start-1.log; do cksum <"$file"; done | uniq -c | sed 's/^ *//')" \
+	"log=: each file has every line, as ddp-log is in no control group of the step's"
+
 done_testing

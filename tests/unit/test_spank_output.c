@@ -14,8 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -60,23 +62,35 @@ struct ends {
 	int say;
 };
 
-static struct ends hand_over(int file, const char *label)
+/* `out`: where SLURM's side is written to, which this closes. */
+static struct ends hand_over_with(int file, const char *label, int out)
 {
 	struct pump_stream stream = { .who = "rank 3 on n1" };
-	int in[2], out[2], say[2];
-	struct error error;
+	struct error error = { "" };
+	int in[2], say[2];
 
 	snprintf(stream.label, sizeof(stream.label), "%s", label);
 	snprintf(stream.path, sizeof(stream.path), "logs/%d", file);
 	assert_return_code(pipe2(in, O_CLOEXEC), errno);
-	assert_return_code(pipe2(out, O_CLOEXEC), errno);
 	assert_return_code(pipe2(say, O_CLOEXEC), errno);
-	const int fds[PUMP_FDS] = { [PUMP_IN] = in[0], [PUMP_OUT] = out[1], [PUMP_FILE] = file, [PUMP_SAY] = say[1] };
-	assert_true(pump_add(control, &stream, fds, &error));
+	const int fds[PUMP_FDS] = { [PUMP_IN] = in[0], [PUMP_OUT] = out, [PUMP_FILE] = file, [PUMP_SAY] = say[1] };
+	pump_add(control, &stream, fds, &error);
+	assert_string_equal(error.text, "");
 	close(in[0]);
-	close(out[1]);
+	close(out);
 	close(say[1]);
-	return (struct ends){ in[1], out[0], say[0] };
+	return (struct ends){ in[1], -1, say[0] };
+}
+
+static struct ends hand_over(int file, const char *label)
+{
+	struct ends ends;
+	int out[2];
+
+	assert_return_code(pipe2(out, O_CLOEXEC), errno);
+	ends = hand_over_with(file, label, out[1]);
+	ends.out = out[0];
+	return ends;
 }
 
 static int open_file(const char *name)
@@ -402,30 +416,189 @@ static void the_file_goes_on_without_srun(void **state)
 	close(file);
 }
 
+/* Writes lines of 7 bytes for as long as ddp-log takes them, and returns the number of bytes. */
+static size_t fill(int fd)
+{
+	struct pollfd ready = { .fd = fd, .events = POLLOUT };
+	size_t bytes = 0;
+
+	for (; poll(&ready, 1, 300) > 0; bytes += 7)
+		put(fd, "a line\n");
+	return bytes;
+}
+
+static void expect_others_to_go_on(void)
+{
+	int file = open_file("free");
+	struct ends ends = hand_over(file, "");
+
+	assert_return_code(ftruncate(file, 0), errno);
+	put(ends.in, "free\n");
+	await_text(file, "free\n");
+	close(ends.in);
+	assert_string_equal(read_all(ends.out), "free\n");
+	close(ends.say);
+	close(file);
+}
+
 /* As with plain srun, a task waits for a terminal that takes nothing. Other tasks do not. */
 static void an_output_that_takes_nothing_holds_up_its_own_task(void **state)
 {
-	int file = open_file("held"), other = open_file("free");
-	struct ends held = hand_over(file, "[r] "), ends = hand_over(other, "");
-	size_t bytes = 0;
-	struct pollfd ready = { .fd = held.in, .events = POLLOUT };
+	int file = open_file("held");
+	struct ends held = hand_over(file, "[r] ");
+	size_t bytes = fill(held.in);
 
 	(void)state;
-	while (poll(&ready, 1, 300) > 0) {
-		put(held.in, "a line\n");
-		bytes += 7;
-	}
 	assert_in_range(bytes, PUMP_BUFFER_BYTES, 8 * PUMP_BUFFER_BYTES);
-	put(ends.in, "free\n");
-	await_text(other, "free\n");
-	close(ends.in);
+	expect_others_to_go_on();
 	close(held.in);
-	assert_string_equal(read_all(ends.out), "free\n");
 	assert_int_equal(strlen(read_all(held.out)), bytes / 7 * 11);
 	assert_int_equal(strlen(read_file(file)), bytes);
 	close(held.say);
-	close(ends.say);
-	close(other);
+}
+
+/* Starts of a task write to the same output of SLURM's. When it is ready for each of them, it has room for one. `out` is
+   closed. */
+static void fill_from_starts(int out, int slurm)
+{
+	enum { STARTS = 3, LINES = 9000 };
+	struct ends starts[STARTS];
+	int file = open_file("starts");
+	pid_t worker;
+
+	expect_others_to_go_on();
+	worker = find_worker();
+	for (int i = 0; i < STARTS; i++)
+		starts[i] = hand_over_with(file, "[r] ", dup(out));
+	assert_int_equal(fcntl(out, F_GETFL) & O_NONBLOCK, 0); /* other processes have that description */
+	close(out);
+	assert_return_code(kill(worker, SIGSTOP), errno);
+	for (int line = 0; line < LINES; line++)
+		for (int i = 0; i < STARTS; i++)
+			put(starts[i].in, "a line\n");
+	assert_return_code(kill(worker, SIGCONT), errno);
+	pause_ms(300);
+	expect_others_to_go_on();
+	for (int i = 0; i < STARTS; i++) {
+		close(starts[i].in);
+		close(starts[i].say);
+	}
+	assert_int_equal(strlen(read_all(slurm)), STARTS * LINES * strlen("[r] a line\n"));
+	assert_int_equal(strlen(read_file(file)), STARTS * LINES * strlen("a line\n"));
+}
+
+static void starts_with_one_pipe_hold_up_their_own_task(void **state)
+{
+	int out[2];
+
+	(void)state;
+	assert_return_code(pipe2(out, O_CLOEXEC), errno);
+	fill_from_starts(out[1], out[0]);
+}
+
+/* A terminal is ready as soon as it has room for one byte. */
+static void starts_with_one_terminal_hold_up_their_own_task(void **state)
+{
+	int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), slave;
+	struct termios raw;
+
+	(void)state;
+	assert_return_code(unlockpt(master), errno);
+	slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
+	assert_return_code(tcgetattr(slave, &raw), errno);
+	cfmakeraw(&raw);
+	assert_return_code(tcsetattr(slave, TCSANOW, &raw), errno);
+	fill_from_starts(slave, master);
+}
+
+/* ddp-log may have fewer descriptors than a node's streams need. */
+static void a_stream_without_descriptors_is_refused(void **state)
+{
+	const struct pump_stream stream = { .who = "rank 3 on n1" };
+	struct rlimit limit;
+	struct error error;
+	pid_t worker;
+	int pipes[2];
+
+	(void)state;
+	expect_others_to_go_on();
+	worker = find_worker();
+	assert_return_code(prlimit(worker, RLIMIT_NOFILE, NULL, &limit), errno);
+	limit.rlim_cur = 4;
+	assert_return_code(prlimit(worker, RLIMIT_NOFILE, &limit, NULL), errno);
+	assert_return_code(pipe2(pipes, O_CLOEXEC), errno);
+	for (int i = 0; i < 20; i++) {
+		assert_false(pump_add(control, &stream, (const int[PUMP_FDS]){ pipes[0], pipes[1], pipes[1], pipes[1] }, &error));
+		assert_string_equal(error.text, "log=: ddp-log of this node has no descriptors left for a task's output: "
+		                    "the administrator should raise slurmd's LimitNOFILE");
+	}
+	close(pipes[0]);
+	close(pipes[1]);
+	/* It has closed those that it got. */
+	limit.rlim_cur = 10;
+	assert_return_code(prlimit(worker, RLIMIT_NOFILE, &limit, NULL), errno);
+	expect_others_to_go_on();
+}
+
+static void a_control_group_of_a_step_is_known(void **state)
+{
+	static const struct { const char *lines; bool shared; } cases[] = {
+		{ "0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n", true },
+		{ "0::/system.slice/n1_slurmstepd.scope/job_12/step_0/slurm\n", true },
+		{ "1:name=systemd:/\n0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n", true },
+		{ "0::/system.slice/slurmd.service\n", false },
+		{ "0::/system.slice/slurmstepd.scope/system\n", false },
+		{ "9:freezer:/slurm/uid_0/job_12/step_0\n0::/\n", false },
+		{ "", false },
+	};
+	char path[300];
+
+	(void)state;
+	assert_false(pump_shares_group("/proc/none"));
+	snprintf(path, sizeof(path), "%s/cgroup", folder);
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		int file = open_file("cgroup");
+		assert_return_code(ftruncate(file, 0), errno);
+		put(file, cases[i].lines);
+		close(file);
+		assert_int_equal(pump_shares_group(path), cases[i].shared);
+	}
+}
+
+/* slurmstepd is the user by its effective id alone when it calls the plugin. */
+static void the_owner_is_the_owner_for_good(void **state)
+{
+	const struct owner owner = { .user = 65534, .group = 65533, .group_count = 1, .groups = { 65532 } };
+	int status;
+	pid_t child;
+
+	(void)state;
+	if (getuid() != 0)
+		skip();
+	child = fork();
+	if (child == 0) {
+		uid_t user[3];
+		gid_t group[3], more[2] = { 0 };
+		if (setegid(owner.group) != 0 || seteuid(owner.user) != 0)
+			_exit(2);
+		if (!owner_become(&owner) || getresuid(user, user + 1, user + 2) != 0 || getresgid(group, group + 1, group + 2) != 0)
+			_exit(3);
+		for (int i = 0; i < 3; i++)
+			if (user[i] != owner.user || group[i] != owner.group)
+				_exit(4);
+		if (getgroups(2, more) != 1 || more[0] != owner.groups[0])
+			_exit(5);
+		_exit(seteuid(0) == 0 || setegid(0) == 0 ? 6 : owner_become(&owner) ? 0 : 7);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	if (WEXITSTATUS(status) == 2)
+		skip();
+	assert_int_equal(status, 0);
+	child = fork();
+	if (child == 0)
+		_exit(setresuid(65531, 65531, 65531) != 0 || owner_become(&owner) ? 1 : 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 }
 
 /* ---- a task ------------------------------------------------------------------------------- */
@@ -539,6 +712,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(the_file_says_what_is_missing, make, end),
 		cmocka_unit_test_setup_teardown(the_file_goes_on_without_srun, make, end),
 		cmocka_unit_test_setup_teardown(an_output_that_takes_nothing_holds_up_its_own_task, make, end),
+		cmocka_unit_test_setup_teardown(starts_with_one_pipe_hold_up_their_own_task, make, end),
+		cmocka_unit_test_setup_teardown(starts_with_one_terminal_hold_up_their_own_task, make, end),
+		cmocka_unit_test_setup_teardown(a_stream_without_descriptors_is_refused, make, end),
+		cmocka_unit_test_setup_teardown(a_control_group_of_a_step_is_known, make, end),
+		cmocka_unit_test(the_owner_is_the_owner_for_good),
 		cmocka_unit_test_setup_teardown(a_start_has_a_file_of_its_own, make, end),
 		cmocka_unit_test_setup_teardown(a_folder_that_cannot_be_is_refused, make, end),
 		cmocka_unit_test_setup_teardown(a_terminal_is_replaced_by_one, make, end),
