@@ -13,6 +13,7 @@
 #include <slurm/spank.h>
 
 #include "spank/failure/timeline.h"
+#include "spank/site.h"
 
 bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
               struct error *error)
@@ -60,11 +61,18 @@ bool ask_tracks_groups(void)
 	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
 }
 
-bool ask_tracks_cgroups(void)
+bool ask_signals_children_only(void)
 {
 	const slurm_conf_t *conf = ask_configuration();
+	char *(*find)(const char *name);
+	char *path;
 
-	return conf != NULL && conf->proctrack_type != NULL && strcmp(conf->proctrack_type, "proctrack/cgroup") == 0;
+	if (conf == NULL || conf->proctrack_type == NULL || strcmp(conf->proctrack_type, "proctrack/cgroup") != 0)
+		return false;
+	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_get_extra_conf_path");
+	/* Only SLURM could free the text. */
+	path = find != NULL ? find("cgroup.conf") : NULL;
+	return path == NULL || !site_file_says_yes(path, conf->slurm_user_id, "SignalChildrenProcesses");
 }
 
 uint32_t ask_kill_wait_ms(void)

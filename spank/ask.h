@@ -24,10 +24,10 @@ const slurm_conf_t *ask_configuration(void);
    last in the line. False: this srun does not let a plugin do so. */
 bool ask_to_set_option(int letter, const char *value);
 
-/* Whether Slurm finds a step's processes by their process group alone; by control groups, where signals except SIGKILL
-   reach the children of slurmstepd only. */
+/* Whether Slurm finds a step's processes by their process group alone. */
 bool ask_tracks_groups(void);
-bool ask_tracks_cgroups(void);
+/* In slurmstepd: whether SLURM's signals, except SIGKILL, reach the children of slurmstepd only. */
+bool ask_signals_children_only(void);
 
 /* Slurm's KillWait. */
 uint32_t ask_kill_wait_ms(void);

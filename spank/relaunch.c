@@ -81,23 +81,27 @@ static void note_signal(int number, siginfo_t *info, void *context)
 }
 
 /*
- * srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives a signal to the main
- * thread first, if that does not block the signal.
+ * Up to SLURM 25.11 srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives a
+ * signal to the main thread first, if that does not block the signal. A later srun has a handler, and no thread that waits:
+ * this handler stays. A signal that srun has found ignored stays, too, as srun's thread may be about to change that.
  */
 void relaunch_heed_signals(void)
 {
-	struct sigaction action = { .sa_sigaction = note_signal, .sa_flags = SA_SIGINFO | SA_RESTART };
-	sigset_t set;
+	struct sigaction action = { .sa_sigaction = note_signal, .sa_flags = SA_SIGINFO | SA_RESTART }, old;
+	sigset_t heeded, blocked;
 
-	if (syscall(SYS_gettid) != getpid())
+	if (syscall(SYS_gettid) != getpid() || pthread_sigmask(SIG_BLOCK, NULL, &blocked) != 0)
 		return;
-	sigemptyset(&set);
+	sigemptyset(&heeded);
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		sigaddset(&set, ends[i]);
-	action.sa_mask = set;
+		if (sigismember(&blocked, ends[i]) == 1 && sigaction(ends[i], NULL, &old) == 0 &&
+		    (old.sa_flags & SA_SIGINFO) == 0 && old.sa_handler == SIG_DFL)
+			sigaddset(&heeded, ends[i]);
+	action.sa_mask = heeded;
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		(void)sigaction(ends[i], &action, NULL);
-	pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+		if (sigismember(&heeded, ends[i]) == 1)
+			(void)sigaction(ends[i], &action, NULL);
+	pthread_sigmask(SIG_UNBLOCK, &heeded, NULL);
 }
 
 /* Puts srun's words before the program's. The last one of two options of a kind counts. */

@@ -4,6 +4,9 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -142,4 +145,34 @@ bool site_allows(const struct site *site, const struct settings *settings, struc
 			                 number_at(settings, i), key, site->most[i]);
 	}
 	return true;
+}
+
+/* Whether the line has KEY=yes, in one of SLURM's words for it. */
+static bool says_yes(const char *line, const char *key)
+{
+	static const char *const words[] = { "yes", "up", "true", "1" };
+	char name[64], value[256];
+	int bytes;
+
+	for (; sscanf(line, " %63[^=# \t\n] = %255[^# \t\n]%n", name, value, &bytes) == 2; line += bytes)
+		for (size_t i = 0; i < COUNT(words); i++)
+			if (strcasecmp(name, key) == 0 && strcasecmp(value, words[i]) == 0)
+				return true;
+	return false;
+}
+
+bool site_file_says_yes(const char *path, uid_t owner, const char *key)
+{
+	FILE *file = fopen(path, "re");
+	struct stat status;
+	char line[1024];
+	bool yes = false;
+
+	if (file == NULL)
+		return false;
+	if (fstat(fileno(file), &status) == 0 && (status.st_uid == geteuid() || status.st_uid == owner))
+		while (!yes && fgets(line, sizeof(line), file) != NULL)
+			yes = says_yes(line, key);
+	fclose(file);
+	return yes;
 }

@@ -7,6 +7,8 @@
 #ifndef SPANK_SITE_H
 #define SPANK_SITE_H
 
+#include <sys/types.h>
+
 #include "spank/options.h"
 
 struct site {
@@ -23,5 +25,8 @@ bool site_parse(struct site *site, int count, char *const words[], struct error 
 
 /* Whether the site's limits allow these settings. */
 bool site_allows(const struct site *site, const struct settings *settings, struct error *error);
+
+/* Whether one of SLURM's files has KEY=yes. The file must be this user's or the owner's. */
+bool site_file_says_yes(const char *path, uid_t owner, const char *key);
 
 #endif

@@ -106,7 +106,7 @@ static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 	else if (stepd->node.relay.port == 0)
 		error_set(&request->error, "restart=: srun does not listen for its nodes");
 	else if (agents_make(&stepd->node.supervise.agents, local_tasks, &request->error))
-		stepd->node.supervise.agents.shared->hands_on = ask_tracks_cgroups();
+		stepd->node.supervise.agents.shared->hands_on = ask_signals_children_only();
 }
 
 static bool note_owner(spank_t spank, uid_t user, struct owner *owner)

@@ -8,6 +8,7 @@
 #include "comm/agree.h"
 #include "comm/api.h"
 #include "comm/core/roster.h"
+#include "job/environment.h"
 #include "kernels.h"
 #include "reduce/model_state.h"
 #include "watch/progress.h"
@@ -95,6 +96,18 @@ static ddp_status share_node(const ddp_model *model, bool may, int rank, bool *o
 	return status;
 }
 
+/* SLURM may know a node by another name than its host name. The plugin tells SLURM's. */
+static ddp_status ask_node(const ddp_model *model, int rank, char name[DDP_HOST_MAX])
+{
+	const char *own = ddp_environment("DDP_NODE_NAME");
+
+	if (own == NULL)
+		own = strstr(ddp_rank_text(model->comm, ddp_comm_rank(model->comm)), " on ") + strlen(" on ");
+	memset(name, 0, DDP_HOST_MAX);
+	snprintf(name, DDP_HOST_MAX, "%s", own);
+	return ddp_broadcast(model->comm, name, DDP_HOST_MAX, DDP_U8, rank);
+}
+
 static void say_majority(const ddp_model *model, const ddp_outlier *o, bool one_node, char *text, size_t bytes)
 {
 	const char *odd = ddp_rank_text(model->comm, o->odd);
@@ -125,10 +138,12 @@ static void say_one_of(const ddp_model *model, const ddp_outlier *o, char *text,
 static ddp_status name_damage(ddp_model *model, const ddp_outlier *o, bool usual)
 {
 	const bool majority = 2 * o->usual_count > o->ranks;
-	char text[768];
+	char text[768], node[DDP_HOST_MAX];
 	bool one;
 
 	ddp_status status = share_node(model, !majority || !usual, o->odd, &one);
+	if (status == DDP_OK && one)
+		status = ask_node(model, o->odd, node);
 	if (status != DDP_OK)
 		return status;
 	if (majority)
@@ -136,8 +151,7 @@ static ddp_status name_damage(ddp_model *model, const ddp_outlier *o, bool usual
 	else
 		say_one_of(model, o, text, sizeof(text));
 	if (one)
-		ddp_fail(DDP_ERR_MISMATCH, "%s; " DDP_PROGRESS_WITHOUT "%s from the last checkpoint", text,
-		         strstr(ddp_rank_text(model->comm, o->odd), " on ") + strlen(" on "));
+		ddp_fail(DDP_ERR_MISMATCH, "%s; " DDP_PROGRESS_WITHOUT "%s" DDP_PROGRESS_FROM, text, node);
 	else
 		ddp_fail(DDP_ERR_MISMATCH, "%s; go back to the last checkpoint", text);
 	return majority ? ddp_error_about(DDP_ERR_MISMATCH, ddp_comm_world_rank(model->comm, o->odd)) : DDP_ERR_MISMATCH;

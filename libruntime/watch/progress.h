@@ -71,9 +71,10 @@ struct ddp_progress {
 	};
 };
 
-/* If memory or a processor of a node is damaged, the error tells so, and the node's name is behind these words: a
+/* If memory or a processor of a node is damaged, the error tells so, and the node's name is between these words: a
    restart avoids the node. slurm_ddp of Python writes them, too. */
 #define DDP_PROGRESS_WITHOUT "go on without node "
+#define DDP_PROGRESS_FROM " from the last checkpoint"
 
 /*
  * The last page of the plugin's file is the node's own: the plugin tells ddp-status there what concerns all ranks of the

@@ -218,6 +218,12 @@ static void run_child(const struct record_order *order, const struct snapshot *s
 		record_note_lost(order->lost, error.text);
 }
 
+static void note_writer(const struct record_order *order, pid_t pid)
+{
+	if (order->writer != NULL)
+		atomic_store(order->writer, pid);
+}
+
 pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source)
 {
 	struct snapshot *snapshot;
@@ -226,17 +232,15 @@ pid_t record_dump_beside(const struct record_order *order, const struct rings_so
 	if (order->place->dir[0] == '\0' || order->count == 0)
 		return -1;
 	snapshot = take_snapshot(order, source);
-	if (order->writers != NULL)
-		atomic_fetch_add(order->writers, 1);
 	child = snapshot != NULL ? fork() : -1;
 	if (child < 0)
 		record_note_lost(order->lost, strerror(errno));
-	if (child == 0)
+	if (child == 0) {
+		note_writer(order, getpid());
 		run_child(order, snapshot);
-	if (child <= 0 && order->writers != NULL)
-		atomic_fetch_sub(order->writers, 1);
-	if (child == 0)
+		note_writer(order, 0);
 		_exit(0);
+	}
 	free_snapshot(snapshot);
 	return child;
 }

@@ -40,7 +40,7 @@ struct record_order {
 	const struct record_task *tasks;
 	uint32_t count;
 	struct error *lost;     /* in memory that the child shares: gets the first reason why a record is not written; NULL */
-	atomic_uint *writers;   /* in the same memory: how many children are at work; NULL */
+	_Atomic pid_t *writer;  /* in the same memory: the child while it is at work, otherwise 0; NULL */
 	bool stacks;            /* ask the tasks' processes for their threads and stacks, which takes up to 1.5 s */
 };
 

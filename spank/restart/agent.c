@@ -187,11 +187,11 @@ static bool is_orphan(void)
 	return getppid() != self.agents->slurmstepd;
 }
 
-/* SLURM itself stops and continues all processes of a step that it suspends. */
+/* SLURM itself stops and continues all processes of a step that it suspends. A dead parent seems to have sent PARENT_DIED. */
 static bool is_for_program(const siginfo_t *info)
 {
 	return info->si_code == SI_USER && info->si_pid == self.agents->slurmstepd && info->si_signo != WAKE &&
-	       info->si_signo != SIGTSTP;
+	       info->si_signo != SIGTSTP && info->si_signo != PARENT_DIED;
 }
 
 /* Waits for a signal: an order, the end of a child, the end of slurmstepd, or one of SLURM's. */

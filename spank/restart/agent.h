@@ -12,7 +12,8 @@
  * outlives its agent, the kernel tells the survivor, which then ends too.
  *
  * The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
- * signals to the children of slurmstepd only, so each agent hands them on to its program. Between fork and exec
+ * signals to the children of slurmstepd only, so each agent hands them on to its program. With
+ * SignalChildrenProcesses=yes in cgroup.conf, SLURM itself sends them to all processes. Between fork and exec
  * there is libc only, and no lock: slurmstepd has threads.
  */
 #ifndef SPANK_AGENT_H

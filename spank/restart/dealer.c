@@ -301,15 +301,18 @@ static uint32_t rank_in(const char *text, char node[HOST_NAME_MAX_BYTES])
 	return rank;
 }
 
-/* The node that ranks have found to be damaged: see watch/progress.h. NULL: none. */
+/* The node that ranks have found to be damaged: see watch/progress.h. NULL: none, or the text is cut. */
 static const char *damaged_in(const char *text, char node[HOST_NAME_MAX_BYTES])
 {
 	const char *at = strstr(text, DDP_PROGRESS_WITHOUT);
+	int length = 0;
 
-	node[0] = '\0';
 	if (at == NULL)
 		return NULL;
-	sscanf(at + strlen(DDP_PROGRESS_WITHOUT), "%255[^ ,;:()]", node);
+	at += strlen(DDP_PROGRESS_WITHOUT);
+	if (sscanf(at, "%255[^ ,;:()]%n", node, &length) != 1 ||
+	    strncmp(at + length, DDP_PROGRESS_FROM, strlen(DDP_PROGRESS_FROM)) != 0)
+		return NULL;
 	return node;
 }
 

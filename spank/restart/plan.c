@@ -65,21 +65,31 @@ static struct cause cause_of(const struct plan *plan, const struct plan_failure 
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 
 	sink_add(&sink, "%s", failure->text);
-	if (failure->damaged != NULL && roster_find(&plan->roster, failure->damaged) != ROSTER_NONE)
+	if (roster_find(&plan->roster, failure->damaged) != ROSTER_NONE)
 		cause.node = roster_find(&plan->roster, failure->damaged);
 	cause.lost = cause.node != ROSTER_NONE && !roster_is_usable(&plan->roster.nodes[cause.node]);
 	return cause;
 }
 
-/* The step goes on without the damaged node, if it can. */
-static void avoid_damaged(struct plan *plan, struct cause *cause)
+/* Whether the step can go on without one more node. Some slots may need a waiting node already. */
+static bool can_spare(const struct roster *roster)
 {
-	struct roster_node *node = node_at(plan, cause->node);
+	uint32_t needed = 1, waiting = roster_waiting(roster);
+
+	for (uint32_t i = 0; i < roster->slot_count; i++)
+		needed += roster->slots[i].node != ROSTER_NONE && !roster_is_usable(&roster->nodes[roster->slots[i].node]);
+	return waiting >= needed || roster->active + waiting >= roster->min_nodes + needed;
+}
+
+/* The step goes on without the damaged node, if it can. */
+static void avoid_damaged(struct plan *plan, const char *damaged, struct cause *cause)
+{
+	struct roster_node *node = node_at(plan, roster_find(&plan->roster, damaged));
 	struct sink sink = sink_behind(cause->text, sizeof(cause->text));
 
-	if (node == NULL)
+	if (node == NULL || !roster_is_usable(node))
 		return;
-	if (roster_waiting(&plan->roster) > 0 || plan->roster.active > plan->roster.min_nodes) {
+	if (can_spare(&plan->roster)) {
 		node->unfit = true;
 		return;
 	}
@@ -100,8 +110,7 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 	/* Other events in a generation that ends are consequences of its end. */
 	if (plan->phase != PLAN_RUNNING)
 		return;
-	if (failure->damaged != NULL)
-		avoid_damaged(plan, &cause);
+	avoid_damaged(plan, failure->damaged, &cause);
 	succession_begin_ending(plan, &cause, now_ns);
 	if (!cause.port_taken && history_same_node(&plan->history, &cause))
 		plan->roster.nodes[cause.node].suspect = true;

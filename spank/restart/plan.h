@@ -101,7 +101,7 @@ struct plan_failure {
 	bool hearsay;        /* a better reason may come */
 	bool port_taken;     /* rank 0's program was not started, as another program has its port */
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
-	const char *damaged; /* the node that has a damaged memory or processor, as ranks have found; NULL: none. If the name is not known, `node` is */
+	const char *damaged; /* the node that has a damaged memory or processor, as ranks have found; NULL: none. An unknown name is no node */
 };
 
 /* Plans a step with so many nodes and tasks. False without memory, or if the policy does not fit them. */

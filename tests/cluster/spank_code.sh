@@ -87,7 +87,7 @@ capture as_user srun --wait=1 --ddp=on-failure=continue -N2 --ntasks-per-node=2 
 prints 'ddp: srun ends the step 1 s after its first task has ended \(--wait or SLURM_WAIT\), in spite of on-failure=continue$' \
 	"a user's --wait is followed, and what it contradicts is said"
 prints_not '^done$' "the step ends by it"
-# A pager that does not read what a rank floods it with: rank 0 notes until when it lived.
+# A pager that does not read what a rank floods it with: rank 0 notes until when it lived. SLURM's log waits 5 s for a reader.
 cat >"$work/flood" <<'END'
 cd "$1" || exit 1
 srun --ddp -N2 --ntasks-per-node=1 sh -c '
@@ -96,7 +96,7 @@ srun --ddp -N2 --ntasks-per-node=1 sh -c '
 echo "code ${PIPESTATUS[0]}"
 END
 rm -f "$work/lived" "$work/failed"
-capture as_user bash "$work/flood" "$work" "$(stretched 6)"
+capture as_user bash "$work/flood" "$work" "$(stretched 9)"
 took=$((($(cat "$work/lived" || echo 0) - $(cat "$work/failed" || echo 0)) / 1000000))
 if [ -s "$work/failed" ] && is_within $took 2000; then ok "a reader that does not read holds up no step's end"
 else not_ok "a reader that does not read holds up no step's end" "rank 0 lived for $took ms"; fi

@@ -690,6 +690,8 @@ static void writer_that_is_killed_or_late_is_told(void **state)
 	struct supervise supervise;
 	struct flight flight = { .place = { .job = 4, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
+	siginfo_t ended;
+	pid_t writer;
 
 	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
@@ -697,15 +699,23 @@ static void writer_that_is_killed_or_late_is_told(void **state)
 	strcpy(supervise.shared->node, "n7");
 	said[0] = '\0';
 	/* One of the witness's. */
-	atomic_store(&supervise.shared->record_writers, 1);
+	writer = wait_in_a_child();
+	atomic_store(&supervise.shared->record_writers[1], writer);
 	flight_tell_lost(&flight, &supervise, note_said);
 	assert_int_equal(strncmp(said, "flight records of node n7 are not yet written to ", 49), 0);
+	/* It is killed together with the witness, so nobody takes its number back. */
+	kill(writer, SIGKILL);
+	assert_int_equal(waitid(P_PID, (id_t)writer, &ended, WEXITED | WNOWAIT), 0);
+	said[0] = '\0';
+	flight_tell_lost(&flight, &supervise, note_said);
+	assert_string_equal(said, "");
+	assert_int_equal(waitpid(writer, NULL, 0), writer);
+	flight_tell_lost(&flight, &supervise, note_said);
+	assert_string_equal(said, "");
 	flight.children[0] = wait_in_a_child();
 	kill(flight.children[0], SIGALRM);
 	flight.failed = true;
 	flight_note_end(&flight, &supervise);
-	assert_int_equal(atomic_load(&supervise.shared->record_writers), 0);
-	said[0] = '\0';
 	flight_tell_lost(&flight, &supervise, note_said);
 	assert_non_null(strstr(said, ": the writer was ended by signal 14, as the file server did not answer"));
 	supervise_end(&supervise);

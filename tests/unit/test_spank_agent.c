@@ -522,8 +522,9 @@ static void an_agent_hands_slurms_signals_on(void **state)
 		awaited = (uint32_t)numbers[i];
 		assert_true(holds(is_asked, 20));
 	}
-	/* Orders and other senders are none of SLURM's. */
+	/* Orders, the word of a dead parent and other senders are none of SLURM's. */
 	send_to_agent(SIGCONT, false);
+	send_to_agent(SIGPWR, false);
 	send_to_agent(SIGTERM, true);
 	usleep(50000);
 	assert_int_equal(atomic_load(&seen->asked), SIGUSR2);

@@ -234,6 +234,23 @@ static void a_damaged_node_is_avoided(void **state)
 	end();
 }
 
+/* A page of a rank has room for so many characters of an error. */
+static void a_name_that_is_cut_is_no_node(void **state)
+{
+	const struct step_action action = {
+		.text = "rank 0 of 2 on n0 exited with code 1 after 9.0 s: step 7: rank 1 on n10 has other parameters than 7 of 8 ranks "
+		        "after step 6: its memory or processor is damaged; go on without node n1",
+		.end = { .wait_status = 256, .node = "n0" },
+	};
+
+	(void)state;
+	begin();
+	(dealer_restart.fail)(&action);
+	until_generation(2);
+	assert_null(strstr(said, "takes the place"));
+	end();
+}
+
 static void until_told(uint32_t node, int times, const char *spares)
 {
 	uint64_t began_ns = ddp_now_ns();
@@ -321,6 +338,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_node_whose_slurmstepd_has_ended_is_replaced),
 		cmocka_unit_test(a_damaged_node_is_avoided),
+		cmocka_unit_test(a_name_that_is_cut_is_no_node),
 		cmocka_unit_test(the_node_of_rank_zero_knows_who_waits),
 		cmocka_unit_test(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended),
 		cmocka_unit_test(a_node_that_is_lost_before_it_joins_ends_the_step),

@@ -6,7 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -735,6 +737,29 @@ static void sbatch_has_the_first_components_list(void **state)
 	}
 }
 
+static void slurms_file_says_yes(void **state)
+{
+	static const struct { const char *text; bool yes; } cases[] = {
+		{ "SignalChildrenProcesses=yes\n", true }, { "ConstrainCores=yes\n\tsignalchildrenprocesses = YES # all\n", true },
+		{ "CgroupPlugin=cgroup/v2 SignalChildrenProcesses=true", true }, { "SignalChildrenProcesses=1", true },
+		{ "", false }, { "SignalChildrenProcesses=no\n", false }, { "# SignalChildrenProcesses=yes\n", false },
+		{ "ConstrainCores=yes\n", false }, { "SignalChildrenProcesses\n=\n", false }, { "CgroupPlugin=v2#SignalChildrenProcesses=yes", false },
+	};
+	char path[] = "/tmp/cgroup.conf.XXXXXX";
+	int file = mkstemp(path);
+
+	(void)state;
+	assert_true(file >= 0);
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		assert_int_equal(ftruncate(file, 0), 0);
+		assert_int_equal(pwrite(file, cases[i].text, strlen(cases[i].text), 0), strlen(cases[i].text));
+		assert_int_equal(site_file_says_yes(path, geteuid(), "SignalChildrenProcesses"), cases[i].yes);
+	}
+	close(file);
+	unlink(path);
+	assert_false(site_file_says_yes(path, geteuid(), "SignalChildrenProcesses"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -760,6 +785,7 @@ int main(void)
 		cmocka_unit_test(site_locks_keys_of_a_request),
 		cmocka_unit_test(site_limits_keys_of_a_request),
 		cmocka_unit_test(site_switches_off),
+		cmocka_unit_test(slurms_file_says_yes),
 		cmocka_unit_test(components_have_one_list),
 		cmocka_unit_test(sbatch_has_the_first_components_list),
 	};

@@ -575,10 +575,37 @@ static void the_step_goes_on_without_a_damaged_node_if_it_may(void **state)
 	expect_said("rank 3 has other parameters; node n2 stays, because no spare is left; it is the same rank as last time; "
 	            "restart 2 of 9\n");
 	expect_ranks(2, 1, 2, 3);
-	/* A name that is cut: the node that tells of it is meant. */
+	/* A name that no node has: the node that tells of it is not damaged. */
 	damage_of("n");
-	expect_said("rank 3 has other parameters; node n0 stays, because no spare is left; it is the same rank as last time; "
-	            "restart 3 of 9\n");
+	expect_said("rank 3 has other parameters; it is the same rank as last time; restart 3 of 9\n");
+	expect_success();
+}
+
+/* The other slot that needs the spare is that of a node which cannot start its ranks again. */
+static void a_damaged_node_stays_if_another_one_needs_the_spare(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 1, 0);
+	plan_lose_agent(&world.plan, 0, &(struct deal_lost){ .generation = 1 }, now());
+	damage_of("n1");
+	expect_said("rank 3 has other parameters; node n1 stays, because no spare is left; restart 1 of 9: n2 takes the place "
+	            "of n0 (0 spares left)\n");
+	expect_ranks(2, 0, 0, 1);
+	expect_success();
+	begin(4, 2, 9, 0, 3);
+	plan_lose_agent(&world.plan, 0, &(struct deal_lost){ .generation = 1 }, now());
+	damage_of("n1");
+	expect_said("rank 3 has other parameters; node n1 stays, because no spare is left; restart 1 of 9: the step goes on "
+	            "with 3 of 4 nodes\n");
+	expect_success();
+}
+
+static void a_healthy_node_keeps_its_place_if_the_damaged_one_is_not_known(void **state)
+{
+	(void)state;
+	begin(3, 2, 9, 1, 0);
+	damage_of("n1.example.org");
+	expect_said("rank 3 has other parameters; restart 1 of 9 (1 spare left)\n");
 	expect_success();
 }
 
@@ -1401,6 +1428,8 @@ int main(void)
 		cmocka_unit_test(without_a_spare_such_a_node_stays),
 		cmocka_unit_test(a_damaged_node_is_replaced_at_once),
 		cmocka_unit_test(the_step_goes_on_without_a_damaged_node_if_it_may),
+		cmocka_unit_test(a_damaged_node_stays_if_another_one_needs_the_spare),
+		cmocka_unit_test(a_healthy_node_keeps_its_place_if_the_damaged_one_is_not_known),
 		cmocka_unit_test(other_nodes_in_between_keep_a_node),
 		cmocka_unit_test(an_early_good_end_is_no_failure),
 		cmocka_unit_test(a_step_that_stops_is_not_restarted),

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/node/flight.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "spank/base/child.h"
+#include "spank/base/handle.h"
 #include "spank/base/pause.h"
 #include "spank/base/sink.h"
 #include "spank/failure/node/stall.h"
@@ -49,22 +52,23 @@ static void reap_children(struct flight *flight, struct supervise_shared *shared
 		snprintf(text, sizeof(text), "the writer was ended by signal %d%s", WTERMSIG(wait_status),
 		         WTERMSIG(wait_status) == SIGALRM ? ", as the file server did not answer" : "");
 		record_note_lost(&shared->record_lost, text);
-		if (atomic_load(&shared->record_writers) > 0)
-			atomic_fetch_sub(&shared->record_writers, 1);
 	}
 }
 
-/* Writes the records in a child, unless so many children are still at work that one more would be lost. */
-static void write_beside(struct flight *flight, const struct record_order *order, const struct rings_source *source)
+/* Writes the records in a child, unless so many children are still at work that one more would be lost. `writers`: where
+   others see the child; NULL. */
+static void write_beside(struct flight *flight, struct record_order order, const struct rings_source *source,
+                         _Atomic pid_t *writers)
 {
 	for (int i = 0; i < FLIGHT_CHILDREN; i++) {
 		if (flight->children[i] > 0)
 			continue;
-		const pid_t child = record_dump_beside(order, source);
+		order.writer = writers != NULL ? &writers[i] : NULL;
+		const pid_t child = record_dump_beside(&order, source);
 		flight->children[i] = child > 0 ? child : 0;
 		return;
 	}
-	record_note_lost(order->lost, "earlier ones are still being written");
+	record_note_lost(order.lost, "earlier ones are still being written");
 }
 
 static void begin(struct flight *flight, const struct supervise *supervise, const char *reason, bool stacks)
@@ -75,8 +79,7 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	const struct record_order order = { .place = &flight->place, .reason = reason, .node = name, .tasks = tasks,
 		                            .count = supervise->local_tasks, .generation = supervise->generation,
 		                            .world_size = supervise->shared->world_size, .stacks = stacks,
-		                            .lost = &supervise->shared->record_lost,
-		                            .writers = &supervise->shared->record_writers };
+		                            .lost = &supervise->shared->record_lost };
 
 	if (tasks == NULL)
 		return;
@@ -84,7 +87,7 @@ static void begin(struct flight *flight, const struct supervise *supervise, cons
 	memcpy(name, supervise->shared->node, sizeof(name) - 1);
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
 		fill(supervise, i, &tasks[i]);
-	write_beside(flight, &order, &source);
+	write_beside(flight, order, &source, NULL);
 	free(tasks);
 }
 
@@ -106,30 +109,53 @@ void flight_note_end(struct flight *flight, const struct supervise *supervise)
 	reap_children(flight, supervise->shared, END_WAIT_MS);
 }
 
-/* Returns how many writers are at work. Those of the witness are the children of nobody here. */
-static unsigned int await_writers(const struct flight *flight, struct supervise_shared *shared)
+/* Nobody may have reaped a process that has ended, so kill(2) alone does not tell. */
+static bool runs(pid_t pid)
+{
+	struct pollfd process = { .fd = handle_open(pid), .events = POLLIN };
+
+	if (process.fd < 0)
+		return kill(pid, 0) == 0;
+	const bool ended = poll(&process, 1, 0) != 0;
+	close(process.fd);
+	return !ended;
+}
+
+/* The witness's writers are not children of this process. A writer that was killed has left its number behind. */
+static bool witness_writes(const struct supervise_shared *shared)
+{
+	for (int i = 0; i < SUPERVISE_WRITERS; i++) {
+		const pid_t writer = atomic_load(&shared->record_writers[i]);
+		if (writer > 0 && runs(writer))
+			return true;
+	}
+	return false;
+}
+
+/* Whether writers are at work. */
+static bool await_writers(const struct flight *flight, const struct supervise_shared *shared)
 {
 	const uint64_t deadline_ns = ddp_now_ns() + END_WAIT_MS * 1000000ull;
-	unsigned int own = 0;
+	bool own = false;
 
 	for (int i = 0; i < FLIGHT_CHILDREN; i++)
-		own += flight->children[i] > 0;
-	while (atomic_load(&shared->record_writers) > own && ddp_now_ns() < deadline_ns)
+		own |= flight->children[i] > 0;
+	while (witness_writes(shared) && ddp_now_ns() < deadline_ns)
 		pause_ms(WRITERS_LOOK_MS);
-	return atomic_load(&shared->record_writers);
+	return own || witness_writes(shared);
 }
 
 void flight_tell_lost(const struct flight *flight, const struct supervise *supervise, void (*say)(const char *text))
 {
 	const struct error *lost = &supervise->shared->record_lost;
-	unsigned int writers;
+	bool writes;
 	char text[RECORD_DIR_MAX + sizeof(lost->text) + HOST_NAME_MAX_BYTES + 128];
 	struct sink sink = sink_on(text, sizeof(text));
 
 	if (!is_wanted(flight, supervise))
 		return;
-	writers = await_writers(flight, supervise->shared);
-	if (lost->text[0] == '\0' && writers == 0)
+	writes = await_writers(flight, supervise->shared);
+	if (lost->text[0] == '\0' && !writes)
 		return;
 	sink_add(&sink, "flight records of node ");
 	sink_add_untrusted(&sink, supervise->shared->node, HOST_NAME_MAX_BYTES);
@@ -157,9 +183,9 @@ void flight_note_stall(struct flight *flight, const struct flight_view *view, bo
 	for (uint32_t i = 0; i < view->count; i++)
 		tasks[i] = (struct record_task){ .local_task = i, .rank = shared->task[i].rank,
 			.pid = atomic_load(&shared->task[i].end) == STALL_NO_END ? shared->task[i].pid : 0 };
-	write_beside(flight, &(struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
+	write_beside(flight, (struct record_order){ .place = &flight->place, .reason = "stall", .node = name,
 		.count = view->count, .generation = view->generation, .world_size = shared->world_size, .stacks = true,
-		.tasks = tasks, .lost = &shared->record_lost, .writers = &shared->record_writers }, &source);
+		.tasks = tasks, .lost = &shared->record_lost }, &source, shared->record_writers);
 	free(tasks);
 	/* With stall-action=kill the ranks end as soon as srun hears of it, and so does the child. */
 	reap_children(flight, shared, STALL_WAIT_MS);

@@ -10,8 +10,7 @@
 #include "spank/failure/node/supervise.h"
 #include "spank/record/dump.h"
 
-/* So many generations may fail while a file server does not answer. */
-enum { FLIGHT_CHILDREN = 4 };
+enum { FLIGHT_CHILDREN = SUPERVISE_WRITERS };
 
 struct flight {
 	struct record_place place; /* its `dir` is "" without record= */

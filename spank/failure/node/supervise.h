@@ -26,6 +26,8 @@ struct supervise_task {
 	atomic_int end; /* enum stall_end: whether it was reaped, and how it had ended */
 };
 
+enum { SUPERVISE_WRITERS = 4 }; /* so many generations may fail while a file server does not answer */
+
 /* Shared between slurmstepd, its children until they exec the program, and the witness. */
 struct supervise_shared {
 	atomic_bool told; /* a failure was already put into words on this node */
@@ -39,7 +41,7 @@ struct supervise_shared {
 	struct relay_sender sender;
 	struct witness witness;
 	struct error record_lost; /* why a flight record of the node was not written; the user may write it, too, */
-	atomic_uint record_writers; /* and how many processes write records */
+	_Atomic pid_t record_writers[SUPERVISE_WRITERS]; /* the witness's children that write records; 0: none */
 	uint32_t world_size;
 	char node[HOST_NAME_MAX_BYTES];
 	char srun_address[64]; /* numeric, as Slurm says it; "" if it does not */

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/failure/srun/voice.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "spank/base/sink.h"
 #include "spank/base/worker.h"
@@ -48,12 +51,23 @@ static bool take(struct sentence *sentence)
 	return any;
 }
 
+/* SLURM's log drops a line that stderr does not take within 5 s. */
+static void wait_for_reader(void)
+{
+	struct pollfd error_output = { .fd = STDERR_FILENO, .events = POLLOUT };
+
+	while (poll(&error_output, 1, -1) < 0 && errno == EINTR)
+		continue;
+}
+
 static void speak(void)
 {
 	struct sentence sentence;
 
-	while (take(&sentence))
+	while (take(&sentence)) {
+		wait_for_reader();
 		sentence.say(sentence.text);
+	}
 }
 
 /* With the lock. True if there is no thread to say what waits. */
