@@ -61,18 +61,24 @@ bool ask_tracks_groups(void)
 	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
 }
 
-bool ask_signals_children_only(void)
+bool ask_tracks_cgroups(void)
 {
 	const slurm_conf_t *conf = ask_configuration();
+
+	return conf != NULL && conf->proctrack_type != NULL && strcmp(conf->proctrack_type, "proctrack/cgroup") == 0;
+}
+
+bool ask_signals_children_only(void)
+{
 	char *(*find)(const char *name);
 	char *path;
 
-	if (conf == NULL || conf->proctrack_type == NULL || strcmp(conf->proctrack_type, "proctrack/cgroup") != 0)
+	if (!ask_tracks_cgroups())
 		return false;
 	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_get_extra_conf_path");
 	/* Only SLURM could free the text. */
 	path = find != NULL ? find("cgroup.conf") : NULL;
-	return path == NULL || !site_file_says_yes(path, conf->slurm_user_id, "SignalChildrenProcesses");
+	return path == NULL || !site_file_says_yes(path, ask_configuration()->slurm_user_id, "SignalChildrenProcesses");
 }
 
 uint32_t ask_kill_wait_ms(void)

@@ -26,6 +26,8 @@ bool ask_to_set_option(int letter, const char *value);
 
 /* Whether Slurm finds a step's processes by their process group alone. */
 bool ask_tracks_groups(void);
+/* Whether it finds them by their control group. */
+bool ask_tracks_cgroups(void);
 /* In slurmstepd: whether SLURM's signals, except SIGKILL, reach the children of slurmstepd only. */
 bool ask_signals_children_only(void);
 

@@ -595,9 +595,9 @@ ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state)
 ddp_status ddp_loader_refit(ddp_loader *loader, int rank, int ranks)
 {
 	struct reader *readers = loader->readers;
-	const ddp_loader former = *loader;
 
-	stop(loader);
+	stop(loader); /* until then threads read ahead */
+	const ddp_loader former = *loader;
 	loader->options.global_batch = update_samples(loader);
 	loader->rank = rank;
 	loader->world_size = ranks;
