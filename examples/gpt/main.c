@@ -309,8 +309,7 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (rank_leads(t->params))
-		report_step(&t->report, stats, ddp_model_loss_scale(t->params));
+	report_step(&t->report, stats, ddp_model_loss_scale(t->params), rank_leads(t->params));
 	return DDP_OK;
 }
 
@@ -398,9 +397,8 @@ static bool train(struct trainer *t)
 	double tested[2] = {0};
 
 	gpt_bind_reads(t->model, await_param, t);
-	if (rank_leads(t->params))
-		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size,
-		             gpt_activation_bytes(t->model));
+	report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size, gpt_activation_bytes(t->model),
+	             rank_leads(t->params));
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;
