@@ -422,6 +422,9 @@ static ddp_status take_up(training *loop)
 	ddp_status status = take_up_evaluation(loop);
 	if (status == DDP_OK && loop->model->steps > loop->ended)
 		status = end_step(loop, &loop->model->survival->stats);
+	/* This rank's own failure is that of all. */
+	if (status != DDP_OK && !loop->model->failed)
+		ddp_model_fail(loop->model, status);
 	return status == DDP_OK ? between_steps(loop) : status;
 }
 
