@@ -63,20 +63,11 @@ static bool open_data(struct trainer *t)
 	options.seed = o->seed;
 	options.readers = o->readers;
 
-	/* Each sample once, whatever the number of ranks. */
-	ddp_loader_options once = DDP_LOADER_OPTIONS;
-	once.batch_size = o->batch;
-	once.sequential = true;
-	once.tail = DDP_TAIL_UNEVEN;
-	once.readers = o->readers;
-
 	ddp_status status = ddp_tokens_open(o->data, o->format, o->model.length, 0, 1, &t->dataset);
 	if (status == DDP_OK)
 		status = ddp_loader_create(t->self.context, &t->dataset, &options, &t->loader);
 	if (status == DDP_OK && o->test != NULL)
 		status = ddp_tokens_open(o->test, o->format, o->model.length, 0, 1, &t->test);
-	if (status == DDP_OK && o->test != NULL)
-		status = ddp_loader_create(t->self.context, &t->test, &once, &t->test_loader);
 	return rank_fine(&t->self, status);
 }
 
@@ -309,9 +300,22 @@ static ddp_status on_step(void *user, const ddp_step_stats *stats)
 {
 	struct trainer *t = user;
 
-	if (rank_leads(t->params))
-		report_step(&t->report, stats, ddp_model_loss_scale(t->params));
+	report_step(&t->report, stats, ddp_model_loss_scale(t->params), rank_leads(t->params));
 	return DDP_OK;
+}
+
+/* Each sample once, whatever the number of ranks, which are those that are left. */
+static bool open_test(struct trainer *t)
+{
+	ddp_loader_options once = DDP_LOADER_OPTIONS;
+	once.batch_size = t->options.batch;
+	once.sequential = true;
+	once.tail = DDP_TAIL_UNEVEN;
+	once.readers = t->options.readers;
+	once.comm = ddp_model_comm(t->params);
+
+	ddp_status status = ddp_loader_create(t->self.context, &t->test, &once, &t->test_loader);
+	return rank_fine(&t->self, status);
 }
 
 static void test_batch(struct trainer *t, double sums[2])
@@ -398,16 +402,15 @@ static bool train(struct trainer *t)
 	double tested[2] = {0};
 
 	gpt_bind_reads(t->model, await_param, t);
-	if (rank_leads(t->params))
-		report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size,
-		             gpt_activation_bytes(t->model));
+	report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size, gpt_activation_bytes(t->model),
+	             rank_leads(t->params));
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;
 	t->stopped = summary.stopped;
 	if (rank_leads(t->params))
 		report_trained(&t->report, &summary, t->self.job);
-	const bool fine = o->test == NULL || t->stopped || test(t, tested);
+	const bool fine = o->test == NULL || t->stopped || (open_test(t) && test(t, tested));
 	if (rank_leads(t->params))
 		report_tested(&t->report, &summary, t->self.job, fine && tested[1] > 0 ? tested[0] / tested[1] : NAN);
 	if (!fine)

@@ -7,13 +7,15 @@
 #include "gpt/report.h"
 
 void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t parameters,
-                  int64_t samples, size_t activation_bytes)
+                  int64_t samples, size_t activation_bytes, bool leads)
 {
 	const gpt_config *m = &o->model;
 	const progress *p = &r->progress;
 
 	*r = (report){.options = o, .out = o->json ? stderr : stdout, .activation_bytes = activation_bytes};
 	progress_start(&r->progress, r->out, o->steps, "tokens");
+	if (!leads)
+		return;
 	fprintf(r->out, "%sGPT-2%s %.2fM parameters: %d layers, %d heads, width %d, vocabulary %d, "
 	        "length %d%s\n", progress_paint(p, PROGRESS_BOLD), progress_paint(p, PROGRESS_PLAIN),
 	        (double)parameters * 1e-6, m->layers, m->heads, m->width, m->vocab, m->length, m->f16 ? ", in f16" : m->mixed ? ", in bf16" : o->tf32 ? ", products in TF32" : "");
@@ -26,10 +28,12 @@ void report_start(report *r, const gpt_options *o, const ddp_job *job, int64_t p
 	fflush(r->out);
 }
 
-void report_step(report *r, const ddp_step_stats *stats, double loss_scale)
+void report_step(report *r, const ddp_step_stats *stats, double loss_scale, bool leads)
 {
 	r->last = stats->step;
 	r->loss_scale = loss_scale;
+	if (!leads)
+		return;
 	if (stats->skipped)
 		fprintf(r->out, "step %" PRId64 " is skipped: gradients overflow f16; the loss scale is now %g\n", stats->step + 1,
 		        loss_scale);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report: what rank 0 shows while and after it trains. */
+/* report: what the leading rank shows while and after it trains. Every rank keeps one, as it may lead once rank 0 is lost. */
 #ifndef EXAMPLES_GPT_REPORT_H
 #define EXAMPLES_GPT_REPORT_H
 
@@ -18,9 +18,9 @@ typedef struct report {
 } report;
 
 void report_start(report *r, const gpt_options *options, const ddp_job *job,
-                  int64_t parameters, int64_t samples, size_t activation_bytes);
+                  int64_t parameters, int64_t samples, size_t activation_bytes, bool leads);
 /* A step that was skipped has left the loss scale so. */
-void report_step(report *r, const ddp_step_stats *stats, double loss_scale);
+void report_step(report *r, const ddp_step_stats *stats, double loss_scale, bool leads);
 /* The closing summary is for people, or JSON on stdout. What training took people are told before
    the model is tested, however that ends; JSON comes whole, behind it. */
 void report_trained(const report *r, const ddp_summary *summary, const ddp_job *job);

@@ -335,6 +335,7 @@ static bool test(struct trainer *t)
 	options.sequential = true;
 	options.tail = DDP_TAIL_UNEVEN;
 	options.readers = t->options.readers;
+	options.comm = ddp_model_comm(t->params);
 	ddp_dataset dataset = {0};
 	ddp_loader *loader = NULL;
 	ddp_image_shape shape;

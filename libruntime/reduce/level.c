@@ -58,14 +58,19 @@ static ddp_status copy_step(ddp_model *model, ddp_comm *left, const ddp_survivor
 	return DDP_OK;
 }
 
-/* The scale of the loss follows the steps that all have seen, and 16-bit buckets the largest gradient. */
-static ddp_status copy_scale(ddp_model *model, ddp_comm *left, int root)
+/* The scale of the loss follows the steps that all have seen, and 16-bit buckets the largest gradient. A rank that missed
+   the step's end ends it, too: all updates are complete, and the norm comes from a rank that saw it. */
+static ddp_status end_alike(ddp_model *model, ddp_comm *left, int root, int64_t steps)
 {
-	struct { ddp_scaler scaler; double largest; } sent = { model->scaler, model->largest };
+	struct { ddp_scaler scaler; double largest, grad_norm; } sent = { model->scaler, model->largest, model->survival->stats.grad_norm };
 
 	ddp_status status = ddp_broadcast(left, &sent, sizeof(sent), DDP_U8, root);
 	if (status != DDP_OK)
 		return status;
+	if (model->steps < steps) {
+		model->stats.grad_norm = sent.grad_norm;
+		ddp_step_count(model);
+	}
 	model->scaler = sent.scaler;
 	model->largest = sent.largest;
 	return DDP_OK;
@@ -82,10 +87,7 @@ ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *
 		status = copy_step(model, left, all, root);
 	else
 		model->strategy->undo(model, steps + 1, dead);
-	/* All updates of the step are complete, so this rank ends it, too. */
-	if (status == DDP_OK && model->steps < steps)
-		ddp_step_count(model);
-	return status == DDP_OK ? copy_scale(model, left, root) : status;
+	return status == DDP_OK ? end_alike(model, left, root, steps) : status;
 }
 
 ddp_status ddp_level_resume(ddp_model *model, bool learned)

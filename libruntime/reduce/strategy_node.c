@@ -243,6 +243,10 @@ ddp_status ddp_node_strategy_keep_undo(ddp_model *model)
 	status = ddp_comm_agree(model->comm, status, "keep what an update changes");
 	if (status == DDP_OK)
 		status = share(model->comm, (size_t)pieces_most(model) * sizeof(int64_t) + arenas * kept_bytes(model), n->undo);
+	if (status != DDP_OK) {
+		free(n->undo);
+		n->undo = NULL;
+	}
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "what an update changes");
 }
 

@@ -419,9 +419,15 @@ static ddp_status take_up_evaluation(const training *loop)
 static ddp_status take_up(training *loop)
 {
 	loop->accumulate = ddp_loader_accumulation(loop->loader);
+	/* Others may have missed a skipped step, and with it the stop: the next step tells it again. */
+	if (loop->skipped)
+		loop->stops = false;
 	ddp_status status = take_up_evaluation(loop);
 	if (status == DDP_OK && loop->model->steps > loop->ended)
 		status = end_step(loop, &loop->model->survival->stats);
+	/* This rank's own failure is that of all. */
+	if (status != DDP_OK && !loop->model->failed)
+		ddp_model_fail(loop->model, status);
 	return status == DDP_OK ? between_steps(loop) : status;
 }
 

@@ -52,7 +52,7 @@ def read(path):
 VIEWS = """
 import os, sys, threading, time
 from slurm_ddp import Checkpoint
-rank, seen = int(os.environ["RANK"]), {0: [2, 10], 1: [2], 2: [2, 10, 30]}
+rank, seen = int(os.environ["RANK"]), {0: [2, 10, 10**20], 1: [2], 2: [2, 10, 30]}
 os.makedirs(sys.argv[1] + "/%d" % rank)
 os.chdir(sys.argv[1] + "/%d" % rank)
 def write(state, folder):
@@ -151,7 +151,7 @@ class Files(unittest.TestCase):
 
     def test_unfinished_and_strange_names_are_no_checkpoints(self):
         self.folder.mkdir(parents=True)
-        for name in (".step-00000009.new-x", "step-9", "step-00000009x", "other"):
+        for name in (".step-00000009.new-x", "step-9", "step-00000009x", "step-%d" % (1 << 48), "step-00000009.65534", "other"):
             Path(self.folder, name).mkdir()
         Path(self.folder, "step-00000010").write_text("a file")
         self.assertIsNone(Checkpoint(self.folder, format=write).latest())

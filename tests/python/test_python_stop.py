@@ -199,6 +199,12 @@ class Strangers(unittest.TestCase):
                 self.assertLess(time.monotonic(), deadline)
                 time.sleep(0.05)
 
+    def test_offer_that_fails_is_answered(self):
+        self.rank0.offer(7, lambda: 1 // 0)
+        follower = agreement.Agreement(2, 3, "127.0.0.1", self.key)
+        self.addCleanup(follower.end)
+        self.assertEqual(follower.ask(7, 60), agreement.UNREADABLE)
+
     def test_wrong_key_is_refused_by_both_sides(self):
         port = agreement.ports(self.key)[0]
         with self.assertRaises(OSError):

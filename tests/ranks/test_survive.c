@@ -54,7 +54,7 @@ typedef struct shared {
 	bool survives, resumes, own_loop;
 	atomic_int step;         /* that a rank that dies has begun */
 	useconds_t delay, pause; /* ANYWHERE: how long after that */
-	double loss[LAST + 1], evaluation[LAST + 1];
+	double loss[LAST + 1], evaluation[LAST + 1], norm[RANKS_MAX][LAST + 1];
 	int ranks_of[LAST + 1];  /* that have done the step; the last ones count */
 	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
 	float params[MLP_ELEMENTS];
@@ -133,6 +133,7 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 	/* All ranks get the same. */
 	run->loss[stats->step] = stats->loss;
 	run->ranks_of[stats->step] = stats->active_ranks;
+	run->norm[own_rank][stats->step] = stats->grad_norm;
 	run->ended[own_rank][stats->step]++;
 	prepare_to_die(model_of_rank);
 	die_here(AFTER);
@@ -370,7 +371,7 @@ static void survive_as(const world *of)
 	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL);
 	for (int64_t step = 1; step <= LAST; step++) {
 		for (int r = 0; r < of->ranks; r++)
-			assert_true(seen->ended[r][step] == 1 || (dying >> r & 1) != 0);
+			assert_true((seen->ended[r][step] == 1 && seen->norm[r][step] > 0) || (dying >> r & 1) != 0);
 	}
 	if (last < LAST) {
 		run_reference(of, seen);

@@ -124,10 +124,13 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * step is done again, ddp_model_user_state() is what it was before that step, for a program that keeps the state of its
  * random numbers there. loader may be NULL.
  *
+ * If two ranks die within the last step and the meeting of those that are left, one rank may have left for ddp_finalize()
+ * with the step complete, while another goes on without it.
+ *
  * It returns another status than DDP_OK as it was given, if the ranks cannot go on: another kind of error, or each rank
  * that is left lacks something. A warning says what is lacking. Then load a checkpoint in a new run.
  *
- * DDP_ERR_UNSUPPORTED, from the first call: the model is on a device, is compressed by PowerSGD or a hook,
+ * DDP_ERR_UNSUPPORTED, from the first call: the model is on a device, has local SGD, is compressed by PowerSGD or a hook,
  * or each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes and
  * DDP_SHARD_GRADIENTS). The training then ends with the first rank that dies, as without this function.
  * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that

@@ -24,6 +24,7 @@ HEARD, COUNT, BYE, ASK, STOP, LOST, DONE, LEAVE, WISH, SAID = range(1, 11)
 _HANDSHAKE_SECONDS = 10.0
 _CONNECT_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
+UNREADABLE = 1  # what rank 0 answers if an offer's function fails
 
 
 def _code(key, *parts):
@@ -367,7 +368,11 @@ class Agreement:
                 self.pending.append((link, name))
                 continue
             try:
-                link.send(SAID, self.offers[name](), b"down", name)
+                number = self.offers[name]()
+            except Exception:  # it must not end this thread
+                number = UNREADABLE
+            try:
+                link.send(SAID, number, b"down", name)
             except OSError:  # the link is read later, and then found to be gone
                 pass
 

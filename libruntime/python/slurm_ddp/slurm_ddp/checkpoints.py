@@ -10,13 +10,15 @@ import threading
 import time
 
 from . import jobs, progress, stopping
+from .agreement import UNREADABLE
 
 _NAME = re.compile(r"^step-(\d{8,})(?:\.(\d+))?$")
 _UNFINISHED = re.compile(r"^\.step-\d+(?:\.\d+)?\.(new|old)-(.*)$")
 _STALE_SECONDS = 86400.0
 _ASK_SECONDS = 600.0  # rank 0 may still import its libraries
 _SEE_SECONDS = 60.0   # so old may a node's view of a folder be
-_UNREADABLE = 1
+# A step and its repetition are one number of 64 bits: see _newest_number().
+_STEP_MOST, _REPETITION_MOST = (1 << 48) - 1, (1 << 16) - 3
 
 
 def _sync(path):
@@ -106,8 +108,9 @@ def _found(directory):
     found = []
     for name in names:
         match = _NAME.match(name)
-        if match and os.path.isdir(os.path.join(directory, name)):
-            found.append((int(match.group(1)), int(match.group(2) or 0), os.path.join(directory, name)))
+        step, repetition = (int(match.group(1)), int(match.group(2) or 0)) if match else (-1, 0)
+        if 0 <= step <= _STEP_MOST and repetition <= _REPETITION_MOST and os.path.isdir(os.path.join(directory, name)):
+            found.append((step, repetition, os.path.join(directory, name)))
     return sorted(found)
 
 
@@ -116,8 +119,8 @@ def _newest_number(directory):
     try:
         found = _found(directory)
     except OSError:
-        return _UNREADABLE
-    return found[-1][0] << 20 | found[-1][1] + 2 if found else 0
+        return UNREADABLE
+    return found[-1][0] << 16 | found[-1][1] + 2 if found else 0
 
 
 class Checkpoint:
@@ -164,10 +167,10 @@ class Checkpoint:
             except OSError as error:
                 raise OSError("rank %d cannot ask rank 0 for the newest checkpoint in %s: %s; each rank makes a Checkpoint of "
                               "this folder, by the same name" % (self._rank, self.directory, error)) from None
-            if number == _UNREADABLE:
+            if number == UNREADABLE:
                 raise OSError("rank 0 cannot read the folder %s; its own error says why" % self.directory)
             if number is not None:
-                return (number >> 20, (number & 0xfffff) - 2) if number else None
+                return (number >> 16, (number & 0xffff) - 2) if number else None
         found = self._found()  # rank 0 may be gone already, at the end of a training
         return found[-1][:2] if found else None
 
@@ -209,6 +212,8 @@ class Checkpoint:
         step = int(step)
         if step < 0:
             raise ValueError("step is %d, below 0" % step)
+        if step > _STEP_MOST:
+            raise ValueError("step is %d, above %d" % (step, _STEP_MOST))
         self.wait()
         if self._rank != 0 and not self.all_ranks:
             return
