@@ -49,7 +49,7 @@ dk_queue *dk_in_use(void);
    OpenMP threads: matrix products by AMX or by AVX-512's dot products of bf16 where the
    processor has them, and all sums in f32. NULL: no memory. */
 dk_queue *dk_open_mixed(void);
-/* The same of DK_MIXED_F16: each function widens its operands, and computes in f32. */
+/* This queue is of DK_MIXED_F16: each function widens its operands, and computes in f32. */
 dk_queue *dk_open_f16(void);
 /* Waits for its work. NULL is allowed. */
 void dk_close(dk_queue *queue);

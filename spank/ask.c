@@ -53,19 +53,22 @@ bool ask_to_set_option(int letter, const char *value)
 	       process(options, letter, value, false, false) == 0;
 }
 
-bool ask_tracks_groups(void)
+/* Where SLURM's configuration is not found, it is SLURM's first way. */
+static bool tracks_by(const char *way)
 {
 	const slurm_conf_t *conf = ask_configuration();
 
-	return conf == NULL || conf->proctrack_type == NULL ||
-	       strcmp(conf->proctrack_type, "proctrack/pgid") == 0;
+	return strcmp(conf != NULL && conf->proctrack_type != NULL ? conf->proctrack_type : "proctrack/pgid", way) == 0;
+}
+
+bool ask_tracks_groups(void)
+{
+	return tracks_by("proctrack/pgid");
 }
 
 bool ask_tracks_cgroups(void)
 {
-	const slurm_conf_t *conf = ask_configuration();
-
-	return conf != NULL && conf->proctrack_type != NULL && strcmp(conf->proctrack_type, "proctrack/cgroup") == 0;
+	return tracks_by("proctrack/cgroup");
 }
 
 bool ask_signals_children_only(void)

@@ -303,8 +303,7 @@ static bool give_up(void *watch)
 	return stall_watch_give_up(watch);
 }
 
-/* The last thing before the program: what it tells of is to be there already. */
-/* `nodes`: of the step. */
+/* The last thing before the program: what it tells of is to be there already. `nodes`: of the step. */
 static void make_witness(const struct stepd *stepd, uint32_t nodes)
 {
 	struct supervise_shared *shared = stepd->node.supervise.shared;

@@ -124,7 +124,7 @@ static float *carve(gpt *g, size_t *used, size_t floats)
 	return here;
 }
 
-/* The same of what has 16 bits in a mixed model. */
+/* This carves what has 16 bits in a mixed model. */
 static float *carve_tensor(gpt *g, size_t *used, size_t elements)
 {
 	return carve(g, used, g->config.mixed ? (elements + 1) / 2 : elements);

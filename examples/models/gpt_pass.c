@@ -286,7 +286,7 @@ static void backward_layer(void *model, int part)
 	gpt *g = model;
 	const int layer = part - g->config.layers;
 
-	/* What the last layer kept is still there. */
+	/* The last layer still has what it kept. */
 	if (g->config.recompute && layer < g->config.layers - 1)
 		compute_kept(g, layer);
 	backward_mlp(g, layer);

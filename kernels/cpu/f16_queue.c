@@ -121,7 +121,7 @@ static void embedding_forward(dk_queue *queue, float *out, const int32_t *tokens
 {
 	const int64_t rows = batch * length;
 
-	/* Of a large vocabulary a batch has few words: only their rows are widened. */
+	/* A batch has few words of a large vocabulary: only their rows are widened. */
 	WIDEN(queue, x, {NULL, rows * width}, {wpe, length * width});
 	for (int64_t r = 0; r < rows; r++)
 		dk_cpu_from_f16(x[0] + r * width, dk_narrow_const(wte) + tokens[r] * width, width, 1);

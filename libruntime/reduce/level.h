@@ -14,7 +14,7 @@
 
 enum { DDP_DONE = 3 };
 
-/* What each rank that is left says. */
+/* Each rank that is left says this. */
 typedef struct ddp_survivor {
 	int64_t steps, attempts;
 	int64_t epoch, samples;

@@ -41,7 +41,7 @@ static ddp_status begin(ddp_model *model, const ddp_loader *loader)
 
 /* ---- after a failure ------------------------------------------------------------------- */
 
-/* What a rank that is left says. The step that ended may be one that the loop has not seen yet. */
+/* A rank that is left says this. The step that ended may be one that the loop has not seen yet. */
 static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_status able, const int64_t done[DDP_DONE])
 {
 	if (model->survival->attempts != ddp_survival_attempts(model))

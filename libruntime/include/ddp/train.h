@@ -124,7 +124,7 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * step is done again, ddp_model_user_state() is what it was before that step, for a program that keeps the state of its
  * random numbers there. loader may be NULL.
  *
- * If two ranks die within the last step and the meeting of those that are left, one rank may have left for ddp_finalize()
+ * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
  *
  * It returns another status than DDP_OK as it was given, if the ranks cannot go on: another kind of error, or each rank
