@@ -6,6 +6,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/bytes.c spank/base/bytes.h \
 	spank/base/child.c spank/base/child.h \
 	spank/base/contained.c spank/base/contained.h \
+	spank/base/end_signal.c spank/base/end_signal.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/handle.c spank/base/handle.h \
 	spank/base/owner.c spank/base/owner.h \

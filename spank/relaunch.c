@@ -5,20 +5,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <ucontext.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
 #include "spank/ask.h"
+#include "spank/base/end_signal.h"
 #include "spank/base/sink.h"
 #include "spank/failure/relay.h"
 #include "spank/identity/nodelist.h"
@@ -38,9 +36,6 @@ static struct {
 	bool knows_files;
 	struct rlimit files; /* how many srun was to open */
 } relaunched = { .input = -1, .offset = -1 };
-
-static const int ends[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
-static volatile sig_atomic_t was_signalled;
 
 void relaunch_begin(void)
 {
@@ -69,39 +64,6 @@ void relaunch_take_rest(uint32_t *spares, uint32_t *jobs)
 		return;
 	*spares = relaunched.spares;
 	*jobs = relaunched.jobs;
-}
-
-/* The thread blocks the signal from here on, so that this one and later ones reach srun's own thread. */
-static void note_signal(int number, siginfo_t *info, void *context)
-{
-	(void)info;
-	was_signalled = 1;
-	sigaddset(&((ucontext_t *)context)->uc_sigmask, number);
-	(void)kill(getpid(), number);
-}
-
-/*
- * Up to SLURM 25.11 srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives a
- * signal to the main thread first, if that does not block the signal. A later srun has a handler, and no thread that waits:
- * this handler stays. A signal that srun has found ignored stays, too, as srun's thread may be about to change that.
- */
-void relaunch_heed_signals(void)
-{
-	struct sigaction action = { .sa_sigaction = note_signal, .sa_flags = SA_SIGINFO | SA_RESTART }, old;
-	sigset_t heeded, blocked;
-
-	if (syscall(SYS_gettid) != getpid() || pthread_sigmask(SIG_BLOCK, NULL, &blocked) != 0)
-		return;
-	sigemptyset(&heeded);
-	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		if (sigismember(&blocked, ends[i]) == 1 && sigaction(ends[i], NULL, &old) == 0 &&
-		    (old.sa_flags & SA_SIGINFO) == 0 && old.sa_handler == SIG_DFL)
-			sigaddset(&heeded, ends[i]);
-	action.sa_mask = heeded;
-	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		if (sigismember(&heeded, ends[i]) == 1)
-			(void)sigaction(ends[i], &action, NULL);
-	pthread_sigmask(SIG_UNBLOCK, &heeded, NULL);
 }
 
 /* Puts srun's words before the program's. The last one of two options of a kind counts. */
@@ -195,7 +157,6 @@ static void start_again(const struct relaunch_step *next, const char *place, con
 	char *added[ADDED] = { nodes, tasks, list }, **words, **environment;
 	char program[PATH_MAX];
 	ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
-	sigset_t none;
 
 	if (length <= 0 || list == NULL || left == NULL)
 		return;
@@ -213,10 +174,7 @@ static void start_again(const struct relaunch_step *next, const char *place, con
 		(void)dup2(relaunched.input, STDIN_FILENO);
 	if (relaunched.input >= 0 && relaunched.offset >= 0)
 		(void)lseek(STDIN_FILENO, relaunched.offset, SEEK_SET);
-	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-		signal(ends[i], SIG_DFL);
-	sigemptyset(&none);
-	sigprocmask(SIG_SETMASK, &none, NULL);
+	end_signal_default();
 	/* srun has raised its own, and hands tasks the one that it finds. */
 	if (relaunched.knows_files)
 		(void)setrlimit(RLIMIT_NOFILE, &relaunched.files);
@@ -259,7 +217,7 @@ static char *place_of(const struct relaunch_step *step, const char *list, const 
 	next->spares -= count < step->spares ? count : step->spares;
 	next->tasks = step->tasks / step->nodes * next->nodes;
 	fewer = count <= step->spares || (step->min_nodes > 0 && next->nodes >= step->min_nodes);
-	if (!step->may_go_on || !relaunched.no_pipe || was_signalled || count == step->nodes)
+	if (!step->may_go_on || !relaunched.no_pipe || end_signal_came() || count == step->nodes)
 		return NULL;
 	if (step->own_job == 0)
 		return fewer ? stay_of(list, without, next) : NULL;

@@ -25,11 +25,8 @@ void relaunch_begin(void);
 /* How many spares and further jobs are left, if an srun before this one has left nodes out; otherwise as it is. */
 void relaunch_take_rest(uint32_t *spares, uint32_t *jobs);
 
-/* In srun's main thread: from here on srun is not started again if somebody sends it a signal that ends a step. */
-void relaunch_heed_signals(void);
-
-/* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again. False:
-   there are none. True: srun was not started again. */
+/* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again, unless
+   end_signal_came(). False: there are none. True: srun was not started again. */
 bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given);
 
 #endif

@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "spank/ask.h"
+#include "spank/base/end_signal.h"
 #include "spank/base/sink.h"
 #include "spank/failure/relay.h"
 #include "spank/failure/srun/launched.h"
@@ -564,7 +565,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 
 	relaunch_take_rest(&settings->spares, &jobs);
 	if (dealer_is_open())
-		relaunch_heed_signals();
+		end_signal_heed();
 	if (!give_way(nodes) && dealer_is_open() && !settle_without_port(settings, error))
 		return false;
 	if (!settle_nodes(settings, nodes, tasks, error) ||

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* runs: unit */
+/* spank/base/end_signal: the main thread notes what a thread of the program waits for. */
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "spank/base/end_signal.h"
+
+enum { ROUNDS = 20 };
+
+static int ready[2];
+
+static void *wait_for_signals(void *waited)
+{
+	int number;
+
+	do {
+		if (sigwait(waited, &number) != 0)
+			_exit(2);
+	} while (number == SIGCONT);
+	_exit(end_signal_came() ? number : 1);
+}
+
+/* As srun up to SLURM 25.11. It ends with the number of the signal, or 1 if the main thread has not noted it. */
+static void act_as_srun(void)
+{
+	const int numbers[] = { SIGINT, SIGQUIT, SIGCONT, SIGTERM, SIGHUP };
+	pthread_t thread;
+	sigset_t waited;
+
+	sigemptyset(&waited);
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		sigaddset(&waited, numbers[i]);
+	if (sigprocmask(SIG_BLOCK, &waited, NULL) != 0 || pthread_create(&thread, NULL, wait_for_signals, &waited) != 0)
+		_exit(3);
+	end_signal_heed();
+	if (write(ready[1], "", 1) != 1)
+		_exit(4);
+	pthread_join(thread, NULL);
+	_exit(5);
+}
+
+static bool all_asleep(pid_t process)
+{
+	char command[64];
+
+	snprintf(command, sizeof(command), "! grep -q 'State:.[^S]' /proc/%d/task/*/status", (int)process);
+	return system(command) == 0;
+}
+
+/* What srun ends with that is sent the signals right one behind the other. */
+static int srun_sent(int first, int second)
+{
+	pid_t process = fork();
+	int status;
+	char byte;
+
+	assert_true(process >= 0);
+	if (process == 0)
+		act_as_srun();
+	assert_int_equal(read(ready[0], &byte, 1), 1);
+	while (!all_asleep(process))
+		usleep(1000);
+	assert_int_equal(kill(process, first), 0);
+	if (second != 0)
+		(void)kill(process, second);
+	assert_int_equal(waitpid(process, &status, 0), process);
+	assert_true(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static void each_signal_is_noted_and_reaches_the_program(void **state)
+{
+	const int numbers[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+		assert_int_equal(srun_sent(numbers[i], 0), numbers[i]);
+}
+
+/* timeout(1) and systemd do so. */
+static void it_is_noted_with_a_cont_behind_it(void **state)
+{
+	(void)state;
+	for (int i = 0; i < ROUNDS; i++)
+		assert_int_equal(srun_sent(SIGTERM, SIGCONT), SIGTERM);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(each_signal_is_noted_and_reaches_the_program),
+		cmocka_unit_test(it_is_noted_with_a_cont_behind_it),
+	};
+
+	if (pipe(ready) != 0)
+		return 1;
+	return cmocka_run_group_tests_name("test_spank_end_signal", tests, NULL, NULL);
+}
