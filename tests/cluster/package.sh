@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 0
 # seconds: 900
+# all: cluster
 # The Debian packages: built from this tree, installed and upgraded by dpkg in a root of
 # their own, and tried on a cluster whose plugin, library and header come from nowhere else;
 # upgraded and removed there, too, while jobs run (package/running.sh).
@@ -24,40 +25,8 @@ with_torch=() torch='' torch_name=''
 if dpkg-query -W python3-torch libtorch-dev pybind11-dev python3-dev python3-setuptools g++ >/dev/null 2>&1; then
 	with_torch=(--with-torch) torch=python3-slurm-ddp-torch torch_name='python3-slurm-ddp-torch '
 fi
-# Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold. For the same
-# reason nothing is compiled or looked for again that this machine has already, but with tests/run --all.
-compiler=() backend=''
-if [ -z "${all-}" ]; then
-	if ! grep -m 1 '^  [$] ' "$build/config.log" | grep -q -- --with; then
-		grep -E '^(ac|am|lt|pkg)_cv_[A-Za-z0-9_]+=' "$build/config.log" | grep -vE '^(ac_cv_(env|host|build|prog|path)|lt_cv_sys_global)_|_CFLAGS=|_LIBS=' >"$work/found"
-		compiler+=(CONFIG_SITE="$work/found")
-	fi
-	cat >"$work/make" <<-END
-	#!/bin/sh
-	[ ! -e config.h ] || [ -e .taken ] || { "$source/tests/cluster/package/take_objects" "$build" && : >.taken; }
-	exec make "\$@"
-	END
-	chmod 755 "$work/make"
-	compiler+=(MAKE="$work/make")
-fi
-[ -z "$torch" ] || [ -n "${all-}" ] || backend=$(CFLAGS='-O0 -g0' "$source/libruntime/python/torch/tests/build.sh" "$build" /usr/bin/python3 2>&1)
-backend=${backend##*$'\n'}.objects/csrc/whole.o
-if [ -e "$backend" ]; then
-	cat >"$work/cc" <<-END
-	#!/bin/sh
-	before='' object='' whole=''
-	for word; do
-		[ "\$before" != -o ] || object=\$word
-		[ "\$word" != csrc/whole.cpp ] || whole=yes
-		before=\$word
-	done
-	[ -z "\$whole" ] || exec cp "$backend" "\$object"
-	exec gcc "\$@"
-	END
-	chmod 755 "$work/cc"
-	compiler+=(CC="$work/cc")
-fi
-capture env "${compiler[@]}" DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CFLAGS_APPEND=-g0 DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
+# Neither optimized, nor with what debuggers want, nor packed well: what is tested is what the packages hold.
+capture env DEB_BUILD_OPTIONS='noopt noautodbgsym' DEB_CFLAGS_APPEND=-g0 DEB_CXXFLAGS_APPEND=-g0 DPKG_DEB_COMPRESSOR_LEVEL=1 \
 	"$source/slurm/packaging/build-deb" --output "$packages" "${with_torch[@]}"
 status_is 0 "dpkg-buildpackage builds the packages"
 [ "$status" = 0 ] || { done_testing; exit 1; }
@@ -87,9 +56,7 @@ if command -v apt-get >/dev/null && apt-get check >/dev/null 2>&1; then
 else
 	skip "apt could install them here" "apt is not usable"
 fi
-if [ -z "${all-}" ]; then
-	skip "lintian finds no error" "tests/run --all runs it"
-elif command -v lintian >/dev/null; then
+if command -v lintian >/dev/null; then
 	capture lintian --allow-root --fail-on error --tag-display-limit 0 "$packages"/*.deb
 	status_is 0 "lintian finds no error"
 else

@@ -20,6 +20,10 @@ for package in "easybuild/slurm-ddp-$release.eb" spack/package.py; do
 	capture grep -E '^ *version( = |\()' "$source/slurm/packaging/$package"
 	prints "[\"']${release//./\\.}[\"']" "$package is for this release"
 done
+# Of NCCL's network, Python and wheels the packages' own build has more than this one. tests/run --all makes the packages.
+output=$(cat "$source"/slurm/packaging/debian/*.install | grep -E '^usr/(bin|include|lib/\*|share)/' | grep -vE 'nccl-net|/wheels$|^usr/lib/[*]/slurm[*]/' |
+	sed 's|^usr/lib/[*]/|usr/lib/|; s|^usr/||' | while read -r file; do compgen -G "$moved/$file" >/dev/null || echo "$file"; done)
+same '' "$output" "what the Debian packages hold is installed"
 capture sed -n 's/^ExecStart=\([^ ]*\) .*/\1/p' "$moved/share/doc/slurm-ddp/monitoring/slurm-ddp-status.service"
 same "$configured/bin/ddp-status" "$output" "systemd's unit names ddp-status where it was to be installed"
 capture sh -c 'grep -rIlF -e "$1" -e "$2" "$3"' _ "${prefix%/usr/local}" "$build" "$moved"

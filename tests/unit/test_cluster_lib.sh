@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # runs: unit
-# Tests on clusters take objects that are compiled already. They tell if one is missing, and take none that holds another
-# build's folders.
+# Tests on clusters take objects that are compiled already, and tell if one is missing.
 set -u
 here=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
 work=$(mktemp -d) || exit 1
@@ -12,8 +11,7 @@ trap 'rm -rf "$work"' EXIT
 
 # A tree of a plugin of three files, one of which asks for Slurm's release, and a core; and its build.
 tree=$work/tree build=$work/build
-mkdir -p "$tree/spank" "$tree/tests/cluster/package" "$tree/kernels" "$tree/libruntime" "$build/spank/.libs" "$build/kernels" "$build/libruntime"
-cp "$here/tests/cluster/package/take_objects" "$tree/tests/cluster/package/"
+mkdir -p "$tree/spank" "$build/spank/.libs"
 cat >"$tree/spank/files.mk" <<'END'
 spank_libspankcore_la_SOURCES = spank/core.c spank/core.h
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
@@ -24,17 +22,14 @@ END
 echo 'int core(void) { return 0; }' >"$tree/spank/core.c"
 echo 'int one(void); int two(void); int core(void); int SPANK_PLUGIN(void) { return one() + two() + core(); }' >"$tree/spank/plugin.c"
 echo 'int one(void) { return 1; }' >"$tree/spank/one.c"
-echo 'int two(void) { return sizeof(MODULE_DIR) + sizeof(BIN_DIR); }' >"$tree/spank/two.c"
+echo 'int two(void) { return 2; }' >"$tree/spank/two.c"
 echo '{ global: SPANK_PLUGIN; local: *; };' >"$tree/spank/spank_ddp.map"
-printf '#define %s "/usr/local"\n' MODULE_DIR BIN_DIR >"$build/config.h"
-echo 'SANITIZER_CFLAGS = ' >"$build/Makefile"
+: >"$build/config.h"
 for name in one two; do
 	gcc -fPIC -include "$build/config.h" -c "$tree/spank/$name.c" -o "$build/spank/.libs/spank_ddp_la-$name.o"
-	: >"$build/spank/spank_ddp_la-$name.lo"
 done
 gcc -fPIC -c "$tree/spank/core.c" -o "$build/spank/.libs/core.o"
 ar rc "$build/spank/.libs/libspankcore.a" "$build/spank/.libs/core.o"
-: >"$build/spank/.dirstamp"
 
 # In a shell of its own: both have a check().
 plugin()
@@ -51,32 +46,5 @@ rm "$build/spank/.libs/spank_ddp_la-one.o"
 plugin
 check "if one is missing, there is no plugin" status_is 1
 check "and it is named, with what to do" prints '/spank/\.libs/spank_ddp_la-one\.o is missing: build spank/spank_ddp\.la'
-gcc -fPIC -c "$tree/spank/one.c" -o "$build/spank/.libs/spank_ddp_la-one.o"
-
-# take FOLDER: into a new build, which is configured for other folders
-take()
-{
-	rm -rf "$work/new"
-	mkdir "$work/new"
-	printf '#define %s "/usr"\n' MODULE_DIR BIN_DIR >"$work/new/config.h"
-	[ $# = 0 ] || echo "$1" >>"$work/new/config.h"
-	(cd "$work/new" && call "$tree/tests/cluster/package/take_objects" "$build"; echo "$status" >"$work/status")
-	status=$(cat "$work/status")
-}
-take
-check "a package's build takes objects of another one" test -e "$work/new/spank/.libs/spank_ddp_la-one.o" -a -e "$work/new/spank/.dirstamp"
-check "but not what names a folder" test ! -e "$work/new/spank/.libs/spank_ddp_la-two.o" -a ! -e "$work/new/spank/spank_ddp_la-two.lo"
-check "which it tells" prints '^take_objects: took the objects of '
-take '#define HAVE_UCX 1'
-check "it takes none of a build with another configuration" test ! -e "$work/new/spank"
-check "and tells why" prints 'differs from this build.s by more than folders'
-echo '#define ROOM MODULE_DIR' >"$tree/spank/one.h"
-take
-check "nor if a header names a folder" test ! -e "$work/new/spank"
-check "which it tells" prints 'spank/one\.h names a folder'
-rm "$tree/spank/one.h"
-echo 'SANITIZER_CFLAGS = -fsanitize=address' >"$build/Makefile"
-take
-check "nor those of a build with sanitizers" prints 'was built with sanitizers'
 
 echo "1..$count"

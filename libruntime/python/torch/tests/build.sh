@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # build.sh BUILD PYTHON [FOLDER]: compiles the c10d backend for PYTHON's torch and the libddp of the folder BUILD, and puts
 # the package into FOLDER, unless it is there already. Without FOLDER it is one in BUILD, which tests share. Prints the
-# folder, beside which FOLDER.objects has the object, as package.sh wants it: with what Debian's packages have compilers
-# look at. Ends with 77 and says why if PYTHON cannot compile it.
+# folder. Ends with 77 and says why if PYTHON cannot compile it.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "$1" && pwd) python=$2
