@@ -269,12 +269,12 @@ static void look_at_lease(struct generation *generation)
 }
 
 /* The program dies with its agent. What the program has started does not: slurmstepd adopts it. The epilog of a task,
-   which slurmstepd starts, has another process group. */
-static void end_adopted(struct generation *generation)
+   which slurmstepd starts, has another process group. True: none of it is left. */
+static bool end_adopted(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
 	const struct witness *witness = &supervise->shared->witness;
-	uint32_t count = 0;
+	uint32_t count = 0, left = 1;
 	pid_t *keep = calloc(supervise->local_tasks + 2, sizeof(*keep));
 
 	for (uint32_t i = 0; keep != NULL && i < supervise->local_tasks; i++)
@@ -282,14 +282,18 @@ static void end_adopted(struct generation *generation)
 	if (keep != NULL) {
 		keep[count++] = atomic_load(&witness->pid);
 		keep[count++] = atomic_load(&witness->keeper);
-		for (int round = 0; round < ADOPTED_ROUNDS && descend_kill_adopted(generation->group, keep, count) > 0; round++)
+	}
+	for (int round = 0; keep != NULL && left > 0 && round < ADOPTED_ROUNDS; round++) {
+		if (round > 0)
 			pause_ms(1);
+		left = descend_kill_adopted(generation->group, keep, count);
 	}
 	free(keep);
+	return left == 0;
 }
 
 /* SLURM kills all agents, one after the other, and then this thread ends. So if an agent ends and others live on for
-   longer, somebody else has killed it. True: srun is to be told of the agent soon. */
+   longer, somebody else has killed it. True: srun is to be told of the agent soon, or something of its program lives. */
 static bool look_for_lost(struct generation *generation)
 {
 	const struct supervise *supervise = &generation->node->supervise;
@@ -308,9 +312,7 @@ static bool look_for_lost(struct generation *generation)
 			tell_lost(generation, i);
 		soon |= !generation->lost[i];
 	}
-	if (any)
-		end_adopted(generation);
-	return soon;
+	return (any && !end_adopted(generation)) || soon;
 }
 
 /* An agent, which is the user's, may not end a program that has become root, as sudo does. */
@@ -372,7 +374,7 @@ int generation_look(struct generation *generation)
 	run_unless_suspended(generation);
 	loses = look_for_lost(generation);
 	/* srun deals the next generation as soon as the node is clear. By then srun must know which agents can start
-   programs. */
+	   programs. */
 	if (generation->state == GENERATION_ENDS && !loses && agents_clear(agents, generation->number)) {
 		generation->state = GENERATION_WAITS;
 		tell_clear(generation);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/restart/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -68,31 +69,40 @@ static struct {
 	atomic_uint programs;      /* that run */
 	atomic_bool leaves;        /* the second task's program has a child: */
 	_Atomic pid_t left_behind;
+	atomic_bool lingers;       /* and that child, when it is killed, does not end before this one is reaped: */
+	_Atomic pid_t held;
 } *seen;
 
-static bool is_gone(pid_t pid)
+static pid_t fork_child(void)
 {
-	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+	pid_t child = fork();
 
-	/* This process has adopted it, as slurmstepd does. */
-	while (waitpid(pid, NULL, WNOHANG) != pid && kill(pid, 0) == 0 && ddp_now_ns() < deadline_ns)
-		usleep(1000);
-	return pid > 0 && kill(pid, 0) != 0;
+	while (child == 0)
+		pause();
+	return child;
+}
+
+/* The first process of a PID namespace ends when no number of the namespace is in use any more. */
+static void leave_behind(void)
+{
+	bool can = !atomic_load(&seen->lingers) || unshare(CLONE_NEWPID) == 0;
+	pid_t child = can ? fork_child() : -1;
+
+	if (can && atomic_load(&seen->lingers))
+		atomic_store(&seen->held, fork_child());
+	atomic_store(&seen->left_behind, child);
 }
 
 /* Ends with the code of its generation's number behind 10; others run till they are killed. */
 static void run(uint32_t number)
 {
 	bool is_second = getppid() == atomic_load(&node.supervise.agents.shared->agent[1].pid);
-	pid_t child;
 
 	if (atomic_load(&seen->is_user) && setresuid(0, 0, 0) != 0)
 		_exit(1);
 	atomic_fetch_add(&seen->programs, 1);
-	child = atomic_load(&seen->leaves) && is_second ? fork() : -1;
-
-	if (child > 0)
-		atomic_store(&seen->left_behind, child);
+	if (is_second && atomic_load(&seen->leaves))
+		leave_behind();
 	if (number >= 10)
 		_exit((int)(number - 10));
 	for (;;)
@@ -130,6 +140,7 @@ static int begin_as(bool is_user)
 	assert_true(seen != MAP_FAILED);
 	atomic_store(&seen->left_behind, 0);
 	atomic_store(&seen->leaves, false);
+	atomic_store(&seen->lingers, false);
 	atomic_store(&seen->is_user, is_user);
 	atomic_store(&seen->programs, 0);
 	node = (struct node){ .say = say, .relay_port = 77 };
@@ -311,10 +322,10 @@ static void an_end_is_told_and_judged_once(void **state)
 	(void)state;
 	give_go(12, 1, TASKS);
 	await_programs(12);
-	while (supervise_state(&node.supervise, 1, &status) == TASK_RUNS)
+	/* The agent notes how the program has ended, and then that there is no process. */
+	while (supervise_state(&node.supervise, 1, &status) == TASK_RUNS || supervise_pid(&node.supervise, 1) != 0)
 		usleep(1000);
 	assert_int_equal(status, W_EXITCODE(2, 0));
-	assert_int_equal(supervise_pid(&node.supervise, 1), 0);
 	supervise_reaped(&node.supervise, 1, status);
 	generation_done(&generation, 1);
 	assert_int_equal(frames[frame_count - 1].type, DEAL_DONE);
@@ -477,6 +488,19 @@ static void a_stopped_agent_tells_of_its_program(void **state)
 	assert_int_equal(status, SIGKILL);
 }
 
+/* This process adopts it, as slurmstepd does, once its program has ended. */
+static bool is_ended(pid_t pid)
+{
+	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
+
+	for (; waitpid(pid, NULL, WNOHANG) != pid; usleep(1000)) {
+		if (ddp_now_ns() >= deadline_ns)
+			return false;
+		look();
+	}
+	return true;
+}
+
 static void a_killed_agent_is_lost(void **state)
 {
 	struct deal_lost lost;
@@ -493,8 +517,8 @@ static void a_killed_agent_is_lost(void **state)
 	assert_true(deal_unpack_lost(frames[place].payload, frames[place].bytes, &lost));
 	assert_int_equal(lost.generation, 1);
 	assert_int_equal(lost.local_task, 1);
-	/* What its program has left behind in its process group has ended, too. */
-	assert_true(is_gone(seen->left_behind));
+	/* What its program has left behind in its process group ends, too. */
+	assert_true(is_ended(atomic_load(&seen->left_behind)));
 	/* Its program has ended so, too. */
 	assert_int_equal(supervise_state(&node.supervise, 1, &status), TASK_ENDED);
 	assert_int_equal(status, SIGKILL);
@@ -520,6 +544,28 @@ static void kill_agent(uint32_t local)
 
 	kill(node.supervise.agents.pids[local], SIGKILL);
 	assert_int_equal(waitid(P_PID, (id_t)node.supervise.agents.pids[local], &info, WEXITED | WNOWAIT), 0);
+}
+
+static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **state)
+{
+	(void)state;
+	atomic_store(&seen->leaves, true);
+	atomic_store(&seen->lingers, true);
+	give_go(1, 1, TASKS);
+	while (atomic_load(&seen->left_behind) == 0)
+		usleep(1000);
+	if (atomic_load(&seen->left_behind) < 0)
+		skip(); /* it may make no namespace */
+	kill_agent(1);
+	await(DEAL_LOST);
+	give_end(1);
+	for (int i = 0; i < 100; i++) {
+		look();
+		usleep(1000);
+	}
+	assert_false(has_told(DEAL_CLEAR));
+	assert_int_equal(waitpid(atomic_load(&seen->held), NULL, 0), atomic_load(&seen->held));
+	await(DEAL_CLEAR);
 }
 
 /* SLURM kills one process after the other, and the witness may be the last one. */
@@ -609,6 +655,7 @@ int main(void)
 		CASE(a_step_that_stops_does_not_wait_for_srun),
 		CASE(a_stopped_agent_tells_of_its_program),
 		CASE(a_killed_agent_is_lost),
+		CASE(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends),
 		CASE(an_agent_is_lost_if_others_live_on),
 		CASE(an_agent_is_lost_without_a_witness_too),
 		cmocka_unit_test_setup_teardown(programs_that_became_root_are_ended, begin_as_user, finish),
