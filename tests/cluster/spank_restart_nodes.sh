@@ -13,14 +13,14 @@
 fails_before()
 {
 	# shellcheck disable=SC2016 # the head expands it
-	head sh -c ': >"fail.$2"; sleep 0.15; ip link set "n$1" down' fails_before "$@"
+	head sh -c ': >"fail.$2"; until [ -e "fail.$2.told" ]; do sleep 0.01; done; sleep 0.15; ip link set "n$1" down' fails_before "$@"
 }
 # loses NODE PLACES NAME [RANK]: with a spare, ranks keep their numbers. The node's rank fails just before.
 loses()
 {
 	local failed=
 	afresh
-	[ $# = 3 ] || on_rank 0 "$4" "until [ -e fail.$4 ]; do sleep 0.01; done; exit 3"
+	[ $# = 3 ] || on_rank 0 "$4" "until [ -e fail.$4 ]; do sleep 0.01; done; : >fail.$4.told; exit 3"
 	begin --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=2 --overlap
 	up 0 6
 	if [ $# = 4 ]; then

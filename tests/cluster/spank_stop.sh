@@ -198,7 +198,7 @@ rm -f "$work/up.3"
 	sleep 4
 	on_node n1 pkill -CONT -x slurmstepd
 ) &
-when_ready 4 true srun --ddp -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
+when_ready 4 true srun --ddp=silence=60 -N2 --ntasks-per-node=2 bash -c '. ./rank.sh'
 wait
 status_is 137 "scancel of a step, with a node that is slow,"
 prints_not "$report" "is no failure, either"
