@@ -4,7 +4,7 @@
 # cluster: --cgroups
 # seconds: 200
 # restart= where SLURM tracks processes and limits memory by control groups: the kernel ends a rank, an agent, a spare's agent,
-# and SLURM sends a signal.
+# and SLURM sends a signal, or suspends the job.
 . "$source/tests/cluster/lib.sh"
 . "$source/tests/cluster/restart/ranks.sh"
 
@@ -64,6 +64,8 @@ ended
 status_is 75 "a signal: the ranks get it, and end as they like"
 prints_not "$line" "a signal: no restart"
 check "nothing is left" wait_until 20 none_left
+
+. "$source/tests/cluster/restart/suspended.sh"
 
 # shellcheck disable=SC2016
 capture as_user srun --ddp=log="$work/logs" -w 'n[0-1]' -N2 --ntasks-per-node=2 sh -c 'seq 20000; [ $RANK != 1 ] || { sleep 0.2; kill -9 $$; }; exec sleep 100'

@@ -119,26 +119,7 @@ prints_times 1 "$line" "a signal that asks for a stack: once"
 
 stops "preemption" any 'srun --partition=high -N4 --exclusive true' --partition=low --exclusive
 
-# ---- suspended jobs ---------------------------------------------------------------------------
-
-afresh
-rm -f pid
-on_rank 0 3 'echo $$ >pid'
-begin --ddp=restart=1 -N2 --ntasks-per-node=2 --job-name=suspended
-up 0 4
-wait_until 10 test -s pid
-job=$(on_cluster squeue -h -n suspended -o %i)
-on_cluster scontrol suspend "$job"
-agents_are_stopped() { [ "$(on_node n1 ps -C ddp-agent,ddp-witness -o state= | xargs)" = "T T T" ]; }
-check "a suspended job: its agents are stopped" wait_until 20 agents_are_stopped
-on_node n1 kill -9 "$(cat pid)"
-check "a suspended job: a rank that is killed restarts the step" wait_until 20 grep -qE "$line" out
-sleep 2
-check "a suspended job: no program begins" test ! -e up.1.0 -a ! -e up.1.3
-on_cluster scontrol resume "$job"
-up 1 4
-finish
-status_is 0 "a suspended job: when it is resumed, the next generation begins"
+. "$source/tests/cluster/restart/suspended.sh"
 
 # ---- stalls -----------------------------------------------------------------------------------
 
