@@ -3,8 +3,9 @@
 
 #include <fcntl.h>
 #include <stdbool.h>
-#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -62,4 +63,23 @@ static void close_channel(const char *number, void *about)
 void proc_close_channels(void)
 {
 	proc_visit("/proc/self/fd", close_channel, NULL);
+}
+
+uint64_t proc_caught(pid_t pid)
+{
+	static const char caught[] = "\nSigCgt:";
+	char path[64], text[4096];
+	const char *found;
+	ssize_t got;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	found = strstr(text, caught);
+	return found != NULL ? strtoull(found + sizeof(caught) - 1, NULL, 16) : 0;
 }

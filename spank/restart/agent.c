@@ -176,6 +176,8 @@ static struct {
 	const struct agents *agents;
 	struct agent *own;
 	pid_t child;            /* 0: there is none, or it was reaped */
+	bool ends;              /* the child is being killed */
+	uint64_t owed;          /* bit i: SLURM's signal i + 1 came when there was no program for it */
 	sigset_t all, before;   /* signals that are blocked in the agent, and in the task */
 	struct sigaction on_child; /* the task's */
 	struct termios terminal;
@@ -194,15 +196,39 @@ static bool is_for_program(const siginfo_t *info)
 	       info->si_signo != SIGTSTP && info->si_signo != PARENT_DIED;
 }
 
-/* Waits for a signal: an order, the end of a child, the end of slurmstepd, or one of SLURM's. */
-static void wait_for_signal(long ms)
+static void take_signal(int number)
+{
+	if (self.child == 0 || self.ends)
+		self.owed |= 1ull << (number - 1);
+	else if (self.agents->shared->hands_on)
+		kill(self.child, number);
+}
+
+/* Waits for a signal: an order, the end of a child, the end of slurmstepd, or one of SLURM's. False: none came. */
+static bool wait_for_signal(long ms)
 {
 	const struct timespec limit = { ms / 1000, ms % 1000 * 1000000 };
 	siginfo_t info;
 
-	if (sigtimedwait(&self.all, &info, &limit) > 0 && self.agents->shared->hands_on && self.child != 0 &&
-	    is_for_program(&info))
-		kill(self.child, info.si_signo);
+	if (sigtimedwait(&self.all, &info, &limit) <= 0)
+		return false;
+	if (is_for_program(&info))
+		take_signal(info.si_signo);
+	return true;
+}
+
+/* Without a handler, the signal would end a program that is about to set one. */
+static void hand_on_owed(void)
+{
+	uint64_t caught;
+
+	if (self.owed == 0 || self.child == 0 || descend_never_ran(self.child))
+		return;
+	caught = self.owed & proc_caught(self.child);
+	self.owed &= ~caught;
+	for (int number = 1; caught != 0; number++, caught >>= 1)
+		if ((caught & 1) != 0)
+			kill(self.child, number);
 }
 
 static void note_end(int wait_status)
@@ -247,11 +273,13 @@ static void end_all(void)
 	const uint64_t asks_until_ns = ddp_now_ns() + AGENTS_ASK_MS * 1000000ull;
 	struct descend_asked asked = { .count = 0 };
 
+	self.ends = true;
 	while (reap()) {
 		descend_kill_children(ddp_now_ns() < asks_until_ns ? &asked : NULL);
 		if (reap())
 			wait_for_signal(KILL_LOOK_MS);
 	}
+	self.ends = false;
 }
 
 /* Ends as a child with this wait status has ended. */
@@ -311,6 +339,9 @@ static bool begin(uint32_t generation)
 	if (atomic_load(&self.own->spare))
 		return false;
 	take_terminal_back();
+	/* What has come up to now does not reach the child. */
+	while (wait_for_signal(0))
+		continue;
 	for (int try = 0; pid < 0 && try < FORK_TRIES; try++) {
 		if (try > 0)
 			wait_for_signal(FORK_PAUSE_MS);
@@ -378,12 +409,16 @@ uint32_t agent_become(const struct agents *agents, uint32_t local_task)
 			continue;
 		}
 		if (order == AGENTS_END && atomic_load(&self.own->clear) < generation) {
+			/* The signals that a spare got were for the ranks of that generation. */
+			if (atomic_load(&self.own->spare))
+				self.owed = 0;
 			end_all();
 			atomic_store(&self.own->clear, generation);
 			agents_give_news(self.agents);
 			continue;
 		}
 		reap();
+		hand_on_owed();
 		wait_for_signal(LOOK_MS);
 	}
 }

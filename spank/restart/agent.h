@@ -13,7 +13,8 @@
  *
  * The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
  * signals to the children of slurmstepd only, so each agent hands them on to its program. With
- * SignalChildrenProcesses=yes in cgroup.conf, SLURM itself sends them to all processes. Between fork and exec
+ * SignalChildrenProcesses=yes in cgroup.conf, SLURM itself sends them to all processes. If SLURM sends a signal while
+ * there is no program, the agent keeps it until the next program has a handler for it. Between fork and exec
  * there is libc only, and no lock: slurmstepd has threads.
  */
 #ifndef SPANK_AGENT_H

@@ -34,7 +34,7 @@ uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 /* Sends SIGKILL to the children of another process, and tells how many there are. */
 uint32_t descend_kill_children_of(pid_t parent);
 
-/* Whether a child that has ended, and was not reaped, has never become another program by execve(2). */
+/* Whether a child that was not reaped has not become another program by execve(2). */
 bool descend_never_ran(pid_t child);
 
 #endif

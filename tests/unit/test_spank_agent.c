@@ -531,6 +531,43 @@ static void an_agent_hands_slurms_signals_on(void **state)
 	quit(0);
 }
 
+/* A program ends by this signal until it has a handler. */
+static int waits_for_usr1(uint32_t generation)
+{
+	(void)generation;
+	execl("/bin/sh", "sh", "-c", "sleep 0.2; trap 'exit 9' USR1; while :; do sleep 0.05; done", (char *)NULL);
+	return 1;
+}
+
+static void a_signal_that_finds_no_program_is_for_the_next_one(void **state)
+{
+	int status = -1;
+
+	(void)state;
+	start(1, waits_for_usr1);
+	send_to_agent(SIGUSR1, false);
+	order(AGENTS_RUN, awaited = 1);
+	assert_true(holds(child_has_ended, 20));
+	assert_true(agents_child_ended(&agents, 0, 1, &status));
+	assert_int_equal(status, W_EXITCODE(9, 0));
+	send_to_agent(SIGUSR1, false);
+	end_generation(1);
+	order(AGENTS_RUN, awaited = 2);
+	assert_true(holds(child_has_ended, 20));
+	assert_true(agents_child_ended(&agents, 0, 2, &status));
+	assert_int_equal(status, W_EXITCODE(9, 0));
+	end_generation(2);
+	/* A signal that a spare gets is for the ranks of that generation. */
+	atomic_store(&agents.shared->agent[0].spare, true);
+	order(AGENTS_RUN, 3);
+	send_to_agent(SIGUSR1, false);
+	end_generation(3);
+	atomic_store(&agents.shared->agent[0].spare, false);
+	order(AGENTS_RUN, awaited = 4);
+	assert_false(holds(child_has_ended, 2));
+	quit(0);
+}
+
 static void a_program_has_the_tasks_signals(void **state)
 {
 	struct sigaction before, ignore = { .sa_handler = SIG_IGN };
@@ -662,6 +699,7 @@ int main(void)
 		cmocka_unit_test(a_program_dies_with_its_agent),
 		cmocka_unit_test(signals_go_past_an_agent),
 		cmocka_unit_test(an_agent_hands_slurms_signals_on),
+		cmocka_unit_test(a_signal_that_finds_no_program_is_for_the_next_one),
 		cmocka_unit_test(a_program_has_the_tasks_signals),
 		cmocka_unit_test(a_program_reads_to_the_end_of_its_input),
 		cmocka_unit_test(older_orders_are_none),
