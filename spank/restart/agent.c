@@ -374,12 +374,13 @@ static void become(const struct agents *agents, uint32_t local_task)
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	prctl(PR_SET_DUMPABLE, 0);
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
+	/* srun deals the generation meanwhile. */
+	atomic_store(&self.own->pid, getpid());
+	agents_give_news(self.agents);
 	/* If an agent kept the writing end of a standard input, no program would read to the end of that input. */
 	proc_close_channels();
 	self.has_terminal = tcgetattr(STDIN_FILENO, &self.terminal) == 0;
 	title_take("ddp-agent");
-	atomic_store(&self.own->pid, getpid());
-	agents_give_news(self.agents);
 }
 
 bool agent_is_known(const struct agents *agents, struct error *error)
