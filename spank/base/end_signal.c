@@ -10,6 +10,7 @@
 enum { COUNT = 4 };
 
 static const int ends[COUNT] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
+static void (*handlers[COUNT])(int number); /* of srun */
 static volatile sig_atomic_t came;
 
 /* The thread blocks the signal from here on, so that this one and later ones reach srun's own thread. */
@@ -28,10 +29,31 @@ static bool has_default(int number)
 	return sigaction(number, NULL, &action) == 0 && (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL;
 }
 
+static void note_and_pass(int number)
+{
+	came = 1;
+	for (int i = 0; i < COUNT; i++)
+		if (ends[i] == number)
+			handlers[i](number);
+}
+
+/* Puts note_and_pass() before srun's own handler, if there is one. */
+static void note_before(int i)
+{
+	struct sigaction action;
+
+	if (sigaction(ends[i], NULL, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler == SIG_DFL ||
+	    action.sa_handler == SIG_IGN || action.sa_handler == note_and_pass)
+		return;
+	handlers[i] = action.sa_handler;
+	action.sa_handler = note_and_pass;
+	(void)sigaction(ends[i], &action, NULL);
+}
+
 /*
  * Up to SLURM 25.11 srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives a
  * signal to the main thread first, if that does not block the signal. A later srun has a handler, and no thread that waits:
- * this handler stays. A signal that srun has found ignored stays, too, as srun's thread may be about to change that.
+ * this handler is called as before. A signal that srun has found ignored stays, too, as srun's thread may be about to change that.
  *
  * timeout(1) and systemd send SIGCONT right behind SIGTERM. It would wake srun's thread, as the main thread has a signal
  * already, and that thread would take SIGTERM before the main thread runs. The kernel drops a SIGCONT that the main thread
@@ -46,7 +68,9 @@ void end_signal_heed(void)
 		return;
 	sigemptyset(&heeded);
 	for (int i = 0; i < COUNT; i++)
-		if (sigismember(&blocked, ends[i]) == 1 && has_default(ends[i]))
+		if (sigismember(&blocked, ends[i]) == 0)
+			note_before(i);
+		else if (has_default(ends[i]))
 			sigaddset(&heeded, ends[i]);
 	action.sa_mask = heeded;
 	for (int i = 0; i < COUNT; i++)

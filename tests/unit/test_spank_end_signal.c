@@ -19,6 +19,7 @@
 
 enum { ROUNDS = 20 };
 
+static const int ends[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
 static int ready[2];
 
 static void *wait_for_signals(void *waited)
@@ -51,6 +52,25 @@ static void act_as_srun(void)
 	_exit(5);
 }
 
+static void end_with(int number)
+{
+	_exit(end_signal_came() ? number : 1);
+}
+
+/* As srun from SLURM 26.05 on. It ends in the same way. */
+static void act_as_later_srun(void)
+{
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
+		signal(ends[i], end_with);
+	end_signal_heed();
+	/* As for another component of a heterogeneous job. */
+	end_signal_heed();
+	if (write(ready[1], "", 1) != 1)
+		_exit(4);
+	for (;;)
+		pause();
+}
+
 static bool all_asleep(pid_t process)
 {
 	char command[64];
@@ -60,7 +80,7 @@ static bool all_asleep(pid_t process)
 }
 
 /* What srun ends with that is sent the signals right one behind the other. */
-static int srun_sent(int first, int second)
+static int srun_sent(void (*act)(void), int first, int second)
 {
 	pid_t process = fork();
 	int status;
@@ -68,7 +88,7 @@ static int srun_sent(int first, int second)
 
 	assert_true(process >= 0);
 	if (process == 0)
-		act_as_srun();
+		act();
 	assert_int_equal(read(ready[0], &byte, 1), 1);
 	while (!all_asleep(process))
 		usleep(1000);
@@ -82,11 +102,11 @@ static int srun_sent(int first, int second)
 
 static void each_signal_is_noted_and_reaches_the_program(void **state)
 {
-	const int numbers[] = { SIGINT, SIGQUIT, SIGTERM, SIGHUP };
-
 	(void)state;
-	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
-		assert_int_equal(srun_sent(numbers[i], 0), numbers[i]);
+	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+		assert_int_equal(srun_sent(act_as_srun, ends[i], 0), ends[i]);
+		assert_int_equal(srun_sent(act_as_later_srun, ends[i], 0), ends[i]);
+	}
 }
 
 /* timeout(1) and systemd do so. */
@@ -94,7 +114,7 @@ static void it_is_noted_with_a_cont_behind_it(void **state)
 {
 	(void)state;
 	for (int i = 0; i < ROUNDS; i++)
-		assert_int_equal(srun_sent(SIGTERM, SIGCONT), SIGTERM);
+		assert_int_equal(srun_sent(act_as_srun, SIGTERM, SIGCONT), SIGTERM);
 }
 
 int main(void)
