@@ -196,11 +196,18 @@ static bool is_for_program(const siginfo_t *info)
 	       info->si_signo != SIGTSTP && info->si_signo != PARENT_DIED;
 }
 
+/* Others are to end the program that runs, and no later one. */
+static bool is_announcement(int number)
+{
+	return number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGUSR1 || number == SIGUSR2 ||
+	       number == SIGXCPU || number >= SIGRTMIN;
+}
+
 static void take_signal(int number)
 {
-	if (self.child == 0 || self.ends)
+	if ((self.child == 0 || self.ends) && is_announcement(number))
 		self.owed |= 1ull << (number - 1);
-	else if (self.agents->shared->hands_on)
+	else if (self.child != 0 && !self.ends && self.agents->shared->hands_on)
 		kill(self.child, number);
 }
 

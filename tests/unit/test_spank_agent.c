@@ -535,7 +535,8 @@ static void an_agent_hands_slurms_signals_on(void **state)
 static int waits_for_usr1(uint32_t generation)
 {
 	(void)generation;
-	execl("/bin/sh", "sh", "-c", "sleep 0.2; trap 'exit 9' USR1; while :; do sleep 0.05; done", (char *)NULL);
+	execl("/bin/sh", "sh", "-c", "trap 'exit 8' ABRT; sleep 0.2; trap 'exit 9' USR1; while :; do sleep 0.05; done",
+	      (char *)NULL);
 	return 1;
 }
 
@@ -545,6 +546,7 @@ static void a_signal_that_finds_no_program_is_for_the_next_one(void **state)
 
 	(void)state;
 	start(1, waits_for_usr1);
+	send_to_agent(SIGABRT, false);
 	send_to_agent(SIGUSR1, false);
 	order(AGENTS_RUN, awaited = 1);
 	assert_true(holds(child_has_ended, 20));
