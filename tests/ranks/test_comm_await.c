@@ -152,7 +152,7 @@ static void late_messages_end_soon_after_their_timeout(void **state)
 /* Such ranks store each result once. Memory that is not shared takes several windows here. */
 static void sum_own_memory(ddp_comm *comm)
 {
-	static float input[3 * DDP_STAGE_BYTES / sizeof(float) + 5], sums[sizeof(input) / sizeof(input[0])];
+	static float input[3 * DDP_CROWDED_STAGE_BYTES / sizeof(float) + 5], sums[sizeof(input) / sizeof(input[0])];
 	const size_t count = sizeof(input) / sizeof(input[0]);
 	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), root = size - 1;
 

@@ -234,6 +234,17 @@ static void pull_window(reduction *r, size_t k)
 	}
 }
 
+/* Returns how much of a slice goes into a window. */
+static size_t slice_bytes(const reduction *r)
+{
+	const ddp_node *node = &r->comm->node;
+	const size_t most = node->slot_bytes / (size_t)node->size;
+
+	if (!stores_once(r))
+		return node->stage_bytes / (size_t)node->size;
+	return most < DDP_CROWDED_SLICE_BYTES ? most : DDP_CROWDED_SLICE_BYTES;
+}
+
 /* One step per window: the slots are double, so that a rank fills the next
    one while others still read the present one. */
 static ddp_status run_staged(reduction *r)
@@ -246,7 +257,7 @@ static ddp_status run_staged(reduction *r)
 		size_t count = slice(r, i).count;
 		longest = count > longest ? count : longest;
 	}
-	r->width = comm->node.stage_bytes / (size_t)comm->node.size / 64 * 64 / r->element;
+	r->width = slice_bytes(r) / 64 * 64 / r->element;
 	size_t windows = (longest + r->width - 1) / r->width;
 
 	stage_window(r, 0);
