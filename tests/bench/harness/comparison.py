@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from . import words
-from .mpi import MEMORY, MPIS
+from .mpi import HEAP, MEMORY, MPIS
 from .units import MIB, size_text
 from .words import OURS
 
@@ -83,7 +83,7 @@ def whole(document):
 # ---- what each benchmark's file says ------------------------------------------------------
 
 
-# On a node the memory decides: the line's text, our contender, and whether memory of MPI_Alloc_mem() counts beside it.
+# On a node the memory decides: the line's text, our contender, and whether memory that an MPI's ranks share counts beside it.
 MEMORIES = (("", "ddp", True), (", own memory", "ddp-user", False))
 MACHINE = ("plain", "memcpy", "wire")
 
@@ -109,7 +109,7 @@ def best_settings(of, any_memory):
     peers = {}
     for name, value in of.items():
         family, _, setting = name.partition(":")
-        if not name.startswith("ddp") and name not in MACHINE and (any_memory or setting != MEMORY) and (
+        if not name.startswith("ddp") and name not in MACHINE and (any_memory or setting not in (MEMORY, HEAP)) and (
                 family not in peers or value.median < peers[family].median):
             peers[family] = value
     return peers

@@ -16,6 +16,7 @@ MOST_BATCHES = 1000     # per round
 MOST_OPERATIONS = 20000  # per batch
 LONG_SECONDS = 0.5       # an operation that takes longer gets
 LONG_ROUNDS = 3          # no more rounds than these
+HOPELESS_SECONDS = 2     # whose operation takes longer is left out
 
 
 @dataclass
@@ -134,6 +135,8 @@ class Contest:
         if (name, size, rewritten) not in self._estimates:
             group = self.groups[name]
             seconds = group.run(1, 1, 0, rewritten)[0]
+            if seconds > HOPELESS_SECONDS:
+                raise ContenderFailed(f"{name}: an operation of {size} bytes takes {seconds:.1f} s")
             if seconds < budget_s:
                 seconds = min(group.run(1, 3, 3 * seconds, rewritten))
             batch = self.batch_of(size, seconds)

@@ -41,7 +41,8 @@ ROOT = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
 TCP = mca(btl_tcp_eager_limit="262144", btl_tcp_rndv_eager_limit="262144", btl_tcp_max_send_size="1048576")
 TCP_SETTINGS = {"": {}, "large-sockets": {**TCP, **mca(btl_tcp_sndbuf="4194304", btl_tcp_rcvbuf="4194304")},
                 "kernel-sockets": {**TCP, **mca(btl_tcp_sndbuf="0", btl_tcp_rcvbuf="0")}}
-MEMORY = "MPI-memory"  # the setting whose ranks reduce memory of MPI_Alloc_mem()
+# The settings whose ranks reduce memory of MPI_Alloc_mem(), or of a heap that they share.
+MEMORY, HEAP = "MPI-memory", "heap"
 MPIS = {
     "openmpi": Mpi((None, "mpicc.openmpi"), (None, "mpirun.openmpi"), (*ROOT, "--oversubscribe", "--bind-to", "none"), ("--mpi=pmix",),
                    mca(pml="ob1", btl="self,vader,tcp"), link_settings=TCP_SETTINGS, settings={
@@ -55,10 +56,9 @@ MPIS = {
     "intelmpi": Mpi(("intelmpi/bin/mpicc", None), ("intelmpi/bin/mpiexec.hydra", None), (), ("--mpi=pmi2",),
                     {"I_MPI_ROOT": "{peers}/intelmpi", "I_MPI_PIN": "0"}, {"I_MPI_FABRICS": "shm"},
                     {"I_MPI_FABRICS": "shm:ofi", "FI_PROVIDER": "tcp"}, {
-                        "": {}, "yielding": {"I_MPI_THREAD_YIELD": "2"}, "heap": {"I_MPI_SHM_HEAP": "1"},
+                        "": {}, "yielding": {"I_MPI_THREAD_YIELD": "2"}, HEAP: {"I_MPI_SHM_HEAP": "1"},
                         MEMORY: {"BENCH_MPI_MEMORY": "1"}}),
-    "mpich": Mpi(("mpich/bin/mpicc", "mpicc.mpich"), ("mpich/bin/mpiexec.hydra", "mpiexec.hydra"), (), ("--mpi=pmi2",),
-                 settings={"": {}, MEMORY: {"BENCH_MPI_MEMORY": "1"}}),
+    "mpich": Mpi(("mpich/bin/mpicc", "mpicc.mpich"), ("mpich/bin/mpiexec.hydra", "mpiexec.hydra"), (), ("--mpi=pmi2",)),
 }
 
 

@@ -19,9 +19,9 @@ CONTENDERS = {
     "intelmpi": ("Intel MPI", "Intel MPI of the same index, over shared memory on a node and libfabric's TCP between nodes. On a node a "
                               "cell has the best of: its own choice, ranks that yield (`I_MPI_THREAD_YIELD=2`), a heap that ranks "
                               "share (`I_MPI_SHM_HEAP`), and memory of `MPI_Alloc_mem()`"),
-    "mpich": ("MPICH", "MPICH of the same index, otherwise the distribution's, called from C, with its own choice of transports, and on "
-                       "a node also with memory of `MPI_Alloc_mem()`; `mpiexec.hydra` starts the ranks on a node, `srun --mpi=pmi2` on "
-                       "several nodes. If MPICH 4.0 hangs in `MPI_Finalize` after all ranks have their sums, its start counts"),
+    "mpich": ("MPICH", "MPICH of the same index, otherwise the distribution's, called from C, with its own choice of transports; "
+                       "`mpiexec.hydra` starts the ranks on a node, `srun --mpi=pmi2` on several nodes. Its ranks never give up a "
+                       "core, so an operation of more ranks than cores may take seconds, and is left out then. If MPICH 4.0 hangs in `MPI_Finalize` after all ranks have their sums, its start counts"),
     "pytorch": ("PyTorch", "the same model in PyTorch, eager, with fused AdamW; on several ranks `DistributedDataParallel` over gloo "
                            "with `gradient_as_bucket_view`. glibc keeps freed memory (`MALLOC_TRIM_THRESHOLD_`), without which "
                            "page faults cost PyTorch a fifth of its step. bf16 is autocast"),
@@ -84,7 +84,7 @@ PARTS = {
     "all_reduce": "One all_reduce of f32 values, a sum, in place. A range is that from the first to the third quartile here, "
                   "and a time is that of the slowest rank. Ours reduces memory of `ddp_mem_alloc()`, which the ranks of a node share, "
                   "or, with `own memory`, what `posix_memalign()` gave the program, as all the others do; where an MPI is quicker "
-                  "with memory of `MPI_Alloc_mem()`, that counts in the lines without `own memory`. `rewritten`: each rank writes its "
+                  "with memory of `MPI_Alloc_mem()` or a heap that its ranks share, that counts in the lines without `own memory`. `rewritten`: each rank writes its "
                   "whole buffer before each operation, as a training does, and that is in the time of all; otherwise an operation "
                   "finds what the one before has left in the caches. gloo is called from Python, and each MPI from C. A limited link "
                   "is a token bucket of this machine's kernel, which lets 4 ms of bytes pass at once: what is short may be faster "
