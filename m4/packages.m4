@@ -259,28 +259,3 @@ AS_HELP_STRING([--without-nccl], [do not look for it; libddp loads NCCL where it
     [ddp_nccl_summary="found; libddp loads it where it runs"],
     [ddp_nccl_summary="not needed to build; libddp loads it where it runs"])
 ])
-
-# Only the benchmarks: Open MPI and MPICH are among the things compared.
-AC_DEFUN([DDP_WITH_OPENMPI], [
-  AC_ARG_WITH([openmpi], [AS_HELP_STRING([--with-openmpi], [fail if Open MPI is not there for the benchmarks])
-AS_HELP_STRING([--without-openmpi], [do not compare with Open MPI in the benchmarks])],
-    [], [with_openmpi=check])
-  ddp_openmpi=no
-  AS_VAR_IF([with_openmpi], [no], [],
-    [PKG_CHECK_MODULES([OPENMPI], [ompi-c], [ddp_openmpi=yes],
-      [AS_VAR_IF([with_openmpi], [yes],
-        [AC_MSG_ERROR([--with-openmpi was given, but ompi-c.pc was not found (libopenmpi-dev or openmpi-devel)])])])])
-  AM_CONDITIONAL([HAVE_OPENMPI], [test "x$ddp_openmpi" = xyes])
-])
-
-AC_DEFUN([DDP_WITH_MPICH], [
-  AC_ARG_WITH([mpich], [AS_HELP_STRING([--with-mpich], [fail if MPICH is not there for the benchmarks])
-AS_HELP_STRING([--without-mpich], [do not compare with MPICH in the benchmarks])],
-    [], [with_mpich=check])
-  ddp_mpich=no
-  AS_VAR_IF([with_mpich], [no], [],
-    [PKG_CHECK_MODULES([MPICH], [mpich], [ddp_mpich=yes],
-      [AS_VAR_IF([with_mpich], [yes],
-        [AC_MSG_ERROR([--with-mpich was given, but mpich.pc was not found (libmpich-dev or mpich-devel)])])])])
-  AM_CONDITIONAL([HAVE_MPICH], [test "x$ddp_mpich" = xyes])
-])

@@ -3,14 +3,8 @@
 # run by hand: `make bench-allreduce BENCH_ARGS=--quick`. A build with sanitizers
 # is none to measure, and makes only the one that test_harness runs.
 bench_programs = tests/bench/rank_ddp tests/bench/rank_startup tests/bench/rank_train \
-	tests/bench/rank_wire tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_cost tests/bench/gpu_kernels \
+	tests/bench/rank_wire tests/bench/rank_modes tests/bench/rank_sgemm tests/bench/rank_cost tests/bench/rank_storage tests/bench/gpu_kernels \
 	tests/bench/gpu_nccl
-if HAVE_OPENMPI
-bench_programs += tests/bench/rank_mpi tests/bench/rank_startup_mpi
-endif
-if HAVE_MPICH
-bench_programs += tests/bench/rank_mpich tests/bench/rank_startup_mpich
-endif
 noinst_PROGRAMS += tests/bench/rank_plain
 if SANITIZED
 EXTRA_PROGRAMS += $(bench_programs)
@@ -45,33 +39,21 @@ tests_bench_rank_modes_LDFLAGS = $(AM_LDFLAGS) -no-install
 
 tests_bench_rank_sgemm_SOURCES = tests/bench/rank_sgemm.c
 tests_bench_rank_sgemm_LDADD = kernels/libkernels.la
+tests_bench_rank_storage_SOURCES = tests/bench/rank_storage.c $(bench_rank)
+tests_bench_rank_storage_LDADD = libruntime/libddp.la
+tests_bench_rank_storage_LDFLAGS = $(AM_LDFLAGS) -no-install
 tests_bench_rank_cost_SOURCES = tests/bench/rank_cost.c $(bench_rank)
 tests_bench_rank_cost_LDADD = libruntime/libddpcore.la
 
-if HAVE_OPENMPI
-tests_bench_rank_mpi_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
-tests_bench_rank_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
-tests_bench_rank_mpi_LDADD = $(OPENMPI_LIBS)
-tests_bench_rank_startup_mpi_SOURCES = tests/bench/rank_startup_mpi.c tests/bench/rank_startup.h
-tests_bench_rank_startup_mpi_CFLAGS = $(AM_CFLAGS) $(OPENMPI_CFLAGS)
-tests_bench_rank_startup_mpi_LDADD = $(OPENMPI_LIBS)
-endif
-
-if HAVE_MPICH
-tests_bench_rank_mpich_SOURCES = tests/bench/rank_mpi.c $(bench_rank)
-tests_bench_rank_mpich_CFLAGS = $(AM_CFLAGS) $(MPICH_CFLAGS)
-tests_bench_rank_mpich_LDADD = $(MPICH_LIBS)
-tests_bench_rank_startup_mpich_SOURCES = tests/bench/rank_startup_mpi.c tests/bench/rank_startup.h
-tests_bench_rank_startup_mpich_CFLAGS = $(AM_CFLAGS) $(MPICH_CFLAGS)
-tests_bench_rank_startup_mpich_LDADD = $(MPICH_LIBS)
-endif
+# Each MPI's own compiler makes its ranks when a benchmark needs them (harness/mpi.py).
+EXTRA_DIST += tests/bench/peers tests/bench/rank_mpi.c tests/bench/rank_startup_mpi.c tests/bench/harness/mpi.py
 
 bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBYTECODE=1 \
 	DDP_PLUGIN=$$(ls $(abs_builddir)/spank/.libs/spank_ddp.so 2>/dev/null)
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
 bench_names = all backend wireup allreduce algorithms startup recovery overlap gpt-step gpu vision-step \
-	checkpoint-step ddp-overhead spank-cost
+	checkpoint-step storage ddp-overhead spank-cost
 
 .PHONY: bench-allreduce bench-startup bench-overlap
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -127,6 +109,10 @@ bench-gpu:
 .PHONY: bench-checkpoint-step
 bench-checkpoint-step: examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/checkpoint_step $(BENCH_ARGS)
+.PHONY: bench-storage
+bench-storage: tests/bench/rank_storage
+	$(bench_environment) $(srcdir)/tests/bench/storage $(BENCH_ARGS)
+EXTRA_DIST += tests/bench/storage tests/bench/rank_storage.py
 bench-ddp-overhead: tests/bench/rank_plain $(bench_programs) examples/gpt/gpt
 	$(bench_environment) $(srcdir)/tests/bench/ddp_overhead $(BENCH_ARGS)
 

@@ -157,9 +157,8 @@ static void rest(void)
 		usleep((useconds_t)strtoul(us, NULL, 10));
 }
 
-static bool time_batch(struct rank_engine *engine, long batch, uint64_t *ns)
+static bool time_batch(struct rank_engine *engine, long batch, bool rewrite, uint64_t *ns)
 {
-	bool touch = is_set("BENCH_TOUCH");
 	uint64_t start;
 
 	rest();
@@ -167,7 +166,7 @@ static bool time_batch(struct rank_engine *engine, long batch, uint64_t *ns)
 		return false;
 	start = ddp_now_ns();
 	for (long i = 0; i < batch; i++) {
-		if (touch)
+		if (rewrite)
 			memset(engine->data, 0, engine->count * sizeof(float));
 		if (!engine->operate(engine))
 			return false;
@@ -193,7 +192,7 @@ static void say_times(int rank, const uint64_t *ns, long samples)
 	}
 }
 
-static bool run(struct rank_engine *engine, long batch, long samples)
+static bool run(struct rank_engine *engine, long batch, long samples, bool rewrite)
 {
 	uint64_t *ns;
 	bool good;
@@ -203,10 +202,10 @@ static bool run(struct rank_engine *engine, long batch, long samples)
 	ns = calloc((size_t)samples, sizeof *ns);
 	if (!ns)
 		return rank_fail(engine, "no memory for %ld samples", samples);
-	good = time_batch(engine, batch, &ns[0]);
+	good = time_batch(engine, batch, rewrite, &ns[0]);
 	/* Answers come after the last batch: writing them would disturb it. */
 	for (long i = 0; good && i < samples; i++)
-		good = time_batch(engine, batch, &ns[i]);
+		good = time_batch(engine, batch, rewrite, &ns[i]);
 	if (good) {
 		say_times(engine->rank, ns, samples);
 		say(engine->rank, "run");
@@ -219,6 +218,7 @@ static bool obey(struct rank_engine *engine, const char *command)
 {
 	size_t count;
 	long batch, samples;
+	int rewrite;
 
 	if (sscanf(command, "open %zu", &count) == 1) {
 		engine->count = count;
@@ -228,8 +228,8 @@ static bool obey(struct rank_engine *engine, const char *command)
 		say(engine->rank, "open");
 		return true;
 	}
-	if (sscanf(command, "run %ld %ld", &batch, &samples) == 2)
-		return run(engine, batch, samples);
+	if (sscanf(command, "run %ld %ld %d", &batch, &samples, &rewrite) == 3)
+		return run(engine, batch, samples, rewrite != 0);
 	if (strcmp(command, "check\n") == 0)
 		return check(engine);
 	if (strcmp(command, "close\n") == 0) {

@@ -8,13 +8,14 @@
  *
  *   open COUNT          allocate COUNT floats     -> "@ RANK open"
  *   check               reduce a known pattern    -> "@ RANK check INDEX", -1: right
- *   run BATCH SAMPLES   time SAMPLES batches      -> "@ RANK times NS ...", "@ RANK run"
+ *   run BATCH SAMPLES REWRITE  time SAMPLES batches -> "@ RANK times NS ...", "@ RANK run"
  *   close               free the memory           -> "@ RANK close"
  *
  * After start-up, with its commands open, a rank says "@ RANK ready SIZE"; an
  * error is "@ RANK error TEXT" and ends it. A batch is BATCH operations back to
  * back after a barrier that is not timed; the driver takes the slowest rank's
- * time of each batch. Each run begins with one more batch, which is not
+ * time of each batch. If REWRITE is 1, each rank writes its buffer before each
+ * operation, within the batch's time. Each run begins with one more batch, which is not
  * reported: it warms caches. Before each barrier, ranks rest for
  * BENCH_REST_US microseconds: links whose rate is limited by a bucket begin
  * with a full one, whatever a barrier takes.

@@ -44,9 +44,8 @@ class Rank:
         self.data.zero_()
         self.say(f"check {wrong[0].item() if len(wrong) else -1}")
 
-    def run(self, batch, samples):
+    def run(self, batch, samples, rewrite):
         data, all_reduce, now = self.data, dist.all_reduce, time.perf_counter_ns
-        touch = os.environ.get("BENCH_TOUCH")
         rest = int(os.environ.get("BENCH_REST_US") or 0) * 1e-6
         times = []
         for _ in range(samples + 1):
@@ -55,7 +54,7 @@ class Rank:
             dist.barrier()
             start = now()
             for _ in range(batch):
-                if touch:
+                if rewrite:
                     data.zero_()
                 all_reduce(data)
             times.append(now() - start)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contenders "openmpi" and "mpich": MPI_Allreduce in place. */
+/* MPI_Allreduce in place, of the program's own memory, or with BENCH_MPI_MEMORY of MPI_Alloc_mem(). */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,15 +24,22 @@ static bool open_memory(struct rank_engine *engine)
 	size_t bytes = engine->count * sizeof(float);
 	void *memory;
 
-	if (posix_memalign(&memory, 4096, bytes))
+	if (getenv("BENCH_MPI_MEMORY")) {
+		if (!succeed(engine, "MPI_Alloc_mem", MPI_Alloc_mem((MPI_Aint)bytes, MPI_INFO_NULL, &memory)))
+			return false;
+	} else if (posix_memalign(&memory, 4096, bytes)) {
 		return rank_fail(engine, "no memory for %zu bytes", bytes);
+	}
 	engine->data = memory;
 	return true;
 }
 
 static bool close_memory(struct rank_engine *engine)
 {
-	free(engine->data);
+	if (getenv("BENCH_MPI_MEMORY"))
+		MPI_Free_mem(engine->data);
+	else
+		free(engine->data);
 	engine->data = NULL;
 	return true;
 }

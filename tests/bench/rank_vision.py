@@ -174,7 +174,10 @@ def main():
         model = torch.compile(model)
     if form == "double":
         model, images = model.double(), images.double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    try:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    except (TypeError, RuntimeError):  # before 2.4
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     done = load(model, optimizer, checkpoint[0]) if checkpoint else 0
     order = list(DistributedSampler(range(len(images)), num_replicas=1, rank=0, shuffle=True, seed=1))
     for step in range(done, done + steps + (0 if checkpoint else 1)):

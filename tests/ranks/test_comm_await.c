@@ -149,9 +149,28 @@ static void late_messages_end_soon_after_their_timeout(void **state)
 
 /* ---- ranks that share a core ------------------------------------------------------ */
 
+/* Such ranks store each result once. Memory that is not shared takes several windows here. */
+static void sum_own_memory(ddp_comm *comm)
+{
+	static float input[3 * DDP_CROWDED_STAGE_BYTES / sizeof(float) + 5], sums[sizeof(input) / sizeof(input[0])];
+	const size_t count = sizeof(input) / sizeof(input[0]);
+	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm), root = size - 1;
+
+	for (size_t i = 0; i < count; i++)
+		input[i] = (float)(i % 1000 + (size_t)rank);
+	CHECK_OK(ddp_all_reduce(comm, input, sums, count, DDP_F32, DDP_SUM));
+	for (size_t i = 0; i < count; i++)
+		CHECK(sums[i] == (float)((size_t)size * (i % 1000) + (size_t)(size * (size - 1) / 2)));
+	memset(sums, 0, sizeof(sums));
+	CHECK_OK(ddp_reduce(comm, input, sums, count, DDP_F32, DDP_SUM, root));
+	for (size_t i = 0; i < count && rank == root; i++)
+		CHECK(sums[i] == (float)((size_t)size * (i % 1000) + (size_t)(size * (size - 1) / 2)));
+}
+
 static int expect_oversubscribed(ddp_comm *comm, void *oversubscribed)
 {
 	CHECK(comm->node.oversubscribed == *(const bool *)oversubscribed);
+	sum_own_memory(comm);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
@@ -162,7 +181,7 @@ static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
 	static bool oversubscribed = true, alone = false;
 	cpu_set_t allowed, one;
 	size_t core = 0;
-	test_world world = { .ranks = 2, .body = expect_oversubscribed, .argument = &oversubscribed };
+	test_world world = { .ranks = 3, .body = expect_oversubscribed, .argument = &oversubscribed };
 
 	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);

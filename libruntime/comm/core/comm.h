@@ -33,7 +33,8 @@ typedef struct ddp_node {
 	size_t shared_bytes;
 	char *small, *stage, *result;
 	char *proposals;              /* of comm/group/agreement: nothing else writes there */
-	size_t stage_bytes;         /* of a slot of stage or result */
+	size_t stage_bytes;         /* of a window in a slot of stage or result */
+	size_t slot_bytes;          /* of a slot, for the largest window */
 	size_t proposals_bytes;     /* of one of its boards */
 	char *rings;                /* of comm/p2p: [size][size], from, to */
 	size_t ring_room;           /* bytes of a ring */

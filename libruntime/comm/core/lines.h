@@ -15,7 +15,11 @@
 enum {
 	DDP_INLINE_BYTES = 32,
 	DDP_SMALL_BYTES = 8192,        /* payload that travels with the header */
-	DDP_STAGE_BYTES = 256 * 1024,  /* slot of the staged path */
+	DDP_STAGE_BYTES = 256 * 1024,  /* window of the staged path */
+	/* The same of a reduction where ranks outnumber cores, as each window costs a turn of the scheduler for each
+	   rank, and the most of one rank's slice in it. */
+	DDP_CROWDED_STAGE_BYTES = 1024 * 1024,
+	DDP_CROWDED_SLICE_BYTES = 128 * 1024,
 	DDP_NET_STAGE_BYTES = 4096 * 1024, /* the same, with several nodes */
 	DDP_PROPOSAL_BYTES = 256,      /* what a rank tells in comm/group/agreement, and a bit for each rank */
 	DDP_PROPOSAL_BOARDS = 3        /* of a rank: where it shows these (comm/group/agreement) */

@@ -147,11 +147,25 @@ static void set_sources(reduction *r, size_t begin, size_t k)
 	}
 }
 
-/* Results go where they are wanted. A slot that was read is written to in any
-   case: its rank will write to it faster then, see ddp_take(). */
+/* Where ranks outnumber cores, an owner stores a result once, in its own slot, from which the others copy it: a
+   result in each slot is as many more writes, and lines move between cores at each turn of the scheduler anyway. */
+static bool stores_once(const reduction *r)
+{
+	return r->comm->node.oversubscribed;
+}
+
+/* The place of an owner's result in its own slot, which has no input there. */
+static char *in_own_slot(const reduction *r, int owner, size_t k)
+{
+	return ddp_stage_slot(r->comm, owner, k) + (size_t)owner * r->width * r->element;
+}
+
+/* Results go where they are wanted. Unless they are stored once, a slot that was read
+   is written to in any case: its rank will write to it faster then, see ddp_take(). */
 static void set_destinations(reduction *r, size_t begin, size_t k)
 {
 	ddp_comm *comm = r->comm;
+	bool copied = false;
 	int n = 0;
 
 	if (r->c->kind == DDP_REDUCE_SCATTER || wants_all(r, comm->node.self))
@@ -162,9 +176,13 @@ static void set_destinations(reduction *r, size_t begin, size_t k)
 			continue;
 		if (wants_all(r, i) && (h->flags & DDP_HEADER_RECV_SHARED) != 0)
 			r->dst[n++] = ddp_memory_at(comm, i, &h->recv);
+		else if (stores_once(r))
+			copied = copied || wants_all(r, i);
 		else if (wants_all(r, i) || (h->flags & DDP_HEADER_SEND_SHARED) == 0)
 			r->dst[n++] = in_slot(r, i, begin, k);
 	}
+	if (copied)
+		r->dst[n++] = rebase(in_own_slot(r, comm->node.self, k), begin, r->element);
 	r->combination.ndst = n;
 }
 
@@ -195,7 +213,7 @@ static void stage_window(reduction *r, size_t k)
 	}
 }
 
-/* Copies what the other owners have left in this rank's slot for window k. */
+/* Copies the other owners' results of window k, from this rank's slot or from theirs. */
 static void pull_window(reduction *r, size_t k)
 {
 	ddp_comm *comm = r->comm;
@@ -206,10 +224,25 @@ static void pull_window(reduction *r, size_t k)
 		return;
 	for (int owner = 0; owner < comm->node.size; owner++) {
 		ddp_range window = ddp_window(slice(r, owner), r->width, k);
-		if (owner != comm->node.self && window.count > 0)
-			ddp_take(r->output + window.begin * r->element, slot + (size_t)owner * r->width * r->element,
-			         window.count * r->element);
+		char *place = r->output + window.begin * r->element;
+		if (owner == comm->node.self || window.count == 0)
+			continue;
+		if (stores_once(r))
+			memcpy(place, in_own_slot(r, owner, k), window.count * r->element);
+		else
+			ddp_take(place, slot + (size_t)owner * r->width * r->element, window.count * r->element);
 	}
+}
+
+/* Returns how much of a slice goes into a window. */
+static size_t slice_bytes(const reduction *r)
+{
+	const ddp_node *node = &r->comm->node;
+	const size_t most = node->slot_bytes / (size_t)node->size;
+
+	if (!stores_once(r))
+		return node->stage_bytes / (size_t)node->size;
+	return most < DDP_CROWDED_SLICE_BYTES ? most : DDP_CROWDED_SLICE_BYTES;
 }
 
 /* One step per window: the slots are double, so that a rank fills the next
@@ -224,7 +257,7 @@ static ddp_status run_staged(reduction *r)
 		size_t count = slice(r, i).count;
 		longest = count > longest ? count : longest;
 	}
-	r->width = comm->node.stage_bytes / (size_t)comm->node.size / 64 * 64 / r->element;
+	r->width = slice_bytes(r) / 64 * 64 / r->element;
 	size_t windows = (longest + r->width - 1) / r->width;
 
 	stage_window(r, 0);

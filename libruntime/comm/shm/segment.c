@@ -62,14 +62,20 @@ static size_t lines_bytes(int ranks)
 	return page_up(sizeof(ddp_node_shared) + (size_t)ranks * sizeof(ddp_node_rank));
 }
 
-/* Pages that are never touched take no memory. */
-static size_t segment_bytes(const ddp_node *node)
+/* Results between nodes have slots of their own. */
+static size_t results_bytes(const ddp_comm *comm)
 {
+	return comm->topology.nodes > 1 ? (size_t)comm->node.size * 2 * comm->node.slot_bytes : 0;
+}
+
+/* Pages that are never touched take no memory. */
+static size_t segment_bytes(const ddp_comm *comm)
+{
+	const ddp_node *node = &comm->node;
 	size_t ranks = (size_t)node->size;
 
-	return lines_bytes(node->size) +
-	       ranks * 2 * (DDP_SMALL_BYTES + 2 * node->stage_bytes) + ranks * DDP_PROPOSAL_BOARDS * node->proposals_bytes +
-	       ddp_rings_bytes(node->size);
+	return lines_bytes(node->size) + ranks * 2 * (DDP_SMALL_BYTES + node->slot_bytes) + results_bytes(comm) +
+	       ranks * DDP_PROPOSAL_BOARDS * node->proposals_bytes + ddp_rings_bytes(node->size);
 }
 
 /* The cores that the node's ranks, taken together, may run on; at least 1. */
@@ -105,9 +111,10 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	ddp_node *node = &comm->node;
 
 	node->stage_bytes = comm->topology.nodes > 1 ? DDP_NET_STAGE_BYTES : DDP_STAGE_BYTES;
+	node->slot_bytes = comm->topology.nodes > 1 ? DDP_NET_STAGE_BYTES : DDP_CROWDED_STAGE_BYTES;
 	/* A rank may show what all others tell. */
 	node->proposals_bytes = page_up(((size_t)comm->size + 1) * (DDP_PROPOSAL_BYTES + (size_t)comm->size / 8));
-	size_t bytes = segment_bytes(node);
+	size_t bytes = segment_bytes(comm);
 	/* Whichever rank comes first makes it large enough. */
 	const int error = ddp_set_file_size(fd, (off_t)bytes);
 	if (error != 0)
@@ -121,8 +128,8 @@ ddp_status ddp_node_map(ddp_comm *comm, int fd)
 	comm->node.oversubscribed = (uint32_t)node->size > agreed_cores(comm);
 	node->small = base + lines_bytes(node->size);
 	node->stage = node->small + (size_t)node->size * 2 * DDP_SMALL_BYTES;
-	node->result = node->stage + (size_t)node->size * 2 * node->stage_bytes;
-	node->proposals = node->result + (size_t)node->size * 2 * node->stage_bytes;
+	node->result = node->stage + (size_t)node->size * 2 * node->slot_bytes;
+	node->proposals = node->result + results_bytes(comm);
 	node->rings = node->proposals + (size_t)node->size * DDP_PROPOSAL_BOARDS * node->proposals_bytes;
 	return ddp_ring_open(comm);
 }

@@ -8,12 +8,12 @@
 /* The node's i-th rank's slots of the staged path, for window k. */
 static inline char *ddp_stage_slot(const ddp_comm *comm, int i, size_t k)
 {
-	return comm->node.stage + ((size_t)i * 2 + (k & 1)) * comm->node.stage_bytes;
+	return comm->node.stage + ((size_t)i * 2 + (k & 1)) * comm->node.slot_bytes;
 }
 
 static inline char *ddp_result_slot(const ddp_comm *comm, int i, size_t k)
 {
-	return comm->node.result + ((size_t)i * 2 + (k & 1)) * comm->node.stage_bytes;
+	return comm->node.result + ((size_t)i * 2 + (k & 1)) * comm->node.slot_bytes;
 }
 
 /*

@@ -13,7 +13,8 @@ CHARACTERS = 50  # of a label at the left
 # the backgrounds. In grey and beside a colour that returns, the shapes differ: no two contenders have the same.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8a8f98")
 SHAPES = ("circle", "square", "diamond", "triangle", "plus", "triangle down", "hourglass", "cross", "hollow circle",
-          "hollow square", "hollow diamond", "hollow triangle", "star", "hollow triangle down", "hollow hourglass")
+          "hollow square", "hollow diamond", "hollow triangle", "star", "hollow triangle down", "hollow hourglass", "triangle left", "triangle right", "pentagon", "hollow triangle left",
+          "hollow triangle right", "hollow pentagon")
 STYLE = """<style>
 .page{fill:#ffffff}.ink{fill:#1f2933}.dim{fill:#5b6672}.grid{stroke:#dfe3e8}.one{stroke:#c0392b}.range{stroke-opacity:.28}.bad{fill:#c0392b;fill-opacity:.07}
 @media (prefers-color-scheme:dark){
@@ -22,6 +23,8 @@ STYLE = """<style>
 CORNERS = {
     "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)), "diamond": ((0, -5.6), (5.6, 0), (0, 5.6), (-5.6, 0)),
     "triangle": ((0, -5.4), (5.2, 4), (-5.2, 4)), "triangle down": ((0, 5.4), (5.2, -4), (-5.2, -4)),
+    "triangle left": ((-5.4, 0), (4, -5.2), (4, 5.2)), "triangle right": ((5.4, 0), (-4, -5.2), (-4, 5.2)),
+    "pentagon": ((0, -5.4), (5.1, -1.7), (3.2, 4.4), (-3.2, 4.4), (-5.1, -1.7)),
     "hourglass": ((-4.6, -4.8), (4.6, -4.8), (-4.6, 4.8), (4.6, 4.8)),
 }
 STROKES = {

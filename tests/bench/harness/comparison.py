@@ -8,6 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from . import words
+from .mpi import HEAP, MEMORY, MPIS
 from .units import MIB, size_text
 from .words import OURS
 
@@ -82,19 +83,36 @@ def whole(document):
 # ---- what each benchmark's file says ------------------------------------------------------
 
 
+# On a node the memory decides: the line's text, our contender, and whether memory that an MPI's ranks share counts beside it.
+MEMORIES = (("", "ddp", True), (", own memory", "ddp-user", False))
+MACHINE = ("plain", "memcpy", "wire")
+
+
 def of_allreduce(document):
-    """Medians and quartiles by place and size."""
+    """Medians and quartiles by place, size, and whether buffers are rewritten."""
     places = {}
     for point in document["points"]:
-        at = places.setdefault((point["place"], point["bytes"]), {})
+        at = places.setdefault((point["place"], point["nodes"], point["bytes"], point["rewritten"]), {})
         seconds = point["seconds"]
         at[point["contender"]] = Spread(seconds["median"], seconds["p25"], seconds["p75"])
-    for (place, size), of in places.items():
-        if "ddp" in of:
-            bounds = {name: of[name] for name in ("ddp-user", "plain", "memcpy", "wire") if name in of}
-            peers = {name: value for name, value in of.items() if not name.startswith("ddp") and name not in bounds}
-            yield Figure("all_reduce", f"{size_text(size)}, {place_text(place)}", "s", of["ddp"], peers, bounds=bounds,
-                         short=size in (1024, 25 * MIB) and ("2 ranks" in place or "2 nodes x 1" in place))
+    for (place, nodes, size, rewritten), of in places.items():
+        bounds = {name: of[name] for name in MACHINE if name in of}
+        for text, ours, any_memory in MEMORIES if nodes == 1 else MEMORIES[:1]:
+            if ours in of:
+                what = f"{size_text(size)}, {place_text(place)}{text}{', rewritten' if rewritten else ''}"
+                yield Figure("all_reduce", what, "s", of[ours], best_settings(of, any_memory), bounds=bounds,
+                             short=size in (1024, 25 * MIB) and ("2 ranks" in place or "2 nodes x 1" in place))
+
+
+def best_settings(of, any_memory):
+    """The peers, of which each MPI has its best setting."""
+    peers = {}
+    for name, value in of.items():
+        family, _, setting = name.partition(":")
+        if not name.startswith("ddp") and name not in MACHINE and (any_memory or setting not in (MEMORY, HEAP)) and (
+                family not in peers or value.median < peers[family].median):
+            peers[family] = value
+    return peers
 
 
 def rate_text(rate):
@@ -111,7 +129,7 @@ def place_text(place):
 
 
 LAUNCHES = (  # ours, the others, what, how many times ours the best of the others is to take
-    ("ours", ("openmpi", "mpich"), "a program in C, 2 nodes of 2 ranks", 1),
+    ("ours", tuple(MPIS), "a program in C, 2 nodes of 2 ranks", 1),
     ("srun --ddp python", ("srun python", "torchrun"), "a PyTorch script over gloo, 2 nodes of 2 ranks", 0.95),
 )
 
@@ -158,17 +176,17 @@ def of_spank_cost(document):
 
 
 def of_ddp_overhead(document):
-    steps, torch, ranks = document["steps"], document["pytorch"], document["ranks"]
+    steps, torch, ranks = document["steps"], document["torch"], document["ranks"]
     if document["nodes"] > 1:
         return
     slowest = {mode: [step["slowest"] for step in steps[mode]] for mode in steps}
-    peers = {"pytorch": spread(torch[1])} if torch else {}
+    peers = {way: spread([seconds for turn in turns for seconds in turn[1]]) for way, turns in torch.items()}
     model = gpt_text(document["sizes"])
     yield Figure("data parallelism", f"step of a GPT on {ranks} ranks of a node ({model})", "s", spread(slowest["default"]), peers,
                  bounds={"no communication": spread(slowest["silent"])}, within=1.05, short=True)
     # By rounds: a machine that slows down during the run does so in both.
-    peers = {"pytorch": spread([statistics.median(several) / statistics.median(one) for one, several in document["pytorch_turns"]])
-             } if torch else {}
+    peers = {way: spread([statistics.median(several) / statistics.median(one) for one, several in turns])
+             for way, turns in torch.items()}
     yield Figure("data parallelism", "the same, over one rank's step", "", over_single(steps, "default"), peers,
                  bounds={"no communication": over_single(steps, "silent")})
     memory = document.get("memory")
@@ -189,8 +207,7 @@ def over_single(steps, mode):
 
 def of_gpt_step(document):
     for result in document["results"]:
-        name = "torch.compile" if document["dtype"] == "bf16" else "pytorch"
-        peers = {name: spread(result["pytorch"])} if result["pytorch"] else {}
+        peers = {way: spread(seconds) for way, seconds in result["torch"].items() if seconds}
         rates = {name: result[key] for name, key in (("library products", "library"), ("products", "sgemm")) if result.get(key)}
         bounds = {name: spread([document["flops"] / (rate * 1e9) for rate in of]) for name, of in rates.items()}
         threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
@@ -221,9 +238,6 @@ def of_overlap(document):
                  bounds={"longer": whole(1)}, within=1.05, short=True)
 
 
-# How ours writes it, what that is called, and who else does it so. torch.save() leaves the file to the kernel, and returns
-# before the disk has it, as those do that write beside the steps.
-CHECKPOINTS = (("beside", "beside the steps", ("async_save", "torch.save")), ("at once", "at once", ("torch.save, synced", "torch.save")))
 LEAST_ADDED = 0.01  # seconds; steps differ by more than that by themselves
 
 
@@ -235,13 +249,34 @@ def seconds_added(run):
 
 
 def of_checkpoint_step(document):
+    """torch.save() leaves the file to the kernel, and returns before the disk has it, as those do that write beside the steps."""
     added = {way: spread([max(seconds_added(run), LEAST_ADDED) for run in result["runs"]])
              for way, result in document["ways"].items()}
     threads = document["threads"]
     of = f"{gpt_text(document['sizes'])}, {threads} thread{'s' if threads > 1 else ''}"
-    for way, text, others in CHECKPOINTS:
-        yield Figure("checkpoints", f"a checkpoint of a GPT of {of}, {text}", "s", added[way],
-                     {other: added[other] for other in others if other in added}, short=way == "beside")
+    yield Figure("checkpoints", f"a checkpoint of a GPT of {of}, beside the steps", "s", added["beside"],
+                 {other: added[other] for other in ("async_save", "torch.save") if other in added}, short=True)
+
+
+# By what the benchmark calls them: a peer, and what it is measured with.
+STORED = {"save": {"save": "torch.save", "synced": "torch.save, synced", "dcp": "DCP"},
+          "load": {"save": "torch.load", "mapped": "torch.load, mapped", "dcp": "DCP"}}
+
+
+def of_storage(document):
+    """Of loaders the best number of helpers counts, of ours as of the other's."""
+    batch, model = document["batch"], f"a checkpoint of {document['millions']}M parameters"
+    for cell, found in document["cells"].items():
+        found = {name: spread(seconds) for name, seconds in found.items()}
+        if cell in STORED:
+            peers = {peer: found[way] for way, peer in STORED[cell].items() if way in found}
+            text = f"{model}, saved at once" if cell == "save" else f"{model}, loaded"
+            yield Figure("checkpoints", text, "s", found["ours"], peers, short=True)
+        else:
+            best = {who: min((value for name, value in found.items() if name.startswith(who)), key=lambda value: value.median,
+                             default=None) for who in ("ours", "DataLoader")}
+            what = f"{batch} samples of {document['length']} tokens" if cell == "tokens" else f"{batch} images of 3 x 32 x 32"
+            yield Figure("loader", what, "s", best["ours"], {"DataLoader": best["DataLoader"]} if best["DataLoader"] else {}, short=True)
 
 
 FAILURES = {"kill": "a rank is killed", "power": "a node loses its power"}

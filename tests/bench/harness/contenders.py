@@ -4,25 +4,23 @@
 import collections
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
+from . import mpi
 from .group import ContenderFailed, ContenderHung, ContenderMissing, Group
 from .measure import REFILL_SECONDS
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TREE = os.path.dirname(os.path.dirname(HERE))
 CLUSTER = os.path.join(TREE, "slurm", "cluster")
-ON_NODE = ("ddp", "ddp-user", "ddp-own", "gloo", "openmpi", "mpich", "plain", "memcpy")
-ON_LINK = ("ddp", "ddp-user", "gloo", "openmpi", "mpich", "wire")
+ON_NODE = ("ddp", "ddp-user", "ddp-own", "gloo", *mpi.names("node"), "plain", "memcpy")
+ON_LINK = ("ddp", "ddp-user", "gloo", *mpi.names("link"), "wire")
 # What rank_ddp reduces: memory of ddp_mem_alloc(), of the program, of ddp_mem_alloc_local().
 DDP_MEMORY = {"ddp": "library", "ddp-user": "user", "ddp-own": "own"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# By srun: the way in which its ranks find each other, and their program.
-MPI = {"openmpi": ("--mpi=pmix", "rank_mpi", "rank_startup_mpi"), "mpich": ("--mpi=pmi2", "rank_mpich", "rank_startup_mpich")}
 # Says whether a Python's torch lacks libuv, which its own default asks for since 2.4. Stores before 2.2 know no such word.
 LACKS_LIBUV = """
 import torch.distributed as dist
@@ -31,8 +29,6 @@ try:
 except (RuntimeError, TypeError) as error:
     print(isinstance(error, RuntimeError) and "libuv" in str(error))
 """
-# TCP between nodes, shared memory on them, as Open MPI has it without a fabric.
-MPI_OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,vader,tcp"}
 
 
 class Programs:
@@ -40,6 +36,7 @@ class Programs:
 
     def __init__(self, folder, python):
         self.folder, self.python = folder, python
+        self.mpis = mpi.Installed(os.environ.get("BENCH_PEERS") or os.path.join(folder, "peers"))
 
     def path(self, name):
         path = os.path.join(self.folder, name)
@@ -72,10 +69,9 @@ def start_on_node(name, ranks, most_bytes, programs, folder):
     if name in ("plain", "memcpy"):
         argv = [programs.path("rank_plain"), name, str(ranks), str(most_bytes)]
         return Group(name, argv, ranks, folder)
-    if name == "openmpi":
-        return Group(name, mpirun(programs, ranks), ranks, folder)
-    if name == "mpich":
-        return Group(name, hydra(programs, ranks), ranks, folder)
+    if name != "gloo":
+        argv, env = programs.mpis.on_node(name, ranks)
+        return Group(name, argv, ranks, folder, env)
     env = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": "lo"}
     script = " ".join(
         ["for rank in $(seq 0 $((RANKS - 1))); do"]
@@ -129,26 +125,6 @@ class Attempts:
     def sentences(self):
         """What is told, each sentence once."""
         return [text if count == 1 else f"{text} ({count} times)" for text, count in collections.Counter(self.told).items()]
-
-
-def mpirun(programs, ranks):
-    """Shared memory between ranks; unbound, as all the contenders are."""
-    program = programs.path("rank_mpi")
-    command = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
-    if not command:
-        raise ContenderMissing("openmpi: mpirun is not installed")
-    options = ["--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]
-    if os.geteuid() == 0:
-        options.insert(0, "--allow-run-as-root")
-    return [command, *options, "-np", str(ranks), program]
-
-
-def hydra(programs, ranks):
-    program = programs.path("rank_mpich")
-    command = shutil.which("mpiexec.hydra")
-    if not command:
-        raise ContenderMissing("mpich: mpiexec.hydra is not installed")
-    return [command, "-n", str(ranks), program]
 
 
 def kill_group(child):
@@ -216,18 +192,20 @@ class Cluster:
         return child.communicate()[0]
 
     def mpi_startup(self, srun):
-        """By the name of each MPI that is there, the command of a rank that tells when its first all-reduce was done."""
-        found = {}
-        for name, (way, _, program) in MPI.items():
+        """By the name of each MPI that is there, the command of a rank that tells when its first all-reduce was done, and
+        its environment; and why others are left out."""
+        found, left_out = {}, []
+        for name in mpi.MPIS:
             try:
-                found[name] = [*srun, way, self.programs.path(program)]
-            except ContenderFailed:
-                pass
-        return found
+                words, env = self.programs.mpis.by_srun(name, "rank_startup_mpi")
+                found[name] = ([*srun, *words], env)
+            except ContenderFailed as failure:
+                left_out.append(str(failure))
+        return found, left_out
 
     def start(self, name, ranks_per_node, folder):
         """A Group of a contender, the same number of ranks on each node."""
-        ranks = self.nodes * ranks_per_node
+        ranks, env = self.nodes * ranks_per_node, {}
         srun = ["srun", "--quiet", "-N", str(self.nodes), "-n", str(ranks), "-c", "1",
                 "--ntasks-per-node", str(ranks_per_node), "--export=ALL"]
         if name in DDP_MEMORY:
@@ -237,13 +215,13 @@ class Cluster:
             ranks = self.nodes
             command = ["srun", "--quiet", "-N", str(ranks), "-n", str(ranks), "-c", "1", "--export=ALL",
                        self.programs.path("rank_wire"), os.path.join(folder, "wire.rendezvous")]
-        elif name in MPI:
-            way, program, _ = MPI[name]
-            command = [*srun, way, self.programs.path(program)]
-        else:
+        elif name == "gloo":
             command = [*srun, *self.programs.gloo(), os.path.join(folder, "gloo.rendezvous")]
+        else:
+            words, env = self.programs.mpis.by_srun(name, "rank_mpi")
+            command = [*srun, *words]
         rest = {"BENCH_REST_US": str(round(REFILL_SECONDS * 1e6)) if self.rate else ""}
-        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **MPI_OVER_TCP, **rest, "BENCH_PIN": ""})
+        return Group(name, self.run(*command), ranks, folder, {**ONE_THREAD, **env, **rest, "BENCH_PIN": ""})
 
     def stop(self):
         self._call("stop")

@@ -132,11 +132,16 @@ def wrapped(text):
     return "\n".join(lines) + "\n"
 
 
+def isa_text(machine):
+    return f" ({', '.join(machine['isa'])})" if machine.get("isa") else ""
+
+
 def document(figures, run, plot_name):
     """The whole text. `run` is what `all` notes of its run."""
     machine, quick = run["machine"], run["quick"]
     entries = {name: noted(entry) for name, entry in run["parts"].items()}
     arguments = " BENCH_ARGS=\"--quick --python PYTHON\"" if quick else " BENCH_ARGS=\"--python PYTHON\""
+    note = f". {run['note']}" if run.get("note") else ""
     missing = [name for name, text in run["versions"].items() if text == "not installed"]
     parts = [
         "# slurm-ddp beside others", "",
@@ -145,8 +150,8 @@ def document(figures, run, plot_name):
         "A cell has the median of all rounds and, in brackets, the lowest and the highest value. Behind it stands how many "
         "times as much as ours that is: 2x says that the other takes twice as long, or twice the memory. A number below 1, "
         "in **bold**, says that the other is ahead.", "",
-        f"- Date: {run['date']}{'. This was a short run (`--quick`) of few rounds' if quick else ''}",
-        f"- Machine: {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; load when the run began: "
+        f"- Date: {run['date']}{'. This was a short run (`--quick`)' if quick else ''}{note}",
+        f"- Machine: {machine['cpu']}, {machine['cores']} cores{isa_text(machine)}, Linux {machine['kernel']}; load when the run began: "
         f"{machine['load_at_start']:.1f}. Nodes are network namespaces of this machine, so all ranks share its cores",
         "- Versions: " + ", ".join(f"{name} {text}" for name, text in run["versions"].items() if name not in missing),
         f"- To repeat: `make bench-all{arguments}` as root, where PYTHON has the PyTorch to compare with", "",

@@ -159,6 +159,10 @@ def pytorch_command(python, sizes, threads, count, ranks=1, dtype="f32", way=())
     return [python, os.path.join(BENCH, "rank_gpt.py"), *words, dtype, *way]
 
 
+# On the host, by the names of contenders: eager, and compiled. AdamW is fused in both.
+WAYS = {"pytorch": ("cpu", "eager"), "torch.compile": ("cpu", "compile")}
+
+
 def pytorch_environment(threads):
     return {**TUNED, "OMP_NUM_THREADS": str(threads)}
 
@@ -166,7 +170,7 @@ def pytorch_environment(threads):
 def pytorch(python, sizes, threads, count, ranks=1, dtype="f32", way=(), limit=LIMIT, environment=None):
     """Seconds of `count` steps of the same GPT by PyTorch; several ranks: by its
     DistributedDataParallel over gloo; bf16: with autocast. `way`: the device, and "eager" or
-    "compile"; left out, the host, and for bf16 torch.compile."""
+    "compile"; left out, the host and eager."""
     argv = pytorch_command(python, sizes, threads, count, ranks, dtype, way)
     return numbers(argv, {**pytorch_environment(threads), **(environment or {})}, limit)
 

@@ -148,9 +148,10 @@ class Group:
             if self._integers(said[-1][1]) != [-1]:
                 raise ContenderFailed(f"{self.name}: rank {rank}: element {said[-1][1]} has a wrong sum")
 
-    def run(self, batch, samples, expected_s=0.0):
-        """Seconds per operation of each batch: the slowest rank's."""
-        said = self._command(f"run {batch} {samples}", 60 + 10 * expected_s)
+    def run(self, batch, samples, expected_s=0.0, rewrite=False):
+        """Seconds per operation of each batch: the slowest rank's. With `rewrite` ranks write their buffers before each
+        operation, within its time."""
+        said = self._command(f"run {batch} {samples} {int(rewrite)}", 60 + 10 * expected_s)
         times = [
             [ns for kind, text in of_rank if kind == "times" for ns in self._integers(text)]
             for of_rank in said

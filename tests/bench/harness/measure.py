@@ -16,6 +16,7 @@ MOST_BATCHES = 1000     # per round
 MOST_OPERATIONS = 20000  # per batch
 LONG_SECONDS = 0.5       # an operation that takes longer gets
 LONG_ROUNDS = 3          # no more rounds than these
+HOPELESS_SECONDS = 2     # whose operation takes longer is left out
 
 
 @dataclass
@@ -27,12 +28,14 @@ class Point:
     nodes: int
     contender: str
     size: int
+    rewritten: bool      # each rank writes its buffer before each operation, within the time
     seconds: dict        # min, p25, median, p75, max of all samples
     round_medians: list
     samples: int
+    bits_per_second: float = None  # of each node's link; None: no limit
 
     @classmethod
-    def of(cls, place, ranks, nodes, contender, size, rounds):
+    def of(cls, place, ranks, nodes, contender, size, rounds, rewritten=False, bits_per_second=None):
         """From the samples of each round."""
         samples = sorted(sample for of_round in rounds for sample in of_round)
         seconds = {
@@ -43,7 +46,7 @@ class Point:
             "max": samples[-1],
         }
         medians = [statistics.median(of_round) for of_round in rounds]
-        return cls(place, ranks, nodes, contender, size, seconds, medians, len(samples))
+        return cls(place, ranks, nodes, contender, size, rewritten, seconds, medians, len(samples), bits_per_second)
 
     @property
     def median(self):
@@ -80,18 +83,18 @@ class Contest:
         self.failures = {}
         self._estimates = {}
 
-    def measure(self, size, rounds, budget_s):
-        """The points of one size. A contender that fails is left out from
+    def measure(self, size, rounds, budget_s, rewritten=False):
+        """The points of one size, with buffers that stay in caches or are rewritten. A contender that fails is left out from
         there on; self.failures keeps why."""
         taken = {}
         for round_number in range(rounds):
             names = list(self.groups)
             turn = round_number % len(names) if names else 0
             for name in names[turn:] + names[:turn]:
-                if round_number >= LONG_ROUNDS and self._estimates[name, size][1] > LONG_SECONDS:
+                if round_number >= LONG_ROUNDS and self._estimates[name, size, rewritten][1] > LONG_SECONDS:
                     continue
                 try:
-                    samples = self._visit(name, size, budget_s, round_number == 0)
+                    samples = self._visit(name, size, rewritten, budget_s, round_number == 0)
                 except ContenderFailed as failure:
                     self.failures[name] = str(failure)
                     self.say(f"left out from here on: {failure}")
@@ -100,21 +103,21 @@ class Contest:
                     continue
                 taken.setdefault(name, []).append(samples)
         return [
-            Point.of(self.place, self.ranks, self.nodes, name, size, of_rounds)
+            Point.of(self.place, self.ranks, self.nodes, name, size, of_rounds, rewritten, self.bits_per_second)
             for name, of_rounds in taken.items()
         ]
 
-    def _visit(self, name, size, budget_s, first):
+    def _visit(self, name, size, rewritten, budget_s, first):
         """A turn. Results are checked each time, but those of long operations
         the first time only."""
         group = self.groups[name]
         group.open(size // 4)
-        if first or self._estimates[name, size][1] < budget_s:
+        if first or self._estimates[name, size, rewritten][1] < budget_s:
             group.check()
-        batch, seconds = self._calibrate(name, size, budget_s)
+        batch, seconds = self._calibrate(name, size, rewritten, budget_s)
         each = batch * seconds + (REFILL_SECONDS if self.bits_per_second else 0)
         samples = min(max(int(budget_s / each), 1), MOST_BATCHES)
-        times = group.run(batch, samples, samples * each)
+        times = group.run(batch, samples, samples * each, rewritten)
         group.close()
         return times
 
@@ -127,19 +130,21 @@ class Contest:
             return max(1, min(int(SMALL_BATCH_SECONDS / seconds) + 1, MOST_OPERATIONS))
         return int(LINK_BATCH_SECONDS / by_link) + 1
 
-    def _calibrate(self, name, size, budget_s):
+    def _calibrate(self, name, size, rewritten, budget_s):
         """Operations per batch, and about how long one takes."""
-        if (name, size) not in self._estimates:
+        if (name, size, rewritten) not in self._estimates:
             group = self.groups[name]
-            seconds = group.run(1, 1)[0]
+            seconds = group.run(1, 1, 0, rewritten)[0]
+            if seconds > HOPELESS_SECONDS:
+                raise ContenderFailed(f"{name}: an operation of {size} bytes takes {seconds:.1f} s")
             if seconds < budget_s:
-                seconds = min(group.run(1, 3, 3 * seconds))
+                seconds = min(group.run(1, 3, 3 * seconds, rewritten))
             batch = self.batch_of(size, seconds)
             if batch > 1:
-                seconds = statistics.median(group.run(batch, 5, batch * seconds * 5))
+                seconds = statistics.median(group.run(batch, 5, batch * seconds * 5, rewritten))
                 batch = self.batch_of(size, seconds)
-            self._estimates[name, size] = batch, seconds
-        return self._estimates[name, size]
+            self._estimates[name, size, rewritten] = batch, seconds
+        return self._estimates[name, size, rewritten]
 
     def stop(self):
         for group in self.groups.values():

@@ -8,7 +8,7 @@ import platform
 from .units import size_text
 
 COLUMNS = (
-    ("size", 8), ("contender", 14), ("median us", 11), ("min us", 11), ("p25 us", 11),
+    ("size", 8), ("contender", 24), ("median us", 11), ("min us", 11), ("p25 us", 11),
     ("p75 us", 11), ("alg GB/s", 9), ("bus GB/s", 9), ("vs ddp", 8),
 )
 
@@ -29,11 +29,11 @@ def heading():
 
 
 def rows(points):
-    """The lines of one size's points; `vs ddp` is the time over ours."""
+    """The lines of one size's points; `vs ddp` is the time over ours, and * a buffer that is rewritten."""
     ours = next((point.median for point in points if point.contender == "ddp"), None)
     for point in points:
         yield row(
-            [size_text(point.size), point.contender]
+            [size_text(point.size) + ("*" if point.rewritten else ""), point.contender]
             + [cell(point.seconds[key] * 1e6) for key in ("median", "min", "p25", "p75")]
             + [f"{point.algorithm_bandwidth / 1e9:.3g}", f"{point.bus_bandwidth / 1e9:.3g}"]
             + [f"{point.median / ours:.2f}x" if ours else "-"]
@@ -47,17 +47,21 @@ def bars_table(bars):
     return "\n".join(lines)
 
 
+# What decides how fast sums and products are, most of all those of 16 bits.
+ISA = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile", "asimd", "bf16", "sve")
+
+
 def machine():
-    model = platform.processor()
+    told = {}
     try:
         with open("/proc/cpuinfo") as cpuinfo:
-            model = next(
-                (line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), model
-            )
+            told = {key.strip(): text.strip() for key, _, text in (line.partition(":") for line in cpuinfo)}
     except OSError:
         pass
+    flags = told.get("flags", told.get("Features", "")).split()
     return {
-        "cpu": model,
+        "cpu": told.get("model name", platform.processor()),
+        "isa": [flag for flag in ISA if flag in flags],
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "load_at_start": os.getloadavg()[0],
@@ -71,6 +75,7 @@ def to_entry(point):
         "nodes": point.nodes,
         "contender": point.contender,
         "bytes": point.size,
+        "rewritten": point.rewritten,
         "seconds": point.seconds,
         "round_medians_seconds": point.round_medians,
         "samples": point.samples,
