@@ -1,10 +1,11 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 2
-# seconds: 600
+# seconds: 900
 # all: cluster
 # init_process_group("ddp") under plain srun --ddp, over two nodes: losses are gloo's, a rank that is killed is named by
-# the others' exceptions and by srun, and a training goes on from its checkpoint inside the step.
+# the others' exceptions and by srun, a training goes on from its checkpoint inside the step, and with survive() the other
+# ranks go on in their processes, also over gloo.
 . "$source/tests/cluster/lib.sh"
 . "$source/tests/cluster/python/lib.sh"
 limit=150
@@ -144,4 +145,109 @@ submit cpu --nodes=2 --ntasks-per-node=2 --ddp="python=$folder,restart=2" -- ddp
 status_is 0 "cpu.sh: with restart= the training goes on inside the step"
 prints 'ddp: .*rank 2 .*on n1 .*signal 9.*restart 1 of 2' "cpu.sh: srun says why it starts again"
 prints_times 4 "^rank [0-3] of 4, from step 10 to $loss\$" "cpu.sh: from its checkpoint, and ends with the loss of the undisturbed one"
+
+# Rank 0 kills itself in the middle of step 8, and n1 loses its power later. `refer` does, with so many ranks, the steps
+# between both from the state that the survivors had, once for each backend.
+program survives.py <<'END'
+import hashlib, os, signal, sys, time
+import torch
+import slurm_ddp
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    import slurm_ddp_torch
+folder, me = sys.argv[1], slurm_ddp.job().rank
+
+def train(backend, begin=0, end=100000):
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.2), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    x = torch.randn(1000, 32)
+    data = torch.utils.data.TensorDataset(x, x[:, :8].sin())
+    run = slurm_ddp.survive(net, optimizer, scheduler, backend=backend, timeout=100)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=run.sampler(1000, batch=24, seed=3))
+    torch.manual_seed(run.rank)
+    if begin:
+        state = torch.load("%s/%s.%d.%d" % (folder, backend, begin, run.rank))
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
+        torch.set_rng_state(state["random"])
+        run.step = begin
+    ranks = run.world_size
+
+    def digest():
+        assert all(state["step"] == run.step for state in optimizer.state.values())
+        bits = b"".join(value.detach().numpy().tobytes() for value in net.parameters())
+        return "%d %s lr %r" % (run.step, hashlib.sha256(bits).hexdigest()[:12], scheduler.get_last_lr())
+
+    for step, (x, y) in run.batches(loader, end):
+        entered = time.monotonic()
+        with run as model:
+            loss = (model(x) - y).square().sum() * run.world_size / 24
+            optimizer.zero_grad()
+            loss.backward()
+            if me == 0 and step == 8 and not begin:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            scheduler.step()
+        if run.world_size != ranks:
+            ranks, seconds = run.world_size, time.monotonic() - entered
+            torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
+                        "random": torch.get_rng_state()}, "%s/%s.%d.%d" % (folder, backend, run.step, run.rank))
+            os.write(1, b"%s: rank %d is %d of %d in %.2f s: %s\n" % (backend.encode(), me, run.rank, ranks, seconds, digest().encode()))
+        if step == 14 and me == 1 and not begin:
+            open("%s/%s.at14" % (folder, backend), "w").close()
+        if not begin:
+            time.sleep(0.05)
+            if ranks == 1 and run.step > 60:
+                break
+    os.write(1, b"%s: %d of %d ends: %s\n" % (backend.encode(), run.rank, ranks, digest().encode()))
+
+if sys.argv[2] != "refer":
+    train(sys.argv[2])
+for given in sys.argv[3:]:
+    # torch is imported once.
+    child = os.fork()
+    if child == 0:
+        backend, begin, end = given.split(":")
+        train(backend, int(begin), int(end))
+        torch.distributed.destroy_process_group()
+        os._exit(0)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(given)
+END
+head() { "$source/slurm/cluster" run --dir "$cluster" -- "$@"; }
+mkdir -m 777 "$work/survivors"
+refer=()
+for backend in ddp gloo; do
+	as_user srun --ddp="python=$folder,silence=2" --no-kill -N2 --ntasks-per-node=2 --mpi=none "$python" "$work/survives.py" \
+		"$work/survivors" $backend >"$work/$backend.out" 2>&1 &
+	training=$!
+	check "$backend: the training goes on after rank 0's death" wait_until 120 test -e "$work/survivors/$backend.at14"
+	head ip link set n1 down
+	on_node n1 sh -c 'pkill -9 slurmstepd; pkill -9 -u nobody; true'
+	status=0
+	wait $training || status=$?
+	output=$(cat "$work/$backend.out")
+	status_is 0 "$backend: a training that survives ends well, although rank 0 and then a node have died"
+	head ip link set n1 up
+	head scancel -u nobody
+	head scontrol update NodeName=n1 State=DOWN Reason=test
+	head scontrol update NodeName=n1 State=RESUME
+	wait_until 60 sh -c "[ -z \"\$('$source/slurm/cluster' run --dir '$cluster' -- squeue -h -o %i)\" ]"
+	prints 'ddp: rank 0 of 4 on n0 was killed by signal 9.*; the other ranks go on$' "$backend: srun names the rank"
+	prints '^slurm_ddp: rank 0 on n0 has ended; 3 of 4 ranks go on with step [89], after ' "$backend: so do the others"
+	prints '^slurm_ddp: .*rank 3 on n1 .*; 1 of 3 ranks go on with step [0-9]+, after ' "$backend: and the node's ranks"
+	refer+=("$backend:$(sed -n "s/^$backend: rank 1 is 0 of 3 in [0-9.]* s: \([0-9]*\) .*/\1/p" <<<"$output")")
+	refer[-1]+=:$(sed -n "s/^$backend: rank 1 is 0 of 1 in [0-9.]* s: \([0-9]*\) .*/\1/p" <<<"$output")
+	sed -n "s/^$backend: rank 1 is 0 of 1 in [0-9.]* s: /$backend: /p" <<<"$output" | sort -u >>"$work/ended"
+	grep 'go on with' <<<"$output" | sed 's/^/# /'
+done
+# The backend ddp adds up a node's ranks first, so ranks are to be on the same nodes.
+printf 'n0\nn1\nn1\n' >"$work/hosts"
+capture as_user env SLURM_HOSTFILE="$work/hosts" srun --ddp="python=$folder" -n3 -m arbitrary --mpi=none "$python" \
+	"$work/survives.py" "$work/survivors" refer "${refer[@]}"
+status_is 0 "runs with so many ranks from the survivors' state end well"
+same "$(cat "$work/ended")" "$(sed -n 's/^\([a-z]*\): [0-2] of 3 ends: /\1: /p' <<<"$output" | sort -u)" \
+	"the survivors had their parameters, to the bit, when the node died"
 done_testing

@@ -18,6 +18,7 @@ class Layout(LayoutTest):
                    "DDP_PROGRESS_SLOTS": page.SLOTS, "DDP_PROGRESS_SLOT_BYTES": page.SLOT_BYTES}
         for name in ("WRITER_PYTHON", "ERR_PEER", "ERR_INTERNAL", "WAITING_NOT", "WAITING_COLLECTIVE", "WAITING_OTHER"):
             numbers[f"DDP_{name}"] = getattr(page, name)
+        numbers.update(DDP_PROGRESS_SURVIVES=page.SURVIVES, DDP_PROGRESS_SURVIVED=page.SURVIVED)
         others = {"starting": "STARTING", "compute": "COMPUTING", "ending": "ENDING"}
         for name, number in page.PHASES.items():
             numbers[f"DDP_PROGRESS_{others[name]}" if name in others else f"DDP_PHASE_{name.upper()}"] = number

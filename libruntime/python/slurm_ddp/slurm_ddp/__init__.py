@@ -12,11 +12,12 @@ from .progress import phase, step, steps
 
 __version__ = "0.3.0"
 __all__ = ["Checkpoint", "DamageError", "Job", "check_launched", "compare", "device", "exit_for_requeue", "install", "job", "phase",
-           "restart_count", "should_stop", "step", "steps", "time_left"]
+           "restart_count", "should_stop", "step", "steps", "survive", "time_left"]
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL: with requeue= the plugin has Slurm requeue the job
 
 _LATER = {"Checkpoint": "checkpoints", "DamageError": "damage", "compare": "damage", "should_stop": "stopping",
+          "survive": "survive",
           "LightningCallback": "lightning", "LightningEnvironment": "lightning", "TrainerCallback": "huggingface"}
 
 

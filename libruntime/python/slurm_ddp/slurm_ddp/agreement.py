@@ -117,19 +117,24 @@ def accept(connection, key, world_size):
     return Link(connection, _code(key, b"link", mine, theirs, number), rank)
 
 
-def connect(address, port, key, rank):
+def introduce(connection, key, rank):
     """The other ranks' side of the handshake."""
-    connection = socket.create_connection((address, port), timeout=_HANDSHAKE_SECONDS)
+    connection.settimeout(_HANDSHAKE_SECONDS)
     try:
         theirs = _receive(connection, _NONCE)
         mine, number = os.urandom(_NONCE), struct.pack("!I", rank)
         connection.sendall(number + mine + _code(key, b"rank", theirs, mine, number)[:_CODE])
         if not hmac.compare_digest(_receive(connection, _CODE), _code(key, b"rank 0", mine, theirs, number)[:_CODE]):
-            raise ConnectionError("port %d is not this step's" % port)
+            raise ConnectionError("port %d is not this step's" % connection.getpeername()[1])
         return Link(connection, _code(key, b"link", theirs, mine, number), rank)
     except BaseException:
         connection.close()
         raise
+
+
+def connect(address, port, key, rank):
+    """The same, at an address. OSError, ValueError: there is nobody of this step."""
+    return introduce(socket.create_connection((address, port), timeout=_HANDSHAKE_SECONDS), key, rank)
 
 
 class Agreement:

@@ -146,12 +146,16 @@ class Checkpoint:
             raise ValueError("there is no format %r; there are %s, and functions" % (format, ", ".join(_FORMATS)))
         self.directory, self.keep, self.background, self.all_ranks = os.fspath(directory), keep, background, all_ranks
         self._write, self._read = (format, None) if callable(format) else _FORMATS[format]
-        self._rank = jobs.job().rank
         self._thread, self._error = None, None
         self._link, place = stopping.link(), os.path.abspath(self.directory)
         self._name = int.from_bytes(hashlib.sha256(os.fsencode(self.directory)).digest()[:8], "big")
         if self._link is not None and self._rank == 0:
             self._link.offer(self._name, lambda: _newest_number(place))
+
+    @property
+    def _rank(self):
+        """After failures that survive() has survived, another rank may be rank 0."""
+        return jobs.job().rank
 
     # ---- what is there ----
 

@@ -258,6 +258,11 @@ def _tell_exit():
     page.set_error(_fit(words, " (%s)" % _places((name, line), own)))
 
 
+def ends_well():
+    """Whether neither an exception nor sys.exit() has said that the program fails, as far as hooks are installed."""
+    return not _failed and (_exit is None or _exit[0] == 75)
+
+
 def _tell_end():
     if os.getpid() == _pid:
         _tell_exit()

@@ -198,7 +198,7 @@ def _leave(group):
 
 
 def _watch(module, group, of_all):
-    global _thread, _pid
+    global _thread, _pid, _number
     if page.slot() is None or not isinstance(group, module.ProcessGroup):
         return
     try:
@@ -211,6 +211,9 @@ def _watch(module, group, of_all):
         thread = threading.Thread(target=_look, name="slurm_ddp collectives", daemon=True)
         thread.start()  # an error leaves the group without hooks
         _thread = thread
+    if of_all:
+        with _lock:
+            _number = 0  # after survive(), ranks count anew
     record.open_ring()
     known = _Group(group, of_all)
     group.register_pre_hook(_HOOK, lambda arguments: _before(known, for_hosts, arguments))

@@ -13,6 +13,7 @@ import time
 MAGIC, TAKEN = 0x31706464, 1
 PAGE_BYTES, SLOTS, SLOT_BYTES = 4096, 8, 512
 WRITER_PYTHON = 2
+SURVIVES, SURVIVED = 4, 8  # enum ddp_aside
 WAITING_NOT, WAITING_COLLECTIVE, WAITING_OTHER = 0, 1, 2
 # Statuses of enum ddp_status of ddp/base.h.
 ERR_PEER, ERR_INTERNAL = 9, 14
@@ -185,6 +186,18 @@ def add_compute(seconds):
         return
     _slot.set("compute_ns", _slot.get("compute_ns") + int(seconds * 1e9))
     _slot.set("compute_steps", _slot.get("compute_steps") + 1)
+
+
+def set_survives(survives, survived=False):
+    """Says whether the other ranks go on if this one dies, and whether it has gone on without others: errors of libddp that
+    it had before are then past."""
+    if _slot is None:
+        return
+    _slot.set("aside", _slot.get("aside") & ~SURVIVES | SURVIVES * survives | SURVIVED * survived)
+    before = _slot.start // PAGE_BYTES * PAGE_BYTES
+    for slot in _slots_from_last(_slot.memory, before) if survived else ():
+        if slot.get("magic") == MAGIC and slot.get("pid") == _slot.pid:
+            slot.set("error_state", 0)
 
 
 def set_error(text, of_peer=False):

@@ -10,6 +10,7 @@ from . import jobs
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _stop = None
 _link = None  # (process, Agreement)
+_start = b""  # after survive() has made fewer ranks of them: what they alone know
 
 
 def link():
@@ -22,7 +23,7 @@ def link():
         return None
     from .agreement import Agreement
     import atexit
-    _link = (os.getpid(), Agreement(job.rank, job.world_size, job.master_addr, key.encode()))
+    _link = (os.getpid(), Agreement(job.rank, job.world_size, job.master_addr, key.encode() + _start))
     atexit.register(_end, *_link)
     return _link[1]
 
@@ -32,32 +33,46 @@ def _end(process, agreement):
         agreement.end()
 
 
+def renew(start):
+    """The ranks have new numbers, and count their calls anew. `start` is the same on all of them, and no other time."""
+    global _link, _start
+    _start = start
+    if _link is None or _link[0] != os.getpid():
+        return
+    old, _link = _link[1], None
+    old.end()
+    if _stop is not None:
+        _stop.join(old)
+
+
 class _Stop:
     def __init__(self, margin):
         self.margin, self.pid = margin, os.getpid()
-        self.job = jobs.job()
         self.signal = None       # the last one that was heard
         self.told_to_end = False # by SIGTERM, which the handler below may not have seen yet
-        self.lost = False        # a rank has gone without a word
         self.told = False        # that nobody will agree
-        self.agreement = link()
-        if self.agreement is not None:
-            self.agreement.attend(self._is_late, self._on_lost, self._on_signals)
-        self._handle_signals()
+        self.join(None)
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._handle(number)
+
+    def join(self, before):
+        """`before` is the agreement that has ended, or None."""
+        self.job, self.agreement = jobs.job(), link()
+        self.lost = False  # a rank has gone without a word
+        if self.agreement is None:
+            return
+        self.agreement.attend(self._is_late, self._on_lost, self._on_signals)
+        if before is not None and before.heard:
+            self.agreement.hear()
+        # Python calls handlers only when its code goes on. A rank that waits in C for a lost rank hears of SIGTERM here.
+        if threading.current_thread() is threading.main_thread():
+            wakes = signal.set_wakeup_fd(self.agreement.wake_write, warn_on_full_buffer=False)
+            if wakes not in (-1, before.wake_write if before is not None else -1):
+                signal.set_wakeup_fd(wakes)
 
     def _is_late(self):
         return jobs.time_left() < self.margin
-
-    def _handle_signals(self):
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in _SIGNALS:
-            self._handle(number)
-        # Python calls handlers only when its code goes on. A rank that waits in C for a lost rank hears of SIGTERM here.
-        if self.agreement is not None:
-            before = signal.set_wakeup_fd(self.agreement.wake_write, warn_on_full_buffer=False)
-            if before != -1:
-                signal.set_wakeup_fd(before)
 
     def _on_signals(self, said):
         # The signal may be for a forked child that has not begun yet, so it alone makes nobody stop.
