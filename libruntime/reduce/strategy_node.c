@@ -164,11 +164,6 @@ ddp_status ddp_node_strategy_end(ddp_model *model, bool reduced, double updated,
 	return DDP_OK;
 }
 
-void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
-{
-	atomic_store(begun_of(node_of(model), node_of(model)->rank), steps);
-}
-
 ddp_status ddp_node_strategy_check(const ddp_model *model, int64_t steps)
 {
 	const node *n = node_of(model);
@@ -248,6 +243,21 @@ ddp_status ddp_node_strategy_keep_undo(ddp_model *model)
 		n->undo = NULL;
 	}
 	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "what an update changes");
+}
+
+/* The steps that were copied may come again, from other parameters. */
+static void forget_undo(const ddp_model *model)
+{
+	const node *n = node_of(model);
+
+	for (int64_t i = 0; n->undo != NULL && i < pieces_most(model); i++)
+		atomic_store(&undo_of(model, n->rank).copied[i], 0);
+}
+
+void ddp_node_strategy_set_steps(ddp_model *model, int64_t steps)
+{
+	atomic_store(begun_of(node_of(model), node_of(model)->rank), steps);
+	forget_undo(model);
 }
 
 static void keep_piece(const ddp_model *model, const ddp_piece *piece, int64_t step)

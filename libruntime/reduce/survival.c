@@ -89,13 +89,17 @@ void ddp_survival_end_update(ddp_model *model)
 		model->survival->updating = false;
 }
 
+void ddp_survival_keep_buffers(ddp_model *model)
+{
+	if (model->survival != NULL && model->survival->buffers != NULL)
+		memcpy(model->survival->buffers, model->params + model->layout.buffers, buffer_bytes(model));
+}
+
 void ddp_survival_end_step(ddp_model *model)
 {
-	if (model->survival == NULL)
-		return;
-	model->survival->stats = model->stats;
-	if (model->survival->buffers != NULL)
-		memcpy(model->survival->buffers, model->params + model->layout.buffers, buffer_bytes(model));
+	if (model->survival != NULL)
+		model->survival->stats = model->stats;
+	ddp_survival_keep_buffers(model);
 }
 
 void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples)

@@ -28,6 +28,9 @@ void ddp_survival_end_update(ddp_model *model);
 /* A step has ended. */
 void ddp_survival_end_step(ddp_model *model);
 
+/* The program may have changed them since. */
+void ddp_survival_keep_buffers(ddp_model *model);
+
 /* The loop is between two steps, and its loader is there. */
 void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples);
 

@@ -15,6 +15,7 @@
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "watch/page.h"
+#include "watch/watch.h"
 
 enum { ATTEMPTS = 16 };
 
@@ -194,9 +195,11 @@ static bool is_of_peer(ddp_status status)
 
 static void tell(const ddp_model *model, const char *why, int before, double seconds)
 {
-	if (ddp_comm_rank(model->comm) == 0)
-		ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
-		        before, (long long)model->steps + 1, seconds);
+	if (ddp_comm_rank(model->comm) != 0)
+		return;
+	ddp_watch_lead(model->context->watch, &model->context->job);
+	ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
+	        before, (long long)model->steps + 1, seconds);
 }
 
 static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
@@ -234,8 +237,10 @@ ddp_status ddp_survive_with(ddp_model *model, ddp_loader *loader, ddp_status sta
 		status = begin(model, loader);
 	else if (status != DDP_OK && model->survival != NULL && is_of_peer(status) && ddp_comm_broken(model->comm))
 		status = recover(model, loader, status, done, left);
-	if (status == DDP_OK)
+	if (status == DDP_OK) {
 		note_place(model, loader);
+		ddp_survival_keep_buffers(model);
+	}
 	return status;
 }
 

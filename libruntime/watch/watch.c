@@ -8,6 +8,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "base/path.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
 #include "watch/stacks.h"
@@ -18,6 +20,7 @@ struct ddp_watch {
 	struct ddp_progress *page;
 	ddp_recorder recorder;
 	ddp_metrics *metrics; /* NULL: none */
+	char *metrics_path;   /* of rank 0, from the root; NULL: none */
 	ddp_trace *trace;     /* NULL: none */
 	ddp_phase phase;
 	uint64_t phase_start_ns;
@@ -40,16 +43,30 @@ const char *ddp_phase_name(ddp_phase phase)
 	return "unknown";
 }
 
+static ddp_status open_metrics(ddp_watch *watch, const ddp_job *job)
+{
+	if (watch->metrics_path == NULL || watch->metrics != NULL)
+		return DDP_OK;
+	return ddp_metrics_open(watch->metrics_path, job->restart_count > 0, &watch->metrics);
+}
+
 ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *metrics_path,
                             const char *trace_dir)
 {
-	ddp_status status = DDP_OK;
+	/* The folder in which the program runs may change. */
+	ddp_status status = metrics_path != NULL ? ddp_path_absolute("metrics file", metrics_path, &watch->metrics_path) : DDP_OK;
 
-	if (metrics_path != NULL && job->rank == 0)
-		status = ddp_metrics_open(metrics_path, job->restart_count > 0, &watch->metrics);
+	if (status == DDP_OK && job->rank == 0)
+		status = open_metrics(watch, job);
 	if (status == DDP_OK && trace_dir != NULL)
 		status = ddp_trace_open(trace_dir, job, &watch->trace);
 	return status;
+}
+
+void ddp_watch_lead(ddp_watch *watch, const ddp_job *job)
+{
+	if (open_metrics(watch, job) != DDP_OK)
+		ddp_log(DDP_LOG_WARN, "metrics end with the rank that wrote them: %s", ddp_last_error());
 }
 
 ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch)
@@ -78,6 +95,8 @@ void ddp_watch_close(ddp_watch *watch)
 		return;
 	ddp_trace_close(watch->trace);
 	ddp_metrics_close(watch->metrics);
+	free(watch->metrics_path);
+	watch->metrics_path = NULL;
 	watch->trace = NULL;
 	watch->metrics = NULL;
 	ddp_page_close(watch->page);

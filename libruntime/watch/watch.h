@@ -18,6 +18,8 @@ ddp_status ddp_watch_open(const ddp_job *job, ddp_watch **watch);
 /* Begins to record. metrics_path is used on rank 0 only; both may be NULL. */
 ddp_status ddp_watch_record(ddp_watch *watch, const ddp_job *job, const char *metrics_path,
                             const char *trace_dir);
+/* This rank has become rank 0 of those that are left: from now on it writes the metrics. */
+void ddp_watch_lead(ddp_watch *watch, const ddp_job *job);
 /* Ends the page, the trace and the metrics, and gives back the opener's reference. NULL is allowed. */
 void ddp_watch_close(ddp_watch *watch);
 

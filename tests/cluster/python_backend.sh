@@ -112,6 +112,21 @@ for form in --ddp --ddp="python=$folder"; do
 	prints 'ddp: rank 1 of 4 on n0 exited with code 1 .*: KeyError:' "${form%%=/*}: the rank that raises is named, not one that hears of it"
 done
 
+# A rank that leaves too early is named, with the function of torch that it called.
+program leaves.py <<'END'
+import torch
+import torch.distributed as dist
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    import slurm_ddp_torch
+dist.init_process_group("ddp")
+if dist.get_rank() == 0:
+    dist.destroy_process_group()
+else:
+    dist.all_reduce(torch.ones(1000))
+END
+capture as_user srun --ddp -N2 --ntasks-per-node=1 --mpi=none "$python" "$work/leaves.py"
+prints 'ddp: rank [01] of 2 on .* rank 0 on n0 issued .*destroy_process_group\(\)' "a failure line names what the program called"
+
 # A bit flips in rank 3, behind step 3 of the first start.
 program flips.py <<'END'
 import sys

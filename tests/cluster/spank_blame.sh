@@ -82,7 +82,7 @@ prints 'ddp: rank 1 of 2 on n0 had ended with code 0, [0-9.]+ s before; rank 0 o
 prints_times 1 "$any" "in one line"
 for nodes in 1 2; do
 	capture as_user srun --ddp=timeout=$((3 * seconds)) "-N$nodes" -n2 "$probe" finish 1
-	prints "ddp: rank 1 of 2 on n[01] exited with code 3 .*: operation #[0-9]+ differs: rank 1 on n[01] issued ddp_finalize\\(\\), but rank 0 on n0 issued all_reduce|ddp: rank 1 of 2 on n[01] exited with code 3 .* rank 0 on n0 issued all_reduce .* rank 1 on n[01] issued ddp_finalize" \
+	prints "ddp: rank 1 of 2 on n[01] exited with code 3 .*: operation #[0-9]+ differs: rank 1 on n[01] issued ddp_finalize\\(\\) or destroy_process_group\\(\\), but rank 0 on n0 issued all_reduce|ddp: rank 1 of 2 on n[01] exited with code 3 .* rank 0 on n0 issued all_reduce .* rank 1 on n[01] issued ddp_finalize" \
 		"a rank that calls ddp_finalize() too early is named ($nodes nodes)"
 	prints_times 1 "$any" "in one line"
 done

@@ -87,6 +87,36 @@ def run_named(rank, world):
             raise AssertionError("it is not seen")
 
 
+def run_zero(rank, world):
+    """ZeroRedundancyOptimizer: ranks have the same parameters, and each one a shard of the state, which a load shows."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    import slurm_ddp
+    training = Training()
+    training.optimizer = ZeroRedundancyOptimizer(training.model.parameters(), torch.optim.Adam, lr=1e-3)
+    training.step()
+    slurm_ddp.compare(training.model, training.optimizer)
+    states = [None] * world
+    for root in range(world):
+        training.optimizer.consolidate_state_dict(root)
+        if rank == root:
+            states[root] = training.optimizer.state_dict()
+    dist.broadcast_object_list(states)
+    training.optimizer.load_state_dict(states[0])
+    slurm_ddp.compare(training.model, training.optimizer)
+    training.step()
+    slurm_ddp.compare(training.model, training.optimizer)
+    if rank == 1:
+        flip(training.model.module[2].weight, 5)
+    try:
+        slurm_ddp.compare(training.model, training.optimizer)
+    except slurm_ddp.DamageError as error:
+        assert error.ranks == [1], error
+        return
+    raise AssertionError("it is not seen")
+
+
 def run_several(rank, world):
     import slurm_ddp
     training = Training()
@@ -171,6 +201,9 @@ class Compare(unittest.TestCase):
 
     def test_the_damaged_rank_is_named(self):
         self.check(run_named, ["n0", "n0", "n1", "n1"])
+
+    def test_optimizers_with_shards_are_compared_without_their_state(self):
+        self.check(run_zero, ["n0", "n0", "n1"])
 
     def test_several_ranks_of_a_node_are_named_with_it(self):
         self.check(run_several, ["n0", "n0", "n1", "n1", "n2", "n2"])

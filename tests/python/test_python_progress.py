@@ -71,25 +71,53 @@ print(slot.get("compute_steps"), 0.1 <= slot.get("compute_ns") / 1e9 <= time.mon
 """)
         self.assertEqual(lines, ["2 True"])
 
-    def test_backward_counts_as_a_wait(self):
-        lines = self.output("""
+    def check_waits(self, hooks):
+        """A stand-in for torch, in which a collective and backward take 0.2 s each."""
+        lines = self.output(f"""
 import os, sys, tempfile, time
 folder = tempfile.mkdtemp()
-os.mkdir(folder + "/torch")
-open(folder + "/torch/__init__.py", "w").close()
-with open(folder + "/torch/autograd.py", "w") as file:
-    file.write("def backward(value):\\n    import time\\n    time.sleep(0.5)\\n    return value\\n")
+os.makedirs(folder + "/torch/distributed")
+backward = "import time\\ndef backward(value):\\n    time.sleep(0.2)\\n    value()\\n"
+collectives = '''import time
+class Work:
+    def wait(self):
+        time.sleep(0.2)
+class ProcessGroup:
+    register_pre_hook = None
+if not {hooks}:
+    del ProcessGroup.register_pre_hook
+def all_reduce(tensor, async_op=False):
+    return Work() if async_op else Work().wait()
+'''
+for name, text in (("__init__", ""), ("autograd", backward), ("distributed/__init__", ""), ("distributed/distributed_c10d", collectives)):
+    with open(folder + "/torch/" + name + ".py", "w") as file:
+        file.write(text)
 sys.path.insert(0, folder)
 slurm_ddp.install()
-import torch.autograd
-began = time.monotonic()
-for batch in slurm_ddp.steps([1, 2]):
-    time.sleep(0.05)
-    assert torch.autograd.backward(batch) == batch
-slot = page.slot()
-print(slot.get("compute_steps"), 0.1 <= slot.get("compute_ns") / 1e9 <= time.monotonic() - began - 0.9)
-""")
-        self.assertEqual(lines, ["2 True"])
+from torch.autograd import backward
+from torch.distributed.distributed_c10d import all_reduce
+for name, body, waits in (
+        ("backward", lambda: backward(int), 0.2), ("all_reduce", lambda: all_reduce(1), 0.2),
+        ("Work.wait", lambda: all_reduce(1, async_op=True).wait(), 0.2),
+        # Of waits within each other only the outermost one counts.
+        ("all_reduce in backward", lambda: backward(lambda: all_reduce(1)), 0.4),
+        ("backward in backward", lambda: backward(lambda: backward(int)), 0.4)):
+    for batch in slurm_ddp.steps([1]):
+        before, began = page_slot.get("compute_ns"), time.monotonic()
+        time.sleep(0.05)
+        body()
+        slurm_ddp.step()
+        compute, total = page_slot.get("compute_ns") / 1e9 - before / 1e9, time.monotonic() - began
+    if not 0.05 <= compute <= total - waits:
+        print(name, compute, total)
+""".replace("page_slot", "page.slot()"))
+        self.assertEqual(lines, [])
+
+    def test_waits_are_no_compute(self):
+        self.check_waits(hooks=False)
+
+    def test_waits_are_no_compute_with_hooks_of_groups(self):
+        self.check_waits(hooks=True)
 
     def test_phase_ends_with_its_block(self):
         lines = self.output("""

@@ -26,7 +26,7 @@
 #include "tests/support/training.h"
 #include "tests/support/options.h"
 
-enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6 };
+enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6, BUFFER = MLP_PARAMS };
 
 /* Where a rank dies, in step FATAL. */
 typedef enum point {
@@ -52,12 +52,14 @@ typedef struct shared {
 	int64_t steps;           /* of this run */
 	int batch;               /* of a rank */
 	bool survives, resumes, own_loop;
+	bool records;            /* metrics */
+	bool goes_back;          /* own_loop: to the end of step FATAL - 1, and then changes parameters and the buffer */
 	atomic_int step;         /* that a rank that dies has begun */
 	useconds_t delay, pause; /* ANYWHERE: how long after that */
 	double loss[LAST + 1], evaluation[LAST + 1], norm[RANKS_MAX][LAST + 1];
 	int ranks_of[LAST + 1];  /* that have done the step; the last ones count */
 	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
-	float params[MLP_ELEMENTS];
+	float params[MLP_ELEMENTS], buffer;
 	ddp_status status[RANKS_MAX];
 	char message[RANKS_MAX][512];
 } shared;
@@ -65,10 +67,12 @@ typedef struct shared {
 static shared *run;
 static ddp_model *model_of_rank; /* these are each rank's own */
 static int own_rank;
+static bool went_back;
 
 static bool dies_here(point where)
 {
-	return run->point == where && (run->dying >> own_rank & 1) != 0 && model_of_rank->steps + 1 == FATAL && run->survives;
+	return run->point == where && (run->dying >> own_rank & 1) != 0 && model_of_rank->steps + 1 == FATAL && run->survives &&
+	       went_back == run->goes_back;
 }
 
 static void die_here(point where)
@@ -157,6 +161,29 @@ static ddp_status evaluated(void *user, int64_t step, double loss, double weight
 	return DDP_OK;
 }
 
+static void change(ddp_model *model)
+{
+	if (own_rank == 0)
+		ddp_model_param_data(model, 0)[0] += 1, ddp_model_param_data(model, BUFFER)[0] += 1;
+	CHECK_OK(ddp_model_broadcast_params(model));
+}
+
+/* Makes step FATAL, and takes it back. */
+static void go_back(ddp_model *model, ddp_loader *loader)
+{
+	int64_t step;
+
+	if (model->steps == FATAL - 1)
+		CHECK_OK(ddp_checkpoint_save(model, loader, test_folder, 3));
+	if (model->steps != FATAL)
+		return;
+	CHECK_OK(ddp_checkpoint_load(model, loader, test_folder, &step));
+	change(model);
+	run->ended[own_rank][FATAL] = 0;
+	went_back = true;
+	CHECK_OK(ddp_survive(model, loader, DDP_OK, &step));
+}
+
 static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 {
 	int64_t done;
@@ -180,7 +207,11 @@ static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 			status = ddp_survive(model, loader, status, &done);
 		if (ended)
 			after_step(NULL, &stats);
+		if (run->goes_back && run->survives && !went_back)
+			go_back(model, loader);
 	}
+	if (run->goes_back && !run->survives && model->steps == FATAL - 1)
+		change(model);
 	return status;
 }
 
@@ -203,15 +234,26 @@ static ddp_model *model_made(ddp_context *context)
 		DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1, .bucket_mb = 1024.0 / (1 << 20),
 		.shard = run->world.shard, .compress = run->world.compress,
 	};
+	ddp_param params[MLP_PARAMS + 1];
 	ddp_model *model;
 
-	CHECK_OK(ddp_model_create(context, mlp_params, MLP_PARAMS, &options, &model));
+	memcpy(params, mlp_params, sizeof(mlp_params));
+	params[BUFFER] = (ddp_param){ .name = "mean", .ndim = 1, .shape = { 1 }, .kind = DDP_BUFFER_MEAN };
+	CHECK_OK(ddp_model_create(context, params, MLP_PARAMS + 1, &options, &model));
 	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++)
 		mlp_init(p, ddp_model_param_data(model, p), ddp_model_param_count(model, p));
 	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int p = 0; p < MLP_PARAMS; p++)
 		CHECK_OK(ddp_model_set_grad_hook(model, p, gradient_of, NULL));
 	return model;
+}
+
+static const char *metrics_path(void)
+{
+	static char path[sizeof(test_folder) + 16];
+
+	snprintf(path, sizeof(path), "%s/metrics", test_folder);
+	return path;
 }
 
 static int rank_body_of(ddp_comm *comm, void *argument)
@@ -222,6 +264,8 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	own_rank = context.job.rank;
+	if (run->records)
+		CHECK_OK(ddp_watch_record(context.watch, &context.job, metrics_path(), NULL));
 	model_of_rank = model_made(&context);
 	loader = loader_of(&context, run->batch);
 	evaluation = loader_of(&context, run->batch);
@@ -239,8 +283,10 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	snprintf(run->message[own_rank], sizeof(run->message[own_rank]), "%s", ddp_last_error());
 	if (status == DDP_OK && run->own_loop && !run->survives)
 		CHECK_OK(ddp_checkpoint_save(model_of_rank, loader, test_folder, 3));
-	if (ddp_comm_rank(ddp_model_comm(model_of_rank)) == 0)
+	if (ddp_comm_rank(ddp_model_comm(model_of_rank)) == 0) {
 		mlp_pack(model_of_rank, run->params);
+		run->buffer = ddp_model_param_data(model_of_rank, BUFFER)[0];
+	}
 	ddp_loader_free(loader);
 	ddp_loader_free(evaluation);
 	ddp_model_free(model_of_rank);
@@ -351,6 +397,7 @@ static void expect_same(const shared *seen)
 			assert_memory_equal(&run->evaluation[step], &seen->evaluation[step], sizeof(double));
 	}
 	assert_memory_equal(run->params, seen->params, sizeof(run->params));
+	assert_true(run->buffer == seen->buffer);
 }
 
 /* Runs what the test has put into `run`, and holds it against the reference. */
@@ -430,6 +477,43 @@ static void own_loops_survive(void **state)
 	survive(&worlds[4], 0x1, BACKWARD, 0, true);
 }
 
+/* What was kept of the steps that were taken back is of no use. */
+static void own_loops_go_back(void **state)
+{
+	(void)state;
+	for (int w = 0; w < WORLDS; w++) {
+		memset(run, 0, sizeof(*run));
+		run->point = FORWARD;
+		run->dying = 0x4;
+		run->own_loop = run->goes_back = true;
+		survive_as(&worlds[w]);
+	}
+}
+
+static void metrics_go_on_without_rank_0(void **state)
+{
+	char line[2048];
+	long long step = 0, said;
+
+	(void)state;
+	memset(run, 0, sizeof(*run));
+	run->point = FORWARD;
+	run->dying = 0x1;
+	run->records = run->survives = true;
+	run->batch = GLOBAL_BATCH / worlds[0].ranks;
+	folder_empty(NULL);
+	start_run(&worlds[0], worlds[0].node_of, LAST);
+	expect_success(run->dying);
+	FILE *file = fopen(metrics_path(), "r");
+	assert_non_null(file);
+	while (fgets(line, sizeof(line), file) != NULL) {
+		assert_int_equal(sscanf(strstr(line, "\"step\":"), "\"step\":%lld", &said), 1);
+		assert_int_equal(said, ++step);
+	}
+	fclose(file);
+	assert_int_equal(step, LAST);
+}
+
 static void ranks_die_at_any_time(void **state)
 {
 	(void)state;
@@ -463,6 +547,8 @@ int main(void)
 		cmocka_unit_test(one_rank_dies_at_each_point),
 		cmocka_unit_test(some_ranks_die_at_once),
 		cmocka_unit_test(own_loops_survive),
+		cmocka_unit_test(own_loops_go_back),
+		cmocka_unit_test(metrics_go_on_without_rank_0),
 		cmocka_unit_test(ranks_die_at_any_time),
 		cmocka_unit_test(a_rank_dies_while_others_recover),
 	};

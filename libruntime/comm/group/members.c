@@ -66,7 +66,7 @@ static ddp_status compare(const member_exchange *e, int begin, int end)
 	for (int i = begin; i < end; i++) {
 		if (e->records[i].list != e->list)
 			return ddp_comm_break(e->parent, DDP_ERR_MISMATCH, DDP_NOBODY,
-			                      "ddp_comm_create_group() with tag %d: %s and %s list different ranks, or in another order",
+			                      "ddp_comm_create_group() or new_group(), tag %d: %s and %s list different ranks, or in another order",
 			                      e->tag, ddp_rank_text(e->parent, e->parent->rank),
 			                      ddp_rank_text(e->parent, e->ranks[(e->self + i) % e->count]));
 	}

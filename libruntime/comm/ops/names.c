@@ -68,9 +68,12 @@ const char *ddp_kind_name(ddp_operation_kind kind)
 	return "unknown collective";
 }
 
+/* In failure lines users of PyTorch read it, too, and look for what they called. */
 static const char *barrier_name(int tag)
 {
-	return tag == DDP_TAG_FINALIZE ? "ddp_finalize()" : tag == DDP_TAG_FREE ? "ddp_comm_free()" : "barrier";
+	return tag == DDP_TAG_FINALIZE ? "ddp_finalize() or destroy_process_group()"
+	     : tag == DDP_TAG_FREE     ? "ddp_comm_free() or destroy_process_group()"
+	                               : "barrier";
 }
 
 void ddp_collective_describe(const ddp_operation *c, char *text, size_t bytes)

@@ -127,8 +127,13 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
  *
+ * If the program changes parameters, buffers or the loader's place between two steps, as by ddp_checkpoint_load() or
+ * ddp_model_broadcast_params(), all ranks then call this function with DDP_OK once more. Rank 0 of those that are left goes on
+ * with the metrics. If only a rank that dies had noted that the training is to stop, the others do not stop.
+ *
  * It returns another status than DDP_OK as it was given, if the ranks cannot go on: another kind of error, or each rank
- * that is left lacks something. A warning says what is lacking. Then load a checkpoint in a new run.
+ * that is left lacks something, as with DDP_MUON if a rank dies while ranks exchange updated tensors. A warning says what is
+ * lacking. Then load a checkpoint in a new run.
  *
  * DDP_ERR_UNSUPPORTED, from the first call: the model is on a device, has local SGD, is compressed by PowerSGD or a hook,
  * or each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes and

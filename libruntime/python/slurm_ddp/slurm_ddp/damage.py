@@ -35,7 +35,7 @@ class _State:
 
 
 def compare(model, optimizer=None, every=1, step=None, group=None):
-    """Compares the model's parameters, and the optimizer's state, on all ranks after each `every` calls.
+    """Compares the model's parameters, and the optimizer's state unless it is sharded, on all ranks after each `every` calls.
 
     All ranks of `group` call it alike, once after each step; with every=1 it compares at once, as before a checkpoint is
     saved. `step` is the number for the message. DamageError, on all ranks: a rank has other parameters than most others.
@@ -63,7 +63,8 @@ def _tensors(model, optimizer):
     kept = [parameter for parameter in model.parameters() if _is_whole(parameter)]
     if not kept:
         raise ValueError("each rank keeps a shard of the parameters: there are none to compare")
-    for parameter in kept if optimizer is not None else ():
+    # Of ZeroRedundancyOptimizer and its like, each rank has the state of its own parameters.
+    for parameter in kept if optimizer is not None and not hasattr(optimizer, "consolidate_state_dict") else ():
         values = optimizer.state.get(parameter, {})
         kept += [values[name] for name in sorted(values, key=str) if _is_whole(values[name])]
     return [tensor.detach() for tensor in kept]

@@ -15,7 +15,8 @@ _pid = 0
 _batches = 0       # that the program has asked for
 _optimizer = None  # id of the one whose steps count
 _collectives = 0   # of all ranks
-_depth = 0         # of collectives that call others
+_told = False      # a collective is under way, which may call others
+_depth = 0         # of waits that call others
 _began = 0.0       # when the outermost of them began
 
 
@@ -117,28 +118,48 @@ def _shape(value):
     return " %s[%s]" % (str(getattr(value, "dtype", "")).replace("torch.", ""), ",".join(map(str, shape)))
 
 
+class _Wait:
+    """A block in which this rank waits for others. Of blocks within each other only the outermost one counts."""
+
+    def __enter__(self):
+        global _depth, _began
+        if not _is_main():
+            return
+        if _depth == 0:
+            _began = time.monotonic()
+        _depth += 1
+
+    def __exit__(self, *error):
+        global _depth
+        if not _is_main():
+            return
+        _depth -= 1
+        if _depth == 0:
+            progress.waited(time.monotonic() - _began)
+
+
+_wait = _Wait()
+
+
 def _waits(name, inner, counts):
     """The function, which tells while it runs that this rank waits for others. Of torch's own backends only those on
     hosts wait in the call."""
 
     @functools.wraps(inner)
     def waiting(*arguments, **keywords):
-        global _collectives, _depth, _began
-        if not _is_main() or page.slot() is None:
+        global _collectives, _told
+        if _told or not _is_main() or page.slot() is None:
             return inner(*arguments, **keywords)
         of_all = counts and keywords.get("group") is None
-        if _depth == 0:
-            _collectives += of_all
-            _began = time.monotonic()
-            page.begin_wait(_collectives if of_all else 0, name + (_shape(arguments[0]) if arguments else ""))
-        _depth += 1
+        _collectives += of_all
+        page.begin_wait(_collectives if of_all else 0, name + (_shape(arguments[0]) if arguments else ""))
+        _told = True
         try:
-            return inner(*arguments, **keywords)
+            with _wait:
+                return inner(*arguments, **keywords)
         finally:
-            _depth -= 1
-            if _depth == 0:
-                page.end_wait()
-                progress.waited(time.monotonic() - _began)
+            _told = False
+            page.end_wait()
 
     return waiting
 
@@ -150,14 +171,22 @@ def _hook_backward(module):
 
     @functools.wraps(inner)
     def backward(*arguments, **keywords):
-        began = time.monotonic()
-        try:
+        with _wait:
             return inner(*arguments, **keywords)
-        finally:
-            if _is_main():
-                progress.waited(time.monotonic() - began)
 
     module.backward = backward
+
+
+def _hook_work(module):
+    inner = module.Work.wait
+
+    # pybind11 tells by this name and by `self` that the call is not to come back here.
+    @functools.wraps(inner)
+    def wait(self, *arguments, **keywords):
+        with _wait:
+            return inner(self, *arguments, **keywords)
+
+    module.Work.wait = wait
 
 
 def _hook_distributed(module):
@@ -170,6 +199,7 @@ def _hook_distributed(module):
         inner = getattr(module, name, None)
         if callable(inner):
             setattr(module, name, _waits(name, inner, name in _COLLECTIVES))
+    _hook_work(module)
 
 
 # ---- when torch is imported ----------------------------------------------------------------

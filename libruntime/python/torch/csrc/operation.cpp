@@ -15,12 +15,12 @@ std::string in_words_of_torch(const std::string &sentence)
 {
 	/* They are never freed: operations may end while the process exits. */
 	static const auto &words = *new std::vector<std::pair<std::regex, const char *>>{
-		{ std::regex("ddp_finalize\\(\\)"), "destroy_process_group() or the end of its program" },
-		{ std::regex("ddp_comm_free\\(\\)"), "destroy_process_group()" },
-		{ std::regex("ddp_comm_create_group\\(\\)( with tag [0-9]+)?"), "new_group() or split_group()" },
+		{ std::regex("ddp_finalize\\(\\)( or destroy_process_group\\(\\))?"), "destroy_process_group() or the end of its program" },
+		{ std::regex("ddp_comm_free\\(\\)( or destroy_process_group\\(\\))?"), "destroy_process_group()" },
+		{ std::regex("ddp_comm_create_group\\(\\)( or new_group\\(\\), tag [0-9]+)?"), "new_group() or split_group()" },
 		{ std::regex("ddp_init\\(\\)"), "init_process_group()" },
 		{ std::regex("ddp_comm_abort\\(\\)"), "abort()" },
-		{ std::regex("memory of ddp_mem_alloc(_local)?\\(\\)"), "memory of allocate_tensor()" },
+		{ std::regex("memory of ddp_mem_alloc(_local)?\\(\\)( or allocate_tensor\\(\\))?"), "memory of allocate_tensor()" },
 		{ std::regex("\\b(its|the|a) communicator"), "$1 process group" },
 	};
 	std::string text = sentence;
