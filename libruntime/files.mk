@@ -247,35 +247,16 @@ context_sources = \
 
 if HAVE_UCX
 comm_sources += \
-	libruntime/comm/net/known.c libruntime/comm/net/known.h \
-	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
-	libruntime/comm/net/beats.c libruntime/comm/net/beats.h \
+	libruntime/comm/net/auth.c libruntime/comm/net/auth.h \
 	libruntime/comm/net/beat.c libruntime/comm/net/beat.h \
-	libruntime/comm/net/judge.c libruntime/comm/net/judge.h \
+	libruntime/comm/net/beats.c libruntime/comm/net/beats.h \
 	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
-	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
-	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
-	libruntime/comm/net/ucx.c libruntime/comm/net/ucx_state.h \
-	libruntime/comm/net/ucx_close.c \
-	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
-	libruntime/comm/net/ucx_credit.c libruntime/comm/net/ucx_credit.h \
-	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
-	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
-	libruntime/comm/net/ucx_header.c libruntime/comm/net/ucx_header.h \
-	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
-	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
-	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_guard.h \
-	libruntime/comm/net/ucx_memory.c libruntime/comm/net/ucx_memory.h \
-	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \
-	libruntime/comm/net/ucx_open.c \
-	libruntime/comm/net/ucx_progress.c libruntime/comm/net/ucx_progress.h \
-	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
-	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
-	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
-	libruntime/comm/net/ucx_silence.c libruntime/comm/net/ucx_silence.h \
-	libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_sendv.h \
-	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
-	libruntime/comm/net/ucx_transports.c libruntime/comm/net/ucx_transports.h
+	libruntime/comm/net/guard.c libruntime/comm/net/guard.h \
+	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
+	libruntime/comm/net/log.c libruntime/comm/net/log.h \
+	libruntime/comm/net/ucx.h \
+	libruntime/comm/net/close.c libruntime/comm/net/connect.c libruntime/comm/net/failure.c \
+	libruntime/comm/net/message.c libruntime/comm/net/net.c libruntime/comm/net/open.c libruntime/comm/net/receive.c
 else
 comm_sources += libruntime/comm/net/none.c
 endif

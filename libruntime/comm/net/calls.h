@@ -23,4 +23,9 @@ typedef struct ddp_call {
  */
 const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_call *calls, int count);
 
+/* Replaces, for the whole process, the functions by which UCX's transports write into TCP sockets: UCX's own end the
+   process where a peer has died. `ucp` is a handle of UCX's libraries. NULL: it is done; otherwise the reason why UCX's own
+   functions stay. */
+const char *ddp_sendv_replace(void *ucp);
+
 #endif

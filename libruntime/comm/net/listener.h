@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever
- * connects there for a peer whom it may trust, so a guard checks who connects (comm/net/ucx_guard), and
+ * connects there for a peer whom it may trust, so a guard checks who connects (comm/net/guard), and
  * the kernel is asked to drop what comes from elsewhere: from everybody before the ranks know each
  * other, from all but the job's hosts while they connect, and from everybody
  * again when all are connected.

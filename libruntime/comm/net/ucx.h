@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/net/ucx_state: what a network over UCX is made of; for its files only. */
-#ifndef DDP_COMM_NET_UCX_STATE_H
-#define DDP_COMM_NET_UCX_STATE_H
+/*
+ * comm/net/ucx: what a network over UCX is made of, and what its files call of each other; for these files only.
+ * message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
+ * ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it.
+ */
+#ifndef DDP_COMM_NET_UCX_H
+#define DDP_COMM_NET_UCX_H
 
 #include <ucp/api/ucp.h>
 
-#include "comm/net/listener.h"
+#include "comm/net/guard.h"
 #include "comm/net/net.h"
-#include "comm/net/secret.h"
-#include "comm/net/ucx_guard.h"
 
 /* ---- what travels: headers of active messages ------------------------------------- */
 
@@ -25,13 +27,19 @@ typedef struct seal {
 
 enum { DDP_SEAL_BYTES = DDP_TOKEN_BYTES + sizeof(int32_t) }; /* that are used */
 
-/* comm/net/ucx_header tells how it travels; those below travel as they are. */
+/* ddp_ucx_header_write() tells how it travels; those below travel as they are. */
 typedef struct data_header {
 	seal seal;
 	uint64_t id; /* of the communicator, as in those below */
 	ddp_envelope envelope;
-	uint64_t charge; /* of the credit that it is sent on (comm/net/ucx_credit); 0: none */
+	uint64_t charge; /* of the credit that it is sent on; 0: none */
 } data_header;
+
+enum {
+	DDP_HEADER_WORDS = 7,
+	DDP_HEADER_MIN = DDP_SEAL_BYTES + (DDP_HEADER_WORDS + 1) / 2,
+	DDP_HEADER_MAX = DDP_HEADER_MIN + DDP_HEADER_WORDS * 8
+};
 
 typedef struct failure_header {
 	seal seal;
@@ -260,5 +268,121 @@ static inline void ddp_ucx_trouble(ddp_net *net)
 	net->worker->alarm = net->worker->alarm || net != net->worker->current;
 	ddp_ucx_news(net);
 }
+
+/* ---- message.c ------------------------------------------------------------------------- */
+
+/* Memory for messages. If the process has none left, small messages take what the worker keeps for them. By small
+   messages ranks agree on what all of them do or none does: a rank that has said yes must hear the others. NULL: there is
+   none. */
+void *ddp_ucx_memory(ddp_worker *worker, size_t bytes);
+void ddp_ucx_memory_free(ddp_worker *worker, void *memory);
+
+/* Makes the seal of a message of this rank to a peer. */
+seal ddp_ucx_seal(const connection *c);
+/* The source of an authentic message, or NULL; and what to do with one whose content cannot be its source's. */
+connection *ddp_ucx_source(ddp_worker *worker, const void *header, size_t header_bytes, size_t expected_bytes);
+void ddp_ucx_unauthentic(ddp_worker *worker);
+
+/* Adds a ticket to a list, for a request with the peer. `transfer` may be NULL. The caller writes the header, of
+   header_bytes. NULL: there is no memory. */
+ticket *ddp_ucx_ticket(ticket **list, connection *c, ddp_transfer *transfer, size_t header_bytes);
+/* Takes what UCX returned for the request of a ticket. */
+void ddp_ucx_begun(ticket *t, void *request);
+/* UCX calls this when a request to receive has ended. */
+void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *user);
+/* Sends a header alone, which begins with a seal, to a peer that has settled; false if it cannot be sent now. */
+bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes);
+
+/*
+ * Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken all
+ * but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it has not
+ * asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data goes when it
+ * is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used up.
+ */
+/* Gives a message's charge back to its sender, also if nobody will ever ask for the message. */
+void ddp_ucx_return_credit(connection *c, uint64_t charge);
+/* Tells the peer what was taken of what it sent; false if that cannot be sent now. */
+bool ddp_ucx_send_credit(connection *c);
+void ddp_ucx_credit_arrived(connection *c, const control_header *header);
+
+/* Writes the header in the form in which it travels, and gives its bytes. On a narrow link a small message takes as long
+   as its bytes do, so those that are 0 stay behind: the header of a small sum in the world takes 35 bytes or so, not 72. */
+size_t ddp_ucx_header_write(const data_header *header, unsigned char to[DDP_HEADER_MAX]);
+/* Reads it; false if these bytes are no header. */
+bool ddp_ucx_header_read(const void *from, size_t bytes, data_header *header);
+
+/* Sends a transfer's data; the peer's connection is settled. */
+ddp_status ddp_ucx_begin_send(ddp_net *net, ddp_transfer *transfer);
+
+/* ---- receive.c ------------------------------------------------------------------------- */
+
+/* The communicators of the process, by the id that messages carry. */
+void ddp_ucx_add(ddp_net *net);
+void ddp_ucx_remove(ddp_net *net);
+/* NULL: not here, or not any more. */
+ddp_net *ddp_ucx_find(const ddp_worker *worker, uint64_t id);
+void ddp_ucx_for_each(ddp_worker *worker, void (*visit)(ddp_net *net));
+/* Is `rank` of the communicator the process at the other end? And which rank is it, or DDP_NOBODY? */
+bool ddp_ucx_is_rank(const ddp_net *net, int rank, const connection *c);
+int ddp_ucx_rank_of(const ddp_net *net, const connection *c);
+
+/* UCX calls this when a message with data has arrived. */
+ucs_status_t ddp_ucx_data_arrived(void *argument, const void *header, size_t header_bytes,
+                                  void *data, size_t bytes, const ucp_am_recv_param_t *param);
+/* Gives a transfer the first message that has arrived for it, or lets it wait. */
+void ddp_ucx_receive(ddp_net *net, ddp_transfer *transfer);
+/* Receives what could not be in UCX's callback; true if there was any. */
+bool ddp_ucx_receive_deferred(ddp_worker *worker);
+/* Takes messages that nobody has asked for off, and releases them: one of a rank's, all, or all but those of
+   comm/group/agreement. A rendezvous is refused, which completes it for its sender. */
+void ddp_ucx_drop(ddp_net *net, int rank, uint64_t tag);
+void ddp_ucx_drop_all(ddp_net *net, bool agreement);
+
+/* ---- connect.c ------------------------------------------------------------------------- */
+
+/* Makes the endpoint to a peer at its first use; false if it cannot be: the connection is lost. */
+bool ddp_ucx_connect(connection *c);
+/* Raises the soft limit of descriptors, where it is too low for connections with two ranks of each other node. UCX 1.13
+   closes its listener for good when it cannot accept one. */
+void ddp_ucx_make_room(ddp_worker *worker, int nodes);
+/* Raises the limit again, and lets connections begin that lacked descriptors. */
+void ddp_ucx_try_again(ddp_net *net);
+/* Sends the handshakes that are due, and what was held back for a peer that has settled. */
+void ddp_ucx_answer_handshake(connection *c);
+/* Tells the peer that this rank's connections are made. */
+void ddp_ucx_say_ready(connection *c);
+/* Tells the peer that nothing follows; its answer is that it has had all. */
+void ddp_ucx_say_leaving(connection *c);
+void ddp_ucx_handshake_arrived(connection *c, const control_header *header);
+
+/* ---- failure.c ------------------------------------------------------------------------- */
+
+/* Tells all that this rank is connected with that the communicator has failed, or that this rank has closed it. */
+void ddp_ucx_send_failure(ddp_net *net);
+void ddp_ucx_send_closed(ddp_net *net);
+/* Answers a message of a communicator that is not open here. */
+void ddp_ucx_answer_closed(connection *c);
+void ddp_ucx_failure_arrived(connection *c, const control_header *header);
+void ddp_ucx_closed_arrived(connection *c, const control_header *header);
+
+/* Asks a rank what it waits for; and answers what has come. */
+void ddp_ucx_inquire(ddp_net *net, int rank);
+void ddp_ucx_answer_inquiries(ddp_worker *worker);
+void ddp_ucx_inquiry_arrived(connection *c, const control_header *header);
+
+/* Ends the connections with the nodes that have fallen silent since the last call (comm/core/silence), and tells the
+   ranks of other nodes, each of which tells others. Not from UCX's callbacks. */
+void ddp_ucx_end_silent(ddp_worker *worker);
+void ddp_ucx_silence_arrived(connection *c, const control_header *header);
+
+/* ---- net.c ----------------------------------------------------------------------------- */
+
+/* The lock is taken for a communicator, or for none (NULL). When the lock is given up, it wakes other communicators for
+   which something came meanwhile. */
+void ddp_ucx_lock(ddp_worker *worker, const ddp_net *net);
+void ddp_ucx_unlock(ddp_worker *worker);
+/* Lets messages move; true if some did. The lock is held. */
+bool ddp_ucx_progress(ddp_worker *worker);
+ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker);
 
 #endif

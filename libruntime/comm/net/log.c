@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/net/ucx_log.h"
+#include "comm/net/log.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/net/ucx_guard.h"
+#include "comm/net/guard.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -17,8 +18,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/net/calls.h"
-#include "comm/net/known.h"
-#include "comm/net/ucx_sendv.h"
 
 enum {
 	HELD_MAX = DDP_GUARD_HELD, /* connections without a proof; a further one drops the oldest */
@@ -61,20 +60,26 @@ typedef struct held {
 	ddp_proof proof;
 } held;
 
+/* A listener of a peer. */
+typedef struct known_listener {
+	ddp_place place;
+	ddp_proof_key key;
+} known_listener;
+
 typedef struct nonce {
 	unsigned char bytes[DDP_PROOF_NONCE_BYTES];
 } nonce;
 
 struct ddp_guard {
 	ddp_guard *next;
-	enum { WAITS, ASKS, OPEN, CLOSED } state;
+	enum { WAITS, CHECKS, OPEN, CLOSED } state;
 	ddp_proof_key key;      /* of its own listeners */
 	listener listeners[DDP_LISTENERS_MAX];
 	int listener_count;
 	bool too_many;          /* listeners */
 	held held[HELD_MAX];    /* the oldest first */
 	int held_count, held_max;
-	ddp_known known;        /* listeners of peers */
+	void *known;            /* listeners of peers: a tree of tsearch() */
 	nonce *used;            /* by proofs that were taken */
 	size_t used_count, used_room;
 	int refused;
@@ -137,18 +142,18 @@ static bool is_proof(ddp_guard *g, const held *h)
 	       is_new(g, &h->proof);
 }
 
-static void something_came(int fd, ucs_event_set_types_t events, void *argument);
+static void held_readable(int fd, ucs_event_set_types_t events, void *argument);
 
 /* UCX's thread looks after the connection, as it does after the listener. */
 static bool watch(held *h, ucs_event_set_types_t events)
 {
 	if (!h->watched)
-		h->watched = ucx.watch(h->at->mode, h->fd, events, something_came, NULL, h->at->async) == UCS_OK;
+		h->watched = ucx.watch(h->at->mode, h->fd, events, held_readable, NULL, h->at->async) == UCS_OK;
 	return h->watched;
 }
 
 /* Reads of the connection what is there of a proof. False: it is refused. */
-static bool take_proof(ddp_guard *g, held *h)
+static bool read_proof(ddp_guard *g, held *h)
 {
 	while (!h->proven) {
 		const ssize_t got = recv(h->fd, (char *)&h->proof + h->bytes, sizeof(h->proof) - h->bytes, MSG_DONTWAIT);
@@ -168,13 +173,13 @@ static bool take_proof(ddp_guard *g, held *h)
 	return true;
 }
 
-static void look_at(ddp_guard *g, int i)
+static void check(ddp_guard *g, int i)
 {
 	held *h = &g->held[i];
 
 	if (g->state == OPEN)
 		h->proven = true;
-	else if (g->state == CLOSED || (g->state == ASKS && !take_proof(g, h)))
+	else if (g->state == CLOSED || (g->state == CHECKS && !read_proof(g, h)))
 		refuse(g, i);
 }
 
@@ -206,7 +211,7 @@ static void drop_oldest(ddp_guard *g)
 static void hold(ddp_guard *g, const listener *l, int fd)
 {
 	g->held[g->held_count] = (held){ .fd = fd, .at = l };
-	look_at(g, g->held_count++);
+	check(g, g->held_count++);
 }
 
 /* The lowest free descriptor is taken, so a high number tells that few are left. */
@@ -293,7 +298,7 @@ static ucs_status_t accept_ours(int fd, struct sockaddr *address, socklen_t *len
 }
 
 /* Bytes, or the end, of a connection that is held. */
-static void something_came(int fd, ucs_event_set_types_t events, void *argument)
+static void held_readable(int fd, ucs_event_set_types_t events, void *argument)
 {
 	(void)events;
 	(void)argument;
@@ -304,7 +309,7 @@ static void something_came(int fd, ucs_event_set_types_t events, void *argument)
 				continue;
 			const listener *l = g->held[i].at;
 			const int before = g->held_count;
-			look_at(g, i);
+			check(g, i);
 			if (g->held_count == before && g->held[i].proven)
 				l->callback(l->fd, UCS_EVENT_SET_EVREAD, l->argument);
 			pthread_mutex_unlock(&lock);
@@ -337,14 +342,20 @@ static ucs_status_t watch_ours(ucs_async_mode_t mode, int fd, ucs_event_set_type
 	return ucx.watch(mode, fd, events, callback, argument, async);
 }
 
+/* Both begin with a place. */
+static int by_place(const void *a, const void *b)
+{
+	return memcmp(a, b, sizeof(ddp_place));
+}
+
 static const ddp_proof_key *find_key(const ddp_place *place)
 {
 	for (const ddp_guard *g = guards; g != NULL; g = g->next) {
-		const ddp_proof_key *key = ddp_known_find(&g->known, place);
-		if (key != NULL)
-			return key;
+		known_listener *const *known = tfind(place, &g->known, by_place);
+		if (known != NULL)
+			return &(*known)->key;
 		/* UCX may connect a process with itself. */
-		for (int i = 0; i < g->listener_count && g->state == ASKS; i++) {
+		for (int i = 0; i < g->listener_count && g->state == CHECKS; i++) {
 			if (memcmp(&g->listeners[i].place, place, sizeof(*place)) == 0)
 				return &g->key;
 		}
@@ -422,7 +433,7 @@ static void in_child(void)
 	(void)make_lock(); /* as it did before */
 }
 
-static void take_place(void)
+static void replace_calls(void)
 {
 	const ddp_call calls[] = {
 		{ "ucs_socket_accept", (void *)accept_ours, (void **)&ucx.accept },
@@ -460,7 +471,7 @@ ddp_status ddp_guard_make(ddp_guard **guard)
 	if (g == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for the guard of UCX's listening sockets");
 	g->held_max = HELD_MAX;
-	pthread_once(&once, take_place);
+	pthread_once(&once, replace_calls);
 	pthread_mutex_lock(&lock);
 	g->next = guards;
 	guards = g;
@@ -502,7 +513,7 @@ const char *ddp_guard_lacks(const ddp_guard *guard, const ddp_listeners *listene
 }
 
 /* UCX's thread, which calls UCX, looks at the connections that are held. */
-static void look_at_all(ddp_guard *g, ucs_event_set_types_t events)
+static void watch_all(ddp_guard *g, ucs_event_set_types_t events)
 {
 	for (int i = g->held_count - 1; i >= 0; i--) {
 		if (!watch(&g->held[i], events))
@@ -510,12 +521,12 @@ static void look_at_all(ddp_guard *g, ucs_event_set_types_t events)
 	}
 }
 
-void ddp_guard_ask(ddp_guard *guard, const ddp_proof_key *key)
+void ddp_guard_require_proof(ddp_guard *guard, const ddp_proof_key *key)
 {
 	pthread_mutex_lock(&lock);
 	guard->key = *key;
-	guard->state = ASKS;
-	look_at_all(guard, UCS_EVENT_SET_EVREAD | UCS_EVENT_SET_EVERR);
+	guard->state = CHECKS;
+	watch_all(guard, UCS_EVENT_SET_EVREAD | UCS_EVENT_SET_EVERR);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -525,17 +536,34 @@ void ddp_guard_let_all_in(ddp_guard *guard)
 	for (int i = 0; i < guard->held_count; i++)
 		unwatch(&guard->held[i]);
 	guard->state = OPEN;
-	look_at_all(guard, UCS_EVENT_SET_EVREAD | UCS_EVENT_SET_EVWRITE | UCS_EVENT_SET_EVERR);
+	watch_all(guard, UCS_EVENT_SET_EVREAD | UCS_EVENT_SET_EVWRITE | UCS_EVENT_SET_EVERR);
 	pthread_mutex_unlock(&lock);
 }
 
-ddp_status ddp_guard_know(ddp_guard *guard, const ddp_place *places, int count, const ddp_proof_key *key)
+/* A listener that is known gets the new key. */
+static bool add_known(ddp_guard *g, const ddp_place *place, const ddp_proof_key *key)
+{
+	known_listener *known = malloc(sizeof(*known));
+
+	if (known == NULL)
+		return false;
+	known->place = *place;
+	known_listener **found = tsearch(known, &g->known, by_place);
+	if (found == NULL || *found != known)
+		free(known);
+	if (found != NULL)
+		(*found)->key = *key;
+	return found != NULL;
+}
+
+/* A place without a family is nowhere. */
+ddp_status ddp_guard_add_peer(ddp_guard *guard, const ddp_place *places, int count, const ddp_proof_key *key)
 {
 	bool kept = true;
 
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < count && kept; i++)
-		kept = ddp_known_add(&guard->known, &places[i], key);
+		kept = places[i].family == 0 || add_known(guard, &places[i], key);
 	pthread_mutex_unlock(&lock);
 	return kept ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for the keys of %d listening sockets", count);
 }
@@ -559,13 +587,19 @@ void ddp_guard_close(ddp_guard *guard)
 	guard->held_count = 0;
 	guard->refused += count;
 	pthread_mutex_unlock(&lock);
-	/* UCX's thread may be about to call something_came(), which takes the lock: until it has come
+	/* UCX's thread may be about to call held_readable(), which takes the lock: until it has come
 	   back, UCX's lock has to stay. */
 	for (int i = 0; i < count; i++) {
 		if (left[i].watched)
 			(void)ucx.unwatch(left[i].fd, 1);
 		close(left[i].fd);
 	}
+}
+
+static void free_known(void *known)
+{
+	explicit_bzero(known, sizeof(known_listener));
+	free(known);
 }
 
 void ddp_guard_free(ddp_guard *guard)
@@ -579,7 +613,7 @@ void ddp_guard_free(ddp_guard *guard)
 	}
 	pthread_mutex_unlock(&lock);
 	explicit_bzero(&guard->key, sizeof(guard->key));
-	ddp_known_free(&guard->known);
+	tdestroy(guard->known, free_known);
 	free(guard->used);
 	free(guard);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/net/ucx_connect.h"
+/* comm/net: connections, and how their ends find each other. */
+#include "comm/net/ucx.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,9 +12,6 @@
 #include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/net/ucx_nets.h"
-#include "comm/net/ucx_seal.h"
-#include "comm/net/ucx_send.h"
 
 enum {
 	SETTLE_MS = 100,       /* for what is under way, before a connection is begun */
@@ -69,7 +67,7 @@ void ddp_ucx_say_ready(connection *c)
 	send_handshake(c, &c->handshakes[2]);
 }
 
-void ddp_ucx_take_leave(connection *c)
+void ddp_ucx_say_leaving(connection *c)
 {
 	c->handshakes[3] = (handshake_header){ .heard = 1, .leaves = 1 };
 	send_handshake(c, &c->handshakes[3]);

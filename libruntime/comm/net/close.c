@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of comm/net over UCX: of a communicator, after a failure and closing; and of
-   the process's worker, with the last of them. */
+/* The end of comm/net over UCX: of a communicator, after a failure and at its close, and of the process's worker with the last
+   communicator. */
+#include "comm/net/ucx.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,14 +12,7 @@
 #include "base/log.h"
 #include "comm/core/silence.h"
 #include "comm/net/beats.h"
-#include "comm/net/ucx_connect.h"
-#include "comm/net/ucx_failure.h"
-#include "comm/net/ucx_log.h"
-#include "comm/net/ucx_memory.h"
-#include "comm/net/ucx_nets.h"
-#include "comm/net/ucx_progress.h"
-#include "comm/net/ucx_receive.h"
-#include "comm/net/ucx_silence.h"
+#include "comm/net/log.h"
 
 enum {
 	DRAIN_MS = 800,    /* for peers to be told, and to end what is under way with them */
@@ -46,7 +41,7 @@ static void take_leave(ddp_worker *worker, uint64_t deadline_ns)
 {
 	for (int r = 0; r < worker->roster->size; r++) {
 		if (atomic_load(&worker->peers[r].settled))
-			ddp_ucx_take_leave(&worker->peers[r]);
+			ddp_ucx_say_leaving(&worker->peers[r]);
 	}
 	for (int r = 0; r < worker->roster->size; r++) {
 		const connection *c = &worker->peers[r];
@@ -338,7 +333,7 @@ static void close_silent(ddp_worker *worker)
 {
 	if (worker->ended || ddp_silence_count(worker->roster) == 0)
 		return;
-	ddp_ucx_silence(worker);
+	ddp_ucx_end_silent(worker);
 	for (int r = 0; r < worker->roster->size; r++) {
 		if (ddp_silence_of(worker->roster, r))
 			close_lost(&worker->peers[r]);
@@ -406,11 +401,11 @@ void ddp_net_shut_down(ddp_comm *comm)
 		ddp_ucx_drop_all(net, false);
 		/* This comes before the failure, because a rank that hears of the failure may look at other
 		   communicators. */
-		ddp_ucx_silence(net->worker);
+		ddp_ucx_end_silent(net->worker);
 		/* If not all ranks are connected with all, the failure reaches all only if each rank passes it
 		   on. */
 		if (!net->failure_came || net->comm->size > DDP_NET_FEW_RANKS)
-			ddp_ucx_tell_failure(net);
+			ddp_ucx_send_failure(net);
 	}
 	ddp_ucx_unlock(net->worker);
 	give_up_transfers(net);
@@ -451,7 +446,7 @@ void ddp_net_close(ddp_comm *comm)
 	set_down(net, true);
 	const bool last = --worker->users == 0;
 	if (net->id != 0 && !last && !worker->ended)
-		ddp_ucx_tell_closed(net);
+		ddp_ucx_send_closed(net);
 	if (net->id != 0)
 		ddp_ucx_remove(net);
 	leave_tickets(net, true);

@@ -1,16 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm/net over UCX: messages of a communicator. */
+/* comm/net over UCX: the functions of net.h by which messages of a communicator move. */
+#include "comm/net/ucx.h"
+
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "comm/core/silence.h"
-#include "comm/net/ucx_connect.h"
-#include "comm/net/ucx_inquiry.h"
-#include "comm/net/ucx_log.h"
-#include "comm/net/ucx_progress.h"
-#include "comm/net/ucx_receive.h"
-#include "comm/net/ucx_send.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/log.h"
+
+/* ---- progress ------------------------------------------------------------------------ */
+
+enum { TURNS_MAX = 64 }; /* of UCX's progress at a time, though there is more to move */
+
+void ddp_ucx_lock(ddp_worker *worker, const ddp_net *net)
+{
+	pthread_mutex_lock(&worker->lock);
+	worker->current = net;
+}
+
+static bool try_lock(ddp_worker *worker, const ddp_net *net)
+{
+	if (pthread_mutex_trylock(&worker->lock) != 0)
+		return false;
+	worker->current = net;
+	return true;
+}
+
+void ddp_ucx_unlock(ddp_worker *worker)
+{
+	ddp_doorbell *bell = &worker->roster->doorbell;
+	const bool news = worker->news, alarm = worker->alarm;
+
+	worker->news = worker->alarm = false;
+	worker->current = NULL;
+	pthread_mutex_unlock(&worker->lock);
+	if (news)
+		ddp_doorbell_notify_own(bell);
+	if (alarm)
+		ddp_doorbell_notify_attention(bell);
+}
+
+/* Sends what callbacks left to be sent. A credit that cannot be sent now stays. */
+static bool send_due(ddp_worker *worker)
+{
+	connection *due = worker->due;
+	bool sent = false;
+
+	worker->due = NULL;
+	for (connection *c = due, *next; c != NULL; c = next) {
+		next = c->next_due;
+		c->listed = false;
+		sent = sent || c->first_due || c->handshake_due;
+		if (c->first_due || c->handshake_due)
+			ddp_ucx_answer_handshake(c);
+		if (c->closed_due != 0)
+			ddp_ucx_answer_closed(c);
+		if (c->credit_due && !ddp_ucx_send_credit(c))
+			ddp_ucx_due(c);
+	}
+	return sent;
+}
+
+bool ddp_ucx_progress(ddp_worker *worker)
+{
+	bool moved = false;
+
+	if (worker->ended)
+		return false;
+	/* The turns end when something has come that a rank may wait for: over TCP, a turn in which nothing moves costs a
+	   system call. */
+	worker->came = false;
+	for (int i = 0; i < TURNS_MAX && !worker->came && ucp_worker_progress(worker->worker) != 0; i++)
+		moved = true;
+	ddp_ucx_end_silent(worker);
+	if (send_due(worker))
+		moved = true;
+	if (ddp_ucx_receive_deferred(worker))
+		moved = true;
+	ddp_ucx_answer_inquiries(worker);
+	return moved;
+}
 
 enum {
 	CONNECTING_MS = 1000,
@@ -32,6 +102,60 @@ static void unlock(const ddp_comm *comm)
 static bool is_down(const ddp_net *net)
 {
 	return net->down || net->worker->ended;
+}
+
+/* ---- messages without data ------------------------------------------------------ */
+
+static ucs_status_t control_arrived(void *argument, const void *header, size_t header_bytes, void *data,
+                                    size_t bytes, const ucp_am_recv_param_t *param)
+{
+	const control *taker = argument;
+	connection *c = ddp_ucx_source(taker->worker, header, header_bytes, taker->bytes);
+	control_header aligned;
+
+	(void)data;
+	(void)bytes;
+	(void)param;
+	if (c == NULL)
+		return UCS_OK;
+	memcpy(&aligned, header, taker->bytes);
+	taker->arrived(c, &aligned);
+	return UCS_OK;
+}
+
+static ucs_status_t set_handler(ddp_worker *worker, unsigned int id, ucp_am_recv_callback_t fn, void *argument)
+{
+	const ucp_am_handler_param_t param = {
+		.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+			UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
+		.id = id, .flags = UCP_AM_FLAG_WHOLE_MSG, .cb = fn, .arg = argument,
+	};
+
+	return ucp_worker_set_am_recv_handler(worker->worker, &param);
+}
+
+/* The table of UCX 1.13 grows to an even size, and it calls whatever happens
+   to be in places that nobody has set: all are set, the last one first. */
+_Static_assert(DDP_AM_IDS % 2 == 0, "a place of the table would be left");
+
+ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker)
+{
+	const control controls[DDP_AM_IDS] = {
+		[DDP_AM_FAILURE] = { worker, sizeof(failure_header), ddp_ucx_failure_arrived },
+		[DDP_AM_HANDSHAKE] = { worker, sizeof(handshake_header), ddp_ucx_handshake_arrived },
+		[DDP_AM_INQUIRY] = { worker, sizeof(inquiry_header), ddp_ucx_inquiry_arrived },
+		[DDP_AM_CREDIT] = { worker, sizeof(credit_header), ddp_ucx_credit_arrived },
+		[DDP_AM_CLOSED] = { worker, sizeof(closed_header), ddp_ucx_closed_arrived },
+		[DDP_AM_SILENCE] = { worker, sizeof(silence_header), ddp_ucx_silence_arrived },
+		[DDP_AM_UNUSED] = { worker, SIZE_MAX, NULL }, /* no message is so long */
+	};
+	ucs_status_t status = UCS_OK;
+
+	memcpy(worker->controls, controls, sizeof(controls));
+	for (unsigned int id = DDP_AM_IDS; id-- > 0 && status == UCS_OK;)
+		status = id == DDP_AM_DATA ? set_handler(worker, id, ddp_ucx_data_arrived, worker)
+		                           : set_handler(worker, id, control_arrived, &worker->controls[id]);
+	return status;
 }
 
 /* ---- the handshake ------------------------------------------------------------------- */
@@ -201,7 +325,7 @@ bool ddp_net_progress(ddp_comm *comm)
 	ddp_net *net = comm->net;
 
 	/* If another thread lets messages move, it does so for all communicators. */
-	if (net->down || !ddp_ucx_try_lock(net->worker, net))
+	if (net->down || !try_lock(net->worker, net))
 		return false;
 	bool moved = ddp_ucx_progress(net->worker);
 	unlock(comm);
@@ -212,7 +336,7 @@ bool ddp_net_progress_all(const ddp_roster *roster)
 {
 	DDP_UCX_FOR_LIBDDP();
 
-	if (atomic_load(&roster->worker->working) == 0 || !ddp_ucx_try_lock(roster->worker, NULL))
+	if (atomic_load(&roster->worker->working) == 0 || !try_lock(roster->worker, NULL))
 		return false;
 	bool moved = ddp_ucx_progress(roster->worker);
 	ddp_ucx_unlock(roster->worker);

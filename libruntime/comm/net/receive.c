@@ -1,14 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/net/ucx_receive.h"
+/* comm/net: messages with data that arrive, the communicators they are for, and who receives them. */
+#include "comm/net/ucx.h"
 
 #include <string.h>
 
-#include "comm/net/ucx_credit.h"
-#include "comm/net/ucx_header.h"
-#include "comm/net/ucx_memory.h"
-#include "comm/net/ucx_nets.h"
-#include "comm/net/ucx_seal.h"
-#include "comm/net/ucx_ticket.h"
+/* ---- communicators of the process ---------------------------------------------------- */
+
+static size_t bucket_of(uint64_t id)
+{
+	return (id ^ id >> 32) % DDP_NET_BUCKETS;
+}
+
+void ddp_ucx_add(ddp_net *net)
+{
+	ddp_net **bucket = &net->worker->nets[bucket_of(net->id)];
+
+	net->next = *bucket;
+	*bucket = net;
+}
+
+void ddp_ucx_remove(ddp_net *net)
+{
+	for (ddp_net **link = &net->worker->nets[bucket_of(net->id)]; *link != NULL; link = &(*link)->next) {
+		if (*link == net) {
+			*link = net->next;
+			return;
+		}
+	}
+}
+
+ddp_net *ddp_ucx_find(const ddp_worker *worker, uint64_t id)
+{
+	ddp_net *net = worker->nets[bucket_of(id)];
+
+	while (net != NULL && net->id != id)
+		net = net->next;
+	return net;
+}
+
+bool ddp_ucx_is_rank(const ddp_net *net, int rank, const connection *c)
+{
+	return rank >= 0 && rank < net->comm->size && net->comm->topology.world_ranks[rank] == c->peer;
+}
+
+int ddp_ucx_rank_of(const ddp_net *net, const connection *c)
+{
+	for (int rank = 0; rank < net->comm->size; rank++) {
+		if (net->comm->topology.world_ranks[rank] == c->peer)
+			return rank;
+	}
+	return DDP_NOBODY;
+}
+
+void ddp_ucx_for_each(ddp_worker *worker, void (*visit)(ddp_net *net))
+{
+	for (int i = 0; i < DDP_NET_BUCKETS; i++) {
+		for (ddp_net *net = worker->nets[i]; net != NULL; net = net->next)
+			visit(net);
+	}
+}
 
 /* Bounds of the unexpected messages that are kept: in all, and for each
    process of the job. */
@@ -31,7 +81,7 @@ static bool fits(ddp_net *net, const ddp_transfer *t, const ddp_envelope *envelo
 	return false;
 }
 
-static ddp_transfer *take_posted(ddp_net *net, const ddp_envelope *envelope)
+static ddp_transfer *match_posted(ddp_net *net, const ddp_envelope *envelope)
 {
 	member *from = &net->members[envelope->source];
 
@@ -78,10 +128,10 @@ static void unlink_kept(ddp_net *net, kept_message **link)
 	*(a->after != NULL ? &a->after->before : &net->last) = a->before;
 	atomic_fetch_sub(&net->unexpected, 1);
 	net->worker->kept_bytes -= ddp_unexpected_weight(a);
-	ddp_ucx_taken(ddp_ucx_connection(net, a->message.envelope.source), a->charge);
+	ddp_ucx_return_credit(ddp_ucx_connection(net, a->message.envelope.source), a->charge);
 }
 
-static kept_message *take_unexpected(ddp_net *net, int rank, uint64_t tag)
+static kept_message *match_unexpected(ddp_net *net, int rank, uint64_t tag)
 {
 	for (kept_message **link = &net->members[rank].unexpected; *link != NULL; link = &(*link)->next) {
 		kept_message *a = *link;
@@ -203,7 +253,7 @@ static ddp_net *receiver_of(ddp_worker *worker, connection *c, const data_header
 		c->closed_due = header->id;
 		ddp_ucx_due(c);
 	}
-	ddp_ucx_taken(c, header->charge);
+	ddp_ucx_return_credit(c, header->charge);
 	return NULL;
 }
 
@@ -221,16 +271,16 @@ ucs_status_t ddp_ucx_data_arrived(void *argument, const void *bytes_of_header, s
 	if (net == NULL)
 		return UCS_OK;
 	bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-	ddp_transfer *t = rendezvous || is_behind(net, &header.envelope) ? NULL : take_posted(net, &header.envelope);
+	ddp_transfer *t = rendezvous || is_behind(net, &header.envelope) ? NULL : match_posted(net, &header.envelope);
 	if (t != NULL) {
 		if (fits(net, t, &header.envelope, bytes))
 			receive_now(net, t, data, bytes);
-		ddp_ucx_taken(c, header.charge);
+		ddp_ucx_return_credit(c, header.charge);
 		return UCS_OK;
 	}
 	/* A rendezvous is begun after the callback, in ddp_ucx_receive_deferred(). */
 	if (!keep(net, &header, data, bytes, param->recv_attr)) {
-		ddp_ucx_taken(c, header.charge);
+		ddp_ucx_return_credit(c, header.charge);
 		net->flooding = header.envelope.source;
 		ddp_ucx_trouble(net);
 		return UCS_OK;
@@ -250,7 +300,7 @@ void ddp_ucx_receive(ddp_net *net, ddp_transfer *transfer)
 	   receiver that was there before. */
 	for (const ddp_transfer *t = from->posted; t != NULL && !waiting; t = t->next)
 		waiting = t->envelope.tag == transfer->envelope.tag;
-	kept_message *a = waiting ? NULL : take_unexpected(net, transfer->peer, transfer->envelope.tag);
+	kept_message *a = waiting ? NULL : match_unexpected(net, transfer->peer, transfer->envelope.tag);
 	if (a != NULL) {
 		deliver(net, transfer, a);
 		return;
@@ -266,10 +316,10 @@ static bool receive_from(ddp_net *net, member *from)
 
 	for (kept_message *a = from->unexpected, *next; a != NULL; a = next) {
 		next = a->next;
-		ddp_transfer *t = a->rendezvous || a->behind ? take_posted(net, &a->message.envelope) : NULL;
+		ddp_transfer *t = a->rendezvous || a->behind ? match_posted(net, &a->message.envelope) : NULL;
 		if (t == NULL)
 			continue;
-		deliver(net, t, take_unexpected(net, t->peer, t->envelope.tag));
+		deliver(net, t, match_unexpected(net, t->peer, t->envelope.tag));
 		moved = true;
 		next = from->unexpected;
 	}
@@ -305,7 +355,7 @@ bool ddp_ucx_receive_deferred(ddp_worker *worker)
 
 void ddp_ucx_drop(ddp_net *net, int rank, uint64_t tag)
 {
-	kept_message *a = take_unexpected(net, rank, tag);
+	kept_message *a = match_unexpected(net, rank, tag);
 
 	if (a != NULL)
 		release(net, a);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/net over UCX: opening a worker, and taking over the addresses of others. */
+#include "comm/net/ucx.h"
+
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -13,14 +15,8 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/net/beats.h"
+#include "comm/net/log.h"
 #include "comm/net/nics.h"
-#include "comm/net/ucx_connect.h"
-#include "comm/net/ucx_credit.h"
-#include "comm/net/ucx_handlers.h"
-#include "comm/net/ucx_log.h"
-#include "comm/net/ucx_nets.h"
-#include "comm/net/ucx_progress.h"
-#include "comm/net/ucx_receive.h"
 
 /* A rank tells the others: this card, addresses of its host, its listeners, and
    UCX's address. */
@@ -248,7 +244,6 @@ static ddp_status let_hosts_in(const ddp_worker *worker, const ddp_place *hosts,
 	return DDP_OK;
 }
 
-
 static void find_unguarded(ddp_worker *worker)
 {
 	worker->unguarded = worker->unfiltered != 0 ? "its listening sockets are not known" :
@@ -419,7 +414,7 @@ static ddp_status read_card(ddp_comm *comm, int r, const void *blob, size_t byte
 	return DDP_OK;
 }
 
-static ddp_status take_card(ddp_comm *comm, int r, const void *blob, size_t bytes, cards *a)
+static ddp_status use_card(ddp_comm *comm, int r, const void *blob, size_t bytes, cards *a)
 {
 	ddp_worker *worker = comm->net->worker;
 	connection *peer = ddp_ucx_connection(comm->net, r);
@@ -500,12 +495,12 @@ static ddp_status guard_listeners(ddp_worker *worker, const cards *a)
 			continue;
 		status = ddp_proof_key_make(key, &a->shares[r], &proof_key);
 		if (status == DDP_OK)
-			status = ddp_guard_know(worker->guard, worker->peer_listeners + begin, (int)(end - begin), &proof_key);
+			status = ddp_guard_add_peer(worker->guard, worker->peer_listeners + begin, (int)(end - begin), &proof_key);
 	}
 	if (status == DDP_OK)
 		status = ddp_proof_key_make(key, &worker->share, &proof_key);
 	if (status == DDP_OK)
-		ddp_guard_ask(worker->guard, &proof_key);
+		ddp_guard_require_proof(worker->guard, &proof_key);
 	explicit_bzero(&proof_key, sizeof(proof_key));
 	return status;
 }
@@ -525,13 +520,13 @@ static void warn_unguarded(const ddp_comm *comm, const cards *a)
 	        !any_host ? "" : a->error == EPERM ? "), as it may for users without privileges" : ")");
 }
 
-static ddp_status take_cards(ddp_comm *comm, void **addresses, const size_t *sizes, cards *a)
+static ddp_status read_cards(ddp_comm *comm, void **addresses, const size_t *sizes, cards *a)
 {
 	ddp_worker *worker = comm->net->worker;
 	ddp_status status = DDP_OK;
 
 	for (int r = 0; r < comm->size && status == DDP_OK; r++)
-		status = take_card(comm, r, addresses[r], sizes[r], a);
+		status = use_card(comm, r, addresses[r], sizes[r], a);
 	if (status == DDP_OK)
 		status = make_tokens(worker, a);
 	if (status == DDP_OK)
@@ -561,7 +556,7 @@ ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t 
 	if (a.shares == NULL || a.hosts == NULL || a.listeners_end == NULL || worker->peer_listeners == NULL)
 		status = ddp_fail(DDP_ERR_NOMEM, "no memory for the addresses of %d ranks", comm->size);
 	else
-		status = take_cards(comm, addresses, sizes, &a);
+		status = read_cards(comm, addresses, sizes, &a);
 	free(a.shares);
 	free(a.hosts);
 	free(a.listeners_end);
