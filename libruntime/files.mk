@@ -49,15 +49,9 @@ wireup_sources = \
 	libruntime/wireup/file_store.c libruntime/wireup/file_store.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
 	libruntime/wireup/pmix.c \
-	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \
-	libruntime/wireup/ports.c libruntime/wireup/ports.h \
-	libruntime/wireup/resolve.c libruntime/wireup/resolve.h libruntime/wireup/self.c \
-	libruntime/wireup/silence.c libruntime/wireup/silence.h \
+	libruntime/wireup/resolve.c libruntime/wireup/resolve.h \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
-	libruntime/wireup/star_accept.c libruntime/wireup/star_accept.h \
-	libruntime/wireup/star_links.c libruntime/wireup/star_links.h \
-	libruntime/wireup/star_search.c libruntime/wireup/star_search.h \
 	libruntime/wireup/tcp.c \
 	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 

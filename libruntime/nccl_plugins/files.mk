@@ -35,7 +35,7 @@ libruntime_nccl_plugins_net_libnetplugin_la_SOURCES = \
 	libruntime/comm/net/auth.c libruntime/comm/net/calls.c libruntime/comm/net/guard.c libruntime/comm/net/listener.c \
 	libruntime/comm/net/log.c \
 	libruntime/job/environment.c \
-	libruntime/wireup/acceptor.c libruntime/wireup/auth.c libruntime/wireup/silence.c libruntime/wireup/socket.c
+	libruntime/wireup/acceptor.c libruntime/wireup/auth.c libruntime/wireup/socket.c
 libruntime_nccl_plugins_net_libnetplugin_la_CFLAGS = $(AM_CFLAGS) $(UCX_CFLAGS) $(CRYPTO_CFLAGS)
 libruntime_nccl_plugins_net_libnetplugin_la_LIBADD = $(UCX_LIBS) $(CRYPTO_LIBS)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * resolve: finds the addresses of a host name. getaddrinfo() takes no deadline, so it runs in a thread of
- * its own. If the deadline passes, the caller goes on, and the thread ends by itself.
+ * resolve: finds where ranks meet: the addresses of a host name, and the ports there. getaddrinfo() takes no deadline,
+ * so it runs in a thread of its own. If the deadline passes, the caller goes on, and the thread ends by itself.
  */
 #ifndef DDP_WIREUP_RESOLVE_H
 #define DDP_WIREUP_RESOLVE_H
@@ -15,5 +15,8 @@
  * others there, rank 0 is given every address of the node to listen at.
  */
 ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
+
+/* Reads TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID. */
+void ddp_ports_choose(int master_port, ddp_ports *ports);
 
 #endif
