@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Wire-up through the step's PMIx server: one blob per rank and exchange,
- * committed and collected by one fence. A fence's own timeout may be ignored
- * by the server (Slurm's is), so the fence runs aside and the wait for it is
- * ours.
+ * Wire-up through the step's PMIx server: one blob per rank and exchange, committed and collected by one fence. A
+ * fence's own timeout may be ignored by the server (Slurm's is), so the fence runs aside and the wait for it is ours.
  */
 #include "wireup/open.h"
 
@@ -22,8 +20,7 @@
 #include "job/nodes.h"
 #include "job/pmix_client.h"
 
-/* Ranks try for so long to find out who has not come, if there are at most so many, because each rank asks for
-   each. */
+/* Ranks try for so long to find out who has not come, if there are at most so many, because each rank asks for each. */
 static const uint64_t probe_ns = 1000000000u;
 enum { PROBE_MAX = 512 };
 
@@ -70,8 +67,7 @@ static void key_of(const struct pmix_wireup *wireup, char *key)
 	snprintf(key, PMIX_MAX_KEYLEN, "ddp.%u", wireup->sequence);
 }
 
-/* A rank's contribution: its number in the job, which may differ from PMIx's,
-   then the blob. */
+/* A rank's contribution: its number in the job, which may differ from PMIx's, then the blob. */
 static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, size_t bytes)
 {
 	char key[PMIX_MAX_KEYLEN + 1];

@@ -9,10 +9,9 @@
 #include "wireup/socket.h"
 
 /*
- * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback
- * addresses count only on the node whose name they stand for, or where torchrun's
- * agents have met by one; if its name has no
- * others there, rank 0 is given every address of the node to listen at.
+ * Resolves MASTER_ADDR:MASTER_PORT. If the job has several nodes, loopback addresses count only on the node whose name
+ * they stand for, or where torchrun's agents have met by one; if its name has no others there, rank 0 is given every
+ * address of the node to listen at.
  */
 ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous);
 

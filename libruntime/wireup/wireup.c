@@ -93,8 +93,7 @@ static ddp_status pmix_has_all(const ddp_job *job, bool *all)
 	return DDP_OK;
 }
 
-/* Whatever the launcher gave for TCP is better than PMIx: under Slurm, PMIx's
-   fence may never end (see pmix.c). */
+/* Whatever the launcher gave for TCP is better than PMIx: under Slurm, PMIx's fence may never end (see pmix.c). */
 static bool has_address(const ddp_job *job, const ddp_key *key)
 {
 	return job->master_addr[0] != '\0' && key->present;

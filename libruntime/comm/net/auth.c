@@ -31,8 +31,7 @@ ddp_status ddp_share_make(ddp_share *share)
 	return DDP_OK;
 }
 
-ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count,
-                           ddp_secret *secret)
+ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count, ddp_secret *secret)
 {
 	return authenticate(key != NULL ? key->bytes : no_key, shares, (size_t)count * sizeof(*shares),
 	                    secret->bytes);

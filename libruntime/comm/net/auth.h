@@ -2,11 +2,11 @@
 /*
  * comm/net/auth: by what a rank knows that a message, or a connection, comes from another rank of the communicator.
  *
- * Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's key;
- * each ordered pair of ranks has a token made from it, which precedes all messages.
+ * Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's
+ * key; each ordered pair of ranks has a token made from it, which precedes all messages.
  *
- * Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows the
- * listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once.
+ * Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
+ * the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once.
  */
 #ifndef DDP_COMM_NET_AUTH_H
 #define DDP_COMM_NET_AUTH_H
@@ -32,8 +32,7 @@ typedef struct ddp_token {
 ddp_status ddp_share_make(ddp_share *share);
 
 /* Makes the secret from all ranks' shares, in the order of ranks. `key` is NULL if not all ranks have the key. */
-ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count,
-                           ddp_secret *secret);
+ddp_status ddp_secret_make(const ddp_key *key, const ddp_share *shares, int count, ddp_secret *secret);
 
 /* Makes the token that precedes a message of the rank `from` to the rank `to`. */
 ddp_status ddp_token_make(const ddp_secret *secret, int from, int to, ddp_token *token);
@@ -51,8 +50,7 @@ typedef struct ddp_proof {
 	unsigned char digest[DDP_SECRET_BYTES];
 } ddp_proof;
 
-/* The key of the listeners of the process that made `share`; `key` is NULL where not
-   all processes have it. */
+/* The key of the listeners of the process that made `share`; `key` is NULL where not all processes have it. */
 ddp_status ddp_proof_key_make(const ddp_key *key, const ddp_share *share, ddp_proof_key *proof_key);
 
 /* Makes the proof of a connection from `near` to `far`. */

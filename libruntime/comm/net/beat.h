@@ -16,10 +16,10 @@
 
 #include "comm/net/auth.h"
 
-/* ---- detector of silence: is a node silent? The caller tells when it last had a sign of life, and asks from time to
-   time. Time in which the caller did not ask, as it did not run itself, counts little. There is no clock in here. ---- */
+/* Detects that a node is silent. The caller tells when it last had a sign of life, and asks from time to time. Time in
+   which the caller did not ask, as it did not run itself, counts little. There is no clock in here. */
 
-/* So much of the time between two looks counts, at most. */
+/* So much of the time between two checks counts, at most. */
 #define DDP_DETECTOR_STEP_NS UINT64_C(1000000000)
 
 /* The kernel's clocks are coarse: signs of life that are so near each other may be one. */
@@ -27,7 +27,7 @@
 
 typedef struct ddp_detector {
 	uint64_t heard_ns;   /* when the last sign of life came */
-	uint64_t checked_ns;  /* the last look */
+	uint64_t checked_ns; /* the last check */
 	uint64_t counted_ns; /* since then, in which the caller ran */
 } ddp_detector;
 
@@ -39,8 +39,6 @@ void ddp_detector_alive(ddp_detector *detector, uint64_t heard_ns);
 bool ddp_detector_is_silent(ddp_detector *detector, uint64_t now_ns, uint64_t limit_ns);
 /* The time since the last sign of life. */
 uint64_t ddp_detector_silent_ns(const ddp_detector *detector, uint64_t now_ns);
-
-/* ---- beats ----------------------------------------------------------------------------- */
 
 enum { DDP_BEAT_PLACES = 8, DDP_BEAT_FDS = 2 };
 

@@ -190,24 +190,25 @@ const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_cal
 
 /* ---- writing into sockets ------------------------------------------------------------ */
 
-/* How UCX writes data from where they lie into a TCP socket, and what
-   it says while it makes a connection, in the place of UCX's own functions.
+/* How UCX writes data from where they lie into a TCP socket, and what it says while it makes a connection, in the
+   place of UCX's own functions.
 
-   UCX up to 1.22 completes such a send twice if the write fails (uct_tcp_ep_sendv() does what
-   uct_tcp_ep_purge() has done), and the process aborts where UCX was built with assertions, as
-   in Debian and Ubuntu: in about one of ten deaths of a peer with which large messages were on
-   their way in both directions. Here a socket whose peer has gone takes nothing, as a full one;
-   UCX then finds the same error where it reads the socket, and ends the connection once.
+   UCX up to 1.22 completes such a send twice if the write fails (uct_tcp_ep_sendv() does what uct_tcp_ep_purge() has
+   done), and the process aborts where UCX was built with assertions, as in Debian and Ubuntu: in about one of ten
+   deaths of a peer with which large messages were on their way in both directions. Here a socket whose peer has gone
+   takes nothing, as a full one; UCX then finds the same error where it reads the socket, and ends the connection
+   once.
 
-   UCX up to 1.22 also asserts (tcp_ep.c, uct_tcp_ep_destroy_progress()) if it takes the socket of a
-   peer for an endpoint of its own, and the peer has died just then: the write fails, UCX has the
-   endpoint destroyed, and goes on making it. Here such a socket swallows what is written.
+   UCX up to 1.22 also asserts (tcp_ep.c, uct_tcp_ep_destroy_progress()) if it takes the socket of a peer for an
+   endpoint of its own, and the peer has died just then: the write fails, UCX has the endpoint destroyed, and goes on
+   making it. Here such a socket swallows what is written.
 
-   UCX waits in a loop until a socket has taken the words by which it begins and ends connections. If a stopped peer reads
-   nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its connections, at the
-   end of a connection mostly. Here a socket that takes nothing for STUCK_MS is shut down. The peer, if it goes on, reads
-   that the connection has ended. Sockets of several stopped peers are waited for one after the other, so for one that has
-   been stuck since before that, most of the time counts that the thread has waited for the others. */
+   UCX waits in a loop until a socket has taken the words by which it begins and ends connections. If a stopped peer
+   reads nothing, its socket stays full, and UCX would take a whole core for ever, with the lock of all its
+   connections, at the end of a connection mostly. Here a socket that takes nothing for STUCK_MS is shut down. The
+   peer, if it goes on, reads that the connection has ended. Sockets of several stopped peers are waited for one
+   after the other, so for one that has been stuck since before that, most of the time counts that the thread has
+   waited for the others. */
 
 enum {
 	STUCK_MS = 2000,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The end of comm/net over UCX: of a communicator, after a failure and at its close, and of the process's worker with the last
-   communicator. */
+/* The end of comm/net over UCX: of a communicator, after a failure and at its close, and of the process's worker
+   with the last communicator. */
 #include "comm/net/ucx.h"
 
 #include <stdlib.h>
@@ -32,11 +32,10 @@ static uint64_t ms_from_now(int ms)
 
 /* ---- the process's worker -------------------------------------------------------------- */
 
-/* The lock is held, as in those below. Lets peers take what was sent to them: each answers the
-   last message, also while it does not close. UCX's own way, to flush, is acknowledged between
-   sockets, and UCX 1.13 asserts over an acknowledgement that it reads from a socket which the peer,
-   having ended, no longer takes anything from. (An eager message over several rails could be
-   overtaken; UCX uses one, unless UCX_MAX_EAGER_RAILS says otherwise.) */
+/* The lock is held, as in those below. Lets peers take what was sent to them: each answers the last message, also
+   while it does not close. UCX's own way, to flush, is acknowledged between sockets, and UCX 1.13 asserts over an
+   acknowledgement that it reads from a socket which the peer, having ended, no longer takes anything from. (An eager
+   message over several rails could be overtaken; UCX uses one, unless UCX_MAX_EAGER_RAILS says otherwise.) */
 static void take_leave(ddp_worker *worker, uint64_t deadline_ns)
 {
 	for (int r = 0; r < worker->roster->size; r++) {
@@ -90,9 +89,8 @@ static bool can_close(const ddp_worker *worker)
 	return true;
 }
 
-/* Ranks that give up a new communicator close it at about the same time: what
-   is being made between two of them is made to the end, and who has died or
-   closed is lost. Only one that is stopped is neither by the deadline. */
+/* Ranks that give up a new communicator close it at about the same time: what is being made between two of them is
+   made to the end, and who has died or closed is lost. Only one that is stopped is neither by the deadline. */
 static void settle_connections(ddp_worker *worker, uint64_t deadline_ns)
 {
 	while (!can_close(worker) && ddp_now_ns() < deadline_ns) {
@@ -234,9 +232,8 @@ static int force_ms(const ddp_net *net)
 	return quarter_ms < FORCE_MS ? quarter_ms : FORCE_MS;
 }
 
-/* How long peers have for what is under way and does not move. Other communicators,
-   which use the same connections, are not to lose those of a peer for which they would
-   still wait: it may only be slow. The lock is held. */
+/* How long peers have for what is under way and does not move. Other communicators, which use the same connections,
+   are not to lose those of a peer for which they would still wait: it may only be slow. The lock is held. */
 static int drain_ms(const ddp_net *net)
 {
 	const ddp_worker *worker = net->worker;
@@ -278,8 +275,7 @@ static bool drain(ddp_net *net, bool forced)
 	return drained;
 }
 
-/* Requests that use only memory of their own, as all do at a peaceful end, outlive
-   the communicator. */
+/* Requests that use only memory of their own, as all do at a peaceful end, outlive the communicator. */
 static void leave_tickets(ddp_net *net, bool of_data)
 {
 	ticket **list = &net->worker->tickets;
@@ -313,8 +309,7 @@ static void close_lost(connection *c)
 		ucp_request_free(request);
 }
 
-/* Ends the connections on which something is still under way, and that with
-   them. */
+/* Ends the connections on which something is still under way, and that with them. */
 static void force_close(ddp_net *net)
 {
 	ddp_worker *worker = net->worker;
@@ -340,9 +335,8 @@ static void close_silent(ddp_worker *worker)
 	}
 }
 
-/* Peers are heard for a while, so that what is under way with them ends; then
-   UCX is made to end the rest. Without a worker, nothing is under way. The lock is
-   not held. */
+/* Peers are heard for a while, so that what is under way with them ends; then UCX is made to end the rest. Without a
+   worker, nothing is under way. The lock is not held. */
 static void give_up_transfers(ddp_net *net)
 {
 	ddp_worker *worker = net->worker;
@@ -399,11 +393,9 @@ void ddp_net_shut_down(ddp_comm *comm)
 	detach_transfers(net);
 	if (!net->worker->ended) {
 		ddp_ucx_drop_all(net, false);
-		/* This comes before the failure, because a rank that hears of the failure may look at other
-		   communicators. */
+		/* This comes before the failure, because a rank that hears of the failure may look at other communicators. */
 		ddp_ucx_end_silent(net->worker);
-		/* If not all ranks are connected with all, the failure reaches all only if each rank passes it
-		   on. */
+		/* If not all ranks are connected with all, the failure reaches all only if each rank passes it on. */
 		if (!net->failure_came || net->comm->size > DDP_NET_FEW_RANKS)
 			ddp_ucx_send_failure(net);
 	}

@@ -168,9 +168,8 @@ static bool is_handled_by_ucx(int signal)
 	       strstr(owner.dli_fname, "libucs") != NULL;
 }
 
-/* UCX, when it is loaded, takes over the signals of crashes, to print a backtrace.
-   A program that only uses this library has not asked for that, unless by UCX's
-   variables. What the program has set since then stays. */
+/* UCX, when it is loaded, takes over the signals of crashes, to print a backtrace. A program that only uses this
+   library has not asked for that, unless by UCX's variables. What the program has set since then stays. */
 __attribute__((constructor)) static void leave_signals_alone(void)
 {
 	static const int signals[] = { SIGILL, SIGSEGV, SIGBUS, SIGFPE };

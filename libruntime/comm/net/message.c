@@ -159,15 +159,14 @@ static size_t credit_bytes(const connection *c)
 	return share < CREDIT_MOST ? share : CREDIT_MOST;
 }
 
-/* Does a transfer's data fit in its peer's credit? If not, it is only to be announced. *charge is what the receiver gives
-   back. */
+/* Does a transfer's data fit in its peer's credit? If not, it is only to be announced. *charge is what the receiver
+   gives back. */
 static bool use_credit(connection *c, const ddp_transfer *t, uint64_t *charge)
 {
 	uint64_t whole = t->bytes + MESSAGE_BYTES;
 
 	*charge = 0;
-	/* Messages of the survivor agreement are small, and come after messages that
-	   nobody takes any more. */
+	/* Messages of the survivor agreement are small, and come after messages that nobody takes any more. */
 	if ((t->envelope.tag & DDP_NET_AGREEMENT_TAG) == DDP_NET_AGREEMENT_TAG)
 		return true;
 	if (t->bytes > 0 && c->sent_bytes - c->credited_bytes + whole > credit_bytes(c))

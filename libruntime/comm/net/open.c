@@ -18,8 +18,7 @@
 #include "comm/net/log.h"
 #include "comm/net/nics.h"
 
-/* A rank tells the others: this card, addresses of its host, its listeners, and
-   UCX's address. */
+/* A rank tells the others: this card, addresses of its host, its listeners, and UCX's address. */
 typedef struct card {
 	ddp_share share;
 	uint32_t has_key;
@@ -100,8 +99,7 @@ static bool is_listed(const char *names, const char *name)
 	return false;
 }
 
-/* The host's interfaces, behind what is in `names`: hosts without InfiniBand are reached
-   by them. */
+/* The host's interfaces, behind what is in `names`: hosts without InfiniBand are reached by them. */
 static void add_interfaces(char *names, size_t bytes)
 {
 	struct ifaddrs *all = NULL;
@@ -160,11 +158,10 @@ static ucs_status_t init_without_shared_memory(const ucp_params_t *params, ucp_c
 	return ucp_init(params, config, context);
 }
 
-/* Connections that collectives use: with as many others as there are, connections with
-   the rest are rare. UCX chooses by it among transports that do well with few of them or
-   with many. One that is said to be for fewer, as tcp is for 256, is taken all the same
-   where there is none for so many: raising that would set tcp above others that are for
-   256 as well. */
+/* Connections that collectives use: with as many others as there are, connections with the rest are rare. UCX
+   chooses by it among transports that do well with few of them or with many. One that is said to be for fewer, as
+   tcp is for 256, is taken all the same where there is none for so many: raising that would set tcp above others
+   that are for 256 as well. */
 static size_t expected_connections(const ddp_comm *comm)
 {
 	return (size_t)(comm->size <= DDP_NET_FEW_RANKS ? comm->size - comm->node.size : comm->topology.nodes - 1);
@@ -205,8 +202,7 @@ static ucs_status_t init_context(const ddp_comm *comm, ucp_context_h *context)
 }
 
 /* The card, and what follows it. */
-static ddp_status write_card(const ddp_worker *worker, const void *own, size_t length, void **address,
-                             size_t *bytes)
+static ddp_status write_card(const ddp_worker *worker, const void *own, size_t length, void **address, size_t *bytes)
 {
 	ddp_place hosts[DDP_HOST_PLACES_MAX];
 	card c = { .share = worker->share, .has_key = worker->roster->key.present,

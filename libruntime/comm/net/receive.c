@@ -60,8 +60,7 @@ void ddp_ucx_for_each(ddp_worker *worker, void (*visit)(ddp_net *net))
 	}
 }
 
-/* Bounds of the unexpected messages that are kept: in all, and for each
-   process of the job. */
+/* Bounds of the unexpected messages that are kept: in all, and for each process of the job. */
 static const size_t kept_max_bytes = (size_t)1 << 30, kept_rank_bytes = (size_t)1 << 20;
 
 static bool is_of_agreement(const ddp_envelope *envelope)
@@ -296,8 +295,7 @@ void ddp_ucx_receive(ddp_net *net, ddp_transfer *transfer)
 	member *from = &net->members[transfer->peer];
 	bool waiting = false;
 
-	/* A message that came while UCX made another connection may wait for a
-	   receiver that was there before. */
+	/* A message that came while UCX made another connection may wait for a receiver that was there before. */
 	for (const ddp_transfer *t = from->posted; t != NULL && !waiting; t = t->next)
 		waiting = t->envelope.tag == transfer->envelope.tag;
 	kept_message *a = waiting ? NULL : match_unexpected(net, transfer->peer, transfer->envelope.tag);

@@ -17,8 +17,7 @@
 enum { DDP_AM_DATA, DDP_AM_FAILURE, DDP_AM_HANDSHAKE, DDP_AM_INQUIRY, DDP_AM_CREDIT, DDP_AM_CLOSED,
        DDP_AM_SILENCE, DDP_AM_UNUSED, DDP_AM_IDS };
 
-/* Begins each; nothing else of a message is read unless the token is that of
-   its source. */
+/* Begins each; nothing else of a message is read unless the token is that of its source. */
 typedef struct seal {
 	ddp_token token;
 	int32_t source; /* rank in the world */
@@ -47,9 +46,8 @@ typedef struct failure_header {
 	ddp_failure failure;
 } failure_header;
 
-/* The first messages of a connection, and the last ones. User memory is handed to UCX when both
-   sides know that the other hears them, as UCX 1.13 cannot give up a
-   connection that is being made. */
+/* The first messages of a connection, and the last ones. User memory is handed to UCX when both sides know that the
+   other hears them, as UCX 1.13 cannot give up a connection that is being made. */
 typedef struct handshake_header {
 	seal seal;
 	uint32_t heard; /* the sender has had a handshake of the receiver's */
@@ -253,8 +251,7 @@ static inline void ddp_ucx_due(connection *c)
 	c->worker->due = c;
 }
 
-/* Something has come for a communicator: threads that wait for it are woken when
-   the lock is given up. */
+/* Something has come for a communicator: threads that wait for it are woken when the lock is given up. */
 static inline void ddp_ucx_news(const ddp_net *net)
 {
 	net->worker->came = true;
@@ -272,8 +269,8 @@ static inline void ddp_ucx_trouble(ddp_net *net)
 /* ---- message.c ------------------------------------------------------------------------- */
 
 /* Memory for messages. If the process has none left, small messages take what the worker keeps for them. By small
-   messages ranks agree on what all of them do or none does: a rank that has said yes must hear the others. NULL: there is
-   none. */
+   messages ranks agree on what all of them do or none does: a rank that has said yes must hear the others. NULL:
+   there is none. */
 void *ddp_ucx_memory(ddp_worker *worker, size_t bytes);
 void ddp_ucx_memory_free(ddp_worker *worker, void *memory);
 
@@ -294,10 +291,10 @@ void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *u
 bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes);
 
 /*
- * Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken all
- * but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it has not
- * asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data goes when it
- * is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used up.
+ * Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken
+ * all but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it
+ * has not asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data
+ * goes when it is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used up.
  */
 /* Gives a message's charge back to its sender, also if nobody will ever ask for the message. */
 void ddp_ucx_return_credit(connection *c, uint64_t charge);
@@ -305,8 +302,9 @@ void ddp_ucx_return_credit(connection *c, uint64_t charge);
 bool ddp_ucx_send_credit(connection *c);
 void ddp_ucx_credit_arrived(connection *c, const control_header *header);
 
-/* Writes the header in the form in which it travels, and gives its bytes. On a narrow link a small message takes as long
-   as its bytes do, so those that are 0 stay behind: the header of a small sum in the world takes 35 bytes or so, not 72. */
+/* Writes the header in the form in which it travels, and gives its bytes. On a narrow link a small message takes as
+   long as its bytes do, so those that are 0 stay behind: the header of a small sum in the world takes 35 bytes or
+   so, not 72. */
 size_t ddp_ucx_header_write(const data_header *header, unsigned char to[DDP_HEADER_MAX]);
 /* Reads it; false if these bytes are no header. */
 bool ddp_ucx_header_read(const void *from, size_t bytes, data_header *header);
