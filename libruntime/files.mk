@@ -109,7 +109,6 @@ comm_sources = \
 	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
 	libruntime/comm/hier/cost.h \
 	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
-	libruntime/comm/hier/barrier.c libruntime/comm/hier/barrier.h \
 	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
 	libruntime/comm/hier/pairwise.c libruntime/comm/hier/pairwise.h \
@@ -146,7 +145,6 @@ comm_sources = \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \
-	libruntime/comm/group/locality.c libruntime/comm/group/locality.h \
 	libruntime/comm/group/members.c \
 	libruntime/comm/group/shrink.c \
 	libruntime/comm/group/split.c \
@@ -170,7 +168,6 @@ reduce_sources = \
 	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
-	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c libruntime/reduce/rows.h \
@@ -219,8 +216,7 @@ state_sources = \
 	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
 	libruntime/state/transfer.c libruntime/state/transfer.h \
-	libruntime/state/user.c libruntime/state/user.h \
-	libruntime/state/writer.c libruntime/state/writer.h
+	libruntime/state/user.c libruntime/state/user.h
 
 watch_sources = \
 	libruntime/watch/metrics.c libruntime/watch/metrics.h \
