@@ -175,7 +175,6 @@ static void free_worker(ddp_worker *worker)
 {
 	for (int r = 0; r < worker->roster->size; r++)
 		free(worker->peers[r].address);
-	free(worker->peers);
 	free(worker->peer_listeners);
 	pthread_mutex_destroy(&worker->lock);
 	free(worker);
@@ -443,7 +442,6 @@ void ddp_net_close(ddp_comm *comm)
 		ddp_ucx_remove(net);
 	leave_tickets(net, true);
 	comm->net = NULL;
-	free(net->members);
 	free(net);
 	if (last)
 		close_worker(worker);

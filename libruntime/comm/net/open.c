@@ -289,15 +289,10 @@ static ddp_status start_worker(const ddp_comm *comm, ddp_worker *worker, void **
 
 static ddp_worker *make_worker(ddp_roster *roster)
 {
-	ddp_worker *worker = calloc(1, sizeof(*worker));
+	ddp_worker *worker = calloc(1, sizeof(*worker) + (size_t)roster->size * sizeof(*worker->peers));
 
 	if (worker == NULL)
 		return NULL;
-	worker->peers = calloc((size_t)roster->size, sizeof(*worker->peers));
-	if (worker->peers == NULL) {
-		free(worker);
-		return NULL;
-	}
 	pthread_mutex_init(&worker->lock, NULL);
 	worker->roster = roster;
 	worker->event_fd = -1;
@@ -332,15 +327,10 @@ static ddp_status open_worker(const ddp_comm *comm, void **address, size_t *byte
 
 static ddp_net *make_net(ddp_comm *comm)
 {
-	ddp_net *net = calloc(1, sizeof(*net));
+	ddp_net *net = calloc(1, sizeof(*net) + (size_t)comm->size * sizeof(*net->members));
 
 	if (net == NULL)
 		return NULL;
-	net->members = calloc((size_t)comm->size, sizeof(*net->members));
-	if (net->members == NULL) {
-		free(net);
-		return NULL;
-	}
 	net->comm = comm;
 	net->flooding = DDP_NOBODY;
 	for (int r = 0; r < comm->size; r++) {
@@ -363,7 +353,6 @@ ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes)
 		status = open_worker(comm, address, bytes);
 	net->worker = comm->roster->worker;
 	if (net->worker == NULL) {
-		free(net->members);
 		free(net);
 		return status;
 	}
@@ -454,7 +443,7 @@ static ddp_status use_card(ddp_comm *comm, int r, const void *blob, size_t bytes
 }
 
 /* The world's ranks are numbered as its processes. */
-static ddp_status make_tokens(const ddp_worker *worker, const cards *a)
+static ddp_status make_tokens(ddp_worker *worker, const cards *a)
 {
 	const int self = worker->roster->rank;
 	ddp_secret secret;

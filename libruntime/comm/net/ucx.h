@@ -163,7 +163,6 @@ typedef struct ddp_worker {
 	ddp_own_sockets own_sockets;
 	bool announced;
 	ddp_share share;
-	connection *peers;     /* [size of the world] */
 	control controls[DDP_AM_IDS];
 	int descriptors;       /* that connections with two ranks of each other node may take, and some */
 	connection *due;
@@ -179,6 +178,7 @@ typedef struct ddp_worker {
 	const struct ddp_net *current; /* whose thread lets messages move; NULL: none's */
 	bool news, alarm;      /* something came, or went wrong, for another */
 	bool came;             /* something came, in the present turns of UCX's progress */
+	connection peers[];    /* [size of the world] */
 } ddp_worker;
 
 /* ---- state of a communicator, under worker.lock unless it says otherwise ------------- */
@@ -218,7 +218,6 @@ typedef struct ddp_net {
 	uint64_t id;           /* 0: not joined */
 	struct ddp_net *next;  /* in its bucket */
 	uint64_t sent_bytes;   /* of all transfers; for who holds run.lock */
-	member *members;       /* [size] */
 	member *deferred;
 	bool inquired;         /* by some member */
 	ddp_transfer *held;    /* sends to peers that are not settled */
@@ -234,6 +233,7 @@ typedef struct ddp_net {
 	ddp_failure failure;   /* that came */
 	bool refusing;         /* broken: only messages of comm/group/agreement are taken */
 	atomic_bool down;      /* after ddp_net_shut_down() */
+	member members[];      /* [size] */
 } ddp_net;
 
 static inline connection *ddp_ucx_connection(const ddp_net *net, int rank)
