@@ -105,17 +105,18 @@ comm_sources = \
 	libruntime/comm/shm/node_reduce.c libruntime/comm/shm/node_reduce.h \
 	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
 	libruntime/comm/shm/stage.h \
-	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
+	libruntime/comm/hier/hier.h \
+	libruntime/comm/hier/all_gather.c \
 	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
 	libruntime/comm/hier/cost.h \
 	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
-	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \
+	libruntime/comm/hier/broadcast.c \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
-	libruntime/comm/hier/pairwise.c libruntime/comm/hier/pairwise.h \
+	libruntime/comm/hier/pairwise.c \
 	libruntime/comm/hier/plan.c libruntime/comm/hier/plan.h \
 	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
 	libruntime/comm/hier/recursive_halving.c libruntime/comm/hier/recursive_halving.h \
-	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
+	libruntime/comm/hier/reduce.c \
 	libruntime/comm/hier/reduction.h \
 	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
@@ -155,8 +156,8 @@ params_sources = \
 
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
-	libruntime/reduce/arena.c libruntime/reduce/arena.h \
-	libruntime/reduce/buffers.c libruntime/reduce/buffers.h \
+	libruntime/reduce/arena.c \
+	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/compare.c libruntime/reduce/compare.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
@@ -165,15 +166,15 @@ reduce_sources = \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.c libruntime/reduce/model_state.h \
-	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
+	libruntime/reduce/on_device.c \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
-	libruntime/reduce/rows.c libruntime/reduce/rows.h \
+	libruntime/reduce/rows.c \
 	libruntime/reduce/fit.c libruntime/reduce/fit.h libruntime/reduce/survival.c libruntime/reduce/survival.h \
 	libruntime/reduce/level.c libruntime/reduce/level.h \
-	libruntime/reduce/squares.c libruntime/reduce/squares.h \
+	libruntime/reduce/squares.c \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
@@ -184,9 +185,9 @@ reduce_sources = \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
-	libruntime/reduce/timeline.c libruntime/reduce/timeline.h \
+	libruntime/reduce/timeline.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
-	libruntime/reduce/uses.c libruntime/reduce/uses.h
+	libruntime/reduce/uses.c
 
 optim_sources = \
 	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h \
