@@ -49,15 +49,9 @@ wireup_sources = \
 	libruntime/wireup/file_store.c libruntime/wireup/file_store.h \
 	libruntime/wireup/frame.c libruntime/wireup/frame.h \
 	libruntime/wireup/pmix.c \
-	libruntime/wireup/pmix_probe.c libruntime/wireup/pmix_probe.h \
-	libruntime/wireup/ports.c libruntime/wireup/ports.h \
-	libruntime/wireup/resolve.c libruntime/wireup/resolve.h libruntime/wireup/self.c \
-	libruntime/wireup/silence.c libruntime/wireup/silence.h \
+	libruntime/wireup/resolve.c libruntime/wireup/resolve.h \
 	libruntime/wireup/socket.c libruntime/wireup/socket.h \
 	libruntime/wireup/star.h libruntime/wireup/star_centre.c libruntime/wireup/star_leaf.c \
-	libruntime/wireup/star_accept.c libruntime/wireup/star_accept.h \
-	libruntime/wireup/star_links.c libruntime/wireup/star_links.h \
-	libruntime/wireup/star_search.c libruntime/wireup/star_search.h \
 	libruntime/wireup/tcp.c \
 	libruntime/wireup/torchrun.c libruntime/wireup/torchrun.h
 
@@ -111,18 +105,18 @@ comm_sources = \
 	libruntime/comm/shm/node_reduce.c libruntime/comm/shm/node_reduce.h \
 	libruntime/comm/shm/segment.c libruntime/comm/shm/segment.h \
 	libruntime/comm/shm/stage.h \
-	libruntime/comm/hier/all_gather.c libruntime/comm/hier/all_gather.h \
+	libruntime/comm/hier/hier.h \
+	libruntime/comm/hier/all_gather.c \
 	libruntime/comm/hier/algorithms.c libruntime/comm/hier/algorithms.h \
 	libruntime/comm/hier/cost.h \
 	libruntime/comm/hier/direct.c libruntime/comm/hier/direct.h \
-	libruntime/comm/hier/barrier.c libruntime/comm/hier/barrier.h \
-	libruntime/comm/hier/broadcast.c libruntime/comm/hier/broadcast.h \
+	libruntime/comm/hier/broadcast.c \
 	libruntime/comm/hier/local.c libruntime/comm/hier/local.h \
-	libruntime/comm/hier/pairwise.c libruntime/comm/hier/pairwise.h \
+	libruntime/comm/hier/pairwise.c \
 	libruntime/comm/hier/plan.c libruntime/comm/hier/plan.h \
 	libruntime/comm/hier/recursive_doubling.c libruntime/comm/hier/recursive_doubling.h \
 	libruntime/comm/hier/recursive_halving.c libruntime/comm/hier/recursive_halving.h \
-	libruntime/comm/hier/reduce.c libruntime/comm/hier/reduce.h \
+	libruntime/comm/hier/reduce.c \
 	libruntime/comm/hier/reduction.h \
 	libruntime/comm/hier/slices.c libruntime/comm/hier/slices.h \
 	libruntime/comm/hier/store.c libruntime/comm/hier/store.h \
@@ -152,7 +146,6 @@ comm_sources = \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
 	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \
-	libruntime/comm/group/locality.c libruntime/comm/group/locality.h \
 	libruntime/comm/group/members.c \
 	libruntime/comm/group/shrink.c \
 	libruntime/comm/group/split.c \
@@ -163,8 +156,8 @@ params_sources = \
 
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
-	libruntime/reduce/arena.c libruntime/reduce/arena.h \
-	libruntime/reduce/buffers.c libruntime/reduce/buffers.h \
+	libruntime/reduce/arena.c \
+	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/compare.c libruntime/reduce/compare.h \
 	libruntime/reduce/consensus.c libruntime/reduce/consensus.h \
@@ -173,16 +166,15 @@ reduce_sources = \
 	libruntime/reduce/merge.c libruntime/reduce/merge.h \
 	libruntime/reduce/model.c libruntime/reduce/model.h \
 	libruntime/reduce/model_state.c libruntime/reduce/model_state.h \
-	libruntime/reduce/on_device.c libruntime/reduce/on_device.h \
+	libruntime/reduce/on_device.c \
 	libruntime/reduce/options.c libruntime/reduce/options.h \
 	libruntime/reduce/place.c libruntime/reduce/place.h \
-	libruntime/reduce/powersgd.c libruntime/reduce/powersgd.h \
 	libruntime/reduce/reducer.c libruntime/reduce/reducer.h \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
-	libruntime/reduce/rows.c libruntime/reduce/rows.h \
+	libruntime/reduce/rows.c \
 	libruntime/reduce/fit.c libruntime/reduce/fit.h libruntime/reduce/survival.c libruntime/reduce/survival.h \
 	libruntime/reduce/level.c libruntime/reduce/level.h \
-	libruntime/reduce/squares.c libruntime/reduce/squares.h \
+	libruntime/reduce/squares.c \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
 	libruntime/reduce/strategy_all_reduce.c libruntime/reduce/strategy_all_reduce.h \
@@ -193,9 +185,9 @@ reduce_sources = \
 	libruntime/reduce/strategy_local.c libruntime/reduce/strategy_powersgd.c \
 	libruntime/reduce/strategy_scatter.c \
 	libruntime/reduce/tensors.c libruntime/reduce/tensors.h \
-	libruntime/reduce/timeline.c libruntime/reduce/timeline.h \
+	libruntime/reduce/timeline.c \
 	libruntime/reduce/unit.c libruntime/reduce/unit.h \
-	libruntime/reduce/uses.c libruntime/reduce/uses.h
+	libruntime/reduce/uses.c
 
 optim_sources = \
 	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h \
@@ -225,8 +217,7 @@ state_sources = \
 	libruntime/state/save.c libruntime/state/save.h \
 	libruntime/state/store.c libruntime/state/store.h \
 	libruntime/state/transfer.c libruntime/state/transfer.h \
-	libruntime/state/user.c libruntime/state/user.h \
-	libruntime/state/writer.c libruntime/state/writer.h
+	libruntime/state/user.c libruntime/state/user.h
 
 watch_sources = \
 	libruntime/watch/metrics.c libruntime/watch/metrics.h \
@@ -247,35 +238,16 @@ context_sources = \
 
 if HAVE_UCX
 comm_sources += \
-	libruntime/comm/net/known.c libruntime/comm/net/known.h \
-	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
-	libruntime/comm/net/beats.c libruntime/comm/net/beats.h \
+	libruntime/comm/net/auth.c libruntime/comm/net/auth.h \
 	libruntime/comm/net/beat.c libruntime/comm/net/beat.h \
-	libruntime/comm/net/judge.c libruntime/comm/net/judge.h \
+	libruntime/comm/net/beats.c libruntime/comm/net/beats.h \
 	libruntime/comm/net/calls.c libruntime/comm/net/calls.h \
-	libruntime/comm/net/proof.c libruntime/comm/net/proof.h \
-	libruntime/comm/net/secret.c libruntime/comm/net/secret.h \
-	libruntime/comm/net/ucx.c libruntime/comm/net/ucx_state.h \
-	libruntime/comm/net/ucx_close.c \
-	libruntime/comm/net/ucx_connect.c libruntime/comm/net/ucx_connect.h \
-	libruntime/comm/net/ucx_credit.c libruntime/comm/net/ucx_credit.h \
-	libruntime/comm/net/ucx_failure.c libruntime/comm/net/ucx_failure.h \
-	libruntime/comm/net/ucx_handlers.c libruntime/comm/net/ucx_handlers.h \
-	libruntime/comm/net/ucx_header.c libruntime/comm/net/ucx_header.h \
-	libruntime/comm/net/ucx_inquiry.c libruntime/comm/net/ucx_inquiry.h \
-	libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_log.h \
-	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_guard.h \
-	libruntime/comm/net/ucx_memory.c libruntime/comm/net/ucx_memory.h \
-	libruntime/comm/net/ucx_nets.c libruntime/comm/net/ucx_nets.h \
-	libruntime/comm/net/ucx_open.c \
-	libruntime/comm/net/ucx_progress.c libruntime/comm/net/ucx_progress.h \
-	libruntime/comm/net/ucx_receive.c libruntime/comm/net/ucx_receive.h \
-	libruntime/comm/net/ucx_seal.c libruntime/comm/net/ucx_seal.h \
-	libruntime/comm/net/ucx_send.c libruntime/comm/net/ucx_send.h \
-	libruntime/comm/net/ucx_silence.c libruntime/comm/net/ucx_silence.h \
-	libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_sendv.h \
-	libruntime/comm/net/ucx_ticket.c libruntime/comm/net/ucx_ticket.h \
-	libruntime/comm/net/ucx_transports.c libruntime/comm/net/ucx_transports.h
+	libruntime/comm/net/guard.c libruntime/comm/net/guard.h \
+	libruntime/comm/net/listener.c libruntime/comm/net/listener.h \
+	libruntime/comm/net/log.c libruntime/comm/net/log.h \
+	libruntime/comm/net/ucx.h \
+	libruntime/comm/net/close.c libruntime/comm/net/connect.c libruntime/comm/net/failure.c \
+	libruntime/comm/net/message.c libruntime/comm/net/net.c libruntime/comm/net/open.c libruntime/comm/net/receive.c
 else
 comm_sources += libruntime/comm/net/none.c
 endif

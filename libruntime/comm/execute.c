@@ -4,11 +4,7 @@
 #include "base/clock.h"
 #include "comm/core/offsets.h"
 #include "comm/core/record.h"
-#include "comm/hier/all_gather.h"
-#include "comm/hier/barrier.h"
-#include "comm/hier/broadcast.h"
-#include "comm/hier/pairwise.h"
-#include "comm/hier/reduce.h"
+#include "comm/hier/hier.h"
 #include "comm/p2p/p2p.h"
 #include "comm/shm/node.h"
 #include "comm/shm/node_copy.h"
@@ -75,6 +71,40 @@ static ddp_status check_p2p(ddp_comm *comm)
 
 /* ---- collectives -------------------------------------------------------------------------- */
 
+/* The barrier by dissemination (Hensgen, Finkel and Manber 1988): in round k each node's first rank tells the node 2^k
+   further on; after it, it has heard of 2^(k + 1) nodes. */
+static ddp_status disseminate(ddp_comm *comm)
+{
+	ddp_transfer pair[2];
+	int node = comm->topology.node_of[comm->rank], nodes = comm->topology.nodes, round = 0;
+
+	for (int distance = 1; distance < nodes; distance *= 2, round++) {
+		uint64_t tag = ddp_message_tag(comm, (uint32_t)round);
+		ddp_message_recv(comm, ddp_channel_rank(comm, (node + nodes - distance) % nodes, 0), tag, NULL,
+		                 0, &pair[0]);
+		ddp_status status = ddp_message_send(comm, ddp_channel_rank(comm, (node + distance) % nodes, 0),
+		                                     tag, NULL, 0, &pair[1]);
+		if (status == DDP_OK)
+			status = ddp_await_transfers(comm, pair, 2);
+		/* Other threads receive for this communicator, too: not into a frame that has ended. */
+		if (status != DDP_OK)
+			return ddp_message_give_up(comm, status);
+	}
+	return DDP_OK;
+}
+
+static ddp_status barrier_between_nodes(ddp_comm *comm, const ddp_operation *c)
+{
+	const ddp_entry nothing = { .payload = NULL };
+	ddp_status status = ddp_node_enter(comm, c, &nothing);
+
+	if (status == DDP_OK && comm->node.self == 0)
+		status = disseminate(comm);
+	if (status == DDP_OK)
+		status = ddp_node_step(comm);
+	return status == DDP_OK ? status : ddp_message_give_up(comm, status);
+}
+
 static ddp_status run_on_node(ddp_comm *comm, const ddp_operation *c)
 {
 	const ddp_entry nothing = { .payload = NULL };
@@ -87,7 +117,7 @@ static ddp_status run_on_node(ddp_comm *comm, const ddp_operation *c)
 static ddp_status run_between_nodes(ddp_comm *comm, const ddp_operation *c)
 {
 	if (c->kind == DDP_BARRIER)
-		return ddp_hier_barrier(comm, c);
+		return barrier_between_nodes(comm, c);
 	if (c->kind == DDP_ALL_GATHER)
 		return ddp_hier_all_gather(comm, c);
 	if (c->kind == DDP_BROADCAST)

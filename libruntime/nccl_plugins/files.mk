@@ -32,10 +32,10 @@ libruntime_nccl_plugins_net_libnetplugin_la_SOURCES = \
 	libruntime/nccl_plugins/net/worker.c libruntime/nccl_plugins/net/worker.h \
 	libruntime/base/c_locale.c libruntime/base/descriptors.c libruntime/base/error.c libruntime/base/log.c \
 	libruntime/base/text.c \
-	libruntime/comm/net/calls.c libruntime/comm/net/known.c libruntime/comm/net/listener.c libruntime/comm/net/proof.c libruntime/comm/net/secret.c \
-	libruntime/comm/net/ucx_guard.c libruntime/comm/net/ucx_log.c libruntime/comm/net/ucx_sendv.c libruntime/comm/net/ucx_transports.c \
+	libruntime/comm/net/auth.c libruntime/comm/net/calls.c libruntime/comm/net/guard.c libruntime/comm/net/listener.c \
+	libruntime/comm/net/log.c \
 	libruntime/job/environment.c \
-	libruntime/wireup/acceptor.c libruntime/wireup/auth.c libruntime/wireup/silence.c libruntime/wireup/socket.c
+	libruntime/wireup/acceptor.c libruntime/wireup/auth.c libruntime/wireup/socket.c
 libruntime_nccl_plugins_net_libnetplugin_la_CFLAGS = $(AM_CFLAGS) $(UCX_CFLAGS) $(CRYPTO_CFLAGS)
 libruntime_nccl_plugins_net_libnetplugin_la_LIBADD = $(UCX_LIBS) $(CRYPTO_LIBS)
 

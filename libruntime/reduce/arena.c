@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/arena.h"
+#include "reduce/model_state.h"
 
 #include <errno.h>
 #include <string.h>

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/buffers.h"
+#include "reduce/model_state.h"
 
 #include <math.h>
 
 #include "base/error.h"
 #include "kernels.h"
-#include "reduce/model_state.h"
 
 /* 64 MiB at a time, each with a deadline of its own. */
 enum { AT_ONCE = 1 << 24 };

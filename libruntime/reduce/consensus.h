@@ -2,7 +2,7 @@
 /*
  * consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
  * carries them, so all ranks get the same values. It is issued after the buckets that are complete
- * by then. The last elements of the sum say which parameters the step has used (reduce/uses.h).
+ * by then. The last elements of the sum say which parameters the step has used (reduce/uses.c).
  */
 #ifndef DDP_REDUCE_CONSENSUS_H
 #define DDP_REDUCE_CONSENSUS_H

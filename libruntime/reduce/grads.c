@@ -60,15 +60,15 @@ ddp_status ddp_grads_start(ddp_model *model, int k)
 	return status;
 }
 
-static void look_at_gradient(ddp_model *model, int slot)
+static void inspect(ddp_model *model, int slot)
 {
-	const ddp_slot *looked_at = &model->layout.slots[slot];
+	const ddp_slot *inspected = &model->layout.slots[slot];
 
 	if (model->place.device != NULL)
 		ddp_on_device_complete(model, slot);
-	else if (looked_at->offset < model->layout.dense)
-		ddp_magnitude_add(&model->magnitude, looked_at, model->grads + looked_at->offset,
-		                  looked_at->count);
+	else if (inspected->offset < model->layout.dense)
+		ddp_magnitude_add(&model->magnitude, inspected, model->grads + inspected->offset,
+		                  inspected->count);
 }
 
 static ddp_status call_hook(const ddp_model *model, int slot)
@@ -92,7 +92,7 @@ static ddp_status complete(ddp_model *model, int slot)
 	ddp_status status = model->hooks != NULL ? call_hook(model, slot) : DDP_OK;
 
 	if (status == DDP_OK)
-		look_at_gradient(model, slot);
+		inspect(model, slot);
 	return status;
 }
 
@@ -112,7 +112,7 @@ ddp_status ddp_grads_look_at_rest(ddp_model *model)
 		if (!model->reducer.ready.announced[i] && !unused && !model->joined)
 			status = complete(model, i);
 		else if (model->reducer.ready.announced[i] && !is_final(&model->layout.slots[i]))
-			look_at_gradient(model, i);
+			inspect(model, i);
 	}
 	return status;
 }
@@ -132,47 +132,41 @@ static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
 }
 
-static ddp_status announce(ddp_model *model, int slot)
+/* This rank adds nothing to the parameter's gradient any more; it has one, or, unless `used`, only rows added before. */
+static ddp_status announce(ddp_model *model, int param, bool used)
 {
-	ddp_model_start_clock(model);
-	if (is_final(&model->layout.slots[slot]))
-		ddp_replan_ready(model, slot);
-	ddp_status status = ddp_reducer_announce(&model->reducer, slot);
+	int slot;
+	ddp_status status = find_slot(model, param, &slot);
+
+	if (status == DDP_OK && used)
+		ddp_uses_note(&model->uses, param);
+	/* The bucket of an absent parameter may already be on its way: the step's end tells all ranks. */
+	if (status != DDP_OK || !model->sync || is_absent(model, param))
+		return status;
+	if (model->reducer.ready.announced[slot])
+		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
+	const bool final = is_final(&model->layout.slots[slot]);
+	if (!used && ddp_uses_counts(&model->uses) && !model->uses.used[param])
+		status = clear_gradient(model, slot);
+	else if (final)
+		status = complete(model, slot);
+	if (status == DDP_OK) {
+		ddp_model_start_clock(model);
+		if (final)
+			ddp_replan_ready(model, slot);
+		status = ddp_reducer_announce(&model->reducer, slot);
+	}
 	return status == DDP_OK ? DDP_OK : ddp_model_fail(model, status);
 }
 
 ddp_status ddp_model_grad_ready(ddp_model *model, int param)
 {
-	int slot;
-
-	ddp_status status = find_slot(model, param, &slot);
-	if (status != DDP_OK)
-		return status;
-	ddp_uses_note(&model->uses, param);
-	/* The bucket of an absent parameter may already be on its way: the step's end tells all ranks. */
-	if (!model->sync || is_absent(model, param))
-		return DDP_OK;
-	if (model->reducer.ready.announced[slot])
-		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
-	if (is_final(&model->layout.slots[slot]))
-		status = complete(model, slot);
-	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
+	return announce(model, param, true);
 }
 
 ddp_status ddp_model_grad_unused(ddp_model *model, int param)
 {
-	int slot;
-
-	ddp_status status = find_slot(model, param, &slot);
-	if (status != DDP_OK || !model->sync || is_absent(model, param))
-		return status;
-	if (model->reducer.ready.announced[slot])
-		return ddp_reducer_announce(&model->reducer, slot); /* says what is wrong */
-	if (ddp_uses_counts(&model->uses) && !model->uses.used[param])
-		status = clear_gradient(model, slot);
-	else if (is_final(&model->layout.slots[slot]))
-		status = complete(model, slot);
-	return status == DDP_OK ? announce(model, slot) : ddp_model_fail(model, status);
+	return announce(model, param, false);
 }
 
 ddp_status ddp_model_set_grad_hook(ddp_model *model, int param, ddp_grad_hook_fn hook, void *user)

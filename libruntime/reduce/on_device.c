@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/on_device.h"
+#include "reduce/model_state.h"
 
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "device/device.h"
 #include "kernels.h"
-#include "reduce/model_state.h"
 
 /* NULL of nothing. */
 static ddp_status allocate(const ddp_model *model, int64_t elements, float **memory)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/rows.h"
+#include "reduce/model_state.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/squares.h"
+#include "reduce/model_state.h"
 
 #include <stdlib.h>
 
 #include "base/error.h"
 #include "kernels.h"
-#include "reduce/model_state.h"
 
 static ddp_status no_memory(int64_t numbers)
 {

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "kernels.h"
-#include "reduce/buffers.h"
 #include "reduce/compare.h"
 #include "reduce/grads.h"
 #include "reduce/model_state.h"

@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * powersgd: a bucket's matrices travel as two factors of low rank (powersgd.h), and what
+ * powersgd: matrices of gradients as products of two of low rank (Vogels, Karimireddy and Jaggi, "PowerSGD: Practical
+ * Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019). With M = sum of all ranks' matrices
+ * [rows, columns] and an orthonormal right [rank, columns] of the step before:
+ *
+ *   left  = right M^T    [rank, rows], all-reduced, then made orthonormal;
+ *   right = left M       [rank, columns], all-reduced;
+ *   M is taken to be left^T right.
+ *
+ * Both factors are stored with their long side in a row. A bucket's matrices travel as these two factors, and what
  * that leaves out is kept on each rank and added to its gradients of the next step. The
  * left factors go when the bucket is complete, with what is not compressed; the right
  * ones, when these are back: in a lane of their own, as that is not at the same time on
@@ -21,8 +29,9 @@
 #include "base/error.h"
 #include "comm/request.h"
 #include "kernels.h"
+#include "reduce/bucket.h"
 #include "reduce/model_state.h"
-#include "reduce/powersgd.h"
+#include "reduce/options.h"
 #include "reduce/strategy_all_reduce.h"
 #include "reduce/tensors.h"
 
@@ -30,6 +39,39 @@ enum {
 	RIGHT_LANE = DDP_LANES - 1, /* of the host */
 	SETTLE_ELEMENTS = 1 << 24, /* 64 MiB: a deadline for each */
 };
+
+/* A parameter that is compressed. Its places are elements of memory that all share. */
+typedef struct ddp_matrix {
+	const ddp_slot *slot;
+	int64_t rows, columns, rank;
+	int64_t kept;         /* of what is kept back: [rows, columns] */
+	int64_t start;        /* of the next step's right: [rank, columns] */
+	int64_t left, right;  /* of what travels */
+	int64_t kept_shape[2], right_shape[2]; /* as tensors of a checkpoint */
+} ddp_matrix;
+
+/* Elements of the arenas that travel as they are. */
+typedef struct ddp_plain_range {
+	int64_t begin, end;
+} ddp_plain_range;
+
+/* A bucket sends twice: first its plain ranges, one after the other, and the
+   left factors of the matrices that end in it (which are complete when it is); then the
+   right ones. */
+typedef struct ddp_powersgd_bucket {
+	int first_matrix, end_matrix;
+	int first_range, end_range;
+	int64_t first, first_count;   /* of what travels */
+	int64_t second, second_count;
+} ddp_powersgd_bucket;
+
+typedef struct ddp_powersgd_plan {
+	int matrix_count, range_count, bucket_count;
+	ddp_matrix *matrices;         /* in the order of the buckets */
+	ddp_plain_range *ranges;
+	ddp_powersgd_bucket *buckets;
+	int64_t kept, starts, travels; /* elements of each memory */
+} ddp_powersgd_plan;
 
 typedef struct powersgd {
 	ddp_powersgd_plan plan;
@@ -40,6 +82,139 @@ typedef struct powersgd {
 	int started, advanced, ended; /* in this step: buckets before them have been sent, have
 	                                 sent their right factors, are reduced */
 } powersgd;
+
+/* ---- which tensors are compressed, and where factors lie ----------------------------- */
+
+static int64_t aligned(int64_t elements)
+{
+	return (elements + DDP_ALIGN_ELEMENTS - 1) / DDP_ALIGN_ELEMENTS * DDP_ALIGN_ELEMENTS;
+}
+
+/* Describes the parameter as a matrix of its first dimension and the others. False: that would save too little. */
+static bool describe(const ddp_slot *slot, const ddp_powersgd_options *settings, ddp_matrix *matrix)
+{
+	if (slot->ndim < 2)
+		return false;
+	*matrix = (ddp_matrix){ .slot = slot, .rows = slot->shape[0],
+	                        .columns = slot->count / slot->shape[0], .rank = settings->rank };
+	if (matrix->rank > matrix->rows)
+		matrix->rank = matrix->rows;
+	if (matrix->rank > matrix->columns)
+		matrix->rank = matrix->columns;
+	const double factors = (double)(matrix->rows + matrix->columns) * (double)matrix->rank;
+	return factors * settings->min_rate < (double)slot->count;
+}
+
+static int64_t slot_end(const ddp_layout *layout, int i)
+{
+	return i + 1 < layout->count ? layout->slots[i + 1].offset : layout->elements;
+}
+
+static void add_range(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket, int64_t begin, int64_t end)
+{
+	ddp_plain_range *before = bucket->end_range > bucket->first_range
+	                              ? &plan->ranges[plan->range_count - 1] : NULL;
+
+	/* Ranges come from the end of the bucket to its beginning. */
+	if (before != NULL && before->begin == end) {
+		before->begin = begin;
+		return;
+	}
+	plan->ranges[plan->range_count++] = (ddp_plain_range){ begin, end };
+	bucket->end_range = plan->range_count;
+}
+
+static void add_matrix(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket, const ddp_matrix *matrix)
+{
+	ddp_matrix *added = &plan->matrices[plan->matrix_count++];
+
+	*added = *matrix;
+	added->kept_shape[0] = matrix->rows;
+	added->right_shape[0] = matrix->rank;
+	added->kept_shape[1] = added->right_shape[1] = matrix->columns;
+	added->kept = plan->kept;
+	plan->kept += aligned(matrix->rows * matrix->columns);
+	added->start = plan->starts;
+	plan->starts += aligned(matrix->rank * matrix->columns);
+	bucket->end_matrix = plan->matrix_count;
+}
+
+static void add_bucket(const ddp_layout *layout, const ddp_bucket *from,
+                       const ddp_powersgd_options *settings, ddp_powersgd_plan *plan)
+{
+	ddp_powersgd_bucket *bucket = &plan->buckets[plan->bucket_count++];
+	ddp_matrix matrix;
+
+	*bucket = (ddp_powersgd_bucket){
+		.first_matrix = plan->matrix_count, .end_matrix = plan->matrix_count,
+		.first_range = plan->range_count, .end_range = plan->range_count, .first = plan->travels,
+	};
+	for (int i = from->last_param; i >= from->first_param; i--) {
+		const ddp_slot *slot = &layout->slots[i];
+		int64_t begin = slot->offset > from->begin ? slot->offset : from->begin;
+		int64_t end = slot_end(layout, i) < from->end ? slot_end(layout, i) : from->end;
+		const bool ends_here = slot->offset + slot->count <= from->end;
+		if (!describe(slot, settings, &matrix))
+			add_range(plan, bucket, begin, end);
+		else if (ends_here && slot->offset + slot->count > from->begin)
+			add_matrix(plan, bucket, &matrix);
+	}
+}
+
+/* The places of what a bucket sends, once it is known what that is. */
+static void place(ddp_powersgd_plan *plan, ddp_powersgd_bucket *bucket)
+{
+	int64_t at = plan->travels;
+
+	bucket->first = at;
+	for (int i = bucket->first_range; i < bucket->end_range; i++)
+		at += plan->ranges[i].end - plan->ranges[i].begin;
+	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
+		plan->matrices[i].left = at;
+		at += aligned(plan->matrices[i].rank * plan->matrices[i].rows);
+	}
+	bucket->first_count = at - bucket->first;
+	bucket->second = at;
+	for (int i = bucket->first_matrix; i < bucket->end_matrix; i++) {
+		plan->matrices[i].right = at;
+		at += aligned(plan->matrices[i].rank * plan->matrices[i].columns);
+	}
+	bucket->second_count = at - bucket->second;
+	plan->travels = at;
+}
+
+static void free_plan(ddp_powersgd_plan *plan)
+{
+	free(plan->matrices);
+	free(plan->ranges);
+	free(plan->buckets);
+	*plan = (ddp_powersgd_plan){ 0 };
+}
+
+/* The layout must outlive the plan. */
+static ddp_status make_plan(const ddp_layout *layout, const ddp_bucket_plan *buckets,
+                                  const ddp_powersgd_options *settings, ddp_powersgd_plan *plan)
+{
+	/* A parameter is of each bucket that it is cut by. */
+	const size_t most = (size_t)layout->count + (size_t)buckets->count;
+	ddp_powersgd_plan made = { 0 };
+
+	made.matrices = calloc((size_t)layout->count, sizeof(*made.matrices));
+	made.ranges = calloc(most, sizeof(*made.ranges));
+	made.buckets = calloc((size_t)buckets->count + 1, sizeof(*made.buckets));
+	if (made.matrices == NULL || made.ranges == NULL || made.buckets == NULL) {
+		free_plan(&made);
+		return ddp_fail(DDP_ERR_NOMEM, "no memory to compress %d parameters", layout->count);
+	}
+	for (int k = 0; k < buckets->count; k++) {
+		add_bucket(layout, &buckets->buckets[k], settings, &made);
+		place(&made, &made.buckets[k]);
+	}
+	*plan = made;
+	return DDP_OK;
+}
+
+/* ---- factors ------------------------------------------------------------------------- */
 
 static powersgd *powersgd_of(const ddp_model *model)
 {
@@ -104,7 +279,7 @@ static ddp_status prepare(ddp_model *model)
 	if (p == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory to compress gradients");
 	model->own = p;
-	ddp_status status = ddp_powersgd_plan_make(&model->layout, &model->plan,
+	ddp_status status = make_plan(&model->layout, &model->plan,
 	                                           &model->settings.options.powersgd, &p->plan);
 	if (status != DDP_OK)
 		return status;
@@ -142,7 +317,7 @@ static void close_memory(ddp_model *model)
 		return;
 	if (p->travel != NULL)
 		ddp_mem_free(model->comm, p->travel);
-	ddp_powersgd_plan_free(&p->plan);
+	free_plan(&p->plan);
 	ddp_place_free(&model->place, p->starts);
 	ddp_place_free(&model->place, p->kept);
 	ddp_place_free(&model->place, p->next);

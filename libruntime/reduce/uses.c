@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "reduce/uses.h"
+#include "reduce/model_state.h"
 
 #include <math.h>
 #include <stdlib.h>

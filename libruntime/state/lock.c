@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -19,9 +20,56 @@
 #include "base/signals.h"
 #include "base/walk.h"
 
-enum { ATTEMPTS = 20, SECONDS_OF_DAY = 86400 };
+enum { ATTEMPTS = 20, SECONDS_OF_DAY = 86400, MARK_BYTES = 64 };
 
 static const ddp_store_writer nobody;
+
+/* ---- starts of a step ---------------------------------------------------------------- */
+
+static const char no_mark[] = "start-none";
+
+/* Whether `newer` belongs to a later start than `older`, so that `older` must not write any more. Slurm has ended all
+   steps of a job before it starts the job again. */
+static bool replaces(const ddp_store_writer *newer, const ddp_store_writer *older)
+{
+	if (newer->job_id == 0 || newer->job_id != older->job_id)
+		return false;
+	if (newer->requeues != older->requeues)
+		return newer->requeues > older->requeues;
+	return newer->step_id == older->step_id && newer->restarts > older->restarts;
+}
+
+static bool is_restarted(const ddp_store_writer *writer)
+{
+	return writer->job_id != 0 && (writer->requeues > 0 || writer->restarts > 0);
+}
+
+/* Writes the four numbers as "start-7.1-0-2"; "start-none" outside of jobs. */
+static void write_mark(const ddp_store_writer *writer, char mark[MARK_BYTES])
+{
+	if (writer->job_id == 0)
+		strcpy(mark, no_mark);
+	else
+		snprintf(mark, MARK_BYTES, "start-%" PRIu32 ".%" PRIu32 "-%" PRIu32 "-%" PRIu32, writer->job_id,
+		         writer->step_id, writer->requeues, writer->restarts);
+}
+
+/* Reads these numbers from the beginning of a text, and returns how many bytes they take; 0: they are not there. */
+static size_t read_mark(const char *text, ddp_store_writer *writer)
+{
+	ddp_store_writer read = { 0 };
+	int length = 0;
+
+	if (strncmp(text, no_mark, sizeof(no_mark) - 1) == 0) {
+		*writer = read;
+		return sizeof(no_mark) - 1;
+	}
+	if (sscanf(text, "start-%" SCNu32 ".%" SCNu32 "-%" SCNu32 "-%" SCNu32 "%n", &read.job_id, &read.step_id,
+	           &read.requeues, &read.restarts, &length) != 4)
+		return 0;
+	*writer = read;
+	return (size_t)length;
+}
 
 /* ---- names ------------------------------------------------------------------- */
 
@@ -46,7 +94,7 @@ static bool ends(const char *text, const char *with)
 static kind kind_of(const char *name, ddp_store_writer *writer)
 {
 	const char *mark = strstr(name, "start-");
-	const size_t bytes = mark != NULL ? ddp_writer_read_mark(mark, writer) : 0;
+	const size_t bytes = mark != NULL ? read_mark(mark, writer) : 0;
 
 	if (bytes == 0)
 		*writer = nobody;
@@ -63,10 +111,10 @@ static kind kind_of(const char *name, ddp_store_writer *writer)
 
 static char *path_of(const char *dir, const char *prefix, const ddp_store_writer *writer)
 {
-	char mark[DDP_WRITER_MARK_BYTES] = "", *path;
+	char mark[MARK_BYTES] = "", *path;
 
 	if (writer != NULL)
-		ddp_writer_mark(writer, mark);
+		write_mark(writer, mark);
 	return asprintf(&path, "%s/%s%s", dir, prefix, mark) < 0 ? NULL : path;
 }
 
@@ -78,12 +126,12 @@ static ddp_status fail_path(const char *dir)
 char *ddp_store_lock_temporary(const char *dir, const char *file, const ddp_store_writer *writer)
 {
 	static atomic_uint count;
-	char host[HOST_NAME_MAX + 1] = "", mark[DDP_WRITER_MARK_BYTES], *path;
+	char host[HOST_NAME_MAX + 1] = "", mark[MARK_BYTES], *path;
 
 	if (gethostname(host, sizeof(host)) != 0)
 		host[0] = '\0';
 	host[sizeof(host) - 1] = '\0';
-	ddp_writer_mark(writer != NULL ? writer : &nobody, mark);
+	write_mark(writer != NULL ? writer : &nobody, mark);
 	if (asprintf(&path, "%s/%s.%s.%s-%ld-%u%s", dir, file, mark, host, (long)getpid(), atomic_fetch_add(&count, 1),
 	             temporary_suffix) < 0)
 		return NULL;
@@ -115,7 +163,7 @@ ddp_status ddp_store_lock_check(const char *dir, const ddp_store_writer *writer)
 	if (stream == NULL)
 		return ddp_fail_errno(DDP_ERR_IO, errno, "cannot read directory %s", dir);
 	while (status == DDP_OK && (errno = 0, entry = readdir(stream)) != NULL)
-		if (kind_of(entry->d_name, &by) == MARK && ddp_writer_replaces(&by, writer))
+		if (kind_of(entry->d_name, &by) == MARK && replaces(&by, writer))
 			status = taken_over(dir, writer, &by);
 	if (status == DDP_OK && errno != 0)
 		status = ddp_fail_errno(DDP_ERR_IO, errno, "cannot list directory %s", dir);
@@ -126,7 +174,7 @@ ddp_status ddp_store_lock_check(const char *dir, const ddp_store_writer *writer)
 /* Earlier starts find this mark. The first start of a job has none before it. */
 static ddp_status leave_mark(const char *dir, const ddp_store_writer *writer)
 {
-	if (!ddp_writer_is_restarted(writer))
+	if (!is_restarted(writer))
 		return DDP_OK;
 	char *path = path_of(dir, mark_prefix, writer);
 	if (path == NULL)
@@ -155,9 +203,9 @@ static bool is_left_over(int folder, const char *name, const ddp_store_writer *w
 
 	switch (kind_of(name, &of)) {
 	case UNFINISHED:
-		return ddp_writer_replaces(writer, &of) || (alone && !ddp_writer_replaces(&of, writer));
+		return replaces(writer, &of) || (alone && !replaces(&of, writer));
 	case MARK:
-		return ddp_writer_replaces(writer, &of) || (alone && of.job_id != writer->job_id && is_old(folder, name, lock));
+		return replaces(writer, &of) || (alone && of.job_id != writer->job_id && is_old(folder, name, lock));
 	case FOREIGN:
 		break;
 	}
@@ -227,12 +275,12 @@ static bool is_open_at(const char *path, int fd)
 /* The file's first line is the owner's name, its second one is the mark of the owner's start. */
 static bool read_owner(int fd, ddp_store_writer *owner)
 {
-	char text[sizeof(owner->name) + DDP_WRITER_MARK_BYTES];
+	char text[sizeof(owner->name) + MARK_BYTES];
 	const ssize_t bytes = pread(fd, text, sizeof(text) - 1, 0);
 
 	text[bytes > 0 ? bytes : 0] = '\0';
 	const size_t length = strcspn(text, "\n");
-	const bool marked = text[length] == '\n' && ddp_writer_read_mark(text + length + 1, owner) > 0;
+	const bool marked = text[length] == '\n' && read_mark(text + length + 1, owner) > 0;
 	if (!marked)
 		*owner = nobody;
 	text[length] = '\0';
@@ -243,9 +291,9 @@ static bool read_owner(int fd, ddp_store_writer *owner)
 /* Other nodes may have to know at once who the owner is. */
 static void write_owner(const char *dir, int fd, const ddp_store_writer *writer)
 {
-	char mark[DDP_WRITER_MARK_BYTES], text[sizeof(writer->name) + DDP_WRITER_MARK_BYTES];
+	char mark[MARK_BYTES], text[sizeof(writer->name) + MARK_BYTES];
 
-	ddp_writer_mark(writer, mark);
+	write_mark(writer, mark);
 	const int bytes = snprintf(text, sizeof(text), "%s\n%s\n", writer->name, mark);
 	if (ftruncate(fd, 0) != 0 || ddp_write(fd, text, (size_t)bytes) < 0 || fdatasync(fd) != 0)
 		ddp_log(DDP_LOG_DEBUG, "%s/.lock: %s", dir, ddp_reason(errno));
@@ -317,7 +365,7 @@ static ddp_status lock_file(const char *dir, const char *path, const ddp_store_w
 		return DDP_OK;
 	}
 	if (tried == HELD && is_open_at(path, opened)) {
-		const bool earlier = read_owner(opened, &owner) && ddp_writer_replaces(writer, &owner);
+		const bool earlier = read_owner(opened, &owner) && replaces(writer, &owner);
 		status = earlier ? replace_file(dir, path, writer, fd) : owned_by(dir, &owner);
 		if (earlier && *fd >= 0)
 			ddp_log(DDP_LOG_INFO, "checkpoint directory %s is taken over from %s", dir, owner.name);

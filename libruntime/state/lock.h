@@ -13,8 +13,23 @@
 #ifndef DDP_STATE_LOCK_H
 #define DDP_STATE_LOCK_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "ddp.h"
-#include "state/writer.h"
+
+/*
+ * Which start of which step a process belongs to that writes to a checkpoint directory. A step is started again by srun
+ * --ddp=restart=N, and a job by Slurm (requeue). All processes of a start have the same four numbers, and files of a
+ * directory have them in their names.
+ */
+typedef struct ddp_store_writer {
+	uint32_t job_id; /* 0: the process is in no job of Slurm */
+	uint32_t step_id;
+	uint32_t requeues; /* how often Slurm has started the job again */
+	uint32_t restarts; /* DDP_RESTART_COUNT, which grows with each start of the step */
+	char name[400];    /* for messages: "rank 0 of job 7.1 on n3, process 5" */
+} ddp_store_writer;
 
 /* With this lock, a model of this process owns a directory until the lock is released or the process ends. */
 typedef struct ddp_store_lock ddp_store_lock;

@@ -8,9 +8,9 @@
 #ifndef DDP_STATE_STORE_H
 #define DDP_STATE_STORE_H
 
+#include "state/lock.h"
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
-#include "state/writer.h"
 
 /* Makes DIR if it is missing, and tries whether files can be made in it. */
 ddp_status ddp_store_prepare(const char *dir);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Wire-up through the step's PMIx server: one blob per rank and exchange,
- * committed and collected by one fence. A fence's own timeout may be ignored
- * by the server (Slurm's is), so the fence runs aside and the wait for it is
- * ours.
+ * Wire-up through the step's PMIx server: one blob per rank and exchange, committed and collected by one fence. A
+ * fence's own timeout may be ignored by the server (Slurm's is), so the fence runs aside and the wait for it is ours.
  */
 #include "wireup/open.h"
 
@@ -21,10 +19,8 @@
 #include "base/wait.h"
 #include "job/nodes.h"
 #include "job/pmix_client.h"
-#include "wireup/pmix_probe.h"
 
-/* Ranks try for so long to find out who has not come, if there are at most so many, because each rank asks for
-   each. */
+/* Ranks try for so long to find out who has not come, if there are at most so many, because each rank asks for each. */
 static const uint64_t probe_ns = 1000000000u;
 enum { PROBE_MAX = 512 };
 
@@ -71,8 +67,7 @@ static void key_of(const struct pmix_wireup *wireup, char *key)
 	snprintf(key, PMIX_MAX_KEYLEN, "ddp.%u", wireup->sequence);
 }
 
-/* A rank's contribution: its number in the job, which may differ from PMIx's,
-   then the blob. */
+/* A rank's contribution: its number in the job, which may differ from PMIx's, then the blob. */
 static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, size_t bytes)
 {
 	char key[PMIX_MAX_KEYLEN + 1];
@@ -98,6 +93,86 @@ static ddp_status publish(const struct pmix_wireup *wireup, const void *blob, si
 	return DDP_OK;
 }
 
+/* ---- who has not come ---------------------------------------------------------------- */
+
+/* Outlives the caller if PMIx answers late; the last to let go frees it. */
+struct probe {
+	pthread_mutex_t lock;
+	pthread_cond_t heard;
+	int open; /* questions without an answer */
+	bool abandoned;
+	struct question {
+		struct probe *probe;
+		bool came;
+	} questions[];
+};
+
+static void unlock(struct probe *probe)
+{
+	bool unused = probe->abandoned && probe->open == 0;
+
+	pthread_mutex_unlock(&probe->lock);
+	if (!unused)
+		return;
+	pthread_cond_destroy(&probe->heard);
+	pthread_mutex_destroy(&probe->lock);
+	free(probe);
+}
+
+/* A thread of PMIx's calls this. */
+static void answered(pmix_status_t rc, pmix_value_t *value, void *argument)
+{
+	struct question *question = argument;
+	struct probe *probe = question->probe;
+
+	(void)value;
+	pthread_mutex_lock(&probe->lock);
+	question->came = rc == PMIX_SUCCESS;
+	probe->open--;
+	pthread_cond_signal(&probe->heard);
+	unlock(probe);
+}
+
+static void ask(struct probe *probe, const char *key, int process)
+{
+	struct question *question = &probe->questions[process];
+	pmix_proc_t whom;
+
+	question->probe = probe;
+	PMIX_LOAD_PROCID(&whom, ddp_pmix_namespace(), (pmix_rank_t)process);
+	pthread_mutex_lock(&probe->lock);
+	probe->open++;
+	pthread_mutex_unlock(&probe->lock);
+	if (PMIx_Get_nb(&whom, key, NULL, 0, answered, question) == PMIX_SUCCESS)
+		return;
+	pthread_mutex_lock(&probe->lock);
+	probe->open--;
+	pthread_mutex_unlock(&probe->lock);
+}
+
+/* Sets came[p] for each process p of 0 .. count - 1 that is known by the deadline to have committed `key`. A server
+   answers when the process has committed, also before the fence. False: no memory. */
+static bool find_committed(const char *key, int count, uint64_t deadline_ns, bool *came)
+{
+	struct probe *probe = calloc(1, sizeof(*probe) + (size_t)count * sizeof(*probe->questions));
+
+	if (probe == NULL)
+		return false;
+	pthread_mutex_init(&probe->lock, NULL);
+	ddp_condition_init(&probe->heard);
+	for (int p = 0; p < count; p++)
+		ask(probe, key, p);
+
+	pthread_mutex_lock(&probe->lock);
+	while (probe->open > 0 && ddp_condition_wait(&probe->heard, &probe->lock, deadline_ns))
+		;
+	for (int p = 0; p < count; p++)
+		came[p] = probe->questions[p].came;
+	probe->abandoned = true;
+	unlock(probe);
+	return true;
+}
+
 static void list_missing(const ddp_job *job, const bool *missing, char *text, size_t bytes)
 {
 	ddp_nodes nodes;
@@ -117,7 +192,7 @@ static void name_missing(const struct pmix_wireup *wireup, char *text, size_t by
 	*first = -1;
 	snprintf(text, bytes, "some ranks");
 	key_of(wireup, key);
-	if (came != NULL && ddp_pmix_probe(key, count, ddp_now_ns() + probe_ns, came)) {
+	if (came != NULL && find_committed(key, count, ddp_now_ns() + probe_ns, came)) {
 		for (int p = 0; p < count; p++) {
 			came[p] = !came[p];
 			missing += came[p];

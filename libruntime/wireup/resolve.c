@@ -15,8 +15,51 @@
 #include "base/c_locale.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
+#include "base/random.h"
 #include "base/wait.h"
 #include "job/environment.h"
+
+/* ---- ports --------------------------------------------------------------------------- */
+
+/* 20000 to 20999 and 29000 to 31999: below the ports that kernels give to outgoing connections
+   (32768 and up), and none of those that srun --ddp chooses MASTER_PORT from. */
+enum { FIRST_OWN_PORT = 20000, OWN_PORTS = 4000, FIRST_OF_PLUGIN = 21000, PORTS_OF_PLUGIN = 8000 };
+
+static uint16_t own_port(uint64_t number)
+{
+	const uint64_t port = FIRST_OWN_PORT + number % OWN_PORTS;
+
+	return (uint16_t)(port < FIRST_OF_PLUGIN ? port : port + PORTS_OF_PLUGIN);
+}
+
+static bool holds(const ddp_ports *ports, uint16_t port)
+{
+	for (int i = 0; i < ports->count; i++)
+		if (ports->port[i] == port)
+			return true;
+	return false;
+}
+
+void ddp_ports_choose(int master_port, ddp_ports *ports)
+{
+	const char *store = ddp_environment("TORCHELASTIC_USE_AGENT_STORE");
+	const char *run = ddp_environment("TORCHELASTIC_RUN_ID");
+	/* The count of restarts is left out, because each of torchrun's agents counts its own. */
+	uint64_t state = (uint64_t)master_port ^ (run != NULL ? ddp_hash(run, strlen(run)) : 0);
+
+	ports->count = 0;
+	ports->master_first = store == NULL || strcmp(store, "True") != 0;
+	if (ports->master_first)
+		ports->port[ports->count++] = (uint16_t)master_port;
+	while (ports->count < DDP_RENDEZVOUS_PORTS) {
+		const uint16_t port = own_port(ddp_random_next(&state));
+		if (port != master_port && !holds(ports, port))
+			ports->port[ports->count++] = port;
+	}
+}
+
+/* ---- addresses ----------------------------------------------------------------------- */
 
 /* Shared by the caller and the thread; the last to let go frees it. */
 struct lookup {
@@ -109,7 +152,7 @@ static bool agents_share_machine(const ddp_job *job)
 }
 
 /* Every address of this node. */
-static void take_all_addresses(int port, ddp_rendezvous *rendezvous)
+static void use_all_addresses(int port, ddp_rendezvous *rendezvous)
 {
 	const struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_addr = in6addr_any,
 		                           .sin6_port = htons((uint16_t)port) };
@@ -122,8 +165,7 @@ static void take_all_addresses(int port, ddp_rendezvous *rendezvous)
 	rendezvous->count = 2;
 }
 
-static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *found,
-                                 ddp_rendezvous *rendezvous)
+static ddp_status use_addresses(const ddp_job *job, const struct addrinfo *found, ddp_rendezvous *rendezvous)
 {
 	bool own_name = names_this_node(job) || agents_share_machine(job), loopback = false;
 
@@ -143,7 +185,7 @@ static ddp_status take_addresses(const ddp_job *job, const struct addrinfo *foun
 	/* Debian's installer calls a host's own name 127.0.1.1. Others know it better:
 	   each connection has to prove the step's key, whatever address it comes to. */
 	if (job->rank == 0 && job->nnodes > 1 && loopback)
-		take_all_addresses(job->master_port, rendezvous);
+		use_all_addresses(job->master_port, rendezvous);
 	return DDP_OK;
 }
 
@@ -158,8 +200,7 @@ static ddp_status lookup_error(const ddp_job *job, const struct lookup *lookup)
 }
 
 /* Puts *again where the name server had no answer yet. */
-static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous,
-                               bool *again)
+static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_rendezvous *rendezvous, bool *again)
 {
 	struct lookup *lookup = lookup_new(job);
 	ddp_status status;
@@ -177,7 +218,7 @@ static ddp_status resolve_once(const ddp_job *job, uint64_t deadline_ns, ddp_ren
 		return ddp_fail(DDP_ERR_TIMEOUT, "rank %d on %s: MASTER_ADDR %s did not resolve in time: "
 		                "is the name server there? (srun --ddp=addr=ip needs no name)", job->rank, job->hostname, job->master_addr);
 	if (lookup->rc == 0) {
-		status = take_addresses(job, lookup->found, rendezvous);
+		status = use_addresses(job, lookup->found, rendezvous);
 	} else {
 		status = lookup_error(job, lookup);
 		*again = lookup->rc == EAI_AGAIN;

@@ -2,10 +2,11 @@
 #include "wireup/socket.h"
 
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,7 +14,53 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "wireup/silence.h"
+
+/* ---- silence ------------------------------------------------------------------------- */
+
+enum { CHECK_MS = 500, PROBES = 127 };
+
+static void set(int fd, int level, int name, int value)
+{
+	/* A local socket does not know this option. */
+	(void)setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+void ddp_socket_keep_alive(int fd)
+{
+	set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+	set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
+	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
+	set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES);
+	set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
+}
+
+static int unheard_ms(int fd)
+{
+	struct tcp_info info;
+	socklen_t length = sizeof(info);
+
+	memset(&info, 0, sizeof(info));
+	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
+		return 0;
+	/* The process there reads nothing, and its kernel is asked less and less often. */
+	if (length >= offsetof(struct tcp_info, tcpi_snd_wnd) + sizeof(info.tcpi_snd_wnd) && info.tcpi_snd_wnd == 0)
+		return 0;
+	return (int)(info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv : info.tcpi_last_data_recv);
+}
+
+int ddp_socket_silent_ms(ddp_silence_checks *checks, int fd, int limit_ms)
+{
+	const uint64_t now_ns = ddp_now_ns();
+
+	if (limit_ms == 0 || now_ns < checks->next_ns)
+		return 0;
+	checks->next_ns = now_ns + (uint64_t)CHECK_MS * 1000000;
+	const int ms = unheard_ms(fd);
+	checks->silent = ms >= limit_ms ? checks->silent + 1 : 0;
+	return checks->silent >= 2 ? ms : 0;
+}
+
+/* ---- input and output ---------------------------------------------------------------- */
 
 int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
 {
@@ -28,14 +75,14 @@ int ddp_poll_ms(uint64_t deadline_ns, int cap_ms)
 ddp_status ddp_socket_await(int fd, uint64_t deadline_ns, int silence_ms)
 {
 	struct pollfd ready = { .fd = fd, .events = POLLIN };
-	ddp_silence_looks looks = { .silent = 0 };
+	ddp_silence_checks checks = { .silent = 0 };
 
 	for (;;) {
 		const int wait_ms = ddp_poll_ms(deadline_ns, 500), rc = poll(&ready, 1, wait_ms);
 		/* The reader decides what a timeout or an error means. */
 		if (rc > 0 || wait_ms == 0 || (rc < 0 && errno != EINTR))
 			return DDP_OK;
-		const int silent_ms = ddp_silence_look(&looks, fd, silence_ms);
+		const int silent_ms = ddp_socket_silent_ms(&checks, fd, silence_ms);
 		if (silent_ms > 0)
 			return ddp_fail(DDP_ERR_PEER, "its node has been silent for %.1f s: is its power or network lost? (silence=)",
 			                (double)silent_ms * 1e-3);
@@ -126,6 +173,8 @@ const char *ddp_socket_peer(int fd, char *text, size_t bytes)
 		snprintf(text, bytes, "%s:%s", host, port);
 	return text;
 }
+
+/* ---- the rendezvous ------------------------------------------------------------------ */
 
 static ddp_status bind_error(const ddp_job *job, const ddp_rendezvous *rendezvous, int error)
 {
@@ -221,8 +270,7 @@ ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous,
 	return DDP_OK;
 }
 
-const char *ddp_rendezvous_where(const ddp_rendezvous *rendezvous, int index,
-                                 char text[DDP_WHERE_MAX])
+const char *ddp_rendezvous_where(const ddp_rendezvous *rendezvous, int index, char text[DDP_WHERE_MAX])
 {
 	const char *colon = strrchr(rendezvous->where, ':');
 
@@ -265,12 +313,11 @@ int ddp_rendezvous_connected(int fd)
 		return ECONNREFUSED;
 	/* Local sockets do not have this option, which is no loss. */
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-	ddp_silence_ask(fd);
+	ddp_socket_keep_alive(fd);
 	return error;
 }
 
-ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd,
-                                  int *error)
+ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd, int *error)
 {
 	const struct sockaddr_storage there = with_port(&rendezvous->addresses[address],
 	                                                rendezvous->ports.port[index]);

@@ -56,8 +56,7 @@ static ddp_status open_same_user(const ddp_job *job, uint64_t deadline_ns, ddp_w
 	                                               deadline_ns, wireup) : status;
 }
 
-ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
-                        ddp_wireup **wireup)
+ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns, ddp_wireup **wireup)
 {
 	ddp_rendezvous rendezvous;
 	ddp_key used;
@@ -86,8 +85,7 @@ ddp_status ddp_tcp_open(const ddp_job *job, const ddp_key *key, uint64_t deadlin
 	return status;
 }
 
-ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns,
-                          ddp_wireup **wireup)
+ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadline_ns, ddp_wireup **wireup)
 {
 	const ddp_spawned *spawned = ddp_spawned_get();
 	ddp_rendezvous rendezvous = { .count = 1, .ports.count = 1, .where = "the socket of ddp_spawn()" };

@@ -9,6 +9,45 @@
 #include "job/pmix_client.h"
 #include "wireup/open.h"
 
+/* ---- a world of one: there is nobody to wait for ------------------------------------- */
+
+static ddp_status self_exchange(ddp_wireup *wireup, const void *blob, size_t bytes,
+                                uint64_t deadline_ns, void **blobs, size_t *sizes)
+{
+	(void)wireup;
+	(void)deadline_ns;
+	if (bytes > DDP_BLOB_MAX)
+		return ddp_fail(DDP_ERR_INVALID, "a blob of %zu bytes; %d are possible", bytes, DDP_BLOB_MAX);
+	blobs[0] = malloc(bytes > 0 ? bytes : 1);
+	if (blobs[0] == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a blob of %zu bytes", bytes);
+	if (bytes > 0)
+		memcpy(blobs[0], blob, bytes);
+	sizes[0] = bytes;
+	return DDP_OK;
+}
+
+static void self_close(ddp_wireup *wireup)
+{
+	free(wireup);
+}
+
+static const ddp_wireup_ops self_ops = { .name = "self", .exchange = self_exchange, .close = self_close };
+
+ddp_status ddp_self_open(const ddp_job *job, ddp_wireup **wireup)
+{
+	ddp_wireup *self = malloc(sizeof(*self));
+
+	if (self == NULL)
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for the wire-up");
+	self->ops = &self_ops;
+	self->job = job;
+	*wireup = self;
+	return DDP_OK;
+}
+
+/* ---- the choice ---------------------------------------------------------------------- */
+
 static bool is(const char *preferred, const char *name)
 {
 	return preferred != NULL && strcmp(preferred, name) == 0;
@@ -54,8 +93,7 @@ static ddp_status pmix_has_all(const ddp_job *job, bool *all)
 	return DDP_OK;
 }
 
-/* Whatever the launcher gave for TCP is better than PMIx: under Slurm, PMIx's
-   fence may never end (see pmix.c). */
+/* Whatever the launcher gave for TCP is better than PMIx: under Slurm, PMIx's fence may never end (see pmix.c). */
 static bool has_address(const ddp_job *job, const ddp_key *key)
 {
 	return job->master_addr[0] != '\0' && key->present;

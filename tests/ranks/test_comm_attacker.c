@@ -24,7 +24,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/attacker.h"
@@ -453,7 +453,7 @@ static void many_listeners_are_known_at_once(void **state)
 	for (int i = 0; i < 3 * PLACES; i++) {
 		const int n = i % PLACES;
 		const ddp_place place = { .family = AF_INET, .port = 1, .address = { 10, 0, (unsigned char)(n >> 8), (unsigned char)n } };
-		assert_int_equal(ddp_guard_know(guard, &place, 1, &key), DDP_OK);
+		assert_int_equal(ddp_guard_add_peer(guard, &place, 1, &key), DDP_OK);
 	}
 	ddp_guard_free(guard);
 	const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;

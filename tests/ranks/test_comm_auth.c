@@ -16,8 +16,7 @@
 
 #include <cmocka.h>
 
-#include "comm/net/ucx_header.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/may_filter.h"
 

@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 
 static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };
@@ -435,7 +435,7 @@ static int meet_once(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-/* A rank that gets no answer to its last message waits 2 s (comm/net/ucx_close). The machine may
+/* A rank that gets no answer to its last message waits 2 s (comm/net/close). The machine may
    be busy, so that the quickest of some communicators counts. */
 static void rank_that_closes_is_answered(void **state)
 {

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/ucx.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"

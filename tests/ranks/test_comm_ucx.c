@@ -30,7 +30,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net/ucx_state.h"
+#include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/may_filter.h"
 

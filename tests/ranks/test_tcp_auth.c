@@ -23,7 +23,7 @@
 #include "tests/support/hung.h"
 #include "tests/support/tcp_ranks.h"
 #include "wireup/frame.h"
-#include "wireup/ports.h"
+#include "wireup/resolve.h"
 
 /* At MASTER_PORT. */
 static int listen_as_impostor(void)

@@ -21,7 +21,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "tests/support/tcp_ranks.h"
-#include "wireup/ports.h"
+#include "wireup/resolve.h"
 
 static void ranks_exchange_blobs_of_many_sizes(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* comm/net/judge: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
+/* comm/net/beat: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
    what is said. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,14 +33,14 @@
 #define START (UINT64_C(1000000) * MS)
 #define LIMIT (5000 * MS)
 
-/* ---- the judge -------------------------------------------------------------------------------- */
+/* ---- the detector ----------------------------------------------------------------------------- */
 
-/* Looks each `every` ms from `from` ms on; returns the ms at which the judge calls the node silent, or 0 if it does
+/* Looks each `every` ms from `from` ms on; returns the ms at which the detector calls the node silent, or 0 if it does
    not until `to`. */
-static uint64_t verdict(ddp_judge *judge, uint64_t from, uint64_t to, uint64_t every)
+static uint64_t verdict(ddp_detector *detector, uint64_t from, uint64_t to, uint64_t every)
 {
 	for (uint64_t at = from; at <= to; at += every) {
-		if (ddp_judge_look(judge, START + at * MS, LIMIT))
+		if (ddp_detector_is_silent(detector, START + at * MS, LIMIT))
 			return at;
 	}
 	return 0;
@@ -48,65 +48,65 @@ static uint64_t verdict(ddp_judge *judge, uint64_t from, uint64_t to, uint64_t e
 
 static void a_node_that_says_nothing_is_silent_after_the_limit(void **state)
 {
-	ddp_judge judge;
+	ddp_detector detector;
 
 	(void)state;
-	ddp_judge_begin(&judge, START);
-	assert_int_equal(verdict(&judge, 250, 20000, 250), 5000);
-	ddp_judge_begin(&judge, START);
-	assert_int_equal(verdict(&judge, 900, 20000, 900), 5400);
+	ddp_detector_start(&detector, START);
+	assert_int_equal(verdict(&detector, 250, 20000, 250), 5000);
+	ddp_detector_start(&detector, START);
+	assert_int_equal(verdict(&detector, 900, 20000, 900), 5400);
 }
 
 static void a_sign_of_life_begins_the_time_anew(void **state)
 {
-	ddp_judge judge;
+	ddp_detector detector;
 
 	(void)state;
-	ddp_judge_begin(&judge, START);
-	assert_int_equal(verdict(&judge, 250, 4750, 250), 0);
-	ddp_judge_hear(&judge, START + 4740 * MS);
-	assert_int_equal(verdict(&judge, 5000, 20000, 250), 9750);
+	ddp_detector_start(&detector, START);
+	assert_int_equal(verdict(&detector, 250, 4750, 250), 0);
+	ddp_detector_alive(&detector, START + 4740 * MS);
+	assert_int_equal(verdict(&detector, 5000, 20000, 250), 9750);
 }
 
 static void an_older_sign_of_life_changes_nothing(void **state)
 {
-	ddp_judge judge;
+	ddp_detector detector;
 
 	(void)state;
-	ddp_judge_begin(&judge, START);
-	ddp_judge_hear(&judge, START - 3000 * MS);
-	assert_int_equal(ddp_judge_silent_ns(&judge, START + 10 * MS), 10 * MS);
-	assert_int_equal(verdict(&judge, 250, 20000, 250), 5000);
+	ddp_detector_start(&detector, START);
+	ddp_detector_alive(&detector, START - 3000 * MS);
+	assert_int_equal(ddp_detector_silent_ns(&detector, START + 10 * MS), 10 * MS);
+	assert_int_equal(verdict(&detector, 250, 20000, 250), 5000);
 }
 
 /* The kernel tells whole milliseconds, or four of them: the same sign of life seems to come a little later. */
 static void coarse_clocks_do_not_begin_it_anew(void **state)
 {
-	ddp_judge judge;
+	ddp_detector detector;
 
 	(void)state;
-	ddp_judge_begin(&judge, START);
+	ddp_detector_start(&detector, START);
 	for (uint64_t at = 250; at < 5000; at += 250) {
-		ddp_judge_hear(&judge, START + at % 4 * MS);
-		assert_false(ddp_judge_look(&judge, START + at * MS, LIMIT));
+		ddp_detector_alive(&detector, START + at % 4 * MS);
+		assert_false(ddp_detector_is_silent(&detector, START + at * MS, LIMIT));
 	}
-	assert_true(ddp_judge_look(&judge, START + 5004 * MS, LIMIT));
+	assert_true(ddp_detector_is_silent(&detector, START + 5004 * MS, LIMIT));
 }
 
-static void a_judge_that_did_not_run_does_not_count_that_time(void **state)
+static void a_detector_that_did_not_run_does_not_count_that_time(void **state)
 {
-	ddp_judge judge;
+	ddp_detector detector;
 
 	(void)state;
-	ddp_judge_begin(&judge, START);
-	assert_int_equal(verdict(&judge, 250, 1000, 250), 0);
+	ddp_detector_start(&detector, START);
+	assert_int_equal(verdict(&detector, 250, 1000, 250), 0);
 	/* It was away for a minute. It counts a second of it, and three more to come. */
-	assert_int_equal(verdict(&judge, 61000, 70000, 250), 64000);
+	assert_int_equal(verdict(&detector, 61000, 70000, 250), 64000);
 	/* What it had counted before the last sign of life does not count. */
-	ddp_judge_begin(&judge, START);
-	assert_int_equal(verdict(&judge, 250, 4750, 250), 0);
-	ddp_judge_hear(&judge, START + 4700 * MS);
-	assert_int_equal(verdict(&judge, 61000, 70000, 250), 65000);
+	ddp_detector_start(&detector, START);
+	assert_int_equal(verdict(&detector, 250, 4750, 250), 0);
+	ddp_detector_alive(&detector, START + 4700 * MS);
+	assert_int_equal(verdict(&detector, 61000, 70000, 250), 65000);
 }
 
 /* ---- neighbours -------------------------------------------------------------------------------- */
@@ -400,7 +400,7 @@ static void a_hello_holds_on_its_connection_only(void **state)
 static void try_to_connect(ddp_beat *beat, int attempts, uint64_t *now_ns)
 {
 	while (beat->attempts < attempts && beat->state != DDP_BEAT_ENDED) {
-		(void)ddp_beat_turn(beat, 5000, *now_ns);
+		(void)ddp_beat_progress(beat, 5000, *now_ns);
 		*now_ns += beat->state == DDP_BEAT_WAITS ? beat->until_ns - *now_ns : 0;
 	}
 }
@@ -412,14 +412,14 @@ static void connect_beat(ddp_beat *beat, int listener, uint64_t *now_ns)
 	ddp_beat_hello hello;
 	int there = -1;
 
-	for (; there < 0; (void)ddp_beat_turn(beat, 5000, *now_ns)) {
+	for (; there < 0; (void)ddp_beat_progress(beat, 5000, *now_ns)) {
 		there = accept4(listener, NULL, NULL, SOCK_NONBLOCK);
 		*now_ns += beat->state == DDP_BEAT_WAITS ? beat->until_ns - *now_ns : 0;
 	}
 	assert_int_equal(fcntl(there, F_SETFL, 0), 0);
 	assert_true(ddp_beat_hello_send(there, beat->rank, &key));
 	while (beat->state == DDP_BEAT_CONNECTS || beat->state == DDP_BEAT_PROVES)
-		(void)ddp_beat_turn(beat, 5000, *now_ns);
+		(void)ddp_beat_progress(beat, 5000, *now_ns);
 	assert_int_equal(recv(there, &hello, sizeof(hello), MSG_WAITALL), sizeof(hello));
 	close(there);
 	assert_int_equal(beat->state, DDP_BEAT_HEARS);
@@ -458,7 +458,7 @@ static void a_node_is_watched_again_however_late(void **state)
 		assert_false(ddp_beat_is_blind(&beat));
 		/* Each connection is lost again. */
 		while (beat.state == DDP_BEAT_HEARS)
-			(void)ddp_beat_turn(&beat, 5000, now_ns);
+			(void)ddp_beat_progress(&beat, 5000, now_ns);
 	}
 	/* Where the process has listened, nobody does any more: it has ended. */
 	close(listener);
@@ -487,20 +487,20 @@ static void a_node_that_refuses_connections_is_not_forgotten(void **state)
 	assert_int_equal(listen(listener, 4), 0);
 	assert_true(ddp_socket_places(listener, &beat.places[0], &far));
 	ddp_beat_begin(&beat, 5000, now_ns);
-	(void)ddp_beat_turn(&beat, 5000, now_ns);
+	(void)ddp_beat_progress(&beat, 5000, now_ns);
 	const int there = accept(listener, NULL, NULL);
 	close(listener);
 	while (beat.state == DDP_BEAT_CONNECTS)
-		(void)ddp_beat_turn(&beat, 5000, now_ns);
+		(void)ddp_beat_progress(&beat, 5000, now_ns);
 	assert_int_equal(recv(there, &hello, sizeof(hello), MSG_WAITALL), sizeof(hello));
 	assert_true(ddp_beat_hello_send(there, beat.rank, &key));
 	while (beat.state == DDP_BEAT_PROVES)
-		(void)ddp_beat_turn(&beat, 5000, now_ns);
+		(void)ddp_beat_progress(&beat, 5000, now_ns);
 	assert_int_equal(beat.state, DDP_BEAT_HEARS);
 	assert_int_equal(setsockopt(there, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
 	close(there);
 	while (beat.state == DDP_BEAT_HEARS)
-		(void)ddp_beat_turn(&beat, 5000, now_ns);
+		(void)ddp_beat_progress(&beat, 5000, now_ns);
 	try_to_connect(&beat, 59, &now_ns);
 	/* If the process has ended, its step ends soon, or its ranks go on without it and are warned in vain. */
 	assert_false(ddp_beat_is_blind(&beat));
@@ -605,7 +605,7 @@ int main(void)
 		cmocka_unit_test(a_sign_of_life_begins_the_time_anew),
 		cmocka_unit_test(an_older_sign_of_life_changes_nothing),
 		cmocka_unit_test(coarse_clocks_do_not_begin_it_anew),
-		cmocka_unit_test(a_judge_that_did_not_run_does_not_count_that_time),
+		cmocka_unit_test(a_detector_that_did_not_run_does_not_count_that_time),
 		cmocka_unit_test(neighbours_are_few_and_mutual),
 		cmocka_unit_test(nodes_with_the_key_hear_each_other),
 		cmocka_unit_test(a_wrong_key_is_not_believed),

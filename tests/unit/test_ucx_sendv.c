@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
 /*
- * comm/net/ucx_sendv: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
+ * comm/net/calls: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
  * call is read in the table of libuct, where it is replaced for a moment.
  */
 #include <dlfcn.h>
@@ -26,7 +26,7 @@
 
 #include "base/clock.h"
 #include "comm/net/calls.h"
-#include "comm/net/ucx_guard.h"
+#include "comm/net/guard.h"
 #include "tests/support/nccl_driver.h"
 
 typedef ucs_status_t (*sendv_function)(int fd, struct iovec *iov, size_t iov_cnt, size_t *length_p);

@@ -2,10 +2,12 @@
 #include "comm/group/world.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/c_locale.h"
@@ -16,11 +18,10 @@
 #include "comm/core/comm.h"
 #include "comm/core/liveness.h"
 #include "comm/group/build.h"
-#include "comm/group/locality.h"
 #include "comm/hier/tune.h"
 #include "comm/shm/segment.h"
 
-enum { IDENTITY_MAGIC = 0x63706466, ALGORITHM_TEXT = 80 /* no list is as long */ };
+enum { LOCALITY_TEXT = 256, IDENTITY_MAGIC = 0x63706466, ALGORITHM_TEXT = 80 /* no list is as long */ };
 
 /* The first blob: who a rank is, and a segment to try. */
 typedef struct identity {
@@ -29,7 +30,7 @@ typedef struct identity {
 	int64_t pid;
 	uint64_t pid_start;
 	unsigned char nonce[16]; /* at the segment's start */
-	char key[DDP_LOCALITY_TEXT];
+	char key[LOCALITY_TEXT];
 	char host[DDP_HOST_MAX];
 	char algorithm[ALGORITHM_TEXT]; /* DDP_ALGORITHM */
 } identity;
@@ -38,6 +39,41 @@ typedef struct world_exchange {
 	ddp_wireup *wireup;
 	uint64_t deadline_ns;
 } world_exchange;
+
+static void boot_id(char *text, size_t bytes)
+{
+	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	ssize_t length = fd < 0 ? 0 : read(fd, text, bytes - 1);
+
+	if (fd >= 0)
+		close(fd);
+	text[length > 0 ? length : 0] = '\0';
+	text[strcspn(text, "\n")] = '\0';
+}
+
+static unsigned long long inode(const char *path)
+{
+	struct stat info;
+
+	return stat(path, &info) == 0 ? (unsigned long long)info.st_ino : 0;
+}
+
+/* Writes this process's key. Ranks are on one node if their keys (boot id, /dev/shm, PID and IPC namespaces) agree and
+   the lower rank's segment can really be opened; host names are not asked. DDP_LOCALITY=TEXT in a rank's environment
+   tells ranks with another text apart, for tests and for measuring the network on one machine. */
+static void write_locality(char key[LOCALITY_TEXT])
+{
+	char boot[64];
+	struct stat shm = { .st_dev = 0 };
+	const char *apart = getenv("DDP_LOCALITY");
+
+	boot_id(boot, sizeof(boot));
+	(void)stat("/dev/shm", &shm); /* without one, all are alike */
+	memset(key, 0, LOCALITY_TEXT);
+	snprintf(key, LOCALITY_TEXT, "%s %llu %llu %llu %s", boot,
+	         (unsigned long long)shm.st_dev, inode("/proc/self/ns/pid"), inode("/proc/self/ns/ipc"),
+	         apart != NULL ? apart : "");
+}
 
 static ddp_status exchange(const world_exchange *e, const void *blob, size_t bytes, void **blobs,
                            size_t *sizes)
@@ -266,7 +302,7 @@ ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms
 	if (status != DDP_OK)
 		return status;
 	roster->silence_ms = wireup->silence_ms;
-	ddp_locality_key(mine.key);
+	write_locality(mine.key);
 	snprintf(mine.host, sizeof(mine.host), "%s", job->hostname);
 	snprintf(mine.algorithm, sizeof(mine.algorithm), "%s", algorithm != NULL ? algorithm : "");
 	mine.fd = create_control(mine.nonce);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/hier/broadcast.h"
+#include "comm/hier/hier.h"
 
 #include <stdlib.h>
 

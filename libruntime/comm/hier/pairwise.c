@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "comm/hier/pairwise.h"
+#include "comm/hier/hier.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* all_reduce, reduce and reduce_scatter between nodes: what an operation is
    made of, and its windows. */
-#include "comm/hier/reduce.h"
+#include "comm/hier/hier.h"
 
 #include <stdlib.h>
 #include <string.h>

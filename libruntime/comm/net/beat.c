@@ -26,6 +26,42 @@ enum {
 	KEEPALIVES_MAX = 120
 };
 
+/* ---- detector of silence -------------------------------------------------------- */
+
+void ddp_detector_start(ddp_detector *detector, uint64_t now_ns)
+{
+	*detector = (ddp_detector){ .heard_ns = now_ns, .checked_ns = now_ns };
+}
+
+void ddp_detector_alive(ddp_detector *detector, uint64_t heard_ns)
+{
+	if (heard_ns <= detector->heard_ns)
+		return;
+	if (heard_ns - detector->heard_ns > DDP_DETECTOR_SAME_NS)
+		detector->counted_ns = 0;
+	detector->heard_ns = heard_ns;
+}
+
+uint64_t ddp_detector_silent_ns(const ddp_detector *detector, uint64_t now_ns)
+{
+	return now_ns > detector->heard_ns ? now_ns - detector->heard_ns : 0;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+bool ddp_detector_is_silent(ddp_detector *detector, uint64_t now_ns, uint64_t limit_ns)
+{
+	const uint64_t silent_ns = ddp_detector_silent_ns(detector, now_ns);
+	const uint64_t gap_ns = now_ns > detector->checked_ns ? now_ns - detector->checked_ns : 0;
+
+	detector->counted_ns = least(detector->counted_ns + least(gap_ns, DDP_DETECTOR_STEP_NS), silent_ns);
+	detector->checked_ns = now_ns;
+	return silent_ns >= limit_ns && detector->counted_ns >= limit_ns;
+}
+
 /* ---- sockets ---------------------------------------------------------------------------- */
 
 static socklen_t address_of(const ddp_place *place, struct sockaddr_storage *to)
@@ -114,7 +150,7 @@ static void keep_alive(int fd, int limit_ms)
 	set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1 + limit_ms / 1000 / (KEEPALIVES_MAX / 2));
 	set(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVES_MAX);
 	set(fd, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
-	/* The kernel gives a connection up only after the judge has called the node silent. */
+	/* The kernel gives a connection up only after the detector has called the node silent. */
 	set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, 2 * limit_ms);
 }
 
@@ -194,7 +230,7 @@ void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 	beat->period_ns = bounded_ms(limit_ms / PERIODS, PERIOD_MIN_MS, PERIOD_MAX_MS) * MS_NS;
 }
 
-void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns)
+void ddp_beat_adopt(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns)
 {
 	ddp_place near;
 
@@ -214,7 +250,7 @@ void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t
 	beat->heard = true;
 	beat->refused = beat->left = beat->warned = false;
 	beat->sent_ns = beat->ran_ns = now_ns;
-	ddp_judge_begin(&beat->judge, now_ns);
+	ddp_detector_start(&beat->detector, now_ns);
 }
 
 static void begin_attempt(ddp_beat *beat, uint64_t now_ns)
@@ -232,7 +268,7 @@ static void begin_attempt(ddp_beat *beat, uint64_t now_ns)
 	beat->until_ns = now_ns + CONNECT_MS * MS_NS;
 }
 
-static void look_connecting(ddp_beat *beat, uint64_t now_ns)
+static void check_connecting(ddp_beat *beat, uint64_t now_ns)
 {
 	const int error = connected(beat->fd);
 
@@ -246,7 +282,7 @@ static void look_connecting(ddp_beat *beat, uint64_t now_ns)
 	}
 }
 
-static void look_proving(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+static void check_hello(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 {
 	const ssize_t got = recv(beat->fd, (char *)&beat->hello + beat->hello_bytes,
 	                         sizeof(beat->hello) - beat->hello_bytes, MSG_DONTWAIT);
@@ -256,7 +292,7 @@ static void look_proving(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 	const bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
 	if (beat->hello_bytes == sizeof(beat->hello)) {
 		if (beat->hello.rank == beat->rank && ddp_beat_hello_holds(beat->fd, &beat->hello, &beat->theirs))
-			ddp_beat_take(beat, beat->fd, beat->place.port, limit_ms, now_ns);
+			ddp_beat_adopt(beat, beat->fd, beat->place.port, limit_ms, now_ns);
 		else
 			wait_again(beat, now_ns);
 	} else if (ended || now_ns >= beat->until_ns) {
@@ -267,7 +303,7 @@ static void look_proving(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 /* ---- life ------------------------------------------------------------------------------------- */
 
 /* When the kernel there last acknowledged something, or sent something. */
-static void hear_kernel(ddp_beat *beat, int fd, uint64_t now_ns, bool *idle)
+static void read_kernel(ddp_beat *beat, int fd, uint64_t now_ns, bool *idle)
 {
 	struct tcp_info info;
 	socklen_t length = sizeof(info);
@@ -279,12 +315,12 @@ static void hear_kernel(ddp_beat *beat, int fd, uint64_t now_ns, bool *idle)
 	const uint32_t age_ms = info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv
 	                                                                          : info.tcpi_last_data_recv;
 	if (age_ms * MS_NS < now_ns)
-		ddp_judge_hear(&beat->judge, now_ns - age_ms * MS_NS);
+		ddp_detector_alive(&beat->detector, now_ns - age_ms * MS_NS);
 	*idle = info.tcpi_unacked == 0;
 }
 
 /* Takes the bytes that have come. False: the connection has ended. */
-static bool take_bytes(ddp_beat *beat, uint64_t now_ns)
+static bool read_bytes(ddp_beat *beat, uint64_t now_ns)
 {
 	char bytes[64];
 	ssize_t got;
@@ -304,13 +340,13 @@ static bool is_cut(int error)
 	return error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == ENETDOWN;
 }
 
-static void look_connection(ddp_beat *beat, uint64_t now_ns)
+static void check_connection(ddp_beat *beat, uint64_t now_ns)
 {
 	bool idle;
 
-	hear_kernel(beat, beat->fd, now_ns, &idle);
+	read_kernel(beat, beat->fd, now_ns, &idle);
 	errno = 0;
-	if (!take_bytes(beat, now_ns) && beat->word == DDP_BEAT_LIVES) {
+	if (!read_bytes(beat, now_ns) && beat->word == DDP_BEAT_LIVES) {
 		const int error = errno;
 		beat->left = error == 0;
 		close_fd(&beat->fd);
@@ -337,7 +373,7 @@ static void end_probe(ddp_beat *beat)
 }
 
 /* A host that refuses a connection lives, too. */
-static void look_probe(ddp_beat *beat, uint64_t now_ns)
+static void check_probe(ddp_beat *beat, uint64_t now_ns)
 {
 	const int error = beat->probe_fd >= 0 ? connected(beat->probe_fd) : EINPROGRESS;
 	bool idle;
@@ -345,9 +381,9 @@ static void look_probe(ddp_beat *beat, uint64_t now_ns)
 	if (error == EINPROGRESS)
 		return;
 	if (error == 0)
-		hear_kernel(beat, beat->probe_fd, now_ns, &idle);
+		read_kernel(beat, beat->probe_fd, now_ns, &idle);
 	else if (error == ECONNREFUSED || error == ECONNRESET)
-		ddp_judge_hear(&beat->judge, now_ns);
+		ddp_detector_alive(&beat->detector, now_ns);
 	end_probe(beat);
 	if (beat->state == DDP_BEAT_CUT && error == 0)
 		wait_again(beat, now_ns);
@@ -357,10 +393,10 @@ static void probe(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 {
 	const uint64_t interval_ns = bounded_ms(limit_ms / PROBES, PROBE_MIN_MS, limit_ms) * MS_NS;
 
-	look_probe(beat, now_ns);
+	check_probe(beat, now_ns);
 	if (beat->state != DDP_BEAT_HEARS && beat->state != DDP_BEAT_CUT)
 		return;
-	if (ddp_judge_silent_ns(&beat->judge, now_ns) < SUSPECT_MS * MS_NS) {
+	if (ddp_detector_silent_ns(&beat->detector, now_ns) < SUSPECT_MS * MS_NS) {
 		end_probe(beat);
 	} else if (now_ns - beat->probed_ns >= interval_ns) {
 		end_probe(beat);
@@ -369,23 +405,23 @@ static void probe(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 	}
 }
 
-bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns)
+bool ddp_beat_progress(ddp_beat *beat, int limit_ms, uint64_t now_ns)
 {
 	if (beat->state == DDP_BEAT_WAITS)
 		begin_attempt(beat, now_ns);
 	if (beat->state == DDP_BEAT_CONNECTS)
-		look_connecting(beat, now_ns);
+		check_connecting(beat, now_ns);
 	if (beat->state == DDP_BEAT_PROVES)
-		look_proving(beat, limit_ms, now_ns);
+		check_hello(beat, limit_ms, now_ns);
 	if (beat->state == DDP_BEAT_HEARS)
-		look_connection(beat, now_ns);
+		check_connection(beat, now_ns);
 	if (beat->word != DDP_BEAT_LIVES)
 		return true;
 	if (beat->state != DDP_BEAT_HEARS && beat->state != DDP_BEAT_CUT)
 		return false;
 	probe(beat, limit_ms, now_ns);
 	return (beat->state == DDP_BEAT_HEARS || beat->state == DDP_BEAT_CUT) &&
-	       ddp_judge_look(&beat->judge, now_ns, (uint64_t)limit_ms * MS_NS);
+	       ddp_detector_is_silent(&beat->detector, now_ns, (uint64_t)limit_ms * MS_NS);
 }
 
 bool ddp_beat_is_blind(const ddp_beat *beat)
@@ -410,7 +446,7 @@ int ddp_beat_poll(const ddp_beat *beat, struct pollfd fds[DDP_BEAT_FDS], uint64_
 		fds[count++] = (struct pollfd){ .fd = beat->fd, .events = POLLIN };
 	if (heard && beat->probe_fd >= 0)
 		fds[count++] = (struct pollfd){ .fd = beat->probe_fd, .events = POLLOUT };
-	if (heard && ddp_judge_silent_ns(&beat->judge, now_ns) >= SUSPECT_MS * MS_NS / 2 &&
+	if (heard && ddp_detector_silent_ns(&beat->detector, now_ns) >= SUSPECT_MS * MS_NS / 2 &&
 	    at_ns > now_ns + PROBE_MIN_MS * MS_NS)
 		at_ns = now_ns + PROBE_MIN_MS * MS_NS;
 	if (at_ns < *next_ns)

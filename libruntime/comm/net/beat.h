@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * comm/net/beat: a connection by which a process knows whether another node lives. It is a TCP connection of its
- * own with a process there, and both ends prove who they are. The judge is the other node's kernel, which
+ * own with a process there, and both ends prove who they are. What counts is the other node's kernel, which
  * acknowledges the kernel's keepalive probes and the bytes that come here, also while the process is stopped.
  * So silence is time in which that kernel acknowledges nothing.
  *
@@ -14,8 +14,31 @@
 
 #include <poll.h>
 
-#include "comm/net/judge.h"
-#include "comm/net/proof.h"
+#include "comm/net/auth.h"
+
+/* Detects that a node is silent. The caller tells when it last had a sign of life, and asks from time to time. Time in
+   which the caller did not ask, as it did not run itself, counts little. There is no clock in here. */
+
+/* So much of the time between two checks counts, at most. */
+#define DDP_DETECTOR_STEP_NS UINT64_C(1000000000)
+
+/* The kernel's clocks are coarse: signs of life that are so near each other may be one. */
+#define DDP_DETECTOR_SAME_NS UINT64_C(50000000)
+
+typedef struct ddp_detector {
+	uint64_t heard_ns;   /* when the last sign of life came */
+	uint64_t checked_ns; /* the last check */
+	uint64_t counted_ns; /* since then, in which the caller ran */
+} ddp_detector;
+
+/* A node that is just there. */
+void ddp_detector_start(ddp_detector *detector, uint64_t now_ns);
+/* A sign of life came at this time; an older one changes nothing. */
+void ddp_detector_alive(ddp_detector *detector, uint64_t heard_ns);
+/* Returns true if the node has been silent for `limit_ns`, and the caller ran for as long meanwhile. */
+bool ddp_detector_is_silent(ddp_detector *detector, uint64_t now_ns, uint64_t limit_ns);
+/* The time since the last sign of life. */
+uint64_t ddp_detector_silent_ns(const ddp_detector *detector, uint64_t now_ns);
 
 enum { DDP_BEAT_PLACES = 8, DDP_BEAT_FDS = 2 };
 
@@ -59,7 +82,7 @@ typedef struct ddp_beat {
 	ddp_beat_hello hello; /* the peer's, as far as it has come */
 	size_t hello_bytes;
 	ddp_place place;      /* where the peer listens; of HEARS and CUT */
-	ddp_judge judge;
+	ddp_detector detector;
 	uint64_t period_ns, sent_ns, ran_ns; /* the last byte that went out, and that came */
 	ddp_beat_word word;   /* that came last */
 	int probe_fd;         /* the further connection; -1: none */
@@ -69,9 +92,9 @@ typedef struct ddp_beat {
 /* A beat that has no connection yet. `limit_ms` is the time after which a node is silent. */
 void ddp_beat_begin(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 /* Takes a connection whose peer has proven that it is beat->rank; `port` is where that listens. */
-void ddp_beat_take(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
+void ddp_beat_adopt(ddp_beat *beat, int fd, uint16_t port, int limit_ms, uint64_t now_ns);
 /* Does what can be done now. True: the node has been silent for the limit, or beat->word says that it gave up. */
-bool ddp_beat_turn(ddp_beat *beat, int limit_ms, uint64_t now_ns);
+bool ddp_beat_progress(ddp_beat *beat, int limit_ms, uint64_t now_ns);
 /* Whether somebody should be told that the node is not watched: there is no place to connect to, or many attempts
    have failed and it does not look as if the process there has ended. */
 bool ddp_beat_is_blind(const ddp_beat *beat);

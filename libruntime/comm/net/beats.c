@@ -273,12 +273,12 @@ static bool admit(ddp_beats *beats, const unproven_peer *s, uint64_t now_ns)
 	    !ddp_beat_hello_holds(s->fd, &s->hello, &beat->theirs) ||
 	    !ddp_beat_hello_send(s->fd, beat->self, &beat->ours))
 		return false;
-	ddp_beat_take(beat, s->fd, beats->places[rank].port, beats->limit_ms, now_ns);
+	ddp_beat_adopt(beat, s->fd, beats->places[rank].port, beats->limit_ms, now_ns);
 	return true;
 }
 
 /* True: it stays. */
-static bool hear_unproven_peer(ddp_beats *beats, unproven_peer *s, uint64_t now_ns)
+static bool read_hello(ddp_beats *beats, unproven_peer *s, uint64_t now_ns)
 {
 	const ssize_t got = recv(s->fd, (char *)&s->hello + s->bytes, sizeof(s->hello) - s->bytes, MSG_DONTWAIT);
 	const bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
@@ -314,11 +314,11 @@ static void accept_some(ddp_beats *beats, uint64_t now_ns)
 	}
 }
 
-static void hear_unproven_peers(ddp_beats *beats, uint64_t now_ns)
+static void accept_hellos(ddp_beats *beats, uint64_t now_ns)
 {
 	accept_some(beats, now_ns);
 	for (int i = 0; i < beats->unproven_peer_count; i++) {
-		if (!hear_unproven_peer(beats, &beats->unproven_peers[i], now_ns))
+		if (!read_hello(beats, &beats->unproven_peers[i], now_ns))
 			drop_unproven_peer(beats, i--);
 	}
 }
@@ -332,7 +332,7 @@ static bool hears_another(const ddp_beats *beats, const ddp_beat *silent, uint64
 
 	for (int i = 0; i < beats->count; i++) {
 		const ddp_beat *beat = &beats->list[i];
-		if (beat != silent && beat->state == DDP_BEAT_HEARS && ddp_judge_silent_ns(&beat->judge, now_ns) < half_ns)
+		if (beat != silent && beat->state == DDP_BEAT_HEARS && ddp_detector_silent_ns(&beat->detector, now_ns) < half_ns)
 			return true;
 	}
 	return false;
@@ -340,11 +340,11 @@ static bool hears_another(const ddp_beats *beats, const ddp_beat *silent, uint64
 
 /* Notes the silent node and wakes whoever waits in this process, and the thread of comm/attend, which tells others. If
    this process hears nobody, it need not wait for any other node. */
-static void tell(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns)
+static void announce(const ddp_beats *beats, const ddp_beat *silent, uint64_t now_ns)
 {
 	ddp_roster *roster = beats->roster;
 	/* A node that gave this one up has not been heard there for about the limit. */
-	const int silent_ms = silent->word == DDP_BEAT_LIVES ? (int)(ddp_judge_silent_ns(&silent->judge, now_ns) / MS_NS)
+	const int silent_ms = silent->word == DDP_BEAT_LIVES ? (int)(ddp_detector_silent_ns(&silent->detector, now_ns) / MS_NS)
 	                                                    : beats->limit_ms;
 
 	if (silent->word == DDP_BEAT_GAVE_YOU_UP ||
@@ -388,20 +388,20 @@ static void warn(const ddp_beats *beats, ddp_beat *beat)
 		        beat->attempts, ntohs(beats->places[beat->rank].port));
 }
 
-static void turn_all(ddp_beats *beats)
+static void progress_all(ddp_beats *beats)
 {
-	hear_unproven_peers(beats, ddp_now_ns());
+	accept_hellos(beats, ddp_now_ns());
 	for (int i = 0; i < beats->count; i++) {
 		ddp_beat *beat = &beats->list[i];
 		const bool known = ddp_silence_of(beats->roster, beat->rank);
 		const uint64_t now_ns = ddp_now_ns();
 		warn(beats, beat);
-		if (!known && !ddp_beat_turn(beat, beats->limit_ms, now_ns))
+		if (!known && !ddp_beat_progress(beat, beats->limit_ms, now_ns))
 			continue;
 		if (beat->state == DDP_BEAT_ENDED)
 			continue;
 		if (!known)
-			tell(beats, beat, now_ns);
+			announce(beats, beat, now_ns);
 		ddp_beat_give_up(beat, atomic_load(&beats->roster->deaf) ? DDP_BEAT_GAVE_ALL_UP : DDP_BEAT_GAVE_YOU_UP);
 	}
 }
@@ -442,7 +442,7 @@ static void *look_after(void *argument)
 
 	for (bool going = true; going;) {
 		pthread_mutex_lock(&beats->lock);
-		turn_all(beats);
+		progress_all(beats);
 		const int wanted = 2 + UNPROVEN_MAX + DDP_BEAT_FDS * beats->count;
 		struct pollfd *more = wanted > room ? realloc(fds, (size_t)wanted * sizeof(*fds)) : fds;
 		if (more != NULL) {

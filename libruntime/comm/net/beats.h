@@ -8,8 +8,7 @@
 #define DDP_COMM_NET_BEATS_H
 
 #include "comm/core/comm.h"
-#include "comm/net/listener.h"
-#include "comm/net/secret.h"
+#include "comm/net/auth.h"
 
 enum { DDP_BEATS_MAX = 64 }; /* neighbours of a node */
 

@@ -16,11 +16,15 @@ typedef struct ddp_call {
 } ddp_call;
 
 /*
- * Replaces the calls that the library in which `symbol` lies makes. `libraries` is a handle of
- * dlopen() by which the replaced functions are found. NULL: all are replaced; otherwise
- * the reason why none was. The library that calls this, and those of `libraries`, must
- * stay loaded until the process ends.
+ * Replaces the calls that the library in which `symbol` lies makes. `libraries` is a handle of dlopen() by which the
+ * replaced functions are found. NULL: all are replaced; otherwise the reason why none was. The library that calls
+ * this, and those of `libraries`, must stay loaded until the process ends.
  */
 const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_call *calls, int count);
+
+/* Replaces, for the whole process, the functions by which UCX's transports write into TCP sockets: UCX's own end the
+   process where a peer has died. `ucp` is a handle of UCX's libraries. NULL: it is done; otherwise the reason why
+   UCX's own functions stay. */
+const char *ddp_sendv_replace(void *ucp);
 
 #endif

@@ -177,8 +177,7 @@ int ddp_listeners_find(ddp_listeners *listeners, const ddp_listening *before, co
 	return error != 0 ? error : s.error;
 }
 
-/* 0, or why the kernel did not take the filter of some listener. What it had before
-   stays in place. */
+/* 0, or why the kernel did not take the filter of some listener. What it had before stays in place. */
 static int set_filter(const ddp_listeners *listeners, struct sock_filter *code, size_t length)
 {
 	const struct sock_fprog program = { .len = (unsigned short)length, .filter = code };
@@ -243,8 +242,7 @@ static int compare_places(const void *left, const void *right)
 	return memcmp(a->address, b->address, sizeof(a->address));
 }
 
-/* Keeps the first bits of each address and drops those that are then the same. They
-   are in order. */
+/* Keeps the first bits of each address and drops those that are then the same. They are in order. */
 static void shorten(rules *r, unsigned int bits)
 {
 	size_t kept = 0;
@@ -301,8 +299,7 @@ static void make_fit(rules *of4, rules *of6, size_t most)
 }
 
 /* Loads the i-th word of the sender's address, as far as it counts. */
-static struct sock_filter *load_word(struct sock_filter *code, uint32_t sender, unsigned int i,
-                                     unsigned int bits)
+static struct sock_filter *load_word(struct sock_filter *code, uint32_t sender, unsigned int i, unsigned int bits)
 {
 	*code++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)SKF_NET_OFF + sender + 4 * i);
 	if (bits < 32 * (i + 1))

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever
- * connects there for a peer whom it may trust, so a guard checks who connects (comm/net/ucx_guard), and
- * the kernel is asked to drop what comes from elsewhere: from everybody before the ranks know each
- * other, from all but the job's hosts while they connect, and from everybody
+ * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever connects there for a peer whom it may trust,
+ * so a guard checks who connects (comm/net/guard), and the kernel is asked to drop what comes from elsewhere: from
+ * everybody before the ranks know each other, from all but the job's hosts while they connect, and from everybody
  * again when all are connected.
  */
 #ifndef DDP_COMM_NET_LISTENER_H
@@ -53,9 +52,8 @@ int ddp_listeners_find(ddp_listeners *listeners, const ddp_listening *before, co
 int ddp_listeners_shut(const ddp_listeners *listeners);
 /* Closes the listening sockets, for as long as the process runs; UCX keeps their descriptors. 0, or an errno. */
 int ddp_listeners_end(const ddp_listeners *listeners);
-/* Lets in who comes from one of these addresses; ports do not count. Of so many
-   that the filter would be too long, only the first bits[0] of IPv4's and bits[1]
-   of IPv6's count. 0, or an errno: listeners are as they were before. */
+/* Lets in who comes from one of these addresses; ports do not count. Of so many that the filter would be too long,
+   only the first bits[0] of IPv4's and bits[1] of IPv6's count. 0, or an errno: listeners are as they were before. */
 int ddp_listeners_admit(const ddp_listeners *listeners, const ddp_place *hosts, int count, int bits[2]);
 
 /* The addresses of this host's interfaces; at most DDP_HOST_PLACES_MAX. */
@@ -65,10 +63,9 @@ int ddp_host_places(ddp_place *places);
 bool ddp_sockets_connecting(void);
 
 /*
- * Sockets that a child inherited would hide this process's death from its
- * peers. Those between `listeners` or from here to `peers` do not outlive exec()
- * from now on; and those of all nets that were announced are closed in
- * children that fork() makes. `listeners` and `peers` stay in place until withdrawn.
+ * Sockets that a child inherited would hide this process's death from its peers. Those between `listeners` or from
+ * here to `peers` do not outlive exec() from now on; and those of all nets that were announced are closed in children
+ * that fork() makes. `listeners` and `peers` stay in place until withdrawn.
  */
 void ddp_sockets_close_on_exec(const ddp_listeners *listeners, const ddp_place *peers, int count);
 

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm/net: messages between ranks of different nodes, over UCX, which picks
- * the transport. A message is known by its communicator, its sender and a tag that
- * both sides compute; it carries the fingerprint of the operation that it belongs to,
- * which this floor compares and knows nothing else about.
+ * comm/net: messages between ranks of different nodes, over UCX, which picks the transport. A message is known by its
+ * communicator, its sender and a tag that both sides compute; it carries the fingerprint of the operation that it
+ * belongs to, which this floor compares and knows nothing else about.
  *
- * The process has one worker of UCX's, one connection to each peer, and one lock for
- * them; a communicator's `struct ddp_net` is what it has under way there. Whoever
- * lets messages move does so for all communicators of the process.
+ * The process has one worker of UCX's, one connection to each peer, and one lock for them; a communicator's `struct
+ * ddp_net` is what it has under way there. Whoever lets messages move does so for all communicators of the process.
  *
- * Calls are made, unless said otherwise, by the thread that holds the communicator's
- * run.lock.
+ * Calls are made, unless said otherwise, by the thread that holds the communicator's run.lock.
  */
 #ifndef DDP_COMM_NET_NET_H
 #define DDP_COMM_NET_NET_H
@@ -27,8 +24,7 @@ typedef struct ddp_envelope {
 /* Tags that hold this bit are those of send and recv, which are the lower 32 bits: messages with the same
    tag are taken in order. */
 #define DDP_NET_P2P_TAG (1ull << 63)
-/* Tags that hold these are comm/group/agreement's: only they are taken by a broken
-   communicator. */
+/* Tags that hold these are comm/group/agreement's: only they are taken by a broken communicator. */
 #define DDP_NET_AGREEMENT_TAG (DDP_NET_P2P_TAG | 1ull << 62)
 
 /* In a world of at most so many ranks, every rank connects with every other at the beginning. */
@@ -61,8 +57,7 @@ typedef struct ddp_misfit {
 /* Makes a new communicator's part. The world, which is the process's first communicator, opens the worker. Then
    *address is what peers need to reach the worker, and the caller frees it; otherwise *bytes is 0. */
 ddp_status ddp_net_open(ddp_comm *comm, void **address, size_t *bytes);
-/* The world takes over all ranks' addresses, except those of this node, which are not used. Lets the job's hosts
-   in. */
+/* The world takes over all ranks' addresses, except those of this node, which are not used. Lets the job's hosts in. */
 ddp_status ddp_net_set_addresses(ddp_comm *comm, void **addresses, const size_t *sizes);
 /* From here on, messages with the id of the communicator are its own. It is called on
    all ranks before any of them sends one. */
@@ -110,14 +105,12 @@ uint64_t ddp_net_sent_bytes(const ddp_comm *comm);
 bool ddp_net_progress(ddp_comm *comm);
 /* Does the same for no communicator in particular. Any thread. */
 bool ddp_net_progress_all(const ddp_roster *roster);
-/* Breaks the communicator if a peer sent its failure; and if there was no memory
-   for what came. */
+/* Breaks the communicator if a peer sent its failure; and if there was no memory for what came. */
 ddp_status ddp_net_check_failure(ddp_comm *comm);
 ddp_status ddp_net_check_memory(ddp_comm *comm);
 /* The first misfit, if there was one. */
 bool ddp_net_misfit(const ddp_comm *comm, ddp_misfit *misfit);
-/* The first message that nobody has asked for yet and that `wanted` wants, which gets `argument`; and takes
-   one off. */
+/* The first message that nobody has asked for yet and that `wanted` wants, which gets `argument`; and takes one off. */
 typedef bool ddp_wants_message(const ddp_comm *comm, const ddp_unexpected *message, const void *argument);
 bool ddp_net_find_unexpected(const ddp_comm *comm, ddp_wants_message *wanted, const void *argument,
                              ddp_unexpected *message);
@@ -130,19 +123,16 @@ ddp_answer ddp_net_answer_of(const ddp_comm *comm, int peer);
 
 /* Prepares to sleep: false if there is something to progress first. Any thread. */
 bool ddp_net_arm(const ddp_roster *roster);
-/* The descriptor that has something to read when a message arrives; -1: nothing comes any more. Any
-   thread. */
+/* The descriptor that has something to read when a message arrives; -1: nothing comes any more. Any thread. */
 int ddp_net_fd(const ddp_roster *roster);
 
-/* The communicator is broken: tells the ranks that this one is connected with, unless one
-   of few told us, and ends all transfers. When it returns, their buffers are not touched any more:
-   a peer that does not take or give what is under way, within 0.8 s, loses its
-   connection, for all communicators of the process; if others work with it, within the
-   time for which they would wait for it, or half of this communicator's timeout. */
+/* The communicator is broken: tells the ranks that this one is connected with, unless one of few told us, and ends
+   all transfers. When it returns, their buffers are not touched any more: a peer that does not take or give what is
+   under way, within 0.8 s, loses its connection, for all communicators of the process; if others work with it,
+   within the time for which they would wait for it, or half of this communicator's timeout. */
 void ddp_net_shut_down(ddp_comm *comm);
 
-/* comm/group/shrink calls this. Transfers may be started again on a broken communicator (`alive`), or not any
-   more. */
+/* comm/group/shrink calls this. Transfers may be started again on a broken communicator (`alive`), or not any more. */
 void ddp_net_revive(ddp_comm *comm, bool alive);
 /* Gives up all transfers, as ddp_net_shut_down() does. */
 void ddp_net_forget(ddp_comm *comm);

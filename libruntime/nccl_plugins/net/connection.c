@@ -11,8 +11,7 @@
 #include "base/clock.h"
 #include "base/descriptors.h"
 #include "base/error.h"
-#include "comm/net/ucx_log.h"
-#include "comm/net/ucx_transports.h"
+#include "comm/net/log.h"
 #include "nccl_plugins/net/handle.h"
 #include "nccl_plugins/net/report.h"
 
@@ -575,7 +574,7 @@ void net_connection_close(net_connection *c)
 
 	net_worker_lock(worker);
 	if (c->ep != NULL && !c->gone && c->lost == UCS_OK)
-		ddp_ucx_transports(c->ep, by, sizeof(by));
+		net_transports_of(c->ep, by, sizeof(by));
 	const bool forced = c->sends && end_sender(c);
 	close_ep(c, forced);
 	cancel_receives(c);

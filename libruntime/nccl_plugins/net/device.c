@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/c_locale.h"
-#include "comm/net/ucx_log.h"
+#include "comm/net/log.h"
 #include "nccl_plugins/net/abi.h"
 #include "nccl_plugins/net/control.h"
 #include "nccl_plugins/net/gpudirect.h"

@@ -6,6 +6,8 @@
 #ifndef DDP_NCCL_PLUGINS_NET_REPORT_H
 #define DDP_NCCL_PLUGINS_NET_REPORT_H
 
+#include <ucp/api/ucp_def.h>
+
 #include "ddp.h"
 #include "nccl_plugins/net/abi.h"
 
@@ -19,5 +21,9 @@ void net_warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 net_result net_result_of(ddp_status status);
 /* The calling thread's last error as a warning, and what NCCL gets for it. DDP_OK: NET_SUCCESS. */
 net_result net_report(ddp_status status);
+
+/* Writes the transports and devices by which UCX reaches a peer, each once: "posix/memory+cma/memory". Empty: UCX
+   does not tell, or there is no memory. What does not fit is left out. */
+void net_transports_of(ucp_ep_h ep, char *text, size_t bytes);
 
 #endif

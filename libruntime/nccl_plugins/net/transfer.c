@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/net/ucx_log.h"
+#include "comm/net/log.h"
 #include "nccl_plugins/net/report.h"
 
 enum { GONE_MS = 3000 }; /* for UCX to end what was under way with a peer that is gone */

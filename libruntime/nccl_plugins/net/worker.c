@@ -7,7 +7,7 @@
 
 #include "base/c_locale.h"
 #include "base/error.h"
-#include "comm/net/ucx_log.h"
+#include "comm/net/log.h"
 #include "job/environment.h"
 #include "base/text.h"
 #include "nccl_plugins/net/report.h"
@@ -61,7 +61,7 @@ static ddp_status shut(net_worker *w, const ddp_listening *before, const ucp_add
 		return status;
 	w->checks = lacks == NULL;
 	if (w->checks)
-		ddp_guard_ask(w->guard, &key);
+		ddp_guard_require_proof(w->guard, &key);
 	else
 		ddp_guard_let_all_in(w->guard);
 	explicit_bzero(&key, sizeof(key));
@@ -277,7 +277,7 @@ static ddp_status know_listeners(net_worker *w, const net_card *peer, const entr
 	memcpy(places, (const char *)peer->address + peer->address_bytes - sizeof(*e) - place_bytes, place_bytes);
 	ddp_status status = ddp_proof_key_make(&w->key, &e->share, &key);
 	if (status == DDP_OK)
-		status = ddp_guard_know(w->guard, places, (int)e->listener_count, &key);
+		status = ddp_guard_add_peer(w->guard, places, (int)e->listener_count, &key);
 	explicit_bzero(&key, sizeof(key));
 	return status;
 }

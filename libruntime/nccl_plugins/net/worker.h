@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-#include "comm/net/ucx_guard.h"
+#include "comm/net/guard.h"
 #include "nccl_plugins/net/device.h"
 #include "nccl_plugins/net/handshake.h"
 
