@@ -65,10 +65,10 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/support/checks.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
+		tests/ranks/test_optimizers tests/ranks/test_powersgd \
 		tests/ranks/test_engine tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
 		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue tests/support/module_of_another_version.la \
-		tests/support/nccl_standin.la tests/device/libddp_test.la
+		tests/device/libddp_test.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -142,7 +142,7 @@ endif
 gpu_tests = $(gpu_programs) $(gpu_scripts)
 EXTRA_DIST += tests/gpu/kit.sh tests/gpu/lib.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
 	tests/gpu/torch_sums.py tests/gpu/train.sh
-gpu_builds = all $(gpu_programs) tests/device/libddp_test.la tests/support/nccl_standin.la tests/support/module_of_another_version.la
+gpu_builds = all $(gpu_programs) tests/device/libddp_test.la tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory $(gpu_builds)
@@ -167,20 +167,21 @@ tests_device_libddp_test_la_SOURCES = \
 	tests/device/host_kernels.c tests/device/host_kernels.h \
 	tests/device/host_task.c tests/device/host_task.h \
 	tests/device/host_whole_kernels.c \
+	tests/device/nccl_standin.c tests/device/nccl_standin.h \
+	tests/device/nccl_standin_move.c tests/device/nccl_standin_move.h \
+	tests/device/nccl_values.c tests/device/nccl_values.h \
 	tests/device/services.c tests/device/services.h \
-	tests/device/staged.c tests/device/staged.h \
 	tests/device/test_capture.c tests/device/test_capture.h \
 	tests/device/test_device.c tests/device/test_device.h \
 	tests/device/test_memory.c tests/device/test_memory.h \
 	tests/device/test_order.c tests/device/test_order.h \
 	tests/device/test_queue.c tests/device/test_queue.h \
 	libruntime/base/c_locale.c libruntime/base/text.c \
-	libruntime/comm/on_device.c libruntime/comm/ops/names.c \
 	libruntime/device/cpu.c libruntime/device/device.c libruntime/device/module.c
 tests_device_libddp_test_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
 tests_device_libddp_test_la_LIBADD = kernels/libkernels.la $(MATH_LIBS)
 tests_device_libddp_test_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir) \
-	-export-symbols-regex '^ddp_(device_module|test_device_within)$$'
+	-export-symbols-regex '^(ddp_device_module|nccl_standin|nccl[A-Z].*)$$'
 
 if HAVE_CMOCKA
 # What several tests use, compiled once.
@@ -203,7 +204,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
 	tests/support/model_side.c tests/support/model_side.h \
-	tests/support/nccl_load.c tests/support/nccl_standin.h \
+	tests/support/nccl_load.c \
 	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
@@ -231,14 +232,6 @@ tests_support_gpu_standin_la_SOURCES = tests/support/gpu_standin.c tests/support
 tests_support_gpu_standin_la_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
 tests_support_gpu_standin_la_LIBADD = $(CMOCKA_LIBS)
 endif
-
-# What test_comm_nccl and others take for NCCL.
-check_LTLIBRARIES += tests/support/nccl_standin.la
-tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
-tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
-	tests/support/nccl_standin_move.c tests/support/nccl_standin_move.h \
-	tests/support/nccl_values.c tests/support/nccl_values.h tests/support/halves.h
-tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
 # What test_netplugin_cuda takes for CUDA's driver and NVML, by the names that UCX knows.
 if HAVE_CUDA

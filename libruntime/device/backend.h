@@ -15,7 +15,7 @@
 #include "kernels.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 8 };
+enum { DDP_DEVICE_VERSION = 9 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
 
@@ -30,10 +30,6 @@ typedef struct ddp_device_request {
 	ddp_device_fail fail;
 	ddp_device_last_error last_error;
 } ddp_device_request;
-
-/* Of comm/core/backend.h. */
-struct ddp_backend;
-struct ddp_comm_services;
 
 typedef struct ddp_device_backend {
 	uint32_t version; /* DDP_DEVICE_VERSION */
@@ -77,9 +73,6 @@ typedef struct ddp_device_backend {
 	/* A queue of kernels (kernel_queue.h) on `stream` of the device, which is the one that
 	   ddp_device_open() gave. NULL: libddp has the kernels, or another module. */
 	ddp_status (*kernels)(ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue);
-	/* What runs operations of communicators on its memory, where NCCL does not, if functions of
-	   its queues may wait (comm/core/backend.h). NULL: nothing does, but for one rank. */
-	const struct ddp_backend *(*operations)(const struct ddp_comm_services *services);
 } ddp_device_backend;
 
 #endif

@@ -26,7 +26,6 @@ static ddp_status cpu_open(const ddp_device_request *request, ddp_device_info *i
 	snprintf(info->name, sizeof(info->name), "host");
 	info->memory_bytes = host_bytes();
 	info->is_host_memory = true;
-	info->functions_may_wait = true;
 	*self = &the_device;
 	return DDP_OK;
 }

@@ -56,7 +56,6 @@ typedef struct ddp_device_info {
 	size_t memory_bytes;  /* what it has in all */
 	int capability;       /* of a GPU: 80 for compute capability 8.0 */
 	bool is_host_memory;  /* the host may read and write its memory */
-	bool functions_may_wait; /* what ddp_device_launch() runs may wait for others */
 } ddp_device_info;
 
 /* For the test device; the others take no notice. */
@@ -64,7 +63,6 @@ typedef struct ddp_device_options {
 	uint64_t seed;       /* of the delays */
 	unsigned delay_us;   /* at most so long before each piece of work, and amid a copy */
 	bool check_order;    /* refuse work that no event orders (tests/device/test_device.h) */
-	bool one_function;   /* functions run one at a time, as a GPU's do */
 } ddp_device_options;
 
 /*

@@ -6,9 +6,8 @@
  *
  *   gpu_nccl [--device cuda|test] [--rounds N]
  *
- * test is to try the benchmark: the asynchronous test device, and tests/support/.libs/nccl_standin.so for NCCL.
+ * test is to try the benchmark: the asynchronous test device, whose module DDP_TEST_MODULE and DDP_NCCL name.
  */
-#include <dlfcn.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +17,6 @@
 #include "comm/core/comm.h"
 #include "comm/nccl/lane.h"
 #include "comm/nccl/nccl.h"
-#include "tests/support/nccl_standin.h"
 #include "tests/support/options.h"
 
 enum { ROUNDS_MAX = 101, BATCH = 20, WAYS = 3 };
@@ -146,23 +144,6 @@ static void measure(size_t count)
 
 /* ---- setting up ----------------------------------------------------------------------------- */
 
-/* What stands for NCCL moves data on this device. */
-static void take_standin(void)
-{
-	const char *path = "tests/support/.libs/nccl_standin.so";
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	nccl_standin_switches *standin = library != NULL ? dlsym(library, "nccl_standin") : NULL;
-
-	if (standin == NULL) {
-		fprintf(stderr, "gpu_nccl: %s; `make tests/support/nccl_standin.la` builds it\n", dlerror());
-		exit(EXIT_FAILURE);
-	}
-	*standin = (nccl_standin_switches){ .device = device, .launch = ddp_device_launch, .view = ddp_device_view,
-		.alloc = ddp_device_alloc, .free = ddp_device_free,
-		.version = STANDIN_VERSION };
-	setenv("DDP_NCCL", path, 1);
-}
-
 static void open_lane(const char *kind)
 {
 	for (int i = 0; i < 2; i++)
@@ -211,8 +192,6 @@ int main(int argc, char **argv)
 	check(ddp_init(&options, &context), "ddp_init()");
 	comm = ddp_world(context);
 	device = comm->roster->device;
-	if (strcmp(kind, "test") == 0)
-		take_standin();
 	open_lane(kind);
 	printf("us an operation, medians and ranges of %d rounds of %d, one rank\n", rounds, BATCH);
 	printf("%10s  %31s  %31s  %31s  %31s\n", "bytes", "libddp", "ncclAllReduce()", "copy", "libddp over NCCL");

@@ -57,7 +57,7 @@ status_is 0 "resnet of 50 layers trains"
 # By other convolutions, the first loss is nearly the same. The tests' device is not installed.
 install -m 755 "$build/tests/device/.libs/libddp_test.so" "$work/libddp_test.so"
 for device in cpu test; do
-	capture as_user env DDP_TEST_MODULE="$work/libddp_test.so" srun --ddp -N2 -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain \
+	capture as_user env DDP_TEST_MODULE="$work/libddp_test.so" DDP_NCCL="$work/libddp_test.so" srun --ddp -N2 -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain \
 		--sync-batch-norm --device "$device"
 	status_is 0 "resnet trains, device $device"
 	sed -n 's/^step 1\/1  loss \([0-9.]*\) .*/\1/p' <<<"$output" >>"$work/losses"

@@ -9,7 +9,6 @@
 #include "base/wait.h"
 #include "tests/device/host_kernels.h"
 #include "tests/device/services.h"
-#include "tests/device/staged.h"
 #include "tests/device/test_capture.h"
 #include "tests/device/test_queue.h"
 
@@ -93,12 +92,10 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 		return status;
 	}
 	pthread_mutex_init(&device->lock, NULL);
-	pthread_mutex_init(&device->functions, NULL);
 	pthread_cond_init(&device->changed, NULL);
 	status = ddp_test_queue_create(device, &device->standard);
 	if (status != DDP_OK) {
 		pthread_cond_destroy(&device->changed);
-		pthread_mutex_destroy(&device->functions);
 		pthread_mutex_destroy(&device->lock);
 		ddp_test_memory_close(&device->memory);
 		free(device);
@@ -107,7 +104,6 @@ static ddp_status test_open(const ddp_device_request *request, ddp_device_info *
 	snprintf(info->name, sizeof(info->name), "asynchronous test device");
 	info->memory_bytes = device->memory.bytes;
 	info->is_host_memory = false;
-	info->functions_may_wait = !device->options.one_function;
 	*self = device;
 	return DDP_OK;
 }
@@ -121,7 +117,6 @@ static void test_close(void *self)
 	ddp_order_close(&device->order);
 	ddp_test_memory_close(&device->memory);
 	pthread_cond_destroy(&device->changed);
-	pthread_mutex_destroy(&device->functions);
 	pthread_mutex_destroy(&device->lock);
 	free(device);
 }
@@ -134,7 +129,7 @@ static ddp_status test_error(void *self)
 	return leave(device, broken_locked(device));
 }
 
-static _Thread_local int within;
+static _Thread_local void *within;
 
 static ddp_status test_within(void *self, ddp_device_function function, void *argument)
 {
@@ -142,15 +137,16 @@ static ddp_status test_within(void *self, ddp_device_function function, void *ar
 
 	if (status != DDP_OK)
 		return status;
-	within++;
+	void *before = within;
+	within = self;
 	function(argument);
-	within--;
+	within = before;
 	return DDP_OK;
 }
 
-bool ddp_test_device_within(void)
+void *ddp_test_device_here(void)
 {
-	return within > 0;
+	return within;
 }
 
 /* ---- memory ---- */
@@ -544,5 +540,4 @@ const ddp_device_backend ddp_device_module = {
 	.event_create = test_event_create, .event_free = test_event_free,
 	.event_record = test_event_record, .event_query = test_event_query,
 	.event_sync = test_event_sync, .event_seconds = test_event_seconds, .kernels = ddp_host_kernels_open,
-	.operations = ddp_test_operations,
 };

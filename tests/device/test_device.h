@@ -20,7 +20,7 @@
  * It refuses to free memory that work under way uses, a call from a function that a queue
  * runs, handles of other devices, and what would end a capture (test_capture.h).
  *
- * The device and its kernels are a module that only tests load: libddp finds it by
+ * The device, its kernels, and what stands for NCCL (nccl_standin.h) are a module that only tests load: libddp finds it by
  * DDP_TEST_MODULE of the environment.
  */
 #ifndef TESTS_DEVICE_TEST_DEVICE_H
@@ -30,7 +30,7 @@
 
 DDP_API extern const ddp_device_backend ddp_device_module;
 
-/* Is the calling thread in a function of ddp_device_within() of such a device? */
-DDP_API bool ddp_test_device_within(void);
+/* The device in a function of whose ddp_device_within() the calling thread is; NULL: in none. */
+void *ddp_test_device_here(void);
 
 #endif

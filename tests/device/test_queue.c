@@ -105,13 +105,9 @@ static void do_work(ddp_device_queue *queue, const ddp_test_work *work)
 		delay(queue);
 		memset(to + half, work->value, work->bytes - half);
 	} else {
-		if (queue->device->options.one_function)
-			pthread_mutex_lock(&queue->device->functions);
 		running = (ddp_test_running){ .queue = queue, .work = work };
 		work->function(work->argument);
 		running.queue = NULL;
-		if (queue->device->options.one_function)
-			pthread_mutex_unlock(&queue->device->functions);
 	}
 }
 

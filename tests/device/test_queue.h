@@ -40,7 +40,6 @@ typedef struct ddp_test_work {
 typedef struct ddp_test_device {
 	pthread_mutex_t lock; /* of all that follows, and of queues, events and marks */
 	pthread_cond_t changed;
-	pthread_mutex_t functions; /* of the one that runs, with `one_function` */
 	ddp_device_options options;
 	ddp_test_memory memory;
 	ddp_order order;

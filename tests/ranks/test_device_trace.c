@@ -223,18 +223,11 @@ static void a_step_tells_of_the_device_without_a_trace(void **state)
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
 }
 
-static void by_nccl_too(void **state)
-{
-	side_use_nccl(state);
-	the_trace_tells_when_the_device_worked(state);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(the_trace_tells_when_the_device_worked, folder_make, folder_remove),
 		cmocka_unit_test(a_step_tells_of_the_device_without_a_trace),
-		cmocka_unit_test_setup_teardown(by_nccl_too, folder_make, folder_remove),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -603,13 +603,13 @@ static void gradients_are_looked_at_and_summed_at_once(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		SIDE_BOTH(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
-		SIDE_BOTH(gradient_hooks_work_on_the_queue),
-		SIDE_BOTH(what_was_not_finite_may_be_unused_then),
-		SIDE_BOTH(the_programs_own_sums_are_made_on_the_queue),
-		SIDE_BOTH(gradients_travel_in_16_bits_of_the_host),
-		SIDE_BOTH(the_optimizers_state_falls_with_the_number_of_ranks),
-		SIDE_BOTH(a_model_trains_in_memory_of_the_program),
+		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
+		cmocka_unit_test(gradient_hooks_work_on_the_queue),
+		cmocka_unit_test(what_was_not_finite_may_be_unused_then),
+		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
+		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
+		cmocka_unit_test(the_optimizers_state_falls_with_the_number_of_ranks),
+		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 		cmocka_unit_test(gradients_are_looked_at_and_summed_at_once),
 	};

@@ -99,7 +99,7 @@ kernels=/nowhere check_gpu "libddp's kernels are needed" refuses_a_gpu \
 kernels=$another_version check_gpu "of the same release, too" refuses_a_gpu 'install both from one release'
 kernels=$work/text check_gpu "and no other file either" refuses_a_gpu \
 	"$work/text: invalid ELF header: install that of this libddp, or name it in DDP_CUDA_KERNELS"
-kernels=$PWD/tests/support/.libs/nccl_standin.so check_gpu "nor another library" refuses_a_gpu \
+kernels=$PWD/tests/device/.libs/libddp_test.so check_gpu "nor another library" refuses_a_gpu \
 	'is no module of libddp'"'"'s, since it lacks the symbol dk_cuda_table: install that of this libddp, or name it in DDP_CUDA_KERNELS'
 
 # ---- driver and GPU ----
@@ -138,7 +138,7 @@ for version in 22702=2.27.2 21801=2.18.1 2708=2.7.8; do
 done
 
 # ---- one node of several ----
-export DDP_NCCL=$PWD/tests/support/.libs/nccl_standin.so
+export DDP_NCCL=$PWD/tests/device/.libs/libddp_test.so
 check_gpu "one rank may lack NCCL" refuses_one 'NCCL does not load: /nowhere: ' 'rank 1 on ' DDP_NCCL=/nowhere
 check_gpu "or a GPU" refuses_one 'this process sees no GPU' \
 	' could not open its device, or write its metrics or its trace (DDP_ERR_UNSUPPORTED); its own error says why' \

@@ -27,7 +27,7 @@ def train(work, *arguments):
          "32", "--batch", "4", "--steps", str(STEPS), "--accumulate", str(PASSES), "--bucket-mb", "0.02", "--shard", "none",
          "--spawn", str(RANKS), "--trace", folder, "--json", *arguments],
         capture_output=True, text=True, timeout=240, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DDP_TEST_MODULE": os.path.abspath("tests/device/.libs/libddp_test.so")})
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict.fromkeys(("DDP_TEST_MODULE", "DDP_NCCL"), os.path.abspath("tests/device/.libs/libddp_test.so")))
     check("gpt " + " ".join(arguments) + " trains", done.returncode == 0, done.stderr)
     if done.returncode != 0:
         finish()

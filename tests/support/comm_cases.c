@@ -10,7 +10,7 @@
 #include "comm/core/comm.h"
 #include "device/device.h"
 #include "tests/support/comm_case.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 
 enum { IN_FLIGHT = 4, TAGS = 3 };
 
@@ -311,14 +311,15 @@ static void run_group(bench *b)
 static void open_device(bench *b, const test_cases *cases)
 {
 	const ddp_device_options options = { .seed = cases->seed + (unsigned int)b->rank, .delay_us = 30,
-	                                     .check_order = true, .one_function = cases->one_function };
+	                                     .check_order = true };
 
 	CHECK_OK(ddp_device_open(cases->device, &options, &b->device));
 	ddp_comm_use_device(b->comm, b->device);
-	b->nccl = cases->nccl;
-	b->alone = cases->one_function && !cases->nccl;
-	if (cases->nccl && strcmp(cases->device, "test") == 0)
-		test_nccl_standin(b->device)->polls = cases->nccl_polls;
+	b->alone = cases->alone;
+	if (b->alone)
+		test_nccl_hide();
+	else if (strcmp(cases->device, "test") == 0)
+		test_nccl_standin()->polls = cases->nccl_polls;
 	for (int i = 0; i < 2; i++)
 		CHECK_OK(ddp_device_queue_create(b->device, DDP_DEVICE_NORMAL, &b->streams[i]));
 }
@@ -326,7 +327,7 @@ static void open_device(bench *b, const test_cases *cases)
 /* Checks what ran the operations on the device's memory, if there were any. */
 static void check_backend(const bench *b)
 {
-	const char *expected = b->device == NULL ? "" : b->nccl ? "nccl" : b->alone ? "self" : "staged";
+	const char *expected = b->device == NULL ? "" : b->alone ? "self" : "nccl";
 	ddp_comm_info info;
 
 	CHECK_OK(ddp_comm_describe(b->comm, &info));

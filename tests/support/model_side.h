@@ -22,13 +22,6 @@ typedef struct model_side {
 	float host[SIDE_ELEMENTS]; /* what is copied; no parameter has more */
 } model_side;
 
-/* For cmocka: from here on the stand-in for NCCL does what ranks do together in the device's
-   memory; or that goes by way of the host's memory again, as it does at first. */
-int side_use_nccl(void **state);
-int side_use_staged(void **state);
-/* A test, and once more by NCCL. */
-#define SIDE_BOTH(test) cmocka_unit_test(test), { #test "_by_nccl", test, side_use_nccl, side_use_staged, NULL }
-
 /* With a queue, or of the host; and with a model, whose parameters begin `apart` from those of
    another number. */
 void side_open(model_side *s, ddp_context *context, bool there);

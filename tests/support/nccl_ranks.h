@@ -4,8 +4,9 @@
 #ifndef TESTS_NCCL_RANKS_H
 #define TESTS_NCCL_RANKS_H
 
+#include "device/device.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/comm_ranks.h"
-#include "tests/support/nccl_standin.h"
 
 enum { TEST_NCCL_COUNT = 4 };
 
@@ -27,7 +28,6 @@ void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state);
 void test_nccl_share_gpu(ddp_comm *comm);
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm);
-void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options);
 /* Of one element of its memory. */
 ddp_operation test_nccl_operation(const on_device *d, ddp_operation_kind kind);
 ddp_status test_nccl_sum(const on_device *d);

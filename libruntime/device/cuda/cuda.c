@@ -115,7 +115,6 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 	info->memory_bytes = properties.totalGlobalMem;
 	info->capability = 10 * properties.major + properties.minor;
 	info->is_host_memory = false;
-	info->functions_may_wait = false;
 	return DDP_OK;
 }
 

@@ -3,15 +3,15 @@
  * nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
  * that they share, on the threads of a device's queues.
  */
-#ifndef TESTS_NCCL_STANDIN_MOVE_H
-#define TESTS_NCCL_STANDIN_MOVE_H
+#ifndef TESTS_DEVICE_NCCL_STANDIN_MOVE_H
+#define TESTS_DEVICE_NCCL_STANDIN_MOVE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "device/device.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 
 enum { RANKS_MAX = 8, CHANNEL_BYTES = 16384, SCALARS = 16 };
 

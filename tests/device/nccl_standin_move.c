@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/nccl_standin_move.h"
+#include "tests/device/nccl_standin_move.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/support/nccl_values.h"
+#include "tests/device/nccl_values.h"
+#include "tests/device/test_device.h"
+#include "tests/device/test_queue.h"
 
 /* ---- works ------------------------------------------------------------------------------------- */
 
@@ -180,10 +182,11 @@ static transfer transfer_of(standin_comm *comm, const call *c, int peer, bool se
 
 static void *view(const void *address, size_t bytes, bool writes)
 {
+	ddp_test_device *device = ddp_test_running_here()->queue->device;
 	void *found = NULL;
 
-	if (bytes == 0 || nccl_standin.view(nccl_standin.device, address, bytes,
-	                                    writes ? DDP_DEVICE_WRITES : DDP_DEVICE_READS, &found) != DDP_OK)
+	if (bytes == 0 || ddp_device_module.view(device, address, bytes, writes ? DDP_DEVICE_WRITES : DDP_DEVICE_READS,
+	                                         &found) != DDP_OK)
 		return NULL;
 	return found;
 }
@@ -291,7 +294,7 @@ static void run(void *argument)
 int standin_queue(work *w)
 {
 	begin(w);
-	if (nccl_standin.launch(nccl_standin.device, w->queue, run, w) == DDP_OK)
+	if (ddp_device_module.launch(w->queue->device, w->queue, run, w) == DDP_OK)
 		return DDP_NCCL_SUCCESS;
 	end(w);
 	return DDP_NCCL_UNHANDLED_CUDA_ERROR;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,8 +11,9 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/support/nccl_standin_move.h"
-#include "tests/support/nccl_values.h"
+#include "tests/device/nccl_standin_move.h"
+#include "tests/device/nccl_values.h"
+#include "tests/device/test_device.h"
 
 nccl_standin_switches nccl_standin = { .version = STANDIN_VERSION };
 
@@ -35,7 +36,7 @@ static bool fails(const char *name, int *result)
 static bool fails_on_device(const char *name, int *result)
 {
 	*result = DDP_NCCL_UNHANDLED_CUDA_ERROR;
-	return (nccl_standin.within != NULL && !nccl_standin.within()) || fails(name, result);
+	return ddp_test_device_here() == NULL || fails(name, result);
 }
 
 /* ---- communicators ------------------------------------------------------------------------------------ */
@@ -391,7 +392,7 @@ int ncclMemAlloc(void **memory, size_t bytes)
 
 	if (fails_on_device("ncclMemAlloc", &result))
 		return result;
-	if (nccl_standin.alloc(nccl_standin.device, bytes, memory) != DDP_OK)
+	if (ddp_device_module.alloc(ddp_test_device_here(), bytes, memory) != DDP_OK)
 		return DDP_NCCL_UNHANDLED_CUDA_ERROR;
 	atomic_fetch_add(&nccl_standin.allocated, 1);
 	return DDP_NCCL_SUCCESS;
@@ -404,7 +405,7 @@ int ncclMemFree(void *memory)
 	if (fails_on_device("ncclMemFree", &result))
 		return result;
 	atomic_fetch_sub(&nccl_standin.allocated, 1);
-	return nccl_standin.free(nccl_standin.device, memory) == DDP_OK ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
+	return ddp_device_module.free(ddp_test_device_here(), memory) == DDP_OK ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
 }
 
 int ncclCommRegister(void *handle, void *memory, size_t bytes, void **registration)
