@@ -13,9 +13,17 @@
 #include "comm/nccl/abi.h"
 #include "tests/device/nccl_standin_move.h"
 #include "tests/device/nccl_values.h"
-#include "tests/device/test_device.h"
+#include "tests/device/runtime.h"
 
 nccl_standin_switches nccl_standin = { .version = STANDIN_VERSION };
+
+static __attribute__((constructor)) void choose_version(void)
+{
+	const char *given = getenv("FAKE_GPU_NCCL");
+
+	if (given != NULL)
+		nccl_standin.version = atoi(given);
+}
 
 /* The leak sanitizer of gcc 12 goes wrong over threads' memory that ld.so allots to a library
    when it is first used, and only then. */
@@ -36,7 +44,7 @@ static bool fails(const char *name, int *result)
 static bool fails_on_device(const char *name, int *result)
 {
 	*result = DDP_NCCL_UNHANDLED_CUDA_ERROR;
-	return ddp_test_device_here() == NULL || fails(name, result);
+	return fake_gpu_here() == NULL || fails(name, result);
 }
 
 /* ---- communicators ------------------------------------------------------------------------------------ */
@@ -392,7 +400,7 @@ int ncclMemAlloc(void **memory, size_t bytes)
 
 	if (fails_on_device("ncclMemAlloc", &result))
 		return result;
-	if (ddp_device_module.alloc(ddp_test_device_here(), bytes, memory) != DDP_OK)
+	if (cudaMalloc(memory, bytes) != cudaSuccess)
 		return DDP_NCCL_UNHANDLED_CUDA_ERROR;
 	atomic_fetch_add(&nccl_standin.allocated, 1);
 	return DDP_NCCL_SUCCESS;
@@ -405,7 +413,7 @@ int ncclMemFree(void *memory)
 	if (fails_on_device("ncclMemFree", &result))
 		return result;
 	atomic_fetch_sub(&nccl_standin.allocated, 1);
-	return ddp_device_module.free(ddp_test_device_here(), memory) == DDP_OK ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
+	return cudaFree(memory) == cudaSuccess ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
 }
 
 int ncclCommRegister(void *handle, void *memory, size_t bytes, void **registration)

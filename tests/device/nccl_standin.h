@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl_standin: what a program takes for NCCL. It really moves data between processes, through
- * shared memory, on the queues of the test device, whose module it is a part of; and it
+ * shared memory, on the streams of the fake GPU, whose module it is a part of; and it
  * does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
  * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
  * does not want the first one hasty.
@@ -28,7 +28,7 @@ typedef struct nccl_standin_switches {
 	atomic_int made, inits, inits_by_ids, ends, aborts, registered, allocated, max_ctas;
 } nccl_standin_switches;
 
-/* In a test: those of the module that DDP_TEST_MODULE names. */
+/* In a test: those of the fake GPU's module. */
 nccl_standin_switches *test_nccl_standin(void);
 /* From now on there is no NCCL. */
 void test_nccl_hide(void);

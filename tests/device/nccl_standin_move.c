@@ -9,8 +9,7 @@
 
 #include "comm/nccl/abi.h"
 #include "tests/device/nccl_values.h"
-#include "tests/device/test_device.h"
-#include "tests/device/test_queue.h"
+#include "tests/device/runtime.h"
 
 /* ---- works ------------------------------------------------------------------------------------- */
 
@@ -182,11 +181,9 @@ static transfer transfer_of(standin_comm *comm, const call *c, int peer, bool se
 
 static void *view(const void *address, size_t bytes, bool writes)
 {
-	ddp_test_device *device = ddp_test_running_here()->queue->device;
 	void *found = NULL;
 
-	if (bytes == 0 || ddp_device_module.view(device, address, bytes, writes ? DDP_DEVICE_WRITES : DDP_DEVICE_READS,
-	                                         &found) != DDP_OK)
+	if (bytes == 0 || fake_gpu_view(address, bytes, writes, &found) != cudaSuccess)
 		return NULL;
 	return found;
 }
@@ -294,7 +291,7 @@ static void run(void *argument)
 int standin_queue(work *w)
 {
 	begin(w);
-	if (ddp_device_module.launch(w->queue->device, w->queue, run, w) == DDP_OK)
+	if (fake_gpu_launch(w->queue, run, w) == cudaSuccess)
 		return DDP_NCCL_SUCCESS;
 	end(w);
 	return DDP_NCCL_UNHANDLED_CUDA_ERROR;

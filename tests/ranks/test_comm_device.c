@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 7 */
-/* Operations on memory that the host cannot touch: that of the asynchronous test device. */
+/* Operations on memory that the host cannot touch: a GPU's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -26,7 +26,7 @@ enum { BATCHES = 24 };
 
 static void one_rank_needs_no_nccl(void **state)
 {
-	const test_cases cases = { .seed = 7500, .batches = BATCHES, .most = 200000, .device = "test", .alone = true };
+	const test_cases cases = { .seed = 7500, .batches = BATCHES, .most = 200000, .on_device = true, .alone = true };
 
 	(void)state;
 	assert_int_equal(test_run_world(cases, 1, NULL, test_run_cases), 0);
@@ -365,7 +365,7 @@ static void close_under_a_receive(device_rank *d)
 static void break_device(device_rank *d)
 {
 	CHECK_OK(ddp_device_fill(d->device, d->stream, d->memory + 3, 1, sizeof(float)));
-	CHECK(ddp_device_fill(d->device, d->other, d->memory + 3, 2, sizeof(float)) == DDP_ERR_STATE);
+	CHECK(ddp_device_fill(d->device, d->other, d->memory + 3, 2, sizeof(float)) == DDP_ERR_IO);
 }
 
 /* Rank 1 has receives that nobody sends to, and a send that has not begun. */
@@ -378,7 +378,7 @@ static void break_under_messages(device_rank *d)
 	CHECK_OK(ddp_run(d->comm, &c));
 	test_ranks_together();
 	if (d->rank != 1) {
-		CHECK(ddp_barrier(d->comm) == DDP_ERR_STATE);
+		CHECK(ddp_barrier(d->comm) == DDP_ERR_IO);
 		CHECK(strstr(ddp_last_error(), "rank 1") != NULL && strstr(ddp_last_error(), "is broken") != NULL);
 		return;
 	}
@@ -392,7 +392,7 @@ static void break_under_messages(device_rank *d)
 	break_device(d);
 	atomic_store(&let_go, true);
 	for (int i = 0; i < 3; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_IO);
 		CHECK(strstr(ddp_last_error(), "is broken") != NULL);
 	}
 	CHECK_OK(ddp_device_queue_free(d->device, d->other));
@@ -549,7 +549,7 @@ static int give_wrong_memory(ddp_comm *comm, void *argument)
 	CHECK(strstr(ddp_last_error(), "ddp_options") != NULL);
 	test_device_set_up(&d, comm);
 	CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "is not in the memory of the device test:0") != NULL);
+	CHECK(strstr(ddp_last_error(), "is not in the memory of the device cuda:0") != NULL);
 	CHECK_OK(ddp_mem_free(comm, d.memory));
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /*
- * A model in the memory of the asynchronous test device: it comes to the bits of one in the
+ * A model in the memory of the fake GPU: it comes to the bits of one in the
  * host's memory, and nothing in its backward pass waits. The device refuses work that no
  * event orders, and nobody else can touch its memory; so a wait that is missing
  * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
@@ -25,7 +25,7 @@
 
 enum { PARAMS = 5, STEPS = 3, ROWS = 4 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 /* Several pieces and buckets; rows come to the second, and the fourth is a number. */
 static const ddp_param params[PARAMS] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /*
- * Ways of training a model in the memory of the asynchronous test device, each beside the same
+ * Ways of training a model in the memory of the fake GPU, each beside the same
  * in the host's memory: parameters, gradients and norms have the same bits after each step.
  */
 #include <math.h>
@@ -19,7 +19,7 @@
 
 enum { RANKS = 2, PARAMS = 3 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 static const ddp_param params[PARAMS] = {
 	{ .name = "a", .ndim = 1, .shape = { 37 } },
@@ -507,7 +507,7 @@ static int elsewhere_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_bytes(params, PARAMS, &params_bytes, &grads_bytes));
 	CHECK_OK(ddp_device_alloc(context->device, grads_bytes, &there));
-	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device test:0");
+	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device cuda:0");
 	expect_refused(context, DDP_MEMORY_DEVICE, (float *)there + 1, "multiple of 64 bytes");
 	expect_refused(context, DDP_MEMORY_HOST, there, "is in the host's");
 	CHECK_OK(ddp_device_free(context->device, there));

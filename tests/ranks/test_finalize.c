@@ -443,7 +443,7 @@ static void sum_on_device(ddp_context *context)
 
 static void stopped_rank_is_named_where_nccl_is_open(void **state)
 {
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "test" },
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "cuda" },
 	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
 
 	(void)state;

@@ -21,7 +21,7 @@ void test_device_set_up(device_rank *d, ddp_comm *comm)
 	void *memory;
 
 	*d = (device_rank){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	CHECK_OK(ddp_device_open("test", NULL, &d->device));
+	CHECK_OK(ddp_device_open("cuda", &d->device));
 	if (test_device_alone)
 		test_nccl_hide();
 	else

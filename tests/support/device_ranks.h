@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_ranks: a test's ranks, each with memory and queues of the asynchronous test device. */
+/* device_ranks: a test's ranks, each with memory and queues of the fake GPU. */
 #ifndef TESTS_DEVICE_RANKS_H
 #define TESTS_DEVICE_RANKS_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model_side: a model in the memory of the host, or in that of the asynchronous test device, so
+ * model_side: a model in the memory of the host, or in that of the fake GPU, so
  * that what is done to both can be compared.
  */
 #ifndef TESTS_MODEL_SIDE_H

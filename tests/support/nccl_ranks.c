@@ -12,17 +12,7 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-
-bool test_nccl_on_gpu;
-
-void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state)
-{
-	if (getenv("DDP_CUDA_MODULE") == NULL)
-		skip();
-	test_nccl_on_gpu = true;
-	test(state);
-	test_nccl_on_gpu = false;
-}
+#include "tests/device/fake_gpu.h"
 
 void test_nccl_share_gpu(ddp_comm *comm)
 {
@@ -39,11 +29,11 @@ void test_nccl_set_up(on_device *d, ddp_comm *comm)
 	void *memory;
 
 	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	if (test_nccl_on_gpu)
+	if (test_on_gpu())
 		test_nccl_share_gpu(comm);
 	else
 		d->nccl = test_nccl_standin();
-	CHECK_OK(ddp_device_open(test_nccl_on_gpu ? "cuda" : "test", NULL, &d->device));
+	CHECK_OK(ddp_device_open("cuda", &d->device));
 	ddp_comm_use_device(comm, d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
 	CHECK_OK(ddp_device_alloc(d->device, TEST_NCCL_COUNT * sizeof(float), &memory));

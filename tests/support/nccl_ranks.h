@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_ranks: a test's ranks, each with the asynchronous test device and the stand-in for
-   NCCL, or all with one GPU and NCCL itself. */
+/* nccl_ranks: a test's ranks, each with a fake GPU and the stand-in for NCCL, or all
+   with one GPU and NCCL itself. */
 #ifndef TESTS_NCCL_RANKS_H
 #define TESTS_NCCL_RANKS_H
 
@@ -19,11 +19,6 @@ typedef struct on_device {
 	int rank, size;
 } on_device;
 
-/* Whether ranks have a GPU: in what test_nccl_repeat_on_gpu() runs. */
-extern bool test_nccl_on_gpu;
-/* A test once more, on a GPU: skipped if it is not `make check-gpu` that runs it. Such tests come
-   last: one that fails leaves it at the GPU. */
-void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state);
 /* In a rank, before it opens the GPU: NCCL takes ranks on one GPU if they are of different hosts. */
 void test_nccl_share_gpu(ddp_comm *comm);
 
