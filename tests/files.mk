@@ -164,7 +164,7 @@ include $(top_srcdir)/tests/bench/files.mk
 # `make check`.
 noinst_LTLIBRARIES += tests/device/libddp_fake_gpu.la
 tests_device_libddp_fake_gpu_la_SOURCES = \
-	tests/device/fake_gpu.h \
+	tests/device/fake_gpu.h tests/device/gpu.c \
 	tests/device/host_image_kernels.c \
 	tests/device/host_kernels.c tests/device/host_kernels.h \
 	tests/device/host_task.c tests/device/host_task.h \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what memory it reads and writes. Kept by value until it runs.
+ * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
+ * memory it reads and writes. Kept by value until it runs.
  */
 #ifndef TESTS_DEVICE_HOST_TASK_H
 #define TESTS_DEVICE_HOST_TASK_H

@@ -15,7 +15,7 @@
 #include "tests/device/memory.h"
 #include "tests/device/order.h"
 
-enum { FAKE_GPU_TEXT = 512 };
+enum { FAKE_GPU_TEXT = 512, FAKE_GPUS = 8 };
 
 typedef struct CUstream_st gpu_stream;
 typedef struct CUevent_st gpu_event;
@@ -86,6 +86,22 @@ const gpu_running *fake_gpu_running(void);
 /* Makes this the thread's last error, of which cudaGetErrorString() gives the sentence. */
 cudaError_t fake_gpu_fail(cudaError_t error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *fake_gpu_reason(void);
+
+/* Those that were opened; NULL: it was not. */
+extern fake_gpu_device *fake_gpus[FAKE_GPUS];
+
+/* Whether a test wants this call to fail. */
+cudaError_t fake_gpu_refuse(const char *call);
+/* For a call of CUDA's, which a stream's function does not make, nor a thread that captures: `captured`, unless it is
+   NULL, is wrong with it. If it is cudaSuccess, the thread's GPU is locked until fake_gpu_leave(), which returns
+   `error`; likewise with a stream, NULL becoming the default one, and with an event. */
+cudaError_t fake_gpu_enter(const char *call, const char *captured, fake_gpu_device **gpu);
+cudaError_t fake_gpu_enter_stream(const char *call, const char *captured, cudaStream_t *stream, fake_gpu_device **gpu);
+cudaError_t fake_gpu_enter_event(const char *call, const char *captured, cudaEvent_t event, fake_gpu_device **gpu);
+cudaError_t fake_gpu_leave(fake_gpu_device *gpu, cudaError_t error);
+cudaError_t fake_gpu_broken_locked(const fake_gpu_device *gpu);
+/* So many more pieces of memory, streams or events. */
+void fake_gpu_count(fake_gpu_device *gpu, int change);
 
 /* The GPU of the calling thread's context; NULL: it has none. */
 fake_gpu_device *fake_gpu_here(void);
