@@ -17,7 +17,7 @@ extern "C" {
 enum { DK_TABLE_VERSION = 17 };
 
 /* The table has the functions of images, in f32. CUDA's queues of DK_BF16 and DK_MIXED fail; the host's of
-   DK_MIXED take f32, also on the test device. */
+   DK_MIXED take f32, also on the fake GPU. */
 typedef struct dk_image_table {
 	bool needs_no_work; /* dk_convolution_work() is 0 */
 	void (*convolution_forward)(dk_queue *queue, float *out, float *work, const float *in,

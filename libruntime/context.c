@@ -97,7 +97,7 @@ static ddp_status open_device(ddp_context *context, const ddp_options *options)
 
 	if (options->max_ctas < 0)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_init: max_ctas is %d", options->max_ctas);
-	ddp_status status = name != NULL ? ddp_device_open(name, NULL, &context->device) : DDP_OK;
+	ddp_status status = name != NULL ? ddp_device_open(name, &context->device) : DDP_OK;
 	if (status == DDP_OK) {
 		ddp_comm_use_device(context->world, context->device);
 		ddp_comm_limit_ctas(context->world, options->max_ctas);

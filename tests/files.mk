@@ -65,10 +65,10 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/support/checks.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/ranks/test_comm_device_messages tests/ranks/test_optimizers tests/ranks/test_powersgd \
+		tests/ranks/test_optimizers tests/ranks/test_powersgd \
 		tests/ranks/test_engine tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
-		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue tests/support/module_of_another_version.la \
-		tests/support/nccl_standin.la tests/device/libddp_test.la
+		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue_cuda tests/support/module_of_another_version.la \
+		tests/device/libddp_fake_gpu.la
 	$(top_srcdir)/tests/support/check-waits $(top_srcdir)
 # 256 ranks on 16 nodes of a throw-away cluster; needs root.
 check-scale: all tests/cluster/scale_probe
@@ -120,10 +120,11 @@ check-packages: all
 # All that needs a GPU, which make check skips without one; the output stays in gpu-results.
 gpu_programs = tests/unit/test_device tests/ranks/test_comm_nccl \
 	tests/ranks/test_nccl_messages tests/ranks/test_nccl_reductions
+# Of kernels: those that compute-sanitizer runs, too.
+gpu_kernels = tests/unit/test_kernel_device tests/unit/test_kernel_graph tests/unit/test_kernel_images_device \
+	tests/unit/test_kernel_queue tests/unit/test_model_graph tests/unit/test_optimizers_device
 if HAVE_CUDA_KERNELS
-gpu_programs += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
-	tests/gpu/test_model_graph \
-	tests/gpu/test_optimizers_queue
+gpu_programs += $(gpu_kernels)
 endif
 # Those in shell, which run a build's programs.
 gpu_scripts =
@@ -142,7 +143,7 @@ endif
 gpu_tests = $(gpu_programs) $(gpu_scripts)
 EXTRA_DIST += tests/gpu/kit.sh tests/gpu/lib.sh tests/gpu/netplugin.sh tests/gpu/run.sh \
 	tests/gpu/torch_sums.py tests/gpu/train.sh
-gpu_builds = all $(gpu_programs) tests/device/libddp_test.la tests/support/nccl_standin.la tests/support/module_of_another_version.la
+gpu_builds = all $(gpu_programs) tests/support/module_of_another_version.la
 check-gpu:
 	@$(top_srcdir)/tests/support/check-gpu --here
 	@$(MAKE) --no-print-directory $(gpu_builds)
@@ -158,29 +159,30 @@ mostlyclean-local:
 
 include $(top_srcdir)/tests/bench/files.mk
 
-# The asynchronous test device, which libddp loads where DDP_TEST_MODULE names it. It is linked with none of
-# libddp (tests/device/services.h). -rpath makes libtool link it as a module. Tests on clusters need it, too,
-# without `make check`.
-noinst_LTLIBRARIES += tests/device/libddp_test.la
-tests_device_libddp_test_la_SOURCES = \
+# The fake GPU: device/cuda over CUDA's runtime on the host's threads, kernels and NCCL in one module, which is
+# linked with none of libddp. -rpath makes libtool link it as a module. Tests on clusters need it, too, without
+# `make check`.
+noinst_LTLIBRARIES += tests/device/libddp_fake_gpu.la
+tests_device_libddp_fake_gpu_la_SOURCES = \
+	tests/device/fake_gpu.h tests/device/gpu.c \
 	tests/device/host_image_kernels.c \
 	tests/device/host_kernels.c tests/device/host_kernels.h \
 	tests/device/host_task.c tests/device/host_task.h \
 	tests/device/host_whole_kernels.c \
-	tests/device/services.c tests/device/services.h \
-	tests/device/staged.c tests/device/staged.h \
-	tests/device/test_capture.c tests/device/test_capture.h \
-	tests/device/test_device.c tests/device/test_device.h \
-	tests/device/test_memory.c tests/device/test_memory.h \
-	tests/device/test_order.c tests/device/test_order.h \
-	tests/device/test_queue.c tests/device/test_queue.h \
-	libruntime/base/c_locale.c libruntime/base/text.c \
-	libruntime/comm/on_device.c libruntime/comm/ops/names.c \
-	libruntime/device/cpu.c libruntime/device/device.c libruntime/device/module.c
-tests_device_libddp_test_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
-tests_device_libddp_test_la_LIBADD = kernels/libkernels.la $(MATH_LIBS)
-tests_device_libddp_test_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir) \
-	-export-symbols-regex '^ddp_(device_module|test_device_within)$$'
+	tests/device/include/cuda.h tests/device/include/cuda_runtime_api.h \
+	tests/device/memory.c tests/device/memory.h \
+	tests/device/nccl_standin.c tests/device/nccl_standin.h \
+	tests/device/nccl_standin_move.c tests/device/nccl_standin_move.h \
+	tests/device/nccl_values.c tests/device/nccl_values.h \
+	tests/device/order.c tests/device/order.h \
+	tests/device/runtime.c tests/device/runtime.h \
+	tests/device/stream.c \
+	libruntime/device/cuda/cuda.c
+tests_device_libddp_fake_gpu_la_CPPFLAGS = -I$(top_srcdir)/tests/device/include $(AM_CPPFLAGS)
+tests_device_libddp_fake_gpu_la_CFLAGS = $(AM_CFLAGS) -ffp-contract=off
+tests_device_libddp_fake_gpu_la_LIBADD = kernels/libkernels.la $(MATH_LIBS)
+tests_device_libddp_fake_gpu_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir) \
+	-export-symbols-regex '^(ddp_device_module|dk_cuda_table|fake_gpu|nccl_standin|nccl[A-Z].*)$$'
 
 if HAVE_CMOCKA
 # What several tests use, compiled once.
@@ -193,6 +195,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/context_ranks.c tests/support/context_ranks.h \
 	tests/support/device_checks.h \
 	tests/support/device_ranks.c tests/support/device_ranks.h \
+	tests/support/fake_gpu.c \
 	tests/support/flood.c tests/support/flood.h \
 	tests/support/folder.c tests/support/folder.h \
 	tests/support/halves.h \
@@ -203,8 +206,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/kernel_values.h \
 	tests/support/mlp.c tests/support/mlp.h \
 	tests/support/model_side.c tests/support/model_side.h \
-	tests/support/nccl_load.c tests/support/nccl_standin.h \
-	tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
+		tests/support/nccl_ranks.c tests/support/nccl_ranks.h \
 	tests/support/optimizer_cases.h \
 	tests/support/ranks.c tests/support/ranks.h \
 	tests/support/sanitizers.h \
@@ -215,30 +217,12 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
 	tests/support/test_module.c \
 	tests/support/training.c tests/support/training.h
-EXTRA_tests_support_libsupport_la_DEPENDENCIES = tests/device/libddp_test.la
+EXTRA_tests_support_libsupport_la_DEPENDENCIES = tests/device/libddp_fake_gpu.la
 
 # What test_device loads: -rpath makes libtool link it as a module.
 check_LTLIBRARIES += tests/support/module_of_another_version.la
 tests_support_module_of_another_version_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \
 	-rpath $(abs_builddir)
-
-# A GPU that programs cannot use.
-if HAVE_CUDA
-check_LTLIBRARIES += tests/support/gpu_standin.la
-tests_support_gpu_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
-tests_support_gpu_standin_la_SOURCES = tests/support/gpu_standin.c tests/support/cuda_standin.c \
-	tests/support/cuda_standin.h libruntime/device/cuda/cuda.c
-tests_support_gpu_standin_la_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS)
-tests_support_gpu_standin_la_LIBADD = $(CMOCKA_LIBS)
-endif
-
-# What test_comm_nccl and others take for NCCL.
-check_LTLIBRARIES += tests/support/nccl_standin.la
-tests_support_nccl_standin_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared -rpath $(abs_builddir)
-tests_support_nccl_standin_la_SOURCES = tests/support/nccl_standin.c \
-	tests/support/nccl_standin_move.c tests/support/nccl_standin_move.h \
-	tests/support/nccl_values.c tests/support/nccl_values.h tests/support/halves.h
-tests_support_nccl_standin_la_LIBADD = $(MATH_LIBS)
 
 # What test_netplugin_cuda takes for CUDA's driver and NVML, by the names that UCX knows.
 if HAVE_CUDA
@@ -334,14 +318,7 @@ tests_ranks_test_comm_no_threads_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pthread_crea
 tests_unit_test_group_outlives_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_page_wait
 tests_ranks_test_pages_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sysconf -Wl,--wrap=mmap
 tests_unit_test_comm_plan_SOURCES = tests/unit/test_comm_plan.c tests/support/simulate.c tests/support/simulate.h
-tests_unit_test_device_cuda_SOURCES = tests/unit/test_device_cuda.c
-tests_unit_test_device_cuda_CPPFLAGS = $(AM_CPPFLAGS)
-if HAVE_CUDA
-tests_unit_test_device_cuda_SOURCES += libruntime/device/cuda/cuda.c tests/support/cuda_standin.c \
-	tests/support/cuda_standin.h
-tests_unit_test_device_cuda_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA
-endif
-tests_unit_test_device_async_SOURCES = tests/unit/test_device_async.c tests/device/test_order.c
+tests_unit_test_device_async_SOURCES = tests/unit/test_device_async.c tests/device/order.c
 tests_unit_test_gpudirect_SOURCES = tests/unit/test_gpudirect.c libruntime/nccl_plugins/net/gpudirect.c
 tests_unit_test_gpt_model_SOURCES = tests/unit/test_gpt_model.c $(gpt_model_sources)
 tests_unit_test_gpt_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
@@ -374,49 +351,48 @@ tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
 
-# The host's kernels on the test device's queues: the same cases.
-on_test_device = tests/support/test_module.lo tests/support/libsupport.la libruntime/libddpcore.la
+# The same cases on a GPU: the fake one, or a real one (make check-gpu).
+on_gpu = tests/support/test_module.lo tests/support/libsupport.la libruntime/libddpcore.la
 tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_place_device.c
-tests_unit_test_kernel_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
+tests_unit_test_kernel_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
 tests_unit_test_kernel_images_device_SOURCES = $(kernel_images) tests/support/kernel_place_device.c
-tests_unit_test_kernel_images_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
+tests_unit_test_kernel_images_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
 tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
-tests_unit_test_optimizers_device_LDADD = $(on_test_device) $(CMOCKA_LIBS)
-
+tests_unit_test_optimizers_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
 model_graph = tests/unit/test_model_graph.c $(kernel_cases) $(gpt_model_sources) $(net_only_sources)
 tests_unit_test_model_graph_SOURCES = $(model_graph) tests/support/kernel_place_device.c
 tests_unit_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_model_graph_LDADD = kernels/libconvolution.la $(on_test_device) $(CMOCKA_LIBS)
+tests_unit_test_model_graph_LDADD = kernels/libconvolution.la $(on_gpu) $(CMOCKA_LIBS)
 tests_unit_test_kernel_graph_SOURCES = $(kernel_graph) tests/support/kernel_place_device.c
-tests_unit_test_kernel_graph_LDADD = $(on_test_device) $(CMOCKA_LIBS)
-
-# kernels/cuda on the host: the same cases as on the host's kernels, and others.
-if CUDA_EMULATION
-tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
-tests_unit_test_kernel_images_cuda_SOURCES = $(kernel_images)
-tests_unit_test_kernel_images_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
-tests_unit_test_kernel_queue_SOURCES = $(kernel_queue)
+tests_unit_test_kernel_graph_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_kernel_queue_SOURCES = $(kernel_queue) tests/support/kernel_place_device.c
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_queue_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+
+# And on kernels/cuda on the host.
+if CUDA_EMULATION
+emulated = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
+tests_unit_test_kernel_cuda_LDADD = $(emulated)
+tests_unit_test_kernel_images_cuda_SOURCES = $(kernel_images)
+tests_unit_test_kernel_images_cuda_LDADD = $(emulated)
+tests_unit_test_kernel_graph_cuda_SOURCES = $(kernel_graph)
+tests_unit_test_kernel_graph_cuda_LDADD = $(emulated)
+tests_unit_test_kernel_queue_cuda_SOURCES = $(kernel_queue)
+tests_unit_test_kernel_queue_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
+tests_unit_test_kernel_queue_cuda_LDADD = $(emulated)
 tests_unit_test_model_graph_cuda_SOURCES = $(model_graph)
 tests_unit_test_model_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_model_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libconvolution.la kernels/libkernels.la \
-	$(CMOCKA_LIBS) -lstdc++
-tests_unit_test_kernel_graph_cuda_SOURCES = $(kernel_graph)
-tests_unit_test_kernel_graph_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
-tests_unit_test_kernel_cuda_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
-tests_unit_test_kernel_queue_LDADD = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+tests_unit_test_model_graph_cuda_LDADD = kernels/libconvolution.la $(emulated)
 tests_unit_test_optimizers_cuda_SOURCES = tests/unit/test_optimizers_queue.c
 tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a libruntime/libddpcore.la $(CMOCKA_LIBS) -lstdc++
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
+tests_unit_test_kernel_queue_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_model_graph_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_optimizers_cuda_SOURCES = tests/support/no_emulation.c
-tests_unit_test_kernel_images_cuda_SOURCES = tests/support/no_emulation.c
-# The host's kernels on the test device's queues.
-tests_unit_test_kernel_queue_SOURCES = $(kernel_queue) tests/support/kernel_place_device.c
-tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_kernel_queue_LDADD = $(on_test_device) $(CMOCKA_LIBS)
 endif
 TESTS += $(check_PROGRAMS)
 
@@ -428,33 +404,7 @@ $(locale_log): tests/unit/test_error$(EXEEXT) tests/unit/test_options$(EXEEXT) t
 	tests/ranks/test_model_refusals$(EXEEXT)
 endif
 
-# The same on a GPU.
-if HAVE_CUDA_KERNELS
-noinst_PROGRAMS += tests/gpu/test_kernel_graph tests/gpu/test_kernel_images tests/gpu/test_kernel_layers tests/gpu/test_kernel_queue \
-	tests/gpu/test_model_graph \
-	tests/gpu/test_optimizers_queue
-tests_gpu_test_model_graph_SOURCES = $(model_graph)
-tests_gpu_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_gpu_test_model_graph_LDADD = kernels/libconvolution.la $(tests_gpu_test_kernel_layers_LDADD)
-tests_gpu_test_kernel_graph_SOURCES = $(kernel_graph)
-tests_gpu_test_kernel_graph_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests_gpu_test_optimizers_queue_SOURCES = tests/unit/test_optimizers_queue.c
-tests_gpu_test_optimizers_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests_gpu_test_kernel_images_SOURCES = $(kernel_images)
-tests_gpu_test_kernel_images_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests_gpu_test_kernel_layers_SOURCES = $(kernel_layers)
-tests_gpu_test_kernel_layers_LDADD = tests/gpu/kernel_place.o libruntime/libddpcore.la $(CMOCKA_LIBS) $(NVCC_LIBS)
-tests_gpu_test_kernel_queue_SOURCES = $(kernel_queue)
-tests_gpu_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_gpu_test_kernel_queue_LDADD = $(tests_gpu_test_kernel_layers_LDADD)
-tests/gpu/kernel_place.o: tests/gpu/kernel_place.cu tests/support/kernel_place.h kernels/kernels.h kernels/table.h \
-		libruntime/device/module.h
-	@$(MKDIR_P) tests/gpu
-	$(AM_V_GEN)$(NVCC) -std=c++17 -g -O1 -arch=sm_80 -I$(top_srcdir) -I$(top_srcdir)/kernels \
-		-I$(top_srcdir)/libruntime/include -I$(top_srcdir)/libruntime -c -o $@ $(top_srcdir)/tests/gpu/kernel_place.cu
 endif
-endif
-EXTRA_DIST += tests/gpu/kernel_place.cu
 
 emulation_sources = tests/support/cublas_emulation.cc tests/support/cuda_emulation.cc tests/support/cuda_place.cc \
 	tests/support/cuda_runtime_emulation.cc

@@ -14,27 +14,9 @@
 #include "comm/nccl/nccl.h"
 #include "comm/request.h"
 #include "comm/self.h"
-#include "device/backend.h"
 #include "device/device.h"
 
 /* ---- lanes ------------------------------------------------------------------------------ */
-
-static const ddp_comm_services services = {
-	.run = ddp_comm_run, .issue = ddp_comm_issue, .check = ddp_comm_check, .breaks = ddp_comm_break,
-	.agree = ddp_comm_agree, .open_twin = ddp_twin_open, .end = ddp_host_end, .close = ddp_host_close,
-};
-
-/* Returns the backend that runs operations on a device's memory without NCCL, or NULL. A backend that goes by
-   way of the host waits for other ranks in functions on queues. A GPU may run one such function at a time,
-   whatever their queues. */
-static const ddp_backend *other_than_nccl(const ddp_comm *comm)
-{
-	const ddp_device_backend *device = ddp_device_backend_of(comm->roster->device);
-
-	if (device->operations != NULL && ddp_device_describe(comm->roster->device)->functions_may_wait)
-		return device->operations(&services);
-	return comm->size == 1 ? &ddp_backend_self : NULL;
-}
 
 /* Collective. */
 static ddp_status choose_for_device(ddp_comm *comm, const ddp_backend **backend)
@@ -46,7 +28,7 @@ static ddp_status choose_for_device(ddp_comm *comm, const ddp_backend **backend)
 	const ddp_status status = ddp_nccl_choose(comm, &is_nccl, reason, sizeof(reason));
 	if (status != DDP_OK)
 		return status;
-	*backend = is_nccl ? &ddp_backend_nccl : other_than_nccl(comm);
+	*backend = is_nccl ? &ddp_backend_nccl : comm->size == 1 ? &ddp_backend_self : NULL;
 	if (*backend == NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "operations on the memory of %s (%s:%d) need NCCL: %s", device->name,
 		                device->kind, device->index, reason);

@@ -74,6 +74,9 @@ static ddp_status check_side(const ddp_comm *comm, const ddp_side *side, ddp_ope
 
 	if (side->memory == NULL || ddp_side_count(side) == 0 || ddp_device_owns(device, side->memory))
 		return DDP_OK;
+	const ddp_status status = ddp_device_error(device); /* one whose context is gone owns nothing */
+	if (status != DDP_OK)
+		return status;
 	return ddp_fail(DDP_ERR_INVALID, "%s: %p is not in the memory of the device %s:%d", ddp_kind_name(kind),
 	                (void *)side->memory, info->kind, info->index);
 }

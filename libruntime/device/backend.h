@@ -12,28 +12,20 @@
 #define DDP_DEVICE_BACKEND_H
 
 #include "device/device.h"
-#include "kernels.h"
 
 /* Grows with each change of this header, or of the types of device.h. */
-enum { DDP_DEVICE_VERSION = 8 };
+enum { DDP_DEVICE_VERSION = 9 };
 
 #define DDP_DEVICE_MODULE_SYMBOL "ddp_device_module"
 
-/* ddp_fail() and ddp_last_error() */
+/* ddp_fail() */
 typedef ddp_status (*ddp_device_fail)(ddp_status status, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-typedef const char *(*ddp_device_last_error)(void);
 
 typedef struct ddp_device_request {
 	int index;
-	ddp_device_options options;
 	ddp_device_fail fail;
-	ddp_device_last_error last_error;
 } ddp_device_request;
-
-/* Of comm/core/backend.h. */
-struct ddp_backend;
-struct ddp_comm_services;
 
 typedef struct ddp_device_backend {
 	uint32_t version; /* DDP_DEVICE_VERSION */
@@ -51,8 +43,6 @@ typedef struct ddp_device_backend {
 	ddp_status (*host_alloc)(void *self, size_t bytes, void **memory);
 	ddp_status (*host_free)(void *self, void *memory);
 	bool (*owns)(void *self, const void *address);
-	ddp_status (*view)(void *self, const void *address, size_t bytes, ddp_device_access access,
-	                   void **view);
 
 	ddp_status (*queue_create)(void *self, ddp_device_priority priority,
 	                           ddp_device_queue **queue);
@@ -73,13 +63,6 @@ typedef struct ddp_device_backend {
 	ddp_status (*event_query)(void *self, ddp_device_event *event, bool *done);
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
 	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
-
-	/* A queue of kernels (kernel_queue.h) on `stream` of the device, which is the one that
-	   ddp_device_open() gave. NULL: libddp has the kernels, or another module. */
-	ddp_status (*kernels)(ddp_device *device, ddp_device_queue *stream, dk_type type, dk_queue **queue);
-	/* What runs operations of communicators on its memory, where NCCL does not, if functions of
-	   its queues may wait (comm/core/backend.h). NULL: nothing does, but for one rank. */
-	const struct ddp_backend *(*operations)(const struct ddp_comm_services *services);
 } ddp_device_backend;
 
 #endif

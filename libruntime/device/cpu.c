@@ -26,7 +26,6 @@ static ddp_status cpu_open(const ddp_device_request *request, ddp_device_info *i
 	snprintf(info->name, sizeof(info->name), "host");
 	info->memory_bytes = host_bytes();
 	info->is_host_memory = true;
-	info->functions_may_wait = true;
 	*self = &the_device;
 	return DDP_OK;
 }
@@ -71,16 +70,6 @@ static bool cpu_owns(void *self, const void *address)
 	(void)self;
 	(void)address;
 	return false;
-}
-
-static ddp_status cpu_view(void *self, const void *address, size_t bytes,
-                           ddp_device_access access, void **view)
-{
-	(void)self;
-	(void)bytes;
-	(void)access;
-	*view = (void *)address;
-	return DDP_OK;
 }
 
 static ddp_status cpu_queue_create(void *self, ddp_device_priority priority,
@@ -195,7 +184,7 @@ static const ddp_device_backend backend = {
 	.version = DDP_DEVICE_VERSION, .bytes = sizeof(backend), .kind = "cpu",
 	.open = cpu_open, .close = cpu_close, .error = cpu_error, .within = cpu_within,
 	.alloc = cpu_alloc, .free = cpu_free, .host_alloc = cpu_alloc, .host_free = cpu_free,
-	.owns = cpu_owns, .view = cpu_view,
+	.owns = cpu_owns,
 	.queue_create = cpu_queue_create, .queue_free = cpu_queue, .queue_query = cpu_queue_query,
 	.queue_sync = cpu_queue, .queue_wait = cpu_queue_wait,
 	.copy = cpu_copy, .fill = cpu_fill, .launch = cpu_launch,

@@ -13,7 +13,7 @@
 #include "device/cpu.h"
 #include "device/module.h"
 
-enum { INDEX_MAX = 1023, DEFAULT_SEED = 1, DEFAULT_DELAY_US = 200 };
+enum { INDEX_MAX = 1023 };
 
 struct ddp_device {
 	const ddp_device_backend *backend;
@@ -57,26 +57,18 @@ static ddp_status find_backend(const char *name, const char *kind,
 		*backend = ddp_device_cpu();
 	else if (strcmp(kind, "cuda") == 0)
 		return ddp_device_cuda(backend);
-	else if (strcmp(kind, "test") == 0 && ddp_device_test_named())
-		return ddp_device_test(backend);
 	else
 		return ddp_fail(DDP_ERR_INVALID, "there is no device '%s'; the kinds are cpu and cuda", name);
 	return DDP_OK;
 }
 
-ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
-                           ddp_device **device)
+ddp_status ddp_device_open(const char *name, ddp_device **device)
 {
-	ddp_device_request request = {
-		.options = { .seed = DEFAULT_SEED, .delay_us = DEFAULT_DELAY_US, .check_order = true },
-		.fail = ddp_fail, .last_error = ddp_last_error,
-	};
+	ddp_device_request request = { .fail = ddp_fail };
 	char kind[16];
 
 	if (name == NULL || device == NULL)
 		return ddp_fail(DDP_ERR_INVALID, "ddp_device_open: no name, or nowhere to put the device");
-	if (options != NULL)
-		request.options = *options;
 	ddp_device *opened = calloc(1, sizeof(*opened));
 	if (opened == NULL)
 		return ddp_fail(DDP_ERR_NOMEM, "out of memory for device %s", name);
@@ -140,11 +132,6 @@ ddp_status ddp_device_close(ddp_device *device)
 const ddp_device_info *ddp_device_describe(const ddp_device *device)
 {
 	return &device->info;
-}
-
-const ddp_device_backend *ddp_device_backend_of(const ddp_device *device)
-{
-	return device->backend;
 }
 
 ddp_status ddp_device_error(ddp_device *device)
@@ -213,14 +200,6 @@ ddp_device *ddp_device_of(const void *address)
 		device = device->next;
 	pthread_mutex_unlock(&open_lock);
 	return device;
-}
-
-ddp_status ddp_device_view(ddp_device *device, const void *address, size_t bytes,
-                           ddp_device_access access, void **view)
-{
-	if (address == NULL || bytes == 0 || view == NULL)
-		return missing("ddp_device_view", "no address, 0 bytes, or nowhere to put the view");
-	return device->backend->view(device->self, address, bytes, access, view);
 }
 
 /* ---- queues ---- */

@@ -6,8 +6,7 @@
  *          thread that enqueues it;
  *   cuda   a GPU, by the module libddp_cuda.so, which is loaded at the first use.
  *
- * Tests load a third one, test (tests/device/test_device.h): it is asynchronous without hardware. Its
- * queues are threads that take their time, and the host dies where it touches the memory.
+ * Tests load a fake GPU in place of the module (tests/device/fake_gpu.h).
  *
  * What holds for each of them:
  *  - Queues. Work of one queue is done in the order in which it was enqueued; work of
@@ -21,8 +20,7 @@
  *  - What the host did before a call that enqueues is there for the work; what work did
  *    is there for the host after ddp_device_queue_sync() or ddp_device_event_sync(), or
  *    a query that says done.
- *  - Memory. A device's own is reached by its queues alone: copy, fill, kernels, and on
- *    test and cpu functions that are launched. The host's side of a copy can be any
+ *  - Memory. A device's own is reached by its queues alone: copy, fill and kernels. The host's side of a copy can be any
  *    memory; if it comes from ddp_device_host_alloc(), a GPU copies faster, and really
  *    beside the host.
  *  - Handles. A queue is what CUDA calls a stream: a cudaStream_t of the program's is
@@ -30,10 +28,10 @@
  *    NULL is the device's default queue, which has the same rules; CUDA's also waits
  *    for those of the program's streams that were made to.
  *  - Threads. All calls may come from any thread. A function that a queue runs calls
- *    nothing of the device but ddp_device_view().
+ *    nothing of the device.
  *  - Captures. A thread that captures a graph of kernels (kernels.h) gives the device no other
- *    work until the capture ends, allocates and frees nothing, and does not wait. The test
- *    device refuses that; on a GPU it ends the capture, or is missing from the graph.
+ *    work until the capture ends, allocates and frees nothing, and does not wait: that ends the
+ *    capture, or is missing from the graph. The fake GPU refuses it.
  *  - Errors. Work that fails breaks the device: each call from then on, also one that
  *    waits, ends with a sentence about it; only what frees still does. Other errors belong
  *    to their call.
@@ -50,32 +48,21 @@ typedef struct ddp_device_event ddp_device_event;
 enum { DDP_DEVICE_ALIGNMENT = 256 }; /* bytes, of all memory that a device gives */
 
 typedef struct ddp_device_info {
-	const char *kind;     /* "cpu" or "cuda"; in tests also "test" */
+	const char *kind;     /* "cpu" or "cuda" */
 	int index;            /* which of its kind */
 	char name[256];       /* as its maker calls it */
 	size_t memory_bytes;  /* what it has in all */
 	int capability;       /* of a GPU: 80 for compute capability 8.0 */
 	bool is_host_memory;  /* the host may read and write its memory */
-	bool functions_may_wait; /* what ddp_device_launch() runs may wait for others */
 } ddp_device_info;
-
-/* For the test device; the others take no notice. */
-typedef struct ddp_device_options {
-	uint64_t seed;       /* of the delays */
-	unsigned delay_us;   /* at most so long before each piece of work, and amid a copy */
-	bool check_order;    /* refuse work that no event orders (tests/device/test_device.h) */
-	bool one_function;   /* functions run one at a time, as a GPU's do */
-} ddp_device_options;
 
 /*
  * Opens "cpu", "cuda" or, with the index, "cuda:1". Without it, the index is
- * DDP_LOCAL_DEVICE of the environment, and 0 if that is not set. `options` may be NULL:
- * seed 1, 200 us, order checked. Each call gives a device of its own, with queues,
- * events and memory that others of the same name do not know.
+ * DDP_LOCAL_DEVICE of the environment, and 0 if that is not set. Each call gives a device
+ * of its own, which counts its queues, events and memory.
  * DDP_ERR_UNSUPPORTED: there is none here, and the sentence says what is missing.
  */
-ddp_status ddp_device_open(const char *name, const ddp_device_options *options,
-                           ddp_device **device);
+ddp_status ddp_device_open(const char *name, ddp_device **device);
 
 /* Takes a reference, which ddp_device_close() gives back. */
 void ddp_device_keep(ddp_device *device);
@@ -89,9 +76,6 @@ ddp_status ddp_device_close(ddp_device *device);
 /* Valid until the device is closed. */
 const ddp_device_info *ddp_device_describe(const ddp_device *device);
 
-/* Its kind's table, which has what not all kinds have (backend.h). */
-const struct ddp_device_backend *ddp_device_backend_of(const ddp_device *device);
-
 /* DDP_OK, or how work failed that was enqueued earlier, as far as is known now. */
 ddp_status ddp_device_error(ddp_device *device);
 
@@ -104,7 +88,7 @@ ddp_status ddp_device_within(ddp_device *device, ddp_device_function function, v
 
 /* ---- memory ---- */
 
-/* Not initialised (the test device fills it with 0xff: floats are NaN). */
+/* Not initialised. */
 ddp_status ddp_device_alloc(ddp_device *device, size_t bytes, void **memory);
 
 /* No work that uses it may be under way. NULL is fine. */
@@ -120,16 +104,6 @@ bool ddp_device_owns(ddp_device *device, const void *address);
 
 /* The open device that owns the address; NULL: it is the host's memory. */
 ddp_device *ddp_device_of(const void *address);
-
-typedef enum ddp_device_access { DDP_DEVICE_READS, DDP_DEVICE_WRITES } ddp_device_access;
-
-/*
- * For a function that a queue runs, and until it returns: where it finds these bytes of
- * the device's memory (or of the host's, which are where they are). DDP_DEVICE_WRITES is
- * for reading, too. DDP_ERR_UNSUPPORTED on a GPU, whose memory only kernels reach.
- */
-ddp_status ddp_device_view(ddp_device *device, const void *address, size_t bytes,
-                           ddp_device_access access, void **view);
 
 /* ---- queues ---- */
 
@@ -161,9 +135,8 @@ ddp_status ddp_device_fill(ddp_device *device, ddp_device_queue *queue, void *to
                            unsigned char value, size_t bytes);
 
 /* Runs a function of the host when all earlier work of the queue is done, and before
-   any later. It may tell other threads so. If it asks for a view, it stands for a kernel,
-   and others learn of its own end by events and syncs only. On a GPU it should be short,
-   since other queues' functions may wait for it. */
+   any later. It may tell other threads so. On a GPU it should be short, since other queues'
+   functions may wait for it. */
 ddp_status ddp_device_launch(ddp_device *device, ddp_device_queue *queue,
                              ddp_device_function function, void *argument);
 

@@ -47,9 +47,7 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 	if (type == DK_MIXED_F16)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: libddp's kernels have no f16 there; take DK_MIXED, which is "
 		                "bf16, or device cpu", ddp_device_describe(device)->name);
-	const ddp_device_backend *backend = ddp_device_backend_of(device);
-	return backend->kernels != NULL ? backend->kernels(device, stream, type, queue)
-	                                : open_cuda(device, stream, type, queue);
+	return open_cuda(device, stream, type, queue);
 }
 
 void ddp_kernel_queue_close(dk_queue *queue)

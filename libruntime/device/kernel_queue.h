@@ -7,8 +7,6 @@
  *   cpu    is no queue, but of DK_MIXED and DK_MIXED_F16: the functions run at once, in the thread that calls
  *          them;
  *   cuda   launches those of the module libddp_kernels_cuda.so on the stream.
- *
- * A device whose backend has kernels of its own opens the queue itself, as that of tests does.
  */
 #ifndef DDP_DEVICE_KERNEL_QUEUE_H
 #define DDP_DEVICE_KERNEL_QUEUE_H

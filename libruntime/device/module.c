@@ -120,19 +120,3 @@ ddp_status ddp_device_cuda_kernels(const dk_table **table)
 		*table = loaded;
 	return status;
 }
-
-#define TEST_VARIABLE "DDP_TEST_MODULE"
-
-bool ddp_device_test_named(void)
-{
-	return secure_getenv(TEST_VARIABLE) != NULL;
-}
-
-ddp_status ddp_device_test(const ddp_device_backend **backend)
-{
-	static const module m = { "test", NULL, TEST_VARIABLE, DDP_DEVICE_MODULE_SYMBOL,
-	                          "`make tests/device/libddp_test.la` builds it" };
-	static const void *loaded;
-
-	return load_backend(&m, &loaded, backend);
-}

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Modules for a GPU, or for tests' device, which are loaded when they are first asked for. */
+/* Modules for a GPU, which are loaded when they are first asked for. */
 #ifndef DDP_DEVICE_MODULE_H
 #define DDP_DEVICE_MODULE_H
 
@@ -15,9 +15,5 @@ ddp_status ddp_device_cuda(const ddp_device_backend **backend);
 
 /* The same of libddp_kernels_cuda.so, or of what DDP_CUDA_KERNELS names. */
 ddp_status ddp_device_cuda_kernels(const dk_table **table);
-
-/* The device of tests, which nobody has installed: is its module named in DDP_TEST_MODULE? If so, loads it. */
-bool ddp_device_test_named(void);
-ddp_status ddp_device_test(const ddp_device_backend **backend);
 
 #endif

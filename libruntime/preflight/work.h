@@ -14,7 +14,7 @@
 struct preflight_bench;
 
 /* Makes them for so many threads; the same number on all ranks, so that results can be compared. `gpu`: the context
-   has a device; `small`: it is none of a GPU's speed, so it gets little work. NULL: there is no memory, or the GPU
+   has a device; `small`: it gets little work. NULL: there is no memory, or the GPU
    cannot be used (ddp_last_error()). */
 struct preflight_bench *preflight_bench_open(ddp_context *context, int threads, bool gpu, bool small);
 void preflight_bench_close(struct preflight_bench *bench);

@@ -95,8 +95,8 @@ tests_bench_gpu_kernels_SOURCES += tests/bench/gpu_place_cuda.c
 tests_bench_gpu_kernels_CPPFLAGS += $(CUDA_CFLAGS) -DHAVE_CUDA_KERNELS
 tests_bench_gpu_kernels_LDADD += $(NVCC_LIBS) $(CUBLAS_LIBS)
 endif
-tests_bench_gpu_nccl_SOURCES = tests/bench/gpu_nccl.c tests/support/nccl_standin.h
-tests_bench_gpu_nccl_LDADD = tests/support/test_module.lo libruntime/libddpcore.la
+tests_bench_gpu_nccl_SOURCES = tests/bench/gpu_nccl.c
+tests_bench_gpu_nccl_LDADD = libruntime/libddpcore.la
 # On a GPU; the modules are those of this build.
 EXTRA_DIST += tests/bench/gpu_place_cuda.c
 EXTRA_DIST += tests/bench/gpu tests/bench/harness/gpu.py

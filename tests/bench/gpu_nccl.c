@@ -4,11 +4,8 @@
  * ncclAllReduce() on the same communicator and queue, and copies of as many bytes within the GPU. They take
  * turns, round by round; a sample is a batch of one of them back to back, to its end as the host sees that.
  *
- *   gpu_nccl [--device cuda|test] [--rounds N]
- *
- * test is to try the benchmark: the asynchronous test device, and tests/support/.libs/nccl_standin.so for NCCL.
+ *   gpu_nccl [--rounds N]
  */
-#include <dlfcn.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +15,12 @@
 #include "comm/core/comm.h"
 #include "comm/nccl/lane.h"
 #include "comm/nccl/nccl.h"
-#include "tests/support/nccl_standin.h"
 #include "tests/support/options.h"
 
 enum { ROUNDS_MAX = 101, BATCH = 20, WAYS = 3 };
 
 static const size_t lengths[] = { 2, 16 << 10, 256 << 10, 6 << 20, 24 << 20 }; /* of f32 */
-enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]), OF_TEST = 3 };
+enum { LENGTHS = sizeof(lengths) / sizeof(lengths[0]) };
 
 static ddp_comm *comm;
 static ddp_device *device;
@@ -146,24 +142,7 @@ static void measure(size_t count)
 
 /* ---- setting up ----------------------------------------------------------------------------- */
 
-/* What stands for NCCL moves data on this device. */
-static void take_standin(void)
-{
-	const char *path = "tests/support/.libs/nccl_standin.so";
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	nccl_standin_switches *standin = library != NULL ? dlsym(library, "nccl_standin") : NULL;
-
-	if (standin == NULL) {
-		fprintf(stderr, "gpu_nccl: %s; `make tests/support/nccl_standin.la` builds it\n", dlerror());
-		exit(EXIT_FAILURE);
-	}
-	*standin = (nccl_standin_switches){ .device = device, .launch = ddp_device_launch, .view = ddp_device_view,
-		.alloc = ddp_device_alloc, .free = ddp_device_free,
-		.version = STANDIN_VERSION };
-	setenv("DDP_NCCL", path, 1);
-}
-
-static void open_lane(const char *kind)
+static void open_lane(void)
 {
 	for (int i = 0; i < 2; i++)
 		check(ddp_device_alloc(device, lengths[LENGTHS - 1] * sizeof(float), (void **)&memory[i]), "memory");
@@ -173,50 +152,40 @@ static void open_lane(const char *kind)
 	check(ddp_device_queue_sync(device, queue), "memory");
 	by_libddp(1);
 	if (comm->lanes.of[DDP_MEMORY_DEVICE][0].backend != &ddp_backend_nccl) {
-		fprintf(stderr, "gpu_nccl: NCCL is not used on %s, as was told above; DDP_NCCL names the library\n", kind);
+		fprintf(stderr, "gpu_nccl: NCCL is not used, as was told above; DDP_NCCL names the library\n");
 		exit(EXIT_FAILURE);
 	}
 	lane = comm->lanes.of[DDP_MEMORY_DEVICE][0].self;
 }
 
-static const char *parse(int argc, char **argv)
+static void parse(int argc, char **argv)
 {
-	static const struct option options[] = { { "device", required_argument, NULL, 'd' },
-		{ "rounds", required_argument, NULL, 'r' }, { "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 } };
-	const char *kind = "cuda";
+	static const struct option options[] = { { "rounds", required_argument, NULL, 'r' },
+		{ "help", no_argument, NULL, 'h' }, { NULL, 0, NULL, 0 } };
 	int option;
 
-	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-		if (option == 'd')
-			kind = optarg;
-		else if (option == 'r')
-			rounds = atoi(optarg);
-		else
-			rounds = 0;
-	}
-	if (optind < argc || rounds < 1 || rounds > ROUNDS_MAX || (strcmp(kind, "cuda") != 0 && strcmp(kind, "test") != 0)) {
-		fprintf(stderr, "usage: gpu_nccl [--device cuda|test] [--rounds N]   (N from 1 to %d)\n", ROUNDS_MAX);
+	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1)
+		rounds = option == 'r' ? atoi(optarg) : 0;
+	if (optind < argc || rounds < 1 || rounds > ROUNDS_MAX) {
+		fprintf(stderr, "usage: gpu_nccl [--rounds N]   (N from 1 to %d)\n", ROUNDS_MAX);
 		exit(2);
 	}
-	return kind;
 }
 
 int main(int argc, char **argv)
 {
-	const char *kind = parse(argc, argv);
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = kind };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 	ddp_context *context;
 
+	parse(argc, argv);
 	ddp_set_log(tell, NULL, DDP_LOG_INFO);
 	check(ddp_init(&options, &context), "ddp_init()");
 	comm = ddp_world(context);
 	device = comm->roster->device;
-	if (strcmp(kind, "test") == 0)
-		take_standin();
-	open_lane(kind);
+	open_lane();
 	printf("us an operation, medians and ranges of %d rounds of %d, one rank\n", rounds, BATCH);
 	printf("%10s  %31s  %31s  %31s  %31s\n", "bytes", "libddp", "ncclAllReduce()", "copy", "libddp over NCCL");
-	for (int i = 0; i < (strcmp(kind, "test") == 0 ? OF_TEST : LENGTHS); i++)
+	for (int i = 0; i < LENGTHS; i++)
 		measure(lengths[i]);
 	for (int i = 0; i < 2; i++)
 		check(ddp_device_free(device, memory[i]), "memory");

@@ -21,7 +21,7 @@ static int64_t weights(const dk_window *w, int64_t outputs)
 
 static operand writes_indices(const int32_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
+	return (operand){ address, (size_t)n * sizeof(*address), true, false };
 }
 
 static void run_convolution_forward(task *t, void **at)

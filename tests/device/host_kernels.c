@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 
-#include "base/error.h"
 #include "cpu/cpu.h"
 #include "tests/device/host_task.h"
 
@@ -86,7 +85,7 @@ static void run_checksum_at(task *t, void **at)
 
 static void host_checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
 {
-	const operand written = { sums, (size_t)((n + piece - 1) / piece) * sizeof(*sums), DDP_DEVICE_WRITES, false };
+	const operand written = { sums, (size_t)((n + piece - 1) / piece) * sizeof(*sums), true, false };
 
 	ddp_host_enqueue(queue, &(task){ .run = run_checksum_at, .n = { n, piece }, .operands = { written, reads(x, n) } });
 }
@@ -119,7 +118,7 @@ static void run_from_bf16(task *t, void **at)
 
 static void host_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
 {
-	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS, false };
+	const operand narrow = { in, (size_t)n * sizeof(*in), false, false };
 
 	ddp_host_enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
 }
@@ -142,7 +141,7 @@ static void run_from_f16(task *t, void **at)
 
 static void host_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
 {
-	const operand narrow = { in, (size_t)n * sizeof(*in), DDP_DEVICE_READS, false };
+	const operand narrow = { in, (size_t)n * sizeof(*in), false, false };
 
 	ddp_host_enqueue(queue, &(task){ .run = run_from_f16, .n = { n }, .factor = factor,
 	                        .operands = { writes(out, n), narrow } });
@@ -349,7 +348,7 @@ static void run_dropout(task *t, void **at)
 static void host_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
                          const dk_random *random, uint64_t ahead)
 {
-	const operand there = { random, sizeof(*random), DDP_DEVICE_READS, false };
+	const operand there = { random, sizeof(*random), false, false };
 
 	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, ahead },
 	                        .operands = { writes_tensor(out, n), reads_tensor(in, n), there } });
@@ -445,8 +444,6 @@ static const char *host_failure(dk_queue *queue)
 {
 	host_queue *q = ddp_host_own(queue);
 
-	if (ddp_device_error(q->device) != DDP_OK)
-		ddp_host_note_failure(q);
 	pthread_mutex_lock(&q->lock);
 	const bool failed = q->failure[0] != '\0';
 	pthread_mutex_unlock(&q->lock);
@@ -459,8 +456,8 @@ static void host_close(dk_queue *queue)
 {
 	host_queue *q = ddp_host_own(queue);
 
-	/* A broken device leaves work undone, and does not begin it any more. */
-	(void)ddp_device_queue_sync(q->device, q->stream);
+	/* A broken GPU leaves work undone, and does not begin it any more. */
+	(void)fake_gpu_sync(q->stream);
 	while (q->tasks != NULL)
 		ddp_host_forget(q->tasks);
 	pthread_mutex_destroy(&q->lock);
@@ -468,8 +465,11 @@ static void host_close(dk_queue *queue)
 	free(q);
 }
 
-static const dk_table host_table = {
-	.version = DK_TABLE_VERSION, .bytes = sizeof(host_table), .close = host_close,
+static dk_queue *host_open(int device, void *stream, dk_type type, const char **why);
+
+DDP_API extern const dk_table dk_cuda_table;
+const dk_table dk_cuda_table = {
+	.version = DK_TABLE_VERSION, .bytes = sizeof(dk_cuda_table), .open = host_open, .close = host_close,
 	.copy = ddp_host_copy, .zero = host_zero, .update = host_update,
 	.largest = host_largest, .sum_squares = host_sum_squares, .largest_at = host_largest_at,
 	.squares_at = host_squares_at, .checksum_at = host_checksum_at, .scale = host_scale, .to_bf16 = host_to_bf16,
@@ -490,23 +490,20 @@ static const dk_table host_table = {
 	.graph_launch = ddp_host_graph_launch, .graph_free = ddp_host_graph_free,
 };
 
-ddp_status ddp_host_kernels_open(ddp_device *device, ddp_device_queue *stream, dk_type type,
-                                 dk_queue **queue)
+/* The work has the threads and the floating-point control of the thread that enqueues it. */
+static dk_queue *host_open(int device, void *stream, dk_type type, const char **why)
 {
-	if (type == DK_BF16)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "device %s: its kernels have no DK_BF16; take DK_MIXED",
-		                ddp_device_describe(device)->kind);
 	host_queue *q = calloc(1, sizeof(*q));
+
+	*why = type == DK_BF16 ? "the fake GPU's kernels have no DK_BF16; take DK_MIXED" : "out of memory for a queue of kernels";
 	if (q != NULL && type == DK_MIXED)
 		q->mixed = dk_open_mixed();
-	if (q == NULL || (type == DK_MIXED && q->mixed == NULL)) {
+	if (q == NULL || type == DK_BF16 || (type == DK_MIXED && q->mixed == NULL)) {
 		free(q);
-		return ddp_fail(DDP_ERR_NOMEM, "out of memory for a queue of kernels");
+		return NULL;
 	}
-	q->base = (dk_queue){ .table = &host_table, .type = type };
-	q->device = device;
-	q->stream = stream;
+	q->base = (dk_queue){ .table = &dk_cuda_table, .type = type };
+	q->stream = fake_gpu_stream_of(device, stream);
 	pthread_mutex_init(&q->lock, NULL);
-	*queue = &q->base;
-	return DDP_OK;
+	return &q->base;
 }

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/error.h"
-#include "tests/device/test_capture.h"
 
 /* A list of the tasks that a queue was given in a capture, which a launch gives it anew. */
 typedef struct host_graph {
@@ -48,7 +46,7 @@ void ddp_host_note_failure(host_queue *q)
 {
 	pthread_mutex_lock(&q->lock);
 	if (q->failure[0] == '\0')
-		snprintf(q->failure, sizeof(q->failure), "%s", ddp_last_error());
+		snprintf(q->failure, sizeof(q->failure), "%s", fake_gpu_reason());
 	pthread_mutex_unlock(&q->lock);
 }
 
@@ -68,13 +66,13 @@ bool ddp_host_look(const task *t, const operand *o, void **at)
 
 	*at = (void *)(uintptr_t)o->address;
 	if (o->address == NULL || bytes == 0 ||
-	    ddp_device_view(t->queue->device, o->address, bytes, o->access, at) == DDP_OK)
+	    fake_gpu_view(o->address, bytes, o->writes, at) == cudaSuccess)
 		return true;
 	ddp_host_note_failure(t->queue);
 	return false;
 }
 
-/* In a thread of the device's queue. */
+/* In a stream's thread. */
 static void run_task(void *argument)
 {
 	task *t = argument;
@@ -103,7 +101,7 @@ void ddp_host_enqueue(dk_queue *queue, const task *what)
 	}
 	task *t = malloc(sizeof(*t));
 	if (t == NULL) {
-		ddp_fail(DDP_ERR_NOMEM, "out of memory for a kernel");
+		fake_gpu_fail(cudaErrorMemoryAllocation, "out of memory for a kernel");
 		ddp_host_note_failure(q);
 		return;
 	}
@@ -118,7 +116,7 @@ void ddp_host_enqueue(dk_queue *queue, const task *what)
 		t->next->link = &t->next;
 	q->tasks = t;
 	pthread_mutex_unlock(&q->lock);
-	if (ddp_device_launch(q->device, q->stream, run_task, t) == DDP_OK)
+	if (fake_gpu_launch(q->stream, run_task, t) == cudaSuccess)
 		return;
 	ddp_host_note_failure(q);
 	ddp_host_forget(t);
@@ -134,7 +132,7 @@ double ddp_host_fetch(dk_queue *queue, const task *what)
 		return NAN;
 	}
 	ddp_host_enqueue(queue, what);
-	if (ddp_device_queue_sync(q->device, q->stream) != DDP_OK)
+	if (fake_gpu_sync(q->stream) != cudaSuccess)
 		ddp_host_note_failure(q);
 	return q->result;
 }
@@ -144,7 +142,7 @@ static void capture_copy(host_queue *q, void *to, const void *from, size_t bytes
 {
 	const task kept = { .operands = { { .address = to, .bytes = bytes }, { .address = from } } };
 
-	if (ddp_device_owns(q->device, to) && ddp_device_owns(q->device, from))
+	if (fake_gpu_memory_owns(&q->stream->gpu->memory, to) && fake_gpu_memory_owns(&q->stream->gpu->memory, from))
 		keep(q->capture, &kept);
 	else
 		spoil(q->capture, "a copy from or to the host's memory, which is not for graphs");
@@ -156,7 +154,7 @@ void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes)
 
 	if (q->capture != NULL)
 		capture_copy(q, to, from, bytes);
-	else if (ddp_device_copy(q->device, q->stream, to, from, bytes) != DDP_OK)
+	else if (fake_gpu_copy(q->stream, to, from, bytes) != cudaSuccess)
 		ddp_host_note_failure(q);
 }
 
@@ -170,7 +168,7 @@ bool ddp_host_graph_begin(dk_queue *queue)
 	if (queue->table->failure(queue) == NULL)
 		q->capture = calloc(1, sizeof(*q->capture));
 	if (q->capture != NULL)
-		ddp_test_capture_begin();
+		fake_gpu_capture_begin();
 	return q->capture != NULL;
 }
 
@@ -178,7 +176,7 @@ dk_graph *ddp_host_graph_end(dk_queue *queue, const char **why)
 {
 	host_queue *q = ddp_host_own(queue);
 	host_graph *graph = q->capture;
-	const char *refused = ddp_test_capture_end();
+	const char *refused = fake_gpu_capture_end();
 
 	q->capture = NULL;
 	if (refused != NULL)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * host_task: a function of kernels.h as work for a queue of a device that runs functions of
- * the host: what it does, and what memory it reads and writes. Kept by value until it runs.
+ * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
+ * memory it reads and writes. Kept by value until it runs.
  */
 #ifndef TESTS_DEVICE_HOST_TASK_H
 #define TESTS_DEVICE_HOST_TASK_H
@@ -9,8 +9,8 @@
 #include <fenv.h>
 #include <pthread.h>
 
-#include "device/device.h"
 #include "table.h"
+#include "tests/device/runtime.h"
 
 enum { OPERANDS = 8, NUMBERS = 5 };
 
@@ -18,14 +18,13 @@ enum { OPERANDS = 8, NUMBERS = 5 };
 typedef struct operand {
 	const void *address;
 	size_t bytes;
-	ddp_device_access access;
+	bool writes;
 	bool tensor; /* of the queue's type: half as long if that is bf16 */
 } operand;
 
 typedef struct host_queue {
 	dk_queue base;
-	ddp_device *device;
-	ddp_device_queue *stream;
+	gpu_stream *stream;
 	dk_queue *mixed;      /* whose functions run, if the type is DK_MIXED; else NULL */
 	struct host_graph *capture; /* keeps what the queue is given; NULL: that is done */
 	pthread_mutex_t lock; /* of what follows */
@@ -97,43 +96,43 @@ void ddp_host_note_failure(host_queue *q);
 /* Of the queue's type. */
 static inline operand reads_tensor(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS, true };
+	return (operand){ address, (size_t)n * sizeof(float), false, true };
 }
 
 static inline operand writes_tensor(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES, true };
+	return (operand){ address, (size_t)n * sizeof(float), true, true };
 }
 
 /* Of f32, whatever that is. */
 static inline operand reads(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_READS, false };
+	return (operand){ address, (size_t)n * sizeof(float), false, false };
 }
 
 static inline operand writes(const float *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(float), DDP_DEVICE_WRITES, false };
+	return (operand){ address, (size_t)n * sizeof(float), true, false };
 }
 
 static inline operand reads_indices(const int32_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
+	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
 
 static inline operand writes_short(const uint16_t *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
+	return (operand){ address, (size_t)n * sizeof(*address), true, false };
 }
 
 static inline operand writes_double(const double *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_WRITES, false };
+	return (operand){ address, (size_t)n * sizeof(*address), true, false };
 }
 
 static inline operand reads_double(const double *address, int64_t n)
 {
-	return (operand){ address, (size_t)n * sizeof(*address), DDP_DEVICE_READS, false };
+	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
 
 #endif

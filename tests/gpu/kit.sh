@@ -60,7 +60,7 @@ done
 # Where the tests look for them.
 for file in libruntime/device/cuda/.libs/libddp_cuda.so libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so \
 		libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so \
-		tests/gpu/nccl_sums tests/device/.libs/libddp_test.so tests/support/.libs/nccl_standin.so tests/support/.libs/module_of_another_version.so; do
+		tests/gpu/nccl_sums tests/support/.libs/module_of_another_version.so; do
 	[ ! -e $file ] || put $file
 done
 

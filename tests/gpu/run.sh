@@ -63,7 +63,7 @@ tests()
 sanitize()
 {
 	local names=("$@") tool failed=0
-	[ $# -gt 0 ] || mapfile -t names < <(sed -n 's|^tests/gpu/\(test_.*\)|\1|p' gpu-tests)
+	[ $# -gt 0 ] || mapfile -t names < <(sed -n 's,^tests/unit/\(test_\(kernel\|model_graph\|optimizers\).*\),\1,p' gpu-tests)
 	if [ ${#names[@]} = 0 ]; then
 		echo "run: this kit has no tests of kernels: its build had no nvcc" >&2
 		return 2

@@ -1,13 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# train.sh [--device NAME]: the examples train on a device (cuda), as a user has them do it: to the
+# train.sh: the examples train on a GPU, as a user has them do it: to the
 # losses of the host, to the same bytes however the device is given its work, and on two ranks that
-# share it. Prints TAP; runs in the build folder. tests/ranks/test_train.sh has the test device do it.
+# share it. Prints TAP; runs in the build folder. tests/ranks/test_train.sh runs it on the fake GPU.
 set -u
-device=cuda
-[ "${1:-}" != --device ] || device=$2
-carrier='without NCCL' # of what ranks reduce
-[[ $device != cuda* ]] || carrier='by NCCL: NCCL [0-9]'
+carrier='by NCCL: NCCL [0-9]' # of what ranks reduce
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh
 . "$(dirname "$0")/../support/example.sh"
@@ -28,7 +25,7 @@ train() {
 
 # there ARGUMENT...: on the device, whose passes can be graphs
 there() {
-	train --device "$device" "$@" && ! grep -q graphs "$work/err"
+	train --device cuda "$@" && ! grep -q graphs "$work/err"
 }
 
 # losses FILE: of each step of the last run that had --metrics
@@ -83,7 +80,7 @@ graphs_do_not_change_a_byte() {
 	local folder=$work/graphs-$1
 	shift
 	there "$@" --accumulate 2 --dropout 0.2 --checkpoint "$folder" &&
-		train --device "$device" "$@" --accumulate 2 --dropout 0.2 --no-graphs --checkpoint "$folder-none" &&
+		train --device cuda "$@" --accumulate 2 --dropout 0.2 --no-graphs --checkpoint "$folder-none" &&
 		same "$folder/step-00000012.safetensors" "$folder-none/step-00000012.safetensors"
 }
 
@@ -120,7 +117,7 @@ two_ranks() {
 	for rank in 0 1; do
 		RANK=$rank LOCAL_RANK=$rank DDP_LOCAL_DEVICE=0 NCCL_HOSTID=node$rank NCCL_MAX_CTAS=2 \
 			NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-lo} \
-			timeout "$limit" "$program" "${small[@]}" --device "$device" --verbose "$@" \
+			timeout "$limit" "$program" "${small[@]}" --device cuda --verbose "$@" \
 			>"$work/out.$rank" 2>"$work/err.$rank" &
 		pids+=($!)
 	done
@@ -159,14 +156,14 @@ two_ranks_resume_bit_for_bit() {
 images_train_to_the_losses_of_the_host() {
 	local bound=$1 program=examples/vision/$2
 	local arguments=(--data "$work" --plain --steps 6 --metrics "$work/metrics" "${@:3}")
-	run "${arguments[@]}" && losses "$work/losses-here" && run "${arguments[@]}" --device "$device" &&
+	run "${arguments[@]}" && losses "$work/losses-here" && run "${arguments[@]}" --device cuda &&
 		! grep -q graphs "$work/err" && losses "$work/losses-there" && agree "$bound"
 }
 
 # images_have_the_same_bytes_without_graphs PROGRAM ARGUMENT...
 images_have_the_same_bytes_without_graphs() {
 	local program=examples/vision/$1 folder=$work/images-$1
-	local arguments=(--data "$work" --device "$device" --steps 5 "${@:2}")
+	local arguments=(--data "$work" --device cuda --steps 5 "${@:2}")
 	run "${arguments[@]}" --checkpoint "$folder" &&
 		run "${arguments[@]}" --no-graphs --checkpoint "$folder-none" &&
 		same "$folder/step-00000005.safetensors" "$folder-none/step-00000005.safetensors"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 7 */
-/* Operations on memory that the host cannot touch: that of the asynchronous test device. */
+/* Operations on memory that the host cannot touch: a GPU's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -16,32 +16,17 @@
 #include "tests/support/comm_cases.h"
 #include "tests/support/device_ranks.h"
 
-/* ---- against the reference ---------------------------------------------------------------- */
-
 #ifdef __SANITIZE_THREAD__ /* as in test_comm_random */
-enum { BATCHES = 3 };
+enum { BATCHES = 12 };
 #else
-enum { BATCHES = 6 };
+enum { BATCHES = 24 };
 #endif
-
-static void operations_agree_with_the_reference(void **state)
-{
-	static const int nodes[] = { 0, 1, 0 };
-	const test_cases cases = { .seed = 7000, .batches = BATCHES, .most = 200000, .device = "test" };
-
-	(void)state;
-	for (int ranks = 1; ranks <= 4; ranks++)
-		assert_int_equal(test_run_world(cases, ranks, NULL, test_run_cases), 0);
-	assert_int_equal(test_run_world(cases, 3, nodes, test_run_cases), 0);
-}
 
 /* ---- one rank without NCCL ------------------------------------------------------------------- */
 
-static const ddp_device_options as_a_gpu = { .seed = 7, .delay_us = 200, .check_order = true, .one_function = true };
-
 static void one_rank_needs_no_nccl(void **state)
 {
-	const test_cases cases = { .seed = 7500, .batches = 4 * BATCHES, .most = 200000, .device = "test", .one_function = true };
+	const test_cases cases = { .seed = 7500, .batches = BATCHES, .most = 200000, .on_device = true, .alone = true };
 
 	(void)state;
 	assert_int_equal(test_run_world(cases, 1, NULL, test_run_cases), 0);
@@ -57,7 +42,7 @@ static int keep_order(ddp_comm *comm, void *argument)
 	bool done;
 
 	(void)argument;
-	test_device_set_up(&d, comm, &as_a_gpu);
+	test_device_set_up(&d, comm);
 	test_device_read(&d);
 	CHECK(d.host[0] == 0 && d.host[3] == 0);
 	ddp_operation c = test_device_sum(&d, 4);
@@ -80,6 +65,30 @@ static int keep_order(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* A queue waits for the message while the send has not begun. */
+static int send_to_itself(ddp_comm *comm, void *argument)
+{
+	const float seven = 7;
+	ddp_request *requests[2];
+	device_rank d;
+
+	(void)argument;
+	test_device_set_up(&d, comm);
+	ddp_operation c = test_device_message(&d, DDP_RECV, 0, 1);
+	CHECK_OK(ddp_issue(comm, &c, &requests[0]));
+	c = test_device_message(&d, DDP_SEND, 0, 1);
+	for (int i = 0; i < 20; i++)
+		CHECK_OK(ddp_device_copy(d.device, d.stream, d.memory, &seven, sizeof(seven)));
+	CHECK_OK(ddp_issue(comm, &c, &requests[1]));
+	CHECK_OK(ddp_wait_on(requests[0], d.other));
+	CHECK_OK(ddp_device_copy(d.device, d.other, d.host, d.memory + 1, sizeof(float)));
+	CHECK_OK(ddp_device_queue_sync(d.device, d.other));
+	CHECK(d.host[0] == 7);
+	for (int i = 0; i < 2; i++)
+		CHECK_OK(ddp_wait(requests[i]));
+	return 0;
+}
+
 /* The copy to a device's memory that is too small cannot be enqueued, but that from it is. */
 static int fail_in_part(ddp_comm *comm, void *argument)
 {
@@ -89,7 +98,7 @@ static int fail_in_part(ddp_comm *comm, void *argument)
 	void *larger, *smaller;
 
 	(void)argument;
-	test_device_set_up(&d, comm, &as_a_gpu);
+	test_device_set_up(&d, comm);
 	CHECK_OK(ddp_device_alloc(d.device, 4096 * sizeof(float), &larger));
 	CHECK_OK(ddp_device_alloc(d.device, sizeof(float), &smaller)); /* behind it */
 	CHECK_OK(ddp_device_fill(d.device, d.stream, larger, 0, 4096 * sizeof(float)));
@@ -120,7 +129,7 @@ static int give_messages_up(ddp_comm *comm, void *argument)
 	device_rank d;
 
 	(void)argument;
-	test_device_set_up(&d, comm, &as_a_gpu);
+	test_device_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	for (int i = 0; i < 2; i++) {
 		const ddp_operation c = test_device_message(&d, DDP_RECV, 0, i);
@@ -141,7 +150,7 @@ static int send_more_than_received(ddp_comm *comm, void *argument)
 	device_rank d;
 
 	(void)argument;
-	test_device_set_up(&d, comm, &as_a_gpu);
+	test_device_set_up(&d, comm);
 	ddp_operation c = test_device_message(&d, DDP_SEND, 0, 2);
 	c.count = 2;
 	CHECK_OK(ddp_issue(comm, &c, &requests[0]));
@@ -156,13 +165,16 @@ static int send_more_than_received(ddp_comm *comm, void *argument)
 
 static void one_rank_keeps_the_order_of_queues(void **state)
 {
-	int (*const bodies[])(ddp_comm *, void *) = { keep_order, fail_in_part, give_messages_up, send_more_than_received };
+	int (*const bodies[])(ddp_comm *, void *) = { keep_order, send_to_itself, fail_in_part, give_messages_up,
+	                                                   send_more_than_received };
 
 	(void)state;
+	test_device_alone = true;
 	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
 		const test_world world = { .ranks = 1, .timeout_ms = 20000, .body = bodies[i] };
 		assert_int_equal(test_world_run(&world), 0);
 	}
+	test_device_alone = false;
 }
 
 /* ---- the host waits for nothing ------------------------------------------------------------ */
@@ -208,11 +220,10 @@ static void enqueue_ahead(device_rank *d)
 static void queues_wait_for_operations_and_the_host_for_nothing(void **state)
 {
 	(void)state;
-	test_device_run_both(enqueue_ahead);
+	test_device_run(enqueue_ahead);
 }
 
-/* An operation of many chunks, for which a rank comes late: what is staged for the first of
-   them stays until they have been combined. */
+/* A large operation, for which a rank comes late. */
 enum { MANY = 12 << 17 };
 
 static void come_late(device_rank *d)
@@ -246,10 +257,152 @@ static void come_late(device_rank *d)
 	free(values);
 }
 
-static void a_late_rank_finds_all_that_was_staged(void **state)
+static void a_late_rank_finds_all(void **state)
 {
 	(void)state;
-	test_device_run_both(come_late);
+	test_device_run(come_late);
+}
+
+/* ---- messages ------------------------------------------------------------------------------ */
+
+static void send_from_device(device_rank *d, int tag)
+{
+	const float value = (float)tag;
+	const ddp_operation c = test_device_message(d, DDP_SEND, 1, tag);
+
+	CHECK_OK(ddp_device_copy(d->device, d->stream, d->memory, &value, sizeof(value)));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
+	CHECK_OK(ddp_run(d->comm, &c));
+}
+
+/* Rank 1 waits for the second of two messages, and only then is the first one sent, and does
+   rank 0 come to the collective that was issued before both. */
+static void receive_as_it_comes(device_rank *d)
+{
+	const int rank = d->rank;
+	ddp_request *requests[3];
+	atomic_int calls = 0;
+	char word = 'w';
+
+	const ddp_operation all = test_device_sum(d, 1);
+	if (rank == 0) {
+		send_from_device(d, 2);
+		CHECK_OK(ddp_recv(d->comm, &word, 1, DDP_U8, 1, 0));
+		send_from_device(d, 1);
+	}
+	if (rank != 1) {
+		CHECK_OK(ddp_run(d->comm, &all));
+		return;
+	}
+	CHECK_OK(ddp_issue(d->comm, &all, &requests[0]));
+	for (int tag = 1; tag <= 2; tag++) {
+		ddp_operation c = test_device_message(d, DDP_RECV, 0, tag);
+		c.on_complete = test_device_count;
+		c.user = &calls;
+		CHECK_OK(ddp_issue(d->comm, &c, &requests[tag]));
+	}
+	CHECK_OK(ddp_wait(requests[2]));
+	CHECK(atomic_load(&calls) == 1);
+	CHECK_OK(ddp_send(d->comm, &word, 1, DDP_U8, 0, 0));
+	CHECK_OK(ddp_wait(requests[1]));
+	CHECK_OK(ddp_wait(requests[0]));
+	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
+	test_device_read(d);
+	CHECK(d->host[1] == 1 && d->host[2] == 2);
+}
+
+static void receives_end_as_messages_come(void **state)
+{
+	(void)state;
+	test_device_run(receive_as_it_comes);
+}
+
+/* A message is not kept back by a collective that a rank begins only when it has come. */
+static void send_behind_a_collective(device_rank *d)
+{
+	const int rank = d->rank;
+	ddp_request *request;
+
+	const ddp_operation all = test_device_sum(d, 1);
+	ddp_operation one = test_device_sum(d, 1);
+	one.kind = rank == 0 ? DDP_SEND : DDP_RECV;
+	one.send = one.recv = d->memory + 1;
+	one.root = 1 - rank;
+	if (rank == 1)
+		CHECK_OK(ddp_run(d->comm, &one));
+	CHECK_OK(ddp_issue(d->comm, &all, &request));
+	if (rank == 0)
+		CHECK_OK(ddp_run(d->comm, &one));
+	CHECK_OK(ddp_wait(request));
+}
+
+static void messages_pass_collectives(void **state)
+{
+	(void)state;
+	test_device_run(send_behind_a_collective);
+}
+
+/* A message that nobody sends ends with the communicator. */
+static void close_under_a_receive(device_rank *d)
+{
+	ddp_request *request;
+	ddp_comm *part;
+
+	CHECK_OK(ddp_comm_split(d->comm, 0, 0, &part));
+	ddp_operation c = test_device_sum(d, 4);
+	CHECK_OK(ddp_run(part, &c));
+	c.kind = DDP_RECV;
+	c.root = d->rank;
+	c.tag = 3;
+	CHECK_OK(ddp_issue(part, &c, &request));
+	CHECK_OK(ddp_barrier(d->comm));
+	CHECK_OK(ddp_comm_free(part));
+	CHECK(ddp_wait(request) == DDP_ERR_STATE);
+	CHECK(strstr(ddp_last_error(), "recv") != NULL);
+}
+
+/* Two queues write the same bytes, and no event orders them. */
+static void break_device(device_rank *d)
+{
+	CHECK_OK(ddp_device_fill(d->device, d->stream, d->memory + 3, 1, sizeof(float)));
+	CHECK(ddp_device_fill(d->device, d->other, d->memory + 3, 2, sizeof(float)) == DDP_ERR_IO);
+}
+
+/* Rank 1 has receives that nobody sends to, and a send that has not begun. */
+static void break_under_messages(device_rank *d)
+{
+	static atomic_bool let_go; /* the function may look at it when this one has returned */
+	ddp_request *requests[3];
+
+	ddp_operation c = test_device_sum(d, 1);
+	CHECK_OK(ddp_run(d->comm, &c));
+	test_ranks_together();
+	if (d->rank != 1) {
+		CHECK(ddp_barrier(d->comm) == DDP_ERR_IO);
+		CHECK(strstr(ddp_last_error(), "rank 1") != NULL && strstr(ddp_last_error(), "is broken") != NULL);
+		return;
+	}
+	for (int i = 0; i < 2; i++) {
+		c = test_device_message(d, DDP_RECV, 0, 1 + i);
+		CHECK_OK(ddp_issue(d->comm, &c, &requests[i]));
+	}
+	CHECK_OK(ddp_device_launch(d->device, d->stream, test_device_hold, &let_go));
+	c = test_device_message(d, DDP_SEND, 0, 3);
+	CHECK_OK(ddp_issue(d->comm, &c, &requests[2]));
+	break_device(d);
+	atomic_store(&let_go, true);
+	for (int i = 0; i < 3; i++) {
+		CHECK(ddp_wait(requests[i]) == DDP_ERR_IO);
+		CHECK(strstr(ddp_last_error(), "is broken") != NULL);
+	}
+	CHECK_OK(ddp_device_queue_free(d->device, d->other));
+}
+
+static void messages_fail_with_the_communicator_or_the_device(void **state)
+{
+	(void)state;
+	test_device_run(break_under_messages);
+	test_device_run(close_under_a_receive);
 }
 
 /* ---- when an operation ran ----------------------------------------------------------------- */
@@ -299,7 +452,7 @@ static void take_times(device_rank *d)
 static void an_operation_begins_behind_its_queue(void **state)
 {
 	(void)state;
-	test_device_run_both(take_times);
+	test_device_run(take_times);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -336,38 +489,11 @@ static void differ_on_device(device_rank *d)
 	CHECK(ddp_barrier(d->comm) == DDP_ERR_MISMATCH);
 }
 
-/* Its last chunk is beyond the memory. What was enqueued before that has ended when the
-   operation has. */
-static void issue_in_part(device_rank *d)
-{
-	enum { CHUNK = 1 << 17, CHUNKS = 3 };
-	static atomic_bool let_go; /* the function may look at it when this one has returned */
-	ddp_request *request;
-	void *memory;
-
-	CHECK_OK(ddp_device_alloc(d->device, CHUNKS * CHUNK * sizeof(float), &memory));
-	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, CHUNKS * CHUNK * sizeof(float)));
-	CHECK_OK(ddp_device_launch(d->device, d->stream, test_device_hold, &let_go));
-	ddp_operation c = test_device_sum(d, (CHUNKS + 1) * CHUNK);
-	c.recv = memory;
-	ddp_status status = ddp_issue(d->comm, &c, &request);
-	if (status == DDP_OK) {
-		atomic_store(&let_go, true);
-		status = ddp_wait(request);
-	}
-	CHECK(status == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
-	CHECK_OK(ddp_device_free(d->device, memory));
-	CHECK(ddp_barrier(d->comm) == DDP_ERR_INVALID);
-	atomic_store(&let_go, true);
-}
-
 static void operations_on_a_device_fail_as_others_do(void **state)
 {
 	(void)state;
-	test_device_run_staged(issue_in_part);
-	test_device_run_both(abort_on_device);
-	test_device_run_both(differ_on_device);
+	test_device_run(abort_on_device);
+	test_device_run(differ_on_device);
 }
 
 static atomic_int *through; /* shared: how many ranks, of all worlds, have come so far */
@@ -409,21 +535,21 @@ static void in_place_is_where_nccl_has_it(void **state)
 {
 	(void)state;
 	through = test_share(sizeof(*through));
-	test_device_run_both(work_in_place);
+	test_device_run(work_in_place);
 }
 
-static int give_wrong_memory(ddp_comm *comm, void *by_nccl)
+static int give_wrong_memory(ddp_comm *comm, void *argument)
 {
 	float x = 1;
 	ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
 	device_rank d;
 
+	(void)argument;
 	CHECK(ddp_run(comm, &c) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "ddp_options") != NULL);
-	test_device_by_nccl = *(const bool *)by_nccl;
-	test_device_set_up(&d, comm, NULL);
+	test_device_set_up(&d, comm);
 	CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "is not in the memory of the device test:0") != NULL);
+	CHECK(strstr(ddp_last_error(), "is not in the memory of the device cuda:0") != NULL);
 	CHECK_OK(ddp_mem_free(comm, d.memory));
 	return 0;
 }
@@ -431,10 +557,9 @@ static int give_wrong_memory(ddp_comm *comm, void *by_nccl)
 static void memory_of_the_host_is_refused(void **state)
 {
 	(void)state;
-	for (int i = 0; i < 4; i++) {
-		bool by_nccl = i % 2 == 1;
-		const test_world world = { .ranks = 3, .node_of = i < 2 ? NULL : test_device_nodes, .timeout_ms = 20000,
-		                           .body = give_wrong_memory, .argument = &by_nccl };
+	for (int i = 0; i < 2; i++) {
+		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : test_device_nodes, .timeout_ms = 20000,
+		                           .body = give_wrong_memory };
 		assert_int_equal(test_world_run(&world), 0);
 	}
 }
@@ -442,11 +567,13 @@ static void memory_of_the_host_is_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(operations_agree_with_the_reference),
 		cmocka_unit_test(one_rank_needs_no_nccl),
 		cmocka_unit_test(one_rank_keeps_the_order_of_queues),
 		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
-		cmocka_unit_test(a_late_rank_finds_all_that_was_staged),
+		cmocka_unit_test(a_late_rank_finds_all),
+		cmocka_unit_test(receives_end_as_messages_come),
+		cmocka_unit_test(messages_pass_collectives),
+		cmocka_unit_test(messages_fail_with_the_communicator_or_the_device),
 		cmocka_unit_test(an_operation_begins_behind_its_queue),
 		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
 		cmocka_unit_test(in_place_is_where_nccl_has_it),

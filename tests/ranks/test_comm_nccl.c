@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 5 */
-/* The backend for GPUs, over a stand-in for NCCL and the asynchronous test device; what needs
-   no more than two ranks and no switch of the stand-in's, on a GPU, too. */
+/* The backend for GPUs, over the stand-in for NCCL and the fake GPU; what needs no more than
+   two ranks and no switch of the stand-in's, on a GPU, too (make check-gpu). */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -21,6 +21,7 @@
 #include "comm/nccl/abi.h"
 #include "comm/nccl/lane.h"
 #include "comm/request.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/hung.h"
 #include "tests/support/nccl_ranks.h"
@@ -36,10 +37,9 @@ static int run_on_gpu(ddp_comm *comm, void *argument)
 	return test_run_cases(comm, argument);
 }
 
-static test_cases cases_by(const char *device, int polls)
+static test_cases cases(int polls)
 {
-	return (test_cases){ .seed = 9000, .batches = BATCHES, .most = 60000, .device = device, .nccl = true,
-	                     .nccl_polls = polls };
+	return (test_cases){ .seed = 9000, .batches = BATCHES, .most = 60000, .on_device = true, .nccl_polls = polls };
 }
 
 static void operations_agree_with_the_reference(void **state)
@@ -47,78 +47,44 @@ static void operations_agree_with_the_reference(void **state)
 	static const int nodes[] = { 0, 1, 0 };
 
 	(void)state;
-	for (int ranks = 1; ranks <= 4; ranks++)
-		assert_int_equal(test_run_world(cases_by("test", 0), ranks, NULL, test_run_cases), 0);
-	assert_int_equal(test_run_world(cases_by("test", 3), 3, nodes, test_run_cases), 0);
-}
-
-static void operations_on_a_gpu_agree_with_the_reference(void **state)
-{
-	(void)state;
-	if (getenv("DDP_CUDA_MODULE") == NULL)
-		skip();
-	for (int ranks = 1; ranks <= 2; ranks++)
-		assert_int_equal(test_run_world(cases_by("cuda", 0), ranks, NULL, run_on_gpu), 0);
+	for (int ranks = 1; ranks <= (test_on_gpu() ? 2 : 4); ranks++)
+		assert_int_equal(test_run_world(cases(0), ranks, NULL, test_on_gpu() ? run_on_gpu : test_run_cases), 0);
+	if (!test_on_gpu())
+		assert_int_equal(test_run_world(cases(3), 3, nodes, test_run_cases), 0);
 }
 
 /* ---- which library -------------------------------------------------------------------------- */
 
-static _Thread_local char logged[4096];
-
-static void keep(void *user, ddp_log_level level, const char *message)
-{
-	(void)user;
-	(void)level;
-	if (strstr(message, "operations on the memory of") != NULL)
-		snprintf(logged, sizeof(logged), "%s", message);
-}
-
-static bool as_a_gpu; /* no function of its queues can wait for another rank */
-
-/* The operation runs all the same, without NCCL; on a GPU nothing does. */
+/* Nothing else sums between ranks. */
 static int go_without(ddp_comm *comm, void *argument)
 {
-	const ddp_device_options one = { .one_function = true };
 	const char *const *words = argument;
 	on_device d;
 
-	test_nccl_set_up_with(&d, comm, as_a_gpu ? &one : NULL);
-	ddp_set_log(keep, NULL, DDP_LOG_INFO);
+	test_nccl_set_up(&d, comm);
 	if (words[0] != NULL)
 		setenv("DDP_NCCL", words[0], 1);
 	else if (d.rank == 1)
 		d.nccl->version = 21703;
-	if (as_a_gpu) {
-		CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
-		CHECK(test_nccl_says("(test:0) need NCCL: "));
-		snprintf(logged, sizeof(logged), "%s", ddp_last_error());
-	} else {
-		CHECK_OK(test_nccl_sum(&d));
-		CHECK(strstr(logged, "run without NCCL") != NULL);
-	}
-	const char *expected = words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1];
-	if (strstr(logged, expected) == NULL)
-		fprintf(stderr, "# \"%s\" is not in: %s\n", expected, logged);
-	CHECK(strstr(logged, expected) != NULL);
+	CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
+	CHECK(test_nccl_says("(cuda:0) need NCCL: "));
+	CHECK(test_nccl_says(words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1]));
 	CHECK(d.nccl->inits == 0);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
-static void without_a_library_that_will_do_memory_is_staged_or_refused(void **state)
+static void a_library_that_will_not_do_is_named(void **state)
 {
 	static const char *cases[][2] = {
-		{ "", "NCCL is for GPUs" },
 		{ "/nowhere/libnccl.so.2", "NCCL does not load: /nowhere/libnccl.so.2" },
 		{ "tests/support/.libs/module_of_another_version.so", "lacks ncclGetVersion" },
 		{ NULL, "is NCCL 2.17.3, and libddp needs 2.27.3 or later" },
 	};
 
 	(void)state;
-	for (size_t i = 0; i < 2 * sizeof(cases) / sizeof(cases[0]); i++) {
-		as_a_gpu = i % 2 == 1;
-		test_nccl_run(2, go_without, cases[i / 2]);
-	}
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+		test_nccl_run(2, go_without, cases[i]);
 }
 
 static int compare_versions(ddp_comm *comm, void *argument)
@@ -127,10 +93,9 @@ static int compare_versions(ddp_comm *comm, void *argument)
 
 	(void)argument;
 	test_nccl_set_up(&d, comm);
-	ddp_set_log(keep, NULL, DDP_LOG_INFO);
 	d.nccl->version = d.rank == 0 ? 22809 : 22703;
-	CHECK_OK(test_nccl_sum(&d));
-	CHECK(strstr(logged, "from 2.27.3 to 2.28.9") != NULL);
+	CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
+	CHECK(test_nccl_says("from 2.27.3 to 2.28.9"));
 	return 0;
 }
 
@@ -205,7 +170,7 @@ static void note_fall_back(void *user, ddp_log_level level, const char *message)
 	(void)level;
 	if (strstr(message, "memory is the device's instead") == NULL && strstr(message, "memory take a copy") == NULL)
 		return;
-	if (test_nccl_on_gpu)
+	if (test_on_gpu())
 		fprintf(stderr, "# %s\n", message);
 	fell_back = true;
 }
@@ -359,7 +324,7 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 
 static void a_rank_that_died_is_named_and_left_out(void **state)
 {
-	const test_world world = { .ranks = test_nccl_on_gpu ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank,
+	const test_world world = { .ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank,
 	                           .expect_deaths = true };
 
 	(void)state;
@@ -460,7 +425,6 @@ static void what_hangs_is_late(void **state)
 static int lose_its_device(ddp_comm *comm, void *argument)
 {
 	void *memory, *none = NULL;
-	ddp_device_queue *other;
 	ddp_comm *part;
 	on_device d;
 
@@ -474,18 +438,15 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	const ddp_nccl_lane *lane = part->lanes.of[DDP_MEMORY_DEVICE][0].self;
 	const ddp_nccl *nccl = lane->nccl;
 	ddp_nccl_handle *handle = lane->handle;
-	/* Two queues write the same bytes, and no event orders them. */
-	CHECK_OK(ddp_device_queue_create(d.device, DDP_DEVICE_NORMAL, &other));
-	CHECK_OK(ddp_device_fill(d.device, d.stream, d.memory, 1, sizeof(float)));
-	CHECK(ddp_device_fill(d.device, other, d.memory, 2, sizeof(float)) == DDP_ERR_STATE);
-	CHECK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &none) == DDP_ERR_STATE);
-	CHECK(test_nccl_says("device test is broken"));
-	CHECK(ddp_run(part, &all) == DDP_ERR_STATE);
-	CHECK(test_nccl_says("device test is broken"));
-	CHECK_OK(ddp_mem_free(part, memory));
+	test_fake_gpu()->failing = "cuCtxPushCurrent";
+	CHECK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &none) == DDP_ERR_IO);
+	CHECK(test_nccl_says("its context is gone"));
+	CHECK(ddp_run(part, &all) == DDP_ERR_IO);
+	CHECK(test_nccl_says("its context is gone"));
 	CHECK(none == NULL && d.nccl->allocated == allocated && d.nccl->registered == 1);
 	CHECK_OK(ddp_comm_free(part));
 	CHECK(d.nccl->ends == 0 && d.nccl->aborts == 0);
+	test_fake_gpu()->failing = NULL;
 	(void)nccl->abort(handle); /* a reset takes it along; the stand-in's has to be freed */
 	return 0;
 }
@@ -531,43 +492,25 @@ static void an_operation_lasts_as_long_as_on_the_device(void **state)
 	test_nccl_run(2, take_time, NULL);
 }
 
-/* ---- on a GPU ------------------------------------------------------------------------------- */
-
-static void memory_of_a_gpu_is_registered(void **state)
-{
-	test_nccl_repeat_on_gpu(memory_is_registered_or_does_without, state);
-}
-
-static void a_rank_that_died_is_left_out_on_a_gpu(void **state)
-{
-	test_nccl_repeat_on_gpu(a_rank_that_died_is_named_and_left_out, state);
-}
-
-static void what_hangs_on_a_gpu_ends_when_it_is_aborted(void **state)
-{
-	test_nccl_repeat_on_gpu(what_hangs_ends_when_it_is_aborted, state);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(operations_agree_with_the_reference),
-		cmocka_unit_test(without_a_library_that_will_do_memory_is_staged_or_refused),
+		cmocka_unit_test(memory_is_registered_or_does_without),
+		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
+		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
+		/* By switches of the stand-in's, or by more than two ranks: */
+		cmocka_unit_test(a_library_that_will_not_do_is_named),
 		cmocka_unit_test(ranks_with_different_libraries_do_not_use_them),
 		cmocka_unit_test(a_deadline_names_who_is_missing),
 		cmocka_unit_test(groups_have_communicators_of_their_own),
-		cmocka_unit_test(memory_is_registered_or_does_without),
 		cmocka_unit_test(each_call_that_fails_is_named),
-		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
 		cmocka_unit_test(what_nccl_tells_later_is_told),
-		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
 		cmocka_unit_test(what_hangs_is_late),
 		cmocka_unit_test(nccl_is_not_called_for_a_device_that_is_gone),
-		cmocka_unit_test(operations_on_a_gpu_agree_with_the_reference),
-		cmocka_unit_test(memory_of_a_gpu_is_registered),
-		cmocka_unit_test(a_rank_that_died_is_left_out_on_a_gpu),
-		cmocka_unit_test(what_hangs_on_a_gpu_ends_when_it_is_aborted),
 		cmocka_unit_test(an_operation_lasts_as_long_as_on_the_device),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
+
+	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

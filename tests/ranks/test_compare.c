@@ -19,7 +19,7 @@
 
 enum { PARAMS = 4, FROZEN = 3, RANKS = 4 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 /* Several pieces, and several buckets. */
 static const ddp_param params[PARAMS] = {

@@ -69,7 +69,7 @@ static void wrong_options_are_refused(void **state)
 /* The context's device, whose default queue orders what follows. */
 static void operations_use_the_device_of_the_options(void **state)
 {
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 	const float half[2] = { 0.5f, 1 };
 	float result[2] = { 0, 0 };
 	ddp_context *context;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /*
- * A model in the memory of the asynchronous test device: it comes to the bits of one in the
+ * A model in the memory of the fake GPU: it comes to the bits of one in the
  * host's memory, and nothing in its backward pass waits. The device refuses work that no
  * event orders, and nobody else can touch its memory; so a wait that is missing
  * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
@@ -25,7 +25,7 @@
 
 enum { PARAMS = 5, STEPS = 3, ROWS = 4 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 /* Several pieces and buckets; rows come to the second, and the fourth is a number. */
 static const ddp_param params[PARAMS] = {
@@ -413,13 +413,6 @@ static void checkpoints_are_those_of_the_host(void **state)
 	}
 }
 
-static void checkpoints_are_those_of_the_host_by_nccl(void **state)
-{
-	side_use_nccl(state);
-	checkpoints_are_those_of_the_host(state);
-	side_use_staged(state);
-}
-
 /* ---- buffers ---- */
 
 enum { SEEN = 30 };
@@ -483,13 +476,6 @@ static void buffers_are_made_alike_there(void **state)
 {
 	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, share_buffers, NULL), 0);
-}
-
-static void buffers_are_made_alike_there_by_nccl(void **state)
-{
-	side_use_nccl(state);
-	buffers_are_made_alike_there(state);
-	side_use_staged(state);
 }
 
 static void linger(void *argument)
@@ -570,17 +556,15 @@ static void a_device_has_to_be_named(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		SIDE_BOTH(trains_to_the_bits_of_the_host),
-		SIDE_BOTH(nothing_in_backward_waits),
-		SIDE_BOTH(the_hosts_waits_count_as_what_the_device_does_meanwhile),
-		SIDE_BOTH(a_step_that_is_refused_leaves_no_trace),
-		SIDE_BOTH(a_rank_that_has_finished_adds_nothing),
+		cmocka_unit_test(trains_to_the_bits_of_the_host),
+		cmocka_unit_test(nothing_in_backward_waits),
+		cmocka_unit_test(the_hosts_waits_count_as_what_the_device_does_meanwhile),
+		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
+		cmocka_unit_test(a_rank_that_has_finished_adds_nothing),
 		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host_by_nccl, folder_make, folder_remove),
 		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there_by_nccl, folder_make, folder_remove),
-		SIDE_BOTH(memory_is_freed_behind_its_work),
-		SIDE_BOTH(what_the_queue_has_yet_to_write_is_broadcast),
+		cmocka_unit_test(memory_is_freed_behind_its_work),
+		cmocka_unit_test(what_the_queue_has_yet_to_write_is_broadcast),
 		cmocka_unit_test(a_device_has_to_be_named),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

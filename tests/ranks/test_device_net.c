@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* examples/models/net in the memory of the asynchronous test device: it comes to the bits of one
+/* examples/models/net in the memory of the fake GPU: it comes to the bits of one
    in the host's, running statistics and dropout among them, and its evaluation says the same. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@
 
 enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 /* A network on the host, or there. */
 typedef struct side {
@@ -81,7 +81,7 @@ static void make(side *s, ddp_context *context, bool there, bool together)
 	dk_use(s->kernels);
 	s->net = net_create_on(there ? &memory : NULL, BATCH, &(ddp_image_shape){ CHANNELS, SIDE, SIDE }, PASSES);
 	CHECK(s->net != NULL);
-	/* A queue of the test device does without oneDNN, too. */
+	/* A queue of the fake GPU does without oneDNN, too. */
 	dk_onednn_free(s->net->onednn);
 	s->net->onednn = NULL;
 	build_small_net(s->net);

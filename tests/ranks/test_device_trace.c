@@ -198,7 +198,7 @@ static bool overlap_is_seen(const seen *s)
 
 static void the_trace_tells_when_the_device_worked(void **state)
 {
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test", .trace_dir = test_folder };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda", .trace_dir = test_folder };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
@@ -217,16 +217,10 @@ static void the_trace_tells_when_the_device_worked(void **state)
 
 static void a_step_tells_of_the_device_without_a_trace(void **state)
 {
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
-}
-
-static void by_nccl_too(void **state)
-{
-	side_use_nccl(state);
-	the_trace_tells_when_the_device_worked(state);
 }
 
 int main(void)
@@ -234,7 +228,6 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(the_trace_tells_when_the_device_worked, folder_make, folder_remove),
 		cmocka_unit_test(a_step_tells_of_the_device_without_a_trace),
-		cmocka_unit_test_setup_teardown(by_nccl_too, folder_make, folder_remove),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

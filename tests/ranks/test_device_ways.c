@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /*
- * Ways of training a model in the memory of the asynchronous test device, each beside the same
+ * Ways of training a model in the memory of the fake GPU, each beside the same
  * in the host's memory: parameters, gradients and norms have the same bits after each step.
  */
 #include <math.h>
@@ -19,7 +19,7 @@
 
 enum { RANKS = 2, PARAMS = 3 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 static const ddp_param params[PARAMS] = {
 	{ .name = "a", .ndim = 1, .shape = { 37 } },
@@ -507,7 +507,7 @@ static int elsewhere_body(ddp_context *context, void *user)
 	(void)user;
 	CHECK_OK(ddp_model_bytes(params, PARAMS, &params_bytes, &grads_bytes));
 	CHECK_OK(ddp_device_alloc(context->device, grads_bytes, &there));
-	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device test:0");
+	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device cuda:0");
 	expect_refused(context, DDP_MEMORY_DEVICE, (float *)there + 1, "multiple of 64 bytes");
 	expect_refused(context, DDP_MEMORY_HOST, there, "is in the host's");
 	CHECK_OK(ddp_device_free(context->device, there));
@@ -603,13 +603,13 @@ static void gradients_are_looked_at_and_summed_at_once(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		SIDE_BOTH(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
-		SIDE_BOTH(gradient_hooks_work_on_the_queue),
-		SIDE_BOTH(what_was_not_finite_may_be_unused_then),
-		SIDE_BOTH(the_programs_own_sums_are_made_on_the_queue),
-		SIDE_BOTH(gradients_travel_in_16_bits_of_the_host),
-		SIDE_BOTH(the_optimizers_state_falls_with_the_number_of_ranks),
-		SIDE_BOTH(a_model_trains_in_memory_of_the_program),
+		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
+		cmocka_unit_test(gradient_hooks_work_on_the_queue),
+		cmocka_unit_test(what_was_not_finite_may_be_unused_then),
+		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
+		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
+		cmocka_unit_test(the_optimizers_state_falls_with_the_number_of_ranks),
+		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
 		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
 		cmocka_unit_test(gradients_are_looked_at_and_summed_at_once),
 	};

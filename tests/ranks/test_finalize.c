@@ -25,7 +25,7 @@
 #include "job/spawn.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/options.h"
 
 enum { RANKS = 4, ODD = 2 /* of whom the others speak */, IDLE_TIMEOUT_MS = 1500 };
@@ -430,7 +430,7 @@ static void sum_on_device(ddp_context *context)
 	ddp_comm_info info;
 	void *memory;
 
-	test_nccl_standin(context->device);
+	test_nccl_standin();
 	CHECK_OK(ddp_device_alloc(context->device, sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(context->device, NULL, memory, 0, sizeof(float)));
 	CHECK_OK(ddp_run(world, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .recv = memory, .count = 1,
@@ -443,7 +443,7 @@ static void sum_on_device(ddp_context *context)
 
 static void stopped_rank_is_named_where_nccl_is_open(void **state)
 {
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "test" },
+	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "cuda" },
 	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
 
 	(void)state;

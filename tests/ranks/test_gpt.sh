@@ -227,21 +227,21 @@ f16_is_the_same_by_all_ways() {
 a_device_trains_to_the_bytes_of_the_host() {
 	local there=$work/there-${1-plain}
 	mkdir "$there" && cp "$work/f/step-00000005.safetensors" "$there" &&
-		train --device test --spawn 2 --steps 12 --accumulate 2 --bucket-mb 0.02 \
+		train --device cuda --spawn 2 --steps 12 --accumulate 2 --bucket-mb 0.02 \
 			--checkpoint "$there" --resume ${1+--shard "$1"} &&
 		same "$work/f/step-00000012.safetensors" "$there/step-00000012.safetensors"
 }
 
 # TF32 may be taken, and is not, where there is none.
 a_device_without_tf32_computes_in_f32() {
-	train --device test --steps 2 --dtype tf32 --generate 40 && says ', products in TF32$' &&
+	train --device cuda --steps 2 --dtype tf32 --generate 40 && says ', products in TF32$' &&
 		sed '1,/^overlap/d' "$work/out" >"$work/tf32.txt" && same "$work/there.txt" "$work/tf32.txt"
 }
 
 # The same in bf16, from a checkpoint of the host's run that did so.
 a_device_trains_in_bf16_to_the_bytes_of_the_host() {
 	mkdir "$work/there-bf16" && cp "$work/n-plain/step-00000003.safetensors" "$work/there-bf16" &&
-		bf16 --device test --bucket-mb 0.02 --checkpoint "$work/there-bf16" --resume --generate 20 &&
+		bf16 --device cuda --bucket-mb 0.02 --checkpoint "$work/there-bf16" --resume --generate 20 &&
 		tail -c 21 "$work/out" >"$work/there.txt" &&
 		same "$work/n-plain/step-00000006.safetensors" "$work/there-bf16/step-00000006.safetensors" &&
 		bf16 --checkpoint "$work/o-plain" --resume --generate 20 && tail -c 21 "$work/out" >"$work/here.txt" &&
@@ -250,15 +250,15 @@ a_device_trains_in_bf16_to_the_bytes_of_the_host() {
 
 a_device_generates_what_the_host_does() {
 	train --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/here.txt" &&
-		train --device test --no-graphs --steps 2 --generate 40 &&
+		train --device cuda --no-graphs --steps 2 --generate 40 &&
 		sed '1,/^overlap/d' "$work/out" >"$work/no-graphs.txt" && same "$work/here.txt" "$work/no-graphs.txt" &&
-		train --device test --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/there.txt" &&
+		train --device cuda --steps 2 --generate 40 && sed '1,/^overlap/d' "$work/out" >"$work/there.txt" &&
 		same "$work/here.txt" "$work/there.txt"
 }
 
 # a_device_drops_what_the_host_does TYPE: from the beginning, and where the host's run was
 a_device_drops_what_the_host_does() {
-	local drop=$work/drop-$1 dropped=(--device test --spawn 2 --steps 6 --accumulate 2 --dropout 0.2 --dtype "$1")
+	local drop=$work/drop-$1 dropped=(--device cuda --spawn 2 --steps 6 --accumulate 2 --dropout 0.2 --dtype "$1")
 	train "${dropped[@]}" --bucket-mb 0.02 --checkpoint "$drop-there" &&
 		same "$drop/step-00000006.safetensors" "$drop-there/step-00000006.safetensors" &&
 		mkdir "$drop-there-on" && cp "$drop/step-00000002.safetensors" "$drop-there-on" &&
@@ -341,7 +341,7 @@ test_losses_agree() {
 the_loss_on_other_data_is_that_of_each_sample_once() {
 	head -c 100 "$work/text" | tr '[:lower:]' '[:upper:]' >"$work/other"
 	train --steps 2 --batch 12 --checkpoint "$work/tested" &&
-		test_losses_agree '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device test' &&
+		test_losses_agree '--spawn 2 --batch 6' '--spawn 4 --batch 3 --dropout 0.5' '--batch 12 --device cuda' &&
 		train --steps 2 --batch 12 --checkpoint "$work/tested" --resume --test "$work/other" &&
 		says "^test     loss [0-9.]*, perplexity [0-9.]*, on $work/other$"
 }
@@ -458,7 +458,7 @@ check "a resumed run equals an uninterrupted one" resumed_equals_uninterrupted
 check_numbers "dropout goes on where it was" dropout_goes_on_where_it_was f32
 check_again "so it does in bf16" dropout_goes_on_where_it_was bf16
 check "recomputing takes memory and changes no bit" recompute_takes_memory_and_no_bit
-check_again "nor does it in bf16 on a device" recompute_takes_memory_and_no_bit --dtype bf16 --device test
+check_again "nor does it in bf16 on a device" recompute_takes_memory_and_no_bit --dtype bf16 --device cuda
 check_numbers "what is recomputed is told" what_is_recomputed_is_told
 check_again "the loss falls in bf16" loss_falls --dtype bf16
 check_again "and to the losses of f32 at each step" bf16_trains_to_the_losses_of_f32
@@ -523,7 +523,7 @@ check_numbers "tokens per update and accumulation are not both given" refuses 'l
 	--tokens-per-update 1000 --accumulate 2
 check_numbers "unknown formats are refused" refuses 'choose bytes, u16 or llmc' --data "$work/text" --format png
 check_numbers "unknown types are refused" refuses '--dtype f8: choose f32, tf32, bf16 or f16' --data "$work/text" --dtype f8
-check_numbers "f16 is the host's" refuses '--dtype f16 computes on the host' --data "$work/text" --dtype f16 --device test
+check_numbers "f16 is the host's" refuses '--dtype f16 computes on the host' --data "$work/text" --dtype f16 --device cuda
 check_numbers "a loss scale is f16's" refuses '--loss-scale is for --dtype f16' --data "$work/text" --loss-scale 2
 check_numbers "a loss scale is a power of two" refuses 'loss_scaling.initial is 3' --data "$work/text" --dtype f16 --loss-scale 3
 check_numbers "TF32 is a GPU's" refuses '--dtype tf32 rounds the matrix products of a GPU; give --device cuda' \

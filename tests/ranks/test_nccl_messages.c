@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* Messages on a GPU's memory, and how communicators of NCCL's end, over a stand-in for NCCL
-   and the asynchronous test device; what needs no switch of the stand-in's, on a GPU, too. */
+/* Messages on a GPU's memory, and how communicators of NCCL's end, over the stand-in for NCCL
+   and the fake GPU; what needs no switch of the stand-in's, on a GPU, too (make check-gpu). */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,6 +20,7 @@
 #include "comm/nccl/abi.h"
 #include "comm/nccl/handle.h"
 #include "tests/support/device_ranks.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/support/nccl_ranks.h"
 
 static const int two_nodes[] = { 0, 1 };
@@ -385,7 +386,7 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 static void closing_ends_messages_alike_on_both_ranks(void **state)
 {
 	(void)state;
-	if (!test_nccl_on_gpu)
+	if (!test_on_gpu())
 		run_on_nodes(close_under_a_slow_message);
 	run_on_nodes(receive_from_a_rank_that_closes);
 	ends = test_share(2 * sizeof(*ends));
@@ -453,50 +454,27 @@ static int use_several_ids(ddp_comm *comm, void *argument)
 static void many_ranks_meet_by_several_ids(void **state)
 {
 	(void)state;
-	for (int ranks = 2; ranks <= (test_nccl_on_gpu ? 2 : 5); ranks++) {
+	for (int ranks = 2; ranks <= (test_on_gpu() ? 2 : 5); ranks++) {
 		int to_an_id = ranks == 2 ? 1 : 2;
 		test_nccl_run(ranks, use_several_ids, &to_an_id);
 	}
-}
-
-/* ---- on a GPU ------------------------------------------------------------------------------------ */
-
-static void messages_on_a_gpu_match_by_tag(void **state)
-{
-	test_nccl_repeat_on_gpu(messages_match_by_tag, state);
-}
-
-static void a_message_to_oneself_on_a_gpu_waits_for_both_sides(void **state)
-{
-	test_nccl_repeat_on_gpu(a_message_to_oneself_waits_for_both_sides, state);
-}
-
-static void closing_ends_messages_alike_on_a_gpu(void **state)
-{
-	test_nccl_repeat_on_gpu(closing_ends_messages_alike_on_both_ranks, state);
-}
-
-static void ranks_on_a_gpu_meet_by_several_ids(void **state)
-{
-	test_nccl_repeat_on_gpu(many_ranks_meet_by_several_ids, state);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(messages_match_by_tag),
-		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
 		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
+		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
+		cmocka_unit_test(many_ranks_meet_by_several_ids),
+		/* By switches of the stand-in's, or by more than two ranks: */
+		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
 		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
 		cmocka_unit_test(what_is_aborted_ends_behind_the_programs_queue),
 		cmocka_unit_test(an_error_during_a_message_is_told),
-		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
 		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),
-		cmocka_unit_test(many_ranks_meet_by_several_ids),
-		cmocka_unit_test(messages_on_a_gpu_match_by_tag),
-		cmocka_unit_test(a_message_to_oneself_on_a_gpu_waits_for_both_sides),
-		cmocka_unit_test(closing_ends_messages_alike_on_a_gpu),
-		cmocka_unit_test(ranks_on_a_gpu_meet_by_several_ids),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
+
+	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include "comm/nccl/abi.h"
 #include "comm/ops/names.h"
 #include "tests/support/comm_case.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/support/nccl_ranks.h"
 
 /* ---- NCCL's own header, where it is ---------------------------------------------------------- */
@@ -202,7 +203,7 @@ static void truths_are_combined_as_truths(void **state)
 static void sums_and_averages_of_each_type_are_right(void **state)
 {
 	(void)state;
-	for (int ranks = 1; ranks <= (test_nccl_on_gpu ? 2 : RANKS_MAX); ranks *= 2)
+	for (int ranks = 1; ranks <= (test_on_gpu() ? 2 : RANKS_MAX); ranks *= 2)
 		test_nccl_run(ranks, check_table, NULL);
 }
 
@@ -247,24 +248,15 @@ static void what_nccl_would_round_is_refused(void **state)
 	test_nccl_run(1, ask_too_much, NULL);
 }
 
-static void sums_and_averages_on_a_gpu_are_right(void **state)
-{
-	test_nccl_repeat_on_gpu(sums_and_averages_of_each_type_are_right, state);
-}
-
-static void what_nccl_would_round_is_refused_on_a_gpu(void **state)
-{
-	test_nccl_repeat_on_gpu(what_nccl_would_round_is_refused, state);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sums_and_averages_of_each_type_are_right),
-		cmocka_unit_test(truths_are_combined_as_truths),
 		cmocka_unit_test(what_nccl_would_round_is_refused),
-		cmocka_unit_test(sums_and_averages_on_a_gpu_are_right),
-		cmocka_unit_test(what_nccl_would_round_is_refused_on_a_gpu),
+		/* By switches of the stand-in's, or by more than two ranks: */
+		cmocka_unit_test(truths_are_combined_as_truths),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	enum { ON_A_GPU = 2, ALL = sizeof(tests) / sizeof(tests[0]) };
+
+	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -4,7 +4,7 @@
 # What the examples say where a GPU is asked for and none can be used: for want of a driver, of libddp's
 # modules, of NCCL, or as one of these, or the GPU, is too old. One sentence a rank, which names what is
 # amiss and what to do, an error at the end, and no hang. Where a GPU is needed to come that far,
-# tests/support/gpu_standin.c is one. Prints TAP.
+# the fake one does (tests/device). Prints TAP.
 program=${GPT:-examples/gpt/gpt}
 # shellcheck source=tests/support/example.sh
 . "$(dirname "$0")/../support/example.sh"
@@ -75,14 +75,10 @@ refuses_one() {
 	if [ -n "$2" ]; then tells 1 "$2"; else [ ! -s "$work/err" ]; fi
 }
 
-# check_gpu NAME COMMAND...: with a GPU that is none
-standin=tests/support/.libs/gpu_standin.so
+# check_gpu NAME COMMAND...: with the fake GPU
+fake=$PWD/tests/device/.libs/libddp_fake_gpu.so
 check_gpu() {
-	if [ -e $standin ]; then
-		DDP_CUDA_MODULE=$PWD/$standin DDP_CUDA_KERNELS=${kernels:-$PWD/$standin} check_numbers "$@"
-	else
-		skip_numbers "$1" 'configured without CUDA'
-	fi
+	DDP_CUDA_KERNELS=${kernels:-$fake} check_numbers "$@"
 }
 
 another_version=$PWD/tests/support/.libs/module_of_another_version.so
@@ -99,7 +95,7 @@ kernels=/nowhere check_gpu "libddp's kernels are needed" refuses_a_gpu \
 kernels=$another_version check_gpu "of the same release, too" refuses_a_gpu 'install both from one release'
 kernels=$work/text check_gpu "and no other file either" refuses_a_gpu \
 	"$work/text: invalid ELF header: install that of this libddp, or name it in DDP_CUDA_KERNELS"
-kernels=$PWD/tests/support/.libs/nccl_standin.so check_gpu "nor another library" refuses_a_gpu \
+kernels=$PWD/libruntime/.libs/libddp.so check_gpu "nor another library" refuses_a_gpu \
 	'is no module of libddp'"'"'s, since it lacks the symbol dk_cuda_table: install that of this libddp, or name it in DDP_CUDA_KERNELS'
 
 # ---- driver and GPU ----
@@ -113,16 +109,16 @@ else
 	DDP_CUDA_MODULE=$cuda_module check_numbers "a driver is needed" refuses_a_gpu \
 		'device cuda: this node has no NVIDIA driver (libcuda.so.1), so no GPU: use one that has, or device cpu'
 fi
-STANDIN_DRIVER=11080 check_gpu "a driver that is new enough is" refuses_a_gpu \
+FAKE_GPU_DRIVER=11080 check_gpu "a driver that is new enough is" refuses_a_gpu \
 	"device cuda: the driver of this node's GPU is for CUDA 11.8, and libddp_cuda.so needs one for "
-STANDIN_GPUS=0 check_gpu "a GPU is" refuses_a_gpu \
+FAKE_GPU_COUNT=0 check_gpu "a GPU is" refuses_a_gpu \
 	'this process sees no GPU: use a node that has one, and ask srun for it (--gpus-per-node)'
-STANDIN_GPUS=0 CUDA_VISIBLE_DEVICES='' check_gpu "one that may be seen" refuses_a_gpu \
+FAKE_GPU_COUNT=0 CUDA_VISIBLE_DEVICES='' check_gpu "one that may be seen" refuses_a_gpu \
 	"with CUDA_VISIBLE_DEVICES='': ask srun for one (--gpus-per-node)"
 DDP_LOCAL_DEVICE=1 check_gpu "one of this rank's index" refuses_a_gpu \
 	'there is no device cuda:1: this process sees 1 GPU, counted from 0: name that, or ask srun for more (--gpus-per-node)'
-STANDIN_CAPABILITY=75 check_gpu "and one that is new enough" refuses_a_gpu \
-	"device cuda:0: GPU number 0 has compute capability 7.5, and libddp's kernels need 8.0 or later: use a newer GPU, or device cpu"
+FAKE_GPU_CAPABILITY=75 check_gpu "and one that is new enough" refuses_a_gpu \
+	"device cuda:0: fake GPU number 0 has compute capability 7.5, and libddp's kernels need 8.0 or later: use a newer GPU, or device cpu"
 
 # ---- NCCL ----
 check_gpu "NCCL is needed between ranks" refuses_nccl /nowhere/libnccl.so.2 \
@@ -130,19 +126,16 @@ check_gpu "NCCL is needed between ranks" refuses_nccl /nowhere/libnccl.so.2 \
 check_gpu "no other file" refuses_nccl "$work/text" 'invalid ELF header: install it, or name its library in DDP_NCCL'
 check_gpu "nor another library" refuses_nccl libm.so.6 \
 	'libm.so.6 lacks ncclGetVersion, so it is no NCCL that libddp can use: name another one in DDP_NCCL'
-STANDIN_NCCL=22703 check_gpu "one that lacks nothing" refuses_nccl "$PWD/$standin" \
-	'lacks ncclGetErrorString, so it is no NCCL that libddp can use: name another one in DDP_NCCL'
 for version in 22702=2.27.2 21801=2.18.1 2708=2.7.8; do
-	STANDIN_NCCL=${version%=*} check_gpu "and no NCCL ${version#*=}" refuses_nccl "$PWD/$standin" \
-		"gpu_standin.so is NCCL ${version#*=}, and libddp needs 2.27.3 or later: name a newer one in DDP_NCCL"
+	FAKE_GPU_NCCL=${version%=*} check_gpu "and no NCCL ${version#*=}" refuses_nccl "$fake" \
+		"libddp_fake_gpu.so is NCCL ${version#*=}, and libddp needs 2.27.3 or later: name a newer one in DDP_NCCL"
 done
 
 # ---- one node of several ----
-export DDP_NCCL=$PWD/tests/support/.libs/nccl_standin.so
 check_gpu "one rank may lack NCCL" refuses_one 'NCCL does not load: /nowhere: ' 'rank 1 on ' DDP_NCCL=/nowhere
 check_gpu "or a GPU" refuses_one 'this process sees no GPU' \
 	' could not open its device, or write its metrics or its trace (DDP_ERR_UNSUPPORTED); its own error says why' \
-	STANDIN_GPUS=0
+	FAKE_GPU_COUNT=0
 check_gpu "or kernels" refuses_one 'there is no /nowhere: install' '' DDP_CUDA_KERNELS=/nowhere
-check_gpu "or have an old GPU" refuses_one 'has compute capability 7.5' '' STANDIN_CAPABILITY=75
+check_gpu "or have an old GPU" refuses_one 'has compute capability 7.5' '' FAKE_GPU_CAPABILITY=75
 end_of_tests

@@ -467,7 +467,7 @@ static int device_body(ddp_context *context, void *user)
 /* Of ranks that update tensors for each other, and of one. */
 static void a_device_has_the_hosts_bits(void **state)
 {
-	const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+	const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 	(void)state;
 	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {

@@ -2,7 +2,7 @@
 /* runs: unit asan; all: tsan; takes: 5 */
 /*
  * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
- * in the host's memory, and in that of the asynchronous test device, to the same bits.
+ * in the host's memory, and in that of the fake GPU, to the same bits.
  */
 #include <limits.h>
 #include <math.h>
@@ -39,7 +39,7 @@ static const ddp_model_options plain = {
 	.shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 2, .powersgd.seed = 7,
 };
 
-static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "test" };
+static const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
 /* A model on a device has the program's own queue, which ends with the rank's process. */
 static ddp_model *make_in(ddp_context *context, ddp_memory memory, const ddp_model_options *given)
@@ -128,7 +128,7 @@ static void expect_same(ddp_model *a, ddp_model *b)
 		CHECK(is_same(a, b, p));
 }
 
-/* In the host's memory, and on the test device. */
+/* In the host's memory, and on the fake GPU. */
 static void run_here_and_there(int (*body)(ddp_context *context, void *user), void *user)
 {
 	assert_int_equal(run_ranks(RANKS, body, user), 0);

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # runs: unit; all: tsan asan; takes: 6
-# ddp-preflight without Slurm: its options, what it prints and writes, and the GPU's part on the asynchronous test device.
+# ddp-preflight without Slurm: its options, what it prints and writes, and the GPU's part on the fake one.
 # shellcheck disable=SC2015,SC2317 # A && B || C means just that; check() calls the functions
 program=libruntime/preflight/ddp-preflight
 # shellcheck source=tests/support/example.sh
@@ -18,7 +18,7 @@ measures() {
 			"$work/json"
 }
 measures_a_device() {
-	run --spawn 2 --device test --json "$work/json" && says '^  matrix product on the GPU, alone ' &&
+	DDP_TEST_SMALL=yes run --spawn 2 --device cuda --json "$work/json" && says '^  matrix product on the GPU, alone ' &&
 		says '^  memory of the GPU, all at once '
 }
 is_quiet() { run --spawn 1 --quiet && [ ! -s "$work/out" ]; }

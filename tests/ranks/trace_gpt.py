@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 # runs: asan; all: unit tsan
-"""The traces of examples/gpt on the test device: what its queue and communication did, and the summary's figures of it."""
+"""The traces of examples/gpt on the fake GPU: what its queue and communication did, and the summary's figures of it."""
 import json
 import os
 import subprocess
@@ -27,7 +27,8 @@ def train(work, *arguments):
          "32", "--batch", "4", "--steps", str(STEPS), "--accumulate", str(PASSES), "--bucket-mb", "0.02", "--shard", "none",
          "--spawn", str(RANKS), "--trace", folder, "--json", *arguments],
         capture_output=True, text=True, timeout=240, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "DDP_TEST_MODULE": os.path.abspath("tests/device/.libs/libddp_test.so")})
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict.fromkeys(
+            ("DDP_CUDA_MODULE", "DDP_CUDA_KERNELS", "DDP_NCCL"), os.path.abspath("tests/device/.libs/libddp_fake_gpu.so")))
     check("gpt " + " ".join(arguments) + " trains", done.returncode == 0, done.stderr)
     if done.returncode != 0:
         finish()
@@ -85,7 +86,7 @@ def overlaps(events, step):
 steps = range(1, STEPS + 1)
 with tempfile.TemporaryDirectory() as name:
     work = Path(name)
-    folder, summary, traces = train(work, "--device", "test")
+    folder, summary, traces = train(work, "--device", "cuda")
     for rank, events in enumerate(traces):
         check(f"rank {rank}'s trace has a row of the device, and communication has others",
               rows(events).get(DEVICE) == "device" and rows(events).get(DEVICE + 1) == "communication 1" and

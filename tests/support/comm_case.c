@@ -352,7 +352,7 @@ bool case_fits_nccl(const bench *b, const test_case *t)
 {
 	const bool power_of_2 = (b->size & (b->size - 1)) == 0, narrow = ddp_type_bytes(t->c.type) == 2;
 
-	if (!b->nccl || !ddp_kind_reduces(t->c.kind))
+	if (b->alone || !ddp_kind_reduces(t->c.kind))
 		return true;
 	if (ddp_op_is_bitwise(t->c.op) && (t->c.type != DDP_BOOL || t->c.op == DDP_BXOR))
 		return false;
@@ -370,7 +370,7 @@ bool case_fits_nccl(const bench *b, const test_case *t)
 /* It multiplies by 1/ranks, which it rounds, before it sums for an average. */
 static double slack(const bench *b, const test_case *t)
 {
-	const bool rounds = b->nccl && t->c.memory == DDP_MEMORY_DEVICE && ddp_kind_reduces(t->c.kind) &&
+	const bool rounds = !b->alone && t->c.memory == DDP_MEMORY_DEVICE && ddp_kind_reduces(t->c.kind) &&
 	                    t->c.op == DDP_AVG && is_float(t->c.type) && (b->size & (b->size - 1)) != 0;
 	const int bits = t->c.type == DDP_BF16 ? 7 : t->c.type == DDP_F16 ? 10 : t->c.type == DDP_F32 ? 22 : 51;
 

@@ -44,8 +44,7 @@ typedef struct bench {
 	uint64_t given[DDP_MEMORY_DEVICE + 1][DDP_LANES]; /* operations to each memory's lanes */
 	ddp_device *device;           /* NULL: none */
 	ddp_device_queue *streams[2]; /* of the program */
-	bool nccl;                    /* the stand-in runs what is on the device */
-	bool alone; /* its one rank goes without NCCL */
+	bool alone;                   /* its one rank goes without NCCL */
 } bench;
 
 /* Element i of a type; to be put is one that the type holds. */

@@ -10,7 +10,8 @@
 #include "comm/core/comm.h"
 #include "device/device.h"
 #include "tests/support/comm_case.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/fake_gpu.h"
+#include "tests/device/nccl_standin.h"
 
 enum { IN_FLIGHT = 4, TAGS = 3 };
 
@@ -310,15 +311,16 @@ static void run_group(bench *b)
 /* It stays open: the communicator is closed behind the test. */
 static void open_device(bench *b, const test_cases *cases)
 {
-	const ddp_device_options options = { .seed = cases->seed + (unsigned int)b->rank, .delay_us = 30,
-	                                     .check_order = true, .one_function = cases->one_function };
-
-	CHECK_OK(ddp_device_open(cases->device, &options, &b->device));
+	if (!test_on_gpu()) {
+		test_fake_gpu()->seed = cases->seed + (unsigned int)b->rank;
+		test_fake_gpu()->delay_us = 30;
+		test_nccl_standin()->polls = cases->nccl_polls;
+	}
+	CHECK_OK(ddp_device_open("cuda", &b->device));
 	ddp_comm_use_device(b->comm, b->device);
-	b->nccl = cases->nccl;
-	b->alone = cases->one_function && !cases->nccl;
-	if (cases->nccl && strcmp(cases->device, "test") == 0)
-		test_nccl_standin(b->device)->polls = cases->nccl_polls;
+	b->alone = cases->alone;
+	if (b->alone)
+		test_nccl_hide();
 	for (int i = 0; i < 2; i++)
 		CHECK_OK(ddp_device_queue_create(b->device, DDP_DEVICE_NORMAL, &b->streams[i]));
 }
@@ -326,7 +328,7 @@ static void open_device(bench *b, const test_cases *cases)
 /* Checks what ran the operations on the device's memory, if there were any. */
 static void check_backend(const bench *b)
 {
-	const char *expected = b->device == NULL ? "" : b->nccl ? "nccl" : b->alone ? "self" : "staged";
+	const char *expected = b->device == NULL ? "" : b->alone ? "self" : "nccl";
 	ddp_comm_info info;
 
 	CHECK_OK(ddp_comm_describe(b->comm, &info));
@@ -351,7 +353,7 @@ int test_run_cases(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_mem_alloc(comm, 2 * (size_t)CASE_ARENA_BYTES, &arena));
 	b.arena = arena;
 	b.lanes = 2;
-	if (cases->device != NULL)
+	if (cases->on_device)
 		open_device(&b, cases);
 	for (int i = 0; i < cases->batches; i++) {
 		run_batch(&b);

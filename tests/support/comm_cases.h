@@ -13,10 +13,9 @@ typedef struct test_cases {
 	unsigned int seed;
 	int batches;       /* each of 1 .. 4 operations in flight */
 	size_t most;       /* elements of the largest operations */
-	const char *device; /* in whose memory half of them are; NULL: none */
-	bool nccl;          /* by NCCL, on device "test" a stand-in for it, */
-	int nccl_polls;     /* each of whose calls is in progress for so long */
-	bool one_function;  /* the device runs functions one at a time, as a GPU does: one rank goes without NCCL */
+	bool on_device;    /* half of them are in a GPU's memory, */
+	bool alone;        /* whose one rank goes without NCCL, */
+	int nccl_polls;    /* each of whose calls is in progress for so long, if the GPU is the fake one */
 } test_cases;
 
 /* A test_world body; the argument is a test_cases. */

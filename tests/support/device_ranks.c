@@ -10,27 +10,29 @@
 #include <cmocka.h>
 
 #include "tests/support/device_ranks.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 
 const int test_device_nodes[] = { 0, 1, 1 };
-bool test_device_by_nccl;
+bool test_device_alone;
 
-void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options *options)
+void test_device_set_up(device_rank *d, ddp_comm *comm)
 {
 	ddp_comm_info info;
 	void *memory;
 
 	*d = (device_rank){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	CHECK_OK(ddp_device_open("test", options, &d->device));
-	if (test_device_by_nccl)
-		test_nccl_standin(d->device)->polls = 1;
+	CHECK_OK(ddp_device_open("cuda", &d->device));
+	if (test_device_alone)
+		test_nccl_hide();
+	else
+		test_nccl_standin()->polls = 1;
 	ddp_comm_use_device(comm, d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->other));
 	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(d->host), &memory));
 	d->memory = memory;
 	CHECK_OK(ddp_comm_describe(comm, &info));
-	CHECK(strcmp(info.device_backend, test_device_by_nccl ? "nccl" : options != NULL && options->one_function ? "self" : "staged") == 0);
+	CHECK(strcmp(info.device_backend, test_device_alone ? "self" : "nccl") == 0);
 	test_ranks_together(); /* one that still allocated would hear there of what fails next */
 }
 
@@ -64,31 +66,20 @@ static int run_body(ddp_comm *comm, void *argument)
 {
 	device_rank d;
 
-	test_device_set_up(&d, comm, NULL);
+	test_device_set_up(&d, comm);
 	(*(const test_device_body *)argument)(&d);
 	return 0;
 }
 
-void test_device_run(const int *node_of, test_device_body of_rank)
+void test_device_run(test_device_body of_rank)
 {
-	const test_world world = { .ranks = 3, .node_of = node_of, .timeout_ms = 20000, .body = run_body,
-	                           .argument = &of_rank };
+	const int *const nodes[] = { NULL, test_device_nodes };
 
-	assert_int_equal(test_world_run(&world), 0);
-}
-
-void test_device_run_staged(test_device_body of_rank)
-{
-	test_device_run(NULL, of_rank);
-	test_device_run(test_device_nodes, of_rank);
-}
-
-void test_device_run_both(test_device_body of_rank)
-{
-	test_device_run_staged(of_rank);
-	test_device_by_nccl = true;
-	test_device_run_staged(of_rank);
-	test_device_by_nccl = false;
+	for (int i = 0; i < 2; i++) {
+		const test_world world = { .ranks = 3, .node_of = nodes[i], .timeout_ms = 20000, .body = run_body,
+		                           .argument = &of_rank };
+		assert_int_equal(test_world_run(&world), 0);
+	}
 }
 
 void test_device_count(void *user, ddp_status status)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_ranks: a test's ranks, each with memory and queues of the asynchronous test device. */
+/* device_ranks: a test's ranks, each with memory and queues of the fake GPU. */
 #ifndef TESTS_DEVICE_RANKS_H
 #define TESTS_DEVICE_RANKS_H
 
@@ -20,17 +20,14 @@ typedef struct device_rank {
 
 typedef void (*test_device_body)(device_rank *d);
 
-/* Whether the stand-in for NCCL does the work, or it goes by way of the host's memory. */
-extern bool test_device_by_nccl;
+/* Whether the stand-in for NCCL does the work, or nothing does: one rank needs none. */
+extern bool test_device_alone;
 
-void test_device_set_up(device_rank *d, ddp_comm *comm, const ddp_device_options *options);
+void test_device_set_up(device_rank *d, ddp_comm *comm);
 
-/* Three ranks: on these nodes (NULL: one), on one node and on test_device_nodes, or on both by
-   either way. */
+/* Three ranks, on one node and on these. */
 extern const int test_device_nodes[3];
-void test_device_run(const int *node_of, test_device_body of_rank);
-void test_device_run_staged(test_device_body of_rank);
-void test_device_run_both(test_device_body of_rank);
+void test_device_run(test_device_body of_rank);
 
 /* All of the memory to `host`. */
 void test_device_read(device_rank *d);

@@ -4,8 +4,11 @@
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export OMP_NUM_THREADS=1
-# What `--device test` is, which no user has.
-export DDP_TEST_MODULE=$PWD/tests/device/.libs/libddp_test.so
+# The GPU is the fake one, unless there is one to be tested (make check-gpu).
+if [ -z "${DDP_TEST_GPU-}" ]; then
+	export DDP_CUDA_MODULE=$PWD/tests/device/.libs/libddp_fake_gpu.so
+	export DDP_CUDA_KERNELS=$DDP_CUDA_MODULE DDP_NCCL=$DDP_CUDA_MODULE
+fi
 
 tests=0
 failed=0

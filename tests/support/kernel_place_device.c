@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The host's kernels on a queue of the asynchronous test device, as a place of kernels. */
+/* Kernels on a queue of a GPU as a place of kernels: the host's on the fake one, or a real one's (make check-gpu). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/device.h"
 #include "device/kernel_queue.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/support/kernel_place.h"
 
 static ddp_device *device;
@@ -24,6 +25,8 @@ static void *allocate(size_t bytes)
 	void *memory;
 
 	check(ddp_device_alloc(device, bytes, &memory));
+	check(ddp_device_fill(device, stream, memory, 0xff, bytes));
+	check(ddp_device_queue_sync(device, stream));
 	return memory;
 }
 
@@ -44,6 +47,11 @@ static void copy(void *to, const void *from, size_t bytes)
 	check(ddp_device_queue_sync(device, stream));
 }
 
+static bool has_bf16(const kernel_place *place)
+{
+	return place->type == DK_BF16 || place->type == DK_MIXED;
+}
+
 static uint16_t *make_narrow(int64_t n)
 {
 	uint16_t *narrow = malloc((size_t)n * sizeof(*narrow));
@@ -56,7 +64,7 @@ static uint16_t *make_narrow(int64_t n)
 
 static void give(const kernel_place *place, float *to, const float *from, int64_t n)
 {
-	if (place->type != DK_MIXED) {
+	if (!has_bf16(place)) {
 		copy(to, from, (size_t)n * sizeof(*from));
 		return;
 	}
@@ -70,7 +78,7 @@ static void give(const kernel_place *place, float *to, const float *from, int64_
 
 static void take(const kernel_place *place, float *to, const float *from, int64_t n)
 {
-	if (place->type != DK_MIXED) {
+	if (!has_bf16(place)) {
 		copy(to, from, (size_t)n * sizeof(*from));
 		return;
 	}
@@ -89,19 +97,27 @@ static void close_place(kernel_place *place)
 	check(ddp_device_queue_free(device, stream));
 }
 
+/* No delays: the cases are many, and in the order of one queue. */
+static void open_device(void)
+{
+	if (!test_on_gpu())
+		test_fake_gpu()->delay_us = 0;
+	check(ddp_device_open("cuda", &device));
+}
+
 bool kernel_place_open(int round, kernel_place *place, const char **why)
 {
-	const ddp_device_options options = {.seed = 1, .check_order = true};
-	enum { MOST = 8400 };
+	static const dk_type types[] = {DK_F32, DK_MIXED, DK_BF16, DK_TF32};
+	enum { MOST = 8400, OF_HOST = 2, OF_GPU = 4 };
 
 	*why = NULL;
-	if (round > 1)
+	if (round >= (test_on_gpu() ? OF_GPU : OF_HOST))
 		return false;
 	if (device == NULL)
-		check(ddp_device_open("test", &options, &device));
+		open_device();
 	check(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &stream));
-	*place = (kernel_place){.type = round == 0 ? DK_F32 : DK_MIXED, .most = MOST, .host_kernels = true, .close = close_place, .alloc = allocate,
-		.free = release, .shuffle = shuffle, .give = give, .take = take};
+	*place = (kernel_place){.type = types[round], .most = test_on_gpu() ? 0 : MOST, .host_kernels = !test_on_gpu(),
+		.close = close_place, .alloc = allocate, .free = release, .shuffle = shuffle, .give = give, .take = take};
 	check(ddp_kernel_queue_open(device, stream, place->type, &place->queue));
 	return true;
 }

@@ -8,23 +8,7 @@
 #include <string.h>
 
 #include "table.h"
-#include "tests/support/nccl_standin.h"
-
-static bool by_nccl;
-
-int side_use_nccl(void **state)
-{
-	(void)state;
-	by_nccl = true;
-	return 0;
-}
-
-int side_use_staged(void **state)
-{
-	(void)state;
-	by_nccl = false;
-	return 0;
-}
+#include "tests/device/nccl_standin.h"
 
 /* Once: its threads look at what this sets. */
 static void prepare_nccl(ddp_device *device)
@@ -32,7 +16,7 @@ static void prepare_nccl(ddp_device *device)
 	static const ddp_device *prepared;
 
 	if (prepared != device)
-		test_nccl_standin(device)->polls = 1;
+		test_nccl_standin()->polls = 1;
 	prepared = device;
 }
 
@@ -41,8 +25,7 @@ void side_open(model_side *s, ddp_context *context, bool there)
 	*s = (model_side){ .context = context };
 	if (!there)
 		return;
-	if (by_nccl)
-		prepare_nccl(context->device);
+	prepare_nccl(context->device);
 	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &s->stream));
 	CHECK_OK(ddp_kernels_open(context, DK_TABLE_VERSION, DK_F32, s->stream, &s->kernels));
 }
@@ -74,7 +57,7 @@ void side_close(model_side *s)
 
 	CHECK_OK(ddp_comm_describe(ddp_world(s->context), &info));
 	if (s->stream != NULL && ddp_comm_size(ddp_world(s->context)) > 1)
-		CHECK(strcmp(info.device_backend, by_nccl ? "nccl" : "staged") == 0);
+		CHECK(strcmp(info.device_backend, "nccl") == 0);
 	ddp_model_free(s->model);
 	ddp_kernels_close(s->kernels);
 	if (s->stream != NULL)
@@ -84,9 +67,8 @@ void side_close(model_side *s)
 /* NCCL's lane has a piece of memory for what it tells. */
 void side_all_freed(ddp_context *context)
 {
-	const char *left = by_nccl ? "still in use: 1 pieces of memory" : "still in use: 0 pieces of memory";
-
-	CHECK(ddp_device_freed(context->device) == DDP_ERR_STATE && strstr(ddp_last_error(), left) != NULL);
+	CHECK(ddp_device_freed(context->device) == DDP_ERR_STATE &&
+	      strstr(ddp_last_error(), "still in use: 1 pieces of memory") != NULL);
 }
 
 int side_rank(const model_side *s)

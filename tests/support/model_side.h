@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * model_side: a model in the memory of the host, or in that of the asynchronous test device, so
+ * model_side: a model in the memory of the host, or in that of the fake GPU, so
  * that what is done to both can be compared.
  */
 #ifndef TESTS_MODEL_SIDE_H
@@ -21,13 +21,6 @@ typedef struct model_side {
 	void *own;                 /* the test's */
 	float host[SIDE_ELEMENTS]; /* what is copied; no parameter has more */
 } model_side;
-
-/* For cmocka: from here on the stand-in for NCCL does what ranks do together in the device's
-   memory; or that goes by way of the host's memory again, as it does at first. */
-int side_use_nccl(void **state);
-int side_use_staged(void **state);
-/* A test, and once more by NCCL. */
-#define SIDE_BOTH(test) cmocka_unit_test(test), { #test "_by_nccl", test, side_use_nccl, side_use_staged, NULL }
 
 /* With a queue, or of the host; and with a model, whose parameters begin `apart` from those of
    another number. */

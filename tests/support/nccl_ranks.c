@@ -12,17 +12,7 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-
-bool test_nccl_on_gpu;
-
-void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state)
-{
-	if (getenv("DDP_CUDA_MODULE") == NULL)
-		skip();
-	test_nccl_on_gpu = true;
-	test(state);
-	test_nccl_on_gpu = false;
-}
+#include "tests/device/fake_gpu.h"
 
 void test_nccl_share_gpu(ddp_comm *comm)
 {
@@ -36,19 +26,15 @@ void test_nccl_share_gpu(ddp_comm *comm)
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm)
 {
-	test_nccl_set_up_with(d, comm, NULL);
-}
-
-void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options)
-{
 	void *memory;
 
 	*d = (on_device){ .comm = comm, .rank = ddp_comm_rank(comm), .size = ddp_comm_size(comm) };
-	if (test_nccl_on_gpu)
+	if (test_on_gpu())
 		test_nccl_share_gpu(comm);
-	CHECK_OK(ddp_device_open(test_nccl_on_gpu ? "cuda" : "test", options, &d->device));
+	else
+		d->nccl = test_nccl_standin();
+	CHECK_OK(ddp_device_open("cuda", &d->device));
 	ddp_comm_use_device(comm, d->device);
-	d->nccl = test_nccl_on_gpu ? NULL : test_nccl_standin(d->device);
 	CHECK_OK(ddp_device_queue_create(d->device, DDP_DEVICE_NORMAL, &d->stream));
 	CHECK_OK(ddp_device_alloc(d->device, TEST_NCCL_COUNT * sizeof(float), &memory));
 	CHECK_OK(ddp_device_fill(d->device, d->stream, memory, 0, TEST_NCCL_COUNT * sizeof(float)));

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_ranks: a test's ranks, each with the asynchronous test device and the stand-in for
-   NCCL, or all with one GPU and NCCL itself. */
+/* nccl_ranks: a test's ranks, each with a fake GPU and the stand-in for NCCL, or all
+   with one GPU and NCCL itself. */
 #ifndef TESTS_NCCL_RANKS_H
 #define TESTS_NCCL_RANKS_H
 
+#include "device/device.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/comm_ranks.h"
-#include "tests/support/nccl_standin.h"
 
 enum { TEST_NCCL_COUNT = 4 };
 
@@ -18,16 +19,10 @@ typedef struct on_device {
 	int rank, size;
 } on_device;
 
-/* Whether ranks have a GPU: in what test_nccl_repeat_on_gpu() runs. */
-extern bool test_nccl_on_gpu;
-/* A test once more, on a GPU: skipped if it is not `make check-gpu` that runs it. Such tests come
-   last: one that fails leaves it at the GPU. */
-void test_nccl_repeat_on_gpu(void (*test)(void **state), void **state);
 /* In a rank, before it opens the GPU: NCCL takes ranks on one GPU if they are of different hosts. */
 void test_nccl_share_gpu(ddp_comm *comm);
 
 void test_nccl_set_up(on_device *d, ddp_comm *comm);
-void test_nccl_set_up_with(on_device *d, ddp_comm *comm, const ddp_device_options *options);
 /* Of one element of its memory. */
 ddp_operation test_nccl_operation(const on_device *d, ddp_operation_kind kind);
 ddp_status test_nccl_sum(const on_device *d);

@@ -6,11 +6,12 @@
 #include <string.h>
 
 #include "device/device.h"
+#include "tests/device/fake_gpu.h"
 #include "reduce/model_state.h"
 
 /* Where the model is. */
 typedef struct place {
-	ddp_device *device;       /* the asynchronous test device; NULL: the host */
+	ddp_device *device;       /* the fake GPU; NULL: the host */
 	ddp_device_queue *stream;
 	float *rows;              /* there, and behind them their indices */
 } place;
@@ -278,10 +279,10 @@ ddp_model *scenario_model_make(ddp_context *context, const scenario *s, const dd
 /* Takes its time, but not long for each of the many pieces of work. */
 void scenario_open_device(ddp_comm *comm, ddp_context *context)
 {
-	const ddp_device_options options = { .seed = 1, .delay_us = 20, .check_order = true };
 	void *rows;
 
-	CHECK_OK(ddp_device_open("test", &options, &on_device.device));
+	test_fake_gpu()->delay_us = 20;
+	CHECK_OK(ddp_device_open("cuda", &on_device.device));
 	ddp_comm_use_device(comm, on_device.device);
 	context->device = on_device.device;
 	CHECK_OK(ddp_device_queue_create(on_device.device, DDP_DEVICE_NORMAL, &on_device.stream));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
- * on the asynchronous test device. A failed call ends the rank.
+ * on the fake GPU. A failed call ends the rank.
  */
 #ifndef TESTS_SCENARIO_MODEL_H
 #define TESTS_SCENARIO_MODEL_H

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names the module of the asynchronous test device (tests/device), so that libddp finds it. Tests run in the
-   build folder. */
+/* Has libddp take the fake GPU (tests/device) for GPUs, their kernels and NCCL, unless tests are to run on a real
+   one (make check-gpu). Tests run in the build folder. */
 #include <limits.h>
 #include <stdlib.h>
 
-__attribute__((constructor)) static void name_module(void)
+__attribute__((constructor)) static void name_modules(void)
 {
+	static const char *const names[] = { "DDP_CUDA_MODULE", "DDP_CUDA_KERNELS", "DDP_NCCL" };
 	char path[PATH_MAX];
 
-	if (realpath("tests/device/.libs/libddp_test.so", path) != NULL)
-		setenv("DDP_TEST_MODULE", path, 0);
+	if (getenv("DDP_TEST_GPU") != NULL || realpath("tests/device/.libs/libddp_fake_gpu.so", path) == NULL)
+		return;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		setenv(names[i], path, 1);
 }

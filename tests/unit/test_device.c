@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /*
- * device: what holds for each kind of device, on each that is here: the host, the test
- * device, a GPU; and what is said where a kind is missing.
+ * device: what holds for each kind of device, the host and a GPU, which is the fake one, or a real
+ * one (make check-gpu); and what is said where a kind is missing.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,23 +22,16 @@
 #include "device/device.h"
 #include "device/kernel_queue.h"
 #include "device/module.h"
+#include "tests/device/fake_gpu.h"
 #include "tests/support/device_checks.h"
 
 enum { MANY = 70001, TRIALS = 20 };
 
-#define BUILT_MODULE "libruntime/device/cuda/.libs/libddp_cuda.so"
-
-/* The device of this name; a test is skipped where there is none. */
-static ddp_device *open_or_skip(void **state)
+static ddp_device *open_device(void **state)
 {
 	ddp_device *device = NULL;
 
-	ddp_status status = ddp_device_open(*state, NULL, &device);
-	if (status == DDP_ERR_UNSUPPORTED && strcmp(*state, "cuda") == 0) {
-		printf("# %s\n", ddp_last_error());
-		skip();
-	}
-	OK(status);
+	OK(ddp_device_open(*state, &device));
 	return device;
 }
 
@@ -46,7 +39,7 @@ static ddp_device *open_or_skip(void **state)
 
 static void device_says_what_it_is(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	const ddp_device_info *info = ddp_device_describe(device);
 
 	assert_string_equal(info->kind, *state);
@@ -61,7 +54,7 @@ static void device_says_what_it_is(void **state)
 
 static void memory_is_aligned_and_known_by_its_address(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	const bool own = !ddp_device_describe(device)->is_host_memory;
 	static const size_t sizes[] = { 1, 255, 256, 257, 4096, 100000, 5 << 20 };
 	enum { SIZES = sizeof(sizes) / sizeof(*sizes) };
@@ -92,7 +85,7 @@ static void memory_is_aligned_and_known_by_its_address(void **state)
 
 static void memory_that_is_not_there_is_an_error_of_the_call_alone(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	void *memory = NULL;
 
 	assert_int_equal(ddp_device_alloc(device, SIZE_MAX / 4, &memory), DDP_ERR_NOMEM);
@@ -113,7 +106,7 @@ static void fill_pattern(unsigned char *bytes, size_t count, unsigned seed)
 
 static void bytes_go_there_and_back(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_queue *queue;
 	unsigned char *there, *further, *pinned, *sent = malloc(MANY), *got = malloc(MANY);
 
@@ -155,7 +148,7 @@ static void take_number(void *argument)
 
 static void a_queue_keeps_its_order(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_queue *queue;
 	struct counter counters[50];
 	int next = 0, places[50];
@@ -179,7 +172,7 @@ static void a_queue_keeps_its_order(void **state)
    without the host's waiting. */
 static void events_order_queues(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_queue *queues[3];
 	ddp_device_event *events[3];
 	unsigned char *memory[3], *sent = malloc(MANY), *got = calloc(TRIALS, MANY);
@@ -228,7 +221,7 @@ static void doze(void *argument)
 
 static void timed_events_tell_how_long_work_took(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_event *events[2];
 	double seconds = -1;
 
@@ -249,7 +242,7 @@ static void timed_events_tell_how_long_work_took(void **state)
 
 static void an_event_stands_for_its_last_record(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_event *event;
 	bool done = false;
 	int next = 0, places[2] = { -1, -1 };
@@ -273,49 +266,6 @@ static void an_event_stands_for_its_last_record(void **state)
 	OK(ddp_device_event_free(device, event));
 	OK(ddp_device_event_free(device, NULL));
 	OK(ddp_device_queue_free(device, NULL));
-	OK(ddp_device_close(device));
-}
-
-struct doubling {
-	ddp_device *device;
-	float *values;
-	int count;
-	ddp_status status;
-};
-
-static void double_values(void *argument)
-{
-	struct doubling *doubling = argument;
-	float *values;
-
-	doubling->status = ddp_device_view(doubling->device, doubling->values,
-	                                   (size_t)doubling->count * sizeof(*values), DDP_DEVICE_WRITES,
-	                                   (void **)&values);
-	for (int i = 0; doubling->status == DDP_OK && i < doubling->count; i++)
-		values[i] *= 2;
-}
-
-static void a_launched_function_reaches_the_memory_unless_it_is_a_gpus(void **state)
-{
-	ddp_device *device = open_or_skip(state);
-	float sent[100], got[100], *there;
-
-	for (int i = 0; i < 100; i++)
-		sent[i] = (float)i;
-	OK(ddp_device_alloc(device, sizeof(sent), (void **)&there));
-	struct doubling doubling = { .device = device, .values = there, .count = 100 };
-	OK(ddp_device_copy(device, NULL, there, sent, sizeof(sent)));
-	OK(ddp_device_launch(device, NULL, double_values, &doubling));
-	OK(ddp_device_copy(device, NULL, got, there, sizeof(got)));
-	OK(ddp_device_queue_sync(device, NULL));
-	if (strcmp(*state, "cuda") == 0) {
-		assert_int_equal(doubling.status, DDP_ERR_UNSUPPORTED);
-	} else {
-		assert_int_equal(doubling.status, DDP_OK);
-		for (int i = 0; i < 100; i++)
-			assert_true(got[i] == (float)(2 * i));
-	}
-	OK(ddp_device_free(device, there));
 	OK(ddp_device_close(device));
 }
 
@@ -351,7 +301,7 @@ static void *work_alone(void *argument)
 
 static void threads_share_a_device(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	struct worker workers[3];
 	pthread_t threads[3];
 
@@ -370,7 +320,7 @@ static void threads_share_a_device(void **state)
 
 static void wrong_arguments_are_named(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	unsigned char *memory, host[100];
 
 	OK(ddp_device_alloc(device, 100, (void **)&memory));
@@ -396,7 +346,7 @@ static void wrong_arguments_are_named(void **state)
 
 static void a_device_is_closed_when_nothing_of_it_is_left(void **state)
 {
-	ddp_device *device = open_or_skip(state);
+	ddp_device *device = open_device(state);
 	ddp_device_queue *queue;
 	ddp_device_event *event;
 	void *memory, *pinned;
@@ -420,34 +370,39 @@ static void unknown_devices_are_refused_by_name(void **state)
 	ddp_device *device = NULL;
 
 	(void)state;
-	FAILS(ddp_device_open("tpu", NULL, &device), DDP_ERR_INVALID, "'tpu'; the kinds are cpu and cuda");
-	const char *module = getenv("DDP_TEST_MODULE");
-	assert_non_null(module);
-	char *kept = strdup(module);
-	unsetenv("DDP_TEST_MODULE"); /* as where users are */
-	FAILS(ddp_device_open("test", NULL, &device), DDP_ERR_INVALID, "'test'; the kinds are cpu and cuda");
-	setenv("DDP_TEST_MODULE", kept, 1);
-	free(kept);
-	FAILS(ddp_device_open("a name that is longer than kinds are", NULL, &device), DDP_ERR_INVALID,
+	FAILS(ddp_device_open("tpu", &device), DDP_ERR_INVALID, "'tpu'; the kinds are cpu and cuda");
+	FAILS(ddp_device_open("test", &device), DDP_ERR_INVALID, "'test'; the kinds are cpu and cuda");
+	FAILS(ddp_device_open("a name that is longer than kinds are", &device), DDP_ERR_INVALID,
 	      "longer than kinds are");
-	FAILS(ddp_device_open("cpu:1", NULL, &device), DDP_ERR_INVALID, "cpu:1");
-	FAILS(ddp_device_open("test:", NULL, &device), DDP_ERR_INVALID, "index");
-	FAILS(ddp_device_open("test:-1", NULL, &device), DDP_ERR_INVALID, "index");
-	FAILS(ddp_device_open("test:1x", NULL, &device), DDP_ERR_INVALID, "index");
-	FAILS(ddp_device_open(NULL, NULL, &device), DDP_ERR_INVALID, "name");
+	FAILS(ddp_device_open("cpu:1", &device), DDP_ERR_INVALID, "cpu:1");
+	FAILS(ddp_device_open("cuda:", &device), DDP_ERR_INVALID, "index");
+	FAILS(ddp_device_open("cuda:-1", &device), DDP_ERR_INVALID, "index");
+	FAILS(ddp_device_open("cuda:1x", &device), DDP_ERR_INVALID, "index");
+	FAILS(ddp_device_open(NULL, &device), DDP_ERR_INVALID, "name");
 	setenv("DDP_LOCAL_DEVICE", "first", 1);
-	FAILS(ddp_device_open("test", NULL, &device), DDP_ERR_JOB, "DDP_LOCAL_DEVICE is 'first'");
+	FAILS(ddp_device_open("cuda", &device), DDP_ERR_JOB, "DDP_LOCAL_DEVICE is 'first'");
 	assert_null(device);
+	unsetenv("DDP_LOCAL_DEVICE");
+}
+
+static void an_index_is_named_or_the_jobs(void **state)
+{
+	ddp_device *device = NULL;
+
+	(void)state;
+	test_fake_gpu()->count = 6;
 	setenv("DDP_LOCAL_DEVICE", "3", 1);
-	OK(ddp_device_open("cpu", NULL, &device));
+	OK(ddp_device_open("cpu", &device));
 	OK(ddp_device_close(device));
-	OK(ddp_device_open("test", NULL, &device));
+	OK(ddp_device_open("cuda", &device));
 	assert_int_equal(ddp_device_describe(device)->index, 3);
 	OK(ddp_device_close(device));
-	OK(ddp_device_open("test:5", NULL, &device));
+	OK(ddp_device_open("cuda:5", &device));
 	assert_int_equal(ddp_device_describe(device)->index, 5);
 	OK(ddp_device_close(device));
+	FAILS(ddp_device_open("cuda:6", &device), DDP_ERR_INVALID, "this process sees 6 GPUs");
 	unsetenv("DDP_LOCAL_DEVICE");
+	test_fake_gpu()->count = 1;
 }
 
 static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
@@ -459,16 +414,15 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 		{ "/etc/passwd", "does not load" },
 		{ "tests/support/.libs/module_of_another_version.so", "install both from one release" },
 	};
-	const char *before = getenv("DDP_CUDA_MODULE");
+	char *before = strdup(getenv("DDP_CUDA_MODULE")), *kernels_before = strdup(getenv("DDP_CUDA_KERNELS"));
 	const dk_table *kernels;
 	ddp_device *device = NULL;
 	Dl_info cmocka;
 
 	(void)state;
-	before = before != NULL ? strdup(before) : NULL;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		setenv("DDP_CUDA_MODULE", cases[i].module, 1);
-		FAILS(ddp_device_open("cuda", NULL, &device), DDP_ERR_UNSUPPORTED, cases[i].text);
+		FAILS(ddp_device_open("cuda", &device), DDP_ERR_UNSUPPORTED, cases[i].text);
 		setenv("DDP_CUDA_KERNELS", cases[i].module, 1);
 		FAILS(ddp_device_cuda_kernels(&kernels), DDP_ERR_UNSUPPORTED, cases[i].text);
 	}
@@ -476,13 +430,14 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 	FAILS(ddp_device_cuda_kernels(&kernels), DDP_ERR_UNSUPPORTED, "--with-cuda");
 	assert_true(dladdr((void *)_assert_true, &cmocka) != 0);
 	setenv("DDP_CUDA_MODULE", cmocka.dli_fname, 1);
-	FAILS(ddp_device_open("cuda", NULL, &device), DDP_ERR_UNSUPPORTED, "is no module");
+	FAILS(ddp_device_open("cuda", &device), DDP_ERR_UNSUPPORTED, "is no module");
 	unsetenv("DDP_CUDA_MODULE"); /* it is not beside a test */
-	FAILS(ddp_device_open("cuda", NULL, &device), DDP_ERR_UNSUPPORTED, "--with-cuda");
+	FAILS(ddp_device_open("cuda", &device), DDP_ERR_UNSUPPORTED, "--with-cuda");
 	assert_null(device);
-	if (before != NULL)
-		setenv("DDP_CUDA_MODULE", before, 1);
-	free((char *)before);
+	setenv("DDP_CUDA_MODULE", before, 1);
+	setenv("DDP_CUDA_KERNELS", kernels_before, 1);
+	free(before);
+	free(kernels_before);
 }
 
 /* Until somebody has asked, or for so long that one who does not wait has. */
@@ -501,7 +456,7 @@ static void closing_kernels_waits_for_their_queue(void **state)
 	bool done;
 
 	(void)state;
-	OK(ddp_device_open("test", NULL, &device));
+	OK(ddp_device_open("cuda", &device));
 	OK(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queue));
 	OK(ddp_kernel_queue_open(device, queue, DK_F32, &kernels));
 	OK(ddp_device_launch(device, queue, linger, &asked));
@@ -523,37 +478,21 @@ static void closing_kernels_waits_for_their_queue(void **state)
 	ON(device, events_order_queues), \
 	ON(device, an_event_stands_for_its_last_record), \
 	ON(device, timed_events_tell_how_long_work_took), \
-	ON(device, a_launched_function_reaches_the_memory_unless_it_is_a_gpus), \
 	ON(device, threads_share_a_device), \
 	ON(device, wrong_arguments_are_named), \
 	ON(device, a_device_is_closed_when_nothing_of_it_is_left)
 
-/* Asked of a child: a module that was loaded once stays. */
-static bool has_gpu(void)
-{
-	ddp_device *device;
-	int status = 0;
-	pid_t child = fork();
-
-	if (child == 0)
-		_exit(ddp_device_open("cuda", NULL, &device) == DDP_ERR_UNSUPPORTED);
-	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(unknown_devices_are_refused_by_name),
 		cmocka_unit_test(a_module_that_cannot_serve_is_named_with_the_reason),
+		cmocka_unit_test(unknown_devices_are_refused_by_name),
 		cmocka_unit_test(closing_kernels_waits_for_their_queue),
-		CASES("cpu"), CASES("test"), CASES("cuda"),
+		CASES("cpu"), CASES("cuda"),
+		cmocka_unit_test(an_index_is_named_or_the_jobs), /* of the fake GPU */
 	};
-	enum { KINDS = 3, PLAIN = 3, ALL = sizeof(tests) / sizeof(*tests) };
+	const size_t count = sizeof(tests) / sizeof(*tests);
 
 	unsetenv("DDP_LOCAL_DEVICE");
-	if (access(BUILT_MODULE, F_OK) == 0)
-		setenv("DDP_CUDA_MODULE", BUILT_MODULE, 1);
-	/* Without a GPU, its first test says so, and is skipped. */
-	const size_t count = has_gpu() ? ALL : ALL - (ALL - PLAIN) / KINDS + 1;
-	return _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
+	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? count - 1 : count, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /*
- * device/test: what the asynchronous test device is for. A host that touches its memory
- * dies, work that nothing orders is told, and goes wrong.
+ * The fake GPU: what it is for. A host that touches its memory dies, work that nothing orders is
+ * told, and goes wrong.
  */
 #include <semaphore.h>
 #include <setjmp.h>
@@ -20,7 +20,9 @@
 
 #include "device/device.h"
 #include "device/kernel_queue.h"
-#include "tests/device/test_order.h"
+#include "tests/device/fake_gpu.h"
+#include "tests/device/include/cuda_runtime_api.h"
+#include "tests/device/order.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/sanitizers.h"
 
@@ -34,9 +36,9 @@ struct fixture {
 	unsigned char *memory[2];
 };
 
-static void set_up(struct fixture *f, const ddp_device_options *options)
+static void set_up(struct fixture *f)
 {
-	OK(ddp_device_open("test", options, &f->device));
+	OK(ddp_device_open("cuda", &f->device));
 	for (int i = 0; i < 2; i++) {
 		OK(ddp_device_queue_create(f->device, DDP_DEVICE_NORMAL, &f->queues[i]));
 		OK(ddp_device_alloc(f->device, BYTES, (void **)&f->memory[i]));
@@ -84,7 +86,7 @@ static int signal_of(void (*misdeed)(unsigned char *memory))
 	if (child == 0) {
 		struct fixture f;
 		signal(SIGSEGV, SIG_DFL); /* not the sanitizers' */
-		set_up(&f, NULL);
+		set_up(&f);
 		misdeed(f.memory[0]);
 		_exit(0);
 	}
@@ -112,7 +114,7 @@ static void new_memory_is_no_number(void **state)
 	unsigned char got[BYTES];
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(ddp_device_copy(f.device, NULL, got, f.memory[0], BYTES));
 	OK(ddp_device_queue_sync(f.device, NULL));
 	for (int i = 0; i < BYTES; i++)
@@ -127,10 +129,10 @@ static void work_with_what_is_not_allocated_is_refused(void **state)
 	void *freed;
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(ddp_device_alloc(f.device, 100, &freed));
 	OK(ddp_device_free(f.device, freed));
-	FAILS(ddp_device_free(f.device, freed), DDP_ERR_INVALID, "no memory that device test gave");
+	FAILS(ddp_device_free(f.device, freed), DDP_ERR_INVALID, "no memory that the GPU gave");
 	FAILS(ddp_device_fill(f.device, NULL, freed, 0, 1), DDP_ERR_INVALID, "not all allocated");
 	FAILS(ddp_device_fill(f.device, NULL, f.memory[0] + 1, 0, BYTES), DDP_ERR_INVALID, "not all");
 	FAILS(ddp_device_copy(f.device, NULL, f.memory[0] + 1, host, BYTES), DDP_ERR_INVALID, "not all");
@@ -149,12 +151,12 @@ static void memory_in_use_is_not_freed(void **state)
 
 	(void)state;
 	gate_init(&gate);
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
 	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
 	OK(ddp_device_copy(f.device, f.queues[0], pinned, f.memory[0], BYTES));
-	FAILS(ddp_device_free(f.device, f.memory[0]), DDP_ERR_STATE, "has work that uses it");
-	FAILS(ddp_device_host_free(f.device, pinned), DDP_ERR_STATE, "has work that uses it");
+	FAILS(ddp_device_free(f.device, f.memory[0]), DDP_ERR_INVALID, "has work that uses it");
+	FAILS(ddp_device_host_free(f.device, pinned), DDP_ERR_INVALID, "has work that uses it");
 	sem_post(&gate.opened);
 	OK(ddp_device_queue_sync(f.device, f.queues[0]));
 	OK(ddp_device_host_free(f.device, pinned));
@@ -170,7 +172,7 @@ static void queues_run_at_the_same_time(void **state)
 	bool done = true;
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	for (int i = 0; i < 2; i++) {
 		gate_init(&gates[i]);
 		OK(ddp_device_launch(f.device, f.queues[i], pass_gate, &gates[i]));
@@ -202,7 +204,7 @@ static void call_the_device(void *argument)
 	caller->statuses[0] = ddp_device_queue_sync(caller->device, NULL);
 	caller->statuses[1] = ddp_device_alloc(caller->device, 1, &view);
 	caller->statuses[2] = ddp_device_free(caller->device, caller->memory);
-	caller->statuses[3] = ddp_device_view(caller->other, caller->memory, 1, DDP_DEVICE_READS, &view);
+	caller->statuses[3] = ddp_device_queue_query(caller->other, NULL, &(bool){ false });
 }
 
 static void a_function_of_a_queue_must_not_call_the_device(void **state)
@@ -212,19 +214,18 @@ static void a_function_of_a_queue_must_not_call_the_device(void **state)
 	void *view;
 
 	(void)state;
-	set_up(&f, NULL);
-	OK(ddp_device_open("test:1", NULL, &other));
+	set_up(&f);
+	test_fake_gpu()->count = 2;
+	OK(ddp_device_open("cuda:1", &other));
 	struct caller caller = { .device = f.device, .other = other, .memory = f.memory[0] };
 	OK(ddp_device_launch(f.device, NULL, call_the_device, &caller));
 	OK(ddp_device_queue_sync(f.device, NULL));
 	for (int i = 0; i < 4; i++)
-		assert_int_equal(caller.statuses[i], DDP_ERR_STATE);
-	FAILS(ddp_device_view(f.device, f.memory[0], 1, DDP_DEVICE_READS, &view), DDP_ERR_STATE,
-	      "functions that its queues run");
-	FAILS(ddp_device_queue_sync(other, f.queues[0]), DDP_ERR_INVALID, "another device");
-	FAILS(ddp_device_event_sync(other, f.event), DDP_ERR_INVALID, "another device");
-	FAILS(ddp_device_event_record(other, f.event, NULL), DDP_ERR_INVALID, "another device");
-	FAILS(ddp_device_queue_free(other, f.queues[0]), DDP_ERR_INVALID, "another device");
+		assert_int_equal(caller.statuses[i], DDP_ERR_IO);
+	assert_int_equal(test_fake_gpu()->view(f.memory[0], 1, false, &view), cudaErrorNotPermitted);
+	FAILS(ddp_device_queue_sync(other, f.queues[0]), DDP_ERR_INVALID, "another GPU");
+	FAILS(ddp_device_event_sync(other, f.event), DDP_ERR_INVALID, "another GPU");
+	FAILS(ddp_device_event_record(other, f.event, NULL), DDP_ERR_INVALID, "another GPU");
 	OK(ddp_device_close(other));
 	tear_down(&f);
 }
@@ -232,15 +233,15 @@ static void a_function_of_a_queue_must_not_call_the_device(void **state)
 static void queues_run_out(void **state)
 {
 	ddp_device *device;
-	ddp_device_queue *queues[DDP_ORDER_QUEUES] = { NULL };
+	ddp_device_queue *queues[FAKE_GPU_STREAMS] = { NULL };
 	int count = 0;
 
 	(void)state;
-	OK(ddp_device_open("test", NULL, &device));
-	while (count < DDP_ORDER_QUEUES &&
+	OK(ddp_device_open("cuda", &device));
+	while (count < FAKE_GPU_STREAMS &&
 	       ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[count]) == DDP_OK)
 		count++;
-	assert_int_equal(count, DDP_ORDER_QUEUES - 1); /* one is the default queue */
+	assert_int_equal(count, FAKE_GPU_STREAMS - 1); /* one is the default queue */
 	assert_non_null(strstr(ddp_last_error(), "no more"));
 	for (int i = 0; i < count; i++)
 		OK(ddp_device_queue_free(device, queues[i]));
@@ -269,21 +270,21 @@ static void a_missing_wait_is_told_at_once(void **state)
 	unsigned char sent[BYTES] = { 1 }, got[BYTES];
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(pass_on(&f, sent, got, true));
 	OK(ddp_device_queue_sync(f.device, f.queues[1]));
-	FAILS(pass_on(&f, sent, got, false), DDP_ERR_STATE, "no event puts one before the other");
+	FAILS(pass_on(&f, sent, got, false), DDP_ERR_IO, "no event puts one before the other");
 	/* It is broken, and can be cleaned up. */
-	FAILS(ddp_device_error(f.device), DDP_ERR_STATE, "queue 2's copy reads 40000 bytes");
-	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_STATE, "queue 1's copy writes");
-	FAILS(ddp_device_event_sync(f.device, f.event), DDP_ERR_STATE, "broken");
-	FAILS(ddp_device_fill(f.device, NULL, f.memory[0], 0, 1), DDP_ERR_STATE, "broken");
+	FAILS(ddp_device_error(f.device), DDP_ERR_IO, "stream 2's copy reads 40000 bytes");
+	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "stream 1's copy writes");
+	FAILS(ddp_device_event_sync(f.device, f.event), DDP_ERR_IO, "broken");
+	FAILS(ddp_device_fill(f.device, NULL, f.memory[0], 0, 1), DDP_ERR_IO, "broken");
 	tear_down(&f);
 }
 
 static void a_missing_wait_goes_wrong(void **state)
 {
-	ddp_device_options options = { .delay_us = 300 };
+	fake_gpu_switches *gpu = test_fake_gpu(), before = *gpu;
 	unsigned char sent[BYTES], got[BYTES];
 	int wrong[2] = { 0, 0 };
 
@@ -293,8 +294,10 @@ static void a_missing_wait_goes_wrong(void **state)
 	memset(sent, 7, BYTES);
 	for (int with_event = 0; with_event < 2; with_event++) {
 		struct fixture f;
-		options.seed = 11;
-		set_up(&f, &options);
+		gpu->seed = 11;
+		gpu->delay_us = 300;
+		gpu->check_order = false;
+		set_up(&f);
 		for (int trial = 0; trial < 40; trial++) {
 			memset(got, 0, BYTES);
 			OK(ddp_device_fill(f.device, f.queues[0], f.memory[1], 0, BYTES));
@@ -305,6 +308,9 @@ static void a_missing_wait_goes_wrong(void **state)
 		}
 		tear_down(&f);
 	}
+	gpu->seed = before.seed;
+	gpu->delay_us = before.delay_us;
+	gpu->check_order = true;
 	printf("# without the wait, %d of 40 went wrong\n", wrong[0]);
 	assert_true(wrong[0] > 0);
 	assert_int_equal(wrong[1], 0);
@@ -312,10 +318,9 @@ static void a_missing_wait_goes_wrong(void **state)
 
 struct reading {
 	struct fixture *f;
-	ddp_device_access access;
+	bool writes;
 	size_t bytes;
-	ddp_status status;
-	char text[512];
+	int status;
 	struct gate *gate;
 };
 
@@ -324,9 +329,7 @@ static void look_at_memory(void *argument)
 	struct reading *reading = argument;
 	void *view;
 
-	reading->status = ddp_device_view(reading->f->device, reading->f->memory[0], reading->bytes,
-	                                  reading->access, &view);
-	snprintf(reading->text, sizeof(reading->text), "%s", ddp_last_error());
+	reading->status = test_fake_gpu()->view(reading->f->memory[0], reading->bytes, reading->writes, &view);
 	if (reading->gate != NULL)
 		pass_gate(reading->gate);
 }
@@ -334,14 +337,14 @@ static void look_at_memory(void *argument)
 static void functions_are_checked_where_they_ask_for_a_view(void **state)
 {
 	(void)state;
-	for (int second = DDP_DEVICE_READS; second <= DDP_DEVICE_WRITES; second++) {
+	for (int second = 0; second < 2; second++) {
 		struct fixture f;
 		struct gate gate;
 		gate_init(&gate);
-		set_up(&f, NULL);
+		set_up(&f);
 		struct reading readings[2] = {
-			{ .f = &f, .access = DDP_DEVICE_READS, .bytes = BYTES, .gate = &gate },
-			{ .f = &f, .access = (ddp_device_access)second, .bytes = 1 },
+			{ .f = &f, .bytes = BYTES, .gate = &gate },
+			{ .f = &f, .writes = second == 1, .bytes = 1 },
 		};
 		for (int i = 0; i < 2; i++)
 			OK(ddp_device_launch(f.device, f.queues[i], look_at_memory, &readings[i]));
@@ -350,12 +353,12 @@ static void functions_are_checked_where_they_ask_for_a_view(void **state)
 		for (int i = 0; i < 2; i++)
 			ddp_device_queue_free(f.device, f.queues[i]);
 		f.queues[0] = f.queues[1] = NULL;
-		if (second == DDP_DEVICE_READS) {
+		if (second == 0) {
 			OK(ddp_device_error(f.device));
 		} else {
 			/* Whichever came second. */
-			FAILS(ddp_device_error(f.device), DDP_ERR_STATE, "'s function");
-			assert_true(readings[0].status != DDP_OK || readings[1].status != DDP_OK);
+			FAILS(ddp_device_error(f.device), DDP_ERR_IO, "'s function");
+			assert_true(readings[0].status != cudaSuccess || readings[1].status != cudaSuccess);
 		}
 		tear_down(&f);
 	}
@@ -366,8 +369,8 @@ static void a_view_of_what_is_not_allocated_breaks_the_device(void **state)
 	struct fixture f;
 
 	(void)state;
-	set_up(&f, NULL);
-	struct reading reading = { .f = &f, .access = DDP_DEVICE_READS, .bytes = BYTES + 1 };
+	set_up(&f);
+	struct reading reading = { .f = &f, .bytes = BYTES + 1 };
 	OK(ddp_device_launch(f.device, f.queues[0], look_at_memory, &reading));
 	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "not all allocated");
 	/* What waits for work that is not done any more ends, too. */
@@ -381,9 +384,9 @@ static void the_hosts_side_is_checked_too(void **state)
 	unsigned char host[BYTES] = { 0 };
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
-	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_STATE,
+	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_IO,
 	      "no event puts");
 	tear_down(&f);
 }
@@ -397,7 +400,7 @@ static void what_is_ordered_is_not_refused(void **state)
 
 	(void)state;
 	gate_init(&gate);
-	set_up(&f, NULL);
+	set_up(&f);
 	unsigned char *memory = f.memory[0];
 	/* Both read; other bytes. */
 	OK(ddp_device_copy(f.device, f.queues[0], f.memory[1], memory, 100));
@@ -433,23 +436,23 @@ static void what_is_ordered_is_not_refused(void **state)
 /* Addresses come again after some GiB only, so this asks what keeps order itself. */
 static void what_was_freed_orders_nothing(void **state)
 {
-	static ddp_order order;
-	ddp_order_access other, access = { .address = &order, .bytes = 100, .writes = true, .what = "copy" };
+	static gpu_order order;
+	gpu_access other, access = { .address = &order, .bytes = 100, .writes = true, .what = "copy" };
 
 	(void)state;
-	const int first = ddp_order_add_queue(&order), second = ddp_order_add_queue(&order);
-	access.queue = first;
-	access.clock = ddp_order_next(&order, first);
-	assert_true(ddp_order_note(&order, &access, &other));
-	access.queue = second;
-	access.clock = ddp_order_next(&order, second);
-	assert_false(ddp_order_note(&order, &access, &other));
-	assert_int_equal(other.queue, first);
-	ddp_order_forget(&order, (char *)&order + 100, 10); /* only beside it */
-	assert_false(ddp_order_note(&order, &access, &other));
-	ddp_order_forget(&order, &order, 100);
-	assert_true(ddp_order_note(&order, &access, &other));
-	ddp_order_close(&order);
+	const int first = fake_gpu_order_add(&order), second = fake_gpu_order_add(&order);
+	access.stream = first;
+	access.clock = fake_gpu_order_next(&order, first);
+	assert_true(fake_gpu_order_note(&order, &access, &other));
+	access.stream = second;
+	access.clock = fake_gpu_order_next(&order, second);
+	assert_false(fake_gpu_order_note(&order, &access, &other));
+	assert_int_equal(other.stream, first);
+	fake_gpu_order_forget(&order, (char *)&order + 100, 10); /* only beside it */
+	assert_false(fake_gpu_order_note(&order, &access, &other));
+	fake_gpu_order_forget(&order, &order, 100);
+	assert_true(fake_gpu_order_note(&order, &access, &other));
+	fake_gpu_order_close(&order);
 }
 
 /* An event that is recorded again does not let go of who waits for the record before. */
@@ -461,7 +464,7 @@ static void who_waits_for_an_earlier_record_still_waits(void **state)
 
 	(void)state;
 	gate_init(&gate);
-	set_up(&f, NULL);
+	set_up(&f);
 	memset(sent, 9, BYTES);
 	OK(ddp_device_launch(f.device, f.queues[0], pass_gate, &gate));
 	OK(ddp_device_copy(f.device, f.queues[0], f.memory[0], sent, BYTES));
@@ -512,7 +515,7 @@ static ddp_status call_in_capture(struct fixture *f, int which, void *pinned)
 static const char *what_is_wrong(int which)
 {
 	return which < 2 ? "memory is allocated" : which < 4 ? "memory is freed" : which < 9 ? "the host asks or waits"
-	     : which < 12 ? "a queue is given work" : "a queue waits for an event, or records one";
+	     : which < 12 ? "a stream is given work" : "a stream waits for an event, or records one";
 }
 
 /* The queue works on as if nothing had been captured. */
@@ -540,14 +543,14 @@ static void a_thread_that_captures_asks_nothing_else_of_the_device(void **state)
 	void *pinned;
 
 	(void)state;
-	set_up(&f, NULL);
+	set_up(&f);
 	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
 	OK(ddp_kernel_queue_open(f.device, f.queues[0], DK_F32, &kernels));
 	for (int i = 0; i < CAPTURE_CALLS; i++) {
 		dk_use(kernels);
 		assert_true(dk_graph_begin());
 		dk_zero((float *)(void *)f.memory[0], BYTES / 4);
-		FAILS(call_in_capture(&f, i, pinned), DDP_ERR_STATE, what_is_wrong(i));
+		FAILS(call_in_capture(&f, i, pinned), DDP_ERR_IO, what_is_wrong(i));
 		assert_null(dk_graph_end(&why));
 		dk_use(NULL);
 		assert_non_null(strstr(why, what_is_wrong(i)));

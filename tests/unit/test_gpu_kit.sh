@@ -32,7 +32,7 @@ printf '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"; echo 1..1; echo "ok 1 - ru
 	"$build"/examples/vision/{cifar_net,mnist_cnn,resnet,synthetic} \
 	"$build"/tests/bench/gpu_{kernels,nccl} "$build/tests/unit/passes" >"$build/tests/unit/comes_later"
 # shellcheck disable=SC2016
-printf '#!/bin/sh\necho "under ${TOOL:-none}"; echo 1..1; echo "ok 1 - computes"\n' >"$build/tests/gpu/test_kernel"
+printf '#!/bin/sh\necho "under ${TOOL:-none}"; echo 1..1; echo "ok 1 - computes"\n' >"$build/tests/unit/test_kernel"
 printf '#!/bin/sh\necho 1..1; echo "not ok 1 - breaks"; exit 1\n' >"$build/tests/unit/fails"
 printf '#!/bin/sh\necho 1..1; echo "ok 1 - nothing # SKIP no GPU"\n' >"$build/tests/unit/skips"
 # shellcheck disable=SC2016
@@ -54,7 +54,7 @@ library "$build/libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so" "$ucx/l
 
 cd "$build" || exit 1
 call "$source/tests/gpu/kit.sh" "$kit" tests/unit/fails tests/unit/skips tests/unit/hangs tests/unit/passes \
-	tests/unit/comes_later tests/gpu/test_kernel
+	tests/unit/comes_later tests/unit/test_kernel
 check "a kit is made" status_is 0
 check "it has the UCX of the build" [ -e "$kit/lib/libuct.so.0" ]
 check "with its transports" [ -e "$kit/lib/ucx/libuct_cuda.so.0" ]

@@ -218,7 +218,7 @@ static void sum_on_device(ddp_comm *group, ddp_device *device)
 
 static void device_stays_until_the_last_group_is_freed(void **state)
 {
-	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "test" };
+	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 	void *memory;
 
 	(void)state;

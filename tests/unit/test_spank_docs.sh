@@ -45,7 +45,7 @@ unsaid()
 switches=$(sed -n '/^also take$/q; /^\.BR launcher/,$p' "$manual" | sed 's/\\//g')
 # All words in quotes like a variable of libddp's, but those of statuses, and the one that tests alone set.
 read_variables=$(grep -rhoE --include='*.[ch]' '"DDP_[A-Z_]+"' "$tests/../../libruntime" | tr -d '"' |
-	grep -vxE 'DDP_OK|DDP_ERR_[A-Z_]+|DDP_TEST_MODULE' | sort -u)
+	grep -vxE 'DDP_OK|DDP_ERR_[A-Z_]+|DDP_TEST_SMALL' | sort -u)
 # names KIND: those of the list of the plugin's variables
 names() { sed -n "s/.*{ \"\([A-Z_]*\)\", NAME_$1 },.*/\1/p" "$tests/../../spank/launch/names.c"; }
 # Keys that are no site's to set

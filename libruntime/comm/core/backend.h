@@ -46,20 +46,6 @@ typedef struct ddp_backend {
 	void (*close)(void *self);
 } ddp_backend;
 
-/* The functions of comm/ that a module's backend calls: ddp_comm_run(), .._issue(), .._check(), .._break() and
-   .._agree(), ddp_twin_open(), ddp_host_end() and ddp_host_close(). */
-typedef struct ddp_comm_services {
-	ddp_status (*run)(ddp_comm *comm, const ddp_operation *operation);
-	ddp_status (*issue)(ddp_comm *comm, const ddp_operation *operation, ddp_request **request);
-	ddp_status (*check)(ddp_comm *comm);
-	ddp_status (*breaks)(ddp_comm *comm, ddp_status status, int culprit, const char *format, ...)
-		__attribute__((format(printf, 4, 5)));
-	ddp_status (*agree)(ddp_comm *comm, ddp_status mine, const char *what);
-	ddp_status (*open_twin)(ddp_comm *comm, ddp_comm **twin);
-	ddp_status (*end)(ddp_comm *comm);
-	void (*close)(ddp_comm *comm);
-} ddp_comm_services;
-
 typedef struct ddp_lane {
 	atomic_bool open;           /* the rest stays as it is until the communicator is closed */
 	const ddp_backend *backend;

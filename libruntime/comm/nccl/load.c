@@ -97,11 +97,6 @@ static const char *given_path(void)
 	return given != NULL && given[0] != '\0' ? given : NULL;
 }
 
-bool ddp_nccl_named(void)
-{
-	return given_path() != NULL;
-}
-
 static ddp_status load(ddp_nccl *nccl)
 {
 	const char *path = given_path() != NULL ? given_path() : LIBRARY;

@@ -54,9 +54,6 @@ typedef struct ddp_nccl {
  */
 ddp_status ddp_nccl_load(const ddp_nccl **nccl);
 
-/* Does DDP_NCCL of the environment name a library? */
-bool ddp_nccl_named(void);
-
 /* Writes "2.28.9" into `text`, which is returned. */
 const char *ddp_nccl_version_text(int version, char text[static 32]);
 

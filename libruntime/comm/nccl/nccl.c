@@ -179,7 +179,7 @@ static ddp_status is_over(const ddp_nccl_lane *lane, const ddp_nccl_operation *o
 	}
 	if (o->stage == DDP_NCCL_ENQUEUED)
 		return ddp_device_event_query(lane->device, o->end, over);
-	return DDP_OK;
+	return ddp_device_error(lane->device);
 }
 
 static void unlink_collective(ddp_nccl_lane *lane, const ddp_nccl_operation *o)
@@ -407,7 +407,7 @@ static ddp_status find(const ddp_comm *comm, const ddp_nccl **nccl)
 {
 	const ddp_device_info *info = ddp_device_describe(comm->roster->device);
 
-	if (strcmp(info->kind, "cuda") != 0 && !ddp_nccl_named())
+	if (info->is_host_memory)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "NCCL is for GPUs, and %s is none", info->name);
 	return ddp_nccl_load(nccl);
 }

@@ -17,8 +17,7 @@
 extern const ddp_backend ddp_backend_nccl;
 
 /*
- * Do all ranks have it for their devices' memory: GPUs, or whatever it is where DDP_NCCL of
- * the environment names a library? *taken false, if not, and `why` says on which rank and
+ * Do all ranks have it for the memory of their GPUs? *taken false, if not, and `why` says on which rank and
  * why not. Collective; an error is another one.
  */
 ddp_status ddp_nccl_choose(ddp_comm *comm, bool *taken, char *why, size_t bytes);

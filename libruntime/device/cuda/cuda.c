@@ -65,11 +65,19 @@ static ddp_status leave(const cuda_device *device, cudaError_t error, const char
 	return status;
 }
 
+/* Of a call that the thread may make: in a capture, or in a function of a stream, CUDA refuses all. */
+static bool is_broken(const cuda_device *device)
+{
+	const cudaError_t error = cudaEventQuery(device->probe);
+
+	return error != cudaSuccess && error != cudaErrorStreamCaptureUnsupported && error != cudaErrorNotPermitted;
+}
+
 /* The same for what frees: on a GPU that is broken, or whose context is gone, nothing is left
    to be freed. */
 static ddp_status leave_free(const cuda_device *device, cudaError_t error, const char *call)
 {
-	if (error != cudaSuccess && cudaEventQuery(device->probe) != cudaSuccess) {
+	if (error != cudaSuccess && is_broken(device)) {
 		cudaGetLastError();
 		error = cudaSuccess;
 	}
@@ -115,7 +123,6 @@ static ddp_status describe(const cuda_device *device, ddp_device_info *info)
 	info->memory_bytes = properties.totalGlobalMem;
 	info->capability = 10 * properties.major + properties.minor;
 	info->is_host_memory = false;
-	info->functions_may_wait = false;
 	return DDP_OK;
 }
 
@@ -244,20 +251,6 @@ static bool cuda_owns(void *self, const void *address)
 		cudaGetLastError();
 	dk_gpu_leave(&device->gpu);
 	return error == cudaSuccess && attributes.type == cudaMemoryTypeDevice && attributes.device == device->index;
-}
-
-/* May be called by a function that CUDA runs, so it must not call CUDA. */
-static ddp_status cuda_view(void *self, const void *address, size_t bytes,
-                            ddp_device_access access, void **view)
-{
-	const cuda_device *device = self;
-
-	(void)address;
-	(void)bytes;
-	(void)access;
-	(void)view;
-	return device->fail(DDP_ERR_UNSUPPORTED, "device cuda:%d: only kernels reach its memory, no "
-	                    "function of the host", device->index);
 }
 
 /* ---- queues ---- */
@@ -434,7 +427,7 @@ const ddp_device_backend ddp_device_module = {
 	.within = cuda_within,
 	.alloc = cuda_alloc, .free = cuda_free,
 	.host_alloc = cuda_host_alloc, .host_free = cuda_host_free,
-	.owns = cuda_owns, .view = cuda_view,
+	.owns = cuda_owns,
 	.queue_create = cuda_queue_create, .queue_free = cuda_queue_free,
 	.queue_query = cuda_queue_query, .queue_sync = cuda_queue_sync, .queue_wait = cuda_queue_wait,
 	.copy = cuda_copy, .fill = cuda_fill, .launch = cuda_launch,

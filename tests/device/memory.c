@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/device/test_memory.h"
+#include "tests/device/memory.h"
 
-#include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "base/error.h"
 #include "base/pages.h"
-#include "device/device.h"
+#include "tests/device/runtime.h"
 
-struct ddp_test_block {
+struct gpu_block {
 	size_t at, span;      /* whole pages of the range, with one behind that stays closed */
 	unsigned char *start; /* in these pages, as near to the closed one as it may be */
 	size_t bytes;
-	ddp_test_block *next;
+	gpu_block *next;
 };
 
 static void *reserve(size_t bytes)
@@ -25,25 +23,23 @@ static void *reserve(size_t bytes)
 	return range != MAP_FAILED ? range : NULL;
 }
 
-ddp_status ddp_test_memory_open(ddp_test_memory *memory)
+cudaError_t fake_gpu_memory_open(gpu_memory *memory)
 {
-	*memory = (ddp_test_memory){ .bytes = (size_t)DDP_TEST_MEMORY_GIB << 30 };
+	*memory = (gpu_memory){ .bytes = (size_t)FAKE_GPU_MEMORY_GIB << 30 };
 	memory->range = reserve(memory->bytes);
 	unsigned char *own = memory->range != NULL ? reserve(memory->bytes) : NULL;
 	if (own == NULL) {
-		const int error = errno;
-		ddp_test_memory_close(memory);
-		return ddp_fail_errno(DDP_ERR_NOMEM, error, "device test: no %d GiB of addresses, twice "
-		                      "(ulimit -v)", DDP_TEST_MEMORY_GIB);
+		fake_gpu_memory_close(memory);
+		return fake_gpu_fail(cudaErrorMemoryAllocation, "no %d GiB of addresses, twice (ulimit -v)", FAKE_GPU_MEMORY_GIB);
 	}
 	memory->distance = own - memory->range;
-	return DDP_OK;
+	return cudaSuccess;
 }
 
-void ddp_test_memory_close(ddp_test_memory *memory)
+void fake_gpu_memory_close(gpu_memory *memory)
 {
 	while (memory->blocks != NULL) {
-		ddp_test_block *block = memory->blocks;
+		gpu_block *block = memory->blocks;
 		memory->blocks = block->next;
 		free(block);
 	}
@@ -54,9 +50,9 @@ void ddp_test_memory_close(ddp_test_memory *memory)
 }
 
 /* The link where a block of `span` bytes goes, with its place; NULL: no gap from `from` on. */
-static ddp_test_block **find_gap(ddp_test_memory *memory, size_t from, size_t span, size_t *at)
+static gpu_block **find_gap(gpu_memory *memory, size_t from, size_t span, size_t *at)
 {
-	ddp_test_block **link = &memory->blocks;
+	gpu_block **link = &memory->blocks;
 
 	for (*at = from; *link != NULL && (*link)->at < *at + span; link = &(*link)->next) {
 		if ((*link)->at + (*link)->span > *at)
@@ -65,56 +61,56 @@ static ddp_test_block **find_gap(ddp_test_memory *memory, size_t from, size_t sp
 	return *at + span <= memory->bytes ? link : NULL;
 }
 
-ddp_status ddp_test_memory_alloc(ddp_test_memory *memory, size_t bytes, void **address)
+cudaError_t fake_gpu_memory_alloc(gpu_memory *memory, size_t bytes, void **address)
 {
 	const size_t page = ddp_system_page_bytes();
 	size_t at = 0;
 
 	if (bytes > memory->bytes - 2 * page)
-		return ddp_fail(DDP_ERR_NOMEM, "device test has %d GiB, not %zu bytes", DDP_TEST_MEMORY_GIB,
+		return fake_gpu_fail(cudaErrorMemoryAllocation, "the GPU has %d GiB, not %zu bytes", FAKE_GPU_MEMORY_GIB,
 		                bytes);
-	const size_t aligned = (bytes + DDP_DEVICE_ALIGNMENT - 1) / DDP_DEVICE_ALIGNMENT * DDP_DEVICE_ALIGNMENT;
+	const size_t aligned = (bytes + FAKE_GPU_ALIGNMENT - 1) / FAKE_GPU_ALIGNMENT * FAKE_GPU_ALIGNMENT;
 	const size_t open = ddp_whole_pages(aligned);
-	ddp_test_block **link = find_gap(memory, memory->next, open + page, &at);
+	gpu_block **link = find_gap(memory, memory->next, open + page, &at);
 	if (link == NULL)
 		link = find_gap(memory, 0, open + page, &at);
 	if (link == NULL)
-		return ddp_fail(DDP_ERR_NOMEM, "device test has no %zu bytes left", bytes);
-	ddp_test_block *block = malloc(sizeof(*block));
+		return fake_gpu_fail(cudaErrorMemoryAllocation, "the GPU has no %zu bytes left", bytes);
+	gpu_block *block = malloc(sizeof(*block));
 	unsigned char *own = memory->range + memory->distance + at;
 	if (block == NULL || mprotect(own, open, PROT_READ | PROT_WRITE) != 0) {
 		free(block);
-		return ddp_fail(DDP_ERR_NOMEM, "device test: the host is out of memory for %zu bytes", bytes);
+		return fake_gpu_fail(cudaErrorMemoryAllocation, "the host is out of memory for %zu bytes", bytes);
 	}
 	memset(own, 0xff, open);
-	*block = (ddp_test_block){
+	*block = (gpu_block){
 		.at = at, .span = open + page, .bytes = bytes, .next = *link,
 		.start = memory->range + at + open - aligned,
 	};
 	*link = block;
 	memory->next = at + block->span;
 	*address = block->start;
-	return DDP_OK;
+	return cudaSuccess;
 }
 
-static ddp_test_block *const *find_block(ddp_test_block *const *link, const void *address)
+static gpu_block *const *find_block(gpu_block *const *link, const void *address)
 {
 	while (*link != NULL && (*link)->start != address)
 		link = &(*link)->next;
 	return link;
 }
 
-size_t ddp_test_memory_size(const ddp_test_memory *memory, const void *address)
+size_t fake_gpu_memory_size(const gpu_memory *memory, const void *address)
 {
-	const ddp_test_block *block = *find_block(&memory->blocks, address);
+	const gpu_block *block = *find_block(&memory->blocks, address);
 
 	return block != NULL ? block->bytes : 0;
 }
 
-bool ddp_test_memory_free(ddp_test_memory *memory, void *address)
+bool fake_gpu_memory_free(gpu_memory *memory, void *address)
 {
-	ddp_test_block **link = (ddp_test_block **)find_block(&memory->blocks, address);
-	ddp_test_block *block = *link;
+	gpu_block **link = (gpu_block **)find_block(&memory->blocks, address);
+	gpu_block *block = *link;
 
 	if (block == NULL)
 		return false;
@@ -126,14 +122,14 @@ bool ddp_test_memory_free(ddp_test_memory *memory, void *address)
 	return true;
 }
 
-bool ddp_test_memory_owns(const ddp_test_memory *memory, const void *address)
+bool fake_gpu_memory_owns(const gpu_memory *memory, const void *address)
 {
 	return (uintptr_t)address - (uintptr_t)memory->range < memory->bytes;
 }
 
-bool ddp_test_memory_holds(const ddp_test_memory *memory, const void *address, size_t bytes)
+bool fake_gpu_memory_holds(const gpu_memory *memory, const void *address, size_t bytes)
 {
-	for (const ddp_test_block *block = memory->blocks; block != NULL; block = block->next) {
+	for (const gpu_block *block = memory->blocks; block != NULL; block = block->next) {
 		const size_t offset = (uintptr_t)address - (uintptr_t)block->start;
 		if (offset < block->bytes)
 			return bytes <= block->bytes - offset;
@@ -141,9 +137,9 @@ bool ddp_test_memory_holds(const ddp_test_memory *memory, const void *address, s
 	return false;
 }
 
-void *ddp_test_memory_view(const ddp_test_memory *memory, const void *address)
+void *fake_gpu_memory_view(const gpu_memory *memory, const void *address)
 {
-	if (!ddp_test_memory_owns(memory, address))
+	if (!fake_gpu_memory_owns(memory, address))
 		return (void *)address;
 	return (unsigned char *)address + memory->distance;
 }

@@ -3,15 +3,15 @@
  * nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
  * that they share, on the threads of a device's queues.
  */
-#ifndef TESTS_NCCL_STANDIN_MOVE_H
-#define TESTS_NCCL_STANDIN_MOVE_H
+#ifndef TESTS_DEVICE_NCCL_STANDIN_MOVE_H
+#define TESTS_DEVICE_NCCL_STANDIN_MOVE_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "device/device.h"
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
+#include "tests/device/runtime.h"
 
 enum { RANKS_MAX = 8, CHANNEL_BYTES = 16384, SCALARS = 16 };
 
@@ -63,7 +63,7 @@ typedef struct call {
 /* Calls, which are one work when their group ends. */
 typedef struct work {
 	standin_comm *comm;
-	ddp_device_queue *queue;
+	gpu_stream *queue;
 	int count;
 	call calls[64];
 	struct work *next;   /* of all that are queued */

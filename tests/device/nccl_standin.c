@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/nccl_standin.h"
+#include "tests/device/nccl_standin.h"
 
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,10 +11,19 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/support/nccl_standin_move.h"
-#include "tests/support/nccl_values.h"
+#include "tests/device/nccl_standin_move.h"
+#include "tests/device/nccl_values.h"
+#include "tests/device/runtime.h"
 
 nccl_standin_switches nccl_standin = { .version = STANDIN_VERSION };
+
+static __attribute__((constructor)) void choose_version(void)
+{
+	const char *given = getenv("FAKE_GPU_NCCL");
+
+	if (given != NULL)
+		nccl_standin.version = atoi(given);
+}
 
 /* The leak sanitizer of gcc 12 goes wrong over threads' memory that ld.so allots to a library
    when it is first used, and only then. */
@@ -35,7 +44,7 @@ static bool fails(const char *name, int *result)
 static bool fails_on_device(const char *name, int *result)
 {
 	*result = DDP_NCCL_UNHANDLED_CUDA_ERROR;
-	return (nccl_standin.within != NULL && !nccl_standin.within()) || fails(name, result);
+	return fake_gpu_here() == NULL || fails(name, result);
 }
 
 /* ---- communicators ------------------------------------------------------------------------------------ */
@@ -391,7 +400,7 @@ int ncclMemAlloc(void **memory, size_t bytes)
 
 	if (fails_on_device("ncclMemAlloc", &result))
 		return result;
-	if (nccl_standin.alloc(nccl_standin.device, bytes, memory) != DDP_OK)
+	if (cudaMalloc(memory, bytes) != cudaSuccess)
 		return DDP_NCCL_UNHANDLED_CUDA_ERROR;
 	atomic_fetch_add(&nccl_standin.allocated, 1);
 	return DDP_NCCL_SUCCESS;
@@ -404,7 +413,7 @@ int ncclMemFree(void *memory)
 	if (fails_on_device("ncclMemFree", &result))
 		return result;
 	atomic_fetch_sub(&nccl_standin.allocated, 1);
-	return nccl_standin.free(nccl_standin.device, memory) == DDP_OK ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
+	return cudaFree(memory) == cudaSuccess ? DDP_NCCL_SUCCESS : DDP_NCCL_UNHANDLED_CUDA_ERROR;
 }
 
 int ncclCommRegister(void *handle, void *memory, size_t bytes, void **registration)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/nccl_standin_move.h"
+#include "tests/device/nccl_standin_move.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/support/nccl_values.h"
+#include "tests/device/nccl_values.h"
+#include "tests/device/runtime.h"
 
 /* ---- works ------------------------------------------------------------------------------------- */
 
@@ -182,8 +183,7 @@ static void *view(const void *address, size_t bytes, bool writes)
 {
 	void *found = NULL;
 
-	if (bytes == 0 || nccl_standin.view(nccl_standin.device, address, bytes,
-	                                    writes ? DDP_DEVICE_WRITES : DDP_DEVICE_READS, &found) != DDP_OK)
+	if (bytes == 0 || fake_gpu_view(address, bytes, writes, &found) != cudaSuccess)
 		return NULL;
 	return found;
 }
@@ -291,7 +291,7 @@ static void run(void *argument)
 int standin_queue(work *w)
 {
 	begin(w);
-	if (nccl_standin.launch(nccl_standin.device, w->queue, run, w) == DDP_OK)
+	if (fake_gpu_launch(w->queue, run, w) == cudaSuccess)
 		return DDP_NCCL_SUCCESS;
 	end(w);
 	return DDP_NCCL_UNHANDLED_CUDA_ERROR;
