@@ -193,11 +193,12 @@ bool roster_any_kept(const struct roster *roster)
 
 bool roster_can_join(const struct roster *roster)
 {
+	bool any_spare = find_spare(roster, false) != ROSTER_NONE;
 	uint32_t wanted = 0, waiting = 0, kept = 0, dead = 0;
 
 	for (uint32_t i = 0; i < roster->node_count; i++) {
 		const struct roster_node *node = &roster->nodes[i];
-		bool stays = node->slot != ROSTER_NONE && roster_is_usable(node) && !node->suspect;
+		bool stays = node->slot != ROSTER_NONE && roster_is_usable(node) && !(node->suspect && any_spare);
 		wanted += node->slot != ROSTER_NONE && !stays;
 		waiting += node->clear && waits(node, false);
 		kept += has_kept(node);

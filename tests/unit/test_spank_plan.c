@@ -923,24 +923,28 @@ static void spares_go_before_fewer_nodes(void **state)
 static void survivors_keep_their_processes(void **state)
 {
 	(void)state;
-	begin(2, 2, 3, 0, 0);
+	begin(2, 2, 4, 0, 0);
 	world.rest[0] = DEAL_KEPT;
 	world.rest[1] = DEAL_SOME;
 	world.step = 4;
 	fail_of_survivors("rank 3 was killed", "n1", 3);
-	expect_said("rank 3 was killed; restart 1 of 3: the other ranks keep their processes\n");
+	expect_said("rank 3 was killed; restart 1 of 4: the other ranks keep their processes\n");
+	/* No other node could take the place of one on which ranks fail twice. */
+	world.step = 5;
+	fail_of_survivors("rank 3 was killed", "n1", 3);
+	expect_said("rank 3 was killed" SAME "; restart 2 of 4: the other ranks keep their processes\n");
 	assert_true(world.go[0].joins && world.go[1].joins);
-	assert_int_equal(world.ends[0] + world.ends[1], 2);
+	assert_int_equal(world.ends[0] + world.ends[1], 4);
 	/* Who was started has not joined. */
 	world.rest[0] = world.rest[1] = DEAL_ENDED;
 	fail_of("rank 3 exited with code 1", "n1", 3, EXITED(1));
-	expect_said("rank 3 exited with code 1; it is the same rank in the same step 4 as last time; restart 2 of 3: all ranks "
+	expect_said("rank 3 exited with code 1; it is the same rank in the same step 5 as last time; restart 3 of 4: all ranks "
 	            "start again\n");
 	assert_false(world.go[0].joins || world.go[1].joins);
 	/* In this generation nobody has stayed. */
 	world.step = 9;
 	fail_of("rank 0 exited with code 1", "n0", 0, EXITED(1));
-	expect_said("rank 0 exited with code 1; restart 3 of 3\n");
+	expect_said("rank 0 exited with code 1; restart 4 of 4\n");
 	expect_success();
 }
 
