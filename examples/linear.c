@@ -124,11 +124,12 @@ static int train(const struct options *o)
 	const ddp_job *job = ddp_get_job(context);
 	check(ddp_model_create(context, params, PARAMS, &options, &model));
 	check(ddp_model_broadcast_params(model)); /* they start as zero here */
-	unsigned seed = 1 + (unsigned)job->rank; /* each rank draws its own samples */
 	int64_t done = 0;
 	if (o->survive)
 		check(ddp_survive(model, NULL, DDP_OK, &done));
 	while (done < o->steps) {
+		/* Each rank draws its own samples, which are the same if another process becomes that rank. */
+		unsigned seed = 1 + (unsigned)(done * job->world_size + job->rank);
 		ddp_status status = step(model, &seed, &stats);
 		done++;
 		if (o->survive)

@@ -141,15 +141,58 @@ static ddp_status open_wireup(ddp_context *context, const ddp_options *options, 
 	return ddp_wireup_open(&context->job, &context->key, wireup, deadline_ns, &context->wireup);
 }
 
+/* Whether srun has started this process for a step whose ranks may meet again, and whether they wait for it. */
+static ddp_status read_renewal(ddp_context *context, const ddp_options *options)
+{
+	const char *text = ddp_environment("DDP_JOINS");
+	const ddp_job *job = &context->job;
+	ddp_renewal *renewal = &context->renewal;
+	int64_t generation;
+
+	/* The ranks of ddp_spawn() and torchrun are none of srun's. */
+	if (text == NULL || job->identity_source == DDP_SOURCE_SPAWN || ddp_environment("TORCHELASTIC_RUN_ID") != NULL)
+		return DDP_OK;
+	renewal->barred = !job->plugin || options->wireup != NULL || options->store != NULL;
+	if (renewal->barred)
+		return DDP_OK;
+	if (!ddp_parse_int64(text, 0, UINT32_MAX, &generation))
+		return ddp_fail(DDP_ERR_JOB, "DDP_JOINS is \"%.40s\"; a number is expected", text);
+	renewal->possible = true;
+	renewal->joins = generation > 0;
+	renewal->generation = (uint32_t)generation;
+	renewal->alone = *job;
+	renewal->alone.rank = renewal->alone.local_rank = renewal->alone.node_rank = 0;
+	renewal->alone.world_size = renewal->alone.local_world_size = renewal->alone.nnodes = 1;
+	return DDP_OK;
+}
+
+/* The others join a newcomer when it has made its model. */
+static ddp_status open_alone(ddp_context *context, const ddp_options *options, uint64_t deadline_ns)
+{
+	const ddp_job *job = &context->renewal.alone;
+
+	ddp_status status = ddp_wireup_open(job, &context->key, NULL, deadline_ns, &context->wireup);
+	if (status == DDP_OK)
+		status = ddp_comm_open(job, context->wireup, context->timeout_ms, &context->world);
+	if (status != DDP_OK)
+		return status;
+	ddp_comm_set_watch(context->world, context->watch);
+	return record(context, options);
+}
+
 static ddp_status open_context(ddp_context *context, const ddp_options *options)
 {
 	const ddp_job *job = &context->job;
 	uint64_t start_ns = ddp_now_ns();
 	uint64_t deadline_ns = start_ns + (uint64_t)context->timeout_ms * 1000000u;
 
-	ddp_status status = open_watch(context);
+	ddp_status status = read_renewal(context, options);
+	if (status == DDP_OK)
+		status = open_watch(context);
 	if (ddp_watch_page(context->watch) != NULL)
 		ddp_watch_page(context->watch)->timeout_ms = (uint32_t)context->timeout_ms;
+	if (status == DDP_OK && context->renewal.joins)
+		return open_alone(context, options, deadline_ns);
 	ddp_page_wait(ddp_watch_page(context->watch), 0, start_ns, DDP_PROGRESS_FIRST_EXCHANGE);
 	if (status == DDP_OK)
 		status = open_wireup(context, options, deadline_ns);
@@ -181,6 +224,10 @@ static ddp_status release(ddp_context *context)
 	ddp_kept_error kept;
 
 	ddp_error_keep(&kept, ddp_comm_close(context->world));
+	if (ddp_comm_close(context->renewal.former) != DDP_OK)
+		ddp_log(DDP_LOG_DEBUG, "%s", ddp_last_error());
+	if (context->renewal.former_wireup != NULL)
+		context->renewal.former_wireup->ops->close(context->renewal.former_wireup);
 	if (ddp_device_close(context->device) != DDP_OK)
 		ddp_log(DDP_LOG_WARN, "%s", ddp_last_error());
 	if (context->wireup != NULL)

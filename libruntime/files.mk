@@ -173,7 +173,7 @@ reduce_sources = \
 	libruntime/reduce/replan.c libruntime/reduce/replan.h \
 	libruntime/reduce/rows.c \
 	libruntime/reduce/fit.c libruntime/reduce/fit.h libruntime/reduce/survival.c libruntime/reduce/survival.h \
-	libruntime/reduce/level.c libruntime/reduce/level.h \
+	libruntime/reduce/join.c libruntime/reduce/join.h libruntime/reduce/level.c libruntime/reduce/level.h \
 	libruntime/reduce/squares.c \
 	libruntime/reduce/step.c libruntime/reduce/step.h \
 	libruntime/reduce/strategy.c libruntime/reduce/strategy.h \
@@ -234,7 +234,7 @@ train_sources = \
 
 # What ddp_init() opens: it stands on the floors from job to watch.
 context_sources = \
-	libruntime/context.c libruntime/context.h
+	libruntime/context.c libruntime/context.h libruntime/renewal.c libruntime/renewal.h
 
 if HAVE_UCX
 comm_sources += \

@@ -228,6 +228,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct 
 		.version = release_own(),
 		.key = beginning->key,
 		.restarts_in_step = facts.restarts_in_step,
+		.joins = facts.joins,
 		.progress_fd = settings->launcher ? -1 : stepd->node.supervise.progress_fd,
 		.nccl_net = MODULE_DIR "/libnccl-net-ddpucx.so",
 		.nccl_profiler = MODULE_DIR "/libnccl-profiler-ddp.so",
@@ -388,6 +389,7 @@ static void take_place(struct step_facts *facts, const struct deal_go *go, const
 	facts->holds_task_zero = go->node_rank == go->master;
 	facts->restarts_in_step = go->restart_count;
 	facts->port_seed = go->port_seed;
+	facts->joins = go->joins ? go->generation : 0;
 	facts->master_node = master;
 }
 
@@ -401,7 +403,25 @@ static bool keep_output(const struct stepd *stepd, const struct identity *identi
 	       error_set(error, "%s: %s", identity->node_name, reason.text);
 }
 
-/* In the child of a generation: who it is there. */
+/* The program of the former generation stays. It finds its new identity on the node's page: its rank is the same. */
+static bool tell_program(const struct stepd *stepd, const struct deal_go *go, const struct identity *identity,
+                         const struct node_address *master, struct error *error)
+{
+	struct ddp_progress_deal deal = { .generation = go->generation, .restart_count = identity->restart_count,
+		                          .master_port = identity->master_port };
+	char address[MASTER_ADDRESS_MAX];
+
+	if (!master_find_address(identity, &stepd->request->settings, master, address, error))
+		return false;
+	if (strlen(address) >= sizeof(deal.master_addr))
+		return error_set(error, "the address %s of rank 0 is too long", address);
+	memcpy(deal.master_addr, address, strlen(address));
+	memcpy(deal.key, go->key, DEAL_KEY_DIGITS);
+	return supervise_note_deal(&stepd->node.supervise, &deal) ||
+	       error_set(error, "cannot write to the progress page: %s", strerror(errno));
+}
+
+/* In the child of a generation: who it is there. Does not return in a child that only tells so. */
 static bool take_generation(spank_t spank, const struct stepd *stepd, struct step_facts *facts,
                             struct identity *identity, struct error *error)
 {
@@ -422,6 +442,13 @@ static bool take_generation(spank_t spank, const struct stepd *stepd, struct ste
 	take_place(facts, &go, master.node);
 	if (!identity_derive(facts, &stepd->request->settings, identity, error))
 		return false;
+	if (agent_child_tells()) {
+		bool told = tell_program(stepd, &go, identity, &master, error);
+		if (!told)
+			slurm_spank_log("ddp: rank %u on %s cannot join others: %s", identity->rank,
+			                identity->node_name, error->text);
+		_exit(!told);
+	}
 	note_rank(stepd, identity);
 	return prepare_task(spank, stepd, &(struct beginning){ facts, identity, &master, go.key }, false, error) &&
 	       keep_output(stepd, identity, error);

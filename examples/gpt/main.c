@@ -403,7 +403,7 @@ static bool train(struct trainer *t)
 
 	gpt_bind_reads(t->model, await_param, t);
 	report_start(&t->report, o, t->self.job, parameter_count(t), t->dataset.size, gpt_activation_bytes(t->model),
-	             rank_leads(t->params));
+	             t->self.job->rank == 0);
 	ddp_status status = ddp_train(t->params, t->loader, compute, &options, &summary);
 	if (!rank_fine(&t->self, status))
 		return false;

@@ -189,12 +189,16 @@ static bool prepare(struct trainer *t, const ddp_loader *loader, const ddp_batch
 /* The checkpoint holds the seed and counter of dropout; each rank has a part of the counters. */
 static net_random random_of(const struct trainer *t)
 {
-	net_random random = {.seed = t->options.seed, .counter = (uint64_t)t->self.job->rank << 48};
+	enum { COUNTER_BITS = 48 };
+	const uint64_t part = (uint64_t)t->self.job->rank << COUNTER_BITS;
+	net_random random = {.seed = t->options.seed};
 	size_t bytes;
 	const void *saved = ddp_model_user_state(t->params, &bytes);
 
 	if (bytes == sizeof(random))
 		memcpy(&random, saved, sizeof(random));
+	/* A rank that was started in place of a dead one has got what another rank had. */
+	random.counter = part | (random.counter & ((UINT64_C(1) << COUNTER_BITS) - 1));
 	return random;
 }
 
@@ -273,7 +277,7 @@ static bool train(struct trainer *t)
 	ddp_summary summary;
 
 	progress_start(&t->progress, stdout, o->steps, "images");
-	if (rank_leads(t->params))
+	if (t->self.job->rank == 0)
 		printf("%s: %" PRId64 " %simages of %d x %d x %d; %d ranks on %d nodes, %" PRId64 " images a step\n", t->example->name,
 		       t->dataset.size, t->synthetic ? "synthetic " : "", t->shape.channels, t->shape.height,
 		       t->shape.width, t->self.job->world_size, t->self.job->nnodes,

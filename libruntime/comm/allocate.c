@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -178,6 +179,44 @@ out:
 	}
 	ddp_allocations_add(&comm->roster->memory, a);
 	*memory = a->own;
+	return DDP_OK;
+}
+
+/* Puts private pages with the content of this rank's part into the part's place. */
+static bool make_private(const ddp_allocation *a)
+{
+	void *copy = malloc(a->stride);
+	bool made = copy != NULL;
+
+	if (made) {
+		memcpy(copy, a->own, a->stride);
+		made = mmap(a->own, a->stride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+		            -1, 0) != MAP_FAILED;
+	}
+	if (made)
+		memcpy(a->own, copy, a->stride);
+	free(copy);
+	return made;
+}
+
+ddp_status ddp_host_detach(ddp_comm *comm, void *memory)
+{
+	ddp_allocation *a = ddp_allocations_take(&comm->roster->memory, memory);
+
+	if (a == NULL)
+		return ddp_fail(DDP_ERR_INVALID, "%p was not given by ddp_mem_alloc()", memory);
+	if (!make_private(a)) {
+		const int error = errno;
+		ddp_allocations_add(&comm->roster->memory, a);
+		return ddp_fail_errno(DDP_ERR_NOMEM, error, "no memory for a copy of %zu bytes", a->bytes);
+	}
+	char *behind = a->own + a->stride;
+	if (a->own > a->base)
+		munmap(a->base, (size_t)(a->own - a->base));
+	if (behind < a->base + a->mapped)
+		munmap(behind, (size_t)(a->base + a->mapped - behind));
+	a->base = NULL;
+	ddp_allocation_free(a);
 	return DDP_OK;
 }
 

@@ -9,4 +9,8 @@
 ddp_status ddp_host_alloc(ddp_comm *comm, size_t bytes, void **memory);
 ddp_status ddp_host_free(ddp_comm *comm, void *memory);
 
+/* Memory of ddp_host_alloc() becomes this rank's own, at the same address and with the same content: the caller unmaps
+   it, in whole pages. The communicator knows it no more. */
+ddp_status ddp_host_detach(ddp_comm *comm, void *memory);
+
 #endif

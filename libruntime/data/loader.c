@@ -22,8 +22,8 @@
 #include "base/options.h"
 #include "base/thread.h"
 #include "comm/agree.h"
-#include "context.h"
 #include "data/sampler.h"
+#include "renewal.h"
 #include "watch/watch.h"
 
 enum { PREFETCH_MAX = 1024, READERS_MAX = 256, ALIGNMENT = 64, MESSAGE_MAX = 1024 };
@@ -497,6 +497,7 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
                              const ddp_loader_options *options, ddp_loader **loader)
 {
 	ddp_loader *made = NULL;
+	int rank, ranks;
 	ddp_comm *comm;
 
 	if (context == NULL)
@@ -505,9 +506,9 @@ ddp_status ddp_loader_create(ddp_context *context, const ddp_dataset *dataset,
 	                                    &comm);
 	if (status != DDP_OK)
 		return status;
-	status = loader == NULL
-		? ddp_fail_null("ddp_loader_create", "loader")
-		: ddp_loader_make(ddp_comm_rank(comm), ddp_comm_size(comm), dataset, options, &made);
+	ddp_renewal_place(context, comm, &rank, &ranks);
+	status = loader == NULL ? ddp_fail_null("ddp_loader_create", "loader")
+	                        : ddp_loader_make(rank, ranks, dataset, options, &made);
 	status = agree(comm, status, made);
 	if (status != DDP_OK) {
 		if (context->watch != NULL)

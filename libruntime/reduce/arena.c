@@ -4,10 +4,13 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/pages.h"
 #include "comm/agree.h"
+#include "comm/allocate.h"
 
 /* Memory that goes back page by page takes no huge ones. */
 static ddp_status map(ddp_arena *arena)
@@ -53,11 +56,69 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 {
+	if (arena->home != NULL)
+		munmap(arena->home, arena->bytes);
 	if (arena->data != NULL && arena->own)
 		munmap(arena->data, arena->bytes);
 	else if (arena->data != NULL && !arena->lent)
 		ddp_mem_free(comm, arena->data);
 	*arena = (ddp_arena){ 0 };
+}
+
+float *ddp_arena_home(const ddp_arena *arena)
+{
+	return arena->home != NULL ? arena->home : arena->data;
+}
+
+/* Puts private pages with the content into the place that the program knows. */
+static ddp_status bring_home(ddp_comm *comm, ddp_arena *arena)
+{
+	if (mmap(arena->home, arena->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+	         0) == MAP_FAILED)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "no memory for a copy of %zu bytes", arena->bytes);
+	memcpy(arena->home, arena->data, arena->bytes);
+	ddp_mem_free(comm, arena->data);
+	arena->data = arena->home;
+	arena->home = NULL;
+	return DDP_OK;
+}
+
+/* On a device models do not survive, so the memory is the host's. */
+ddp_status ddp_arena_leave(ddp_comm *comm, ddp_arena *arena)
+{
+	if (arena->data == NULL || arena->own || arena->lent)
+		return DDP_OK;
+	ddp_status status = arena->home != NULL ? bring_home(comm, arena) : ddp_host_detach(comm, arena->data);
+	arena->own = status == DDP_OK;
+	return status;
+}
+
+/* Maps the same pages a second time. The system is asked itself: UCX puts a function of its own in the place of
+   mremap(), which loses the last argument. */
+static ddp_status map_again(ddp_arena *arena, void *shared)
+{
+	memcpy(shared, arena->data, arena->bytes);
+	if (syscall(SYS_mremap, shared, 0, arena->bytes, MREMAP_MAYMOVE | MREMAP_FIXED, arena->data) == -1)
+		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes again", arena->bytes);
+	arena->home = arena->data;
+	arena->data = shared;
+	arena->own = false;
+	return DDP_OK;
+}
+
+ddp_status ddp_arena_share(ddp_comm *comm, ddp_arena *arena)
+{
+	void *shared;
+
+	if (arena->data == NULL || !arena->own || arena->lent || arena->gives_back || ddp_comm_size(comm) == 1)
+		return DDP_OK;
+	ddp_status status = ddp_mem_alloc(comm, arena->bytes, &shared);
+	if (status != DDP_OK)
+		return status;
+	status = map_again(arena, shared);
+	if (status != DDP_OK)
+		ddp_mem_free(comm, shared);
+	return ddp_comm_agree(comm, status, "map its memory");
 }
 
 ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end)

@@ -2,6 +2,7 @@
 #include "reduce/fit.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "comm/agree.h"
@@ -78,6 +79,17 @@ static int rank_count(const ddp_model *model)
 	return ddp_model_communicates(model) ? ddp_comm_size(model->comm) : 1;
 }
 
+/* Whether the model is made to be fitted to the ranks that this process joins. */
+static bool joins(const ddp_model *model)
+{
+	return model->context->renewal.joins && model->comm == model->context->world;
+}
+
+int ddp_model_first_ranks(const ddp_model *model)
+{
+	return joins(model) ? model->context->job.world_size : rank_count(model);
+}
+
 /* Whether the layout has parameters whose rows travel, behind those whose gradients are in buckets. */
 static bool has_rows(const ddp_layout *layout)
 {
@@ -96,13 +108,18 @@ static bool moves_rows(const ddp_model *model)
 
 int ddp_model_choose(ddp_model *model)
 {
-	const int nodes = ddp_comm_nodes(model->comm);
+	const int nodes = joins(model) ? model->context->job.nnodes : ddp_comm_nodes(model->comm);
+	const int ranks = ddp_model_first_ranks(model);
 
-	model->strategy = ddp_strategy_choose(&model->settings, rank_count(model), nodes, model->place.device == NULL);
+	model->strategy = ddp_strategy_choose(&model->settings, ranks, nodes, model->place.device == NULL);
 	/* Parameters stay where they are in the arenas, so a model whose rows have travelled goes on so. */
 	if (has_rows(&model->layout) && !moves_rows(model))
 		model->strategy = &ddp_hybrid_strategy;
-	return moves_rows(model) ? rank_count(model) : 1;
+	const int sharing = moves_rows(model) ? ranks : 1;
+	/* Until it joins the others, it is alone. */
+	if (joins(model))
+		model->strategy = ddp_strategy_choose(&model->settings, 1, 1, model->place.device == NULL);
+	return sharing;
 }
 
 static ddp_status make_optim(ddp_model *model)
@@ -186,6 +203,15 @@ static void keep_optim(ddp_model *model, ddp_model *former)
 	model->optim.owners = NULL;
 }
 
+/* A newcomer, which was alone, has all of it. */
+static void read_state(const ddp_model *former, int i, int64_t begin, int64_t end, float *to)
+{
+	if (former->strategy->spreads)
+		former->strategy->read(former, i, begin, end, to);
+	else
+		memcpy(to, former->optim.state[i] + begin, (size_t)(end - begin) * sizeof(*to));
+}
+
 /* The elements that this rank updates from now on. */
 static void move_state(const ddp_model *former, const ddp_model *model, int i)
 {
@@ -194,10 +220,10 @@ static void move_state(const ddp_model *former, const ddp_model *model, int i)
 	int64_t begin, end;
 
 	if (!model->strategy->spreads)
-		former->strategy->read(former, i, 0, model->optim.state_elements[i], state);
+		read_state(former, i, 0, model->optim.state_elements[i], state);
 	for (int u = 0; u < units->count && model->strategy->spreads; u++) {
 		ddp_unit_slice(units, &units->list[u], units->rank, &begin, &end);
-		former->strategy->read(former, i, begin, end, state);
+		read_state(former, i, begin, end, state);
 		state += end - begin;
 	}
 }

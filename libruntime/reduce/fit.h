@@ -12,6 +12,9 @@
 /* Whether the model's ranks exchange gradients. */
 bool ddp_model_communicates(const ddp_model *model);
 
+/* The ranks that exchange gradients when the model is made: a newcomer counts those that it is to join (renewal.h). */
+int ddp_model_first_ranks(const ddp_model *model);
+
 /* Chooses the strategy for the ranks of the model's communicator. Returns among how many of them rows travel. */
 int ddp_model_choose(ddp_model *model);
 

@@ -60,7 +60,7 @@ static ddp_status check_memories(const ddp_model *model)
 
 static ddp_status make_uses(ddp_model *model)
 {
-	model->first_ranks = ddp_model_communicates(model) ? ddp_comm_size(model->comm) : 1;
+	model->first_ranks = ddp_model_first_ranks(model);
 	ddp_status status = ddp_uses_make(model->settings.options.unused, &model->layout, model->first_ranks, &model->uses);
 
 	if (status != DDP_OK)
@@ -197,14 +197,16 @@ float *ddp_model_param_data(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
-	return slot != NULL ? model->params + slot->offset : NULL;
+	return slot != NULL ? ddp_arena_home(&model->params_memory) + slot->offset : NULL;
 }
 
 float *ddp_model_param_grad(ddp_model *model, int param)
 {
 	const ddp_slot *slot = ddp_model_slot(model, param);
 
-	return slot != NULL && slot->kind == DDP_PARAM_TRAINED ? model->grads + slot->offset : NULL;
+	if (slot == NULL || slot->kind != DDP_PARAM_TRAINED)
+		return NULL;
+	return ddp_arena_home(&model->grads_memory) + slot->offset;
 }
 
 ddp_status ddp_model_arrive(ddp_model *model)

@@ -406,6 +406,9 @@ static ddp_status begin_end(ddp_model *model)
 		return status;
 	if (model->reduced)
 		return ddp_model_not_updated(model);
+	if (model->context->renewal.joins)
+		return ddp_fail(DDP_ERR_STATE, "srun has started this rank to join others that have kept their "
+		                "processes, but it trains before ddp_survive(), or without the training option survive");
 	if (model->rounded != NULL && !model->was_rounded)
 		return ddp_fail(DDP_ERR_STATE, "the parameters in bf16 are still 0: call ddp_model_broadcast_params() "
 		                "or load a checkpoint before the first step");

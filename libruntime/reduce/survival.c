@@ -22,6 +22,12 @@ static ddp_status check_supported(const ddp_model *model)
 
 	if (model->place.device != NULL)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "the model is in a device's memory, for which this is not done yet");
+	if (model->context->renewal.possible && model->comm != model->context->world)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these join all ranks, but "
+		                "the model has the option comm");
+	if (model->context->renewal.barred)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and cannot tell these where "
+		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
 	if (strategy->survives)
 		return DDP_OK;
 	if (strategy->spreads)
@@ -30,7 +36,7 @@ static ddp_status check_supported(const ddp_model *model)
 	return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps state of its own (%s), which is lost with the rank", strategy->name);
 }
 
-static ddp_status make(ddp_model *model)
+ddp_status ddp_survival_make(ddp_model *model)
 {
 	const size_t bytes = buffer_bytes(model);
 	ddp_survival *made = calloc(1, sizeof(*made));
@@ -49,7 +55,7 @@ ddp_status ddp_survival_open(ddp_model *model)
 
 	if (status != DDP_OK)
 		return status;
-	status = ddp_comm_agree(model->comm, make(model), "keep what a step changes");
+	status = ddp_comm_agree(model->comm, ddp_survival_make(model), "keep what a step changes");
 	if (status == DDP_OK && model->strategy->keep_undo != NULL)
 		status = model->strategy->keep_undo(model);
 	if (status != DDP_OK) {

@@ -385,6 +385,11 @@ ddp_status ddp_checkpoint_load(ddp_model *model, ddp_loader *loader, const char 
 		return ddp_fail_null("ddp_checkpoint_load", model == NULL ? "model" : path == NULL ? "path" : "step");
 	if (path[0] == '\0')
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a file or directory to load is needed");
+	/* A newcomer gets what the other ranks have. */
+	if (ddp_model_context(model)->renewal.joins) {
+		*step = 0;
+		return DDP_OK;
+	}
 	ddp_model_set_phase(model, DDP_PHASE_CHECKPOINT);
 	ddp_status status = load_all(model, loader, &load);
 	ddp_model_set_phase(model, DDP_PHASE_IDLE);

@@ -463,6 +463,9 @@ ddp_status ddp_checkpoint_prepare(ddp_model *model, const char *dir)
 {
 	struct save save = { .dir = dir, .model = model, .writer = writer_of(model) };
 
+	/* The directory is that of the ranks which a newcomer is to join. */
+	if (ddp_model_context(model)->renewal.joins)
+		return DDP_OK;
 	/* A file that a thread of this process still writes is not the rest of a crash. */
 	ddp_status status = ddp_save_end(model);
 	if (status != DDP_OK)
@@ -500,6 +503,9 @@ static ddp_status save_by(ddp_model *model, ddp_loader *loader, const char *dir,
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: the %s is NULL", model == NULL ? "model" : "directory");
 	if (dir[0] == '\0' || keep < 0)
 		return ddp_fail(DDP_ERR_INVALID, "checkpoint: a directory and keep >= 0 are needed");
+	/* A newcomer has nothing to save before it has joined the others. */
+	if (ddp_model_context(model)->renewal.joins)
+		return DDP_OK;
 	ddp_context *context = ddp_model_context(model);
 	ddp_comm *comm = ddp_model_comm(model);
 	struct save save = {

@@ -11,9 +11,11 @@
 #include "comm/api.h"
 #include "data/loader.h"
 #include "reduce/fit.h"
+#include "reduce/join.h"
 #include "reduce/level.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
+#include "renewal.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 
@@ -80,11 +82,16 @@ static ddp_status fail_unable(const ddp_comm *left, const ddp_survivor *all, int
 	return ddp_fail(DDP_ERR_STATE, "each rank that is left has updated only a part of the parameters");
 }
 
-static ddp_status seek(ddp_loader *loader, const ddp_comm *left, const ddp_survivor *root)
+static ddp_status seek(ddp_loader *loader, const ddp_comm *comm, const ddp_survivor *root)
 {
+	ddp_status status = DDP_OK;
+	int rank, ranks;
+
 	if (loader == NULL)
 		return DDP_OK;
-	ddp_status status = ddp_loader_refit(loader, ddp_comm_rank(left), ddp_comm_size(left));
+	ddp_loader_place(loader, &rank, &ranks);
+	if (rank != ddp_comm_rank(comm) || ranks != ddp_comm_size(comm))
+		status = ddp_loader_refit(loader, ddp_comm_rank(comm), ddp_comm_size(comm));
 	if (status != DDP_OK)
 		return status;
 	ddp_loader_state to = ddp_loader_get_state(loader);
@@ -93,7 +100,21 @@ static ddp_status seek(ddp_loader *loader, const ddp_comm *left, const ddp_survi
 	return ddp_loader_seek(loader, &to);
 }
 
-/* Brings all that are left to one step, and fits model and loader to them. */
+/* Fits model and loader to those that are left. */
+static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, const ddp_survivor *all, int root,
+                      bool learned)
+{
+	const bool same_first = ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(model->comm, 0);
+
+	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
+	ddp_model_set_saves(model, same_first && all[0].saves != 0);
+	ddp_status status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
+	if (status == DDP_OK)
+		status = ddp_model_refit(model, left);
+	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
+}
+
+/* Brings all that are left to one step. If srun starts ranks again, they wait for these; otherwise they go on alone. */
 static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, ddp_survivor *all, int64_t done[DDP_DONE])
 {
 	const int ranks = ddp_comm_size(left);
@@ -123,12 +144,7 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 		return status;
 	/* If more ranks die before the loaders are there, the next attempt begins here. */
 	ddp_survival_note(model, all[root].epoch, all[root].samples);
-	/* Nobody can tell any more whether a rank 0 that is lost has written its checkpoint. */
-	ddp_model_set_saves(model, ddp_comm_world_rank(left, 0) == ddp_comm_world_rank(model->comm, 0) && all[0].saves != 0);
-	status = ddp_comm_agree(left, seek(loader, left, &all[root]), "set its loader to the step");
-	if (status == DDP_OK)
-		status = ddp_model_refit(model, left);
-	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
+	return model->context->renewal.possible ? DDP_OK : fit(model, loader, left, all, root, learned);
 }
 
 static void free_comm(ddp_comm *comm)
@@ -174,7 +190,7 @@ static ddp_status go_on(ddp_model *model, ddp_loader *loader, int64_t done[DDP_D
 		if (status == DDP_OK || left == NULL || !ddp_comm_broken(left))
 			break;
 	}
-	if (status != DDP_OK) {
+	if (status != DDP_OK || model->context->renewal.possible) {
 		ddp_kept_error why;
 		ddp_error_keep(&why, status);
 		if (from != former)
@@ -187,6 +203,95 @@ static ddp_status go_on(ddp_model *model, ddp_loader *loader, int64_t done[DDP_D
 	return DDP_OK;
 }
 
+/* ---- with newcomers --------------------------------------------------------------------- */
+
+/* Whose step all take up; -1: all are newcomers. done[] becomes what each rank that has stayed has done. */
+static int find_stayed(const ddp_survivor *all, int ranks, int64_t done[DDP_DONE], bool *learned)
+{
+	const int root = leader_of(all, ranks);
+
+	*learned = true;
+	for (int i = 0; i < DDP_DONE && root >= 0; i++)
+		done[i] = all[root].done[i];
+	for (int r = 0; r < ranks; r++) {
+		*learned = *learned && all[r].learned != 0;
+		for (int i = 0; i < DDP_DONE && all[r].whole != 0; i++)
+			done[i] = all[r].done[i] < done[i] ? all[r].done[i] : done[i];
+	}
+	return root;
+}
+
+static ddp_status join_with(ddp_model *model, ddp_loader *loader, ddp_comm *world, ddp_survivor *all,
+                            int64_t done[DDP_DONE], bool *leads)
+{
+	const int ranks = ddp_comm_size(world);
+	const ddp_survivor newcomer = { .able = 1 };
+	const ddp_survivor own = model->survival != NULL ? describe(model, loader, DDP_OK, done) : newcomer;
+	bool learned;
+
+	ddp_status status = ddp_all_gather(world, &own, all, sizeof(own), DDP_U8);
+	if (status != DDP_OK)
+		return status;
+	const int root = find_stayed(all, ranks, done, &learned);
+	if (root < 0)
+		return ddp_fail(DDP_ERR_STATE, "no rank is left that has the training's state");
+	*leads = root == ddp_comm_rank(world);
+	ddp_model_set_saves(model, all[0].whole != 0 && all[0].saves != 0);
+	status = ddp_join(model, world, all, root);
+	if (status == DDP_OK)
+		status = ddp_comm_agree(world, seek(loader, world, &all[root]), "set its loader to the step");
+	if (status == DDP_OK)
+		status = ddp_level_resume(model, learned);
+	if (status == DDP_OK)
+		note_place(model, loader);
+	return status;
+}
+
+/* Meets all ranks of the generation in a new world, and brings newcomers to the step of the others. While it does so, a
+   failure is that of all: srun begins a generation from the last checkpoint. *leads becomes whether this rank is the
+   one that tells of it. */
+static ddp_status join(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DONE], bool *leads)
+{
+	ddp_context *context = model->context;
+	const int ranks = context->job.world_size;
+	ddp_survivor *all = calloc((size_t)ranks, sizeof(*all));
+
+	ddp_page_survives(ddp_watch_page(context->watch), false);
+	ddp_status status = all != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", ranks);
+	if (status == DDP_OK)
+		status = ddp_renewal_meet(context);
+	if (status == DDP_OK)
+		status = join_with(model, loader, context->world, all, done, leads);
+	free(all);
+	if (status != DDP_OK)
+		return status;
+	ddp_renewal_forget(context);
+	ddp_page_survives(ddp_watch_page(context->watch), true);
+	return DDP_OK;
+}
+
+/* A rank that has stayed waits for the new identity first. */
+static ddp_status rejoin(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DONE], bool *leads)
+{
+	ddp_status status = ddp_renewal_await(model->context);
+
+	return status == DDP_OK ? join(model, loader, done, leads) : status;
+}
+
+/* This process was started in place of a rank that has died. */
+static ddp_status come(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DONE], bool *left)
+{
+	bool leads;
+	ddp_status status = join(model, loader, done, &leads);
+
+	*left = status == DDP_OK;
+	if (status == DDP_OK)
+		return DDP_OK;
+	if (!model->failed)
+		(void)ddp_model_fail(model, status);
+	return ddp_fail_context(status, "rank %d was started to join the other ranks", model->context->job.rank);
+}
+
 /* Errors that a rank gets because of another one. */
 static bool is_of_peer(ddp_status status)
 {
@@ -195,11 +300,14 @@ static bool is_of_peer(ddp_status status)
 
 static void tell(const ddp_model *model, const char *why, int before, double seconds)
 {
-	if (ddp_comm_rank(model->comm) != 0)
-		return;
-	ddp_watch_lead(model->context->watch, &model->context->job);
-	ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
-	        before, (long long)model->steps + 1, seconds);
+	if (model->context->renewal.possible) {
+		ddp_log(DDP_LOG_WARN, "%s; all %d ranks go on with step %lld, after %.2f s", why, before,
+		        (long long)model->steps + 1, seconds);
+	} else {
+		ddp_watch_lead(model->context->watch, &model->context->job);
+		ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
+		        before, (long long)model->steps + 1, seconds);
+	}
 }
 
 static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
@@ -212,9 +320,14 @@ static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status statu
 	if (!model->failed)
 		(void)ddp_model_fail(model, status);
 	ddp_status failed = go_on(model, loader, done);
+	bool leads = ddp_comm_rank(model->comm) == 0;
+	if (failed == DDP_OK && model->context->renewal.possible)
+		failed = rejoin(model, loader, done, &leads);
 	if (failed == DDP_OK) {
-		ddp_page_survived(ddp_watch_page(model->context->watch));
-		tell(model, why.text, before, ddp_seconds_since(start_ns));
+		if (!model->context->renewal.possible)
+			ddp_page_survived(ddp_watch_page(model->context->watch));
+		if (leads)
+			tell(model, why.text, before, ddp_seconds_since(start_ns));
 		*left = true;
 		return DDP_OK;
 	}
@@ -230,6 +343,8 @@ static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status statu
 ddp_status ddp_survive_with(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
 {
 	*left = false;
+	if (model->context->renewal.joins && model->survival == NULL)
+		return status == DDP_OK ? come(model, loader, done, left) : status;
 	/* A rank that is alone, or the last that is left, has nobody to lose. */
 	if (!model->reducer.communicates)
 		return status;

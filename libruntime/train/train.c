@@ -102,6 +102,9 @@ static ddp_status check_loader(const training *loop, const char *which, const dd
 	int rank, ranks;
 
 	ddp_loader_place(loader, &rank, &ranks);
+	/* A newcomer's loader has the share that the rank is to have. */
+	if (loop->model->context->renewal.joins)
+		return DDP_OK;
 	if (rank == ddp_comm_rank(comm) && ranks == ddp_comm_size(comm))
 		return DDP_OK;
 	return ddp_fail(DDP_ERR_INVALID, "ddp_train(): the %s has the share of rank %d of %d, and the model is trained by rank "
@@ -449,10 +452,19 @@ static ddp_status begin_to_survive(training *loop)
 {
 	bool left;
 
+	loop->done[SAVED] = loop->done[EVALUATED] = loop->ended = loop->model->steps;
+	if (loop->options->evaluate_loader != NULL)
+		loop->done[EVALUATION] = ddp_loader_get_state(loop->options->evaluate_loader).epoch;
 	if (!loop->options->survive)
 		return DDP_OK;
 	ddp_status status = ddp_survive_with(loop->model, loop->loader, DDP_OK, loop->done, &left);
 	loop->survives = loop->model->survival != NULL;
+	/* It has joined others, which do the same. */
+	if (left) {
+		loop->ended = loop->model->steps;
+		status = take_up(loop);
+		return status == DDP_OK ? DDP_OK : survive(loop, status);
+	}
 	if (status != DDP_ERR_UNSUPPORTED)
 		return status;
 	if (ddp_comm_rank(loop->model->comm) == 0)
@@ -466,9 +478,6 @@ static ddp_status run_steps(training *loop)
 	ddp_model *model = loop->model;
 	ddp_status status = begin_to_survive(loop);
 
-	loop->done[SAVED] = loop->done[EVALUATED] = loop->ended = model->steps;
-	if (loop->options->evaluate_loader != NULL)
-		loop->done[EVALUATION] = ddp_loader_get_state(loop->options->evaluate_loader).epoch;
 	ddp_model_start_clock(model);
 	while (status == DDP_OK && model->steps < loop->options->steps && !loop->stops)
 		status = survive(loop, step_and_after(loop));

@@ -94,6 +94,20 @@ void ddp_page_unmap(struct ddp_progress *slot)
 		munmap(page - before, before + DDP_PROGRESS_BYTES);
 }
 
+bool ddp_page_deal(const ddp_job *job, struct ddp_progress_deal *deal)
+{
+	const int fd = index_of_page(job) >= 0 ? descriptor_of_environment() : -1;
+	struct ddp_progress_node node;
+	struct stat info;
+
+	if (fd < 0 || fstat(fd, &info) != 0 || info.st_size < DDP_PROGRESS_BYTES ||
+	    pread(fd, &node, sizeof(node), info.st_size - DDP_PROGRESS_BYTES) != (ssize_t)sizeof(node))
+		return false;
+	*deal = node.deal;
+	return deal->generation > 0 && memchr(deal->master_addr, '\0', sizeof(deal->master_addr)) != NULL &&
+	       memchr(deal->key, '\0', sizeof(deal->key)) != NULL;
+}
+
 /* ---- slots -------------------------------------------------------------------------------- */
 
 /* A program before this one, in the same task, may have ended without ddp_finalize(). */

@@ -34,6 +34,9 @@ void ddp_page_go_on(struct ddp_progress *page);
 void ddp_page_survives(struct ddp_progress *page, bool survives);
 void ddp_page_survived(struct ddp_progress *page);
 
+/* Reads what srun has dealt to the node's ranks that have kept their processes. False: it has dealt nothing yet. */
+bool ddp_page_deal(const ddp_job *job, struct ddp_progress_deal *deal);
+
 /* A rank of another node asks what this one does, as it waits for it. */
 void ddp_page_wanted(struct ddp_progress *page, uint64_t now_ns);
 

@@ -81,6 +81,8 @@ struct ddp_progress {
  * node. A file of an older plugin lacks it.
  */
 #define DDP_PROGRESS_SPARES_BYTES 1024
+#define DDP_PROGRESS_HOST_BYTES 256
+#define DDP_PROGRESS_KEY_BYTES 68
 #define DDP_PROGRESS_NODE_MAGIC 0x6e706464u /* "ddpn", little-endian */
 struct ddp_progress_node {
 	uint32_t magic;
@@ -88,6 +90,15 @@ struct ddp_progress_node {
 	uint32_t stalls;        /* how often all of the node's ranks made no progress for so long */
 	uint32_t reserved;
 	char spares[DDP_PROGRESS_SPARES_BYTES]; /* on the node of rank 0: the step's nodes that wait (spare=), as Slurm writes lists; terminated */
+	/* With restart=, ranks that have kept their processes when others have died meet again with those that were
+	   started for these. A process of the user's has written this, as the agent of each such rank has it do. */
+	struct ddp_progress_deal {
+		uint32_t generation; /* written last; 0: nothing is dealt */
+		uint32_t restart_count; /* as DDP_RESTART_COUNT */
+		uint32_t master_port;
+		char master_addr[DDP_PROGRESS_HOST_BYTES]; /* terminated, as is: */
+		char key[DDP_PROGRESS_KEY_BYTES]; /* hexadecimal */
+	} deal;
 };
 
 /* Whether the rank has gone on after its last error. */

@@ -25,6 +25,7 @@ struct step_facts {
 	   restart_count. */
 	uint32_t restarts_in_step; /* before the generation */
 	uint32_t port_seed;        /* moves the port */
+	uint32_t joins;            /* the generation, if its task joins ranks that have stayed; otherwise 0 */
 	const char *master_node;   /* rank 0's; NULL: the list tells it */
 	/* The task's environment as slurmstepd made it, NULL-terminated. */
 	char *const *environment;

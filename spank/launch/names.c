@@ -46,6 +46,7 @@ static const struct name names[] = {
 	{ "DDP_JOB_ID", NAME_STEP },
 	{ "DDP_STEP_ID", NAME_STEP },
 	{ "DDP_RESTART_COUNT", NAME_STEP },
+	{ "DDP_JOINS", NAME_STEP },
 	{ "DDP_NODE_NAME", NAME_STEP },
 	{ "DDP_ON_FAILURE", NAME_STEP },
 	{ "DDP_KEY", NAME_STEP },

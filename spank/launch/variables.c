@@ -178,6 +178,7 @@ static void put_own(struct variables *v, const struct identity *id,
 	if (settings->restarts > 0 && !settings->launcher) {
 		put(v, "TORCHELASTIC_RESTART_COUNT", "the generation", "%u", extras->restarts_in_step);
 		put(v, "TORCHELASTIC_MAX_RESTARTS", "restart=", "%u", settings->restarts);
+		put(v, "DDP_JOINS", "the generation", "%u", extras->joins);
 	}
 	put(v, "DDP_NODE_NAME", "SLURMD_NODENAME", "%s", id->node_name);
 	put(v, "DDP_ON_FAILURE", "on-failure", "%s", settings->kill_on_failure ? "kill" : "continue");

@@ -61,6 +61,7 @@ struct task_extras {
 	const char *nccl_profiler;  /* where libnccl-profiler-ddp.so is installed */
 	struct gpu_view gpu;
 	uint32_t restarts_in_step;  /* before the generation, with restart= */
+	uint32_t joins;             /* see step_facts */
 	uint32_t cpus;              /* cpus_of_task(), for omp=cpus */
 	char *const *environment;   /* as the task would have it without us */
 	const char *user_threads;   /* OMP_NUM_THREADS as the user has set it; NULL: not */

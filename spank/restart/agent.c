@@ -22,7 +22,7 @@
 #include "spank/restart/descend.h"
 
 enum {
-	ORDER_BITS = 2,
+	ORDER_BITS = 3,
 	LOOK_MS = 1000,     /* an agent looks at its orders so often, should a signal be lost, */
 	KILL_LOOK_MS = 20,  /* and at its children while it kills them */
 	FORK_TRIES = 20,    /* the user may have no more processes until those of the last generation are reaped: */
@@ -146,12 +146,26 @@ uint32_t agents_left(const struct agents *agents)
 	return left;
 }
 
+bool agents_agent_clear(const struct agents *agents, uint32_t local_task, uint32_t generation)
+{
+	const struct agent *agent = &agents->shared->agent[local_task];
+	uint32_t ignored, done = agents_ordered(agents, &ignored) == AGENTS_KEEP ? atomic_load(&agent->kept)
+	                                                                         : atomic_load(&agent->clear);
+
+	return done >= generation || !agents_agent_runs(agents, local_task);
+}
+
 bool agents_clear(const struct agents *agents, uint32_t generation)
 {
 	for (uint32_t i = 0; i < agents->count; i++)
-		if (atomic_load(&agents->shared->agent[i].clear) < generation && agents_agent_runs(agents, i))
+		if (!agents_agent_clear(agents, i, generation))
 			return false;
 	return true;
+}
+
+bool agents_child_runs(const struct agents *agents, uint32_t local_task)
+{
+	return atomic_load(&agents->shared->agent[local_task].child) != 0 && agents_agent_runs(agents, local_task);
 }
 
 void agents_give_news(const struct agents *agents)
@@ -182,6 +196,7 @@ static struct {
 	struct sigaction on_child; /* the task's */
 	struct termios terminal;
 	bool has_terminal;      /* srun --pty */
+	bool tells;             /* a child was forked last that only tells */
 } self;
 
 static bool is_orphan(void)
@@ -336,28 +351,50 @@ static void leave_agent(pid_t agent)
 	sigprocmask(SIG_SETMASK, &self.before, NULL);
 }
 
-/* Begins a generation. True in its child. */
-static bool begin(uint32_t generation)
+static pid_t try_fork(void)
 {
 	pid_t agent = getpid(), pid = -1;
 
-	end_all();
-	atomic_store(&self.own->begun, generation);
-	if (atomic_load(&self.own->spare))
-		return false;
-	take_terminal_back();
-	/* What has come up to now does not reach the child. */
-	while (wait_for_signal(0))
-		continue;
 	for (int try = 0; pid < 0 && try < FORK_TRIES; try++) {
 		if (try > 0)
 			wait_for_signal(FORK_PAUSE_MS);
 		pid = fork();
 	}
-	if (pid == 0) {
+	if (pid == 0)
 		leave_agent(agent);
-		return true;
+	return pid;
+}
+
+/* Whether the child lives and stays. */
+static bool child_stays(void)
+{
+	reap();
+	return self.child != 0 && atomic_load(&self.own->stays);
+}
+
+/* Begins a generation. True in its child. */
+static bool begin(uint32_t generation)
+{
+	pid_t pid;
+
+	self.tells = child_stays();
+	if (!self.tells)
+		end_all();
+	atomic_store(&self.own->begun, generation);
+	if (atomic_load(&self.own->spare))
+		return false;
+	if (!self.tells) {
+		take_terminal_back();
+		/* What has come up to now does not reach the child. */
+		while (wait_for_signal(0))
+			continue;
 	}
+	pid = try_fork();
+	if (pid == 0)
+		return true;
+	/* If there is no child to tell it, the program waits in vain, and ends. */
+	if (self.tells)
+		return false;
 	if (pid < 0) {
 		note_end(W_EXITCODE(1, 0));
 		return false;
@@ -398,6 +435,11 @@ bool agent_is_known(const struct agents *agents, struct error *error)
 	                 "namespace/linux), or where slurmstepd has ended: leave restart= out");
 }
 
+bool agent_child_tells(void)
+{
+	return self.tells;
+}
+
 uint32_t agent_become(const struct agents *agents, uint32_t local_task)
 {
 	uint32_t generation;
@@ -414,6 +456,13 @@ uint32_t agent_become(const struct agents *agents, uint32_t local_task)
 		if (order == AGENTS_RUN && atomic_load(&self.own->begun) < generation) {
 			if (begin(generation))
 				return generation;
+			continue;
+		}
+		if (order == AGENTS_KEEP && atomic_load(&self.own->kept) < generation) {
+			if (!child_stays())
+				end_all();
+			atomic_store(&self.own->kept, generation);
+			agents_give_news(self.agents);
 			continue;
 		}
 		if (order == AGENTS_END && atomic_load(&self.own->clear) < generation) {

@@ -40,11 +40,12 @@ enum {
 enum agents_order {
 	AGENTS_WAIT, /* nothing was ordered yet */
 	AGENTS_RUN,  /* start the program of the generation */
+	AGENTS_KEEP, /* end what is left of the generation, unless the program lives and stays */
 	AGENTS_END,  /* end what is left of the generation, and of earlier ones */
 	AGENTS_QUIT, /* the same, and then exit */
 };
 
-/* Shared by the agent and slurmstepd. Only the agent writes it, except `spare`. */
+/* Shared by the agent and slurmstepd. Only the agent writes it, except `spare` and `stays`. */
 struct agent {
 	_Atomic pid_t pid;      /* of the agent; 0: the task has not become one yet */
 	_Atomic pid_t child;    /* of the last generation that it began; 0: none, or the child was reaped */
@@ -52,8 +53,10 @@ struct agent {
 	_Atomic uint32_t ended; /* the last generation of which its child has ended: */
 	atomic_int wait_status; /* so */
 	_Atomic uint32_t unborn; /* the last generation whose child has ended before it became the program */
+	_Atomic uint32_t kept;  /* the last generation of which only the program is left */
 	_Atomic uint32_t clear; /* nothing of this generation and of earlier ones is left */
 	atomic_bool spare;      /* the task has no child in the generation that was ordered */
+	atomic_bool stays;      /* its child, if it lives, stays when the generation ends, and is the next one's, too */
 };
 
 struct agents_shared {
@@ -93,6 +96,10 @@ bool agent_is_known(const struct agents *agents, struct error *error);
  */
 uint32_t agent_become(const struct agents *agents, uint32_t local_task);
 
+/* In that child: the program of the former generation stays, so the child is to tell it the identity that it has in
+   this one, and to exit. */
+bool agent_child_tells(void);
+
 /* In slurmstepd: gives all agents an order. Numbers of generations grow, and so do the orders of one generation; an
    order that is older than the last one is not given. */
 void agents_order(struct agents *agents, enum agents_order order, uint32_t generation);
@@ -111,8 +118,13 @@ bool agents_agent_runs(const struct agents *agents, uint32_t local_task);
 uint32_t agents_ready(const struct agents *agents);
 uint32_t agents_left(const struct agents *agents);
 
-/* Whether all agents that have not ended have nothing left of the generation. */
+/* Whether an agent, or all agents, have ended, or have nothing left of the generation except what was ordered to
+   stay. */
+bool agents_agent_clear(const struct agents *agents, uint32_t local_task, uint32_t generation);
 bool agents_clear(const struct agents *agents, uint32_t generation);
+
+/* Whether the task's child of the last generation runs. */
+bool agents_child_runs(const struct agents *agents, uint32_t local_task);
 
 /* Continues an agent that somebody has stopped. */
 void agents_wake(const struct agents *agents, uint32_t local_task);

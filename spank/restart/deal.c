@@ -10,6 +10,7 @@
 enum {
 	GO_NUMBERS = 9, /* the last is the length of the list of nodes, with its end */
 	GO_BYTES = 4 * GO_NUMBERS + DEAL_KEY_DIGITS,
+	END_BYTES = 4,
 	JOIN_NUMBERS = 4,
 	JOIN_BYTES = 4 * JOIN_NUMBERS + DEAL_RELEASE_MAX,
 	CLEAR_BYTES = 4 + 1 + 8 + 8,
@@ -30,17 +31,20 @@ static void get_numbers(const unsigned char *at, uint32_t *numbers, size_t count
 		numbers[i] = bytes_get32(at);
 }
 
-size_t deal_pack_end(uint32_t generation, unsigned char *bytes)
+/* A node of an older release reads only the beginning of END, CLEAR and GO, and sends no more. */
+size_t deal_pack_end(uint32_t generation, bool keep, unsigned char *bytes)
 {
 	bytes_put32(bytes, generation);
-	return 4;
+	bytes[END_BYTES] = keep;
+	return END_BYTES + 1;
 }
 
-bool deal_unpack_end(const void *bytes, size_t count, uint32_t *generation)
+bool deal_unpack_end(const void *bytes, size_t count, uint32_t *generation, bool *keep)
 {
-	if (count < 4)
+	if (count < END_BYTES)
 		return false;
 	*generation = bytes_get32(bytes);
+	*keep = count > END_BYTES && ((const unsigned char *)bytes)[END_BYTES] != 0;
 	return *generation <= DEAL_GENERATIONS;
 }
 
@@ -60,7 +64,7 @@ bool deal_unpack_quit(const void *bytes, size_t count, int *wait_status)
 
 size_t deal_go_bytes(uint32_t local_count, const char *nodes)
 {
-	return GO_BYTES + 4 * (size_t)local_count + strlen(nodes) + 1;
+	return GO_BYTES + 4 * (size_t)local_count + strlen(nodes) + 1 + 1;
 }
 
 size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned char *bytes)
@@ -74,7 +78,8 @@ size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned ch
 	memcpy(at, go->key, DEAL_KEY_DIGITS);
 	at = put_numbers(at + DEAL_KEY_DIGITS, ranks, go->local_count);
 	memcpy(at, go->nodes, list);
-	return (size_t)(at + list - bytes);
+	at[list] = go->joins;
+	return (size_t)(at + list + 1 - bytes);
 }
 
 static bool is_key(const char *key)
@@ -126,6 +131,7 @@ bool deal_unpack_go(const void *bytes, size_t count, struct deal_go *go)
 	if (numbers[8] > DEAL_NODES_MAX + 1 || count < numbers[8])
 		return false;
 	go->nodes = (const char *)go->ranks + 4 * (size_t)go->local_count;
+	go->joins = count > numbers[8] && go->nodes[numbers[8]] != 0;
 	return is_list(go->nodes, numbers[8]) && is_sound(go);
 }
 
@@ -201,7 +207,8 @@ size_t deal_pack_clear(const struct deal_clear *clear, unsigned char *bytes)
 	bytes[4] = clear->fenced ? 1 : 0;
 	bytes_put64(bytes + 5, clear->step);
 	bytes_put64(bytes + 13, clear->first);
-	return CLEAR_BYTES;
+	bytes[CLEAR_BYTES] = (unsigned char)clear->rest;
+	return CLEAR_BYTES + 1;
 }
 
 bool deal_unpack_clear(const void *bytes, size_t count, struct deal_clear *clear)
@@ -212,6 +219,8 @@ bool deal_unpack_clear(const void *bytes, size_t count, struct deal_clear *clear
 		return false;
 	*clear = (struct deal_clear){ .generation = bytes_get32(at), .fenced = at[4] != 0,
 		                      .step = bytes_get64(at + 5), .first = bytes_get64(at + 13) };
+	if (count > CLEAR_BYTES && at[CLEAR_BYTES] <= DEAL_SOME)
+		clear->rest = (enum deal_rest)at[CLEAR_BYTES];
 	return clear->generation <= DEAL_GENERATIONS && at[4] <= 1;
 }
 

@@ -6,6 +6,11 @@
  *
  * A node's agents begin with generation 0, in which no program runs. A generation begins with GO. For the next one,
  * srun sends END, every node's agents end all of their descendants, the node answers with CLEAR, and GO follows.
+ *
+ * Programs may say on their pages that they survive others. With `keep`, END leaves them, if all that run on the node
+ * say so, and CLEAR tells so. If no node has ended a program, and one had died, GO begins a generation in which they
+ * stay, and programs are started only for those that had died (`joins`). Otherwise another END, without `keep`, comes
+ * first.
  */
 #ifndef SPANK_DEAL_H
 #define SPANK_DEAL_H
@@ -25,6 +30,14 @@ enum deal_type {
 	DEAL_CLEAR,     /* nothing of the generation lives on this node any more */
 	DEAL_DONE,      /* a rank has ended, in whatever way */
 	DEAL_LOST,      /* an agent was ended, so that its node cannot start that task again */
+};
+
+/* What a node says of the programs that ran when END came. */
+enum deal_rest {
+	DEAL_ENDED, /* they were ended, or the node is of an older release */
+	DEAL_NONE,  /* none ran */
+	DEAL_KEPT,  /* all of the node's programs ran, and stay */
+	DEAL_SOME,  /* those that ran stay, and others had ended */
 };
 
 enum {
@@ -53,6 +66,7 @@ struct deal_go {
 	uint32_t local_count;   /* how many ranks this node has, one for each of its tasks; of a spare 0 */
 	uint32_t port_seed;     /* moves the port on which rank 0 listens */
 	char key[DEAL_KEY_DIGITS + 1]; /* hexadecimal, in small letters */
+	bool joins;             /* programs that were kept stay, and others are started to join them */
 	const char *nodes;      /* all nodes of the generation in order of their ranks, as Slurm writes lists; terminated */
 	const unsigned char *ranks; /* see deal_rank() */
 };
@@ -71,6 +85,7 @@ struct deal_clear {
 	bool fenced;    /* the node has ended its ranks by itself, because it did not reach srun */
 	uint64_t step;  /* the highest step that its pages showed in this generation; 0: they show none */
 	uint64_t first; /* the lowest step, with which the generation began; 0: not known */
+	enum deal_rest rest;
 };
 
 struct deal_done {
@@ -89,7 +104,7 @@ size_t deal_join_bytes(uint32_t task_count);
 
 /* Each writes a payload and returns its length. The arrays are given beside the structures, whose `ranks` and `tasks`
    are not looked at. */
-size_t deal_pack_end(uint32_t generation, unsigned char *bytes);
+size_t deal_pack_end(uint32_t generation, bool keep, unsigned char *bytes);
 size_t deal_pack_go(const struct deal_go *go, const uint32_t *ranks, unsigned char *bytes);
 size_t deal_pack_quit(int wait_status, unsigned char *bytes);
 size_t deal_pack_spares(const char *nodes, unsigned char bytes[4 + DEAL_SPARES_MAX]);
@@ -100,7 +115,7 @@ size_t deal_pack_lost(const struct deal_lost *lost, unsigned char *bytes);
 
 /* Each returns false if the payload is no such order or contradicts itself. A longer payload is one, too: a later
    release may append to it. */
-bool deal_unpack_end(const void *bytes, size_t count, uint32_t *generation);
+bool deal_unpack_end(const void *bytes, size_t count, uint32_t *generation, bool *keep);
 bool deal_unpack_go(const void *bytes, size_t count, struct deal_go *go);
 bool deal_unpack_quit(const void *bytes, size_t count, int *wait_status);
 bool deal_unpack_spares(const void *bytes, size_t count, char nodes[DEAL_SPARES_MAX + 1]);

@@ -323,6 +323,7 @@ static void fail(const struct step_action *action)
 		                        .rank = rank_in(action->text, node), .hearsay = action->end.hearsay,
 		                        .port_taken = strstr(action->text, MASTER_OTHER_PORT) != NULL,
 		                        .damaged = damaged_in(action->text, damaged),
+		                        .survived = action->end.survived,
 		                        .stopping = action->end.stopping };
 
 	failure.node = action->end.node[0] != '\0' ? action->end.node : node;
@@ -437,7 +438,8 @@ static void take_action(const struct plan_action *action)
 		begin_generation();
 		break;
 	case PLAN_SEND_END:
-		send_to(action->node, DEAL_END, payload, deal_pack_end(dealer.plan.generation, payload));
+		send_to(action->node, DEAL_END, payload,
+		        deal_pack_end(dealer.plan.generation, dealer.plan.keeps, payload));
 		break;
 	case PLAN_SEND_GO:
 		send_go(action->node);

@@ -11,6 +11,7 @@
 #include "spank/base/pause.h"
 #include "spank/base/release.h"
 #include "spank/failure/node/flight.h"
+#include "spank/failure/slots.h"
 #include "spank/failure/timeline.h"
 #include "spank/identity/nodelist.h"
 #include "spank/restart/agent.h"
@@ -76,7 +77,8 @@ static void join(struct generation *generation)
 static void tell_clear(struct generation *generation)
 {
 	const struct deal_clear clear = { .generation = generation->number, .fenced = generation->fenced,
-		                          .step = generation->last_step, .first = generation->first_step };
+		                          .step = generation->last_step, .first = generation->first_step,
+		                          .rest = generation->rest };
 	unsigned char payload[DEAL_SMALL_BYTES];
 
 	generation->facts.send(DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
@@ -124,8 +126,31 @@ static void look_at_steps(struct generation *generation)
 	generation->looked_ns = ddp_now_ns();
 }
 
+/* Whether programs stay: all that run have to say that they survive. Sets what becomes of the programs, and tells the
+   agents who stays. A program that only pretends to survive costs its own step the time of a restart. */
+static bool choose_rest(struct generation *generation, bool keep)
+{
+	const struct supervise *supervise = &generation->node->supervise;
+	struct agents *agents = agents_of(generation);
+	struct ddp_progress page;
+	uint32_t running = 0, surviving = 0;
+
+	for (uint32_t i = 0; i < agents->count; i++) {
+		bool runs = agents_child_runs(agents, i);
+		supervise_read(supervise, i, &page);
+		running += runs;
+		surviving += runs && slots_survive(&page);
+	}
+	keep = keep && running > 0 && surviving == running;
+	for (uint32_t i = 0; i < agents->count; i++)
+		atomic_store(&agents->shared->agent[i].stays, keep && agents_child_runs(agents, i));
+	generation->rest = running == 0 ? DEAL_NONE : !keep ? DEAL_ENDED
+	                   : running == agents->count ? DEAL_KEPT : DEAL_SOME;
+	return keep;
+}
+
 /* Nothing that ends from now on is judged. */
-static void end(struct generation *generation, uint32_t number)
+static void end(struct generation *generation, uint32_t number, bool keep)
 {
 	if (generation->state == GENERATION_RUNS) {
 		look_at_steps(generation);
@@ -135,8 +160,9 @@ static void end(struct generation *generation, uint32_t number)
 	generation->run_owed = false;
 	generation->ended_ns = ddp_now_ns();
 	generation->number = number;
+	generation->keeps = choose_rest(generation, keep);
 	supervise_leave(&generation->node->supervise);
-	agents_order(agents_of(generation), AGENTS_END, number);
+	agents_order(agents_of(generation), generation->keeps ? AGENTS_KEEP : AGENTS_END, number);
 }
 
 static void quit(struct generation *generation, int wait_status)
@@ -204,7 +230,7 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 	generation->number = go->generation;
 	generation->state = GENERATION_RUNS;
 	generation->first_step = generation->last_step = 0;
-	generation->fenced = false;
+	generation->fenced = generation->keeps = false;
 	generation->run_owed = true;
 	run_unless_suspended(generation);
 }
@@ -212,18 +238,20 @@ static void begin(struct generation *generation, const struct deal_go *go, const
 static bool fits(const struct generation *generation, const struct deal_go *go, size_t bytes)
 {
 	return generation->joined && generation->state == GENERATION_WAITS && go->generation > generation->number &&
-	       bytes <= AGENTS_DEAL_MAX &&
+	       bytes <= AGENTS_DEAL_MAX && generation->keeps <= go->joins &&
 	       (go->node_rank == DEAL_SPARE || go->local_count == agents_of(generation)->count);
 }
 
-static void take_end(struct generation *generation, uint32_t number)
+static void take_end(struct generation *generation, uint32_t number, bool keep)
 {
+	bool again = generation->keeps && !keep; /* what was kept is to end, too */
+
 	if (number < generation->number || generation->state == GENERATION_QUITS)
 		return;
-	if (number == generation->number && generation->state == GENERATION_WAITS && number > 0)
+	if (number == generation->number && generation->state == GENERATION_WAITS && number > 0 && !again)
 		tell_clear(generation); /* the node has ended it by itself */
-	else if (generation->state != GENERATION_ENDS || number > generation->number)
-		end(generation, number);
+	else if (generation->state != GENERATION_ENDS || number > generation->number || again)
+		end(generation, number, keep);
 }
 
 void generation_take(struct generation *generation, uint32_t type, const void *payload, size_t bytes)
@@ -232,13 +260,14 @@ void generation_take(struct generation *generation, uint32_t type, const void *p
 	struct deal_go go;
 	uint32_t number;
 	int wait_status;
+	bool keep;
 
 	if (generation->node == NULL)
 		return;
 	if (type == DEAL_GO && deal_unpack_go(payload, bytes, &go) && fits(generation, &go, bytes))
 		begin(generation, &go, payload, bytes);
-	else if (type == DEAL_END && deal_unpack_end(payload, bytes, &number))
-		take_end(generation, number);
+	else if (type == DEAL_END && deal_unpack_end(payload, bytes, &number, &keep))
+		take_end(generation, number, keep);
 	else if (type == DEAL_QUIT && deal_unpack_quit(payload, bytes, &wait_status))
 		quit(generation, wait_status);
 	else if (type == DEAL_SPARES && deal_unpack_spares(payload, bytes, spares))
@@ -251,14 +280,15 @@ static void look_at_lease(struct generation *generation)
 {
 	const struct generation_facts *facts = &generation->facts;
 	uint32_t age_ms = facts->lease_ms(), give_up_ms = GIVE_UP_MS;
+	bool live = generation->keeps || (generation->state == GENERATION_RUNS &&
+	                                  supervise_left(&generation->node->supervise) > 0);
 	char text[256];
 
 	if (facts->silence_ms > give_up_ms / GIVE_UP_SILENCES)
 		give_up_ms = GIVE_UP_SILENCES * facts->silence_ms;
-	if (generation->state == GENERATION_RUNS && facts->fence_ms > 0 && age_ms >= facts->fence_ms &&
-	    supervise_left(&generation->node->supervise) > 0) {
+	if (facts->fence_ms > 0 && age_ms >= facts->fence_ms && live) {
 		generation->fenced = true;
-		end(generation, generation->number);
+		end(generation, generation->number, false);
 	}
 	if (age_ms < give_up_ms)
 		return;
@@ -323,8 +353,8 @@ static void help_agents(struct generation *generation)
 	if (ddp_now_ns() - generation->ended_ns < SLOW_MS * 1000000ull)
 		return;
 	for (uint32_t i = 0; i < agents->count; i++)
-		if ((generation->state == GENERATION_QUITS ||
-		     atomic_load(&agents->shared->agent[i].clear) < generation->number) && agents_agent_runs(agents, i))
+		if ((generation->state == GENERATION_QUITS || !agents_agent_clear(agents, i, generation->number)) &&
+		    agents_agent_runs(agents, i))
 			descend_kill_children_of(agents->pids[i]);
 }
 

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "spank/failure/node/node.h"
+#include "spank/restart/deal.h"
 
 struct generation_facts {
 	uint32_t node_id;    /* of Slurm, in the step */
@@ -47,6 +48,8 @@ struct generation {
 	uint64_t looked_ns;  /* when the pages were last looked at for it */
 	uint64_t ended_ns;   /* when it was ended, or all were */
 	bool joined, fenced;
+	bool keeps;          /* programs of the generation that ends stay */
+	enum deal_rest rest; /* what became of its programs */
 	bool run_owed;       /* the step is suspended, so the programs do not begin yet */
 	bool *lost;         /* by local task: srun was told that its agent was killed */
 	uint64_t *gone_ns;  /* by local task: when its agent was seen to have ended; 0: it was not */

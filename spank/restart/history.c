@@ -10,8 +10,8 @@ void history_start(struct history *history)
 
 struct cause cause_of_loss(uint32_t node, const char *text)
 {
-	struct cause cause = { .known = true, .lost = true, .wait_status = W_EXITCODE(1, 0), .rank = UINT32_MAX,
-		               .node = node };
+	struct cause cause = { .known = true, .lost = true, .survived = true, .wait_status = W_EXITCODE(1, 0),
+		               .rank = UINT32_MAX, .node = node };
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 
 	sink_add(&sink, "%s", text);

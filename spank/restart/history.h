@@ -19,6 +19,7 @@ struct cause {
 	bool hearsay;        /* a rank gave up because of another rank, of which nothing is known yet */
 	bool lost;           /* a node was lost, which says nothing of the program */
 	bool port_taken;     /* of rank 0's; the next generation has another one */
+	bool survived;       /* the other ranks may stay in their processes, as far as they say so */
 	int wait_status;
 	uint32_t rank, node; /* UINT32_MAX: not known */
 	char text[CAUSE_TEXT_MAX + 1];

@@ -110,6 +110,7 @@ void plan_fail(struct plan *plan, const struct plan_failure *failure, uint64_t n
 	/* Other events in a generation that ends are consequences of its end. */
 	if (plan->phase != PLAN_RUNNING)
 		return;
+	cause.survived = failure->survived && failure->damaged == NULL;
 	avoid_damaged(plan, failure->damaged, &cause);
 	succession_begin_ending(plan, &cause, now_ns);
 	if (!cause.port_taken && history_same_node(&plan->history, &cause))
@@ -195,6 +196,7 @@ void plan_clear(struct plan *plan, uint32_t index, const struct deal_clear *clea
 	if (plan->phase != PLAN_ENDING)
 		return;
 	node->clear = true;
+	node->rest = clear->rest;
 	succession_go_on(plan, now_ns);
 }
 
@@ -537,6 +539,6 @@ bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action)
 void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX])
 {
 	*go = (struct deal_go){ .generation = plan->generation, .restart_count = plan->restarts,
-		                .port_seed = plan->generation - 1 };
+		                .port_seed = plan->generation - 1, .joins = plan->joins };
 	roster_deal(&plan->roster, node, go, ranks);
 }

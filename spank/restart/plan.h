@@ -67,6 +67,9 @@ struct plan {
 	bool abandoned;
 	uint64_t step, first;    /* the highest and the lowest that nodes have told of this generation */
 	struct cause cause;      /* why it ends */
+	bool keeps;              /* PLAN_ENDING: nodes leave ranks in their processes that survive others */
+	bool refused;            /* and these cannot stay after all */
+	bool joins;              /* of the generation: ranks have stayed in it */
 	/* The caller does this next. */
 	bool begins, says, ends, succeeds;
 	uint32_t cursor;         /* orders may be owed to nodes from here on */
@@ -100,6 +103,7 @@ struct plan_failure {
 	int wait_status;
 	bool hearsay;        /* a better reason may come */
 	bool port_taken;     /* rank 0's program was not started, as another program has its port */
+	bool survived;       /* the rank's page says that the other ranks go on */
 	bool stopping;       /* the step was asked to stop, or was sent another signal */
 	const char *damaged; /* the node that has a damaged memory or processor, as ranks have found; NULL: none. An unknown name is no node */
 };

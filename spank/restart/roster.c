@@ -178,6 +178,38 @@ static uint32_t find_spare(const struct roster *roster, bool suspect)
 	return ROSTER_NONE;
 }
 
+static bool has_kept(const struct roster_node *node)
+{
+	return !node->lost && node->slot != ROSTER_NONE && (node->rest == DEAL_KEPT || node->rest == DEAL_SOME);
+}
+
+bool roster_any_kept(const struct roster *roster)
+{
+	for (uint32_t i = 0; i < roster->node_count; i++)
+		if (has_kept(&roster->nodes[i]))
+			return true;
+	return false;
+}
+
+bool roster_can_join(const struct roster *roster)
+{
+	bool any_spare = find_spare(roster, false) != ROSTER_NONE;
+	uint32_t wanted = 0, waiting = 0, kept = 0, dead = 0;
+
+	for (uint32_t i = 0; i < roster->node_count; i++) {
+		const struct roster_node *node = &roster->nodes[i];
+		bool stays = node->slot != ROSTER_NONE && roster_is_usable(node) && !(node->suspect && any_spare);
+		wanted += node->slot != ROSTER_NONE && !stays;
+		waiting += node->clear && waits(node, false);
+		kept += has_kept(node);
+		dead += stays && node->rest != DEAL_KEPT;
+		/* What a node has kept that loses its slot would have to end. */
+		if (stays ? node->rest == DEAL_ENDED : has_kept(node))
+			return false;
+	}
+	return kept > 0 && dead + wanted > 0 && waiting >= wanted;
+}
+
 uint32_t roster_spares_left(const struct roster *roster)
 {
 	uint32_t left = 0;

@@ -30,7 +30,8 @@ struct roster_node {
 	bool bye;             /* all its tasks have ended, it says */
 	bool unfit;           /* it is there, but cannot start one of its tasks again */
 	bool suspect;         /* ranks failed there twice in a row, or ddp-preflight has found it odd: a good spare is preferred */
-	bool clear;           /* nothing lives there of the generation that ends, or none has begun */
+	bool clear;           /* nothing lives there of the generation that ends, except what is kept, or none has begun */
+	enum deal_rest rest;  /* and what became of its programs */
 	bool end_owed, go_owed, quit_owed; /* orders that are still to be sent */
 	bool quit;            /* that order was sent */
 };
@@ -76,6 +77,11 @@ bool roster_any_away(const struct roster *roster);
 bool roster_all_gone(const struct roster *roster);
 
 bool roster_is_usable(const struct roster_node *node);
+
+/* All nodes that count are clear: whether ranks have stayed, all that ran have, and each dead one, of which there is one
+   at least, can be started anew, on its node or on one that waits; and whether any ranks have stayed. */
+bool roster_can_join(const struct roster *roster);
+bool roster_any_kept(const struct roster *roster);
 
 /* Gives the slots of nodes that cannot keep them to other nodes that are clear, and adds who takes whose place. False
    if fewer than `min_nodes` are left. */

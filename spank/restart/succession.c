@@ -83,9 +83,18 @@ static void give_up_without_nodes(struct plan *plan)
 
 /* ---- a generation ends --------------------------------------------------------- */
 
+/* Whether ranks stay, where some could; otherwise NULL. */
+static const char *say_who_stays(const struct plan *plan)
+{
+	if (plan->keeps)
+		return "the other ranks keep their processes";
+	return plan->joins || plan->refused ? "all ranks start again" : NULL;
+}
+
 static void say_restart(struct plan *plan, const struct history *before, const char *places)
 {
 	struct sink sink = succession_say(plan);
+	const char *how = say_who_stays(plan);
 
 	sink_add(&sink, "%s", plan->cause.text);
 	if (plan->cause.port_taken) {
@@ -94,6 +103,8 @@ static void say_restart(struct plan *plan, const struct history *before, const c
 		history_add_repetition(before, &plan->cause, plan->step, &sink);
 		sink_add(&sink, "; restart %u of %u%s%s", plan->restarts, plan->policy.restarts,
 		         places[0] != '\0' ? ": " : "", places);
+		if (how != NULL)
+			sink_add(&sink, "%s %s", places[0] != '\0' ? ", and" : ":", how);
 	}
 	roster_add_spares(&plan->roster, &sink);
 }
@@ -119,6 +130,8 @@ static void restart(struct plan *plan)
 	else
 		plan->restarts++;
 	say_restart(plan, &before, places);
+	plan->joins = plan->keeps;
+	plan->refused = false;
 	begin_generation(plan);
 }
 
@@ -145,6 +158,22 @@ static void begin_first(struct plan *plan)
 	begin_generation(plan);
 }
 
+/* All nodes are told to end their ranks. With `keeps`, ranks that survive others may stay. */
+static void order_end(struct plan *plan, bool keeps, uint64_t now_ns)
+{
+	plan->keeps = keeps;
+	plan->phase = PLAN_ENDING;
+	plan->phase_ns = plan->not_before_ns = now_ns;
+	plan->enough_ns = 0;
+	plan->cursor = 0;
+	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
+		struct roster_node *node = &plan->roster.nodes[i];
+		node->end_owed = node->joined && !node->lost;
+		node->go_owed = node->clear = false;
+		node->rest = DEAL_NONE;
+	}
+}
+
 uint64_t succession_next_ns(const struct plan *plan)
 {
 	uint64_t spares_ns = plan->enough_ns + PLAN_SPARE_MS * NS_PER_MS;
@@ -156,6 +185,19 @@ uint64_t succession_next_ns(const struct plan *plan)
 	return spares_ns > plan->not_before_ns ? spares_ns : plan->not_before_ns;
 }
 
+static void end_kept_or_restart(struct plan *plan, uint64_t now_ns)
+{
+	bool joins = plan->keeps && roster_can_join(&plan->roster);
+
+	if (plan->keeps && !joins && roster_any_kept(&plan->roster)) {
+		plan->refused = true;
+		order_end(plan, false, now_ns);
+		return;
+	}
+	plan->keeps = joins;
+	restart(plan);
+}
+
 void succession_go_on(struct plan *plan, uint64_t now_ns)
 {
 	if (plan->phase == PLAN_ENDING && plan->enough_ns == 0 && roster_is_clear(&plan->roster))
@@ -163,7 +205,7 @@ void succession_go_on(struct plan *plan, uint64_t now_ns)
 	if (now_ns < plan->not_before_ns)
 		return;
 	if (plan->phase == PLAN_ENDING && succession_next_ns(plan) <= now_ns)
-		restart(plan);
+		end_kept_or_restart(plan, now_ns);
 	else if (plan->phase == PLAN_JOINING && roster_all_joined(&plan->roster))
 		begin_first(plan);
 }
@@ -200,13 +242,5 @@ void succession_begin_ending(struct plan *plan, const struct cause *cause, uint6
 		succession_give_up(plan, why);
 		return;
 	}
-	plan->phase = PLAN_ENDING;
-	plan->phase_ns = plan->not_before_ns = now_ns;
-	plan->enough_ns = 0;
-	plan->cursor = 0;
-	for (uint32_t i = 0; i < plan->roster.node_count; i++) {
-		struct roster_node *node = &plan->roster.nodes[i];
-		node->end_owed = node->joined && !node->lost;
-		node->go_owed = node->clear = false;
-	}
+	order_end(plan, cause->survived, now_ns);
 }

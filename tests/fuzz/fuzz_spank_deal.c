@@ -39,13 +39,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct deal_done done;
 	struct deal_lost lost;
 	uint32_t number = 0;
+	bool keep;
 	int status;
 
 	if (deal_unpack_go(data, size, &go))
 		check_go(&go, data + size);
 	if (deal_unpack_join(data, size, &join))
 		check_join(&join, &number);
-	deal_unpack_end(data, size, &number);
+	deal_unpack_end(data, size, &number, &keep);
 	deal_unpack_quit(data, size, &status);
 	deal_unpack_clear(data, size, &clear);
 	deal_unpack_done(data, size, &done);

@@ -370,6 +370,63 @@ static void an_agent_ends_as_its_program(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
 }
 
+/* Notes which child this is, and waits, except if it only tells. */
+static int waits_or_tells(uint32_t generation)
+{
+	if (agent_child_tells()) {
+		atomic_store(&seen->generation, generation);
+		return 0;
+	}
+	return waits(generation);
+}
+
+static bool child_is_gone(void) { return !agents_child_runs(&agents, 0); }
+static bool was_told(void) { return atomic_load(&seen->generation) == awaited; }
+
+/* The program stays in the next generation, and is told so; afterwards it ends. If it has died, another one begins. */
+static void a_program_may_stay(void **state)
+{
+	struct agent *agent;
+	pid_t program;
+	int status;
+
+	(void)state;
+	start(1, waits_or_tells);
+	agent = &agents.shared->agent[0];
+	order(AGENTS_RUN, 1);
+	wait_for_members(1);
+	program = atomic_load(&agent->child);
+	for (uint32_t generation = 2; generation <= 3; generation++) {
+		atomic_store(&agent->stays, true);
+		order(AGENTS_KEEP, generation - 1);
+		awaited = generation - 1;
+		assert_true(holds(all_are_clear, 60));
+		order(AGENTS_RUN, generation);
+		awaited = generation;
+		assert_true(holds(was_told, 60));
+		assert_true(agents_child_runs(&agents, 0));
+		assert_int_equal(atomic_load(&agent->child), program);
+	}
+	order(AGENTS_KEEP, 3);
+	awaited = 3;
+	assert_true(holds(all_are_clear, 60));
+	assert_int_equal(kill(program, SIGKILL), 0);
+	assert_true(holds(child_is_gone, 60));
+	order(AGENTS_RUN, 4);
+	wait_for_members(2);
+	assert_true(atomic_load(&agent->child) != program);
+	/* After all it is to end. */
+	order(AGENTS_KEEP, 4);
+	awaited = 4;
+	assert_true(holds(all_are_clear, 60));
+	assert_true(agents_child_runs(&agents, 0));
+	end_generation(4);
+	assert_false(agents_child_runs(&agents, 0));
+	assert_true(members_are_gone());
+	assert_true(agents_child_ended(&agents, 0, 4, &status));
+	quit(AGENTS_OWN_STATUS);
+}
+
 static void a_spare_has_no_program(void **state)
 {
 	(void)state;
@@ -692,6 +749,7 @@ int main(void)
 		cmocka_unit_test(each_generation_has_its_end),
 		cmocka_unit_test(a_program_that_is_missing_is_told_from_one_that_fails),
 		cmocka_unit_test(an_agent_ends_as_its_program),
+		cmocka_unit_test(a_program_may_stay),
 		cmocka_unit_test(a_spare_has_no_program),
 		cmocka_unit_test(daemons_and_stopped_processes_are_ended),
 		cmocka_unit_test(two_hundred_are_ended),

@@ -118,12 +118,13 @@ static void obey(uint32_t node)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
 	struct deal_clear clear = { .step = 0 };
+	bool keep;
 	struct far *of = &far[node];
 	struct frame frame;
 
 	channel_fill(&of->channel);
 	while (channel_next(&of->channel, &of->session, &frame)) {
-		if (frame.type == DEAL_END && deal_unpack_end(frame.payload, frame.bytes, &clear.generation))
+		if (frame.type == DEAL_END && deal_unpack_end(frame.payload, frame.bytes, &clear.generation, &keep))
 			session_send(&of->session, &of->channel, DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
 		of->times_told += frame.type == DEAL_SPARES && deal_unpack_spares(frame.payload, frame.bytes, of->spares);
 	}

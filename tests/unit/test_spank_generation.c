@@ -224,7 +224,7 @@ static void give_end(uint32_t number)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
 
-	generation_take(&generation, DEAL_END, payload, deal_pack_end(number, payload));
+	generation_take(&generation, DEAL_END, payload, deal_pack_end(number, false, payload));
 }
 
 static struct deal_clear clear_at(int place)

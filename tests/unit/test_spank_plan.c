@@ -30,7 +30,8 @@ static struct world {
 	uint32_t quits[NODES_MAX], ends[NODES_MAX], goes[NODES_MAX];
 	struct deal_go go[NODES_MAX];
 	uint32_t ranks[NODES_MAX][TASKS_MAX];
-	uint64_t step, first;            /* that nodes tell with CLEAR */
+	uint64_t step, first;            /* that nodes tell with CLEAR, */
+	enum deal_rest rest[NODES_MAX];  /* and this, if they may keep programs */
 	char said[8192];                 /* a line for each sentence */
 	char ended[PLAN_TEXT_MAX + 1];
 	int wait_status;
@@ -55,12 +56,18 @@ static void join(uint32_t node, const uint32_t *tasks, uint32_t count)
 	plan_join(&world.plan, &got, name, now());
 }
 
+static bool has_kept(uint32_t node)
+{
+	return world.rest[node] == DEAL_KEPT || world.rest[node] == DEAL_SOME;
+}
+
 static void clear(uint32_t node, bool fenced)
 {
 	const struct deal_clear told = { .generation = world.plan.generation, .fenced = fenced, .step = world.step,
-		                         .first = world.first };
+		                         .first = world.first, .rest = world.plan.keeps ? world.rest[node] : DEAL_ENDED };
 
-	world.generation[node] = 0;
+	if (!world.plan.keeps || !has_kept(node))
+		world.generation[node] = 0;
 	plan_clear(&world.plan, node, &told, now());
 }
 
@@ -80,7 +87,8 @@ static void take_go(uint32_t node)
 		return;
 	/* Nothing of an older generation may live when a new one begins, except what the kernel does not let go. */
 	for (uint32_t i = 0; i < world.nodes; i++)
-		assert_true(world.away[i] || world.plan.roster.nodes[i].lost || world.generation[i] == 0 || world.generation[i] == go->generation);
+		assert_true(world.away[i] || world.plan.roster.nodes[i].lost || world.generation[i] == 0 ||
+		            world.generation[i] == go->generation || (go->joins && has_kept(i)));
 	if (go->node_rank != DEAL_SPARE)
 		world.generation[node] = go->generation;
 	memcpy(world.ranks[node], ranks, go->local_count * sizeof(ranks[0]));
@@ -182,6 +190,15 @@ static void end(void)
 static void fail_of(const char *text, const char *node, uint32_t rank, int wait_status)
 {
 	const struct plan_failure failure = { .text = text, .node = node, .rank = rank, .wait_status = wait_status };
+
+	plan_fail(&world.plan, &failure, now());
+	act();
+}
+
+/* Its page says that the other ranks go on. */
+static void fail_of_survivors(const char *text, const char *node, uint32_t rank)
+{
+	const struct plan_failure failure = { .text = text, .node = node, .rank = rank, .wait_status = 9, .survived = true };
 
 	plan_fail(&world.plan, &failure, now());
 	act();
@@ -903,6 +920,87 @@ static void spares_go_before_fewer_nodes(void **state)
 	expect_success();
 }
 
+static void survivors_keep_their_processes(void **state)
+{
+	(void)state;
+	begin(2, 2, 4, 0, 0);
+	world.rest[0] = DEAL_KEPT;
+	world.rest[1] = DEAL_SOME;
+	world.step = 4;
+	fail_of_survivors("rank 3 was killed", "n1", 3);
+	expect_said("rank 3 was killed; restart 1 of 4: the other ranks keep their processes\n");
+	/* No other node could take the place of one on which ranks fail twice. */
+	world.step = 5;
+	fail_of_survivors("rank 3 was killed", "n1", 3);
+	expect_said("rank 3 was killed" SAME "; restart 2 of 4: the other ranks keep their processes\n");
+	assert_true(world.go[0].joins && world.go[1].joins);
+	assert_int_equal(world.ends[0] + world.ends[1], 4);
+	/* Who was started has not joined. */
+	world.rest[0] = world.rest[1] = DEAL_ENDED;
+	fail_of("rank 3 exited with code 1", "n1", 3, EXITED(1));
+	expect_said("rank 3 exited with code 1; it is the same rank in the same step 5 as last time; restart 3 of 4: all ranks "
+	            "start again\n");
+	assert_false(world.go[0].joins || world.go[1].joins);
+	/* In this generation nobody has stayed. */
+	world.step = 9;
+	fail_of("rank 0 exited with code 1", "n0", 0, EXITED(1));
+	expect_said("rank 0 exited with code 1; restart 4 of 4\n");
+	expect_success();
+}
+
+static void survivors_are_joined_by_a_spare(void **state)
+{
+	(void)state;
+	begin(3, 2, 1, 1, 0);
+	world.rest[0] = DEAL_KEPT;
+	world.rest[2] = DEAL_NONE;
+	lose_power(1);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 1: "
+	            "n2 takes the place of n1, and the other ranks keep their processes (0 spares left)\n");
+	assert_true(world.go[0].joins && world.go[2].joins);
+	expect_ranks(2, 1, 2, 3);
+	all_done();
+	assert_true(world.succeeded);
+	end();
+}
+
+/* `said` follows the failure of rank 3 of two nodes, as these say what has become of their ranks. */
+static void expect_end_of_all(enum deal_rest first, enum deal_rest second, uint32_t ends, const char *said)
+{
+	begin(2, 2, 1, 0, 0);
+	world.rest[0] = first;
+	world.rest[1] = second;
+	fail_of_survivors("rank 3 was killed", "n1", 3);
+	expect_said(said);
+	assert_false(world.go[0].joins || world.go[1].joins);
+	assert_int_equal(world.ends[0], ends);
+	expect_success();
+}
+
+static void survivors_end_if_others_cannot_join(void **state)
+{
+	const char *refused = "rank 3 was killed; restart 1 of 1: all ranks start again\n";
+
+	(void)state;
+	expect_end_of_all(DEAL_KEPT, DEAL_ENDED, 2, refused);
+	expect_end_of_all(DEAL_KEPT, DEAL_KEPT, 2, refused); /* nobody is missing: ranks hang */
+	expect_end_of_all(DEAL_ENDED, DEAL_ENDED, 1, "rank 3 was killed; restart 1 of 1\n");
+	expect_end_of_all(DEAL_NONE, DEAL_NONE, 1, "rank 3 was killed; restart 1 of 1\n");
+	/* The ranks become fewer. */
+	begin(3, 2, 1, 0, 2);
+	world.rest[0] = world.rest[2] = DEAL_KEPT;
+	lose_power(1);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 1: "
+	            "the step goes on with 2 of 3 nodes, and all ranks start again\n");
+	assert_false(world.go[0].joins || world.go[2].joins);
+	assert_int_equal(world.ends[0], 2);
+	all_done();
+	assert_true(world.succeeded);
+	end();
+}
+
 static void hearsay_waits_for_the_node(void **state)
 {
 	(void)state;
@@ -1444,6 +1542,9 @@ int main(void)
 		cmocka_unit_test(without_a_spare_the_step_ends_and_names_the_node),
 		cmocka_unit_test(min_nodes_go_on),
 		cmocka_unit_test(spares_go_before_fewer_nodes),
+		cmocka_unit_test(survivors_keep_their_processes),
+		cmocka_unit_test(survivors_are_joined_by_a_spare),
+		cmocka_unit_test(survivors_end_if_others_cannot_join),
 		cmocka_unit_test(hearsay_waits_for_the_node),
 		cmocka_unit_test(two_failures_at_once_are_one_restart),
 		cmocka_unit_test(two_nodes_at_once_are_one_restart),

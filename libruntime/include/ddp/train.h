@@ -124,6 +124,13 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * step is done again, ddp_model_user_state() is what it was before that step, for a program that keeps the state of its
  * random numbers there. loader may be NULL.
  *
+ * In a step of srun with restart=, the ranks do not become fewer: srun starts others in place of the dead ones,
+ * also on a spare node, and the function returns when these have joined. A rank that was started so has a world of
+ * its own, of one rank, until its first call of this function, which brings it to the others' step; *steps tells
+ * which. ddp_world() and ddp_model_comm() are new ones then, on all ranks, and ddp_get_job() tells the same ranks
+ * as before. A newcomer's ddp_model_user_state() is that of another rank. Losses are those of a training in which
+ * no rank has died.
+ *
  * If two ranks die within the last step and the shrink that follows, one rank may have left for ddp_finalize()
  * with the step complete, while another goes on without it.
  *

@@ -157,6 +157,26 @@ void supervise_note_spares(const struct supervise *supervise, const char *nodes)
 		errno = 0;
 }
 
+static bool write_deal(const struct supervise *supervise, const void *bytes, size_t count, size_t at)
+{
+	off_t offset = (off_t)DDP_RECORD_NODE_OFFSET(supervise->local_tasks) +
+	               (off_t)(offsetof(struct ddp_progress_node, deal) + at);
+
+	return pwrite(supervise->progress_fd, bytes, count, offset) == (ssize_t)count;
+}
+
+/* Its readers wait for the number of the generation. */
+bool supervise_note_deal(const struct supervise *supervise, const struct ddp_progress_deal *deal)
+{
+	struct ddp_progress_deal first = *deal;
+
+	first.generation = 0;
+	errno = EBADF;
+	return supervise->progress_fd >= 0 && write_deal(supervise, &first, sizeof(first), 0) &&
+	       (deal->generation == 0 || write_deal(supervise, &deal->generation, sizeof(deal->generation),
+	                                            offsetof(struct ddp_progress_deal, generation)));
+}
+
 bool supervise_holds_rank_zero(const struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
@@ -203,6 +223,13 @@ void supervise_leave(struct supervise *supervise)
 		supervise->pids[i] = 0;
 }
 
+/* Whether the task's program is one of the former generation, too. */
+static bool stays(const struct supervise *supervise, uint32_t local_task)
+{
+	return atomic_load(&supervise->agents.shared->agent[local_task].stays) &&
+	       agents_child_runs(&supervise->agents, local_task);
+}
+
 void supervise_begin_again(struct supervise *supervise, uint32_t generation, uint32_t world_size,
                            const uint32_t *ranks)
 {
@@ -210,17 +237,21 @@ void supervise_begin_again(struct supervise *supervise, uint32_t generation, uin
 
 	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
 		struct supervise_task *task = &shared->task[i];
-		clear_page(supervise, i);
 		supervise->reaped[i] = (struct task_reaped){ .ns = 0 };
 		task->rank = ranks[i];
-		task->pid = 0;
-		atomic_store(&task->start_ns, 0);
+		if (!stays(supervise, i)) {
+			clear_page(supervise, i);
+			task->pid = 0;
+			atomic_store(&task->start_ns, 0);
+		}
 		atomic_store(&task->end, STALL_NO_END);
 		supervise->pids[i] = ranks[i] != UINT32_MAX ? supervise->agents.pids[i] : 0;
 	}
 	if (supervise->agents.pids[0] != 0)
 		memory_start(&supervise->memory, supervise->agents.pids[0]);
 	supervise_note_spares(supervise, "");
+	if (!supervise_note_deal(supervise, &(struct ddp_progress_deal){ .generation = 0 }))
+		errno = 0; /* without pages nobody stays */
 	supervise->any_failed = supervise->any_other_end = false;
 	supervise->generation = generation;
 	shared->world_size = world_size;

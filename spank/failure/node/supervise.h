@@ -102,6 +102,9 @@ uint32_t supervise_stalls(const struct supervise *supervise);
 /* Writes, for ddp-status, which of the step's nodes wait; cut to the room that the node's page has. */
 void supervise_note_spares(const struct supervise *supervise, const char *nodes);
 
+/* Writes the identity of a generation for the node's ranks that have stayed. False, with errno: there is no page. */
+bool supervise_note_deal(const struct supervise *supervise, const struct ddp_progress_deal *deal);
+
 /* Whether rank 0 of the step is one of the node's tasks. */
 bool supervise_holds_rank_zero(const struct supervise *supervise);
 
@@ -109,7 +112,8 @@ bool supervise_holds_rank_zero(const struct supervise *supervise);
 pid_t supervise_pid(const struct supervise *supervise, uint32_t local_task);
 
 /* With agents: forgets all ends and pages, as a new generation begins, whose number is given. `ranks`
-   has the rank of each local task, UINT32_MAX where the task has no program in this generation. */
+   has the rank of each local task, UINT32_MAX where the task has no program in this generation. A program that stays
+   goes on with its page. */
 void supervise_begin_again(struct supervise *supervise, uint32_t generation, uint32_t world_size,
                            const uint32_t *ranks);
 /* With agents: no end of the generation counts from now on. */

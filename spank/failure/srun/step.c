@@ -298,6 +298,7 @@ static bool has_grace(enum end_delay delay)
 static struct step_end end_of(const struct step *step, const struct step_case *what, const struct end_verdict *verdict)
 {
 	struct step_end end = { .hearsay = judge_is_hearsay(&what->facts), .wait_status = what->wait_status,
+		                .survived = what->facts.survived,
 		                .stopping = step->stopping || step->signalled || verdict->words == WORDS_NONE };
 
 	memcpy(end.node, what->node, sizeof(end.node));

@@ -70,6 +70,7 @@ struct step {
 struct step_end {
 	bool hearsay;  /* a rank gave up because of another rank */
 	bool stopping; /* the step was asked to stop or was sent a signal, or SLURM has ended it */
+	bool survived; /* the rank's page says that the other ranks go on */
 	int wait_status;
 	char node[HOST_NAME_MAX_BYTES]; /* on which it happened; "": not told */
 };
