@@ -21,15 +21,15 @@
 SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
-#include "spank/ask.h"
 #include "spank/base/contained.h"
-#include "spank/failure/node/supervise.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/table.h"
-#include "spank/request.h"
+#include "spank/node/supervise.h"
+#include "spank/options/request.h"
+#include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/survive.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
-#include "spank/survive.h"
 #include "spank/task.h"
 
 static struct request request;

@@ -9,19 +9,18 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/ask.h"
 #include "spank/base/contained.h"
-#include "spank/base/pause.h"
+#include "spank/base/worker.h"
 #include "spank/base/release.h"
-#include "spank/failure/event.h"
-#include "spank/failure/node/ends.h"
-#include "spank/failure/node/journal.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/timeline.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
-#include "spank/launch/daemon.h"
-#include "spank/output/pump.h"
+#include "spank/node/ends.h"
+#include "spank/node/report.h"
+#include "spank/slurmctld/ask.h"
+#include "spank/wire/event.h"
+#include "spank/wire/relay.h"
+#include "spank/wire/timeline.h"
+#include "spank/witness/pump.h"
 
 enum { LOG_END_MS = 1000 }; /* Slurm has waited for the tasks' output before */
 

@@ -8,10 +8,10 @@
 
 #include <slurm/spank.h>
 
-#include "spank/failure/node/node.h"
 #include "spank/identity/master.h"
-#include "spank/kill.h"
-#include "spank/request.h"
+#include "spank/node/node.h"
+#include "spank/options/request.h"
+#include "spank/slurmctld/kill.h"
 
 /* A copy of Slurm's handle of a task tells what Slurm knows of the task, once the callback that was
    given the handle is over. */

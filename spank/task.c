@@ -10,21 +10,20 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
-#include "spank/ask.h"
 #include "spank/base/release.h"
-#include "spank/failure/node/node.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/node/report.h"
-#include "spank/failure/node/stall_watch.h"
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
 #include "spank/launch/variables.h"
-#include "spank/output/redirect.h"
-#include "spank/record/folder.h"
-#include "spank/restart/agent.h"
-#include "spank/restart/deal.h"
-#include "spank/restart/renumber.h"
+#include "spank/node/node.h"
+#include "spank/node/report.h"
+#include "spank/node/stall_watch.h"
+#include "spank/slurmctld/ask.h"
+#include "spank/wire/deal.h"
+#include "spank/wire/relay.h"
+#include "spank/witness/agent.h"
+#include "spank/witness/folder.h"
+#include "spank/witness/redirect.h"
 
 static bool collect_facts(spank_t spank, struct step_facts *facts, struct error *error)
 {
@@ -465,7 +464,8 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 	return take_generation(spank, stepd, facts, identity, error);
 }
 
-/* The task is the user's process. A folder that cannot be written to is to be known now, and not when a record is needed. */
+/* The task is the user's process. A folder that cannot be written to is to be known now, and not when a record is
+   needed. */
 static bool make_record_folder(const struct stepd *stepd, const struct identity *identity, struct error *error)
 {
 	const struct record_place *place = &stepd->node.flight.place;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report: what the leading rank shows while and after it trains. Every rank keeps one, as it may lead once rank 0 is lost. */
+/* report: what the leading rank shows while and after it trains. Every rank keeps one, as it may lead once rank 0 is
+   lost. */
 #ifndef EXAMPLES_GPT_REPORT_H
 #define EXAMPLES_GPT_REPORT_H
 

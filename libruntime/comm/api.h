@@ -57,9 +57,9 @@ int ddp_comm_world_rank(const ddp_comm *comm, int rank);
 bool ddp_comm_broken(ddp_comm *comm);
 
 /*
- * dead[ddp_comm_local_size(comm)] becomes which ranks of this node are not in `left`, which ddp_comm_shrink() has made of
- * `comm`. Waits until their processes have ended, for they could still write to shared memory. DDP_ERR_STATE: one does
- * not end in time. Local.
+ * dead[ddp_comm_local_size(comm)] becomes which ranks of this node are not in `left`, which ddp_comm_shrink() has
+ * made of `comm`. Waits until their processes have ended, for they could still write to shared memory. DDP_ERR_STATE:
+ * one does not end in time. Local.
  */
 ddp_status ddp_comm_lost(ddp_comm *comm, const ddp_comm *left, bool *dead);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * preflight/release: which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in memory,
- * so a rank of another release, or of a machine with other words, is named before anything else is sent.
+ * preflight/release: which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in
+ * memory, so a rank of another release, or of a machine with other words, is named before anything else is sent.
  */
 #ifndef DDP_PREFLIGHT_RELEASE_H
 #define DDP_PREFLIGHT_RELEASE_H

@@ -21,9 +21,9 @@ int preflight_peer(int nodes, int round, int node);
 
 /*
  * A node that hardly gets its processor, or is behind slow links, would make all nodes wait for it in each round.
- * `late[n]` is how many of the rounds of node n took longer than PREFLIGHT_LATE_MS, counted from its last one back to the
- * first that did not. Sets out[n] for each node that takes no part in further rounds, and returns true if there is a new
- * one. If many nodes are late, that is nobody's fault, and no node is left out.
+ * `late[n]` is how many of the rounds of node n took longer than PREFLIGHT_LATE_MS, counted from its last one back to
+ * the first that did not. Sets out[n] for each node that takes no part in further rounds, and returns true if there
+ * is a new one. If many nodes are late, that is nobody's fault, and no node is left out.
  */
 enum { PREFLIGHT_LATE_MS = 200, PREFLIGHT_LATE_ROUNDS = 3 };
 bool preflight_leave_out(const unsigned char *late, bool *out, int nodes);

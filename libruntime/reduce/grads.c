@@ -132,7 +132,8 @@ static ddp_status find_slot(const ddp_model *model, int param, int *slot)
 	return *slot < model->layout.trained ? DDP_OK : not_trained(&model->layout.slots[*slot]);
 }
 
-/* This rank adds nothing to the parameter's gradient any more; it has one, or, unless `used`, only rows added before. */
+/* This rank adds nothing to the parameter's gradient any more; it has one, or, unless `used`, only rows added before.
+   */
 static ddp_status announce(ddp_model *model, int param, bool used)
 {
 	int slot;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * join: brings ranks that have kept their processes together with newcomers, in a world that they have opened
- * (renewal.h). A newcomer has a model with the same layout, of which nothing counts. A rank that has stayed sends it all
- * that a step leaves. The data of one broadcast goes to each node once.
+ * (renewal.h). A newcomer has a model with the same layout, of which nothing counts. A rank that has stayed sends it
+ * all that a step leaves. The data of one broadcast goes to each node once.
  */
 #ifndef DDP_REDUCE_JOIN_H
 #define DDP_REDUCE_JOIN_H

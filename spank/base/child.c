@@ -2,15 +2,177 @@
 #include "spank/base/child.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
-#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/handle.h"
+
+/* The kernel writes a folder's entries so. */
+struct entry {
+	uint64_t inode;
+	int64_t offset;
+	unsigned short bytes;
+	unsigned char type;
+	char name[];
+};
+
+/* readdir(3) would take memory, and a lock with it. */
+void proc_visit(const char *folder, void (*visit)(const char *number, void *about), void *about)
+{
+	_Alignas(struct entry) char text[8192];
+	long got;
+	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	while (fd >= 0 && (got = syscall(SYS_getdents64, fd, text, sizeof(text))) > 0) {
+		for (long at = 0; at < got;) {
+			const struct entry *entry = (const struct entry *)(text + at);
+			at += entry->bytes;
+			if (entry->name[0] >= '0' && entry->name[0] <= '9')
+				visit(entry->name, about);
+		}
+	}
+	if (fd >= 0)
+		close(fd);
+}
+
+static bool is_channel(int fd)
+{
+	struct stat file;
+	int type;
+	socklen_t bytes = sizeof(type);
+
+	if (fstat(fd, &file) != 0)
+		return false;
+	return S_ISFIFO(file.st_mode) || (S_ISSOCK(file.st_mode) &&
+	       getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_STREAM);
+}
+
+static void close_channel(const char *number, void *about)
+{
+	int fd = (int)strtol(number, NULL, 10), flags = fcntl(fd, F_GETFD);
+
+	(void)about;
+	if (flags >= 0 && (flags & FD_CLOEXEC) != 0 && is_channel(fd))
+		close(fd);
+}
+
+void proc_close_channels(void)
+{
+	proc_visit("/proc/self/fd", close_channel, NULL);
+}
+
+uint64_t proc_caught(pid_t pid)
+{
+	static const char caught[] = "\nSigCgt:";
+	char path[64], text[4096];
+	const char *found;
+	ssize_t got;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return 0;
+	got = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	text[got > 0 ? got : 0] = '\0';
+	found = strstr(text, caught);
+	return found != NULL ? strtoull(found + sizeof(caught) - 1, NULL, 16) : 0;
+}
+
+/* The kernel says in /proc where in memory the title lies. */
+void title_take(const char *name)
+{
+	unsigned long start = 0, end = 0;
+	char text[1024], *field;
+	int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	prctl(PR_SET_NAME, name);
+	text[got > 0 ? got : 0] = '\0';
+	/* Field 3 comes behind the command in parentheses; the two fields read here are 48 and 49. */
+	field = strrchr(text, ')');
+	for (int i = 2; field != NULL && i < 48; i++)
+		field = strchr(field + 1, ' ');
+	if (field == NULL || sscanf(field, "%lu %lu", &start, &end) != 2 || end <= start ||
+	    end - start <= strlen(name))
+		return;
+	memset((void *)start, 0, end - start);
+	memcpy((void *)start, name, strlen(name));
+}
+
+static bool is_user(uid_t user)
+{
+	uid_t real, effective, saved;
+
+	return getresuid(&real, &effective, &saved) == 0 && real == user && effective == user && saved == user;
+}
+
+static bool is_group(gid_t group)
+{
+	gid_t real, effective, saved;
+
+	return getresgid(&real, &effective, &saved) == 0 && real == group && effective == group && saved == group;
+}
+
+/* In some of its callbacks slurmstepd is the user by its effective id, and root by its real and saved ids. */
+bool owner_become(const struct owner *owner)
+{
+	if (owner->user == 0 || is_user(owner->user))
+		return is_user(owner->user);
+	return seteuid(0) == 0 && setgroups((size_t)owner->group_count, owner->groups) == 0 &&
+	       setresgid(owner->group, owner->group, owner->group) == 0 &&
+	       setresuid(owner->user, owner->user, owner->user) == 0 && is_user(owner->user) && is_group(owner->group);
+}
+
+void owner_close_files(int first)
+{
+	long count = sysconf(_SC_OPEN_MAX);
+
+#ifdef SYS_close_range
+	if (syscall(SYS_close_range, (unsigned)first, ~0u, 0u) == 0)
+		return;
+#endif
+	for (long fd = first; fd < (count > 0 ? count : 1024); fd++)
+		close((int)fd);
+}
+
+int handle_open(pid_t pid)
+{
+#ifdef SYS_pidfd_open
+	return (int)syscall(SYS_pidfd_open, pid, 0u);
+#else
+	(void)pid;
+	errno = ENOSYS;
+	return -1;
+#endif
+}
+
+bool handle_signal(int handle, int number)
+{
+#ifdef SYS_pidfd_send_signal
+	return syscall(SYS_pidfd_send_signal, handle, number, NULL, 0u) == 0;
+#else
+	(void)handle;
+	(void)number;
+	errno = ENOSYS;
+	return false;
+#endif
+}
 
 enum { LOOK_MS = 5 }; /* where the kernel has no handles, or somebody else has to reap the child first */
 

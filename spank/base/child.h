@@ -1,14 +1,64 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Children of a process in which another thread may reap them: slurmstepd waits for any child, the plugin's too. From then
- * on the number of a child may belong to another process. So a signal goes by a handle (handle.h), where the kernel has
- * handles. libc only.
+ * Children of a process in which another thread may reap them: slurmstepd waits for any child, the plugin's too. From
+ * then on the number of a child may belong to another process. So a signal goes by a handle (child.h), where the
+ * kernel has handles. libc only.
  */
 #ifndef SPANK_CHILD_H
 #define SPANK_CHILD_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
+
+/* Reads /proc, and closes descriptors that it lists. It takes no lock and no memory. libc only. */
+
+/* Calls `visit` with each name in the folder that is a number. The folder may change meanwhile. */
+void proc_visit(const char *folder, void (*visit)(const char *number, void *about), void *about);
+
+/*
+ * In a process that slurmstepd has forked, and that does not become a program: closes all pipes and stream sockets that
+ * execve(2) would close. Their other ends wait for that. Files stay, and so do sockets of datagrams: slurmstepd's code
+ * goes on to write its log to those numbers.
+ */
+void proc_close_channels(void);
+
+/* The signals for which the process has handlers: bit i is signal i + 1. */
+uint64_t proc_caught(pid_t pid);
+
+/* The name of a process that was forked from slurmstepd and that goes on as one of the plugin's own. libc only. */
+
+/*
+ * Gives the process this name, and the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a
+ * slurmstepd finds this process.
+ */
+void title_take(const char *name);
+
+/* The user whose step it is, for processes of the plugin that slurmstepd forks and that work as the user. libc only. */
+enum { OWNER_GROUPS_MAX = 64 };
+
+struct owner {
+	uid_t user;
+	gid_t group;
+	int group_count; /* further groups of the user */
+	gid_t groups[OWNER_GROUPS_MAX];
+};
+
+/* Makes this process the owner's for good, by all its ids, if any of them is root's. False: it is not the owner's. */
+bool owner_become(const struct owner *owner);
+
+/* Closes all descriptors from `first` on. */
+void owner_close_files(int first);
+
+/* A handle of a process: a descriptor (pidfd_open(2)), which never comes to belong to another process, as a number does
+   once the process was reaped. */
+
+/* Gives what is readable as soon as the process has ended, for close(2). -1, with errno: the kernel has no such thing
+   (ENOSYS), or there is no such process. */
+int handle_open(pid_t pid);
+
+/* Sends a signal. False, with errno: ENOSYS: the kernel cannot do that. */
+bool handle_signal(int handle, int number);
 
 /* Whether the process is a child of the caller's process that has not ended. Reaps nothing. */
 bool child_runs(pid_t child);

@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "spank/base/handle.h"
+#include "spank/base/child.h"
 
 static pid_t slurmstepd; /* 0: not noted */
 

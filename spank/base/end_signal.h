@@ -5,7 +5,8 @@
 
 #include <stdbool.h>
 
-/* In the main thread, once. The program gets the signals as before. SIGCONT, of which srun only says that it came, is dropped. */
+/* In the main thread, once. The program gets the signals as before. SIGCONT, of which srun only says that it came, is
+   dropped. */
 void end_signal_heed(void);
 
 /* True if one has come since then. */

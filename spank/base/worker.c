@@ -6,9 +6,17 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+
+void pause_ms(long ms)
+{
+	const struct timespec pause = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000 };
+
+	nanosleep(&pause, NULL);
+}
 
 static void *run(void *argument)
 {

@@ -9,6 +9,9 @@
 #include <pthread.h>
 #include <stdbool.h>
 
+/* Sleeps so long, or until a signal comes. */
+void pause_ms(long ms);
+
 struct worker {
 	pthread_t thread;
 	void (*work)(void);

@@ -12,7 +12,7 @@
 
 #include "spank/base/error.h"
 #include "spank/identity/nodelist.h"
-#include "spank/options.h"
+#include "spank/options/options.h"
 
 struct step_facts {
 	/* SPANK items; of a heterogeneous step they describe one component. */

@@ -7,7 +7,16 @@
 
 #include "spank/base/error.h"
 #include "spank/identity/identity.h"
-#include "spank/options.h"
+#include "spank/options/options.h"
+
+/*
+ * The numeric address of a host, as other nodes reach it: addr=ip. Asks the
+ * system's resolver, so it runs as the user only, never as root.
+ */
+enum { ADDRESS_TEXT_MAX = 64 };
+
+/* IPv4 before IPv6; loopback and link-local addresses do not count. */
+bool address_resolve(const char *host, char text[ADDRESS_TEXT_MAX], struct error *error);
 
 enum { MASTER_ADDRESS_MAX = HOST_NAME_MAX_BYTES + SUFFIX_MAX };
 

@@ -9,6 +9,15 @@
 
 #include <stdbool.h>
 
+/* Daemons by which an MPI launcher starts its ranks on a node. Pure. */
+
+/*
+ * Whether a step's command is such a daemon: mpirun starts one on each node by
+ * srun, which inherits --ddp from the job, and the daemon hands its environment
+ * on to all of its ranks.
+ */
+bool daemon_is_launched(int count, char *const words[]);
+
 /* Whether this process has loaded Pyxis behind this plugin: plugstack's order. */
 bool container_plugin_comes_later(void);
 

@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "spank/options.h"
+#include "spank/options/options.h"
 
 /* The variables of options stand in the table of options. */
 static const struct name names[] = {

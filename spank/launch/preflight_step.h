@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "spank/base/error.h"
-#include "spank/options.h"
+#include "spank/options/options.h"
 
 enum { PREFLIGHT_STEP_WORDS = 32, PREFLIGHT_STEP_TEXT = 1024 };
 

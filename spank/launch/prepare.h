@@ -10,7 +10,7 @@
 #include <stddef.h>
 
 #include "spank/base/error.h"
-#include "spank/options.h"
+#include "spank/options/options.h"
 
 /*
  * Makes the step's key (once in the life of this srun, so that all components

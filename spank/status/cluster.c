@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "spank/launch/srun_environment.h"
+#include "spank/launch/srun_options.h"
 #include "spank/status/local.h"
 
 enum {

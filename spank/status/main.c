@@ -9,12 +9,11 @@
 #include <unistd.h>
 
 #include "spank/base/release.h"
-#include "spank/record/dump.h"
 #include "spank/status/cluster.h"
 #include "spank/status/local.h"
 #include "spank/status/probe.h"
 #include "spank/status/prometheus.h"
-#include "spank/status/textfile.h"
+#include "spank/witness/dump.h"
 
 enum { EXIT_SHOWN = 0, EXIT_NOTHING = 1, EXIT_USAGE = 2, EXIT_REFUSED = 3 };
 enum { INTERVAL_MS = 500, SECONDS_MAX = 86400 };

@@ -13,13 +13,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/failure/doing.h"
-#include "spank/failure/slots.h"
 #include "spank/identity/nodelist.h"
-#include "spank/record/dump.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/record/stack.h"
+#include "spank/wire/doing.h"
+#include "spank/wire/slots.h"
+#include "spank/witness/dump.h"
+#include "spank/witness/stack.h"
 
 enum { BATCH_STEPS_FROM = 0x7fffffff, LOCAL_RANKS_MAX = 65536 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A row has what ddp-status knows of one rank, or of a node that waits as a spare. The probe, a task on each node of the
- * job, writes a row as one line of JSON; ddp-status reads it back, and trusts nothing in it: it may be root, and the probe
- * runs as the job's user. Pure.
+ * A row has what ddp-status knows of one rank, or of a node that waits as a spare. The probe, a task on each node of
+ * the job, writes a row as one line of JSON; ddp-status reads it back, and trusts nothing in it: it may be root, and
+ * the probe runs as the job's user. Pure.
  */
 #ifndef STATUS_ROW_H
 #define STATUS_ROW_H

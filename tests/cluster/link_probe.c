@@ -13,10 +13,10 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/failure/node/link.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/failure/timeline.h"
+#include "spank/node/link.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/wire/relay.h"
+#include "spank/wire/timeline.h"
 
 struct pretended {
 	struct relay relay;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The payloads by which srun and the nodes deal generations. slurmstepd reads srun's as root.
- * fuzz-sources: spank/restart/deal.c spank/base/bytes.c spank/base/sink.c
+ * fuzz-sources: spank/wire/deal.c spank/base/bytes.c spank/base/sink.c
  */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/restart/deal.h"
+#include "spank/wire/deal.h"
 
 static void check_go(const struct deal_go *go, const uint8_t *end)
 {

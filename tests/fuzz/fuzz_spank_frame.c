@@ -2,16 +2,16 @@
 /*
  * Frames of the link between a node and srun, the openings of links, and notes for slow=: as they come, and with a right
  * tag, as only who knows the step's secret can make it.
- * fuzz-sources: spank/failure/frame.c spank/failure/opening.c spank/failure/pace_note.c spank/failure/srun/pace_step.c spank/base/bytes.c spank/base/error.c spank/base/sink.c spank/base/siphash.c
+ * fuzz-sources: spank/wire/frame.c spank/wire/channel.c spank/wire/pace_note.c spank/srun/pace_step.c spank/base/bytes.c spank/base/error.c spank/base/sink.c spank/wire/siphash.c
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "spank/base/bytes.h"
-#include "spank/failure/frame.h"
-#include "spank/failure/opening.h"
-#include "spank/failure/srun/pace_step.h"
+#include "spank/srun/pace_step.h"
+#include "spank/wire/frame.h"
+#include "spank/wire/channel.h"
 
 static const unsigned char secret[SIPHASH_KEY_BYTES] = "secret", nonce[FRAME_NONCE_BYTES] = "nonce";
 

@@ -2,15 +2,14 @@
 /*
  * Options: the --ddp list, alone and beside a site's line and locked keys.
  * slurmstepd reads both as root.
- * fuzz-sources: spank/options.c spank/user_list.c spank/site.c spank/base/error.c
+ * fuzz-sources: spank/options/options.c spank/options/site.c spank/options/site.c spank/base/error.c
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/options.h"
-#include "spank/site.h"
-#include "spank/user_list.h"
+#include "spank/options/options.h"
+#include "spank/options/site.h"
 
 /* What any accepted settings must hold. */
 static void check(const struct settings *settings)

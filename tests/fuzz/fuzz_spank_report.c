@@ -2,17 +2,17 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/failure/node/report.c spank/failure/blame.c spank/failure/doing.c spank/failure/judge.c spank/base/sink.c spank/failure/relay.c spank/base/siphash.c spank/base/bytes.c
+ * fuzz-sources: spank/node/report.c spank/wire/blame.c spank/wire/doing.c spank/wire/judge.c spank/base/sink.c spank/wire/relay.c spank/wire/siphash.c spank/base/bytes.c
  */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/failure/blame.h"
-#include "spank/failure/judge.h"
-#include "spank/failure/node/report.h"
-#include "spank/failure/relay.h"
+#include "spank/node/report.h"
+#include "spank/wire/blame.h"
+#include "spank/wire/judge.h"
+#include "spank/wire/relay.h"
 
 static void tell(const uint8_t *data, size_t size)
 {

@@ -25,9 +25,9 @@
 
 #include "base/clock.h"
 #include "comm/net/ucx.h"
+#include "tests/support/attacker.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
-#include "tests/support/attacker.h"
 
 enum { SECONDS = 30 };
 static const int attacks[ATTACKER_PHASES] = { 20, 60, 10 }; /* that are waited for */

@@ -14,8 +14,8 @@
 #include "base/error.h"
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
-#include "watch/progress.h"
 #include "tests/support/options.h"
+#include "watch/progress.h"
 
 enum { PARAMS = 4, FROZEN = 3, RANKS = 4 };
 

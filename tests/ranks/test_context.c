@@ -20,9 +20,9 @@
 #include "job/spawn.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/options.h"
 #include "watch/page.h"
 #include "watch/watch.h"
-#include "tests/support/options.h"
 
 static int clean_environment(void **state)
 {

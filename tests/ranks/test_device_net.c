@@ -19,8 +19,8 @@
 #include "table.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
-#include "tests/support/small_net.h"
 #include "tests/support/options.h"
+#include "tests/support/small_net.h"
 
 enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
 

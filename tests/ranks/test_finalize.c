@@ -23,9 +23,9 @@
 #include "ddp.h"
 #include "device/device.h"
 #include "job/spawn.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
-#include "tests/device/nccl_standin.h"
 #include "tests/support/options.h"
 
 enum { RANKS = 4, ODD = 2 /* of whom the others speak */, IDLE_TIMEOUT_MS = 1500 };

@@ -16,8 +16,8 @@
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
-#include "tests/support/three_params.h"
 #include "tests/support/options.h"
+#include "tests/support/three_params.h"
 
 /* Rank r contributes weight r + 1, gradients (r + 1) * 10, and a loss of 1. */
 static int uneven_body(ddp_context *context, void *user)

@@ -16,8 +16,8 @@
 #include "comm/agree.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
-#include "tests/support/three_params.h"
 #include "tests/support/options.h"
+#include "tests/support/three_params.h"
 
 /* Refused on this rank alone, or since only one rank has it. */
 static int odd_memory_body(ddp_context *context, void *user)

@@ -19,8 +19,8 @@
 #include "base/error.h"
 #include "comm/nccl/abi.h"
 #include "comm/nccl/handle.h"
-#include "tests/support/device_ranks.h"
 #include "tests/device/fake_gpu.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/nccl_ranks.h"
 
 static const int two_nodes[] = { 0, 1 };

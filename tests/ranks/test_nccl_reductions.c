@@ -16,8 +16,8 @@
 
 #include "comm/nccl/abi.h"
 #include "comm/ops/names.h"
-#include "tests/support/comm_case.h"
 #include "tests/device/fake_gpu.h"
+#include "tests/support/comm_case.h"
 #include "tests/support/nccl_ranks.h"
 
 /* ---- NCCL's own header, where it is ---------------------------------------------------------- */

@@ -18,10 +18,10 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "tests/support/attacker.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
-#include "tests/support/attacker.h"
 
 enum { MESSAGES = 120, SECONDS = 40 };
 static const int attacks[ATTACKER_PHASES] = { 10, 30, 5 }; /* that are waited for */

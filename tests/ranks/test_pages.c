@@ -16,8 +16,8 @@
 
 #include <cmocka.h>
 
-#include "tests/support/comm_ranks.h"
 #include "base/clock.h"
+#include "tests/support/comm_ranks.h"
 #include "watch/page.h"
 
 enum { PAGE_BYTES = 64 * 1024, RANKS = 16 };

@@ -21,14 +21,14 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/doing.h"
-#include "spank/failure/slots.h"
+#include "spank/wire/doing.h"
+#include "spank/wire/slots.h"
 #include "tests/support/folder.h"
-#include "tests/support/ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/options.h"
+#include "tests/support/ranks.h"
 #include "watch/progress.h"
 #include "wireup/file_store.h"
-#include "tests/support/options.h"
 
 enum { KEYS = 256, KEY_BYTES = 96, VALUE_BYTES = 16384, RANKS = 3 };
 

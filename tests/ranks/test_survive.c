@@ -23,8 +23,8 @@
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
-#include "tests/support/training.h"
 #include "tests/support/options.h"
+#include "tests/support/training.h"
 
 enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6, BUFFER = MLP_PARAMS };
 

@@ -19,10 +19,10 @@
 #include <cmocka.h>
 
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
-#include "tests/support/options.h"
 
 /* How gradients travel. */
 static const struct { double bucket_bytes; ddp_shard shard; } ways[] = {

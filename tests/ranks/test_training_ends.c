@@ -18,10 +18,10 @@
 
 #include "reduce/model.h"
 #include "tests/support/folder.h"
+#include "tests/support/options.h"
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
-#include "tests/support/options.h"
 
 static const setup plain = { .bucket_bytes = 512, .accumulate = 1 };
 

@@ -15,8 +15,8 @@
 #include <cmocka.h>
 
 #include "tests/support/folder.h"
-#include "tests/support/training.h"
 #include "tests/support/options.h"
+#include "tests/support/training.h"
 
 enum { RANKS = 4, GROUPS = 2, GROUP = RANKS / GROUPS };
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "tests/support/device_ranks.h"
 #include "tests/device/nccl_standin.h"
+#include "tests/support/device_ranks.h"
 
 const int test_device_nodes[] = { 0, 1, 1 };
 bool test_device_alone;

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "device/device.h"
-#include "tests/device/fake_gpu.h"
 #include "reduce/model_state.h"
+#include "tests/device/fake_gpu.h"
 
 /* Where the model is. */
 typedef struct place {

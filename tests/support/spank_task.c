@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/timeline.h"
-#include "spank/user_list.h"
+#include "spank/options/site.h"
+#include "spank/wire/timeline.h"
 
 struct identity task(void)
 {

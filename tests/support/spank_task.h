@@ -6,11 +6,11 @@
 
 #include <stdatomic.h>
 
-#include "spank/failure/node/witness.h"
-#include "spank/failure/relay.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/failure/srun/step.h"
 #include "spank/launch/variables.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/srun/step.h"
+#include "spank/wire/relay.h"
+#include "spank/witness/witness.h"
 
 #define ENVIRONMENT(...) ((char *[]){ (char[]){ "PATH=/bin" }, __VA_ARGS__ NULL })
 #define V(text) (char[]){ text },

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/three_params.h"
 #include "tests/support/options.h"
+#include "tests/support/three_params.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/training.h"
 #include "tests/support/options.h"
+#include "tests/support/training.h"
 
 const ddp_shard shards[SHARDS] = { DDP_SHARD_NONE, DDP_SHARD_STATE, DDP_SHARD_GRADIENTS };
 

@@ -3,8 +3,8 @@
 #ifndef TESTS_TRAINING_H
 #define TESTS_TRAINING_H
 
-#include "tests/support/mlp.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/mlp.h"
 
 /* An epoch is four whole updates and one of 5 samples; with two micro-batches a step,
    the last of an epoch is empty on all ranks. */

@@ -33,11 +33,8 @@ libruntime()
 spank()
 {
 	root=. folder=spank
-	floors=(spank/base spank/options spank/user_list spank/site spank/request spank/identity spank/launch
-		spank/restart/deal spank/restart/renumber spank/restart/descend spank/restart/agent
-		spank/failure spank/record spank/output spank/failure/node spank/restart/generation spank/failure/node/ends
-		spank/failure/srun spank/restart spank/status
-		spank/ask spank/comment spank/kill spank/shrink spank/preflight spank/survive spank/note spank/requeue spank/relaunch spank/settle spank/srun spank/stepd spank/task spank/plugin)
+	floors=(spank/base spank/options spank/identity spank/wire spank/launch spank/witness spank/node spank/slurmctld spank/srun spank/status
+		spank/stepd spank/task spank/plugin)
 	interfaces=()
 }
 

@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "tests/support/kernel_values.h"
 #include "cpu/product.h"
 #include "kernels.h"
+#include "tests/support/kernel_values.h"
 
 /* clang's OpenMP forgets what it has made for threads that a smaller team does without. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);

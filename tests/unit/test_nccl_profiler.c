@@ -22,8 +22,8 @@
 #undef stop /* a macro of cmocka 2 */
 
 #include "base/clock.h"
-#include "spank/failure/doing.h"
 #include "nccl_plugins/profiler/abi.h"
+#include "spank/wire/doing.h"
 #include "watch/page.h"
 
 #define PLUGIN "libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so"

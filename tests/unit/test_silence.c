@@ -13,9 +13,9 @@
 
 #include <cmocka.h>
 
-#include "config.h"
 #include "base/clock.h"
 #include "comm/core/silence.h"
+#include "config.h"
 
 #ifdef HAVE_UCX
 #include <arpa/inet.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* watch/page and spank/failure/slots: several contexts of a process on one progress page. */
+/* watch/page and spank/wire/slots: several contexts of a process on one progress page. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,10 +17,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/job.h"
-#include "spank/failure/blame.h"
-#include "spank/failure/doing.h"
-#include "spank/failure/slots.h"
-#include "spank/failure/node/stall.h"
+#include "spank/node/stall.h"
+#include "spank/wire/blame.h"
+#include "spank/wire/doing.h"
+#include "spank/wire/slots.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/restart/agent: an agent starts programs generation by generation, and leaves nothing of them. */
+/* spank/witness/agent: an agent starts programs generation by generation, and leaves nothing of them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -22,8 +22,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/restart/agent.h"
-#include "spank/restart/deal.h"
+#include "spank/wire/deal.h"
+#include "spank/witness/agent.h"
 
 enum { MEMBERS_MAX = 4096, TASKS_MAX = 4 };
 

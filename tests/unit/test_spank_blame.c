@@ -17,9 +17,9 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/blame.h"
-#include "spank/failure/doing.h"
-#include "spank/failure/node/blame_node.h"
+#include "spank/node/report.h"
+#include "spank/wire/blame.h"
+#include "spank/wire/doing.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)

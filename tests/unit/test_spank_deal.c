@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/restart/deal: orders come out as they went in, and what is cut or contradicts itself is none. */
+/* spank/wire/deal: orders come out as they went in, and what is cut or contradicts itself is none. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/restart/deal.h"
+#include "spank/wire/deal.h"
 
 #define KEY "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/restart/dealer: what becomes of a node whose link closes. The relay is this file's. */
+/* spank/srun/dealer: what becomes of a node whose link closes. The relay is this file's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,12 +13,12 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/base/pause.h"
-#include "spank/failure/channel.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/restart/deal.h"
-#include "spank/restart/dealer.h"
+#include "spank/base/worker.h"
+#include "spank/srun/dealer.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/wire/channel.h"
+#include "spank/wire/deal.h"
+#include "spank/wire/relay.h"
 
 #define MS 1000000ull
 

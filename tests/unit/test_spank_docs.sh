@@ -19,7 +19,7 @@ missing()
 	done
 }
 
-table=$(sed -n '/^static const struct option options/,/^};/p' "$tests/../../spank/options.c" | tr -d '\n' |
+table=$(sed -n '/^static const struct option options/,/^};/p' "$tests/../../spank/options/options.c" | tr -d '\n' |
 	sed 's/\t{ \.name/\n.name/g')
 # Its rows: KEY, a tab, and what it takes
 rows_of_options=$(printf '%s\n' "$table" | sed -n 's/^\.name = "\([a-z-]*\)".*\.expects = "\([^"]*\)".*/\1\t\2/p')
@@ -77,7 +77,7 @@ cat "$manual" "$tests/../../doc/libddp.3" >"$work"
 # shellcheck disable=SC2046,SC2086 # words
 {
 	printf '%s\n' $keys >"$work.keys"
-	nothing "$(printf '%s\n' "$entries" | cut -f 1 | diff - "$work.keys")" "srun-ddp(7) has an entry for each key, in the order of spank/options.c"
+	nothing "$(printf '%s\n' "$entries" | cut -f 1 | diff - "$work.keys")" "srun-ddp(7) has an entry for each key, in the order of spank/options/options.c"
 	nothing "$(unsaid)" "and it has the words that the key takes"
 	nothing "$(missing "$manual8" $for_users)" "spank_ddp(8) has the keys that are no site's to set"
 	nothing "$(printf '%s\n' $written | grep -vxF -f "$work.keys")" "manuals, guides and the sample name no key that is none"

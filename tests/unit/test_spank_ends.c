@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/failure/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
+/* spank/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,11 +24,11 @@
 
 #include "base/clock.h"
 #include "spank/base/contained.h"
-#include "spank/failure/node/ends.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/node/stall.h"
-#include "spank/failure/node/witness.h"
-#include "spank/failure/srun/links.h"
+#include "spank/node/ends.h"
+#include "spank/node/stall.h"
+#include "spank/srun/links.h"
+#include "spank/wire/relay.h"
+#include "spank/witness/witness.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/spank_task.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/failure/event: a failure as a line that programs read. */
+/* spank/wire/event: a failure as a line that programs read. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/event.h"
-#include "spank/failure/srun/requeue_judge.h"
+#include "spank/slurmctld/requeue_judge.h"
+#include "spank/wire/event.h"
 
 static struct event crash(const char *text)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/restart/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
+/* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -18,8 +18,8 @@
 
 #include "base/clock.h"
 #include "spank/base/release.h"
-#include "spank/restart/deal.h"
-#include "spank/restart/generation.h"
+#include "spank/node/generation.h"
+#include "spank/wire/deal.h"
 
 enum { TASKS = 2, FRAMES_MAX = 64, SILENCE_MS = 5000, FENCE_MS = 4000 };
 

@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "spank/identity/identity.h"
-#include "spank/user_list.h"
+#include "spank/options/site.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/judge.h"
+#include "spank/wire/judge.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/failure/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and srun. */
+/* spank/wire/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and srun. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -18,14 +18,12 @@
 
 #include "base/clock.h"
 #include "spank/base/bytes.h"
-#include "spank/failure/channel.h"
-#include "spank/failure/frame.h"
-#include "spank/failure/node/lease.h"
-#include "spank/failure/node/link.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/opening.h"
-#include "spank/failure/srun/links.h"
-#include "spank/failure/srun/losses.h"
+#include "spank/node/link.h"
+#include "spank/srun/links.h"
+#include "spank/srun/requests.h"
+#include "spank/wire/channel.h"
+#include "spank/wire/frame.h"
+#include "spank/wire/relay.h"
 
 #define MS 1000000ull
 

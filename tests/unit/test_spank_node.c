@@ -19,12 +19,12 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/node/ends.h"
-#include "spank/failure/event.h"
-#include "spank/failure/node/node.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/failure/timeline.h"
+#include "spank/node/ends.h"
+#include "spank/node/node.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/wire/event.h"
+#include "spank/wire/relay.h"
+#include "spank/wire/timeline.h"
 #include "tests/support/spank_task.h"
 
 enum { TASKS = 64 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/options, site and request: what --ddp and the plugstack line accept. */
+/* spank/options/options, site and request: what --ddp and the plugstack line accept. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,10 +14,9 @@
 
 #include "spank/base/sink.h"
 #include "spank/launch/names.h"
-#include "spank/options.h"
-#include "spank/request.h"
-#include "spank/site.h"
-#include "spank/user_list.h"
+#include "spank/options/options.h"
+#include "spank/options/request.h"
+#include "spank/options/site.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

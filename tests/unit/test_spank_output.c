@@ -22,9 +22,9 @@
 
 #include <cmocka.h>
 
-#include "spank/base/pause.h"
-#include "spank/output/pump.h"
-#include "spank/output/redirect.h"
+#include "spank/base/worker.h"
+#include "spank/witness/pump.h"
+#include "spank/witness/redirect.h"
 
 enum { WAIT_MS = 60000, TEXT_MAX = 1 << 20 };
 

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/failure/node/pace.h"
-#include "spank/failure/srun/pace_step.h"
+#include "spank/node/pace.h"
+#include "spank/srun/pace_step.h"
 
 enum { WORLD = 8, PER_NODE = 4, MS = 1000 };
 

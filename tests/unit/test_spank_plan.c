@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/restart/plan, roster and history: who has which ranks after which failure; no clock, no node. */
+/* spank/srun/plan, roster and history: who has which ranks after which failure; no clock, no node. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "spank/restart/plan.h"
+#include "spank/srun/plan.h"
 
 #define MS 1000000ull
 #define KEY "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"

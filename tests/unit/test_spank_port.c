@@ -14,10 +14,9 @@
 
 #include <cmocka.h>
 
-#include "spank/identity/address.h"
 #include "spank/identity/master.h"
 #include "spank/identity/port.h"
-#include "spank/user_list.h"
+#include "spank/options/site.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 

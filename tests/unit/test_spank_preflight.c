@@ -13,8 +13,8 @@
 
 #include "spank/base/sink.h"
 #include "spank/launch/preflight_step.h"
-#include "spank/launch/srun_environment.h"
-#include "spank/user_list.h"
+#include "spank/launch/srun_options.h"
+#include "spank/options/site.h"
 
 static const char *command_of(const struct preflight_step *step, const char *list)
 {

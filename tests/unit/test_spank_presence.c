@@ -10,11 +10,9 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/relay.h"
-#include "spank/failure/srun/presence.h"
-#include "spank/failure/srun/releases.h"
-#include "spank/failure/srun/silence.h"
-#include "spank/failure/timeline.h"
+#include "spank/srun/presence.h"
+#include "spank/wire/relay.h"
+#include "spank/wire/timeline.h"
 
 #define MS 1000000ull
 

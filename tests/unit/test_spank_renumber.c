@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /*
- * spank/restart/renumber, and identity and variables of a generation. Each task of a generation is made here as the
+ * spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
  * plugin makes it, and libddp reads it: it refuses variables that contradict each other.
  */
 #include <setjmp.h>
@@ -19,7 +19,6 @@
 #include "spank/identity/identity.h"
 #include "spank/identity/port.h"
 #include "spank/launch/variables.h"
-#include "spank/restart/renumber.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"

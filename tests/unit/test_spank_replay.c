@@ -19,12 +19,11 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/relay.h"
-#include "spank/failure/srun/heard.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/failure/srun/step.h"
-#include "spank/failure/stall_note.h"
+#include "spank/srun/peers.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/srun/step.h"
+#include "spank/wire/relay.h"
+#include "spank/wire/stall_note.h"
 #include "tests/support/spank_task.h"
 
 /* A step of one node whose srun ends it as soon as it stalls. */

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "ddp.h"
-#include "spank/failure/node/report.h"
+#include "spank/node/report.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)

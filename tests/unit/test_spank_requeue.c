@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/srun/requeue_judge.h"
+#include "spank/slurmctld/requeue_judge.h"
 
 /* A job of sbatch in its first run, and a step with requeue=3 that failed with code 9 after ten minutes. */
 static const struct requeue_job running = { .state = REQUEUE_RUNS, .batch = true, .may_requeue = true };

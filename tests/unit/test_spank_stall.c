@@ -14,9 +14,9 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/node/stall.h"
-#include "spank/failure/srun/stall_step.h"
-#include "spank/failure/srun/step.h"
+#include "spank/node/stall.h"
+#include "spank/srun/stall_step.h"
+#include "spank/srun/step.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull

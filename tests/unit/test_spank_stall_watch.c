@@ -18,12 +18,11 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/node/relay_node.h"
-#include "spank/failure/node/stall_watch.h"
-#include "spank/failure/node/supervise.h"
-#include "spank/failure/relay.h"
-#include "spank/failure/srun/relay_srun.h"
-#include "spank/failure/srun/step.h"
+#include "spank/node/stall_watch.h"
+#include "spank/node/supervise.h"
+#include "spank/srun/relay_srun.h"
+#include "spank/srun/step.h"
+#include "spank/wire/relay.h"
 #include "tests/support/spank_task.h"
 
 #define SECOND 1000000000ull

@@ -12,9 +12,9 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/srun/first_failure.h"
-#include "spank/failure/srun/step.h"
-#include "spank/failure/timeline.h"
+#include "spank/srun/first_failure.h"
+#include "spank/srun/step.h"
+#include "spank/wire/timeline.h"
 
 #define EXITED(code) ((code) << 8)
 #define MS 1000000ull

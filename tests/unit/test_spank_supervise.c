@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-#include "spank/failure/node/supervise.h"
+#include "spank/node/supervise.h"
 #include "tests/support/folder.h"
 
 static void start(struct supervise *supervise, uint32_t tasks)

@@ -61,16 +61,24 @@ same "libc.so.6" \
 same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
 	grep -E '^(popen|system|execl[a-z]*|execv|execvpe?|fexecve|gethostby.*|strcpy|strcat|sprintf|gets|alloca|tmpnam)(@|$)')" \
 	"it calls no shell, and nothing that trusts lengths"
-same "spank/relaunch.c" \
+same "spank/srun/relaunch.c" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]execve\(' spank --include='*.c')" \
 	"srun alone becomes another program: itself again"
-same "spank/preflight.c" \
+same "spank/slurmctld/preflight.c" \
 	"$(cd "${srcdir:-.}" && grep -rl 'posix_spawn' spank --include='*.c' | grep -v ^spank/status/)" \
 	"it starts a program in srun alone, for preflight="
-same "spank/output/pump.c spank/record/dump.c spank/restart/agent.c" \
+same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]fork\(\)' spank --include='*.c' | grep -v ^spank/status/ |
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"it forks in agents, and to write as the user, alone"
+# What is root in slurmstepd, or may be: it opens the kernel's own files, whose names begin with /proc or /sys.
+opens='spank/base/child.c spank/node/memory.c spank/node/pace.c spank/node/supervise.c spank/node/unseen.c'
+same "$opens" \
+	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_](f?open|openat|opendir|mkdir|unlink|rename|creat)\(' spank/base spank/wire spank/node spank/stepd.c --include='*.c' |
+		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
+	"root opens no files but in five sources"
+same "" "$(cd "${srcdir:-.}" && grep -hE '"/(dev|etc|home|opt|run|tmp|usr|var)[/"]' $opens)" "which name the kernel's files"
+same "spank/identity/master.c" "$(cd "${srcdir:-.}" && grep -rl 'getaddrinfo(' spank --include='*.c')" "names are resolved as the user alone"
 same "" "$(grep -rhE '(^|[^a-z_])dlopen\(' "${srcdir:-.}/spank" --include='*.c' | grep -v RTLD_NOLOAD)" \
 	"it opens a library only if that is loaded already"
 same "dlsym getaddrinfo" \

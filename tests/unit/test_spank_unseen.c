@@ -17,9 +17,9 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/failure/node/unseen.h"
-#include "spank/failure/srun/stall_step.h"
-#include "spank/failure/srun/stall_words.h"
+#include "spank/node/unseen.h"
+#include "spank/srun/stall_step.h"
+#include "spank/srun/stall_words.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull

@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "spank/launch/daemon.h"
+#include "spank/launch/container.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

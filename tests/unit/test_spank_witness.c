@@ -22,9 +22,9 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/failure/node/memory.h"
-#include "spank/failure/node/witness.h"
-#include "spank/failure/timeline.h"
+#include "spank/node/memory.h"
+#include "spank/wire/timeline.h"
+#include "spank/witness/witness.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

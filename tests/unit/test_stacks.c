@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* watch/stacks and spank/record/stack: the stacks of a process's threads, on demand. */
+/* watch/stacks and spank/witness/stack: the stacks of a process's threads, on demand. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/record/stack.h"
+#include "spank/witness/stack.h"
 #include "tests/support/hung.h"
 #include "watch/stacks.h"
 

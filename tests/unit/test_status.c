@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/record/stack.h"
+#include "spank/witness/stack.h"
 
 static struct row row_of(const char *text)
 {

@@ -20,7 +20,6 @@
 #include "base/clock.h"
 #include "spank/status/local.h"
 #include "spank/status/prometheus.h"
-#include "spank/status/textfile.h"
 
 enum { TEXT_MAX = 16384 };
 

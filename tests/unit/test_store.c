@@ -19,9 +19,9 @@
 
 #include <cmocka.h>
 
-#include "tests/support/folder.h"
 #include "state/lock.h"
 #include "state/store.h"
+#include "tests/support/folder.h"
 
 static char dir[TEST_FOLDER_BYTES + 16];
 static char warnings[4096];

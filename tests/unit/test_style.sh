@@ -7,7 +7,7 @@ set -u
 source=$(cd "${0%/*}/../.." && pwd) || exit 1
 readonly longest_line=120 long_lines=180 longest_file=620 longest_title=70
 readonly long_files='libruntime/wireup/by_store.c
-spank/failure/srun/relay_srun.c'
+spank/srun/relay_srun.c'
 
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT || exit 1
 # shellcheck source=tests/support/checks.sh

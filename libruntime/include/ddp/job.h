@@ -205,14 +205,13 @@ DDP_API ddp_status ddp_context_end_step(ddp_context *context, const struct ddp_s
 DDP_API ddp_status ddp_context_fail(ddp_context *context, const char *reason);
 
 /*
- * Opens a queue for programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>;
- * `pkg-config --libs libddpkernels`). Its work goes to `stream`, a queue of the context's device (NULL: the
- * device's default queue), in order with the other work there. One thread at a time uses the queue, by
- * dk_use(). `version` is DK_TABLE_VERSION of the program's <ddp/table.h>. `type` is a dk_type:
- * DK_F32; DK_TF32, which is f32 with matrix products that a GPU rounds to TF32; DK_MIXED, for
- * parameters in bf16; or DK_MIXED_F16, for parameters in f16, on the host alone. If the context's device has no memory of its own and the type is f32, *queue
- * is NULL, which means the host. Close the queue before the context.
- * DDP_ERR_UNSUPPORTED: the device's kernels are missing or have another version.
+ * Opens a queue for programs that compute with the kernels of slurm-ddp (<ddp/kernels.h>; `pkg-config --libs
+ * libddpkernels`). Its work goes to `stream`, a queue of the context's device (NULL: the device's default queue), in
+ * order with the other work there. One thread at a time uses the queue, by dk_use(). `version` is DK_TABLE_VERSION of
+ * the program's <ddp/table.h>. `type` is a dk_type: DK_F32; DK_TF32, which is f32 with matrix products that a GPU
+ * rounds to TF32; DK_MIXED, for parameters in bf16; or DK_MIXED_F16, for parameters in f16, on the host alone. If the
+ * context's device has no memory of its own and the type is f32, *queue is NULL, which means the host. Close the
+ * queue before the context. DDP_ERR_UNSUPPORTED: the device's kernels are missing or have another version.
  */
 struct dk_queue;
 DDP_API ddp_status ddp_kernels_open(ddp_context *context, int version, int type, void *stream,

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/slurmctld/ask.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <time.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+#include "spank/options/site.h"
+#include "spank/wire/timeline.h"
+
+bool ask_fact(spank_t spank, spank_item_t item, const char *name, uint32_t *fact,
+              struct error *error)
+{
+	spank_err_t reason = spank_get_item(spank, item, fact);
+
+	return reason == ESPANK_SUCCESS ||
+	       error_set(error, "Slurm does not give %s: %s", name, spank_strerror(reason));
+}
+
+const slurm_conf_t *ask_configuration(void)
+{
+	return dlsym(RTLD_DEFAULT, "slurm_conf");
+}
+
+/* Whether the address is in the program itself, and not in a library. */
+static bool is_in_program(const void *address)
+{
+	Dl_info found, program;
+
+	return dladdr(address, &found) != 0 && dladdr((const void *)getauxval(AT_ENTRY), &program) != 0 &&
+	       found.dli_fbase == program.dli_fbase;
+}
+
+/*
+ * No SPANK function does so. srun's options are a structure of its own, `opt`, which
+ * other versions of Slurm lay out otherwise, but each has this function, with which srun
+ * itself and plugins of cli_filter fill it.
+ */
+bool ask_to_set_option(int letter, const char *value)
+{
+	int (*process)(void *options, int letter, const char *value, bool by_variable, bool early);
+	void *options = dlsym(RTLD_DEFAULT, "opt");
+
+	*(void **)&process = dlsym(RTLD_DEFAULT, "slurm_process_option");
+	return options != NULL && is_in_program(options) && process != NULL &&
+	       process(options, letter, value, false, false) == 0;
+}
+
+/* Where SLURM's configuration is not found, it is SLURM's first way. */
+static bool tracks_by(const char *way)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return strcmp(conf != NULL && conf->proctrack_type != NULL ? conf->proctrack_type : "proctrack/pgid", way) == 0;
+}
+
+bool ask_tracks_groups(void)
+{
+	return tracks_by("proctrack/pgid");
+}
+
+bool ask_tracks_cgroups(void)
+{
+	return tracks_by("proctrack/cgroup");
+}
+
+bool ask_signals_children_only(void)
+{
+	char *(*find)(const char *name);
+	char *path;
+
+	if (!ask_tracks_cgroups())
+		return false;
+	*(void **)&find = dlsym(RTLD_DEFAULT, "slurm_get_extra_conf_path");
+	/* Only SLURM could free the text. */
+	path = find != NULL ? find("cgroup.conf") : NULL;
+	return path == NULL || !site_file_says_yes(path, ask_configuration()->slurm_user_id, "SignalChildrenProcesses");
+}
+
+uint32_t ask_kill_wait_ms(void)
+{
+	const slurm_conf_t *conf = ask_configuration();
+
+	return (conf != NULL && conf->kill_wait > 0 ? conf->kill_wait : KILL_WAIT_SECONDS) * 1000u;
+}
+
+uint32_t ask_grace_ms(const struct settings *settings)
+{
+	return settings->grace_seconds == GRACE_OF_SLURM ? ask_kill_wait_ms()
+	                                                 : settings->grace_seconds * 1000;
+}
+
+/* The plugin links no library, so it looks the function up in the process that has loaded it. */
+job_info_msg_t *ask_jobs(uint32_t job_id)
+{
+	__typeof__(slurm_load_job) *load;
+	job_info_msg_t *jobs = NULL;
+
+	*(void **)&load = dlsym(RTLD_DEFAULT, "slurm_load_job");
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(26, 5, 0)
+	slurm_step_id_t id = SLURM_STEP_ID_INITIALIZER;
+	id.job_id = job_id;
+#else
+	uint32_t id = job_id;
+#endif
+	return load != NULL && load(&jobs, id, SHOW_ALL) == 0 ? jobs : NULL;
+}
+
+char *ask_step_nodes(uint32_t job_id, uint32_t step_id)
+{
+	slurm_step_layout_t *(*get)(slurm_step_id_t *);
+	void (*release)(slurm_step_layout_t *);
+	slurm_step_layout_t *layout;
+	char *nodes;
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(25, 11, 0)
+	slurm_step_id_t id = SLURM_STEP_ID_INITIALIZER;
+#else
+	slurm_step_id_t id = { .step_het_comp = NO_VAL };
+#endif
+
+	id.job_id = job_id;
+	id.step_id = step_id;
+	*(void **)&get = dlsym(RTLD_DEFAULT, "slurm_job_step_layout_get");
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_job_step_layout_free");
+	layout = get != NULL ? get(&id) : NULL;
+	nodes = layout != NULL && layout->node_list != NULL ? strdup(layout->node_list) : NULL;
+	if (layout != NULL && release != NULL)
+		release(layout);
+	return nodes;
+}
+
+void ask_free_jobs(job_info_msg_t *jobs)
+{
+	__typeof__(slurm_free_job_info_msg) *release;
+
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_info_msg");
+	if (jobs != NULL && release != NULL)
+		release(jobs);
+}
+
+void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX])
+{
+	if (job->het_job_id != 0 && job->het_job_id != NO_VAL)
+		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->het_job_id);
+	else if (job->array_job_id != 0 && job->array_task_id != NO_VAL)
+		snprintf(name, ASK_JOB_NAME_MAX, "%u_%u", job->array_job_id, job->array_task_id);
+	else
+		snprintf(name, ASK_JOB_NAME_MAX, "%u", job->job_id);
+}
+
+int ask_take_answer(int code, job_array_resp_msg_t *answer)
+{
+	__typeof__(slurm_free_job_array_resp) *release;
+
+	if (code == -1)
+		code = errno != 0 ? errno : EIO;
+	if (answer == NULL)
+		return code;
+	for (uint32_t i = 0; code == 0 && i < answer->job_array_count; i++)
+		code = (int)answer->error_code[i];
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_job_array_resp");
+	if (release != NULL)
+		release(answer);
+	return code;
+}
+
+int ask_to_change(const char *job_name, char *nodes, char *comment)
+{
+	__typeof__(slurm_init_job_desc_msg) *begin;
+	__typeof__(slurm_update_job2) *update;
+	job_array_resp_msg_t *answer = NULL;
+	char name[ASK_JOB_NAME_MAX];
+	job_desc_msg_t change;
+
+	*(void **)&begin = dlsym(RTLD_DEFAULT, "slurm_init_job_desc_msg");
+	*(void **)&update = dlsym(RTLD_DEFAULT, "slurm_update_job2");
+	if (begin == NULL || update == NULL)
+		return ENOSYS;
+	snprintf(name, sizeof(name), "%s", job_name);
+	begin(&change);
+	change.job_id_str = name;
+	if (nodes != NULL)
+		change.req_nodes = nodes;
+	if (comment != NULL)
+		change.comment = comment;
+	errno = 0;
+	return ask_take_answer(update(&change, &answer), answer);
+}
+
+uint32_t ask_leader(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	uint32_t leader = job_id;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id == job_id && job->het_job_id != 0 && job->het_job_id != NO_VAL)
+			leader = job->het_job_id;
+	}
+	ask_free_jobs(jobs);
+	return leader;
+}
+
+bool ask_is_ending(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	time_t soon = time(NULL) + SIGNAL_SECONDS;
+	bool ending = false;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id == job_id)
+			ending = job->preempt_time != 0 || (job->end_time != 0 && job->end_time < soon);
+	}
+	ask_free_jobs(jobs);
+	return ending;
+}
+
+bool ask_was_cancelled(uint32_t job_id)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool cancelled = jobs == NULL;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
+		cancelled |= jobs->job_array[i].job_id == job_id &&
+		             (jobs->job_array[i].job_state & JOB_STATE_BASE) == JOB_CANCELLED;
+	ask_free_jobs(jobs);
+	return cancelled;
+}
+
+static void free_nodes(node_info_msg_t *nodes)
+{
+	__typeof__(slurm_free_node_info_msg) *release;
+
+	*(void **)&release = dlsym(RTLD_DEFAULT, "slurm_free_node_info_msg");
+	if (nodes != NULL && release != NULL)
+		release(nodes);
+}
+
+static bool is_down(const char *node)
+{
+	__typeof__(slurm_load_node_single) *load;
+	node_info_msg_t *nodes = NULL;
+	bool failed = false;
+
+	*(void **)&load = dlsym(RTLD_DEFAULT, "slurm_load_node_single");
+	if (load == NULL || load(&nodes, (char *)node, SHOW_ALL) != 0)
+		return false;
+	for (uint32_t i = 0; i < nodes->record_count; i++)
+		failed |= (nodes->node_array[i].node_state & NODE_STATE_BASE) == NODE_STATE_DOWN;
+	free_nodes(nodes);
+	return failed;
+}
+
+/* Slurm tells of all components of a heterogeneous job. */
+static bool has_left(uint32_t job_id, const char *node)
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool lists = false, listed = false;
+
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		struct error ignored;
+		uint32_t count;
+		const char *nodes = jobs->job_array[i].nodes;
+		if (nodes == NULL || !nodelist_count(nodes, &count, &ignored))
+			continue;
+		lists = true;
+		listed |= nodelist_has(nodes, node);
+	}
+	ask_free_jobs(jobs);
+	return lists && !listed;
+}
+
+bool ask_node_failed(uint32_t job_id, const char *node)
+{
+	return has_left(job_id, node) || is_down(node);
+}
+
+bool ask_lost_node(uint32_t job_id, char node[HOST_NAME_MAX_BYTES])
+{
+	job_info_msg_t *jobs = ask_jobs(job_id);
+	bool lost = false;
+
+	node[0] = '\0';
+	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++) {
+		const job_info_t *job = &jobs->job_array[i];
+		if (job->job_id != job_id || (job->job_state & JOB_STATE_BASE) != JOB_NODE_FAIL)
+			continue;
+		lost = true;
+#if SLURM_VERSION_NUMBER >= SLURM_VERSION_NUM(23, 11, 0)
+		if (job->failed_node != NULL && strlen(job->failed_node) < HOST_NAME_MAX_BYTES)
+			strcpy(node, job->failed_node);
+#endif
+	}
+	ask_free_jobs(jobs);
+	return lost;
+}
+
+uint32_t ask_affinity(void)
+{
+	enum { CPUS_MAX = 8192 };
+	unsigned long mask[CPUS_MAX / (8 * sizeof(unsigned long))] = { 0 };
+	uint32_t count = 0;
+
+	if (sched_getaffinity(0, sizeof(mask), (cpu_set_t *)mask) != 0)
+		return 0;
+	for (size_t i = 0; i < sizeof(mask) / sizeof(mask[0]); i++)
+		count += (uint32_t)__builtin_popcountl(mask[i]);
+	return count;
+}
+
+void ask_to_say(const char *text)
+{
+	slurm_error("ddp: %s", text);
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/srun/peers.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "spank/base/worker.h"
+#include "spank/wire/timeline.h"
+
+enum { FIRST_ROOM = 64 };
+
+static uint64_t get_number(const unsigned char bytes[8])
+{
+	uint64_t number = 0;
+
+	for (int i = 0; i < 8; i++)
+		number |= (uint64_t)bytes[i] << (8 * i);
+	return number;
+}
+
+/* The node's place, or a free one. There is always a free one. */
+static struct heard_node *place_of(struct heard_node *nodes, size_t room, uint64_t mark)
+{
+	size_t at = mark & (room - 1);
+
+	while (nodes[at].window != 0 && nodes[at].mark != mark)
+		at = (at + 1) & (room - 1);
+	return &nodes[at];
+}
+
+/* False without memory. */
+static bool make_room(struct heard *heard)
+{
+	size_t room = heard->room > 0 ? 2 * heard->room : FIRST_ROOM;
+	struct heard_node *nodes;
+
+	if (2 * (heard->count + 1) <= heard->room)
+		return true;
+	nodes = calloc(room, sizeof(*nodes));
+	if (nodes == NULL)
+		return false;
+	for (size_t i = 0; i < heard->room; i++)
+		if (heard->nodes[i].window != 0)
+			*place_of(nodes, room, heard->nodes[i].mark) = heard->nodes[i];
+	free(heard->nodes);
+	heard->nodes = nodes;
+	heard->room = room;
+	return true;
+}
+
+static bool note_older(struct heard_node *node, uint64_t number)
+{
+	uint64_t age = node->newest - number, bit;
+
+	if (age >= HEARD_WINDOW)
+		return false;
+	bit = (uint64_t)1 << age;
+	if ((node->window & bit) != 0)
+		return false;
+	node->window |= bit;
+	return true;
+}
+
+bool heard_first(struct heard *heard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word)
+{
+	uint64_t mark = get_number(nonce), number = get_number(nonce + 8), step;
+	struct heard_node *node;
+
+	if (!make_room(heard))
+		return false;
+	node = place_of(heard->nodes, heard->room, mark);
+	if (node->window == 0) {
+		*node = (struct heard_node){ .mark = mark, .newest = number, .window = 1 };
+		heard->count++;
+		return true;
+	}
+	if (number <= node->newest)
+		return !last_word && note_older(node, number);
+	step = number - node->newest;
+	node->window = (step < HEARD_WINDOW ? node->window << step : 0) | 1;
+	node->newest = number;
+	return true;
+}
+
+void heard_end(struct heard *heard)
+{
+	free(heard->nodes);
+	*heard = (struct heard){ .nodes = NULL };
+}
+
+static void drop(struct peers *peers, int index)
+{
+	if (peers->item[index].fd >= 0)
+		close(peers->item[index].fd);
+	peers->count--;
+	memmove(&peers->item[index], &peers->item[index + 1], (size_t)(peers->count - index) * sizeof(peers->item[0]));
+}
+
+/* Reads what is there; false if the peer is done with. */
+static bool read_peer(struct peer *peer, peers_take take)
+{
+	char *p = (char *)&peer->message;
+
+	while (peer->got < sizeof(peer->message)) {
+		ssize_t got = recv(peer->fd, p + peer->got, sizeof(peer->message) - peer->got, MSG_DONTWAIT);
+		if (got <= 0)
+			return got < 0 && (errno == EAGAIN || errno == EINTR);
+		peer->got += (size_t)got;
+	}
+	if (take(&peer->message, peer->fd))
+		peer->fd = -1;
+	return false;
+}
+
+void peers_accept(struct peers *peers, int listener, peers_take take)
+{
+	for (int accepted = 0; accepted < PEERS_MAX; accepted++) {
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		bool no_room = fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS);
+		if (no_room && peers->count == 0)
+			pause_ms(50);
+		if (fd < 0 && !(no_room && peers->count > 0))
+			return;
+		if (no_room || peers->count == PEERS_MAX)
+			drop(peers, 0);
+		if (fd < 0)
+			continue;
+		struct peer *peer = &peers->item[peers->count++];
+		peer->fd = fd;
+		peer->got = 0;
+		peer->deadline_ns = ddp_now_ns() + (uint64_t)REPLY_MS * 1000000;
+		if (!read_peer(peer, take))
+			drop(peers, peers->count - 1);
+	}
+}
+
+int peers_poll(const struct peers *peers, struct pollfd *ready)
+{
+	for (int i = 0; i < peers->count; i++)
+		ready[i] = (struct pollfd){ .fd = peers->item[i].fd, .events = POLLIN };
+	return peers->count;
+}
+
+void peers_serve(struct peers *peers, const struct pollfd *ready, int count, peers_take take)
+{
+	uint64_t now = ddp_now_ns();
+
+	/* From the last on: one that goes moves those behind it. */
+	for (int i = count - 1; i >= 0; i--)
+		if ((ready[i].revents != 0 && !read_peer(&peers->item[i], take)) || peers->item[i].deadline_ns <= now)
+			drop(peers, i);
+}
+
+uint64_t peers_due(const struct peers *peers)
+{
+	return peers->count > 0 ? peers->item[0].deadline_ns : UINT64_MAX;
+}
+
+void peers_end(struct peers *peers)
+{
+	while (peers->count > 0)
+		drop(peers, peers->count - 1);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/srun/requests.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void losses_add(struct losses *losses, uint32_t node)
+{
+	uint32_t room = losses->room > 0 ? 2 * losses->room : 16, *larger;
+
+	for (uint32_t i = 0; i < losses->count; i++)
+		if (losses->nodes[i] == node)
+			return;
+	if (losses->count == losses->room) {
+		larger = realloc(losses->nodes, room * sizeof(*larger));
+		if (larger == NULL)
+			return;
+		losses->nodes = larger;
+		losses->room = room;
+	}
+	losses->nodes[losses->count++] = node;
+}
+
+void losses_add_all(struct losses *losses, const struct links *links)
+{
+	const struct links_node *node;
+
+	for (uint32_t i = 0; (node = links_node(links, i)) != NULL; i++)
+		if ((node->silent || node->lost) && !node->bye)
+			losses_add(losses, i);
+}
+
+bool losses_any_new(const struct losses *losses)
+{
+	return losses->asked < losses->count;
+}
+
+static const char *name_of(const struct losses *losses, const struct links *links, uint32_t index)
+{
+	return links_node(links, losses->nodes[index])->opening.node;
+}
+
+char *losses_names(const struct losses *losses, const struct links *links)
+{
+	size_t bytes = 0;
+	char *names, *end;
+
+	for (uint32_t i = losses->asked; i < losses->count; i++)
+		bytes += strlen(name_of(losses, links, i)) + 1;
+	names = bytes > 0 ? malloc(bytes) : NULL;
+	end = names;
+	for (uint32_t i = losses->asked; names != NULL && i < losses->count; i++) {
+		end = stpcpy(end, name_of(losses, links, i));
+		*end++ = i + 1 < losses->count ? ',' : '\0';
+	}
+	return names;
+}
+
+void losses_note_request(struct losses *losses)
+{
+	losses->asked = losses->count;
+}
+
+void losses_end(struct losses *losses)
+{
+	free(losses->nodes);
+	*losses = (struct losses){ .nodes = NULL };
+}
+
+void requests_start(struct requests *requests, const struct relay_actions *actions)
+{
+	*requests = (struct requests){ .actions = actions };
+}
+
+void requests_end(struct requests *requests)
+{
+	losses_end(&requests->losses);
+}
+
+void requests_begin_again(struct requests *requests)
+{
+	requests->holds = requests->asked = requests->asks_end = false;
+}
+
+bool requests_hold(struct requests *requests, const struct step *step, const struct held_news *held)
+{
+	const struct relay_news news = relay_read(&held->message);
+
+	if (step->over || step->stopping || requests->actions->node_failed == NULL || requests->holds ||
+	    news.node[0] == '\0' || !judge_may_be_node(&news.facts) ||
+	    (requests->asked && !step->policy.outlives_nodes) ||
+	    !controller_start(requests->actions, REQUEST_NODE_FAILED, news.node))
+		return false;
+	requests->asked = requests->holds = true;
+	requests->held = *held;
+	return true;
+}
+
+bool requests_hold_any(const struct requests *requests)
+{
+	return requests->holds;
+}
+
+bool requests_take_held(struct requests *requests, struct held_news *held)
+{
+	if (!requests->holds)
+		return false;
+	requests->holds = false;
+	*held = requests->held;
+	return true;
+}
+
+void requests_ask_end(struct requests *requests)
+{
+	requests->asks_end = true;
+}
+
+bool requests_await_end(const struct requests *requests)
+{
+	return requests->asks_end;
+}
+
+void requests_end_step(struct requests *requests, const struct links *links)
+{
+	losses_add_all(&requests->losses, links);
+	requests->ends_step = true;
+	requests_go_on(requests, links);
+}
+
+/* False: there is no such request. */
+static bool lose_nodes(struct requests *requests, const struct links *links)
+{
+	char *names = requests->actions->lose_nodes != NULL ? losses_names(&requests->losses, links) : NULL;
+
+	if (names == NULL)
+		return false;
+	if (controller_start(requests->actions, REQUEST_LOSE_NODES, names))
+		losses_note_request(&requests->losses);
+	free(names);
+	return true;
+}
+
+/* Silent nodes leave the job before the step ends: Slurm keeps a step that has ended before as long as such a node
+   does not answer. */
+void requests_go_on(struct requests *requests, const struct links *links)
+{
+	if (controller_descriptor() >= 0 || lose_nodes(requests, links))
+		return;
+	if (requests->ends_step)
+		requests->ends_step = !controller_start(requests->actions, REQUEST_END_STEP, "");
+	else if (requests->asks_end)
+		controller_start(requests->actions, REQUEST_SLURM_ENDS_IT, "");
+}
+
+enum controller_request requests_hear(struct requests *requests, int ms, bool *answer)
+{
+	enum controller_request request;
+
+	if (!controller_finish(ms, &request, answer))
+		return REQUEST_NONE;
+	requests->ended_step |= request == REQUEST_END_STEP;
+	if (request == REQUEST_SLURM_ENDS_IT && !requests->asks_end)
+		return REQUEST_NONE;
+	if (request == REQUEST_SLURM_ENDS_IT)
+		requests->asks_end = false;
+	return request;
+}
+
+bool requests_any_waits(const struct requests *requests)
+{
+	return losses_any_new(&requests->losses) || requests->ends_step;
+}
+
+bool requests_have_ended_step(const struct requests *requests)
+{
+	return requests->ended_step && !requests_any_waits(requests) && controller_descriptor() < 0;
+}

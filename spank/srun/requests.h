@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed,
+ * and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
+ * requests are made one at a time (controller.h), and lost nodes leave the job before the step ends. libc only.
+ */
+#ifndef SPANK_REQUESTS_H
+#define SPANK_REQUESTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "spank/srun/controller.h"
+#include "spank/srun/links.h"
+#include "spank/srun/step.h"
+#include "spank/wire/relay.h"
+
+/* The nodes that are to leave the job, because they are lost. SLURM without slurmdbd changes the nodes of a job once,
+   so all of them leave it in one request, as late as possible. Pure, but it allocates memory. */
+struct losses {
+	uint32_t *nodes;       /* of the links, */
+	uint32_t count, room;
+	uint32_t asked;        /* and so many were in a request */
+};
+
+/* Adds a node that is not among them yet. Without memory it does nothing: the caller comes again. */
+void losses_add(struct losses *losses, uint32_t node);
+
+/* Adds all nodes for which srun does not wait any more: those that are silent or lost, and have not said good-bye. */
+void losses_add_all(struct losses *losses, const struct links *links);
+
+/* Whether one was in no request yet. */
+bool losses_any_new(const struct losses *losses);
+
+/* Gives the names of these, with commas, for free(3); NULL: there is none, or no memory. */
+char *losses_names(const struct losses *losses, const struct links *links);
+
+/* A request with these names is under way. */
+void losses_note_request(struct losses *losses);
+
+void losses_end(struct losses *losses);
+
+/* News of a node's tasks, which wait until slurmctld tells whether the node has failed. */
+struct held_news {
+	struct relay_message message;
+	bool alone; /* as of step_take() */
+	uint64_t taken_ns;
+};
+
+struct requests {
+	const struct relay_actions *actions;
+	struct losses losses;
+	struct held_news held;
+	bool holds;      /* there are such news */
+	bool asked;      /* about a node */
+	bool asks_end;   /* whether Slurm is about to end the step: no answer yet */
+	bool ends_step;  /* as soon as slurmctld has answered an earlier request, */
+	bool ended_step; /* and slurmctld was asked to */
+};
+
+/* `actions` stay the caller's, and have to live as long. */
+void requests_start(struct requests *requests, const struct relay_actions *actions);
+void requests_end(struct requests *requests);
+
+/* A generation begins: nothing that was asked about the last one counts. */
+void requests_begin_again(struct requests *requests);
+
+/* Asks about the node of the news, if slurmctld may have killed its tasks: of a step that was cancelled that is one
+   question, not one of each node. A step that outlives nodes may lose several. True: the news are held until the
+   answer comes. */
+bool requests_hold(struct requests *requests, const struct step *step, const struct held_news *held);
+
+/* Whether there are such news. */
+bool requests_hold_any(const struct requests *requests);
+
+/* Gives the news that are held, which then are not held any more. False: there are none. */
+bool requests_take_held(struct requests *requests, struct held_news *held);
+
+/* Asks whether Slurm is about to end the step, in its turn; and whether the answer is missing. */
+void requests_ask_end(struct requests *requests);
+bool requests_await_end(const struct requests *requests);
+
+/* Ends the step, in its turn. */
+void requests_end_step(struct requests *requests, const struct links *links);
+
+/* Starts the request whose turn it is. */
+void requests_go_on(struct requests *requests, const struct links *links);
+
+/* Waits so long for slurmctld's answer, if a request is under way. Returns the request that was answered,
+   REQUEST_NONE if none was. The caller takes the answer in, and then calls requests_go_on(). */
+enum controller_request requests_hear(struct requests *requests, int ms, bool *answer);
+
+/* Whether a request waits for requests_go_on(); and whether slurmctld was asked to end the step, and nothing more is
+   to be asked. */
+bool requests_any_waits(const struct requests *requests);
+bool requests_have_ended_step(const struct requests *requests);
+
+#endif

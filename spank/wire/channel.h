@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One side of a link: its numbered frames (struct session), and the connection over which they go at the moment
+ * (struct channel). When a new connection replaces an old one, each side sends again what the other has not read.
+ * Nothing here waits. libc only.
+ */
+#ifndef SPANK_CHANNEL_H
+#define SPANK_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "spank/identity/nodelist.h"
+#include "spank/wire/frame.h"
+
+/* A node says this of itself when it opens its link to srun. Pure. */
+enum { OPENING_RELEASE_BYTES = 32 };
+
+struct link_opening {
+	uint32_t node_id;  /* of its component of the step */
+	uint32_t rank;     /* of one of its tasks; UINT32_MAX: not known */
+	uint32_t tasks;    /* of the node */
+	uint64_t read;     /* so many of srun's numbered frames has the node read */
+	char node[HOST_NAME_MAX_BYTES];
+	char release[OPENING_RELEASE_BYTES]; /* of the node's plugin; "": one that does not tell it here. To be printed with care */
+	uint32_t protocol; /* FRAME_PROTOCOL of the node; 0: one that does not tell it */
+};
+
+enum { OPENING_BYTES = 24 + HOST_NAME_MAX_BYTES + OPENING_RELEASE_BYTES + 4 };
+
+void opening_pack(const struct link_opening *opening, unsigned char bytes[OPENING_BYTES]);
+/* False: the bytes are no opening. */
+bool opening_unpack(const unsigned char bytes[OPENING_BYTES], struct link_opening *opening);
+
+struct kept_frame;
+
+/* The numbered frames of a side: what it has sent that the other has not read, and how many it has read. */
+struct session {
+	struct kept_frame *first, *last;
+	size_t kept_bytes;
+	uint64_t sent; /* number of the last one */
+	uint64_t read; /* so many of the other side's */
+};
+
+/* A connection. */
+struct channel {
+	int fd; /* -1: none */
+	struct frame_stream out;
+	struct frame_reader in;
+	unsigned char *pending; /* what the kernel has not taken yet, */
+	size_t begin, end, room; /* from `begin` to `end` */
+	uint64_t written;       /* bytes that the kernel has taken */
+	bool ended;             /* the other side sends no more */
+	bool broken;            /* by an error, a wrong frame, or want of memory */
+};
+
+/* Sets what all of the plugin's sockets have: small messages go at once, and data that the other side does not
+   acknowledge for `ms` ends the connection. A lost packet is repeated at short intervals, because on a link seldom
+   another packet follows that would show the loss. */
+void channel_tune(int fd, uint32_t ms);
+
+/* From then on the channel owns the descriptor. `side`: which end of the link this process is. */
+void channel_begin(struct channel *channel, int fd, const unsigned char secret[SIPHASH_KEY_BYTES],
+                   const unsigned char nonce[FRAME_NONCE_BYTES], enum frame_side side);
+void channel_end(struct channel *channel);
+
+/* Adds bytes that are no frame, or a frame, to what is to be sent. */
+void channel_put_bytes(struct channel *channel, const void *bytes, size_t count);
+void channel_put(struct channel *channel, uint32_t type, uint64_t number, const void *payload, size_t bytes);
+
+/* Adds FRAME_ASK or FRAME_TOLD about the question of that number. `read`: so many numbered frames were read. */
+void channel_put_question(struct channel *channel, uint32_t type, uint64_t read, uint64_t question);
+
+/* Gives the kernel what it takes. */
+void channel_flush(struct channel *channel);
+bool channel_has_pending(const struct channel *channel);
+
+/* Reads what is there, or so much that the next frame is whole. */
+void channel_fill(struct channel *channel);
+
+/* Returns how many of the written bytes the other side's kernel has acknowledged. */
+uint64_t channel_acknowledged(const struct channel *channel);
+
+/* Gives the next frame that is new. The session notes what the other side has read, and a numbered frame that was
+   read already is left out. Its payload is valid until the next call for this channel. */
+bool channel_next(struct channel *channel, struct session *session, struct frame *frame);
+
+/* Sends a numbered frame, now or, without a connection, as soon as there is one. Its type is at least FRAME_NEWS, and
+   its payload at most FRAME_PAYLOAD_MAX bytes. False: it is too long, or there is no memory for it. */
+bool session_send(struct session *session, struct channel *channel, uint32_t type, const void *payload, size_t bytes);
+
+/* Forgets the numbered frames that the other side has read: so many. */
+void session_forget(struct session *session, uint64_t read);
+
+/* Sends on a new connection again what the other side has not read. */
+void session_send_again(struct session *session, struct channel *channel);
+
+void session_end(struct session *session);
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writes the flight recorder's lines of a node's tasks to files of the user's. The writer is a process of the user's: a
+ * child of slurmstepd's that becomes the user, a child of the witness's, or ddp-status. libc only.
+ */
+#ifndef SPANK_RECORD_DUMP_H
+#define SPANK_RECORD_DUMP_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "spank/base/child.h"
+#include "spank/base/error.h"
+#include "spank/base/sink.h"
+#include "spank/witness/rings.h"
+
+/* The kernel's word on the threads of a process of the same user: a line for each. libc only. */
+
+/* Adds "thread 123 (python) sleeps in futex_wait_queue" for each of the first threads; nothing if the process is
+   gone. */
+enum { THREADS_MAX = 256 };
+
+enum { RECORD_DIR_MAX = 1024 };
+
+/* Where a step's files are, and whose they are. */
+struct record_place {
+	char dir[RECORD_DIR_MAX]; /* of record=; "": nothing is written */
+	bool is_site;             /* `dir` is the site's default, which no user may make */
+	uint32_t job, step;
+	struct owner owner;
+};
+
+struct record_task {
+	uint32_t local_task;
+	uint32_t rank;    /* UINT32_MAX: it has none, and is left out */
+	pid_t pid;        /* 0: it has no process any more */
+	char end[48];     /* how it has ended; "": it runs, or is not known */
+};
+
+struct record_order {
+	const struct record_place *place;
+	const char *reason;     /* a constant: "stall", "failure", "end" or "asked" */
+	const char *node;
+	uint32_t world_size, generation;
+	const struct record_task *tasks;
+	uint32_t count;
+	struct error *lost;     /* in memory that the child shares: gets the first reason why a record is not written; NULL */
+	_Atomic pid_t *writer;  /* in the same memory: the child while it is at work, otherwise 0; NULL */
+	bool stacks;            /* ask the tasks' processes for their threads and stacks, which takes up to 1.5 s */
+};
+
+/* Writes a line for each task, in this process, which is the user's. False with the first error; the other tasks' lines
+   are written all the same. */
+bool record_dump(const struct record_order *order, const struct rings_source *source, struct error *error);
+
+/* The same in a child, which becomes the user if this process is root. Returns the child, which the caller reaps; or
+   -1. What the rings hold now is written: the memory is copied before this returns. The order's `lost` gets an error.
+   */
+pid_t record_dump_beside(const struct record_order *order, const struct rings_source *source);
+
+/* Notes in `lost`, as in struct record_order, why a record is not written. */
+void record_note_lost(struct error *lost, const char *reason);
+
+/* "signal 9", "code 1". */
+void record_end_text(int wait_status, char *text, size_t bytes);
+
+#endif

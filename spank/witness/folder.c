@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "spank/witness/folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "spank/base/worker.h"
+
+enum { FOLDER_MODE = 0700, FILE_MODE = 0600, LOCK_LOOKS = 100, LOCK_LOOK_MS = 10 };
+
+struct folder_wish record_folder_wish(const char *dir, bool make)
+{
+	return (struct folder_wish){ .option = "record", .dir = dir, .make = make, .mode = FOLDER_MODE };
+}
+
+static bool refuse(const struct folder_wish *wish, const char *what, const char *name, struct error *error)
+{
+	const int reason = errno;
+
+	return error_set(error, "%s=%s: cannot %s %s: %s; %s, on all nodes", wish->option, wish->dir, what, name, strerror(reason),
+	                 wish->make ? "name a folder that exists and that you may write to"
+	                            : "the administrator makes the site's folder, with mode 1777");
+}
+
+static int open_dir(const struct folder_wish *wish, struct error *error)
+{
+	int folder = open(wish->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+	if (folder < 0 && wish->make && errno == ENOENT && (mkdir(wish->dir, wish->mode) == 0 || errno == EEXIST))
+		folder = open(wish->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (folder < 0)
+		refuse(wish, wish->make && errno == ENOENT ? "make" : "open", "the folder", error);
+	return folder;
+}
+
+int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error)
+{
+	const int parent = open_dir(wish, error);
+	struct stat info;
+	char name[32];
+	int folder;
+
+	if (parent < 0)
+		return -1;
+	snprintf(name, sizeof(name), "%u.%u", job, step);
+	/* Another node's task may make it, too. */
+	if (mkdirat(parent, name, wish->mode) != 0 && errno != EEXIST) {
+		refuse(wish, "make its folder", name, error);
+		close(parent);
+		return -1;
+	}
+	folder = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	if (folder < 0) {
+		refuse(wish, "open its folder", name, error);
+	} else if (fstat(folder, &info) != 0 || info.st_uid != geteuid()) {
+		error_set(error, "%s=%s: the folder %s in it belongs to another user (uid %u); name another folder", wish->option,
+		          wish->dir, name, (unsigned)info.st_uid);
+		close(folder);
+		folder = -1;
+	}
+	close(parent);
+	return folder;
+}
+
+bool record_folder_make(const struct folder_wish *wish, uint32_t job, uint32_t step, struct error *error)
+{
+	const int folder = record_folder_open(wish, job, step, error);
+	bool fine;
+
+	if (folder < 0)
+		return false;
+	fine = faccessat(folder, ".", W_OK | X_OK, AT_EACCESS) == 0 || refuse(wish, "write to", "its folder", error);
+	close(folder);
+	return fine;
+}
+
+/* Somebody else may write to it at the moment, as ddp-status does when it is asked to. A file server may know no
+   locks. */
+static void lock(int file)
+{
+	for (int look = 0; look < LOCK_LOOKS && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; look++)
+		pause_ms(LOCK_LOOK_MS);
+}
+
+static bool write_all(int file, const char *text, size_t bytes)
+{
+	while (bytes > 0) {
+		ssize_t done = write(file, text, bytes);
+		if (done < 0 && errno == EINTR)
+			continue;
+		if (done <= 0)
+			return false;
+		text += done;
+		bytes -= (size_t)done;
+	}
+	return true;
+}
+
+bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes, struct error *error)
+{
+	struct stat info;
+	char name[32];
+	bool fine;
+	int file;
+
+	snprintf(name, sizeof(name), "rank-%u.jsonl", rank);
+	file = openat(folder, name, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, FILE_MODE);
+	if (file < 0)
+		return error_set(error, "cannot open %s: %s", name, strerror(errno));
+	if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != geteuid()) {
+		close(file);
+		return error_set(error, "%s is no plain file of user %u: remove it", name, (unsigned)geteuid());
+	}
+	lock(file);
+	if (fstat(file, &info) == 0 && info.st_size > RECORD_FILE_MAX) {
+		close(file);
+		return error_set(error, "%s has its largest size", name);
+	}
+	fine = write_all(file, line, bytes);
+	if (!fine) {
+		error_set(error, "cannot write %s: %s", name, strerror(errno));
+		/* No half of a line is to stay, if that can be helped. */
+		if (ftruncate(file, info.st_size) != 0)
+			errno = 0;
+	}
+	close(file);
+	return fine;
+}
