@@ -51,9 +51,11 @@ spank_libspankcore_la_SOURCES = \
 	spank/witness/stack.c spank/witness/stack.h \
 	spank/witness/text.c spank/witness/text.h \
 	spank/witness/witness.c spank/witness/witness.h \
+	spank/node/blame_node.c spank/node/blame_node.h \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
+	spank/node/journal.c spank/node/journal.h \
 	spank/node/link.c spank/node/link.h \
 	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \

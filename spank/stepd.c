@@ -15,7 +15,7 @@
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/node/ends.h"
-#include "spank/node/report.h"
+#include "spank/node/journal.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/wire/event.h"
 #include "spank/wire/relay.h"

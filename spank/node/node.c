@@ -13,6 +13,7 @@
 #include "spank/base/worker.h"
 #include "spank/base/release.h"
 #include "spank/base/sink.h"
+#include "spank/node/blame_node.h"
 #include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
 #include "spank/wire/blame.h"

@@ -10,31 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/node/supervise.h"
 #include "watch/progress.h"
-
-/* The line about a step in a node's own log: what has run there, and how that ended. Pure. */
-
-/* "step 7.0: ranks 2 to 3 of 4 on n1: rank 3 exited with code 7 first, and 1 more did not end
-   well; plugin 0.2". Printable bytes only, and nothing that a user chose. */
-void journal_step(const struct supervise *supervise, uint32_t job_id, uint32_t step_id,
-                  const char *version, char *text, size_t bytes);
-
-/*
- * What this node knows of those of its ranks for which other ranks have waited: they still run, or they have
- * ended without a report.
- */
-
-/* Whether `rank` is one of the node's. */
-bool blame_is_local(const struct supervise *supervise, uint32_t rank);
-
-/* Says what `rank` does, or how it had ended (see blame_describe()). False: it is
-   not of this node, or its end has a report of its own. */
-bool blame_local(const struct supervise *supervise, uint32_t rank, uint64_t now_ns, char *text,
-                 size_t bytes);
-
-/* Says which task of the node had ended with code 0. False: none. */
-bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *text, size_t bytes);
 
 struct failure {
 	uint32_t rank, world_size;

@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/node/report.h"
+#include "spank/node/blame_node.h"
 #include "spank/wire/blame.h"
 #include "spank/wire/doing.h"
 
