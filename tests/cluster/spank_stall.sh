@@ -69,7 +69,7 @@ prints 'the step stalls: .*; rank 0 of 2 on n[01] never came: .*; waiting: rank 
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" miss 3
 status_is 137 "a rank that is stopped before ddp_finalize() makes its step stall"
-prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, .*; waiting: ranks 0-2 in collective #[0-9]+ ddp_finalize\(\) for' \
+prints 'the step stalls: .*; rank 3 of 4 on n1 is stopped by a signal or a debugger, .*; waiting: ranks 0-2 in collective #[0-9]+ ddp_finalize\(\) or destroy_process_group\(\) for' \
 	"with that rank, for which the others wait there"
 
 capture as_user srun --ddp=stall="$brief",stall-action=kill -N2 --ntasks-per-node=2 "$probe" halt 3
