@@ -54,11 +54,11 @@ learns resnet 50 80 --plain --width 8 --sync-batch-norm --device cpu:0
 capture ddp -n2 "$prefix/bin/resnet" --depth 50 --data "$data" --threads 1 --batch 2 --steps 1 --width 4
 status_is 0 "resnet of 50 layers trains"
 
-# By other convolutions, the first loss is nearly the same. The fake GPU is not installed.
+# By other convolutions, the first loss is nearly the same. The fake GPU is not installed, and its NCCL is of one node.
 fake=$work/libddp_fake_gpu.so
 install -m 755 "$build/tests/device/.libs/libddp_fake_gpu.so" "$fake"
 for device in cpu cuda; do
-	capture as_user env DDP_CUDA_MODULE="$fake" DDP_CUDA_KERNELS="$fake" DDP_NCCL="$fake" srun --ddp -N2 -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain \
+	capture as_user env DDP_CUDA_MODULE="$fake" DDP_CUDA_KERNELS="$fake" DDP_NCCL="$fake" srun --ddp -N1 -n2 "$prefix/bin/resnet" --data "$data" --threads 1 --batch 4 --steps 1 --width 4 --plain \
 		--sync-batch-norm --device "$device"
 	status_is 0 "resnet trains, device $device"
 	sed -n 's/^step 1\/1  loss \([0-9.]*\) .*/\1/p' <<<"$output" >>"$work/losses"
