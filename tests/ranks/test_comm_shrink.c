@@ -183,7 +183,7 @@ static void ranks_are_heard_though_those_who_would_show_it_stay_away(void **stat
 
 /* ---- a rank that is slow to see the failure ------------------------------------------------ */
 
-enum { SLOW_COUNT = 90000, PAGE_ELEMENTS = 1024 };
+enum { SLOW_COUNT = 300000, PAGE_ELEMENTS = 1024 };
 
 static float *slow_page;
 static atomic_bool *held; /* all ranks share it */
