@@ -393,6 +393,8 @@ static void begin_survivors(enum ddp_writer second)
 {
 	give_go(1, 1, TASKS);
 	await_programs(1);
+	while (program(0) == 0 || program(1) == 0)
+		usleep(1000);
 	say_survives(0, DDP_WRITER_LIBDDP);
 	say_survives(1, second);
 }
@@ -434,6 +436,19 @@ static void programs_that_survive_stay(void **state)
 	assert_int_equal(program(0), 0);
 	give_go(3, 1, TASKS);
 	await_programs(3);
+}
+
+static void programs_that_have_not_joined_do_not_stay(void **state)
+{
+	(void)state;
+	begin_survivors(DDP_WRITER_LIBDDP);
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	give_go_as(2, 1, TASKS, true);
+	await_programs(2);
+	give_end_as(2, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
+	assert_int_equal(program(0), 0);
 }
 
 static void a_slow_agent_keeps_its_program(void **state)
@@ -777,6 +792,7 @@ int main(void)
 		CASE(an_end_is_told_and_judged_once),
 		CASE(what_srun_ends_is_not_judged),
 		CASE(programs_that_survive_stay),
+		CASE(programs_that_have_not_joined_do_not_stay),
 		CASE(a_slow_agent_keeps_its_program),
 		CASE(programs_of_other_libraries_do_not_stay),
 		CASE(a_spare_has_nothing_that_stays),
