@@ -13,7 +13,7 @@
 #include "watch/watch.h"
 #include "wireup/agreement.h"
 
-enum { LOOK_MS = 2 };
+enum { LOOK_MS = 2, LONG_MS = 10000 };
 
 static uint64_t deadline_of(const ddp_context *context)
 {
@@ -34,19 +34,35 @@ static ddp_status take(ddp_context *context, const struct ddp_progress_deal *dea
 	return DDP_OK;
 }
 
-ddp_status ddp_renewal_await(ddp_context *context)
+static ddp_status await_deal(const ddp_context *context, struct ddp_progress_deal *deal)
 {
 	const struct timespec pause = { .tv_nsec = LOOK_MS * 1000000 };
-	const uint64_t deadline_ns = deadline_of(context);
-	struct ddp_progress_deal deal;
+	const uint64_t start_ns = ddp_now_ns(), deadline_ns = deadline_of(context);
+	bool told = false;
 
-	while (!ddp_page_deal(&context->job, &deal) || deal.generation <= context->renewal.generation) {
+	while (!ddp_page_deal(&context->job, deal) || deal->generation <= context->renewal.generation) {
 		if (ddp_now_ns() > deadline_ns)
 			return ddp_fail(DDP_ERR_TIMEOUT, "srun has not started others in place of the ranks that are "
 			                "lost within %d s", context->timeout_ms / 1000);
+		if (!told && ddp_now_ns() - start_ns > LONG_MS * 1000000ull)
+			ddp_log(DDP_LOG_WARN, "rank %d has waited %d s for srun to start others in place of the ranks that are "
+			        "lost, and waits %d s at most", context->job.rank, LONG_MS / 1000, context->timeout_ms / 1000);
+		told = ddp_now_ns() - start_ns > LONG_MS * 1000000ull;
 		nanosleep(&pause, NULL);
 	}
-	ddp_status status = take(context, &deal);
+	return DDP_OK;
+}
+
+ddp_status ddp_renewal_await(ddp_context *context)
+{
+	struct ddp_progress *page = ddp_watch_page(context->watch);
+	struct ddp_progress_deal deal;
+
+	ddp_page_wait(page, 0, ddp_now_ns(), "others that srun starts in place of lost ranks");
+	ddp_status status = await_deal(context, &deal);
+	ddp_page_go_on(page);
+	if (status == DDP_OK)
+		status = take(context, &deal);
 	OPENSSL_cleanse(&deal, sizeof(deal));
 	return status;
 }

@@ -135,6 +135,11 @@ void ddp_comm_keep(ddp_comm *comm, int change)
 	atomic_fetch_add(&comm->models, change);
 }
 
+int ddp_comm_models(const ddp_comm *comm)
+{
+	return atomic_load(&comm->models);
+}
+
 int ddp_comm_world_rank(const ddp_comm *comm, int rank)
 {
 	return comm->topology.world_ranks[rank];

@@ -49,6 +49,7 @@ ddp_status ddp_comm_choose(ddp_comm *world, ddp_comm *given, const char *functio
 
 /* Another model is trained on it (1), or one no more (-1): it is not freed meanwhile. */
 void ddp_comm_keep(ddp_comm *comm, int change);
+int ddp_comm_models(const ddp_comm *comm);
 
 /* The rank in the world of a rank of the communicator. */
 int ddp_comm_world_rank(const ddp_comm *comm, int rank);

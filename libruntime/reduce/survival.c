@@ -25,6 +25,9 @@ static ddp_status check_supported(const ddp_model *model)
 	if (model->context->renewal.possible && model->comm != model->context->world)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these join all ranks, but "
 		                "the model has the option comm");
+	if (model->context->renewal.possible && ddp_comm_models(model->comm) > 1)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and one model can go on with these, but "
+		                "the program trains several on all ranks");
 	if (model->context->renewal.barred)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and cannot tell these where "
 		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
@@ -62,6 +65,7 @@ ddp_status ddp_survival_open(ddp_model *model)
 		ddp_survival_close(model);
 		return status;
 	}
+	model->survival->of_writer = ddp_comm_world_rank(model->comm, 0) == 0;
 	ddp_survival_end_step(model);
 	ddp_page_survives(ddp_watch_page(model->context->watch), true);
 	return DDP_OK;

@@ -16,6 +16,7 @@ typedef struct ddp_survival {
 	size_t user_bytes;
 	bool updating;        /* an update that this rank cannot undo is under way */
 	bool owns_comm;       /* the model's communicator was made for it */
+	bool of_writer;       /* the first of its ranks writes the metrics */
 } ddp_survival;
 
 /* DDP_ERR_UNSUPPORTED: why ranks cannot go on without each other, on all ranks alike. Collective. */

@@ -258,6 +258,10 @@ static ddp_status join(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DO
 
 	ddp_page_survives(ddp_watch_page(context->watch), false);
 	ddp_status status = all != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %d ranks", ranks);
+	/* The world that it would be left with ends. */
+	if (status == DDP_OK && ddp_comm_models(context->world) > 1)
+		status = ddp_fail(DDP_ERR_UNSUPPORTED, "the program trains several models on all ranks, and only one can go on "
+		                  "with ranks that srun has started again");
 	if (status == DDP_OK)
 		status = ddp_renewal_meet(context);
 	if (status == DDP_OK)
@@ -266,6 +270,9 @@ static ddp_status join(ddp_model *model, ddp_loader *loader, int64_t done[DDP_DO
 	if (status != DDP_OK)
 		return status;
 	ddp_renewal_forget(context);
+	/* Communicators of the former world may have broken after those that are left had met. */
+	if (!ddp_comm_broken(context->world))
+		ddp_page_forget_error(ddp_watch_page(context->watch), DDP_ERROR_FINAL);
 	ddp_page_survives(ddp_watch_page(context->watch), true);
 	return DDP_OK;
 }
@@ -304,7 +311,8 @@ static void tell(const ddp_model *model, const char *why, int before, double sec
 		ddp_log(DDP_LOG_WARN, "%s; all %d ranks go on with step %lld, after %.2f s", why, before,
 		        (long long)model->steps + 1, seconds);
 	} else {
-		ddp_watch_lead(model->context->watch, &model->context->job);
+		if (model->survival->of_writer)
+			ddp_watch_lead(model->context->watch, &model->context->job);
 		ddp_log(DDP_LOG_WARN, "%s; %d of %d ranks go on with step %lld, after %.2f s", why, ddp_comm_size(model->comm),
 		        before, (long long)model->steps + 1, seconds);
 	}

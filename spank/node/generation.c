@@ -139,7 +139,8 @@ static bool choose_rest(struct generation *generation, bool keep)
 		bool runs = agents_child_runs(agents, i);
 		supervise_read(supervise, i, &page);
 		running += runs;
-		surviving += runs && slots_survive(&page);
+		/* Programs of other libraries cannot be joined. */
+		surviving += runs && slots_survive(&page) && page.writer == DDP_WRITER_LIBDDP;
 	}
 	keep = keep && running > 0 && surviving == running;
 	for (uint32_t i = 0; i < agents->count; i++)
@@ -345,6 +346,11 @@ static bool look_for_lost(struct generation *generation)
 	return (any && !end_adopted(generation)) || soon;
 }
 
+static bool stays(const struct agents *agents, uint32_t local_task)
+{
+	return atomic_load(&agents->shared->agent[local_task].stays) && agents_child_runs(agents, local_task);
+}
+
 /* An agent, which is the user's, may not end a program that has become root, as sudo does. */
 static void help_agents(struct generation *generation)
 {
@@ -353,7 +359,8 @@ static void help_agents(struct generation *generation)
 	if (ddp_now_ns() - generation->ended_ns < SLOW_MS * 1000000ull)
 		return;
 	for (uint32_t i = 0; i < agents->count; i++)
-		if ((generation->state == GENERATION_QUITS || !agents_agent_clear(agents, i, generation->number)) &&
+		if ((generation->state == GENERATION_QUITS ||
+		     (!agents_agent_clear(agents, i, generation->number) && !stays(agents, i))) &&
 		    agents_agent_runs(agents, i))
 			descend_kill_children_of(agents->pids[i]);
 }

@@ -217,6 +217,22 @@ static void clear_page(const struct supervise *supervise, uint32_t local_task)
 		errno = 0; /* its program empties a ring that it takes */
 }
 
+/* Who has stayed says so again when it has joined the others. Until then it waits for them in vain if the generation
+   ends, and does not look for a later one. */
+static void forget_survival(const struct supervise *supervise, uint32_t local_task)
+{
+	off_t at = (off_t)local_task * DDP_PROGRESS_BYTES + (off_t)offsetof(struct ddp_progress, aside);
+	uint32_t aside;
+
+	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++, at += DDP_PROGRESS_SLOT_BYTES) {
+		if (pread(supervise->progress_fd, &aside, sizeof(aside), at) != sizeof(aside))
+			return;
+		aside &= ~(uint32_t)DDP_PROGRESS_SURVIVES;
+		if (pwrite(supervise->progress_fd, &aside, sizeof(aside), at) != sizeof(aside))
+			return;
+	}
+}
+
 void supervise_leave(struct supervise *supervise)
 {
 	for (uint32_t i = 0; i < supervise->local_tasks; i++)
@@ -239,7 +255,9 @@ void supervise_begin_again(struct supervise *supervise, uint32_t generation, uin
 		struct supervise_task *task = &shared->task[i];
 		supervise->reaped[i] = (struct task_reaped){ .ns = 0 };
 		task->rank = ranks[i];
-		if (!stays(supervise, i)) {
+		if (stays(supervise, i)) {
+			forget_survival(supervise, i);
+		} else {
 			clear_page(supervise, i);
 			task->pid = 0;
 			atomic_store(&task->start_ns, 0);

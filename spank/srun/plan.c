@@ -60,7 +60,7 @@ static void succeed(struct plan *plan)
 static struct cause cause_of(const struct plan *plan, const struct plan_failure *failure)
 {
 	struct cause cause = { .known = true, .hearsay = failure->hearsay, .wait_status = failure->wait_status,
-		               .port_taken = failure->port_taken && plan->ports_taken < PLAN_PORTS,
+		               .port_taken = failure->port_taken && !plan->joins && plan->ports_taken < PLAN_PORTS,
 		               .rank = failure->rank, .node = roster_find(&plan->roster, failure->node) };
 	struct sink sink = sink_on(cause.text, sizeof(cause.text));
 

@@ -195,19 +195,22 @@ bool roster_can_join(const struct roster *roster)
 {
 	bool any_spare = find_spare(roster, false) != ROSTER_NONE;
 	uint32_t wanted = 0, waiting = 0, kept = 0, dead = 0;
+	bool any_old = false;
 
 	for (uint32_t i = 0; i < roster->node_count; i++) {
 		const struct roster_node *node = &roster->nodes[i];
 		bool stays = node->slot != ROSTER_NONE && roster_is_usable(node) && !(node->suspect && any_spare);
 		wanted += node->slot != ROSTER_NONE && !stays;
 		waiting += node->clear && waits(node, false);
+		/* A spare of an older release does not say that nothing ran there. Its program would not join. */
+		any_old |= node->clear && waits(node, false) && node->rest == DEAL_ENDED;
 		kept += has_kept(node);
 		dead += stays && node->rest != DEAL_KEPT;
 		/* What a node has kept that loses its slot would have to end. */
 		if (stays ? node->rest == DEAL_ENDED : has_kept(node))
 			return false;
 	}
-	return kept > 0 && dead + wanted > 0 && waiting >= wanted;
+	return kept > 0 && dead + wanted > 0 && waiting >= wanted && !(wanted > 0 && any_old);
 }
 
 uint32_t roster_spares_left(const struct roster *roster)

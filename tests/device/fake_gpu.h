@@ -27,6 +27,7 @@
 #ifndef TESTS_DEVICE_FAKE_GPU_H
 #define TESTS_DEVICE_FAKE_GPU_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -51,8 +52,8 @@ typedef struct fake_gpu_switches {
 	int (*last)(void);               /* what cudaGetLastError() would give, and forget */
 	int (*view)(const void *address, size_t bytes, bool writes, void **view);
 	/* What was done: */
-	int priority;        /* of the last stream */
-	int objects;         /* memory, streams and events that are there */
+	atomic_int priority; /* of the last stream */
+	atomic_int objects;  /* memory, streams and events that are there */
 } fake_gpu_switches;
 
 DDP_API extern fake_gpu_switches fake_gpu;

@@ -21,6 +21,7 @@
 
 #include "optim/rule.h"
 #include "reduce/model_state.h"
+#include "reduce/survival.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
@@ -294,6 +295,26 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Where newcomers may join, one model of the world survives. Metrics belong to the world's first rank. */
+static int models_body_of(ddp_comm *comm, void *argument)
+{
+	ddp_context context = test_context_of(comm);
+	int64_t steps;
+
+	(void)argument;
+	own_rank = context.job.rank;
+	context.renewal.possible = true;
+	ddp_model *one = model_made(&context), *other = model_made(&context);
+	const ddp_status several = ddp_survive(one, NULL, DDP_OK, &steps);
+	snprintf(run->message[own_rank], sizeof(run->message[own_rank]), "%s", ddp_last_error());
+	ddp_model_free(other);
+	CHECK_OK(ddp_survive(one, NULL, DDP_OK, &steps));
+	run->status[own_rank] = one->survival->of_writer ? several : DDP_ERR_STATE;
+	ddp_model_free(one);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
 /* ---- the test -------------------------------------------------------------------------- */
 
 static void kill_ranks(const pid_t *pids, unsigned int which)
@@ -514,6 +535,20 @@ static void metrics_go_on_without_rank_0(void **state)
 	assert_int_equal(step, LAST);
 }
 
+static void one_model_survives_with_newcomers(void **state)
+{
+	const test_world started = { .ranks = 2, .body = models_body_of };
+
+	(void)state;
+	memset(run, 0, sizeof(*run));
+	run->world = worlds[1];
+	assert_int_equal(test_world_run(&started), 0);
+	for (int r = 0; r < 2; r++) {
+		assert_int_equal(run->status[r], DDP_ERR_UNSUPPORTED);
+		assert_non_null(strstr(run->message[r], "the program trains several on all ranks"));
+	}
+}
+
 static void ranks_die_at_any_time(void **state)
 {
 	(void)state;
@@ -549,6 +584,7 @@ int main(void)
 		cmocka_unit_test(own_loops_survive),
 		cmocka_unit_test(own_loops_go_back),
 		cmocka_unit_test(metrics_go_on_without_rank_0),
+		cmocka_unit_test(one_model_survives_with_newcomers),
 		cmocka_unit_test(ranks_die_at_any_time),
 		cmocka_unit_test(a_rank_dies_while_others_recover),
 	};

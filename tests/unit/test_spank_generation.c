@@ -56,12 +56,21 @@ static void say(const char *text)
 	snprintf(said, sizeof(said), "%s", text);
 }
 
+static void write_slot(uint32_t local, const struct ddp_progress *slot)
+{
+	assert_int_equal(pwrite(node.supervise.progress_fd, slot, sizeof(*slot), (off_t)local * DDP_PROGRESS_BYTES),
+	                 sizeof(*slot));
+}
+
 static void write_page(uint32_t local, int64_t step)
 {
-	const struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .step = step };
+	write_slot(local, &(struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .step = step });
+}
 
-	assert_int_equal(pwrite(node.supervise.progress_fd, &page, sizeof(page), (off_t)local * DDP_PROGRESS_BYTES),
-	                 sizeof(page));
+static void say_survives(uint32_t local, enum ddp_writer writer)
+{
+	write_slot(local, &(struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .writer = writer,
+	                                          .aside = DDP_PROGRESS_SURVIVES, .step = 1 });
 }
 
 static struct {
@@ -199,6 +208,11 @@ static int finish(void **state)
 	return 0;
 }
 
+static pid_t program(uint32_t local)
+{
+	return atomic_load(&node.supervise.agents.shared->agent[local].child);
+}
+
 static void await_end_of_agents(void)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
@@ -209,22 +223,32 @@ static void await_end_of_agents(void)
 	}
 }
 
-static void give_go(uint32_t number, uint32_t node_rank, uint32_t local_count)
+static void give_go_as(uint32_t number, uint32_t node_rank, uint32_t local_count, bool joins)
 {
 	static const uint32_t ranks[] = { 2, 3, 4 };
 	struct deal_go go = { .generation = number, .restart_count = number - 1, .world_size = 6, .node_count = 3,
-		              .node_rank = node_rank, .local_count = local_count, .nodes = "n0,n3,n1" };
+		              .node_rank = node_rank, .local_count = local_count, .joins = joins, .nodes = "n0,n3,n1" };
 	unsigned char payload[512];
 
 	memcpy(go.key, key, sizeof(key));
 	generation_take(&generation, DEAL_GO, payload, deal_pack_go(&go, ranks, payload));
 }
 
-static void give_end(uint32_t number)
+static void give_go(uint32_t number, uint32_t node_rank, uint32_t local_count)
+{
+	give_go_as(number, node_rank, local_count, false);
+}
+
+static void give_end_as(uint32_t number, bool keep)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
 
-	generation_take(&generation, DEAL_END, payload, deal_pack_end(number, false, payload));
+	generation_take(&generation, DEAL_END, payload, deal_pack_end(number, keep, payload));
+}
+
+static void give_end(uint32_t number)
+{
+	give_end_as(number, false);
 }
 
 static struct deal_clear clear_at(int place)
@@ -363,6 +387,125 @@ static void what_srun_ends_is_not_judged(void **state)
 	give_go(2, 0, TASKS);
 	await_programs(2);
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
+}
+
+static void begin_survivors(enum ddp_writer second)
+{
+	give_go(1, 1, TASKS);
+	await_programs(1);
+	while (program(0) == 0 || program(1) == 0)
+		usleep(1000);
+	say_survives(0, DDP_WRITER_LIBDDP);
+	say_survives(1, second);
+}
+
+static void programs_that_survive_stay(void **state)
+{
+	struct deal_clear clear;
+	pid_t before[TASKS];
+
+	(void)state;
+	begin_survivors(DDP_WRITER_LIBDDP);
+	before[0] = program(0);
+	before[1] = program(1);
+	give_end_as(1, true);
+	clear = clear_at(await(DEAL_CLEAR));
+	assert_int_equal(clear.rest, DEAL_KEPT);
+	/* They are no part of a generation in which all start again. */
+	give_go_as(2, 1, TASKS, false);
+	assert_int_equal(generation.state, GENERATION_WAITS);
+	give_go_as(2, 1, TASKS, true);
+	assert_int_equal(generation.state, GENERATION_RUNS);
+	await_programs(2);
+	assert_int_equal(program(0), before[0]);
+	assert_int_equal(program(1), before[1]);
+	/* One dies, and the other stays. */
+	say_survives(0, DDP_WRITER_LIBDDP);
+	say_survives(1, DDP_WRITER_LIBDDP);
+	kill(before[1], SIGKILL);
+	while (program(1) != 0)
+		usleep(1000);
+	give_end_as(2, true);
+	clear = clear_at(await(DEAL_CLEAR));
+	assert_int_equal(clear.rest, DEAL_SOME);
+	assert_int_equal(program(0), before[0]);
+	/* srun may want them to end after all. */
+	give_end_as(2, false);
+	clear = clear_at(await(DEAL_CLEAR));
+	assert_int_equal(clear.rest, DEAL_ENDED);
+	assert_int_equal(program(0), 0);
+	give_go(3, 1, TASKS);
+	await_programs(3);
+}
+
+static void programs_that_have_not_joined_do_not_stay(void **state)
+{
+	(void)state;
+	begin_survivors(DDP_WRITER_LIBDDP);
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	give_go_as(2, 1, TASKS, true);
+	await_programs(2);
+	give_end_as(2, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
+	assert_int_equal(program(0), 0);
+}
+
+static void a_slow_agent_keeps_its_program(void **state)
+{
+	struct agents *agents = &node.supervise.agents;
+	pid_t before;
+
+	(void)state;
+	begin_survivors(DDP_WRITER_LIBDDP);
+	before = program(0);
+	give_end_as(1, true);
+	while (!agents_clear(agents, 1))
+		usleep(1000);
+	kill(agents->pids[0], SIGSTOP);
+	while (!supervise_is_stopped(agents->pids[0]))
+		usleep(1000);
+	atomic_store(&agents->shared->agent[0].kept, 0);
+	generation.ended_ns = 0;
+	look();
+	assert_false(supervise_process_of(before).ended);
+	kill(agents->pids[0], SIGCONT);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	assert_int_equal(program(0), before);
+}
+
+static void programs_of_other_libraries_do_not_stay(void **state)
+{
+	(void)state;
+	begin_survivors(DDP_WRITER_PYTHON);
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
+	assert_int_equal(program(0), 0);
+}
+
+static void a_spare_has_nothing_that_stays(void **state)
+{
+	(void)state;
+	give_go(1, DEAL_SPARE, 0);
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_NONE);
+	give_go_as(2, 1, TASKS, true);
+	await_programs(2);
+}
+
+static void a_node_without_srun_ends_what_it_has_kept(void **state)
+{
+	struct deal_clear clear;
+
+	(void)state;
+	begin_survivors(DDP_WRITER_LIBDDP);
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	lease = FENCE_MS;
+	clear = clear_at(await(DEAL_CLEAR));
+	assert_true(clear.fenced);
+	assert_int_equal(clear.rest, DEAL_ENDED);
+	assert_int_equal(program(0), 0);
 }
 
 /* srun tells of the nodes that wait, and ddp-status reads it. */
@@ -648,6 +791,12 @@ int main(void)
 		CASE(a_generation_begins_with_nothing_of_the_last),
 		CASE(an_end_is_told_and_judged_once),
 		CASE(what_srun_ends_is_not_judged),
+		CASE(programs_that_survive_stay),
+		CASE(programs_that_have_not_joined_do_not_stay),
+		CASE(a_slow_agent_keeps_its_program),
+		CASE(programs_of_other_libraries_do_not_stay),
+		CASE(a_spare_has_nothing_that_stays),
+		CASE(a_node_without_srun_ends_what_it_has_kept),
 		CASE(the_nodes_page_tells_of_spares),
 		CASE(a_spare_waits),
 		CASE(orders_out_of_turn_are_left_alone),

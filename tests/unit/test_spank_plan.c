@@ -965,6 +965,37 @@ static void survivors_are_joined_by_a_spare(void **state)
 	end();
 }
 
+static void a_port_that_is_taken_ends_those_who_stayed(void **state)
+{
+	(void)state;
+	begin(2, 2, 2, 0, 0);
+	world.rest[0] = DEAL_SOME;
+	world.rest[1] = DEAL_KEPT;
+	fail_of_survivors("rank 0 was killed", "n0", 0);
+	expect_said("rank 0 was killed; restart 1 of 2: the other ranks keep their processes\n");
+	world.rest[0] = world.rest[1] = DEAL_ENDED;
+	port_taken();
+	expect_said("port 12000 is taken; restart 2 of 2: all ranks start again\n");
+	assert_int_equal(world.go[0].restart_count, 2);
+	expect_success();
+}
+
+/* A spare of an older release says nothing of what ran there. */
+static void a_spare_of_an_older_release_is_not_to_join(void **state)
+{
+	(void)state;
+	begin(3, 2, 1, 1, 0);
+	world.rest[0] = DEAL_KEPT;
+	lose_power(1);
+	silent(1);
+	expect_said("node n1 has been silent for 5.0 s, with ranks 2-3 (is its power or network lost?); restart 1 of 1: "
+	            "n2 takes the place of n1, and all ranks start again (0 spares left)\n");
+	assert_false(world.go[0].joins || world.go[2].joins);
+	all_done();
+	assert_true(world.succeeded);
+	end();
+}
+
 /* `said` follows the failure of rank 3 of two nodes, as these say what has become of their ranks. */
 static void expect_end_of_all(enum deal_rest first, enum deal_rest second, uint32_t ends, const char *said)
 {
@@ -1544,6 +1575,8 @@ int main(void)
 		cmocka_unit_test(spares_go_before_fewer_nodes),
 		cmocka_unit_test(survivors_keep_their_processes),
 		cmocka_unit_test(survivors_are_joined_by_a_spare),
+		cmocka_unit_test(a_spare_of_an_older_release_is_not_to_join),
+		cmocka_unit_test(a_port_that_is_taken_ends_those_who_stayed),
 		cmocka_unit_test(survivors_end_if_others_cannot_join),
 		cmocka_unit_test(hearsay_waits_for_the_node),
 		cmocka_unit_test(two_failures_at_once_are_one_restart),
