@@ -10,7 +10,7 @@ git -C "$source" cat-file -e "$older^{commit}" 2>/dev/null || skip_all "this clo
 mkdir "$work/older" && git -C "$source" archive $older spank libruntime | tar -C "$work/older" -xf -
 (
 	cd "$work/older" || exit 1
-	sed -i 's/{ "watch"/{ "no-key"/' spank/options/options.c # so that there is a key that this plugin does not have
+	sed -i 's/{ "watch"/{ "no-key"/' spank/options.c # so that there is a key that this plugin does not have
 	gcc -std=gnu11 -shared -fPIC -fvisibility=hidden -include "$build/config.h" -Ilibruntime -I. spank/*.c spank/*/*.c \
 		-Wl,-z,nodelete -Wl,--version-script=spank/spank_ddp.map -o "$work/older.so"
 ) || skip_all "the plugin of $older does not build here"
