@@ -114,7 +114,9 @@ class Survival:
         try:
             self._go_on()
         except Exception as why:
-            self._leave()
+            page.set_survives(False)
+            self._survivors.close(False)  # the others are to count this rank as lost
+            self._survivors = None
             print("slurm_ddp: rank %d cannot go on without the ranks that are lost: %s; go back to the last checkpoint" %
                   (self._me, why), file=sys.stderr, flush=True)
             return False
