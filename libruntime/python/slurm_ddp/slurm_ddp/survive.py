@@ -16,6 +16,7 @@ import random
 import socket
 import sys
 import time
+import types
 
 from . import failures, jobs, page, stopping
 from .survivors import Report, Survivors
@@ -133,12 +134,12 @@ class Survival:
         inner = optimizer.step
 
         @functools.wraps(inner)
-        def step(*arguments, **keywords):
+        def step(_, *arguments, **keywords):
             self._check_gradients()
             self._updating = True
             return inner(*arguments, **keywords)
 
-        optimizer.step = step
+        optimizer.step = types.MethodType(step, optimizer)  # schedulers look for its parts
 
     def _check_gradients(self):
         """A host does not wait for collectives on GPUs, and one that was aborted gives any numbers."""
