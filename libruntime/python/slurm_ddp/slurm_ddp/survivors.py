@@ -9,6 +9,7 @@ After a failure each rank reports its last step to the leader. When all that are
 them who they are, which step is whole, and where the next process group meets. If the leader is lost, the next one
 collects the reports again.
 """
+import errno
 import os
 import select
 import socket
@@ -26,6 +27,7 @@ _LOOK_SECONDS = 0.1
 _MEET_SECONDS = 600.0
 _SILENCE_SECONDS = 5  # the default of silence=
 NOBODY = (1 << 64) - 1
+_OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 
 
 class Report(NamedTuple):
@@ -278,7 +280,11 @@ class Survivors:
             pass
 
     def _lose(self, rank, error):
-        """A connection that is not closed by its other end belongs to a node that is gone with all of its ranks."""
+        """A connection that is not closed by its other end belongs to a node that is gone with all of its ranks.
+        RuntimeError: this rank cannot even try."""
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _OWN_ERRORS:
+            raise RuntimeError("rank %d on %s cannot connect to rank %d on %s: %s" % (
+                self.rank, self.nodes[self.rank], rank, self.nodes[rank], error))
         silent = not isinstance(error, (ConnectionError, ValueError))
         node = self.nodes[rank] if silent and self.nodes[rank] != self.nodes[self.rank] else None
         self._note([other for other in range(self.size) if other == rank or self.nodes[other] == node], silent)
