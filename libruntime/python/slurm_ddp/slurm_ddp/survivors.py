@@ -257,6 +257,8 @@ class Survivors:
                 self._lose(leader, error)
         self._adopt()
         for rank in self._absent() if self.gone else ():
+            if rank in self.gone:  # its node was found to be gone a moment ago
+                continue
             # It comes by itself if it lives.
             try:
                 socket.create_connection((self.addresses[rank], self.ports[rank]), timeout=self.silence or None).close()
