@@ -138,7 +138,7 @@ class Survivors:
         """Rank 0 sees from where the others come, and tells all."""
         said = gather((self.listener.getsockname()[1], jobs.job().node_name, os.urandom(32)))
         self.ports, self.nodes = [each[0] for each in said], [each[1] for each in said]
-        self.key = os.environ.get("DDP_KEY", "").encode() or said[0][2]
+        self.key = b"survive " + (os.environ.get("DDP_KEY", "").encode() or said[0][2])
         master = os.environ.get("MASTER_ADDR") or socket.gethostname()
         self.addresses = [master] * self.size
         if self.rank == 0:
