@@ -81,6 +81,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
+        self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -120,8 +121,9 @@ class Survivors:
             return self.broken
 
     def is_own(self, connection):
-        """Whether the connection belongs to this object."""
-        return connection.getsockname()[1] == self.ports[self.rank] or connection.getpeername()[1] in self.ports
+        """Whether the connection belongs to this object, also by another descriptor."""
+        with self.opening:
+            return os.fstat(connection.fileno()).st_ino in self.own
 
     def close(self, on_purpose=True):
         with self.condition:
@@ -144,7 +146,7 @@ class Survivors:
         if self.rank == 0:
             self.listener.settimeout(_MEET_SECONDS)
             while len(self.waiting) < self.size - 1:
-                self._shake(self.listener.accept()[0])
+                self._shake(self._open(self._accept))
             self._adopt()
             for rank, link in self.links.items():
                 host = link.connection.getpeername()[0].replace("::ffff:", "")
@@ -152,6 +154,16 @@ class Survivors:
         else:
             self.links[0] = self._connect(0)
         self.addresses = gather(self.addresses if self.rank == 0 else None)[0]
+
+    def _open(self, function, *arguments):
+        """is_own() must know a connection as soon as there is one."""
+        with self.opening:
+            connection = function(*arguments)
+            self.own.add(os.fstat(connection.fileno()).st_ino)
+            return connection
+
+    def _accept(self):
+        return self.listener.accept()[0]
 
     def _keep(self, connection):
         """Has the kernel ask whether the other node is there."""
@@ -164,7 +176,7 @@ class Survivors:
     def _connect(self, rank):
         """OSError: the rank is lost. A rank that is stopped is waited for."""
         while True:
-            connection = socket.create_connection((self.addresses[rank], self.ports[rank]), timeout=self.silence or None)
+            connection = self._open(socket.create_connection, (self.addresses[rank], self.ports[rank]), self.silence or None)
             self._keep(connection)
             try:
                 return introduce(connection, self.key, self.rank)
@@ -224,7 +236,7 @@ class Survivors:
     def _take_from(self, number):
         if number == self.listener.fileno():
             # A connection that says nothing must not keep others waiting.
-            threading.Thread(target=self._shake, args=(self.listener.accept()[0],), daemon=True).start()
+            threading.Thread(target=self._shake, args=(self._open(self._accept),), daemon=True).start()
             return
         for rank, link in list(self.links.items()):
             if link.connection.fileno() != number:
