@@ -50,7 +50,7 @@ class Survival:
         self._backend = backend
         self._options = {} if timeout is None else {"timeout": datetime.timedelta(seconds=timeout)}
         self._store = self._survivors = None
-        self.step = self._current = self._starts = 0
+        self.step = self._current = self._starts = self._total = 0
         self._updating = self._entered = False
         if "nccl" in (backend or "nccl"):
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its watchdog would end the process
@@ -77,6 +77,7 @@ class Survival:
     def steps(self, total):
         """Yields the number of each step up to `total`; after a failure, that with which the ranks go on. All ranks go
         through it once, and do each step in a `with`."""
+        self._total = total
         while True:
             while self.step < total:
                 self._current, self._entered = self.step + 1, False
@@ -184,8 +185,9 @@ class Survival:
         self._starts += 1
         page.set_survives(True, True)
         if self.rank == 0:
-            text = "slurm_ddp: %s; %d of %d ranks go on with step %d, after %.2f s" % (
-                "; ".join(lost), self.world_size, before, self.step + 1, time.monotonic() - begin)
+            what = "go on with step %d" % (self.step + 1) if self.step < self._total else "have ended all steps"
+            text = "slurm_ddp: %s; %d of %d ranks %s, after %.2f s" % (
+                "; ".join(lost), self.world_size, before, what, time.monotonic() - begin)
             print(text, file=sys.stderr, flush=True)
 
     def _drop(self):
