@@ -259,6 +259,7 @@ class Survivors:
 
     def _follow(self):
         """Has a connection with the leader, or with all others."""
+        self._turn_away()
         while not self._leads():
             leader = self._leader()
             if leader in self.links:
@@ -267,6 +268,7 @@ class Survivors:
                 self.links, self.told, self.said = {leader: self._connect(leader)}, None, []
             except (OSError, ValueError) as error:
                 self._lose(leader, error)
+        self._turn_away()  # what _lose() has found above
         self._adopt()
         for rank in self._absent() if self.gone else ():
             if rank in self.gone:  # its node was found to be gone a moment ago
@@ -277,15 +279,21 @@ class Survivors:
             except OSError as error:
                 self._lose(rank, error)
 
+    def _turn_away(self):
+        """A rank that counts as lost may live, and take this one for the leader."""
+        with self.condition:
+            lost = [self.waiting.pop(rank) for rank in self.gone if rank in self.waiting]
+        for link in lost:
+            try:
+                link.send(OUT, 0, b"down")
+            except OSError:
+                pass
+            link.close()
+
     def _adopt(self):
         with self.condition:
             waiting, self.waiting = self.waiting, {}
-        for rank, link in waiting.items():
-            if rank in self.gone:
-                self._send(link, OUT)
-                link.close()
-            else:
-                self.links[rank] = link
+            self.links.update(waiting)
 
     def _send(self, link, kind, value=0, name=0):
         try:
