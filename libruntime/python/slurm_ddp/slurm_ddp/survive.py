@@ -21,6 +21,8 @@ import types
 from . import failures, jobs, page, stopping
 from .survivors import Report, Survivors
 
+_TRY_SECONDS, _STORE_SECONDS = 3, 300  # the second is torch's own
+
 
 def survive(model, *state, wrap=None, backend=None, timeout=None):
     """Makes the process group, and returns the Survival whose steps() the training's loop goes through.
@@ -208,7 +210,7 @@ class Survival:
         self.rank, self.world_size = plan.members.index(self._me), len(plan.members)
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size), MASTER_ADDR=plan.address)
         options = {**self._options, "rank": self.rank, "world_size": self.world_size}
-        options["store"] = self._store if self.rank == 0 else _open_store(self._dist, plan.address, plan.port, False)
+        options["store"] = self._store if self.rank == 0 else self._reach_store(plan)
         self._dist.init_process_group(self._backend, **options)
         self._started()
         stopping.renew(b"%d" % plan.port)
@@ -257,6 +259,18 @@ class Survival:
     def _host(self):
         self._store = _open_store(self._dist, "localhost", 0, True)
         return self._store.port
+
+    def _reach_store(self, plan):
+        """A store's client tries again for minutes, although the leader may be lost meanwhile."""
+        end = time.monotonic() + _STORE_SECONDS
+        while True:
+            try:
+                store = _open_store(self._dist, plan.address, plan.port, False, timeout=datetime.timedelta(seconds=_TRY_SECONDS))
+                store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
+                return store
+            except (RuntimeError, OSError):
+                if self._survivors.broken or time.monotonic() > end:
+                    raise
 
     def _started(self):
         """Gloo waits in its sockets, and nothing else ends such a wait. libddp and NCCL can be aborted."""
@@ -320,9 +334,10 @@ def _unhook(model):
         model.reducer = model.logger = None
 
 
-def _open_store(dist, address, port, is_leader):
+def _open_store(dist, address, port, is_leader, **more):
     knows = "use_libuv" in (dist.TCPStore.__init__.__doc__ or "")
-    more = {"use_libuv": False} if knows and os.environ.get("USE_LIBUV") == "0" else {}
+    if knows and os.environ.get("USE_LIBUV") == "0":
+        more["use_libuv"] = False
     return dist.TCPStore(address, port, None, is_leader, wait_for_workers=False, **more)
 
 
