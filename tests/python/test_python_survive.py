@@ -11,11 +11,44 @@ import time
 import unittest
 from unittest import mock
 
-from support import main
+from support import main, needs_torch
+from test_python_stop import Ranks
 
 from slurm_ddp import agreement
 from slurm_ddp.survivors import Report, Survivors
 
+# Of four ranks, rank 3 dies in step 4 while rank 1 waits in a group of its own, and rank 2 dies behind the last step.
+LOOP = """
+import os, signal, time
+import torch, torch.distributed as dist
+import slurm_ddp
+me, failing = slurm_ddp.job().rank, os.environ.get("FAILING")
+def wrap(module, **more):
+    if failing and me == 1 and more:
+        raise KeyError("own error")
+    return torch.nn.parallel.DistributedDataParallel(module, **more)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam(net.parameters())
+run = slurm_ddp.survive(net, optimizer, wrap=wrap, backend="gloo", timeout=100)
+run._rewrap = run._rewrap or {"bucket_cap_mb": 1}
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+pair = dist.new_group([0, 1])
+for step in run.steps(6):
+    with run as model:
+        if step == 4 and me == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 4 and me == 1 and run.world_size == 4:
+            dist.all_reduce(torch.ones(1), group=pair)
+        loss = model(torch.ones(4, 8)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    if run.step == 6 and me == 2:
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+print(run.step, run.world_size)
+"""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -153,6 +186,28 @@ class Survive(unittest.TestCase):
             return "taken"
 
         self.assertEqual(World(self, 2, function).said(1), "closed")
+
+    def start(self, **more):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        return Ranks(self, 4, program=LOOP, MASTER_PORT=port, DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
+
+    @needs_torch
+    def test_training_goes_on_and_ends(self):
+        ranks = self.start()
+        code, said, errors = ranks.ends_of(0)
+        self.assertEqual((code, said), (0, "6 2"), errors)
+        self.assertRegex(errors, "rank 3 on .* has ended; 3 of 4 ranks go on with step 4, ")
+        self.assertRegex(errors, "rank 2 on .* has ended; 2 of 3 ranks have ended all steps, ")
+        self.assertEqual(ranks.ends_of(1)[:2], (0, "6 2"))
+
+    @needs_torch
+    def test_others_do_not_wait_for_a_rank_with_an_error_of_its_own(self):
+        ranks = self.start(FAILING="1")
+        self.assertRegex(ranks.ends_of(1)[2], "rank 1 cannot go on without the ranks that are lost: .*own error")
+        code, said, errors = ranks.ends_of(0)
+        self.assertEqual((code, said), (0, "6 1"), errors)
+        self.assertRegex(errors, "rank 1 on .* has ended; ")
 
 
 if __name__ == "__main__":

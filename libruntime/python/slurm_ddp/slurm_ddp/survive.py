@@ -71,6 +71,7 @@ class Survival:
             page.open_slot()
             self._survivors = Survivors(self.rank, self.world_size, self._gather, self._host, self._abort)
             page.set_survives(True)
+            self._watch_groups()
             failures.install()
             atexit.register(self._end)
 
@@ -276,6 +277,22 @@ class Survival:
         """Gloo waits in its sockets, and nothing else ends such a wait. libddp and NCCL can be aborted."""
         gloo = "gloo" in (self._backend or "gloo")
         self._sockets = set(_sockets()) - self._sockets_before if gloo else set()
+
+    def _watch_groups(self):
+        """Has groups that the program makes count, too."""
+        inner = self._dist.new_group
+
+        @functools.wraps(inner)
+        def made(*arguments, **keywords):
+            if "gloo" not in str(keywords.get("backend") or self._backend or "gloo"):
+                return inner(*arguments, **keywords)
+            self._sockets_before, self._sockets = set(_sockets()) - (self._sockets or set()), None
+            try:
+                return inner(*arguments, **keywords)
+            finally:
+                self._sockets = set(_sockets()) - self._sockets_before
+
+        self._dist.new_group = self._dist.distributed_c10d.new_group = made
 
     def _abort(self):
         """Ends what waits for other ranks in the process group, also while it is made."""
