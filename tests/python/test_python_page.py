@@ -34,6 +34,13 @@ class Slots(PageTest):
         self.assertEqual(slot.get("phase"), page.PHASES["ending"])
         self.assertEqual(self.page.slot(local_rank=0).get("magic"), 0)
 
+    def test_program_survives_only_where_srun_starts_none_again(self):
+        program = "from slurm_ddp import page; page.open_slot(); page.set_survives(%s)"
+        for more, says, aside in (({}, True, page.SURVIVES), ({}, False, 0), ({"TORCHELASTIC_MAX_RESTARTS": 1}, True, 0)):
+            self.page.run(program % says, **more)
+            self.assertEqual(self.page.slot().get("aside"), aside)
+            self.page.slot().set("magic", 0)
+
     def test_next_program_takes_the_slot_of_an_ended_one(self):
         for number in range(3):
             self.page.run(f"import slurm_ddp; slurm_ddp.install(); slurm_ddp.step({number + 5})")

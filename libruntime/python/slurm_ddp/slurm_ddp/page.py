@@ -190,9 +190,10 @@ def add_compute(seconds):
 
 def set_survives(survives, survived=False):
     """Says whether the other ranks go on if this one dies, and whether it has gone on without others: errors of libddp that
-    it had before are then past."""
+    it had before are then past. With restart=, nobody could join this program, so all are to start again."""
     if _slot is None:
         return
+    survives = survives and "TORCHELASTIC_MAX_RESTARTS" not in os.environ
     _slot.set("aside", _slot.get("aside") & ~SURVIVES | SURVIVES * survives | SURVIVED * survived)
     before = _slot.start // PAGE_BYTES * PAGE_BYTES
     for slot in _slots_from_last(_slot.memory, before) if survived else ():

@@ -16,9 +16,12 @@ import random
 import socket
 import sys
 import time
+import types
 
 from . import failures, jobs, page, stopping
 from .survivors import Report, Survivors
+
+_TRY_SECONDS, _STORE_SECONDS = 3, 300  # the second is torch's own
 
 
 def survive(model, *state, wrap=None, backend=None, timeout=None):
@@ -49,7 +52,7 @@ class Survival:
         self._backend = backend
         self._options = {} if timeout is None else {"timeout": datetime.timedelta(seconds=timeout)}
         self._store = self._survivors = None
-        self.step = self._current = self._starts = 0
+        self.step = self._current = self._starts = self._total = 0
         self._updating = self._entered = False
         if "nccl" in (backend or "nccl"):
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its watchdog would end the process
@@ -68,6 +71,7 @@ class Survival:
             page.open_slot()
             self._survivors = Survivors(self.rank, self.world_size, self._gather, self._host, self._abort)
             page.set_survives(True)
+            self._watch_groups()
             failures.install()
             atexit.register(self._end)
 
@@ -76,6 +80,7 @@ class Survival:
     def steps(self, total):
         """Yields the number of each step up to `total`; after a failure, that with which the ranks go on. All ranks go
         through it once, and do each step in a `with`."""
+        self._total = total
         while True:
             while self.step < total:
                 self._current, self._entered = self.step + 1, False
@@ -114,7 +119,9 @@ class Survival:
         try:
             self._go_on()
         except Exception as why:
-            self._leave()
+            page.set_survives(False)
+            self._survivors.close(False)  # the others are to count this rank as lost
+            self._survivors = None
             print("slurm_ddp: rank %d cannot go on without the ranks that are lost: %s; go back to the last checkpoint" %
                   (self._me, why), file=sys.stderr, flush=True)
             return False
@@ -131,12 +138,12 @@ class Survival:
         inner = optimizer.step
 
         @functools.wraps(inner)
-        def step(*arguments, **keywords):
+        def step(_, *arguments, **keywords):
             self._check_gradients()
             self._updating = True
             return inner(*arguments, **keywords)
 
-        optimizer.step = step
+        optimizer.step = types.MethodType(step, optimizer)  # schedulers look for its parts
 
     def _check_gradients(self):
         """A host does not wait for collectives on GPUs, and one that was aborted gives any numbers."""
@@ -181,8 +188,9 @@ class Survival:
         self._starts += 1
         page.set_survives(True, True)
         if self.rank == 0:
-            text = "slurm_ddp: %s; %d of %d ranks go on with step %d, after %.2f s" % (
-                "; ".join(lost), self.world_size, before, self.step + 1, time.monotonic() - begin)
+            what = "go on with step %d" % (self.step + 1) if self.step < self._total else "have ended all steps"
+            text = "slurm_ddp: %s; %d of %d ranks %s, after %.2f s" % (
+                "; ".join(lost), self.world_size, before, what, time.monotonic() - begin)
             print(text, file=sys.stderr, flush=True)
 
     def _drop(self):
@@ -203,7 +211,7 @@ class Survival:
         self.rank, self.world_size = plan.members.index(self._me), len(plan.members)
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size), MASTER_ADDR=plan.address)
         options = {**self._options, "rank": self.rank, "world_size": self.world_size}
-        options["store"] = self._store if self.rank == 0 else _open_store(self._dist, plan.address, plan.port, False)
+        options["store"] = self._store if self.rank == 0 else self._reach_store(plan)
         self._dist.init_process_group(self._backend, **options)
         self._started()
         stopping.renew(b"%d" % plan.port)
@@ -253,10 +261,38 @@ class Survival:
         self._store = _open_store(self._dist, "localhost", 0, True)
         return self._store.port
 
+    def _reach_store(self, plan):
+        """A store's client tries again for minutes, although the leader may be lost meanwhile."""
+        end = time.monotonic() + _STORE_SECONDS
+        while True:
+            try:
+                store = _open_store(self._dist, plan.address, plan.port, False, timeout=datetime.timedelta(seconds=_TRY_SECONDS))
+                store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
+                return store
+            except (RuntimeError, OSError):
+                if self._survivors.broken or time.monotonic() > end:
+                    raise
+
     def _started(self):
         """Gloo waits in its sockets, and nothing else ends such a wait. libddp and NCCL can be aborted."""
         gloo = "gloo" in (self._backend or "gloo")
         self._sockets = set(_sockets()) - self._sockets_before if gloo else set()
+
+    def _watch_groups(self):
+        """Has groups that the program makes count, too."""
+        inner = self._dist.new_group
+
+        @functools.wraps(inner)
+        def made(*arguments, **keywords):
+            if "gloo" not in str(keywords.get("backend") or self._backend or "gloo"):
+                return inner(*arguments, **keywords)
+            self._sockets_before, self._sockets = set(_sockets()) - (self._sockets or set()), None
+            try:
+                return inner(*arguments, **keywords)
+            finally:
+                self._sockets = set(_sockets()) - self._sockets_before
+
+        self._dist.new_group = self._dist.distributed_c10d.new_group = made
 
     def _abort(self):
         """Ends what waits for other ranks in the process group, also while it is made."""
@@ -315,9 +351,10 @@ def _unhook(model):
         model.reducer = model.logger = None
 
 
-def _open_store(dist, address, port, is_leader):
+def _open_store(dist, address, port, is_leader, **more):
     knows = "use_libuv" in (dist.TCPStore.__init__.__doc__ or "")
-    more = {"use_libuv": False} if knows and os.environ.get("USE_LIBUV") == "0" else {}
+    if knows and os.environ.get("USE_LIBUV") == "0":
+        more["use_libuv"] = False
     return dist.TCPStore(address, port, None, is_leader, wait_for_workers=False, **more)
 
 

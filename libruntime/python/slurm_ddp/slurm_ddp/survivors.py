@@ -9,6 +9,7 @@ After a failure each rank reports its last step to the leader. When all that are
 them who they are, which step is whole, and where the next process group meets. If the leader is lost, the next one
 collects the reports again.
 """
+import errno
 import os
 import select
 import socket
@@ -26,6 +27,7 @@ _LOOK_SECONDS = 0.1
 _MEET_SECONDS = 600.0
 _SILENCE_SECONDS = 5  # the default of silence=
 NOBODY = (1 << 64) - 1
+_OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 
 
 class Report(NamedTuple):
@@ -79,6 +81,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
+        self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -118,8 +121,9 @@ class Survivors:
             return self.broken
 
     def is_own(self, connection):
-        """Whether the connection belongs to this object."""
-        return connection.getsockname()[1] == self.ports[self.rank] or connection.getpeername()[1] in self.ports
+        """Whether the connection belongs to this object, also by another descriptor."""
+        with self.opening:
+            return os.fstat(connection.fileno()).st_ino in self.own
 
     def close(self, on_purpose=True):
         with self.condition:
@@ -136,13 +140,13 @@ class Survivors:
         """Rank 0 sees from where the others come, and tells all."""
         said = gather((self.listener.getsockname()[1], jobs.job().node_name, os.urandom(32)))
         self.ports, self.nodes = [each[0] for each in said], [each[1] for each in said]
-        self.key = os.environ.get("DDP_KEY", "").encode() or said[0][2]
+        self.key = b"survive " + (os.environ.get("DDP_KEY", "").encode() or said[0][2])
         master = os.environ.get("MASTER_ADDR") or socket.gethostname()
         self.addresses = [master] * self.size
         if self.rank == 0:
             self.listener.settimeout(_MEET_SECONDS)
             while len(self.waiting) < self.size - 1:
-                self._shake(self.listener.accept()[0])
+                self._shake(self._open(self._accept))
             self._adopt()
             for rank, link in self.links.items():
                 host = link.connection.getpeername()[0].replace("::ffff:", "")
@@ -150,6 +154,16 @@ class Survivors:
         else:
             self.links[0] = self._connect(0)
         self.addresses = gather(self.addresses if self.rank == 0 else None)[0]
+
+    def _open(self, function, *arguments):
+        """is_own() must know a connection as soon as there is one."""
+        with self.opening:
+            connection = function(*arguments)
+            self.own.add(os.fstat(connection.fileno()).st_ino)
+            return connection
+
+    def _accept(self):
+        return self.listener.accept()[0]
 
     def _keep(self, connection):
         """Has the kernel ask whether the other node is there."""
@@ -162,7 +176,7 @@ class Survivors:
     def _connect(self, rank):
         """OSError: the rank is lost. A rank that is stopped is waited for."""
         while True:
-            connection = socket.create_connection((self.addresses[rank], self.ports[rank]), timeout=self.silence or None)
+            connection = self._open(socket.create_connection, (self.addresses[rank], self.ports[rank]), self.silence or None)
             self._keep(connection)
             try:
                 return introduce(connection, self.key, self.rank)
@@ -222,7 +236,7 @@ class Survivors:
     def _take_from(self, number):
         if number == self.listener.fileno():
             # A connection that says nothing must not keep others waiting.
-            threading.Thread(target=self._shake, args=(self.listener.accept()[0],), daemon=True).start()
+            threading.Thread(target=self._shake, args=(self._open(self._accept),), daemon=True).start()
             return
         for rank, link in list(self.links.items()):
             if link.connection.fileno() != number:
@@ -245,6 +259,7 @@ class Survivors:
 
     def _follow(self):
         """Has a connection with the leader, or with all others."""
+        self._turn_away()
         while not self._leads():
             leader = self._leader()
             if leader in self.links:
@@ -253,23 +268,32 @@ class Survivors:
                 self.links, self.told, self.said = {leader: self._connect(leader)}, None, []
             except (OSError, ValueError) as error:
                 self._lose(leader, error)
+        self._turn_away()  # what _lose() has found above
         self._adopt()
         for rank in self._absent() if self.gone else ():
+            if rank in self.gone:  # its node was found to be gone a moment ago
+                continue
             # It comes by itself if it lives.
             try:
                 socket.create_connection((self.addresses[rank], self.ports[rank]), timeout=self.silence or None).close()
             except OSError as error:
                 self._lose(rank, error)
 
+    def _turn_away(self):
+        """A rank that counts as lost may live, and take this one for the leader."""
+        with self.condition:
+            lost = [self.waiting.pop(rank) for rank in self.gone if rank in self.waiting]
+        for link in lost:
+            try:
+                link.send(OUT, 0, b"down")
+            except OSError:
+                pass
+            link.close()
+
     def _adopt(self):
         with self.condition:
             waiting, self.waiting = self.waiting, {}
-        for rank, link in waiting.items():
-            if rank in self.gone:
-                self._send(link, OUT)
-                link.close()
-            else:
-                self.links[rank] = link
+            self.links.update(waiting)
 
     def _send(self, link, kind, value=0, name=0):
         try:
@@ -278,7 +302,11 @@ class Survivors:
             pass
 
     def _lose(self, rank, error):
-        """A connection that is not closed by its other end belongs to a node that is gone with all of its ranks."""
+        """A connection that is not closed by its other end belongs to a node that is gone with all of its ranks.
+        RuntimeError: this rank cannot even try."""
+        if isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _OWN_ERRORS:
+            raise RuntimeError("rank %d on %s cannot connect to rank %d on %s: %s" % (
+                self.rank, self.nodes[self.rank], rank, self.nodes[rank], error))
         silent = not isinstance(error, (ConnectionError, ValueError))
         node = self.nodes[rank] if silent and self.nodes[rank] != self.nodes[self.rank] else None
         self._note([other for other in range(self.size) if other == rank or self.nodes[other] == node], silent)

@@ -160,6 +160,8 @@ def _waits(name, inner, counts):
         finally:
             _told = False
             page.end_wait()
+            if name == "init_process_group":
+                _collectives = 0  # after survive(), ranks count anew
 
     return waiting
 
