@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Children of a process in which another thread may reap them: slurmstepd waits for any child, the plugin's too. From
- * then on the number of a child may belong to another process. So a signal goes by a handle (child.h), where the
- * kernel has handles. libc only.
+ * Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
+ * them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
+ * process. So a signal goes by a handle, where the kernel has handles. libc only.
  */
 #ifndef SPANK_CHILD_H
 #define SPANK_CHILD_H
@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Reads /proc, and closes descriptors that it lists. It takes no lock and no memory. libc only. */
+/* What reads /proc takes no lock and no memory. */
 
 /* Calls `visit` with each name in the folder that is a number. The folder may change meanwhile. */
 void proc_visit(const char *folder, void (*visit)(const char *number, void *about), void *about);
@@ -26,15 +26,13 @@ void proc_close_channels(void);
 /* The signals for which the process has handlers: bit i is signal i + 1. */
 uint64_t proc_caught(pid_t pid);
 
-/* The name of a process that was forked from slurmstepd and that goes on as one of the plugin's own. libc only. */
-
 /*
- * Gives the process this name, and the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a
- * slurmstepd finds this process.
+ * For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and
+ * the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a slurmstepd finds this process.
  */
 void title_take(const char *name);
 
-/* The user whose step it is, for processes of the plugin that slurmstepd forks and that work as the user. libc only. */
+/* The user whose step it is, for processes of the plugin that slurmstepd forks and that work as the user. */
 enum { OWNER_GROUPS_MAX = 64 };
 
 struct owner {

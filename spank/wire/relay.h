@@ -6,8 +6,8 @@
  * While the step runs, srun listens on a port of its own. The nodes get port and secret in the environment, as
  * they get the step's key. A node sends one message of fixed size, and srun answers with a tag. Both are
  * authenticated with the secret, and neither side uses a message before it has checked that. If srun does not
- * answer, the node itself reports the failure and ends the step. This file has the form of the messages; a node
- * sends them (node/relay_node.h), and srun takes them (srun/relay_srun.h). libc only.
+ * answer, the node itself reports the failure and ends the step. This file has the form of the messages, and how a
+ * node sends them; srun takes them (srun/relay_srun.h). libc only.
  *
  * Each srun has its own secret, so messages of other steps do not count. Each message counts once (peers.h). Its
  * nonce shows which message it is: the node's mark, and a number that grows from message to message. The answer
@@ -87,8 +87,6 @@ void relay_sign(const struct relay *relay, const struct relay_message *message,
 /* Makes the tag of srun's answer to the message. */
 void relay_sign_answer(const struct relay *relay, const struct relay_message *message,
                        unsigned char tag[SIPHASH_BYTES]);
-
-/* How a node tells srun something. libc only. */
 
 /* Chooses the mark; returns the sender, or NULL if the kernel gives no random bytes. */
 struct relay_sender *relay_start_sender(struct relay_sender *sender);
