@@ -84,7 +84,7 @@ enum { FORKED_ONLY = 0x40 }; /* the kernel's PF_FORKNOEXEC */
 /* A line of /proc. */
 struct relative {
 	char state;
-	int parent, group, session;
+	int parent, group, session, threads;
 	unsigned int flags;
 };
 
@@ -104,8 +104,8 @@ static bool read_relative(const char *number, struct relative *relative)
 	text[got > 0 ? got : 0] = '\0';
 	behind = strrchr(text, ')');
 	return behind != NULL &&
-	       sscanf(behind, ") %c %d %d %d %*d %*d %u", &relative->state, &relative->parent, &relative->group,
-	              &relative->session, &relative->flags) == 5;
+	       sscanf(behind, ") %c %d %d %d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &relative->state,
+	              &relative->parent, &relative->group, &relative->session, &relative->flags, &relative->threads) == 6;
 }
 
 static void end_if_child(const char *number, void *asked)
@@ -124,9 +124,15 @@ struct search {
 	uint32_t count, killed;
 };
 
+/* The first thread of a process is a zombie as soon as it has ended, although others may still end for long. */
+static bool has_ended(const struct relative *relative)
+{
+	return relative->state == 'X' || (relative->state == 'Z' && relative->threads <= 1);
+}
+
 static bool is_child(const struct relative *relative, const struct search *search)
 {
-	return relative->parent == search->parent && relative->state != 'Z' && relative->state != 'X';
+	return relative->parent == search->parent && !has_ended(relative);
 }
 
 static bool is_adopted(const struct relative *relative, const struct search *search)

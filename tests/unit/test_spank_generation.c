@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
+#include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -82,12 +84,23 @@ static struct {
 	_Atomic pid_t held;
 } *seen;
 
-static pid_t fork_child(void)
+static void *stay(void *nothing)
 {
+	for (;;)
+		pause();
+	return nothing;
+}
+
+/* Of a process whose first thread has ended, the kernel says that it is a zombie. */
+static pid_t fork_child(bool ends_first_thread)
+{
+	pthread_t thread;
 	pid_t child = fork();
 
-	while (child == 0)
-		pause();
+	if (child == 0 && ends_first_thread && pthread_create(&thread, NULL, stay, NULL) == 0)
+		syscall(SYS_exit, 0);
+	if (child == 0)
+		stay(NULL);
 	return child;
 }
 
@@ -95,10 +108,10 @@ static pid_t fork_child(void)
 static void leave_behind(void)
 {
 	bool can = !atomic_load(&seen->lingers) || unshare(CLONE_NEWPID) == 0;
-	pid_t child = can ? fork_child() : -1;
+	pid_t child = can ? fork_child(atomic_load(&seen->lingers)) : -1;
 
 	if (can && atomic_load(&seen->lingers))
-		atomic_store(&seen->held, fork_child());
+		atomic_store(&seen->held, fork_child(false));
 	atomic_store(&seen->left_behind, child);
 }
 
