@@ -10,8 +10,8 @@
 #include <slurm/spank.h>
 
 #include "spank/base/contained.h"
-#include "spank/base/worker.h"
 #include "spank/base/release.h"
+#include "spank/base/worker.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/node/ends.h"

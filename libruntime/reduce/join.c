@@ -112,7 +112,7 @@ static ddp_status give_all(const joining *j, int64_t steps)
 	return DDP_OK;
 }
 
-/* What can fail on this rank alone. */
+/* This can fail on this rank alone. */
 static ddp_status prepare(joining *j)
 {
 	ddp_model *model = j->model;

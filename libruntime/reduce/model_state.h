@@ -78,7 +78,7 @@ double ddp_timeline_take(ddp_timeline *timeline, ddp_phase phase);
 /* ---- on_device.c --------------------------------------------------------------------------- */
 
 /*
- * What a model keeps in a device's memory besides its arenas: the optimizer's state, unless the strategy spreads it;
+ * A model keeps this in a device's memory besides its arenas: the optimizer's state, unless the strategy spreads it;
  * the memory in which the optimizer works; and two results of backward, the program's loss and the largest magnitude
  * of each gradient. The host fetches both once a step. It waits for them, and for the norm if gradients are clipped,
  * before it enqueues the update, because all ranks first agree whether there is an update, and ddp_model_step()

@@ -73,23 +73,29 @@ void proc_close_channels(void)
 	proc_visit("/proc/self/fd", close_channel, NULL);
 }
 
-uint64_t proc_caught(pid_t pid)
+void proc_status(pid_t pid, char *text, size_t bytes)
 {
-	static const char caught[] = "\nSigCgt:";
-	char path[64], text[4096];
-	const char *found;
-	ssize_t got;
+	char path[64];
+	ssize_t got = -1;
 	int fd;
 
 	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 0;
-	got = read(fd, text, sizeof(text) - 1);
-	close(fd);
+	if (fd >= 0) {
+		got = read(fd, text, bytes - 1);
+		close(fd);
+	}
 	text[got > 0 ? got : 0] = '\0';
-	found = strstr(text, caught);
-	return found != NULL ? strtoull(found + sizeof(caught) - 1, NULL, 16) : 0;
+}
+
+uint64_t proc_signals(const char *status, const char *name)
+{
+	char line[32];
+	const char *found;
+
+	snprintf(line, sizeof(line), "\n%s:", name);
+	found = strstr(status, line);
+	return found != NULL ? strtoull(found + strlen(line), NULL, 16) : 0;
 }
 
 /* The kernel says in /proc where in memory the title lies. */

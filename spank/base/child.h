@@ -8,10 +8,11 @@
 #define SPANK_CHILD_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-/* What reads /proc takes no lock and no memory. */
+/* These read /proc, and take no lock and no memory. */
 
 /* Calls `visit` with each name in the folder that is a number. The folder may change meanwhile. */
 void proc_visit(const char *folder, void (*visit)(const char *number, void *about), void *about);
@@ -23,8 +24,11 @@ void proc_visit(const char *folder, void (*visit)(const char *number, void *abou
  */
 void proc_close_channels(void);
 
-/* The signals for which the process has handlers: bit i is signal i + 1. */
-uint64_t proc_caught(pid_t pid);
+/* Reads /proc/PID/status, as much as there is room for. "": it cannot be read. */
+void proc_status(pid_t pid, char *text, size_t bytes);
+
+/* A mask of signals in that text, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
+uint64_t proc_signals(const char *status, const char *name);
 
 /*
  * For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and

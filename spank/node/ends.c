@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
 #include "spank/base/child.h"
+#include "spank/base/contained.h"
 #include "spank/base/worker.h"
 #include "spank/node/generation.h"
 #include "spank/wire/timeline.h"

@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/base/worker.h"
 #include "spank/base/sink.h"
+#include "spank/base/worker.h"
 #include "spank/node/stall.h"
 
 enum { END_WAIT_MS = 3000, STALL_WAIT_MS = 3000, WRITERS_LOOK_MS = 20 };

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/worker.h"
 #include "spank/base/release.h"
+#include "spank/base/worker.h"
 #include "spank/identity/nodelist.h"
 #include "spank/node/flight.h"
 #include "spank/wire/deal.h"

@@ -206,7 +206,7 @@ bool roster_can_join(const struct roster *roster)
 		any_old |= node->clear && waits(node, false) && node->rest == DEAL_ENDED;
 		kept += has_kept(node);
 		dead += stays && node->rest != DEAL_KEPT;
-		/* What a node has kept that loses its slot would have to end. */
+		/* A node that loses its slot would have to end what it has kept. */
 		if (stays ? node->rest == DEAL_ENDED : has_kept(node))
 			return false;
 	}

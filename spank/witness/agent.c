@@ -241,11 +241,13 @@ static bool wait_for_signal(long ms)
 /* Without a handler, the signal would end a program that is about to set one. */
 static void hand_on_owed(void)
 {
+	char status[4096];
 	uint64_t caught;
 
 	if (self.owed == 0 || self.child == 0 || descend_never_ran(self.child))
 		return;
-	caught = self.owed & proc_caught(self.child);
+	proc_status(self.child, status, sizeof(status));
+	caught = self.owed & proc_signals(status, "SigCgt");
 	self.owed &= ~caught;
 	for (int number = 1; caught != 0; number++, caught >>= 1)
 		if ((caught & 1) != 0)

@@ -2,7 +2,6 @@
 #include "spank/witness/witness.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -275,27 +274,11 @@ bool witness_was_killed(const struct witness *witness)
    run, as a mask, and whether it runs. */
 static uint64_t pending(pid_t pid, bool *runs)
 {
-	char path[64], text[4096];
-	static const char *const names[] = { "\nSigPnd:", "\nShdPnd:" };
-	uint64_t mask = 0;
-	ssize_t got;
-	int fd;
+	char text[4096];
 
-	*runs = false;
-	snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
-	if (fd < 0)
-		return 0;
-	got = read(fd, text, sizeof(text) - 1);
-	close(fd);
-	text[got > 0 ? got : 0] = '\0';
+	proc_status(pid, text, sizeof(text));
 	*runs = strstr(text, "\nState:\tR") != NULL;
-	for (int i = 0; i < 2; i++) {
-		const char *found = strstr(text, names[i]);
-		if (found != NULL)
-			mask |= strtoull(found + strlen(names[i]), NULL, 16);
-	}
-	return mask;
+	return proc_signals(text, "SigPnd") | proc_signals(text, "ShdPnd");
 }
 
 /* Returns what the signals of the mask ask for. */

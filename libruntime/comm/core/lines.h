@@ -16,8 +16,8 @@ enum {
 	DDP_INLINE_BYTES = 32,
 	DDP_SMALL_BYTES = 8192,        /* payload that travels with the header */
 	DDP_STAGE_BYTES = 256 * 1024,  /* window of the staged path */
-	/* The same of a reduction where ranks outnumber cores, as each window costs a turn of the scheduler for each
-	   rank, and the most of one rank's slice in it. */
+	/* A reduction has these where ranks outnumber cores, as each window costs a turn of the scheduler for each rank.
+	   The second is the most of one rank's slice in a window. */
 	DDP_CROWDED_STAGE_BYTES = 1024 * 1024,
 	DDP_CROWDED_SLICE_BYTES = 128 * 1024,
 	DDP_NET_STAGE_BYTES = 4096 * 1024, /* the same, with several nodes */

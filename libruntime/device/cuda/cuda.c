@@ -65,7 +65,7 @@ static ddp_status leave(const cuda_device *device, cudaError_t error, const char
 	return status;
 }
 
-/* Of a call that the thread may make: in a capture, or in a function of a stream, CUDA refuses all. */
+/* The thread asks by a call that it may make: in a capture, or in a function of a stream, CUDA refuses all. */
 static bool is_broken(const cuda_device *device)
 {
 	const cudaError_t error = cudaEventQuery(device->probe);
