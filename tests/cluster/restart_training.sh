@@ -11,9 +11,9 @@ limit=150
 cat "$source/libruntime/include/ddp.h" "$source/libruntime/include/ddp/"*.h "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
 install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
 model=("$prefix/bin/gpt" --data "$work/text" --layers 2 --width 64 --heads 4 --length 32 --vocab 1000 --threads 1
-	--bucket-mb 0.05 --steps 800 --batch 3 --checkpoint-every 20 --keep 50
+	--bucket-mb 0.05 --steps 400 --batch 3 --checkpoint-every 20 --keep 50
 	--resume)
-last=step-00000800.safetensors
+last=step-00000400.safetensors
 
 capture as_user srun --ddp -N2 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/whole"
 status_is 0 "a run that is not interrupted writes its checkpoint"
@@ -27,11 +27,11 @@ newest()
 		sort -n | tail -n 1
 }
 has_come_to() { [ "$(newest)" -ge "$1" ]; }
-# goes_on RESTARTS: so many restarts were told, and two more checkpoints written since
+# goes_on RESTARTS: so many restarts were told, and another checkpoint written since
 goes_on()
 {
 	wait_until 60 sh -c "grep -c 'restart $1 of 9' '$work/broken.log' || [ $1 = 0 ]"
-	wait_until 60 has_come_to $(($(newest || echo 0) + 40))
+	wait_until 60 has_come_to $(($(newest || echo 0) + 20))
 }
 
 as_user srun --ddp=restart=9,spare=1 -J broken -N3 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/broken" \
@@ -57,18 +57,18 @@ prints 'restart 3 of 9: n2 takes the place of n1' "the spare takes over"
 prints_times 1 '^step +1/' "each time the training goes on from its last checkpoint"
 check "the last checkpoint has the bytes of the undisturbed run" cmp "$work/whole/$last" "$work/broken/$last"
 
-# 3 ranks x 8 samples x 301 steps: no update of 2 ranks x 8 samples ends there.
-as_user srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "${model[@]}" --batch 8 --steps 600 --checkpoint-every 301 \
+# 3 ranks x 8 samples x 101 steps: no update of 2 ranks x 8 samples ends there.
+as_user srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "${model[@]}" --batch 8 --steps 200 --checkpoint-every 101 \
 	--checkpoint "$work/fewer" >"$work/fewer.log" 2>&1 &
 run=$!
-wait_until 60 test -e "$work/fewer/step-00000301.safetensors"
+wait_until 60 test -e "$work/fewer/step-00000101.safetensors"
 on_node n1 pkill -KILL -o -x ddp-agent
 wait $run
 status=$? output=$(cat "$work/fewer.log")
 status_is 0 "a training goes on with fewer ranks when a node is lost"
 prints 'restart 1 of 2: the step goes on with 2 of 3 nodes' "the line says so"
 prints 'an update .* has 16 samples here, and had 24 .*; it goes on at sample [0-9]+ of epoch' "the training says with which update"
-prints "trained 299 steps \(302 to 600\)" "it goes on from its last checkpoint"
+prints "trained 99 steps \(102 to 200\)" "it goes on from its last checkpoint"
 
 # ---- a flipped bit ----------------------------------------------------------------------------
 
