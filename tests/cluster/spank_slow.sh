@@ -28,7 +28,7 @@ check "a slow rank is named" wait_until 60 grep -q 'ddp: rank 3 on n1 computes' 
 job=$(on_cluster squeue -h --name late -o %A)
 capture as_user "$prefix/bin/ddp-status" "$job"
 prints '^        computes [0-9.]+ times as long as the median rank: [0-9.]+ ms a step, and the median is [0-9.]+ ms$' "ddp-status tells it, too"
-sleep 1
+sleep 3
 finish late
 prints 'ddp: rank 3 on n1 computes [0-9.]+ times as long as the median of 4 ranks: [0-9.]+ ms a step, and the median is [0-9.]+ ms, over [0-9]+ steps$' \
 	"with how slow it is"
@@ -41,7 +41,7 @@ for _ in 1 2 3 4; do
 	loops+=("$!")
 done
 check "an even training runs" wait_until 30 on_node n1 pgrep -x training_probe
-sleep 5
+sleep 8
 check "and goes on" kill -0 "$step"
 finish even
 kill "${loops[@]}"
