@@ -106,24 +106,26 @@ cluster_alone()
 	build_tree unit && install_tree && cluster_test "$1"
 }
 
-# longest_first NAME...: a line for each, of the cluster that it wants and its name; those that take longest by their
-# headers come first
+# longest_first NAME...: a line for each, of its seconds by its header, the cluster that it wants and its name; those that
+# take longest come first
 longest_first()
 {
 	local name file
 	for name; do
 		file=$source/tests/cluster/$name.sh
 		printf '%s\t%s %s\t%s\n' "$(header "$file" seconds 120)" "$(header "$file" nodes 2)" "$(header "$file" cluster '')" "$name"
-	done | sort -rns | cut -f 2-
+	done | sort -rns
 }
 
-# next_test: takes the first of those that are left which wants the cluster that is up, or the first
+# next_test: takes the first of those that are left which wants the cluster that is up, or the first. What takes twice as
+# long as that comes before it, for otherwise it would begin last, and all would wait for it.
 next_test()
 {
 	local line
 	(
 		flock 9
-		line=$(running=$running awk -F '\t' '$1 == ENVIRON["running"] { n = NR; exit } END { print n ? n : 1 }' "$work/clusters")
+		line=$(running=$running awk -F '\t' 'NR == 1 { most = $1 } 2 * $1 < most { exit }
+			$2 == ENVIRON["running"] { n = NR; exit } END { print n ? n : 1 }' "$work/clusters")
 		sed -n "${line}s/.*\t//p" "$work/clusters"
 		sed -i "${line}d" "$work/clusters"
 	) 9>"$work/clusters.lock"
@@ -140,7 +142,10 @@ cluster_lane()
 	stop_cluster
 }
 
-# run_clusters NAME...: these tests wait more than they compute, so that four run at a time.
+# after_builds: the builds, which take the processors, are made
+after_builds() { while [ -n "$builder" ] && kill -0 "$builder" 2>/dev/null; do sleep 1; done; }
+
+# run_clusters NAME...: these tests wait more than they compute, so that four run at a time, and five after the builds.
 run_clusters()
 {
 	local name i
@@ -149,8 +154,8 @@ run_clusters()
 		for name; do cluster_alone "$name"; done
 		return
 	fi
-	for i in 1 2 3 4; do
-		(cluster_lane "$i") &
+	for i in 1 2 3 4 5; do
+		([ "$i" != 5 ] || after_builds; cluster_lane "$i") &
 		cluster_lanes+=($!)
 	done
 	wait "${cluster_lanes[@]}"
