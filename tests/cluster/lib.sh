@@ -42,6 +42,12 @@ done_testing() { printf '1..%d\n' "$tests_done"; }
 
 # ---- running things ------------------------------------------------------------
 
+# sleep SECONDS, without a process: programs of ranks, which are bash, begin with it where they wait in loops. Nobody writes
+# to the pipe. A trap that returns must not use it.
+# shellcheck disable=SC2016 # it is expanded later
+readonly no_process='exec {never}<> <(:); sleep() { read -rt "$1" -u "$never" || :; }'
+eval "$no_process"
+
 # capture COMMAND...: runs it; $output is what it wrote, both streams, $status
 # how it ended, $took how many seconds that took.
 capture()
@@ -62,7 +68,7 @@ as_user() { bounded run --dir "$cluster" --user nobody -- sh -c "$settled" settl
 # on_node NODE COMMAND...: as root, at once
 on_node() { bounded run --dir "$cluster" --node "$1" -- "${@:2}"; }
 readonly settled='i=0
-	while [ -n "$(squeue -h -t CG -o %i)" ] && [ $i -lt 400 ]; do sleep 0.05; i=$((i + 1)); done
+	while [ -n "$(squeue -h -t CG -o %i)" ] && [ $i -lt 200 ]; do sleep 0.1; i=$((i + 1)); done
 	exec "$@"'
 
 # bounded ARGUMENT...: of slurm/cluster, in a process group of its own
@@ -75,13 +81,12 @@ bounded()
 	# One that a test started in the background ends with its subshell.
 	[ $BASHPID = $$ ] || trap 'kill $watcher; kill -TERM -- -$command; exit 143' TERM
 	(
-		trap 'kill $!; exit' TERM
-		sleep "$seconds" & wait $!
+		sleep "$seconds"
 		kill -0 $command || exit
 		: >"$work/$over"
 		keep_hung "$*"
 		kill -TERM -- -$command
-		sleep 5 & wait $!
+		sleep 5
 		kill -KILL -- -$command
 	) >/dev/null 2>&1 &
 	watcher=$!

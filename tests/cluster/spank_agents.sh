@@ -10,7 +10,7 @@
 cd "$work" || exit 1
 # Each rank leaves its environment, and a process that has left its session and its parent, before it does what the
 # file of its generation and rank says. In the first generation all wait for one another.
-cat >"$work/rank.sh" <<'END'
+{ echo "$no_process" && cat <<'END'; } >"$work/rank.sh"
 g=$DDP_RESTART_COUNT
 echo $$ >pid.$g.$RANK
 tr '\0' '\n' </proc/$$/environ >env.$g.$RANK
@@ -19,10 +19,10 @@ while read -r pid generation node; do
 	[ "$node" != "$SLURMD_NODENAME" ] || [ "$generation" = "$g" ] || ! kill -0 "$pid" 2>/dev/null ||
 		[ "$(cat /proc/$pid/comm)" = ddp-agent ] || echo "$pid of generation $generation" >>alive
 done <all.$g.$RANK
-[ -e no.daemons ] || (setsid sh -c '(echo $$ '$g' '$SLURMD_NODENAME' >>pids.'$g.$RANK'; trap "" TERM HUP; while :; do sleep 0.2; done) &' &)
+[ -e no.daemons ] || (setsid sh -c '(echo $$ '$g' '$SLURMD_NODENAME' >>pids.'$g.$RANK'; trap "" TERM HUP; while :; do sleep 1000; done) &' &)
 echo "$$ $g $SLURMD_NODENAME" >>pids.$g.$RANK
 : >up.$g.$RANK
-[ "$g" != 0 ] || until [ "$(ls up.0.* | wc -l)" = "$WORLD_SIZE" ]; do sleep 0.02; done
+[ "$g" != 0 ] || until all=(up.0.*); [ ${#all[@]} = "$WORLD_SIZE" ]; do sleep 0.02; done
 [ ! -e do.$g.$RANK ] || . ./do.$g.$RANK
 [ ! -e wait.$g ] || until [ -e go.$g ]; do sleep 0.05; done
 sleep 0.3

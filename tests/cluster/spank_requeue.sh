@@ -32,7 +32,7 @@ waits_again() { grep -qs '^run 0' "$2" && is_pending "$1"; }
 comes_again() { check "$1" wait_until 60 waits_again "$job" "$out"; output=$(cat "$out"); }
 restarts() { on_cluster scontrol -o show job "$1" | sed 's/.* Restarts=\([0-9]*\).*/\1/'; }
 # A rank that saves for CODE when it is told to stop
-saves() { echo ": >up.\$RANK; trap 'echo rank \$RANK saved; exit $1' TERM; while :; do sleep 0.05; done"; }
+saves() { echo "$no_process; : >up.\$RANK; trap 'echo rank \$RANK saved; exit $1' TERM; while :; do sleep 0.05; done"; }
 sleeps=': >up.$RANK; exec sleep 100'
 both_up() { wait_until 60 test -e "$work/$1/up.0" -a -e "$work/$1/up.1"; }
 
@@ -189,9 +189,9 @@ on_cluster scancel "$job"
 if [ -x "$prefix/bin/gpt" ]; then
 	install -m 644 "$source/README.md" "$work/text"
 	mkdir -m 777 "$work/whole"
-	gpt="$prefix/bin/gpt --data $work/text --layers 1 --width 32 --heads 2 --length 32 --batch 2 --steps 2000
-		--checkpoint-every 200 --resume --checkpoint"
-	last=step-00002000.safetensors
+	gpt="$prefix/bin/gpt --data $work/text --layers 1 --width 32 --heads 2 --length 32 --batch 2 --steps 1000
+		--checkpoint-every 100 --resume --checkpoint"
+	last=step-00001000.safetensors
 	# shellcheck disable=SC2086 # words are wanted
 	limit=180 capture as_user srun --ddp -N2 --ntasks-per-node=1 $gpt "$work/whole"
 	status_is 0 "a training that nothing disturbs ends"

@@ -11,10 +11,10 @@ report='ddp: (rank|launcher|all|slurmstepd)'
 
 # A rank. What it does with SIGTERM: save SECONDS CODE, or end as by default. It
 # notes when it is ready for the signal, and when all is saved.
-cat >"$work/rank.sh" <<'END'
+{ echo "$no_process" && cat <<'END'; } >"$work/rank.sh"
 rank=${RANK:-$PET_NODE_RANK}
 if [ "$1" = save ]; then
-	trap 'sleep $2; echo whole >saved.$rank; exit $3' TERM
+	trap "sleep $2; echo whole >saved.$rank; exit $3" TERM
 fi
 set -- "" "$2" "$3"
 : >up.$rank
@@ -79,7 +79,8 @@ prints_not "$report" "nothing is called a failure"
 # ---- Slurm sends another signal -----------------------------------------------------
 
 # A rank that saves for $1 seconds when it is sent SIGUSR1, and exits with code $2.
-saves='save_on_usr1() { trap "sleep $1; echo whole >saved.$RANK; exit $2" USR1; : >up.$RANK; while :; do sleep 0.05; done; }
+saves=$no_process'
+	save_on_usr1() { trap "sleep $1; echo whole >saved.$RANK; exit $2" USR1; : >up.$RANK; while :; do sleep 0.05; done; }
 	'
 usr1='scancel -s USR1 --user 65534'
 for grace in '' =grace=60; do

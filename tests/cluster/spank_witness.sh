@@ -9,7 +9,7 @@
 
 cd "$work" || exit 1
 # A rank waits for its order, which only the one that is to fail gets.
-cat >"$work/rank.sh" <<'END'
+{ echo "$no_process" && cat <<'END'; } >"$work/rank.sh"
 echo $$ >pid.$RANK
 : >up.$RANK
 until [ -e go.$RANK ]; do sleep 0.02; done
@@ -123,7 +123,7 @@ for i in 0 1 3; do [ -e go.$i ] || echo 'exit 0' >go.$i; done
 wait $srun
 
 # The next witness sees what the first one would have seen.
-cat >"$work/saves.sh" <<'END'
+{ echo "$no_process" && cat <<'END'; } >"$work/saves.sh"
 trap 'sleep 1; exit 3' TERM
 : >up.$RANK
 while :; do sleep 0.05; done

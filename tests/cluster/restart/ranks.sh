@@ -4,7 +4,7 @@
 cd "$work" || exit 1
 # A rank leaves its start and its place, then does what the file of its generation and rank says, or waits for the end.
 # If the file 'lives' is there, what it has started tells how long it lives.
-cat >rank.sh <<'END'
+{ echo "$no_process" && cat <<'END'; } >rank.sh
 g=$DDP_RESTART_COUNT
 echo "$SLURMD_NODENAME $WORLD_SIZE $NODE_RANK $SLURM_STEP_NODELIST" >place.$g.$RANK
 date +%s%N >start.$g.$RANK
@@ -16,7 +16,7 @@ END
 chmod 644 rank.sh
 
 # on_rank GENERATION RANK COMMANDS: what it does once all ranks of its generation are up
-on_rank() { echo "until [ \$(ls up.$1.* | wc -l) = \$WORLD_SIZE ]; do sleep 0.05; done; $3" >"do.$1.$2"; }
+on_rank() { echo "until all=(up.$1.*); [ \${#all[@]} = \$WORLD_SIZE ]; do sleep 0.05; done; $3" >"do.$1.$2"; }
 afresh() { rm -f granted dead fail.* place.* start.* up.* alive.* lives do.* finish out status; }
 # begin SRUN-OPTION...: the step, in the background
 begin()
