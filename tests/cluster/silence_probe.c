@@ -21,7 +21,7 @@
 
 #include <ddp.h>
 
-enum { FLOATS = 1 << 18, PAUSE_US = 10000, EXIT_WRONG = 4, EXIT_LIBRARY = 3 };
+enum { FLOATS = 1 << 18, PAUSE_US = 40000, EXIT_WRONG = 4, EXIT_LIBRARY = 3 };
 
 static ddp_context *context;
 static const char *mark;
