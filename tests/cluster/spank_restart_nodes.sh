@@ -12,8 +12,11 @@
 # fails_before NODE RANK: the rank has told of its end when the node loses its power
 fails_before()
 {
+	# Nothing is started in between: the next generation may begin soon.
 	# shellcheck disable=SC2016 # the head expands it
-	head sh -c ': >"fail.$2"; until [ -e "fail.$2.told" ]; do sleep 0.01; done; sleep 0.15; ip link set "n$1" down' fails_before "$@"
+	head bash -c "$no_process"'
+		exec 9> >(exec ip -batch -)
+		: >"fail.$2"; until [ -e "fail.$2.told" ]; do sleep 0.01; done; sleep 0.15; echo "link set n$1 down" >&9' fails_before "$@"
 }
 # loses NODE PLACES NAME [RANK]: with a spare, ranks keep their numbers. The node's rank fails just before.
 loses()
