@@ -43,15 +43,15 @@ capture gpt -N2 -n3 "$prefix/bin/gpt" "${model[@]}" --steps 20 --batch 2 --accum
 status_is 0 "three ranks on two nodes train, two micro-batches a step"
 like_one_process "uneven nodes and accumulation train as one process does" three
 
-# Many steps, of which the first hundred can hardly have been the last.
-long=("${model[@]}" --steps 400 --batch 3 --checkpoint-every 20 --keep 30)
+# Many steps, so that the rank is killed long before the last one.
+long=("${model[@]}" --steps 200 --batch 3 --checkpoint-every 10 --keep 30)
 capture gpt -N2 -n4 "$prefix/bin/gpt" "${long[@]}" --checkpoint "$work/whole"
 status_is 0 "a run that is not interrupted writes its checkpoint"
-last=step-00000400.safetensors
+last=step-00000200.safetensors
 
 gpt -N2 -n4 "$prefix/bin/gpt" "${long[@]}" --checkpoint "$work/broken" >"$work/broken.log" 2>&1 &
 run=$!
-wait_until 60 test -e "$work/broken/step-00000040.safetensors"
+wait_until 60 test -e "$work/broken/step-00000020.safetensors"
 # shellcheck disable=SC2016 # the node's shell is to expand it
 on_node n1 sh -c 'set -- $(pidof gpt); kill -KILL "$1"'
 wait $run
