@@ -43,21 +43,64 @@ uint32_t ddp_crc32c_portable(uint32_t crc, const void *data, size_t bytes)
 }
 
 #if defined(__x86_64__)
+/* The instruction's result comes three cycles later, and another one may begin each cycle: so three streams, side by
+   side, as in Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel, 2011). */
+enum { STREAM_BYTES = 4096 };
+
+/* behind[k][b]: what byte k of a state, if it is b, becomes behind STREAM_BYTES zero bytes. */
+static uint32_t behind[4][256];
+static pthread_once_t behind_once = PTHREAD_ONCE_INIT;
+
+__attribute__((target("sse4.2")))
+static void fill_behind(void)
+{
+	for (int bit = 0; bit < 32; bit++) {
+		const uint32_t b = 1u << (bit % 8);
+		uint64_t state = 1u << bit;
+		for (int i = 0; i < STREAM_BYTES; i += 8)
+			state = __builtin_ia32_crc32di(state, 0);
+		/* The map is linear. */
+		for (uint32_t below = 0; below < b; below++)
+			behind[bit / 8][b + below] = behind[bit / 8][below] ^ (uint32_t)state;
+	}
+}
+
+static uint64_t shift(uint64_t state)
+{
+	return behind[0][state & 0xff] ^ behind[1][state >> 8 & 0xff] ^ behind[2][state >> 16 & 0xff] ^
+	       behind[3][state >> 24 & 0xff];
+}
+
+static uint64_t word_at(const unsigned char *at)
+{
+	uint64_t word;
+
+	memcpy(&word, at, sizeof(word));
+	return word;
+}
+
 __attribute__((target("sse4.2")))
 static uint32_t crc32c_sse42(uint32_t crc, const void *data, size_t bytes)
 {
 	const unsigned char *at = data;
-	uint64_t wide = ~crc;
+	uint64_t state = ~crc;
 
-	for (; bytes >= 8; at += 8, bytes -= 8) {
-		uint64_t word;
-		memcpy(&word, at, 8);
-		wide = __builtin_ia32_crc32di(wide, word);
+	if (bytes >= 3 * STREAM_BYTES)
+		pthread_once(&behind_once, fill_behind);
+	for (; bytes >= 3 * STREAM_BYTES; at += 3 * STREAM_BYTES, bytes -= 3 * STREAM_BYTES) {
+		uint64_t second = 0, third = 0;
+		for (int i = 0; i < STREAM_BYTES; i += 8) {
+			state = __builtin_ia32_crc32di(state, word_at(at + i));
+			second = __builtin_ia32_crc32di(second, word_at(at + STREAM_BYTES + i));
+			third = __builtin_ia32_crc32di(third, word_at(at + 2 * STREAM_BYTES + i));
+		}
+		state = shift(shift(state) ^ second) ^ third;
 	}
-	uint32_t narrow = (uint32_t)wide;
+	for (; bytes >= 8; at += 8, bytes -= 8)
+		state = __builtin_ia32_crc32di(state, word_at(at));
 	for (; bytes > 0; at++, bytes--)
-		narrow = __builtin_ia32_crc32qi(narrow, *at);
-	return ~narrow;
+		state = __builtin_ia32_crc32qi((uint32_t)state, *at);
+	return ~(uint32_t)state;
 }
 
 uint32_t ddp_crc32c(uint32_t crc, const void *data, size_t bytes)

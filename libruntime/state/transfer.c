@@ -15,8 +15,10 @@
 #include "reduce/model.h"
 #include "state/leader.h"
 
-/* 4 MiB: all that a transfer needs besides the model, on each rank. */
-enum { CHUNK_ELEMENTS = 1 << 20 };
+enum {
+	CHUNK_ELEMENTS = 1 << 20, /* 4 MiB: all that a transfer needs besides the model, on each rank */
+	BLOCK_ELEMENTS = 1 << 16, /* a processor's own cache holds what is read, summed and searched */
+};
 
 /* So many elements of a file's tensor are converted at once. */
 enum { PART_ELEMENTS = 4096 };
@@ -67,7 +69,9 @@ ddp_status ddp_transfer_make(ddp_model *model, ddp_transfer *transfer)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %zu tensors", count);
 	memset(transfer->taken, 1, count);
 	const int64_t elements = all_elements(transfer);
-	const size_t bytes = sizeof(float) * (size_t)(elements < CHUNK_ELEMENTS ? elements : CHUNK_ELEMENTS);
+	/* Blocks that go to no other rank need not wait for one another. */
+	transfer->room = ddp_comm_size(ddp_model_comm(model)) > 1 ? CHUNK_ELEMENTS : BLOCK_ELEMENTS;
+	const size_t bytes = sizeof(float) * (size_t)(elements < transfer->room ? elements : transfer->room);
 	transfer->chunk = malloc(bytes);
 	return transfer->chunk != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for %zu bytes of a checkpoint", bytes);
 }
@@ -240,7 +244,8 @@ static ddp_status read_chunk(void *argument)
 	for (int64_t at = 0, count; at < transfer->count && status == DDP_OK; at += count) {
 		const int i = tensor;
 		const int64_t from = first;
-		count = pass(transfer, &tensor, &first, transfer->count - at);
+		const int64_t left = transfer->count - at;
+		count = pass(transfer, &tensor, &first, left < BLOCK_ELEMENTS ? left : BLOCK_ELEMENTS);
 		if (count > 0)
 			status = read_elements(transfer, i, from, transfer->chunk + at, count);
 		if (count > 0 && status == DDP_OK && transfer->not_finite == NULL)
@@ -271,7 +276,7 @@ ddp_status ddp_transfer_run(ddp_transfer *transfer)
 
 	for (int64_t done = 0; done < elements && status == DDP_OK; done += transfer->count) {
 		const int64_t left = elements - done;
-		transfer->count = left < CHUNK_ELEMENTS ? left : CHUNK_ELEMENTS;
+		transfer->count = left < transfer->room ? left : transfer->room;
 		status = ddp_leader_run(transfer->model, read_chunk, transfer, NULL, 0);
 		if (status == DDP_OK)
 			status = ddp_broadcast(comm, transfer->chunk, (size_t)transfer->count, DDP_F32, 0);

@@ -26,7 +26,7 @@ typedef struct ddp_transfer {
 	float *chunk;
 	int tensor;             /* where the chunk begins: in this one, */
 	int64_t first;          /* at this element */
-	int64_t count;          /* elements in the chunk */
+	int64_t room, count;    /* elements of a chunk at most, and in this one */
 	uint32_t sum;           /* rank 0: of the tensor that is read */
 } ddp_transfer;
 

@@ -53,7 +53,7 @@ bench_environment = BENCH_PROGRAMS=$(abs_builddir)/tests/bench PYTHONDONTWRITEBY
 bench_environment += BENCH_GPT=$(abs_builddir)/examples/gpt/gpt BENCH_VISION=$(abs_builddir)/examples/vision
 BENCH_ARGS =
 bench_names = all backend wireup allreduce algorithms startup recovery overlap gpt-step gpu vision-step \
-	checkpoint-step storage ddp-overhead spank-cost
+	checkpoint-step storage ddp-overhead spank-cost scale
 
 .PHONY: bench-allreduce bench-startup bench-overlap
 bench-allreduce: tests/bench/rank_plain $(bench_programs)
@@ -137,3 +137,8 @@ EXTRA_DIST += tests/bench/spank_cost
 .PHONY: bench-spank-cost
 bench-spank-cost: spank/spank_ddp.la tests/unit/test_spank_nodelist
 	$(srcdir)/tests/bench/spank_cost $(BENCH_ARGS)
+
+EXTRA_DIST += tests/bench/scale
+.PHONY: bench-scale
+bench-scale: tests/bench/rank_startup tests/bench/rank_cost tests/cluster/link_probe
+	$(bench_environment) $(srcdir)/tests/bench/scale $(BENCH_ARGS)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
- * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network.
+ * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network;
+ * or a broadcast, beside what a chain of nodes would take that passes chunks on.
  * Rank 0 prints a line for each size and algorithm.
  */
 #include <stdbool.h>
@@ -16,7 +17,11 @@
 #include "comm/ops/names.h"
 #include "rank.h"
 
-enum { BATCHES = 5, REPEATS_MOST = 200 };
+enum {
+	BATCHES = 5,
+	REPEATS_MOST = 200,
+	BROADCAST_CHUNK = 256 * 1024, /* of comm/hier/broadcast.c */
+};
 
 static const double batch_seconds = 0.4;
 
@@ -52,6 +57,34 @@ static void measure(ddp_comm *comm, const ddp_operation *c, int repeats, double 
 	qsort(seconds, BATCHES, sizeof(*seconds), by_value);
 }
 
+static int repeats_of(double predicted)
+{
+	const double repeats = batch_seconds / predicted;
+
+	return repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats;
+}
+
+static void print_line(const ddp_operation *c, size_t bytes, const char *name, double predicted, const double *measured)
+{
+	printf("%-14s %10zu %-21s %11.3f %11.3f %11.3f %11.3f %9.2f\n", ddp_kind_name(c->kind), bytes, name, 1e3 * predicted,
+	       1e3 * measured[BATCHES / 2], 1e3 * measured[0], 1e3 * measured[BATCHES - 1], predicted / measured[BATCHES / 2]);
+}
+
+static void compare_broadcast(ddp_comm *comm, char *data, size_t bytes)
+{
+	const ddp_operation c = { .kind = DDP_BROADCAST, .send = data, .recv = data, .count = bytes / 4, .type = DDP_F32 };
+	const ddp_link *link = &comm->hier.link;
+	const double chunk = (double)(bytes < BROADCAST_CHUNK ? bytes : BROADCAST_CHUNK), hops = comm->topology.nodes - 1;
+	const double predicted = (double)bytes * link->byte_seconds +
+	                         (hops - 1) * chunk * link->byte_seconds + hops * link->latency_seconds;
+	double measured[BATCHES];
+
+	measure(comm, &c, repeats_of(predicted), measured);
+	if (comm->rank == 0)
+		print_line(&c, bytes, " chain", predicted, measured);
+	fflush(stdout);
+}
+
 /* `bytes` of each rank's input; results go to the memory's second half. */
 static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char *data, size_t bytes)
 {
@@ -75,14 +108,13 @@ static void compare(ddp_comm *comm, ddp_operation_kind kind, ddp_type type, char
 		if ((candidates >> a & 1) == 0)
 			continue;
 		const double predicted = ddp_algorithm_of(a)->cost(link, &shape).seconds;
-		const double repeats = batch_seconds / predicted;
+		char name[64];
 		comm->roster->wanted = (ddp_wanted_list){ .count = 1, .order = { (int)a } };
-		measure(comm, &c, repeats > REPEATS_MOST ? REPEATS_MOST : repeats < 2 ? 2 : (int)repeats, measured);
+		measure(comm, &c, repeats_of(predicted), measured);
 		comm->roster->wanted.count = 0;
+		snprintf(name, sizeof(name), "%c%s", a == chosen ? '*' : ' ', ddp_algorithm_of(a)->name);
 		if (comm->rank == 0)
-			printf("%-14s %10zu %c%-20s %11.3f %11.3f %11.3f %11.3f %9.2f\n", ddp_kind_name(kind), bytes, a == chosen ? '*' : ' ',
-			       ddp_algorithm_of(a)->name, 1e3 * predicted, 1e3 * measured[BATCHES / 2],
-			       1e3 * measured[0], 1e3 * measured[BATCHES - 1], predicted / measured[BATCHES / 2]);
+			print_line(&c, bytes, name, predicted, measured);
 	}
 	fflush(stdout);
 }
@@ -110,8 +142,13 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 		       1e6 * link->latency_seconds, 1e6 * link->message_seconds,
 		       link->byte_seconds > 0 ? 8e-6 / link->byte_seconds : 0, "operation", "bytes", "algorithm", "predicted ms",
 		       "measured ms", "least", "most", "ratio");
-	for (int i = 0; i < size_count; i++)
-		compare(comm, kind, type, memory, (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30));
+	for (int i = 0; i < size_count; i++) {
+		const size_t bytes = (size_t)rank_number("SIZE", sizes[i], 4, 1l << 30);
+		if (kind == DDP_BROADCAST)
+			compare_broadcast(comm, memory, bytes);
+		else
+			compare(comm, kind, type, memory, bytes);
+	}
 	must(ddp_mem_free(comm, memory));
 	must(ddp_finalize(context));
 	return 0;
@@ -119,16 +156,16 @@ static int run(ddp_operation_kind kind, ddp_type type, int size_count, char **si
 
 int main(int argc, char **argv)
 {
-	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER };
+	static const ddp_operation_kind kinds[] = { DDP_ALL_REDUCE, DDP_REDUCE, DDP_REDUCE_SCATTER, DDP_BROADCAST };
 	static const ddp_type types[] = { DDP_F32, DDP_BF16 };
 	size_t kind = 0, type = 0;
 
-	while (argc > 3 && kind < 3 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
+	while (argc > 3 && kind < 4 && strcmp(argv[1], ddp_kind_name(kinds[kind])) != 0)
 		kind++;
 	while (argc > 3 && type < 2 && strcmp(argv[2], ddp_type_name(types[type])) != 0)
 		type++;
-	if (argc < 4 || kind == 3 || type == 2) {
-		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter f32|bf16 BYTES...\n"
+	if (argc < 4 || kind == 4 || type == 2) {
+		fprintf(stderr, "usage: %s all_reduce|reduce|reduce_scatter|broadcast f32|bf16 BYTES...\n"
 		        "its environment says which rank it is\n", argv[0]);
 		return 2;
 	}

@@ -4,6 +4,7 @@
 #define TESTS_BENCH_RANK_STARTUP_H
 
 #include <stdio.h>
+#include <sys/resource.h>
 #include <time.h>
 
 /* The clock is the machine's, the same in every process on it. */
@@ -30,22 +31,35 @@ static inline long startup_memory_kib(void)
 	return kib;
 }
 
+/* Milliseconds of processor time that the process took. */
+static inline double startup_cpu_ms(void)
+{
+	struct rusage usage;
+
+	getrusage(RUSAGE_SELF, &usage);
+	return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+	       (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e3;
+}
+
 /* What a rank had before it was wired up. */
 struct startup_begin {
 	unsigned long long ns;
 	long kib;
+	double cpu_ms;
 };
 
 static inline struct startup_begin startup_begin(void)
 {
 	const long kib = startup_memory_kib();
 
-	return (struct startup_begin){ .ns = startup_now_ns(), .kib = kib };
+	return (struct startup_begin){ .ns = startup_now_ns(), .kib = kib, .cpu_ms = startup_cpu_ms() };
 }
 
 static inline void startup_tell(int rank, unsigned long long done_ns, float sum, struct startup_begin begin)
 {
-	printf("@ %d done %llu %g %llu %ld\n", rank, done_ns, (double)sum, begin.ns, startup_memory_kib() - begin.kib);
+	const double cpu_ms = startup_cpu_ms() - begin.cpu_ms;
+
+	printf("@ %d done %llu %g %llu %ld %.3f\n", rank, done_ns, (double)sum, begin.ns, startup_memory_kib() - begin.kib, cpu_ms);
 	fflush(stdout);
 }
 
