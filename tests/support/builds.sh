@@ -147,7 +147,9 @@ plan_build()
 	if wanted "$suite" | grep -qE '^test_(netplugin|gpudirect)'; then options+=(--enable-nccl-net); fi
 	[[ $suite = @(bare|no-*) ]] || targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')")
 	# The linker that takes least time, but where it is the product's.
-	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
+	for linker in lld gold; do
+		[[ $suite != @(asan|tsan) ]] || ! command -v "ld.$linker" >/dev/null || { flags+=("LDFLAGS=-fuse-ld=$linker"); break; }
+	done
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
