@@ -29,7 +29,7 @@
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
        PLACES_MAX = 200, EARLY_NS = 2000000 };
 /* Sanitizers are slower; what they look for is the same at most places. */
-enum { EACH_PLACE = THREAD_SANITIZER ? 7 : ADDRESS_SANITIZER ? 3 : 1 };
+enum { EACH_PLACE = THREAD_SANITIZER ? 13 : ADDRESS_SANITIZER ? 3 : 1 };
 
 /* ---- memory ------------------------------------------------------------------------------ */
 
@@ -282,7 +282,7 @@ static void run(attempt operation, const int *node_of, bool all_or_none)
 	p->operation = operation;
 	while (!p->all_done) {
 		int before = p->place;
-		const test_world world = { .ranks = RANKS, .node_of = node_of, .timeout_ms = TIMEOUT_MS,
+		const test_world world = { .ranks = RANKS, .node_of = node_of, .timeout_ms = TIMEOUT_MS, .measures = true,
 		                           .body = lack_memory, .argument = p };
 		assert_int_equal(test_world_run(&world), 0);
 		assert_true(p->place > before || p->all_done);

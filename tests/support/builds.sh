@@ -147,7 +147,9 @@ plan_build()
 	if wanted "$suite" | grep -qE '^test_(netplugin|gpudirect)'; then options+=(--enable-nccl-net); fi
 	[[ $suite = @(bare|no-*) ]] || targets+=("check_PROGRAMS=$(programs "$suite" | paste -s -d ' ')")
 	# The linker that takes least time, but where it is the product's.
-	[[ $suite != @(asan|tsan) ]] || ! command -v ld.gold >/dev/null || flags+=(LDFLAGS=-fuse-ld=gold)
+	for linker in lld gold; do
+		[[ $suite != @(asan|tsan) ]] || ! command -v "ld.$linker" >/dev/null || { flags+=("LDFLAGS=-fuse-ld=$linker"); break; }
+	done
 	# No test runs the benchmarks and the programs of clusters in these builds.
 	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
@@ -283,13 +285,30 @@ scripts()
 		grep -vE '\.(c|h|m4|am|ac|mk|md|in|[0-9])$')
 }
 
+# plan_lint: sets where it is kept which scripts shellcheck has found right, and `shared`, the sum of shellcheck and of all
+# scripts that another one reads
+plan_lint()
+{
+	local names
+	found_right=${XDG_CACHE_HOME:-${HOME:-$work}/.cache}/slurm-ddp-lint
+	mkdir -p "$found_right" && find "$found_right" -type f -mtime +30 -delete
+	names=$(cd "$source" && scripts | xargs grep -hoE '^[[:space:]]*(\.|source) .*\.sh' | sed 's|.*/||' | sort -u | paste -s -d '|')
+	shared=$({ shellcheck --version; cd "$source" && scripts | grep -E "(^|/)($names)$" | xargs sha256sum; } | sha256sum)
+}
+
+# lint_script NAME: anew only if it, what it may read or shellcheck has changed, as ccache compiles
 lint_script()
 {
-	local log
+	local log key
 	log=$logs/lint-${1//\//-}.log
 	if ! command -v shellcheck >/dev/null; then
 		record SKIP lint "$1" "shellcheck is not installed" ''
-	elif limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
+		return
+	fi
+	[ -n "${shared-}" ] || plan_lint
+	key=$(cd "$source" && { echo "$shared"; sha256sum "$1"; } | sha256sum)
+	if [ -e "$found_right/${key%% *}" ] || limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
+		touch "$found_right/${key%% *}"
 		record PASS lint "$1" '' "$log"
 	else
 		record FAIL lint "$1" "shellcheck has something to say" "$log"

@@ -23,6 +23,7 @@ typedef struct test_world {
 	void *argument;
 	void (*at_start)(const pid_t *pids, void *argument);
 	bool expect_deaths;
+	bool measures;       /* the network, also under a sanitizer */
 	bool may_fail_to_open; /* for the death of a rank: such a rank ends without an error */
 } test_world;
 

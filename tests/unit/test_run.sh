@@ -13,6 +13,7 @@ trap 'rm -rf "$work"' EXIT
 # same_lines FILE LINE...
 same_lines() { [ "$(cat "$1")" = "$(printf '%s\n' "${@:2}")" ]; }
 tree=$work/tree
+export XDG_CACHE_HOME=$work/cache
 mkdir -p "$tree/tests"/{unit,ranks,python,bench} "$tree/slurm" "$tree/.ci" "$tree/examples" "$work/bin" "$work/tmp"
 cp -r "$here/tests/run" "$here/tests/support" "$tree/tests/"
 for file in unit/test_a.sh ranks/test_b.sh python/test_c.py bench/test_harness readme.sh; do
@@ -33,7 +34,7 @@ chmod 755 "$work/bin/shellcheck"
 # run FAILURES ARGUMENT...
 run()
 {
-	rm -f "$work/asked"
+	rm -rf "$work/asked" "$XDG_CACHE_HOME"
 	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"
 }
 
@@ -52,6 +53,11 @@ check "a test that passes by itself counts as passed" prints '^[0-9]+ passed, 0 
 check "after a line that calls it flaky" prints '^flaky: lint/slurm/bad$'
 check "its folder is kept" test -d "$(sed -n 's/^What failed left its logs in //p' "$work/out")/lint"
 check "and the status is 0" status_is 0
+FAILURES=0 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install lint
+check "a script that was right is not read again" test "$(wc -l <"$work/asked")" = 2
+echo : >>"$tree/slurm/bad"
+FAILURES=9 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install lint
+check "but when it has changed" prints '^  lint/slurm/bad: '
 run 3 --repeat-failed 2 lint/slurm/bad
 check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
 check "and is not flaky" prints_not flaky
