@@ -21,11 +21,11 @@
 SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
+#include "spank/launch/check.h"
 #include "spank/launch/prepare.h"
-#include "spank/launch/table.h"
 #include "spank/node/supervise.h"
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/survive.h"
 #include "spank/srun.h"

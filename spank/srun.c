@@ -18,18 +18,17 @@
 #include "base/clock.h"
 #include "spank/base/end_signal.h"
 #include "spank/base/sink.h"
+#include "spank/launch/check.h"
 #include "spank/launch/container.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
-#include "spank/launch/table.h"
 #include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/comment.h"
 #include "spank/slurmctld/kill.h"
-#include "spank/slurmctld/note.h"
 #include "spank/slurmctld/preflight.h"
 #include "spank/slurmctld/requeue.h"
 #include "spank/slurmctld/shrink.h"
 #include "spank/srun/dealer.h"
-#include "spank/srun/launched.h"
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/relaunch.h"
@@ -477,7 +476,7 @@ bool srun_take_words(const struct request *request, int count, char *words[], ui
 	if (request->settings.check == CHECK_NO || srun.starts_daemon)
 		return true;
 	/* Slurm shows the words of one component, whichever starts first. */
-	if (launched_tasks() > tasks)
+	if (presence_tasks_of_table() > tasks)
 		return error_set(error, "--ddp=check is for a step of one component: on a node without the "
 		                 "plugin the others' programs would run. Check each component in a step of "
 		                 "its own");
@@ -503,7 +502,7 @@ static bool look_ahead(const struct request *request, const struct preflight_pla
 	struct settings settings = request->settings;
 	char *avoid;
 
-	if (launched_tasks() > place->tasks)
+	if (presence_tasks_of_table() > place->tasks)
 		return error_set(error, "preflight= is for a step of one component: run ddp-preflight on each component");
 	/* On other nodes of the job, ddp-preflight would say nothing about the step. */
 	if (place->node_list == NULL)

@@ -13,7 +13,6 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/base/contained.h"
 #include "spank/base/worker.h"
 #include "spank/node/generation.h"
 #include "spank/wire/timeline.h"

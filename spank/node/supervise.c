@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/base/worker.h"
 #include "spank/node/stall.h"
 #include "spank/wire/judge.h"

@@ -10,7 +10,7 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/wire/timeline.h"

@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 
 /* In slurm_spank_init(), before options are read: looks for --ddp in this process's own command line, and, in srun,
    for what sbatch or salloc has handed on. Sets the variables if that asks for restarts, or the site does. */

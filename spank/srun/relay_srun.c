@@ -21,9 +21,7 @@
 #include "spank/base/sink.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/requeue_judge.h"
-#include "spank/srun/controller.h"
 #include "spank/srun/first_failure.h"
-#include "spank/srun/launched.h"
 #include "spank/srun/links.h"
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"
@@ -415,11 +413,11 @@ static void look_for_nodes(void)
 	if (presence.tasks == 0 && atomic_load(&server.launching)) {
 		presence.policy = server.presence_policy;
 		presence.policy.port = server.relay.port;
-		presence_begin(&presence, launched_tasks(), now);
+		presence_begin(&presence, presence_tasks_of_table(), now);
 	}
 	if (presence_due(&presence, now) == UINT64_MAX)
 		return;
-	launched_look(&presence, now);
+	presence_read_table(&presence, now);
 	if (!server.step.over && presence_is_late(&presence, now))
 		say_silent(now);
 }

@@ -11,7 +11,7 @@
 
 #include "spank/base/error.h"
 #include "spank/launch/srun_options.h"
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 
 struct settle_facts {
 	const struct srun_words *given;

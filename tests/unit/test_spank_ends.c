@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/node/ends.h"
 #include "spank/node/stall.h"
 #include "spank/srun/links.h"
