@@ -20,7 +20,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/blame.c spank/wire/blame.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
-	spank/wire/doing.c spank/wire/doing.h \
+	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/event.c spank/wire/event.h \
 	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
@@ -74,7 +74,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/srun/stall_step.c spank/srun/stall_step.h \
 	spank/srun/step.c spank/srun/step.h \
 	spank/srun/succession.c spank/srun/succession.h \
-	spank/srun/voice.c spank/srun/voice.h
+	spank/srun/printer.c spank/srun/printer.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status
@@ -101,12 +101,12 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/slurmctld/ask.c spank/slurmctld/ask.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
 	spank/slurmctld/kill.c spank/slurmctld/kill.h \
-	spank/slurmctld/survive.c spank/slurmctld/survive.h \
+	spank/slurmctld/no_kill.c spank/slurmctld/no_kill.h \
 	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
 	spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
 	spank/srun/relaunch.c spank/srun/relaunch.h \
-	spank/srun/settle.c spank/srun/settle.h
+	spank/srun/restart_policy.c spank/srun/restart_policy.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

@@ -206,7 +206,7 @@ bool child_signal(pid_t child, int number)
 }
 
 /* True if the child is reaped. */
-static bool take(pid_t child, int *wait_status)
+static bool try_reap(pid_t child, int *wait_status)
 {
 	int status = -1;
 	const pid_t reaped = waitpid(child, &status, WNOHANG);
@@ -225,7 +225,7 @@ bool child_reap(pid_t child, int wait_ms, int *wait_status)
 	struct pollfd process = { .fd = wait_ms > 0 ? handle_open(child) : -1, .events = POLLIN };
 	bool reaped, ended = false;
 
-	while (!(reaped = take(child, wait_status))) {
+	while (!(reaped = try_reap(child, wait_status))) {
 		const uint64_t now_ns = ddp_now_ns();
 		int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS) : 0;
 		if (left_ms == 0)

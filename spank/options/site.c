@@ -30,7 +30,7 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 
 /* A site's keys of restarts count only where they fit the user's list. Keys of the user that contradict each other are
    an error. */
-static bool settle_restart(struct settings *settings, struct error *error)
+static bool adjust_restart(struct settings *settings, struct error *error)
 {
 	bool wanted = option_given(settings, "restart") && settings->restarts > 0;
 	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
@@ -53,7 +53,7 @@ static bool settle_restart(struct settings *settings, struct error *error)
 }
 
 /* An odd node can only wait where the step has spares. */
-static bool settle_preflight(struct settings *settings, struct error *error)
+static bool adjust_preflight(struct settings *settings, struct error *error)
 {
 	if (settings->preflight != PREFLIGHT_EXCLUDE || settings->spares > 0)
 		return true;
@@ -83,7 +83,7 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 		                 "launcher starts nothing is known");
 	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
 		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
-	if (!settle_restart(&result, error) || !settle_preflight(&result, error))
+	if (!adjust_restart(&result, error) || !adjust_preflight(&result, error))
 		return false;
 	*settings = result;
 	return true;

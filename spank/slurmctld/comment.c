@@ -64,7 +64,7 @@ static struct {
 	struct worker worker;
 } note = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static bool take(struct event *event, char text[SENTENCE_MAX], char node[HOST_NAME_MAX_BYTES])
+static bool take_event(struct event *event, char text[SENTENCE_MAX], char node[HOST_NAME_MAX_BYTES])
 {
 	bool any;
 
@@ -91,7 +91,7 @@ static void work(void)
 	char text[SENTENCE_MAX], node[HOST_NAME_MAX_BYTES];
 	struct event event;
 
-	while (take(&event, text, node)) {
+	while (take_event(&event, text, node)) {
 		int code = comment_change(note.job_id, KEPT_MAX, add_event, &event);
 		if (code < 0)
 			slurm_debug("ddp: the failure is not in the job's comment: slurmctld does not tell the comment, or it is too long");
@@ -100,7 +100,7 @@ static void work(void)
 	}
 }
 
-void note_begin(uint32_t job_id, uint32_t step_id)
+void comment_begin(uint32_t job_id, uint32_t step_id)
 {
 	if (note.process != 0)
 		return;
@@ -109,7 +109,7 @@ void note_begin(uint32_t job_id, uint32_t step_id)
 	note.process = getpid();
 }
 
-void note_failure(const struct event *event)
+void comment_add_failure(const struct event *event)
 {
 	if (note.process != getpid())
 		return;
@@ -130,7 +130,7 @@ void note_failure(const struct event *event)
 	pthread_mutex_unlock(&note.lock);
 }
 
-void note_end(void)
+void comment_end(void)
 {
 	if (note.process != getpid())
 		return;

@@ -27,13 +27,13 @@ int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void 
    neither the sentence nor the step's end waits for it. */
 
 /* The step has been created, and failures are to be noted. A second call does nothing. */
-void note_begin(uint32_t job_id, uint32_t step_id);
+void comment_begin(uint32_t job_id, uint32_t step_id);
 
-/* Notes the event, and returns at once. Of several events the last one is in the comment. Before note_begin() it does
-   nothing. */
-void note_failure(const struct event *event);
+/* Notes the event, and returns at once. Of several events the last one is in the comment. Before comment_begin() it
+   does nothing. */
+void comment_add_failure(const struct event *event);
 
 /* Waits until the comment is written, some seconds at most. */
-void note_end(void);
+void comment_end(void);
 
 #endif

@@ -141,7 +141,7 @@ static char **list_hosts(const struct presence *presence, bool reported, uint32_
 
 /* Counts the nodes, and those that are silent, whose names it adds to the sink, if there is
    one. Without memory nobody is silent. */
-static void look(struct presence *presence, struct sink *sink)
+static void count_silent(struct presence *presence, struct sink *sink)
 {
 	uint32_t nodes, there, silent = 0, named = 0;
 	char **all = list_hosts(presence, false, &nodes), **reported = list_hosts(presence, true, &there);
@@ -168,7 +168,7 @@ static void look(struct presence *presence, struct sink *sink)
 uint32_t presence_silent(struct presence *presence, bool *any_reported)
 {
 	if (presence->changed)
-		look(presence, NULL);
+		count_silent(presence, NULL);
 	*any_reported = presence->silent < presence->nodes;
 	return presence->unplaced > 0 ? 0 : presence->silent;
 }
@@ -179,7 +179,7 @@ static bool is_complete(struct presence *presence)
 	if (presence->started < presence->tasks)
 		return false;
 	if (presence->grown || (presence->changed && presence->reports >= presence->nodes))
-		look(presence, NULL);
+		count_silent(presence, NULL);
 	return presence->silent == 0;
 }
 
@@ -305,7 +305,7 @@ void presence_describe(struct presence *presence, enum presence_state state, str
 	bool refuses = presence->policy.refuse && !presence->policy.check;
 
 	sink_add(sink, "no report from ");
-	look(presence, sink);
+	count_silent(presence, sink);
 	sink_add(sink, " (%u of %u nodes): ", presence->silent, presence->nodes);
 	add_causes(presence, state, sink);
 	sink_add(sink, "; install srun's version of it there, and enable it");

@@ -16,7 +16,7 @@ static struct {
 	struct worker worker;
 } controller;
 
-static void ask(void)
+static void run_request(void)
 {
 	switch (controller.request) {
 	case REQUEST_NODE_FAILED:
@@ -50,9 +50,9 @@ static bool controller_start(const struct relay_actions *actions, enum controlle
 	controller.actions = *actions;
 	controller.request = request;
 	controller.answer = false;
-	controller.runs = worker_start(&controller.worker, ask);
+	controller.runs = worker_start(&controller.worker, run_request);
 	if (!controller.runs)
-		ask();
+		run_request();
 	return true;
 }
 
@@ -225,7 +225,7 @@ void requests_go_on(struct requests *requests, const struct links *links)
 		controller_start(requests->actions, REQUEST_SLURM_ENDS_IT, "");
 }
 
-enum controller_request requests_hear(struct requests *requests, int ms, bool *answer)
+enum controller_request requests_await_answer(struct requests *requests, int ms, bool *answer)
 {
 	enum controller_request request;
 

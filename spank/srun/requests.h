@@ -106,7 +106,7 @@ void requests_go_on(struct requests *requests, const struct links *links);
 
 /* Waits so long for slurmctld's answer, if a request is under way. Returns the request that was answered,
    REQUEST_NONE if none was. The caller takes the answer in, and then calls requests_go_on(). */
-enum controller_request requests_hear(struct requests *requests, int ms, bool *answer);
+enum controller_request requests_await_answer(struct requests *requests, int ms, bool *answer);
 
 /* Whether a request waits for requests_go_on(); and whether slurmctld was asked to end the step, and nothing more is
    to be asked. */

@@ -48,7 +48,7 @@ struct stall_note {
 	enum stall_kind kind;
 	uint32_t rank;
 	uint32_t since_ms;   /* since it left or ended */
-	uint64_t collective; /* its last one, or doing_place() */
+	uint64_t collective; /* its last one, or progress_text_place() */
 	char who[STALL_WHO_MAX + 1];     /* "rank 3 of 4 on n1" */
 	char doing[STALL_DOING_MAX + 1]; /* "in forward of step 4 for 32.0 s" */
 	/* The ranks that wait. */

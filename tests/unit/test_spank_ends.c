@@ -265,7 +265,7 @@ static void look(void)
 	witness_killed = witness_was_killed(&node.supervise.shared->witness);
 	for (uint32_t i = 0; i < TASKS; i++)
 		states[i] = supervise_state(&node.supervise, i, &wait_status);
-	looked = supervise_look(&node.supervise);
+	looked = supervise_count_ends(&node.supervise);
 }
 
 static void end_witness(void)
