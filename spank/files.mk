@@ -62,7 +62,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/slurmctld/requeue_judge.c spank/slurmctld/requeue_judge.h \
 	spank/srun/dealer.c spank/srun/dealer.h \
 	spank/srun/first_failure.c spank/srun/first_failure.h \
-	spank/srun/history.c spank/srun/history.h \
 	spank/srun/links.c spank/srun/links.h \
 	spank/srun/pace_step.c spank/srun/pace_step.h \
 	spank/srun/peers.c spank/srun/peers.h \
