@@ -20,14 +20,13 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/blame.c spank/wire/blame.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
-	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/event.c spank/wire/event.h \
 	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
-	spank/wire/pace_note.c spank/wire/pace_note.h \
+	spank/wire/notes.c spank/wire/notes.h \
+	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/relay.c spank/wire/relay.h \
 	spank/wire/slots.c spank/wire/slots.h \
-	spank/wire/stall_note.c spank/wire/stall_note.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
@@ -67,13 +66,13 @@ spank_libspankcore_la_SOURCES = \
 	spank/srun/peers.c spank/srun/peers.h \
 	spank/srun/plan.c spank/srun/plan.h \
 	spank/srun/presence.c spank/srun/presence.h \
+	spank/srun/printer.c spank/srun/printer.h \
 	spank/srun/relay_srun.c spank/srun/relay_srun.h \
 	spank/srun/requests.c spank/srun/requests.h \
 	spank/srun/roster.c spank/srun/roster.h \
 	spank/srun/stall_step.c spank/srun/stall_step.h \
 	spank/srun/step.c spank/srun/step.h \
-	spank/srun/succession.c spank/srun/succession.h \
-	spank/srun/printer.c spank/srun/printer.h
+	spank/srun/succession.c spank/srun/succession.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status

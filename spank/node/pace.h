@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/wire/pace_note.h"
+#include "spank/wire/notes.h"
 #include "watch/progress.h"
 
 /* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as

@@ -23,8 +23,7 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/frame.h"
 #include "spank/wire/judge.h"
-#include "spank/wire/pace_note.h"
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 
 enum {
 	RELAY_TEXT_MAX = 1023,

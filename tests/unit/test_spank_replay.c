@@ -22,8 +22,8 @@
 #include "spank/srun/peers.h"
 #include "spank/srun/relay_srun.h"
 #include "spank/srun/step.h"
+#include "spank/wire/notes.h"
 #include "spank/wire/relay.h"
-#include "spank/wire/stall_note.h"
 #include "tests/support/spank_task.h"
 
 /* A step of one node whose srun ends it as soon as it stalls. */
