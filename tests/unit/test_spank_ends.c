@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
+/* spank/node/ends and spank/base/child: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <arpa/inet.h>
 #include <errno.h>
