@@ -3,35 +3,30 @@
 # knows no Slurm.
 noinst_LTLIBRARIES += spank/libspankcore.la
 spank_libspankcore_la_SOURCES = \
-	spank/base/bytes.c spank/base/bytes.h \
+	spank/base/bytes.h \
 	spank/base/child.c spank/base/child.h \
-	spank/base/contained.c spank/base/contained.h \
 	spank/base/end_signal.c spank/base/end_signal.h \
 	spank/base/error.c spank/base/error.h \
 	spank/base/release.c spank/base/release.h \
 	spank/base/sink.c spank/base/sink.h \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options/options.c spank/options/options.h \
-	spank/options/request.c spank/options/request.h \
 	spank/options/site.c spank/options/site.h \
 	spank/identity/gpu.c spank/identity/gpu.h \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
 	spank/identity/nodelist_write.c spank/identity/nodelist_write.h \
-	spank/identity/port.c spank/identity/port.h \
 	spank/wire/blame.c spank/wire/blame.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
-	spank/wire/doing.c spank/wire/doing.h \
 	spank/wire/event.c spank/wire/event.h \
 	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
-	spank/wire/pace_note.c spank/wire/pace_note.h \
+	spank/wire/notes.c spank/wire/notes.h \
+	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/relay.c spank/wire/relay.h \
-	spank/wire/siphash.c spank/wire/siphash.h \
 	spank/wire/slots.c spank/wire/slots.h \
-	spank/wire/stall_note.c spank/wire/stall_note.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
@@ -39,7 +34,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/preflight_step.c spank/launch/preflight_step.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
-	spank/launch/table.c spank/launch/table.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \
 	spank/witness/descend.c spank/witness/descend.h \
@@ -55,7 +49,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
-	spank/node/journal.c spank/node/journal.h \
 	spank/node/link.c spank/node/link.h \
 	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \
@@ -66,24 +59,20 @@ spank_libspankcore_la_SOURCES = \
 	spank/node/supervise.c spank/node/supervise.h \
 	spank/node/unseen.c spank/node/unseen.h \
 	spank/slurmctld/requeue_judge.c spank/slurmctld/requeue_judge.h \
-	spank/srun/controller.c spank/srun/controller.h \
 	spank/srun/dealer.c spank/srun/dealer.h \
 	spank/srun/first_failure.c spank/srun/first_failure.h \
-	spank/srun/history.c spank/srun/history.h \
-	spank/srun/launched.c spank/srun/launched.h \
 	spank/srun/links.c spank/srun/links.h \
 	spank/srun/pace_step.c spank/srun/pace_step.h \
 	spank/srun/peers.c spank/srun/peers.h \
 	spank/srun/plan.c spank/srun/plan.h \
 	spank/srun/presence.c spank/srun/presence.h \
+	spank/srun/printer.c spank/srun/printer.h \
 	spank/srun/relay_srun.c spank/srun/relay_srun.h \
 	spank/srun/requests.c spank/srun/requests.h \
 	spank/srun/roster.c spank/srun/roster.h \
 	spank/srun/stall_step.c spank/srun/stall_step.h \
-	spank/srun/stall_words.c spank/srun/stall_words.h \
 	spank/srun/step.c spank/srun/step.h \
-	spank/srun/succession.c spank/srun/succession.h \
-	spank/srun/voice.c spank/srun/voice.h
+	spank/srun/succession.c spank/srun/succession.h
 
 # ddp-status: what the ranks of a running job do. It calls Slurm's commands.
 bin_PROGRAMS += spank/status/ddp-status
@@ -106,11 +95,16 @@ spank_status_ddp_status_LDADD = spank/status/libstatus.la
 if HAVE_SLURM
 spank_LTLIBRARIES = spank/spank_ddp.la
 spank_spank_ddp_la_SOURCES = spank/plugin.c \
-	spank/slurmctld/ask.c spank/slurmctld/ask.h spank/slurmctld/comment.c spank/slurmctld/comment.h spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h \
-	spank/slurmctld/survive.c spank/slurmctld/survive.h spank/task.c spank/task.h \
-	spank/slurmctld/kill.c spank/slurmctld/kill.h spank/slurmctld/preflight.c spank/slurmctld/preflight.h spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
-	spank/slurmctld/note.c spank/slurmctld/note.h spank/slurmctld/requeue.c spank/slurmctld/requeue.h spank/srun/relaunch.c spank/srun/relaunch.h \
-	spank/srun/settle.c spank/srun/settle.h
+	spank/srun.c spank/srun.h spank/stepd.c spank/stepd.h spank/task.c spank/task.h \
+	spank/slurmctld/ask.c spank/slurmctld/ask.h \
+	spank/slurmctld/comment.c spank/slurmctld/comment.h \
+	spank/slurmctld/kill.c spank/slurmctld/kill.h \
+	spank/slurmctld/no_kill.c spank/slurmctld/no_kill.h \
+	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
+	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
+	spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
+	spank/srun/relaunch.c spank/srun/relaunch.h \
+	spank/srun/restart_policy.c spank/srun/restart_policy.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

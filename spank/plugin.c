@@ -21,13 +21,13 @@
 SPANK_PLUGIN(spank_ddp, 1)
 #pragma GCC visibility pop
 
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
+#include "spank/launch/check.h"
 #include "spank/launch/prepare.h"
-#include "spank/launch/table.h"
 #include "spank/node/supervise.h"
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 #include "spank/slurmctld/ask.h"
-#include "spank/slurmctld/survive.h"
+#include "spank/slurmctld/no_kill.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
 #include "spank/task.h"
@@ -117,7 +117,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	if (context == S_CTX_LOCAL)
 		srun_note_environment();
 	if (context != S_CTX_REMOTE)
-		survive_begin(&request, context == S_CTX_ALLOCATOR);
+		no_kill_begin(&request, context == S_CTX_ALLOCATOR);
 	option_usage(usage, sizeof(usage));
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
@@ -134,7 +134,7 @@ static int take_option(int value, const char *argument, int remote)
 
 	(void)value;
 	if (request_take_list(&request, argument, &error)) {
-		survive_take_list(&request, spank_context() == S_CTX_ALLOCATOR);
+		no_kill_read_list(&request, spank_context() == S_CTX_ALLOCATOR);
 		return 0;
 	}
 	if (remote) {
@@ -171,7 +171,7 @@ int slurm_spank_init_post_opt(spank_t spank, int ac, char *argv[])
 	(void)argv;
 	if (context != S_CTX_LOCAL && context != S_CTX_ALLOCATOR)
 		return 0;
-	survive_end();
+	no_kill_end();
 	if (!request_components_agree(&request, is_sbatch(context), &error))
 		return refuse(&error);
 	launch_list_stale(stale, sizeof(stale));

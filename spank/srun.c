@@ -18,23 +18,22 @@
 #include "base/clock.h"
 #include "spank/base/end_signal.h"
 #include "spank/base/sink.h"
+#include "spank/launch/check.h"
 #include "spank/launch/container.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
-#include "spank/launch/table.h"
 #include "spank/slurmctld/ask.h"
+#include "spank/slurmctld/comment.h"
 #include "spank/slurmctld/kill.h"
-#include "spank/slurmctld/note.h"
 #include "spank/slurmctld/preflight.h"
 #include "spank/slurmctld/requeue.h"
 #include "spank/slurmctld/shrink.h"
 #include "spank/srun/dealer.h"
-#include "spank/srun/launched.h"
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/relaunch.h"
 #include "spank/srun/relay_srun.h"
-#include "spank/srun/settle.h"
+#include "spank/srun/restart_policy.h"
 #include "spank/srun/step.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"
@@ -178,7 +177,7 @@ static bool asks(const struct request *request, const char *key)
 static void listen_for_nodes(const struct request *request)
 {
 	const struct relay_actions actions = { .say = ask_to_say, .end_step = end_step,
-		                               .note = request->site.notes_failures ? note_failure : NULL,
+		                               .note = request->site.notes_failures ? comment_add_failure : NULL,
 		                               .slurm_ends_it = slurm_ends_it,
 		                               .node_failed = node_failed,
 		                               .lost_node = lost_node,
@@ -297,7 +296,7 @@ static void leave_defaults(struct settings *settings)
 static bool take_srun_options(struct request *request, struct error *error)
 {
 	const struct srun_words given = command_line();
-	struct settle_facts facts = { &given, srun.mpi, .later_component = srun.began };
+	struct restart_policy_facts facts = { &given, srun.mpi, .later_component = srun.began };
 	char *program[1];
 
 	if (!srun.began) {
@@ -319,7 +318,7 @@ static bool take_srun_options(struct request *request, struct error *error)
 	srun.tells_releases = request->settings.verbose || request->settings.check != CHECK_NO;
 	take_kill_on_bad_exit(request, srun.kill);
 	facts.starts_daemon = srun.starts_daemon;
-	if (!settle_restarts(request, &facts, error))
+	if (!restart_policy_decide(request, &facts, error))
 		return false;
 	/* The nodes leave an MPI launcher's daemons alone. */
 	if (!srun.starts_daemon)
@@ -437,7 +436,7 @@ bool srun_begin(struct request *request, const char *stale, struct error *error)
 	if (!take_srun_options(request, error))
 		return false;
 	listen_for_nodes(request);
-	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL && !settle_without_port(&request->settings, error))
+	if (dealer_is_open() && getenv("SLURM_DDP_RELAY") == NULL && !restart_policy_without_port(&request->settings, error))
 		return false;
 	if (request->settings.check == CHECK_TABLE && !table_begin(&ignored))
 		slurm_debug("ddp: %s", ignored.text);
@@ -477,7 +476,7 @@ bool srun_take_words(const struct request *request, int count, char *words[], ui
 	if (request->settings.check == CHECK_NO || srun.starts_daemon)
 		return true;
 	/* Slurm shows the words of one component, whichever starts first. */
-	if (launched_tasks() > tasks)
+	if (presence_tasks_of_table() > tasks)
 		return error_set(error, "--ddp=check is for a step of one component: on a node without the "
 		                 "plugin the others' programs would run. Check each component in a step of "
 		                 "its own");
@@ -503,7 +502,7 @@ static bool look_ahead(const struct request *request, const struct preflight_pla
 	struct settings settings = request->settings;
 	char *avoid;
 
-	if (launched_tasks() > place->tasks)
+	if (presence_tasks_of_table() > place->tasks)
 		return error_set(error, "preflight= is for a step of one component: run ddp-preflight on each component");
 	/* On other nodes of the job, ddp-preflight would say nothing about the step. */
 	if (place->node_list == NULL)
@@ -565,9 +564,9 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 	relaunch_take_rest(&settings->spares, &jobs);
 	if (dealer_is_open())
 		end_signal_heed();
-	if (!give_way(nodes) && dealer_is_open() && !settle_without_port(settings, error))
+	if (!give_way(nodes) && dealer_is_open() && !restart_policy_without_port(settings, error))
 		return false;
-	if (!settle_nodes(settings, nodes, tasks, error) ||
+	if (!restart_policy_fit(settings, nodes, tasks, error) ||
 	    !dealer_begin(nodes, tasks, settings->spares, settings->min_nodes, error))
 		return false;
 	expect_nodes(request);
@@ -580,7 +579,7 @@ bool srun_take_step(struct request *request, uint32_t job_id, uint32_t step_id, 
 		atomic_store(&srun.has_step, true);
 		prepare_requeue(&request->settings);
 		if (request->site.notes_failures)
-			note_begin(srun.job_id, step_id);
+			comment_begin(srun.job_id, step_id);
 	}
 	snprintf(text, sizeof(text), "%u.%u", job_id, step_id);
 	return setenv("DDP_REQUESTED", text, 1) == 0 ||
@@ -591,6 +590,6 @@ void srun_end(void)
 {
 	requeue_end_watch();
 	srun.failed_status = relay_close();
-	note_end();
+	comment_end();
 	dealer_close();
 }

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 
 /* Before srun has read its options: notes whether it is in an allocation. */
 void srun_note_job(void);

@@ -4,18 +4,19 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/base/release.h"
+#include "spank/base/sink.h"
 #include "spank/base/worker.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"
 #include "spank/node/ends.h"
-#include "spank/node/journal.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/wire/event.h"
 #include "spank/wire/relay.h"
@@ -87,13 +88,12 @@ static void note_master(struct node_address *master, char *const *environment)
 		master->node[0] = '\0';
 }
 
-/* srun deals generations: each task is to be an agent. */
+/* srun deals generations: each task is to be an agent. srun alone says so, because a site's restart= may not count for
+   the step. */
 static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 {
 	struct request *request = stepd->request;
 
-	if (request->settings.restarts == 0 || request->settings.check != CHECK_NO)
-		return;
 	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
 	stepd->node.relay_port = stepd->node.relay.port;
 	if (contained_here())
@@ -417,6 +417,80 @@ static void log_stalls(const struct stepd *stepd)
 	log_line(line);
 }
 
+/* What has run on the node in a step, and how that ended. */
+struct summary {
+	uint32_t low, high;  /* the lowest and the highest rank */
+	uint32_t bad, open;  /* tasks that have ended badly, and that have not ended */
+	uint32_t first;      /* the local task that ended badly before the others */
+};
+
+static struct summary summarize(const struct supervise *supervise)
+{
+	struct summary sum = { .low = UINT32_MAX };
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++) {
+		const struct task_reaped *end = &supervise->reaped[i];
+		uint32_t rank = supervise->shared->task[i].rank;
+
+		if (rank != UINT32_MAX) {
+			sum.low = rank < sum.low ? rank : sum.low;
+			sum.high = rank > sum.high ? rank : sum.high;
+		}
+		if (end->ns == 0) {
+			sum.open++;
+		} else if (end->wait_status != 0) {
+			if (sum.bad == 0 || end->ns < supervise->reaped[sum.first].ns)
+				sum.first = i;
+			sum.bad++;
+		}
+	}
+	return sum;
+}
+
+static void add_first(struct sink *sink, const struct supervise *supervise, uint32_t task)
+{
+	uint32_t rank = supervise->shared->task[task].rank;
+	int status = supervise->reaped[task].wait_status;
+
+	if (rank != UINT32_MAX)
+		sink_add(sink, "rank %u ", rank);
+	else
+		sink_add(sink, "task %u of the node ", task);
+	if (WIFSIGNALED(status))
+		sink_add(sink, "was killed by signal %d", WTERMSIG(status));
+	else
+		sink_add(sink, "exited with code %d", WEXITSTATUS(status));
+}
+
+/* "step 7.0: ranks 2 to 3 of 4 on n1: rank 3 exited with code 7 first, and 1 more did not end
+   well; plugin 0.2". Printable bytes only, and nothing that a user chose. */
+static void describe_step(const struct supervise *supervise, uint32_t job_id, uint32_t step_id, char *text, size_t bytes)
+{
+	struct sink sink = sink_on(text, bytes);
+	struct summary sum = summarize(supervise);
+
+	sink_add(&sink, "step %u.%u: ", job_id, step_id);
+	if (sum.low == UINT32_MAX)
+		sink_add(&sink, "%u tasks that have no rank", supervise->local_tasks);
+	else if (sum.low == sum.high)
+		sink_add(&sink, "rank %u of %u", sum.low, supervise->shared->world_size);
+	else
+		sink_add(&sink, "%u ranks from %u to %u of %u", supervise->local_tasks, sum.low, sum.high,
+		         supervise->shared->world_size);
+	sink_add(&sink, " on ");
+	sink_add_untrusted(&sink, supervise->shared->node, sizeof(supervise->shared->node));
+	sink_add(&sink, ": ");
+	if (sum.bad > 0)
+		add_first(&sink, supervise, sum.first);
+	else
+		sink_add(&sink, sum.open > 0 ? "none ended badly" : "ended well");
+	if (sum.bad > 1)
+		sink_add(&sink, " first, and %u more did not end well", sum.bad - 1);
+	if (sum.open > 0)
+		sink_add(&sink, ", %u were not seen to end", sum.open);
+	sink_add(&sink, "; plugin %s", release_own());
+}
+
 void stepd_log(spank_t spank, const struct stepd *stepd)
 {
 	char text[RELAY_TEXT_MAX];
@@ -425,7 +499,7 @@ void stepd_log(spank_t spank, const struct stepd *stepd)
 	if (stepd->node.supervise.shared == NULL || spank_get_item(spank, S_JOB_ID, &job_id) != ESPANK_SUCCESS ||
 	    spank_get_item(spank, S_JOB_STEPID, &step_id) != ESPANK_SUCCESS)
 		return;
-	journal_step(&stepd->node.supervise, job_id, step_id, release_own(), text, sizeof(text));
+	describe_step(&stepd->node.supervise, job_id, step_id, text, sizeof(text));
 	log_line(text);
 	log_stalls(stepd);
 }

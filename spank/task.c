@@ -232,7 +232,7 @@ static bool prepare_task(spank_t spank, const struct stepd *stepd, const struct 
 		.nccl_net = MODULE_DIR "/libnccl-net-ddpucx.so",
 		.nccl_profiler = MODULE_DIR "/libnccl-profiler-ddp.so",
 		.python = MODULE_DIR "/python",
-		.gpu = gpu_look(facts.environment, identity.local_rank, identity.local_world_size),
+		.gpu = gpu_view_of(facts.environment, identity.local_rank, identity.local_world_size),
 		.cpus = task_cpus(spank, stepd, facts.environment, identity.local_world_size),
 		.environment = facts.environment,
 		.user_threads = stepd->user_threads[0] != '\0' ? stepd->user_threads : NULL,
@@ -288,7 +288,7 @@ static void leave_step(spank_t spank)
 /* In the witness. */
 static int look_for_stall(void *watch, bool asked_to_stop)
 {
-	return stall_watch_look(watch, asked_to_stop, ddp_now_ns());
+	return stall_watch_check(watch, asked_to_stop, ddp_now_ns());
 }
 
 /* In the next one, if somebody kills it. */

@@ -52,10 +52,11 @@ void preflight_facts_limits(struct preflight_facts *facts);
 /* Finds out all but the limits and the GPU's part. */
 void preflight_facts_read(struct preflight_facts *facts, const ddp_job *job, int threads);
 
-/* Reads the first line of `path` into `line` without its end. */
-bool preflight_read_line(const char *path, char *line, int bytes);
+/* The device for ddp_init(): "cuda" if this rank has a GPU, otherwise NULL. */
+const char *preflight_gpu_device(void);
 
-/* The NUMA node that sysfs gives for a device, such as "/sys/class/net/eth0/device"; -1: not known. */
-int64_t preflight_numa_of(const char *device);
+/* Fills in the facts of the GPU that preflight_gpu_device() means, as NVML tells them. The library is loaded at run
+   time. What it does not tell stays unknown. */
+void preflight_gpu_read(struct preflight_facts *facts);
 
 #endif

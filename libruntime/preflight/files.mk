@@ -7,11 +7,9 @@ libruntime_preflight_libpreflight_la_SOURCES = \
 	libruntime/preflight/differences.c libruntime/preflight/differences.h \
 	libruntime/preflight/facts.c libruntime/preflight/facts.h \
 	libruntime/preflight/finding.c libruntime/preflight/finding.h \
-	libruntime/preflight/gpu.c libruntime/preflight/gpu.h \
 	libruntime/preflight/judge_links.c libruntime/preflight/judge_links.h \
 	libruntime/preflight/judge_ranks.c libruntime/preflight/judge_ranks.h \
 	libruntime/preflight/links.c libruntime/preflight/links.h \
-	libruntime/preflight/options.c libruntime/preflight/options.h \
 	libruntime/preflight/output.c libruntime/preflight/output.h \
 	libruntime/preflight/release.c libruntime/preflight/release.h \
 	libruntime/preflight/report.c libruntime/preflight/report.h \

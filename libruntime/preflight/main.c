@@ -5,6 +5,7 @@
  *   srun --ddp ddp-preflight
  */
 #include <errno.h>
+#include <getopt.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +18,113 @@
 #include "base/clock.h"
 #include "kernels.h"
 #include "preflight/differences.h"
-#include "preflight/gpu.h"
-#include "preflight/options.h"
 #include "preflight/output.h"
 #include "preflight/release.h"
 #include "preflight/report.h"
 #include "preflight/survey.h"
 
-enum { WIDTH = 100 };
+enum { WIDTH = 100, TIMEOUT_SECONDS = 60, SPAWN_MAX = 1024 };
+
+enum { EXIT_FINE, EXIT_ODD, EXIT_FAILED };
+
+struct options {
+	const char *json, *exclude; /* files; NULL: none */
+	const char *wireup;         /* NULL: the best there is */
+	int timeout_ms;
+	int spawn;                            /* local ranks without Slurm; 0: none */
+	bool quiet;                           /* no table unless something is odd */
+	const char *device;                   /* NULL: "cuda" where there is a GPU */
+	bool no_gpu;
+	bool for_srun;                        /* the answer for --ddp=preflight goes to standard output */
+	bool always_fine;                     /* what is odd changes no exit status */
+};
+
+/* ---- options ---- */
+
+static void print_help(void)
+{
+	printf("usage: srun --ddp [OPTION]... ddp-preflight [OPTION]...\n"
+	       "Measures processors, memory, and links of a step's nodes, compares limits and\n"
+	       "versions, and names what is odd. It takes some seconds.\n"
+	       "\n"
+	       "  --json FILE          write everything to FILE\n"
+	       "  --exclude-file FILE  write the odd nodes to FILE, as srun --exclude takes them\n"
+	       "  --quiet              print nothing if nothing is odd\n"
+	       "  --exit-zero          exit with 0, also if something is odd\n"
+	       "  --for-srun           as --ddp=preflight runs it: the table on standard error, the\n"
+	       "                       odd nodes on standard output; exit with 0\n"
+	       "  --device DEVICE      such as cuda:1 (default: cuda where NVML shows a GPU)\n"
+	       "  --no-gpu             leave GPUs alone\n"
+	       "  --timeout SECONDS    how long to wait for a rank that does not come (default 60)\n"
+	       "  --wireup W           pmix or tcp (default: the best there is)\n"
+	       "  --spawn N            fork N local ranks, without Slurm (1 to 1024)\n"
+	       "  --help               this text\n"
+	       "  --version            the version\n"
+	       "\n"
+	       "NO_COLOR in the environment: no colours. COLUMNS: the width of lines.\n"
+	       "\n"
+	       "Exit status: 0 nothing is odd, 1 something is odd, 2 usage, or it could not\n"
+	       "measure.\n");
+}
+
+static bool read_number(const char *text, long most, int *value)
+{
+	char *end;
+	long number = strtol(text, &end, 10);
+
+	*value = (int)number;
+	return end != text && *end == '\0' && number >= 1 && number <= most;
+}
+
+static int usage(const char *problem, const char *what)
+{
+	fprintf(stderr, "ddp-preflight: %s%s\nTry 'ddp-preflight --help'.\n", problem, what);
+	return EXIT_FAILED;
+}
+
+/* -1: go on; otherwise the exit status. */
+static int read_options(struct options *options, int argc, char **argv)
+{
+	static const struct option known[] = {
+		{ "json", required_argument, NULL, 'j' },    { "exclude-file", required_argument, NULL, 'x' },
+		{ "quiet", no_argument, NULL, 'q' },
+		{ "device", required_argument, NULL, 'd' },       { "for-srun", no_argument, NULL, 'f' },
+		{ "exit-zero", no_argument, NULL, 'z' },     { "no-gpu", no_argument, NULL, 'g' },
+		{ "timeout", required_argument, NULL, 't' }, { "wireup", required_argument, NULL, 'w' },
+		{ "spawn", required_argument, NULL, 's' },   { "help", no_argument, NULL, 'h' },
+		{ "version", no_argument, NULL, 'v' },       { NULL, 0, NULL, 0 },
+	};
+	int option, seconds = TIMEOUT_SECONDS;
+
+	*options = (struct options){ .timeout_ms = TIMEOUT_SECONDS * 1000 };
+	while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
+		switch (option) {
+		case 'j': options->json = optarg; break;
+		case 'x': options->exclude = optarg; break;
+		case 'q': options->quiet = true; break;
+		case 'd': options->device = optarg; break;
+		case 'f': options->for_srun = options->always_fine = true; break;
+		case 'z': options->always_fine = true; break;
+		case 'g': options->no_gpu = true; break;
+		case 'w': options->wireup = optarg; break;
+		case 't':
+			if (!read_number(optarg, 86400, &seconds))
+				return usage("--timeout takes seconds from 1 to 86400, not ", optarg);
+			break;
+		case 's':
+			if (!read_number(optarg, SPAWN_MAX, &options->spawn))
+				return usage("--spawn takes a number from 1 to 1024, not ", optarg);
+			break;
+		case 'h': print_help(); return EXIT_FINE;
+		case 'v': printf("ddp-preflight %s\n", preflight_version()); return EXIT_FINE;
+		default: return usage("see above", "");
+		}
+	}
+	options->timeout_ms = seconds * 1000;
+	return optind < argc ? usage("it takes options only, not ", argv[optind]) : -1;
+}
+
+/* ---- the run ---- */
 
 /* A rank whose error another rank tells waits a moment: when a rank exits, its launcher ends the others. */
 static int fail(const char *what)
@@ -33,7 +133,7 @@ static int fail(const char *what)
 		sleep(1);
 	else
 		fprintf(stderr, "ddp-preflight: %s: %s\n", what, ddp_last_error());
-	return PREFLIGHT_EXIT_FAILED;
+	return EXIT_FAILED;
 }
 
 static int threads_of(const ddp_job *job)
@@ -82,7 +182,7 @@ static bool could_write(bool written, const char *path)
 
 static struct preflight_findings findings;
 
-static bool conclude(const struct preflight_survey *s, const struct preflight_options *options, uint64_t begin_ns)
+static bool conclude(const struct preflight_survey *s, const struct options *options, uint64_t begin_ns)
 {
 	bool busy = preflight_is_busy(&s->people, s->figures), written = true;
 
@@ -113,7 +213,7 @@ static bool conclude(const struct preflight_survey *s, const struct preflight_op
 /* ---- before the measurement ---- */
 
 /* On rank 0. */
-static bool can_write(const struct preflight_options *options)
+static bool can_write(const struct options *options)
 {
 	const struct {
 		const char *option, *path;
@@ -153,7 +253,7 @@ static ddp_status compare_releases(ddp_context *context, const char *node, bool 
 
 /* On all ranks: whether the measurement can begin; otherwise *code is this rank's exit status. Rank 0 alone tells
    why, so that srun says once that it is not 0. */
-static bool can_begin(ddp_context *context, const struct preflight_options *options, const char *node, int *code)
+static bool can_begin(ddp_context *context, const struct options *options, const char *node, int *code)
 {
 	const bool first = ddp_get_job(context)->rank == 0;
 	bool same = false;
@@ -162,17 +262,17 @@ static bool can_begin(ddp_context *context, const struct preflight_options *opti
 
 	if (status == DDP_OK && same)
 		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
-	*code = first ? PREFLIGHT_EXIT_FAILED : PREFLIGHT_EXIT_FINE;
+	*code = first ? EXIT_FAILED : EXIT_FINE;
 	if (status != DDP_OK)
 		*code = fail("the ranks cannot compare what they run");
 	return status == DDP_OK && can != 0;
 }
 
-static int measure(ddp_context *context, const struct preflight_options *options, struct preflight_bench *bench,
+static int measure(ddp_context *context, const struct options *options, struct preflight_bench *bench,
                    const struct preflight_facts *own, uint64_t begin_ns)
 {
 	struct preflight_survey survey;
-	int code = PREFLIGHT_EXIT_FAILED;
+	int code = EXIT_FAILED;
 	bool first = ddp_get_job(context)->rank == 0;
 	ddp_status status = preflight_survey_open(&survey, context, bench, own);
 
@@ -181,20 +281,20 @@ static int measure(ddp_context *context, const struct preflight_options *options
 	if (status == DDP_OK)
 		status = preflight_survey_again(&survey, &findings);
 	if (status == DDP_OK && first) {
-		code = conclude(&survey, options, begin_ns) ? PREFLIGHT_EXIT_FINE : PREFLIGHT_EXIT_FAILED;
-		if (code == PREFLIGHT_EXIT_FINE && findings.odd > 0 && !options->always_fine)
-			code = PREFLIGHT_EXIT_ODD;
+		code = conclude(&survey, options, begin_ns) ? EXIT_FINE : EXIT_FAILED;
+		if (code == EXIT_FINE && findings.odd > 0 && !options->always_fine)
+			code = EXIT_ODD;
 	}
 	/* One rank tells the result, so that srun says once that it is not 0. */
 	if (status == DDP_OK && !first)
-		code = PREFLIGHT_EXIT_FINE;
+		code = EXIT_FINE;
 	if (status != DDP_OK)
 		code = fail("a measurement failed");
 	preflight_survey_close(&survey);
 	return code;
 }
 
-static int run(const struct preflight_options *options, uint64_t begin_ns)
+static int run(const struct options *options, uint64_t begin_ns)
 {
 	ddp_options wanted = DDP_OPTIONS;
 	struct preflight_facts own = { .rank = 0 };
@@ -227,17 +327,17 @@ static int run(const struct preflight_options *options, uint64_t begin_ns)
 		return fail("this rank cannot measure");
 	code = measure(context, options, bench, &own, begin_ns);
 	preflight_bench_close(bench);
-	if (ddp_finalize(context) != DDP_OK && code != PREFLIGHT_EXIT_FAILED)
+	if (ddp_finalize(context) != DDP_OK && code != EXIT_FAILED)
 		code = fail("the end");
 	return code;
 }
 
 int main(int argc, char **argv)
 {
-	struct preflight_options options;
+	struct options options;
 	ddp_spawn_result spawned = { .is_rank = true };
 	uint64_t begin_ns = ddp_now_ns();
-	int code = preflight_options_read(&options, argc, argv);
+	int code = read_options(&options, argc, argv);
 
 	if (code >= 0)
 		return code;

@@ -6,7 +6,6 @@
 #include <grp.h>
 #include <poll.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,7 +206,7 @@ bool child_signal(pid_t child, int number)
 }
 
 /* True if the child is reaped. */
-static bool take(pid_t child, int *wait_status)
+static bool try_reap(pid_t child, int *wait_status)
 {
 	int status = -1;
 	const pid_t reaped = waitpid(child, &status, WNOHANG);
@@ -226,7 +225,7 @@ bool child_reap(pid_t child, int wait_ms, int *wait_status)
 	struct pollfd process = { .fd = wait_ms > 0 ? handle_open(child) : -1, .events = POLLIN };
 	bool reaped, ended = false;
 
-	while (!(reaped = take(child, wait_status))) {
+	while (!(reaped = try_reap(child, wait_status))) {
 		const uint64_t now_ns = ddp_now_ns();
 		int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns + NS_PER_MS - 1) / NS_PER_MS) : 0;
 		if (left_ms == 0)
@@ -241,4 +240,48 @@ bool child_reap(pid_t child, int wait_ms, int *wait_status)
 	if (process.fd >= 0)
 		close(process.fd);
 	return reaped;
+}
+
+static pid_t slurmstepd; /* 0: not noted */
+
+void contained_note_slurmstepd(void)
+{
+	slurmstepd = getpid();
+}
+
+bool contained_here(void)
+{
+	return slurmstepd != 0 && getpid() != slurmstepd;
+}
+
+static bool has_ended(int handle)
+{
+	struct pollfd process = { .fd = handle, .events = POLLIN };
+
+	return poll(&process, 1, 0) == 1;
+}
+
+bool contained_sees_end(pid_t pid)
+{
+	int handle = handle_open(pid);
+	bool ended;
+
+	if (handle < 0)
+		return kill(pid, 0) != 0 && errno == ESRCH;
+	ended = has_ended(handle);
+	close(handle);
+	return ended;
+}
+
+void contained_signal(pid_t pid, int number)
+{
+	int handle = handle_open(pid);
+
+	if (handle < 0 && errno != ESRCH)
+		(void)kill(pid, number);
+	if (handle < 0)
+		return;
+	if (!has_ended(handle))
+		(void)handle_signal(handle, number);
+	close(handle);
 }

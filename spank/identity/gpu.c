@@ -58,7 +58,7 @@ static enum gpu_binding judge_binding(const char *asked, uint32_t visible, const
 	return on_node != NULL && strtoul(on_node, NULL, 10) == visible ? GPU_COMMON : GPU_OVERLAP;
 }
 
-struct gpu_view gpu_look(char *const *environment, uint32_t local_rank, uint32_t local_world_size)
+struct gpu_view gpu_view_of(char *const *environment, uint32_t local_rank, uint32_t local_world_size)
 {
 	static const char *const lists[] = { "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
 		                             "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK" };

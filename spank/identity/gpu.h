@@ -24,7 +24,7 @@ struct gpu_view {
 
 enum gpu_verdict { GPU_FINE, GPU_NOTE, GPU_MISMATCH };
 
-struct gpu_view gpu_look(char *const *environment, uint32_t local_rank, uint32_t local_world_size);
+struct gpu_view gpu_view_of(char *const *environment, uint32_t local_rank, uint32_t local_world_size);
 
 /* A note or a mismatch comes with a sentence. */
 enum gpu_verdict gpu_judge(const struct gpu_view *view, uint32_t local_world_size, bool launcher,

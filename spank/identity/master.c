@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "spank/identity/port.h"
+#include "spank/identity/identity.h"
 
 static bool is_local_only(const struct sockaddr *address)
 {

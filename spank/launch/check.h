@@ -3,8 +3,10 @@
 #ifndef SPANK_CHECK_H
 #define SPANK_CHECK_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
+#include "spank/base/error.h"
 #include "spank/launch/variables.h"
 
 /* A row for the task, with its newline; false if `bytes` are too few. */
@@ -21,5 +23,19 @@ bool check_json(const struct identity *identity, const struct variable *variable
 
 /* Writes the whole text, or as much as the descriptor takes. */
 void check_write(int fd, const char *text);
+
+/* The tasks' rows come to srun in any order. srun's output is kept in memory meanwhile, and printed in order of node
+   and rank at the end. */
+
+/* From here on, what is written to standard output is kept; a second call does
+   nothing. */
+bool table_begin(struct error *error);
+
+/* Prints what was kept; nothing without table_begin(). */
+void table_end(void);
+
+/* Puts the rows of check_row() in order, in place; lines that are none come
+   first, as they came. False without memory for it. Pure. */
+bool table_sort(char *text);
 
 #endif

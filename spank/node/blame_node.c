@@ -8,7 +8,7 @@
 #include "spank/wire/judge.h"
 
 /* Returns what is known of a local task; its node's name lies in `node`. */
-static struct blamed know(const struct supervise *supervise, uint32_t local, uint64_t now_ns,
+static struct blamed task_facts(const struct supervise *supervise, uint32_t local, uint64_t now_ns,
                           char node[HOST_NAME_MAX_BYTES])
 {
 	const struct supervise_shared *shared = supervise->shared;
@@ -32,7 +32,7 @@ static struct blamed know(const struct supervise *supervise, uint32_t local, uin
 }
 
 /* Local number of the task, or local_tasks. */
-static uint32_t find(const struct supervise *supervise, uint32_t rank)
+static uint32_t find_task(const struct supervise *supervise, uint32_t rank)
 {
 	uint32_t local = 0;
 
@@ -44,19 +44,19 @@ static uint32_t find(const struct supervise *supervise, uint32_t rank)
 
 bool blame_is_local(const struct supervise *supervise, uint32_t rank)
 {
-	return find(supervise, rank) < supervise->local_tasks;
+	return find_task(supervise, rank) < supervise->local_tasks;
 }
 
 bool blame_local(const struct supervise *supervise, uint32_t rank, uint64_t now_ns, char *text,
                  size_t bytes)
 {
-	uint32_t local = find(supervise, rank);
+	uint32_t local = find_task(supervise, rank);
 	char node[HOST_NAME_MAX_BYTES];
 	struct blamed blamed;
 
 	if (local == supervise->local_tasks)
 		return false;
-	blamed = know(supervise, local, now_ns, node);
+	blamed = task_facts(supervise, local, now_ns, node);
 	return blame_describe(&blamed, text, bytes);
 }
 
@@ -70,7 +70,7 @@ bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *t
 		if (reaped->ns == 0 || judge_task_end(reaped->wait_status) != END_FINE ||
 		    supervise->shared->task[i].rank == UINT32_MAX)
 			continue;
-		blamed = know(supervise, i, now_ns, node);
+		blamed = task_facts(supervise, i, now_ns, node);
 		return blame_describe(&blamed, text, bytes);
 	}
 	return false;

@@ -13,7 +13,6 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/base/contained.h"
 #include "spank/base/worker.h"
 #include "spank/node/generation.h"
 #include "spank/wire/timeline.h"
@@ -68,7 +67,7 @@ static void forget_process(uint32_t local_task)
 	ends.ready[local_task].fd = -1;
 }
 
-static void take(const struct node_task *task)
+static void task_ended(const struct node_task *task)
 {
 	enum end_delay delay = node_take_end(ends.node, task);
 
@@ -109,7 +108,7 @@ static int take_ended(void)
 		if (!has_agents && atomic_load(&shared->start_ns) == 0)
 			continue;
 		if (state == TASK_ENDED)
-			take(&task);
+			task_ended(&task);
 		any_gone |= state == TASK_GONE;
 	}
 	ends.asked = any_gone ? ends.asked + 1 : 0;
@@ -274,7 +273,7 @@ static void watch(void)
 		wait_ms = sooner(wait_ms, answer_srun(asked));
 		wait_ms = sooner(wait_ms, node_report_again(ends.node));
 		if (has_agents)
-			wait_ms = sooner(wait_ms, generation_look(&ends.generation));
+			wait_ms = sooner(wait_ms, generation_advance(&ends.generation));
 		asked_to_end = supervise_processes(supervise) == 0;
 		if (!asked_to_end)
 			wait_ms = sooner(wait_ms, watch_witness(&ends.ready[count + 1]));
@@ -400,7 +399,7 @@ static void take_agent(const struct node_task *agent)
 	agents_child_ended(&supervise->agents, task.local_id, supervise->generation, &task.wait_status);
 	task.global_id = supervise->shared->task[task.local_id].rank;
 	if (became_one ? supervise->pids[task.local_id] != 0 : supervise->reaped[task.local_id].ns == 0)
-		take(&task);
+		task_ended(&task);
 	agents_reaped(&supervise->agents, task.local_id);
 }
 
@@ -413,7 +412,7 @@ bool ends_take(const struct node_task *task)
 	if (ends.node->supervise.agents.shared != NULL)
 		take_agent(task);
 	else if (ends.node->supervise.reaped[task->local_id].ns == 0)
-		take(task);
+		task_ended(task);
 	/* The thread may have taken tasks that Slurm has not reaped yet. */
 	last = supervise_processes(&ends.node->supervise) == 0 &&
 	       (!ends.running || ends.callbacks >= ends.node->supervise.local_tasks);

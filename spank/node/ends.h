@@ -13,7 +13,7 @@
 #include "spank/node/node.h"
 
 /* All of the node's tasks were forked. `act` is called with what node_take_end() gives, unless
-   that is DELAY_NEVER. Without `thread`, or if there can be none (see contained.h), ends_take() alone
+   that is DELAY_NEVER. Without `thread`, or if there can be none (see child.h), ends_take() alone
    learns of ends. */
 void ends_watch(struct node *node, void (*act)(enum end_delay delay), bool thread);
 

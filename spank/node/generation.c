@@ -392,7 +392,7 @@ static pid_t group_of(const struct agents *agents)
 	return -1;
 }
 
-int generation_look(struct generation *generation)
+int generation_advance(struct generation *generation)
 {
 	struct agents *agents;
 	bool loses;

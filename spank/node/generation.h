@@ -64,7 +64,7 @@ void generation_take(struct generation *generation, uint32_t type, const void *p
 
 /* Does what is due. To be called when agents have news, and at the latest after the milliseconds that the last call
    has returned. */
-int generation_look(struct generation *generation);
+int generation_advance(struct generation *generation);
 
 /* To be called when node_take_end() has taken the end of a task. */
 void generation_done(struct generation *generation, uint32_t local_task);

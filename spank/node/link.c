@@ -146,7 +146,7 @@ static void start_line(struct link *link, struct link_line *line, uint64_t now_n
 }
 
 /* Sends the opening, once the line is connected. */
-static void ask(struct link *link, struct link_line *line, uint64_t now_ns)
+static void send_opening(struct link *link, struct link_line *line, uint64_t now_ns)
 {
 	unsigned char opening[OPENING_BYTES];
 	const struct relay_news news = { .text = "", .opening = opening };
@@ -169,7 +169,7 @@ static void ask(struct link *link, struct link_line *line, uint64_t now_ns)
 	line->since_ns = now_ns;
 }
 
-static void look_connected(struct link *link, struct link_line *line, uint64_t now_ns)
+static void finish_connect(struct link *link, struct link_line *line, uint64_t now_ns)
 {
 	struct pollfd ready = { .fd = line->channel.fd, .events = POLLOUT };
 	socklen_t bytes = sizeof(int);
@@ -181,7 +181,7 @@ static void look_connected(struct link *link, struct link_line *line, uint64_t n
 		if (error == ECONNREFUSED)
 			note_refusal(link);
 		if (error == 0)
-			ask(link, line, now_ns);
+			send_opening(link, line, now_ns);
 		else
 			close_line(line);
 		return;
@@ -231,7 +231,7 @@ static void open_line(struct link *link, struct link_line *line, uint64_t srun_r
 		channel_put(&link->now.channel, FRAME_BYE, link->session.read, NULL, 0);
 }
 
-static void look_answered(struct link *link, struct link_line *line, uint64_t now_ns)
+static void read_answer(struct link *link, struct link_line *line, uint64_t now_ns)
 {
 	uint64_t limit_ms = channel_acknowledged(&line->channel) < line->channel.written ? STUCK_MS : ANSWER_MS;
 	struct frame frame;
@@ -287,12 +287,12 @@ static void serve(struct link *link, uint64_t now_ns)
 	}
 }
 
-static void look(struct link *link, struct link_line *line, uint64_t now_ns)
+static void advance(struct link *link, struct link_line *line, uint64_t now_ns)
 {
 	if (line->state == LINE_CONNECTS)
-		look_connected(link, line, now_ns);
+		finish_connect(link, line, now_ns);
 	if (line->state == LINE_ASKS)
-		look_answered(link, line, now_ns);
+		read_answer(link, line, now_ns);
 }
 
 static bool wants_another(const struct link *link, uint64_t now_ns)
@@ -310,14 +310,14 @@ int link_tick(struct link *link)
 		return -1;
 	if (link->now.state == LINE_OPEN)
 		serve(link, now_ns);
-	look(link, &link->next, now_ns);
+	advance(link, &link->next, now_ns);
 	/* srun's host answers on the first connection again. */
 	if (link->now.state == LINE_OPEN && link->next.state == LINE_CONNECTS &&
 	    lease_waits_ns(&link->lease, now_ns) < STUCK_MS * NS_PER_MS)
 		close_line(&link->next);
 	if (wants_another(link, now_ns)) {
 		start_line(link, &link->next, now_ns);
-		look(link, &link->next, now_ns);
+		advance(link, &link->next, now_ns);
 	}
 	if (link->refused)
 		return -1;

@@ -104,7 +104,7 @@ static struct end_facts collect(struct node *node, enum task_end end)
 
 	for (;;) {
 		facts.sent = sent_so_far(node);
-		ends = supervise_look(&node->supervise);
+		ends = supervise_count_ends(&node->supervise);
 		if (!is_unsettled(node, &facts, &ends, ddp_now_ns() - began_ns))
 			break;
 		pause_ms(SETTLE_MS / 10);
@@ -259,7 +259,7 @@ static void speak(struct node *node, const struct end_verdict *verdict, bool hea
 	node->say(text);
 	supervise_told(&node->supervise);
 	/* With its last task a node's connection to srun goes; the words first. */
-	if (supervise_look(&node->supervise).all_ended)
+	if (supervise_count_ends(&node->supervise).all_ended)
 		pause_ms(DELIVERY_MS);
 }
 

@@ -73,8 +73,8 @@ uint64_t pace_wait_ns(pid_t pid)
 
 /* ---- windows ---------------------------------------------------------------------------- */
 
-void pace_see(struct pace_watch *watch, uint32_t local, uint32_t rank, const struct ddp_progress slots[DDP_PROGRESS_SLOTS],
-              bool ended)
+void pace_add_page(struct pace_watch *watch, uint32_t local, uint32_t rank,
+                   const struct ddp_progress slots[DDP_PROGRESS_SLOTS], bool ended)
 {
 	struct pace_rank *seen = &watch->ranks[local];
 	struct slots_compute compute;
@@ -149,7 +149,7 @@ static bool fill(struct pace_watch *watch, uint32_t world_size, struct pace_note
 	return note->count > 0;
 }
 
-bool pace_look(struct pace_watch *watch, uint32_t world_size, uint64_t now_ns, struct pace_note *note)
+bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_ns, struct pace_note *note)
 {
 	bool none, filled;
 

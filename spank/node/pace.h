@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/wire/pace_note.h"
+#include "spank/wire/notes.h"
 #include "watch/progress.h"
 
 /* A window has so many steps, or as many as fit into a long one, and lasts so long at least; on many nodes longer, as
@@ -40,11 +40,11 @@ bool pace_open(struct pace_watch *watch, uint32_t count, uint32_t nodes);
 void pace_forget(struct pace_watch *watch);
 
 /* Takes a rank's page. `ended`: the rank no longer counts. */
-void pace_see(struct pace_watch *watch, uint32_t local, uint32_t rank, const struct ddp_progress slots[DDP_PROGRESS_SLOTS],
-              bool ended);
+void pace_add_page(struct pace_watch *watch, uint32_t local, uint32_t rank,
+                   const struct ddp_progress slots[DDP_PROGRESS_SLOTS], bool ended);
 
 /* Behind all pages: whether a note is to be told, which may be one of several. */
-bool pace_look(struct pace_watch *watch, uint32_t world_size, uint64_t now_ns, struct pace_note *note);
+bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_ns, struct pace_note *note);
 
 /* How long a process could run and had no processor, by the thread for which that is longest; 0: the kernel does not
    tell. */

@@ -6,7 +6,7 @@
 
 #include "spank/base/sink.h"
 #include "spank/identity/nodelist.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 
 /* sigabbrev_np() is too young for the C libraries of older distributions. */
 static const char *signal_name(int number)
@@ -49,15 +49,15 @@ static void add_end(struct sink *sink, const struct failure *failure)
 
 static void add_progress(struct sink *sink, const struct failure *failure)
 {
-	struct doing doing;
+	struct progress_text progress;
 
-	doing_read(&failure->progress, failure->now_ns, &doing);
-	if (!doing.known)
+	progress_text_read(&failure->progress, failure->now_ns, &progress);
+	if (!progress.known)
 		return;
 	sink_add(sink, ", ");
-	doing_add(sink, &doing);
-	if (doing.error[0] != '\0')
-		sink_add(sink, ": %s", doing.error);
+	progress_text_add(sink, &progress);
+	if (progress.error[0] != '\0')
+		sink_add(sink, ": %s", progress.error);
 }
 
 static void add_name(struct sink *sink, const struct failure *failure)

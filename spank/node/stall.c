@@ -5,7 +5,7 @@
 
 #include "ddp.h"
 #include "spank/identity/nodelist.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 
 static const uint64_t ns_per_ms = 1000000;
 
@@ -66,34 +66,35 @@ bool stall_is_quiet(const struct stall_rank *rank, uint32_t seconds, uint64_t no
 }
 
 /* A program of Python may say that it waits, in a collective of which slurm_ddp knows nothing. */
-static bool is_waiting(const struct stall_rank *rank, const struct doing *doing)
+static bool is_waiting(const struct stall_rank *rank, const struct progress_text *progress)
 {
-	return doing->wait != DOING_NO_WAIT || (rank->page.writer == DDP_WRITER_PYTHON && doing->phase == DDP_PHASE_WAIT);
+	return progress->wait != PROGRESS_NO_WAIT ||
+	       (rank->page.writer == DDP_WRITER_PYTHON && progress->phase == DDP_PHASE_WAIT);
 }
 
-static enum stall_kind kind_of(const struct stall_rank *rank, const struct doing *doing)
+static enum stall_kind kind_of(const struct stall_rank *rank, const struct progress_text *progress)
 {
 	if (rank->end != STALL_NO_END)
 		return rank->end == STALL_GOOD_END ? STALL_ENDED : STALL_FAILED;
 	if (rank->stopped)
 		return STALL_STOPPED;
-	if (doing->closed)
+	if (progress->closed)
 		return STALL_LEFT;
-	return is_waiting(rank, doing) ? STALL_WAITS : STALL_RUNS;
+	return is_waiting(rank, progress) ? STALL_WAITS : STALL_RUNS;
 }
 
 /* In a checkpoint or an evaluation a rank may run for as long as it likes, and who
    waits for it there is as good as in any other phase. */
 static bool goes_on(const struct stall_rank *rank, uint32_t seconds, uint64_t now_ns)
 {
-	struct doing doing;
+	struct progress_text progress;
 
 	if (rank->rank == UINT32_MAX || !stall_is_quiet(rank, seconds, now_ns))
 		return true;
 	if (rank->end != STALL_NO_END)
 		return false;
-	doing_read(&rank->page, now_ns, &doing);
-	return !doing.known || (doing_is_busy(&doing) && kind_of(rank, &doing) == STALL_RUNS);
+	progress_text_read(&rank->page, now_ns, &progress);
+	return !progress.known || (progress_text_is_busy(&progress) && kind_of(rank, &progress) == STALL_RUNS);
 }
 
 static uint32_t ms_since(uint64_t then_ns, uint64_t now_ns)
@@ -103,23 +104,23 @@ static uint32_t ms_since(uint64_t then_ns, uint64_t now_ns)
 	return ms < UINT32_MAX ? (uint32_t)ms : UINT32_MAX;
 }
 
-static void note_furthest_behind(const struct stall_rank *rank, const struct doing *doing,
+static void note_furthest_behind(const struct stall_rank *rank, const struct progress_text *progress,
                                  const struct stall_node *node, uint64_t now_ns,
                                  struct stall_note *note)
 {
 	struct sink who = sink_on(note->who, sizeof(note->who));
 	struct sink sink = sink_on(note->doing, sizeof(note->doing));
 
-	note->kind = kind_of(rank, doing);
+	note->kind = kind_of(rank, progress);
 	note->rank = rank->rank;
-	note->collective = doing_place(doing);
+	note->collective = progress_text_place(progress);
 	note->since_ms = ms_since(note->kind == STALL_LEFT ? rank->closed_ns : rank->changed_ns, now_ns);
 	sink_add(&who, "rank %u of %u on ", rank->rank, node->world_size);
 	sink_add_untrusted(&who, node->name, HOST_NAME_MAX_BYTES);
-	if (doing->closed)
+	if (progress->closed)
 		sink_add(&sink, "%.1f s after ddp_finalize() or destroy_process_group()", ms_since(rank->closed_ns, now_ns) / 1000.0);
 	else
-		doing_add(&sink, doing);
+		progress_text_add(&sink, progress);
 }
 
 void stall_add_to_ranges(uint32_t rank, struct stall_note *note)
@@ -134,20 +135,20 @@ void stall_add_to_ranges(uint32_t rank, struct stall_note *note)
 		note->cut = true;
 }
 
-static void note_wait(const struct stall_rank *rank, const struct doing *doing, struct stall_note *note)
+static void note_wait(const struct stall_rank *rank, const struct progress_text *progress, struct stall_note *note)
 {
 	char wait[STALL_WAIT_MAX + 1] = "";
 	struct sink sink;
 
 	stall_add_to_ranges(rank->rank, note);
-	if (doing->wait == DOING_NO_WAIT)
+	if (progress->wait == PROGRESS_NO_WAIT)
 		return;
 	sink = sink_on(wait, sizeof(wait));
-	if (doing->wait == DOING_WAITS_IN_COLLECTIVE)
-		sink_add(&sink, "collective #%llu%s", (unsigned long long)doing->collective,
-		         doing->text[0] != '\0' ? " " : "");
-	sink_add(&sink, "%s", doing->text);
-	if (note->wait[0] != '\0' && doing->collective <= note->wait_collective) {
+	if (progress->wait == PROGRESS_WAITS_IN_COLLECTIVE)
+		sink_add(&sink, "collective #%llu%s", (unsigned long long)progress->collective,
+		         progress->text[0] != '\0' ? " " : "");
+	sink_add(&sink, "%s", progress->text);
+	if (note->wait[0] != '\0' && progress->collective <= note->wait_collective) {
 		if (note->odd == 0 && stall_differs(note->wait, wait)) {
 			note->odd = rank->rank + 1;
 			memcpy(note->odd_wait, wait, sizeof(note->odd_wait));
@@ -157,36 +158,36 @@ static void note_wait(const struct stall_rank *rank, const struct doing *doing, 
 	/* The wait of a rank that is further behind says nothing of this collective. */
 	note->odd = 0;
 	memcpy(note->wait, wait, sizeof(note->wait));
-	note->wait_collective = doing->collective;
-	note->wait_ms = doing->wait_seconds > 0 && doing->wait_seconds < UINT32_MAX / 1000.0
-	                ? (uint32_t)(doing->wait_seconds * 1000) : 0;
+	note->wait_collective = progress->collective;
+	note->wait_ms = progress->wait_seconds > 0 && progress->wait_seconds < UINT32_MAX / 1000.0
+	                ? (uint32_t)(progress->wait_seconds * 1000) : 0;
 }
 
-static bool is_further_behind(enum stall_kind kind, const struct doing *doing, const struct stall_note *note)
+static bool is_further_behind(enum stall_kind kind, const struct progress_text *progress, const struct stall_note *note)
 {
 	return note->who[0] == '\0' || kind < note->kind ||
-	       (kind == note->kind && doing_place(doing) < note->collective);
+	       (kind == note->kind && progress_text_place(progress) < note->collective);
 }
 
 static void add_rank(const struct stall_rank *rank, const struct stall_node *node, uint64_t now_ns,
                      struct stall_note *note)
 {
-	struct doing doing;
+	struct progress_text progress;
 	enum stall_kind kind;
 	uint32_t quiet_ms = ms_since(rank->changed_ns, now_ns);
 
-	doing_read(&rank->page, now_ns, &doing);
-	kind = kind_of(rank, &doing);
+	progress_text_read(&rank->page, now_ns, &progress);
+	kind = kind_of(rank, &progress);
 	if (kind == STALL_STOPPED || kind == STALL_RUNS || (kind == STALL_LEFT && rank->is_task))
 		note->absent++;
 	if (kind == STALL_STOPPED || kind == STALL_RUNS || kind == STALL_WAITS || (kind == STALL_LEFT && rank->is_task))
 		note->at_work++;
 	if (quiet_ms < note->quiet_ms)
 		note->quiet_ms = quiet_ms;
-	if (is_further_behind(kind, &doing, note))
-		note_furthest_behind(rank, &doing, node, now_ns, note);
+	if (is_further_behind(kind, &progress, note))
+		note_furthest_behind(rank, &progress, node, now_ns, note);
 	if (kind == STALL_WAITS)
-		note_wait(rank, &doing, note);
+		note_wait(rank, &progress, note);
 }
 
 void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
@@ -226,38 +227,38 @@ bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct sta
 {
 	for (uint32_t i = 0; i < node->count; i++) {
 		const struct stall_rank *rank = &node->ranks[i];
-		struct doing doing;
+		struct progress_text progress;
 		enum stall_kind kind;
-		doing_read(&rank->page, now_ns, &doing);
-		kind = kind_of(rank, &doing);
+		progress_text_read(&rank->page, now_ns, &progress);
+		kind = kind_of(rank, &progress);
 		if (rank->rank != UINT32_MAX && is_late(rank, kind, now_ns) &&
-		    is_further_behind(kind, &doing, note))
-			note_furthest_behind(rank, &doing, node, now_ns, note);
+		    is_further_behind(kind, &progress, note))
+			note_furthest_behind(rank, &progress, node, now_ns, note);
 	}
 	return note->who[0] != '\0';
 }
 
-static bool is_in_first_exchange(const struct doing *doing)
+static bool is_in_first_exchange(const struct progress_text *progress)
 {
-	return doing->wait == DOING_WAITS_OTHERWISE && doing->collective == 0 &&
-	       strcmp(doing->text, DDP_PROGRESS_FIRST_EXCHANGE) == 0;
+	return progress->wait == PROGRESS_WAITS_OTHERWISE && progress->collective == 0 &&
+	       strcmp(progress->text, DDP_PROGRESS_FIRST_EXCHANGE) == 0;
 }
 
 bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note)
 {
 	struct stall_node all = *node;
 	bool blocked = true, may_be = false;
-	struct doing doing;
+	struct progress_text progress;
 
 	all.seconds = 0;
 	stall_judge_node(&all, now_ns, note);
 	for (uint32_t i = 0; i < node->count; i++) {
 		const struct stall_rank *rank = &node->ranks[i];
 		bool waits;
-		doing_read(&rank->page, now_ns, &doing);
-		waits = rank->end == STALL_NO_END && is_in_first_exchange(&doing);
+		progress_text_read(&rank->page, now_ns, &progress);
+		waits = rank->end == STALL_NO_END && is_in_first_exchange(&progress);
 		may_be |= waits || (rank->end == STALL_NO_END && !has_page(rank));
-		blocked &= (waits && doing.wait_seconds >= start_seconds) ||
+		blocked &= (waits && progress.wait_seconds >= start_seconds) ||
 		           (rank->end == STALL_GOOD_END && !has_page(rank));
 	}
 	if (!blocked)

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 #include "watch/progress.h"
 
 enum stall_end { STALL_NO_END, STALL_GOOD_END, STALL_BAD_END };

@@ -85,7 +85,7 @@ static void look_at(struct stall_watch *watch, uint32_t local, uint64_t now_ns)
 }
 
 /* Looks at the node's ranks and returns their present state. */
-static struct stall_node see(struct stall_watch *watch, char name[HOST_NAME_MAX_BYTES], uint64_t now_ns)
+static struct stall_node read_ranks(struct stall_watch *watch, char name[HOST_NAME_MAX_BYTES], uint64_t now_ns)
 {
 	memset(name, 0, HOST_NAME_MAX_BYTES);
 	memcpy(name, watch->shared->node, HOST_NAME_MAX_BYTES - 1);
@@ -96,7 +96,7 @@ static struct stall_node see(struct stall_watch *watch, char name[HOST_NAME_MAX_
 		                    .count = watch->count };
 }
 
-static bool tell(const struct stall_watch *watch, const struct stall_note *note)
+static bool send_note(const struct stall_watch *watch, const struct stall_note *note)
 {
 	char address[sizeof(watch->shared->srun_address)] = "";
 	unsigned char bytes[STALL_NOTE_BYTES];
@@ -251,9 +251,9 @@ static void look_at_pace(struct stall_watch *watch, uint64_t now_ns)
 	for (uint32_t i = 0; i < watch->count; i++) {
 		struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 		memcpy(slots, watch->pages + (size_t)i * DDP_PROGRESS_BYTES, sizeof(slots));
-		pace_see(&watch->pace, i, watch->ranks[i].rank, slots, watch->ranks[i].end != STALL_NO_END);
+		pace_add_page(&watch->pace, i, watch->ranks[i].rank, slots, watch->ranks[i].end != STALL_NO_END);
 	}
-	if (!pace_look(&watch->pace, watch->shared->world_size, now_ns, &note))
+	if (!pace_next_note(&watch->pace, watch->shared->world_size, now_ns, &note))
 		return;
 	memcpy(note.node, watch->shared->node, sizeof(note.node) - 1);
 	memcpy(address, watch->address, sizeof(address) - 1);
@@ -261,7 +261,7 @@ static void look_at_pace(struct stall_watch *watch, uint64_t now_ns)
 	relay_tell(&watch->relay, address, &(struct relay_news){ .text = "", .pace = bytes, .generation = watch->generation });
 }
 
-int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
+int stall_watch_check(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 {
 	char name[HOST_NAME_MAX_BYTES];
 	struct stall_note note;
@@ -270,7 +270,7 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 
 	take_generation(watch, now_ns);
 	forget_pause(watch, now_ns);
-	node = see(watch, name, now_ns);
+	node = read_ranks(watch, name, now_ns);
 	stalls = judge(watch, &node, now_ns, &note);
 	if (stopping)
 		note = (struct stall_note){ .ranks = note.ranks, .lowest = note.lowest,
@@ -287,7 +287,7 @@ int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns)
 		watch->late = late;
 		if (late)
 			atomic_store(&watch->shared->late, true);
-		watch->unanswered = !tell(watch, &note);
+		watch->unanswered = !send_note(watch, &note);
 		watch->unseen_told |= unseen && !watch->unanswered;
 		if (!late && !watch->unanswered)
 			atomic_store(&watch->shared->late, false);
@@ -310,7 +310,7 @@ bool stall_watch_give_up(const struct stall_watch *watch)
 	for (uint32_t i = 0; i < watch->count; i++)
 		if (shared->task[i].rank < note.lowest)
 			note.lowest = shared->task[i].rank;
-	if (!tell(watch, &note))
+	if (!send_note(watch, &note))
 		return false;
 	atomic_store(&shared->late, false);
 	return true;
@@ -338,9 +338,9 @@ void stall_tell_end(const struct supervise *supervise, const struct relay *relay
 		return;
 	watch.relay = *relay;
 	watch.generation = atomic_load(&supervise->shared->generation);
-	node = see(&watch, name, now_ns);
+	node = read_ranks(&watch, name, now_ns);
 	stall_judge_node(&node, now_ns, &note);
 	if (note.stalled)
-		tell(&watch, &note);
+		send_note(&watch, &note);
 	close_watch(&watch);
 }

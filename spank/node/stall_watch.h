@@ -58,7 +58,7 @@ bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervi
 
 /* `stopping`: Slurm has asked the step to stop, so that it no longer stalls. Gives the time until the
    next look; 0: no more looks are needed. */
-int stall_watch_look(struct stall_watch *watch, bool stopping, uint64_t now_ns);
+int stall_watch_check(struct stall_watch *watch, bool stopping, uint64_t now_ns);
 
 /* In a witness that goes on with another one's watch, before its first look: tells srun the node's state in
    any case. */

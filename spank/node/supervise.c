@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/base/worker.h"
 #include "spank/node/stall.h"
 #include "spank/wire/judge.h"
@@ -451,7 +451,7 @@ uint32_t supervise_left(const struct supervise *supervise)
 	return left;
 }
 
-struct supervise_ends supervise_look(const struct supervise *supervise)
+struct supervise_ends supervise_count_ends(const struct supervise *supervise)
 {
 	struct supervise_ends ends = { .all_ended = true, .all_killed = !supervise->any_other_end,
 		                       .any_failed = supervise->any_failed };

@@ -161,6 +161,6 @@ struct supervise_ends {
 	bool all_killed; /* by SIGKILL */
 	bool any_failed; /* on its own account */
 };
-struct supervise_ends supervise_look(const struct supervise *supervise);
+struct supervise_ends supervise_count_ends(const struct supervise *supervise);
 
 #endif

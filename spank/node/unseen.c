@@ -173,7 +173,8 @@ static uint32_t list(const struct stall_node *node, bool (*is_meant)(const struc
 	return first;
 }
 
-static bool tell(const struct unseen_watch *watch, enum stall_unseen unseen, const struct program *program, struct stall_note *note)
+static bool fill_note(const struct unseen_watch *watch, enum stall_unseen unseen, const struct program *program,
+                      struct stall_note *note)
 {
 	note->unseen = unseen;
 	note->unseen_ms = watch->age_ms;
@@ -197,10 +198,10 @@ bool unseen_judge(const struct unseen_watch *watch, const struct stall_node *nod
 	if (first != UINT32_MAX) {
 		watch->look(watch->about, first, &program);
 		if (python_is_due && program_is_python(program.name) && program.age_ms >= UNSEEN_PYTHON_MS)
-			return tell(watch, STALL_NO_PYTHON, &program, note);
+			return fill_note(watch, STALL_NO_PYTHON, &program, note);
 		/* A program that has libddp may take long before it calls ddp_init(). */
 		if (page_is_due && !program.has_libddp)
-			return tell(watch, STALL_NO_PAGE, &program, note);
+			return fill_note(watch, STALL_NO_PAGE, &program, note);
 		note->range_count = 0;
 		note->cut = false;
 	}
@@ -210,5 +211,5 @@ bool unseen_judge(const struct unseen_watch *watch, const struct stall_node *nod
 	if (first == UINT32_MAX)
 		return false;
 	watch->look(watch->about, first, &program);
-	return tell(watch, STALL_STARTS, &program, note);
+	return fill_note(watch, STALL_STARTS, &program, note);
 }

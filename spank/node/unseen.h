@@ -12,7 +12,7 @@
 #include <sys/types.h>
 
 #include "spank/node/stall.h"
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 
 /* Which program a task runs, says the kernel. The caller is the task's user. libc only. */
 struct program {

@@ -537,7 +537,8 @@ const struct option *option_at(int index)
 	return index >= 0 && index < OPTION_COUNT ? &options[index] : NULL;
 }
 
-void option_names(char *text, size_t bytes)
+/* "port, addr, ..." */
+static void option_names(char *text, size_t bytes)
 {
 	size_t used = 0;
 

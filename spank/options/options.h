@@ -82,8 +82,6 @@ struct option {
 const struct option *option_at(int index);
 /* The index of a key in the table, or -1. */
 int option_find(const char *key, size_t length);
-/* "port, addr, ..." */
-void option_names(char *text, size_t bytes);
 /* The text of --ddp in srun --help. */
 void option_usage(char *text, size_t bytes);
 /* Whether the user gave this key (one of the table's names). */

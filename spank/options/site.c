@@ -30,7 +30,7 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 
 /* A site's keys of restarts count only where they fit the user's list. Keys of the user that contradict each other are
    an error. */
-static bool settle_restart(struct settings *settings, struct error *error)
+static bool adjust_restart(struct settings *settings, struct error *error)
 {
 	bool wanted = option_given(settings, "restart") && settings->restarts > 0;
 	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
@@ -53,7 +53,7 @@ static bool settle_restart(struct settings *settings, struct error *error)
 }
 
 /* An odd node can only wait where the step has spares. */
-static bool settle_preflight(struct settings *settings, struct error *error)
+static bool adjust_preflight(struct settings *settings, struct error *error)
 {
 	if (settings->preflight != PREFLIGHT_EXCLUDE || settings->spares > 0)
 		return true;
@@ -83,7 +83,7 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 		                 "launcher starts nothing is known");
 	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
 		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
-	if (!settle_restart(&result, error) || !settle_preflight(&result, error))
+	if (!adjust_restart(&result, error) || !adjust_preflight(&result, error))
 		return false;
 	*settings = result;
 	return true;
@@ -193,6 +193,18 @@ static void site_init(struct site *site)
 		site->most[i] = UINT32_MAX;
 }
 
+/* Whether the site's limits allow these settings. */
+static bool site_allows(const struct site *site, const struct settings *settings, struct error *error)
+{
+	for (size_t i = 0; i < COUNT(limits); i++) {
+		const char *key = limits[i].word + MAX_PREFIX;
+		if (number_at(settings, i) > site->most[i])
+			return error_set(error, "'%s=%u' is above this site's limit: it allows %s=%u at most", key,
+			                 number_at(settings, i), key, site->most[i]);
+	}
+	return true;
+}
+
 static bool parse_words(struct site *site, int count, char *const words[], struct error *error)
 {
 	uint32_t seen = 0;
@@ -215,17 +227,6 @@ bool site_parse(struct site *site, int count, char *const words[], struct error 
 		return true;
 	site_init(site);
 	return error_set(error, "the site's plugstack line for spank_ddp.so: %s", reason.text);
-}
-
-bool site_allows(const struct site *site, const struct settings *settings, struct error *error)
-{
-	for (size_t i = 0; i < COUNT(limits); i++) {
-		const char *key = limits[i].word + MAX_PREFIX;
-		if (number_at(settings, i) > site->most[i])
-			return error_set(error, "'%s=%u' is above this site's limit: it allows %s=%u at most", key,
-			                 number_at(settings, i), key, site->most[i]);
-	}
-	return true;
 }
 
 /* Whether the line has KEY=yes, in one of SLURM's words for it. */
@@ -256,4 +257,61 @@ bool site_file_says_yes(const char *path, uid_t owner, const char *key)
 			yes = says_yes(line, key);
 	fclose(file);
 	return yes;
+}
+
+bool request_take_list(struct request *request, const char *list, struct error *error)
+{
+	if (list == NULL || strcmp(list, "(null)") == 0)
+		list = "";
+	if (request->lists++ > 0)
+		memcpy(request->before, request->list, sizeof(request->before));
+	snprintf(request->list, sizeof(request->list), "%s", list);
+	request->wanted = true;
+	request->settings = request->site.defaults;
+	if (request->error.text[0] != '\0') {
+		*error = request->error;
+		return false;
+	}
+	if (!user_list_read(&request->settings, list, request->site.locked, error) ||
+	    !site_allows(&request->site, &request->settings, error))
+		return false;
+	/* The step is refused, as its tasks would otherwise run without ranks. */
+	if (request->site.off && !request->settings.off)
+		return error_set(error, "the administrator has switched --ddp off in the configuration of Slurm here");
+	request->wanted = !request->settings.off;
+	return true;
+}
+
+/* The list that the user gave to the component. sbatch puts a component's list into its own environment, and reads it
+   there for the next component, behind the lines of the script, so that it hides a list of the script. */
+static const char *own_list(const struct request *request, bool in_sbatch)
+{
+	const bool hides = in_sbatch && request->any && request->lists > 1 && strcmp(request->list, request->first) == 0;
+
+	return hides ? request->before : request->list;
+}
+
+bool request_components_agree(struct request *request, bool in_sbatch, struct error *error)
+{
+	const char *own = own_list(request, in_sbatch);
+	const bool later = request->components++ > 0, given = request->lists > 0;
+
+	request->lists = 0;
+	if (!given)
+		return true;
+	if (!request->any && later && in_sbatch)
+		return error_set(error, "sbatch gives the steps of a heterogeneous job the list of the first component, but only "
+		                 "component %u has --ddp='%.80s': give it to the first one", request->components - 1, own);
+	if (!request->any)
+		memcpy(request->first, own, sizeof(request->first));
+	request->any = true;
+	return strcmp(request->first, own) == 0 ||
+	       error_set(error, "Slurm gives all components of a heterogeneous job or step one list, but "
+	                 "one has --ddp='%.80s' and another one has --ddp='%.80s': give each the same",
+	                 request->first, own);
+}
+
+bool request_locks(const struct request *request, const char *key)
+{
+	return (request->site.locked >> option_find(key, strlen(key)) & 1) != 0;
 }

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "spank/wire/event.h"
+
 /* Writes the comment with the note to `after`. False: there is none, or it does not fit. */
 typedef bool comment_edit(const void *about, const char *before, char *after, size_t bytes);
 
@@ -20,5 +22,18 @@ enum { COMMENT_MAX = 4096 };
  * there is no note.
  */
 int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void *about);
+
+/* Why a step failed is noted with comment=failures of the site's line. slurmctld is asked from a thread, so that
+   neither the sentence nor the step's end waits for it. */
+
+/* The step has been created, and failures are to be noted. A second call does nothing. */
+void comment_begin(uint32_t job_id, uint32_t step_id);
+
+/* Notes the event, and returns at once. Of several events the last one is in the comment. Before comment_begin() it
+   does nothing. */
+void comment_add_failure(const struct event *event);
+
+/* Waits until the comment is written, some seconds at most. */
+void comment_end(void);
 
 #endif

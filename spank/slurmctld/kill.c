@@ -10,7 +10,7 @@
 #include <slurm/spank.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/wire/timeline.h"
@@ -83,7 +83,7 @@ static bool wait_for_turn(void)
 }
 
 /* In a thread: the controller may take its time, and tasks are to be reaped. */
-static void ask(void)
+static void kill_in_turn(void)
 {
 	uint32_t job_id = alone.request.job_id;
 
@@ -99,9 +99,9 @@ void kill_start_alone(const struct kill_alone *request)
 		return;
 	alone.request = *request;
 	if (contained_here())
-		ask();
+		kill_in_turn();
 	else
-		alone.running = worker_start(&alone.worker, ask);
+		alone.running = worker_start(&alone.worker, kill_in_turn);
 	alone.asked = alone.running || contained_here();
 }
 

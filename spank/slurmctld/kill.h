@@ -24,7 +24,7 @@ struct kill_alone {
 	bool with_tasks;               /* not once the node's own tasks have ended */
 };
 
-/* Asks in a thread, once in the life of the process. In a contained callback (contained.h) it asks
+/* Asks in a thread, once in the life of the process. In a contained callback (child.h) it asks
    before it returns, and does not ask at all `with_tasks`. */
 void kill_start_alone(const struct kill_alone *request);
 

@@ -23,8 +23,8 @@ void first_failure_begin_again(struct first_failure *first, struct links *links)
 	links_ask_no_more(links);
 }
 
-void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
-                          const struct requests *requests, uint64_t now_ns)
+void first_failure_update(struct first_failure *first, struct step *step, struct links *links,
+                          struct presence *presence, const struct requests *requests, uint64_t now_ns)
 {
 	uint64_t until_ns;
 

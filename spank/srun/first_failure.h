@@ -22,11 +22,11 @@ struct first_failure {
 
 /* Asks when a failure begins to be held, and tells the step until when it is to wait (doubt_ns). To be called after
    each turn in which news may have come, and before step_act(). */
-void first_failure_settle(struct first_failure *first, struct step *step, struct links *links, struct presence *presence,
-                          const struct requests *requests, uint64_t now_ns);
+void first_failure_update(struct first_failure *first, struct step *step, struct links *links,
+                          struct presence *presence, const struct requests *requests, uint64_t now_ns);
 
 /* Whether srun is about to say a failure, and has waited long enough for slurmctld's word about other news: these
-   then count as they are, because they may be its cause. To be called behind first_failure_settle(). */
+   then count as they are, because they may be its cause. To be called behind first_failure_update(). */
 bool first_failure_needs_held(const struct first_failure *first, const struct step *step, uint64_t now_ns);
 
 /* A generation begins: its first failure is a question of its own. */

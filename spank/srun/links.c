@@ -110,7 +110,7 @@ const struct links_node *links_node(const struct links *links, uint32_t node)
 	return node < links->count ? links->nodes[node] : NULL;
 }
 
-static void tell(const struct links *links, uint32_t node, enum links_event event)
+static void raise_event(const struct links *links, uint32_t node, enum links_event event)
 {
 	if (links->actions.event != NULL)
 		links->actions.event(links->actions.about, node, event);
@@ -197,7 +197,7 @@ static void answer(struct links *links, uint32_t node, const struct relay *relay
 	channel_flush(&of->channel);
 }
 
-static void hear(struct links *links, uint32_t node, uint64_t now_ns)
+static void note_sign_of_life(struct links *links, uint32_t node, uint64_t now_ns)
 {
 	struct links_node *of = links->nodes[node];
 	bool was_silent = of->silent;
@@ -205,7 +205,7 @@ static void hear(struct links *links, uint32_t node, uint64_t now_ns)
 	of->heard_ns = now_ns;
 	of->silent = false;
 	if (was_silent)
-		tell(links, node, LINK_SPOKE);
+		raise_event(links, node, LINK_SPOKE);
 }
 
 /* Whether both ends of a connection have the same address. */
@@ -275,8 +275,8 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 		return true;
 	}
 	if (is_new)
-		tell(links, node, LINK_THERE);
-	hear(links, node, now_ns);
+		raise_event(links, node, LINK_THERE);
+	note_sign_of_life(links, node, now_ns);
 	return true;
 }
 
@@ -294,7 +294,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 		if (frame.type == FRAME_BYE && !of->bye) {
 			of->bye = links->any_waits = true;
 			of->bye_ns = now_ns;
-			tell(links, node, LINK_BYE);
+			raise_event(links, node, LINK_BYE);
 		}
 		if (frame.type == FRAME_TOLD && frame_question(&frame) == of->asked)
 			of->asked = 0;
@@ -305,7 +305,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 			links->actions.take(links->actions.about, node, &frame);
 	}
 	if (any)
-		hear(links, node, now_ns);
+		note_sign_of_life(links, node, now_ns);
 	if (!of->open)
 		return;
 	if (any_numbered)
@@ -315,7 +315,7 @@ static void read_node(struct links *links, uint32_t node, uint64_t now_ns)
 		of->cut = !of->channel.ended;
 		close_channel(of);
 		if (!of->bye)
-			tell(links, node, LINK_CLOSED);
+			raise_event(links, node, LINK_CLOSED);
 	} else if (had_pending != channel_has_pending(&of->channel)) {
 		await(links, node, EPOLL_CTL_MOD);
 	}
@@ -414,11 +414,11 @@ static void tell_silent(struct links *links, uint64_t now_ns, uint64_t limit_ns,
 			continue;
 		if (several) {
 			links->told_all = true;
-			tell(links, i, LINK_ALL_SILENT);
+			raise_event(links, i, LINK_ALL_SILENT);
 			return;
 		}
 		node->silent = true;
-		tell(links, i, LINK_SILENT);
+		raise_event(links, i, LINK_SILENT);
 	}
 }
 

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "spank/base/sink.h"
-#include "spank/wire/pace_note.h"
+#include "spank/wire/notes.h"
 
 enum { PACE_ROUNDS = 3, PACE_LEAST_US = 1000 }; /* a difference below that in a step is none */
 

@@ -23,7 +23,7 @@ static uint64_t get_number(const unsigned char bytes[8])
 }
 
 /* The node's place, or a free one. There is always a free one. */
-static struct heard_node *place_of(struct heard_node *nodes, size_t room, uint64_t mark)
+static struct replay_node *place_of(struct replay_node *nodes, size_t room, uint64_t mark)
 {
 	size_t at = mark & (room - 1);
 
@@ -33,30 +33,30 @@ static struct heard_node *place_of(struct heard_node *nodes, size_t room, uint64
 }
 
 /* False without memory. */
-static bool make_room(struct heard *heard)
+static bool make_room(struct replay_guard *guard)
 {
-	size_t room = heard->room > 0 ? 2 * heard->room : FIRST_ROOM;
-	struct heard_node *nodes;
+	size_t room = guard->room > 0 ? 2 * guard->room : FIRST_ROOM;
+	struct replay_node *nodes;
 
-	if (2 * (heard->count + 1) <= heard->room)
+	if (2 * (guard->count + 1) <= guard->room)
 		return true;
 	nodes = calloc(room, sizeof(*nodes));
 	if (nodes == NULL)
 		return false;
-	for (size_t i = 0; i < heard->room; i++)
-		if (heard->nodes[i].window != 0)
-			*place_of(nodes, room, heard->nodes[i].mark) = heard->nodes[i];
-	free(heard->nodes);
-	heard->nodes = nodes;
-	heard->room = room;
+	for (size_t i = 0; i < guard->room; i++)
+		if (guard->nodes[i].window != 0)
+			*place_of(nodes, room, guard->nodes[i].mark) = guard->nodes[i];
+	free(guard->nodes);
+	guard->nodes = nodes;
+	guard->room = room;
 	return true;
 }
 
-static bool note_older(struct heard_node *node, uint64_t number)
+static bool note_older(struct replay_node *node, uint64_t number)
 {
 	uint64_t age = node->newest - number, bit;
 
-	if (age >= HEARD_WINDOW)
+	if (age >= REPLAY_WINDOW)
 		return false;
 	bit = (uint64_t)1 << age;
 	if ((node->window & bit) != 0)
@@ -65,31 +65,31 @@ static bool note_older(struct heard_node *node, uint64_t number)
 	return true;
 }
 
-bool heard_first(struct heard *heard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word)
+bool replay_guard_accept(struct replay_guard *guard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word)
 {
 	uint64_t mark = get_number(nonce), number = get_number(nonce + 8), step;
-	struct heard_node *node;
+	struct replay_node *node;
 
-	if (!make_room(heard))
+	if (!make_room(guard))
 		return false;
-	node = place_of(heard->nodes, heard->room, mark);
+	node = place_of(guard->nodes, guard->room, mark);
 	if (node->window == 0) {
-		*node = (struct heard_node){ .mark = mark, .newest = number, .window = 1 };
-		heard->count++;
+		*node = (struct replay_node){ .mark = mark, .newest = number, .window = 1 };
+		guard->count++;
 		return true;
 	}
 	if (number <= node->newest)
 		return !last_word && note_older(node, number);
 	step = number - node->newest;
-	node->window = (step < HEARD_WINDOW ? node->window << step : 0) | 1;
+	node->window = (step < REPLAY_WINDOW ? node->window << step : 0) | 1;
 	node->newest = number;
 	return true;
 }
 
-void heard_end(struct heard *heard)
+void replay_guard_end(struct replay_guard *guard)
 {
-	free(heard->nodes);
-	*heard = (struct heard){ .nodes = NULL };
+	free(guard->nodes);
+	*guard = (struct replay_guard){ .nodes = NULL };
 }
 
 static void drop(struct peers *peers, int index)

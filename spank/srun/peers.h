@@ -21,26 +21,26 @@
  */
 
 /* A node may have so many connections at once, of which a later one may be heard first. */
-enum { HEARD_WINDOW = 64 };
+enum { REPLAY_WINDOW = 64 };
 
-struct heard_node {
+struct replay_node {
 	uint64_t mark;
 	uint64_t newest; /* the highest number that was heard */
 	uint64_t window; /* bit i: whether newest - i was heard; 0: the place is free */
 };
 
-struct heard {
-	struct heard_node *nodes; /* by mark, which is random */
+struct replay_guard {
+	struct replay_node *nodes; /* by mark, which is random */
 	size_t count, room;       /* room is a power of 2, or 0 */
 };
 
 /* Notes an authenticated message, and returns whether it is to be heard: it is new, and not older than
    the window. `last_word`: it must also be newer than all that srun has heard of the node. False, too,
    without memory to note it. */
-bool heard_first(struct heard *heard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word);
+bool replay_guard_accept(struct replay_guard *guard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word);
 
 /* Frees the memory. */
-void heard_end(struct heard *heard);
+void replay_guard_end(struct replay_guard *guard);
 
 enum { PEERS_MAX = 256 };
 

@@ -17,7 +17,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/srun/history.h"
 #include "spank/srun/roster.h"
 #include "spank/wire/deal.h"
 #include "spank/witness/agent.h"
@@ -38,6 +37,31 @@ struct plan_policy {
 	uint32_t min_nodes;  /* 0: as many as have slots */
 	uint32_t silence_ms; /* 0: no node is ever called silent */
 	const char *odd_nodes; /* a list of ddp-preflight's: others take their places, if others wait; or NULL */
+};
+
+enum {
+	CAUSE_TEXT_MAX = 2047,
+	HISTORY_FRUITLESS = 2, /* so many restarts in a row without a new step end the step */
+};
+
+/* Why a generation ends. */
+struct cause {
+	bool known;
+	bool hearsay;        /* a rank gave up because of another rank, of which nothing is known yet */
+	bool lost;           /* a node was lost, which says nothing of the program */
+	bool port_taken;     /* of rank 0's; the next generation has another one */
+	bool survived;       /* the other ranks may stay in their processes, as far as they say so */
+	int wait_status;
+	uint32_t rank, node; /* UINT32_MAX: not known */
+	char text[CAUSE_TEXT_MAX + 1];
+};
+
+struct history {
+	uint64_t best_step;  /* the highest step of all generations; 0: pages show none */
+	uint64_t best_first; /* the highest step with which one has begun, as a checkpoint allowed it */
+	uint32_t fruitless;  /* generations in a row that did not get further */
+	uint32_t last_rank, last_node; /* of the last cause; UINT32_MAX: not known */
+	uint64_t last_step;  /* of that generation */
 };
 
 enum plan_phase {

@@ -2,8 +2,11 @@
 #include "spank/srun/presence.h"
 
 #include <ctype.h>
+#include <dlfcn.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "spank/launch/names.h"
@@ -138,7 +141,7 @@ static char **list_hosts(const struct presence *presence, bool reported, uint32_
 
 /* Counts the nodes, and those that are silent, whose names it adds to the sink, if there is
    one. Without memory nobody is silent. */
-static void look(struct presence *presence, struct sink *sink)
+static void count_silent(struct presence *presence, struct sink *sink)
 {
 	uint32_t nodes, there, silent = 0, named = 0;
 	char **all = list_hosts(presence, false, &nodes), **reported = list_hosts(presence, true, &there);
@@ -165,7 +168,7 @@ static void look(struct presence *presence, struct sink *sink)
 uint32_t presence_silent(struct presence *presence, bool *any_reported)
 {
 	if (presence->changed)
-		look(presence, NULL);
+		count_silent(presence, NULL);
 	*any_reported = presence->silent < presence->nodes;
 	return presence->unplaced > 0 ? 0 : presence->silent;
 }
@@ -176,7 +179,7 @@ static bool is_complete(struct presence *presence)
 	if (presence->started < presence->tasks)
 		return false;
 	if (presence->grown || (presence->changed && presence->reports >= presence->nodes))
-		look(presence, NULL);
+		count_silent(presence, NULL);
 	return presence->silent == 0;
 }
 
@@ -302,7 +305,7 @@ void presence_describe(struct presence *presence, enum presence_state state, str
 	bool refuses = presence->policy.refuse && !presence->policy.check;
 
 	sink_add(sink, "no report from ");
-	look(presence, sink);
+	count_silent(presence, sink);
 	sink_add(sink, " (%u of %u nodes): ", presence->silent, presence->nodes);
 	add_causes(presence, state, sink);
 	sink_add(sink, "; install srun's version of it there, and enable it");
@@ -435,4 +438,68 @@ bool silence_is_all_that_is_left(const struct links *links, const struct presenc
 	}
 	return silent > 0 && presence->tasks > 0 && presence->started == presence->tasks &&
 	       links->count >= presence->nodes;
+}
+
+/* The MPIR Process Acquisition Interface lays it out so. */
+struct mpir_task {
+	char *host;
+	char *program;
+	int pid; /* 0: not started */
+};
+
+enum { TASKS_AT_ONCE = 256, PAGE = 4096 };
+
+/* srun frees the table at its end, on another thread: memory that is gone is an error here,
+   not the process's end. */
+static bool copy(void *to, const void *from, size_t bytes)
+{
+	struct iovec local = { to, bytes }, remote = { (void *)(uintptr_t)from, bytes };
+
+	return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == (ssize_t)bytes;
+}
+
+/* As far as the page on which it begins, and on to the next if it has no end there. */
+static bool copy_name(char name[HOST_NAME_MAX_BYTES], const char *from)
+{
+	for (size_t used = 0; used < HOST_NAME_MAX_BYTES;) {
+		size_t piece = PAGE - ((uintptr_t)from + used) % PAGE;
+		if (piece > HOST_NAME_MAX_BYTES - used)
+			piece = HOST_NAME_MAX_BYTES - used;
+		if (!copy(name + used, from + used, piece))
+			return false;
+		for (size_t i = used; i < used + piece; i++)
+			if (name[i] == '\0')
+				return true;
+		used += piece;
+	}
+	return false;
+}
+
+uint32_t presence_tasks_of_table(void)
+{
+	const int *count = dlsym(RTLD_DEFAULT, "MPIR_proctable_size");
+
+	return count != NULL && *count > 0 ? (uint32_t)*count : 0;
+}
+
+void presence_read_table(struct presence *presence, uint64_t now_ns)
+{
+	struct mpir_task *volatile *table, *tasks, some[TASKS_AT_ONCE];
+	char name[HOST_NAME_MAX_BYTES];
+
+	*(void **)&table = dlsym(RTLD_DEFAULT, "MPIR_proctable");
+	if (table == NULL || presence->started == presence->tasks || presence_tasks_of_table() != presence->tasks)
+		return;
+	tasks = *table;
+	if (tasks == NULL)
+		return;
+	for (uint32_t first = 0; first < presence->tasks; first += TASKS_AT_ONCE) {
+		uint32_t left = presence->tasks - first, here = left < TASKS_AT_ONCE ? left : TASKS_AT_ONCE;
+		if (!copy(some, tasks + first, here * sizeof(some[0])))
+			return;
+		for (uint32_t i = 0; i < here; i++)
+			if (presence->task[first + i].host == NULL && some[i].pid > 0 && some[i].host != NULL &&
+			    copy_name(name, some[i].host))
+				presence_start(presence, first + i, name, now_ns);
+	}
 }

@@ -121,4 +121,15 @@ void silence_describe_all(const struct links *links, uint64_t now_ns, struct sin
    and the others' tasks have ended. */
 bool silence_is_all_that_is_left(const struct links *links, const struct presence *presence);
 
+/* No callback of a plugin tells which tasks Slurm has started, but srun keeps a table of the tasks for debuggers
+   (MPIR_proctable of the MPIR interface). */
+
+/* How many tasks the step has, over all components; 0: srun does not know yet, or has no
+   table. */
+uint32_t presence_tasks_of_table(void);
+
+/* Tells presence_start() of what is new. Safe while srun changes or frees the table; does
+   nothing where there is none. */
+void presence_read_table(struct presence *presence, uint64_t now_ns);
+
 #endif

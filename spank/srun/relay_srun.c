@@ -21,16 +21,14 @@
 #include "spank/base/sink.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/requeue_judge.h"
-#include "spank/srun/controller.h"
 #include "spank/srun/first_failure.h"
-#include "spank/srun/launched.h"
 #include "spank/srun/links.h"
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"
 #include "spank/srun/presence.h"
+#include "spank/srun/printer.h"
 #include "spank/srun/requests.h"
 #include "spank/srun/step.h"
-#include "spank/srun/voice.h"
 #include "spank/wire/blame.h"
 #include "spank/wire/timeline.h"
 
@@ -40,7 +38,7 @@ static struct {
 	struct relay relay;
 	struct relay_actions actions;
 	struct step step;
-	struct heard heard;
+	struct replay_guard replay_guard;
 	struct links links;
 	uint32_t generation; /* in a step that is restarted; 0: none has begun */
 	struct first_failure first;
@@ -112,7 +110,7 @@ static void hear_controller(int ms)
 {
 	bool answer = false;
 
-	switch (requests_hear(&server.requests, ms, &answer)) {
+	switch (requests_await_answer(&server.requests, ms, &answer)) {
 	case REQUEST_NODE_FAILED:
 		take_held(answer);
 		break;
@@ -137,7 +135,7 @@ static void say_failure(enum event_kind kind, int wait_status, const char *node,
 	event.text = text;
 	if (kind != EVENT_NOTHING && server.actions.note != NULL)
 		server.actions.note(&event);
-	voice_say(server.actions.say, text);
+	printer_print(server.actions.say, text);
 }
 
 /* If a job ends because a node failed, Slurm asks all tasks to stop. */
@@ -192,7 +190,7 @@ static void say_all_silent(void)
 
 	silence_describe_all(&server.links, ddp_now_ns(), &sink);
 	if (!server.step.over)
-		voice_say(server.actions.say, text);
+		printer_print(server.actions.say, text);
 }
 
 static void act(const struct step_action *action)
@@ -298,11 +296,11 @@ static void take_pace(const unsigned char *note)
 		return;
 	for (; pace_step_say(&server.pace, &sink); sink = sink_on(text, sizeof(text)))
 		if (!server.step.over && !server.step.stopping)
-			voice_say(server.actions.say, text);
+			printer_print(server.actions.say, text);
 }
 
 /* True if the connection is kept. */
-static bool take(const struct relay_message *message, int fd)
+static bool take_message(const struct relay_message *message, int fd)
 {
 	struct relay_news news = relay_read(message);
 	unsigned char tag[SIPHASH_BYTES];
@@ -313,7 +311,7 @@ static bool take(const struct relay_message *message, int fd)
 	relay_sign(&server.relay, message, tag);
 	/* A note is the node's present state, so an older one is none. Its node tells it again. */
 	if (memcmp(tag, message->tag, sizeof(tag)) != 0 ||
-	    !heard_first(&server.heard, message->nonce, news.stall != NULL || news.pace != NULL))
+	    !replay_guard_accept(&server.replay_guard, message->nonce, news.stall != NULL || news.pace != NULL))
 		return false;
 	/* A node that has hung up has waited too long, and acts itself. */
 	alone = recv(fd, tag, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
@@ -363,7 +361,7 @@ static int wait_ms(void)
 
 void relay_say(const char *text)
 {
-	voice_say(server.actions.say, text);
+	printer_print(server.actions.say, text);
 }
 
 void relay_begin_generation(uint32_t generation)
@@ -405,7 +403,7 @@ static void say_silent(uint64_t now_ns)
 	if ((presence.policy.refuse || restarts()) && !presence.policy.unsure && any_reported)
 		step_take(&server.step, &news, false, now_ns);
 	else
-		voice_say(server.actions.say, text);
+		printer_print(server.actions.say, text);
 }
 
 static void look_for_nodes(void)
@@ -415,11 +413,11 @@ static void look_for_nodes(void)
 	if (presence.tasks == 0 && atomic_load(&server.launching)) {
 		presence.policy = server.presence_policy;
 		presence.policy.port = server.relay.port;
-		presence_begin(&presence, launched_tasks(), now);
+		presence_begin(&presence, presence_tasks_of_table(), now);
 	}
 	if (presence_due(&presence, now) == UINT64_MAX)
 		return;
-	launched_look(&presence, now);
+	presence_read_table(&presence, now);
 	if (!server.step.over && presence_is_late(&presence, now))
 		say_silent(now);
 }
@@ -487,11 +485,11 @@ static void serve(void)
 		hear_controller(0);
 		look_for_nodes();
 		if (count >= 0)
-			peers_serve(&server.peers, ready + FIXED, peers, take);
+			peers_serve(&server.peers, ready + FIXED, peers, take_message);
 		if (count > 0 && ready[1].revents != 0)
-			peers_accept(&server.peers, server.listener, take);
+			peers_accept(&server.peers, server.listener, take_message);
 		serve_links();
-		first_failure_settle(&server.first, &server.step, &server.links, &presence, &server.requests, ddp_now_ns());
+		first_failure_update(&server.first, &server.step, &server.links, &presence, &server.requests, ddp_now_ns());
 		if (first_failure_needs_held(&server.first, &server.step, ddp_now_ns()))
 			take_held(false);
 		atomic_store(&was_stopping, server.step.stopping);
@@ -612,13 +610,13 @@ int relay_close(void)
 	/* It may be asking a controller that does not answer. */
 	ended = write(server.wake, &one, sizeof(one)) == (ssize_t)sizeof(one) &&
 	        worker_join(&server.worker, JOIN_MS);
-	voice_finish();
+	printer_finish();
 	if (!ended)
 		return atomic_load(&server.wait_status);
 	wait_status = atomic_load(&server.wait_status);
 	peers_end(&server.peers);
 	close_sockets();
-	heard_end(&server.heard);
+	replay_guard_end(&server.replay_guard);
 	pace_step_end(&server.pace);
 	links_end(&server.links);
 	requests_end(&server.requests);

@@ -2,7 +2,8 @@
 /*
  * In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed,
  * and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
- * requests are made one at a time (controller.h), and lost nodes leave the job before the step ends. libc only.
+ * requests are made one at a time and from a thread of their own, so that srun goes on taking and answering the nodes'
+ * reports while slurmctld does not answer. Lost nodes leave the job before the step ends. libc only.
  */
 #ifndef SPANK_REQUESTS_H
 #define SPANK_REQUESTS_H
@@ -10,10 +11,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/srun/controller.h"
 #include "spank/srun/links.h"
 #include "spank/srun/step.h"
 #include "spank/wire/relay.h"
+
+enum controller_request {
+	REQUEST_NONE,
+	REQUEST_NODE_FAILED, /* of relay_actions */
+	REQUEST_SLURM_ENDS_IT,
+	REQUEST_LOSE_NODES,
+	REQUEST_END_STEP,
+};
+
+/* A descriptor that is readable once the request under way is done; -1: there is none. */
+int controller_descriptor(void);
+
+/* Whether a request is done that controller_finish() has not told yet, and that has no descriptor. */
+bool controller_has_answer(void);
+
+/* True if no request is under way after `ms` at most. Then `request` is the one that was done since
+   the last call, with its answer, or REQUEST_NONE. */
+bool controller_finish(int ms, enum controller_request *request, bool *answer);
 
 /* The nodes that are to leave the job, because they are lost. SLURM without slurmdbd changes the nodes of a job once,
    so all of them leave it in one request, as late as possible. Pure, but it allocates memory. */
@@ -88,7 +106,7 @@ void requests_go_on(struct requests *requests, const struct links *links);
 
 /* Waits so long for slurmctld's answer, if a request is under way. Returns the request that was answered,
    REQUEST_NONE if none was. The caller takes the answer in, and then calls requests_go_on(). */
-enum controller_request requests_hear(struct requests *requests, int ms, bool *answer);
+enum controller_request requests_await_answer(struct requests *requests, int ms, bool *answer);
 
 /* Whether a request waits for requests_go_on(); and whether slurmctld was asked to end the step, and nothing more is
    to be asked. */

@@ -213,7 +213,8 @@ bool roster_can_join(const struct roster *roster)
 	return kept > 0 && dead + wanted > 0 && waiting >= wanted && !(wanted > 0 && any_old);
 }
 
-uint32_t roster_spares_left(const struct roster *roster)
+/* Returns how many good nodes wait. */
+static uint32_t spares_left(const struct roster *roster)
 {
 	uint32_t left = 0;
 
@@ -241,7 +242,7 @@ uint32_t roster_waiting(const struct roster *roster)
 
 void roster_add_spares(const struct roster *roster, struct sink *sink)
 {
-	uint32_t left = roster_spares_left(roster);
+	uint32_t left = spares_left(roster);
 
 	if (roster->spares > 0)
 		sink_add(sink, " (%u spare%s left)", left, left == 1 ? "" : "s");

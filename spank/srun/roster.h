@@ -90,8 +90,6 @@ bool roster_fill(struct roster *roster, struct sink *sink);
 /* Counts the ranks, in order of the tasks' numbers. */
 void roster_count(struct roster *roster);
 
-/* Returns how many good nodes wait. */
-uint32_t roster_spares_left(const struct roster *roster);
 /* Returns how many nodes wait, good ones or not; and one of them by its place among them, ROSTER_NONE behind the
    last. */
 uint32_t roster_waiting(const struct roster *roster);

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "spank/base/sink.h"
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 
 /* One node has told this. */
 struct stall_told {

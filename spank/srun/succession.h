@@ -6,11 +6,23 @@
 #ifndef SPANK_SUCCESSION_H
 #define SPANK_SUCCESSION_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "spank/base/sink.h"
-#include "spank/srun/history.h"
 #include "spank/srun/plan.h"
+
+/* Nothing has happened yet. */
+void history_start(struct history *history);
+
+/* The cause that a node is lost; UINT32_MAX: several nodes, or none in particular. */
+struct cause cause_of_loss(uint32_t node, const char *text);
+
+/* Adds a further cause of the same end. It replaces hearsay; otherwise it goes behind what is known. */
+void cause_add(struct cause *cause, const struct cause *further);
+
+/* Whether ranks have now failed on the same node twice in a row. */
+bool history_same_node(struct history *history, const struct cause *cause);
 
 /* Returns a sink behind what is still to be said. */
 struct sink succession_say(struct plan *plan);

@@ -16,7 +16,7 @@
 #include "spank/identity/nodelist.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
 #include "spank/witness/dump.h"
 #include "spank/witness/stack.h"
@@ -248,31 +248,31 @@ static void tell_page(struct row *row, const struct ddp_progress *page)
 {
 	struct sink waits_for = sink_on(row->waits_for, sizeof(row->waits_for));
 	struct sink sentence = sink_on(row->doing, sizeof(row->doing));
-	struct doing doing;
+	struct progress_text progress;
 
-	doing_read(page, ddp_now_ns(), &doing);
-	if (!doing.known)
+	progress_text_read(page, ddp_now_ns(), &progress);
+	if (!progress.known)
 		return;
-	doing_add(&sentence, &doing);
+	progress_text_add(&sentence, &progress);
 	snprintf(row->phase, sizeof(row->phase), "%s",
-	         doing.closed ? "finished" : doing_phase_name(doing.phase));
-	snprintf(row->error, sizeof(row->error), "%s", doing.error);
-	row->phase_seconds = doing.phase_seconds;
-	row->since_seconds = doing.wait_seconds;
+	         progress.closed ? "finished" : progress_phase_name(progress.phase));
+	snprintf(row->error, sizeof(row->error), "%s", progress.error);
+	row->phase_seconds = progress.phase_seconds;
+	row->since_seconds = progress.wait_seconds;
 	/* A phase, a collective or a wait that has begun is progress. */
-	row->progress_seconds = doing.phase_seconds;
-	if (doing.wait_seconds >= 0 && (row->progress_seconds < 0 || doing.wait_seconds < row->progress_seconds))
-		row->progress_seconds = doing.wait_seconds;
-	row->step = doing.step;
-	row->steps = doing.steps > 0 ? doing.steps : -1;
-	row->collective = doing.collective <= INT64_MAX ? (int64_t)doing.collective : -1;
-	row->waiting = doing.wait != DOING_NO_WAIT;
-	if (doing.wait == DOING_WAITS_IN_COLLECTIVE)
-		sink_add(&waits_for, "#%llu ", (unsigned long long)doing.collective);
-	sink_add(&waits_for, "%s", doing.text);
-	if (doing.step_seconds > 0) {
-		row->steps_per_second = 1 / doing.step_seconds;
-		row->samples_per_second = doing.step_weight / doing.step_seconds;
+	row->progress_seconds = progress.phase_seconds;
+	if (progress.wait_seconds >= 0 && (row->progress_seconds < 0 || progress.wait_seconds < row->progress_seconds))
+		row->progress_seconds = progress.wait_seconds;
+	row->step = progress.step;
+	row->steps = progress.steps > 0 ? progress.steps : -1;
+	row->collective = progress.collective <= INT64_MAX ? (int64_t)progress.collective : -1;
+	row->waiting = progress.wait != PROGRESS_NO_WAIT;
+	if (progress.wait == PROGRESS_WAITS_IN_COLLECTIVE)
+		sink_add(&waits_for, "#%llu ", (unsigned long long)progress.collective);
+	sink_add(&waits_for, "%s", progress.text);
+	if (progress.step_seconds > 0) {
+		row->steps_per_second = 1 / progress.step_seconds;
+		row->samples_per_second = progress.step_weight / progress.step_seconds;
 	}
 }
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 
 static bool fail(const struct textfile *textfile, const char *reason)
 {
@@ -208,14 +208,14 @@ static void put_number_label(FILE *file, const char *name, int64_t value, bool *
 /* A user's own phase would be one more time series. */
 static const char *phase_of(const struct row *row)
 {
-	static const uint32_t others[] = { DDP_PROGRESS_STARTING, DDP_PROGRESS_COMPUTING, DDP_PROGRESS_ENDING, DOING_NCCL };
+	static const uint32_t others[] = { DDP_PROGRESS_STARTING, DDP_PROGRESS_COMPUTING, DDP_PROGRESS_ENDING, PROGRESS_NCCL };
 
-	for (uint32_t phase = 0; strcmp(doing_phase_name(phase), "unknown") != 0; phase++)
-		if (strcmp(doing_phase_name(phase), row->phase) == 0)
-			return doing_phase_name(phase);
+	for (uint32_t phase = 0; strcmp(progress_phase_name(phase), "unknown") != 0; phase++)
+		if (strcmp(progress_phase_name(phase), row->phase) == 0)
+			return progress_phase_name(phase);
 	for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
-		if (strcmp(doing_phase_name(others[i]), row->phase) == 0)
-			return doing_phase_name(others[i]);
+		if (strcmp(progress_phase_name(others[i]), row->phase) == 0)
+			return progress_phase_name(others[i]);
 	return strcmp(row->phase, "finished") == 0 ? "finished" : "unknown";
 }
 

@@ -7,7 +7,7 @@
 
 #include "ddp.h"
 #include "spank/identity/nodelist.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 
 bool blame_ends_in_error(const struct ddp_progress *page)
 {
@@ -73,17 +73,17 @@ const char *blame_place_of_node(const char *text, uint32_t *rank)
 bool blame_describe(const struct blamed *blamed, char *text, size_t bytes)
 {
 	struct sink sink = sink_on(text, bytes);
-	struct doing doing;
+	struct progress_text progress;
 
 	sink_add(&sink, "rank %u of %u on ", blamed->rank, blamed->world_size);
 	sink_add_untrusted(&sink, blamed->node, HOST_NAME_MAX_BYTES);
 	sink_add(&sink, " ");
 	if (blamed->runs) {
 		sink_add(&sink, blamed->stopped ? "was stopped by a signal or a debugger" : "was still running");
-		doing_read(&blamed->progress, blamed->now_ns, &doing);
-		if (doing.known)
+		progress_text_read(&blamed->progress, blamed->now_ns, &progress);
+		if (progress.known)
 			sink_add(&sink, ", ");
-		doing_add(&sink, &doing);
+		progress_text_add(&sink, &progress);
 		return true;
 	}
 	if (!WIFEXITED(blamed->wait_status) || WEXITSTATUS(blamed->wait_status) != 0)

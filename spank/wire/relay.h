@@ -21,10 +21,9 @@
 #include <sys/socket.h>
 
 #include "spank/wire/channel.h"
+#include "spank/wire/frame.h"
 #include "spank/wire/judge.h"
-#include "spank/wire/pace_note.h"
-#include "spank/wire/siphash.h"
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 
 enum {
 	RELAY_TEXT_MAX = 1023,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a rank is doing, from the slots of all contexts of its process: each context writes one slot of the
- * rank's progress page. The rank may have written anything there, so slots are checked as in doing.h, which
+ * rank's progress page. The rank may have written anything there, so slots are checked as in progress_text.h, which
  * reads the result. Pure.
  */
 #ifndef SPANK_SLOTS_H

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ddp.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
 
 enum { LINE_FORMAT = 1 };
@@ -120,19 +120,19 @@ static void add_ring(struct sink *sink, const struct ring *ring, const struct dd
 static void add_doing(struct sink *sink, const struct record_rank *rank)
 {
 	struct ddp_progress page;
-	struct doing doing;
+	struct progress_text progress;
 	char text[1024];
 	struct sink sentence = sink_on(text, sizeof(text));
 
 	slots_read(rank->rings->slots, &page);
-	doing_read(&page, rank->now_ns, &doing);
-	doing_add(&sentence, &doing);
+	progress_text_read(&page, rank->now_ns, &progress);
+	progress_text_add(&sentence, &progress);
 	sink_add(sink, ",\"doing\":");
 	add_string(sink, text, sizeof(text));
 	sink_add(sink, ",\"error\":");
-	add_string(sink, doing.known ? doing.error : "", sizeof(doing.error));
-	sink_add(sink, ",\"phase\":\"%s\",\"training_step\":%" PRId64, doing.known ? doing_phase_name(doing.phase) : "",
-	         doing.known ? doing.step : (int64_t)0);
+	add_string(sink, progress.known ? progress.error : "", sizeof(progress.error));
+	sink_add(sink, ",\"phase\":\"%s\",\"training_step\":%" PRId64,
+	         progress.known ? progress_phase_name(progress.phase) : "", progress.known ? progress.step : (int64_t)0);
 }
 
 void record_text(struct sink *sink, const struct record_rank *rank)

@@ -16,7 +16,6 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/base/contained.h"
 #include "spank/base/worker.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"

@@ -2,14 +2,13 @@
 /*
  * Node lists, lists of reserved ports, and the whole derivation of a task's
  * identity from an environment.
- * fuzz-sources: spank/identity/nodelist.c spank/identity/port.c spank/identity/identity.c spank/options/options.c spank/base/error.c
+ * fuzz-sources: spank/identity/nodelist.c spank/identity/identity.c spank/options/options.c spank/base/error.c
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "spank/identity/identity.h"
-#include "spank/identity/port.h"
 
 enum { HOSTS_SEEN_MAX = 256, VARIABLES_SEEN_MAX = 16 };
 

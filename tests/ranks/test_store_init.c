@@ -21,7 +21,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"
@@ -602,15 +602,15 @@ static void be_task(int rank, int page_fd)
 	}
 }
 
-static struct doing doing_of(int rank, int page_fd)
+static struct progress_text progress_of(int rank, int page_fd)
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS], shown;
-	struct doing doing;
+	struct progress_text progress;
 
 	CHECK(pread(page_fd, slots, sizeof(slots), (off_t)rank * DDP_PROGRESS_BYTES) == (ssize_t)sizeof(slots));
 	slots_read(slots, &shown);
-	doing_read(&shown, ddp_now_ns(), &doing);
-	return doing;
+	progress_text_read(&shown, ddp_now_ns(), &progress);
+	return progress;
 }
 
 struct tasks {
@@ -632,29 +632,29 @@ static int show_both(int rank, void *argument)
 	ddp_context_set_phase(world, DDP_PHASE_FORWARD);
 	CHECK_OK(ddp_context_begin_step(world, 12, 100));
 	check_sum(world);
-	struct doing doing = doing_of(rank, tasks->page_fd);
-	CHECK(doing.phase == DDP_PHASE_FORWARD && doing.step == 12 && doing.steps == 100 && doing.collective > 0);
+	struct progress_text progress = progress_of(rank, tasks->page_fd);
+	CHECK(progress.phase == DDP_PHASE_FORWARD && progress.step == 12 && progress.steps == 100 && progress.collective > 0);
 	const ddp_step_stats stats = { .step = 12, .seconds = 0.5, .weight = 64 };
 	CHECK_OK(ddp_context_end_step(world, &stats));
-	CHECK(doing_of(rank, tasks->page_fd).step_weight == 64);
+	CHECK(progress_of(rank, tasks->page_fd).step_weight == 64);
 	if (rank == 1)
 		do
-			doing = doing_of(2, tasks->page_fd);
-		while (doing.wait != DOING_WAITS_OTHERWISE || strstr(doing.text, "all_reduce") == NULL);
+			progress = progress_of(2, tasks->page_fd);
+		while (progress.wait != PROGRESS_WAITS_OTHERWISE || strstr(progress.text, "all_reduce") == NULL);
 	if (rank > 0) {
 		check_sum(group);
 		CHECK_OK(ddp_finalize(group));
 	}
-	doing = doing_of(rank, tasks->page_fd);
-	CHECK(!doing.closed && doing.step == 12);
+	progress = progress_of(rank, tasks->page_fd);
+	CHECK(!progress.closed && progress.step == 12);
 	/* The step's context ends first. */
 	const struct place again = { .view = { tasks->place.view.store, "again/" }, .timeout_ms = tasks->place.timeout_ms };
 	CHECK_OK(meet_as(&again, rank, RANKS, &other));
 	CHECK_OK(ddp_finalize(world));
-	CHECK(!doing_of(rank, tasks->page_fd).closed);
+	CHECK(!progress_of(rank, tasks->page_fd).closed);
 	check_sum(other);
 	CHECK_OK(ddp_finalize(other));
-	CHECK(doing_of(rank, tasks->page_fd).closed);
+	CHECK(progress_of(rank, tasks->page_fd).closed);
 	return 0;
 }
 
@@ -682,8 +682,8 @@ static int one_leaves(int rank, void *argument)
 	check_sum(context);
 	if (rank == 2) {
 		CHECK_OK(ddp_context_fail(context, "ValueError: bad batch"));
-		const struct doing doing = doing_of(rank, tasks->page_fd);
-		CHECK(strcmp(doing.error, "ValueError: bad batch") == 0 && doing.culprit == 2);
+		const struct progress_text progress = progress_of(rank, tasks->page_fd);
+		CHECK(strcmp(progress.error, "ValueError: bad batch") == 0 && progress.culprit == 2);
 		CHECK_OK(ddp_finalize(context));
 		return 0;
 	}
@@ -693,7 +693,7 @@ static int one_leaves(int rank, void *argument)
 	CHECK(strncmp(ddp_last_error(), "rank 2 on ", 10) == 0 && strstr(ddp_last_error(), " left: ValueError: bad batch") != NULL);
 	/* The exception that a rank makes of that is no cause. */
 	CHECK_OK(ddp_context_fail(context, "RuntimeError: rank 2 left"));
-	CHECK(doing_of(rank, tasks->page_fd).culprit == 2);
+	CHECK(progress_of(rank, tasks->page_fd).culprit == 2);
 	CHECK_OK(ddp_finalize(context));
 	return 0;
 }

@@ -23,7 +23,7 @@
 
 #include "base/clock.h"
 #include "nccl_plugins/profiler/abi.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 #include "watch/page.h"
 
 #define PLUGIN "libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so"
@@ -92,12 +92,12 @@ static const char *doing(void)
 	static char text[512];
 	struct sink sink = sink_on(text, sizeof(text));
 	struct ddp_progress page;
-	struct doing read;
+	struct progress_text read;
 	char *since;
 
 	assert_int_equal(pread(page_fd, &page, sizeof(page), LOCAL_RANK * DDP_PROGRESS_BYTES), sizeof(page));
-	doing_read(&page, ddp_now_ns(), &read);
-	doing_add(&sink, &read);
+	progress_text_read(&page, ddp_now_ns(), &read);
+	progress_text_add(&sink, &read);
 	/* " for 0.0 s" and " 0.0 s ago" depend on the clock. */
 	if ((since = strstr(text, " for ")) != NULL)
 		*since = '\0';

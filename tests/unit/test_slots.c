@@ -19,7 +19,7 @@
 #include "job/job.h"
 #include "spank/node/stall.h"
 #include "spank/wire/blame.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -67,13 +67,13 @@ static struct ddp_progress shown(void)
 	return one;
 }
 
-static struct doing doing_now(void)
+static struct progress_text progress_now(void)
 {
 	const struct ddp_progress page = shown();
-	struct doing doing;
+	struct progress_text progress;
 
-	doing_read(&page, ddp_now_ns(), &doing);
-	return doing;
+	progress_text_read(&page, ddp_now_ns(), &progress);
+	return progress;
 }
 
 static ddp_watch *open_watch(const ddp_job *of)
@@ -93,21 +93,21 @@ static void second_context_leaves_the_firsts_slot(void **state)
 	ddp_watch_phase(first, DDP_PHASE_BACKWARD);
 	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
 	ddp_watch *second = open_watch(&job);
-	struct doing doing = doing_now();
-	assert_int_equal(doing.step, 12);
-	assert_int_equal(doing.phase, DDP_PHASE_BACKWARD);
-	assert_int_equal(doing.collective, 45);
-	assert_false(doing.closed);
+	struct progress_text progress = progress_now();
+	assert_int_equal(progress.step, 12);
+	assert_int_equal(progress.phase, DDP_PHASE_BACKWARD);
+	assert_int_equal(progress.collective, 45);
+	assert_false(progress.closed);
 	/* A training by the second one is seen, too. */
 	ddp_watch_begin_step(second, 13, 5);
 	ddp_watch_phase(second, DDP_PHASE_FORWARD);
-	doing = doing_now();
-	assert_int_equal(doing.step, 13);
-	assert_int_equal(doing.phase, DDP_PHASE_FORWARD);
+	progress = progress_now();
+	assert_int_equal(progress.step, 13);
+	assert_int_equal(progress.phase, DDP_PHASE_FORWARD);
 	ddp_watch_close(second);
-	assert_int_equal(doing_now().step, 12);
+	assert_int_equal(progress_now().step, 12);
 	ddp_watch_close(first);
-	assert_true(doing_now().closed);
+	assert_true(progress_now().closed);
 }
 
 static void end_of_one_context_blinds_nobody(void **state)
@@ -122,15 +122,15 @@ static void end_of_one_context_blinds_nobody(void **state)
 	page = shown();
 	stall_see(&rank, &page, STALL_NO_END, false, 1000);
 	assert_int_equal(rank.closed_ns, 0);
-	assert_false(doing_now().closed);
-	assert_int_equal(doing_now().step, 7);
+	assert_false(progress_now().closed);
+	assert_int_equal(progress_now().step, 7);
 	/* The next context takes the place of the one that has ended. */
 	first = open_watch(&job);
 	for (int i = 0; i < 100; i++)
 		ddp_watch_close(open_watch(&job));
 	ddp_watch_close(first);
 	ddp_watch_close(second);
-	assert_true(doing_now().closed);
+	assert_true(progress_now().closed);
 }
 
 static void oldest_wait_is_told(void **state)
@@ -141,26 +141,26 @@ static void oldest_wait_is_told(void **state)
 	(void)state;
 	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(second), 0, now - 9000000000u, "recv from rank 2");
-	struct doing doing = doing_now();
-	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
-	assert_string_equal(doing.text, "recv from rank 2");
-	assert_true(doing.wait_seconds >= 9);
-	assert_int_equal(doing.collective, 45);
+	struct progress_text progress = progress_now();
+	assert_int_equal(progress.wait, PROGRESS_WAITS_OTHERWISE);
+	assert_string_equal(progress.text, "recv from rank 2");
+	assert_true(progress.wait_seconds >= 9);
+	assert_int_equal(progress.collective, 45);
 	ddp_page_collective(ddp_watch_page(first), 46, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(first), 46, now - 20000000000u, "barrier");
-	doing = doing_now();
-	assert_int_equal(doing.wait, DOING_WAITS_IN_COLLECTIVE);
-	assert_string_equal(doing.text, "barrier");
+	progress = progress_now();
+	assert_int_equal(progress.wait, PROGRESS_WAITS_IN_COLLECTIVE);
+	assert_string_equal(progress.text, "barrier");
 	ddp_page_go_on(ddp_watch_page(first));
 	/* Numbers of the second one's collectives are not the first one's. */
 	ddp_page_collective(ddp_watch_page(second), 2, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(second), 2, now - 9000000000u, "all_reduce f32[8] sum");
-	doing = doing_now();
-	assert_int_equal(doing.wait, DOING_WAITS_OTHERWISE);
-	assert_string_equal(doing.text, "all_reduce f32[8] sum");
-	assert_int_equal(doing.collective, 46);
+	progress = progress_now();
+	assert_int_equal(progress.wait, PROGRESS_WAITS_OTHERWISE);
+	assert_string_equal(progress.text, "all_reduce f32[8] sum");
+	assert_int_equal(progress.collective, 46);
 	ddp_watch_close(second);
-	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
+	assert_int_equal(progress_now().wait, PROGRESS_NO_WAIT);
 	ddp_watch_close(first);
 }
 
@@ -229,7 +229,7 @@ static void given_identity_of_the_step_is_the_steps(void **state)
 	ddp_page_error(ddp_watch_page(watch), DDP_ERR_TIMEOUT, DDP_ERROR_FINAL, 1, NULL, "rank 1 did not come");
 	struct ddp_progress page = shown();
 	assert_int_equal(blame_of(&page, 3), 1);
-	assert_int_equal(doing_now().wait, DOING_WAITS_IN_COLLECTIVE);
+	assert_int_equal(progress_now().wait, PROGRESS_WAITS_IN_COLLECTIVE);
 	ddp_watch_close(watch);
 }
 
@@ -242,11 +242,11 @@ static void more_contexts_than_slots_are_unseen(void **state)
 		watches[i] = open_watch(&job);
 		ddp_watch_begin_step(watches[i], i + 1, 1);
 	}
-	assert_int_equal(doing_now().step, DDP_PROGRESS_SLOTS);
+	assert_int_equal(progress_now().step, DDP_PROGRESS_SLOTS);
 	ddp_watch_close(watches[0]);
 	watches[0] = open_watch(&job);
 	ddp_watch_begin_step(watches[0], 99, 1);
-	assert_int_equal(doing_now().step, 99);
+	assert_int_equal(progress_now().step, 99);
 	for (int i = 0; i <= DDP_PROGRESS_SLOTS; i++)
 		ddp_watch_close(watches[i]);
 }
@@ -267,11 +267,11 @@ static void dead_processes_leave_their_slots(void **state)
 	}
 	assert_int_equal(waitpid(pid, &status, 0), pid);
 	assert_int_equal(status, 0);
-	assert_int_equal(doing_now().wait, DOING_WAITS_OTHERWISE);
+	assert_int_equal(progress_now().wait, PROGRESS_WAITS_OTHERWISE);
 	ddp_watch *watches[DDP_PROGRESS_SLOTS];
 	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
 		watches[i] = open_watch(&job);
-	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
+	assert_int_equal(progress_now().wait, PROGRESS_NO_WAIT);
 	assert_int_equal(shown().pid, getpid());
 	for (int i = 0; i < DDP_PROGRESS_SLOTS; i++)
 		ddp_watch_close(watches[i]);
@@ -296,11 +296,11 @@ static void dead_processes_are_not_shown(void **state)
 	assert_int_equal(status, 0);
 	ddp_watch *watch = open_watch(&job);
 	ddp_watch_begin_step(watch, 4, 1);
-	assert_int_equal(doing_now().wait, DOING_NO_WAIT);
-	assert_int_equal(doing_now().step, 4);
+	assert_int_equal(progress_now().wait, PROGRESS_NO_WAIT);
+	assert_int_equal(progress_now().step, 4);
 	assert_string_equal(shown().error, "");
 	ddp_watch_close(watch);
-	assert_true(doing_now().closed);
+	assert_true(progress_now().closed);
 }
 
 /* A writer without libddp, such as a module in Python, fills in the first slot. */
@@ -310,16 +310,16 @@ static void page_of_a_simple_writer_is_read(void **state)
 
 	(void)state;
 	assert_int_equal(pwrite(page_fd, &plain, sizeof(plain), DDP_PROGRESS_BYTES), sizeof(plain));
-	assert_int_equal(doing_now().step, 60);
+	assert_int_equal(progress_now().step, 60);
 	/* A context of libddp in the same process does not take its place. */
 	ddp_watch *watch = open_watch(&part);
 	ddp_page_wait(ddp_watch_page(watch), 0, 5, "recv from rank 1");
-	const struct doing doing = doing_now();
-	assert_int_equal(doing.step, 60);
-	assert_int_equal(doing.phase, DDP_PHASE_DATA);
-	assert_string_equal(doing.text, "recv from rank 1");
+	const struct progress_text progress = progress_now();
+	assert_int_equal(progress.step, 60);
+	assert_int_equal(progress.phase, DDP_PHASE_DATA);
+	assert_string_equal(progress.text, "recv from rank 1");
 	ddp_watch_close(watch);
-	assert_false(doing_now().closed);
+	assert_false(progress_now().closed);
 }
 
 /* slurm_ddp of Python takes the last slot. */
@@ -338,13 +338,13 @@ static void python_tells_phases_beside_nccl(void **state)
 
 	(void)state;
 	write_python(&python);
-	assert_string_equal(doing_phase_name(doing_now().phase), "starting");
-	const struct doing starting = doing_now();
-	assert_true(doing_is_busy(&starting));
+	assert_string_equal(progress_phase_name(progress_now().phase), "starting");
+	const struct progress_text starting = progress_now();
+	assert_true(progress_text_is_busy(&starting));
 	struct ddp_progress *nccl = ddp_page_map_for_nccl(&job, NULL);
 	assert_non_null(nccl);
 	/* A program that tells nothing has started once it has a communicator. */
-	assert_int_equal(doing_now().phase, DOING_NCCL);
+	assert_int_equal(progress_now().phase, PROGRESS_NCCL);
 	python.phase = DDP_PROGRESS_COMPUTING;
 	python.step = 7;
 	python.python.loss = 0.5;
@@ -352,10 +352,10 @@ static void python_tells_phases_beside_nccl(void **state)
 	write_python(&python);
 	ddp_page_collective(nccl, 12, ddp_coarse_ns());
 	ddp_page_wait(nccl, 12, 5, "AllReduce");
-	const struct doing doing = doing_now();
+	const struct progress_text progress = progress_now();
 	char text[256];
 	struct sink sink = sink_on(text, sizeof(text));
-	doing_add(&sink, &doing);
+	progress_text_add(&sink, &progress);
 	assert_non_null(strstr(text, "computing step 7, waiting in collective #12 AllReduce for "));
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS];
 	assert_int_equal(pread(page_fd, slots, sizeof(slots), DDP_PROGRESS_BYTES), sizeof(slots));
@@ -374,14 +374,14 @@ static void python_tells_errors_beside_libddp(void **state)
 	write_python(&python);
 	ddp_watch *watch = open_watch(&job);
 	ddp_page_wait(ddp_watch_page(watch), 45, 5, "all_reduce");
-	assert_int_equal(doing_now().step, 60);
-	assert_int_equal(doing_now().collective, 0); /* page_wait() does not begin one */
-	assert_int_equal(doing_now().wait, DOING_WAITS_IN_COLLECTIVE);
-	assert_string_equal(doing_now().error, "ValueError: bad batch");
+	assert_int_equal(progress_now().step, 60);
+	assert_int_equal(progress_now().collective, 0); /* page_wait() does not begin one */
+	assert_int_equal(progress_now().wait, PROGRESS_WAITS_IN_COLLECTIVE);
+	assert_string_equal(progress_now().error, "ValueError: bad batch");
 	assert_false(slots_loss(&(struct ddp_progress[DDP_PROGRESS_SLOTS]){ { .magic = 0 } }[0], &loss));
 	/* What libddp could not go on after is the cause of Python's exception. */
 	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 5, "n2", "rank 5 is gone");
-	assert_string_equal(doing_now().error, "rank 5 is gone");
+	assert_string_equal(progress_now().error, "rank 5 is gone");
 	const struct ddp_progress page = shown();
 	assert_true(blame_ends_in_error(&page));
 	assert_int_equal(blame_of(&page, 3), 5);
@@ -391,15 +391,15 @@ static void python_tells_errors_beside_libddp(void **state)
 /* Of ranks of which no collective is known, one that loads data keeps those waiting that compute the same step. */
 static void data_of_a_step_comes_before_its_computation(void **state)
 {
-	struct doing data = { .known = true, .phase = DDP_PHASE_DATA, .step = 60 };
-	struct doing computes = { .known = true, .phase = DDP_PROGRESS_COMPUTING, .step = 60 };
-	struct doing next = { .known = true, .phase = DDP_PHASE_DATA, .step = 61 };
+	struct progress_text data = { .known = true, .phase = DDP_PHASE_DATA, .step = 60 };
+	struct progress_text computes = { .known = true, .phase = DDP_PROGRESS_COMPUTING, .step = 60 };
+	struct progress_text next = { .known = true, .phase = DDP_PHASE_DATA, .step = 61 };
 
 	(void)state;
-	assert_true(doing_place(&data) < doing_place(&computes));
-	assert_true(doing_place(&computes) < doing_place(&next));
+	assert_true(progress_text_place(&data) < progress_text_place(&computes));
+	assert_true(progress_text_place(&computes) < progress_text_place(&next));
 	data.collective = 3;
-	assert_int_equal(doing_place(&data), 3);
+	assert_int_equal(progress_text_place(&data), 3);
 }
 
 static void computing_is_told_by_the_context_with_most_steps(void **state)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/blame, spank/blame_node, spank/doing: who is named when ranks give up because of
+/* spank/blame, spank/blame_node, spank/progress_text: who is named when ranks give up because of
    another one, and what that one was doing. */
 #include <setjmp.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 #include "ddp.h"
 #include "spank/node/blame_node.h"
 #include "spank/wire/blame.h"
-#include "spank/wire/doing.h"
+#include "spank/wire/progress_text.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)
@@ -129,12 +129,12 @@ static void doing_says_waits_and_what_came_last(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct ddp_progress page = cases[i].page;
-		struct doing doing;
+		struct progress_text progress;
 		char text[300];
 		struct sink sink = sink_on(text, sizeof(text));
 		page.magic = DDP_PROGRESS_MAGIC;
-		doing_read(&page, 10 * SECOND, &doing);
-		doing_add(&sink, &doing);
+		progress_text_read(&page, 10 * SECOND, &progress);
+		progress_text_add(&sink, &progress);
 		assert_string_equal(text, cases[i].text);
 	}
 }

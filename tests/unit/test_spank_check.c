@@ -16,7 +16,6 @@
 #include <jansson.h>
 
 #include "spank/launch/check.h"
-#include "spank/launch/table.h"
 #include "tests/support/spank_task.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/node/ends and spank/base/contained: how slurmstepd learns of its tasks' ends, also where Slurm calls back
+/* spank/node/ends and spank/base/child: how slurmstepd learns of its tasks' ends, also where Slurm calls back
    in a child that shares its memory and nothing else (SlurmdParameters=contain_spank). */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/base/contained.h"
+#include "spank/base/child.h"
 #include "spank/node/ends.h"
 #include "spank/node/stall.h"
 #include "spank/srun/links.h"
@@ -265,7 +265,7 @@ static void look(void)
 	witness_killed = witness_was_killed(&node.supervise.shared->witness);
 	for (uint32_t i = 0; i < TASKS; i++)
 		states[i] = supervise_state(&node.supervise, i, &wait_status);
-	looked = supervise_look(&node.supervise);
+	looked = supervise_count_ends(&node.supervise);
 }
 
 static void end_witness(void)

@@ -134,7 +134,7 @@ static void run(uint32_t number)
 static void look(void)
 {
 	agents_take_news(&node.supervise.agents);
-	generation_look(&generation);
+	generation_advance(&generation);
 }
 
 /* Looks until a frame of the type comes behind those that are there; gives its place. */
@@ -314,7 +314,7 @@ static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void *
 	assert_int_equal(generation.group, first);
 	agents->pids[0] = 0;
 	assert_true(generation_start(&again, &node, &generation.facts));
-	generation_look(&again);
+	generation_advance(&again);
 	agents->pids[0] = first;
 	assert_int_equal(again.group, first);
 	generation_free(&again);

@@ -70,7 +70,7 @@ static void devices_are_found_as_slurm_binds_them(void **state)
 		struct error sentence = { "" };
 		for (int v = 0; v < 4 && cases[i].variables[v] != NULL; v++)
 			environment[v] = (char *)(uintptr_t)cases[i].variables[v];
-		struct gpu_view view = gpu_look(environment, cases[i].local_rank, cases[i].local_world_size);
+		struct gpu_view view = gpu_view_of(environment, cases[i].local_rank, cases[i].local_world_size);
 		if (view.visible != cases[i].visible || view.binding != cases[i].binding ||
 		    view.device != cases[i].device ||
 		    gpu_judge(&view, cases[i].local_world_size, GPU_COMMON, &sentence) != cases[i].verdict)

@@ -15,7 +15,6 @@
 #include "spank/base/sink.h"
 #include "spank/launch/names.h"
 #include "spank/options/options.h"
-#include "spank/options/request.h"
 #include "spank/options/site.h"
 #include "tests/support/spank_task.h"
 

@@ -246,7 +246,7 @@ static void see(struct pace_watch *watch, uint64_t steps, uint64_t ns_per_step)
 			                          .compute_steps = steps, .compute_ns = steps * ns_per_step * (i + 1) };
 		/* The third tells nothing. */
 		slots[2].closed = i == 2;
-		pace_see(watch, i, 10 + i, slots, false);
+		pace_add_page(watch, i, 10 + i, slots, false);
 	}
 }
 
@@ -260,13 +260,13 @@ static void a_window_has_steps_and_time(void **state)
 	(void)state;
 	assert_true(pace_open(&watch, 3, 2));
 	see(&watch, 100, 5000000);
-	assert_false(pace_look(&watch, 16, now_ns, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns, &note));
 	/* Too few steps, then too little time */
 	see(&watch, 149, 5000000);
-	assert_false(pace_look(&watch, 16, now_ns + 3 * second, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns + 3 * second, &note));
 	see(&watch, 150, 5000000);
-	assert_false(pace_look(&watch, 16, now_ns + second, &note));
-	assert_true(pace_look(&watch, 16, now_ns + 3 * second, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns + second, &note));
+	assert_true(pace_next_note(&watch, 16, now_ns + 3 * second, &note));
 	assert_int_equal(note.count, 2);
 	assert_int_equal(note.steps, 50);
 	assert_int_equal(note.world_size, 16);
@@ -276,19 +276,19 @@ static void a_window_has_steps_and_time(void **state)
 	assert_true(note.ranks[1].own_us <= 10000);
 	/* The next window begins there, and long steps need fewer. */
 	now_ns += 3 * second;
-	assert_false(pace_look(&watch, 16, now_ns, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns, &note));
 	see(&watch, 155, 5000000);
-	assert_false(pace_look(&watch, 16, now_ns + 299 * second, &note));
-	assert_true(pace_look(&watch, 16, now_ns + 300 * second, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns + 299 * second, &note));
+	assert_true(pace_next_note(&watch, 16, now_ns + 300 * second, &note));
 	assert_int_equal(note.steps, 5);
 	/* Another program begins at 0. */
 	see(&watch, 5, 5000000);
-	assert_false(pace_look(&watch, 16, now_ns + 900 * second, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns + 900 * second, &note));
 	see(&watch, 60, 5000000);
-	assert_true(pace_look(&watch, 16, now_ns + 903 * second, &note));
+	assert_true(pace_next_note(&watch, 16, now_ns + 903 * second, &note));
 	assert_int_equal(note.steps, 55);
 	pace_forget(&watch);
-	assert_false(pace_look(&watch, 16, now_ns + 2000 * second, &note));
+	assert_false(pace_next_note(&watch, 16, now_ns + 2000 * second, &note));
 	munmap(watch.ranks, 3 * sizeof(*watch.ranks));
 }
 
@@ -305,14 +305,14 @@ static void many_ranks_come_in_several_notes(void **state)
 		slots[0].compute_steps = round * 100;
 		slots[0].compute_ns = round * 100000000;
 		for (uint32_t i = 0; i < COUNT; i++)
-			pace_see(&watch, i, i, slots, false);
-		assert_int_equal(pace_look(&watch, COUNT, round * 5000000000u, &note), round == 2);
+			pace_add_page(&watch, i, i, slots, false);
+		assert_int_equal(pace_next_note(&watch, COUNT, round * 5000000000u, &note), round == 2);
 	}
 	assert_int_equal(note.count, PACE_RANKS_MAX);
-	assert_true(pace_look(&watch, COUNT, 10100000000u, &note));
+	assert_true(pace_next_note(&watch, COUNT, 10100000000u, &note));
 	assert_int_equal(note.count, 3);
 	assert_int_equal(note.ranks[2].rank, COUNT - 1);
-	assert_false(pace_look(&watch, COUNT, 10200000000u, &note));
+	assert_false(pace_next_note(&watch, COUNT, 10200000000u, &note));
 	munmap(watch.ranks, COUNT * sizeof(*watch.ranks));
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/srun/plan, roster and history: who has which ranks after which failure; no clock, no node. */
+/* spank/srun/plan, roster and succession: who has which ranks after which failure; no clock, no node. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
+#include "spank/identity/identity.h"
 #include "spank/identity/master.h"
-#include "spank/identity/port.h"
 #include "spank/options/site.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

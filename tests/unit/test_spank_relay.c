@@ -21,11 +21,11 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "spank/base/worker.h"
 #include "spank/base/release.h"
+#include "spank/base/worker.h"
 #include "spank/node/link.h"
-#include "spank/srun/controller.h"
 #include "spank/srun/relay_srun.h"
+#include "spank/srun/requests.h"
 #include "spank/srun/step.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"

@@ -17,7 +17,6 @@
 #include "job/job.h"
 #include "job/nodes.h"
 #include "spank/identity/identity.h"
-#include "spank/identity/port.h"
 #include "spank/launch/variables.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))

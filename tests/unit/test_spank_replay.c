@@ -22,8 +22,8 @@
 #include "spank/srun/peers.h"
 #include "spank/srun/relay_srun.h"
 #include "spank/srun/step.h"
+#include "spank/wire/notes.h"
 #include "spank/wire/relay.h"
-#include "spank/wire/stall_note.h"
 #include "tests/support/spank_task.h"
 
 /* A step of one node whose srun ends it as soon as it stalls. */
@@ -293,7 +293,7 @@ static void a_node_takes_no_recorded_answer(void **state)
 
 /* ---- the memory of it -------------------------------------------------------------- */
 
-static bool hear(struct heard *heard, uint64_t mark, uint64_t number, bool last_word)
+static bool accept_number(struct replay_guard *guard, uint64_t mark, uint64_t number, bool last_word)
 {
 	unsigned char nonce[RELAY_NONCE_BYTES];
 
@@ -301,50 +301,50 @@ static bool hear(struct heard *heard, uint64_t mark, uint64_t number, bool last_
 		nonce[i] = (unsigned char)(mark >> (8 * i));
 		nonce[8 + i] = (unsigned char)(number >> (8 * i));
 	}
-	return heard_first(heard, nonce, last_word);
+	return replay_guard_accept(guard, nonce, last_word);
 }
 
 static void numbers_are_heard_once_and_within_the_window(void **state)
 {
-	struct heard heard = { .nodes = NULL };
+	struct replay_guard guard = { .nodes = NULL };
 
 	(void)state;
-	assert_true(hear(&heard, 5, 100, false));
-	assert_false(hear(&heard, 5, 100, false));
-	assert_true(hear(&heard, 5, 100 - HEARD_WINDOW + 1, false));
-	assert_false(hear(&heard, 5, 100 - HEARD_WINDOW + 1, false));
-	assert_false(hear(&heard, 5, 100 - HEARD_WINDOW, false));
-	assert_false(hear(&heard, 5, 99, true));
-	assert_true(hear(&heard, 5, 99, false));
-	assert_true(hear(&heard, 5, 101, true));
+	assert_true(accept_number(&guard, 5, 100, false));
+	assert_false(accept_number(&guard, 5, 100, false));
+	assert_true(accept_number(&guard, 5, 100 - REPLAY_WINDOW + 1, false));
+	assert_false(accept_number(&guard, 5, 100 - REPLAY_WINDOW + 1, false));
+	assert_false(accept_number(&guard, 5, 100 - REPLAY_WINDOW, false));
+	assert_false(accept_number(&guard, 5, 99, true));
+	assert_true(accept_number(&guard, 5, 99, false));
+	assert_true(accept_number(&guard, 5, 101, true));
 	for (uint64_t number = 98; number <= 101; number++)
-		assert_int_equal(hear(&heard, 5, number, false), number == 98);
+		assert_int_equal(accept_number(&guard, 5, number, false), number == 98);
 	/* What the window leaves behind is not heard any more. */
-	assert_true(hear(&heard, 5, 101 + HEARD_WINDOW, false));
-	assert_false(hear(&heard, 5, 101, false));
-	assert_true(hear(&heard, 5, 102, false));
-	assert_true(hear(&heard, 5, UINT64_MAX, false));
-	assert_false(hear(&heard, 5, 103, false));
-	assert_true(hear(&heard, 5, UINT64_MAX - 1, false));
-	assert_false(hear(&heard, 5, UINT64_MAX, false));
-	heard_end(&heard);
+	assert_true(accept_number(&guard, 5, 101 + REPLAY_WINDOW, false));
+	assert_false(accept_number(&guard, 5, 101, false));
+	assert_true(accept_number(&guard, 5, 102, false));
+	assert_true(accept_number(&guard, 5, UINT64_MAX, false));
+	assert_false(accept_number(&guard, 5, 103, false));
+	assert_true(accept_number(&guard, 5, UINT64_MAX - 1, false));
+	assert_false(accept_number(&guard, 5, UINT64_MAX, false));
+	replay_guard_end(&guard);
 }
 
 static void many_nodes_are_told_apart(void **state)
 {
 	enum { NODES = 20000 };
-	struct heard heard = { .nodes = NULL };
+	struct replay_guard guard = { .nodes = NULL };
 
 	(void)state;
 	for (uint64_t round = 1; round <= 3; round++)
 		/* Marks that fall into few places. */
 		for (uint64_t node = 0; node < NODES; node++)
-			assert_true(hear(&heard, node * 3, round, round == 2));
+			assert_true(accept_number(&guard, node * 3, round, round == 2));
 	for (uint64_t round = 1; round <= 3; round++)
 		for (uint64_t node = 0; node < NODES; node++)
-			assert_false(hear(&heard, node * 3, round, false));
-	assert_int_equal(heard.count, NODES);
-	heard_end(&heard);
+			assert_false(accept_number(&guard, node * 3, round, false));
+	assert_int_equal(guard.count, NODES);
+	replay_guard_end(&guard);
 }
 
 int main(void)

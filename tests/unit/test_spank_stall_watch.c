@@ -80,7 +80,7 @@ static void look(struct fixture *node, int times, bool stopping)
 {
 	for (int i = 0; i < times; i++) {
 		node->now_ns += stall_watch_period_ms(2) * (SECOND / 1000);
-		stall_watch_look(&node->watch, stopping, node->now_ns);
+		stall_watch_check(&node->watch, stopping, node->now_ns);
 	}
 }
 
@@ -151,7 +151,7 @@ static void a_generation_begins_without_the_last_ones_stall(void **state)
 	/* Nobody wakes the witness for another one, so its looks never end. */
 	node.watch.seconds = 0;
 	node.now_ns += STALL_START_SECONDS * (uint64_t)SECOND;
-	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns), STALL_START_MAX_MS);
+	assert_int_equal(stall_watch_check(&node.watch, false, node.now_ns), STALL_START_MAX_MS);
 	end_node(&node);
 	relay_close();
 }
@@ -247,7 +247,7 @@ static void looks_for_the_start_grow_rare_and_end(void **state)
 		fail_msg("%s", error.text);
 	node.now_ns = node.watch.opened_ns;
 	do {
-		ms = stall_watch_look(&node.watch, false, node.now_ns);
+		ms = stall_watch_check(&node.watch, false, node.now_ns);
 		node.now_ns += (uint64_t)ms * 1000000;
 		waited_ms += (uint64_t)ms;
 		/* A wait that begins now is noticed soon, measured by how long the step has run. */
@@ -270,9 +270,9 @@ static void looks_for_the_start_end_with_it(void **state)
 	begin_node(&node, &nowhere);
 	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
 		fail_msg("%s", error.text);
-	assert_int_equal(stall_watch_look(&node.watch, false, node.watch.opened_ns), STALL_START_MS);
+	assert_int_equal(stall_watch_check(&node.watch, false, node.watch.opened_ns), STALL_START_MS);
 	write_page(&node, &page);
-	assert_int_equal(stall_watch_look(&node.watch, false, node.watch.opened_ns + SECOND), 0);
+	assert_int_equal(stall_watch_check(&node.watch, false, node.watch.opened_ns + SECOND), 0);
 	end_node(&node);
 }
 
@@ -328,14 +328,14 @@ static void unheard_note_is_told_again_soon(void **state)
 	write_page(&node, &page);
 	stall_watch_begin_again(&node.watch);
 	for (int looks = 0, limit_ms = STALL_START_MS; looks < 20; looks++, limit_ms *= limit_ms < STALL_START_MAX_MS ? 2 : 1) {
-		ms = stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+		ms = stall_watch_check(&node.watch, false, node.now_ns += SECOND);
 		assert_in_range(ms, 1, limit_ms < STALL_START_MAX_MS ? limit_ms : STALL_START_MAX_MS);
 	}
 	assert_int_equal(ms, STALL_START_MAX_MS);
 	assert_false(stall_watch_give_up(&node.watch));
 	relay = open_relay(false);
 	node.watch.relay = relay;
-	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns += SECOND), 0);
+	assert_int_equal(stall_watch_check(&node.watch, false, node.now_ns += SECOND), 0);
 	assert_false(node.watch.unanswered);
 	assert_true(stall_watch_give_up(&node.watch));
 	end_node(&node);
@@ -363,25 +363,25 @@ static void rank_that_is_stopped_is_looked_for(void **state)
 		page.timeout_ms = periods[i].timeout_ms;
 		write_page(&node, &page);
 		node.now_ns += SECOND;
-		assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns), periods[i].look_ms);
+		assert_int_equal(stall_watch_check(&node.watch, false, node.now_ns), periods[i].look_ms);
 	}
 	/* On one node slurmstepd itself sees it. */
 	page.timeout_ms = 4000;
 	write_page(&node, &page);
 	node.supervise.shared->world_size = 1;
-	assert_int_equal(stall_watch_look(&node.watch, false, node.now_ns += SECOND), 0);
+	assert_int_equal(stall_watch_check(&node.watch, false, node.now_ns += SECOND), 0);
 	node.supervise.shared->world_size = 2;
 	node.watch.relay = relay;
 	kill(node.task, SIGSTOP);
 	assert_int_equal(waitpid(node.task, NULL, WUNTRACED), node.task);
-	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	stall_watch_check(&node.watch, false, node.now_ns += SECOND);
 	assert_false(node.watch.late);
-	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	stall_watch_check(&node.watch, false, node.now_ns += SECOND);
 	assert_true(node.watch.late && !node.watch.told && !node.watch.unanswered);
 	assert_true(atomic_load(&node.supervise.shared->late));
 	kill(node.task, SIGCONT);
 	assert_int_equal(waitpid(node.task, NULL, WCONTINUED), node.task);
-	stall_watch_look(&node.watch, false, node.now_ns += SECOND);
+	stall_watch_check(&node.watch, false, node.now_ns += SECOND);
 	assert_false(node.watch.late || atomic_load(&node.supervise.shared->late));
 	end_node(&node);
 	relay_close();

@@ -557,12 +557,12 @@ static void each_generation_asks_about_its_first_failure(void **state)
 
 	(void)state;
 	step.policy.ask_ms = 100;
-	first_failure_settle(&first, &step, &links, &presence, &requests, START * MS);
+	first_failure_update(&first, &step, &links, &presence, &requests, START * MS);
 	assert_int_equal(links.question, 0);
 	for (uint64_t generation = 1; generation <= 3; generation++) {
 		take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 		for (int turns = 0; turns < 3; turns++) {
-			first_failure_settle(&first, &step, &links, &presence, &requests, START * MS);
+			first_failure_update(&first, &step, &links, &presence, &requests, START * MS);
 			assert_int_equal(links.question, generation);
 			assert_true(links.asks);
 		}

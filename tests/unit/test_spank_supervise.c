@@ -260,18 +260,18 @@ static void lone_death_is_told_from_a_common_one(void **state)
 	start(&supervise, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		supervise_forked(&supervise, i, pids[i] = fork_task());
-	assert_false(supervise_look(&supervise).all_ended);
+	assert_false(supervise_count_ends(&supervise).all_ended);
 	assert_int_equal(supervise_left(&supervise), 3);
 	kill(pids[0], SIGKILL);
 	assert_int_equal(waitpid(pids[0], NULL, 0), pids[0]);
 	supervise_reaped(&supervise, 0, SIGKILL);
-	assert_false(supervise_look(&supervise).all_ended);
+	assert_false(supervise_count_ends(&supervise).all_ended);
 	kill(pids[1], SIGKILL);
 	kill(pids[2], SIGKILL);
 	await_end(pids[1]);
 	await_end(pids[2]);
-	assert_true(supervise_look(&supervise).all_ended);
-	assert_true(supervise_look(&supervise).all_killed);
+	assert_true(supervise_count_ends(&supervise).all_ended);
+	assert_true(supervise_count_ends(&supervise).all_killed);
 	assert_int_equal(supervise_left(&supervise), 2);
 	/* It reaps nothing: that is slurmstepd's. */
 	assert_int_equal(waitpid(pids[1], NULL, 0), pids[1]);
@@ -311,7 +311,7 @@ static void failures_of_their_own_are_told_from_killed_tasks(void **state)
 		await_end(pid);
 		/* As it is before slurmstepd has reaped it, and after. */
 		for (int reaped = 0; reaped < 2; reaped++) {
-			struct supervise_ends ends = supervise_look(&supervise);
+			struct supervise_ends ends = supervise_count_ends(&supervise);
 			assert_true(ends.all_ended);
 			assert_int_equal(ends.any_failed, cases[i].failed);
 			assert_int_equal(ends.all_killed, cases[i].killed);
@@ -372,7 +372,7 @@ static void ending_twice_does_no_harm(void **state)
 	start(&supervise, 1);
 	supervise_end(&supervise);
 	supervise_end(&supervise);
-	assert_true(supervise_look(&supervise).all_ended);
+	assert_true(supervise_count_ends(&supervise).all_ended);
 	assert_true(supervise_tell_once(&supervise));
 }
 

@@ -86,8 +86,9 @@ same "dlsym getaddrinfo" \
 	"$(nm -D --undefined-only $plugin | awk '{ sub(/@.*/, "", $2); print $2 }' |
 		grep -E '^(dlsym|getaddrinfo|getpw.*|getgr.*)$' | LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"of the resolver it knows what addr=ip asks as the user"
-same "" "$(nm -D --undefined-only $plugin | awk '{ sub(/@.*/, "", $2); print $2 }' | grep -E '^(slurm|spank)_' |
+# What no version of the C library has, Slurm has to have: a source that is missing in files.mk shows here, too.
+same "" "$(nm -D --undefined-only $plugin | awk '$1 == "U" && $2 !~ /@/ { print $2 }' |
 	grep -vE '^(slurm_(error|info|debug|spank_log)|spank_(context|get_item|setenv|unsetenv|option_register|strerror))$')" \
-	"of Slurm it needs what spank.h documents"
+	"of Slurm it needs what spank.h documents, and of its own nothing"
 same "7370616e6b5f64647000" "$(bytes_of plugin_name)" "it is named spank_ddp"
 echo "1..$number"

@@ -19,7 +19,6 @@
 #include "ddp.h"
 #include "spank/node/unseen.h"
 #include "spank/srun/stall_step.h"
-#include "spank/srun/stall_words.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull

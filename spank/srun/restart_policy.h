@@ -3,17 +3,17 @@
  * srun settles restart=, spare= and min-nodes= before the step begins. A user's that do not fit the step are refused; a
  * site's do not count then.
  */
-#ifndef SPANK_SETTLE_H
-#define SPANK_SETTLE_H
+#ifndef SPANK_RESTART_POLICY_H
+#define SPANK_RESTART_POLICY_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "spank/base/error.h"
 #include "spank/launch/srun_options.h"
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 
-struct settle_facts {
+struct restart_policy_facts {
 	const struct srun_words *given;
 	const char *mpi;      /* SLURM_MPI_TYPE of the user; "": not set */
 	bool later_component; /* the step has another component, whose options were taken */
@@ -21,12 +21,12 @@ struct settle_facts {
 };
 
 /* By srun's words and the site's configuration. Opens the dealer, if the step can be restarted. */
-bool settle_restarts(struct request *request, const struct settle_facts *facts, struct error *error);
+bool restart_policy_decide(struct request *request, const struct restart_policy_facts *facts, struct error *error);
 
 /* srun has no port on which the nodes reach it. */
-bool settle_without_port(struct settings *settings, struct error *error);
+bool restart_policy_without_port(struct settings *settings, struct error *error);
 
 /* The step has so many nodes and tasks. */
-bool settle_nodes(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error);
+bool restart_policy_fit(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/srun/settle.h"
+#include "spank/srun/restart_policy.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "spank/srun/roster.h"
 
 /* Why the programs of the step cannot be started again; NULL: they can. */
-static const char *why_no_restart(const struct request *request, const struct settle_facts *facts)
+static const char *why_no_restart(const struct request *request, const struct restart_policy_facts *facts)
 {
 	const char *mpi = srun_mpi(facts->given, facts->mpi[0] != '\0' ? facts->mpi : NULL);
 	const slurm_conf_t *conf = ask_configuration();
@@ -33,7 +33,7 @@ static const char *why_no_restart(const struct request *request, const struct se
 }
 
 /* SLURM chooses a task's program by the number that the task has at the start. */
-static bool settle_spares(struct settings *settings, const struct srun_words *given, struct error *error)
+static bool fit_spares(struct settings *settings, const struct srun_words *given, struct error *error)
 {
 	if ((settings->spares == 0 && settings->min_nodes == 0) || !srun_starts_several(given))
 		return true;
@@ -51,24 +51,24 @@ static void say_ignored(const struct settings *settings, const char *key, const 
 		slurm_spank_log("ddp: %s= of the site is ignored: %s", key, why);
 }
 
-bool settle_nodes(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error)
+bool restart_policy_fit(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error)
 {
 	if (roster_fits(nodes, tasks, settings->spares, settings->min_nodes, error))
 		return true;
 	if (settings->spares > 0 && !option_given(settings, "spare")) {
 		say_ignored(settings, "spare", error->text);
 		settings->spares = 0;
-		return settle_nodes(settings, nodes, tasks, error);
+		return restart_policy_fit(settings, nodes, tasks, error);
 	}
 	if (settings->min_nodes > 0 && !option_given(settings, "min-nodes")) {
 		say_ignored(settings, "min-nodes", error->text);
 		settings->min_nodes = 0;
-		return settle_nodes(settings, nodes, tasks, error);
+		return restart_policy_fit(settings, nodes, tasks, error);
 	}
 	return false;
 }
 
-bool settle_restarts(struct request *request, const struct settle_facts *facts, struct error *error)
+bool restart_policy_decide(struct request *request, const struct restart_policy_facts *facts, struct error *error)
 {
 	struct settings *settings = &request->settings;
 	const char *why;
@@ -86,7 +86,7 @@ bool settle_restarts(struct request *request, const struct settle_facts *facts, 
 		say_ignored(settings, "restart", why);
 		settings->restarts = settings->spares = settings->min_nodes = 0;
 	}
-	if (!settle_spares(settings, facts->given, error))
+	if (!fit_spares(settings, facts->given, error))
 		return false;
 	if (settings->restarts > 0) {
 		const struct plan_policy policy = { .restarts = settings->restarts, .spares = settings->spares,
@@ -99,7 +99,7 @@ bool settle_restarts(struct request *request, const struct settle_facts *facts, 
 	return true;
 }
 
-bool settle_without_port(struct settings *settings, struct error *error)
+bool restart_policy_without_port(struct settings *settings, struct error *error)
 {
 	static const char why[] = "the nodes need to reach srun, and srun has too few ports (SrunPortRange) or open files "
 	                          "(ulimit -n)";

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/options/site.h"
-#include "spank/slurmctld/survive.h"
+#include "spank/slurmctld/no_kill.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "spank/options/site.h"
 
 enum { COMMAND_LINE_MAX = 65536 };
 
@@ -61,7 +62,7 @@ static bool asks_for_restarts(const struct request *request, const char *list)
 	return user_list_read(&settings, list, request->site.locked, &ignored) && settings.restarts > 0 && !settings.off;
 }
 
-void survive_begin(const struct request *request, bool allocator)
+void no_kill_begin(const struct request *request, bool allocator)
 {
 	const char *list = list_of_process();
 
@@ -73,13 +74,13 @@ void survive_begin(const struct request *request, bool allocator)
 		set_for(allocator);
 }
 
-void survive_take_list(const struct request *request, bool allocator)
+void no_kill_read_list(const struct request *request, bool allocator)
 {
 	if (request->wanted && request->settings.restarts > 0 && allocator)
 		set_for(allocator);
 }
 
-void survive_end(void)
+void no_kill_end(void)
 {
 	for (int i = 0; i < VARIABLES; i++) {
 		if (variables[i].set)

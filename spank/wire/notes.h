@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a node tells srun for stall=: whether its ranks make progress, which rank is furthest behind, and
- * which ranks wait. Also writes a note as bytes, and reads it. Pure.
- */
-#ifndef SPANK_STALL_NOTE_H
-#define SPANK_STALL_NOTE_H
+/* Notes, in which a node tells srun its present state, as structures and as bytes. Pure. */
+#ifndef SPANK_NOTES_H
+#define SPANK_NOTES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "spank/identity/nodelist.h"
+
+/* For stall=: whether its ranks make progress, which rank is furthest behind, and which ranks wait. */
 enum { STALL_WHO_MAX = 127, STALL_DOING_MAX = 255, STALL_WAIT_MAX = 95, STALL_RANGES_MAX = 16, STALL_PROGRAM_MAX = 31 };
 
 /* Why a rank does not come to where others wait for it: the likelier cause first. */
@@ -48,7 +48,7 @@ struct stall_note {
 	enum stall_kind kind;
 	uint32_t rank;
 	uint32_t since_ms;   /* since it left or ended */
-	uint64_t collective; /* its last one, or doing_place() */
+	uint64_t collective; /* its last one, or progress_text_place() */
 	char who[STALL_WHO_MAX + 1];     /* "rank 3 of 4 on n1" */
 	char doing[STALL_DOING_MAX + 1]; /* "in forward of step 4 for 32.0 s" */
 	/* The ranks that wait. */
@@ -85,5 +85,27 @@ void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BY
 
 /* Texts come printable. False: it is no such note. */
 bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note *note);
+
+/* For slow=: how long its ranks computed in a step, on average over some steps. */
+enum { PACE_RANKS_MAX = 60, PACE_WORLD_MAX = 1 << 20 };
+enum { PACE_NOTE_BYTES = 3 * 4 + HOST_NAME_MAX_BYTES + PACE_RANKS_MAX * 12 };
+
+struct pace_rank_note {
+	uint32_t rank;
+	uint32_t host_us; /* that it computed in a step, by the wall clock, */
+	uint32_t own_us;  /* and without the time in which it waited for a processor */
+};
+
+struct pace_note {
+	uint32_t world_size, steps; /* the average is over so many steps */
+	uint32_t count;
+	char node[HOST_NAME_MAX_BYTES];
+	struct pace_rank_note ranks[PACE_RANKS_MAX];
+};
+
+void pace_pack(const struct pace_note *note, unsigned char bytes[PACE_NOTE_BYTES]);
+
+/* The name comes printable. False: it is no such note. */
+bool pace_unpack(const unsigned char bytes[PACE_NOTE_BYTES], struct pace_note *note);
 
 #endif

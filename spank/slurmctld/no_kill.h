@@ -4,21 +4,21 @@
  * restart= goes on without the node. So srun, sbatch and salloc are told --no-kill by their own variables, before they
  * read them. libc only.
  */
-#ifndef SPANK_SURVIVE_H
-#define SPANK_SURVIVE_H
+#ifndef SPANK_NO_KILL_H
+#define SPANK_NO_KILL_H
 
 #include <stdbool.h>
 
-#include "spank/options/request.h"
+#include "spank/options/site.h"
 
 /* In slurm_spank_init(), before options are read: looks for --ddp in this process's own command line, and, in srun,
    for what sbatch or salloc has handed on. Sets the variables if that asks for restarts, or the site does. */
-void survive_begin(const struct request *request, bool allocator);
+void no_kill_begin(const struct request *request, bool allocator);
 
 /* A list of --ddp was read, as in a line of a script that begins with #SBATCH. */
-void survive_take_list(const struct request *request, bool allocator);
+void no_kill_read_list(const struct request *request, bool allocator);
 
 /* Once options are read: takes the variables out again, so that no task and no job inherits them. */
-void survive_end(void);
+void no_kill_end(void);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/wire/stall_note.h"
+#include "spank/wire/notes.h"
 
 #include <string.h>
 
@@ -144,4 +144,43 @@ bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note
 	note->unseen_ms = get32(&at);
 	get_text(&at, note->program, STALL_PROGRAM_MAX);
 	return stalled <= 1 && cut <= 1 && kind < STALL_KINDS && is_sound(note);
+}
+
+void pace_pack(const struct pace_note *note, unsigned char bytes[PACE_NOTE_BYTES])
+{
+	unsigned char *at = bytes;
+
+	memset(bytes, 0, PACE_NOTE_BYTES);
+	at = put(at, note->world_size, 4);
+	at = put(at, note->steps, 4);
+	at = put(at, note->count, 4);
+	put_text(at, note->node, HOST_NAME_MAX_BYTES - 1);
+	at += HOST_NAME_MAX_BYTES;
+	for (uint32_t i = 0; i < note->count && i < PACE_RANKS_MAX; i++) {
+		at = put(at, note->ranks[i].rank, 4);
+		at = put(at, note->ranks[i].host_us, 4);
+		at = put(at, note->ranks[i].own_us, 4);
+	}
+}
+
+bool pace_unpack(const unsigned char bytes[PACE_NOTE_BYTES], struct pace_note *note)
+{
+	const unsigned char *at = bytes;
+
+	*note = (struct pace_note){ .world_size = get32(&at) };
+	note->steps = get32(&at);
+	note->count = get32(&at);
+	get_text(&at, note->node, HOST_NAME_MAX_BYTES - 1);
+	at++; /* the terminator */
+	if (note->steps == 0 || note->count == 0 || note->count > PACE_RANKS_MAX || note->world_size > PACE_WORLD_MAX)
+		return false;
+	for (uint32_t i = 0; i < note->count; i++) {
+		struct pace_rank_note *rank = &note->ranks[i];
+		rank->rank = get32(&at);
+		rank->host_us = get32(&at);
+		rank->own_us = get32(&at);
+		if (rank->rank >= note->world_size || rank->own_us > rank->host_us)
+			return false;
+	}
+	return true;
 }
