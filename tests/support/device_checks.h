@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "ddp.h"
+#include "tests/support/test.h"
 
 #define OK(call) \
 	do { \

@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "tests/support/test.h"
+
 #if defined(__SANITIZE_THREAD__)
 #define MANY_THREADS 1 /* OpenMP's runtime is not instrumented */
 #elif defined(__has_feature)
