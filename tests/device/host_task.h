@@ -76,9 +76,21 @@ static inline host_queue *ddp_host_own(dk_queue *queue)
 void ddp_host_enqueue(dk_queue *queue, const task *what);
 /* The same, and waits for the result; NaN after a failure. */
 double ddp_host_fetch(dk_queue *queue, const task *what);
-
 /* The same of a copy. */
 void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
+
+/* A kernel with these parameters: a task with these fields and operands. `call` is what it does when it runs; there
+   at[i] is the address of operand i. */
+#define HOST_KERNEL(name, parameters, fields, call, ...) \
+	static void run_##name(task *t, void **at) \
+	{ \
+		call; \
+	} \
+	static void name parameters \
+	{ \
+		ddp_host_enqueue(queue, &(task){ .run = run_##name, fields, .operands = { __VA_ARGS__ } }); \
+	}
+#define FIELDS(...) __VA_ARGS__
 
 /* Graphs (kernels.h): of kernels/table.h. */
 bool ddp_host_graph_begin(dk_queue *queue);
@@ -123,6 +135,11 @@ static inline operand reads_indices(const int32_t *address, int64_t n)
 static inline operand writes_short(const uint16_t *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), true, false };
+}
+
+static inline operand reads_short(const uint16_t *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
 
 static inline operand writes_double(const double *address, int64_t n)
