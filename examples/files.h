@@ -4,8 +4,7 @@
  * folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,
  * device or file with a second name is taken.
  */
-#ifndef EXAMPLES_FILES_H
-#define EXAMPLES_FILES_H
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,5 +47,3 @@ static inline FILE *open_own_file(const char *program, const char *path, bool em
 		close(fd);
 	return NULL;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * identity of a new generation. A rank that has stayed finds that identity on the node's progress page, a newcomer in
  * its environment.
  */
-#ifndef DDP_RENEWAL_H
-#define DDP_RENEWAL_H
+#pragma once
 
 #include "context.h"
 
@@ -22,5 +21,3 @@ void ddp_renewal_place(const ddp_context *context, const ddp_comm *comm, int *ra
 
 /* Nothing of the former world is needed any more. */
 void ddp_renewal_forget(ddp_context *context);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The callbacks' work in srun, as the user. */
-#ifndef SPANK_SRUN_H
-#define SPANK_SRUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -52,5 +51,3 @@ void srun_end(void);
  * registered.
  */
 void srun_leave_with_first_code(int status, void *unused);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The callback's work in a task, as the user, just before the program. */
-#ifndef SPANK_TASK_H
-#define SPANK_TASK_H
+#pragma once
 
 #include <slurm/spank.h>
 
@@ -13,5 +12,3 @@
  * without ranks.
  */
 void task_begin(spank_t spank, struct stepd *stepd);
-
-#endif

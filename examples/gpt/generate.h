@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* generate: text from a byte model. */
-#ifndef EXAMPLES_GPT_GENERATE_H
-#define EXAMPLES_GPT_GENERATE_H
+#pragma once
 
 #include <stdint.h>
 #include <stdio.h>
@@ -14,5 +13,3 @@
  * that no terminal is upset. False if memory ran out.
  */
 bool generate_text(gpt *model, const gpt_config *config, int bytes, uint64_t seed, FILE *out);
-
-#endif

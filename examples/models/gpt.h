@@ -4,8 +4,7 @@
  * one host or device, over parameters and gradients that the caller owns. Names and
  * shapes are those of the published GPT-2 checkpoints.
  */
-#ifndef EXAMPLES_MODELS_GPT_H
-#define EXAMPLES_MODELS_GPT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -120,5 +119,3 @@ int64_t gpt_stray_token(const gpt *model, const int32_t *tokens, int64_t count);
 
 /* logits [vocab] of what follows `length` tokens. */
 void gpt_next_logits(gpt *model, const int32_t *tokens, int length, float *logits);
-
-#endif

@@ -3,8 +3,7 @@
  * net: networks for images, put together layer by layer, over parameters and gradients that
  * the caller owns. Images lie channels last.
  */
-#ifndef EXAMPLES_MODELS_NET_H
-#define EXAMPLES_MODELS_NET_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -120,5 +119,3 @@ typedef ddp_status (*net_ready_fn)(void *user, int param);
 
 /* Adds the gradient of the summed loss. Once after each net_forward() to train. */
 ddp_status net_backward(net *n, net_ready_fn ready, void *user);
-
-#endif

@@ -6,8 +6,7 @@
  * and rows of the second matrix of the MLP. What is not split stands on all slices of its stage,
  * where it gets the same gradients.
  */
-#ifndef EXAMPLES_PARALLEL_PART_H
-#define EXAMPLES_PARALLEL_PART_H
+#pragma once
 
 #include <stdint.h>
 
@@ -63,5 +62,3 @@ ddp_status part_forward(part *p, int m, const int32_t *tokens, const int32_t *ta
  */
 ddp_status part_backward(part *p, int m, const int32_t *tokens, const int32_t *targets, const float *dout, bool last,
                          const float **din);
-
-#endif

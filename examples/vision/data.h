@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data: the files of MNIST and of CIFAR-10 in a folder, and of synthetic data in their place. */
-#ifndef EXAMPLES_VISION_DATA_H
-#define EXAMPLES_VISION_DATA_H
+#pragma once
 
 #include "vision/vision.h"
 
@@ -15,5 +14,3 @@ ddp_image_transform vision_transform(vision_data data, bool augment, uint64_t se
  */
 ddp_status vision_open(vision_data data, const char *folder, bool test, ddp_image_shape *shape,
                        ddp_dataset *dataset, bool *synthetic);
-
-#endif

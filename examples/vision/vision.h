@@ -3,8 +3,7 @@
  * vision: what the examples that train on images share: options, data, the loop, and the
  * report. An example says what its network is, and what it is trained on.
  */
-#ifndef EXAMPLES_VISION_VISION_H
-#define EXAMPLES_VISION_VISION_H
+#pragma once
 
 #include "models/net.h"
 
@@ -26,5 +25,3 @@ typedef struct vision_example {
 
 /* All of main(). */
 int vision_main(int argc, char **argv, const vision_example *example);
-
-#endif

@@ -8,8 +8,7 @@
  * is 16 rows of a, or 16 columns of b, over the whole depth (k), in *tiles* of 32 of it, 1 KiB
  * each: a's is [16 rows][32], b's [16 pairs][16 columns][2]. What is beyond the edges is zero.
  */
-#ifndef DK_BF16_H
-#define DK_BF16_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -122,6 +121,4 @@ void dk_pack_avx512(uint16_t *tile, const dk_side *side, int64_t row, int64_t k)
 #endif
 #ifdef HAVE_AMX_KERNELS
 extern const dk_bf16_set dk_bf16_amx;
-#endif
-
 #endif

@@ -5,8 +5,7 @@
  * or panel follows the other, then the next ones of the depth (k). Each element of c is summed in the
  * same order, however many threads there are.
  */
-#ifndef DK_PRODUCT_H
-#define DK_PRODUCT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -81,6 +80,4 @@ void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t st
 void dk_pack_tiles_avx512(float *out, const dk_lines *lines);
 void dk_pack_panels_avx512(float *out, const dk_lines *lines);
 void dk_multiply_avx512(const dk_piece *p);
-#endif
-
 #endif

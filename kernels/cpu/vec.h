@@ -5,8 +5,7 @@
  * this folder (-ffp-contract=off), so that both compilers give the same bits;
  * where a fused multiply-add is wanted it is asked for.
  */
-#ifndef DK_VEC_H
-#define DK_VEC_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -273,5 +272,3 @@ static inline void vf_store_some(float *p, int64_t part, vf x)
 	else
 		vf_store_part(p, part, x);
 }
-
-#endif

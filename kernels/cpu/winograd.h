@@ -11,8 +11,7 @@
  * tile's gradients each become 16 numbers, of which the n-th are multiplied with each other: they lie
  * together in the n-th *plane*.
  */
-#ifndef DK_WINOGRAD_H
-#define DK_WINOGRAD_H
+#pragma once
 
 #include "kernels.h"
 
@@ -75,6 +74,4 @@ extern const dk_winograd_set dk_winograd_avx2;
 #endif
 #ifdef HAVE_AVX512_KERNELS
 extern const dk_winograd_set dk_winograd_avx512;
-#endif
-
 #endif

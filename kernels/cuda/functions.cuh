@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* functions: those of table.h, on a queue of CUDA's, and the matrix product. */
-#ifndef DK_CUDA_FUNCTIONS_CUH
-#define DK_CUDA_FUNCTIONS_CUH
+#pragma once
 
 #include "cuda/device.cuh"
 
@@ -171,5 +170,3 @@ void dk_cuda_cross_entropy_loss(dk_queue *queue, double *loss, float *logits,
 		const int32_t *targets, int64_t rows, int64_t classes);
 
 const char *dk_cuda_failure(dk_queue *queue);
-
-#endif

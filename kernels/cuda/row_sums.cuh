@@ -3,8 +3,7 @@
  * row_sums: sums of two values over rows, for each column, which come in chunks of rows whose
  * partial sums are added in order: the same bits in each run.
  */
-#ifndef DK_CUDA_ROW_SUMS_CUH
-#define DK_CUDA_ROW_SUMS_CUH
+#pragma once
 
 #include "cuda/functions.cuh"
 
@@ -65,5 +64,3 @@ static const S *sum_chunks(dk_cuda_queue *q, const char *name, int64_t rows, int
 		       2 * TILE_THREADS * sizeof(S), partial, rows, width, chunk_rows, values);
 	return partial;
 }
-
-#endif

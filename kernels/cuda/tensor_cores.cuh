@@ -9,8 +9,7 @@
  * pieces of 16 bytes are exchanged within their row, so that a piece of eight rows lies in
  * all banks.
  */
-#ifndef DK_CUDA_TENSOR_CORES_CUH
-#define DK_CUDA_TENSOR_CORES_CUH
+#pragma once
 
 #include "cuda/device.cuh"
 
@@ -289,5 +288,3 @@ __device__ inline void store_rows(bf16 *to, int64_t stride, int row, const float
 				*reinterpret_cast<uint32_t *>(to + (row + half * 8) * stride + n * 8 + pair) =
 					pair_of(sums[n][half * 2] * factors[half], sums[n][half * 2 + 1] * factors[half]);
 }
-
-#endif

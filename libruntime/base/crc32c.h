@@ -4,8 +4,7 @@
  * against files that rotted or were cut and patched; not against forgery.
  * Start with crc 0 and feed the result back for the next piece.
  */
-#ifndef DDP_BASE_CRC32C_H
-#define DDP_BASE_CRC32C_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,5 +12,3 @@
 uint32_t ddp_crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same without the processor's instruction, for tests. */
 uint32_t ddp_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages for the callback that the program set with ddp_set_log(). */
-#ifndef DDP_BASE_LOG_H
-#define DDP_BASE_LOG_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ void ddp_log_limited(ddp_log_limit *limit, ddp_log_level level, const char *form
 
 /* Logs how many messages were left out since the last one: "WHAT: 5 more messages like the last one". */
 void ddp_log_limit_end(ddp_log_limit *limit, ddp_log_level level, const char *what);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Structures of ddp.h: options, which begin with their size, and others, which end with reserved words. */
-#ifndef DDP_BASE_OPTIONS_H
-#define DDP_BASE_OPTIONS_H
+#pragma once
 
 #include <stddef.h>
 
@@ -27,5 +26,3 @@ ddp_status ddp_options_copy(const char *type, const void *given, void *options, 
 #define ddp_reserved_check(what, given) \
 	ddp_reserved_words_check(what, (given)->reserved, sizeof((given)->reserved) / sizeof((given)->reserved[0]))
 ddp_status ddp_reserved_words_check(const char *what, const uint64_t *words, size_t count);
-
-#endif

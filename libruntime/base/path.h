@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* path: what a program gives as a name of a file or folder that is used later. */
-#ifndef DDP_BASE_PATH_H
-#define DDP_BASE_PATH_H
+#pragma once
 
 #include "ddp.h"
 
@@ -16,5 +15,3 @@ ddp_status ddp_path_absolute(const char *what, const char *path, char **absolute
  * would get that number, and what the program prints would go there.
  */
 void ddp_path_keep_standard_descriptors(void);
-
-#endif

@@ -4,8 +4,7 @@
  * larger than ulimit -f) would end the program without a word. Between hold and release the
  * calling thread gets the error alone: EPIPE or EFBIG.
  */
-#ifndef DDP_BASE_SIGNALS_H
-#define DDP_BASE_SIGNALS_H
+#pragma once
 
 #include <errno.h>
 #include <signal.h>
@@ -76,5 +75,3 @@ static inline int ddp_set_file_size(int fd, off_t bytes)
 	ddp_signals_release(&held);
 	return error;
 }
-
-#endif

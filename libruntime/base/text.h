@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Small text helpers: strict numbers, lists of ranks for messages. */
-#ifndef DDP_BASE_TEXT_H
-#define DDP_BASE_TEXT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@ bool ddp_copy_text(char *to, size_t bytes, const char *text);
  * "ranks 1, 4-6"; ends in "..." where `bytes` do not suffice. Returns `text`.
  */
 const char *ddp_rank_list(const bool *listed, int count, char *text, size_t bytes);
-
-#endif

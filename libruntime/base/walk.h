@@ -4,8 +4,7 @@
  * and the file itself are looked at before they are used, so that another user who may write to a
  * folder on the way cannot turn a write to another file. ddp.h (Files and folders) has the rule.
  */
-#ifndef DDP_BASE_WALK_H
-#define DDP_BASE_WALK_H
+#pragma once
 
 #include "ddp.h"
 
@@ -24,5 +23,3 @@ ddp_status ddp_walk_open_private(const char *what, const char *path, int flags, 
 ddp_status ddp_walk_make(const char *what, const char *path);
 /* The same without the folder itself: makes those above a file. */
 ddp_status ddp_walk_make_parents(const char *what, const char *path);
-
-#endif

@@ -7,8 +7,7 @@
  *   wireup/agreement      which rank is on which node, before there is a communicator
  *   reduce/consensus      what a step needs of all ranks, by a sum that the step waits for anyway
  */
-#ifndef DDP_COMM_AGREE_H
-#define DDP_COMM_AGREE_H
+#pragma once
 
 #include "base/outlier.h"
 #include "ddp.h"
@@ -50,5 +49,3 @@ ddp_status ddp_facts_agree(ddp_comm *comm, ddp_status mine, const char *what,
 /* values [count] becomes the least over all ranks, values[count ..] the negative of
    the greatest. Collective. */
 ddp_status ddp_facts_range(ddp_comm *comm, double *values, size_t count);
-
-#endif

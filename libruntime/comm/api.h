@@ -3,8 +3,7 @@
  * comm/api: communicators as the rest of the library sees them. The public
  * operations are in ddp.h.
  */
-#ifndef DDP_COMM_API_H
-#define DDP_COMM_API_H
+#pragma once
 
 #include "comm/ops/names.h"
 #include "comm/request.h"
@@ -81,5 +80,3 @@ int ddp_comm_least_local_size(const ddp_comm *comm);
  * do not share it. The callers order by collectives what they read and write there.
  */
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
-
-#endif

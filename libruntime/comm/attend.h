@@ -4,8 +4,7 @@
  * them: one thread of the process lets messages move, takes failures over, and tells
  * other nodes of them.
  */
-#ifndef DDP_COMM_ATTEND_H
-#define DDP_COMM_ATTEND_H
+#pragma once
 
 #include "ddp.h"
 
@@ -13,5 +12,3 @@
 ddp_status ddp_attend(ddp_comm *comm);
 /* When this returns, the communicator is not looked at any more. */
 void ddp_attend_end(ddp_comm *comm);
-
-#endif

@@ -6,8 +6,7 @@
  * meanwhile; and that it ends by its deadline, which counts from when all had issued it
  * and those before it had ended.
  */
-#ifndef DDP_COMM_FOLLOW_H
-#define DDP_COMM_FOLLOW_H
+#pragma once
 
 #include "comm/core/backend.h"
 
@@ -21,5 +20,3 @@ ddp_status ddp_follower_wait_on(struct ddp_follower *follower, ddp_request *requ
 void ddp_follower_stop(struct ddp_follower *follower);
 /* Stops it, if that was not done. Collective. NULL is allowed. */
 void ddp_follower_close(struct ddp_follower *follower);
-
-#endif

@@ -5,11 +5,8 @@
  * program's queue holds. The host scales, and makes 0 and 1 of bool, on a copy. A message of the rank to
  * itself ends when both sides have been issued, as it does with NCCL.
  */
-#ifndef DDP_COMM_SELF_H
-#define DDP_COMM_SELF_H
+#pragma once
 
 #include "comm/core/backend.h"
 
 extern const ddp_backend ddp_backend_self;
-
-#endif

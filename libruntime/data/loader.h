@@ -10,8 +10,7 @@
  * An epoch is of whole updates, which several batches may make: its tail is cut, or left
  * short, by update, so that each update holds the same samples however many ranks share it.
  */
-#ifndef DDP_DATA_LOADER_H
-#define DDP_DATA_LOADER_H
+#pragma once
 
 #include "ddp.h"
 
@@ -55,5 +54,3 @@ ddp_loader_state ddp_loader_get_state(const ddp_loader *loader);
  * naming both.
  */
 ddp_status ddp_loader_seek(ddp_loader *loader, const ddp_loader_state *state);
-
-#endif

@@ -8,8 +8,7 @@
  *  - larger n: 64-bit draws, as PyTorch does since 2.6; earlier versions went
  *    on with 32-bit draws there and gave another order.
  */
-#ifndef DDP_DATA_SAMPLER_H
-#define DDP_DATA_SAMPLER_H
+#pragma once
 
 #include "ddp.h"
 
@@ -22,5 +21,3 @@ void ddp_randperm_wide(uint64_t seed, uint32_t n, uint32_t *permutation);
 
 /* Samples per rank and epoch (for DDP_TAIL_UNEVEN: of this rank). */
 int64_t ddp_sampler_share(int64_t size, int world_size, int rank, ddp_tail tail);
-
-#endif

@@ -8,8 +8,7 @@
  * one release, and used by a libddp of maybe another: `version` and `bytes` stay first.
  * It calls nothing of libddp but what `open` is given.
  */
-#ifndef DDP_DEVICE_BACKEND_H
-#define DDP_DEVICE_BACKEND_H
+#pragma once
 
 #include "device/device.h"
 
@@ -64,5 +63,3 @@ typedef struct ddp_device_backend {
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
 	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
 } ddp_device_backend;
-
-#endif

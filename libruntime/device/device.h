@@ -36,8 +36,7 @@
  *    waits, ends with a sentence about it; only what frees still does. Other errors belong
  *    to their call.
  */
-#ifndef DDP_DEVICE_DEVICE_H
-#define DDP_DEVICE_DEVICE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -154,5 +153,3 @@ ddp_status ddp_device_event_sync(ddp_device *device, ddp_device_event *event);
    were recorded, and a query has said that they are done. */
 ddp_status ddp_device_event_seconds(ddp_device *device, ddp_device_event *from, ddp_device_event *to,
                                     double *seconds);
-
-#endif

@@ -8,8 +8,7 @@
  *          them;
  *   cuda   launches those of the module libddp_kernels_cuda.so on the stream.
  */
-#ifndef DDP_DEVICE_KERNEL_QUEUE_H
-#define DDP_DEVICE_KERNEL_QUEUE_H
+#pragma once
 
 #include "device/device.h"
 #include "kernels.h"
@@ -22,5 +21,3 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 
 /* Waits for the work of its queue. NULL is fine. */
 void ddp_kernel_queue_close(dk_queue *queue);
-
-#endif

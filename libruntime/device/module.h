@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules for a GPU, which are loaded when they are first asked for. */
-#ifndef DDP_DEVICE_MODULE_H
-#define DDP_DEVICE_MODULE_H
+#pragma once
 
 #include "device/backend.h"
 #include "table.h"
@@ -15,5 +14,3 @@ ddp_status ddp_device_cuda(const ddp_device_backend **backend);
 
 /* The same of libddp_kernels_cuda.so, or of what DDP_CUDA_KERNELS names. */
 ddp_status ddp_device_cuda_kernels(const dk_table **table);
-
-#endif

@@ -5,8 +5,7 @@
  * source that is there but incomplete or contradictory is an error, never a
  * reason to fall back.
  */
-#ifndef DDP_JOB_JOB_H
-#define DDP_JOB_JOB_H
+#pragma once
 
 #include "ddp.h"
 
@@ -26,5 +25,3 @@ typedef struct ddp_key {
 enum { DDP_UNKNOWN = -1 };
 
 ddp_status ddp_job_discover(ddp_job *job, ddp_key *key);
-
-#endif

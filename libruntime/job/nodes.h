@@ -3,8 +3,7 @@
  * nodes: the node of each rank, so that a message about a rank that has not come names its node.
  * Slurm tells the names of a step's nodes, how many tasks each has, and which tasks this node has.
  */
-#ifndef DDP_JOB_NODES_H
-#define DDP_JOB_NODES_H
+#pragma once
 
 #include "job/job.h"
 
@@ -30,5 +29,3 @@ void ddp_nodes_check(ddp_nodes *nodes, int rank, const char *host);
  * Where `bytes` do not suffice, how many they are follows. Returns `text`.
  */
 const char *ddp_nodes_list(const ddp_nodes *nodes, const bool *listed, char *text, size_t bytes);
-
-#endif

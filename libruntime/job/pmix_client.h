@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pmix_client: this process's one connection to the step's PMIx server. */
-#ifndef DDP_JOB_PMIX_CLIENT_H
-#define DDP_JOB_PMIX_CLIENT_H
+#pragma once
 
 #include "job/job.h"
 
@@ -20,5 +19,3 @@ const char *ddp_pmix_namespace(void);
 
 /* Says good-bye to the server, if connected. */
 void ddp_pmix_detach(void);
-
-#endif

@@ -5,8 +5,7 @@
  * as its gradients are there. Those that work on whole tensors (rule.h) update a tensor when
  * the range has its first element, and have arenas with a layout of their own.
  */
-#ifndef DDP_OPTIM_OPTIM_H
-#define DDP_OPTIM_OPTIM_H
+#pragma once
 
 #include "params/layout.h"
 
@@ -102,5 +101,3 @@ void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params
 
 /* torch.nn.utils.clip_grad_norm_: what gradients of norm `norm` are multiplied by. */
 double ddp_clip_factor(double clip_norm, double norm);
-
-#endif

@@ -4,8 +4,7 @@
  * fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale
  * is a power of two, so that it changes no bit of what neither vanishes nor overflows.
  */
-#ifndef DDP_OPTIM_SCALER_H
-#define DDP_OPTIM_SCALER_H
+#pragma once
 
 #include "ddp.h"
 
@@ -28,5 +27,3 @@ void ddp_scaler_good(ddp_scaler *scaler);
 bool ddp_scaler_overflow(ddp_scaler *scaler);
 /* Goes on from a checkpoint, which holds what another one had; 0 or NaN: it did not hold that. */
 void ddp_scaler_resume(ddp_scaler *scaler, double scale, double good);
-
-#endif

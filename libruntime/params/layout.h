@@ -6,8 +6,7 @@
  * the gap behind a tensor stays zero. What is not trained is behind the rest, in the
  * parameters' arena only.
  */
-#ifndef DDP_PARAMS_LAYOUT_H
-#define DDP_PARAMS_LAYOUT_H
+#pragma once
 
 #include "ddp.h"
 
@@ -55,5 +54,3 @@ void ddp_layout_free(ddp_layout *layout);
 
 /* Writes "[2, 3]"; cut if `bytes` are too few. */
 void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * preflight/facts: what a rank finds out about itself and its node without measuring. Plain data, which ranks send to
  * each other.
  */
-#ifndef DDP_PREFLIGHT_FACTS_H
-#define DDP_PREFLIGHT_FACTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -57,5 +56,3 @@ bool preflight_read_line(const char *path, char *line, int bytes);
 
 /* The NUMA node that sysfs gives for a device, such as "/sys/class/net/eth0/device"; -1: not known. */
 int64_t preflight_numa_of(const char *device);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * preflight/gpu: what NVML tells of the GPU on which this rank computes. The library is loaded at run time.
  */
-#ifndef DDP_PREFLIGHT_GPU_H
-#define DDP_PREFLIGHT_GPU_H
+#pragma once
 
 #include "preflight/facts.h"
 
@@ -12,5 +11,3 @@ const char *preflight_gpu_device(void);
 
 /* Fills in the facts of the GPU that preflight_gpu_device() means. What NVML does not tell stays unknown. */
 void preflight_gpu_read(struct preflight_facts *facts);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * preflight/judge_links: which links between nodes are odd, and which nodes, whose links are all slow. Pure.
  */
-#ifndef DDP_PREFLIGHT_JUDGE_LINKS_H
-#define DDP_PREFLIGHT_JUDGE_LINKS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -48,5 +47,3 @@ bool preflight_links_wait(const struct preflight_links_again *again, const struc
 /* Names nodes whose clock is away from the others'. */
 void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count,
                             int nodes, const char *const *names);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * preflight/judge_ranks: which ranks compute or move memory slower than others of their kind. Pure.
  */
-#ifndef DDP_PREFLIGHT_JUDGE_RANKS_H
-#define DDP_PREFLIGHT_JUDGE_RANKS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -68,5 +67,3 @@ bool preflight_ranks_judge(struct preflight_findings *findings, const struct pre
 
 /* Whether other processes compete for the processors of most ranks. */
 bool preflight_is_busy(const struct preflight_people *people, const struct preflight_figures *figures);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* preflight/options: what ddp-preflight can be asked for. */
-#ifndef DDP_PREFLIGHT_OPTIONS_H
-#define DDP_PREFLIGHT_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -21,5 +20,3 @@ struct preflight_options {
 
 /* -1: go on; otherwise the exit status. */
 int preflight_options_read(struct preflight_options *options, int argc, char **argv);
-
-#endif

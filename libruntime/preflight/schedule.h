@@ -6,8 +6,7 @@
  * PREFLIGHT_ALL_PAIRS nodes meet in all pairs, by the circle method of a round-robin tournament, so that all
  * nodes are busy in each round. More nodes meet along the edges of a hypercube, and then their neighbours.
  */
-#ifndef DDP_PREFLIGHT_SCHEDULE_H
-#define DDP_PREFLIGHT_SCHEDULE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -62,5 +61,3 @@ int preflight_alone_ms(int ranks);
 int preflight_plan_ms(int nodes, int ranks_per_machine);
 /* How much longer, if so many ranks of different machines, and so many links without a common node, look odd. */
 int preflight_again_ms(int ranks, int links);
-
-#endif

@@ -5,8 +5,7 @@
  * All values are rates: more is better. A disturbance only slows, so the best of several measurements counts. A
  * value that is not above 0 was not measured.
  */
-#ifndef DDP_PREFLIGHT_STATISTICS_H
-#define DDP_PREFLIGHT_STATISTICS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -29,5 +28,3 @@ bool preflight_is_suspect(double value, double usual, double spread, double limi
  * measurement proves innocence, so the suspect's best one has to be below `limit` of the controls' median.
  */
 bool preflight_is_odd(const double *suspect, const double *controls, int count, double limit);
-
-#endif

@@ -4,8 +4,7 @@
  * parameters and options. A rank whose own arguments are wrong also takes part, so the
  * other ranks get an error and do not wait for it.
  */
-#ifndef DDP_REDUCE_AGREE_H
-#define DDP_REDUCE_AGREE_H
+#pragma once
 
 #include "params/layout.h"
 #include "reduce/options.h"
@@ -21,5 +20,3 @@ ddp_status ddp_model_agree(ddp_comm *comm, ddp_status mine, const ddp_layout *la
 /* A whole number that is another where a parameter of the same name is of another kind or group,
    or decays or not where it did not or did; the order of parameters is no matter. */
 double ddp_layout_treatment(const ddp_layout *layout);
-
-#endif

@@ -6,8 +6,7 @@
  * little of the other parameters. All ranks take buckets in the order of their index, because they
  * must issue the collectives of a communicator in one order.
  */
-#ifndef DDP_REDUCE_BUCKET_H
-#define DDP_REDUCE_BUCKET_H
+#pragma once
 
 #include "params/layout.h"
 
@@ -71,5 +70,3 @@ int ddp_ready_take(ddp_ready *ready, int limit);
 
 /* Takes the next bucket below `limit`, complete or not; -1: none is left. */
 int ddp_ready_force(ddp_ready *ready, int limit);
-
-#endif

@@ -8,8 +8,7 @@
  * The checksum is of what each rank should have the same: trained and frozen parameters and, with compare_every, the
  * optimizer's state where each rank keeps all of it.
  */
-#ifndef DDP_REDUCE_COMPARE_H
-#define DDP_REDUCE_COMPARE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,5 +29,3 @@ ddp_status ddp_compare_name(struct ddp_model *model, uint32_t own);
 
 /* Compares between two steps. Collective; DDP_OK where ranks do not communicate. */
 ddp_status ddp_params_compare(struct ddp_model *model);
-
-#endif

@@ -4,8 +4,7 @@
  * what the strategy, the optimizer and the reducer keep for these. A model is fitted when it is made, and again when it
  * goes on without some of its ranks (reduce/survival.h).
  */
-#ifndef DDP_REDUCE_FIT_H
-#define DDP_REDUCE_FIT_H
+#pragma once
 
 #include "ddp.h"
 
@@ -30,5 +29,3 @@ void ddp_model_unfit(ddp_model *model);
  * `comm`. After an error the model is as it was, and the call may be repeated with fewer ranks.
  */
 ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm);
-
-#endif

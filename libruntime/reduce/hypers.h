@@ -4,8 +4,7 @@
  * and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
  * load names those that differ.
  */
-#ifndef DDP_REDUCE_HYPERS_H
-#define DDP_REDUCE_HYPERS_H
+#pragma once
 
 #include "reduce/options.h"
 
@@ -33,5 +32,3 @@ int ddp_hyper_of(const char *option);
 void ddp_model_get_hypers(const ddp_model *model, double *hypers);
 /* Scales the loss as a checkpoint says, if the model's scale is dynamic. */
 void ddp_model_resume_scale(ddp_model *model, const double *hypers);
-
-#endif

@@ -7,8 +7,7 @@
  * undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
  * and a rank that has ended the step sends parameters and state to the others.
  */
-#ifndef DDP_REDUCE_LEVEL_H
-#define DDP_REDUCE_LEVEL_H
+#pragma once
 
 #include "reduce/model.h"
 
@@ -31,5 +30,3 @@ ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *
 
 /* The model is fitted to the ranks that are left: it forgets the step that failed. */
 ddp_status ddp_level_resume(ddp_model *model, bool learned);
-
-#endif

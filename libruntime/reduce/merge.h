@@ -7,8 +7,7 @@
  * synchronous SGD algorithms", INFOCOM 2019). As there, a bucket costs latency + bytes / bandwidth.
  * In addition, the update after the last bucket counts, and all cuts are searched for the best one.
  */
-#ifndef DDP_REDUCE_MERGE_H
-#define DDP_REDUCE_MERGE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ int ddp_merge(const ddp_merge_case *c, int *ends);
 
 /* When the step ends with these buckets: seconds from that moment on. */
 double ddp_merge_end(const ddp_merge_case *c, const int *ends, int count);
-
-#endif

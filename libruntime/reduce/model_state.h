@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_state: the fields of a ddp_model, and what its parts do, each in a file; for reduce/ and train/ only. */
-#ifndef DDP_REDUCE_MODEL_STATE_H
-#define DDP_REDUCE_MODEL_STATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -332,5 +331,3 @@ bool ddp_buffers_finite(const ddp_model *model);
 /* Averages and broadcasts them, as their kinds say, over the ranks that count: those that have
    not joined, and, unless that is none, whose buffers are finite. Collective. */
 ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all);
-
-#endif

@@ -3,8 +3,7 @@
  * options: the table of a model's options. For each option it has the range, whether ranks compare it,
  * whether checkpoints hold it, and its name in messages.
  */
-#ifndef DDP_REDUCE_OPTIONS_H
-#define DDP_REDUCE_OPTIONS_H
+#pragma once
 
 #include "optim/optim.h"
 
@@ -54,5 +53,3 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
  * stays small beside it, and at most 25 MiB.
  */
 int64_t ddp_default_bucket_elements(int64_t elements);
-
-#endif

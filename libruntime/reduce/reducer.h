@@ -10,8 +10,7 @@
  * The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
  * are sent.
  */
-#ifndef DDP_REDUCE_REDUCER_H
-#define DDP_REDUCE_REDUCER_H
+#pragma once
 
 #include "comm/api.h"
 #include "reduce/bucket.h"
@@ -94,5 +93,3 @@ void ddp_reducer_cut(ddp_reducer *reducer);
 bool ddp_reducer_busy(const ddp_reducer *reducer);
 /* Aborts the communicator if requests are under way, and ends them all. */
 void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason);
-
-#endif

@@ -10,8 +10,7 @@
  * Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
  * order, and which rank owns what depend on the units and not on the buckets.
  */
-#ifndef DDP_REDUCE_REPLAN_H
-#define DDP_REDUCE_REPLAN_H
+#pragma once
 
 #include "ddp.h"
 
@@ -51,5 +50,3 @@ void ddp_replan_take(struct ddp_model *model);
 /* Call this after ddp_replan_take(), when the next step may begin. It cuts the buckets if it is time to, and is
    collective then. */
 ddp_status ddp_replan_step(struct ddp_model *model);
-
-#endif

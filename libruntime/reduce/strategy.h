@@ -5,8 +5,7 @@
  * of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
  * ask which it is. A function that is NULL is not called.
  */
-#ifndef DDP_REDUCE_STRATEGY_H
-#define DDP_REDUCE_STRATEGY_H
+#pragma once
 
 #include "optim/optim.h"
 #include "params/layout.h"
@@ -98,5 +97,3 @@ extern const ddp_strategy ddp_local_strategy;
    host's memory or in a device's. */
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,
                                         bool on_host);
-
-#endif

@@ -16,8 +16,7 @@
  * Ranks synchronise by a collective before a pass and after it: all gradients are complete before ranks
  * sum or update, and no rank uses parameters or gradients until all ranks have updated.
  */
-#ifndef DDP_REDUCE_STRATEGY_NODE_H
-#define DDP_REDUCE_STRATEGY_NODE_H
+#pragma once
 
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
@@ -46,5 +45,3 @@ double ddp_node_strategy_update(struct ddp_model *model, const ddp_update *updat
 /* How all ranks of the world, not the node's, share out the units: squares are summed in the
    pieces of that. */
 const ddp_units *ddp_node_strategy_world(const struct ddp_model *model);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()).
  */
-#ifndef DDP_REDUCE_SURVIVAL_H
-#define DDP_REDUCE_SURVIVAL_H
+#pragma once
 
 #include "reduce/model.h"
 
@@ -42,5 +41,3 @@ int64_t ddp_survival_attempts(const ddp_model *model);
 
 /* Buffers and the program's state become what they were when the last step had ended. */
 void ddp_survival_restore(ddp_model *model);
-
-#endif

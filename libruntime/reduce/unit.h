@@ -7,8 +7,7 @@
  * the other in the order of the arenas. So an element has two offsets: one in the arenas and one in its
  * owner's memory.
  */
-#ifndef DDP_REDUCE_UNIT_H
-#define DDP_REDUCE_UNIT_H
+#pragma once
 
 #include "reduce/bucket.h"
 #include "reduce/place.h"
@@ -58,5 +57,3 @@ int ddp_unit_at(const ddp_units *units, int64_t offset);
    it keeps them, in memory of the place. */
 ddp_status ddp_units_store(const ddp_units *units, const ddp_place *place, float *kept, int64_t first,
                            const float *values, int64_t count);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* leader: one rank does the work, and all ranks get its status. */
-#ifndef DDP_STATE_LEADER_H
-#define DDP_STATE_LEADER_H
+#pragma once
 
 #include "ddp.h"
 
@@ -13,5 +12,3 @@
  */
 ddp_status ddp_leader_run(const ddp_model *model, ddp_status (*work)(void *), void *argument,
                           void *result, size_t bytes);
-
-#endif

@@ -10,8 +10,7 @@
  *   - A writer makes its unfinished file, looks for marks, and then renames the file into place.
  * So either the writer sees the mark, or the writer's file is gone before the rename, and the rename fails.
  */
-#ifndef DDP_STATE_LOCK_H
-#define DDP_STATE_LOCK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,5 +53,3 @@ ddp_status ddp_store_lock_check(const char *dir, const ddp_store_writer *writer)
 /* The name of an unfinished file of a step, which no other writer uses, on this host or another; malloc'd.
    `writer` NULL: outside of jobs. NULL: no memory. */
 char *ddp_store_lock_temporary(const char *dir, const char *file, const ddp_store_writer *writer);
-
-#endif

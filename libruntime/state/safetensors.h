@@ -13,8 +13,7 @@
  *
  * Nothing in a file is trusted: every error names the file and the tensor.
  */
-#ifndef DDP_STATE_SAFETENSORS_H
-#define DDP_STATE_SAFETENSORS_H
+#pragma once
 
 #include <jansson.h>
 
@@ -62,5 +61,3 @@ ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safe
                                      int64_t from, size_t bytes, void *data, uint32_t *sum);
 /* Reads everything, checks the checksums and keeps nothing. */
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* save: functions of saving that the training loop and loading need besides those of ddp.h. */
-#ifndef DDP_STATE_SAVE_H
-#define DDP_STATE_SAVE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -22,5 +21,3 @@ void ddp_save_reserve(ddp_model *model);
 /* Waits until a checkpoint that is written beside training is; that it was not is a warning
    here. Collective. An error: the communicator is broken. */
 ddp_status ddp_save_end(ddp_model *model);
-
-#endif

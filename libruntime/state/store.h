@@ -5,8 +5,7 @@
  * uses, synced and renamed, and then the directory is synced. The owner of the directory (state/lock.h)
  * removes and renames files there. Local to the calling process.
  */
-#ifndef DDP_STATE_STORE_H
-#define DDP_STATE_STORE_H
+#pragma once
 
 #include "state/lock.h"
 #include "state/safetensors.h"
@@ -47,5 +46,3 @@ ddp_status ddp_store_write(const char *dir, int64_t step,
  */
 ddp_status ddp_store_open(const char *path, ddp_status (*check)(const ddp_safetensors *file),
                           ddp_safetensors *file, bool *found);
-
-#endif

@@ -3,8 +3,7 @@
  * user: the program's own state on each rank. Checkpoints hold it as tensors of bytes,
  * "ddp.user.RANK".
  */
-#ifndef DDP_STATE_USER_H
-#define DDP_STATE_USER_H
+#pragma once
 
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
@@ -39,5 +38,3 @@ void ddp_users_free(ddp_users *users);
 
 /* Whether a tensor of a file is such a state. */
 bool ddp_users_is_name(const char *name);
-
-#endif

@@ -6,8 +6,7 @@
  * step that it repeats, the later line counts. A restarted step and a requeued job go on
  * with it, too, also if they begin with step 1.
  */
-#ifndef DDP_WATCH_METRICS_H
-#define DDP_WATCH_METRICS_H
+#pragma once
 
 #include "ddp.h"
 
@@ -18,5 +17,3 @@ void ddp_metrics_close(ddp_metrics *metrics); /* NULL is allowed */
 
 /* A failure to write is logged once and ends the metrics, not the training. */
 void ddp_metrics_step(ddp_metrics *metrics, const ddp_step_stats *stats);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* page: where a context's struct ddp_progress lies. A function's `page` is that slot. */
-#ifndef DDP_WATCH_PAGE_H
-#define DDP_WATCH_PAGE_H
+#pragma once
 
 #include "ddp.h"
 #include "watch/progress.h"
@@ -50,5 +49,3 @@ void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error
 void ddp_page_pass_error(struct ddp_progress *page);
 /* The rank goes on after any error up to this state. */
 void ddp_page_forget_error(struct ddp_progress *page, enum ddp_error_state up_to);
-
-#endif

@@ -9,8 +9,7 @@
  * checks the magic and bounds every field. Without the plugin the page is
  * private memory.
  */
-#ifndef DDP_WATCH_PROGRESS_H
-#define DDP_WATCH_PROGRESS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -137,5 +136,3 @@ enum ddp_waiting {
 	DDP_WAITING_COLLECTIVE, /* `collective` */
 	DDP_WAITING_OTHER       /* the wire-up, an operation of a group, a message */
 };
-
-#endif

@@ -8,8 +8,7 @@
  * The SPANK plugin makes the file. libddp, the profiler plugin of NCCL's and slurm_ddp write the rings. The plugin
  * and ddp-status read them and trust nothing there: spank/witness/rings.h.
  */
-#ifndef DDP_WATCH_RECORD_H
-#define DDP_WATCH_RECORD_H
+#pragma once
 
 #include <stdint.h>
 
@@ -79,5 +78,3 @@ struct ddp_record_entry {
 	char name[24];     /* terminated: of a kind, or "kind type", that has no number */
 	char where[40];    /* terminated: the program's line, such as "train.py:88"; "": not known */
 };
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stacks: lets the plugin's flight recorder, and `ddp-status --stack`, see the stacks of this process's threads. */
-#ifndef DDP_WATCH_STACKS_H
-#define DDP_WATCH_STACKS_H
+#pragma once
 
 /*
  * With record= of --ddp (DDP_RECORD_DIR), installs a handler of a real-time signal that nobody handles, once in a
@@ -10,5 +9,3 @@
  * is installed.
  */
 void ddp_stacks_install(void);
-
-#endif

@@ -13,8 +13,7 @@
  * and a requeued job go on with the files, too, also if they begin with step 1. If a process of the
  * earlier start still has its file locked, that file gets such a name, and a new one begins.
  */
-#ifndef DDP_WATCH_TRACE_H
-#define DDP_WATCH_TRACE_H
+#pragma once
 
 #include <jansson.h>
 
@@ -42,5 +41,3 @@ void ddp_trace_communication(ddp_trace *trace, const char *name, int64_t step,
                              int64_t bytes, uint64_t start_ns, uint64_t end_ns);
 /* Writes the buffered events to the file if there are many, or old ones. */
 void ddp_trace_flush(ddp_trace *trace);
-
-#endif

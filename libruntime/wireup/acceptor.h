@@ -10,8 +10,7 @@
  *   peer     -> acceptor   hello
  *   acceptor -> peer       verdict
  */
-#ifndef DDP_WIREUP_ACCEPTOR_H
-#define DDP_WIREUP_ACCEPTOR_H
+#pragma once
 
 #include "base/log.h"
 #include "wireup/auth.h"
@@ -49,5 +48,3 @@ ddp_status ddp_acceptor_open(ddp_acceptor *acceptor);
 ddp_status ddp_acceptor_next(ddp_acceptor *acceptor, int *fd, ddp_hello *hello);
 /* Drops all peers that were not given out. May be called more than once. */
 void ddp_acceptor_close(ddp_acceptor *acceptor);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* agreement: compares what each rank knows of the job. */
-#ifndef DDP_WIREUP_AGREEMENT_H
-#define DDP_WIREUP_AGREEMENT_H
+#pragma once
 
 #include "wireup/wireup.h"
 
@@ -23,5 +22,3 @@ typedef struct ddp_belief {
 
 /* Completes and checks beliefs[0 .. count - 1], in the order of ranks. */
 ddp_status ddp_beliefs_agree(ddp_belief *beliefs, int count);
-
-#endif

@@ -14,8 +14,7 @@
  * The handshake keeps other processes out. It does not encrypt, and it does not protect later messages
  * against an attacker who can change packets.
  */
-#ifndef DDP_WIREUP_AUTH_H
-#define DDP_WIREUP_AUTH_H
+#pragma once
 
 #include "job/job.h"
 
@@ -78,5 +77,3 @@ void ddp_verdict_refuse_ends(ddp_verdict *verdict);
 bool ddp_verdict_is_about_ends(const ddp_verdict *verdict);
 ddp_status ddp_verdict_check(const ddp_key *key, const ddp_hello *hello,
                              const ddp_verdict *verdict);
-
-#endif

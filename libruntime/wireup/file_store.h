@@ -6,8 +6,7 @@
  * owner may read it, since it holds the run's key. A link in its place, another user's file, and a file that holds
  * something else are refused, and stay.
  */
-#ifndef DDP_WIREUP_FILE_STORE_H
-#define DDP_WIREUP_FILE_STORE_H
+#pragma once
 
 #include "wireup/wireup.h"
 
@@ -20,5 +19,3 @@ void ddp_file_store_close(ddp_file_store *store);
 
 /* The calls may be used as long as the store is open. */
 ddp_store ddp_file_store_calls(ddp_file_store *store);
-
-#endif

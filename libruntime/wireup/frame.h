@@ -12,8 +12,7 @@
  * The bytes are not trusted: kinds and sizes are checked before memory is allocated, and memory grows
  * with the bytes that have arrived, not with the announced size.
  */
-#ifndef DDP_WIREUP_FRAME_H
-#define DDP_WIREUP_FRAME_H
+#pragma once
 
 #include "ddp.h"
 #include "wireup/wireup.h"
@@ -54,5 +53,3 @@ size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
                             unsigned char frame[DDP_FRAME_ERROR_MAX]);
 /* Makes the error that the peer sent this thread's own. */
 ddp_status ddp_frame_raise_error(const unsigned char *payload, size_t bytes);
-
-#endif

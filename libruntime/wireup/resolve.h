@@ -3,8 +3,7 @@
  * resolve: finds where ranks meet: the addresses of a host name, and the ports there. getaddrinfo() takes no deadline,
  * so it runs in a thread of its own. If the deadline passes, the caller goes on, and the thread ends by itself.
  */
-#ifndef DDP_WIREUP_RESOLVE_H
-#define DDP_WIREUP_RESOLVE_H
+#pragma once
 
 #include "wireup/socket.h"
 
@@ -17,5 +16,3 @@ ddp_status ddp_rendezvous_resolve(const ddp_job *job, uint64_t deadline_ns, ddp_
 
 /* Reads TORCHELASTIC_USE_AGENT_STORE and TORCHELASTIC_RUN_ID. */
 void ddp_ports_choose(int master_port, ddp_ports *ports);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* socket: the rendezvous of ranks over a network, and input and output that end at a
    deadline. All sockets are non-blocking and closed on exec. */
-#ifndef DDP_WIREUP_SOCKET_H
-#define DDP_WIREUP_SOCKET_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -81,5 +80,3 @@ ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadlin
 
 /* "10.0.0.2:4242", or "a local process". */
 const char *ddp_socket_peer(int fd, char *text, size_t bytes);
-
-#endif

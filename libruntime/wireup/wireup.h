@@ -3,8 +3,7 @@
  * wireup: each rank sends one blob to all other ranks. Before that, a rank only knows its own identity.
  * The wire-up is used at the start only; the communicator then has its own connections.
  */
-#ifndef DDP_WIREUP_WIREUP_H
-#define DDP_WIREUP_WIREUP_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -49,5 +48,3 @@ static inline void ddp_blobs_free(void **blobs, int count)
 		blobs[i] = NULL;
 	}
 }
-
-#endif

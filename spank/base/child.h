@@ -4,8 +4,7 @@
  * them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
  * process. So a signal goes by a handle, where the kernel has handles. libc only.
  */
-#ifndef SPANK_CHILD_H
-#define SPANK_CHILD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -72,5 +71,3 @@ bool child_signal(pid_t child, int number);
    if somebody else has reaped it. False: the child has not ended, or a debugger holds it. A child that waits for a
    device does not end by SIGKILL either, so nobody may wait for it without a limit. */
 bool child_reap(pid_t child, int wait_ms, int *wait_status);
-
-#endif

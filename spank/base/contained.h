@@ -5,8 +5,7 @@
  * else: a descriptor or a thread that it makes goes with it, and the tasks are not its children.
  * libc only.
  */
-#ifndef SPANK_CONTAINED_H
-#define SPANK_CONTAINED_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -23,5 +22,3 @@ bool contained_sees_end(pid_t pid);
 
 /* Sends a signal to such a process, unless it has ended. */
 void contained_signal(pid_t pid, int number);
-
-#endif

@@ -3,8 +3,7 @@
  * A thread of the plugin's beside Slurm's own: it takes none of the process's
  * signals, and nobody waits for it longer than he says. libc only.
  */
-#ifndef SPANK_WORKER_H
-#define SPANK_WORKER_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -27,5 +26,3 @@ bool worker_start(struct worker *worker, void (*work)(void));
  * again, or never more.
  */
 bool worker_join(struct worker *worker, int ms);
-
-#endif

@@ -4,8 +4,7 @@
  * collects the facts, tests make them up. Never a guess: facts that
  * contradict each other are an error.
  */
-#ifndef SPANK_IDENTITY_H
-#define SPANK_IDENTITY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,5 +57,3 @@ void identity_without_spares(struct identity *identity, const struct settings *s
 
 bool identity_derive(const struct step_facts *facts, const struct settings *settings,
                      struct identity *identity, struct error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the ranks meet: rank 0's address and port. Runs in the task, as the user. */
-#ifndef SPANK_MASTER_H
-#define SPANK_MASTER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ bool master_find_address(const struct identity *identity, const struct settings 
 /* Rank 0 tries the port before the program does, so that a port in use is
    named instead of waited for; other ranks do nothing. */
 bool master_check_port(const struct identity *identity, struct error *error);
-
-#endif

@@ -5,8 +5,7 @@
  * counts fastest. Nothing is allocated, and counting and searching expand
  * nothing: a list of ten thousand nodes costs microseconds.
  */
-#ifndef SPANK_NODELIST_H
-#define SPANK_NODELIST_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ bool nodelist_count(const char *list, uint32_t *count, struct error *error);
 
 /* Whether the list, which nodelist_count() has found good, names the host. */
 bool nodelist_has(const char *list, const char *host);
-
-#endif

@@ -2,8 +2,7 @@
 /*
  * The port of rank 0's listener. Pure, but for port_probe().
  */
-#ifndef SPANK_PORT_H
-#define SPANK_PORT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,5 +32,3 @@ bool port_is_ephemeral(uint16_t port, const char *local_range, const char *reser
 
 /* Whether a listener can have the port here and now, on any address. */
 bool port_probe(uint16_t port, struct error *error);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* --ddp=check prints this for a task: a row of a table, or JSON. */
-#ifndef SPANK_CHECK_H
-#define SPANK_CHECK_H
+#pragma once
 
 #include <stddef.h>
 
@@ -21,5 +20,3 @@ bool check_json(const struct identity *identity, const struct variable *variable
 
 /* Writes the whole text, or as much as the descriptor takes. */
 void check_write(int fd, const char *text);
-
-#endif

@@ -4,8 +4,7 @@
  * image and its hooks have set, over what plugins before it have: MASTER_ADDR,
  * MASTER_PORT, WORLD_SIZE, OMP_NUM_THREADS. It has to come before this plugin.
  */
-#ifndef SPANK_CONTAINER_H
-#define SPANK_CONTAINER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -24,5 +23,3 @@ bool container_plugin_comes_later(void);
 /* Whether it has loaded a plugin before this one that has work to do in each task before
    its program runs, and may take long over it, as Pyxis does over an image. */
 bool task_plugin_comes_before(void);
-
-#endif

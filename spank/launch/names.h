@@ -4,8 +4,7 @@
  * included. What sets them (variables.c) and what takes them out (prepare.c) go by it, and a
  * test holds srun-ddp(7) against it. Pure.
  */
-#ifndef SPANK_NAMES_H
-#define SPANK_NAMES_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -46,5 +45,3 @@ bool name_is_derived(const char *derived, const char *text, const char *value);
    program can take the text for a number. */
 #define PLUGIN_IS_ABSENT \
 	"srun --ddp was asked for, but " PLUGIN_ABSENT_ON "this node"
-
-#endif

@@ -3,8 +3,7 @@
  * srun's side: what is put into srun's own environment, from where it reaches
  * the tasks. libc only; runs as the user.
  */
-#ifndef SPANK_PREPARE_H
-#define SPANK_PREPARE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ bool launch_replace_command(int count, char *words[], bool programs);
 /* "RANK=7 MASTER_ADDR=n9": what the caller's environment holds from elsewhere;
    "" if nothing. To be called before the others. */
 void launch_list_stale(char *text, size_t bytes);
-
-#endif

@@ -3,8 +3,7 @@
  * These functions find what the user told srun, as far as it matters to the plugin. Slurm tells
  * a plugin neither srun's options nor where the program's begin. All functions are pure.
  */
-#ifndef SPANK_SRUN_OPTIONS_H
-#define SPANK_SRUN_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -99,5 +98,3 @@ struct srun_ends {
 
 /* Says what of this the plugin's settings do not agree with. False: nothing. */
 bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes);
-
-#endif

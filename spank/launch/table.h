@@ -3,8 +3,7 @@
  * The dry run's table, in srun: the tasks' rows come in any order. srun's output is
  * kept in memory meanwhile, and printed in order of node and rank at the end.
  */
-#ifndef SPANK_TABLE_H
-#define SPANK_TABLE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -20,5 +19,3 @@ void table_end(void);
 /* Puts the rows of check_row() in order, in place; lines that are none come
    first, as they came. False without memory for it. Pure. */
 bool table_sort(char *text);
-
-#endif

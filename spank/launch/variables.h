@@ -3,8 +3,7 @@
  * The variables that a task gets: names, values and where each value comes
  * from. Pure: the shell hands the list to Slurm, tests read it.
  */
-#ifndef SPANK_VARIABLES_H
-#define SPANK_VARIABLES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -109,5 +108,3 @@ void environment_leave_step(struct variables *variables, char *const *environmen
 
 /* The variables of a task that is to get none: all names are taken out. */
 void environment_clear(struct variables *variables);
-
-#endif

@@ -8,8 +8,7 @@
  * up after a longer time. A step that Slurm has asked to stop does not start again: the agents end with their programs.
  * All functions are called with the same lock held, or by one thread. libc only.
  */
-#ifndef SPANK_GENERATION_H
-#define SPANK_GENERATION_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -68,5 +67,3 @@ int generation_look(struct generation *generation);
 
 /* To be called when node_take_end() has taken the end of a task. */
 void generation_done(struct generation *generation, uint32_t local_task);
-
-#endif

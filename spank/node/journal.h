@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The line about a step in a node's own log: what has run there, and how that ended. Pure. */
-#ifndef SPANK_JOURNAL_H
-#define SPANK_JOURNAL_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,5 +11,3 @@
    well; plugin 0.2". Printable bytes only, and nothing that a user chose. */
 void journal_step(const struct supervise *supervise, uint32_t job_id, uint32_t step_id,
                   const char *version, char *text, size_t bytes);
-
-#endif

@@ -10,8 +10,7 @@
  *
  * Nothing here waits. All functions are called with the same lock held, or by one thread. libc only.
  */
-#ifndef SPANK_LINK_H
-#define SPANK_LINK_H
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -144,5 +143,3 @@ bool link_may_leave(const struct link *link);
 
 /* Says good-bye, if that was not done yet, and closes the connections. */
 void link_end(struct link *link);
-
-#endif

@@ -4,8 +4,7 @@
  * root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
  * known. libc only.
  */
-#ifndef SPANK_MEMORY_H
-#define SPANK_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,5 +30,3 @@ bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX]);
 
 /* The number behind "oom_kill " at the start of a line; 0 without one. */
 uint64_t memory_kills(const char *events);
-
-#endif

@@ -3,8 +3,7 @@
  * A node's side when a task ends: what it tells srun, and what it does itself if
  * srun does not answer. It runs in slurmstepd, as root. libc only.
  */
-#ifndef SPANK_NODE_H
-#define SPANK_NODE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -81,5 +80,3 @@ void node_end_witness(struct node *node);
 
 /* Then: tells srun if others may wait for the tasks. */
 void node_tell_end(struct node *node);
-
-#endif

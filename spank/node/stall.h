@@ -4,8 +4,7 @@
  * is in a phase that may take any time. Pure: the caller brings what it sees of them,
  * and the time.
  */
-#ifndef SPANK_STALL_H
-#define SPANK_STALL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -77,5 +76,3 @@ bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct sta
  * ranks wait for ever. False: it is not, and never will be.
  */
 bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
-
-#endif

@@ -4,8 +4,7 @@
  * and when one goes on. It runs in the node's witness, as the user, and for the last time in slurmstepd. libc
  * only.
  */
-#ifndef SPANK_STALL_WATCH_H
-#define SPANK_STALL_WATCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -72,5 +71,3 @@ bool stall_tell_unwatched(const struct supervise *supervise, const struct relay 
 /* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
    knows whether others wait for one of them. */
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay);
-
-#endif

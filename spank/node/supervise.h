@@ -3,8 +3,7 @@
  * The node's side of a step, in slurmstepd: it makes the progress pages, which outlive the tasks, and reads them
  * when a task ends. libc only; tests fork tasks.
  */
-#ifndef SPANK_SUPERVISE_H
-#define SPANK_SUPERVISE_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -162,5 +161,3 @@ struct supervise_ends {
 	bool any_failed; /* on its own account */
 };
 struct supervise_ends supervise_look(const struct supervise *supervise);
-
-#endif

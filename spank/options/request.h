@@ -4,8 +4,7 @@
  * may be several: what sbatch has handed on, srun's own, and one for each component of a
  * heterogeneous step. Pure.
  */
-#ifndef SPANK_REQUEST_H
-#define SPANK_REQUEST_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -41,5 +40,3 @@ bool request_components_agree(struct request *request, bool in_sbatch, struct er
 
 /* Whether the site keeps the key for itself. */
 bool request_locks(const struct request *request, const char *key);
-
-#endif

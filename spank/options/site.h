@@ -4,8 +4,7 @@
  * defaults, locked=KEY,KEY,... for those that users may not give, max-KEY=N for the most
  * that they may ask for, and words of the site alone.
  */
-#ifndef SPANK_SITE_H
-#define SPANK_SITE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +40,3 @@ bool site_allows(const struct site *site, const struct settings *settings, struc
 
 /* Whether one of SLURM's files has KEY=yes. The file must be this user's or the owner's. */
 bool site_file_says_yes(const char *path, uid_t owner, const char *key);
-
-#endif

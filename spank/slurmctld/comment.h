@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun adds notes to its job's comment, as the user. What others wrote there stays. */
-#ifndef SPANK_COMMENT_H
-#define SPANK_COMMENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +19,3 @@ enum { COMMENT_MAX = 4096 };
  * there is no note.
  */
 int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void *about);
-
-#endif

@@ -4,8 +4,7 @@
  * user wrote there stays. slurmctld is asked from a thread, so that neither the sentence nor the step's end waits for
  * it.
  */
-#ifndef SPANK_NOTE_H
-#define SPANK_NOTE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -20,5 +19,3 @@ void note_failure(const struct event *event);
 
 /* Waits until the comment is written, some seconds at most. */
 void note_end(void);
-
-#endif

@@ -3,8 +3,7 @@
  * Whether srun asks Slurm to start its job again (requeue=), and which sentence srun prints about it. Pure: the
  * caller brings what slurmctld tells about the job, and what srun knows of its step.
  */
-#ifndef SPANK_REQUEUE_JUDGE_H
-#define SPANK_REQUEUE_JUDGE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -77,5 +76,3 @@ bool requeue_read_note(const char *comment, uint32_t run, struct requeue_note *n
 
 /* Puts the note behind the comment, in place of an earlier one. False if there is no room for it. */
 bool requeue_write_note(const char *comment, uint32_t run, const struct requeue_note *note, char *text, uint32_t bytes);
-
-#endif

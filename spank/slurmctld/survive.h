@@ -4,8 +4,7 @@
  * restart= goes on without the node. So srun, sbatch and salloc are told --no-kill by their own variables, before they
  * read them. libc only.
  */
-#ifndef SPANK_SURVIVE_H
-#define SPANK_SURVIVE_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -20,5 +19,3 @@ void survive_take_list(const struct request *request, bool allocator);
 
 /* Once options are read: takes the variables out again, so that no task and no job inherits them. */
 void survive_end(void);
-
-#endif

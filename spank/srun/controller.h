@@ -3,8 +3,7 @@
  * srun's requests to slurmctld, one at a time and from a thread of their own. So srun goes on taking and
  * answering the nodes' reports while slurmctld does not answer. libc only.
  */
-#ifndef SPANK_CONTROLLER_H
-#define SPANK_CONTROLLER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -32,5 +31,3 @@ bool controller_has_answer(void);
 /* True if no request is under way after `ms` at most. Then `request` is the one that was done since
    the last call, with its answer, or REQUEST_NONE. */
 bool controller_finish(int ms, enum controller_request *request, bool *answer);
-
-#endif

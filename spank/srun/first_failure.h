@@ -5,8 +5,7 @@
  * may still turn out to be an earlier one: for nodes that have not answered, or have not reported yet, for nodes that
  * may be about to fall silent, and for news that wait until slurmctld tells whether their node has failed. libc only.
  */
-#ifndef SPANK_FIRST_FAILURE_H
-#define SPANK_FIRST_FAILURE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ bool first_failure_needs_held(const struct first_failure *first, const struct st
 
 /* A generation begins: its first failure is a question of its own. */
 void first_failure_begin_again(struct first_failure *first, struct links *links);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Why generations have ended, and whether they got further than those before. Pure. */
-#ifndef SPANK_HISTORY_H
-#define SPANK_HISTORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -50,5 +49,3 @@ void history_add_repetition(const struct history *history, const struct cause *c
 
 /* Whether ranks have now failed on the same node twice in a row. */
 bool history_same_node(struct history *history, const struct cause *cause);
-
-#endif

@@ -3,8 +3,7 @@
  * Which tasks Slurm has started, as srun knows it. No callback of a plugin tells this, but srun keeps a table
  * of the tasks for debuggers (MPIR_proctable of the MPIR interface). libc only.
  */
-#ifndef SPANK_LAUNCHED_H
-#define SPANK_LAUNCHED_H
+#pragma once
 
 #include <stdint.h>
 
@@ -17,5 +16,3 @@ uint32_t launched_tasks(void);
 /* Tells presence_start() of what is new. Safe while srun changes or frees the table; does
    nothing where there is none. */
 void launched_look(struct presence *presence, uint64_t now_ns);
-
-#endif

@@ -9,8 +9,7 @@
  *
  * Nothing here waits. All functions are called by one thread. libc only.
  */
-#ifndef SPANK_LINKS_H
-#define SPANK_LINKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -140,5 +139,3 @@ void links_let_go(struct links *links, uint64_t before_ns);
 
 /* Returns the node with this number; NULL behind the last one. */
 const struct links_node *links_node(const struct links *links, uint32_t node);
-
-#endif

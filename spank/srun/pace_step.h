@@ -6,8 +6,7 @@
  * without the time for which it waited for a processor. It is told once, and again only after as many rounds in which
  * it was not slow. Pure, but it allocates memory.
  */
-#ifndef SPANK_PACE_STEP_H
-#define SPANK_PACE_STEP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,5 +44,3 @@ bool pace_step_say(struct pace_step *step, struct sink *sink);
 
 /* Another generation begins, or the step ends: frees the memory. The percentage stays. */
 void pace_step_end(struct pace_step *step);
-
-#endif

@@ -4,8 +4,7 @@
  * among others, gets no answer, and when there are too many the one that waits longest goes first: a node sends its
  * whole message at once. Nothing here waits, except for 50 ms where the process has no descriptor left. libc only.
  */
-#ifndef SPANK_PEERS_H
-#define SPANK_PEERS_H
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -73,5 +72,3 @@ void peers_serve(struct peers *peers, const struct pollfd *ready, int count, pee
 uint64_t peers_due(const struct peers *peers);
 
 void peers_end(struct peers *peers);
-
-#endif

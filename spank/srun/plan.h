@@ -10,8 +10,7 @@
  * next generation begins. It does not wait long for a spare that is not needed. What fails between these two moments
  * changes who is in the next generation, and causes no further one.
  */
-#ifndef SPANK_PLAN_H
-#define SPANK_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -151,5 +150,3 @@ bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action);
 
 /* Gives what a node is told of the generation, except key and list of nodes, and the ranks of its tasks in order. */
 void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
-
-#endif

@@ -6,8 +6,7 @@
  * plugin, or has an older one, which does not report, or cannot reach srun's port. Pure: the
  * caller brings table and time.
  */
-#ifndef SPANK_PRESENCE_H
-#define SPANK_PRESENCE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -120,5 +119,3 @@ void silence_describe_all(const struct links *links, uint64_t now_ns, struct sin
 /* Whether nothing is left of the step except silent nodes: all of its nodes have opened a link, at least one is silent,
    and the others' tasks have ended. */
 bool silence_is_all_that_is_left(const struct links *links, const struct presence *presence);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun takes the messages of its step's nodes, reports failures and has the step ended. libc only. */
-#ifndef SPANK_RELAY_SRUN_H
-#define SPANK_RELAY_SRUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,5 +54,3 @@ bool relay_was_stopping(void);
 bool relay_has_survived(void);
 /* After relay_close(): the step of a training that the last failure's sentence names; 0: none. */
 uint64_t relay_failed_at(void);
-
-#endif

@@ -4,8 +4,7 @@
  * and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
  * requests are made one at a time (controller.h), and lost nodes leave the job before the step ends. libc only.
  */
-#ifndef SPANK_REQUESTS_H
-#define SPANK_REQUESTS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -94,5 +93,3 @@ enum controller_request requests_hear(struct requests *requests, int ms, bool *a
    to be asked. */
 bool requests_any_waits(const struct requests *requests);
 bool requests_have_ended_step(const struct requests *requests);
-
-#endif

@@ -3,8 +3,7 @@
  * srun settles restart=, spare= and min-nodes= before the step begins. A user's that do not fit the step are refused; a
  * site's do not count then.
  */
-#ifndef SPANK_SETTLE_H
-#define SPANK_SETTLE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ bool settle_without_port(struct settings *settings, struct error *error);
 
 /* The step has so many nodes and tasks. */
 bool settle_nodes(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error);
-
-#endif

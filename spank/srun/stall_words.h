@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parts of srun's sentences on stalls that take several nodes' notes. Pure. */
-#ifndef SPANK_STALL_WORDS_H
-#define SPANK_STALL_WORDS_H
+#pragma once
 
 #include "spank/base/sink.h"
 #include "spank/srun/stall_step.h"
@@ -14,5 +13,3 @@ bool stall_words_different(const struct stall_step *step, uint64_t collective, s
 
 /* The sentence on ranks that are not seen. */
 void stall_words_unseen(const struct stall_step *step, struct sink *sink);
-
-#endif

@@ -3,8 +3,7 @@
  * How a step with restart= goes from one generation to the next, or ends: the part of a plan (plan.h) that looks
  * neither at time nor at single nodes' words. plan.c decides by these words when a generation ends. Pure.
  */
-#ifndef SPANK_SUCCESSION_H
-#define SPANK_SUCCESSION_H
+#pragma once
 
 #include <stdint.h>
 
@@ -29,5 +28,3 @@ uint64_t succession_next_ns(const struct plan *plan);
 
 /* Begins the next generation, if that is due. */
 void succession_go_on(struct plan *plan, uint64_t now_ns);
-
-#endif

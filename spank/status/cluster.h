@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ddp-status asks this of Slurm, by its commands. */
-#ifndef STATUS_CLUSTER_H
-#define STATUS_CLUSTER_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -27,5 +26,3 @@ bool cluster_find_job(const char *id, struct job *job);
  */
 bool cluster_probe(const struct job *job, const char *program, const char *what, int interval_ms, bool stacks,
                    const char *dump, struct row **rows, size_t *count);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ranks of all jobs on this node, without Slurm: for programs that collect figures every few seconds. */
-#ifndef STATUS_LOCAL_H
-#define STATUS_LOCAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,5 +29,3 @@ bool local_become(uid_t user);
 
 /* Writes the user's name, or the number if this machine knows no name. */
 void local_user_name(uid_t user, char *name, size_t bytes);
-
-#endif

@@ -4,8 +4,7 @@
  * progress pages, and what the kernel tells of their processes. The user's word
  * counts for all of it except the kernel's part.
  */
-#ifndef STATUS_PROBE_H
-#define STATUS_PROBE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +23,3 @@ struct probe {
 /* Writes a row (row_write()) for each rank. False, with a sentence on
    stderr, if the node cannot be looked at. */
 bool probe_run(const struct probe *probe, FILE *output);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows as figures in Prometheus' text format. ddp-status(1) lists them. Pure. */
-#ifndef STATUS_PROMETHEUS_H
-#define STATUS_PROMETHEUS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -28,5 +27,3 @@ bool textfile_end(struct textfile *textfile, bool keep);
  * the file took not all.
  */
 bool prometheus_write(FILE *file, const struct row *rows, size_t count, const char *node, double now);
-
-#endif

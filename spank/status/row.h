@@ -4,8 +4,7 @@
  * the job, writes a row as one line of JSON; ddp-status reads it back, and trusts nothing in it: it may be root, and
  * the probe runs as the job's user. Pure.
  */
-#ifndef STATUS_ROW_H
-#define STATUS_ROW_H
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -81,5 +80,3 @@ void rows_print(FILE *file, const struct row *rows, size_t count, const char *jo
 /* For programs: one object, as ddp-status(1) describes it. `job` may be NULL. False: no memory, or the file took not
    all. */
 bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job);
-
-#endif

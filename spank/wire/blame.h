@@ -3,8 +3,7 @@
  * If a rank gives up because of another rank, that other rank is the cause, and the sentence begins with
  * it. It still runs, or it had ended without a report. Pure; report.h says how the page is read.
  */
-#ifndef SPANK_BLAME_H
-#define SPANK_BLAME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -63,5 +62,3 @@ void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint3
 /* Ranks that have never met do not know each other's nodes, so a sentence may begin with a rank without "on n1".
    Returns the place at which it is missing, and sets *rank; NULL: it is not missing. */
 const char *blame_place_of_node(const char *text, uint32_t *rank);
-
-#endif

@@ -4,8 +4,7 @@
  * (struct channel). When a new connection replaces an old one, each side sends again what the other has not read.
  * Nothing here waits. libc only.
  */
-#ifndef SPANK_CHANNEL_H
-#define SPANK_CHANNEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,5 +96,3 @@ void session_forget(struct session *session, uint64_t read);
 void session_send_again(struct session *session, struct channel *channel);
 
 void session_end(struct session *session);
-
-#endif

@@ -12,8 +12,7 @@
  * stay, and programs are started only for those that had died (`joins`). Otherwise another END, without `keep`, comes
  * first.
  */
-#ifndef SPANK_DEAL_H
-#define SPANK_DEAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -127,5 +126,3 @@ bool deal_unpack_lost(const void *bytes, size_t count, struct deal_lost *lost);
 /* The rank of a node's task in the generation, and the number of a node's task in the step. */
 uint32_t deal_rank(const struct deal_go *go, uint32_t local_task);
 uint32_t deal_task(const struct deal_join *join, uint32_t local_task);
-
-#endif

@@ -3,8 +3,7 @@
  * What a rank is doing, from its progress page. The rank may have written anything to the page, so every
  * field is checked once, here. Pure; slurmstepd calls it as root.
  */
-#ifndef SPANK_DOING_H
-#define SPANK_DOING_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,5 +52,3 @@ uint64_t doing_place(const struct doing *doing);
 /* Adds "in backward of step 12 for 3.2 s, bucket 3 of 9, waiting in collective
    #45 all_reduce f32[10] sum for 3.0 s"; nothing without a page. */
 void doing_add(struct sink *sink, const struct doing *doing);
-
-#endif

@@ -3,8 +3,7 @@
  * A failure as one line of KEY=VALUE, for a node's log and for the job's comment. spank_ddp(8) lists the keys. Programs
  * read such lines weeks later, so a key keeps its name and its meaning as long as `v` stays the same. Pure.
  */
-#ifndef SPANK_EVENT_H
-#define SPANK_EVENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,5 +66,3 @@ void event_write(const struct event *event, char *text, size_t bytes);
  * failure v=1 ...]". A note for requeue= stays behind it. False if there is no room.
  */
 bool event_comment(const struct event *event, const char *comment, char *text, size_t bytes);
-
-#endif

@@ -11,8 +11,7 @@
  *
  * Pure, but it allocates memory. libc only.
  */
-#ifndef SPANK_FRAME_H
-#define SPANK_FRAME_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -84,5 +83,3 @@ bool frame_next(struct frame_reader *reader, struct frame *frame);
 uint64_t frame_question(const struct frame *frame);
 
 void frame_end(struct frame_reader *reader);
-
-#endif

@@ -3,8 +3,7 @@
  * What a node tells srun for slow=: how long its ranks computed in a step, on average over some steps. Also writes a
  * note as bytes, and reads it. Pure.
  */
-#ifndef SPANK_PACE_NOTE_H
-#define SPANK_PACE_NOTE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ void pace_pack(const struct pace_note *note, unsigned char bytes[PACE_NOTE_BYTES
 
 /* The name comes printable. False: it is no such note. */
 bool pace_unpack(const unsigned char bytes[PACE_NOTE_BYTES], struct pace_note *note);
-
-#endif

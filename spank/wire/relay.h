@@ -13,8 +13,7 @@
  * nonce shows which message it is: the node's mark, and a number that grows from message to message. The answer
  * is the tag of the nonce, so it cannot answer another message.
  */
-#ifndef SPANK_RELAY_H
-#define SPANK_RELAY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -110,5 +109,3 @@ bool relay_tell(const struct relay *relay, const char *address, const struct rel
  * Tries it twice, should the network lose the first packet; true if srun has answered.
  */
 bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node);
-
-#endif

@@ -4,8 +4,7 @@
  * authenticates short messages, in place of a library's HMAC: the plugin links
  * libc only.
  */
-#ifndef SPANK_SIPHASH_H
-#define SPANK_SIPHASH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ enum { SIPHASH_KEY_BYTES = 16, SIPHASH_BYTES = 8 };
 /* The tag of `bytes` of `data`, little-endian as in the paper. */
 void siphash(const unsigned char key[SIPHASH_KEY_BYTES], const void *data, size_t bytes,
              unsigned char tag[SIPHASH_BYTES]);
-
-#endif

@@ -4,8 +4,7 @@
  * rank's progress page. The rank may have written anything there, so slots are checked as in doing.h, which
  * reads the result. Pure.
  */
-#ifndef SPANK_SLOTS_H
-#define SPANK_SLOTS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -40,5 +39,3 @@ struct slots_compute {
 
 /* Of the context with most steps. False: none tells. */
 bool slots_compute(const struct ddp_progress slots[DDP_PROGRESS_SLOTS], struct slots_compute *compute);
-
-#endif

@@ -3,8 +3,7 @@
  * What a node tells srun for stall=: whether its ranks make progress, which rank is furthest behind, and
  * which ranks wait. Also writes a note as bytes, and reads it. Pure.
  */
-#ifndef SPANK_STALL_NOTE_H
-#define SPANK_STALL_NOTE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -85,5 +84,3 @@ void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BY
 
 /* Texts come printable. False: it is no such note. */
 bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note *note);
-
-#endif

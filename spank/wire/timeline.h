@@ -60,8 +60,7 @@
  *         except if this is the last node whose tasks ran and another node has fallen silent, or is about to: that node
  *         first leaves the job. LEAVE_MS is well below SLURM's UnkillableStepTimeout (60 s).
  */
-#ifndef SPANK_TIMELINE_H
-#define SPANK_TIMELINE_H
+#pragma once
 
 enum {
 	SETTLE_MS = 100,
@@ -87,5 +86,3 @@ enum {
 	JOIN_MS = 2000,
 	LEAVE_MS = 20000,
 };
-
-#endif

@@ -17,8 +17,7 @@
  * there is no program, the agent keeps it until the next program has a handler for it. Between fork and exec
  * there is libc only, and no lock: slurmstepd has threads.
  */
-#ifndef SPANK_AGENT_H
-#define SPANK_AGENT_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -135,5 +134,3 @@ void agents_give_news(const struct agents *agents);
 
 /* Takes in what made `news` readable. To be called before the agents are looked at. */
 void agents_take_news(const struct agents *agents);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kills what programs have left. It takes no lock and no memory. libc only. */
-#ifndef SPANK_DESCEND_H
-#define SPANK_DESCEND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -36,5 +35,3 @@ uint32_t descend_kill_children_of(pid_t parent);
 
 /* Whether a child that was not reaped has not become another program by execve(2). */
 bool descend_never_ran(pid_t child);
-
-#endif

@@ -4,8 +4,7 @@
  * the files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only. log= has
  * its files in such folders, too.
  */
-#ifndef SPANK_RECORD_FOLDER_H
-#define SPANK_RECORD_FOLDER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t st
 /* Adds a line to the rank's file. Files of more than RECORD_FILE_MAX bytes grow no further. */
 enum { RECORD_FILE_MAX = 64 << 20 };
 bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes, struct error *error);
-
-#endif

@@ -8,8 +8,7 @@
  * descriptors and memory, and makes another one if somebody kills it. It ends when all pipes have ended and
  * slurmstepd has called pump_end(). libc only.
  */
-#ifndef SPANK_PUMP_H
-#define SPANK_PUMP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,5 +45,3 @@ void pump_close(int control);
 
 /* The same, and waits for so long at most until ddp-log has ended. */
 void pump_end(int control, int ms);
-
-#endif

@@ -4,8 +4,7 @@
  * gets a signal (libruntime/python/slurm_ddp/slurm_ddp/stack.py). The file's name tells the signal. A process without
  * such a file, or without a handler, gets none.
  */
-#ifndef RECORD_STACK_H
-#define RECORD_STACK_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -25,5 +24,3 @@ char *stack_take(struct stack *stack, unsigned long long deadline_ns);
 
 /* The signal in the target of a link such as "/memfd:ddp_stack-59 (deleted)"; 0: it is another file. */
 int stack_signal(const char *link);
-
-#endif

@@ -15,8 +15,7 @@
  * that slurmstepd was killed. When Slurm kills a step, it kills both. On a kernel without
  * pidfd_open() there is no keeper. libc only.
  */
-#ifndef SPANK_WITNESS_H
-#define SPANK_WITNESS_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -70,5 +69,3 @@ bool witness_was_killed(const struct witness *witness);
 /* In slurmstepd, when its tasks have ended: ends and reaps both. One that the kernel or a debugger holds for some
    seconds is left: it runs no line of its own any more, and the kernel reaps it. */
 void witness_end(struct witness *witness);
-
-#endif

@@ -20,8 +20,7 @@
  * BENCH_REST_US microseconds: links whose rate is limited by a bucket begin
  * with a full one, whatever a barrier takes.
  */
-#ifndef BENCH_RANK_H
-#define BENCH_RANK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -65,5 +64,3 @@ bool rank_pin(int rank);
 
 /* Turns a decimal argument into a number; exits with a message if it is none. */
 long rank_number(const char *name, const char *text, long least, long most);
-
-#endif

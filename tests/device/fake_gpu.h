@@ -24,8 +24,7 @@
  *
  * A GPU that is broken, or of which the process has nothing, is a new one for who opens it next.
  */
-#ifndef TESTS_DEVICE_FAKE_GPU_H
-#define TESTS_DEVICE_FAKE_GPU_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -62,5 +61,3 @@ DDP_API extern fake_gpu_switches fake_gpu;
 fake_gpu_switches *test_fake_gpu(void);
 /* Is it a real GPU that tests run on (make check-gpu)? */
 bool test_on_gpu(void);
-
-#endif

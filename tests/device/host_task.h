@@ -3,8 +3,7 @@
  * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
  * memory it reads and writes. Kept by value until it runs.
  */
-#ifndef TESTS_DEVICE_HOST_TASK_H
-#define TESTS_DEVICE_HOST_TASK_H
+#pragma once
 
 #include <fenv.h>
 #include <pthread.h>
@@ -151,5 +150,3 @@ static inline operand reads_double(const double *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
-
-#endif

@@ -4,8 +4,7 @@
  * that nobody may touch; `distance` further lies the memory itself, which only its
  * own streams are told of. The caller locks.
  */
-#ifndef TESTS_DEVICE_MEMORY_H
-#define TESTS_DEVICE_MEMORY_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,5 +44,3 @@ bool fake_gpu_memory_holds(const gpu_memory *memory, const void *address, size_t
 
 /* Where streams find what the program has at this address. Needs no lock. */
 void *fake_gpu_memory_view(const gpu_memory *memory, const void *address);
-
-#endif

@@ -6,8 +6,7 @@
  * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
  * does not want the first one hasty.
  */
-#ifndef TESTS_DEVICE_NCCL_STANDIN_H
-#define TESTS_DEVICE_NCCL_STANDIN_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -32,5 +31,3 @@ typedef struct nccl_standin_switches {
 nccl_standin_switches *test_nccl_standin(void);
 /* From now on there is no NCCL. */
 void test_nccl_hide(void);
-
-#endif

@@ -4,8 +4,7 @@
  * there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the
  * test's. The test's own processes are refused socket filters from then on, as some kernels do to ordinary users.
  */
-#ifndef TESTS_ATTACKER_H
-#define TESTS_ATTACKER_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -38,5 +37,3 @@ void attacker_refuse_filters(attacker *s);
    becomes his by the second. */
 uid_t attacker_victim(void);
 void attacker_be_victim(void);
-
-#endif

@@ -4,8 +4,7 @@
  * exchanged through memory that the ranks share; ranks may be put on pretend
  * nodes, which then reach each other through the network only.
  */
-#ifndef TESTS_COMM_RANKS_H
-#define TESTS_COMM_RANKS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,5 +33,3 @@ uint64_t test_lane_count(ddp_comm *comm, int lane);
 
 /* Waits until the main thread of a process is in a state as in proc(5): sleeps (S), is stopped (T). */
 void test_await_state(pid_t pid, char awaited);
-
-#endif

@@ -5,8 +5,7 @@
  * algorithm that was chosen for another product, and addresses less aligned than it was told;
  * with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented.
  */
-#ifndef TESTS_CUBLAS_EMULATION_H
-#define TESTS_CUBLAS_EMULATION_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -84,5 +83,3 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 		cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
 		const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
 		cudaStream_t stream);
-
-#endif

@@ -8,8 +8,7 @@
  * that the sanitizers see who goes beyond it. A kernel that CUDA leaves undefined ends
  * the program: threads at unlike barriers, or a barrier without all of a warp.
  */
-#ifndef TESTS_CUDA_EMULATION_H
-#define TESTS_CUDA_EMULATION_H
+#pragma once
 
 #include <functional>
 #include <math.h>
@@ -255,5 +254,3 @@ cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t error);
 
 #include "cublas_emulation.h"
-
-#endif

@@ -3,8 +3,7 @@
  * flood: a process that connects to a listener again and again and never proves the step's key,
  * as any user of the host can.
  */
-#ifndef TESTS_FLOOD_H
-#define TESTS_FLOOD_H
+#pragma once
 
 #include <netinet/in.h>
 #include <sys/types.h>
@@ -19,5 +18,3 @@ typedef enum flood_kind {
    run for an endless or slow flood of more connections than the kernel keeps for a listener. */
 pid_t flood_start(const struct sockaddr_in *to, flood_kind kind, int count);
 void flood_end(pid_t flood);
-
-#endif

@@ -4,8 +4,7 @@
  * kernels over the emulation (cuda_place.cc), or on a GPU, which may be the fake one
  * (kernel_place_device.c). A program is linked with one of them.
  */
-#ifndef TESTS_KERNEL_PLACE_H
-#define TESTS_KERNEL_PLACE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +54,3 @@ struct kernel_place {
 extern "C"
 #endif
 bool kernel_place_open(int round, kernel_place *place, const char **why);
-
-#endif

@@ -4,8 +4,7 @@
  * the plugin has. What differs between versions is hidden here. NULL and -1 stand for
  * what NCCL would leave out.
  */
-#ifndef TESTS_NCCL_DRIVER_H
-#define TESTS_NCCL_DRIVER_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -39,5 +38,3 @@ net_result nccl_send(const nccl_driver *d, void *sender, void *data, size_t byte
 net_result nccl_receive(const nccl_driver *d, void *receiver, int count, void **data, size_t *bytes, int *tags,
                         void **memories, void **request);
 net_result nccl_finalize(const nccl_driver *d);
-
-#endif

@@ -4,8 +4,7 @@
  * formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
  * has the optimizer; make check-torch). PyTorch has no LAMB and no Lion.
  */
-#ifndef TESTS_OPTIMIZER_CASES_H
-#define TESTS_OPTIMIZER_CASES_H
+#pragma once
 
 #include <stddef.h>
 
@@ -107,5 +106,3 @@ static inline float gradient_of(int t, int i, int64_t step)
 {
 	return (float)WEIGHT * (float)(((i + 100 * t) * 29 + step * 17) % 23 - 11) / 16;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
  * them. All is a function of the scenario's seed: who asks the same is told the same.
  */
-#ifndef TESTS_SCENARIO_H
-#define TESTS_SCENARIO_H
+#pragma once
 
 #include "ddp.h"
 
@@ -72,5 +71,3 @@ float scenario_buffer(const scenario *s, int rank, int step, int64_t i);
 
 void plain_start(const scenario *s, plain *x);
 plain_stats plain_step(const scenario *s, plain *x, int rank, int step);
-
-#endif

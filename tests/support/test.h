@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The cases of a test program, which cmocka runs in the order in which they stand in its source. */
-#ifndef TESTS_TEST_H
-#define TESTS_TEST_H
+#pragma once
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,5 +37,3 @@
 int test_run(CMFixtureFunction before, CMFixtureFunction after);
 
 void test_add(int line, struct CMUnitTest added);
-
-#endif

@@ -4,8 +4,7 @@
  * (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
  * callbacks and lanes, and makes all operations of a communicator fail together.
  */
-#ifndef DDP_COMM_CORE_BACKEND_H
-#define DDP_COMM_CORE_BACKEND_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,5 +59,3 @@ typedef struct ddp_lanes {
 	atomic_int users;     /* threads that issue on one */
 	ddp_lane of[DDP_MEMORY_DEVICE + 1][DDP_LANES];
 } ddp_lanes;
-
-#endif

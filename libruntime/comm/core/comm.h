@@ -8,8 +8,7 @@
  * comm/wait. That function checks the deadline, dead peers and aborts, moves messages and the network
  * on, and puts the thread to sleep.
  */
-#ifndef DDP_COMM_CORE_COMM_H
-#define DDP_COMM_CORE_COMM_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -220,5 +219,3 @@ static inline int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_
 	}
 	return DDP_NOBODY;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/completion: an issued operation, and how its request and callback learn of its end. */
-#ifndef DDP_COMM_CORE_COMPLETION_H
-#define DDP_COMM_CORE_COMPLETION_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -95,5 +94,3 @@ static inline ddp_status ddp_request_may_wait(const char *what)
 /* Does a thread of the program wait for a message or for what is queued? run.lock
    is held. */
 bool ddp_requests_awaited(ddp_comm *comm);
-
-#endif

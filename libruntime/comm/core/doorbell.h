@@ -9,8 +9,7 @@
  * the network; the other threads sleep on a futex. When the first thread has drained notifications from
  * the pipe, all of them look again, whichever communicator was notified.
  */
-#ifndef DDP_COMM_CORE_DOORBELL_H
-#define DDP_COMM_CORE_DOORBELL_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -63,5 +62,3 @@ void ddp_node_wake_late(ddp_comm *comm, uint32_t event);
 void ddp_node_wake_rank(ddp_comm *comm, int i);
 /* Wakes all of the node's ranks, whatever they sleep for. */
 void ddp_node_wake_all(ddp_comm *comm);
-
-#endif

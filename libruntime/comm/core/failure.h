@@ -4,8 +4,7 @@
  * failure publishes it in its lines of the control segment, where the node's other ranks read it.
  * comm/net tells the other nodes.
  */
-#ifndef DDP_COMM_CORE_FAILURE_H
-#define DDP_COMM_CORE_FAILURE_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -70,5 +69,3 @@ ddp_failure_debt *ddp_failure_debt_share(ddp_comm *comm);
 void ddp_failure_debt_drop(ddp_failure_debt *debt);
 /* The failure, if closing the communicator has to return it; otherwise DDP_OK. */
 ddp_status ddp_failure_left(ddp_comm *comm);
-
-#endif

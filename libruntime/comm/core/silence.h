@@ -5,8 +5,7 @@
  * is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
  * ranks of a node tell each other in the control segments of their communicators.
  */
-#ifndef DDP_COMM_CORE_SILENCE_H
-#define DDP_COMM_CORE_SILENCE_H
+#pragma once
 
 #include "ddp.h"
 #include "comm/core/roster.h"
@@ -33,5 +32,3 @@ int ddp_silence_find(const ddp_comm *comm, char text[DDP_SILENCE_TEXT]);
    and notes those that other ranks have shown there. Any thread. */
 void ddp_silence_show(const ddp_comm *comm);
 void ddp_silence_hear(const ddp_comm *comm);
-
-#endif

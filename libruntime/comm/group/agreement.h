@@ -18,8 +18,7 @@
  * Each round has a deadline of its own, longer than the last one's: ranks that
  * waited in vain for the same silent rank may be as far apart as they waited.
  */
-#ifndef DDP_COMM_GROUP_AGREEMENT_H
-#define DDP_COMM_GROUP_AGREEMENT_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -83,5 +82,3 @@ static inline bool ddp_proposal_counts(const ddp_proposal *n, int r)
 {
 	return (n->present[r / 8] >> r % 8 & 1) != 0;
 }
-
-#endif

@@ -4,8 +4,7 @@
  * another communicator and the survivors of a broken one differ only in how their
  * ranks reach each other meanwhile.
  */
-#ifndef DDP_COMM_GROUP_BUILD_H
-#define DDP_COMM_GROUP_BUILD_H
+#pragma once
 
 #include "comm/core/roster.h"
 
@@ -38,5 +37,3 @@ ddp_status ddp_group_check(const ddp_comm *comm, const char *function, const int
 /* Tells the others that this rank closes its communicator, and releases it; nothing
    that was queued runs any more. */
 void ddp_comm_leave(ddp_comm *comm);
-
-#endif

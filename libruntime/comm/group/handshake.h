@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/group/handshake: the connections between nodes that most operations use. */
-#ifndef DDP_COMM_GROUP_HANDSHAKE_H
-#define DDP_COMM_GROUP_HANDSHAKE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -9,5 +8,3 @@
    ranks all, among many those of recursive doubling, others when they are first used.
    Collective; of the world, once all ranks have all addresses. */
 ddp_status ddp_handshake(ddp_comm *comm);
-
-#endif

@@ -12,8 +12,7 @@
  * (Patarasuk and Yuan 2009), is refused by tests/ranks/test_comm_travel: which algorithm runs
  * follows from measured times, so sums would change from job to job.
  */
-#ifndef DDP_COMM_HIER_ALGORITHMS_H
-#define DDP_COMM_HIER_ALGORITHMS_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -36,5 +35,3 @@ unsigned int ddp_algorithm_candidates(ddp_operation_kind kind, bool small);
 /* The cheapest of a set, or one without rounds that costs hardly more; for two nodes, the
    first, without a look at the link. */
 ddp_algorithm ddp_algorithm_cheapest(const ddp_link *link, const ddp_shape *shape, unsigned int candidates);
-
-#endif

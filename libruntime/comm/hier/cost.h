@@ -9,8 +9,7 @@
  * receiver (LogP, Culler et al. 1993): messages that a node sends behind each other
  * take their own times, and one latency. Links work in both directions at once.
  */
-#ifndef DDP_COMM_HIER_COST_H
-#define DDP_COMM_HIER_COST_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -42,5 +41,3 @@ static inline size_t ddp_quotient_up(size_t a, size_t b)
 {
 	return (a + b - 1) / b;
 }
-
-#endif

@@ -7,8 +7,7 @@
  * node, the least that is possible (Patarasuk and Yuan 2009). Or every node owns
  * everything: one message time, but nodes - 1 times the data.
  */
-#ifndef DDP_COMM_HIER_DIRECT_H
-#define DDP_COMM_HIER_DIRECT_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -22,5 +21,3 @@ void ddp_direct_cut(ddp_reduction *x, size_t longest);
 ddp_status ddp_direct_prepare(ddp_reduction *x);
 /* All chunks of the present window. */
 ddp_status ddp_direct_run(ddp_reduction *x);
-
-#endif

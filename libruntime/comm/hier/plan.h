@@ -14,8 +14,7 @@
  * given away, lies together. Then results go the same way back, to all nodes or to one;
  * or they stay, if each leaf's part is what its nodes want.
  */
-#ifndef DDP_COMM_HIER_PLAN_H
-#define DDP_COMM_HIER_PLAN_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -70,5 +69,3 @@ static inline ddp_range ddp_plan_elements(const ddp_plan *plan, ddp_range parts,
 
 	return (ddp_range){ begin, count * end / leaves - begin };
 }
-
-#endif

@@ -6,8 +6,7 @@
  * order of combination. What travels is combined already and would be rounded in each
  * round: it goes in accumulator form.
  */
-#ifndef DDP_COMM_HIER_RECURSIVE_DOUBLING_H
-#define DDP_COMM_HIER_RECURSIVE_DOUBLING_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -20,5 +19,3 @@ ddp_status ddp_recursive_doubling(ddp_reduction *x);
    of all nodes, in place; `theirs` is as large. Messages are numbered from `tag` on. */
 ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, void *mine,
                                      void *theirs, size_t count, uint32_t tag);
-
-#endif

@@ -7,8 +7,7 @@
  * the chunk and not from the number of nodes. A reduce gathers the parts on the root's
  * node instead; a reduce_scatter ends when each node has its ranks' blocks.
  */
-#ifndef DDP_COMM_HIER_RECURSIVE_HALVING_H
-#define DDP_COMM_HIER_RECURSIVE_HALVING_H
+#pragma once
 
 #include "comm/hier/plan.h"
 #include "comm/hier/reduction.h"
@@ -34,5 +33,3 @@ size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_ra
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape);
 /* Returns how many chunks are under way at a time. */
 size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest);
-
-#endif

@@ -9,8 +9,7 @@
  * A slice is cut into chunks, of which several are under way, so that the
  * network has always something to carry.
  */
-#ifndef DDP_COMM_HIER_REDUCTION_H
-#define DDP_COMM_HIER_REDUCTION_H
+#pragma once
 
 #include "comm/hier/cost.h"
 #include "comm/net/net.h"
@@ -86,5 +85,3 @@ typedef struct ddp_reduction {
 	ddp_combination combination;         /* of this node's inputs */
 	void **parts;          /* [nodes] */
 } ddp_reduction;
-
-#endif

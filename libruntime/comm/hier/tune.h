@@ -10,8 +10,7 @@
  * ranks; an operation that can take none of the list ends the communicator. Two nodes leave one
  * algorithm to each operation.
  */
-#ifndef DDP_COMM_HIER_TUNE_H
-#define DDP_COMM_HIER_TUNE_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -22,5 +21,3 @@ ddp_status ddp_hier_tune(ddp_comm *comm, size_t bytes);
 ddp_status ddp_hier_choose(const ddp_reduction *x, const ddp_algorithm_row **algorithm);
 /* Reads what DDP_ALGORITHM holds; "" asks for nothing. */
 ddp_status ddp_hier_want(const char *list, ddp_wanted_list *wanted);
-
-#endif

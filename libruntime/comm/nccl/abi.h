@@ -4,8 +4,7 @@
  * built without NCCL's headers, and loads the library when it is needed (load.h). The
  * numbers are NCCL's; a structure that has grown since then begins with its size.
  */
-#ifndef DDP_COMM_NCCL_ABI_H
-#define DDP_COMM_NCCL_ABI_H
+#pragma once
 
 #include <limits.h>
 #include <stddef.h>
@@ -45,5 +44,3 @@ typedef struct ddp_nccl_config {
 
 enum { DDP_NCCL_CONFIG_VERSION = 21700, DDP_NCCL_UNSET = INT_MIN };
 #define DDP_NCCL_CONFIG_MAGIC 0xcafebeefu
-
-#endif

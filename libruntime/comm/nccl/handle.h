@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/handle: making and ending NCCL's communicators, and NCCL's errors as ours. */
-#ifndef DDP_COMM_NCCL_HANDLE_H
-#define DDP_COMM_NCCL_HANDLE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -50,5 +49,3 @@ void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_han
 void ddp_nccl_await_abort(ddp_nccl_aborting *a);
 /* The only one that has anything under way. */
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle);
-
-#endif

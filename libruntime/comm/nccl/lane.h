@@ -5,8 +5,7 @@
  * the queue, and until then the next call has to wait. So an operation has stages, and
  * whoever looks after the lane takes it from one to the next.
  */
-#ifndef DDP_COMM_NCCL_LANE_H
-#define DDP_COMM_NCCL_LANE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -78,5 +77,3 @@ typedef struct ddp_nccl_lane {
 	bool aborted;
 	uint64_t stopped_ns;         /* 0: messages go on; else those that are matched end */
 } ddp_nccl_lane;
-
-#endif

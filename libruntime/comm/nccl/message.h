@@ -7,8 +7,7 @@
  * certain to come. Between two ranks, each direction has a communicator and a queue of its
  * own, so that no message waits for one of other ranks.
  */
-#ifndef DDP_COMM_NCCL_MESSAGE_H
-#define DDP_COMM_NCCL_MESSAGE_H
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -34,5 +33,3 @@ void ddp_nccl_messages_await_abort(ddp_nccl_lane *lane);
 bool ddp_nccl_messages_rest(ddp_nccl_lane *lane);
 /* No message is under way. Collective unless the communicator has failed. */
 void ddp_nccl_messages_close(ddp_nccl_lane *lane);
-
-#endif

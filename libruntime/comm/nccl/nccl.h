@@ -9,8 +9,7 @@
  * used, and inherit nothing: what they come from may have failed, and need not have used
  * its lanes.
  */
-#ifndef DDP_COMM_NCCL_NCCL_H
-#define DDP_COMM_NCCL_NCCL_H
+#pragma once
 
 #include "comm/core/backend.h"
 
@@ -21,5 +20,3 @@ extern const ddp_backend ddp_backend_nccl;
  * why not. Collective; an error is another one.
  */
 ddp_status ddp_nccl_choose(ddp_comm *comm, bool *taken, char *why, size_t bytes);
-
-#endif

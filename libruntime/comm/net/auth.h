@@ -8,8 +8,7 @@
  * Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
  * the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once.
  */
-#ifndef DDP_COMM_NET_AUTH_H
-#define DDP_COMM_NET_AUTH_H
+#pragma once
 
 #include "comm/net/listener.h"
 #include "ddp.h"
@@ -60,5 +59,3 @@ ddp_status ddp_proof_make(const ddp_proof_key *key, const ddp_place *near, const
 bool ddp_proof_may_begin(const void *begin, size_t bytes);
 /* `from` is the other end of the connection, `to` the listener's. */
 bool ddp_proof_holds(const ddp_proof_key *key, const ddp_place *from, const ddp_place *to, const ddp_proof *proof);
-
-#endif

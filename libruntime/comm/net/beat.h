@@ -9,8 +9,7 @@
  * acknowledged, further connections to the same place are begun, one after the other: if the kernel there answers
  * one, the node lives.
  */
-#ifndef DDP_COMM_NET_BEAT_H
-#define DDP_COMM_NET_BEAT_H
+#pragma once
 
 #include <poll.h>
 
@@ -110,5 +109,3 @@ int ddp_beat_connect(const ddp_place *place);
 bool ddp_beat_hello_send(int fd, int self, const ddp_proof_key *ours);
 /* Is the hello one of the rank that it names, on this connection? */
 bool ddp_beat_hello_holds(int fd, const ddp_beat_hello *hello, const ddp_proof_key *theirs);
-
-#endif

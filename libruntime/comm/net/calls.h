@@ -4,8 +4,7 @@
  * calls. The library's table of addresses of functions is changed, so that no other library
  * is affected, and it does not matter which library was loaded first, or how.
  */
-#ifndef DDP_COMM_NET_CALLS_H
-#define DDP_COMM_NET_CALLS_H
+#pragma once
 
 /* A function that the library calls by this name. `theirs` gets what is called in its place so far; NULL: it is not
    needed. */
@@ -26,5 +25,3 @@ const char *ddp_calls_replace(void *libraries, const char *symbol, const ddp_cal
    process where a peer has died. `ucp` is a handle of UCX's libraries. NULL: it is done; otherwise the reason why
    UCX's own functions stay. */
 const char *ddp_sendv_replace(void *ucp);
-
-#endif

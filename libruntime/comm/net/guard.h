@@ -8,8 +8,7 @@
  * The guard does this in functions that UCX's transports call (comm/net/calls). Listeners of other users of
  * UCX in the process are not touched.
  */
-#ifndef DDP_COMM_NET_GUARD_H
-#define DDP_COMM_NET_GUARD_H
+#pragma once
 
 #include "comm/net/auth.h"
 
@@ -44,5 +43,3 @@ int ddp_guard_refused(const ddp_guard *guard);
 void ddp_guard_close(ddp_guard *guard);
 /* Call this after UCX's worker was destroyed. */
 void ddp_guard_free(ddp_guard *guard);
-
-#endif

@@ -5,8 +5,7 @@
  * everybody before the ranks know each other, from all but the job's hosts while they connect, and from everybody
  * again when all are connected.
  */
-#ifndef DDP_COMM_NET_LISTENER_H
-#define DDP_COMM_NET_LISTENER_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -78,5 +77,3 @@ typedef struct ddp_own_sockets {
 
 void ddp_fork_announce(ddp_own_sockets *own_sockets);
 void ddp_fork_withdraw(ddp_own_sockets *own_sockets);
-
-#endif

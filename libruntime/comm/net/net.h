@@ -9,8 +9,7 @@
  *
  * Calls are made, unless said otherwise, by the thread that holds the communicator's run.lock.
  */
-#ifndef DDP_COMM_NET_NET_H
-#define DDP_COMM_NET_NET_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -140,5 +139,3 @@ void ddp_net_forget(ddp_comm *comm);
 bool ddp_net_ended(const ddp_comm *comm);
 /* Returns true after ddp_net_shut_down(), unless the communicator is revived: nothing is sent or received. */
 bool ddp_net_down(const ddp_comm *comm);
-
-#endif

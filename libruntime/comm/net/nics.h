@@ -3,8 +3,7 @@
  * comm/net/nics: which of a node's InfiniBand ports a rank uses, if there are several: those near the cores on which
  * it may run, shared out among the node's ranks. Left to itself, UCX gives all ranks the same best one.
  */
-#ifndef DDP_COMM_NET_NICS_H
-#define DDP_COMM_NET_NICS_H
+#pragma once
 
 #include <sched.h>
 #include <stdbool.h>
@@ -21,5 +20,3 @@ bool ddp_nics_any(const char *sys, const char *dev);
  */
 bool ddp_nics_choose(const char *sys, const char *dev, const cpu_set_t *allowed, size_t allowed_bytes, int local,
                      int locals, char *names, size_t bytes);
-
-#endif

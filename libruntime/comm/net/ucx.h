@@ -4,8 +4,7 @@
  * message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
  * ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it.
  */
-#ifndef DDP_COMM_NET_UCX_H
-#define DDP_COMM_NET_UCX_H
+#pragma once
 
 #include <ucp/api/ucp.h>
 
@@ -382,5 +381,3 @@ void ddp_ucx_unlock(ddp_worker *worker);
 /* Lets messages move; true if some did. The lock is held. */
 bool ddp_ucx_progress(ddp_worker *worker);
 ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/blocks: where the parts of a collective's buffers lie, in elements. */
-#ifndef DDP_COMM_OPS_BLOCKS_H
-#define DDP_COMM_OPS_BLOCKS_H
+#pragma once
 
 #include "comm/ops/names.h"
 
@@ -56,5 +55,3 @@ static inline size_t ddp_chunk_count(size_t limit, size_t share, size_t element,
 		return room < 64 ? room : 64;
 	return (count < most ? count : most) / 64 * 64;
 }
-
-#endif

@@ -5,8 +5,7 @@
  * between nodes gives the same bits: with 2^k + e nodes, the first 2e are
  * combined in pairs, and what is left by recursive halving of neighbours.
  */
-#ifndef DDP_COMM_OPS_COMBINE_NODES_H
-#define DDP_COMM_OPS_COMBINE_NODES_H
+#pragma once
 
 #include "comm/ops/kernels.h"
 
@@ -34,5 +33,3 @@ void ddp_combine_pair(ddp_type type, ddp_op op, const void *lower, const void *u
 
 /* The largest power of two that is at most `nodes`. */
 int ddp_nodes_power(int nodes);
-
-#endif

@@ -6,8 +6,7 @@
  * once, at the end. What becomes of NaN, zeros, and integers out of range is
  * in ddp.h.
  */
-#ifndef DDP_COMM_OPS_KERNELS_H
-#define DDP_COMM_OPS_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -44,5 +43,3 @@ enum { DDP_KERNEL_LEVELS = 4 };
 const char *ddp_kernels_use(int level);
 /* The one in use: "avx512". */
 const char *ddp_kernels_name(void);
-
-#endif

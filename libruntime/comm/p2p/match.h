@@ -4,8 +4,7 @@
  * be served are taken in the order in which they were sent, and a message goes to the first receive that
  * was issued and takes it.
  */
-#ifndef DDP_COMM_P2P_MATCH_H
-#define DDP_COMM_P2P_MATCH_H
+#pragma once
 
 #include <limits.h>
 
@@ -53,5 +52,3 @@ ddp_status ddp_match_accept(ddp_comm *comm, ddp_request *r, const ddp_message *m
 
 /* "recv f32[3] from rank 2 with tag 7" */
 void ddp_match_describe(const ddp_operation *c, char *text, size_t bytes);
-
-#endif

@@ -7,8 +7,7 @@
  * large one, and once it keeps much, the sender writes the header alone, and the data follow
  * when the receiver asks for them.
  */
-#ifndef DDP_COMM_P2P_RING_H
-#define DDP_COMM_P2P_RING_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -36,5 +35,3 @@ void ddp_ring_free(ddp_comm *comm);
    becomes true if something moved. run.lock is held. */
 bool ddp_ring_send(ddp_comm *comm, ddp_request *r, bool *moved);
 bool ddp_ring_receive(ddp_comm *comm, ddp_request *r, bool *moved);
-
-#endif

@@ -5,12 +5,9 @@
  * others pass through windows of the control segment; small payloads travel with
  * the header.
  */
-#ifndef DDP_COMM_SHM_NODE_REDUCE_H
-#define DDP_COMM_SHM_NODE_REDUCE_H
+#pragma once
 
 #include "ddp.h"
 
 /* `c` is complete (comm/check). */
 ddp_status ddp_node_reduction(ddp_comm *comm, const ddp_operation *c);
-
-#endif

@@ -5,8 +5,7 @@
  * /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
  * (UCX's posix transport does the same; done here, a job on one node needs no UCX.)
  */
-#ifndef DDP_COMM_SHM_SEGMENT_H
-#define DDP_COMM_SHM_SEGMENT_H
+#pragma once
 
 #include <errno.h>
 
@@ -36,5 +35,3 @@ ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error);
    stays open. */
 ddp_status ddp_node_map(ddp_comm *comm, int fd);
 void ddp_node_unmap(ddp_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/shm/stage: what passes through the control segment, and where. */
-#ifndef DDP_COMM_SHM_STAGE_H
-#define DDP_COMM_SHM_STAGE_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -29,5 +28,3 @@ static inline size_t ddp_small_bytes(const ddp_comm *comm)
 	return share < DDP_INLINE_BYTES ? DDP_INLINE_BYTES
 	       : share < DDP_SMALL_BYTES ? share : DDP_SMALL_BYTES;
 }
-
-#endif

@@ -3,8 +3,7 @@
  * comm/wait/cores: who else wants the core of a rank that waits, and how two ranks part that wait for each other
  * on one core though another is idle.
  */
-#ifndef DDP_COMM_WAIT_CORES_H
-#define DDP_COMM_WAIT_CORES_H
+#pragma once
 
 #include "comm/wait/await.h"
 
@@ -18,5 +17,3 @@ bool ddp_cores_suffice(ddp_comm *comm);
 
 /* Moves this thread to another one of the cores that it may use, if there is any. Affects no other thread. */
 void ddp_core_leave(void);
-
-#endif

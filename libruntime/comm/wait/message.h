@@ -5,8 +5,7 @@
  * its receiver: this is where it comes to light if ranks of different nodes have
  * taken different paths through the program.
  */
-#ifndef DDP_COMM_WAIT_MESSAGE_H
-#define DDP_COMM_WAIT_MESSAGE_H
+#pragma once
 
 #include "comm/net/net.h"
 
@@ -30,5 +29,3 @@ ddp_status ddp_message_check(ddp_comm *comm, int missing);
 /* Call this after an error. It breaks the communicator if it is not broken yet, and no transfer touches memory
    any more. Returns what broke the communicator. */
 ddp_status ddp_message_give_up(ddp_comm *comm, ddp_status status);
-
-#endif

@@ -10,8 +10,7 @@
  * after inquires after the one that it waits for, so that all ranks come to name
  * the same before the first of them says it.
  */
-#ifndef DDP_COMM_WAIT_VERDICT_H
-#define DDP_COMM_WAIT_VERDICT_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -32,5 +31,3 @@ uint64_t ddp_verdict_next_ns(const ddp_comm *comm, uint64_t deadline_ns, uint64_
 /* Inquires after the rank that is waited for; to be called again and again.
    Returns the rank at the end of the chain, or DDP_NOBODY while it is not known. */
 int ddp_verdict_seek(ddp_comm *comm, int missing, uint64_t now);
-
-#endif

@@ -16,8 +16,7 @@
  * User memory is given to UCX only when the way to the peer and back is known to work,
  * as UCX 1.13 cannot give up a connection that is being made.
  */
-#ifndef DDP_NCCL_PLUGINS_NET_CONNECTION_H
-#define DDP_NCCL_PLUGINS_NET_CONNECTION_H
+#pragma once
 
 #include "nccl_plugins/net/abi.h"
 #include "nccl_plugins/net/control.h"
@@ -97,5 +96,3 @@ void net_connection_look(net_connection *c);
 
 /* With the lock: a receive has ended without the message that is its own, and is gone. */
 void net_connection_cut(net_connection *c, const char *why);
-
-#endif

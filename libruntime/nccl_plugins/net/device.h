@@ -4,8 +4,7 @@
  * in this process, whatever they are. Where there are RDMA devices, other networks are
  * left out; without any network, what UCX has on a node is one device.
  */
-#ifndef DDP_NCCL_PLUGINS_NET_DEVICE_H
-#define DDP_NCCL_PLUGINS_NET_DEVICE_H
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -35,5 +34,3 @@ const net_device *net_device_at(int index);
 
 /* Starts UCX for one of them; NULL: for all. */
 ucs_status_t net_ucx_start(const net_device *device, ucp_context_h *context);
-
-#endif

@@ -4,12 +4,9 @@
  * UCX moves it through any device, but by way of the host where the network cannot read it,
  * which NCCL does better itself.
  */
-#ifndef DDP_NCCL_PLUGINS_NET_GPUDIRECT_H
-#define DDP_NCCL_PLUGINS_NET_GPUDIRECT_H
+#pragma once
 
 #include <stdbool.h>
 
 /* Bits of NET_CUDA and NET_DMABUF; 0: none. `sys` is where /sys is. */
 int net_gpudirect(bool rdma, const char *sys);
-
-#endif

@@ -14,8 +14,7 @@
  * The proofs are by a key made of the step's and of the listener's nonce, so that
  * they serve for no other listener, and not in the wire-up.
  */
-#ifndef DDP_NCCL_PLUGINS_NET_HANDSHAKE_H
-#define DDP_NCCL_PLUGINS_NET_HANDSHAKE_H
+#pragma once
 
 #include "comm/net/listener.h"
 #include "wireup/auth.h"
@@ -79,5 +78,3 @@ bool net_handshake_heard(const net_handshake *h);
 ddp_status net_handshake_answer(net_handshake *h);
 /* Is all heard, and all sent? */
 bool net_handshake_done(const net_handshake *h);
-
-#endif

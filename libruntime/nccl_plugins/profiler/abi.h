@@ -6,8 +6,7 @@
  * Versions 4 to 6 agree in the members below, but for the width of `type` and the
  * order of init's arguments.
  */
-#ifndef DDP_NCCL_PLUGINS_PROFILER_ABI_H
-#define DDP_NCCL_PLUGINS_PROFILER_ABI_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -77,5 +76,3 @@ struct ddp_nccl_profiler_v5 {
 	int (*record)(void *handle, int state, const void *arguments);
 	int (*finalize)(void *context);
 };
-
-#endif

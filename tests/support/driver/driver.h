@@ -9,8 +9,7 @@
  * of SIGSEGV. Copies on a stream move nothing before somebody has asked for their end more than once,
  * or waits for it: what does not wait sees old bytes.
  */
-#ifndef TESTS_DRIVER_H
-#define TESTS_DRIVER_H
+#pragma once
 
 #include <cuda.h>
 #include <stdbool.h>
@@ -30,5 +29,3 @@ extern cuda_driver_switches cuda_driver;
 
 /* For what is in the other file. */
 CUcontext cuda_driver_current(void);
-
-#endif
