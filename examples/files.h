@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A file that an example writes itself. What libddp writes follows the rules of ddp.h (Files and
- * folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,
- * device or file with a second name is taken.
- */
+/* A file that an example writes itself. What libddp writes follows the rules of ddp.h (Files and
+   folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,
+   device or file with a second name is taken. */
 #pragma once
 
 #include <errno.h>

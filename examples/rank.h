@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rank: one rank of a training, whatever it trains: it starts, it ends, and it says why it fails. It says so on stderr,
- * and to the other ranks, which then end, too. What all ranks see alike, one of them says.
- */
+/* rank: one rank of a training, whatever it trains: it starts, it ends, and it says why it fails. It says so on stderr,
+   and to the other ranks, which then end, too. What all ranks see alike, one of them says. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * half: a number of f32 as IEEE's f16, and back, by integers alone: on the host, where not every
- * compiler has that type, and in kernels of CUDA, which are tried on the host, too.
- */
+/* half: a number of f32 as IEEE's f16, and back, by integers alone: on the host, where not every
+   compiler has that type, and in kernels of CUDA, which are tried on the host, too. */
 #pragma once
 
 #include <stdint.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * splitmix: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine,
- * and in kernels of CUDA.
- */
+/* splitmix: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine,
+   and in kernels of CUDA. */
 #pragma once
 
 #include <stdint.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * renewal: opens a context's world again. In a step with restart=, srun may leave the ranks in their processes that say
- * that they survive (ddp_survive()), and start programs only for those that have died. All of them then meet under the
- * identity of a new generation. A rank that has stayed finds that identity on the node's progress page, a newcomer in
- * its environment.
- */
+/* renewal: opens a context's world again. In a step with restart=, srun may leave the ranks in their processes that say
+   that they survive (ddp_survive()), and start programs only for those that have died. All of them then meet under the
+   identity of a new generation. A rank that has stayed finds that identity on the node's progress page, a newcomer in
+   its environment. */
 #pragma once
 
 #include "context.h"

@@ -50,8 +50,6 @@ bool gpt_on_device(const gpt_options *options);
 /* Says what main() does next. */
 typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
 
-/*
- * Reads the command line; options' strings point into argv. GPT_DONE: --help
- * or --version was answered on stdout. GPT_BAD: the error is on stderr.
- */
+/* Reads the command line; options' strings point into argv. GPT_DONE: --help
+   or --version was answered on stdout. GPT_BAD: the error is on stderr. */
 gpt_parsed gpt_parse(int argc, char **argv, gpt_options *options);

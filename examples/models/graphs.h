@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * graphs: a model's passes as graphs (kernels.h). A pass is cut into parts, each of which becomes
- * a graph: between parts the program waits for parameters and is told of gradients, which
- * is other work each time. Each shape of a pass has graphs of its own; a part is captured when
- * its shape comes for the second time, as the first makes what later ones need.
- */
+/* graphs: a model's passes as graphs (kernels.h). A pass is cut into parts, each of which becomes
+   a graph: between parts the program waits for parameters and is told of gradients, which
+   is other work each time. Each shape of a pass has graphs of its own; a part is captured when
+   its shape comes for the second time, as the first makes what later ones need. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * vision: what the examples that train on images share: options, data, the loop, and the
- * report. An example says what its network is, and what it is trained on.
- */
+/* vision: what the examples that train on images share: options, data, the loop, and the
+   report. An example says what its network is, and what it is trained on. */
 #pragma once
 
 #include "models/net.h"

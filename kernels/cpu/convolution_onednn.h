@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * convolution_onednn: convolutions by oneDNN, of the shapes for which it has code for this
- * processor and for images that lie channels last. In a library of its own,
- * libconvolution.la, so that libddp does not load oneDNN.
- */
+/* convolution_onednn: convolutions by oneDNN, of the shapes for which it has code for this
+   processor and for images that lie channels last. In a library of its own,
+   libconvolution.la, so that libddp does not load oneDNN. */
 #pragma once
 
 #include "kernels.h"

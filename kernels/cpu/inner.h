@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * inner: the loops that gain from wide vectors, compiled once per instruction
- * set and chosen when first used. Each works on one thread's share; the
- * drivers (optim.c, layers.c, ...) cut the work up.
- */
+/* inner: the loops that gain from wide vectors, compiled once per instruction
+   set and chosen when first used. Each works on one thread's share; the
+   drivers (optim.c, layers.c, ...) cut the work up. */
 #pragma once
 
 #include <stdint.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * mixed: the functions of kernels.h on the host of type DK_MIXED: tensors are bf16, matrix
- * products go by bf16.h, and all other work is that of inner.h, in f32: rows are widened in
- * the first cache, and what comes out is rounded.
- */
+/* mixed: the functions of kernels.h on the host of type DK_MIXED: tensors are bf16, matrix
+   products go by bf16.h, and all other work is that of inner.h, in f32: rows are widened in
+   the first cache, and what comes out is rounded. */
 #pragma once
 
 #include "cpu/bf16.h"

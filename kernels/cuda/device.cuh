@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * device: what the kernels of CUDA are written with. The same sources are compiled by
- * nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then
- * included before: blocks, threads, barriers and shuffles on the host. So shared memory
- * is always that of the launch (shared_memory()), and launches go through launch().
- */
+/* device: what the kernels of CUDA are written with. The same sources are compiled by
+   nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then
+   included before: blocks, threads, barriers and shuffles on the host. So shared memory
+   is always that of the launch (shared_memory()), and launches go through launch(). */
 #pragma once
 
 #include <math.h>

@@ -11,11 +11,9 @@ enum dk_product_gelu {
 	DK_GELU_SLOPE, /* d = a b times the slope of GELU at `before` */
 };
 
-/*
- * d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
- * bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
- * c may be d, bias [n] may be NULL, but for DK_GELU. `before` is laid out as d.
- */
+/* d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
+   bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
+   c may be d, bias [n] may be NULL, but for DK_GELU. `before` is laid out as d. */
 struct dk_product_args {
 	bool transpose_a, transpose_b;
 	int64_t m, n, k;

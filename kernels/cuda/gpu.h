@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpu: has the calling thread use a GPU for a while, and then what it used before, also if
- * that was none, by the driver's stack of contexts. To go back by cudaSetDevice() would
- * make a context on GPU 0, of hundreds of MiB, in each process that uses another one.
- */
+/* gpu: has the calling thread use a GPU for a while, and then what it used before, also if
+   that was none, by the driver's stack of contexts. To go back by cudaSetDevice() would
+   make a context on GPU 0, of hundreds of MiB, in each process that uses another one. */
 #pragma once
 
 #include <cuda.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * row_sums: sums of two values over rows, for each column, which come in chunks of rows whose
- * partial sums are added in order: the same bits in each run.
- */
+/* row_sums: sums of two values over rows, for each column, which come in chunks of rows whose
+   partial sums are added in order: the same bits in each run. */
 #pragma once
 
 #include "cuda/functions.cuh"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
- * called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics
- * line, a message), any other one reads.
- */
+/* c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
+   called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics
+   line, a message), any other one reads. */
 #pragma once
 
 #include <stdarg.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * crc32c: the checksum of iSCSI and ext4 (Castagnoli polynomial), here
- * against files that rotted or were cut and patched; not against forgery.
- * Start with crc 0 and feed the result back for the next piece.
- */
+/* crc32c: the checksum of iSCSI and ext4 (Castagnoli polynomial), here
+   against files that rotted or were cut and patched; not against forgery.
+   Start with crc 0 and feed the result back for the next piece. */
 #pragma once
 
 #include <stddef.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * descriptors: sockets that a child of this process must not keep. A child that fork() makes
- * (of a data loader, say) would hold a connection open, and so hide this process's death from
- * its peer. Close-on-exec does not help: such a child calls no exec().
- */
+/* descriptors: sockets that a child of this process must not keep. A child that fork() makes
+   (of a data loader, say) would hold a connection open, and so hide this process's death from
+   its peer. Close-on-exec does not help: such a child calls no exec(). */
 #pragma once
 
 #include "ddp.h"

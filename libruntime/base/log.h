@@ -10,11 +10,9 @@
 void ddp_log(ddp_log_level level, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/*
- * A limit for one kind of message that an attacker can cause, by connecting, say. The first
- * DDP_LOG_UNLIMITED are logged, then at most one a second, which says how many were left out before
- * it. It begins as zeros, and any thread may use it.
- */
+/* A limit for one kind of message that an attacker can cause, by connecting, say. The first
+   DDP_LOG_UNLIMITED are logged, then at most one a second, which says how many were left out before
+   it. It begins as zeros, and any thread may use it. */
 enum { DDP_LOG_UNLIMITED = 10 };
 
 typedef struct ddp_log_limit {

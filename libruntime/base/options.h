@@ -6,13 +6,11 @@
 
 #include "ddp.h"
 
-/*
- * Copies options of the given type (its name), of which this library knows `bytes`, over
- * the defaults, which `options` has. What a program was compiled without keeps its default,
- * and so does all if `given` is NULL. DDP_ERR_INVALID:
- * the size is none that such a structure can have, or the program sets what this library
- * does not know.
- */
+/* Copies options of the given type (its name), of which this library knows `bytes`, over
+   the defaults, which `options` has. What a program was compiled without keeps its default,
+   and so does all if `given` is NULL. DDP_ERR_INVALID:
+   the size is none that such a structure can have, or the program sets what this library
+   does not know. */
 ddp_status ddp_options_copy(const char *type, const void *given, void *options, size_t bytes);
 
 /* A pointer of options that are not copied yet: NULL if the program was compiled without it, or

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * base/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
- * If no more than half have the same, as with two ranks, rank 0 counts as right.
- */
+/* base/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
+   If no more than half have the same, as with two ranks, rank 0 counts as right. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * signals: the signals of a write that fails (SIGPIPE: nobody reads; SIGXFSZ: a file
- * larger than ulimit -f) would end the program without a word. Between hold and release the
- * calling thread gets the error alone: EPIPE or EFBIG.
- */
+/* signals: the signals of a write that fails (SIGPIPE: nobody reads; SIGXFSZ: a file
+   larger than ulimit -f) would end the program without a word. Between hold and release the
+   calling thread gets the error alone: EPIPE or EFBIG. */
 #pragma once
 
 #include <errno.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/attend: looks after communicators of several nodes while no operation runs on
- * them: one thread of the process lets messages move, takes failures over, and tells
- * other nodes of them.
- */
+/* comm/attend: looks after communicators of several nodes while no operation runs on
+   them: one thread of the process lets messages move, takes failures over, and tells
+   other nodes of them. */
 #pragma once
 
 #include "ddp.h"

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/follow: finds out when requests of a backend that is asked are complete, and ends
- * them: a thread for each lane. For a backend that does not compare, it also sees that all
- * ranks have issued the same collective, which they tell each other by the backend host
- * meanwhile; and that it ends by its deadline, which counts from when all had issued it
- * and those before it had ended.
- */
+/* comm/follow: finds out when requests of a backend that is asked are complete, and ends
+   them: a thread for each lane. For a backend that does not compare, it also sees that all
+   ranks have issued the same collective, which they tell each other by the backend host
+   meanwhile; and that it ends by its deadline, which counts from when all had issued it
+   and those before it had ended. */
 #pragma once
 
 #include "comm/core/backend.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/front: the calls of ddp.h for operations, over the backends. Which of them runs an
- * operation follows from where its buffers lie.
- */
+/* comm/front: the calls of ddp.h for operations, over the backends. Which of them runs an
+   operation follows from where its buffers lie. */
 #pragma once
 
 #include "ddp.h"

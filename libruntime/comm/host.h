@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/host: the backend for the host's memory: shared memory on a node, UCX between
- * nodes. A lane is a communicator of the same ranks, a twin.
- */
+/* comm/host: the backend for the host's memory: shared memory on a node, UCX between
+   nodes. A lane is a communicator of the same ranks, a twin. */
 #pragma once
 
 #include "comm/core/backend.h"

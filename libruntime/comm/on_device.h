@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/on_device: what the backends for a device's memory share. What a rank gives to an operation, and
- * gets, are blocks: one of each rank where ranks have their own, else one.
- */
+/* comm/on_device: what the backends for a device's memory share. What a rank gives to an operation, and
+   gets, are blocks: one of each rank where ranks have their own, else one. */
 #pragma once
 
 #include "comm/core/comm.h"

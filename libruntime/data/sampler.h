@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * sampler: the order of samples. The public part is in ddp.h.
- *
- * randperm is the permutation that torch.randperm(n) draws on the CPU from
- * a generator with manual_seed(seed):
- *  - n < 214748364 (UINT32_MAX / 20): 32-bit draws, in every version of PyTorch;
- *  - larger n: 64-bit draws, as PyTorch does since 2.6; earlier versions went
- *    on with 32-bit draws there and gave another order.
- */
+/* sampler: the order of samples. The public part is in ddp.h.
+
+   randperm is the permutation that torch.randperm(n) draws on the CPU from
+   a generator with manual_seed(seed):
+    - n < 214748364 (UINT32_MAX / 20): 32-bit draws, in every version of PyTorch;
+    - larger n: 64-bit draws, as PyTorch does since 2.6; earlier versions went
+      on with 32-bit draws there and gave another order. */
 #pragma once
 
 #include "ddp.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * job: derives a struct ddp_job. The order is ddp_spawn(), then the plugin's
- * (or another launcher's) environment, then PMIx, then a world of one. A
- * source that is there but incomplete or contradictory is an error, never a
- * reason to fall back.
- */
+/* job: derives a struct ddp_job. The order is ddp_spawn(), then the plugin's
+   (or another launcher's) environment, then PMIx, then a world of one. A
+   source that is there but incomplete or contradictory is an error, never a
+   reason to fall back. */
 #pragma once
 
 #include "ddp.h"
@@ -17,11 +15,9 @@ typedef struct ddp_key {
 	unsigned char bytes[DDP_KEY_BYTES];
 } ddp_key;
 
-/*
- * A launcher need not tell local_rank with local_world_size, or node_rank, or
- * nnodes (torchrun has no NNODES, PMIx under Slurm a wrong node id). Those are
- * DDP_UNKNOWN here and are filled in by ddp_agree() (wireup/agreement.h).
- */
+/* A launcher need not tell local_rank with local_world_size, or node_rank, or
+   nnodes (torchrun has no NNODES, PMIx under Slurm a wrong node id). Those are
+   DDP_UNKNOWN here and are filled in by ddp_agree() (wireup/agreement.h). */
 enum { DDP_UNKNOWN = -1 };
 
 ddp_status ddp_job_discover(ddp_job *job, ddp_key *key);

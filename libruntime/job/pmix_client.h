@@ -7,11 +7,9 @@
 /* Whether a PMIx server has started this process, and this build can talk to it. */
 bool ddp_pmix_present(void);
 
-/*
- * Connects, unless that was done before, and tells rank and sizes. PMIx knows
- * one connection per process, so this is process-wide; call from the thread
- * that calls ddp_init().
- */
+/* Connects, unless that was done before, and tells rank and sizes. PMIx knows
+   one connection per process, so this is process-wide; call from the thread
+   that calls ddp_init(). */
 ddp_status ddp_pmix_attach(ddp_job *job);
 
 /* The namespace of the step's processes, once attached. */

@@ -47,10 +47,8 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 	return (double *)(void *)span->work;
 }
 
-/*
- * The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
- * of an enumerator without a row (rule.c).
- */
+/* The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
+   of an enumerator without a row (rule.c). */
 #define DDP_OPTIMIZERS(ROW) \
 	ROW(ADAMW, adamw) \
 	ROW(SGD, sgd) \

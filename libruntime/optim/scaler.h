@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scaler: what the program multiplies its loss by before backward, so that gradients in
- * fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale
- * is a power of two, so that it changes no bit of what neither vanishes nor overflows.
- */
+/* scaler: what the program multiplies its loss by before backward, so that gradients in
+   fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale
+   is a power of two, so that it changes no bit of what neither vanishes nor overflows. */
 #pragma once
 
 #include "ddp.h"

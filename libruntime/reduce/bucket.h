@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * bucket: cuts the gradient arena into buckets, from its end, which backward fills first, to its
- * beginning, and tracks which buckets are ready. A bucket may be any range of the arena, so a
- * tensor may be split over several buckets. The first parameter is ready last, so its bucket holds
- * little of the other parameters. All ranks take buckets in the order of their index, because they
- * must issue the collectives of a communicator in one order.
- */
+/* bucket: cuts the gradient arena into buckets, from its end, which backward fills first, to its
+   beginning, and tracks which buckets are ready. A bucket may be any range of the arena, so a
+   tensor may be split over several buckets. The first parameter is ready last, so its bucket holds
+   little of the other parameters. All ranks take buckets in the order of their index, because they
+   must issue the collectives of a communicator in one order. */
 #pragma once
 
 #include "params/layout.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
- * carries them, so all ranks get the same values. It is issued after the buckets that are complete
- * by then. The last elements of the sum say which parameters the step has used (reduce/uses.c).
- */
+/* consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
+   carries them, so all ranks get the same values. It is issued after the buckets that are complete
+   by then. The last elements of the sum say which parameters the step has used (reduce/uses.c). */
 #pragma once
 
 #include "params/layout.h"

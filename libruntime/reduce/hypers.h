@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
- * and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
- * load names those that differ.
- */
+/* hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
+   and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
+   load names those that differ. */
 #pragma once
 
 #include "reduce/options.h"

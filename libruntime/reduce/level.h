@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
- *
- * When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end
- * of an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank
- * undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
- * and a rank that has ended the step sends parameters and state to the others.
- */
+/* level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
+
+   When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end
+   of an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank
+   undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
+   and a rank that has ended the step sends parameters and state to the others. */
 #pragma once
 
 #include "reduce/model.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * place: where a model's arenas lie, and where its work runs: on the host, at once, or on a device
- * (device/device.h), on the program's queue. All of a model's work goes to that one queue, so it
- * runs after the work that the program enqueued before it called the model. Only communication has
- * queues of its own.
- */
+/* place: where a model's arenas lie, and where its work runs: on the host, at once, or on a device
+   (device/device.h), on the program's queue. All of a model's work goes to that one queue, so it
+   runs after the work that the program enqueued before it called the model. Only communication has
+   queues of its own. */
 #pragma once
 
 #include "context.h"

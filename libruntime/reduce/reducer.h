@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * reducer: sums gradient buckets over all ranks while backward still runs.
- *
- * All ranks issue the same collectives in the same order: first the buckets with an index below
- * `hold`, when they are complete, then the totals (weights, losses), then the other buckets. These
- * last buckets hold the first parameter, which backward finishes last, so waiting for the totals
- * costs them no time. While they are reduced, the parameters of the earlier buckets are updated.
- *
- * The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
- * are sent.
- */
+/* reducer: sums gradient buckets over all ranks while backward still runs.
+
+   All ranks issue the same collectives in the same order: first the buckets with an index below
+   `hold`, when they are complete, then the totals (weights, losses), then the other buckets. These
+   last buckets hold the first parameter, which backward finishes last, so waiting for the totals
+   costs them no time. While they are reduced, the parameters of the earlier buckets are updated.
+
+   The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
+   are sent. */
 #pragma once
 
 #include "comm/api.h"

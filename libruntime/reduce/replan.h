@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * replan: cuts a model's buckets anew, once, after its first steps. In these steps each rank measures
- * when each gradient is complete, and how long the all-reduces of its buckets take. It does so with two
- * cuts, so there are all-reduces of two sizes. For the gradients, the times of the slowest rank count.
- * For the all-reduces, those of the quickest rank count, because the other ranks have also waited for a
- * rank, and not only for the network. Rank 0 chooses the cut for all ranks (reduce/merge.h). If the gain
- * would be too small, the first cut stays.
- *
- * Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
- * order, and which rank owns what depend on the units and not on the buckets.
- */
+/* replan: cuts a model's buckets anew, once, after its first steps. In these steps each rank measures
+   when each gradient is complete, and how long the all-reduces of its buckets take. It does so with two
+   cuts, so there are all-reduces of two sizes. For the gradients, the times of the slowest rank count.
+   For the all-reduces, those of the quickest rank count, because the other ranks have also waited for a
+   rank, and not only for the network. Rank 0 chooses the cut for all ranks (reduce/merge.h). If the gain
+   would be too small, the first cut stays.
+
+   Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
+   order, and which rank owns what depend on the units and not on the buckets. */
 #pragma once
 
 #include "ddp.h"

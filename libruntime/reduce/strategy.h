@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * strategy: how the gradients of all ranks become the same new parameters on all ranks. It says what
- * happens to a complete bucket, which rank updates which parameters, and which rank keeps which part
- * of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
- * ask which it is. A function that is NULL is not called.
- */
+/* strategy: how the gradients of all ranks become the same new parameters on all ranks. It says what
+   happens to a complete bucket, which rank updates which parameters, and which rank keeps which part
+   of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
+   ask which it is. A function that is NULL is not called. */
 #pragma once
 
 #include "optim/optim.h"
@@ -42,12 +40,10 @@ typedef struct ddp_strategy {
 	/* Drops what it keeps of the step's gradients. All buckets of the step have ended. */
 	void (*discard)(struct ddp_model *model);
 
-	/*
-	 * The end of a step: all buckets are started, and rows are added. reduce() waits until all gradients
-	 * are reduced, and sets *squares to the sum of their squares over the whole model. If reduce() was not
-	 * called (`reduced` is false), update() first does the same, but may already update the parameters of
-	 * reduced buckets. After update() all ranks have new parameters, and gradients are 0. Collective.
-	 */
+	/* The end of a step: all buckets are started, and rows are added. reduce() waits until all gradients
+	   are reduced, and sets *squares to the sum of their squares over the whole model. If reduce() was not
+	   called (`reduced` is false), update() first does the same, but may already update the parameters of
+	   reduced buckets. After update() all ranks have new parameters, and gradients are 0. Collective. */
 	ddp_status (*reduce)(struct ddp_model *model, double *squares);
 	ddp_status (*update)(struct ddp_model *model, const ddp_update *update, bool reduced,
 	                     double *squares);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()).
- */
+/* survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()). */
 #pragma once
 
 #include "reduce/model.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * watch: what this rank does and how long it takes. It keeps the progress
- * page that outlives the process, times the phases, and feeds the trace and
- * the metrics. One thread at a time. Nothing here fails a training: after a
- * write error the file in question ends, and the log says so once.
- */
+/* watch: what this rank does and how long it takes. It keeps the progress
+   page that outlives the process, times the phases, and feeds the trace and
+   the metrics. One thread at a time. Nothing here fails a training: after a
+   write error the file in question ends, and the log says so once. */
 #pragma once
 
 #include "ddp.h"

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * acceptor: accepts the connections of a listener, and returns those that have proven the step's key.
- * Any process may connect, so connections without a proof cost little and are few: if there are too
- * many, the oldest one is dropped at once. The oldest one has had the most time for its proof, so a
- * peer that answers the challenge gets through however many processes connect. A peer whose connection
- * is dropped nevertheless connects again.
- *
- *   acceptor -> peer       challenge (auth.h)
- *   peer     -> acceptor   hello
- *   acceptor -> peer       verdict
- */
+/* acceptor: accepts the connections of a listener, and returns those that have proven the step's key.
+   Any process may connect, so connections without a proof cost little and are few: if there are too
+   many, the oldest one is dropped at once. The oldest one has had the most time for its proof, so a
+   peer that answers the challenge gets through however many processes connect. A peer whose connection
+   is dropped nevertheless connects again.
+
+     acceptor -> peer       challenge (auth.h)
+     peer     -> acceptor   hello
+     acceptor -> peer       verdict */
 #pragma once
 
 #include "base/log.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * by_store: wire-up over a store that all ranks reach, such as c10d's or a file. Under "ddp/run" rank 0 puts a
- * number for this run, and the key that all later connections prove. The other ranks answer under that number, so
- * entries of an earlier run are never taken for answers. Whoever can read the store can join the run.
- */
+/* by_store: wire-up over a store that all ranks reach, such as c10d's or a file. Under "ddp/run" rank 0 puts a
+   number for this run, and the key that all later connections prove. The other ranks answer under that number, so
+   entries of an earlier run are never taken for answers. Whoever can read the store can join the run. */
 #pragma once
 
 #include "wireup/wireup.h"

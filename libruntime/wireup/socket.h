@@ -33,11 +33,9 @@ typedef struct ddp_rendezvous {
    port that is free; `where` then names that port. */
 ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd);
 
-/*
- * Begins to connect to port `index` of one of the addresses, without waiting. *error: 0: *fd is
- * connected; EINPROGRESS: poll() tells POLLOUT once ddp_rendezvous_connected() knows more;
- * otherwise why not (*fd is -1). Returns an error where no other try can succeed.
- */
+/* Begins to connect to port `index` of one of the addresses, without waiting. *error: 0: *fd is
+   connected; EINPROGRESS: poll() tells POLLOUT once ddp_rendezvous_connected() knows more;
+   otherwise why not (*fd is -1). Returns an error where no other try can succeed. */
 ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd, int *error);
 /* 0, or the errno of what failed. */
 int ddp_rendezvous_connected(int fd);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * torchrun: tells the starts of one torchrun apart. All starts share DDP_KEY, and may share MASTER_ADDR,
- * MASTER_PORT and the world's size. TORCHELASTIC_RESTART_COUNT does not tell them apart: each agent
- * counts its own restarts, and a rank of a new agent begins with 0 again. A worker whose agent was killed
- * goes on, and may still wait for ranks of its start when the ranks of the next start come.
- */
+/* torchrun: tells the starts of one torchrun apart. All starts share DDP_KEY, and may share MASTER_ADDR,
+   MASTER_PORT and the world's size. TORCHELASTIC_RESTART_COUNT does not tell them apart: each agent
+   counts its own restarts, and a rank of a new agent begins with 0 again. A worker whose agent was killed
+   goes on, and may still wait for ranks of its start when the ranks of the next start come. */
 #pragma once
 
 #include <sys/types.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpu_place: where gpu_kernels measures: a GPU, with the modules of this build, or, to try the
- * benchmark, the host. What enqueues is called with `queue` in use (dk_use()).
- */
+/* gpu_place: where gpu_kernels measures: a GPU, with the modules of this build, or, to try the
+   benchmark, the host. What enqueues is called with `queue` in use (dk_use()). */
 #pragma once
 
 #include "kernels.h"

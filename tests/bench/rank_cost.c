@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
- * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network.
- * Rank 0 prints a line for each size and algorithm.
- */
+/* One rank of tests/bench/algorithms: measures a reduction by each algorithm between
+   nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network.
+   Rank 0 prints a line for each size and algorithm. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

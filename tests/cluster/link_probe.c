@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * link_probe NODES SECONDS SILENCE_MS: srun's relay thread, and so many nodes that hold links to it for so long, in a
- * process of their own. It prints what srun's side takes of each: for tests of large steps.
- */
+/* link_probe NODES SECONDS SILENCE_MS: srun's relay thread, and so many nodes that hold links to it for so long, in a
+   process of their own. It prints what srun's side takes of each: for tests of large steps. */
 #include <dirent.h>
 #include <poll.h>
 #include <stdio.h>

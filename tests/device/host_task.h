@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
- * memory it reads and writes. Kept by value until it runs.
- */
+/* host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
+   memory it reads and writes. Kept by value until it runs. */
 #pragma once
 
 #include <fenv.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * memory: the fake GPU's memory. An address that the GPU gives lies in a range
- * that nobody may touch; `distance` further lies the memory itself, which only its
- * own streams are told of. The caller locks.
- */
+/* memory: the fake GPU's memory. An address that the GPU gives lies in a range
+   that nobody may touch; `distance` further lies the memory itself, which only its
+   own streams are told of. The caller locks. */
 #pragma once
 
 #include <stdbool.h>

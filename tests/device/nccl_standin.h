@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_standin: what a program takes for NCCL. It really moves data between processes, through
- * shared memory, on the streams of the fake GPU, whose module it is a part of; and it
- * does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
- * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
- * does not want the first one hasty.
- */
+/* nccl_standin: what a program takes for NCCL. It really moves data between processes, through
+   shared memory, on the streams of the fake GPU, whose module it is a part of; and it
+   does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
+   its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
+   does not want the first one hasty. */
 #pragma once
 
 #include <stdatomic.h>

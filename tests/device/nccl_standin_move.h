@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
- * that they share, on the threads of a device's queues.
- */
+/* nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
+   that they share, on the threads of a device's queues. */
 #pragma once
 
 #include <stdatomic.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * order: is work of two streams that uses the same memory ordered, or is it so by luck?
- * Each stream, and the host, has a vector clock (Fidge 1988, Mattern 1989): how much of each
- * stream's work surely comes before what it does next. Of two accesses to the same bytes,
- * one of them a write, one must come surely before the other. The caller locks.
- */
+/* order: is work of two streams that uses the same memory ordered, or is it so by luck?
+   Each stream, and the host, has a vector clock (Fidge 1988, Mattern 1989): how much of each
+   stream's work surely comes before what it does next. Of two accesses to the same bytes,
+   one of them a write, one must come surely before the other. The caller locks. */
 #pragma once
 
 #include <stdbool.h>

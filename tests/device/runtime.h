@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * runtime: the fake GPU within: its streams, and the threads that do their work. What ends in
- * _locked is called with the GPU's lock held; the others must not be.
- */
+/* runtime: the fake GPU within: its streams, and the threads that do their work. What ends in
+   _locked is called with the GPU's lock held; the others must not be. */
 #pragma once
 
 #include <pthread.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * state: a checkpoint that a thread writes while training goes on holds what the model was
- * when it was begun, byte for byte; what goes wrong with it is told to all ranks.
- */
+/* state: a checkpoint that a thread writes while training goes on holds what the model was
+   when it was begun, byte for byte; what goes wrong with it is told to all ranks. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; needs: UCX; takes: 7 */
-/*
- * A rank that comes late: what others send it meanwhile takes a bounded part of its
- * memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
- * buffers are the same few pages over and over.
- */
+/* A rank that comes late: what others send it meanwhile takes a bounded part of its
+   memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
+   buffers are the same few pages over and over. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>

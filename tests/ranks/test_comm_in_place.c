@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
- * other overlap is refused on all ranks, in words, also if one rank alone has it.
- */
+/* Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
+   other overlap is refused on all ranks, in words, also if one rank alone has it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

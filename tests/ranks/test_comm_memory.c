@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 15 */
-/*
- * A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
- * get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
- * which are the library's but not UCX's, come here first (--wrap).
- */
+/* A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
+   get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
+   which are the library's but not UCX's, come here first (--wrap). */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>

@@ -149,10 +149,8 @@ static bool is_served(ddp_comm *comm)
 	return served;
 }
 
-/*
- * The thread that was started for the part's operations leaves, as the program runs the first one itself. Then a receive
- * on the world wants a thread, and no other can be started. The second operation still needs the first thread.
- */
+/* The thread that was started for the part's operations leaves, as the program runs the first one itself. Then a receive
+   on the world wants a thread, and no other can be started. The second operation still needs the first thread. */
 static void strand(ddp_comm *world, ddp_comm *part, atomic_int *stage)
 {
 	const ddp_operation barrier = { .kind = DDP_BARRIER };

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: asan; needs: UCX; takes: 8 */
-/*
- * A rank dies while ranks of several nodes connect with each other: the others get an error, and
- * none of them is ended by UCX.
- */
+/* A rank dies while ranks of several nodes connect with each other: the others get an error, and
+   none of them is ended by UCX. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/time.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan bare; takes: 12 */
-/*
- * Random collectives against a plain reference: ranks 1 .. 8
- * on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
- * DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run.
- */
+/* Random collectives against a plain reference: ranks 1 .. 8
+   on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
+   DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

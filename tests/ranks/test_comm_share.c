@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * What the communicators of a process share: UCX's worker and its connections, the
- * doorbell, threads. A further one costs next to nothing, and what ends one leaves
- * the others as they are.
- */
+/* What the communicators of a process share: UCX's worker and its connections, the
+   doorbell, threads. A further one costs next to nothing, and what ends one leaves
+   the others as they are. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; needs: UCX */
-/*
- * What keeps ranks between nodes from going on with what is left of a communicator: a network that
- * does not end, too few descriptors, ranks that die before they tell, and memory that is refused.
- */
+/* What keeps ranks between nodes from going on with what is left of a communicator: a network that
+   does not end, too few descriptors, ranks that die before they tell, and memory that is refused. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; needs: UCX */
-/*
- * Stops a random rank at a random moment of random operations: every other rank's
- * error must name that one, and not one that waited for it, too.
- * DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run.
- */
+/* Stops a random rank at a random moment of random operations: every other rank's
+   error must name that one, and not one that waited for it, too.
+   DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>

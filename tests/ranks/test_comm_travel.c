@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; needs: UCX; takes: 9 */
-/*
- * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
- * width, what several nodes have combined in accumulator form; and the bits of the result
- * follow from inputs and ranks alone, whatever the algorithm, the kind of operation and the
- * memory: each node's ranks are combined in f32 and rounded; nodes are combined in f32, in
- * comm/ops/combine_nodes's order, and rounded.
- */
+/* Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
+   width, what several nodes have combined in accumulator form; and the bits of the result
+   follow from inputs and ranks alone, whatever the algorithm, the kind of operation and the
+   memory: each node's ranks are combined in f32 and rounded; nodes are combined in f32, in
+   comm/ops/combine_nodes's order, and rounded. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
-/*
- * UCX beside a program: its listening sockets, its lines, its settings, and what it
- * would do to signals and to shared memory.
- */
+/* UCX beside a program: its listening sockets, its lines, its settings, and what it
+   would do to signals and to shared memory. */
 #include <stdint.h>
 #include <arpa/inet.h>
 #include <dlfcn.h>

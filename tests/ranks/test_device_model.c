@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * A model in the memory of the fake GPU: it comes to the bits of one in the
- * host's memory, and nothing in its backward pass waits. The device refuses work that no
- * event orders, and nobody else can touch its memory; so a wait that is missing
- * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
- * names beside it: `make check-waits` takes each out once.
- */
+/* A model in the memory of the fake GPU: it comes to the bits of one in the
+   host's memory, and nothing in its backward pass waits. The device refuses work that no
+   event orders, and nobody else can touch its memory; so a wait that is missing
+   between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
+   names beside it: `make check-waits` takes each out once. */
 #include <math.h>
 #include <semaphore.h>
 #include <stdint.h>

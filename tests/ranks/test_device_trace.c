@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * The trace of a model on a device, and a step's times: what the program's queue and communication did,
- * and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
- * queue takes its time, known to the test, for forward and for each gradient.
- */
+/* The trace of a model on a device, and a step's times: what the program's queue and communication did,
+   and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
+   queue takes its time, known to the test, for forward and for each gradient. */
 #include <jansson.h>
 #include <math.h>
 #include <stdint.h>

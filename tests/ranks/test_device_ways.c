@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * Ways of training a model in the memory of the fake GPU, each beside the same
- * in the host's memory: parameters, gradients and norms have the same bits after each step.
- */
+/* Ways of training a model in the memory of the fake GPU, each beside the same
+   in the host's memory: parameters, gradients and norms have the same bits after each step. */
 #include <math.h>
 #include <semaphore.h>
 #include <stdint.h>

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 9 */
-/*
- * reduce: random models on random worlds, reduced in every way, in random order, with random
- * parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped
- * or forgotten, end each step where a plain loop does that gathers all ranks' gradients and averages
- * them. Gradients are small whole numbers, of which all sums, and all sums of squares, are exact: so
- * the plain loop's bits are wanted. Gradients that are not show that the ways agree to the bit among
- * themselves.
- */
+/* reduce: random models on random worlds, reduced in every way, in random order, with random
+   parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped
+   or forgotten, end each step where a plain loop does that gathers all ranks' gradients and averages
+   them. Gradients are small whole numbers, of which all sums, and all sums of squares, are exact: so
+   the plain loop's bits are wanted. Gradients that are not show that the ways agree to the bit among
+   themselves. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

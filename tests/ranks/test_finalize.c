@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: asan; takes: 40 */
-/*
- * ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
- * named by the others, whichever way they found each other and whatever runs their operations.
- */
+/* ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
+   named by the others, whichever way they found each other and whatever runs their operations. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
- * shared memory, by the tables of all versions.
- */
+/* libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
+   shared memory, by the tables of all versions. */
 #include <stdint.h>
 #include <netinet/in.h>
 #include <pthread.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * Another user of the host connects to the sockets at which libnccl-net-ddpucx.so and UCX listen for it, while the
- * kernel takes no socket filters. No process's end comes of what this user sends, root's neither.
- */
+/* Another user of the host connects to the sockets at which libnccl-net-ddpucx.so and UCX listen for it, while the
+   kernel takes no socket filters. No process's end comes of what this user sends, root's neither. */
 #include <stdint.h>
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET CUDA */
-/*
- * libnccl-net-ddpucx.so with CUDA memory: UCX's own CUDA transports on a stand-in for the driver
- * (tests/support/driver), whose memory the host cannot touch. Where this UCX has no such transports,
- * as those of distributions, the plugin has to say so, and the rest is left out: `make check-ucx` has
- * a UCX with them, and says so by DDP_TEST_UCX_CUDA.
- */
+/* libnccl-net-ddpucx.so with CUDA memory: UCX's own CUDA transports on a stand-in for the driver
+   (tests/support/driver), whose memory the host cannot touch. Where this UCX has no such transports,
+   as those of distributions, the plugin has to say so, and the rest is left out: `make check-ucx` has
+   a UCX with them, and says so by DDP_TEST_UCX_CUDA. */
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>

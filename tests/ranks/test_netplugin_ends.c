@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
- * peer has not heard of, or gives up messages that are under way.
- */
+/* libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
+   peer has not heard of, or gives up messages that are under way. */
 #include <stdint.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
- * connections that never prove the step's key.
- */
+/* libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
+   connections that never prove the step's key. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * reduce: each optimizer trains on several ranks, in each way of reducing, to the bits of
- * one that has all gradients; its checkpoints go on in another world; and what would cut
- * whole tensors is refused. Gradients are whole numbers, so sums are exact.
- */
+/* reduce: each optimizer trains on several ranks, in each way of reducing, to the bits of
+   one that has all gradients; its checkpoints go on in another world; and what would cut
+   whole tensors is refused. Gradients are whole numbers, so sums are exact. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

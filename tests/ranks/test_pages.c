@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * A system whose pages are larger than 4 KiB, as far as this program's sysconf()
- * and mmap() can pretend it: the library's calls come here first (--wrap).
- */
+/* A system whose pages are larger than 4 KiB, as far as this program's sysconf()
+   and mmap() can pretend it: the library's calls come here first (--wrap). */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>

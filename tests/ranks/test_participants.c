@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
- * ranks that have not finished. Their values in random models are test_engine's matter.
- */
+/* reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
+   ranks that have not finished. Their values in random models are test_engine's matter. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * These tests show what a program's surroundings may do to its files: a folder that changes, a
- * limit on the size of files, standard descriptors that are closed, and a locale that writes
- * numbers with a comma.
- */
+/* These tests show what a program's surroundings may do to its files: a folder that changes, a
+   limit on the size of files, standard descriptors that are closed, and a locale that writes
+   numbers with a comma. */
 #include <fcntl.h>
 #include <locale.h>
 #include <stdint.h>

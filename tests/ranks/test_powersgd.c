@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; takes: 5 */
-/*
- * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
- * in the host's memory, and in that of the fake GPU, to the same bits.
- */
+/* reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
+   in the host's memory, and in that of the fake GPU, to the same bits. */
 #include <limits.h>
 #include <math.h>
 #include <stdint.h>

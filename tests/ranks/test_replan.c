@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; takes: 12 */
-/*
- * reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
- * as the slowest rank's times and the link's cost want, and change no bit of what is trained.
- * Beside each model trains a twin whose first cut stays.
- */
+/* reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
+   as the slowest rank's times and the link's cost want, and change no bit of what is trained.
+   Beside each model trains a twin whose first cut stays. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

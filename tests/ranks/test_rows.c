@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * reduce/rows: gradients with a dense part and rows. Whichever way they
- * travel, ranks add up the same; and to the bit in the order of ranks.
- */
+/* reduce/rows: gradients with a dense part and rows. Whichever way they
+   travel, ranks add up the same; and to the bit in the order of ranks. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>

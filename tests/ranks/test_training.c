@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan bare */
-/*
- * training: that data-parallel training is training. N ranks give what one
- * gives on the same global batch, and what a plain loop in double precision
- * gives; a run can be gone on with, and repeated, bit for bit; and it can be
- * seen.
- */
+/* training: that data-parallel training is training. N ranks give what one
+   gives on the same global batch, and what a plain loop in double precision
+   gives; a run can be gone on with, and repeated, bit for bit; and it can be
+   seen. */
 #include <jansson.h>
 #include <math.h>
 #include <stdint.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
- * checkpoint; what diverges goes back to one.
- */
+/* training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
+   checkpoint; what diverges goes back to one. */
 #include <math.h>
 #include <signal.h>
 #include <stdint.h>

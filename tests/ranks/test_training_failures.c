@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * training: what a failure costs. One of a rank ends all of them, with its reason; one of a
- * checkpoint costs no more than that checkpoint, unless it is the last.
- */
+/* training: what a failure costs. One of a rank ends all of them, with its reason; one of a
+   checkpoint costs no more than that checkpoint, unless it is the last. */
 #include <math.h>
 #include <signal.h>
 #include <stdint.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * training_groups: models on communicators. The ranks of a group train as if they were a world of
- * their own, beside other groups with other models.
- */
+/* training_groups: models on communicators. The ranks of a group train as if they were a world of
+   their own, beside other groups with other models. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * attacker: another user of the host, who looks for the TCP ports on which a user's processes listen, connects
- * there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the
- * test's. The test's own processes are refused socket filters from then on, as some kernels do to ordinary users.
- */
+/* attacker: another user of the host, who looks for the TCP ports on which a user's processes listen, connects
+   there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the
+   test's. The test's own processes are refused socket filters from then on, as some kernels do to ordinary users. */
 #pragma once
 
 #include <stdatomic.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * classifier_cases: those of test_kernel_layers.c that are about the classifier, and about
- * results, of which the classifier's is one.
- */
+/* classifier_cases: those of test_kernel_layers.c that are about the classifier, and about
+   results, of which the classifier's is one. */
 #include <math.h>
 #include <string.h>
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_case: one random operation of comm_cases: its sizes, buffers and values, and what it
- * must give.
- */
+/* comm_case: one random operation of comm_cases: its sizes, buffers and values, and what it
+   must give. */
 #pragma once
 
 #include <stdbool.h>

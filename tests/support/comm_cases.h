@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_cases: random collectives, by seed, and what they must give. Inputs
- * are small integers, so that results are exact in any order of combination
- * and the reference can be plain arithmetic in double.
- */
+/* comm_cases: random collectives, by seed, and what they must give. Inputs
+   are small integers, so that results are exact in any order of combination
+   and the reference can be plain arithmetic in double. */
 #pragma once
 
 #include "tests/support/comm_ranks.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_ranks: a test's ranks with a communicator. Blobs are
- * exchanged through memory that the ranks share; ranks may be put on pretend
- * nodes, which then reach each other through the network only.
- */
+/* comm_ranks: a test's ranks with a communicator. Blobs are
+   exchanged through memory that the ranks share; ranks may be put on pretend
+   nodes, which then reach each other through the network only. */
 #pragma once
 
 #include <stdbool.h>

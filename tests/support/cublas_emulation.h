@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
- * cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an
- * algorithm that was chosen for another product, and addresses less aligned than it was told;
- * with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented.
- */
+/* cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
+   cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an
+   algorithm that was chosen for another product, and addresses less aligned than it was told;
+   with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented. */
 #pragma once
 
 #include <stddef.h>

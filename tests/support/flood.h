@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * flood: a process that connects to a listener again and again and never proves the step's key,
- * as any user of the host can.
- */
+/* flood: a process that connects to a listener again and again and never proves the step's key,
+   as any user of the host can. */
 #pragma once
 
 #include <netinet/in.h>

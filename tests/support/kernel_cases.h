@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_cases: tries kernels in each place and type that a program is linked with. Memory that
- * a case has from here, the host's or the place's, is freed behind it.
- */
+/* kernel_cases: tries kernels in each place and type that a program is linked with. Memory that
+   a case has from here, the host's or the place's, is freed behind it. */
 #pragma once
 
 #include <stdbool.h>

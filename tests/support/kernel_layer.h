@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_layer: a layer in each place and type that the program is linked with: forward
- * against its naive version in double precision, gradients against finite differences of
- * that, and one thread against three, or one order of threads against another.
- */
+/* kernel_layer: a layer in each place and type that the program is linked with: forward
+   against its naive version in double precision, gradients against finite differences of
+   that, and one thread against three, or one order of threads against another. */
 #pragma once
 
 #include "tests/support/kernel_cases.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
- * kernels over the emulation (cuda_place.cc), or on a GPU, which may be the fake one
- * (kernel_place_device.c). A program is linked with one of them.
- */
+/* kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
+   kernels over the emulation (cuda_place.cc), or on a GPU, which may be the fake one
+   (kernel_place_device.c). A program is linked with one of them. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * mlp: a small network with real gradients for the tests of training:
- * 10 inputs, 32 tanh units, 4 classes, softmax cross-entropy. Everything is
- * computed in double and stored in float.
- */
+/* mlp: a small network with real gradients for the tests of training:
+   10 inputs, 32 tanh units, 4 classes, softmax cross-entropy. Everything is
+   computed in double and stored in float. */
 #pragma once
 
 #include "ddp.h"

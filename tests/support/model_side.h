@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * model_side: a model in the memory of the host, or in that of the fake GPU, so
- * that what is done to both can be compared.
- */
+/* model_side: a model in the memory of the host, or in that of the fake GPU, so
+   that what is done to both can be compared. */
 #pragma once
 
 #include "device/device.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_driver: calls libnccl-net-ddpucx.so as NCCL does, by the table of any version that
- * the plugin has. What differs between versions is hidden here. NULL and -1 stand for
- * what NCCL would leave out.
- */
+/* nccl_driver: calls libnccl-net-ddpucx.so as NCCL does, by the table of any version that
+   the plugin has. What differs between versions is hidden here. NULL and -1 stand for
+   what NCCL would leave out. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * netplugin_ranks: two processes that use libnccl-net-ddpucx.so as NCCL does, for the tests of
- * it. Each runs a body with the board that they share.
- */
+/* netplugin_ranks: two processes that use libnccl-net-ddpucx.so as NCCL does, for the tests of
+   it. Each runs a body with the board that they share. */
 #pragma once
 
 #include <stdatomic.h>

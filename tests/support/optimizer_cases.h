@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
- * formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
- * has the optimizer; make check-torch). PyTorch has no LAMB and no Lion.
- */
+/* optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
+   formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
+   has the optimizer; make check-torch). PyTorch has no LAMB and no Lion. */
 #pragma once
 
 #include <stddef.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ranks: a test's ranks, each a process. What a rank has to start with, others add:
- * comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context.
- */
+/* ranks: a test's ranks, each a process. What a rank has to start with, others add:
+   comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scenario: a random model, and how random ranks train it: what they use, in which step, until
- * when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
- * them. All is a function of the scenario's seed: who asks the same is told the same.
- */
+/* scenario: a random model, and how random ranks train it: what they use, in which step, until
+   when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
+   them. All is a function of the scenario's seed: who asks the same is told the same. */
 #pragma once
 
 #include "ddp.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
- * on the fake GPU. A failed call ends the rank.
- */
+/* scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
+   on the fake GPU. A failed call ends the rank. */
 #pragma once
 
 #include "tests/support/context_ranks.h"

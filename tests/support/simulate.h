@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * simulate: recursive doubling and recursive halving on all nodes of a world, message by
- * message, by the library's own plans (comm/hier/plan) and in the order in which
- * comm/hier/recursive_halving works: to see whether the costs in comm/hier, which only add up
- * what one node does, are right about chunks that overlap.
- */
+/* simulate: recursive doubling and recursive halving on all nodes of a world, message by
+   message, by the library's own plans (comm/hier/plan) and in the order in which
+   comm/hier/recursive_halving works: to see whether the costs in comm/hier, which only add up
+   what one node does, are right about chunks that overlap. */
 #pragma once
 
 #include "comm/hier/algorithms.h"

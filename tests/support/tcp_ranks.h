@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * tcp_ranks: a test's ranks with a wire-up by TCP. Each
- * test uses a port of its own at an address of the loopback net.
- */
+/* tcp_ranks: a test's ranks with a wire-up by TCP. Each
+   test uses a port of its own at an address of the loopback net. */
 #pragma once
 
 #include <stdatomic.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan bare */
-/*
- * Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
- * against plain loops in double precision: odd shapes, other numbers of images and of threads by the
- * same plans, and what each leaves to others.
- */
+/* Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
+   against plain loops in double precision: odd shapes, other numbers of images and of threads by the
+   same plans, and what each leaves to others. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * device: what holds for each kind of device, the host and a GPU, which is the fake one, or a real
- * one (make check-gpu); and what is said where a kind is missing.
- */
+/* device: what holds for each kind of device, the host and a GPU, which is the fake one, or a real
+   one (make check-gpu); and what is said where a kind is missing. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * The fake GPU: what it is for. A host that touches its memory dies, work that nothing orders is
- * told, and goes wrong.
- */
+/* The fake GPU: what it is for. A host that touches its memory dies, work that nothing orders is
+   told, and goes wrong. */
 #include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>

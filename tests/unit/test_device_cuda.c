@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
- * program's own choice of a GPU, over the fake GPU; with a GPU, test_device
- * runs the module on the real one.
- */
+/* device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
+   program's own choice of a GPU, over the fake GPU; with a GPU, test_device
+   runs the module on the real one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -88,10 +88,8 @@ static void roughen(struct rig *r)
 			r->data[i][k] = r->data[i][k] * 8 + 0.1f * sinf((float)(k * 13 + i));
 }
 
-/*
- * Along the direction of its own gradient, each tensor's slope must be the
- * gradient's norm.
- */
+/* Along the direction of its own gradient, each tensor's slope must be the
+   gradient's norm. */
 static void check_tensor(struct rig *r, int param, const int32_t *tokens, int batch,
                          int length)
 {

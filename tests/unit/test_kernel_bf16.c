@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * products of bf16: each set of instructions that this processor has gives what the same
- * numbers give in double precision, at odd sizes and either orientation.
- */
+/* products of bf16: each set of instructions that this processor has gives what the same
+   numbers give in double precision, at odd sizes and either orientation. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* runs: asan; as: test_kernel_graph_cuda */
-/*
- * Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
- * fails leaves the queue as it was.
- */
+/* Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
+   fails leaves the queue as it was. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

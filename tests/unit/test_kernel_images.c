@@ -2,12 +2,10 @@
 /* runs: unit asan; all: tsan bare */
 /* runs: unit asan; as: test_kernel_images_device */
 /* runs: asan; as: test_kernel_images_cuda */
-/*
- * kernels for images, which are of f32: each against a plain version in double precision, at odd
- * sizes, and one thread against three, or one order of threads against another; in each place that
- * the program is linked with. Gradients of what is linear are compared with plain loops, others
- * with differences.
- */
+/* kernels for images, which are of f32: each against a plain version in double precision, at odd
+   sizes, and one thread against three, or one order of threads against another; in each place that
+   the program is linked with. Gradients of what is linear are compared with plain loops, others
+   with differences. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

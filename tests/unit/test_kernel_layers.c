@@ -2,11 +2,9 @@
 /* runs: unit asan; all: tsan; takes: 6 */
 /* runs: unit asan; as: test_kernel_device */
 /* runs: asan; as: test_kernel_cuda; takes: 8 */
-/*
- * kernels: each layer against a naive double-precision version of its forward, and its
- * gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
- * is linked with.
- */
+/* kernels: each layer against a naive double-precision version of its forward, and its
+   gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
+   is linked with. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* runs: asan; as: test_kernel_queue_cuda */
-/*
- * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
- * whole model passes forward and backward there as on the host. The queues are those of
- * kernels/cuda over the emulation, on a GPU, or of the fake GPU.
- */
+/* kernels on a queue: what does not hang on the order of sums has the host's bits, and a
+   whole model passes forward and backward there as on the host. The queues are those of
+   kernels/cuda over the emulation, on a GPU, or of the fake GPU. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* runs: asan; as: test_model_graph_cuda; takes: 9 */
-/*
- * examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
- * without, whatever shapes their passes have and whatever they drop, and where captures fail.
- */
+/* examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
+   without, whatever shapes their passes have and whatever they drop, and where captures fail. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

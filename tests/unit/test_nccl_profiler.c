@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
- * is read from the page as slurmstepd and ddp-status read it.
- */
+/* libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
+   is read from the page as slurmstepd and ddp-status read it. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>
@@ -25,12 +23,10 @@
 
 #define PLUGIN "libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so"
 
-/*
- * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
- * alike: v4 and v5 of 2.28.9 and of 2.30.7, v6 of 2.30.7, which lies as v5. The plugin cannot be
- * tried with other layouts than those of its own header: a member of it that is left out or
- * swapped shows here only.
- */
+/* Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
+   alike: v4 and v5 of 2.28.9 and of 2.30.7, v6 of 2.30.7, which lies as v5. The plugin cannot be
+   tried with other layouts than those of its own header: a member of it that is left out or
+   swapped shows here only. */
 #define AT(type, member, bytes) _Static_assert(offsetof(type, member) == (bytes), "as in NCCL: " #type "." #member)
 #define EVENT(event) AT(event, type, 0); AT(event, parent, 8); AT(event, rank, 16); AT(event, details, 24)
 #define PROFILER(table) \

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * NULL, by the one rule of ddp.h, in each function and each of its pointers; test_api.sh sees that
- * none is left out. Each call is made by a process of its own, so that one that crashes is named.
- */
+/* NULL, by the one rule of ddp.h, in each function and each of its pointers; test_api.sh sees that
+   none is left out. Each call is made by a process of its own, so that one that crashes is named. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>

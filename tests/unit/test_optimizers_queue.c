@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; as: test_optimizers_device */
 /* runs: asan; as: test_optimizers_cuda */
-/*
- * optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
- * papers' formulas, and with what is kept have the bits of the host's, but where products of
- * matrices are summed in another order. And factors of low rank: the host's bits.
- */
+/* optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
+   papers' formulas, and with what is kept have the bits of the host's, but where products of
+   matrices are summed in another order. And factors of low rank: the host's bits. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * spank/identity: steps are laid out here as Slurm lays them out, and what each
- * task derives is held against the layout.
- */
+/* spank/identity: steps are laid out here as Slurm lays them out, and what each
+   task derives is held against the layout. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>

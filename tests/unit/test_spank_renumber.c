@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
- * plugin makes it, and libddp reads it: it refuses variables that contradict each other.
- */
+/* spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
+   plugin makes it, and libddp reads it: it refuses variables that contradict each other. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

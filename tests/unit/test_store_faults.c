@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * store: an error at each write, fsync, close, rename and unlink of a save, and a death before
- * each, leave the last good checkpoint, and the next save goes through. The linker sends
- * these calls here.
- */
+/* store: an error at each write, fsync, close, rename and unlink of a save, and a death before
+   each, leave the last good checkpoint, and the next save goes through. The linker sends
+   these calls here. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdint.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * state/lock: a later start of a step takes a checkpoint directory over from a process that still has it locked, and
- * this process changes nothing there any more when it wakes up. The linker sends the calls of a save here, and the
- * earlier process stops before each of them in turn.
- */
+/* state/lock: a later start of a step takes a checkpoint directory over from a process that still has it locked, and
+   this process changes nothing there any more when it wakes up. The linker sends the calls of a save here, and the
+   earlier process stops before each of them in turn. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
-/*
- * comm/net/calls: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
- * call is read in the table of libuct, where it is replaced for a moment.
- */
+/* comm/net/calls: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
+   call is read in the table of libuct, where it is replaced for a moment. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

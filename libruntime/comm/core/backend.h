@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/backend: the table of functions that run operations on one kind of memory. The front
- * (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
- * callbacks and lanes, and makes all operations of a communicator fail together.
- */
+/* comm/core/backend: the table of functions that run operations on one kind of memory. The front
+   (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
+   callbacks and lanes, and makes all operations of a communicator fail together. */
 #pragma once
 
 #include <pthread.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/failure: the failure that has ended a communicator. The first rank of a node that finds a
- * failure publishes it in its lines of the control segment, where the node's other ranks read it.
- * comm/net tells the other nodes.
- */
+/* comm/core/failure: the failure that has ended a communicator. The first rank of a node that finds a
+   failure publishes it in its lines of the control segment, where the node's other ranks read it.
+   comm/net tells the other nodes. */
 #pragma once
 
 #include <pthread.h>
@@ -38,11 +36,9 @@ typedef struct ddp_failure_state {
 	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
 } ddp_failure_state;
 
-/*
- * Breaks the communicator: every operation under way, and every later one, ends with `status` and the
- * message, here and on all peers. `culprit` is a rank of the communicator or DDP_NOBODY. If there is an
- * earlier failure, it stays. Returns the status of the first failure. Any thread.
- */
+/* Breaks the communicator: every operation under way, and every later one, ends with `status` and the
+   message, here and on all peers. `culprit` is a rank of the communicator or DDP_NOBODY. If there is an
+   earlier failure, it stays. Returns the status of the first failure. Any thread. */
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 

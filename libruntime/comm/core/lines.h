@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/lines: the control segment of a node, in which each rank has cache lines of its own. Other
- * ranks read them, and do not write to them unless a field's comment says so.
- */
+/* comm/core/lines: the control segment of a node, in which each rank has cache lines of its own. Other
+   ranks read them, and do not write to them unless a field's comment says so. */
 #pragma once
 
 #include <stdalign.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/offsets: where the ranks' blocks begin in the buffers of the running operation, in elements.
- * For an operation with counts, the offsets are prefix sums of the counts. They are computed once for each
- * operation, because code that visits all blocks would otherwise sum counts again for each block.
- */
+/* comm/core/offsets: where the ranks' blocks begin in the buffers of the running operation, in elements.
+   For an operation with counts, the offsets are prefix sums of the counts. They are computed once for each
+   operation, because code that visits all blocks would otherwise sum counts again for each block. */
 #pragma once
 
 #include "comm/core/comm.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/pool: threads of the process that run the operations that communicators have queued. A communicator
- * reserves a thread before it accepts an operation. So what has been accepted always gets a thread, also if no further
- * thread can be started by then. A thread that was started stays for later tasks of any communicator.
- */
+/* comm/core/pool: threads of the process that run the operations that communicators have queued. A communicator
+   reserves a thread before it accepts an operation. So what has been accepted always gets a thread, also if no further
+   thread can be started by then. A thread that was started stays for later tasks of any communicator. */
 #pragma once
 
 #include <pthread.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is silent for
- * the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a sentence that
- * is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
- * ranks of a node tell each other in the control segments of their communicators.
- */
+/* comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is silent for
+   the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a sentence that
+   is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
+   ranks of a node tell each other in the control segments of their communicators. */
 #pragma once
 
 #include "ddp.h"

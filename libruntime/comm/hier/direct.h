@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/direct: reductions between nodes by direct exchange: each node sends its
- * part of a slice to the node that owns it, which combines all parts and sends results
- * where they are wanted. An all_reduce is then a reduce-scatter and an all-gather, of
- * one message time each, and 2 (nodes - 1) / nodes of the data go in and out of each
- * node, the least that is possible (Patarasuk and Yuan 2009). Or every node owns
- * everything: one message time, but nodes - 1 times the data.
- */
+/* comm/hier/direct: reductions between nodes by direct exchange: each node sends its
+   part of a slice to the node that owns it, which combines all parts and sends results
+   where they are wanted. An all_reduce is then a reduce-scatter and an all-gather, of
+   one message time each, and 2 (nodes - 1) / nodes of the data go in and out of each
+   node, the least that is possible (Patarasuk and Yuan 2009). Or every node owns
+   everything: one message time, but nodes - 1 times the data. */
 #pragma once
 
 #include "comm/hier/reduction.h"

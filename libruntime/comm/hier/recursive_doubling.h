@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/recursive_doubling: a small all_reduce between nodes. In round k each node
- * exchanges all that it has with the one whose number differs in bit k (Thakur,
- * Rabenseifner and Gropp 2005); with comm/hier/plan that is comm/ops/combine_nodes's
- * order of combination. What travels is combined already and would be rounded in each
- * round: it goes in accumulator form.
- */
+/* comm/hier/recursive_doubling: a small all_reduce between nodes. In round k each node
+   exchanges all that it has with the one whose number differs in bit k (Thakur,
+   Rabenseifner and Gropp 2005); with comm/hier/plan that is comm/ops/combine_nodes's
+   order of combination. What travels is combined already and would be rounded in each
+   round: it goes in accumulator form. */
 #pragma once
 
 #include "comm/hier/reduction.h"

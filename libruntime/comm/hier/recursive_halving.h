@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/recursive_halving: a large all_reduce between many nodes: reduce-scatter by
- * recursive halving, with distances that double, then all-gather by recursive doubling
- * (Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005). As few bytes as by direct
- * exchange, with log2(nodes) peers instead of all, in messages whose size follows from
- * the chunk and not from the number of nodes. A reduce gathers the parts on the root's
- * node instead; a reduce_scatter ends when each node has its ranks' blocks.
- */
+/* comm/hier/recursive_halving: a large all_reduce between many nodes: reduce-scatter by
+   recursive halving, with distances that double, then all-gather by recursive doubling
+   (Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005). As few bytes as by direct
+   exchange, with log2(nodes) peers instead of all, in messages whose size follows from
+   the chunk and not from the number of nodes. A reduce gathers the parts on the root's
+   node instead; a reduce_scatter ends when each node has its ranks' blocks. */
 #pragma once
 
 #include "comm/hier/plan.h"

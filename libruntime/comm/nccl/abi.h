@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
- * built without NCCL's headers, and loads the library when it is needed (load.h). The
- * numbers are NCCL's; a structure that has grown since then begins with its size.
- */
+/* comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
+   built without NCCL's headers, and loads the library when it is needed (load.h). The
+   numbers are NCCL's; a structure that has grown since then begins with its size. */
 #pragma once
 
 #include <limits.h>

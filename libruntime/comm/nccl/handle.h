@@ -31,11 +31,9 @@ ddp_status ddp_nccl_connect(const ddp_nccl *nccl, ddp_device *device, ddp_comm *
 bool ddp_nccl_begin_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, uint64_t deadline_ns);
 void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, bool begun,
                   uint64_t deadline_ns);
-/*
- * Ends one, and what is under way. NCCL may wait then for all that the GPU has been given,
- * also for what another communicator waits for in vain: so the first call begins to end it,
- * beside others, and the second one, which must follow, waits. `handle` may be NULL.
- */
+/* Ends one, and what is under way. NCCL may wait then for all that the GPU has been given,
+   also for what another communicator waits for in vain: so the first call begins to end it,
+   beside others, and the second one, which must follow, waits. `handle` may be NULL. */
 typedef struct ddp_nccl_aborting {
 	const ddp_nccl *nccl;
 	ddp_device *device;

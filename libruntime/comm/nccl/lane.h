@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/nccl/lane: what one lane of a communicator has of NCCL, and an operation on it.
- * NCCL's communicators do not block the host: a call may return before what it does is on
- * the queue, and until then the next call has to wait. So an operation has stages, and
- * whoever looks after the lane takes it from one to the next.
- */
+/* comm/nccl/lane: what one lane of a communicator has of NCCL, and an operation on it.
+   NCCL's communicators do not block the host: a call may return before what it does is on
+   the queue, and until then the next call has to wait. So an operation has stages, and
+   whoever looks after the lane takes it from one to the next. */
 #pragma once
 
 #include <pthread.h>

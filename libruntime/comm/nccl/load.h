@@ -47,10 +47,8 @@ typedef struct ddp_nccl {
 	int (*remove_buffer)(ddp_nccl_handle *handle, void *registration);
 } ddp_nccl;
 
-/*
- * Loads the library that DDP_NCCL of the environment names, else libnccl.so.2, once in a
- * process. DDP_ERR_UNSUPPORTED: it is not there, does not load, or is too old.
- */
+/* Loads the library that DDP_NCCL of the environment names, else libnccl.so.2, once in a
+   process. DDP_ERR_UNSUPPORTED: it is not there, does not load, or is too old. */
 ddp_status ddp_nccl_load(const ddp_nccl **nccl);
 
 /* Writes "2.28.9" into `text`, which is returned. */

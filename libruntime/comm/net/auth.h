@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/auth: by what a rank knows that a message, or a connection, comes from another rank of the communicator.
- *
- * Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's
- * key; each ordered pair of ranks has a token made from it, which precedes all messages.
- *
- * Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
- * the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once.
- */
+/* comm/net/auth: by what a rank knows that a message, or a connection, comes from another rank of the communicator.
+
+   Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's
+   key; each ordered pair of ranks has a token made from it, which precedes all messages.
+
+   Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
+   the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once. */
 #pragma once
 
 #include "comm/net/listener.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/beats: which nodes a process watches for silence. The first rank of each node has connections
- * (comm/net/beat) with those of the nodes that are 1, 2, 4, 8, ... places before and behind its own: few, and
- * each node is watched from far and near. A thread of the process looks after them, whatever the program does.
- */
+/* comm/net/beats: which nodes a process watches for silence. The first rank of each node has connections
+   (comm/net/beat) with those of the nodes that are 1, 2, 4, 8, ... places before and behind its own: few, and
+   each node is watched from far and near. A thread of the process looks after them, whatever the program does. */
 #pragma once
 
 #include "comm/core/comm.h"

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/guard: who may connect to UCX's listening TCP sockets. UCX trusts whoever connects
- * there, and ends the process if the first bytes are wrong. A guard accepts the connections in UCX's place,
- * in UCX's own thread, and UCX gets only those that began with a proof (comm/net/auth). It also
- * sends this proof on the connections that UCX begins to listeners that the guard knows.
- *
- * The guard does this in functions that UCX's transports call (comm/net/calls). Listeners of other users of
- * UCX in the process are not touched.
- */
+/* comm/net/guard: who may connect to UCX's listening TCP sockets. UCX trusts whoever connects
+   there, and ends the process if the first bytes are wrong. A guard accepts the connections in UCX's place,
+   in UCX's own thread, and UCX gets only those that began with a proof (comm/net/auth). It also
+   sends this proof on the connections that UCX begins to listeners that the guard knows.
+
+   The guard does this in functions that UCX's transports call (comm/net/calls). Listeners of other users of
+   UCX in the process are not touched. */
 #pragma once
 
 #include "comm/net/auth.h"

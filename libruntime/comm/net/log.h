@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/log: what UCX prints. UCX writes to stdout unless told otherwise, and a program may use UCX itself:
- * libddp's share goes to the log, the program's comes out as if libddp were not there.
- */
+/* comm/net/log: what UCX prints. UCX writes to stdout unless told otherwise, and a program may use UCX itself:
+   libddp's share goes to the log, the program's comes out as if libddp were not there. */
 #pragma once
 
 #include <stddef.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/ucx: what a network over UCX is made of, and what its files call of each other; for these files only.
- * message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
- * ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it.
- */
+/* comm/net/ucx: what a network over UCX is made of, and what its files call of each other; for these files only.
+   message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
+   ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it. */
 #pragma once
 
 #include <ucp/api/ucp.h>
@@ -289,12 +287,11 @@ void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *u
 /* Sends a header alone, which begins with a seal, to a peer that has settled; false if it cannot be sent now. */
 bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes);
 
-/*
- * Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken
- * all but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it
- * has not asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data
- * goes when it is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used up.
- */
+/* Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken
+   all but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it
+   has not asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data
+   goes when it is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used
+   up. */
 /* Gives a message's charge back to its sender, also if nobody will ever ask for the message. */
 void ddp_ucx_return_credit(connection *c, uint64_t charge);
 /* Tells the peer what was taken of what it sent; false if that cannot be sent now. */

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/match: which message a receive takes. As in MPI, messages from one rank by which a receive may
- * be served are taken in the order in which they were sent, and a message goes to the first receive that
- * was issued and takes it.
- */
+/* comm/p2p/match: which message a receive takes. As in MPI, messages from one rank by which a receive may
+   be served are taken in the order in which they were sent, and a message goes to the first receive that
+   was issued and takes it. */
 #pragma once
 
 #include <limits.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/p2p: send and recv. On a node they go through rings (comm/p2p/ring); between nodes they are
- * messages of comm/net. They move whenever a thread runs or awaits anything on the communicator, beside
- * collectives.
- */
+/* comm/p2p/p2p: send and recv. On a node they go through rings (comm/p2p/ring); between nodes they are
+   messages of comm/net. They move whenever a thread runs or awaits anything on the communicator, beside
+   collectives. */
 #pragma once
 
 #include "comm/core/comm.h"

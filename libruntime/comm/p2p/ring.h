@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/ring: messages between ranks of a node. Each ordered pair of ranks has a ring of bytes in the
- * control segment, through which messages follow one another.
- *
- * A receiver keeps messages that come before they are asked for, but not without bound: of a
- * large one, and once it keeps much, the sender writes the header alone, and the data follow
- * when the receiver asks for them.
- */
+/* comm/p2p/ring: messages between ranks of a node. Each ordered pair of ranks has a ring of bytes in the
+   control segment, through which messages follow one another.
+
+   A receiver keeps messages that come before they are asked for, but not without bound: of a
+   large one, and once it keeps much, the sender writes the header alone, and the data follow
+   when the receiver asks for them. */
 #pragma once
 
 #include "comm/core/comm.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/borrow: own memory of other ranks of the node (ddp_mem_alloc_local()), mapped when an operation
- * first names it. A communicator has its own mappings: no other thread looks at them than the one that
- * holds its run.lock.
- */
+/* comm/shm/borrow: own memory of other ranks of the node (ddp_mem_alloc_local()), mapped when an operation
+   first names it. A communicator has its own mappings: no other thread looks at them than the one that
+   holds its run.lock. */
 #pragma once
 
 #include "comm/core/lines.h"

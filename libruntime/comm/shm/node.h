@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/node: how the ranks of a node go through an operation together.
- *
- * An operation begins with every rank posting a header and waiting for all
- * headers, which are compared. After that, ranks advance in steps: each posts
- * its step counter, and waits for all. When a rank sees all headers of
- * operation n, all ranks have finished reading what they read in n - 1.
- */
+/* comm/shm/node: how the ranks of a node go through an operation together.
+
+   An operation begins with every rank posting a header and waiting for all
+   headers, which are compared. After that, ranks advance in steps: each posts
+   its step counter, and waits for all. When a rank sees all headers of
+   operation n, all ranks have finished reading what they read in n - 1. */
 #pragma once
 
 #include "comm/core/lines.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/node_copy: collectives that only move data, on a node: each rank exposes
- * what others want, and they pull it, as in comm/shm/node_reduce.
- */
+/* comm/shm/node_copy: collectives that only move data, on a node: each rank exposes
+   what others want, and they pull it, as in comm/shm/node_reduce. */
 #pragma once
 
 #include "ddp.h"

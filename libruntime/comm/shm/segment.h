@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/segment: memory that the ranks of a node share, above all the control
- * segment: a memfd that one of them makes and the others open through
- * /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
- * (UCX's posix transport does the same; done here, a job on one node needs no UCX.)
- */
+/* comm/shm/segment: memory that the ranks of a node share, above all the control
+   segment: a memfd that one of them makes and the others open through
+   /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
+   (UCX's posix transport does the same; done here, a job on one node needs no UCX.) */
 #pragma once
 
 #include <errno.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/await: waiting, and what ends a wait: a failed communicator, a dead
- * peer, a deadline. What is waited for comes by whatever moves meanwhile: the
- * control segment, the network, messages between single ranks.
- */
+/* comm/wait/await: waiting, and what ends a wait: a failed communicator, a dead
+   peer, a deadline. What is waited for comes by whatever moves meanwhile: the
+   control segment, the network, messages between single ranks. */
 #pragma once
 
 #include "comm/net/net.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/cores: who else wants the core of a rank that waits, and how two ranks part that wait for each other
- * on one core though another is idle.
- */
+/* comm/wait/cores: who else wants the core of a rank that waits, and how two ranks part that wait for each other
+   on one core though another is idle. */
 #pragma once
 
 #include "comm/wait/await.h"

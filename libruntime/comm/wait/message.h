@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/message: messages between nodes that belong to the running operation.
- * Each carries what the operation is on its sender, which has to be the same on
- * its receiver: this is where it comes to light if ranks of different nodes have
- * taken different paths through the program.
- */
+/* comm/wait/message: messages between nodes that belong to the running operation.
+   Each carries what the operation is on its sender, which has to be the same on
+   its receiver: this is where it comes to light if ranks of different nodes have
+   taken different paths through the program. */
 #pragma once
 
 #include "comm/net/net.h"

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/survey: what an operation that is not the same on all ranks is on each of them. A message
- * shows two ranks that differ, and not which of them is wrong. So the rank that notices asks all
- * ranks of other nodes, which answer, whatever they are at; the ranks of its own node it knows. All
- * that ask come to the same sentence.
- */
+/* comm/wait/survey: what an operation that is not the same on all ranks is on each of them. A message
+   shows two ranks that differ, and not which of them is wrong. So the rank that notices asks all
+   ranks of other nodes, which answer, whatever they are at; the ranks of its own node it knows. All
+   that ask come to the same sentence. */
 #pragma once
 
 #include "comm/core/mismatch.h"

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/verdict: who has not come. The rank that is waited for may itself wait for
- * another one; at the end of such a chain is one that does not wait, or does not
- * run, and that one is to be named.
- *
- * A rank that waits for long says so, and whom it holds to be the end of the
- * chain, as soon as it knows: in its lines of the control segment to the ranks of
- * its node, in a message to those of other nodes that inquire. Who is inquired
- * after inquires after the one that it waits for, so that all ranks come to name
- * the same before the first of them says it.
- */
+/* comm/wait/verdict: who has not come. The rank that is waited for may itself wait for
+   another one; at the end of such a chain is one that does not wait, or does not
+   run, and that one is to be named.
+
+   A rank that waits for long says so, and whom it holds to be the end of the
+   chain, as soon as it knows: in its lines of the control segment to the ranks of
+   its node, in a message to those of other nodes that inquire. Who is inquired
+   after inquires after the one that it waits for, so that all ranks come to name
+   the same before the first of them says it. */
 #pragma once
 
 #include "comm/core/comm.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/abi: what NCCL and a network plugin call each other by. Layouts as in NCCL
- * 2.28.9 (v11, v10, v8) and 2.30.7 (v12). NCCL takes the newest table that it knows:
- * 2.30 takes v12, 2.27.6 and later v11, 2.26 v10, 2.20 to 2.25 v8.
- */
+/* nccl_plugins/net/abi: what NCCL and a network plugin call each other by. Layouts as in NCCL
+   2.28.9 (v11, v10, v8) and 2.30.7 (v12). NCCL takes the newest table that it knows:
+   2.30 takes v12, 2.27.6 and later v11, 2.26 v10, 2.20 to 2.25 v8. */
 #pragma once
 
 #include <stddef.h>

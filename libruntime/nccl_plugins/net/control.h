@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/control: the TCP socket that each connection has beside UCX. The handshake
- * runs over it, and as long as it is open the peer lives: UCX alone would not notice
- * the death of one that sends to us, or that shares memory with us.
- */
+/* nccl_plugins/net/control: the TCP socket that each connection has beside UCX. The handshake
+   runs over it, and as long as it is open the peer lives: UCX alone would not notice
+   the death of one that sends to us, or that shares memory with us. */
 #pragma once
 
 #include <sys/socket.h>

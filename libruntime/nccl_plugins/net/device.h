@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/device: what NCCL may choose between: the network devices that UCX would use
- * in this process, whatever they are. Where there are RDMA devices, other networks are
- * left out; without any network, what UCX has on a node is one device.
- */
+/* nccl_plugins/net/device: what NCCL may choose between: the network devices that UCX would use
+   in this process, whatever they are. Where there are RDMA devices, other networks are
+   left out; without any network, what UCX has on a node is one device. */
 #pragma once
 
 #include <limits.h>

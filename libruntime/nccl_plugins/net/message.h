@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/message: UCX's tagged messages. The upper half of a tag is the receiving
- * connection, so that connections share a worker; the lower is NCCL's tag, or what the
- * connection itself says. All of it is called with the worker's lock held.
- */
+/* nccl_plugins/net/message: UCX's tagged messages. The upper half of a tag is the receiving
+   connection, so that connections share a worker; the lower is NCCL's tag, or what the
+   connection itself says. All of it is called with the worker's lock held. */
 #pragma once
 
 #include <stdbool.h>

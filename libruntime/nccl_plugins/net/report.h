@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/report: what the plugin says, by NCCL's logger. NCCL_DEBUG chooses what
- * of it is seen.
- */
+/* nccl_plugins/net/report: what the plugin says, by NCCL's logger. NCCL_DEBUG chooses what
+   of it is seen. */
 #pragma once
 
 #include <ucp/api/ucp_def.h>

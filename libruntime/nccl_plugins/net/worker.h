@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/worker: UCX's part of a device, which all connections of the process through
- * it share. It is there as long as somebody uses it.
- */
+/* nccl_plugins/net/worker: UCX's part of a device, which all connections of the process through
+   it share. It is there as long as somebody uses it. */
 #pragma once
 
 #include <pthread.h>

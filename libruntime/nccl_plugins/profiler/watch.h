@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
- * libddp: which operation it waits for, or which was the last. An operation is under
- * way from its call until its kernel has ended on each of its channels, or a later one
- * of its communicator has. Any thread.
- */
+/* nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
+   libddp: which operation it waits for, or which was the last. An operation is under
+   way from its call until its kernel has ended on each of its channels, or a later one
+   of its communicator has. Any thread. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * program: the stand-in for CUDA's driver as a test's program uses it: it loads it as the program's
- * CUDA would a real one.
- */
+/* program: the stand-in for CUDA's driver as a test's program uses it: it loads it as the program's
+   CUDA would a real one. */
 #pragma once
 
 #include "tests/support/driver/driver.h"
