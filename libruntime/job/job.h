@@ -7,6 +7,10 @@
 
 #include "ddp.h"
 
+/* Takes over the identity that a program gives to ddp_init(), without a look at the environment. What the program
+   leaves out is DDP_UNKNOWN. */
+ddp_status ddp_job_take(const ddp_job *given, ddp_job *job);
+
 enum { DDP_KEY_BYTES = 32 };
 
 /* The step's secret, from DDP_KEY (64 hex digits) or ddp_spawn(). */

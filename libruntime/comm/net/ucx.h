@@ -48,7 +48,7 @@ typedef struct failure_header {
 typedef struct handshake_header {
 	seal seal;
 	uint32_t heard; /* the sender has had a handshake of the receiver's */
-	uint32_t ready; /* the sender's connections are made (comm/group/handshake) */
+	uint32_t ready; /* the sender's connections are made (comm/group/build) */
 	uint32_t leaves; /* this is the sender's last message */
 	uint32_t released; /* the sender has had the receiver's last one */
 } handshake_header;
