@@ -38,7 +38,7 @@ static test_cases cases(int polls)
 	return (test_cases){ .seed = 9000, .batches = BATCHES, .most = 60000, .on_device = true, .nccl_polls = polls };
 }
 
-static void operations_agree_with_the_reference(void **state)
+TEST(operations_agree_with_the_reference)
 {
 	static const int nodes[] = { 0, 1, 0 };
 
@@ -69,7 +69,7 @@ static int go_without(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_library_that_will_not_do_is_named(void **state)
+TEST_IF(!test_on_gpu(), a_library_that_will_not_do_is_named)
 {
 	static const char *cases[][2] = {
 		{ "/nowhere/libnccl.so.2", "NCCL does not load: /nowhere/libnccl.so.2" },
@@ -92,7 +92,7 @@ static int compare_versions(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_with_different_libraries_do_not_use_them(void **state)
+TEST_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them)
 {
 	test_nccl_run(2, compare_versions, NULL);
 }
@@ -117,7 +117,7 @@ static int be_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_deadline_names_who_is_missing(void **state)
+TEST_IF(!test_on_gpu(), a_deadline_names_who_is_missing)
 {
 	/* Less, and another that a busy machine keeps waiting would be missing, too. */
 	test_world world = { .ranks = 3, .timeout_ms = 700 * test_slowness(), .body = be_late };
@@ -144,7 +144,7 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void groups_have_communicators_of_their_own(void **state)
+TEST_IF(!test_on_gpu(), groups_have_communicators_of_their_own)
 {
 	test_nccl_run(3, limit_ctas, NULL);
 }
@@ -200,7 +200,7 @@ static int use_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void memory_is_registered_or_does_without(void **state)
+TEST(memory_is_registered_or_does_without)
 {
 	for (int ranks = 1; ranks <= 2; ranks++)
 		test_nccl_run(ranks, use_memory, NULL);
@@ -258,7 +258,7 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void each_call_that_fails_is_named(void **state)
+TEST_IF(!test_on_gpu(), each_call_that_fails_is_named)
 {
 	static const failure cases[] = {
 		{ "ncclGetUniqueId", DDP_ALL_REDUCE, false, false, true, 1 },
@@ -305,7 +305,7 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_rank_that_died_is_named_and_left_out(void **state)
+TEST(a_rank_that_died_is_named_and_left_out)
 {
 	const test_world world = { .ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank,
 	                           .expect_deaths = true };
@@ -327,7 +327,7 @@ static int lose_the_network(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_nccl_tells_later_is_told(void **state)
+TEST_IF(!test_on_gpu(), what_nccl_tells_later_is_told)
 {
 	test_nccl_run(2, lose_the_network, NULL);
 }
@@ -370,7 +370,7 @@ static int abort_what_hangs(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_ends_when_it_is_aborted(void **state)
+TEST(what_hangs_ends_when_it_is_aborted)
 {
 	for (int who = 0; who < 2; who++)
 		test_nccl_run(2, abort_what_hangs, &who);
@@ -388,7 +388,7 @@ static int hang(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_is_late(void **state)
+TEST_IF(!test_on_gpu(), what_hangs_is_late)
 {
 	/* What is to end before has as long. */
 	const test_world world = { .ranks = 2, .timeout_ms = 1000 * test_slowness(), .body = hang };
@@ -427,7 +427,7 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nccl_is_not_called_for_a_device_that_is_gone(void **state)
+TEST_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone)
 {
 	test_nccl_run(1, lose_its_device, NULL);
 }
@@ -460,30 +460,7 @@ static int take_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void an_operation_lasts_as_long_as_on_the_device(void **state)
+TEST_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device)
 {
 	test_nccl_run(2, take_time, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(operations_agree_with_the_reference),
-		cmocka_unit_test(memory_is_registered_or_does_without),
-		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
-		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(a_library_that_will_not_do_is_named),
-		cmocka_unit_test(ranks_with_different_libraries_do_not_use_them),
-		cmocka_unit_test(a_deadline_names_who_is_missing),
-		cmocka_unit_test(groups_have_communicators_of_their_own),
-		cmocka_unit_test(each_call_that_fails_is_named),
-		cmocka_unit_test(what_nccl_tells_later_is_told),
-		cmocka_unit_test(what_hangs_is_late),
-		cmocka_unit_test(nccl_is_not_called_for_a_device_that_is_gone),
-		cmocka_unit_test(an_operation_lasts_as_long_as_on_the_device),
-	};
-	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -89,7 +89,7 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_match_by_tag(void **state)
+TEST(messages_match_by_tag)
 {
 	run_on_nodes(exchange_by_tags);
 	run_on_nodes(differ_in_a_message);
@@ -114,7 +114,7 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_message_that_gets_no_id_can_be_sent_again(void **state)
+TEST_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again)
 {
 	run_on_nodes(send_without_an_id);
 }
@@ -154,7 +154,7 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_message_to_oneself_waits_for_both_sides(void **state)
+TEST(a_message_to_oneself_waits_for_both_sides)
 {
 	test_nccl_run(1, send_to_itself, NULL);
 	test_nccl_run(1, send_to_itself, "late send");
@@ -196,7 +196,7 @@ static int abort_both(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_is_aborted_all_at_once(void **state)
+TEST_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once)
 {
 	run_on_nodes(abort_both);
 }
@@ -226,7 +226,7 @@ static int abort_behind_a_queue(ddp_comm *comm, void *sends)
 	return 0;
 }
 
-static void what_is_aborted_ends_behind_the_programs_queue(void **state)
+TEST_IF(!test_on_gpu(), what_is_aborted_ends_behind_the_programs_queue)
 {
 	for (int sends = 0; sends < 2; sends++)
 		run_with(abort_behind_a_queue, &(bool){ sends == 1 });
@@ -252,7 +252,7 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void an_error_during_a_message_is_told(void **state)
+TEST_IF(!test_on_gpu(), an_error_during_a_message_is_told)
 {
 	run_on_nodes(fail_under_a_message);
 }
@@ -366,7 +366,7 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void closing_ends_messages_alike_on_both_ranks(void **state)
+TEST(closing_ends_messages_alike_on_both_ranks)
 {
 	if (!test_on_gpu())
 		run_on_nodes(close_under_a_slow_message);
@@ -410,7 +410,7 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void calls_that_fail_at_the_end_keep_nothing_open(void **state)
+TEST_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open)
 {
 	run_on_nodes(fail_at_the_end);
 }
@@ -431,29 +431,10 @@ static int use_several_ids(ddp_comm *comm, void *argument)
 }
 
 /* One each, and two to an id, where the third rank makes a second one. */
-static void many_ranks_meet_by_several_ids(void **state)
+TEST(many_ranks_meet_by_several_ids)
 {
 	for (int ranks = 2; ranks <= (test_on_gpu() ? 2 : 5); ranks++) {
 		int to_an_id = ranks == 2 ? 1 : 2;
 		test_nccl_run(ranks, use_several_ids, &to_an_id);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_match_by_tag),
-		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
-		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
-		cmocka_unit_test(many_ranks_meet_by_several_ids),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
-		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
-		cmocka_unit_test(what_is_aborted_ends_behind_the_programs_queue),
-		cmocka_unit_test(an_error_during_a_message_is_told),
-		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),
-	};
-	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -187,12 +187,12 @@ static int check_truths(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void truths_are_combined_as_truths(void **state)
+TEST_IF(!test_on_gpu(), truths_are_combined_as_truths)
 {
 	test_nccl_run(2, check_truths, NULL);
 }
 
-static void sums_and_averages_of_each_type_are_right(void **state)
+TEST(sums_and_averages_of_each_type_are_right)
 {
 	for (int ranks = 1; ranks <= (test_on_gpu() ? 2 : RANKS_MAX); ranks *= 2)
 		test_nccl_run(ranks, check_table, NULL);
@@ -232,20 +232,4 @@ static int ask_too_much(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_nccl_would_round_is_refused(void **state)
-{
-	test_nccl_run(1, ask_too_much, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sums_and_averages_of_each_type_are_right),
-		cmocka_unit_test(what_nccl_would_round_is_refused),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(truths_are_combined_as_truths),
-	};
-	enum { ON_A_GPU = 2, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
-}
+TEST_RUNS(what_nccl_would_round_is_refused, test_nccl_run(1, ask_too_much, NULL));

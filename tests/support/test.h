@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,11 +25,17 @@
 	static void name(void **)
 
 /* A case before which `before` runs, and behind which `after` does, also if the case fails; NULL: nothing. */
-#define TEST_WITH(name, before, after) \
+#define TEST_WITH(name, before, after) TEST_OF(name, true, before, after)
+
+/* A case of programs for which this is true before main(). */
+#define TEST_IF(condition, name) TEST_OF(name, condition, NULL, NULL)
+
+#define TEST_OF(name, condition, before, after) \
 	static void name(void **); \
 	__attribute__((constructor)) static void name##_is_a_case(void) \
 	{ \
-		test_add(__LINE__, (struct CMUnitTest)cmocka_unit_test_setup_teardown(name, before, after)); \
+		if (condition) \
+			test_add(__LINE__, (struct CMUnitTest)cmocka_unit_test_setup_teardown(name, before, after)); \
 	} \
 	static void name(void **state)
 
