@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * allreduce - the smallest job: every rank says who it is, gives a vector,
- * and gets the sum of all. Checks the result, so it also tells whether a
- * cluster is set up right:
- *
- *   srun --ddp -N2 --ntasks-per-node=2 allreduce
- *   allreduce --spawn 4
- */
+/* allreduce - the smallest job: every rank says who it is, gives a vector,
+   and gets the sum of all. Checks the result, so it also tells whether a
+   cluster is set up right:
+
+     srun --ddp -N2 --ntasks-per-node=2 allreduce
+     allreduce --spawn 4 */
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -129,10 +127,8 @@ static int parse_options(int argc, char **argv, struct options *options)
 	return optind < argc ? stray(argv[optind]) : -1;
 }
 
-/*
- * Elements are small whole numbers, 1 to 3, so that even the 16-bit types hold
- * the sum of many ranks exactly and any difference is an error.
- */
+/* Elements are small whole numbers, 1 to 3, so that even the 16-bit types hold
+   the sum of many ranks exactly and any difference is an error. */
 static int value_of(int rank, size_t i)
 {
 	return 1 + (int)((i + (size_t)rank) % 3);

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * broken - programs with the classic mistakes of data-parallel training, and what the
- * library says to each.
- *
- *   srun --ddp -n4 broken no-broadcast
- *   broken --spawn 4 no-broadcast
- *   broken --list
- */
+/* broken - programs with the classic mistakes of data-parallel training, and what the
+   library says to each.
+
+     srun --ddp -n4 broken no-broadcast
+     broken --spawn 4 no-broadcast
+     broken --list */
 #include <getopt.h>
 #include <math.h>
 #include <stdio.h>

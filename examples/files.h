@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A file that an example writes itself. What libddp writes follows the rules of ddp.h (Files and
- * folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,
- * device or file with a second name is taken.
- */
-#ifndef EXAMPLES_FILES_H
-#define EXAMPLES_FILES_H
+/* A file that an example writes itself. What libddp writes follows the rules of ddp.h (Files and
+   folders); these are simpler: other users may write to the folder, so no link is followed, and no pipe,
+   device or file with a second name is taken. */
+#pragma once
 
 #include <errno.h>
 #include <fcntl.h>
@@ -48,5 +45,3 @@ static inline FILE *open_own_file(const char *program, const char *path, bool em
 		close(fd);
 	return NULL;
 }
-
-#endif

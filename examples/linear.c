@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * linear - the smallest training: fits y = 3 a - 2 b + 1 to samples that each rank draws for
- * itself, and says what it found.
- *
- *   srun --ddp -N2 --ntasks-per-node=2 linear
- *   linear --spawn 4
- */
+/* linear - the smallest training: fits y = 3 a - 2 b + 1 to samples that each rank draws for
+   itself, and says what it found.
+
+     srun --ddp -N2 --ntasks-per-node=2 linear
+     linear --spawn 4 */
 #include <getopt.h>
 #include <inttypes.h>
 #include <math.h>

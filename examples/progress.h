@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* progress: what rank 0 shows while it trains: lines that stay, and on a terminal one that is
    redrawn with each step, and tells what time is left. */
-#ifndef EXAMPLES_PROGRESS_H
-#define EXAMPLES_PROGRESS_H
+#pragma once
 
 #include <stdio.h>
 
@@ -32,5 +31,3 @@ const char *progress_paint(const progress *p, const char *escape);
 enum { PROGRESS_NUMBER_BYTES = 32 };
 /* 1234567 -> "1,234,567" */
 const char *progress_number(double value, char text[PROGRESS_NUMBER_BYTES]);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rank: one rank of a training, whatever it trains: it starts, it ends, and it says why it fails. It says so on stderr,
- * and to the other ranks, which then end, too. What all ranks see alike, one of them says.
- */
-#ifndef EXAMPLES_RANK_H
-#define EXAMPLES_RANK_H
+/* rank: one rank of a training, whatever it trains: it starts, it ends, and it says why it fails. It says so on stderr,
+   and to the other ranks, which then end, too. What all ranks see alike, one of them says. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +43,3 @@ void rank_tell_of_graphs(rank *self, const char *why);
 
 /* Closes the library. `fine`: all went well before. Returns whether all did. */
 bool rank_end(rank *self, bool fine);
-
-#endif

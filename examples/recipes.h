@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The names that options have for optimizers and schedules: the library's, in small letters. */
-#ifndef EXAMPLES_RECIPES_H
-#define EXAMPLES_RECIPES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -46,5 +45,3 @@ static inline const char *recipe_list(recipe_name *name, char *text, size_t byte
 	}
 	return text;
 }
-
-#endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scaling - how a GPT's training scales: a step that reduces gradients and one that does not
- * take turns, so that a machine whose speed varies slows both, and the medians of both make a
- * row of a table. Run on 1, 2, 4, ... nodes, or by 1, 2, 4, ... ranks of one node, with one
- * --table, it ends with all rows (slurm/batch/scaling.sh).
- *
- *   srun --ddp -N2 --ntasks-per-node=2 scaling --table scaling.txt
- *   scaling --spawn 1,2,4
- */
+/* scaling - how a GPT's training scales: a step that reduces gradients and one that does not
+   take turns, so that a machine whose speed varies slows both, and the medians of both make a
+   row of a table. Run on 1, 2, 4, ... nodes, or by 1, 2, 4, ... ranks of one node, with one
+   --table, it ends with all rows (slurm/batch/scaling.sh).
+
+     srun --ddp -N2 --ntasks-per-node=2 scaling --table scaling.txt
+     scaling --spawn 1,2,4 */
 #include <getopt.h>
 #include <sched.h>
 #include <stdio.h>

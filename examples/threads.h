@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many threads a rank computes with. */
-#ifndef EXAMPLES_THREADS_H
-#define EXAMPLES_THREADS_H
+#pragma once
 
 #include <sched.h>
 #include <stdlib.h>
@@ -29,5 +28,3 @@ static inline int choose_threads(int asked, const ddp_job *job)
 		count /= job->local_world_size;
 	return count > 0 ? count : 1;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Errors that all ranks have in the same words are told by one of them. */
-#ifndef EXAMPLES_TOLD_H
-#define EXAMPLES_TOLD_H
+#pragma once
 
 #include <stdbool.h>
 #include <unistd.h>
@@ -17,5 +16,3 @@ static inline bool told_by_another(void)
 	sleep(1);
 	return true;
 }
-
-#endif

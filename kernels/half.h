@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * half: a number of f32 as IEEE's f16, and back, by integers alone: on the host, where not every
- * compiler has that type, and in kernels of CUDA, which are tried on the host, too.
- */
-#ifndef DK_HALF_H
-#define DK_HALF_H
+/* half: a number of f32 as IEEE's f16, and back, by integers alone: on the host, where not every
+   compiler has that type, and in kernels of CUDA, which are tried on the host, too. */
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -53,5 +50,3 @@ DK_HALF_FUNCTION float dk_half_to_float(uint16_t half)
 	memcpy(&x, &bits, sizeof(x));
 	return x;
 }
-
-#endif

@@ -30,20 +30,17 @@ dk_queue *dk_in_use(void)
 #define CALL(name, ...) \
 	(in_use == NULL ? dk_cpu_##name(__VA_ARGS__) : in_use->table->name(in_use, __VA_ARGS__))
 
-void dk_copy(void *to, const void *from, size_t bytes)
-{
-	CALL(copy, to, from, bytes);
-}
+/* The function of kernels.h of this name, which only calls. */
+#define FORWARD(call, type, name, parameters, ...) \
+	type dk_##name parameters \
+	{ \
+		return call(name, __VA_ARGS__); \
+	}
 
-void dk_zero(float *x, int64_t n)
-{
-	CALL(zero, x, n);
-}
-
-void dk_update(float *param, float *grad, float *first, float *second, int64_t n, const dk_update_args *args)
-{
-	CALL(update, param, grad, first, second, n, args);
-}
+FORWARD(CALL, void, copy, (void *to, const void *from, size_t bytes), to, from, bytes)
+FORWARD(CALL, void, zero, (float *x, int64_t n), x, n)
+FORWARD(CALL, void, update, (float *param, float *grad, float *first, float *second, int64_t n,
+	const dk_update_args *args), param, grad, first, second, n, args)
 
 /* ---- of whole tensors ---- */
 
@@ -51,42 +48,17 @@ void dk_update(float *param, float *grad, float *first, float *second, int64_t n
 	(in_use == NULL || in_use->table->whole == NULL ? dk_cpu_##name(__VA_ARGS__) \
 	                                                : in_use->table->whole->name(in_use, __VA_ARGS__))
 
-void dk_mix(float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n)
-{
-	CALL_WHOLE(mix, x, y, a, b, ratio, n);
-}
-
-void dk_adamw_direction(const float *param, float *grad, float *m, float *v, int64_t n,
-		const dk_update_args *args)
-{
-	CALL_WHOLE(adamw_direction, param, grad, m, v, n, args);
-}
-
-void dk_sum_squares_at(double *sum, const float *x, int64_t n)
-{
-	CALL_WHOLE(sum_squares_at, sum, x, n);
-}
-
-void dk_mix_squares(float *x, const float *y, float a, float b, int64_t n)
-{
-	CALL_WHOLE(mix_squares, x, y, a, b, n);
-}
-
-void dk_column_squares(double *sums, const float *x, int64_t matrices, int64_t rows, int64_t columns)
-{
-	CALL_WHOLE(column_squares, sums, x, matrices, rows, columns);
-}
-
-void dk_move_means(float *means, double *mean, const double *sums, int64_t matrices, int64_t n,
-		int64_t each, double weight)
-{
-	CALL_WHOLE(move_means, means, mean, sums, matrices, n, each, weight);
-}
-
-void dk_divide_by_roots(float *x, const dk_estimate *estimate)
-{
-	CALL_WHOLE(divide_by_roots, x, estimate);
-}
+FORWARD(CALL_WHOLE, void, mix, (float *x, const float *y, float a, double b, const dk_ratio *ratio, int64_t n),
+	x, y, a, b, ratio, n)
+FORWARD(CALL_WHOLE, void, adamw_direction, (const float *param, float *grad, float *m, float *v, int64_t n,
+	const dk_update_args *args), param, grad, m, v, n, args)
+FORWARD(CALL_WHOLE, void, sum_squares_at, (double *sum, const float *x, int64_t n), sum, x, n)
+FORWARD(CALL_WHOLE, void, mix_squares, (float *x, const float *y, float a, float b, int64_t n), x, y, a, b, n)
+FORWARD(CALL_WHOLE, void, column_squares, (double *sums, const float *x, int64_t matrices, int64_t rows,
+	int64_t columns), sums, x, matrices, rows, columns)
+FORWARD(CALL_WHOLE, void, move_means, (float *means, double *mean, const double *sums, int64_t matrices,
+	int64_t n, int64_t each, double weight), means, mean, sums, matrices, n, each, weight)
+FORWARD(CALL_WHOLE, void, divide_by_roots, (float *x, const dk_estimate *estimate), x, estimate)
 
 /* ---- factors of low rank ---- */
 
@@ -94,95 +66,34 @@ void dk_divide_by_roots(float *x, const dk_estimate *estimate)
 	(in_use == NULL || in_use->table->factors == NULL ? dk_cpu_##name(__VA_ARGS__) \
 	                                                  : in_use->table->factors->name(in_use, __VA_ARGS__))
 
-void dk_random_rows(float *values, int64_t rows, int64_t columns, uint64_t stream)
-{
-	CALL_FACTORS(random_rows, values, rows, columns, stream);
-}
-
-void dk_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill, uint64_t stream)
-{
-	CALL_FACTORS(orthonormalize, factor, rank, length, refill, stream);
-}
-
-void dk_restore(float *values, float *rest, float share, const dk_factors *factors)
-{
-	CALL_FACTORS(restore, values, rest, share, factors);
-}
+FORWARD(CALL_FACTORS, void, random_rows, (float *values, int64_t rows, int64_t columns, uint64_t stream),
+	values, rows, columns, stream)
+FORWARD(CALL_FACTORS, void, orthonormalize, (float *factor, int64_t rank, int64_t length, bool refill,
+	uint64_t stream), factor, rank, length, refill, stream)
+FORWARD(CALL_FACTORS, void, restore, (float *values, float *rest, float share, const dk_factors *factors),
+	values, rest, share, factors)
 
 /* ---- norms, copies, products ---- */
 
-float dk_largest(const float *x, int64_t n)
-{
-	return CALL(largest, x, n);
-}
-
-double dk_sum_squares(const float *x, int64_t n)
-{
-	return CALL(sum_squares, x, n);
-}
-
-void dk_largest_at(float *largest, const dk_array *arrays, int64_t count)
-{
-	CALL(largest_at, largest, arrays, count);
-}
-
-void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece)
-{
-	CALL(squares_at, sums, arrays, count, piece);
-}
-
-void dk_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece)
-{
-	CALL(checksum_at, sums, x, n, piece);
-}
-
-void dk_scale(float *x, int64_t n, float factor)
-{
-	CALL(scale, x, n, factor);
-}
-
-void dk_to_bf16(uint16_t *out, const float *in, int64_t n)
-{
-	CALL(to_bf16, out, in, n);
-}
-
-void dk_from_bf16(float *out, const uint16_t *in, int64_t n)
-{
-	CALL(from_bf16, out, in, n);
-}
-
-void dk_to_f16(uint16_t *out, const float *in, int64_t n, float factor)
-{
-	CALL(to_f16, out, in, n, factor);
-}
-
-void dk_from_f16(float *out, const uint16_t *in, int64_t n, float factor)
-{
-	CALL(from_f16, out, in, n, factor);
-}
-
-void dk_gemm(const dk_gemm_args *args)
-{
-	CALL(gemm, args);
-}
-
-void dk_linear_forward(float *out, const float *in, const float *weight, const float *bias,
-		const float *residual, int64_t rows, int64_t inputs, int64_t outputs)
-{
-	CALL(linear_forward, out, in, weight, bias, residual, rows, inputs, outputs);
-}
-
-void dk_linear_backward_params(float *dweight, float *dbias, const float *dout, const float *in,
-		int64_t rows, int64_t inputs, int64_t outputs)
-{
-	CALL(linear_backward_params, dweight, dbias, dout, in, rows, inputs, outputs);
-}
-
-void dk_linear_backward_input(float *din, const float *dout, const float *weight, int64_t rows,
-		int64_t inputs, int64_t outputs)
-{
-	CALL(linear_backward_input, din, dout, weight, rows, inputs, outputs);
-}
+FORWARD(CALL, float, largest, (const float *x, int64_t n), x, n)
+FORWARD(CALL, double, sum_squares, (const float *x, int64_t n), x, n)
+FORWARD(CALL, void, largest_at, (float *largest, const dk_array *arrays, int64_t count), largest, arrays, count)
+FORWARD(CALL, void, squares_at, (double *sums, const dk_array *arrays, int64_t count, int64_t piece), sums,
+	arrays, count, piece)
+FORWARD(CALL, void, checksum_at, (uint64_t *sums, const float *x, int64_t n, int64_t piece), sums, x, n, piece)
+FORWARD(CALL, void, scale, (float *x, int64_t n, float factor), x, n, factor)
+FORWARD(CALL, void, to_bf16, (uint16_t *out, const float *in, int64_t n), out, in, n)
+FORWARD(CALL, void, from_bf16, (float *out, const uint16_t *in, int64_t n), out, in, n)
+FORWARD(CALL, void, to_f16, (uint16_t *out, const float *in, int64_t n, float factor), out, in, n, factor)
+FORWARD(CALL, void, from_f16, (float *out, const uint16_t *in, int64_t n, float factor), out, in, n, factor)
+FORWARD(CALL, void, gemm, (const dk_gemm_args *args), args)
+FORWARD(CALL, void, linear_forward, (float *out, const float *in, const float *weight, const float *bias,
+	const float *residual, int64_t rows, int64_t inputs, int64_t outputs), out, in, weight, bias, residual,
+	rows, inputs, outputs)
+FORWARD(CALL, void, linear_backward_params, (float *dweight, float *dbias, const float *dout, const float *in,
+	int64_t rows, int64_t inputs, int64_t outputs), dweight, dbias, dout, in, rows, inputs, outputs)
+FORWARD(CALL, void, linear_backward_input, (float *din, const float *dout, const float *weight, int64_t rows,
+	int64_t inputs, int64_t outputs), din, dout, weight, rows, inputs, outputs)
 
 void dk_linear_gelu_forward(float *out, float *before, const float *in, const float *weight,
 		const float *bias, int64_t rows, int64_t inputs, int64_t outputs)
@@ -212,87 +123,37 @@ void dk_linear_gelu_backward(float *dbefore, const float *dout, const float *wei
 	dk_gelu_backward(dbefore, before, rows * inputs);
 }
 
-void dk_embedding_forward(float *out, const int32_t *tokens, const float *wte, const float *wpe,
-		int64_t batch, int64_t length, int64_t width)
-{
-	CALL(embedding_forward, out, tokens, wte, wpe, batch, length, width);
-}
-
-void dk_embedding_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-		int64_t batch, int64_t length, int64_t width)
-{
-	CALL(embedding_backward, dwte, dwpe, dout, tokens, batch, length, width);
-}
-
-void dk_add_rows(float *out, const int32_t *rows, const float *values, int64_t count, int64_t width)
-{
-	CALL(add_rows, out, rows, values, count, width);
-}
-
-void dk_layernorm_forward(float *out, float *mean, float *rstd, const float *in, const float *gain,
-		const float *bias, int64_t rows, int64_t width)
-{
-	CALL(layernorm_forward, out, mean, rstd, in, gain, bias, rows, width);
-}
-
-void dk_layernorm_backward(float *din, float *dgain, float *dbias, const float *dout,
-		const float *in, const float *mean, const float *rstd, const float *gain,
-		int64_t rows, int64_t width)
-{
-	CALL(layernorm_backward, din, dgain, dbias, dout, in, mean, rstd, gain, rows, width);
-}
-
-void dk_gelu_forward(float *out, const float *in, int64_t n)
-{
-	CALL(gelu_forward, out, in, n);
-}
-
-void dk_gelu_backward(float *grad, const float *in, int64_t n)
-{
-	CALL(gelu_backward, grad, in, n);
-}
-
-void dk_add(float *out, const float *a, const float *b, int64_t n)
-{
-	CALL(add, out, a, b, n);
-}
-
-void dk_dropout(float *out, const float *in, int64_t n, double probability, const dk_random *random,
-		uint64_t ahead)
-{
-	CALL(dropout, out, in, n, probability, random, ahead);
-}
-
-void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch, int64_t length,
-		int64_t heads, int64_t width)
-{
-	CALL(attention_forward, out, lse, qkv, batch, length, heads, width);
-}
-
-void dk_attention_backward(float *dqkv, const float *dout, const float *qkv, const float *out,
-		const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width)
-{
-	CALL(attention_backward, dqkv, dout, qkv, out, lse, batch, length, heads, width);
-}
-
-double dk_classifier_forward(float *work, const float *in, const float *weight,
-		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
-{
-	return CALL(classifier_forward, work, in, weight, targets, rows, width, vocab);
-}
-
-void dk_classifier_loss(double *loss, float *work, const float *in, const float *weight,
-		const int32_t *targets, int64_t rows, int64_t width, int64_t vocab)
-{
-	CALL(classifier_loss, loss, work, in, weight, targets, rows, width, vocab);
-}
-
-void dk_classifier_backward(float *din, float *dweight, float *work, const float *in,
-		const float *weight, const int32_t *targets, int64_t rows, int64_t width,
-		int64_t vocab)
-{
-	CALL(classifier_backward, din, dweight, work, in, weight, targets, rows, width, vocab);
-}
+FORWARD(CALL, void, embedding_forward, (float *out, const int32_t *tokens, const float *wte, const float *wpe,
+	int64_t batch, int64_t length, int64_t width), out, tokens, wte, wpe, batch, length, width)
+FORWARD(CALL, void, embedding_backward, (float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
+	int64_t batch, int64_t length, int64_t width), dwte, dwpe, dout, tokens, batch, length, width)
+FORWARD(CALL, void, add_rows, (float *out, const int32_t *rows, const float *values, int64_t count,
+	int64_t width), out, rows, values, count, width)
+FORWARD(CALL, void, layernorm_forward, (float *out, float *mean, float *rstd, const float *in,
+	const float *gain, const float *bias, int64_t rows, int64_t width), out, mean, rstd, in, gain, bias,
+	rows, width)
+FORWARD(CALL, void, layernorm_backward, (float *din, float *dgain, float *dbias, const float *dout,
+	const float *in, const float *mean, const float *rstd, const float *gain, int64_t rows, int64_t width),
+	din, dgain, dbias, dout, in, mean, rstd, gain, rows, width)
+FORWARD(CALL, void, gelu_forward, (float *out, const float *in, int64_t n), out, in, n)
+FORWARD(CALL, void, gelu_backward, (float *grad, const float *in, int64_t n), grad, in, n)
+FORWARD(CALL, void, add, (float *out, const float *a, const float *b, int64_t n), out, a, b, n)
+FORWARD(CALL, void, dropout, (float *out, const float *in, int64_t n, double probability,
+	const dk_random *random, uint64_t ahead), out, in, n, probability, random, ahead)
+FORWARD(CALL, void, attention_forward, (float *out, float *lse, const float *qkv, int64_t batch, int64_t length,
+	int64_t heads, int64_t width), out, lse, qkv, batch, length, heads, width)
+FORWARD(CALL, void, attention_backward, (float *dqkv, const float *dout, const float *qkv, const float *out,
+	const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width), dqkv, dout, qkv, out,
+	lse, batch, length, heads, width)
+FORWARD(CALL, double, classifier_forward, (float *work, const float *in, const float *weight,
+	const int32_t *targets, int64_t rows, int64_t width, int64_t vocab), work, in, weight, targets, rows,
+	width, vocab)
+FORWARD(CALL, void, classifier_loss, (double *loss, float *work, const float *in, const float *weight,
+	const int32_t *targets, int64_t rows, int64_t width, int64_t vocab), loss, work, in, weight, targets,
+	rows, width, vocab)
+FORWARD(CALL, void, classifier_backward, (float *din, float *dweight, float *work, const float *in,
+	const float *weight, const int32_t *targets, int64_t rows, int64_t width, int64_t vocab), din, dweight,
+	work, in, weight, targets, rows, width, vocab)
 
 /* ---- images ---- */
 
@@ -307,110 +168,45 @@ size_t dk_convolution_work(const dk_window *window, int64_t outputs)
 	return images != NULL && images->needs_no_work ? 0 : dk_cpu_convolution_work(window, outputs);
 }
 
-void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
-		const float *bias, const dk_window *window, int64_t outputs)
-{
-	CALL_IMAGES(convolution_forward, out, work, in, weight, bias, window, outputs);
-}
-
-void dk_convolution_backward_params(float *dweight, float *dbias, float *work, const float *dout,
-		const float *in, const dk_window *window, int64_t outputs)
-{
-	CALL_IMAGES(convolution_backward_params, dweight, dbias, work, dout, in, window, outputs);
-}
-
-void dk_convolution_backward_input(float *din, float *work, const float *dout, const float *weight,
-		const dk_window *window, int64_t outputs)
-{
-	CALL_IMAGES(convolution_backward_input, din, work, dout, weight, window, outputs);
-}
-
-void dk_max_pool_forward(float *out, int32_t *which, const float *in, const dk_window *window)
-{
-	CALL_IMAGES(max_pool_forward, out, which, in, window);
-}
-
-void dk_max_pool_backward(float *din, const float *dout, const int32_t *which,
-		const dk_window *window)
-{
-	CALL_IMAGES(max_pool_backward, din, dout, which, window);
-}
-
-void dk_average_pool_forward(float *out, const float *in, const dk_window *window)
-{
-	CALL_IMAGES(average_pool_forward, out, in, window);
-}
-
-void dk_average_pool_backward(float *din, const float *dout, const dk_window *window)
-{
-	CALL_IMAGES(average_pool_backward, din, dout, window);
-}
-
-void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
-		int64_t channels)
-{
-	CALL_IMAGES(batch_norm_moments, moments, work, in, rows, channels);
-}
-
-void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,
-		float *running_variance, double momentum, const double *moments, int64_t all_rows,
-		int64_t channels)
-{
-	CALL_IMAGES(batch_norm_statistics, mean, rstd, running_mean, running_variance, momentum,
-		moments, all_rows, channels);
-}
-
-void dk_batch_norm_apply(float *out, float *work, const float *in, const float *mean,
-		const float *rstd, const float *gain, const float *bias, int64_t rows,
-		int64_t channels)
-{
-	CALL_IMAGES(batch_norm_apply, out, work, in, mean, rstd, gain, bias, rows, channels);
-}
-
-void dk_batch_norm_sums(double *sums, float *dgain, float *dbias, float *work, const float *dout,
-		const float *in, const float *mean, const float *rstd, int64_t rows,
-		int64_t channels)
-{
-	CALL_IMAGES(batch_norm_sums, sums, dgain, dbias, work, dout, in, mean, rstd, rows,
-		channels);
-}
-
-void dk_batch_norm_input(float *din, float *work, const float *dout, const float *in,
-		const float *mean, const float *rstd, const float *gain, const double *sums,
-		int64_t all_rows, int64_t rows, int64_t channels)
-{
-	CALL_IMAGES(batch_norm_input, din, work, dout, in, mean, rstd, gain, sums, all_rows, rows,
-		channels);
-}
-
-void dk_batch_norm_eval(float *out, const float *in, const float *gain, const float *bias,
-		const float *running_mean, const float *running_variance, int64_t rows,
-		int64_t channels)
-{
-	CALL_IMAGES(batch_norm_eval, out, in, gain, bias, running_mean, running_variance, rows,
-		channels);
-}
-
-void dk_relu_forward(float *out, const float *in, int64_t n)
-{
-	CALL_IMAGES(relu_forward, out, in, n);
-}
-
-void dk_relu_backward(float *grad, const float *out, int64_t n)
-{
-	CALL_IMAGES(relu_backward, grad, out, n);
-}
-
-double dk_cross_entropy(float *logits, const int32_t *targets, int64_t rows, int64_t classes)
-{
-	return CALL_IMAGES(cross_entropy, logits, targets, rows, classes);
-}
-
-void dk_cross_entropy_loss(double *loss, float *logits, const int32_t *targets, int64_t rows,
-		int64_t classes)
-{
-	CALL_IMAGES(cross_entropy_loss, loss, logits, targets, rows, classes);
-}
+FORWARD(CALL_IMAGES, void, convolution_forward, (float *out, float *work, const float *in, const float *weight,
+	const float *bias, const dk_window *window, int64_t outputs), out, work, in, weight, bias, window,
+	outputs)
+FORWARD(CALL_IMAGES, void, convolution_backward_params, (float *dweight, float *dbias, float *work,
+	const float *dout, const float *in, const dk_window *window, int64_t outputs), dweight, dbias, work,
+	dout, in, window, outputs)
+FORWARD(CALL_IMAGES, void, convolution_backward_input, (float *din, float *work, const float *dout,
+	const float *weight, const dk_window *window, int64_t outputs), din, work, dout, weight, window, outputs)
+FORWARD(CALL_IMAGES, void, max_pool_forward, (float *out, int32_t *which, const float *in,
+	const dk_window *window), out, which, in, window)
+FORWARD(CALL_IMAGES, void, max_pool_backward, (float *din, const float *dout, const int32_t *which,
+	const dk_window *window), din, dout, which, window)
+FORWARD(CALL_IMAGES, void, average_pool_forward, (float *out, const float *in, const dk_window *window), out,
+	in, window)
+FORWARD(CALL_IMAGES, void, average_pool_backward, (float *din, const float *dout, const dk_window *window), din,
+	dout, window)
+FORWARD(CALL_IMAGES, void, batch_norm_moments, (double *moments, float *work, const float *in, int64_t rows,
+	int64_t channels), moments, work, in, rows, channels)
+FORWARD(CALL_IMAGES, void, batch_norm_statistics, (float *mean, float *rstd, float *running_mean,
+	float *running_variance, double momentum, const double *moments, int64_t all_rows, int64_t channels),
+	mean, rstd, running_mean, running_variance, momentum, moments, all_rows, channels)
+FORWARD(CALL_IMAGES, void, batch_norm_apply, (float *out, float *work, const float *in, const float *mean,
+	const float *rstd, const float *gain, const float *bias, int64_t rows, int64_t channels), out, work, in,
+	mean, rstd, gain, bias, rows, channels)
+FORWARD(CALL_IMAGES, void, batch_norm_sums, (double *sums, float *dgain, float *dbias, float *work,
+	const float *dout, const float *in, const float *mean, const float *rstd, int64_t rows,
+	int64_t channels), sums, dgain, dbias, work, dout, in, mean, rstd, rows, channels)
+FORWARD(CALL_IMAGES, void, batch_norm_input, (float *din, float *work, const float *dout, const float *in,
+	const float *mean, const float *rstd, const float *gain, const double *sums, int64_t all_rows,
+	int64_t rows, int64_t channels), din, work, dout, in, mean, rstd, gain, sums, all_rows, rows, channels)
+FORWARD(CALL_IMAGES, void, batch_norm_eval, (float *out, const float *in, const float *gain, const float *bias,
+	const float *running_mean, const float *running_variance, int64_t rows, int64_t channels), out, in,
+	gain, bias, running_mean, running_variance, rows, channels)
+FORWARD(CALL_IMAGES, void, relu_forward, (float *out, const float *in, int64_t n), out, in, n)
+FORWARD(CALL_IMAGES, void, relu_backward, (float *grad, const float *out, int64_t n), grad, out, n)
+FORWARD(CALL_IMAGES, double, cross_entropy, (float *logits, const int32_t *targets, int64_t rows,
+	int64_t classes), logits, targets, rows, classes)
+FORWARD(CALL_IMAGES, void, cross_entropy_loss, (double *loss, float *logits, const int32_t *targets,
+	int64_t rows, int64_t classes), loss, logits, targets, rows, classes)
 
 const char *dk_failure(void)
 {

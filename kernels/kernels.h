@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernels: the numeric work of training, at once on the host in f32, or on a
- * queue (dk_use()). Each function states shapes; matrices are row-major and
- * dense unless a leading dimension is given. On the host, functions use OpenMP
- * threads; the same number of threads gives the same bits, and but for matrix
- * products so does any other number. Backward functions add to the gradients of
- * parameters and set those of activations, unless said.
- */
+/* kernels: the numeric work of training, at once on the host in f32, or on a
+   queue (dk_use()). Each function states shapes; matrices are row-major and
+   dense unless a leading dimension is given. On the host, functions use OpenMP
+   threads; the same number of threads gives the same bits, and but for matrix
+   products so does any other number. Backward functions add to the gradients of
+   parameters and set those of activations, unless said. */
 #ifndef DDP_KERNELS_H
 #define DDP_KERNELS_H
 
@@ -20,22 +18,18 @@ extern "C" {
 
 /* ---- where the work is done --------------------------------------------------- */
 
-/*
- * A queue of a device, with what its kernels need beside it; a backend of the kernels
- * makes it (table.h). While a thread uses one, the functions below enqueue there and
- * return, in the order of the calls, and their pointers are the device's memory, but
- * for those that are said to be the host's. Functions with a result wait for it.
- */
+/* A queue of a device, with what its kernels need beside it; a backend of the kernels
+   makes it (table.h). While a thread uses one, the functions below enqueue there and
+   return, in the order of the calls, and their pointers are the device's memory, but
+   for those that are said to be the host's. Functions with a result wait for it. */
 typedef struct dk_queue dk_queue;
 
-/*
- * The type of a queue's tensors. Where a comment says f32, they are f32 for each type:
- * statistics, and the optimizer's state. An array of bf16 is given by its
- * address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
- * DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
- * dk_add_rows() add to, what the latter adds, and what dk_update(), dk_largest(),
- * dk_sum_squares() and dk_scale() take. DK_MIXED_F16: the same with IEEE's f16 in place of bf16, on the host alone.
- */
+/* The type of a queue's tensors. Where a comment says f32, they are f32 for each type:
+   statistics, and the optimizer's state. An array of bf16 is given by its
+   address, as a float *. DK_TF32: of f32, which matrix products may round to TF32.
+   DK_MIXED: of bf16, but gradients of parameters are f32: what backward functions and
+   dk_add_rows() add to, what the latter adds, and what dk_update(), dk_largest(),
+   dk_sum_squares() and dk_scale() take. DK_MIXED_F16: the same with IEEE's f16 in place of bf16, on the host alone. */
 typedef enum dk_type { DK_F32, DK_BF16, DK_TF32, DK_MIXED, DK_MIXED_F16 } dk_type;
 
 /* From now on, the calling thread's functions work on `queue`; NULL: on the host, as at the start. Returns the
@@ -74,26 +68,22 @@ void dk_flush_denormals(void);
 /* Works on items first .. last - 1. */
 typedef void (*dk_span_fn)(void *arg, int64_t first, int64_t last);
 
-/*
- * Calls fn for spans that together are 0 .. n - 1, each a multiple of `grain`
- * items long but for the last, on at most dk_threads() threads; returns when
- * all are done. With one thread, or one grain of work, it is a plain call.
- */
+/* Calls fn for spans that together are 0 .. n - 1, each a multiple of `grain`
+   items long but for the last, on at most dk_threads() threads; returns when
+   all are done. With one thread, or one grain of work, it is a plain call. */
 void dk_parallel(int64_t n, int64_t grain, dk_span_fn fn, void *arg);
 
 /* Why earlier work failed (of the host: a library for matrix products or convolutions that
    ran out of memory), or NULL if none has. To be asked once a step. */
 const char *dk_failure(void);
 
-/*
- * Work that comes again and again with the same shapes and addresses, while what lies there
- * changes, can be captured as a graph, which one call launches. From dk_graph_begin() to
- * dk_graph_end() the queue in use does nothing of what it is given: it captures that.
- * Functions that have a result, and dk_copy() from or to the host's memory, are not for graphs:
- * dk_graph_end() says so, and so it does where the thread meanwhile allocates memory of the
- * device, or waits for it, by other means.
- * The same work has to be done once before, uncaptured, so that all that is made on the way is.
- */
+/* Work that comes again and again with the same shapes and addresses, while what lies there
+   changes, can be captured as a graph, which one call launches. From dk_graph_begin() to
+   dk_graph_end() the queue in use does nothing of what it is given: it captures that.
+   Functions that have a result, and dk_copy() from or to the host's memory, are not for graphs:
+   dk_graph_end() says so, and so it does where the thread meanwhile allocates memory of the
+   device, or waits for it, by other means.
+   The same work has to be done once before, uncaptured, so that all that is made on the way is. */
 typedef struct dk_graph dk_graph;
 
 /* False: nothing is captured, here (on the host functions work at once) or now (the queue has
@@ -187,13 +177,11 @@ void dk_divide_by_roots(float *x, const dk_estimate *estimate);
    stream and the row alone, on every processor. */
 void dk_random_rows(float *values, int64_t rows, int64_t columns, uint64_t stream);
 
-/*
- * Makes the rows of factor [rank, length] orthonormal, by modified Gram-Schmidt. A row that
- * depends on those before it becomes 0, or, with `refill`, what dk_random_rows() has for it (so
- * that what was 0 does not stay so). Element i of a product of rows is summed in lane i modulo
- * DK_FACTOR_LANES, in double; then the upper half of the lanes is added to the lower, again and
- * again. Takes one row after the other, on a GPU in one block: it is for a few rows.
- */
+/* Makes the rows of factor [rank, length] orthonormal, by modified Gram-Schmidt. A row that
+   depends on those before it becomes 0, or, with `refill`, what dk_random_rows() has for it (so
+   that what was 0 does not stay so). Element i of a product of rows is summed in lane i modulo
+   DK_FACTOR_LANES, in double; then the upper half of the lanes is added to the lower, again and
+   again. Takes one row after the other, on a GPU in one block: it is for a few rows. */
 enum { DK_FACTOR_LANES = 1024 };
 #define DK_FACTOR_ROUNDING 1e-6 /* of a row: f32's, and what its sums add */
 void dk_orthonormalize(float *factor, int64_t rank, int64_t length, bool refill, uint64_t stream);
@@ -235,12 +223,10 @@ void dk_largest_at(float *largest, const dk_array *arrays, int64_t count);
 enum { DK_PIECE_MAX = 32768 };
 void dk_squares_at(double *sums, const dk_array *arrays, int64_t count, int64_t piece);
 
-/*
- * sums [ceil(n / piece)], where the work is done: a checksum of the bits of each piece of x, the same on all
- * processors. A piece lies in rows of DK_CHECKSUM_LANES words, the last one with zeros behind it. Word l of row r
- * of R rows counts 2 (DK_CHECKSUM_LANES (R - r) + l) + 1 times, modulo 2^64: these numbers are odd and differ, so
- * one or two flipped bits always change the sum.
- */
+/* sums [ceil(n / piece)], where the work is done: a checksum of the bits of each piece of x, the same on all
+   processors. A piece lies in rows of DK_CHECKSUM_LANES words, the last one with zeros behind it. Word l of row r
+   of R rows counts 2 (DK_CHECKSUM_LANES (R - r) + l) + 1 times, modulo 2^64: these numbers are odd and differ, so
+   one or two flipped bits always change the sum. */
 enum { DK_CHECKSUM_LANES = 16 };
 void dk_checksum_at(uint64_t *sums, const float *x, int64_t n, int64_t piece);
 
@@ -335,23 +321,19 @@ typedef struct dk_random {
 	uint64_t seed, counter;
 } dk_random;
 
-/*
- * Drops each element with `probability` (below 1) and scales the others, so that the mean
- * stays. Forward, and backward of the gradient, with the same arguments: element i is
- * dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
- * the key `seed` of *random and its counter + `ahead` + i / 4. So seed and counter are all there
- * is to save; a use takes (n + 3) / 4 counters. *random is read where the work is done, when it
- * is done: a graph that is launched again draws from what lies there then. out may be in.
- */
+/* Drops each element with `probability` (below 1) and scales the others, so that the mean
+   stays. Forward, and backward of the gradient, with the same arguments: element i is
+   dropped by number i % 4 of the four that Philox4x32-10 (Salmon et al., SC 2011) gives for
+   the key `seed` of *random and its counter + `ahead` + i / 4. So seed and counter are all there
+   is to save; a use takes (n + 3) / 4 counters. *random is read where the work is done, when it
+   is done: a graph that is launched again draws from what lies there then. out may be in. */
 void dk_dropout(float *out, const float *in, int64_t n, double probability, const dk_random *random,
                 uint64_t ahead);
 
-/*
- * Causal attention. qkv [batch, length, 3, heads, width / heads];
- * out [batch, length, width]; lse [batch, heads, length], f32, is kept for backward:
- * the logarithm of each row's sum of exponentials. A head is at most
- * DK_HEAD_MAX wide; on CUDA, backward takes heads x length up to 8388608.
- */
+/* Causal attention. qkv [batch, length, 3, heads, width / heads];
+   out [batch, length, width]; lse [batch, heads, length], f32, is kept for backward:
+   the logarithm of each row's sum of exponentials. A head is at most
+   DK_HEAD_MAX wide; on CUDA, backward takes heads x length up to 8388608. */
 enum { DK_HEAD_MAX = 256 };
 void dk_attention_forward(float *out, float *lse, const float *qkv, int64_t batch,
                           int64_t length, int64_t heads, int64_t width);
@@ -360,13 +342,11 @@ void dk_attention_backward(float *dqkv, const float *dout, const float *qkv,
                            const float *out, const float *lse, int64_t batch,
                            int64_t length, int64_t heads, int64_t width);
 
-/*
- * Classifier: logits = in [rows, width] weight^T, weight [vocab, width], and
- * the softmax cross-entropy against targets [rows]. Returns the sum of the
- * rows' losses. `work`, of dk_classifier_work() f32, carries what backward
- * needs: with DK_MIXED_F16 first of all the gradient of the logits, f32 [rows, vocab], which a
- * program may multiply by a loss scale before backward (dk_scale()).
- */
+/* Classifier: logits = in [rows, width] weight^T, weight [vocab, width], and
+   the softmax cross-entropy against targets [rows]. Returns the sum of the
+   rows' losses. `work`, of dk_classifier_work() f32, carries what backward
+   needs: with DK_MIXED_F16 first of all the gradient of the logits, f32 [rows, vocab], which a
+   program may multiply by a loss scale before backward (dk_scale()). */
 size_t dk_classifier_work(int64_t rows, int64_t vocab);
 double dk_classifier_forward(float *work, const float *in, const float *weight,
                              const int32_t *targets, int64_t rows, int64_t width,
@@ -381,11 +361,9 @@ void dk_classifier_backward(float *din, float *dweight, float *work, const float
 
 /* ---- images: f32, on queues of DK_F32 and DK_TF32, and on the host's of DK_MIXED ------------ */
 
-/*
- * Images lie channels last, [batch, height, width, channels]. A square window goes over
- * them in steps of `stride`, beginning `padding` outside; what lies outside is zero, and
- * for a maximum nothing. size <= height + 2 padding and width + 2 padding, padding < size.
- */
+/* Images lie channels last, [batch, height, width, channels]. A square window goes over
+   them in steps of `stride`, beginning `padding` outside; what lies outside is zero, and
+   for a maximum nothing. size <= height + 2 padding and width + 2 padding, padding < size. */
 typedef struct dk_window {
 	int64_t batch, height, width, channels; /* of what it goes over */
 	int64_t size, stride, padding;
@@ -394,12 +372,10 @@ typedef struct dk_window {
 /* How many places it has along a side of `length`. */
 int64_t dk_window_places(const dk_window *window, int64_t length);
 
-/*
- * Convolution: out [batch, places, places, outputs], weight [outputs, size, size, channels]
- * (PyTorch's in the memory format channels_last), bias [outputs] or NULL. `work`, of
- * dk_convolution_work() f32 with as many threads, and on the same queue, as when it is used,
- * holds nothing between calls. A GPU's queue has memory of its own for it: 0.
- */
+/* Convolution: out [batch, places, places, outputs], weight [outputs, size, size, channels]
+   (PyTorch's in the memory format channels_last), bias [outputs] or NULL. `work`, of
+   dk_convolution_work() f32 with as many threads, and on the same queue, as when it is used,
+   holds nothing between calls. A GPU's queue has memory of its own for it: 0. */
 size_t dk_convolution_work(const dk_window *window, int64_t outputs);
 void dk_convolution_forward(float *out, float *work, const float *in, const float *weight,
                             const float *bias, const dk_window *window, int64_t outputs);
@@ -423,13 +399,11 @@ void dk_average_pool_forward(float *out, const float *in, const dk_window *windo
 /* din = */
 void dk_average_pool_backward(float *din, const float *dout, const dk_window *window);
 
-/*
- * Batch normalisation of in [rows, channels], epsilon 1e-5; the rows are those of all
- * places of all images. mean, rstd [channels] are kept for backward. Unless they are NULL,
- * running_mean and running_variance [channels] move to the batch's mean and unbiased
- * variance by `momentum`, as PyTorch's do. `work`, of dk_batch_norm_work() f32 and aligned
- * to 8 bytes, holds nothing between calls. out may be in for _eval().
- */
+/* Batch normalisation of in [rows, channels], epsilon 1e-5; the rows are those of all
+   places of all images. mean, rstd [channels] are kept for backward. Unless they are NULL,
+   running_mean and running_variance [channels] move to the batch's mean and unbiased
+   variance by `momentum`, as PyTorch's do. `work`, of dk_batch_norm_work() f32 and aligned
+   to 8 bytes, holds nothing between calls. out may be in for _eval(). */
 size_t dk_batch_norm_work(int64_t rows, int64_t channels);
 void dk_batch_norm_forward(float *out, float *mean, float *rstd, float *running_mean,
                            float *running_variance, double momentum, float *work,
@@ -450,12 +424,10 @@ void dk_batch_norm_relu_backward(float *din, float *dgain, float *dbias, float *
                                  const float *out, const float *in, const float *mean,
                                  const float *rstd, const float *gain, const float *bias,
                                  int64_t rows, int64_t channels);
-/*
- * Normalisation in parts, to normalise over more rows than these, such as those of other
- * processes: what _moments() and _sums() leave in [2, channels] f64 is to be added up over
- * all, before _statistics() and _input() take it, with the number of all rows. That of these
- * may be 0.
- */
+/* Normalisation in parts, to normalise over more rows than these, such as those of other
+   processes: what _moments() and _sums() leave in [2, channels] f64 is to be added up over
+   all, before _statistics() and _input() take it, with the number of all rows. That of these
+   may be 0. */
 void dk_batch_norm_moments(double *moments, float *work, const float *in, int64_t rows,
                            int64_t channels);
 void dk_batch_norm_statistics(float *mean, float *rstd, float *running_mean,

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * splitmix: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine,
- * and in kernels of CUDA.
- */
-#ifndef DK_SPLITMIX_H
-#define DK_SPLITMIX_H
+/* splitmix: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine,
+   and in kernels of CUDA. */
+#pragma once
 
 #include <stdint.h>
 
@@ -40,5 +37,3 @@ DK_SPLITMIX_FUNCTION float dk_random_at(uint64_t row, int64_t column)
 
 	return (float)(sum - 2 * 0xffff) * (1.0f / 0x10000); /* exact */
 }
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * table: what a backend of the kernels gives: the functions of kernels.h, each with the
- * queue before its arguments. A module exports its table; it is compiled with this header
- * of one release, and used by a program of maybe another: `version` and `bytes` stay first.
- */
+/* table: what a backend of the kernels gives: the functions of kernels.h, each with the
+   queue before its arguments. A module exports its table; it is compiled with this header
+   of one release, and used by a program of maybe another: `version` and `bytes` stay first. */
 #ifndef DK_TABLE_H
 #define DK_TABLE_H
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* update: the numbers that an update of single elements works with, worked out once per call, on every
    processor alike. */
-#ifndef DK_UPDATE_H
-#define DK_UPDATE_H
+#pragma once
 
 #include <math.h>
 
@@ -40,5 +39,3 @@ static inline dk_update_consts dk_update_consts_of(const dk_update_args *args)
 	c.nesterov = args->nesterov ? (float)args->momentum : 0;
 	return c;
 }
-
-#endif

@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "device/kernel_queue.h"
 #include "job/environment.h"
-#include "job/given.h"
+#include "job/job.h"
 #include "job/pmix_client.h"
 #include "table.h"
 #include "watch/page.h"

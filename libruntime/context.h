@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ddp_init() opens this context, and the library's floors share it. */
-#ifndef DDP_CONTEXT_H
-#define DDP_CONTEXT_H
+#pragma once
 
 #include "comm/api.h"
 #include "ddp.h"
@@ -34,5 +33,3 @@ struct ddp_context {
 	struct ddp_watch *watch;
 	ddp_renewal renewal;
 };
-
-#endif

@@ -35,7 +35,6 @@ base_sources = \
 job_sources = \
 	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
 	libruntime/job/environment.c libruntime/job/environment.h \
-	libruntime/job/given.c libruntime/job/given.h \
 	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/error.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
 	libruntime/job/spawn.c libruntime/job/spawn.h
@@ -145,7 +144,6 @@ comm_sources = \
 	libruntime/comm/nccl/scratch.c libruntime/comm/nccl/scratch.h \
 	libruntime/comm/group/agreement.c libruntime/comm/group/agreement.h \
 	libruntime/comm/group/build.c libruntime/comm/group/build.h \
-	libruntime/comm/group/handshake.c libruntime/comm/group/handshake.h \
 	libruntime/comm/group/members.c \
 	libruntime/comm/group/shrink.c \
 	libruntime/comm/group/split.c \

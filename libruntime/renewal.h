@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * renewal: opens a context's world again. In a step with restart=, srun may leave the ranks in their processes that say
- * that they survive (ddp_survive()), and start programs only for those that have died. All of them then meet under the
- * identity of a new generation. A rank that has stayed finds that identity on the node's progress page, a newcomer in
- * its environment.
- */
-#ifndef DDP_RENEWAL_H
-#define DDP_RENEWAL_H
+/* renewal: opens a context's world again. In a step with restart=, srun may leave the ranks in their processes that say
+   that they survive (ddp_survive()), and start programs only for those that have died. All of them then meet under the
+   identity of a new generation. A rank that has stayed finds that identity on the node's progress page, a newcomer in
+   its environment. */
+#pragma once
 
 #include "context.h"
 
@@ -22,5 +19,3 @@ void ddp_renewal_place(const ddp_context *context, const ddp_comm *comm, int *ra
 
 /* Nothing of the former world is needed any more. */
 void ddp_renewal_forget(ddp_context *context);
-
-#endif

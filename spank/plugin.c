@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * spank_ddp.so: the SPANK callbacks. They collect what Slurm knows, ask the
- * pure core, and hand its answer to Slurm. In srun, sbatch and salloc all runs
- * as the user (srun.c); in slurmstepd, task_init runs as the user, in the task's
- * own process (task.c), and the rest as root (stepd.c).
- *
- * In slurmstepd no callback before task_init fails: for a batch step Slurm
- * would drain the node, and nothing that is said there reaches the user. What
- * is wrong is kept and said in task_init.
- */
+/* spank_ddp.so: the SPANK callbacks. They collect what Slurm knows, ask the
+   pure core, and hand its answer to Slurm. In srun, sbatch and salloc all runs
+   as the user (srun.c); in slurmstepd, task_init runs as the user, in the task's
+   own process (task.c), and the rest as root (stepd.c).
+
+   In slurmstepd no callback before task_init fails: for a batch step Slurm
+   would drain the node, and nothing that is said there reaches the user. What
+   is wrong is kept and said in task_init. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The callbacks' work in srun, as the user. */
-#ifndef SPANK_SRUN_H
-#define SPANK_SRUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,12 +44,8 @@ bool srun_take_words(const struct request *request, int count, char *words[], ui
 /* Says what is held of a failure. */
 void srun_end(void);
 
-/*
- * For on_exit(3). srun's status is the highest of its tasks', and that of a task
- * which was ended for another one's failure is 137. Where a failure was said, its
- * code is told instead. The handler is to run after all that Slurm and its plugins
- * registered.
- */
+/* For on_exit(3). srun's status is the highest of its tasks', and that of a task
+   which was ended for another one's failure is 137. Where a failure was said, its
+   code is told instead. The handler is to run after all that Slurm and its plugins
+   registered. */
 void srun_leave_with_first_code(int status, void *unused);
-
-#endif

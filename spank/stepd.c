@@ -53,11 +53,9 @@ static void take_word_of_srun(struct stepd *stepd, char *const *environment)
 		stepd->request->settings.kill_on_failure = strcmp(word, "continue") != 0;
 }
 
-/*
- * Asks Slurm's own table of nodes for the NodeAddr of the step's first node: here,
- * since in a task, forked from a process with threads, a lock could be held for
- * ever. Of the user's there is the name only, to be looked for in that table.
- */
+/* Asks Slurm's own table of nodes for the NodeAddr of the step's first node: here,
+   since in a task, forked from a process with threads, a lock could be held for
+   ever. Of the user's there is the name only, to be looked for in that table. */
 static bool find_address(const char *node, char *address, size_t bytes)
 {
 	char *(*find)(const char *node);
@@ -221,12 +219,10 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		make_agents(stepd, local_tasks);
 }
 
-/*
- * Slurm's handle lies on the stack of the callback. All that it holds is pointers to what lives
- * as long as slurmstepd, the task's record among them (struct spank_handle, of 48 bytes from 20.11
- * to 26.05), so that a copy tells how the task has ended as soon as Slurm has reaped it, which
- * nothing else does. One that does not give what the handle gives is none.
- */
+/* Slurm's handle lies on the stack of the callback. All that it holds is pointers to what lives
+   as long as slurmstepd, the task's record among them (struct spank_handle, of 48 bytes from 20.11
+   to 26.05), so that a copy tells how the task has ended as soon as Slurm has reaped it, which
+   nothing else does. One that does not give what the handle gives is none. */
 static void keep_handle(spank_t spank, struct stepd_handle *handle, pid_t pid)
 {
 	pid_t same = 0;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The callbacks' work in slurmstepd, as root, before its tasks run and when they end. */
-#ifndef SPANK_STEPD_H
-#define SPANK_STEPD_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,5 +45,3 @@ void stepd_take_end(spank_t spank, struct stepd *stepd);
 void stepd_log(spank_t spank, const struct stepd *stepd);
 /* slurmstepd ends. */
 void stepd_end(struct stepd *stepd);
-
-#endif

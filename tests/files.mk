@@ -185,6 +185,10 @@ tests_device_libddp_fake_gpu_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -
 	-export-symbols-regex '^(ddp_device_module|dk_cuda_table|fake_gpu|nccl_standin|nccl[A-Z].*)$$'
 
 if HAVE_CMOCKA
+# The main() of programs whose cases are TEST()s.
+check_LTLIBRARIES += tests/support/libtest.la
+tests_support_libtest_la_SOURCES = tests/support/test.c tests/support/test.h
+CASES = tests/support/libtest.la $(CMOCKA_LIBS)
 # What several tests use, compiled once.
 check_LTLIBRARIES += tests/support/libsupport.la
 tests_support_libsupport_la_SOURCES = \
@@ -238,7 +242,7 @@ endif
 # A program whose source is the one file of its name needs its line below, no more:
 # it is linked with these, and loads only what it uses of them.
 LDADD = tests/support/test_module.lo tests/support/libsupport.la spank/status/libstatus.la \
-	libruntime/libddpcore.la $(CMOCKA_LIBS) $(JANSSON_LIBS)
+	libruntime/libddpcore.la $(CASES) $(JANSSON_LIBS)
 
 check_PROGRAMS += $(test_programs)
 
@@ -328,50 +332,50 @@ net_only_sources = examples/models/net.c examples/models/net.h examples/models/n
 net_model_sources = $(net_only_sources) $(graph_sources)
 tests_unit_test_net_model_SOURCES = tests/unit/test_net_model.c $(net_model_sources)
 tests_unit_test_net_model_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_net_model_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_net_model_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CASES)
 tests_ranks_test_sync_batch_norm_SOURCES = tests/ranks/test_sync_batch_norm.c $(net_model_sources)
 tests_ranks_test_sync_batch_norm_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_ranks_test_sync_batch_norm_LDADD = kernels/libconvolution.la $(LDADD)
-tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_convolution_onednn_LDADD = kernels/libconvolution.la kernels/libkernels.la $(CASES)
 tests_ranks_test_device_net_SOURCES = tests/ranks/test_device_net.c $(net_model_sources)
 tests_ranks_test_device_net_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_ranks_test_device_net_LDADD = kernels/libconvolution.la $(LDADD)
 kernel_cases = tests/support/kernel_cases.c tests/support/kernel_cases.h
 kernel_layer = tests/support/kernel_layer.c tests/support/kernel_layer.h $(kernel_cases)
 kernel_images = tests/unit/test_kernel_images.c $(kernel_layer)
-kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c tests/support/attention_cases.h \
-	tests/support/classifier_cases.c tests/support/classifier_cases.h $(kernel_layer)
+kernel_layers = tests/unit/test_kernel_layers.c tests/support/attention_cases.c \
+	tests/support/classifier_cases.c $(kernel_layer)
 kernel_graph = tests/unit/test_kernel_graph.c $(kernel_cases)
 kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c tests/support/model_case.h $(kernel_cases) \
 	$(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
-tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CASES)
 tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
-tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CASES)
 tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_place_host.c
-tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CMOCKA_LIBS)
+tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CASES)
 
 # The same cases on a GPU: the fake one, or a real one (make check-gpu).
 on_gpu = tests/support/test_module.lo tests/support/libsupport.la libruntime/libddpcore.la
 tests_unit_test_kernel_device_SOURCES = $(kernel_layers) tests/support/kernel_place_device.c
-tests_unit_test_kernel_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_kernel_device_LDADD = $(on_gpu) $(CASES)
 tests_unit_test_kernel_images_device_SOURCES = $(kernel_images) tests/support/kernel_place_device.c
-tests_unit_test_kernel_images_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_kernel_images_device_LDADD = $(on_gpu) $(CASES)
 tests_unit_test_optimizers_device_SOURCES = tests/unit/test_optimizers_queue.c tests/support/kernel_place_device.c
-tests_unit_test_optimizers_device_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_optimizers_device_LDADD = $(on_gpu) $(CASES)
 model_graph = tests/unit/test_model_graph.c $(kernel_cases) $(gpt_model_sources) $(net_only_sources)
 tests_unit_test_model_graph_SOURCES = $(model_graph) tests/support/kernel_place_device.c
 tests_unit_test_model_graph_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_model_graph_LDADD = kernels/libconvolution.la $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_model_graph_LDADD = kernels/libconvolution.la $(on_gpu) $(CASES)
 tests_unit_test_kernel_graph_SOURCES = $(kernel_graph) tests/support/kernel_place_device.c
-tests_unit_test_kernel_graph_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_kernel_graph_LDADD = $(on_gpu) $(CASES)
 tests_unit_test_kernel_queue_SOURCES = $(kernel_queue) tests/support/kernel_place_device.c
 tests_unit_test_kernel_queue_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
-tests_unit_test_kernel_queue_LDADD = $(on_gpu) $(CMOCKA_LIBS)
+tests_unit_test_kernel_queue_LDADD = $(on_gpu) $(CASES)
 
 # And on kernels/cuda on the host.
 if CUDA_EMULATION
-emulated = tests/support/libcuda_emulated.a kernels/libkernels.la $(CMOCKA_LIBS) -lstdc++
+emulated = tests/support/libcuda_emulated.a kernels/libkernels.la $(CASES) -lstdc++
 tests_unit_test_kernel_cuda_SOURCES = $(kernel_layers)
 tests_unit_test_kernel_cuda_LDADD = $(emulated)
 tests_unit_test_kernel_images_cuda_SOURCES = $(kernel_images)
@@ -385,7 +389,7 @@ tests_unit_test_model_graph_cuda_SOURCES = $(model_graph)
 tests_unit_test_model_graph_cuda_CPPFLAGS = $(AM_CPPFLAGS) -I$(top_srcdir)/examples
 tests_unit_test_model_graph_cuda_LDADD = kernels/libconvolution.la $(emulated)
 tests_unit_test_optimizers_cuda_SOURCES = tests/unit/test_optimizers_queue.c
-tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a libruntime/libddpcore.la $(CMOCKA_LIBS) -lstdc++
+tests_unit_test_optimizers_cuda_LDADD = tests/support/libcuda_emulated.a libruntime/libddpcore.la $(CASES) -lstdc++
 else
 tests_unit_test_kernel_cuda_SOURCES = tests/support/no_emulation.c
 tests_unit_test_kernel_graph_cuda_SOURCES = tests/support/no_emulation.c

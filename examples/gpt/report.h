@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report: what the leading rank shows while and after it trains. Every rank keeps one, as it may lead once rank 0 is
    lost. */
-#ifndef EXAMPLES_GPT_REPORT_H
-#define EXAMPLES_GPT_REPORT_H
+#pragma once
 
 #include <stdio.h>
 
@@ -27,5 +26,3 @@ void report_step(report *r, const ddp_step_stats *stats, double loss_scale, bool
 void report_trained(const report *r, const ddp_summary *summary, const ddp_job *job);
 /* The loss on other data is NaN without any, or if it could not be measured. */
 void report_tested(const report *r, const ddp_summary *summary, const ddp_job *job, double test_loss);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpt: the GPT-2 architecture (Radford et al., 2019), forward and backward on
- * one host or device, over parameters and gradients that the caller owns. Names and
- * shapes are those of the published GPT-2 checkpoints.
- */
-#ifndef EXAMPLES_MODELS_GPT_H
-#define EXAMPLES_MODELS_GPT_H
+/* gpt: the GPT-2 architecture (Radford et al., 2019), forward and backward on
+   one host or device, over parameters and gradients that the caller owns. Names and
+   shapes are those of the published GPT-2 checkpoints. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -53,11 +50,9 @@ size_t gpt_activation_bytes(const gpt *model);
 /* The parameters, in the order in which forward uses them. */
 const ddp_param *gpt_params(const gpt *model, int *count);
 
-/*
- * From now on layers are captured as graphs and launched as such, where that can be: on a
- * queue that captures them, from the second pass of a shape on. A layer's gradients are then told
- * ready together. Free the model before the queue. Passes that cannot be captured go as without.
- */
+/* From now on layers are captured as graphs and launched as such, where that can be: on a
+   queue that captures them, from the second pass of a shape on. A layer's gradients are then told
+   ready together. Free the model before the queue. Passes that cannot be captured go as without. */
 void gpt_use_graphs(gpt *model, bool wanted);
 /* Why capturing was given up, or NULL. */
 const char *gpt_graph_failure(const gpt *model);
@@ -65,11 +60,9 @@ const char *gpt_graph_failure(const gpt *model);
 /* Called when backward is done with a parameter's gradient. */
 typedef ddp_status (*gpt_ready_fn)(void *user, int param);
 
-/*
- * Called with the part of a gradient that is rows: values [count, width] are
- * to be added to the rows that `index` [count] names. The parameter's dense
- * part has been told ready, perhaps long ago. The arrays are the model's.
- */
+/* Called with the part of a gradient that is rows: values [count, width] are
+   to be added to the rows that `index` [count] names. The parameter's dense
+   part has been told ready, perhaps long ago. The arrays are the model's. */
 typedef ddp_status (*gpt_rows_fn)(void *user, int param, const int32_t *index,
                                   const float *values, int64_t count);
 
@@ -81,12 +74,10 @@ void gpt_bind(gpt *model, float *const *params, float *const *grads);
    return 0. */
 void gpt_bind_loss(gpt *model, double *loss);
 
-/*
- * gpt_forward() drops elements of the embedding, and of what each layer's two halves add to
- * the stream, with a probability below 1, and scales the others. Which ones hangs on the seed and
- * the pass's number alone: give passes numbers that differ over ranks and micro-batches. Before
- * each pass; 0 ends it.
- */
+/* gpt_forward() drops elements of the embedding, and of what each layer's two halves add to
+   the stream, with a probability below 1, and scales the others. Which ones hangs on the seed and
+   the pass's number alone: give passes numbers that differ over ranks and micro-batches. Before
+   each pass; 0 ends it. */
 void gpt_set_dropout(gpt *model, double probability, uint64_t seed, uint64_t pass);
 
 /* Forward passes call it before they read a parameter for the first time, in order. */
@@ -97,11 +88,9 @@ void gpt_bind_reads(gpt *model, gpt_reads_fn reads, void *user);
    are f32. False: out of memory. */
 bool gpt_initialise(gpt *model, uint64_t seed);
 
-/*
- * Takes `batch` samples of length + 1 tokens: inputs, and targets one ahead.
- * Returns the sum of the cross-entropies, in nats, of batch * length tokens.
- * All tokens must be below vocab: see gpt_stray_token().
- */
+/* Takes `batch` samples of length + 1 tokens: inputs, and targets one ahead.
+   Returns the sum of the cross-entropies, in nats, of batch * length tokens.
+   All tokens must be below vocab: see gpt_stray_token(). */
 double gpt_forward(gpt *model, const int32_t *samples, int batch, int length);
 
 /* The same for a model that is not to learn from the samples: nothing is dropped, and the sum is
@@ -120,5 +109,3 @@ int64_t gpt_stray_token(const gpt *model, const int32_t *tokens, int64_t count);
 
 /* logits [vocab] of what follows `length` tokens. */
 void gpt_next_logits(gpt *model, const int32_t *tokens, int length, float *logits);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt_ddp: a GPT whose parameters and gradients are those of a ddp_model. */
-#ifndef EXAMPLES_MODELS_GPT_DDP_H
-#define EXAMPLES_MODELS_GPT_DDP_H
+#pragma once
 
 #include <stdlib.h>
 
@@ -36,5 +35,3 @@ static inline ddp_status gpt_grad_rows(void *model, int param, const int32_t *in
 {
 	return ddp_model_grad_rows(model, param, index, values, count);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt.c lays this structure out, and gpt_pass.c works on it. */
-#ifndef EXAMPLES_MODELS_GPT_INSIDE_H
-#define EXAMPLES_MODELS_GPT_INSIDE_H
+#pragma once
 
 #include "kernels.h"
 #include "models/gpt.h"
@@ -64,5 +63,3 @@ struct gpt {
 	void *arena;
 	size_t arena_bytes;
 };
-
-#endif

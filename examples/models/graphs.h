@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * graphs: a model's passes as graphs (kernels.h). A pass is cut into parts, each of which becomes
- * a graph: between parts the program waits for parameters and is told of gradients, which
- * is other work each time. Each shape of a pass has graphs of its own; a part is captured when
- * its shape comes for the second time, as the first makes what later ones need.
- */
-#ifndef EXAMPLES_MODELS_GRAPHS_H
-#define EXAMPLES_MODELS_GRAPHS_H
+/* graphs: a model's passes as graphs (kernels.h). A pass is cut into parts, each of which becomes
+   a graph: between parts the program waits for parameters and is told of gradients, which
+   is other work each time. Each shape of a pass has graphs of its own; a part is captured when
+   its shape comes for the second time, as the first makes what later ones need. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -74,5 +71,3 @@ void graphs_run(graphs *g, int part, graphs_work *work, void *model);
 
 /* For `work`: a gradient is complete. Of a graph, behind each launch. */
 void graphs_tell(graphs *g, int param);
-
-#endif

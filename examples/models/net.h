@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * net: networks for images, put together layer by layer, over parameters and gradients that
- * the caller owns. Images lie channels last.
- */
-#ifndef EXAMPLES_MODELS_NET_H
-#define EXAMPLES_MODELS_NET_H
+/* net: networks for images, put together layer by layer, over parameters and gradients that
+   the caller owns. Images lie channels last. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,11 +30,9 @@ typedef struct net_memory {
 net *net_create_on(const net_memory *memory, int batch, const ddp_image_shape *shape, int passes);
 void net_free(net *n);
 
-/*
- * Each adds a layer behind value `from` and returns the value that it gives. Parameters are
- * NAME.weight and NAME.bias, of a convolution [outputs, size, size, channels] and [outputs],
- * of a linear layer, which flattens its input, [inputs, outputs] and [outputs].
- */
+/* Each adds a layer behind value `from` and returns the value that it gives. Parameters are
+   NAME.weight and NAME.bias, of a convolution [outputs, size, size, channels] and [outputs],
+   of a linear layer, which flattens its input, [inputs, outputs] and [outputs]. */
 int net_convolution(net *n, int from, const char *name, int outputs, int size, int stride,
                     int padding, bool bias);
 int net_linear(net *n, int from, const char *name, int outputs);
@@ -59,12 +54,10 @@ bool net_is_too_small(const net *n);
    to wait for them. */
 typedef ddp_status (*net_sum_fn)(void *user, double *sums, int64_t count, ddp_memory memory);
 
-/*
- * Batches are normalised by the statistics of all ranks' images from now on: each pass forward to
- * train calls `sum` once with a number of the host's, and it and backward do once of each
- * normalisation, where the network is. All ranks do, so one that has no images makes its passes
- * with a batch of 0. There are no graphs, then.
- */
+/* Batches are normalised by the statistics of all ranks' images from now on: each pass forward to
+   train calls `sum` once with a number of the host's, and it and backward do once of each
+   normalisation, where the network is. All ranks do, so one that has no images makes its passes
+   with a batch of 0. There are no graphs, then. */
 void net_sync_batch_norm(net *n, net_sum_fn sum, void *user);
 
 /* Dropout drops nothing from now on. */
@@ -106,11 +99,9 @@ void net_bind_loss(net *n, double *loss);
    are below the number of logits. */
 net_result net_forward(net *n, const float *images, const int32_t *labels, int batch, net_random *random);
 
-/*
- * On a device: from now on passes are captured as graphs and launched as such, as gpt_use_graphs()
- * (gpt.h) says: forward is one, backward several, behind each of which its gradients are told
- * ready together. Free the network before the queue.
- */
+/* On a device: from now on passes are captured as graphs and launched as such, as gpt_use_graphs()
+   (gpt.h) says: forward is one, backward several, behind each of which its gradients are told
+   ready together. Free the network before the queue. */
 void net_use_graphs(net *n, bool wanted);
 /* Why capturing was given up, or NULL. */
 const char *net_graph_failure(const net *n);
@@ -120,5 +111,3 @@ typedef ddp_status (*net_ready_fn)(void *user, int param);
 
 /* Adds the gradient of the summed loss. Once after each net_forward() to train. */
 ddp_status net_backward(net *n, net_ready_fn ready, void *user);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* net.c builds this structure, and net_pass.c works on it. */
-#ifndef EXAMPLES_MODELS_NET_INSIDE_H
-#define EXAMPLES_MODELS_NET_INSIDE_H
+#pragma once
 
 #include "cpu/convolution_onednn.h"
 #include "kernels.h"
@@ -98,5 +97,3 @@ static inline int64_t net_value_size(const struct net_value *v)
 {
 	return v->height * v->width * v->channels;
 }
-
-#endif

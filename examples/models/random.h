@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): the same numbers on every machine. */
-#ifndef EXAMPLES_MODELS_RANDOM_H
-#define EXAMPLES_MODELS_RANDOM_H
+#pragma once
 
 #include <stdint.h>
 
@@ -13,5 +12,3 @@ static inline uint64_t next_random(uint64_t *state)
 	z = (z ^ z >> 27) * 0x94d049bb133111ebu;
 	return z ^ z >> 31;
 }
-
-#endif

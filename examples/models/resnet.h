@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* resnet: residual networks (He et al., CVPR 2016), with torchvision's layers, names and start. */
-#ifndef EXAMPLES_MODELS_RESNET_H
-#define EXAMPLES_MODELS_RESNET_H
+#pragma once
 
 #include "models/net.h"
 
@@ -15,5 +14,3 @@ typedef struct net_resnet_shape {
 
 /* Adds all layers behind the images; returns the logits. */
 int net_resnet(net *n, const net_resnet_shape *shape);
-
-#endif

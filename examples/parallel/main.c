@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * parallel - a GPT that is split over several ranks, and trained in several copies.
- *
- *   srun --ddp -n8 parallel --stages 2 --tensor 2      # two copies, each of 2 x 2 parts
- *   parallel --spawn 1                                  # the same losses on one rank
- *
- * Rank ((copy * stages) + stage) * tensor + slice has a slice of a stage of a copy. A step is
- * GPipe's (Huang et al., NeurIPS 2019): all micro-batches go forward through the stages, then all
- * go backward. libddp keeps the copies of each part alike: there is a model for each part, on
- * a communicator of the ranks that have it.
- */
+/* parallel - a GPT that is split over several ranks, and trained in several copies.
+
+     srun --ddp -n8 parallel --stages 2 --tensor 2      # two copies, each of 2 x 2 parts
+     parallel --spawn 1                                  # the same losses on one rank
+
+   Rank ((copy * stages) + stage) * tensor + slice has a slice of a stage of a copy. A step is
+   GPipe's (Huang et al., NeurIPS 2019): all micro-batches go forward through the stages, then all
+   go backward. libddp keeps the copies of each part alike: there is a model for each part, on
+   a communicator of the ranks that have it. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options: the command line of the examples that train on images. */
-#ifndef EXAMPLES_VISION_OPTIONS_H
-#define EXAMPLES_VISION_OPTIONS_H
+#pragma once
 
 #include "models/resnet.h"
 #include "vision/vision.h"
@@ -27,5 +26,3 @@ typedef enum vision_parsed { VISION_RUN, VISION_DONE, VISION_BAD } vision_parsed
 
 /* VISION_DONE: --help or --version was answered. VISION_BAD: the error is on stderr. */
 vision_parsed vision_parse(int argc, char **argv, const vision_example *example, vision_options *options);
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * synthetic: makes images in the formats of MNIST and of CIFAR-10, and tokens in that of llm.c,
- * where data cannot be had. A class is some spots; an image of it has them moved a little, and
- * noise. A token tells which few may come next. The files' names begin with "synthetic-", so
- * that nobody takes them for the real ones.
- */
+/* synthetic: makes images in the formats of MNIST and of CIFAR-10, and tokens in that of llm.c,
+   where data cannot be had. A class is some spots; an image of it has them moved a little, and
+   noise. A token tells which few may come next. The files' names begin with "synthetic-", so
+   that nobody takes them for the real ones. */
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>

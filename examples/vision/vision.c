@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * vision: data-parallel training on images, by libddp's public interface and the kernels.
- * Every rank that fails says why on stderr and ends with 1; the others then end too, since
- * the communicator is aborted.
- */
+/* vision: data-parallel training on images, by libddp's public interface and the kernels.
+   Every rank that fails says why on stderr and ends with 1; the others then end too, since
+   the communicator is aborted. */
 #include "vision/vision.h"
 
 #include <inttypes.h>

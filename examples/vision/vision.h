@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * vision: what the examples that train on images share: options, data, the loop, and the
- * report. An example says what its network is, and what it is trained on.
- */
-#ifndef EXAMPLES_VISION_VISION_H
-#define EXAMPLES_VISION_VISION_H
+/* vision: what the examples that train on images share: options, data, the loop, and the
+   report. An example says what its network is, and what it is trained on. */
+#pragma once
 
 #include "models/net.h"
 
@@ -26,5 +23,3 @@ typedef struct vision_example {
 
 /* All of main(). */
 int vision_main(int argc, char **argv, const vision_example *example);
-
-#endif

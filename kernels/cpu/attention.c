@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Causal attention by blocks: a block of queries meets the keys in blocks, with
- * the softmax kept up to date as they pass (Milakov and Gimelshein, "Online
- * normalizer calculation for softmax", 2018; Dao et al., "FlashAttention",
- * NeurIPS 2022). Blocks above the diagonal are never computed, no matrix of
- * length x length exists, and scratch stays in the cache. Each (sample, head)
- * is one thread's.
- */
+/* Causal attention by blocks: a block of queries meets the keys in blocks, with
+   the softmax kept up to date as they pass (Milakov and Gimelshein, "Online
+   normalizer calculation for softmax", 2018; Dao et al., "FlashAttention",
+   NeurIPS 2022). Blocks above the diagonal are never computed, no matrix of
+   length x length exists, and scratch stays in the cache. Each (sample, head)
+   is one thread's. */
 #include <math.h>
 #include <string.h>
 

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Batch normalisation. Rows are cut into chunks whose length hangs on the number of
- * channels alone; each chunk gives its sums, which are then taken together in the order of
- * the chunks: the same bits with any number of threads.
- */
+/* Batch normalisation. Rows are cut into chunks whose length hangs on the number of
+   channels alone; each chunk gives its sums, which are then taken together in the order of
+   the chunks: the same bits with any number of threads. */
 #include <math.h>
 
 #include "cpu/cpu.h"

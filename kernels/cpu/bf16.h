@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * bf16: matrix products of bf16 on the host, summed in f32: by the tiles of AMX or the dot
- * products of AVX-512 where the processor has them, else by plain vectors.
- *
- * Operands are packed first, so that one form serves all of these, and each element is
- * looked up once, however often it is used; but for those that a set takes in place. A *strip*
- * is 16 rows of a, or 16 columns of b, over the whole depth (k), in *tiles* of 32 of it, 1 KiB
- * each: a's is [16 rows][32], b's [16 pairs][16 columns][2]. What is beyond the edges is zero.
- */
-#ifndef DK_BF16_H
-#define DK_BF16_H
+/* bf16: matrix products of bf16 on the host, summed in f32: by the tiles of AMX or the dot
+   products of AVX-512 where the processor has them, else by plain vectors.
+
+   Operands are packed first, so that one form serves all of these, and each element is
+   looked up once, however often it is used; but for those that a set takes in place. A *strip*
+   is 16 rows of a, or 16 columns of b, over the whole depth (k), in *tiles* of 32 of it, 1 KiB
+   each: a's is [16 rows][32], b's [16 pairs][16 columns][2]. What is beyond the edges is zero. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -122,6 +119,4 @@ void dk_pack_avx512(uint16_t *tile, const dk_side *side, int64_t row, int64_t k)
 #endif
 #ifdef HAVE_AMX_KERNELS
 extern const dk_bf16_set dk_bf16_amx;
-#endif
-
 #endif

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Softmax cross-entropy over a large vocabulary. Logits come in tiles of TILE
- * words by ROWS rows; each tile is turned into exponentials, relative to its
- * own rows' maxima, while it is in the cache. So memory sees them twice: when
- * forward leaves them, and when backward fetches a tile, turns it into
- * gradients and multiplies it at once.
- */
+/* Softmax cross-entropy over a large vocabulary. Logits come in tiles of TILE
+   words by ROWS rows; each tile is turned into exponentials, relative to its
+   own rows' maxima, while it is in the cache. So memory sees them twice: when
+   forward leaves them, and when backward fetches a tile, turns it into
+   gradients and multiplies it at once. */
 #include <math.h>
 
 #include "cpu/cpu.h"

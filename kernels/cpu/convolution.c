@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Convolution as a matrix product: what the window sees at a place is a row of a panel,
- * and the panel times the weight gives the places' outputs. A panel has as many places as
- * stay in the cache; with a window of 1 it is the image itself. Threads work on lines of
- * places, each with a panel of its own. Where Winograd's convolution is faster, it does the work.
- */
+/* Convolution as a matrix product: what the window sees at a place is a row of a panel,
+   and the panel times the weight gives the places' outputs. A panel has as many places as
+   stay in the cache; with a window of 1 it is the image itself. Threads work on lines of
+   places, each with a panel of its own. Where Winograd's convolution is faster, it does the work. */
 #include <string.h>
 
 #include "cpu/cpu.h"

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Weights lie in oneDNN's own order while it works, and are reordered on the way: that is far
- * less than what the convolution itself does. Images stay as they are.
- */
+/* Weights lie in oneDNN's own order while it works, and are reordered on the way: that is far
+   less than what the convolution itself does. Images stay as they are. */
 #include "cpu/convolution_onednn.h"
 
 #ifdef HAVE_ONEDNN_CONVOLUTION

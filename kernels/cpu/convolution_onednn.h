@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * convolution_onednn: convolutions by oneDNN, of the shapes for which it has code for this
- * processor and for images that lie channels last. In a library of its own,
- * libconvolution.la, so that libddp does not load oneDNN.
- */
-#ifndef DK_CONVOLUTION_ONEDNN_H
-#define DK_CONVOLUTION_ONEDNN_H
+/* convolution_onednn: convolutions by oneDNN, of the shapes for which it has code for this
+   processor and for images that lie channels last. In a library of its own,
+   libconvolution.la, so that libddp does not load oneDNN. */
+#pragma once
 
 #include "kernels.h"
 
@@ -32,5 +29,3 @@ void dk_onednn_backward_params(struct dk_onednn *o, float *dweight, float *dbias
                                const float *dout, const float *in, const dk_window *w, int64_t outputs);
 void dk_onednn_backward_input(struct dk_onednn *o, float *din, float *work, const float *dout,
                               const float *weight, const dk_window *w, int64_t outputs);
-
-#endif

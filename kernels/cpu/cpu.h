@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cpu: the functions of kernels.h on the host; what dk_x() does there is dk_cpu_x(). */
-#ifndef DK_CPU_H
-#define DK_CPU_H
+#pragma once
 
 #include "kernels.h"
 
@@ -118,5 +117,3 @@ void dk_cpu_cross_entropy_loss(double *loss, float *logits, const int32_t *targe
 const char *dk_cpu_failure(void);
 /* From now on dk_cpu_failure() says this. */
 void dk_cpu_fail(const char *why);
-
-#endif

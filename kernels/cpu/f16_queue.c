@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The queue of type DK_MIXED_F16. Each function widens its operands, computes as the host does in f32, and rounds
- * what comes out: what a processor without arithmetic of f16 can do. What works on f32 in both types is that of
- * DK_MIXED.
- */
+/* The queue of type DK_MIXED_F16. Each function widens its operands, computes as the host does in f32, and rounds
+   what comes out: what a processor without arithmetic of f16 can do. What works on f32 in both types is that of
+   DK_MIXED. */
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * inner: the loops that gain from wide vectors, compiled once per instruction
- * set and chosen when first used. Each works on one thread's share; the
- * drivers (optim.c, layers.c, ...) cut the work up.
- */
-#ifndef DK_INNER_H
-#define DK_INNER_H
+/* inner: the loops that gain from wide vectors, compiled once per instruction
+   set and chosen when first used. Each works on one thread's share; the
+   drivers (optim.c, layers.c, ...) cut the work up. */
+#pragma once
 
 #include <stdint.h>
 
@@ -211,6 +208,4 @@ dk_to_bf16_fn DK_NAME(to_bf16);
 dk_from_bf16_fn DK_NAME(from_bf16);
 dk_scale_bf16_fn DK_NAME(scale_bf16);
 dk_bf16_tile_fn DK_NAME(bf16_tile);
-#endif
-
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Optimizer updates. No fused multiply-add and no reduction whose order hangs
- * on the vector's width: replicas on unlike hosts must stay equal bit for bit.
- */
+/* Optimizer updates. No fused multiply-add and no reduction whose order hangs
+   on the vector's width: replicas on unlike hosts must stay equal bit for bit. */
 #include "cpu/inner.h"
 #include "cpu/vec.h"
 

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * mixed: the functions of kernels.h on the host of type DK_MIXED: tensors are bf16, matrix
- * products go by bf16.h, and all other work is that of inner.h, in f32: rows are widened in
- * the first cache, and what comes out is rounded.
- */
-#ifndef DK_MIXED_H
-#define DK_MIXED_H
+/* mixed: the functions of kernels.h on the host of type DK_MIXED: tensors are bf16, matrix
+   products go by bf16.h, and all other work is that of inner.h, in f32: rows are widened in
+   the first cache, and what comes out is rounded. */
+#pragma once
 
 #include "cpu/bf16.h"
 #include "table.h"
@@ -78,5 +75,3 @@ double dk_mixed_classifier_forward(dk_queue *queue, float *work, const float *in
 void dk_mixed_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
 		const float *in, const float *weight, const int32_t *targets, int64_t rows,
 		int64_t width, int64_t vocab);
-
-#endif

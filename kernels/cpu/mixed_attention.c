@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Causal attention in bf16; see attention.c. Softmax, and all sums, are f32. A head's keys
- * and values are packed once; blocks of queries meet them in blocks.
- */
+/* Causal attention in bf16; see attention.c. Softmax, and all sums, are f32. A head's keys
+   and values are packed once; blocks of queries meet them in blocks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The classifier in bf16; see classifier.c. Logits are never rounded: a tile's, in f32,
- * become exponentials, relative to its rows' maxima, and these are kept in bf16.
- */
+/* The classifier in bf16; see classifier.c. Logits are never rounded: a tile's, in f32,
+   become exponentials, relative to its rows' maxima, and these are kept in bf16. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -16,11 +16,15 @@ static void close_queue(dk_queue *queue)
 	free(q);
 }
 
-static void copy(dk_queue *queue, void *to, const void *from, size_t bytes)
-{
-	(void)queue;
-	dk_cpu_copy(to, from, bytes);
-}
+/* What the host does on f32 without the queue. */
+#define ON_HOST(type, name, parameters, ...) \
+	static type name parameters \
+	{ \
+		(void)queue; \
+		return dk_cpu_##name(__VA_ARGS__); \
+	}
+
+ON_HOST(void, copy, (dk_queue *queue, void *to, const void *from, size_t bytes), to, from, bytes)
 
 static void zero(dk_queue *queue, float *x, int64_t n)
 {
@@ -30,42 +34,16 @@ static void zero(dk_queue *queue, float *x, int64_t n)
 }
 
 /* Arrays that are f32 with this type, too, are updated as on the host. */
-static void update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
-                   const dk_update_args *args)
-{
-	(void)queue;
-	dk_cpu_update(param, grad, first, second, n, args);
-}
-
-static float largest(dk_queue *queue, const float *x, int64_t n)
-{
-	(void)queue;
-	return dk_cpu_largest(x, n);
-}
-
-static double sum_squares(dk_queue *queue, const float *x, int64_t n)
-{
-	(void)queue;
-	return dk_cpu_sum_squares(x, n);
-}
-
-static void largest_at(dk_queue *queue, float *largest, const dk_array *arrays, int64_t count)
-{
-	(void)queue;
-	dk_cpu_largest_at(largest, arrays, count);
-}
-
-static void squares_at(dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece)
-{
-	(void)queue;
-	dk_cpu_squares_at(sums, arrays, count, piece);
-}
-
-static void checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
-{
-	(void)queue;
-	dk_cpu_checksum_at(sums, x, n, piece);
-}
+ON_HOST(void, update, (dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+	const dk_update_args *args), param, grad, first, second, n, args)
+ON_HOST(float, largest, (dk_queue *queue, const float *x, int64_t n), x, n)
+ON_HOST(double, sum_squares, (dk_queue *queue, const float *x, int64_t n), x, n)
+ON_HOST(void, largest_at, (dk_queue *queue, float *largest, const dk_array *arrays, int64_t count),
+	largest, arrays, count)
+ON_HOST(void, squares_at, (dk_queue *queue, double *sums, const dk_array *arrays, int64_t count, int64_t piece),
+	sums, arrays, count, piece)
+ON_HOST(void, checksum_at, (dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece),
+	sums, x, n, piece)
 
 static void classifier_loss(dk_queue *queue, double *loss, float *work, const float *in,
                             const float *weight, const int32_t *targets, int64_t rows, int64_t width,
@@ -74,42 +52,15 @@ static void classifier_loss(dk_queue *queue, double *loss, float *work, const fl
 	*loss += dk_mixed_classifier_forward(queue, work, in, weight, targets, rows, width, vocab);
 }
 
-static void scale(dk_queue *queue, float *x, int64_t n, float factor)
-{
-	(void)queue;
-	dk_cpu_scale(x, n, factor);
-}
-
-static void to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
-{
-	(void)queue;
-	dk_cpu_to_bf16(out, in, n);
-}
-
-static void from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
-{
-	(void)queue;
-	dk_cpu_from_bf16(out, in, n);
-}
-
-static void to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
-{
-	(void)queue;
-	dk_cpu_to_f16(out, in, n, factor);
-}
-
-static void from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
-{
-	(void)queue;
-	dk_cpu_from_f16(out, in, n, factor);
-}
-
-static void add_rows(dk_queue *queue, float *out, const int32_t *rows, const float *values,
-                     int64_t count, int64_t width)
-{
-	(void)queue;
-	dk_cpu_add_rows(out, rows, values, count, width);
-}
+ON_HOST(void, scale, (dk_queue *queue, float *x, int64_t n, float factor), x, n, factor)
+ON_HOST(void, to_bf16, (dk_queue *queue, uint16_t *out, const float *in, int64_t n), out, in, n)
+ON_HOST(void, from_bf16, (dk_queue *queue, float *out, const uint16_t *in, int64_t n), out, in, n)
+ON_HOST(void, to_f16, (dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor),
+	out, in, n, factor)
+ON_HOST(void, from_f16, (dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor),
+	out, in, n, factor)
+ON_HOST(void, add_rows, (dk_queue *queue, float *out, const int32_t *rows, const float *values, int64_t count,
+	int64_t width), out, rows, values, count, width)
 
 static const char *failure(dk_queue *queue)
 {

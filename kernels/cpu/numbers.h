@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* numbers: arithmetic of whole numbers, by which kernels cut their work. */
-#ifndef DK_NUMBERS_H
-#define DK_NUMBERS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -24,5 +23,3 @@ static inline int64_t dk_round_up(int64_t n, int64_t to)
 {
 	return dk_ceil_div(n, to) * to;
 }
-
-#endif

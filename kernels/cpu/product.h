@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * product: matrix products of f32 on the host by AVX-512. Operands are packed first: a in *tiles* of
- * DK_TILE_ROWS rows, and b in *panels* of DK_PANEL columns. In memory one element of each line of a tile
- * or panel follows the other, then the next ones of the depth (k). Each element of c is summed in the
- * same order, however many threads there are.
- */
-#ifndef DK_PRODUCT_H
-#define DK_PRODUCT_H
+/* product: matrix products of f32 on the host by AVX-512. Operands are packed first: a in *tiles* of
+   DK_TILE_ROWS rows, and b in *panels* of DK_PANEL columns. In memory one element of each line of a tile
+   or panel follows the other, then the next ones of the depth (k). Each element of c is summed in the
+   same order, however many threads there are. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -64,12 +61,10 @@ bool dk_product(const dk_product_args *args);
 /* The same, but without factors, by whatever multiplies here (gemm.c). */
 void dk_cpu_product(const dk_product_args *args);
 
-/*
- * Small products of one thread that share operands. dk_pack_panels() packs a b once: panel after panel, of
- * DK_PANEL times the depth floats each, to memory that is aligned to 64 bytes. dk_product_by_panels() is
- * dk_cpu_gemm() with a b that lies so: `step` is the distance of its panels, of whose depth the first g->k are
- * used. It packs a to `tiles`, of DK_TILES_FLOATS(m, k). Both need a processor for which dk_has_panels() is true.
- */
+/* Small products of one thread that share operands. dk_pack_panels() packs a b once: panel after panel, of
+   DK_PANEL times the depth floats each, to memory that is aligned to 64 bytes. dk_product_by_panels() is
+   dk_cpu_gemm() with a b that lies so: `step` is the distance of its panels, of whose depth the first g->k are
+   used. It packs a to `tiles`, of DK_TILES_FLOATS(m, k). Both need a processor for which dk_has_panels() is true. */
 bool dk_has_panels(void);
 void dk_pack_panels(float *panels, const dk_lines *lines);
 void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t step, float *tiles);
@@ -81,6 +76,4 @@ void dk_product_by_panels(const dk_gemm_args *g, const float *panels, int64_t st
 void dk_pack_tiles_avx512(float *out, const dk_lines *lines);
 void dk_pack_panels_avx512(float *out, const dk_lines *lines);
 void dk_multiply_avx512(const dk_piece *p);
-#endif
-
 #endif

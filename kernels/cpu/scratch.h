@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scratch: memory in huge pages that kernels work in, and that is kept from one call to the next. */
-#ifndef DK_SCRATCH_H
-#define DK_SCRATCH_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ typedef struct dk_scratch_pool {
 /* At least so many floats, which may be anything. NULL: there is no memory. Any thread may call this at any time. */
 dk_scratch *dk_scratch_take(dk_scratch_pool *pool, int64_t floats);
 void dk_scratch_give(dk_scratch_pool *pool, dk_scratch *scratch);
-
-#endif

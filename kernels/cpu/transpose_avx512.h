@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* transpose_avx512: what packs operands for products by AVX-512 transposes in registers. */
-#ifndef DK_TRANSPOSE_AVX512_H
-#define DK_TRANSPOSE_AVX512_H
+#pragma once
 
 #include <immintrin.h>
 
@@ -39,5 +38,3 @@ static inline void dk_transpose_words(__m512i x[16])
 		x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
 	}
 }
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * vec: short vectors, by the extension that gcc and clang share, as wide as
- * the instruction set that this file is compiled for. Contraction is off in
- * this folder (-ffp-contract=off), so that both compilers give the same bits;
- * where a fused multiply-add is wanted it is asked for.
- */
-#ifndef DK_VEC_H
-#define DK_VEC_H
+/* vec: short vectors, by the extension that gcc and clang share, as wide as
+   the instruction set that this file is compiled for. Contraction is off in
+   this folder (-ffp-contract=off), so that both compilers give the same bits;
+   where a fused multiply-add is wanted it is asked for. */
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -141,11 +138,9 @@ static inline vi vi_max(vi a, vi b)
 #endif
 }
 
-/*
- * e^x within 2 ulp for -87 <= x <= 88; held at the ends beyond, so that there
- * is neither a denormal nor an infinity. x = n ln 2 + r, and a polynomial
- * (Cephes' coefficients) for e^r. NaN stays NaN.
- */
+/* e^x within 2 ulp for -87 <= x <= 88; held at the ends beyond, so that there
+   is neither a denormal nor an infinity. x = n ln 2 + r, and a polynomial
+   (Cephes' coefficients) for e^r. NaN stays NaN. */
 static inline vf vf_exp(vf x)
 {
 	const vf magic = vf_set(12582912.0f); /* 1.5 * 2^23: rounds to an integer */
@@ -273,5 +268,3 @@ static inline void vf_store_some(float *p, int64_t part, vf x)
 	else
 		vf_store_part(p, part, x);
 }
-
-#endif

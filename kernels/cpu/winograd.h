@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * winograd: convolutions with windows of 3 x 3 that move by 1, with 16 products for each 4 places
- * instead of 36: F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural
- * Networks", CVPR 2016. A sum goes over the channels alone, and consists of sums of 64, so it is nearer to
- * the exact one than a plain sum over window and channels. So is the gradient of a weight, which is a sum over
- * all tiles. Larger tiles would save more, and lose digits. A number that is not finite reaches the same places
- * as by a plain sum, but as NaN, also if it is infinite.
- *
- * A *tile* is 2 x 2 places, which see 4 x 4 numbers of a channel. These, the 9 weights, and the
- * tile's gradients each become 16 numbers, of which the n-th are multiplied with each other: they lie
- * together in the n-th *plane*.
- */
-#ifndef DK_WINOGRAD_H
-#define DK_WINOGRAD_H
+/* winograd: convolutions with windows of 3 x 3 that move by 1, with 16 products for each 4 places
+   instead of 36: F(2 x 2, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural
+   Networks", CVPR 2016. A sum goes over the channels alone, and consists of sums of 64, so it is nearer to
+   the exact one than a plain sum over window and channels. So is the gradient of a weight, which is a sum over
+   all tiles. Larger tiles would save more, and lose digits. A number that is not finite reaches the same places
+   as by a plain sum, but as NaN, also if it is infinite.
+
+   A *tile* is 2 x 2 places, which see 4 x 4 numbers of a channel. These, the 9 weights, and the
+   tile's gradients each become 16 numbers, of which the n-th are multiplied with each other: they lie
+   together in the n-th *plane*. */
+#pragma once
 
 #include "kernels.h"
 
@@ -75,6 +72,4 @@ extern const dk_winograd_set dk_winograd_avx2;
 #endif
 #ifdef HAVE_AVX512_KERNELS
 extern const dk_winograd_set dk_winograd_avx512;
-#endif
-
 #endif

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Causal attention by tiles, with the softmax kept up to date as keys pass (see
- * cpu/attention.c): no matrix of length x length exists. Backward computes the scores
- * twice, once for the gradients of keys and values, and once for those of queries, so
- * that each gradient is one block's: no atomics, the same bits in each run.
- *
- * A block has a tile of rows of its own, cut over its warps, and meets the rows of the
- * other side in tiles of one row for each lane. In products with these, a lane has one
- * of the other rows; in sums over them, each WARPth column.
- */
+/* Causal attention by tiles, with the softmax kept up to date as keys pass (see
+   cpu/attention.c): no matrix of length x length exists. Backward computes the scores
+   twice, once for the gradients of keys and values, and once for those of queries, so
+   that each gradient is one block's: no atomics, the same bits in each run.
+
+   A block has a tile of rows of its own, cut over its warps, and meets the rows of the
+   other side in tiles of one row for each lane. In products with these, a lane has one
+   of the other rows; in sums over them, each WARPth column. */
 #include "cuda/attention.cuh"
 
 enum { WARPS = 8, THREADS = WARPS * WARP, OTHERS = WARP };
@@ -135,11 +133,9 @@ __global__ void attention_delta_kernel(float *delta, const T *dout, const T *out
 		delta[h.lse + row] = sum;
 }
 
-/*
- * The gradients of a tile of queries, from all keys up to it; or, if KEYS, of a tile of
- * keys and values, from all queries from it on. The products of both sides are those of
- * queries with keys, and of out's gradients with values.
- */
+/* The gradients of a tile of queries, from all keys up to it; or, if KEYS, of a tile of
+   keys and values, from all queries from it on. The products of both sides are those of
+   queries with keys, and of out's gradients with values. */
 template <typename T, int COLUMNS, bool KEYS>
 __global__ void __launch_bounds__(THREADS)
 attention_backward_kernel(T *dqkv, const T *dout, const T *qkv, const float *lse,

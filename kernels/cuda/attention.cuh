@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Both ways of attention share this: the one for any type (attention.cu), and the one for bf16 by tensor
    cores (attention_bf16.cu, attention_bf16_backward.cu). */
-#ifndef DK_CUDA_ATTENTION_CUH
-#define DK_CUDA_ATTENTION_CUH
+#pragma once
 
 #include "cuda/functions.cuh"
 
@@ -46,5 +45,3 @@ bool dk_cuda_attention_bf16(dk_cuda_queue *queue, bf16 *out, float *lse, const b
 bool dk_cuda_attention_bf16_backward(dk_cuda_queue *queue, bf16 *dqkv, const bf16 *dout,
 		const bf16 *qkv, const bf16 *out, const float *lse, float *scratch, int64_t batch,
 		attention_shape shape);
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Attention of bf16 by tensor cores, for heads of 32, 64 and 128: the walk over tiles of
- * attention.cu, in the manner of FlashAttention-2 (Dao 2023). A warp keeps M x 16 queries in
- * its registers, and meets the keys 64 at a time; while the warps compute with one tile of
- * keys and values, the next is on its way.
- */
+/* Attention of bf16 by tensor cores, for heads of 32, 64 and 128: the walk over tiles of
+   attention.cu, in the manner of FlashAttention-2 (Dao 2023). A warp keeps M x 16 queries in
+   its registers, and meets the keys 64 at a time; while the warps compute with one tile of
+   keys and values, the next is on its way. */
 #include "cuda/attention.cuh"
 #include "cuda/tensor_cores.cuh"
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The gradient of attention_bf16.cu, in two kernels: of queries, by the blocks that own them,
- * and of keys and values, by theirs. Each computes the scores anew, so that seven products take
- * the place of five; but each gradient is one block's, in its registers: there are no atomics,
- * and each run gives the same bits.
- */
+/* The gradient of attention_bf16.cu, in two kernels: of queries, by the blocks that own them,
+   and of keys and values, by theirs. Each computes the scores anew, so that seven products take
+   the place of five; but each gradient is one block's, in its registers: there are no atomics,
+   and each run gives the same bits. */
 #include "cuda/attention.cuh"
 #include "cuda/tensor_cores.cuh"
 

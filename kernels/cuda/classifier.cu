@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Softmax cross-entropy over a large vocabulary. `work` holds the logits, whose rows begin
- * on 16 bytes, so that matrix products are fast; forward turns them into their gradients
- * at once, while a row is in the cache, and backward only multiplies.
- */
+/* Softmax cross-entropy over a large vocabulary. `work` holds the logits, whose rows begin
+   on 16 bytes, so that matrix products are fast; forward turns them into their gradients
+   at once, while a row is in the cache, and backward only multiplies. */
 #include "cuda/functions.cuh"
 
 enum {

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Convolution as a matrix product: what the window sees at a place is a row of a panel, and
- * the panel times the weight gives the places' outputs. A panel has as many places as the
- * queue's scratch has room for; with a window of 1 it is the images themselves. Sums over
- * places come panel by panel, in order.
- */
+/* Convolution as a matrix product: what the window sees at a place is a row of a panel, and
+   the panel times the weight gives the places' outputs. A panel has as many places as the
+   queue's scratch has room for; with a window of 1 it is the images themselves. Sums over
+   places come panel by panel, in order. */
 #include "cuda/window.cuh"
 
 enum { THREADS = 256, VECTOR = 4 };

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * device: what the kernels of CUDA are written with. The same sources are compiled by
- * nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then
- * included before: blocks, threads, barriers and shuffles on the host. So shared memory
- * is always that of the launch (shared_memory()), and launches go through launch().
- */
-#ifndef DK_CUDA_DEVICE_CUH
-#define DK_CUDA_DEVICE_CUH
+/* device: what the kernels of CUDA are written with. The same sources are compiled by
+   nvcc, and by a plain C++ compiler over tests/support/cuda_emulation.h, which is then
+   included before: blocks, threads, barriers and shuffles on the host. So shared memory
+   is always that of the launch (shared_memory()), and launches go through launch(). */
+#pragma once
 
 #include <math.h>
 #include <stdbool.h>
@@ -231,5 +228,3 @@ static inline bool dk_cuda_narrow(const dk_cuda_queue *queue)
 	((queue)->type == DK_MIXED ? function((float *)NULL, (bf16 *)NULL, __VA_ARGS__) : \
 	 (queue)->type == DK_BF16  ? function((bf16 *)NULL, (bf16 *)NULL, __VA_ARGS__) : \
 	                             function((float *)NULL, (float *)NULL, __VA_ARGS__))
-
-#endif

@@ -44,11 +44,9 @@ __global__ void positions_kernel(G *dwpe, const T *dout, int64_t batch, int64_t 
 	put(dwpe + i, sum);
 }
 
-/*
- * out row rows[i] += values row i, in order and without atomics on floats. The rows' numbers are split into
- * buckets, and sorted in these, which keeps those of one row in order; what a row gets is then a run, which
- * one block adds up.
- */
+/* out row rows[i] += values row i, in order and without atomics on floats. The rows' numbers are split into
+   buckets, and sorted in these, which keeps those of one row in order; what a row gets is then a run, which
+   one block adds up. */
 struct row_order {
 	int buckets, count;
 	int32_t *begins;               /* [buckets]: where each begins in the arrays, of [count] each: */

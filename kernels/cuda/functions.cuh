@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* functions: those of table.h, on a queue of CUDA's, and the matrix product. */
-#ifndef DK_CUDA_FUNCTIONS_CUH
-#define DK_CUDA_FUNCTIONS_CUH
+#pragma once
 
 #include "cuda/device.cuh"
 
@@ -12,11 +11,9 @@ enum dk_product_gelu {
 	DK_GELU_SLOPE, /* d = a b times the slope of GELU at `before` */
 };
 
-/*
- * d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
- * bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
- * c may be d, bias [n] may be NULL, but for DK_GELU. `before` is laid out as d.
- */
+/* d [m, n] = a b + beta c + bias, row-major, of the queue's type, or with c and d, but no
+   bias, of the type of parameters' gradients; a, b and the leading dimensions as in kernels.h.
+   c may be d, bias [n] may be NULL, but for DK_GELU. `before` is laid out as d. */
 struct dk_product_args {
 	bool transpose_a, transpose_b;
 	int64_t m, n, k;
@@ -171,5 +168,3 @@ void dk_cuda_cross_entropy_loss(dk_queue *queue, double *loss, float *logits,
 		const int32_t *targets, int64_t rows, int64_t classes);
 
 const char *dk_cuda_failure(dk_queue *queue);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpu: has the calling thread use a GPU for a while, and then what it used before, also if
- * that was none, by the driver's stack of contexts. To go back by cudaSetDevice() would
- * make a context on GPU 0, of hundreds of MiB, in each process that uses another one.
- */
-#ifndef DK_CUDA_GPU_H
-#define DK_CUDA_GPU_H
+/* gpu: has the calling thread use a GPU for a while, and then what it used before, also if
+   that was none, by the driver's stack of contexts. To go back by cudaSetDevice() would
+   make a context on GPU 0, of hundreds of MiB, in each process that uses another one. */
+#pragma once
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -68,5 +65,3 @@ static inline void dk_gpu_leave(const dk_gpu *gpu)
 
 	gpu->pop(&left);
 }
-
-#endif

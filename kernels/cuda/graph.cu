@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Graphs: what a queue is given goes to a stream of its own while it is captured. The
- * program's may be CUDA's default stream, which cannot be captured; and a graph of the one
- * may be launched on the other.
- */
+/* Graphs: what a queue is given goes to a stream of its own while it is captured. The
+   program's may be CUDA's default stream, which cannot be captured; and a graph of the one
+   may be launched on the other. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

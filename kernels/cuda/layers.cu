@@ -175,10 +175,8 @@ __global__ void layernorm_kernel(T *out, float *mean, float *rstd, const T *in, 
 	}
 }
 
-/*
- * Rows that fit into a warp's registers: each is read once, 16 bytes at a time. A lane has COLUMNS of
- * it, in packs of N, each WARPth one from its own on.
- */
+/* Rows that fit into a warp's registers: each is read once, 16 bytes at a time. A lane has COLUMNS of
+   it, in packs of N, each WARPth one from its own on. */
 template <typename T, int COLUMNS> struct warp_packs {
 	enum { N = PACK_BYTES / sizeof(T), COUNT = COLUMNS / N };
 	pack<T, N> packs[COUNT];
@@ -323,10 +321,8 @@ __global__ void layernorm_input_kernel(T *din, const T *dout, const T *in, const
 	}
 }
 
-/*
- * Computes both gradients at once, for a chunk of rows. Those of the input are added to din. The sums over the
- * chunk's rows for the parameters' gradients are partial [2, chunks, width].
- */
+/* Computes both gradients at once, for a chunk of rows. Those of the input are added to din. The sums over the
+   chunk's rows for the parameters' gradients are partial [2, chunks, width]. */
 template <typename T, int COLUMNS>
 __global__ void __launch_bounds__(THREADS)
 layernorm_backward_kernel(float *partial, T *din, const T *dout, const T *in, const float *mean, const float *rstd,

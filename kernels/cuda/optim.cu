@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Optimizer updates and norms, with the same bits as on the host: sums in its order, and
- * no multiply-add that rounds once, which times() and plus() keep the compiler from.
- */
+/* Optimizer updates and norms, with the same bits as on the host: sums in its order, and
+   no multiply-add that rounds once, which times() and plus() keep the compiler from. */
 #include "cuda/functions.cuh"
 #include "cuda/optim.cuh"
 

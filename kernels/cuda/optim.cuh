@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* optim: what optim.cu, optim_whole.cu and factors.cu share. */
-#ifndef DK_CUDA_OPTIM_CUH
-#define DK_CUDA_OPTIM_CUH
+#pragma once
 
 #include "cuda/device.cuh"
 #include "update.h"
@@ -34,5 +33,3 @@ __device__ inline double sum_of_block(double *lanes, int threads, double number)
 	__syncthreads();
 	return sum;
 }
-
-#endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Optimizers update whole tensors by these, with the same bits as on the host: the order of sums is
- * that of kernels.h, and nothing is rounded once that the host rounds twice.
- */
+/* Optimizers update whole tensors by these, with the same bits as on the host: the order of sums is
+   that of kernels.h, and nothing is rounded once that the host rounds twice. */
 #include "cuda/functions.cuh"
 #include "cuda/optim.cuh"
 

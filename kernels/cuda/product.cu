@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Matrix products by cuBLASLt. It has columns where we have rows: a row-major product is
- * its product of the transposed matrices in the other order, of the same memory.
- */
+/* Matrix products by cuBLASLt. It has columns where we have rows: a row-major product is
+   its product of the transposed matrices in the other order, of the same memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

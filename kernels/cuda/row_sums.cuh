@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * row_sums: sums of two values over rows, for each column, which come in chunks of rows whose
- * partial sums are added in order: the same bits in each run.
- */
-#ifndef DK_CUDA_ROW_SUMS_CUH
-#define DK_CUDA_ROW_SUMS_CUH
+/* row_sums: sums of two values over rows, for each column, which come in chunks of rows whose
+   partial sums are added in order: the same bits in each run. */
+#pragma once
 
 #include "cuda/functions.cuh"
 
@@ -65,5 +62,3 @@ static const S *sum_chunks(dk_cuda_queue *q, const char *name, int64_t rows, int
 		       2 * TILE_THREADS * sizeof(S), partial, rows, width, chunk_rows, values);
 	return partial;
 }
-
-#endif

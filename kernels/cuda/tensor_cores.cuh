@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * tensor_cores: what kernels by tensor cores are written with. Products are of 16 x 16 by
- * 16 x 8 (mma.m16n8k16), whose operands lie over a warp's lanes so: a lane has rows `group`
- * and group + 8, and of 8 columns the pair that begins at `pair`. Two results side by side
- * are the left operand of a next product, as they lie.
- *
- * Shared memory is named by bytes from its first. A tile there has rows of HEAD bf16, whose
- * pieces of 16 bytes are exchanged within their row, so that a piece of eight rows lies in
- * all banks.
- */
-#ifndef DK_CUDA_TENSOR_CORES_CUH
-#define DK_CUDA_TENSOR_CORES_CUH
+/* tensor_cores: what kernels by tensor cores are written with. Products are of 16 x 16 by
+   16 x 8 (mma.m16n8k16), whose operands lie over a warp's lanes so: a lane has rows `group`
+   and group + 8, and of 8 columns the pair that begins at `pair`. Two results side by side
+   are the left operand of a next product, as they lie.
+
+   Shared memory is named by bytes from its first. A tile there has rows of HEAD bf16, whose
+   pieces of 16 bytes are exchanged within their row, so that a piece of eight rows lies in
+   all banks. */
+#pragma once
 
 #include "cuda/device.cuh"
 
@@ -289,5 +286,3 @@ __device__ inline void store_rows(bf16 *to, int64_t stride, int row, const float
 				*reinterpret_cast<uint32_t *>(to + (row + half * 8) * stride + n * 8 + pair) =
 					pair_of(sums[n][half * 2] * factors[half], sums[n][half * 2 + 1] * factors[half]);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* window: a dk_window, as kernels for images use it. Its sizes fit 32 bits, which divide faster. */
-#ifndef DK_CUDA_WINDOW_CUH
-#define DK_CUDA_WINDOW_CUH
+#pragma once
 
 #include "cuda/functions.cuh"
 
@@ -34,5 +33,3 @@ template <class F> __device__ inline void for_places_that_see(const window &w, i
 				see(line, column, ky * w.size + kx);
 		}
 }
-
-#endif

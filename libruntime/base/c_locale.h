@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
- * called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics
- * line, a message), any other one reads.
- */
-#ifndef DDP_BASE_C_LOCALE_H
-#define DDP_BASE_C_LOCALE_H
+/* c_locale: numbers and reasons as text, in the same form whatever setlocale() the program has
+   called: with a point, and in English. What this process writes (a checkpoint's metadata, a metrics
+   line, a message), any other one reads. */
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -31,5 +28,3 @@ int ddp_format_list(char *text, size_t bytes, const char *format, va_list argume
 	__attribute__((format(printf, 3, 0)));
 int ddp_format(char *text, size_t bytes, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-
-#endif

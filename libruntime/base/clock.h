@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Time for deadlines and measurements: monotonic, in nanoseconds. */
-#ifndef DDP_BASE_CLOCK_H
-#define DDP_BASE_CLOCK_H
+#pragma once
 
 #include <stdint.h>
 #include <time.h>
@@ -31,5 +30,3 @@ static inline double ddp_seconds_since(uint64_t start_ns)
 {
 	return (double)(ddp_now_ns() - start_ns) * 1e-9;
 }
-
-#endif

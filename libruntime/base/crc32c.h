@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * crc32c: the checksum of iSCSI and ext4 (Castagnoli polynomial), here
- * against files that rotted or were cut and patched; not against forgery.
- * Start with crc 0 and feed the result back for the next piece.
- */
-#ifndef DDP_BASE_CRC32C_H
-#define DDP_BASE_CRC32C_H
+/* crc32c: the checksum of iSCSI and ext4 (Castagnoli polynomial), here
+   against files that rotted or were cut and patched; not against forgery.
+   Start with crc 0 and feed the result back for the next piece. */
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,5 +10,3 @@
 uint32_t ddp_crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same without the processor's instruction, for tests. */
 uint32_t ddp_crc32c_portable(uint32_t crc, const void *data, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The calling thread's last error: one sentence, kept for ddp_last_error(). */
-#ifndef DDP_BASE_ERROR_H
-#define DDP_BASE_ERROR_H
+#pragma once
 
 #include "ddp.h"
 
@@ -47,5 +46,3 @@ ddp_status ddp_error_return(const ddp_kept_error *kept);
 /* Nothing has failed: before a function of the program is called, which may give a reason by
    ddp_set_error(). */
 void ddp_forget_error(void);
-
-#endif

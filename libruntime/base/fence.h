@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A full fence: no load behind it comes before a store ahead of it. */
-#ifndef DDP_BASE_FENCE_H
-#define DDP_BASE_FENCE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -14,5 +13,3 @@ static inline void ddp_full_fence(void)
 	atomic_thread_fence(memory_order_seq_cst);
 #endif
 }
-
-#endif

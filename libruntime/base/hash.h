@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* FNV-1a (Fowler, Noll, Vo), 64 bits: tells data apart that nobody forges. */
-#ifndef DDP_BASE_HASH_H
-#define DDP_BASE_HASH_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ static inline uint64_t ddp_hash(const void *data, size_t bytes)
 		hash = (hash ^ at[i]) * 1099511628211u;
 	return hash;
 }
-
-#endif

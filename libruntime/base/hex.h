@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Hexadecimal digits to bytes, for keys that travel as text. */
-#ifndef DDP_BASE_HEX_H
-#define DDP_BASE_HEX_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,5 +30,3 @@ static inline bool ddp_parse_hex(const char *text, unsigned char *bytes, size_t 
 	}
 	return true;
 }
-
-#endif

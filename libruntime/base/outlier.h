@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * base/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
- * If no more than half have the same, as with two ranks, rank 0 counts as right.
- */
-#ifndef DDP_BASE_OUTLIER_H
-#define DDP_BASE_OUTLIER_H
+/* base/outlier: who is wrong where ranks differ: the first rank without what most ranks have.
+   If no more than half have the same, as with two ranks, rank 0 counts as right. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +23,3 @@ void ddp_outlier_names(const ddp_outlier *o, char odd[DDP_OUTLIER_TEXT], char us
 /* The same, where the ranks o->odd and o->usual have these names, in texts of `bytes` bytes each. */
 void ddp_outlier_say(const ddp_outlier *o, const char *odd_rank, const char *usual_rank, char *odd, char *usual,
                      size_t bytes);
-
-#endif

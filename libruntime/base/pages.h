@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pages: the system's pages of memory, which are of 4 to 64 KiB, or huge. */
-#ifndef DDP_BASE_PAGES_H
-#define DDP_BASE_PAGES_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -38,5 +37,3 @@ static inline void ddp_pages_free(void *memory, size_t bytes)
 	if (memory != NULL)
 		munmap(memory, bytes);
 }
-
-#endif

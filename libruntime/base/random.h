@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Random numbers by a state, of SplitMix64 (kernels/splitmix.h). */
-#ifndef DDP_BASE_RANDOM_H
-#define DDP_BASE_RANDOM_H
+#pragma once
 
 #include "splitmix.h"
 
@@ -9,5 +8,3 @@ static inline uint64_t ddp_random_next(uint64_t *state)
 {
 	return dk_splitmix(*state += DK_SPLITMIX_STEP);
 }
-
-#endif

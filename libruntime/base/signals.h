@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * signals: the signals of a write that fails (SIGPIPE: nobody reads; SIGXFSZ: a file
- * larger than ulimit -f) would end the program without a word. Between hold and release the
- * calling thread gets the error alone: EPIPE or EFBIG.
- */
-#ifndef DDP_BASE_SIGNALS_H
-#define DDP_BASE_SIGNALS_H
+/* signals: the signals of a write that fails (SIGPIPE: nobody reads; SIGXFSZ: a file
+   larger than ulimit -f) would end the program without a word. Between hold and release the
+   calling thread gets the error alone: EPIPE or EFBIG. */
+#pragma once
 
 #include <errno.h>
 #include <signal.h>
@@ -76,5 +73,3 @@ static inline int ddp_set_file_size(int fd, off_t bytes)
 	ddp_signals_release(&held);
 	return error;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Threads of the library: signals stay with the program's own. */
-#ifndef DDP_BASE_THREAD_H
-#define DDP_BASE_THREAD_H
+#pragma once
 
 #include <pthread.h>
 #include <signal.h>
@@ -17,5 +16,3 @@ static inline int ddp_thread_start(pthread_t *thread, void *(*body)(void *), voi
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return error;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Conditions, and other threads' work, that are waited for until a deadline of ddp_now_ns()'s clock. */
-#ifndef DDP_BASE_WAIT_H
-#define DDP_BASE_WAIT_H
+#pragma once
 
 #include <errno.h>
 #include <pthread.h>
@@ -75,5 +74,3 @@ static inline bool ddp_pending_finish(ddp_pending *pending)
 	pthread_mutex_unlock(&pending->lock);
 	return !abandoned;
 }
-
-#endif

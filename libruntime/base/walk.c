@@ -92,11 +92,9 @@ static bool is_descriptor(const char *target)
 	       target[before + strspn(target + before, "0123456789")] == '\0';
 }
 
-/*
- * In a container, root's links in /dev may seem to belong to another user. Where others may write, a link
- * to a descriptor of this process would have it write to a file that it only reads.
- * `last`: the link stands in the file's own place, and not in that of a folder on the way there.
- */
+/* In a container, root's links in /dev may seem to belong to another user. Where others may write, a link
+   to a descriptor of this process would have it write to a file that it only reads.
+   `last`: the link stands in the file's own place, and not in that of a folder on the way there. */
 static ddp_status check_link(const struct walk *walk, const struct stat *link, const char *target, bool last)
 {
 	const struct stat folder = about_folder(walk);
@@ -216,10 +214,8 @@ static bool next(struct walk *walk, ddp_status *status)
 	return length > 0;
 }
 
-/*
- * Puts the link's path in the place of its name. *kernels: it is one of /proc, which are the
- * kernel's, and whose path may lead elsewhere: open() has to follow it.
- */
+/* Puts the link's path in the place of its name. *kernels: it is one of /proc, which are the
+   kernel's, and whose path may lead elsewhere: open() has to follow it. */
 static ddp_status follow(struct walk *walk, bool last, bool *kernels)
 {
 	char target[PATH_MAX];
@@ -318,10 +314,8 @@ static ddp_status fail_to_open(const struct walk *walk, int error)
 	return ddp_fail_errno(DDP_ERR_IO, error, "cannot open %s %s", walk->what, walk->path);
 }
 
-/*
- * Truncates no file before it was looked at. The look is at the name: another user may remove a hard
- * link after it was opened, and the file behind it then has one name, elsewhere.
- */
+/* Truncates no file before it was looked at. The look is at the name: another user may remove a hard
+   link after it was opened, and the file behind it then has one name, elsewhere. */
 static ddp_status take_file(const struct walk *walk, int fd, bool truncate)
 {
 	struct stat file, named;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/allocate: memory that the ranks of a node share. */
-#ifndef DDP_COMM_ALLOCATE_H
-#define DDP_COMM_ALLOCATE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -12,5 +11,3 @@ ddp_status ddp_host_free(ddp_comm *comm, void *memory);
 /* Memory of ddp_host_alloc() becomes this rank's own, at the same address and with the same content: the caller unmaps
    it, in whole pages. The communicator knows it no more. */
 ddp_status ddp_host_detach(ddp_comm *comm, void *memory);
-
-#endif

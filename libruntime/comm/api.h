@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/api: communicators as the rest of the library sees them. The public
- * operations are in ddp.h.
- */
-#ifndef DDP_COMM_API_H
-#define DDP_COMM_API_H
+/* comm/api: communicators as the rest of the library sees them. The public
+   operations are in ddp.h. */
+#pragma once
 
 #include "comm/ops/names.h"
 #include "comm/request.h"
@@ -57,11 +54,9 @@ int ddp_comm_world_rank(const ddp_comm *comm, int rank);
 /* Has an error ended all its operations, past and to come? */
 bool ddp_comm_broken(ddp_comm *comm);
 
-/*
- * dead[ddp_comm_local_size(comm)] becomes which ranks of this node are not in `left`, which ddp_comm_shrink() has
- * made of `comm`. Waits until their processes have ended, for they could still write to shared memory. DDP_ERR_STATE:
- * one does not end in time. Local.
- */
+/* dead[ddp_comm_local_size(comm)] becomes which ranks of this node are not in `left`, which ddp_comm_shrink() has
+   made of `comm`. Waits until their processes have ended, for they could still write to shared memory. DDP_ERR_STATE:
+   one does not end in time. Local. */
 ddp_status ddp_comm_lost(ddp_comm *comm, const ddp_comm *left, bool *dead);
 
 /* The number of nodes that the ranks are on. */
@@ -75,11 +70,7 @@ int ddp_comm_local_rank(const ddp_comm *comm);
 int ddp_comm_rank_at(const ddp_comm *comm, int i); /* the rank of the i-th of them */
 int ddp_comm_least_local_size(const ddp_comm *comm);
 
-/*
- * Writes where the copies of `memory` that the ranks of this node have lie in this process:
- * copies[ddp_comm_local_size()], in the order of ranks. `memory` is of ddp_mem_alloc(). DDP_ERR_INVALID: the ranks
- * do not share it. The callers order by collectives what they read and write there.
- */
+/* Writes where the copies of `memory` that the ranks of this node have lie in this process:
+   copies[ddp_comm_local_size()], in the order of ranks. `memory` is of ddp_mem_alloc(). DDP_ERR_INVALID: the ranks
+   do not share it. The callers order by collectives what they read and write there. */
 ddp_status ddp_comm_copies(ddp_comm *comm, const void *memory, size_t bytes, void **copies);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/attend: looks after communicators of several nodes while no operation runs on
- * them: one thread of the process lets messages move, takes failures over, and tells
- * other nodes of them.
- */
-#ifndef DDP_COMM_ATTEND_H
-#define DDP_COMM_ATTEND_H
+/* comm/attend: looks after communicators of several nodes while no operation runs on
+   them: one thread of the process lets messages move, takes failures over, and tells
+   other nodes of them. */
+#pragma once
 
 #include "ddp.h"
 
@@ -13,5 +10,3 @@
 ddp_status ddp_attend(ddp_comm *comm);
 /* When this returns, the communicator is not looked at any more. */
 void ddp_attend_end(ddp_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/check: is an operation one that can run? */
-#ifndef DDP_COMM_CHECK_H
-#define DDP_COMM_CHECK_H
+#pragma once
 
 #include "ddp.h"
 
@@ -10,5 +9,3 @@
    they must not: that may be so on one rank alone, and is an error on all. */
 ddp_status ddp_collective_complete(ddp_comm *comm, const ddp_operation *given,
                                    ddp_operation *c);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/execute: runs operations; comm->run.lock is held. */
-#ifndef DDP_COMM_EXECUTE_H
-#define DDP_COMM_EXECUTE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -11,5 +10,3 @@ ddp_status ddp_execute(ddp_comm *comm, const ddp_operation *c);
 /* Lets sends and receives move until `request` is complete (NULL: until none is
    left), or something else wants to run, or the communicator is being closed. */
 ddp_status ddp_execute_p2p(ddp_comm *comm, const ddp_request *request);
-
-#endif

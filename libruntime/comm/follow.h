@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/follow: finds out when requests of a backend that is asked are complete, and ends
- * them: a thread for each lane. For a backend that does not compare, it also sees that all
- * ranks have issued the same collective, which they tell each other by the backend host
- * meanwhile; and that it ends by its deadline, which counts from when all had issued it
- * and those before it had ended.
- */
-#ifndef DDP_COMM_FOLLOW_H
-#define DDP_COMM_FOLLOW_H
+/* comm/follow: finds out when requests of a backend that is asked are complete, and ends
+   them: a thread for each lane. For a backend that does not compare, it also sees that all
+   ranks have issued the same collective, which they tell each other by the backend host
+   meanwhile; and that it ends by its deadline, which counts from when all had issued it
+   and those before it had ended. */
+#pragma once
 
 #include "comm/core/backend.h"
 
@@ -21,5 +18,3 @@ ddp_status ddp_follower_wait_on(struct ddp_follower *follower, ddp_request *requ
 void ddp_follower_stop(struct ddp_follower *follower);
 /* Stops it, if that was not done. Collective. NULL is allowed. */
 void ddp_follower_close(struct ddp_follower *follower);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/host: the backend for the host's memory: shared memory on a node, UCX between
- * nodes. A lane is a communicator of the same ranks, a twin.
- */
-#ifndef DDP_COMM_HOST_H
-#define DDP_COMM_HOST_H
+/* comm/host: the backend for the host's memory: shared memory on a node, UCX between
+   nodes. A lane is a communicator of the same ranks, a twin. */
+#pragma once
 
 #include "comm/core/backend.h"
 
@@ -18,5 +15,3 @@ ddp_status ddp_host_end(ddp_comm *comm);
 /* Closes a twin, or a communicator whose twins have been closed; collective unless it has
    failed. */
 void ddp_host_close(ddp_comm *comm);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/on_device: what the backends for a device's memory share. What a rank gives to an operation, and
- * gets, are blocks: one of each rank where ranks have their own, else one.
- */
-#ifndef DDP_COMM_ON_DEVICE_H
-#define DDP_COMM_ON_DEVICE_H
+/* comm/on_device: what the backends for a device's memory share. What a rank gives to an operation, and
+   gets, are blocks: one of each rank where ranks have their own, else one. */
+#pragma once
 
 #include "comm/core/comm.h"
 #include "device/device.h"
@@ -36,5 +33,3 @@ ddp_status ddp_sides_check(const ddp_comm *comm, const ddp_sides *sides, ddp_ope
 /* Writes when the device began an operation that has just ended: it took as long as from one timed event
    to the other by the device's clock. The host's may have seen the end later. */
 ddp_status ddp_note_start(ddp_device *device, ddp_device_event *start, ddp_device_event *end, ddp_request *request);
-
-#endif

@@ -442,11 +442,9 @@ static void leave_queue(ddp_comm *comm, ddp_request *request, ddp_status status)
 	pthread_mutex_unlock(&comm->queue.lock);
 }
 
-/*
- * Runs the request in the thread that waits for it, if it is the next one and no thread has begun with it. To wake a
- * thread takes longer than a small operation. The request stays in the queue while it runs, so that no later one
- * overtakes it. The communicator stays, too: whoever closes it waits for an empty queue, and for the last callback.
- */
+/* Runs the request in the thread that waits for it, if it is the next one and no thread has begun with it. To wake a
+   thread takes longer than a small operation. The request stays in the queue while it runs, so that no later one
+   overtakes it. The communicator stays, too: whoever closes it waits for an empty queue, and for the last callback. */
 static void run_here(ddp_request *request)
 {
 	/* If this thread claims the request, the request is not complete, so its communicator exists. */

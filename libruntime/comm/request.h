@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/request: the queue of operations, the thread that runs them, and waiting for
    completion. */
-#ifndef DDP_COMM_REQUEST_H
-#define DDP_COMM_REQUEST_H
+#pragma once
 
 #include "comm/core/completion.h"
 
@@ -33,5 +32,3 @@ void ddp_comm_stop(ddp_comm *comm);
 /* ddp_wait() that also tells when its thread, or its device, began and ended work
    on the request, for the trace. The times are written on success only. */
 ddp_status ddp_wait_timed(ddp_request *request, uint64_t *start_ns, uint64_t *end_ns);
-
-#endif

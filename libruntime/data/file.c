@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Read with pread() rather than mapped: a file that shrinks or a file system that fails is
- * then an error of one read, not a SIGBUS.
- */
+/* Read with pread() rather than mapped: a file that shrinks or a file system that fails is
+   then an error of one read, not a SIGBUS. */
 #include "data/file.h"
 
 #include <errno.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file: a regular file of samples, read at offsets. */
-#ifndef DDP_DATA_FILE_H
-#define DDP_DATA_FILE_H
+#pragma once
 
 #include "ddp.h"
 
@@ -22,5 +21,3 @@ ddp_status ddp_file_read(const ddp_file *file, void *buffer, size_t bytes, int64
 /* Has *digest, of what came before, be of the file, too: of its size, its first and last bytes,
    and some in between. */
 ddp_status ddp_file_digest(const ddp_file *file, uint64_t *digest);
-
-#endif

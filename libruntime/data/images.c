@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Images and their labels, of two formats: IDX, in which MNIST comes, and the binary form
- * of CIFAR-10. A sample is a byte of label and then the image, as CIFAR-10 has it.
- */
+/* Images and their labels, of two formats: IDX, in which MNIST comes, and the binary form
+   of CIFAR-10. A sample is a byte of label and then the image, as CIFAR-10 has it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

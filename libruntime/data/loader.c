@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The loader: threads, the readers, read batches ahead into a ring of slots.
- *
- * Slot k of the ring holds batches k, k + slots, ... counted from the readers'
- * start. Each reader takes the next batch that none has taken; `taken` and
- * `consumed` count batches; the batch that the caller holds is number
- * consumed - 1, so its slot is free again once the caller asks for the next. A
- * failed read is stored in its slot, and no more batches are taken: the caller
- * sees the error when it comes to that batch, behind those before it.
- */
+/* The loader: threads, the readers, read batches ahead into a ring of slots.
+
+   Slot k of the ring holds batches k, k + slots, ... counted from the readers'
+   start. Each reader takes the next batch that none has taken; `taken` and
+   `consumed` count batches; the batch that the caller holds is number
+   consumed - 1, so its slot is free again once the caller asks for the next. A
+   failed read is stored in its slot, and no more batches are taken: the caller
+   sees the error when it comes to that batch, behind those before it. */
 #include "data/loader.h"
 
 #include <errno.h>

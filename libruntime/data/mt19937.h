@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mt19937: the Mersenne Twister (Matsumoto and Nishimura, 1998), 32 bit. */
-#ifndef DDP_DATA_MT19937_H
-#define DDP_DATA_MT19937_H
+#pragma once
 
 #include <stdint.h>
 
@@ -12,5 +11,3 @@ typedef struct ddp_mt19937 {
 
 void ddp_mt19937_seed(ddp_mt19937 *engine, uint32_t seed);
 uint32_t ddp_mt19937_next(ddp_mt19937 *engine);
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The order of PyTorch's DistributedSampler: permute all samples (or not),
- * make the list as long as the ranks need, deal it out like cards. Each rank
- * permutes the whole list, 4 bytes a sample, and keeps its own share.
- */
+/* The order of PyTorch's DistributedSampler: permute all samples (or not),
+   make the list as long as the ranks need, deal it out like cards. Each rank
+   permutes the whole list, 4 bytes a sample, and keeps its own share. */
 #include "data/sampler.h"
 
 #include <stdlib.h>

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * sampler: the order of samples. The public part is in ddp.h.
- *
- * randperm is the permutation that torch.randperm(n) draws on the CPU from
- * a generator with manual_seed(seed):
- *  - n < 214748364 (UINT32_MAX / 20): 32-bit draws, in every version of PyTorch;
- *  - larger n: 64-bit draws, as PyTorch does since 2.6; earlier versions went
- *    on with 32-bit draws there and gave another order.
- */
-#ifndef DDP_DATA_SAMPLER_H
-#define DDP_DATA_SAMPLER_H
+/* sampler: the order of samples. The public part is in ddp.h.
+
+   randperm is the permutation that torch.randperm(n) draws on the CPU from
+   a generator with manual_seed(seed):
+    - n < 214748364 (UINT32_MAX / 20): 32-bit draws, in every version of PyTorch;
+    - larger n: 64-bit draws, as PyTorch does since 2.6; earlier versions went
+      on with 32-bit draws there and gave another order. */
+#pragma once
 
 #include "ddp.h"
 
@@ -22,5 +19,3 @@ void ddp_randperm_wide(uint64_t seed, uint32_t n, uint32_t *permutation);
 
 /* Samples per rank and epoch (for DDP_TAIL_UNEVEN: of this rank). */
 int64_t ddp_sampler_share(int64_t size, int world_size, int rank, ddp_tail tail);
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * backend: what a kind of device is made of: the table behind device.h, whose words hold
- * for each function here. device.c has checked the arguments: no pointer is NULL but a
- * queue that is the default one, no size is 0, and what is freed is not NULL.
- *
- * A module exports its table as `ddp_device_module`. It is compiled with this header of
- * one release, and used by a libddp of maybe another: `version` and `bytes` stay first.
- * It calls nothing of libddp but what `open` is given.
- */
-#ifndef DDP_DEVICE_BACKEND_H
-#define DDP_DEVICE_BACKEND_H
+/* backend: what a kind of device is made of: the table behind device.h, whose words hold
+   for each function here. device.c has checked the arguments: no pointer is NULL but a
+   queue that is the default one, no size is 0, and what is freed is not NULL.
+
+   A module exports its table as `ddp_device_module`. It is compiled with this header of
+   one release, and used by a libddp of maybe another: `version` and `bytes` stay first.
+   It calls nothing of libddp but what `open` is given. */
+#pragma once
 
 #include "device/device.h"
 
@@ -64,5 +61,3 @@ typedef struct ddp_device_backend {
 	ddp_status (*event_sync)(void *self, ddp_device_event *event);
 	ddp_status (*event_seconds)(void *self, ddp_device_event *from, ddp_device_event *to, double *seconds);
 } ddp_device_backend;
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The host as a device: memory is the host's, and work is done when it is enqueued. */
-#ifndef DDP_DEVICE_CPU_H
-#define DDP_DEVICE_CPU_H
+#pragma once
 
 #include "device/backend.h"
 
 const ddp_device_backend *ddp_device_cpu(void);
-
-#endif

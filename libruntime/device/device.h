@@ -1,43 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * device: where tensors lie, and what works on them. Two kinds:
- *
- *   cpu    the host: its memory is the host's, and a queue does its work at once, in the
- *          thread that enqueues it;
- *   cuda   a GPU, by the module libddp_cuda.so, which is loaded at the first use.
- *
- * Tests load a fake GPU in place of the module (tests/device/fake_gpu.h).
- *
- * What holds for each of them:
- *  - Queues. Work of one queue is done in the order in which it was enqueued; work of
- *    different queues in any order and at the same time, unless an event says otherwise.
- *    A call that enqueues may return before the work is done. Until then its buffers
- *    stay: nobody frees or writes them, nor reads what is written.
- *  - Events. ddp_device_event_record() makes the event stand for all that its queue was
- *    given so far. To wait for an event that was never recorded is to wait for nothing.
- *    One that is recorded again stands for the later record; who waits already still
- *    waits for the earlier. It may be freed while queues wait for it.
- *  - What the host did before a call that enqueues is there for the work; what work did
- *    is there for the host after ddp_device_queue_sync() or ddp_device_event_sync(), or
- *    a query that says done.
- *  - Memory. A device's own is reached by its queues alone: copy, fill and kernels. The host's side of a copy can be any
- *    memory; if it comes from ddp_device_host_alloc(), a GPU copies faster, and really
- *    beside the host.
- *  - Handles. A queue is what CUDA calls a stream: a cudaStream_t of the program's is
- *    given as a ddp_device_queue *, and so is a cudaEvent_t as a ddp_device_event *.
- *    NULL is the device's default queue, which has the same rules; CUDA's also waits
- *    for those of the program's streams that were made to.
- *  - Threads. All calls may come from any thread. A function that a queue runs calls
- *    nothing of the device.
- *  - Captures. A thread that captures a graph of kernels (kernels.h) gives the device no other
- *    work until the capture ends, allocates and frees nothing, and does not wait: that ends the
- *    capture, or is missing from the graph. The fake GPU refuses it.
- *  - Errors. Work that fails breaks the device: each call from then on, also one that
- *    waits, ends with a sentence about it; only what frees still does. Other errors belong
- *    to their call.
- */
-#ifndef DDP_DEVICE_DEVICE_H
-#define DDP_DEVICE_DEVICE_H
+/* device: where tensors lie, and what works on them. Two kinds:
+
+     cpu    the host: its memory is the host's, and a queue does its work at once, in the
+            thread that enqueues it;
+     cuda   a GPU, by the module libddp_cuda.so, which is loaded at the first use.
+
+   Tests load a fake GPU in place of the module (tests/device/fake_gpu.h).
+
+   What holds for each of them:
+    - Queues. Work of one queue is done in the order in which it was enqueued; work of
+      different queues in any order and at the same time, unless an event says otherwise.
+      A call that enqueues may return before the work is done. Until then its buffers
+      stay: nobody frees or writes them, nor reads what is written.
+    - Events. ddp_device_event_record() makes the event stand for all that its queue was
+      given so far. To wait for an event that was never recorded is to wait for nothing.
+      One that is recorded again stands for the later record; who waits already still
+      waits for the earlier. It may be freed while queues wait for it.
+    - What the host did before a call that enqueues is there for the work; what work did
+      is there for the host after ddp_device_queue_sync() or ddp_device_event_sync(), or
+      a query that says done.
+    - Memory. A device's own is reached by its queues alone: copy, fill and kernels. The host's side of a copy can be any
+      memory; if it comes from ddp_device_host_alloc(), a GPU copies faster, and really
+      beside the host.
+    - Handles. A queue is what CUDA calls a stream: a cudaStream_t of the program's is
+      given as a ddp_device_queue *, and so is a cudaEvent_t as a ddp_device_event *.
+      NULL is the device's default queue, which has the same rules; CUDA's also waits
+      for those of the program's streams that were made to.
+    - Threads. All calls may come from any thread. A function that a queue runs calls
+      nothing of the device.
+    - Captures. A thread that captures a graph of kernels (kernels.h) gives the device no other
+      work until the capture ends, allocates and frees nothing, and does not wait: that ends the
+      capture, or is missing from the graph. The fake GPU refuses it.
+    - Errors. Work that fails breaks the device: each call from then on, also one that
+      waits, ends with a sentence about it; only what frees still does. Other errors belong
+      to their call. */
+#pragma once
 
 #include "ddp.h"
 
@@ -56,12 +53,10 @@ typedef struct ddp_device_info {
 	bool is_host_memory;  /* the host may read and write its memory */
 } ddp_device_info;
 
-/*
- * Opens "cpu", "cuda" or, with the index, "cuda:1". Without it, the index is
- * DDP_LOCAL_DEVICE of the environment, and 0 if that is not set. Each call gives a device
- * of its own, which counts its queues, events and memory.
- * DDP_ERR_UNSUPPORTED: there is none here, and the sentence says what is missing.
- */
+/* Opens "cpu", "cuda" or, with the index, "cuda:1". Without it, the index is
+   DDP_LOCAL_DEVICE of the environment, and 0 if that is not set. Each call gives a device
+   of its own, which counts its queues, events and memory.
+   DDP_ERR_UNSUPPORTED: there is none here, and the sentence says what is missing. */
 ddp_status ddp_device_open(const char *name, ddp_device **device);
 
 /* Takes a reference, which ddp_device_close() gives back. */
@@ -154,5 +149,3 @@ ddp_status ddp_device_event_sync(ddp_device *device, ddp_device_event *event);
    were recorded, and a query has said that they are done. */
 ddp_status ddp_device_event_seconds(ddp_device *device, ddp_device_event *from, ddp_device_event *to,
                                     double *seconds);
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_queue: the functions of kernels.h where a device's memory is. A queue of theirs stands
- * on a queue of the device: what they enqueue there is in order with the program's other
- * work of that queue, and events order it with other queues. So:
- *
- *   cpu    is no queue, but of DK_MIXED and DK_MIXED_F16: the functions run at once, in the thread that calls
- *          them;
- *   cuda   launches those of the module libddp_kernels_cuda.so on the stream.
- */
-#ifndef DDP_DEVICE_KERNEL_QUEUE_H
-#define DDP_DEVICE_KERNEL_QUEUE_H
+/* kernel_queue: the functions of kernels.h where a device's memory is. A queue of theirs stands
+   on a queue of the device: what they enqueue there is in order with the program's other
+   work of that queue, and events order it with other queues. So:
+
+     cpu    is no queue, but of DK_MIXED and DK_MIXED_F16: the functions run at once, in the thread that calls
+            them;
+     cuda   launches those of the module libddp_kernels_cuda.so on the stream. */
+#pragma once
 
 #include "device/device.h"
 #include "kernels.h"
@@ -22,5 +19,3 @@ ddp_status ddp_kernel_queue_open(ddp_device *device, ddp_device_queue *stream, d
 
 /* Waits for the work of its queue. NULL is fine. */
 void ddp_kernel_queue_close(dk_queue *queue);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* environment: the identity that a launcher wrote into the environment, and
    what Slurm's own variables say about it. */
-#ifndef DDP_JOB_ENVIRONMENT_H
-#define DDP_JOB_ENVIRONMENT_H
+#pragma once
 
 #include "job/job.h"
 
@@ -35,5 +34,3 @@ ddp_status ddp_environment_check_single(void);
 
 /* Whether this is a step of Slurm's, of which *tasks is the number of tasks. */
 bool ddp_environment_step_tasks(int64_t *tasks);
-
-#endif

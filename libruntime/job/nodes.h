@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nodes: the node of each rank, so that a message about a rank that has not come names its node.
- * Slurm tells the names of a step's nodes, how many tasks each has, and which tasks this node has.
- */
-#ifndef DDP_JOB_NODES_H
-#define DDP_JOB_NODES_H
+/* nodes: the node of each rank, so that a message about a rank that has not come names its node.
+   Slurm tells the names of a step's nodes, how many tasks each has, and which tasks this node has. */
+#pragma once
 
 #include "job/job.h"
 
@@ -25,10 +22,6 @@ void ddp_nodes_free(ddp_nodes *nodes);
 /* A rank has come from this host. Where that is not its node, none is known. */
 void ddp_nodes_check(ddp_nodes *nodes, int rank, const char *host);
 
-/*
- * Writes the ranks r of 0 .. world_size - 1 with listed[r] as "rank 2 on n1" or "ranks 2-3 on n1; 5 on n2".
- * Where `bytes` do not suffice, how many they are follows. Returns `text`.
- */
+/* Writes the ranks r of 0 .. world_size - 1 with listed[r] as "rank 2 on n1" or "ranks 2-3 on n1; 5 on n2".
+   Where `bytes` do not suffice, how many they are follows. Returns `text`. */
 const char *ddp_nodes_list(const ddp_nodes *nodes, const bool *listed, char *text, size_t bytes);
-
-#endif

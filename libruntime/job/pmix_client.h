@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pmix_client: this process's one connection to the step's PMIx server. */
-#ifndef DDP_JOB_PMIX_CLIENT_H
-#define DDP_JOB_PMIX_CLIENT_H
+#pragma once
 
 #include "job/job.h"
 
 /* Whether a PMIx server has started this process, and this build can talk to it. */
 bool ddp_pmix_present(void);
 
-/*
- * Connects, unless that was done before, and tells rank and sizes. PMIx knows
- * one connection per process, so this is process-wide; call from the thread
- * that calls ddp_init().
- */
+/* Connects, unless that was done before, and tells rank and sizes. PMIx knows
+   one connection per process, so this is process-wide; call from the thread
+   that calls ddp_init(). */
 ddp_status ddp_pmix_attach(ddp_job *job);
 
 /* The namespace of the step's processes, once attached. */
@@ -20,5 +17,3 @@ const char *ddp_pmix_namespace(void);
 
 /* Says good-bye to the server, if connected. */
 void ddp_pmix_detach(void);
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ddp_spawn(): local ranks without a launcher. The parent opens the socket at
- * which the ranks meet before it forks, so no port can be taken and no rank
- * can come too early; it then watches its children until the last has ended.
- */
+/* ddp_spawn(): local ranks without a launcher. The parent opens the socket at
+   which the ranks meet before it forks, so no port can be taken and no rank
+   can come too early; it then watches its children until the last has ended. */
 #include "job/spawn.h"
 
 #include <errno.h>
@@ -112,10 +110,8 @@ static int exit_code_of(int status)
 	return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/*
- * Reaps what has ended. Of several failures seen at once, a death by signal
- * counts as the first: the others are likely to have failed for its sake.
- */
+/* Reaps what has ended. Of several failures seen at once, a death by signal
+   counts as the first: the others are likely to have failed for its sake. */
 static void reap(struct family *family)
 {
 	int first = -1, first_code = 0;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spawn: what ddp_spawn() leaves behind in each of the ranks that it forked. */
-#ifndef DDP_JOB_SPAWN_H
-#define DDP_JOB_SPAWN_H
+#pragma once
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -27,5 +26,3 @@ const ddp_spawned *ddp_spawned_get(void);
 /* A descriptor of rank 0's listener, which the caller closes: each world of the process has one.
    -1 and errno if there is none left. */
 int ddp_spawned_listener(void);
-
-#endif

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
- * Cost", ICML 2018), with relative steps and clipped updates, in PyTorch's form: epsilon is
- * not added to squares, but bounds their estimates from below. Of a tensor of two and more
- * dimensions, the last two are a matrix, of whose squares the means of rows and columns
- * are kept.
- */
+/* Adafactor (Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory
+   Cost", ICML 2018), with relative steps and clipped updates, in PyTorch's form: epsilon is
+   not added to squares, but bounds their estimates from below. Of a tensor of two and more
+   dimensions, the last two are a matrix, of whose squares the means of rows and columns
+   are kept. */
 #include <float.h>
 #include <math.h>
 #include <string.h>

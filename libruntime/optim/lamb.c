@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
- * minutes", ICLR 2020), algorithm 2 with the identity for its function phi: AdamW's step,
- * as long as the tensor's norm times the learning rate. As in the authors' code, a tensor
- * without decay keeps AdamW's length.
- */
+/* LAMB (You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76
+   minutes", ICLR 2020), algorithm 2 with the identity for its function phi: AdamW's step,
+   as long as the tensor's norm times the learning rate. As in the authors' code, a tensor
+   without decay keeps AdamW's length. */
 #include "kernels.h"
 #include "optim/rule.h"
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): a
- * matrix moves by its momentum made orthogonal, by Newton-Schulz iterations with a
- * polynomial of degree five. The rest is updated by AdamW. Products of matrices do not have
- * the same bits on unlike processors, and are dear, so one rank updates a matrix for all.
- */
+/* Muon (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024): a
+   matrix moves by its momentum made orthogonal, by Newton-Schulz iterations with a
+   polynomial of degree five. The rest is updated by AdamW. Products of matrices do not have
+   the same bits on unlike processors, and are dear, so one rank updates a matrix for all. */
 #include <math.h>
 #include <string.h>
 

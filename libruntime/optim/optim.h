@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * optim: the optimizer of a model. Most update element by element: their state lies in
- * arenas with the parameters' layout, so that any range of the arena can be updated as soon
- * as its gradients are there. Those that work on whole tensors (rule.h) update a tensor when
- * the range has its first element, and have arenas with a layout of their own.
- */
-#ifndef DDP_OPTIM_OPTIM_H
-#define DDP_OPTIM_OPTIM_H
+/* optim: the optimizer of a model. Most update element by element: their state lies in
+   arenas with the parameters' layout, so that any range of the arena can be updated as soon
+   as its gradients are there. Those that work on whole tensors (rule.h) update a tensor when
+   the range has its first element, and have arenas with a layout of their own. */
+#pragma once
 
 #include "params/layout.h"
 
@@ -67,12 +64,10 @@ void ddp_optim_free(ddp_optim *optim);
 
 const ddp_kept *ddp_optim_kept(const ddp_optim *optim, int state, const ddp_slot *slot);
 
-/*
- * Where all ranks have the same gradients, each of them updates some tensors for all: those
- * whose update is dear, or does not have the same bits everywhere. The others keep the
- * state of these up to date, and get the parameters from the owner, after which they call
- * ddp_optim_round().
- */
+/* Where all ranks have the same gradients, each of them updates some tensors for all: those
+   whose update is dear, or does not have the same bits everywhere. The others keep the
+   state of these up to date, and get the parameters from the owner, after which they call
+   ddp_optim_round(). */
 ddp_status ddp_optim_share(ddp_optim *optim, int ranks, int rank);
 /* Which rank updates it for all; -1: each does. */
 int ddp_optim_owner(const ddp_optim *optim, const ddp_slot *slot);
@@ -82,16 +77,14 @@ const char *ddp_optim_failure(const ddp_optim *optim);
 /* A tensor's parameters are new: in bf16, too, if that is wanted. */
 void ddp_optim_round(const ddp_optim *optim, const ddp_slot *slot, const float *params);
 
-/*
- * Updates elements [begin, end) of the layout, with all threads, and sets their
- * gradients to zero: `params` and `grads` are those of the first, whose state is element
- * `at` of what the optimizer keeps. Returns the sum of the squares of the gradients
- * before scaling, whatever the number of threads the same.
- *
- * Of whole tensors, those that begin there, whose gradients behind `end` are there, too; a
- * tensor that reaches into the range is not touched, and neither are its gradients. So
- * ranges are to come from the last to the first.
- */
+/* Updates elements [begin, end) of the layout, with all threads, and sets their
+   gradients to zero: `params` and `grads` are those of the first, whose state is element
+   `at` of what the optimizer keeps. Returns the sum of the squares of the gradients
+   before scaling, whatever the number of threads the same.
+
+   Of whole tensors, those that begin there, whose gradients behind `end` are there, too; a
+   tensor that reaches into the range is not touched, and neither are its gradients. So
+   ranges are to come from the last to the first. */
 double ddp_optim_apply(ddp_optim *optim, const ddp_update *update, float *params,
                        float *grads, int64_t begin, int64_t end, int64_t at);
 
@@ -102,5 +95,3 @@ void ddp_optim_enqueue(ddp_optim *optim, const ddp_update *update, float *params
 
 /* torch.nn.utils.clip_grad_norm_: what gradients of norm `norm` are multiplied by. */
 double ddp_clip_factor(double clip_norm, double norm);
-
-#endif

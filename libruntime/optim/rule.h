@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rule: what an optimizer is. Each has a file with its rule, and a row in the table at the end. */
-#ifndef DDP_OPTIM_RULE_H
-#define DDP_OPTIM_RULE_H
+#pragma once
 
 #include "optim/optim.h"
 
@@ -48,10 +47,8 @@ static inline double *ddp_optim_doubles(const ddp_optim_span *span)
 	return (double *)(void *)span->work;
 }
 
-/*
- * The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
- * of an enumerator without a row (rule.c).
- */
+/* The table of optimizers: DDP_NAME of ddp_optimizer has the rule ddp_name_rule. The compiler warns
+   of an enumerator without a row (rule.c). */
 #define DDP_OPTIMIZERS(ROW) \
 	ROW(ADAMW, adamw) \
 	ROW(SGD, sgd) \
@@ -69,5 +66,3 @@ DDP_OPTIMIZERS(DDP_RULE_DECLARED)
 const ddp_optim_rule *ddp_optim_rule_of(ddp_optimizer kind);
 /* "DDP_ADAMW, DDP_SGD, ...": all of them. */
 const char *ddp_optimizer_enumerators(void);
-
-#endif

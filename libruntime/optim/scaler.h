@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scaler: what the program multiplies its loss by before backward, so that gradients in
- * fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale
- * is a power of two, so that it changes no bit of what neither vanishes nor overflows.
- */
-#ifndef DDP_OPTIM_SCALER_H
-#define DDP_OPTIM_SCALER_H
+/* scaler: what the program multiplies its loss by before backward, so that gradients in
+   fp16 do not vanish, and what becomes of that after a step: PyTorch's GradScaler. A scale
+   is a power of two, so that it changes no bit of what neither vanishes nor overflows. */
+#pragma once
 
 #include "ddp.h"
 
@@ -28,5 +25,3 @@ void ddp_scaler_good(ddp_scaler *scaler);
 bool ddp_scaler_overflow(ddp_scaler *scaler);
 /* Goes on from a checkpoint, which holds what another one had; 0 or NaN: it did not hold that. */
 void ddp_scaler_resume(ddp_scaler *scaler, double scale, double good);
-
-#endif

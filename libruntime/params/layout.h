@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * layout: a checked copy of a parameter list, and where each tensor lies in
- * the arenas. Tensors follow one another in the given order, but for those
- * that ddp_layout_arrange() moves; each begins at a multiple of 64 bytes, and
- * the gap behind a tensor stays zero. What is not trained is behind the rest, in the
- * parameters' arena only.
- */
-#ifndef DDP_PARAMS_LAYOUT_H
-#define DDP_PARAMS_LAYOUT_H
+/* layout: a checked copy of a parameter list, and where each tensor lies in
+   the arenas. Tensors follow one another in the given order, but for those
+   that ddp_layout_arrange() moves; each begins at a multiple of 64 bytes, and
+   the gap behind a tensor stays zero. What is not trained is behind the rest, in the
+   parameters' arena only. */
+#pragma once
 
 #include "ddp.h"
 
@@ -44,16 +41,12 @@ typedef struct ddp_layout {
 
 /* Checks the list and copies it. DDP_ERR_INVALID names the wrong parameter. */
 ddp_status ddp_layout_make(const ddp_param *params, int count, ddp_layout *layout);
-/*
- * Decides whose rows travel among `ranks` (1: nobody's), and moves those
- * parameters to the end of the arenas: their dense parts are complete when
- * backward has begun, and buckets travel from the end to the beginning. Behind
- * them are those without a dense part, then what is not trained.
- */
+/* Decides whose rows travel among `ranks` (1: nobody's), and moves those
+   parameters to the end of the arenas: their dense parts are complete when
+   backward has begun, and buckets travel from the end to the beginning. Behind
+   them are those without a dense part, then what is not trained. */
 ddp_status ddp_layout_arrange(ddp_layout *layout, int ranks);
 void ddp_layout_free(ddp_layout *layout);
 
 /* Writes "[2, 3]"; cut if `bytes` are too few. */
 void ddp_shape_text(int ndim, const int64_t *shape, char *text, size_t bytes);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/facts: what a rank finds out about itself and its node without measuring. Plain data, which ranks send to
- * each other.
- */
-#ifndef DDP_PREFLIGHT_FACTS_H
-#define DDP_PREFLIGHT_FACTS_H
+/* preflight/facts: what a rank finds out about itself and its node without measuring. Plain data, which ranks send to
+   each other. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,5 +55,3 @@ const char *preflight_gpu_device(void);
 /* Fills in the facts of the GPU that preflight_gpu_device() means, as NVML tells them. The library is loaded at run
    time. What it does not tell stays unknown. */
 void preflight_gpu_read(struct preflight_facts *facts);
-
-#endif

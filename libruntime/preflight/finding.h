@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/finding: what is odd, as a sentence and as numbers, and what is worth saying without being odd.
- */
-#ifndef DDP_PREFLIGHT_FINDING_H
-#define DDP_PREFLIGHT_FINDING_H
+/* preflight/finding: what is odd, as a sentence and as numbers, and what is worth saying without being odd. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -31,5 +28,3 @@ void preflight_find(struct preflight_findings *findings, const struct preflight_
 /* Sets excluded[node] for the fewest nodes that have a part in all odd findings, roughly: nodes that are odd, and of
    the links that are odd the ends with most of them. */
 void preflight_exclude(const struct preflight_findings *findings, bool *excluded, int nodes);
-
-#endif

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/judge_links: which links between nodes are odd, and which nodes, whose links are all slow. Pure.
- */
-#ifndef DDP_PREFLIGHT_JUDGE_LINKS_H
-#define DDP_PREFLIGHT_JUDGE_LINKS_H
+/* preflight/judge_links: which links between nodes are odd, and which nodes, whose links are all slow. Pure. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -33,11 +30,9 @@ enum { PREFLIGHT_LINKS_AGAIN = PREFLIGHT_SUBJECTS + 3 };
 void preflight_links_doubt(struct preflight_links_again *again, const struct preflight_link *links, int count,
                            int nodes, const int *machine);
 
-/*
- * Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
- * nodes' processors, so only large differences count, as they do for a link whose ends waited for theirs. unfit[node]:
- * the rank that measured there was slow itself, so its links are not judged. names[node] are for the sentences.
- */
+/* Judges them: link[repeat * again->count + i] is item i of that repeat. `busy`: other processes compete for the
+   nodes' processors, so only large differences count, as they do for a link whose ends waited for theirs. unfit[node]:
+   the rank that measured there was slow itself, so its links are not judged. names[node] are for the sentences. */
 void preflight_links_judge(struct preflight_findings *findings, const struct preflight_links_again *again,
                            const struct preflight_link *link, int repeats, bool busy, const bool *unfit,
                            const char *const *names);
@@ -48,5 +43,3 @@ bool preflight_links_wait(const struct preflight_links_again *again, const struc
 /* Names nodes whose clock is away from the others'. */
 void preflight_clocks_judge(struct preflight_findings *findings, const struct preflight_link *links, int count,
                             int nodes, const char *const *names);
-
-#endif

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/judge_ranks: which ranks compute or move memory slower than others of their kind. Pure.
- */
-#ifndef DDP_PREFLIGHT_JUDGE_RANKS_H
-#define DDP_PREFLIGHT_JUDGE_RANKS_H
+/* preflight/judge_ranks: which ranks compute or move memory slower than others of their kind. Pure. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -55,18 +52,14 @@ const char *preflight_work_unit(enum preflight_work work);
 void preflight_ranks_doubt(struct preflight_ranks_again *again, const struct preflight_people *people,
                            const struct preflight_figures *figures);
 
-/*
- * Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets
- * unfit[node] where a rank does not get its processor. If other processes compete for the processors, as `busy` or the
- * shares of those compared with say, only large differences count, or a rank that never gets its processor where others
- * do as a rule. Returns whether a rank is named and others were disturbed, too: then more repeats make chance less
- * probable.
- */
+/* Judges the ranks: alone[repeat * again->count + i] of again->rank[i], at_once[repeat * people->ranks + rank]. Sets
+   unfit[node] where a rank does not get its processor. If other processes compete for the processors, as `busy` or the
+   shares of those compared with say, only large differences count, or a rank that never gets its processor where others
+   do as a rule. Returns whether a rank is named and others were disturbed, too: then more repeats make chance less
+   probable. */
 bool preflight_ranks_judge(struct preflight_findings *findings, const struct preflight_people *people,
                            const struct preflight_ranks_again *again, const struct preflight_figures *alone,
                            const struct preflight_figures *at_once, int repeats, bool busy, bool *unfit);
 
 /* Whether other processes compete for the processors of most ranks. */
 bool preflight_is_busy(const struct preflight_people *people, const struct preflight_figures *figures);
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ddp-preflight: names sick nodes and links in the seconds before a training.
- *
- *   srun --ddp ddp-preflight
- */
+/* ddp-preflight: names sick nodes and links in the seconds before a training.
+
+     srun --ddp ddp-preflight */
 #include <errno.h>
 #include <getopt.h>
 #include <sched.h>

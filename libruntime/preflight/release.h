@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/release: which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in
- * memory, so a rank of another release, or of a machine with other words, is named before anything else is sent.
- */
-#ifndef DDP_PREFLIGHT_RELEASE_H
-#define DDP_PREFLIGHT_RELEASE_H
+/* preflight/release: which ddp-preflight each rank runs. What ranks measure they send to each other as it lies in
+   memory, so a rank of another release, or of a machine with other words, is named before anything else is sent. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,5 +23,3 @@ void preflight_release_own(struct preflight_release *own, const char *node);
 
 /* Whether all ranks run the same; otherwise `text` says which nodes run another one. Pure. */
 bool preflight_releases_agree(const struct preflight_release *all, int ranks, char text[PREFLIGHT_RELEASE_TEXT]);
-
-#endif

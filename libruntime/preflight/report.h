@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/report: the result as a table for people, as JSON, and as a list of nodes for srun --exclude.
- */
-#ifndef DDP_PREFLIGHT_REPORT_H
-#define DDP_PREFLIGHT_REPORT_H
+/* preflight/report: the result as a table for people, as JSON, and as a list of nodes for srun --exclude. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -27,5 +24,3 @@ bool preflight_report_exclude(const char *path, const struct preflight_survey *s
 /* Writes what srun's plugin reads (spank/launch/preflight_step.h): "ODD NODES NAME,NAME" and a newline. */
 bool preflight_report_answer(FILE *out, const struct preflight_survey *survey,
                              const struct preflight_findings *findings);
-
-#endif

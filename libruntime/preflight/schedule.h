@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/schedule: who measures when. Pure.
- *
- * Links are measured in rounds, in each of which a node exchanges messages with at most one other node. Up to
- * PREFLIGHT_ALL_PAIRS nodes meet in all pairs, by the circle method of a round-robin tournament, so that all
- * nodes are busy in each round. More nodes meet along the edges of a hypercube, and then their neighbours.
- */
-#ifndef DDP_PREFLIGHT_SCHEDULE_H
-#define DDP_PREFLIGHT_SCHEDULE_H
+/* preflight/schedule: who measures when. Pure.
+
+   Links are measured in rounds, in each of which a node exchanges messages with at most one other node. Up to
+   PREFLIGHT_ALL_PAIRS nodes meet in all pairs, by the circle method of a round-robin tournament, so that all
+   nodes are busy in each round. More nodes meet along the edges of a hypercube, and then their neighbours. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -19,12 +16,10 @@ int preflight_rounds(int nodes);
 /* Returns the peer of `node` in a round, or -1 if the node is free. The peer of the peer is the node. */
 int preflight_peer(int nodes, int round, int node);
 
-/*
- * A node that hardly gets its processor, or is behind slow links, would make all nodes wait for it in each round.
- * `late[n]` is how many of the rounds of node n took longer than PREFLIGHT_LATE_MS, counted from its last one back to
- * the first that did not. Sets out[n] for each node that takes no part in further rounds, and returns true if there
- * is a new one. If many nodes are late, that is nobody's fault, and no node is left out.
- */
+/* A node that hardly gets its processor, or is behind slow links, would make all nodes wait for it in each round.
+   `late[n]` is how many of the rounds of node n took longer than PREFLIGHT_LATE_MS, counted from its last one back to
+   the first that did not. Sets out[n] for each node that takes no part in further rounds, and returns true if there
+   is a new one. If many nodes are late, that is nobody's fault, and no node is left out. */
 enum { PREFLIGHT_LATE_MS = 200, PREFLIGHT_LATE_ROUNDS = 3 };
 bool preflight_leave_out(const unsigned char *late, bool *out, int nodes);
 
@@ -35,10 +30,8 @@ struct preflight_item {
 	int turn;
 };
 
-/*
- * Gives each item its turn, so that no machine has two items in one turn, and returns the number of turns. `seed`
- * decides the order: another seed gives another order.
- */
+/* Gives each item its turn, so that no machine has two items in one turn, and returns the number of turns. `seed`
+   decides the order: another seed gives another order. */
 int preflight_take_turns(struct preflight_item *items, int count, unsigned seed);
 
 /* How long one measurement takes, in milliseconds. */
@@ -62,5 +55,3 @@ int preflight_alone_ms(int ranks);
 int preflight_plan_ms(int nodes, int ranks_per_machine);
 /* How much longer, if so many ranks of different machines, and so many links without a common node, look odd. */
 int preflight_again_ms(int ranks, int links);
-
-#endif

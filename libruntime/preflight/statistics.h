@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/statistics: what is far from the others, and whether it stays so. Pure.
- *
- * All values are rates: more is better. A disturbance only slows, so the best of several measurements counts. A
- * value that is not above 0 was not measured.
- */
-#ifndef DDP_PREFLIGHT_STATISTICS_H
-#define DDP_PREFLIGHT_STATISTICS_H
+/* preflight/statistics: what is far from the others, and whether it stays so. Pure.
+
+   All values are rates: more is better. A disturbance only slows, so the best of several measurements counts. A
+   value that is not above 0 was not measured. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -24,10 +21,6 @@ double preflight_spread(const double *values, int count);
    below half of `limit`. */
 bool preflight_is_suspect(double value, double usual, double spread, double limit);
 
-/*
- * Whether a suspect is odd. Suspect and controls, which are innocent, were measured in turns, `count` times. One good
- * measurement proves innocence, so the suspect's best one has to be below `limit` of the controls' median.
- */
+/* Whether a suspect is odd. Suspect and controls, which are innocent, were measured in turns, `count` times. One good
+   measurement proves innocence, so the suspect's best one has to be below `limit` of the controls' median. */
 bool preflight_is_odd(const double *suspect, const double *controls, int count, double limit);
-
-#endif

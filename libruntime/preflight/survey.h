@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/survey: all measurements of all ranks, in order. Each function is collective.
- */
-#ifndef DDP_PREFLIGHT_SURVEY_H
-#define DDP_PREFLIGHT_SURVEY_H
+/* preflight/survey: all measurements of all ranks, in order. Each function is collective. */
+#pragma once
 
 #include <ddp.h>
 
@@ -57,5 +54,3 @@ ddp_status preflight_survey_again(struct preflight_survey *survey, struct prefli
 /* On rank 0: judges what was measured; repeats do not change what preflight_differences() says. Returns whether more
    repeats make a finding surer. */
 bool preflight_survey_judge(const struct preflight_survey *survey, struct preflight_findings *findings);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * preflight/work: how fast this rank multiplies matrices and moves memory, on its processor, and on its GPU if the
- * context has a device.
- */
-#ifndef DDP_PREFLIGHT_WORK_H
-#define DDP_PREFLIGHT_WORK_H
+/* preflight/work: how fast this rank multiplies matrices and moves memory, on its processor, and on its GPU if the
+   context has a device. */
+#pragma once
 
 #include "preflight/judge_ranks.h"
 
@@ -23,5 +20,3 @@ bool preflight_bench_has(const struct preflight_bench *bench, enum preflight_wor
 
 /* Works for so long, and at least for three slices. */
 struct preflight_figure preflight_bench_run(struct preflight_bench *bench, enum preflight_work work, int ms);
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * bucket: cuts the gradient arena into buckets, from its end, which backward fills first, to its
- * beginning, and tracks which buckets are ready. A bucket may be any range of the arena, so a
- * tensor may be split over several buckets. The first parameter is ready last, so its bucket holds
- * little of the other parameters. All ranks take buckets in the order of their index, because they
- * must issue the collectives of a communicator in one order.
- */
-#ifndef DDP_REDUCE_BUCKET_H
-#define DDP_REDUCE_BUCKET_H
+/* bucket: cuts the gradient arena into buckets, from its end, which backward fills first, to its
+   beginning, and tracks which buckets are ready. A bucket may be any range of the arena, so a
+   tensor may be split over several buckets. The first parameter is ready last, so its bucket holds
+   little of the other parameters. All ranks take buckets in the order of their index, because they
+   must issue the collectives of a communicator in one order. */
+#pragma once
 
 #include "params/layout.h"
 
@@ -71,5 +68,3 @@ int ddp_ready_take(ddp_ready *ready, int limit);
 
 /* Takes the next bucket below `limit`, complete or not; -1: none is left. */
 int ddp_ready_force(ddp_ready *ready, int limit);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
- * carries them, so all ranks get the same values. It is issued after the buckets that are complete
- * by then. The last elements of the sum say which parameters the step has used (reduce/uses.c).
- */
-#ifndef DDP_REDUCE_CONSENSUS_H
-#define DDP_REDUCE_CONSENSUS_H
+/* consensus: the facts of a step on which ranks must agree at its end. One sum over all ranks
+   carries them, so all ranks get the same values. It is issued after the buckets that are complete
+   by then. The last elements of the sum say which parameters the step has used (reduce/uses.c). */
+#pragma once
 
 #include "params/layout.h"
 
@@ -74,5 +71,3 @@ ddp_status ddp_consensus_name_changed(struct ddp_model *model);
 /* DDP_ERR_NOT_FINITE, which names the first rank and what is not finite there; or
    another status, if ranks could not tell each other. Collective. */
 ddp_status ddp_consensus_name(struct ddp_model *model, double loss_sum, const ddp_consensus *all);
-
-#endif

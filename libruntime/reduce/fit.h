@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * fit: the parts of a model that depend on its ranks: the strategy, how the arenas are cut into buckets and units, and
- * what the strategy, the optimizer and the reducer keep for these. A model is fitted when it is made, and again when it
- * goes on without some of its ranks (reduce/survival.h).
- */
-#ifndef DDP_REDUCE_FIT_H
-#define DDP_REDUCE_FIT_H
+/* fit: the parts of a model that depend on its ranks: the strategy, how the arenas are cut into buckets and units, and
+   what the strategy, the optimizer and the reducer keep for these. A model is fitted when it is made, and again when it
+   goes on without some of its ranks (reduce/survival.h). */
+#pragma once
 
 #include "ddp.h"
 
@@ -24,11 +21,7 @@ ddp_status ddp_model_fit(ddp_model *model);
 ddp_status ddp_model_join_fit(ddp_model *model);
 void ddp_model_unfit(ddp_model *model);
 
-/*
- * Fits a model whose ranks have stopped in the middle of a step to `comm`, which has some of these ranks. Arenas stay
- * where they are, and each rank gets its part of the optimizer's state from memory that it can reach. Collective over
- * `comm`. After an error the model is as it was, and the call may be repeated with fewer ranks.
- */
+/* Fits a model whose ranks have stopped in the middle of a step to `comm`, which has some of these ranks. Arenas stay
+   where they are, and each rank gets its part of the optimizer's state from memory that it can reach. Collective over
+   `comm`. After an error the model is as it was, and the call may be repeated with fewer ranks. */
 ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* grads: the calls by which the program adds a step's gradients and says which are complete. */
-#ifndef DDP_REDUCE_GRADS_H
-#define DDP_REDUCE_GRADS_H
+#pragma once
 
 #include "ddp.h"
 
@@ -12,5 +11,3 @@ ddp_status ddp_grads_start(ddp_model *model, int k);
 /* Looks at the gradients that ddp_model_grad_ready() has not looked at, as the step ends, and
    clears those of unused parameters. */
 ddp_status ddp_grads_look_at_rest(ddp_model *model);
-
-#endif

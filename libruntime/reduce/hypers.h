@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
- * and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
- * load names those that differ.
- */
-#ifndef DDP_REDUCE_HYPERS_H
-#define DDP_REDUCE_HYPERS_H
+/* hypers: the numbers that say how a model is trained: each option with a key (reduce/options.h),
+   and state such as the present learning rate and loss scale. A checkpoint holds them by name, and a
+   load names those that differ. */
+#pragma once
 
 #include "reduce/options.h"
 
@@ -33,5 +30,3 @@ int ddp_hyper_of(const char *option);
 void ddp_model_get_hypers(const ddp_model *model, double *hypers);
 /* Scales the loss as a checkpoint says, if the model's scale is dynamic. */
 void ddp_model_resume_scale(ddp_model *model, const double *hypers);
-
-#endif

@@ -44,12 +44,10 @@ double ddp_merge_end(const ddp_merge_case *c, const int *ends, int count)
 	return updated;
 }
 
-/*
- * Cuts so that the step ends by `limit`, if that can be; how many buckets, or 0. It does so
- * exactly if what follows each bucket's end, the updates from it to the last, still fits. Of
- * all cuts that do, each bucket is to end as early as it can: nothing behind it is the worse
- * for that.
- */
+/* Cuts so that the step ends by `limit`, if that can be; how many buckets, or 0. It does so
+   exactly if what follows each bucket's end, the updates from it to the last, still fits. Of
+   all cuts that do, each bucket is to end as early as it can: nothing behind it is the worse
+   for that. */
 static int cut_within(const ddp_merge_case *c, double limit, int *ends)
 {
 	double done[DDP_GRAINS_MAX + 1] = { 0 }; /* of the grains before i: when they have been sent */

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * merge: decides which grains of a model's gradients are all-reduced together, so that a step ends
- * as early as possible. A bucket starts when its last gradient is complete and the previous bucket
- * is reduced. Small buckets can start early, but each costs a latency. This is merged-gradient
- * scheduling, MG-WFBP (Shi, Chu and Li, "MG-WFBP: Efficient data communication for distributed
- * synchronous SGD algorithms", INFOCOM 2019). As there, a bucket costs latency + bytes / bandwidth.
- * In addition, the update after the last bucket counts, and all cuts are searched for the best one.
- */
-#ifndef DDP_REDUCE_MERGE_H
-#define DDP_REDUCE_MERGE_H
+/* merge: decides which grains of a model's gradients are all-reduced together, so that a step ends
+   as early as possible. A bucket starts when its last gradient is complete and the previous bucket
+   is reduced. Small buckets can start early, but each costs a latency. This is merged-gradient
+   scheduling, MG-WFBP (Shi, Chu and Li, "MG-WFBP: Efficient data communication for distributed
+   synchronous SGD algorithms", INFOCOM 2019). As there, a bucket costs latency + bytes / bandwidth.
+   In addition, the update after the last bucket counts, and all cuts are searched for the best one. */
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +27,3 @@ int ddp_merge(const ddp_merge_case *c, int *ends);
 
 /* When the step ends with these buckets: seconds from that moment on. */
 double ddp_merge_end(const ddp_merge_case *c, const int *ends, int count);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model: the functions by which checkpoints read and write a ddp_model. */
-#ifndef DDP_REDUCE_MODEL_H
-#define DDP_REDUCE_MODEL_H
+#pragma once
 
 #include "context.h"
 #include "ddp.h"
@@ -38,5 +37,3 @@ void *ddp_model_attached(const ddp_model *model);
 /* Steps done: the optimizer's count, too. */
 int64_t ddp_model_step_count(const ddp_model *model);
 void ddp_model_set_step_count(ddp_model *model, int64_t steps);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * place: where a model's arenas lie, and where its work runs: on the host, at once, or on a device
- * (device/device.h), on the program's queue. All of a model's work goes to that one queue, so it
- * runs after the work that the program enqueued before it called the model. Only communication has
- * queues of its own.
- */
-#ifndef DDP_REDUCE_PLACE_H
-#define DDP_REDUCE_PLACE_H
+/* place: where a model's arenas lie, and where its work runs: on the host, at once, or on a device
+   (device/device.h), on the program's queue. All of a model's work goes to that one queue, so it
+   runs after the work that the program enqueued before it called the model. Only communication has
+   queues of its own. */
+#pragma once
 
 #include "context.h"
 #include "ddp.h"
@@ -45,5 +42,3 @@ ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes);
 /* Memory of this rank's own, zeroed in that way. */
 ddp_status ddp_place_alloc(const ddp_place *place, size_t bytes, void **memory);
 void ddp_place_free(const ddp_place *place, void *memory);
-
-#endif

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * reducer: sums gradient buckets over all ranks while backward still runs.
- *
- * All ranks issue the same collectives in the same order: first the buckets with an index below
- * `hold`, when they are complete, then the totals (weights, losses), then the other buckets. These
- * last buckets hold the first parameter, which backward finishes last, so waiting for the totals
- * costs them no time. While they are reduced, the parameters of the earlier buckets are updated.
- *
- * The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
- * are sent.
- */
-#ifndef DDP_REDUCE_REDUCER_H
-#define DDP_REDUCE_REDUCER_H
+/* reducer: sums gradient buckets over all ranks while backward still runs.
+
+   All ranks issue the same collectives in the same order: first the buckets with an index below
+   `hold`, when they are complete, then the totals (weights, losses), then the other buckets. These
+   last buckets hold the first parameter, which backward finishes last, so waiting for the totals
+   costs them no time. While they are reduced, the parameters of the earlier buckets are updated.
+
+   The strategy decides what happens when a bucket starts. If it reduces no buckets, only the totals
+   are sent. */
+#pragma once
 
 #include "comm/api.h"
 #include "reduce/bucket.h"
@@ -94,5 +91,3 @@ void ddp_reducer_cut(ddp_reducer *reducer);
 bool ddp_reducer_busy(const ddp_reducer *reducer);
 /* Aborts the communicator if requests are under way, and ends them all. */
 void ddp_reducer_abandon(ddp_reducer *reducer, const char *reason);
-
-#endif

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * replan: cuts a model's buckets anew, once, after its first steps. In these steps each rank measures
- * when each gradient is complete, and how long the all-reduces of its buckets take. It does so with two
- * cuts, so there are all-reduces of two sizes. For the gradients, the times of the slowest rank count.
- * For the all-reduces, those of the quickest rank count, because the other ranks have also waited for a
- * rank, and not only for the network. Rank 0 chooses the cut for all ranks (reduce/merge.h). If the gain
- * would be too small, the first cut stays.
- *
- * Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
- * order, and which rank owns what depend on the units and not on the buckets.
- */
-#ifndef DDP_REDUCE_REPLAN_H
-#define DDP_REDUCE_REPLAN_H
+/* replan: cuts a model's buckets anew, once, after its first steps. In these steps each rank measures
+   when each gradient is complete, and how long the all-reduces of its buckets take. It does so with two
+   cuts, so there are all-reduces of two sizes. For the gradients, the times of the slowest rank count.
+   For the all-reduces, those of the quickest rank count, because the other ranks have also waited for a
+   rank, and not only for the network. Rank 0 chooses the cut for all ranks (reduce/merge.h). If the gain
+   would be too small, the first cut stays.
+
+   Another cut changes no result if the strategy says so (`recuts`): which numbers are summed, in which
+   order, and which rank owns what depend on the units and not on the buckets. */
+#pragma once
 
 #include "ddp.h"
 
@@ -51,5 +48,3 @@ void ddp_replan_take(struct ddp_model *model);
 /* Call this after ddp_replan_take(), when the next step may begin. It cuts the buckets if it is time to, and is
    collective then. */
 ddp_status ddp_replan_step(struct ddp_model *model);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* step: one training step, from the first gradient to the update. */
-#ifndef DDP_REDUCE_STEP_H
-#define DDP_REDUCE_STEP_H
+#pragma once
 
 #include "ddp.h"
 
@@ -16,5 +15,3 @@ void ddp_step_count(ddp_model *model);
 void ddp_step_take(ddp_model *model, const ddp_step_stats *stats);
 /* Ready for the next step. */
 void ddp_step_reset(ddp_model *model);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * strategy: how the gradients of all ranks become the same new parameters on all ranks. It says what
- * happens to a complete bucket, which rank updates which parameters, and which rank keeps which part
- * of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
- * ask which it is. A function that is NULL is not called.
- */
-#ifndef DDP_REDUCE_STRATEGY_H
-#define DDP_REDUCE_STRATEGY_H
+/* strategy: how the gradients of all ranks become the same new parameters on all ranks. It says what
+   happens to a complete bucket, which rank updates which parameters, and which rank keeps which part
+   of the optimizer's state. A model has one strategy, chosen when the model is made; no other code may
+   ask which it is. A function that is NULL is not called. */
+#pragma once
 
 #include "optim/optim.h"
 #include "params/layout.h"
@@ -43,12 +40,10 @@ typedef struct ddp_strategy {
 	/* Drops what it keeps of the step's gradients. All buckets of the step have ended. */
 	void (*discard)(struct ddp_model *model);
 
-	/*
-	 * The end of a step: all buckets are started, and rows are added. reduce() waits until all gradients
-	 * are reduced, and sets *squares to the sum of their squares over the whole model. If reduce() was not
-	 * called (`reduced` is false), update() first does the same, but may already update the parameters of
-	 * reduced buckets. After update() all ranks have new parameters, and gradients are 0. Collective.
-	 */
+	/* The end of a step: all buckets are started, and rows are added. reduce() waits until all gradients
+	   are reduced, and sets *squares to the sum of their squares over the whole model. If reduce() was not
+	   called (`reduced` is false), update() first does the same, but may already update the parameters of
+	   reduced buckets. After update() all ranks have new parameters, and gradients are 0. Collective. */
 	ddp_status (*reduce)(struct ddp_model *model, double *squares);
 	ddp_status (*update)(struct ddp_model *model, const ddp_update *update, bool reduced,
 	                     double *squares);
@@ -98,5 +93,3 @@ extern const ddp_strategy ddp_local_strategy;
    host's memory or in a device's. */
 const ddp_strategy *ddp_strategy_choose(const ddp_model_settings *settings, int ranks, int nodes,
                                         bool on_host);
-
-#endif

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * all_reduce: gradients are summed in buckets while backward runs, and each rank updates
- * all parameters with the same bits. Where ranks do not communicate there is nothing to
- * sum, and each updates its own. On a device nothing waits while backward is enqueued: a
- * bucket's all-reduce begins when the program's queue has come to where the bucket was
- * complete, and the update of a bucket, on that queue, waits for the all-reduce. Where one
- * rank updates a tensor for all (optim/optim.h), its parameters follow by broadcast.
- */
+/* all_reduce: gradients are summed in buckets while backward runs, and each rank updates
+   all parameters with the same bits. Where ranks do not communicate there is nothing to
+   sum, and each updates its own. On a device nothing waits while backward is enqueued: a
+   bucket's all-reduce begins when the program's queue has come to where the bucket was
+   complete, and the update of a bucket, on that queue, waits for the all-reduce. Where one
+   rank updates a tensor for all (optim/optim.h), its parameters follow by broadcast. */
 #include <stdio.h>
 
 #include "base/error.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* strategy_all_reduce: functions for strategies that leave all reduced gradients on each rank. */
-#ifndef DDP_REDUCE_STRATEGY_ALL_REDUCE_H
-#define DDP_REDUCE_STRATEGY_ALL_REDUCE_H
+#pragma once
 
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
@@ -14,5 +13,3 @@ ddp_status ddp_all_reduce_finish(struct ddp_model *model, double *squares);
 ddp_status ddp_all_reduce_finish_by(struct ddp_model *model, const ddp_units *units, double *squares);
 ddp_status ddp_all_reduce_update(struct ddp_model *model, const ddp_update *update, bool reduced,
                                  double *squares);
-
-#endif

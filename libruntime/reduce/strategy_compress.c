@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * compress: buckets are all-reduced in 16 bits, half the bytes of f32. Sums of bf16 have
- * nearly the range of f32. For f16, gradients are scaled first, by a power of two that is the
- * same on all ranks: by it the step before would have come to a 16th of the range. What
- * all ranks' gradients come to at most is in the consensus, before any bucket is widened;
- * if that was too much, this step's buckets are reduced again in f32, as the first step's
- * are. The gradients themselves stay where they are until then.
- */
+/* compress: buckets are all-reduced in 16 bits, half the bytes of f32. Sums of bf16 have
+   nearly the range of f32. For f16, gradients are scaled first, by a power of two that is the
+   same on all ranks: by it the step before would have come to a 16th of the range. What
+   all ranks' gradients come to at most is in the consensus, before any bucket is widened;
+   if that was too much, this step's buckets are reduced again in f32, as the first step's
+   are. The gradients themselves stay where they are until then. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * hybrid: see strategy_node.h. The order in which gradients are summed, and the pieces in
- * which squares are, are those of all_reduce, and so are the parameters' bits.
- */
+/* hybrid: see strategy_node.h. The order in which gradients are summed, and the pieces in
+   which squares are, are those of all_reduce, and so are the parameters' bits. */
 #include "base/error.h"
 #include "reduce/model_state.h"
 #include "reduce/strategy_all_reduce.h"

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * local: post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use
- * Local SGD", ICLR 2020). Up to a step, gradients are all-reduced; from then on each rank
- * trains by itself, with its own gradients and weights, and every so many steps all
- * parameters are averaged. In between, the consensus is all that travels.
- *
- * The optimizer's state is each rank's own, as in PyTorch. For a checkpoint parameters
- * and state are averaged, on the ranks that go on, too: they and a run that is resumed
- * from it have the same bits.
- */
+/* local: post-local SGD (Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use
+   Local SGD", ICLR 2020). Up to a step, gradients are all-reduced; from then on each rank
+   trains by itself, with its own gradients and weights, and every so many steps all
+   parameters are averaged. In between, the consensus is all that travels.
+
+   The optimizer's state is each rank's own, as in PyTorch. For a checkpoint parameters
+   and state are averaged, on the ranks that go on, too: they and a run that is resumed
+   from it have the same bits. */
 #include <stdio.h>
 
 #include "base/error.h"

@@ -25,10 +25,8 @@ typedef struct node {
 	void **undo;             /* [ranks]: see struct undo; NULL: nothing is kept */
 } node;
 
-/*
- * Here a rank keeps what an update changes of what it owns: first, for each piece, the step in which it was copied;
- * then parameters; then each state. A piece is copied before its step is set, and changed afterwards.
- */
+/* Here a rank keeps what an update changes of what it owns: first, for each piece, the step in which it was copied;
+   then parameters; then each state. A piece is copied before its step is set, and changed afterwards. */
 typedef struct undo {
 	_Atomic int64_t *copied; /* [pieces] */
 	float *params;

@@ -1,23 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * node: the strategies for ranks of a node that share memory. Each rank owns a slice of each unit and
- * updates it for all: it stores the new parameters to all ranks of its node, in small blocks while they
- * are in the cache. Only the owner of a slice keeps its optimizer state, in memory that the node's other
- * ranks can read. A rank that saves a checkpoint reads it there, so the state outlives its owner.
- *
- * On one node, each rank also sums the gradients of its slices over all ranks, in the order of ranks, in
- * the same pass after backward. Over several nodes (strategy_hybrid.c) buckets are all-reduced while
- * backward runs, so each node has all sums, and each node updates all parameters once. Nodes may have
- * different numbers of ranks.
- *
- * If survivors are to go on without a rank (reduce/survival.h), each rank first copies what it is about to change to
- * memory that the node's other ranks reach. So they can undo an update in the middle of which a rank has died.
- *
- * Ranks synchronise by a collective before a pass and after it: all gradients are complete before ranks
- * sum or update, and no rank uses parameters or gradients until all ranks have updated.
- */
-#ifndef DDP_REDUCE_STRATEGY_NODE_H
-#define DDP_REDUCE_STRATEGY_NODE_H
+/* node: the strategies for ranks of a node that share memory. Each rank owns a slice of each unit and
+   updates it for all: it stores the new parameters to all ranks of its node, in small blocks while they
+   are in the cache. Only the owner of a slice keeps its optimizer state, in memory that the node's other
+   ranks can read. A rank that saves a checkpoint reads it there, so the state outlives its owner.
+
+   On one node, each rank also sums the gradients of its slices over all ranks, in the order of ranks, in
+   the same pass after backward. Over several nodes (strategy_hybrid.c) buckets are all-reduced while
+   backward runs, so each node has all sums, and each node updates all parameters once. Nodes may have
+   different numbers of ranks.
+
+   If survivors are to go on without a rank (reduce/survival.h), each rank first copies what it is about to change to
+   memory that the node's other ranks reach. So they can undo an update in the middle of which a rank has died.
+
+   Ranks synchronise by a collective before a pass and after it: all gradients are complete before ranks
+   sum or update, and no rank uses parameters or gradients until all ranks have updated. */
+#pragma once
 
 #include "reduce/strategy.h"
 #include "reduce/unit.h"
@@ -46,5 +43,3 @@ double ddp_node_strategy_update(struct ddp_model *model, const ddp_update *updat
 /* How all ranks of the world, not the node's, share out the units: squares are summed in the
    pieces of that. */
 const ddp_units *ddp_node_strategy_world(const struct ddp_model *model);
-
-#endif

@@ -1,28 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * powersgd: matrices of gradients as products of two of low rank (Vogels, Karimireddy and Jaggi, "PowerSGD: Practical
- * Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019). With M = sum of all ranks' matrices
- * [rows, columns] and an orthonormal right [rank, columns] of the step before:
- *
- *   left  = right M^T    [rank, rows], all-reduced, then made orthonormal;
- *   right = left M       [rank, columns], all-reduced;
- *   M is taken to be left^T right.
- *
- * Both factors are stored with their long side in a row. A bucket's matrices travel as these two factors, and what
- * that leaves out is kept on each rank and added to its gradients of the next step. The
- * left factors go when the bucket is complete, with what is not compressed; the right
- * ones, when these are back: in a lane of their own, as that is not at the same time on
- * all ranks. What a step learns counts only once its gradients have updated parameters,
- * so a step may be forgotten.
- *
- * Only the sum of what ranks keep matters to the steps to come. So a checkpoint, which
- * may be resumed by another number of ranks, has that sum; and rank 0 then has it for all,
- * after saving as after loading: so both go on to the same bits.
- *
- * On a device all of that is enqueued, and no factor comes to the host. There the right
- * factors are sent behind the backward pass: the program's queue would wait for the left ones,
- * and hold up what backward has still to do.
- */
+/* powersgd: matrices of gradients as products of two of low rank (Vogels, Karimireddy and Jaggi, "PowerSGD: Practical
+   Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019). With M = sum of all ranks' matrices
+   [rows, columns] and an orthonormal right [rank, columns] of the step before:
+
+     left  = right M^T    [rank, rows], all-reduced, then made orthonormal;
+     right = left M       [rank, columns], all-reduced;
+     M is taken to be left^T right.
+
+   Both factors are stored with their long side in a row. A bucket's matrices travel as these two factors, and what
+   that leaves out is kept on each rank and added to its gradients of the next step. The
+   left factors go when the bucket is complete, with what is not compressed; the right
+   ones, when these are back: in a lane of their own, as that is not at the same time on
+   all ranks. What a step learns counts only once its gradients have updated parameters,
+   so a step may be forgotten.
+
+   Only the sum of what ranks keep matters to the steps to come. So a checkpoint, which
+   may be resumed by another number of ranks, has that sum; and rank 0 then has it for all,
+   after saving as after loading: so both go on to the same bits.
+
+   On a device all of that is enqueued, and no factor comes to the host. There the right
+   factors are sent behind the backward pass: the program's queue would wait for the left ones,
+   and hold up what backward has still to do. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensors: a model as the list of named tensors that a checkpoint holds. */
-#ifndef DDP_REDUCE_TENSORS_H
-#define DDP_REDUCE_TENSORS_H
+#pragma once
 
 #include "ddp.h"
 #include "optim/optim.h"
@@ -54,5 +53,3 @@ ddp_status ddp_model_store(ddp_model *model, const ddp_tensors *tensors, int i, 
 
 /* A checkpoint without the strategy's own tensors is loaded: leaves them out of the list. */
 void ddp_model_forget_extras(ddp_model *model, ddp_tensors *tensors);
-
-#endif

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * unit: a slice of the arenas that is owned, updated and saved as one. Units are cut once, when the
- * model is made, at the borders of its first buckets or of these buckets' grains, and wherever a unit
- * would be larger than 4 MiB. Each rank owns a slice of each unit, so all ranks have the same amount of
- * work in each bucket. What a rank keeps for its slices, such as the optimizer's state, lies one behind
- * the other in the order of the arenas. So an element has two offsets: one in the arenas and one in its
- * owner's memory.
- */
-#ifndef DDP_REDUCE_UNIT_H
-#define DDP_REDUCE_UNIT_H
+/* unit: a slice of the arenas that is owned, updated and saved as one. Units are cut once, when the
+   model is made, at the borders of its first buckets or of these buckets' grains, and wherever a unit
+   would be larger than 4 MiB. Each rank owns a slice of each unit, so all ranks have the same amount of
+   work in each bucket. What a rank keeps for its slices, such as the optimizer's state, lies one behind
+   the other in the order of the arenas. So an element has two offsets: one in the arenas and one in its
+   owner's memory. */
+#pragma once
 
 #include "reduce/bucket.h"
 #include "reduce/place.h"
@@ -58,5 +55,3 @@ int ddp_unit_at(const ddp_units *units, int64_t offset);
    it keeps them, in memory of the place. */
 ddp_status ddp_units_store(const ddp_units *units, const ddp_place *place, float *kept, int64_t first,
                            const float *values, int64_t count);
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Loading a model with all its ranks. Only rank 0 touches the file system, so a directory
- * on its node's own disk serves as well as a shared one, and thousands of ranks make one
- * reader: the others get the tensors by broadcast. A file is verified before the first
- * byte of the model changes.
- */
+/* Loading a model with all its ranks. Only rank 0 touches the file system, so a directory
+   on its node's own disk serves as well as a shared one, and thousands of ranks make one
+   reader: the others get the tensors by broadcast. A file is verified before the first
+   byte of the model changes. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

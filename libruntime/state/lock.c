@@ -230,11 +230,9 @@ static void remove_left_overs(const char *dir, const ddp_store_writer *writer, b
 
 /* ---- the lock's file ------------------------------------------------------------- */
 
-/*
- * The lock is a POSIX record lock of a hidden file. It works on NFS, too. The kernel releases it when the process dies,
- * and children do not inherit it. A process releases all its locks of a file when it closes any descriptor of that
- * file, so a process has only one descriptor.
- */
+/* The lock is a POSIX record lock of a hidden file. It works on NFS, too. The kernel releases it when the process dies,
+   and children do not inherit it. A process releases all its locks of a file when it closes any descriptor of that
+   file, so a process has only one descriptor. */
 struct ddp_store_lock {
 	dev_t device; /* of the file */
 	ino_t inode;
@@ -316,10 +314,8 @@ static ddp_status owned_by(const char *dir, const ddp_store_writer *owner)
 	                "directory of its own, or end that one", dir, owner->name);
 }
 
-/*
- * Puts a new file in the place of the one that an earlier start still has locked, so that this start's lock keeps
- * other jobs out. *fd is -1: another process did the same at this moment.
- */
+/* Puts a new file in the place of the one that an earlier start still has locked, so that this start's lock keeps
+   other jobs out. *fd is -1: another process did the same at this moment. */
 static ddp_status replace_file(const char *dir, const char *path, const ddp_store_writer *writer, int *fd)
 {
 	char *made = path_of(dir, new_lock, writer);

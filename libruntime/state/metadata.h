@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * metadata: the values that a checkpoint holds besides tensors, as a file's metadata. All keys
- * except "format" begin with "ddp.".
- */
-#ifndef DDP_STATE_METADATA_H
-#define DDP_STATE_METADATA_H
+/* metadata: the values that a checkpoint holds besides tensors, as a file's metadata. All keys
+   except "format" begin with "ddp.". */
+#pragma once
 
 #include "data/loader.h"
 #include "reduce/hypers.h"
@@ -36,5 +33,3 @@ void ddp_metadata_write(const ddp_position *position, int world_size, ddp_metada
 /* DDP_ERR_FORMAT names what is missing or wrong. Files of older versions have no
    hyperparameters. */
 ddp_status ddp_metadata_read(const ddp_safetensors *file, ddp_position *position);
-
-#endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Loading parameters alone, of a checkpoint or of another program's file: to fine-tune them, or a
- * part of them. Nothing else of the model changes.
- */
+/* Loading parameters alone, of a checkpoint or of another program's file: to fine-tune them, or a
+   part of them. Nothing else of the model changes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* room: memory for a copy of a model, which a thread of its own may fill with pages. */
-#ifndef DDP_STATE_ROOM_H
-#define DDP_STATE_ROOM_H
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -25,5 +24,3 @@ bool ddp_room_take(ddp_room *room, int64_t elements);
 void ddp_room_fill(ddp_room *room);
 
 void ddp_room_free(ddp_room *room);
-
-#endif

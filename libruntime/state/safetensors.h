@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * safetensors: the file format, and nothing else.
- *
- *   8 bytes   length N of the header, little-endian
- *   N bytes   JSON: {"name": {"dtype", "shape", "data_offsets": [begin, end]},
- *             ..., "__metadata__": {"key": "text", ...}}, padded with blanks
- *   the rest  the tensors' bytes, little-endian, row-major, without gaps
- *
- * Files written here carry checksums (CRC-32C, 8 hex digits) as metadata:
- * "crc32c" of the header, computed with zeros in that place, and "crc32c.NAME"
- * of each tensor. Files without them are read, too.
- *
- * Nothing in a file is trusted: every error names the file and the tensor.
- */
-#ifndef DDP_STATE_SAFETENSORS_H
-#define DDP_STATE_SAFETENSORS_H
+/* safetensors: the file format, and nothing else.
+
+     8 bytes   length N of the header, little-endian
+     N bytes   JSON: {"name": {"dtype", "shape", "data_offsets": [begin, end]},
+               ..., "__metadata__": {"key": "text", ...}}, padded with blanks
+     the rest  the tensors' bytes, little-endian, row-major, without gaps
+
+   Files written here carry checksums (CRC-32C, 8 hex digits) as metadata:
+   "crc32c" of the header, computed with zeros in that place, and "crc32c.NAME"
+   of each tensor. Files without them are read, too.
+
+   Nothing in a file is trusted: every error names the file and the tensor. */
+#pragma once
 
 #include <jansson.h>
 
@@ -62,5 +59,3 @@ ddp_status ddp_safetensors_read_part(const ddp_safetensors *file, const ddp_safe
                                      int64_t from, size_t bytes, void *data, uint32_t *sum);
 /* Reads everything, checks the checksums and keeps nothing. */
 ddp_status ddp_safetensors_verify(const ddp_safetensors *file);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* safetensors_write: writes the file format that state/safetensors.h describes. */
-#ifndef DDP_STATE_SAFETENSORS_WRITE_H
-#define DDP_STATE_SAFETENSORS_WRITE_H
+#pragma once
 
 #include "state/safetensors.h"
 
@@ -23,5 +22,3 @@ typedef struct ddp_safetensors_pair {
 ddp_status ddp_safetensors_write(const char *path, int fd,
                                  const ddp_safetensors_tensor *tensors, int count,
                                  const ddp_safetensors_pair *metadata, int pairs);
-
-#endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Saving a model with all its ranks, of which rank 0 writes: at once, or, from a copy, in a
- * thread of its own while training goes on.
- */
+/* Saving a model with all its ranks, of which rank 0 writes: at once, or, from a copy, in a
+   thread of its own while training goes on. */
 #include "state/save.h"
 
 #include <errno.h>

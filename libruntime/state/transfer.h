@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * transfer: loads tensors of a file into a model on all its ranks. Rank 0 reads the tensors and
- * broadcasts them to the other ranks, one chunk after the other.
- */
-#ifndef DDP_STATE_TRANSFER_H
-#define DDP_STATE_TRANSFER_H
+/* transfer: loads tensors of a file into a model on all its ranks. Rank 0 reads the tensors and
+   broadcasts them to the other ranks, one chunk after the other. */
+#pragma once
 
 #include "context.h"
 #include "reduce/tensors.h"
@@ -49,5 +46,3 @@ ddp_status ddp_transfer_check_values(const ddp_safetensors *file, const ddp_safe
 
 /* Loads the taken tensors on all ranks. After an error the model is partly loaded. Collective. */
 ddp_status ddp_transfer_run(ddp_transfer *transfer);
-
-#endif

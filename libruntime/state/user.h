@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * user: the program's own state on each rank. Checkpoints hold it as tensors of bytes,
- * "ddp.user.RANK".
- */
-#ifndef DDP_STATE_USER_H
-#define DDP_STATE_USER_H
+/* user: the program's own state on each rank. Checkpoints hold it as tensors of bytes,
+   "ddp.user.RANK". */
+#pragma once
 
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
@@ -39,5 +36,3 @@ void ddp_users_free(ddp_users *users);
 
 /* Whether a tensor of a file is such a state. */
 bool ddp_users_is_name(const char *name);
-
-#endif

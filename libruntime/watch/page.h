@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* page: where a context's struct ddp_progress lies. A function's `page` is that slot. */
-#ifndef DDP_WATCH_PAGE_H
-#define DDP_WATCH_PAGE_H
+#pragma once
 
 #include "ddp.h"
 #include "watch/progress.h"
 #include "watch/recorder.h"
 
-/*
- * Maps the rank's page of the plugin's memfd (DDP_PROGRESS_FD) and takes a slot of it. Where there is no such
- * page, or no slot is free, the slot is private memory. It is empty. NULL: no memory. *recorder (or NULL) becomes the
- * slot's ring, which the caller unmaps; a private slot has none.
- */
+/* Maps the rank's page of the plugin's memfd (DDP_PROGRESS_FD) and takes a slot of it. Where there is no such
+   page, or no slot is free, the slot is private memory. It is empty. NULL: no memory. *recorder (or NULL) becomes the
+   slot's ring, which the caller unmaps; a private slot has none. */
 struct ddp_progress *ddp_page_map(const ddp_job *job, ddp_recorder *recorder);
 /* The same for nccl_plugins/profiler/watch: NULL also if there is no memfd, or a context of libddp has a slot. */
 struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *recorder);
@@ -19,10 +16,8 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *rec
 void ddp_page_close(struct ddp_progress *page);
 void ddp_page_unmap(struct ddp_progress *page); /* NULL is allowed */
 
-/*
- * What the rank waits for. Several communicators of a process may write at
- * once: what came last stays. In each, `page` may be NULL.
- */
+/* What the rank waits for. Several communicators of a process may write at
+   once: what came last stays. In each, `page` may be NULL. */
 /* A collective of all ranks begins, at a time of ddp_coarse_ns(). Costs some nanoseconds. */
 void ddp_page_collective(struct ddp_progress *page, uint64_t number, uint64_t now_ns);
 /* `text` lasts, since start_ns (0: since the collective began); `number` is
@@ -50,5 +45,3 @@ void ddp_page_error(struct ddp_progress *page, ddp_status status, enum ddp_error
 void ddp_page_pass_error(struct ddp_progress *page);
 /* The rank goes on after any error up to this state. */
 void ddp_page_forget_error(struct ddp_progress *page, enum ddp_error_state up_to);
-
-#endif

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The page in which a rank says what it is doing. A page has slots, and each context of the process
- * (ddp_init()) writes one of its own; a program with one context writes the first, and slurm_ddp of Python
- * the last that is free. Readers make one description of all slots (spank/wire/slots.h). The SPANK plugin makes one
- * per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
- * reads it for the failure report; ddp-status reads it while the task runs.
- * The reader may be root and trusts nothing here: it copies the page once,
- * checks the magic and bounds every field. Without the plugin the page is
- * private memory.
- */
-#ifndef DDP_WATCH_PROGRESS_H
-#define DDP_WATCH_PROGRESS_H
+/* The page in which a rank says what it is doing. A page has slots, and each context of the process
+   (ddp_init()) writes one of its own; a program with one context writes the first, and slurm_ddp of Python
+   the last that is free. Readers make one description of all slots (spank/wire/slots.h). The SPANK plugin makes one
+   per task (a memfd that the task inherits; DDP_PROGRESS_FD names it) and
+   reads it for the failure report; ddp-status reads it while the task runs.
+   The reader may be root and trusts nothing here: it copies the page once,
+   checks the magic and bounds every field. Without the plugin the page is
+   private memory. */
+#pragma once
 
 #include <stdint.h>
 
@@ -76,10 +73,8 @@ struct ddp_progress {
 #define DDP_PROGRESS_WITHOUT "go on without node "
 #define DDP_PROGRESS_FROM " from the last checkpoint"
 
-/*
- * The last page of the plugin's file is the node's own: the plugin tells ddp-status there what concerns all ranks of
- * the node. A file of an older plugin lacks it.
- */
+/* The last page of the plugin's file is the node's own: the plugin tells ddp-status there what concerns all ranks of
+   the node. A file of an older plugin lacks it. */
 #define DDP_PROGRESS_SPARES_BYTES 1024
 #define DDP_PROGRESS_HOST_BYTES 256
 #define DDP_PROGRESS_KEY_BYTES 68
@@ -137,5 +132,3 @@ enum ddp_waiting {
 	DDP_WAITING_COLLECTIVE, /* `collective` */
 	DDP_WAITING_OTHER       /* the wire-up, an operation of a group, a message */
 };
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The flight recorder's memory: a ring of the last operations for each slot of a rank's progress page. It lies in the
- * same memory file as the pages (watch/progress.h), so that it outlives the rank. Behind all tasks' pages the file
- * has an area for each task, and its last page, the node's own, says for how many. A file of an older plugin does not
- * say it, and then nothing is recorded.
- *
- * The SPANK plugin makes the file. libddp, the profiler plugin of NCCL's and slurm_ddp write the rings. The plugin
- * and ddp-status read them and trust nothing there: spank/witness/rings.h.
- */
-#ifndef DDP_WATCH_RECORD_H
-#define DDP_WATCH_RECORD_H
+/* The flight recorder's memory: a ring of the last operations for each slot of a rank's progress page. It lies in the
+   same memory file as the pages (watch/progress.h), so that it outlives the rank. Behind all tasks' pages the file
+   has an area for each task, and its last page, the node's own, says for how many. A file of an older plugin does not
+   say it, and then nothing is recorded.
+
+   The SPANK plugin makes the file. libddp, the profiler plugin of NCCL's and slurm_ddp write the rings. The plugin
+   and ddp-status read them and trust nothing there: spank/witness/rings.h. */
+#pragma once
 
 #include <stdint.h>
 
@@ -55,11 +52,9 @@ enum ddp_record_flags {
 	DDP_RECORD_DEVICE = 2   /* the buffers lie in a device's memory */
 };
 
-/*
- * An operation. Its writer clears `sequence`, writes the other fields, and then writes `sequence` with release. Later
- * it writes `state` and `end_ns`. A reader takes only entries that are the same in two copies, or have ended in
- * between.
- */
+/* An operation. Its writer clears `sequence`, writes the other fields, and then writes `sequence` with release. Later
+   it writes `state` and `end_ns`. A reader takes only entries that are the same in two copies, or have ended in
+   between. */
 struct ddp_record_entry {
 	uint64_t sequence; /* from 1; it lies at sequence % DDP_RECORD_ENTRIES. 0: empty, or under way to be written */
 	uint64_t number;   /* of a collective in its group and lane, from 1; 0: a message */
@@ -79,5 +74,3 @@ struct ddp_record_entry {
 	char name[24];     /* terminated: of a kind, or "kind type", that has no number */
 	char where[40];    /* terminated: the program's line, such as "train.py:88"; "": not known */
 };
-
-#endif

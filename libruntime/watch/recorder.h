@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* recorder: writes the flight recorder's ring (watch/record.h) of a slot. Any thread; nothing here fails. */
-#ifndef DDP_WATCH_RECORDER_H
-#define DDP_WATCH_RECORDER_H
+#pragma once
 
 #include <stddef.h>
 
@@ -83,5 +82,3 @@ static inline void ddp_record_end(ddp_recorded recorded, int state, uint64_t now
 	DDP_RECORD_SET(e->state, (uint8_t)state);
 	DDP_RECORD_SET(e->end_ns, now_ns);
 }
-
-#endif

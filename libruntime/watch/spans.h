@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spans: time ranges of communication, which may overlap. */
-#ifndef DDP_WATCH_SPANS_H
-#define DDP_WATCH_SPANS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,5 +14,3 @@ double ddp_spans_union(ddp_span *spans, size_t count);
 
 /* 1 - exposed / communication, within 0 .. 1; 1 if there was none. */
 double ddp_overlap_ratio(double exposed_seconds, double communication_seconds);
-
-#endif

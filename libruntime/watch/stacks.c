@@ -30,12 +30,10 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int file = -1;
 static atomic_bool busy; /* a thread writes its stack */
 
-/*
- * The handler may interrupt a thread that holds any lock of the C library's, so it takes none that is not recursive.
- * backtrace_symbols_fd() takes the dynamic linker's, which is: a thread that holds it goes on, and another thread
- * waits until dlopen() has returned there. The thread in dlopen() does not wait for long for the waiting one, see
- * on_signal().
- */
+/* The handler may interrupt a thread that holds any lock of the C library's, so it takes none that is not recursive.
+   backtrace_symbols_fd() takes the dynamic linker's, which is: a thread that holds it goes on, and another thread
+   waits until dlopen() has returned there. The thread in dlopen() does not wait for long for the waiting one, see
+   on_signal(). */
 
 static void put(const char *text)
 {

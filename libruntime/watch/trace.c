@@ -368,10 +368,8 @@ static void trace_free(ddp_trace *trace)
 	free(trace);
 }
 
-/*
- * A process of an earlier start may be on a node without power, whose lock a file server keeps for minutes, or it may
- * be stopped. That process keeps its file, under another name.
- */
+/* A process of an earlier start may be on a node without power, whose lock a file server keeps for minutes, or it may
+   be stopped. That process keeps its file, under another name. */
 static ddp_status take_over(ddp_trace *trace)
 {
 	DIR *stream = open_folder(trace);

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * trace: a Chrome trace (JSON array of events) that chrome://tracing and
- * Perfetto open. One file per rank, rank-N.json; the rank is the process, and has
- * rows for compute, data, optimizer, communication and, if there is one, what its device does. Times are of
- * the host's real-time clock, so that ranks' files can be shown together. The
- * file is always a prefix of whole events: after a kill only the closing
- * bracket is missing, which the format allows.
- *
- * A run that begins with step 1 begins new files: what an earlier run left is kept as
- * rank-N.json.1, .2, ..., also of ranks that this run has not. A resumed run goes on with its
- * files. The first step shows whether a run is new or resumed: until then nothing is written. A restarted step
- * and a requeued job go on with the files, too, also if they begin with step 1. If a process of the
- * earlier start still has its file locked, that file gets such a name, and a new one begins.
- */
-#ifndef DDP_WATCH_TRACE_H
-#define DDP_WATCH_TRACE_H
+/* trace: a Chrome trace (JSON array of events) that chrome://tracing and
+   Perfetto open. One file per rank, rank-N.json; the rank is the process, and has
+   rows for compute, data, optimizer, communication and, if there is one, what its device does. Times are of
+   the host's real-time clock, so that ranks' files can be shown together. The
+   file is always a prefix of whole events: after a kill only the closing
+   bracket is missing, which the format allows.
+
+   A run that begins with step 1 begins new files: what an earlier run left is kept as
+   rank-N.json.1, .2, ..., also of ranks that this run has not. A resumed run goes on with its
+   files. The first step shows whether a run is new or resumed: until then nothing is written. A restarted step
+   and a requeued job go on with the files, too, also if they begin with step 1. If a process of the
+   earlier start still has its file locked, that file gets such a name, and a new one begins. */
+#pragma once
 
 #include <jansson.h>
 
@@ -42,5 +39,3 @@ void ddp_trace_communication(ddp_trace *trace, const char *name, int64_t step,
                              int64_t bytes, uint64_t start_ns, uint64_t end_ns);
 /* Writes the buffered events to the file if there are many, or old ones. */
 void ddp_trace_flush(ddp_trace *trace);
-
-#endif

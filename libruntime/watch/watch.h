@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * watch: what this rank does and how long it takes. It keeps the progress
- * page that outlives the process, times the phases, and feeds the trace and
- * the metrics. One thread at a time. Nothing here fails a training: after a
- * write error the file in question ends, and the log says so once.
- */
-#ifndef DDP_WATCH_WATCH_H
-#define DDP_WATCH_WATCH_H
+/* watch: what this rank does and how long it takes. It keeps the progress
+   page that outlives the process, times the phases, and feeds the trace and
+   the metrics. One thread at a time. Nothing here fails a training: after a
+   write error the file in question ends, and the log says so once. */
+#pragma once
 
 #include "ddp.h"
 
@@ -58,5 +55,3 @@ void ddp_watch_error(ddp_watch *watch, ddp_status status);
 void ddp_watch_go_on(ddp_watch *watch);
 
 const char *ddp_phase_name(ddp_phase phase); /* "backward"; never NULL */
-
-#endif

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * acceptor: accepts the connections of a listener, and returns those that have proven the step's key.
- * Any process may connect, so connections without a proof cost little and are few: if there are too
- * many, the oldest one is dropped at once. The oldest one has had the most time for its proof, so a
- * peer that answers the challenge gets through however many processes connect. A peer whose connection
- * is dropped nevertheless connects again.
- *
- *   acceptor -> peer       challenge (auth.h)
- *   peer     -> acceptor   hello
- *   acceptor -> peer       verdict
- */
-#ifndef DDP_WIREUP_ACCEPTOR_H
-#define DDP_WIREUP_ACCEPTOR_H
+/* acceptor: accepts the connections of a listener, and returns those that have proven the step's key.
+   Any process may connect, so connections without a proof cost little and are few: if there are too
+   many, the oldest one is dropped at once. The oldest one has had the most time for its proof, so a
+   peer that answers the challenge gets through however many processes connect. A peer whose connection
+   is dropped nevertheless connects again.
+
+     acceptor -> peer       challenge (auth.h)
+     peer     -> acceptor   hello
+     acceptor -> peer       verdict */
+#pragma once
 
 #include "base/log.h"
 #include "wireup/auth.h"
@@ -49,5 +46,3 @@ ddp_status ddp_acceptor_open(ddp_acceptor *acceptor);
 ddp_status ddp_acceptor_next(ddp_acceptor *acceptor, int *fd, ddp_hello *hello);
 /* Drops all peers that were not given out. May be called more than once. */
 void ddp_acceptor_close(ddp_acceptor *acceptor);
-
-#endif

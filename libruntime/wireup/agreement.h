@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* agreement: compares what each rank knows of the job. */
-#ifndef DDP_WIREUP_AGREEMENT_H
-#define DDP_WIREUP_AGREEMENT_H
+#pragma once
 
 #include "wireup/wireup.h"
 
-/*
- * Exchanges the ranks' identities, checks that ranks are dense and sizes and
- * node ranks agree everywhere (DDP_ERR_JOB, naming both sides), and fills in
- * what was DDP_UNKNOWN: ranks with the same node form a node, and nodes count
- * in the order of their lowest rank. Every rank comes to the same verdict.
- */
+/* Exchanges the ranks' identities, checks that ranks are dense and sizes and
+   node ranks agree everywhere (DDP_ERR_JOB, naming both sides), and fills in
+   what was DDP_UNKNOWN: ranks with the same node form a node, and nodes count
+   in the order of their lowest rank. Every rank comes to the same verdict. */
 ddp_status ddp_agree(ddp_wireup *wireup, ddp_job *job, uint64_t deadline_ns);
 
 /* One rank's belief; what ddp_agree() computes with, for tests. */
@@ -23,5 +20,3 @@ typedef struct ddp_belief {
 
 /* Completes and checks beliefs[0 .. count - 1], in the order of ranks. */
 ddp_status ddp_beliefs_agree(ddp_belief *beliefs, int count);
-
-#endif

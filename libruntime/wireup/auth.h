@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * auth: each end of a connection proves that it holds the step's key, by
- * HMAC-SHA256 over the other's nonce, before either parses what the other
- * sent. Messages are of fixed size:
- *
- *   rank 0 -> rank r   challenge: magic, nonce
- *   rank r -> rank 0   hello:     nonce, ends, rank, world size, host name, proof
- *   rank 0 -> rank r   verdict:   host name, proof; all zero, or all ones: not accepted
- *
- * A proof holds for one connection: rank 0 accepts a hello only if the connection has the addresses and
- * ports that the hello names, and the verdict's proof covers the hello's proof. So a process that passes
- * the messages of two ranks on, without the key, is refused.
- * The handshake keeps other processes out. It does not encrypt, and it does not protect later messages
- * against an attacker who can change packets.
- */
-#ifndef DDP_WIREUP_AUTH_H
-#define DDP_WIREUP_AUTH_H
+/* auth: each end of a connection proves that it holds the step's key, by
+   HMAC-SHA256 over the other's nonce, before either parses what the other
+   sent. Messages are of fixed size:
+
+     rank 0 -> rank r   challenge: magic, nonce
+     rank r -> rank 0   hello:     nonce, ends, rank, world size, host name, proof
+     rank 0 -> rank r   verdict:   host name, proof; all zero, or all ones: not accepted
+
+   A proof holds for one connection: rank 0 accepts a hello only if the connection has the addresses and
+   ports that the hello names, and the verdict's proof covers the hello's proof. So a process that passes
+   the messages of two ranks on, without the key, is refused.
+   The handshake keeps other processes out. It does not encrypt, and it does not protect later messages
+   against an attacker who can change packets. */
+#pragma once
 
 #include "job/job.h"
 
@@ -78,5 +75,3 @@ void ddp_verdict_refuse_ends(ddp_verdict *verdict);
 bool ddp_verdict_is_about_ends(const ddp_verdict *verdict);
 ddp_status ddp_verdict_check(const ddp_key *key, const ddp_hello *hello,
                              const ddp_verdict *verdict);
-
-#endif

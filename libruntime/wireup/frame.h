@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * frame: the messages between ranks that have proven the step's key to each
- * other. A frame is kind, sequence number of the exchange, payload size
- * (little-endian u32, u32, u64), then the payload:
- *
- *   BLOB   rank r's blob                                          r -> 0
- *   ALL    count, then `count` sizes (u32 each), then the blobs    0 -> r
- *   ERROR  status (u32), then the sentence; if it is about a rank, a
- *          terminator and that rank (u32) follow                   0 -> r
- *
- * The bytes are not trusted: kinds and sizes are checked before memory is allocated, and memory grows
- * with the bytes that have arrived, not with the announced size.
- */
-#ifndef DDP_WIREUP_FRAME_H
-#define DDP_WIREUP_FRAME_H
+/* frame: the messages between ranks that have proven the step's key to each
+   other. A frame is kind, sequence number of the exchange, payload size
+   (little-endian u32, u32, u64), then the payload:
+
+     BLOB   rank r's blob                                          r -> 0
+     ALL    count, then `count` sizes (u32 each), then the blobs    0 -> r
+     ERROR  status (u32), then the sentence; if it is about a rank, a
+            terminator and that rank (u32) follow                   0 -> r
+
+   The bytes are not trusted: kinds and sizes are checked before memory is allocated, and memory grows
+   with the bytes that have arrived, not with the announced size. */
+#pragma once
 
 #include "ddp.h"
 #include "wireup/wireup.h"
@@ -54,5 +51,3 @@ size_t ddp_frame_pack_error(uint32_t sequence, ddp_status status,
                             unsigned char frame[DDP_FRAME_ERROR_MAX]);
 /* Makes the error that the peer sent this thread's own. */
 ddp_status ddp_frame_raise_error(const unsigned char *payload, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* open: the kinds of wire-up, from which ddp_wireup_open() chooses. */
-#ifndef DDP_WIREUP_OPEN_H
-#define DDP_WIREUP_OPEN_H
+#pragma once
 
 #include "wireup/wireup.h"
 
@@ -16,5 +15,3 @@ ddp_status ddp_local_open(const ddp_job *job, const ddp_key *key, uint64_t deadl
 
 /* `job` may count ranks in another order than PMIx does. */
 ddp_status ddp_pmix_open(const ddp_job *job, ddp_wireup **wireup);
-
-#endif

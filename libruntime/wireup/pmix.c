@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Wire-up through the step's PMIx server: one blob per rank and exchange, committed and collected by one fence. A
- * fence's own timeout may be ignored by the server (Slurm's is), so the fence runs aside and the wait for it is ours.
- */
+/* Wire-up through the step's PMIx server: one blob per rank and exchange, committed and collected by one fence. A
+   fence's own timeout may be ignored by the server (Slurm's is), so the fence runs aside and the wait for it is
+   ours. */
 #include "wireup/open.h"
 
 #include "base/error.h"
@@ -205,11 +204,9 @@ static void name_missing(const struct pmix_wireup *wireup, char *text, size_t by
 	free(came);
 }
 
-/*
- * Says what else may be wrong with a fence. A slurmstepd that forks the tasks of another user runs as that user
- * meanwhile. It then refuses the connection of another node's slurmstepd, because it looks at who sent the message,
- * and expects root.
- */
+/* Says what else may be wrong with a fence. A slurmstepd that forks the tasks of another user runs as that user
+   meanwhile. It then refuses the connection of another node's slurmstepd, because it looks at who sent the message,
+   and expects root. */
 static const char *slurms_part(const struct pmix_wireup *wireup)
 {
 	const ddp_job *job = wireup->base.job;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* socket: the rendezvous of ranks over a network, and input and output that end at a
    deadline. All sockets are non-blocking and closed on exec. */
-#ifndef DDP_WIREUP_SOCKET_H
-#define DDP_WIREUP_SOCKET_H
+#pragma once
 
 #include <sys/socket.h>
 
@@ -34,11 +33,9 @@ typedef struct ddp_rendezvous {
    port that is free; `where` then names that port. */
 ddp_status ddp_rendezvous_listen(const ddp_job *job, ddp_rendezvous *rendezvous, int *fd);
 
-/*
- * Begins to connect to port `index` of one of the addresses, without waiting. *error: 0: *fd is
- * connected; EINPROGRESS: poll() tells POLLOUT once ddp_rendezvous_connected() knows more;
- * otherwise why not (*fd is -1). Returns an error where no other try can succeed.
- */
+/* Begins to connect to port `index` of one of the addresses, without waiting. *error: 0: *fd is
+   connected; EINPROGRESS: poll() tells POLLOUT once ddp_rendezvous_connected() knows more;
+   otherwise why not (*fd is -1). Returns an error where no other try can succeed. */
 ddp_status ddp_rendezvous_connect(const ddp_rendezvous *rendezvous, int index, int address, int *fd, int *error);
 /* 0, or the errno of what failed. */
 int ddp_rendezvous_connected(int fd);
@@ -81,5 +78,3 @@ ddp_status ddp_socket_read_some(int fd, void *to, size_t bytes, uint64_t deadlin
 
 /* "10.0.0.2:4242", or "a local process". */
 const char *ddp_socket_peer(int fd, char *text, size_t bytes);
-
-#endif

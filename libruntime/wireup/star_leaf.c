@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A leaf's side: its search for rank 0, and the exchange with it. Rank 0 may start later than the leaf, and is searched
- * at several ports at once. In each round the leaf connects to the ports that it is not connected to. If a challenge
- * comes, the leaf goes on with the handshake. Other programs that listen at such a port may send nothing, send other
- * bytes, close the connection, or drop packets.
- */
+/* A leaf's side: its search for rank 0, and the exchange with it. Rank 0 may start later than the leaf, and is searched
+   at several ports at once. In each round the leaf connects to the ports that it is not connected to. If a challenge
+   comes, the leaf goes on with the handshake. Other programs that listen at such a port may send nothing, send other
+   bytes, close the connection, or drop packets. */
 #include "wireup/star.h"
 
 #include <errno.h>

@@ -67,10 +67,8 @@ static ddp_status check_preferred(const ddp_job *job, const char *preferred)
 	return DDP_OK;
 }
 
-/*
- * Whether the PMIx server's processes are the job's ranks. They are not where
- * it started one torchrun per node, whose children are the ranks.
- */
+/* Whether the PMIx server's processes are the job's ranks. They are not where
+   it started one torchrun per node, whose children are the ranks. */
 static ddp_status pmix_has_all(const ddp_job *job, bool *all)
 {
 	ddp_job seen = { 0 };

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * wireup: each rank sends one blob to all other ranks. Before that, a rank only knows its own identity.
- * The wire-up is used at the start only; the communicator then has its own connections.
- */
-#ifndef DDP_WIREUP_WIREUP_H
-#define DDP_WIREUP_WIREUP_H
+/* wireup: each rank sends one blob to all other ranks. Before that, a rank only knows its own identity.
+   The wire-up is used at the start only; the communicator then has its own connections. */
+#pragma once
 
 #include <stdlib.h>
 
@@ -15,12 +12,10 @@ typedef struct ddp_wireup ddp_wireup;
 
 typedef struct ddp_wireup_ops {
 	const char *name; /* "pmix", "tcp", "store", "file", "self" */
-	/*
-	 * Gathers every rank's blob on every rank: blobs[r] (malloc'd, owned by
-	 * the caller) of sizes[r] bytes. Collective, in the same order on all
-	 * ranks; returns after the deadline with an error that names the ranks
-	 * that did not come.
-	 */
+	/* Gathers every rank's blob on every rank: blobs[r] (malloc'd, owned by
+	   the caller) of sizes[r] bytes. Collective, in the same order on all
+	   ranks; returns after the deadline with an error that names the ranks
+	   that did not come. */
 	ddp_status (*exchange)(ddp_wireup *wireup, const void *blob, size_t bytes,
 	                       uint64_t deadline_ns, void **blobs, size_t *sizes);
 	/* All ranks have left their last exchange. NULL: that changes nothing. */
@@ -49,5 +44,3 @@ static inline void ddp_blobs_free(void **blobs, int count)
 		blobs[i] = NULL;
 	}
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers in messages are little-endian on every machine. */
-#ifndef SPANK_BYTES_H
-#define SPANK_BYTES_H
+#pragma once
 
 #include <stdint.h>
 
@@ -30,5 +29,3 @@ static inline uint64_t bytes_get64(const unsigned char bytes[8])
 {
 	return bytes_get32(bytes) | (uint64_t)bytes_get32(bytes + 4) << 32;
 }
-
-#endif

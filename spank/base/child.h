@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
- * them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
- * process. So a signal goes by a handle, where the kernel has handles. libc only.
- */
-#ifndef SPANK_CHILD_H
-#define SPANK_CHILD_H
+/* Processes of the plugin: their descriptors, name and owner, and children in whose process another thread may reap
+   them. slurmstepd waits for any child, the plugin's too. From then on the number of a child may belong to another
+   process. So a signal goes by a handle, where the kernel has handles. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -17,11 +14,9 @@
 /* Calls `visit` with each name in the folder that is a number. The folder may change meanwhile. */
 void proc_visit(const char *folder, void (*visit)(const char *number, void *about), void *about);
 
-/*
- * In a process that slurmstepd has forked, and that does not become a program: closes all pipes and stream sockets that
- * execve(2) would close. Their other ends wait for that. Files stay, and so do sockets of datagrams: slurmstepd's code
- * goes on to write its log to those numbers.
- */
+/* In a process that slurmstepd has forked, and that does not become a program: closes all pipes and stream sockets that
+   execve(2) would close. Their other ends wait for that. Files stay, and so do sockets of datagrams: slurmstepd's code
+   goes on to write its log to those numbers. */
 void proc_close_channels(void);
 
 /* Reads /proc/PID/status, as much as there is room for. "": it cannot be read. */
@@ -30,10 +25,9 @@ void proc_status(pid_t pid, char *text, size_t bytes);
 /* A mask of signals in that text, such as "SigCgt", for which the process has handlers: bit i is signal i + 1. */
 uint64_t proc_signals(const char *status, const char *name);
 
-/*
- * For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and
- * the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a slurmstepd finds this process.
- */
+/* For a process that was forked from slurmstepd and that goes on as one of the plugin's own. Gives it this name, and
+   the title that ps shows, in place of slurmstepd's, so that nobody who wants to end a slurmstepd finds this
+   process. */
 void title_take(const char *name);
 
 /* The user whose step it is, for processes of the plugin that slurmstepd forks and that work as the user. */
@@ -89,5 +83,3 @@ bool contained_sees_end(pid_t pid);
 
 /* Sends a signal to such a process, unless it has ended. */
 void contained_signal(pid_t pid, int number);
-
-#endif

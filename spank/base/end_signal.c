@@ -50,16 +50,14 @@ static void note_before(int i)
 	(void)sigaction(ends[i], &action, NULL);
 }
 
-/*
- * Up to SLURM 25.11 srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives
- * a signal to the main thread first, if that does not block the signal. A later srun has a handler, and no thread
- * that waits: this handler is called as before. A signal that srun has found ignored stays, too, as srun's thread may
- * be about to change that.
- *
- * timeout(1) and systemd send SIGCONT right behind SIGTERM. It would wake srun's thread, as the main thread has a
- * signal already, and that thread would take SIGTERM before the main thread runs. The kernel drops a SIGCONT that the
- * main thread does not block.
- */
+/* Up to SLURM 25.11 srun blocks its signals, and a thread of srun's waits for them and tells nobody. The kernel gives
+   a signal to the main thread first, if that does not block the signal. A later srun has a handler, and no thread
+   that waits: this handler is called as before. A signal that srun has found ignored stays, too, as srun's thread may
+   be about to change that.
+
+   timeout(1) and systemd send SIGCONT right behind SIGTERM. It would wake srun's thread, as the main thread has a
+   signal already, and that thread would take SIGTERM before the main thread runs. The kernel drops a SIGCONT that the
+   main thread does not block. */
 void end_signal_heed(void)
 {
 	struct sigaction action = { .sa_sigaction = note_signal, .sa_flags = SA_SIGINFO | SA_RESTART };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether somebody has sent this process a signal that ends it, although a thread of the program takes such signals. */
-#ifndef SPANK_BASE_END_SIGNAL_H
-#define SPANK_BASE_END_SIGNAL_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -14,5 +13,3 @@ bool end_signal_came(void);
 
 /* For exec(2): these signals end the process, and none is blocked. */
 void end_signal_default(void);
-
-#endif

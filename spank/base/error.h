@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One sentence about what went wrong, handed up by the pure core. */
-#ifndef SPANK_ERROR_H
-#define SPANK_ERROR_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -17,5 +16,3 @@ void make_printable(char *text);
    `return error_set(...)`. The text is cut, never overrun, and printable. */
 bool error_set(struct error *error, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
-
-#endif

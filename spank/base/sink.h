@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A text put together piece by piece in a buffer of fixed size: cut at its
    end, never overrun, always terminated. */
-#ifndef SPANK_SINK_H
-#define SPANK_SINK_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size);
    not fit. */
 char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_list arguments)
 	__attribute__((format(printf, 4, 0)));
-
-#endif

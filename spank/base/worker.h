@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A thread of the plugin's beside Slurm's own: it takes none of the process's
- * signals, and nobody waits for it longer than he says. libc only.
- */
-#ifndef SPANK_WORKER_H
-#define SPANK_WORKER_H
+/* A thread of the plugin's beside Slurm's own: it takes none of the process's
+   signals, and nobody waits for it longer than he says. libc only. */
+#pragma once
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -21,11 +18,7 @@ struct worker {
 /* Not movable from then on. False, with errno, if there can be no thread. */
 bool worker_start(struct worker *worker, void (*work)(void));
 
-/*
- * Waits until the work is done, and gives back what the thread holds. False if that
- * takes longer than `ms`: it goes on then, and so does all that it uses. To be called
- * again, or never more.
- */
+/* Waits until the work is done, and gives back what the thread holds. False if that
+   takes longer than `ms`: it goes on then, and so does all that it uses. To be called
+   again, or never more. */
 bool worker_join(struct worker *worker, int ms);
-
-#endif

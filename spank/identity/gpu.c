@@ -19,11 +19,9 @@ static uint32_t count_devices(const char *list)
 	return count;
 }
 
-/*
- * What tells how the GPUs are bound, such as "per_task:1"; NULL: they are not.
- * slurmstepd's own word comes first, since a step may ask for another binding
- * than the job whose variables it inherits.
- */
+/* What tells how the GPUs are bound, such as "per_task:1"; NULL: they are not.
+   slurmstepd's own word comes first, since a step may ask for another binding
+   than the job whose variables it inherits. */
 static const char *find_binding(char *const *environment)
 {
 	const char *resources = environment_get(environment, "SLURMD_TRES_BIND");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which GPUs a task sees, and whether that suits one task per GPU. Pure. */
-#ifndef SPANK_GPU_H
-#define SPANK_GPU_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,5 +28,3 @@ struct gpu_view gpu_view_of(char *const *environment, uint32_t local_rank, uint3
 /* A note or a mismatch comes with a sentence. */
 enum gpu_verdict gpu_judge(const struct gpu_view *view, uint32_t local_world_size, bool launcher,
                            struct error *sentence);
-
-#endif

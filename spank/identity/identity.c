@@ -187,10 +187,8 @@ static bool read_count(const struct step_facts *facts, const char *name, uint32_
 	return true;
 }
 
-/*
- * slurmstepd knows its own component of a heterogeneous step only; the ranks
- * of the whole step are in the environment that it made.
- */
+/* slurmstepd knows its own component of a heterogeneous step only; the ranks
+   of the whole step are in the environment that it made. */
 static bool read_whole_step(const struct step_facts *facts, struct identity *identity,
                             struct error *error)
 {
@@ -266,11 +264,9 @@ static bool take_if_in_step(void *user, const char *host)
 	return !leader->found && ++leader->tried < LEADER_TRIES_MAX;
 }
 
-/*
- * Rank 0 of a step over components is in the lowest of them. A heterogeneous
- * job names their nodes (PACK_GROUP is what older releases, and a plain srun,
- * call them); of a step made heterogeneous by ':' alone only the list is known.
- */
+/* Rank 0 of a step over components is in the lowest of them. A heterogeneous
+   job names their nodes (PACK_GROUP is what older releases, and a plain srun,
+   call them); of a step made heterogeneous by ':' alone only the list is known. */
 static bool find_leader(const struct step_facts *facts, const char *list,
                         struct identity *identity, struct error *error)
 {
@@ -366,11 +362,9 @@ static bool choose_port(const struct step_facts *facts, const struct settings *s
 	return true;
 }
 
-/*
- * Slurm 22.05 knows a restart count in the batch script's step alone; the steps
- * that srun starts from the script inherit the variable, which is set from the
- * first restart on.
- */
+/* Slurm 22.05 knows a restart count in the batch script's step alone; the steps
+   that srun starts from the script inherit the variable, which is set from the
+   first restart on. */
 static bool read_restarts(const struct step_facts *facts, struct identity *identity,
                           struct error *error)
 {

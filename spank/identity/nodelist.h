@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Slurm's node list grammar: items parted by commas; an item is text with any
- * number of bracketed ranges, such as a[1-3,7]b-[01-10]. The last bracket
- * counts fastest. Nothing is allocated, and counting and searching expand
- * nothing: a list of ten thousand nodes costs microseconds.
- */
-#ifndef SPANK_NODELIST_H
-#define SPANK_NODELIST_H
+/* Slurm's node list grammar: items parted by commas; an item is text with any
+   number of bracketed ranges, such as a[1-3,7]b-[01-10]. The last bracket
+   counts fastest. Nothing is allocated, and counting and searching expand
+   nothing: a list of ten thousand nodes costs microseconds. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +31,3 @@ bool nodelist_count(const char *list, uint32_t *count, struct error *error);
 
 /* Whether the list, which nodelist_count() has found good, names the host. */
 bool nodelist_has(const char *list, const char *host);
-
-#endif

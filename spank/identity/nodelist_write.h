@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes node lists as Slurm does, in a given order. Pure. */
-#ifndef SPANK_NODELIST_WRITE_H
-#define SPANK_NODELIST_WRITE_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,5 +10,3 @@
    which grows by one become a range: "n[0-2],n7,a". False if the text has no room for it. */
 bool nodelist_write(char *text, size_t bytes, uint32_t count,
                     const char *(*name)(const void *user, uint32_t index), const void *user);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* --ddp=check prints this for a task: a row of a table, or JSON. */
-#ifndef SPANK_CHECK_H
-#define SPANK_CHECK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,11 +12,9 @@
 bool check_row(const struct identity *identity, const struct task_extras *extras,
                const struct variables *variables, char *text, size_t bytes);
 
-/*
- * A JSON object for one variable, with its newline: Slurm cuts lines of more
- * than 1024 bytes and mixes the pieces of several tasks. The key is shown as
- * "(secret)". False if `bytes` are too few, or the variable is taken out.
- */
+/* A JSON object for one variable, with its newline: Slurm cuts lines of more
+   than 1024 bytes and mixes the pieces of several tasks. The key is shown as
+   "(secret)". False if `bytes` are too few, or the variable is taken out. */
 bool check_json(const struct identity *identity, const struct variable *variable, char *text,
                 size_t bytes);
 
@@ -37,5 +34,3 @@ void table_end(void);
 /* Puts the rows of check_row() in order, in place; lines that are none come
    first, as they came. False without memory for it. Pure. */
 bool table_sort(char *text);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The one list of the variables that the plugin sets or takes out, those of options
- * included. What sets them (variables.c) and what takes them out (prepare.c) go by it, and a
- * test holds srun-ddp(7) against it. Pure.
- */
-#ifndef SPANK_NAMES_H
-#define SPANK_NAMES_H
+/* The one list of the variables that the plugin sets or takes out, those of options
+   included. What sets them (variables.c) and what takes them out (prepare.c) go by it, and a
+   test holds srun-ddp(7) against it. Pure. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -46,5 +43,3 @@ bool name_is_derived(const char *derived, const char *text, const char *value);
    program can take the text for a number. */
 #define PLUGIN_IS_ABSENT \
 	"srun --ddp was asked for, but " PLUGIN_ABSENT_ON "this node"
-
-#endif

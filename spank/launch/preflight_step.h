@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The step of ddp-preflight that srun runs before its own one: its command, and what it answers. Pure, but for memory.
- */
-#ifndef SPANK_PREFLIGHT_STEP_H
-#define SPANK_PREFLIGHT_STEP_H
+/* The step of ddp-preflight that srun runs before its own one: its command, and what it answers. Pure, but for
+   memory. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +42,3 @@ bool preflight_step_answer(char *text, struct preflight_answer *answer);
 
 /* Whether a list as in preflight_answer has the node; NULL has none. */
 bool preflight_step_lists(const char *node_list, const char *node);
-
-#endif

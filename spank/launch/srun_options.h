@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * These functions find what the user told srun, as far as it matters to the plugin. Slurm tells
- * a plugin neither srun's options nor where the program's begin. All functions are pure.
- */
-#ifndef SPANK_SRUN_OPTIONS_H
-#define SPANK_SRUN_OPTIONS_H
+/* These functions find what the user told srun, as far as it matters to the plugin. Slurm tells
+   a plugin neither srun's options nor where the program's begin. All functions are pure. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,12 +10,10 @@
 /* The environment of an srun, or another command of Slurm's, that is started beside a job's own steps. Pure, but for
    memory. */
 
-/*
- * Returns a list of the entries of `environment` without those that srun takes for its options: SLURM_* and SRUN_*,
- * which are of the job or step in which the caller runs. What finds slurmctld stays. With `binds`, what decides on
- * which CPUs and GPUs tasks run stays, too. `more` is added behind, unless it is NULL. The caller frees the list; the
- * texts stay where they are. NULL: no memory.
- */
+/* Returns a list of the entries of `environment` without those that srun takes for its options: SLURM_* and SRUN_*,
+   which are of the job or step in which the caller runs. What finds slurmctld stays. With `binds`, what decides on
+   which CPUs and GPUs tasks run stays, too. `more` is added behind, unless it is NULL. The caller frees the list; the
+   texts stay where they are. NULL: no memory. */
 char **srun_environment(char *const environment[], bool binds, char *more);
 
 /* srun was started with these words: each has its NUL behind it, and all take `bytes` bytes. The
@@ -32,10 +27,8 @@ struct srun_words {
 /* The user says nothing of a matter, or says no, or says yes. */
 enum srun_say { SRUN_SILENT, SRUN_NO, SRUN_YES };
 
-/*
- * Whether srun is to end the step when a task fails: -K, --kill-on-bad-exit. The
- * variable is SLURM_KILL_BAD_EXIT's value, or NULL; what stands in the line counts more.
- */
+/* Whether srun is to end the step when a task fails: -K, --kill-on-bad-exit. The
+   variable is SLURM_KILL_BAD_EXIT's value, or NULL; what stands in the line counts more. */
 enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable);
 
 /* --wait, or the variable SLURM_WAIT: after how many seconds srun ends the step once a
@@ -99,5 +92,3 @@ struct srun_ends {
 
 /* Says what of this the plugin's settings do not agree with. False: nothing. */
 bool srun_contradicts(const struct srun_ends *ends, char *text, size_t bytes);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The variables that a task gets: names, values and where each value comes
- * from. Pure: the shell hands the list to Slurm, tests read it.
- */
-#ifndef SPANK_VARIABLES_H
-#define SPANK_VARIABLES_H
+/* The variables that a task gets: names, values and where each value comes
+   from. Pure: the shell hands the list to Slurm, tests read it. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,11 +13,9 @@
 #include "spank/options/options.h"
 #include "spank/wire/deal.h"
 
-/*
- * Slurm's own variables of a task, as they are in a generation: its rank, the ranks of its node, the nodes that
- * take part. Programs that read these, such as JAX and libddp, agree then with those that read RANK and WORLD_SIZE.
- * Variables that describe the job change with the step's if they said the same. Pure.
- */
+/* Slurm's own variables of a task, as they are in a generation: its rank, the ranks of its node, the nodes that
+   take part. Programs that read these, such as JAX and libddp, agree then with those that read RANK and WORLD_SIZE.
+   Variables that describe the job change with the step's if they said the same. Pure. */
 enum { RENUMBER_MAX = 16, RENUMBER_TEXT_MAX = 65536 };
 
 struct renumbered {
@@ -70,11 +65,9 @@ struct cpu_facts {
 	uint32_t bound;    /* CPUs to which the task is bound; 0: to none but its node's */
 };
 
-/*
- * The least of what Slurm gives the task, of -c, and of what it is bound to: on a
- * node with several threads to a core, whole cores are given, and
- * --hint=nomultithread binds to one thread of each.
- */
+/* The least of what Slurm gives the task, of -c, and of what it is bound to: on a
+   node with several threads to a core, whole cores are given, and
+   --hint=nomultithread binds to one thread of each. */
 uint32_t cpus_of_task(const struct cpu_facts *facts);
 
 /* A task's variables depend on these besides the identity. */
@@ -98,16 +91,12 @@ bool environment_build(struct variables *variables, const struct identity *ident
                        const struct settings *settings, const struct task_extras *extras,
                        struct error *error);
 
-/*
- * Lists the variables of this environment that are of another step. They are to be taken out
- * where a step or a job is started. If the environment is a task's, they are ranks that do not
- * hold there, the key, which is not to leave its step, and the variables that the plugin has
- * derived for the task, such as OMP_NUM_THREADS. Values that a user has set for these variables
- * are not among them.
- */
+/* Lists the variables of this environment that are of another step. They are to be taken out
+   where a step or a job is started. If the environment is a task's, they are ranks that do not
+   hold there, the key, which is not to leave its step, and the variables that the plugin has
+   derived for the task, such as OMP_NUM_THREADS. Values that a user has set for these variables
+   are not among them. */
 void environment_leave_step(struct variables *variables, char *const *environment);
 
 /* The variables of a task that is to get none: all names are taken out. */
 void environment_clear(struct variables *variables);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What this node knows of those of its ranks for which other ranks have waited: they still run, or they have
- * ended without a report.
- */
-#ifndef SPANK_BLAME_NODE_H
-#define SPANK_BLAME_NODE_H
+/* What this node knows of those of its ranks for which other ranks have waited: they still run, or they have
+   ended without a report. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,5 +19,3 @@ bool blame_local(const struct supervise *supervise, uint32_t rank, uint64_t now_
 
 /* Says which task of the node had ended with code 0. False: none. */
 bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *text, size_t bytes);
-
-#endif

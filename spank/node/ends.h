@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's callback comes
- * later: after TaskEpilog, and after the same callback of other plugins, which may take a minute to remove a
- * container. Each end is handled once, by the thread or by the callback, whichever is first. libc only.
- */
-#ifndef SPANK_ENDS_H
-#define SPANK_ENDS_H
+/* A thread in slurmstepd that learns of the tasks' ends from the kernel, at once. Slurm's callback comes
+   later: after TaskEpilog, and after the same callback of other plugins, which may take a minute to remove a
+   container. Each end is handled once, by the thread or by the callback, whichever is first. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +32,3 @@ bool ends_finish(void);
 /* Waits until srun lets slurmstepd end, LEAVE_MS at most: srun first takes lost nodes out of the job, because SLURM
    never completes a step whose other nodes have all ended before. Then it closes the connection. */
 void ends_leave(void);
-
-#endif

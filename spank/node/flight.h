@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When a node writes its tasks' flight records (record=): at a failure, at the end of a step that has failed, and when its
    ranks stall. Nothing here fails the step. libc only. */
-#ifndef SPANK_FLIGHT_H
-#define SPANK_FLIGHT_H
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -38,5 +37,3 @@ struct flight_view {
 /* In the witness, at each look, before srun is told. `begins`: the node's ranks begin to stall; their records are waited
    for, for some seconds at most. */
 void flight_note_stall(struct flight *flight, const struct flight_view *view, bool begins);
-
-#endif

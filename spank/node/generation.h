@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The node's part in a restart, in slurmstepd's thread (node/ends.h): it takes srun's orders (deal.h), hands
- * them to the node's agents (agent.h), and tells srun what becomes of them. Ends of programs are judged as in a step
- * without restart= (node.h), except ends that srun has ordered.
- *
- * A node that does not reach srun ends its ranks before srun gives their places to another node (the fence), and gives
- * up after a longer time. A step that Slurm has asked to stop does not start again: the agents end with their programs.
- * All functions are called with the same lock held, or by one thread. libc only.
- */
-#ifndef SPANK_GENERATION_H
-#define SPANK_GENERATION_H
+/* The node's part in a restart, in slurmstepd's thread (node/ends.h): it takes srun's orders (deal.h), hands
+   them to the node's agents (agent.h), and tells srun what becomes of them. Ends of programs are judged as in a step
+   without restart= (node.h), except ends that srun has ordered.
+
+   A node that does not reach srun ends its ranks before srun gives their places to another node (the fence), and gives
+   up after a longer time. A step that Slurm has asked to stop does not start again: the agents end with their programs.
+   All functions are called with the same lock held, or by one thread. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -68,5 +65,3 @@ int generation_advance(struct generation *generation);
 
 /* To be called when node_take_end() has taken the end of a task. */
 void generation_done(struct generation *generation, uint32_t local_task);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Whether the kernel has killed a process of a step's cgroups because its memory was used up. It is read as
- * root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
- * known. libc only.
- */
-#ifndef SPANK_MEMORY_H
-#define SPANK_MEMORY_H
+/* Whether the kernel has killed a process of a step's cgroups because its memory was used up. It is read as
+   root, from the kernel's files only. If there is no such cgroup, or it is mounted elsewhere, the answer is not
+   known. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,5 +28,3 @@ bool memory_find(const char *cgroups, char path[MEMORY_PATH_MAX]);
 
 /* The number behind "oom_kill " at the start of a line; 0 without one. */
 uint64_t memory_kills(const char *events);
-
-#endif

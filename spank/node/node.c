@@ -35,10 +35,8 @@ static bool is_out_of_reach(const struct node *node)
 	       link_lease_ms(&node->link) > OUT_OF_REACH_MS;
 }
 
-/*
- * slurmstepd connects to the host from which Slurm got the step, as Slurm itself
- * does to report the tasks' ends; the user chooses the port only, as there.
- */
+/* slurmstepd connects to the host from which Slurm got the step, as Slurm itself
+   does to report the tasks' ends; the user chooses the port only, as there. */
 bool node_tell(struct node *node, const struct relay_news *news)
 {
 	const struct supervise_shared *shared = node->supervise.shared;

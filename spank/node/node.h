@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A node's side when a task ends: what it tells srun, and what it does itself if
- * srun does not answer. It runs in slurmstepd, as root. libc only.
- */
-#ifndef SPANK_NODE_H
-#define SPANK_NODE_H
+/* A node's side when a task ends: what it tells srun, and what it does itself if
+   srun does not answer. It runs in slurmstepd, as root. libc only. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -81,5 +78,3 @@ void node_end_witness(struct node *node);
 
 /* Then: tells srun if others may wait for the tasks. */
 void node_tell_end(struct node *node);
-
-#endif

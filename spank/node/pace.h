@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * For slow=, in the witness: how long each rank of the node computes in a step, over windows of some steps. Each rank
- * counts that on its progress page. The time in which the rank could run and had no processor, as the kernel counts
- * it for each thread, is told apart: a rank that has to share its processors is not slow itself. libc only.
- */
-#ifndef SPANK_PACE_H
-#define SPANK_PACE_H
+/* For slow=, in the witness: how long each rank of the node computes in a step, over windows of some steps. Each rank
+   counts that on its progress page. The time in which the rank could run and had no processor, as the kernel counts
+   it for each thread, is told apart: a rank that has to share its processors is not slow itself. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,5 +46,3 @@ bool pace_next_note(struct pace_watch *watch, uint32_t world_size, uint64_t now_
 /* How long a process could run and had no processor, by the thread for which that is longest; 0: the kernel does not
    tell. */
 uint64_t pace_wait_ns(pid_t pid);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The sentence about a task that failed. It runs as root and reads a page to which the task may have written
- * anything, so it checks each value. Pure.
- */
-#ifndef SPANK_REPORT_H
-#define SPANK_REPORT_H
+/* The sentence about a task that failed. It runs as root and reads a page to which the task may have written
+   anything, so it checks each value. Pure. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +31,3 @@ void report_unstarted(const char *node, uint32_t count, uint32_t tasks, int wait
 /* The sentence for when slurmstepd, with the node's tasks in its care, is gone. */
 void report_slurmstepd(const char *node, uint32_t tasks, uint32_t world_size, char *text,
                        size_t bytes);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Whether the ranks of a node stall: none has made progress for some time, and none
- * is in a phase that may take any time. Pure: the caller brings what it sees of them,
- * and the time.
- */
-#ifndef SPANK_STALL_H
-#define SPANK_STALL_H
+/* Whether the ranks of a node stall: none has made progress for some time, and none
+   is in a phase that may take any time. Pure: the caller brings what it sees of them,
+   and the time. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -54,28 +51,20 @@ struct stall_node {
 /* Adds a rank to the note's ranges; ranks come in order. */
 void stall_add_to_ranges(uint32_t rank, struct stall_note *note);
 
-/*
- * The node stalls when all its ranks are quiet and have ended or have a page of
- * libddp, and none that runs is in a checkpoint or an evaluation. A rank that has called
- * ddp_finalize() and does not exit is at work, too.
- */
+/* The node stalls when all its ranks are quiet and have ended or have a page of
+   libddp, and none that runs is in a checkpoint or an evaluation. A rank that has called
+   ddp_finalize() and does not exit is at work, too. */
 void stall_judge_node(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 
 /* A rank of another node that waits asks often, and gives up at last. */
 #define STALL_WANTED_NS 6000000000ull
 
-/*
- * Whatever stall= says: one of the node's ranks keeps others waiting, as far as the node can see. It was
- * stopped before the last look already, or others have asked after it and it waits for nobody. The
- * note tells of that rank, and does not count as a stall. False: there is no such rank.
- */
+/* Whatever stall= says: one of the node's ranks keeps others waiting, as far as the node can see. It was
+   stopped before the last look already, or others have asked after it and it waits for nobody. The
+   note tells of that rank, and does not count as a stall. False: there is no such rank. */
 bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
 
-/*
- * Whatever stall= says: the node is blocked, and told to stall, when each of its ranks has ended
- * with code 0 and without ddp_init(), or waits there for the others. If all nodes are, the waiting
- * ranks wait for ever. False: it is not, and never will be.
- */
+/* Whatever stall= says: the node is blocked, and told to stall, when each of its ranks has ended
+   with code 0 and without ddp_init(), or waits there for the others. If all nodes are, the waiting
+   ranks wait for ever. False: it is not, and never will be. */
 bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A node's side of stall=: looks at the pages of its ranks at intervals, and tells srun when all of them stall
- * and when one goes on. It runs in the node's witness, as the user, and for the last time in slurmstepd. libc
- * only.
- */
-#ifndef SPANK_STALL_WATCH_H
-#define SPANK_STALL_WATCH_H
+/* A node's side of stall=: looks at the pages of its ranks at intervals, and tells srun when all of them stall
+   and when one goes on. It runs in the node's witness, as the user, and for the last time in slurmstepd. libc
+   only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,10 +46,8 @@ int stall_watch_period_ms(uint32_t seconds);
 enum { STALL_LATE_MIN_MS = 500, STALL_LATE_MAX_MS = 5000 }; /* see late_look_ms() */
 enum { STALL_START_MS = 500, STALL_START_MAX_MS = 10000, STALL_START_SECONDS = 600 };
 
-/*
- * Maps what a look needs, so that a process may close the progress file afterwards.
- * What it maps is small, and goes with the process.
- */
+/* Maps what a look needs, so that a process may close the progress file afterwards.
+   What it maps is small, and goes with the process. */
 bool stall_watch_open(struct stall_watch *watch, const struct supervise *supervise, uint32_t seconds,
                       struct error *error);
 
@@ -72,5 +67,3 @@ bool stall_tell_unwatched(const struct supervise *supervise, const struct relay 
 /* In slurmstepd, when the node's tasks have ended, and the witness is gone: only srun
    knows whether others wait for one of them. */
 void stall_tell_end(const struct supervise *supervise, const struct relay *relay);
-
-#endif

@@ -22,11 +22,9 @@
 #include "spank/wire/timeline.h"
 #include "watch/record.h"
 
-/*
- * Scripts use descriptors below 10, and shells some above. Linux gives a process
- * room for 64: a number beyond makes it grow the table, and a process with
- * threads, as slurmstepd is, waits 10 ms for that.
- */
+/* Scripts use descriptors below 10, and shells some above. Linux gives a process
+   room for 64: a number beyond makes it grow the table, and a process with
+   threads, as slurmstepd is, waits 10 ms for that. */
 enum { LOCAL_TASKS_MAX = 65536, HIGH_DESCRIPTOR = 48, TASK_POLL_MS = 5 };
 
 static size_t shared_bytes(uint32_t local_tasks)

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The node's side of a step, in slurmstepd: it makes the progress pages, which outlive the tasks, and reads them
- * when a task ends. libc only; tests fork tasks.
- */
-#ifndef SPANK_SUPERVISE_H
-#define SPANK_SUPERVISE_H
+/* The node's side of a step, in slurmstepd: it makes the progress pages, which outlive the tasks, and reads them
+   when a task ends. libc only; tests fork tasks. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -72,11 +69,9 @@ struct supervise {
 	bool any_other_end; /* a task ended otherwise than by SIGKILL, and was reaped */
 };
 
-/*
- * Called before the tasks are forked. The progress file is inherited by the
- * tasks, is `owner`'s, who runs them, sealed in size, and held at a number out of scripts' way.
- * Without memory for it, or in a contained callback, there is none, and the report says less.
- */
+/* Called before the tasks are forked. The progress file is inherited by the
+   tasks, is `owner`'s, who runs them, sealed in size, and held at a number out of scripts' way.
+   Without memory for it, or in a contained callback, there is none, and the report says less. */
 bool supervise_start(struct supervise *supervise, uint32_t local_tasks, uid_t owner,
                      struct error *error);
 void supervise_end(struct supervise *supervise);
@@ -162,5 +157,3 @@ struct supervise_ends {
 	bool any_failed; /* on its own account */
 };
 struct supervise_ends supervise_count_ends(const struct supervise *supervise);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Whether stall=, watch= or python= see nothing of what a node's ranks do. A program may start for any time, so that
- * nothing is said before the times below; who sees nothing says so in time, and not only when it is too late. Pure,
- * except that the caller's function looks at a rank's program.
- */
-#ifndef SPANK_UNSEEN_H
-#define SPANK_UNSEEN_H
+/* Whether stall=, watch= or python= see nothing of what a node's ranks do. A program may start for any time, so that
+   nothing is said before the times below; who sees nothing says so in time, and not only when it is too late. Pure,
+   except that the caller's function looks at a rank's program. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,5 +43,3 @@ enum { UNSEEN_PYTHON_MS = 20000, UNSEEN_PAGE_MS = 120000, UNSEEN_START_MS = 6000
 
 /* True: the note tells of ranks that are not seen. */
 bool unseen_judge(const struct unseen_watch *watch, const struct stall_node *node, struct stall_note *note);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The keys of --ddp[=KEY=VALUE,...] and of the site's plugstack line, and what each key takes. Pure: text
- * in, settings or a sentence out. Runs as root too, on what a user typed.
- */
-#ifndef SPANK_OPTIONS_H
-#define SPANK_OPTIONS_H
+/* The keys of --ddp[=KEY=VALUE,...] and of the site's plugstack line, and what each key takes. Pure: text
+   in, settings or a sentence out. Runs as root too, on what a user typed. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -91,5 +88,3 @@ bool option_given(const struct settings *settings, const char *key);
    after an error. */
 bool option_set(struct settings *settings, const char *key, size_t key_length,
                 const char *value, size_t value_length, struct error *error);
-
-#endif

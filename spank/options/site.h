@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
- * defaults, locked=KEY,KEY,... for those that users may not give, max-KEY=N for the most
- * that they may ask for, and words of the site alone.
- */
-#ifndef SPANK_SITE_H
-#define SPANK_SITE_H
+/* The site's line in plugstack.conf: the same keys as --ddp, one to a word, as
+   defaults, locked=KEY,KEY,... for those that users may not give, max-KEY=N for the most
+   that they may ask for, and words of the site alone. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,11 +14,9 @@
 /* A user's list of keys (options.h): each key once, none that the site has locked, and none that contradicts another
    one. Pure. Runs as root too. */
 
-/*
- * Reads a user's list on top of `settings`. `locked` has the bits of keys that
- * the site keeps for itself. NULL, "" and "(null)", all of which Slurm hands
- * on for a missing argument, are the empty list. The settings are unchanged after an error.
- */
+/* Reads a user's list on top of `settings`. `locked` has the bits of keys that
+   the site keeps for itself. NULL, "" and "(null)", all of which Slurm hands
+   on for a missing argument, are the empty list. The settings are unchanged after an error. */
 bool user_list_read(struct settings *settings, const char *list, uint32_t locked, struct error *error);
 
 struct site {
@@ -39,11 +34,9 @@ bool site_parse(struct site *site, int count, char *const words[], struct error 
 /* Whether one of SLURM's files has KEY=yes. The file must be this user's or the owner's. */
 bool site_file_says_yes(const char *path, uid_t owner, const char *key);
 
-/*
- * What --ddp asks of this process: the site's line, and on top of it the user's list. Of lists there
- * may be several: what sbatch has handed on, srun's own, and one for each component of a
- * heterogeneous step. Pure.
- */
+/* What --ddp asks of this process: the site's line, and on top of it the user's list. Of lists there
+   may be several: what sbatch has handed on, srun's own, and one for each component of a
+   heterogeneous step. Pure. */
 enum { REQUEST_LIST_MAX = 4096 };
 
 struct request {
@@ -72,5 +65,3 @@ bool request_components_agree(struct request *request, bool in_sbatch, struct er
 
 /* Whether the site keeps the key for itself. */
 bool request_locks(const struct request *request, const char *key);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun adds notes to its job's comment, as the user. What others wrote there stays. */
-#ifndef SPANK_COMMENT_H
-#define SPANK_COMMENT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,12 +14,10 @@ typedef bool comment_edit(const void *about, const char *before, char *after, si
 /* A comment that is longer takes no note. */
 enum { COMMENT_MAX = 4096 };
 
-/*
- * Has slurmctld tell the job's comment, and give it back as `edit` has changed it. A comment of `most` bytes or more
- * is left alone. Threads of one srun change it one after the other, so that each finds the other's note; another srun
- * of the same job may still come between. Returns 0, Slurm's reason, or -1: slurmctld does not tell the comment, or
- * there is no note.
- */
+/* Has slurmctld tell the job's comment, and give it back as `edit` has changed it. A comment of `most` bytes or more
+   is left alone. Threads of one srun change it one after the other, so that each finds the other's note; another srun
+   of the same job may still come between. Returns 0, Slurm's reason, or -1: slurmctld does not tell the comment, or
+   there is no note. */
 int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void *about);
 
 /* Why a step failed is noted with comment=failures of the site's line. slurmctld is asked from a thread, so that
@@ -35,5 +32,3 @@ void comment_add_failure(const struct event *event);
 
 /* Waits until the comment is written, some seconds at most. */
 void comment_end(void);
-
-#endif

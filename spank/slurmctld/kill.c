@@ -24,10 +24,8 @@ static struct {
 	atomic_bool tasks_ended;
 } alone;
 
-/*
- * Slurm's own request to signal a step on all its nodes, as its PMIx plugin
- * makes it: found in the process that loaded us, since we link no library.
- */
+/* Slurm's own request to signal a step on all its nodes, as its PMIx plugin
+   makes it: found in the process that loaded us, since we link no library. */
 static int signal_job(uint32_t job_id, uint32_t step_id, uint16_t number)
 {
 	__typeof__(slurm_kill_job_step) *send_signal;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ends a step on all its nodes, by way of the controller. */
-#ifndef SPANK_KILL_H
-#define SPANK_KILL_H
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -31,5 +30,3 @@ void kill_start_alone(const struct kill_alone *request);
 /* Before the witness goes: waits for the thread as long as timeline.h says. The
    .so stays mapped (-z nodelete), so a slower controller does no harm. */
 void kill_finish_alone(void);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * SLURM ends a job, and a step, when one of its nodes fails, unless it was submitted with --no-kill. A step with
- * restart= goes on without the node. So srun, sbatch and salloc are told --no-kill by their own variables, before they
- * read them. libc only.
- */
-#ifndef SPANK_NO_KILL_H
-#define SPANK_NO_KILL_H
+/* SLURM ends a job, and a step, when one of its nodes fails, unless it was submitted with --no-kill. A step with
+   restart= goes on without the node. So srun, sbatch and salloc are told --no-kill by their own variables, before they
+   read them. libc only. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -20,5 +17,3 @@ void no_kill_read_list(const struct request *request, bool allocator);
 
 /* Once options are read: takes the variables out again, so that no task and no job inherits them. */
 void no_kill_end(void);
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs ddp-preflight on the nodes of a step before its programs start (preflight=): a step of its own, beside that
    one. */
-#ifndef SPANK_PREFLIGHT_H
-#define SPANK_PREFLIGHT_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,5 +19,3 @@ struct preflight_place {
    goes to srun's standard error. Sets *avoid to the list of nodes that are to wait as spares, allocated, or NULL. False:
    the step is not to start. */
 bool preflight_run(const struct settings *settings, const struct preflight_place *place, char **avoid, struct error *error);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun asks Slurm to start its job again, as the user, without scontrol (requeue=). One thread waits for the job's
- * time limit; the step's end is judged when srun exits.
- */
-#ifndef SPANK_REQUEUE_H
-#define SPANK_REQUEUE_H
+/* srun asks Slurm to start its job again, as the user, without scontrol (requeue=). One thread waits for the job's
+   time limit; the step's end is judged when srun exits. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,5 +17,3 @@ void requeue_end_watch(void);
    `failed`: srun has named a failure, `at` that step of the training (0: not known). `stopping`: Slurm has asked the
    step to stop. If slurmctld does not answer, the call takes some minutes at most. */
 void requeue_finish(int status, bool failed, bool stopping, uint64_t at);
-
-#endif

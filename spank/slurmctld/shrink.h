@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun takes nodes that do not answer out of its job, as the user may. */
-#ifndef SPANK_SHRINK_H
-#define SPANK_SHRINK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,5 +16,3 @@ bool shrink_job(uint32_t job_id, const char *nodes, struct error *error);
 /* Returns the nodes of a list of SLURM's without those named with commas, likewise, for free(3); NULL: none is left,
    or there is no memory. */
 char *shrink_list(const char *nodes, const char *without);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun's side of restart=: brings together the plan (plan.h), the nodes' links, and what the relay knows of the step's
- * end. The plan works in the relay's thread (srun/relay_srun.h). libc only; there is one step in a process.
- */
-#ifndef SPANK_DEALER_H
-#define SPANK_DEALER_H
+/* srun's side of restart=: brings together the plan (plan.h), the nodes' links, and what the relay knows of the step's
+   end. The plan works in the relay's thread (srun/relay_srun.h). libc only; there is one step in a process. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,5 +35,3 @@ void dealer_close(void);
 /* Whether all ranks of the last generation have ended well. SLURM's own exit status also counts nodes that were
    replaced. */
 bool dealer_has_succeeded(void);
-
-#endif

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun names the failure that happened first, and not the one whose news came first. While it holds a failure, it
- * asks all nodes whether they have told of all ends that they have seen (links_ask()), and the step waits for what
- * may still turn out to be an earlier one: for nodes that have not answered, or have not reported yet, for nodes that
- * may be about to fall silent, and for news that wait until slurmctld tells whether their node has failed. libc only.
- */
-#ifndef SPANK_FIRST_FAILURE_H
-#define SPANK_FIRST_FAILURE_H
+/* srun names the failure that happened first, and not the one whose news came first. While it holds a failure, it
+   asks all nodes whether they have told of all ends that they have seen (links_ask()), and the step waits for what
+   may still turn out to be an earlier one: for nodes that have not answered, or have not reported yet, for nodes that
+   may be about to fall silent, and for news that wait until slurmctld tells whether their node has failed. libc
+   only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,5 +29,3 @@ bool first_failure_needs_held(const struct first_failure *first, const struct st
 
 /* A generation begins: its first failure is a question of its own. */
 void first_failure_begin_again(struct first_failure *first, struct links *links);
-
-#endif

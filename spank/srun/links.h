@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun's side of the links (node/link.h): which nodes are there, which of them have fallen silent, and the frames
- * that they send. A node is silent if srun has read nothing of it for the time of silence=, while srun itself ran:
- * where srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, the
- * network of srun's own host may be the cause: nothing follows until ALL_SILENT times as long, and then only where
- * there is one node. As soon as one of several nodes speaks again, all nodes' times begin anew. A node on srun's own
- * host does not count among several others, because srun hears it also without a network.
- *
- * Nothing here waits. All functions are called by one thread. libc only.
- */
-#ifndef SPANK_LINKS_H
-#define SPANK_LINKS_H
+/* srun's side of the links (node/link.h): which nodes are there, which of them have fallen silent, and the frames
+   that they send. A node is silent if srun has read nothing of it for the time of silence=, while srun itself ran:
+   where srun was stopped, or its host asleep, all nodes' times begin anew. Where all nodes are silent at once, the
+   network of srun's own host may be the cause: nothing follows until ALL_SILENT times as long, and then only where
+   there is one node. As soon as one of several nodes speaks again, all nodes' times begin anew. A node on srun's own
+   host does not count among several others, because srun hears it also without a network.
+
+   Nothing here waits. All functions are called by one thread. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -140,5 +137,3 @@ void links_let_go(struct links *links, uint64_t before_ns);
 
 /* Returns the node with this number; NULL behind the last one. */
 const struct links_node *links_node(const struct links *links, uint32_t node);
-
-#endif

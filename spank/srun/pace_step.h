@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * For slow=, in srun: which ranks compute longer than the others. Nodes tell, for windows of some steps, how long
- * each of their ranks has computed in a step. When all ranks were told anew, that is a round. A rank is slow if it
- * computes so many times as long as the median in PACE_ROUNDS rounds one after the other, by the wall clock and also
- * without the time for which it waited for a processor. It is told once, and again only after as many rounds in which
- * it was not slow. Pure, but it allocates memory.
- */
-#ifndef SPANK_PACE_STEP_H
-#define SPANK_PACE_STEP_H
+/* For slow=, in srun: which ranks compute longer than the others. Nodes tell, for windows of some steps, how long
+   each of their ranks has computed in a step. When all ranks were told anew, that is a round. A rank is slow if it
+   computes so many times as long as the median in PACE_ROUNDS rounds one after the other, by the wall clock and also
+   without the time for which it waited for a processor. It is told once, and again only after as many rounds in which
+   it was not slow. Pure, but it allocates memory. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,5 +42,3 @@ bool pace_step_say(struct pace_step *step, struct sink *sink);
 
 /* Another generation begins, or the step ends: frees the memory. The percentage stays. */
 void pace_step_end(struct pace_step *step);
-
-#endif

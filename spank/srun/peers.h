@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Connections on which nodes send srun one message each. Anybody may connect. Whoever does not say his message waits
- * among others, gets no answer, and when there are too many the one that waits longest goes first: a node sends its
- * whole message at once. Nothing here waits, except for 50 ms where the process has no descriptor left. libc only.
- */
-#ifndef SPANK_PEERS_H
-#define SPANK_PEERS_H
+/* Connections on which nodes send srun one message each. Anybody may connect. Whoever does not say his message waits
+   among others, gets no answer, and when there are too many the one that waits longest goes first: a node sends its
+   whole message at once. Nothing here waits, except for 50 ms where the process has no descriptor left. libc only. */
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -14,11 +11,9 @@
 
 #include "spank/wire/relay.h"
 
-/*
- * Which messages srun has taken. If somebody records a message and sends it again, it then does nothing. A
- * message's nonce consists of the mark of its node and the message's number there (relay.h). A node of an
- * earlier release takes a new mark for each message. Pure, but it allocates memory.
- */
+/* Which messages srun has taken. If somebody records a message and sends it again, it then does nothing. A
+   message's nonce consists of the mark of its node and the message's number there (relay.h). A node of an
+   earlier release takes a new mark for each message. Pure, but it allocates memory. */
 
 /* A node may have so many connections at once, of which a later one may be heard first. */
 enum { REPLAY_WINDOW = 64 };
@@ -73,5 +68,3 @@ void peers_serve(struct peers *peers, const struct pollfd *ready, int count, pee
 uint64_t peers_due(const struct peers *peers);
 
 void peers_end(struct peers *peers);
-
-#endif

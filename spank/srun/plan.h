@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun's decisions in a step with restart=: which node has which ranks in which generation, when a generation ends,
- * and when the step does. Pure, but it allocates memory: the caller gives the time and what the nodes tell, and acts
- * on the result.
- *
- * The first generation begins when all nodes have joined.
- *
- * After a failure all nodes are told to end their ranks. When each has answered that it is clear, or is lost, the
- * next generation begins. It does not wait long for a spare that is not needed. What fails between these two moments
- * changes who is in the next generation, and causes no further one.
- */
-#ifndef SPANK_PLAN_H
-#define SPANK_PLAN_H
+/* srun's decisions in a step with restart=: which node has which ranks in which generation, when a generation ends,
+   and when the step does. Pure, but it allocates memory: the caller gives the time and what the nodes tell, and acts
+   on the result.
+
+   The first generation begins when all nodes have joined.
+
+   After a failure all nodes are told to end their ranks. When each has answered that it is clear, or is lost, the
+   next generation begins. It does not wait long for a spare that is not needed. What fails between these two moments
+   changes who is in the next generation, and causes no further one. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -175,5 +172,3 @@ bool plan_act(struct plan *plan, uint64_t now_ns, struct plan_action *action);
 
 /* Gives what a node is told of the generation, except key and list of nodes, and the ranks of its tasks in order. */
 void plan_go(const struct plan *plan, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
-
-#endif

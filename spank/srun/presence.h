@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
- * that has started its tasks, and the plugin there reports before its first program runs,
- * and again until srun answers. A node that has started tasks and does not report lacks the
- * plugin, or has an older one, which does not report, or cannot reach srun's port. Pure: the
- * caller brings table and time.
- */
-#ifndef SPANK_PRESENCE_H
-#define SPANK_PRESENCE_H
+/* Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
+   that has started its tasks, and the plugin there reports before its first program runs,
+   and again until srun answers. A node that has started tasks and does not report lacks the
+   plugin, or has an older one, which does not report, or cannot reach srun's port. Pure: the
+   caller brings table and time. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -131,5 +128,3 @@ uint32_t presence_tasks_of_table(void);
 /* Tells presence_start() of what is new. Safe while srun changes or frees the table; does
    nothing where there is none. */
 void presence_read_table(struct presence *presence, uint64_t now_ns);
-
-#endif

@@ -2,8 +2,7 @@
 /* SLURM ends a step that it cannot start on each of its nodes, because slurmd does not answer there, or the Prolog fails. With
    restart= and enough nodes, srun then starts itself again: no node can join a step later, so another one begins. If srun has
    made the job for the step, that job has ended too, and srun asks for another one without the nodes. */
-#ifndef SPANK_RELAUNCH_H
-#define SPANK_RELAUNCH_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +27,3 @@ void relaunch_take_rest(uint32_t *spares, uint32_t *jobs);
 /* At srun's very end: if there are nodes of the step on which no task has begun, names them, and starts srun again, unless
    end_signal_came(). False: there are none. True: srun was not started again. */
 bool relaunch_unstarted(const struct relaunch_step *step, const struct presence *presence, const struct srun_words *given);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun takes the messages of its step's nodes, reports failures and has the step ended. libc only. */
-#ifndef SPANK_RELAY_SRUN_H
-#define SPANK_RELAY_SRUN_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,10 +12,8 @@
 #include "spank/wire/frame.h"
 #include "spank/wire/relay.h"
 
-/*
- * srun: listens on a port from `low` to `high`, or on any if they are 0, in a
- * thread that blocks all signals; a second call only tells the same spec.
- */
+/* srun: listens on a port from `low` to `high`, or on any if they are 0, in a
+   thread that blocks all signals; a second call only tells the same spec. */
 bool relay_open(uint16_t low, uint16_t high, const struct step_policy *policy,
                 const struct relay_actions *actions, char spec[RELAY_SPEC_MAX],
                 struct error *error);
@@ -55,5 +52,3 @@ bool relay_was_stopping(void);
 bool relay_has_survived(void);
 /* After relay_close(): the step of a training that the last failure's sentence names; 0: none. */
 uint64_t relay_failed_at(void);
-
-#endif

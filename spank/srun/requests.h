@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed,
- * and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
- * requests are made one at a time and from a thread of their own, so that srun goes on taking and answering the nodes'
- * reports while slurmctld does not answer. Lost nodes leave the job before the step ends. libc only.
- */
-#ifndef SPANK_REQUESTS_H
-#define SPANK_REQUESTS_H
+/* In a step, srun wants of slurmctld: to know whether a node has failed whose tasks slurmctld seems to have killed,
+   and whether slurmctld is about to end the step; to take lost nodes out of the job; and to end the step. These
+   requests are made one at a time and from a thread of their own, so that srun goes on taking and answering the nodes'
+   reports while slurmctld does not answer. Lost nodes leave the job before the step ends. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -112,5 +109,3 @@ enum controller_request requests_await_answer(struct requests *requests, int ms,
    to be asked. */
 bool requests_any_waits(const struct requests *requests);
 bool requests_have_ended_step(const struct requests *requests);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * srun settles restart=, spare= and min-nodes= before the step begins. A user's that do not fit the step are refused; a
- * site's do not count then.
- */
-#ifndef SPANK_RESTART_POLICY_H
-#define SPANK_RESTART_POLICY_H
+/* srun settles restart=, spare= and min-nodes= before the step begins. A user's that do not fit the step are refused; a
+   site's do not count then. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,5 +25,3 @@ bool restart_policy_without_port(struct settings *settings, struct error *error)
 
 /* The step has so many nodes and tasks. */
 bool restart_policy_fit(struct settings *settings, uint32_t nodes, uint32_t tasks, struct error *error);
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Which nodes a step with restart= has, and which of them has which ranks. Pure, but it allocates memory.
- *
- * The last nodes are spares. Each other node has a slot, which holds the ranks of the tasks that Slurm has given to
- * that node, its home. If a node cannot keep its slot, a spare takes it, and the ranks stay the same. If no spare is
- * left, the slot is dropped, and the ranks of the others are counted anew.
- */
-#ifndef SPANK_ROSTER_H
-#define SPANK_ROSTER_H
+/* Which nodes a step with restart= has, and which of them has which ranks. Pure, but it allocates memory.
+
+   The last nodes are spares. Each other node has a slot, which holds the ranks of the tasks that Slurm has given to
+   that node, its home. If a node cannot keep its slot, a spare takes it, and the ranks stay the same. If no spare is
+   left, the slot is dropped, and the ranks of the others are counted anew. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -113,5 +110,3 @@ enum roster_order roster_take_order(struct roster *roster, uint32_t *from);
 
 /* Sets what a node is told of the ranks: counts, its own rank and its tasks' ranks. The rest of `go` stays. */
 void roster_deal(const struct roster *roster, uint32_t node, struct deal_go *go, uint32_t ranks[DEAL_TASKS_MAX]);
-
-#endif

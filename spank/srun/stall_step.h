@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* srun's side of stall=: combines the nodes' notes. Pure, but it allocates memory. */
-#ifndef SPANK_STALL_STEP_H
-#define SPANK_STALL_STEP_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,5 +57,3 @@ void stall_step_add_hearsay(const struct stall_step *step, const char *text, uin
 void stall_step_say(struct stall_step *step, uint64_t now_ns, struct sink *sink);
 
 void stall_step_end(struct stall_step *step);
-
-#endif

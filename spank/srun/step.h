@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What srun knows of its step's end from the nodes' reports. It decides which sentence srun prints, and when
- * srun asks slurmctld to end the step. srun asks once, and again only if that had no effect, as happens for a
- * component that Slurm was just launching. Pure: the caller gives the time, and acts on the result.
- */
-#ifndef SPANK_STEP_H
-#define SPANK_STEP_H
+/* What srun knows of its step's end from the nodes' reports. It decides which sentence srun prints, and when
+   srun asks slurmctld to end the step. srun asks once, and again only if that had no effect, as happens for a
+   component that Slurm was just launching. Pure: the caller gives the time, and acts on the result. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -152,5 +149,3 @@ void step_end(struct step *step, int wait_status, uint64_t now_ns);
 
 /* Called when srun ends. If a failure is still held back, it is said now; everything else is dropped. */
 bool step_finish(struct step *step, struct step_action *action);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * How a step with restart= goes from one generation to the next, or ends: the part of a plan (plan.h) that looks
- * neither at time nor at single nodes' words. plan.c decides by these words when a generation ends. Pure.
- */
-#ifndef SPANK_SUCCESSION_H
-#define SPANK_SUCCESSION_H
+/* How a step with restart= goes from one generation to the next, or ends: the part of a plan (plan.h) that looks
+   neither at time nor at single nodes' words. plan.c decides by these words when a generation ends. Pure. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -41,5 +38,3 @@ uint64_t succession_next_ns(const struct plan *plan);
 
 /* Begins the next generation, if that is due. */
 void succession_go_on(struct plan *plan, uint64_t now_ns);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Looks at the tasks that a job has on this node, as the job's user: their
- * progress pages, and what the kernel tells of their processes. The user's word
- * counts for all of it except the kernel's part.
- */
-#ifndef STATUS_PROBE_H
-#define STATUS_PROBE_H
+/* Looks at the tasks that a job has on this node, as the job's user: their
+   progress pages, and what the kernel tells of their processes. The user's word
+   counts for all of it except the kernel's part. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -24,5 +21,3 @@ struct probe {
 /* Writes a row (row_write()) for each rank. False, with a sentence on
    stderr, if the node cannot be looked at. */
 bool probe_run(const struct probe *probe, FILE *output);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* /proc tells this of one process. */
-#ifndef STATUS_PROCESS_H
-#define STATUS_PROCESS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -33,5 +32,3 @@ char *process_environment(pid_t pid, size_t *bytes);
 void process_wait_channel(pid_t pid, char *text, size_t bytes);
 
 const char *process_state_name(char state);
-
-#endif

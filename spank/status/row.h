@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A row has what ddp-status knows of one rank, or of a node that waits as a spare. The probe, a task on each node of
- * the job, writes a row as one line of JSON; ddp-status reads it back, and trusts nothing in it: it may be root, and
- * the probe runs as the job's user. Pure.
- */
-#ifndef STATUS_ROW_H
-#define STATUS_ROW_H
+/* A row has what ddp-status knows of one rank, or of a node that waits as a spare. The probe, a task on each node of
+   the job, writes a row as one line of JSON; ddp-status reads it back, and trusts nothing in it: it may be root, and
+   the probe runs as the job's user. Pure. */
+#pragma once
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -65,12 +62,10 @@ bool row_write(FILE *file, const struct row *row);
 bool row_from_json(const json_t *json, struct row *row);
 void rows_free(struct row *rows, size_t count);
 
-/*
- * Adds a row with state "gone" for each rank of a step that has none, and sorts:
- * by step, and in it stragglers first: ranks that are gone, then those that do
- * not wait for others, least progress first, then the others, and spares last. A step that would come
- * to more than `ranks_max` ranks gets none added. False: no memory.
- */
+/* Adds a row with state "gone" for each rank of a step that has none, and sorts:
+   by step, and in it stragglers first: ranks that are gone, then those that do
+   not wait for others, least progress first, then the others, and spares last. A step that would come
+   to more than `ranks_max` ranks gets none added. False: no memory. */
 bool rows_arrange(struct row **rows, size_t *count, size_t ranks_max);
 
 /* Only sorts, by job and as above: for rows of one node, which lack those of others. */
@@ -81,5 +76,3 @@ void rows_print(FILE *file, const struct row *rows, size_t count, const char *jo
 /* For programs: one object, as ddp-status(1) describes it. `job` may be NULL. False: no memory, or the file took not
    all. */
 bool rows_print_json(FILE *file, const struct row *rows, size_t count, const char *job);
-
-#endif

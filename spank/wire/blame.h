@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * If a rank gives up because of another rank, that other rank is the cause, and the sentence begins with
- * it. It still runs, or it had ended without a report. Pure; report.h says how the page is read.
- */
-#ifndef SPANK_BLAME_H
-#define SPANK_BLAME_H
+/* If a rank gives up because of another rank, that other rank is the cause, and the sentence begins with
+   it. It still runs, or it had ended without a report. Pure; report.h says how the page is read. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,11 +41,9 @@ struct blamed {
 	uint64_t now_ns;              /* CLOCK_MONOTONIC */
 };
 
-/*
- * "rank 3 of 4 on n1 was still running (or: was stopped by a signal or a debugger), in forward of step 4 for 8.1 s",
- * or "rank 3 of 4 on n1 had ended with code 0, 4.2 s before". False if that rank failed, because its failure has its
- * own report.
- */
+/* "rank 3 of 4 on n1 was still running (or: was stopped by a signal or a debugger), in forward of step 4 for 8.1 s",
+   or "rank 3 of 4 on n1 had ended with code 0, 4.2 s before". False if that rank failed, because its failure has its
+   own report. */
 bool blame_describe(const struct blamed *blamed, char *text, size_t bytes);
 
 /* How a sentence goes on that begins with such a rank, where only others tell of it. */
@@ -63,5 +58,3 @@ void blame_add_culprit(const struct ddp_progress *page, uint32_t own_rank, uint3
 /* Ranks that have never met do not know each other's nodes, so a sentence may begin with a rank without "on n1".
    Returns the place at which it is missing, and sets *rank; NULL: it is not missing. */
 const char *blame_place_of_node(const char *text, uint32_t *rank);
-
-#endif

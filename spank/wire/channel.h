@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One side of a link: its numbered frames (struct session), and the connection over which they go at the moment
- * (struct channel). When a new connection replaces an old one, each side sends again what the other has not read.
- * Nothing here waits. libc only.
- */
-#ifndef SPANK_CHANNEL_H
-#define SPANK_CHANNEL_H
+/* One side of a link: its numbered frames (struct session), and the connection over which they go at the moment
+   (struct channel). When a new connection replaces an old one, each side sends again what the other has not read.
+   Nothing here waits. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,5 +94,3 @@ void session_forget(struct session *session, uint64_t read);
 void session_send_again(struct session *session, struct channel *channel);
 
 void session_end(struct session *session);
-
-#endif

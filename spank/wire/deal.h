@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The orders of srun to the nodes of a step with restart=, and what the nodes tell of their agents. They are the
- * payloads of a link's frames (wire/frame.h), and the type of the frame is an enum deal_type. Numbers are
- * little-endian. Pure: an unpacked order points into the payload, and nothing is allocated.
- *
- * A node's agents begin with generation 0, in which no program runs. A generation begins with GO. For the next one,
- * srun sends END, every node's agents end all of their descendants, the node answers with CLEAR, and GO follows.
- *
- * Programs may say on their pages that they survive others. With `keep`, END leaves them, if all that run on the node
- * say so, and CLEAR tells so. If no node has ended a program, and one had died, GO begins a generation in which they
- * stay, and programs are started only for those that had died (`joins`). Otherwise another END, without `keep`, comes
- * first.
- */
-#ifndef SPANK_DEAL_H
-#define SPANK_DEAL_H
+/* The orders of srun to the nodes of a step with restart=, and what the nodes tell of their agents. They are the
+   payloads of a link's frames (wire/frame.h), and the type of the frame is an enum deal_type. Numbers are
+   little-endian. Pure: an unpacked order points into the payload, and nothing is allocated.
+
+   A node's agents begin with generation 0, in which no program runs. A generation begins with GO. For the next one,
+   srun sends END, every node's agents end all of their descendants, the node answers with CLEAR, and GO follows.
+
+   Programs may say on their pages that they survive others. With `keep`, END leaves them, if all that run on the node
+   say so, and CLEAR tells so. If no node has ended a program, and one had died, GO begins a generation in which they
+   stay, and programs are started only for those that had died (`joins`). Otherwise another END, without `keep`, comes
+   first. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -127,5 +124,3 @@ bool deal_unpack_lost(const void *bytes, size_t count, struct deal_lost *lost);
 /* The rank of a node's task in the generation, and the number of a node's task in the step. */
 uint32_t deal_rank(const struct deal_go *go, uint32_t local_task);
 uint32_t deal_task(const struct deal_join *join, uint32_t local_task);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A failure as one line of KEY=VALUE, for a node's log and for the job's comment. spank_ddp(8) lists the keys. Programs
- * read such lines weeks later, so a key keeps its name and its meaning as long as `v` stays the same. Pure.
- */
-#ifndef SPANK_EVENT_H
-#define SPANK_EVENT_H
+/* A failure as one line of KEY=VALUE, for a node's log and for the job's comment. spank_ddp(8) lists the keys. Programs
+   read such lines weeks later, so a key keeps its name and its meaning as long as `v` stays the same. Pure. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -56,16 +53,10 @@ enum event_kind event_kind_of(const struct end_facts *facts);
 /* An event of which nothing is known. */
 struct event event_begin(enum event_kind kind);
 
-/*
- * Writes "failure v=1 kind=crash job=12 ... text="..."", with the keys that are known. The text comes last. It is cut,
- * and a user who chose it cannot end the quotes or the line: what is not printable becomes '?'.
- */
+/* Writes "failure v=1 kind=crash job=12 ... text="..."", with the keys that are known. The text comes last. It is cut,
+   and a user who chose it cannot end the quotes or the line: what is not printable becomes '?'. */
 void event_write(const struct event *event, char *text, size_t bytes);
 
-/*
- * Writes the job's comment with a note of the event: the comment, in which an earlier such note gives way, and "[ddp:
- * failure v=1 ...]". A note for requeue= stays behind it. False if there is no room.
- */
+/* Writes the job's comment with a note of the event: the comment, in which an earlier such note gives way, and "[ddp:
+   failure v=1 ...]". A note for requeue= stays behind it. False if there is no room. */
 bool event_comment(const struct event *event, const char *comment, char *text, size_t bytes);
-
-#endif

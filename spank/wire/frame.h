@@ -1,28 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The form of what goes over a link, which is the one lasting connection between a node and srun (node/link.h,
- * srun/links.h). The node opens a link with a relay_message, and srun answers that as usual. Then frames follow in
- * both directions.
- *
- * A frame is a header, a payload, and a tag over both. Each direction of each connection has a key of its own, made of
- * the step's secret and the opening's nonce. So the tag of a frame of another connection, or of the other direction, is
- * wrong here. The sequence in the header grows by one from frame to frame, so a frame that is repeated or left out is
- * noticed. Nothing of a frame is used before its tag is right, except the length of its payload.
- *
- * Pure, but it allocates memory. libc only.
- */
-#ifndef SPANK_FRAME_H
-#define SPANK_FRAME_H
+/* The form of what goes over a link, which is the one lasting connection between a node and srun (node/link.h,
+   srun/links.h). The node opens a link with a relay_message, and srun answers that as usual. Then frames follow in
+   both directions.
+
+   A frame is a header, a payload, and a tag over both. Each direction of each connection has a key of its own, made of
+   the step's secret and the opening's nonce. So the tag of a frame of another connection, or of the other direction, is
+   wrong here. The sequence in the header grows by one from frame to frame, so a frame that is repeated or left out is
+   noticed. Nothing of a frame is used before its tag is right, except the length of its payload.
+
+   Pure, but it allocates memory. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/*
- * SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012): a keyed hash that
- * authenticates short messages, in place of a library's HMAC: the plugin links
- * libc only.
- */
+/* SipHash-2-4 with 64 bits (Aumasson and Bernstein, 2012): a keyed hash that
+   authenticates short messages, in place of a library's HMAC: the plugin links
+   libc only. */
 enum { SIPHASH_KEY_BYTES = 16, SIPHASH_BYTES = 8 };
 
 /* The tag of `bytes` of `data`, little-endian as in the paper. */
@@ -93,5 +88,3 @@ bool frame_next(struct frame_reader *reader, struct frame *frame);
 uint64_t frame_question(const struct frame *frame);
 
 void frame_end(struct frame_reader *reader);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What follows from the end of a task: whether it is a failure, which sentence reports it, and whether the
- * step ends because of it. A node judges from what it sees. srun then judges from the reports of all nodes.
- * Pure: no Slurm, no clock, no I/O.
- */
-#ifndef SPANK_JUDGE_H
-#define SPANK_JUDGE_H
+/* What follows from the end of a task: whether it is a failure, which sentence reports it, and whether the
+   step ends because of it. A node judges from what it sees. srun then judges from the reports of all nodes.
+   Pure: no Slurm, no clock, no I/O. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -100,5 +97,3 @@ bool judge_survived(const struct end_facts *facts, bool says);
 bool judge_may_be_node(const struct end_facts *facts);
 
 struct end_verdict judge_end(const struct end_facts *facts);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Notes, in which a node tells srun its present state, as structures and as bytes. Pure. */
-#ifndef SPANK_NOTES_H
-#define SPANK_NOTES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -107,5 +106,3 @@ void pace_pack(const struct pace_note *note, unsigned char bytes[PACE_NOTE_BYTES
 
 /* The name comes printable. False: it is no such note. */
 bool pace_unpack(const unsigned char bytes[PACE_NOTE_BYTES], struct pace_note *note);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a rank is doing, from its progress page. The rank may have written anything to the page, so every
- * field is checked once, here. Pure; slurmstepd calls it as root.
- */
-#ifndef SPANK_PROGRESS_TEXT_H
-#define SPANK_PROGRESS_TEXT_H
+/* What a rank is doing, from its progress page. The rank may have written anything to the page, so every
+   field is checked once, here. Pure; slurmstepd calls it as root. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -53,5 +50,3 @@ uint64_t progress_text_place(const struct progress_text *progress);
 /* Adds "in backward of step 12 for 3.2 s, bucket 3 of 9, waiting in collective
    #45 all_reduce f32[10] sum for 3.0 s"; nothing without a page. */
 void progress_text_add(struct sink *sink, const struct progress_text *progress);
-
-#endif

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The messages by which nodes tell srun what has failed. All nodes send what they know to the user's srun, so a
- * failure is reported once and ends the step once, however many nodes see it (step.h).
- *
- * While the step runs, srun listens on a port of its own. The nodes get port and secret in the environment, as
- * they get the step's key. A node sends one message of fixed size, and srun answers with a tag. Both are
- * authenticated with the secret, and neither side uses a message before it has checked that. If srun does not
- * answer, the node itself reports the failure and ends the step. This file has the form of the messages, and how a
- * node sends them; srun takes them (srun/relay_srun.h). libc only.
- *
- * Each srun has its own secret, so messages of other steps do not count. Each message counts once (peers.h). Its
- * nonce shows which message it is: the node's mark, and a number that grows from message to message. The answer
- * is the tag of the nonce, so it cannot answer another message.
- */
-#ifndef SPANK_RELAY_H
-#define SPANK_RELAY_H
+/* The messages by which nodes tell srun what has failed. All nodes send what they know to the user's srun, so a
+   failure is reported once and ends the step once, however many nodes see it (step.h).
+
+   While the step runs, srun listens on a port of its own. The nodes get port and secret in the environment, as
+   they get the step's key. A node sends one message of fixed size, and srun answers with a tag. Both are
+   authenticated with the secret, and neither side uses a message before it has checked that. If srun does not
+   answer, the node itself reports the failure and ends the step. This file has the form of the messages, and how a
+   node sends them; srun takes them (srun/relay_srun.h). libc only.
+
+   Each srun has its own secret, so messages of other steps do not count. Each message counts once (peers.h). Its
+   nonce shows which message it is: the node's mark, and a number that grows from message to message. The answer
+   is the tag of the nonce, so it cannot answer another message. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -97,17 +94,11 @@ bool relay_address(const char *text, uint16_t port, struct sockaddr_storage *add
 /* The nonce of the sender's next message; false if the kernel gives no random bytes. */
 bool relay_make_nonce(struct relay_sender *sender, unsigned char nonce[RELAY_NONCE_BYTES]);
 
-/*
- * A node: true if srun has it now, and does what is to be done. `address` is
- * numeric: nothing is resolved. Takes CONNECT_MS and reply_ms at most.
- */
+/* A node: true if srun has it now, and does what is to be done. `address` is
+   numeric: nothing is resolved. Takes CONNECT_MS and reply_ms at most. */
 bool relay_tell(const struct relay *relay, const char *address, const struct relay_news *news);
 
-/*
- * A node that has the plugin tells so, with its name and the rank of one of its tasks. An srun
- * of a release that knows no such message takes it for the end of a task that has done well.
- * Tries it twice, should the network lose the first packet; true if srun has answered.
- */
+/* A node that has the plugin tells so, with its name and the rank of one of its tasks. An srun
+   of a release that knows no such message takes it for the end of a task that has done well.
+   Tries it twice, should the network lose the first packet; true if srun has answered. */
 bool relay_tell_here(const struct relay *relay, const char *address, uint32_t rank, const char *node);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kills what programs have left. It takes no lock and no memory. libc only. */
-#ifndef SPANK_DESCEND_H
-#define SPANK_DESCEND_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,20 +14,16 @@ struct descend_asked {
 	pid_t pid[DESCEND_ASKED_MAX];
 };
 
-/*
- * Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that is
- * an srun, whose step would outlive it, gets SIGTERM instead, once, and then ends its step. If `asked` is NULL, an srun
- * is killed, too. A child that a
- * dying process leaves to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child.
- */
+/* Sends SIGKILL to each child of the calling process, which has one thread. Dead children count, too. A child that is
+   an srun, whose step would outlive it, gets SIGTERM instead, once, and then ends its step. If `asked` is NULL, an srun
+   is killed, too. A child that a
+   dying process leaves to the caller meanwhile may be missed: the caller calls again until wait(2) finds no child. */
 void descend_kill_children(struct descend_asked *asked);
 
-/*
- * Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.
- * Such a process is a child of the caller, and is in that group or has left the caller's session. `keep` has `count`
- * processes that are left alone. Returns how many were killed. The caller adopts their children, and the next call
- * finds them.
- */
+/* Sends SIGKILL to processes that the calling process, a subreaper, has adopted from programs of the process group.
+   Such a process is a child of the caller, and is in that group or has left the caller's session. `keep` has `count`
+   processes that are left alone. Returns how many were killed. The caller adopts their children, and the next call
+   finds them. */
 uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count);
 
 /* Sends SIGKILL to the children of another process, and tells how many there are. */
@@ -36,5 +31,3 @@ uint32_t descend_kill_children_of(pid_t parent);
 
 /* Whether a child that was not reaped has not become another program by execve(2). */
 bool descend_never_ran(pid_t child);
-
-#endif

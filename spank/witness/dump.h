@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Writes the flight recorder's lines of a node's tasks to files of the user's. The writer is a process of the user's: a
- * child of slurmstepd's that becomes the user, a child of the witness's, or ddp-status. libc only.
- */
-#ifndef SPANK_RECORD_DUMP_H
-#define SPANK_RECORD_DUMP_H
+/* Writes the flight recorder's lines of a node's tasks to files of the user's. The writer is a process of the user's: a
+   child of slurmstepd's that becomes the user, a child of the witness's, or ddp-status. libc only. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -65,5 +62,3 @@ void record_note_lost(struct error *lost, const char *reason);
 
 /* "signal 9", "code 1". */
 void record_end_text(int wait_status, char *text, size_t bytes);
-
-#endif

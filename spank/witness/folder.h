@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The flight recorder's files: DIR/JOB.STEP/rank-N.jsonl. Everything here runs as the user, who owns the folder and
- * the files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only. log= has
- * its files in such folders, too.
- */
-#ifndef SPANK_RECORD_FOLDER_H
-#define SPANK_RECORD_FOLDER_H
+/* The flight recorder's files: DIR/JOB.STEP/rank-N.jsonl. Everything here runs as the user, who owns the folder and
+   the files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only. log= has
+   its files in such folders, too. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +31,3 @@ int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t st
 /* Adds a line to the rank's file. Files of more than RECORD_FILE_MAX bytes grow no further. */
 enum { RECORD_FILE_MAX = 64 << 20 };
 bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes, struct error *error);
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * With log=, the process ddp-log of each node: what a task writes comes to it by a pipe, and it writes that to the
- * task's file and, with the rank in front of each line, to where SLURM takes the task's output.
- *
- * slurmstepd forks it before the tasks. It becomes the user, and is not among the processes of the step, which SLURM
- * kills: what is in a pipe when the tasks are killed reaches the file. A second process waits beside it, with the same
- * descriptors and memory, and makes another one if somebody kills it. It ends when all pipes have ended and
- * slurmstepd has called pump_end(). libc only.
- */
-#ifndef SPANK_PUMP_H
-#define SPANK_PUMP_H
+/* With log=, the process ddp-log of each node: what a task writes comes to it by a pipe, and it writes that to the
+   task's file and, with the rank in front of each line, to where SLURM takes the task's output.
+
+   slurmstepd forks it before the tasks. It becomes the user, and is not among the processes of the step, which SLURM
+   kills: what is in a pipe when the tasks are killed reaches the file. A second process waits beside it, with the same
+   descriptors and memory, and makes another one if somebody kills it. It ends when all pipes have ended and
+   slurmstepd has called pump_end(). libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -46,5 +43,3 @@ void pump_close(int control);
 
 /* The same, and waits for so long at most until ddp-log has ended. */
 void pump_end(int control, int ms);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * With log=, in a task, as the user: makes the file of the task's start, DIR/JOB.STEP/rank-R.start-S.log, and gives
- * what the program will write to ddp-log (pump.h). libc only.
- */
-#ifndef SPANK_REDIRECT_H
-#define SPANK_REDIRECT_H
+/* With log=, in a task, as the user: makes the file of the task's start, DIR/JOB.STEP/rank-R.start-S.log, and gives
+   what the program will write to ddp-log (pump.h). libc only. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -15,5 +12,3 @@
    earlier file of that name grows. A terminal of srun --pty stays as it is. False, with a sentence: the task must not
    run. */
 bool redirect_output(int control, const char *dir, const struct identity *identity, struct error *error);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The flight recorder's memory of one task (watch/record.h), copied and checked. The task may have written anything
- * there, and may be writing now: indices, lengths and texts are not trusted. libc only.
- */
-#ifndef SPANK_RINGS_H
-#define SPANK_RINGS_H
+/* The flight recorder's memory of one task (watch/record.h), copied and checked. The task may have written anything
+   there, and may be writing now: indices, lengths and texts are not trusted. libc only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,5 +35,3 @@ void rings_free(struct rings *rings);
 
 /* The entry at an index of a ring, checked, with terminated texts. False: there is none, or it is being written. */
 bool rings_entry(const struct ring *ring, uint32_t index, struct ddp_record_entry *entry);
-
-#endif

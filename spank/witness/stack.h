@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The stacks of a process's Python threads, which slurm_ddp's faulthandler writes to a memory file when it
- * gets a signal (libruntime/python/slurm_ddp/slurm_ddp/stack.py). The file's name tells the signal. A process without
- * such a file, or without a handler, gets none.
- */
-#ifndef RECORD_STACK_H
-#define RECORD_STACK_H
+/* The stacks of a process's Python threads, which slurm_ddp's faulthandler writes to a memory file when it
+   gets a signal (libruntime/python/slurm_ddp/slurm_ddp/stack.py). The file's name tells the signal. A process without
+   such a file, or without a handler, gets none. */
+#pragma once
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -25,5 +22,3 @@ char *stack_take(struct stack *stack, unsigned long long deadline_ns);
 
 /* The signal in the target of a link such as "/memfd:ddp_stack-59 (deleted)"; 0: it is another file. */
 int stack_signal(const char *link);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the flight recorder writes of one rank: a line of JSON, which ddp-report reads (`ddp-report --record`). The
- * format is described in ddp-report(1). Pure.
- */
-#ifndef SPANK_RECORD_TEXT_H
-#define SPANK_RECORD_TEXT_H
+/* What the flight recorder writes of one rank: a line of JSON, which ddp-report reads (`ddp-report --record`). The
+   format is described in ddp-report(1). Pure. */
+#pragma once
 
 #include <stdint.h>
 #include <sys/types.h>
@@ -30,5 +27,3 @@ struct record_rank {
 
 /* Adds the line with its newline. If it does not fit, sink->full is set. */
 void record_text(struct sink *sink, const struct record_rank *rank);
-
-#endif

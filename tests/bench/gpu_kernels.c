@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The kernels of kernels/cuda on one GPU beside what bounds them, on the shapes of a GPT:
- *
- *   those that memory bounds, beside a copy within the GPU that moves as many bytes;
- *   matrix products (cuBLASLt, as kernels/cuda/product.cu calls it) beside cublasGemmEx,
- *   and those that come with GELU beside the same without it;
- *   attention beside one matrix product of as many operations.
- *
- *   gpu_kernels [--device cuda|cpu] [--dtypes f32,tf32,bf16] [--sizes 124M|45M|tiny] [--rounds N]
- *
- * Both take turns, round by round; the share is the bound's time over the kernel's, of the
- * medians, and of the rounds that had the least and the most. cpu is to try the benchmark.
- */
+/* The kernels of kernels/cuda on one GPU beside what bounds them, on the shapes of a GPT:
+
+     those that memory bounds, beside a copy within the GPU that moves as many bytes;
+     matrix products (cuBLASLt, as kernels/cuda/product.cu calls it) beside cublasGemmEx,
+     and those that come with GELU beside the same without it;
+     attention beside one matrix product of as many operations.
+
+     gpu_kernels [--device cuda|cpu] [--dtypes f32,tf32,bf16] [--sizes 124M|45M|tiny] [--rounds N]
+
+   Both take turns, round by round; the share is the bound's time over the kernel's, of the
+   medians, and of the rounds that had the least and the most. cpu is to try the benchmark. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

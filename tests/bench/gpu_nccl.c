@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpu_nccl: what libddp adds to NCCL's calls, of one rank on one GPU: sums by ddp_issue() and ddp_wait(), by
- * ncclAllReduce() on the same communicator and queue, and copies of as many bytes within the GPU. They take
- * turns, round by round; a sample is a batch of one of them back to back, to its end as the host sees that.
- *
- *   gpu_nccl [--rounds N]
- */
+/* gpu_nccl: what libddp adds to NCCL's calls, of one rank on one GPU: sums by ddp_issue() and ddp_wait(), by
+   ncclAllReduce() on the same communicator and queue, and copies of as many bytes within the GPU. They take
+   turns, round by round; a sample is a batch of one of them back to back, to its end as the host sees that.
+
+     gpu_nccl [--rounds N] */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

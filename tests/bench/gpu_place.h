@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpu_place: where gpu_kernels measures: a GPU, with the modules of this build, or, to try the
- * benchmark, the host. What enqueues is called with `queue` in use (dk_use()).
- */
-#ifndef TESTS_BENCH_GPU_PLACE_H
-#define TESTS_BENCH_GPU_PLACE_H
+/* gpu_place: where gpu_kernels measures: a GPU, with the modules of this build, or, to try the
+   benchmark, the host. What enqueues is called with `queue` in use (dk_use()). */
+#pragma once
 
 #include "kernels.h"
 
@@ -27,5 +24,3 @@ typedef struct bench_place {
 /* False: it cannot be, and *why says why. One is open at a time. */
 bool bench_place_open_host(dk_type type, bench_place *place, const char **why);
 bool bench_place_open_gpu(dk_type type, bench_place *place, const char **why);
-
-#endif

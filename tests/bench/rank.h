@@ -1,27 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rank: one rank of a benchmark contender. The driver sends every rank the
- * same commands, a line each, and every rank answers with lines of its own,
- * into the pipe BENCH_ANSWERS that all ranks of a contender share. Not by way of
- * their launcher's output: mpirun and srun mix lines of several ranks, but a
- * pipe takes up to PIPE_BUF bytes written at once in one piece.
- *
- *   open COUNT          allocate COUNT floats     -> "@ RANK open"
- *   check               reduce a known pattern    -> "@ RANK check INDEX", -1: right
- *   run BATCH SAMPLES REWRITE  time SAMPLES batches -> "@ RANK times NS ...", "@ RANK run"
- *   close               free the memory           -> "@ RANK close"
- *
- * After start-up, with its commands open, a rank says "@ RANK ready SIZE"; an
- * error is "@ RANK error TEXT" and ends it. A batch is BATCH operations back to
- * back after a barrier that is not timed; the driver takes the slowest rank's
- * time of each batch. If REWRITE is 1, each rank writes its buffer before each
- * operation, within the batch's time. Each run begins with one more batch, which is not
- * reported: it warms caches. Before each barrier, ranks rest for
- * BENCH_REST_US microseconds: links whose rate is limited by a bucket begin
- * with a full one, whatever a barrier takes.
- */
-#ifndef BENCH_RANK_H
-#define BENCH_RANK_H
+/* rank: one rank of a benchmark contender. The driver sends every rank the
+   same commands, a line each, and every rank answers with lines of its own,
+   into the pipe BENCH_ANSWERS that all ranks of a contender share. Not by way of
+   their launcher's output: mpirun and srun mix lines of several ranks, but a
+   pipe takes up to PIPE_BUF bytes written at once in one piece.
+
+     open COUNT          allocate COUNT floats     -> "@ RANK open"
+     check               reduce a known pattern    -> "@ RANK check INDEX", -1: right
+     run BATCH SAMPLES REWRITE  time SAMPLES batches -> "@ RANK times NS ...", "@ RANK run"
+     close               free the memory           -> "@ RANK close"
+
+   After start-up, with its commands open, a rank says "@ RANK ready SIZE"; an
+   error is "@ RANK error TEXT" and ends it. A batch is BATCH operations back to
+   back after a barrier that is not timed; the driver takes the slowest rank's
+   time of each batch. If REWRITE is 1, each rank writes its buffer before each
+   operation, within the batch's time. Each run begins with one more batch, which is not
+   reported: it warms caches. Before each barrier, ranks rest for
+   BENCH_REST_US microseconds: links whose rate is limited by a bucket begin
+   with a full one, whatever a barrier takes. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -42,11 +39,9 @@ struct rank_engine {
 	char error[512];
 };
 
-/*
- * Opens this rank's commands: the pipe BENCH_COMMANDS.RANK if that variable is
- * set, else standard input (to try a rank by hand, as are answers to standard
- * output without BENCH_ANSWERS). -1 with errno.
- */
+/* Opens this rank's commands: the pipe BENCH_COMMANDS.RANK if that variable is
+   set, else standard input (to try a rank by hand, as are answers to standard
+   output without BENCH_ANSWERS). -1 with errno. */
 int rank_command_fd(int rank);
 
 /* Serves commands until the descriptor ends. Returns the exit code. */
@@ -65,5 +60,3 @@ bool rank_pin(int rank);
 
 /* Turns a decimal argument into a number; exits with a message if it is none. */
 long rank_number(const char *name, const char *text, long least, long most);
-
-#endif

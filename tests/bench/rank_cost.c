@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One rank of tests/bench/algorithms: measures a reduction by each algorithm between
- * nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network;
- * or a broadcast, beside what a chain of nodes would take that passes chunks on.
- * Rank 0 prints a line for each size and algorithm.
- */
+/* One rank of tests/bench/algorithms: measures a reduction by each algorithm between
+   nodes, beside what comm/hier/algorithms predicts from what libddp measured of the network;
+   or a broadcast, beside what a chain of nodes would take that passes chunks on.
+   Rank 0 prints a line for each size and algorithm. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What data parallelism costs on a node, or on several: a GPT's training step, in modes
- * that take turns step by step, so that a machine whose speed varies slows all of
- * them alike. A barrier starts each step.
- *
- *   rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS
- *
- * Starts its ranks itself, one thread each, or is a rank of those that others have started, if
- * RANKS is 0; in mode "single" rank 0 computes alone. For each round and mode rank 0 prints a
- * line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
- * of the mean; and rank 0's in forward, backward and ddp_model_step().
- */
+/* What data parallelism costs on a node, or on several: a GPT's training step, in modes
+   that take turns step by step, so that a machine whose speed varies slows all of
+   them alike. A barrier starts each step.
+
+     rank_modes RANKS LAYERS HEADS WIDTH VOCAB LENGTH BATCH ROUNDS
+
+   Starts its ranks itself, one thread each, or is a rank of those that others have started, if
+   RANKS is 0; in mode "single" rank 0 computes alone. For each round and mode rank 0 prints a
+   line of JSON: the seconds of the slowest rank and of the mean, and those of processor time
+   of the mean; and rank 0's in forward, backward and ddp_model_step(). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Contenders "plain" and "memcpy": what a node's memory gives without any
- * library.
- *
- *   plain   forked ranks in one shared mapping: barrier, each rank reduces
- *           its slice from all ranks and stores it to all, barrier
- *   memcpy  each rank copies its own private buffer to another, all at once:
- *           every byte read once and written once, as an all-reduce must
- */
+/* Contenders "plain" and "memcpy": what a node's memory gives without any
+   library.
+
+     plain   forked ranks in one shared mapping: barrier, each rank reduces
+             its slice from all ranks and stores it to all, barrier
+     memcpy  each rank copies its own private buffer to another, all at once:
+             every byte read once and written once, as an all-reduce must */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the machine's matrix product does at best, by the library that the
- * kernels use: prints 1e9 operations per second, the median of `rounds`.
- * usage: rank_sgemm THREADS ROUNDS
- */
+/* What the machine's matrix product does at best, by the library that the
+   kernels use: prints 1e9 operations per second, the median of `rounds`.
+   usage: rank_sgemm THREADS ROUNDS */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What ranks of startup and wireup print, so that all contenders measure the same way. */
-#ifndef TESTS_BENCH_RANK_STARTUP_H
-#define TESTS_BENCH_RANK_STARTUP_H
+#pragma once
 
 #include <stdio.h>
 #include <sys/resource.h>
@@ -62,5 +61,3 @@ static inline void startup_tell(int rank, unsigned long long done_ns, float sum,
 	printf("@ %d done %llu %g %llu %ld %.3f\n", rank, done_ns, (double)sum, begin.ns, startup_memory_kib() - begin.kib, cpu_ms);
 	fflush(stdout);
 }
-
-#endif

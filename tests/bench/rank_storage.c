@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * rank_storage: one rank of the benchmark "storage".
- *
- *   rank_storage checkpoint FOLDER TENSORS ELEMENTS   saves a model with AdamW's state, and loads it
- *   rank_storage tokens FILE LENGTH BATCH BATCHES READERS
- *   rank_storage images FILE BATCH BATCHES READERS    CIFAR-10's format; crops, flips and normalises
- *
- * Prints "save SECONDS" and "load SECONDS", or the seconds of one batch. The first batches, and the first save,
- * are not in them.
- */
+/* rank_storage: one rank of the benchmark "storage".
+
+     rank_storage checkpoint FOLDER TENSORS ELEMENTS   saves a model with AdamW's state, and loads it
+     rank_storage tokens FILE LENGTH BATCH BATCHES READERS
+     rank_storage images FILE BATCH BATCHES READERS    CIFAR-10's format; crops, flips and normalises
+
+   Prints "save SECONDS" and "load SECONDS", or the seconds of one batch. The first batches, and the first save,
+   are not in them. */
 #include <ddp.h>
 #include <stdio.h>
 #include <stdlib.h>

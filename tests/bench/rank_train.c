@@ -1,20 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One rank of the overlap benchmark: what a training step costs with its
- * communication hidden, with it in the open, and without it; and, of gradients and
- * parameters that are sharded, with new parameters in the open or hidden in the next forward.
- * `first_cut` is `overlapped` with buckets as they are cut first, by a cap that is given.
- *
- *   rank_train MIB SHARE ROUNDS LAYERS GROWTH
- *
- * The model is LAYERS tensors of MIB altogether, of which each has GROWTH percent of the
- * elements of the one before; forward and backward are as much arithmetic for each. How much
- * of it makes communication SHARE percent of backward is measured first, and followed up. A
- * round is a step of each mode, of which rank 0 prints a JSON line; each figure is the slowest
- * rank's. `tail` is the time from the end of backward to that of the step. With BENCH_PIN, a rank
- * has one core for all it does. With BENCH_WAIT, forward and backward are waits, as for a GPU,
- * which leave the core to communication.
- */
+/* One rank of the overlap benchmark: what a training step costs with its
+   communication hidden, with it in the open, and without it; and, of gradients and
+   parameters that are sharded, with new parameters in the open or hidden in the next forward.
+   `first_cut` is `overlapped` with buckets as they are cut first, by a cap that is given.
+
+     rank_train MIB SHARE ROUNDS LAYERS GROWTH
+
+   The model is LAYERS tensors of MIB altogether, of which each has GROWTH percent of the
+   elements of the one before; forward and backward are as much arithmetic for each. How much
+   of it makes communication SHARE percent of backward is measured first, and followed up. A
+   round is a step of each mode, of which rank 0 prints a JSON line; each figure is the slowest
+   rank's. `tail` is the time from the end of backward to that of the step. With BENCH_PIN, a rank
+   has one core for all it does. With BENCH_WAIT, forward and backward are waits, as for a GPU,
+   which leave the core to communication. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/resource.h>

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Contender "wire": the link between two nodes without any library. Each of
- * two ranks sends COUNT floats to the other over TCP and receives as many at
- * the same time: what an all-reduce of two nodes has to move.
- *
- * usage, under srun: rank_wire RENDEZVOUS_FILE (a path that both nodes see)
- */
+/* Contender "wire": the link between two nodes without any library. Each of
+   two ranks sends COUNT floats to the other over TCP and receives as many at
+   the same time: what an all-reduce of two nodes has to move.
+
+   usage, under srun: rank_wire RENDEZVOUS_FILE (a path that both nodes see) */
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * For programs that fork while they have threads, under the address sanitizer of
- * gcc before 14 and clang before 17: their allocator has locks, which a child
- * inherits as they are. A thread of slurmstepd that held one when it forked
- * a task left that task waiting for ever. Preloaded before the sanitizer's own
- * library, this lets nobody into the allocator while a process forks.
- */
+/* For programs that fork while they have threads, under the address sanitizer of
+   gcc before 14 and clang before 17: their allocator has locks, which a child
+   inherits as they are. A thread of slurmstepd that held one when it forked
+   a task left that task waiting for ever. Preloaded before the sanitizer's own
+   library, this lets nobody into the allocator while a process forks. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -18,11 +16,9 @@ void *__interceptor_realloc(void *, size_t);
 int __interceptor_posix_memalign(void **, size_t, size_t);
 void __interceptor_free(void *);
 
-/*
- * Not a mutex of pthreads, which the sanitizer replaces, too, and not before it
- * has begun. A thread may enter again: another library's handler of a fork may
- * allocate. The address of `here` stays a thread's in the child that it forks.
- */
+/* Not a mutex of pthreads, which the sanitizer replaces, too, and not before it
+   has begun. A thread may enter again: another library's handler of a fork may
+   allocate. The address of `here` stays a thread's in the child that it forks. */
 static _Atomic(char *) owner;
 static __thread char here __attribute__((tls_model("initial-exec")));
 static int depth;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Preloaded, this starts the threads of a program in the reverse order: srun
- * launches the components of a heterogeneous step in a thread each, and tells a
- * plugin of the one whose thread comes first.
- */
+/* Preloaded, this starts the threads of a program in the reverse order: srun
+   launches the components of a heterogeneous step in a thread each, and tells a
+   plugin of the one whose thread comes first. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * link_probe NODES SECONDS SILENCE_MS [TASKS]: srun's relay thread, and so many nodes that hold links to it for so long,
- * in a process of their own. It prints what srun's side takes of each: for tests and a model of large steps.
- * With TASKS, so many a node, the step is one of restart=1: in its middle a rank fails, and all nodes begin a new
- * generation as if their programs ended at once.
- */
+/* link_probe NODES SECONDS SILENCE_MS [TASKS]: srun's relay thread, and so many nodes that hold links to it for so long,
+   in a process of their own. It prints what srun's side takes of each: for tests and a model of large steps.
+   With TASKS, so many a node, the step is one of restart=1: in its middle a rank fails, and all nodes begin a new
+   generation as if their programs ended at once. */
 #include <dirent.h>
 #include <poll.h>
 #include <stdio.h>

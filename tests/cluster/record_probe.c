@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * record_probe: ranks with operations for the flight recorder, for tests/cluster/spank_record.sh.
- *
- *   record_probe WHAT RANK MARK
- *
- * All ranks do 20 sums and a barrier, and then RANK does something else, while the others go on with a sum: mismatch: it
- * broadcasts; hang: it computes nothing until it is killed; stop: it stops itself; die: it kills itself; wait: it comes to
- * the sum when the file MARK is there, and then all end with code 0.
- */
+/* record_probe: ranks with operations for the flight recorder, for tests/cluster/spank_record.sh.
+
+     record_probe WHAT RANK MARK
+
+   All ranks do 20 sums and a barrier, and then RANK does something else, while the others go on with a sum: mismatch: it
+   broadcasts; hang: it computes nothing until it is killed; stop: it stops itself; die: it kills itself; wait: it comes to
+   the sum when the file MARK is there, and then all end with code 0. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>

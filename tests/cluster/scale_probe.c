@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scale_probe: a rank of a large world, which does random operations with all others and
- * in random groups, loses one of them, and goes on without it; for tests on clusters.
- * Rank 0 tells what each part took. The seed may be given.
- */
+/* scale_probe: a rank of a large world, which does random operations with all others and
+   in random groups, loses one of them, and goes on without it; for tests on clusters.
+   Rank 0 tells what each part took. The seed may be given. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * silence_probe: ranks that work until a node falls silent, for tests/cluster/silence.sh.
- *
- *   silence_probe WHAT MARK [LAST]
- *
- * WHAT: reduce: sums of 1 MiB, one after the other, whose bytes are checked; barrier: the ranks of the last
- * node do not come to a barrier; receive: all other ranks wait for a message of the last rank; idle: a rank
- * issues nothing until the file MARK.go is there; groups: sums in groups of the ranks with one local rank.
- * A rank makes the file MARK.RANK when it is at work. It ends with code 0 when the file MARK.stop is there and
- * all have seen it. After an error it says when that came ("error MS TEXT", by the machine's monotonic
- * clock), shrinks, says how long that took ("shrunk MS RANKS"), and sums over the ranks that are left; with the
- * WHAT again: until the next error, or the file MARK.stop. With LAST, the last node's ranks wait for their end
- * instead of shrinking.
- */
+/* silence_probe: ranks that work until a node falls silent, for tests/cluster/silence.sh.
+
+     silence_probe WHAT MARK [LAST]
+
+   WHAT: reduce: sums of 1 MiB, one after the other, whose bytes are checked; barrier: the ranks of the last
+   node do not come to a barrier; receive: all other ranks wait for a message of the last rank; idle: a rank
+   issues nothing until the file MARK.go is there; groups: sums in groups of the ranks with one local rank.
+   A rank makes the file MARK.RANK when it is at work. It ends with code 0 when the file MARK.stop is there and
+   all have seen it. After an error it says when that came ("error MS TEXT", by the machine's monotonic
+   clock), shrinks, says how long that took ("shrunk MS RANKS"), and sums over the ranks that are left; with the
+   WHAT again: until the next error, or the file MARK.stop. With LAST, the last node's ranks wait for their end
+   instead of shrinking. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,25 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * training_probe: steps of a tiny model, in which one rank does something else;
- * for tests on clusters.
- *
- *   training_probe ACTION RANK [FILE [SECONDS]]
- *
- * With never, RANK ends with 0 before ddp_init(); with retry, a model of all ranks fails, and
- * another one is trained. After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
- * there for ever; leave: exits with 0, without a word; finish: the same after
- * ddp_finalize(); go: goes on, too; busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
- * yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
- * and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
- * SECONDS after the others. So they do with these, of which RANK alone does more: miss: it stops itself
- * before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
- * is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
- *
- * With slow, all go on for SECONDS; each step computes for SHORT_US of processor time, and RANK also waits for SLOW_US, as for a disk.
- *
- * With pair, all open two more contexts after three steps and end one of them; then RANK hangs in forward, and the
- * others wait for it in a barrier of the other one.
- */
+/* training_probe: steps of a tiny model, in which one rank does something else;
+   for tests on clusters.
+
+     training_probe ACTION RANK [FILE [SECONDS]]
+
+   With never, RANK ends with 0 before ddp_init(); with retry, a model of all ranks fails, and
+   another one is trained. After three steps RANK makes FILE and then: hang: sleeps in forward; spin: computes
+   there for ever; leave: exits with 0, without a word; finish: the same after
+   ddp_finalize(); go: goes on, too; busy: is in evaluation for SECONDS; save: in a checkpoint; late: nothing
+   yet; none: nothing. The others go on until an error, which gives exit code 3; after `busy`
+   and `save`, and with `late`, `retry` and `none`, all end after three steps more, RANK with `late`
+   SECONDS after the others. So they do with these, of which RANK alone does more: miss: it stops itself
+   before ddp_finalize(); halt: behind it; alarm: SECONDS microseconds behind its last step, wherever it
+   is then; linger: hangs in its exit; work: computes for SECONDS behind ddp_finalize().
+
+   With slow, all go on for SECONDS; each step computes for SHORT_US of processor time, and RANK also waits for SLOW_US, as for a disk.
+
+   With pair, all open two more contexts after three steps and end one of them; then RANK hangs in forward, and the
+   others wait for it in a barrier of the other one. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * wireup_probe: one rank that discovers itself, wires up, agrees and exchanges
- * blobs, but opens no communicator; for tests on clusters.
- */
+/* wireup_probe: one rank that discovers itself, wires up, agrees and exchanges
+   blobs, but opens no communicator; for tests on clusters. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -322,7 +322,6 @@ static int view_for_tests(const void *address, size_t bytes, bool writes, void *
 	return fake_gpu_view(address, bytes, writes, view);
 }
 
-
 static int number(const char *variable, int otherwise)
 {
 	const char *given = getenv(variable);

@@ -24,224 +24,102 @@ static operand writes_indices(const int32_t *address, int64_t n)
 	return (operand){ address, (size_t)n * sizeof(*address), true, false };
 }
 
-static void run_convolution_forward(task *t, void **at)
-{
-	dk_cpu_convolution_forward(at[0], at[1], at[2], at[3], at[4], &t->window, t->n[0]);
-}
+HOST_KERNEL(convolution_forward, (dk_queue *queue, float *out, float *work, const float *in,
+	    const float *weight, const float *bias, const dk_window *window, int64_t outputs),
+	FIELDS(.window = *window, .n = { outputs }),
+	dk_cpu_convolution_forward(at[0], at[1], at[2], at[3], at[4], &t->window, t->n[0]),
+	writes(out, outputs * places(window)), writes(work, (int64_t)dk_convolution_work(window, outputs)),
+	reads(in, image_numbers(window)), reads(weight, weights(window, outputs)), reads(bias, outputs))
 
-static void convolution_forward(dk_queue *queue, float *out, float *work, const float *in,
-                                const float *weight, const float *bias, const dk_window *window,
-                                int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_convolution_forward, .window = *window,
-		.n = { outputs }, .operands = {
-		writes(out, outputs * places(window)),
-		writes(work, (int64_t)dk_convolution_work(window, outputs)),
-		reads(in, image_numbers(window)), reads(weight, weights(window, outputs)),
-		reads(bias, outputs) } });
-}
+HOST_KERNEL(convolution_backward_params, (dk_queue *queue, float *dweight, float *dbias, float *work,
+	    const float *dout, const float *in, const dk_window *window, int64_t outputs),
+	FIELDS(.window = *window, .n = { outputs }),
+	dk_cpu_convolution_backward_params(at[0], at[1], at[2], at[3], at[4], &t->window, t->n[0]),
+	writes(dweight, weights(window, outputs)), writes(dbias, outputs),
+	writes(work, (int64_t)dk_convolution_work(window, outputs)), reads(dout, outputs * places(window)),
+	reads(in, image_numbers(window)))
 
-static void run_convolution_backward_params(task *t, void **at)
-{
-	dk_cpu_convolution_backward_params(at[0], at[1], at[2], at[3], at[4], &t->window, t->n[0]);
-}
+HOST_KERNEL(convolution_backward_input, (dk_queue *queue, float *din, float *work, const float *dout,
+	    const float *weight, const dk_window *window, int64_t outputs),
+	FIELDS(.window = *window, .n = { outputs }),
+	dk_cpu_convolution_backward_input(at[0], at[1], at[2], at[3], &t->window, t->n[0]),
+	writes(din, image_numbers(window)), writes(work, (int64_t)dk_convolution_work(window, outputs)),
+	reads(dout, outputs * places(window)), reads(weight, weights(window, outputs)))
 
-static void convolution_backward_params(dk_queue *queue, float *dweight, float *dbias, float *work,
-                                        const float *dout, const float *in, const dk_window *window,
-                                        int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_convolution_backward_params, .window = *window,
-		.n = { outputs }, .operands = {
-		writes(dweight, weights(window, outputs)), writes(dbias, outputs),
-		writes(work, (int64_t)dk_convolution_work(window, outputs)),
-		reads(dout, outputs * places(window)), reads(in, image_numbers(window)) } });
-}
+HOST_KERNEL(max_pool_forward, (dk_queue *queue, float *out, int32_t *which, const float *in,
+	    const dk_window *window),
+	FIELDS(.window = *window), dk_cpu_max_pool_forward(at[0], at[1], at[2], &t->window),
+	writes(out, window->channels * places(window)),
+	writes_indices(which, window->channels * places(window)), reads(in, image_numbers(window)))
 
-static void run_convolution_backward_input(task *t, void **at)
-{
-	dk_cpu_convolution_backward_input(at[0], at[1], at[2], at[3], &t->window, t->n[0]);
-}
+HOST_KERNEL(max_pool_backward, (dk_queue *queue, float *din, const float *dout, const int32_t *which,
+	    const dk_window *window),
+	FIELDS(.window = *window), dk_cpu_max_pool_backward(at[0], at[1], at[2], &t->window),
+	writes(din, image_numbers(window)), reads(dout, window->channels * places(window)),
+	reads_indices(which, window->channels * places(window)))
 
-static void convolution_backward_input(dk_queue *queue, float *din, float *work, const float *dout,
-                                       const float *weight, const dk_window *window,
-                                       int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_convolution_backward_input, .window = *window,
-		.n = { outputs }, .operands = {
-		writes(din, image_numbers(window)),
-		writes(work, (int64_t)dk_convolution_work(window, outputs)),
-		reads(dout, outputs * places(window)), reads(weight, weights(window, outputs)) } });
-}
+HOST_KERNEL(average_pool_forward, (dk_queue *queue, float *out, const float *in, const dk_window *window),
+	FIELDS(.window = *window), dk_cpu_average_pool_forward(at[0], at[1], &t->window),
+	writes(out, window->channels * places(window)), reads(in, image_numbers(window)))
 
-static void run_max_pool_forward(task *t, void **at)
-{
-	dk_cpu_max_pool_forward(at[0], at[1], at[2], &t->window);
-}
+HOST_KERNEL(average_pool_backward, (dk_queue *queue, float *din, const float *dout, const dk_window *window),
+	FIELDS(.window = *window), dk_cpu_average_pool_backward(at[0], at[1], &t->window),
+	writes(din, image_numbers(window)), reads(dout, window->channels * places(window)))
 
-static void max_pool_forward(dk_queue *queue, float *out, int32_t *which, const float *in,
-                             const dk_window *window)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_max_pool_forward, .window = *window, .operands = {
-		writes(out, window->channels * places(window)),
-		writes_indices(which, window->channels * places(window)),
-		reads(in, image_numbers(window)) } });
-}
+HOST_KERNEL(batch_norm_moments, (dk_queue *queue, double *moments, float *work, const float *in, int64_t rows,
+	    int64_t channels),
+	FIELDS(.n = { rows, channels }), dk_cpu_batch_norm_moments(at[0], at[1], at[2], t->n[0], t->n[1]),
+	writes_double(moments, 2 * channels), writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
+	reads(in, rows * channels))
 
-static void run_max_pool_backward(task *t, void **at)
-{
-	dk_cpu_max_pool_backward(at[0], at[1], at[2], &t->window);
-}
+HOST_KERNEL(batch_norm_statistics, (dk_queue *queue, float *mean, float *rstd, float *running_mean,
+	    float *running_variance, double momentum, const double *moments, int64_t all_rows, int64_t channels),
+	FIELDS(.momentum = momentum, .n = { all_rows, channels }),
+	dk_cpu_batch_norm_statistics(at[0], at[1], at[2], at[3], t->momentum, at[4], t->n[0], t->n[1]),
+	writes(mean, channels), writes(rstd, channels), writes(running_mean, channels),
+	writes(running_variance, channels), reads_double(moments, 2 * channels))
 
-static void max_pool_backward(dk_queue *queue, float *din, const float *dout, const int32_t *which,
-                              const dk_window *window)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_max_pool_backward, .window = *window, .operands = {
-		writes(din, image_numbers(window)), reads(dout, window->channels * places(window)),
-		reads_indices(which, window->channels * places(window)) } });
-}
+HOST_KERNEL(batch_norm_apply, (dk_queue *queue, float *out, float *work, const float *in, const float *mean,
+	    const float *rstd, const float *gain, const float *bias, int64_t rows, int64_t channels),
+	FIELDS(.n = { rows, channels }),
+	dk_cpu_batch_norm_apply(at[0], at[1], at[2], at[3], at[4], at[5], at[6], t->n[0], t->n[1]),
+	writes(out, rows * channels), writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
+	reads(in, rows * channels), reads(mean, channels), reads(rstd, channels), reads(gain, channels),
+	reads(bias, channels))
 
-static void run_average_pool_forward(task *t, void **at)
-{
-	dk_cpu_average_pool_forward(at[0], at[1], &t->window);
-}
+HOST_KERNEL(batch_norm_sums, (dk_queue *queue, double *sums, float *dgain, float *dbias, float *work,
+	    const float *dout, const float *in, const float *mean, const float *rstd, int64_t rows,
+	    int64_t channels),
+	FIELDS(.n = { rows, channels }),
+	dk_cpu_batch_norm_sums(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]),
+	writes_double(sums, 2 * channels), writes(dgain, channels), writes(dbias, channels),
+	writes(work, (int64_t)dk_batch_norm_work(rows, channels)), reads(dout, rows * channels),
+	reads(in, rows * channels), reads(mean, channels), reads(rstd, channels))
 
-static void average_pool_forward(dk_queue *queue, float *out, const float *in,
-                                 const dk_window *window)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_average_pool_forward, .window = *window, .operands = {
-		writes(out, window->channels * places(window)), reads(in, image_numbers(window)) } });
-}
+HOST_KERNEL(batch_norm_input, (dk_queue *queue, float *din, float *work, const float *dout, const float *in,
+	    const float *mean, const float *rstd, const float *gain, const double *sums, int64_t all_rows,
+	    int64_t rows, int64_t channels),
+	FIELDS(.n = { all_rows, rows, channels }),
+	dk_cpu_batch_norm_input(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1], t->n[2]),
+	writes(din, rows * channels), writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
+	reads(dout, rows * channels), reads(in, rows * channels), reads(mean, channels), reads(rstd, channels),
+	reads(gain, channels), reads_double(sums, 2 * channels))
 
-static void run_average_pool_backward(task *t, void **at)
-{
-	dk_cpu_average_pool_backward(at[0], at[1], &t->window);
-}
+HOST_KERNEL(batch_norm_eval, (dk_queue *queue, float *out, const float *in, const float *gain,
+	    const float *bias, const float *running_mean, const float *running_variance, int64_t rows,
+	    int64_t channels),
+	FIELDS(.n = { rows, channels }),
+	dk_cpu_batch_norm_eval(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]),
+	writes(out, rows * channels), reads(in, rows * channels), reads(gain, channels), reads(bias, channels),
+	reads(running_mean, channels), reads(running_variance, channels))
 
-static void average_pool_backward(dk_queue *queue, float *din, const float *dout,
-                                  const dk_window *window)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_average_pool_backward, .window = *window,
-		.operands = {
-		writes(din, image_numbers(window)), reads(dout, window->channels * places(window)) } });
-}
+HOST_KERNEL(relu_forward, (dk_queue *queue, float *out, const float *in, int64_t n),
+	FIELDS(.n = { n }), dk_cpu_relu_forward(at[0], at[1], t->n[0]),
+	writes(out, n), reads(in, n))
 
-static void run_batch_norm_moments(task *t, void **at)
-{
-	dk_cpu_batch_norm_moments(at[0], at[1], at[2], t->n[0], t->n[1]);
-}
-
-static void batch_norm_moments(dk_queue *queue, double *moments, float *work, const float *in,
-                               int64_t rows, int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_moments, .n = { rows, channels },
-		.operands = {
-		writes_double(moments, 2 * channels),
-		writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
-		reads(in, rows * channels) } });
-}
-
-static void run_batch_norm_statistics(task *t, void **at)
-{
-	dk_cpu_batch_norm_statistics(at[0], at[1], at[2], at[3], t->momentum, at[4], t->n[0], t->n[1]);
-}
-
-static void batch_norm_statistics(dk_queue *queue, float *mean, float *rstd, float *running_mean,
-                                  float *running_variance, double momentum, const double *moments,
-                                  int64_t all_rows, int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_statistics, .momentum = momentum,
-		.n = { all_rows, channels }, .operands = {
-		writes(mean, channels), writes(rstd, channels), writes(running_mean, channels),
-		writes(running_variance, channels), reads_double(moments, 2 * channels) } });
-}
-
-static void run_batch_norm_apply(task *t, void **at)
-{
-	dk_cpu_batch_norm_apply(at[0], at[1], at[2], at[3], at[4], at[5], at[6], t->n[0], t->n[1]);
-}
-
-static void batch_norm_apply(dk_queue *queue, float *out, float *work, const float *in,
-                             const float *mean, const float *rstd, const float *gain,
-                             const float *bias, int64_t rows, int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_apply, .n = { rows, channels },
-		.operands = {
-		writes(out, rows * channels), writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
-		reads(in, rows * channels), reads(mean, channels), reads(rstd, channels),
-		reads(gain, channels), reads(bias, channels) } });
-}
-
-static void run_batch_norm_sums(task *t, void **at)
-{
-	dk_cpu_batch_norm_sums(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]);
-}
-
-static void batch_norm_sums(dk_queue *queue, double *sums, float *dgain, float *dbias, float *work,
-                            const float *dout, const float *in, const float *mean,
-                            const float *rstd, int64_t rows, int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_sums, .n = { rows, channels },
-		.operands = {
-		writes_double(sums, 2 * channels), writes(dgain, channels), writes(dbias, channels),
-		writes(work, (int64_t)dk_batch_norm_work(rows, channels)), reads(dout, rows * channels),
-		reads(in, rows * channels), reads(mean, channels), reads(rstd, channels) } });
-}
-
-static void run_batch_norm_input(task *t, void **at)
-{
-	dk_cpu_batch_norm_input(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1],
-		t->n[2]);
-}
-
-static void batch_norm_input(dk_queue *queue, float *din, float *work, const float *dout,
-                             const float *in, const float *mean, const float *rstd,
-                             const float *gain, const double *sums, int64_t all_rows, int64_t rows,
-                             int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_input,
-		.n = { all_rows, rows, channels }, .operands = {
-		writes(din, rows * channels), writes(work, (int64_t)dk_batch_norm_work(rows, channels)),
-		reads(dout, rows * channels), reads(in, rows * channels), reads(mean, channels),
-		reads(rstd, channels), reads(gain, channels), reads_double(sums, 2 * channels) } });
-}
-
-static void run_batch_norm_eval(task *t, void **at)
-{
-	dk_cpu_batch_norm_eval(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]);
-}
-
-static void batch_norm_eval(dk_queue *queue, float *out, const float *in, const float *gain,
-                            const float *bias, const float *running_mean,
-                            const float *running_variance, int64_t rows, int64_t channels)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_batch_norm_eval, .n = { rows, channels },
-		.operands = {
-		writes(out, rows * channels), reads(in, rows * channels), reads(gain, channels),
-		reads(bias, channels), reads(running_mean, channels),
-		reads(running_variance, channels) } });
-}
-
-static void run_relu_forward(task *t, void **at)
-{
-	dk_cpu_relu_forward(at[0], at[1], t->n[0]);
-}
-
-static void relu_forward(dk_queue *queue, float *out, const float *in, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_relu_forward, .n = { n }, .operands = {
-		writes(out, n), reads(in, n) } });
-}
-
-static void run_relu_backward(task *t, void **at)
-{
-	dk_cpu_relu_backward(at[0], at[1], t->n[0]);
-}
-
-static void relu_backward(dk_queue *queue, float *grad, const float *out, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_relu_backward, .n = { n }, .operands = {
-		writes(grad, n), reads(out, n) } });
-}
+HOST_KERNEL(relu_backward, (dk_queue *queue, float *grad, const float *out, int64_t n),
+	FIELDS(.n = { n }), dk_cpu_relu_backward(at[0], at[1], t->n[0]),
+	writes(grad, n), reads(out, n))
 
 static void run_cross_entropy(task *t, void **at)
 {

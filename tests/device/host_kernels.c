@@ -8,28 +8,15 @@
 
 /* ---- elements --------------------------------------------------------------------------- */
 
-static void run_zero(task *t, void **at)
-{
-	dk_zero(at[0], t->n[0]);
-}
+HOST_KERNEL(host_zero, (dk_queue *queue, float *x, int64_t n),
+	FIELDS(.n = { n }), dk_zero(at[0], t->n[0]),
+	writes_tensor(x, n))
 
-static void host_zero(dk_queue *queue, float *x, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_zero, .n = { n }, .operands = { writes_tensor(x, n) } });
-}
-
-static void run_update(task *t, void **at)
-{
-	t->update.rounded = at[4];
-	dk_update(at[0], at[1], at[2], at[3], t->n[0], &t->update);
-}
-
-static void host_update(dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
-                        const dk_update_args *args)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_update, .n = { n }, .update = *args, .operands = {
-		writes(param, n), writes(grad, n), writes(first, n), writes(second, n), writes_short(args->rounded, n) } });
-}
+HOST_KERNEL(host_update, (dk_queue *queue, float *param, float *grad, float *first, float *second, int64_t n,
+	    const dk_update_args *args),
+	FIELDS(.n = { n }, .update = *args),
+	t->update.rounded = at[4]; dk_update(at[0], at[1], at[2], at[3], t->n[0], &t->update),
+	writes(param, n), writes(grad, n), writes(first, n), writes(second, n), writes_short(args->rounded, n))
 
 static void run_largest(task *t, void **at)
 {
@@ -78,74 +65,29 @@ static void host_squares_at(dk_queue *queue, double *sums, const dk_array *array
 	}
 }
 
-static void run_checksum_at(task *t, void **at)
-{
-	dk_checksum_at(at[0], at[1], t->n[0], t->n[1]);
-}
+HOST_KERNEL(host_checksum_at, (dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece),
+	FIELDS(.n = { n, piece }), dk_checksum_at(at[0], at[1], t->n[0], t->n[1]),
+	(operand){ sums, (size_t)((n + piece - 1) / piece) * sizeof(*sums), true, false }, reads(x, n))
 
-static void host_checksum_at(dk_queue *queue, uint64_t *sums, const float *x, int64_t n, int64_t piece)
-{
-	const operand written = { sums, (size_t)((n + piece - 1) / piece) * sizeof(*sums), true, false };
+HOST_KERNEL(host_scale, (dk_queue *queue, float *x, int64_t n, float factor),
+	FIELDS(.n = { n }, .factor = factor), dk_scale(at[0], t->n[0], t->factor),
+	writes(x, n))
 
-	ddp_host_enqueue(queue, &(task){ .run = run_checksum_at, .n = { n, piece }, .operands = { written, reads(x, n) } });
-}
+HOST_KERNEL(host_to_bf16, (dk_queue *queue, uint16_t *out, const float *in, int64_t n),
+	FIELDS(.n = { n }), dk_to_bf16(at[0], at[1], t->n[0]),
+	writes_short(out, n), reads(in, n))
 
-static void run_scale(task *t, void **at)
-{
-	dk_scale(at[0], t->n[0], t->factor);
-}
+HOST_KERNEL(host_from_bf16, (dk_queue *queue, float *out, const uint16_t *in, int64_t n),
+	FIELDS(.n = { n }), dk_from_bf16(at[0], at[1], t->n[0]),
+	writes(out, n), reads_short(in, n))
 
-static void host_scale(dk_queue *queue, float *x, int64_t n, float factor)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_scale, .n = { n }, .factor = factor, .operands = { writes(x, n) } });
-}
+HOST_KERNEL(host_to_f16, (dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor),
+	FIELDS(.n = { n }, .factor = factor), dk_to_f16(at[0], at[1], t->n[0], t->factor),
+	writes_short(out, n), reads(in, n))
 
-static void run_to_bf16(task *t, void **at)
-{
-	dk_to_bf16(at[0], at[1], t->n[0]);
-}
-
-static void host_to_bf16(dk_queue *queue, uint16_t *out, const float *in, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_to_bf16, .n = { n },
-	                        .operands = { writes_short(out, n), reads(in, n) } });
-}
-
-static void run_from_bf16(task *t, void **at)
-{
-	dk_from_bf16(at[0], at[1], t->n[0]);
-}
-
-static void host_from_bf16(dk_queue *queue, float *out, const uint16_t *in, int64_t n)
-{
-	const operand narrow = { in, (size_t)n * sizeof(*in), false, false };
-
-	ddp_host_enqueue(queue, &(task){ .run = run_from_bf16, .n = { n }, .operands = { writes(out, n), narrow } });
-}
-
-static void run_to_f16(task *t, void **at)
-{
-	dk_to_f16(at[0], at[1], t->n[0], t->factor);
-}
-
-static void host_to_f16(dk_queue *queue, uint16_t *out, const float *in, int64_t n, float factor)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_to_f16, .n = { n }, .factor = factor,
-	                        .operands = { writes_short(out, n), reads(in, n) } });
-}
-
-static void run_from_f16(task *t, void **at)
-{
-	dk_from_f16(at[0], at[1], t->n[0], t->factor);
-}
-
-static void host_from_f16(dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor)
-{
-	const operand narrow = { in, (size_t)n * sizeof(*in), false, false };
-
-	ddp_host_enqueue(queue, &(task){ .run = run_from_f16, .n = { n }, .factor = factor,
-	                        .operands = { writes(out, n), narrow } });
-}
+HOST_KERNEL(host_from_f16, (dk_queue *queue, float *out, const uint16_t *in, int64_t n, float factor),
+	FIELDS(.n = { n }, .factor = factor), dk_from_f16(at[0], at[1], t->n[0], t->factor),
+	writes(out, n), reads_short(in, n))
 
 /* ---- matrix products --------------------------------------------------------------------- */
 
@@ -172,47 +114,27 @@ static void host_gemm(dk_queue *queue, const dk_gemm_args *g)
 		reads_tensor(g->a, a), reads_tensor(g->b, b), writes_tensor(g->c, extent(g->m, g->n, g->ldc)) } });
 }
 
-static void run_linear_forward(task *t, void **at)
-{
-	dk_linear_forward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2]);
-}
+HOST_KERNEL(host_linear_forward, (dk_queue *queue, float *out, const float *in, const float *weight,
+	    const float *bias, const float *residual, int64_t rows, int64_t inputs, int64_t outputs),
+	FIELDS(.n = { rows, inputs, outputs }),
+	dk_linear_forward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2]),
+	writes_tensor(out, rows * outputs), reads_tensor(in, rows * inputs),
+	reads_tensor(weight, inputs * outputs), reads_tensor(bias, outputs),
+	reads_tensor(residual, rows * outputs))
 
-static void host_linear_forward(dk_queue *queue, float *out, const float *in, const float *weight,
-                                const float *bias, const float *residual, int64_t rows,
-                                int64_t inputs, int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_linear_forward, .n = { rows, inputs, outputs }, .operands = {
-		writes_tensor(out, rows * outputs), reads_tensor(in, rows * inputs), reads_tensor(weight, inputs * outputs),
-		reads_tensor(bias, outputs), reads_tensor(residual, rows * outputs) } });
-}
+HOST_KERNEL(host_linear_backward_params, (dk_queue *queue, float *dweight, float *dbias, const float *dout,
+	    const float *in, int64_t rows, int64_t inputs, int64_t outputs),
+	FIELDS(.n = { rows, inputs, outputs }),
+	dk_linear_backward_params(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]),
+	writes(dweight, inputs * outputs), writes(dbias, outputs), reads_tensor(dout, rows * outputs),
+	reads_tensor(in, rows * inputs))
 
-static void run_linear_backward_params(task *t, void **at)
-{
-	dk_linear_backward_params(at[0], at[1], at[2], at[3], t->n[0], t->n[1], t->n[2]);
-}
-
-static void host_linear_backward_params(dk_queue *queue, float *dweight, float *dbias,
-                                        const float *dout, const float *in, int64_t rows,
-                                        int64_t inputs, int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_params, .n = { rows, inputs, outputs },
-	                        .operands = { writes(dweight, inputs * outputs), writes(dbias, outputs),
-	                                      reads_tensor(dout, rows * outputs), reads_tensor(in, rows * inputs) } });
-}
-
-static void run_linear_backward_input(task *t, void **at)
-{
-	dk_linear_backward_input(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]);
-}
-
-static void host_linear_backward_input(dk_queue *queue, float *din, const float *dout,
-                                       const float *weight, int64_t rows, int64_t inputs,
-                                       int64_t outputs)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_linear_backward_input, .n = { rows, inputs, outputs },
-	                        .operands = { writes_tensor(din, rows * inputs), reads_tensor(dout, rows * outputs),
-	                                      reads_tensor(weight, inputs * outputs) } });
-}
+HOST_KERNEL(host_linear_backward_input, (dk_queue *queue, float *din, const float *dout, const float *weight,
+	    int64_t rows, int64_t inputs, int64_t outputs),
+	FIELDS(.n = { rows, inputs, outputs }),
+	dk_linear_backward_input(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2]),
+	writes_tensor(din, rows * inputs), reads_tensor(dout, rows * outputs),
+	reads_tensor(weight, inputs * outputs))
 
 /* ---- layers ------------------------------------------------------------------------------ */
 
@@ -280,111 +202,54 @@ static void host_add_rows(dk_queue *queue, float *out, const int32_t *rows, cons
 	                        .operands = { reads_indices(rows, count), reads(values, count * width) } });
 }
 
-static void run_layernorm_forward(task *t, void **at)
-{
-	dk_layernorm_forward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]);
-}
+HOST_KERNEL(host_layernorm_forward, (dk_queue *queue, float *out, float *mean, float *rstd, const float *in,
+	    const float *gain, const float *bias, int64_t rows, int64_t width),
+	FIELDS(.n = { rows, width }),
+	dk_layernorm_forward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1]),
+	writes_tensor(out, rows * width), writes(mean, rows), writes(rstd, rows),
+	reads_tensor(in, rows * width), reads_tensor(gain, width), reads_tensor(bias, width))
 
-static void host_layernorm_forward(dk_queue *queue, float *out, float *mean, float *rstd,
-                                   const float *in, const float *gain, const float *bias,
-                                   int64_t rows, int64_t width)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_forward, .n = { rows, width }, .operands = {
-		writes_tensor(out, rows * width), writes(mean, rows), writes(rstd, rows), reads_tensor(in, rows * width),
-		reads_tensor(gain, width), reads_tensor(bias, width) } });
-}
+HOST_KERNEL(host_layernorm_backward, (dk_queue *queue, float *din, float *dgain, float *dbias,
+	    const float *dout, const float *in, const float *mean, const float *rstd, const float *gain,
+	    int64_t rows, int64_t width),
+	FIELDS(.n = { rows, width }),
+	dk_layernorm_backward(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]),
+	writes_tensor(din, rows * width), writes(dgain, width), writes(dbias, width),
+	reads_tensor(dout, rows * width), reads_tensor(in, rows * width), reads(mean, rows), reads(rstd, rows),
+	reads_tensor(gain, width))
 
-static void run_layernorm_backward(task *t, void **at)
-{
-	dk_layernorm_backward(at[0], at[1], at[2], at[3], at[4], at[5], at[6], at[7], t->n[0], t->n[1]);
-}
+HOST_KERNEL(host_gelu_forward, (dk_queue *queue, float *out, const float *in, int64_t n),
+	FIELDS(.n = { n }), dk_gelu_forward(at[0], at[1], t->n[0]),
+	writes_tensor(out, n), reads_tensor(in, n))
 
-static void host_layernorm_backward(dk_queue *queue, float *din, float *dgain, float *dbias,
-                                    const float *dout, const float *in, const float *mean,
-                                    const float *rstd, const float *gain, int64_t rows, int64_t width)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_layernorm_backward, .n = { rows, width }, .operands = {
-		writes_tensor(din, rows * width), writes(dgain, width), writes(dbias, width), reads_tensor(dout, rows * width),
-		reads_tensor(in, rows * width), reads(mean, rows), reads(rstd, rows), reads_tensor(gain, width) } });
-}
+HOST_KERNEL(host_gelu_backward, (dk_queue *queue, float *grad, const float *in, int64_t n),
+	FIELDS(.n = { n }), dk_gelu_backward(at[0], at[1], t->n[0]),
+	writes_tensor(grad, n), reads_tensor(in, n))
 
-static void run_gelu_forward(task *t, void **at)
-{
-	dk_gelu_forward(at[0], at[1], t->n[0]);
-}
+HOST_KERNEL(host_add, (dk_queue *queue, float *out, const float *a, const float *b, int64_t n),
+	FIELDS(.n = { n }), dk_add(at[0], at[1], at[2], t->n[0]),
+	writes_tensor(out, n), reads_tensor(a, n), reads_tensor(b, n))
 
-static void host_gelu_forward(dk_queue *queue, float *out, const float *in, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_gelu_forward, .n = { n }, .operands = { writes_tensor(out, n), reads_tensor(in, n) } });
-}
+HOST_KERNEL(host_dropout, (dk_queue *queue, float *out, const float *in, int64_t n, double probability,
+	    const dk_random *random, uint64_t ahead),
+	FIELDS(.n = { n }, .dropout = { probability, ahead }),
+	dk_dropout(at[0], at[1], t->n[0], t->dropout.probability, at[2], t->dropout.ahead),
+	writes_tensor(out, n), reads_tensor(in, n), (operand){ random, sizeof(*random), false, false })
 
-static void run_gelu_backward(task *t, void **at)
-{
-	dk_gelu_backward(at[0], at[1], t->n[0]);
-}
+HOST_KERNEL(host_attention_forward, (dk_queue *queue, float *out, float *lse, const float *qkv,
+	    int64_t batch, int64_t length, int64_t heads, int64_t width),
+	FIELDS(.n = { batch, length, heads, width }),
+	dk_attention_forward(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2], t->n[3]),
+	writes_tensor(out, batch * length * width), writes(lse, batch * length * heads),
+	reads_tensor(qkv, 3 * batch * length * width))
 
-static void host_gelu_backward(dk_queue *queue, float *grad, const float *in, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_gelu_backward, .n = { n },
-	                        .operands = { writes_tensor(grad, n), reads_tensor(in, n) } });
-}
-
-static void run_add(task *t, void **at)
-{
-	dk_add(at[0], at[1], at[2], t->n[0]);
-}
-
-static void host_add(dk_queue *queue, float *out, const float *a, const float *b, int64_t n)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_add, .n = { n },
-	                        .operands = { writes_tensor(out, n), reads_tensor(a, n), reads_tensor(b, n) } });
-}
-
-static void run_dropout(task *t, void **at)
-{
-	dk_dropout(at[0], at[1], t->n[0], t->dropout.probability, at[2], t->dropout.ahead);
-}
-
-static void host_dropout(dk_queue *queue, float *out, const float *in, int64_t n, double probability,
-                         const dk_random *random, uint64_t ahead)
-{
-	const operand there = { random, sizeof(*random), false, false };
-
-	ddp_host_enqueue(queue, &(task){ .run = run_dropout, .n = { n }, .dropout = { probability, ahead },
-	                        .operands = { writes_tensor(out, n), reads_tensor(in, n), there } });
-}
-
-static void run_attention_forward(task *t, void **at)
-{
-	dk_attention_forward(at[0], at[1], at[2], t->n[0], t->n[1], t->n[2], t->n[3]);
-}
-
-static void host_attention_forward(dk_queue *queue, float *out, float *lse, const float *qkv,
-                                   int64_t batch, int64_t length, int64_t heads, int64_t width)
-{
-	const int64_t rows = batch * length;
-
-	ddp_host_enqueue(queue, &(task){ .run = run_attention_forward, .n = { batch, length, heads, width },
-	                        .operands = { writes_tensor(out, rows * width), writes(lse, rows * heads),
-	                                      reads_tensor(qkv, 3 * rows * width) } });
-}
-
-static void run_attention_backward(task *t, void **at)
-{
-	dk_attention_backward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2], t->n[3]);
-}
-
-static void host_attention_backward(dk_queue *queue, float *dqkv, const float *dout,
-                                    const float *qkv, const float *out, const float *lse,
-                                    int64_t batch, int64_t length, int64_t heads, int64_t width)
-{
-	const int64_t rows = batch * length;
-
-	ddp_host_enqueue(queue, &(task){ .run = run_attention_backward, .n = { batch, length, heads, width },
-	                        .operands = { writes_tensor(dqkv, 3 * rows * width), reads_tensor(dout, rows * width),
-	                                      reads_tensor(qkv, 3 * rows * width), reads_tensor(out, rows * width),
-	                                      reads(lse, rows * heads) } });
-}
+HOST_KERNEL(host_attention_backward, (dk_queue *queue, float *dqkv, const float *dout, const float *qkv,
+	    const float *out, const float *lse, int64_t batch, int64_t length, int64_t heads, int64_t width),
+	FIELDS(.n = { batch, length, heads, width }),
+	dk_attention_backward(at[0], at[1], at[2], at[3], at[4], t->n[0], t->n[1], t->n[2], t->n[3]),
+	writes_tensor(dqkv, 3 * batch * length * width), reads_tensor(dout, batch * length * width),
+	reads_tensor(qkv, 3 * batch * length * width), reads_tensor(out, batch * length * width),
+	reads(lse, batch * length * heads))
 
 /* ---- classifier -------------------------------------------------------------------------- */
 
@@ -423,20 +288,14 @@ static void host_classifier_loss(dk_queue *queue, double *loss, float *work, con
 	ddp_host_enqueue(queue, &t);
 }
 
-static void run_classifier_backward(task *t, void **at)
-{
-	dk_classifier_backward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1], t->n[2]);
-}
-
-static void host_classifier_backward(dk_queue *queue, float *din, float *dweight, float *work,
-                                     const float *in, const float *weight, const int32_t *targets,
-                                     int64_t rows, int64_t width, int64_t vocab)
-{
-	ddp_host_enqueue(queue, &(task){ .run = run_classifier_backward, .n = { rows, width, vocab }, .operands = {
-		writes_tensor(din, rows * width), writes(dweight, vocab * width),
-		writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads_tensor(in, rows * width),
-		reads_tensor(weight, vocab * width), reads_indices(targets, rows) } });
-}
+HOST_KERNEL(host_classifier_backward, (dk_queue *queue, float *din, float *dweight, float *work,
+	    const float *in, const float *weight, const int32_t *targets, int64_t rows, int64_t width,
+	    int64_t vocab),
+	FIELDS(.n = { rows, width, vocab }),
+	dk_classifier_backward(at[0], at[1], at[2], at[3], at[4], at[5], t->n[0], t->n[1], t->n[2]),
+	writes_tensor(din, rows * width), writes(dweight, vocab * width),
+	writes(work, (int64_t)dk_classifier_work(rows, vocab)), reads_tensor(in, rows * width),
+	reads_tensor(weight, vocab * width), reads_indices(targets, rows))
 
 /* ---- queue ------------------------------------------------------------------------------- */
 

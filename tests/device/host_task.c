@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-
 /* A list of the tasks that a queue was given in a capture, which a launch gives it anew. */
 typedef struct host_graph {
 	dk_graph base;

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
- * memory it reads and writes. Kept by value until it runs.
- */
-#ifndef TESTS_DEVICE_HOST_TASK_H
-#define TESTS_DEVICE_HOST_TASK_H
+/* host_task: a function of kernels.h as work for a stream of the fake GPU: what it does, and what
+   memory it reads and writes. Kept by value until it runs. */
+#pragma once
 
 #include <fenv.h>
 #include <pthread.h>
@@ -76,9 +73,21 @@ static inline host_queue *ddp_host_own(dk_queue *queue)
 void ddp_host_enqueue(dk_queue *queue, const task *what);
 /* The same, and waits for the result; NaN after a failure. */
 double ddp_host_fetch(dk_queue *queue, const task *what);
-
 /* The same of a copy. */
 void ddp_host_copy(dk_queue *queue, void *to, const void *from, size_t bytes);
+
+/* A kernel with these parameters: a task with these fields and operands. `call` is what it does when it runs; there
+   at[i] is the address of operand i. */
+#define HOST_KERNEL(name, parameters, fields, call, ...) \
+	static void run_##name(task *t, void **at) \
+	{ \
+		call; \
+	} \
+	static void name parameters \
+	{ \
+		ddp_host_enqueue(queue, &(task){ .run = run_##name, fields, .operands = { __VA_ARGS__ } }); \
+	}
+#define FIELDS(...) __VA_ARGS__
 
 /* Graphs (kernels.h): of kernels/table.h. */
 bool ddp_host_graph_begin(dk_queue *queue);
@@ -125,6 +134,11 @@ static inline operand writes_short(const uint16_t *address, int64_t n)
 	return (operand){ address, (size_t)n * sizeof(*address), true, false };
 }
 
+static inline operand reads_short(const uint16_t *address, int64_t n)
+{
+	return (operand){ address, (size_t)n * sizeof(*address), false, false };
+}
+
 static inline operand writes_double(const double *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), true, false };
@@ -134,5 +148,3 @@ static inline operand reads_double(const double *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
-
-#endif

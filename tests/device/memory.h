@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * memory: the fake GPU's memory. An address that the GPU gives lies in a range
- * that nobody may touch; `distance` further lies the memory itself, which only its
- * own streams are told of. The caller locks.
- */
-#ifndef TESTS_DEVICE_MEMORY_H
-#define TESTS_DEVICE_MEMORY_H
+/* memory: the fake GPU's memory. An address that the GPU gives lies in a range
+   that nobody may touch; `distance` further lies the memory itself, which only its
+   own streams are told of. The caller locks. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -45,5 +42,3 @@ bool fake_gpu_memory_holds(const gpu_memory *memory, const void *address, size_t
 
 /* Where streams find what the program has at this address. Needs no lock. */
 void *fake_gpu_memory_view(const gpu_memory *memory, const void *address);
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_standin: what a program takes for NCCL. It really moves data between processes, through
- * shared memory, on the streams of the fake GPU, whose module it is a part of; and it
- * does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
- * its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
- * does not want the first one hasty.
- */
-#ifndef TESTS_DEVICE_NCCL_STANDIN_H
-#define TESTS_DEVICE_NCCL_STANDIN_H
+/* nccl_standin: what a program takes for NCCL. It really moves data between processes, through
+   shared memory, on the streams of the fake GPU, whose module it is a part of; and it
+   does what NCCL may do, such as to be in progress, to fail, or to hang until it is aborted;
+   its ncclCommAbort() and ncclCommDestroy() wait for the works of all communicators, if a test
+   does not want the first one hasty. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -32,5 +29,3 @@ typedef struct nccl_standin_switches {
 nccl_standin_switches *test_nccl_standin(void);
 /* From now on there is no NCCL. */
 void test_nccl_hide(void);
-
-#endif

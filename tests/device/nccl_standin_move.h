@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
- * that they share, on the threads of a device's queues.
- */
-#ifndef TESTS_DEVICE_NCCL_STANDIN_MOVE_H
-#define TESTS_DEVICE_NCCL_STANDIN_MOVE_H
+/* nccl_standin_move: how the stand-in for NCCL moves data between ranks: through memory
+   that they share, on the threads of a device's queues. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -76,5 +73,3 @@ int standin_queue(work *w);
    memory is freed. */
 void standin_await_works(void);
 void standin_release(standin_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_values: arithmetic of the stand-in for NCCL, in the type itself as NCCL's kernels have it. */
-#ifndef TESTS_NCCL_VALUES_H
-#define TESTS_NCCL_VALUES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -18,5 +17,3 @@ int64_t nccl_get_integer(int type, const void *memory, size_t i);
 void nccl_put_integer(int type, void *memory, size_t i, uint64_t x);
 
 void nccl_combine_one(int type, int op, void *into, const void *from, size_t i);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * order: is work of two streams that uses the same memory ordered, or is it so by luck?
- * Each stream, and the host, has a vector clock (Fidge 1988, Mattern 1989): how much of each
- * stream's work surely comes before what it does next. Of two accesses to the same bytes,
- * one of them a write, one must come surely before the other. The caller locks.
- */
-#ifndef TESTS_DEVICE_ORDER_H
-#define TESTS_DEVICE_ORDER_H
+/* order: is work of two streams that uses the same memory ordered, or is it so by luck?
+   Each stream, and the host, has a vector clock (Fidge 1988, Mattern 1989): how much of each
+   stream's work surely comes before what it does next. Of two accesses to the same bytes,
+   one of them a write, one must come surely before the other. The caller locks. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -62,5 +59,3 @@ void fake_gpu_order_forget(gpu_order *order, const void *address, size_t bytes);
 /* Notes an access. If one is noted that is not ordered with it, copies that to *other
    and returns false. Also true if there is no memory to note it. */
 bool fake_gpu_order_note(gpu_order *order, const gpu_access *access, gpu_access *other);
-
-#endif

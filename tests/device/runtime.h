@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * runtime: the fake GPU within: its streams, and the threads that do their work. What ends in
- * _locked is called with the GPU's lock held; the others must not be.
- */
-#ifndef TESTS_DEVICE_RUNTIME_H
-#define TESTS_DEVICE_RUNTIME_H
+/* runtime: the fake GPU within: its streams, and the threads that do their work. What ends in
+   _locked is called with the GPU's lock held; the others must not be. */
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -145,5 +142,3 @@ void fake_gpu_host_knows_locked(fake_gpu_device *gpu, const gpu_clock *clock);
    is broken. */
 cudaError_t fake_gpu_access_locked(gpu_stream *stream, const gpu_clock *clock, const char *what, const void *address,
                                    size_t bytes, bool writes);
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_sums RANK RANKS FOLDER: one rank of a program that uses NCCL only, on the GPU that
- * it sees first. NCCL is what DDP_NCCL names, else libnccl.so.2. It sums, sends around a
- * ring, and checks each type that NCCL sums, in lengths that take its three protocols. The
- * ranks meet in FOLDER.
- */
+/* nccl_sums RANK RANKS FOLDER: one rank of a program that uses NCCL only, on the GPU that
+   it sees first. NCCL is what DDP_NCCL names, else libnccl.so.2. It sums, sends around a
+   ring, and checks each type that NCCL sums, in lengths that take its three protocols. The
+   ranks meet in FOLDER. */
 #include <cuda_runtime_api.h>
 #include <stdint.h>
 #include <stdio.h>

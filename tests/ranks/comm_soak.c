@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
-/*
- * Kills or stops a random rank at a random moment of random collectives, again
- * and again: the others must get an error in time, never hang, and, after a
- * death, go on without it. Usage: comm_soak [ROUNDS [SEED]]
- */
+/* Kills or stops a random rank at a random moment of random collectives, again
+   and again: the others must get an error in time, never hang, and, after a
+   death, go on without it. Usage: comm_soak [ROUNDS [SEED]] */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>

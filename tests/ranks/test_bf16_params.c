@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* reduce: parameters in bf16 beside their f32 masters, by each way of updating. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { VECTOR, MATRIX, GROUPED, FROZEN, BUFFER, PARAMS };
 enum { RANKS = 2, STEPS = 2, MOST = 700 };
@@ -108,7 +104,7 @@ static int train_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void they_are_the_masters_rounded_after_each_change(void **state)
+TEST(they_are_the_masters_rounded_after_each_change)
 {
 	static const ddp_model_options ways[] = {
 		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE },
@@ -155,7 +151,6 @@ static int queue_body(ddp_context *context, void *user)
 {
 	float without[MOST], with[MOST];
 
-	(void)user;
 	dk_queue *queue = dk_open_mixed();
 	CHECK(queue != NULL);
 	CHECK(train_by(context, NULL, without) == 0);
@@ -165,11 +160,7 @@ static int queue_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradients_are_f32_whatever_queue_the_program_uses(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, queue_body, NULL), 0);
-}
+TEST_RUNS(gradients_are_f32_whatever_queue_the_program_uses, assert_int_equal(run_ranks(RANKS, queue_body, NULL), 0));
 
 static int without_body(ddp_context *context, void *user)
 {
@@ -193,7 +184,6 @@ static int early_body(ddp_context *context, void *user)
 	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bf16_params = true };
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	CHECK(ddp_model_step(model, 1, 1, NULL) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "call ddp_model_broadcast_params()") != NULL);
@@ -203,34 +193,18 @@ static int early_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void no_step_is_made_of_parameters_that_were_not_rounded(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, early_body, NULL), 0);
-}
+TEST_RUNS(no_step_is_made_of_parameters_that_were_not_rounded, assert_int_equal(run_ranks(RANKS, early_body, NULL), 0));
 
-static void without_the_option_there_are_none(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, without_body, NULL), 0);
-}
+TEST_RUNS(without_the_option_there_are_none, assert_int_equal(run_ranks(1, without_body, NULL), 0));
 
-static void ranks_must_give_it_alike(void **state)
+TEST(ranks_must_give_it_alike)
 {
 	int one_differs = 1;
 
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, without_body, &one_differs), 0);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(they_are_the_masters_rounded_after_each_change),
-		cmocka_unit_test(gradients_are_f32_whatever_queue_the_program_uses),
-		cmocka_unit_test(no_step_is_made_of_parameters_that_were_not_rounded),
-		cmocka_unit_test(without_the_option_there_are_none),
-		cmocka_unit_test(ranks_must_give_it_alike),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -2,10 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* state/checkpoint: saving and loading with all ranks of a job. */
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +10,6 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -28,6 +23,7 @@
 #include "tests/support/checkpoint_jobs.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 /* ---- tests --------------------------------------------------------------------- */
 
@@ -50,9 +46,8 @@ static void save_resume_and_compare(ddp_context *context)
 	free_job(resumed);
 }
 
-static void resumed_training_equals_uninterrupted_bit_for_bit(void **state)
+TEST_WITH(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty, NULL)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 4; ranks *= 2)
 		on_ranks(ranks, 0, save_resume_and_compare);
 }
@@ -104,9 +99,8 @@ static void go_back_within_a_step(ddp_context *context)
 	}
 }
 
-static void going_back_forgets_the_step_under_way(void **state)
+TEST_WITH(going_back_forgets_the_step_under_way, folder_empty, NULL)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 4; ranks *= 2)
 		on_ranks(ranks, 0, go_back_within_a_step);
 }
@@ -131,9 +125,8 @@ static void resume_and_compare_nearly(ddp_context *context)
 	free_job(resumed);
 }
 
-static void resume_works_onto_another_world_size(void **state)
+TEST_WITH(resume_works_onto_another_world_size, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	on_ranks(4, 0, resume_and_compare_nearly);
 	on_ranks(1, 0, resume_and_compare_nearly);
@@ -147,9 +140,6 @@ static int stretch;
 
 static ddp_status see_samples(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
-	(void)user;
-	(void)model;
-	(void)loss_sum;
 	for (int64_t i = 0; i < batch->samples; i++)
 		samples_seen[batch->epoch][lrintf(((const float *)batch->data)[i] * SAMPLES)]++;
 	*weight += (double)batch->samples;
@@ -168,9 +158,8 @@ static void go_on_for_a_stretch(ddp_context *context)
 }
 
 /* No number of ranks divides the place of the one before. */
-static void each_sample_is_seen_once_while_the_ranks_change(void **state)
+TEST_WITH(each_sample_is_seen_once_while_the_ranks_change, folder_empty, NULL)
 {
-	(void)state;
 	samples_seen = test_share(EPOCHS * sizeof(*samples_seen));
 	for (stretch = 0; stretch < STRETCHES; stretch++)
 		on_ranks(stretches[stretch].ranks, 0, go_on_for_a_stretch);
@@ -204,9 +193,8 @@ static void save_on_a_full_disk(ddp_context *context)
 	free_job(job);
 }
 
-static void full_disk_of_rank_0_is_an_error_on_all_ranks(void **state)
+TEST_WITH(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(3, 0, save_on_a_full_disk);
 }
 
@@ -228,9 +216,8 @@ static void save_what_is_not_finite(ddp_context *context)
 	free_job(job);
 }
 
-static void nothing_that_is_not_finite_is_saved(void **state)
+TEST_WITH(nothing_that_is_not_finite_is_saved, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(1, 0, save_what_is_not_finite);
 	on_ranks(3, 0, save_what_is_not_finite);
 }
@@ -252,9 +239,8 @@ static void save_what_differs(ddp_context *context)
 	free_job(job);
 }
 
-static void ranks_that_drifted_apart_save_nothing(void **state)
+TEST_WITH(ranks_that_drifted_apart_save_nothing, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(4, 0, save_what_differs);
 }
 
@@ -281,9 +267,8 @@ static void leave_a_line(ddp_context *context)
 	free_job(job);
 }
 
-static void steps_of_a_line_that_was_left_are_not_the_newest(void **state)
+TEST_WITH(steps_of_a_line_that_was_left_are_not_the_newest, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, leave_a_line);
 }
 
@@ -298,11 +283,10 @@ static void save_where_another_run_does(ddp_context *context)
 	free_job(job);
 }
 
-static void two_runs_do_not_write_to_one_directory(void **state)
+TEST_WITH(two_runs_do_not_write_to_one_directory, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 
-	(void)state;
 	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "another run" }, NULL, &lock), DDP_OK);
 	on_ranks(2, 0, save_where_another_run_does);
 	ddp_store_lock_release(lock);
@@ -336,9 +320,8 @@ static void save_two_models(ddp_context *context)
 	free_job(other);
 }
 
-static void two_models_do_not_write_to_one_directory(void **state)
+TEST_WITH(two_models_do_not_write_to_one_directory, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_two_models);
 }
 
@@ -360,9 +343,8 @@ static void save_two_models_after_an_abort(ddp_context *context)
 	free_job(other);
 }
 
-static void nor_do_they_after_the_world_broke(void **state)
+TEST_WITH(nor_do_they_after_the_world_broke, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_two_models_after_an_abort);
 }
 
@@ -403,9 +385,8 @@ static void load_own_state(ddp_context *context)
 	free_job(job);
 }
 
-static void state_of_the_program_comes_back_by_rank(void **state)
+TEST_WITH(state_of_the_program_comes_back_by_rank, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(3, 0, save_own_state);
 	for (int ranks = 1; ranks <= 4; ranks++)
 		on_ranks(ranks, 0, load_own_state);
@@ -429,9 +410,8 @@ static void save_and_load_a_number(ddp_context *context)
 	ddp_model_free(model);
 }
 
-static void tensors_without_dimensions_are_saved(void **state)
+TEST_WITH(tensors_without_dimensions_are_saved, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_and_load_a_number);
 }
 
@@ -456,13 +436,12 @@ static void lose_the_directory(ddp_context *context)
 	free_job(job);
 }
 
-static void directory_that_vanished_is_not_made_anew_without_a_word(void **state)
+TEST_WITH(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, lose_the_directory);
 }
 
-static void names_are_those_of_the_field(void **state)
+TEST_WITH(names_are_those_of_the_field, folder_empty, NULL)
 {
 	static const char *const names[] = {
 		"scale", "shift", "optimizer.m.scale", "optimizer.m.shift",
@@ -471,7 +450,6 @@ static void names_are_those_of_the_field(void **state)
 	ddp_safetensors file;
 	char path[256];
 
-	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
 	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
@@ -506,12 +484,10 @@ static void wait_for_a_slow_leader(ddp_context *context)
 
 static void do_nothing(ddp_context *context)
 {
-	(void)context;
 }
 
-static void slow_disk_of_rank_0_passes_no_deadline(void **state)
+TEST_WITH(slow_disk_of_rank_0_passes_no_deadline, folder_empty, NULL)
 {
-	(void)state;
 	uint64_t start_ns = ddp_now_ns();
 	on_ranks(2, 0, do_nothing);
 	double plain_ms = ddp_seconds_since(start_ns) * 1e3;
@@ -589,9 +565,8 @@ static void load_both(ddp_context *context)
 		free_job(jobs[rank]);
 }
 
-static void each_rank_can_save_after_the_world_broke(void **state)
+TEST_WITH(each_rank_can_save_after_the_world_broke, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_after_an_abort);
 	on_ranks(1, 0, load_both);
 }
@@ -616,9 +591,8 @@ static void lose_a_rank(ddp_context *context)
 	free_job(job);
 }
 
-static void survivors_save_what_a_dead_rank_kept(void **state)
+TEST_WITH(survivors_save_what_a_dead_rank_kept, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks_ending(3, 0, lose_a_rank, 128 + SIGKILL);
 }
 
@@ -643,34 +617,12 @@ static void lose_a_rank_that_updates(ddp_context *context)
 	free_job(job);
 }
 
-static void nobody_saves_what_is_half_updated(void **state)
+TEST_WITH(nobody_saves_what_is_half_updated, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(resumed_training_equals_uninterrupted_bit_for_bit, folder_empty),
-		cmocka_unit_test_setup(going_back_forgets_the_step_under_way, folder_empty),
-		cmocka_unit_test_setup(resume_works_onto_another_world_size, folder_empty),
-		cmocka_unit_test_setup(each_sample_is_seen_once_while_the_ranks_change, folder_empty),
-		cmocka_unit_test_setup(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty),
-		cmocka_unit_test_setup(nothing_that_is_not_finite_is_saved, folder_empty),
-		cmocka_unit_test_setup(ranks_that_drifted_apart_save_nothing, folder_empty),
-		cmocka_unit_test_setup(steps_of_a_line_that_was_left_are_not_the_newest, folder_empty),
-		cmocka_unit_test_setup(two_runs_do_not_write_to_one_directory, folder_empty),
-		cmocka_unit_test_setup(two_models_do_not_write_to_one_directory, folder_empty),
-		cmocka_unit_test_setup(nor_do_they_after_the_world_broke, folder_empty),
-		cmocka_unit_test_setup(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty),
-		cmocka_unit_test_setup(tensors_without_dimensions_are_saved, folder_empty),
-		cmocka_unit_test_setup(state_of_the_program_comes_back_by_rank, folder_empty),
-		cmocka_unit_test_setup(names_are_those_of_the_field, folder_empty),
-		cmocka_unit_test_setup(each_rank_can_save_after_the_world_broke, folder_empty),
-		cmocka_unit_test_setup(survivors_save_what_a_dead_rank_kept, folder_empty),
-		cmocka_unit_test_setup(nobody_saves_what_is_half_updated, folder_empty),
-		cmocka_unit_test_setup(slow_disk_of_rank_0_passes_no_deadline, folder_empty),
-	};
-	return cmocka_run_group_tests(tests, make_base, folder_remove);
+	return test_run(make_base, folder_remove);
 }

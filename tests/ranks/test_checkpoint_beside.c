@@ -1,23 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * state: a checkpoint that a thread writes while training goes on holds what the model was
- * when it was begun, byte for byte; what goes wrong with it is told to all ranks.
- */
+/* state: a checkpoint that a thread writes while training goes on holds what the model was
+   when it was begun, byte for byte; what goes wrong with it is told to all ranks. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "kernels/table.h"
@@ -26,6 +19,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { COUNT = 700, BEGUN = 3 };
 
@@ -131,7 +125,6 @@ static int train_on_body(ddp_context *context, void *user)
 {
 	const bool writes = ddp_get_job(context)->rank == 0;
 
-	(void)user;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model *model = make(context, ways[w].shard, ways[w].optimizer);
 
@@ -162,9 +155,15 @@ static int train_on_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void training_goes_on_while_it_is_written(void **state)
+static int start_empty(void **state)
 {
-	(void)state;
+	snprintf(at_once, sizeof(at_once), "%s/at-once", test_folder);
+	snprintf(beside, sizeof(beside), "%s/beside", test_folder);
+	return folder_empty(state);
+}
+
+TEST_WITH(training_goes_on_while_it_is_written, start_empty, NULL)
+{
 	assert_int_equal(run_ranks(2, train_on_body, NULL), 0);
 }
 
@@ -174,7 +173,6 @@ static int changing_folder_body(ddp_context *context, void *user)
 	const bool writes = ddp_get_job(context)->rank == 0;
 	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
 
-	(void)user;
 	CHECK(chdir(test_folder) == 0);
 	train(model, BEGUN);
 	hold(true);
@@ -223,7 +221,6 @@ static int reserving_body(ddp_context *context, void *user)
 {
 	ddp_model *model = make_large(context);
 
-	(void)user;
 	ddp_save_reserve(model); /* without a directory there is nothing to reserve for */
 	CHECK_OK(ddp_checkpoint_save(model, NULL, at_once, 0));
 	CHECK_OK(ddp_checkpoint_prepare(model, beside));
@@ -245,15 +242,13 @@ static int reserving_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void memory_for_copies_is_made_before_they_are(void **state)
+TEST_WITH(memory_for_copies_is_made_before_they_are, start_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(1, reserving_body, NULL), 0);
 }
 
-static void program_may_change_its_folder_meanwhile(void **state)
+TEST_WITH(program_may_change_its_folder_meanwhile, start_empty, NULL)
 {
-	(void)state;
 	snprintf(beside, sizeof(beside), "%s/beside", test_folder);
 	assert_int_equal(run_ranks(2, changing_folder_body, NULL), 0);
 }
@@ -263,7 +258,6 @@ enum { TIMEOUT_MS = 1000 };
 
 static void *let_write(void *unused)
 {
-	(void)unused;
 	usleep(3 * TIMEOUT_MS * 1000);
 	hold(false);
 	return NULL;
@@ -275,7 +269,6 @@ static int slow_disk_body(ddp_context *context, void *user)
 	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
 	pthread_t thread;
 
-	(void)user;
 	train(model, BEGUN);
 	hold(true);
 	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
@@ -292,11 +285,10 @@ static int slow_disk_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void all_ranks_wait_for_the_last_one(void **state)
+TEST_WITH(all_ranks_wait_for_the_last_one, start_empty, NULL)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .timeout_ms = TIMEOUT_MS };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &options, slow_disk_body, NULL), 0);
 }
 
@@ -304,8 +296,6 @@ static char told[1024];
 
 static void keep_warnings(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	snprintf(told, sizeof(told), "%s", message);
 }
 
@@ -315,7 +305,6 @@ static int failing_body(ddp_context *context, void *user)
 	ddp_model *model = make(context, DDP_SHARD_AUTO, DDP_ADAMW);
 	struct rlimit room;
 
-	(void)user;
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
@@ -348,9 +337,8 @@ static int failing_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_cannot_be_written_is_told(void **state)
+TEST_WITH(what_cannot_be_written_is_told, start_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(2, failing_body, NULL), 0);
 }
 
@@ -362,7 +350,6 @@ static int broken_body(ddp_context *context, void *user)
 	const bool writes = ddp_get_job(context)->rank == 0;
 	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
 
-	(void)user;
 	train(model, BEGUN);
 	hold(writes);
 	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
@@ -390,9 +377,8 @@ static int broken_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_later_checkpoint_of_another_rank_stays(void **state)
+TEST_WITH(a_later_checkpoint_of_another_rank_stays, start_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(2, broken_body, NULL), 0);
 }
 
@@ -403,9 +389,6 @@ static bool refuses_threads;
 
 static float look(dk_queue *queue, const float *x, int64_t n)
 {
-	(void)queue;
-	(void)x;
-	(void)n;
 	looked_at++;
 	return 1;
 }
@@ -424,7 +407,6 @@ static int one_rank_body(ddp_context *context, void *user)
 	dk_queue queue = { .table = &table };
 	ddp_model *model = make(context, DDP_SHARD_NONE, DDP_ADAMW);
 
-	(void)user;
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
 	train(model, BEGUN);
 	/* The program's queue, of a device, say, is not for the host's memory. */
@@ -444,29 +426,12 @@ static int one_rank_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_rank_by_itself_saves_on_the_host(void **state)
+TEST_WITH(a_rank_by_itself_saves_on_the_host, start_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(1, one_rank_body, NULL), 0);
-}
-
-static int start_empty(void **state)
-{
-	snprintf(at_once, sizeof(at_once), "%s/at-once", test_folder);
-	snprintf(beside, sizeof(beside), "%s/beside", test_folder);
-	return folder_empty(state);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(training_goes_on_while_it_is_written, start_empty),
-		cmocka_unit_test_setup(memory_for_copies_is_made_before_they_are, start_empty),
-		cmocka_unit_test_setup(program_may_change_its_folder_meanwhile, start_empty),
-		cmocka_unit_test_setup(all_ranks_wait_for_the_last_one, start_empty),
-		cmocka_unit_test_setup(what_cannot_be_written_is_told, start_empty),
-		cmocka_unit_test_setup(a_later_checkpoint_of_another_rank_stays, start_empty),
-		cmocka_unit_test_setup(a_rank_by_itself_saves_on_the_host, start_empty),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

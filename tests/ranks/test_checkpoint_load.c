@@ -2,17 +2,12 @@
 /* runs: asan; all: unit tsan */
 /* state/checkpoint: loading what does not fit, is broken or takes much memory. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "context.h"
 #include "data/loader.h"
@@ -23,6 +18,7 @@
 #include "tests/support/checkpoint_jobs.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 static void load_what_does_not_fit(ddp_context *context)
 {
@@ -45,9 +41,8 @@ static void load_what_does_not_fit(ddp_context *context)
 	free_job(other_seed);
 }
 
-static void checkpoint_that_does_not_fit_changes_nothing(void **state)
+TEST_WITH(checkpoint_that_does_not_fit_changes_nothing, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	on_ranks(2, 0, load_what_does_not_fit);
 }
@@ -91,9 +86,8 @@ static void load_tensors_of_others(ddp_context *context)
 	free_job(job);
 }
 
-static void tensors_of_others_are_refused_by_name(void **state)
+TEST_WITH(tensors_of_others_are_refused_by_name, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(1, 0, load_tensors_of_others);
 }
 
@@ -124,9 +118,8 @@ static void load_what_is_before_the_unreadable(ddp_context *context)
 	free_job(job);
 }
 
-static void unreadable_metadata_let_the_one_before_be_loaded(void **state)
+TEST_WITH(unreadable_metadata_let_the_one_before_be_loaded, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	on_ranks(2, 0, load_what_is_before_the_unreadable);
 }
@@ -161,9 +154,8 @@ static void load_with_another_dataset(ddp_context *context)
 	free_job(job);
 }
 
-static void another_dataset_is_told(void **state)
+TEST_WITH(another_dataset_is_told, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, load_with_another_dataset);
 }
 
@@ -189,9 +181,8 @@ static void load_with_one_strange_loader(ddp_context *context)
 	free_job(job);
 }
 
-static void loaders_move_together_or_not_at_all(void **state)
+TEST_WITH(loaders_move_together_or_not_at_all, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, save_after_seven_steps);
 	on_ranks(2, 0, load_with_one_strange_loader);
 }
@@ -260,9 +251,8 @@ static void load_in_little_memory(ddp_context *context)
 	}
 }
 
-static void load_takes_little_memory_and_its_lack_is_an_error_on_all(void **state)
+TEST_WITH(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(3, 0, load_in_little_memory);
 }
 
@@ -299,16 +289,13 @@ static void load_other_hyperparameters(ddp_context *context)
 	free_job(another);
 }
 
-static void hyperparameters_are_saved_and_others_named(void **state)
+TEST_WITH(hyperparameters_are_saved_and_others_named, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, load_other_hyperparameters);
 }
 
 static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
 {
-	(void)user;
-	(void)bucket;
 	return DDP_OK;
 }
 
@@ -394,9 +381,8 @@ static void load_other_options(ddp_context *context)
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 }
 
-static void each_option_that_changes_results_is_named(void **state)
+TEST_WITH(each_option_that_changes_results_is_named, folder_empty, NULL)
 {
-	(void)state;
 	on_ranks(2, 0, load_other_options);
 }
 
@@ -524,9 +510,8 @@ static void give_momentum(ddp_context *context)
 	ddp_model_free(adam);
 }
 
-static void what_was_frozen_is_trained_on_and_the_reverse(void **state)
+TEST_WITH(what_was_frozen_is_trained_on_and_the_reverse, folder_empty, NULL)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 2; ranks++) {
 		on_ranks(ranks, 0, thaw_the_body);
 		assert_int_equal(folder_empty(NULL), 0);
@@ -738,9 +723,8 @@ static void load_params_after_half_a_load(ddp_context *context)
 	ddp_model_free(model);
 }
 
-static void parameters_are_loaded_alone(void **state)
+TEST_WITH(parameters_are_loaded_alone, folder_empty, NULL)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 3; ranks += 2) {
 		on_ranks(ranks, 0, load_params_of_a_checkpoint);
 		assert_int_equal(folder_empty(NULL), 0);
@@ -772,12 +756,11 @@ static void load_broken_or_absent(ddp_context *context)
 	free_job(job);
 }
 
-static void broken_file_is_an_error_and_an_absent_directory_is_none(void **state)
+TEST_WITH(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty, NULL)
 {
 	char path[256];
 	struct stat about;
 
-	(void)state;
 	on_ranks(1, 0, save_after_seven_steps);
 	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
 	assert_int_equal(stat(path, &about), 0);
@@ -787,19 +770,6 @@ static void broken_file_is_an_error_and_an_absent_directory_is_none(void **state
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(checkpoint_that_does_not_fit_changes_nothing, folder_empty),
-		cmocka_unit_test_setup(tensors_of_others_are_refused_by_name, folder_empty),
-		cmocka_unit_test_setup(unreadable_metadata_let_the_one_before_be_loaded, folder_empty),
-		cmocka_unit_test_setup(another_dataset_is_told, folder_empty),
-		cmocka_unit_test_setup(loaders_move_together_or_not_at_all, folder_empty),
-		cmocka_unit_test_setup(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty),
-		cmocka_unit_test_setup(hyperparameters_are_saved_and_others_named, folder_empty),
-		cmocka_unit_test_setup(each_option_that_changes_results_is_named, folder_empty),
-		cmocka_unit_test_setup(what_was_frozen_is_trained_on_and_the_reverse, folder_empty),
-		cmocka_unit_test_setup(parameters_are_loaded_alone, folder_empty),
-		cmocka_unit_test_setup(broken_file_is_an_error_and_an_absent_directory_is_none, folder_empty),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, make_base, folder_remove);
+	return test_run(make_base, folder_remove);
 }

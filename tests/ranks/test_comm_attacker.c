@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; needs: UCX; takes: 6 */
-/*
- * Another user of the host connects to UCX's listening sockets, while the kernel takes no socket filters, and
- * sends what ends a process in which UCX reads it. No rank's end comes of that.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* Another user of the host connects to UCX's listening sockets, while the kernel takes no socket filters, and
+   sends what ends a process in which UCX reads it. No rank's end comes of that. */
 #include <stdint.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,13 +16,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/net/ucx.h"
 #include "tests/support/attacker.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 enum { SECONDS = 30 };
 static const int attacks[ATTACKER_PHASES] = { 20, 60, 10 }; /* that are waited for */
@@ -85,7 +79,6 @@ static int train(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	float done = 0, x[1000];
 
-	(void)argument;
 	atomic_store(&s->phase, 1);
 	while (done < 2) {
 		for (int i = 0; i < 1000; i++)
@@ -137,17 +130,9 @@ static void attack_ranks(bool floods)
 	s = NULL;
 }
 
-static void bytes_of_an_attacker_end_no_rank(void **state)
-{
-	(void)state;
-	attack_ranks(false);
-}
+TEST_RUNS(bytes_of_an_attacker_end_no_rank, attack_ranks(false));
 
-static void idle_connections_of_an_attacker_keep_no_rank_out(void **state)
-{
-	(void)state;
-	attack_ranks(true);
-}
+TEST_RUNS(idle_connections_of_an_attacker_keep_no_rank_out, attack_ranks(true));
 
 /* ---- proofs ------------------------------------------------------------------------------------ */
 
@@ -177,7 +162,7 @@ static bool ends(int fd, int ms)
 	return poll(&end, 1, ms) == 1 && recv(fd, &byte, 1, MSG_DONTWAIT) <= 0;
 }
 
-static void proof_holds_for_one_connection_and_key(void **state)
+TEST(proof_holds_for_one_connection_and_key)
 {
 	const ddp_place near = { .family = AF_INET, .port = 1, .address = { 127, 0, 0, 1 } };
 	const ddp_place far = { .family = AF_INET, .port = 2, .address = { 127, 0, 0, 1 } };
@@ -187,7 +172,6 @@ static void proof_holds_for_one_connection_and_key(void **state)
 	ddp_proof proof, changed;
 	ddp_place other;
 
-	(void)state;
 	assert_int_equal(ddp_share_make(&share), DDP_OK);
 	assert_int_equal(ddp_share_make(&other_share), DDP_OK);
 	assert_int_equal(ddp_proof_key_make(&step, &share, &key), DDP_OK);
@@ -224,7 +208,6 @@ static int use_a_proof_again(ddp_comm *comm, void *argument)
 	ddp_proof_key proof_key;
 	ddp_proof proof;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
 		const int refused = ddp_guard_refused(worker->guard), fd = connect_from(place, &port);
@@ -254,11 +237,10 @@ static int use_a_proof_again(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void proof_is_taken_once(void **state)
+TEST(proof_is_taken_once)
 {
 	attacker none = { .phase = 0 };
 
-	(void)state;
 	attacker_refuse_filters(&none);
 	keeps_listening = true;
 	assert_int_equal(run_two_nodes(use_a_proof_again, NULL), 0);
@@ -273,9 +255,8 @@ static int reach_a_barrier(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void connections_that_ucx_does_not_wait_for_are_proved(void **state)
+TEST(connections_that_ucx_does_not_wait_for_are_proved)
 {
-	(void)state;
 	setenv("UCX_TCP_CONN_NB", "y", 1);
 	assert_int_equal(run_two_nodes(reach_a_barrier, NULL), 0);
 	unsetenv("UCX_TCP_CONN_NB");
@@ -290,7 +271,6 @@ static int stop_listening(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	ddp_place place;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	CHECK(listeners->count > 0);
 	for (int i = 0; i < listeners->count; i++)
@@ -301,11 +281,10 @@ static int stop_listening(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void listeners_end_when_all_are_connected(void **state)
+TEST(listeners_end_when_all_are_connected)
 {
 	attacker none = { .phase = 0 };
 
-	(void)state;
 	attacker_refuse_filters(&none);
 	assert_int_equal(run_two_nodes(stop_listening, NULL), 0);
 	attacker_refuse_filters(NULL);
@@ -320,7 +299,6 @@ static int keep_some_descriptors(ddp_comm *comm, void *argument)
 	const uint64_t start_ns = ddp_now_ns();
 	int idle[IDLE];
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0) {
 		struct rlimit limit;
 		const int next = dup(STDOUT_FILENO);
@@ -342,11 +320,10 @@ static int keep_some_descriptors(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void idle_connections_leave_descriptors(void **state)
+TEST(idle_connections_leave_descriptors)
 {
 	attacker none = { .phase = 0 };
 
-	(void)state;
 	attacker_refuse_filters(&none);
 	keeps_listening = true;
 	assert_int_equal(run_two_nodes(keep_some_descriptors, NULL), 0);
@@ -408,9 +385,8 @@ static void run_without(int count, const char *words)
 	test_unshare(h, sizeof(*h));
 }
 
-static void ucx_that_cannot_be_guarded_is_told_once(void **state)
+TEST(ucx_that_cannot_be_guarded_is_told_once)
 {
-	(void)state;
 	run_without(2, "open to any host on 2 of 2 ranks, rank 0 on n0 first: libddp cannot check who connects to this UCX, "
 	            "and no filter could be set for them (Operation not permitted)");
 	run_without(1, "open to any host on 1 of 2 ranks");
@@ -428,9 +404,8 @@ static int look_at_no_listeners(void)
 	return 0;
 }
 
-static void ucx_without_listeners_needs_no_guard(void **state)
+TEST(ucx_without_listeners_needs_no_guard)
 {
-	(void)state;
 	lacking = test_share(sizeof(*lacking));
 	atomic_store(lacking, 1);
 	const int code = code_of_child(look_at_no_listeners);
@@ -442,13 +417,12 @@ static void ucx_without_listeners_needs_no_guard(void **state)
 enum { PLACES = 16384 };
 
 /* As a world of so many ranks has them. */
-static void many_listeners_are_known_at_once(void **state)
+TEST(many_listeners_are_known_at_once)
 {
 	const clock_t start = clock();
 	const ddp_proof_key key = { .bytes = { 1 } };
 	ddp_guard *guard;
 
-	(void)state;
 	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
 	for (int i = 0; i < 3 * PLACES; i++) {
 		const int n = i % PLACES;
@@ -459,21 +433,4 @@ static void many_listeners_are_known_at_once(void **state)
 	const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
 	printf("# %d listeners, thrice: %.3f s\n", PLACES, seconds);
 	assert_true(seconds < 0.5 * test_slowness());
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bytes_of_an_attacker_end_no_rank),
-		cmocka_unit_test(idle_connections_of_an_attacker_keep_no_rank_out),
-		cmocka_unit_test(proof_holds_for_one_connection_and_key),
-		cmocka_unit_test(proof_is_taken_once),
-		cmocka_unit_test(connections_that_ucx_does_not_wait_for_are_proved),
-		cmocka_unit_test(listeners_end_when_all_are_connected),
-		cmocka_unit_test(idle_connections_leave_descriptors),
-		cmocka_unit_test(ucx_that_cannot_be_guarded_is_told_once),
-		cmocka_unit_test(ucx_without_listeners_needs_no_guard),
-		cmocka_unit_test(many_listeners_are_known_at_once),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,11 +2,8 @@
 /* runs: asan tsan; all: unit; needs: UCX */
 /* The network between nodes takes no message without its key, of whoever knows a rank's address. */
 #include <netinet/in.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/may_filter.h"
+#include "tests/support/test.h"
 
 enum { ADDRESS_MAX = 8192 };
 
@@ -31,9 +27,6 @@ typedef struct intrusion {
 
 static void ignore_loss(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
-	(void)argument;
-	(void)ep;
-	(void)status;
 }
 
 /* One message with this header, and data behind it. */
@@ -171,11 +164,10 @@ static int work_beside_an_intruder(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_without_the_key_are_ignored(void **state)
+TEST(messages_without_the_key_are_ignored)
 {
 	static const int two_nodes[] = { 0, 1 };
 
-	(void)state;
 	if (!test_may_filter())
 		skip();
 	intrusion *r = test_share(sizeof(*r));
@@ -227,9 +219,8 @@ static unsigned char *copy_of(const unsigned char *from, size_t bytes)
 	return copy;
 }
 
-static void headers_come_as_they_were_sent(void **state)
+TEST(headers_come_as_they_were_sent)
 {
-	(void)state;
 	for (int i = 0; i < SOME_HEADERS; i++) {
 		unsigned char written[DDP_HEADER_MAX];
 		data_header sent = some_headers[i], came;
@@ -247,20 +238,18 @@ static void headers_come_as_they_were_sent(void **state)
 }
 
 /* A narrow link takes as long for it as for the values that it precedes. */
-static void the_header_of_a_small_sum_is_small(void **state)
+TEST(the_header_of_a_small_sum_is_small)
 {
 	unsigned char written[DDP_HEADER_MAX];
 
-	(void)state;
 	assert_true(ddp_ucx_header_write(&some_headers[0], written) <= 36);
 }
 
-static void what_is_no_header_is_refused(void **state)
+TEST(what_is_no_header_is_refused)
 {
 	unsigned char written[DDP_HEADER_MAX + 1] = { 0 };
 	data_header came;
 
-	(void)state;
 	for (int i = 0; i < SOME_HEADERS; i++) {
 		const size_t bytes = ddp_ucx_header_write(&some_headers[i], written);
 		for (size_t cut = 0; cut < bytes; cut++) {
@@ -273,15 +262,4 @@ static void what_is_no_header_is_refused(void **state)
 	/* Words of 9 to 15 bytes. */
 	memset(written + DDP_SEAL_BYTES, 0xff, DDP_HEADER_MIN - DDP_SEAL_BYTES);
 	assert_false(ddp_ucx_header_read(written, sizeof(written), &came));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(headers_come_as_they_were_sent),
-		cmocka_unit_test(the_header_of_a_small_sum_is_small),
-		cmocka_unit_test(what_is_no_header_is_refused),
-		cmocka_unit_test(messages_without_the_key_are_ignored),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

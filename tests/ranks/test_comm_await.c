@@ -3,11 +3,8 @@
 /* What ends a wait, and what is taken for a peer's death. */
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,14 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/core/liveness.h"
 #include "comm/wait/await.h"
 #include "comm/wait/cores.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 /* ---- messages that keep moving -------------------------------------------------- */
 
@@ -39,7 +35,6 @@ static int never_idle(ddp_comm *comm, const void *argument)
 		{ .kind = DDP_RECV, .recv = &received, .count = 1, .type = DDP_U8, .root = 0 },
 	};
 
-	(void)argument;
 	for (int i = 0; i < 2; i++) {
 		bool done = requests[i] == NULL;
 		if (!done)
@@ -55,7 +50,6 @@ static int wait_among_messages(ddp_comm *comm, void *argument)
 	static const ddp_operation none = { .kind = DDP_BARRIER };
 	const ddp_condition wait = { .missing = never_idle, .sleeps_for = DDP_SLEEPS_FOR_ANY };
 
-	(void)argument;
 	pthread_mutex_lock(&comm->run.lock);
 	comm->run.operation = &none;
 	comm->run.deadline_ns = ddp_now_ns() + 300000000;
@@ -64,11 +58,10 @@ static int wait_among_messages(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void deadline_holds_while_messages_move(void **state)
+TEST(deadline_holds_while_messages_move)
 {
 	const test_world world = { .ranks = 1, .body = wait_among_messages };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -84,7 +77,6 @@ static int wait_among_operations(ddp_comm *comm, void *argument)
 	ddp_status status = DDP_OK;
 	size_t i = 0;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0)
 		CHECK_OK(ddp_issue(comm, &never, &message));
 	uint64_t start = ddp_now_ns();
@@ -101,12 +93,11 @@ static int wait_among_operations(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void deadline_holds_among_other_operations(void **state)
+TEST(deadline_holds_among_other_operations)
 {
 	static const int two_nodes[] = { 0, 1 };
 	test_world world = { .ranks = 2, .timeout_ms = 700, .body = wait_among_operations };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 	world.node_of = two_nodes;
 	assert_int_equal(test_world_run(&world), 0);
@@ -134,11 +125,10 @@ static int wait_for_the_next(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void late_messages_end_soon_after_their_timeout(void **state)
+TEST(late_messages_end_soon_after_their_timeout)
 {
 	static const int nodes[] = { 0, 0, 1, 1 };
 
-	(void)state;
 	for (int i = 0; i < 4; i++) {
 		bool ring = i % 2 == 0;
 		const test_world world = { .ranks = RING, .node_of = i < 2 ? NULL : nodes, .body = wait_for_the_next, .argument = &ring };
@@ -176,14 +166,13 @@ static int expect_oversubscribed(ddp_comm *comm, void *oversubscribed)
 }
 
 /* What counts is where they may run, not how many cores there are. */
-static void ranks_bound_to_one_core_are_too_many_for_it(void **state)
+TEST(ranks_bound_to_one_core_are_too_many_for_it)
 {
 	static bool oversubscribed = true, alone = false;
 	cpu_set_t allowed, one;
 	size_t core = 0;
 	test_world world = { .ranks = 3, .body = expect_oversubscribed, .argument = &oversubscribed };
 
-	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
 	while (!CPU_ISSET(core, &allowed))
 		core++;
@@ -220,11 +209,10 @@ static int reduce_on_one_core(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void two_ranks_on_one_core_take_turns(void **state)
+TEST(two_ranks_on_one_core_take_turns)
 {
 	const test_world world = { .ranks = 2, .body = reduce_on_one_core };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -244,27 +232,18 @@ static void run_on_two_nodes(int (*body)(ddp_comm *comm, void *argument))
 	assert_int_equal(test_world_run(&world), 0);
 }
 
-static void nodes_on_one_core_find_that_spinning_is_in_vain(void **state)
-{
-	(void)state;
-	run_on_two_nodes(spin_less_after_a_while);
-}
+TEST_RUNS(nodes_on_one_core_find_that_spinning_is_in_vain, run_on_two_nodes(spin_less_after_a_while));
 
 static int count_turns(ddp_comm *comm, void *argument)
 {
 	int times = 0;
 
-	(void)argument;
 	CHECK(reduce_on_one_core(comm, &times) == 0);
 	CHECK(times > 0);
 	return 0;
 }
 
-static void nodes_on_one_core_notice_that_they_give_it_to_each_other(void **state)
-{
-	(void)state;
-	run_on_two_nodes(count_turns);
-}
+TEST_RUNS(nodes_on_one_core_notice_that_they_give_it_to_each_other, run_on_two_nodes(count_turns));
 
 static void *keep_a_core_busy(void *end)
 {
@@ -273,7 +252,7 @@ static void *keep_a_core_busy(void *end)
 	return NULL;
 }
 
-static void the_kernel_tells_if_threads_wait_for_a_core(void **state)
+TEST(the_kernel_tells_if_threads_wait_for_a_core)
 {
 	enum { MOST = 256 };
 	const long cores = sysconf(_SC_NPROCESSORS_ONLN), threads = cores + 1;
@@ -282,7 +261,6 @@ static void the_kernel_tells_if_threads_wait_for_a_core(void **state)
 	pthread_t busy[MOST];
 	bool suffice = false;
 
-	(void)state;
 	if (threads > MOST)
 		skip();
 	for (long i = 0; i < threads; i++)
@@ -300,12 +278,11 @@ static void the_kernel_tells_if_threads_wait_for_a_core(void **state)
 		skip(); /* others keep all cores busy */
 }
 
-static void a_rank_leaves_its_core_and_may_come_back(void **state)
+TEST(a_rank_leaves_its_core_and_may_come_back)
 {
 	cpu_set_t allowed, after, one;
 	const int core = sched_getcpu();
 
-	(void)state;
 	assert_int_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
 	CPU_ZERO(&one);
 	CPU_SET((size_t)core, &one);
@@ -337,7 +314,6 @@ static int stay_awake_for_a_short_wait(ddp_comm *comm, void *argument)
 	static const ddp_operation none = { .kind = DDP_BARRIER };
 	int slept = 0;
 
-	(void)argument;
 	pthread_mutex_lock(&comm->run.lock);
 	comm->run.operation = &none;
 	for (int i = 0; i < 20; i++) {
@@ -355,11 +331,10 @@ static int stay_awake_for_a_short_wait(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_rank_with_a_core_does_not_sleep_for_a_short_wait(void **state)
+TEST(a_rank_with_a_core_does_not_sleep_for_a_short_wait)
 {
 	const test_world world = { .ranks = 2, .body = stay_awake_for_a_short_wait };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -416,12 +391,11 @@ static int come_last(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void each_sleeper_is_woken_once(void **state)
+TEST(each_sleeper_is_woken_once)
 {
 	sleepers *m = test_share(sizeof(*m));
 	const test_world world = { .ranks = MANY, .body = come_last, .argument = m };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 	test_unshare(m, sizeof(*m));
 }
@@ -440,13 +414,12 @@ static pid_t start_child(void)
 	return pid;
 }
 
-static void no_free_descriptor_is_no_death(void **state)
+TEST(no_free_descriptor_is_no_death)
 {
 	struct rlimit before, none;
 	pid_t pid = start_child();
 	ddp_peer peer = { .pid = pid, .pid_start = ddp_process_start(pid), .pidfd = -1 };
 
-	(void)state;
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	none = before;
 	none.rlim_cur = 0;
@@ -461,13 +434,12 @@ static void no_free_descriptor_is_no_death(void **state)
 	assert_true(dead);
 }
 
-static void zombie_is_dead(void **state)
+TEST(zombie_is_dead)
 {
 	pid_t pid = start_child();
 	ddp_peer watched = { .pid = pid, .pid_start = ddp_process_start(pid), .pidfd = -1 };
 	const ddp_peer unwatched = watched;
 
-	(void)state;
 	ddp_peer_watch(&watched);
 	assert_true(ddp_peer_alive(&watched));
 	assert_true(ddp_peer_alive(&unwatched));
@@ -479,24 +451,4 @@ static void zombie_is_dead(void **state)
 	waitpid(pid, NULL, 0);
 	if (watched.pidfd >= 0)
 		close(watched.pidfd);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(deadline_holds_while_messages_move),
-		cmocka_unit_test(deadline_holds_among_other_operations),
-		cmocka_unit_test(late_messages_end_soon_after_their_timeout),
-		cmocka_unit_test(two_ranks_on_one_core_take_turns),
-		cmocka_unit_test(nodes_on_one_core_find_that_spinning_is_in_vain),
-		cmocka_unit_test(nodes_on_one_core_notice_that_they_give_it_to_each_other),
-		cmocka_unit_test(the_kernel_tells_if_threads_wait_for_a_core),
-		cmocka_unit_test(a_rank_leaves_its_core_and_may_come_back),
-		cmocka_unit_test(ranks_bound_to_one_core_are_too_many_for_it),
-		cmocka_unit_test(a_rank_with_a_core_does_not_sleep_for_a_short_wait),
-		cmocka_unit_test(each_sleeper_is_woken_once),
-		cmocka_unit_test(no_free_descriptor_is_no_death),
-		cmocka_unit_test(zombie_is_dead),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

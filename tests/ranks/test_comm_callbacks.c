@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* Operations that call back when they end. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <semaphore.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
 
@@ -79,7 +75,6 @@ static int sum_in_a_chain(ddp_comm *comm, void *argument)
 {
 	chain c;
 
-	(void)argument;
 	chain_init(&c, comm);
 	c.left = LENGTH;
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = sum_again,
@@ -89,11 +84,7 @@ static int sum_in_a_chain(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_callback_issues_the_next_operation(void **state)
-{
-	(void)state;
-	run_both(sum_in_a_chain);
-}
+TEST_RUNS(a_callback_issues_the_next_operation, run_both(sum_in_a_chain));
 
 /* A ball goes round the ranks: each waits for it all the time, and the callback sends it
    on and waits again. */
@@ -123,7 +114,6 @@ static int pass_a_ball(ddp_comm *comm, void *argument)
 	int64_t first = 1;
 	chain c;
 
-	(void)argument;
 	chain_init(&c, comm);
 	c.left = LENGTH - 1;
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &c.values[0], .count = 1,
@@ -138,11 +128,7 @@ static int pass_a_ball(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_callback_sends_what_another_waits_for(void **state)
-{
-	(void)state;
-	run_both(pass_a_ball);
-}
+TEST_RUNS(a_callback_sends_what_another_waits_for, run_both(pass_a_ball));
 
 /* ---- when it is called --------------------------------------------------------------------- */
 
@@ -160,7 +146,6 @@ static int wait_for_callbacks(ddp_comm *comm, void *argument)
 		{ .kind = DDP_RECV, .root = ddp_comm_rank(comm), .on_complete = take_long },
 	};
 
-	(void)argument;
 	for (int by_test = 0; by_test < 2; by_test++) {
 		ddp_request *requests[3];
 		chain chains[3];
@@ -183,11 +168,7 @@ static int wait_for_callbacks(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void the_callback_has_returned_when_the_wait_does(void **state)
-{
-	(void)state;
-	run_both(wait_for_callbacks);
-}
+TEST_RUNS(the_callback_has_returned_when_the_wait_does, run_both(wait_for_callbacks));
 
 /* Operations that are waited for in the order of their issue, or the other way round. */
 enum { ROUNDS = 200, OPEN = 3 };
@@ -212,7 +193,6 @@ static int wait_for_sums(ddp_comm *comm, void *argument)
 	const int size = ddp_comm_size(comm);
 	int here = 0;
 
-	(void)argument;
 	for (int round = 0; round < ROUNDS; round++) {
 		ddp_request *requests[OPEN];
 		sum sums[OPEN];
@@ -234,11 +214,7 @@ static int wait_for_sums(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_wait_runs_the_operation(void **state)
-{
-	(void)state;
-	run_both(wait_for_sums);
-}
+TEST_RUNS(a_wait_runs_the_operation, run_both(wait_for_sums));
 
 /* Callbacks that take their time. Some issue messages whose callbacks do, too. */
 typedef struct turns {
@@ -279,7 +255,6 @@ static int take_turns(ddp_comm *comm, void *argument)
 {
 	ddp_request *first, *second, *third;
 
-	(void)argument;
 	for (int round = 0; round < 5; round++) {
 		turns t = { .comm = comm };
 		ddp_operation barrier = { .kind = DDP_BARRIER, .on_complete = take_turn, .user = &t };
@@ -299,11 +274,7 @@ static int take_turns(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void one_thread_calls_back_at_a_time(void **state)
-{
-	(void)state;
-	run_both(take_turns);
-}
+TEST_RUNS(one_thread_calls_back_at_a_time, run_both(take_turns));
 
 /* A thread of the program issues and waits on one communicator while another one closes a part of it. */
 static void *keep_on(void *argument)
@@ -326,7 +297,6 @@ static int close_behind_a_wait(ddp_comm *comm, void *argument)
 	pthread_t thread;
 	ddp_comm *part;
 
-	(void)argument;
 	for (int i = 0; i < 5; i++) {
 		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 		CHECK(pthread_create(&thread, NULL, keep_on, part) == 0);
@@ -340,11 +310,7 @@ static int close_behind_a_wait(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_communicator_is_closed_behind_a_wait(void **state)
-{
-	(void)state;
-	run_both(close_behind_a_wait);
-}
+TEST_RUNS(a_communicator_is_closed_behind_a_wait, run_both(close_behind_a_wait));
 
 /* A callback sends what rank 0 waits for before it comes to the collective that runs. */
 static void answer(void *user, ddp_status status)
@@ -386,11 +352,10 @@ static int answer_during_a_collective(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_callback_does_not_wait_for_a_collective(void **state)
+TEST(a_callback_does_not_wait_for_a_collective)
 {
 	static bool issues[] = { false, true };
 
-	(void)state;
 	for (int i = 0; i < 4; i++) {
 		const test_world world = { .ranks = 3, .node_of = i < 2 ? NULL : two_nodes, .timeout_ms = 20000,
 		                           .body = answer_during_a_collective, .argument = &issues[i % 2] };
@@ -413,7 +378,6 @@ static int abort_operations(ddp_comm *comm, void *argument)
 	chain chains[COUNT];
 	ddp_request *request = NULL;
 
-	(void)argument;
 	for (int i = 0; i < COUNT && ddp_comm_rank(comm) != 0; i++) {
 		ddp_operation operation = ways[i];
 		chain_init(&chains[i], comm);
@@ -438,11 +402,7 @@ static int abort_operations(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void each_operation_that_is_aborted_calls_back_once(void **state)
-{
-	(void)state;
-	run_both(abort_operations);
-}
+TEST_RUNS(each_operation_that_is_aborted_calls_back_once, run_both(abort_operations));
 
 /* The one that closes may call back; nothing can be issued any more. */
 static void try_to_go_on(void *user, ddp_status status)
@@ -465,7 +425,6 @@ static int close_under_a_receive(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	chain c;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	chain_init(&c, part);
 	CHECK_OK(ddp_issue(part, &(ddp_operation){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
@@ -478,11 +437,7 @@ static int close_under_a_receive(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void closing_calls_back_for_what_is_open(void **state)
-{
-	(void)state;
-	run_both(close_under_a_receive);
-}
+TEST_RUNS(closing_calls_back_for_what_is_open, run_both(close_under_a_receive));
 
 /* ---- what a callback must not do ------------------------------------------------------------ */
 
@@ -511,7 +466,6 @@ static int wait_in_a_callback(ddp_comm *comm, void *argument)
 	const ddp_operation barrier = { .kind = DDP_BARRIER, .on_complete = note_end };
 	refusal r;
 
-	(void)argument;
 	chain_init(&r.chain, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &r.part));
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &never, .count = 1, .type = DDP_U8,
@@ -527,25 +481,4 @@ static int wait_in_a_callback(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_callback_may_not_wait(void **state)
-{
-	(void)state;
-	run_both(wait_in_a_callback);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_callback_issues_the_next_operation),
-		cmocka_unit_test(a_callback_sends_what_another_waits_for),
-		cmocka_unit_test(the_callback_has_returned_when_the_wait_does),
-		cmocka_unit_test(a_wait_runs_the_operation),
-		cmocka_unit_test(one_thread_calls_back_at_a_time),
-		cmocka_unit_test(a_communicator_is_closed_behind_a_wait),
-		cmocka_unit_test(a_callback_does_not_wait_for_a_collective),
-		cmocka_unit_test(each_operation_that_is_aborted_calls_back_once),
-		cmocka_unit_test(closing_calls_back_for_what_is_open),
-		cmocka_unit_test(a_callback_may_not_wait),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(a_callback_may_not_wait, run_both(wait_in_a_callback));

@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; needs: UCX; takes: 7 */
-/*
- * A rank that comes late: what others send it meanwhile takes a bounded part of its
- * memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
- * buffers are the same few pages over and over.
- */
-#include <setjmp.h>
+/* A rank that comes late: what others send it meanwhile takes a bounded part of its
+   memory, whatever the sizes. DDP_TEST_MIB is what a sender sends in each case; the
+   buffers are the same few pages over and over. */
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +11,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/random.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum {
 	MIB = 1 << 20,
@@ -139,11 +133,7 @@ static ddp_status broadcast_all(ddp_comm *comm, char *memory, size_t bytes)
 	return status;
 }
 
-static void large_broadcast_waits_for_a_late_rank(void **state)
-{
-	(void)state;
-	run(broadcast_all);
-}
+TEST_RUNS(large_broadcast_waits_for_a_late_rank, run(broadcast_all));
 
 static ddp_status broadcast_parts(ddp_comm *comm, char *memory, size_t bytes)
 {
@@ -155,11 +145,7 @@ static ddp_status broadcast_parts(ddp_comm *comm, char *memory, size_t bytes)
 	return status;
 }
 
-static void many_broadcasts_wait_for_a_late_rank(void **state)
-{
-	(void)state;
-	run(broadcast_parts);
-}
+TEST_RUNS(many_broadcasts_wait_for_a_late_rank, run(broadcast_parts));
 
 static ddp_status reduce_all(ddp_comm *comm, char *memory, size_t bytes)
 {
@@ -169,11 +155,7 @@ static ddp_status reduce_all(ddp_comm *comm, char *memory, size_t bytes)
 	return status;
 }
 
-static void large_reduce_waits_for_a_late_root(void **state)
-{
-	(void)state;
-	run(reduce_all);
-}
+TEST_RUNS(large_reduce_waits_for_a_late_root, run(reduce_all));
 
 static ddp_status gather_parts(ddp_comm *comm, char *memory, size_t bytes)
 {
@@ -184,9 +166,8 @@ static ddp_status gather_parts(ddp_comm *comm, char *memory, size_t bytes)
 	return status;
 }
 
-static void many_gathers_wait_for_a_late_root(void **state)
+TEST(many_gathers_wait_for_a_late_root)
 {
-	(void)state;
 	run(gather_parts);
 	run_on(4, gather_parts);
 }
@@ -196,15 +177,10 @@ static ddp_status exchange_blocks(ddp_comm *comm, char *memory, size_t bytes)
 {
 	const size_t all = bytes * (size_t)ddp_comm_size(comm);
 
-	(void)memory;
 	return ddp_all_to_all(comm, repeated(all), repeated(all), bytes, DDP_U8);
 }
 
-static void blocks_of_all_wait_for_a_late_rank(void **state)
-{
-	(void)state;
-	run_on(4, exchange_blocks);
-}
+TEST_RUNS(blocks_of_all_wait_for_a_late_rank, run_on(4, exchange_blocks));
 
 static ddp_status send_parts(ddp_comm *comm, char *memory, size_t bytes)
 {
@@ -216,11 +192,7 @@ static ddp_status send_parts(ddp_comm *comm, char *memory, size_t bytes)
 	return status;
 }
 
-static void many_sends_wait_for_a_late_receiver(void **state)
-{
-	(void)state;
-	run(send_parts);
-}
+TEST_RUNS(many_sends_wait_for_a_late_receiver, run(send_parts));
 
 /* Large and small messages beyond the credit, asked for in the reverse order. */
 static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
@@ -230,7 +202,6 @@ static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
 	static unsigned char data[COUNT][4];
 	bool sends = ddp_comm_rank(comm) == 1;
 
-	(void)bytes;
 	for (int i = 0; i < COUNT; i++) {
 		int tag = sends ? i : COUNT - 1 - i;
 		bool small = tag % 3 != 0;
@@ -253,11 +224,7 @@ static ddp_status send_in_reverse(ddp_comm *comm, char *memory, size_t bytes)
 	return DDP_OK;
 }
 
-static void messages_beyond_the_credit_come_in_any_order(void **state)
-{
-	(void)state;
-	run(send_in_reverse);
-}
+TEST_RUNS(messages_beyond_the_credit_come_in_any_order, run(send_in_reverse));
 
 /* Rank 0 has asked for another message before it is late. */
 static int ask_before_late(ddp_comm *comm, void *argument)
@@ -266,7 +233,6 @@ static int ask_before_late(ddp_comm *comm, void *argument)
 	char *memory = repeated(bytes), other = 0;
 	ddp_request *request;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
 		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &other, .count = 1, .type = DDP_U8,
@@ -281,12 +247,11 @@ static int ask_before_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void sends_wait_beside_a_message_that_was_asked_for(void **state)
+TEST(sends_wait_beside_a_message_that_was_asked_for)
 {
 	const test_world world = { .ranks = 2, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
 	const test_world between = { .ranks = 2, .node_of = nodes, .timeout_ms = TIMEOUT_MS, .body = ask_before_late };
 
-	(void)state;
 	assert_int_equal(test_world_run(&between), 0);
 	assert_int_equal(test_world_run(&world), 0);
 }
@@ -369,9 +334,8 @@ static int send_at_random(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_of_a_node_come_in_any_order(void **state)
+TEST(messages_of_a_node_come_in_any_order)
 {
-	(void)state;
 	for (int seed = 0; seed < SEEDS; seed++) {
 		const test_world world = { .ranks = 2 + seed % 2, .timeout_ms = TIMEOUT_MS, .body = send_at_random,
 		                           .argument = &seed };
@@ -401,29 +365,11 @@ static int die_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_death_beyond_the_credit_is_noticed(void **state)
+TEST(a_death_beyond_the_credit_is_noticed)
 {
-	(void)state;
 	for (int victim = 0; victim < 2; victim++) {
 		const test_world world = { .ranks = 2, .node_of = nodes, .body = die_late,
 		                           .argument = &victim, .expect_deaths = true };
 		assert_int_equal(test_world_run(&world), 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(large_broadcast_waits_for_a_late_rank),
-		cmocka_unit_test(many_broadcasts_wait_for_a_late_rank),
-		cmocka_unit_test(large_reduce_waits_for_a_late_root),
-		cmocka_unit_test(many_gathers_wait_for_a_late_root),
-		cmocka_unit_test(blocks_of_all_wait_for_a_late_rank),
-		cmocka_unit_test(many_sends_wait_for_a_late_receiver),
-		cmocka_unit_test(sends_wait_beside_a_message_that_was_asked_for),
-		cmocka_unit_test(messages_beyond_the_credit_come_in_any_order),
-		cmocka_unit_test(messages_of_a_node_come_in_any_order),
-		cmocka_unit_test(a_death_beyond_the_credit_is_noticed),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

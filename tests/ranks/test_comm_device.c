@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 7 */
 /* Operations on memory that the host cannot touch: a GPU's. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/device_ranks.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/test.h"
 
 #ifdef __SANITIZE_THREAD__ /* as in test_comm_random */
 enum { BATCHES = 12 };
@@ -25,11 +21,10 @@ enum { BATCHES = 24 };
 
 /* ---- one rank without NCCL ------------------------------------------------------------------- */
 
-static void one_rank_needs_no_nccl(void **state)
+TEST(one_rank_needs_no_nccl)
 {
 	const test_cases cases = { .seed = 7500, .batches = BATCHES, .most = 200000, .on_device = true, .alone = true };
 
-	(void)state;
 	assert_int_equal(test_run_world(cases, 1, NULL, test_run_cases), 0);
 }
 
@@ -42,7 +37,6 @@ static int keep_order(ddp_comm *comm, void *argument)
 	device_rank d;
 	bool done;
 
-	(void)argument;
 	test_device_set_up(&d, comm);
 	test_device_read(&d);
 	CHECK(d.host[0] == 0 && d.host[3] == 0);
@@ -73,7 +67,6 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	ddp_request *requests[2];
 	device_rank d;
 
-	(void)argument;
 	test_device_set_up(&d, comm);
 	ddp_operation c = test_device_message(&d, DDP_RECV, 0, 1);
 	CHECK_OK(ddp_issue(comm, &c, &requests[0]));
@@ -98,7 +91,6 @@ static int fail_in_part(ddp_comm *comm, void *argument)
 	device_rank d;
 	void *larger, *smaller;
 
-	(void)argument;
 	test_device_set_up(&d, comm);
 	CHECK_OK(ddp_device_alloc(d.device, 4096 * sizeof(float), &larger));
 	CHECK_OK(ddp_device_alloc(d.device, sizeof(float), &smaller)); /* behind it */
@@ -129,7 +121,6 @@ static int give_messages_up(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	device_rank d;
 
-	(void)argument;
 	test_device_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	for (int i = 0; i < 2; i++) {
@@ -150,7 +141,6 @@ static int send_more_than_received(ddp_comm *comm, void *argument)
 	ddp_request *requests[2];
 	device_rank d;
 
-	(void)argument;
 	test_device_set_up(&d, comm);
 	ddp_operation c = test_device_message(&d, DDP_SEND, 0, 2);
 	c.count = 2;
@@ -164,12 +154,11 @@ static int send_more_than_received(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void one_rank_keeps_the_order_of_queues(void **state)
+TEST(one_rank_keeps_the_order_of_queues)
 {
 	int (*const bodies[])(ddp_comm *, void *) = { keep_order, send_to_itself, fail_in_part, give_messages_up,
 	                                                   send_more_than_received };
 
-	(void)state;
 	test_device_alone = true;
 	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
 		const test_world world = { .ranks = 1, .timeout_ms = 20000, .body = bodies[i] };
@@ -218,11 +207,7 @@ static void enqueue_ahead(device_rank *d)
 	CHECK_OK(ddp_mem_free(d->comm, d->memory));
 }
 
-static void queues_wait_for_operations_and_the_host_for_nothing(void **state)
-{
-	(void)state;
-	test_device_run(enqueue_ahead);
-}
+TEST_RUNS(queues_wait_for_operations_and_the_host_for_nothing, test_device_run(enqueue_ahead));
 
 /* A large operation, for which a rank comes late. */
 /* Sanitizers move it slowly. */
@@ -259,11 +244,7 @@ static void come_late(device_rank *d)
 	free(values);
 }
 
-static void a_late_rank_finds_all(void **state)
-{
-	(void)state;
-	test_device_run(come_late);
-}
+TEST_RUNS(a_late_rank_finds_all, test_device_run(come_late));
 
 /* ---- messages ------------------------------------------------------------------------------ */
 
@@ -313,11 +294,7 @@ static void receive_as_it_comes(device_rank *d)
 	CHECK(d->host[1] == 1 && d->host[2] == 2);
 }
 
-static void receives_end_as_messages_come(void **state)
-{
-	(void)state;
-	test_device_run(receive_as_it_comes);
-}
+TEST_RUNS(receives_end_as_messages_come, test_device_run(receive_as_it_comes));
 
 /* A message is not kept back by a collective that a rank begins only when it has come. */
 static void send_behind_a_collective(device_rank *d)
@@ -338,11 +315,7 @@ static void send_behind_a_collective(device_rank *d)
 	CHECK_OK(ddp_wait(request));
 }
 
-static void messages_pass_collectives(void **state)
-{
-	(void)state;
-	test_device_run(send_behind_a_collective);
-}
+TEST_RUNS(messages_pass_collectives, test_device_run(send_behind_a_collective));
 
 /* A message that nobody sends ends with the communicator. */
 static void close_under_a_receive(device_rank *d)
@@ -400,9 +373,8 @@ static void break_under_messages(device_rank *d)
 	CHECK_OK(ddp_device_queue_free(d->device, d->other));
 }
 
-static void messages_fail_with_the_communicator_or_the_device(void **state)
+TEST(messages_fail_with_the_communicator_or_the_device)
 {
-	(void)state;
 	test_device_run(break_under_messages);
 	test_device_run(close_under_a_receive);
 }
@@ -451,11 +423,7 @@ static void take_times(device_rank *d)
 	CHECK_OK(ddp_mem_free(d->comm, d->memory));
 }
 
-static void an_operation_begins_behind_its_queue(void **state)
-{
-	(void)state;
-	test_device_run(take_times);
-}
+TEST_RUNS(an_operation_begins_behind_its_queue, test_device_run(take_times));
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
@@ -491,9 +459,8 @@ static void differ_on_device(device_rank *d)
 	CHECK(ddp_barrier(d->comm) == DDP_ERR_MISMATCH);
 }
 
-static void operations_on_a_device_fail_as_others_do(void **state)
+TEST(operations_on_a_device_fail_as_others_do)
 {
-	(void)state;
 	test_device_run(abort_on_device);
 	test_device_run(differ_on_device);
 }
@@ -533,9 +500,8 @@ static void work_in_place(device_rank *d)
 	CHECK(strstr(ddp_last_error(), "send and recv overlap") != NULL);
 }
 
-static void in_place_is_where_nccl_has_it(void **state)
+TEST(in_place_is_where_nccl_has_it)
 {
-	(void)state;
 	through = test_share(sizeof(*through));
 	test_device_run(work_in_place);
 }
@@ -546,7 +512,6 @@ static int give_wrong_memory(ddp_comm *comm, void *argument)
 	ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
 	device_rank d;
 
-	(void)argument;
 	CHECK(ddp_run(comm, &c) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "ddp_options") != NULL);
 	test_device_set_up(&d, comm);
@@ -556,30 +521,11 @@ static int give_wrong_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void memory_of_the_host_is_refused(void **state)
+TEST(memory_of_the_host_is_refused)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : test_device_nodes, .timeout_ms = 20000,
 		                           .body = give_wrong_memory };
 		assert_int_equal(test_world_run(&world), 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_rank_needs_no_nccl),
-		cmocka_unit_test(one_rank_keeps_the_order_of_queues),
-		cmocka_unit_test(queues_wait_for_operations_and_the_host_for_nothing),
-		cmocka_unit_test(a_late_rank_finds_all),
-		cmocka_unit_test(receives_end_as_messages_come),
-		cmocka_unit_test(messages_pass_collectives),
-		cmocka_unit_test(messages_fail_with_the_communicator_or_the_device),
-		cmocka_unit_test(an_operation_begins_behind_its_queue),
-		cmocka_unit_test(operations_on_a_device_fail_as_others_do),
-		cmocka_unit_test(in_place_is_where_nccl_has_it),
-		cmocka_unit_test(memory_of_the_host_is_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

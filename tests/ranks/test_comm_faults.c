@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit bare */
 /* What goes wrong among ranks: every one of them gets an error that says why. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <math.h>
 #include <pthread.h>
@@ -15,14 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "comm/wait/await.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
 
@@ -75,7 +71,6 @@ static int issue_different_kinds(ddp_comm *comm, void *argument)
 {
 	float x[100] = { 0 };
 
-	(void)argument;
 	meet(comm, DDP_ERR_MISMATCH);
 	ddp_status status = ddp_comm_rank(comm) == 1
 		? ddp_broadcast(comm, x, 100, DDP_F32, 0)
@@ -95,9 +90,8 @@ static int issue_different_kinds(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void different_kinds_are_named(void **state)
+TEST(different_kinds_are_named)
 {
-	(void)state;
 	run(2, NULL, 0, issue_different_kinds);
 	run(4, NULL, 0, issue_different_kinds);
 	run(2, two_nodes, 0, issue_different_kinds);
@@ -109,7 +103,6 @@ static int issue_different_counts(ddp_comm *comm, void *argument)
 	size_t count = ddp_comm_rank(comm) == 0 ? 70000 : 70001;
 	float *x = calloc(count, sizeof(*x));
 
-	(void)argument;
 	test_ranks_together(); /* one that still opened would fail to */
 	CHECK(ddp_all_reduce(comm, NULL, x, count, DDP_F32, DDP_MAX) == DDP_ERR_MISMATCH);
 	expect_in_error("f32[70000] max");
@@ -118,11 +111,10 @@ static int issue_different_counts(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void different_counts_are_named(void **state)
+TEST(different_counts_are_named)
 {
 	static const int three_nodes[] = { 0, 1, 2 };
 
-	(void)state;
 	run(2, NULL, 0, issue_different_counts);
 	run(2, two_nodes, 0, issue_different_counts);
 	/* The network is measured meanwhile. */
@@ -157,12 +149,11 @@ static int issue_different_v_counts(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void different_counts_of_v_forms_are_named(void **state)
+TEST(different_counts_of_v_forms_are_named)
 {
 	static const ddp_operation_kind kinds[] = { DDP_REDUCE_SCATTER, DDP_ALL_GATHER, DDP_GATHER, DDP_SCATTER,
 	                                  DDP_ALL_TO_ALL };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		test_world world = { .ranks = 3, .body = issue_different_v_counts, .argument = (void *)(uintptr_t)&kinds[i] };
 		assert_int_equal(test_world_run(&world), 0);
@@ -208,7 +199,7 @@ static int make_mistake(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_that_wait_for_each_other_in_vain_are_told_why(void **state)
+TEST(ranks_that_wait_for_each_other_in_vain_are_told_why)
 {
 	static const mistake mistakes[] = {
 		{ DDP_BROADCAST, { 0, 1 }, { 5, 5 } }, { DDP_BROADCAST, { 0, 0 }, { 0, 5 } },
@@ -216,7 +207,6 @@ static void ranks_that_wait_for_each_other_in_vain_are_told_why(void **state)
 		{ DDP_SCATTER, { 1, 0 }, { 5, 5 } },   { DDP_ALL_REDUCE, { 0, 0 }, { 0, 5 } },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++) {
 		const test_world world = { .ranks = 2, .node_of = two_nodes, .body = make_mistake,
 		                           .argument = (void *)(uintptr_t)&mistakes[i] };
@@ -232,7 +222,6 @@ static int free_too_early(ddp_comm *comm, void *argument)
 	float *data = private;
 	void *memory;
 
-	(void)argument;
 	ddp_status status = ddp_mem_alloc(comm, COUNT * sizeof(float), &memory);
 	if (status == DDP_OK && ddp_comm_rank(comm) == 0)
 		CHECK_OK(ddp_mem_free(comm, memory));
@@ -248,11 +237,10 @@ static int free_too_early(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void memory_that_a_rank_freed_too_early_is_named(void **state)
+TEST(memory_that_a_rank_freed_too_early_is_named)
 {
 	static const int nodes[] = { 0, 0, 1 };
 
-	(void)state;
 	run(2, NULL, 0, free_too_early);
 	run(3, nodes, 0, free_too_early);
 }
@@ -261,7 +249,6 @@ static void memory_that_a_rank_freed_too_early_is_named(void **state)
 
 static int come_too_late(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	meet(comm, DDP_ERR_TIMEOUT);
 	uint64_t start = ddp_now_ns();
 	if (ddp_comm_rank(comm) == 1) {
@@ -277,12 +264,11 @@ static int come_too_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void absent_rank_is_named_at_the_deadline(void **state)
+TEST(absent_rank_is_named_at_the_deadline)
 {
 	/* Less, and another that a busy machine keeps waiting would be named. */
 	const int timeout_ms = 500 * test_slowness();
 
-	(void)state;
 	run(3, NULL, timeout_ms, come_too_late);
 	run(3, two_nodes, timeout_ms, come_too_late);
 }
@@ -293,7 +279,6 @@ static int be_killed(ddp_comm *comm, void *argument)
 	static float x[COUNT];
 	ddp_status status = DDP_OK;
 
-	(void)argument;
 	meet(comm, DDP_ERR_PEER);
 	uint64_t start = ddp_now_ns();
 	for (int i = 0; i < 100000 && status == DDP_OK; i++) {
@@ -338,12 +323,11 @@ static int close_after_death(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void dead_rank_is_named_before_those_that_left(void **state)
+TEST(dead_rank_is_named_before_those_that_left)
 {
 	const test_world world = { .ranks = 3, .timeout_ms = 20000, .body = close_after_death, .expect_deaths = true,
 	                           .argument = test_share(sizeof(atomic_bool)) };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -378,7 +362,7 @@ static int lose_the_first_ranks(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void one_rank_of_each_node_that_is_left_tells(void **state)
+TEST(one_rank_of_each_node_that_is_left_tells)
 {
 #ifdef HAVE_UCX
 	static const int nodes[] = { 0, 0, 1, 1, 2, 2 };
@@ -390,7 +374,6 @@ static void one_rank_of_each_node_that_is_left_tells(void **state)
 #endif
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		telling *seen = test_share(sizeof(*seen));
 		const test_world world = { .ranks = cases[i].ranks, .node_of = cases[i].node_of, .expect_deaths = true,
@@ -403,9 +386,8 @@ static void one_rank_of_each_node_that_is_left_tells(void **state)
 	}
 }
 
-static void killed_rank_is_named(void **state)
+TEST(killed_rank_is_named)
 {
-	(void)state;
 	run(2, NULL, 0, be_killed);
 	run(4, NULL, 0, be_killed);
 	run(2, two_nodes, 0, be_killed);
@@ -414,7 +396,6 @@ static void killed_rank_is_named(void **state)
 
 static int leave_early(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	test_ranks_together(); /* one that still opened would miss it there */
 	if (ddp_comm_rank(comm) == 1)
 		return 0;
@@ -423,11 +404,7 @@ static int leave_early(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_that_left_is_named(void **state)
-{
-	(void)state;
-	run(3, NULL, 0, leave_early);
-}
+TEST_RUNS(rank_that_left_is_named, run(3, NULL, 0, leave_early));
 
 /* ---- abort --------------------------------------------------------------------------- */
 
@@ -460,9 +437,8 @@ static int abort_from_a_thread(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void abort_ends_what_others_wait_for(void **state)
+TEST(abort_ends_what_others_wait_for)
 {
-	(void)state;
 	run_counting(3, NULL, abort_from_a_thread);
 	run_counting(3, two_nodes, abort_from_a_thread);
 }
@@ -470,7 +446,6 @@ static void abort_ends_what_others_wait_for(void **state)
 /* What a rank finds out about itself alone. */
 static int fail_alone(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	meet(comm, DDP_ERR_NOMEM);
 	if (ddp_comm_rank(comm) == 1)
 		CHECK(ddp_comm_break(comm, DDP_ERR_NOMEM, comm->rank, "no memory for 7 bytes") == DDP_ERR_NOMEM);
@@ -481,9 +456,8 @@ static int fail_alone(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void others_are_told_whose_error_it_is(void **state)
+TEST(others_are_told_whose_error_it_is)
 {
-	(void)state;
 	run(3, NULL, 0, fail_alone);
 	run(4, two_nodes, 0, fail_alone);
 }
@@ -513,9 +487,8 @@ static int abort_requests(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void abort_ends_every_request(void **state)
+TEST(abort_ends_every_request)
 {
-	(void)state;
 	run_counting(2, NULL, abort_requests);
 	run_counting(2, two_nodes, abort_requests);
 }
@@ -527,7 +500,6 @@ static int open_parts(ddp_comm *comm, void *argument)
 	void *memory;
 	ddp_comm *part;
 
-	(void)argument;
 	int before = 0;
 	for (int i = 0; i < 5; i++) {
 		/* The first round opens what stays open: connections to other nodes. */
@@ -543,16 +515,14 @@ static int open_parts(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void no_descriptor_is_left_open(void **state)
+TEST(no_descriptor_is_left_open)
 {
-	(void)state;
 	run(2, NULL, 0, open_parts);
 	run(2, two_nodes, 0, open_parts);
 }
 
-static void no_shared_memory_is_left_behind(void **state)
+TEST(no_shared_memory_is_left_behind)
 {
-	(void)state;
 	int before = folder_count("/dev/shm", "ddp");
 	run(3, NULL, 0, be_killed);
 	assert_int_equal(folder_count("/dev/shm", "ddp"), before);
@@ -566,7 +536,6 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	const size_t counts[2] = { SIZE_MAX / 2, SIZE_MAX / 2 };
 	ddp_request *request;
 
-	(void)argument;
 	CHECK(ddp_all_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
 	expect_in_error("all_reduce: recv is NULL");
 	CHECK(ddp_reduce(comm, NULL, NULL, 4, DDP_F32, DDP_SUM, 1 - ddp_comm_rank(comm)) == DDP_ERR_INVALID);
@@ -620,11 +589,7 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void wrong_arguments_break_nothing(void **state)
-{
-	(void)state;
-	run(2, NULL, 0, give_nonsense);
-}
+TEST_RUNS(wrong_arguments_break_nothing, run(2, NULL, 0, give_nonsense));
 
 /* ---- a forked child ------------------------------------------------------------------------ */
 
@@ -662,7 +627,6 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 	void *memory;
 	int state;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &group));
 	CHECK_OK(ddp_mem_alloc(comm, 100, &memory));
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .root = 1 - ddp_comm_rank(comm), .recv = &x, .count = 1 }, &request));
@@ -684,35 +648,10 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_forked_child_is_no_rank(void **state)
+TEST(a_forked_child_is_no_rank)
 {
 	static const int nodes[] = { 0, 1 };
 
-	(void)state;
 	run(2, NULL, 20000, fork_a_child);
 	run(2, nodes, 20000, fork_a_child);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(different_kinds_are_named),
-		cmocka_unit_test(different_counts_are_named),
-		cmocka_unit_test(different_counts_of_v_forms_are_named),
-		cmocka_unit_test(ranks_that_wait_for_each_other_in_vain_are_told_why),
-		cmocka_unit_test(memory_that_a_rank_freed_too_early_is_named),
-		cmocka_unit_test(absent_rank_is_named_at_the_deadline),
-		cmocka_unit_test(killed_rank_is_named),
-		cmocka_unit_test(dead_rank_is_named_before_those_that_left),
-		cmocka_unit_test(one_rank_of_each_node_that_is_left_tells),
-		cmocka_unit_test(rank_that_left_is_named),
-		cmocka_unit_test(abort_ends_what_others_wait_for),
-		cmocka_unit_test(abort_ends_every_request),
-		cmocka_unit_test(others_are_told_whose_error_it_is),
-		cmocka_unit_test(no_descriptor_is_left_open),
-		cmocka_unit_test(no_shared_memory_is_left_behind),
-		cmocka_unit_test(wrong_arguments_break_nothing),
-		cmocka_unit_test(a_forked_child_is_no_rank),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,8 @@
 /* runs: asan tsan; all: unit */
 /* Operations of a backend that does not compare what ranks issue are compared beside it. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,6 +12,7 @@
 #include "comm/request.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 /* As a GPU's library is: its operations begin, and if ranks issue different ones they never
    end, until they are aborted. */
@@ -27,7 +23,6 @@ typedef struct endless {
 
 static ddp_status begin(void *self, ddp_request *request)
 {
-	(void)request;
 	((endless *)self)->issued++;
 	return DDP_OK;
 }
@@ -36,7 +31,6 @@ static ddp_status ask(void *self, ddp_request *request, bool *done)
 {
 	const endless *e = self;
 
-	(void)request;
 	*done = e->aborted > 0 || e->ends;
 	return e->aborted > 0 ? ddp_fail(DDP_ERR_INTERNAL, "aborted") : DDP_OK;
 }
@@ -87,9 +81,8 @@ static int follow_an_endless_backend(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void operations_of_a_backend_that_does_not_compare_are_compared(void **state)
+TEST(operations_of_a_backend_that_does_not_compare_are_compared)
 {
-	(void)state;
 	/* Less, and a rank that a busy machine keeps waiting would be late for what is to end. */
 	const int timeout_ms = 1000 * test_slowness();
 	for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
@@ -121,7 +114,6 @@ static int follow_without_a_thread(ddp_comm *comm, void *argument)
 	const bool refused = ddp_comm_rank(comm) == 1;
 	struct ddp_follower *follower;
 
-	(void)argument;
 	if (refused)
 		refuse_threads(true);
 	CHECK(ddp_follower_open(comm, &lane, &follower) == DDP_ERR_NOMEM);
@@ -134,23 +126,13 @@ static int follow_without_a_thread(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void followers_start_on_all_ranks_or_on_none(void **state)
+TEST(followers_start_on_all_ranks_or_on_none)
 {
 	static const int two_nodes[] = { 0, 1, 1 };
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : two_nodes, .timeout_ms = 20000,
 		                           .body = follow_without_a_thread };
 		assert_int_equal(test_world_run(&world), 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(operations_of_a_backend_that_does_not_compare_are_compared),
-		cmocka_unit_test(followers_start_on_all_ranks_or_on_none),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* Groups of ranks, and messages between single ranks, on one and on two nodes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/net/net.h"
 #include "tests/support/comm_cases.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1, 1 };
 
@@ -29,7 +25,6 @@ static int split_by_parity(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	ddp_comm *part, *none;
 
-	(void)argument;
 	/* The key turns the order round. */
 	CHECK_OK(ddp_comm_split(comm, rank % 2, -rank, &part));
 	CHECK(part != NULL);
@@ -49,9 +44,8 @@ static int split_by_parity(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void split_orders_ranks_by_key(void **state)
+TEST(split_orders_ranks_by_key)
 {
-	(void)state;
 	run(5, NULL, split_by_parity);
 	run(5, two_nodes, split_by_parity);
 }
@@ -63,7 +57,6 @@ static int group_by_list(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK(ddp_comm_group(comm, twice, 2, &part) == DDP_ERR_INVALID);
 	CHECK_OK(ddp_comm_group(comm, list, 3, &part));
 	CHECK((part != NULL) == (rank != 2));
@@ -80,9 +73,8 @@ static int group_by_list(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void group_takes_the_order_of_its_list(void **state)
+TEST(group_takes_the_order_of_its_list)
 {
-	(void)state;
 	run(4, NULL, group_by_list);
 	run(4, two_nodes, group_by_list);
 }
@@ -92,17 +84,12 @@ static int lists_differ(ddp_comm *comm, void *argument)
 	const int list[] = { 0, ddp_comm_rank(comm) == 0 ? 1 : 2 };
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK(ddp_comm_group(comm, list, 2, &part) == DDP_ERR_MISMATCH);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
 
-static void differing_lists_are_an_error_on_all(void **state)
-{
-	(void)state;
-	run(3, NULL, lists_differ);
-}
+TEST_RUNS(differing_lists_are_an_error_on_all, run(3, NULL, lists_differ));
 
 static int group_works_in_the_worlds_memory(ddp_comm *comm, void *argument)
 {
@@ -111,7 +98,6 @@ static int group_works_in_the_worlds_memory(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK_OK(ddp_mem_alloc(comm, COUNT * sizeof(float), &memory));
 	CHECK_OK(ddp_comm_split(comm, rank / 2, 0, &part));
 	float *x = memory;
@@ -128,11 +114,7 @@ static int group_works_in_the_worlds_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void groups_reduce_in_memory_of_the_world(void **state)
-{
-	(void)state;
-	run(4, NULL, group_works_in_the_worlds_memory);
-}
+TEST_RUNS(groups_reduce_in_memory_of_the_world, run(4, NULL, group_works_in_the_worlds_memory));
 
 /* ---- send and recv -------------------------------------------------------------- */
 
@@ -159,7 +141,6 @@ static int storm(ddp_comm *comm, void *argument)
 	int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	message messages[MESSAGES];
 
-	(void)argument;
 	for (int i = 0; i < MESSAGES; i++) {
 		message *m = &messages[i];
 		*m = (message){ .from = (int)roll(&common, (unsigned int)size),
@@ -200,9 +181,8 @@ static int storm(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_find_their_receivers(void **state)
+TEST(messages_find_their_receivers)
 {
-	(void)state;
 	run(4, NULL, storm);
 	run(5, two_nodes, storm);
 }
@@ -212,7 +192,6 @@ static int ping_pong(ddp_comm *comm, void *argument)
 	int64_t ball = 0;
 	int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	for (int i = 0; i < 200; i++) {
 		if (rank == 0) {
 			ball++;
@@ -228,9 +207,8 @@ static int ping_pong(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void blocking_messages_alternate(void **state)
+TEST(blocking_messages_alternate)
 {
-	(void)state;
 	run(2, NULL, ping_pong);
 	run(2, two_nodes, ping_pong);
 }
@@ -240,7 +218,6 @@ static int to_oneself(ddp_comm *comm, void *argument)
 	double sent = 2.5, got = 0;
 	ddp_request *request;
 
-	(void)argument;
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_SEND, .send = &sent, .count = 1,
 	                                            .type = DDP_F64, .root = 0 }, &request));
 	CHECK_OK(ddp_recv(comm, &got, 1, DDP_F64, 0, 0));
@@ -249,18 +226,13 @@ static int to_oneself(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_sends_to_itself(void **state)
-{
-	(void)state;
-	run(1, NULL, to_oneself);
-}
+TEST_RUNS(rank_sends_to_itself, run(1, NULL, to_oneself));
 
 static int sizes_differ(ddp_comm *comm, void *argument)
 {
 	float data[12] = { 0 };
 	ddp_status status;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0) {
 		status = ddp_send(comm, data, 10, DDP_F32, 1, 0);
 		CHECK(status == DDP_OK || status == DDP_ERR_MISMATCH);
@@ -271,9 +243,8 @@ static int sizes_differ(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void message_of_another_size_is_an_error(void **state)
+TEST(message_of_another_size_is_an_error)
 {
-	(void)state;
 	run(2, NULL, sizes_differ);
 	run(2, two_nodes, sizes_differ);
 }
@@ -285,7 +256,6 @@ static int overtaken(ddp_comm *comm, void *argument)
 	int32_t values[3] = { 1, 2, 9 }, got[3] = { 0, 0, 0 };
 	ddp_request *others, *first, *second;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0) {
 		CHECK_OK(ddp_send(comm, &values[0], 1, DDP_I32, 1, 5));
 		CHECK_OK(ddp_barrier(comm));
@@ -310,11 +280,10 @@ static int overtaken(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_with_one_tag_keep_their_order_also_if_kept(void **state)
+TEST(messages_with_one_tag_keep_their_order_also_if_kept)
 {
 	static const int apart[] = { 0, 1 };
 
-	(void)state;
 	run(2, NULL, overtaken);
 	run(2, apart, overtaken);
 }
@@ -325,7 +294,6 @@ static int issue_then_collect(ddp_comm *comm, void *argument)
 {
 	int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	for (int32_t i = 0; i < 200; i++) {
 		int32_t value = i, got = -1;
 		ddp_request *request = NULL;
@@ -343,11 +311,10 @@ static int issue_then_collect(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void receive_goes_on_after_a_collective(void **state)
+TEST(receive_goes_on_after_a_collective)
 {
 	static const int nodes[] = { 0, 0, 1 };
 
-	(void)state;
 	run(3, nodes, issue_then_collect);
 }
 
@@ -379,23 +346,21 @@ static int large_sum(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_of_many_uneven_nodes_cut_alike(void **state)
+TEST(ranks_of_many_uneven_nodes_cut_alike)
 {
 	static const int nodes[] = { 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10 };
 
-	(void)state;
 	run(16, nodes, large_sum);
 }
 
 /* Nodes with one rank, or with memory of the library's, work there; others by way of their
    segments, in windows. */
-static void halving_ends_whatever_memory_nodes_have(void **state)
+TEST(halving_ends_whatever_memory_nodes_have)
 {
 	static const int uneven[] = { 0, 0, 1, 2 }, even[] = { 0, 0, 1, 1, 2, 2 };
 	static bool shared = true;
 	const test_world world = { .ranks = 6, .node_of = even, .body = large_sum, .argument = &shared };
 
-	(void)state;
 	assert_int_equal(setenv("DDP_ALGORITHM", "recursive_halving,recursive_doubling", 1), 0);
 	run(4, uneven, large_sum);
 	assert_int_equal(test_world_run(&world), 0);
@@ -440,7 +405,6 @@ static int use_many(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm), size = ddp_comm_size(comm);
 	ddp_comm *part, *again;
 
-	(void)argument;
 	expect_sum(comm, 1);
 	expect_sum(comm, 100000);
 	pass_on(comm, 1);
@@ -459,35 +423,14 @@ static int use_many(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void many_ranks_work_and_shrink(void **state)
+TEST(many_ranks_work_and_shrink)
 {
 	int nodes[MANY];
 
-	(void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 	skip(); /* each process is dear */
 #endif
 	for (int r = 0; r < MANY; r++)
 		nodes[r] = r * MANY_NODES / MANY;
 	run(MANY, nodes, use_many);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_of_many_uneven_nodes_cut_alike),
-		cmocka_unit_test(halving_ends_whatever_memory_nodes_have),
-		cmocka_unit_test(messages_with_one_tag_keep_their_order_also_if_kept),
-		cmocka_unit_test(receive_goes_on_after_a_collective),
-		cmocka_unit_test(split_orders_ranks_by_key),
-		cmocka_unit_test(group_takes_the_order_of_its_list),
-		cmocka_unit_test(differing_lists_are_an_error_on_all),
-		cmocka_unit_test(groups_reduce_in_memory_of_the_world),
-		cmocka_unit_test(messages_find_their_receivers),
-		cmocka_unit_test(blocking_messages_alternate),
-		cmocka_unit_test(rank_sends_to_itself),
-		cmocka_unit_test(message_of_another_size_is_an_error),
-		cmocka_unit_test(many_ranks_work_and_shrink),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
- * other overlap is refused on all ranks, in words, also if one rank alone has it.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* Input and output in one place: where MPI and NCCL allow it, results are those of buffers apart; any
+   other overlap is refused on all ranks, in words, also if one rank alone has it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 4, SMALL = 12, LARGE = 90000, ROOT = 2 };
 
@@ -117,7 +111,6 @@ static int try_positions(ddp_comm *comm, void *argument)
 	int32_t *apart = malloc(2 * bytes), *own = malloc(bytes);
 	void *shared;
 
-	(void)argument;
 	CHECK(apart != NULL && own != NULL);
 	CHECK_OK(ddp_mem_alloc(comm, bytes, &shared));
 	for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
@@ -143,11 +136,7 @@ static void run(int (*body)(ddp_comm *, void *))
 	}
 }
 
-static void inputs_may_lie_where_mpi_and_nccl_have_them(void **state)
-{
-	(void)state;
-	run(try_positions);
-}
+TEST_RUNS(inputs_may_lie_where_mpi_and_nccl_have_them, run(try_positions));
 
 /* ---- what is refused ------------------------------------------------------------------------ */
 
@@ -223,17 +212,12 @@ static void be_refused(ddp_comm *comm, const mistake *m, bool waits)
 
 static int make_mistakes(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	for (size_t i = 0; i < sizeof(mistakes) / sizeof(mistakes[0]); i++)
 		be_refused(comm, &mistakes[i], i % 2 == 0);
 	return 0;
 }
 
-static void other_overlaps_are_refused_on_all_ranks(void **state)
-{
-	(void)state;
-	run(make_mistakes);
-}
+TEST_RUNS(other_overlaps_are_refused_on_all_ranks, run(make_mistakes));
 
 /* Buffers that touch each other; and what an operation does not use. */
 static int be_near(ddp_comm *comm, void *argument)
@@ -241,7 +225,6 @@ static int be_near(ddp_comm *comm, void *argument)
 	static int32_t x[2 * RANKS * SMALL];
 	const int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK_OK(ddp_all_reduce(comm, x, x + SMALL, SMALL, DDP_I32, DDP_SUM));
 	CHECK_OK(ddp_all_reduce(comm, x + SMALL, x, SMALL, DDP_I32, DDP_SUM));
 	CHECK_OK(ddp_all_gather(comm, x + RANKS * SMALL, x, SMALL, DDP_I32));
@@ -253,18 +236,4 @@ static int be_near(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void buffers_may_touch(void **state)
-{
-	(void)state;
-	run(be_near);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(inputs_may_lie_where_mpi_and_nccl_have_them),
-		cmocka_unit_test(other_overlaps_are_refused_on_all_ranks),
-		cmocka_unit_test(buffers_may_touch),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(buffers_may_touch, run(be_near));

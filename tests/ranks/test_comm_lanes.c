@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* Operations that do not wait for each other. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
 
@@ -43,7 +38,6 @@ static int overtake(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	bool done;
 
-	(void)argument;
 	CHECK(large != NULL);
 	large[LARGE - 1] = 1;
 	for (int lane = 0; lane < DDP_LANES; lane++) {
@@ -77,11 +71,7 @@ static int overtake(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_small_operation_overtakes_a_large_one(void **state)
-{
-	(void)state;
-	run_both(overtake);
-}
+TEST_RUNS(a_small_operation_overtakes_a_large_one, run_both(overtake));
 
 /* ---- failing together ------------------------------------------------------------------------ */
 
@@ -91,7 +81,6 @@ static int abort_lanes(ddp_comm *comm, void *argument)
 	const ddp_operation c[2] = { sum(&x[0], 1, 0), sum(&x[1], 1, 3) };
 	ddp_request *requests[2];
 
-	(void)argument;
 	CHECK_OK(ddp_run(comm, &c[1]));
 	CHECK(test_lane_count(comm, 3) == 1 && test_lane_count(comm, 1) == 0);
 	for (int i = 0; i < 2 && ddp_comm_rank(comm) != 0; i++)
@@ -114,7 +103,6 @@ static int differ_in_a_lane(ddp_comm *comm, void *argument)
 	float x[4] = { 1 };
 	const ddp_operation c = sum(x, ddp_comm_rank(comm) == 0 ? 1 : 2, 2);
 
-	(void)argument;
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1 }));
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 2 }));
 	CHECK(test_lane_count(comm, 1) == 1 && test_lane_count(comm, 2) == 1);
@@ -126,9 +114,8 @@ static int differ_in_a_lane(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void lanes_fail_together(void **state)
+TEST(lanes_fail_together)
 {
-	(void)state;
 	run_both(abort_lanes);
 	run_both(differ_in_a_lane);
 }
@@ -152,7 +139,6 @@ static int give_wrong_lanes(ddp_comm *comm, void *argument)
 	void *user[2] = { comm, &called };
 	ddp_request *request;
 
-	(void)argument;
 	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = DDP_LANES }) == DDP_ERR_INVALID);
 	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = -1 }, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .stream = user }) == DDP_ERR_INVALID);
@@ -166,18 +152,4 @@ static int give_wrong_lanes(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void wrong_lanes_are_refused(void **state)
-{
-	(void)state;
-	run_both(give_wrong_lanes);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_small_operation_overtakes_a_large_one),
-		cmocka_unit_test(lanes_fail_together),
-		cmocka_unit_test(wrong_lanes_are_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(wrong_lanes_are_refused, run_both(give_wrong_lanes));

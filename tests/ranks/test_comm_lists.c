@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; takes: 10 */
 /* Operations on a list of buffers, one for each rank. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/test.h"
 
 /* The thread sanitizer is ten times slower, and the threads are the same in the other layouts. */
 enum { RANKS = 4, LAYOUTS = SANITIZER ? 2 : 4 };
@@ -201,7 +197,6 @@ static int use_lists(ddp_comm *comm, void *argument)
 {
 	static const size_t counts[] = { 5, 300, 3000, SANITIZER ? 40000 : 150000 };
 
-	(void)argument;
 	for (int i = 0; i < 16; i++) {
 		const form f = { .count = counts[i / 4], .by_counts = i % 2 == 1, .shared = i % 4 >= 2 };
 		gather(comm, &f, DDP_ALL_GATHER, false);
@@ -218,11 +213,7 @@ static int use_lists(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void lists_are_as_one_buffer(void **state)
-{
-	(void)state;
-	run(use_lists);
-}
+TEST_RUNS(lists_are_as_one_buffer, run(use_lists));
 
 static int give_nonsense(ddp_comm *comm, void *argument)
 {
@@ -231,7 +222,6 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	void *out[RANKS], *hole[RANKS] = { NULL };
 	ddp_request *request;
 
-	(void)argument;
 	for (int r = 0; r < size; r++)
 		out[r] = &x[r];
 	const void *const *in = (const void *const *)out;
@@ -277,17 +267,4 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nonsense_is_refused(void **state)
-{
-	(void)state;
-	run(give_nonsense);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(lists_are_as_one_buffer),
-		cmocka_unit_test(nonsense_is_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(nonsense_is_refused, run(give_nonsense));

@@ -3,10 +3,7 @@
 /* Memory that one rank allocates alone, and that the others of its node map when an operation names it. */
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdatomic.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +14,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "comm/shm/borrow.h"
 #include "comm/shm/memory.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/test.h"
 
 /* Sanitizers are slower, and need not as many elements. */
 enum { RANKS = 4, COUNT = SANITIZER ? 40000 : 200000 };
@@ -75,7 +71,6 @@ static int mix_memory(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	void *shared;
 
-	(void)argument;
 	CHECK_OK(ddp_mem_alloc(comm, COUNT * sizeof(float), &shared));
 	for (int own = 0; own < 1 << RANKS; own += 3) {
 		/* What a rank has of its own begins anywhere in it, and is another size on each. */
@@ -91,11 +86,7 @@ static int mix_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void own_memory_is_reduced_beside_any_other(void **state)
-{
-	(void)state;
-	run(mix_memory);
-}
+TEST_RUNS(own_memory_is_reduced_beside_any_other, run(mix_memory));
 
 /* Nothing is copied: results come into memory that others have mapped. */
 static int look_at_mappings(ddp_comm *comm, void *argument)
@@ -116,22 +107,16 @@ static int look_at_mappings(ddp_comm *comm, void *argument)
 	CHECK(after == before + ddp_comm_local_size(comm) - 1);
 	CHECK_OK(ddp_barrier(comm));
 	CHECK_OK(ddp_mem_free(comm, mine));
-	(void)argument;
 	return 0;
 }
 
-static void others_map_it_once(void **state)
-{
-	(void)state;
-	run(look_at_mappings);
-}
+TEST_RUNS(others_map_it_once, run(look_at_mappings));
 
 /* As a framework's allocator does: descriptors and mappings do not become more. */
 static int come_and_go(ddp_comm *comm, void *argument)
 {
 	const struct rlimit few = { 200, 200 };
 
-	(void)argument;
 	CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
 	for (int i = 0; i < 300; i++) {
 		float *mine = allocate(comm, COUNT);
@@ -143,11 +128,7 @@ static int come_and_go(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void it_comes_and_goes(void **state)
-{
-	(void)state;
-	run(come_and_go);
-}
+TEST_RUNS(it_comes_and_goes, run(come_and_go));
 
 /* Groups and lanes have it, too. */
 static int use_in_groups(ddp_comm *comm, void *argument)
@@ -156,7 +137,6 @@ static int use_in_groups(ddp_comm *comm, void *argument)
 	float *mine = allocate(comm, COUNT);
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, -rank, &part));
 	for (int lane = 0; lane < 3; lane++) {
 		for (int i = 0; i < COUNT; i++)
@@ -173,18 +153,13 @@ static int use_in_groups(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void groups_and_lanes_use_it(void **state)
-{
-	(void)state;
-	run(use_in_groups);
-}
+TEST_RUNS(groups_and_lanes_use_it, run(use_in_groups));
 
 static int lack(ddp_comm *comm, void *argument)
 {
 	struct rlimit usual, none;
 	void *memory;
 
-	(void)argument;
 	CHECK(ddp_mem_alloc_local(NULL, 1, &memory) == DDP_ERR_INVALID);
 	CHECK(ddp_mem_alloc_local(comm, 1, NULL) == DDP_ERR_INVALID);
 	CHECK(ddp_mem_alloc_local(comm, SIZE_MAX, &memory) == DDP_ERR_INVALID);
@@ -209,7 +184,6 @@ static int cannot_map(ddp_comm *comm, void *argument)
 	struct rlimit usual, none;
 	float *mine = allocate(comm, COUNT);
 
-	(void)argument;
 	CHECK(getrlimit(RLIMIT_NOFILE, &usual) == 0);
 	none = (struct rlimit){ 3, usual.rlim_max };
 	/* On another node than rank 1, a rank may hear of the error before it leaves the barrier. */
@@ -225,9 +199,8 @@ static int cannot_map(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_lack_is_told(void **state)
+TEST(a_lack_is_told)
 {
-	(void)state;
 	run(lack);
 	run(cannot_map);
 }
@@ -254,7 +227,6 @@ static int cut(ddp_comm *comm, void *argument)
 	float *mine = allocate(comm, COUNT);
 	const int fd = descriptor_of((off_t)(((long)(COUNT * sizeof(float)) + page - 1) / page * page + page));
 
-	(void)argument;
 	CHECK(ftruncate(fd, 0) == -1 && errno == EPERM);
 	sum(comm, NULL, mine, 1);
 	CHECK_OK(ddp_mem_free(comm, mine));
@@ -270,7 +242,6 @@ static int replace(ddp_comm *comm, void *argument)
 	const int fd = descriptor_of(bytes);
 	char first[4096];
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 1) {
 		const int other = memfd_create("other", MFD_CLOEXEC);
 		CHECK(other >= 0 && ftruncate(other, bytes) == 0);
@@ -283,11 +254,10 @@ static int replace(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nobody_can_cut_it(void **state)
+TEST(nobody_can_cut_it)
 {
 	const test_world world = { .ranks = RANKS, .timeout_ms = 20000, .body = replace };
 
-	(void)state;
 	run(cut);
 	assert_int_equal(test_world_run(&world), 0);
 }
@@ -331,12 +301,11 @@ static int free_early(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_failed_owner_takes_nothing_away(void **state)
+TEST(a_failed_owner_takes_nothing_away)
 {
 	const test_world world = { .ranks = RANKS, .timeout_ms = 20000, .body = free_early,
 	                           .argument = test_share(sizeof(atomic_int)) };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -358,7 +327,6 @@ static int free_beside_operations(ddp_comm *comm, void *argument)
 {
 	float *plain = malloc(COUNT * sizeof(float));
 
-	(void)argument;
 	CHECK(plain != NULL);
 	for (int i = 0; i < 30; i++) {
 		const freeing f = { comm, allocate(comm, COUNT) };
@@ -372,11 +340,7 @@ static int free_beside_operations(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void any_thread_frees_it(void **state)
-{
-	(void)state;
-	run(free_beside_operations);
-}
+TEST_RUNS(any_thread_frees_it, run(free_beside_operations));
 
 /* A rank's sum, in memory that it reads after the other rank and itself have closed their contexts. */
 static int outlive(int rank, const char *meeting)
@@ -411,13 +375,12 @@ static int outlive(int rank, const char *meeting)
 	return 0;
 }
 
-static void kept_memory_outlives_its_context(void **state)
+TEST(kept_memory_outlives_its_context)
 {
 	char meeting[64];
 	pid_t ranks[RANKS];
 	int status;
 
-	(void)state;
 	snprintf(meeting, sizeof(meeting), "file:///tmp/ddp-test-kept.%d", (int)getpid());
 	for (int r = 0; r < RANKS; r++) {
 		ranks[r] = fork();
@@ -429,20 +392,4 @@ static void kept_memory_outlives_its_context(void **state)
 		assert_int_equal(waitpid(ranks[r], &status, 0), ranks[r]);
 		assert_int_equal(status, 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(own_memory_is_reduced_beside_any_other),
-		cmocka_unit_test(others_map_it_once),
-		cmocka_unit_test(it_comes_and_goes),
-		cmocka_unit_test(groups_and_lanes_use_it),
-		cmocka_unit_test(a_lack_is_told),
-		cmocka_unit_test(nobody_can_cut_it),
-		cmocka_unit_test(a_failed_owner_takes_nothing_away),
-		cmocka_unit_test(any_thread_frees_it),
-		cmocka_unit_test(kept_memory_outlives_its_context),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,16 +3,12 @@
 /* Communicators that are made by their members alone. */
 #include <limits.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 5 };
 
@@ -48,7 +44,6 @@ static int make_without_others(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	ddp_comm *part = NULL;
 
-	(void)argument;
 	/* The others come when these are through. */
 	if (rank == 0 || rank >= 3) {
 		for (int i = 0; i < 3; i++) {
@@ -69,11 +64,7 @@ static int make_without_others(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void others_take_no_part(void **state)
-{
-	(void)state;
-	run(20000, make_without_others);
-}
+TEST_RUNS(others_take_no_part, run(20000, make_without_others));
 
 /* A part has parts, which outlive it. */
 static int make_of_a_part(ddp_comm *comm, void *argument)
@@ -82,7 +73,6 @@ static int make_of_a_part(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	ddp_comm *first = NULL, *second = NULL;
 
-	(void)argument;
 	if (rank > 0)
 		CHECK_OK(ddp_comm_create_group(comm, all + 1, 4, 3, &first));
 	if (rank == 1 || rank == 3)
@@ -95,11 +85,7 @@ static int make_of_a_part(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void parts_have_parts(void **state)
-{
-	(void)state;
-	run(20000, make_of_a_part);
-}
+TEST_RUNS(parts_have_parts, run(20000, make_of_a_part));
 
 /* ---- at the same time -------------------------------------------------------------------------- */
 
@@ -133,7 +119,6 @@ static int make_at_the_same_time(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	int count = 0;
 
-	(void)argument;
 	/* Each rank begins with another. */
 	for (int i = 0; i < 4; i++) {
 		const making *m = &wanted[(i + rank) % 4];
@@ -157,9 +142,8 @@ static int make_at_the_same_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void tags_tell_those_apart_that_are_made_at_a_time(void **state)
+TEST(tags_tell_those_apart_that_are_made_at_a_time)
 {
-	(void)state;
 	for (int i = 0; i < 3; i++)
 		run(20000, make_at_the_same_time);
 }
@@ -175,7 +159,6 @@ static int receive_meanwhile(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	int32_t x = -1;
 
-	(void)argument;
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &x, .count = 1, .type = DDP_I32,
 	                                            .root = DDP_ANY_SOURCE, .tag = DDP_ANY_TAG, .received = &told }, &request));
 	CHECK_OK(ddp_comm_create_group(comm, all, 5, 0, &part));
@@ -188,11 +171,7 @@ static int receive_meanwhile(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void receives_of_the_program_take_nothing_of_it(void **state)
-{
-	(void)state;
-	run(20000, receive_meanwhile);
-}
+TEST_RUNS(receives_of_the_program_take_nothing_of_it, run(20000, receive_meanwhile));
 
 /* ---- refusals -------------------------------------------------------------------------------------- */
 
@@ -202,7 +181,6 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	          beyond[] = { rank, RANKS };
 	ddp_comm *part = comm;
 
-	(void)argument;
 	CHECK(ddp_comm_create_group(NULL, own, 1, 0, &part) == DDP_ERR_INVALID && part == NULL);
 	CHECK(ddp_comm_create_group(comm, NULL, 1, 0, &part) == DDP_ERR_INVALID);
 	CHECK(ddp_comm_create_group(comm, own, 0, 0, &part) == DDP_ERR_INVALID);
@@ -225,7 +203,6 @@ static int list_other_ranks(ddp_comm *comm, void *argument)
 	static const int one[] = { 0, 1, 2 }, another[] = { 0, 2, 1 };
 	ddp_comm *part;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) < 3) {
 		CHECK(ddp_comm_create_group(comm, ddp_comm_rank(comm) == 0 ? one : another, 3, 8, &part) == DDP_ERR_MISMATCH);
 		expect_in_error("ddp_comm_create_group() or new_group(), tag 8: ");
@@ -241,7 +218,6 @@ static int list_more_ranks(ddp_comm *comm, void *argument)
 	static const int ranks[] = { 0, 1, 2, 3, 4 };
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK(ddp_comm_create_group(comm, ranks, ddp_comm_rank(comm) == 4 ? 5 : 4 + (ddp_comm_rank(comm) == 0), 8, &part) != DDP_OK);
 	expect_in_error("list different ranks");
 	test_ranks_together();
@@ -253,7 +229,6 @@ static int miss_one(ddp_comm *comm, void *argument)
 	static const int ranks[] = { 0, 1, 2 };
 	ddp_comm *part;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) < 2) {
 		CHECK(ddp_comm_create_group(comm, ranks, 3, 8, &part) == DDP_ERR_TIMEOUT);
 		expect_in_error("rank 2");
@@ -262,29 +237,11 @@ static int miss_one(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void wrong_lists_are_refused(void **state)
+TEST(wrong_lists_are_refused)
 {
-	(void)state;
 	run(20000, give_nonsense);
 	run(20000, list_other_ranks);
 	run(20000, list_more_ranks);
 }
 
-static void a_member_that_does_not_come_is_named(void **state)
-{
-	(void)state;
-	run(600, miss_one);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(others_take_no_part),
-		cmocka_unit_test(parts_have_parts),
-		cmocka_unit_test(tags_tell_those_apart_that_are_made_at_a_time),
-		cmocka_unit_test(receives_of_the_program_take_nothing_of_it),
-		cmocka_unit_test(wrong_lists_are_refused),
-		cmocka_unit_test(a_member_that_does_not_come_is_named),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(a_member_that_does_not_come_is_named, run(600, miss_one));

@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 15 */
-/*
- * A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
- * get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
- * which are the library's but not UCX's, come here first (--wrap).
- */
+/* A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
+   get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
+   which are the library's but not UCX's, come here first (--wrap). */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/core/comm.h"
@@ -24,6 +17,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/test.h"
 #include "watch/watch.h"
 
 enum { RANKS = 3, LACKING = 1, TIMEOUT_MS = 20000, SENTINEL = 200, MESSAGE_BYTES = 4 << 20,
@@ -71,7 +65,6 @@ static bool is_same(const ddp_comm *comm, const ddp_unexpected *came, const void
 {
 	const ddp_envelope *envelope = wanted;
 
-	(void)comm;
 	return came->envelope.source == envelope->source && came->envelope.tag == envelope->tag;
 }
 
@@ -303,33 +296,16 @@ static void run_on_nodes(attempt operation, bool all_or_none)
 #endif
 }
 
-static void shared_memory_is_given_to_all_or_none(void **state)
-{
-	(void)state;
-	run_on_nodes(allocate, true);
-}
+TEST_RUNS(shared_memory_is_given_to_all_or_none, run_on_nodes(allocate, true));
 
-static void communicator_is_split_by_all_or_none(void **state)
-{
-	(void)state;
-	run_on_nodes(split, true);
-}
+TEST_RUNS(communicator_is_split_by_all_or_none, run_on_nodes(split, true));
 
-static void group_of_others_is_made_or_not(void **state)
-{
-	(void)state;
-	run_on_nodes(group, true);
-}
+TEST_RUNS(group_of_others_is_made_or_not, run_on_nodes(group, true));
 
-static void group_is_created_by_all_members_or_none(void **state)
-{
-	(void)state;
-	run_on_nodes(create_group, false);
-}
+TEST_RUNS(group_is_created_by_all_members_or_none, run_on_nodes(create_group, false));
 
-static void lane_is_opened_by_all_or_none(void **state)
+TEST(lane_is_opened_by_all_or_none)
 {
-	(void)state;
 	/* Each communicator measures the network: between three nodes that takes too many requests. */
 	run(open_lane, NULL, true);
 #ifdef HAVE_UCX
@@ -337,42 +313,10 @@ static void lane_is_opened_by_all_or_none(void **state)
 #endif
 }
 
-static void communicator_is_shrunk_by_all_or_none(void **state)
-{
-	(void)state;
-	run_on_nodes(shrink, true);
-}
+TEST_RUNS(communicator_is_shrunk_by_all_or_none, run_on_nodes(shrink, true));
 
-static void message_comes_or_breaks_the_communicator(void **state)
-{
-	(void)state;
-	run_on_nodes(receive, false);
-}
+TEST_RUNS(message_comes_or_breaks_the_communicator, run_on_nodes(receive, false));
 
-static void a_parameter_that_differs_is_named_or_memory_was_lacking(void **state)
-{
-	(void)state;
-	run_on_nodes(name_parameter, false);
-}
+TEST_RUNS(a_parameter_that_differs_is_named_or_memory_was_lacking, run_on_nodes(name_parameter, false));
 
-static void model_is_made_by_all_or_none(void **state)
-{
-	(void)state;
-	run_on_nodes(make_same, true);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(shared_memory_is_given_to_all_or_none),
-		cmocka_unit_test(communicator_is_split_by_all_or_none),
-		cmocka_unit_test(group_of_others_is_made_or_not),
-		cmocka_unit_test(group_is_created_by_all_members_or_none),
-		cmocka_unit_test(lane_is_opened_by_all_or_none),
-		cmocka_unit_test(communicator_is_shrunk_by_all_or_none),
-		cmocka_unit_test(message_comes_or_breaks_the_communicator),
-		cmocka_unit_test(a_parameter_that_differs_is_named_or_memory_was_lacking),
-		cmocka_unit_test(model_is_made_by_all_or_none),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(model_is_made_by_all_or_none, run_on_nodes(make_same, true));

@@ -3,20 +3,16 @@
 /* Sends and receives of any source, tag and size; requests that are let go of; timeouts of single operations. */
 #include <limits.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "comm/p2p/p2p.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 4, LARGE = 800 * 1000 };
 
@@ -61,7 +57,6 @@ static int receive_from_all(ddp_comm *comm, void *argument)
 	const int rank = ddp_comm_rank(comm);
 	bool came[RANKS][2] = { { false } };
 
-	(void)argument;
 	CHECK(x != NULL);
 	for (int i = 0; i < LARGE; i++)
 		x[i] = rank * 1000000 + i;
@@ -83,11 +78,7 @@ static int receive_from_all(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_receive_tells_source_tag_and_count(void **state)
-{
-	(void)state;
-	run(20000, receive_from_all);
-}
+TEST_RUNS(a_receive_tells_source_tag_and_count, run(20000, receive_from_all));
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
@@ -98,7 +89,6 @@ static int keep_order(ddp_comm *comm, void *argument)
 {
 	const int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	for (int late = 0; late < 2; late++) {
 		int32_t x[MESSAGES] = { 0 };
 		ddp_received told[MESSAGES] = { { 0 } };
@@ -135,7 +125,6 @@ static int keep_order_of_receives(ddp_comm *comm, void *argument)
 	ddp_received told;
 	ddp_request *requests[3];
 
-	(void)argument;
 	if (rank == 0) {
 		requests[0] = begin_to_receive(comm, &x[0], 1, DDP_ANY_SOURCE, 7, &told);
 		requests[1] = begin_to_receive(comm, &x[1], 1, 1, 7, NULL);
@@ -151,9 +140,8 @@ static int keep_order_of_receives(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void order_is_that_of_mpi(void **state)
+TEST(order_is_that_of_mpi)
 {
-	(void)state;
 	run(20000, keep_order);
 	run(20000, keep_order_of_receives);
 }
@@ -165,7 +153,6 @@ static int send_too_much(ddp_comm *comm, void *argument)
 	int32_t x[4] = { 0 };
 	ddp_received told;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 3, DDP_I32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
@@ -182,7 +169,6 @@ static int send_another_type(ddp_comm *comm, void *argument)
 	int32_t x[4] = { 0 };
 	ddp_received told;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 2, DDP_F32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
@@ -198,7 +184,6 @@ static int send_too_little(ddp_comm *comm, void *argument)
 {
 	int32_t x[4] = { 0 };
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 1, DDP_I32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
@@ -208,9 +193,8 @@ static int send_too_little(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_does_not_fit_is_refused(void **state)
+TEST(what_does_not_fit_is_refused)
 {
-	(void)state;
 	run(20000, send_too_much);
 	run(20000, send_another_type);
 	run(20000, send_too_little);
@@ -221,7 +205,6 @@ static int send_by_large_tags(ddp_comm *comm, void *argument)
 	static const int tags[] = { 1, 65537, 1 << 24, 1 << 30, INT_MAX };
 	const int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	for (int32_t i = 0; i < 5 && rank == 2; i++)
 		CHECK_OK(ddp_send(comm, &i, 1, DDP_I32, 3, tags[i]));
 	for (int32_t i = 4, x; i >= 0 && rank == 3; i--) {
@@ -238,7 +221,6 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	int32_t x = 0;
 
-	(void)argument;
 	CHECK(ddp_send(comm, &x, 1, DDP_I32, 1, -1) == DDP_ERR_INVALID);
 	expect_in_error("send: the tag must not be negative");
 	CHECK(ddp_recv(comm, &x, 1, DDP_I32, 1, -2) == DDP_ERR_INVALID);
@@ -259,17 +241,9 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void tags_are_any_number_that_is_not_negative(void **state)
-{
-	(void)state;
-	run(20000, send_by_large_tags);
-}
+TEST_RUNS(tags_are_any_number_that_is_not_negative, run(20000, send_by_large_tags));
 
-static void nonsense_is_refused(void **state)
-{
-	(void)state;
-	run(20000, give_nonsense);
-}
+TEST_RUNS(nonsense_is_refused, run(20000, give_nonsense));
 
 /* ---- timeouts ------------------------------------------------------------------------------------ */
 
@@ -284,7 +258,6 @@ static int wait_for_a_short_time(ddp_comm *comm, void *argument)
 	const uint64_t start_ns = ddp_now_ns();
 	int32_t x = 0;
 
-	(void)argument;
 	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
 		CHECK(run_for(comm, DDP_ALL_REDUCE, &x, 0, 300) == DDP_ERR_TIMEOUT);
@@ -300,7 +273,6 @@ static int receive_for_a_short_time(ddp_comm *comm, void *argument)
 	int32_t x[3] = { 0 };
 	ddp_request *request;
 
-	(void)argument;
 	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
 		/* The one that is late is not the first. */
@@ -319,7 +291,6 @@ static int issue_for_a_short_time(ddp_comm *comm, void *argument)
 	int32_t x[3] = { 0 };
 	ddp_request *first, *second;
 
-	(void)argument;
 	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
 		first = begin_to_receive(comm, &x[1], 1, 1, 3, NULL);
@@ -355,13 +326,11 @@ static int be_late_beside_another(ddp_comm *comm, ddp_operation_kind kind)
 
 static int be_late_beside_a_collective(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	return be_late_beside_another(comm, DDP_ALL_REDUCE);
 }
 
 static int be_late_beside_a_message(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	return be_late_beside_another(comm, DDP_RECV);
 }
 
@@ -369,7 +338,6 @@ static int leave_time(ddp_comm *comm, void *argument)
 {
 	int32_t x = 1;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 1)
 		usleep(1500 * 1000);
 	CHECK_OK(run_for(comm, DDP_ALL_REDUCE, &x, 0, 60000));
@@ -377,9 +345,8 @@ static int leave_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void an_operation_has_its_own_timeout(void **state)
+TEST(an_operation_has_its_own_timeout)
 {
-	(void)state;
 	run(60000, wait_for_a_short_time);
 	run(60000, receive_for_a_short_time);
 	run(60000, issue_for_a_short_time);
@@ -420,7 +387,6 @@ static int let_go(ddp_comm *comm, void *argument)
 	own_request own = { .request = NULL };
 	sem_t ended;
 
-	(void)argument;
 	CHECK(sem_init(&ended, 0, 0) == 0 && sem_init(&own.issued, 0, 0) == 0 && sem_init(&own.ended, 0, 0) == 0);
 	for (int i = 0; i < COUNT; i++) {
 		x[i] = i;
@@ -465,7 +431,6 @@ static int let_go_of_what_fails(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	int32_t x;
 
-	(void)argument;
 	for (int turn = 0; turn < 3; turn++) {
 		CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 		if (ddp_comm_rank(comm) == 0) {
@@ -492,9 +457,8 @@ static int let_go_of_what_fails(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void the_library_ends_what_was_let_go_of(void **state)
+TEST(the_library_ends_what_was_let_go_of)
 {
-	(void)state;
 	run(20000, let_go);
 	run(20000, let_go_of_what_fails);
 }
@@ -509,7 +473,6 @@ static int pass_around(ddp_comm *comm, void *argument)
 	static int32_t out[LONG], in[LONG];
 	ddp_request *request;
 
-	(void)argument;
 	/* The rings of all pairs, and what ranks have each: 2 MiB are for sums where they outnumber cores. */
 	CHECK(comm->node.shared_bytes < ((size_t)64 << 20) + MANY * ((size_t)3 << 20));
 	for (int i = 0; i < LONG; i++)
@@ -522,25 +485,9 @@ static int pass_around(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rings_of_many_ranks_take_bounded_memory(void **state)
+TEST(rings_of_many_ranks_take_bounded_memory)
 {
 	const test_world world = { .ranks = MANY, .body = pass_around };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_receive_tells_source_tag_and_count),
-		cmocka_unit_test(order_is_that_of_mpi),
-		cmocka_unit_test(what_does_not_fit_is_refused),
-		cmocka_unit_test(tags_are_any_number_that_is_not_negative),
-		cmocka_unit_test(nonsense_is_refused),
-		cmocka_unit_test(an_operation_has_its_own_timeout),
-		cmocka_unit_test(the_library_ends_what_was_let_go_of),
-		cmocka_unit_test(rings_of_many_ranks_take_bounded_memory),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,18 +2,13 @@
 /* runs: asan; all: unit tsan; takes: 6 */
 /* Ranks issue different operations: all of them get the error, in the same words, and these name the
    rank that is wrong, on one node and on several. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/ops/names.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 6, COUNT = 100, BYTES = 1024 };
 
@@ -121,15 +116,10 @@ static void on_nodes(int ranks, const int *node_of)
 	}
 }
 
-static void all_ranks_of_one_node_say_who_is_wrong(void **state)
-{
-	(void)state;
-	on_nodes(3, NULL);
-}
+TEST_RUNS(all_ranks_of_one_node_say_who_is_wrong, on_nodes(3, NULL));
 
-static void all_ranks_of_nodes_of_one_say_who_is_wrong(void **state)
+TEST(all_ranks_of_nodes_of_one_say_who_is_wrong)
 {
-	(void)state;
 #ifdef HAVE_UCX
 	on_nodes(3, one_a_node);
 	attempt(RANKS, one_a_node, 4, &mistakes[0]);
@@ -140,23 +130,12 @@ static void all_ranks_of_nodes_of_one_say_who_is_wrong(void **state)
 #endif
 }
 
-static void all_ranks_of_nodes_of_several_say_who_is_wrong(void **state)
+TEST(all_ranks_of_nodes_of_several_say_who_is_wrong)
 {
-	(void)state;
 #ifdef HAVE_UCX
 	on_nodes(RANKS, two_a_node);
 #else
 	(void)two_a_node;
 	skip();
 #endif
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_ranks_of_one_node_say_who_is_wrong),
-		cmocka_unit_test(all_ranks_of_nodes_of_one_say_who_is_wrong),
-		cmocka_unit_test(all_ranks_of_nodes_of_several_say_who_is_wrong),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

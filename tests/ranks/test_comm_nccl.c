@@ -3,18 +3,13 @@
 /* The backend for GPUs, over the stand-in for NCCL and the fake GPU; what needs no more than
    two ranks and no switch of the stand-in's, on a GPU, too (make check-gpu). */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -25,6 +20,7 @@
 #include "tests/support/comm_cases.h"
 #include "tests/support/hung.h"
 #include "tests/support/nccl_ranks.h"
+#include "tests/support/test.h"
 
 /* ---- against the reference ---------------------------------------------------------------- */
 
@@ -42,11 +38,10 @@ static test_cases cases(int polls)
 	return (test_cases){ .seed = 9000, .batches = BATCHES, .most = 60000, .on_device = true, .nccl_polls = polls };
 }
 
-static void operations_agree_with_the_reference(void **state)
+TEST(operations_agree_with_the_reference)
 {
 	static const int nodes[] = { 0, 1, 0 };
 
-	(void)state;
 	for (int ranks = 1; ranks <= (test_on_gpu() ? 2 : 4); ranks++)
 		assert_int_equal(test_run_world(cases(0), ranks, NULL, test_on_gpu() ? run_on_gpu : test_run_cases), 0);
 	if (!test_on_gpu())
@@ -74,7 +69,7 @@ static int go_without(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_library_that_will_not_do_is_named(void **state)
+TEST_IF(!test_on_gpu(), a_library_that_will_not_do_is_named)
 {
 	static const char *cases[][2] = {
 		{ "/nowhere/libnccl.so.2", "NCCL does not load: /nowhere/libnccl.so.2" },
@@ -82,7 +77,6 @@ static void a_library_that_will_not_do_is_named(void **state)
 		{ NULL, "is NCCL 2.17.3, and libddp needs 2.27.3 or later" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		test_nccl_run(2, go_without, cases[i]);
 }
@@ -91,7 +85,6 @@ static int compare_versions(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	d.nccl->version = d.rank == 0 ? 22809 : 22703;
 	CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
@@ -99,9 +92,8 @@ static int compare_versions(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_with_different_libraries_do_not_use_them(void **state)
+TEST_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them)
 {
-	(void)state;
 	test_nccl_run(2, compare_versions, NULL);
 }
 
@@ -125,12 +117,11 @@ static int be_late(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_deadline_names_who_is_missing(void **state)
+TEST_IF(!test_on_gpu(), a_deadline_names_who_is_missing)
 {
 	/* Less, and another that a busy machine keeps waiting would be missing, too. */
 	test_world world = { .ranks = 3, .timeout_ms = 700 * test_slowness(), .body = be_late };
 
-	(void)state;
 	world.argument = &world;
 	assert_int_equal(test_world_run(&world), 0);
 }
@@ -140,7 +131,6 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(test_nccl_sum(&d));
 	CHECK(d.nccl->max_ctas == DDP_NCCL_UNSET && d.nccl->inits == 1);
@@ -154,9 +144,8 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void groups_have_communicators_of_their_own(void **state)
+TEST_IF(!test_on_gpu(), groups_have_communicators_of_their_own)
 {
-	(void)state;
 	test_nccl_run(3, limit_ctas, NULL);
 }
 
@@ -166,8 +155,6 @@ static _Thread_local bool fell_back;
 
 static void note_fall_back(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	if (strstr(message, "memory is the device's instead") == NULL && strstr(message, "memory take a copy") == NULL)
 		return;
 	if (test_on_gpu())
@@ -182,7 +169,6 @@ static int use_memory(ddp_comm *comm, void *argument)
 	void *memory;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	ddp_set_log(note_fall_back, NULL, DDP_LOG_DEBUG);
 	for (int i = 0; i < (d.nccl != NULL ? 3 : 1); i++) {
@@ -214,9 +200,8 @@ static int use_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void memory_is_registered_or_does_without(void **state)
+TEST(memory_is_registered_or_does_without)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 2; ranks++)
 		test_nccl_run(ranks, use_memory, NULL);
 }
@@ -273,7 +258,7 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void each_call_that_fails_is_named(void **state)
+TEST_IF(!test_on_gpu(), each_call_that_fails_is_named)
 {
 	static const failure cases[] = {
 		{ "ncclGetUniqueId", DDP_ALL_REDUCE, false, false, true, 1 },
@@ -291,7 +276,6 @@ static void each_call_that_fails_is_named(void **state)
 		{ "ncclRecv", DDP_RECV, false, false, false, 0 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		test_nccl_run(2, fail_a_call, (void *)(uintptr_t)&cases[i]);
 }
@@ -303,7 +287,6 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	if (d.rank == 1)
@@ -322,12 +305,11 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_rank_that_died_is_named_and_left_out(void **state)
+TEST(a_rank_that_died_is_named_and_left_out)
 {
 	const test_world world = { .ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank,
 	                           .expect_deaths = true };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -335,7 +317,6 @@ static int lose_the_network(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	atomic_store(&d.nccl->stuck, true);
@@ -346,9 +327,8 @@ static int lose_the_network(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_nccl_tells_later_is_told(void **state)
+TEST_IF(!test_on_gpu(), what_nccl_tells_later_is_told)
 {
-	(void)state;
 	test_nccl_run(2, lose_the_network, NULL);
 }
 
@@ -390,9 +370,8 @@ static int abort_what_hangs(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_ends_when_it_is_aborted(void **state)
+TEST(what_hangs_ends_when_it_is_aborted)
 {
-	(void)state;
 	for (int who = 0; who < 2; who++)
 		test_nccl_run(2, abort_what_hangs, &who);
 }
@@ -401,7 +380,6 @@ static int hang(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	atomic_store(&d.nccl->stuck, true);
@@ -410,12 +388,11 @@ static int hang(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_is_late(void **state)
+TEST_IF(!test_on_gpu(), what_hangs_is_late)
 {
 	/* What is to end before has as long. */
 	const test_world world = { .ranks = 2, .timeout_ms = 1000 * test_slowness(), .body = hang };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -428,7 +405,6 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
@@ -451,9 +427,8 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nccl_is_not_called_for_a_device_that_is_gone(void **state)
+TEST_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone)
 {
-	(void)state;
 	test_nccl_run(1, lose_its_device, NULL);
 }
 
@@ -466,7 +441,6 @@ static int take_time(ddp_comm *comm, void *argument)
 	uint64_t start_ns[2], end_ns[2];
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	if (d.rank == 1)
@@ -486,31 +460,7 @@ static int take_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void an_operation_lasts_as_long_as_on_the_device(void **state)
+TEST_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device)
 {
-	(void)state;
 	test_nccl_run(2, take_time, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(operations_agree_with_the_reference),
-		cmocka_unit_test(memory_is_registered_or_does_without),
-		cmocka_unit_test(a_rank_that_died_is_named_and_left_out),
-		cmocka_unit_test(what_hangs_ends_when_it_is_aborted),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(a_library_that_will_not_do_is_named),
-		cmocka_unit_test(ranks_with_different_libraries_do_not_use_them),
-		cmocka_unit_test(a_deadline_names_who_is_missing),
-		cmocka_unit_test(groups_have_communicators_of_their_own),
-		cmocka_unit_test(each_call_that_fails_is_named),
-		cmocka_unit_test(what_nccl_tells_later_is_told),
-		cmocka_unit_test(what_hangs_is_late),
-		cmocka_unit_test(nccl_is_not_called_for_a_device_that_is_gone),
-		cmocka_unit_test(an_operation_lasts_as_long_as_on_the_device),
-	};
-	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; needs: UCX; takes: 5 */
 /* The network between nodes: what it never touches, and whose end it must not overlook. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <fcntl.h>
@@ -15,11 +12,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };
 
@@ -114,7 +110,6 @@ static int abandon_large(ddp_comm *comm, void *argument)
 {
 	ddp_comm *rest = NULL;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 1) {
 		send_large(comm);
@@ -137,9 +132,8 @@ static int abandon_large(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void memory_is_left_alone_after_an_error(void **state)
+TEST(memory_is_left_alone_after_an_error)
 {
-	(void)state;
 	for (int i = 0; i < 3; i++)
 		run(0, abandon_large, NULL);
 }
@@ -160,7 +154,6 @@ static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
 	ddp_comm *group;
 	pthread_t thread;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, ddp_comm_rank(comm), &group));
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 1) {
@@ -178,11 +171,7 @@ static int abandon_large_of_a_group(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_that_is_stopped_for_a_while_is_not_cut_off(void **state)
-{
-	(void)state;
-	run(0, abandon_large_of_a_group, NULL);
-}
+TEST_RUNS(rank_that_is_stopped_for_a_while_is_not_cut_off, run(0, abandon_large_of_a_group, NULL));
 
 enum { PAUSED_TIMEOUT_MS = 8000 };
 
@@ -194,7 +183,6 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	char byte = 0;
 	const int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, rank == 2, rank, &group));
 	CHECK_OK(ddp_barrier(comm));
 	if (rank == 0) {
@@ -217,12 +205,11 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_does_not_wait_while_it_is_stopped(void **state)
+TEST(rank_does_not_wait_while_it_is_stopped)
 {
 	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS,
 	                           .body = drain_with_a_pause };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -235,7 +222,6 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 	char byte = 0;
 	const int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, rank == 2, rank, &group));
 	CHECK_OK(ddp_barrier(comm));
 	if (rank == 1) {
@@ -266,12 +252,11 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_that_waits_for_a_stopped_one_is_not_left_out(void **state)
+TEST(rank_that_waits_for_a_stopped_one_is_not_left_out)
 {
 	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = 5000,
 	                           .body = shrink_with_one_stopped, .expect_deaths = true };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -288,7 +273,6 @@ static int abandon_unasked(ddp_comm *comm, void *argument)
 {
 	ddp_request *request;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	test_ranks_together(); /* one that is still in it would hear of the abort there */
 	if (ddp_comm_rank(comm) == 1) {
@@ -307,11 +291,7 @@ static int abandon_unasked(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void message_nobody_asked_for_ends_with_the_failure(void **state)
-{
-	(void)state;
-	run(0, abandon_unasked, NULL);
-}
+TEST_RUNS(message_nobody_asked_for_ends_with_the_failure, run(0, abandon_unasked, NULL));
 
 /* ---- a death while both send -------------------------------------------------------- */
 
@@ -365,11 +345,10 @@ static int die_while_both_send(ddp_comm *comm, void *argument)
 }
 
 /* UCX's own ucs_socket_sendv_nb() ended rank 0 in one of ten cases. */
-static void death_while_both_send_is_outlived(void **state)
+TEST(death_while_both_send_is_outlived)
 {
 	atomic_int *under_way = test_share(sizeof(*under_way));
 
-	(void)state;
 	for (int i = 0; i < 5; i++) {
 		atomic_store(under_way, 0);
 		run(0, die_while_both_send, under_way);
@@ -403,7 +382,6 @@ static int die_before_children(ddp_comm *comm, void *argument)
 	ddp_status status = DDP_OK;
 	float x = 0;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 1) {
 		leave_children();
@@ -420,11 +398,7 @@ static int die_before_children(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void death_is_noticed_though_children_live(void **state)
-{
-	(void)state;
-	run(0, die_before_children, NULL);
-}
+TEST_RUNS(death_is_noticed_though_children_live, run(0, die_before_children, NULL));
 
 /* The last one says when it begins to close. */
 static int meet_once(ddp_comm *comm, void *argument)
@@ -437,12 +411,11 @@ static int meet_once(ddp_comm *comm, void *argument)
 
 /* A rank that gets no answer to its last message waits 2 s (comm/net/close). The machine may
    be busy, so that the quickest of some communicators counts. */
-static void rank_that_closes_is_answered(void **state)
+TEST(rank_that_closes_is_answered)
 {
 	_Atomic uint64_t *closing_ns = test_share(sizeof(*closing_ns));
 	double least = 60;
 
-	(void)state;
 	for (int i = 0; i < 5 && least >= 1; i++) {
 		run(0, meet_once, (void *)(uintptr_t)closing_ns);
 		const double took = ddp_seconds_since(atomic_load(closing_ns));
@@ -450,19 +423,4 @@ static void rank_that_closes_is_answered(void **state)
 	}
 	test_unshare((void *)(uintptr_t)closing_ns, sizeof(*closing_ns));
 	assert_true(least < 2);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(memory_is_left_alone_after_an_error),
-		cmocka_unit_test(rank_that_is_stopped_for_a_while_is_not_cut_off),
-		cmocka_unit_test(rank_does_not_wait_while_it_is_stopped),
-		cmocka_unit_test(rank_that_waits_for_a_stopped_one_is_not_left_out),
-		cmocka_unit_test(death_while_both_send_is_outlived),
-		cmocka_unit_test(message_nobody_asked_for_ends_with_the_failure),
-		cmocka_unit_test(death_is_noticed_though_children_live),
-		cmocka_unit_test(rank_that_closes_is_answered),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

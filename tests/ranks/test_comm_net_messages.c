@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
 /* The network between nodes: which message is whose, and what becomes of one that nobody asks for. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -17,6 +12,7 @@
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1 };
 
@@ -43,7 +39,6 @@ static int receive_in_order(ddp_comm *comm, void *argument)
 	static float x[2][ORDERED];
 	ddp_transfer transfers[2];
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	pthread_mutex_lock(&comm->run.lock);
 	comm->run.operation = &(const ddp_operation){ .kind = DDP_BARRIER };
@@ -69,11 +64,7 @@ static int receive_in_order(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_are_taken_in_the_order_of_their_receivers(void **state)
-{
-	(void)state;
-	run(0, receive_in_order, NULL);
-}
+TEST_RUNS(messages_are_taken_in_the_order_of_their_receivers, run(0, receive_in_order, NULL));
 
 /* ---- what is kept ------------------------------------------------------------------ */
 
@@ -81,7 +72,6 @@ static int send_unasked(ddp_comm *comm, void *argument)
 {
 	static char data[4096];
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	if (ddp_comm_rank(comm) == 0) {
 		pthread_mutex_lock(&comm->net->worker->lock);
@@ -98,11 +88,7 @@ static int send_unasked(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_nobody_asks_for_are_bounded(void **state)
-{
-	(void)state;
-	run(0, send_unasked, NULL);
-}
+TEST_RUNS(messages_nobody_asks_for_are_bounded, run(0, send_unasked, NULL));
 
 /* ---- what must not be overlooked -------------------------------------------------------- */
 
@@ -138,11 +124,10 @@ static int hurry_on(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void mistake_is_noticed_however_fast_operations_follow(void **state)
+TEST(mistake_is_noticed_however_fast_operations_follow)
 {
 	static bool came_in_time[] = { true, false };
 
-	(void)state;
 	for (int i = 0; i < 2; i++)
 		run(0, hurry_on, &came_in_time[i]);
 }
@@ -155,7 +140,6 @@ static int send_a_high_number(ddp_comm *comm, void *argument)
 	char byte = (char)(7 * ddp_comm_rank(comm));
 	ddp_transfer transfer;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	pthread_mutex_lock(&comm->run.lock);
 	comm->run.operation = &barrier;
@@ -175,19 +159,4 @@ static int send_a_high_number(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void no_message_is_taken_for_a_question(void **state)
-{
-	(void)state;
-	run(5000, send_a_high_number, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_nobody_asks_for_are_bounded),
-		cmocka_unit_test(messages_are_taken_in_the_order_of_their_receivers),
-		cmocka_unit_test(mistake_is_noticed_however_fast_operations_follow),
-		cmocka_unit_test(no_message_is_taken_for_a_question),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(no_message_is_taken_for_a_question, run(5000, send_a_high_number, NULL));

@@ -4,20 +4,16 @@
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "comm/execute.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 /* ---- threads of the library ------------------------------------------------------------- */
 
@@ -100,7 +96,6 @@ static int work_without_threads(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	void *received;
 
-	(void)argument;
 	atomic_store(&refuses_threads, true);
 	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &request) == DDP_ERR_NOMEM);
 	CHECK(strstr(ddp_last_error(), "cannot start a progress thread (see ulimit -u)") != NULL);
@@ -122,11 +117,7 @@ static int work_without_threads(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_needs_a_thread_is_refused_at_issue(void **state)
-{
-	(void)state;
-	run(work_without_threads);
-}
+TEST_RUNS(what_needs_a_thread_is_refused_at_issue, run(work_without_threads));
 
 /* ---- no further thread ---------------------------------------------------------------------- */
 
@@ -158,10 +149,8 @@ static bool is_served(ddp_comm *comm)
 	return served;
 }
 
-/*
- * The thread that was started for the part's operations leaves, as the program runs the first one itself. Then a receive
- * on the world wants a thread, and no other can be started. The second operation still needs the first thread.
- */
+/* The thread that was started for the part's operations leaves, as the program runs the first one itself. Then a receive
+   on the world wants a thread, and no other can be started. The second operation still needs the first thread. */
 static void strand(ddp_comm *world, ddp_comm *part, atomic_int *stage)
 {
 	const ddp_operation barrier = { .kind = DDP_BARRIER };
@@ -214,11 +203,7 @@ static int strand_operations(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void issued_operations_end_without_a_further_thread(void **state)
-{
-	(void)state;
-	run(strand_operations);
-}
+TEST_RUNS(issued_operations_end_without_a_further_thread, run(strand_operations));
 
 /* ---- while a callback runs ------------------------------------------------------------------- */
 
@@ -247,7 +232,6 @@ static int call_back_for_long(ddp_comm *comm, void *argument)
 	ddp_request *open, *request;
 	int32_t sent = 5, got = 0;
 
-	(void)argument;
 	watched = comm;
 	atomic_store(&holds_threads, true);
 	CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &got, .count = 1, .type = DDP_I32, .root = self },
@@ -260,18 +244,4 @@ static int call_back_for_long(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void no_thread_spins_while_a_callback_runs(void **state)
-{
-	(void)state;
-	run(call_back_for_long);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(what_needs_a_thread_is_refused_at_issue),
-		cmocka_unit_test(issued_operations_end_without_a_further_thread),
-		cmocka_unit_test(no_thread_spins_while_a_callback_runs),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(no_thread_spins_while_a_callback_runs, run(call_back_for_long));

@@ -1,23 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: asan; needs: UCX; takes: 8 */
-/*
- * A rank dies while ranks of several nodes connect with each other: the others get an error, and
- * none of them is ended by UCX.
- */
-#include <setjmp.h>
+/* A rank dies while ranks of several nodes connect with each other: the others get an error, and
+   none of them is ended by UCX. */
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "comm/net/net.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 6, ROUNDS = 50, LATEST_US = 25000 };
 
@@ -29,7 +22,6 @@ ddp_status __wrap_ddp_net_connect(ddp_comm *comm, int peer);
 
 static void die(int number)
 {
-	(void)number;
 	kill(getpid(), SIGKILL);
 }
 
@@ -52,32 +44,21 @@ static int reduce_until_it_fails(ddp_comm *comm, void *argument)
 	ddp_status status = DDP_OK;
 	float x[64] = { 0 };
 
-	(void)argument;
 	while (status == DDP_OK)
 		status = ddp_all_reduce(comm, NULL, x, 64, DDP_F32, DDP_SUM);
 	CHECK(status == DDP_ERR_PEER);
 	return 0;
 }
 
-static void death_of_a_rank_that_connects_ends_no_other(void **state)
+TEST(death_of_a_rank_that_connects_ends_no_other)
 {
 	const test_world world = { .ranks = RANKS, .node_of = six_nodes, .body = reduce_until_it_fails,
 	                           .expect_deaths = true, .may_fail_to_open = true };
 
-	(void)state;
 	srandom(1);
 	for (int i = 0; i < ROUNDS; i++) {
 		victim = (int)(random() % RANKS);
 		delay_us = 1 + (int)(random() % LATEST_US);
 		assert_int_equal(test_world_run(&world), 0);
 	}
-}
-
-int main(void)
-{
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(death_of_a_rank_that_connects_ends_no_other),
-	};
-
-	return cmocka_run_group_tests_name("comm_openings", tests, NULL, NULL);
 }

@@ -3,10 +3,7 @@
 /* When the progress thread runs: how seldom while callers look after the network,
    and when messages are coalesced. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +11,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/wait/await.h"
 #include "comm/wait/message.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { OPERATIONS = 2000, DOZE_MS = 10, COUNT = 1 << 20 };
 
@@ -62,7 +58,6 @@ static int reduce_often(ddp_comm *comm, void *argument)
 {
 	float x = 1;
 
-	(void)argument;
 	for (int i = 0; i < 10; i++)
 		CHECK_OK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_MAX));
 	long before = switches_of_others();
@@ -77,11 +72,10 @@ static int reduce_often(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_that_a_caller_waits_for_wake_no_other_thread(void **state)
+TEST(messages_that_a_caller_waits_for_wake_no_other_thread)
 {
 	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_often };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -92,7 +86,6 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 	const ddp_operation c = { .kind = DDP_ALL_REDUCE, .count = COUNT, .type = DDP_F32, .op = DDP_SUM };
 	float *x = malloc(COUNT * sizeof(*x));
 
-	(void)argument;
 	CHECK(x != NULL);
 	comm->hier.link = (ddp_link){ .measured = true, .byte_seconds = 1e-8, .chunk_bytes = 60 * 1024 };
 	for (int round = 0; round < 5; round++) {
@@ -110,11 +103,10 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_that_are_coalesced_come_right(void **state)
+TEST(messages_that_are_coalesced_come_right)
 {
 	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_over_slow_link };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -138,7 +130,6 @@ static int abort_while_coalescing(ddp_comm *comm, void *argument)
 	pthread_t thread;
 	char byte;
 
-	(void)argument;
 	test_ranks_together(); /* one that still opened would hear of the abort there */
 	if (ddp_comm_rank(comm) == 1) {
 		CHECK(ddp_barrier(comm) == DDP_ERR_ABORTED);
@@ -159,20 +150,9 @@ static int abort_while_coalescing(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void abort_ends_coalescing(void **state)
+TEST(abort_ends_coalescing)
 {
 	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = abort_while_coalescing };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_that_a_caller_waits_for_wake_no_other_thread),
-		cmocka_unit_test(messages_that_are_coalesced_come_right),
-		cmocka_unit_test(abort_ends_coalescing),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

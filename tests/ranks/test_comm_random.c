@@ -1,22 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan bare; takes: 12 */
-/*
- * Random collectives against a plain reference: ranks 1 .. 8
- * on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
- * DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+/* Random collectives against a plain reference: ranks 1 .. 8
+   on a node, and on 2 .. 4 pretend nodes, which know each other by UCX only.
+   DDP_TEST_SEED and DDP_TEST_BATCHES make it another or a longer run. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/hier/algorithms.h"
 #include "tests/support/comm_cases.h"
+#include "tests/support/test.h"
 
 #ifdef __SANITIZE_THREAD__ /* ten times slower; races do not need as many */
 enum { BATCHES = 4, BATCHES_BETWEEN_NODES = 2, EACH_LAYOUT = 2, FEWEST_NODES = 5 };
@@ -36,20 +29,15 @@ static void run_with(int ranks, const int *node_of, int (*body)(ddp_comm *, void
 
 static void run(int ranks, const int *node_of) { run_with(ranks, node_of, test_run_cases); }
 
-static void one_rank_agrees_with_the_reference(void **state)
-{
-	(void)state;
-	run(1, NULL);
-}
+TEST_RUNS(one_rank_agrees_with_the_reference, run(1, NULL));
 
-static void ranks_of_a_node_agree_with_the_reference(void **state)
+TEST(ranks_of_a_node_agree_with_the_reference)
 {
-	(void)state;
 	for (int ranks = 2; ranks <= 8; ranks += EACH_LAYOUT)
 		run(ranks, NULL);
 }
 
-static void ranks_of_several_nodes_agree_with_the_reference(void **state)
+TEST(ranks_of_several_nodes_agree_with_the_reference)
 {
 	static const int layouts[][8] = {
 		{ 0, 1 }, { 0, 0, 1 }, { 0, 1, 0, 1 }, { 0, 1, 2 }, { 0, 0, 1, 1, 2, 2 },
@@ -57,7 +45,6 @@ static void ranks_of_several_nodes_agree_with_the_reference(void **state)
 	};
 	static const int ranks[] = { 2, 3, 4, 3, 6, 8, 7 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(ranks) / sizeof(ranks[0]); i += EACH_LAYOUT)
 		run(ranks[i], layouts[i]);
 }
@@ -75,11 +62,10 @@ static int run_recursively(ddp_comm *comm, void *cases)
 }
 
 /* That would not be chosen for so few nodes. */
-static void recursive_halving_agrees_with_the_reference(void **state)
+TEST(recursive_halving_agrees_with_the_reference)
 {
 	static const int five_nodes[] = { 0, 1, 2, 3, 4, 0 }, four_nodes[] = { 0, 0, 1, 2, 1, 3, 2, 3 };
 
-	(void)state;
 	setenv("DDP_ALGORITHM", "recursive_halving,recursive_doubling", 1);
 	run_with(6, five_nodes, run_recursively);
 	run_with(8, four_nodes, run_recursively);
@@ -133,12 +119,11 @@ static void sum_by(ddp_algorithm algorithm, const int *node_of, bits *results)
 	assert_int_equal(failures, 0);
 }
 
-static void all_algorithms_give_the_same_bits(void **state)
+TEST(all_algorithms_give_the_same_bits)
 {
 	static const int three_nodes[] = { 0, 1, 2, 0, 1 }, five_nodes[] = { 0, 1, 2, 3, 4 };
 	bits *results[DDP_ALGORITHMS];
 
-	(void)state;
 	for (int nodes = FEWEST_NODES; nodes <= 5; nodes += 2) {
 		for (ddp_algorithm i = 0; i < DDP_ALGORITHMS; i++) {
 			results[i] = test_share(sizeof(bits));
@@ -156,18 +141,16 @@ static int ask_for_the_impossible(ddp_comm *comm, void *argument)
 	float x[16] = { 0 };
 	const char *said = "cannot be done by what DDP_ALGORITHM names: add one that can to it, with a comma (";
 
-	(void)argument;
 	CHECK(ddp_all_reduce(comm, NULL, x, 16, DDP_F32, DDP_SUM) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), said) != NULL);
 	CHECK(strstr(ddp_last_error(), ddp_comm_size(comm) == 2 ? "(direct)" : "(direct, recursive_doubling") != NULL);
 	return 0;
 }
 
-static void impossible_algorithms_are_refused(void **state)
+TEST(impossible_algorithms_are_refused)
 {
 	static const int nodes[] = { 0, 1, 2 };
 
-	(void)state;
 	setenv("DDP_ALGORITHM", "scatter_gather,recursive_halving", 1);
 	for (int ranks = 2; ranks <= 3; ranks++) {
 		const test_world world = { .ranks = ranks, .node_of = nodes, .body = ask_for_the_impossible };
@@ -211,13 +194,12 @@ static int sum_in_many_ways(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void all_kinds_and_memories_give_the_same_bits(void **state)
+TEST(all_kinds_and_memories_give_the_same_bits)
 {
 	static const int nodes[] = { 0, 1, 2, 0, 1 };
 	const int *const layouts[] = { NULL, nodes };
 	size_t bytes = WAYS * WAYS_COUNT * sizeof(float);
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		float (*sums)[WAYS_COUNT] = test_share(bytes);
 		const test_world world = { .ranks = 5, .node_of = layouts[i], .body = sum_in_many_ways,
@@ -231,15 +213,6 @@ static void all_kinds_and_memories_give_the_same_bits(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_rank_agrees_with_the_reference),
-		cmocka_unit_test(ranks_of_a_node_agree_with_the_reference),
-		cmocka_unit_test(ranks_of_several_nodes_agree_with_the_reference),
-		cmocka_unit_test(recursive_halving_agrees_with_the_reference),
-		cmocka_unit_test(all_algorithms_give_the_same_bits),
-		cmocka_unit_test(impossible_algorithms_are_refused),
-		cmocka_unit_test(all_kinds_and_memories_give_the_same_bits),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

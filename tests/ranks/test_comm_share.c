@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * What the communicators of a process share: UCX's worker and its connections, the
- * doorbell, threads. A further one costs next to nothing, and what ends one leaves
- * the others as they are.
- */
+/* What the communicators of a process share: UCX's worker and its connections, the
+   doorbell, threads. A further one costs next to nothing, and what ends one leaves
+   the others as they are. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/core/comm.h"
@@ -23,6 +16,7 @@
 #include "comm/request.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 enum { GROUPS = 20, LARGE = 24 << 20, STAGED = 8 << 20, STAGED_GROUPS = 3 };
 
@@ -89,7 +83,6 @@ static int open_many(ddp_comm *comm, void *argument)
 	ddp_comm *groups[GROUPS + 1];
 	double shortest = 1e9, shortest_sum = 1e9;
 
-	(void)argument;
 	/* With it come the heap's first pages, and what the world's first use makes. */
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &groups[GROUPS]));
 	expect_sum(groups[GROUPS]);
@@ -123,9 +116,8 @@ static int open_many(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void further_group_costs_no_thread_and_no_descriptor(void **state)
+TEST(further_group_costs_no_thread_and_no_descriptor)
 {
-	(void)state;
 	run(3, NULL, open_many);
 	run(4, two_nodes, open_many);
 }
@@ -142,7 +134,6 @@ static int run_side_by_side(ddp_comm *comm, void *argument)
 	ddp_request *requests[SIDES][TIMES];
 	int rank = ddp_comm_rank(comm);
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, -rank, &side[0]));
 	CHECK_OK(ddp_comm_split(comm, rank % 2, rank, &side[1]));
 	side[2] = comm;
@@ -166,9 +157,8 @@ static int run_side_by_side(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void communicators_work_side_by_side(void **state)
+TEST(communicators_work_side_by_side)
 {
-	(void)state;
 	run(4, NULL, run_side_by_side);
 	run(4, two_nodes, run_side_by_side);
 }
@@ -184,7 +174,6 @@ static int abort_group(ddp_comm *comm, void *argument)
 	ddp_request *request = NULL;
 	unsigned char *memory = malloc(LARGE);
 
-	(void)argument;
 	CHECK(memory != NULL);
 	memset(memory, 1, LARGE);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
@@ -218,9 +207,8 @@ static int abort_group(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void end_of_a_group_leaves_the_world(void **state)
+TEST(end_of_a_group_leaves_the_world)
 {
-	(void)state;
 	run(3, NULL, abort_group);
 	run(4, two_nodes, abort_group);
 }
@@ -229,7 +217,6 @@ static int abort_world(ddp_comm *comm, void *argument)
 {
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	expect_sum(part);
 	if (ddp_comm_rank(comm) == 1)
@@ -241,9 +228,8 @@ static int abort_world(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void end_of_the_world_leaves_a_group(void **state)
+TEST(end_of_the_world_leaves_a_group)
 {
-	(void)state;
 	run(3, NULL, abort_world);
 	run(4, two_nodes, abort_world);
 }
@@ -256,7 +242,6 @@ static int leave_group(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	float x = 0;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	expect_sum(part);
 	test_ranks_together(); /* a rank that is still in it would miss rank 3 there */
@@ -276,24 +261,5 @@ static int leave_group(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void who_leaves_a_group_is_missed(void **state)
-{
-	(void)state;
-	run(4, two_nodes, leave_group);
-}
+TEST_RUNS(who_leaves_a_group_is_missed, run(4, two_nodes, leave_group));
 #endif
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(further_group_costs_no_thread_and_no_descriptor),
-		cmocka_unit_test(communicators_work_side_by_side),
-		cmocka_unit_test(end_of_a_group_leaves_the_world),
-		cmocka_unit_test(end_of_the_world_leaves_a_group),
-#ifdef HAVE_UCX
-		cmocka_unit_test(who_leaves_a_group_is_missed),
-#endif
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -2,22 +2,17 @@
 /* runs: tsan; all: unit asan; takes: 25 */
 /* Those that are left of a broken communicator go on. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/core/comm.h"
 #include "tests/support/comm_shrink.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 0, 1 };
 
@@ -29,7 +24,6 @@ static int go_on_without_the_dead(ddp_comm *comm, void *argument)
 	ddp_comm *survivors;
 	static float x[30000];
 
-	(void)argument;
 	CHECK(ddp_comm_shrink(comm, &survivors) == DDP_ERR_STATE);
 	for (int i = 0; i < 1000 && status == DDP_OK; i++) {
 		if (ddp_comm_rank(comm) == 1 && i == 3)
@@ -41,9 +35,8 @@ static int go_on_without_the_dead(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void survivors_go_on(void **state)
+TEST(survivors_go_on)
 {
-	(void)state;
 	test_run_shrinking(2, NULL, 0, go_on_without_the_dead, NULL);
 	test_run_shrinking(4, NULL, 0, go_on_without_the_dead, NULL);
 	test_run_shrinking(3, two_nodes, 0, go_on_without_the_dead, NULL);
@@ -63,11 +56,10 @@ static int shrink_with_all_alive(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void shrink_works_after_every_kind_of_error(void **state)
+TEST(shrink_works_after_every_kind_of_error)
 {
 	static ddp_status kinds[] = { DDP_ERR_ABORTED, DDP_ERR_MISMATCH, DDP_ERR_TIMEOUT };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		test_run_shrinking(3, NULL, 0, shrink_with_all_alive, &kinds[i]);
 		test_run_shrinking(3, two_nodes, 0, shrink_with_all_alive, &kinds[i]);
@@ -75,18 +67,16 @@ static void shrink_works_after_every_kind_of_error(void **state)
 }
 
 /* Who never wants to give up gives the longest deadline there is. */
-static void the_longest_deadline_does_not_pass_at_once(void **state)
+TEST(the_longest_deadline_does_not_pass_at_once)
 {
 	static ddp_status aborted = DDP_ERR_ABORTED;
 
-	(void)state;
 	test_run_shrinking(3, NULL, INT_MAX, shrink_with_all_alive, &aborted);
 	test_run_shrinking(3, two_nodes, INT_MAX, shrink_with_all_alive, &aborted);
 }
 
 static int leave_and_shrink(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	test_ranks_together(); /* one that still opened would miss it there */
 	if (ddp_comm_rank(comm) == 1)
 		return 0;
@@ -95,11 +85,7 @@ static int leave_and_shrink(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void who_has_left_does_not_count(void **state)
-{
-	(void)state;
-	test_run_shrinking(3, NULL, 0, leave_and_shrink, NULL);
-}
+TEST_RUNS(who_has_left_does_not_count, test_run_shrinking(3, NULL, 0, leave_and_shrink, NULL));
 
 /* ---- a rank that stays away -------------------------------------------------------------- */
 
@@ -145,7 +131,7 @@ static int shrink_without_the_last(ddp_comm *comm, void *done)
 	return 0;
 }
 
-static void live_rank_that_stays_away_is_left_out_by_all(void **state)
+TEST(live_rank_that_stays_away_is_left_out_by_all)
 {
 	static const int apart[] = { 0, 0, 1 }, three[] = { 0, 1, 2 };
 	const int *const layouts[] = { NULL, two_nodes, apart, three };
@@ -153,7 +139,6 @@ static void live_rank_that_stays_away_is_left_out_by_all(void **state)
 	   that wait for it here would hang. */
 	const int timeout_ms = 1500 * test_slowness();
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
 		atomic_int *done = test_share(sizeof(*done));
 		test_run_shrinking(3, layouts[i], timeout_ms, shrink_without_the_last, done);
@@ -170,12 +155,11 @@ static int shrink_without_two_of_a_node(ddp_comm *comm, void *done)
 	return 0;
 }
 
-static void ranks_are_heard_though_those_who_would_show_it_stay_away(void **state)
+TEST(ranks_are_heard_though_those_who_would_show_it_stay_away)
 {
 	static const int nodes[] = { 0, 0, 0, 0, 1, 1, 1, 1 };
 	atomic_int *done = test_share(sizeof(*done));
 
-	(void)state;
 	/* As above. */
 	test_run_shrinking(8, nodes, 3000 * test_slowness(), shrink_without_two_of_a_node, done);
 	test_unshare(done, sizeof(*done));
@@ -193,7 +177,6 @@ static const ddp_node *slow_node;
    of the others has told the rest that it shrinks. */
 static void let_the_others_shrink(int number)
 {
-	(void)number;
 	atomic_store(held, true);
 	for (int i = 1; i < slow_node->size; i++) {
 		while (atomic_load(&slow_node->shared->ranks[i].agreement) == 0)
@@ -238,11 +221,10 @@ static int shrink_while_one_still_works(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void who_still_works_does_not_disturb_the_others(void **state)
+TEST(who_still_works_does_not_disturb_the_others)
 {
 	atomic_bool *flag = test_share(sizeof(*flag));
 
-	(void)state;
 	test_run_shrinking(3, NULL, 0, shrink_while_one_still_works, flag);
 	test_unshare(flag, sizeof(*flag));
 }
@@ -286,31 +268,15 @@ static int shrink_while_one_dies(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_agree_although_one_dies_while_they_do(void **state)
+TEST(ranks_agree_although_one_dies_while_they_do)
 {
 	static const int three_of_three[] = { 0, 0, 0, 1, 1, 1, 2, 2, 2 };
 	static useconds_t delays_us[] = { 0, 150, 300, 600, 1200, 2500, 5000, 12000, 30000 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(delays_us) / sizeof(delays_us[0]); i++) {
 		test_run_shrinking(4, NULL, 0, shrink_while_one_dies, &delays_us[i]);
 		test_run_shrinking(4, two_nodes, 0, shrink_while_one_dies, &delays_us[i]);
 	}
 	test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[3]);
 	test_run_shrinking(9, three_of_three, 0, shrink_while_one_dies, &delays_us[7]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(survivors_go_on),
-		cmocka_unit_test(shrink_works_after_every_kind_of_error),
-		cmocka_unit_test(the_longest_deadline_does_not_pass_at_once),
-		cmocka_unit_test(who_has_left_does_not_count),
-		cmocka_unit_test(live_rank_that_stays_away_is_left_out_by_all),
-		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_stay_away),
-		cmocka_unit_test(who_still_works_does_not_disturb_the_others),
-		cmocka_unit_test(ranks_agree_although_one_dies_while_they_do),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; needs: UCX */
-/*
- * What keeps ranks between nodes from going on with what is left of a communicator: a network that
- * does not end, too few descriptors, ranks that die before they tell, and memory that is refused.
- */
+/* What keeps ranks between nodes from going on with what is left of a communicator: a network that
+   does not end, too few descriptors, ranks that die before they tell, and memory that is refused. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +17,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <ucp/api/ucp.h>
 
 #include "comm/core/comm.h"
@@ -30,6 +25,7 @@
 #include "tests/support/comm_shrink.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 /* ---- a network that does not end ------------------------------------------------------------ */
 
@@ -78,14 +74,13 @@ static int shrink_with_one_mute(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void rank_whose_network_ended_is_left_out(void **state)
+TEST(rank_whose_network_ended_is_left_out)
 {
 	static const int two_nodes[] = { 0, 1, 0 };
 	static bool before[] = { false, true };
 	/* Less, and a rank that a busy machine keeps waiting would be left out, too. */
 	const int timeout_ms = 1500 * test_slowness();
 
-	(void)state;
 	for (int i = 0; i < 2; i++)
 		test_run_shrinking(3, two_nodes, timeout_ms, shrink_with_one_mute, &before[i]);
 }
@@ -117,7 +112,6 @@ static int shrink_with_few_descriptors(ddp_comm *comm, void *argument)
 	struct rlimit limit;
 	char byte = 0;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0) {
 		connect_for_barriers(comm);
 		CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -138,7 +132,6 @@ static int connect_without_descriptors(ddp_comm *comm, void *argument)
 {
 	char byte = 0;
 
-	(void)argument;
 	if (ddp_comm_rank(comm) == 0) {
 		connect_for_barriers(comm);
 		limit_descriptors(3, 3);
@@ -163,17 +156,9 @@ static void run_connected_late(int (*body)(ddp_comm *, void *))
 	test_run_shrinking(CONNECTED_LATE, nodes, INT_MAX, body, NULL);
 }
 
-static void rank_with_few_descriptors_gets_more(void **state)
-{
-	(void)state;
-	run_connected_late(shrink_with_few_descriptors);
-}
+TEST_RUNS(rank_with_few_descriptors_gets_more, run_connected_late(shrink_with_few_descriptors));
 
-static void rank_without_descriptors_says_so(void **state)
-{
-	(void)state;
-	run_connected_late(connect_without_descriptors);
-}
+TEST_RUNS(rank_without_descriptors_says_so, run_connected_late(connect_without_descriptors));
 
 /* ---- ranks that die with what they were to show ---------------------------------------------- */
 
@@ -213,12 +198,11 @@ static int shrink_without_those_who_show(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ranks_are_heard_though_those_who_would_show_it_die(void **state)
+TEST(ranks_are_heard_though_those_who_would_show_it_die)
 {
 	static const int nodes[] = { 0, 1, 1, 1 };
 	atomic_bool *second = test_share(sizeof(*second));
 
-	(void)state;
 	test_run_shrinking(4, nodes, 10000, shrink_without_those_who_show, second);
 	test_unshare(second, sizeof(*second));
 }
@@ -305,7 +289,7 @@ static int shrink_with_a_refusal(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nothing_is_left_of_an_attempt_that_failed(void **state)
+TEST(nothing_is_left_of_an_attempt_that_failed)
 {
 	refusal refusals[] = {
 		{ .ranks = 3, .node_of = { 0, 1, 2 }, .rank = 2, .refuses = &refuses, .misses = DDP_NOBODY },
@@ -313,19 +297,6 @@ static void nothing_is_left_of_an_attempt_that_failed(void **state)
 		{ .ranks = 4, .node_of = { 0, 0, 0, 1 }, .rank = 2, .refuses = &refuses_another, .misses = 1 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(refusals) / sizeof(refusals[0]); i++)
 		test_run_shrinking(refusals[i].ranks, refusals[i].node_of, 0, shrink_with_a_refusal, &refusals[i]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(nothing_is_left_of_an_attempt_that_failed),
-		cmocka_unit_test(rank_whose_network_ended_is_left_out),
-		cmocka_unit_test(rank_with_few_descriptors_gets_more),
-		cmocka_unit_test(rank_without_descriptors_says_so),
-		cmocka_unit_test(ranks_are_heard_though_those_who_would_show_it_die),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,28 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan; needs: UCX */
-/*
- * Stops a random rank at a random moment of random operations: every other rank's
- * error must name that one, and not one that waited for it, too.
- * DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run.
- */
-#include <setjmp.h>
+/* Stops a random rank at a random moment of random operations: every other rank's
+   error must name that one, and not one that waited for it, too.
+   DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run. */
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 
 enum { COUNT = 100000, TIMEOUT_MS = 1000, WORKERS = 3, RANKS_MAX = 6, TEXT_BYTES = 256 };
 
@@ -205,14 +198,13 @@ static void run_all(stop *stops, int count)
 		waitpid(workers[w], NULL, 0);
 }
 
-static void stopped_rank_is_named_by_all_others(void **state)
+TEST(stopped_rank_is_named_by_all_others)
 {
 	int count = from_environment("DDP_TEST_STOPS", 12), right = 0;
 	unsigned int seed = (unsigned int)from_environment("DDP_TEST_SEED", 1);
 	size_t bytes = (size_t)count * sizeof(stop);
 	stop *stops = test_share(bytes);
 
-	(void)state;
 	/* Where a machine has no core for a rank until the deadline, it does not come. */
 	int timeout_ms = TIMEOUT_MS * test_slowness();
 	for (int i = 0; i < count; i++) {
@@ -232,12 +224,4 @@ static void stopped_rank_is_named_by_all_others(void **state)
 	print_message("# %d of %d stopped ranks were named by all others\n", right, count);
 	test_unshare(stops, bytes);
 	assert_int_equal(right, count);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(stopped_rank_is_named_by_all_others),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

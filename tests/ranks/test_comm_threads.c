@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* Messages beside collectives: from other threads, behind queued ones, and at the end. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1, 1 };
 
@@ -40,7 +36,6 @@ static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, 
    it does not keep it from running. */
 static int receive_behind_a_collective(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	for (int32_t i = 0; i < 100; i++) {
 		int32_t sum = 1, ball = i;
 		ddp_request *request;
@@ -60,9 +55,8 @@ static int receive_behind_a_collective(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void receive_lets_queued_collectives_run(void **state)
+TEST(receive_lets_queued_collectives_run)
 {
-	(void)state;
 	run(2, NULL, receive_behind_a_collective);
 	run(2, two_nodes, receive_behind_a_collective);
 }
@@ -134,9 +128,8 @@ static int receive_in_a_thread(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void receive_of_another_thread_goes_on_beside_collectives(void **state)
+TEST(receive_of_another_thread_goes_on_beside_collectives)
 {
-	(void)state;
 	run_counting(2, NULL, receive_in_a_thread);
 	run_counting(3, two_nodes, receive_in_a_thread);
 }
@@ -170,7 +163,6 @@ static int talk_in_threads(ddp_comm *comm, void *argument)
 	pthread_t threads[2];
 	int size = ddp_comm_size(comm);
 
-	(void)argument;
 	for (int i = 0; i < 2; i++)
 		CHECK(pthread_create(&threads[i], NULL, talk, &talkers[i]) == 0);
 	for (int i = 0; i < 200; i++) {
@@ -183,9 +175,8 @@ static int talk_in_threads(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void threads_talk_beside_collectives(void **state)
+TEST(threads_talk_beside_collectives)
 {
-	(void)state;
 	run(3, NULL, talk_in_threads);
 	run(3, two_nodes, talk_in_threads);
 }
@@ -197,7 +188,6 @@ static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 	ddp_request *requests[2];
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	if (ddp_comm_rank(comm) == 0) {
 		for (int i = 0; i < 2; i++)
@@ -224,20 +214,8 @@ static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void closing_ends_messages_that_nobody_answers(void **state)
+TEST(closing_ends_messages_that_nobody_answers)
 {
-	(void)state;
 	run(2, NULL, close_with_an_open_receive);
 	run(2, two_nodes, close_with_an_open_receive);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(receive_lets_queued_collectives_run),
-		cmocka_unit_test(receive_of_another_thread_goes_on_beside_collectives),
-		cmocka_unit_test(threads_talk_beside_collectives),
-		cmocka_unit_test(closing_ends_messages_that_nobody_answers),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; needs: UCX; takes: 9 */
-/*
- * Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
- * width, what several nodes have combined in accumulator form; and the bits of the result
- * follow from inputs and ranks alone, whatever the algorithm, the kind of operation and the
- * memory: each node's ranks are combined in f32 and rounded; nodes are combined in f32, in
- * comm/ops/combine_nodes's order, and rounded.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* Reductions between nodes: a node's sums of 16-bit types and u8 travel in their own
+   width, what several nodes have combined in accumulator form; and the bits of the result
+   follow from inputs and ranks alone, whatever the algorithm, the kind of operation and the
+   memory: each node's ranks are combined in f32 and rounded; nodes are combined in f32, in
+   comm/ops/combine_nodes's order, and rounded. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/hier/algorithms.h"
 #include "comm/net/net.h"
 #include "comm/ops/kernels_table.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 8, COUNT = 96000 };
 
@@ -112,19 +106,14 @@ static void expect_bytes(const char *algorithm, size_t first, uint64_t halves)
 	test_unshare(t, sizeof(*t));
 }
 
-static void sums_of_nodes_travel_in_their_own_width(void **state)
+TEST(sums_of_nodes_travel_in_their_own_width)
 {
-	(void)state;
 	expect_bytes("direct", 0, 2);
 	expect_bytes("scatter_gather", 0, 2);
 }
 
 /* Two nodes have no rounds to choose. */
-static void recursive_halving_rounds_what_is_complete(void **state)
-{
-	(void)state;
-	expect_bytes("recursive_halving", 2, 1);
-}
+TEST_RUNS(recursive_halving_rounds_what_is_complete, expect_bytes("recursive_halving", 2, 1));
 
 /* ---- bits -------------------------------------------------------------------------------- */
 
@@ -273,13 +262,12 @@ static void expect_bits(const outcome *o, const test_world *world, const char *a
 	}
 }
 
-static void bits_follow_from_inputs_and_ranks(void **state)
+TEST(bits_follow_from_inputs_and_ranks)
 {
 	static const int layouts[][RANKS] = { { 0, 0, 1, 1 }, { 0, 1, 2, 0, 1 }, { 0, 1, 2, 3, 4 }, { 0, 0, 1, 2, 3, 3 } };
 	static const int ranks[] = { 4, 5, 5, 6 };
 	outcome *outcomes = test_share(FORMS * sizeof(*outcomes));
 
-	(void)state;
 	for (int form = 0; form < FORMS; form++) {
 		outcomes[form].type = form < 2 ? DDP_F16 : DDP_BF16;
 		outcomes[form].op = form % 2 == 0 ? DDP_SUM : DDP_AVG;
@@ -293,14 +281,4 @@ static void bits_follow_from_inputs_and_ranks(void **state)
 			expect_bits(&outcomes[form], &world, algorithm);
 	}
 	test_unshare(outcomes, FORMS * sizeof(*outcomes));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sums_of_nodes_travel_in_their_own_width),
-		cmocka_unit_test(recursive_halving_rounds_what_is_complete),
-		cmocka_unit_test(bits_follow_from_inputs_and_ranks),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

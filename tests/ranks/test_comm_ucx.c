@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
-/*
- * UCX beside a program: its listening sockets, its lines, its settings, and what it
- * would do to signals and to shared memory.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* UCX beside a program: its listening sockets, its lines, its settings, and what it
+   would do to signals and to shared memory. */
 #include <stdint.h>
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -26,13 +21,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/may_filter.h"
+#include "tests/support/test.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)
 {
@@ -49,7 +43,6 @@ static void run(int (*body)(ddp_comm *, void *), void *argument)
 
 static int reach_a_barrier(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
@@ -105,7 +98,6 @@ static int knock(ddp_comm *comm, void *argument)
 	const ddp_listeners *listeners = &comm->net->worker->listeners;
 	ddp_comm *part;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	CHECK(listeners->count > 0);
 	for (int i = 0; i < listeners->count; i++) {
@@ -119,11 +111,7 @@ static int knock(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void filter_lets_nobody_in_when_all_are_connected(void **state)
-{
-	(void)state;
-	run(knock, NULL);
-}
+TEST_RUNS(filter_lets_nobody_in_when_all_are_connected, run(knock, NULL));
 
 /* 1000 nodes with four addresses each: more than a filter can tell apart. It lets
    in all of them, perhaps their neighbours, and not the rest of the world. */
@@ -153,7 +141,7 @@ static void let_many_in(const ddp_listeners *listeners)
 	free(hosts);
 }
 
-static void filter_lets_the_jobs_hosts_in_only(void **state)
+TEST(filter_lets_the_jobs_hosts_in_only)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	enum { OTHERS = 2 * DDP_LISTENERS_MAX };
@@ -165,7 +153,6 @@ static void filter_lets_the_jobs_hosts_in_only(void **state)
 	                       { .family = AF_INET, .address = { 10, 1, 2, 3 } },
 	                       { .family = AF_INET, .address = { 127, 0, 0, 2 } } };
 
-	(void)state;
 	if (!test_may_filter())
 		skip();
 	for (int i = 0; i < OTHERS; i++) {
@@ -245,9 +232,8 @@ static int code_of_child(int (*body)(void))
 	return WEXITSTATUS(end);
 }
 
-static void filter_fits_in_the_memory_that_a_socket_has(void **state)
+TEST(filter_fits_in_the_memory_that_a_socket_has)
 {
-	(void)state;
 	int code = code_of_child(try_little_memory);
 	if (code == 77)
 		skip();
@@ -267,11 +253,7 @@ static int open_as_nobody(void)
 	return 0;
 }
 
-static void user_without_privileges_is_not_warned(void **state)
-{
-	(void)state;
-	assert_int_equal(code_of_child(open_as_nobody), 0);
-}
+TEST_RUNS(user_without_privileges_is_not_warned, assert_int_equal(code_of_child(open_as_nobody), 0));
 
 /* ---- lines -------------------------------------------------------------------------------- */
 
@@ -307,7 +289,6 @@ static int use_ucx_oneself(ddp_comm *comm, void *argument)
 	ucp_config_t *config;
 	ucp_context_h context;
 
-	(void)argument;
 	CHECK_OK(ddp_barrier(comm));
 	CHECK(ucp_config_read(NULL, NULL, &config) == UCS_OK);
 	CHECK(ucp_config_modify(config, "TLS", "of_the_program") == UCS_OK);
@@ -317,12 +298,11 @@ static int use_ucx_oneself(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void lines_of_the_programs_ucx_come_out(void **state)
+TEST(lines_of_the_programs_ucx_come_out)
 {
 	char text[1 << 14];
 	heard *h = test_share(sizeof(*h));
 
-	(void)state;
 	setenv("UCX_UNKNOWN_TO_UCX", "1", 1);
 	ddp_set_log(hear, h, DDP_LOG_DEBUG);
 	captured c = begin_capture();
@@ -341,11 +321,10 @@ static void lines_of_the_programs_ucx_come_out(void **state)
 }
 
 /* If a choice of the environment cannot be had, the message names the choice. */
-static void a_device_that_no_node_has_is_named(void **state)
+TEST(a_device_that_no_node_has_is_named)
 {
 	char text[1 << 14];
 
-	(void)state;
 	setenv("UCX_NET_DEVICES", "ib77", 1);
 	captured c = begin_capture();
 	int failures = run_two_nodes(reach_a_barrier, NULL);
@@ -355,11 +334,10 @@ static void a_device_that_no_node_has_is_named(void **state)
 	assert_non_null(strstr(text, "the environment sets UCX_NET_DEVICES=ib77"));
 }
 
-static void a_message_has_the_reason_that_ucx_tells(void **state)
+TEST(a_message_has_the_reason_that_ucx_tells)
 {
 	char text[1 << 14];
 
-	(void)state;
 	setenv("UCX_TLS", "none_that_there_is", 1);
 	captured c = begin_capture();
 	int failures = run_two_nodes(reach_a_barrier, NULL);
@@ -402,11 +380,10 @@ static int run_out_of_descriptors(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void lines_of_ucx_own_thread_go_to_the_log(void **state)
+TEST(lines_of_ucx_own_thread_go_to_the_log)
 {
 	char text[1 << 14];
 
-	(void)state;
 	if (!test_may_filter())
 		skip();
 	heard *h = test_share(sizeof(*h));
@@ -439,7 +416,6 @@ __attribute__((visibility("default"))) ucs_status_t ucp_config_modify(ucp_config
 
 static int look_at_settings(ddp_comm *comm, void *argument)
 {
-	(void)argument;
 	CHECK(strstr(modified, "TCP_KEEPIDLE ") != NULL);
 	CHECK(strstr(modified, "TCP_KEEPINTVL ") == NULL);
 	CHECK(strstr(modified, "KEEPALIVE_INTERVAL ") == NULL);
@@ -448,9 +424,8 @@ static int look_at_settings(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void settings_of_the_user_stay(void **state)
+TEST(settings_of_the_user_stay)
 {
-	(void)state;
 	setenv("UCX_KEEPALIVE_INTERVAL", "20s", 1);
 	setenv("UCX_TCP_KEEPINTVL", "2s", 1);
 	setenv("UCX_TLS", "all", 1);
@@ -479,7 +454,6 @@ static int look_at_estimates(ddp_comm *comm, void *argument)
 {
 	const uint64_t both = UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_ESTIMATED_NUM_PPN;
 
-	(void)argument;
 	CHECK((given.field_mask & both) == both);
 	CHECK(given.estimated_num_eps == (comm->node.size == 2 ? 1 : 2));
 	CHECK(given.estimated_num_ppn == (size_t)comm->node.size);
@@ -487,19 +461,17 @@ static int look_at_estimates(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ucx_knows_how_many_peers_to_expect(void **state)
+TEST(ucx_knows_how_many_peers_to_expect)
 {
 	static const int uneven[] = { 0, 1, 0 };
 	const test_world world = { .ranks = 3, .node_of = uneven, .body = look_at_estimates };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
 /* UCX says of tcp that it is for 256. */
-static void world_that_expects_thousands_of_peers_opens_over_tcp(void **state)
+TEST(world_that_expects_thousands_of_peers_opens_over_tcp)
 {
-	(void)state;
 	setenv("UCX_NUM_EPS", "10000", 1);
 	setenv("UCX_TLS", "tcp,self", 1);
 	run(reach_a_barrier, NULL);
@@ -510,12 +482,11 @@ static void world_that_expects_thousands_of_peers_opens_over_tcp(void **state)
 
 static struct sigaction at_start; /* what became of SIGSEGV by loading UCX */
 
-static void crash_is_left_to_the_program(void **state)
+TEST(crash_is_left_to_the_program)
 {
 	Dl_info owner = { .dli_fname = "" };
 	void *handler;
 
-	(void)state;
 	memcpy(&handler, &at_start.sa_sigaction, sizeof(handler));
 	if (handler != NULL && dladdr(handler, &owner) != 0)
 		assert_null(strstr(owner.dli_fname, "libucs"));
@@ -530,7 +501,6 @@ static int look_for_shared_memory(ddp_comm *comm, void *argument)
 	size_t length;
 	FILE *stream = open_memstream(&text, &length);
 
-	(void)argument;
 	CHECK(stream != NULL);
 	ucp_context_print_info(comm->net->worker->context, stream);
 	CHECK(fclose(stream) == 0);
@@ -542,29 +512,10 @@ static int look_for_shared_memory(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void ucx_makes_no_shared_memory(void **state)
-{
-	(void)state;
-	run(look_for_shared_memory, NULL);
-}
+TEST_RUNS(ucx_makes_no_shared_memory, run(look_for_shared_memory, NULL));
 
 int main(void)
 {
 	sigaction(SIGSEGV, NULL, &at_start);
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(filter_lets_nobody_in_when_all_are_connected),
-		cmocka_unit_test(filter_lets_the_jobs_hosts_in_only),
-		cmocka_unit_test(filter_fits_in_the_memory_that_a_socket_has),
-		cmocka_unit_test(user_without_privileges_is_not_warned),
-		cmocka_unit_test(lines_of_the_programs_ucx_come_out),
-		cmocka_unit_test(a_message_has_the_reason_that_ucx_tells),
-		cmocka_unit_test(a_device_that_no_node_has_is_named),
-		cmocka_unit_test(lines_of_ucx_own_thread_go_to_the_log),
-		cmocka_unit_test(settings_of_the_user_stay),
-		cmocka_unit_test(ucx_knows_how_many_peers_to_expect),
-		cmocka_unit_test(world_that_expects_thousands_of_peers_opens_over_tcp),
-		cmocka_unit_test(crash_is_left_to_the_program),
-		cmocka_unit_test(ucx_makes_no_shared_memory),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

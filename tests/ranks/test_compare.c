@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: asan tsan */
 /* reduce: ranks compare their parameters: who has damaged ones is named, and nobody else is. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "watch/progress.h"
 
 enum { PARAMS = 4, FROZEN = 3, RANKS = 4 };
@@ -144,9 +140,8 @@ static int named_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_damaged_rank_is_named(void **state)
+TEST_WITH(the_damaged_rank_is_named, folder_empty, NULL)
 {
-	(void)state;
 	for (int device = 0; device < 2; device++) {
 		folder_empty(NULL);
 		assert_int_equal(run(&each_alone, RANKS, named_body, device != 0), 0);
@@ -177,11 +172,10 @@ static int saved_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void no_damaged_checkpoint_is_written(void **state)
+TEST_WITH(no_damaged_checkpoint_is_written, folder_empty, NULL)
 {
 	way without = each_alone;
 
-	(void)state;
 	without.options.compare_every = 0;
 	assert_int_equal(run(&each_alone, RANKS, saved_body, false), 0);
 	assert_int_equal(run(&each_alone, RANKS, saved_body, true), 0);
@@ -207,12 +201,11 @@ static int pair_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void of_two_ranks_it_is_one_of_both(void **state)
+TEST(of_two_ranks_it_is_one_of_both)
 {
 	static const int apart[] = { 0, 1, 0, 1 };
 	way nodes = each_alone;
 
-	(void)state;
 	nodes.node_of = apart;
 	assert_int_equal(run(&each_alone, 2, pair_body, false), 0);
 	assert_int_equal(run(&nodes, 2, pair_body, false), 0);
@@ -237,12 +230,11 @@ static int node_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void several_ranks_of_a_node_are_named_with_it(void **state)
+TEST(several_ranks_of_a_node_are_named_with_it)
 {
 	static const int three_nodes[] = { 0, 0, 1, 1, 2, 2 };
 	way nodes = each_alone;
 
-	(void)state;
 	nodes.options.shard = DDP_SHARD_AUTO;
 	nodes.node_of = three_nodes;
 	setenv("DDP_NODE_NAME", "slurms-name", 1);
@@ -310,9 +302,8 @@ static const way calm[] = {
 	  .options = { DDP_MODEL_OPTIONS_FIELDS, .local_sgd = { .steps = 2, .start = 4 } } },
 };
 
-static void equal_ranks_are_not_named(void **state)
+TEST(equal_ranks_are_not_named)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(calm) / sizeof(calm[0]); i++) {
 		way nodes = calm[i];
 		nodes.node_of = two_nodes;
@@ -325,7 +316,7 @@ static void equal_ranks_are_not_named(void **state)
 
 /* ---- the option ------------------------------------------------------------------------------- */
 
-static void the_environment_gives_it_where_the_program_does_not(void **state)
+TEST(the_environment_gives_it_where_the_program_does_not)
 {
 	static const struct {
 		const char *text;
@@ -334,7 +325,6 @@ static void the_environment_gives_it_where_the_program_does_not(void **state)
 	              { "often", 0, -1 }, { "", -1, -1 } };
 	ddp_model_settings settings;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
 		const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .compare_every = given[i].own };
 		assert_int_equal(setenv("DDP_COMPARE_EVERY", given[i].text, 1), 0);
@@ -349,14 +339,5 @@ static void the_environment_gives_it_where_the_program_does_not(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(the_damaged_rank_is_named, folder_empty),
-		cmocka_unit_test_setup(no_damaged_checkpoint_is_written, folder_empty),
-		cmocka_unit_test(of_two_ranks_it_is_one_of_both),
-		cmocka_unit_test(several_ranks_of_a_node_are_named_with_it),
-		cmocka_unit_test(equal_ranks_are_not_named),
-		cmocka_unit_test(the_environment_gives_it_where_the_program_does_not),
-	};
-
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan bare no-ucx no-pmix no-blas; all: unit */
 /* ddp_init() and ddp_finalize(): from nothing to a communicator, and back. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "comm/hier/algorithms.h"
 #include "context.h"
@@ -21,6 +16,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 #include "watch/watch.h"
 
@@ -30,17 +26,15 @@ static int clean_environment(void **state)
 	                                     "PMIX_NAMESPACE", "SLURM_JOB_ID", "DDP_TRACE_DIR",
 	                                     "MASTER_ADDR", "MASTER_PORT", "DDP_ALGORITHM" };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		unsetenv(names[i]);
 	return 0;
 }
 
-static void world_of_one_opens_and_closes_again_and_again(void **state)
+TEST_WITH(world_of_one_opens_and_closes_again_and_again, clean_environment, NULL)
 {
 	ddp_context *context;
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		float value = 3;
 		assert_int_equal(ddp_init(NULL, &context), DDP_OK);
@@ -52,12 +46,11 @@ static void world_of_one_opens_and_closes_again_and_again(void **state)
 	}
 }
 
-static void wrong_options_are_refused(void **state)
+TEST_WITH(wrong_options_are_refused, clean_environment, NULL)
 {
 	ddp_options negative = { DDP_OPTIONS_FIELDS, .timeout_ms = -2 }, unknown = { DDP_OPTIONS_FIELDS, .wireup = "carrier pigeon" };
 	ddp_context *context;
 
-	(void)state;
 	assert_int_equal(ddp_init(&negative, &context), DDP_ERR_INVALID);
 	assert_int_equal(ddp_init(&unknown, &context), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "\"carrier pigeon\" is not known"));
@@ -67,7 +60,7 @@ static void wrong_options_are_refused(void **state)
 }
 
 /* The context's device, whose default queue orders what follows. */
-static void operations_use_the_device_of_the_options(void **state)
+TEST_WITH(operations_use_the_device_of_the_options, clean_environment, NULL)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 	const float half[2] = { 0.5f, 1 };
@@ -75,7 +68,6 @@ static void operations_use_the_device_of_the_options(void **state)
 	ddp_context *context;
 	void *memory;
 
-	(void)state;
 	assert_int_equal(ddp_init(&options, &context), DDP_OK);
 	ddp_comm *world = ddp_world(context);
 	assert_int_equal(ddp_mem_alloc_on(world, DDP_MEMORY_DEVICE, sizeof(half), &memory), DDP_OK);
@@ -90,12 +82,11 @@ static void operations_use_the_device_of_the_options(void **state)
 	assert_int_equal(ddp_finalize(context), DDP_OK);
 }
 
-static void timeout_of_the_environment_is_read_strictly(void **state)
+TEST_WITH(timeout_of_the_environment_is_read_strictly, clean_environment, NULL)
 {
 	static const char *const wrong[] = { "0", "-5", "5s", "1.5", "604801", " 5" };
 	ddp_context *context;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		setenv("DDP_TIMEOUT", wrong[i], 1);
 		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
@@ -106,19 +97,17 @@ static void timeout_of_the_environment_is_read_strictly(void **state)
 	ddp_finalize(context);
 }
 
-static void half_an_identity_is_an_error(void **state)
+TEST_WITH(half_an_identity_is_an_error, clean_environment, NULL)
 {
 	ddp_context *context;
 
-	(void)state;
 	setenv("RANK", "0", 1);
 	assert_int_equal(ddp_init(NULL, &context), DDP_ERR_JOB);
 	assert_non_null(strstr(ddp_last_error(), "WORLD_SIZE is not set"));
 }
 
-static void finalize_takes_null(void **state)
+TEST_WITH(finalize_takes_null, clean_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(ddp_finalize(NULL), DDP_OK);
 }
 
@@ -171,15 +160,13 @@ static int spawn(int (*body)(void))
 	return result.exit_code;
 }
 
-static void spawned_ranks_sum(void **state)
+TEST_WITH(spawned_ranks_sum, clean_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(spawn(sum_ranks), 0);
 }
 
-static void spawned_ranks_open_several_worlds(void **state)
+TEST_WITH(spawned_ranks_open_several_worlds, clean_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(spawn(sum_ranks_in_several_worlds), 0);
 }
 
@@ -202,9 +189,8 @@ static int wait_for_the_absent(void)
 	return status == DDP_ERR_TIMEOUT && named ? 0 : 1;
 }
 
-static void rank_that_never_calls_init_is_named(void **state)
+TEST_WITH(rank_that_never_calls_init_is_named, clean_environment, NULL)
 {
-	(void)state;
 	patience_ms = 1000 * test_slowness();
 	assert_int_equal(spawn(wait_for_the_absent), 0);
 }
@@ -229,21 +215,19 @@ static int wait_for_a_world_that_rank_0_does_not_open(void)
 	return status == DDP_ERR_TIMEOUT && said ? 7 : 2;
 }
 
-static void a_second_world_without_rank_0_is_explained(void **state)
+TEST_WITH(a_second_world_without_rank_0_is_explained, clean_environment, NULL)
 {
-	(void)state;
 	patience_ms = 300 * test_slowness();
 	assert_int_equal(spawn(wait_for_a_world_that_rank_0_does_not_open), 7);
 }
 
-static void unknown_algorithms_are_refused(void **state)
+TEST_WITH(unknown_algorithms_are_refused, clean_environment, NULL)
 {
 	static const char *const wrong[] = { "ring", "direct,", ",direct", "Direct", "direct, scatter_gather",
 	                                     "direct,direct,direct,direct,direct,direct,direct,direct,direct" };
 	const char *names = "it must be one of direct, scatter_gather, ";
 	ddp_context *context;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		setenv("DDP_ALGORITHM", wrong[i], 1);
 		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
@@ -270,9 +254,8 @@ static int have_another_algorithm(void)
 	                                                   "the 2 others") != NULL ? 7 : 2;
 }
 
-static void algorithms_must_be_the_same_on_all_ranks(void **state)
+TEST_WITH(algorithms_must_be_the_same_on_all_ranks, clean_environment, NULL)
 {
-	(void)state;
 	assert_int_equal(spawn(have_another_algorithm), 7);
 }
 
@@ -293,9 +276,8 @@ static int give_a_wrong_metrics_path(void)
 }
 
 /* Only rank 0 opens the metrics; the others hear of it. */
-static void wrong_metrics_path_is_an_error_on_all_ranks(void **state)
+TEST_WITH(wrong_metrics_path_is_an_error_on_all_ranks, clean_environment, NULL)
 {
-	(void)state;
 	named = test_share(3 * sizeof(*named));
 	assert_int_equal(spawn(give_a_wrong_metrics_path), 1);
 	for (int r = 0; r < 3; r++)
@@ -317,7 +299,6 @@ static int aborting_body(ddp_context *context, void *user)
 {
 	ddp_comm *world = ddp_world(context), *group, *survivors, *last;
 
-	(void)user;
 	CHECK_OK(ddp_comm_split(world, 0, 0, &group));
 	CHECK(abort_all(context, group) == DDP_ERROR_OPEN);
 	CHECK_OK(ddp_comm_free(group));
@@ -336,29 +317,4 @@ static int aborting_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void only_a_broken_world_is_the_ranks_end(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, aborting_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(world_of_one_opens_and_closes_again_and_again, clean_environment),
-		cmocka_unit_test_setup(wrong_options_are_refused, clean_environment),
-		cmocka_unit_test_setup(operations_use_the_device_of_the_options, clean_environment),
-		cmocka_unit_test_setup(timeout_of_the_environment_is_read_strictly, clean_environment),
-		cmocka_unit_test_setup(half_an_identity_is_an_error, clean_environment),
-		cmocka_unit_test_setup(finalize_takes_null, clean_environment),
-		cmocka_unit_test_setup(spawned_ranks_sum, clean_environment),
-		cmocka_unit_test_setup(spawned_ranks_open_several_worlds, clean_environment),
-		cmocka_unit_test_setup(a_second_world_without_rank_0_is_explained, clean_environment),
-		cmocka_unit_test_setup(unknown_algorithms_are_refused, clean_environment),
-		cmocka_unit_test_setup(algorithms_must_be_the_same_on_all_ranks, clean_environment),
-		cmocka_unit_test_setup(wrong_metrics_path_is_an_error_on_all_ranks, clean_environment),
-		cmocka_unit_test_setup(rank_that_never_calls_init_is_named, clean_environment),
-		cmocka_unit_test(only_a_broken_world_is_the_ranks_end),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(only_a_broken_world_is_the_ranks_end, assert_int_equal(run_ranks(2, aborting_body, NULL), 0));

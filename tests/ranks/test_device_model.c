@@ -1,27 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * A model in the memory of the fake GPU: it comes to the bits of one in the
- * host's memory, and nothing in its backward pass waits. The device refuses work that no
- * event orders, and nobody else can touch its memory; so a wait that is missing
- * between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
- * names beside it: `make check-waits` takes each out once.
- */
+/* A model in the memory of the fake GPU: it comes to the bits of one in the
+   host's memory, and nothing in its backward pass waits. The device refuses work that no
+   event orders, and nobody else can touch its memory; so a wait that is missing
+   between gradients and checkpoint makes a test of these fail, or one that tests/support/check-waits
+   names beside it: `make check-waits` takes each out once. */
 #include <math.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "comm/request.h"
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { PARAMS = 5, STEPS = 3, ROWS = 4 };
 
@@ -152,7 +146,7 @@ static int compare(ddp_context *context, void *user)
 	return 0;
 }
 
-static void trains_to_the_bits_of_the_host(void **state)
+TEST(trains_to_the_bits_of_the_host)
 {
 	static const struct {
 		int ranks;
@@ -166,7 +160,6 @@ static void trains_to_the_bits_of_the_host(void **state)
 		{ 2, { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .bucket_mb = 0.05, .clip_norm = 0.5 } },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		ddp_model_options options = cases[i].options;
 		test_measure(i == 1 ? "no-overlap" : NULL);
@@ -201,11 +194,10 @@ static int never_wait(ddp_context *context, void *user)
 	return 0;
 }
 
-static void nothing_in_backward_waits(void **state)
+TEST(nothing_in_backward_waits)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
 	options.shard = DDP_SHARD_GRADIENTS;
 	assert_int_equal(run_ranks_with(2, &on_test, never_wait, &options), 0);
@@ -270,11 +262,10 @@ static int wait_in_phases(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_hosts_waits_count_as_what_the_device_does_meanwhile(void **state)
+TEST(the_hosts_waits_count_as_what_the_device_does_meanwhile)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, wait_in_phases, &options), 0);
 }
 
@@ -311,11 +302,10 @@ static int refuse(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_step_that_is_refused_leaves_no_trace(void **state)
+TEST(a_step_that_is_refused_leaves_no_trace)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02, .clip_norm = 0.1 };
 
-	(void)state;
 	for (options.shard = DDP_SHARD_NONE; options.shard <= DDP_SHARD_STATE; options.shard++)
 		assert_int_equal(run_ranks_with(2, &on_test, refuse, &options), 0);
 }
@@ -359,12 +349,11 @@ static int finish_early(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_rank_that_has_finished_adds_nothing(void **state)
+TEST(a_rank_that_has_finished_adds_nothing)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 0.02,
 	                              .unused = DDP_UNUSED_SKIP };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, finish_early, &options), 0);
 }
 
@@ -395,7 +384,7 @@ static int save_and_load(ddp_context *context, void *user)
 	return 0;
 }
 
-static void checkpoints_are_those_of_the_host(void **state)
+TEST_WITH(checkpoints_are_those_of_the_host, folder_make, folder_remove)
 {
 	static const ddp_model_options cases[] = {
 		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bf16_params = true },
@@ -405,7 +394,6 @@ static void checkpoints_are_those_of_the_host(void **state)
 		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 2, .powersgd.min_rate = 10 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		ddp_model_options options = cases[i];
 		options.bucket_mb = 0.03;
@@ -453,7 +441,6 @@ static int share_buffers(ddp_context *context, void *user)
 	static model_side s;
 	int64_t step;
 
-	(void)user;
 	side_open(&s, context, true);
 	options.stream = s.stream;
 	CHECK_OK(ddp_model_create(context, with_buffers, TENSORS, &options, &s.model));
@@ -472,15 +459,13 @@ static int share_buffers(ddp_context *context, void *user)
 	return 0;
 }
 
-static void buffers_are_made_alike_there(void **state)
+TEST_WITH(buffers_are_made_alike_there, folder_make, folder_remove)
 {
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, share_buffers, NULL), 0);
 }
 
 static void linger(void *argument)
 {
-	(void)argument;
 	usleep(30000);
 }
 
@@ -500,11 +485,10 @@ static int free_early(ddp_context *context, void *user)
 	return 0;
 }
 
-static void memory_is_freed_behind_its_work(void **state)
+TEST(memory_is_freed_behind_its_work)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.02 };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(1, &on_test, free_early, &options), 0);
 }
 
@@ -527,11 +511,10 @@ static int broadcast_early(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_the_queue_has_yet_to_write_is_broadcast(void **state)
+TEST(what_the_queue_has_yet_to_write_is_broadcast)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, broadcast_early, &options), 0);
 }
 
@@ -540,32 +523,10 @@ static int unnamed(ddp_context *context, void *user)
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .memory = DDP_MEMORY_DEVICE };
 	ddp_model *model = NULL;
 
-	(void)user;
 	CHECK(ddp_model_create(context, params, PARAMS, &options, &model) == DDP_ERR_STATE);
 	CHECK(strstr(ddp_last_error(), "name one in ddp_options") != NULL);
 	CHECK(model == NULL);
 	return 0;
 }
 
-static void a_device_has_to_be_named(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, unnamed, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(trains_to_the_bits_of_the_host),
-		cmocka_unit_test(nothing_in_backward_waits),
-		cmocka_unit_test(the_hosts_waits_count_as_what_the_device_does_meanwhile),
-		cmocka_unit_test(a_step_that_is_refused_leaves_no_trace),
-		cmocka_unit_test(a_rank_that_has_finished_adds_nothing),
-		cmocka_unit_test_setup_teardown(checkpoints_are_those_of_the_host, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(buffers_are_made_alike_there, folder_make, folder_remove),
-		cmocka_unit_test(memory_is_freed_behind_its_work),
-		cmocka_unit_test(what_the_queue_has_yet_to_write_is_broadcast),
-		cmocka_unit_test(a_device_has_to_be_named),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(a_device_has_to_be_named, assert_int_equal(run_ranks(1, unnamed, NULL), 0));

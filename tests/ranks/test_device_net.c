@@ -2,14 +2,9 @@
 /* runs: asan tsan; all: unit */
 /* examples/models/net in the memory of the fake GPU: it comes to the bits of one
    in the host's, running statistics and dropout among them, and its evaluation says the same. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "comm/core/comm.h"
 #include "device/device.h"
@@ -21,6 +16,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
 #include "tests/support/small_net.h"
+#include "tests/support/test.h"
 
 enum { STEPS = 3, PASSES = 2, TENSORS_MAX = 32, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
 
@@ -213,23 +209,12 @@ static int compare(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_net_on_a_device_comes_to_the_bits_of_the_host(void **state)
+TEST(a_net_on_a_device_comes_to_the_bits_of_the_host)
 {
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, compare, NULL), 0);
 }
 
-static void a_net_that_normalises_over_all_ranks_does_so_there(void **state)
+TEST(a_net_that_normalises_over_all_ranks_does_so_there)
 {
-	(void)state;
 	assert_int_equal(run_ranks_with(2, &on_test, compare, "together"), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_net_on_a_device_comes_to_the_bits_of_the_host),
-		cmocka_unit_test(a_net_that_normalises_over_all_ranks_does_so_there),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

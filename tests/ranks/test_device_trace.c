@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * The trace of a model on a device, and a step's times: what the program's queue and communication did,
- * and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
- * queue takes its time, known to the test, for forward and for each gradient.
- */
+/* The trace of a model on a device, and a step's times: what the program's queue and communication did,
+   and when, is told by the device, not by the host, which has enqueued all of it long before. Here the
+   queue takes its time, known to the test, for forward and for each gradient. */
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "tests/support/folder.h"
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 2, STEPS = 5, PARAMS = 3, ELEMENTS = 4096, FORWARD_MS = 20, GRADIENT_MS = 8 };
 
@@ -61,7 +55,6 @@ static int train(ddp_context *context, void *user)
 	double exposed = 0, communication = 0, forward = 0, backward = 0;
 	static model_side s;
 
-	(void)user;
 	side_open(&s, context, true);
 	side_make(&s, params, PARAMS, &options, 0);
 	CHECK_OK(ddp_model_broadcast_params(s.model));
@@ -196,11 +189,10 @@ static bool overlap_is_seen(const seen *s)
 	return behind && s->bucket[0].start < s->backward.end;
 }
 
-static void the_trace_tells_when_the_device_worked(void **state)
+TEST_WITH(the_trace_tells_when_the_device_worked, folder_make, folder_remove)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda", .trace_dir = test_folder };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
 	for (int rank = 0; rank < RANKS; rank++) {
 		seen steps[STEPS + 1] = { 0 };
@@ -215,20 +207,9 @@ static void the_trace_tells_when_the_device_worked(void **state)
 	}
 }
 
-static void a_step_tells_of_the_device_without_a_trace(void **state)
+TEST(a_step_tells_of_the_device_without_a_trace)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &options, train, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(the_trace_tells_when_the_device_worked, folder_make, folder_remove),
-		cmocka_unit_test(a_step_tells_of_the_device_without_a_trace),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

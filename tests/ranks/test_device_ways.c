@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * Ways of training a model in the memory of the fake GPU, each beside the same
- * in the host's memory: parameters, gradients and norms have the same bits after each step.
- */
+/* Ways of training a model in the memory of the fake GPU, each beside the same
+   in the host's memory: parameters, gradients and norms have the same bits after each step. */
 #include <math.h>
 #include <semaphore.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/model_side.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 2, PARAMS = 3 };
 
@@ -136,11 +130,10 @@ static int scale_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_scaled_loss_is_skipped_and_grows_as_on_the_host(void **state)
+TEST(a_scaled_loss_is_skipped_and_grows_as_on_the_host)
 {
 	ddp_model_options options = plain;
 
-	(void)state;
 	options.loss_scaling.kind = DDP_SCALING_DYNAMIC;
 	options.loss_scaling.initial = 0x1p20;
 	options.loss_scaling.interval = 4;
@@ -213,11 +206,10 @@ static int hooks_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradient_hooks_work_on_the_queue(void **state)
+TEST(gradient_hooks_work_on_the_queue)
 {
 	ddp_model_options options = plain;
 
-	(void)state;
 	options.clip_norm = 0.5;
 	assert_int_equal(run_ranks_with(RANKS, &on_test, hooks_body, &options), 0);
 }
@@ -259,11 +251,10 @@ static int unused_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_was_not_finite_may_be_unused_then(void **state)
+TEST(what_was_not_finite_may_be_unused_then)
 {
 	static const ddp_unused ways[] = { DDP_UNUSED_SKIP, DDP_UNUSED_STATIC };
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		ddp_model_options options = plain;
 		options.unused = ways[i];
@@ -351,11 +342,10 @@ static int summing_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_programs_own_sums_are_made_on_the_queue(void **state)
+TEST(the_programs_own_sums_are_made_on_the_queue)
 {
 	ddp_model_options options = plain;
 
-	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &on_test, summing_body, &options), 0);
 }
 
@@ -377,11 +367,10 @@ static int narrow_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradients_travel_in_16_bits_of_the_host(void **state)
+TEST(gradients_travel_in_16_bits_of_the_host)
 {
 	ddp_model_options options = plain;
 
-	(void)state;
 	options.optimizer = DDP_SGD;
 	for (options.compress = DDP_COMPRESS_BF16; options.compress <= DDP_COMPRESS_F16; options.compress++)
 		assert_int_equal(run_ranks_with(RANKS, &on_test, narrow_body, &options), 0);
@@ -406,7 +395,6 @@ static int shards_body(ddp_context *context, void *user)
 	static model_side there;
 	size_t bytes[2]; /* of an array of the optimizer's: whole, and a shard */
 
-	(void)user;
 	side_open(&there, context, true);
 	for (int i = 0; i < 2; i++) {
 		options.shard = i == 0 ? DDP_SHARD_NONE : DDP_SHARD_STATE;
@@ -425,9 +413,8 @@ static int shards_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_optimizers_state_falls_with_the_number_of_ranks(void **state)
+TEST(the_optimizers_state_falls_with_the_number_of_ranks)
 {
-	(void)state;
 	for (int ranks = 2; ranks <= 4; ranks += 2)
 		assert_int_equal(run_ranks_with(ranks, &on_test, shards_body, NULL), 0);
 }
@@ -479,11 +466,10 @@ static int own_memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_model_trains_in_memory_of_the_program(void **state)
+TEST(a_model_trains_in_memory_of_the_program)
 {
 	ddp_model_options options = plain;
 
-	(void)state;
 	assert_int_equal(run_ranks_with(RANKS, &on_test, own_memory_body, &options), 0);
 }
 
@@ -504,7 +490,6 @@ static int elsewhere_body(ddp_context *context, void *user)
 	size_t params_bytes, grads_bytes;
 	void *there;
 
-	(void)user;
 	CHECK_OK(ddp_model_bytes(params, PARAMS, &params_bytes, &grads_bytes));
 	CHECK_OK(ddp_device_alloc(context->device, grads_bytes, &there));
 	expect_refused(context, DDP_MEMORY_DEVICE, here, "not all memory of device cuda:0");
@@ -514,11 +499,7 @@ static int elsewhere_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void memory_that_is_elsewhere_is_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks_with(1, &on_test, elsewhere_body, NULL), 0);
-}
+TEST_RUNS(memory_that_is_elsewhere_is_refused, assert_int_equal(run_ranks_with(1, &on_test, elsewhere_body, NULL), 0));
 
 /* ---- how gradients are looked at, and the norm is summed ---- */
 
@@ -591,27 +572,10 @@ static int work_at_once(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradients_are_looked_at_and_summed_at_once(void **state)
+TEST(gradients_are_looked_at_and_summed_at_once)
 {
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = 1,
 		.bucket_mb = DDP_PIECE_ELEMENTS * sizeof(float) / 1048576.0 };
 
-	(void)state;
 	assert_int_equal(run_ranks_with(1, &on_test, work_at_once, &options), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_scaled_loss_is_skipped_and_grows_as_on_the_host),
-		cmocka_unit_test(gradient_hooks_work_on_the_queue),
-		cmocka_unit_test(what_was_not_finite_may_be_unused_then),
-		cmocka_unit_test(the_programs_own_sums_are_made_on_the_queue),
-		cmocka_unit_test(gradients_travel_in_16_bits_of_the_host),
-		cmocka_unit_test(the_optimizers_state_falls_with_the_number_of_ranks),
-		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
-		cmocka_unit_test(memory_that_is_elsewhere_is_refused),
-		cmocka_unit_test(gradients_are_looked_at_and_summed_at_once),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; takes: 9 */
-/*
- * reduce: random models on random worlds, reduced in every way, in random order, with random
- * parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped
- * or forgotten, end each step where a plain loop does that gathers all ranks' gradients and averages
- * them. Gradients are small whole numbers, of which all sums, and all sums of squares, are exact: so
- * the plain loop's bits are wanted. Gradients that are not show that the ways agree to the bit among
- * themselves.
- */
+/* reduce: random models on random worlds, reduced in every way, in random order, with random
+   parts unused, ranks that finish early and steps that a mistake ends or that are refused, skipped
+   or forgotten, end each step where a plain loop does that gathers all ranks' gradients and averages
+   them. Gradients are small whole numbers, of which all sums, and all sums of squares, are exact: so
+   the plain loop's bits are wanted. Gradients that are not show that the ways agree to the bit among
+   themselves. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "kernels.h"
 #include "reduce/model_state.h"
@@ -27,6 +20,7 @@
 #include "tests/support/folder.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/scenario_model.h"
+#include "tests/support/test.h"
 
 ddp_status __real_ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size, int64_t size,
                                        ddp_bucket_plan *plan);
@@ -135,7 +129,6 @@ static ddp_status start_sum(void *user, const ddp_grad_bucket *bucket)
 		.op = DDP_SUM, .memory = bucket->memory, .stream = bucket->stream,
 	};
 
-	(void)user;
 	CHECK(bucket->index < BUCKETS_MAX && bucket->count > 0);
 	return ddp_issue(bucket->comm, &sum, &under_way[bucket->index]);
 }
@@ -144,7 +137,6 @@ static ddp_status finish_sum(void *user, const ddp_grad_bucket *bucket)
 {
 	ddp_request *request = under_way[bucket->index];
 
-	(void)user;
 	if (bucket->memory == DDP_MEMORY_DEVICE)
 		CHECK_OK(ddp_wait_on(request, bucket->stream));
 	return ddp_wait(request);
@@ -282,13 +274,12 @@ static int every_way(ddp_comm *comm, void *argument)
 }
 
 /* DDP_TEST_CASES: as many, and others each time. */
-static void random_models_train_like_a_plain_loop(void **state)
+TEST(random_models_train_like_a_plain_loop)
 {
 	const char *text = getenv("DDP_TEST_CASES");
 	const unsigned int cases = text != NULL ? (unsigned)atoi(text) : THREAD_SANITIZER ? 4 : 10; /* as in test_comm_random */
 	const unsigned int base = text != NULL ? (unsigned)getpid() * 1000 : 0;
 
-	(void)state;
 	for (unsigned int c = 0; c < cases; c++) {
 		static scenario s;
 		scenario_make(&s, base + c);
@@ -353,12 +344,11 @@ static int resume_body(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void shards_of_one_world_are_loaded_in_another(void **state)
+TEST_WITH(shards_of_one_world_are_loaded_in_another, folder_make, folder_remove)
 {
 	static const ddp_shard shards[] = { DDP_SHARD_STATE, DDP_SHARD_GRADIENTS, DDP_SHARD_AUTO };
 	static resumption with;
 
-	(void)state;
 	for (unsigned int c = 0; c < 3; c++) {
 		scenario_make(&with.before, 4 + 3 * c); /* of whole numbers */
 		with.before.options.optimizer = DDP_ADAMW;
@@ -388,11 +378,6 @@ static void shards_of_one_world_are_loaded_in_another(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(random_models_train_like_a_plain_loop),
-		cmocka_unit_test_setup_teardown(shards_of_one_world_are_loaded_in_another, folder_make,
-		                                folder_remove),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: asan; takes: 40 */
-/*
- * ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
- * named by the others, whichever way they found each other and whatever runs their operations.
- */
-#include <setjmp.h>
+/* ddp_finalize() is the last thing that all ranks do together: a rank that never comes to it is
+   named by the others, whichever way they found each other and whatever runs their operations. */
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/api.h"
@@ -27,6 +20,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 4, ODD = 2 /* of whom the others speak */, IDLE_TIMEOUT_MS = 1500 };
 
@@ -233,7 +227,6 @@ static void others_are_told(const struct way *way, ddp_status status, const char
 
 static void stop(ddp_context *context)
 {
-	(void)context;
 	atomic_store(&shared->odd, getpid());
 	raise(SIGSTOP);
 }
@@ -243,18 +236,16 @@ static void its_timeout_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
 }
 
-static void stopped_rank_is_named(void **state)
+TEST(stopped_rank_is_named)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms }, .odd = stop,
 	                   .expect = its_timeout_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
 static void leave(ddp_context *context)
 {
-	(void)context;
 	_exit(0);
 }
 
@@ -263,18 +254,16 @@ static void its_end_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_PEER, "", 20);
 }
 
-static void rank_that_has_ended_is_named(void **state)
+TEST(rank_that_has_ended_is_named)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = leave,
 	                   .expect = its_end_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
 static void come_late(ddp_context *context)
 {
-	(void)context;
 	usleep(300000);
 }
 
@@ -286,12 +275,11 @@ static void all_have_waited(const struct way *way)
 		CHECK(r == ODD || shared->of[r].seconds > 0.2);
 }
 
-static void late_rank_is_waited_for(void **state)
+TEST(late_rank_is_waited_for)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = come_late,
 	                   .expect = all_have_waited };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -307,17 +295,15 @@ static void abort_world_and_see(ddp_context *context)
 
 static void no_error_is_told(const struct way *way)
 {
-	(void)way;
 	for (int r = 0; r < RANKS; r++)
 		CHECK(shared->of[r].status == DDP_OK);
 }
 
-static void error_that_was_returned_is_not_returned_again(void **state)
+TEST(error_that_was_returned_is_not_returned_again)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = abort_world_and_see,
 	                   .expect = no_error_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -333,12 +319,11 @@ static void abort_is_told(const struct way *way)
 	CHECK(shared->of[ODD].status == DDP_OK);
 }
 
-static void failure_that_no_call_has_returned_is_returned(void **state)
+TEST(failure_that_no_call_has_returned_is_returned)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = abort_alone,
 	                   .expect = abort_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -361,12 +346,11 @@ static void use_and_free_group(void)
 	CHECK_OK(ddp_comm_free(group));
 }
 
-static void group_may_be_freed_later(void **state)
+TEST(group_may_be_freed_later)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = make_group,
 	                   .expect = no_error_is_told, .after = use_and_free_group };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -382,16 +366,14 @@ static void go_on(ddp_context *context)
 
 static void odd_is_told_of_itself(const struct way *way)
 {
-	(void)way;
 	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "issued ddp_finalize()"));
 }
 
-static void rank_that_finalizes_early_is_named(void **state)
+TEST(rank_that_finalizes_early_is_named)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = go_on,
 	                   .expect = odd_is_told_of_itself };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -408,16 +390,14 @@ static void receive(ddp_context *context)
 
 static void odd_has_closed(const struct way *way)
 {
-	(void)way;
 	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "has closed its communicator"));
 }
 
-static void message_of_a_rank_that_finalizes_is_not_waited_for(void **state)
+TEST(message_of_a_rank_that_finalizes_is_not_waited_for)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = receive,
 	                   .expect = odd_has_closed };
 
-	(void)state;
 	run_ways(1, &part);
 }
 
@@ -441,12 +421,11 @@ static void sum_on_device(ddp_context *context)
 	CHECK_OK(ddp_barrier(world));
 }
 
-static void stopped_rank_is_named_where_nccl_is_open(void **state)
+TEST(stopped_rank_is_named_where_nccl_is_open)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "cuda" },
 	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
@@ -474,35 +453,21 @@ static void gather_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_TIMEOUT, "all_gather", longest_seconds());
 }
 
-static void error_of_a_model_that_is_freed_is_returned(void **state)
+TEST(error_of_a_model_that_is_freed_is_returned)
 {
 	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms },
 	                   .all = free_with_parameters_on_their_way, .expect = gather_is_told };
 
-	(void)state;
 	run_ways(WAYS, &part);
 }
 
 static int choose_timeout(void **state)
 {
-	(void)state;
 	timeout_ms = IDLE_TIMEOUT_MS * test_slowness();
 	return 0;
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(stopped_rank_is_named),
-		cmocka_unit_test(rank_that_has_ended_is_named),
-		cmocka_unit_test(late_rank_is_waited_for),
-		cmocka_unit_test(error_that_was_returned_is_not_returned_again),
-		cmocka_unit_test(failure_that_no_call_has_returned_is_returned),
-		cmocka_unit_test(group_may_be_freed_later),
-		cmocka_unit_test(rank_that_finalizes_early_is_named),
-		cmocka_unit_test(message_of_a_rank_that_finalizes_is_not_waited_for),
-		cmocka_unit_test(stopped_rank_is_named_where_nccl_is_open),
-		cmocka_unit_test(error_of_a_model_that_is_freed_is_returned),
-	};
-	return cmocka_run_group_tests(tests, choose_timeout, NULL);
+	return test_run(choose_timeout, NULL);
 }

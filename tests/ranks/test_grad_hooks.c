@@ -2,19 +2,15 @@
 /* runs: asan tsan; all: unit */
 /* reduce/grads: gradients that the program's own functions change before they are reduced. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { COUNT = 300, RANKS = 3, LARGEST = 3 };
 enum { FIRST, SECOND, PLAIN, PARAMS };
@@ -91,14 +87,11 @@ static void expect_param(ddp_model *model, int p, float value)
 
 static ddp_status sum_up(void *user, const ddp_grad_bucket *bucket)
 {
-	(void)user;
 	return ddp_all_reduce(bucket->comm, NULL, bucket->grads, (size_t)bucket->count, DDP_F32, DDP_SUM);
 }
 
 static ddp_status nothing_left(void *user, const ddp_grad_bucket *bucket)
 {
-	(void)user;
-	(void)bucket;
 	return DDP_OK;
 }
 
@@ -118,7 +111,6 @@ static int every_way_body(ddp_context *context, void *user)
 	ddp_model *model;
 	calls c;
 
-	(void)user;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model_options options = sums;
 		options.shard = ways[w].shard;
@@ -139,11 +131,7 @@ static int every_way_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void hooks_change_what_is_reduced_in_every_way(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, every_way_body, NULL), 0);
-}
+TEST_RUNS(hooks_change_what_is_reduced_in_every_way, assert_int_equal(run_ranks(RANKS, every_way_body, NULL), 0));
 
 /* Rank 1 has no gradient of the first parameter; rank 2 has finished. */
 static int unused_body(ddp_context *context, void *user)
@@ -154,7 +142,6 @@ static int unused_body(ddp_context *context, void *user)
 	ddp_model *model;
 	calls c = { 0 };
 
-	(void)user;
 	options.unused = DDP_UNUSED_SKIP;
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
 	CHECK_OK(ddp_model_set_grad_hook(model, FIRST, clip, &c));
@@ -180,25 +167,16 @@ static int unused_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void hooks_get_what_this_rank_uses(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, unused_body, NULL), 0);
-}
+TEST_RUNS(hooks_get_what_this_rank_uses, assert_int_equal(run_ranks(RANKS, unused_body, NULL), 0));
 
 static ddp_status spoil(void *user, int param, float *grad, int64_t count)
 {
-	(void)user;
-	(void)param;
 	grad[count - 1] = NAN;
 	return DDP_OK;
 }
 
 static ddp_status refuse(void *user, int param, float *grad, int64_t count)
 {
-	(void)param;
-	(void)grad;
-	(void)count;
 	return *(const bool *)user ? DDP_ERR_IO : DDP_OK;
 }
 
@@ -224,11 +202,10 @@ static int failing_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_hook_that_fails_ends_the_step_on_all_ranks(void **state)
+TEST(a_hook_that_fails_ends_the_step_on_all_ranks)
 {
 	bool announces[] = { true, false };
 
-	(void)state;
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(run_ranks(2, failing_body, &announces[i]), 0);
 }
@@ -239,7 +216,6 @@ static int refused_body(ddp_context *context, void *user)
 	const ddp_param frozen[] = { params[0], { .name = "f", .kind = DDP_PARAM_FROZEN } };
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, &rows, 1, &sums, &model));
 	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && says("\"rows\", which has sparse_rows"));
 	ddp_model_free(model);
@@ -250,19 +226,4 @@ static int refused_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void hooks_that_cannot_be_are_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, refused_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(hooks_change_what_is_reduced_in_every_way),
-		cmocka_unit_test(hooks_get_what_this_rank_uses),
-		cmocka_unit_test(a_hook_that_fails_ends_the_step_on_all_ranks),
-		cmocka_unit_test(hooks_that_cannot_be_are_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(hooks_that_cannot_be_are_refused, assert_int_equal(run_ranks(1, refused_body, NULL), 0));

@@ -2,20 +2,15 @@
 /* runs: asan tsan; all: unit */
 /* reduce: buckets that travel in 16 bits, or as the program's own hook has them. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { COUNT = 3000, RANKS = 3 };
 
@@ -87,7 +82,6 @@ static int bf16_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
 
-	(void)user;
 	options.compress = DDP_COMPRESS_BF16;
 	ddp_model *model = make(context, &options);
 	/* 8 bits: half a unit in the last place is at most 2^-8. It does not know overflow. */
@@ -101,7 +95,6 @@ static int f16_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
 
-	(void)user;
 	options.compress = DDP_COMPRESS_F16;
 	ddp_model *model = make(context, &options);
 	CHECK(step_and_compare(context, model, 1e6f, 23) == 0); /* the first goes by f32 */
@@ -120,7 +113,6 @@ static int tiny_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = plain;
 
-	(void)user;
 	options.compress = DDP_COMPRESS_F16;
 	ddp_model *model = make(context, &options);
 	CHECK(step_and_compare(context, model, 1e-36f, 23) == 0);
@@ -149,7 +141,6 @@ static int edge_body(ddp_context *context, void *user)
 	/* Multiples of 2^119, of which bf16 has the whole ones; 512 are too many. */
 	const float parts[RANKS] = { 170.6f, 170.6f, 170.2f };
 
-	(void)user;
 	options.compress = DDP_COMPRESS_F16;
 	ddp_model *model = make(context, &options);
 	step_to(model, 1, RANKS); /* the next step's scale is 1024 */
@@ -164,16 +155,14 @@ static int edge_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void sums_of_16_bits_are_as_exact_as_they_can_be(void **state)
+TEST(sums_of_16_bits_are_as_exact_as_they_can_be)
 {
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, bf16_body, NULL), 0);
 	assert_int_equal(run_ranks(RANKS, f16_body, NULL), 0);
 }
 
-static void sums_at_the_edges_of_the_range_stay_finite(void **state)
+TEST(sums_at_the_edges_of_the_range_stay_finite)
 {
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, tiny_body, NULL), 0);
 	assert_int_equal(run_ranks(RANKS, edge_body, NULL), 0);
 }
@@ -214,7 +203,6 @@ static int hook_body(ddp_context *context, void *user)
 	hook h = { .fails_at = -1 };
 	ddp_model_options options = plain;
 
-	(void)user;
 	options.hook = (ddp_bucket_hook){ start, finish, &h };
 	ddp_model *model = make(context, &options);
 	const int buckets = model->plan.count;
@@ -242,11 +230,7 @@ static int hook_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_hook_gets_each_bucket_once_in_order(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, hook_body, NULL), 0);
-}
+TEST_RUNS(a_hook_gets_each_bucket_once_in_order, assert_int_equal(run_ranks(RANKS, hook_body, NULL), 0));
 
 static int freed_body(ddp_context *context, void *user)
 {
@@ -254,7 +238,6 @@ static int freed_body(ddp_context *context, void *user)
 	hook h = { .fails_at = -1 };
 	ddp_model_options options = plain;
 
-	(void)user;
 	options.hook = (ddp_bucket_hook){ start, finish, &h };
 	ddp_model *model = make_of(context, two, 2, &options);
 	test_ranks_together(); /* rank 0 ends what another is in, then */
@@ -269,22 +252,18 @@ static int freed_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_model_freed_in_a_step_finishes_what_hooks_have_started(void **state)
+TEST(a_model_freed_in_a_step_finishes_what_hooks_have_started)
 {
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, freed_body, NULL), 0);
 }
 
 static ddp_status do_nothing(void *user, const ddp_grad_bucket *bucket)
 {
-	(void)user;
-	(void)bucket;
 	return DDP_OK;
 }
 
 static ddp_status fail_silently(void *user, const ddp_grad_bucket *bucket)
 {
-	(void)user;
 	return ddp_comm_rank(bucket->comm) == 1 ? DDP_ERR_IO : DDP_OK;
 }
 
@@ -306,16 +285,15 @@ static int silent_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error(void **state)
+TEST(a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error)
 {
 	bool fails_at_start[] = { true, false };
 
-	(void)state;
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(run_ranks(RANKS, silent_body, &fails_at_start[i]), 0);
 }
 
-static void options_that_exclude_each_other_are_refused(void **state)
+TEST(options_that_exclude_each_other_are_refused)
 {
 	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
 	const struct { ddp_model_options options; const char *part; } bad[] = {
@@ -332,23 +310,9 @@ static void options_that_exclude_each_other_are_refused(void **state)
 	};
 	ddp_model_settings settings;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		ddp_model_options options = bad[i].options;
 		assert_int_equal(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID);
 		assert_true(says(bad[i].part));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(options_that_exclude_each_other_are_refused),
-		cmocka_unit_test(sums_of_16_bits_are_as_exact_as_they_can_be),
-		cmocka_unit_test(sums_at_the_edges_of_the_range_stay_finite),
-		cmocka_unit_test(a_hook_gets_each_bucket_once_in_order),
-		cmocka_unit_test(a_model_freed_in_a_step_finishes_what_hooks_have_started),
-		cmocka_unit_test(a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,22 +2,18 @@
 /* runs: asan tsan; all: unit */
 /* reduce: local SGD beside a plain one, whose numbers are exact, and its checkpoints. */
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "reduce/model_state.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 4, PARAMS = 2, COUNT = 500, LOCAL_STEPS = 3, LOCAL_START = 2, STEPS = 9 };
 
@@ -161,7 +157,6 @@ static int reference_body(ddp_context *context, void *user)
 	static reference x;
 	ddp_step_stats stats;
 
-	(void)user;
 	for (int step = 1; step <= STEPS; step++) {
 		const double norm = reference_step(&x, step, rank);
 		/* A rank's wrong weight leaves all where they were. */
@@ -185,11 +180,7 @@ static int reference_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_train_apart_and_are_averaged(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, reference_body, NULL), 0);
-}
+TEST_RUNS(ranks_train_apart_and_are_averaged, assert_int_equal(run_ranks(RANKS, reference_body, NULL), 0));
 
 /* ---- checkpoints ------------------------------------------------------------------------ */
 
@@ -198,7 +189,6 @@ static int resume_body(ddp_context *context, void *user)
 	ddp_model_options adamw = options;
 	int64_t step;
 
-	(void)user;
 	adamw.optimizer = DDP_ADAMW;
 	adamw.clip_norm = 0.1;
 	ddp_model *straight = make_with(context, &adamw), *resumed = make_with(context, &adamw);
@@ -220,9 +210,8 @@ static int resume_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void checkpoints_are_of_averaged_ranks(void **state)
+TEST_WITH(checkpoints_are_of_averaged_ranks, folder_make, folder_remove)
 {
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
 }
 
@@ -282,22 +271,11 @@ static int death_body(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nobody_saves_what_is_averaged_in_part(void **state)
+TEST_WITH(nobody_saves_what_is_averaged_in_part, folder_make, folder_remove)
 {
-	(void)state;
 	for (death when = IN_A_STEP; when <= AMID_THE_STATE; when++) {
 		const test_world world = { .ranks = 3, .body = death_body, .argument = &when,
 		                           .expect_deaths = true };
 		assert_int_equal(test_world_run(&world), 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_train_apart_and_are_averaged),
-		cmocka_unit_test_setup_teardown(checkpoints_are_of_averaged_ranks, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(nobody_saves_what_is_averaged_in_part, folder_make, folder_remove),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

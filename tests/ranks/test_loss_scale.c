@@ -2,18 +2,14 @@
 /* runs: unit asan tsan */
 /* reduce: gradients of a loss that is multiplied by a scale. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "optim/scaler.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 2, A = 40, B = 300, ELEMENTS = A + B };
 
@@ -91,7 +87,6 @@ static int bits_body(ddp_context *context, void *user)
 	float plain[ELEMENTS], scaled[ELEMENTS];
 	double norms[2][3];
 
-	(void)user;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		ddp_model_options options = ways[w];
 		options.bucket_mb = options.first_bucket_mb = 512.0 / (1 << 20);
@@ -105,11 +100,7 @@ static int bits_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_scale_changes_no_bit(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, bits_body, NULL), 0);
-}
+TEST_RUNS(a_scale_changes_no_bit, assert_int_equal(run_ranks(RANKS, bits_body, NULL), 0));
 
 /* ---- overflows ---------------------------------------------------------------------- */
 
@@ -183,14 +174,13 @@ static int overflow_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_step_that_overflows_is_skipped_on_all_ranks(void **state)
+TEST(a_step_that_overflows_is_skipped_on_all_ranks)
 {
 	static ddp_model_options ways[] = {
 		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_AUTO }, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE }, { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE },
 		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS }, { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_BF16 },
 	};
 
-	(void)state;
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		assert_int_equal(run_ranks(RANKS, overflow_body, &ways[w]), 0);
 		assert_int_equal(run_ranks_on(two_nodes, 4, overflow_body, &ways[w]), 0);
@@ -204,7 +194,6 @@ static int fixed_body(ddp_context *context, void *user)
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK(train_step(model, rank, 1, INFINITY, NULL) == DDP_ERR_NOT_FINITE);
 	CHECK_OK(train_step(model, rank, 1, 0, NULL));
@@ -213,11 +202,7 @@ static int fixed_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_fixed_scale_stays(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, fixed_body, NULL), 0);
-}
+TEST_RUNS(a_fixed_scale_stays, assert_int_equal(run_ranks(RANKS, fixed_body, NULL), 0));
 
 /* What ranks do differently is an error, also where gradients overflow. */
 static int judged_body(ddp_context *context, void *user)
@@ -227,7 +212,6 @@ static int judged_body(ddp_context *context, void *user)
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(ddp_model_grad_ready(model, 1));
 	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
@@ -246,11 +230,7 @@ static int judged_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_step_that_overflows_is_judged(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, judged_body, NULL), 0);
-}
+TEST_RUNS(a_step_that_overflows_is_judged, assert_int_equal(run_ranks(RANKS, judged_body, NULL), 0));
 
 /* ---- checkpoints -------------------------------------------------------------------- */
 
@@ -290,7 +270,6 @@ static int resume_body(ddp_context *context, void *user)
 {
 	float through[ELEMENTS], resumed[ELEMENTS];
 
-	(void)user;
 	CHECK(grow(context, false, through) == 0);
 	CHECK(grow(context, true, resumed) == 0);
 	CHECK(memcmp(through, resumed, sizeof(through)) == 0);
@@ -304,7 +283,6 @@ static int begin_body(ddp_context *context, void *user)
 	ddp_model *model;
 	int64_t step;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(train_step(model, ddp_get_job(context)->rank, 1, 0, NULL));
 	CHECK(ddp_model_loss_scale(model) == 1);
@@ -318,18 +296,13 @@ static int begin_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_checkpoint_without_a_scale_leaves_the_first(void **state)
+TEST(a_checkpoint_without_a_scale_leaves_the_first)
 {
-	(void)state;
 	assert_int_equal(folder_empty(NULL), 0);
 	assert_int_equal(run_ranks(RANKS, begin_body, NULL), 0);
 }
 
-static void checkpoints_hold_the_scale(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0);
-}
+TEST_RUNS(checkpoints_hold_the_scale, assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0));
 
 /* ---- options, and the scale by itself ----------------------------------------------- */
 
@@ -350,7 +323,6 @@ static int options_body(ddp_context *context, void *user)
 	};
 	ddp_model *model;
 
-	(void)user;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		ddp_model_options options = wrong[i].options;
 		CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_ERR_INVALID);
@@ -359,17 +331,12 @@ static int options_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void wrong_options_are_named(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, options_body, NULL), 0);
-}
+TEST_RUNS(wrong_options_are_named, assert_int_equal(run_ranks(1, options_body, NULL), 0));
 
-static void a_scale_stays_within_its_range(void **state)
+TEST(a_scale_stays_within_its_range)
 {
 	ddp_scaler scaler = { .kind = DDP_SCALING_DYNAMIC, .scale = 0x1p63, .interval = 1 };
 
-	(void)state;
 	for (int i = 0; i < 3; i++)
 		ddp_scaler_good(&scaler);
 	assert_true(scaler.scale == 0x1p64);
@@ -386,16 +353,6 @@ static void a_scale_stays_within_its_range(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_scale_changes_no_bit),
-		cmocka_unit_test(a_step_that_overflows_is_skipped_on_all_ranks),
-		cmocka_unit_test(a_fixed_scale_stays),
-		cmocka_unit_test(a_step_that_overflows_is_judged),
-		cmocka_unit_test(checkpoints_hold_the_scale),
-		cmocka_unit_test(a_checkpoint_without_a_scale_leaves_the_first),
-		cmocka_unit_test(wrong_options_are_named),
-		cmocka_unit_test(a_scale_stays_within_its_range),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -2,21 +2,17 @@
 /* runs: unit asan; all: tsan; takes: 7 */
 /* reduce: a model on several ranks, with the real communicator. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/three_params.h"
 
 /* Rank r contributes weight r + 1, gradients (r + 1) * 10, and a loss of 1. */
@@ -49,11 +45,7 @@ static int uneven_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void mean_is_exact_over_uneven_weights(void **state)
-{
-	(void)state;
-	run_each_way(4, uneven_body);
-}
+TEST_RUNS(mean_is_exact_over_uneven_weights, run_each_way(4, uneven_body));
 
 static int announcements_body(ddp_context *context, void *user)
 {
@@ -100,9 +92,8 @@ static int announcements_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradients_pile_up_without_sync_and_need_no_announcement(void **state)
+TEST(gradients_pile_up_without_sync_and_need_no_announcement)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
 		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 4 : 2, announcements_body, &way), 0);
@@ -120,7 +111,6 @@ static int overlap_body(ddp_context *context, void *user)
 	ddp_model *model;
 	uint64_t start_ns = ddp_now_ns();
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	add_grads(model, 1);
 	CHECK_OK(ddp_model_grad_ready(model, 2));
@@ -150,11 +140,7 @@ static int overlap_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void buckets_are_reduced_before_backward_ends(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, overlap_body, NULL), 0);
-}
+TEST_RUNS(buckets_are_reduced_before_backward_ends, assert_int_equal(run_ranks(2, overlap_body, NULL), 0));
 
 static int clip_body(ddp_context *context, void *user)
 {
@@ -182,11 +168,7 @@ static int clip_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void long_gradients_are_clipped_to_the_global_norm(void **state)
-{
-	(void)state;
-	run_each_way(4, clip_body);
-}
+TEST_RUNS(long_gradients_are_clipped_to_the_global_norm, run_each_way(4, clip_body));
 
 /* ---- a step in two halves ---------------------------------------------------------- */
 
@@ -249,9 +231,8 @@ static int halves_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void two_halves_are_a_step(void **state)
+TEST(two_halves_are_a_step)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		for (int ranks = ways[w].node_of != NULL ? 3 : 1; ranks <= 3; ranks++) {
 			struct halves_by by = { &ways[w], (w + ranks) % 2 == 0 ? 0.5 : 0 };
@@ -313,9 +294,8 @@ static int forget_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void reduced_gradients_can_be_looked_at_changed_and_forgotten(void **state)
+TEST(reduced_gradients_can_be_looked_at_changed_and_forgotten)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
 		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 4 : 1 + w, forget_body, &way), 0);
@@ -401,17 +381,12 @@ static int own_memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_model_trains_in_memory_of_the_program(void **state)
-{
-	(void)state;
-	run_each_way(2, own_memory_body);
-}
+TEST_RUNS(a_model_trains_in_memory_of_the_program, run_each_way(2, own_memory_body));
 
-static void ranks_of_a_node_share_the_update(void **state)
+TEST(ranks_of_a_node_share_the_update)
 {
 	double clips[] = { 0, 0.5 };
 
-	(void)state;
 	for (int ranks = 1; ranks <= 4; ranks++) {
 		assert_int_equal(run_ranks(ranks, owners_body, &clips[0]), 0);
 		assert_int_equal(run_ranks(ranks, owners_body, &clips[1]), 0);
@@ -427,7 +402,6 @@ static int drift_body(ddp_context *context, void *user)
 	                         7.0f - 3.0f * (float)rank };
 	ddp_step_stats stats;
 
-	(void)user;
 	test_measure("no-communication");
 	CHECK_OK(ddp_model_create(context, three, 3, &plain, &model));
 	for (int p = 0; p < 3 && rank == 0; p++) {
@@ -447,11 +421,7 @@ static int drift_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_drift_apart_without_communication(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, drift_body, NULL), 0);
-}
+TEST_RUNS(ranks_drift_apart_without_communication, assert_int_equal(run_ranks(2, drift_body, NULL), 0));
 
 static size_t longest_broadcast;
 
@@ -471,7 +441,6 @@ static int large_broadcast_body(ddp_context *context, void *user)
 	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD };
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, &large, 1, &options, &model));
 	float *data = ddp_model_param_data(model, 0);
 	for (int k = 0; k <= 4 && rank_of(context) == 0; k++)
@@ -484,19 +453,14 @@ static int large_broadcast_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void large_models_are_broadcast_in_chunks(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, large_broadcast_body, NULL), 0);
-}
+TEST_RUNS(large_models_are_broadcast_in_chunks, assert_int_equal(run_ranks(2, large_broadcast_body, NULL), 0));
 
-static void default_buckets_are_a_32nd_of_the_model(void **state)
+TEST(default_buckets_are_a_32nd_of_the_model)
 {
 	static const struct { int64_t model_mb, bucket_mb; } cases[] = {
 		{ 0, 1 }, { 31, 1 }, { 32, 1 }, { 64, 2 }, { 320, 10 }, { 800, 25 }, { 5000, 25 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		assert_int_equal(ddp_default_bucket_elements(cases[i].model_mb << 18),
 		                 cases[i].bucket_mb << 18);
@@ -512,7 +476,6 @@ static int tensors_body(ddp_context *context, void *user)
 	ddp_model *model;
 	ddp_tensors tensors;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, three, 3, NULL, &model));
 	CHECK(ddp_model_context(model) == context);
 	CHECK_OK(ddp_model_tensors(model, true, &tensors));
@@ -551,27 +514,4 @@ static int tensors_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void checkpoint_sees_parameters_and_state_by_name(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, tensors_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(default_buckets_are_a_32nd_of_the_model),
-		cmocka_unit_test(mean_is_exact_over_uneven_weights),
-		cmocka_unit_test(gradients_pile_up_without_sync_and_need_no_announcement),
-		cmocka_unit_test(buckets_are_reduced_before_backward_ends),
-		cmocka_unit_test(long_gradients_are_clipped_to_the_global_norm),
-		cmocka_unit_test(two_halves_are_a_step),
-		cmocka_unit_test(reduced_gradients_can_be_looked_at_changed_and_forgotten),
-		cmocka_unit_test(a_model_trains_in_memory_of_the_program),
-		cmocka_unit_test(ranks_of_a_node_share_the_update),
-		cmocka_unit_test(ranks_drift_apart_without_communication),
-		cmocka_unit_test(large_models_are_broadcast_in_chunks),
-		cmocka_unit_test(checkpoint_sees_parameters_and_state_by_name),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(checkpoint_sees_parameters_and_state_by_name, assert_int_equal(run_ranks(1, tensors_body, NULL), 0));

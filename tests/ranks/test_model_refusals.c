@@ -3,20 +3,15 @@
 /* reduce: what a model refuses, and what ends a step on all ranks. */
 #include <fenv.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "comm/agree.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/three_params.h"
 
 /* Refused on this rank alone, or since only one rank has it. */
@@ -27,7 +22,6 @@ static int odd_memory_body(ddp_context *context, void *user)
 	ddp_model_settings settings;
 	ddp_model *model;
 
-	(void)user;
 	options.grads_memory = own + 1;
 	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), "grads_memory is 0x") != NULL);
@@ -49,11 +43,7 @@ static int odd_memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void memory_that_cannot_be_used_is_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, odd_memory_body, NULL), 0);
-}
+TEST_RUNS(memory_that_cannot_be_used_is_refused, assert_int_equal(run_ranks(2, odd_memory_body, NULL), 0));
 
 /* Every rank says the same. */
 static bool says_alike(ddp_context *context, const char *part)
@@ -101,7 +91,6 @@ static int vote_body(ddp_context *context, void *user)
 	ddp_outlier found;
 	double odd, usual;
 
-	(void)user;
 	for (size_t i = 0; i < sizeof(votes) / sizeof(votes[0]); i++) {
 		const struct vote *v = &votes[i];
 		CHECK_OK(ddp_comm_outlier(ddp_world(context), v->values[rank], &found, &odd, &usual));
@@ -117,11 +106,7 @@ static int vote_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_odd_rank_out_is_named(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(VOTERS, vote_body, NULL), 0);
-}
+TEST_RUNS(the_odd_rank_out_is_named, assert_int_equal(run_ranks(VOTERS, vote_body, NULL), 0));
 
 static int mismatch_body(ddp_context *context, void *user)
 {
@@ -130,7 +115,6 @@ static int mismatch_body(ddp_context *context, void *user)
 	ddp_model_options options = plain;
 	bool odd = rank_of(context) == 1;
 
-	(void)user;
 	memcpy(list, three, sizeof(list));
 	CHECK(ddp_model_create(context, list, odd ? 2 : 3, &plain, &model) == DDP_ERR_MISMATCH);
 	CHECK(says_alike(context, "the number of parameters is 2 on rank 1, and 3 on the 2 others"));
@@ -191,11 +175,7 @@ static int mismatch_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void different_models_are_named_on_all_ranks(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(3, mismatch_body, NULL), 0);
-}
+TEST_RUNS(different_models_are_named_on_all_ranks, assert_int_equal(run_ranks(3, mismatch_body, NULL), 0));
 
 /* What rank 1 does wrong at ddp_model_step(), and what all ranks are told. */
 static const struct bad_step {
@@ -255,9 +235,8 @@ static int bad_step_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void wrong_weights_and_rates_end_the_step_on_all_ranks_and_it_comes_again(void **state)
+TEST(wrong_weights_and_rates_end_the_step_on_all_ranks_and_it_comes_again)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad_steps) / sizeof(bad_steps[0]); i++) {
 		for (int w = 0; w < WAYS; w++) {
 			struct bad_step_by by = { &bad_steps[i], &ways[w] };
@@ -343,9 +322,8 @@ static int poison_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_is_not_finite_updates_nothing_and_is_named(void **state)
+TEST(what_is_not_finite_updates_nothing_and_is_named)
 {
-	(void)state;
 	for (int i = 0; i < (int)(sizeof(poisons) / sizeof(poisons[0])); i++) {
 		for (int w = 0; w < WAYS; w++) {
 			const int *node_of = ways[w].node_of;
@@ -389,9 +367,8 @@ static int odd_start_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_that_begin_apart_do_not_train(void **state)
+TEST(ranks_that_begin_apart_do_not_train)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		test_way way = ways[w];
 		assert_int_equal(run_ranks_on(way.node_of, way.node_of != NULL ? 3 + w % 2 : 2 + w % 2, odd_start_body,
@@ -403,7 +380,6 @@ static int told; /* that ranks see the same samples */
 
 static void hear(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
 	told += level == DDP_LOG_WARN && strstr(message, "to train on the same samples") != NULL;
 }
 
@@ -439,13 +415,9 @@ static int same_samples_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_that_train_on_the_same_samples_are_told(void **state)
-{
-	(void)state;
-	run_each_way(3, same_samples_body);
-}
+TEST_RUNS(ranks_that_train_on_the_same_samples_are_told, run_each_way(3, same_samples_body));
 
-static void options_have_defaults_and_are_checked(void **state)
+TEST(options_have_defaults_and_are_checked)
 {
 	static struct { ddp_model_options options; const char *part; } bad[] = {
 		{ { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = -2 }, "bucket_mb is -2" },
@@ -466,7 +438,6 @@ static void options_have_defaults_and_are_checked(void **state)
 	const ddp_model_options small = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.5 };
 	ddp_model_settings settings;
 
-	(void)state;
 	unsetenv("DDP_BUCKET_MB");
 	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
 	assert_int_equal(settings.bucket_elements, 0);
@@ -492,11 +463,10 @@ static void options_have_defaults_and_are_checked(void **state)
 	unsetenv("DDP_BUCKET_MB");
 }
 
-static void what_is_left_out_to_measure_is_no_option(void **state)
+TEST(what_is_left_out_to_measure_is_no_option)
 {
 	ddp_model_settings settings;
 
-	(void)state;
 	test_measure("");
 	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_OK);
 	assert_false(settings.no_overlap || settings.no_communication);
@@ -510,20 +480,4 @@ static void what_is_left_out_to_measure_is_no_option(void **state)
 	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_ERR_INVALID);
 	assert_true(says("DDP_MEASURE is \"no_overlap\""));
 	test_measure(NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(options_have_defaults_and_are_checked),
-		cmocka_unit_test(what_is_left_out_to_measure_is_no_option),
-		cmocka_unit_test(memory_that_cannot_be_used_is_refused),
-		cmocka_unit_test(the_odd_rank_out_is_named),
-		cmocka_unit_test(different_models_are_named_on_all_ranks),
-		cmocka_unit_test(wrong_weights_and_rates_end_the_step_on_all_ranks_and_it_comes_again),
-		cmocka_unit_test(what_is_not_finite_updates_nothing_and_is_named),
-		cmocka_unit_test(ranks_that_begin_apart_do_not_train),
-		cmocka_unit_test(ranks_that_train_on_the_same_samples_are_told),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,12 @@
 /* Messages on a GPU's memory, and how communicators of NCCL's end, over the stand-in for NCCL
    and the fake GPU; what needs no switch of the stand-in's, on a GPU, too (make check-gpu). */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -22,6 +17,7 @@
 #include "tests/device/fake_gpu.h"
 #include "tests/support/device_ranks.h"
 #include "tests/support/nccl_ranks.h"
+#include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1 };
 
@@ -57,7 +53,6 @@ static int exchange_by_tags(ddp_comm *comm, void *argument)
 	float host[TEST_NCCL_COUNT] = { 1, 2, 3, 4 };
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	if (d.nccl != NULL)
 		d.nccl->polls = 2;
@@ -84,7 +79,6 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	ddp_operation c = test_nccl_operation(&d, d.rank == 0 ? DDP_SEND : DDP_RECV);
 	c.send = d.memory;
@@ -95,9 +89,8 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void messages_match_by_tag(void **state)
+TEST(messages_match_by_tag)
 {
-	(void)state;
 	run_on_nodes(exchange_by_tags);
 	run_on_nodes(differ_in_a_message);
 }
@@ -107,7 +100,6 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	const ddp_operation c = message(&d, 0);
@@ -122,9 +114,8 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_message_that_gets_no_id_can_be_sent_again(void **state)
+TEST_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again)
 {
-	(void)state;
 	run_on_nodes(send_without_an_id);
 }
 
@@ -163,9 +154,8 @@ static int send_to_itself(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void a_message_to_oneself_waits_for_both_sides(void **state)
+TEST(a_message_to_oneself_waits_for_both_sides)
 {
-	(void)state;
 	test_nccl_run(1, send_to_itself, NULL);
 	test_nccl_run(1, send_to_itself, "late send");
 }
@@ -195,7 +185,6 @@ static int abort_both(ddp_comm *comm, void *argument)
 	ddp_request *requests[2];
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	hang_in_both(&d, requests);
 	if (d.rank == 0)
@@ -207,9 +196,8 @@ static int abort_both(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_hangs_is_aborted_all_at_once(void **state)
+TEST_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once)
 {
-	(void)state;
 	run_on_nodes(abort_both);
 }
 
@@ -238,9 +226,8 @@ static int abort_behind_a_queue(ddp_comm *comm, void *sends)
 	return 0;
 }
 
-static void what_is_aborted_ends_behind_the_programs_queue(void **state)
+TEST_IF(!test_on_gpu(), what_is_aborted_ends_behind_the_programs_queue)
 {
-	(void)state;
 	for (int sends = 0; sends < 2; sends++)
 		run_with(abort_behind_a_queue, &(bool){ sends == 1 });
 }
@@ -251,7 +238,6 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 	ddp_request *requests[2];
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	hang_in_both(&d, requests);
 	CHECK(d.nccl->made == 2);
@@ -266,9 +252,8 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void an_error_during_a_message_is_told(void **state)
+TEST_IF(!test_on_gpu(), an_error_during_a_message_is_told)
 {
-	(void)state;
 	run_on_nodes(fail_under_a_message);
 }
 
@@ -289,7 +274,6 @@ static int close_under_a_slow_message(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE), one = message(&d, 0);
@@ -361,7 +345,6 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 	ddp_comm *part;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_comm_split(comm, 0, 0, &part));
 	const ddp_operation all = test_nccl_operation(&d, DDP_ALL_REDUCE);
@@ -383,9 +366,8 @@ static int receive_from_a_rank_that_closes(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void closing_ends_messages_alike_on_both_ranks(void **state)
+TEST(closing_ends_messages_alike_on_both_ranks)
 {
-	(void)state;
 	if (!test_on_gpu())
 		run_on_nodes(close_under_a_slow_message);
 	run_on_nodes(receive_from_a_rank_that_closes);
@@ -402,7 +384,6 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 	                                     "ncclCommDestroy", "ncclCommAbort" };
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
 		void *memory;
@@ -429,9 +410,8 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void calls_that_fail_at_the_end_keep_nothing_open(void **state)
+TEST_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open)
 {
-	(void)state;
 	run_on_nodes(fail_at_the_end);
 }
 
@@ -451,30 +431,10 @@ static int use_several_ids(ddp_comm *comm, void *argument)
 }
 
 /* One each, and two to an id, where the third rank makes a second one. */
-static void many_ranks_meet_by_several_ids(void **state)
+TEST(many_ranks_meet_by_several_ids)
 {
-	(void)state;
 	for (int ranks = 2; ranks <= (test_on_gpu() ? 2 : 5); ranks++) {
 		int to_an_id = ranks == 2 ? 1 : 2;
 		test_nccl_run(ranks, use_several_ids, &to_an_id);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(messages_match_by_tag),
-		cmocka_unit_test(a_message_to_oneself_waits_for_both_sides),
-		cmocka_unit_test(closing_ends_messages_alike_on_both_ranks),
-		cmocka_unit_test(many_ranks_meet_by_several_ids),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(a_message_that_gets_no_id_can_be_sent_again),
-		cmocka_unit_test(what_hangs_is_aborted_all_at_once),
-		cmocka_unit_test(what_is_aborted_ends_behind_the_programs_queue),
-		cmocka_unit_test(an_error_during_a_message_is_told),
-		cmocka_unit_test(calls_that_fail_at_the_end_keep_nothing_open),
-	};
-	enum { ON_A_GPU = 4, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
 }

@@ -4,21 +4,16 @@
    itself on a GPU; and whether types, ops and other numbers are those of its header. */
 #include <assert.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "comm/nccl/abi.h"
 #include "comm/ops/names.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/comm_case.h"
 #include "tests/support/nccl_ranks.h"
+#include "tests/support/test.h"
 
 /* ---- NCCL's own header, where it is ---------------------------------------------------------- */
 
@@ -145,7 +140,6 @@ static int check_table(ddp_comm *comm, void *argument)
 	void *memory;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_device_alloc(d.device, 2 * (size_t)LONGEST * sizeof(double), &memory));
 	for (int type = 0; type < TYPES; type++) {
@@ -169,7 +163,6 @@ static int check_truths(ddp_comm *comm, void *argument)
 	void *memory;
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK_OK(ddp_device_alloc(d.device, TRUTHS, &memory));
 	for (size_t o = 0; o < sizeof(ops) / sizeof(ops[0]); o++) {
@@ -194,15 +187,13 @@ static int check_truths(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void truths_are_combined_as_truths(void **state)
+TEST_IF(!test_on_gpu(), truths_are_combined_as_truths)
 {
-	(void)state;
 	test_nccl_run(2, check_truths, NULL);
 }
 
-static void sums_and_averages_of_each_type_are_right(void **state)
+TEST(sums_and_averages_of_each_type_are_right)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= (test_on_gpu() ? 2 : RANKS_MAX); ranks *= 2)
 		test_nccl_run(ranks, check_table, NULL);
 }
@@ -224,7 +215,6 @@ static int ask_too_much(ddp_comm *comm, void *argument)
 {
 	on_device d;
 
-	(void)argument;
 	test_nccl_set_up(&d, comm);
 	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
@@ -242,21 +232,4 @@ static int ask_too_much(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void what_nccl_would_round_is_refused(void **state)
-{
-	(void)state;
-	test_nccl_run(1, ask_too_much, NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sums_and_averages_of_each_type_are_right),
-		cmocka_unit_test(what_nccl_would_round_is_refused),
-		/* By switches of the stand-in's, or by more than two ranks: */
-		cmocka_unit_test(truths_are_combined_as_truths),
-	};
-	enum { ON_A_GPU = 2, ALL = sizeof(tests) / sizeof(tests[0]) };
-
-	return _cmocka_run_group_tests("tests", tests, test_on_gpu() ? ON_A_GPU : ALL, NULL, NULL);
-}
+TEST_RUNS(what_nccl_would_round_is_refused, test_nccl_run(1, ask_too_much, NULL));

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
- * shared memory, by the tables of all versions.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* libnccl-net-ddpucx.so, called as NCCL calls it: two processes, over sockets and over
+   shared memory, by the tables of all versions. */
 #include <stdint.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -17,12 +12,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 enum { SLOTS = 40 };
 /* Of stream_out() as often as length_of() has lengths nine times, and of groups_out(): 10 bytes and the tag. */
@@ -297,7 +291,6 @@ static int lack_key(int rank, void *argument)
 	static const char *const keys[] = { "", "12", "step:zz" };
 	nccl_driver d;
 
-	(void)argument;
 	CHECK(nccl_load(&d, rank == RECEIVER ? 12 : 8));
 	for (int i = 0; i < 3; i++) {
 		CHECK(setenv("DDP_KEY", keys[i], 1) == 0);
@@ -306,55 +299,35 @@ static int lack_key(int rank, void *argument)
 	return 0;
 }
 
-static void v12_over_tcp(void **state)
-{
-	(void)state;
-	assert_int_equal(run_board(exchange, 12, over_tcp), 0);
-}
+TEST_RUNS(v12_over_tcp, assert_int_equal(run_board(exchange, 12, over_tcp), 0));
 
-static void v11_over_memory(void **state)
-{
-	(void)state;
-	assert_int_equal(run_board(exchange, 11, over_memory), 0);
-}
+TEST_RUNS(v11_over_memory, assert_int_equal(run_board(exchange, 11, over_memory), 0));
 
-static void v10_over_tcp(void **state)
-{
-	(void)state;
-	assert_int_equal(run_board(exchange, 10, over_tcp), 0);
-}
+TEST_RUNS(v10_over_tcp, assert_int_equal(run_board(exchange, 10, over_tcp), 0));
 
-static void v8_over_memory(void **state)
-{
-	(void)state;
-	assert_int_equal(run_board(exchange, 8, over_memory), 0);
-}
+TEST_RUNS(v8_over_memory, assert_int_equal(run_board(exchange, 8, over_memory), 0));
 
-static void several_threads_open_use_and_close(void **state)
+TEST(several_threads_open_use_and_close)
 {
-	(void)state;
 	assert_int_equal(run_board(use_several, 11, over_tcp), 0);
 	assert_int_equal(run_board(use_several, 11, over_memory), 0);
 }
 
-static void connections_without_the_key_are_refused(void **state)
+TEST(connections_without_the_key_are_refused)
 {
-	(void)state;
 	assert_int_equal(run_board(turn_away, 11, over_tcp), 0);
 	assert_non_null(strstr(shared->heard, "a listener refused a connection from 127."));
 	heard_once("DDP_KEY must be the same");
 }
 
-static void listener_that_has_gone_is_an_error_at_once(void **state)
+TEST(listener_that_has_gone_is_an_error_at_once)
 {
-	(void)state;
 	assert_int_equal(run_board(find_no_listener, 11, over_tcp), 0);
 	assert_non_null(strstr(shared->heard, "Connection refused"));
 }
 
-static void nothing_starts_without_a_key(void **state)
+TEST(nothing_starts_without_a_key)
 {
-	(void)state;
 	assert_int_equal(run_board(lack_key, 12, over_tcp), 0);
 	assert_non_null(strstr(shared->heard, "DDP_KEY is not set"));
 	assert_non_null(strstr(shared->heard, "DDP_KEY has 2 characters"));
@@ -362,18 +335,9 @@ static void nothing_starts_without_a_key(void **state)
 
 int main(void)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(v12_over_tcp), cmocka_unit_test(v11_over_memory),
-		cmocka_unit_test(v10_over_tcp), cmocka_unit_test(v8_over_memory),
-		cmocka_unit_test(several_threads_open_use_and_close),
-		cmocka_unit_test(connections_without_the_key_are_refused),
-		cmocka_unit_test(listener_that_has_gone_is_an_error_at_once),
-		cmocka_unit_test(nothing_starts_without_a_key),
-	};
-
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);
-	int failures = cmocka_run_group_tests_name("netplugin", tests, NULL, NULL);
+	int failures = test_run(NULL, NULL);
 	test_unshare(shared, sizeof(*shared));
 	return failures;
 }

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * Another user of the host connects to the sockets at which libnccl-net-ddpucx.so and UCX listen for it, while the
- * kernel takes no socket filters. No process's end comes of what this user sends, root's neither.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* Another user of the host connects to the sockets at which libnccl-net-ddpucx.so and UCX listen for it, while the
+   kernel takes no socket filters. No process's end comes of what this user sends, root's neither. */
 #include <stdint.h>
 #include <dlfcn.h>
 #include <stdio.h>
@@ -15,13 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/attacker.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 enum { MESSAGES = 120, SECONDS = 40 };
 static const int attacks[ATTACKER_PHASES] = { 10, 30, 5 }; /* that are waited for */
@@ -91,15 +85,10 @@ static void attack(uid_t victim)
 	test_unshare(s, sizeof(*s));
 }
 
-static void bytes_of_an_attacker_end_no_users_process(void **state)
-{
-	(void)state;
-	attack(attacker_victim());
-}
+TEST_RUNS(bytes_of_an_attacker_end_no_users_process, attack(attacker_victim()));
 
-static void bytes_of_an_attacker_end_no_process_of_root(void **state)
+TEST(bytes_of_an_attacker_end_no_process_of_root)
 {
-	(void)state;
 	if (getuid() != 0)
 		skip();
 	attack(0);
@@ -169,9 +158,8 @@ static int do_not_meet(int rank, void *argument)
 	return 0;
 }
 
-static void ucx_that_cannot_be_guarded_is_used_on_both_sides_only(void **state)
+TEST(ucx_that_cannot_be_guarded_is_used_on_both_sides_only)
 {
-	(void)state;
 	assert_int_equal(run_board(exchange_unguarded, 12, over_tcp), 0);
 	assert_int_equal(run_board(do_not_meet, 12, over_tcp), 0);
 	heard_once("let all nodes have the same UCX");
@@ -179,14 +167,9 @@ static void ucx_that_cannot_be_guarded_is_used_on_both_sides_only(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bytes_of_an_attacker_end_no_users_process),
-		cmocka_unit_test(bytes_of_an_attacker_end_no_process_of_root),
-		cmocka_unit_test(ucx_that_cannot_be_guarded_is_used_on_both_sides_only),
-	};
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);
-	int failures = cmocka_run_group_tests(tests, NULL, NULL);
+	int failures = test_run(NULL, NULL);
 	test_unshare(shared, sizeof(*shared));
 	return failures;
 }

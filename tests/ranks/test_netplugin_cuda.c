@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET CUDA */
-/*
- * libnccl-net-ddpucx.so with CUDA memory: UCX's own CUDA transports on a stand-in for the driver
- * (tests/support/driver), whose memory the host cannot touch. Where this UCX has no such transports,
- * as those of distributions, the plugin has to say so, and the rest is left out: `make check-ucx` has
- * a UCX with them, and says so by DDP_TEST_UCX_CUDA.
- */
+/* libnccl-net-ddpucx.so with CUDA memory: UCX's own CUDA transports on a stand-in for the driver
+   (tests/support/driver), whose memory the host cannot touch. Where this UCX has no such transports,
+   as those of distributions, the plugin has to say so, and the rest is left out: `make check-ucx` has
+   a UCX with them, and says so by DDP_TEST_UCX_CUDA. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +13,10 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/support/driver/program.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 static const char cuda_over_tcp[] = "tcp,cuda_copy", cuda_over_memory[] = "posix,sysv,cma,cuda_copy";
 
@@ -58,8 +51,6 @@ static int see_copies_end(int rank, void *argument)
 	CUevent event;
 	int asked = 0;
 
-	(void)rank;
-	(void)argument;
 	cuda_load_driver();
 	char *data = cuda_on_device.take(4);
 	cuda_on_device.write(data, "old", 4);
@@ -78,11 +69,10 @@ static int see_copies_end(int rank, void *argument)
 	return 0;
 }
 
-static void the_host_cannot_touch_the_devices_memory(void **state)
+TEST(the_host_cannot_touch_the_devices_memory)
 {
 	const test_ranks one = { .count = 1, .body = see_copies_end };
 
-	(void)state;
 	assert_int_equal(dies_of_a_touch(true), SIGSEGV);
 	assert_int_equal(dies_of_a_touch(false), SIGSEGV);
 	assert_int_equal(test_ranks_run(&one), 0);
@@ -121,9 +111,8 @@ static int tell_whether(int rank, void *argument)
 	return 0;
 }
 
-static void cuda_memory_is_taken_where_ucx_has_it(void **state)
+TEST(cuda_memory_is_taken_where_ucx_has_it)
 {
-	(void)state;
 	assert_int_equal(run_board(tell_whether, 11, cuda_over_tcp), 0);
 	ucx_has_cuda = atomic_load(&shared->stage) == 1;
 	assert_true(ucx_has_cuda || getenv("DDP_TEST_UCX_CUDA") == NULL);
@@ -161,9 +150,8 @@ static int do_without(int rank, void *argument)
 	return 0;
 }
 
-static void without_it_a_registration_says_why(void **state)
+TEST(without_it_a_registration_says_why)
 {
-	(void)state;
 	assert_int_equal(run_board(do_without, 11, cuda_over_tcp), 0);
 	assert_non_null(strstr(shared->heard, "moves no CUDA memory through this device"));
 	assert_non_null(strstr(shared->heard, "memory of kind 8 cannot be registered"));
@@ -364,16 +352,14 @@ static void exchange_over(const char *transports, int version)
 	}
 }
 
-static void device_memory_over_tcp(void **state)
+TEST(device_memory_over_tcp)
 {
-	(void)state;
 	if (!left_out())
 		exchange_over(cuda_over_tcp, 12);
 }
 
-static void device_memory_over_memory(void **state)
+TEST(device_memory_over_memory)
 {
-	(void)state;
 	if (!left_out())
 		exchange_over(cuda_over_memory, 8);
 }
@@ -419,9 +405,8 @@ static int fail_registrations(int rank, void *argument)
 	return 0;
 }
 
-static void a_registration_bears_failing_calls(void **state)
+TEST(a_registration_bears_failing_calls)
 {
-	(void)state;
 	if (!left_out())
 		assert_int_equal(run_board(fail_registrations, 11, cuda_over_tcp), 0);
 }
@@ -457,9 +442,8 @@ static int take_back(int rank, void *argument)
 	return 0;
 }
 
-static void memory_that_is_taken_back_is_left_alone(void **state)
+TEST(memory_that_is_taken_back_is_left_alone)
 {
-	(void)state;
 	for (int victim = 0; victim < RANKS && !left_out(); victim++) {
 		assert_int_equal(run_with_victim(take_back, cuda_over_tcp, victim, false), 0);
 		assert_int_equal(run_with_victim(take_back, cuda_over_memory, victim, false), 0);
@@ -491,9 +475,8 @@ static int free_behind_a_flush(int rank, void *argument)
 	return 0;
 }
 
-static void memory_that_is_flushed_can_be_taken_back(void **state)
+TEST(memory_that_is_flushed_can_be_taken_back)
 {
-	(void)state;
 	if (left_out())
 		return;
 	assert_int_equal(run_board(free_behind_a_flush, 11, cuda_over_tcp), 0);
@@ -530,9 +513,8 @@ static int outlive(int rank, void *argument)
 	return 0;
 }
 
-static void a_killed_peer_leaves_memory_free(void **state)
+TEST(a_killed_peer_leaves_memory_free)
 {
-	(void)state;
 	for (int victim = 0; victim < RANKS && !left_out(); victim++) {
 		assert_int_equal(run_with_victim(outlive, cuda_over_tcp, victim, true), 0);
 		assert_int_equal(run_with_victim(outlive, cuda_over_memory, victim, true), 0);
@@ -542,7 +524,6 @@ static void a_killed_peer_leaves_memory_free(void **state)
 /* A rank may be killed, but not abort. */
 static void be_killed(int number)
 {
-	(void)number;
 	kill(getpid(), SIGKILL);
 }
 
@@ -572,31 +553,17 @@ static int send_in_vain(int rank, void *argument)
 	return 0;
 }
 
-static void failing_copies_reach_the_peer(void **state)
+TEST(failing_copies_reach_the_peer)
 {
-	(void)state;
 	if (!left_out())
 		assert_int_equal(run_with_victim(send_in_vain, cuda_over_tcp, SENDER, true), 0);
 }
 
 int main(void)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_host_cannot_touch_the_devices_memory),
-		cmocka_unit_test(cuda_memory_is_taken_where_ucx_has_it),
-		cmocka_unit_test(without_it_a_registration_says_why),
-		cmocka_unit_test(device_memory_over_tcp),
-		cmocka_unit_test(device_memory_over_memory),
-		cmocka_unit_test(a_registration_bears_failing_calls),
-		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
-		cmocka_unit_test(memory_that_is_flushed_can_be_taken_back),
-		cmocka_unit_test(a_killed_peer_leaves_memory_free),
-		cmocka_unit_test(failing_copies_reach_the_peer),
-	};
-
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);
-	int failures = cmocka_run_group_tests_name("netplugin_cuda", tests, NULL, NULL);
+	int failures = test_run(NULL, NULL);
 	test_unshare(shared, sizeof(*shared));
 	return failures;
 }

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
- * peer has not heard of, or gives up messages that are under way.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* libnccl-net-ddpucx.so: how connections end. A process dies, closes early or with what its
+   peer has not heard of, or gives up messages that are under way. */
 #include <stdint.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,13 +12,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "nccl_plugins/net/connection.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 /* Sends or receives without end; what the plugin says when it fails. */
 static net_result stream_on(const nccl_driver *d, void *connection, bool sends, int messages)
@@ -317,9 +311,8 @@ static int take_back(int rank, void *argument)
 
 /* ---- what runs them --------------------------------------------------------------------------- */
 
-static void a_killed_peer_is_noticed(void **state)
+TEST(a_killed_peer_is_noticed)
 {
-	(void)state;
 	assert_int_equal(run_with_victim(outlive, over_tcp, SENDER, true), 0);
 	heard_once("the connection from rank 1 on");
 	assert_int_equal(run_with_victim(outlive, over_tcp, RECEIVER, true), 0);
@@ -330,9 +323,8 @@ static void a_killed_peer_is_noticed(void **state)
 	heard_once("the connection to rank 0 on");
 }
 
-static void a_peer_that_closes_early_is_noticed(void **state)
+TEST(a_peer_that_closes_early_is_noticed)
 {
-	(void)state;
 	assert_int_equal(run_with_victim(close_early, over_tcp, SENDER, false), 0);
 	assert_int_equal(run_with_victim(close_early, over_tcp, RECEIVER, false), 0);
 	assert_int_equal(run_with_victim(close_early, over_memory, SENDER, false), 0);
@@ -352,38 +344,33 @@ static void run_unacknowledged(enum arrival comes)
 	assert_int_equal(run_board(close_unacknowledged, 11, over_memory), 0);
 }
 
-static void what_was_received_counts_as_sent(void **state)
+TEST(what_was_received_counts_as_sent)
 {
-	(void)state;
 	run_unacknowledged(IN_TIME);
 	assert_string_equal(shared->heard, "");
 }
 
-static void a_close_notice_that_comes_late_counts(void **state)
+TEST(a_close_notice_that_comes_late_counts)
 {
-	(void)state;
 	run_unacknowledged(LATE);
 	assert_string_equal(shared->heard, "");
 }
 
-static void a_close_notice_that_never_comes_is_not_waited_for_without_end(void **state)
+TEST(a_close_notice_that_never_comes_is_not_waited_for_without_end)
 {
-	(void)state;
 	run_unacknowledged(NEVER);
 	heard_once("the connection to rank 0 on");
 	heard_once("it has not closed the connection, but UCX has lost it; UCX: ");
 }
 
-static void what_does_not_fit_is_an_error(void **state)
+TEST(what_does_not_fit_is_an_error)
 {
-	(void)state;
 	assert_int_equal(run_board(overflow, 12, over_tcp), 0);
 	heard_once("is longer than what it is to be received into");
 }
 
-static void memory_that_is_taken_back_is_left_alone(void **state)
+TEST(memory_that_is_taken_back_is_left_alone)
 {
-	(void)state;
 	assert_int_equal(run_with_victim(take_back, over_tcp, RECEIVER, false), 0);
 	assert_int_equal(run_with_victim(take_back, over_tcp, SENDER, false), 0);
 	assert_int_equal(run_with_victim(take_back, over_memory, RECEIVER, false), 0);
@@ -392,17 +379,9 @@ static void memory_that_is_taken_back_is_left_alone(void **state)
 
 int main(void)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_killed_peer_is_noticed), cmocka_unit_test(a_peer_that_closes_early_is_noticed),
-		cmocka_unit_test(what_was_received_counts_as_sent), cmocka_unit_test(what_does_not_fit_is_an_error),
-		cmocka_unit_test(a_close_notice_that_comes_late_counts),
-		cmocka_unit_test(a_close_notice_that_never_comes_is_not_waited_for_without_end),
-		cmocka_unit_test(memory_that_is_taken_back_is_left_alone),
-	};
-
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);
-	int failures = cmocka_run_group_tests_name("netplugin_ends", tests, NULL, NULL);
+	int failures = test_run(NULL, NULL);
 	test_unshare(shared, sizeof(*shared));
 	return failures;
 }

@@ -1,12 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
-/*
- * libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
- * connections that never prove the step's key.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* libnccl-net-ddpucx.so: a peer connects while another process floods the listener with
+   connections that never prove the step's key. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +10,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/flood.h"
 #include "tests/support/hung.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 enum { ADDRESS_AT = 40, PORT_AT = 62 }; /* in a handle */
 enum { DESCRIPTORS = 160, REPEATS = 5 };
@@ -113,37 +107,22 @@ static void flood(flood_kind kind, int count)
 	assert_int_equal(run_board(connect_beside_flood, 11, over_tcp), 0);
 }
 
-static void idle_connections_delay_no_peer(void **state)
+TEST(idle_connections_delay_no_peer)
 {
-	(void)state;
 	flood(FLOOD_IDLE, 100);
 	flood(FLOOD_IDLE, 300);
 	flood(FLOOD_IDLE, 2000);
 }
 
-static void endless_connections_delay_no_peer(void **state)
-{
-	(void)state;
-	flood(FLOOD_ENDLESS, 200);
-}
+TEST_RUNS(endless_connections_delay_no_peer, flood(FLOOD_ENDLESS, 200));
 
-static void slow_connections_delay_no_peer(void **state)
-{
-	(void)state;
-	flood(FLOOD_SLOW, 300);
-}
+TEST_RUNS(slow_connections_delay_no_peer, flood(FLOOD_SLOW, 300));
 
 int main(void)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(idle_connections_delay_no_peer),
-		cmocka_unit_test(endless_connections_delay_no_peer),
-		cmocka_unit_test(slow_connections_delay_no_peer),
-	};
-
 	shared = test_share(sizeof(*shared));
 	setenv("DDP_KEY", KEY, 1);
-	int failures = cmocka_run_group_tests_name("netplugin_floods", tests, NULL, NULL);
+	int failures = test_run(NULL, NULL);
 	test_unshare(shared, sizeof(*shared));
 	return failures;
 }

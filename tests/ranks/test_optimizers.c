@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * reduce: each optimizer trains on several ranks, in each way of reducing, to the bits of
- * one that has all gradients; its checkpoints go on in another world; and what would cut
- * whole tensors is refused. Gradients are whole numbers, so sums are exact.
- */
+/* reduce: each optimizer trains on several ranks, in each way of reducing, to the bits of
+   one that has all gradients; its checkpoints go on in another world; and what would cut
+   whole tensors is refused. Gradients are whole numbers, so sums are exact. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { PARAMS = 6, STEPS = 5, SAVED = 3, UNUSED = 1 };
 
@@ -179,7 +173,6 @@ static void train_by(ddp_context *context, const ddp_model_options *options)
 
 static int every_way(ddp_context *context, void *user)
 {
-	(void)user;
 	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
 		ddp_model_options options = options_of((ddp_optimizer)o);
 		test_measure(NULL);
@@ -194,18 +187,13 @@ static int every_way(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_have_the_bits_of_one(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(3, every_way, NULL), 0);
-}
+TEST_RUNS(ranks_have_the_bits_of_one, assert_int_equal(run_ranks(3, every_way, NULL), 0));
 
 /* Each rank by itself, without the others' help; then they have the mean. */
 static int local_body(ddp_context *context, void *user)
 {
 	ddp_model_options options = options_of(DDP_MUON);
 
-	(void)user;
 	options.local_sgd.steps = 4;
 	ddp_model *model = make(context, &options);
 	train(context, model, 1);
@@ -217,11 +205,7 @@ static int local_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_train_apart(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, local_body, NULL), 0);
-}
+TEST_RUNS(ranks_train_apart, assert_int_equal(run_ranks(2, local_body, NULL), 0));
 
 /* ---- checkpoints --------------------------------------------------------------------------- */
 
@@ -259,9 +243,8 @@ static int resume_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void checkpoints_go_on_in_another_world(void **state)
+TEST(checkpoints_go_on_in_another_world)
 {
-	(void)state;
 	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
 		ddp_optimizer optimizer = (ddp_optimizer)o;
 		assert_int_equal(folder_empty(NULL), 0);
@@ -284,7 +267,6 @@ static void refuse(ddp_context *context, const ddp_model_options *options, ddp_s
 
 static int refuse_body(ddp_context *context, void *user)
 {
-	(void)user;
 	ddp_model_options options = options_of(DDP_LAMB);
 	options.shard = DDP_SHARD_STATE;
 	refuse(context, &options, DDP_ERR_INVALID, "LAMB updates whole tensors");
@@ -310,11 +292,7 @@ static int refuse_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_does_not_fit_is_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, refuse_body, NULL), 0);
-}
+TEST_RUNS(what_does_not_fit_is_refused, assert_int_equal(run_ranks(2, refuse_body, NULL), 0));
 
 /* ---- on a device ---------------------------------------------------------------------------- */
 
@@ -465,11 +443,10 @@ static int device_body(ddp_context *context, void *user)
 }
 
 /* Of ranks that update tensors for each other, and of one. */
-static void a_device_has_the_hosts_bits(void **state)
+TEST(a_device_has_the_hosts_bits)
 {
 	const ddp_options on_test = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 
-	(void)state;
 	for (int o = 0; ddp_optimizer_name((ddp_optimizer)o) != NULL; o++) {
 		for (int ranks = 1; ranks < 3; ranks++) {
 			ddp_optimizer optimizer = (ddp_optimizer)o;
@@ -481,13 +458,6 @@ static void a_device_has_the_hosts_bits(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_have_the_bits_of_one),
-		cmocka_unit_test(ranks_train_apart),
-		cmocka_unit_test(checkpoints_go_on_in_another_world),
-		cmocka_unit_test(what_does_not_fit_is_refused),
-		cmocka_unit_test(a_device_has_the_hosts_bits),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

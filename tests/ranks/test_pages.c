@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * A system whose pages are larger than 4 KiB, as far as this program's sysconf()
- * and mmap() can pretend it: the library's calls come here first (--wrap).
- */
+/* A system whose pages are larger than 4 KiB, as far as this program's sysconf()
+   and mmap() can pretend it: the library's calls come here first (--wrap). */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/comm_ranks.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 
 enum { PAGE_BYTES = 64 * 1024, RANKS = 16 };
@@ -48,13 +42,12 @@ void *__wrap_mmap(void *address, size_t bytes, int protection, int flags, int fd
 	return __real_mmap(room, bytes, protection, flags | MAP_FIXED, fd, offset);
 }
 
-static void every_rank_maps_its_progress_page(void **state)
+TEST(every_rank_maps_its_progress_page)
 {
 	struct ddp_progress seen, *pages[RANKS];
 	int fd = memfd_create("progress", MFD_CLOEXEC);
 	char text[16];
 
-	(void)state;
 	assert_true(fd >= 0);
 	assert_int_equal(ftruncate(fd, RANKS * DDP_PROGRESS_BYTES), 0);
 	snprintf(text, sizeof(text), "%d", fd);
@@ -80,7 +73,6 @@ static int allocate(ddp_comm *comm, void *argument)
 	static const size_t sizes[] = { 0, 1, 5000, PAGE_BYTES, PAGE_BYTES + 1 };
 	float x[10], *memory;
 
-	(void)argument;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		CHECK_OK(ddp_mem_alloc(comm, sizes[i], (void **)&memory));
 		CHECK((uintptr_t)memory % PAGE_BYTES == 0);
@@ -95,19 +87,9 @@ static int allocate(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void every_rank_gets_memory_at_a_page(void **state)
+TEST(every_rank_gets_memory_at_a_page)
 {
 	const test_world world = { .ranks = 3, .body = allocate };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_rank_maps_its_progress_page),
-		cmocka_unit_test(every_rank_gets_memory_at_a_page),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
- * ranks that have not finished. Their values in random models are test_engine's matter.
- */
+/* reduce: what takes part in a step: tensors that are trained, frozen, buffers or unused, and
+   ranks that have not finished. Their values in random models are test_engine's matter. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { COUNT = 40 };
 
@@ -101,9 +95,8 @@ static int kinds_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void only_what_is_trained_costs_gradients_and_state(void **state)
+TEST_WITH(only_what_is_trained_costs_gradients_and_state, folder_make, folder_remove)
 {
-	(void)state;
 	for (ddp_shard shard = DDP_SHARD_AUTO; shard <= DDP_SHARD_GRADIENTS; shard++) {
 		assert_int_equal(run_ranks(2, kinds_body, &shard), 0);
 		assert_int_equal(run_ranks_on(two_nodes, 4, kinds_body, &shard), 0);
@@ -116,7 +109,6 @@ static int wrong_body(ddp_context *context, void *user)
 	ddp_param params[2] = { kinds[FROZEN], kinds[LOCAL] };
 	ddp_model *model;
 
-	(void)user;
 	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
 	CHECK(says("none of the model's 2 tensors is trained"));
 	params[0].kind = DDP_PARAM_TRAINED;
@@ -137,11 +129,7 @@ static int wrong_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void kinds_and_groups_are_checked_and_the_same_on_all_ranks(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, wrong_body, NULL), 0);
-}
+TEST_RUNS(kinds_and_groups_are_checked_and_the_same_on_all_ranks, assert_int_equal(run_ranks(2, wrong_body, NULL), 0));
 
 /* ---- buffers that are not finite ------------------------------------------------------- */
 
@@ -162,7 +150,6 @@ static int poisoned_body(ddp_context *context, void *user)
 	ddp_model *model;
 	int64_t step;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, kinds, KINDS, &options, &model));
 	forward(model, (float)rank, rank == 0);
 	CHECK(ddp_model_step(model, 1, rank == 0 ? NAN : 0, NULL) == DDP_ERR_NOT_FINITE);
@@ -198,9 +185,8 @@ static int poisoned_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void buffers_that_are_not_finite_on_a_rank_reach_no_other(void **state)
+TEST_WITH(buffers_that_are_not_finite_on_a_rank_reach_no_other, folder_make, folder_remove)
 {
-	(void)state;
 	assert_int_equal(run_ranks(3, poisoned_body, NULL), 0);
 	assert_int_equal(run_ranks_on(two_nodes, 3, poisoned_body, NULL), 0);
 }
@@ -246,7 +232,6 @@ static int unused_body(ddp_context *context, void *user)
 {
 	const ddp_model_options zero = by(DDP_UNUSED_ZERO), skip = by(DDP_UNUSED_SKIP);
 
-	(void)user;
 	ddp_model *model = make(context, &zero);
 	use(model, 0);
 	use(model, 1);
@@ -269,9 +254,8 @@ static int unused_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_no_rank_uses_stays_and_holds_nothing_up(void **state)
+TEST(what_no_rank_uses_stays_and_holds_nothing_up)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 2; ranks++)
 		assert_int_equal(run_ranks(ranks, unused_body, NULL), 0);
 }
@@ -283,7 +267,6 @@ static int static_body(ddp_context *context, void *user)
 	const ddp_model_options options = by(DDP_UNUSED_STATIC);
 	ddp_model *model = make(context, &options);
 
-	(void)user;
 	for (int step = 1; step <= 2; step++) {
 		if (step > 1)
 			CHECK(model->uses.learned);
@@ -312,11 +295,7 @@ static int static_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_static_graph_may_not_change(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, static_body, NULL), 0);
-}
+TEST_RUNS(a_static_graph_may_not_change, assert_int_equal(run_ranks(2, static_body, NULL), 0));
 
 /* Nobody announces c; its bucket is the first to travel, where buckets do. */
 static int static_memory_body(ddp_context *context, void *user)
@@ -338,9 +317,8 @@ static int static_memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds(void **state)
+TEST(what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds)
 {
-	(void)state;
 	for (ddp_shard shard = DDP_SHARD_AUTO; shard <= DDP_SHARD_GRADIENTS; shard++) {
 		for (int ranks = 1; ranks <= 2; ranks++)
 			assert_int_equal(run_ranks(ranks, static_memory_body, &shard), 0);
@@ -357,7 +335,6 @@ static int order_body(ddp_context *context, void *user)
 	ddp_model *other;
 	int64_t step;
 
-	(void)user;
 	options.optimizer = DDP_ADAMW;
 	ddp_model *model = make(context, &options);
 	for (int p = 0; p < 3; p++)
@@ -384,9 +361,8 @@ static int order_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void steps_that_a_parameter_missed_are_saved_by_its_name(void **state)
+TEST_WITH(steps_that_a_parameter_missed_are_saved_by_its_name, folder_make, folder_remove)
 {
-	(void)state;
 	assert_int_equal(run_ranks(1, order_body, NULL), 0);
 }
 
@@ -441,9 +417,8 @@ static int join_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_that_have_finished_join_the_others_steps(void **state)
+TEST(ranks_that_have_finished_join_the_others_steps)
 {
-	(void)state;
 	for (ddp_loss loss = DDP_LOSS_SUM; loss <= DDP_LOSS_MEAN_OF_ACTIVE; loss++) {
 		assert_int_equal(run_ranks(3, join_body, &loss), 0);
 		assert_int_equal(run_ranks_on(two_nodes, 3, join_body, &loss), 0);
@@ -457,7 +432,6 @@ static int zero_body(ddp_context *context, void *user)
 	ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0,
 	                              .beta1 = 0, .beta2 = 0 };
 
-	(void)user;
 	ddp_model *model = make(context, &options);
 	fill(ddp_model_param_grad(model, 0), 3);
 	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -470,27 +444,4 @@ static int zero_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void zero_can_be_meant(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, zero_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(only_what_is_trained_costs_gradients_and_state, folder_make,
-		                                folder_remove),
-		cmocka_unit_test_setup_teardown(buffers_that_are_not_finite_on_a_rank_reach_no_other, folder_make,
-		                                folder_remove),
-		cmocka_unit_test(kinds_and_groups_are_checked_and_the_same_on_all_ranks),
-		cmocka_unit_test(what_no_rank_uses_stays_and_holds_nothing_up),
-		cmocka_unit_test(a_static_graph_may_not_change),
-		cmocka_unit_test(what_a_static_graph_leaves_out_counts_as_0_whatever_its_memory_holds),
-		cmocka_unit_test_setup_teardown(steps_that_a_parameter_missed_are_saved_by_its_name, folder_make,
-		                                folder_remove),
-		cmocka_unit_test(ranks_that_have_finished_join_the_others_steps),
-		cmocka_unit_test(zero_can_be_meant),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(zero_can_be_meant, assert_int_equal(run_ranks(1, zero_body, NULL), 0));

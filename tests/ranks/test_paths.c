@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * These tests show what a program's surroundings may do to its files: a folder that changes, a
- * limit on the size of files, standard descriptors that are closed, and a locale that writes
- * numbers with a comma.
- */
+/* These tests show what a program's surroundings may do to its files: a folder that changes, a
+   limit on the size of files, standard descriptors that are closed, and a locale that writes
+   numbers with a comma. */
 #include <fcntl.h>
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/c_locale.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { STEPS = 4 };
 
@@ -65,7 +59,6 @@ static bool is_there(const char *name)
 static ddp_status compute_elsewhere(void *user, ddp_model *model, const ddp_batch *batch,
                                     double *weight, double *loss_sum)
 {
-	(void)user;
 	if (chdir("/") != 0)
 		return DDP_ERR_IO;
 	*loss_sum = 1;
@@ -75,8 +68,6 @@ static ddp_status compute_elsewhere(void *user, ddp_model *model, const ddp_batc
 
 static ddp_status read_nothing(void *user, int64_t index, void *sample)
 {
-	(void)user;
-	(void)index;
 	memset(sample, 0, sizeof(float));
 	return DDP_OK;
 }
@@ -90,7 +81,6 @@ static int callback_that_leaves_body(ddp_context *context, void *user)
 	ddp_loader *loader;
 	ddp_model *model = make(context, 0.1);
 
-	(void)user;
 	CHECK_OK(ddp_loader_create(context, &dataset, &options, &loader));
 	CHECK_OK(ddp_train(model, loader, compute_elsewhere, &train_options, NULL));
 	CHECK(is_there("saved/step-00000002.safetensors") && is_there("saved/step-00000004.safetensors"));
@@ -99,11 +89,10 @@ static int callback_that_leaves_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void callback_may_change_the_folder(void **state)
+TEST(callback_may_change_the_folder)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = "new/m.jsonl", .trace_dir = "new/t" };
 
-	(void)state;
 	assert_int_equal(chdir(test_folder), 0);
 	assert_int_equal(run_ranks_with(2, &options, callback_that_leaves_body, NULL), 0);
 	assert_int_equal(chdir("/"), 0);
@@ -118,7 +107,6 @@ static int limited_body(ddp_context *context, void *user)
 	const struct rlimit small = { 1 << 20, 1 << 20 };
 	void *memory;
 
-	(void)user;
 	CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
 	CHECK(ddp_mem_alloc(ddp_world(context), 4 << 20, &memory) == DDP_ERR_NOMEM);
 	CHECK(strstr(ddp_last_error(), "(raise ulimit -f)") != NULL);
@@ -126,11 +114,7 @@ static int limited_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void shared_memory_beyond_the_limit_is_an_error(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, limited_body, NULL), 0);
-}
+TEST_RUNS(shared_memory_beyond_the_limit_is_an_error, assert_int_equal(run_ranks(2, limited_body, NULL), 0));
 
 static int in_child(int (*body)(void))
 {
@@ -159,11 +143,7 @@ static int start_within_small_limit(void)
 	       ? 0 : 2;
 }
 
-static void world_that_the_limit_forbids_is_an_error(void **state)
-{
-	(void)state;
-	assert_int_equal(in_child(start_within_small_limit), 0);
-}
+TEST_RUNS(world_that_the_limit_forbids_is_an_error, assert_int_equal(in_child(start_within_small_limit), 0));
 
 /* ---- standard descriptors that are closed ------------------------------------------------- */
 
@@ -190,12 +170,11 @@ static int train_without_descriptors(void)
 	return ddp_finalize(context) == DDP_OK ? 0 : 4;
 }
 
-static void closed_descriptors_are_nobodys_files(void **state)
+TEST(closed_descriptors_are_nobodys_files)
 {
 	char line[2048];
 	int lines = 0;
 
-	(void)state;
 	assert_int_equal(in_child(train_without_descriptors), 0);
 	FILE *file = fopen(in_folder("closed.jsonl"), "r");
 	assert_non_null(file);
@@ -239,7 +218,6 @@ static int numbers_body(ddp_context *context, void *user)
 	int64_t step;
 	double value = 0;
 
-	(void)user;
 	snprintf(text, sizeof(text), "%g", 0.5);
 	CHECK(strcmp(text, "0,5") == 0); /* or nothing is tested */
 	ddp_model *model = make(context, 0.125);
@@ -267,12 +245,11 @@ static int numbers_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void numbers_are_the_same_in_every_locale(void **state)
+TEST(numbers_are_the_same_in_every_locale)
 {
 	ddp_options options = { DDP_OPTIONS_FIELDS };
 	char metrics[128];
 
-	(void)state;
 	if (!use_german())
 		skip();
 	snprintf(metrics, sizeof(metrics), "%s", in_folder("m.jsonl"));
@@ -285,12 +262,5 @@ static void numbers_are_the_same_in_every_locale(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(callback_may_change_the_folder),
-		cmocka_unit_test(shared_memory_beyond_the_limit_is_an_error),
-		cmocka_unit_test(world_that_the_limit_forbids_is_an_error),
-		cmocka_unit_test(closed_descriptors_are_nobodys_files),
-		cmocka_unit_test(numbers_are_the_same_in_every_locale),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan; takes: 5 */
-/*
- * reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
- * in the host's memory, and in that of the fake GPU, to the same bits.
- */
+/* reduce: PowerSGD beside a plain one in double precision, and what it keeps from step to step;
+   in the host's memory, and in that of the fake GPU, to the same bits. */
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "kernels.h"
@@ -24,6 +17,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { RANKS = 3, STEPS = 4, PARAMS = 4, ELEMENTS_MAX = 1200, FACTOR_MAX = 3 * 64 };
 
@@ -248,11 +242,10 @@ static int reference_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradients_are_those_of_a_plain_powersgd(void **state)
+TEST(gradients_are_those_of_a_plain_powersgd)
 {
 	ddp_model_options ways[] = { plain, plain, plain };
 
-	(void)state;
 	ways[1].powersgd.feedback = false;
 	ways[2].powersgd.rank = 3;
 	ways[2].bucket_mb = 1;
@@ -276,12 +269,11 @@ static double product(const float *a, const float *b, int64_t count)
 	return sum;
 }
 
-static void dependent_rows_become_zero_or_random(void **state)
+TEST(dependent_rows_become_zero_or_random)
 {
 	enum { ROWS = 4, LENGTH = 50 };
 	float factor[ROWS * LENGTH];
 
-	(void)state;
 	for (int refill = 0; refill <= 1; refill++) {
 		dk_random_rows(factor, 1, LENGTH, 1);
 		for (int i = 0; i < LENGTH; i++) {
@@ -307,7 +299,6 @@ static int forgotten_body(ddp_context *context, void *user)
 	const int rank = ddp_get_job(context)->rank;
 	ddp_model *straight = make(context, &plain), *other = make(context, &plain);
 
-	(void)user;
 	for (int step = 1; step <= 3; step++) {
 		train(context, straight, step);
 		add_gradients(other, rank, 20 + step);
@@ -327,11 +318,7 @@ static int forgotten_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_step_that_is_forgotten_leaves_nothing(void **state)
-{
-	(void)state;
-	run_here_and_there(forgotten_body, NULL);
-}
+TEST_RUNS(a_step_that_is_forgotten_leaves_nothing, run_here_and_there(forgotten_body, NULL));
 
 /* A step without gradients leaves factors of 0: the next ones must not stay so. */
 static int zero_body(ddp_context *context, void *user)
@@ -339,7 +326,6 @@ static int zero_body(ddp_context *context, void *user)
 	ddp_model_options options = plain;
 	double squares = 0;
 
-	(void)user;
 	options.powersgd.feedback = false;
 	ddp_model *model = make(context, &options);
 	for (int step = 1; step <= 2; step++)
@@ -359,7 +345,6 @@ static int start_body(ddp_context *context, void *user)
 {
 	ddp_model_options late = plain, none = plain, random = plain;
 
-	(void)user;
 	late.powersgd.start = 2;
 	none.compress = DDP_COMPRESS_NONE;
 	random.powersgd.warm_start = false;
@@ -376,9 +361,8 @@ static int start_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void it_begins_late_and_survives_steps_without_gradients(void **state)
+TEST(it_begins_late_and_survives_steps_without_gradients)
 {
-	(void)state;
 	run_here_and_there(zero_body, NULL);
 	run_here_and_there(start_body, NULL);
 }
@@ -391,7 +375,6 @@ static int unused_body(ddp_context *context, void *user)
 	ddp_step_stats stats;
 	double squares = 0;
 
-	(void)user;
 	options.unused = DDP_UNUSED_SKIP;
 	ddp_model *model = make(context, &options);
 	train(context, model, 1);
@@ -412,11 +395,7 @@ static int unused_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void the_norm_is_of_what_is_used(void **state)
-{
-	(void)state;
-	run_here_and_there(unused_body, NULL);
-}
+TEST_RUNS(the_norm_is_of_what_is_used, run_here_and_there(unused_body, NULL));
 
 /* ---- on a device ------------------------------------------------------------------------- */
 
@@ -451,11 +430,10 @@ static int bits_body(ddp_context *context, void *options)
 	return 0;
 }
 
-static void a_device_has_the_hosts_bits(void **state)
+TEST(a_device_has_the_hosts_bits)
 {
 	ddp_model_options ways[] = { plain, plain, plain };
 
-	(void)state;
 	ways[0].powersgd.start = 1;
 	ways[1].powersgd.feedback = false;
 	ways[2].powersgd.warm_start = false;
@@ -476,7 +454,6 @@ static int resume_body(ddp_context *context, void *user)
 	char other[PATH_MAX]; /* a folder is written to by one model */
 	int64_t step;
 
-	(void)user;
 	CHECK(snprintf(other, sizeof(other), "%s/resumed", test_folder) < (int)sizeof(other));
 	for (int i = 1; i <= 3; i++)
 		train(context, straight, i);
@@ -524,7 +501,6 @@ static int save_body(ddp_context *context, void *user)
 	ddp_model *model = make(context, &plain);
 	double magnitude;
 
-	(void)user;
 	train(context, model, 1);
 	const double before = kept_sum(context, model, &magnitude);
 	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 0));
@@ -541,7 +517,6 @@ static int other_body(ddp_context *context, void *user)
 	double magnitude;
 	int64_t step;
 
-	(void)user;
 	none.compress = DDP_COMPRESS_NONE;
 	wide.powersgd.rank = 3;
 	ddp_model *same = make(context, &plain), *other = make(context, &none), *wider = make(context, &wide);
@@ -567,15 +542,13 @@ static int other_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void checkpoints_hold_what_is_kept_back(void **state)
+TEST_WITH(checkpoints_hold_what_is_kept_back, folder_make, folder_remove)
 {
-	(void)state;
 	run_here_and_there(resume_body, NULL);
 }
 
-static void checkpoints_go_to_other_worlds_and_ways(void **state)
+TEST_WITH(checkpoints_go_to_other_worlds_and_ways, folder_make, folder_remove)
 {
-	(void)state;
 	saved_sum = test_share(sizeof(*saved_sum));
 	assert_int_equal(run_ranks_with(RANKS, &on_test, save_body, NULL), 0);
 	assert_int_equal(run_ranks(2, other_body, NULL), 0);
@@ -583,19 +556,4 @@ static void checkpoints_go_to_other_worlds_and_ways(void **state)
 	assert_int_equal(run_ranks(RANKS, save_body, NULL), 0);
 	assert_int_equal(run_ranks_with(2, &on_test, other_body, NULL), 0);
 	test_unshare(saved_sum, sizeof(*saved_sum));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(dependent_rows_become_zero_or_random),
-		cmocka_unit_test(gradients_are_those_of_a_plain_powersgd),
-		cmocka_unit_test(a_step_that_is_forgotten_leaves_nothing),
-		cmocka_unit_test(it_begins_late_and_survives_steps_without_gradients),
-		cmocka_unit_test(the_norm_is_of_what_is_used),
-		cmocka_unit_test(a_device_has_the_hosts_bits),
-		cmocka_unit_test_setup_teardown(checkpoints_hold_what_is_kept_back, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(checkpoints_go_to_other_worlds_and_ways, folder_make, folder_remove),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit; all: tsan asan; takes: 12 */
-/*
- * reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
- * as the slowest rank's times and the link's cost want, and change no bit of what is trained.
- * Beside each model trains a twin whose first cut stays.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* reduce/replan: buckets that are cut anew behind the first steps are cut alike on all ranks,
+   as the slowest rank's times and the link's cost want, and change no bit of what is trained.
+   Beside each model trains a twin whose first cut stays. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "comm/agree.h"
 #include "kernels.h"
@@ -23,6 +16,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { PARAMS = 9, MEASURED = 2 * DDP_REPLAN_STEPS, STEPS = MEASURED + 3, UNUSED = 5, K = 1024 };
 
@@ -256,7 +250,7 @@ static void run(int (*body)(ddp_comm *comm, void *argument), const void *argumen
 static const link_case far = { .latency = 20e-3, .per_mib = 1e-3, .gap = 1e-3 };
 static const link_case narrow = { .latency = 1e-6, .per_mib = 120e-3, .gap = 60e-3 };
 
-static void all_ranks_cut_alike_and_train_on(void **state)
+TEST(all_ranks_cut_alike_and_train_on)
 {
 	const ddp_model_options plain = {
 		DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .momentum = 0.9, .shard = DDP_SHARD_NONE
@@ -266,7 +260,6 @@ static void all_ranks_cut_alike_and_train_on(void **state)
 		{ plain, 3, 0, narrow, NULL }, { plain, 3, 0, far, NULL }, { plain, 2, 0, narrow, NULL }, { plain, 2, 0, far, NULL },
 	};
 
-	(void)state;
 	ways[2].node_of = a_node_each;
 	ways[3].options.clip_norm = 0.5;
 	ways[3].options.unused = DDP_UNUSED_SKIP;
@@ -305,13 +298,12 @@ static int first_cut_of_environment_stays(ddp_comm *comm, void *argument)
 	return first_cut_stays(comm, argument);
 }
 
-static void the_first_cut_stays_where_it_is_given_or_state_hangs_on_it(void **state)
+TEST(the_first_cut_stays_where_it_is_given_or_state_hangs_on_it)
 {
 	const ddp_model_options plain = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE };
 	way ways[] = { { .options = plain }, { .options = plain }, { .options = plain }, { .options = plain },
 	               { .options = plain }, { .options = plain } };
 
-	(void)state;
 	run(first_cut_of_environment_stays, &ways[0], 2);
 	ways[0].options.bucket_mb = 1;
 	ways[1].options.first_bucket_mb = 0.5;
@@ -332,18 +324,13 @@ static int a_cap_of_one_rank(ddp_comm *comm, void *argument)
 	ddp_context context = context_of(comm);
 	ddp_model *model;
 
-	(void)argument;
 	CHECK(ddp_model_create(&context, params, PARAMS, &options, &model) == DDP_ERR_MISMATCH);
 	CHECK(strstr(ddp_last_error(), "bucket_mb (or DDP_BUCKET_MB) is ") != NULL);
 	ddp_watch_close(context.watch);
 	return 0;
 }
 
-static void ranks_give_caps_alike(void **state)
-{
-	(void)state;
-	run(a_cap_of_one_rank, NULL, 2);
-}
+TEST_RUNS(ranks_give_caps_alike, run(a_cap_of_one_rank, NULL, 2));
 
 /* ---- as it comes ------------------------------------------------------------------------ */
 
@@ -431,43 +418,27 @@ static int stop_and_resume(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void real_times_decide_alike(void **state)
+TEST_WITH(real_times_decide_alike, folder_make, folder_remove)
 {
 	static const way once_a_node = { .options = { DDP_MODEL_OPTIONS_FIELDS } };
 
-	(void)state;
 	run(decide_by_real_times, &once_a_node, 3);
 }
 
-static void ranks_that_finish_early_stop_it(void **state)
+TEST(ranks_that_finish_early_stop_it)
 {
 	static const way replicated = { .options = { DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE } };
 
-	(void)state;
 	run(finish_early, &replicated, 2);
 }
 
-static void a_training_stops_and_resumes(void **state)
+TEST_WITH(a_training_stops_and_resumes, folder_make, folder_remove)
 {
 	way w = { .options = { DDP_MODEL_OPTIONS_FIELDS }, .link = narrow };
 
-	(void)state;
 	run(stop_and_resume, &w, 4);
 	folder_empty(state);
 	w.options.shard = DDP_SHARD_NONE;
 	w.link = far;
 	run(stop_and_resume, &w, 2);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_ranks_cut_alike_and_train_on),
-		cmocka_unit_test(the_first_cut_stays_where_it_is_given_or_state_hangs_on_it),
-		cmocka_unit_test(ranks_give_caps_alike),
-		cmocka_unit_test_setup_teardown(real_times_decide_alike, folder_make, folder_remove),
-		cmocka_unit_test(ranks_that_finish_early_stop_it),
-		cmocka_unit_test_setup_teardown(a_training_stops_and_resumes, folder_make, folder_remove),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * reduce/rows: gradients with a dense part and rows. Whichever way they
- * travel, ranks add up the same; and to the bit in the order of ranks.
- */
+/* reduce/rows: gradients with a dense part and rows. Whichever way they
+   travel, ranks add up the same; and to the bit in the order of ranks. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 /* The table's rows travel if all ranks' are fewer than its own. */
 enum { ROWS = 50, WIDTH = 5, REST = 33, FEW = 9, MANY = 30, RANKS_MAX = 4 };
@@ -155,9 +149,8 @@ static int sums_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void rows_add_up_whichever_way_they_travel(void **state)
+TEST(rows_add_up_whichever_way_they_travel)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		for (int ranks = 1; ranks <= RANKS_MAX; ranks++) {
 			way with = ways[w];
@@ -194,9 +187,8 @@ static int poisoned_rows_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void rows_that_are_not_finite_update_nothing(void **state)
+TEST(rows_that_are_not_finite_update_nothing)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		way with = ways[w];
 		assert_int_equal(run_ranks(1 + w % 2, poisoned_rows_body, &with), 0);
@@ -252,9 +244,8 @@ static int rows_only_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void gradient_of_rows_alone_is_not_reduced(void **state)
+TEST(gradient_of_rows_alone_is_not_reduced)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		for (int ranks = 1; ranks <= 3; ranks++) {
 			way with = ways[w];
@@ -294,13 +285,12 @@ static int order_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void rows_are_added_in_the_order_of_ranks_then_of_calls(void **state)
+TEST(rows_are_added_in_the_order_of_ranks_then_of_calls)
 {
 	const int32_t index[] = { 5, 0, 5 };
 	float (*seen)[ROWS * WIDTH] = test_share(RANKS_MAX * sizeof(*seen));
 	float wanted[ROWS * WIDTH];
 
-	(void)state;
 	for (int ranks = 2; ranks <= RANKS_MAX; ranks++) {
 		for (int e = 0; e < ROWS * WIDTH; e++) {
 			wanted[e] = fraction(0, 0, e);
@@ -357,9 +347,8 @@ static int wrong_rows_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void wrong_rows_are_refused_and_leave_nothing(void **state)
+TEST(wrong_rows_are_refused_and_leave_nothing)
 {
-	(void)state;
 	for (int w = 0; w < WAYS; w++) {
 		way with = ways[w];
 		assert_int_equal(run_ranks(2, wrong_rows_body, &with), 0);
@@ -374,7 +363,6 @@ static int unlike_body(ddp_context *context, void *user)
 	                           .sparse_rows = 3 + ddp_get_job(context)->rank };
 	ddp_model *model;
 
-	(void)user;
 	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
 	CHECK(says("\"v\": sparse_rows is for matrices"));
 	param.ndim = 2;
@@ -389,21 +377,4 @@ static int unlike_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void sparse_rows_are_checked_and_the_same_on_all_ranks(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, unlike_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(gradient_of_rows_alone_is_not_reduced),
-		cmocka_unit_test(rows_that_are_not_finite_update_nothing),
-		cmocka_unit_test(rows_add_up_whichever_way_they_travel),
-		cmocka_unit_test(rows_are_added_in_the_order_of_ranks_then_of_calls),
-		cmocka_unit_test(wrong_rows_are_refused_and_leave_nothing),
-		cmocka_unit_test(sparse_rows_are_checked_and_the_same_on_all_ranks),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(sparse_rows_are_checked_and_the_same_on_all_ranks, assert_int_equal(run_ranks(2, unlike_body, NULL), 0));

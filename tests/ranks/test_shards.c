@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* reduce: what is spread over ranks: what memory that takes, and how it comes together again. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "reduce/model_state.h"
 #include "reduce/strategy_node.h"
@@ -20,6 +15,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 /* ---- parameters that come late ----------------------------------------------------------- */
 
@@ -84,7 +80,6 @@ static int late_body(ddp_context *context, void *user)
 	ddp_model *model;
 	int64_t step;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, three, PARAMS, &late, &model));
 	check_strategy(model, "scatter, gradients too");
 	CHECK_OK(ddp_model_param_wait(model, DDP_ALL_PARAMS)); /* they are there */
@@ -132,7 +127,6 @@ static int rows_body(ddp_context *context, void *user)
 	const float ones[10] = { 1, 1, 1, 1, 1, 1, 1, 1, 1, 1 };
 	ddp_model *model;
 
-	(void)user;
 	CHECK_OK(ddp_model_create(context, &rows, 1, &late, &model));
 	check_strategy(model, "scatter, gradients too");
 	for (int step = 0; step < 3; step++) {
@@ -146,9 +140,8 @@ static int rows_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void parameters_come_while_forward_runs(void **state)
+TEST_WITH(parameters_come_while_forward_runs, folder_make, folder_remove)
 {
-	(void)state;
 	seen = test_share(sizeof(*seen));
 	assert_int_equal(run_ranks(2, late_body, NULL), 0);
 	assert_int_equal(run_ranks(2, rows_body, NULL), 0);
@@ -168,7 +161,6 @@ static int death_body(ddp_comm *comm, void *argument)
 	const int rank = context.job.rank = ddp_comm_rank(comm);
 	ddp_model *model;
 
-	(void)argument;
 	context.job.world_size = ddp_comm_size(comm);
 	CHECK_OK(ddp_watch_open(&context.job, &context.watch));
 	CHECK_OK(ddp_model_create(&context, three, PARAMS, &late, &model));
@@ -186,11 +178,10 @@ static int death_body(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void nobody_saves_parameters_that_did_not_come(void **state)
+TEST_WITH(nobody_saves_parameters_that_did_not_come, folder_make, folder_remove)
 {
 	const test_world world = { .ranks = 3, .body = death_body, .expect_deaths = true };
 
-	(void)state;
 	assert_int_equal(test_world_run(&world), 0);
 }
 
@@ -224,7 +215,6 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	char whole[2048], own[2048];
 	ddp_model *model;
 
-	(void)argument;
 	snprintf(whole, sizeof(whole), "%s/whole", test_folder);
 	snprintf(own, sizeof(own), "%s/%d", test_folder, rank);
 	context.job.world_size = ddp_comm_size(comm);
@@ -254,7 +244,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-static void node_saves_what_its_dead_rank_kept(void **state)
+TEST_WITH(node_saves_what_its_dead_rank_kept, folder_make, folder_remove)
 {
 #ifdef HAVE_UCX
 	const test_world world = { .ranks = 4, .node_of = two_nodes, .body = node_death_body,
@@ -264,7 +254,6 @@ static void node_saves_what_its_dead_rank_kept(void **state)
 #else
 	skip();
 #endif
-	(void)state;
 }
 
 /* ---- memory ------------------------------------------------------------------------------ */
@@ -334,11 +323,10 @@ static int memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void shards_fall_with_the_number_of_ranks(void **state)
+TEST(shards_fall_with_the_number_of_ranks)
 {
 	ddp_shard none = DDP_SHARD_NONE, gradients = DDP_SHARD_GRADIENTS;
 
-	(void)state;
 	assert_int_equal(run_ranks(2, memory_body, &none), 0);
 	assert_int_equal(run_ranks(2, memory_body, &gradients), 0);
 	assert_int_equal(run_ranks(4, memory_body, &gradients), 0);
@@ -384,7 +372,7 @@ static int footprint_body(ddp_comm *comm, void *argument)
 }
 
 /* A part of what is not the parameters themselves: with more ranks, each has less of it. */
-static void ranks_take_what_is_said_of_each_way(void **state)
+TEST(ranks_take_what_is_said_of_each_way)
 {
 	static const int apart[] = { 0, 1, 2, 3 }, pairs[] = { 0, 0, 1, 1 };
 	static const footprint footprints[] = {
@@ -400,7 +388,6 @@ static void ranks_take_what_is_said_of_each_way(void **state)
 		{ 4, pairs, DDP_SHARD_GRADIENTS, "scatter, gradients too", 1 + 3.0 / 4 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(footprints) / sizeof(footprints[0]); i++) {
 		footprint f = footprints[i];
 		const test_world world = { .ranks = f.ranks, .node_of = f.node_of, .body = footprint_body, .argument = &f };
@@ -408,17 +395,3 @@ static void ranks_take_what_is_said_of_each_way(void **state)
 	}
 }
 #endif
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(parameters_come_while_forward_runs, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(nobody_saves_parameters_that_did_not_come, folder_make, folder_remove),
-		cmocka_unit_test_setup_teardown(node_saves_what_its_dead_rank_kept, folder_make, folder_remove),
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-		cmocka_unit_test(shards_fall_with_the_number_of_ranks),
-		cmocka_unit_test(ranks_take_what_is_said_of_each_way),
-#endif
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -2,11 +2,8 @@
 /* runs: asan tsan; all: unit */
 /* ddp_spawn(): local ranks, their exit codes, and their wire-up. */
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +13,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/job.h"
 #include "job/spawn.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 #include "wireup/agreement.h"
 #include "wireup/wireup.h"
 
@@ -52,14 +48,12 @@ static struct board {
 
 static int set_up_board(void **state)
 {
-	(void)state;
 	board = test_share(sizeof(*board));
 	return 0;
 }
 
 static int take_board_down(void **state)
 {
-	(void)state;
 	test_unshare(board, sizeof(*board));
 	return 0;
 }
@@ -112,11 +106,10 @@ static int exchange_twice(const ddp_job *job, const ddp_key *key)
 	return 0;
 }
 
-static void ranks_exchange_blobs(void **state)
+TEST(ranks_exchange_blobs)
 {
 	static const int worlds[] = { 1, 2, 3, 8, 33 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(worlds) / sizeof(worlds[0]); i++) {
 		ddp_spawn_result result = run(worlds[i], exchange_twice);
 		assert_false(result.is_rank);
@@ -150,11 +143,7 @@ static int visit_between_join_and_exchange(const ddp_job *job, const ddp_key *ke
 	return 0;
 }
 
-static void late_visitor_does_not_disturb_rank_0(void **state)
-{
-	(void)state;
-	assert_int_equal(run(2, visit_between_join_and_exchange).exit_code, 0);
-}
+TEST_RUNS(late_visitor_does_not_disturb_rank_0, assert_int_equal(run(2, visit_between_join_and_exchange).exit_code, 0));
 
 static int identity_is_complete(const ddp_job *job, const ddp_key *key)
 {
@@ -165,9 +154,8 @@ static int identity_is_complete(const ddp_job *job, const ddp_key *key)
 	return right ? 10 + job->rank : 1;
 }
 
-static void rank_knows_who_it_is_and_exit_codes_come_back(void **state)
+TEST(rank_knows_who_it_is_and_exit_codes_come_back)
 {
-	(void)state;
 	ddp_spawn_result result = run(4, identity_is_complete);
 	assert_true(result.failed_rank >= 0 && result.failed_rank <= 3);
 	assert_int_equal(result.exit_code, 10 + result.failed_rank);
@@ -175,13 +163,11 @@ static void rank_knows_who_it_is_and_exit_codes_come_back(void **state)
 
 static int third_fails_first(const ddp_job *job, const ddp_key *key)
 {
-	(void)key;
 	return job->rank == 2 ? 7 : await_end();
 }
 
-static void first_failure_ends_the_others(void **state)
+TEST_WITH(first_failure_ends_the_others, set_up_board, take_board_down)
 {
-	(void)state;
 	ddp_spawn_result result = run(4, third_fails_first);
 	assert_int_equal(result.failed_rank, 2);
 	assert_int_equal(result.exit_code, 7);
@@ -190,15 +176,13 @@ static void first_failure_ends_the_others(void **state)
 
 static int second_dies_others_follow(const ddp_job *job, const ddp_key *key)
 {
-	(void)key;
 	if (job->rank == 1)
 		raise(SIGKILL);
 	return 0;
 }
 
-static void death_by_signal_is_128_plus_its_number(void **state)
+TEST(death_by_signal_is_128_plus_its_number)
 {
-	(void)state;
 	ddp_spawn_result result = run(2, second_dies_others_follow);
 	assert_int_equal(result.failed_rank, 1);
 	assert_int_equal(result.exit_code, 128 + SIGKILL);
@@ -206,7 +190,6 @@ static void death_by_signal_is_128_plus_its_number(void **state)
 
 static int ignore_term(const ddp_job *job, const ddp_key *key)
 {
-	(void)key;
 	if (job->rank == 0) {
 		await_ready(1);
 		return 3;
@@ -216,9 +199,8 @@ static int ignore_term(const ddp_job *job, const ddp_key *key)
 	return await_end();
 }
 
-static void rank_that_ignores_sigterm_is_killed(void **state)
+TEST_WITH(rank_that_ignores_sigterm_is_killed, set_up_board, take_board_down)
 {
-	(void)state;
 	ddp_spawn_result result = run(2, ignore_term);
 	assert_int_equal(result.exit_code, 3);
 	assert_int_equal(atomic_load(&board->waited), 0);
@@ -228,14 +210,11 @@ static volatile sig_atomic_t got_term;
 
 static void on_term(int number)
 {
-	(void)number;
 	got_term = 1;
 }
 
 static int leave_when_told(const ddp_job *job, const ddp_key *key)
 {
-	(void)job;
-	(void)key;
 	sigset_t term, before;
 
 	/* The signal comes while sigsuspend() waits, not just before. */
@@ -249,11 +228,10 @@ static int leave_when_told(const ddp_job *job, const ddp_key *key)
 	return 0;
 }
 
-static void signals_to_the_parent_are_passed_on(void **state)
+TEST_WITH(signals_to_the_parent_are_passed_on, set_up_board, take_board_down)
 {
 	int status;
 
-	(void)state;
 	pid_t parent = fork();
 	assert_true(parent >= 0);
 	if (parent == 0) {
@@ -271,34 +249,26 @@ static int spawn_again(const ddp_job *job, const ddp_key *key)
 {
 	ddp_spawn_result result;
 
-	(void)job;
-	(void)key;
 	return ddp_spawn(2, &result) == DDP_ERR_STATE ? 0 : 1;
 }
 
-static void spawn_within_a_rank_is_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run(1, spawn_again).exit_code, 0);
-}
+TEST_RUNS(spawn_within_a_rank_is_refused, assert_int_equal(run(1, spawn_again).exit_code, 0));
 
-static void count_of_ranks_is_bounded(void **state)
+TEST(count_of_ranks_is_bounded)
 {
 	ddp_spawn_result result;
 
-	(void)state;
 	assert_int_equal(ddp_spawn(0, &result), DDP_ERR_INVALID);
 	assert_int_equal(ddp_spawn(-1, &result), DDP_ERR_INVALID);
 	assert_int_equal(ddp_spawn(1025, &result), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "1 to 1024"));
 }
 
-static void parent_keeps_its_signals_and_descriptors(void **state)
+TEST(parent_keeps_its_signals_and_descriptors)
 {
 	struct sigaction before, after;
 	sigset_t mask_before, mask_after;
 
-	(void)state;
 	signal(SIGCHLD, SIG_IGN);
 	sigaction(SIGCHLD, NULL, &before);
 	sigprocmask(SIG_BLOCK, NULL, &mask_before);
@@ -314,23 +284,4 @@ static void parent_keeps_its_signals_and_descriptors(void **state)
 	assert_int_equal(sigismember(&mask_after, SIGCHLD), sigismember(&mask_before, SIGCHLD));
 	assert_int_equal(sigismember(&mask_after, SIGTERM), sigismember(&mask_before, SIGTERM));
 	signal(SIGCHLD, SIG_DFL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_exchange_blobs),
-		cmocka_unit_test(late_visitor_does_not_disturb_rank_0),
-		cmocka_unit_test(rank_knows_who_it_is_and_exit_codes_come_back),
-		cmocka_unit_test_setup_teardown(first_failure_ends_the_others, set_up_board, take_board_down),
-		cmocka_unit_test(death_by_signal_is_128_plus_its_number),
-		cmocka_unit_test_setup_teardown(rank_that_ignores_sigterm_is_killed, set_up_board,
-		                                take_board_down),
-		cmocka_unit_test_setup_teardown(signals_to_the_parent_are_passed_on, set_up_board,
-		                                take_board_down),
-		cmocka_unit_test(spawn_within_a_rank_is_refused),
-		cmocka_unit_test(count_of_ranks_is_bounded),
-		cmocka_unit_test(parent_keeps_its_signals_and_descriptors),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,10 +3,7 @@
 /* ddp_init() with an identity that the program gives, where ranks meet in a store or in a file. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/wire/progress_text.h"
@@ -27,6 +22,7 @@
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 #include "watch/progress.h"
 #include "wireup/file_store.h"
 
@@ -220,30 +216,27 @@ static int run(int ranks, int (*body)(int, void *), void *argument)
 	return test_ranks_run(&(test_ranks){ .count = ranks, .body = body, .argument = argument });
 }
 
-static void given_ranks_meet_in_a_store(void **state)
+TEST_WITH(given_ranks_meet_in_a_store, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 30000 };
 
-	(void)state;
 	assert_int_equal(run(RANKS, meet_and_part, &place), 0);
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
-static void given_ranks_meet_in_a_file_that_is_gone_then(void **state)
+TEST_WITH(given_ranks_meet_in_a_file_that_is_gone_then, folder_empty, NULL)
 {
 	struct place place = { .file = true, .timeout_ms = 30000 };
 
-	(void)state;
 	assert_int_equal(run(RANKS, meet_and_part, &place), 0);
 	assert_int_equal(folder_count(test_folder, "meet"), 0);
 }
 
-static void world_of_one_needs_no_place(void **state)
+TEST_WITH(world_of_one_needs_no_place, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 500 };
 	ddp_context *context;
 
-	(void)state;
 	place.view.store->broken = true;
 	for (int file = 0; file < 2; file++) {
 		place.file = file;
@@ -276,11 +269,10 @@ static int group_beside_world(int rank, void *argument)
 	return 0;
 }
 
-static void group_has_a_context_of_its_own(void **state)
+TEST_WITH(group_has_a_context_of_its_own, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 30000 };
 
-	(void)state;
 	assert_int_equal(run(RANKS, group_beside_world, &place), 0);
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
@@ -315,11 +307,10 @@ static int miss_the_first(int rank, void *argument)
 	return 0;
 }
 
-static void ranks_that_do_not_come_are_named(void **state)
+TEST_WITH(ranks_that_do_not_come_are_named, folder_empty, NULL)
 {
 	struct shared_store *store = new_store();
 
-	(void)state;
 	for (int file = 0; file < 2; file++) {
 		struct place place = { .view = { store, "last/" }, .file = file, .timeout_ms = short_ms() };
 		assert_int_equal(run(RANKS, miss_the_last, &place), 0);
@@ -331,22 +322,20 @@ static void ranks_that_do_not_come_are_named(void **state)
 }
 
 /* A store on another node answers after a while, and has what is there all the same. */
-static void far_store_has_who_came(void **state)
+TEST_WITH(far_store_has_who_came, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = short_ms() };
 
-	(void)state;
 	place.view.store->far_ms = 20;
 	assert_int_equal(run(RANKS, miss_the_last, &place), 0);
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
 /* What a run leaves that failed, or was killed, is not taken for the next one's. */
-static void earlier_runs_are_no_harm(void **state)
+TEST_WITH(earlier_runs_are_no_harm, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = short_ms() };
 
-	(void)state;
 	assert_int_equal(run(RANKS, miss_the_last, &place), 0);
 	place.timeout_ms = 30000;
 	assert_int_equal(run(RANKS, meet_and_part, &place), 0);
@@ -376,11 +365,10 @@ static void end_process(pid_t pid)
 	assert_int_equal(waitpid(pid, NULL, 0), pid);
 }
 
-static void file_of_a_killed_run_is_no_harm(void **state)
+TEST_WITH(file_of_a_killed_run_is_no_harm, folder_empty, NULL)
 {
 	struct place place = { .file = true, .timeout_ms = 30000 };
 
-	(void)state;
 	end_process(come_alone(&place, 0));
 	assert_int_equal(folder_count(test_folder, "meet"), 1);
 	assert_int_equal(run(RANKS, meet_and_part, &place), 0);
@@ -388,13 +376,12 @@ static void file_of_a_killed_run_is_no_harm(void **state)
 }
 
 /* Whoever gives a wrong path loses nothing. */
-static void file_that_holds_something_else_stays(void **state)
+TEST_WITH(file_that_holds_something_else_stays, folder_empty, NULL)
 {
 	const struct place place = { .file = true, .timeout_ms = 500 };
 	static const char *const texts[] = { "notes", "ddps of another kind, and longer than the head of a record is" };
 	ddp_context *context;
 
-	(void)state;
 	for (size_t i = 0; i < 2; i++) {
 		FILE *file = fopen(file_path(), "w");
 		assert_non_null(file);
@@ -413,13 +400,12 @@ static void file_that_holds_something_else_stays(void **state)
 }
 
 /* What a rank that was killed may have left of its first record. */
-static void file_with_half_a_record_is_no_harm(void **state)
+TEST_WITH(file_with_half_a_record_is_no_harm, folder_empty, NULL)
 {
 	static const char half[10] = "ddps\7\0";
 	struct place place = { .file = true, .timeout_ms = 30000 };
 	FILE *file = fopen(file_path(), "w");
 
-	(void)state;
 	assert_non_null(file);
 	assert_int_equal(fwrite(half, 1, sizeof(half), file), sizeof(half));
 	fclose(file);
@@ -428,13 +414,12 @@ static void file_with_half_a_record_is_no_harm(void **state)
 }
 
 /* A process that forks while ranks meet, as by system(), shares this rank's open file. */
-static void forked_child_holds_no_lock(void **state)
+TEST_WITH(forked_child_holds_no_lock, folder_empty, NULL)
 {
 	const ddp_job job = { .rank = 0, .world_size = 2, .hostname = "n0" };
 	ddp_file_store *store;
 	int hold[2];
 
-	(void)state;
 	assert_int_equal(pipe(hold), 0);
 	assert_int_equal(ddp_file_store_open(file_path(), &job, ddp_now_ns() + 5000000000u, &store), DDP_OK);
 	const int other = open(file_path(), O_RDWR | O_CLOEXEC);
@@ -455,14 +440,13 @@ static void forked_child_holds_no_lock(void **state)
 }
 
 /* Two runs with one file, or two processes of one rank. */
-static void rank_that_is_taken_is_refused(void **state)
+TEST_WITH(rank_that_is_taken_is_refused, folder_empty, NULL)
 {
 	const struct place place = { .file = true, .timeout_ms = 30000 }, hasty = { .file = true, .timeout_ms = 300 };
 	const pid_t other = come_alone(&place, 1);
 	ddp_context *context;
 	uint64_t start_ns = ddp_now_ns();
 
-	(void)state;
 	/* The other one has its lock soon. */
 	while (meet_as(&hasty, 1, RANKS, &context) != DDP_ERR_JOB)
 		assert_true(ddp_seconds_since(start_ns) < 20 * test_slowness());
@@ -483,11 +467,10 @@ static int come_twice(int process, void *argument)
 	return 5;
 }
 
-static void second_process_of_a_rank_stays_out(void **state)
+TEST_WITH(second_process_of_a_rank_stays_out, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 2000 };
 
-	(void)state;
 	/* One that fails. */
 	assert_int_equal(run(3, come_twice, &place), 1);
 	test_unshare(place.view.store, sizeof(*place.view.store));
@@ -504,21 +487,19 @@ static int disagree(int rank, void *argument)
 	return 0;
 }
 
-static void sizes_that_differ_are_told(void **state)
+TEST_WITH(sizes_that_differ_are_told, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 5000 };
 
-	(void)state;
 	assert_int_equal(run(RANKS, disagree, &place), 0);
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
-static void error_of_the_store_is_told(void **state)
+TEST_WITH(error_of_the_store_is_told, folder_empty, NULL)
 {
 	struct place place = { .view = { new_store(), "" }, .timeout_ms = 500 };
 	ddp_context *context;
 
-	(void)state;
 	place.view.store->broken = true;
 	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "set() of \"ddp/run\" in the store failed with DDP_ERR_IO: the server is gone"));
@@ -527,7 +508,7 @@ static void error_of_the_store_is_told(void **state)
 
 /* ---- what is refused ------------------------------------------------------------------------ */
 
-static void wrong_jobs_and_stores_are_refused(void **state)
+TEST_WITH(wrong_jobs_and_stores_are_refused, folder_empty, NULL)
 {
 	static const ddp_job wrong[] = {
 		{ .rank = 0, .world_size = 0 }, { .rank = 2, .world_size = 2 }, { .rank = -1, .world_size = 2 },
@@ -543,7 +524,6 @@ static void wrong_jobs_and_stores_are_refused(void **state)
 	ddp_options options = { DDP_OPTIONS_FIELDS, .job = &job, .store = &store };
 	ddp_context *context;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
 		assert_int_equal(meet(&place, &wrong[i], &context), DDP_ERR_INVALID);
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
@@ -563,13 +543,12 @@ static void wrong_jobs_and_stores_are_refused(void **state)
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
-static void file_that_others_reach_is_refused(void **state)
+TEST_WITH(file_that_others_reach_is_refused, folder_empty, NULL)
 {
 	const struct place place = { .file = true, .timeout_ms = 500 };
 	ddp_context *context;
 	char target[TEST_FOLDER_BYTES + 16];
 
-	(void)state;
 	snprintf(target, sizeof(target), "%s/target", test_folder);
 	assert_int_equal(symlink(target, file_path()), 0);
 	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
@@ -658,12 +637,11 @@ static int show_both(int rank, void *argument)
 	return 0;
 }
 
-static void contexts_of_a_process_are_both_seen(void **state)
+TEST_WITH(contexts_of_a_process_are_both_seen, folder_empty, NULL)
 {
 	struct tasks tasks = { .place = { .view = { new_store(), "" }, .timeout_ms = 30000 },
 		               .page_fd = memfd_create("ddp_progress", 0) };
 
-	(void)state;
 	assert_true(tasks.page_fd >= 0);
 	assert_int_equal(ftruncate(tasks.page_fd, RANKS * DDP_PROGRESS_BYTES), 0);
 	assert_int_equal(run(RANKS, show_both, &tasks), 0);
@@ -698,12 +676,11 @@ static int one_leaves(int rank, void *argument)
 	return 0;
 }
 
-static void others_hear_why_a_rank_left(void **state)
+TEST_WITH(others_hear_why_a_rank_left, folder_empty, NULL)
 {
 	struct tasks tasks = { .place = { .view = { new_store(), "" }, .timeout_ms = 30000 },
 		               .page_fd = memfd_create("ddp_progress", 0) };
 
-	(void)state;
 	assert_true(tasks.page_fd >= 0);
 	assert_int_equal(ftruncate(tasks.page_fd, RANKS * DDP_PROGRESS_BYTES), 0);
 	assert_int_equal(run(RANKS, one_leaves, &tasks), 0);
@@ -713,26 +690,5 @@ static void others_hear_why_a_rank_left(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(given_ranks_meet_in_a_store, folder_empty),
-		cmocka_unit_test_setup(given_ranks_meet_in_a_file_that_is_gone_then, folder_empty),
-		cmocka_unit_test_setup(world_of_one_needs_no_place, folder_empty),
-		cmocka_unit_test_setup(group_has_a_context_of_its_own, folder_empty),
-		cmocka_unit_test_setup(ranks_that_do_not_come_are_named, folder_empty),
-		cmocka_unit_test_setup(far_store_has_who_came, folder_empty),
-		cmocka_unit_test_setup(earlier_runs_are_no_harm, folder_empty),
-		cmocka_unit_test_setup(file_of_a_killed_run_is_no_harm, folder_empty),
-		cmocka_unit_test_setup(file_that_holds_something_else_stays, folder_empty),
-		cmocka_unit_test_setup(file_with_half_a_record_is_no_harm, folder_empty),
-		cmocka_unit_test_setup(forked_child_holds_no_lock, folder_empty),
-		cmocka_unit_test_setup(rank_that_is_taken_is_refused, folder_empty),
-		cmocka_unit_test_setup(second_process_of_a_rank_stays_out, folder_empty),
-		cmocka_unit_test_setup(sizes_that_differ_are_told, folder_empty),
-		cmocka_unit_test_setup(error_of_the_store_is_told, folder_empty),
-		cmocka_unit_test_setup(wrong_jobs_and_stores_are_refused, folder_empty),
-		cmocka_unit_test_setup(file_that_others_reach_is_refused, folder_empty),
-		cmocka_unit_test_setup(contexts_of_a_process_are_both_seen, folder_empty),
-		cmocka_unit_test_setup(others_hear_why_a_rank_left, folder_empty),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

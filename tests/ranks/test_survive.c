@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit */
-/*
- * survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
- * that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
- * of the step before.
- */
-#include <setjmp.h>
+/* survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
+   that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
+   of the step before. */
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +12,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "optim/rule.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 
 enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6, BUFFER = MLP_PARAMS };
@@ -102,9 +96,6 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 
 static ddp_status gradient_of(void *user, int param, float *grad, int64_t count)
 {
-	(void)user;
-	(void)grad;
-	(void)count;
 	if (param == MLP_PARAMS - 1)
 		die_here(FORWARD);
 	if (param == MLP_PARAMS / 2)
@@ -134,7 +125,6 @@ static void prepare_to_die(ddp_model *model)
 
 static ddp_status after_step(void *user, const ddp_step_stats *stats)
 {
-	(void)user;
 	/* All ranks get the same. */
 	run->loss[stats->step] = stats->loss;
 	run->ranks_of[stats->step] = stats->active_ranks;
@@ -147,7 +137,6 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
-	(void)user;
 	die_here(EVALUATING);
 	*weight += (double)batch->samples;
 	*loss_sum += (double)batch->samples * ddp_model_param_data(model, 0)[0];
@@ -156,7 +145,6 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 
 static ddp_status evaluated(void *user, int64_t step, double loss, double weight)
 {
-	(void)user;
 	CHECK(weight == SAMPLES);
 	run->evaluation[step] = loss;
 	return DDP_OK;
@@ -263,7 +251,6 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	ddp_loader *loader, *evaluation;
 	int64_t step;
 
-	(void)argument;
 	own_rank = context.job.rank;
 	if (run->records)
 		CHECK_OK(ddp_watch_record(context.watch, &context.job, metrics_path(), NULL));
@@ -301,7 +288,6 @@ static int models_body_of(ddp_comm *comm, void *argument)
 	ddp_context context = test_context_of(comm);
 	int64_t steps;
 
-	(void)argument;
 	own_rank = context.job.rank;
 	context.renewal.possible = true;
 	ddp_model *one = model_made(&context), *other = model_made(&context);
@@ -327,7 +313,6 @@ static void kill_ranks(const pid_t *pids, unsigned int which)
 
 static void kill_anywhere(const pid_t *pids, void *argument)
 {
-	(void)argument;
 	if (run->point != ANYWHERE || !run->survives)
 		return;
 	while (atomic_load(&run->step) < FATAL)
@@ -356,10 +341,8 @@ static void expect_success(unsigned int dying)
 	}
 }
 
-/*
- * The number of ranks in a world without a set; node_of becomes where these are, by the first rank of each node. So it is
- * the same for all sets that leave the same ranks on the same nodes.
- */
+/* The number of ranks in a world without a set; node_of becomes where these are, by the first rank of each node. So it is
+   the same for all sets that leave the same ranks on the same nodes. */
 static int count_left(const world *of, unsigned int without, int node_of[RANKS_MAX])
 {
 	int left = 0, first[RANKS_MAX];
@@ -507,9 +490,8 @@ static const world worlds[] = {
 };
 enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]) };
 
-static void one_rank_dies_at_each_point(void **state)
+TEST(one_rank_dies_at_each_point)
 {
-	(void)state;
 	for (int w = 0; w < WORLDS; w++) {
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
 		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes;
@@ -521,26 +503,23 @@ static void one_rank_dies_at_each_point(void **state)
 	}
 }
 
-static void some_ranks_die_at_once(void **state)
+TEST(some_ranks_die_at_once)
 {
-	(void)state;
 	survive(&worlds[2], 0xc, UPDATE, 0, false);   /* a whole node */
 	survive(&worlds[2], 0x3, BACKWARD, 0, false); /* that of rank 0 */
 	survive(&worlds[0], 0xd, UPDATE, 0, false);   /* all but one */
 	survive(&worlds[3], 0x3, FORWARD, 0, false);  /* one of each node */
 }
 
-static void own_loops_survive(void **state)
+TEST(own_loops_survive)
 {
-	(void)state;
 	survive(&worlds[0], 0x2, UPDATE, 0, true);
 	survive(&worlds[4], 0x1, BACKWARD, 0, true);
 }
 
 /* What was kept of the steps that were taken back is of no use. */
-static void own_loops_go_back(void **state)
+TEST(own_loops_go_back)
 {
-	(void)state;
 	for (int w = 0; w < WORLDS; w++) {
 		memset(run, 0, sizeof(*run));
 		run->point = FORWARD;
@@ -550,12 +529,11 @@ static void own_loops_go_back(void **state)
 	}
 }
 
-static void metrics_go_on_without_rank_0(void **state)
+TEST(metrics_go_on_without_rank_0)
 {
 	char line[2048];
 	long long step = 0, said;
 
-	(void)state;
 	memset(run, 0, sizeof(*run));
 	run->point = FORWARD;
 	run->dying = 0x1;
@@ -574,11 +552,10 @@ static void metrics_go_on_without_rank_0(void **state)
 	assert_int_equal(step, LAST);
 }
 
-static void one_model_survives_with_newcomers(void **state)
+TEST(one_model_survives_with_newcomers)
 {
 	const test_world started = { .ranks = 2, .body = models_body_of };
 
-	(void)state;
 	memset(run, 0, sizeof(*run));
 	run->world = worlds[1];
 	assert_int_equal(test_world_run(&started), 0);
@@ -588,9 +565,8 @@ static void one_model_survives_with_newcomers(void **state)
 	}
 }
 
-static void ranks_die_at_any_time(void **state)
+TEST(ranks_die_at_any_time)
 {
-	(void)state;
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
 		const world *of = &worlds[i % WORLDS];
@@ -599,9 +575,8 @@ static void ranks_die_at_any_time(void **state)
 }
 
 /* The second one dies while the others go on without the first, or a little later. */
-static void a_rank_dies_while_others_recover(void **state)
+TEST(a_rank_dies_while_others_recover)
 {
-	(void)state;
 	for (int i = 0; i < ROUNDS; i++) {
 		const world *of = &worlds[i % WORLDS];
 		const int first = rand() % of->ranks;
@@ -617,21 +592,10 @@ static void a_rank_dies_while_others_recover(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_rank_dies_at_each_point),
-		cmocka_unit_test(some_ranks_die_at_once),
-		cmocka_unit_test(own_loops_survive),
-		cmocka_unit_test(own_loops_go_back),
-		cmocka_unit_test(metrics_go_on_without_rank_0),
-		cmocka_unit_test(one_model_survives_with_newcomers),
-		cmocka_unit_test(ranks_die_at_any_time),
-		cmocka_unit_test(a_rank_dies_while_others_recover),
-	};
-
 	run = test_share(sizeof(*run));
 	if (folder_make(NULL) != 0)
 		return 1;
-	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = test_run(NULL, NULL);
 	folder_remove(NULL);
 	return failed;
 }

@@ -2,20 +2,16 @@
 /* runs: unit asan tsan */
 /* examples/models/net: ranks that normalise together train as one rank does with all images. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels.h"
 #include "models/resnet.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 enum { IMAGES = 8, SIDE = 16, CHANNELS = 2, CLASSES = 4, STEPS = 2, RANKS_MAX = 3, TENSORS_MAX = 128,
        NUMBERS_MAX = 1 << 17, IMAGE = SIDE * SIDE * CHANNELS, LANE = 1 };
@@ -172,7 +168,7 @@ static double apart(const struct outcome *a, const struct outcome *b)
 	return most;
 }
 
-static void ranks_together_are_one(void **state)
+TEST(ranks_together_are_one)
 {
 	struct plan plans[] = {
 		{.ranks = 1, .shares = {IMAGES}},
@@ -183,7 +179,6 @@ static void ranks_together_are_one(void **state)
 	enum { PLANS = sizeof(plans) / sizeof(plans[0]) };
 	struct outcome *outcomes = test_share(PLANS * sizeof(*outcomes));
 
-	(void)state;
 	for (int i = 0; i < PLANS; i++) {
 		plans[i].outcome = &outcomes[i];
 		assert_int_equal(run_ranks(plans[i].ranks, train, &plans[i]), 0);
@@ -198,12 +193,4 @@ static void ranks_together_are_one(void **state)
 			fail_msg("plan %d: tensors are %g apart, losses %g", i, tensors, losses);
 	}
 	test_unshare(outcomes, PLANS * sizeof(*outcomes));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_together_are_one),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,9 +4,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/log.h"
 #include "tests/support/flood.h"
 #include "tests/support/hung.h"
 #include "tests/support/tcp_ranks.h"
+#include "tests/support/test.h"
 #include "wireup/frame.h"
 #include "wireup/resolve.h"
 
@@ -65,11 +61,10 @@ static void end_process(pid_t pid)
 	waitpid(pid, NULL, 0);
 }
 
-static void other_program_in_rank_0s_place_is_recognised(void **state)
+TEST_WITH(other_program_in_rank_0s_place_is_recognised, begin, NULL)
 {
 	static const char banner[] = "220 mail.example ESMTP ready, and more so that it is long enough";
 
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = SHORT_MS;
@@ -79,11 +74,10 @@ static void other_program_in_rank_0s_place_is_recognised(void **state)
 	expect(1, DDP_ERR_AUTH, "is not rank 0 of a libddp job");
 }
 
-static void impostor_without_the_key_is_not_believed(void **state)
+TEST_WITH(impostor_without_the_key_is_not_believed, begin, NULL)
 {
 	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)];
 
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	memset(text, 'x', sizeof(text));
@@ -94,9 +88,8 @@ static void impostor_without_the_key_is_not_believed(void **state)
 	expect(1, DDP_ERR_AUTH, "does not hold this step's key");
 }
 
-static void silent_program_in_rank_0s_place_ends_at_the_deadline(void **state)
+TEST_WITH(silent_program_in_rank_0s_place_ends_at_the_deadline, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = 300;
@@ -120,36 +113,32 @@ static void meet_beside(const char *banner, size_t bytes)
 		assert_true(outcomes[r].seconds < 5);
 }
 
-static void ranks_meet_beside_a_program_that_talks(void **state)
+TEST_WITH(ranks_meet_beside_a_program_that_talks, begin, NULL)
 {
 	static const char banner[] = "220 mail.example ESMTP ready, and more so that it is long enough";
 
-	(void)state;
 	meet_beside(banner, sizeof(banner));
 }
 
 /* Shorter than a challenge, and then silent. */
-static void ranks_meet_beside_a_program_that_says_a_little(void **state)
+TEST_WITH(ranks_meet_beside_a_program_that_says_a_little, begin, NULL)
 {
-	(void)state;
 	meet_beside("220 ready\r\n", 11);
 }
 
 /* A rank 0 that listens at this job's MASTER_PORT as at a port of libddp's own, and refuses. */
-static void ranks_meet_beside_another_jobs_rank_0(void **state)
+TEST_WITH(ranks_meet_beside_another_jobs_rank_0, begin, NULL)
 {
 	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire2";
 
-	(void)state;
 	meet_beside((const char *)text, sizeof(text));
 }
 
 /* It speaks as rank 0 does up to the proof, and is silent then. */
-static void ranks_meet_beside_a_program_that_ends_no_handshake(void **state)
+TEST_WITH(ranks_meet_beside_a_program_that_ends_no_handshake, begin, NULL)
 {
 	ddp_challenge challenge;
 
-	(void)state;
 	assert_int_equal(ddp_challenge_make(&challenge), DDP_OK);
 	meet_beside((const char *)&challenge, sizeof(challenge));
 }
@@ -200,11 +189,10 @@ static pid_t start_relay(int port, int to)
 	return pid;
 }
 
-static void who_relays_a_handshake_is_not_believed(void **state)
+TEST_WITH(who_relays_a_handshake_is_not_believed, begin, NULL)
 {
 	ddp_ports ports;
 
-	(void)state;
 	arrange(2);
 	ranks[1].delay_ms = 500;
 	ddp_ports_choose(ranks[0].job.master_port, &ports);
@@ -217,9 +205,8 @@ static void who_relays_a_handshake_is_not_believed(void **state)
 }
 
 /* As a NAT does; rank 1 knows no other way to rank 0. */
-static void what_changes_addresses_between_ranks_is_said(void **state)
+TEST_WITH(what_changes_addresses_between_ranks_is_said, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].timeout_ms = 8000;
 	ranks[1].job.master_port += 1000;
@@ -231,11 +218,10 @@ static void what_changes_addresses_between_ranks_is_said(void **state)
 	expect(0, DDP_ERR_AUTH, "a NAT, or a program that relays");
 }
 
-static void refusal_names_both_causes(void **state)
+TEST_WITH(refusal_names_both_causes, begin, NULL)
 {
 	unsigned char text[sizeof(ddp_challenge) + sizeof(ddp_verdict)] = "ddpwire2";
 
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	pid_t impostor = start_impostor((const char *)text, sizeof(text));
@@ -275,9 +261,8 @@ static pid_t start_confused_centre(void)
 	return pid;
 }
 
-static void rank_0_is_lost_only_if_it_is_gone(void **state)
+TEST_WITH(rank_0_is_lost_only_if_it_is_gone, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	pid_t centre = start_confused_centre();
@@ -301,11 +286,10 @@ static pid_t start_closer(atomic_int *visits)
 	return pid;
 }
 
-static void program_that_hangs_up_is_visited_at_leisure(void **state)
+TEST_WITH(program_that_hangs_up_is_visited_at_leisure, begin, NULL)
 {
 	atomic_int *visits = test_share(sizeof(*visits));
 
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = SHORT_MS;
@@ -343,9 +327,8 @@ static pid_t start_intruders(int silent)
 	}
 }
 
-static void intruders_do_not_stop_the_job(void **state)
+TEST_WITH(intruders_do_not_stop_the_job, begin, NULL)
 {
-	(void)state;
 	arrange(4);
 	ranks[3].delay_ms = 500;
 	pid_t intruders = start_intruders(10);
@@ -371,12 +354,11 @@ static void count_warning(void *user, ddp_log_level level, const char *message)
 	snprintf(w->last, sizeof(w->last), "%s", message);
 }
 
-static void intruders_do_not_fill_the_log(void **state)
+TEST_WITH(intruders_do_not_fill_the_log, begin, NULL)
 {
 	warnings *w = test_share(sizeof(*w));
 	int more = 0;
 
-	(void)state;
 	arrange(2);
 	ranks[1].delay_ms = 1000;
 	pid_t intruders = start_intruders(0);
@@ -392,9 +374,8 @@ static void intruders_do_not_fill_the_log(void **state)
 	test_unshare(w, sizeof(*w));
 }
 
-static void intruders_cannot_use_the_descriptors_up(void **state)
+TEST_WITH(intruders_cannot_use_the_descriptors_up, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].descriptors = 80;
 	ranks[1].delay_ms = 1000;
@@ -450,47 +431,19 @@ static void flood(flood_kind kind, int count)
 	}
 }
 
-static void idle_connections_delay_no_rank(void **state)
+TEST_WITH(idle_connections_delay_no_rank, begin, NULL)
 {
-	(void)state;
 	flood(FLOOD_IDLE, 100);
 	flood(FLOOD_IDLE, 300);
 	flood(FLOOD_IDLE, 2000);
 }
 
-static void endless_connections_delay_no_rank(void **state)
+TEST_WITH(endless_connections_delay_no_rank, begin, NULL)
 {
-	(void)state;
 	flood(FLOOD_ENDLESS, 200);
 }
 
-static void slow_connections_delay_no_rank(void **state)
+TEST_WITH(slow_connections_delay_no_rank, begin, NULL)
 {
-	(void)state;
 	flood(FLOOD_SLOW, 300);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(other_program_in_rank_0s_place_is_recognised, begin),
-		cmocka_unit_test_setup(impostor_without_the_key_is_not_believed, begin),
-		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_talks, begin),
-		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_says_a_little, begin),
-		cmocka_unit_test_setup(ranks_meet_beside_another_jobs_rank_0, begin),
-		cmocka_unit_test_setup(ranks_meet_beside_a_program_that_ends_no_handshake, begin),
-		cmocka_unit_test_setup(who_relays_a_handshake_is_not_believed, begin),
-		cmocka_unit_test_setup(what_changes_addresses_between_ranks_is_said, begin),
-		cmocka_unit_test_setup(rank_0_is_lost_only_if_it_is_gone, begin),
-		cmocka_unit_test_setup(refusal_names_both_causes, begin),
-		cmocka_unit_test_setup(program_that_hangs_up_is_visited_at_leisure, begin),
-		cmocka_unit_test_setup(silent_program_in_rank_0s_place_ends_at_the_deadline, begin),
-		cmocka_unit_test_setup(intruders_do_not_stop_the_job, begin),
-		cmocka_unit_test_setup(intruders_do_not_fill_the_log, begin),
-		cmocka_unit_test_setup(intruders_cannot_use_the_descriptors_up, begin),
-		cmocka_unit_test_setup(idle_connections_delay_no_rank, begin),
-		cmocka_unit_test_setup(endless_connections_delay_no_rank, begin),
-		cmocka_unit_test_setup(slow_connections_delay_no_rank, begin),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

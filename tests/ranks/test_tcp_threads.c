@@ -3,19 +3,15 @@
 /* Wire-up by TCP with many ranks: each is a thread of this process, so that
    whatever ranks were to share would be seen by a thread sanitizer. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
+#include "tests/support/test.h"
 #include "wireup/agreement.h"
 #include "wireup/wireup.h"
 
@@ -70,11 +66,10 @@ static void *be_rank(void *argument)
 	return NULL;
 }
 
-static void hundreds_of_ranks_exchange_and_agree(void **state)
+TEST(hundreds_of_ranks_exchange_and_agree)
 {
 	pthread_attr_t small;
 
-	(void)state;
 	ranks = calloc(RANKS, sizeof(*ranks));
 	pthread_attr_init(&small);
 	pthread_attr_setstacksize(&small, 512 * 1024);
@@ -99,20 +94,10 @@ static void hundreds_of_ranks_exchange_and_agree(void **state)
 	free(ranks);
 }
 
-static void descriptors_are_all_given_back(void **state)
+TEST(descriptors_are_all_given_back)
 {
-	(void)state;
 	/* stdin, stdout, stderr, and nothing far beyond */
 	int next = dup(0);
 	close(next);
 	assert_true(next >= 0 && next <= 20);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(hundreds_of_ranks_exchange_and_agree),
-		cmocka_unit_test(descriptors_are_all_given_back),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,9 +2,6 @@
 /* runs: asan; all: unit tsan; takes: 35 */
 /* Wire-up by TCP between real processes: what goes right, and each thing that
    can go wrong. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,19 +13,17 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "tests/support/tcp_ranks.h"
+#include "tests/support/test.h"
 #include "wireup/resolve.h"
 
-static void ranks_exchange_blobs_of_many_sizes(void **state)
+TEST_WITH(ranks_exchange_blobs_of_many_sizes, begin, NULL)
 {
 	static const int worlds[] = { 2, 3, 5, 16 };
 	static const size_t sizes[] = { 0, 1, 1000, 65536, 300000, DDP_BLOB_MAX };
 
-	(void)state;
 	for (size_t w = 0; w < sizeof(worlds) / sizeof(worlds[0]); w++) {
 		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
 			/* 16 ranks would pass 256 MiB around */
@@ -45,18 +40,16 @@ static void ranks_exchange_blobs_of_many_sizes(void **state)
 	}
 }
 
-static void rank_0_may_come_late(void **state)
+TEST_WITH(rank_0_may_come_late, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	ranks[0].delay_ms = 300;
 	run(3);
 	all_are_well(3);
 }
 
-static void missing_ranks_are_named_to_all(void **state)
+TEST_WITH(missing_ranks_are_named_to_all, begin, NULL)
 {
-	(void)state;
 	arrange(5);
 	for (int r = 0; r < 5; r++)
 		ranks[r].timeout_ms = SHORT_MS;
@@ -68,9 +61,8 @@ static void missing_ranks_are_named_to_all(void **state)
 	assert_true(outcomes[0].seconds >= SHORT_MS * 1e-3);
 }
 
-static void absent_rank_0_is_named(void **state)
+TEST_WITH(absent_rank_0_is_named, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = 300;
@@ -79,9 +71,8 @@ static void absent_rank_0_is_named(void **state)
 	expect(1, DDP_ERR_TIMEOUT, "Connection refused");
 }
 
-static void wrong_key_is_an_error_on_both_sides(void **state)
+TEST_WITH(wrong_key_is_an_error_on_both_sides, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	ranks[1].key.bytes[31] ^= 1;
 	ranks[0].timeout_ms = SHORT_MS;
@@ -92,9 +83,8 @@ static void wrong_key_is_an_error_on_both_sides(void **state)
 	expect(2, DDP_ERR_AUTH, "rank 1 on node0 did not come");
 }
 
-static void rank_that_leaves_ends_the_wait_at_once(void **state)
+TEST_WITH(rank_that_leaves_ends_the_wait_at_once, begin, NULL)
 {
-	(void)state;
 	arrange(4);
 	ranks[2].rounds = 0;
 	ranks[1].absent = ranks[3].absent = true;
@@ -104,9 +94,8 @@ static void rank_that_leaves_ends_the_wait_at_once(void **state)
 	assert_true(outcomes[0].seconds < LONG_MS * 1e-3 / 2);
 }
 
-static void rank_that_leaves_between_exchanges_is_named_to_all(void **state)
+TEST_WITH(rank_that_leaves_between_exchanges_is_named_to_all, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	ranks[0].rounds = ranks[1].rounds = 2;
 	run(3);
@@ -116,9 +105,8 @@ static void rank_that_leaves_between_exchanges_is_named_to_all(void **state)
 	assert_true(outcomes[1].seconds < LONG_MS * 1e-3 / 2);
 }
 
-static void rank_that_joins_and_sends_nothing_is_named(void **state)
+TEST_WITH(rank_that_joins_and_sends_nothing_is_named, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	ranks[0].timeout_ms = SHORT_MS;
 	ranks[2].idles = true;
@@ -128,11 +116,10 @@ static void rank_that_joins_and_sends_nothing_is_named(void **state)
 }
 
 /* Whenever it happens, nobody hangs, and nobody takes it for something else. */
-static void rank_killed_at_any_moment_leaves_the_others_with_an_error(void **state)
+TEST_WITH(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin, NULL)
 {
 	enum { ROUNDS = 12, WORLD = 4 };
 
-	(void)state;
 	srandom(3);
 	for (int round = 0; round < ROUNDS; round++) {
 		int victim = (int)(random() % WORLD);
@@ -153,9 +140,8 @@ static void rank_killed_at_any_moment_leaves_the_others_with_an_error(void **sta
 	}
 }
 
-static void two_claims_to_one_rank_are_named(void **state)
+TEST_WITH(two_claims_to_one_rank_are_named, begin, NULL)
 {
-	(void)state;
 	arrange(4);
 	ranks[2].absent = true;
 	ranks[3].job.rank = 1;
@@ -167,9 +153,8 @@ static void two_claims_to_one_rank_are_named(void **state)
 	assert_non_null(strstr(outcomes[0].message, "node3"));
 }
 
-static void world_sizes_that_differ_name_both_sides(void **state)
+TEST_WITH(world_sizes_that_differ_name_both_sides, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	ranks[1].absent = true;
 	ranks[2].job.world_size = 5;
@@ -209,12 +194,11 @@ static void release_ports(int held, const int fds[DDP_RENDEZVOUS_PORTS])
 		close(fds[i]);
 }
 
-static void ranks_meet_at_a_port_of_libddp_if_others_are_held(void **state)
+TEST_WITH(ranks_meet_at_a_port_of_libddp_if_others_are_held, begin, NULL)
 {
 	static const int helds[] = { 1, 3, DDP_RENDEZVOUS_PORTS - 1 };
 	int fds[DDP_RENDEZVOUS_PORTS];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(helds) / sizeof(helds[0]); i++) {
 		arrange(3);
 		hold_ports(helds[i], fds);
@@ -242,12 +226,11 @@ static void drop_packets_to(int port, int fds[4])
 }
 
 /* The silent ones are tried beside each other, not one after the other. */
-static void ports_that_drop_packets_do_not_delay_the_others(void **state)
+TEST_WITH(ports_that_drop_packets_do_not_delay_the_others, begin, NULL)
 {
 	int fds[DDP_RENDEZVOUS_PORTS][4];
 	ddp_ports ports;
 
-	(void)state;
 	arrange(3);
 	ddp_ports_choose(ranks[0].job.master_port, &ports);
 	for (int i = 0; i < DDP_RENDEZVOUS_PORTS - 1; i++)
@@ -260,11 +243,10 @@ static void ports_that_drop_packets_do_not_delay_the_others(void **state)
 		assert_true(outcomes[r].seconds < 4);
 }
 
-static void no_free_port_is_said_by_rank_0(void **state)
+TEST_WITH(no_free_port_is_said_by_rank_0, begin, NULL)
 {
 	int fds[DDP_RENDEZVOUS_PORTS];
 
-	(void)state;
 	arrange(2);
 	ranks[1].timeout_ms = SHORT_MS;
 	hold_ports(DDP_RENDEZVOUS_PORTS, fds);
@@ -276,11 +258,10 @@ static void no_free_port_is_said_by_rank_0(void **state)
 }
 
 /* srun --ddp chooses MASTER_PORT from 21000 to 28999, and another job's may be a port of ours. */
-static void own_ports_are_none_that_the_plugin_chooses(void **state)
+TEST_WITH(own_ports_are_none_that_the_plugin_chooses, begin, NULL)
 {
 	ddp_ports ports;
 
-	(void)state;
 	for (int master = 21000; master < 29000; master++) {
 		ddp_ports_choose(master, &ports);
 		for (int i = 1; i < DDP_RENDEZVOUS_PORTS; i++)
@@ -291,9 +272,8 @@ static void own_ports_are_none_that_the_plugin_chooses(void **state)
 }
 
 /* A worker whose torchrun was killed may still look for rank 0, and finds the next generation's. */
-static void orphan_of_an_earlier_torchrun_does_not_end_the_next(void **state)
+TEST_WITH(orphan_of_an_earlier_torchrun_does_not_end_the_next, begin, NULL)
 {
-	(void)state;
 	setenv("TORCHELASTIC_RUN_ID", "run 8", 1);
 	arrange(4);
 	for (int r = 0; r < 3; r++)
@@ -324,17 +304,15 @@ static void meet_after_orphan(int rank)
 	assert_true(outcomes[3].seconds < LONG_MS * 1e-3 / 2);
 }
 
-static void orphan_gives_up_before_the_next_start_comes(void **state)
+TEST_WITH(orphan_gives_up_before_the_next_start_comes, begin, NULL)
 {
-	(void)state;
 	meet_after_orphan(1);
 	meet_after_orphan(0);
 }
 
 /* All have one key, as in one job of several torchruns at one port. */
-static void rank_of_another_torchrun_does_not_join(void **state)
+TEST_WITH(rank_of_another_torchrun_does_not_join, begin, NULL)
 {
-	(void)state;
 	setenv("TORCHELASTIC_RUN_ID", "run 9", 1);
 	arrange(4);
 	for (int r = 0; r < 4; r++)
@@ -350,11 +328,10 @@ static void rank_of_another_torchrun_does_not_join(void **state)
 }
 
 /* torchrun's agent keeps MASTER_PORT for its store. */
-static void agents_store_keeps_master_port(void **state)
+TEST_WITH(agents_store_keeps_master_port, begin, NULL)
 {
 	int fd;
 
-	(void)state;
 	setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
 	setenv("TORCHELASTIC_RUN_ID", "run 7", 1);
 	arrange(3);
@@ -378,11 +355,10 @@ static void agents_store_keeps_master_port(void **state)
 		expect(r, DDP_ERR_AUTH, "openssl rand -hex 32");
 }
 
-static void ports_are_the_same_on_all_ranks_and_differ_by_run(void **state)
+TEST_WITH(ports_are_the_same_on_all_ranks_and_differ_by_run, begin, NULL)
 {
 	ddp_ports first, again, other;
 
-	(void)state;
 	ddp_ports_choose(29500, &first);
 	assert_true(first.master_first);
 	assert_int_equal(first.port[0], 29500);
@@ -400,9 +376,8 @@ static void ports_are_the_same_on_all_ranks_and_differ_by_run(void **state)
 			assert_int_not_equal(other.port[i], first.port[j]);
 }
 
-static void too_low_a_descriptor_limit_is_said(void **state)
+TEST_WITH(too_low_a_descriptor_limit_is_said, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].descriptors = 40;
 	ranks[1].absent = true;
@@ -410,9 +385,8 @@ static void too_low_a_descriptor_limit_is_said(void **state)
 	expect(0, DDP_ERR_NOMEM, "raise ulimit -Hn");
 }
 
-static void blob_that_is_too_large_is_refused_and_others_hear_of_it(void **state)
+TEST_WITH(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	for (int r = 0; r < 3; r++)
 		ranks[r].blob_bytes = DDP_BLOB_MAX + 1; /* those of ranks 1 and 2 fit */
@@ -421,9 +395,8 @@ static void blob_that_is_too_large_is_refused_and_others_hear_of_it(void **state
 		expect(r, DDP_ERR_INVALID, "a blob of 1048577 bytes; 1048576 are possible");
 }
 
-static void address_of_another_node_is_refused_on_rank_0(void **state)
+TEST_WITH(address_of_another_node_is_refused_on_rank_0, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[1].absent = true;
 	strcpy(ranks[0].job.master_addr, "192.0.2.1");
@@ -449,9 +422,8 @@ static bool other_address(char *text, size_t bytes)
 	return found;
 }
 
-static void loopback_is_refused_for_several_nodes(void **state)
+TEST_WITH(loopback_is_refused_for_several_nodes, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].job.nnodes = ranks[1].job.nnodes = 2;
 	run(2);
@@ -459,11 +431,10 @@ static void loopback_is_refused_for_several_nodes(void **state)
 	expect(1, DDP_ERR_JOB, "is a loopback address there");
 }
 
-static void agents_of_torchrun_may_share_a_machine(void **state)
+TEST_WITH(agents_of_torchrun_may_share_a_machine, begin, NULL)
 {
 	static const char *const addresses[] = { "localhost", "127.0.0.1" };
 
-	(void)state;
 	setenv("TORCHELASTIC_RUN_ID", "none", 1);
 	for (int i = 0; i < 2; i++) {
 		arrange(2);
@@ -477,9 +448,8 @@ static void agents_of_torchrun_may_share_a_machine(void **state)
 }
 
 /* Debian's 127.0.1.1: rank 1 shares rank 0's node, rank 2 has its address. */
-static void loopback_of_rank_0s_own_name_is_no_obstacle(void **state)
+TEST_WITH(loopback_of_rank_0s_own_name_is_no_obstacle, begin, NULL)
 {
-	(void)state;
 	arrange(3);
 	for (int r = 0; r < 3; r++)
 		ranks[r].job.nnodes = 2;
@@ -494,9 +464,8 @@ static void loopback_of_rank_0s_own_name_is_no_obstacle(void **state)
 	all_are_well(3);
 }
 
-static void name_that_does_not_resolve_is_said(void **state)
+TEST_WITH(name_that_does_not_resolve_is_said, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].absent = true;
 	ranks[1].timeout_ms = 300;
@@ -506,9 +475,8 @@ static void name_that_does_not_resolve_is_said(void **state)
 	assert_non_null(strstr(outcomes[1].message, "MASTER_ADDR no-such-host.invalid"));
 }
 
-static void key_and_address_are_required(void **state)
+TEST_WITH(key_and_address_are_required, begin, NULL)
 {
-	(void)state;
 	arrange(2);
 	ranks[0].key.present = false;
 	ranks[1].job.master_addr[0] = '\0';
@@ -517,11 +485,10 @@ static void key_and_address_are_required(void **state)
 	expect(1, DDP_ERR_JOB, "needs MASTER_ADDR");
 }
 
-static void unknown_wireup_is_refused(void **state)
+TEST_WITH(unknown_wireup_is_refused, begin, NULL)
 {
 	ddp_wireup *wireup;
 
-	(void)state;
 	arrange(2);
 	assert_int_equal(ddp_wireup_open(&ranks[0].job, &ranks[0].key, "ftp", 0, &wireup),
 	                 DDP_ERR_INVALID);
@@ -529,40 +496,4 @@ static void unknown_wireup_is_refused(void **state)
 	unsetenv("PMIX_NAMESPACE");
 	assert_int_equal(ddp_wireup_open(&ranks[0].job, &ranks[0].key, "pmix", 0, &wireup), DDP_ERR_JOB);
 	assert_non_null(strstr(ddp_last_error(), "srun --mpi=pmix"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(ranks_exchange_blobs_of_many_sizes, begin),
-		cmocka_unit_test_setup(rank_0_may_come_late, begin),
-		cmocka_unit_test_setup(missing_ranks_are_named_to_all, begin),
-		cmocka_unit_test_setup(absent_rank_0_is_named, begin),
-		cmocka_unit_test_setup(wrong_key_is_an_error_on_both_sides, begin),
-		cmocka_unit_test_setup(rank_that_leaves_ends_the_wait_at_once, begin),
-		cmocka_unit_test_setup(rank_that_leaves_between_exchanges_is_named_to_all, begin),
-		cmocka_unit_test_setup(rank_that_joins_and_sends_nothing_is_named, begin),
-		cmocka_unit_test_setup(rank_killed_at_any_moment_leaves_the_others_with_an_error, begin),
-		cmocka_unit_test_setup(two_claims_to_one_rank_are_named, begin),
-		cmocka_unit_test_setup(world_sizes_that_differ_name_both_sides, begin),
-		cmocka_unit_test_setup(ranks_meet_at_a_port_of_libddp_if_others_are_held, begin),
-		cmocka_unit_test_setup(ports_that_drop_packets_do_not_delay_the_others, begin),
-		cmocka_unit_test_setup(no_free_port_is_said_by_rank_0, begin),
-		cmocka_unit_test_setup(own_ports_are_none_that_the_plugin_chooses, begin),
-		cmocka_unit_test_setup(orphan_of_an_earlier_torchrun_does_not_end_the_next, begin),
-		cmocka_unit_test_setup(orphan_gives_up_before_the_next_start_comes, begin),
-		cmocka_unit_test_setup(rank_of_another_torchrun_does_not_join, begin),
-		cmocka_unit_test_setup(agents_store_keeps_master_port, begin),
-		cmocka_unit_test_setup(ports_are_the_same_on_all_ranks_and_differ_by_run, begin),
-		cmocka_unit_test_setup(too_low_a_descriptor_limit_is_said, begin),
-		cmocka_unit_test_setup(blob_that_is_too_large_is_refused_and_others_hear_of_it, begin),
-		cmocka_unit_test_setup(address_of_another_node_is_refused_on_rank_0, begin),
-		cmocka_unit_test_setup(loopback_is_refused_for_several_nodes, begin),
-		cmocka_unit_test_setup(agents_of_torchrun_may_share_a_machine, begin),
-		cmocka_unit_test_setup(loopback_of_rank_0s_own_name_is_no_obstacle, begin),
-		cmocka_unit_test_setup(name_that_does_not_resolve_is_said, begin),
-		cmocka_unit_test_setup(key_and_address_are_required, begin),
-		cmocka_unit_test_setup(unknown_wireup_is_refused, begin),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan bare */
-/*
- * training: that data-parallel training is training. N ranks give what one
- * gives on the same global batch, and what a plain loop in double precision
- * gives; a run can be gone on with, and repeated, bit for bit; and it can be
- * seen.
- */
+/* training: that data-parallel training is training. N ranks give what one
+   gives on the same global batch, and what a plain loop in double precision
+   gives; a run can be gone on with, and repeated, bit for bit; and it can be
+   seen. */
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -69,7 +63,7 @@ static void assert_close(const float *got, const float *wanted)
 	assert_true(sqrt(difference / size) <= 1e-5);
 }
 
-static void ranks_train_like_one_process_in_double(void **state)
+TEST(ranks_train_like_one_process_in_double)
 {
 	const mlp_reference plain = { .steps = STEPS, .batch = GLOBAL_BATCH, .samples = SAMPLES,
 	                              .seed = SEED, .learning_rate = 0.01, .weight_decay = 0.1 };
@@ -78,7 +72,6 @@ static void ranks_train_like_one_process_in_double(void **state)
 	float wanted[MLP_ELEMENTS];
 	outcome *seen = test_share(sizeof(*seen));
 
-	(void)state;
 	assert_int_equal(mlp_train_reference(&plain, reference), 0);
 	for (int e = 0; e < MLP_ELEMENTS; e++)
 		wanted[e] = (float)reference[e];
@@ -115,7 +108,7 @@ static int clipped_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void clipped_training_is_that_of_one_process_too(void **state)
+TEST(clipped_training_is_that_of_one_process_too)
 {
 	const mlp_reference plain = { .steps = STEPS, .batch = GLOBAL_BATCH, .samples = SAMPLES,
 	                              .seed = SEED, .learning_rate = 0.01, .weight_decay = 0.1,
@@ -124,7 +117,6 @@ static void clipped_training_is_that_of_one_process_too(void **state)
 	float wanted[MLP_ELEMENTS];
 	float (*seen)[RANKS_MAX][MLP_ELEMENTS] = test_share(SHARDS * sizeof(*seen));
 
-	(void)state;
 	assert_int_equal(mlp_train_reference(&plain, reference), 0);
 	for (int e = 0; e < MLP_ELEMENTS; e++)
 		wanted[e] = (float)reference[e];
@@ -169,11 +161,10 @@ static int stretches_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void runs_repeat_and_resume_bit_for_bit(void **state)
+TEST(runs_repeat_and_resume_bit_for_bit)
 {
 	stretches *shared = test_share(sizeof(*shared));
 
-	(void)state;
 	/* Each way alone, then one after the other. */
 	for (int i = 0; i < 9; i++) {
 		int ranks = 1 + i % 3;
@@ -201,11 +192,10 @@ static int one_run_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void other_processes_give_the_same_bits(void **state)
+TEST(other_processes_give_the_same_bits)
 {
 	runs *shared = test_share(sizeof(*shared));
 
-	(void)state;
 	assert_int_equal(run_ranks(3, one_run_body, shared), 0);
 	memcpy(shared->first, shared->params[0], sizeof(shared->first));
 	for (int run = 0; run < 3; run++) {
@@ -247,7 +237,6 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 {
 	const mlp_sample *samples = batch->data;
 
-	(void)user;
 	for (int64_t i = 0; i < batch->samples; i++)
 		*loss_sum += (double)ddp_model_param_data(model, 0)[0] * samples[i].label;
 	*weight += (double)batch->samples;
@@ -299,7 +288,6 @@ static int evaluated_body(ddp_context *context, void *user)
 	training t = start(context, &with);
 	ddp_summary summary;
 
-	(void)user;
 	seen.model = t.model;
 	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
 	CHECK(strstr(ddp_last_error(), "option evaluate_loader is missing") != NULL);
@@ -339,9 +327,8 @@ static int evaluated_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void evaluation_is_of_all_samples_and_of_the_times(void **state)
+TEST_WITH(evaluation_is_of_all_samples_and_of_the_times, folder_empty, NULL)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 3; ranks += 2) {
 		assert_int_equal(run_ranks(ranks, evaluated_body, NULL), 0);
 		assert_int_equal(folder_empty(NULL), 0);
@@ -411,12 +398,11 @@ static void expect_metrics(const char *path)
 	assert_true(seen == 4 * SAMPLES);
 }
 
-static void trace_and_metrics_tell_of_every_step(void **state)
+TEST_WITH(trace_and_metrics_tell_of_every_step, folder_empty, NULL)
 {
 	char metrics[64], trace[64];
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .metrics_path = metrics, .trace_dir = trace };
 
-	(void)state;
 	snprintf(metrics, sizeof(metrics), "%s/metrics.jsonl", test_folder);
 	snprintf(trace, sizeof(trace), "%s/trace", test_folder);
 	for (int u = 0; u < SHARDS; u++) {
@@ -431,14 +417,6 @@ static void trace_and_metrics_tell_of_every_step(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_train_like_one_process_in_double),
-		cmocka_unit_test(clipped_training_is_that_of_one_process_too),
-		cmocka_unit_test(runs_repeat_and_resume_bit_for_bit),
-		cmocka_unit_test(other_processes_give_the_same_bits),
-		cmocka_unit_test_setup(evaluation_is_of_all_samples_and_of_the_times, folder_empty),
-		cmocka_unit_test_setup(trace_and_metrics_tell_of_every_step, folder_empty),
-	};
 	test_trap_floats();
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
- * checkpoint; what diverges goes back to one.
- */
+/* training: how it ends, and goes on. Asked to stop, all ranks do so after the same step, with a
+   checkpoint; what diverges goes back to one. */
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "reduce/model.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -93,11 +87,7 @@ static int stop_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void signal_stops_all_ranks_in_one_step_with_a_checkpoint(void **state)
-{
-	(void)state;
-	expect_the_same_bits(stop_body);
-}
+TEST_RUNS(signal_stops_all_ranks_in_one_step_with_a_checkpoint, expect_the_same_bits(stop_body));
 
 /* The signal comes as soon as there is a handler. */
 static bool raise_at_once;
@@ -133,7 +123,6 @@ static int odd_moments_body(ddp_context *context, void *user)
 	};
 	ddp_summary summary;
 
-	(void)user;
 	const training t = start(context, &plain);
 	raise_at_once = odd;
 	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
@@ -150,16 +139,14 @@ static int odd_moments_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void signal_is_heard_at_any_moment(void **state)
+TEST(signal_is_heard_at_any_moment)
 {
-	(void)state;
 	assert_int_equal(run_ranks(1, odd_moments_body, NULL), 0);
 	assert_int_equal(run_ranks(2, odd_moments_body, NULL), 0);
 }
 
 static ddp_status stop_at_once(void *user, const ddp_step_stats *stats)
 {
-	(void)stats;
 	ddp_model_request_stop(user);
 	return DDP_OK;
 }
@@ -177,7 +164,6 @@ static int two_signals_body(ddp_context *context, void *user)
 	                              .on_step = stop_at_once };
 	ddp_summary summary;
 
-	(void)user;
 	const training t = start(context, &plain);
 	options.user = t.model;
 	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
@@ -190,11 +176,7 @@ static int two_signals_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void a_stopped_loops_signal_is_given_back_by_the_next(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, two_signals_body, NULL), 0);
-}
+TEST_RUNS(a_stopped_loops_signal_is_given_back_by_the_next, assert_int_equal(run_ranks(1, two_signals_body, NULL), 0));
 
 static int infinite_batches;
 
@@ -215,7 +197,6 @@ static int skipping_body(ddp_context *context, void *user)
 	                                    .checkpoint_dir = test_folder };
 	char path[128];
 
-	(void)user;
 	const training t = start(context, &with);
 	infinite_batches = 3;
 	CHECK_OK(ddp_train(t.model, t.loader, infinite_batch, &options, NULL));
@@ -227,9 +208,8 @@ static int skipping_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void skipped_step_makes_no_checkpoint_due(void **state)
+TEST_WITH(skipped_step_makes_no_checkpoint_due, folder_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(2, skipping_body, NULL), 0);
 }
 
@@ -286,11 +266,7 @@ static int poisoned_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void diverged_training_goes_back_in_the_same_process(void **state)
-{
-	(void)state;
-	expect_the_same_bits(poisoned_body);
-}
+TEST_RUNS(diverged_training_goes_back_in_the_same_process, expect_the_same_bits(poisoned_body));
 
 /* ---- arguments ------------------------------------------------------------------- */
 
@@ -306,7 +282,6 @@ static int arguments_body(ddp_context *context, void *user)
 	};
 	const ddp_train_options good = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 
-	(void)user;
 	const training t = start(context, &plain);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		CHECK(ddp_train(t.model, t.loader, mlp_batch, &bad[i].options, NULL) == DDP_ERR_INVALID);
@@ -321,21 +296,9 @@ static int arguments_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void wrong_training_options_are_named(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(1, arguments_body, NULL), 0);
-}
+TEST_RUNS(wrong_training_options_are_named, assert_int_equal(run_ranks(1, arguments_body, NULL), 0));
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(signal_stops_all_ranks_in_one_step_with_a_checkpoint),
-		cmocka_unit_test(signal_is_heard_at_any_moment),
-		cmocka_unit_test(a_stopped_loops_signal_is_given_back_by_the_next),
-		cmocka_unit_test_setup(skipped_step_makes_no_checkpoint_due, folder_empty),
-		cmocka_unit_test(diverged_training_goes_back_in_the_same_process),
-		cmocka_unit_test(wrong_training_options_are_named),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * training: what a failure costs. One of a rank ends all of them, with its reason; one of a
- * checkpoint costs no more than that checkpoint, unless it is the last.
- */
+/* training: what a failure costs. One of a rank ends all of them, with its reason; one of a
+   checkpoint costs no more than that checkpoint, unless it is the last. */
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -69,8 +63,6 @@ static ddp_status troubled_batch(void *user, ddp_model *model, const ddp_batch *
 
 static ddp_status troubled_step(void *user, const ddp_step_stats *stats)
 {
-	(void)user;
-	(void)stats;
 	return now_is_the_time(STEP_CALLBACK_FAILS) ? DDP_ERR_IO : DDP_OK;
 }
 
@@ -78,7 +70,6 @@ static double troubled_schedule(void *user, int64_t step)
 {
 	bool wrong = local.what == RATE_DIFFERS && local.own_rank == local.rank && step == 6;
 
-	(void)user;
 	return (step < 3 ? 0.005 * (double)step : 0.01) * (wrong ? 2 : 1);
 }
 
@@ -91,7 +82,6 @@ static int trouble_body(ddp_context *context, void *user)
 	};
 	int rank = ddp_get_job(context)->rank;
 
-	(void)user;
 	/* ddp_spawn() ends the others when one is killed; they are to speak first. */
 	signal(SIGTERM, SIG_IGN);
 	local = *seen;
@@ -123,9 +113,8 @@ static void expect_message(int rank, const char *part)
 		         ddp_status_name(seen->status[rank]), seen->message[rank], part);
 }
 
-static void failing_callback_ends_all_ranks_with_its_reason(void **state)
+TEST(failing_callback_ends_all_ranks_with_its_reason)
 {
-	(void)state;
 	for (int i = 0; i < 3 * SHARDS; i++) {
 		int ranks = 1 + i % 3;
 		make_trouble(BATCH_CALLBACK_FAILS, ranks, shards[i / 3]);
@@ -143,9 +132,8 @@ static void failing_callback_ends_all_ranks_with_its_reason(void **state)
 	}
 }
 
-static void different_learning_rates_end_all_ranks(void **state)
+TEST(different_learning_rates_end_all_ranks)
 {
-	(void)state;
 	for (int u = 0; u < SHARDS; u++) {
 		make_trouble(RATE_DIFFERS, 2, shards[u]);
 		for (int r = 0; r < 2; r++)
@@ -153,9 +141,8 @@ static void different_learning_rates_end_all_ranks(void **state)
 	}
 }
 
-static void lost_rank_is_an_error_on_the_others(void **state)
+TEST(lost_rank_is_an_error_on_the_others)
 {
-	(void)state;
 	for (int i = 0; i < 2 * SHARDS; i++) {
 		make_trouble(i % 2 == 0 ? RANK_EXITS : RANK_IS_KILLED, 3, shards[i / 2]);
 		for (int r = 0; r < 2; r++) {
@@ -175,7 +162,6 @@ static int no_place_body(ddp_context *context, void *user)
 	};
 	ddp_summary summary;
 
-	(void)user;
 	const training t = start(context, &plain);
 	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
 	CHECK(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
@@ -188,11 +174,7 @@ static int no_place_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void failed_checkpoint_ends_all_ranks_but_not_the_model(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(2, no_place_body, NULL), 0);
-}
+TEST_RUNS(failed_checkpoint_ends_all_ranks_but_not_the_model, assert_int_equal(run_ranks(2, no_place_body, NULL), 0));
 
 enum { FULL_FROM = 3 }; /* step */
 
@@ -202,8 +184,6 @@ static char told[2048];
 /* Once rank 0 has said that it could not write, there is room again. */
 static void keep_warnings(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	strncat(told, message, sizeof(told) - strlen(told) - 1);
 	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
 }
@@ -259,9 +239,8 @@ static int full_disk_body(ddp_context *context, void *beside)
 	return 0;
 }
 
-static void full_disk_costs_a_checkpoint_and_not_the_training(void **state)
+TEST(full_disk_costs_a_checkpoint_and_not_the_training)
 {
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		bool beside = i == 1;
 		assert_int_equal(folder_empty(NULL), 0);
@@ -297,7 +276,6 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 	};
 	int64_t step;
 
-	(void)user;
 	CHECK(getrlimit(RLIMIT_FSIZE, &room) == 0);
 	ddp_set_log(keep_warnings, NULL, DDP_LOG_WARN);
 	const training t = start(context, &with);
@@ -311,21 +289,12 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void last_checkpoint_is_written_whatever_became_of_the_one_before(void **state)
+TEST_WITH(last_checkpoint_is_written_whatever_became_of_the_one_before, folder_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(failing_callback_ends_all_ranks_with_its_reason),
-		cmocka_unit_test(different_learning_rates_end_all_ranks),
-		cmocka_unit_test(lost_rank_is_an_error_on_the_others),
-		cmocka_unit_test(failed_checkpoint_ends_all_ranks_but_not_the_model),
-		cmocka_unit_test(full_disk_costs_a_checkpoint_and_not_the_training),
-		cmocka_unit_test_setup(last_checkpoint_is_written_whatever_became_of_the_one_before, folder_empty),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

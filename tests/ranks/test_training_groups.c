@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * training_groups: models on communicators. The ranks of a group train as if they were a world of
- * their own, beside other groups with other models.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+/* training_groups: models on communicators. The ranks of a group train as if they were a world of
+   their own, beside other groups with other models. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 
 enum { RANKS = 4, GROUPS = 2, GROUP = RANKS / GROUPS };
@@ -95,19 +88,17 @@ static void check_groups(int stride, const int *nodes, const int *group_nodes)
 	assert_memory_not_equal(groups->params[0], groups->params[member(groups, 1, 0)], sizeof(groups->params[0]));
 }
 
-static void groups_train_like_worlds_of_their_own(void **state)
+TEST(groups_train_like_worlds_of_their_own)
 {
-	(void)state;
 	check_groups(1, NULL, NULL);
 	check_groups(GROUPS, NULL, NULL);
 }
 
 #ifdef HAVE_UCX
-static void groups_over_nodes_do_too(void **state)
+TEST(groups_over_nodes_do_too)
 {
 	static const int nodes[RANKS] = { 0, 0, 1, 1 }, apart[GROUP] = { 0, 1 };
 
-	(void)state;
 	check_groups(1, nodes, NULL);
 	check_groups(GROUPS, nodes, apart);
 }
@@ -138,11 +129,10 @@ static int checkpoint_body(ddp_context *context, void *user)
 	return ddp_comm_free(comm) == DDP_OK ? 0 : 1;
 }
 
-static void each_group_resumes_its_own_checkpoint(void **state)
+TEST_WITH(each_group_resumes_its_own_checkpoint, folder_empty, NULL)
 {
 	seen *s = test_share(sizeof(*s));
 
-	(void)state;
 	s->stride = 1;
 	snprintf(s->dir, sizeof(s->dir), "%s", test_folder);
 	assert_int_equal(run_ranks(RANKS, checkpoint_body, s), 0);
@@ -173,11 +163,10 @@ static int one_directory_body(ddp_context *context, void *user)
 	return ddp_comm_free(comm) == DDP_OK ? 0 : 1;
 }
 
-static void two_groups_do_not_save_to_one_directory(void **state)
+TEST_WITH(two_groups_do_not_save_to_one_directory, folder_empty, NULL)
 {
 	seen *s = test_share(sizeof(*s));
 
-	(void)state;
 	snprintf(s->dir, sizeof(s->dir), "%s/shared", test_folder);
 	assert_int_equal(run_ranks(RANKS, one_directory_body, s), 0);
 }
@@ -190,7 +179,6 @@ static int not_finite_body(ddp_context *context, void *user)
 	ddp_step_stats stats;
 	ddp_comm *comm;
 
-	(void)user;
 	CHECK_OK(ddp_comm_split(ddp_world(context), group, rank, &comm));
 	setup with = setup_of(0, DDP_SHARD_NONE);
 	with.comm = comm;
@@ -210,9 +198,8 @@ static int not_finite_body(ddp_context *context, void *user)
 	return ddp_comm_free(comm) == DDP_OK ? 0 : 1;
 }
 
-static void an_error_is_the_groups_and_names_a_rank_of_the_world(void **state)
+TEST(an_error_is_the_groups_and_names_a_rank_of_the_world)
 {
-	(void)state;
 	assert_int_equal(run_ranks(RANKS, not_finite_body, NULL), 0);
 }
 
@@ -222,7 +209,6 @@ static int other_loader_body(ddp_context *context, void *user)
 	const ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 	ddp_comm *comm;
 
-	(void)user;
 	CHECK_OK(ddp_comm_split(ddp_world(context), rank / GROUP, rank, &comm));
 	setup with = setup_of(0, DDP_SHARD_NONE);
 	const training of_world = start(context, &with);
@@ -237,11 +223,7 @@ static int other_loader_body(ddp_context *context, void *user)
 	return ddp_comm_free(comm) == DDP_OK ? 0 : 1;
 }
 
-static void a_loader_of_other_ranks_is_refused(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(RANKS, other_loader_body, NULL), 0);
-}
+TEST_RUNS(a_loader_of_other_ranks_is_refused, assert_int_equal(run_ranks(RANKS, other_loader_body, NULL), 0));
 
 /* ---- survivors ----------------------------------------------------------------------------------- */
 
@@ -266,11 +248,10 @@ static int survivors_body(ddp_context *context, void *user)
 	return ddp_comm_free(comm) == DDP_OK ? 0 : 1;
 }
 
-static void survivors_go_on_training(void **state)
+TEST_WITH(survivors_go_on_training, folder_empty, NULL)
 {
 	seen *s = test_share(sizeof(*s));
 
-	(void)state;
 	snprintf(s->dir, sizeof(s->dir), "%s", test_folder);
 	assert_int_equal(run_ranks(3, survivors_body, s), 0);
 	assert_memory_equal(s->params[0][0], s->params[2][0], sizeof(s->params[0][0]));
@@ -278,17 +259,5 @@ static void survivors_go_on_training(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(groups_train_like_worlds_of_their_own),
-#ifdef HAVE_UCX
-		cmocka_unit_test(groups_over_nodes_do_too),
-#endif
-		cmocka_unit_test_setup(each_group_resumes_its_own_checkpoint, folder_empty),
-		cmocka_unit_test_setup(two_groups_do_not_save_to_one_directory, folder_empty),
-		cmocka_unit_test(an_error_is_the_groups_and_names_a_rank_of_the_world),
-		cmocka_unit_test(a_loader_of_other_ranks_is_refused),
-		cmocka_unit_test_setup(survivors_go_on_training, folder_empty),
-	};
-
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

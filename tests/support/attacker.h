@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * attacker: another user of the host, who looks for the TCP ports on which a user's processes listen, connects
- * there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the
- * test's. The test's own processes are refused socket filters from then on, as some kernels do to ordinary users.
- */
-#ifndef TESTS_ATTACKER_H
-#define TESTS_ATTACKER_H
+/* attacker: another user of the host, who looks for the TCP ports on which a user's processes listen, connects
+   there, and sends what ends a process in which UCX reads it. He leaves processes alone that are not the
+   test's. The test's own processes are refused socket filters from then on, as some kernels do to ordinary users. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stddef.h>
@@ -38,5 +35,3 @@ void attacker_refuse_filters(attacker *s);
    becomes his by the second. */
 uid_t attacker_victim(void);
 void attacker_be_victim(void);
-
-#endif

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/attention_cases.h"
-
+/* attention_cases: those of test_kernel_layers.c that are about attention. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* ---- attention: a batch, b length, c heads, d width --------------------------------------- */
 
@@ -62,7 +58,7 @@ static void attention_backward(const shape *s, const layer_memory *m)
 	dk_attention_backward(m->din[0], m->dout, m->in[0], m->out, m->kept, s->a, s->b, s->c, s->d);
 }
 
-void attention_layer(void **state)
+TEST(attention_layer)
 {
 	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
 		.naive = attention_naive, .forward = attention_forward, .backward = attention_backward,
@@ -72,7 +68,6 @@ void attention_layer(void **state)
 		{1, 40, 1, 17, NULL}, {1, 18, 1, 97, NULL}, {1, 7, 1, 256, NULL},
 		{1, 65, 1, 32, NULL}, {2, 18, 2, 64, NULL}, {1, 15, 1, 128, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -86,14 +81,13 @@ static void backward_in_little_scratch(const shape *s, const layer_memory *m)
 		place.leave_scratch(&place, 0);
 }
 
-void a_batch_may_be_larger_than_scratch(void **state)
+TEST(a_batch_may_be_larger_than_scratch)
 {
 	const layer l = {.name = "attention", .inputs = 1, .spread = 2, .size = attention_size,
 		.naive = attention_naive, .forward = attention_forward, .backward = backward_in_little_scratch,
 		.kept = attention_kept};
 	const shape shapes[] = {{5, 3, 2, 6, NULL}, {5, 3, 2, 64, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -199,8 +193,7 @@ static void try_formulas(void)
 		check_formulas(&shapes[i]);
 }
 
-void attention_over_several_tiles(void **state)
+TEST(attention_over_several_tiles)
 {
-	(void)state;
 	in_each_place(try_formulas);
 }

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/checkpoint_jobs.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "context.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 char dir[TEST_FOLDER_BYTES + 16];
 
@@ -49,7 +45,6 @@ ddp_status read_number(void *self, int64_t index, void *sample)
 {
 	float value = (float)index / SAMPLES;
 
-	(void)self;
 	memcpy(sample, &value, sizeof(value));
 	return DDP_OK;
 }
@@ -139,8 +134,6 @@ char warnings[4096];
 
 void collect(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	strncat(warnings, message, sizeof(warnings) - strlen(warnings) - 1);
 }
 

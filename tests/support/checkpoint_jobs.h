@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* checkpoint_jobs: small training jobs that save and load, which tests of checkpoints share. */
-#ifndef TESTS_CHECKPOINT_JOBS_H
-#define TESTS_CHECKPOINT_JOBS_H
+#pragma once
 
 #include "ddp.h"
 #include "tests/support/folder.h"
@@ -41,5 +40,3 @@ bool says(const char *text);
 extern char warnings[4096];
 /* A log: keeps warnings there. */
 void collect(void *user, ddp_log_level level, const char *message);
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/classifier_cases.h"
-
+/* classifier_cases: those of test_kernel_layers.c that are about the classifier, and about
+   results, of which the classifier's is one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* ---- classifier: a rows, b width, c vocab; the output is the loss ---------------------------- */
 
@@ -59,7 +56,7 @@ static int64_t classifier_tokens(const shape *s)
 	return s->a;
 }
 
-void classifier_layer(void **state)
+TEST(classifier_layer)
 {
 	static int32_t tokens[600];
 	const layer l = {.name = "classifier", .inputs = 2, .adds = {false, true}, .spread = 1.5f,
@@ -68,7 +65,6 @@ void classifier_layer(void **state)
 	const shape shapes[] = {{1, 1, 1, 0, tokens}, {3, 5, 2, 0, tokens}, {7, 12, 257, 0, tokens},
 		{5, 9, 2050, 0, tokens}, {130, 2, 1030, 0, tokens}, {600, 6, 1025, 0, tokens}};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
 		for (int64_t r = 0; r < shapes[i].a; r++)
 			tokens[r] = (int32_t)(r % 3 == 0 ? shapes[i].c - 1 : r * 37 % shapes[i].c);
@@ -116,9 +112,8 @@ static void try_large_vocabulary(void)
 	}
 }
 
-void classifier_takes_a_large_vocabulary(void **state)
+TEST(classifier_takes_a_large_vocabulary)
 {
-	(void)state;
 	in_each_place(try_large_vocabulary);
 }
 
@@ -145,9 +140,8 @@ static void try_large_logits(void)
 	assert_true(dweight[2] == 0 || fabsf(dweight[2]) < 1e-30f);
 }
 
-void classifier_survives_large_logits(void **state)
+TEST(classifier_survives_large_logits)
 {
-	(void)state;
 	in_each_place(try_large_logits);
 }
 
@@ -169,9 +163,8 @@ static void try_not_a_number(void)
 	assert_true(isnan(out[0]) && !isnan(out[1]));
 }
 
-void a_number_that_is_none_stays_visible(void **state)
+TEST(a_number_that_is_none_stays_visible)
 {
-	(void)state;
 	in_each_place(try_not_a_number);
 }
 
@@ -223,8 +216,7 @@ static void try_results_that_stay(void)
 	dk_use(NULL);
 }
 
-void results_stay_where_the_work_is_done(void **state)
+TEST(results_stay_where_the_work_is_done)
 {
-	(void)state;
 	in_each_place(try_results_that_stay);
 }

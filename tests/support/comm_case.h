@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_case: one random operation of comm_cases: its sizes, buffers and values, and what it
- * must give.
- */
-#ifndef TESTS_COMM_CASE_H
-#define TESTS_COMM_CASE_H
+/* comm_case: one random operation of comm_cases: its sizes, buffers and values, and what it
+   must give. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -61,5 +58,3 @@ bool case_fits_nccl(const bench *b, const test_case *t);
 /* Ends the rank if the buffers, back on the host, do not hold what the operation gives. */
 void case_check(const bench *b, const test_case *t);
 void case_free(test_case *t);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_cases: random collectives, by seed, and what they must give. Inputs
- * are small integers, so that results are exact in any order of combination
- * and the reference can be plain arithmetic in double.
- */
-#ifndef TESTS_COMM_CASES_H
-#define TESTS_COMM_CASES_H
+/* comm_cases: random collectives, by seed, and what they must give. Inputs
+   are small integers, so that results are exact in any order of combination
+   and the reference can be plain arithmetic in double. */
+#pragma once
 
 #include "tests/support/comm_ranks.h"
 
@@ -28,5 +25,3 @@ int test_run_world(test_cases cases, int ranks, const int *node_of, int (*body)(
 
 /* The same on a given communicator, from the given seed. */
 void test_run_batches(ddp_comm *comm, unsigned int seed, int batches, size_t most);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm_ranks: a test's ranks with a communicator. Blobs are
- * exchanged through memory that the ranks share; ranks may be put on pretend
- * nodes, which then reach each other through the network only.
- */
-#ifndef TESTS_COMM_RANKS_H
-#define TESTS_COMM_RANKS_H
+/* comm_ranks: a test's ranks with a communicator. Blobs are
+   exchanged through memory that the ranks share; ranks may be put on pretend
+   nodes, which then reach each other through the network only. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,5 +32,3 @@ uint64_t test_lane_count(ddp_comm *comm, int lane);
 
 /* Waits until the main thread of a process is in a state as in proc(5): sleeps (S), is stopped (T). */
 void test_await_state(pid_t pid, char awaited);
-
-#endif

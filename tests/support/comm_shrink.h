@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm_shrink: ranks whose communicator breaks, and that go on with what is left of it. */
-#ifndef TESTS_COMM_SHRINK_H
-#define TESTS_COMM_SHRINK_H
+#pragma once
 
 #include "tests/support/comm_ranks.h"
 
@@ -18,5 +17,3 @@ ddp_comm *test_shrink_to_all_but(ddp_comm *comm, int first, int out);
 
 /* A sum of many numbers, each this rank's `value`. */
 void test_expect_sum(ddp_comm *comm, int value, int expected);
-
-#endif

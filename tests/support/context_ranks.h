@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* context_ranks: runs a test's body on local ranks, each a process with a context. */
-#ifndef TESTS_CONTEXT_RANKS_H
-#define TESTS_CONTEXT_RANKS_H
+#pragma once
 
 #include "context.h"
 #include "ddp.h"
@@ -27,5 +26,3 @@ ddp_context test_context_of(ddp_comm *comm);
 
 /* Fails unless this is the name of the strategy by which the model is reduced, and its summary says what that spreads. */
 void check_strategy(const ddp_model *model, const char *name);
-
-#endif

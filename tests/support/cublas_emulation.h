@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
- * cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an
- * algorithm that was chosen for another product, and addresses less aligned than it was told;
- * with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented.
- */
-#ifndef TESTS_CUBLAS_EMULATION_H
-#define TESTS_CUBLAS_EMULATION_H
+/* cublas_emulation: stands for cuBLASLt, as far as kernels/cuda uses it, by plain loops. What
+   cuBLASLt leaves undefined or cannot do is refused: other combinations of types, an
+   algorithm that was chosen for another product, and addresses less aligned than it was told;
+   with GELU, any but bf16, and a matrix of what it was applied to that is not as is documented. */
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -84,5 +81,3 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 		cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
 		const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
 		cudaStream_t stream);
-
-#endif

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * cuda_emulation: stands for CUDA's runtime and its device side, in one thread of the
- * host, so that kernels/cuda is compiled by a plain C++ compiler and tried without a GPU.
- * A block's threads are fibers; one runs until it comes to a barrier or a shuffle. The
- * order in which they run is drawn anew after each, so that a missing barrier shows as
- * another result, and shared memory is an allocation of its own, filled with NaN, so
- * that the sanitizers see who goes beyond it. A kernel that CUDA leaves undefined ends
- * the program: threads at unlike barriers, or a barrier without all of a warp.
- */
-#ifndef TESTS_CUDA_EMULATION_H
-#define TESTS_CUDA_EMULATION_H
+/* cuda_emulation: stands for CUDA's runtime and its device side, in one thread of the
+   host, so that kernels/cuda is compiled by a plain C++ compiler and tried without a GPU.
+   A block's threads are fibers; one runs until it comes to a barrier or a shuffle. The
+   order in which they run is drawn anew after each, so that a missing barrier shows as
+   another result, and shared memory is an allocation of its own, filled with NaN, so
+   that the sanitizers see who goes beyond it. A kernel that CUDA leaves undefined ends
+   the program: threads at unlike barriers, or a barrier without all of a warp. */
+#pragma once
 
 #include <functional>
 #include <math.h>
@@ -255,5 +252,3 @@ cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t error);
 
 #include "cublas_emulation.h"
-
-#endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the tests of devices say of a call. */
-#ifndef TESTS_SUPPORT_DEVICE_CHECKS_H
-#define TESTS_SUPPORT_DEVICE_CHECKS_H
+#pragma once
 
 #include <string.h>
 
 #include "ddp.h"
+#include "tests/support/test.h"
 
 #define OK(call) \
 	do { \
@@ -21,5 +21,3 @@
 		if (strstr(ddp_last_error(), text) == NULL) \
 			fail_msg("%s: no '%s' in: %s", #call, text, ddp_last_error()); \
 	} while (0)
-
-#endif

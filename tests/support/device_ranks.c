@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/device/nccl_standin.h"
+#include "tests/support/test.h"
 #include "tests/support/device_ranks.h"
 
 const int test_device_nodes[] = { 0, 1, 1 };

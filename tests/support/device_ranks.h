@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* device_ranks: a test's ranks, each with memory and queues of the fake GPU. */
-#ifndef TESTS_DEVICE_RANKS_H
-#define TESTS_DEVICE_RANKS_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -48,5 +47,3 @@ typedef struct test_lingering {
 void test_device_linger(void *lingering);
 /* Whether it had ended. */
 bool test_device_lingered(test_lingering *lingering);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * flood: a process that connects to a listener again and again and never proves the step's key,
- * as any user of the host can.
- */
-#ifndef TESTS_FLOOD_H
-#define TESTS_FLOOD_H
+/* flood: a process that connects to a listener again and again and never proves the step's key,
+   as any user of the host can. */
+#pragma once
 
 #include <netinet/in.h>
 #include <sys/types.h>
@@ -19,5 +16,3 @@ typedef enum flood_kind {
    run for an endless or slow flood of more connections than the kernel keeps for a listener. */
 pid_t flood_start(const struct sockaddr_in *to, flood_kind kind, int count);
 void flood_end(pid_t flood);
-
-#endif

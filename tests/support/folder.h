@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* folder: a test program's folder for files, which is removed at its end; and what others hold. */
-#ifndef TESTS_FOLDER_H
-#define TESTS_FOLDER_H
+#pragma once
 
 enum { TEST_FOLDER_BYTES = 32 };
 
@@ -14,5 +13,3 @@ int folder_remove(void **state);
 
 /* How many names in a folder begin so; 0, too, if there is no such folder. */
 int folder_count(const char *path, const char *prefix);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* halves: 16-bit floats, in plain arithmetic. */
-#ifndef TESTS_HALVES_H
-#define TESTS_HALVES_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -16,5 +15,3 @@ static inline double decode_half(uint16_t bits, int fraction_bits, int bias)
 
 	return (bits & 0x8000) != 0 ? -x : x;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A rank that does not end: whether it hangs or the machine is busy, and where. */
-#ifndef TEST_HUNG_H
-#define TEST_HUNG_H
+#pragma once
 
 #include <sys/types.h>
 
@@ -11,5 +10,3 @@ int test_slowness(void);
 
 /* Prints the stacks of a process to stderr as comments of TAP, if there is gdb. */
 void test_show_stacks(pid_t pid);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 kernel_place place;
 

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_cases: tries kernels in each place and type that a program is linked with. Memory that
- * a case has from here, the host's or the place's, is freed behind it.
- */
-#ifndef TESTS_KERNEL_CASES_H
-#define TESTS_KERNEL_CASES_H
+/* kernel_cases: tries kernels in each place and type that a program is linked with. Memory that
+   a case has from here, the host's or the place's, is freed behind it. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,5 +41,3 @@ void *give_as(dk_type type, const void *from, int64_t n);
 void take_as(dk_type type, void *to, const void *there, int64_t n);
 void *give(const void *from, int64_t n);
 void take(void *to, const void *there, int64_t n);
-
-#endif

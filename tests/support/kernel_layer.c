@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 enum { PROBES = 24, MIXED_PROBES = 2 };
 

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_layer: a layer in each place and type that the program is linked with: forward
- * against its naive version in double precision, gradients against finite differences of
- * that, and one thread against three, or one order of threads against another.
- */
-#ifndef TESTS_KERNEL_LAYER_H
-#define TESTS_KERNEL_LAYER_H
+/* kernel_layer: a layer in each place and type that the program is linked with: forward
+   against its naive version in double precision, gradients against finite differences of
+   that, and one thread against three, or one order of threads against another. */
+#pragma once
 
 #include "tests/support/kernel_cases.h"
 
@@ -48,5 +45,3 @@ float rounded(float x);
 void check_layer(const layer *l, const shape *shapes, size_t count);
 
 #define CHECK(layer, shapes) check_layer(&(layer), shapes, sizeof(shapes) / sizeof((shapes)[0]))
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
- * kernels over the emulation (cuda_place.cc), or on a GPU, which may be the fake one
- * (kernel_place_device.c). A program is linked with one of them.
- */
-#ifndef TESTS_KERNEL_PLACE_H
-#define TESTS_KERNEL_PLACE_H
+/* kernel_place: where kernels are tried: on the host (kernel_place_host.c), on CUDA's
+   kernels over the emulation (cuda_place.cc), or on a GPU, which may be the fake one
+   (kernel_place_device.c). A program is linked with one of them. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,5 +52,3 @@ struct kernel_place {
 extern "C"
 #endif
 bool kernel_place_open(int round, kernel_place *place, const char **why);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* support/kernel_sets: the sets of inner loops that the processor has besides the plain one, the best last. */
-#ifndef TEST_SUPPORT_KERNEL_SETS_H
-#define TEST_SUPPORT_KERNEL_SETS_H
+#pragma once
 
 #include "cpu/inner.h"
 
@@ -22,5 +21,3 @@ static inline const struct dk_inner *test_inner_at(int index)
 #endif
 	return sets[index];
 }
-
-#endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernel_values: numbers to try kernels with, and on how many threads. Include
    cmocka.h before. */
-#ifndef TESTS_KERNEL_VALUES_H
-#define TESTS_KERNEL_VALUES_H
+#pragma once
 
 #include <stdint.h>
 #include <stdlib.h>
+
+#include "tests/support/test.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define MANY_THREADS 1 /* OpenMP's runtime is not instrumented */
@@ -34,5 +35,3 @@ static inline void *make(size_t count, size_t size)
 	assert_non_null(p);
 	return p;
 }
-
-#endif

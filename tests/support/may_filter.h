@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Some kernels refuse filters of sockets to users without privileges. libddp then ends UCX's listening sockets when all
    ranks are connected, so that nobody can connect to them. */
-#ifndef DDP_TEST_MAY_FILTER_H
-#define DDP_TEST_MAY_FILTER_H
+#pragma once
 
 #include <errno.h>
 #include <stdbool.h>
@@ -19,5 +18,3 @@ static inline bool test_may_filter(void)
 	close(one.fds[0]);
 	return error != EPERM;
 }
-
-#endif

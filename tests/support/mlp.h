@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * mlp: a small network with real gradients for the tests of training:
- * 10 inputs, 32 tanh units, 4 classes, softmax cross-entropy. Everything is
- * computed in double and stored in float.
- */
-#ifndef TESTS_MLP_H
-#define TESTS_MLP_H
+/* mlp: a small network with real gradients for the tests of training:
+   10 inputs, 32 tanh units, 4 classes, softmax cross-entropy. Everything is
+   computed in double and stored in float. */
+#pragma once
 
 #include "ddp.h"
 
@@ -45,5 +42,3 @@ int mlp_train_reference(const mlp_reference *setup, double *params);
 
 /* Packs a model's parameters into out[MLP_ELEMENTS], without gaps. */
 void mlp_pack(ddp_model *model, float *out);
-
-#endif

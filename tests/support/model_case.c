@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "models/gpt.h"
 #include "tests/support/kernel_cases.h"
+#include "tests/support/test.h"
 #include "tests/support/model_case.h"
 
 static const gpt_config tiny = {.layers = 2, .heads = 3, .width = 24, .vocab = 61, .length = 9};
@@ -17,8 +13,6 @@ enum { BATCH = 2, MOST_PARAMS = 64 };
 
 static ddp_status ready(void *user, int index)
 {
-	(void)user;
-	(void)index;
 	return DDP_OK;
 }
 

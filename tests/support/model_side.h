@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * model_side: a model in the memory of the host, or in that of the fake GPU, so
- * that what is done to both can be compared.
- */
-#ifndef TESTS_MODEL_SIDE_H
-#define TESTS_MODEL_SIDE_H
+/* model_side: a model in the memory of the host, or in that of the fake GPU, so
+   that what is done to both can be compared. */
+#pragma once
 
 #include "device/device.h"
 #include "kernels.h"
@@ -43,5 +40,3 @@ void side_copy_gradient(model_side *s, int param);
 
 /* Parameters, those in bf16, and gradients have the same bits. */
 void sides_same(model_side *here, model_side *there);
-
-#endif

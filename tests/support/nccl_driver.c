@@ -6,11 +6,9 @@
 
 #define LIBRARY "libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so"
 
-/*
- * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
- * alike: v8 to v11 of 2.28.9 and of 2.30.7, v12 of 2.30.7. The plugin cannot be tried with other
- * layouts than those of abi.h: a member of it that is left out or swapped shows here only.
- */
+/* Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
+   alike: v8 to v11 of 2.28.9 and of 2.30.7, v12 of 2.30.7. The plugin cannot be tried with other
+   layouts than those of abi.h: a member of it that is left out or swapped shows here only. */
 #define AT(type, member, bytes) _Static_assert(offsetof(type, member) == (bytes), "as in NCCL: " #type "." #member)
 #define SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "as in NCCL: " #type)
 #define TABLE(table) \

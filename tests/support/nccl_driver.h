@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_driver: calls libnccl-net-ddpucx.so as NCCL does, by the table of any version that
- * the plugin has. What differs between versions is hidden here. NULL and -1 stand for
- * what NCCL would leave out.
- */
-#ifndef TESTS_NCCL_DRIVER_H
-#define TESTS_NCCL_DRIVER_H
+/* nccl_driver: calls libnccl-net-ddpucx.so as NCCL does, by the table of any version that
+   the plugin has. What differs between versions is hidden here. NULL and -1 stand for
+   what NCCL would leave out. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -39,5 +36,3 @@ net_result nccl_send(const nccl_driver *d, void *sender, void *data, size_t byte
 net_result nccl_receive(const nccl_driver *d, void *receiver, int count, void **data, size_t *bytes, int *tags,
                         void **memories, void **request);
 net_result nccl_finalize(const nccl_driver *d);
-
-#endif

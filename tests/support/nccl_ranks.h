@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_ranks: a test's ranks, each with a fake GPU and the stand-in for NCCL, or all
    with one GPU and NCCL itself. */
-#ifndef TESTS_NCCL_RANKS_H
-#define TESTS_NCCL_RANKS_H
+#pragma once
 
 #include "device/device.h"
 #include "tests/device/nccl_standin.h"
@@ -34,5 +33,3 @@ void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float
 bool test_nccl_says(const char *words);
 /* Ranks on one node. */
 void test_nccl_run(int ranks, int (*body)(ddp_comm *, void *), void *argument);
-
-#endif

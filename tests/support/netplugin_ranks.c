@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/netplugin_ranks.h"
 
-#include <setjmp.h>
 #include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 
 board *shared;
 
@@ -25,9 +21,6 @@ void hear(int level, unsigned long about, const char *file, int line, const char
 	char text[sizeof(last_closed)];
 	va_list arguments;
 
-	(void)about;
-	(void)file;
-	(void)line;
 	va_start(arguments, format);
 	int length = vsnprintf(text, sizeof(text) - 1, format, arguments);
 	va_end(arguments);

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * netplugin_ranks: two processes that use libnccl-net-ddpucx.so as NCCL does, for the tests of
- * it. Each runs a body with the board that they share.
- */
-#ifndef TESTS_NETPLUGIN_RANKS_H
-#define TESTS_NETPLUGIN_RANKS_H
+/* netplugin_ranks: two processes that use libnccl-net-ddpucx.so as NCCL does, for the tests of
+   it. Each runs a body with the board that they share. */
+#pragma once
 
 #include <stdatomic.h>
 
@@ -91,5 +88,3 @@ int run_with_victim(int (*body)(int, void *), const char *transports, int victim
 
 /* Said once, by name. */
 void heard_once(const char *words);
-
-#endif

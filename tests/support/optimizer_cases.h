@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
- * formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
- * has the optimizer; make check-torch). PyTorch has no LAMB and no Lion.
- */
-#ifndef TESTS_OPTIMIZER_CASES_H
-#define TESTS_OPTIMIZER_CASES_H
+/* optimizer_cases: what each optimizer's parameters are after five steps, as its paper's
+   formulas give it in double precision (PyTorch 2.15 in double precision to 1e-9, where it
+   has the optimizer; make check-torch). PyTorch has no LAMB and no Lion. */
+#pragma once
 
 #include <stddef.h>
 
@@ -107,5 +104,3 @@ static inline float gradient_of(int t, int i, int64_t step)
 {
 	return (float)WEIGHT * (float)(((i + 100 * t) * 29 + step * 17) % 23 - 11) / 16;
 }
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * ranks: a test's ranks, each a process. What a rank has to start with, others add:
- * comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context.
- */
-#ifndef TESTS_RANKS_H
-#define TESTS_RANKS_H
+/* ranks: a test's ranks, each a process. What a rank has to start with, others add:
+   comm_ranks a communicator, tcp_ranks a wire-up by TCP, context_ranks a context. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -67,5 +64,3 @@ void test_ranks_end(void);
 /* Which rank a failed CHECK() names, and what is done before
    the rank ends; NULL: nothing. */
 void test_be_rank(int rank, void (*before_failing)(void));
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which sanitizer a test is built with. */
-#ifndef TESTS_SUPPORT_SANITIZERS_H
-#define TESTS_SUPPORT_SANITIZERS_H
+#pragma once
 
 /* gcc defines a macro for the thread sanitizer, and clang has a feature. */
 #if defined(__SANITIZE_THREAD__)
@@ -17,5 +16,3 @@
 #define ADDRESS_SANITIZER 0
 #endif
 #define SANITIZER (THREAD_SANITIZER || ADDRESS_SANITIZER)
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scenario: a random model, and how random ranks train it: what they use, in which step, until
- * when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
- * them. All is a function of the scenario's seed: who asks the same is told the same.
- */
-#ifndef TESTS_SCENARIO_H
-#define TESTS_SCENARIO_H
+/* scenario: a random model, and how random ranks train it: what they use, in which step, until
+   when; and what a plain loop makes of that, which gathers all ranks' gradients and averages
+   them. All is a function of the scenario's seed: who asks the same is told the same. */
+#pragma once
 
 #include "ddp.h"
 
@@ -72,5 +69,3 @@ float scenario_buffer(const scenario *s, int rank, int step, int64_t i);
 
 void plain_start(const scenario *s, plain *x);
 plain_stats plain_step(const scenario *s, plain *x, int rank, int step);
-
-#endif

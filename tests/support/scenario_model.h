@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
- * on the fake GPU. A failed call ends the rank.
- */
-#ifndef TESTS_SCENARIO_MODEL_H
-#define TESTS_SCENARIO_MODEL_H
+/* scenario_model: a scenario's model, and what its ranks do in a step, by the library; on the host or
+   on the fake GPU. A failed call ends the rank. */
+#pragma once
 
 #include "tests/support/context_ranks.h"
 #include "tests/support/scenario.h"
@@ -32,5 +29,3 @@ void scenario_make_mistake(const scenario *s, ddp_model *model, int rank, int st
 void scenario_train_poisoned(const scenario *s, ddp_model *model, int rank, int step);
 /* What is added is forgotten by each rank, and then what is reduced by all. No rank has joined. */
 void scenario_train_forgotten(const scenario *s, ddp_model *model, int rank, int step);
-
-#endif

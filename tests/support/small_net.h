@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* small_net: a network with a layer of each kind, for tests whose include path has examples/. */
-#ifndef TESTS_SMALL_NET_H
-#define TESTS_SMALL_NET_H
+#pragma once
 
 #include "models/net.h"
 
@@ -19,5 +18,3 @@ static inline void build_small_net(net *n)
 	x = net_average_pool(n, net_max_pool(n, x, 3, 1, 1));
 	net_linear(n, x, "fc", CLASSES);
 }
-
-#endif

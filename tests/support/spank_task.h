@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A task for tests of what it is told: rank 3 of 4, on the second of two nodes; and an
    srun for tests of what nodes tell. */
-#ifndef SPANK_TASK_H
-#define SPANK_TASK_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -40,5 +39,3 @@ void kill_witness(const struct witness *witness);
 
 /* Opens srun's relay; who tells it something waits LONG_MS for the answer. */
 struct relay open_srun(const struct step_policy *policy);
-
-#endif

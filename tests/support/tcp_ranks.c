@@ -3,10 +3,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,10 +16,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
+#include "tests/support/test.h"
 
 struct rank ranks[WORLD_MAX];
 struct outcome outcomes[WORLD_MAX];
@@ -37,7 +33,6 @@ void sleep_ms(long ms)
 
 int begin(void **state)
 {
-	(void)state;
 	tests_begun++;
 	return 0;
 }
@@ -100,7 +95,6 @@ static ddp_status one_round(const struct rank *rank, ddp_wireup *wireup, int rou
 
 static void die(int number)
 {
-	(void)number;
 	kill(getpid(), SIGKILL);
 }
 

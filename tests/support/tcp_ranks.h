@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * tcp_ranks: a test's ranks with a wire-up by TCP. Each
- * test uses a port of its own at an address of the loopback net.
- */
-#ifndef TESTS_TCP_RANKS_H
-#define TESTS_TCP_RANKS_H
+/* tcp_ranks: a test's ranks with a wire-up by TCP. Each
+   test uses a port of its own at an address of the loopback net. */
+#pragma once
 
 #include <stdatomic.h>
 
@@ -57,5 +54,3 @@ void sleep_ms(long ms);
 
 /* A connection to where rank 0 listens, once it does; -1: it never did. */
 int connect_raw(void);
-
-#endif

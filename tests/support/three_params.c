@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/three_params.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 const ddp_param three[3] = {
 	{ .name = "a", .ndim = 1, .shape = { A } },

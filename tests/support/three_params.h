@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* three_params: a model of three parameters, which tests of ddp_model share. */
-#ifndef TESTS_THREE_PARAMS_H
-#define TESTS_THREE_PARAMS_H
+#pragma once
 
 #include "tests/support/context_ranks.h"
 
@@ -36,5 +35,3 @@ bool all_grads_are_zero(ddp_model *model);
 
 /* Does the last error? */
 bool says(const char *part);
-
-#endif

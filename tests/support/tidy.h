@@ -2,8 +2,7 @@
 /* clang-tidy's analyzer looks at one file at a time. This tells it what functions of other files return: one that
    records an error returns the status that it was given, or false, and ranks agree on DDP_OK only if this one gave
    it. Each file is compiled with it, except those that define these functions. */
-#ifndef TESTS_SUPPORT_TIDY_H
-#define TESTS_SUPPORT_TIDY_H
+#pragma once
 
 #include "libruntime/base/error.h"
 #include "libruntime/comm/agree.h"
@@ -15,5 +14,3 @@
 #define ddp_fail_context(status, ...) (ddp_fail_context(status, __VA_ARGS__), (status))
 #define ddp_comm_agree(comm, mine, what) ((mine) == DDP_OK ? ddp_comm_agree(comm, mine, what) : (mine))
 #define error_set(...) (error_set(__VA_ARGS__), false)
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* training: small trainings of tests/unit/mlp that the tests of the loop share. */
-#ifndef TESTS_TRAINING_H
-#define TESTS_TRAINING_H
+#pragma once
 
 #include "tests/support/context_ranks.h"
 #include "tests/support/mlp.h"
@@ -36,5 +35,3 @@ void finish(training t);
 
 /* Trains, and leaves the parameters, packed, in out[MLP_ELEMENTS]. */
 void train(ddp_context *context, const setup *with, float *out);
-
-#endif

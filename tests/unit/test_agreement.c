@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* agreement: what the ranks believe, completed and compared. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "job/job.h"
+#include "tests/support/test.h"
 #include "wireup/agreement.h"
 
 enum { RANKS = 4 };
@@ -23,7 +18,6 @@ static const char *const hosts[] = { "a", "b" };
 /* Four ranks, two on each of two nodes, in blocks. */
 static int reset(void **state)
 {
-	(void)state;
 	for (int r = 0; r < RANKS; r++)
 		beliefs[r] = (ddp_belief){
 			.version = "1", .hostname = hosts[r / 2], .node = hosts[r / 2], .rank = r,
@@ -54,15 +48,13 @@ static void disagree(const char *words)
 		fail_msg("%s", ddp_last_error());
 }
 
-static void right_beliefs_agree(void **state)
+TEST_WITH(right_beliefs_agree, reset, NULL)
 {
-	(void)state;
 	agree();
 }
 
-static void unknown_values_come_from_the_nodes(void **state)
+TEST_WITH(unknown_values_come_from_the_nodes, reset, NULL)
 {
-	(void)state;
 	forget_all();
 	agree();
 	for (int r = 0; r < RANKS; r++) {
@@ -73,11 +65,10 @@ static void unknown_values_come_from_the_nodes(void **state)
 	}
 }
 
-static void cyclic_and_uneven_nodes_are_counted_by_lowest_rank(void **state)
+TEST_WITH(cyclic_and_uneven_nodes_are_counted_by_lowest_rank, reset, NULL)
 {
 	static const char *const nodes[] = { "b", "a", "b", "b" };
 
-	(void)state;
 	forget_all();
 	for (int r = 0; r < RANKS; r++)
 		beliefs[r].node = nodes[r];
@@ -90,9 +81,8 @@ static void cyclic_and_uneven_nodes_are_counted_by_lowest_rank(void **state)
 	assert_int_equal(beliefs[1].local_world_size, 1);
 }
 
-static void local_ranks_without_node_ranks_are_kept(void **state)
+TEST_WITH(local_ranks_without_node_ranks_are_kept, reset, NULL)
 {
-	(void)state;
 	for (int r = 0; r < RANKS; r++) {
 		beliefs[r].node_rank = beliefs[r].nnodes = DDP_UNKNOWN;
 		beliefs[r].local_rank = 1 - r % 2;
@@ -102,17 +92,15 @@ static void local_ranks_without_node_ranks_are_kept(void **state)
 	assert_int_equal(beliefs[2].node_rank, 1);
 }
 
-static void other_version_is_named(void **state)
+TEST_WITH(other_version_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[3].version = "2";
 	disagree("rank 3 on b runs libddp 2, but the 3 others run libddp 1");
 }
 
 /* Rank 0 is a rank as any other. */
-static void rank_0_may_be_the_odd_one(void **state)
+TEST_WITH(rank_0_may_be_the_odd_one, reset, NULL)
 {
-	(void)state;
 	beliefs[0].version = "2";
 	disagree("rank 0 on a runs libddp 2, but the 3 others run libddp 1");
 	reset(state);
@@ -127,97 +115,84 @@ static void rank_0_may_be_the_odd_one(void **state)
 	disagree("rank 0 on a knows a local rank, but the 3 others do not");
 }
 
-static void wrong_place_is_named(void **state)
+TEST_WITH(wrong_place_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[2].rank = 1;
 	disagree("in the place of rank 2 says that it is rank 1");
 }
 
-static void other_world_size_is_named(void **state)
+TEST_WITH(other_world_size_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[1].world_size = 8;
 	disagree("rank 1 on a says that the world size is 8, but 4 ranks came");
 }
 
-static void other_number_of_nodes_names_both(void **state)
+TEST_WITH(other_number_of_nodes_names_both, reset, NULL)
 {
-	(void)state;
 	beliefs[2].nnodes = 3;
 	disagree("rank 2 on b says that the number of nodes is 3, but the 3 others say 2");
 }
 
-static void node_rank_known_to_some_only_names_both(void **state)
+TEST_WITH(node_rank_known_to_some_only_names_both, reset, NULL)
 {
-	(void)state;
 	beliefs[3].node_rank = DDP_UNKNOWN;
 	disagree("rank 3 on b does not know a node rank, but the 3 others do");
 }
 
-static void local_rank_known_to_some_only_names_both(void **state)
+TEST_WITH(local_rank_known_to_some_only_names_both, reset, NULL)
 {
-	(void)state;
 	beliefs[3].local_rank = DDP_UNKNOWN;
 	disagree("rank 3 on b does not know a local rank, but the 3 others do");
 }
 
-static void one_local_rank_twice_names_both(void **state)
+TEST_WITH(one_local_rank_twice_names_both, reset, NULL)
 {
-	(void)state;
 	beliefs[3].local_rank = 0;
 	disagree("rank 2 on b and rank 3 on b, both of node 1, say that their local rank is 0");
 }
 
-static void local_sizes_that_differ_name_both(void **state)
+TEST_WITH(local_sizes_that_differ_name_both, reset, NULL)
 {
-	(void)state;
 	beliefs[1].local_world_size = 3;
 	disagree("rank 1 on a says that the local world size is 3, but rank 0 on a says 2");
 }
 
-static void local_size_that_is_not_the_number_of_ranks_is_named(void **state)
+TEST_WITH(local_size_that_is_not_the_number_of_ranks_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[2].local_world_size = beliefs[3].local_world_size = 1;
 	disagree("has 1 ranks, but 2 came");
 }
 
-static void local_rank_out_of_range_is_named(void **state)
+TEST_WITH(local_rank_out_of_range_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[1].local_rank = 2;
 	disagree("its local rank is 2 of 2");
 }
 
-static void node_rank_out_of_range_is_named(void **state)
+TEST_WITH(node_rank_out_of_range_is_named, reset, NULL)
 {
-	(void)state;
 	beliefs[2].node_rank = beliefs[3].node_rank = 2;
 	disagree("rank 2 on b says that it is on node 2 of 2");
 	beliefs[2].node_rank = beliefs[3].node_rank = -7;
 	disagree("on node -7");
 }
 
-static void node_without_ranks_is_named(void **state)
+TEST_WITH(node_without_ranks_is_named, reset, NULL)
 {
-	(void)state;
 	for (int r = 0; r < RANKS; r++)
 		beliefs[r].nnodes = 3;
 	disagree("there are 3 nodes, but no rank is on node 2");
 }
 
-static void more_nodes_than_ranks_is_an_error(void **state)
+TEST_WITH(more_nodes_than_ranks_is_an_error, reset, NULL)
 {
-	(void)state;
 	for (int r = 0; r < RANKS; r++)
 		beliefs[r].nnodes = 1000000000;
 	disagree("of 1000000000 (4 ranks)");
 }
 
-static void two_machines_in_one_node_rank_are_named(void **state)
+TEST_WITH(two_machines_in_one_node_rank_are_named, reset, NULL)
 {
-	(void)state;
 	for (int r = 0; r < RANKS; r++) {
 		beliefs[r].node_rank = 0;
 		beliefs[r].nnodes = 1;
@@ -229,22 +204,20 @@ static void two_machines_in_one_node_rank_are_named(void **state)
 	         "machines");
 }
 
-static void containers_of_one_machine_may_have_names_of_their_own(void **state)
+TEST_WITH(containers_of_one_machine_may_have_names_of_their_own, reset, NULL)
 {
-	(void)state;
 	beliefs[1].hostname = "container";
 	for (int r = 0; r < RANKS; r++)
 		beliefs[r].boot_id = "one";
 	agree();
 }
 
-static void many_ranks_agree_quickly(void **state)
+TEST(many_ranks_agree_quickly)
 {
 	enum { MANY = 20000, PER_NODE = 4 };
 	ddp_belief *many = calloc(MANY, sizeof(*many));
 	char (*names)[16] = calloc(MANY / PER_NODE, sizeof(*names));
 
-	(void)state;
 	for (int n = 0; n < MANY / PER_NODE; n++)
 		snprintf(names[n], sizeof(names[n]), "n%d", n);
 	/* cyclic: the nodes come up again and again */
@@ -259,32 +232,4 @@ static void many_ranks_agree_quickly(void **state)
 	assert_int_equal(many[MANY - 1].local_rank, PER_NODE - 1);
 	free(many);
 	free(names);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(right_beliefs_agree, reset),
-		cmocka_unit_test_setup(unknown_values_come_from_the_nodes, reset),
-		cmocka_unit_test_setup(cyclic_and_uneven_nodes_are_counted_by_lowest_rank, reset),
-		cmocka_unit_test_setup(local_ranks_without_node_ranks_are_kept, reset),
-		cmocka_unit_test_setup(other_version_is_named, reset),
-		cmocka_unit_test_setup(rank_0_may_be_the_odd_one, reset),
-		cmocka_unit_test_setup(wrong_place_is_named, reset),
-		cmocka_unit_test_setup(other_world_size_is_named, reset),
-		cmocka_unit_test_setup(other_number_of_nodes_names_both, reset),
-		cmocka_unit_test_setup(node_rank_known_to_some_only_names_both, reset),
-		cmocka_unit_test_setup(local_rank_known_to_some_only_names_both, reset),
-		cmocka_unit_test_setup(one_local_rank_twice_names_both, reset),
-		cmocka_unit_test_setup(local_sizes_that_differ_name_both, reset),
-		cmocka_unit_test_setup(local_size_that_is_not_the_number_of_ranks_is_named, reset),
-		cmocka_unit_test_setup(local_rank_out_of_range_is_named, reset),
-		cmocka_unit_test_setup(node_rank_out_of_range_is_named, reset),
-		cmocka_unit_test_setup(node_without_ranks_is_named, reset),
-		cmocka_unit_test_setup(more_nodes_than_ranks_is_an_error, reset),
-		cmocka_unit_test_setup(two_machines_in_one_node_rank_are_named, reset),
-		cmocka_unit_test_setup(containers_of_one_machine_may_have_names_of_their_own, reset),
-		cmocka_unit_test(many_ranks_agree_quickly),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

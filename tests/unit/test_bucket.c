@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* params/layout and reduce/bucket: where gradients lie and how they are cut. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "reduce/bucket.h"
 #include "reduce/unit.h"
+#include "tests/support/test.h"
 
 enum { PARAMS_MAX = 8, BUCKETS_MAX = 16 };
 
@@ -58,9 +54,8 @@ static const struct plan_case {
 	{ { 16, 16, 16, 16 }, 16, 1000, { { 48, 64, 3, 3 }, { 0, 48, 0, 2 } } },
 };
 
-static void buckets_are_cut_from_the_end(void **state)
+TEST(buckets_are_cut_from_the_end)
 {
-	(void)state;
 	for (size_t c = 0; c < sizeof(plan_cases) / sizeof(plan_cases[0]); c++) {
 		const struct plan_case *test = &plan_cases[c];
 		ddp_layout layout;
@@ -84,7 +79,7 @@ static void buckets_are_cut_from_the_end(void **state)
 }
 
 /* Backward computes the first parameter's gradient last. */
-static void large_gradients_do_not_wait_for_the_first_parameter(void **state)
+TEST(large_gradients_do_not_wait_for_the_first_parameter)
 {
 	enum { K = 1024 };
 	static const struct {
@@ -97,7 +92,6 @@ static void large_gradients_do_not_wait_for_the_first_parameter(void **state)
 		{ { 16, 319 * K }, { 255 * K + 16, 127 * K + 16, 0 }, 3 },
 	};
 
-	(void)state;
 	for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
 		ddp_layout layout;
 		ddp_bucket_plan plan;
@@ -140,7 +134,7 @@ static void expect_grains(const ddp_bucket_plan *plan, const int64_t *wanted)
 	assert_int_equal(plan->grains[g], 0);
 }
 
-static void buckets_are_cut_anew_at_borders_of_tensors(void **state)
+TEST(buckets_are_cut_anew_at_borders_of_tensors)
 {
 	enum { K = 1024 };
 	static const int64_t counts[PARAMS_MAX] = { 80 * K, 300 * K, 64, 10 * K, 70 * K, 90 * K };
@@ -153,7 +147,6 @@ static void buckets_are_cut_anew_at_borders_of_tensors(void **state)
 	ddp_layout layout;
 	ddp_bucket_plan plan;
 
-	(void)state;
 	make_layout(counts, &layout);
 	assert_int_equal(ddp_bucket_plan_make(&layout, 120 * K, 200 * K, &plan), DDP_OK);
 	expect_grains(&plan, first);
@@ -177,12 +170,11 @@ static void buckets_are_cut_anew_at_borders_of_tensors(void **state)
 	ddp_layout_free(&layout);
 }
 
-static void every_element_is_in_one_bucket(void **state)
+TEST(every_element_is_in_one_bucket)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
 	ddp_layout layout;
 
-	(void)state;
 	make_layout(counts, &layout);
 	for (int64_t size = 1; size < 400; size += 7)
 		expect_whole_plan(&layout, size / 3, size);
@@ -249,13 +241,12 @@ static void expect_units(const ddp_layout *layout, int64_t bucket, int ranks)
 	ddp_bucket_plan_free(&plan);
 }
 
-static void every_element_has_one_owner(void **state)
+TEST(every_element_has_one_owner)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3 << 20, 17, 16, 2500000, 1 };
 	static const int64_t buckets[] = { 4 << 20, 1 << 18, 100000 };
 	ddp_layout layout;
 
-	(void)state;
 	make_layout(counts, &layout);
 	for (int ranks = 1; ranks <= 7; ranks += 2) {
 		for (size_t b = 0; b < sizeof(buckets) / sizeof(buckets[0]); b++)
@@ -265,7 +256,7 @@ static void every_element_has_one_owner(void **state)
 }
 
 /* Whatever pieces values come in, each rank keeps what it owns of them. */
-static void what_is_stored_is_kept_by_its_owner(void **state)
+TEST(what_is_stored_is_kept_by_its_owner)
 {
 	enum { RANKS = 3, MOST = 4096 };
 	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
@@ -274,7 +265,6 @@ static void what_is_stored_is_kept_by_its_owner(void **state)
 	ddp_layout layout;
 	ddp_units units;
 
-	(void)state;
 	for (int i = 0; i < MOST; i++)
 		values[i] = (float)(i + 1);
 	make_layout(counts, &layout);
@@ -301,14 +291,13 @@ static void what_is_stored_is_kept_by_its_owner(void **state)
 
 /* The cut behind the first parameter leaves to the others what a first bucket of
    this size would have taken. */
-static void first_bucket_can_be_larger_than_the_others(void **state)
+TEST(first_bucket_can_be_larger_than_the_others)
 {
 	static const int64_t counts[PARAMS_MAX] = { 70000, 70000 };
 	static const int64_t first_sizes[] = { 60000, 100000, 139000, 140000, 1 << 30 };
 	static const int64_t sizes[] = { 16, 128, 1024, 65536 };
 	ddp_layout layout;
 
-	(void)state;
 	make_layout(counts, &layout);
 	for (size_t f = 0; f < sizeof(first_sizes) / sizeof(first_sizes[0]); f++) {
 		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
@@ -317,12 +306,11 @@ static void first_bucket_can_be_larger_than_the_others(void **state)
 	ddp_layout_free(&layout);
 }
 
-static void tensors_begin_at_64_bytes(void **state)
+TEST(tensors_begin_at_64_bytes)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1, 16, 17 };
 	ddp_layout layout;
 
-	(void)state;
 	make_layout(counts, &layout);
 	assert_int_equal(layout.slots[0].offset, 0);
 	assert_int_equal(layout.slots[1].offset, 16);
@@ -332,25 +320,23 @@ static void tensors_begin_at_64_bytes(void **state)
 	ddp_layout_free(&layout);
 }
 
-static void number_without_dimensions_is_an_element(void **state)
+TEST(number_without_dimensions_is_an_element)
 {
 	const ddp_param params[] = { { .name = "scale" }, vector(1, 4) };
 	ddp_layout layout;
 
-	(void)state;
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
 	assert_int_equal(layout.slots[0].count, 1);
 	assert_int_equal(layout.slots[1].offset, DDP_ALIGN_ELEMENTS);
 	ddp_layout_free(&layout);
 }
 
-static void too_many_buckets_are_refused(void **state)
+TEST(too_many_buckets_are_refused)
 {
 	const ddp_param huge = { .name = "w", .ndim = 1, .shape = { (int64_t)1 << 40 } };
 	ddp_layout layout;
 	ddp_bucket_plan plan;
 
-	(void)state;
 	assert_int_equal(ddp_layout_make(&huge, 1, &layout), DDP_OK);
 	assert_int_equal(ddp_bucket_plan_make(&layout, 16, 16, &plan), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "use larger ones"));
@@ -366,12 +352,11 @@ static void expect_bad_list(const ddp_param *params, int count, const char *part
 		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), part);
 }
 
-static void wrong_parameters_are_named(void **state)
+TEST(wrong_parameters_are_named)
 {
 	char long_name[300];
 	ddp_param two[2] = { vector(0, 4), vector(1, 4) };
 
-	(void)state;
 	expect_bad_list(NULL, 1, "list of parameters is NULL");
 	expect_bad_list(two, 0, "at least one parameter, not 0");
 	two[1].name = NULL;
@@ -412,12 +397,11 @@ static void wrong_parameters_are_named(void **state)
 	expect_bad_list(two, 2, "too many elements together");
 }
 
-static void shapes_print_and_are_cut(void **state)
+TEST(shapes_print_and_are_cut)
 {
 	const int64_t shape[] = { 2, 3, 400 };
 	char text[32];
 
-	(void)state;
 	ddp_shape_text(3, shape, text, sizeof(text));
 	assert_string_equal(text, "[2, 3, 400]");
 	ddp_shape_text(0, shape, text, sizeof(text));
@@ -435,7 +419,6 @@ static int setup_ready(void **state)
 {
 	static const int64_t counts[PARAMS_MAX] = { 16, 32, 16 };
 
-	(void)state;
 	make_layout(counts, &layout);
 	assert_int_equal(ddp_bucket_plan_make(&layout, 32, 32, &plan), DDP_OK);
 	assert_int_equal(ddp_ready_make(&layout, &plan, &ready), DDP_OK);
@@ -444,16 +427,14 @@ static int setup_ready(void **state)
 
 static int teardown_ready(void **state)
 {
-	(void)state;
 	ddp_ready_free(&ready);
 	ddp_bucket_plan_free(&plan);
 	ddp_layout_free(&layout);
 	return 0;
 }
 
-static void bucket_is_ready_with_its_last_tensor(void **state)
+TEST_WITH(bucket_is_ready_with_its_last_tensor, setup_ready, teardown_ready)
 {
-	(void)state;
 	assert_int_equal(ddp_ready_take(&ready, 2), -1);
 	assert_int_equal(ddp_ready_announce(&ready, 2), DDP_OK);
 	assert_int_equal(ddp_ready_take(&ready, 2), -1);
@@ -465,9 +446,8 @@ static void bucket_is_ready_with_its_last_tensor(void **state)
 	assert_int_equal(ddp_ready_take(&ready, 2), -1);
 }
 
-static void buckets_are_taken_in_order_whatever_the_announcements(void **state)
+TEST_WITH(buckets_are_taken_in_order_whatever_the_announcements, setup_ready, teardown_ready)
 {
-	(void)state;
 	ddp_ready_announce(&ready, 0);
 	ddp_ready_announce(&ready, 1);
 	assert_int_equal(ddp_ready_take(&ready, 2), -1);
@@ -476,9 +456,8 @@ static void buckets_are_taken_in_order_whatever_the_announcements(void **state)
 	assert_int_equal(ddp_ready_take(&ready, 2), 1);
 }
 
-static void limit_holds_buckets_back(void **state)
+TEST_WITH(limit_holds_buckets_back, setup_ready, teardown_ready)
 {
-	(void)state;
 	for (int p = 0; p < 3; p++)
 		ddp_ready_announce(&ready, p);
 	assert_int_equal(ddp_ready_take(&ready, 1), 0);
@@ -487,17 +466,15 @@ static void limit_holds_buckets_back(void **state)
 	assert_int_equal(ddp_ready_force(&ready, 2), 1);
 }
 
-static void unannounced_buckets_can_be_forced(void **state)
+TEST_WITH(unannounced_buckets_can_be_forced, setup_ready, teardown_ready)
 {
-	(void)state;
 	assert_int_equal(ddp_ready_force(&ready, 2), 0);
 	assert_int_equal(ddp_ready_force(&ready, 2), 1);
 	assert_int_equal(ddp_ready_force(&ready, 2), -1);
 }
 
-static void announcing_twice_is_an_error_until_the_next_step(void **state)
+TEST_WITH(announcing_twice_is_an_error_until_the_next_step, setup_ready, teardown_ready)
 {
-	(void)state;
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_ERR_STATE);
 	assert_non_null(strstr(ddp_last_error(), "\"p1\" was announced twice"));
@@ -505,40 +482,9 @@ static void announcing_twice_is_an_error_until_the_next_step(void **state)
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
 }
 
-static void announcing_an_unknown_parameter_is_an_error(void **state)
+TEST_WITH(announcing_an_unknown_parameter_is_an_error, setup_ready, teardown_ready)
 {
-	(void)state;
 	assert_int_equal(ddp_ready_announce(&ready, -1), DDP_ERR_INVALID);
 	assert_int_equal(ddp_ready_announce(&ready, 3), DDP_ERR_INVALID);
 	assert_string_equal(ddp_last_error(), "no parameter has index 3; there are 3");
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(buckets_are_cut_from_the_end),
-		cmocka_unit_test(large_gradients_do_not_wait_for_the_first_parameter),
-		cmocka_unit_test(buckets_are_cut_anew_at_borders_of_tensors),
-		cmocka_unit_test(every_element_is_in_one_bucket),
-		cmocka_unit_test(every_element_has_one_owner),
-		cmocka_unit_test(what_is_stored_is_kept_by_its_owner),
-		cmocka_unit_test(first_bucket_can_be_larger_than_the_others),
-		cmocka_unit_test(tensors_begin_at_64_bytes),
-		cmocka_unit_test(number_without_dimensions_is_an_element),
-		cmocka_unit_test(too_many_buckets_are_refused),
-		cmocka_unit_test(wrong_parameters_are_named),
-		cmocka_unit_test(shapes_print_and_are_cut),
-		cmocka_unit_test_setup_teardown(bucket_is_ready_with_its_last_tensor,
-		                                setup_ready, teardown_ready),
-		cmocka_unit_test_setup_teardown(buckets_are_taken_in_order_whatever_the_announcements,
-		                                setup_ready, teardown_ready),
-		cmocka_unit_test_setup_teardown(limit_holds_buckets_back, setup_ready, teardown_ready),
-		cmocka_unit_test_setup_teardown(unannounced_buckets_can_be_forced,
-		                                setup_ready, teardown_ready),
-		cmocka_unit_test_setup_teardown(announcing_twice_is_an_error_until_the_next_step,
-		                                setup_ready, teardown_ready),
-		cmocka_unit_test_setup_teardown(announcing_an_unknown_parameter_is_an_error,
-		                                setup_ready, teardown_ready),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* comm/ops/blocks: how operations are cut. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "comm/core/offsets.h"
 #include "comm/ops/blocks.h"
+#include "tests/support/test.h"
 
 enum { LIMIT = 256 * 1024, WINDOW = 4 * 1024 * 1024, LONGEST = 1 << 30 };
 
-static void a_window_holds_a_chunk_of_each_of_many_slices(void **state)
+TEST(a_window_holds_a_chunk_of_each_of_many_slices)
 {
 	static const struct {
 		size_t element, wide;
 	} types[] = { { 1, 4 }, { 2, 4 }, { 4, 4 }, { 8, 8 } };
 
-	(void)state;
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
 		const size_t element = types[t].element, wide = types[t].wide;
 		for (size_t slices = 1; slices <= WINDOW / element; slices += 1 + slices / 7) {
@@ -36,9 +30,8 @@ static void a_window_holds_a_chunk_of_each_of_many_slices(void **state)
 
 /* Also where the longest slice is a little shorter than that: a window is cut
    into whole chunks, so it must hold one. */
-static void a_chunk_as_long_as_the_longest_slice_fits_in_its_share(void **state)
+TEST(a_chunk_as_long_as_the_longest_slice_fits_in_its_share)
 {
-	(void)state;
 	for (size_t slices = 1; slices <= WINDOW / 8 / 64; slices += 1 + slices / 7) {
 		const size_t share = WINDOW / slices;
 		for (size_t longest = share / 4 > 200 ? share / 4 - 200 : 0; longest < share / 4 + 200; longest++) {
@@ -49,17 +42,15 @@ static void a_chunk_as_long_as_the_longest_slice_fits_in_its_share(void **state)
 	}
 }
 
-static void a_chunk_is_not_much_longer_than_the_longest_slice(void **state)
+TEST(a_chunk_is_not_much_longer_than_the_longest_slice)
 {
-	(void)state;
 	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, LONGEST), LIMIT / 4);
 	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, 65), 128);
 	assert_int_equal(ddp_chunk_count(LIMIT, WINDOW, 4, 4, 0), 64);
 }
 
-static void parts_cover_everything_once(void **state)
+TEST(parts_cover_everything_once)
 {
-	(void)state;
 	for (size_t count = 0; count < 300; count += 1 + count / 9) {
 		for (int parts = 1; parts < 20; parts++) {
 			size_t at = 0;
@@ -73,7 +64,7 @@ static void parts_cover_everything_once(void **state)
 	}
 }
 
-static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
+TEST(offsets_of_blocks_are_sums_of_the_counts_before)
 {
 	const size_t counts[] = { 3, 0, 7, 1 }, recv_counts[] = { 0, 5, 2, 9 };
 	const size_t offsets[] = { 0, 3, 3, 10, 11 }, recv_offsets[] = { 0, 0, 5, 7, 16 };
@@ -81,7 +72,6 @@ static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
 	const ddp_operation vector = { .kind = DDP_ALL_TO_ALL, .counts = counts, .recv_counts = recv_counts };
 	ddp_comm *comm = calloc(1, sizeof(*comm));
 
-	(void)state;
 	assert_non_null(comm);
 	comm->size = 4;
 	for (int again = 0; again < 2; again++) {
@@ -98,16 +88,4 @@ static void offsets_of_blocks_are_sums_of_the_counts_before(void **state)
 	}
 	ddp_offsets_free(comm);
 	free(comm);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_window_holds_a_chunk_of_each_of_many_slices),
-		cmocka_unit_test(a_chunk_as_long_as_the_longest_slice_fits_in_its_share),
-		cmocka_unit_test(a_chunk_is_not_much_longer_than_the_longest_slice),
-		cmocka_unit_test(parts_cover_everything_once),
-		cmocka_unit_test(offsets_of_blocks_are_sums_of_the_counts_before),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

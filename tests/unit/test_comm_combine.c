@@ -2,20 +2,16 @@
 /* runs: unit asan; all: tsan */
 /* comm/ops/combine_nodes: the order of nodes, and what it costs that partial results travel in
    16 bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/api.h"
 #include "comm/ops/combine_nodes.h"
 #include "comm/ops/kernels_table.h"
+#include "tests/support/test.h"
 
 enum { NODES = 9, COUNT = 1500 }; /* several blocks, and a tail */
 
@@ -117,9 +113,8 @@ static void combine_all_nodes(void)
 	free(scratch);
 }
 
-static void all_nodes_are_combined(void **state)
+TEST(all_nodes_are_combined)
 {
-	(void)state;
 	for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
 		if (ddp_kernels_use(level) != NULL)
 			combine_all_nodes();
@@ -199,12 +194,11 @@ static double error_of(ddp_type type, ddp_type travel, int nodes, uint16_t (*inp
 	return sqrt(errors / sums);
 }
 
-static void travelling_in_16_bits_costs_a_rounding_per_node(void **state)
+TEST(travelling_in_16_bits_costs_a_rounding_per_node)
 {
 	static uint16_t inputs[8 * RANKS][SAMPLES];
 	unsigned int seed = 1;
 
-	(void)state;
 	print_message("sums of normal numbers, %d ranks a node: relative error\n", RANKS);
 	for (ddp_type type = DDP_F16; type <= DDP_BF16; type++) {
 		for (int nodes = 2; nodes <= 8; nodes *= 2) {
@@ -220,13 +214,4 @@ static void travelling_in_16_bits_costs_a_rounding_per_node(void **state)
 			assert_true(own < 1.6 * f32);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_nodes_are_combined),
-		cmocka_unit_test(travelling_in_16_bits_costs_a_rounding_per_node),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,24 +2,19 @@
 /* runs: unit asan; all: tsan bare */
 /* comm/ops/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
 #include <fenv.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/api.h"
 #include "comm/ops/kernels_table.h"
 #include "tests/support/halves.h"
+#include "tests/support/test.h"
 
-static void every_f16_is_decoded_and_encoded(void **state)
+TEST(every_f16_is_decoded_and_encoded)
 {
-	(void)state;
 	for (uint32_t bits = 0; bits < 0x10000; bits++) {
 		float x = ddp_f16_to_float((uint16_t)bits);
 		if ((bits & 0x7fff) > 0x7c00) {
@@ -34,9 +29,8 @@ static void every_f16_is_decoded_and_encoded(void **state)
 	}
 }
 
-static void between_two_f16_the_nearest_is_taken(void **state)
+TEST(between_two_f16_the_nearest_is_taken)
 {
-	(void)state;
 	for (uint32_t bits = 0; bits < 0x7bff; bits++) {
 		double low = decode_half((uint16_t)bits, 10, 15), high = decode_half((uint16_t)(bits + 1), 10, 15);
 		float middle = (float)((low + high) / 2);
@@ -49,9 +43,8 @@ static void between_two_f16_the_nearest_is_taken(void **state)
 	assert_int_equal(ddp_f16_from_float(-1e30f), 0xfc00);
 }
 
-static void bf16_is_rounded_to_even_and_nan_stays(void **state)
+TEST(bf16_is_rounded_to_even_and_nan_stays)
 {
-	(void)state;
 	for (uint32_t bits = 0; bits < 0x7f80; bits++) {
 		float x = ddp_bf16_to_float((uint16_t)bits);
 		assert_int_equal(ddp_bf16_from_float(x), bits);
@@ -97,9 +90,8 @@ static void expect_conversions(ddp_type type, float (*widened)(uint16_t), uint16
 	}
 }
 
-static void every_half_is_converted_alike_by_all_instruction_sets(void **state)
+TEST(every_half_is_converted_alike_by_all_instruction_sets)
 {
-	(void)state;
 	for (int level = 0; level < DDP_KERNEL_LEVELS; level++) {
 		if (ddp_kernels_use(level) == NULL)
 			continue;
@@ -160,11 +152,10 @@ static void expect_extreme(ddp_type type, ddp_op op, double a, double b, double 
 	}
 }
 
-static void minimum_and_maximum_are_those_of_ieee_754(void **state)
+TEST(minimum_and_maximum_are_those_of_ieee_754)
 {
 	static const ddp_type types[] = { DDP_F32, DDP_F64, DDP_F16, DDP_BF16 };
 
-	(void)state;
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
 		for (ddp_op op = DDP_MIN; op <= DDP_MAX; op++) {
 			expect_extreme(types[t], op, NAN, 1, NAN);
@@ -204,7 +195,7 @@ static void expect_same_halves(const ddp_combination *f, const uint16_t *have, c
 	}
 }
 
-static void pairs_of_halves_are_combined_alike_by_all_instruction_sets(void **state)
+TEST(pairs_of_halves_are_combined_alike_by_all_instruction_sets)
 {
 	static const struct { ddp_op op; double divisor; } ways[] = {
 		{ DDP_SUM, 0 }, { DDP_PROD, 0 }, { DDP_AVG, 2 }, { DDP_AVG, 64 }, { DDP_MIN, 0 }, { DDP_MAX, 0 },
@@ -212,7 +203,6 @@ static void pairs_of_halves_are_combined_alike_by_all_instruction_sets(void **st
 	static uint16_t all[HALVES], partners[HALVES], want[HALVES], have[HALVES];
 	const void *src[2] = { all, partners };
 
-	(void)state;
 	for (uint32_t i = 0; i < HALVES; i++)
 		all[i] = (uint16_t)i;
 	for (unsigned int round = 0; round < 12; round++) {
@@ -274,9 +264,8 @@ static uint8_t scaled_8(ddp_type type, uint8_t x, double scale)
 	return result;
 }
 
-static void scaled_integers_stay_in_range(void **state)
+TEST(scaled_integers_stay_in_range)
 {
-	(void)state;
 	assert_int_equal((int8_t)scaled_8(DDP_I8, 100, 1.5), 150 - 256);
 	assert_int_equal((int8_t)scaled_8(DDP_I8, (uint8_t)-100, 0.5), -50);
 	assert_int_equal((int8_t)scaled_8(DDP_I8, 100, 1e300), -1); /* the low bits of INT32_MAX */
@@ -345,14 +334,13 @@ static void expect_same_at_all_levels(ddp_combination *f)
 	}
 }
 
-static void instruction_sets_agree(void **state)
+TEST(instruction_sets_agree)
 {
 	static double sources[SOURCES][COUNT + 1];
 	static const double divisors[] = { 2, 3, 7, 1024 };
 	const double scales[SOURCES] = { 0.5, 2, 1.25 };
 	const void *src[SOURCES];
 
-	(void)state;
 	for (int type = DDP_F32; type <= DDP_BOOL; type++) {
 		for (int variant = 0; variant < VARIANTS; variant++) {
 			ddp_combination f = { .type = (ddp_type)type, .nsrc = SOURCES, .src = src,
@@ -485,7 +473,7 @@ static void expect_plain_at_all_levels(const ddp_combination *f)
 	}
 }
 
-static void every_combination_gives_the_bits_of_a_plain_one(void **state)
+TEST(every_combination_gives_the_bits_of_a_plain_one)
 {
 	static const ddp_type types[] = { DDP_F32, DDP_F16, DDP_BF16, DDP_I32, DDP_I64, DDP_U8, DDP_I8 };
 	static const int counts[] = { 1, 2, 3, 7, 128, MOST_SOURCES };
@@ -494,7 +482,6 @@ static void every_combination_gives_the_bits_of_a_plain_one(void **state)
 	const void *src[MOST_SOURCES];
 	void *dst[1];
 
-	(void)state;
 	/* Not all numbers are finite; but nothing is divided by zero. */
 	feenableexcept(FE_DIVBYZERO);
 	for (size_t t = 0; t < sizeof(types) / sizeof(types[0]); t++) {
@@ -527,7 +514,7 @@ static void every_combination_gives_the_bits_of_a_plain_one(void **state)
 }
 
 /* Of three ranks, each combination of truths. */
-static void truths_are_combined_as_truths(void **state)
+TEST(truths_are_combined_as_truths)
 {
 	static const struct { ddp_op op; unsigned int when; } table[] = { /* of the number of ranks that have true */
 		{ DDP_SUM, 0xe }, { DDP_MAX, 0xe }, { DDP_BOR, 0xe }, { DDP_PROD, 0x8 }, { DDP_MIN, 0x8 },
@@ -537,7 +524,6 @@ static void truths_are_combined_as_truths(void **state)
 	const void *src[3] = { sources[0], sources[1], sources[2] };
 	void *dst[1] = { result };
 
-	(void)state;
 	for (size_t i = 0; i < 3 * LENGTH; i++)
 		sources[i % 3][i / 3] = (i / 3 >> i % 3 & 1) != 0;
 	for (size_t t = 0; t < sizeof(table) / sizeof(table[0]); t++) {
@@ -555,14 +541,13 @@ static void truths_are_combined_as_truths(void **state)
 }
 
 /* Many sources that no cache holds are read in another order. */
-static void slices_give_the_bits_of_the_whole(void **state)
+TEST(slices_give_the_bits_of_the_whole)
 {
 	enum { MANY = 5, ELEMENTS = 1000003, SLICE = 100000 };
 	char *memory = malloc((MANY + 2) * (size_t)ELEMENTS * 8);
 	const void *src[MANY];
 	void *dst[1];
 
-	(void)state;
 	assert_non_null(memory);
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
 		size_t bytes = ELEMENTS * ddp_type_bytes((ddp_type)type);
@@ -587,7 +572,7 @@ static void slices_give_the_bits_of_the_whole(void **state)
 
 /* Also where an element is scaled: no product may be fused with a sum, in
    vectors or out of them. */
-static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
+TEST(scaled_elements_give_the_bits_of_the_whole_one_by_one)
 {
 	enum { MANY = 3, ELEMENTS = 257 };
 	static double sources[MANY][ELEMENTS], whole[ELEMENTS], one_by_one[ELEMENTS];
@@ -595,7 +580,6 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 	const void *src[MANY];
 	void *dst[1];
 
-	(void)state;
 	for (int type = DDP_F32; type <= DDP_F64; type++) {
 		ddp_combination combination = { .type = (ddp_type)type, .op = DDP_SUM, .nsrc = MANY, .src = src,
 		                  .scale = scales, .ndst = 1, .dst = dst };
@@ -613,11 +597,10 @@ static void scaled_elements_give_the_bits_of_the_whole_one_by_one(void **state)
 	}
 }
 
-static void what_is_taken_stays_as_it_was(void **state)
+TEST(what_is_taken_stays_as_it_was)
 {
 	static unsigned char source[1024] __attribute__((aligned(64))), target[1024], before[1024];
 
-	(void)state;
 	for (size_t bytes = 0; bytes < 300; bytes++) {
 		for (size_t shift = 0; shift < 9; shift += 4) {
 			for (size_t i = 0; i < sizeof(source); i++)
@@ -630,24 +613,4 @@ static void what_is_taken_stays_as_it_was(void **state)
 			assert_true(shift == 0 || target[shift - 1] == 0);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_f16_is_decoded_and_encoded),
-		cmocka_unit_test(between_two_f16_the_nearest_is_taken),
-		cmocka_unit_test(bf16_is_rounded_to_even_and_nan_stays),
-		cmocka_unit_test(every_half_is_converted_alike_by_all_instruction_sets),
-		cmocka_unit_test(truths_are_combined_as_truths),
-		cmocka_unit_test(slices_give_the_bits_of_the_whole),
-		cmocka_unit_test(every_combination_gives_the_bits_of_a_plain_one),
-		cmocka_unit_test(scaled_elements_give_the_bits_of_the_whole_one_by_one),
-		cmocka_unit_test(what_is_taken_stays_as_it_was),
-		cmocka_unit_test(minimum_and_maximum_are_those_of_ieee_754),
-		cmocka_unit_test(pairs_of_halves_are_combined_alike_by_all_instruction_sets),
-		cmocka_unit_test(scaled_integers_stay_in_range),
-		cmocka_unit_test(instruction_sets_agree),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* comm/net/nics: InfiniBand ports of a node, as sysfs shows them, and its ranks. */
-#include <setjmp.h>
 #include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "comm/net/nics.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 /* ---- a sysfs, and its devices in dev ------------------------------------------------------ */
 
@@ -107,9 +103,8 @@ static void expect(int each, int stride, int local, int locals, const char *expe
 		assert_string_equal(names, expected);
 }
 
-static void bound_rank_uses_a_card_of_its_socket(void **state)
+TEST_WITH(bound_rank_uses_a_card_of_its_socket, folder_empty, NULL)
 {
-	(void)state;
 	put_node(8);
 	expect(4, 4, 0, 8, "mlx5_0:1");
 	expect(4, 4, 3, 8, "mlx5_3:1");
@@ -118,20 +113,18 @@ static void bound_rank_uses_a_card_of_its_socket(void **state)
 }
 
 /* As SLURM does if nobody says otherwise: to one socket and the other by turns. */
-static void ranks_dealt_out_to_sockets_use_all_cards(void **state)
+TEST_WITH(ranks_dealt_out_to_sockets_use_all_cards, folder_empty, NULL)
 {
 	static const char *const cards[] = { "mlx5_0:1", "mlx5_4:1", "mlx5_1:1", "mlx5_5:1", "mlx5_2:1", "mlx5_6:1",
 	                                     "mlx5_3:1", "mlx5_7:1" };
 
-	(void)state;
 	put_node(8);
 	for (int i = 0; i < 8; i++)
 		expect(1, 16, i, 8, cards[i]);
 }
 
-static void unbound_ranks_share_all_cards(void **state)
+TEST_WITH(unbound_ranks_share_all_cards, folder_empty, NULL)
 {
-	(void)state;
 	put_node(4);
 	expect(32, 0, 0, 4, "mlx5_0:1");
 	expect(32, 0, 3, 4, "mlx5_3:1");
@@ -139,28 +132,25 @@ static void unbound_ranks_share_all_cards(void **state)
 	expect(32, 0, 1, 2, "mlx5_2:1,mlx5_3:1");
 }
 
-static void few_ranks_use_what_is_near(void **state)
+TEST_WITH(few_ranks_use_what_is_near, folder_empty, NULL)
 {
-	(void)state;
 	put_node(4);
 	expect(32, 0, 0, 1, NULL);
 	expect(16, 16, 1, 2, "mlx5_2:1,mlx5_3:1");
 	expect(4, 4, 0, 1, "mlx5_0:1,mlx5_1:1");
 }
 
-static void cards_are_counted_as_their_numbers_are(void **state)
+TEST_WITH(cards_are_counted_as_their_numbers_are, folder_empty, NULL)
 {
-	(void)state;
 	put_node(12);
 	expect(32, 0, 10, 12, "mlx5_10:1");
 	expect(32, 0, 2, 12, "mlx5_2:1");
 }
 
-static void what_is_slow_or_down_does_not_count(void **state)
+TEST_WITH(what_is_slow_or_down_does_not_count, folder_empty, NULL)
 {
 	port slow = usual, down = usual;
 
-	(void)state;
 	put_node(2);
 	slow.card = 2;
 	slow.rate = "25 Gb/sec (1X EDR)";
@@ -191,9 +181,8 @@ static void remove_device(int card)
 }
 
 /* Opening it fails, as with a device that the job's cgroup forbids. */
-static void card_that_cannot_be_opened_does_not_count(void **state)
+TEST_WITH(card_that_cannot_be_opened_does_not_count, folder_empty, NULL)
 {
-	(void)state;
 	put_node(4);
 	remove_device(0);
 	expect(32, 0, 0, 3, "mlx5_1:1");
@@ -209,9 +198,8 @@ static void card_that_cannot_be_opened_does_not_count(void **state)
 }
 
 /* Soft-RoCE and siw: there is no folder "device" of theirs. */
-static void software_that_can_be_opened_counts(void **state)
+TEST_WITH(software_that_can_be_opened_counts, folder_empty, NULL)
 {
-	(void)state;
 	put("6", "class/infiniband_verbs/abi_version");
 	put("4: ACTIVE", "class/infiniband/rxe_0/ports/1/state");
 	put("Ethernet", "class/infiniband/rxe_0/ports/1/link_layer");
@@ -222,11 +210,10 @@ static void software_that_can_be_opened_counts(void **state)
 	expect_device(false);
 }
 
-static void memory_node_need_not_be_known(void **state)
+TEST_WITH(memory_node_need_not_be_known, folder_empty, NULL)
 {
 	port p = usual;
 
-	(void)state;
 	for (p.card = 0; p.card < 2; p.card++) {
 		p.numa = p.card == 0 ? -1 : 70;
 		put_port(&p);
@@ -234,11 +221,10 @@ static void memory_node_need_not_be_known(void **state)
 	expect(1, 1, 1, 2, "mlx5_1:1");
 }
 
-static void what_may_not_reach_each_other_is_left_to_ucx(void **state)
+TEST_WITH(what_may_not_reach_each_other_is_left_to_ucx, folder_empty, NULL)
 {
 	port other = usual;
 
-	(void)state;
 	expect(32, 0, 0, 4, NULL); /* nothing there */
 	put_node(1);
 	expect(32, 0, 0, 4, NULL);
@@ -256,12 +242,11 @@ static void what_may_not_reach_each_other_is_left_to_ucx(void **state)
 	expect(32, 0, 0, 4, "mlx5_0:1");
 }
 
-static void names_that_do_not_fit_are_none(void **state)
+TEST_WITH(names_that_do_not_fit_are_none, folder_empty, NULL)
 {
 	char names[12], dev[512];
 	cpu_set_t allowed;
 
-	(void)state;
 	put_node(8);
 	CPU_ZERO(&allowed);
 	CPU_SET(0, &allowed);
@@ -271,18 +256,5 @@ static void names_that_do_not_fit_are_none(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(bound_rank_uses_a_card_of_its_socket, folder_empty),
-		cmocka_unit_test_setup(ranks_dealt_out_to_sockets_use_all_cards, folder_empty),
-		cmocka_unit_test_setup(unbound_ranks_share_all_cards, folder_empty),
-		cmocka_unit_test_setup(few_ranks_use_what_is_near, folder_empty),
-		cmocka_unit_test_setup(cards_are_counted_as_their_numbers_are, folder_empty),
-		cmocka_unit_test_setup(what_is_slow_or_down_does_not_count, folder_empty),
-		cmocka_unit_test_setup(card_that_cannot_be_opened_does_not_count, folder_empty),
-		cmocka_unit_test_setup(software_that_can_be_opened_counts, folder_empty),
-		cmocka_unit_test_setup(memory_node_need_not_be_known, folder_empty),
-		cmocka_unit_test_setup(what_may_not_reach_each_other_is_left_to_ucx, folder_empty),
-		cmocka_unit_test_setup(names_that_do_not_fit_are_none, folder_empty),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

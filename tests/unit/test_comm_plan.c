@@ -3,16 +3,11 @@
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
    comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
    nodes. comm/group/agreement: room for what their ranks tell. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/core/topology.h"
@@ -22,6 +17,7 @@
 #include "comm/ops/combine_nodes.h"
 #include "comm/shm/segment.h"
 #include "tests/support/simulate.h"
+#include "tests/support/test.h"
 
 /* ---- exchanges ------------------------------------------------------------------------------ */
 
@@ -46,9 +42,8 @@ static void check_pairs(const ddp_plan *plan, size_t chunk)
 	}
 }
 
-static void what_one_node_sends_the_other_expects(void **state)
+TEST(what_one_node_sends_the_other_expects)
 {
-	(void)state;
 	for (int nodes = 2; nodes <= 12500; nodes = nodes < 130 ? nodes + 1 : nodes * 3 + nodes % 2) {
 		const ddp_plan plans[] = {
 			ddp_plan_halving(nodes), ddp_plan_doubling(nodes), ddp_plan_halving_to_owners(nodes),
@@ -112,9 +107,8 @@ static void check_order(const ddp_plan *plan, size_t chunk)
 	free(scratch);
 }
 
-static void every_plan_combines_in_the_order_of_the_tree(void **state)
+TEST(every_plan_combines_in_the_order_of_the_tree)
 {
-	(void)state;
 	for (int nodes = 2; nodes <= NODES; nodes++) {
 		const ddp_plan halving = ddp_plan_halving(nodes), doubling = ddp_plan_doubling(nodes);
 		check_order(&halving, 0);
@@ -137,9 +131,8 @@ static void check_nodes_of(const ddp_plan *plan, ddp_range parts)
 	assert_int_equal(ddp_plan_node_count(plan, parts), count);
 }
 
-static void each_node_is_in_one_part(void **state)
+TEST(each_node_is_in_one_part)
 {
-	(void)state;
 	for (int nodes = 2; nodes <= 100; nodes++) {
 		const ddp_plan plan = ddp_plan_halving_to_owners(nodes);
 		int seen[100] = { 0 };
@@ -160,9 +153,8 @@ static void each_node_is_in_one_part(void **state)
 }
 
 /* Each node has one part after the reductions, and each part is on one. */
-static void parts_are_complete_on_one_node_each(void **state)
+TEST(parts_are_complete_on_one_node_each)
 {
-	(void)state;
 	for (int nodes = 2; nodes <= 100; nodes++) {
 		const ddp_plan plan = ddp_plan_halving(nodes);
 		for (size_t chunk = 0; chunk < 2; chunk++) {
@@ -215,9 +207,8 @@ static ddp_shape shape_of(int nodes, int channels, size_t bytes)
 }
 
 /* A row that lacks something would be missed by none but who runs that algorithm. */
-static void each_algorithm_has_a_whole_row(void **state)
+TEST(each_algorithm_has_a_whole_row)
 {
-	(void)state;
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
 		const ddp_algorithm_row *row = ddp_algorithm_of(a);
 		bool runs = false;
@@ -261,9 +252,8 @@ static void check_cost(ddp_algorithm a, const ddp_shape *shape)
 }
 
 /* A cost that is too high or too low would let another algorithm run. */
-static void costs_are_those_of_the_link(void **state)
+TEST(costs_are_those_of_the_link)
 {
-	(void)state;
 	for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++) {
 		for (size_t k = 0; k < KINDS; k++) {
 			for (int nodes = 3; nodes <= 9; nodes++) {
@@ -278,11 +268,10 @@ static void costs_are_those_of_the_link(void **state)
 	}
 }
 
-static void messages_do_not_shrink_with_the_world(void **state)
+TEST(messages_do_not_shrink_with_the_world)
 {
 	const size_t bytes = (size_t)256 << 20;
 
-	(void)state;
 	for (size_t k = 0; k < KINDS; k++) {
 		for (size_t l = 0; l < 2; l++) {
 			for (int nodes = 2; nodes <= 16384; nodes *= 2) {
@@ -301,9 +290,8 @@ static void messages_do_not_shrink_with_the_world(void **state)
 	}
 }
 
-static void chunks_of_recursive_halving_depend_on_channels_and_rounds_alone(void **state)
+TEST(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone)
 {
-	(void)state;
 	for (int nodes = 3; nodes <= 100000; nodes = nodes * 3 + 1) {
 		for (int channels = 1; channels <= 64; channels *= 2) {
 			const ddp_shape shape = shape_of(nodes, channels, (size_t)1 << 30);
@@ -317,9 +305,8 @@ static void chunks_of_recursive_halving_depend_on_channels_and_rounds_alone(void
 	}
 }
 
-static void an_operation_has_a_chunk_however_small_it_is(void **state)
+TEST(an_operation_has_a_chunk_however_small_it_is)
 {
-	(void)state;
 	for (size_t bytes = 4; bytes < 100000; bytes += 4 + bytes / 3) {
 		const ddp_shape shape = shape_of(5, 3, bytes);
 		const size_t chunk = ddp_halving_chunk(&links[0], &shape);
@@ -329,9 +316,8 @@ static void an_operation_has_a_chunk_however_small_it_is(void **state)
 }
 
 /* Some fixed points. */
-static void connections_stay_few(void **state)
+TEST(connections_stay_few)
 {
-	(void)state;
 	for (int nodes = 4; nodes <= 16384; nodes *= 4) {
 		const ddp_shape large = shape_of(nodes, 8, (size_t)25 << 20), small = shape_of(nodes, 1, 1024);
 		int log2 = 0;
@@ -350,11 +336,10 @@ static void connections_stay_few(void **state)
 }
 
 /* However many nodes there are, twice the data go in and out of each. */
-static void time_of_large_operations_hardly_grows(void **state)
+TEST(time_of_large_operations_hardly_grows)
 {
 	const size_t bytes = (size_t)1 << 30;
 
-	(void)state;
 	for (size_t l = 0; l < 2; l++) {
 		for (int nodes = 3; nodes <= 12500; nodes = nodes * 2 + 1) {
 			const ddp_shape shape = shape_of(nodes, 8, bytes);
@@ -382,9 +367,8 @@ static void expect_simulated(size_t element, const ddp_link *link, int nodes)
 }
 
 /* Chunks that overlap take as long as messages that are followed one by one. */
-static void the_model_agrees_with_a_simulation(void **state)
+TEST(the_model_agrees_with_a_simulation)
 {
-	(void)state;
 	for (size_t l = 0; l < 2; l++) {
 		for (int nodes = 3; nodes <= 1300; nodes = nodes * 3 + nodes % 2) {
 			expect_simulated(4, &links[l], nodes);
@@ -395,12 +379,11 @@ static void the_model_agrees_with_a_simulation(void **state)
 
 /* Of as many elements: where bytes alone cost, recursive halving takes 3/4 of f32's time, as half of
    what it sends is in accumulator form, and direct exchange half. */
-static void recursive_halving_gains_less_of_16_bits(void **state)
+TEST(recursive_halving_gains_less_of_16_bits)
 {
 	const ddp_link link = { .measured = true, .byte_seconds = 1e-6, .chunk_bytes = 60 * 1024 };
 	const size_t elements = (size_t)16 << 20;
 
-	(void)state;
 	for (int nodes = 4; nodes <= 64; nodes *= 2) {
 		const ddp_shape f32 = shape_of_type(4, DDP_ALL_REDUCE, nodes, 1, 4 * elements);
 		const ddp_shape bf16 = shape_of_type(2, DDP_ALL_REDUCE, nodes, 1, 2 * elements);
@@ -459,9 +442,8 @@ static void place(int world, int nodes)
 	free(roster.peers);
 }
 
-static void ranks_of_large_worlds_are_placed(void **state)
+TEST(ranks_of_large_worlds_are_placed)
 {
-	(void)state;
 	place(3, 2);
 	place(4096, 513);
 	place(100000, 12501);
@@ -491,32 +473,9 @@ static void expect_room(int size)
 	free(comm.node.incoming);
 }
 
-static void rank_has_room_for_what_all_others_tell(void **state)
+TEST(rank_has_room_for_what_all_others_tell)
 {
-	(void)state;
 	expect_room(2);
 	expect_room(6000);
 	expect_room(50000);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(what_one_node_sends_the_other_expects),
-		cmocka_unit_test(every_plan_combines_in_the_order_of_the_tree),
-		cmocka_unit_test(parts_are_complete_on_one_node_each),
-		cmocka_unit_test(each_node_is_in_one_part),
-		cmocka_unit_test(each_algorithm_has_a_whole_row),
-		cmocka_unit_test(costs_are_those_of_the_link),
-		cmocka_unit_test(messages_do_not_shrink_with_the_world),
-		cmocka_unit_test(chunks_of_recursive_halving_depend_on_channels_and_rounds_alone),
-		cmocka_unit_test(an_operation_has_a_chunk_however_small_it_is),
-		cmocka_unit_test(connections_stay_few),
-		cmocka_unit_test(time_of_large_operations_hardly_grows),
-		cmocka_unit_test(ranks_of_large_worlds_are_placed),
-		cmocka_unit_test(the_model_agrees_with_a_simulation),
-		cmocka_unit_test(recursive_halving_gains_less_of_16_bits),
-		cmocka_unit_test(rank_has_room_for_what_all_others_tell),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

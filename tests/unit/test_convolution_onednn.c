@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan bare */
-/*
- * Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
- * against plain loops in double precision: odd shapes, other numbers of images and of threads by the
- * same plans, and what each leaves to others.
- */
+/* Convolutions by oneDNN, and by Winograd's products in each instruction set of this processor,
+   against plain loops in double precision: odd shapes, other numbers of images and of threads by the
+   same plans, and what each leaves to others. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "cpu/convolution_onednn.h"
 #include "cpu/winograd.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* The plain version would take most of the time. */
 #define SLOW __attribute__((no_sanitize("address", "thread", "undefined")))
@@ -162,7 +156,7 @@ static void check(const struct way *way, const struct convolution *c, int thread
 	free_values(&v);
 }
 
-static void convolutions(void **state)
+TEST(convolutions)
 {
 	const struct convolution cases[] = {
 		{{3, 9, 8, 16, 3, 1, 1}, 32, true}, {{3, 16, 16, 32, 1, 2, 0}, 16, false}, {{3, 10, 10, 16, 1, 1, 0}, 16, false},
@@ -180,7 +174,7 @@ static void convolutions(void **state)
 	}
 }
 
-static void winograd(void **state)
+TEST(winograd)
 {
 	const struct {
 		dk_window w; /* of so many times as many channels, and outputs, as the set takes at least */
@@ -193,7 +187,6 @@ static void winograd(void **state)
 	};
 	struct way way = {0};
 
-	(void)state;
 	for (int set = 0; (way.winograd = dk_winograd_set_at(set)) != NULL; set++)
 		for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 			struct convolution c = {.w = cases[i].w, .outputs = cases[i].outputs * way.winograd->across, .bias = cases[i].bias};
@@ -214,11 +207,10 @@ static double apart(const float *got, const double *wanted, int64_t n)
 }
 
 /* Sums are cut, so that they are nearer than one chain of additions. */
-static void winograd_is_more_exact_than_a_sum(void **state)
+TEST(winograd_is_more_exact_than_a_sum)
 {
 	const struct way way = {.winograd = dk_winograd_set_at(0)};
 
-	(void)state;
 	if (way.winograd == NULL)
 		skip();
 	const struct convolution c = {.w = {2, 8, 8, 128, 3, 1, 1}, .outputs = 64};
@@ -261,11 +253,10 @@ SLOW static void sum_gradient(const struct convolution *c, float *const in[KINDS
 	}
 }
 
-static void winograd_sums_many_tiles_in_pieces(void **state)
+TEST(winograd_sums_many_tiles_in_pieces)
 {
 	const struct way way = {.winograd = dk_winograd_set_at(0)};
 
-	(void)state;
 	if (way.winograd == NULL)
 		skip();
 	const struct convolution c = {.w = {2, 32, 32, 64, 3, 1, 1}, .outputs = 64};
@@ -283,7 +274,7 @@ static void winograd_sums_many_tiles_in_pieces(void **state)
 	free_values(&v);
 }
 
-static void winograd_takes_what_networks_have(void **state)
+TEST(winograd_takes_what_networks_have)
 {
 	const dk_winograd_set *set = dk_winograd_set_at(0);
 	const dk_window inner = {2, 8, 8, 64, 3, 1, 1}, moves = {2, 8, 8, 64, 3, 2, 1}, few = {1, 4, 4, 64, 3, 1, 1},
@@ -301,9 +292,8 @@ static void winograd_takes_what_networks_have(void **state)
 }
 
 /* Otherwise the test above would be one of the kernels here. */
-static void onednn_takes_what_networks_have(void **state)
+TEST(onednn_takes_what_networks_have)
 {
-	(void)state;
 #if defined(HAVE_ONEDNN_CONVOLUTION) && defined(__x86_64__)
 	/* oneDNN has code for all passes from AVX2 on, as DNNL_MAX_CPU_ISA=AVX2 and =AVX tell. */
 	if (!__builtin_cpu_supports("avx2"))
@@ -328,7 +318,7 @@ static void onednn_takes_what_networks_have(void **state)
 }
 
 /* The kernels here may: what oneDNN cannot make is no failure of training. */
-static void what_onednn_refuses_is_no_failure(void **state)
+TEST(what_onednn_refuses_is_no_failure)
 {
 	const dk_window lower_than_the_window = {2, 1, 16, 16, 3, 1, 0}; /* places down: -1, which oneDNN refuses */
 
@@ -351,14 +341,5 @@ static int close_onednn(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(convolutions),
-		cmocka_unit_test(winograd),
-		cmocka_unit_test(winograd_is_more_exact_than_a_sum),
-		cmocka_unit_test(winograd_sums_many_tiles_in_pieces),
-		cmocka_unit_test(winograd_takes_what_networks_have),
-		cmocka_unit_test(onednn_takes_what_networks_have),
-		cmocka_unit_test(what_onednn_refuses_is_no_failure),
-	};
-	return cmocka_run_group_tests(tests, open_onednn, close_onednn);
+	return test_run(open_onednn, close_onednn);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * device: what holds for each kind of device, the host and a GPU, which is the fake one, or a real
- * one (make check-gpu); and what is said where a kind is missing.
- */
+/* device: what holds for each kind of device, the host and a GPU, which is the fake one, or a real
+   one (make check-gpu); and what is said where a kind is missing. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "device/device.h"
 #include "device/kernel_queue.h"
 #include "device/module.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/device_checks.h"
+#include "tests/support/test.h"
 
 enum { MANY = 70001, TRIALS = 20 };
 
@@ -215,7 +209,6 @@ static void events_order_queues(void **state)
 
 static void doze(void *argument)
 {
-	(void)argument;
 	usleep(20000);
 }
 
@@ -369,7 +362,6 @@ static void unknown_devices_are_refused_by_name(void **state)
 {
 	ddp_device *device = NULL;
 
-	(void)state;
 	FAILS(ddp_device_open("tpu", &device), DDP_ERR_INVALID, "'tpu'; the kinds are cpu and cuda");
 	FAILS(ddp_device_open("test", &device), DDP_ERR_INVALID, "'test'; the kinds are cpu and cuda");
 	FAILS(ddp_device_open("a name that is longer than kinds are", &device), DDP_ERR_INVALID,
@@ -389,7 +381,6 @@ static void an_index_is_named_or_the_jobs(void **state)
 {
 	ddp_device *device = NULL;
 
-	(void)state;
 	test_fake_gpu()->count = 6;
 	setenv("DDP_LOCAL_DEVICE", "3", 1);
 	OK(ddp_device_open("cpu", &device));
@@ -419,7 +410,6 @@ static void a_module_that_cannot_serve_is_named_with_the_reason(void **state)
 	ddp_device *device = NULL;
 	Dl_info cmocka;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
 		setenv("DDP_CUDA_MODULE", cases[i].module, 1);
 		FAILS(ddp_device_open("cuda", &device), DDP_ERR_UNSUPPORTED, cases[i].text);
@@ -455,7 +445,6 @@ static void closing_kernels_waits_for_their_queue(void **state)
 	dk_queue *kernels;
 	bool done;
 
-	(void)state;
 	OK(ddp_device_open("cuda", &device));
 	OK(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queue));
 	OK(ddp_kernel_queue_open(device, queue, DK_F32, &kernels));

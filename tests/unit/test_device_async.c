@@ -1,22 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * The fake GPU: what it is for. A host that touches its memory dies, work that nothing orders is
- * told, and goes wrong.
- */
+/* The fake GPU: what it is for. A host that touches its memory dies, work that nothing orders is
+   told, and goes wrong. */
 #include <semaphore.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "device/kernel_queue.h"
@@ -25,6 +17,7 @@
 #include "tests/device/order.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/sanitizers.h"
+#include "tests/support/test.h"
 
 enum { BYTES = 40000 };
 
@@ -99,21 +92,19 @@ static void write_it(unsigned char *memory) { *(volatile unsigned char *)memory 
 static void use_its_end(unsigned char *memory) { ((volatile unsigned char *)memory)[BYTES - 1] = 1; }
 static void do_nothing(unsigned char *memory) { (void)memory; }
 
-static void a_host_that_touches_the_memory_dies(void **state)
+TEST(a_host_that_touches_the_memory_dies)
 {
-	(void)state;
 	assert_int_equal(signal_of(do_nothing), 0);
 	assert_int_equal(signal_of(read_it), SIGSEGV);
 	assert_int_equal(signal_of(write_it), SIGSEGV);
 	assert_int_equal(signal_of(use_its_end), SIGSEGV);
 }
 
-static void new_memory_is_no_number(void **state)
+TEST(new_memory_is_no_number)
 {
 	struct fixture f;
 	unsigned char got[BYTES];
 
-	(void)state;
 	set_up(&f);
 	OK(ddp_device_copy(f.device, NULL, got, f.memory[0], BYTES));
 	OK(ddp_device_queue_sync(f.device, NULL));
@@ -122,13 +113,12 @@ static void new_memory_is_no_number(void **state)
 	tear_down(&f);
 }
 
-static void work_with_what_is_not_allocated_is_refused(void **state)
+TEST(work_with_what_is_not_allocated_is_refused)
 {
 	struct fixture f;
 	unsigned char host[BYTES] = { 0 };
 	void *freed;
 
-	(void)state;
 	set_up(&f);
 	OK(ddp_device_alloc(f.device, 100, &freed));
 	OK(ddp_device_free(f.device, freed));
@@ -143,13 +133,12 @@ static void work_with_what_is_not_allocated_is_refused(void **state)
 	tear_down(&f);
 }
 
-static void memory_in_use_is_not_freed(void **state)
+TEST(memory_in_use_is_not_freed)
 {
 	struct fixture f;
 	struct gate gate;
 	void *pinned;
 
-	(void)state;
 	gate_init(&gate);
 	set_up(&f);
 	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
@@ -165,13 +154,12 @@ static void memory_in_use_is_not_freed(void **state)
 
 /* ---- queues ---- */
 
-static void queues_run_at_the_same_time(void **state)
+TEST(queues_run_at_the_same_time)
 {
 	struct fixture f;
 	struct gate gates[2];
 	bool done = true;
 
-	(void)state;
 	set_up(&f);
 	for (int i = 0; i < 2; i++) {
 		gate_init(&gates[i]);
@@ -207,13 +195,12 @@ static void call_the_device(void *argument)
 	caller->statuses[3] = ddp_device_queue_query(caller->other, NULL, &(bool){ false });
 }
 
-static void a_function_of_a_queue_must_not_call_the_device(void **state)
+TEST(a_function_of_a_queue_must_not_call_the_device)
 {
 	struct fixture f;
 	ddp_device *other;
 	void *view;
 
-	(void)state;
 	set_up(&f);
 	test_fake_gpu()->count = 2;
 	OK(ddp_device_open("cuda:1", &other));
@@ -230,13 +217,12 @@ static void a_function_of_a_queue_must_not_call_the_device(void **state)
 	tear_down(&f);
 }
 
-static void queues_run_out(void **state)
+TEST(queues_run_out)
 {
 	ddp_device *device;
 	ddp_device_queue *queues[FAKE_GPU_STREAMS] = { NULL };
 	int count = 0;
 
-	(void)state;
 	OK(ddp_device_open("cuda", &device));
 	while (count < FAKE_GPU_STREAMS &&
 	       ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[count]) == DDP_OK)
@@ -264,12 +250,11 @@ static ddp_status pass_on(struct fixture *f, const unsigned char *sent, unsigned
 	return ddp_device_copy(f->device, f->queues[1], got, f->memory[1], BYTES);
 }
 
-static void a_missing_wait_is_told_at_once(void **state)
+TEST(a_missing_wait_is_told_at_once)
 {
 	struct fixture f;
 	unsigned char sent[BYTES] = { 1 }, got[BYTES];
 
-	(void)state;
 	set_up(&f);
 	OK(pass_on(&f, sent, got, true));
 	OK(ddp_device_queue_sync(f.device, f.queues[1]));
@@ -282,13 +267,12 @@ static void a_missing_wait_is_told_at_once(void **state)
 	tear_down(&f);
 }
 
-static void a_missing_wait_goes_wrong(void **state)
+TEST(a_missing_wait_goes_wrong)
 {
 	fake_gpu_switches *gpu = test_fake_gpu(), before = *gpu;
 	unsigned char sent[BYTES], got[BYTES];
 	int wrong[2] = { 0, 0 };
 
-	(void)state;
 	if (THREAD_SANITIZER)
 		skip(); /* it tells such work for what it is, a race */
 	memset(sent, 7, BYTES);
@@ -334,9 +318,8 @@ static void look_at_memory(void *argument)
 		pass_gate(reading->gate);
 }
 
-static void functions_are_checked_where_they_ask_for_a_view(void **state)
+TEST(functions_are_checked_where_they_ask_for_a_view)
 {
-	(void)state;
 	for (int second = 0; second < 2; second++) {
 		struct fixture f;
 		struct gate gate;
@@ -364,11 +347,10 @@ static void functions_are_checked_where_they_ask_for_a_view(void **state)
 	}
 }
 
-static void a_view_of_what_is_not_allocated_breaks_the_device(void **state)
+TEST(a_view_of_what_is_not_allocated_breaks_the_device)
 {
 	struct fixture f;
 
-	(void)state;
 	set_up(&f);
 	struct reading reading = { .f = &f, .bytes = BYTES + 1 };
 	OK(ddp_device_launch(f.device, f.queues[0], look_at_memory, &reading));
@@ -378,12 +360,11 @@ static void a_view_of_what_is_not_allocated_breaks_the_device(void **state)
 	tear_down(&f);
 }
 
-static void the_hosts_side_is_checked_too(void **state)
+TEST(the_hosts_side_is_checked_too)
 {
 	struct fixture f;
 	unsigned char host[BYTES] = { 0 };
 
-	(void)state;
 	set_up(&f);
 	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
 	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_IO,
@@ -392,13 +373,12 @@ static void the_hosts_side_is_checked_too(void **state)
 }
 
 /* Each way to order two queues' work is known as one. */
-static void what_is_ordered_is_not_refused(void **state)
+TEST(what_is_ordered_is_not_refused)
 {
 	struct fixture f;
 	struct gate gate;
 	bool done = false;
 
-	(void)state;
 	gate_init(&gate);
 	set_up(&f);
 	unsigned char *memory = f.memory[0];
@@ -434,12 +414,11 @@ static void what_is_ordered_is_not_refused(void **state)
 }
 
 /* Addresses come again after some GiB only, so this asks what keeps order itself. */
-static void what_was_freed_orders_nothing(void **state)
+TEST(what_was_freed_orders_nothing)
 {
 	static gpu_order order;
 	gpu_access other, access = { .address = &order, .bytes = 100, .writes = true, .what = "copy" };
 
-	(void)state;
 	const int first = fake_gpu_order_add(&order), second = fake_gpu_order_add(&order);
 	access.stream = first;
 	access.clock = fake_gpu_order_next(&order, first);
@@ -456,13 +435,12 @@ static void what_was_freed_orders_nothing(void **state)
 }
 
 /* An event that is recorded again does not let go of who waits for the record before. */
-static void who_waits_for_an_earlier_record_still_waits(void **state)
+TEST(who_waits_for_an_earlier_record_still_waits)
 {
 	struct fixture f;
 	struct gate gate;
 	unsigned char sent[BYTES], got[BYTES];
 
-	(void)state;
 	gate_init(&gate);
 	set_up(&f);
 	memset(sent, 9, BYTES);
@@ -483,7 +461,6 @@ static void who_waits_for_an_earlier_record_still_waits(void **state)
 
 static void nothing(void *argument)
 {
-	(void)argument;
 }
 
 enum { CAPTURE_CALLS = 14 };
@@ -535,14 +512,13 @@ static void expect_zeros(struct fixture *f, dk_queue *kernels)
 	free(got);
 }
 
-static void a_thread_that_captures_asks_nothing_else_of_the_device(void **state)
+TEST(a_thread_that_captures_asks_nothing_else_of_the_device)
 {
 	struct fixture f;
 	dk_queue *kernels;
 	const char *why;
 	void *pinned;
 
-	(void)state;
 	set_up(&f);
 	OK(ddp_device_host_alloc(f.device, BYTES, &pinned));
 	OK(ddp_kernel_queue_open(f.device, f.queues[0], DK_F32, &kernels));
@@ -563,24 +539,6 @@ static void a_thread_that_captures_asks_nothing_else_of_the_device(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_host_that_touches_the_memory_dies),
-		cmocka_unit_test(new_memory_is_no_number),
-		cmocka_unit_test(work_with_what_is_not_allocated_is_refused),
-		cmocka_unit_test(memory_in_use_is_not_freed),
-		cmocka_unit_test(queues_run_at_the_same_time),
-		cmocka_unit_test(a_function_of_a_queue_must_not_call_the_device),
-		cmocka_unit_test(queues_run_out),
-		cmocka_unit_test(a_missing_wait_is_told_at_once),
-		cmocka_unit_test(a_missing_wait_goes_wrong),
-		cmocka_unit_test(functions_are_checked_where_they_ask_for_a_view),
-		cmocka_unit_test(a_view_of_what_is_not_allocated_breaks_the_device),
-		cmocka_unit_test(the_hosts_side_is_checked_too),
-		cmocka_unit_test(what_is_ordered_is_not_refused),
-		cmocka_unit_test(what_was_freed_orders_nothing),
-		cmocka_unit_test(who_waits_for_an_earlier_record_still_waits),
-		cmocka_unit_test(a_thread_that_captures_asks_nothing_else_of_the_device),
-	};
 	unsetenv("DDP_LOCAL_DEVICE");
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

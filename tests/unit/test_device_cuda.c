@@ -1,19 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
- * program's own choice of a GPU, over the fake GPU; with a GPU, test_device
- * runs the module on the real one.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+/* device/cuda without a GPU: what it makes of each error of CUDA's, and how it treats the
+   program's own choice of a GPU, over the fake GPU; with a GPU, test_device
+   runs the module on the real one. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "device/backend.h"
@@ -21,6 +13,7 @@
 #include "tests/device/fake_gpu.h"
 #include "tests/device/include/cuda_runtime_api.h"
 #include "tests/support/device_checks.h"
+#include "tests/support/test.h"
 
 static const ddp_device_backend *cuda;
 static fake_gpu_switches *gpu;
@@ -28,7 +21,6 @@ static fake_gpu_switches *gpu;
 /* Three GPUs, of which the program has chosen number 2. */
 static int reset(void **state)
 {
-	(void)state;
 	gpu = test_fake_gpu();
 	OK(ddp_device_cuda(&cuda));
 	gpu->count = 3;
@@ -52,11 +44,10 @@ static ddp_status open_index(int index, void **self)
 	return status;
 }
 
-static void a_missing_gpu_is_told_with_what_is_missing(void **state)
+TEST_WITH(a_missing_gpu_is_told_with_what_is_missing, reset, NULL)
 {
 	void *self = NULL;
 
-	(void)state;
 	FAILS(open_index(3, &self), DDP_ERR_INVALID, "no device cuda:3: this process sees 3 GPUs");
 	gpu->failing = "cudaGetDeviceCount";
 	gpu->error = cudaErrorInsufficientDriver;
@@ -77,7 +68,7 @@ static void a_missing_gpu_is_told_with_what_is_missing(void **state)
 	assert_null(self);
 }
 
-static void a_gpu_that_cannot_be_opened_leaves_nothing(void **state)
+TEST_WITH(a_gpu_that_cannot_be_opened_leaves_nothing, reset, NULL)
 {
 	static const char *const calls[] = {
 		"cuDevicePrimaryCtxRetain", "cudaDeviceGetStreamPriorityRange", "cudaEventCreateWithFlags",
@@ -85,7 +76,6 @@ static void a_gpu_that_cannot_be_opened_leaves_nothing(void **state)
 	};
 	void *self = NULL;
 
-	(void)state;
 	gpu->error = cudaErrorDevicesUnavailable;
 	for (size_t i = 0; i < sizeof(calls) / sizeof(*calls); i++) {
 		gpu->failing = calls[i];
@@ -98,7 +88,6 @@ static void a_gpu_that_cannot_be_opened_leaves_nothing(void **state)
 
 static void do_nothing(void *argument)
 {
-	(void)argument;
 }
 
 static void note_current(void *argument)
@@ -162,7 +151,7 @@ static ddp_status go_through(void *self)
 	return failed;
 }
 
-static void each_call_that_fails_is_named(void **state)
+TEST_WITH(each_call_that_fails_is_named, reset, NULL)
 {
 	static const char *const calls[] = {
 		"cudaMalloc", "cudaHostAlloc", "cudaStreamCreateWithPriority", "cudaEventCreateWithFlags",
@@ -174,7 +163,6 @@ static void each_call_that_fails_is_named(void **state)
 	char text[200];
 	void *self = NULL;
 
-	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	assert_int_equal(go_through(self), DDP_OK);
 	assert_int_equal(gpu->priority, -5);
@@ -196,12 +184,11 @@ static void each_call_that_fails_is_named(void **state)
 }
 
 /* A thread without a context gets none, least of all on GPU 0. */
-static void a_thread_is_left_with_the_gpu_that_it_had(void **state)
+TEST_WITH(a_thread_is_left_with_the_gpu_that_it_had, reset, NULL)
 {
 	static const int before[] = { FAKE_GPU_NONE, 0, 1, 2 };
 	void *self = NULL;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(before) / sizeof(*before); i++) {
 		*gpu->current() = before[i];
 		assert_int_equal(open_index(1, &self), DDP_OK);
@@ -213,14 +200,13 @@ static void a_thread_is_left_with_the_gpu_that_it_had(void **state)
 	}
 }
 
-static void a_context_that_is_gone_is_told(void **state)
+TEST_WITH(a_context_that_is_gone_is_told, reset, NULL)
 {
 	void *self = NULL, *memory = NULL, *pinned = NULL, *none = NULL;
 	ddp_device_queue *queue = NULL;
 	ddp_device_event *event = NULL;
 	int current = -1;
 
-	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	assert_int_equal(cuda->alloc(self, 64, &memory), DDP_OK);
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
@@ -244,12 +230,11 @@ static void a_context_that_is_gone_is_told(void **state)
 }
 
 /* As CUDA says of an address that it does not know. */
-static void memory_of_others_is_not_owned(void **state)
+TEST_WITH(memory_of_others_is_not_owned, reset, NULL)
 {
 	void *self = NULL;
 	char host[10];
 
-	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	assert_false(cuda->owns(self, NULL));
 	gpu->failing = "cudaPointerGetAttributes";
@@ -261,13 +246,12 @@ static void memory_of_others_is_not_owned(void **state)
 	cuda->close(self);
 }
 
-static void work_that_is_not_done_is_no_error(void **state)
+TEST_WITH(work_that_is_not_done_is_no_error, reset, NULL)
 {
 	void *self = NULL;
 	const int before = gpu->objects; /* what cases left where freeing failed */
 	bool done = true;
 
-	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	gpu->failing = "cudaStreamQuery";
 	gpu->error = cudaErrorNotReady;
@@ -285,13 +269,12 @@ static void work_that_is_not_done_is_no_error(void **state)
 	assert_int_equal(gpu->objects, before);
 }
 
-static void a_broken_gpu_says_so_and_can_be_let_go(void **state)
+TEST_WITH(a_broken_gpu_says_so_and_can_be_let_go, reset, NULL)
 {
 	ddp_device_queue *queue;
 	ddp_device_event *event;
 	void *self = NULL, *memory, *pinned;
 
-	(void)state;
 	assert_int_equal(open_index(1, &self), DDP_OK);
 	assert_int_equal(cuda->alloc(self, 64, &memory), DDP_OK);
 	assert_int_equal(cuda->host_alloc(self, 64, &pinned), DDP_OK);
@@ -305,19 +288,4 @@ static void a_broken_gpu_says_so_and_can_be_let_go(void **state)
 	assert_int_equal(cuda->free(self, memory), DDP_OK);
 	assert_int_equal(cuda->host_free(self, pinned), DDP_OK);
 	cuda->close(self);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(a_missing_gpu_is_told_with_what_is_missing, reset, NULL),
-		cmocka_unit_test_setup_teardown(a_gpu_that_cannot_be_opened_leaves_nothing, reset, NULL),
-		cmocka_unit_test_setup_teardown(each_call_that_fails_is_named, reset, NULL),
-		cmocka_unit_test_setup_teardown(a_thread_is_left_with_the_gpu_that_it_had, reset, NULL),
-		cmocka_unit_test_setup_teardown(a_context_that_is_gone_is_told, reset, NULL),
-		cmocka_unit_test_setup_teardown(memory_of_others_is_not_owned, reset, NULL),
-		cmocka_unit_test_setup_teardown(work_that_is_not_done_is_no_error, reset, NULL),
-		cmocka_unit_test_setup_teardown(a_broken_gpu_says_so_and_can_be_let_go, reset, NULL),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

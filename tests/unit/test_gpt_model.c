@@ -2,17 +2,13 @@
 /* runs: unit asan; all: tsan bare */
 /* examples/models/gpt: gradients by finite differences, learning, sizes. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "kernels.h"
 #include "models/gpt.h"
+#include "tests/support/test.h"
 
 /* A model over plain memory. */
 struct rig {
@@ -74,7 +70,6 @@ static ddp_status refuse(void *user, int param)
 {
 	int *calls = user;
 
-	(void)param;
 	++*calls;
 	return DDP_ERR_PEER;
 }
@@ -93,10 +88,8 @@ static void roughen(struct rig *r)
 			r->data[i][k] = r->data[i][k] * 8 + 0.1f * sinf((float)(k * 13 + i));
 }
 
-/*
- * Along the direction of its own gradient, each tensor's slope must be the
- * gradient's norm.
- */
+/* Along the direction of its own gradient, each tensor's slope must be the
+   gradient's norm. */
 static void check_tensor(struct rig *r, int param, const int32_t *tokens, int batch,
                          int length)
 {
@@ -140,13 +133,12 @@ static void check_gradients(const gpt_config *config, int batch, int length, dou
 	free_rig(&r);
 }
 
-static void gradients_are_those_of_the_loss(void **state)
+TEST(gradients_are_those_of_the_loss)
 {
 	const gpt_config tied = {.layers = 2, .heads = 3, .width = 15, .vocab = 23, .length = 9};
 	const gpt_config untied = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5,
 		.untied = true};
 
-	(void)state;
 	check_gradients(&tied, 3, 9, 0);
 	check_gradients(&tied, 2, 4, 0);
 	check_gradients(&untied, 4, 5, 0);
@@ -181,14 +173,13 @@ static ddp_status take_rows(void *user, int param, const int32_t *index, const f
 	return DDP_OK;
 }
 
-static void embedding_comes_as_rows_after_the_dense_part(void **state)
+TEST(embedding_comes_as_rows_after_the_dense_part)
 {
 	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
 	struct rig whole = make_rig(&config, 3);
 	struct dense_part part = {.rig = make_rig(&config, 3)};
 	int32_t tokens[18];
 
-	(void)state;
 	part.elements = elements(&part.rig.params[0]);
 	part.wte = calloc((size_t)part.elements, sizeof(float));
 	assert_non_null(part.wte);
@@ -208,13 +199,12 @@ static void embedding_comes_as_rows_after_the_dense_part(void **state)
 	free_rig(&whole);
 }
 
-static void two_micro_batches_add_up(void **state)
+TEST(two_micro_batches_add_up)
 {
 	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
 	struct rig whole = make_rig(&config, 2), parts = make_rig(&config, 2);
 	int32_t tokens[12];
 
-	(void)state;
 	fill_tokens(tokens, 12, config.vocab);
 	double loss = gpt_forward(whole.model, tokens, 2, 5);
 	assert_int_equal(gpt_backward(whole.model, count_ready, NULL, &whole), DDP_OK);
@@ -231,7 +221,7 @@ static void two_micro_batches_add_up(void **state)
 	free_rig(&parts);
 }
 
-static void loss_falls_far_below_chance(void **state)
+TEST(loss_falls_far_below_chance)
 {
 	const gpt_config config = {.layers = 2, .heads = 2, .width = 16, .vocab = 13, .length = 12};
 	struct rig r = make_rig(&config, 2);
@@ -239,7 +229,6 @@ static void loss_falls_far_below_chance(void **state)
 	int32_t tokens[26];
 	double loss = 0;
 
-	(void)state;
 	assert_non_null(moments);
 	for (int i = 0; i < 2 * r.count; i++) {
 		moments[i] = calloc((size_t)elements(&r.params[i / 2]), sizeof(float));
@@ -266,7 +255,7 @@ static void loss_falls_far_below_chance(void **state)
 }
 
 /* The classifier of the last position, by the two ways there are. */
-static void next_logits_are_those_that_the_loss_sees(void **state)
+TEST(next_logits_are_those_that_the_loss_sees)
 {
 	const gpt_config config = {.layers = 1, .heads = 2, .width = 8, .vocab = 11, .length = 5};
 	struct rig r = make_rig(&config, 1);
@@ -274,7 +263,6 @@ static void next_logits_are_those_that_the_loss_sees(void **state)
 	float logits[11];
 	double total = 0, losses = 0;
 
-	(void)state;
 	roughen(&r);
 	fill_tokens(tokens, 6, config.vocab);
 	for (int length = 1; length <= 5; length++) {
@@ -288,27 +276,25 @@ static void next_logits_are_those_that_the_loss_sees(void **state)
 	free_rig(&r);
 }
 
-static void the_first_error_of_ready_ends_the_announcements(void **state)
+TEST(the_first_error_of_ready_ends_the_announcements)
 {
 	const gpt_config config = {.layers = 1, .heads = 1, .width = 4, .vocab = 5, .length = 3};
 	struct rig r = make_rig(&config, 1);
 	const int32_t tokens[] = {1, 2, 3, 4};
 	int calls = 0;
 
-	(void)state;
 	gpt_forward(r.model, tokens, 1, 3);
 	assert_int_equal(gpt_backward(r.model, refuse, NULL, &calls), DDP_ERR_PEER);
 	assert_int_equal(calls, 1);
 	free_rig(&r);
 }
 
-static void seed_decides_the_start(void **state)
+TEST(seed_decides_the_start)
 {
 	const gpt_config config = {.layers = 1, .heads = 1, .width = 32, .vocab = 50, .length = 3};
 	struct rig a = make_rig(&config, 1), b = make_rig(&config, 1);
 	size_t bytes = 50 * 32 * sizeof(float);
 
-	(void)state;
 	assert_memory_equal(a.data[0], b.data[0], bytes);
 	double deviation = sqrt(dk_sum_squares(a.data[0], 50 * 32) / (50 * 32));
 	assert_true(fabs(deviation - 0.02) < 0.002);
@@ -318,12 +304,11 @@ static void seed_decides_the_start(void **state)
 	free_rig(&b);
 }
 
-static void sizes_that_do_not_divide_are_named(void **state)
+TEST(sizes_that_do_not_divide_are_named)
 {
 	gpt_config config = {.layers = 1, .heads = 3, .width = 16, .vocab = 5, .length = 3};
 	char why[160] = "";
 
-	(void)state;
 	assert_false(gpt_config_valid(&config, why, sizeof(why)));
 	assert_string_equal(why, "width 16 is not a multiple of the 3 heads");
 	config.heads = 0;
@@ -335,13 +320,12 @@ static void sizes_that_do_not_divide_are_named(void **state)
 	assert_true(gpt_config_valid(&config, why, sizeof(why)));
 }
 
-static void stray_tokens_are_found(void **state)
+TEST(stray_tokens_are_found)
 {
 	const gpt_config config = {.layers = 1, .heads = 1, .width = 4, .vocab = 5, .length = 3};
 	const int32_t tokens[] = {0, 4, 5, -1};
 	struct rig r = make_rig(&config, 1);
 
-	(void)state;
 	assert_int_equal(gpt_stray_token(r.model, tokens, 2), -1);
 	assert_int_equal(gpt_stray_token(r.model, tokens, 4), 2);
 	assert_int_equal(gpt_stray_token(r.model, tokens + 3, 1), 0);
@@ -431,16 +415,15 @@ static void check_mixed(double dropout, bool f16)
 	free_rig(&mixed);
 }
 
-static void a_mixed_model_is_that_of_f32_within_rounding(void **state)
+TEST(a_mixed_model_is_that_of_f32_within_rounding)
 {
-	(void)state;
 	for (int f16 = 0; f16 < 2; f16++) {
 		check_mixed(0, f16 != 0);
 		check_mixed(0.2, f16 != 0);
 	}
 }
 
-static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
+TEST(dropout_hangs_on_its_seed_and_the_pass_alone)
 {
 	const gpt_config config = {.layers = 2, .heads = 2, .width = 32, .vocab = 30, .length = 8};
 	static const struct { double probability; uint64_t seed, pass; } passes[] = {
@@ -452,7 +435,6 @@ static void dropout_hangs_on_its_seed_and_the_pass_alone(void **state)
 	double loss[PASSES];
 	int32_t tokens[36];
 
-	(void)state;
 	fill_tokens(tokens, 36, config.vocab);
 	roughen(&r);
 	for (int i = 0; i < PASSES; i++) {
@@ -515,9 +497,8 @@ static void check_recompute(bool mixed, double dropout)
 	free_rig(&again);
 }
 
-static void layers_that_are_computed_again_give_the_same_bits(void **state)
+TEST(layers_that_are_computed_again_give_the_same_bits)
 {
-	(void)state;
 	for (int mixed = 0; mixed < 2; mixed++) {
 		check_recompute(mixed != 0, 0);
 		check_recompute(mixed != 0, 0.2);
@@ -526,20 +507,6 @@ static void layers_that_are_computed_again_give_the_same_bits(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(gradients_are_those_of_the_loss),
-		cmocka_unit_test(dropout_hangs_on_its_seed_and_the_pass_alone),
-		cmocka_unit_test(embedding_comes_as_rows_after_the_dense_part),
-		cmocka_unit_test(two_micro_batches_add_up),
-		cmocka_unit_test(loss_falls_far_below_chance),
-		cmocka_unit_test(next_logits_are_those_that_the_loss_sees),
-		cmocka_unit_test(the_first_error_of_ready_ends_the_announcements),
-		cmocka_unit_test(seed_decides_the_start),
-		cmocka_unit_test(sizes_that_do_not_divide_are_named),
-		cmocka_unit_test(stray_tokens_are_found),
-		cmocka_unit_test(a_mixed_model_is_that_of_f32_within_rounding),
-		cmocka_unit_test(layers_that_are_computed_again_give_the_same_bits),
-	};
 	dk_set_threads(1);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs:; all: unit asan tsan; needs: NCCL_NET */
 /* By what ways NCCL is told that a device moves CUDA memory, on kernels with and without the modules for it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "nccl_plugins/net/abi.h"
 #include "nccl_plugins/net/gpudirect.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 /* The modules that are loaded are those of this file below /sys; NULL: none. */
 static void load(const char *file)
@@ -26,37 +21,33 @@ static void load(const char *file)
 	assert_int_equal(system(command), 0);
 }
 
-static void a_network_card_takes_all_with_a_peer_memory_module(void **state)
+TEST(a_network_card_takes_all_with_a_peer_memory_module)
 {
 	static const char *const modules[] = { "module/nvidia_peermem", "module/nv_peer_mem",
 	                                       "kernel/mm/memory_peers/nv_mem" };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(modules) / sizeof(modules[0]); i++) {
 		load(modules[i]);
 		assert_int_equal(net_gpudirect(true, test_folder), NET_CUDA | NET_DMABUF);
 	}
 }
 
-static void a_network_card_takes_dmabufs_without_one(void **state)
+TEST(a_network_card_takes_dmabufs_without_one)
 {
-	(void)state;
 	load(NULL);
 	assert_int_equal(net_gpudirect(true, test_folder), NET_DMABUF);
 	load("module/nvidia");
 	assert_int_equal(net_gpudirect(true, test_folder), NET_DMABUF);
 }
 
-static void a_socket_takes_none(void **state)
+TEST(a_socket_takes_none)
 {
-	(void)state;
 	load("module/nvidia_peermem");
 	assert_int_equal(net_gpudirect(false, test_folder), 0);
 }
 
-static void any_device_takes_all_where_the_user_wants_it(void **state)
+TEST(any_device_takes_all_where_the_user_wants_it)
 {
-	(void)state;
 	load(NULL);
 	assert_int_equal(setenv("NCCL_NET_GDR_LEVEL", "SYS", 1), 0);
 	assert_int_equal(net_gpudirect(false, test_folder), NET_CUDA | NET_DMABUF);
@@ -69,13 +60,6 @@ static void any_device_takes_all_where_the_user_wants_it(void **state)
 
 int main(void)
 {
-	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_network_card_takes_all_with_a_peer_memory_module),
-		cmocka_unit_test(a_network_card_takes_dmabufs_without_one),
-		cmocka_unit_test(a_socket_takes_none),
-		cmocka_unit_test(any_device_takes_all_where_the_user_wants_it),
-	};
-
 	unsetenv("NCCL_NET_GDR_LEVEL");
-	return cmocka_run_group_tests_name("gpudirect", tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

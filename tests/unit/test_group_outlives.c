@@ -1,14 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * A group may be freed after ddp_finalize(), and another thread may be in one of its operations meanwhile. What the group
- * needs of the context stays until then: the progress page, the flight recorder's ring, the device.
- */
+/* A group may be freed after ddp_finalize(), and another thread may be in one of its operations meanwhile. What the group
+   needs of the context stays until then: the progress page, the flight recorder's ring, the device. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +11,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "context.h"
 #include "ddp.h"
 #include "device/device.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 #include "watch/record.h"
 #include "watch/watch.h"
@@ -33,8 +27,6 @@ static int warnings;
 
 static void count_warnings(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	print_error("%s\n", message);
 	warnings++;
 }
@@ -45,7 +37,6 @@ static int make_file(void **state)
 	const struct ddp_record_place place = { .magic = DDP_RECORD_MAGIC, .version = DDP_RECORD_VERSION, .tasks = 1 };
 	char text[16];
 
-	(void)state;
 	file = memfd_create(file_name, MFD_CLOEXEC);
 	if (file < 0 || ftruncate(file, (off_t)DDP_RECORD_FILE_BYTES(1)) != 0 ||
 	    pwrite(file, &place, sizeof(place), (off_t)DDP_RECORD_PLACE_OFFSET(1)) != (ssize_t)sizeof(place))
@@ -59,7 +50,6 @@ static int make_file(void **state)
 
 static int drop_file(void **state)
 {
-	(void)state;
 	unsetenv("DDP_PROGRESS_FD");
 	ddp_set_log(NULL, NULL, DDP_LOG_ERROR);
 	return close(file);
@@ -87,12 +77,11 @@ static ddp_comm *group_of(ddp_context *context)
 	return group;
 }
 
-static void page_and_ring_stay_until_the_last_group_is_freed(void **state)
+TEST_WITH(page_and_ring_stay_until_the_last_group_is_freed, make_file, drop_file)
 {
 	ddp_context *context, *next;
 	float value = 3;
 
-	(void)state;
 	assert_int_equal(ddp_init(NULL, &context), DDP_OK);
 	assert_non_null(ddp_watch_recorder(context->watch));
 	ddp_comm *first = group_of(context), *second = group_of(context);
@@ -145,14 +134,13 @@ static void *receive(void *group)
 	return status == DDP_OK && number == 7 ? &number : NULL;
 }
 
-static void operation_goes_on_across_finalize(void **state)
+TEST_WITH(operation_goes_on_across_finalize, make_file, drop_file)
 {
 	const int32_t number = 7;
 	ddp_context *context;
 	pthread_t thread;
 	void *received;
 
-	(void)state;
 	assert_int_equal(ddp_init(NULL, &context), DDP_OK);
 	ddp_comm *group = group_of(context);
 	assert_int_equal(ddp_barrier(group), DDP_OK);
@@ -182,12 +170,11 @@ static void *sum_again_and_again(void *group)
 	return group;
 }
 
-static void operations_follow_each_other_across_finalize(void **state)
+TEST_WITH(operations_follow_each_other_across_finalize, make_file, drop_file)
 {
 	pthread_t thread;
 	void *done;
 
-	(void)state;
 	for (int i = 0; i < 20; i++) {
 		ddp_context *context;
 		assert_int_equal(ddp_init(NULL, &context), DDP_OK);
@@ -216,12 +203,11 @@ static void sum_on_device(ddp_comm *group, ddp_device *device)
 	assert_int_equal(ddp_device_free(device, memory), DDP_OK);
 }
 
-static void device_stays_until_the_last_group_is_freed(void **state)
+TEST_WITH(device_stays_until_the_last_group_is_freed, make_file, drop_file)
 {
 	const ddp_options options = { DDP_OPTIONS_FIELDS, .device = "cuda" };
 	void *memory;
 
-	(void)state;
 	for (int before = 0; before < 2; before++) {
 		ddp_context *context;
 		assert_int_equal(ddp_init(&options, &context), DDP_OK);
@@ -237,15 +223,4 @@ static void device_stays_until_the_last_group_is_freed(void **state)
 	}
 	/* Nothing is left of it. */
 	assert_int_equal(warnings, 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(page_and_ring_stay_until_the_last_group_is_freed, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(operation_goes_on_across_finalize, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(operations_follow_each_other_across_finalize, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(device_stays_until_the_last_group_is_freed, make_file, drop_file),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

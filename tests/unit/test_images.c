@@ -2,26 +2,21 @@
 /* runs: unit asan; all: tsan */
 /* data/images, data/transform: image files, whole and broken, and what becomes of them. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "ddp.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 static char dir[] = "/tmp/ddp-images-XXXXXX";
 static char images[sizeof(dir) + 16], labels[sizeof(dir) + 16];
 
 static int make_directory(void **state)
 {
-	(void)state;
 	if (mkdtemp(dir) == NULL)
 		return -1;
 	snprintf(images, sizeof(images), "%s/images", dir);
@@ -31,7 +26,6 @@ static int make_directory(void **state)
 
 static int remove_directory(void **state)
 {
-	(void)state;
 	unlink(images);
 	unlink(labels);
 	return rmdir(dir);
@@ -57,13 +51,12 @@ static void write_good(void)
 	write_file(labels, good_labels, sizeof(good_labels));
 }
 
-static void idx_gives_a_label_and_an_image(void **state)
+TEST(idx_gives_a_label_and_an_image)
 {
 	ddp_image_shape shape;
 	ddp_dataset dataset;
 	unsigned char sample[7];
 
-	(void)state;
 	write_good();
 	assert_int_equal(ddp_idx_open(images, labels, &shape, &dataset), DDP_OK);
 	assert_true(shape.channels == 1 && shape.height == 2 && shape.width == 3);
@@ -101,9 +94,8 @@ static void expect_refusal(const char *path, size_t at, unsigned char value, siz
 		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), says);
 }
 
-static void a_damaged_idx_file_is_named_by_byte(void **state)
+TEST(a_damaged_idx_file_is_named_by_byte)
 {
-	(void)state;
 	expect_refusal(images, 0, 1, 0, "byte 0 is 0x01, not 0");
 	expect_refusal(images, 2, 13, 0, "byte 2 is 0x0d, not 0x08");
 	expect_refusal(images, 3, 1, 0, "byte 3 says 1 dimensions, but images have 3");
@@ -123,7 +115,7 @@ static void a_damaged_idx_file_is_named_by_byte(void **state)
 	assert_int_equal(ddp_idx_open("/nonexistent", labels, &shape, &dataset), DDP_ERR_IO);
 }
 
-static void cifar_files_follow_one_another(void **state)
+TEST(cifar_files_follow_one_another)
 {
 	enum { BYTES = 3073 };
 	static unsigned char file[3 * BYTES], sample[BYTES];
@@ -131,7 +123,6 @@ static void cifar_files_follow_one_another(void **state)
 	ddp_image_shape shape;
 	ddp_dataset dataset;
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		file[i * BYTES] = (unsigned char)(i + 1);
 		file[i * BYTES + 3072] = (unsigned char)(100 + i);
@@ -162,7 +153,7 @@ static void cifar_files_follow_one_another(void **state)
 	assert_int_equal(ddp_cifar10_open(paths, 0, &shape, &dataset), DDP_ERR_INVALID);
 }
 
-static void images_become_numbers_channels_last(void **state)
+TEST(images_become_numbers_channels_last)
 {
 	const ddp_image_shape shape = {.channels = 2, .height = 1, .width = 2};
 	const ddp_image_transform t = {DDP_IMAGE_TRANSFORM_FIELDS, .mean = {0.5f, 0.25f}, .deviation = {0.5f, 1}};
@@ -171,7 +162,6 @@ static void images_become_numbers_channels_last(void **state)
 	float out[8];
 	int32_t found[2];
 
-	(void)state;
 	assert_int_equal(ddp_transform_images(&shape, &t, samples, 2, 0, out, found), DDP_OK);
 	assert_true(found[0] == 3 && found[1] == 9);
 	for (int i = 0; i < 8; i++)
@@ -187,7 +177,7 @@ static void images_become_numbers_channels_last(void **state)
 
 /* An image of which each pixel tells where it was: each cut and mirroring must come, about
    equally often, and the same again for the same number. */
-static void cuts_and_mirrors_are_drawn_by_number(void **state)
+TEST(cuts_and_mirrors_are_drawn_by_number)
 {
 	enum { SIDE = 5, PADDING = 1, SHIFTS = 3, DRAWS = 3600 };
 	const ddp_image_shape shape = {.channels = 1, .height = SIDE, .width = SIDE};
@@ -197,7 +187,6 @@ static void cuts_and_mirrors_are_drawn_by_number(void **state)
 	float out[SIDE * SIDE], again[SIDE * SIDE];
 	int32_t label;
 
-	(void)state;
 	for (int i = 0; i < SIDE * SIDE; i++)
 		sample[1 + i] = (unsigned char)(i + 1);
 	for (uint64_t n = 0; n < DRAWS; n++) {
@@ -223,12 +212,5 @@ static void cuts_and_mirrors_are_drawn_by_number(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(idx_gives_a_label_and_an_image),
-		cmocka_unit_test(a_damaged_idx_file_is_named_by_byte),
-		cmocka_unit_test(cifar_files_follow_one_another),
-		cmocka_unit_test(images_become_numbers_channels_last),
-		cmocka_unit_test(cuts_and_mirrors_are_drawn_by_number),
-	};
-	return cmocka_run_group_tests(tests, make_directory, remove_directory);
+	return test_run(make_directory, remove_directory);
 }

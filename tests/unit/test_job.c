@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan bare; all: unit tsan no-ucx no-pmix no-blas */
 /* job: who a process is, from tables of environments. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "job/job.h"
+#include "tests/support/test.h"
 
 enum { VARIABLES = 32 };
 
@@ -223,9 +218,8 @@ static void check_job(const char *what, const ddp_job *job, const ddp_job *expec
 	assert_true(job->hostname[0] != '\0');
 }
 
-static void each_environment_gives_its_job_or_its_error(void **state)
+TEST(each_environment_gives_its_job_or_its_error)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(examples) / sizeof(examples[0]); i++) {
 		const struct example *example = &examples[i];
 		ddp_job job;
@@ -242,7 +236,7 @@ static void each_environment_gives_its_job_or_its_error(void **state)
 }
 
 /* No variable of the plugin's may hold anything but a number in its range. */
-static void numbers_are_read_strictly(void **state)
+TEST(numbers_are_read_strictly)
 {
 	static const char *const names[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 	                                     "NODE_RANK", "NNODES", "MASTER_PORT", "DDP_STEP_ID",
@@ -252,7 +246,6 @@ static void numbers_are_read_strictly(void **state)
 	                                      "１" };
 	static const char *const good[VARIABLES] = { PLUGIN, STEP };
 
-	(void)state;
 	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
 		for (size_t v = 0; v < sizeof(values) / sizeof(values[0]); v++) {
 			ddp_job job;
@@ -267,9 +260,8 @@ static void numbers_are_read_strictly(void **state)
 	}
 }
 
-static void every_rank_of_every_shape_is_itself(void **state)
+TEST(every_rank_of_every_shape_is_itself)
 {
-	(void)state;
 	for (int nodes = 1; nodes <= 5; nodes++) {
 		for (int local = 1; local <= 4; local++) {
 			for (int rank = 0; rank < nodes * local; rank++) {
@@ -299,14 +291,13 @@ static void every_rank_of_every_shape_is_itself(void **state)
 	}
 }
 
-static void key_is_read_and_not_shown(void **state)
+TEST(key_is_read_and_not_shown)
 {
 	static const char *const good[VARIABLES] = { PLUGIN, STEP };
 	static const char secret[] = "deadbeef";
 	ddp_job job;
 	ddp_key key;
 
-	(void)state;
 	apply(good);
 	assert_int_equal(ddp_job_discover(&job, &key), DDP_OK);
 	assert_true(key.present);
@@ -319,14 +310,13 @@ static void key_is_read_and_not_shown(void **state)
 	assert_null(strstr(ddp_last_error(), secret));
 }
 
-static void host_that_is_too_long_is_refused(void **state)
+TEST(host_that_is_too_long_is_refused)
 {
 	char host[DDP_HOST_MAX + 1];
 	ddp_job job;
 	ddp_key key;
 	const char *const variables[VARIABLES] = { FOUR, "MASTER_PORT=1" };
 
-	(void)state;
 	memset(host, 'a', sizeof(host));
 	host[DDP_HOST_MAX] = '\0';
 	apply(variables);
@@ -338,7 +328,7 @@ static void host_that_is_too_long_is_refused(void **state)
 	assert_string_equal(job.master_addr, host);
 }
 
-static void job_prints_as_json(void **state)
+TEST(job_prints_as_json)
 {
 	ddp_job job = { .rank = 2, .world_size = 4, .local_world_size = 2, .node_rank = 1, .nnodes = 2,
 	                .master_addr = "n0", .master_port = 20001, .job_id = 4294967295u, .step_id = 1,
@@ -346,7 +336,6 @@ static void job_prints_as_json(void **state)
 	                .address_source = DDP_SOURCE_ENVIRONMENT, .plugin = true };
 	char text[2048];
 
-	(void)state;
 	assert_int_equal(ddp_job_json(&job, text, sizeof(text)), DDP_OK);
 	assert_string_equal(text, "{\"rank\":2,\"world_size\":4,\"local_rank\":0,\"local_world_size\":2,"
 	                    "\"node_rank\":1,\"nnodes\":2,\"master_addr\":\"n0\",\"master_port\":20001,"
@@ -360,12 +349,11 @@ static void job_prints_as_json(void **state)
 	assert_int_equal(ddp_job_json(&job, text, 0), DDP_ERR_INVALID);
 }
 
-static void longest_job_fits_2048_bytes(void **state)
+TEST(longest_job_fits_2048_bytes)
 {
 	ddp_job job = { 0 };
 	char text[2048];
 
-	(void)state;
 	memset(&job, 0x7f, sizeof(job));
 	job.identity_source = job.address_source = DDP_SOURCE_ENVIRONMENT;
 	job.plugin = false;
@@ -378,16 +366,7 @@ static void longest_job_fits_2048_bytes(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_environment_gives_its_job_or_its_error),
-		cmocka_unit_test(numbers_are_read_strictly),
-		cmocka_unit_test(every_rank_of_every_shape_is_itself),
-		cmocka_unit_test(key_is_read_and_not_shown),
-		cmocka_unit_test(host_that_is_too_long_is_refused),
-		cmocka_unit_test(job_prints_as_json),
-		cmocka_unit_test(longest_job_fits_2048_bytes),
-	};
 	/* The tests clear the variable that asks for TAP. */
 	cmocka_set_message_output(CM_OUTPUT_TAP);
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/*
- * products of bf16: each set of instructions that this processor has gives what the same
- * numbers give in double precision, at odd sizes and either orientation.
- */
+/* products of bf16: each set of instructions that this processor has gives what the same
+   numbers give in double precision, at odd sizes and either orientation. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "cpu/mixed.h"
 #include "kernels.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 typedef struct matrix {
 	float *wide;
@@ -85,12 +79,11 @@ static void check_product(const dk_bf16_set *set, int64_t rows, int64_t columns,
 		free(used[i]);
 }
 
-static void products_are_those_of_double_precision(void **state)
+TEST(products_are_those_of_double_precision)
 {
 	static const int64_t shapes[][3] = {{1, 1, 1}, {16, 16, 32}, {17, 33, 31}, {70, 5, 65}, {32, 32, 600}};
 	const dk_bf16_set *set;
 
-	(void)state;
 	for (int i = 0; (set = dk_bf16_set_at(i)) != NULL; i++) {
 		print_message("%s\n", set->name);
 		for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++) {
@@ -137,14 +130,13 @@ static uint16_t *results(dk_mixed *q, const dk_bf16_set *set, int64_t rows, int6
 	return all;
 }
 
-static void what_is_not_packed_gives_the_same_bits(void **state)
+TEST(what_is_not_packed_gives_the_same_bits)
 {
 	/* Whole blocks, and such with edges. */
 	static const int64_t shapes[][3] = {{160, 96, 288}, {32, 512, 64}, {130, 64, 288}, {160, 65, 257}};
 	dk_queue *queue = dk_open_mixed();
 	const dk_bf16_set *set;
 
-	(void)state;
 	assert_non_null(queue);
 	for (int i = 0; (set = dk_bf16_set_at(i)) != NULL; i++) {
 		dk_bf16_set packing = *set;
@@ -164,7 +156,7 @@ static void what_is_not_packed_gives_the_same_bits(void **state)
 	dk_close(queue);
 }
 
-static void numbers_are_rounded_to_the_nearest_and_even(void **state)
+TEST(numbers_are_rounded_to_the_nearest_and_even)
 {
 	const float in[] = {1, 1.00390625f, 1.01171875f, 1.00390637f, -0.0f, INFINITY, 3.4e38f, 0x1p-149f, 1.5f};
 	const uint16_t want[] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0x8000, 0x7f80, 0x7f80, 0, 0x3fc0};
@@ -173,7 +165,6 @@ static void numbers_are_rounded_to_the_nearest_and_even(void **state)
 	uint32_t bits = 0x7f800001u; /* a NaN that would become an infinity */
 	float nan[11];
 
-	(void)state;
 	dk_to_bf16(out, in, COUNT);
 	assert_memory_equal(out, want, sizeof(want));
 	for (int i = 0; i < 11; i++)
@@ -181,14 +172,4 @@ static void numbers_are_rounded_to_the_nearest_and_even(void **state)
 	dk_to_bf16(out, nan, COUNT);
 	for (int i = 0; i < COUNT; i++)
 		assert_int_equal(out[i], 0x7fc0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(products_are_those_of_double_precision),
-		cmocka_unit_test(what_is_not_packed_gives_the_same_bits),
-		cmocka_unit_test(numbers_are_rounded_to_the_nearest_and_even),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* runs: asan; as: test_kernel_graph_cuda */
-/*
- * Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
- * fails leaves the queue as it was.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
+   fails leaves the queue as it was. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* ---- a few kernels ------------------------------------------------------------------------- */
 
@@ -110,11 +104,7 @@ static void try_launches(void)
 	dk_graph_free(NULL);
 }
 
-static void a_launch_does_what_was_captured(void **state)
-{
-	(void)state;
-	on_each_queue(try_launches);
-}
+TEST_RUNS(a_launch_does_what_was_captured, on_each_queue(try_launches));
 
 /* As before the capture. */
 static void expect_work(const float *want)
@@ -145,11 +135,7 @@ static void try_result(void)
 	dk_graph_free(graph);
 }
 
-static void a_function_with_a_result_spoils_a_capture(void **state)
-{
-	(void)state;
-	on_each_queue(try_result);
-}
+TEST_RUNS(a_function_with_a_result_spoils_a_capture, on_each_queue(try_result));
 
 static void try_host_copies(void)
 {
@@ -168,11 +154,7 @@ static void try_host_copies(void)
 	}
 }
 
-static void a_copy_of_the_hosts_spoils_a_capture(void **state)
-{
-	(void)state;
-	on_each_queue(try_host_copies);
-}
+TEST_RUNS(a_copy_of_the_hosts_spoils_a_capture, on_each_queue(try_host_copies));
 
 /* The calls of CUDA's, of which each fails once; the first is made but once. */
 static void try_failures(void)
@@ -203,31 +185,14 @@ static void try_failures(void)
 	dk_graph_free(graph);
 }
 
-static void each_call_that_fails_is_named(void **state)
-{
-	(void)state;
-	on_each_queue(try_failures);
-}
+TEST_RUNS(each_call_that_fails_is_named, on_each_queue(try_failures));
 
-static void the_host_captures_nothing(void **state)
+TEST(the_host_captures_nothing)
 {
-	(void)state;
 	assert_false(dk_graph_begin());
 	dk_queue *mixed = dk_open_mixed();
 	dk_use(mixed);
 	assert_false(dk_graph_begin());
 	dk_use(NULL);
 	dk_close(mixed);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_launch_does_what_was_captured),
-		cmocka_unit_test(a_function_with_a_result_spoils_a_capture),
-		cmocka_unit_test(a_copy_of_the_hosts_spoils_a_capture),
-		cmocka_unit_test(each_call_that_fails_is_named),
-		cmocka_unit_test(the_host_captures_nothing),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,24 +2,18 @@
 /* runs: unit asan; all: tsan bare */
 /* runs: unit asan; as: test_kernel_images_device */
 /* runs: asan; as: test_kernel_images_cuda */
-/*
- * kernels for images, which are of f32: each against a plain version in double precision, at odd
- * sizes, and one thread against three, or one order of threads against another; in each place that
- * the program is linked with. Gradients of what is linear are compared with plain loops, others
- * with differences.
- */
+/* kernels for images, which are of f32: each against a plain version in double precision, at odd
+   sizes, and one thread against three, or one order of threads against another; in each place that
+   the program is linked with. Gradients of what is linear are compared with plain loops, others
+   with differences. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* Products of TF32 are as good as this. */
 static double tolerated(double tolerance)
@@ -192,11 +186,7 @@ static void try_convolutions(void)
 			check_convolution(&cases[i]);
 }
 
-static void convolutions(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_convolutions);
-}
+TEST_RUNS(convolutions, in_each_place_of_f32(try_convolutions));
 
 /* ---- pooling -------------------------------------------------------------------------------- */
 
@@ -274,11 +264,7 @@ static void try_pooling(void)
 	}
 }
 
-static void pooling(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_pooling);
-}
+TEST_RUNS(pooling, in_each_place_of_f32(try_pooling));
 
 static void try_a_number_that_is_none(void)
 {
@@ -300,11 +286,7 @@ static void try_a_number_that_is_none(void)
 	assert_true(din[0] == 0 && din[1] == 2 && din[2] == 0 && din[3] == 0);
 }
 
-static void a_number_that_is_none_is_the_largest(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_a_number_that_is_none);
-}
+TEST_RUNS(a_number_that_is_none_is_the_largest, in_each_place_of_f32(try_a_number_that_is_none));
 
 /* ---- batch normalisation: a rows, b channels ------------------------------------------------ */
 
@@ -355,14 +337,13 @@ static const shape norms[] = {
 	{70, 300, 0, 0, NULL},  /* more channels than are evaluated at once */
 };
 
-static void batch_norm(void **state)
+TEST(batch_norm)
 {
 	/* Inputs are far from zero, beside their spread. */
 	const layer l = {.name = "batch norm", .inputs = 3, .adds = {false, true, true}, .spread = 1, .centre = 3,
 		.size = norm_size, .naive = norm_naive, .forward = norm_forward, .backward = norm_backward,
 		.kept = norm_kept, .f32_only = true};
 
-	(void)state;
 	CHECK(l, norms);
 }
 
@@ -414,11 +395,7 @@ static void try_running_statistics(void)
 			check_running(norms[i].a, norms[i].b);
 }
 
-static void batch_norm_keeps_running_statistics(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_running_statistics);
-}
+TEST_RUNS(batch_norm_keeps_running_statistics, in_each_place_of_f32(try_running_statistics));
 
 /* What a normalisation and ReLU leave: out, and the gradients of in, gain and bias, one behind the other. */
 static void run_norm_relu(float *left, int64_t rows, int64_t channels, bool together, int threads)
@@ -465,11 +442,7 @@ static void try_norm_relu(void)
 	}
 }
 
-static void batch_norm_with_relu_has_the_same_bits(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_norm_relu);
-}
+TEST_RUNS(batch_norm_with_relu_has_the_same_bits, in_each_place_of_f32(try_norm_relu));
 
 /* ---- elements ---------------------------------------------------------------------------------- */
 
@@ -500,11 +473,7 @@ static void try_relu(void)
 	assert_true(isnan(y[6]) && grad[6] == before[6]);
 }
 
-static void relu(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_relu);
-}
+TEST_RUNS(relu, in_each_place_of_f32(try_relu));
 
 static void try_cross_entropy(void)
 {
@@ -541,19 +510,14 @@ static void try_cross_entropy(void)
 	assert_memory_equal(grad[0], grad[1], sizeof(grad[0]));
 }
 
-static void cross_entropy(void **state)
-{
-	(void)state;
-	in_each_place_of_f32(try_cross_entropy);
-}
+TEST_RUNS(cross_entropy, in_each_place_of_f32(try_cross_entropy));
 
 /* Of CUDA, which alone has queues of DK_BF16, and before those of DK_MIXED: the host's take f32. */
-static void queues_of_bf16_say_that_images_are_f32(void **state)
+TEST(queues_of_bf16_say_that_images_are_f32)
 {
 	const char *why;
 	int refused = 0;
 
-	(void)state;
 	for (int round = 0; kernel_place_open(round, &place, &why); round++) {
 		if (place.type == DK_BF16 || (place.type == DK_MIXED && refused > 0)) {
 			float *x = place.alloc(sizeof(float));
@@ -569,20 +533,4 @@ static void queues_of_bf16_say_that_images_are_f32(void **state)
 	}
 	if (refused == 0)
 		skip();
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(convolutions),
-		cmocka_unit_test(pooling),
-		cmocka_unit_test(a_number_that_is_none_is_the_largest),
-		cmocka_unit_test(batch_norm),
-		cmocka_unit_test(batch_norm_keeps_running_statistics),
-		cmocka_unit_test(batch_norm_with_relu_has_the_same_bits),
-		cmocka_unit_test(relu),
-		cmocka_unit_test(cross_entropy),
-		cmocka_unit_test(queues_of_bf16_say_that_images_are_f32),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,20 +3,16 @@
 /* kernels: the inner loops of each instruction set that the processor has, against those of the plain set. dk_inner()
    chooses only the best set, so other tests run no other one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "cpu/bf16.h"
 #include "cpu/inner.h"
 #include "kernels.h"
 #include "tests/support/kernel_sets.h"
+#include "tests/support/test.h"
 
 enum { LENGTHS = 132, WIDTHS = 40, ROWS = 7, DEPTHS = 3 };
 
@@ -205,37 +201,10 @@ static void compare(run_fn *run, int64_t least, int64_t most)
 	}
 }
 
-static void sets_agree_on_elements(void **state)
-{
-	(void)state;
-	compare(run_elements, 0, LENGTHS);
-}
+TEST_RUNS(sets_agree_on_elements, compare(run_elements, 0, LENGTHS));
 
-static void sets_agree_on_layers(void **state)
-{
-	(void)state;
-	compare(run_layers, 3, WIDTHS);
-}
+TEST_RUNS(sets_agree_on_layers, compare(run_layers, 3, WIDTHS));
 
-static void sets_agree_on_pools(void **state)
-{
-	(void)state;
-	compare(run_pools, 1, WIDTHS);
-}
+TEST_RUNS(sets_agree_on_pools, compare(run_pools, 1, WIDTHS));
 
-static void sets_agree_on_tiles(void **state)
-{
-	(void)state;
-	compare(run_tiles, 1, DEPTHS);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sets_agree_on_elements),
-		cmocka_unit_test(sets_agree_on_layers),
-		cmocka_unit_test(sets_agree_on_pools),
-		cmocka_unit_test(sets_agree_on_tiles),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(sets_agree_on_tiles, compare(run_tiles, 1, DEPTHS));

@@ -2,25 +2,17 @@
 /* runs: unit asan; all: tsan; takes: 6 */
 /* runs: unit asan; as: test_kernel_device */
 /* runs: asan; as: test_kernel_cuda; takes: 8 */
-/*
- * kernels: each layer against a naive double-precision version of its forward, and its
- * gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
- * is linked with.
- */
+/* kernels: each layer against a naive double-precision version of its forward, and its
+   gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
+   is linked with. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-#include "tests/support/attention_cases.h"
-#include "tests/support/classifier_cases.h"
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* ---- linear: a rows, b inputs, c outputs, d: with residual --------------------------- */
 
@@ -58,7 +50,7 @@ static void linear_backward(const shape *s, const layer_memory *m)
 		dk_zero(m->din[3], s->a * s->c);
 }
 
-static void linear_layer(void **state)
+TEST(linear_layer)
 {
 	const layer l = {.name = "linear", .inputs = 4, .adds = {false, true, true, false}, .spread = 1,
 		.size = linear_size, .naive = linear_naive, .forward = linear_forward, .backward = linear_backward,
@@ -66,7 +58,6 @@ static void linear_layer(void **state)
 	const shape shapes[] = {{1, 1, 1, 0, NULL}, {3, 5, 7, 1, NULL}, {17, 31, 13, 0, NULL}, {70, 9, 35, 1, NULL},
 		{130, 65, 203, 1, NULL}, {140, 3, 300, 1, NULL}, {601, 19, 517, 0, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -124,7 +115,7 @@ static void mlp_backward(const shape *s, const layer_memory *m)
 }
 
 /* With and without rows of whole 16 bytes. */
-static void linear_layers_with_gelu(void **state)
+TEST(linear_layers_with_gelu)
 {
 	const layer l = {.name = "linear and GELU", .inputs = 5, .adds = {false, true, true, true, true}, .spread = 0.7f,
 		.size = mlp_size, .naive = mlp_naive, .forward = mlp_forward, .backward = mlp_backward,
@@ -132,7 +123,6 @@ static void linear_layers_with_gelu(void **state)
 	const shape shapes[] = {{1, 1, 1, 1, NULL}, {3, 5, 8, 8, NULL}, {7, 8, 16, 5, NULL}, {19, 11, 7, 3, NULL},
 		{70, 9, 24, 16, NULL}, {601, 6, 32, 8, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -167,7 +157,7 @@ static int64_t embedding_tokens(const shape *s)
 	return s->a * s->b;
 }
 
-static void embedding_layer(void **state)
+TEST(embedding_layer)
 {
 	static const int32_t tokens[] = {4, 0, 4, 2, 1, 1, 4, 3, 0, 4, 2, 2, 1, 0, 3};
 	const layer l = {.name = "embedding", .inputs = 2, .adds = {true, true}, .spread = 1,
@@ -175,7 +165,6 @@ static void embedding_layer(void **state)
 		.backward = embedding_backward, .tokens = embedding_tokens};
 	const shape shapes[] = {{1, 1, 1, 5, tokens}, {3, 5, 7, 5, tokens}, {5, 3, 130, 5, tokens}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -216,7 +205,7 @@ static void layernorm_backward(const shape *s, const layer_memory *m)
 	                      m->in[1], s->a, s->b);
 }
 
-static void layernorm_layer(void **state)
+TEST(layernorm_layer)
 {
 	const layer l = {.name = "layernorm", .inputs = 3, .adds = {true, true, true}, .spread = 2,
 		.size = layernorm_size, .naive = layernorm_naive, .forward = layernorm_forward,
@@ -225,7 +214,6 @@ static void layernorm_layer(void **state)
 		{33, 129, 0, 0, NULL}, {70, 40, 0, 0, NULL}, {67, 512, 0, 0, NULL},
 		{9, 600, 0, 0, NULL}, {130, 1000, 0, 0, NULL}, {3, 1032, 0, 0, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -233,7 +221,6 @@ static void layernorm_layer(void **state)
 
 static int64_t elements(const shape *s, int input)
 {
-	(void)input;
 	return s->a;
 }
 
@@ -254,13 +241,12 @@ static void gelu_backward(const shape *s, const layer_memory *m)
 	dk_gelu_backward(m->din[0], m->in[0], s->a);
 }
 
-static void gelu_layer(void **state)
+TEST(gelu_layer)
 {
 	const layer l = {.name = "gelu", .inputs = 1, .spread = 6, .size = elements, .naive = gelu_naive,
 		.forward = gelu_forward, .backward = gelu_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1000, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -285,11 +271,7 @@ static void try_huge_inputs(void)
 	}
 }
 
-static void gelu_of_huge_inputs_is_finite(void **state)
-{
-	(void)state;
-	in_each_place(try_huge_inputs);
-}
+TEST_RUNS(gelu_of_huge_inputs_is_finite, in_each_place(try_huge_inputs));
 
 /* ---- sum: a elements ---------------------------------------------------------------------- */
 
@@ -313,13 +295,12 @@ static void sum_backward(const shape *s, const layer_memory *m)
 	dk_add(m->din[1], m->dout, m->din[1], s->a);
 }
 
-static void sum_layer(void **state)
+TEST(sum_layer)
 {
 	const layer l = {.name = "sum", .inputs = 2, .spread = 3, .size = elements, .naive = sum_naive,
 		.forward = sum_forward, .backward = sum_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {37, 0, 0, 0, NULL}, {1001, 0, 0, 0, NULL}, {50001, 0, 0, 0, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -358,7 +339,7 @@ SLOW static void philox(const uint32_t counter[4], const uint32_t key[2], uint32
 }
 
 /* The known answers that come with Random123. */
-static void plain_philox_gives_the_known_answers(void **state)
+TEST(plain_philox_gives_the_known_answers)
 {
 	static const struct {
 		uint32_t counter[4], key[2], answer[4];
@@ -368,7 +349,6 @@ static void plain_philox_gives_the_known_answers(void **state)
 		 {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
 	};
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		uint32_t got[4];
 		philox(known[i].counter, known[i].key, got);
@@ -399,13 +379,12 @@ static void dropout_backward(const shape *s, const layer_memory *m)
 	drop(m->din[0], m->din[0], s->a);
 }
 
-static void dropout_layer(void **state)
+TEST(dropout_layer)
 {
 	const layer l = {.name = "dropout", .inputs = 1, .spread = 3, .size = elements, .naive = dropout_naive,
 		.forward = dropout_forward, .backward = dropout_backward};
 	const shape shapes[] = {{1, 0, 0, 0, NULL}, {3, 0, 0, 0, NULL}, {2003, 0, 0, 0, NULL}, {33003, 0, 0, 0, NULL}};
 
-	(void)state;
 	CHECK(l, shapes);
 }
 
@@ -429,33 +408,4 @@ static void try_border(void)
 	assert_true(drop_one(1, 0x6627e8d6 * 0x1p-32) == 0);
 }
 
-static void the_border_of_dropout_is_exact(void **state)
-{
-	(void)state;
-	in_each_place(try_border);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(results_stay_where_the_work_is_done),
-		cmocka_unit_test(linear_layer),
-		cmocka_unit_test(linear_layers_with_gelu),
-		cmocka_unit_test(embedding_layer),
-		cmocka_unit_test(layernorm_layer),
-		cmocka_unit_test(gelu_layer),
-		cmocka_unit_test(gelu_of_huge_inputs_is_finite),
-		cmocka_unit_test(sum_layer),
-		cmocka_unit_test(plain_philox_gives_the_known_answers),
-		cmocka_unit_test(dropout_layer),
-		cmocka_unit_test(the_border_of_dropout_is_exact),
-		cmocka_unit_test(attention_layer),
-		cmocka_unit_test(a_batch_may_be_larger_than_scratch),
-		cmocka_unit_test(attention_over_several_tiles),
-		cmocka_unit_test(classifier_layer),
-		cmocka_unit_test(classifier_takes_a_large_vocabulary),
-		cmocka_unit_test(classifier_survives_large_logits),
-		cmocka_unit_test(a_number_that_is_none_stays_visible),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(the_border_of_dropout_is_exact, in_each_place(try_border));

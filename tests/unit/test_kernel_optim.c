@@ -4,20 +4,16 @@
 #include <dlfcn.h>
 #include <fenv.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "cpu/inner.h"
 #include "kernels.h"
 #include "tests/support/kernel_sets.h"
+#include "tests/support/test.h"
 
 enum { LONGEST = 100003 };
 
@@ -149,13 +145,12 @@ static void lion(void)
 	}
 }
 
-static void each_rule_is_its_papers(void **state)
+TEST(each_rule_is_its_papers)
 {
 	static void (*const cases[DK_RULES])(void) = {
 		[DK_ADAMW] = adam_and_adamw, [DK_SGD] = sgd, [DK_LION] = lion,
 	};
 
-	(void)state;
 	for (int rule = 0; rule < DK_RULES; rule++) {
 		if (cases[rule] == NULL)
 			fail_msg("%s has no case of rule %d", __FILE__, rule);
@@ -163,11 +158,10 @@ static void each_rule_is_its_papers(void **state)
 	}
 }
 
-static void sum_of_squares_is_exact_to_double(void **state)
+TEST(sum_of_squares_is_exact_to_double)
 {
 	const int64_t lengths[] = {0, 1, 5, 8, 11, 32768, 32769, LONGEST};
 
-	(void)state;
 	fill(LONGEST);
 	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
 		double sum = 0;
@@ -179,11 +173,10 @@ static void sum_of_squares_is_exact_to_double(void **state)
 	}
 }
 
-static void largest_finds_what_is_not_finite_anywhere(void **state)
+TEST(largest_finds_what_is_not_finite_anywhere)
 {
 	static const int64_t lengths[] = {1, 3, 4, 7, 8, 9, 31, 1000, LONGEST};
 
-	(void)state;
 	assert_true(dk_largest(grad, 0) == 0);
 	for (size_t k = 0; k < sizeof(lengths) / sizeof(lengths[0]); k++) {
 		int64_t n = lengths[k], spots[] = {0, n / 3, n / 2, n - 1};
@@ -210,7 +203,7 @@ static uint32_t bits_of(float x)
 	return bits;
 }
 
-static void bf16_is_the_nearest(void **state)
+TEST(bf16_is_the_nearest)
 {
 	const float in[] = {0, -0.0f, 1, 1 + 0x1p-8f, 1 + 0x1.8p-7f, 1 + 0x1.002p-8f, -1 - 0x1p-8f,
 		INFINITY, -INFINITY, 0x1.fffffep127f, 0x1p-149f, 3.14159265f};
@@ -221,7 +214,6 @@ static void bf16_is_the_nearest(void **state)
 	uint32_t quiet_only_below = 0x7f800001;
 	float nan, back[COUNT];
 
-	(void)state;
 	dk_to_bf16(narrow, in, COUNT);
 	dk_from_bf16(back, narrow, COUNT);
 	for (int i = 0; i < COUNT; i++) {
@@ -262,11 +254,10 @@ static void expect_nearest_f16(void)
 }
 
 /* Also where subnormal numbers of f32 count as 0, as in gpt. */
-static void f16_is_the_nearest(void **state)
+TEST(f16_is_the_nearest)
 {
 	fenv_t before;
 
-	(void)state;
 	expect_nearest_f16();
 	fegetenv(&before);
 	dk_flush_denormals();
@@ -274,14 +265,13 @@ static void f16_is_the_nearest(void **state)
 	fesetenv(&before);
 }
 
-static void updates_leave_what_they_made_in_bf16_too(void **state)
+TEST(updates_leave_what_they_made_in_bf16_too)
 {
 	static uint16_t rounded[LONGEST], want_rounded[LONGEST];
 	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
 		.epsilon = 1e-8, .step = 3, .grad_scale = 0.25, .rounded = rounded};
 	const dk_update_args s = {.rule = DK_SGD, .learning_rate = 0.05, .grad_scale = 0.5, .rounded = rounded};
 
-	(void)state;
 	fill(LONGEST);
 	dk_update(param, grad, m, v, LONGEST, &a);
 	dk_to_bf16(want_rounded, param, LONGEST);
@@ -292,9 +282,8 @@ static void updates_leave_what_they_made_in_bf16_too(void **state)
 	assert_memory_equal(rounded, want_rounded, sizeof(rounded));
 }
 
-static void scale_is_a_product(void **state)
+TEST(scale_is_a_product)
 {
-	(void)state;
 	fill(LONGEST);
 	memcpy(m, grad, sizeof(m));
 	dk_scale(grad, LONGEST - 1, 0.3f);
@@ -302,14 +291,13 @@ static void scale_is_a_product(void **state)
 		assert_true(grad[i] == (i < LONGEST - 1 ? m[i] * 0.3f : m[i]));
 }
 
-static void threads_do_not_change_a_bit(void **state)
+TEST(threads_do_not_change_a_bit)
 {
 	const dk_update_args a = {.learning_rate = 3e-3, .beta1 = 0.9, .beta2 = 0.95,
 		.epsilon = 1e-8, .weight_decay = 0.1, .step = 3, .grad_scale = 0.25};
 	static float kept[LONGEST];
 	int before = dk_threads();
 
-	(void)state;
 #ifdef __SANITIZE_THREAD__
 	skip(); /* OpenMP's runtime is not instrumented */
 #endif
@@ -341,21 +329,18 @@ static void note_threads(void *arg, int64_t first, int64_t last)
 {
 	atomic_int *most = arg;
 
-	(void)first;
-	(void)last;
 	atomic_store(&busy, false);
 	if (dk_threads() > atomic_load(most))
 		atomic_store(most, dk_threads());
 }
 
 /* A function that dk_parallel() calls counts on being one thread, even if OpenMP gives one of the threads asked for. */
-static void a_team_of_one_starts_no_other(void **state)
+TEST(a_team_of_one_starts_no_other)
 {
 	void (*set_dynamic)(int) = (void (*)(int))dlsym(RTLD_DEFAULT, "omp_set_dynamic");
 	const int before = dk_threads();
 	atomic_int most = 0;
 
-	(void)state;
 	if (set_dynamic == NULL)
 		skip();
 	dk_set_threads(4);
@@ -390,9 +375,8 @@ static void compare_bits(const struct dk_inner *inner)
 	}
 }
 
-static void instruction_sets_give_the_same_bits(void **state)
+TEST(instruction_sets_give_the_same_bits)
 {
-	(void)state;
 	for (int i = 0; test_inner_at(i) != NULL; i++)
 		compare_bits(test_inner_at(i));
 }
@@ -414,13 +398,12 @@ static void run_parts(const struct dk_inner *inner, float *results)
 	memcpy(results + 2 * LONGEST, v, sizeof(v));
 }
 
-static void parts_of_updates_are_what_they_say(void **state)
+TEST(parts_of_updates_are_what_they_say)
 {
 	static float base[3 * LONGEST], other[3 * LONGEST];
 	static double sums[LONGEST];
 	enum { ROWS = 301, COLUMNS = 332 };
 
-	(void)state;
 	run_parts(&dk_inner_base, base);
 	for (int i = 0; test_inner_at(i) != NULL; i++) {
 		run_parts(test_inner_at(i), other);
@@ -449,7 +432,7 @@ static void parts_of_updates_are_what_they_say(void **state)
 }
 
 /* By what dk_mix() multiplies is a ratio of norms, each at least so much, and 1 without one. */
-static void steps_are_as_long_as_norms_say(void **state)
+TEST(steps_are_as_long_as_norms_say)
 {
 	const double over = 9, under = 16, none = 0, nan = NAN;
 	const struct {
@@ -462,7 +445,6 @@ static void steps_are_as_long_as_norms_say(void **state)
 		{{&nan, &under, 0, 0, 1}, 1},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		float x = 3;
 		dk_mix(&x, &(float){5}, 2, 0.5, &cases[i].ratio, 1);
@@ -477,7 +459,7 @@ static void steps_are_as_long_as_norms_say(void **state)
 }
 
 /* Of matrices that are longer than what is summed at once. */
-static void squares_are_estimated_by_rows_and_columns(void **state)
+TEST(squares_are_estimated_by_rows_and_columns)
 {
 	enum { MATRICES = 2, ROWS = 2 * DK_ROWS_AT_ONCE + 7, COLUMNS = 41, ALL = MATRICES * ROWS * COLUMNS };
 	static double sums[MATRICES * COLUMNS], row_sums[MATRICES * ROWS], mean[MATRICES];
@@ -486,7 +468,6 @@ static void squares_are_estimated_by_rows_and_columns(void **state)
 	const dk_estimate estimate = {.rows = rows, .columns = columns, .mean = mean, .least_mean = 1e-3,
 		.least = 2e-2f, .matrices = MATRICES, .height = ROWS, .width = COLUMNS};
 
-	(void)state;
 	assert_true((int)ALL <= (int)LONGEST);
 	fill(ALL);
 	for (int64_t i = 0; i < ALL; i++) {
@@ -519,24 +500,4 @@ static void squares_are_estimated_by_rows_and_columns(void **state)
 		assert_near((float)mean[matrix], want_mean[matrix]);
 		assert_near(grad[i], param[i] / sqrt(fmax(square, (double)2e-2f)));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_rule_is_its_papers),
-		cmocka_unit_test(sum_of_squares_is_exact_to_double),
-		cmocka_unit_test(largest_finds_what_is_not_finite_anywhere),
-		cmocka_unit_test(bf16_is_the_nearest),
-		cmocka_unit_test(f16_is_the_nearest),
-		cmocka_unit_test(updates_leave_what_they_made_in_bf16_too),
-		cmocka_unit_test(scale_is_a_product),
-		cmocka_unit_test(threads_do_not_change_a_bit),
-		cmocka_unit_test(a_team_of_one_starts_no_other),
-		cmocka_unit_test(instruction_sets_give_the_same_bits),
-		cmocka_unit_test(parts_of_updates_are_what_they_say),
-		cmocka_unit_test(steps_are_as_long_as_norms_say),
-		cmocka_unit_test(squares_are_estimated_by_rows_and_columns),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

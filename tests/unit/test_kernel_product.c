@@ -2,19 +2,15 @@
 /* runs: unit; all: tsan no-ucx no-pmix no-blas bare asan; takes: 9 */
 /* kernels: the matrix product against a plain one. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "cpu/product.h"
 #include "kernels.h"
 #include "tests/support/kernel_values.h"
+#include "tests/support/test.h"
 
 /* clang's OpenMP forgets what it has made for threads that a smaller team does without. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -53,9 +49,8 @@ static void product_case(int64_t m, int64_t n, int64_t k, int form, float beta)
 	free(c);
 }
 
-static void product_takes_all_forms_and_strides(void **state)
+TEST(product_takes_all_forms_and_strides)
 {
-	(void)state;
 	for (int threads = 1; threads <= MANY_THREADS; threads += 2) {
 		dk_set_threads(threads);
 		for (int form = 0; form < 4; form++) {
@@ -71,23 +66,21 @@ static void product_takes_all_forms_and_strides(void **state)
 }
 
 /* Of b, no more than 4 million numbers are packed at once: here it is cut both ways. */
-static void product_takes_a_large_operand_in_parts(void **state)
+TEST(product_takes_a_large_operand_in_parts)
 {
-	(void)state;
 	dk_set_threads(2);
 	product_case(33, 530, 8210, 2, 0.5f);
 	dk_set_threads(1);
 }
 
 /* Of large products, each element is summed in one order. */
-static void product_has_the_same_bits_on_any_number_of_threads(void **state)
+TEST(product_has_the_same_bits_on_any_number_of_threads)
 {
 	enum { M = 1200, N = 330, K = 600 }; /* a thread takes its rows in several blocks */
 	float *a = make(M * K, sizeof(float)), *b = make(K * N, sizeof(float));
 	float *one = make(M * N, sizeof(float)), *many = make(M * N, sizeof(float));
 	dk_gemm_args args = {.m = M, .n = N, .k = K, .a = a, .lda = K, .b = b, .ldb = N, .c = one, .ldc = N};
 
-	(void)state;
 	random_state = 7;
 	for (int i = 0; i < M * K; i++)
 		a[i] = (float)uniform();
@@ -187,9 +180,8 @@ static void turn_late(void *user, int64_t row, int64_t rows, int64_t column, int
 	turn(user, row, rows, column, columns);
 }
 
-static void product_lets_threads_take_rows_of_a_slow_one(void **state)
+TEST(product_lets_threads_take_rows_of_a_slow_one)
 {
-	(void)state;
 	random_state = 19;
 	for (int threads = 2; threads <= 3; threads++) {
 		dk_set_threads(threads);
@@ -214,9 +206,8 @@ static void wide_case(int64_t m, int64_t n, int64_t k)
 	free_operands(&o);
 }
 
-static void product_gives_wide_parts_to_who_wants_them(void **state)
+TEST(product_gives_wide_parts_to_who_wants_them)
 {
-	(void)state;
 	random_state = 17;
 	dk_set_threads(1);
 	wide_case(45, 33, 64);
@@ -248,9 +239,8 @@ static void extras_case(int64_t m, int64_t n, int64_t k, int form, int residual)
 	free_operands(&o);
 }
 
-static void product_does_more_on_its_way(void **state)
+TEST(product_does_more_on_its_way)
 {
-	(void)state;
 	random_state = 11;
 	for (int threads = 1; threads <= MANY_THREADS; threads += 2) {
 		dk_set_threads(threads);
@@ -288,9 +278,8 @@ static void factors_case(int64_t m, int64_t n, int64_t k, int form)
 	free_operands(&o);
 }
 
-static void product_scales_rows_while_it_packs_them(void **state)
+TEST(product_scales_rows_while_it_packs_them)
 {
-	(void)state;
 	if (!dk_has_panels())
 		skip();
 	random_state = 13;
@@ -325,9 +314,8 @@ static void panels_case(int64_t m, int64_t n, int64_t k, int64_t more, int form)
 	free_operands(&o);
 }
 
-static void products_share_a_packed_operand(void **state)
+TEST(products_share_a_packed_operand)
 {
-	(void)state;
 	if (!dk_has_panels())
 		skip();
 	random_state = 17;
@@ -338,19 +326,4 @@ static void products_share_a_packed_operand(void **state)
 		panels_case(71, 33, 17, 40, form);
 		panels_case(29, 7, 65, 191, form);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(product_takes_all_forms_and_strides),
-		cmocka_unit_test(product_takes_a_large_operand_in_parts),
-		cmocka_unit_test(product_has_the_same_bits_on_any_number_of_threads),
-		cmocka_unit_test(product_does_more_on_its_way),
-		cmocka_unit_test(product_gives_wide_parts_to_who_wants_them),
-		cmocka_unit_test(product_lets_threads_take_rows_of_a_slow_one),
-		cmocka_unit_test(product_scales_rows_while_it_packs_them),
-		cmocka_unit_test(products_share_a_packed_operand),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* runs: asan; as: test_kernel_queue_cuda */
-/*
- * kernels on a queue: what does not hang on the order of sums has the host's bits, and a
- * whole model passes forward and backward there as on the host. The queues are those of
- * kernels/cuda over the emulation, on a GPU, or of the fake GPU.
- */
+/* kernels on a queue: what does not hang on the order of sums has the host's bits, and a
+   whole model passes forward and backward there as on the host. The queues are those of
+   kernels/cuda over the emulation, on a GPU, or of the fake GPU. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "table.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
 #include "tests/support/model_case.h"
+#include "tests/support/test.h"
 
 enum { LONGEST = 70001 };
 
@@ -109,11 +103,7 @@ static void try_updates(void)
 	}
 }
 
-static void updates_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_each_place(try_updates);
-}
+TEST_RUNS(updates_have_the_hosts_bits, in_each_place(try_updates));
 
 /* What an update of whole tensors works on, here or there. */
 typedef struct whole {
@@ -199,11 +189,7 @@ static void try_whole_tensors(void)
 	place.leave_scratch(&place, 0);
 }
 
-static void updates_of_whole_tensors_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_each_place(try_whole_tensors);
-}
+TEST_RUNS(updates_of_whole_tensors_have_the_hosts_bits, in_each_place(try_whole_tensors));
 
 static void try_norms(void)
 {
@@ -230,11 +216,7 @@ static void try_norms(void)
 	}
 }
 
-static void norms_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_each_place(try_norms);
-}
+TEST_RUNS(norms_have_the_hosts_bits, in_each_place(try_norms));
 
 /* More than a launch takes; some are empty, one has several pieces, and one an infinity. */
 static void try_arrays(void)
@@ -272,11 +254,7 @@ static void try_arrays(void)
 	assert_bits(sums_there, sums, (size_t)pieces * sizeof(*sums));
 }
 
-static void arrays_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_each_place(try_arrays);
-}
+TEST_RUNS(arrays_have_the_hosts_bits, in_each_place(try_arrays));
 
 static uint64_t plain_checksum(const float *x, int64_t n)
 {
@@ -314,11 +292,7 @@ static void try_checksums(void)
 	}
 }
 
-static void checksums_are_the_same_everywhere(void **state)
-{
-	(void)state;
-	in_each_place(try_checksums);
-}
+TEST_RUNS(checksums_are_the_same_everywhere, in_each_place(try_checksums));
 
 static void flip(float *x, int bit)
 {
@@ -330,12 +304,11 @@ static void flip(float *x, int bit)
 }
 
 /* A bit that flips is seen, and so are two, wherever they are. */
-static void a_checksum_sees_flipped_bits(void **state)
+TEST(a_checksum_sees_flipped_bits)
 {
 	enum { N = 40 };
 	uint64_t before, sum;
 
-	(void)state;
 	fill_all(N);
 	dk_checksum_at(&before, grad, N, N);
 	for (int i = 0; i < N * 32; i++) {
@@ -396,11 +369,7 @@ static void try_conversions(void)
 	}
 }
 
-static void conversions_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_each_place(try_conversions);
-}
+TEST_RUNS(conversions_have_the_hosts_bits, in_each_place(try_conversions));
 
 /* Of f32, numbers whose sum hangs on the order. */
 static void fill_rows(float *x, int64_t n)
@@ -459,11 +428,7 @@ static void try_rows(void)
 	place.leave_scratch(&place, 0);
 }
 
-static void rows_are_added_in_order(void **state)
-{
-	(void)state;
-	in_each_place(try_rows);
-}
+TEST_RUNS(rows_are_added_in_order, in_each_place(try_rows));
 
 /* One more bit than TF32 has, of which a GPU need not take notice. */
 static void try_rounding(void)
@@ -485,11 +450,7 @@ static void try_rounding(void)
 	assert_true(place.type == DK_F32 || !place.host_memory || c != a);
 }
 
-static void products_round_to_tf32_where_it_is_asked_for(void **state)
-{
-	(void)state;
-	in_each_place(try_rounding);
-}
+TEST_RUNS(products_round_to_tf32_where_it_is_asked_for, in_each_place(try_rounding));
 
 /* By one element behind where all else begins. */
 static void try_bias(void)
@@ -510,11 +471,7 @@ static void try_bias(void)
 		assert_true(out[i] == in * weight[i] + 1);
 }
 
-static void a_bias_may_lie_anywhere(void **state)
-{
-	(void)state;
-	in_each_place(try_bias);
-}
+TEST_RUNS(a_bias_may_lie_anywhere, in_each_place(try_bias));
 
 /* How many products came with GELU in a forward and a backward pass, which give what two functions
    each do. They begin so many numbers behind where all else does. */
@@ -572,9 +529,8 @@ static void try_gelus(void)
 	assert_int_equal(gelus(GELU_FUSED, 5, 24, 8), both);
 }
 
-static void products_come_with_gelu_where_they_can(void **state)
+TEST(products_come_with_gelu_where_they_can)
 {
-	(void)state;
 	in_each_place(try_gelus);
 	if (!has_gelu)
 		skip(); /* no place here has such products */
@@ -619,34 +575,6 @@ static void try_tables(void)
 	expect_entries("factors", table->factors, 0, sizeof(*table->factors), NULL);
 }
 
-static void no_function_is_missing_in_a_table(void **state)
-{
-	(void)state;
-	in_each_place(try_tables);
-}
+TEST_RUNS(no_function_is_missing_in_a_table, in_each_place(try_tables));
 
-static void a_model_passes_as_on_the_host(void **state)
-{
-	(void)state;
-	in_each_place(try_model_case);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(no_function_is_missing_in_a_table),
-		cmocka_unit_test(updates_have_the_hosts_bits),
-		cmocka_unit_test(updates_of_whole_tensors_have_the_hosts_bits),
-		cmocka_unit_test(norms_have_the_hosts_bits),
-		cmocka_unit_test(arrays_have_the_hosts_bits),
-		cmocka_unit_test(checksums_are_the_same_everywhere),
-		cmocka_unit_test(a_checksum_sees_flipped_bits),
-		cmocka_unit_test(conversions_have_the_hosts_bits),
-		cmocka_unit_test(rows_are_added_in_order),
-		cmocka_unit_test(products_round_to_tf32_where_it_is_asked_for),
-		cmocka_unit_test(a_bias_may_lie_anywhere),
-		cmocka_unit_test(products_come_with_gelu_where_they_can),
-		cmocka_unit_test(a_model_passes_as_on_the_host),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(a_model_passes_as_on_the_host, in_each_place(try_model_case));

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * These tests show what another user can do to a file of this user's from a folder to which both
- * may write. They need root, to become one user and the other.
- */
+/* These tests show what another user can do to a file of this user's from a folder to which both
+   may write. They need root, to become one user and the other. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,13 +13,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/walk.h"
 #include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 #include "watch/metrics.h"
 #include "watch/trace.h"
 
@@ -124,7 +118,6 @@ static int begin_with(mode_t shared)
 
 static int begin(void **state)
 {
-	(void)state;
 	return begin_with(01777);
 }
 
@@ -203,11 +196,10 @@ static const struct {
 
 enum { KINDS = sizeof(kinds) / sizeof(kinds[0]) };
 
-static void link_of_another_user_is_refused(void **state)
+TEST_WITH(link_of_another_user_is_refused, begin, NULL)
 {
 	static const mode_t modes[] = { 01777, 0777, 02770 };
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int m = 0; m < 3; m++)
@@ -221,9 +213,8 @@ static void link_of_another_user_is_refused(void **state)
 }
 
 /* Root is as good a victim. */
-static void link_is_refused_by_root_too(void **state)
+TEST_WITH(link_is_refused_by_root_too, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int k = 0; k < KINDS; k++) {
@@ -236,12 +227,11 @@ static void link_is_refused_by_root_too(void **state)
 }
 
 /* These names are made anew, or renamed to; a link there is nobody's way to a file. */
-static void names_that_are_made_anew_follow_no_link(void **state)
+TEST_WITH(names_that_are_made_anew_follow_no_link, begin, NULL)
 {
 	static const char *const names[] = { "step-00000001.safetensors", "step-00000002.safetensors",
 		"step-00000002.safetensors.aside", "rank-0.json.1", "rank-1.json", "m.jsonl.1" };
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
@@ -256,12 +246,11 @@ static void names_that_are_made_anew_follow_no_link(void **state)
 	}
 }
 
-static void own_link_is_followed(void **state)
+TEST_WITH(own_link_is_followed, begin, NULL)
 {
 	static const uid_t owners[] = { VICTIM, 0 };
 	struct stat about;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int o = 0; o < 2; o++)
@@ -276,11 +265,10 @@ static void own_link_is_followed(void **state)
 		}
 }
 
-static void folder_behind_another_users_link_is_refused(void **state)
+TEST_WITH(folder_behind_another_users_link_is_refused, begin, NULL)
 {
 	static const mode_t modes[] = { 01777, 0777 };
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int m = 0; m < 2; m++)
@@ -296,12 +284,11 @@ static void folder_behind_another_users_link_is_refused(void **state)
 }
 
 /* As users and teams link their runs to faster disks. */
-static void folder_behind_a_link_is_used(void **state)
+TEST_WITH(folder_behind_a_link_is_used, begin, NULL)
 {
 	static const struct { uid_t owner; mode_t mode; } links[] = { { VICTIM, 01777 }, { 0, 01777 },
 		{ COLLEAGUE, 02770 } };
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int l = 0; l < 3; l++)
@@ -316,9 +303,8 @@ static void folder_behind_a_link_is_used(void **state)
 		}
 }
 
-static void link_to_a_folder_that_is_missing_is_an_error(void **state)
+TEST_WITH(link_to_a_folder_that_is_missing_is_an_error, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	make_link("../home/disk", in("shared", "run"), VICTIM);
@@ -327,9 +313,8 @@ static void link_to_a_folder_that_is_missing_is_an_error(void **state)
 	assert_int_not_equal(access(in("home", "disk"), F_OK), 0);
 }
 
-static void links_that_go_round_end(void **state)
+TEST_WITH(links_that_go_round_end, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	make_link("b", in("shared", "a"), VICTIM);
@@ -342,11 +327,10 @@ static void links_that_go_round_end(void **state)
 
 /* ---- files -------------------------------------------------------------------------------- */
 
-static void hard_link_is_refused(void **state)
+TEST_WITH(hard_link_is_refused, begin, NULL)
 {
 	static const mode_t modes[] = { 01777, 0777, 02770 };
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int m = 0; m < 3; m++)
@@ -360,12 +344,11 @@ static void hard_link_is_refused(void **state)
 		}
 }
 
-static void file_of_another_user_is_refused(void **state)
+TEST_WITH(file_of_another_user_is_refused, begin, NULL)
 {
 	static const mode_t modes[] = { 01777, 0777 };
 	struct stat about;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int m = 0; m < 2; m++)
@@ -381,9 +364,8 @@ static void file_of_another_user_is_refused(void **state)
 		}
 }
 
-static void pipe_of_another_user_is_refused(void **state)
+TEST_WITH(pipe_of_another_user_is_refused, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int k = 0; k < KINDS; k++) {
@@ -399,9 +381,8 @@ static void pipe_of_another_user_is_refused(void **state)
 }
 
 /* A colleague has begun the run, in the folder of a team. */
-static void colleagues_go_on_with_each_others_files(void **state)
+TEST_WITH(colleagues_go_on_with_each_others_files, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int k = 0; k < KINDS; k++) {
@@ -415,9 +396,8 @@ static void colleagues_go_on_with_each_others_files(void **state)
 }
 
 /* A snapshot by `cp -al`, where nobody else writes. */
-static void hard_link_in_an_own_folder_is_used(void **state)
+TEST_WITH(hard_link_in_an_own_folder_is_used, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	assert_int_equal(link(in("home", "file"), in("home", "m.jsonl")), 0);
@@ -437,11 +417,10 @@ static ddp_status write_to_standard_output(const void *name)
 	return status;
 }
 
-static void standard_output_is_written_to(void **state)
+TEST_WITH(standard_output_is_written_to, begin, NULL)
 {
 	struct stat about;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	as(VICTIM, write_to_standard_output, "/dev/stdout");
@@ -473,9 +452,8 @@ int __wrap_openat(int folder, const char *name, int flags, ...)
 }
 
 /* The folder has no sticky bit, so that anybody may remove files of others there. */
-static void hard_link_that_is_removed_is_refused(void **state)
+TEST_WITH(hard_link_that_is_removed_is_refused, begin, NULL)
 {
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	for (int k = 0; k < KINDS; k++) {
@@ -501,12 +479,11 @@ static ddp_status write_beside_a_file_that_is_read(const void *kind)
 	return kinds[k].write(in("shared", kinds[k].path));
 }
 
-static void link_to_a_descriptor_is_refused(void **state)
+TEST_WITH(link_to_a_descriptor_is_refused, begin, NULL)
 {
 	static const mode_t modes[] = { 01777, 0777, 02770 };
 	char target[32];
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	snprintf(target, sizeof(target), "/proc/self/fd/%d", READ_AS);
@@ -528,23 +505,5 @@ static int share(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(link_of_another_user_is_refused, begin),
-		cmocka_unit_test_setup(link_is_refused_by_root_too, begin),
-		cmocka_unit_test_setup(names_that_are_made_anew_follow_no_link, begin),
-		cmocka_unit_test_setup(own_link_is_followed, begin),
-		cmocka_unit_test_setup(folder_behind_another_users_link_is_refused, begin),
-		cmocka_unit_test_setup(folder_behind_a_link_is_used, begin),
-		cmocka_unit_test_setup(link_to_a_folder_that_is_missing_is_an_error, begin),
-		cmocka_unit_test_setup(links_that_go_round_end, begin),
-		cmocka_unit_test_setup(hard_link_is_refused, begin),
-		cmocka_unit_test_setup(hard_link_that_is_removed_is_refused, begin),
-		cmocka_unit_test_setup(file_of_another_user_is_refused, begin),
-		cmocka_unit_test_setup(pipe_of_another_user_is_refused, begin),
-		cmocka_unit_test_setup(colleagues_go_on_with_each_others_files, begin),
-		cmocka_unit_test_setup(hard_link_in_an_own_folder_is_used, begin),
-		cmocka_unit_test_setup(standard_output_is_written_to, begin),
-		cmocka_unit_test_setup(link_to_a_descriptor_is_refused, begin),
-	};
-	return cmocka_run_group_tests(tests, share, folder_remove);
+	return test_run(share, folder_remove);
 }

@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* data/loader: batches read ahead, their order, errors and positions. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "data/loader.h"
 #include "data/sampler.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 /* A dataset whose sample i is the number i; sample `broken` cannot be read. */
 struct numbers {
@@ -57,7 +53,7 @@ static ddp_loader *make(struct numbers *numbers, int64_t size, int rank, int wor
 	return loader;
 }
 
-static void batches_follow_the_sampler_over_epochs(void **state)
+TEST(batches_follow_the_sampler_over_epochs)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .seed = 5 });
@@ -65,7 +61,6 @@ static void batches_follow_the_sampler_over_epochs(void **state)
 	ddp_batch batch;
 	int64_t count;
 
-	(void)state;
 	assert_int_equal(ddp_sampler_create(23, 2, 1, 5, true, DDP_TAIL_PAD, &sampler), DDP_OK);
 	assert_int_equal(ddp_loader_batches_per_epoch(loader), 3);
 	for (int64_t epoch = 0; epoch < 3; epoch++) {
@@ -83,14 +78,13 @@ static void batches_follow_the_sampler_over_epochs(void **state)
 	ddp_loader_free(loader);
 }
 
-static void uneven_tail_gives_short_and_empty_batches(void **state)
+TEST(uneven_tail_gives_short_and_empty_batches)
 {
 	/* 9 samples, 2 ranks x 4: the second global batch has one sample. */
 	struct numbers numbers = { .broken = -1 };
 	int64_t expected[2] = { 1, 0 };
 	ddp_batch batch;
 
-	(void)state;
 	for (int rank = 0; rank < 2; rank++) {
 		ddp_loader *loader = make(&numbers, 9, rank, 2,
 		                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_UNEVEN });
@@ -105,13 +99,12 @@ static void uneven_tail_gives_short_and_empty_batches(void **state)
 	}
 }
 
-static void dropping_leaves_full_batches_only(void **state)
+TEST(dropping_leaves_full_batches_only)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
-	(void)state;
 	assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
 	for (int i = 0; i < 6; i++) {
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
@@ -121,12 +114,11 @@ static void dropping_leaves_full_batches_only(void **state)
 	ddp_loader_free(loader);
 }
 
-static void worlds_with_the_same_global_batch_see_the_same_samples(void **state)
+TEST(worlds_with_the_same_global_batch_see_the_same_samples)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_batch batch;
 
-	(void)state;
 	for (int64_t b = 0; b < 5; b++) {
 		int seen[2][50] = { { 0 } };
 		for (int world = 0; world < 2; world++) {
@@ -167,11 +159,10 @@ static void see_updates(ddp_tail tail, int world_size, int accumulate, int rank,
 	ddp_loader_free(loader);
 }
 
-static void updates_hold_the_same_samples_on_any_number_of_ranks(void **state)
+TEST(updates_hold_the_same_samples_on_any_number_of_ranks)
 {
 	static const struct { int ranks, accumulate; } worlds[] = { { 1, 1 }, { 4, 1 }, { 2, 2 }, { 1, 4 }, { 1, 12 }, { 3, 4 } };
 
-	(void)state;
 	for (int t = 0; t < 2; t++) {
 		static int first[UPDATES][UPDATE_SAMPLES], seen[UPDATES][UPDATE_SAMPLES];
 
@@ -200,13 +191,12 @@ static void see_update(ddp_loader *loader, int (*seen)[UPDATE_SAMPLES], int u)
 }
 
 /* Also where ranks do not get equally many; and where a world has lost ranks in the middle. */
-static void a_global_batch_holds_the_same_samples_on_any_number_of_ranks(void **state)
+TEST(a_global_batch_holds_the_same_samples_on_any_number_of_ranks)
 {
 	enum { LOST_IN = 3 };
 	static int first[UPDATES][UPDATE_SAMPLES], seen[UPDATES][UPDATE_SAMPLES];
 	struct numbers numbers = { .broken = -1 };
 
-	(void)state;
 	for (int t = 0; t < 2; t++) {
 		const ddp_tail tail = t == 0 ? DDP_TAIL_DROP : DDP_TAIL_UNEVEN;
 		memset(first, 0, sizeof(first));
@@ -242,13 +232,12 @@ static void a_global_batch_holds_the_same_samples_on_any_number_of_ranks(void **
 	}
 }
 
-static void accumulation_is_told_once(void **state)
+TEST(accumulation_is_told_once)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_loader *loader = make(&numbers, 23, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 4, .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
-	(void)state;
 	assert_int_equal(ddp_loader_batches_per_epoch(loader), 5);
 	for (int b = 0; b < 4; b++)
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
@@ -266,11 +255,10 @@ static void accumulation_is_told_once(void **state)
 }
 
 /* A place within an update, and one in the empty batches behind an epoch's last sample: an update begins there. */
-static void update_begins_where_a_run_was_saved(void **state)
+TEST(update_begins_where_a_run_was_saved)
 {
 	static const struct { int batches; int64_t epoch, first, size; } saved[] = { { 1, 0, 8, 64 }, { 2, 0, 16, 64 }, { 9, 1, 0, 66 } };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(saved) / sizeof(saved[0]); i++) {
 		struct numbers numbers = { .broken = -1 };
 		const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .accumulate = 2, .sequential = true };
@@ -291,14 +279,13 @@ static void update_begins_where_a_run_was_saved(void **state)
 	}
 }
 
-static void read_error_comes_with_its_batch_and_stays(void **state)
+TEST(read_error_comes_with_its_batch_and_stays)
 {
 	struct numbers numbers = { .broken = 9 };
 	ddp_loader *loader = make(&numbers, 40, 0, 1,
 	                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true, .prefetch = 8 });
 	ddp_batch batch;
 
-	(void)state;
 	for (int b = 0; b < 2; b++)
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
 	for (int again = 0; again < 2; again++) {
@@ -309,7 +296,7 @@ static void read_error_comes_with_its_batch_and_stays(void **state)
 	ddp_loader_free(loader);
 }
 
-static void seek_continues_as_if_nothing_had_happened(void **state)
+TEST(seek_continues_as_if_nothing_had_happened)
 {
 	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
 	ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .seed = 3, .tail = DDP_TAIL_UNEVEN };
@@ -317,7 +304,6 @@ static void seek_continues_as_if_nothing_had_happened(void **state)
 	ddp_loader *resumed = make(&numbers[1], 30, 0, 2, options);
 	ddp_batch a, b;
 
-	(void)state;
 	for (int i = 0; i < 6; i++) /* 4 batches per epoch */
 		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
 	ddp_loader_state at = ddp_loader_get_state(straight);
@@ -337,7 +323,7 @@ static void seek_continues_as_if_nothing_had_happened(void **state)
 	ddp_loader_free(resumed);
 }
 
-static void position_fits_other_batches_and_worlds(void **state)
+TEST(position_fits_other_batches_and_worlds)
 {
 	struct numbers numbers[3] = { { .broken = -1 }, { .broken = -1 }, { .broken = -1 } };
 	ddp_loader *one = make(&numbers[0], 64, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .batch_size = 16 });
@@ -347,7 +333,6 @@ static void position_fits_other_batches_and_worlds(void **state)
 	ddp_batch batch;
 	int64_t count;
 
-	(void)state;
 	ddp_loader_next(one, &batch);
 	ddp_loader_next(one, &batch);
 	ddp_loader_state at = ddp_loader_get_state(one);
@@ -399,9 +384,8 @@ static ddp_loader_state run_updates(int world, const ddp_loader_options *options
 
 /* Worlds, batches and updates that do not divide one another's places: no sample is lost, none is seen twice. The most that
    a tail may repeat or drop in an epoch are the ranks but one, and less than an update, of the world that ends it. */
-static void any_world_goes_on_at_any_place(void **state)
+TEST(any_world_goes_on_at_any_place)
 {
-	(void)state;
 	srand(11);
 	for (int turn = 0; turn < 60; turn++) {
 		static seen_samples seen;
@@ -429,7 +413,7 @@ static void any_world_goes_on_at_any_place(void **state)
 }
 
 /* Of 30 samples, batches of 4 drop two, and batches of 12 drop six. */
-static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **state)
+TEST(position_behind_what_larger_batches_drop_is_the_next_epoch)
 {
 	struct numbers numbers = { .broken = -1 };
 	const ddp_loader_state at = { .epoch = 2, .samples = 24, .global_batch = 4, .size = 30,
@@ -438,7 +422,6 @@ static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **st
 	                                                                    .tail = DDP_TAIL_DROP });
 	ddp_batch batch;
 
-	(void)state;
 	assert_int_equal(ddp_loader_seek(loader, &at), DDP_OK);
 	assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
 	assert_int_equal(batch.epoch, 3);
@@ -446,14 +429,13 @@ static void position_behind_what_larger_batches_drop_is_the_next_epoch(void **st
 	ddp_loader_free(loader);
 }
 
-static void position_of_another_order_is_refused(void **state)
+TEST(position_of_another_order_is_refused)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_loader *loader = make(&numbers, 30, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .seed = 3 });
 	const ddp_loader_state own = ddp_loader_get_state(loader);
 	ddp_loader_state bad[7];
 
-	(void)state;
 	for (int i = 0; i < 7; i++)
 		bad[i] = own;
 	bad[0].seed = 4;
@@ -469,27 +451,25 @@ static void position_of_another_order_is_refused(void **state)
 	ddp_loader_free(loader);
 }
 
-static void free_does_not_wait_for_batches_nobody_asked_for(void **state)
+TEST(free_does_not_wait_for_batches_nobody_asked_for)
 {
 	struct numbers numbers = { .broken = -1, .pause_us = 100 };
 	ddp_loader *loader = make(&numbers, 1000000, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true });
 	ddp_batch batch;
 
-	(void)state;
 	ddp_loader_next(loader, &batch);
 	ddp_loader_free(loader);
 	assert_true(numbers.reads >= 4 && numbers.reads <= 4 * 4);
 	ddp_loader_free(NULL);
 }
 
-static void slow_reader_and_slow_caller_agree(void **state)
+TEST(slow_reader_and_slow_caller_agree)
 {
 	struct numbers numbers = { .broken = -1, .pause_us = 20 };
 	ddp_loader *loader = make(&numbers, 4000, 0, 1,
 	                          (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true, .prefetch = 1 });
 	ddp_batch batch;
 
-	(void)state;
 	for (int64_t b = 0; b < 100; b++) {
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
 		if (b % 7 == 0)
@@ -500,9 +480,8 @@ static void slow_reader_and_slow_caller_agree(void **state)
 	ddp_loader_free(loader);
 }
 
-static void program_says_why_it_cannot_read(void **state)
+TEST(program_says_why_it_cannot_read)
 {
-	(void)state;
 	for (int silent = 0; silent < 2; silent++) {
 		struct numbers numbers = { .broken = 2, .silent = silent, .handles = silent };
 		ddp_loader *loader = make(&numbers, 20, 0, 1, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .sequential = true });
@@ -518,13 +497,12 @@ static void program_says_why_it_cannot_read(void **state)
 
 /* As one reader does: the same batches in the same order over epochs, and what is broken with
    its batch, behind those before it. */
-static void several_readers_deliver_what_one_does(void **state)
+TEST(several_readers_deliver_what_one_does)
 {
 	const ddp_loader_options options = { DDP_LOADER_OPTIONS_FIELDS, .readers = 3, .prefetch = 5, .tail = DDP_TAIL_UNEVEN, .seed = 4 };
 	ddp_loader_options alone = options;
 	ddp_batch batch, expected;
 
-	(void)state;
 	alone.readers = 1;
 	for (int broken = 0; broken < 2; broken++) {
 		struct numbers numbers = { .broken = broken ? 17 : -1, .pause_us = 50 }, others = numbers;
@@ -559,7 +537,7 @@ static ddp_status read_beside_another(void *self, int64_t index, void *sample)
 	return DDP_OK;
 }
 
-static void readers_read_at_the_same_time(void **state)
+TEST(readers_read_at_the_same_time)
 {
 	atomic_int inside = 0;
 	const ddp_dataset dataset = { .size = 400, .sample_bytes = sizeof(int64_t), .read = read_beside_another,
@@ -568,7 +546,6 @@ static void readers_read_at_the_same_time(void **state)
 	ddp_loader *loader;
 	ddp_batch batch;
 
-	(void)state;
 	assert_int_equal(ddp_loader_make(0, 1, &dataset, &options, &loader), DDP_OK);
 	for (int64_t b = 0; b < 100; b++) {
 		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
@@ -577,7 +554,7 @@ static void readers_read_at_the_same_time(void **state)
 	ddp_loader_free(loader);
 }
 
-static void wrong_options_are_named(void **state)
+TEST(wrong_options_are_named)
 {
 	struct numbers numbers = { .broken = -1 };
 	ddp_dataset dataset = { .size = 7, .sample_bytes = 8, .read = read_number, .self = &numbers };
@@ -591,7 +568,6 @@ static void wrong_options_are_named(void **state)
 		{ { DDP_LOADER_OPTIONS_FIELDS, .batch_size = 1, .accumulate = 0 }, DDP_ERR_INVALID, "accumulate is 0" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(ddp_loader_make(0, 2, &dataset, &bad[i].options, &loader),
 		                 bad[i].status);
@@ -635,7 +611,6 @@ static int odd_loader_body(ddp_context *context, void *user)
 	bool odd = ddp_get_job(context)->rank == 1;
 	ddp_loader *loader = NULL;
 
-	(void)user;
 	for (size_t i = 0; i < sizeof(odd_loaders) / sizeof(odd_loaders[0]); i++) {
 		const ddp_dataset dataset = { .size = odd ? odd_loaders[i].size : 40,
 		                              .sample_bytes = odd ? odd_loaders[i].sample_bytes : 8,
@@ -656,36 +631,4 @@ static int odd_loader_body(ddp_context *context, void *user)
 	return 0;
 }
 
-static void ranks_agree_on_what_they_load(void **state)
-{
-	(void)state;
-	assert_int_equal(run_ranks(3, odd_loader_body, NULL), 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(batches_follow_the_sampler_over_epochs),
-		cmocka_unit_test(uneven_tail_gives_short_and_empty_batches),
-		cmocka_unit_test(dropping_leaves_full_batches_only),
-		cmocka_unit_test(worlds_with_the_same_global_batch_see_the_same_samples),
-		cmocka_unit_test(updates_hold_the_same_samples_on_any_number_of_ranks),
-		cmocka_unit_test(a_global_batch_holds_the_same_samples_on_any_number_of_ranks),
-		cmocka_unit_test(accumulation_is_told_once),
-		cmocka_unit_test(update_begins_where_a_run_was_saved),
-		cmocka_unit_test(read_error_comes_with_its_batch_and_stays),
-		cmocka_unit_test(program_says_why_it_cannot_read),
-		cmocka_unit_test(seek_continues_as_if_nothing_had_happened),
-		cmocka_unit_test(position_fits_other_batches_and_worlds),
-		cmocka_unit_test(any_world_goes_on_at_any_place),
-		cmocka_unit_test(position_behind_what_larger_batches_drop_is_the_next_epoch),
-		cmocka_unit_test(position_of_another_order_is_refused),
-		cmocka_unit_test(free_does_not_wait_for_batches_nobody_asked_for),
-		cmocka_unit_test(slow_reader_and_slow_caller_agree),
-		cmocka_unit_test(several_readers_deliver_what_one_does),
-		cmocka_unit_test(readers_read_at_the_same_time),
-		cmocka_unit_test(wrong_options_are_named),
-		cmocka_unit_test(ranks_agree_on_what_they_load),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(ranks_agree_on_what_they_load, assert_int_equal(run_ranks(3, odd_loader_body, NULL), 0));

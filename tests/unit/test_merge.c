@@ -2,15 +2,11 @@
 /* runs: asan tsan; all: unit */
 /* reduce/merge: which gradients to all-reduce together, beside all ways of doing so. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "reduce/merge.h"
+#include "tests/support/test.h"
 
 enum { GRAINS = 9 };
 
@@ -75,13 +71,12 @@ static void expect_best(const ddp_merge_case *c)
 	assert_true(fabs(ddp_merge_end(c, ends, count) - got) <= 1e-9 * got);
 }
 
-static void no_other_cut_ends_a_step_earlier(void **state)
+TEST(no_other_cut_ends_a_step_earlier)
 {
 	double ready[GRAINS];
 	int64_t elements[GRAINS];
 	unsigned int seed = 1;
 
-	(void)state;
 	for (int i = 0; i < 4000; i++) {
 		ddp_merge_case c = { .count = 1 + i % GRAINS, .ready = ready, .elements = elements };
 		const double gap = draw(&seed), size = pow(10, 4 * draw(&seed));
@@ -110,14 +105,13 @@ static void expect_cut(ddp_merge_case c, const int *wanted)
 	assert_int_equal(count, k);
 }
 
-static void what_is_near_goes_together_and_what_is_far_alone(void **state)
+TEST(what_is_near_goes_together_and_what_is_far_alone)
 {
 	static const int64_t sizes[] = { 10, 10, 10, 10 };
 	static const double at_once[] = { 1, 1, 1, 1 }, apart[] = { 1, 10, 20, 30 };
 	static const double two_and_two[] = { 1, 1.1, 20, 20.1 };
 	static const int one[] = { 4, 0 }, each[] = { 1, 2, 3, 4, 0 }, pairs[] = { 2, 4, 0 };
 
-	(void)state;
 	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.5, 0.1, 0 }, one);
 	expect_cut((ddp_merge_case){ 4, apart, sizes, 0.5, 0.1, 0 }, each);
 	expect_cut((ddp_merge_case){ 4, two_and_two, sizes, 0.5, 0.1, 0 }, pairs);
@@ -127,14 +121,13 @@ static void what_is_near_goes_together_and_what_is_far_alone(void **state)
 	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.01, 0.1, 0.1 }, each);
 }
 
-static void as_many_grains_as_there_may_be_are_merged(void **state)
+TEST(as_many_grains_as_there_may_be_are_merged)
 {
 	static double ready[DDP_GRAINS_MAX];
 	static int64_t elements[DDP_GRAINS_MAX];
 	static int ends[DDP_GRAINS_MAX], each[DDP_GRAINS_MAX];
 	const ddp_merge_case c = { DDP_GRAINS_MAX, ready, elements, 1e-3, 1e-9, 1e-10 };
 
-	(void)state;
 	for (int g = 0; g < DDP_GRAINS_MAX; g++) {
 		ready[g] = g * 1e-4;
 		elements[g] = 1 << 16;
@@ -144,14 +137,4 @@ static void as_many_grains_as_there_may_be_are_merged(void **state)
 	assert_true(count > 1 && count < DDP_GRAINS_MAX / 10);
 	assert_int_equal(ends[count - 1], DDP_GRAINS_MAX);
 	assert_true(ddp_merge_end(&c, ends, count) < 0.3 * ddp_merge_end(&c, each, DDP_GRAINS_MAX));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(no_other_cut_ends_a_step_earlier),
-		cmocka_unit_test(what_is_near_goes_together_and_what_is_far_alone),
-		cmocka_unit_test(as_many_grains_as_there_may_be_are_merged),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

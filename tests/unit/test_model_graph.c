@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
 /* runs: asan; as: test_model_graph_cuda; takes: 9 */
-/*
- * examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
- * without, whatever shapes their passes have and whatever they drop, and where captures fail.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
+   without, whatever shapes their passes have and whatever they drop, and where captures fail. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "models/gpt_inside.h"
 #include "models/net_inside.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernel_values.h"
 #include "tests/support/small_net.h"
+#include "tests/support/test.h"
 
 static void (*trying)(bool images);
 
@@ -63,14 +57,12 @@ static void *allocate_zeros(void *user, size_t bytes)
 	const int64_t n = (int64_t)(bytes / sizeof(float));
 	float *there = place.alloc(bytes);
 
-	(void)user;
 	place.give(&as_f32, there, floats(n), n);
 	return there;
 }
 
 static void release(void *user, void *memory)
 {
-	(void)user;
 	place.free(memory);
 }
 
@@ -102,8 +94,6 @@ static ddp_status ready(void *user, int param)
 
 static ddp_status rows(void *user, int param, const int32_t *index, const float *values, int64_t count)
 {
-	(void)index;
-	(void)values;
 	note(user, (int)(1000 + param + count));
 	return DDP_OK;
 }
@@ -320,11 +310,7 @@ static void try_all_shapes(bool images)
 		try_shapes(images, 0.3, true);
 }
 
-static void models_come_to_the_same_bits_by_graphs(void **state)
-{
-	(void)state;
-	with_each_model(try_all_shapes);
-}
+TEST_RUNS(models_come_to_the_same_bits_by_graphs, with_each_model(try_all_shapes));
 
 /* Shapes that come once, as of texts that grow, take no graph from those that come again; and there are as
    many as there may be. */
@@ -350,11 +336,7 @@ static void try_many_shapes(bool images)
 	free_side(&plain);
 }
 
-static void shapes_that_come_again_keep_their_graphs(void **state)
-{
-	(void)state;
-	with_each_model(try_many_shapes);
-}
+TEST_RUNS(shapes_that_come_again_keep_their_graphs, with_each_model(try_many_shapes));
 
 /* Other gradients, of which the graphs know nothing. */
 static void try_bind(bool images)
@@ -388,11 +370,7 @@ static void try_bind(bool images)
 	free_side(&plain);
 }
 
-static void what_is_bound_anew_is_captured_anew(void **state)
-{
-	(void)state;
-	with_each_model(try_bind);
-}
+TEST_RUNS(what_is_bound_anew_is_captured_anew, with_each_model(try_bind));
 
 /* In a part of forward (behind the call that is made but once), or of backward: each part makes four calls. The
    pass is done all the same, and only once. */
@@ -419,20 +397,10 @@ static void try_failing_model(bool images)
 	}
 }
 
-static void a_model_goes_on_where_capturing_fails(void **state)
-{
-	(void)state;
-	with_each_model(try_failing_model);
-}
+TEST_RUNS(a_model_goes_on_where_capturing_fails, with_each_model(try_failing_model));
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(models_come_to_the_same_bits_by_graphs),
-		cmocka_unit_test(shapes_that_come_again_keep_their_graphs),
-		cmocka_unit_test(what_is_bound_anew_is_captured_anew),
-		cmocka_unit_test(a_model_goes_on_where_capturing_fails),
-	};
 	dk_set_threads(1); /* what is this small is slower with more */
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
- * is read from the page as slurmstepd and ddp-status read it.
- */
+/* libnccl-profiler-ddp.so, called through its tables as NCCL calls them; what it writes
+   is read from the page as slurmstepd and ddp-status read it. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,22 +13,20 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #undef stop /* a macro of cmocka 2 */
 
 #include "base/clock.h"
 #include "nccl_plugins/profiler/abi.h"
 #include "spank/wire/progress_text.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 
 #define PLUGIN "libruntime/nccl_plugins/profiler/.libs/libnccl-profiler-ddp.so"
 
-/*
- * Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
- * alike: v4 and v5 of 2.28.9 and of 2.30.7, v6 of 2.30.7, which lies as v5. The plugin cannot be
- * tried with other layouts than those of its own header: a member of it that is left out or
- * swapped shows here only.
- */
+/* Layouts are NCCL's, in numbers that the compiler gave for its own headers, on x86_64 and
+   alike: v4 and v5 of 2.28.9 and of 2.30.7, v6 of 2.30.7, which lies as v5. The plugin cannot be
+   tried with other layouts than those of its own header: a member of it that is left out or
+   swapped shows here only. */
 #define AT(type, member, bytes) _Static_assert(offsetof(type, member) == (bytes), "as in NCCL: " #type "." #member)
 #define EVENT(event) AT(event, type, 0); AT(event, parent, 8); AT(event, rank, 16); AT(event, details, 24)
 #define PROFILER(table) \
@@ -72,7 +65,6 @@ static int set_up(void **state)
 	char text[16];
 	void *plugin = dlopen(PLUGIN, RTLD_NOW | RTLD_LOCAL);
 
-	(void)state;
 	if (plugin == NULL)
 		fail_msg("%s", dlerror());
 	v4 = dlsym(plugin, "ncclProfiler_v4");
@@ -152,11 +144,43 @@ static void run_kernels(void *context, void *operation, int channels)
 		assert_int_equal(v5->stop(begin_kernel(context, operation)), 0);
 }
 
-static void the_page_says_what_the_rank_waits_for(void **state)
+/* In a process of its own: the plugin looks for its page once. */
+static bool refuses(const char *fd, bool libddp)
+{
+	pid_t child = fork();
+	int status = -1;
+
+	if (child == 0) {
+		const ddp_job job = { .local_rank = LOCAL_RANK, .identity_source = DDP_SOURCE_ENVIRONMENT };
+		void *context = &status;
+		int mask = -1;
+		if (libddp)
+			ddp_page_collective(ddp_page_map(&job, NULL), 5, ddp_coarse_ns());
+		_exit(setenv("DDP_PROGRESS_FD", fd, 1) != 0 ||
+		      v6->init(&context, 1, &mask, NULL, 1, WORLD, 3, NULL) != 0 || context != NULL || mask != 0);
+	}
+	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* This comes first, before the page is mapped. */
+TEST(without_a_page_of_its_own_nothing_is_watched)
+{
+	char fd[16];
+
+	snprintf(fd, sizeof(fd), "%s", getenv("DDP_PROGRESS_FD"));
+	assert_true(refuses("999", false));
+	assert_true(refuses("", false));
+	assert_true(refuses(fd, true));
+	assert_string_equal(doing(), "between steps, last collective #5");
+	assert_int_equal(ftruncate(page_fd, 0), 0);
+	assert_true(refuses(fd, false));
+	assert_int_equal(ftruncate(page_fd, 2 * DDP_PROGRESS_BYTES), 0);
+}
+
+TEST(the_page_says_what_the_rank_waits_for)
 {
 	void *world = open_comm(WORLD), *other = open_comm(2), *first, *second, *last;
 
-	(void)state;
 	assert_string_equal(doing(), "outside NCCL");
 	first = call(world, "AllReduce", "ncclFloat32", 262144, 2);
 	assert_string_equal(doing(), "in NCCL, waiting in collective #1 NCCL all_reduce f32[262144]");
@@ -177,11 +201,10 @@ static void the_page_says_what_the_rank_waits_for(void **state)
 	assert_int_equal(v5->finalize(world), 0);
 }
 
-static void a_later_operation_ends_those_before_it(void **state)
+TEST(a_later_operation_ends_those_before_it)
 {
 	void *world = open_comm(WORLD), *late, *lost;
 
-	(void)state;
 	lost = call(world, "AllGather", "ncclUint8", 1, 8);
 	run_kernels(world, lost, 3); /* NCCL tells of three channels out of eight */
 	run_kernels(world, call(world, "Broadcast", "ncclInt64", 2, 1), 1);
@@ -192,11 +215,10 @@ static void a_later_operation_ends_those_before_it(void **state)
 	assert_int_equal(v5->finalize(world), 0);
 }
 
-static void a_graph_that_runs_again_counts_again(void **state)
+TEST(a_graph_that_runs_again_counts_again)
 {
 	void *world = open_comm(WORLD), *captured = call(world, "AllReduce", "ncclFloat16", 8, 2), *kernel;
 
-	(void)state;
 	run_kernels(world, captured, 2);
 	for (int launch = 2; launch < 5; launch++) {
 		char expected[80];
@@ -210,11 +232,10 @@ static void a_graph_that_runs_again_counts_again(void **state)
 	assert_int_equal(v5->finalize(world), 0);
 }
 
-static void many_operations_under_way_are_no_more_memory(void **state)
+TEST(many_operations_under_way_are_no_more_memory)
 {
 	void *world = open_comm(WORLD), *operation = NULL;
 
-	(void)state;
 	for (int i = 0; i < 10000; i++)
 		operation = call(world, "AllReduce", "ncclInt32", (size_t)i, 1);
 	assert_string_equal(doing(), "in NCCL, waiting in collective #5905 NCCL all_reduce i32[5904]");
@@ -225,13 +246,12 @@ static void many_operations_under_way_are_no_more_memory(void **state)
 	assert_string_equal(doing(), "outside NCCL, last collective #10001 NCCL all_reduce i32[3]");
 }
 
-static void messages_name_their_peer(void **state)
+TEST(messages_name_their_peer)
 {
 	struct ddp_nccl_event_v4 event = { .type = DDP_NCCL_P2P };
 	void *context = NULL, *send = NULL, *receive = NULL, *nothing = &event;
 	int mask = 0;
 
-	(void)state;
 	assert_int_equal(v4->init(&context, &mask, NULL, 5, 2, WORLD, 3, NULL), 0);
 	assert_non_null(context);
 	event.details.p2p.function = "Send";
@@ -253,39 +273,6 @@ static void messages_name_their_peer(void **state)
 	assert_int_equal(v4->finalize(context), 0);
 }
 
-/* In a process of its own: the plugin looks for its page once. */
-static bool refuses(const char *fd, bool libddp)
-{
-	pid_t child = fork();
-	int status = -1;
-
-	if (child == 0) {
-		const ddp_job job = { .local_rank = LOCAL_RANK, .identity_source = DDP_SOURCE_ENVIRONMENT };
-		void *context = &status;
-		int mask = -1;
-		if (libddp)
-			ddp_page_collective(ddp_page_map(&job, NULL), 5, ddp_coarse_ns());
-		_exit(setenv("DDP_PROGRESS_FD", fd, 1) != 0 ||
-		      v6->init(&context, 1, &mask, NULL, 1, WORLD, 3, NULL) != 0 || context != NULL || mask != 0);
-	}
-	return child > 0 && waitpid(child, &status, 0) == child && status == 0;
-}
-
-static void without_a_page_of_its_own_nothing_is_watched(void **state)
-{
-	char fd[16];
-
-	(void)state;
-	snprintf(fd, sizeof(fd), "%s", getenv("DDP_PROGRESS_FD"));
-	assert_true(refuses("999", false));
-	assert_true(refuses("", false));
-	assert_true(refuses(fd, true));
-	assert_string_equal(doing(), "between steps, last collective #5");
-	assert_int_equal(ftruncate(page_fd, 0), 0);
-	assert_true(refuses(fd, false));
-	assert_int_equal(ftruncate(page_fd, 2 * DDP_PROGRESS_BYTES), 0);
-}
-
 static void *call_and_run(void *context)
 {
 	for (int i = 0; i < 1000; i++)
@@ -293,12 +280,11 @@ static void *call_and_run(void *context)
 	return NULL;
 }
 
-static void threads_may_use_communicators_of_their_own(void **state)
+TEST(threads_may_use_communicators_of_their_own)
 {
 	void *contexts[THREADS];
 	pthread_t threads[THREADS];
 
-	(void)state;
 	for (int i = 0; i < THREADS; i++) {
 		contexts[i] = open_comm(i == 0 ? WORLD : 2);
 		assert_int_equal(pthread_create(&threads[i], NULL, call_and_run, contexts[i]), 0);
@@ -312,15 +298,5 @@ static void threads_may_use_communicators_of_their_own(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(without_a_page_of_its_own_nothing_is_watched), /* before the page is mapped */
-		cmocka_unit_test(the_page_says_what_the_rank_waits_for),
-		cmocka_unit_test(a_later_operation_ends_those_before_it),
-		cmocka_unit_test(a_graph_that_runs_again_counts_again),
-		cmocka_unit_test(many_operations_under_way_are_no_more_memory),
-		cmocka_unit_test(messages_name_their_peer),
-		cmocka_unit_test(threads_may_use_communicators_of_their_own),
-	};
-
-	return cmocka_run_group_tests(tests, set_up, NULL);
+	return test_run(set_up, NULL);
 }

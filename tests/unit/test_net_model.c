@@ -3,19 +3,15 @@
 /* examples/models/net: gradients by finite differences through every kind of layer and through
    ResNets, dropout that is the same for the same counter, evaluation by running statistics. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels.h"
 #include "models/resnet.h"
 #include "tests/support/kernel_values.h"
 #include "tests/support/small_net.h"
+#include "tests/support/test.h"
 
 enum { PARAMS_MAX = 320 };
 
@@ -143,17 +139,16 @@ static void check_gradients(struct rig *r, int times, double h, double tolerance
 	}
 }
 
-static void gradients_are_those_of_the_loss(void **state)
+TEST(gradients_are_those_of_the_loss)
 {
 	struct rig r;
 
-	(void)state;
 	make_rig(&r, NULL, BATCH, SIDE);
 	check_gradients(&r, 3, 1e-3, 0.03);
 	free_rig(&r);
 }
 
-static void gradients_of_resnets_are_those_of_the_loss(void **state)
+TEST(gradients_of_resnets_are_those_of_the_loss)
 {
 	static const struct {
 		net_resnet_shape shape;
@@ -164,7 +159,6 @@ static void gradients_of_resnets_are_those_of_the_loss(void **state)
 		{{.depth = 50, .width = 4, .classes = CLASSES}, 16},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct rig r;
 		make_rig(&r, &cases[i].shape, 6, cases[i].side);
@@ -200,7 +194,7 @@ static bool has_param(const net *n, const char *name)
 	return false;
 }
 
-static void resnets_are_torchvisions(void **state)
+TEST(resnets_are_torchvisions)
 {
 	static const struct {
 		int depth, side, classes;
@@ -210,7 +204,6 @@ static void resnets_are_torchvisions(void **state)
 		{18, 32, 10, 11173962, 9600}, {50, 32, 10, 23520842, 53120},
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		const int side = cases[i].side;
 		net *n = net_create(1, &(ddp_image_shape){3, side, side});
@@ -226,12 +219,11 @@ static void resnets_are_torchvisions(void **state)
 	}
 }
 
-static void convolutions_of_resnets_start_normal(void **state)
+TEST(convolutions_of_resnets_start_normal)
 {
 	const net_resnet_shape shape = {.depth = 18, .width = 16, .classes = CLASSES};
 	struct rig r;
 
-	(void)state;
 	make_rig(&r, &shape, 1, SIDE);
 	for (int i = 0; i < r.count; i++) {
 		const ddp_param *p = &r.params[i];
@@ -253,12 +245,11 @@ static void convolutions_of_resnets_start_normal(void **state)
 	free_rig(&r);
 }
 
-static void dropout_hangs_on_its_counter(void **state)
+TEST(dropout_hangs_on_its_counter)
 {
 	struct rig r;
 	net_random random = {.seed = 9, .counter = 100};
 
-	(void)state;
 	make_rig(&r, NULL, BATCH, SIDE);
 	const double first = loss_of(&r);
 	assert_true(loss_of(&r) == first);
@@ -268,12 +259,11 @@ static void dropout_hangs_on_its_counter(void **state)
 	free_rig(&r);
 }
 
-static void evaluation_changes_nothing(void **state)
+TEST(evaluation_changes_nothing)
 {
 	struct rig r;
 	float before[2][4];
 
-	(void)state;
 	make_rig(&r, NULL, BATCH, SIDE);
 	for (int i = 0; i < 200; i++)
 		loss_of(&r);
@@ -292,9 +282,8 @@ static void evaluation_changes_nothing(void **state)
 	free_rig(&r);
 }
 
-static void images_smaller_than_a_window_are_refused(void **state)
+TEST(images_smaller_than_a_window_are_refused)
 {
-	(void)state;
 	for (int side = 1; side <= 6; side++) {
 		net *n = net_create(BATCH, &(ddp_image_shape){CHANNELS, side, side});
 		assert_non_null(n);
@@ -309,15 +298,6 @@ static void images_smaller_than_a_window_are_refused(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(gradients_are_those_of_the_loss),
-		cmocka_unit_test(gradients_of_resnets_are_those_of_the_loss),
-		cmocka_unit_test(resnets_are_torchvisions),
-		cmocka_unit_test(convolutions_of_resnets_start_normal),
-		cmocka_unit_test(dropout_hangs_on_its_counter),
-		cmocka_unit_test(evaluation_changes_nothing),
-		cmocka_unit_test(images_smaller_than_a_window_are_refused),
-	};
 	dk_set_threads(1); /* what is this small is slower with more */
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* job/nodes: a message about ranks names their nodes, as far as they are known. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "job/nodes.h"
+#include "tests/support/test.h"
 
 enum { RANKS_MAX = 4096 };
 
@@ -24,7 +19,6 @@ static bool listed[RANKS_MAX];
 
 static int begin(void **state)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
 		unsetenv(variables[i]);
 	memset(listed, 0, sizeof(listed));
@@ -63,34 +57,30 @@ static void is_listed(const char *words)
 	tells(words, DDP_MISSING_BYTES);
 }
 
-static void one_rank_is_named_with_its_node(void **state)
+TEST_WITH(one_rank_is_named_with_its_node, begin, NULL)
 {
-	(void)state;
 	step("n[0-2]", "1(x3)", 3, "0");
 	listed[2] = true;
 	is_listed("rank 2 on n2");
 }
 
-static void ranks_are_named_by_node(void **state)
+TEST_WITH(ranks_are_named_by_node, begin, NULL)
 {
-	(void)state;
 	step("a,n[01-02],z", "2,1,2(x2)", 7, "0,1");
 	listed[2] = listed[3] = listed[4] = listed[6] = true;
 	is_listed("ranks 2 on n01; 3-4 on n02; 6 on z");
 }
 
-static void round_robin_is_known_by_this_nodes_tasks(void **state)
+TEST_WITH(round_robin_is_known_by_this_nodes_tasks, begin, NULL)
 {
-	(void)state;
 	step("n[0-1]", "3,2", 5, "0,2,4");
 	listed[1] = listed[2] = listed[3] = true;
 	is_listed("ranks 1, 3 on n1; 2 on n0");
 }
 
 /* Tasks were dealt in a way of the user's. */
-static void other_ways_of_dealing_name_no_node(void **state)
+TEST_WITH(other_ways_of_dealing_name_no_node, begin, NULL)
 {
-	(void)state;
 	step("n[0-1]", "2(x2)", 4, "0,3");
 	listed[1] = listed[2] = true;
 	is_listed("ranks 1-2");
@@ -99,17 +89,15 @@ static void other_ways_of_dealing_name_no_node(void **state)
 	is_listed("ranks 1-2");
 }
 
-static void what_two_ways_tell_differently_is_left_out(void **state)
+TEST_WITH(what_two_ways_tell_differently_is_left_out, begin, NULL)
 {
-	(void)state;
 	step("n[0-2]", "1,2(x2)", 5, "0");
 	listed[1] = listed[2] = listed[4] = true;
 	is_listed("ranks 1 on n1; 2; 4 on n2");
 }
 
-static void ranks_that_came_tell_the_way(void **state)
+TEST_WITH(ranks_that_came_tell_the_way, begin, NULL)
 {
-	(void)state;
 	step("n[0-2]", "1,2(x2)", 5, "0");
 	ddp_nodes_check(&nodes, 3, "n1.cluster");
 	listed[2] = true;
@@ -122,9 +110,8 @@ static void ranks_that_came_tell_the_way(void **state)
 }
 
 /* An address has points that begin no domain. */
-static void addresses_are_compared_whole(void **state)
+TEST_WITH(addresses_are_compared_whole, begin, NULL)
 {
-	(void)state;
 	step("10.0.0.1,10.0.0.2,10.0.0.3", "1,2(x2)", 5, "0");
 	ddp_nodes_check(&nodes, 3, "10.0.0.2");
 	listed[2] = true;
@@ -140,9 +127,8 @@ static void addresses_are_compared_whole(void **state)
 	is_listed("rank 2 on 10");
 }
 
-static void launcher_below_slurm_is_not_taken_for_srun(void **state)
+TEST_WITH(launcher_below_slurm_is_not_taken_for_srun, begin, NULL)
 {
-	(void)state;
 	step("n[0-1]", "1(x2)", 2, "0");
 	ddp_nodes_free(&nodes);
 	job.world_size = 8;
@@ -152,11 +138,10 @@ static void launcher_below_slurm_is_not_taken_for_srun(void **state)
 	is_listed("rank 5");
 }
 
-static void broken_variables_name_no_node(void **state)
+TEST_WITH(broken_variables_name_no_node, begin, NULL)
 {
 	static const char *const tasks[] = { "", "x", "2(x", "2(x3)", "1(x2),", "2(x1)1", "0,4", "4", "-1,5", "2(x0),2(x2)" };
 
-	(void)state;
 	listed[1] = true;
 	for (size_t i = 0; i < sizeof(tasks) / sizeof(tasks[0]); i++) {
 		step("n[0-1]", tasks[i], 4, "0,1");
@@ -170,18 +155,16 @@ static void broken_variables_name_no_node(void **state)
 	is_listed("rank 1");
 }
 
-static void ranks_of_one_node_need_no_slurm(void **state)
+TEST_WITH(ranks_of_one_node_need_no_slurm, begin, NULL)
 {
-	(void)state;
 	job = (ddp_job){ .world_size = 4, .local_world_size = 4, .hostname = "here" };
 	ddp_nodes_find(&job, &nodes);
 	listed[1] = listed[2] = true;
 	is_listed("ranks 1-2 on here");
 }
 
-static void many_are_counted(void **state)
+TEST_WITH(many_are_counted, begin, NULL)
 {
-	(void)state;
 	step("n[0000-0999]", "4(x1000)", 4000, "0,1,2,3");
 	for (int r = 4; r < 4000; r++)
 		listed[r] = true;
@@ -191,22 +174,4 @@ static void many_are_counted(void **state)
 	for (int r = 4; r < 4000; r += 2)
 		listed[r] = true;
 	tells("ranks 4, 6 on n0001; 8, 10 on n0002; ... (1998 ranks on 999 nodes)", 90);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(one_rank_is_named_with_its_node, begin),
-		cmocka_unit_test_setup(ranks_are_named_by_node, begin),
-		cmocka_unit_test_setup(round_robin_is_known_by_this_nodes_tasks, begin),
-		cmocka_unit_test_setup(other_ways_of_dealing_name_no_node, begin),
-		cmocka_unit_test_setup(what_two_ways_tell_differently_is_left_out, begin),
-		cmocka_unit_test_setup(ranks_that_came_tell_the_way, begin),
-		cmocka_unit_test_setup(addresses_are_compared_whole, begin),
-		cmocka_unit_test_setup(launcher_below_slurm_is_not_taken_for_srun, begin),
-		cmocka_unit_test_setup(broken_variables_name_no_node, begin),
-		cmocka_unit_test_setup(ranks_of_one_node_need_no_slurm, begin),
-		cmocka_unit_test_setup(many_are_counted, begin),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

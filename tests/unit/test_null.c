@@ -1,13 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * NULL, by the one rule of ddp.h, in each function and each of its pointers; test_api.sh sees that
- * none is left out. Each call is made by a process of its own, so that one that crashes is named.
- */
-#include <setjmp.h>
+/* NULL, by the one rule of ddp.h, in each function and each of its pointers; test_api.sh sees that
+   none is left out. Each call is made by a process of its own, so that one that crashes is named. */
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "ddp.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 static int wrong; /* calls */
 
@@ -73,8 +67,6 @@ static ddp_loader *loader;
 
 static ddp_status read_sample(void *self, int64_t index, void *sample)
 {
-	(void)self;
-	(void)index;
 	memset(sample, 0, 4);
 	return DDP_OK;
 }
@@ -85,7 +77,6 @@ static const ddp_loader_options batches = { DDP_LOADER_OPTIONS_FIELDS, .batch_si
 
 static int open_all(void **state)
 {
-	(void)state;
 	return ddp_init(NULL, &context) != DDP_OK || (comm = ddp_world(context)) == NULL ||
 	       ddp_model_create(context, params, 1, NULL, &model) != DDP_OK ||
 	       ddp_loader_create(context, &dataset, &batches, &loader) != DDP_OK;
@@ -93,17 +84,15 @@ static int open_all(void **state)
 
 static int close_all(void **state)
 {
-	(void)state;
 	ddp_loader_free(loader);
 	ddp_model_free(model);
 	return ddp_finalize(context) != DDP_OK;
 }
 
-static void errors_log_and_job(void **state)
+TEST(errors_log_and_job)
 {
 	char text[2048];
 
-	(void)state;
 	wrong = 0;
 	DOES_NOTHING(ddp_status_name((ddp_status)-1));
 	DOES_NOTHING(ddp_last_error());
@@ -128,7 +117,7 @@ static void errors_log_and_job(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-static void communicators(void **state)
+TEST(communicators)
 {
 	const ddp_operation sum = { .kind = DDP_ALL_REDUCE, .recv = &(float){ 0 }, .count = 1 };
 	ddp_request *request;
@@ -137,7 +126,6 @@ static void communicators(void **state)
 	float x = 0;
 	void *memory;
 
-	(void)state;
 	wrong = 0;
 	GIVES(-1, ddp_comm_rank(NULL));
 	GIVES(0, ddp_comm_size(NULL));
@@ -200,11 +188,10 @@ static void communicators(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-static void kernels(void **state)
+TEST(kernels)
 {
 	struct dk_queue *queue;
 
-	(void)state;
 	wrong = 0;
 	REFUSES(ddp_kernels_open(NULL, 0, 0, NULL, &queue));
 	REFUSES(ddp_kernels_open(context, 0, 0, NULL, NULL));
@@ -212,14 +199,13 @@ static void kernels(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-static void models(void **state)
+TEST(models)
 {
 	const int32_t index = 0;
 	const float values[2] = { 0 };
 	ddp_model *other;
 	size_t bytes;
 
-	(void)state;
 	wrong = 0;
 	REFUSES(ddp_model_create(NULL, params, 1, NULL, &other));
 	REFUSES(ddp_model_create(context, NULL, 1, NULL, &other));
@@ -256,14 +242,13 @@ static void models(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-static void schedules(void **state)
+TEST(schedules)
 {
 	int accumulate = 0;
 
 	assert_null(ddp_optimizer_name((ddp_optimizer)-1));
 	assert_null(ddp_schedule_kind_name((ddp_schedule_kind)-1));
 
-	(void)state;
 	wrong = 0;
 	REFUSES(ddp_schedule_check(NULL));
 	IN_A_PROCESS("ddp_schedule_rate(NULL, 1)", ddp_schedule_rate(NULL, 1) != ddp_schedule_rate(NULL, 1));
@@ -273,7 +258,7 @@ static void schedules(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-static void data(void **state)
+TEST(data)
 {
 	static const ddp_image_transform plain = { DDP_IMAGE_TRANSFORM_FIELDS };
 	const ddp_image_shape shape = { 1, 1, 1 };
@@ -287,7 +272,6 @@ static void data(void **state)
 	float image;
 	int32_t label;
 
-	(void)state;
 	wrong = 0;
 	REFUSES(ddp_tokens_open(NULL, DDP_TOKENS_BYTES, 1, 0, 1, &opened));
 	REFUSES(ddp_tokens_open("/dev/null", DDP_TOKENS_BYTES, 1, 0, 1, NULL));
@@ -327,21 +311,17 @@ static void data(void **state)
 
 static ddp_status compute(void *user, ddp_model *of, const ddp_batch *batch, double *weight, double *loss_sum)
 {
-	(void)user;
-	(void)of;
-	(void)batch;
 	*weight = *loss_sum = 1;
 	return DDP_OK;
 }
 
-static void state_and_loop(void **state)
+TEST(state_and_loop)
 {
 	static const ddp_train_options steps = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 1 };
 	ddp_summary summary;
 	size_t bytes = 1;
 	int64_t step;
 
-	(void)state;
 	wrong = 0;
 	REFUSES(ddp_checkpoint_save(NULL, NULL, "/tmp", 0));
 	REFUSES(ddp_checkpoint_save(model, NULL, NULL, 0));
@@ -371,14 +351,5 @@ static void state_and_loop(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(errors_log_and_job),
-		cmocka_unit_test(communicators),
-		cmocka_unit_test(kernels),
-		cmocka_unit_test(models),
-		cmocka_unit_test(schedules),
-		cmocka_unit_test(data),
-		cmocka_unit_test(state_and_loop),
-	};
-	return cmocka_run_group_tests(tests, open_all, close_all);
+	return test_run(open_all, close_all);
 }

@@ -3,18 +3,14 @@
 /* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "kernels.h"
 #include "optim/optim.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 #ifdef __clang__
 /* LLVM's OpenMP keeps the tables of threads that it outgrew. */
@@ -110,9 +106,8 @@ static void train(const struct recorded *record, int64_t range, float *param)
 	ddp_layout_free(&layout);
 }
 
-static void updates_are_those_of_pytorch(void **state)
+TEST(updates_are_those_of_pytorch)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
 		float param[ELEMENTS];
 
@@ -122,9 +117,8 @@ static void updates_are_those_of_pytorch(void **state)
 	}
 }
 
-static void ranges_give_the_same_bits_as_the_whole(void **state)
+TEST(ranges_give_the_same_bits_as_the_whole)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
 		float whole[ELEMENTS], cut[ELEMENTS];
 
@@ -134,11 +128,10 @@ static void ranges_give_the_same_bits_as_the_whole(void **state)
 	}
 }
 
-static void gaps_between_tensors_stay_zero(void **state)
+TEST(gaps_between_tensors_stay_zero)
 {
 	float param[ELEMENTS];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
 		train(&recorded[i], ELEMENTS, param);
 		for (int e = A; e < B_OFFSET; e++)
@@ -149,7 +142,7 @@ static void gaps_between_tensors_stay_zero(void **state)
 }
 
 /* More than one piece of the cache-sized loop, and decay switching within. */
-static void large_arena_takes_decay_per_tensor(void **state)
+TEST(large_arena_takes_decay_per_tensor)
 {
 	const ddp_param large[] = {
 		{ .name = "w", .ndim = 2, .shape = { 300, 1000 } },
@@ -161,7 +154,6 @@ static void large_arena_takes_decay_per_tensor(void **state)
 	ddp_layout layout;
 	ddp_optim optim;
 
-	(void)state;
 	assert_int_equal(ddp_layout_make(large, 3, &layout), DDP_OK);
 	assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 	float *param = calloc((size_t)layout.elements, sizeof(*param));
@@ -182,13 +174,12 @@ static void large_arena_takes_decay_per_tensor(void **state)
 	ddp_layout_free(&layout);
 }
 
-static void plain_sgd_keeps_no_state(void **state)
+TEST(plain_sgd_keeps_no_state)
 {
 	const ddp_model_options options = { .optimizer = DDP_SGD };
 	ddp_layout layout;
 	ddp_optim optim;
 
-	(void)state;
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
 	assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 	assert_int_equal(optim.state_count, 0);
@@ -197,7 +188,7 @@ static void plain_sgd_keeps_no_state(void **state)
 }
 
 /* Numbers of a schedule of 10 steps of warm-up and 110 in all, from 1 to 0.2. */
-static void schedules_warm_up_and_fall(void **state)
+TEST(schedules_warm_up_and_fall)
 {
 	static const struct { ddp_schedule_kind kind; int64_t step; double rate; } cases[] = {
 		{ DDP_SCHEDULE_CONSTANT, 5, 0.5 },       { DDP_SCHEDULE_CONSTANT, 10, 1 },
@@ -215,7 +206,6 @@ static void schedules_warm_up_and_fall(void **state)
 	ddp_schedule schedule = { DDP_SCHEDULE_FIELDS, .peak = 1, .floor = 0.2, .warmup = 10, .total = 110,
 	                          .decay = 20 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		schedule.kind = cases[i].kind;
 		double rate = ddp_schedule_rate(&schedule, cases[i].step);
@@ -230,7 +220,7 @@ static void schedules_warm_up_and_fall(void **state)
 	assert_true(ddp_schedule_rate(&schedule, 1) == 1 && ddp_schedule_rate(&schedule, 4) == 0.5);
 }
 
-static void wrong_schedules_are_named(void **state)
+TEST(wrong_schedules_are_named)
 {
 	static const struct { ddp_schedule schedule; const char *why; } cases[] = {
 		{ { .peak = 1 }, "the size of a ddp_schedule is 0" },
@@ -248,7 +238,6 @@ static void wrong_schedules_are_named(void **state)
 		  "a warmup of 101 steps is not below the total of 100" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_int_equal(ddp_schedule_check(&cases[i].schedule), DDP_ERR_INVALID);
 		assert_non_null(strstr(ddp_last_error(), cases[i].why));
@@ -256,11 +245,10 @@ static void wrong_schedules_are_named(void **state)
 	}
 }
 
-static void updates_are_divided_among_ranks_and_micro_batches(void **state)
+TEST(updates_are_divided_among_ranks_and_micro_batches)
 {
 	int accumulate = -1;
 
-	(void)state;
 	assert_int_equal(ddp_accumulation(524288, 4 * 1024, 8, &accumulate), DDP_OK);
 	assert_int_equal(accumulate, 16);
 	assert_int_equal(ddp_accumulation(10000, 1024, 3, &accumulate), DDP_ERR_INVALID);
@@ -306,7 +294,7 @@ void __wrap_dk_update(float *param, float *grad, float *m, float *v, int64_t n,
 	__real_dk_update(param, grad, m, v, n, args);
 }
 
-static void all_threads_update_and_change_no_bit(void **state)
+TEST(all_threads_update_and_change_no_bit)
 {
 	enum { LARGE = 1000000 };
 	const ddp_param large[] = { { .name = "a", .ndim = 1, .shape = { LARGE - 70000 } },
@@ -317,7 +305,6 @@ static void all_threads_update_and_change_no_bit(void **state)
 	int before = dk_threads();
 	ddp_layout layout;
 
-	(void)state;
 	assert_int_equal(ddp_layout_make(large, 2, &layout), DDP_OK);
 	for (int i = 0; i < 2; i++) {
 		ddp_optim optim;
@@ -347,20 +334,4 @@ static void all_threads_update_and_change_no_bit(void **state)
 		free(grad[i]);
 	}
 	ddp_layout_free(&layout);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(updates_are_those_of_pytorch),
-		cmocka_unit_test(ranges_give_the_same_bits_as_the_whole),
-		cmocka_unit_test(gaps_between_tensors_stay_zero),
-		cmocka_unit_test(large_arena_takes_decay_per_tensor),
-		cmocka_unit_test(plain_sgd_keeps_no_state),
-		cmocka_unit_test(schedules_warm_up_and_fall),
-		cmocka_unit_test(wrong_schedules_are_named),
-		cmocka_unit_test(updates_are_divided_among_ranks_and_micro_batches),
-		cmocka_unit_test(all_threads_update_and_change_no_bit),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,19 +2,15 @@
 /* runs: unit asan; all: tsan */
 /* optim: each optimizer's parameters beside those of its paper's formulas. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels.h"
 #include "optim/optim.h"
 #include "optim/rule.h"
 #include "tests/support/optimizer_cases.h"
+#include "tests/support/test.h"
 
 enum { ELEMENTS_MAX = 64 };
 
@@ -79,11 +75,10 @@ static void train(fixture *f, int64_t range)
 }
 
 /* AdamW's are in test_optim.c. */
-static void each_optimizer_has_a_case(void **state)
+TEST(each_optimizer_has_a_case)
 {
 	int optimizer = 0;
 
-	(void)state;
 	for (; ddp_optimizer_name((ddp_optimizer)optimizer) != NULL; optimizer++) {
 		if (optimizer != DDP_ADAMW && recorded_of((ddp_optimizer)optimizer) == NULL)
 			fail_msg("tests/support/optimizer_cases.h has no case of %s", ddp_optimizer_name((ddp_optimizer)optimizer));
@@ -92,11 +87,10 @@ static void each_optimizer_has_a_case(void **state)
 }
 
 /* Of single elements, what is not there may only stand behind what is: a span has an address of each before. */
-static void states_that_may_be_missing_are_the_last(void **state)
+TEST(states_that_may_be_missing_are_the_last)
 {
 	static fixture f;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		for (int momentum = 0; momentum < 2; momentum++) {
 			ddp_model_options options = recorded[r].options;
@@ -111,11 +105,10 @@ static void states_that_may_be_missing_are_the_last(void **state)
 	}
 }
 
-static void parameters_are_those_of_the_formulas(void **state)
+TEST(parameters_are_those_of_the_formulas)
 {
 	static fixture f;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		set_up(&f, params, &recorded[r].options);
 		train(&f, ELEMENTS_MAX);
@@ -132,11 +125,10 @@ static void parameters_are_those_of_the_formulas(void **state)
 	}
 }
 
-static void buckets_give_the_same_bits_as_the_whole(void **state)
+TEST(buckets_give_the_same_bits_as_the_whole)
 {
 	static fixture whole, cut;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		set_up(&whole, params, &recorded[r].options);
 		set_up(&cut, params, &recorded[r].options);
@@ -148,12 +140,11 @@ static void buckets_give_the_same_bits_as_the_whole(void **state)
 	}
 }
 
-static void parameters_in_bf16_are_the_rounded_ones(void **state)
+TEST(parameters_in_bf16_are_the_rounded_ones)
 {
 	uint16_t rounded[ELEMENTS_MAX], wanted[ELEMENTS_MAX];
 	static fixture f;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		memset(rounded, 0, sizeof(rounded));
 		set_up(&f, params, &recorded[r].options);
@@ -166,13 +157,12 @@ static void parameters_in_bf16_are_the_rounded_ones(void **state)
 }
 
 /* Its parameters, state and count of steps stay: a step without it is as none. */
-static void unused_tensors_stay_as_they_are(void **state)
+TEST(unused_tensors_stay_as_they_are)
 {
 	const bool none[TENSORS] = { true, true, true, true };
 	const float missed[TENSORS] = { 1, 1, 1, 1 };
 	static fixture f;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		static fixture plain;
 		ddp_update update = { .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT };
@@ -204,13 +194,12 @@ static void unused_tensors_stay_as_they_are(void **state)
 }
 
 /* Those of the owner are left to it; all that is kept is the same. */
-static void a_shared_tensor_is_made_by_its_owner(void **state)
+TEST(a_shared_tensor_is_made_by_its_owner)
 {
 	const ddp_model_options *muon = &recorded_of(DDP_MUON)->options;
 	static fixture ranks[2], alone;
 	int owned[2] = { 0 };
 
-	(void)state;
 	set_up(&alone, params, muon);
 	train(&alone, ELEMENTS_MAX);
 	for (int r = 0; r < 2; r++) {
@@ -246,11 +235,10 @@ static void a_shared_tensor_is_made_by_its_owner(void **state)
 }
 
 /* What is kept has shapes of its own, by which a checkpoint saves it. */
-static void adafactor_keeps_rows_and_columns(void **state)
+TEST(adafactor_keeps_rows_and_columns)
 {
 	static fixture f;
 
-	(void)state;
 	set_up(&f, params, &recorded_of(DDP_ADAFACTOR)->options);
 	const ddp_slot *a = &f.layout.slots[0], *tall = &f.layout.slots[2], *cube = &f.layout.slots[3];
 	assert_int_equal(ddp_optim_kept(&f.optim, 0, a)->count, 0);
@@ -264,14 +252,13 @@ static void adafactor_keeps_rows_and_columns(void **state)
 }
 
 /* Newton-Schulz comes to a matrix whose singular values are near 1, whatever its shape. */
-static void muon_steps_are_nearly_orthogonal(void **state)
+TEST(muon_steps_are_nearly_orthogonal)
 {
 	enum { SIDE = 40, LONG = 100 };
 	const ddp_model_options options = { .optimizer = DDP_MUON, .momentum = 0, .muon.iterations = 5 };
 	const ddp_update update = { .learning_rate = 1, .grad_scale = 1, .step = 1 };
 	static float param[SIDE * LONG + 16], grad[SIDE * LONG + 16];
 
-	(void)state;
 	for (int tall = 0; tall < 2; tall++) {
 		const ddp_param matrix = { .name = "m", .ndim = 2, .shape = { tall ? LONG : SIDE, tall ? SIDE : LONG } };
 		ddp_layout layout;
@@ -299,13 +286,12 @@ static void muon_steps_are_nearly_orthogonal(void **state)
 	}
 }
 
-static void muon_leaves_to_adamw_what_is_no_matrix_to_it(void **state)
+TEST(muon_leaves_to_adamw_what_is_no_matrix_to_it)
 {
 	const ddp_param_group group = { .learning_rate_factor = 1, .weight_decay = 0.1, .adamw = true };
 	ddp_param list[TENSORS];
 	static fixture f, adamw;
 
-	(void)state;
 	memcpy(list, params, sizeof(list));
 	list[1].group = &group;
 	list[2].sparse_rows = 2;
@@ -321,11 +307,10 @@ static void muon_leaves_to_adamw_what_is_no_matrix_to_it(void **state)
 }
 
 /* Neither of nothing, nor of what is 0, is there a step that is not a number. */
-static void zeros_stay_numbers(void **state)
+TEST(zeros_stay_numbers)
 {
 	static fixture f;
 
-	(void)state;
 	for (int r = 0; r < RECORDED; r++) {
 		set_up(&f, params, &recorded[r].options);
 		memset(f.params, 0, sizeof(f.params));
@@ -336,22 +321,4 @@ static void zeros_stay_numbers(void **state)
 			assert_true(f.params[i] == 0);
 		tear_down(&f);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_optimizer_has_a_case),
-		cmocka_unit_test(states_that_may_be_missing_are_the_last),
-		cmocka_unit_test(parameters_are_those_of_the_formulas),
-		cmocka_unit_test(buckets_give_the_same_bits_as_the_whole),
-		cmocka_unit_test(parameters_in_bf16_are_the_rounded_ones),
-		cmocka_unit_test(unused_tensors_stay_as_they_are),
-		cmocka_unit_test(a_shared_tensor_is_made_by_its_owner),
-		cmocka_unit_test(adafactor_keeps_rows_and_columns),
-		cmocka_unit_test(muon_steps_are_nearly_orthogonal),
-		cmocka_unit_test(muon_leaves_to_adamw_what_is_no_matrix_to_it),
-		cmocka_unit_test(zeros_stay_numbers),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; as: test_optimizers_device */
 /* runs: asan; as: test_optimizers_cuda */
-/*
- * optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
- * papers' formulas, and with what is kept have the bits of the host's, but where products of
- * matrices are summed in another order. And factors of low rank: the host's bits.
- */
+/* optim: optimizers by a queue's kernels, on memory of its place: parameters are those of their
+   papers' formulas, and with what is kept have the bits of the host's, but where products of
+   matrices are summed in another order. And factors of low rank: the host's bits. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "tests/support/kernel_place.h"
 #include "tests/support/optimizer_cases.h"
+#include "tests/support/test.h"
 
 enum { ELEMENTS_MAX = 8192 };
 
@@ -188,11 +182,7 @@ static void try_formulas(void)
 		compare(params, TENSORS, &recorded[r], true);
 }
 
-static void parameters_are_those_of_the_formulas(void **state)
-{
-	(void)state;
-	in_the_place(try_formulas);
-}
+TEST_RUNS(parameters_are_those_of_the_formulas, in_the_place(try_formulas));
 
 /* Matrices whose columns are summed in parts, and a stack of such that are not. */
 static void try_larger(void)
@@ -208,11 +198,7 @@ static void try_larger(void)
 		compare(larger, TENSORS, &recorded[r], false);
 }
 
-static void tensors_of_any_size_have_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_the_place(try_larger);
-}
+TEST_RUNS(tensors_of_any_size_have_the_hosts_bits, in_the_place(try_larger));
 
 /* ---- factors of low rank ---- */
 
@@ -279,11 +265,7 @@ static void try_orthonormal_rows(void)
 	}
 }
 
-static void rows_become_orthonormal_with_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_the_place(try_orthonormal_rows);
-}
+TEST_RUNS(rows_become_orthonormal_with_the_hosts_bits, in_the_place(try_orthonormal_rows));
 
 static void try_products_of_factors(void)
 {
@@ -312,19 +294,4 @@ static void try_products_of_factors(void)
 		place.free((both *[]){ &left, &right, &values, &rest }[i]->there);
 }
 
-static void factors_are_multiplied_with_the_hosts_bits(void **state)
-{
-	(void)state;
-	in_the_place(try_products_of_factors);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(parameters_are_those_of_the_formulas),
-		cmocka_unit_test(tensors_of_any_size_have_the_hosts_bits),
-		cmocka_unit_test(rows_become_orthonormal_with_the_hosts_bits),
-		cmocka_unit_test(factors_are_multiplied_with_the_hosts_bits),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST_RUNS(factors_are_multiplied_with_the_hosts_bits, in_the_place(try_products_of_factors));

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* Options of programs that were compiled with another release. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/options.h"
 #include "reduce/hypers.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 
 /* As the library knows them; and as a later one will, and an earlier one did. */
 typedef struct known {
@@ -37,34 +33,31 @@ static ddp_status copy(const void *given, known *options)
 	return ddp_options_copy("known", given, options, sizeof(*options));
 }
 
-static void options_are_copied(void **state)
+TEST(options_are_copied)
 {
 	const known given = { .size = sizeof(given), .first = 0.5, .second = 7 };
 	known options;
 
-	(void)state;
 	assert_int_equal(copy(&given, &options), DDP_OK);
 	assert_memory_equal(&options, &given, sizeof(given));
 	assert_int_equal(copy(NULL, &options), DDP_OK);
 	assert_memory_equal(&options, (&(known){ sizeof(known), 0.25, 3 }), sizeof(known));
 }
 
-static void what_an_older_program_lacks_has_its_default(void **state)
+TEST(what_an_older_program_lacks_has_its_default)
 {
 	const earlier given = { .size = sizeof(given), .first = 0.5 };
 	known options;
 
-	(void)state;
 	assert_int_equal(copy(&given, &options), DDP_OK);
 	assert_memory_equal(&options, (&(known){ sizeof(known), 0.5, 3 }), sizeof(known));
 }
 
-static void a_newer_program_may_not_set_what_is_unknown(void **state)
+TEST(a_newer_program_may_not_set_what_is_unknown)
 {
 	later given = { .size = sizeof(given), .first = 0.5, .second = 7 };
 	known options;
 
-	(void)state;
 	assert_int_equal(copy(&given, &options), DDP_OK);
 	assert_int_equal(options.second, 7);
 	given.third = 1;
@@ -72,12 +65,11 @@ static void a_newer_program_may_not_set_what_is_unknown(void **state)
 	assert_non_null(strstr(ddp_last_error(), "a known of 32 bytes sets an option that libddp"));
 }
 
-static void a_size_that_was_not_set_is_refused(void **state)
+TEST(a_size_that_was_not_set_is_refused)
 {
 	static const size_t sizes[] = { 0, 1, 7, 12, 4104, SIZE_MAX, (size_t)0xa5a5a5a5a5a5a5a5 };
 	known options;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		const known given = { .size = sizes[i] };
 		assert_int_equal(copy(&given, &options), DDP_ERR_INVALID);
@@ -86,18 +78,17 @@ static void a_size_that_was_not_set_is_refused(void **state)
 }
 
 /* Each call that takes options looks at their size. */
-static void calls_refuse_options_without_a_size(void **state)
+TEST(calls_refuse_options_without_a_size)
 {
 	static const ddp_options options = { .timeout_ms = 1 };
 	ddp_context *context;
 
-	(void)state;
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "the size of a ddp_options is 0; it begins as its initialiser"));
 }
 
 /* Without a gap, but for what alignment leaves: an option that the table lacks would be one. */
-static void the_table_has_each_option_of_a_model(void **state)
+TEST(the_table_has_each_option_of_a_model)
 {
 	static const size_t bytes[] = {
 		[DDP_OPTION_FLAG] = sizeof(bool), [DDP_OPTION_INT] = sizeof(int), [DDP_OPTION_INT64] = sizeof(int64_t),
@@ -106,7 +97,6 @@ static void the_table_has_each_option_of_a_model(void **state)
 	};
 	size_t end = sizeof(size_t);
 
-	(void)state;
 	for (int i = 0; i < ddp_model_option_count; i++) {
 		const ddp_option *option = &ddp_model_option_table[i];
 		const size_t size = bytes[option->type], aligned = (end + size - 1) / size * size;
@@ -118,9 +108,8 @@ static void the_table_has_each_option_of_a_model(void **state)
 	assert_true((end + 7) / 8 * 8 == sizeof(ddp_model_options));
 }
 
-static void keys_of_checkpoints_are_unlike(void **state)
+TEST(keys_of_checkpoints_are_unlike)
 {
-	(void)state;
 	for (int own = 0; own < DDP_HYPER_OPTIONS; own++)
 		assert_non_null(ddp_hyper_key(own));
 	for (int a = 0; a < DDP_HYPERS; a++) {
@@ -130,24 +119,22 @@ static void keys_of_checkpoints_are_unlike(void **state)
 }
 
 /* What a program gets that begins with zeros, not with the initialiser. */
-static void zeros_are_no_defaults(void **state)
+TEST(zeros_are_no_defaults)
 {
 	const ddp_model_options zeros = { .size = sizeof(zeros) };
 	ddp_model_settings settings;
 
-	(void)state;
 	assert_int_equal(ddp_model_settings_make(&zeros, &settings), DDP_ERR_INVALID);
 	assert_non_null(strstr(ddp_last_error(), "model option epsilon is 0; it must be from 1.2e-38"));
 	assert_non_null(strstr(ddp_last_error(), "Options begin as DDP_MODEL_OPTIONS"));
 }
 
 /* A program that knew the options up to the compression. */
-static void a_shorter_structure_of_a_model_gets_the_rest(void **state)
+TEST(a_shorter_structure_of_a_model_gets_the_rest)
 {
 	ddp_model_options older = DDP_MODEL_OPTIONS;
 	ddp_model_settings settings;
 
-	(void)state;
 	memset(&older.powersgd, 0xa5, sizeof(older) - offsetof(ddp_model_options, powersgd));
 	older.size = offsetof(ddp_model_options, powersgd);
 	older.learning_rate = 0;
@@ -155,20 +142,4 @@ static void a_shorter_structure_of_a_model_gets_the_rest(void **state)
 	assert_true(settings.options.learning_rate == 0 && settings.options.beta1 == 0.9);
 	assert_true(settings.options.powersgd.rank == 1 && settings.options.powersgd.feedback);
 	assert_null(settings.options.comm);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(options_are_copied),
-		cmocka_unit_test(what_an_older_program_lacks_has_its_default),
-		cmocka_unit_test(a_newer_program_may_not_set_what_is_unknown),
-		cmocka_unit_test(a_size_that_was_not_set_is_refused),
-		cmocka_unit_test(calls_refuse_options_without_a_size),
-		cmocka_unit_test(the_table_has_each_option_of_a_model),
-		cmocka_unit_test(keys_of_checkpoints_are_unlike),
-		cmocka_unit_test(zeros_are_no_defaults),
-		cmocka_unit_test(a_shorter_structure_of_a_model_gets_the_rest),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

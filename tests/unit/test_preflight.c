@@ -4,17 +4,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "preflight/differences.h"
 #include "preflight/finding.h"
@@ -24,12 +19,12 @@
 #include "preflight/release.h"
 #include "preflight/schedule.h"
 #include "preflight/statistics.h"
+#include "tests/support/test.h"
 
 /* ---- the schedule ---- */
 
-static void all_pairs_meet_once(void **state)
+TEST(all_pairs_meet_once)
 {
-	(void)state;
 	for (int nodes = 2; nodes <= PREFLIGHT_ALL_PAIRS; nodes++) {
 		int met[PREFLIGHT_ALL_PAIRS][PREFLIGHT_ALL_PAIRS] = { { 0 } };
 		for (int round = 0; round < preflight_rounds(nodes); round++) {
@@ -52,11 +47,10 @@ static void all_pairs_meet_once(void **state)
 }
 
 /* Each node reaches each other one over links that are measured, and has at least two of them. */
-static void many_nodes_are_connected(void **state)
+TEST(many_nodes_are_connected)
 {
 	static const int sizes[] = { 65, 66, 100, 127, 128, 129, 1000, 4096 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		int nodes = sizes[i], reached = 1;
 		int *queue = calloc((size_t)nodes, sizeof(int));
@@ -83,9 +77,8 @@ static void many_nodes_are_connected(void **state)
 	}
 }
 
-static void no_round_is_beyond_the_schedule(void **state)
+TEST(no_round_is_beyond_the_schedule)
 {
-	(void)state;
 	assert_int_equal(preflight_rounds(0), 0);
 	assert_int_equal(preflight_rounds(1), 0);
 	assert_int_equal(preflight_peer(1, 0, 0), -1);
@@ -95,12 +88,11 @@ static void no_round_is_beyond_the_schedule(void **state)
 }
 
 /* One node that is late again and again leaves, and few that were late once stay; where many are late, all stay. */
-static void late_nodes_are_left_out(void **state)
+TEST(late_nodes_are_left_out)
 {
 	unsigned char late[8] = { 0, 1, PREFLIGHT_LATE_ROUNDS, PREFLIGHT_LATE_ROUNDS - 1 };
 	bool out[8] = { false };
 
-	(void)state;
 	assert_true(preflight_leave_out(late, out, 8));
 	for (int n = 0; n < 8; n++)
 		assert_int_equal(out[n], n == 2);
@@ -116,9 +108,8 @@ static void late_nodes_are_left_out(void **state)
 }
 
 /* The bar: 64 nodes take at most 5 s, also if one rank or one link is measured again. */
-static void sixty_four_nodes_take_five_seconds(void **state)
+TEST(sixty_four_nodes_take_five_seconds)
 {
-	(void)state;
 	for (int ranks = 1; ranks <= 128; ranks *= 2) {
 		print_message("64 nodes of %d ranks: %d ms, and %d ms if a rank looks odd, %d ms if a link does\n", ranks,
 		              preflight_plan_ms(64, ranks), preflight_plan_ms(64, ranks) + preflight_again_ms(1, 0),
@@ -129,9 +120,8 @@ static void sixty_four_nodes_take_five_seconds(void **state)
 	assert_true(preflight_plan_ms(4096, 8) + preflight_again_ms(1, 1) <= 5000);
 }
 
-static void turns_leave_machines_alone(void **state)
+TEST(turns_leave_machines_alone)
 {
-	(void)state;
 	for (unsigned seed = 0; seed < 200; seed++) {
 		struct preflight_item items[12];
 		int turns, orders = 0;
@@ -155,12 +145,11 @@ static void turns_leave_machines_alone(void **state)
 
 /* ---- statistics ---- */
 
-static void statistics_are_robust(void **state)
+TEST(statistics_are_robust)
 {
 	const double two[] = { 1, 3 }, many[] = { 5, 0, 100, 4, 6, 5, -1 }, none[] = { 0, 0 },
 	             eight[] = { 5, 5, 4, 6, 6, 5, 100, 4 };
 
-	(void)state;
 	assert_true(preflight_median(two, 2) == 3);
 	assert_true(preflight_median(many, 7) == 5);
 	assert_true(preflight_best(many, 7) == 100);
@@ -174,11 +163,10 @@ static void statistics_are_robust(void **state)
 	assert_false(preflight_is_suspect(0, 100, 0, 0.8));
 }
 
-static void one_good_measurement_is_enough(void **state)
+TEST(one_good_measurement_is_enough)
 {
 	const double bad[] = { 10, 20, 30, 25, 15 }, once[] = { 10, 20, 90, 25, 15 }, usual[] = { 100, 99, 40, 101, 98 };
 
-	(void)state;
 	assert_true(preflight_is_odd(bad, usual, 5, 0.7));
 	assert_false(preflight_is_odd(once, usual, 5, 0.7));
 	assert_false(preflight_is_odd(bad, bad, 5, 0.7));
@@ -285,9 +273,8 @@ static void is_named(const struct scene *scene, const char *about)
 	assert_true(named);
 }
 
-static void no_innocent_rank_is_named(void **state)
+TEST(no_innocent_rank_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 20000; i++) {
 		run(&(struct scene){ .noise = i % 10 * 0.1, .odd = -1 });
 		if (findings.odd > 0)
@@ -298,9 +285,8 @@ static void no_innocent_rank_is_named(void **state)
 	}
 }
 
-static void a_slow_rank_is_named(void **state)
+TEST(a_slow_rank_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 5000; i++) {
 		struct scene scene = { .noise = i % 2 * 0.1, .odd = i % RANKS, .speed = 0.55 };
 		run(&scene);
@@ -313,9 +299,8 @@ static void a_slow_rank_is_named(void **state)
 }
 
 /* Where others use the processors, large differences still count. */
-static void a_very_slow_rank_is_named_on_a_busy_machine(void **state)
+TEST(a_very_slow_rank_is_named_on_a_busy_machine)
 {
-	(void)state;
 	for (int i = 0; i < 5000; i++) {
 		struct scene scene = { .noise = 0.8, .odd = i % RANKS, .speed = 0.06, .stopped = true, .in_shreds = i % 3 == 0 };
 		run(&scene);
@@ -324,9 +309,8 @@ static void a_very_slow_rank_is_named_on_a_busy_machine(void **state)
 }
 
 /* Where others are disturbed now and then, too. */
-static void a_rank_beside_a_neighbour_is_named(void **state)
+TEST(a_rank_beside_a_neighbour_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 5000; i++) {
 		struct scene scene = { .noise = 0.4, .often = 0.45, .odd = i % RANKS, .speed = 0.5, .stopped = true, .later = true };
 		run(&scene);
@@ -334,25 +318,23 @@ static void a_rank_beside_a_neighbour_is_named(void **state)
 	}
 }
 
-static void a_rank_is_named_that_is_slow_beside_others(void **state)
+TEST(a_rank_is_named_that_is_slow_beside_others)
 {
 	struct scene scene = { .noise = 0.05, .odd = 3, .speed = 0.5, .only_at_once = true };
 
-	(void)state;
 	run(&scene);
 	is_named(&scene, "product");
 	assert_non_null(strstr(findings.item[0].text, "beside the other ranks"));
 }
 
 /* Half of them, at most, can be suspects: the others are the controls. */
-static void of_two_ranks_the_slower_one_is_suspect(void **state)
+TEST(of_two_ranks_the_slower_one_is_suspect)
 {
 	static const int two_nodes[] = { 0, 1 }, one_kind[] = { 0, 0 }, two_kinds[] = { 0, 1 };
 	struct preflight_people two = { 2, two_nodes, two_nodes, one_kind, names };
 	struct preflight_figures figures[2];
 	struct preflight_ranks_again again;
 
-	(void)state;
 	memset(figures, 0, sizeof(figures));
 	figures[0].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT] = (struct preflight_figure){ 100, 100, 1 };
 	figures[1].of[PREFLIGHT_ALONE][PREFLIGHT_PRODUCT] = (struct preflight_figure){ 50, 50, 1 };
@@ -410,18 +392,16 @@ static void run_net(const struct net *net, bool busy, const bool *unfit)
 
 static const bool all_fit[MANY] = { false };
 
-static void no_innocent_link_is_named(void **state)
+TEST(no_innocent_link_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 10000; i++) {
 		run_net(&(struct net){ .nodes = 2 + i % (MANY - 1), .noise = i % 10 * 0.09, .a = -1, .b = 0 }, i % 10 > 4, all_fit);
 		assert_int_equal(findings.odd, 0);
 	}
 }
 
-static void a_slow_link_is_named(void **state)
+TEST(a_slow_link_is_named)
 {
-	(void)state;
 	for (int i = 0; i < 5000; i++) {
 		int nodes = 3 + i % (MANY - 2), b = 1 + i % (nodes - 1);
 		bool busy = i % 3 == 2;
@@ -437,9 +417,8 @@ static void a_slow_link_is_named(void **state)
 }
 
 /* Other processes may use the processors of two nodes alone, so that the ranks' own measurements do not show it. */
-static void a_link_is_not_named_whose_ends_wait_for_their_processors(void **state)
+TEST(a_link_is_not_named_whose_ends_wait_for_their_processors)
 {
-	(void)state;
 	for (int i = 0; i < 2000; i++) {
 		struct net net = { .nodes = 4, .noise = 0.1, .a = 1, .b = 2, .speed = 0.45, .waited = 0.3 };
 		run_net(&net, false, all_fit);
@@ -455,11 +434,10 @@ static void a_link_is_not_named_whose_ends_wait_for_their_processors(void **stat
 	}
 }
 
-static void a_node_is_named_whose_links_are_slow(void **state)
+TEST(a_node_is_named_whose_links_are_slow)
 {
 	bool unfit[MANY] = { false };
 
-	(void)state;
 	for (int i = 0; i < 2000; i++) {
 		int nodes = 3 + i % (MANY - 2);
 		struct net net = { .nodes = nodes, .noise = 0.1, .a = i % nodes, .b = -1, .speed = 0.4 };
@@ -474,12 +452,11 @@ static void a_node_is_named_whose_links_are_slow(void **state)
 	assert_int_equal(findings.odd, 0);
 }
 
-static void a_clock_is_named_that_is_wrong(void **state)
+TEST(a_clock_is_named_that_is_wrong)
 {
 	struct preflight_link links[6];
 	int count = 0;
 
-	(void)state;
 	for (int a = 0; a < 4; a++)
 		for (int b = a + 1; b < 4; b++)
 			links[count++] = (struct preflight_link){ .a = a, .b = b, .bandwidth = 1, .latency = 1e-5, .doubt = 1e-5,
@@ -529,9 +506,8 @@ static void is_only_finding(int node, const char *text)
 	assert_string_equal(findings.item[0].text, text);
 }
 
-static void differences_are_named(void **state)
+TEST(differences_are_named)
 {
-	(void)state;
 	make_facts();
 	preflight_differences(&findings, facts, RANKS);
 	assert_int_equal(findings.count, 0);
@@ -577,9 +553,8 @@ static void differences_are_named(void **state)
 	                   "for slurmd");
 }
 
-static void gpus_are_compared(void **state)
+TEST(gpus_are_compared)
 {
-	(void)state;
 	make_facts();
 	for (int r = 0; r < RANKS; r++) {
 		strcpy(facts[r].gpu, "NVIDIA H100");
@@ -606,9 +581,8 @@ static void gpus_are_compared(void **state)
 	assert_string_equal(findings.item[0].text, "rank 1 on n0: the GPU is none, and others have NVIDIA H100");
 }
 
-static void a_processor_of_another_kind_is_a_note(void **state)
+TEST(a_processor_of_another_kind_is_a_note)
 {
-	(void)state;
 	make_facts();
 	for (int r = 6; r < RANKS; r++) {
 		strcpy(facts[r].processor, "Q");
@@ -623,12 +597,11 @@ static void a_processor_of_another_kind_is_a_note(void **state)
 
 /* ---- who is left out ---- */
 
-static void odd_nodes_and_ends_of_links_are_excluded(void **state)
+TEST(odd_nodes_and_ends_of_links_are_excluded)
 {
 	bool excluded[8];
 	const int links[][2] = { { 1, 4 }, { 2, 4 }, { 4, 6 }, { 3, 5 }, { 0, 7 } };
 
-	(void)state;
 	findings.count = findings.odd = 0;
 	preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "cpu", .node = 0, .rank = 1, .peer = -1 }, "x");
 	preflight_find(&findings, &(struct preflight_finding){ .odd = false, .about = "cpu", .node = 1, .rank = 1, .peer = -1 }, "x");
@@ -641,9 +614,8 @@ static void odd_nodes_and_ends_of_links_are_excluded(void **state)
 		assert_int_equal(excluded[n], n == 0 || n == 4 || n == 5);
 }
 
-static void more_findings_than_fit_are_counted(void **state)
+TEST(more_findings_than_fit_are_counted)
 {
-	(void)state;
 	findings.count = findings.odd = 0;
 	for (int i = 0; i < PREFLIGHT_FINDINGS + 10; i++)
 		preflight_find(&findings, &(struct preflight_finding){ .odd = true, .node = -1 }, "number %d", i);
@@ -663,12 +635,11 @@ static void is_refused(const char *path, const char *wanted)
 	assert_non_null(strstr(why, wanted));
 }
 
-static void files_that_cannot_be_written_are_refused(void **state)
+TEST(files_that_cannot_be_written_are_refused)
 {
 	char folder[] = "/tmp/ddp-preflight-XXXXXX", file[64], link[64], missing[64], below[80], why[PREFLIGHT_WHY], text[96];
 	FILE *opened;
 
-	(void)state;
 	assert_non_null(mkdtemp(folder));
 	snprintf(file, sizeof(file), "%s/file", folder);
 	snprintf(link, sizeof(link), "%s/link", folder);
@@ -695,13 +666,12 @@ static void files_that_cannot_be_written_are_refused(void **state)
 	assert_int_equal(rmdir(folder), 0);
 }
 
-static void a_text_replaces_a_file_and_follows_in_a_pipe(void **state)
+TEST(a_text_replaces_a_file_and_follows_in_a_pipe)
 {
 	char folder[] = "/tmp/ddp-preflight-XXXXXX", file[64], pipe[64], read_back[8] = "";
 	struct stat info;
 	int fd;
 
-	(void)state;
 	assert_non_null(mkdtemp(folder));
 	snprintf(file, sizeof(file), "%s/file", folder);
 	snprintf(pipe, sizeof(pipe), "%s/pipe", folder);
@@ -726,14 +696,13 @@ static void a_text_replaces_a_file_and_follows_in_a_pipe(void **state)
 }
 
 /* What goes to a file by standard output stays there when the JSON goes to /dev/stdout, and /dev/stdout stays a link. */
-static void standard_output_is_not_replaced(void **state)
+TEST(standard_output_is_not_replaced)
 {
 	char path[] = "/tmp/ddp-preflight-XXXXXX", text[64] = "", why[PREFLIGHT_WHY];
 	int fd = mkstemp(path), kept = dup(STDOUT_FILENO);
 	bool fit, first, second;
 	struct stat info;
 
-	(void)state;
 	assert_true(fd >= 0 && kept >= 0);
 	fflush(stdout);
 	assert_int_equal(dup2(fd, STDOUT_FILENO), STDOUT_FILENO);
@@ -753,12 +722,11 @@ static void standard_output_is_not_replaced(void **state)
 
 /* ---- who runs what ---- */
 
-static void another_release_is_named(void **state)
+TEST(another_release_is_named)
 {
 	struct preflight_release all[5];
 	char text[PREFLIGHT_RELEASE_TEXT] = "";
 
-	(void)state;
 	for (int r = 0; r < 5; r++) {
 		char node[8];
 		snprintf(node, sizeof(node), "n%d", r / 2);
@@ -783,40 +751,4 @@ static void another_release_is_named(void **state)
 	/* A release to come may fill its words to the end. */
 	memset(&all[2], 'x', sizeof(all[2]));
 	assert_false(preflight_releases_agree(all, 5, text));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_pairs_meet_once),
-		cmocka_unit_test(many_nodes_are_connected),
-		cmocka_unit_test(no_round_is_beyond_the_schedule),
-		cmocka_unit_test(late_nodes_are_left_out),
-		cmocka_unit_test(sixty_four_nodes_take_five_seconds),
-		cmocka_unit_test(turns_leave_machines_alone),
-		cmocka_unit_test(statistics_are_robust),
-		cmocka_unit_test(one_good_measurement_is_enough),
-		cmocka_unit_test(no_innocent_rank_is_named),
-		cmocka_unit_test(a_slow_rank_is_named),
-		cmocka_unit_test(a_very_slow_rank_is_named_on_a_busy_machine),
-		cmocka_unit_test(a_rank_beside_a_neighbour_is_named),
-		cmocka_unit_test(a_rank_is_named_that_is_slow_beside_others),
-		cmocka_unit_test(of_two_ranks_the_slower_one_is_suspect),
-		cmocka_unit_test(no_innocent_link_is_named),
-		cmocka_unit_test(a_slow_link_is_named),
-		cmocka_unit_test(a_link_is_not_named_whose_ends_wait_for_their_processors),
-		cmocka_unit_test(a_node_is_named_whose_links_are_slow),
-		cmocka_unit_test(a_clock_is_named_that_is_wrong),
-		cmocka_unit_test(differences_are_named),
-		cmocka_unit_test(gpus_are_compared),
-		cmocka_unit_test(a_processor_of_another_kind_is_a_note),
-		cmocka_unit_test(odd_nodes_and_ends_of_links_are_excluded),
-		cmocka_unit_test(more_findings_than_fit_are_counted),
-		cmocka_unit_test(files_that_cannot_be_written_are_refused),
-		cmocka_unit_test(a_text_replaces_a_file_and_follows_in_a_pipe),
-		cmocka_unit_test(standard_output_is_not_replaced),
-		cmocka_unit_test(another_release_is_named),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

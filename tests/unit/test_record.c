@@ -3,10 +3,7 @@
 /* The flight recorder: watch/recorder writes rings, spank/record reads them, and writes lines to files. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <jansson.h>
 
 #include "base/clock.h"
@@ -27,6 +23,7 @@
 #include "spank/witness/folder.h"
 #include "spank/witness/rings.h"
 #include "spank/witness/text.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 #include "watch/recorder.h"
 
@@ -43,7 +40,6 @@ static void write_place(uint32_t version)
 
 static int make_file(void **state)
 {
-	(void)state;
 	file = memfd_create("ddp_progress", MFD_CLOEXEC);
 	if (file < 0 || ftruncate(file, (off_t)DDP_RECORD_FILE_BYTES(TASKS)) != 0)
 		return -1;
@@ -53,7 +49,6 @@ static int make_file(void **state)
 
 static int drop_file(void **state)
 {
-	(void)state;
 	return close(file);
 }
 
@@ -101,12 +96,11 @@ static int count_entries(uint64_t lowest, uint64_t highest, struct ddp_record_en
 
 /* ---- writing --------------------------------------------------------------------------- */
 
-static void ring_keeps_the_last_operations(void **state)
+TEST_WITH(ring_keeps_the_last_operations, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	struct ddp_record_entry entry;
 
-	(void)state;
 	assert_non_null(recorder.head);
 	assert_int_equal(count_entries(0, 0, NULL), 0);
 	ddp_record_end(begin(&recorder, 1), DDP_OK, 9);
@@ -123,14 +117,13 @@ static void ring_keeps_the_last_operations(void **state)
 }
 
 /* What hangs is not to be lost beneath what goes on. */
-static void operation_that_lasts_keeps_its_place(void **state)
+TEST_WITH(operation_that_lasts_keeps_its_place, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	const ddp_recorded hangs = begin(&recorder, 1);
 	struct rings rings;
 	bool found = false;
 
-	(void)state;
 	for (uint64_t number = 2; number <= 2000; number++)
 		ddp_record_end(begin(&recorder, number), DDP_OK, 9);
 	assert_true(rings_copy(&rings, source(), TASK));
@@ -147,13 +140,12 @@ static void operation_that_lasts_keeps_its_place(void **state)
 	ddp_recorder_unmap(&recorder);
 }
 
-static void late_end_is_not_written_to_another_operation(void **state)
+TEST_WITH(late_end_is_not_written_to_another_operation, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	const ddp_recorded first = begin(&recorder, 1);
 	ddp_recorded last = first;
 
-	(void)state;
 	/* Those that end make room for the next ones. */
 	ddp_record_end(first, DDP_OK, 8);
 	for (uint64_t number = 2; number <= DDP_RECORD_ENTRIES + 1; number++)
@@ -166,11 +158,10 @@ static void late_end_is_not_written_to_another_operation(void **state)
 	ddp_recorder_unmap(&recorder);
 }
 
-static void next_context_begins_with_an_empty_ring(void **state)
+TEST_WITH(next_context_begins_with_an_empty_ring, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 
-	(void)state;
 	for (uint64_t number = 1; number <= 300; number++)
 		begin(&recorder, number);
 	ddp_recorder_unmap(&recorder);
@@ -181,11 +172,10 @@ static void next_context_begins_with_an_empty_ring(void **state)
 	ddp_recorder_unmap(&recorder);
 }
 
-static void files_without_rings_record_nothing(void **state)
+TEST_WITH(files_without_rings_record_nothing, make_file, drop_file)
 {
 	ddp_recorder recorder;
 
-	(void)state;
 	assert_null(ddp_recorder_map(-1, 0, 0).head);
 	assert_null(ddp_recorder_map(file, TASKS, 0).head);
 	assert_null(ddp_recorder_map(file, -1, 0).head);
@@ -201,7 +191,7 @@ static void files_without_rings_record_nothing(void **state)
 }
 
 /* A context that has no slot must not write the ring of one that has. */
-static void private_page_has_no_ring(void **state)
+TEST_WITH(private_page_has_no_ring, make_file, drop_file)
 {
 	const ddp_job job = { .rank = 1, .world_size = 3, .local_rank = TASK, .local_world_size = 3,
 		              .identity_source = DDP_SOURCE_ENVIRONMENT, .hostname = "n1" };
@@ -209,7 +199,6 @@ static void private_page_has_no_ring(void **state)
 	ddp_recorder recorders[DDP_PROGRESS_SLOTS + 1];
 	char text[16];
 
-	(void)state;
 	snprintf(text, sizeof(text), "%d", file);
 	setenv("DDP_PROGRESS_FD", text, 1);
 	for (int i = 0; i <= DDP_PROGRESS_SLOTS; i++) {
@@ -225,12 +214,11 @@ static void private_page_has_no_ring(void **state)
 
 /* ---- reading --------------------------------------------------------------------------- */
 
-static void entries_that_are_being_written_are_left_out(void **state)
+TEST(entries_that_are_being_written_are_left_out)
 {
 	struct ddp_record_entry first[DDP_RECORD_ENTRIES] = { { 0 } }, second[DDP_RECORD_ENTRIES], entry;
 	const struct ring ring = { .first = first, .second = second };
 
-	(void)state;
 	for (uint32_t i = 0; i < DDP_RECORD_ENTRIES; i++) {
 		first[i] = sum;
 		first[i].sequence = DDP_RECORD_ENTRIES + i;
@@ -257,12 +245,11 @@ static void entries_that_are_being_written_are_left_out(void **state)
 	assert_true(rings_entry(&ring, 9 + DDP_RECORD_ENTRIES, &entry));
 }
 
-static void heads_of_another_version_are_left_out(void **state)
+TEST_WITH(heads_of_another_version_are_left_out, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	struct rings rings;
 
-	(void)state;
 	begin(&recorder, 1);
 	recorder.head->version++;
 	assert_true(rings_copy(&rings, source(), TASK));
@@ -272,13 +259,12 @@ static void heads_of_another_version_are_left_out(void **state)
 }
 
 /* ddp-status does not know how many tasks a node has. */
-static void file_tells_of_its_tasks(void **state)
+TEST_WITH(file_tells_of_its_tasks, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	struct rings_source unknown = *source();
 	struct rings rings;
 
-	(void)state;
 	begin(&recorder, 1);
 	unknown.tasks = 0;
 	assert_true(rings_copy(&rings, &unknown, TASK));
@@ -308,14 +294,13 @@ static json_t *line_of(const struct rings *rings, const char *threads)
 	return json;
 }
 
-static void line_has_what_the_rank_did(void **state)
+TEST_WITH(line_has_what_the_rank_did, make_file, drop_file)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	struct ddp_progress slot = { .magic = DDP_PROGRESS_MAGIC, .writer = DDP_WRITER_LIBDDP, .step = 4, .pid = 99,
 		                     .phase = DDP_PHASE_BACKWARD };
 	struct rings rings;
 
-	(void)state;
 	assert_int_equal(pwrite(file, &slot, sizeof(slot), TASK * DDP_PROGRESS_BYTES + SLOT * DDP_PROGRESS_SLOT_BYTES), sizeof(slot));
 	ddp_record_end(begin(&recorder, 1), DDP_OK, 9);
 	const ddp_recorded named = begin(&recorder, 2);
@@ -344,11 +329,10 @@ static void line_has_what_the_rank_did(void **state)
 }
 
 /* The task may write anything: the line is still JSON, with printable text. */
-static void line_of_noise_is_json(void **state)
+TEST_WITH(line_of_noise_is_json, make_file, drop_file)
 {
 	unsigned int seed = 1;
 
-	(void)state;
 	for (int round = 0; round < 20; round++) {
 		const size_t bytes = DDP_RECORD_AREA_BYTES;
 		unsigned char *noise = malloc(bytes);
@@ -421,13 +405,12 @@ static bool step_folder(const char *dir, bool make, uint32_t job, struct error *
 	return record_folder_make(&wish, job, 0, error);
 }
 
-static void folder_is_made_and_kept_from_others(void **state)
+TEST_WITH(folder_is_made_and_kept_from_others, make_folder, drop_folder)
 {
 	struct stat info;
 	struct error error;
 	char dir[600];
 
-	(void)state;
 	snprintf(dir, sizeof(dir), "%s", in_folder("new"));
 	assert_true(step_folder(dir, true, 12, &error));
 	assert_true(step_folder(dir, true, 12, &error));
@@ -447,12 +430,11 @@ static void folder_is_made_and_kept_from_others(void **state)
 }
 
 /* If the first user made the site's folder, it would be that user's alone. */
-static void folder_of_a_site_is_not_made(void **state)
+TEST_WITH(folder_of_a_site_is_not_made, make_folder, drop_folder)
 {
 	struct error error;
 	char dir[600];
 
-	(void)state;
 	snprintf(dir, sizeof(dir), "%s", in_folder("site"));
 	assert_false(step_folder(dir, false, 12, &error));
 	assert_non_null(strstr(error.text, "cannot open the folder: No such file or directory; the administrator makes the "
@@ -462,12 +444,11 @@ static void folder_of_a_site_is_not_made(void **state)
 	assert_true(step_folder(dir, false, 12, &error));
 }
 
-static void file_in_the_way_is_refused(void **state)
+TEST_WITH(file_in_the_way_is_refused, make_folder, drop_folder)
 {
 	struct error error;
 	int steps;
 
-	(void)state;
 	steps = record_folder_open(&(struct folder_wish){ .option = "record", .dir = folder, .make = true, .mode = 0700 }, 1, 2, &error);
 	assert_true(steps >= 0);
 	assert_true(record_folder_add(steps, 5, "one\n", 4, &error));
@@ -480,7 +461,7 @@ static void file_in_the_way_is_refused(void **state)
 	close(steps);
 }
 
-static void dump_writes_a_line_for_each_rank(void **state)
+TEST_WITH(dump_writes_a_line_for_each_rank, make_folder, drop_folder)
 {
 	ddp_recorder recorder = ddp_recorder_map(file, TASK, SLOT);
 	struct record_place place = { .job = 8, .step = 1, .owner = { .user = geteuid(), .group = getegid() } };
@@ -491,7 +472,6 @@ static void dump_writes_a_line_for_each_rank(void **state)
 		                            .count = 3, .stacks = true };
 	char text[4096] = "";
 
-	(void)state;
 	snprintf(place.dir, sizeof(place.dir), "%s", folder);
 	begin(&recorder, 1);
 	const pid_t child = record_dump_beside(&order, source());
@@ -512,7 +492,7 @@ static void dump_writes_a_line_for_each_rank(void **state)
 }
 
 /* As slurmstepd does it. */
-static void root_becomes_the_user_first(void **state)
+TEST_WITH(root_becomes_the_user_first, make_folder, drop_folder)
 {
 	struct record_place place = { .job = 8, .step = 1, .owner = { .user = 65534, .group = 65534 } };
 	const struct record_task task = { .rank = 0 };
@@ -520,7 +500,6 @@ static void root_becomes_the_user_first(void **state)
 		                            .count = 1 };
 	struct stat info;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	snprintf(place.dir, sizeof(place.dir), "%s", folder);
@@ -538,7 +517,6 @@ static volatile sig_atomic_t asked;
 
 static void note_asked(int number)
 {
-	(void)number;
 	asked = 1;
 }
 
@@ -571,7 +549,7 @@ static int start_process_with_stacks(pid_t *pid)
 	return input[1];
 }
 
-static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
+TEST_WITH(nobody_is_asked_for_stacks_that_have_no_place, make_folder, drop_folder)
 {
 	struct record_place place = { .job = 8, .step = 1, .owner = { .user = geteuid(), .group = getegid() } };
 	struct record_task task = { .rank = 0 };
@@ -579,7 +557,6 @@ static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
 		                            .count = 1, .stacks = true };
 	struct error error;
 
-	(void)state;
 	for (int writable = 0; writable < 2; writable++) {
 		const int input = start_process_with_stacks(&task.pid);
 		int wait_status = 0;
@@ -592,13 +569,12 @@ static void nobody_is_asked_for_stacks_that_have_no_place(void **state)
 	}
 }
 
-static void child_that_goes_on_is_not_waited_for(void **state)
+TEST(child_that_goes_on_is_not_waited_for)
 {
 	pid_t child;
 	int wait_status = 0;
 	const int input = start_process_with_stacks(&child);
 
-	(void)state;
 	assert_false(child_reap(child, 20, &wait_status));
 	assert_int_equal(wait_status, 0);
 	close(input);
@@ -610,13 +586,12 @@ static void child_that_goes_on_is_not_waited_for(void **state)
 
 /* ---- when ------------------------------------------------------------------------------ */
 
-static void failure_is_recorded_once_and_at_the_end(void **state)
+TEST_WITH(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder)
 {
 	struct supervise supervise;
 	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
-	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
 	assert_true(supervise_start(&supervise, 2, geteuid(), &error));
 	supervise.shared->task[0].rank = 0;
@@ -642,13 +617,12 @@ static void note_said(const char *text)
 }
 
 /* A failure's record and the last one: the first reason is told, by whoever writes. */
-static void record_that_is_not_written_is_told(void **state)
+TEST_WITH(record_that_is_not_written_is_told, make_folder, drop_folder)
 {
 	struct supervise supervise;
 	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
-	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
 	assert_true(step_folder(folder, false, 3, &error));
 	for (int look = 0; look < 2; look++) {
@@ -685,7 +659,7 @@ static pid_t wait_in_a_child(void)
 	return child;
 }
 
-static void writer_that_is_killed_or_late_is_told(void **state)
+TEST_WITH(writer_that_is_killed_or_late_is_told, make_folder, drop_folder)
 {
 	struct supervise supervise;
 	struct flight flight = { .place = { .job = 4, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
@@ -693,7 +667,6 @@ static void writer_that_is_killed_or_late_is_told(void **state)
 	siginfo_t ended;
 	pid_t writer;
 
-	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
 	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
 	strcpy(supervise.shared->node, "n7");
@@ -722,14 +695,13 @@ static void writer_that_is_killed_or_late_is_told(void **state)
 }
 
 /* While the children of earlier failures write, another failure neither loses them nor adds more than there is room for. */
-static void children_that_still_write_are_kept(void **state)
+TEST_WITH(children_that_still_write_are_kept, make_folder, drop_folder)
 {
 	struct supervise supervise;
 	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 	int inputs[FLIGHT_CHILDREN];
 
-	(void)state;
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
 	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
 	supervise.shared->task[0].rank = 0;
@@ -743,34 +715,4 @@ static void children_that_still_write_are_kept(void **state)
 	assert_int_equal(count_lines("3.0/rank-0.jsonl"), 1);
 	assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 	supervise_end(&supervise);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(ring_keeps_the_last_operations, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(operation_that_lasts_keeps_its_place, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(late_end_is_not_written_to_another_operation, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(next_context_begins_with_an_empty_ring, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(files_without_rings_record_nothing, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(private_page_has_no_ring, make_file, drop_file),
-		cmocka_unit_test(entries_that_are_being_written_are_left_out),
-		cmocka_unit_test_setup_teardown(heads_of_another_version_are_left_out, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(file_tells_of_its_tasks, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(line_has_what_the_rank_did, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(line_of_noise_is_json, make_file, drop_file),
-		cmocka_unit_test_setup_teardown(folder_is_made_and_kept_from_others, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(folder_of_a_site_is_not_made, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(file_in_the_way_is_refused, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(dump_writes_a_line_for_each_rank, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(root_becomes_the_user_first, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(nobody_is_asked_for_stacks_that_have_no_place, make_folder, drop_folder),
-		cmocka_unit_test(child_that_goes_on_is_not_waited_for),
-		cmocka_unit_test_setup_teardown(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(record_that_is_not_written_is_told, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(writer_that_is_killed_or_late_is_told, make_folder, drop_folder),
-		cmocka_unit_test_setup_teardown(children_that_still_write_are_kept, make_folder, drop_folder),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,9 +2,6 @@
 /* runs: asan; all: unit tsan */
 /* state/safetensors: files whole, broken and hostile. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,18 +10,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/crc32c.h"
 #include "state/safetensors.h"
 #include "state/safetensors_write.h"
+#include "tests/support/test.h"
 
 static char dir[] = "/tmp/ddp-safetensors-XXXXXX";
 static char path[sizeof(dir) + 16];
 
 static int make_directory(void **state)
 {
-	(void)state;
 	if (mkdtemp(dir) == NULL)
 		return -1;
 	snprintf(path, sizeof(path), "%s/file", dir);
@@ -33,7 +28,6 @@ static int make_directory(void **state)
 
 static int remove_directory(void **state)
 {
-	(void)state;
 	unlink(path);
 	return rmdir(dir);
 }
@@ -76,11 +70,10 @@ static void expect_failure(ddp_status status, const char *says)
 		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), says);
 }
 
-static void checksum_is_castagnolis(void **state)
+TEST(checksum_is_castagnolis)
 {
 	static unsigned char noise[40000];
 
-	(void)state;
 	assert_int_equal(ddp_crc32c(0, "123456789", 9), 0xe3069283);
 	assert_int_equal(ddp_crc32c_portable(0, "123456789", 9), 0xe3069283);
 	for (size_t i = 0; i < sizeof(noise); i++)
@@ -94,12 +87,11 @@ static void checksum_is_castagnolis(void **state)
 		}
 }
 
-static void written_file_reads_back(void **state)
+TEST(written_file_reads_back)
 {
 	ddp_safetensors file;
 	float numbers[6];
 
-	(void)state;
 	write_sample();
 	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
 	assert_int_equal(ddp_safetensors_verify(&file), DDP_OK);
@@ -124,12 +116,11 @@ static void written_file_reads_back(void **state)
 	ddp_safetensors_close(&file);
 }
 
-static void python_reads_the_same(void **state)
+TEST(python_reads_the_same)
 {
 	char command[512], output[1024] = "";
 	const char *source = getenv("srcdir");
 
-	(void)state;
 	if (system("python3 -c pass >/dev/null 2>&1") != 0) {
 		print_message("python3 is not here: not compared\n");
 		return;
@@ -149,12 +140,11 @@ static void python_reads_the_same(void **state)
 }
 
 /* Whichever byte rots, and wherever the file ends early, somebody notices. */
-static void every_damaged_byte_and_every_cut_is_noticed(void **state)
+TEST(every_damaged_byte_and_every_cut_is_noticed)
 {
 	struct stat about;
 	char byte;
 
-	(void)state;
 	write_sample();
 	assert_int_equal(stat(path, &about), 0);
 	for (off_t at = 0; at < about.st_size; at++) {
@@ -179,14 +169,13 @@ static void every_damaged_byte_and_every_cut_is_noticed(void **state)
 	}
 }
 
-static void files_of_others_need_no_checksums(void **state)
+TEST(files_of_others_need_no_checksums)
 {
 	const char *header = "{\"b\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[8,12]},"
 	                     " \"s\":{\"dtype\":\"F64\",\"shape\":[],\"data_offsets\":[0,8]},"
 	                     " \"e\":{\"dtype\":\"U8\",\"shape\":[3,0],\"data_offsets\":[8,8]}}   ";
 	ddp_safetensors file;
 
-	(void)state;
 	write_raw(strlen(header), header, 12);
 	assert_int_equal(ddp_safetensors_open(path, &file), DDP_OK);
 	assert_int_equal(ddp_safetensors_verify(&file), DDP_OK);
@@ -197,7 +186,7 @@ static void files_of_others_need_no_checksums(void **state)
 	ddp_safetensors_close(&file);
 }
 
-static void hostile_headers_are_told_apart(void **state)
+TEST(hostile_headers_are_told_apart)
 {
 #define TENSOR(name, shape, offsets) \
 	"\"" name "\":{\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
@@ -231,7 +220,6 @@ static void hostile_headers_are_told_apart(void **state)
 		{ "{\"__metadata__\":{\"crc32c\":\"12\"}}", 0, "was the file edited" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		write_raw(strlen(bad[i].header), bad[i].header, bad[i].data);
 		expect_failure(DDP_ERR_FORMAT, bad[i].says);
@@ -244,11 +232,10 @@ static void hostile_headers_are_told_apart(void **state)
 	expect_failure(DDP_ERR_FORMAT, "cut short");
 }
 
-static void deeply_nested_header_is_no_stack_overflow(void **state)
+TEST(deeply_nested_header_is_no_stack_overflow)
 {
 	char *header = malloc(1000001);
 
-	(void)state;
 	assert_non_null(header);
 	memset(header, '[', 1000000);
 	header[1000000] = '\0';
@@ -258,7 +245,7 @@ static void deeply_nested_header_is_no_stack_overflow(void **state)
 }
 
 /* Each by its name: in no more time than a few times that of reading the header. */
-static void many_tensors_are_found_fast(void **state)
+TEST(many_tensors_are_found_fast)
 {
 	enum { MANY = 30000 };
 	const float value = 1;
@@ -267,7 +254,6 @@ static void many_tensors_are_found_fast(void **state)
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 	ddp_safetensors file;
 
-	(void)state;
 	assert_non_null(tensors);
 	assert_non_null(names);
 	for (int i = 0; i < MANY; i++) {
@@ -290,7 +276,7 @@ static void many_tensors_are_found_fast(void **state)
 }
 
 /* Sums are taken slice by slice while the data are written, and the header follows. */
-static void a_large_tensor_has_its_sum(void **state)
+TEST(a_large_tensor_has_its_sum)
 {
 	enum { LARGE = 11 << 18 };
 	float *numbers = malloc(LARGE * sizeof(float)), *again = malloc(LARGE * sizeof(float));
@@ -303,7 +289,6 @@ static void a_large_tensor_has_its_sum(void **state)
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
 	ddp_safetensors file;
 
-	(void)state;
 	assert_non_null(numbers);
 	assert_non_null(again);
 	for (int i = 0; i < LARGE; i++)
@@ -321,9 +306,8 @@ static void a_large_tensor_has_its_sum(void **state)
 	free(again);
 }
 
-static void what_is_no_file_is_refused(void **state)
+TEST(what_is_no_file_is_refused)
 {
-	(void)state;
 	unlink(path);
 	expect_failure(DDP_ERR_IO, "No such file");
 	assert_int_equal(mkfifo(path, 0600), 0);
@@ -333,17 +317,5 @@ static void what_is_no_file_is_refused(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(checksum_is_castagnolis),
-		cmocka_unit_test(written_file_reads_back),
-		cmocka_unit_test(python_reads_the_same),
-		cmocka_unit_test(every_damaged_byte_and_every_cut_is_noticed),
-		cmocka_unit_test(files_of_others_need_no_checksums),
-		cmocka_unit_test(hostile_headers_are_told_apart),
-		cmocka_unit_test(deeply_nested_header_is_no_stack_overflow),
-		cmocka_unit_test(many_tensors_are_found_fast),
-		cmocka_unit_test(a_large_tensor_has_its_sum),
-		cmocka_unit_test(what_is_no_file_is_refused),
-	};
-	return cmocka_run_group_tests(tests, make_directory, remove_directory);
+	return test_run(make_directory, remove_directory);
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* data/sampler: the order of PyTorch's DistributedSampler. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "data/mt19937.h"
 #include "data/sampler.h"
 #include "sampler_vectors.h"
+#include "tests/support/test.h"
 
 static ddp_sampler *make(int64_t size, int world_size, int rank, uint64_t seed, bool shuffle,
                          ddp_tail tail)
@@ -23,21 +19,19 @@ static ddp_sampler *make(int64_t size, int world_size, int rank, uint64_t seed, 
 	return sampler;
 }
 
-static void ten_thousandth_draw_is_the_standard_one(void **state)
+TEST(ten_thousandth_draw_is_the_standard_one)
 {
 	ddp_mt19937 engine;
 	uint32_t draw = 0;
 
-	(void)state;
 	ddp_mt19937_seed(&engine, 5489);
 	for (int i = 0; i < 10000; i++)
 		draw = ddp_mt19937_next(&engine);
 	assert_int_equal(draw, 4123659995u); /* ISO C++, [rand.predef] */
 }
 
-static void recorded_indices_of_pytorch_are_met(void **state)
+TEST(recorded_indices_of_pytorch_are_met)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(vectors) / sizeof(vectors[0]); i++) {
 		const struct vector *v = &vectors[i];
 		int64_t count;
@@ -51,11 +45,10 @@ static void recorded_indices_of_pytorch_are_met(void **state)
 	}
 }
 
-static void million_samples_are_permuted_as_by_pytorch(void **state)
+TEST(million_samples_are_permuted_as_by_pytorch)
 {
 	uint32_t *order = malloc(1000000 * sizeof(*order));
 
-	(void)state;
 	assert_non_null(order);
 	ddp_randperm(17, 1000000, order);
 	for (int i = 0; i < 10; i++)
@@ -63,11 +56,10 @@ static void million_samples_are_permuted_as_by_pytorch(void **state)
 	free(order);
 }
 
-static void large_sizes_draw_64_bits(void **state)
+TEST(large_sizes_draw_64_bits)
 {
 	uint32_t order[sizeof(wide) / sizeof(wide[0])];
 
-	(void)state;
 	ddp_randperm_wide(17, sizeof(wide) / sizeof(wide[0]), order);
 	assert_memory_equal(order, wide, sizeof(wide));
 }
@@ -89,11 +81,10 @@ static void deal(int64_t size, int world_size, ddp_tail tail, int *times)
 	}
 }
 
-static void uneven_gives_each_sample_exactly_once(void **state)
+TEST(uneven_gives_each_sample_exactly_once)
 {
 	int times[101];
 
-	(void)state;
 	for (int64_t size = 1; size <= 101; size += 10)
 		for (int world_size = 1; world_size < 9; world_size++) {
 			deal(size, world_size, DDP_TAIL_UNEVEN, times);
@@ -102,12 +93,11 @@ static void uneven_gives_each_sample_exactly_once(void **state)
 		}
 }
 
-static void dropping_gives_each_sample_at_most_once(void **state)
+TEST(dropping_gives_each_sample_at_most_once)
 {
 	int times[101];
 	int total = 0;
 
-	(void)state;
 	deal(101, 8, DDP_TAIL_DROP, times);
 	for (int i = 0; i < 101; i++) {
 		assert_true(times[i] <= 1);
@@ -116,12 +106,11 @@ static void dropping_gives_each_sample_at_most_once(void **state)
 	assert_int_equal(total, 96);
 }
 
-static void epochs_differ_and_come_back(void **state)
+TEST(epochs_differ_and_come_back)
 {
 	int64_t first[50], count;
 	ddp_sampler *sampler = make(50, 1, 0, 0, true, DDP_TAIL_PAD);
 
-	(void)state;
 	memcpy(first, ddp_sampler_indices(sampler, &count), sizeof(first));
 	ddp_sampler_set_epoch(sampler, 1);
 	assert_memory_not_equal(first, ddp_sampler_indices(sampler, &count), sizeof(first));
@@ -131,12 +120,11 @@ static void epochs_differ_and_come_back(void **state)
 }
 
 /* 4 ranks use 44 of the samples, 3 ranks have what is left, and the next epoch is whole again. */
-static void any_number_of_ranks_goes_on_at_any_place(void **state)
+TEST(any_number_of_ranks_goes_on_at_any_place)
 {
 	int times[2][101] = { { 0 } };
 	int64_t count;
 
-	(void)state;
 	for (int rank = 0; rank < 4; rank++) {
 		ddp_sampler *sampler = make(101, 4, rank, 7, true, DDP_TAIL_UNEVEN);
 		const int64_t *indices = ddp_sampler_indices(sampler, &count);
@@ -159,7 +147,7 @@ static void any_number_of_ranks_goes_on_at_any_place(void **state)
 		assert_true(times[0][i] == 1 && times[1][i] == 1);
 }
 
-static void impossible_arguments_are_refused(void **state)
+TEST(impossible_arguments_are_refused)
 {
 	ddp_sampler *sampler = NULL;
 	const struct { int64_t size; int world_size, rank, tail; const char *says; } bad[] = {
@@ -171,7 +159,6 @@ static void impossible_arguments_are_refused(void **state)
 		{ 5, 2, 0, 3, "3 is no ddp_tail" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(ddp_sampler_create(bad[i].size, bad[i].world_size, bad[i].rank, 0, true,
 		                                    (ddp_tail)bad[i].tail, &sampler), DDP_ERR_INVALID);
@@ -184,20 +171,4 @@ static void impossible_arguments_are_refused(void **state)
 	assert_string_equal(ddp_last_error(), "sampler: epoch 3 has no sample 5: epochs begin at 0, and samples are 0 .. 4");
 	ddp_sampler_free(sampler);
 	ddp_sampler_free(NULL);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ten_thousandth_draw_is_the_standard_one),
-		cmocka_unit_test(recorded_indices_of_pytorch_are_met),
-		cmocka_unit_test(million_samples_are_permuted_as_by_pytorch),
-		cmocka_unit_test(large_sizes_draw_64_bits),
-		cmocka_unit_test(uneven_gives_each_sample_exactly_once),
-		cmocka_unit_test(dropping_gives_each_sample_at_most_once),
-		cmocka_unit_test(epochs_differ_and_come_back),
-		cmocka_unit_test(any_number_of_ranks_goes_on_at_any_place),
-		cmocka_unit_test(impossible_arguments_are_refused),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

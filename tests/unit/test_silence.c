@@ -2,16 +2,11 @@
 /* runs: asan tsan; all: unit */
 /* comm/net/beat: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
    what is said. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "comm/core/silence.h"
@@ -28,6 +23,7 @@
 
 #include "comm/net/beat.h"
 #include "comm/net/beats.h"
+#include "tests/support/test.h"
 
 #define MS UINT64_C(1000000)
 #define START (UINT64_C(1000000) * MS)
@@ -46,33 +42,30 @@ static uint64_t verdict(ddp_detector *detector, uint64_t from, uint64_t to, uint
 	return 0;
 }
 
-static void a_node_that_says_nothing_is_silent_after_the_limit(void **state)
+TEST(a_node_that_says_nothing_is_silent_after_the_limit)
 {
 	ddp_detector detector;
 
-	(void)state;
 	ddp_detector_start(&detector, START);
 	assert_int_equal(verdict(&detector, 250, 20000, 250), 5000);
 	ddp_detector_start(&detector, START);
 	assert_int_equal(verdict(&detector, 900, 20000, 900), 5400);
 }
 
-static void a_sign_of_life_begins_the_time_anew(void **state)
+TEST(a_sign_of_life_begins_the_time_anew)
 {
 	ddp_detector detector;
 
-	(void)state;
 	ddp_detector_start(&detector, START);
 	assert_int_equal(verdict(&detector, 250, 4750, 250), 0);
 	ddp_detector_alive(&detector, START + 4740 * MS);
 	assert_int_equal(verdict(&detector, 5000, 20000, 250), 9750);
 }
 
-static void an_older_sign_of_life_changes_nothing(void **state)
+TEST(an_older_sign_of_life_changes_nothing)
 {
 	ddp_detector detector;
 
-	(void)state;
 	ddp_detector_start(&detector, START);
 	ddp_detector_alive(&detector, START - 3000 * MS);
 	assert_int_equal(ddp_detector_silent_ns(&detector, START + 10 * MS), 10 * MS);
@@ -80,11 +73,10 @@ static void an_older_sign_of_life_changes_nothing(void **state)
 }
 
 /* The kernel tells whole milliseconds, or four of them: the same sign of life seems to come a little later. */
-static void coarse_clocks_do_not_begin_it_anew(void **state)
+TEST(coarse_clocks_do_not_begin_it_anew)
 {
 	ddp_detector detector;
 
-	(void)state;
 	ddp_detector_start(&detector, START);
 	for (uint64_t at = 250; at < 5000; at += 250) {
 		ddp_detector_alive(&detector, START + at % 4 * MS);
@@ -93,11 +85,10 @@ static void coarse_clocks_do_not_begin_it_anew(void **state)
 	assert_true(ddp_detector_is_silent(&detector, START + 5004 * MS, LIMIT));
 }
 
-static void a_detector_that_did_not_run_does_not_count_that_time(void **state)
+TEST(a_detector_that_did_not_run_does_not_count_that_time)
 {
 	ddp_detector detector;
 
-	(void)state;
 	ddp_detector_start(&detector, START);
 	assert_int_equal(verdict(&detector, 250, 1000, 250), 0);
 	/* It was away for a minute. It counts a second of it, and three more to come. */
@@ -111,12 +102,11 @@ static void a_detector_that_did_not_run_does_not_count_that_time(void **state)
 
 /* ---- neighbours -------------------------------------------------------------------------------- */
 
-static void neighbours_are_few_and_mutual(void **state)
+TEST(neighbours_are_few_and_mutual)
 {
 	static const int sizes[] = { 1, 2, 3, 4, 5, 8, 9, 64, 1000, 16385 };
 	int mine[DDP_BEATS_MAX], theirs[DDP_BEATS_MAX];
 
-	(void)state;
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
 		const int nodes = sizes[s];
 		for (int node = 0; node < nodes; node += nodes > 1000 ? 97 : 1) {
@@ -202,11 +192,10 @@ static bool comes_to_hear(const side *s, int seconds)
 	return ddp_beats_heard(s->beats) == 1;
 }
 
-static void nodes_with_the_key_hear_each_other(void **state)
+TEST(nodes_with_the_key_hear_each_other)
 {
 	side a, b;
 
-	(void)state;
 	open_side(&a, 0);
 	open_side(&b, 1);
 	introduce(&a, &b, 'a', 'b');
@@ -220,11 +209,10 @@ static void nodes_with_the_key_hear_each_other(void **state)
 	close_side(&a);
 }
 
-static void a_wrong_key_is_not_believed(void **state)
+TEST(a_wrong_key_is_not_believed)
 {
 	side a, b;
 
-	(void)state;
 	open_side(&a, 0);
 	open_side(&b, 1);
 	introduce(&a, &b, 'x', 'b'); /* a proves another key than b expects */
@@ -281,14 +269,13 @@ static struct rlimit leave_no_descriptor(void)
 }
 
 /* A connection that cannot be accepted does not keep the core busy, and is accepted later. */
-static void beats_wait_for_a_descriptor(void **state)
+TEST(beats_wait_for_a_descriptor)
 {
 	const uint64_t until_ns = ddp_now_ns() + 60000 * MS;
 	ddp_beat_hello hello;
 	char byte;
 	side a, b;
 
-	(void)state;
 	open_side(&a, 0);
 	open_side(&b, 1);
 	introduce(&a, &b, 'a', 'b');
@@ -317,14 +304,13 @@ static void beats_wait_for_a_descriptor(void **state)
 	close_side(&a);
 }
 
-static void unproven_peers_are_sent_away_and_harm_nobody(void **state)
+TEST(unproven_peers_are_sent_away_and_harm_nobody)
 {
 	enum { UNPROVEN = 100 };
 	ddp_beat_hello hello;
 	int fds[UNPROVEN];
 	side a, b;
 
-	(void)state;
 	open_side(&a, 0);
 	open_side(&b, 1);
 	/* They come first; some say nothing, some say what they do not know. */
@@ -347,9 +333,8 @@ static void unproven_peers_are_sent_away_and_harm_nobody(void **state)
 }
 
 /* A node that calls another one silent tells it so, once its network is back: neither waits for the other. */
-static void a_node_learns_that_it_was_given_up(void **state)
+TEST(a_node_learns_that_it_was_given_up)
 {
-	(void)state;
 	for (int deaf = 0; deaf < 2; deaf++) {
 		side a, b;
 		open_side(&a, 0);
@@ -371,14 +356,13 @@ static void a_node_learns_that_it_was_given_up(void **state)
 }
 
 /* A proof that was sent on one connection is of no use on another one. */
-static void a_hello_holds_on_its_connection_only(void **state)
+TEST(a_hello_holds_on_its_connection_only)
 {
 	const ddp_proof_key key = { .bytes = { 1, 2, 3 } }, other = { .bytes = { 1, 2, 4 } };
 	ddp_place near, far;
 	ddp_beat_hello hello;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 
-	(void)state;
 	assert_int_equal(listen(listener, 4), 0);
 	assert_true(ddp_socket_places(listener, &near, &far));
 	const int first = connect_to(near.port), first_there = accept(listener, NULL, NULL);
@@ -426,7 +410,7 @@ static void connect_beat(ddp_beat *beat, int listener, uint64_t *now_ns)
 }
 
 /* A firewall may be opened, and a network be mended, at any time. */
-static void a_node_is_watched_again_however_late(void **state)
+TEST(a_node_is_watched_again_however_late)
 {
 	const ddp_proof_key key = { .bytes = { 'k' } };
 	ddp_beat beat = { .rank = 1, .connects = true, .ours = key, .theirs = key, .place_count = 2 };
@@ -435,7 +419,6 @@ static void a_node_is_watched_again_however_late(void **state)
 	uint64_t now_ns = ddp_now_ns();
 	ddp_place near, far;
 
-	(void)state;
 	/* Nobody listens at a port that is only bound. The other place is no address of any host. */
 	assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof(own)), 0);
 	assert_true(ddp_socket_places(listener, &near, &far));
@@ -471,7 +454,7 @@ static void a_node_is_watched_again_however_late(void **state)
 /* ---- what is said ---------------------------------------------------------------------------------- */
 
 /* The process there is killed while bytes wait for it, or a firewall resets the connection and refuses others. */
-static void a_node_that_refuses_connections_is_not_forgotten(void **state)
+TEST(a_node_that_refuses_connections_is_not_forgotten)
 {
 	const struct linger reset = { .l_onoff = 1 };
 	const ddp_proof_key key = { .bytes = { 'k' } };
@@ -482,7 +465,6 @@ static void a_node_that_refuses_connections_is_not_forgotten(void **state)
 	uint64_t now_ns = ddp_now_ns();
 	ddp_place far;
 
-	(void)state;
 	assert_int_equal(bind(listener, (struct sockaddr *)&own, sizeof(own)), 0);
 	assert_int_equal(listen(listener, 4), 0);
 	assert_true(ddp_socket_places(listener, &beat.places[0], &far));
@@ -515,7 +497,6 @@ static char warning[1024];
 
 static void keep_warning(void *unused, ddp_log_level level, const char *text)
 {
-	(void)unused;
 	if (level != DDP_LOG_WARN)
 		return;
 	snprintf(warning, sizeof(warning), "%s", text);
@@ -523,13 +504,12 @@ static void keep_warning(void *unused, ddp_log_level level, const char *text)
 }
 
 /* Nobody tries to connect, so that no attempt fails. */
-static void a_node_without_an_address_is_told_once(void **state)
+TEST(a_node_without_an_address_is_told_once)
 {
 	const ddp_place link_local = { .family = AF_INET, .address = { 169, 254, 1, 2 } };
 	const uint64_t until_ns = ddp_now_ns() + 60000 * MS;
 	side a;
 
-	(void)state;
 	open_side(&a, 0);
 	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
 	assert_int_equal(ddp_beats_learn(a.beats, 1, 1, &link_local, 1), DDP_OK);
@@ -545,7 +525,7 @@ static void a_node_without_an_address_is_told_once(void **state)
 	                             "another node; give it one that is not link-local (DDP_SILENCE)");
 }
 
-static void the_sentence_names_the_node_and_its_ranks(void **state)
+TEST(the_sentence_names_the_node_and_its_ranks)
 {
 	static const int nodes[9] = { 0, 1, 1, 1, 0, 5, 1, 5, 8 };
 	ddp_job job = { .world_size = 9 };
@@ -553,7 +533,6 @@ static void the_sentence_names_the_node_and_its_ranks(void **state)
 	char text[DDP_SILENCE_TEXT];
 	ddp_roster *roster;
 
-	(void)state;
 	assert_int_equal(ddp_roster_make(&job, NULL, &roster), DDP_OK);
 	for (int r = 0; r < 9; r++) {
 		roster->peers[r].node = nodes[r];
@@ -576,7 +555,7 @@ static void the_sentence_names_the_node_and_its_ranks(void **state)
 	ddp_roster_release(roster);
 }
 
-static void many_ranks_are_cut_short(void **state)
+TEST(many_ranks_are_cut_short)
 {
 	enum { MANY = 400 };
 	ddp_job job = { .world_size = MANY };
@@ -584,7 +563,6 @@ static void many_ranks_are_cut_short(void **state)
 	static int ranks[MANY];
 	ddp_roster *roster;
 
-	(void)state;
 	assert_int_equal(ddp_roster_make(&job, NULL, &roster), DDP_OK);
 	for (int r = 0; r < MANY; r++) {
 		ranks[r] = r;
@@ -598,36 +576,10 @@ static void many_ranks_are_cut_short(void **state)
 	ddp_roster_release(roster);
 }
 
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_node_that_says_nothing_is_silent_after_the_limit),
-		cmocka_unit_test(a_sign_of_life_begins_the_time_anew),
-		cmocka_unit_test(an_older_sign_of_life_changes_nothing),
-		cmocka_unit_test(coarse_clocks_do_not_begin_it_anew),
-		cmocka_unit_test(a_detector_that_did_not_run_does_not_count_that_time),
-		cmocka_unit_test(neighbours_are_few_and_mutual),
-		cmocka_unit_test(nodes_with_the_key_hear_each_other),
-		cmocka_unit_test(a_wrong_key_is_not_believed),
-		cmocka_unit_test(beats_wait_for_a_descriptor),
-		cmocka_unit_test(unproven_peers_are_sent_away_and_harm_nobody),
-		cmocka_unit_test(a_node_learns_that_it_was_given_up),
-		cmocka_unit_test(a_hello_holds_on_its_connection_only),
-		cmocka_unit_test(a_node_is_watched_again_however_late),
-		cmocka_unit_test(a_node_that_refuses_connections_is_not_forgotten),
-		cmocka_unit_test(a_node_without_an_address_is_told_once),
-		cmocka_unit_test(the_sentence_names_the_node_and_its_ranks),
-		cmocka_unit_test(many_ranks_are_cut_short),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
-}
-
 #else
 
 static void there_is_no_network(void **state)
 {
-	(void)state;
 	skip();
 }
 
@@ -635,7 +587,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(there_is_no_network) };
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }
 
 #endif

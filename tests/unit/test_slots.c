@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* watch/page and spank/wire/slots: several contexts of a process on one progress page. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +9,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "job/job.h"
@@ -21,10 +16,9 @@
 #include "spank/wire/blame.h"
 #include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
+#include "tests/support/test.h"
 #include "watch/page.h"
 #include "watch/watch.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static int page_fd;
 
@@ -38,7 +32,6 @@ static int make_page(void **state)
 {
 	char text[16];
 
-	(void)state;
 	page_fd = memfd_create("ddp_progress", MFD_CLOEXEC);
 	if (page_fd < 0 || ftruncate(page_fd, 2 * DDP_PROGRESS_BYTES) != 0)
 		return -1;
@@ -51,7 +44,6 @@ static int drop_page(void **state)
 {
 	static const char *const names[] = { "DDP_PROGRESS_FD", "RANK", "WORLD_SIZE", "LOCAL_RANK" };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(names); i++)
 		unsetenv(names[i]);
 	return close(page_fd);
@@ -84,11 +76,10 @@ static ddp_watch *open_watch(const ddp_job *of)
 	return watch;
 }
 
-static void second_context_leaves_the_firsts_slot(void **state)
+TEST_WITH(second_context_leaves_the_firsts_slot, make_page, drop_page)
 {
 	ddp_watch *first = open_watch(&job);
 
-	(void)state;
 	ddp_watch_begin_step(first, 12, 5);
 	ddp_watch_phase(first, DDP_PHASE_BACKWARD);
 	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
@@ -110,13 +101,12 @@ static void second_context_leaves_the_firsts_slot(void **state)
 	assert_true(progress_now().closed);
 }
 
-static void end_of_one_context_blinds_nobody(void **state)
+TEST_WITH(end_of_one_context_blinds_nobody, make_page, drop_page)
 {
 	ddp_watch *first = open_watch(&job), *second = open_watch(&job);
 	struct stall_rank rank = { .rank = 3 };
 	struct ddp_progress page;
 
-	(void)state;
 	ddp_watch_begin_step(second, 7, 1);
 	ddp_watch_close(first);
 	page = shown();
@@ -133,12 +123,11 @@ static void end_of_one_context_blinds_nobody(void **state)
 	assert_true(progress_now().closed);
 }
 
-static void oldest_wait_is_told(void **state)
+TEST_WITH(oldest_wait_is_told, make_page, drop_page)
 {
 	ddp_watch *first = open_watch(&job), *second = open_watch(&job);
 	const uint64_t now = ddp_now_ns();
 
-	(void)state;
 	ddp_page_collective(ddp_watch_page(first), 45, ddp_coarse_ns());
 	ddp_page_wait(ddp_watch_page(second), 0, now - 9000000000u, "recv from rank 2");
 	struct progress_text progress = progress_now();
@@ -165,13 +154,12 @@ static void oldest_wait_is_told(void **state)
 }
 
 /* Whichever context goes on, the rank does. */
-static void progress_in_any_context_is_progress(void **state)
+TEST_WITH(progress_in_any_context_is_progress, make_page, drop_page)
 {
 	ddp_watch *watches[] = { open_watch(&job), open_watch(&part), open_watch(&part) };
 	struct stall_rank rank = { .rank = 3 };
 	uint64_t now = 1000;
 
-	(void)state;
 	ddp_page_wait(ddp_watch_page(watches[1]), 0, 5, "recv from rank 1");
 	for (size_t i = 0; i < 2 * COUNT(watches); i++) {
 		struct ddp_progress page = shown();
@@ -189,11 +177,10 @@ static void progress_in_any_context_is_progress(void **state)
 }
 
 /* In a group its rank 1 is another one of the step. */
-static void error_of_a_group_names_no_rank_of_the_step(void **state)
+TEST_WITH(error_of_a_group_names_no_rank_of_the_step, make_page, drop_page)
 {
 	ddp_watch *first = open_watch(&job), *group = open_watch(&part);
 
-	(void)state;
 	ddp_page_error(ddp_watch_page(group), DDP_ERR_PEER, DDP_ERROR_FINAL, 1, "n1", "rank 1 of 2 on n1 is gone");
 	struct ddp_progress page = shown();
 	assert_string_equal(page.error, "rank 1 of 2 on n1 is gone");
@@ -216,11 +203,10 @@ static void error_of_a_group_names_no_rank_of_the_step(void **state)
 }
 
 /* The step's ranks may be given, too: c10d's group of all. */
-static void given_identity_of_the_step_is_the_steps(void **state)
+TEST_WITH(given_identity_of_the_step_is_the_steps, make_page, drop_page)
 {
 	ddp_job given = job;
 
-	(void)state;
 	given.identity_source = DDP_SOURCE_GIVEN;
 	given.local_rank = DDP_UNKNOWN;
 	ddp_watch *watch = open_watch(&given);
@@ -233,11 +219,10 @@ static void given_identity_of_the_step_is_the_steps(void **state)
 	ddp_watch_close(watch);
 }
 
-static void more_contexts_than_slots_are_unseen(void **state)
+TEST_WITH(more_contexts_than_slots_are_unseen, make_page, drop_page)
 {
 	ddp_watch *watches[DDP_PROGRESS_SLOTS + 1];
 
-	(void)state;
 	for (int i = 0; i <= DDP_PROGRESS_SLOTS; i++) {
 		watches[i] = open_watch(&job);
 		ddp_watch_begin_step(watches[i], i + 1, 1);
@@ -252,12 +237,11 @@ static void more_contexts_than_slots_are_unseen(void **state)
 }
 
 /* A program before this one, in the same task. */
-static void dead_processes_leave_their_slots(void **state)
+TEST_WITH(dead_processes_leave_their_slots, make_page, drop_page)
 {
 	int status = -1;
 	const pid_t pid = fork();
 
-	(void)state;
 	if (pid == 0) {
 		for (int i = 0; i < DDP_PROGRESS_SLOTS; i++) {
 			ddp_watch *watch = open_watch(&job);
@@ -278,12 +262,11 @@ static void dead_processes_leave_their_slots(void **state)
 }
 
 /* It had more contexts than the program that follows. */
-static void dead_processes_are_not_shown(void **state)
+TEST_WITH(dead_processes_are_not_shown, make_page, drop_page)
 {
 	int status = -1;
 	const pid_t pid = fork();
 
-	(void)state;
 	if (pid == 0) {
 		for (int i = 0; i < 3; i++) {
 			ddp_watch *watch = open_watch(&job);
@@ -304,11 +287,10 @@ static void dead_processes_are_not_shown(void **state)
 }
 
 /* A writer without libddp, such as a module in Python, fills in the first slot. */
-static void page_of_a_simple_writer_is_read(void **state)
+TEST_WITH(page_of_a_simple_writer_is_read, make_page, drop_page)
 {
 	const struct ddp_progress plain = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_DATA, .step = 60 };
 
-	(void)state;
 	assert_int_equal(pwrite(page_fd, &plain, sizeof(plain), DDP_PROGRESS_BYTES), sizeof(plain));
 	assert_int_equal(progress_now().step, 60);
 	/* A context of libddp in the same process does not take its place. */
@@ -330,13 +312,12 @@ static void write_python(const struct ddp_progress *slot)
 	assert_int_equal(pwrite(page_fd, slot, sizeof(*slot), last), sizeof(*slot));
 }
 
-static void python_tells_phases_beside_nccl(void **state)
+TEST_WITH(python_tells_phases_beside_nccl, make_page, drop_page)
 {
 	struct ddp_progress python = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_PYTHON,
 		                       .phase = DDP_PROGRESS_STARTING };
 	double loss;
 
-	(void)state;
 	write_python(&python);
 	assert_string_equal(progress_phase_name(progress_now().phase), "starting");
 	const struct progress_text starting = progress_now();
@@ -364,13 +345,12 @@ static void python_tells_phases_beside_nccl(void **state)
 	ddp_page_unmap(nccl);
 }
 
-static void python_tells_errors_beside_libddp(void **state)
+TEST_WITH(python_tells_errors_beside_libddp, make_page, drop_page)
 {
 	const struct ddp_progress python = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .writer = DDP_WRITER_PYTHON,
 		                             .phase = DDP_PHASE_DATA, .step = 60, .error = "ValueError: bad batch" };
 	double loss;
 
-	(void)state;
 	write_python(&python);
 	ddp_watch *watch = open_watch(&job);
 	ddp_page_wait(ddp_watch_page(watch), 45, 5, "all_reduce");
@@ -389,25 +369,23 @@ static void python_tells_errors_beside_libddp(void **state)
 }
 
 /* Of ranks of which no collective is known, one that loads data keeps those waiting that compute the same step. */
-static void data_of_a_step_comes_before_its_computation(void **state)
+TEST(data_of_a_step_comes_before_its_computation)
 {
 	struct progress_text data = { .known = true, .phase = DDP_PHASE_DATA, .step = 60 };
 	struct progress_text computes = { .known = true, .phase = DDP_PROGRESS_COMPUTING, .step = 60 };
 	struct progress_text next = { .known = true, .phase = DDP_PHASE_DATA, .step = 61 };
 
-	(void)state;
 	assert_true(progress_text_place(&data) < progress_text_place(&computes));
 	assert_true(progress_text_place(&computes) < progress_text_place(&next));
 	data.collective = 3;
 	assert_int_equal(progress_text_place(&data), 3);
 }
 
-static void computing_is_told_by_the_context_with_most_steps(void **state)
+TEST(computing_is_told_by_the_context_with_most_steps)
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = 0, .compute_steps = 9 } };
 	struct slots_compute compute;
 
-	(void)state;
 	assert_false(slots_compute(slots, &compute));
 	slots[1] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 4, .compute_ns = 40 };
 	slots[2] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .compute_steps = 5, .compute_ns = 60, .pid = 7 };
@@ -421,12 +399,11 @@ static void computing_is_told_by_the_context_with_most_steps(void **state)
 	assert_int_equal(compute.pid, 7);
 }
 
-static void exposed_communication_is_told_by_libddp_only(void **state)
+TEST(exposed_communication_is_told_by_libddp_only)
 {
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = 0 } };
 	double ratio = -1;
 
-	(void)state;
 	slots[1] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .writer = DDP_WRITER_PYTHON, .exposed = 7 };
 	assert_false(slots_exposed(slots, &ratio));
 	slots[2] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .exposed = 250001, .updated_ns = 5 };
@@ -434,26 +411,4 @@ static void exposed_communication_is_told_by_libddp_only(void **state)
 	slots[4] = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .exposed = 2000000, .updated_ns = 6 };
 	assert_true(slots_exposed(slots, &ratio));
 	assert_true(ratio > 0.2499 && ratio < 0.2501);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(second_context_leaves_the_firsts_slot, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(end_of_one_context_blinds_nobody, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(oldest_wait_is_told, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(progress_in_any_context_is_progress, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(error_of_a_group_names_no_rank_of_the_step, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(given_identity_of_the_step_is_the_steps, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(more_contexts_than_slots_are_unseen, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(dead_processes_leave_their_slots, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(dead_processes_are_not_shown, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(page_of_a_simple_writer_is_read, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(python_tells_phases_beside_nccl, make_page, drop_page),
-		cmocka_unit_test_setup_teardown(python_tells_errors_beside_libddp, make_page, drop_page),
-		cmocka_unit_test(data_of_a_step_comes_before_its_computation),
-		cmocka_unit_test(computing_is_told_by_the_context_with_most_steps),
-		cmocka_unit_test(exposed_communication_is_told_by_libddp_only),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,10 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/blame, spank/blame_node, spank/progress_text: who is named when ranks give up because of
    another one, and what that one was doing. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,15 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/node/blame_node.h"
 #include "spank/wire/blame.h"
 #include "spank/wire/progress_text.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)
 #define SECOND 1000000000ull
 
@@ -30,7 +25,7 @@ static struct ddp_progress page_with(uint32_t status, uint32_t culprit)
 	return (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .status = status, .culprit = culprit };
 }
 
-static void only_errors_that_others_cause_blame(void **state)
+TEST(only_errors_that_others_cause_blame)
 {
 	static const struct { uint32_t status, culprit, blamed; } cases[] = {
 		{ DDP_ERR_TIMEOUT, 4, 3 }, { DDP_ERR_PEER, 1, 0 }, { DDP_ERR_ABORTED, 4, 3 },
@@ -39,7 +34,6 @@ static void only_errors_that_others_cause_blame(void **state)
 	};
 	struct ddp_progress page;
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		page = page_with(cases[i].status, cases[i].culprit);
 		assert_int_equal(blame_of(&page, 7), cases[i].blamed);
@@ -49,7 +43,7 @@ static void only_errors_that_others_cause_blame(void **state)
 	assert_int_equal(blame_of(&page, 7), BLAME_NOBODY);
 }
 
-static void ranks_that_gave_up_for_another_are_known(void **state)
+TEST(ranks_that_gave_up_for_another_are_known)
 {
 	static const struct { uint32_t magic, status; bool blames; uint32_t culprit; } cases[] = {
 		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, true, 4 }, { DDP_PROGRESS_MAGIC, DDP_OK, false, 4 },
@@ -61,7 +55,6 @@ static void ranks_that_gave_up_for_another_are_known(void **state)
 		{ DDP_PROGRESS_MAGIC, DDP_ERR_TIMEOUT, false, 8 }, { DDP_PROGRESS_MAGIC, DDP_ERR_PEER, false, 8 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct ddp_progress page = { .magic = cases[i].magic, .status = cases[i].status,
 			                     .culprit = cases[i].culprit };
@@ -69,7 +62,7 @@ static void ranks_that_gave_up_for_another_are_known(void **state)
 	}
 }
 
-static void errors_of_another_rank_are_known(void **state)
+TEST(errors_of_another_rank_are_known)
 {
 	static const struct { uint32_t status, culprit, state; bool shared; } pages[] = {
 		{ DDP_ERR_IO, 1, DDP_ERROR_OPEN, true }, { DDP_ERR_MISMATCH, 1, DDP_ERROR_FINAL, true },
@@ -78,7 +71,6 @@ static void errors_of_another_rank_are_known(void **state)
 		{ DDP_ERR_IO, 1, DDP_ERROR_PAST, false }, { DDP_ERR_PEER, 1, DDP_ERROR_FINAL, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(pages); i++) {
 		struct ddp_progress page = page_with(pages[i].status, pages[i].culprit);
 		page.error_state = pages[i].state;
@@ -86,7 +78,7 @@ static void errors_of_another_rank_are_known(void **state)
 	}
 }
 
-static void rank_that_went_on_after_an_error_has_not_failed(void **state)
+TEST(rank_that_went_on_after_an_error_has_not_failed)
 {
 	static const struct { uint32_t magic, writer, error_state; bool ends; } cases[] = {
 		{ DDP_PROGRESS_MAGIC, DDP_WRITER_LIBDDP, DDP_ERROR_FINAL, true },
@@ -97,7 +89,6 @@ static void rank_that_went_on_after_an_error_has_not_failed(void **state)
 		{ 0, DDP_WRITER_LIBDDP, DDP_ERROR_FINAL, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct ddp_progress page = { .magic = cases[i].magic, .writer = cases[i].writer,
 			                     .status = DDP_ERR_PEER, .error_state = cases[i].error_state };
@@ -105,7 +96,7 @@ static void rank_that_went_on_after_an_error_has_not_failed(void **state)
 	}
 }
 
-static void doing_says_waits_and_what_came_last(void **state)
+TEST(doing_says_waits_and_what_came_last)
 {
 	static const struct { struct ddp_progress page; const char *text; } cases[] = {
 		{ { .phase = 2, .step = 4, .updated_ns = 2 * SECOND, .bucket = -1, .collective = 5,
@@ -126,7 +117,6 @@ static void doing_says_waits_and_what_came_last(void **state)
 		  "between steps, collective #6 barrier" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct ddp_progress page = cases[i].page;
 		struct progress_text progress;
@@ -139,7 +129,7 @@ static void doing_says_waits_and_what_came_last(void **state)
 	}
 }
 
-static void blamed_ranks_are_described(void **state)
+TEST(blamed_ranks_are_described)
 {
 	static const struct { bool runs; int status; double ago; bool said; const char *text; } cases[] = {
 		{ true, 0, -1, true, "rank 3 of 4 on n1 was still running" },
@@ -149,7 +139,6 @@ static void blamed_ranks_are_described(void **state)
 		{ false, EXITED(7), 4, false, NULL }, { false, SIGSEGV, 4, false, NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct blamed blamed = { .rank = 3, .world_size = 4, .node = "n1", .runs = cases[i].runs,
 			                 .stopped = cases[i].runs && cases[i].status != 0,
@@ -162,7 +151,7 @@ static void blamed_ranks_are_described(void **state)
 }
 
 /* Who gave up is not who leads. */
-static void culprits_go_first(void **state)
+TEST(culprits_go_first)
 {
 	static const struct { uint32_t status, culprit; const char *node, *text, *with_node; } culprits[] = {
 		{ DDP_ERR_TIMEOUT, 4, "n3", "rank 3 of 4 on n3 did not come; ", NULL },
@@ -175,7 +164,6 @@ static void culprits_go_first(void **state)
 		{ DDP_ERR_INVALID, 4, "n3", "", NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(culprits); i++) {
 		struct ddp_progress page = page_with(culprits[i].status, culprits[i].culprit);
 		char text[300], whole[300];
@@ -210,7 +198,6 @@ static int start_node(void **state)
 {
 	struct error error;
 
-	(void)state;
 	if (!supervise_start(&node, 2, geteuid(), &error))
 		return -1;
 	node.shared->world_size = 4;
@@ -222,7 +209,6 @@ static int start_node(void **state)
 
 static int end_node(void **state)
 {
-	(void)state;
 	supervise_end(&node);
 	return 0;
 }
@@ -235,12 +221,11 @@ static void write_page(uint32_t local, struct ddp_progress page)
 	                 sizeof(page));
 }
 
-static void node_tells_of_a_rank_that_runs(void **state)
+TEST_WITH(node_tells_of_a_rank_that_runs, start_node, end_node)
 {
 	uint64_t now = ddp_now_ns();
 	char text[300];
 
-	(void)state;
 	write_page(1, (struct ddp_progress){ .phase = 2, .step = 4, .updated_ns = now - 2 * SECOND });
 	assert_true(blame_local(&node, 3, now, text, sizeof(text)));
 	assert_string_equal(text, "rank 3 of 4 on n1 was still running, in forward of step 4 for 2.0 s");
@@ -248,12 +233,11 @@ static void node_tells_of_a_rank_that_runs(void **state)
 	assert_false(blame_early_end(&node, now, text, sizeof(text)));
 }
 
-static void node_tells_of_a_rank_that_is_stopped(void **state)
+TEST_WITH(node_tells_of_a_rank_that_is_stopped, start_node, end_node)
 {
 	char text[300];
 	pid_t task = fork();
 
-	(void)state;
 	assert_true(task >= 0);
 	if (task == 0) {
 		raise(SIGSTOP);
@@ -267,11 +251,10 @@ static void node_tells_of_a_rank_that_is_stopped(void **state)
 	assert_int_equal(waitpid(task, NULL, 0), task);
 }
 
-static void node_tells_of_a_rank_that_left(void **state)
+TEST_WITH(node_tells_of_a_rank_that_left, start_node, end_node)
 {
 	char text[300];
 
-	(void)state;
 	supervise_reaped(&node, 1, EXITED(0));
 	assert_true(blame_local(&node, 3, node.reaped[1].ns + 42 * SECOND / 10, text, sizeof(text)));
 	assert_string_equal(text, "rank 3 of 4 on n1 had ended with code 0, 4.2 s before");
@@ -279,22 +262,4 @@ static void node_tells_of_a_rank_that_left(void **state)
 	assert_string_equal(text, "rank 3 of 4 on n1 had ended with code 0, 1.0 s before");
 	supervise_reaped(&node, 1, SIGSEGV);
 	assert_false(blame_local(&node, 3, ddp_now_ns(), text, sizeof(text)));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_that_gave_up_for_another_are_known),
-		cmocka_unit_test(rank_that_went_on_after_an_error_has_not_failed),
-		cmocka_unit_test(only_errors_that_others_cause_blame),
-		cmocka_unit_test(errors_of_another_rank_are_known),
-		cmocka_unit_test(doing_says_waits_and_what_came_last),
-		cmocka_unit_test(blamed_ranks_are_described),
-		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_runs, start_node, end_node),
-		cmocka_unit_test(culprits_go_first),
-		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_is_stopped, start_node, end_node),
-		cmocka_unit_test_setup_teardown(node_tells_of_a_rank_that_left, start_node, end_node),
-	};
-
-	return cmocka_run_group_tests_name("spank_blame", tests, NULL, NULL);
 }

@@ -2,9 +2,6 @@
 /* runs: asan; all: unit tsan */
 /* spank/check and table: how a dry run shows what tasks get. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,22 +9,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <jansson.h>
 
 #include "spank/launch/check.h"
 #include "tests/support/spank_task.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static void check_prints_a_row_for_the_task(void **state)
+TEST(check_prints_a_row_for_the_task)
 {
 	static struct variables variables;
 	char text[256];
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	build(&variables, "", &identity, &with);
 	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
 	assert_string_equal(text, "rank 3/4  local 1/2  node 1/2 n1  master n0:20001  omp 4  gpus 0\n");
@@ -37,7 +31,7 @@ static void check_prints_a_row_for_the_task(void **state)
 	assert_false(check_row(&identity, &with, &variables, text, 16));
 }
 
-static void check_shows_spares(void **state)
+TEST(check_shows_spares)
 {
 	static struct variables variables;
 	char text[256], rows[] = "spare  local 1/2  node 3 n3  waits\nrank 1/4  local 1/2  node 0/2 n0\n"
@@ -47,7 +41,6 @@ static void check_shows_spares(void **state)
 	struct task_extras with = extras(ENVIRONMENT());
 	const uint32_t cyclic[] = { 0, 4, 1, 5 }, dealt[] = { 0, 2, 1, 3 };
 
-	(void)state;
 	identity.node_rank = 3, identity.rank = 7, identity.local_rank = 1;
 	identity_without_spares(&identity, &settings);
 	assert_true(identity.spare);
@@ -70,7 +63,7 @@ static void check_shows_spares(void **state)
 }
 
 /* slurmstepd writes the row into slurmd's log when verbose is on. */
-static void check_row_is_one_printable_line(void **state)
+TEST(check_row_is_one_printable_line)
 {
 	static struct variables variables;
 	char text[256];
@@ -78,7 +71,6 @@ static void check_row_is_one_printable_line(void **state)
 	struct task_extras with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=1\nslurmd: error: \033[2Jlies, and "
 	                                               "more of them than a row has room for")));
 
-	(void)state;
 	with.user_threads = environment_get(with.environment, "OMP_NUM_THREADS");
 	build(&variables, "", &identity, &with);
 	assert_true(check_row(&identity, &with, &variables, text, sizeof(text)));
@@ -86,13 +78,12 @@ static void check_row_is_one_printable_line(void **state)
 	                    "omp 1?slurmd: error: ?[2Jlies, and more of t  gpus 0\n");
 }
 
-static void check_prints_valid_json_for_each_variable(void **state)
+TEST(check_prints_valid_json_for_each_variable)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	build(&variables, "trace=/a\"b\\c", &identity, &with);
 	for (int i = 0; i < variables.count; i++) {
 		const struct variable *variable = &variables.item[i];
@@ -112,7 +103,7 @@ static void check_prints_valid_json_for_each_variable(void **state)
 	}
 }
 
-static void table_is_in_order_of_node_and_rank(void **state)
+TEST(table_is_in_order_of_node_and_rank)
 {
 	static const struct { const char *text, *sorted; } cases[] = {
 		{ "", "" }, { "\n", "\n" }, { "no row\n", "no row\n" },
@@ -127,7 +118,6 @@ static void table_is_in_order_of_node_and_rank(void **state)
 		{ "rank x/2  node 1/2\nrank 0/2  node\n", "rank x/2  node 1/2\nrank 0/2  node\n" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char text[256];
 		snprintf(text, sizeof(text), "%s", cases[i].text);
@@ -136,14 +126,13 @@ static void table_is_in_order_of_node_and_rank(void **state)
 	}
 }
 
-static void check_says_when_there_is_no_room(void **state)
+TEST(check_says_when_there_is_no_room)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 	const struct variable rank = { "RANK", "3", "the step" };
 
-	(void)state;
 	build(&variables, "", &identity, &with);
 	for (size_t bytes = 1; bytes < 60; bytes++) {
 		char text[64];
@@ -224,29 +213,14 @@ static void leave_after_a_child(void)
 	exit(status);
 }
 
-static void table_is_written_however_srun_leaves(void **state)
+TEST(table_is_written_however_srun_leaves)
 {
 	static void (*const leaves[])(void) = { leave_in_order, leave_at_once, leave_after_a_child };
 	char text[512];
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(leaves); i++) {
 		written_by(leaves[i], text, sizeof(text));
 		assert_string_equal(text, "rank 0/2  local 0/1  node 0/2 n0\n"
 		                          "rank 1/2  local 0/1  node 1/2 n1\n");
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(check_prints_a_row_for_the_task),
-		cmocka_unit_test(check_row_is_one_printable_line),
-		cmocka_unit_test(check_shows_spares),
-		cmocka_unit_test(check_prints_valid_json_for_each_variable),
-		cmocka_unit_test(table_is_in_order_of_node_and_rank),
-		cmocka_unit_test(check_says_when_there_is_no_room),
-		cmocka_unit_test(table_is_written_however_srun_leaves),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/wire/deal: orders come out as they went in, and what is cut or contradicts itself is none. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/wire/deal.h"
+#include "tests/support/test.h"
 
 #define KEY "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
@@ -51,12 +47,11 @@ static bool unpacks(const struct deal_go *go, const uint32_t *ranks, struct deal
 	return good;
 }
 
-static void go_comes_out_as_it_went_in(void **state)
+TEST(go_comes_out_as_it_went_in)
 {
 	const uint32_t ranks[] = { 2, 5 };
 	struct deal_go go = some_go(), got;
 
-	(void)state;
 	assert_true(unpacks(&go, ranks, &got));
 	assert_int_equal(got.generation, 3);
 	assert_int_equal(got.restart_count, 2);
@@ -73,7 +68,7 @@ static void go_comes_out_as_it_went_in(void **state)
 	assert_int_equal(got.node_rank, DEAL_SPARE);
 }
 
-static void go_that_contradicts_itself_is_none(void **state)
+TEST(go_that_contradicts_itself_is_none)
 {
 	static const struct { size_t field; uint32_t value; } cases[] = {
 		{ offsetof(struct deal_go, generation), 0 },
@@ -92,7 +87,6 @@ static void go_that_contradicts_itself_is_none(void **state)
 	const uint32_t ranks[] = { 2, 5 };
 	struct deal_go go, got;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		go = some_go();
 		memcpy((char *)&go + cases[i].field, &cases[i].value, sizeof(cases[i].value));
@@ -111,7 +105,7 @@ static void go_that_contradicts_itself_is_none(void **state)
 	assert_false(unpacks(&go, ranks, &got));
 }
 
-static void join_comes_out_as_it_went_in(void **state)
+TEST(join_comes_out_as_it_went_in)
 {
 	const uint32_t tasks[] = { 1, 4 };
 	struct deal_join join = { .version = DEAL_VERSION, .node_id = 7, .generation = 2, .task_count = 2,
@@ -119,7 +113,6 @@ static void join_comes_out_as_it_went_in(void **state)
 	unsigned char bytes[ROOM];
 	size_t count = deal_pack_join(&join, tasks, bytes);
 
-	(void)state;
 	assert_int_equal(count, deal_join_bytes(2));
 	assert_true(deal_unpack_join(bytes, count, &got));
 	assert_int_equal(got.version, DEAL_VERSION);
@@ -134,7 +127,7 @@ static void join_comes_out_as_it_went_in(void **state)
 	assert_false(deal_unpack_join(bytes, count, &got));
 }
 
-static void small_orders_come_out_as_they_went_in(void **state)
+TEST(small_orders_come_out_as_they_went_in)
 {
 	const struct deal_clear clear = { .generation = 4, .fenced = true, .step = 1ull << 40, .first = 7,
 		                          .rest = DEAL_SOME };
@@ -149,7 +142,6 @@ static void small_orders_come_out_as_they_went_in(void **state)
 	bool keep;
 	int status;
 
-	(void)state;
 	assert_true(deal_unpack_end(bytes, deal_pack_end(6, true, bytes), &generation, &keep));
 	assert_int_equal(generation, 6);
 	assert_true(keep);
@@ -171,14 +163,13 @@ static void small_orders_come_out_as_they_went_in(void **state)
 	assert_int_equal(lost_got.local_task, 3);
 }
 
-static void lists_of_spares_come_out_as_they_went_in(void **state)
+TEST(lists_of_spares_come_out_as_they_went_in)
 {
 	static const char *const lists[] = { "", "n2", "n[2-5],m1" };
 	unsigned char bytes[4 + DEAL_SPARES_MAX], *copy;
 	char got[DEAL_SPARES_MAX + 1], longest[DEAL_SPARES_MAX + 2];
 	size_t count;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
 		count = deal_pack_spares(lists[i], bytes);
 		copy = exact(bytes, count);
@@ -202,7 +193,7 @@ static void lists_of_spares_come_out_as_they_went_in(void **state)
 
 /* Each payload, cut at each length, is refused, and a longer one is taken. An older release sends the last byte of some
    not. */
-static void cut_orders_are_none(void **state)
+TEST(cut_orders_are_none)
 {
 	const uint32_t numbers[] = { 2, 5 };
 	const struct deal_go go = some_go();
@@ -221,7 +212,6 @@ static void cut_orders_are_none(void **state)
 	uint32_t generation;
 	bool keep;
 
-	(void)state;
 	for (int kind = 0; kind < 6; kind++) {
 		for (size_t count = 0; count <= counts[kind] + 1; count++) {
 			unsigned char *copy = exact(bytes[kind], count);
@@ -234,17 +224,4 @@ static void cut_orders_are_none(void **state)
 			free(copy);
 		}
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(go_comes_out_as_it_went_in),
-		cmocka_unit_test(go_that_contradicts_itself_is_none),
-		cmocka_unit_test(join_comes_out_as_it_went_in),
-		cmocka_unit_test(small_orders_come_out_as_they_went_in),
-		cmocka_unit_test(lists_of_spares_come_out_as_they_went_in),
-		cmocka_unit_test(cut_orders_are_none),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/srun/dealer: what becomes of a node whose link closes. The relay is this file's. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "spank/base/worker.h"
@@ -19,6 +14,7 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/deal.h"
 #include "spank/wire/relay.h"
+#include "tests/support/test.h"
 
 #define MS 1000000ull
 
@@ -50,14 +46,12 @@ void relay_begin_generation(uint32_t number)
 
 void relay_end_step(const char *text, int wait_status)
 {
-	(void)wait_status;
 	relay_say(text);
 	ended = true;
 }
 
 bool relay_take_rest(struct step_action *action)
 {
-	(void)action;
 	return false;
 }
 
@@ -73,13 +67,11 @@ static struct far {
 
 static void take_link(void *about, uint32_t node, enum links_event event)
 {
-	(void)about;
 	dealer_take_link(node, event);
 }
 
 static void take_frame(void *about, uint32_t node, const struct frame *frame)
 {
-	(void)about;
 	dealer_take_frame(node, frame);
 }
 
@@ -206,9 +198,8 @@ static void says(const char *words)
 		fail_msg("\"%s\" does not say \"%s\"", said, words);
 }
 
-static void a_node_whose_slurmstepd_has_ended_is_replaced(void **state)
+TEST(a_node_whose_slurmstepd_has_ended_is_replaced)
 {
-	(void)state;
 	begin();
 	channel_fill(&far[1].channel);
 	channel_end(&far[1].channel);
@@ -219,7 +210,7 @@ static void a_node_whose_slurmstepd_has_ended_is_replaced(void **state)
 }
 
 /* As libddp and slurm_ddp of Python tell of it, whichever rank's end is heard first. */
-static void a_damaged_node_is_avoided(void **state)
+TEST(a_damaged_node_is_avoided)
 {
 	const struct step_action action = {
 		.text = "rank 0 of 2 on n0 exited with code 1 after 9.0 s: step 7: rank 1 on n1 has other parameters than 7 of 8 ranks after "
@@ -227,7 +218,6 @@ static void a_damaged_node_is_avoided(void **state)
 		.end = { .wait_status = 256, .node = "n0" },
 	};
 
-	(void)state;
 	begin();
 	(dealer_restart.fail)(&action); /* cmocka has a macro of that name */
 	until_generation(2);
@@ -236,7 +226,7 @@ static void a_damaged_node_is_avoided(void **state)
 }
 
 /* A page of a rank has room for so many characters of an error. */
-static void a_name_that_is_cut_is_no_node(void **state)
+TEST(a_name_that_is_cut_is_no_node)
 {
 	const struct step_action action = {
 		.text = "rank 0 of 2 on n0 exited with code 1 after 9.0 s: step 7: rank 1 on n10 has other parameters than 7 of 8 ranks "
@@ -244,7 +234,6 @@ static void a_name_that_is_cut_is_no_node(void **state)
 		.end = { .wait_status = 256, .node = "n0" },
 	};
 
-	(void)state;
 	begin();
 	(dealer_restart.fail)(&action);
 	until_generation(2);
@@ -265,9 +254,8 @@ static void until_told(uint32_t node, int times, const char *spares)
 }
 
 /* For ddp-status. */
-static void the_node_of_rank_zero_knows_who_waits(void **state)
+TEST(the_node_of_rank_zero_knows_who_waits)
 {
-	(void)state;
 	begin();
 	until_told(0, 1, "n2");
 	/* The spare is lost, and no generation begins. */
@@ -289,11 +277,10 @@ static void the_node_of_rank_zero_knows_who_waits(void **state)
 
 /* Something between the hosts may cut a connection whose node lives. Its ranks end by the fence, a little before
    silence= is over. */
-static void a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended(void **state)
+TEST(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended)
 {
 	uint64_t heard_ns;
 
-	(void)state;
 	begin();
 	/* srun's GO is not read, so that the connection breaks instead of ending. */
 	links_read(&links, ddp_now_ns());
@@ -307,11 +294,10 @@ static void a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended(
 }
 
 /* No program runs yet, and none could without the node. */
-static void a_node_that_is_lost_before_it_joins_ends_the_step(void **state)
+TEST(a_node_that_is_lost_before_it_joins_ends_the_step)
 {
 	int fd;
 
-	(void)state;
 	begin_without_joins();
 	say_join(0);
 	say_join(2);
@@ -332,18 +318,4 @@ static void a_node_that_is_lost_before_it_joins_ends_the_step(void **state)
 	says("node n2 has been silent for 5.");
 	says("s before all of its tasks had started");
 	end();
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_node_whose_slurmstepd_has_ended_is_replaced),
-		cmocka_unit_test(a_damaged_node_is_avoided),
-		cmocka_unit_test(a_name_that_is_cut_is_no_node),
-		cmocka_unit_test(the_node_of_rank_zero_knows_who_waits),
-		cmocka_unit_test(a_node_whose_link_is_cut_keeps_its_place_until_its_ranks_have_ended),
-		cmocka_unit_test(a_node_that_is_lost_before_it_joins_ends_the_step),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,20 +2,15 @@
 /* runs: unit */
 /* spank/base/end_signal: the main thread notes what a thread of the program waits for. */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/base/end_signal.h"
+#include "tests/support/test.h"
 
 enum { ROUNDS = 20 };
 
@@ -100,9 +95,8 @@ static int srun_sent(void (*act)(void), int first, int second)
 	return WEXITSTATUS(status);
 }
 
-static void each_signal_is_noted_and_reaches_the_program(void **state)
+TEST(each_signal_is_noted_and_reaches_the_program)
 {
-	(void)state;
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
 		assert_int_equal(srun_sent(act_as_srun, ends[i], 0), ends[i]);
 		assert_int_equal(srun_sent(act_as_later_srun, ends[i], 0), ends[i]);
@@ -110,24 +104,18 @@ static void each_signal_is_noted_and_reaches_the_program(void **state)
 }
 
 /* timeout(1) and systemd do so. */
-static void it_is_noted_with_a_cont_behind_it(void **state)
+TEST(it_is_noted_with_a_cont_behind_it)
 {
-	(void)state;
 	for (int i = 0; i < ROUNDS; i++)
 		assert_int_equal(srun_sent(act_as_srun, SIGTERM, SIGCONT), SIGTERM);
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_signal_is_noted_and_reaches_the_program),
-		cmocka_unit_test(it_is_noted_with_a_cont_behind_it),
-	};
-
 	if (pipe(ready) != 0)
 		return 1;
 	/* A shell ignores some of them for what it runs in the background. */
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
 		signal(ends[i], SIG_DFL);
-	return cmocka_run_group_tests_name("test_spank_end_signal", tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

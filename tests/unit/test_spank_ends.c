@@ -6,10 +6,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +17,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/node/ends.h"
@@ -31,6 +26,7 @@
 #include "spank/witness/witness.h"
 #include "tests/support/sanitizers.h"
 #include "tests/support/spank_task.h"
+#include "tests/support/test.h"
 
 enum { TASKS = 2, OTHERS = 8, STACK_BYTES = 1 << 20, LIMIT_SECONDS = 30 };
 
@@ -218,11 +214,10 @@ static void close_others(const int others[OTHERS])
 }
 
 /* One of two tasks crashes, and Slurm calls back once it has reaped it. */
-static void contained_callbacks_learn_of_ends(void **state)
+TEST(contained_callbacks_learn_of_ends)
 {
 	int others[OTHERS];
 
-	(void)state;
 	start();
 	call_contained(begin);
 	assert_true(started);
@@ -281,9 +276,8 @@ static bool ask(uint32_t local_task, int *status)
 }
 
 /* The tasks and the witness are children of slurmstepd, but not of the callback. */
-static void contained_callback_takes_no_running_process_for_ended(void **state)
+TEST(contained_callback_takes_no_running_process_for_ended)
 {
-	(void)state;
 	start();
 	begin();
 	assert_true(started && node.supervise.progress_fd >= 0 && !node.supervise.contained);
@@ -315,11 +309,10 @@ static void contained_callback_takes_no_running_process_for_ended(void **state)
 	supervise_end(&node.supervise);
 }
 
-static void contained_callback_ends_the_witness(void **state)
+TEST(contained_callback_ends_the_witness)
 {
 	siginfo_t info = { .si_pid = 0 };
 
-	(void)state;
 	start();
 	begin();
 	make_witness();
@@ -331,11 +324,10 @@ static void contained_callback_ends_the_witness(void **state)
 }
 
 /* Slurm's own word comes late, as behind a TaskEpilog. */
-static void thread_takes_ends_before_slurm_does(void **state)
+TEST(thread_takes_ends_before_slurm_does)
 {
 	pid_t first, second;
 
-	(void)state;
 	start();
 	begin();
 	fork_tasks();
@@ -362,11 +354,10 @@ static void thread_takes_ends_before_slurm_does(void **state)
 }
 
 /* Slurm waits 100 ms after the first of several ends. Meanwhile the thread does all that follows the last end. */
-static void thread_ends_the_witness_before_slurm_reaps(void **state)
+TEST(thread_ends_the_witness_before_slurm_reaps)
 {
 	pid_t tasks[TASKS], keeper;
 
-	(void)state;
 	start();
 	begin();
 	fork_tasks();
@@ -395,7 +386,7 @@ static void thread_ends_the_witness_before_slurm_reaps(void **state)
 }
 
 /* srun holds a failure until each node has told of its own earlier ones. */
-static void thread_answers_srun_when_it_has_told_all(void **state)
+TEST(thread_answers_srun_when_it_has_told_all)
 {
 	const struct step_policy policy = { .ask_ms = LONG_MS, .silence_ms = LONG_MS, .doubt_ms = LONG_MS, .grace_ms = LONG_MS,
 		                            .kill_on_failure = true };
@@ -403,7 +394,6 @@ static void thread_answers_srun_when_it_has_told_all(void **state)
 		                          .facts = { .end = END_CODE, .sent = SENT_NOTHING, .blames_peer = true } };
 	pid_t tasks[TASKS];
 
-	(void)state;
 	for (int fails = 0; fails < 2; fails++) {
 		struct relay relay = open_srun(&policy);
 		watch_for_srun(&relay, tasks);
@@ -434,14 +424,12 @@ static atomic_int byes;
 
 static void note_bye(void *about, uint32_t link, enum links_event event)
 {
-	(void)about;
-	(void)link;
 	atomic_fetch_add(&byes, event == LINK_BYE);
 }
 
 /* srun is slow, and answers the link's opening when all tasks have ended. Slurm is still calling other plugins, and their
    work may take longer than silence=. */
-static void srun_hears_the_good_bye_of_a_link_that_opens_late(void **state)
+TEST(srun_hears_the_good_bye_of_a_link_that_opens_late)
 {
 	const struct links_actions take = { .event = note_bye };
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -452,7 +440,6 @@ static void srun_hears_the_good_bye_of_a_link_that_opens_late(void **state)
 	struct links links;
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), link;
 
-	(void)state;
 	assert_int_equal(bind(listener, (struct sockaddr *)&address, bytes), 0);
 	assert_int_equal(listen(listener, 8), 0);
 	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
@@ -483,11 +470,10 @@ static void srun_hears_the_good_bye_of_a_link_that_opens_late(void **state)
 }
 
 /* Where the kernel has no pidfd_open(). */
-static void looks_at_tasks_grow_rare(void **state)
+TEST(looks_at_tasks_grow_rare)
 {
 	int ms = 50, total_ms = 0, looks = 0;
 
-	(void)state;
 	for (; total_ms < 3600 * 1000; looks++) {
 		int next_ms = ends_next_look_ms(ms);
 		assert_true(next_ms >= ms && next_ms <= 1000);
@@ -496,20 +482,4 @@ static void looks_at_tasks_grow_rare(void **state)
 	}
 	assert_int_equal(ms, 1000);
 	assert_true(looks < 3700);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(contained_callbacks_learn_of_ends),
-		cmocka_unit_test(contained_callback_takes_no_running_process_for_ended),
-		cmocka_unit_test(contained_callback_ends_the_witness),
-		cmocka_unit_test(thread_takes_ends_before_slurm_does),
-		cmocka_unit_test(thread_ends_the_witness_before_slurm_reaps),
-		cmocka_unit_test(thread_answers_srun_when_it_has_told_all),
-		cmocka_unit_test(srun_hears_the_good_bye_of_a_link_that_opens_late),
-		cmocka_unit_test(looks_at_tasks_grow_rare),
-	};
-
-	return cmocka_run_group_tests_name("spank_ends", tests, NULL, NULL);
 }

@@ -1,19 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/wire/event: a failure as a line that programs read. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
-#include <cmocka.h>
-
 #include "spank/slurmctld/requeue_judge.h"
 #include "spank/wire/event.h"
+#include "tests/support/test.h"
 
 static struct event crash(const char *text)
 {
@@ -33,12 +28,11 @@ static struct event crash(const char *text)
 	return event;
 }
 
-static void line_has_what_is_known(void **state)
+TEST(line_has_what_is_known)
 {
 	struct event event = crash("rank 3 of 4 on n1 was killed");
 	char line[EVENT_LINE_MAX];
 
-	(void)state;
 	event_write(&event, line, sizeof(line));
 	assert_string_equal(line, "failure v=1 kind=crash job=12 step=0 uid=1000 node=n1 rank=3 ranks=4 signal=11 seconds=8.2 "
 	                    "training_step=7 time=1764151200 text=\"rank 3 of 4 on n1 was killed\"");
@@ -52,12 +46,11 @@ static void line_has_what_is_known(void **state)
 	assert_string_equal(line, "failure v=1 kind=exit code=7");
 }
 
-static void nobody_forges_a_key_or_a_line(void **state)
+TEST(nobody_forges_a_key_or_a_line)
 {
 	struct event event = crash("x\" kind=exit\ntext=\"\\ [ddp: run 1]\x1b\xff");
 	char line[EVENT_LINE_MAX];
 
-	(void)state;
 	event.node = "n1 kind=exit\n";
 	event_write(&event, line, sizeof(line));
 	assert_non_null(strstr(line, " node=n1?kind?exit? rank"));
@@ -65,12 +58,11 @@ static void nobody_forges_a_key_or_a_line(void **state)
 	assert_null(strchr(line, '\n'));
 }
 
-static void long_texts_are_cut_within_their_quotes(void **state)
+TEST(long_texts_are_cut_within_their_quotes)
 {
 	char text[2000], line[EVENT_LINE_MAX];
 	struct event event;
 
-	(void)state;
 	for (int quotes = 0; quotes < 2; quotes++) {
 		memset(text, quotes ? '"' : 'x', sizeof(text) - 1);
 		text[sizeof(text) - 1] = '\0';
@@ -86,7 +78,7 @@ static void long_texts_are_cut_within_their_quotes(void **state)
 	}
 }
 
-static void kinds_follow_from_the_facts(void **state)
+TEST(kinds_follow_from_the_facts)
 {
 	static const struct { struct end_facts facts; enum event_kind kind; } cases[] = {
 		{ { .end = END_CODE }, EVENT_EXIT },
@@ -100,12 +92,11 @@ static void kinds_follow_from_the_facts(void **state)
 		{ { .end = END_BY_KILL, .node_failed = true }, EVENT_NODE },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		assert_int_equal(event_kind_of(&cases[i].facts), cases[i].kind);
 }
 
-static void comment_keeps_the_users_words_and_one_note(void **state)
+TEST(comment_keeps_the_users_words_and_one_note)
 {
 	static const struct { const char *before, *after; } cases[] = {
 		{ NULL, "[ddp: failure v=1 kind=stall]" },
@@ -121,7 +112,6 @@ static void comment_keeps_the_users_words_and_one_note(void **state)
 	struct requeue_note note = { .step = 12 };
 	char text[512], again[512];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_true(event_comment(&event, cases[i].before, text, sizeof(text)));
 		assert_string_equal(text, cases[i].after);
@@ -134,17 +124,4 @@ static void comment_keeps_the_users_words_and_one_note(void **state)
 	assert_string_equal(again, "mine [ddp: failure v=1 kind=stall] [ddp: run 1 failed in step 12]");
 	assert_true(requeue_read_note(again, 1, &note));
 	assert_int_equal(note.step, 12);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(line_has_what_is_known),
-		cmocka_unit_test(nobody_forges_a_key_or_a_line),
-		cmocka_unit_test(long_texts_are_cut_within_their_quotes),
-		cmocka_unit_test(kinds_follow_from_the_facts),
-		cmocka_unit_test(comment_keeps_the_users_words_and_one_note),
-	};
-
-	return cmocka_run_group_tests_name("spank_event", tests, NULL, NULL);
 }

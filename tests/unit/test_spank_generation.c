@@ -3,10 +3,7 @@
 /* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/base/release.h"
 #include "spank/node/generation.h"
 #include "spank/wire/deal.h"
+#include "tests/support/test.h"
 
 enum { TASKS = 2, FRAMES_MAX = 64, SILENCE_MS = 5000, FENCE_MS = 4000 };
 
@@ -196,20 +192,17 @@ static int begin_as(bool is_user)
 
 static int begin(void **state)
 {
-	(void)state;
 	return begin_as(false);
 }
 
 /* As root alone. */
 static int begin_as_user(void **state)
 {
-	(void)state;
 	return begin_as(geteuid() == 0);
 }
 
 static int finish(void **state)
 {
-	(void)state;
 	for (uint32_t i = 0; i < TASKS; i++) {
 		kill(node.supervise.agents.pids[i], SIGKILL);
 		waitpid(node.supervise.agents.pids[i], NULL, 0);
@@ -284,12 +277,11 @@ static void await_programs(uint32_t number)
 		}
 }
 
-static void a_node_joins_when_its_agents_are_there(void **state)
+TEST_WITH(a_node_joins_when_its_agents_are_there, begin, finish)
 {
 	struct deal_join join;
 	int place = 0;
 
-	(void)state;
 	assert_true(deal_unpack_join(frames[place].payload, frames[place].bytes, &join));
 	assert_int_equal(frames[place].type, DEAL_JOIN);
 	assert_int_equal(join.version, DEAL_VERSION);
@@ -304,13 +296,12 @@ static void a_node_joins_when_its_agents_are_there(void **state)
 }
 
 /* What it adopts is in the process group of the tasks, and what slurmstepd itself has started is in its own. */
-static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void **state)
+TEST_WITH(a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks, begin, finish)
 {
 	struct agents *agents = &node.supervise.agents;
 	pid_t first = agents->pids[0];
 	struct generation again;
 
-	(void)state;
 	assert_int_equal(generation.group, first);
 	agents->pids[0] = 0;
 	assert_true(generation_start(&again, &node, &generation.facts));
@@ -320,13 +311,12 @@ static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void *
 	generation_free(&again);
 }
 
-static void a_generation_begins_with_nothing_of_the_last(void **state)
+TEST_WITH(a_generation_begins_with_nothing_of_the_last, begin, finish)
 {
 	struct supervise *supervise = &node.supervise;
 	struct ddp_progress page;
 	int status;
 
-	(void)state;
 	write_page(0, 17);
 	atomic_store(&supervise->shared->told, true);
 	atomic_store(&supervise->shared->late, true);
@@ -351,12 +341,11 @@ static void a_generation_begins_with_nothing_of_the_last(void **state)
 	assert_true(supervise_spares(supervise));
 }
 
-static void an_end_is_told_and_judged_once(void **state)
+TEST_WITH(an_end_is_told_and_judged_once, begin, finish)
 {
 	struct deal_done done;
 	int status = -1;
 
-	(void)state;
 	give_go(12, 1, TASKS);
 	await_programs(12);
 	/* The agent notes how the program has ended, and then that there is no process. */
@@ -373,12 +362,11 @@ static void an_end_is_told_and_judged_once(void **state)
 	assert_int_equal(done.wait_status, W_EXITCODE(2, 0));
 }
 
-static void what_srun_ends_is_not_judged(void **state)
+TEST_WITH(what_srun_ends_is_not_judged, begin, finish)
 {
 	struct deal_clear clear;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	write_page(0, 5);
@@ -412,12 +400,11 @@ static void begin_survivors(enum ddp_writer second)
 	say_survives(1, second);
 }
 
-static void programs_that_survive_stay(void **state)
+TEST_WITH(programs_that_survive_stay, begin, finish)
 {
 	struct deal_clear clear;
 	pid_t before[TASKS];
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	before[0] = program(0);
 	before[1] = program(1);
@@ -451,9 +438,8 @@ static void programs_that_survive_stay(void **state)
 	await_programs(3);
 }
 
-static void programs_that_have_not_joined_do_not_stay(void **state)
+TEST_WITH(programs_that_have_not_joined_do_not_stay, begin, finish)
 {
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -464,12 +450,11 @@ static void programs_that_have_not_joined_do_not_stay(void **state)
 	assert_int_equal(program(0), 0);
 }
 
-static void a_slow_agent_keeps_its_program(void **state)
+TEST_WITH(a_slow_agent_keeps_its_program, begin, finish)
 {
 	struct agents *agents = &node.supervise.agents;
 	pid_t before;
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	before = program(0);
 	give_end_as(1, true);
@@ -487,18 +472,16 @@ static void a_slow_agent_keeps_its_program(void **state)
 	assert_int_equal(program(0), before);
 }
 
-static void programs_of_other_libraries_do_not_stay(void **state)
+TEST_WITH(programs_of_other_libraries_do_not_stay, begin, finish)
 {
-	(void)state;
 	begin_survivors(DDP_WRITER_PYTHON);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
 	assert_int_equal(program(0), 0);
 }
 
-static void a_spare_has_nothing_that_stays(void **state)
+TEST_WITH(a_spare_has_nothing_that_stays, begin, finish)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_NONE);
@@ -506,11 +489,10 @@ static void a_spare_has_nothing_that_stays(void **state)
 	await_programs(2);
 }
 
-static void a_node_without_srun_ends_what_it_has_kept(void **state)
+TEST_WITH(a_node_without_srun_ends_what_it_has_kept, begin, finish)
 {
 	struct deal_clear clear;
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -522,13 +504,12 @@ static void a_node_without_srun_ends_what_it_has_kept(void **state)
 }
 
 /* srun tells of the nodes that wait, and ddp-status reads it. */
-static void the_nodes_page_tells_of_spares(void **state)
+TEST_WITH(the_nodes_page_tells_of_spares, begin, finish)
 {
 	const off_t at = (off_t)DDP_RECORD_NODE_OFFSET(TASKS) + (off_t)offsetof(struct ddp_progress_node, spares);
 	unsigned char payload[4 + DEAL_SPARES_MAX];
 	char spares[DDP_PROGRESS_SPARES_BYTES];
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	generation_take(&generation, DEAL_SPARES, payload, deal_pack_spares("n[4-6]", payload));
 	assert_int_equal(pread(node.supervise.progress_fd, spares, sizeof(spares), at), sizeof(spares));
@@ -539,9 +520,8 @@ static void the_nodes_page_tells_of_spares(void **state)
 	assert_string_equal(spares, "");
 }
 
-static void a_spare_waits(void **state)
+TEST_WITH(a_spare_waits, begin, finish)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	await_programs(1);
 	assert_int_equal(supervise_left(&node.supervise), 0);
@@ -556,9 +536,8 @@ static void a_spare_waits(void **state)
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
 }
 
-static void orders_out_of_turn_are_left_alone(void **state)
+TEST_WITH(orders_out_of_turn_are_left_alone, begin, finish)
 {
-	(void)state;
 	generation_take(&generation, DEAL_GO, "", 0);
 	generation_take(&generation, DEAL_END, "", 0);
 	generation_take(&generation, DEAL_QUIT, "", 0);
@@ -574,11 +553,10 @@ static void orders_out_of_turn_are_left_alone(void **state)
 	assert_int_equal(generation.state, GENERATION_RUNS);
 }
 
-static void a_node_without_srun_ends_its_ranks(void **state)
+TEST_WITH(a_node_without_srun_ends_its_ranks, begin, finish)
 {
 	int place;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	lease = FENCE_MS - 1;
@@ -609,9 +587,8 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 	assert_int_equal(place, W_EXITCODE(1, 0));
 }
 
-static void a_step_that_stops_does_not_wait_for_srun(void **state)
+TEST_WITH(a_step_that_stops_does_not_wait_for_srun, begin, finish)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	atomic_store(&node.supervise.shared->witness.asked_to_stop, true);
@@ -624,12 +601,11 @@ static void a_step_that_stops_does_not_wait_for_srun(void **state)
 	await_end_of_agents();
 }
 
-static void a_stopped_agent_tells_of_its_program(void **state)
+TEST_WITH(a_stopped_agent_tells_of_its_program, begin, finish)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	while (supervise_pid(&node.supervise, 0) == 0)
@@ -657,12 +633,11 @@ static bool is_ended(pid_t pid)
 	return true;
 }
 
-static void a_killed_agent_is_lost(void **state)
+TEST_WITH(a_killed_agent_is_lost, begin, finish)
 {
 	struct deal_lost lost;
 	int place, status = -1;
 
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	give_go(1, 1, TASKS);
 	await_programs(1);
@@ -702,9 +677,8 @@ static void kill_agent(uint32_t local)
 	assert_int_equal(waitid(P_PID, (id_t)node.supervise.agents.pids[local], &info, WEXITED | WNOWAIT), 0);
 }
 
-static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **state)
+TEST_WITH(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends, begin, finish)
 {
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	atomic_store(&seen->lingers, true);
 	give_go(1, 1, TASKS);
@@ -725,9 +699,8 @@ static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **stat
 }
 
 /* SLURM kills one process after the other, and the witness may be the last one. */
-static void an_agent_is_lost_if_others_live_on(void **state)
+TEST_WITH(an_agent_is_lost_if_others_live_on, begin, finish)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	kill_agent(1);
@@ -739,11 +712,10 @@ static void an_agent_is_lost_if_others_live_on(void **state)
 	assert_true(has_told(DEAL_LOST));
 }
 
-static void an_agent_is_lost_without_a_witness_too(void **state)
+TEST_WITH(an_agent_is_lost_without_a_witness_too, begin, finish)
 {
 	pid_t ended = fork();
 
-	(void)state;
 	if (ended == 0)
 		_exit(0);
 	assert_int_equal(waitpid(ended, NULL, 0), ended);
@@ -754,12 +726,11 @@ static void an_agent_is_lost_without_a_witness_too(void **state)
 	await(DEAL_LOST);
 }
 
-static void programs_that_became_root_are_ended(void **state)
+TEST_WITH(programs_that_became_root_are_ended, begin_as_user, finish)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
 	unsigned char payload[DEAL_SMALL_BYTES];
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	give_go(1, 1, TASKS);
@@ -778,12 +749,11 @@ static void programs_that_became_root_are_ended(void **state)
 	assert_int_equal(supervise_processes(&node.supervise), 0);
 }
 
-static void agents_quit_as_they_are_told(void **state)
+TEST_WITH(agents_quit_as_they_are_told, begin, finish)
 {
 	unsigned char payload[DEAL_SMALL_BYTES];
 	int status;
 
-	(void)state;
 	give_go(14, 1, TASKS);
 	await_programs(14);
 	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS)
@@ -792,37 +762,4 @@ static void agents_quit_as_they_are_told(void **state)
 	await_end_of_agents();
 	assert_int_equal(waitpid(node.supervise.agents.pids[0], &status, 0), node.supervise.agents.pids[0]);
 	assert_int_equal(status, W_EXITCODE(4, 0));
-}
-
-#define CASE(function) cmocka_unit_test_setup_teardown(function, begin, finish)
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		CASE(a_node_joins_when_its_agents_are_there),
-		CASE(a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks),
-		CASE(a_generation_begins_with_nothing_of_the_last),
-		CASE(an_end_is_told_and_judged_once),
-		CASE(what_srun_ends_is_not_judged),
-		CASE(programs_that_survive_stay),
-		CASE(programs_that_have_not_joined_do_not_stay),
-		CASE(a_slow_agent_keeps_its_program),
-		CASE(programs_of_other_libraries_do_not_stay),
-		CASE(a_spare_has_nothing_that_stays),
-		CASE(a_node_without_srun_ends_what_it_has_kept),
-		CASE(the_nodes_page_tells_of_spares),
-		CASE(a_spare_waits),
-		CASE(orders_out_of_turn_are_left_alone),
-		CASE(a_node_without_srun_ends_its_ranks),
-		CASE(a_step_that_stops_does_not_wait_for_srun),
-		CASE(a_stopped_agent_tells_of_its_program),
-		CASE(a_killed_agent_is_lost),
-		CASE(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends),
-		CASE(an_agent_is_lost_if_others_live_on),
-		CASE(an_agent_is_lost_without_a_witness_too),
-		cmocka_unit_test_setup_teardown(programs_that_became_root_are_ended, begin_as_user, finish),
-		CASE(agents_quit_as_they_are_told),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/gpu: which GPUs a task sees, and whether they suit the node's tasks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
 #include "spank/identity/gpu.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static void devices_are_found_as_slurm_binds_them(void **state)
+TEST(devices_are_found_as_slurm_binds_them)
 {
 	static const struct {
 		const char *variables[4];
@@ -64,7 +58,6 @@ static void devices_are_found_as_slurm_binds_them(void **state)
 		{ { "ZE_AFFINITY_MASK=0,1,2" }, 1, 3, 3, GPU_COMMON, 1, GPU_FINE },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *environment[5] = { NULL };
 		struct error sentence = { "" };
@@ -79,12 +72,4 @@ static void devices_are_found_as_slurm_binds_them(void **state)
 		assert_int_equal(sentence.text[0] == '\0', cases[i].verdict == GPU_FINE);
 		assert_int_equal(gpu_judge(&view, cases[i].local_world_size, GPU_OWN, &sentence), GPU_FINE);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(devices_are_found_as_slurm_binds_them),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

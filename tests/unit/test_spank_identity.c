@@ -1,23 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * spank/identity: steps are laid out here as Slurm lays them out, and what each
- * task derives is held against the layout.
- */
-#include <setjmp.h>
+/* spank/identity: steps are laid out here as Slurm lays them out, and what each
+   task derives is held against the layout. */
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/identity/identity.h"
 #include "spank/options/site.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 enum { NODES_MAX = 16, TASKS_MAX = 256, VARIABLES = 24 };
 
@@ -259,9 +252,8 @@ static void check_every_way(const struct layout *layout)
 		check_layout(layout, naming, &variations[(size_t)naming % COUNT(variations)]);
 }
 
-static void every_distribution_gives_dense_ranks(void **state)
+TEST(every_distribution_gives_dense_ranks)
 {
-	(void)state;
 	cases = 0;
 	for (int nodes = 1; nodes <= 9; nodes++)
 		for (int tasks = nodes; tasks <= 4 * nodes + 3; tasks++)
@@ -299,9 +291,8 @@ static const struct { const char *srun, *own, *whole_nodes; } placements[] = {
 	{ "-m arbitrary", "9876543210", "010203040506070809" },
 };
 
-static void placements_of_a_real_slurm_are_right(void **state)
+TEST(placements_of_a_real_slurm_are_right)
 {
-	(void)state;
 	for (size_t i = 0; i < COUNT(placements); i++) {
 		struct layout own = layout_of(placements[i].own), whole = layout_of(placements[i].whole_nodes);
 		check_every_way(&own);
@@ -310,14 +301,13 @@ static void placements_of_a_real_slurm_are_right(void **state)
 }
 
 /* The generator above agrees with the real one. */
-static void whole_nodes_are_laid_out_as_slurm_does(void **state)
+TEST(whole_nodes_are_laid_out_as_slurm_does)
 {
 	static const struct { int nodes, tasks; enum distribution distribution; const char *real; } layouts[] = {
 		{ 2, 5, BLOCK, "00011" }, { 3, 7, BLOCK, "0001122" }, { 3, 20, BLOCK, "00000001111111222222" },
 		{ 3, 8, CYCLIC, "01201201" }, { 3, 9, PLANE2, "001122001" }, { 3, 11, PLANE3, "00011122200" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(layouts); i++) {
 		struct layout ours = lay_out(layouts[i].nodes, layouts[i].tasks, layouts[i].distribution);
 		struct layout real = layout_of(layouts[i].real);
@@ -326,11 +316,10 @@ static void whole_nodes_are_laid_out_as_slurm_does(void **state)
 	}
 }
 
-static void arbitrary_layout_without_a_hostfile_is_refused_where_it_shows(void **state)
+TEST(arbitrary_layout_without_a_hostfile_is_refused_where_it_shows)
 {
 	struct layout layout = layout_of("2021");
 
-	(void)state;
 	for (int t = 0; t < 4; t++) {
 		struct trial trial;
 		begin(&trial, &layout, PLAIN, t);
@@ -436,9 +425,8 @@ static void check_het(const struct het *het)
 	}
 }
 
-static void heterogeneous_steps_have_one_world(void **state)
+TEST(heterogeneous_steps_have_one_world)
 {
-	(void)state;
 	for (size_t i = 0; i < COUNT(hets); i++)
 		check_het(&hets[i]);
 }
@@ -446,7 +434,7 @@ static void heterogeneous_steps_have_one_world(void **state)
 /* ---- what cannot be ------------------------------------------------------------------ */
 
 /* Each case changes one thing of a good step; the message names it, in printable bytes. */
-static void contradictions_are_errors(void **state)
+TEST(contradictions_are_errors)
 {
 	static const struct { const char *drop, *set, *more, *named; } wrong[] = {
 		{ "SLURM_PROCID", NULL, NULL, "SLURM_PROCID is not in" },
@@ -481,7 +469,6 @@ static void contradictions_are_errors(void **state)
 	};
 	struct layout layout = layout_of("012");
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(wrong); i++) {
 		struct trial trial;
 		begin(&trial, &layout, PLAIN, 1);
@@ -497,7 +484,7 @@ static void contradictions_are_errors(void **state)
 	}
 }
 
-static void impossible_items_are_errors(void **state)
+TEST(impossible_items_are_errors)
 {
 	static const struct { uint32_t node, nodes, local, locals, tasks, task; } wrong[] = {
 		{ 0, 0, 0, 1, 1, 0 }, { 3, 3, 0, 1, 3, 1 }, { 1, 3, 1, 1, 3, 1 }, { 1, 3, 0, 0, 3, 1 },
@@ -505,7 +492,6 @@ static void impossible_items_are_errors(void **state)
 	};
 	struct layout layout = layout_of("012");
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(wrong); i++) {
 		struct trial trial;
 		begin(&trial, &layout, PLAIN, 1);
@@ -526,12 +512,11 @@ static void impossible_items_are_errors(void **state)
 
 /* ---- ports, and small parts ------------------------------------------------------------ */
 
-static void restart_count_moves_the_hashed_port(void **state)
+TEST(restart_count_moves_the_hashed_port)
 {
 	struct layout layout = lay_out(2, 4, BLOCK);
 	uint16_t ports[3];
 
-	(void)state;
 	/* The item, as Slurm gives it in newer releases; the variable in older. */
 	for (uint32_t restart = 0; restart < 3; restart++) {
 		struct trial trial;
@@ -546,47 +531,28 @@ static void restart_count_moves_the_hashed_port(void **state)
 	assert_true(ports[0] != ports[1] && ports[1] != ports[2]);
 }
 
-static void steps_of_several_components_are_told(void **state)
+TEST(steps_of_several_components_are_told)
 {
 	static const struct { const char *variable; uint32_t tasks; bool spans; } steps[] = {
 		{ "SLURM_STEP_NUM_TASKS=4", 4, false }, { "SLURM_STEP_NUM_TASKS=4", 3, true },
 		{ "SLURM_STEP_NUM_TASKS=4", 5, false }, { "SLURM_STEP_NUM_TASKS=x", 0, false }, { "A=1", 0, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(steps); i++) {
 		char *environment[] = { (char *)(uintptr_t)steps[i].variable, NULL };
 		assert_int_equal(step_spans_components(environment, steps[i].tasks), steps[i].spans);
 	}
 }
 
-static void variable_lookup_matches_whole_names(void **state)
+TEST(variable_lookup_matches_whole_names)
 {
 	char *environment[] = { (char[]){ "AB=1" }, (char[]){ "A=2" }, (char[]){ "A=3" },
 		                (char[]){ "EMPTY=" }, (char[]){ "broken" }, NULL };
 
-	(void)state;
 	assert_string_equal(environment_get(environment, "A"), "2");
 	assert_string_equal(environment_get(environment, "AB"), "1");
 	assert_string_equal(environment_get(environment, "EMPTY"), "");
 	assert_null(environment_get(environment, "broken"));
 	assert_null(environment_get(environment, "B"));
 	assert_null(environment_get(NULL, "A"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_distribution_gives_dense_ranks),
-		cmocka_unit_test(placements_of_a_real_slurm_are_right),
-		cmocka_unit_test(whole_nodes_are_laid_out_as_slurm_does),
-		cmocka_unit_test(arbitrary_layout_without_a_hostfile_is_refused_where_it_shows),
-		cmocka_unit_test(heterogeneous_steps_have_one_world),
-		cmocka_unit_test(contradictions_are_errors),
-		cmocka_unit_test(impossible_items_are_errors),
-		cmocka_unit_test(restart_count_moves_the_hashed_port),
-		cmocka_unit_test(steps_of_several_components_are_told),
-		cmocka_unit_test(variable_lookup_matches_whole_names),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

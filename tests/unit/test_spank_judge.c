@@ -1,23 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/judge: what follows from the end of a task, one line per case. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <sys/wait.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
 #include "spank/wire/judge.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)
 
-static void ends_are_told_apart(void **state)
+TEST(ends_are_told_apart)
 {
 	static const struct { int status; enum task_end end; } cases[] = {
 		{ EXITED(0), END_FINE }, { EXITED(1), END_CODE }, { EXITED(255), END_CODE },
@@ -28,7 +22,6 @@ static void ends_are_told_apart(void **state)
 		{ EXITED(143), END_BY_REQUEST }, { EXITED(130), END_BY_REQUEST },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++)
 		assert_int_equal(judge_task_end(cases[i].status), cases[i].end);
 	assert_true(judge_is_stop(SIGTERM) && judge_is_stop(SIGINT));
@@ -135,9 +128,8 @@ static bool has(const char *facts, char letter)
 	return false;
 }
 
-static void each_end_has_its_verdict(void **state)
+TEST(each_end_has_its_verdict)
 {
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		const struct end_facts facts = {
 			.end = cases[i].end,
@@ -160,13 +152,12 @@ static void each_end_has_its_verdict(void **state)
 	}
 }
 
-static void who_is_asked_to_end_does_not_survive(void **state)
+TEST(who_is_asked_to_end_does_not_survive)
 {
 	const struct end_facts killed = { .end = END_BY_KILL, .sent = SENT_NOTHING }, all = { .end = END_BY_KILL, .all_killed = true };
 	const struct end_facts stopped = { .end = END_BY_KILL, .sent = SENT_STOP }, with_step = { .end = END_BY_KILL, .sent = SENT_KILL };
 	const struct end_facts asked = { .end = END_BY_REQUEST, .sent = SENT_NOTHING }, fine = { .end = END_FINE };
 
-	(void)state;
 	assert_true(judge_survived(&killed, true));
 	assert_false(judge_survived(&killed, false));
 	assert_false(judge_survived(&all, true));
@@ -176,7 +167,7 @@ static void who_is_asked_to_end_does_not_survive(void **state)
 
 /* A verdict that waits, and one that is due: which facts, as letters: blames_peer (p), names_peer (n),
    cause_late (t). */
-static void waiting_verdict_outweighs_hearsay(void **state)
+TEST(waiting_verdict_outweighs_hearsay)
 {
 	static const struct { const char *name; enum task_end end; enum slurm_sent sent;
 		              const char *waiting, *due; bool earlier, explains; } pairs[] = {
@@ -191,7 +182,6 @@ static void waiting_verdict_outweighs_hearsay(void **state)
 		{ "who ends as it lost another", END_CODE, SENT_KILL, "p", "p", true, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(pairs); i++) {
 		const struct end_facts waiting = { .end = pairs[i].end, .sent = pairs[i].sent,
 			                           .blames_peer = has(pairs[i].waiting, 'p') };
@@ -202,15 +192,4 @@ static void waiting_verdict_outweighs_hearsay(void **state)
 		if (judge_explains(&waiting, &due, pairs[i].earlier) != pairs[i].explains)
 			fail_msg("%s", pairs[i].name);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ends_are_told_apart),
-		cmocka_unit_test(each_end_has_its_verdict),
-		cmocka_unit_test(who_is_asked_to_end_does_not_survive),
-		cmocka_unit_test(waiting_verdict_outweighs_hearsay),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,10 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* spank/node: what a node makes of the ends of its tasks. */
 #include <netinet/in.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +11,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "ddp.h"
@@ -26,6 +21,7 @@
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"
 #include "tests/support/spank_task.h"
+#include "tests/support/test.h"
 
 enum { TASKS = 64 };
 
@@ -33,7 +29,6 @@ static int times_spoken;
 
 static void speak(const char *text)
 {
-	(void)text;
 	times_spoken++;
 }
 
@@ -103,12 +98,11 @@ static void note_line(const char *line)
 }
 
 /* Of many tasks that Slurm kills each would take SETTLE_MS, while others still end. */
-static void tasks_that_slurm_kills_are_looked_at_once(void **state)
+TEST(tasks_that_slurm_kills_are_looked_at_once)
 {
 	struct node node;
 	uint64_t start;
 
-	(void)state;
 	begin(&node);
 	node.log = note_line;
 	times_logged = 0;
@@ -129,13 +123,12 @@ static void tasks_that_slurm_kills_are_looked_at_once(void **state)
 }
 
 /* A person ends a task by SIGTERM, for which there is grace, and then kills another. */
-static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
+TEST(task_that_somebody_kills_is_a_failure_none_the_less)
 {
 	struct node_task asked = { .local_id = 0, .global_id = 0 }, killed = { .local_id = 1, .global_id = 1 };
 	struct node node;
 	uint64_t start;
 
-	(void)state;
 	begin(&node);
 	node.log = note_line;
 	node.job_id = 12;
@@ -161,12 +154,11 @@ static void task_that_somebody_kills_is_a_failure_none_the_less(void **state)
 }
 
 /* Somebody has killed the witness, its keeper and a task: Slurm would have killed the other tasks, too. */
-static void task_that_is_killed_with_the_witness_alone_is_a_failure(void **state)
+TEST(task_that_is_killed_with_the_witness_alone_is_a_failure)
 {
 	struct node_task killed = { .local_id = 1, .global_id = 1 };
 	struct node node;
 
-	(void)state;
 	begin(&node);
 	atomic_store(&node.supervise.shared->task[1].start_ns, ddp_now_ns());
 	kill_witness(&node.supervise.shared->witness);
@@ -180,14 +172,13 @@ static void task_that_is_killed_with_the_witness_alone_is_a_failure(void **state
 }
 
 /* The page has an error of a checkpoint that rank 70 of another node has met, and all ranks have got. */
-static void crash_behind_another_ranks_error_is_a_cause(void **state)
+TEST(crash_behind_another_ranks_error_is_a_cause)
 {
 	static const int ends[] = { SIGXFSZ, SIGUSR1 };
 	const struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .status = DDP_ERR_IO, .culprit = 71,
 		                           .error_state = DDP_ERROR_OPEN };
 	struct node node;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
 		/* The second one exits by itself. */
 		struct node_task task = { .local_id = 1, .global_id = 1 };
@@ -216,13 +207,12 @@ static int tell_that_it_goes_on(void *relay, bool asked_to_stop)
 	const struct stall_note note = { .ranks = TASKS, .world_size = TASKS + 1 };
 	unsigned char bytes[STALL_NOTE_BYTES];
 
-	(void)asked_to_stop;
 	stall_pack(&note, bytes);
 	relay_tell(relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes });
 	return 1;
 }
 
-static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
+TEST(end_of_a_node_is_the_last_that_srun_hears_of_it)
 {
 	const struct stall_note other = { .stalled = true, .ranks = 1, .lowest = TASKS, .at_work = 1,
 		                          .world_size = TASKS + 1, .kind = STALL_WAITS };
@@ -232,7 +222,6 @@ static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
 	unsigned char bytes[STALL_NOTE_BYTES];
 	struct node node;
 
-	(void)state;
 	begin_with(&node, &words);
 	node.kill_on_failure = false;
 	node.stall_seconds = 1;
@@ -259,7 +248,7 @@ static void end_of_a_node_is_the_last_that_srun_hears_of_it(void **state)
 }
 
 /* It was stopped, went on, and ended with 0 between two looks of the witness. */
-static void rank_that_was_late_is_forgotten_with_its_node(void **state)
+TEST(rank_that_was_late_is_forgotten_with_its_node)
 {
 	const struct stall_note late = { .ranks = TASKS, .world_size = TASKS + 1, .kind = STALL_STOPPED, .rank = 1,
 		                         .who = "rank 1 of 65 on n0" };
@@ -269,7 +258,6 @@ static void rank_that_was_late_is_forgotten_with_its_node(void **state)
 	unsigned char bytes[STALL_NOTE_BYTES];
 	struct node node;
 
-	(void)state;
 	begin(&node);
 	node.relay = relay;
 	node.supervise.shared->world_size = TASKS + 1;
@@ -331,13 +319,12 @@ static void end_watch(struct node *node)
 }
 
 /* Another plugin's callback may keep Slurm's word on a task for a minute. */
-static void end_is_learnt_without_slurm(void **state)
+TEST(end_is_learnt_without_slurm)
 {
 	struct node_task task = { .local_id = 3, .global_id = 3 };
 	struct node node;
 	pid_t pid;
 
-	(void)state;
 	begin(&node);
 	start_programs(&node);
 	pid = started[3];
@@ -354,11 +341,10 @@ static void end_is_learnt_without_slurm(void **state)
 }
 
 /* Later all tasks are killed, and nobody is left to show that it was not Slurm. */
-static void loss_of_the_witness_is_learnt_at_once(void **state)
+TEST(loss_of_the_witness_is_learnt_at_once)
 {
 	struct node node;
 
-	(void)state;
 	begin(&node);
 	start_programs(&node);
 	ends_watch(&node, note_act, true);
@@ -382,11 +368,10 @@ static bool ask(uint32_t local_task, int *wait_status)
 }
 
 /* Slurm is often the first to reap a task: how it had ended only Slurm knows then. */
-static void status_of_a_reaped_task_is_slurms(void **state)
+TEST(status_of_a_reaped_task_is_slurms)
 {
 	struct node node;
 
-	(void)state;
 	begin(&node);
 	start_programs(&node);
 	node.supervise.ask = ask;
@@ -413,14 +398,13 @@ static bool reports(struct node *node)
 }
 
 /* The network may lose the task's own report. */
-static void report_is_repeated_until_srun_answers(void **state)
+TEST(report_is_repeated_until_srun_answers)
 {
 	const struct step_policy policy = { .hold_ms = LONG_MS };
 	struct supervise_shared *shared;
 	struct node node;
 	int wait_ms;
 
-	(void)state;
 	begin(&node);
 	shared = node.supervise.shared;
 	assert_int_equal(node_report_again(&node), -1);
@@ -476,7 +460,7 @@ static int listen_only(uint16_t *port)
 }
 
 /* The fence of a step with restart= is not to wait for an srun that does not answer. */
-static void restarts_wait_for_no_srun_that_is_out_of_reach(void **state)
+TEST(restarts_wait_for_no_srun_that_is_out_of_reach)
 {
 	const struct relay_news news = node_error("it has failed");
 	struct node node = { .say = speak };
@@ -485,7 +469,6 @@ static void restarts_wait_for_no_srun_that_is_out_of_reach(void **state)
 	uint16_t port;
 	int listener = listen_only(&port);
 
-	(void)state;
 	assert_true(supervise_start(&node.supervise, 1, geteuid(), &error));
 	strcpy(node.supervise.shared->srun_address, "127.0.0.1");
 	node.relay = (struct relay){ .port = port, .reply_ms = REPLY_MS };
@@ -504,22 +487,4 @@ static void restarts_wait_for_no_srun_that_is_out_of_reach(void **state)
 	assert_int_equal(node.relay.port, port);
 	supervise_end(&node.supervise);
 	close(listener);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(tasks_that_slurm_kills_are_looked_at_once),
-		cmocka_unit_test(task_that_somebody_kills_is_a_failure_none_the_less),
-		cmocka_unit_test(task_that_is_killed_with_the_witness_alone_is_a_failure),
-		cmocka_unit_test(crash_behind_another_ranks_error_is_a_cause),
-		cmocka_unit_test(rank_that_was_late_is_forgotten_with_its_node),
-		cmocka_unit_test(end_of_a_node_is_the_last_that_srun_hears_of_it),
-		cmocka_unit_test(end_is_learnt_without_slurm),
-		cmocka_unit_test(loss_of_the_witness_is_learnt_at_once),
-		cmocka_unit_test(status_of_a_reaped_task_is_slurms),
-		cmocka_unit_test(report_is_repeated_until_srun_answers),
-		cmocka_unit_test(restarts_wait_for_no_srun_that_is_out_of_reach),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

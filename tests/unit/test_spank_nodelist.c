@@ -1,21 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/nodelist: Slurm's node list grammar. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
 #include "spank/identity/nodelist.h"
 #include "spank/identity/nodelist_write.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 struct joined {
 	char text[4096];
@@ -31,7 +25,7 @@ static bool join(void *user, const char *host)
 	return true;
 }
 
-static void lists_expand_in_order(void **state)
+TEST(lists_expand_in_order)
 {
 	static const struct { const char *list, *hosts; } cases[] = {
 		{ "n0", "n0" }, { "node", "node" }, { "a-b.c_d", "a-b.c_d" }, { "17", "17" },
@@ -53,7 +47,6 @@ static void lists_expand_in_order(void **state)
 		{ "gpu-a100-[1-2].part.site.org", "gpu-a100-1.part.site.org gpu-a100-2.part.site.org" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct joined joined = { .used = 0 };
 		struct error error = { "" };
@@ -67,7 +60,7 @@ static void lists_expand_in_order(void **state)
 	}
 }
 
-static void malformed_lists_are_refused_with_the_place(void **state)
+TEST(malformed_lists_are_refused_with_the_place)
 {
 	static const struct { const char *list; int byte; } cases[] = {
 		{ ",", 1 }, { "n0,", 4 }, { ",n0", 1 }, { "n0,,n1", 4 }, { "n[", 3 }, { "n[]", 3 },
@@ -80,7 +73,6 @@ static void malformed_lists_are_refused_with_the_place(void **state)
 		{ "a[1]b[1]c[1]d[1]e[1]f[1]g[1]h[1]i[1]", 34 }, { "bgl[000x133]", 8 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct joined joined = { .used = 0 };
 		struct error error = { "" };
@@ -93,24 +85,22 @@ static void malformed_lists_are_refused_with_the_place(void **state)
 	}
 }
 
-static void empty_list_is_refused(void **state)
+TEST(empty_list_is_refused)
 {
 	struct error error;
 	char host[HOST_NAME_MAX_BYTES];
 
-	(void)state;
 	assert_false(nodelist_first("", host, &error));
 	assert_false(nodelist_first(NULL, host, &error));
 	assert_non_null(strstr(error.text, "empty"));
 }
 
-static void host_name_has_a_longest_length(void **state)
+TEST(host_name_has_a_longest_length)
 {
 	char list[600];
 	char host[HOST_NAME_MAX_BYTES];
 	struct error error;
 
-	(void)state;
 	memset(list, 'a', sizeof(list));
 	list[255] = '\0';
 	assert_true(nodelist_first(list, host, &error));
@@ -124,14 +114,13 @@ static void host_name_has_a_longest_length(void **state)
 	assert_true(nodelist_first(list, host, &error));
 }
 
-static void hosts_are_counted(void **state)
+TEST(hosts_are_counted)
 {
 	static const struct { const char *list; uint32_t count; } cases[] = {
 		{ "n0", 1 }, { "n[0-3]", 4 }, { "n1,n1", 2 }, { "a[0-9]b[0-9]", 100 }, { "x,y,n[1-2]", 4 },
 		{ "n[7,1-3],m", 5 }, { "a[1-2]b[1-2]c[1-2]d[1-2]e[1-2]f[1-2]g[1-2]h[1-2]", 256 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct error error = { "" };
 		uint32_t count = 0;
@@ -146,7 +135,7 @@ static void hosts_are_counted(void **state)
 	}
 }
 
-static void hosts_are_found(void **state)
+TEST(hosts_are_found)
 {
 	static const struct { const char *list, *host; bool found; } cases[] = {
 		{ "n[0-3]", "n0", true }, { "n[0-3]", "n3", true }, { "n[0-3]", "n4", false },
@@ -164,7 +153,6 @@ static void hosts_are_found(void **state)
 		{ "a[1-20][3-40]", "a99", true }, { "a[1-20][3-40]", "a900", false }, { "[1-3]", "2", true }, { "[1-3]x", "2x", true },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++)
 		if (nodelist_has(cases[i].list, cases[i].host) != cases[i].found)
 			fail_msg("'%s' in '%s'", cases[i].host, cases[i].list);
@@ -186,9 +174,8 @@ static bool hold_against_search(void *user, const char *host)
 }
 
 /* Random lists: whatever the walk gives is counted and found. */
-static void walk_count_and_search_agree(void **state)
+TEST(walk_count_and_search_agree)
 {
-	(void)state;
 	srandom(7);
 	for (int round = 0; round < 2000; round++) {
 		char list[512] = "";
@@ -212,12 +199,11 @@ static void walk_count_and_search_agree(void **state)
 	}
 }
 
-static void huge_ranges_end_with_an_error(void **state)
+TEST(huge_ranges_end_with_an_error)
 {
 	struct error error;
 	uint32_t count;
 
-	(void)state;
 	assert_true(nodelist_count("n[1-131072]", &count, &error));
 	assert_int_equal(count, NODELIST_HOSTS_MAX);
 	assert_false(nodelist_count("n[0-131072]", &count, &error));
@@ -228,14 +214,13 @@ static void huge_ranges_end_with_an_error(void **state)
 	assert_non_null(strstr(error.text, "more than 131072 hosts"));
 }
 
-static void adjoining_brackets_do_not_explode(void **state)
+TEST(adjoining_brackets_do_not_explode)
 {
 	static const char list[] = "[1-999999999999999999][1-999999999999999999][1-999999999999999999]"
 		"[1-999999999999999999][1-999999999999999999][1-999999999999999999]"
 		"[1-999999999999999999][1-999999999999999999]";
 	char host[200];
 
-	(void)state;
 	memset(host, '1', 144);
 	host[144] = 'x';
 	host[145] = '\0';
@@ -284,12 +269,11 @@ static double time_list(const char *list, int hosts, int rounds)
 	return computed_ms() - start;
 }
 
-static void ten_thousand_hosts_take_ten_times_as_long_as_a_thousand(void **state)
+TEST(ten_thousand_hosts_take_ten_times_as_long_as_a_thousand)
 {
 	char *thousand = list_hosts(1000), *many = list_hosts(10000);
 	double shorter = time_list(thousand, 1000, 10), longer = time_list(many, 10000, 1);
 
-	(void)state;
 	for (int i = 0; i < 9; i++) {
 		double again = time_list(thousand, 1000, 10);
 		shorter = again < shorter ? again : shorter;
@@ -318,7 +302,7 @@ static bool is_next(void *user, const char *host)
 	return true;
 }
 
-static void written_lists_are_read_in_the_same_order(void **state)
+TEST(written_lists_are_read_in_the_same_order)
 {
 	static const struct { const char *names[8], *list; } cases[] = {
 		{ { "n0" }, "n0" }, { { "n0", "n1" }, "n[0-1]" }, { { "n0", "n3", "n2" }, "n0,n3,n2" },
@@ -331,7 +315,6 @@ static void written_lists_are_read_in_the_same_order(void **state)
 	char text[64];
 	struct error error;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		const char *const *next = cases[i].names;
 		uint32_t count = 0;
@@ -343,22 +326,4 @@ static void written_lists_are_read_in_the_same_order(void **state)
 		assert_ptr_equal(next, cases[i].names + count);
 		assert_false(nodelist_write(text, strlen(cases[i].list), count, name_at, cases[i].names));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(lists_expand_in_order),
-		cmocka_unit_test(malformed_lists_are_refused_with_the_place),
-		cmocka_unit_test(empty_list_is_refused),
-		cmocka_unit_test(host_name_has_a_longest_length),
-		cmocka_unit_test(hosts_are_counted),
-		cmocka_unit_test(hosts_are_found),
-		cmocka_unit_test(walk_count_and_search_agree),
-		cmocka_unit_test(huge_ranges_end_with_an_error),
-		cmocka_unit_test(adjoining_brackets_do_not_explode),
-		cmocka_unit_test(written_lists_are_read_in_the_same_order),
-		cmocka_unit_test(ten_thousand_hosts_take_ten_times_as_long_as_a_thousand),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/options/options, site and request: what --ddp and the plugstack line accept. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/base/sink.h"
 #include "spank/launch/names.h"
 #include "spank/options/options.h"
 #include "spank/options/site.h"
 #include "tests/support/spank_task.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 static struct settings defaults(void)
 {
@@ -28,7 +22,7 @@ static struct settings defaults(void)
 	return settings;
 }
 
-static void grace_is_in_seconds(void **state)
+TEST(grace_is_in_seconds)
 {
 	static const struct { const char *list; bool taken; uint32_t seconds; } cases[] = {
 		{ "", true, GRACE_OF_SLURM }, { "grace=0", true, 0 }, { "grace=300", true, 300 },
@@ -36,7 +30,6 @@ static void grace_is_in_seconds(void **state)
 		{ "grace=", false, 0 }, { "grace=5m", false, 0 }, { "grace=-1", false, 0 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct settings settings;
 		struct error error = { "" };
@@ -212,9 +205,8 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "verbose,port=99,check", "'port'" },
 };
 
-static void each_key_sets_what_it_says(void **state)
+TEST(each_key_sets_what_it_says)
 {
-	(void)state;
 	for (size_t i = 0; i < COUNT(examples); i++) {
 		struct settings settings = defaults();
 		struct error error = { "" };
@@ -250,12 +242,11 @@ static bool has_refused_value(const struct option *option)
 	return false;
 }
 
-static void each_key_is_in_the_examples_and_in_the_help(void **state)
+TEST(each_key_is_in_the_examples_and_in_the_help)
 {
 	const struct option *option;
 	char usage[512];
 
-	(void)state;
 	option_usage(usage, sizeof(usage));
 	assert_non_null(strstr(usage, "(see srun-ddp(7))"));
 	for (int i = 0; (option = option_at(i)) != NULL; i++) {
@@ -270,11 +261,10 @@ static void each_key_is_in_the_examples_and_in_the_help(void **state)
 	}
 }
 
-static void no_key_takes_a_line_feed(void **state)
+TEST(no_key_takes_a_line_feed)
 {
 	const struct option *option;
 
-	(void)state;
 	for (int i = 0; (option = option_at(i)) != NULL; i++) {
 		struct settings settings = defaults();
 		struct error error = { "" };
@@ -334,11 +324,10 @@ static void check_that_all_is_taken_out(const char *list, const struct identity 
 			         given.item[i].name);
 }
 
-static void what_a_task_is_given_does_not_reach_what_it_starts(void **state)
+TEST(what_a_task_is_given_does_not_reach_what_it_starts)
 {
 	const struct identity alone = task_among(1), pair = task_among(2);
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(examples); i++) {
 		const char *list = examples[i].list;
 		check_that_all_is_taken_out(list, &alone, GPU_OWN);
@@ -347,14 +336,13 @@ static void what_a_task_is_given_does_not_reach_what_it_starts(void **state)
 	}
 }
 
-static void variable_of_an_option_is_set_by_it(void **state)
+TEST(variable_of_an_option_is_set_by_it)
 {
 	static struct variables variables;
 	const struct identity alone = task_among(1);
 	struct task_extras with = extras(ENVIRONMENT());
 	const struct option *option;
 
-	(void)state;
 	for (int o = 0; (option = option_at(o)) != NULL; o++) {
 		bool set = false;
 		if (option->variable == NULL)
@@ -369,9 +357,8 @@ static void variable_of_an_option_is_set_by_it(void **state)
 	}
 }
 
-static void wrong_words_are_refused_by_name(void **state)
+TEST(wrong_words_are_refused_by_name)
 {
-	(void)state;
 	for (size_t i = 0; i < COUNT(refused); i++) {
 		struct settings settings = defaults(), before = settings;
 		struct error error = { "" };
@@ -383,24 +370,22 @@ static void wrong_words_are_refused_by_name(void **state)
 	}
 }
 
-static void unknown_key_comes_with_the_known_ones(void **state)
+TEST(unknown_key_comes_with_the_known_ones)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	assert_false(user_list_read(&settings, "x=1", 0, &error));
 	for (int i = 0; option_at(i) != NULL; i++)
 		assert_non_null(strstr(error.text, option_at(i)->name));
 }
 
-static void trace_directory_has_a_longest_length(void **state)
+TEST(trace_directory_has_a_longest_length)
 {
 	char list[2000] = "trace=";
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	memset(list + 6, 'd', 1023);
 	list[6 + 1023] = '\0';
 	assert_true(user_list_read(&settings, list, 0, &error));
@@ -410,13 +395,12 @@ static void trace_directory_has_a_longest_length(void **state)
 	assert_non_null(strstr(error.text, "'trace'"));
 }
 
-static void watch_takes_a_switch_or_a_path(void **state)
+TEST(watch_takes_a_switch_or_a_path)
 {
 	char list[600] = "watch=/";
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	assert_false(settings.watch);
 	assert_true(user_list_read(&settings, "watch", 0, &error));
 	assert_true(settings.watch);
@@ -435,12 +419,11 @@ static void watch_takes_a_switch_or_a_path(void **state)
 	assert_false(user_list_read(&settings, "watch=", 0, &error));
 }
 
-static void nccl_net_takes_a_switch_or_one_path(void **state)
+TEST(nccl_net_takes_a_switch_or_one_path)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	assert_false(settings.nccl_net);
 	assert_true(option_set(&settings, "nccl-net", 8, "/opt/a.so", 9, &error));
 	assert_true(settings.nccl_net);
@@ -455,12 +438,11 @@ static void nccl_net_takes_a_switch_or_one_path(void **state)
 	assert_false(settings.nccl_net);
 }
 
-static void later_list_starts_from_the_defaults_it_is_given(void **state)
+TEST(later_list_starts_from_the_defaults_it_is_given)
 {
 	struct settings first = defaults(), second = defaults();
 	struct error error;
 
-	(void)state;
 	assert_true(user_list_read(&first, "port=30000,verbose", 0, &error));
 	assert_true(option_given(&first, "port"));
 	assert_true(user_list_read(&second, "omp=1", 0, &error));
@@ -469,14 +451,13 @@ static void later_list_starts_from_the_defaults_it_is_given(void **state)
 	assert_false(second.verbose);
 }
 
-static void site_gives_defaults_and_locks_keys(void **state)
+TEST(site_gives_defaults_and_locks_keys)
 {
 	char *words[] = { "port=25000-25999", "addr-suffix=-ib", "omp=keep", "locked=port,addr-suffix" };
 	struct site site;
 	struct settings settings;
 	struct error error = { "" };
 
-	(void)state;
 	assert_true(site_parse(&site, 4, words, &error));
 	settings = site.defaults;
 	assert_int_equal(settings.port_low, 25000);
@@ -490,7 +471,7 @@ static void site_gives_defaults_and_locks_keys(void **state)
 	assert_non_null(strstr(error.text, "'addr-suffix' is locked"));
 }
 
-static void wrong_site_lines_are_refused_by_name(void **state)
+TEST(wrong_site_lines_are_refused_by_name)
 {
 	static const struct { const char *words[3], *named; } cases[] = {
 		{ { "prot=1" }, "'prot'" }, { { "port=1" }, "'port'" }, { { "locked=" }, "unknown key ''" },
@@ -506,7 +487,6 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 		{ { "locked=comment" }, "unknown key 'comment'" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings base = defaults();
 		struct site site;
@@ -524,14 +504,13 @@ static void wrong_site_lines_are_refused_by_name(void **state)
 	}
 }
 
-static void site_has_failures_noted(void **state)
+TEST(site_has_failures_noted)
 {
 	char *words[] = { (char[]){ "comment=failures" }, (char[]){ "omp=1" } }, *no[] = { (char[]){ "comment=no" } };
 	struct settings settings = defaults();
 	struct site site;
 	struct error error;
 
-	(void)state;
 	assert_true(site_parse(&site, 2, words, &error));
 	assert_true(site.notes_failures);
 	assert_true(site_parse(&site, 1, no, &error));
@@ -542,17 +521,16 @@ static void site_has_failures_noted(void **state)
 	assert_false(user_list_read(&settings, "comment=failures", 0, &error));
 }
 
-static void site_may_say_what_holds_anyway(void **state)
+TEST(site_may_say_what_holds_anyway)
 {
 	char *words[] = { (char[]){ "check=no" }, (char[]){ "off=no" }, (char[]){ "locked=check,off" } };
 	struct site site;
 	struct error error;
 
-	(void)state;
 	assert_true(site_parse(&site, 3, words, &error));
 }
 
-static void site_gives_restarts_to_lists_that_go_with_them(void **state)
+TEST(site_gives_restarts_to_lists_that_go_with_them)
 {
 	static const struct { const char *list, *expected; } cases[] = {
 		{ "", "kill_on_stall=1 restarts=2 spares=1 " },
@@ -565,7 +543,6 @@ static void site_gives_restarts_to_lists_that_go_with_them(void **state)
 	struct site site;
 	struct error error = { "" };
 
-	(void)state;
 	assert_true(site_parse(&site, 2, words, &error));
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct settings settings = site.defaults;
@@ -579,13 +556,12 @@ static void site_gives_restarts_to_lists_that_go_with_them(void **state)
 	assert_string_equal(shown(&settings), "");
 }
 
-static void empty_site_line_is_the_built_in_defaults(void **state)
+TEST(empty_site_line_is_the_built_in_defaults)
 {
 	struct settings base = defaults();
 	struct site site;
 	struct error error;
 
-	(void)state;
 	assert_true(site_parse(&site, 0, NULL, &error));
 	assert_memory_equal(&site.defaults, &base, sizeof(base));
 }
@@ -600,12 +576,11 @@ static struct request request_of(const char *site_word)
 	return request;
 }
 
-static void last_list_of_a_process_counts(void **state)
+TEST(last_list_of_a_process_counts)
 {
 	static struct request request;
 	struct error error = { "" };
 
-	(void)state;
 	request = request_of("omp=keep");
 	assert_false(request.wanted);
 	assert_true(request_take_list(&request, "port=30000,off", &error));
@@ -621,12 +596,11 @@ static void last_list_of_a_process_counts(void **state)
 	assert_non_null(strstr(error.text, "'gpu' does not take 'maybe'"));
 }
 
-static void site_locks_keys_of_a_request(void **state)
+TEST(site_locks_keys_of_a_request)
 {
 	static struct request request;
 	struct error error = { "" };
 
-	(void)state;
 	request = request_of("locked=port,on-failure");
 	assert_true(request_locks(&request, "on-failure"));
 	assert_false(request_locks(&request, "omp"));
@@ -634,7 +608,7 @@ static void site_locks_keys_of_a_request(void **state)
 	assert_non_null(strstr(error.text, "'on-failure' is locked"));
 }
 
-static void site_limits_keys_of_a_request(void **state)
+TEST(site_limits_keys_of_a_request)
 {
 	static const struct { const char *list, *named; } above[] = {
 		{ "restart=4", "'restart=4' is above this site's limit: it allows restart=3 at most" },
@@ -646,7 +620,6 @@ static void site_limits_keys_of_a_request(void **state)
 	static struct request request;
 	struct error error = { "" };
 
-	(void)state;
 	assert_true(site_parse(&request.site, COUNT(words), words, &error));
 	assert_true(request_take_list(&request, "", &error));
 	assert_int_equal(request.settings.restarts, 2);
@@ -658,12 +631,11 @@ static void site_limits_keys_of_a_request(void **state)
 	}
 }
 
-static void site_switches_off(void **state)
+TEST(site_switches_off)
 {
 	static struct request request;
 	struct error error = { "" };
 
-	(void)state;
 	request = request_of("off");
 	assert_false(request.settings.off);
 	assert_true(request_take_list(&request, "off", &error));
@@ -674,12 +646,11 @@ static void site_switches_off(void **state)
 	assert_false(request_take_list(&request, "off=no", &error));
 }
 
-static void components_have_one_list(void **state)
+TEST(components_have_one_list)
 {
 	static struct request request;
 	struct error error = { "" };
 
-	(void)state;
 	request = request_of("omp=keep");
 	assert_true(request_components_agree(&request, false, &error)); /* the first one has none */
 	assert_true(request_take_list(&request, NULL, &error));
@@ -704,7 +675,7 @@ static bool sbatch_takes(struct request *request, const char *lists, struct erro
 }
 
 /* sbatch reads the first component's list again for each later one: behind the script's, and before the command line's. */
-static void sbatch_has_the_first_components_list(void **state)
+TEST(sbatch_has_the_first_components_list)
 {
 	static const struct {
 		const char *first, *second, *third;
@@ -722,7 +693,6 @@ static void sbatch_has_the_first_components_list(void **state)
 		{ "", "", "timeout=1", false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct request request = { .lists = 0 };
 		struct error error = { "" };
@@ -735,7 +705,7 @@ static void sbatch_has_the_first_components_list(void **state)
 	}
 }
 
-static void slurms_file_says_yes(void **state)
+TEST(slurms_file_says_yes)
 {
 	static const struct { const char *text; bool yes; } cases[] = {
 		{ "SignalChildrenProcesses=yes\n", true }, { "ConstrainCores=yes\n\tsignalchildrenprocesses = YES # all\n", true },
@@ -746,7 +716,6 @@ static void slurms_file_says_yes(void **state)
 	char path[] = "/tmp/cgroup.conf.XXXXXX";
 	int file = mkstemp(path);
 
-	(void)state;
 	assert_true(file >= 0);
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		assert_int_equal(ftruncate(file, 0), 0);
@@ -756,36 +725,4 @@ static void slurms_file_says_yes(void **state)
 	close(file);
 	unlink(path);
 	assert_false(site_file_says_yes(path, geteuid(), "SignalChildrenProcesses"));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(grace_is_in_seconds),
-		cmocka_unit_test(each_key_sets_what_it_says),
-		cmocka_unit_test(each_key_is_in_the_examples_and_in_the_help),
-		cmocka_unit_test(no_key_takes_a_line_feed),
-		cmocka_unit_test(what_a_task_is_given_does_not_reach_what_it_starts),
-		cmocka_unit_test(variable_of_an_option_is_set_by_it),
-		cmocka_unit_test(wrong_words_are_refused_by_name),
-		cmocka_unit_test(unknown_key_comes_with_the_known_ones),
-		cmocka_unit_test(trace_directory_has_a_longest_length),
-		cmocka_unit_test(watch_takes_a_switch_or_a_path),
-		cmocka_unit_test(nccl_net_takes_a_switch_or_one_path),
-		cmocka_unit_test(later_list_starts_from_the_defaults_it_is_given),
-		cmocka_unit_test(site_gives_defaults_and_locks_keys),
-		cmocka_unit_test(wrong_site_lines_are_refused_by_name),
-		cmocka_unit_test(site_has_failures_noted),
-		cmocka_unit_test(site_may_say_what_holds_anyway),
-		cmocka_unit_test(site_gives_restarts_to_lists_that_go_with_them),
-		cmocka_unit_test(empty_site_line_is_the_built_in_defaults),
-		cmocka_unit_test(last_list_of_a_process_counts),
-		cmocka_unit_test(site_locks_keys_of_a_request),
-		cmocka_unit_test(site_limits_keys_of_a_request),
-		cmocka_unit_test(site_switches_off),
-		cmocka_unit_test(slurms_file_says_yes),
-		cmocka_unit_test(components_have_one_list),
-		cmocka_unit_test(sbatch_has_the_first_components_list),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

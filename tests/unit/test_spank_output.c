@@ -5,11 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,11 +16,10 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/base/worker.h"
 #include "spank/witness/pump.h"
 #include "spank/witness/redirect.h"
+#include "tests/support/test.h"
 
 enum { WAIT_MS = 60000, TEXT_MAX = 1 << 20 };
 
@@ -37,7 +32,6 @@ static int make(void **state)
 	const struct owner owner = { .user = geteuid(), .group = getegid() };
 	struct error error = { "" };
 
-	(void)state;
 	snprintf(folder, sizeof(folder), "%s/output.XXXXXX", getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp");
 	assert_non_null(mkdtemp(folder));
 	control = pump_make(&owner, 4, &error);
@@ -49,7 +43,6 @@ static int end(void **state)
 {
 	char command[300];
 
-	(void)state;
 	pump_end(control, WAIT_MS);
 	snprintf(command, sizeof(command), "rm -rf '%s'", folder);
 	return system(command);
@@ -147,7 +140,7 @@ static void await_text(int file, const char *wanted)
 	assert_string_equal(now, wanted);
 }
 
-static void each_line_gets_the_label_and_the_file_none(void **state)
+TEST_WITH(each_line_gets_the_label_and_the_file_none, make, end)
 {
 	static const struct { const char *written, *shown; } cases[] = {
 		{ "", "" },
@@ -159,7 +152,6 @@ static void each_line_gets_the_label_and_the_file_none(void **state)
 		{ "ends\r", "[r] ends\r" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		int file = open_file("lines");
 		struct ends ends = hand_over(file, "[r] ");
@@ -172,12 +164,11 @@ static void each_line_gets_the_label_and_the_file_none(void **state)
 	}
 }
 
-static void a_line_is_shown_before_the_program_ends(void **state)
+TEST_WITH(a_line_is_shown_before_the_program_ends, make, end)
 {
 	int file = open_file("now");
 	struct ends ends = hand_over(file, "");
 
-	(void)state;
 	put(ends.in, "one\npart");
 	await_text(file, "one\n");
 	put(ends.in, " of it\r");
@@ -190,7 +181,7 @@ static void a_line_is_shown_before_the_program_ends(void **state)
 }
 
 /* 0 to 255 in pieces of odd sizes, with lines longer than any buffer. */
-static void binary_output_is_unchanged(void **state)
+TEST_WITH(binary_output_is_unchanged, make, end)
 {
 	enum { BYTES = 700001 };
 	unsigned char *bytes = malloc(BYTES);
@@ -198,7 +189,6 @@ static void binary_output_is_unchanged(void **state)
 	struct ends ends = hand_over(file, "");
 	pid_t task;
 
-	(void)state;
 	for (size_t i = 0; i < BYTES; i++)
 		bytes[i] = (unsigned char)(i < 300000 ? i * 7 + i / 256 : 'a');
 	task = fork();
@@ -221,14 +211,13 @@ static void binary_output_is_unchanged(void **state)
 }
 
 /* Two streams of one file, and pieces of lines. */
-static void lines_stay_whole(void **state)
+TEST_WITH(lines_stay_whole, make, end)
 {
 	enum { LINES = 2000 };
 	int file = open_file("whole"), counts[2] = { 0 };
 	struct ends ends[2] = { hand_over(file, ""), hand_over(file, "") };
 	pid_t tasks[2];
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		tasks[i] = fork();
 		for (int line = 0; tasks[i] == 0 && line < LINES; line++) {
@@ -257,12 +246,11 @@ static void lines_stay_whole(void **state)
 }
 
 /* A last line without its end, and then a line of the other stream */
-static void a_last_line_stays_whole(void **state)
+TEST_WITH(a_last_line_stays_whole, make, end)
 {
 	int file = open_file("last");
 	struct ends ends[2] = { hand_over(file, "[r] "), hand_over(file, "[r] ") };
 
-	(void)state;
 	put(ends[0].in, "out\nthe end");
 	close(ends[0].in);
 	pause_ms(50);
@@ -276,13 +264,12 @@ static void a_last_line_stays_whole(void **state)
 	close(ends[1].say);
 }
 
-static void a_killed_task_loses_nothing(void **state)
+TEST_WITH(a_killed_task_loses_nothing, make, end)
 {
 	int file = open_file("killed");
 	struct ends ends = hand_over(file, "[r] ");
 	pid_t task = fork();
 
-	(void)state;
 	if (task == 0) {
 		put(ends.in, "line\nthe last words");
 		raise(SIGKILL);
@@ -330,12 +317,11 @@ static pid_t find_worker(void)
 	return found;
 }
 
-static void another_process_goes_on_where_one_was_killed(void **state)
+TEST_WITH(another_process_goes_on_where_one_was_killed, make, end)
 {
 	int file = open_file("other");
 	struct ends ends = hand_over(file, "[r] ");
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		pid_t worker;
 		char line[32], all[128] = "";
@@ -356,13 +342,12 @@ static void another_process_goes_on_where_one_was_killed(void **state)
 	close(ends.say);
 }
 
-static void a_full_disk_is_told_once_and_holds_nobody_up(void **state)
+TEST_WITH(a_full_disk_is_told_once_and_holds_nobody_up, make, end)
 {
 	int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
 	struct ends ends = hand_over(full, "");
 	char told[256];
 
-	(void)state;
 	for (int i = 0; i < 20000; i++)
 		assert_int_equal(write(ends.in, "line\n", i % 2 == 0 ? 5 : 0), i % 2 == 0 ? 5 : 0);
 	close(ends.in);
@@ -373,14 +358,13 @@ static void a_full_disk_is_told_once_and_holds_nobody_up(void **state)
 }
 
 /* In place of a disk that is full for a while: a pipe that is. */
-static void the_file_says_what_is_missing(void **state)
+TEST_WITH(the_file_says_what_is_missing, make, end)
 {
 	static char filling[1 << 16];
 	int disk[2];
 	struct ends ends;
 	struct pollfd ready;
 
-	(void)state;
 	assert_return_code(pipe2(disk, O_CLOEXEC | O_NONBLOCK), errno);
 	while (write(disk[1], filling, sizeof(filling)) > 0)
 		continue;
@@ -400,12 +384,11 @@ static void the_file_says_what_is_missing(void **state)
 	close(ends.say);
 }
 
-static void the_file_goes_on_without_srun(void **state)
+TEST_WITH(the_file_goes_on_without_srun, make, end)
 {
 	int file = open_file("alone");
 	struct ends ends = hand_over(file, "[r] ");
 
-	(void)state;
 	close(ends.out);
 	put(ends.in, "one\n");
 	await_text(file, "one\n");
@@ -442,13 +425,12 @@ static void expect_others_to_go_on(void)
 }
 
 /* As with plain srun, a task waits for a terminal that takes nothing. Other tasks do not. */
-static void an_output_that_takes_nothing_holds_up_its_own_task(void **state)
+TEST_WITH(an_output_that_takes_nothing_holds_up_its_own_task, make, end)
 {
 	int file = open_file("held");
 	struct ends held = hand_over(file, "[r] ");
 	size_t bytes = fill(held.in);
 
-	(void)state;
 	assert_in_range(bytes, PUMP_BUFFER_BYTES, 8 * PUMP_BUFFER_BYTES);
 	expect_others_to_go_on();
 	close(held.in);
@@ -487,22 +469,20 @@ static void fill_from_starts(int out, int slurm)
 	assert_int_equal(strlen(read_file(file)), STARTS * LINES * strlen("a line\n"));
 }
 
-static void starts_with_one_pipe_hold_up_their_own_task(void **state)
+TEST_WITH(starts_with_one_pipe_hold_up_their_own_task, make, end)
 {
 	int out[2];
 
-	(void)state;
 	assert_return_code(pipe2(out, O_CLOEXEC), errno);
 	fill_from_starts(out[1], out[0]);
 }
 
 /* A terminal is ready as soon as it has room for one byte. */
-static void starts_with_one_terminal_hold_up_their_own_task(void **state)
+TEST_WITH(starts_with_one_terminal_hold_up_their_own_task, make, end)
 {
 	int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), slave;
 	struct termios raw;
 
-	(void)state;
 	assert_return_code(unlockpt(master), errno);
 	slave = open(ptsname(master), O_RDWR | O_NOCTTY | O_CLOEXEC);
 	assert_return_code(tcgetattr(slave, &raw), errno);
@@ -512,7 +492,7 @@ static void starts_with_one_terminal_hold_up_their_own_task(void **state)
 }
 
 /* ddp-log may have fewer descriptors than a node's streams need. */
-static void a_stream_without_descriptors_is_refused(void **state)
+TEST_WITH(a_stream_without_descriptors_is_refused, make, end)
 {
 	const struct pump_stream stream = { .who = "rank 3 on n1" };
 	struct rlimit limit;
@@ -520,7 +500,6 @@ static void a_stream_without_descriptors_is_refused(void **state)
 	pid_t worker;
 	int pipes[2];
 
-	(void)state;
 	expect_others_to_go_on();
 	worker = find_worker();
 	assert_return_code(prlimit(worker, RLIMIT_NOFILE, NULL, &limit), errno);
@@ -540,7 +519,7 @@ static void a_stream_without_descriptors_is_refused(void **state)
 	expect_others_to_go_on();
 }
 
-static void a_control_group_of_a_step_is_known(void **state)
+TEST_WITH(a_control_group_of_a_step_is_known, make, end)
 {
 	static const struct { const char *lines; bool shared; } cases[] = {
 		{ "0::/system.slice/slurmstepd.scope/job_12/step_0/slurm\n", true },
@@ -553,7 +532,6 @@ static void a_control_group_of_a_step_is_known(void **state)
 	};
 	char path[300];
 
-	(void)state;
 	assert_false(pump_shares_group("/proc/none"));
 	snprintf(path, sizeof(path), "%s/cgroup", folder);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -566,13 +544,12 @@ static void a_control_group_of_a_step_is_known(void **state)
 }
 
 /* slurmstepd is the user by its effective id alone when it calls the plugin. */
-static void the_owner_is_the_owner_for_good(void **state)
+TEST(the_owner_is_the_owner_for_good)
 {
 	const struct owner owner = { .user = 65534, .group = 65533, .group_count = 1, .groups = { 65532 } };
 	int status;
 	pid_t child;
 
-	(void)state;
 	if (getuid() != 0)
 		skip();
 	child = fork();
@@ -630,12 +607,11 @@ static const char *run_task(const struct identity *identity, const char *dir)
 	return text;
 }
 
-static void a_start_has_a_file_of_its_own(void **state)
+TEST_WITH(a_start_has_a_file_of_its_own, make, end)
 {
 	struct identity again = third, alone = third;
 	int file;
 
-	(void)state;
 	run_task(&third, "logs");
 	assert_non_null(strstr(text, "[rank 3 n1] out\n"));
 	assert_non_null(strstr(text, "[rank 3 n1] err\n"));
@@ -653,9 +629,8 @@ static void a_start_has_a_file_of_its_own(void **state)
 	assert_non_null(strstr(read_all(file), "out\n"));
 }
 
-static void a_folder_that_cannot_be_is_refused(void **state)
+TEST_WITH(a_folder_that_cannot_be_is_refused, make, end)
 {
-	(void)state;
 	close(open_file("plain"));
 	assert_non_null(strstr(run_task(&third, "plain"), "log=plain: cannot open the folder: Not a directory"));
 	run_task(&third, "logs2");
@@ -670,14 +645,13 @@ static void a_folder_that_cannot_be_is_refused(void **state)
 }
 
 /* srun -u gives tasks a terminal. */
-static void a_terminal_is_replaced_by_one(void **state)
+TEST_WITH(a_terminal_is_replaced_by_one, make, end)
 {
 	int master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC), status;
 	struct error error = { "" };
 	char name[64];
 	pid_t task;
 
-	(void)state;
 	assert_return_code(unlockpt(master), errno);
 	assert_int_equal(ptsname_r(master, name, sizeof(name)), 0);
 	task = fork();
@@ -700,29 +674,7 @@ static void a_terminal_is_replaced_by_one(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(each_line_gets_the_label_and_the_file_none, make, end),
-		cmocka_unit_test_setup_teardown(a_line_is_shown_before_the_program_ends, make, end),
-		cmocka_unit_test_setup_teardown(binary_output_is_unchanged, make, end),
-		cmocka_unit_test_setup_teardown(lines_stay_whole, make, end),
-		cmocka_unit_test_setup_teardown(a_last_line_stays_whole, make, end),
-		cmocka_unit_test_setup_teardown(a_killed_task_loses_nothing, make, end),
-		cmocka_unit_test_setup_teardown(another_process_goes_on_where_one_was_killed, make, end),
-		cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_holds_nobody_up, make, end),
-		cmocka_unit_test_setup_teardown(the_file_says_what_is_missing, make, end),
-		cmocka_unit_test_setup_teardown(the_file_goes_on_without_srun, make, end),
-		cmocka_unit_test_setup_teardown(an_output_that_takes_nothing_holds_up_its_own_task, make, end),
-		cmocka_unit_test_setup_teardown(starts_with_one_pipe_hold_up_their_own_task, make, end),
-		cmocka_unit_test_setup_teardown(starts_with_one_terminal_hold_up_their_own_task, make, end),
-		cmocka_unit_test_setup_teardown(a_stream_without_descriptors_is_refused, make, end),
-		cmocka_unit_test_setup_teardown(a_control_group_of_a_step_is_known, make, end),
-		cmocka_unit_test(the_owner_is_the_owner_for_good),
-		cmocka_unit_test_setup_teardown(a_start_has_a_file_of_its_own, make, end),
-		cmocka_unit_test_setup_teardown(a_folder_that_cannot_be_is_refused, make, end),
-		cmocka_unit_test_setup_teardown(a_terminal_is_replaced_by_one, make, end),
-	};
-
 	signal(SIGPIPE, SIG_IGN);
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
-	return cmocka_run_group_tests_name("spank_output", tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* slow=: node/pace.c measures windows, srun/pace_step.c judges them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +8,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/node/pace.h"
 #include "spank/srun/pace_step.h"
+#include "tests/support/test.h"
 
 enum { WORLD = 8, PER_NODE = 4, MS = 1000 };
 
@@ -58,12 +54,11 @@ static void set(uint32_t times_us[WORLD], uint32_t us)
 		times_us[i] = us;
 }
 
-static void a_slow_rank_is_told_once_and_again_when_it_was_not(void **state)
+TEST(a_slow_rank_is_told_once_and_again_when_it_was_not)
 {
 	struct pace_step step = { .percent = 150 };
 	uint32_t even[WORLD], slow[WORLD];
 
-	(void)state;
 	set(even, 20 * MS);
 	set(slow, 20 * MS);
 	slow[3] = 36 * MS;
@@ -85,12 +80,11 @@ static void a_slow_rank_is_told_once_and_again_when_it_was_not(void **state)
 	pace_step_end(&step);
 }
 
-static void ranks_of_a_node_come_in_one_line(void **state)
+TEST(ranks_of_a_node_come_in_one_line)
 {
 	struct pace_step step = { .percent = 150 };
 	uint32_t slow[WORLD];
 
-	(void)state;
 	set(slow, 20 * MS);
 	slow[1] = slow[4] = slow[5] = slow[7] = 40 * MS;
 	for (int i = 0; i < 2; i++)
@@ -104,12 +98,11 @@ static void ranks_of_a_node_come_in_one_line(void **state)
 }
 
 /* Its threads could run, and had no processor. */
-static void a_rank_without_a_processor_is_not_slow(void **state)
+TEST(a_rank_without_a_processor_is_not_slow)
 {
 	struct pace_step step = { .percent = 150 };
 	uint32_t host[WORLD], own[WORLD];
 
-	(void)state;
 	set(host, 20 * MS);
 	set(own, 20 * MS);
 	host[3] = 60 * MS;
@@ -123,12 +116,11 @@ static void a_rank_without_a_processor_is_not_slow(void **state)
 	pace_step_end(&step);
 }
 
-static void less_than_a_millisecond_is_no_difference(void **state)
+TEST(less_than_a_millisecond_is_no_difference)
 {
 	struct pace_step step = { .percent = 150 };
 	uint32_t slow[WORLD];
 
-	(void)state;
 	set(slow, 500);
 	slow[3] = 1499;
 	for (int i = 0; i < 100; i++)
@@ -148,12 +140,11 @@ static uint32_t random_below(uint64_t *seed, uint32_t limit)
 
 /* Windows of a machine on which anything else runs: each window of each rank may take up to three times as long, and is told
    as half discounted. */
-static void an_even_training_is_never_slow(void **state)
+TEST(an_even_training_is_never_slow)
 {
 	struct pace_step step = { .percent = 150 };
 	uint64_t seed = 1;
 
-	(void)state;
 	for (int i = 0; i < 20000; i++) {
 		uint32_t host[WORLD], own[WORLD], base = 5 * MS + random_below(&seed, 100 * MS);
 		for (int rank = 0; rank < WORLD; rank++) {
@@ -167,11 +158,10 @@ static void an_even_training_is_never_slow(void **state)
 	pace_step_end(&step);
 }
 
-static void a_slow_rank_is_found_in_noise(void **state)
+TEST(a_slow_rank_is_found_in_noise)
 {
 	uint64_t seed = 5;
 
-	(void)state;
 	for (int run = 0; run < 200; run++) {
 		struct pace_step step = { .percent = 150 };
 		int lines = 0;
@@ -189,14 +179,13 @@ static void a_slow_rank_is_found_in_noise(void **state)
 	}
 }
 
-static void a_node_that_tells_no_more_does_not_count(void **state)
+TEST(a_node_that_tells_no_more_does_not_count)
 {
 	struct pace_step step = { .percent = 150 };
 	uint32_t slow[WORLD];
 	char line[512];
 	bool any = false;
 
-	(void)state;
 	set(slow, 20 * MS);
 	round_of(&step, slow, slow);
 	slow[1] = 40 * MS;
@@ -213,12 +202,11 @@ static void a_node_that_tells_no_more_does_not_count(void **state)
 	pace_step_end(&step);
 }
 
-static void a_note_that_is_none_is_refused(void **state)
+TEST(a_note_that_is_none_is_refused)
 {
 	struct pace_note note = { .world_size = 4, .steps = 50, .count = 1, .node = "n\001", .ranks = { { 3, 7, 5 } } }, got;
 	unsigned char bytes[PACE_NOTE_BYTES];
 
-	(void)state;
 	pace_pack(&note, bytes);
 	assert_true(pace_unpack(bytes, &got));
 	assert_string_equal(got.node, "n?");
@@ -250,14 +238,13 @@ static void see(struct pace_watch *watch, uint64_t steps, uint64_t ns_per_step)
 	}
 }
 
-static void a_window_has_steps_and_time(void **state)
+TEST(a_window_has_steps_and_time)
 {
 	const uint64_t second = 1000000000u;
 	uint64_t now_ns = 100 * second;
 	struct pace_watch watch;
 	struct pace_note note;
 
-	(void)state;
 	assert_true(pace_open(&watch, 3, 2));
 	see(&watch, 100, 5000000);
 	assert_false(pace_next_note(&watch, 16, now_ns, &note));
@@ -292,14 +279,13 @@ static void a_window_has_steps_and_time(void **state)
 	munmap(watch.ranks, 3 * sizeof(*watch.ranks));
 }
 
-static void many_ranks_come_in_several_notes(void **state)
+TEST(many_ranks_come_in_several_notes)
 {
 	enum { COUNT = PACE_RANKS_MAX + 3 };
 	struct ddp_progress slots[DDP_PROGRESS_SLOTS] = { { .magic = DDP_PROGRESS_MAGIC, .pid = (uint32_t)getpid() } };
 	struct pace_watch watch;
 	struct pace_note note;
 
-	(void)state;
 	assert_true(pace_open(&watch, COUNT, 1));
 	for (uint64_t round = 1; round <= 2; round++) {
 		slots[0].compute_steps = round * 100;
@@ -316,30 +302,10 @@ static void many_ranks_come_in_several_notes(void **state)
 	munmap(watch.ranks, COUNT * sizeof(*watch.ranks));
 }
 
-static void the_kernel_tells_who_waited_for_a_processor(void **state)
+TEST(the_kernel_tells_who_waited_for_a_processor)
 {
-	(void)state;
 	assert_int_equal(pace_wait_ns(0x7ffffff0), 0);
 	if (access("/proc/self/schedstat", R_OK) != 0)
 		skip();
 	assert_true(pace_wait_ns(getpid()) > 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_slow_rank_is_told_once_and_again_when_it_was_not),
-		cmocka_unit_test(ranks_of_a_node_come_in_one_line),
-		cmocka_unit_test(a_rank_without_a_processor_is_not_slow),
-		cmocka_unit_test(less_than_a_millisecond_is_no_difference),
-		cmocka_unit_test(an_even_training_is_never_slow),
-		cmocka_unit_test(a_slow_rank_is_found_in_noise),
-		cmocka_unit_test(a_node_that_tells_no_more_does_not_count),
-		cmocka_unit_test(a_note_that_is_none_is_refused),
-		cmocka_unit_test(a_window_has_steps_and_time),
-		cmocka_unit_test(many_ranks_come_in_several_notes),
-		cmocka_unit_test(the_kernel_tells_who_waited_for_a_processor),
-	};
-
-	return cmocka_run_group_tests_name("spank_pace", tests, NULL, NULL);
 }

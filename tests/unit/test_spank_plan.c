@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/srun/plan, roster and succession: who has which ranks after which failure; no clock, no node. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/srun/plan.h"
+#include "tests/support/test.h"
 
 #define MS 1000000ull
 #define KEY "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
@@ -277,9 +273,8 @@ static void expect_end(const char *text, int wait_status)
 
 /* ---- a training without a failure ---------------------------------------------- */
 
-static void ranks_are_those_of_slurm(void **state)
+TEST(ranks_are_those_of_slurm)
 {
-	(void)state;
 	begin(3, 2, 3, 0, 0);
 	for (uint32_t i = 0; i < 3; i++) {
 		expect_ranks(i, i, 2 * i, 2 * i + 1);
@@ -295,9 +290,8 @@ static void ranks_are_those_of_slurm(void **state)
 	assert_string_equal(world.said, "");
 }
 
-static void last_nodes_wait(void **state)
+TEST(last_nodes_wait)
 {
-	(void)state;
 	begin(4, 2, 3, 2, 0);
 	expect_ranks(1, 1, 2, 3);
 	for (uint32_t i = 2; i < 4; i++) {
@@ -314,12 +308,11 @@ static void last_nodes_wait(void **state)
 }
 
 /* -m cyclic: tasks of a node are not neighbours, and rank 0 may be anywhere. */
-static void ranks_keep_the_order_of_tasks(void **state)
+TEST(ranks_keep_the_order_of_tasks)
 {
 	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
 	static const uint32_t tasks[3][2] = { { 1, 4 }, { 0, 3 }, { 2, 5 } };
 
-	(void)state;
 	memset(&world, 0, sizeof(world));
 	world.nodes = 3;
 	world.per_node = 2;
@@ -346,9 +339,8 @@ static void join_with_odd(const char *odd_nodes)
 	act();
 }
 
-static void an_odd_node_waits_from_the_beginning(void **state)
+TEST(an_odd_node_waits_from_the_beginning)
 {
-	(void)state;
 	join_with_odd("n0,n12");
 	expect_said("preflight=exclude: n2 takes the place of n0 (0 spares left)\n");
 	assert_int_equal(world.go[0].node_rank, DEAL_SPARE);
@@ -364,21 +356,19 @@ static void an_odd_node_waits_from_the_beginning(void **state)
 	end();
 }
 
-static void an_odd_node_that_is_a_spare_stays_one(void **state)
+TEST(an_odd_node_that_is_a_spare_stays_one)
 {
-	(void)state;
 	join_with_odd("n2");
 	expect_said("");
 	assert_int_equal(world.go[2].node_rank, DEAL_SPARE);
 	end();
 }
 
-static void unequal_nodes_can_restart(void **state)
+TEST(unequal_nodes_can_restart)
 {
 	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
 	static const uint32_t tasks[] = { 0, 1, 2 };
 
-	(void)state;
 	memset(&world, 0, sizeof(world));
 	world.nodes = 2;
 	assert_true(plan_start(&world.plan, &policy, 2, 3));
@@ -393,9 +383,8 @@ static void unequal_nodes_can_restart(void **state)
 
 /* ---- failures of ranks -------------------------------------------------------------- */
 
-static void a_crash_restarts_all_ranks(void **state)
+TEST(a_crash_restarts_all_ranks)
 {
-	(void)state;
 	begin(3, 2, 3, 0, 0);
 	fail_of("rank 3 died", "n1", 3, 11);
 	expect_said("rank 3 died; restart 1 of 3\n");
@@ -412,9 +401,8 @@ static void a_crash_restarts_all_ranks(void **state)
 	assert_string_equal(world.said, "");
 }
 
-static void a_spare_stays_one_after_a_crash(void **state)
+TEST(a_spare_stays_one_after_a_crash)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	fail_of("rank 3 died", "n1", 3, 11);
 	expect_said("rank 3 died; restart 1 of 3 (1 spare left)\n");
@@ -424,9 +412,8 @@ static void a_spare_stays_one_after_a_crash(void **state)
 	expect_success();
 }
 
-static void restarts_are_used_up(void **state)
+TEST(restarts_are_used_up)
 {
-	(void)state;
 	begin(2, 2, 2, 0, 0);
 	fail_of("rank 3 died", "n1", 3, EXITED(7));
 	fail_of("rank 1 died", "n0", 1, EXITED(8));
@@ -444,9 +431,8 @@ static void port_taken(void)
 	act();
 }
 
-static void a_port_that_is_taken_costs_no_restart(void **state)
+TEST(a_port_that_is_taken_costs_no_restart)
 {
-	(void)state;
 	begin(2, 2, 1, 0, 0);
 	port_taken();
 	expect_said("port 12000 is taken; the next port is tried, which is no restart\n");
@@ -461,9 +447,8 @@ static void a_port_that_is_taken_costs_no_restart(void **state)
 	expect_end("port 12000 is taken; the one restart of restart=1 is used up", EXITED(1));
 }
 
-static void the_same_rank_is_told(void **state)
+TEST(the_same_rank_is_told)
 {
-	(void)state;
 	begin(2, 2, 2, 0, 0);
 	world.step = 40;
 	fail_of("rank 3 died", "n1", 3, EXITED(7));
@@ -478,9 +463,8 @@ static void the_same_rank_is_told(void **state)
 	expect_end("rank 1 died; the one restart of restart=1 is used up", EXITED(7));
 }
 
-static void two_restarts_without_a_new_step_end_it(void **state)
+TEST(two_restarts_without_a_new_step_end_it)
 {
-	(void)state;
 	begin(2, 2, 10, 0, 0);
 	world.step = 40;
 	fail_of("rank 3 died", "n1", 3, EXITED(7));
@@ -491,9 +475,8 @@ static void two_restarts_without_a_new_step_end_it(void **state)
 	expect_end("rank 3 died; the step was restarted twice without a new step or checkpoint, and is ended", EXITED(7));
 }
 
-static void a_new_step_or_checkpoint_counts(void **state)
+TEST(a_new_step_or_checkpoint_counts)
 {
-	(void)state;
 	begin(2, 2, 100, 0, 0);
 	for (uint32_t i = 0; i < 20; i++) { /* a new step in each second generation */
 		world.step = 40 + i / 2;
@@ -509,9 +492,8 @@ static void a_new_step_or_checkpoint_counts(void **state)
 	expect_success();
 }
 
-static void where_pages_show_no_steps_nobody_counts(void **state)
+TEST(where_pages_show_no_steps_nobody_counts)
 {
-	(void)state;
 	begin(2, 2, 9, 0, 0);
 	for (uint32_t i = 0; i < 9; i++)
 		fail_of("rank 3 died", "n1", 3, EXITED(7));
@@ -527,9 +509,8 @@ static void where_pages_show_no_steps_nobody_counts(void **state)
 	expect_end("rank 3 died; the step was restarted twice without a new step or checkpoint, and is ended", EXITED(7));
 }
 
-static void a_node_where_ranks_fail_twice_is_replaced(void **state)
+TEST(a_node_where_ranks_fail_twice_is_replaced)
 {
-	(void)state;
 	begin(3, 2, 9, 1, 0);
 	fail_of("rank 3 died", "n1", 3, EXITED(7));
 	fail_of("rank 2 died", "n1", 2, EXITED(7));
@@ -546,9 +527,8 @@ static void a_node_where_ranks_fail_twice_is_replaced(void **state)
 	expect_success();
 }
 
-static void without_a_spare_such_a_node_stays(void **state)
+TEST(without_a_spare_such_a_node_stays)
 {
-	(void)state;
 	begin(2, 2, 9, 0, 1);
 	for (int i = 0; i < 4; i++)
 		fail_of("rank 3 died", "n1", 3, EXITED(7));
@@ -566,9 +546,8 @@ static void damage_of(const char *node)
 	act();
 }
 
-static void a_damaged_node_is_replaced_at_once(void **state)
+TEST(a_damaged_node_is_replaced_at_once)
 {
-	(void)state;
 	begin(3, 2, 9, 1, 0);
 	damage_of("n1");
 	expect_said("rank 3 has other parameters; restart 1 of 9: n2 takes the place of n1 (0 spares left)\n");
@@ -581,9 +560,8 @@ static void a_damaged_node_is_replaced_at_once(void **state)
 	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
-static void the_step_goes_on_without_a_damaged_node_if_it_may(void **state)
+TEST(the_step_goes_on_without_a_damaged_node_if_it_may)
 {
-	(void)state;
 	begin(3, 2, 9, 0, 2);
 	damage_of("n1");
 	expect_said("rank 3 has other parameters; restart 1 of 9: the step goes on with 2 of 3 nodes\n");
@@ -599,9 +577,8 @@ static void the_step_goes_on_without_a_damaged_node_if_it_may(void **state)
 }
 
 /* The other slot that needs the spare is that of a node which cannot start its ranks again. */
-static void a_damaged_node_stays_if_another_one_needs_the_spare(void **state)
+TEST(a_damaged_node_stays_if_another_one_needs_the_spare)
 {
-	(void)state;
 	begin(3, 2, 9, 1, 0);
 	plan_lose_agent(&world.plan, 0, &(struct deal_lost){ .generation = 1 }, now());
 	damage_of("n1");
@@ -617,18 +594,16 @@ static void a_damaged_node_stays_if_another_one_needs_the_spare(void **state)
 	expect_success();
 }
 
-static void a_healthy_node_keeps_its_place_if_the_damaged_one_is_not_known(void **state)
+TEST(a_healthy_node_keeps_its_place_if_the_damaged_one_is_not_known)
 {
-	(void)state;
 	begin(3, 2, 9, 1, 0);
 	damage_of("n1.example.org");
 	expect_said("rank 3 has other parameters; restart 1 of 9 (1 spare left)\n");
 	expect_success();
 }
 
-static void other_nodes_in_between_keep_a_node(void **state)
+TEST(other_nodes_in_between_keep_a_node)
 {
-	(void)state;
 	begin(3, 2, 9, 1, 0);
 	fail_of("rank 3 died", "n1", 3, EXITED(7));
 	fail_of("rank 0 died", "n0", 0, EXITED(7));
@@ -642,9 +617,8 @@ static void other_nodes_in_between_keep_a_node(void **state)
 
 /* ---- ends without a restart ----------------------------------------------------------- */
 
-static void an_early_good_end_is_no_failure(void **state)
+TEST(an_early_good_end_is_no_failure)
 {
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	done(0, 1, 0);
 	pass(60000);
@@ -653,12 +627,11 @@ static void an_early_good_end_is_no_failure(void **state)
 	expect_end("rank 3 died; no restart, as rank 1 of 4 had ended with code 0", EXITED(7));
 }
 
-static void a_step_that_stops_is_not_restarted(void **state)
+TEST(a_step_that_stops_is_not_restarted)
 {
 	const struct plan_failure failure = { .text = "rank 1 of 4 exited with 75", .node = "n0", .rank = 1,
 		                              .wait_status = EXITED(75), .stopping = true };
 
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	plan_fail(&world.plan, &failure, now());
 	act();
@@ -672,9 +645,8 @@ static void a_step_that_stops_is_not_restarted(void **state)
 	expect_end("rank 1 of 4 exited with 75", EXITED(75));
 }
 
-static void ranks_that_all_end_end_the_step(void **state)
+TEST(ranks_that_all_end_end_the_step)
 {
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	for (uint32_t i = 0; i < 4; i++)
 		done(i / 2, i % 2, EXITED(75));
@@ -690,9 +662,8 @@ static void ranks_that_all_end_end_the_step(void **state)
 	end();
 }
 
-static void ranks_that_all_fail_are_restarted(void **state)
+TEST(ranks_that_all_fail_are_restarted)
 {
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	for (uint32_t i = 0; i < 4; i++)
 		done(i / 2, i % 2, EXITED(1));
@@ -704,11 +675,10 @@ static void ranks_that_all_fail_are_restarted(void **state)
 	expect_success();
 }
 
-static void a_program_that_cannot_start_is_not_restarted(void **state)
+TEST(a_program_that_cannot_start_is_not_restarted)
 {
 	struct deal_done told = { .generation = 1, .local_task = 1, .wait_status = EXITED(2), .never_ran = true };
 
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	plan_done(&world.plan, 1, &told, now());
 	fail_of("rank 3 died", "n1", 3, EXITED(2));
@@ -724,11 +694,10 @@ static void a_program_that_cannot_start_is_not_restarted(void **state)
 	expect_success();
 }
 
-static void what_nodes_repeat_or_invent_counts_for_nothing(void **state)
+TEST(what_nodes_repeat_or_invent_counts_for_nothing)
 {
 	struct deal_done told = { .generation = 1, .local_task = 0, .wait_status = 0 };
 
-	(void)state;
 	begin(2, 1, 3, 1, 0);
 	plan_done(&world.plan, 7, &told, now());
 	plan_done(&world.plan, 1, &told, now()); /* the spare */
@@ -752,9 +721,8 @@ static void what_nodes_repeat_or_invent_counts_for_nothing(void **state)
 
 /* ---- nodes that are lost ---------------------------------------------------------------- */
 
-static void a_spare_takes_a_silent_nodes_place(void **state)
+TEST(a_spare_takes_a_silent_nodes_place)
 {
-	(void)state;
 	begin(4, 2, 3, 1, 0);
 	lose_power(1);
 	pass(SILENCE);
@@ -773,9 +741,8 @@ static void a_spare_takes_a_silent_nodes_place(void **state)
 }
 
 /* A spare that is dead, and not yet silent for long enough, delays a restart only if its place is needed. */
-static void a_spare_that_does_not_answer_is_not_waited_for(void **state)
+TEST(a_spare_that_does_not_answer_is_not_waited_for)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	lose_power(2);
 	fail_of("rank 1 died", "n0", 1, EXITED(7));
@@ -809,9 +776,8 @@ static void a_spare_that_does_not_answer_is_not_waited_for(void **state)
 }
 
 /* Once the others have ended, and a while later if one of them does not. */
-static void nodes_that_are_away_are_abandoned(void **state)
+TEST(nodes_that_are_away_are_abandoned)
 {
-	(void)state;
 	for (uint32_t last = 2; last < 4; last++) {
 		begin(4, 2, 3, 1, 0);
 		lose_power(1);
@@ -852,9 +818,8 @@ static void nodes_that_are_away_are_abandoned(void **state)
 	end();
 }
 
-static void node_0_is_replaced_like_others(void **state)
+TEST(node_0_is_replaced_like_others)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	lose_power(0);
 	pass(SILENCE);
@@ -865,9 +830,8 @@ static void node_0_is_replaced_like_others(void **state)
 	expect_success();
 }
 
-static void without_a_spare_the_step_ends_and_names_the_node(void **state)
+TEST(without_a_spare_the_step_ends_and_names_the_node)
 {
-	(void)state;
 	begin(2, 2, 3, 0, 0);
 	lose_power(1);
 	pass(SILENCE);
@@ -876,9 +840,8 @@ static void without_a_spare_the_step_ends_and_names_the_node(void **state)
 	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
-static void min_nodes_go_on(void **state)
+TEST(min_nodes_go_on)
 {
-	(void)state;
 	begin(4, 2, 9, 0, 2);
 	lose_power(1);
 	pass(SILENCE);
@@ -903,9 +866,8 @@ static void min_nodes_go_on(void **state)
 	           "min-nodes=2 needs more nodes than the 1 that is left", EXITED(1));
 }
 
-static void spares_go_before_fewer_nodes(void **state)
+TEST(spares_go_before_fewer_nodes)
 {
-	(void)state;
 	begin(4, 2, 9, 1, 1);
 	lose_power(0);
 	lose_power(1);
@@ -920,9 +882,8 @@ static void spares_go_before_fewer_nodes(void **state)
 	expect_success();
 }
 
-static void survivors_keep_their_processes(void **state)
+TEST(survivors_keep_their_processes)
 {
-	(void)state;
 	begin(2, 2, 4, 0, 0);
 	world.rest[0] = DEAL_KEPT;
 	world.rest[1] = DEAL_SOME;
@@ -948,9 +909,8 @@ static void survivors_keep_their_processes(void **state)
 	expect_success();
 }
 
-static void survivors_are_joined_by_a_spare(void **state)
+TEST(survivors_are_joined_by_a_spare)
 {
-	(void)state;
 	begin(3, 2, 1, 1, 0);
 	world.rest[0] = DEAL_KEPT;
 	world.rest[2] = DEAL_NONE;
@@ -965,9 +925,8 @@ static void survivors_are_joined_by_a_spare(void **state)
 	end();
 }
 
-static void a_port_that_is_taken_ends_those_who_stayed(void **state)
+TEST(a_port_that_is_taken_ends_those_who_stayed)
 {
-	(void)state;
 	begin(2, 2, 2, 0, 0);
 	world.rest[0] = DEAL_SOME;
 	world.rest[1] = DEAL_KEPT;
@@ -981,9 +940,8 @@ static void a_port_that_is_taken_ends_those_who_stayed(void **state)
 }
 
 /* A spare of an older release says nothing of what ran there. */
-static void a_spare_of_an_older_release_is_not_to_join(void **state)
+TEST(a_spare_of_an_older_release_is_not_to_join)
 {
-	(void)state;
 	begin(3, 2, 1, 1, 0);
 	world.rest[0] = DEAL_KEPT;
 	lose_power(1);
@@ -1009,11 +967,10 @@ static void expect_end_of_all(enum deal_rest first, enum deal_rest second, uint3
 	expect_success();
 }
 
-static void survivors_end_if_others_cannot_join(void **state)
+TEST(survivors_end_if_others_cannot_join)
 {
 	const char *refused = "rank 3 was killed; restart 1 of 1: all ranks start again\n";
 
-	(void)state;
 	expect_end_of_all(DEAL_KEPT, DEAL_ENDED, 2, refused);
 	expect_end_of_all(DEAL_KEPT, DEAL_KEPT, 2, refused); /* nobody is missing: ranks hang */
 	expect_end_of_all(DEAL_ENDED, DEAL_ENDED, 1, "rank 3 was killed; restart 1 of 1\n");
@@ -1032,9 +989,8 @@ static void survivors_end_if_others_cannot_join(void **state)
 	end();
 }
 
-static void hearsay_waits_for_the_node(void **state)
+TEST(hearsay_waits_for_the_node)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	lose_power(1);
 	pass(3000);
@@ -1049,9 +1005,8 @@ static void hearsay_waits_for_the_node(void **state)
 	expect_success();
 }
 
-static void two_failures_at_once_are_one_restart(void **state)
+TEST(two_failures_at_once_are_one_restart)
 {
-	(void)state;
 	begin(4, 2, 3, 2, 0);
 	lose_power(1);
 	pass(2000);
@@ -1066,9 +1021,8 @@ static void two_failures_at_once_are_one_restart(void **state)
 	expect_success();
 }
 
-static void two_nodes_at_once_are_one_restart(void **state)
+TEST(two_nodes_at_once_are_one_restart)
 {
-	(void)state;
 	begin(5, 2, 3, 2, 0);
 	lose_power(1);
 	lose_power(2);
@@ -1085,9 +1039,8 @@ static void two_nodes_at_once_are_one_restart(void **state)
 }
 
 /* The spare that was told to begin is dead. */
-static void a_failure_after_go_is_one_more_generation(void **state)
+TEST(a_failure_after_go_is_one_more_generation)
 {
-	(void)state;
 	begin(4, 2, 3, 2, 0);
 	lose_power(1);
 	pass(SILENCE - 1000);
@@ -1112,9 +1065,8 @@ static void a_failure_after_go_is_one_more_generation(void **state)
 	           "its place (see spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
-static void failures_of_a_new_generation_count_once(void **state)
+TEST(failures_of_a_new_generation_count_once)
 {
-	(void)state;
 	begin(3, 2, 3, 0, 0);
 	fail_of("rank 3 died", "n1", 3, 11);
 	world.slow[1] = true;
@@ -1129,9 +1081,8 @@ static void failures_of_a_new_generation_count_once(void **state)
 	expect_success();
 }
 
-static void a_spare_that_died_waiting_is_not_taken(void **state)
+TEST(a_spare_that_died_waiting_is_not_taken)
 {
-	(void)state;
 	begin(4, 2, 3, 2, 0);
 	lose_power(2);
 	pass(SILENCE);
@@ -1146,11 +1097,10 @@ static void a_spare_that_died_waiting_is_not_taken(void **state)
 	expect_success();
 }
 
-static void a_node_that_comes_back_is_told_to_quit(void **state)
+TEST(a_node_that_comes_back_is_told_to_quit)
 {
 	const uint32_t tasks[] = { 2, 3 };
 
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	world.away[1] = true; /* its ranks live on, and end by the fence */
 	pass(SILENCE);
@@ -1169,9 +1119,8 @@ static void a_node_that_comes_back_is_told_to_quit(void **state)
 	end();
 }
 
-static void a_node_that_ends_its_ranks_itself_is_one_restart(void **state)
+TEST(a_node_that_ends_its_ranks_itself_is_one_restart)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	clear(1, true);
 	act();
@@ -1191,9 +1140,8 @@ static void all_away(bool away)
 		world.away[i] = away;
 }
 
-static void all_nodes_silent_are_waited_for(void **state)
+TEST(all_nodes_silent_are_waited_for)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	all_away(true);
 	pass(SILENCE);
@@ -1210,9 +1158,8 @@ static void all_nodes_silent_are_waited_for(void **state)
 	expect_success();
 }
 
-static void links_may_tell_of_all_nodes_at_once(void **state)
+TEST(links_may_tell_of_all_nodes_at_once)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	all_away(true);
 	pass(15000);
@@ -1225,9 +1172,8 @@ static void links_may_tell_of_all_nodes_at_once(void **state)
 	expect_success();
 }
 
-static void who_does_not_come_back_is_lost(void **state)
+TEST(who_does_not_come_back_is_lost)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	all_away(true);
 	pass(SILENCE);
@@ -1242,9 +1188,8 @@ static void who_does_not_come_back_is_lost(void **state)
 }
 
 /* srun hears the node on which it runs also if all others are out of reach. */
-static void srun_on_a_node_that_is_cut_off_waits(void **state)
+TEST(srun_on_a_node_that_is_cut_off_waits)
 {
-	(void)state;
 	begin(4, 2, 3, 1, 0);
 	plan_note_own(&world.plan, 0);
 	all_away(true);
@@ -1279,9 +1224,8 @@ static void srun_on_a_node_that_is_cut_off_waits(void **state)
 	expect_success();
 }
 
-static void nobody_comes_back(void **state)
+TEST(nobody_comes_back)
 {
-	(void)state;
 	begin(2, 2, 3, 1, 0);
 	all_away(true);
 	pass(SILENCE);
@@ -1293,9 +1237,8 @@ static void nobody_comes_back(void **state)
 	           "spare= and min-nodes= in srun-ddp(7))", EXITED(1));
 }
 
-static void a_step_of_one_node_waits_for_it(void **state)
+TEST(a_step_of_one_node_waits_for_it)
 {
-	(void)state;
 	begin(1, 2, 3, 0, 0);
 	all_away(true);
 	pass(SILENCE);
@@ -1308,9 +1251,8 @@ static void a_step_of_one_node_waits_for_it(void **state)
 	expect_success();
 }
 
-static void cut_off_while_a_generation_ends(void **state)
+TEST(cut_off_while_a_generation_ends)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	all_away(true);
 	fail_of("rank 3 died", "n1", 3, 11);
@@ -1326,9 +1268,8 @@ static void cut_off_while_a_generation_ends(void **state)
 
 /* ---- agents, slurmstepd, joins --------------------------------------------------------------- */
 
-static void a_node_that_lost_an_agent_is_replaced(void **state)
+TEST(a_node_that_lost_an_agent_is_replaced)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	plan_lose_agent(&world.plan, 1, &(struct deal_lost){ .generation = 1 }, now());
 	act();
@@ -1340,9 +1281,8 @@ static void a_node_that_lost_an_agent_is_replaced(void **state)
 	expect_success();
 }
 
-static void a_spare_that_lost_an_agent_is_told(void **state)
+TEST(a_spare_that_lost_an_agent_is_told)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	plan_lose_agent(&world.plan, 2, &(struct deal_lost){ .generation = 1 }, now());
 	act();
@@ -1351,9 +1291,8 @@ static void a_spare_that_lost_an_agent_is_told(void **state)
 	expect_success();
 }
 
-static void a_node_without_slurmstepd_is_replaced_a_little_later(void **state)
+TEST(a_node_without_slurmstepd_is_replaced_a_little_later)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	world.away[1] = true;
 	world.generation[1] = 0;
@@ -1367,9 +1306,8 @@ static void a_node_without_slurmstepd_is_replaced_a_little_later(void **state)
 }
 
 /* scancel: SLURM kills agents, too, and each node says good-bye. */
-static void a_cancelled_step_is_not_restarted(void **state)
+TEST(a_cancelled_step_is_not_restarted)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	for (uint32_t i = 0; i < 3; i++) {
 		plan_lose_agent(&world.plan, i, &(struct deal_lost){ .generation = 1 }, now());
@@ -1382,12 +1320,11 @@ static void a_cancelled_step_is_not_restarted(void **state)
 	end();
 }
 
-static void a_cancelled_step_begins_nothing(void **state)
+TEST(a_cancelled_step_begins_nothing)
 {
 	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
 	const uint32_t tasks[] = { 0, 1 };
 
-	(void)state;
 	memset(&world, 0, sizeof(world));
 	world.nodes = 2;
 	assert_true(plan_start(&world.plan, &policy, 2, 2));
@@ -1400,9 +1337,8 @@ static void a_cancelled_step_begins_nothing(void **state)
 	end();
 }
 
-static void a_node_that_cannot_end_its_ranks_is_lost(void **state)
+TEST(a_node_that_cannot_end_its_ranks_is_lost)
 {
-	(void)state;
 	begin(3, 2, 3, 1, 0);
 	world.slow[1] = true;
 	fail_of("rank 3 died", "n1", 3, 11);
@@ -1415,12 +1351,11 @@ static void a_node_that_cannot_end_its_ranks_is_lost(void **state)
 	expect_success();
 }
 
-static void late_nodes_are_waited_for(void **state)
+TEST(late_nodes_are_waited_for)
 {
 	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
 	const uint32_t tasks[] = { 0, 1, 2 };
 
-	(void)state;
 	memset(&world, 0, sizeof(world));
 	world.nodes = 3;
 	world.per_node = 1;
@@ -1444,7 +1379,7 @@ static void late_nodes_are_waited_for(void **state)
 	expect_success();
 }
 
-static void nodes_that_contradict_the_step_end_it(void **state)
+TEST(nodes_that_contradict_the_step_end_it)
 {
 	static const struct { uint32_t version, node, tasks[2], count; const char *why; } cases[] = {
 		{ DEAL_VERSION + 1, 1, { 2, 3 }, 2, "of another release" }, { DEAL_VERSION, 3, { 2, 3 }, 2, "no such node" },
@@ -1454,7 +1389,6 @@ static void nodes_that_contradict_the_step_end_it(void **state)
 	const struct plan_policy policy = { .restarts = 1, .spares = 1, .silence_ms = SILENCE };
 	const uint32_t tasks[] = { 0, 1 };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		unsigned char bytes[ROOM];
 		const struct deal_join told = { .version = cases[i].version, .node_id = cases[i].node,
@@ -1474,26 +1408,24 @@ static void nodes_that_contradict_the_step_end_it(void **state)
 	}
 }
 
-static void policies_that_do_not_fit_are_refused(void **state)
+TEST(policies_that_do_not_fit_are_refused)
 {
 	static const struct { struct plan_policy policy; uint32_t nodes, tasks; } cases[] = {
 		{ { .restarts = 1 }, 0, 0 }, { { .restarts = 1 }, 2, 1 }, { { .restarts = 1, .spares = 2 }, 2, 2 },
 		{ { .restarts = 1, .min_nodes = 3 }, 2, 2 }, { { .restarts = 1, .spares = 1, .min_nodes = 2 }, 2, 2 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct plan plan;
 		assert_false(plan_start(&plan, &cases[i].policy, cases[i].nodes, cases[i].tasks));
 	}
 }
 
-static void errors_before_the_first_generation_end_the_step(void **state)
+TEST(errors_before_the_first_generation_end_the_step)
 {
 	const struct plan_policy policy = { .restarts = 1, .silence_ms = SILENCE };
 	const uint32_t tasks[] = { 0, 1 };
 
-	(void)state;
 	memset(&world, 0, sizeof(world));
 	world.nodes = 1;
 	assert_true(plan_start(&world.plan, &policy, 2, 2));
@@ -1503,11 +1435,10 @@ static void errors_before_the_first_generation_end_the_step(void **state)
 }
 
 /* Whatever happens in whatever order, generations never overlap (take_go()). */
-static void random_failures_never_mix_generations(void **state)
+TEST(random_failures_never_mix_generations)
 {
 	uint32_t random = 1;
 
-	(void)state;
 	for (int round = 0; round < 300; round++) {
 		begin(6, 2, 20, 2, 2);
 		for (int event = 0; event < 200 && !world.over; event++) {
@@ -1534,76 +1465,4 @@ static void random_failures_never_mix_generations(void **state)
 			world.slow[i] = false;
 		end();
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_are_those_of_slurm),
-		cmocka_unit_test(last_nodes_wait),
-		cmocka_unit_test(ranks_keep_the_order_of_tasks),
-		cmocka_unit_test(an_odd_node_waits_from_the_beginning),
-		cmocka_unit_test(an_odd_node_that_is_a_spare_stays_one),
-		cmocka_unit_test(unequal_nodes_can_restart),
-		cmocka_unit_test(a_crash_restarts_all_ranks),
-		cmocka_unit_test(a_spare_stays_one_after_a_crash),
-		cmocka_unit_test(restarts_are_used_up),
-		cmocka_unit_test(a_port_that_is_taken_costs_no_restart),
-		cmocka_unit_test(the_same_rank_is_told),
-		cmocka_unit_test(two_restarts_without_a_new_step_end_it),
-		cmocka_unit_test(a_new_step_or_checkpoint_counts),
-		cmocka_unit_test(where_pages_show_no_steps_nobody_counts),
-		cmocka_unit_test(a_node_where_ranks_fail_twice_is_replaced),
-		cmocka_unit_test(without_a_spare_such_a_node_stays),
-		cmocka_unit_test(a_damaged_node_is_replaced_at_once),
-		cmocka_unit_test(the_step_goes_on_without_a_damaged_node_if_it_may),
-		cmocka_unit_test(a_damaged_node_stays_if_another_one_needs_the_spare),
-		cmocka_unit_test(a_healthy_node_keeps_its_place_if_the_damaged_one_is_not_known),
-		cmocka_unit_test(other_nodes_in_between_keep_a_node),
-		cmocka_unit_test(an_early_good_end_is_no_failure),
-		cmocka_unit_test(a_step_that_stops_is_not_restarted),
-		cmocka_unit_test(ranks_that_all_end_end_the_step),
-		cmocka_unit_test(ranks_that_all_fail_are_restarted),
-		cmocka_unit_test(a_program_that_cannot_start_is_not_restarted),
-		cmocka_unit_test(what_nodes_repeat_or_invent_counts_for_nothing),
-		cmocka_unit_test(a_spare_takes_a_silent_nodes_place),
-		cmocka_unit_test(a_spare_that_does_not_answer_is_not_waited_for),
-		cmocka_unit_test(nodes_that_are_away_are_abandoned),
-		cmocka_unit_test(node_0_is_replaced_like_others),
-		cmocka_unit_test(without_a_spare_the_step_ends_and_names_the_node),
-		cmocka_unit_test(min_nodes_go_on),
-		cmocka_unit_test(spares_go_before_fewer_nodes),
-		cmocka_unit_test(survivors_keep_their_processes),
-		cmocka_unit_test(survivors_are_joined_by_a_spare),
-		cmocka_unit_test(a_spare_of_an_older_release_is_not_to_join),
-		cmocka_unit_test(a_port_that_is_taken_ends_those_who_stayed),
-		cmocka_unit_test(survivors_end_if_others_cannot_join),
-		cmocka_unit_test(hearsay_waits_for_the_node),
-		cmocka_unit_test(two_failures_at_once_are_one_restart),
-		cmocka_unit_test(two_nodes_at_once_are_one_restart),
-		cmocka_unit_test(a_failure_after_go_is_one_more_generation),
-		cmocka_unit_test(failures_of_a_new_generation_count_once),
-		cmocka_unit_test(a_spare_that_died_waiting_is_not_taken),
-		cmocka_unit_test(a_node_that_comes_back_is_told_to_quit),
-		cmocka_unit_test(a_node_that_ends_its_ranks_itself_is_one_restart),
-		cmocka_unit_test(all_nodes_silent_are_waited_for),
-		cmocka_unit_test(links_may_tell_of_all_nodes_at_once),
-		cmocka_unit_test(who_does_not_come_back_is_lost),
-		cmocka_unit_test(srun_on_a_node_that_is_cut_off_waits),
-		cmocka_unit_test(nobody_comes_back),
-		cmocka_unit_test(a_step_of_one_node_waits_for_it),
-		cmocka_unit_test(cut_off_while_a_generation_ends),
-		cmocka_unit_test(a_node_that_lost_an_agent_is_replaced),
-		cmocka_unit_test(a_spare_that_lost_an_agent_is_told),
-		cmocka_unit_test(a_node_without_slurmstepd_is_replaced_a_little_later),
-		cmocka_unit_test(a_cancelled_step_is_not_restarted),
-		cmocka_unit_test(a_cancelled_step_begins_nothing),
-		cmocka_unit_test(a_node_that_cannot_end_its_ranks_is_lost),
-		cmocka_unit_test(late_nodes_are_waited_for),
-		cmocka_unit_test(nodes_that_contradict_the_step_end_it),
-		cmocka_unit_test(policies_that_do_not_fit_are_refused),
-		cmocka_unit_test(errors_before_the_first_generation_end_the_step),
-		cmocka_unit_test(random_failures_never_mix_generations),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,24 +3,18 @@
 /* spank/port and spank/address: which port, and whether it can be had. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/options/site.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static void first_reserved_port_is_taken(void **state)
+TEST(first_reserved_port_is_taken)
 {
 	static const struct { const char *text; int port; } cases[] = {
 		{ "12000", 12000 }, { "12000-12003", 12000 }, { "12001,12005-12007", 12001 },
@@ -29,7 +23,6 @@ static void first_reserved_port_is_taken(void **state)
 		{ "(null)", -1 }, { "12000:12001", -1 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct error error = { "" };
 		uint16_t port = 0;
@@ -42,12 +35,11 @@ static void first_reserved_port_is_taken(void **state)
 	}
 }
 
-static void hashed_port_stays_in_the_range(void **state)
+TEST(hashed_port_stays_in_the_range)
 {
 	static const uint16_t ranges[][2] = { { 21000, 28999 }, { 1024, 65535 }, { 30000, 30000 },
 		                              { 65534, 65535 }, { 20000, 20001 } };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(ranges); i++)
 		for (uint32_t job = 0; job < 500; job++)
 			for (uint32_t restart = 0; restart < 3; restart++) {
@@ -58,11 +50,10 @@ static void hashed_port_stays_in_the_range(void **state)
 	assert_true(port_from_hash(UINT32_MAX, UINT32_MAX, UINT32_MAX, 1024, 65535) >= 1024);
 }
 
-static void steps_of_one_job_never_share_a_port(void **state)
+TEST(steps_of_one_job_never_share_a_port)
 {
 	static char taken[65536];
 
-	(void)state;
 	for (uint32_t job = 1; job < 50; job++) {
 		memset(taken, 0, sizeof(taken));
 		for (uint32_t step = 0; step < 8000; step++) {
@@ -73,11 +64,10 @@ static void steps_of_one_job_never_share_a_port(void **state)
 	}
 }
 
-static void requeue_and_neighbouring_jobs_change_the_port(void **state)
+TEST(requeue_and_neighbouring_jobs_change_the_port)
 {
 	int same_after_requeue = 0, same_as_next = 0;
 
-	(void)state;
 	for (uint32_t job = 1; job <= 1000; job++) {
 		uint16_t port = port_from_hash(job, 0, 0, 21000, 28999);
 		same_after_requeue += port == port_from_hash(job, 0, 1, 21000, 28999);
@@ -87,7 +77,7 @@ static void requeue_and_neighbouring_jobs_change_the_port(void **state)
 	assert_true(same_as_next <= 5);
 }
 
-static void ephemeral_ports_are_told(void **state)
+TEST(ephemeral_ports_are_told)
 {
 	static const struct { uint16_t port; const char *range, *reserved; bool ephemeral; } cases[] = {
 		{ 29500, "32768\t60999\n", "", false }, { 32768, "32768\t60999\n", "", true },
@@ -101,7 +91,6 @@ static void ephemeral_ports_are_told(void **state)
 		{ 50000, "32768\t60999", "49999,50001", true }, { 50000, "32768\t60999", "49999, 50000", false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++)
 		if (port_is_ephemeral(cases[i].port, cases[i].range, cases[i].reserved) != cases[i].ephemeral)
 			fail_msg("port %u, range '%s', reserved '%s'", cases[i].port, cases[i].range,
@@ -123,11 +112,10 @@ static int listen_on(uint32_t address, uint16_t *port)
 	return fd;
 }
 
-static void port_in_use_is_told_on_any_address(void **state)
+TEST(port_in_use_is_told_on_any_address)
 {
 	static const uint32_t addresses[] = { INADDR_ANY, INADDR_LOOPBACK };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(addresses); i++) {
 		struct error error = { "" };
 		uint16_t ports[4];
@@ -146,13 +134,12 @@ static void port_in_use_is_told_on_any_address(void **state)
 	}
 }
 
-static void addresses_that_others_reach_are_resolved(void **state)
+TEST(addresses_that_others_reach_are_resolved)
 {
 	static const struct { const char *host, *text; } cases[] = {
 		{ "198.18.0.7", "198.18.0.7" }, { "2001:db8::1", "2001:db8::1" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char text[ADDRESS_TEXT_MAX];
 		struct error error = { "" };
@@ -162,7 +149,7 @@ static void addresses_that_others_reach_are_resolved(void **state)
 	}
 }
 
-static void loopback_and_unknown_names_are_refused(void **state)
+TEST(loopback_and_unknown_names_are_refused)
 {
 	static const struct { const char *host, *named; } cases[] = {
 		{ "127.0.0.1", "127.0.0.1 only" }, { "127.0.1.1", "127.0.1.1 only" }, { "::1", "::1 only" },
@@ -170,7 +157,6 @@ static void loopback_and_unknown_names_are_refused(void **state)
 		{ "fe80::1", "fe80::1 only" }, { "a..b", "does not resolve" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char text[ADDRESS_TEXT_MAX];
 		struct error error = { "" };
@@ -181,7 +167,7 @@ static void loopback_and_unknown_names_are_refused(void **state)
 	}
 }
 
-static void node_addr_of_slurm_comes_before_the_name(void **state)
+TEST(node_addr_of_slurm_comes_before_the_name)
 {
 	static const struct { const char *list, *node, *known, *address; } cases[] = {
 		{ "addr=ip", "a..b", "198.18.0.7", "198.18.0.7" },
@@ -194,7 +180,6 @@ static void node_addr_of_slurm_comes_before_the_name(void **state)
 		{ "addr=ip", "a..b", NULL, NULL }, { "addr=ip", "a..b", "127.0.0.1", NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct identity identity = { .node_name = "n1" };
 		struct node_address known = { .node = "" };
@@ -215,20 +200,4 @@ static void node_addr_of_slurm_comes_before_the_name(void **state)
 		else
 			assert_non_null(strstr(error.text, "NodeAddr"));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(first_reserved_port_is_taken),
-		cmocka_unit_test(hashed_port_stays_in_the_range),
-		cmocka_unit_test(steps_of_one_job_never_share_a_port),
-		cmocka_unit_test(requeue_and_neighbouring_jobs_change_the_port),
-		cmocka_unit_test(ephemeral_ports_are_told),
-		cmocka_unit_test(port_in_use_is_told_on_any_address),
-		cmocka_unit_test(addresses_that_others_reach_are_resolved),
-		cmocka_unit_test(loopback_and_unknown_names_are_refused),
-		cmocka_unit_test(node_addr_of_slurm_comes_before_the_name),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/launch/preflight_step: the command of the step before the step, and its answer. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/base/sink.h"
 #include "spank/launch/preflight_step.h"
 #include "spank/launch/srun_options.h"
 #include "spank/options/site.h"
+#include "tests/support/test.h"
 
 static const char *command_of(const struct preflight_step *step, const char *list)
 {
@@ -33,13 +29,12 @@ static const char *command_of(const struct preflight_step *step, const char *lis
 	return text;
 }
 
-static void the_command_has_the_step_s_layout(void **state)
+TEST(the_command_has_the_step_s_layout)
 {
 	const struct preflight_step step = { .job_id = 12, .tasks = 8, .nodes = 4, .srun = "/usr/bin/srun", .program = "ddp-preflight",
 		                             .node_list = "n[0-3]", .cpus_per_task = "6" };
 	struct preflight_step uneven = step;
 
-	(void)state;
 	assert_string_equal(command_of(&step, "restart=1,spare=1,preflight=exclude"),
 	                    "/usr/bin/srun --overlap --quiet --mpi=none --input=none --jobid=12 --nodes=4 --ntasks=8 "
 	                    "--ntasks-per-node=2 --cpus-per-task=6 --nodelist=n[0-3] --ddp ddp-preflight --for-srun --quiet");
@@ -50,7 +45,7 @@ static void the_command_has_the_step_s_layout(void **state)
 	                    "--ddp=addr=ip,addr-suffix=-ib ddp-preflight --for-srun --quiet");
 }
 
-static void a_command_that_does_not_fit_is_an_error(void **state)
+TEST(a_command_that_does_not_fit_is_an_error)
 {
 	static char long_words[PREFLIGHT_STEP_TEXT + 1];
 	const struct preflight_step step = { .tasks = 1, .nodes = 1, .srun = "srun", .program = "p", .cpus_per_task = long_words };
@@ -58,7 +53,6 @@ static void a_command_that_does_not_fit_is_an_error(void **state)
 	struct settings settings;
 	struct error error = { "" };
 
-	(void)state;
 	memset(long_words, '1', sizeof(long_words) - 1);
 	settings_init(&settings);
 	assert_false(preflight_step_command(&command, &step, &settings, &error));
@@ -66,7 +60,7 @@ static void a_command_that_does_not_fit_is_an_error(void **state)
 	preflight_step_free(&command);
 }
 
-static void an_answer_is_read(void **state)
+TEST(an_answer_is_read)
 {
 	static const struct { const char *text; bool taken; uint32_t odd, nodes; const char *list; } cases[] = {
 		{ "0 0 \n", true, 0, 0, "" }, { "3 2 n1,n2\n", true, 3, 2, "n1,n2" }, { "1 1 node-1.site_a\nmore", true, 1, 1, "node-1.site_a" },
@@ -75,7 +69,6 @@ static void an_answer_is_read(void **state)
 		{ "1 1 n1;rm\n", false, 0, 0, "" }, { "1 1 n1\033[2J\n", false, 0, 0, "" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		char text[64];
 		struct preflight_answer answer;
@@ -89,9 +82,8 @@ static void an_answer_is_read(void **state)
 	}
 }
 
-static void lists_have_whole_names(void **state)
+TEST(lists_have_whole_names)
 {
-	(void)state;
 	assert_true(preflight_step_lists("n1,n12,n3", "n1") && preflight_step_lists("n1,n12,n3", "n12") &&
 	            preflight_step_lists("n1,n12,n3", "n3"));
 	assert_false(preflight_step_lists("n1,n12,n3", "n2") || preflight_step_lists("n12", "n1") || preflight_step_lists("n1", "n12") ||
@@ -107,7 +99,7 @@ static bool has(char *const list[], const char *entry)
 }
 
 /* With labels, srun's lines are no answer; another layout would be of other ranks. */
-static void another_srun_takes_no_options_from_the_job(void **state)
+TEST(another_srun_takes_no_options_from_the_job)
 {
 	static char mark[] = "MARK=yes";
 	char *const environment[] = { "PATH=/bin", "SLURM_LABELIO=1", "SLURM_CONF=/etc/slurm.conf", "SLURM_NTASKS_PER_NODE=3",
@@ -115,7 +107,6 @@ static void another_srun_takes_no_options_from_the_job(void **state)
 		                      "SLURM_WORKING_CLUSTER=other:host:6817:9728", "SLURMD_NODENAME=n1", NULL };
 	char **list;
 
-	(void)state;
 	for (int binds = 0; binds < 2; binds++) {
 		list = srun_environment(environment, binds, binds ? mark : NULL);
 		assert_non_null(list);
@@ -127,17 +118,4 @@ static void another_srun_takes_no_options_from_the_job(void **state)
 		assert_int_equal(has(list, mark), binds);
 		free(list);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_command_has_the_step_s_layout),
-		cmocka_unit_test(a_command_that_does_not_fit_is_an_error),
-		cmocka_unit_test(an_answer_is_read),
-		cmocka_unit_test(lists_have_whole_names),
-		cmocka_unit_test(another_srun_takes_no_options_from_the_job),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/presence: which nodes have started tasks and not reported; no clock. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/srun/presence.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"
+#include "tests/support/test.h"
 
 #define MS 1000000ull
 
@@ -39,12 +35,11 @@ static const char *say(struct presence *presence, enum presence_state state)
 	return text;
 }
 
-static void nodes_that_report_are_there(void **state)
+TEST(nodes_that_report_are_there)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true });
 	bool any;
 
-	(void)state;
 	assert_int_equal(presence_silent(&presence, &any), 3);
 	assert_false(any);
 	/* Any task of a node speaks for it, and once is enough. */
@@ -64,12 +59,11 @@ static void nodes_that_report_are_there(void **state)
 	presence_end(&presence);
 }
 
-static void a_task_that_slurm_has_not_started_is_waited_for(void **state)
+TEST(a_task_that_slurm_has_not_started_is_waited_for)
 {
 	struct presence presence = { .policy = { .refuse = true } };
 	bool any;
 
-	(void)state;
 	assert_true(presence_due(&presence, START * MS) == UINT64_MAX);
 	assert_false(presence_begin(&presence, 0, START * MS));
 	assert_true(presence_begin(&presence, 2, START * MS));
@@ -91,11 +85,10 @@ static void a_task_that_slurm_has_not_started_is_waited_for(void **state)
 	presence_end(&presence);
 }
 
-static void another_plugin_that_prepares_tasks_is_waited_for(void **state)
+TEST(another_plugin_that_prepares_tasks_is_waited_for)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true, .unsure = true });
 
-	(void)state;
 	presence_report(&presence, 0, "");
 	assert_false(presence_is_late(&presence, (START + SILENT_MS) * MS));
 	assert_true(presence_is_late(&presence, (START + UNSURE_MS) * MS));
@@ -106,11 +99,10 @@ static void another_plugin_that_prepares_tasks_is_waited_for(void **state)
 }
 
 /* A failure waits for them, but only as long as they are likely to report at all. */
-static void nodes_that_may_tell_of_an_earlier_failure_are_waited_for(void **state)
+TEST(nodes_that_may_tell_of_an_earlier_failure_are_waited_for)
 {
 	struct presence presence = { .tasks = 0 };
 
-	(void)state;
 	assert_int_equal(presence_untold_until(&presence, (START + 10) * MS, 1500 * MS), 0);
 	assert_true(presence_begin(&presence, 2, START * MS));
 	presence_start(&presence, 0, "n0", START * MS);
@@ -132,12 +124,11 @@ static void nodes_that_may_tell_of_an_earlier_failure_are_waited_for(void **stat
 }
 
 /* A failure's message has the node's name and no rank; a stall's note has a rank and no name. */
-static void any_message_of_a_node_is_its_report(void **state)
+TEST(any_message_of_a_node_is_its_report)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true });
 	bool any;
 
-	(void)state;
 	presence_report(&presence, UINT32_MAX, "n2");
 	presence_report(&presence, UINT32_MAX, "n2");
 	presence_report(&presence, UINT32_MAX, "");
@@ -152,12 +143,11 @@ static void any_message_of_a_node_is_its_report(void **state)
 }
 
 /* srun notes a node's tasks one after the other, and may not be done with that when the step ends. */
-static void a_node_of_which_srun_has_noted_some_tasks_is_not_silent(void **state)
+TEST(a_node_of_which_srun_has_noted_some_tasks_is_not_silent)
 {
 	struct presence presence = { .policy = { .refuse = true } };
 	bool any;
 
-	(void)state;
 	assert_true(presence_begin(&presence, 3, START * MS));
 	presence_start(&presence, 0, "n0", START * MS);
 	presence_report(&presence, 1, "n0");
@@ -172,11 +162,10 @@ static void a_node_of_which_srun_has_noted_some_tasks_is_not_silent(void **state
 }
 
 /* A launch may take long, and the step be short. */
-static void tasks_that_start_late_are_seen_soon(void **state)
+TEST(tasks_that_start_late_are_seen_soon)
 {
 	struct presence presence = { .policy = { .refuse = true } };
 
-	(void)state;
 	assert_true(presence_begin(&presence, 2, START * MS));
 	assert_true(presence_due(&presence, (START + 12000) * MS) <= (START + 12020) * MS);
 	presence_start(&presence, 0, "n0", (START + 12000) * MS);
@@ -188,13 +177,12 @@ static void tasks_that_start_late_are_seen_soon(void **state)
 	presence_end(&presence);
 }
 
-static void long_names_leave_room_for_the_rest(void **state)
+TEST(long_names_leave_room_for_the_rest)
 {
 	struct presence presence = { .policy = { .refuse = true, .unsure = true, .port = 65535 } };
 	char host[220];
 	const char *text;
 
-	(void)state;
 	assert_true(presence_begin(&presence, 17, START * MS));
 	memset(host, 'x', sizeof(host));
 	for (uint32_t i = 0; i < 17; i++) {
@@ -208,11 +196,10 @@ static void long_names_leave_room_for_the_rest(void **state)
 	presence_end(&presence);
 }
 
-static void the_sentence_names_the_nodes(void **state)
+TEST(the_sentence_names_the_nodes)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true });
 
-	(void)state;
 	presence_report(&presence, 0, "");
 	assert_string_equal(say(&presence, PRESENCE_RUNS),
 	                    "no report from n1, n2 (2 of 3 nodes): the plugin spank_ddp is absent on these nodes, or "
@@ -238,13 +225,12 @@ static void the_sentence_names_the_nodes(void **state)
 	presence_end(&presence);
 }
 
-static void a_thousand_nodes_are_counted_in_no_time(void **state)
+TEST(a_thousand_nodes_are_counted_in_no_time)
 {
 	enum { NODES = 1000, EACH = 8 };
 	struct presence presence = { .policy = { .refuse = true } };
 	char host[16];
 
-	(void)state;
 	assert_true(presence_begin(&presence, NODES * EACH, START * MS));
 	for (uint32_t i = 0; i < NODES * EACH; i++) {
 		snprintf(host, sizeof(host), "n%u", i / EACH);
@@ -270,7 +256,7 @@ static void a_thousand_nodes_are_counted_in_no_time(void **state)
 	presence_end(&presence);
 }
 
-static void an_older_srun_does_nothing_about_a_report(void **state)
+TEST(an_older_srun_does_nothing_about_a_report)
 {
 	const struct relay_news news = { .text = "0.2", .here = true, .rank = 70000, .node = "n1" };
 	struct relay_message message = { .end = 0 };
@@ -278,7 +264,6 @@ static void an_older_srun_does_nothing_about_a_report(void **state)
 	struct end_facts facts = { .kill_on_failure = true };
 	struct end_verdict verdict;
 
-	(void)state;
 	relay_write(&message, &news);
 	read = relay_read(&message);
 	assert_true(read.here);
@@ -301,12 +286,11 @@ static const char *ranks_beside(const struct presence *presence, uint32_t rank)
 	return presence_add_ranks(presence, rank, &sink) ? text : NULL;
 }
 
-static void the_ranks_of_a_node_are_told_by_any_of_them(void **state)
+TEST(the_ranks_of_a_node_are_told_by_any_of_them)
 {
 	enum { TASKS = 60 };
 	struct presence presence = { .task = NULL };
 
-	(void)state;
 	assert_true(presence_begin(&presence, TASKS, START * MS));
 	for (uint32_t i = 0; i < 4; i++)
 		presence_start(&presence, i, i < 3 ? "n0" : "n1", START * MS);
@@ -323,7 +307,7 @@ static void the_ranks_of_a_node_are_told_by_any_of_them(void **state)
 	presence_end(&presence);
 }
 
-static void what_is_left_are_silent_nodes(void **state)
+TEST(what_is_left_are_silent_nodes)
 {
 	struct links_node nodes[2] = { { .opening = { .node = "n0", .rank = 0 }, .bye = true },
 		                       { .opening = { .node = "n1", .rank = 1 }, .silent = true, .open = true } };
@@ -333,7 +317,6 @@ static void what_is_left_are_silent_nodes(void **state)
 	char text[512];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	(void)state;
 	assert_true(presence_begin(&presence, 2, START * MS));
 	presence_start(&presence, 0, "n0", START * MS);
 	assert_false(silence_is_all_that_is_left(&links, &presence));
@@ -359,12 +342,11 @@ static const char *of_releases(const struct releases *releases)
 	return releases_describe(releases, "0.3.0", &sink) ? text : "";
 }
 
-static void nodes_of_other_releases_are_named(void **state)
+TEST(nodes_of_other_releases_are_named)
 {
 	struct releases releases = { .count = 0 };
 	char name[HOST_NAME_MAX_BYTES];
 
-	(void)state;
 	releases_note(&releases, "0.3.0", "n0", "0.3.0", RELAY_TEXT_MAX);
 	/* A report without a node or a release tells nothing. */
 	releases_note(&releases, "0.3.0", "", "0.2.0", RELAY_TEXT_MAX);
@@ -384,13 +366,12 @@ static void nodes_of_other_releases_are_named(void **state)
 	assert_null(strstr(of_releases(&releases), "n9"));
 }
 
-static void nodes_on_which_nothing_has_started_are_named(void **state)
+TEST(nodes_on_which_nothing_has_started_are_named)
 {
 	struct presence presence = begin((struct presence_policy){ .refuse = true }), none = { .policy = { .refuse = true } };
 	char text[64], long_text[1024];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	(void)state;
 	/* Its start is not known yet. */
 	presence_report(&presence, 4, "n3");
 	assert_int_equal(presence_unstarted(&presence, 6, "n[0-5]", &sink), 2);
@@ -410,11 +391,10 @@ static void nodes_on_which_nothing_has_started_are_named(void **state)
 	presence_end(&presence);
 }
 
-static void a_launch_that_srun_has_given_up_is_told(void **state)
+TEST(a_launch_that_srun_has_given_up_is_told)
 {
 	struct presence presence = { .policy = { .refuse = true } };
 
-	(void)state;
 	assert_false(presence_launch_timed_out(&presence, 700000 * MS));
 	assert_true(presence_begin(&presence, 2, START * MS));
 	presence_start(&presence, 0, "n0", START * MS);
@@ -423,28 +403,4 @@ static void a_launch_that_srun_has_given_up_is_told(void **state)
 	presence_start(&presence, 1, "n1", START * MS);
 	assert_false(presence_launch_timed_out(&presence, (START + 600000) * MS));
 	presence_end(&presence);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(nodes_that_report_are_there),
-		cmocka_unit_test(a_task_that_slurm_has_not_started_is_waited_for),
-		cmocka_unit_test(another_plugin_that_prepares_tasks_is_waited_for),
-		cmocka_unit_test(nodes_that_may_tell_of_an_earlier_failure_are_waited_for),
-		cmocka_unit_test(any_message_of_a_node_is_its_report),
-		cmocka_unit_test(a_node_of_which_srun_has_noted_some_tasks_is_not_silent),
-		cmocka_unit_test(tasks_that_start_late_are_seen_soon),
-		cmocka_unit_test(long_names_leave_room_for_the_rest),
-		cmocka_unit_test(the_sentence_names_the_nodes),
-		cmocka_unit_test(a_thousand_nodes_are_counted_in_no_time),
-		cmocka_unit_test(the_ranks_of_a_node_are_told_by_any_of_them),
-		cmocka_unit_test(what_is_left_are_silent_nodes),
-		cmocka_unit_test(an_older_srun_does_nothing_about_a_report),
-		cmocka_unit_test(nodes_of_other_releases_are_named),
-		cmocka_unit_test(nodes_on_which_nothing_has_started_are_named),
-		cmocka_unit_test(a_launch_that_srun_has_given_up_is_told),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,11 +4,8 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +14,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "spank/base/release.h"
@@ -32,8 +27,7 @@
 #include "tests/support/flood.h"
 #include "tests/support/hung.h"
 #include "tests/support/spank_task.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 static struct step_policy policy_with(uint32_t hold_ms)
 {
@@ -73,9 +67,19 @@ static bool tell(const struct relay *relay, const char *text, uint32_t age_ms, b
 	return false;
 }
 
+static atomic_bool answered;
+
+/* A failed test leaves its relay open, whose thread goes on to serve it, and which the next test would get. */
+static int end_relay(void **state)
+{
+	atomic_store(&answered, true);
+	relay_close();
+	return 0;
+}
+
 /* Up to 63 bytes of the reference implementation's vectors, and one of OpenSSL's;
    each input is the bytes 0, 1, 2, ... */
-static void siphash_gives_the_vectors_of_its_authors(void **state)
+TEST_WITH(siphash_gives_the_vectors_of_its_authors, NULL, end_relay)
 {
 	static const struct { size_t bytes; unsigned char tag[SIPHASH_BYTES]; } cases[] = {
 		{ 0, { 0x31, 0x0e, 0x0e, 0xdd, 0x47, 0xdb, 0x6f, 0x72 } },
@@ -96,7 +100,6 @@ static void siphash_gives_the_vectors_of_its_authors(void **state)
 	};
 	unsigned char key[SIPHASH_KEY_BYTES], input[1100], tag[SIPHASH_BYTES];
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(key); i++)
 		key[i] = (unsigned char)i;
 	for (size_t i = 0; i < sizeof(input); i++)
@@ -107,7 +110,7 @@ static void siphash_gives_the_vectors_of_its_authors(void **state)
 	}
 }
 
-static void spec_is_read_or_refused_whole(void **state)
+TEST_WITH(spec_is_read_or_refused_whole, NULL, end_relay)
 {
 	static const char *const bad[] = {
 		"", "0:", "80", "80:", "x", "-1:000102030405060708090a0b0c0d0e0f",
@@ -119,7 +122,6 @@ static void spec_is_read_or_refused_whole(void **state)
 	};
 	struct relay relay = relay_parse("8080:000102030405060708090a0b0c0d0eff");
 
-	(void)state;
 	assert_int_equal(relay.port, 8080);
 	assert_int_equal(relay.secret[1], 1);
 	assert_int_equal(relay.secret[15], 255);
@@ -129,12 +131,11 @@ static void spec_is_read_or_refused_whole(void **state)
 			fail_msg("'%s' was taken", bad[i]);
 }
 
-static void of_many_nodes_at_once_one_is_heard(void **state)
+TEST_WITH(of_many_nodes_at_once_one_is_heard, NULL, end_relay)
 {
 	struct relay relay = open_relay(1);
 	int heard = 0;
 
-	(void)state;
 	for (int i = 0; i < 64; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
@@ -155,11 +156,10 @@ static void of_many_nodes_at_once_one_is_heard(void **state)
 	assert_memory_equal(said, "rank ", 5);
 }
 
-static void earlier_failure_wins_whoever_came_first(void **state)
+TEST_WITH(earlier_failure_wins_whoever_came_first, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 
-	(void)state;
 	assert_true(tell(&relay, "later", 0, false));
 	assert_true(tell(&relay, "earlier", 60000, false));
 	assert_true(tell(&relay, "between", 30000, false));
@@ -168,11 +168,10 @@ static void earlier_failure_wins_whoever_came_first(void **state)
 	assert_string_equal(said, "earlier");
 }
 
-static void cause_wins_over_its_consequence(void **state)
+TEST_WITH(cause_wins_over_its_consequence, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 
-	(void)state;
 	assert_true(tell(&relay, "gave up", 60000, true));
 	assert_true(tell(&relay, "cause", 0, false));
 	assert_true(tell(&relay, "gave up, too", 90000, true));
@@ -184,12 +183,11 @@ static void cause_wins_over_its_consequence(void **state)
 	assert_string_equal(said, "gave up");
 }
 
-static void it_is_said_while_the_step_still_runs(void **state)
+TEST_WITH(it_is_said_while_the_step_still_runs, NULL, end_relay)
 {
 	const struct timespec pause = { .tv_nsec = 10000000 };
 	struct relay relay = open_relay(HOLD_MS);
 
-	(void)state;
 	assert_true(tell(&relay, "first", 0, false));
 	for (int i = 0; i < 2000 && atomic_load(&times_said) == 0; i++)
 		nanosleep(&pause, NULL);
@@ -212,7 +210,7 @@ static bool same_facts(const struct end_facts *a, const struct end_facts *b)
 }
 
 /* What a node tells arrives as it was, and the code that srun leaves with. */
-static void news_pass_the_wire(void **state)
+TEST_WITH(news_pass_the_wire, NULL, end_relay)
 {
 	static const struct relay_news cases[] = {
 		{ .text = "a", .age_ms = 60000, .generation = 3, .wait_status = 0x0b,
@@ -225,7 +223,6 @@ static void news_pass_the_wire(void **state)
 		{ .text = "d", .node = "n1", .facts = { .end = END_BY_KILL, .sent = SENT_SIGNAL } },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct relay_message message;
 		struct relay_news news;
@@ -260,7 +257,7 @@ static void news_pass_the_wire(void **state)
 
 /* Message and answer are those of release 0.2, byte for byte: while a site is upgraded, a node and an
    srun of different releases tell each other what they know. */
-static void wire_is_that_of_release_0_2(void **state)
+TEST_WITH(wire_is_that_of_release_0_2, NULL, end_relay)
 {
 	enum { NONCE = 16, TEXT = 27, TAG = 1050, BYTES = 1058 };
 	static const unsigned char note[STALL_NOTE_BYTES] = { 1, 2, 3 };
@@ -283,7 +280,6 @@ static void wire_is_that_of_release_0_2(void **state)
 	};
 	const struct relay relay = relay_parse("4660:000102030405060708090a0b0c0d0e0f");
 
-	(void)state;
 	assert_int_equal(relay.port, 4660);
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		const struct relay_news news = { .text = "seven", .age_ms = 0x0304, .generation = 0x0102, .wait_status = 7 << 8,
@@ -309,14 +305,13 @@ static int connect_to(uint16_t port);
 
 /* More connections than srun has places, all held and silent: a node gets through
    without a delay, and srun says its sentence and no other. */
-static void held_connections_keep_nobody_waiting(void **state)
+TEST_WITH(held_connections_keep_nobody_waiting, NULL, end_relay)
 {
 	enum { HELD = 518 };
 	struct relay relay = open_relay(LONG_MS);
 	static int held[HELD];
 	uint64_t start;
 
-	(void)state;
 	for (int i = 0; i < HELD; i++) {
 		held[i] = connect_to(relay.port);
 		if (i % 2 == 0)
@@ -333,11 +328,10 @@ static void held_connections_keep_nobody_waiting(void **state)
 }
 
 /* A node is heard while others connect again and again, say nothing, or say a byte now and then. */
-static void floods_keep_nobody_waiting(void **state)
+TEST_WITH(floods_keep_nobody_waiting, NULL, end_relay)
 {
 	static const flood_kind kinds[] = { FLOOD_ENDLESS, FLOOD_SLOW };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		struct relay relay = open_relay(LONG_MS);
 		const struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(relay.port),
@@ -356,11 +350,10 @@ static void floods_keep_nobody_waiting(void **state)
 	}
 }
 
-static void who_has_another_secret_is_neither_heard_nor_answered(void **state)
+TEST_WITH(who_has_another_secret_is_neither_heard_nor_answered, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS), intruder = relay;
 
-	(void)state;
 	intruder.secret[3] ^= 1;
 	assert_false(try_to_tell(&intruder, "a lie", 0, false));
 	relay_close();
@@ -379,14 +372,13 @@ static int connect_to(uint16_t port)
 }
 
 /* Silent, short, long and changed messages; the one that follows gets through. */
-static void garbage_keeps_nobody_out(void **state)
+TEST_WITH(garbage_keeps_nobody_out, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 	struct relay_message message = { .text = "changed" };
 	unsigned char garbage[5000], answer;
 	int silent = connect_to(relay.port), fd;
 
-	(void)state;
 	memset(garbage, 0xa5, sizeof(garbage));
 	for (size_t bytes = 1; bytes <= sizeof(garbage); bytes = bytes * 3 + 1) {
 		fd = connect_to(relay.port);
@@ -406,12 +398,11 @@ static void garbage_keeps_nobody_out(void **state)
 	assert_string_equal(said, "true");
 }
 
-static void control_bytes_never_reach_the_terminal(void **state)
+TEST_WITH(control_bytes_never_reach_the_terminal, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 	char text[2 * RELAY_TEXT_MAX];
 
-	(void)state;
 	memset(text, '\033', sizeof(text) - 1);
 	text[sizeof(text) - 1] = '\0';
 	assert_true(tell(&relay, text, 0, false));
@@ -421,7 +412,7 @@ static void control_bytes_never_reach_the_terminal(void **state)
 }
 
 /* A port on which somebody else listens: it accepts, or answers wrongly. */
-static void node_gives_up_on_what_is_not_its_srun(void **state)
+TEST_WITH(node_gives_up_on_what_is_not_its_srun, NULL, end_relay)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	socklen_t bytes = sizeof(address);
@@ -430,7 +421,6 @@ static void node_gives_up_on_what_is_not_its_srun(void **state)
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 	pid_t pid;
 
-	(void)state;
 	assert_false(try_to_tell(&relay, "nowhere to go", 0, false));
 	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &bytes), 0);
@@ -458,14 +448,13 @@ static void node_gives_up_on_what_is_not_its_srun(void **state)
 	close(listener);
 }
 
-static void no_name_is_resolved(void **state)
+TEST_WITH(no_name_is_resolved, NULL, end_relay)
 {
 	static const char *const names[] = { "localhost", "", "127.1", "0x7f000001", "127.0.0.1 ",
 	                                     "::1%lo", "127.0.0.1:80", "/etc/passwd" };
 	struct relay relay = open_relay(LONG_MS);
 	struct relay_news news = { .text = "text", .facts = { .end = END_CODE } };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(names); i++)
 		if (relay_tell(&relay, names[i], &news))
 			fail_msg("'%s' was taken for an address", names[i]);
@@ -473,7 +462,7 @@ static void no_name_is_resolved(void **state)
 	assert_int_equal(atomic_load(&times_said), 0);
 }
 
-static void port_comes_from_the_range(void **state)
+TEST_WITH(port_comes_from_the_range, NULL, end_relay)
 {
 	char spec[RELAY_SPEC_MAX];
 	struct error error = { "" };
@@ -484,7 +473,6 @@ static void port_comes_from_the_range(void **state)
 	const struct step_policy policy = policy_with(0);
 	uint16_t port;
 
-	(void)state;
 	if (taken < 0 || bind(taken, (struct sockaddr *)&any, sizeof(any)) < 0) {
 		close(taken);
 		taken = socket(AF_INET, SOCK_STREAM, 0);
@@ -500,8 +488,6 @@ static void port_comes_from_the_range(void **state)
 	relay_close();
 	close(taken);
 }
-
-static atomic_bool answered;
 
 /* A busy machine takes less, and slurmctld more. */
 enum { ANSWER_MS = 10000 };
@@ -524,7 +510,7 @@ static void finish_answer(void)
 }
 
 /* srun leaves with the right code, though its request for the step's end hangs. */
-static void controller_that_does_not_answer_holds_up_nobody(void **state)
+TEST_WITH(controller_that_does_not_answer_holds_up_nobody, NULL, end_relay)
 {
 	const struct relay_actions in_vain = { .say = actions.say, .end_step = ask_in_vain };
 	const struct step_policy policy = policy_with(0);
@@ -532,7 +518,6 @@ static void controller_that_does_not_answer_holds_up_nobody(void **state)
 	struct error error;
 	struct relay relay;
 
-	(void)state;
 	atomic_store(&times_said, 0);
 	assert_true(relay_open(0, 0, &policy, &in_vain, spec, &error));
 	relay = relay_parse(spec);
@@ -565,7 +550,7 @@ static void tell_killed(const struct relay *relay, const char *text, const char 
 }
 
 /* It is asked whether a node has failed, and the other nodes' tasks end meanwhile. */
-static void question_about_a_node_keeps_no_other_waiting(void **state)
+TEST_WITH(question_about_a_node_keeps_no_other_waiting, NULL, end_relay)
 {
 	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
 		                            .node_failed = ask_about_node_in_vain };
@@ -574,7 +559,6 @@ static void question_about_a_node_keeps_no_other_waiting(void **state)
 	struct error error;
 	struct relay relay;
 
-	(void)state;
 	atomic_store(&answered, false);
 	atomic_store(&times_said, 0);
 	atomic_store(&times_ended, 0);
@@ -597,7 +581,7 @@ static void question_about_a_node_keeps_no_other_waiting(void **state)
 
 /* A failure that comes behind such news may be their consequence, and slurmctld may be slow. srun does not wait for long,
    and then names what was told first. */
-static void question_about_a_node_goes_before_what_follows(void **state)
+TEST_WITH(question_about_a_node_goes_before_what_follows, NULL, end_relay)
 {
 	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
 		                            .node_failed = ask_about_node_in_vain };
@@ -613,7 +597,6 @@ static void question_about_a_node_goes_before_what_follows(void **state)
 		{ { .end = END_BY_KILL, .sent = SENT_UNKNOWN, .lone = true }, false, false, "on n1" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		const struct relay_news news = { .text = "on n1", .node = "n1", .wait_status = SIGKILL, .facts = cases[i].first };
 		struct step_policy policy = policy_with(0);
@@ -647,7 +630,7 @@ static void question_about_a_node_goes_before_what_follows(void **state)
 }
 
 /* srun ends before the answer: the failure is said without it. */
-static void question_without_an_answer_loses_no_failure(void **state)
+TEST_WITH(question_without_an_answer_loses_no_failure, NULL, end_relay)
 {
 	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
 		                            .node_failed = ask_about_node_in_vain };
@@ -658,7 +641,6 @@ static void question_without_an_answer_loses_no_failure(void **state)
 	struct error error;
 	struct relay relay;
 
-	(void)state;
 	atomic_store(&answered, false);
 	atomic_store(&times_said, 0);
 	atomic_store(&questions, 0);
@@ -756,9 +738,8 @@ static void lose_two_nodes(int apart_ms)
 
 /* One of the others waits until the silent nodes have left the job. A slow machine notices them one after the other:
    if the controller is busy with the first one then, the step ends behind both, and otherwise behind each. */
-static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
+TEST_WITH(last_node_leaves_when_lost_nodes_have_left_the_job, NULL, end_relay)
 {
-	(void)state;
 	for (int apart_ms = 0; apart_ms <= 500; apart_ms += 500) {
 		lose_two_nodes(apart_ms);
 		if (strcmp(left_job, "n0,n1") != 0 && (strcmp(left_job, "n1,n0") != 0 || apart_ms > 0))
@@ -769,7 +750,7 @@ static void last_node_leaves_when_lost_nodes_have_left_the_job(void **state)
 }
 
 /* Such a node sends no report of its own. */
-static void link_tells_the_release_of_its_node(void **state)
+TEST_WITH(link_tells_the_release_of_its_node, NULL, end_relay)
 {
 	struct step_policy policy = policy_with(0);
 	static struct relay_sender sender;
@@ -777,7 +758,6 @@ static void link_tells_the_release_of_its_node(void **state)
 	struct link node;
 	struct error error;
 
-	(void)state;
 	policy.silence_ms = 2000;
 	release_of_nodes = "0.0.1";
 	assert_true(relay_open(0, 0, &policy, &actions, spec, &error));
@@ -827,12 +807,11 @@ static void tell_later(struct link *n1, struct relay_sender *sender, uint32_t pr
 	link_answer(n1);
 }
 
-static void an_earlier_failure_is_waited_for(void **state)
+TEST_WITH(an_earlier_failure_is_waited_for, NULL, end_relay)
 {
 	static struct relay_sender sender;
 	struct link n1;
 
-	(void)state;
 	tell_later(&n1, &sender, FRAME_PROTOCOL, LONG_MS);
 	wait_for(&times_said, 1);
 	assert_string_equal(said, "earlier");
@@ -852,12 +831,11 @@ static void an_earlier_failure_is_waited_for(void **state)
 }
 
 /* Nobody answers for tasks that have ended. */
-static void a_node_whose_tasks_have_ended_is_not_waited_for(void **state)
+TEST_WITH(a_node_whose_tasks_have_ended_is_not_waited_for, NULL, end_relay)
 {
 	static struct relay_sender sender;
 	struct link n1;
 
-	(void)state;
 	tell_later(&n1, &sender, FRAME_PROTOCOL, LONG_MS - 1);
 	assert_int_equal(times_said, 0);
 	link_say_bye(&n1);
@@ -906,12 +884,10 @@ static uint64_t never_due(void)
 
 static void nothing_due(uint64_t now_ns)
 {
-	(void)now_ns;
 }
 
 static const char *no_host(uint32_t rank)
 {
-	(void)rank;
 	return NULL;
 }
 
@@ -975,9 +951,8 @@ static void fail_before_silence(const char *on, uint32_t ask_ms, bool restarts, 
 }
 
 /* The generation is being ended, or srun still waits for what n1 may have to tell. The dealer decides what follows. */
-static void a_node_falls_silent_behind_a_failure(void **state)
+TEST_WITH(a_node_falls_silent_behind_a_failure, NULL, end_relay)
 {
-	(void)state;
 	fail_before_silence("n1", 0, true, "fs");
 	fail_before_silence("n1", 1500, true, "fs");
 	/* A node that tells something behind another node's last word may tell a consequence of the silence. */
@@ -1002,7 +977,7 @@ static void say_in_vain(const char *text)
 	actions.say(text);
 }
 
-static void reader_that_does_not_read_holds_up_nobody(void **state)
+TEST_WITH(reader_that_does_not_read_holds_up_nobody, NULL, end_relay)
 {
 	const struct relay_actions stuck = { .say = say_in_vain, .end_step = count_end };
 	struct step_policy policy = policy_with(0);
@@ -1010,7 +985,6 @@ static void reader_that_does_not_read_holds_up_nobody(void **state)
 	struct error error;
 	struct relay relay;
 
-	(void)state;
 	atomic_store(&times_said, 0);
 	atomic_store(&answered, false);
 	atomic_store(&ended, 0);
@@ -1029,12 +1003,11 @@ static void reader_that_does_not_read_holds_up_nobody(void **state)
 }
 
 /* A signal of the process's is another thread's to take; by the clock that nobody sets. */
-static void worker_takes_no_signal_and_is_waited_for_in_time(void **state)
+TEST_WITH(worker_takes_no_signal_and_is_waited_for_in_time, NULL, end_relay)
 {
 	struct worker worker;
 	uint64_t start = ddp_now_ns();
 
-	(void)state;
 	atomic_store(&answered, false);
 	assert_true(worker_start(&worker, ask_in_vain));
 	assert_int_equal(pthread_kill(worker.thread, SIGUSR1), 0);
@@ -1044,13 +1017,12 @@ static void worker_takes_no_signal_and_is_waited_for_in_time(void **state)
 	assert_true(worker_join(&worker, LONG_MS));
 }
 
-static void forked_child_of_srun_waits_for_no_thread(void **state)
+TEST_WITH(forked_child_of_srun_waits_for_no_thread, NULL, end_relay)
 {
 	struct relay relay = open_relay(LONG_MS);
 	int status = -1;
 	pid_t pid = fork();
 
-	(void)state;
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		relay_close();
@@ -1062,51 +1034,4 @@ static void forked_child_of_srun_waits_for_no_thread(void **state)
 	relay_close();
 	relay_close();
 	assert_int_equal(atomic_load(&times_said), 1);
-}
-
-/* A failed test leaves its relay open, whose thread goes on to serve it, and which the next test would get. */
-static int end_relay(void **state)
-{
-	(void)state;
-	atomic_store(&answered, true);
-	relay_close();
-	return 0;
-}
-
-int main(void)
-{
-	struct CMUnitTest tests[] = {
-		cmocka_unit_test(siphash_gives_the_vectors_of_its_authors),
-		cmocka_unit_test(spec_is_read_or_refused_whole),
-		cmocka_unit_test(of_many_nodes_at_once_one_is_heard),
-		cmocka_unit_test(earlier_failure_wins_whoever_came_first),
-		cmocka_unit_test(cause_wins_over_its_consequence),
-		cmocka_unit_test(it_is_said_while_the_step_still_runs),
-		cmocka_unit_test(news_pass_the_wire),
-		cmocka_unit_test(wire_is_that_of_release_0_2),
-		cmocka_unit_test(held_connections_keep_nobody_waiting),
-		cmocka_unit_test(floods_keep_nobody_waiting),
-		cmocka_unit_test(who_has_another_secret_is_neither_heard_nor_answered),
-		cmocka_unit_test(garbage_keeps_nobody_out),
-		cmocka_unit_test(control_bytes_never_reach_the_terminal),
-		cmocka_unit_test(node_gives_up_on_what_is_not_its_srun),
-		cmocka_unit_test(no_name_is_resolved),
-		cmocka_unit_test(port_comes_from_the_range),
-		cmocka_unit_test(controller_that_does_not_answer_holds_up_nobody),
-		cmocka_unit_test(question_about_a_node_keeps_no_other_waiting),
-		cmocka_unit_test(question_about_a_node_goes_before_what_follows),
-		cmocka_unit_test(question_without_an_answer_loses_no_failure),
-		cmocka_unit_test(last_node_leaves_when_lost_nodes_have_left_the_job),
-		cmocka_unit_test(link_tells_the_release_of_its_node),
-		cmocka_unit_test(an_earlier_failure_is_waited_for),
-		cmocka_unit_test(a_node_whose_tasks_have_ended_is_not_waited_for),
-		cmocka_unit_test(a_node_falls_silent_behind_a_failure),
-		cmocka_unit_test(reader_that_does_not_read_holds_up_nobody),
-		cmocka_unit_test(worker_takes_no_signal_and_is_waited_for_in_time),
-		cmocka_unit_test(forked_child_of_srun_waits_for_no_thread),
-	};
-
-	for (size_t i = 0; i < COUNT(tests); i++)
-		tests[i].teardown_func = end_relay;
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

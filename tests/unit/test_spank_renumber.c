@@ -1,25 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/*
- * spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
- * plugin makes it, and libddp reads it: it refuses variables that contradict each other.
- */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
+/* spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the
+   plugin makes it, and libddp reads it: it refuses variables that contradict each other. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "job/job.h"
 #include "job/nodes.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/variables.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 
 enum { VARIABLES = 128, WORLD = 6 };
@@ -161,7 +154,7 @@ static void expect(const char *name, const char *value)
 		fail_msg("%s is %s, not %s", name, found != NULL ? found : "unset", value);
 }
 
-static void all_variables_are_of_the_generation(void **state)
+TEST(all_variables_are_of_the_generation)
 {
 	static const char *const wanted[][2] = {
 		{ "RANK", "3" }, { "WORLD_SIZE", "6" }, { "LOCAL_RANK", "1" }, { "LOCAL_WORLD_SIZE", "2" },
@@ -178,18 +171,16 @@ static void all_variables_are_of_the_generation(void **state)
 		{ "SLURM_JOB_NUM_NODES", "9" }, { "SLURM_JOB_NODELIST", "n[0-8]" },
 	};
 
-	(void)state;
 	make_task(1, 1);
 	for (size_t i = 0; i < COUNT(wanted); i++)
 		expect(wanted[i][0], wanted[i][1]);
 }
 
-static void libddp_reads_each_task(void **state)
+TEST(libddp_reads_each_task)
 {
 	static const char *const nodes_of[] = { "n0", "n0", "n3", "n3", "n2", "n2" };
 	char **before = environ;
 
-	(void)state;
 	for (uint32_t rank = 0; rank < WORLD; rank++) {
 		struct identity identity = make_task(rank / 2, rank % 2);
 		ddp_nodes nodes;
@@ -214,13 +205,12 @@ static void libddp_reads_each_task(void **state)
 	}
 }
 
-static void uneven_nodes_keep_their_tasks(void **state)
+TEST(uneven_nodes_keep_their_tasks)
 {
 	static struct renumbered renumbered;
 	struct deal_go go = deal(0);
 	struct error error;
 
-	(void)state;
 	make_step(&environment, 0, 0);
 	put(&environment, "SLURM_STEP_TASKS_PER_NODE", "2,1(x2)");
 	assert_true(renumber(&renumbered, environment.list, &go, 0, 1, &error));
@@ -231,18 +221,16 @@ static void uneven_nodes_keep_their_tasks(void **state)
 	expect("SLURM_TASKS_PER_NODE", "2(x4)");
 }
 
-static void pmi_is_hidden(void **state)
+TEST(pmi_is_hidden)
 {
-	(void)state;
 	assert_true(renumber_hides("PMIX_RANK=3") && renumber_hides("PMI_FD=5") && renumber_hides("PMI2_X=1"));
 	assert_false(renumber_hides("PMIXED=1") || renumber_hides("SLURM_PMIX_MAPPING_SERV=x") || renumber_hides("PATH=PMI_"));
 }
 
-static void ports_of_a_reservation_are_taken_in_turn(void **state)
+TEST(ports_of_a_reservation_are_taken_in_turn)
 {
 	static const uint16_t ports[] = { 12000, 12001, 12005, 13000, 13001, 12000, 12001 };
 
-	(void)state;
 	for (uint32_t i = 0; i < COUNT(ports); i++)
 		assert_int_equal(port_of_reservation("12000-12001,12005,13000-13001", i), ports[i]);
 	assert_int_equal(port_of_reservation("9", 7), 9);
@@ -253,12 +241,11 @@ static void ports_of_a_reservation_are_taken_in_turn(void **state)
 	assert_int_equal(port_of_reservation("12000-99999", 1), 0);
 }
 
-static void a_list_has_its_hosts_in_order(void **state)
+TEST(a_list_has_its_hosts_in_order)
 {
 	char host[HOST_NAME_MAX_BYTES];
 	struct error error;
 
-	(void)state;
 	assert_true(nodelist_at("n0,n[3-5],a", 0, host, &error));
 	assert_string_equal(host, "n0");
 	assert_true(nodelist_at("n0,n[3-5],a", 3, host, &error));
@@ -269,7 +256,7 @@ static void a_list_has_its_hosts_in_order(void **state)
 	assert_string_equal(error.text, "'n0,n[3-5],a' has no 6 hosts");
 }
 
-static void a_generation_has_a_port_of_its_own(void **state)
+TEST(a_generation_has_a_port_of_its_own)
 {
 	struct settings settings;
 	struct identity identity;
@@ -277,7 +264,6 @@ static void a_generation_has_a_port_of_its_own(void **state)
 	struct error error;
 	uint16_t ports[4];
 
-	(void)state;
 	settings_init(&settings);
 	for (uint32_t seed = 0; seed < COUNT(ports); seed++) {
 		struct step_facts facts;
@@ -291,19 +277,4 @@ static void a_generation_has_a_port_of_its_own(void **state)
 		for (uint32_t i = 0; i < seed; i++)
 			assert_int_not_equal(ports[i], ports[seed]);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_variables_are_of_the_generation),
-		cmocka_unit_test(libddp_reads_each_task),
-		cmocka_unit_test(uneven_nodes_keep_their_tasks),
-		cmocka_unit_test(pmi_is_hidden),
-		cmocka_unit_test(ports_of_a_reservation_are_taken_in_turn),
-		cmocka_unit_test(a_list_has_its_hosts_in_order),
-		cmocka_unit_test(a_generation_has_a_port_of_its_own),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,11 +4,8 @@
    note of a stall only while it is the last word of its node. */
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -17,14 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/srun/peers.h"
 #include "spank/srun/relay_srun.h"
 #include "spank/srun/step.h"
 #include "spank/wire/notes.h"
 #include "spank/wire/relay.h"
 #include "tests/support/spank_task.h"
+#include "tests/support/test.h"
 
 /* A step of one node whose srun ends it as soon as it stalls. */
 static struct relay open_relay(void)
@@ -129,9 +125,8 @@ static void srun_has_done_nothing(const struct relay *relay)
 
 /* A note that was told comes again once its node goes on. Nodes of this release number their messages, and
    those of an earlier one do not. */
-static void an_old_note_of_a_stall_ends_no_step(void **state)
+TEST(an_old_note_of_a_stall_ends_no_step)
 {
-	(void)state;
 	for (int numbered = 0; numbered <= 1; numbered++) {
 		unsigned char stalled[STALL_NOTE_BYTES], goes_on[STALL_NOTE_BYTES];
 		const struct relay_news stalls = note(true, 0, stalled), runs = note(false, 0, goes_on);
@@ -151,7 +146,7 @@ static void an_old_note_of_a_stall_ends_no_step(void **state)
 }
 
 /* A note that somebody has kept from srun comes when its node has told anything else. */
-static void a_note_that_was_kept_back_ends_no_step(void **state)
+TEST(a_note_that_was_kept_back_ends_no_step)
 {
 	const struct relay_news here = { .text = "", .here = true };
 	unsigned char bytes[STALL_NOTE_BYTES];
@@ -160,7 +155,6 @@ static void a_note_that_was_kept_back_ends_no_step(void **state)
 	struct relay relay = open_relay();
 	struct relay_message recorded;
 
-	(void)state;
 	relay.sender = relay_start_sender(&sender);
 	recorded = record(&relay, &stalls);
 	assert_true(tell(&relay, &here));
@@ -173,7 +167,7 @@ static void a_note_that_was_kept_back_ends_no_step(void **state)
 }
 
 /* Any other message: at most once, over the same connection or another one. */
-static void a_message_counts_once(void **state)
+TEST(a_message_counts_once)
 {
 	const struct relay_news news = failure("rank 1");
 	struct relay relay = open_relay();
@@ -181,7 +175,6 @@ static void a_message_counts_once(void **state)
 	unsigned char answers[2 * SIPHASH_BYTES];
 	int fd;
 
-	(void)state;
 	twice[0] = twice[1] = record(&relay, &news);
 	fd = connect_to(relay.port);
 	assert_int_equal(send(fd, twice, sizeof(twice), MSG_NOSIGNAL), sizeof(twice));
@@ -197,14 +190,13 @@ static void a_message_counts_once(void **state)
 }
 
 /* The connections of one node: a later one may be heard first. */
-static void an_overtaken_message_is_heard(void **state)
+TEST(an_overtaken_message_is_heard)
 {
 	const struct relay_news first = { .text = "", .here = true }, second = failure("rank 1");
 	struct relay_sender sender = { .number = 0 };
 	struct relay relay = open_relay();
 	struct relay_message earlier, later;
 
-	(void)state;
 	relay.sender = relay_start_sender(&sender);
 	earlier = record(&relay, &first);
 	later = record(&relay, &second);
@@ -216,13 +208,12 @@ static void an_overtaken_message_is_heard(void **state)
 }
 
 /* Each srun has a secret of its own, also for another step of the same job. */
-static void a_message_of_another_step_is_not_heard(void **state)
+TEST(a_message_of_another_step_is_not_heard)
 {
 	const struct relay_news news = failure("rank 1");
 	struct relay relay = open_relay();
 	struct relay_message recorded = record(&relay, &news);
 
-	(void)state;
 	relay_close();
 	relay = open_relay();
 	assert_false(is_heard(&relay, &recorded));
@@ -230,13 +221,12 @@ static void a_message_of_another_step_is_not_heard(void **state)
 	relay_close();
 }
 
-static void part_of_a_message_is_not_heard(void **state)
+TEST(part_of_a_message_is_not_heard)
 {
 	const struct relay_news news = failure("rank 1");
 	struct relay relay = open_relay();
 	struct relay_message recorded = record(&relay, &news), other = recorded;
 
-	(void)state;
 	for (size_t bytes = 1; bytes < sizeof(recorded); bytes += sizeof(recorded) / 5)
 		assert_false(is_taken(&relay, &recorded, bytes));
 	/* Another number with the same tag is another message. */
@@ -265,7 +255,7 @@ static void answer_falsely(int listener, const unsigned char *answer)
 	}
 }
 
-static void a_node_takes_no_recorded_answer(void **state)
+TEST(a_node_takes_no_recorded_answer)
 {
 	const struct relay_news news = failure("rank 1");
 	struct relay_sender sender = { .number = 0 };
@@ -274,7 +264,6 @@ static void a_node_takes_no_recorded_answer(void **state)
 	unsigned char answer[SIPHASH_BYTES];
 	int listener = listen_here(&false_srun.port);
 
-	(void)state;
 	relay.sender = false_srun.sender = relay_start_sender(&sender);
 	recorded = record(&relay, &news);
 	relay_sign_answer(&relay, &recorded, answer);
@@ -304,11 +293,10 @@ static bool accept_number(struct replay_guard *guard, uint64_t mark, uint64_t nu
 	return replay_guard_accept(guard, nonce, last_word);
 }
 
-static void numbers_are_heard_once_and_within_the_window(void **state)
+TEST(numbers_are_heard_once_and_within_the_window)
 {
 	struct replay_guard guard = { .nodes = NULL };
 
-	(void)state;
 	assert_true(accept_number(&guard, 5, 100, false));
 	assert_false(accept_number(&guard, 5, 100, false));
 	assert_true(accept_number(&guard, 5, 100 - REPLAY_WINDOW + 1, false));
@@ -330,12 +318,11 @@ static void numbers_are_heard_once_and_within_the_window(void **state)
 	replay_guard_end(&guard);
 }
 
-static void many_nodes_are_told_apart(void **state)
+TEST(many_nodes_are_told_apart)
 {
 	enum { NODES = 20000 };
 	struct replay_guard guard = { .nodes = NULL };
 
-	(void)state;
 	for (uint64_t round = 1; round <= 3; round++)
 		/* Marks that fall into few places. */
 		for (uint64_t node = 0; node < NODES; node++)
@@ -345,20 +332,4 @@ static void many_nodes_are_told_apart(void **state)
 			assert_false(accept_number(&guard, node * 3, round, false));
 	assert_int_equal(guard.count, NODES);
 	replay_guard_end(&guard);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(an_old_note_of_a_stall_ends_no_step),
-		cmocka_unit_test(a_note_that_was_kept_back_ends_no_step),
-		cmocka_unit_test(a_message_counts_once),
-		cmocka_unit_test(an_overtaken_message_is_heard),
-		cmocka_unit_test(a_message_of_another_step_is_not_heard),
-		cmocka_unit_test(part_of_a_message_is_not_heard),
-		cmocka_unit_test(a_node_takes_no_recorded_answer),
-		cmocka_unit_test(numbers_are_heard_once_and_within_the_window),
-		cmocka_unit_test(many_nodes_are_told_apart),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

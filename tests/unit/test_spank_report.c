@@ -2,21 +2,16 @@
 /* runs: asan; all: unit tsan */
 /* spank/report: the sentence about a failed task, from a page not to trust. */
 #include <ctype.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "ddp.h"
 #include "spank/node/report.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define EXITED(code) ((code) << 8)
 
 static struct failure failure(int wait_status)
@@ -25,12 +20,11 @@ static struct failure failure(int wait_status)
 		                 .seconds = 12.34, .now_ns = 9000000000u };
 }
 
-static void the_name_fits_what_ended(void **state)
+TEST(the_name_fits_what_ended)
 {
 	struct failure what = failure(SIGKILL);
 	char text[1024];
 
-	(void)state;
 	what.launcher = true;
 	report_failure(&what, text, sizeof(text));
 	assert_string_equal(text, "launcher on node 3 of 4 (n1) was killed by signal 9 (SIGKILL) after 12.3 s");
@@ -46,7 +40,7 @@ static void the_name_fits_what_ended(void **state)
 	                          "nothing is known of them any more");
 }
 
-static void end_is_put_into_words(void **state)
+TEST(end_is_put_into_words)
 {
 	static const struct { int status; const char *text; } cases[] = {
 		{ EXITED(7), "rank 3 of 4 on n1 exited with code 7 after 12.3 s" },
@@ -58,7 +52,6 @@ static void end_is_put_into_words(void **state)
 		{ 40, "rank 3 of 4 on n1 was killed by signal 40 (another) after 12.3 s" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct failure what = failure(cases[i].status);
 		char text[1024];
@@ -67,12 +60,11 @@ static void end_is_put_into_words(void **state)
 	}
 }
 
-static void page_says_what_the_rank_was_doing(void **state)
+TEST(page_says_what_the_rank_was_doing)
 {
 	struct failure what = failure(SIGSEGV);
 	char text[1024];
 
-	(void)state;
 	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .phase = 3, .step = 12,
 		                               .updated_ns = 8700000000u, .bucket = 2, .buckets = 9,
 		                               .collective = 45,
@@ -84,35 +76,32 @@ static void page_says_what_the_rank_was_doing(void **state)
 	                    "f32[262144] sum: rank 1 on n0 died");
 }
 
-static void page_without_its_mark_says_nothing(void **state)
+TEST(page_without_its_mark_says_nothing)
 {
 	struct failure what = failure(EXITED(1));
 	char text[1024];
 
-	(void)state;
 	what.progress = (struct ddp_progress){ .magic = 7, .phase = 3, .step = 12, .error = "lie" };
 	report_failure(&what, text, sizeof(text));
 	assert_string_equal(text, "rank 3 of 4 on n1 exited with code 1 after 12.3 s");
 }
 
-static void wild_fields_are_left_out(void **state)
+TEST(wild_fields_are_left_out)
 {
 	struct failure what = failure(EXITED(1));
 	char text[1024];
 
-	(void)state;
 	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .phase = 99, .step = -5,
 		                               .updated_ns = UINT64_MAX, .bucket = 7, .buckets = 3 };
 	report_failure(&what, text, sizeof(text));
 	assert_string_equal(text, "rank 3 of 4 on n1 exited with code 1 after 12.3 s, in an unknown phase");
 }
 
-static void control_bytes_never_reach_the_terminal(void **state)
+TEST(control_bytes_never_reach_the_terminal)
 {
 	struct failure what = failure(EXITED(1));
 	char text[1024];
 
-	(void)state;
 	what.progress = (struct ddp_progress){ .magic = DDP_PROGRESS_MAGIC, .collective = 1,
 		                               .collective_text = "\033[2Jall_reduce",
 		                               .error = "a\nb\r\033]0;x\007\303\244" };
@@ -123,11 +112,10 @@ static void control_bytes_never_reach_the_terminal(void **state)
 }
 
 /* Texts without an end, random pages, short buffers. */
-static void random_pages_stay_in_bounds(void **state)
+TEST(random_pages_stay_in_bounds)
 {
 	struct failure what = failure(EXITED(1));
 
-	(void)state;
 	srandom(1);
 	for (int round = 0; round < 20000; round++) {
 		size_t bytes = 1 + (size_t)(random() % 700);
@@ -140,18 +128,4 @@ static void random_pages_stay_in_bounds(void **state)
 		assert_true(memchr(text, '\0', bytes) != NULL);
 		free(text);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(the_name_fits_what_ended),
-		cmocka_unit_test(end_is_put_into_words),
-		cmocka_unit_test(page_says_what_the_rank_was_doing),
-		cmocka_unit_test(page_without_its_mark_says_nothing),
-		cmocka_unit_test(wild_fields_are_left_out),
-		cmocka_unit_test(control_bytes_never_reach_the_terminal),
-		cmocka_unit_test(random_pages_stay_in_bounds),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

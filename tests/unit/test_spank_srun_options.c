@@ -1,20 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/srun_options: what a user told srun of a step's end. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/launch/srun_options.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 /* In the lines of these tests '|' stands for the NUL behind a word. The copy is as long as
    the words, for the sanitizers. */
@@ -31,7 +24,7 @@ static struct srun_words take(const char *line, int own, char **copy)
 	return (struct srun_words){ *copy, bytes, own };
 }
 
-static void kill_on_bad_exit_is_read_as_srun_does(void **state)
+TEST(kill_on_bad_exit_is_read_as_srun_does)
 {
 	static const struct { const char *words; int own; const char *variable; enum srun_say say; } cases[] = {
 		{ "srun|--ddp|-K0|-n2|true|", 4, NULL, SRUN_NO },
@@ -60,7 +53,6 @@ static void kill_on_bad_exit_is_read_as_srun_does(void **state)
 		{ "", 3, NULL, SRUN_SILENT },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -70,7 +62,7 @@ static void kill_on_bad_exit_is_read_as_srun_does(void **state)
 	}
 }
 
-static void bcast_is_seen(void **state)
+TEST(bcast_is_seen)
 {
 	static const struct { const char *words; int own; const char *variable; bool copies; } cases[] = {
 		{ "srun|--ddp=check|true|", 2, NULL, false },
@@ -82,7 +74,6 @@ static void bcast_is_seen(void **state)
 		{ "srun|true|", 1, "/tmp/x", true },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -92,7 +83,7 @@ static void bcast_is_seen(void **state)
 	}
 }
 
-static void wait_is_read_as_srun_does(void **state)
+TEST(wait_is_read_as_srun_does)
 {
 	static const struct { const char *words; int own; const char *variable; long seconds; } cases[] = {
 		{ "srun|--ddp|true|", 2, NULL, -1 },
@@ -110,7 +101,6 @@ static void wait_is_read_as_srun_does(void **state)
 		{ "", 3, NULL, -1 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -120,7 +110,7 @@ static void wait_is_read_as_srun_does(void **state)
 	}
 }
 
-static void no_kill_is_read_as_srun_does(void **state)
+TEST(no_kill_is_read_as_srun_does)
 {
 	static const struct { const char *words; int own; const char *variable; bool outlives; } cases[] = {
 		{ "srun|--ddp|true|", 2, NULL, false }, { "srun|-k|true|", 2, NULL, true },
@@ -131,7 +121,6 @@ static void no_kill_is_read_as_srun_does(void **state)
 		{ "srun|true|", 1, "no", false }, { "", 3, NULL, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -141,7 +130,7 @@ static void no_kill_is_read_as_srun_does(void **state)
 	}
 }
 
-static void mpi_and_containers_are_found(void **state)
+TEST(mpi_and_containers_are_found)
 {
 	static const struct { const char *words; int own; const char *variable, *mpi; bool container; } cases[] = {
 		{ "srun|--ddp|true|", 2, NULL, NULL, false }, { "srun|--mpi=pmix|true|", 2, NULL, "pmix", false },
@@ -151,7 +140,6 @@ static void mpi_and_containers_are_found(void **state)
 		{ "srun|--container-image=x|true|", 2, NULL, NULL, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -164,7 +152,7 @@ static void mpi_and_containers_are_found(void **state)
 	}
 }
 
-static void waiting_for_children_is_found(void **state)
+TEST(waiting_for_children_is_found)
 {
 	static const struct { const char *words; int own; bool waits; } cases[] = {
 		{ "srun|--ddp|--wait-for-children|true|", 3, true },
@@ -174,7 +162,6 @@ static void waiting_for_children_is_found(void **state)
 		{ "", 3, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -183,7 +170,7 @@ static void waiting_for_children_is_found(void **state)
 	}
 }
 
-static void named_nodes_are_found(void **state)
+TEST(named_nodes_are_found)
 {
 	static const struct { const char *words; size_t bytes; int own; const char *nodes; } cases[] = {
 #define WORDS(text) text, sizeof(text)
@@ -198,7 +185,6 @@ static void named_nodes_are_found(void **state)
 #undef WORDS
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		const char *nodes = srun_nodes(&(struct srun_words){ cases[i].words, cases[i].bytes, cases[i].own });
 		if ((nodes != NULL) != (cases[i].nodes != NULL) || (nodes != NULL && strcmp(nodes, cases[i].nodes) != 0))
@@ -206,11 +192,10 @@ static void named_nodes_are_found(void **state)
 	}
 }
 
-static void nodes_that_are_left_out_are_found(void **state)
+TEST(nodes_that_are_left_out_are_found)
 {
 	static const char given[] = "srun\0--exclusive\0-x\0n0\0--exclude=n1,n2\0true\0-xn3";
 
-	(void)state;
 	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 5 }), "n1,n2");
 	assert_string_equal(srun_excluded(&(struct srun_words){ given, sizeof(given), 4 }), "n0");
 	assert_null(srun_excluded(&(struct srun_words){ given, sizeof(given), 2 }));
@@ -219,7 +204,7 @@ static void nodes_that_are_left_out_are_found(void **state)
 	assert_true(srun_names_job(&(struct srun_words){ "srun\0--jobid\0001\0true", 20, 3 }));
 }
 
-static void what_fits_fewer_nodes_is_told(void **state)
+TEST(what_fits_fewer_nodes_is_told)
 {
 	static const struct { const char *words; int own; const char *gpus, *distribution; bool fits; } cases[] = {
 		{ "srun|-N4|true|", 2, NULL, NULL, true }, { "srun|--gpus=8|true|", 2, NULL, NULL, false },
@@ -229,7 +214,6 @@ static void what_fits_fewer_nodes_is_told(void **state)
 		{ "srun|true|-G8|", 1, NULL, "Arbitrary", false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -239,23 +223,21 @@ static void what_fits_fewer_nodes_is_told(void **state)
 	}
 }
 
-static void shell_of_salloc_is_found(void **state)
+TEST(shell_of_salloc_is_found)
 {
 	static const char given[] = "srun\0--interactive\0--preserve-env\0--pty\0bash";
 	static const char other[] = "srun\0--input=none\0--in\0program\0--interactive";
 
-	(void)state;
 	assert_true(srun_starts_a_shell(&(struct srun_words){ given, sizeof(given), 4 }));
 	assert_false(srun_starts_a_shell(&(struct srun_words){ other, sizeof(other), 3 }));
 	assert_false(srun_starts_a_shell(&(struct srun_words){ "", 0, 3 }));
 }
 
-static void the_program_is_found(void **state)
+TEST(the_program_is_found)
 {
 	char *copy;
 	struct srun_words given = take("srun|-n2|/usr/bin/orted|-x|", 2, &copy);
 
-	(void)state;
 	assert_string_equal(srun_program(&given), "/usr/bin/orted");
 	given.own = 4;
 	assert_string_equal(srun_program(&given), "");
@@ -271,7 +253,7 @@ static void the_program_is_found(void **state)
 	"which the plugin cannot override here, and a failure may then be taken for a step that was " \
 	"asked to stop: srun -K0 --ddp=on-failure=kill does"
 
-static void what_slurm_does_against_the_settings_is_said(void **state)
+TEST(what_slurm_does_against_the_settings_is_said)
 {
 	static const struct { struct srun_ends ends; const char *text; } cases[] = {
 		{ { true, false, 30, -1, 0, false }, "" },
@@ -287,14 +269,13 @@ static void what_slurm_does_against_the_settings_is_said(void **state)
 	};
 	char text[1024];
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		assert_int_equal(srun_contradicts(&cases[i].ends, text, sizeof(text)), cases[i].text[0] != '\0');
 		assert_string_equal(text, cases[i].text);
 	}
 }
 
-static void components_are_seen_wherever_they_stand(void **state)
+TEST(components_are_seen_wherever_they_stand)
 {
 	static const struct { const char *words; int own; bool several; } cases[] = {
 		{ "srun|-n2|true|", 2, false },
@@ -308,7 +289,6 @@ static void components_are_seen_wherever_they_stand(void **state)
 		{ "", 1, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *copy;
 		struct srun_words given = take(cases[i].words, cases[i].own, &copy);
@@ -316,25 +296,4 @@ static void components_are_seen_wherever_they_stand(void **state)
 			fail_msg("%s", cases[i].words);
 		free(copy);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(kill_on_bad_exit_is_read_as_srun_does),
-		cmocka_unit_test(bcast_is_seen),
-		cmocka_unit_test(wait_is_read_as_srun_does),
-		cmocka_unit_test(no_kill_is_read_as_srun_does),
-		cmocka_unit_test(mpi_and_containers_are_found),
-		cmocka_unit_test(waiting_for_children_is_found),
-		cmocka_unit_test(named_nodes_are_found),
-		cmocka_unit_test(nodes_that_are_left_out_are_found),
-		cmocka_unit_test(what_fits_fewer_nodes_is_told),
-		cmocka_unit_test(shell_of_salloc_is_found),
-		cmocka_unit_test(the_program_is_found),
-		cmocka_unit_test(components_are_seen_wherever_they_stand),
-		cmocka_unit_test(what_slurm_does_against_the_settings_is_said),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/stall: when a step stalls, and which rank is said to be the cause. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/node/stall.h"
 #include "spank/srun/stall_step.h"
 #include "spank/srun/step.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull
 
 enum { LIMIT = 30, NOW = 100000, RANKS = 4, TEXT_MAX = 1024 };
@@ -99,7 +94,7 @@ static const char *verdict(struct stall_step *step, uint64_t now)
 #define STALLS "the step stalls: no rank has made progress for 31.0 s; "
 #define WAITING(ranks) "; waiting: ranks " ranks " in collective #6 all_reduce f32[10] sum for 31.0 s"
 
-static void step_is_judged(void **state)
+TEST(step_is_judged)
 {
 	static const struct { struct planned ranks[RANKS]; const char *text; } cases[] = {
 		/* One computes, the others wait. */
@@ -184,7 +179,6 @@ static void step_is_judged(void **state)
 		  "31.0 s ago; waiting: ranks 0-2 in recv from rank 3 for 31.0 s" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct stall_step step = { .seconds = LIMIT };
 		const char *text;
@@ -203,18 +197,17 @@ static const struct planned waits[2] = { { WAITS, 6, 31 }, { WAITS, 6, 31 } };
 static const struct planned hangs[2] = { { WAITS, 6, 31 }, { COMPUTES, 5, 31 } };
 static const struct planned runs[2] = { { WAITS, 6, 1 }, { COMPUTES, 5, 1 } };
 
-static void nodes_that_have_not_told_count_as_going_on(void **state)
+TEST(nodes_that_have_not_told_count_as_going_on)
 {
 	struct stall_step step = { .seconds = LIMIT };
 
-	(void)state;
 	assert_null(verdict(&step, NOW));
 	take(&step, waits, 2, 0, RANKS, "n0", NOW);
 	assert_null(verdict(&step, NOW + 1000));
 	stall_step_end(&step);
 }
 
-static void step_says_once_until_it_goes_on(void **state)
+TEST(step_says_once_until_it_goes_on)
 {
 	static const struct { const struct planned *ranks; uint32_t first; bool said; } told[] = {
 		{ hangs, 2, false }, { waits, 0, true }, { waits, 0, false }, { runs, 2, false },
@@ -222,7 +215,6 @@ static void step_says_once_until_it_goes_on(void **state)
 	};
 	struct stall_step step = { .seconds = LIMIT };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(told); i++) {
 		take(&step, told[i].ranks, 2, told[i].first, RANKS, "n", NOW + i);
 		assert_int_equal(verdict(&step, NOW + i) != NULL, told[i].said);
@@ -231,11 +223,10 @@ static void step_says_once_until_it_goes_on(void **state)
 }
 
 /* What a node told long ago is put in today's time. */
-static void old_notes_are_dated(void **state)
+TEST(old_notes_are_dated)
 {
 	struct stall_step step = { .seconds = LIMIT };
 
-	(void)state;
 	take(&step, hangs, 2, 2, RANKS, "n1", NOW - 600);
 	take(&step, waits, 2, 0, RANKS, "n0", NOW);
 	assert_string_equal(verdict(&step, NOW),
@@ -246,7 +237,7 @@ static void old_notes_are_dated(void **state)
 }
 
 /* A node whose tasks have ended says so at once; others leave a little later. */
-static void end_of_a_node_counts_as_progress(void **state)
+TEST(end_of_a_node_counts_as_progress)
 {
 	static const struct planned ended[2] = { { ENDED, 6, 0 }, { ENDED, 6, 0 } };
 	struct stall_rank ranks[2] = { rank_that(&ended[0], 2), rank_that(&ended[1], 3) };
@@ -255,7 +246,6 @@ static void end_of_a_node_counts_as_progress(void **state)
 	unsigned char bytes[STALL_NOTE_BYTES];
 	struct stall_note note;
 
-	(void)state;
 	take(&step, waits, 2, 0, RANKS, "n0", NOW);
 	stall_judge_node(&node, NOW * SECOND, &note);
 	assert_true(note.stalled);
@@ -271,7 +261,7 @@ static void end_of_a_node_counts_as_progress(void **state)
 }
 
 /* 1000 nodes of 8 ranks, told in any order. */
-static void ranks_of_many_nodes_are_put_together(void **state)
+TEST(ranks_of_many_nodes_are_put_together)
 {
 	enum { NODES = 1000, EACH = 8 };
 	struct planned all[EACH], one[EACH];
@@ -279,7 +269,6 @@ static void ranks_of_many_nodes_are_put_together(void **state)
 	uint64_t start_ns;
 	const char *text;
 
-	(void)state;
 	for (int i = 0; i < EACH; i++)
 		all[i] = one[i] = waits[0];
 	one[3] = hangs[1];
@@ -298,7 +287,7 @@ static void ranks_of_many_nodes_are_put_together(void **state)
 	stall_step_end(&step);
 }
 
-static void many_ranges_are_cut(void **state)
+TEST(many_ranges_are_cut)
 {
 	struct stall_rank ranks[200];
 	struct stall_node node = { .name = "n0", .world_size = 100500, .seconds = LIMIT, .ranks = ranks,
@@ -309,7 +298,6 @@ static void many_ranges_are_cut(void **state)
 	char text[TEXT_MAX];
 	struct sink sink = sink_on(text, sizeof(text));
 
-	(void)state;
 	for (uint32_t i = 0; i < COUNT(ranks); i++)
 		ranks[i] = rank_that(waits, 100000 + 2 * i);
 	stall_judge_node(&node, NOW * SECOND, &note);
@@ -323,12 +311,11 @@ static void many_ranges_are_cut(void **state)
 }
 
 /* A task may write to its page as it likes, and a user send what he likes to srun. */
-static void wild_pages_and_notes_are_printable(void **state)
+TEST(wild_pages_and_notes_are_printable)
 {
 	struct stall_step step = { .seconds = LIMIT };
 	int sound = 0;
 
-	(void)state;
 	srandom(1);
 	for (int round = 0; round < 20000; round++) {
 		struct stall_rank rank = { .rank = 0, .changed_ns = SECOND };
@@ -358,12 +345,11 @@ static void wild_pages_and_notes_are_printable(void **state)
 }
 
 /* Behind ddp_finalize() a rank may write its results. */
-static void processor_time_is_progress_behind_the_end(void **state)
+TEST(processor_time_is_progress_behind_the_end)
 {
 	struct stall_rank rank = { .rank = 1 };
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .pid = 7 };
 
-	(void)state;
 	for (int closed = 0; closed < 2; closed++) {
 		page.closed = (uint32_t)closed;
 		stall_see(&rank, &page, STALL_NO_END, false, 10 * SECOND);
@@ -384,12 +370,11 @@ static void processor_time_is_progress_behind_the_end(void **state)
 	assert_true(rank.closed_ns == 0);
 }
 
-static void any_change_of_the_page_is_progress(void **state)
+TEST(any_change_of_the_page_is_progress)
 {
 	struct stall_rank rank = { .rank = 1 };
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC };
 
-	(void)state;
 	stall_see(&rank, &page, STALL_NO_END, false, 5 * SECOND);
 	assert_true(rank.changed_ns == 5 * SECOND);
 	stall_see(&rank, &page, STALL_NO_END, false, 6 * SECOND);
@@ -439,12 +424,11 @@ static struct step begin(bool kill_on_failure, bool kill_on_stall)
 	return step;
 }
 
-static void stall_is_said_and_ends_the_step_if_so_wished(void **state)
+TEST(stall_is_said_and_ends_the_step_if_so_wished)
 {
 	struct relay_news bystander = { .text = "bystander", .wait_status = SIGKILL,
 		                        .facts = { .end = END_BY_KILL, .sent = SENT_NOTHING } };
 
-	(void)state;
 	for (int kill = 0; kill < 2; kill++) {
 		struct step step = begin(kill == 0, kill != 0);
 		struct step_action action;
@@ -465,7 +449,7 @@ static void stall_is_said_and_ends_the_step_if_so_wished(void **state)
 }
 
 /* Whatever stall= says: nobody is left who could bring them on. */
-static void waits_for_a_rank_that_never_begins_are_told(void **state)
+TEST(waits_for_a_rank_that_never_begins_are_told)
 {
 	enum { SECOND_NS = 1000000000 };
 	const struct ddp_progress first = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
@@ -476,7 +460,6 @@ static void waits_for_a_rank_that_never_begins_are_told(void **state)
 	const struct stall_node node = { .name = "n0", .world_size = 2, .ranks = ranks, .count = 2 };
 	struct stall_note note;
 
-	(void)state;
 	/* A rank may still come to it, */
 	stall_see(&ranks[0], &first, STALL_NO_END, false, SECOND_NS);
 	stall_see(&ranks[1], &none, STALL_NO_END, false, SECOND_NS);
@@ -547,7 +530,7 @@ static const char *hearsay(const struct stall_step *step, const char *text, uint
 	return whole;
 }
 
-static void who_keeps_others_waiting_is_told(void **state)
+TEST(who_keeps_others_waiting_is_told)
 {
 	static const struct { struct planned ranks[2]; uint32_t asked; bool seen_before, late; const char *who; } nodes[] = {
 		{ { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } }, 1, true, true,
@@ -570,7 +553,6 @@ static void who_keeps_others_waiting_is_told(void **state)
 		  "last collective #5 3.0 s ago; rank 3 of 4 did not come; rank 1" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(nodes); i++) {
 		struct stall_step step = { .seconds = 0 };
 		assert_int_equal(take_late(&step, nodes[i].ranks, nodes[i].asked, nodes[i].seen_before), nodes[i].late);
@@ -579,13 +561,12 @@ static void who_keeps_others_waiting_is_told(void **state)
 	}
 }
 
-static void hearsay_is_told_with_what_is_known(void **state)
+TEST(hearsay_is_told_with_what_is_known)
 {
 	static const struct planned stopped[2] = { { WAITS, 6, 3 }, { STOPPED, 5, 3 } };
 	struct stall_step step = { .seconds = 0 };
 	struct planned asked[2] = { { WAITS, 6, 3 }, { COMPUTES, 5, 3 } };
 
-	(void)state;
 	assert_string_equal(hearsay(&step, "rank 1", NOW), "rank 1");
 	take_late(&step, asked, 1, true);
 	/* A rank that runs is no cause of what others say of a third one. */
@@ -605,7 +586,7 @@ static void hearsay_is_told_with_what_is_known(void **state)
 	stall_step_end(&step);
 }
 
-static void rank_that_came_late_and_ended_has_begun(void **state)
+TEST(rank_that_came_late_and_ended_has_begun)
 {
 	const struct ddp_progress first = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
 		                            .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
@@ -613,7 +594,6 @@ static void rank_that_came_late_and_ended_has_begun(void **state)
 	const struct ddp_progress none = { .magic = 0 };
 	struct stall_step step = { .seconds = 5 };
 
-	(void)state;
 	tell(&step, 0, &first, STALL_NO_END);
 	tell(&step, 1, &left, STALL_GOOD_END);
 	assert_false(stall_step_is_blocked(&step));
@@ -622,14 +602,13 @@ static void rank_that_came_late_and_ended_has_begun(void **state)
 	stall_step_end(&step);
 }
 
-static void no_stall_is_said_of_a_step_that_fails_or_stops(void **state)
+TEST(no_stall_is_said_of_a_step_that_fails_or_stops)
 {
 	struct relay_news failure = { .text = "rank 1", .wait_status = 7 << 8,
 		                      .facts = { .end = END_CODE, .sent = SENT_NOTHING } };
 	struct step step = begin(true, true);
 	struct step_action action;
 
-	(void)state;
 	step_take(&step, &failure, false, NOW * SECOND);
 	stall(&step);
 	assert_true(step_act(&step, (NOW + 1) * SECOND, &action));
@@ -655,28 +634,4 @@ static void no_stall_is_said_of_a_step_that_fails_or_stops(void **state)
 	assert_true(step_act(&step, (NOW + 1) * SECOND, &action));
 	assert_true(action.kill);
 	step_finish(&step, &action);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(step_is_judged),
-		cmocka_unit_test(nodes_that_have_not_told_count_as_going_on),
-		cmocka_unit_test(step_says_once_until_it_goes_on),
-		cmocka_unit_test(old_notes_are_dated),
-		cmocka_unit_test(end_of_a_node_counts_as_progress),
-		cmocka_unit_test(ranks_of_many_nodes_are_put_together),
-		cmocka_unit_test(many_ranges_are_cut),
-		cmocka_unit_test(wild_pages_and_notes_are_printable),
-		cmocka_unit_test(any_change_of_the_page_is_progress),
-		cmocka_unit_test(processor_time_is_progress_behind_the_end),
-		cmocka_unit_test(stall_is_said_and_ends_the_step_if_so_wished),
-		cmocka_unit_test(waits_for_a_rank_that_never_begins_are_told),
-		cmocka_unit_test(who_keeps_others_waiting_is_told),
-		cmocka_unit_test(hearsay_is_told_with_what_is_known),
-		cmocka_unit_test(rank_that_came_late_and_ended_has_begun),
-		cmocka_unit_test(no_stall_is_said_of_a_step_that_fails_or_stops),
-	};
-
-	return cmocka_run_group_tests_name("spank_stall", tests, NULL, NULL);
 }

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/stall_watch: what a node tells srun of its ranks, and when. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +10,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "ddp.h"
@@ -24,6 +19,7 @@
 #include "spank/srun/step.h"
 #include "spank/wire/relay.h"
 #include "tests/support/spank_task.h"
+#include "tests/support/test.h"
 
 #define SECOND 1000000000ull
 
@@ -84,13 +80,12 @@ static void look(struct fixture *node, int times, bool stopping)
 	}
 }
 
-static void node_tells_of_changes_only(void **state)
+TEST(node_tells_of_changes_only)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_EVAL };
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &relay);
 	write_page(&node, &page);
 	look(&node, 20, false);
@@ -126,13 +121,12 @@ static void node_tells_of_changes_only(void **state)
 	relay_close();
 }
 
-static void a_generation_begins_without_the_last_ones_stall(void **state)
+TEST(a_generation_begins_without_the_last_ones_stall)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &relay);
 	atomic_store(&node.supervise.shared->generation, 1);
 	write_page(&node, &page);
@@ -156,13 +150,12 @@ static void a_generation_begins_without_the_last_ones_stall(void **state)
 	relay_close();
 }
 
-static void steps_that_pause_or_stop_do_not_stall(void **state)
+TEST(steps_that_pause_or_stop_do_not_stall)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
 	struct relay relay = open_relay(true);
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &relay);
 	write_page(&node, &page);
 	look(&node, 3, false);
@@ -181,13 +174,12 @@ static void steps_that_pause_or_stop_do_not_stall(void **state)
 }
 
 /* Before srun listens, or while it does not answer, it is told again. */
-static void what_srun_has_not_got_is_told_again(void **state)
+TEST(what_srun_has_not_got_is_told_again)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
 	struct relay nowhere = { .port = 0 }, relay;
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &nowhere);
 	write_page(&node, &page);
 	look(&node, 20, false);
@@ -206,7 +198,7 @@ static void what_srun_has_not_got_is_told_again(void **state)
 }
 
 /* What it did not answer in time, it may have heard: then that the node goes on, too. */
-static void what_srun_may_have_heard_is_taken_back(void **state)
+TEST(what_srun_may_have_heard_is_taken_back)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
 	const struct stall_note other = { .stalled = true, .ranks = 1, .lowest = 1, .world_size = 2,
@@ -215,7 +207,6 @@ static void what_srun_may_have_heard_is_taken_back(void **state)
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &relay);
 	node.supervise.shared->world_size = 2;
 	write_page(&node, &page);
@@ -233,7 +224,7 @@ static void what_srun_may_have_heard_is_taken_back(void **state)
 }
 
 /* A program without libddp never comes to ddp_init(). */
-static void looks_for_the_start_grow_rare_and_end(void **state)
+TEST(looks_for_the_start_grow_rare_and_end)
 {
 	struct relay nowhere = { .port = 0 };
 	struct error error;
@@ -241,7 +232,6 @@ static void looks_for_the_start_grow_rare_and_end(void **state)
 	uint64_t waited_ms = 0;
 	int looks = 0, ms;
 
-	(void)state;
 	begin_node(&node, &nowhere);
 	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
 		fail_msg("%s", error.text);
@@ -259,14 +249,13 @@ static void looks_for_the_start_grow_rare_and_end(void **state)
 	end_node(&node);
 }
 
-static void looks_for_the_start_end_with_it(void **state)
+TEST(looks_for_the_start_end_with_it)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
 	struct relay nowhere = { .port = 0 };
 	struct error error;
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &nowhere);
 	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
 		fail_msg("%s", error.text);
@@ -278,7 +267,7 @@ static void looks_for_the_start_end_with_it(void **state)
 
 /* Ranks that wait in ddp_init() may wait for one that is slow to start. srun is told, because it knows whether the other
    rank has ended; but the step does not stall before the time of stall=, so that nothing is counted or recorded. */
-static void slow_start_is_no_stall(void **state)
+TEST(slow_start_is_no_stall)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
 		                     .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
@@ -286,7 +275,6 @@ static void slow_start_is_no_stall(void **state)
 	struct relay nowhere = { .port = 0 };
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &nowhere);
 	node.supervise.shared->world_size = 2;
 	assert_non_null(mkdtemp(folder));
@@ -313,7 +301,7 @@ static void slow_start_is_no_stall(void **state)
 }
 
 /* A node that needs no other look looks until srun has heard it, but not for ever as often. */
-static void unheard_note_is_told_again_soon(void **state)
+TEST(unheard_note_is_told_again_soon)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
 	struct relay nowhere = { .port = 0 }, relay;
@@ -321,7 +309,6 @@ static void unheard_note_is_told_again_soon(void **state)
 	struct fixture node;
 	int ms;
 
-	(void)state;
 	begin_node(&node, &nowhere);
 	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
 		fail_msg("%s", error.text);
@@ -343,7 +330,7 @@ static void unheard_note_is_told_again_soon(void **state)
 }
 
 /* A program of libddp over several nodes: ranks of other nodes may give up for one of this node. */
-static void rank_that_is_stopped_is_looked_for(void **state)
+TEST(rank_that_is_stopped_is_looked_for)
 {
 	static const struct { uint32_t timeout_ms; int look_ms; } periods[] = {
 		{ 300000, STALL_LATE_MAX_MS }, { UINT32_MAX, STALL_LATE_MAX_MS }, { 4000, 1000 },
@@ -354,7 +341,6 @@ static void rank_that_is_stopped_is_looked_for(void **state)
 	struct error error;
 	struct fixture node;
 
-	(void)state;
 	begin_node(&node, &relay);
 	node.supervise.shared->world_size = 2;
 	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
@@ -385,22 +371,4 @@ static void rank_that_is_stopped_is_looked_for(void **state)
 	assert_false(node.watch.late || atomic_load(&node.supervise.shared->late));
 	end_node(&node);
 	relay_close();
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(node_tells_of_changes_only),
-		cmocka_unit_test(steps_that_pause_or_stop_do_not_stall),
-		cmocka_unit_test(a_generation_begins_without_the_last_ones_stall),
-		cmocka_unit_test(what_srun_has_not_got_is_told_again),
-		cmocka_unit_test(what_srun_may_have_heard_is_taken_back),
-		cmocka_unit_test(looks_for_the_start_grow_rare_and_end),
-		cmocka_unit_test(looks_for_the_start_end_with_it),
-		cmocka_unit_test(slow_start_is_no_stall),
-		cmocka_unit_test(rank_that_is_stopped_is_looked_for),
-		cmocka_unit_test(unheard_note_is_told_again_soon),
-	};
-
-	return cmocka_run_group_tests_name("spank_stall_watch", tests, NULL, NULL);
 }

@@ -3,11 +3,8 @@
 /* spank/supervise: pages that outlive tasks, and which tasks still live. */
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,10 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/node/supervise.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 static void start(struct supervise *supervise, uint32_t tasks)
 {
@@ -44,13 +40,12 @@ static pid_t fork_task(void)
 	return pid;
 }
 
-static void page_outlives_its_task(void **state)
+TEST(page_outlives_its_task)
 {
 	struct supervise supervise;
 	struct ddp_progress progress;
 	pid_t pid;
 
-	(void)state;
 	start(&supervise, 3);
 	pid = fork();
 	assert_true(pid >= 0);
@@ -71,11 +66,10 @@ static void page_outlives_its_task(void **state)
 	supervise_end(&supervise);
 }
 
-static void file_passes_exec_and_keeps_out_of_the_way(void **state)
+TEST(file_passes_exec_and_keeps_out_of_the_way)
 {
 	struct supervise supervise;
 
-	(void)state;
 	start(&supervise, 1);
 	assert_true(supervise.progress_fd >= 40);
 	assert_int_equal(fcntl(supervise.progress_fd, F_GETFD) & FD_CLOEXEC, 0);
@@ -117,12 +111,11 @@ static int growth_of_the_table(void)
 }
 
 /* A threaded slurmstepd waits 10 ms for a larger one: 4% of a short step. */
-static void file_needs_no_larger_table_of_descriptors(void **state)
+TEST(file_needs_no_larger_table_of_descriptors)
 {
 	int status = -1;
 	pid_t pid = fork();
 
-	(void)state;
 	assert_true(pid >= 0);
 	if (pid == 0)
 		_exit(growth_of_the_table());
@@ -130,12 +123,11 @@ static void file_needs_no_larger_table_of_descriptors(void **state)
 	assert_int_equal(status, 0);
 }
 
-static void file_is_private_and_keeps_its_size(void **state)
+TEST(file_is_private_and_keeps_its_size)
 {
 	struct supervise supervise;
 	struct stat info;
 
-	(void)state;
 	start(&supervise, 2);
 	assert_int_equal(ftruncate(supervise.progress_fd, 0), -1);
 	assert_int_equal(errno, EPERM);
@@ -146,12 +138,11 @@ static void file_is_private_and_keeps_its_size(void **state)
 	supervise_end(&supervise);
 }
 
-static void page_that_is_not_there_reads_as_zero(void **state)
+TEST(page_that_is_not_there_reads_as_zero)
 {
 	struct supervise supervise;
 	struct ddp_progress progress = { .magic = 1 };
 
-	(void)state;
 	start(&supervise, 2);
 	supervise_read(&supervise, 2, &progress);
 	assert_int_equal(progress.magic, 0);
@@ -163,23 +154,21 @@ static void page_that_is_not_there_reads_as_zero(void **state)
 	supervise_end(&supervise);
 }
 
-static void impossible_numbers_of_tasks_are_refused(void **state)
+TEST(impossible_numbers_of_tasks_are_refused)
 {
 	struct supervise supervise;
 	struct error error = { "" };
 
-	(void)state;
 	assert_false(supervise_start(&supervise, 0, geteuid(), &error));
 	assert_false(supervise_start(&supervise, UINT32_MAX, geteuid(), &error));
 	assert_non_null(strstr(error.text, "4294967295 tasks"));
 	supervise_end(&supervise);
 }
 
-static void node_of_rank_zero_is_known(void **state)
+TEST(node_of_rank_zero_is_known)
 {
 	struct supervise supervise;
 
-	(void)state;
 	start(&supervise, 3);
 	assert_false(supervise_holds_rank_zero(&supervise));
 	supervise.shared->task[0].rank = 5;
@@ -189,12 +178,11 @@ static void node_of_rank_zero_is_known(void **state)
 	supervise_end(&supervise);
 }
 
-static void one_task_of_a_node_tells(void **state)
+TEST(one_task_of_a_node_tells)
 {
 	struct supervise supervise;
 	int told = 0;
 
-	(void)state;
 	start(&supervise, 8);
 	for (int i = 0; i < 8; i++) {
 		pid_t pid = fork();
@@ -213,12 +201,11 @@ static void one_task_of_a_node_tells(void **state)
 }
 
 /* srun hears first what is wrong, and then how tasks end. */
-static void tasks_end_after_the_words(void **state)
+TEST(tasks_end_after_the_words)
 {
 	struct supervise supervise;
 	atomic_bool *said = mmap(NULL, sizeof(*said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
-	(void)state;
 	assert_true(said != MAP_FAILED);
 	start(&supervise, 8);
 	for (int i = 0; i < 8; i++) {
@@ -251,12 +238,11 @@ static void await_end(pid_t pid)
 	assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
 }
 
-static void lone_death_is_told_from_a_common_one(void **state)
+TEST(lone_death_is_told_from_a_common_one)
 {
 	struct supervise supervise;
 	pid_t pids[3];
 
-	(void)state;
 	start(&supervise, 3);
 	for (uint32_t i = 0; i < 3; i++)
 		supervise_forked(&supervise, i, pids[i] = fork_task());
@@ -293,7 +279,7 @@ static pid_t fork_end(int code, int number)
 	return pid;
 }
 
-static void failures_of_their_own_are_told_from_killed_tasks(void **state)
+TEST(failures_of_their_own_are_told_from_killed_tasks)
 {
 	static const struct { int code, number; bool failed, killed; } cases[] = {
 		{ 0, 0, false, false }, { 1, 0, true, false }, { 137, 0, false, true },
@@ -301,7 +287,6 @@ static void failures_of_their_own_are_told_from_killed_tasks(void **state)
 		{ 0, SIGUSR1, true, false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct supervise supervise;
 		pid_t pid = fork_end(cases[i].code, cases[i].number);
@@ -339,12 +324,11 @@ static void end_by(int number)
 }
 
 /* As waitpid() gives it, also after a core dump. */
-static void status_before_slurms_is_the_same(void **state)
+TEST(status_before_slurms_is_the_same)
 {
 	static const int statuses[] = { W_EXITCODE(0, 0), W_EXITCODE(7, 0), SIGKILL, SIGABRT };
 	struct supervise supervise;
 
-	(void)state;
 	start(&supervise, 1);
 	for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
 		int early = -1, late = -1;
@@ -364,11 +348,10 @@ static void status_before_slurms_is_the_same(void **state)
 	supervise_end(&supervise);
 }
 
-static void ending_twice_does_no_harm(void **state)
+TEST(ending_twice_does_no_harm)
 {
 	struct supervise supervise;
 
-	(void)state;
 	start(&supervise, 1);
 	supervise_end(&supervise);
 	supervise_end(&supervise);
@@ -378,20 +361,5 @@ static void ending_twice_does_no_harm(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(page_outlives_its_task),
-		cmocka_unit_test(file_passes_exec_and_keeps_out_of_the_way),
-		cmocka_unit_test(file_needs_no_larger_table_of_descriptors),
-		cmocka_unit_test(file_is_private_and_keeps_its_size),
-		cmocka_unit_test(page_that_is_not_there_reads_as_zero),
-		cmocka_unit_test(impossible_numbers_of_tasks_are_refused),
-		cmocka_unit_test(node_of_rank_zero_is_known),
-		cmocka_unit_test(one_task_of_a_node_tells),
-		cmocka_unit_test(tasks_end_after_the_words),
-		cmocka_unit_test(lone_death_is_told_from_a_common_one),
-		cmocka_unit_test(failures_of_their_own_are_told_from_killed_tasks),
-		cmocka_unit_test(status_before_slurms_is_the_same),
-		cmocka_unit_test(ending_twice_does_no_harm),
-	};
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/unseen, program and stall_words: what srun says of ranks that stall= cannot see, and of ranks in different collectives. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,14 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/node/unseen.h"
 #include "spank/srun/stall_step.h"
+#include "tests/support/test.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define SECOND 1000000000ull
 
 enum { TEXT_MAX = 1024, MINUTE = 60000 };
@@ -48,8 +43,6 @@ static uint32_t program_age_ms;
 
 static void look(void *about, uint32_t local_task, struct program *program)
 {
-	(void)about;
-	(void)local_task;
 	*program = (struct program){ .has_libddp = has_libddp, .age_ms = program_age_ms };
 	strcpy(program->name, name);
 }
@@ -67,7 +60,7 @@ struct row {
 static const struct unseen_wanted stall = { .stall = true }, watch = { .watch = true }, python = { .python = true },
 	both = { .stall = true, .python = true }, none = { .stall = false };
 
-static void node_tells_what_it_does_not_see(void **state)
+TEST(node_tells_what_it_does_not_see)
 {
 	const struct row rows[] = {
 		/* Two minutes, or stall= if that is longer; 20 times stall= if that is shorter. */
@@ -101,7 +94,6 @@ static void node_tells_what_it_does_not_see(void **state)
 		{ { WAITS_STARTING, STEPS }, both, 60, 99 * MINUTE, "python3", false, 10 * MINUTE, STALL_SEEN },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(rows); i++) {
 		const struct row *row = &rows[i];
 		struct stall_rank ranks[2] = { rank_that(row->ranks[0], 4), rank_that(row->ranks[1], 5) };
@@ -155,12 +147,11 @@ static const char *say(struct stall_step *step)
 	return text;
 }
 
-static void srun_says_once_what_is_not_seen(void **state)
+TEST(srun_says_once_what_is_not_seen)
 {
 	struct stall_note first = unseen_note(0, STALL_NO_PAGE, "python3.11"), second = unseen_note(2, STALL_NO_PAGE, "python3.11");
 	struct stall_step step = { .seconds = 60, .asked = { .stall = true } };
 
-	(void)state;
 	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
 	take(&step, &first, 100);
 	assert_true(stall_step_unseen_due(&step) == 110 * SECOND);
@@ -180,19 +171,18 @@ static void srun_says_once_what_is_not_seen(void **state)
 }
 
 /* With restart=, srun asks once more when the last rank has ended. */
-static void nothing_is_due_when_all_is_over(void **state)
+TEST(nothing_is_due_when_all_is_over)
 {
 	struct stall_note note = unseen_note(0, STALL_NO_PAGE, "train");
 	struct stall_step step = { .seconds = 60, .asked = { .stall = true } };
 
-	(void)state;
 	take(&step, &note, 100);
 	stall_step_end(&step);
 	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
 	assert_true(stall_step_due(&step) == UINT64_MAX);
 }
 
-static void srun_says_what_to_do(void **state)
+TEST(srun_says_what_to_do)
 {
 	static const struct { struct stall_asked asked; enum stall_unseen unseen; const char *program, *text; } rows[] = {
 		{ { .python = true }, STALL_NO_PYTHON, "python3.11",
@@ -210,7 +200,6 @@ static void srun_says_what_to_do(void **state)
 		  "slurm_ddp.step() and phase() tell" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(rows); i++) {
 		struct stall_step step = { .asked = rows[i].asked };
 		struct stall_note note = unseen_note(2, rows[i].unseen, rows[i].program);
@@ -220,12 +209,11 @@ static void srun_says_what_to_do(void **state)
 	}
 }
 
-static void site_line_alone_says_nothing(void **state)
+TEST(site_line_alone_says_nothing)
 {
 	struct stall_step step = { .seconds = 60 };
 	struct stall_note note = unseen_note(0, STALL_NO_PAGE, "train");
 
-	(void)state;
 	take(&step, &note, 1);
 	assert_true(stall_step_unseen_due(&step) == UINT64_MAX);
 	stall_step_end(&step);
@@ -233,7 +221,7 @@ static void site_line_alone_says_nothing(void **state)
 
 /* ---- ranks in different collectives ----------------------------------------------------------- */
 
-static void operations_are_compared(void **state)
+TEST(operations_are_compared)
 {
 	static const struct { const char *one, *other; bool differ; } rows[] = {
 		{ "collective #6 all_reduce f32[10] sum", "collective #6 all_reduce f32[10] sum", false },
@@ -253,7 +241,6 @@ static void operations_are_compared(void **state)
 		{ "", "", false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(rows); i++)
 		if (stall_differs(rows[i].one, rows[i].other) != rows[i].differ || stall_differs(rows[i].other, rows[i].one) != rows[i].differ)
 			fail_msg("row %zu", i);
@@ -274,7 +261,7 @@ static struct stall_rank waiting(uint32_t rank, uint32_t collective, const char 
 #define STALLS "the step stalls: no rank has made progress for 30.0 s; "
 #define DIFFER STALLS "ranks call different operations as collective #6: "
 
-static void rank_in_another_collective_is_named(void **state)
+TEST(rank_in_another_collective_is_named)
 {
 	static const struct { const char *ranks[4]; const char *text; } rows[] = {
 		{ { "all_reduce f32[9]", "barrier", "all_reduce f32[9]", "all_reduce f32[9]" },
@@ -289,7 +276,6 @@ static void rank_in_another_collective_is_named(void **state)
 		  STALLS "all wait, and furthest behind is rank 0 of 4 on n0, " },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(rows); i++) {
 		struct stall_step step = { .seconds = 30 };
 		char text[TEXT_MAX];
@@ -342,14 +328,13 @@ static void await_program(pid_t pid, const char *wanted)
 	assert_true(program.age_ms < 120000);
 }
 
-static void program_of_a_task_is_known(void **state)
+TEST(program_of_a_task_is_known)
 {
 	char *const plain[] = { "sleep", "100", NULL };
 	char *const wrapped[] = { "sh", "-c", "sleep 100; :", NULL };
 	pid_t pid;
 	struct program program;
 
-	(void)state;
 	for (int i = 0; i < 2; i++) {
 		pid = start(i == 0 ? plain : wrapped);
 		await_program(pid, "sleep");
@@ -363,20 +348,4 @@ static void program_of_a_task_is_known(void **state)
 	assert_string_equal(program.name, "");
 	assert_true(program_is_python("python") && program_is_python("python3") && program_is_python("python3.13t"));
 	assert_false(program_is_python("pythonize") || program_is_python("mypython3") || program_is_python(""));
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(node_tells_what_it_does_not_see),
-		cmocka_unit_test(srun_says_once_what_is_not_seen),
-		cmocka_unit_test(nothing_is_due_when_all_is_over),
-		cmocka_unit_test(srun_says_what_to_do),
-		cmocka_unit_test(site_line_alone_says_nothing),
-		cmocka_unit_test(operations_are_compared),
-		cmocka_unit_test(rank_in_another_collective_is_named),
-		cmocka_unit_test(program_of_a_task_is_known),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/variables and daemon: what a task gets. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/launch/container.h"
 #include "tests/support/spank_task.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 static const struct variable *find(const struct variables *variables, const char *name)
 {
@@ -42,7 +36,7 @@ static void expect_no_value(const struct variables *variables, const char *name)
 		fail_msg("%s is set to '%s'", name, variable->value);
 }
 
-static void ranks_are_given_for_every_framework(void **state)
+TEST(ranks_are_given_for_every_framework)
 {
 	static const char *const expected[][2] = {
 		{ "RANK", "3" }, { "WORLD_SIZE", "4" }, { "LOCAL_RANK", "1" }, { "LOCAL_WORLD_SIZE", "2" },
@@ -57,7 +51,6 @@ static void ranks_are_given_for_every_framework(void **state)
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	build(&variables, "", &identity, &with);
 	for (size_t i = 0; i < COUNT(expected); i++)
 		expect(&variables, expected[i][0], expected[i][1]);
@@ -65,7 +58,7 @@ static void ranks_are_given_for_every_framework(void **state)
 		assert_non_null(variables.item[i].source);
 }
 
-static void stale_variables_are_taken_out(void **state)
+TEST(stale_variables_are_taken_out)
 {
 	static const char *const stale[] = { "PET_NNODES", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT",
 		                             "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
@@ -76,7 +69,6 @@ static void stale_variables_are_taken_out(void **state)
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	build(&variables, "", &identity, &with);
 	for (size_t i = 0; i < COUNT(stale); i++) {
 		const struct variable *variable = find(&variables, stale[i]);
@@ -85,20 +77,19 @@ static void stale_variables_are_taken_out(void **state)
 	}
 }
 
-static void absent_page_does_not_leave_a_stale_one(void **state)
+TEST(absent_page_does_not_leave_a_stale_one)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.progress_fd = -1;
 	build(&variables, "", &identity, &with);
 	assert_non_null(find(&variables, "DDP_PROGRESS_FD"));
 	assert_null(find(&variables, "DDP_PROGRESS_FD")->value);
 }
 
-static void step_without_a_key_is_refused(void **state)
+TEST(step_without_a_key_is_refused)
 {
 	static const struct { const char *key, *named; } keys[] = {
 		{ NULL, "missing" }, { "", "not what it made" }, { &TASK_KEY[1], "not what it made" },
@@ -110,7 +101,6 @@ static void step_without_a_key_is_refused(void **state)
 	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
 
-	(void)state;
 	settings_init(&settings);
 	for (size_t i = 0; i < COUNT(keys); i++) {
 		struct error error = { "" };
@@ -120,13 +110,12 @@ static void step_without_a_key_is_refused(void **state)
 	}
 }
 
-static void watch_names_nccls_plugin(void **state)
+TEST(watch_names_nccls_plugin)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.nccl_profiler = "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so";
 	build(&variables, "watch", &identity, &with);
 	expect(&variables, "NCCL_PROFILER_PLUGIN", "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so");
@@ -140,14 +129,13 @@ static void watch_names_nccls_plugin(void **state)
 	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
 }
 
-static void python_adds_a_folder_to_the_users(void **state)
+TEST(python_adds_a_folder_to_the_users)
 {
 	static struct variables variables;
 	static char much[4000] = "PYTHONPATH=/";
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.python = "/usr/lib/slurm-ddp/python";
 	build(&variables, "python", &identity, &with);
 	expect(&variables, "PYTHONPATH", "/usr/lib/slurm-ddp/python/site");
@@ -176,13 +164,12 @@ static void python_adds_a_folder_to_the_users(void **state)
 	assert_non_null(find(&variables, "DDP_PYTHON"));
 }
 
-static void nccl_net_names_nccls_network(void **state)
+TEST(nccl_net_names_nccls_network)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.nccl_net = "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so";
 	build(&variables, "", &identity, &with);
 	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
@@ -195,14 +182,13 @@ static void nccl_net_names_nccls_network(void **state)
 	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
 }
 
-static void nothing_of_the_transports_is_touched(void **state)
+TEST(nothing_of_the_transports_is_touched)
 {
 	static const char *const prefixes[] = { "UCX_", "NCCL_", "SLURM_PMIX", "PMIX_", "SLURM_PROCID",
 		                                "SLURM_LOCALID", "CUDA_" };
 	static const char *const lists[] = { "", "launcher", "verbose,timeout=5,trace=/t,bucket-mb=1" };
 	static struct variables variables;
 
-	(void)state;
 	for (size_t l = 0; l < COUNT(lists); l++) {
 		struct identity identity = task();
 		struct task_extras with = extras(ENVIRONMENT());
@@ -216,13 +202,12 @@ static void nothing_of_the_transports_is_touched(void **state)
 	}
 }
 
-static void keys_of_the_library_pass_through(void **state)
+TEST(keys_of_the_library_pass_through)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	build(&variables, "timeout=90,silence=7,bucket-mb=0.5,trace=/scratch/t,on-failure=continue", &identity, &with);
 	expect(&variables, "DDP_TIMEOUT", "90");
 	expect(&variables, "DDP_SILENCE", "7");
@@ -236,7 +221,7 @@ static void keys_of_the_library_pass_through(void **state)
 	assert_null(find(&variables, "DDP_TRACE_DIR"));
 }
 
-static void threads_follow_omp(void **state)
+TEST(threads_follow_omp)
 {
 	static const struct { const char *list; bool caller; uint32_t cpus; const char *threads; } cases[] = {
 		{ "", false, 4, "4" }, { "", true, 4, NULL }, { "", false, 0, NULL },
@@ -245,7 +230,6 @@ static void threads_follow_omp(void **state)
 		{ "omp=keep", false, 8, NULL }, { "omp=keep", true, 8, NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		static struct variables variables;
 		struct identity identity = task();
@@ -261,13 +245,12 @@ static void threads_follow_omp(void **state)
 	}
 }
 
-static void threads_of_a_container_are_nobodys(void **state)
+TEST(threads_of_a_container_are_nobodys)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=77")));
 
-	(void)state;
 	build(&variables, "", &identity, &with);
 	expect(&variables, "OMP_NUM_THREADS", "4");
 	with.user_threads = "5";
@@ -277,7 +260,7 @@ static void threads_of_a_container_are_nobodys(void **state)
 	assert_null(find(&variables, "OMP_NUM_THREADS"));
 }
 
-static void cpus_are_the_least_that_a_task_is_given(void **state)
+TEST(cpus_are_the_least_that_a_task_is_given)
 {
 	static const struct { struct cpu_facts facts; uint32_t cpus; const char *what; } cases[] = {
 		{ { .per_task = 3, .asked = 3, .share = 3 }, 3, "-c3" },
@@ -294,13 +277,12 @@ static void cpus_are_the_least_that_a_task_is_given(void **state)
 		{ { .bound = 4 }, 0, "nothing else is known" },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++)
 		if (cpus_of_task(&cases[i].facts) != cases[i].cpus)
 			fail_msg("%s: %u, not %u", cases[i].what, cpus_of_task(&cases[i].facts), cases[i].cpus);
 }
 
-static void derived_values_are_told_from_the_users(void **state)
+TEST(derived_values_are_told_from_the_users)
 {
 	static const struct { const char *list; bool caller; const char *derived; } cases[] = {
 		{ "", false, "OMP_NUM_THREADS=4" }, { "omp=keep", false, NULL },
@@ -313,7 +295,6 @@ static void derived_values_are_told_from_the_users(void **state)
 	};
 	static struct variables variables;
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct identity identity = task();
 		char **environment = cases[i].caller
@@ -330,7 +311,7 @@ static void derived_values_are_told_from_the_users(void **state)
 	}
 }
 
-static void jax_is_told_of_devices_that_are_the_tasks_own(void **state)
+TEST(jax_is_told_of_devices_that_are_the_tasks_own)
 {
 	static const struct { struct gpu_view gpu; bool caller; const char *devices; } cases[] = {
 		{ { .visible = 0, .device = -1 }, false, NULL }, { { .visible = 4, .device = 1 }, false, NULL },
@@ -341,7 +322,6 @@ static void jax_is_told_of_devices_that_are_the_tasks_own(void **state)
 	};
 	static struct variables variables;
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		struct identity identity = task();
 		char **environment = cases[i].caller ? ENVIRONMENT(V("JAX_LOCAL_DEVICE_IDS=5")) : ENVIRONMENT();
@@ -355,13 +335,12 @@ static void jax_is_told_of_devices_that_are_the_tasks_own(void **state)
 	}
 }
 
-static void address_of_version_6_gets_brackets_in_a_pair(void **state)
+TEST(address_of_version_6_gets_brackets_in_a_pair)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.master_address = "2001:db8::1";
 	build(&variables, "", &identity, &with);
 	expect(&variables, "MASTER_ADDR", "2001:db8::1");
@@ -380,7 +359,7 @@ static struct identity lone_task(void)
 	return identity;
 }
 
-static void launcher_gives_pet_and_no_rank(void **state)
+TEST(launcher_gives_pet_and_no_rank)
 {
 	static const char *const absent[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 		                              "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -389,7 +368,6 @@ static void launcher_gives_pet_and_no_rank(void **state)
 	struct identity identity = lone_task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.gpu.visible = 8;
 	build(&variables, "launcher", &identity, &with);
 	expect(&variables, "PET_NNODES", "2");
@@ -407,13 +385,12 @@ static void launcher_gives_pet_and_no_rank(void **state)
 	expect_no_value(&variables, "PET_NPROC_PER_NODE");
 }
 
-static void torchrun_finds_its_world_without_launcher(void **state)
+TEST(torchrun_finds_its_world_without_launcher)
 {
 	static struct variables variables;
 	struct identity identity = lone_task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.gpu.visible = 8;
 	build(&variables, "", &identity, &with);
 	expect(&variables, "RANK", "1");
@@ -434,7 +411,7 @@ static void torchrun_finds_its_world_without_launcher(void **state)
 	expect_no_value(&variables, "PET_NNODES");
 }
 
-static void launcher_wants_one_task_per_node(void **state)
+TEST(launcher_wants_one_task_per_node)
 {
 	static struct variables variables;
 	struct identity identity = task();
@@ -442,7 +419,6 @@ static void launcher_wants_one_task_per_node(void **state)
 	struct settings settings;
 	struct error error = { "" };
 
-	(void)state;
 	settings_init(&settings);
 	settings.launcher = true;
 	assert_false(environment_build(&variables, &identity, &settings, &with, &error));
@@ -450,20 +426,19 @@ static void launcher_wants_one_task_per_node(void **state)
 	assert_non_null(strstr(error.text, "--ntasks-per-node=1"));
 }
 
-static void device_is_given_when_there_is_one(void **state)
+TEST(device_is_given_when_there_is_one)
 {
 	static struct variables variables;
 	struct identity identity = task();
 	struct task_extras with = extras(ENVIRONMENT());
 
-	(void)state;
 	with.gpu = (struct gpu_view){ .visible = 1, .binding = GPU_OWN };
 	build(&variables, "", &identity, &with);
 	expect(&variables, "LOCAL_RANK", "1");
 	expect(&variables, "DDP_LOCAL_DEVICE", "0");
 }
 
-static void values_that_do_not_fit_are_an_error(void **state)
+TEST(values_that_do_not_fit_are_an_error)
 {
 	static struct variables variables;
 	static char long_address[VARIABLES_TEXT_MAX];
@@ -472,7 +447,6 @@ static void values_that_do_not_fit_are_an_error(void **state)
 	struct settings settings;
 	struct error error = { "" };
 
-	(void)state;
 	settings_init(&settings);
 	memset(long_address, 'a', sizeof(long_address) - 1);
 	with.master_address = long_address;
@@ -480,7 +454,7 @@ static void values_that_do_not_fit_are_an_error(void **state)
 	assert_non_null(strstr(error.text, "longer than"));
 }
 
-static void launchers_daemons_are_known_by_name(void **state)
+TEST(launchers_daemons_are_known_by_name)
 {
 	static const struct { const char *command; bool daemon; } cases[] = {
 		{ "orted", true }, { "/usr/bin/orted", true }, { "prted", true }, { "./prted", true },
@@ -489,7 +463,6 @@ static void launchers_daemons_are_known_by_name(void **state)
 		{ "hydra", false }, { "hydra_train.py", false }, { "python", false }, { "/opt/orted/train", false },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char *words[] = { (char *)(uintptr_t)cases[i].command, (char[]){ "orted" }, NULL };
 		if (daemon_is_launched(2, words) != cases[i].daemon)
@@ -498,14 +471,13 @@ static void launchers_daemons_are_known_by_name(void **state)
 	assert_false(daemon_is_launched(0, NULL));
 }
 
-static void nothing_is_left_to_a_daemon(void **state)
+TEST(nothing_is_left_to_a_daemon)
 {
 	static const char *const names[] = { "RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "DDP_KEY",
 		                             "DDP_REQUESTED", "DDP_PROGRESS_FD", "SLURM_DDP_KEY",
 		                             "SLURM_DDP_RELAY" };
 	static struct variables variables;
 
-	(void)state;
 	environment_clear(&variables);
 	assert_false(variables.overflow);
 	for (int i = 0; i < variables.count; i++)
@@ -513,33 +485,4 @@ static void nothing_is_left_to_a_daemon(void **state)
 	for (size_t i = 0; i < COUNT(names); i++)
 		if (find(&variables, names[i]) == NULL)
 			fail_msg("%s is not taken out", names[i]);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ranks_are_given_for_every_framework),
-		cmocka_unit_test(stale_variables_are_taken_out),
-		cmocka_unit_test(absent_page_does_not_leave_a_stale_one),
-		cmocka_unit_test(step_without_a_key_is_refused),
-		cmocka_unit_test(watch_names_nccls_plugin),
-		cmocka_unit_test(python_adds_a_folder_to_the_users),
-		cmocka_unit_test(nccl_net_names_nccls_network),
-		cmocka_unit_test(nothing_of_the_transports_is_touched),
-		cmocka_unit_test(keys_of_the_library_pass_through),
-		cmocka_unit_test(threads_follow_omp),
-		cmocka_unit_test(threads_of_a_container_are_nobodys),
-		cmocka_unit_test(cpus_are_the_least_that_a_task_is_given),
-		cmocka_unit_test(derived_values_are_told_from_the_users),
-		cmocka_unit_test(jax_is_told_of_devices_that_are_the_tasks_own),
-		cmocka_unit_test(address_of_version_6_gets_brackets_in_a_pair),
-		cmocka_unit_test(launcher_gives_pet_and_no_rank),
-		cmocka_unit_test(torchrun_finds_its_world_without_launcher),
-		cmocka_unit_test(launcher_wants_one_task_per_node),
-		cmocka_unit_test(device_is_given_when_there_is_one),
-		cmocka_unit_test(values_that_do_not_fit_are_an_error),
-		cmocka_unit_test(launchers_daemons_are_known_by_name),
-		cmocka_unit_test(nothing_is_left_to_a_daemon),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,11 +2,8 @@
 /* runs: asan tsan; all: unit */
 /* watch/stacks and spank/witness/stack: the stacks of a process's threads, on demand. */
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,18 +11,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/witness/stack.h"
 #include "tests/support/hung.h"
+#include "tests/support/test.h"
 #include "watch/stacks.h"
 
 static int ready[2];
 
 static void *sleep_on(void *argument)
 {
-	(void)argument;
 	while (true)
 		pause();
 	return NULL;
@@ -60,14 +55,13 @@ static int count(const char *text, const char *word)
 	return found;
 }
 
-static void threads_tell_their_stacks(void **state)
+TEST(threads_tell_their_stacks)
 {
 	const pid_t pid = start("/records");
 	struct stack stack;
 	bool found = false;
 	char c;
 
-	(void)state;
 	assert_int_equal(read(ready[0], &c, 1), 1);
 	/* A reader does not wait for ever, so on a busy machine a stack may come too late for it. */
 	const uint64_t end_ns = ddp_now_ns() + (uint64_t)(60e9 * test_slowness());
@@ -85,13 +79,12 @@ static void threads_tell_their_stacks(void **state)
 	waitpid(pid, NULL, 0);
 }
 
-static void nothing_is_installed_without_record(void **state)
+TEST(nothing_is_installed_without_record)
 {
 	const pid_t pid = start("");
 	struct stack stack;
 	char c;
 
-	(void)state;
 	assert_int_equal(read(ready[0], &c, 1), 1);
 	assert_false(stack_ask(pid, &stack));
 	kill(pid, SIGKILL);
@@ -100,10 +93,5 @@ static void nothing_is_installed_without_record(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(threads_tell_their_stacks),
-		cmocka_unit_test(nothing_is_installed_without_record),
-	};
-
-	return pipe(ready) != 0 ? 1 : cmocka_run_group_tests(tests, NULL, NULL);
+	return pipe(ready) != 0 ? 1 : test_run(NULL, NULL);
 }

@@ -3,10 +3,7 @@
 /* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
 #include <fcntl.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,12 +11,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
 #include "spank/witness/stack.h"
+#include "tests/support/test.h"
 
 static struct row row_of(const char *text)
 {
@@ -31,7 +27,7 @@ static struct row row_of(const char *text)
 	return row;
 }
 
-static void row_survives_its_text(void **state)
+TEST(row_survives_its_text)
 {
 	struct row row = row_of("{\"slurm_step\":0,\"rank\":3,\"world_size\":4,\"pid\":12,\"processes\":2,"
 	                        "\"node\":\"n1\",\"program\":\"train\",\"state\":\"running\",\"cpu_percent\":99.5,"
@@ -40,7 +36,6 @@ static void row_survives_its_text(void **state)
 	json_t *again = row_to_json(&row);
 	struct row same;
 
-	(void)state;
 	assert_true(row_from_json(again, &same));
 	assert_memory_equal(&row, &same, sizeof(row));
 	json_decref(again);
@@ -50,12 +45,11 @@ static void row_survives_its_text(void **state)
 }
 
 /* A process has any bytes as its name, and a page has any number in it: both would cost the node all its rows. */
-static void any_bytes_and_numbers_go_into_json(void **state)
+TEST(any_bytes_and_numbers_go_into_json)
 {
 	struct row row = row_unknown();
 	json_t *json;
 
-	(void)state;
 	row.slurm_step = row.rank = 0;
 	row.steps_per_second = INFINITY;
 	strcpy(row.program, "tr\xff\n\"in");
@@ -67,14 +61,13 @@ static void any_bytes_and_numbers_go_into_json(void **state)
 	json_decref(json);
 }
 
-static void what_is_no_row_is_refused(void **state)
+TEST(what_is_no_row_is_refused)
 {
 	static const char *const texts[] = { "[]", "{}", "{\"rank\":1}", "{\"slurm_step\":0,\"rank\":-1}",
 		                             "{\"slurm_step\":0,\"rank\":\"1\"}",
 		                             "{\"slurm_step\":0,\"rank\":1048576}",
 		                             "{\"slurm_step\":0,\"rank\":0,\"world_size\":99999999}" };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
 		json_t *json = json_loads(texts[i], 0, NULL);
 		struct row row;
@@ -83,12 +76,11 @@ static void what_is_no_row_is_refused(void **state)
 	}
 }
 
-static void texts_come_printable_and_cut(void **state)
+TEST(texts_come_printable_and_cut)
 {
 	char text[2000], long_name[1000];
 	struct row row;
 
-	(void)state;
 	memset(long_name, 'x', sizeof(long_name) - 1);
 	long_name[sizeof(long_name) - 1] = '\0';
 	snprintf(text, sizeof(text), "{\"slurm_step\":0,\"rank\":0,\"node\":\"%s\",\"error\":\"a\\u001b[2Jb\\n\"}",
@@ -98,7 +90,7 @@ static void texts_come_printable_and_cut(void **state)
 	assert_string_equal(row.error, "a?[2Jb?");
 }
 
-static void stragglers_come_first(void **state)
+TEST(stragglers_come_first)
 {
 	/* Rank 2 has no row; 4 and 1 wait for nobody, and 4 has done less. */
 	static const struct { int rank, step, collective; bool waiting; } cases[] = {
@@ -108,7 +100,6 @@ static void stragglers_come_first(void **state)
 	struct row *rows = calloc(5, sizeof(*rows));
 	size_t count = 5;
 
-	(void)state;
 	assert_non_null(rows);
 	for (int i = 0; i < 4; i++) {
 		rows[i] = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":5,\"state\":\"sleeping\"}");
@@ -128,14 +119,13 @@ static void stragglers_come_first(void **state)
 }
 
 /* Neither a world nor a rank beyond what Slurm says makes room for others. */
-static void worlds_beyond_belief_are_not_filled(void **state)
+TEST(worlds_beyond_belief_are_not_filled)
 {
 	static const char *const liars[] = {
 		"{\"slurm_step\":1,\"rank\":0,\"world_size\":1000000,\"state\":\"sleeping\"}",
 		"{\"slurm_step\":1,\"rank\":999999,\"world_size\":2,\"state\":\"sleeping\"}",
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(liars) / sizeof(liars[0]); i++) {
 		struct row *rows = calloc(2, sizeof(*rows));
 		size_t count = 2;
@@ -148,14 +138,13 @@ static void worlds_beyond_belief_are_not_filled(void **state)
 	}
 }
 
-static void seconds_stay_short(void **state)
+TEST(seconds_stay_short)
 {
 	static const struct { double seconds; const char *text; } cases[] = {
 		{ 0.04, " 0.0 s " }, { 99.9, " 99.9 s " }, { 150, " 150 s " }, { 600, " 10 min " },
 		{ 7200, " 2.0 h " },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
 		char *text = NULL;
@@ -171,7 +160,7 @@ static void seconds_stay_short(void **state)
 	}
 }
 
-static void rates_and_steps_are_told_in_full(void **state)
+TEST(rates_and_steps_are_told_in_full)
 {
 	static const struct { double rate; int64_t step, steps; const char *text; } cases[] = {
 		{ 44870.4, 4, 250, " 4/250  - " }, { 44870.4, 4, 250, " 44870/s " }, { 999.94, 7, -1, " 999.9/s " },
@@ -179,7 +168,6 @@ static void rates_and_steps_are_told_in_full(void **state)
 		{ 1e300, 7, -1, " 1e+300/s " }, { 3, 7, -1, " 7  - " },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
 		char *text = NULL;
@@ -197,11 +185,10 @@ static void rates_and_steps_are_told_in_full(void **state)
 	}
 }
 
-static void process_is_read_by_any_name(void **state)
+TEST(process_is_read_by_any_name)
 {
 	struct process process;
 
-	(void)state;
 	assert_true(process_read(getpid(), &process));
 	assert_int_equal(process.pid, getpid());
 	assert_int_equal(process.parent, getppid());
@@ -210,12 +197,11 @@ static void process_is_read_by_any_name(void **state)
 	assert_false(process_read(0x7ffffff0, &process));
 }
 
-static void variables_are_found_in_a_block(void **state)
+TEST(variables_are_found_in_a_block)
 {
 	static const char block[] = "A=1\0RANK=12\0RANKS=7\0EMPTY=\0LAST=x";
 	char value[4];
 
-	(void)state;
 	assert_true(process_variable(block, sizeof(block), "RANK", value, sizeof(value)));
 	assert_string_equal(value, "12");
 	assert_true(process_variable(block, sizeof(block), "EMPTY", value, sizeof(value)));
@@ -234,12 +220,11 @@ static void print_to(char text[4096], struct row *rows, size_t count)
 	fclose(file);
 }
 
-static void losses_have_a_column_if_there_are_any(void **state)
+TEST(losses_have_a_column_if_there_are_any)
 {
 	struct row *rows = calloc(2, sizeof(*rows));
 	char text[4096];
 
-	(void)state;
 	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"loss\":-2.5}");
 	rows[1] = row_of("{\"slurm_step\":0,\"rank\":1,\"world_size\":2,\"state\":\"running\",\"loss\":null}");
 	assert_true(rows[0].has_loss && rows[0].loss < -2.4 && !rows[1].has_loss);
@@ -251,12 +236,11 @@ static void losses_have_a_column_if_there_are_any(void **state)
 	rows_free(rows, 2);
 }
 
-static void restarts_are_said_if_there_were_any(void **state)
+TEST(restarts_are_said_if_there_were_any)
 {
 	struct row *rows = calloc(2, sizeof(*rows));
 	char text[4096];
 
-	(void)state;
 	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"restarts\":0}");
 	rows[1] = row_of("{\"slurm_step\":0,\"rank\":1,\"world_size\":2,\"state\":\"running\",\"restarts\":2}");
 	print_to(text, rows, 2);
@@ -267,7 +251,7 @@ static void restarts_are_said_if_there_were_any(void **state)
 }
 
 /* A node that waits has no rank. It comes behind the ranks of its step, and is none of them. */
-static void spares_come_last(void **state)
+TEST(spares_come_last)
 {
 	struct row *rows = calloc(4, sizeof(*rows));
 	size_t count = 4, bytes;
@@ -275,7 +259,6 @@ static void spares_come_last(void **state)
 	FILE *file;
 	json_t *all, *spares;
 
-	(void)state;
 	rows[0] = row_of("{\"slurm_step\":0,\"rank\":null,\"world_size\":2,\"state\":\"spare\",\"node\":\"n3\"}");
 	rows[1] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":2,\"state\":\"running\",\"node\":\"n0\"}");
 	rows[2] = row_of("{\"slurm_step\":0,\"world_size\":2,\"state\":\"spare\",\"node\":\"n2\"}");
@@ -304,12 +287,11 @@ static void spares_come_last(void **state)
 	rows_free(rows, count);
 }
 
-static void stacks_are_lines_that_are_printable(void **state)
+TEST(stacks_are_lines_that_are_printable)
 {
 	struct row *rows = calloc(1, sizeof(*rows));
 	char text[4096];
 
-	(void)state;
 	rows[0] = row_of("{\"slurm_step\":0,\"rank\":0,\"world_size\":1,\"state\":\"running\","
 	                 "\"stack\":\"Current thread:\\n  File \\u001b[2J\\n\"}");
 	assert_string_equal(rows[0].stack, "Current thread:\n  File ?[2J\n");
@@ -325,18 +307,16 @@ static int stack_file;
 
 static void write_stack(int number)
 {
-	(void)number;
 	if (write(stack_file, "two\nlines\033\n", 11) != 11)
 		abort();
 }
 
-static void process_is_asked_for_its_stack_if_it_can_tell(void **state)
+TEST(process_is_asked_for_its_stack_if_it_can_tell)
 {
 	const struct sigaction action = { .sa_handler = write_stack };
 	struct stack stack;
 	char name[32];
 
-	(void)state;
 	assert_int_equal(stack_signal("/memfd:ddp_stack-59 (deleted)"), 59);
 	assert_int_equal(stack_signal("/memfd:ddp_stack-9 (deleted)"), 0);
 	assert_int_equal(stack_signal("/memfd:ddp_stack-591 (deleted)"), 0);
@@ -357,27 +337,4 @@ static void process_is_asked_for_its_stack_if_it_can_tell(void **state)
 		free(text);
 	}
 	close(stack_file);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(row_survives_its_text),
-		cmocka_unit_test(any_bytes_and_numbers_go_into_json),
-		cmocka_unit_test(what_is_no_row_is_refused),
-		cmocka_unit_test(texts_come_printable_and_cut),
-		cmocka_unit_test(stragglers_come_first),
-		cmocka_unit_test(worlds_beyond_belief_are_not_filled),
-		cmocka_unit_test(seconds_stay_short),
-		cmocka_unit_test(rates_and_steps_are_told_in_full),
-		cmocka_unit_test(process_is_read_by_any_name),
-		cmocka_unit_test(variables_are_found_in_a_block),
-		cmocka_unit_test(losses_have_a_column_if_there_are_any),
-		cmocka_unit_test(restarts_are_said_if_there_were_any),
-		cmocka_unit_test(spares_come_last),
-		cmocka_unit_test(stacks_are_lines_that_are_printable),
-		cmocka_unit_test(process_is_asked_for_its_stack_if_it_can_tell),
-	};
-
-	return cmocka_run_group_tests_name("status", tests, NULL, NULL);
 }

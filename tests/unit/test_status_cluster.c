@@ -4,10 +4,6 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,10 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/status/cluster.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 static int forks_that_fail;
 
@@ -82,12 +77,11 @@ static bool find_job(struct job *job, char text[256])
 	return found;
 }
 
-static void a_running_job_is_found(void **state)
+TEST(a_running_job_is_found)
 {
 	struct job job;
 	char text[256];
 
-	(void)state;
 	make_command("squeue", "case $* in *--steps*) echo '7.0 3'; echo '7.1 4' ;; *) echo \"7 1000 2 8 RUNNING\" ;; esac");
 	assert_true(find_job(&job, text));
 	assert_string_equal(text, "");
@@ -104,13 +98,12 @@ static void a_running_job_is_found(void **state)
 }
 
 /* The user has as many processes as he may have. */
-static void a_command_that_cannot_be_started_leaves_nothing(void **state)
+TEST(a_command_that_cannot_be_started_leaves_nothing)
 {
 	const int before = descriptors();
 	struct job job;
 	char text[256];
 
-	(void)state;
 	for (int i = 0; i < 3; i++) {
 		forks_that_fail = 1;
 		assert_false(find_job(&job, text));
@@ -187,7 +180,7 @@ static bool probe(struct row **rows, size_t *count, char text[512])
 	return fine;
 }
 
-static void rows_of_any_length_come_whole(void **state)
+TEST(rows_of_any_length_come_whole)
 {
 	static const size_t lengths[] = { 3000, 10, 1500, 700 };
 	const size_t rows_count = sizeof(lengths) / sizeof(lengths[0]);
@@ -196,7 +189,6 @@ static void rows_of_any_length_come_whole(void **state)
 	size_t count;
 	char text[512];
 
-	(void)state;
 	/* A site's TaskProlog may print first. */
 	fprintf(tasks[1], "welcome\n");
 	for (size_t i = 0; i < rows_count; i++) {
@@ -219,14 +211,13 @@ static void rows_of_any_length_come_whole(void **state)
 }
 
 /* A node's probe has died, or another program has written between. */
-static void a_damaged_row_is_told(void **state)
+TEST(a_damaged_row_is_told)
 {
 	FILE *tasks[2] = { open_task(0), open_task(1) };
 	struct row *rows;
 	size_t count;
 	char text[512];
 
-	(void)state;
 	write_row(tasks[0], 0, 100);
 	write_row(tasks[0], 1, 2000);
 	assert_int_equal(fflush(tasks[0]), 0);
@@ -254,13 +245,12 @@ static void a_damaged_row_is_told(void **state)
 }
 
 /* The user's word on labels and lengths costs root nothing. */
-static void what_is_no_row_is_passed_over(void **state)
+TEST(what_is_no_row_is_passed_over)
 {
 	struct row *rows;
 	size_t count;
 	char text[512];
 
-	(void)state;
 	make_command("srun", "printf '\\036{}\\n: \\036{}\\n9: \\036{}\\n-1: \\036{}\\n99999999999999999999: \\036{}\\n0:\\n\\n'");
 	assert_true(probe(&rows, &count, text));
 	assert_string_equal(text, "");
@@ -282,12 +272,5 @@ static int make_folder(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_running_job_is_found),
-		cmocka_unit_test(a_command_that_cannot_be_started_leaves_nothing),
-		cmocka_unit_test(rows_of_any_length_come_whole),
-		cmocka_unit_test(a_damaged_row_is_told),
-		cmocka_unit_test(what_is_no_row_is_passed_over),
-	};
-	return cmocka_run_group_tests(tests, make_folder, folder_remove);
+	return test_run(make_folder, folder_remove);
 }

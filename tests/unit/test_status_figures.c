@@ -2,10 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* spank/status: figures in Prometheus' format, the file that node_exporter reads, and the ranks of a node. */
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,11 +12,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/status/local.h"
 #include "spank/status/prometheus.h"
+#include "tests/support/test.h"
 
 enum { TEXT_MAX = 16384 };
 
@@ -65,12 +61,11 @@ static int times_in(const char *text, const char *line)
 
 #define HAS(text, line) do { if (times_in(text, line) != 1) fail_msg("%d times '%s' in:\n%s", times_in(text, line), line, text); } while (0)
 
-static void each_figure_has_its_labels(void **state)
+TEST(each_figure_has_its_labels)
 {
 	struct row rows[2] = { example(3), example(2) };
 	char text[TEXT_MAX];
 
-	(void)state;
 	write_to(text, rows, 2, "n1");
 	HAS(text, "# TYPE slurm_ddp_rank_step gauge\n"
 	          "slurm_ddp_rank_step{jobid=\"12\",stepid=\"0\",rank=\"2\",node=\"n1\",user=\"ada\",partition=\"gpu\"} 7\n"
@@ -90,12 +85,11 @@ static void each_figure_has_its_labels(void **state)
 	assert_null(strstr(text, "requeues"));
 }
 
-static void nobody_forges_a_line_or_a_label(void **state)
+TEST(nobody_forges_a_line_or_a_label)
 {
 	struct row row = example(0);
 	char text[TEXT_MAX];
 
-	(void)state;
 	strcpy(row.partition, "a\"} 1\nx{b=\"\\");
 	strcpy(row.user, "\xc3\xa4" "da");
 	strcpy(row.phase, "any\"phase");
@@ -106,12 +100,11 @@ static void nobody_forges_a_line_or_a_label(void **state)
 }
 
 /* Prometheus refuses the whole text otherwise. */
-static void no_figure_comes_twice(void **state)
+TEST(no_figure_comes_twice)
 {
 	struct row rows[4] = { example(0), example(1), example(0), example(0) };
 	char text[TEXT_MAX];
 
-	(void)state;
 	strcpy(rows[3].user, "bob");
 	write_to(text, rows, 4, NULL);
 	HAS(text, "slurm_ddp_rank_step{jobid=\"12\",stepid=\"0\",rank=\"0\",node=\"n1\",user=\"ada\"");
@@ -119,12 +112,11 @@ static void no_figure_comes_twice(void **state)
 	HAS(text, "slurm_ddp_step_ranks{jobid=\"12\",stepid=\"0\",node=\"n1\",user=\"ada\"");
 }
 
-static void rank_that_is_gone_is_down(void **state)
+TEST(rank_that_is_gone_is_down)
 {
 	struct row rows[2] = { example(0), row_unknown() };
 	char text[TEXT_MAX];
 
-	(void)state;
 	rows[1].job = 12;
 	rows[1].slurm_step = 0;
 	rows[1].rank = 1;
@@ -136,12 +128,11 @@ static void rank_that_is_gone_is_down(void **state)
 	assert_int_equal(times_in(text, "\nslurm_ddp_step_ranks{"), 1);
 }
 
-static void spares_are_no_ranks(void **state)
+TEST(spares_are_no_ranks)
 {
 	struct row rows[3] = { example(0), row_unknown(), row_unknown() };
 	char text[TEXT_MAX];
 
-	(void)state;
 	for (int i = 1; i < 3; i++) {
 		rows[i].job = 12;
 		rows[i].slurm_step = 0;
@@ -169,13 +160,12 @@ static void read_back(const char *path, char text[64])
 	fclose(file);
 }
 
-static void textfile_changes_at_once_or_not(void **state)
+TEST(textfile_changes_at_once_or_not)
 {
 	char folder[] = "/tmp/status_figures.XXXXXX", path[64], link[64], text[64];
 	struct textfile textfile;
 	struct stat info;
 
-	(void)state;
 	assert_non_null(mkdtemp(folder));
 	snprintf(path, sizeof(path), "%s/ddp.prom", folder);
 	snprintf(link, sizeof(link), "%s/link.prom", folder);
@@ -249,7 +239,7 @@ static size_t wait_for_rows(const struct local *local, size_t wanted, struct row
 	return count;
 }
 
-static void node_is_looked_at_without_slurm(void **state)
+TEST(node_is_looked_at_without_slurm)
 {
 	const bool root = geteuid() == 0;
 	const struct local job = { 2000000001, -1, "n1", 50 }, other = { 2000000002, -1, "n1", 50 },
@@ -258,7 +248,6 @@ static void node_is_looked_at_without_slurm(void **state)
 	struct row *rows = NULL;
 	char user[ROW_NAME_MAX];
 
-	(void)state;
 	assert_int_equal(wait_for_rows(&job, 1, &rows), 1);
 	local_user_name(root ? 65534 : geteuid(), user, sizeof(user));
 	assert_string_equal(rows[0].user, user);
@@ -283,14 +272,13 @@ static void node_is_looked_at_without_slurm(void **state)
 
 /* The kernel gives the files in /proc of a program that its user cannot read to root. The user's programs are found all the
    same. */
-static void user_of_an_unreadable_task_is_found(void **state)
+TEST(user_of_an_unreadable_task_is_found)
 {
 	const struct local job = { 2000000003, -1, "n1", 50 };
 	char folder[] = "/tmp/ddp-status-XXXXXX", shell[64], command[128];
 	struct row *rows = NULL;
 	pid_t task;
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	assert_non_null(mkdtemp(folder));
@@ -310,17 +298,6 @@ static void user_of_an_unreadable_task_is_found(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_figure_has_its_labels),
-		cmocka_unit_test(nobody_forges_a_line_or_a_label),
-		cmocka_unit_test(no_figure_comes_twice),
-		cmocka_unit_test(rank_that_is_gone_is_down),
-		cmocka_unit_test(spares_are_no_ranks),
-		cmocka_unit_test(textfile_changes_at_once_or_not),
-		cmocka_unit_test(node_is_looked_at_without_slurm),
-		cmocka_unit_test(user_of_an_unreadable_task_is_found),
-	};
-
 	unsetenv("SLURMD_NODENAME");
-	return cmocka_run_group_tests_name("status_figures", tests, NULL, NULL);
+	return test_run(NULL, NULL);
 }

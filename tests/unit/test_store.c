@@ -4,10 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,19 +14,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 static char dir[TEST_FOLDER_BYTES + 16];
 static char warnings[4096];
 
 static void collect(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	strncat(warnings, message, sizeof(warnings) - strlen(warnings) - 1);
 }
 
@@ -113,9 +107,8 @@ static int taken(const char *path)
 	return (int)numbers[0];
 }
 
-static void directory_is_made_and_the_last_ones_are_kept(void **state)
+TEST_WITH(directory_is_made_and_the_last_ones_are_kept, start_empty, NULL)
 {
-	(void)state;
 	for (int64_t step = 10; step <= 50; step += 10)
 		assert_int_equal(write_step(step, 2), DDP_OK);
 	assert_string_equal(listing(), "step-00000040.safetensors step-00000050.safetensors ");
@@ -123,17 +116,15 @@ static void directory_is_made_and_the_last_ones_are_kept(void **state)
 	assert_string_equal(warnings, "");
 }
 
-static void same_step_is_replaced(void **state)
+TEST_WITH(same_step_is_replaced, start_empty, NULL)
 {
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_string_equal(listing(), "step-00000010.safetensors ");
 }
 
-static void other_files_stay_and_later_steps_are_set_aside(void **state)
+TEST_WITH(other_files_stay_and_later_steps_are_set_aside, start_empty, NULL)
 {
-	(void)state;
 	for (int again = 0; again < 2; again++) {
 		assert_int_equal(write_step(100, 1), DDP_OK);
 		touch("step-7.safetensors", "");
@@ -150,12 +141,11 @@ static void other_files_stay_and_later_steps_are_set_aside(void **state)
 	assert_int_equal(taken(path), 100);
 }
 
-static void who_does_not_own_the_directory_only_adds_to_it(void **state)
+TEST_WITH(who_does_not_own_the_directory_only_adds_to_it, start_empty, NULL)
 {
 	const float numbers[1] = { 7 };
 	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 1 }, numbers, false };
 
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(write_step(30, 3), DDP_OK);
 	assert_int_equal(ddp_store_write(dir, 20, &tensor, 1, NULL, 0, 1, NULL, NULL), DDP_OK);
@@ -163,13 +153,12 @@ static void who_does_not_own_the_directory_only_adds_to_it(void **state)
 	                    "step-00000030.safetensors ");
 }
 
-static void what_came_since_a_save_began_stays(void **state)
+TEST_WITH(what_came_since_a_save_began_stays, start_empty, NULL)
 {
 	const float numbers[1] = { 7 };
 	const ddp_safetensors_tensor tensor = { "w", 1, (int64_t[]){ 1 }, numbers, false };
 	ddp_later later;
 
-	(void)state;
 	assert_int_equal(write_step(40, 3), DDP_OK);
 	ddp_store_list_later(dir, 20, &later);
 	assert_int_equal(write_step(30, 3), DDP_OK);
@@ -179,12 +168,11 @@ static void what_came_since_a_save_began_stays(void **state)
 	                    "step-00000040.safetensors.aside ");
 }
 
-static void writers_do_not_touch_what_others_are_writing(void **state)
+TEST_WITH(writers_do_not_touch_what_others_are_writing, start_empty, NULL)
 {
 	static const char *const others = "step-00000030.safetensors.elsewhere-17-0.tmp";
 	ddp_store_lock *lock, *again;
 
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000001.safetensors.tmp", "left by a crash");
 	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "this test" }, NULL, &lock), DDP_OK);
@@ -226,12 +214,11 @@ static pid_t own_in_a_child(int *keep)
 	return child;
 }
 
-static void directory_has_one_owner(void **state)
+TEST_WITH(directory_has_one_owner, start_empty, NULL)
 {
 	ddp_store_lock *lock, *other;
 	int keep, status;
 
-	(void)state;
 	pid_t child = own_in_a_child(&keep);
 	assert_int_equal(ddp_store_lock_take(dir, &(ddp_store_writer){ .name = "me" }, NULL, &lock), DDP_ERR_STATE);
 	assert_false(ddp_store_lock_is_here(dir));
@@ -249,11 +236,10 @@ static void directory_has_one_owner(void **state)
 	ddp_store_lock_release(lock);
 }
 
-static void temporary_and_broken_files_are_passed_over(void **state)
+TEST_WITH(temporary_and_broken_files_are_passed_over, start_empty, NULL)
 {
 	char path[256];
 
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000020.safetensors", "cut");
 	touch("step-00000030.safetensors.tmp", "half");
@@ -285,14 +271,13 @@ ssize_t __wrap_pread(int fd, void *buffer, size_t bytes, off_t offset)
 	return __real_pread(fd, buffer, bytes, offset);
 }
 
-static void broken_disk_is_no_broken_file(void **state)
+TEST_WITH(broken_disk_is_no_broken_file, start_empty, NULL)
 {
 	struct stat about;
 	ddp_safetensors file;
 	char path[256];
 	bool found;
 
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	assert_int_equal(write_step(20, 3), DDP_OK);
 	path_in(path, sizeof(path), "step-00000020.safetensors");
@@ -306,25 +291,23 @@ static void broken_disk_is_no_broken_file(void **state)
 	assert_int_equal(taken(dir), 20);
 }
 
-static void directory_of_broken_files_only_is_an_error(void **state)
+TEST_WITH(directory_of_broken_files_only_is_an_error, start_empty, NULL)
 {
 	ddp_safetensors file;
 	bool found;
 
-	(void)state;
 	assert_int_equal(write_step(10, 3), DDP_OK);
 	touch("step-00000010.safetensors", "cut");
 	assert_int_equal(ddp_store_open(dir, NULL, &file, &found), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "none of its 1 checkpoints"));
 }
 
-static void absent_directory_holds_none_but_an_absent_file_is_an_error(void **state)
+TEST_WITH(absent_directory_holds_none_but_an_absent_file_is_an_error, start_empty, NULL)
 {
 	ddp_safetensors file;
 	char path[256];
 	bool found;
 
-	(void)state;
 	assert_int_equal(taken(dir), -1);
 	path_in(path, sizeof(path), "step-00000010.safetensors");
 	assert_int_equal(ddp_store_open(path, NULL, &file, &found), DDP_ERR_IO);
@@ -333,11 +316,10 @@ static void absent_directory_holds_none_but_an_absent_file_is_an_error(void **st
 	assert_int_equal(taken(path), 10);
 }
 
-static void full_disk_leaves_the_old_checkpoint_and_nothing_else(void **state)
+TEST_WITH(full_disk_leaves_the_old_checkpoint_and_nothing_else, start_empty, NULL)
 {
 	struct rlimit before, small;
 
-	(void)state;
 	assert_int_equal(write_step(10, 1), DDP_OK);
 	assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
 	small = (struct rlimit){ .rlim_cur = 100, .rlim_max = before.rlim_max };
@@ -350,11 +332,10 @@ static void full_disk_leaves_the_old_checkpoint_and_nothing_else(void **state)
 	assert_string_equal(listing(), "step-00000010.safetensors ");
 }
 
-static void path_through_a_file_is_an_error(void **state)
+TEST_WITH(path_through_a_file_is_an_error, start_empty, NULL)
 {
 	char path[256];
 
-	(void)state;
 	assert_int_equal(write_step(10, 1), DDP_OK);
 	touch("file", "");
 	path_in(path, sizeof(path), "file");
@@ -366,20 +347,5 @@ static void path_through_a_file_is_an_error(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(directory_is_made_and_the_last_ones_are_kept, start_empty),
-		cmocka_unit_test_setup(same_step_is_replaced, start_empty),
-		cmocka_unit_test_setup(other_files_stay_and_later_steps_are_set_aside, start_empty),
-		cmocka_unit_test_setup(who_does_not_own_the_directory_only_adds_to_it, start_empty),
-		cmocka_unit_test_setup(what_came_since_a_save_began_stays, start_empty),
-		cmocka_unit_test_setup(writers_do_not_touch_what_others_are_writing, start_empty),
-		cmocka_unit_test_setup(directory_has_one_owner, start_empty),
-		cmocka_unit_test_setup(temporary_and_broken_files_are_passed_over, start_empty),
-		cmocka_unit_test_setup(broken_disk_is_no_broken_file, start_empty),
-		cmocka_unit_test_setup(directory_of_broken_files_only_is_an_error, start_empty),
-		cmocka_unit_test_setup(absent_directory_holds_none_but_an_absent_file_is_an_error, start_empty),
-		cmocka_unit_test_setup(full_disk_leaves_the_old_checkpoint_and_nothing_else, start_empty),
-		cmocka_unit_test_setup(path_through_a_file_is_an_error, start_empty),
-	};
-	return cmocka_run_group_tests(tests, make_base, folder_remove);
+	return test_run(make_base, folder_remove);
 }

@@ -1,15 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * store: an error at each write, fsync, close, rename and unlink of a save, and a death before
- * each, leave the last good checkpoint, and the next save goes through. The linker sends
- * these calls here.
- */
+/* store: an error at each write, fsync, close, rename and unlink of a save, and a death before
+   each, leave the last good checkpoint, and the next save goes through. The linker sends
+   these calls here. */
 #include <dirent.h>
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +12,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/error.h"
 #include "ddp.h"
 #include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 enum { LETTERS_MAX = 64 };
 
@@ -157,12 +151,11 @@ static void go_on(bool saved)
 	ddp_store_lock_release(lock);
 }
 
-static void each_call_that_fails_leaves_a_good_checkpoint(void **state)
+TEST(each_call_that_fails_leaves_a_good_checkpoint)
 {
 	static const int errors[] = { ENOSPC, EIO };
 	int faults = 0;
 
-	(void)state;
 	for (size_t e = 0; e < sizeof(errors) / sizeof(errors[0]); e++) {
 		for (int n = 1;; n++) {
 			begin();
@@ -182,11 +175,10 @@ static void each_call_that_fails_leaves_a_good_checkpoint(void **state)
 	assert_true(faults >= 2 * 9);
 }
 
-static void a_death_before_each_call_leaves_a_good_checkpoint(void **state)
+TEST(a_death_before_each_call_leaves_a_good_checkpoint)
 {
 	int ended = 0, deaths = 0;
 
-	(void)state;
 	while (!ended) {
 		begin();
 		const pid_t child = fork();
@@ -208,9 +200,8 @@ static void a_death_before_each_call_leaves_a_good_checkpoint(void **state)
 
 /* The machine may die, too: what is removed, or renamed, is so after the new checkpoint is on
    the disk, under its name. */
-static void old_checkpoints_go_when_the_new_one_is_on_the_disk(void **state)
+TEST(old_checkpoints_go_when_the_new_one_is_on_the_disk)
 {
-	(void)state;
 	begin();
 	memset(letters, 0, sizeof(letters));
 	assert_int_equal(write_step(30), DDP_OK);
@@ -224,18 +215,10 @@ static void old_checkpoints_go_when_the_new_one_is_on_the_disk(void **state)
 
 static void ignore(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
-	(void)message;
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_call_that_fails_leaves_a_good_checkpoint),
-		cmocka_unit_test(a_death_before_each_call_leaves_a_good_checkpoint),
-		cmocka_unit_test(old_checkpoints_go_when_the_new_one_is_on_the_disk),
-	};
 	ddp_set_log(ignore, NULL, DDP_LOG_WARN);
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/*
- * state/lock: a later start of a step takes a checkpoint directory over from a process that still has it locked, and
- * this process changes nothing there any more when it wakes up. The linker sends the calls of a save here, and the
- * earlier process stops before each of them in turn.
- */
+/* state/lock: a later start of a step takes a checkpoint directory over from a process that still has it locked, and
+   this process changes nothing there any more when it wakes up. The linker sends the calls of a save here, and the
+   earlier process stops before each of them in turn. */
 #include <dirent.h>
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,12 +14,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "ddp.h"
 #include "state/lock.h"
 #include "state/store.h"
 #include "tests/support/folder.h"
+#include "tests/support/test.h"
 
 static const ddp_store_writer first = { .job_id = 7, .step_id = 1, .name = "rank 0 of job 7.1 on n0, process 5" };
 static const ddp_store_writer second = { .job_id = 7, .step_id = 1, .restarts = 1, .name = "rank 0 of job 7.1 on n1, process 6" };
@@ -178,12 +172,11 @@ static int end_of(pid_t child)
 	return WEXITSTATUS(status);
 }
 
-static void a_stopped_writer_places_nothing_after_a_later_start_came(void **state)
+TEST_WITH(a_stopped_writer_places_nothing_after_a_later_start_came, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 	int calls, placed = 0, refused = 0;
 
-	(void)state;
 	for (calls = 1;; calls++) {
 		folder_empty(NULL);
 		const pid_t child = save_and_stop(&first, calls);
@@ -207,12 +200,11 @@ static void a_stopped_writer_places_nothing_after_a_later_start_came(void **stat
 }
 
 /* A later start has the files of steps that the earlier process wanted to set aside. */
-static void a_stopped_writer_sets_nothing_aside_after_a_later_start_came(void **state)
+TEST_WITH(a_stopped_writer_sets_nothing_aside_after_a_later_start_came, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 	int stops = 0, aside = 0;
 
-	(void)state;
 	for (int call = 1;; call++) {
 		folder_empty(NULL);
 		assert_int_equal(write_number(NULL, 30, 9, 30), DDP_OK);
@@ -229,11 +221,10 @@ static void a_stopped_writer_sets_nothing_aside_after_a_later_start_came(void **
 	assert_int_equal(aside, stops);
 }
 
-static void a_lock_that_a_stopped_process_holds_is_handed_over(void **state)
+TEST_WITH(a_lock_that_a_stopped_process_holds_is_handed_over, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 
-	(void)state;
 	const pid_t child = save_and_stop(&first, 1);
 	assert_true(has_stopped(child));
 	refuse(&(ddp_store_writer){ .name = "me" }, "is written to by rank 0 of job 7.1 on n0, process 5; give each run");
@@ -248,11 +239,10 @@ static void a_lock_that_a_stopped_process_holds_is_handed_over(void **state)
 	assert_int_equal(end_of(child), OTHERWISE); /* restart 2, not 1 */
 }
 
-static void an_earlier_start_cannot_come_back(void **state)
+TEST_WITH(an_earlier_start_cannot_come_back, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 
-	(void)state;
 	assert_int_equal(ddp_store_lock_take(test_folder, &third, NULL, &lock), DDP_OK);
 	ddp_store_lock_release(lock);
 	refuse(&second, "belongs to restart 2 of step 7.1: this process (rank 0 of job 7.1 on n1, process 6) is of an earlier "
@@ -265,13 +255,12 @@ static void an_earlier_start_cannot_come_back(void **state)
 }
 
 /* Slurm counts how often it has started a job; the step's restarts begin anew then. */
-static void a_requeued_job_is_a_later_start(void **state)
+TEST_WITH(a_requeued_job_is_a_later_start, folder_empty, NULL)
 {
 	const ddp_store_writer before = { .job_id = 7, .step_id = 1, .restarts = 5, .name = "before" };
 	const ddp_store_writer after = { .job_id = 7, .step_id = 0, .requeues = 1, .restarts = 1, .name = "after" };
 	ddp_store_lock *lock;
 
-	(void)state;
 	const pid_t child = save_and_stop(&before, 1);
 	assert_true(has_stopped(child));
 	assert_int_equal(ddp_store_lock_take(test_folder, &after, NULL, &lock), DDP_OK);
@@ -280,11 +269,10 @@ static void a_requeued_job_is_a_later_start(void **state)
 	end_of(child);
 }
 
-static void what_dead_writers_left_is_removed(void **state)
+TEST_WITH(what_dead_writers_left_is_removed, folder_empty, NULL)
 {
 	ddp_store_lock *lock;
 
-	(void)state;
 	touch("step-00000010.safetensors.start-7.1-0-0.n0-5-0.tmp");
 	touch("step-00000020.safetensors.start-7.1-0-2.n2-7-0.tmp"); /* of a later start */
 	touch("step-00000030.safetensors.start-7.2-0-0.n3-8-0.tmp");
@@ -302,12 +290,11 @@ static void what_dead_writers_left_is_removed(void **state)
 }
 
 /* One mark stays, however often a step is restarted. */
-static void marks_of_earlier_starts_are_removed(void **state)
+TEST_WITH(marks_of_earlier_starts_are_removed, folder_empty, NULL)
 {
 	ddp_store_writer writer = first;
 	ddp_store_lock *lock;
 
-	(void)state;
 	for (; writer.restarts < 5; writer.restarts++) {
 		assert_int_equal(ddp_store_lock_take(test_folder, &writer, NULL, &lock), DDP_OK);
 		assert_int_equal(files_with(".generation-"), writer.restarts > 0 ? 1 : 0);
@@ -317,22 +304,10 @@ static void marks_of_earlier_starts_are_removed(void **state)
 
 static void ignore(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
-	(void)message;
 }
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(a_stopped_writer_places_nothing_after_a_later_start_came, folder_empty),
-		cmocka_unit_test_setup(a_stopped_writer_sets_nothing_aside_after_a_later_start_came, folder_empty),
-		cmocka_unit_test_setup(a_lock_that_a_stopped_process_holds_is_handed_over, folder_empty),
-		cmocka_unit_test_setup(an_earlier_start_cannot_come_back, folder_empty),
-		cmocka_unit_test_setup(a_requeued_job_is_a_later_start, folder_empty),
-		cmocka_unit_test_setup(what_dead_writers_left_is_removed, folder_empty),
-		cmocka_unit_test_setup(marks_of_earlier_starts_are_removed, folder_empty),
-	};
 	ddp_set_log(ignore, NULL, DDP_LOG_WARN);
-	return cmocka_run_group_tests(tests, folder_make, folder_remove);
+	return test_run(folder_make, folder_remove);
 }

@@ -3,9 +3,6 @@
 /* data/tokens: token files, whole and broken. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,16 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "ddp.h"
+#include "tests/support/test.h"
 
 static char dir[] = "/tmp/ddp-tokens-XXXXXX";
 static char path[sizeof(dir) + 16];
 
 static int make_directory(void **state)
 {
-	(void)state;
 	if (mkdtemp(dir) == NULL)
 		return -1;
 	snprintf(path, sizeof(path), "%s/tokens", dir);
@@ -33,7 +28,6 @@ static int make_directory(void **state)
 
 static int remove_directory(void **state)
 {
-	(void)state;
 	unlink(path);
 	return rmdir(dir);
 }
@@ -70,13 +64,12 @@ static void expect_failure(ddp_token_format format, int length, double first, do
 		fail_msg("\"%s\" does not say \"%s\"", ddp_last_error(), says);
 }
 
-static void bytes_become_samples_that_share_their_ends(void **state)
+TEST(bytes_become_samples_that_share_their_ends)
 {
 	ddp_dataset dataset;
 	int32_t sample[4];
 	const unsigned char text[] = { 10, 11, 12, 13, 14, 15, 16, 255, 18 };
 
-	(void)state;
 	write_file(text, sizeof(text));
 	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 3, 0, 1, &dataset), DDP_OK);
 	assert_int_equal(dataset.size, 2);
@@ -89,13 +82,12 @@ static void bytes_become_samples_that_share_their_ends(void **state)
 	assert_null(dataset.self);
 }
 
-static void shorts_and_llmc_files_are_unsigned(void **state)
+TEST(shorts_and_llmc_files_are_unsigned)
 {
 	ddp_dataset dataset;
 	int32_t sample[3];
 	const unsigned char raw[] = { 1, 0, 0, 128, 255, 255 };
 
-	(void)state;
 	write_file(raw, sizeof(raw));
 	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_U16, 2, 0, 1, &dataset), DDP_OK);
 	assert_int_equal(dataset.read(dataset.self, 0, sample), DDP_OK);
@@ -110,13 +102,12 @@ static void shorts_and_llmc_files_are_unsigned(void **state)
 	ddp_dataset_close(&dataset);
 }
 
-static void parts_do_not_overlap(void **state)
+TEST(parts_do_not_overlap)
 {
 	ddp_dataset train, check;
 	unsigned char text[100];
 	int32_t sample[10];
 
-	(void)state;
 	for (int i = 0; i < 100; i++)
 		text[i] = (unsigned char)i;
 	write_file(text, sizeof(text));
@@ -133,11 +124,10 @@ static void parts_do_not_overlap(void **state)
 	ddp_dataset_close(&check);
 }
 
-static void broken_files_are_told_apart(void **state)
+TEST(broken_files_are_told_apart)
 {
 	unsigned char raw[7] = { 0 };
 
-	(void)state;
 	unlink(path);
 	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_IO, "No such file");
 	write_file(raw, 0);
@@ -159,9 +149,8 @@ static void broken_files_are_told_apart(void **state)
 	expect_failure(DDP_TOKENS_LLMC, 2, 0, 1, DDP_ERR_FORMAT, "version 7");
 }
 
-static void what_is_no_file_is_refused_without_blocking(void **state)
+TEST(what_is_no_file_is_refused_without_blocking)
 {
-	(void)state;
 	unlink(path);
 	assert_int_equal(mkdir(path, 0700), 0);
 	expect_failure(DDP_TOKENS_BYTES, 2, 0, 1, DDP_ERR_INVALID, "a directory");
@@ -172,11 +161,10 @@ static void what_is_no_file_is_refused_without_blocking(void **state)
 }
 
 /* Root reads everything, so a child that is nobody tries. */
-static void unreadable_file_is_an_error(void **state)
+TEST(unreadable_file_is_an_error)
 {
 	int how;
 
-	(void)state;
 	write_file("abcd", 4);
 	assert_int_equal(chmod(path, 0), 0);
 	pid_t child = fork();
@@ -193,9 +181,8 @@ static void unreadable_file_is_an_error(void **state)
 	assert_int_equal(chmod(path, 0600), 0);
 }
 
-static void wrong_arguments_are_named(void **state)
+TEST(wrong_arguments_are_named)
 {
-	(void)state;
 	write_file("abcdefgh", 8);
 	expect_failure(DDP_TOKENS_BYTES, 0, 0, 1, DDP_ERR_INVALID, "samples of 0");
 	expect_failure(DDP_TOKENS_BYTES, 1 << 30, 0, 1, DDP_ERR_INVALID, "samples of");
@@ -206,12 +193,11 @@ static void wrong_arguments_are_named(void **state)
 	expect_failure(DDP_TOKENS_BYTES, 2, 0.0 / 0.0, 1, DDP_ERR_INVALID, "nan");
 }
 
-static void file_that_shrinks_in_use_is_an_error_of_the_read(void **state)
+TEST(file_that_shrinks_in_use_is_an_error_of_the_read)
 {
 	ddp_dataset dataset;
 	int32_t sample[3];
 
-	(void)state;
 	write_file("abcdefgh", 8);
 	assert_int_equal(ddp_tokens_open(path, DDP_TOKENS_BYTES, 2, 0, 1, &dataset), DDP_OK);
 	assert_int_equal(truncate(path, 4), 0);
@@ -238,7 +224,6 @@ static void write_shard(const char *name, int first, int tokens)
 
 static int make_shards(void **state)
 {
-	(void)state;
 	write_shard("shard_10", 30, 8);
 	write_shard("shard_9", 20, 9);
 	write_shard("shard_1", 0, 20);
@@ -250,7 +235,6 @@ static int remove_shards(void **state)
 {
 	char command[sizeof(dir) + 16];
 
-	(void)state;
 	snprintf(command, sizeof(command), "rm -f %s/*", dir);
 	snprintf(path, sizeof(path), "%s/tokens", dir);
 	return system(command);
@@ -272,9 +256,8 @@ static void expect_samples(double first, double last, int count, const int *begi
 	ddp_dataset_close(&dataset);
 }
 
-static void files_of_a_pattern_are_one_dataset_by_their_names(void **state)
+TEST_WITH(files_of_a_pattern_are_one_dataset_by_their_names, make_shards, remove_shards)
 {
-	(void)state;
 	expect_samples(0, 1, 7, (int[]){ 0, 4, 8, 12, 20, 24, 30 });
 	/* Of 37 tokens 22 and 15: of the second file 2 and 7. */
 	expect_samples(0, 0.6, 4, (int[]){ 0, 4, 8, 12 });
@@ -283,11 +266,10 @@ static void files_of_a_pattern_are_one_dataset_by_their_names(void **state)
 	expect_samples(0, 1, 5, (int[]){ 0, 4, 8, 12, 30 });
 }
 
-static void each_alternative_matches_and_each_file_counts_once(void **state)
+TEST_WITH(each_alternative_matches_and_each_file_counts_once, make_shards, remove_shards)
 {
 	ddp_dataset dataset;
 
-	(void)state;
 	snprintf(pattern, sizeof(pattern), "%s/shard_{1*,1,9}", dir);
 	expect_samples(0, 1, 7, (int[]){ 0, 4, 8, 12, 20, 24, 30 });
 	snprintf(pattern, sizeof(pattern), "%s/{shard_{1{0,},9}}", dir);
@@ -303,9 +285,8 @@ static void each_alternative_matches_and_each_file_counts_once(void **state)
 	assert_non_null(strstr(ddp_last_error(), "shard_{1,*: No such file"));
 }
 
-static void a_file_is_taken_by_its_name_before_a_pattern_is(void **state)
+TEST_WITH(a_file_is_taken_by_its_name_before_a_pattern_is, make_shards, remove_shards)
 {
-	(void)state;
 	write_shard("shard_[1]", 50, 5);
 	strcpy(pattern, path);
 	expect_samples(0, 1, 1, (int[]){ 50 });
@@ -322,11 +303,10 @@ static uint64_t digest_of(double first, double last)
 }
 
 /* So that ranks find out that theirs differ, though there are as many samples. */
-static void files_of_other_bytes_have_another_digest(void **state)
+TEST_WITH(files_of_other_bytes_have_another_digest, make_shards, remove_shards)
 {
 	const uint64_t digest = digest_of(0, 1);
 
-	(void)state;
 	assert_true(digest != 0 && digest == digest_of(0, 1));
 	assert_true(digest != digest_of(0.2, 1));
 	write_shard("shard_10", 31, 8);
@@ -340,12 +320,11 @@ static void files_of_other_bytes_have_another_digest(void **state)
 }
 
 /* The first, the last, and one of those in between that are looked at. */
-static void a_large_files_ends_and_middle_count(void **state)
+TEST_WITH(a_large_files_ends_and_middle_count, make_shards, remove_shards)
 {
 	const off_t bytes = 3 << 20, places[] = { 0, bytes / 3, bytes - 1 };
 	uint64_t before;
 
-	(void)state;
 	write_shard("shard_1", 0, 1);
 	strcpy(pattern, path);
 	assert_int_equal(truncate(path, bytes), 0);
@@ -360,11 +339,10 @@ static void a_large_files_ends_and_middle_count(void **state)
 	}
 }
 
-static void the_damaged_one_of_several_files_is_named(void **state)
+TEST_WITH(the_damaged_one_of_several_files_is_named, make_shards, remove_shards)
 {
 	ddp_dataset dataset;
 
-	(void)state;
 	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_U16, 2, 0, 1, &dataset), DDP_ERR_FORMAT);
 	assert_non_null(strstr(ddp_last_error(), "shard_9: it ends at byte 9, within a 16-bit token"));
 	assert_int_equal(ddp_tokens_open(pattern, DDP_TOKENS_BYTES, 8, 0, 1, &dataset), DDP_ERR_FORMAT);
@@ -377,12 +355,11 @@ static void the_damaged_one_of_several_files_is_named(void **state)
 	assert_non_null(strstr(ddp_last_error(), "none_*: No such file"));
 }
 
-static void too_many_files_are_an_error_that_says_what_to_do(void **state)
+TEST_WITH(too_many_files_are_an_error_that_says_what_to_do, make_shards, remove_shards)
 {
 	struct rlimit before;
 	ddp_dataset dataset;
 
-	(void)state;
 	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
 	int next = dup(0); /* the lowest that is free, which the folder and the second file would take */
 	assert_true(next > 0);
@@ -400,14 +377,13 @@ static void too_many_files_are_an_error_that_says_what_to_do(void **state)
 }
 
 /* Sparse ones: the disk keeps next to nothing of them. */
-static void files_may_be_beyond_4_gib(void **state)
+TEST_WITH(files_may_be_beyond_4_gib, make_shards, remove_shards)
 {
 	const int64_t bytes = (INT64_C(9) << 30) + 2, length = 1024, index = (INT64_C(9) << 29) / length - 1;
 	const uint16_t last[3] = { 60000, 60001, 60002 };
 	int32_t sample[1025];
 	ddp_dataset dataset;
 
-	(void)state;
 	write_shard("shard_1", 0, 0);
 	assert_int_equal(truncate(path, bytes), 0);
 	write_shard("shard_2", 0, 0);
@@ -447,14 +423,13 @@ static void *read_again_and_again(void *argument)
 }
 
 /* As two loaders of one dataset do. */
-static void threads_read_one_dataset_at_once(void **state)
+TEST(threads_read_one_dataset_at_once)
 {
 	unsigned char bytes[129];
 	ddp_dataset dataset;
 	pthread_t threads[2];
 	struct reader readers[2];
 
-	(void)state;
 	for (int i = 0; i < 129; i++)
 		bytes[i] = (unsigned char)(i % 251);
 	write_file(bytes, sizeof(bytes));
@@ -472,25 +447,5 @@ static void threads_read_one_dataset_at_once(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bytes_become_samples_that_share_their_ends),
-		cmocka_unit_test(shorts_and_llmc_files_are_unsigned),
-		cmocka_unit_test(parts_do_not_overlap),
-		cmocka_unit_test(broken_files_are_told_apart),
-		cmocka_unit_test(what_is_no_file_is_refused_without_blocking),
-		cmocka_unit_test(unreadable_file_is_an_error),
-		cmocka_unit_test(wrong_arguments_are_named),
-		cmocka_unit_test(threads_read_one_dataset_at_once),
-		cmocka_unit_test(file_that_shrinks_in_use_is_an_error_of_the_read),
-		cmocka_unit_test_setup_teardown(files_of_a_pattern_are_one_dataset_by_their_names, make_shards,
-		                                remove_shards),
-		cmocka_unit_test_setup_teardown(each_alternative_matches_and_each_file_counts_once, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(a_file_is_taken_by_its_name_before_a_pattern_is, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(the_damaged_one_of_several_files_is_named, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(files_of_other_bytes_have_another_digest, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(a_large_files_ends_and_middle_count, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(too_many_files_are_an_error_that_says_what_to_do, make_shards, remove_shards),
-		cmocka_unit_test_setup_teardown(files_may_be_beyond_4_gib, make_shards, remove_shards),
-	};
-	return cmocka_run_group_tests(tests, make_directory, remove_directory);
+	return test_run(make_directory, remove_directory);
 }

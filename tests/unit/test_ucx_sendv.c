@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit; needs: UCX */
-/*
- * comm/net/calls: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
- * call is read in the table of libuct, where it is replaced for a moment.
- */
+/* comm/net/calls: UCX's transports write into TCP sockets by libddp's, or the plugin's, functions. What they
+   call is read in the table of libuct, where it is replaced for a moment. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,12 +17,11 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "comm/net/calls.h"
 #include "comm/net/guard.h"
 #include "tests/support/nccl_driver.h"
+#include "tests/support/test.h"
 
 typedef ucs_status_t (*sendv_function)(int fd, struct iovec *iov, size_t iov_cnt, size_t *length_p);
 typedef ucs_status_t (*send_function)(int fd, const void *data, size_t length);
@@ -63,14 +57,13 @@ static void are_of(const char *file)
 	}
 }
 
-static void socket_of_a_dead_peer_takes_nothing(void **state)
+TEST(socket_of_a_dead_peer_takes_nothing)
 {
 	struct iovec data = { .iov_base = &(char){ 1 }, .iov_len = 1 };
 	ddp_guard *guard;
 	size_t sent = 0;
 	int pair[2];
 
-	(void)state;
 	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
 	are_of("test_ucx_sendv");
 	const sendv_function sendv = (sendv_function)called("ucs_socket_sendv_nb");
@@ -103,7 +96,7 @@ static void *read_all(void *socket)
 }
 
 /* A peer that is stopped keeps its connections, and reads nothing. */
-static void socket_of_a_stopped_peer_is_ended(void **state)
+TEST(socket_of_a_stopped_peer_is_ended)
 {
 	enum { BYTES = 4 << 20 }; /* more than sockets take at once */
 	static char data[BYTES];
@@ -112,7 +105,6 @@ static void socket_of_a_stopped_peer_is_ended(void **state)
 	double began_s;
 	int pair[2];
 
-	(void)state;
 	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
 	const send_function send_all = (send_function)called("ucs_socket_send");
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
@@ -191,7 +183,7 @@ static void *read_a_little_later(void *socket)
 }
 
 /* Eight ranks are stopped. A caller waits for their sockets one after the other, with the lock of all connections. */
-static void sockets_of_several_stopped_peers_are_ended_together(void **state)
+TEST(sockets_of_several_stopped_peers_are_ended_together)
 {
 	enum { STOPPED = 8 };
 	int pairs[STOPPED][2], slow[1][2];
@@ -200,7 +192,6 @@ static void sockets_of_several_stopped_peers_are_ended_together(void **state)
 	uint64_t began_ns;
 	double first_s, all_s;
 
-	(void)state;
 	assert_int_equal(ddp_guard_make(&guard), DDP_OK);
 	const send_function send_all = (send_function)called("ucs_socket_send");
 	for (int i = 0; i < STOPPED; i++)
@@ -238,21 +229,15 @@ static void sockets_of_several_stopped_peers_are_ended_together(void **state)
 
 static void say_nothing(int level, unsigned long about, const char *file, int line, const char *format, ...)
 {
-	(void)level;
-	(void)about;
-	(void)file;
-	(void)line;
-	(void)format;
 }
 
-static void plugin_takes_the_place_too(void **state)
+TEST(plugin_takes_the_place_too)
 {
 	unsigned char handle[NET_HANDLE_BYTES];
 	void *listener;
 	nccl_driver d;
 	int count;
 
-	(void)state;
 	if (access("libruntime/nccl_plugins/net/.libs/libnccl-net-ddpucx.so", R_OK) != 0)
 		skip(); /* configure --enable-nccl-net builds it */
 	assert_int_equal(setenv("NCCL_SOCKET_IFNAME", "lo", 1) || setenv("DDP_KEY", KEY, 1), 0);
@@ -269,7 +254,6 @@ static int find_ucx(void **state)
 {
 	Dl_info info;
 
-	(void)state;
 	if (dladdr((void *)ucp_worker_create, &info) == 0)
 		return -1;
 	ucp = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
@@ -278,11 +262,5 @@ static int find_ucx(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(socket_of_a_dead_peer_takes_nothing),
-		cmocka_unit_test(socket_of_a_stopped_peer_is_ended),
-		cmocka_unit_test(sockets_of_several_stopped_peers_are_ended_together),
-		cmocka_unit_test(plugin_takes_the_place_too),
-	};
-	return cmocka_run_group_tests(tests, find_ucx, NULL);
+	return test_run(find_ucx, NULL);
 }

@@ -4,10 +4,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,11 +17,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/signals.h"
+#include "tests/support/test.h"
 #include "watch/metrics.h"
 #include "watch/page.h"
 #include "watch/spans.h"
@@ -42,13 +38,11 @@ static const ddp_job first = { .world_size = 1, .local_world_size = 1, .hostname
 
 static int make_dir(void **state)
 {
-	(void)state;
 	return mkdtemp(dir) != NULL ? 0 : -1;
 }
 
 static int remove_dir(void **state)
 {
-	(void)state;
 	return rmdir(dir);
 }
 
@@ -75,15 +69,12 @@ static int logged_count;
 
 static void keep_log(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	snprintf(logged, sizeof(logged), "%s", message);
 	logged_count++;
 }
 
 static int start_log(void **state)
 {
-	(void)state;
 	logged[0] = '\0';
 	logged_count = 0;
 	ddp_set_log(keep_log, NULL, DDP_LOG_WARN);
@@ -92,7 +83,6 @@ static int start_log(void **state)
 
 static int stop_log(void **state)
 {
-	(void)state;
 	ddp_set_log(NULL, NULL, DDP_LOG_ERROR);
 	unsetenv("DDP_PROGRESS_FD");
 	return 0;
@@ -100,7 +90,7 @@ static int stop_log(void **state)
 
 /* ---- spans ---- */
 
-static void overlapping_communication_counts_once(void **state)
+TEST(overlapping_communication_counts_once)
 {
 	static const struct { ddp_span spans[4]; size_t count; double seconds; } cases[] = {
 		{ { { 0, 0 } }, 0, 0 },
@@ -112,7 +102,6 @@ static void overlapping_communication_counts_once(void **state)
 		{ { { 10, 5 }, { 0, 7 } }, 2, 7 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		ddp_span spans[4];
 
@@ -125,9 +114,8 @@ static void overlapping_communication_counts_once(void **state)
 	}
 }
 
-static void overlap_ratio_stays_between_0_and_1(void **state)
+TEST(overlap_ratio_stays_between_0_and_1)
 {
-	(void)state;
 	assert_true(ddp_overlap_ratio(0, 0) == 1);
 	assert_true(ddp_overlap_ratio(1, 4) == 0.75);
 	assert_true(ddp_overlap_ratio(5, 4) == 0);
@@ -154,7 +142,7 @@ static json_t *load_trace(const char *name, bool closed)
 	return events;
 }
 
-static void closed_trace_is_json_with_rows(void **state)
+TEST(closed_trace_is_json_with_rows)
 {
 	static const struct { const char *name; int ranges; } expected[] = {
 		{ "compute", 1 }, { "data", 0 }, { "optimizer", 1 }, { "device", 2 },
@@ -167,7 +155,6 @@ static void closed_trace_is_json_with_rows(void **state)
 	json_t *event;
 	int ranges[ROWS] = { 0 }, named = 0;
 
-	(void)state;
 	in_dir("a/b");
 	assert_int_equal(ddp_trace_open(path, &job, &trace), DDP_OK);
 	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "backward", 7, 1000, 4000);
@@ -205,11 +192,10 @@ static void closed_trace_is_json_with_rows(void **state)
 	rmdir(in_dir("a"));
 }
 
-static void killed_trace_is_a_prefix_of_whole_events(void **state)
+TEST(killed_trace_is_a_prefix_of_whole_events)
 {
 	int status;
 
-	(void)state;
 	in_dir("k");
 	fflush(NULL);
 	pid_t child = fork();
@@ -233,12 +219,11 @@ static void killed_trace_is_a_prefix_of_whole_events(void **state)
 	rmdir(in_dir("k"));
 }
 
-static void full_disk_ends_the_trace_at_a_whole_event(void **state)
+TEST_WITH(full_disk_ends_the_trace_at_a_whole_event, start_log, stop_log)
 {
 	const struct rlimit small = { 100000, 100000 };
 	int status;
 
-	(void)state;
 	in_dir("f");
 	fflush(NULL);
 	pid_t child = fork();
@@ -298,7 +283,7 @@ static int ranges_of(const char *file, const char *name)
 }
 
 /* As metrics and checkpoints are: an earlier run's are kept aside, a resumed run goes on. */
-static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
+TEST(new_run_sets_traces_aside_and_a_resumed_one_goes_on)
 {
 	static const char *const files[] = {
 		"r/rank-0.json", "r/rank-1.json", "r/rank-0.json.1", "r/rank-1.json.1", "r/rank-2.json.1",
@@ -307,7 +292,6 @@ static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
 	char cut[128];
 	struct stat whole;
 
-	(void)state;
 	trace_of_run(3, 0, 1, "first");
 	trace_of_run(2, 0, 1, "second");
 	assert_int_equal(ranges_of("r/rank-2.json", "first"), -1);
@@ -343,13 +327,12 @@ static void new_run_sets_traces_aside_and_a_resumed_one_goes_on(void **state)
 }
 
 /* The contexts of a program may have one folder, as DDP_TRACE_DIR gives it to all. */
-static void context_has_no_trace_where_another_writes_one(void **state)
+TEST_WITH(context_has_no_trace_where_another_writes_one, start_log, stop_log)
 {
 	static const char *const files[] = { "r/rank-0.json", "r/rank-1.json" };
 	const ddp_job world[] = { { .rank = 0, .world_size = 2 }, { .rank = 1, .world_size = 2, .local_rank = 1 } };
 	ddp_trace *traces[2], *group;
 
-	(void)state;
 	for (int r = 0; r < 2; r++) {
 		assert_int_equal(ddp_trace_open(in_dir("r"), &world[r], &traces[r]), DDP_OK);
 		ddp_trace_phase(traces[r], DDP_TRACE_COMPUTE, "world", 1, 1000, 4000);
@@ -377,12 +360,11 @@ static void context_has_no_trace_where_another_writes_one(void **state)
 }
 
 /* Another program may be in the folder, whose ranks are more. */
-static void trace_that_is_written_is_not_set_aside(void **state)
+TEST(trace_that_is_written_is_not_set_aside)
 {
 	const ddp_job other = { .rank = 1, .world_size = 2, .local_rank = 1 };
 	ddp_trace *trace;
 
-	(void)state;
 	assert_int_equal(ddp_trace_open(in_dir("r"), &other, &trace), DDP_OK);
 	trace_of_run(1, 0, 1, "one");
 	ddp_trace_phase(trace, DDP_TRACE_COMPUTE, "other", 1, 1000, 4000);
@@ -396,12 +378,11 @@ static void trace_that_is_written_is_not_set_aside(void **state)
 }
 
 /* The earlier start's process may be stopped, or on a node whose locks a file server keeps. */
-static void restart_takes_the_name_of_a_trace_over(void **state)
+TEST(restart_takes_the_name_of_a_trace_over)
 {
 	int ready[2], until[2], status;
 	char byte;
 
-	(void)state;
 	assert_int_equal(pipe(ready), 0);
 	assert_int_equal(pipe(until), 0);
 	fflush(NULL);
@@ -436,9 +417,8 @@ static void restart_takes_the_name_of_a_trace_over(void **state)
 }
 
 /* A folder has the name that the next run gives: whichever run it is of, what is there stays. */
-static void trace_that_cannot_be_set_aside_stays(void **state)
+TEST_WITH(trace_that_cannot_be_set_aside_stays, start_log, stop_log)
 {
-	(void)state;
 	trace_of_run(1, 0, 1, "first");
 	ddp_trace *trace;
 	assert_int_equal(ddp_trace_open(in_dir("r"), &first, &trace), DDP_OK);
@@ -455,11 +435,10 @@ static void trace_that_cannot_be_set_aside_stays(void **state)
 	assert_int_equal(rmdir(in_dir("r")), 0);
 }
 
-static void impossible_trace_directory_is_an_error(void **state)
+TEST(impossible_trace_directory_is_an_error)
 {
 	ddp_trace *trace;
 
-	(void)state;
 	assert_int_equal(ddp_trace_open("/dev/null/x", &job, &trace), DDP_ERR_IO);
 	assert_non_null(strstr(ddp_last_error(), "/dev/null/x"));
 	assert_int_equal(ddp_trace_open("", &job, &trace), DDP_ERR_INVALID);
@@ -467,13 +446,12 @@ static void impossible_trace_directory_is_an_error(void **state)
 
 /* ---- metrics ---- */
 
-static void metrics_are_one_object_per_line(void **state)
+TEST(metrics_are_one_object_per_line)
 {
 	ddp_metrics *metrics;
 	ddp_step_stats stats = { .step = 1, .loss = 2.5, .weight = 100, .seconds = 0.5,
 	                         .grad_norm = NAN, .learning_rate = 1e-3 };
 
-	(void)state;
 	for (int run = 0; run < 2; run++) { /* the second appends */
 		assert_int_equal(ddp_metrics_open(in_dir("m.jsonl"), false, &metrics), DDP_OK);
 		ddp_metrics_step(metrics, &stats);
@@ -514,12 +492,11 @@ static char *line_of_run(const char *file, int step, double loss)
 	return line_of_start(file, false, step, loss);
 }
 
-static void fresh_run_begins_a_new_metrics_file(void **state)
+TEST(fresh_run_begins_a_new_metrics_file)
 {
 	const char *const losses[] = { "\"loss\":3", "\"loss\":1", "\"loss\":2" };
 	const char *const files[] = { "m.jsonl", "m.jsonl.1", "m.jsonl.2" };
 
-	(void)state;
 	for (int run = 1; run <= 3; run++)
 		free(line_of_run("m.jsonl", 1, run));
 	char *text = line_of_run("m.jsonl", 2, 4); /* a resumed run */
@@ -541,11 +518,10 @@ static void fresh_run_begins_a_new_metrics_file(void **state)
 	}
 }
 
-static void metrics_behind_a_link_are_appended_to(void **state)
+TEST(metrics_behind_a_link_are_appended_to)
 {
 	char link[128];
 
-	(void)state;
 	free(line_of_run("m.jsonl", 1, 1));
 	snprintf(link, sizeof(link), "%s/link.jsonl", dir);
 	assert_int_equal(symlink("m.jsonl", link), 0);
@@ -559,12 +535,11 @@ static void metrics_behind_a_link_are_appended_to(void **state)
 	unlink(in_dir("m.jsonl"));
 }
 
-static void lost_metrics_are_reported_once(void **state)
+TEST_WITH(lost_metrics_are_reported_once, start_log, stop_log)
 {
 	ddp_metrics *metrics;
 	const ddp_step_stats stats = { .step = 9 };
 
-	(void)state;
 	assert_int_equal(ddp_metrics_open("/dev/full", false, &metrics), DDP_OK);
 	ddp_metrics_step(metrics, &stats);
 	ddp_metrics_step(metrics, &stats);
@@ -585,12 +560,11 @@ static void refuse_metrics(const char *name, const char *words)
 }
 
 /* Nobody shall wait for a reader, or for a device. */
-static void paths_that_cannot_be_written_to_are_errors(void **state)
+TEST(paths_that_cannot_be_written_to_are_errors)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	ddp_trace *trace;
 
-	(void)state;
 	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
 	refuse_metrics(path, "it is a pipe that nobody reads");
 	unlink(path);
@@ -614,14 +588,13 @@ static void paths_that_cannot_be_written_to_are_errors(void **state)
 }
 
 /* SIGPIPE is as it is in every program. */
-static void reader_that_ends_or_stops_costs_metrics_only(void **state)
+TEST_WITH(reader_that_ends_or_stops_costs_metrics_only, start_log, stop_log)
 {
 	enum { LINES = 2000 };
 	ddp_metrics *metrics;
 	const ddp_step_stats stats = { .step = 9 };
 	char some[4096];
 
-	(void)state;
 	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
 	const int reader = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	assert_int_equal(ddp_metrics_open(path, false, &metrics), DDP_OK);
@@ -642,11 +615,10 @@ static void reader_that_ends_or_stops_costs_metrics_only(void **state)
 	unlink(path);
 }
 
-static void file_size_limit_ends_metrics_only(void **state)
+TEST_WITH(file_size_limit_ends_metrics_only, start_log, stop_log)
 {
 	int status;
 
-	(void)state;
 	in_dir("m.jsonl");
 	fflush(NULL);
 	pid_t child = fork();
@@ -668,13 +640,12 @@ static void file_size_limit_ends_metrics_only(void **state)
 }
 
 /* A program that has one of these signals pending keeps it. */
-static void pending_signal_of_the_program_stays(void **state)
+TEST(pending_signal_of_the_program_stays)
 {
 	ddp_held_signals held;
 	sigset_t pipe_only, pending;
 	const struct timespec now = { 0 };
 
-	(void)state;
 	sigemptyset(&pipe_only);
 	sigaddset(&pipe_only, SIGPIPE);
 	pthread_sigmask(SIG_BLOCK, &pipe_only, NULL);
@@ -688,13 +659,12 @@ static void pending_signal_of_the_program_stays(void **state)
 }
 
 /* The folder of a metrics file is made; a later chdir() moves nothing. */
-static void metrics_stay_where_their_name_was_given(void **state)
+TEST(metrics_stay_where_their_name_was_given)
 {
 	char before[256];
 	ddp_metrics *metrics;
 	const ddp_step_stats stats = { .step = 1 };
 
-	(void)state;
 	assert_non_null(getcwd(before, sizeof(before)));
 	assert_int_equal(chdir(dir), 0);
 	for (int run = 0; run < 2; run++) {
@@ -725,13 +695,12 @@ static int plugin_page(int pages)
 	return fd;
 }
 
-static void page_of_the_plugin_tells_phase_bucket_and_error(void **state)
+TEST_WITH(page_of_the_plugin_tells_phase_bucket_and_error, start_log, stop_log)
 {
 	struct ddp_progress seen, other;
 	ddp_watch *watch;
 	int fd = plugin_page(2);
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	assert_int_equal(ddp_watch_record(watch, &job, "/dev/null/only rank 0 writes", NULL), DDP_OK);
 	ddp_watch_begin_step(watch, 12, 5);
@@ -771,13 +740,12 @@ static struct ddp_progress page_in(int fd)
 	return seen;
 }
 
-static void error_is_past_once_the_rank_goes_on(void **state)
+TEST(error_is_past_once_the_rank_goes_on)
 {
 	const ddp_step_stats stats = { .step = 1 };
 	int fd = plugin_page(2);
 	ddp_watch *watch;
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	for (int by_step = 0; by_step < 2; by_step++) {
 		ddp_fail(DDP_ERR_NOT_FINITE, "the loss is not finite");
@@ -796,12 +764,11 @@ static void error_is_past_once_the_rank_goes_on(void **state)
 }
 
 /* A step may succeed while a group of its ranks breaks, in which the next step waits. */
-static void error_that_names_a_rank_stays_readable(void **state)
+TEST(error_that_names_a_rank_stays_readable)
 {
 	int fd = plugin_page(2);
 	ddp_watch *watch;
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "n1", "rank 2 is gone");
 	ddp_watch_go_on(watch);
@@ -829,12 +796,11 @@ static void error_that_names_a_rank_stays_readable(void **state)
 	close(fd);
 }
 
-static void final_error_stays(void **state)
+TEST(final_error_stays)
 {
 	int fd = plugin_page(2);
 	ddp_watch *watch;
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "n1", "rank 2 is gone");
 	ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone");
@@ -848,12 +814,11 @@ static void final_error_stays(void **state)
 	close(fd);
 }
 
-static void open_error_ends_with_the_ranks_part(void **state)
+TEST(open_error_ends_with_the_ranks_part)
 {
 	int fd = plugin_page(2);
 	ddp_watch *watch;
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_fail(DDP_ERR_IO, "the disk is full");
 	ddp_watch_error(watch, DDP_ERR_IO);
@@ -864,13 +829,12 @@ static void open_error_ends_with_the_ranks_part(void **state)
 }
 
 /* torchrun's ranks inherit the page of the task that torchrun is. */
-static void page_of_a_torchrun_is_not_its_ranks(void **state)
+TEST_WITH(page_of_a_torchrun_is_not_its_ranks, start_log, stop_log)
 {
 	struct ddp_progress seen;
 	ddp_watch *watch;
 	int fd = plugin_page(2);
 
-	(void)state;
 	setenv("TORCHELASTIC_RUN_ID", "7", 1);
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_watch_phase(watch, DDP_PHASE_DATA);
@@ -882,12 +846,11 @@ static void page_of_a_torchrun_is_not_its_ranks(void **state)
 	close(fd);
 }
 
-static void wrong_page_is_ignored_with_a_warning(void **state)
+TEST_WITH(wrong_page_is_ignored_with_a_warning, start_log, stop_log)
 {
 	static const char *const values[] = { "abc", "-1", "99999999999", "1000000" };
 	ddp_watch *watch;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
 		setenv("DDP_PROGRESS_FD", values[i], 1);
 		assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
@@ -902,14 +865,13 @@ static void wrong_page_is_ignored_with_a_warning(void **state)
 	close(fd);
 }
 
-static void spawned_ranks_leave_the_page_alone(void **state)
+TEST_WITH(spawned_ranks_leave_the_page_alone, start_log, stop_log)
 {
 	struct ddp_progress seen;
 	ddp_job spawned = job;
 	ddp_watch *watch;
 	int fd = plugin_page(2);
 
-	(void)state;
 	spawned.identity_source = DDP_SOURCE_SPAWN;
 	assert_int_equal(ddp_watch_open(&spawned, &watch), DDP_OK);
 	ddp_watch_close(watch);
@@ -921,14 +883,13 @@ static void spawned_ranks_leave_the_page_alone(void **state)
 
 /* ---- phases ---- */
 
-static void phases_are_timed_and_traced(void **state)
+TEST(phases_are_timed_and_traced)
 {
 	ddp_watch *watch;
 	size_t i;
 	json_t *event;
 	int forward = 0, rows[DDP_TRACE_ROWS] = { 0 };
 
-	(void)state;
 	assert_int_equal(ddp_watch_open(&first, &watch), DDP_OK);
 	assert_int_equal(ddp_watch_record(watch, &first, NULL, in_dir("t")), DDP_OK);
 	ddp_watch_begin_step(watch, 1, 1);
@@ -961,9 +922,8 @@ static void phases_are_timed_and_traced(void **state)
 	rmdir(in_dir("t"));
 }
 
-static void every_phase_has_a_name(void **state)
+TEST(every_phase_has_a_name)
 {
-	(void)state;
 	assert_string_equal(ddp_phase_name(DDP_PHASE_IDLE), "idle");
 	for (int p = DDP_PHASE_IDLE; p <= DDP_PHASE_EVAL; p++)
 		assert_string_not_equal(ddp_phase_name((ddp_phase)p), "unknown");
@@ -972,43 +932,5 @@ static void every_phase_has_a_name(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(overlapping_communication_counts_once),
-		cmocka_unit_test(overlap_ratio_stays_between_0_and_1),
-		cmocka_unit_test(closed_trace_is_json_with_rows),
-		cmocka_unit_test(killed_trace_is_a_prefix_of_whole_events),
-		cmocka_unit_test_setup_teardown(full_disk_ends_the_trace_at_a_whole_event,
-		                                start_log, stop_log),
-		cmocka_unit_test(new_run_sets_traces_aside_and_a_resumed_one_goes_on),
-		cmocka_unit_test_setup_teardown(context_has_no_trace_where_another_writes_one, start_log, stop_log),
-		cmocka_unit_test(trace_that_is_written_is_not_set_aside),
-		cmocka_unit_test(restart_takes_the_name_of_a_trace_over),
-		cmocka_unit_test_setup_teardown(trace_that_cannot_be_set_aside_stays, start_log, stop_log),
-		cmocka_unit_test(impossible_trace_directory_is_an_error),
-		cmocka_unit_test(metrics_are_one_object_per_line),
-		cmocka_unit_test(fresh_run_begins_a_new_metrics_file),
-		cmocka_unit_test(metrics_behind_a_link_are_appended_to),
-		cmocka_unit_test_setup_teardown(lost_metrics_are_reported_once, start_log, stop_log),
-		cmocka_unit_test(paths_that_cannot_be_written_to_are_errors),
-		cmocka_unit_test_setup_teardown(reader_that_ends_or_stops_costs_metrics_only,
-		                                start_log, stop_log),
-		cmocka_unit_test_setup_teardown(file_size_limit_ends_metrics_only, start_log, stop_log),
-		cmocka_unit_test(pending_signal_of_the_program_stays),
-		cmocka_unit_test(metrics_stay_where_their_name_was_given),
-		cmocka_unit_test_setup_teardown(page_of_the_plugin_tells_phase_bucket_and_error,
-		                                start_log, stop_log),
-		cmocka_unit_test(error_is_past_once_the_rank_goes_on),
-		cmocka_unit_test(error_that_names_a_rank_stays_readable),
-		cmocka_unit_test(final_error_stays),
-		cmocka_unit_test(open_error_ends_with_the_ranks_part),
-		cmocka_unit_test_setup_teardown(page_of_a_torchrun_is_not_its_ranks,
-		                                start_log, stop_log),
-		cmocka_unit_test_setup_teardown(wrong_page_is_ignored_with_a_warning,
-		                                start_log, stop_log),
-		cmocka_unit_test_setup_teardown(spawned_ranks_leave_the_page_alone,
-		                                start_log, stop_log),
-		cmocka_unit_test(phases_are_timed_and_traced),
-		cmocka_unit_test(every_phase_has_a_name),
-	};
-	return cmocka_run_group_tests(tests, make_dir, remove_dir);
+	return test_run(make_dir, remove_dir);
 }

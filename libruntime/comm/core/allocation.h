@@ -2,8 +2,7 @@
 /* comm/core/allocation: shared memory of ddp_mem_alloc(), which all ranks of a node allocate together, and local
    memory of ddp_mem_alloc_local(), which one rank allocates and the node's other ranks map when they first need
    it. */
-#ifndef DDP_COMM_CORE_ALLOCATION_H
-#define DDP_COMM_CORE_ALLOCATION_H
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -55,5 +54,3 @@ bool ddp_allocations_keep(ddp_allocations *all, const void *memory);
 void ddp_allocations_free(ddp_allocations *all);
 /* Frees memory that was kept when its context was closed; false: there is no such memory. */
 bool ddp_allocation_free_kept(const void *memory);
-
-#endif

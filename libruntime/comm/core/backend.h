@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/backend: the table of functions that run operations on one kind of memory. The front
- * (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
- * callbacks and lanes, and makes all operations of a communicator fail together.
- */
-#ifndef DDP_COMM_CORE_BACKEND_H
-#define DDP_COMM_CORE_BACKEND_H
+/* comm/core/backend: the table of functions that run operations on one kind of memory. The front
+   (comm/front, comm/request) does what all backends need: it checks an operation, keeps requests,
+   callbacks and lanes, and makes all operations of a communicator fail together. */
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -60,5 +57,3 @@ typedef struct ddp_lanes {
 	atomic_int users;     /* threads that issue on one */
 	ddp_lane of[DDP_MEMORY_DEVICE + 1][DDP_LANES];
 } ddp_lanes;
-
-#endif

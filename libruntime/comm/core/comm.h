@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/comm: a communicator. It consists of the parts that the other files of this folder describe.
- *
- * One thread at a time runs an operation: the thread that holds run.lock. If nothing is queued, a
- * blocking call runs its operation itself; otherwise a thread of the process's pool takes it from the
- * queue. A collective is written as straight-line code. When it has to wait, it calls ddp_comm_await() of
- * comm/wait. That function checks the deadline, dead peers and aborts, moves messages and the network
- * on, and puts the thread to sleep.
- */
-#ifndef DDP_COMM_CORE_COMM_H
-#define DDP_COMM_CORE_COMM_H
+/* comm/core/comm: a communicator. It consists of the parts that the other files of this folder describe.
+
+   One thread at a time runs an operation: the thread that holds run.lock. If nothing is queued, a
+   blocking call runs its operation itself; otherwise a thread of the process's pool takes it from the
+   queue. A collective is written as straight-line code. When it has to wait, it calls ddp_comm_await() of
+   comm/wait. That function checks the deadline, dead peers and aborts, moves messages and the network
+   on, and puts the thread to sleep. */
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -129,10 +126,8 @@ typedef struct ddp_memory_cache {
 	bool has_grown;             /* by a mapping, since those of freed memory were last looked for */
 } ddp_memory_cache;
 
-/*
- * A communicator may have twins: communicators of the same ranks that do a part of its work (comm/host). All of
- * them fail together. The list begins with the communicator itself.
- */
+/* A communicator may have twins: communicators of the same ranks that do a part of its work (comm/host). All of
+   them fail together. The list begins with the communicator itself. */
 typedef struct ddp_twins {
 	pthread_mutex_t lock;
 	ddp_comm *list[DDP_TWINS];
@@ -220,5 +215,3 @@ static inline int ddp_node_lagging(const ddp_comm *comm, uint32_t event, uint64_
 	}
 	return DDP_NOBODY;
 }
-
-#endif

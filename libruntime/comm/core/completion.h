@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/completion: an issued operation, and how its request and callback learn of its end. */
-#ifndef DDP_COMM_CORE_COMPLETION_H
-#define DDP_COMM_CORE_COMPLETION_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -58,12 +57,10 @@ void ddp_request_complete(ddp_request *request, ddp_status status);
 /* Does the same, but calls back itself. No lock is held. */
 void ddp_request_finish(ddp_request *request, ddp_status status);
 
-/*
- * These do the same in parts, for a thread that has run the first request of the queue. The thread notes how the
- * operation ended, takes the request off the queue, and tells. One thread calls back at a time, in the order of the
- * ends. So a request that calls back needs the turn, which ends after ddp_request_tell(). If a request does not get
- * the turn, another thread calls back for it.
- */
+/* These do the same in parts, for a thread that has run the first request of the queue. The thread notes how the
+   operation ended, takes the request off the queue, and tells. One thread calls back at a time, in the order of the
+   ends. So a request that calls back needs the turn, which ends after ddp_request_tell(). If a request does not get
+   the turn, another thread calls back for it. */
 void ddp_request_note_end(ddp_request *request, ddp_status status);
 /* Does the caller tell? queue.lock is held, and the request is in no list. */
 bool ddp_request_take_turn(ddp_request *request);
@@ -95,5 +92,3 @@ static inline ddp_status ddp_request_may_wait(const char *what)
 /* Does a thread of the program wait for a message or for what is queued? run.lock
    is held. */
 bool ddp_requests_awaited(ddp_comm *comm);
-
-#endif

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/doorbell: sleeping, and notifying ranks of this node. In a communicator on one node, a
- * thread sleeps on a futex in its rank's lines of the control segment. If there are other nodes, it
- * sleeps on its process's pipe, so that it can sleep on the network at the same time. Peers on the node
- * open the pipe through /proc, as they open shared memory.
- *
- * A process has one pipe for all its communicators and threads. One sleeping thread polls the pipe and
- * the network; the other threads sleep on a futex. When the first thread has drained notifications from
- * the pipe, all of them look again, whichever communicator was notified.
- */
-#ifndef DDP_COMM_CORE_DOORBELL_H
-#define DDP_COMM_CORE_DOORBELL_H
+/* comm/core/doorbell: sleeping, and notifying ranks of this node. In a communicator on one node, a
+   thread sleeps on a futex in its rank's lines of the control segment. If there are other nodes, it
+   sleeps on its process's pipe, so that it can sleep on the network at the same time. Peers on the node
+   open the pipe through /proc, as they open shared memory.
+
+   A process has one pipe for all its communicators and threads. One sleeping thread polls the pipe and
+   the network; the other threads sleep on a futex. When the first thread has drained notifications from
+   the pipe, all of them look again, whichever communicator was notified. */
+#pragma once
 
 #include <stdatomic.h>
 
@@ -37,11 +34,9 @@ void ddp_doorbell_notify(ddp_comm *comm, int i);
 void ddp_doorbell_notify_own(ddp_doorbell *bell);
 void ddp_doorbell_notify_attention(ddp_doorbell *bell);
 
-/*
- * A sleep: what is begun before the thread looks for the last time at what it waits
- * for; then it sleeps, if at all, until a notification comes, or `fd` has something to
- * read, or time is over; then it ends, whether it slept or not.
- */
+/* A sleep: what is begun before the thread looks for the last time at what it waits
+   for; then it sleeps, if at all, until a notification comes, or `fd` has something to
+   read, or time is over; then it ends, whether it slept or not. */
 uint32_t ddp_doorbell_begin(ddp_doorbell *bell);
 void ddp_doorbell_sleep(ddp_doorbell *bell, uint32_t begun, int fd, uint64_t timeout_ns);
 void ddp_doorbell_end(ddp_doorbell *bell);
@@ -63,5 +58,3 @@ void ddp_node_wake_late(ddp_comm *comm, uint32_t event);
 void ddp_node_wake_rank(ddp_comm *comm, int i);
 /* Wakes all of the node's ranks, whatever they sleep for. */
 void ddp_node_wake_all(ddp_comm *comm);
-
-#endif

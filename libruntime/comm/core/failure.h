@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/failure: the failure that has ended a communicator. The first rank of a node that finds a
- * failure publishes it in its lines of the control segment, where the node's other ranks read it.
- * comm/net tells the other nodes.
- */
-#ifndef DDP_COMM_CORE_FAILURE_H
-#define DDP_COMM_CORE_FAILURE_H
+/* comm/core/failure: the failure that has ended a communicator. The first rank of a node that finds a
+   failure publishes it in its lines of the control segment, where the node's other ranks read it.
+   comm/net tells the other nodes. */
+#pragma once
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -39,11 +36,9 @@ typedef struct ddp_failure_state {
 	int culprit;       /* rank that the failure is about, or DDP_NOBODY */
 } ddp_failure_state;
 
-/*
- * Breaks the communicator: every operation under way, and every later one, ends with `status` and the
- * message, here and on all peers. `culprit` is a rank of the communicator or DDP_NOBODY. If there is an
- * earlier failure, it stays. Returns the status of the first failure. Any thread.
- */
+/* Breaks the communicator: every operation under way, and every later one, ends with `status` and the
+   message, here and on all peers. `culprit` is a rank of the communicator or DDP_NOBODY. If there is an
+   earlier failure, it stays. Returns the status of the first failure. Any thread. */
 ddp_status ddp_comm_break(ddp_comm *comm, ddp_status status, int culprit,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 
@@ -70,5 +65,3 @@ ddp_failure_debt *ddp_failure_debt_share(ddp_comm *comm);
 void ddp_failure_debt_drop(ddp_failure_debt *debt);
 /* The failure, if closing the communicator has to return it; otherwise DDP_OK. */
 ddp_status ddp_failure_left(ddp_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/fingerprint: what must be equal in an operation on all ranks, such as its kind, type and size. */
-#ifndef DDP_COMM_CORE_FINGERPRINT_H
-#define DDP_COMM_CORE_FINGERPRINT_H
+#pragma once
 
 #include <string.h>
 
@@ -33,5 +32,3 @@ static inline bool ddp_fingerprint_same(const ddp_fingerprint *a, const ddp_fing
 {
 	return memcmp(a, b, sizeof(*a)) == 0;
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The futex system call, within a process or across those that share memory. */
-#ifndef DDP_COMM_CORE_FUTEX_H
-#define DDP_COMM_CORE_FUTEX_H
+#pragma once
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -24,5 +23,3 @@ static inline void ddp_futex_wake_all(_Atomic uint32_t *word)
 {
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
-
-#endif

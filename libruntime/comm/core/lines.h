@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/lines: the control segment of a node, in which each rank has cache lines of its own. Other
- * ranks read them, and do not write to them unless a field's comment says so.
- */
-#ifndef DDP_COMM_CORE_LINES_H
-#define DDP_COMM_CORE_LINES_H
+/* comm/core/lines: the control segment of a node, in which each rank has cache lines of its own. Other
+   ranks read them, and do not write to them unless a field's comment says so. */
+#pragma once
 
 #include <stdalign.h>
 #include <stdatomic.h>
@@ -100,5 +97,3 @@ ddp_node_rank *ddp_lines_of(const ddp_comm *comm, int rank);
 
 /* Somebody inquires after the rank whose lines these are: what they say. */
 ddp_answer ddp_lines_inquire(ddp_node_rank *lines, uint64_t now);
-
-#endif

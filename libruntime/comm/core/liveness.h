@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/liveness: does a process of this node still run? */
-#ifndef DDP_COMM_CORE_LIVENESS_H
-#define DDP_COMM_CORE_LIVENESS_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -20,5 +19,3 @@ ddp_status ddp_node_watch(ddp_comm *comm);
 /* Looks after all of them at once; and had the i-th ended by then? */
 void ddp_node_look(ddp_comm *comm);
 bool ddp_node_ended(const ddp_comm *comm, int i);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/mismatch: the sentence about an operation that is not the same on all ranks. */
-#ifndef DDP_COMM_CORE_MISMATCH_H
-#define DDP_COMM_CORE_MISMATCH_H
+#pragma once
 
 #include "comm/core/fingerprint.h"
 
@@ -16,5 +15,3 @@ typedef struct ddp_issued {
    not that of most ranks. The same list gives the same sentence. `issued` holds at least two
    operations that differ, in the order of ranks. `sequence` is the operation's number, or 0 for none. */
 ddp_status ddp_mismatch_break(ddp_comm *comm, uint64_t sequence, const ddp_issued *issued, int count);
-
-#endif

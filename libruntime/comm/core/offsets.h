@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/offsets: where the ranks' blocks begin in the buffers of the running operation, in elements.
- * For an operation with counts, the offsets are prefix sums of the counts. They are computed once for each
- * operation, because code that visits all blocks would otherwise sum counts again for each block.
- */
-#ifndef DDP_COMM_CORE_OFFSETS_H
-#define DDP_COMM_CORE_OFFSETS_H
+/* comm/core/offsets: where the ranks' blocks begin in the buffers of the running operation, in elements.
+   For an operation with counts, the offsets are prefix sums of the counts. They are computed once for each
+   operation, because code that visits all blocks would otherwise sum counts again for each block. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -43,5 +40,3 @@ static inline char *ddp_recv_block(const ddp_comm *comm, const ddp_operation *c,
 
 	return c->recv_list != NULL ? (char *)c->recv_list[r] : (char *)c->recv + offset * ddp_type_bytes(c->type);
 }
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/pool: threads of the process that run the operations that communicators have queued. A communicator
- * reserves a thread before it accepts an operation. So what has been accepted always gets a thread, also if no further
- * thread can be started by then. A thread that was started stays for later tasks of any communicator.
- */
-#ifndef DDP_COMM_CORE_POOL_H
-#define DDP_COMM_CORE_POOL_H
+/* comm/core/pool: threads of the process that run the operations that communicators have queued. A communicator
+   reserves a thread before it accepts an operation. So what has been accepted always gets a thread, also if no further
+   thread can be started by then. A thread that was started stays for later tasks of any communicator. */
+#pragma once
 
 #include <pthread.h>
 
@@ -36,5 +33,3 @@ ddp_status ddp_pool_reserve(ddp_pool *pool);
 void ddp_pool_submit(ddp_pool *pool, ddp_task *task);
 /* Gives the reserved thread back. Its task may call this at its end. */
 void ddp_pool_give_back(ddp_pool *pool);
-
-#endif

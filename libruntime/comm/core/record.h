@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/record: an operation of a communicator in the flight recorder's ring (watch/recorder.h). */
-#ifndef DDP_COMM_CORE_RECORD_H
-#define DDP_COMM_CORE_RECORD_H
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -33,5 +32,3 @@ static inline void ddp_comm_record_end(const ddp_comm *comm, ddp_recorded record
 	if (recorded.entry != NULL && comm->roster->recorder != NULL)
 		ddp_record_end(recorded, status, now_ns);
 }
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/roster: the processes of the job, and what their communicators share. */
-#ifndef DDP_COMM_CORE_ROSTER_H
-#define DDP_COMM_CORE_ROSTER_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -71,5 +70,3 @@ uint64_t ddp_roster_new_id(ddp_roster *roster);
 
 /* "rank 3 on n1", by its number in the world, in one of a few buffers of the thread. */
 const char *ddp_rank_text(const ddp_comm *comm, int rank);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is silent for
- * the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a sentence that
- * is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
- * ranks of a node tell each other in the control segments of their communicators.
- */
-#ifndef DDP_COMM_CORE_SILENCE_H
-#define DDP_COMM_CORE_SILENCE_H
+/* comm/core/silence: the nodes of the job that are silent: their power or their network is lost. A node is silent for
+   the whole process, and for ever. Each communicator with a rank there breaks (comm/core/failure), with a sentence that
+   is the same on all its ranks. comm/net finds silent nodes (comm/net/beats), and tells the ranks of other nodes; the
+   ranks of a node tell each other in the control segments of their communicators. */
+#pragma once
 
 #include "ddp.h"
 #include "comm/core/roster.h"
@@ -33,5 +30,3 @@ int ddp_silence_find(const ddp_comm *comm, char text[DDP_SILENCE_TEXT]);
    and notes those that other ranks have shown there. Any thread. */
 void ddp_silence_show(const ddp_comm *comm);
 void ddp_silence_hear(const ddp_comm *comm);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/core/topology: which of a communicator's ranks are on which node. */
-#ifndef DDP_COMM_CORE_TOPOLOGY_H
-#define DDP_COMM_CORE_TOPOLOGY_H
+#pragma once
 
 #include "comm/core/roster.h"
 
@@ -20,5 +19,3 @@ ddp_status ddp_topology_make(ddp_topology *t, const int *world_ranks, int size);
 /* Numbers the nodes by their first rank and lists their ranks, by roster->peers. */
 ddp_status ddp_topology_place(ddp_topology *t, int size, const ddp_roster *roster);
 void ddp_topology_free(ddp_topology *t);
-
-#endif

@@ -171,10 +171,8 @@ static bool is_again(uint64_t at, uint64_t serial)
 	return at >> ROUND_BITS > serial >> ROUND_BITS;
 }
 
-/*
- * Local rank i shows its proposal of round `serial` here, and behind it those of other nodes that were told to it. A
- * rank that has not seen the failure yet may still read and write the slots of the operation.
- */
+/* Local rank i shows its proposal of round `serial` here, and behind it those of other nodes that were told to it. A
+   rank that has not seen the failure yet may still read and write the slots of the operation. */
 typedef struct board {
 	alignas(64) _Atomic uint64_t others;
 	alignas(64) unsigned char records[];

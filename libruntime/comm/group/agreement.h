@@ -1,25 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/group/agreement: rounds in which the ranks that are left of a broken
- * communicator tell each other something, over what still works of it: its
- * shared memory and its connections.
- *
- * On a node, ranks read in its shared memory what the others tell. Between nodes, a
- * rank tells two of each node, which show it to all there: with one message to every
- * rank of the world, a round would take as many as the square of their number. The
- * second makes up for the first, if that one dies before it has shown it. Where both
- * are lost, or do not come for long, all others there are told; and they are told of
- * the last round again, which both may have been through with before they showed it.
- *
- * A round takes 2 (nodes - 1) messages of each rank, and the first as many connections,
- * which over TCP are descriptors. By a tree each rank would need a few, but would hear
- * later, and not at all from beyond an inner node that dies in a round.
- *
- * Each round has a deadline of its own, longer than the last one's: ranks that
- * waited in vain for the same silent rank may be as far apart as they waited.
- */
-#ifndef DDP_COMM_GROUP_AGREEMENT_H
-#define DDP_COMM_GROUP_AGREEMENT_H
+/* comm/group/agreement: rounds in which the ranks that are left of a broken
+   communicator tell each other something, over what still works of it: its
+   shared memory and its connections.
+
+   On a node, ranks read in its shared memory what the others tell. Between nodes, a
+   rank tells two of each node, which show it to all there: with one message to every
+   rank of the world, a round would take as many as the square of their number. The
+   second makes up for the first, if that one dies before it has shown it. Where both
+   are lost, or do not come for long, all others there are told; and they are told of
+   the last round again, which both may have been through with before they showed it.
+
+   A round takes 2 (nodes - 1) messages of each rank, and the first as many connections,
+   which over TCP are descriptors. By a tree each rank would need a few, but would hear
+   later, and not at all from beyond an inner node that dies in a round.
+
+   Each round has a deadline of its own, longer than the last one's: ranks that
+   waited in vain for the same silent rank may be as far apart as they waited. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -69,12 +66,10 @@ typedef struct ddp_agreement {
 ddp_status ddp_agreement_open(ddp_agreement *m, ddp_comm *comm);
 void ddp_agreement_close(ddp_agreement *m);
 
-/*
- * One round: tells `data` to all that are present, and waits for what they
- * tell. Who is gone, or silent until the deadline, is not present any more.
- * DDP_ERR_PEER if the others have gone on without this rank, or its network has
- * ended.
- */
+/* One round: tells `data` to all that are present, and waits for what they
+   tell. Who is gone, or silent until the deadline, is not present any more.
+   DDP_ERR_PEER if the others have gone on without this rank, or its network has
+   ended. */
 ddp_status ddp_agreement_round(ddp_agreement *m, uint32_t stage, int verdict, bool decided, const void *data,
                                size_t bytes);
 
@@ -83,5 +78,3 @@ static inline bool ddp_proposal_counts(const ddp_proposal *n, int r)
 {
 	return (n->present[r / 8] >> r % 8 & 1) != 0;
 }
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/group/build: makes communicators, and takes them down. The world, parts of
- * another communicator and the survivors of a broken one differ only in how their
- * ranks reach each other meanwhile.
- */
-#ifndef DDP_COMM_GROUP_BUILD_H
-#define DDP_COMM_GROUP_BUILD_H
+/* comm/group/build: makes communicators, and takes them down. The world, parts of
+   another communicator and the survivors of a broken one differ only in how their
+   ranks reach each other meanwhile. */
+#pragma once
 
 #include "comm/core/roster.h"
 
@@ -24,11 +21,9 @@ typedef struct ddp_opening {
 	int control_fd;      /* the node's control segment, if it is open; else -1 */
 } ddp_opening;
 
-/*
- * Builds a communicator of `size` processes, given by world rank, of which
- * this is number `rank`, or DDP_NOBODY if it only takes part in the exchanges
- * (*part is then NULL). If one member fails, all do that confirm.
- */
+/* Builds a communicator of `size` processes, given by world rank, of which
+   this is number `rank`, or DDP_NOBODY if it only takes part in the exchanges
+   (*part is then NULL). If one member fails, all do that confirm. */
 ddp_status ddp_comm_build(ddp_roster *roster, const int *world_ranks, int size, int rank,
                           int timeout_ms, const ddp_opening *opening, ddp_comm **part);
 
@@ -38,5 +33,3 @@ ddp_status ddp_group_check(const ddp_comm *comm, const char *function, const int
 /* Tells the others that this rank closes its communicator, and releases it; nothing
    that was queued runs any more. */
 void ddp_comm_leave(ddp_comm *comm);
-
-#endif

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Shrinking: the ranks that are left of a broken communicator agree on who is
- * there, and build a new one.
- *
- * To agree, each tells whom it counts in, drops whom others do not, and does so
- * again until all tell the same: that is decided. Who decides tells so in one
- * more round, so that a rank which missed somebody's word (of one that died
- * while it spoke) takes the decision over. In the same way they agree on
- * whether all have built their part; if one died meanwhile, they begin again
- * without it.
- */
+/* Shrinking: the ranks that are left of a broken communicator agree on who is
+   there, and build a new one.
+
+   To agree, each tells whom it counts in, drops whom others do not, and does so
+   again until all tell the same: that is decided. Who decides tells so in one
+   more round, so that a rank which missed somebody's word (of one that died
+   while it spoke) takes the decision over. In the same way they agree on
+   whether all have built their part; if one died meanwhile, they begin again
+   without it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/group/world: the communicator of all ranks of the job. */
-#ifndef DDP_COMM_GROUP_WORLD_H
-#define DDP_COMM_GROUP_WORLD_H
+#pragma once
 
 #include "wireup/wireup.h"
 
 /* Finds out which ranks can share memory, and builds it. Collective. timeout_ms is
    each operation's deadline and that of opening. `job` must outlive it. */
 ddp_status ddp_world_open(const ddp_job *job, ddp_wireup *wireup, int timeout_ms, ddp_comm **comm);
-
-#endif

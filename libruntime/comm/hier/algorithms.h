@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/algorithms: the table of the algorithms that reduce between nodes.
- *
- * A new one is a file that has what a row asks for (struct ddp_algorithm_row in comm/hier/reduction.h),
- * a name in the enum below, and a row in algorithms.c. DDP_ALGORITHM, its messages,
- * tests/bench/algorithms and the tests that compare bits take it from there.
- *
- * All algorithms give the same bits. A node's ranks are combined in the order of ranks; the nodes'
- * partial results are combined pair by pair in the order of comm/ops/combine_nodes, in accumulator
- * form, and the result is rounded once. An algorithm that adds in another order, as a ring does
- * (Patarasuk and Yuan 2009), is refused by tests/ranks/test_comm_travel: which algorithm runs
- * follows from measured times, so sums would change from job to job.
- */
-#ifndef DDP_COMM_HIER_ALGORITHMS_H
-#define DDP_COMM_HIER_ALGORITHMS_H
+/* comm/hier/algorithms: the table of the algorithms that reduce between nodes.
+
+   A new one is a file that has what a row asks for (struct ddp_algorithm_row in comm/hier/reduction.h),
+   a name in the enum below, and a row in algorithms.c. DDP_ALGORITHM, its messages,
+   tests/bench/algorithms and the tests that compare bits take it from there.
+
+   All algorithms give the same bits. A node's ranks are combined in the order of ranks; the nodes'
+   partial results are combined pair by pair in the order of comm/ops/combine_nodes, in accumulator
+   form, and the result is rounded once. An algorithm that adds in another order, as a ring does
+   (Patarasuk and Yuan 2009), is refused by tests/ranks/test_comm_travel: which algorithm runs
+   follows from measured times, so sums would change from job to job. */
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -36,5 +33,3 @@ unsigned int ddp_algorithm_candidates(ddp_operation_kind kind, bool small);
 /* The cheapest of a set, or one without rounds that costs hardly more; for two nodes, the
    first, without a look at the link. */
 ddp_algorithm ddp_algorithm_cheapest(const ddp_link *link, const ddp_shape *shape, unsigned int candidates);
-
-#endif

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/cost: what a reduction between nodes is to the algorithms that could run it, and how
- * they say how long it takes them, from what the network was measured to do. Each algorithm's file
- * has its own formula, which needs no communicator: all ranks get the same figures
- * from the same numbers.
- *
- * The model is that of Hockney (1994) with the time that a message takes its sender or
- * receiver (LogP, Culler et al. 1993): messages that a node sends behind each other
- * take their own times, and one latency. Links work in both directions at once.
- */
-#ifndef DDP_COMM_HIER_COST_H
-#define DDP_COMM_HIER_COST_H
+/* comm/hier/cost: what a reduction between nodes is to the algorithms that could run it, and how
+   they say how long it takes them, from what the network was measured to do. Each algorithm's file
+   has its own formula, which needs no communicator: all ranks get the same figures
+   from the same numbers.
+
+   The model is that of Hockney (1994) with the time that a message takes its sender or
+   receiver (LogP, Culler et al. 1993): messages that a node sends behind each other
+   take their own times, and one latency. Links work in both directions at once. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -42,5 +39,3 @@ static inline size_t ddp_quotient_up(size_t a, size_t b)
 {
 	return (a + b - 1) / b;
 }
-
-#endif

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/direct: reductions between nodes by direct exchange: each node sends its
- * part of a slice to the node that owns it, which combines all parts and sends results
- * where they are wanted. An all_reduce is then a reduce-scatter and an all-gather, of
- * one message time each, and 2 (nodes - 1) / nodes of the data go in and out of each
- * node, the least that is possible (Patarasuk and Yuan 2009). Or every node owns
- * everything: one message time, but nodes - 1 times the data.
- */
-#ifndef DDP_COMM_HIER_DIRECT_H
-#define DDP_COMM_HIER_DIRECT_H
+/* comm/hier/direct: reductions between nodes by direct exchange: each node sends its
+   part of a slice to the node that owns it, which combines all parts and sends results
+   where they are wanted. An all_reduce is then a reduce-scatter and an all-gather, of
+   one message time each, and 2 (nodes - 1) / nodes of the data go in and out of each
+   node, the least that is possible (Patarasuk and Yuan 2009). Or every node owns
+   everything: one message time, but nodes - 1 times the data. */
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -22,5 +19,3 @@ void ddp_direct_cut(ddp_reduction *x, size_t longest);
 ddp_status ddp_direct_prepare(ddp_reduction *x);
 /* All chunks of the present window. */
 ddp_status ddp_direct_run(ddp_reduction *x);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier: collectives between nodes, each in a file: all_gather, broadcast, pairwise, reduce. */
-#ifndef DDP_COMM_HIER_HIER_H
-#define DDP_COMM_HIER_HIER_H
+#pragma once
 
 #include "ddp.h"
 
@@ -19,5 +18,3 @@ ddp_status ddp_hier_pairwise(ddp_comm *comm, const ddp_operation *c);
 
 /* All_reduce, reduce and reduce_scatter. */
 ddp_status ddp_hier_reduction(ddp_comm *comm, const ddp_operation *c);
-
-#endif

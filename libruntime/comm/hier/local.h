@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/local: a reduction's inputs and outputs on this node. */
-#ifndef DDP_COMM_HIER_LOCAL_H
-#define DDP_COMM_HIER_LOCAL_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -19,5 +18,3 @@ int ddp_local_places(const ddp_reduction *x, int i, ddp_range range, void **plac
 /* These are called before and after a window. Data that is not in shared memory passes through slots. */
 void ddp_local_stage(const ddp_reduction *x);
 void ddp_local_pull(const ddp_reduction *x);
-
-#endif

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/plan: who exchanges what with whom, round by round, in recursive doubling
- * and in recursive halving. All ranks know it from the number of nodes alone.
- *
- * 2^k + e nodes are 2^k leaves of a tree: each of the first e is a pair of nodes, as in
- * comm/ops/combine_nodes. One node of a pair acts for both: in a round more, at the
- * beginning, it gets what the other one has; at the end it gives that one the result.
- * Which of the two it is changes from chunk to chunk, so that both have as much to do.
- *
- * Recursive halving cuts data into a part per leaf. The leaves that exchange in round
- * k differ in bit k of their number, and each keeps half of the parts it still has; so
- * parts are numbered in the order of reversed bits, in which what is kept, and what is
- * given away, lies together. Then results go the same way back, to all nodes or to one;
- * or they stay, if each leaf's part is what its nodes want.
- */
-#ifndef DDP_COMM_HIER_PLAN_H
-#define DDP_COMM_HIER_PLAN_H
+/* comm/hier/plan: who exchanges what with whom, round by round, in recursive doubling
+   and in recursive halving. All ranks know it from the number of nodes alone.
+
+   2^k + e nodes are 2^k leaves of a tree: each of the first e is a pair of nodes, as in
+   comm/ops/combine_nodes. One node of a pair acts for both: in a round more, at the
+   beginning, it gets what the other one has; at the end it gives that one the result.
+   Which of the two it is changes from chunk to chunk, so that both have as much to do.
+
+   Recursive halving cuts data into a part per leaf. The leaves that exchange in round
+   k differ in bit k of their number, and each keeps half of the parts it still has; so
+   parts are numbered in the order of reversed bits, in which what is kept, and what is
+   given away, lies together. Then results go the same way back, to all nodes or to one;
+   or they stay, if each leaf's part is what its nodes want. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -70,5 +67,3 @@ static inline ddp_range ddp_plan_elements(const ddp_plan *plan, ddp_range parts,
 
 	return (ddp_range){ begin, count * end / leaves - begin };
 }
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/recursive_doubling: a small all_reduce between nodes. In round k each node
- * exchanges all that it has with the one whose number differs in bit k (Thakur,
- * Rabenseifner and Gropp 2005); with comm/hier/plan that is comm/ops/combine_nodes's
- * order of combination. What travels is combined already and would be rounded in each
- * round: it goes in accumulator form.
- */
-#ifndef DDP_COMM_HIER_RECURSIVE_DOUBLING_H
-#define DDP_COMM_HIER_RECURSIVE_DOUBLING_H
+/* comm/hier/recursive_doubling: a small all_reduce between nodes. In round k each node
+   exchanges all that it has with the one whose number differs in bit k (Thakur,
+   Rabenseifner and Gropp 2005); with comm/hier/plan that is comm/ops/combine_nodes's
+   order of combination. What travels is combined already and would be rounded in each
+   round: it goes in accumulator form. */
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -20,5 +17,3 @@ ddp_status ddp_recursive_doubling(ddp_reduction *x);
    of all nodes, in place; `theirs` is as large. Messages are numbered from `tag` on. */
 ddp_status ddp_recursive_doubling_of(ddp_comm *comm, ddp_type type, ddp_op op, void *mine,
                                      void *theirs, size_t count, uint32_t tag);
-
-#endif

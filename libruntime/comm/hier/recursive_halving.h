@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/recursive_halving: a large all_reduce between many nodes: reduce-scatter by
- * recursive halving, with distances that double, then all-gather by recursive doubling
- * (Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005). As few bytes as by direct
- * exchange, with log2(nodes) peers instead of all, in messages whose size follows from
- * the chunk and not from the number of nodes. A reduce gathers the parts on the root's
- * node instead; a reduce_scatter ends when each node has its ranks' blocks.
- */
-#ifndef DDP_COMM_HIER_RECURSIVE_HALVING_H
-#define DDP_COMM_HIER_RECURSIVE_HALVING_H
+/* comm/hier/recursive_halving: a large all_reduce between many nodes: reduce-scatter by
+   recursive halving, with distances that double, then all-gather by recursive doubling
+   (Rabenseifner 2004; Thakur, Rabenseifner and Gropp 2005). As few bytes as by direct
+   exchange, with log2(nodes) peers instead of all, in messages whose size follows from
+   the chunk and not from the number of nodes. A reduce gathers the parts on the root's
+   node instead; a reduce_scatter ends when each node has its ranks' blocks. */
+#pragma once
 
 #include "comm/hier/plan.h"
 #include "comm/hier/reduction.h"
@@ -34,5 +31,3 @@ size_t ddp_halving_elements(const ddp_shape *shape, const ddp_plan *plan, ddp_ra
 size_t ddp_halving_chunk(const ddp_link *link, const ddp_shape *shape);
 /* Returns how many chunks are under way at a time. */
 size_t ddp_halving_depth(const ddp_shape *shape, size_t chunk, size_t longest);
-
-#endif

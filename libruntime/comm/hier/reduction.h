@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/hier/reduction: the parts of a reduction between nodes. The input is cut
- * into slices. A slice has a channel: on each node, the rank with that index
- * combines the node's inputs and talks to the same rank of other nodes. And
- * it has an owner, the node that combines the nodes' partial results; or all
- * nodes do, which costs one exchange less.
- *
- * A slice is cut into chunks, of which several are under way, so that the
- * network has always something to carry.
- */
-#ifndef DDP_COMM_HIER_REDUCTION_H
-#define DDP_COMM_HIER_REDUCTION_H
+/* comm/hier/reduction: the parts of a reduction between nodes. The input is cut
+   into slices. A slice has a channel: on each node, the rank with that index
+   combines the node's inputs and talks to the same rank of other nodes. And
+   it has an owner, the node that combines the nodes' partial results; or all
+   nodes do, which costs one exchange less.
+
+   A slice is cut into chunks, of which several are under way, so that the
+   network has always something to carry. */
+#pragma once
 
 #include "comm/hier/cost.h"
 #include "comm/net/net.h"
@@ -86,5 +83,3 @@ typedef struct ddp_reduction {
 	ddp_combination combination;         /* of this node's inputs */
 	void **parts;          /* [nodes] */
 } ddp_reduction;
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/slices: how a reduction between nodes is cut, and who wants which share. */
-#ifndef DDP_COMM_HIER_SLICES_H
-#define DDP_COMM_HIER_SLICES_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -30,5 +29,3 @@ static inline ddp_range ddp_window_of(const ddp_reduction *x, const ddp_slice *p
 {
 	return ddp_window(p->range, x->width, x->window);
 }
-
-#endif

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/hier/store: what reductions between nodes need each time, kept with the
    communicator: fresh memory would be given back and faulted in each time. */
-#ifndef DDP_COMM_HIER_STORE_H
-#define DDP_COMM_HIER_STORE_H
+#pragma once
 
 #include "comm/hier/reduction.h"
 
@@ -30,5 +29,3 @@ ddp_status ddp_hier_store_grow(ddp_comm *comm, size_t buffer_bytes, size_t trans
 
 /* Frees it. */
 void ddp_hier_store_close(ddp_comm *comm);
-
-#endif

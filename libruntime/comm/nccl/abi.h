@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
- * built without NCCL's headers, and loads the library when it is needed (load.h). The
- * numbers are NCCL's; a structure that has grown since then begins with its size.
- */
-#ifndef DDP_COMM_NCCL_ABI_H
-#define DDP_COMM_NCCL_ABI_H
+/* comm/nccl/abi: what libddp calls of NCCL, as its library has it since 2.27: libddp is
+   built without NCCL's headers, and loads the library when it is needed (load.h). The
+   numbers are NCCL's; a structure that has grown since then begins with its size. */
+#pragma once
 
 #include <limits.h>
 #include <stddef.h>
@@ -45,5 +42,3 @@ typedef struct ddp_nccl_config {
 
 enum { DDP_NCCL_CONFIG_VERSION = 21700, DDP_NCCL_UNSET = INT_MIN };
 #define DDP_NCCL_CONFIG_MAGIC 0xcafebeefu
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/collective: an operation as calls of NCCL's, and copies of the device around. */
-#ifndef DDP_COMM_NCCL_COLLECTIVE_H
-#define DDP_COMM_NCCL_COLLECTIVE_H
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -9,5 +8,3 @@
 ddp_status ddp_nccl_begin_collective(ddp_nccl_operation *operation);
 /* Enqueues the work after NCCL's part, which is on the queue. */
 ddp_status ddp_nccl_finish_collective(ddp_nccl_operation *operation);
-
-#endif

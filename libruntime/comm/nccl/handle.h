@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/handle: making and ending NCCL's communicators, and NCCL's errors as ours. */
-#ifndef DDP_COMM_NCCL_HANDLE_H
-#define DDP_COMM_NCCL_HANDLE_H
+#pragma once
 
 #include <pthread.h>
 
@@ -32,11 +31,9 @@ ddp_status ddp_nccl_connect(const ddp_nccl *nccl, ddp_device *device, ddp_comm *
 bool ddp_nccl_begin_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, uint64_t deadline_ns);
 void ddp_nccl_end(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle, bool begun,
                   uint64_t deadline_ns);
-/*
- * Ends one, and what is under way. NCCL may wait then for all that the GPU has been given,
- * also for what another communicator waits for in vain: so the first call begins to end it,
- * beside others, and the second one, which must follow, waits. `handle` may be NULL.
- */
+/* Ends one, and what is under way. NCCL may wait then for all that the GPU has been given,
+   also for what another communicator waits for in vain: so the first call begins to end it,
+   beside others, and the second one, which must follow, waits. `handle` may be NULL. */
 typedef struct ddp_nccl_aborting {
 	const ddp_nccl *nccl;
 	ddp_device *device;
@@ -50,5 +47,3 @@ void ddp_nccl_begin_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_han
 void ddp_nccl_await_abort(ddp_nccl_aborting *a);
 /* The only one that has anything under way. */
 void ddp_nccl_abort(const ddp_nccl *nccl, ddp_device *device, ddp_nccl_handle *handle);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/nccl/lane: what one lane of a communicator has of NCCL, and an operation on it.
- * NCCL's communicators do not block the host: a call may return before what it does is on
- * the queue, and until then the next call has to wait. So an operation has stages, and
- * whoever looks after the lane takes it from one to the next.
- */
-#ifndef DDP_COMM_NCCL_LANE_H
-#define DDP_COMM_NCCL_LANE_H
+/* comm/nccl/lane: what one lane of a communicator has of NCCL, and an operation on it.
+   NCCL's communicators do not block the host: a call may return before what it does is on
+   the queue, and until then the next call has to wait. So an operation has stages, and
+   whoever looks after the lane takes it from one to the next. */
+#pragma once
 
 #include <pthread.h>
 
@@ -78,5 +75,3 @@ typedef struct ddp_nccl_lane {
 	bool aborted;
 	uint64_t stopped_ns;         /* 0: messages go on; else those that are matched end */
 } ddp_nccl_lane;
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/load: NCCL's library, which is loaded when it is first asked for. */
-#ifndef DDP_COMM_NCCL_LOAD_H
-#define DDP_COMM_NCCL_LOAD_H
+#pragma once
 
 #include "comm/nccl/abi.h"
 #include "ddp.h"
@@ -48,13 +47,9 @@ typedef struct ddp_nccl {
 	int (*remove_buffer)(ddp_nccl_handle *handle, void *registration);
 } ddp_nccl;
 
-/*
- * Loads the library that DDP_NCCL of the environment names, else libnccl.so.2, once in a
- * process. DDP_ERR_UNSUPPORTED: it is not there, does not load, or is too old.
- */
+/* Loads the library that DDP_NCCL of the environment names, else libnccl.so.2, once in a
+   process. DDP_ERR_UNSUPPORTED: it is not there, does not load, or is too old. */
 ddp_status ddp_nccl_load(const ddp_nccl **nccl);
 
 /* Writes "2.28.9" into `text`, which is returned. */
 const char *ddp_nccl_version_text(int version, char text[static 32]);
-
-#endif

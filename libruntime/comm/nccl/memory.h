@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/memory: memory of the device that NCCL sends from without a copy. */
-#ifndef DDP_COMM_NCCL_MEMORY_H
-#define DDP_COMM_NCCL_MEMORY_H
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -13,5 +12,3 @@ ddp_status ddp_nccl_memory_free(ddp_nccl_lane *lane, void *memory);
 void ddp_nccl_memory_forget(ddp_nccl_lane *lane);
 /* Memory that the program has not freed stays the program's, but is not known here any more. */
 void ddp_nccl_memory_close(ddp_nccl_lane *lane);
-
-#endif

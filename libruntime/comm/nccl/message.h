@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/nccl/message: sends and receives. NCCL matches them by their order alone, and a
- * kernel that waits for its counterpart keeps the queue, and maybe the GPU, for itself.
- * So ranks match them by the host first, by peer and tag as ddp.h has it: the sender tells
- * of its message, the receiver answers with the message's turn, and NCCL is given what is
- * certain to come. Between two ranks, each direction has a communicator and a queue of its
- * own, so that no message waits for one of other ranks.
- */
-#ifndef DDP_COMM_NCCL_MESSAGE_H
-#define DDP_COMM_NCCL_MESSAGE_H
+/* comm/nccl/message: sends and receives. NCCL matches them by their order alone, and a
+   kernel that waits for its counterpart keeps the queue, and maybe the GPU, for itself.
+   So ranks match them by the host first, by peer and tag as ddp.h has it: the sender tells
+   of its message, the receiver answers with the message's turn, and NCCL is given what is
+   certain to come. Between two ranks, each direction has a communicator and a queue of its
+   own, so that no message waits for one of other ranks. */
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -34,5 +31,3 @@ void ddp_nccl_messages_await_abort(ddp_nccl_lane *lane);
 bool ddp_nccl_messages_rest(ddp_nccl_lane *lane);
 /* No message is under way. Collective unless the communicator has failed. */
 void ddp_nccl_messages_close(ddp_nccl_lane *lane);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/reduction: types and ops as NCCL has them, and what it cannot do. */
-#ifndef DDP_COMM_NCCL_REDUCTION_H
-#define DDP_COMM_NCCL_REDUCTION_H
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -13,5 +12,3 @@ ddp_status ddp_nccl_check_reduction(const ddp_nccl_lane *lane, const ddp_operati
 /* Finds the op of a reduction, or makes it; until ddp_nccl_free_op(). A result of NCCL's. */
 int ddp_nccl_make_op(ddp_nccl_operation *operation);
 void ddp_nccl_free_op(ddp_nccl_operation *operation);
-
-#endif

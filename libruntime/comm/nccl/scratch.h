@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/nccl/scratch: memory of the device for what cannot be done in place. */
-#ifndef DDP_COMM_NCCL_SCRATCH_H
-#define DDP_COMM_NCCL_SCRATCH_H
+#pragma once
 
 #include "comm/nccl/lane.h"
 
@@ -9,5 +8,3 @@
 ddp_status ddp_nccl_scratch_get(ddp_nccl_lane *lane, size_t bytes, void **memory);
 /* The queue has done its work. */
 void ddp_nccl_scratch_free(ddp_nccl_lane *lane);
-
-#endif

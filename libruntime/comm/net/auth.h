@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/auth: by what a rank knows that a message, or a connection, comes from another rank of the communicator.
- *
- * Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's
- * key; each ordered pair of ranks has a token made from it, which precedes all messages.
- *
- * Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
- * the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once.
- */
-#ifndef DDP_COMM_NET_AUTH_H
-#define DDP_COMM_NET_AUTH_H
+/* comm/net/auth: by what a rank knows that a message, or a connection, comes from another rank of the communicator.
+
+   Messages: all ranks make a secret from random shares that they gave each other in the wire-up, and from the step's
+   key; each ordered pair of ranks has a token made from it, which precedes all messages.
+
+   Connections to one of UCX's listening sockets, and beats: the first bytes prove that the rank that connects knows
+   the listener's key. A proof holds for one pair of addresses and ports, and a listener takes it once. */
+#pragma once
 
 #include "comm/net/listener.h"
 #include "ddp.h"
@@ -60,5 +57,3 @@ ddp_status ddp_proof_make(const ddp_proof_key *key, const ddp_place *near, const
 bool ddp_proof_may_begin(const void *begin, size_t bytes);
 /* `from` is the other end of the connection, `to` the listener's. */
 bool ddp_proof_holds(const ddp_proof_key *key, const ddp_place *from, const ddp_place *to, const ddp_proof *proof);
-
-#endif

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/beat: a connection by which a process knows whether another node lives. It is a TCP connection of its
- * own with a process there, and both ends prove who they are. What counts is the other node's kernel, which
- * acknowledges the kernel's keepalive probes and the bytes that come here, also while the process is stopped.
- * So silence is time in which that kernel acknowledges nothing.
- *
- * TCP sends lost bytes again later and later, so it may need twice as long as a network was away. While nothing is
- * acknowledged, further connections to the same place are begun, one after the other: if the kernel there answers
- * one, the node lives.
- */
-#ifndef DDP_COMM_NET_BEAT_H
-#define DDP_COMM_NET_BEAT_H
+/* comm/net/beat: a connection by which a process knows whether another node lives. It is a TCP connection of its
+   own with a process there, and both ends prove who they are. What counts is the other node's kernel, which
+   acknowledges the kernel's keepalive probes and the bytes that come here, also while the process is stopped.
+   So silence is time in which that kernel acknowledges nothing.
+
+   TCP sends lost bytes again later and later, so it may need twice as long as a network was away. While nothing is
+   acknowledged, further connections to the same place are begun, one after the other: if the kernel there answers
+   one, the node lives. */
+#pragma once
 
 #include <poll.h>
 
@@ -110,5 +107,3 @@ int ddp_beat_connect(const ddp_place *place);
 bool ddp_beat_hello_send(int fd, int self, const ddp_proof_key *ours);
 /* Is the hello one of the rank that it names, on this connection? */
 bool ddp_beat_hello_holds(int fd, const ddp_beat_hello *hello, const ddp_proof_key *theirs);
-
-#endif

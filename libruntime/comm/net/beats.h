@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/beats: which nodes a process watches for silence. The first rank of each node has connections
- * (comm/net/beat) with those of the nodes that are 1, 2, 4, 8, ... places before and behind its own: few, and
- * each node is watched from far and near. A thread of the process looks after them, whatever the program does.
- */
-#ifndef DDP_COMM_NET_BEATS_H
-#define DDP_COMM_NET_BEATS_H
+/* comm/net/beats: which nodes a process watches for silence. The first rank of each node has connections
+   (comm/net/beat) with those of the nodes that are 1, 2, 4, 8, ... places before and behind its own: few, and
+   each node is watched from far and near. A thread of the process looks after them, whatever the program does. */
+#pragma once
 
 #include "comm/core/comm.h"
 #include "comm/net/auth.h"
@@ -32,5 +29,3 @@ void ddp_beats_close(ddp_beats *beats);
 
 /* The neighbours of one of `nodes` nodes: their number. */
 int ddp_beats_neighbours(int nodes, int node, int neighbours[DDP_BEATS_MAX]);
-
-#endif

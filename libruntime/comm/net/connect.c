@@ -31,14 +31,12 @@ static void connection_lost(void *argument, ucp_ep_h ep, ucs_status_t status)
 
 /* ---- handshakes ---------------------------------------------------------------------------- */
 
-/*
- * They come and go in the order in which the fields of `connection` tell.
- *
- * With the first message that UCX cannot send at once, it asks the peer's UCX who it is. UCX 1.13 asserts in the peer
- * (ucp_request.c) if this process dies while the answer waits for a socket, as it does where the peer's socket to this
- * process is being made. So nothing is sent before the sockets are made, and the second handshake, before which a
- * handshake has come by the peer's socket, is what has UCX ask.
- */
+/* They come and go in the order in which the fields of `connection` tell.
+
+   With the first message that UCX cannot send at once, it asks the peer's UCX who it is. UCX 1.13 asserts in the peer
+   (ucp_request.c) if this process dies while the answer waits for a socket, as it does where the peer's socket to this
+   process is being made. So nothing is sent before the sockets are made, and the second handshake, before which a
+   handshake has come by the peer's socket, is what has UCX ask. */
 static void send_handshake(connection *c, handshake_header *handshake)
 {
 	const bool has_ucx_ask = handshake == &c->handshakes[1];

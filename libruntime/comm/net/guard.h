@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/guard: who may connect to UCX's listening TCP sockets. UCX trusts whoever connects
- * there, and ends the process if the first bytes are wrong. A guard accepts the connections in UCX's place,
- * in UCX's own thread, and UCX gets only those that began with a proof (comm/net/auth). It also
- * sends this proof on the connections that UCX begins to listeners that the guard knows.
- *
- * The guard does this in functions that UCX's transports call (comm/net/calls). Listeners of other users of
- * UCX in the process are not touched.
- */
-#ifndef DDP_COMM_NET_GUARD_H
-#define DDP_COMM_NET_GUARD_H
+/* comm/net/guard: who may connect to UCX's listening TCP sockets. UCX trusts whoever connects
+   there, and ends the process if the first bytes are wrong. A guard accepts the connections in UCX's place,
+   in UCX's own thread, and UCX gets only those that began with a proof (comm/net/auth). It also
+   sends this proof on the connections that UCX begins to listeners that the guard knows.
+
+   The guard does this in functions that UCX's transports call (comm/net/calls). Listeners of other users of
+   UCX in the process are not touched. */
+#pragma once
 
 #include "comm/net/auth.h"
 
@@ -44,5 +41,3 @@ int ddp_guard_refused(const ddp_guard *guard);
 void ddp_guard_close(ddp_guard *guard);
 /* Call this after UCX's worker was destroyed. */
 void ddp_guard_free(ddp_guard *guard);
-
-#endif

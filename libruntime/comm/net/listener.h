@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever connects there for a peer whom it may trust,
- * so a guard checks who connects (comm/net/guard), and the kernel is asked to drop what comes from elsewhere: from
- * everybody before the ranks know each other, from all but the job's hosts while they connect, and from everybody
- * again when all are connected.
- */
-#ifndef DDP_COMM_NET_LISTENER_H
-#define DDP_COMM_NET_LISTENER_H
+/* comm/net/listener: the listening TCP sockets of UCX. UCX takes whoever connects there for a peer whom it may trust,
+   so a guard checks who connects (comm/net/guard), and the kernel is asked to drop what comes from elsewhere: from
+   everybody before the ranks know each other, from all but the job's hosts while they connect, and from everybody
+   again when all are connected. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -62,11 +59,9 @@ int ddp_host_places(ddp_place *places);
 /* Does this process wait for connections that it began? */
 bool ddp_sockets_connecting(void);
 
-/*
- * Sockets that a child inherited would hide this process's death from its peers. Those between `listeners` or from
- * here to `peers` do not outlive exec() from now on; and those of all nets that were announced are closed in children
- * that fork() makes. `listeners` and `peers` stay in place until withdrawn.
- */
+/* Sockets that a child inherited would hide this process's death from its peers. Those between `listeners` or from
+   here to `peers` do not outlive exec() from now on; and those of all nets that were announced are closed in children
+   that fork() makes. `listeners` and `peers` stay in place until withdrawn. */
 void ddp_sockets_close_on_exec(const ddp_listeners *listeners, const ddp_place *peers, int count);
 
 typedef struct ddp_own_sockets {
@@ -78,5 +73,3 @@ typedef struct ddp_own_sockets {
 
 void ddp_fork_announce(ddp_own_sockets *own_sockets);
 void ddp_fork_withdraw(ddp_own_sockets *own_sockets);
-
-#endif

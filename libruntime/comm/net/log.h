@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/log: what UCX prints. UCX writes to stdout unless told otherwise, and a program may use UCX itself:
- * libddp's share goes to the log, the program's comes out as if libddp were not there.
- */
-#ifndef DDP_COMM_NET_LOG_H
-#define DDP_COMM_NET_LOG_H
+/* comm/net/log: what UCX prints. UCX writes to stdout unless told otherwise, and a program may use UCX itself:
+   libddp's share goes to the log, the program's comes out as if libddp were not there. */
+#pragma once
 
 #include <stddef.h>
 
@@ -32,5 +29,3 @@ void ddp_ucx_log_claim_thread(ddp_threads *before);
 /* "; the environment sets UCX_NET_DEVICES=ib0: ..." behind a sentence on what cannot be reached; "" if
    it chooses no device and no transport. */
 const char *ddp_ucx_choice(char *text, size_t bytes);
-
-#endif

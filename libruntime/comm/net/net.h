@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net: messages between ranks of different nodes, over UCX, which picks the transport. A message is known by its
- * communicator, its sender and a tag that both sides compute; it carries the fingerprint of the operation that it
- * belongs to, which this floor compares and knows nothing else about.
- *
- * The process has one worker of UCX's, one connection to each peer, and one lock for them; a communicator's `struct
- * ddp_net` is what it has under way there. Whoever lets messages move does so for all communicators of the process.
- *
- * Calls are made, unless said otherwise, by the thread that holds the communicator's run.lock.
- */
-#ifndef DDP_COMM_NET_NET_H
-#define DDP_COMM_NET_NET_H
+/* comm/net: messages between ranks of different nodes, over UCX, which picks the transport. A message is known by its
+   communicator, its sender and a tag that both sides compute; it carries the fingerprint of the operation that it
+   belongs to, which this floor compares and knows nothing else about.
+
+   The process has one worker of UCX's, one connection to each peer, and one lock for them; a communicator's `struct
+   ddp_net` is what it has under way there. Whoever lets messages move does so for all communicators of the process.
+
+   Calls are made, unless said otherwise, by the thread that holds the communicator's run.lock. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -140,5 +137,3 @@ void ddp_net_forget(ddp_comm *comm);
 bool ddp_net_ended(const ddp_comm *comm);
 /* Returns true after ddp_net_shut_down(), unless the communicator is revived: nothing is sent or received. */
 bool ddp_net_down(const ddp_comm *comm);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/net/ucx: what a network over UCX is made of, and what its files call of each other; for these files only.
- * message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
- * ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it.
- */
-#ifndef DDP_COMM_NET_UCX_H
-#define DDP_COMM_NET_UCX_H
+/* comm/net/ucx: what a network over UCX is made of, and what its files call of each other; for these files only.
+   message.c makes and sends messages, receive.c takes those with data, connect.c makes connections, failure.c has what
+   ranks tell each other of failures, and net.c lets all of it move. open.c and close.c begin and end it. */
+#pragma once
 
 #include <ucp/api/ucp.h>
 
@@ -51,7 +48,7 @@ typedef struct failure_header {
 typedef struct handshake_header {
 	seal seal;
 	uint32_t heard; /* the sender has had a handshake of the receiver's */
-	uint32_t ready; /* the sender's connections are made (comm/group/handshake) */
+	uint32_t ready; /* the sender's connections are made (comm/group/build) */
 	uint32_t leaves; /* this is the sender's last message */
 	uint32_t released; /* the sender has had the receiver's last one */
 } handshake_header;
@@ -290,12 +287,11 @@ void ddp_ucx_received(void *request, ucs_status_t status, size_t length, void *u
 /* Sends a header alone, which begins with a seal, to a peer that has settled; false if it cannot be sent now. */
 bool ddp_ucx_notify(ticket **list, connection *c, unsigned int id, const void *header, size_t bytes);
 
-/*
- * Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken
- * all but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it
- * has not asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data
- * goes when it is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used up.
- */
+/* Each pair of processes has a credit of bytes. What a rank sends goes out at once as long as its receiver has taken
+   all but a credit's bytes of what was sent before; so a rank keeps at most that of each other one's messages that it
+   has not asked for yet, however late it is. Beyond, a message is only announced (a rendezvous of UCX's), and its data
+   goes when it is asked for: in whatever order that is, nobody waits for what stands behind a credit that is used
+   up. */
 /* Gives a message's charge back to its sender, also if nobody will ever ask for the message. */
 void ddp_ucx_return_credit(connection *c, uint64_t charge);
 /* Tells the peer what was taken of what it sent; false if that cannot be sent now. */
@@ -382,5 +378,3 @@ void ddp_ucx_unlock(ddp_worker *worker);
 /* Lets messages move; true if some did. The lock is held. */
 bool ddp_ucx_progress(ddp_worker *worker);
 ucs_status_t ddp_ucx_set_handlers(ddp_worker *worker);
-
-#endif

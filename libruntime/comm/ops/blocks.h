@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/blocks: where the parts of a collective's buffers lie, in elements. */
-#ifndef DDP_COMM_OPS_BLOCKS_H
-#define DDP_COMM_OPS_BLOCKS_H
+#pragma once
 
 #include "comm/ops/names.h"
 
@@ -40,12 +39,10 @@ static inline ddp_range ddp_window(ddp_range range, size_t width, size_t k)
 	return (ddp_range){ range.begin + skip, rest < width ? rest : width };
 }
 
-/*
- * Elements of a chunk of a slice: at most `limit` bytes of accumulators of
- * `wide` bytes, at most what fits in `share`, the bytes that a window has for
- * each slice, and not much more than the `longest` slice. Whole groups of 64 if
- * there is room for one; 0 if there is not even room for an element.
- */
+/* Elements of a chunk of a slice: at most `limit` bytes of accumulators of
+   `wide` bytes, at most what fits in `share`, the bytes that a window has for
+   each slice, and not much more than the `longest` slice. Whole groups of 64 if
+   there is room for one; 0 if there is not even room for an element. */
 static inline size_t ddp_chunk_count(size_t limit, size_t share, size_t element, size_t wide,
                                      size_t longest)
 {
@@ -56,5 +53,3 @@ static inline size_t ddp_chunk_count(size_t limit, size_t share, size_t element,
 		return room < 64 ? room : 64;
 	return (count < most ? count : most) / 64 * 64;
 }
-
-#endif

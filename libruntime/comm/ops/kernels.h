@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/ops/kernels: element-wise reduction. Sources are combined from the first
- * to the last, so the result's bits depend on their order only. f16 and bf16
- * are combined in f32, u8 and i8 in i32 ("accumulator form"), and rounded or cut
- * once, at the end. What becomes of NaN, zeros, and integers out of range is
- * in ddp.h.
- */
-#ifndef DDP_COMM_OPS_KERNELS_H
-#define DDP_COMM_OPS_KERNELS_H
+/* comm/ops/kernels: element-wise reduction. Sources are combined from the first
+   to the last, so the result's bits depend on their order only. f16 and bf16
+   are combined in f32, u8 and i8 in i32 ("accumulator form"), and rounded or cut
+   once, at the end. What becomes of NaN, zeros, and integers out of range is
+   in ddp.h. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -28,13 +25,11 @@ typedef struct ddp_combination {
 /* Combines `count` elements at `first` of every source. */
 void ddp_combine(const ddp_combination *c, size_t first, size_t count);
 
-/*
- * Copies what another core has written, and writes to each line of `src`,
- * which does not change it: the line then moves back to its writer fast, when
- * that writes again. Where two cores share a line that neither has modified,
- * such a write takes several times as long (measured on Zen 4: 10 instead of
- * 2.5 ns). `src` is aligned to 64 bytes, and nobody else reads it.
- */
+/* Copies what another core has written, and writes to each line of `src`,
+   which does not change it: the line then moves back to its writer fast, when
+   that writes again. Where two cores share a line that neither has modified,
+   such a write takes several times as long (measured on Zen 4: 10 instead of
+   2.5 ns). `src` is aligned to 64 bytes, and nobody else reads it. */
 void ddp_take(void *dst, void *src, size_t bytes);
 
 /* Instruction sets, from what all processors have to what is used where it can be. All
@@ -44,5 +39,3 @@ enum { DDP_KERNEL_LEVELS = 4 };
 const char *ddp_kernels_use(int level);
 /* The one in use: "avx512". */
 const char *ddp_kernels_name(void);
-
-#endif

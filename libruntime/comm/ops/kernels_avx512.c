@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/ops/kernels for x86-64 with vectors of 64 bytes; chosen at run time, and only
- * where they do not slow the core down for a while, as on the first processors that
- * had them. There is no use here for the conversions of AVX512_BF16, which take
- * subnormal numbers for zero: results must not depend on a node's processor.
- */
+/* comm/ops/kernels for x86-64 with vectors of 64 bytes; chosen at run time, and only
+   where they do not slow the core down for a while, as on the first processors that
+   had them. There is no use here for the conversions of AVX512_BF16, which take
+   subnormal numbers for zero: results must not depend on a node's processor. */
 #include "comm/ops/kernels_table.h"
 
 #ifdef __x86_64__

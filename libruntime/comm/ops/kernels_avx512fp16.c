@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/ops/kernels for x86-64 with AVX512_FP16: what is of 16 bits all along, without a
- * detour by 32; all else is kernels_avx512's. Chosen at run time. The bits are those of
- * the other instruction sets:
- *
- * - A sum, or a product, of two f16 that is rounded to f32 and then to f16 is the exact one
- *   rounded once, since f32 has more than twice the digits (Figueroa 1995). So is its
- *   half, a quarter, ..., unless that is subnormal, or the sum is infinite: then the
- *   group is combined by the others.
- * - Numbers of 16 bits with a sign, an exponent and a fraction are in the same order
- *   whatever bits are the exponent's. So minima and maxima of bf16 are those of f16 of the
- *   same bits, if none is a NaN as f16.
- */
+/* comm/ops/kernels for x86-64 with AVX512_FP16: what is of 16 bits all along, without a
+   detour by 32; all else is kernels_avx512's. Chosen at run time. The bits are those of
+   the other instruction sets:
+
+   - A sum, or a product, of two f16 that is rounded to f32 and then to f16 is the exact one
+     rounded once, since f32 has more than twice the digits (Figueroa 1995). So is its
+     half, a quarter, ..., unless that is subnormal, or the sum is infinite: then the
+     group is combined by the others.
+   - Numbers of 16 bits with a sign, an exponent and a fraction are in the same order
+     whatever bits are the exponent's. So minima and maxima of bf16 are those of f16 of the
+     same bits, if none is a NaN as f16. */
 #include "comm/ops/kernels_table.h"
 
 #ifdef DDP_HAS_KERNELS_AVX512FP16

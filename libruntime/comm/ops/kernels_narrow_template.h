@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The part of comm/ops/kernels_template.h for f16, bf16, u8 and i8.
- *
- * An instruction set may have better than what is here: WIDEN_U16, WIDEN_U8 and
- * WIDEN_F16 bring as many elements as a vector has lanes of 32 bits from memory into
- * such, NARROW_U16, NARROW_U8 and NARROW_F16 bring them back; HALVES takes the lower 16
- * bits of each lane from one vector and the upper ones from the other; MIDDLE the upper
- * ones of the first, and above them the lower ones of the second; ROUND_UP adds 1 to
- * lanes of 16 bits for which `rest` exceeds 0x8000, but not to 0xffff; UPPER_PRODUCT,
- * LEAST and MOST are of such lanes, too. UNWEAVE puts lanes of 16 bits with even numbers
- * before the others; CUT_NAN makes a NaN of f32 a quiet one of bf16.
- */
+/* The part of comm/ops/kernels_template.h for f16, bf16, u8 and i8.
+
+   An instruction set may have better than what is here: WIDEN_U16, WIDEN_U8 and
+   WIDEN_F16 bring as many elements as a vector has lanes of 32 bits from memory into
+   such, NARROW_U16, NARROW_U8 and NARROW_F16 bring them back; HALVES takes the lower 16
+   bits of each lane from one vector and the upper ones from the other; MIDDLE the upper
+   ones of the first, and above them the lower ones of the second; ROUND_UP adds 1 to
+   lanes of 16 bits for which `rest` exceeds 0x8000, but not to 0xffff; UPPER_PRODUCT,
+   LEAST and MOST are of such lanes, too. UNWEAVE puts lanes of 16 bits with even numbers
+   before the others; CUT_NAN makes a NaN of f32 a quiet one of bf16. */
 #define INLINE KERNEL __attribute__((always_inline)) static inline
 
 enum { LANES = VECTOR_BYTES / 4 };

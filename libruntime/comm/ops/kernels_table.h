@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The instruction sets' versions of comm/ops/kernels share this. */
-#ifndef DDP_COMM_OPS_KERNELS_TABLE_H
-#define DDP_COMM_OPS_KERNELS_TABLE_H
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -99,5 +98,3 @@ static inline uint16_t ddp_f16_from_float(float value)
 {
 	return dk_half_of(value);
 }
-
-#endif

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The bodies of comm/ops/kernels, compiled once per instruction set: the includer
- * defines KERNEL (function attributes), KERNEL_TABLE (the table), KERNEL_NAME (what users
- * call the set) and VECTOR_BYTES, 32 or 64; a target with narrower vectors gets several. Without
- * explicit vectors gcc's -O2 leaves such loops scalar. It may also define what the
- * instruction set has for it: TRUNCATE cuts doubles, IS_ZERO looks at all bits, and
- * TIMES_DOUBLE multiplies int32_t by a double and cuts the products; from memory, halves
- * of a vector that were just written come back together only after a stall.
- */
+/* The bodies of comm/ops/kernels, compiled once per instruction set: the includer
+   defines KERNEL (function attributes), KERNEL_TABLE (the table), KERNEL_NAME (what users
+   call the set) and VECTOR_BYTES, 32 or 64; a target with narrower vectors gets several. Without
+   explicit vectors gcc's -O2 leaves such loops scalar. It may also define what the
+   instruction set has for it: TRUNCATE cuts doubles, IS_ZERO looks at all bits, and
+   TIMES_DOUBLE multiplies int32_t by a double and cuts the products; from memory, halves
+   of a vector that were just written come back together only after a stall. */
 #define VECTOR(type) type __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(type)), may_alias))
 typedef VECTOR(float) v_f32;
 typedef VECTOR(double) v_f64;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm/ops/names: kinds of operations, types and ops: their names and properties. */
-#ifndef DDP_COMM_OPS_NAMES_H
-#define DDP_COMM_OPS_NAMES_H
+#pragma once
 
 #include "ddp.h"
 
@@ -49,5 +48,3 @@ static inline bool ddp_kind_has_root(ddp_operation_kind kind)
 {
 	return kind == DDP_REDUCE || kind == DDP_BROADCAST || kind == DDP_GATHER || kind == DDP_SCATTER;
 }
-
-#endif

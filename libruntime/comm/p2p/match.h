@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/match: which message a receive takes. As in MPI, messages from one rank by which a receive may
- * be served are taken in the order in which they were sent, and a message goes to the first receive that
- * was issued and takes it.
- */
-#ifndef DDP_COMM_P2P_MATCH_H
-#define DDP_COMM_P2P_MATCH_H
+/* comm/p2p/match: which message a receive takes. As in MPI, messages from one rank by which a receive may
+   be served are taken in the order in which they were sent, and a message goes to the first receive that
+   was issued and takes it. */
+#pragma once
 
 #include <limits.h>
 
@@ -53,5 +50,3 @@ ddp_status ddp_match_accept(ddp_comm *comm, ddp_request *r, const ddp_message *m
 
 /* "recv f32[3] from rank 2 with tag 7" */
 void ddp_match_describe(const ddp_operation *c, char *text, size_t bytes);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/p2p: send and recv. On a node they go through rings (comm/p2p/ring); between nodes they are
- * messages of comm/net. They move whenever a thread runs or awaits anything on the communicator, beside
- * collectives.
- */
-#ifndef DDP_COMM_P2P_P2P_H
-#define DDP_COMM_P2P_P2P_H
+/* comm/p2p/p2p: send and recv. On a node they go through rings (comm/p2p/ring); between nodes they are
+   messages of comm/net. They move whenever a thread runs or awaits anything on the communicator, beside
+   collectives. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -34,5 +31,3 @@ const ddp_request *ddp_p2p_first_due(const ddp_comm *comm);
 /* The rank that a request waits for; where that may be any, one of another node that has
    failed, or else one that can still send, or else one that cannot. run.lock is held. */
 int ddp_p2p_peer(const ddp_comm *comm, const ddp_request *r);
-
-#endif

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/p2p/ring: messages between ranks of a node. Each ordered pair of ranks has a ring of bytes in the
- * control segment, through which messages follow one another.
- *
- * A receiver keeps messages that come before they are asked for, but not without bound: of a
- * large one, and once it keeps much, the sender writes the header alone, and the data follow
- * when the receiver asks for them.
- */
-#ifndef DDP_COMM_P2P_RING_H
-#define DDP_COMM_P2P_RING_H
+/* comm/p2p/ring: messages between ranks of a node. Each ordered pair of ranks has a ring of bytes in the
+   control segment, through which messages follow one another.
+
+   A receiver keeps messages that come before they are asked for, but not without bound: of a
+   large one, and once it keeps much, the sender writes the header alone, and the data follow
+   when the receiver asks for them. */
+#pragma once
 
 #include "comm/core/comm.h"
 
@@ -36,5 +33,3 @@ void ddp_ring_free(ddp_comm *comm);
    becomes true if something moved. run.lock is held. */
 bool ddp_ring_send(ddp_comm *comm, ddp_request *r, bool *moved);
 bool ddp_ring_receive(ddp_comm *comm, ddp_request *r, bool *moved);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/borrow: own memory of other ranks of the node (ddp_mem_alloc_local()), mapped when an operation
- * first names it. A communicator has its own mappings: no other thread looks at them than the one that
- * holds its run.lock.
- */
-#ifndef DDP_COMM_SHM_BORROW_H
-#define DDP_COMM_SHM_BORROW_H
+/* comm/shm/borrow: own memory of other ranks of the node (ddp_mem_alloc_local()), mapped when an operation
+   first names it. A communicator has its own mappings: no other thread looks at them than the one that
+   holds its run.lock. */
+#pragma once
 
 #include "comm/core/lines.h"
 
@@ -18,5 +15,3 @@ void ddp_borrow_begin(ddp_comm *comm);
 void *ddp_borrow(ddp_comm *comm, int i, const ddp_memory_ref *ref);
 /* Ends all mappings. */
 void ddp_borrow_end(ddp_comm *comm);
-
-#endif

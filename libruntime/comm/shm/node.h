@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/node: how the ranks of a node go through an operation together.
- *
- * An operation begins with every rank posting a header and waiting for all
- * headers, which are compared. After that, ranks advance in steps: each posts
- * its step counter, and waits for all. When a rank sees all headers of
- * operation n, all ranks have finished reading what they read in n - 1.
- */
-#ifndef DDP_COMM_SHM_NODE_H
-#define DDP_COMM_SHM_NODE_H
+/* comm/shm/node: how the ranks of a node go through an operation together.
+
+   An operation begins with every rank posting a header and waiting for all
+   headers, which are compared. After that, ranks advance in steps: each posts
+   its step counter, and waits for all. When a rank sees all headers of
+   operation n, all ranks have finished reading what they read in n - 1. */
+#pragma once
 
 #include "comm/core/lines.h"
 
@@ -37,5 +34,3 @@ bool ddp_node_all_have(const ddp_comm *comm, uint8_t flag);
 void ddp_node_post_step(ddp_comm *comm);
 ddp_status ddp_node_wait_steps(ddp_comm *comm);
 ddp_status ddp_node_step(ddp_comm *comm);
-
-#endif

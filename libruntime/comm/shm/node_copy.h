@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/node_copy: collectives that only move data, on a node: each rank exposes
- * what others want, and they pull it, as in comm/shm/node_reduce.
- */
-#ifndef DDP_COMM_SHM_NODE_COPY_H
-#define DDP_COMM_SHM_NODE_COPY_H
+/* comm/shm/node_copy: collectives that only move data, on a node: each rank exposes
+   what others want, and they pull it, as in comm/shm/node_reduce. */
+#pragma once
 
 #include "ddp.h"
 
@@ -21,5 +18,3 @@ typedef struct ddp_between {
 
 /* `c` is complete (comm/check); `between` is NULL on one node. */
 ddp_status ddp_node_copy(ddp_comm *comm, const ddp_operation *c, const ddp_between *between);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/shm/segment: memory that the ranks of a node share, above all the control
- * segment: a memfd that one of them makes and the others open through
- * /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
- * (UCX's posix transport does the same; done here, a job on one node needs no UCX.)
- */
-#ifndef DDP_COMM_SHM_SEGMENT_H
-#define DDP_COMM_SHM_SEGMENT_H
+/* comm/shm/segment: memory that the ranks of a node share, above all the control
+   segment: a memfd that one of them makes and the others open through
+   /proc/PID/fd. It has no name, so nothing is left behind however a process ends.
+   (UCX's posix transport does the same; done here, a job on one node needs no UCX.) */
+#pragma once
 
 #include <errno.h>
 
@@ -36,5 +33,3 @@ ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error);
    stays open. */
 ddp_status ddp_node_map(ddp_comm *comm, int fd);
 void ddp_node_unmap(ddp_comm *comm);
-
-#endif

@@ -338,13 +338,11 @@ static void learn_spinning(ddp_comm *comm, uint64_t spins, uint64_t turns)
 	*vain = *vain < 0 ? 0 : *vain < VAIN_MOST ? *vain : VAIN_MOST;
 }
 
-/*
- * Until when does a rank stay awake that has yielded YIELDS times? If it sleeps, it has to be woken: on a virtual
- * machine that costs the waker an interrupt of some 10 us, and the sleeper up to 100 us if its core has been halted.
- * So it comes late for the next operation, for which the waker sleeps, and so on. On one node it yields no more, as
- * further yields would lose a core that other processes want, for longer than a sleep. Between nodes it yields, but
- * asks the kernel before.
- */
+/* Until when does a rank stay awake that has yielded YIELDS times? If it sleeps, it has to be woken: on a virtual
+   machine that costs the waker an interrupt of some 10 us, and the sleeper up to 100 us if its core has been halted.
+   So it comes late for the next operation, for which the waker sleeps, and so on. On one node it yields no more, as
+   further yields would lose a core that other processes want, for longer than a sleep. Between nodes it yields, but
+   asks the kernel before. */
 static uint64_t awake_until(ddp_comm *comm, uint64_t yielding_since_ns)
 {
 	/* While the progress thread waits, the program computes. */

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/await: waiting, and what ends a wait: a failed communicator, a dead
- * peer, a deadline. What is waited for comes by whatever moves meanwhile: the
- * control segment, the network, messages between single ranks.
- */
-#ifndef DDP_COMM_WAIT_AWAIT_H
-#define DDP_COMM_WAIT_AWAIT_H
+/* comm/wait/await: waiting, and what ends a wait: a failed communicator, a dead
+   peer, a deadline. What is waited for comes by whatever moves meanwhile: the
+   control segment, the network, messages between single ranks. */
+#pragma once
 
 #include "comm/net/net.h"
 
@@ -34,5 +31,3 @@ ddp_status ddp_await_transfers_coalescing(ddp_comm *comm, const ddp_transfer *tr
 /* The operation under way has ended: the progress page says so, if it had told
    of a wait. comm->run.lock is held. */
 void ddp_comm_tell_end(ddp_comm *comm);
-
-#endif

@@ -73,13 +73,11 @@ static bool is_time_to_part(ddp_comm *comm, const ddp_condition *wait)
 	return ddp_now_ns() - comm->run.parted_ns >= PART_MS * 1000000u;
 }
 
-/*
- * On two nodes that are containers of one machine, the scheduler may wake a rank on the core of the rank that sent
- * to it. Both then give the core to each other for as long as they exchange small messages, as the scheduler moves
- * none that runs for less than a tick, and where most cores were busy lately it does not look for an idle one when
- * a sleeper wakes. Neither rank sees that the other one is on its core; a yield lasts longer if somebody was
- * there.
- */
+/* On two nodes that are containers of one machine, the scheduler may wake a rank on the core of the rank that sent
+   to it. Both then give the core to each other for as long as they exchange small messages, as the scheduler moves
+   none that runs for less than a tick, and where most cores were busy lately it does not look for an idle one when
+   a sleeper wakes. Neither rank sees that the other one is on its core; a yield lasts longer if somebody was
+   there. */
 static void yield_between_nodes(ddp_comm *comm, const ddp_condition *wait)
 {
 	ddp_running *run = &comm->run;

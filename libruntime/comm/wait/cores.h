@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/cores: who else wants the core of a rank that waits, and how two ranks part that wait for each other
- * on one core though another is idle.
- */
-#ifndef DDP_COMM_WAIT_CORES_H
-#define DDP_COMM_WAIT_CORES_H
+/* comm/wait/cores: who else wants the core of a rank that waits, and how two ranks part that wait for each other
+   on one core though another is idle. */
+#pragma once
 
 #include "comm/wait/await.h"
 
@@ -18,5 +15,3 @@ bool ddp_cores_suffice(ddp_comm *comm);
 
 /* Moves this thread to another one of the cores that it may use, if there is any. Affects no other thread. */
 void ddp_core_leave(void);
-
-#endif

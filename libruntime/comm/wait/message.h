@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/message: messages between nodes that belong to the running operation.
- * Each carries what the operation is on its sender, which has to be the same on
- * its receiver: this is where it comes to light if ranks of different nodes have
- * taken different paths through the program.
- */
-#ifndef DDP_COMM_WAIT_MESSAGE_H
-#define DDP_COMM_WAIT_MESSAGE_H
+/* comm/wait/message: messages between nodes that belong to the running operation.
+   Each carries what the operation is on its sender, which has to be the same on
+   its receiver: this is where it comes to light if ranks of different nodes have
+   taken different paths through the program. */
+#pragma once
 
 #include "comm/net/net.h"
 
@@ -30,5 +27,3 @@ ddp_status ddp_message_check(ddp_comm *comm, int missing);
 /* Call this after an error. It breaks the communicator if it is not broken yet, and no transfer touches memory
    any more. Returns what broke the communicator. */
 ddp_status ddp_message_give_up(ddp_comm *comm, ddp_status status);
-
-#endif

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * comm/wait/survey: what an operation that is not the same on all ranks is on each of them. A message
- * shows two ranks that differ, and not which of them is wrong. So the rank that notices asks all
- * ranks of other nodes, which answer, whatever they are at; the ranks of its own node it knows. All
- * that ask come to the same sentence.
- */
-#ifndef DDP_COMM_WAIT_SURVEY_H
-#define DDP_COMM_WAIT_SURVEY_H
+/* comm/wait/survey: what an operation that is not the same on all ranks is on each of them. A message
+   shows two ranks that differ, and not which of them is wrong. So the rank that notices asks all
+   ranks of other nodes, which answer, whatever they are at; the ranks of its own node it knows. All
+   that ask come to the same sentence. */
+#pragma once
 
 #include "comm/core/mismatch.h"
 #include "comm/net/net.h"
@@ -49,5 +46,3 @@ ddp_status ddp_survey_break(ddp_comm *comm, uint64_t sequence, const ddp_issued 
 
 /* Takes a word that asks, or answers, off the messages that have come; and answers it. */
 void ddp_survey_hear(ddp_comm *comm, const ddp_unexpected *word);
-
-#endif

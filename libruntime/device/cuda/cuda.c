@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * cuda: a GPU as a device, the module libddp_cuda.so. A queue is a cudaStream_t, an event
- * a cudaEvent_t, so that a program can give its own. CUDA's runtime is linked in; what a
- * node needs is NVIDIA's driver.
- *
- * The GPU that a thread has chosen by cudaSetDevice() stays its choice: each call here
- * changes to the device's own, and back (cuda/gpu.h).
- */
+/* cuda: a GPU as a device, the module libddp_cuda.so. A queue is a cudaStream_t, an event
+   a cudaEvent_t, so that a program can give its own. CUDA's runtime is linked in; what a
+   node needs is NVIDIA's driver.
+
+   The GPU that a thread has chosen by cudaSetDevice() stays its choice: each call here
+   changes to the device's own, and back (cuda/gpu.h). */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

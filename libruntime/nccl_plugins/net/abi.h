@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/abi: what NCCL and a network plugin call each other by. Layouts as in NCCL
- * 2.28.9 (v11, v10, v8) and 2.30.7 (v12). NCCL takes the newest table that it knows:
- * 2.30 takes v12, 2.27.6 and later v11, 2.26 v10, 2.20 to 2.25 v8.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_ABI_H
-#define DDP_NCCL_PLUGINS_NET_ABI_H
+/* nccl_plugins/net/abi: what NCCL and a network plugin call each other by. Layouts as in NCCL
+   2.28.9 (v11, v10, v8) and 2.30.7 (v12). NCCL takes the newest table that it knows:
+   2.30 takes v12, 2.27.6 and later v11, 2.26 v10, 2.20 to 2.25 v8. */
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -194,5 +191,3 @@ typedef struct net_plugin_v11 {
 typedef struct net_plugin_v12 {
 	NET_PLUGIN_OF_CONTEXTS(net_properties_v12, net_devices_8)
 } net_plugin_v12;
-
-#endif

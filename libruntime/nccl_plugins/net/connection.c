@@ -226,10 +226,8 @@ static ddp_status connect_again(net_connection *c)
 	return status;
 }
 
-/*
- * A listener that is flooded drops connections that have not proven the key yet, and its kernel
- * lets new ones wait: the sender comes again.
- */
+/* A listener that is flooded drops connections that have not proven the key yet, and its kernel
+   lets new ones wait: the sender comes again. */
 static ddp_status come_again(net_connection *c, ddp_status status, bool hung_up)
 {
 	const uint64_t now_ns = ddp_now_ns();

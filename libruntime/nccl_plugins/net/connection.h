@@ -1,23 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/connection: one direction between two processes, from the first byte of the
- * handshake to the end. A receiver is made by a listener, a sender by the text ("handle")
- * that the listener's process gave it. No call waits, but net_connection_close().
- *
- *   talking    the handshake, over the control socket
- *   settling   the sender has sent a message through UCX, and waits until it was received
- *   open
- *   gone       the peer, or what leads to it; what no message has come for fails
- *
- * A receiver that closes tells, over the control socket, how many messages it has had: what
- * has been sent by then and is among them needs no acknowledgement of UCX's any more, which
- * may be lost with the receiver's worker.
- *
- * User memory is given to UCX only when the way to the peer and back is known to work,
- * as UCX 1.13 cannot give up a connection that is being made.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_CONNECTION_H
-#define DDP_NCCL_PLUGINS_NET_CONNECTION_H
+/* nccl_plugins/net/connection: one direction between two processes, from the first byte of the
+   handshake to the end. A receiver is made by a listener, a sender by the text ("handle")
+   that the listener's process gave it. No call waits, but net_connection_close().
+
+     talking    the handshake, over the control socket
+     settling   the sender has sent a message through UCX, and waits until it was received
+     open
+     gone       the peer, or what leads to it; what no message has come for fails
+
+   A receiver that closes tells, over the control socket, how many messages it has had: what
+   has been sent by then and is among them needs no acknowledgement of UCX's any more, which
+   may be lost with the receiver's worker.
+
+   User memory is given to UCX only when the way to the peer and back is known to work,
+   as UCX 1.13 cannot give up a connection that is being made. */
+#pragma once
 
 #include "nccl_plugins/net/abi.h"
 #include "nccl_plugins/net/control.h"
@@ -97,5 +94,3 @@ void net_connection_look(net_connection *c);
 
 /* With the lock: a receive has ended without the message that is its own, and is gone. */
 void net_connection_cut(net_connection *c, const char *why);
-
-#endif

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/control: the TCP socket that each connection has beside UCX. The handshake
- * runs over it, and as long as it is open the peer lives: UCX alone would not notice
- * the death of one that sends to us, or that shares memory with us.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_CONTROL_H
-#define DDP_NCCL_PLUGINS_NET_CONTROL_H
+/* nccl_plugins/net/control: the TCP socket that each connection has beside UCX. The handshake
+   runs over it, and as long as it is open the peer lives: UCX alone would not notice
+   the death of one that sends to us, or that shares memory with us. */
+#pragma once
 
 #include <sys/socket.h>
 
@@ -45,5 +42,3 @@ bool net_close_notice_tells(const net_close_notice *notice, uint64_t received);
 bool net_control_alive(int fd, net_close_notice *notice, const char **why);
 
 socklen_t net_control_length(const struct sockaddr_storage *address);
-
-#endif

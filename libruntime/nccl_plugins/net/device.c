@@ -23,15 +23,13 @@ static struct {
 
 /* ---- UCX ---------------------------------------------------------------------------------- */
 
-/*
- * UCX takes no shared memory for connections whose failure it is to report, unless it is
- * told so. Nor does it have a receiver copy large messages out of the sender's process
- * (CMA), which is several times as fast, since it could not stop that after a failure: a
- * receiver may then read what the sender has put there since. Who gives up a connection
- * with messages under way here has lost the other process, or aborts the operation that
- * they belong to, whose result nobody may use. UCX 1.13 hears that of a transport only by
- * the environment. What the user has set stays.
- */
+/* UCX takes no shared memory for connections whose failure it is to report, unless it is
+   told so. Nor does it have a receiver copy large messages out of the sender's process
+   (CMA), which is several times as fast, since it could not stop that after a failure: a
+   receiver may then read what the sender has put there since. Who gives up a connection
+   with messages under way here has lost the other process, or aborts the operation that
+   they belong to, whose result nobody may use. UCX 1.13 hears that of a transport only by
+   the environment. What the user has set stays. */
 static void allow_shared_memory(void)
 {
 	static const char *const names[] = { "UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING",

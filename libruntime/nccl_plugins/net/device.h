@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/device: what NCCL may choose between: the network devices that UCX would use
- * in this process, whatever they are. Where there are RDMA devices, other networks are
- * left out; without any network, what UCX has on a node is one device.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_DEVICE_H
-#define DDP_NCCL_PLUGINS_NET_DEVICE_H
+/* nccl_plugins/net/device: what NCCL may choose between: the network devices that UCX would use
+   in this process, whatever they are. Where there are RDMA devices, other networks are
+   left out; without any network, what UCX has on a node is one device. */
+#pragma once
 
 #include <limits.h>
 #include <stdbool.h>
@@ -35,5 +32,3 @@ const net_device *net_device_at(int index);
 
 /* Starts UCX for one of them; NULL: for all. */
 ucs_status_t net_ucx_start(const net_device *device, ucp_context_h *context);
-
-#endif

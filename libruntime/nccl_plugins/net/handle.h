@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/handle: the text by which a listener is reached, which NCCL carries to its peers. */
-#ifndef DDP_NCCL_PLUGINS_NET_HANDLE_H
-#define DDP_NCCL_PLUGINS_NET_HANDLE_H
+#pragma once
 
 #include <stdint.h>
 #include <sys/socket.h>
@@ -13,5 +12,3 @@ void net_handle_write(const unsigned char nonce[DDP_NONCE_BYTES], const struct s
 ddp_status net_handle_read(const void *text, struct sockaddr_storage *address, unsigned char nonce[DDP_NONCE_BYTES]);
 /* A number for the caller of the connecting process, which is 0 as net_handle_write() leaves it. */
 uint64_t *net_handle_attempt(void *text);
-
-#endif

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/handshake: how two processes come to trust each other, as a machine that
- * is fed bytes and gives bytes. wireup/auth's challenge, hello and verdict come first,
- * for a listener by wireup/acceptor. Only then each side reads the other's card: who it is,
- * from where its UCX connects, and UCX's address of it.
- *
- *   listener -> connector   challenge
- *   connector -> listener   hello
- *   listener -> connector   verdict
- *   connector -> listener   card
- *   listener -> connector   card, once the kernel lets the connector's host in
- *
- * The proofs are by a key made of the step's and of the listener's nonce, so that
- * they serve for no other listener, and not in the wire-up.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_HANDSHAKE_H
-#define DDP_NCCL_PLUGINS_NET_HANDSHAKE_H
+/* nccl_plugins/net/handshake: how two processes come to trust each other, as a machine that
+   is fed bytes and gives bytes. wireup/auth's challenge, hello and verdict come first,
+   for a listener by wireup/acceptor. Only then each side reads the other's card: who it is,
+   from where its UCX connects, and UCX's address of it.
+
+     listener -> connector   challenge
+     connector -> listener   hello
+     listener -> connector   verdict
+     connector -> listener   card
+     listener -> connector   card, once the kernel lets the connector's host in
+
+   The proofs are by a key made of the step's and of the listener's nonce, so that
+   they serve for no other listener, and not in the wire-up. */
+#pragma once
 
 #include "comm/net/listener.h"
 #include "wireup/auth.h"
@@ -79,5 +76,3 @@ bool net_handshake_heard(const net_handshake *h);
 ddp_status net_handshake_answer(net_handshake *h);
 /* Is all heard, and all sent? */
 bool net_handshake_done(const net_handshake *h);
-
-#endif

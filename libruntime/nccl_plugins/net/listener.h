@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/listener: a listener, and the receivers that it makes. */
-#ifndef DDP_NCCL_PLUGINS_NET_LISTENER_H
-#define DDP_NCCL_PLUGINS_NET_LISTENER_H
+#pragma once
 
 #include "nccl_plugins/net/connection.h"
 
@@ -22,5 +21,3 @@ ddp_status net_listener_open(int device, const ddp_key *step, void *handle, net_
 /* NULL: none is ready yet. */
 ddp_status net_listener_accept(net_listener *l, net_connection **receiver);
 void net_listener_close(net_listener *l);
-
-#endif

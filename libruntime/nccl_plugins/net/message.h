@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/message: UCX's tagged messages. The upper half of a tag is the receiving
- * connection, so that connections share a worker; the lower is NCCL's tag, or what the
- * connection itself says. All of it is called with the worker's lock held.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_MESSAGE_H
-#define DDP_NCCL_PLUGINS_NET_MESSAGE_H
+/* nccl_plugins/net/message: UCX's tagged messages. The upper half of a tag is the receiving
+   connection, so that connections share a worker; the lower is NCCL's tag, or what the
+   connection itself says. All of it is called with the worker's lock held. */
+#pragma once
 
 #include <stdbool.h>
 #include <ucp/api/ucp.h>
@@ -53,5 +50,3 @@ void net_receive_cancel(net_operation *o, ucp_worker_h worker);
 void net_get_begin(net_operation *o, ucp_ep_h ep, void *to, uint64_t from, ucp_rkey_h key);
 /* Forced: what is under way through it ends with an error. */
 void net_ep_close_begin(net_operation *o, ucp_ep_h ep, bool forced);
-
-#endif

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/report: what the plugin says, by NCCL's logger. NCCL_DEBUG chooses what
- * of it is seen.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_REPORT_H
-#define DDP_NCCL_PLUGINS_NET_REPORT_H
+/* nccl_plugins/net/report: what the plugin says, by NCCL's logger. NCCL_DEBUG chooses what
+   of it is seen. */
+#pragma once
 
 #include <ucp/api/ucp_def.h>
 
@@ -25,5 +22,3 @@ net_result net_report(ddp_status status);
 /* Writes the transports and devices by which UCX reaches a peer, each once: "posix/memory+cma/memory". Empty: UCX
    does not tell, or there is no memory. What does not fit is left out. */
 void net_transports_of(ucp_ep_h ep, char *text, size_t bytes);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_plugins/net/transfer: what NCCL moves through an open connection. No call waits. */
-#ifndef DDP_NCCL_PLUGINS_NET_TRANSFER_H
-#define DDP_NCCL_PLUGINS_NET_TRANSFER_H
+#pragma once
 
 #include "nccl_plugins/net/connection.h"
 
@@ -22,5 +21,3 @@ ddp_status net_transfer_flush(net_connection *c, int count, void *const *data, c
                               void *const *memories, net_request **request);
 /* `bytes`, if not NULL, has room for each of a group; with `done`, the request is free. */
 ddp_status net_transfer_test(net_request *r, bool *done, int *bytes);
-
-#endif

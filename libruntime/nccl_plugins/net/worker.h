@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/net/worker: UCX's part of a device, which all connections of the process through
- * it share. It is there as long as somebody uses it.
- */
-#ifndef DDP_NCCL_PLUGINS_NET_WORKER_H
-#define DDP_NCCL_PLUGINS_NET_WORKER_H
+/* nccl_plugins/net/worker: UCX's part of a device, which all connections of the process through
+   it share. It is there as long as somebody uses it. */
+#pragma once
 
 #include <pthread.h>
 
@@ -61,5 +58,3 @@ void net_worker_leave_over(net_worker *w, void *memory, void (*release)(void *me
 
 /* Moves what is under way. False: nothing moved. */
 bool net_worker_progress(net_worker *w);
-
-#endif

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What NCCL asks of a profiler plugin: the symbols ncclProfiler_v4 (NCCL 2.27),
- * ncclProfiler_v5 (2.28) and ncclProfiler_v6 (2.30), as far as this library reads or
- * fills them. Layouts are NCCL's (plugins/profiler of its sources), words are ours.
- * Versions 4 to 6 agree in the members below, but for the width of `type` and the
- * order of init's arguments.
- */
-#ifndef DDP_NCCL_PLUGINS_PROFILER_ABI_H
-#define DDP_NCCL_PLUGINS_PROFILER_ABI_H
+/* What NCCL asks of a profiler plugin: the symbols ncclProfiler_v4 (NCCL 2.27),
+   ncclProfiler_v5 (2.28) and ncclProfiler_v6 (2.30), as far as this library reads or
+   fills them. Layouts are NCCL's (plugins/profiler of its sources), words are ours.
+   Versions 4 to 6 agree in the members below, but for the width of `type` and the
+   order of init's arguments. */
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -77,5 +74,3 @@ struct ddp_nccl_profiler_v5 {
 	int (*record)(void *handle, int state, const void *arguments);
 	int (*finalize)(void *context);
 };
-
-#endif

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * libnccl-profiler-ddp.so: a profiler plugin of NCCL's, by which a program that knows
- * nothing of libddp (PyTorch, JAX) tells on its progress page what it waits for, for
- * failure reports, stall= and ddp-status. `srun --ddp=watch` has NCCL load it. An error
- * here is none of the program's: NCCL goes on without.
- */
+/* libnccl-profiler-ddp.so: a profiler plugin of NCCL's, by which a program that knows
+   nothing of libddp (PyTorch, JAX) tells on its progress page what it waits for, for
+   failure reports, stall= and ddp-status. `srun --ddp=watch` has NCCL load it. An error
+   here is none of the program's: NCCL goes on without. */
 #include "ddp.h"
 #include "nccl_plugins/profiler/abi.h"
 #include "nccl_plugins/profiler/watch.h"

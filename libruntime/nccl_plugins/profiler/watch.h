@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
- * libddp: which operation it waits for, or which was the last. An operation is under
- * way from its call until its kernel has ended on each of its channels, or a later one
- * of its communicator has. Any thread.
- */
-#ifndef DDP_NCCL_PLUGINS_PROFILER_WATCH_H
-#define DDP_NCCL_PLUGINS_PROFILER_WATCH_H
+/* nccl_plugins/profiler/watch: keeps this rank's progress page for a program that uses NCCL, not
+   libddp: which operation it waits for, or which was the last. An operation is under
+   way from its call until its kernel has ended on each of its channels, or a later one
+   of its communicator has. Any thread. */
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,5 +36,3 @@ void *ddp_nccl_watch_call(ddp_nccl_comm *comm, const ddp_nccl_call *call);
 void *ddp_nccl_watch_kernel(void *call_handle);
 /* Either handle is used no more. */
 void ddp_nccl_watch_stop(void *handle);
-
-#endif

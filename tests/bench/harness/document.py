@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The document of the comparison, in Markdown."""
 
+import json
 import re
 import textwrap
 
@@ -178,6 +179,18 @@ def as_file(figures, run):
     """What the document is made of, for its JSON."""
     parts = {name: noted(entry) for name, entry in run["parts"].items()}
     return {"run": {**run, "parts": parts}, "figures": [as_entry(figure) for figure in figures]}
+
+
+def as_json(value, column=0):
+    """JSON in which each value that fits a line has one."""
+    line = json.dumps(value)
+    if column + len(line) < 119 or not isinstance(value, (dict, list)):
+        return line
+    pad = "\n" + " " * (column + 1)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {as_json(part, column + 1)}" for key, part in value.items()]
+        return "{" + pad + ("," + pad).join(parts) + pad[:-1] + "}"
+    return "[" + pad + ("," + pad).join(as_json(part, column + 1) for part in value) + pad[:-1] + "]"
 
 
 def of_file(content):

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * program: the stand-in for CUDA's driver as a test's program uses it: it loads it as the program's
- * CUDA would a real one.
- */
-#ifndef TESTS_DRIVER_PROGRAM_H
-#define TESTS_DRIVER_PROGRAM_H
+/* program: the stand-in for CUDA's driver as a test's program uses it: it loads it as the program's
+   CUDA would a real one. */
+#pragma once
 
 #include "tests/support/driver/driver.h"
 #include "tests/support/netplugin_ranks.h"
@@ -29,5 +26,3 @@ extern const place cuda_on_device;
    calling thread has the GPU's context. */
 void cuda_load_driver(void);
 CUdeviceptr cuda_address(const void *data);
-
-#endif
