@@ -86,12 +86,14 @@ static void note_master(struct node_address *master, char *const *environment)
 		master->node[0] = '\0';
 }
 
-/* srun deals generations: each task is to be an agent. srun alone says so, because a site's restart= may not count for
-   the step. */
+/* srun deals generations: each task is to be an agent. Both have to say so: the site's limits are in the node's own list,
+   and srun may have set a site's restart= aside. */
 static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 {
 	struct request *request = stepd->request;
 
+	if (request->settings.restarts == 0 || request->settings.check != CHECK_NO)
+		return;
 	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
 	stepd->node.relay_port = stepd->node.relay.port;
 	if (contained_here())
