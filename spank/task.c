@@ -509,8 +509,10 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 {
 	if (!agent_is_known(&stepd->node.supervise.agents, error))
 		return false;
-	make_witness(stepd, facts->node_count);
 	agent_become(&stepd->node.supervise.agents, facts->local_id);
+	/* srun deals the first generation meanwhile. */
+	make_witness(stepd, facts->node_count);
+	agent_serve();
 	return take_generation(spank, stepd, facts, identity, error);
 }
 
