@@ -25,7 +25,7 @@ enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
 	END_MS = 2000,        /* so long slurmstepd waits for the end of both */
-	KEEPER_MS = 100,      /* a step that has ended by then has no keeper, which costs a fork */
+	KEEPER_MS = 50,       /* a step that has ended by then has no keeper, which costs a fork */
 	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
 	RETRY_MS = 1000,      /* after which a keeper without a witness tries again, and then twice that */
 	RETRY_MAX_MS = 60000,

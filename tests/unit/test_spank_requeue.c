@@ -139,6 +139,14 @@ static void slurm_may_be_first(void **state)
 	job.state = REQUEUE_WAITS;
 	job.preempted = true;
 	refuses(failed, job, "");
+	/* It counts, and holds, the job whose Prolog fails. */
+	job.preempted = false;
+	job.held = true;
+	job.restarts = 3;
+	asks(failed, job, "SLURM has requeued the job (3 of 3) and held it; srun releases it");
+	job.restarts = 4;
+	refuses(failed, job, "srun does not release it, because it was requeued 3 times before (requeue=3)");
+	refuses((struct requeue_step){ .allowed = 3, .ended = true, .status = 1 }, job, "");
 }
 
 static void not_more_often_than_allowed(void **state)
