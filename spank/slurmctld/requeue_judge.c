@@ -77,17 +77,18 @@ static bool is_too_often(const struct requeue_step *step, const struct requeue_j
 	return sink->used > 0;
 }
 
-/* SLURM has requeued the job itself, which it does whatever requeue= says. */
+/* SLURM has requeued the job itself, which it does whatever requeue= says, and may have ended the step before srun has
+   said that nodes are missing. */
 static bool judge_held(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX])
 {
 	struct sink sink = sink_on(text, REQUEUE_TEXT_MAX);
 	bool releases = job->restarts <= step->allowed;
 
 	if (releases)
-		sink_add(&sink, "SLURM has requeued the job (%u of %u) and held it; srun releases it", job->restarts, step->allowed);
+		sink_add(&sink, "SLURM could not start the step on each node, has requeued the job (%u of %u) and held it; srun releases it", job->restarts, step->allowed);
 	else
-		sink_add(&sink, "SLURM has requeued the job and holds it; srun does not release it, because it was requeued %u time%s "
-		         "before (requeue=%u)", job->restarts - 1, job->restarts == 2 ? "" : "s", step->allowed);
+		sink_add(&sink, "SLURM could not start the step on each node, has requeued the job and held it; srun does not release it, because "
+		         "it was requeued %u time%s before (requeue=%u)", job->restarts - 1, job->restarts == 2 ? "" : "s", step->allowed);
 	return releases;
 }
 
@@ -99,7 +100,7 @@ bool requeue_judge(const struct requeue_step *step, const struct requeue_job *jo
 	if (step->allowed == 0 || (step->ended && step->status == 0) || !job->batch)
 		return false;
 	if (job->state == REQUEUE_WAITS)
-		return step->failed && job->held && judge_held(step, job, text);
+		return job->held && judge_held(step, job, text);
 	if (job->state == REQUEUE_CANCELLED)
 		return say(text, "the job is not requeued: it was cancelled");
 	if (job->state == REQUEUE_OVER)
