@@ -210,9 +210,21 @@ else
 	skip "a training" "examples/gpt is not built"
 fi
 
+# ---- slurmctld is away ---------------------------------------------------------------------------
+
+start away ': >up.$RANK; until [ -e go ]; do sleep 0.05; done; exit 75' --ddp=requeue=2
+both_up away
+"$source/slurm/cluster" run --dir "$cluster" -- pkill -STOP -x slurmctld
+: >"$work/away/go"
+check "slurmctld does not answer: srun says so" has 120 'ddp: the job is to be requeued, but slurmctld does not answer'
+"$source/slurm/cluster" run --dir "$cluster" -- pkill -CONT -x slurmctld
+comes_again "and has the job requeued once slurmctld answers"
+prints 'ddp: the job is requeued \(1 of 2\)' "and says that"
+on_cluster scancel "$job"
+
 # ---- a node whose Prolog fails --------------------------------------------------------------------
 
-# Such a node SLURM drains, and it holds the job.
+# Such a node SLURM drains, and it holds the job. From SLURM 23.11 on, slurmctld has another name behind the reconfiguration.
 printf '%s\n' '#!/bin/sh' "[ ! -e '$work/broken.'\$SLURMD_NODENAME ]" >"$work/prolog"
 chmod 755 "$work/prolog"
 echo "Prolog=$work/prolog" >>"$cluster/slurm.conf"
@@ -233,17 +245,5 @@ prints_times 1 'ddp: SLURM could not start the step: no task has begun on node n
 prints_not 'another step begins' "and promises no step of a job that SLURM has ended"
 rm "$work/broken.n1"
 heals
-
-# ---- slurmctld is away ---------------------------------------------------------------------------
-
-start away ': >up.$RANK; until [ -e go ]; do sleep 0.05; done; exit 75' --ddp=requeue=2
-both_up away
-"$source/slurm/cluster" run --dir "$cluster" -- pkill -STOP -x slurmctld
-: >"$work/away/go"
-check "slurmctld does not answer: srun says so" has 120 'ddp: the job is to be requeued, but slurmctld does not answer'
-"$source/slurm/cluster" run --dir "$cluster" -- pkill -CONT -x slurmctld
-comes_again "and has the job requeued once slurmctld answers"
-prints 'ddp: the job is requeued \(1 of 2\)' "and says that"
-on_cluster scancel "$job"
 
 done_testing
