@@ -94,10 +94,15 @@ struct room {
 
 static bool use_room(struct room *room, const char *name, const char *value)
 {
+	const size_t name_length = strlen(name), value_bytes = strlen(value) + 1;
+
 	for (int i = 0; i < room->count; i++) {
-		if (room->text[i] == NULL || strlen(room->text[i]) <= strlen(name) + strlen(value))
+		char *text = room->text[i];
+		if (text == NULL || strlen(text) < name_length + value_bytes)
 			continue;
-		sprintf(room->text[i], "%s=%s", name, value);
+		memcpy(text, name, name_length);
+		text[name_length] = '=';
+		memcpy(text + name_length + 1, value, value_bytes);
 		room->text[i] = NULL;
 		return true;
 	}

@@ -55,7 +55,8 @@ struct requeue_step {
 	uint64_t at;      /* in which step of the training it failed; 0: not known */
 };
 
-/* Whether srun is to ask for another run, or if the job is held, for its release. `text` says why, or why not; "": nothing is to be said. */
+/* Whether srun is to ask for another run, or for the release of a job that is held. `text` says why, or why not; "":
+   nothing is to be said. */
 bool requeue_judge(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX]);
 
 /* Whether there is a reason why this job can never be requeued. It is to be said when the step starts. */

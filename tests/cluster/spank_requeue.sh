@@ -224,7 +224,8 @@ on_cluster scancel "$job"
 
 # ---- a node whose Prolog fails --------------------------------------------------------------------
 
-# Such a node SLURM drains, and it holds the job. From SLURM 23.11 on, slurmctld has another name behind the reconfiguration.
+# SLURM drains such a node, and holds the job. This comes last, because slurmctld of SLURM 23.11 and later has another name
+# behind the reconfiguration.
 printf '%s\n' '#!/bin/sh' "[ ! -e '$work/broken.'\$SLURMD_NODENAME ]" >"$work/prolog"
 chmod 755 "$work/prolog"
 echo "Prolog=$work/prolog" >>"$cluster/slurm.conf"
