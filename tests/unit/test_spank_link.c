@@ -368,6 +368,16 @@ static void a_node_opens_a_link_and_both_sides_send(void **state)
 	end_srun();
 }
 
+/* The agents of a node may all be there before its thread has seen where srun is. */
+static void nothing_is_taken_before_the_link_is_started(void **state)
+{
+	struct link link = { .now = { .channel = { .fd = -1 } }, .next = { .channel = { .fd = -1 } } };
+
+	(void)state;
+	assert_false(link_send(&link, FRAME_NEWS + 3, "1", 1));
+	assert_int_equal(link.session.sent, 0);
+}
+
 static void a_node_leaves_when_srun_lets_it(void **state)
 {
 	struct link link;
@@ -990,6 +1000,7 @@ static void frames_that_are_never_read_take_little_memory(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(nothing_is_taken_before_the_link_is_started),
 		cmocka_unit_test(frames_come_whole_however_they_are_cut),
 		cmocka_unit_test(a_wrong_frame_ends_the_connection),
 		cmocka_unit_test(an_opening_is_read_or_refused_whole),
