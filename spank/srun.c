@@ -66,10 +66,8 @@ static struct {
 	bool in_a_task; /* another step's task starts this srun */
 } srun;
 
-/*
- * srun waits KillWait and two seconds for the tasks of a step that ends. Those of a node that does not answer never
- * end, and those of the others get SIGKILL at once, so that two seconds are enough.
- */
+/* srun waits KillWait and two seconds for the tasks of a step that ends. Those of a node that does not answer never
+   end, and those of the others get SIGKILL at once, so that two seconds are enough. */
 static void wait_no_longer(void)
 {
 	slurm_conf_t *conf = (slurm_conf_t *)ask_configuration();
@@ -87,10 +85,8 @@ static void end_step(void)
 		kill_step(srun.job_id, srun.step_id);
 }
 
-/*
- * An allocation that srun has made for itself ends with the step. Any other one goes on without the nodes: SLURM would
- * otherwise keep the step, and nodes for it, until it takes a node for down, and then end the whole job.
- */
+/* An allocation that srun has made for itself ends with the step. Any other one goes on without the nodes: SLURM would
+   otherwise keep the step, and nodes for it, until it takes a node for down, and then end the whole job. */
 static void lose_nodes(const char *nodes)
 {
 	bool several = strchr(nodes, ',') != NULL;
@@ -122,10 +118,8 @@ static bool lost_node(char node[HOST_NAME_MAX_BYTES])
 	return atomic_load(&srun.has_step) && ask_lost_node(srun.job_id, node);
 }
 
-/*
- * srun takes the ports of SrunPortRange as it comes to need them, the last ones after all
- * of a plugin's callbacks, and dies without one. So it has the first claim.
- */
+/* srun takes the ports of SrunPortRange as it comes to need them, the last ones after all
+   of a plugin's callbacks, and dies without one. So it has the first claim. */
 static bool leaves_room(uint32_t ports)
 {
 	const slurm_conf_t *conf = ask_configuration();
@@ -250,11 +244,9 @@ static void take_kill_on_bad_exit(struct request *request, enum srun_say kill)
 	tell_nodes("SLURM_DDP_ON_FAILURE", kill == SRUN_YES ? "kill" : "continue");
 }
 
-/*
- * The plugin alone ends its step. srun's own ways know nothing of failures and of steps
- * that stop: KillOnBadExit and -K have it send SIGTERM as soon as a task has ended
- * badly, and WaitTime has it end what runs so long after the first task's end.
- */
+/* The plugin alone ends its step. srun's own ways know nothing of failures and of steps
+   that stop: KillOnBadExit and -K have it send SIGTERM as soon as a task has ended
+   badly, and WaitTime has it end what runs so long after the first task's end. */
 static void override_slurm(const struct request *request, enum srun_say kill, long wait_seconds)
 {
 	const slurm_conf_t *conf = ask_configuration();
@@ -519,10 +511,8 @@ static bool look_ahead(const struct request *request, const struct preflight_pla
 	return true;
 }
 
-/*
- * Lets the step start without programs. If srun exited now, the step would keep its resources until its job ends: SLURM
- * ends no step that was never launched.
- */
+/* Lets the step start without programs. If srun exited now, the step would keep its resources until its job ends: SLURM
+   ends no step that was never launched. */
 static void start_nothing(int count, char *words[])
 {
 	const struct srun_words given = command_line();

@@ -109,11 +109,9 @@ static bool use_room(struct room *room, const char *name, const char *value)
 	return false;
 }
 
-/*
- * SLURM clears 256 KiB for each variable that it sets, and so many pages cost a start of many tasks milliseconds. So a
- * value goes into the place of the one before, such as srun's word for nodes without the plugin, or of a variable that is
- * taken out, if it is not longer.
- */
+/* SLURM clears 256 KiB for each variable that it sets, and so many pages cost a start of many tasks milliseconds. So a
+   value goes into the place of the one before, such as srun's word for nodes without the plugin, or of a variable that is
+   taken out, if it is not longer. */
 static spank_err_t set_variable(spank_t spank, const char *name, const char *value, struct room *room)
 {
 	char **environment = NULL, *now;

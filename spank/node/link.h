@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A node's link to srun: one lasting connection of slurmstepd, by which each side notices that the other is gone, and
- * sends the other frames (frame.h). The node beats, so that srun sees its silence (srun/links.h). The node itself
- * sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
- *
- * If srun's host acknowledges nothing for STUCK_MS, the network may be away for a moment, and the kernel repeats
- * packets more and more seldom. So the node opens a second connection beside the first, again and again, and the one
- * that srun answers replaces the first. Numbered frames are sent again on it where srun has not read them.
- *
- * Nothing here waits. All functions are called with the same lock held, or by one thread. libc only.
- */
-#ifndef SPANK_LINK_H
-#define SPANK_LINK_H
+/* A node's link to srun: one lasting connection of slurmstepd, by which each side notices that the other is gone, and
+   sends the other frames (frame.h). The node beats, so that srun sees its silence (srun/links.h). The node itself
+   sees from what srun's host acknowledges how long ago srun has last heard of it (link.h).
+
+   If srun's host acknowledges nothing for STUCK_MS, the network may be away for a moment, and the kernel repeats
+   packets more and more seldom. So the node opens a second connection beside the first, again and again, and the one
+   that srun answers replaces the first. Numbered frames are sent again on it where srun has not read them.
+
+   Nothing here waits. All functions are called with the same lock held, or by one thread. libc only. */
+#pragma once
 
 #include <poll.h>
 #include <stdbool.h>
@@ -21,12 +18,10 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/relay.h"
 
-/*
- * How long ago srun's host last had a sign of this node, as the node knows it. The node notes when it has written how
- * many bytes to its link, and the kernel tells how many of them srun's host has acknowledged. srun takes the node for
- * silent no earlier than `silence` after it has read bytes that were written later, so a node that acts a little
- * earlier than that acts first. A stopped srun acknowledges, too. Pure.
- */
+/* How long ago srun's host last had a sign of this node, as the node knows it. The node notes when it has written how
+   many bytes to its link, and the kernel tells how many of them srun's host has acknowledged. srun takes the node for
+   silent no earlier than `silence` after it has read bytes that were written later, so a node that acts a little
+   earlier than that acts first. A stopped srun acknowledges, too. Pure. */
 enum { LEASE_MARKS = 64 };
 
 struct lease {
@@ -145,5 +140,3 @@ bool link_may_leave(const struct link *link);
 
 /* Says good-bye, if that was not done yet, and closes the connections. */
 void link_end(struct link *link);
-
-#endif

@@ -38,11 +38,9 @@ static bool is_in_program(const void *address)
 	       found.dli_fbase == program.dli_fbase;
 }
 
-/*
- * No SPANK function does so. srun's options are a structure of its own, `opt`, which
- * other versions of Slurm lay out otherwise, but each has this function, with which srun
- * itself and plugins of cli_filter fill it.
- */
+/* No SPANK function does so. srun's options are a structure of its own, `opt`, which
+   other versions of Slurm lay out otherwise, but each has this function, with which srun
+   itself and plugins of cli_filter fill it. */
 bool ask_to_set_option(int letter, const char *value)
 {
 	int (*process)(void *options, int letter, const char *value, bool by_variable, bool early);

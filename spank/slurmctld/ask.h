@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shell asks Slurm for this besides options and tasks, in srun and in slurmstepd. */
-#ifndef SPANK_ASK_H
-#define SPANK_ASK_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -83,5 +82,3 @@ uint32_t ask_affinity(void);
 
 /* A line on the user's stderr. */
 void ask_to_say(const char *text);
-
-#endif

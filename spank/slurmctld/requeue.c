@@ -251,10 +251,8 @@ static bool says_why_not(const struct job_news *news)
 	return true;
 }
 
-/*
- * At its time limit the batch script, and with it this srun, ends before the tasks have saved. So srun asks a little
- * earlier: Slurm then ends the tasks in the same way, by SIGTERM and KillWait later SIGKILL.
- */
+/* At its time limit the batch script, and with it this srun, ends before the tasks have saved. So srun asks a little
+   earlier: Slurm then ends the tasks in the same way, by SIGTERM and KillWait later SIGKILL. */
 static void watch(void)
 {
 	struct job_news news;

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Whether srun asks Slurm to start its job again (requeue=), and which sentence srun prints about it. Pure: the
- * caller brings what slurmctld tells about the job, and what srun knows of its step.
- */
-#ifndef SPANK_REQUEUE_JUDGE_H
-#define SPANK_REQUEUE_JUDGE_H
+/* Whether srun asks Slurm to start its job again (requeue=), and which sentence srun prints about it. Pure: the
+   caller brings what slurmctld tells about the job, and what srun knows of its step. */
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -66,10 +63,8 @@ bool requeue_is_impossible(const struct requeue_step *step, const struct requeue
 /* Returns the highest step of a training that a sentence about a failure names; 0: none. */
 uint64_t requeue_step_in(const char *sentence);
 
-/*
- * A note in the job's comment is the only memory that a run leaves the next one. A run that made steps is remembered by
- * its last one, so that two runs in a row without a new step end the job's runs.
- */
+/* A note in the job's comment is the only memory that a run leaves the next one. A run that made steps is remembered by
+   its last one, so that two runs in a row without a new step end the job's runs. */
 
 /* Whether this run's failure is to be noted, and what the note says. */
 bool requeue_make_note(const struct requeue_step *step, const struct requeue_job *job, struct requeue_note *note);
@@ -79,5 +74,3 @@ bool requeue_read_note(const char *comment, uint32_t run, struct requeue_note *n
 
 /* Puts the note behind the comment, in place of an earlier one. False if there is no room for it. */
 bool requeue_write_note(const char *comment, uint32_t run, const struct requeue_note *note, char *text, uint32_t bytes);
-
-#endif

@@ -286,11 +286,9 @@ static bool reap(void)
 	return pid == 0 || errno != ECHILD;
 }
 
-/*
- * Kills children until there are none. What a killed child leaves behind becomes the agent's child. So only children
- * are killed: the number of a child that is not reaped cannot belong to another process. An inner srun first has the
- * time to end its step.
- */
+/* Kills children until there are none. What a killed child leaves behind becomes the agent's child. So only children
+   are killed: the number of a child that is not reaped cannot belong to another process. An inner srun first has the
+   time to end its step. */
 static void end_all(void)
 {
 	const uint64_t asks_until_ns = ddp_now_ns() + AGENTS_ASK_MS * 1000000ull;

@@ -1,24 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * With restart=, the process that Slurm takes for a task is the task's agent. It runs no program. Each
- * generation of the program is a child of the agent: agent_serve() returns there, and Slurm's own code
- * then makes the child the user's program. The agent notes how the child ends. When slurmstepd
- * orders it, the agent kills all that is left of the generation. The agent is a subreaper: it adopts what the program
- * leaves behind, so nothing escapes by setsid() or by forking twice.
- *
- * A thread of slurmstepd gives the orders, to all agents of the node alike. Orders and answers lie in
- * memory that both share. The thread wakes the agents by SIGCONT, which also continues an agent that
- * somebody has stopped; the agents wake the thread by an eventfd. If slurmstepd dies, or the task's program
- * outlives its agent, the kernel tells the survivor, which then ends too.
- *
- * The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
- * signals to the children of slurmstepd only, so each agent hands them on to its program. With
- * SignalChildrenProcesses=yes in cgroup.conf, SLURM itself sends them to all processes. If SLURM sends a signal while
- * there is no program, the agent keeps it until the next program has a handler for it. Between fork and exec
- * there is libc only, and no lock: slurmstepd has threads.
- */
-#ifndef SPANK_AGENT_H
-#define SPANK_AGENT_H
+/* With restart=, the process that Slurm takes for a task is the task's agent. It runs no program. Each
+   generation of the program is a child of the agent: agent_serve() returns there, and Slurm's own code
+   then makes the child the user's program. The agent notes how the child ends. When slurmstepd
+   orders it, the agent kills all that is left of the generation. The agent is a subreaper: it adopts what the program
+   leaves behind, so nothing escapes by setsid() or by forking twice.
+
+   A thread of slurmstepd gives the orders, to all agents of the node alike. Orders and answers lie in
+   memory that both share. The thread wakes the agents by SIGCONT, which also continues an agent that
+   somebody has stopped; the agents wake the thread by an eventfd. If slurmstepd dies, or the task's program
+   outlives its agent, the kernel tells the survivor, which then ends too.
+
+   The agent blocks all signals, so that signals to the step reach the program only. With proctrack/cgroup, SLURM sends
+   signals to the children of slurmstepd only, so each agent hands them on to its program. With
+   SignalChildrenProcesses=yes in cgroup.conf, SLURM itself sends them to all processes. If SLURM sends a signal while
+   there is no program, the agent keeps it until the next program has a handler for it. Between fork and exec
+   there is libc only, and no lock: slurmstepd has threads. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -93,10 +90,8 @@ bool agent_is_known(const struct agents *agents, struct error *error);
 /* In the task: it becomes the agent, which slurmstepd sees. The caller soon calls agent_serve(). */
 void agent_become(const struct agents *agents, uint32_t local_task);
 
-/*
- * In the agent. Returns in each generation's child, with the generation's number, and in no other process. The child has
- * the task's signal mask and dispositions, and dies with the agent.
- */
+/* In the agent. Returns in each generation's child, with the generation's number, and in no other process. The child has
+   the task's signal mask and dispositions, and dies with the agent. */
 uint32_t agent_serve(void);
 
 /* In that child: the program of the former generation stays, so the child is to tell it the identity that it has in
@@ -138,5 +133,3 @@ void agents_give_news(const struct agents *agents);
 
 /* Takes in what made `news` readable. To be called before the agents are looked at. */
 void agents_take_news(const struct agents *agents);
-
-#endif

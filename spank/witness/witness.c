@@ -54,11 +54,9 @@ static void tell_of_slurmstepd(const struct witness_words *words, pid_t tasks)
 		kill(-tasks, SIGKILL);
 }
 
-/*
- * Slurm's signals come from slurmstepd, and root's from who may speak for Slurm,
- * as systemd does when the machine goes down. Any other sender is a program of the
- * user's, which has signalled its group or all that it may.
- */
+/* Slurm's signals come from slurmstepd, and root's from who may speak for Slurm,
+   as systemd does when the machine goes down. Any other sender is a program of the
+   user's, which has signalled its group or all that it may. */
 static bool is_sent_by_slurm(const siginfo_t *info, pid_t slurmstepd)
 {
 	return info->si_code == SI_USER &&
@@ -319,12 +317,10 @@ static bool has_word(const struct witness *witness)
 	return word_ns != 0 && ddp_now_ns() - word_ns < SIGNAL_SECONDS * 1000000000ull;
 }
 
-/*
- * A signal waits for the witness, and is noted once the witness has run and
- * found that it is Slurm's. In between it is in neither place, but then the witness
- * runs: it is looked at again, for as long as a busy machine may keep it from its next
- * line. Of a signal that still waits then, nobody knows that it is not Slurm's.
- */
+/* A signal waits for the witness, and is noted once the witness has run and
+   found that it is Slurm's. In between it is in neither place, but then the witness
+   runs: it is looked at again, for as long as a busy machine may keep it from its next
+   line. Of a signal that still waits then, nobody knows that it is not Slurm's. */
 enum slurm_sent witness_sent(const struct witness *witness)
 {
 	enum slurm_sent waits = SENT_NOTHING;

@@ -1,23 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A node's witness: a process of the step that notes the signals that Slurm sends to the step.
- * slurmstepd itself gets none of these signals, and no callback tells of them. But they decide
- * whether a rank that exits has failed or has stopped because it was asked to.
- *
- * The first task of the node makes the witness before it becomes the user's program. The witness
- * runs as the user, in the step's cgroup, and is a child of slurmstepd. So it gets the signals that
- * Slurm sends to the tasks, with each of Slurm's ways to track processes. It holds nothing open, and
- * the user's processes cannot look into it. If slurmstepd is killed, the witness goes on, tells srun,
- * and then ends.
- *
- * As soon as the step runs for longer than a moment, the witness makes a second process, the keeper.
- * The keeper notes the same signals, and makes another witness when somebody has killed the first one.
- * If it cannot make one, or has not yet made it, the keeper itself tells srun that slurmstepd was
- * killed. When Slurm kills a step, it kills both. On a kernel without pidfd_open() there is no keeper.
- * libc only.
- */
-#ifndef SPANK_WITNESS_H
-#define SPANK_WITNESS_H
+/* A node's witness: a process of the step that notes the signals that Slurm sends to the step.
+   slurmstepd itself gets none of these signals, and no callback tells of them. But they decide
+   whether a rank that exits has failed or has stopped because it was asked to.
+
+   The first task of the node makes the witness before it becomes the user's program. The witness
+   runs as the user, in the step's cgroup, and is a child of slurmstepd. So it gets the signals that
+   Slurm sends to the tasks, with each of Slurm's ways to track processes. It holds nothing open, and
+   the user's processes cannot look into it. If slurmstepd is killed, the witness goes on, tells srun,
+   and then ends.
+
+   As soon as the step runs for longer than a moment, the witness makes a second process, the keeper.
+   The keeper notes the same signals, and makes another witness when somebody has killed the first one.
+   If it cannot make one, or has not yet made it, the keeper itself tells srun that slurmstepd was
+   killed. When Slurm kills a step, it kills both. On a kernel without pidfd_open() there is no keeper.
+   libc only. */
+#pragma once
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -71,5 +68,3 @@ bool witness_was_killed(const struct witness *witness);
 /* In slurmstepd, when its tasks have ended: ends and reaps both. One that the kernel or a debugger holds for some
    seconds is left: it runs no line of its own any more, and the kernel reaps it. */
 void witness_end(struct witness *witness);
-
-#endif

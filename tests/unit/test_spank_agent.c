@@ -4,11 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,11 +16,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/wire/deal.h"
 #include "spank/witness/agent.h"
+#include "tests/support/test.h"
 
 enum { MEMBERS_MAX = 4096, TASKS_MAX = 4 };
 
@@ -193,7 +189,6 @@ static void be_stopped(void)
 
 static int leaves_a_tree(uint32_t generation)
 {
-	(void)generation;
 	enlist();
 	for (int i = 0; i < 4; i++)
 		fork_daemon(i % 2 == 0 ? wait_for_ever : be_stopped);
@@ -206,7 +201,6 @@ static int leaves_a_tree(uint32_t generation)
 /* 100 beside one another, and 100 each of which is the child of the one before. */
 static int has_many(uint32_t generation)
 {
-	(void)generation;
 	for (int i = 0; i < 100; i++)
 		if (fork() == 0) {
 			enlist();
@@ -233,7 +227,6 @@ static void run_away(void)
 
 static int storms(uint32_t generation)
 {
-	(void)generation;
 	for (int i = 0; i < 3; i++)
 		if (fork() == 0)
 			run_away();
@@ -247,7 +240,6 @@ static int tells_its_signals(uint32_t generation)
 	sigset_t mask;
 	bool any = false;
 
-	(void)generation;
 	sigprocmask(SIG_SETMASK, NULL, &mask);
 	for (int i = 1; i < 32; i++)
 		any |= sigismember(&mask, i) == 1;
@@ -259,7 +251,6 @@ static int tells_its_signals(uint32_t generation)
 
 static void note_asked(int number)
 {
-	(void)number;
 	atomic_fetch_add(&seen->asked, 1);
 	_exit(0);
 }
@@ -280,7 +271,6 @@ static void be_stubborn_srun(void)
 
 static int starts_steps(uint32_t generation)
 {
-	(void)generation;
 	enlist();
 	fork_daemon(be_srun);
 	fork_daemon(be_stubborn_srun);
@@ -297,7 +287,6 @@ static int reads_to_the_end(uint32_t generation)
 	char byte;
 	ssize_t got;
 
-	(void)generation;
 	while ((got = read(input[0], &byte, 1)) > 0)
 		continue;
 	return got == 0 ? 0 : 1;
@@ -305,11 +294,10 @@ static int reads_to_the_end(uint32_t generation)
 
 /* ---- cases ------------------------------------------------------------------------------ */
 
-static void each_generation_has_its_end(void **state)
+TEST(each_generation_has_its_end)
 {
 	int status = -1;
 
-	(void)state;
 	start(1, by_generation);
 	for (awaited = 1; awaited <= 3; awaited++) {
 		order(AGENTS_RUN, awaited);
@@ -329,11 +317,10 @@ static int missing_then_there(uint32_t generation)
 }
 
 /* Both end with code 2. */
-static void a_program_that_is_missing_is_told_from_one_that_fails(void **state)
+TEST(a_program_that_is_missing_is_told_from_one_that_fails)
 {
 	int status;
 
-	(void)state;
 	start(1, missing_then_there);
 	for (awaited = 1; awaited <= 2; awaited++) {
 		order(AGENTS_RUN, awaited);
@@ -345,9 +332,8 @@ static void a_program_that_is_missing_is_told_from_one_that_fails(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(2, 0));
 }
 
-static void an_agent_ends_as_its_program(void **state)
+TEST(an_agent_ends_as_its_program)
 {
-	(void)state;
 	start(2, by_generation);
 	order(AGENTS_RUN, awaited = 1);
 	assert_true(holds(child_has_ended, 20));
@@ -386,13 +372,12 @@ static bool child_is_gone(void) { return !agents_child_runs(&agents, 0); }
 static bool was_told(void) { return atomic_load(&seen->generation) == awaited; }
 
 /* The program stays in the next generation, and is told so; afterwards it ends. If it has died, another one begins. */
-static void a_program_may_stay(void **state)
+TEST(a_program_may_stay)
 {
 	struct agent *agent;
 	pid_t program;
 	int status;
 
-	(void)state;
 	start(1, waits_or_tells);
 	agent = &agents.shared->agent[0];
 	order(AGENTS_RUN, 1);
@@ -429,9 +414,8 @@ static void a_program_may_stay(void **state)
 	quit(AGENTS_OWN_STATUS);
 }
 
-static void a_spare_has_no_program(void **state)
+TEST(a_spare_has_no_program)
 {
-	(void)state;
 	start(2, waits);
 	atomic_store(&agents.shared->agent[0].spare, true);
 	order(AGENTS_RUN, 1);
@@ -460,27 +444,14 @@ static void nothing_outlives_its_generation(int (*program)(uint32_t generation),
 	assert_int_equal(quit(0), 0);
 }
 
-static void daemons_and_stopped_processes_are_ended(void **state)
-{
-	(void)state;
-	nothing_outlives_its_generation(leaves_a_tree, 5);
-}
+TEST_RUNS(daemons_and_stopped_processes_are_ended, nothing_outlives_its_generation(leaves_a_tree, 5));
 
-static void two_hundred_are_ended(void **state)
-{
-	(void)state;
-	nothing_outlives_its_generation(has_many, 201);
-}
+TEST_RUNS(two_hundred_are_ended, nothing_outlives_its_generation(has_many, 201));
 
-static void a_storm_of_forks_is_ended(void **state)
-{
-	(void)state;
-	nothing_outlives_its_generation(storms, 4);
-}
+TEST_RUNS(a_storm_of_forks_is_ended, nothing_outlives_its_generation(storms, 4));
 
-static void an_inner_srun_may_end_its_step(void **state)
+TEST(an_inner_srun_may_end_its_step)
 {
-	(void)state;
 	start(1, starts_steps);
 	order(AGENTS_RUN, 1);
 	wait_for_members(3);
@@ -490,9 +461,8 @@ static void an_inner_srun_may_end_its_step(void **state)
 	assert_int_equal(quit(0), 0);
 }
 
-static void an_early_end_leaves_the_rest_till_told(void **state)
+TEST(an_early_end_leaves_the_rest_till_told)
 {
-	(void)state;
 	start(1, leaves_a_tree);
 	order(AGENTS_RUN, 1);
 	wait_for_members(5);
@@ -504,9 +474,8 @@ static void an_early_end_leaves_the_rest_till_told(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), SIGKILL);
 }
 
-static void a_program_dies_with_its_agent(void **state)
+TEST(a_program_dies_with_its_agent)
 {
-	(void)state;
 	start(2, waits);
 	order(AGENTS_RUN, 1);
 	wait_for_members(2);
@@ -520,11 +489,10 @@ static void a_program_dies_with_its_agent(void **state)
 	assert_int_equal(quit(0), SIGKILL);
 }
 
-static void signals_go_past_an_agent(void **state)
+TEST(signals_go_past_an_agent)
 {
 	static const int signals[] = { SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP, SIGPIPE, SIGALRM, SIGPWR };
 
-	(void)state;
 	start(1, waits);
 	for (size_t i = 0; i < sizeof(signals) / sizeof(signals[0]); i++)
 		kill(agents.pids[0], signals[i]);
@@ -567,11 +535,10 @@ static void send_to_agent(int number, bool from_another)
 }
 
 /* proctrack/cgroup: SLURM sends signals to the children of slurmstepd only, and these are agents. */
-static void an_agent_hands_slurms_signals_on(void **state)
+TEST(an_agent_hands_slurms_signals_on)
 {
 	static const int numbers[] = { SIGUSR1, SIGTERM, SIGINT, SIGHUP, SIGUSR2 };
 
-	(void)state;
 	start(1, notes_signals);
 	agents.shared->hands_on = true;
 	order(AGENTS_RUN, 1);
@@ -593,17 +560,15 @@ static void an_agent_hands_slurms_signals_on(void **state)
 /* A program ends by this signal until it has a handler. */
 static int waits_for_usr1(uint32_t generation)
 {
-	(void)generation;
 	execl("/bin/sh", "sh", "-c", "trap 'exit 8' ABRT; sleep 0.2; trap 'exit 9' USR1; while :; do sleep 0.05; done",
 	      (char *)NULL);
 	return 1;
 }
 
-static void a_signal_that_finds_no_program_is_for_the_next_one(void **state)
+TEST(a_signal_that_finds_no_program_is_for_the_next_one)
 {
 	int status = -1;
 
-	(void)state;
 	start(1, waits_for_usr1);
 	send_to_agent(SIGABRT, false);
 	send_to_agent(SIGUSR1, false);
@@ -629,11 +594,10 @@ static void a_signal_that_finds_no_program_is_for_the_next_one(void **state)
 	quit(0);
 }
 
-static void a_program_has_the_tasks_signals(void **state)
+TEST(a_program_has_the_tasks_signals)
 {
 	struct sigaction before, ignore = { .sa_handler = SIG_IGN };
 
-	(void)state;
 	sigaction(SIGCHLD, &ignore, &before);
 	start(1, tells_its_signals);
 	sigaction(SIGCHLD, &before, NULL);
@@ -645,9 +609,8 @@ static void a_program_has_the_tasks_signals(void **state)
 }
 
 /* Each agent is forked while its slurmstepd has the writing ends of all tasks' standard inputs. */
-static void a_program_reads_to_the_end_of_its_input(void **state)
+TEST(a_program_reads_to_the_end_of_its_input)
 {
-	(void)state;
 	assert_int_equal(pipe2(input, O_CLOEXEC), 0);
 	assert_int_equal(fcntl(input[0], F_SETFD, 0), 0);
 	start(2, reads_to_the_end);
@@ -660,11 +623,10 @@ static void a_program_reads_to_the_end_of_its_input(void **state)
 	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
 }
 
-static void older_orders_are_none(void **state)
+TEST(older_orders_are_none)
 {
 	uint32_t generation;
 
-	(void)state;
 	start(1, waits);
 	end_generation(3);
 	order(AGENTS_RUN, 2);
@@ -676,11 +638,10 @@ static void older_orders_are_none(void **state)
 }
 
 /* In a process in place of slurmstepd, which is killed. */
-static void agents_end_with_slurmstepd(void **state)
+TEST(agents_end_with_slurmstepd)
 {
 	pid_t slurmstepd;
 
-	(void)state;
 	seen = mmap(NULL, sizeof(*seen), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 	slurmstepd = fork();
@@ -710,12 +671,11 @@ static void agents_end_with_slurmstepd(void **state)
 	munmap(seen, sizeof(*seen));
 }
 
-static void more_tasks_than_srun_can_deal_are_refused(void **state)
+TEST(more_tasks_than_srun_can_deal_are_refused)
 {
 	struct agents many;
 	struct error error;
 
-	(void)state;
 	assert_true(agents_make(&many, DEAL_TASKS_MAX, &error));
 	agents_free(&many);
 	assert_false(agents_make(&many, DEAL_TASKS_MAX + 1, &error));
@@ -724,14 +684,13 @@ static void more_tasks_than_srun_can_deal_are_refused(void **state)
 	agents_free(&many);
 }
 
-static void tasks_in_a_pid_namespace_are_refused(void **state)
+TEST(tasks_in_a_pid_namespace_are_refused)
 {
 	struct agents some;
 	struct error error = { "" };
 	int status;
 	pid_t pid;
 
-	(void)state;
 	assert_true(agents_make(&some, 1, &error));
 	pid = fork();
 	assert_true(pid >= 0);
@@ -745,32 +704,4 @@ static void tasks_in_a_pid_namespace_are_refused(void **state)
 	if (pid < 0)
 		skip(); /* only root may make one */
 	assert_true(waitpid(pid, &status, 0) == pid && status == 0);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(each_generation_has_its_end),
-		cmocka_unit_test(a_program_that_is_missing_is_told_from_one_that_fails),
-		cmocka_unit_test(an_agent_ends_as_its_program),
-		cmocka_unit_test(a_program_may_stay),
-		cmocka_unit_test(a_spare_has_no_program),
-		cmocka_unit_test(daemons_and_stopped_processes_are_ended),
-		cmocka_unit_test(two_hundred_are_ended),
-		cmocka_unit_test(a_storm_of_forks_is_ended),
-		cmocka_unit_test(an_inner_srun_may_end_its_step),
-		cmocka_unit_test(an_early_end_leaves_the_rest_till_told),
-		cmocka_unit_test(a_program_dies_with_its_agent),
-		cmocka_unit_test(signals_go_past_an_agent),
-		cmocka_unit_test(an_agent_hands_slurms_signals_on),
-		cmocka_unit_test(a_signal_that_finds_no_program_is_for_the_next_one),
-		cmocka_unit_test(a_program_has_the_tasks_signals),
-		cmocka_unit_test(a_program_reads_to_the_end_of_its_input),
-		cmocka_unit_test(older_orders_are_none),
-		cmocka_unit_test(agents_end_with_slurmstepd),
-		cmocka_unit_test(more_tasks_than_srun_can_deal_are_refused),
-		cmocka_unit_test(tasks_in_a_pid_namespace_are_refused),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,10 +3,7 @@
 /* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/base/release.h"
 #include "spank/node/generation.h"
 #include "spank/wire/deal.h"
+#include "tests/support/test.h"
 
 enum { TASKS = 2, FRAMES_MAX = 64, SILENCE_MS = 5000, FENCE_MS = 4000 };
 
@@ -197,20 +193,17 @@ static int begin_as(bool is_user)
 
 static int begin(void **state)
 {
-	(void)state;
 	return begin_as(false);
 }
 
 /* As root alone. */
 static int begin_as_user(void **state)
 {
-	(void)state;
 	return begin_as(geteuid() == 0);
 }
 
 static int finish(void **state)
 {
-	(void)state;
 	for (uint32_t i = 0; i < TASKS; i++) {
 		kill(node.supervise.agents.pids[i], SIGKILL);
 		waitpid(node.supervise.agents.pids[i], NULL, 0);
@@ -290,7 +283,6 @@ static void a_node_joins_when_its_agents_are_there(void **state)
 	struct deal_join join;
 	int place = 0;
 
-	(void)state;
 	assert_true(deal_unpack_join(frames[place].payload, frames[place].bytes, &join));
 	assert_int_equal(frames[place].type, DEAL_JOIN);
 	assert_int_equal(join.version, DEAL_VERSION);
@@ -311,7 +303,6 @@ static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void *
 	pid_t first = agents->pids[0];
 	struct generation again;
 
-	(void)state;
 	assert_int_equal(generation.group, first);
 	agents->pids[0] = 0;
 	assert_true(generation_start(&again, &node, &generation.facts));
@@ -327,7 +318,6 @@ static void a_generation_begins_with_nothing_of_the_last(void **state)
 	struct ddp_progress page;
 	int status;
 
-	(void)state;
 	write_page(0, 17);
 	atomic_store(&supervise->shared->told, true);
 	atomic_store(&supervise->shared->late, true);
@@ -357,7 +347,6 @@ static void an_end_is_told_and_judged_once(void **state)
 	struct deal_done done;
 	int status = -1;
 
-	(void)state;
 	give_go(12, 1, TASKS);
 	await_programs(12);
 	/* The agent notes how the program has ended, and then that there is no process. */
@@ -379,7 +368,6 @@ static void what_srun_ends_is_not_judged(void **state)
 	struct deal_clear clear;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	write_page(0, 5);
@@ -418,7 +406,6 @@ static void programs_that_survive_stay(void **state)
 	struct deal_clear clear;
 	pid_t before[TASKS];
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	before[0] = program(0);
 	before[1] = program(1);
@@ -454,7 +441,6 @@ static void programs_that_survive_stay(void **state)
 
 static void programs_that_have_not_joined_do_not_stay(void **state)
 {
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -470,7 +456,6 @@ static void a_slow_agent_keeps_its_program(void **state)
 	struct agents *agents = &node.supervise.agents;
 	pid_t before;
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	before = program(0);
 	give_end_as(1, true);
@@ -490,7 +475,6 @@ static void a_slow_agent_keeps_its_program(void **state)
 
 static void programs_of_other_libraries_do_not_stay(void **state)
 {
-	(void)state;
 	begin_survivors(DDP_WRITER_PYTHON);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
@@ -499,7 +483,6 @@ static void programs_of_other_libraries_do_not_stay(void **state)
 
 static void a_spare_has_nothing_that_stays(void **state)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_NONE);
@@ -511,7 +494,6 @@ static void a_node_without_srun_ends_what_it_has_kept(void **state)
 {
 	struct deal_clear clear;
 
-	(void)state;
 	begin_survivors(DDP_WRITER_LIBDDP);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -529,7 +511,6 @@ static void the_nodes_page_tells_of_spares(void **state)
 	unsigned char payload[4 + DEAL_SPARES_MAX];
 	char spares[DDP_PROGRESS_SPARES_BYTES];
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	generation_take(&generation, DEAL_SPARES, payload, deal_pack_spares("n[4-6]", payload));
 	assert_int_equal(pread(node.supervise.progress_fd, spares, sizeof(spares), at), sizeof(spares));
@@ -542,7 +523,6 @@ static void the_nodes_page_tells_of_spares(void **state)
 
 static void a_spare_waits(void **state)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	await_programs(1);
 	assert_int_equal(supervise_left(&node.supervise), 0);
@@ -559,7 +539,6 @@ static void a_spare_waits(void **state)
 
 static void orders_out_of_turn_are_left_alone(void **state)
 {
-	(void)state;
 	generation_take(&generation, DEAL_GO, "", 0);
 	generation_take(&generation, DEAL_END, "", 0);
 	generation_take(&generation, DEAL_QUIT, "", 0);
@@ -579,7 +558,6 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 {
 	int place;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	lease = FENCE_MS - 1;
@@ -612,7 +590,6 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 
 static void a_step_that_stops_does_not_wait_for_srun(void **state)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	atomic_store(&node.supervise.shared->witness.asked_to_stop, true);
@@ -630,7 +607,6 @@ static void a_stopped_agent_tells_of_its_program(void **state)
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	while (supervise_pid(&node.supervise, 0) == 0)
@@ -663,7 +639,6 @@ static void a_killed_agent_is_lost(void **state)
 	struct deal_lost lost;
 	int place, status = -1;
 
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	give_go(1, 1, TASKS);
 	await_programs(1);
@@ -705,7 +680,6 @@ static void kill_agent(uint32_t local)
 
 static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **state)
 {
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	atomic_store(&seen->lingers, true);
 	give_go(1, 1, TASKS);
@@ -728,7 +702,6 @@ static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **stat
 /* SLURM kills one process after the other, and the witness may be the last one. */
 static void an_agent_is_lost_if_others_live_on(void **state)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	kill_agent(1);
@@ -744,7 +717,6 @@ static void an_agent_is_lost_without_a_witness_too(void **state)
 {
 	pid_t ended = fork();
 
-	(void)state;
 	if (ended == 0)
 		_exit(0);
 	assert_int_equal(waitpid(ended, NULL, 0), ended);
@@ -760,7 +732,6 @@ static void programs_that_became_root_are_ended(void **state)
 	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
 	unsigned char payload[DEAL_SMALL_BYTES];
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	give_go(1, 1, TASKS);
@@ -784,7 +755,6 @@ static void agents_quit_as_they_are_told(void **state)
 	unsigned char payload[DEAL_SMALL_BYTES];
 	int status;
 
-	(void)state;
 	give_go(14, 1, TASKS);
 	await_programs(14);
 	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS)

@@ -4,17 +4,12 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "spank/base/bytes.h"
@@ -24,6 +19,7 @@
 #include "spank/wire/channel.h"
 #include "spank/wire/frame.h"
 #include "spank/wire/relay.h"
+#include "tests/support/test.h"
 
 #define MS 1000000ull
 
@@ -75,24 +71,22 @@ static int read_frames(const unsigned char *bytes, size_t count, size_t at_once)
 	return taken;
 }
 
-static void frames_come_whole_however_they_are_cut(void **state)
+TEST(frames_come_whole_however_they_are_cut)
 {
 	unsigned char bytes[512];
 	size_t count = write_frames(bytes, secret, nonce, FRAME_OF_NODE);
 
-	(void)state;
 	for (size_t at_once = 1; at_once <= count; at_once++)
 		assert_int_equal(read_frames(bytes, count, at_once), 4);
 	for (size_t part = 0; part < count; part++)
 		assert_in_range(read_frames(bytes, part, 7), 0, 3);
 }
 
-static void a_wrong_frame_ends_the_connection(void **state)
+TEST(a_wrong_frame_ends_the_connection)
 {
 	unsigned char bytes[512], other[FRAME_NONCE_BYTES] = "another nonce 16";
 	size_t count = write_frames(bytes, secret, nonce, FRAME_OF_NODE), first = frame_size(0);
 
-	(void)state;
 	/* A header that claims more than there is waits for it, and takes none of it. */
 	for (size_t bit = 0; bit < 8 * count; bit++) {
 		bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
@@ -118,13 +112,12 @@ static void a_wrong_frame_ends_the_connection(void **state)
 	assert_int_equal(read_frames(bytes, FRAME_HEADER_BYTES, FRAME_HEADER_BYTES), -1);
 }
 
-static void an_opening_is_read_or_refused_whole(void **state)
+TEST(an_opening_is_read_or_refused_whole)
 {
 	struct link_opening opening = { .node_id = 7, .rank = 12, .tasks = 4, .read = 1ull << 40, .node = "n7",
 		                        .release = "0.2.0", .protocol = 3 }, read;
 	unsigned char bytes[OPENING_BYTES];
 
-	(void)state;
 	opening_pack(&opening, bytes);
 	assert_true(opening_unpack(bytes, &read));
 	assert_memory_equal(&opening, &read, sizeof(read));
@@ -144,11 +137,10 @@ static void an_opening_is_read_or_refused_whole(void **state)
 
 /* ---- the lease ------------------------------------------------------------------------------ */
 
-static void a_lease_is_as_old_as_the_newest_byte_that_has_come(void **state)
+TEST(a_lease_is_as_old_as_the_newest_byte_that_has_come)
 {
 	struct lease lease;
 
-	(void)state;
 	lease_begin(&lease, 100);
 	assert_int_equal(lease.renewed_ns, 100);
 	lease_write(&lease, 10, 200);
@@ -172,11 +164,10 @@ static void a_lease_is_as_old_as_the_newest_byte_that_has_come(void **state)
 	assert_int_equal(lease.renewed_ns, 500);
 }
 
-static void a_lease_is_never_younger_than_it_seems(void **state)
+TEST(a_lease_is_never_younger_than_it_seems)
 {
 	struct lease lease;
 
-	(void)state;
 	lease_begin(&lease, 0);
 	for (uint64_t i = 1; i <= 1000; i++)
 		lease_write(&lease, i, i);
@@ -331,12 +322,11 @@ static void turn(struct link *link)
 	links_read(&srun.links, ddp_now_ns());
 }
 
-static void a_node_opens_a_link_and_both_sides_send(void **state)
+TEST(a_node_opens_a_link_and_both_sides_send)
 {
 	static unsigned char payload[FRAME_PAYLOAD_MAX];
 	struct link link;
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	assert_int_equal(links_descriptor(&srun.links), -1);
@@ -369,20 +359,18 @@ static void a_node_opens_a_link_and_both_sides_send(void **state)
 }
 
 /* The agents of a node may all be there before its thread has seen where srun is. */
-static void nothing_is_taken_before_the_link_is_started(void **state)
+TEST(nothing_is_taken_before_the_link_is_started)
 {
 	struct link link = { .now = { .channel = { .fd = -1 } }, .next = { .channel = { .fd = -1 } } };
 
-	(void)state;
 	assert_false(link_send(&link, FRAME_NEWS + 3, "1", 1));
 	assert_int_equal(link.session.sent, 0);
 }
 
-static void a_node_leaves_when_srun_lets_it(void **state)
+TEST(a_node_leaves_when_srun_lets_it)
 {
 	struct link link;
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	UNTIL(&link, is_open(0) && link_was_open(&link));
@@ -415,11 +403,10 @@ static void a_node_leaves_when_srun_lets_it(void **state)
 }
 
 /* The question goes again over a new connection, and each node has to answer. */
-static void nodes_answer_when_they_have_told_all(void **state)
+TEST(nodes_answer_when_they_have_told_all)
 {
 	struct link links[2];
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	for (uint32_t i = 0; i < 2; i++) {
 		begin_node(&links[i], i, SILENCE_MS);
@@ -446,12 +433,11 @@ static void nodes_answer_when_they_have_told_all(void **state)
 }
 
 /* With restart= each generation's first failure is a question of its own, and the answer to the last one may be late. */
-static void a_late_answer_is_none_to_the_next_question(void **state)
+TEST(a_late_answer_is_none_to_the_next_question)
 {
 	struct link link;
 	uint64_t heard_ns;
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	UNTIL(&link, is_open(0) && link_was_open(&link));
@@ -482,11 +468,10 @@ static void a_late_answer_is_none_to_the_next_question(void **state)
 }
 
 /* A node that comes, or comes back, after the question may know of an earlier end, too. */
-static void nodes_that_come_later_are_asked_too(void **state)
+TEST(nodes_that_come_later_are_asked_too)
 {
 	struct link links[3];
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&links[0], 0, SILENCE_MS);
 	UNTIL(&links[0], is_open(0) && link_was_open(&links[0]));
@@ -521,7 +506,7 @@ static void cut(struct link *link, unsigned int *seed)
 		shutdown(node->channel.fd, SHUT_RDWR);
 }
 
-static void nothing_is_lost_or_doubled_by_new_connections(void **state)
+TEST(nothing_is_lost_or_doubled_by_new_connections)
 {
 	static unsigned char payload[FRAME_PAYLOAD_MAX];
 	enum { FRAMES = 400 };
@@ -529,7 +514,6 @@ static void nothing_is_lost_or_doubled_by_new_connections(void **state)
 	struct link link;
 	int cuts = 0;
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	UNTIL(&link, is_open(0) && link_was_open(&link));
@@ -552,12 +536,11 @@ static void nothing_is_lost_or_doubled_by_new_connections(void **state)
 	end_srun();
 }
 
-static void a_second_connection_replaces_one_that_brings_nothing(void **state)
+TEST(a_second_connection_replaces_one_that_brings_nothing)
 {
 	struct link link;
 	uint64_t number;
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	UNTIL(&link, is_open(0) && link_was_open(&link));
@@ -575,7 +558,7 @@ static void a_second_connection_replaces_one_that_brings_nothing(void **state)
 }
 
 /* An opening that an attacker has kept back, or an earlier attempt that comes late. */
-static void an_older_opening_replaces_none(void **state)
+TEST(an_older_opening_replaces_none)
 {
 	unsigned char packed[OPENING_BYTES];
 	const struct link_opening opening = { .node = "n" };
@@ -584,7 +567,6 @@ static void an_older_opening_replaces_none(void **state)
 	struct link link;
 	int pair[2];
 
-	(void)state;
 	begin_srun(SILENCE_MS);
 	begin_node(&link, 0, SILENCE_MS);
 	assert_true(relay_make_nonce(link.relay.sender, old.nonce));
@@ -613,12 +595,11 @@ static void an_older_opening_replaces_none(void **state)
 
 /* The network was away, and when it is back, nobody listens where srun was. Where srun leaves before that, or is only
    late, nothing follows. */
-static void a_node_that_was_given_up_finds_out(void **state)
+TEST(a_node_that_was_given_up_finds_out)
 {
 	const uint64_t long_ago_ns = 2 * SILENCE_MS * MS;
 	struct link link;
 
-	(void)state;
 	for (int leaves = 0; leaves < 2; leaves++) {
 		begin_srun(SILENCE_MS);
 		begin_node(&link, 0, SILENCE_MS);
@@ -707,11 +688,10 @@ static int times_silent(void)
 	return times;
 }
 
-static void a_node_that_says_nothing_is_silent_once(void **state)
+TEST(a_node_that_says_nothing_is_silent_once)
 {
 	uint64_t now_ns = 1000 * MS;
 
-	(void)state;
 	begin_nodes(now_ns);
 	run(&now_ns, 20000, 7);
 	assert_int_equal(times_silent(), 0);
@@ -735,11 +715,10 @@ static void a_node_that_says_nothing_is_silent_once(void **state)
 	end_nodes();
 }
 
-static void no_node_is_silent_for_time_in_which_srun_did_not_run(void **state)
+TEST(no_node_is_silent_for_time_in_which_srun_did_not_run)
 {
 	uint64_t now_ns = 1000 * MS, boot_ns;
 
-	(void)state;
 	begin_nodes(now_ns);
 	run(&now_ns, 4000, 5);
 	/* Stopped for 8 s. */
@@ -767,11 +746,10 @@ static void no_node_is_silent_for_time_in_which_srun_did_not_run(void **state)
 	end_nodes();
 }
 
-static void all_nodes_at_once_are_told_and_not_given_up(void **state)
+TEST(all_nodes_at_once_are_told_and_not_given_up)
 {
 	uint64_t now_ns = 1000 * MS;
 
-	(void)state;
 	begin_nodes(now_ns);
 	run(&now_ns, 1000, 7);
 	run(&now_ns, ALL_SILENT * SILENCE_MS - 300, 0);
@@ -798,11 +776,10 @@ static void all_nodes_at_once_are_told_and_not_given_up(void **state)
 	end_nodes();
 }
 
-static void a_node_on_sruns_host_shows_no_network(void **state)
+TEST(a_node_on_sruns_host_shows_no_network)
 {
 	uint64_t now_ns = 1000 * MS;
 
-	(void)state;
 	begin_nodes(now_ns);
 	srun.links.nodes[0]->own = true;
 	run(&now_ns, 1000, 7);
@@ -836,11 +813,10 @@ static void a_node_on_sruns_host_shows_no_network(void **state)
 	end_nodes();
 }
 
-static void a_node_that_has_ended_is_not_silent(void **state)
+TEST(a_node_that_has_ended_is_not_silent)
 {
 	uint64_t now_ns = 1000 * MS;
 
-	(void)state;
 	begin_nodes(now_ns);
 	run(&now_ns, 500, 7);
 	beat(0, FRAME_BYE);
@@ -858,11 +834,10 @@ static void a_node_that_has_ended_is_not_silent(void **state)
 	end_nodes();
 }
 
-static void a_node_that_waits_shows_that_the_network_is_there(void **state)
+TEST(a_node_that_waits_shows_that_the_network_is_there)
 {
 	uint64_t now_ns = 1000 * MS, spoke_ns, bye_ns;
 
-	(void)state;
 	begin_nodes(now_ns);
 	run(&now_ns, 500, 7);
 	assert_int_equal(links_rest(&srun.links, false, now_ns, &spoke_ns), REST_RUNS);
@@ -898,13 +873,12 @@ static void a_node_that_waits_shows_that_the_network_is_there(void **state)
 	end_nodes();
 }
 
-static void lost_nodes_leave_the_job_together(void **state)
+TEST(lost_nodes_leave_the_job_together)
 {
 	struct losses losses = { .nodes = NULL };
 	uint64_t now_ns = 1000 * MS;
 	char *names;
 
-	(void)state;
 	begin_nodes(now_ns);
 	for (uint32_t i = 0; i < NODES; i++)
 		snprintf(srun.links.nodes[i]->opening.node, sizeof(srun.links.nodes[i]->opening.node), "gpu%u", i);
@@ -928,12 +902,11 @@ static void lost_nodes_leave_the_job_together(void **state)
 	end_nodes();
 }
 
-static void a_wrong_frame_closes_the_link(void **state)
+TEST(a_wrong_frame_closes_the_link)
 {
 	unsigned char bytes[FRAME_HEADER_BYTES + SIPHASH_BYTES] = { 0 };
 	uint64_t now_ns = 1000 * MS;
 
-	(void)state;
 	begin_nodes(now_ns);
 	channel_put_bytes(&far[0], bytes, sizeof(bytes));
 	channel_flush(&far[0]);
@@ -950,7 +923,7 @@ static void a_wrong_frame_closes_the_link(void **state)
 /* ---- a side that means ill ------------------------------------------------------------------- */
 
 /* slurmstepd reads, as root, what the user's srun sends. */
-static void bytes_wait_in_the_kernel_until_frames_are_taken(void **state)
+TEST(bytes_wait_in_the_kernel_until_frames_are_taken)
 {
 	static unsigned char payload[FRAME_PAYLOAD_MAX];
 	const size_t most = 2 * frame_size(FRAME_PAYLOAD_MAX);
@@ -960,7 +933,6 @@ static void bytes_wait_in_the_kernel_until_frames_are_taken(void **state)
 	uint32_t taken = 0;
 	int pair[2];
 
-	(void)state;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	channel_begin(&from, pair[0], secret, nonce, FRAME_OF_SRUN);
 	channel_begin(&to, pair[1], secret, nonce, FRAME_OF_NODE);
@@ -984,48 +956,14 @@ static void bytes_wait_in_the_kernel_until_frames_are_taken(void **state)
 	channel_end(&to);
 }
 
-static void frames_that_are_never_read_take_little_memory(void **state)
+TEST(frames_that_are_never_read_take_little_memory)
 {
 	struct session session = { .read = 0 };
 	uint32_t sent = 0;
 
-	(void)state;
 	/* Of a node that answers the same order again and again. */
 	while (sent < 1000000 && session_send(&session, NULL, FRAME_NEWS, "", 0))
 		sent++;
 	assert_in_range(sent, 100000, 999999);
 	session_end(&session);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(nothing_is_taken_before_the_link_is_started),
-		cmocka_unit_test(frames_come_whole_however_they_are_cut),
-		cmocka_unit_test(a_wrong_frame_ends_the_connection),
-		cmocka_unit_test(an_opening_is_read_or_refused_whole),
-		cmocka_unit_test(a_lease_is_as_old_as_the_newest_byte_that_has_come),
-		cmocka_unit_test(a_lease_is_never_younger_than_it_seems),
-		cmocka_unit_test(a_node_opens_a_link_and_both_sides_send),
-		cmocka_unit_test(a_node_leaves_when_srun_lets_it),
-		cmocka_unit_test(nodes_answer_when_they_have_told_all),
-		cmocka_unit_test(a_late_answer_is_none_to_the_next_question),
-		cmocka_unit_test(nodes_that_come_later_are_asked_too),
-		cmocka_unit_test(nothing_is_lost_or_doubled_by_new_connections),
-		cmocka_unit_test(a_second_connection_replaces_one_that_brings_nothing),
-		cmocka_unit_test(an_older_opening_replaces_none),
-		cmocka_unit_test(a_node_that_was_given_up_finds_out),
-		cmocka_unit_test(a_node_that_says_nothing_is_silent_once),
-		cmocka_unit_test(no_node_is_silent_for_time_in_which_srun_did_not_run),
-		cmocka_unit_test(all_nodes_at_once_are_told_and_not_given_up),
-		cmocka_unit_test(a_node_on_sruns_host_shows_no_network),
-		cmocka_unit_test(a_node_that_has_ended_is_not_silent),
-		cmocka_unit_test(a_node_that_waits_shows_that_the_network_is_there),
-		cmocka_unit_test(lost_nodes_leave_the_job_together),
-		cmocka_unit_test(a_wrong_frame_closes_the_link),
-		cmocka_unit_test(bytes_wait_in_the_kernel_until_frames_are_taken),
-		cmocka_unit_test(frames_that_are_never_read_take_little_memory),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

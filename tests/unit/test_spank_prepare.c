@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/launch: what srun's side leaves in srun's environment. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "spank/launch/names.h"
 #include "spank/launch/prepare.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 static struct settings defaults(void)
 {
@@ -27,19 +20,17 @@ static struct settings defaults(void)
 
 static int clear(void **state)
 {
-	(void)state;
 	for (int i = 0; name_at(i) != NULL; i++)
 		unsetenv(name_at(i)->text);
 	return 0;
 }
 
-static void key_is_made_once_for_all_components(void **state)
+TEST_WITH(key_is_made_once_for_all_components, clear, NULL)
 {
 	struct settings settings = defaults();
 	struct error error = { "" };
 	char first[80];
 
-	(void)state;
 	assert_true(launch_prepare(&settings, NULL, &error));
 	snprintf(first, sizeof(first), "%s", getenv("SLURM_DDP_KEY"));
 	assert_int_equal(strlen(first), 64);
@@ -49,12 +40,11 @@ static void key_is_made_once_for_all_components(void **state)
 	assert_string_equal(getenv("SLURM_DDP_KEY"), first);
 }
 
-static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
+TEST_WITH(ranks_of_a_node_without_the_plugin_are_no_numbers, clear, NULL)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	setenv("RANK", "7", 1);
 	for (int launcher = 0; launcher < 2; launcher++) {
 		settings.launcher = launcher > 0;
@@ -69,7 +59,7 @@ static void ranks_of_a_node_without_the_plugin_are_no_numbers(void **state)
 	}
 }
 
-static void first_host_of_a_hostfile_is_found(void **state)
+TEST_WITH(first_host_of_a_hostfile_is_found, clear, NULL)
 {
 	static const struct { const char *text, *host; } cases[] = {
 		{ "n2\nn0\n", "n2" }, { "n2", "n2" }, { "\n\n  n2 \nn0", "n2" }, { "n2,n0,n1\n", "n2" },
@@ -77,7 +67,6 @@ static void first_host_of_a_hostfile_is_found(void **state)
 		{ "", NULL }, { "\n\n", NULL }, { "# none\n", NULL }, { "n[2-\n", NULL }, { "n/2\n", NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char path[] = "/tmp/test_spank_prepare.XXXXXX";
 		int fd = mkstemp(path);
@@ -98,12 +87,11 @@ static void first_host_of_a_hostfile_is_found(void **state)
 	}
 }
 
-static void missing_hostfile_is_an_error_that_names_it(void **state)
+TEST_WITH(missing_hostfile_is_an_error_that_names_it, clear, NULL)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	assert_false(launch_prepare(&settings, "/nonexistent/hosts", &error));
 	assert_non_null(strstr(error.text, "/nonexistent/hosts"));
 	setenv("SLURM_DDP_FIRST_HOST", "stale", 1);
@@ -111,13 +99,12 @@ static void missing_hostfile_is_an_error_that_names_it(void **state)
 	assert_null(getenv("SLURM_DDP_FIRST_HOST"));
 }
 
-static void stale_variables_are_listed(void **state)
+TEST_WITH(stale_variables_are_listed, clear, NULL)
 {
 	char text[512], small[8];
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	launch_list_stale(text, sizeof(text));
 	assert_string_equal(text, "");
 	setenv("MASTER_ADDR", "n9", 1);
@@ -146,9 +133,8 @@ static int count_left(enum name_kind except)
 	return count;
 }
 
-static void variables_of_another_step_are_taken_out(void **state)
+TEST_WITH(variables_of_another_step_are_taken_out, clear, NULL)
 {
-	(void)state;
 	/* DDP_STEP_ID tells that the others are the plugin's. */
 	for (int i = 0; name_at(i) != NULL; i++)
 		if (name_at(i)->kind != NAME_HANDOVER && strcmp(name_at(i)->text, "DDP_STEP_ID") != 0)
@@ -174,12 +160,11 @@ static void variables_of_another_step_are_taken_out(void **state)
 }
 
 /* A node without the plugin leaves there what srun has put in. */
-static void words_for_a_node_without_the_plugin_are_taken_out(void **state)
+TEST_WITH(words_for_a_node_without_the_plugin_are_taken_out, clear, NULL)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	(void)state;
 	assert_true(launch_prepare(&settings, NULL, &error));
 	setenv("DDP_REQUESTED", "7.0", 1);
 	setenv("SLURM_STEP_RESV_PORTS", "20001", 1);
@@ -189,7 +174,7 @@ static void words_for_a_node_without_the_plugin_are_taken_out(void **state)
 	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
 }
 
-static void derived_values_are_taken_out_and_others_stay(void **state)
+TEST_WITH(derived_values_are_taken_out_and_others_stay, clear, NULL)
 {
 	static const struct { const char *derived, *threads, *trace; bool has_threads, has_trace; } cases[] = {
 		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "4", "/a b", false, false },
@@ -201,7 +186,6 @@ static void derived_values_are_taken_out_and_others_stay(void **state)
 		{ "\t\t", "4", "", true, true }, { "", "4", "", true, true }, { NULL, "4", "/a", true, true },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		clear(NULL);
 		if (cases[i].derived != NULL)
@@ -214,19 +198,4 @@ static void derived_values_are_taken_out_and_others_stay(void **state)
 			fail_msg("case %zu", i);
 		assert_null(getenv("DDP_DERIVED"));
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(key_is_made_once_for_all_components, clear),
-		cmocka_unit_test_setup(ranks_of_a_node_without_the_plugin_are_no_numbers, clear),
-		cmocka_unit_test_setup(first_host_of_a_hostfile_is_found, clear),
-		cmocka_unit_test_setup(missing_hostfile_is_an_error_that_names_it, clear),
-		cmocka_unit_test_setup(stale_variables_are_listed, clear),
-		cmocka_unit_test_setup(variables_of_another_step_are_taken_out, clear),
-		cmocka_unit_test_setup(words_for_a_node_without_the_plugin_are_taken_out, clear),
-		cmocka_unit_test_setup(derived_values_are_taken_out_and_others_stay, clear),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

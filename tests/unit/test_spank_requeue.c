@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/requeue_judge: when srun asks Slurm to start the job again, and what it says. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/slurmctld/requeue_judge.h"
+#include "tests/support/test.h"
 
 /* A job of sbatch in its first run, and a step with requeue=3 that failed with code 9 after ten minutes. */
 static const struct requeue_job running = { .state = REQUEUE_RUNS, .batch = true, .may_requeue = true };
@@ -36,11 +32,10 @@ static void asks(struct requeue_step step, struct requeue_job job, const char *s
 	assert_string_equal(text, sentence);
 }
 
-static void a_failure_is_a_reason(void **state)
+TEST(a_failure_is_a_reason)
 {
 	struct requeue_step step = failed;
 
-	(void)state;
 	asks(step, running, "the job is requeued (1 of 3): the step has failed with code 9");
 	step.stopping = true;
 	asks(step, running, "the job is requeued (1 of 3): the step has failed with code 9");
@@ -48,12 +43,11 @@ static void a_failure_is_a_reason(void **state)
 	asks(step, running, "the job is requeued (1 of 3): the step has failed with code 139");
 }
 
-static void a_success_is_none(void **state)
+TEST(a_success_is_none)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
 
-	(void)state;
 	step.status = 0;
 	step.failed = false;
 	refuses(step, running, "");
@@ -63,12 +57,11 @@ static void a_success_is_none(void **state)
 	refuses(step, job, "");
 }
 
-static void a_stop_is_a_reason(void **state)
+TEST(a_stop_is_a_reason)
 {
 	struct requeue_step step = { .allowed = 2, .given = true, .ended = true, .status = 75, .stopping = true };
 	struct requeue_job job = running;
 
-	(void)state;
 	asks(step, job, "the job is requeued (1 of 2): the step was asked to stop, and ended with code 75");
 	step.status = 143;
 	asks(step, job, "the job is requeued (1 of 2): the step was asked to stop, and ended with code 143");
@@ -84,13 +77,12 @@ static void a_stop_is_a_reason(void **state)
 	asks(step, job, "the job is requeued (1 of 2): its time limit has come");
 }
 
-static void code_75_is_a_reason_by_itself(void **state)
+TEST(code_75_is_a_reason_by_itself)
 {
 	struct requeue_step step = { .allowed = 2, .given = true, .ended = true, .status = 75 };
 	struct requeue_job job = running;
 	struct requeue_note note;
 
-	(void)state;
 	asks(step, job, "the job is requeued (1 of 2): its program asks for it by code 75");
 	/* Its program knows better than the clock whether it has made progress. */
 	step.failed = true;
@@ -100,12 +92,11 @@ static void code_75_is_a_reason_by_itself(void **state)
 	assert_false(requeue_make_note(&step, &job, &note));
 }
 
-static void the_time_limit_is_a_reason(void **state)
+TEST(the_time_limit_is_a_reason)
 {
 	struct requeue_step step = { .allowed = 2, .given = true };
 	struct requeue_job job = running;
 
-	(void)state;
 	asks(step, job, "the job is requeued (1 of 2): its time limit is near");
 	job.restarts = 2;
 	refuses(step, job, "it was requeued 2 times before (requeue=2)");
@@ -113,12 +104,11 @@ static void the_time_limit_is_a_reason(void **state)
 	refuses(step, job, "it was cancelled");
 }
 
-static void who_ends_the_job_wants_its_end(void **state)
+TEST(who_ends_the_job_wants_its_end)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
 
-	(void)state;
 	job.state = REQUEUE_CANCELLED;
 	refuses(step, job, "the job is not requeued: it was cancelled");
 	job.state = REQUEUE_OVER;
@@ -133,11 +123,10 @@ static void who_ends_the_job_wants_its_end(void **state)
 
 #define RELEASES "SLURM could not start the step on each node, has requeued the job (3 of 3) and held it; srun releases it"
 
-static void slurm_may_be_first(void **state)
+TEST(slurm_may_be_first)
 {
 	struct requeue_job job = running;
 
-	(void)state;
 	job.state = REQUEUE_WAITS;
 	job.preempted = true;
 	refuses(failed, job, "");
@@ -152,12 +141,11 @@ static void slurm_may_be_first(void **state)
 	refuses((struct requeue_step){ .ended = true, .status = 1 }, job, "");
 }
 
-static void not_more_often_than_allowed(void **state)
+TEST(not_more_often_than_allowed)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
 
-	(void)state;
 	job.restarts = 2;
 	asks(step, job, "the job is requeued (3 of 3): the step has failed with code 9");
 	job.restarts = 3;
@@ -169,13 +157,12 @@ static void not_more_often_than_allowed(void **state)
 	refuses(step, job, "");
 }
 
-static void two_failures_at_once_are_enough(void **state)
+TEST(two_failures_at_once_are_enough)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
 	struct requeue_note note;
 
-	(void)state;
 	assert_false(requeue_make_note(&step, &job, &note));
 	step.seconds = REQUEUE_AT_ONCE_SECONDS - 1;
 	assert_true(requeue_make_note(&step, &job, &note));
@@ -219,7 +206,7 @@ static int runs(const uint64_t *steps, int count)
 	return count;
 }
 
-static void two_runs_without_a_new_step_are_enough(void **state)
+TEST(two_runs_without_a_new_step_are_enough)
 {
 	static const struct { uint64_t steps[8]; int count, expected; } cases[] = {
 		{ { 0, 0, 0 }, 3, 2 },
@@ -231,14 +218,12 @@ static void two_runs_without_a_new_step_are_enough(void **state)
 		{ { 0, 5, 5, 0, 6 }, 5, 4 },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
 		assert_int_equal(runs(cases[i].steps, cases[i].count), cases[i].expected);
 }
 
-static void the_sentence_names_the_step(void **state)
+TEST(the_sentence_names_the_step)
 {
-	(void)state;
 	assert_int_equal(requeue_step_in(""), 0);
 	assert_int_equal(requeue_step_in("rank 1 of 2 on n1 exited with code 9 after 1.0 s"), 0);
 	assert_int_equal(requeue_step_in("the step stalls in the step, or step x"), 0);
@@ -247,13 +232,12 @@ static void the_sentence_names_the_step(void **state)
 	assert_int_equal(requeue_step_in("of step 99999999999999999999999 for 1 s"), UINT64_MAX);
 }
 
-static void some_jobs_cannot_come_again(void **state)
+TEST(some_jobs_cannot_come_again)
 {
 	struct requeue_step step = failed;
 	struct requeue_job job = running;
 	char text[REQUEUE_TEXT_MAX];
 
-	(void)state;
 	assert_false(requeue_is_impossible(&step, &job, text));
 	job.may_requeue = false;
 	assert_true(requeue_is_impossible(&step, &job, text));
@@ -271,14 +255,13 @@ static void some_jobs_cannot_come_again(void **state)
 	refuses(step, job, "");
 }
 
-static void the_note_is_of_one_run(void **state)
+TEST(the_note_is_of_one_run)
 {
 	static const struct requeue_note at_once = { .fruitless = true }, in_step = { .step = 120 },
 	                                 without = { .fruitless = true, .step = 120 };
 	struct requeue_note note = { .step = 3 };
 	char text[128], again[128];
 
-	(void)state;
 	assert_false(requeue_read_note(NULL, 0, &note));
 	assert_int_equal(note.step, 0);
 	assert_false(requeue_read_note("", 0, &note));
@@ -298,13 +281,12 @@ static void the_note_is_of_one_run(void **state)
 	assert_true(note.fruitless && note.step == 120);
 }
 
-static void the_note_leaves_the_comment(void **state)
+TEST(the_note_leaves_the_comment)
 {
 	static const struct requeue_note at_once = { .fruitless = true };
 	char text[128], again[128], small[40];
 	struct requeue_note note;
 
-	(void)state;
 	assert_true(requeue_write_note("paper 7", 2, &at_once, text, sizeof(text)));
 	assert_string_equal(text, "paper 7 [ddp: run 2 failed at once]");
 	assert_true(requeue_read_note(text, 2, &note));
@@ -314,7 +296,7 @@ static void the_note_leaves_the_comment(void **state)
 }
 
 /* A user may have written anything there. */
-static void other_notes_are_none(void **state)
+TEST(other_notes_are_none)
 {
 	static const char *const comments[] = {
 		"[ddp: run ", "[ddp: run 2", "[ddp: run 2 ", "[ddp: run 2 failed", "[ddp: run 2 failed in step ",
@@ -323,32 +305,8 @@ static void other_notes_are_none(void **state)
 	};
 	struct requeue_note note;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(comments) / sizeof(comments[0]); i++) {
 		assert_false(requeue_read_note(comments[i], 2, &note));
 		assert_true(!note.fruitless && note.step == 0);
 	}
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_failure_is_a_reason),
-		cmocka_unit_test(a_success_is_none),
-		cmocka_unit_test(a_stop_is_a_reason),
-		cmocka_unit_test(code_75_is_a_reason_by_itself),
-		cmocka_unit_test(the_time_limit_is_a_reason),
-		cmocka_unit_test(who_ends_the_job_wants_its_end),
-		cmocka_unit_test(slurm_may_be_first),
-		cmocka_unit_test(not_more_often_than_allowed),
-		cmocka_unit_test(two_failures_at_once_are_enough),
-		cmocka_unit_test(two_runs_without_a_new_step_are_enough),
-		cmocka_unit_test(the_sentence_names_the_step),
-		cmocka_unit_test(some_jobs_cannot_come_again),
-		cmocka_unit_test(the_note_is_of_one_run),
-		cmocka_unit_test(the_note_leaves_the_comment),
-		cmocka_unit_test(other_notes_are_none),
-	};
-
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,10 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,16 +15,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/base/child.h"
 #include "spank/node/memory.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/witness.h"
 #include "tests/support/spank_task.h"
-
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#include "tests/support/test.h"
 
 static struct witness *shared;
 
@@ -101,9 +95,8 @@ static bool comes_to(enum slurm_sent sent)
 	return false;
 }
 
-static void witness_notes_what_the_step_is_sent(void **state)
+TEST(witness_notes_what_the_step_is_sent)
 {
-	(void)state;
 	make(false);
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
 	kill(shared->pid, SIGWINCH);
@@ -144,9 +137,8 @@ static void in_a_child(pid_t target, int number)
 }
 
 /* Only slurmstepd speaks for Slurm: here this process, whose children the tasks are. */
-static void stop_of_a_program_is_not_slurms(void **state)
+TEST(stop_of_a_program_is_not_slurms)
 {
-	(void)state;
 	make(false);
 	for (int i = 0; i < 20; i++) {
 		in_a_child(shared->pid, SIGTERM);
@@ -161,9 +153,8 @@ static void stop_of_a_program_is_not_slurms(void **state)
 }
 
 /* A stopped process takes no signal: whose this is, nobody can tell. */
-static void stop_that_nobody_has_read_counts(void **state)
+TEST(stop_that_nobody_has_read_counts)
 {
-	(void)state;
 	make(false);
 	kill(shared->pid, SIGSTOP);
 	assert_int_equal(waitpid(shared->pid, NULL, WUNTRACED), shared->pid);
@@ -175,11 +166,10 @@ static void stop_that_nobody_has_read_counts(void **state)
 }
 
 /* What a task does to its own process group is none of Slurm's doing. */
-static void tasks_group_is_not_the_witness_s(void **state)
+TEST(tasks_group_is_not_the_witness_s)
 {
 	static const int numbers[] = { SIGTERM, SIGKILL };
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(numbers); i++) {
 		const struct witness_words words = { .address = "", .text = "" };
 		int status = -1;
@@ -200,12 +190,11 @@ static void tasks_group_is_not_the_witness_s(void **state)
 }
 
 /* Where the group is all that Slurm knows the step by. */
-static void witness_stays_in_a_group_that_slurm_tracks(void **state)
+TEST(witness_stays_in_a_group_that_slurm_tracks)
 {
 	const struct witness_words words = { .address = "", .text = "", .stay_in_group = true };
 	pid_t pid = fork_task();
 
-	(void)state;
 	if (pid == 0) {
 		setpgid(0, 0);
 		witness_make(shared, &words);
@@ -219,9 +208,8 @@ static void witness_stays_in_a_group_that_slurm_tracks(void **state)
 	finish();
 }
 
-static void end_of_the_witness_is_told(void **state)
+TEST(end_of_the_witness_is_told)
 {
-	(void)state;
 	make(false);
 	kill(shared->pid, SIGUSR1);
 	assert_true(comes_to(SENT_SIGNAL));
@@ -265,11 +253,10 @@ static void let_go(pid_t debugger)
 }
 
 /* slurmstepd ends for all that. */
-static void a_witness_that_cannot_be_reaped_is_left(void **state)
+TEST(a_witness_that_cannot_be_reaped_is_left)
 {
 	pid_t debugger;
 
-	(void)state;
 	make(false);
 	debugger = hold(shared->pid);
 	if (debugger == 0) {
@@ -286,12 +273,11 @@ static void a_witness_that_cannot_be_reaped_is_left(void **state)
 	munmap(shared, sizeof(*shared));
 }
 
-static void only_a_child_that_runs_is_signalled(void **state)
+TEST(only_a_child_that_runs_is_signalled)
 {
 	int status = -1;
 	pid_t debugger, child = fork();
 
-	(void)state;
 	assert_true(child >= 0);
 	if (child == 0) {
 		prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
@@ -354,11 +340,10 @@ static bool looks_go_on(bool wanted)
 	return (after > before) == wanted;
 }
 
-static void witness_looks_unless_the_step_is_suspended(void **state)
+TEST(witness_looks_unless_the_step_is_suspended)
 {
 	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look };
 
-	(void)state;
 	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(looked != MAP_FAILED);
 	words.about = looked;
@@ -397,12 +382,11 @@ static pid_t replace(void)
 	return shared->pid;
 }
 
-static void killed_witness_is_replaced(void **state)
+TEST(killed_witness_is_replaced)
 {
 	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look,
 		                       .begin_again = begin_again };
 
-	(void)state;
 	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(looked != MAP_FAILED);
 	words.about = looked;
@@ -420,9 +404,8 @@ static void killed_witness_is_replaced(void **state)
 }
 
 /* Slurm may send something while there is no witness. */
-static void keeper_notes_what_the_step_is_sent(void **state)
+TEST(keeper_notes_what_the_step_is_sent)
 {
-	(void)state;
 	make(false);
 	await_keeper();
 	kill(shared->pid, SIGKILL);
@@ -436,9 +419,8 @@ static void keeper_notes_what_the_step_is_sent(void **state)
 }
 
 /* The witness alone still tells all. */
-static void witness_outlives_its_keeper(void **state)
+TEST(witness_outlives_its_keeper)
 {
-	(void)state;
 	make(false);
 	await_keeper();
 	kill(shared->keeper, SIGKILL);
@@ -467,13 +449,12 @@ static int open_files_of(pid_t pid)
 	return open_files;
 }
 
-static void witness_holds_nothing_open(void **state)
+TEST(witness_holds_nothing_open)
 {
 	uint64_t deadline = ddp_now_ns() + 10000000000u;
 	char path[64];
 	struct stat info;
 
-	(void)state;
 	make(false);
 	while (open_files_of(shared->pid) > 0 && ddp_now_ns() < deadline)
 		usleep(1000);
@@ -484,14 +465,13 @@ static void witness_holds_nothing_open(void **state)
 }
 
 /* A slurmstepd of its own, with a task in a process group, that is then killed. */
-static void tasks_go_with_a_dead_slurmstepd(void **state)
+TEST(tasks_go_with_a_dead_slurmstepd)
 {
 	pid_t *task = mmap(NULL, sizeof(*task), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	int ended[2];
 	char byte;
 	pid_t pid;
 
-	(void)state;
 	assert_true(task != MAP_FAILED);
 	assert_int_equal(pipe(ended), 0);
 	pid = fork();
@@ -521,13 +501,12 @@ static void tasks_go_with_a_dead_slurmstepd(void **state)
 }
 
 /* Its keeper can make no more: it tells what the witness would tell. */
-static void keeper_without_a_witness_takes_its_place(void **state)
+TEST(keeper_without_a_witness_takes_its_place)
 {
 	int ended[2], status = -1;
 	char byte;
 	pid_t pid;
 
-	(void)state;
 	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(looked != MAP_FAILED);
 	assert_int_equal(pipe(ended), 0);
@@ -576,7 +555,7 @@ static void keeper_without_a_witness_takes_its_place(void **state)
 	munmap(looked, sizeof(*looked));
 }
 
-static void memory_is_found_in_either_version(void **state)
+TEST(memory_is_found_in_either_version)
 {
 	static const struct { const char *text, *path; } cases[] = {
 		{ "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_1\n",
@@ -591,7 +570,6 @@ static void memory_is_found_in_either_version(void **state)
 		{ "0::relative\n", NULL }, { "\n\n", NULL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		char path[MEMORY_PATH_MAX] = "";
 		bool found = memory_find(cases[i].text, path);
@@ -626,12 +604,11 @@ static void write_kills(const char *dir, const char *group, int kills)
 }
 
 /* Version 1 counts a kill in the task's own group only. */
-static void memory_of_any_task_counts(void **state)
+TEST(memory_of_any_task_counts)
 {
 	char dir[] = "/tmp/test_spank_witness.XXXXXX", command[64];
 	struct memory_watch watch = { .kills = 3 };
 
-	(void)state;
 	assert_non_null(mkdtemp(dir));
 	snprintf(watch.path, sizeof(watch.path), "%s/memory.oom_control", dir);
 	write_kills(dir, ".", 1);
@@ -661,7 +638,7 @@ static bool write_file(const char *folder, const char *name, const char *text)
 
 /* A real cgroup of 16 MiB, where this machine and user allow one: in either
    version's place. */
-static void out_of_memory_killer_is_seen(void **state)
+TEST(out_of_memory_killer_is_seen)
 {
 	char folder[128];
 	int there[2], go[2], status = -1;
@@ -670,7 +647,6 @@ static void out_of_memory_killer_is_seen(void **state)
 	pid_t pid;
 	bool limited;
 
-	(void)state;
 	snprintf(folder, sizeof(folder), "/sys/fs/cgroup/memory/ddp-test-%d", (int)getpid());
 	limited = mkdir(folder, 0700) == 0 && write_file(folder, "memory.limit_in_bytes", "16777216");
 	if (!limited) {
@@ -708,29 +684,4 @@ static void out_of_memory_killer_is_seen(void **state)
 	if (WIFSIGNALED(status) && watch.path[0] != '\0')
 		assert_true(memory_ran_out(&watch));
 	rmdir(folder);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(witness_notes_what_the_step_is_sent),
-		cmocka_unit_test(stop_of_a_program_is_not_slurms),
-		cmocka_unit_test(stop_that_nobody_has_read_counts),
-		cmocka_unit_test(tasks_group_is_not_the_witness_s),
-		cmocka_unit_test(witness_stays_in_a_group_that_slurm_tracks),
-		cmocka_unit_test(end_of_the_witness_is_told),
-		cmocka_unit_test(a_witness_that_cannot_be_reaped_is_left),
-		cmocka_unit_test(only_a_child_that_runs_is_signalled),
-		cmocka_unit_test(witness_looks_unless_the_step_is_suspended),
-		cmocka_unit_test(killed_witness_is_replaced),
-		cmocka_unit_test(keeper_notes_what_the_step_is_sent),
-		cmocka_unit_test(witness_outlives_its_keeper),
-		cmocka_unit_test(witness_holds_nothing_open),
-		cmocka_unit_test(tasks_go_with_a_dead_slurmstepd),
-		cmocka_unit_test(keeper_without_a_witness_takes_its_place),
-		cmocka_unit_test(memory_is_found_in_either_version),
-		cmocka_unit_test(memory_of_any_task_counts),
-		cmocka_unit_test(out_of_memory_killer_is_seen),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }
