@@ -85,29 +85,81 @@ static bool check_gpus(const struct identity *identity, const struct settings *s
 	return true;
 }
 
-/* SLURM clears 256 KiB for each variable that it sets, so what is there already is not set again. NULL removes it. */
-static spank_err_t set_variable(spank_t spank, const char *name, const char *value)
+/* The strings of variables that are taken out, each "NAME=VALUE". */
+struct room {
+	const char *name[VARIABLES_MAX];
+	char *text[VARIABLES_MAX]; /* NULL: it has become another variable */
+	int count;
+};
+
+static bool use_room(struct room *room, const char *name, const char *value)
 {
-	char **environment = NULL;
-	const char *now;
+	const size_t name_length = strlen(name), value_bytes = strlen(value) + 1;
+
+	for (int i = 0; i < room->count; i++) {
+		char *text = room->text[i];
+		if (text == NULL || strlen(text) < name_length + value_bytes)
+			continue;
+		memcpy(text, name, name_length);
+		text[name_length] = '=';
+		memcpy(text + name_length + 1, value, value_bytes);
+		room->text[i] = NULL;
+		return true;
+	}
+	return false;
+}
+
+/* SLURM clears 256 KiB for each variable that it sets, and so many pages cost a start of many tasks milliseconds. So a
+   value goes into the place of the one before, such as srun's word for nodes without the plugin, or of a variable that is
+   taken out, if it is not longer. */
+static spank_err_t set_variable(spank_t spank, const char *name, const char *value, struct room *room)
+{
+	char **environment = NULL, *now;
 
 	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
 		return ESPANK_ERROR;
-	now = environment_get(environment, name);
-	if (value == NULL)
-		return now == NULL ? ESPANK_SUCCESS : spank_unsetenv(spank, name);
-	return now != NULL && strcmp(now, value) == 0 ? ESPANK_SUCCESS : spank_setenv(spank, name, value, 1);
+	now = (char *)environment_get(environment, name);
+	if (now != NULL ? strlen(now) < strlen(value) : !use_room(room, name, value))
+		return spank_setenv(spank, name, value, 1);
+	if (now != NULL)
+		memmove(now, value, strlen(value) + 1);
+	return ESPANK_SUCCESS;
+}
+
+static void find_room(spank_t spank, const struct variables *variables, struct room *room)
+{
+	char **environment = NULL;
+
+	room->count = 0;
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
+		return;
+	for (int i = 0; i < variables->count; i++) {
+		const char *name = variables->item[i].name, *now = environment_get(environment, name);
+		if (variables->item[i].value != NULL || now == NULL)
+			continue;
+		room->name[room->count] = name;
+		room->text[room->count++] = (char *)now - strlen(name) - 1;
+	}
 }
 
 static bool write_environment(spank_t spank, const struct variables *variables, struct error *error)
 {
-	for (int i = 0; i < variables->count; i++) {
-		const struct variable *variable = &variables->item[i];
-		spank_err_t reason = set_variable(spank, variable->name, variable->value);
-		if (reason != ESPANK_SUCCESS)
-			return error_set(error, "cannot set %s: %s", variable->name, spank_strerror(reason));
+	static struct room room;
+	spank_err_t reason = ESPANK_SUCCESS;
+	const char *name = "";
+
+	find_room(spank, variables, &room);
+	for (int i = 0; i < variables->count && reason == ESPANK_SUCCESS; i++) {
+		name = variables->item[i].name;
+		if (variables->item[i].value != NULL)
+			reason = set_variable(spank, name, variables->item[i].value, &room);
 	}
-	return true;
+	for (int i = 0; i < room.count && reason == ESPANK_SUCCESS; i++) {
+		name = room.name[i];
+		if (room.text[i] != NULL)
+			reason = spank_unsetenv(spank, name);
+	}
+	return reason == ESPANK_SUCCESS || error_set(error, "cannot set %s: %s", name, spank_strerror(reason));
 }
 
 /* The dry run; the program never starts. srun puts the rows in order. */
@@ -357,12 +409,13 @@ static bool take_slurm_variables(spank_t spank, char **environment, const struct
                                  struct error *error)
 {
 	static struct renumbered renumbered;
+	struct room none = { .count = 0 };
 	char name[64];
 
 	if (!renumber(&renumbered, environment, go, local_id, (uint32_t)getpid(), error))
 		return false;
 	for (int i = 0; i < renumbered.count; i++)
-		if (set_variable(spank, renumbered.item[i].name, renumbered.item[i].value) != ESPANK_SUCCESS)
+		if (set_variable(spank, renumbered.item[i].name, renumbered.item[i].value, &none) != ESPANK_SUCCESS)
 			return error_set(error, "cannot set %s", renumbered.item[i].name);
 	/* Each removal changes the list. */
 	for (int i = 0; spank_get_item(spank, S_JOB_ENV, &environment) == ESPANK_SUCCESS && environment[i] != NULL;) {
@@ -459,8 +512,10 @@ static bool become_agent(spank_t spank, const struct stepd *stepd, struct step_f
 {
 	if (!agent_is_known(&stepd->node.supervise.agents, error))
 		return false;
-	make_witness(stepd, facts->node_count);
 	agent_become(&stepd->node.supervise.agents, facts->local_id);
+	/* srun deals the first generation meanwhile. */
+	make_witness(stepd, facts->node_count);
+	agent_serve();
 	return take_generation(spank, stepd, facts, identity, error);
 }
 

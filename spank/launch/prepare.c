@@ -64,6 +64,19 @@ static bool read_hostfile(const char *path, char host[HOST_NAME_MAX_BYTES], stru
 	return found || error_set(error, "the hostfile '%.200s' names no host", path);
 }
 
+/* Programs and torchrun, which may run without `launcher`, read these. With the plugin, tasks put their variables into
+   the places of these. */
+static bool export_absence(const struct settings *settings, struct error *error)
+{
+	const struct name *name;
+
+	for (int i = 0; (name = name_at(i)) != NULL; i++)
+		if ((name->kind == NAME_RANK ? !settings->launcher : strncmp(name->text, "PET_", 4) == 0) &&
+		    !export_to_tasks(name->text, PLUGIN_IS_ABSENT, error))
+			return false;
+	return true;
+}
+
 bool launch_prepare(const struct settings *settings, const char *hostfile, struct error *error)
 {
 	static char key[2 * KEY_BYTES + 1];
@@ -78,10 +91,7 @@ bool launch_prepare(const struct settings *settings, const char *hostfile, struc
 	if (hostfile != NULL && hostfile[0] != '\0' &&
 	    (!read_hostfile(hostfile, host, error) || !export_to_tasks("SLURM_DDP_FIRST_HOST", host, error)))
 		return false;
-	/* torchrun takes these, and may run without `launcher`. */
-	if (!export_to_tasks("PET_NNODES", PLUGIN_IS_ABSENT, error) ||
-	    (!settings->launcher && (!export_to_tasks("RANK", PLUGIN_IS_ABSENT, error) ||
-	                             !export_to_tasks("WORLD_SIZE", PLUGIN_IS_ABSENT, error))))
+	if (!export_absence(settings, error))
 		return false;
 	/* Last: without it the nodes refuse, should srun go on after an error. */
 	return export_to_tasks("SLURM_DDP_KEY", key, error);

@@ -349,7 +349,8 @@ bool link_send(struct link *link, uint32_t type, const void *payload, size_t byt
 {
 	bool open = link_is_started(link) && link->now.state == LINE_OPEN;
 
-	if (!session_send(&link->session, open ? &link->now.channel : NULL, type, payload, bytes))
+	/* link_start() would forget it. */
+	if (!link_is_started(link) || !session_send(&link->session, open ? &link->now.channel : NULL, type, payload, bytes))
 		return false;
 	if (open)
 		lease_write(&link->lease, link->now.channel.written, ddp_now_ns());

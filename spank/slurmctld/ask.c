@@ -169,7 +169,7 @@ int ask_take_answer(int code, job_array_resp_msg_t *answer)
 	return code;
 }
 
-int ask_to_change(const char *job_name, char *nodes, char *comment)
+int ask_to_change(const char *job_name, char *nodes, char *comment, bool release)
 {
 	__typeof__(slurm_init_job_desc_msg) *begin;
 	__typeof__(slurm_update_job2) *update;
@@ -188,6 +188,8 @@ int ask_to_change(const char *job_name, char *nodes, char *comment)
 		change.req_nodes = nodes;
 	if (comment != NULL)
 		change.comment = comment;
+	if (release)
+		change.priority = INFINITE;
 	errno = 0;
 	return ask_take_answer(update(&change, &answer), answer);
 }

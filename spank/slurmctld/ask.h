@@ -50,8 +50,9 @@ void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX]);
 /* 0, or Slurm's reason, of a request's answer, which it gives back. `code` is what the function returned. */
 int ask_take_answer(int code, job_array_resp_msg_t *answer);
 
-/* Changes the job: its nodes, a list of those that stay, and its comment. NULL: as it is. 0, or Slurm's reason. */
-int ask_to_change(const char *job_name, char *nodes, char *comment);
+/* Changes the job: its nodes, a list of those that stay, and its comment. NULL: as it is. `release`: it is held no more. 0,
+   or Slurm's reason. */
+int ask_to_change(const char *job_name, char *nodes, char *comment, bool release);
 
 /* The job by which a request reaches the steps of all components of the job: the first of
    its heterogeneous job. The controller is asked: slurmstepd acts on it as root, and what

@@ -41,7 +41,7 @@ int comment_change(uint32_t job_id, size_t most, comment_edit *edit, const void 
 
 	pthread_mutex_lock(&lock);
 	if (read_comment(job_id, most, before, name) && edit(about, before, after, sizeof(after)))
-		code = ask_to_change(name, NULL, after);
+		code = ask_to_change(name, NULL, after, false);
 	pthread_mutex_unlock(&lock);
 	return code;
 }

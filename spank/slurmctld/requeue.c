@@ -92,11 +92,17 @@ static time_t end_of(const job_info_t *job)
 	return job->end_time + (over != NO_VAL16 ? over * 60 : 0);
 }
 
+/* SLURM holds a job that it has requeued because the Prolog fails on a node. */
+static bool is_held(const job_info_t *job)
+{
+	return job->priority == 0 && job->state_desc != NULL && strncmp(job->state_desc, "launch", strlen("launch")) == 0;
+}
+
 static void read_job(const job_info_t *job, struct job_news *news)
 {
 	*news = (struct job_news){
 		.job = { .state = state_of(job), .batch = job->batch_flag != 0, .may_requeue = job->requeue != 0,
-			 .preempted = job->preempt_time != 0, .restarts = job->restart_cnt },
+			 .held = is_held(job), .preempted = job->preempt_time != 0, .restarts = job->restart_cnt },
 		.ends_at = end_of(job),
 	};
 	if (job->restart_cnt > 0)
@@ -196,8 +202,9 @@ static int judge_and_ask(const struct requeue_step *step)
 			ask_to_say(text);
 		return 0;
 	}
-	leave_note(step, &news);
-	code = ask_once(&news);
+	if (!news.job.held)
+		leave_note(step, &news);
+	code = news.job.held ? ask_to_change(news.name, NULL, NULL, true) : ask_once(&news);
 	/* The line is written at once, because srun may be killed with the script. */
 	if (code == 0)
 		ask_to_say(text);

@@ -77,13 +77,31 @@ static bool is_too_often(const struct requeue_step *step, const struct requeue_j
 	return sink->used > 0;
 }
 
+/* SLURM has requeued the job itself, which it does whatever requeue= says, and may have ended the step before srun has
+   said that nodes are missing. */
+static bool judge_held(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX])
+{
+	static const char why[] = "SLURM could not start the step on each node, has requeued the job";
+	struct sink sink = sink_on(text, REQUEUE_TEXT_MAX);
+	bool releases = job->restarts <= step->allowed;
+
+	if (releases)
+		sink_add(&sink, "%s (%u of %u) and held it; srun releases it", why, job->restarts, step->allowed);
+	else
+		sink_add(&sink, "%s and held it; srun does not release it, because it was requeued %u time%s before (requeue=%u)",
+		         why, job->restarts - 1, job->restarts == 2 ? "" : "s", step->allowed);
+	return releases;
+}
+
 bool requeue_judge(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX])
 {
 	struct sink sink = sink_on(text, REQUEUE_TEXT_MAX);
 
 	/* If the job is not of sbatch, the user was told so when the step started. */
-	if (step->allowed == 0 || (step->ended && step->status == 0) || !job->batch || job->state == REQUEUE_WAITS)
+	if (step->allowed == 0 || (step->ended && step->status == 0) || !job->batch)
 		return false;
+	if (job->state == REQUEUE_WAITS)
+		return job->held && judge_held(step, job, text);
 	if (job->state == REQUEUE_CANCELLED)
 		return say(text, "the job is not requeued: it was cancelled");
 	if (job->state == REQUEUE_OVER)

@@ -34,6 +34,7 @@ struct requeue_job {
 	enum requeue_state state;
 	bool batch;         /* there is a script that Slurm could start again */
 	bool may_requeue;   /* by JobRequeue of slurm.conf, --requeue and --no-requeue */
+	bool held;          /* in state REQUEUE_WAITS: until it is released, because a node could not start the step */
 	bool preempted;     /* Slurm has told a running job that it will take its nodes */
 	uint32_t restarts;  /* how often the job was requeued, whoever asked for it */
 	struct requeue_note before; /* of the run before this one; zero if that run has left none */
@@ -51,7 +52,8 @@ struct requeue_step {
 	uint64_t at;      /* in which step of the training it failed; 0: not known */
 };
 
-/* Whether srun is to ask. `text` says why, or why not; "": nothing is to be said. */
+/* Whether srun is to ask for another run, or for the release of a job that is held. `text` says why, or why not; "":
+   nothing is to be said. */
 bool requeue_judge(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX]);
 
 /* Whether there is a reason why this job can never be requeued. It is to be said when the step starts. */

@@ -95,7 +95,7 @@ static int shrink(uint32_t job_id, const char *job_nodes, const char *nodes)
 	stay = list_of(job_nodes, &rest);
 	/* The number is that of one component or one element, whose nodes these are. */
 	snprintf(name, sizeof(name), "%u", job_id);
-	code = stay != NULL ? ask_to_change(name, stay, NULL) : ESLURM_INVALID_NODE_NAME;
+	code = stay != NULL ? ask_to_change(name, stay, NULL, false) : ESLURM_INVALID_NODE_NAME;
 	free(stay);
 	return code;
 }

@@ -404,7 +404,7 @@ static bool begin(uint32_t generation)
 	return false;
 }
 
-static void become(const struct agents *agents, uint32_t local_task)
+void agent_become(const struct agents *agents, uint32_t local_task)
 {
 	const struct sigaction usual = { .sa_handler = SIG_DFL };
 
@@ -420,6 +420,10 @@ static void become(const struct agents *agents, uint32_t local_task)
 	/* srun deals the generation meanwhile. */
 	atomic_store(&self.own->pid, getpid());
 	agents_give_news(self.agents);
+}
+
+static void tidy_up(void)
+{
 	/* If an agent kept the writing end of a standard input, no program would read to the end of that input. */
 	proc_close_channels();
 	self.has_terminal = tcgetattr(STDIN_FILENO, &self.terminal) == 0;
@@ -439,13 +443,13 @@ bool agent_child_tells(void)
 	return self.tells;
 }
 
-uint32_t agent_become(const struct agents *agents, uint32_t local_task)
+uint32_t agent_serve(void)
 {
 	uint32_t generation;
 
-	become(agents, local_task);
+	tidy_up();
 	for (;;) {
-		enum agents_order order = agents_ordered(agents, &generation);
+		enum agents_order order = agents_ordered(self.agents, &generation);
 		if (is_orphan()) {
 			end_all();
 			_exit(1);

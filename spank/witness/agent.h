@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* With restart=, the process that Slurm takes for a task is the task's agent. It runs no program. Each
-   generation of the program is a child of the agent: agent_become() returns there, and Slurm's own code
+   generation of the program is a child of the agent: agent_serve() returns there, and Slurm's own code
    then makes the child the user's program. The agent notes how the child ends. When slurmstepd
    orders it, the agent kills all that is left of the generation. The agent is a subreaper: it adopts what the program
    leaves behind, so nothing escapes by setsid() or by forking twice.
@@ -87,9 +87,12 @@ void agents_reaped(struct agents *agents, uint32_t local_task);
    they do not, and slurmstepd could not end them. */
 bool agent_is_known(const struct agents *agents, struct error *error);
 
-/* In the task: it becomes the agent. Returns in each generation's child, with the generation's number, and in
-   no other process. The child has the task's signal mask and dispositions, and dies with the agent. */
-uint32_t agent_become(const struct agents *agents, uint32_t local_task);
+/* In the task: it becomes the agent, which slurmstepd sees. The caller soon calls agent_serve(). */
+void agent_become(const struct agents *agents, uint32_t local_task);
+
+/* In the agent. Returns in each generation's child, with the generation's number, and in no other process. The child has
+   the task's signal mask and dispositions, and dies with the agent. */
+uint32_t agent_serve(void);
 
 /* In that child: the program of the former generation stays, so the child is to tell it the identity that it has in
    this one, and to exit. */

@@ -24,6 +24,7 @@ enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
 	END_MS = 2000,        /* so long slurmstepd waits for the end of both */
+	KEEPER_MS = 50,       /* a step that has ended by then has no keeper, which costs a fork */
 	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
 	RETRY_MS = 1000,      /* after which a keeper without a witness tries again, and then twice that */
 	RETRY_MAX_MS = 60000,
@@ -92,31 +93,6 @@ static void leave_task(const struct place *place, const char *name)
 	prctl(PR_SET_PDEATHSIG, PARENT_DIED);
 }
 
-static void watch(const struct place *place)
-{
-	const struct witness_words *words = place->words;
-	int look_ms = words->look_ms;
-	bool suspended = false;
-	sigset_t all;
-
-	sigfillset(&all);
-	leave_task(place, "ddp-witness");
-	while (getppid() == place->slurmstepd) {
-		siginfo_t info = { .si_signo = 0 };
-		int number = wait_signal(&all, look_ms, &info);
-		if (number < 0 && errno != EINTR)
-			return;
-		if (number > 0)
-			note(place, &info);
-		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
-		   suspends a step, and that stops the witness, too. */
-		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
-		if (look_ms > 0 && !suspended)
-			look_ms = words->look(words->about, atomic_load(&place->witness->asked_to_stop));
-	}
-	tell_of_slurmstepd(words, place->tasks);
-}
-
 /* A fork, but the child is the parent's sibling: glibc has no call for that. The kernel notes the child's
    number before the child runs, and also if somebody kills the parent meanwhile. */
 static pid_t fork_sibling(_Atomic pid_t *number)
@@ -130,6 +106,55 @@ static pid_t fork_sibling(_Atomic pid_t *number)
 #endif
 }
 
+static void keep(const struct place *place);
+
+/* In the witness. */
+static void make_keeper(const struct place *place)
+{
+	/* Without it the keeper would not see the witness's end. */
+	int process = handle_open(place->slurmstepd);
+
+	if (process < 0)
+		return;
+	close(process);
+	if (fork_sibling(&place->witness->keeper) != 0)
+		return;
+	keep(place);
+	/* Its end is not that of one who was killed. */
+	atomic_store(&place->witness->keeper, 0);
+	_exit(0);
+}
+
+static void watch(const struct place *place, bool has_keeper)
+{
+	const struct witness_words *words = place->words;
+	int look_ms = words->look_ms;
+	bool suspended = false;
+	sigset_t all;
+
+	sigfillset(&all);
+	leave_task(place, "ddp-witness");
+	while (getppid() == place->slurmstepd) {
+		siginfo_t info = { .si_signo = 0 };
+		int number = wait_signal(&all, has_keeper ? look_ms : KEEPER_MS, &info);
+		if (number == 0 && !has_keeper) {
+			make_keeper(place);
+			has_keeper = true;
+			continue;
+		}
+		if (number < 0 && errno != EINTR)
+			return;
+		if (number > 0)
+			note(place, &info);
+		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
+		   suspends a step, and that stops the witness, too. */
+		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
+		if (has_keeper && look_ms > 0 && !suspended)
+			look_ms = words->look(words->about, atomic_load(&place->witness->asked_to_stop));
+	}
+	tell_of_slurmstepd(words, place->tasks);
+}
+
 /* In the keeper. Gives what tells of the end of the new witness; -1: there is none, as where the user may have no
    more processes. */
 static int make_another(const struct place *place)
@@ -141,7 +166,7 @@ static int make_another(const struct place *place)
 	if (pid == 0) {
 		if (words->look_ms > 0 && words->begin_again != NULL)
 			words->begin_again(words->about);
-		watch(place);
+		watch(place, true);
 		_exit(0);
 	}
 	process = pid > 0 ? handle_open(pid) : -1;
@@ -220,7 +245,6 @@ void witness_make(struct witness *witness, const struct witness_words *words)
 {
 	const struct place place = { .witness = witness, .words = words, .slurmstepd = getppid(), .tasks = getpgrp() };
 	sigset_t all, before;
-	int process;
 
 	if (atomic_exchange(&witness->made, true))
 		return;
@@ -228,17 +252,7 @@ void witness_make(struct witness *witness, const struct witness_words *words)
 	if (sigprocmask(SIG_SETMASK, &all, &before) < 0)
 		return;
 	if (fork_sibling(&witness->pid) == 0) {
-		watch(&place);
-		_exit(0);
-	}
-	/* Without it nobody would see the witness's end. */
-	process = handle_open(place.slurmstepd);
-	if (process >= 0)
-		close(process);
-	if (process >= 0 && atomic_load(&witness->pid) > 0 && fork_sibling(&witness->keeper) == 0) {
-		keep(&place);
-		/* Its end is not that of one who was killed. */
-		atomic_store(&witness->keeper, 0);
+		watch(&place, false);
 		_exit(0);
 	}
 	sigprocmask(SIG_SETMASK, &before, NULL);
@@ -352,8 +366,8 @@ void witness_end(struct witness *witness)
 	const uint64_t deadline_ns = ddp_now_ns() + END_MS * 1000000ull;
 	pid_t keeper, pid;
 
-	/* Both are killed before one is waited for, so that they end beside each other. The keeper may make another
-	   witness until it is dead. */
+	/* Both are killed before one is waited for, so that they end beside each other. Until it is dead, either may make
+	   the other one. */
 	do {
 		keeper = atomic_load(&witness->keeper);
 		pid = atomic_load(&witness->pid);
@@ -361,5 +375,5 @@ void witness_end(struct witness *witness)
 		kill_process(pid);
 		reap_process(keeper, deadline_ns);
 		reap_process(pid, deadline_ns);
-	} while (atomic_load(&witness->pid) != pid);
+	} while (atomic_load(&witness->pid) != pid || atomic_load(&witness->keeper) != keeper);
 }

@@ -9,10 +9,11 @@
    the user's processes cannot look into it. If slurmstepd is killed, the witness goes on, tells srun,
    and then ends.
 
-   A second process, the keeper, notes the same signals, and makes another witness when somebody has
-   killed the first one. If it cannot make one, or has not yet made it, the keeper itself tells srun
-   that slurmstepd was killed. When Slurm kills a step, it kills both. On a kernel without
-   pidfd_open() there is no keeper. libc only. */
+   As soon as the step runs for longer than a moment, the witness makes a second process, the keeper.
+   The keeper notes the same signals, and makes another witness when somebody has killed the first one.
+   If it cannot make one, or has not yet made it, the keeper itself tells srun that slurmstepd was
+   killed. When Slurm kills a step, it kills both. On a kernel without pidfd_open() there is no keeper.
+   libc only. */
 #pragma once
 
 #include <stdatomic.h>

@@ -222,4 +222,29 @@ comes_again "and has the job requeued once slurmctld answers"
 prints 'ddp: the job is requeued \(1 of 2\)' "and says that"
 on_cluster scancel "$job"
 
+# ---- a node whose Prolog fails --------------------------------------------------------------------
+
+# SLURM drains such a node, and holds the job. This comes last, because slurmctld of SLURM 23.11 and later has another name
+# behind the reconfiguration.
+printf '%s\n' '#!/bin/sh' "[ ! -e '$work/broken.'\$SLURMD_NODENAME ]" >"$work/prolog"
+chmod 755 "$work/prolog"
+echo "Prolog=$work/prolog" >>"$cluster/slurm.conf"
+on_cluster scontrol reconfigure
+: >"$work/broken.n1"
+heals() { on_cluster scontrol update NodeName=n1 State=RESUME; }
+start unstarted 'exit 0' --ddp=requeue=2
+comes_again "a job comes again whose Prolog fails on a node when the step starts"
+prints '(Task launch .* failed|ddp: SLURM could not start the step: no task has begun) on node n1' "a line names the node"
+prints_times 1 'ddp: SLURM could not start the step on each node, has requeued the job \(1 of 2\) and held it; srun releases it$' "and another the job"
+prints_not '^srun gave' "the script does not go on"
+capture on_cluster scontrol -o show job "$job"
+prints_not ' Priority=0 ' "SLURM holds the job no more"
+on_cluster scancel "$job"
+heals
+capture as_user salloc -Q --ddp=restart=3,spare=1 -N2 srun --ntasks-per-node=1 true
+prints_times 1 'ddp: SLURM could not start the step: no task has begun on node n1 ' "salloc, with restart=: a line names the node"
+prints_not 'another step begins' "and promises no step of a job that SLURM has ended"
+rm "$work/broken.n1"
+heals
+
 done_testing

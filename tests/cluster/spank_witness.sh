@@ -16,6 +16,8 @@ until [ -e go.$RANK ]; do sleep 0.02; done
 date +%s%N >began
 eval "$(cat go.$RANK)"
 END
+# A witness makes its keeper a moment after the step's start.
+keepers_are_there() { wait_until 30 on_node n0 pgrep -x ddp-keeper >keepers && wait_until 30 on_node n1 pgrep -x ddp-keeper >keepers; }
 # kill_witness NODE, and kill_both NODE with the keeper, which makes another witness
 kill_witness() { on_node "$1" pkill -KILL -x ddp-witness; }
 kill_both() { on_node "$1" pkill -KILL -x 'ddp-(witness|keeper)'; }
@@ -29,6 +31,7 @@ fails()
 	as_user srun "--ddp${6:+=$6}" -N2 --ntasks-per-node=$((ranks / 2)) bash -c '. ./rank.sh' >out 2>&1 &
 	srun=$!
 	wait_until 30 sh -c "[ \$(ls $work/up.* | wc -l) = $ranks ]"
+	keepers_are_there
 	eval "$before"
 	echo "$order" >go.tmp && mv go.tmp "go.$rank"
 	status=0
@@ -132,6 +135,7 @@ rm -f up.*
 as_user srun --ddp -N2 --ntasks-per-node=1 bash -c '. ./saves.sh' >out 2>&1 &
 srun=$!
 wait_until 30 sh -c "[ \$(ls $work/up.* | wc -l) = 2 ]"
+keepers_are_there
 kill_witness n0
 kill_witness n1
 sleep 1

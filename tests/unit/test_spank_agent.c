@@ -106,8 +106,10 @@ static void start(uint32_t count, int (*program)(uint32_t generation))
 	for (uint32_t i = 0; i < count; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
-		if (pid == 0)
-			_exit(program(agent_become(&agents, i)));
+		if (pid == 0) {
+			agent_become(&agents, i);
+			_exit(program(agent_serve()));
+		}
 		agents_forked(&agents, i, pid);
 	}
 	assert_true(holds(all_are_ready, 20));
@@ -649,8 +651,10 @@ TEST(agents_end_with_slurmstepd)
 			_exit(1);
 		for (uint32_t i = 0; i < 2; i++) {
 			pid_t pid = fork();
-			if (pid == 0)
-				_exit(leaves_a_tree(agent_become(&agents, i)));
+			if (pid == 0) {
+				agent_become(&agents, i);
+				_exit(leaves_a_tree(agent_serve()));
+			}
 			agents_forked(&agents, i, pid);
 		}
 		agents_order(&agents, AGENTS_RUN, 1);

@@ -177,7 +177,8 @@ static int begin_as(bool is_user)
 			node.supervise.shared->task[i].rank = 6 + i;
 			if (atomic_load(&seen->is_user) && setresuid(65534, 65534, 0) != 0)
 				_exit(1);
-			run(agent_become(&node.supervise.agents, i));
+			agent_become(&node.supervise.agents, i);
+			run(agent_serve());
 		}
 		setpgid(pid, i == 0 ? pid : node.supervise.agents.pids[0]);
 		supervise_forked(&node.supervise, i, pid);

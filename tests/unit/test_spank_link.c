@@ -358,6 +358,15 @@ TEST(a_node_opens_a_link_and_both_sides_send)
 	end_srun();
 }
 
+/* The agents of a node may all be there before its thread has seen where srun is. */
+TEST(nothing_is_taken_before_the_link_is_started)
+{
+	struct link link = { .now = { .channel = { .fd = -1 } }, .next = { .channel = { .fd = -1 } } };
+
+	assert_false(link_send(&link, FRAME_NEWS + 3, "1", 1));
+	assert_int_equal(link.session.sent, 0);
+}
+
 TEST(a_node_leaves_when_srun_lets_it)
 {
 	struct link link;

@@ -121,6 +121,8 @@ TEST(who_ends_the_job_wants_its_end)
 	refuses(step, running, "the step was cancelled, or has not started");
 }
 
+#define RELEASES "SLURM could not start the step on each node, has requeued the job (3 of 3) and held it; srun releases it"
+
 TEST(slurm_may_be_first)
 {
 	struct requeue_job job = running;
@@ -128,6 +130,15 @@ TEST(slurm_may_be_first)
 	job.state = REQUEUE_WAITS;
 	job.preempted = true;
 	refuses(failed, job, "");
+	/* It counts, and holds, the job whose Prolog fails. */
+	job.preempted = false;
+	job.held = true;
+	job.restarts = 3;
+	asks(failed, job, RELEASES);
+	asks((struct requeue_step){ .allowed = 3, .ended = true, .stopping = true, .status = 143 }, job, RELEASES);
+	job.restarts = 4;
+	refuses(failed, job, "srun does not release it, because it was requeued 3 times before (requeue=3)");
+	refuses((struct requeue_step){ .ended = true, .status = 1 }, job, "");
 }
 
 TEST(not_more_often_than_allowed)

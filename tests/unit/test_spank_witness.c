@@ -60,6 +60,20 @@ static void make(bool kill_tasks)
 	make_with(&(struct witness_words){ .address = "127.0.0.1", .text = "dead", .kill_tasks = kill_tasks });
 }
 
+/* Without pidfd_open() there is none. */
+static void await_keeper(void)
+{
+	uint64_t deadline = ddp_now_ns() + 10000000000u;
+	int process = handle_open(getpid());
+
+	if (process < 0)
+		skip();
+	close(process);
+	while (atomic_load(&shared->keeper) == 0 && ddp_now_ns() < deadline)
+		usleep(1000);
+	assert_true(shared->keeper > 0);
+}
+
 static void finish(void)
 {
 	witness_end(shared);
@@ -350,14 +364,13 @@ TEST(witness_looks_unless_the_step_is_suspended)
 	munmap(looked, sizeof(*looked));
 }
 
-/* Somebody kills the witness; gives the one that its keeper then makes. Without pidfd_open() there is none. */
+/* Somebody kills the witness; gives the one that its keeper then makes. */
 static pid_t replace(void)
 {
 	uint64_t deadline = ddp_now_ns() + 10000000000u;
 	pid_t pid = shared->pid;
 
-	if (shared->keeper == 0)
-		skip();
+	await_keeper();
 	kill(pid, SIGKILL);
 	while (shared->pid == pid && ddp_now_ns() < deadline) {
 		/* Meanwhile the keeper is there: nothing is in doubt. */
@@ -394,8 +407,7 @@ TEST(killed_witness_is_replaced)
 TEST(keeper_notes_what_the_step_is_sent)
 {
 	make(false);
-	if (shared->keeper == 0)
-		skip();
+	await_keeper();
 	kill(shared->pid, SIGKILL);
 	kill(shared->keeper, SIGUSR1);
 	assert_true(comes_to(SENT_SIGNAL));
@@ -410,8 +422,7 @@ TEST(keeper_notes_what_the_step_is_sent)
 TEST(witness_outlives_its_keeper)
 {
 	make(false);
-	if (shared->keeper == 0)
-		skip();
+	await_keeper();
 	kill(shared->keeper, SIGKILL);
 	assert_int_equal(waitpid(shared->keeper, NULL, 0), shared->keeper);
 	assert_int_equal(witness_sent(shared), SENT_NOTHING);
@@ -513,7 +524,7 @@ TEST(keeper_without_a_witness_takes_its_place)
 			sleep(60);
 			_exit(0);
 		}
-		for (int i = 0; i < 1000 && shared->keeper == 0; i++)
+		for (int i = 0; i < 10000 && shared->keeper == 0; i++)
 			usleep(1000);
 		if (shared->keeper == 0) {
 			kill(task, SIGKILL);
