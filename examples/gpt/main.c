@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * gpt: trains a GPT-2 on a file, data-parallel, by libddp's public interface
- * and the kernels. Every rank that fails says why on stderr and ends with 1;
- * the others then end too, since the communicator is aborted. What all ranks see
- * alike, rank 0 tells.
- */
+/* gpt: trains a GPT-2 on a file, data-parallel, by libddp's public interface
+   and the kernels. Every rank that fails says why on stderr and ends with 1;
+   the others then end too, since the communicator is aborted. What all ranks see
+   alike, rank 0 tells. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

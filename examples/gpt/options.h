@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options: gpt's command line. */
-#ifndef EXAMPLES_GPT_OPTIONS_H
-#define EXAMPLES_GPT_OPTIONS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -51,10 +50,6 @@ bool gpt_on_device(const gpt_options *options);
 /* Says what main() does next. */
 typedef enum gpt_parsed { GPT_RUN, GPT_DONE, GPT_BAD } gpt_parsed;
 
-/*
- * Reads the command line; options' strings point into argv. GPT_DONE: --help
- * or --version was answered on stdout. GPT_BAD: the error is on stderr.
- */
+/* Reads the command line; options' strings point into argv. GPT_DONE: --help
+   or --version was answered on stdout. GPT_BAD: the error is on stderr. */
 gpt_parsed gpt_parse(int argc, char **argv, gpt_options *options);
-
-#endif

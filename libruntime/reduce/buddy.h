@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * buddy: if each rank keeps the only copy of its shard of the optimizer's state (strategy_scatter.c), another rank, its
- * buddy, keeps a copy of the shard, so that ranks can go on without those that have died (reduce/survival.h). The buddy is
- * on another node, if there is one.
- *
- * When a step has ended, its state travels to the buddies while forward and backward of the next step run. Each rank waits
- * for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
- * all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
- * and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
- * rank has ended, or, if a rank died before its buddy had all of that step, to the step before.
- */
-#ifndef DDP_REDUCE_BUDDY_H
-#define DDP_REDUCE_BUDDY_H
+/* buddy: if each rank keeps the only copy of its shard of the optimizer's state (strategy_scatter.c), another rank, its
+   buddy, keeps a copy of the shard, so that ranks can go on without those that have died (reduce/survival.h). The buddy is
+   on another node, if there is one.
+
+   When a step has ended, its state travels to the buddies while forward and backward of the next step run. Each rank waits
+   for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
+   all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
+   and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
+   rank has ended, or, if a rank died before its buddy had all of that step, to the step before. */
+#pragma once
 
 #include "reduce/level.h"
 
@@ -45,5 +42,3 @@ ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, con
 /* All are at that step, and `model` is fitted to the ranks that are left of those of `former`: each rank gets all parameters,
    and what it keeps of the optimizer's state. Collective over the model's communicator. */
 ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model);
-
-#endif

@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
- *
- * When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end
- * of an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank
- * undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
- * and a rank that has ended the step sends parameters and state to the others.
- */
-#ifndef DDP_REDUCE_LEVEL_H
-#define DDP_REDUCE_LEVEL_H
+/* level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
+
+   When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end
+   of an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank
+   undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
+   and a rank that has ended the step sends parameters and state to the others. */
+#pragma once
 
 #include "reduce/model.h"
 
@@ -33,5 +30,3 @@ ddp_status ddp_level_with(ddp_model *model, ddp_comm *left, const ddp_survivor *
 
 /* The model is fitted to the ranks that are left: it forgets the step that failed. */
 ddp_status ddp_level_resume(ddp_model *model, bool learned);
-
-#endif

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_state: the fields of a ddp_model, and what its parts do, each in a file; for reduce/ and train/ only. */
-#ifndef DDP_REDUCE_MODEL_STATE_H
-#define DDP_REDUCE_MODEL_STATE_H
+#pragma once
 
 #include <stdatomic.h>
 
@@ -21,12 +20,10 @@
 
 /* ---- arena.c ------------------------------------------------------------------------------- */
 
-/*
- * The memory that holds one role (such as gradients) of all tensors of a model, in f32. There are five kinds. The
- * ranks of a node share an arena, so collectives on it take no copy. A rank that is alone in its communicator has
- * private memory, which may consist of huge pages. Or it is this rank's own; clearing it then gives its pages back to
- * the system until they are written again. Or it lies on a device. Or it is the program's, and the program frees it.
- */
+/* The memory that holds one role (such as gradients) of all tensors of a model, in f32. There are five kinds. The
+   ranks of a node share an arena, so collectives on it take no copy. A rank that is alone in its communicator has
+   private memory, which may consist of huge pages. Or it is this rank's own; clearing it then gives its pages back to
+   the system until they are written again. Or it lies on a device. Or it is the program's, and the program frees it. */
 typedef struct ddp_arena {
 	float *data;
 	size_t bytes;
@@ -42,11 +39,9 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
                           bool gives_back, ddp_arena *arena);
 void ddp_arena_close(ddp_comm *comm, ddp_arena *arena);
 
-/*
- * The ranks of a world are to meet again in another one (renewal.h). The content of an arena and the address that the
- * program knows stay. leave(): the memory that ranks of `comm` have shared becomes this rank's own. Local. share(): the
- * ranks of `comm` share the memory, as after ddp_arena_open(). Collective.
- */
+/* The ranks of a world are to meet again in another one (renewal.h). The content of an arena and the address that the
+   program knows stay. leave(): the memory that ranks of `comm` have shared becomes this rank's own. Local. share(): the
+   ranks of `comm` share the memory, as after ddp_arena_open(). Collective. */
 ddp_status ddp_arena_leave(ddp_comm *comm, ddp_arena *arena);
 ddp_status ddp_arena_share(ddp_comm *comm, ddp_arena *arena);
 /* The address that the program knows. */
@@ -57,10 +52,8 @@ ddp_status ddp_arena_clear(const ddp_arena *arena, int64_t begin, int64_t end);
 
 /* ---- timeline.c ---------------------------------------------------------------------------- */
 
-/*
- * When the program's queue on a device reached forward, backward and update of each step.
- * Events of the device measure it, because the host's phases only say when the host enqueued them.
- */
+/* When the program's queue on a device reached forward, backward and update of each step.
+   Events of the device measure it, because the host's phases only say when the host enqueued them. */
 typedef struct ddp_timeline ddp_timeline;
 
 /* NULL, which is allowed below: the place is the host, or there is no memory for it. */
@@ -77,13 +70,11 @@ double ddp_timeline_take(ddp_timeline *timeline, ddp_phase phase);
 
 /* ---- on_device.c --------------------------------------------------------------------------- */
 
-/*
- * A model keeps this in a device's memory besides its arenas: the optimizer's state, unless the strategy spreads it;
- * the memory in which the optimizer works; and two results of backward, the program's loss and the largest magnitude
- * of each gradient. The host fetches both once a step. It waits for them, and for the norm if gradients are clipped,
- * before it enqueues the update, because all ranks first agree whether there is an update, and ddp_model_step()
- * returns loss and norm. So a device without other work waits twice in each step until the host wakes up.
- */
+/* A model keeps this in a device's memory besides its arenas: the optimizer's state, unless the strategy spreads it;
+   the memory in which the optimizer works; and two results of backward, the program's loss and the largest magnitude
+   of each gradient. The host fetches both once a step. It waits for them, and for the norm if gradients are clipped,
+   before it enqueues the update, because all ranks first agree whether there is an update, and ddp_model_step()
+   returns loss and norm. So a device without other work waits twice in each step until the host wakes up. */
 typedef struct ddp_results {
 	double *loss;      /* on the device: [1]; behind it, [params]: */
 	float *largest;    /* of the gradients that are complete, in that order */
@@ -113,11 +104,9 @@ ddp_status ddp_on_device_fetch(ddp_model *model, double *loss);
 
 /* ---- uses.c -------------------------------------------------------------------------------- */
 
-/*
- * Which parameters have gradients in a step. Each rank tells this in the step's consensus, in a
- * few bits for each parameter, so that the sums over all ranks stay exact. When a static graph has been
- * learned, ranks only tell whether their parameters have changed.
- */
+/* Which parameters have gradients in a step. Each rank tells this in the step's consensus, in a
+   few bits for each parameter, so that the sums over all ranks stay exact. When a static graph has been
+   learned, ranks only tell whether their parameters have changed. */
 typedef struct ddp_uses {
 	ddp_unused mode;
 	const ddp_layout *layout;
@@ -153,11 +142,9 @@ void ddp_uses_end_step(ddp_uses *uses);
 
 /* ---- rows.c -------------------------------------------------------------------------------- */
 
-/*
- * Sparse parts of gradients, such as that of an embedding whose weight the classifier shares.
- * If rows are sent, they are kept apart until the end of the step, gathered from all ranks, and added
- * to the reduced gradient in the order of ranks, then of calls. So all ranks get the same bits.
- */
+/* Sparse parts of gradients, such as that of an embedding whose weight the classifier shares.
+   If rows are sent, they are kept apart until the end of the step, gathered from all ranks, and added
+   to the reduced gradient in the order of ranks, then of calls. So all ranks get the same bits. */
 
 /* The rows of one parameter. */
 typedef struct ddp_row_set {
@@ -195,11 +182,9 @@ ddp_status ddp_rows_gather(ddp_rows *rows, int i, ddp_reducer *reducer, int64_t 
 
 /* ---- squares.c ----------------------------------------------------------------------------- */
 
-/*
- * The sum of the squares of a step's gradients, from which the norm is computed, and the updates that use and clear
- * these gradients. In the host's memory both are done at once. On a device they are enqueued, and the host fetches the
- * sums at the end. Both sum the same slices in the same order, so they give the same bits.
- */
+/* The sum of the squares of a step's gradients, from which the norm is computed, and the updates that use and clear
+   these gradients. In the host's memory both are done at once. On a device they are enqueued, and the host fetches the
+   sums at the end. Both sum the same slices in the same order, so they give the same bits. */
 typedef struct ddp_squares {
 	bool wanted;
 	int64_t most, count; /* sums of squares, of a piece of gradients each */
@@ -319,10 +304,8 @@ const ddp_slot *ddp_model_slot(const ddp_model *model, int param);
 /* The clock of the first step starts with the first sign of work on it. */
 void ddp_model_start_clock(ddp_model *model);
 
-/*
- * The model can train no more: ends what is under way here and on all ranks, keeps the last error in the progress
- * page, and returns `status` with the last error unchanged.
- */
+/* The model can train no more: ends what is under way here and on all ranks, keeps the last error in the progress
+   page, and returns `status` with the last error unchanged. */
 ddp_status ddp_model_fail(ddp_model *model, ddp_status status);
 
 /* ---- buffers.c: tensors that forward writes. At the end of a step ranks make them equal. ---- */
@@ -333,5 +316,3 @@ bool ddp_buffers_finite(const ddp_model *model);
 /* Averages and broadcasts them, as their kinds say, over the ranks that count: those that have
    not joined, and, unless that is none, whose buffers are finite. Collective. */
 ddp_status ddp_buffers_sync(ddp_model *model, const ddp_consensus *own, const ddp_consensus *all);
-
-#endif

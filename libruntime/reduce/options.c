@@ -34,10 +34,8 @@ static const double ELEMENTS_PER_MB = 1024.0 * 1024.0 / sizeof(float);
 #define OPPOSITE_KEY(text) .key = (text), .key_is_opposite = true
 #define LOCAL .is_local = true
 
-/*
- * A key stays as it is, so that older checkpoints can be read. An option without one changes only how long
- * steps take, or where what they come to is kept.
- */
+/* A key stays as it is, so that older checkpoints can be read. An option without one changes only how long
+   steps take, or where what they come to is kept. */
 const ddp_option ddp_model_option_table[] = {
 	OPTION(optimizer, RANGE(0, INT_MAX, "a ddp_optimizer"), KEY("optimizer")), /* see find_rule() */
 	OPTION(learning_rate, FROM_0, KEY("learning_rate")),

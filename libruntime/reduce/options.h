@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * options: the table of a model's options. For each option it has the range, whether ranks compare it,
- * whether checkpoints hold it, and its name in messages.
- */
-#ifndef DDP_REDUCE_OPTIONS_H
-#define DDP_REDUCE_OPTIONS_H
+/* options: the table of a model's options. For each option it has the range, whether ranks compare it,
+   whether checkpoints hold it, and its name in messages. */
+#pragma once
 
 #include "optim/optim.h"
 
@@ -48,11 +45,7 @@ typedef struct ddp_model_settings {
    DDP_ERR_INVALID names the wrong option. */
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings);
 
-/*
- * The bucket size where none is given: a 32nd of the gradients, since the last
- * bucket is what backward cannot hide, but at least 1 MiB, so that latency
- * stays small beside it, and at most 25 MiB.
- */
+/* The bucket size where none is given: a 32nd of the gradients, since the last
+   bucket is what backward cannot hide, but at least 1 MiB, so that latency
+   stays small beside it, and at most 25 MiB. */
 int64_t ddp_default_bucket_elements(int64_t elements);
-
-#endif

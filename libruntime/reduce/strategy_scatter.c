@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * scatter: ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020) over any nodes. A bucket's
- * units are reduce-scattered while backward runs: each rank gets the sums of what it
- * owns, updates it with the optimizer's state that it alone keeps, and the new parameters
- * are all-gathered: at the end of the step or, with late_gather, while the next forward
- * runs, in the order in which that uses them. In stage 2 a bucket's gradients are given back
- * to the system as soon as they are reduced, so that a rank holds its own sums and what is
- * under way.
- *
- * A device's memory is not given back: both stages keep all gradients there. The host enqueues
- * all of a backward pass before the device has reduced its first bucket, and memory can be
- * unmapped, or lie elsewhere, only when the device needs it no more; so the host would have to
- * wait in the backward pass, or to be told where a bucket's first gradient is about to be
- * written, which a program that adds to fixed addresses does not tell.
- *
- * A unit's reduce-scatter combines in the order in which its all-reduce would, and squares
- * are summed in the same pieces: the parameters' bits are those of all_reduce.
- */
+/* scatter: ZeRO stages 1 and 2 (Rajbhandari et al., SC 2020) over any nodes. A bucket's
+   units are reduce-scattered while backward runs: each rank gets the sums of what it
+   owns, updates it with the optimizer's state that it alone keeps, and the new parameters
+   are all-gathered: at the end of the step or, with late_gather, while the next forward
+   runs, in the order in which that uses them. In stage 2 a bucket's gradients are given back
+   to the system as soon as they are reduced, so that a rank holds its own sums and what is
+   under way.
+
+   A device's memory is not given back: both stages keep all gradients there. The host enqueues
+   all of a backward pass before the device has reduced its first bucket, and memory can be
+   unmapped, or lie elsewhere, only when the device needs it no more; so the host would have to
+   wait in the backward pass, or to be told where a bucket's first gradient is about to be
+   written, which a program that adds to fixed addresses does not tell.
+
+   A unit's reduce-scatter combines in the order in which its all-reduce would, and squares
+   are summed in the same pieces: the parameters' bits are those of all_reduce. */
 #include <stdio.h>
 #include <stdlib.h>
 

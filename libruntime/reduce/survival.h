@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()).
- */
-#ifndef DDP_REDUCE_SURVIVAL_H
-#define DDP_REDUCE_SURVIVAL_H
+/* survival: what a model needs so that the ranks that are left go on when others have died (ddp_survive()). */
+#pragma once
 
 #include "optim/scaler.h"
 #include "reduce/model.h"
@@ -57,5 +54,3 @@ void ddp_survival_go_back(ddp_model *model, int64_t steps);
 
 /* Buffers and the program's state become what they were when the last step had ended. */
 void ddp_survival_restore(ddp_model *model);
-
-#endif

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * train: the loop over steps. A rank whose callback or data fails aborts the
- * communicator with the reason, so that all ranks end with an error that
- * names it, and none waits.
- */
+/* train: the loop over steps. A rank whose callback or data fails aborts the
+   communicator with the reason, so that all ranks end with an error that
+   names it, and none waits. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -80,10 +78,8 @@ static ddp_status set_handler(const training *loop)
 	return DDP_OK;
 }
 
-/*
- * Not after a stop: the launcher signals one rank after another, and this one's may come
- * only now, when another's has stopped all. It would kill a rank that is about to report.
- */
+/* Not after a stop: the launcher signals one rank after another, and this one's may come
+   only now, when another's has stopped all. It would kill a rank that is about to report. */
 static void restore_handler(const training *loop)
 {
 	if (!catches(loop) || loop->stops)

@@ -1,23 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit */
-/*
- * survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
- * that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
- * of the step before.
- */
-#include <setjmp.h>
+/* survive: ranks die in the middle of a training, and those that are left go on in their processes. From the step on
+   that they take up, losses and parameters have the bits of a training with so many ranks that goes on from a checkpoint
+   of the step before. */
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "optim/rule.h"
 #include "reduce/buddy.h"
@@ -26,6 +19,7 @@
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 
 enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 10, BUFFER = MLP_PARAMS };
@@ -109,9 +103,6 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 
 static ddp_status gradient_of(void *user, int param, float *grad, int64_t count)
 {
-	(void)user;
-	(void)grad;
-	(void)count;
 	if (param == MLP_PARAMS - 1)
 		die_here(FORWARD);
 	if (param == MLP_PARAMS / 2)
@@ -141,7 +132,6 @@ static void prepare_to_die(ddp_model *model)
 
 static ddp_status after_step(void *user, const ddp_step_stats *stats)
 {
-	(void)user;
 	/* All ranks get the same. */
 	run->loss[stats->step] = stats->loss;
 	run->ranks_of[stats->step] = stats->active_ranks;
@@ -154,7 +144,6 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
-	(void)user;
 	die_here(EVALUATING);
 	*weight += (double)batch->samples;
 	*loss_sum += (double)batch->samples * ddp_model_param_data(model, 0)[0];
@@ -163,7 +152,6 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 
 static ddp_status evaluated(void *user, int64_t step, double loss, double weight)
 {
-	(void)user;
 	CHECK(weight == SAMPLES);
 	run->evaluation[step] = loss;
 	return DDP_OK;
@@ -267,8 +255,6 @@ static const char *metrics_path(void)
 
 static void keep_warning(void *user, ddp_log_level level, const char *message)
 {
-	(void)user;
-	(void)level;
 	snprintf(run->warning[own_rank], sizeof(run->warning[own_rank]), "%s", message);
 }
 
@@ -278,7 +264,6 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	ddp_loader *loader, *evaluation;
 	int64_t step;
 
-	(void)argument;
 	own_rank = context.job.rank;
 	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
 	if (run->records)
@@ -317,7 +302,6 @@ static int models_body_of(ddp_comm *comm, void *argument)
 	ddp_context context = test_context_of(comm);
 	int64_t steps;
 
-	(void)argument;
 	own_rank = context.job.rank;
 	context.renewal.possible = true;
 	ddp_model *one = model_made(&context), *other = model_made(&context);
@@ -343,7 +327,6 @@ static void kill_ranks(const pid_t *pids, unsigned int which)
 
 static void kill_anywhere(const pid_t *pids, void *argument)
 {
-	(void)argument;
 	if (run->point != ANYWHERE || !run->survives)
 		return;
 	while (atomic_load(&run->step) < FATAL)
@@ -491,9 +474,8 @@ static const world worlds[] = {
 };
 enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]), SHARDED = 4 };
 
-static void one_rank_dies_at_each_point(void **state)
+TEST(one_rank_dies_at_each_point)
 {
-	(void)state;
 	for (int w = 0; w < WORLDS; w++) {
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
 		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes ||
@@ -506,9 +488,8 @@ static void one_rank_dies_at_each_point(void **state)
 	}
 }
 
-static void some_ranks_die_at_once(void **state)
+TEST(some_ranks_die_at_once)
 {
-	(void)state;
 	survive(&worlds[2], 0xc, UPDATE, 0, false);   /* a whole node */
 	survive(&worlds[2], 0x3, BACKWARD, 0, false); /* that of rank 0 */
 	survive(&worlds[0], 0xd, UPDATE, 0, false);   /* all but one */
@@ -522,9 +503,8 @@ static const world *with_buddies(int i)
 }
 
 /* A whole node, whose shards have copies on the other one; and two ranks that are not each other's buddies. */
-static void shards_of_some_ranks_survive(void **state)
+TEST(shards_of_some_ranks_survive)
 {
-	(void)state;
 	survive(with_buddies(0), 0x3, UPDATE, 0, false);
 	survive(with_buddies(0), 0xc, BEFORE, 0, false);
 	survive(with_buddies(3), 0x5, AFTER, 0, true);
@@ -532,11 +512,10 @@ static void shards_of_some_ranks_survive(void **state)
 }
 
 /* Those that are left have made new copies: the second rank was the buddy of the first. */
-static void buddies_are_made_anew(void **state)
+TEST(buddies_are_made_anew)
 {
 	static const int first[SHARDED] = { 0, 1, 2, 3 }, second[SHARDED] = { 2, 2, 3, 2 };
 
-	(void)state;
 	for (int i = 0; i < SHARDED; i++) {
 		memset(run, 0, sizeof(*run));
 		run->point = i % 2 == 0 ? AFTER : UPDATE;
@@ -548,9 +527,8 @@ static void buddies_are_made_anew(void **state)
 }
 
 /* Each rank that is left returns the error, and says why it cannot go on. */
-static void a_shard_and_its_copy_are_lost(void **state)
+TEST(a_shard_and_its_copy_are_lost)
 {
-	(void)state;
 	for (int i = 0; i < SHARDED; i++) {
 		const world *of = with_buddies(i);
 		memset(run, 0, sizeof(*run));
@@ -569,12 +547,11 @@ static void a_shard_and_its_copy_are_lost(void **state)
 	}
 }
 
-static void buddies_are_on_other_nodes(void **state)
+TEST(buddies_are_on_other_nodes)
 {
 	static const int of_ranks[][7] = { { 0, 0, 0, 0, 0, 0, 0 }, { 0, 1, 2, 3, 4, 5, 6 }, { 0, 1, 0, 1, 2, 2, 1 },
 	                                   { 0, 0, 0, 1, 1, 1, 2 }, { 0, 1, 1, 1, 1, 0, 1 }, { 1, 0, 0, 0, 0, 0, 0 } };
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(of_ranks) / sizeof(of_ranks[0]); i++) {
 		const int *nodes = of_ranks[i];
 		int order[7], buddies[7], wards[7] = { 0 }, most = 0;
@@ -589,7 +566,7 @@ static void buddies_are_on_other_nodes(void **state)
 	}
 }
 
-static void the_environment_asks_for_copies(void **state)
+TEST(the_environment_asks_for_copies)
 {
 	static const struct {
 		const char *text;
@@ -597,7 +574,6 @@ static void the_environment_asks_for_copies(void **state)
 	} given[] = { { "1", false, true, false }, { "0", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
 	ddp_model_settings settings;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
 		const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .buddy = given[i].own };
 		assert_int_equal(setenv("DDP_BUDDY", given[i].text, 1), 0);
@@ -610,9 +586,8 @@ static void the_environment_asks_for_copies(void **state)
 	unsetenv("DDP_BUDDY");
 }
 
-static void own_loops_survive(void **state)
+TEST(own_loops_survive)
 {
-	(void)state;
 	survive(with_buddies(1), 0x1, AFTER, 0, true);
 	survive(with_buddies(2), 0x2, UPDATE, 0, true);
 	survive(&worlds[0], 0x2, UPDATE, 0, true);
@@ -620,9 +595,8 @@ static void own_loops_survive(void **state)
 }
 
 /* What was kept of the steps that were taken back is of no use. */
-static void own_loops_go_back(void **state)
+TEST(own_loops_go_back)
 {
-	(void)state;
 	for (int w = 0; w < WORLDS; w++) {
 		memset(run, 0, sizeof(*run));
 		run->point = FORWARD;
@@ -632,12 +606,11 @@ static void own_loops_go_back(void **state)
 	}
 }
 
-static void metrics_go_on_without_rank_0(void **state)
+TEST(metrics_go_on_without_rank_0)
 {
 	char line[2048];
 	long long step = 0, said;
 
-	(void)state;
 	memset(run, 0, sizeof(*run));
 	run->point = FORWARD;
 	run->dying = 0x1;
@@ -656,11 +629,10 @@ static void metrics_go_on_without_rank_0(void **state)
 	assert_int_equal(step, LAST);
 }
 
-static void one_model_survives_with_newcomers(void **state)
+TEST(one_model_survives_with_newcomers)
 {
 	const test_world started = { .ranks = 2, .body = models_body_of };
 
-	(void)state;
 	memset(run, 0, sizeof(*run));
 	run->world = worlds[1];
 	assert_int_equal(test_world_run(&started), 0);
@@ -670,9 +642,8 @@ static void one_model_survives_with_newcomers(void **state)
 	}
 }
 
-static void ranks_die_at_any_time(void **state)
+TEST(ranks_die_at_any_time)
 {
-	(void)state;
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
 		const world *of = &worlds[i % WORLDS];
@@ -681,9 +652,8 @@ static void ranks_die_at_any_time(void **state)
 }
 
 /* The second one dies while the others go on without the first, or a little later. */
-static void a_rank_dies_while_others_recover(void **state)
+TEST(a_rank_dies_while_others_recover)
 {
-	(void)state;
 	for (int i = 0; i < ROUNDS; i++) {
 		const world *of = &worlds[i % WORLDS];
 		const int first = rand() % of->ranks;
@@ -702,26 +672,10 @@ static void a_rank_dies_while_others_recover(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_rank_dies_at_each_point),
-		cmocka_unit_test(some_ranks_die_at_once),
-		cmocka_unit_test(shards_of_some_ranks_survive),
-		cmocka_unit_test(buddies_are_made_anew),
-		cmocka_unit_test(a_shard_and_its_copy_are_lost),
-		cmocka_unit_test(buddies_are_on_other_nodes),
-		cmocka_unit_test(the_environment_asks_for_copies),
-		cmocka_unit_test(own_loops_survive),
-		cmocka_unit_test(own_loops_go_back),
-		cmocka_unit_test(metrics_go_on_without_rank_0),
-		cmocka_unit_test(one_model_survives_with_newcomers),
-		cmocka_unit_test(ranks_die_at_any_time),
-		cmocka_unit_test(a_rank_dies_while_others_recover),
-	};
-
 	run = test_share(sizeof(*run));
 	if (folder_make(NULL) != 0)
 		return 1;
-	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = test_run(NULL, NULL);
 	folder_remove(NULL);
 	return failed;
 }
