@@ -155,6 +155,7 @@ params_sources = \
 reduce_sources = \
 	libruntime/reduce/agree.c libruntime/reduce/agree.h \
 	libruntime/reduce/arena.c \
+	libruntime/reduce/buddy.c libruntime/reduce/buddy.h \
 	libruntime/reduce/buffers.c \
 	libruntime/reduce/bucket.c libruntime/reduce/bucket.h \
 	libruntime/reduce/compare.c libruntime/reduce/compare.h \

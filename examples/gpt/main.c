@@ -177,6 +177,7 @@ static bool make_model(struct trainer *t)
 	options.weight_decay = o->weight_decay;
 	options.clip_norm = o->clip;
 	options.shard = o->shard;
+	options.buddy = o->buddy;
 	options.late_gather = true;
 	options.compress = o->compress;
 	options.powersgd.rank = o->powersgd_rank;

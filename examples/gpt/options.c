@@ -18,7 +18,7 @@ enum option_id {
 	OPT_UNTIED, OPT_BATCH, OPT_ACCUMULATE, OPT_TOKENS_PER_UPDATE, OPT_STEPS, OPT_OPTIMIZER, OPT_LR,
 	OPT_SCHEDULE, OPT_WARMUP, OPT_DECAY, OPT_MOMENTUM, OPT_WEIGHT_DECAY, OPT_CLIP, OPT_DROPOUT, OPT_RECOMPUTE, OPT_SEED,
 	OPT_DTYPE, OPT_LOSS_SCALE, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY, OPT_CHECKPOINT_ASYNC,
-	OPT_RESUME, OPT_SURVIVE, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
+	OPT_RESUME, OPT_SURVIVE, OPT_BUDDY, OPT_KEEP, OPT_METRICS, OPT_TRACE, OPT_SHARD, OPT_COMPRESS, OPT_POWERSGD_RANK,
 	OPT_POWERSGD_START, OPT_LOCAL_STEPS, OPT_LOCAL_START, OPT_BUCKET_MB, OPT_NO_GRAPHS,
 	OPT_DEVICE, OPT_SPAWN, OPT_THREADS, OPT_READERS,
 	OPT_STOPPED_EXIT, OPT_GENERATE, OPT_JSON, OPT_VERBOSE,
@@ -80,6 +80,7 @@ static const struct described described[] = {
 	{"checkpoint-async", NULL, OPT_CHECKPOINT_ASYNC, "write them, but for the last, while training goes on"},
 	{"resume", NULL, OPT_RESUME, "go on from the newest checkpoint, if there is one"},
 	{"survive", NULL, OPT_SURVIVE, "if a rank or a node dies, the other ranks go on"},
+	{"buddy", NULL, OPT_BUDDY, "with --survive and --shard: another rank keeps a copy of each rank's shard"},
 	{"keep", "N", OPT_KEEP, "checkpoints to keep (3)"},
 	{"metrics", "FILE", OPT_METRICS, "one line of JSON per step"},
 	{"trace", "DIR", OPT_TRACE, "a Chrome trace per rank"},
@@ -368,6 +369,7 @@ static bool take(gpt_options *o, enum option_id id, const char *text)
 	case OPT_CHECKPOINT_ASYNC: o->checkpoint_async = true; return true;
 	case OPT_RESUME: o->resume = true; return true;
 	case OPT_SURVIVE: o->survive = true; return true;
+	case OPT_BUDDY: o->buddy = true; return true;
 	case OPT_KEEP: return read_int(id, text, 1, 1 << 20, &o->keep);
 	case OPT_METRICS: o->metrics = text; return true;
 	case OPT_TRACE: o->trace = text; return true;

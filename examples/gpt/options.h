@@ -23,7 +23,7 @@ typedef struct gpt_options {
 	uint64_t seed;
 	const char *checkpoint;  /* directory, or NULL */
 	int64_t checkpoint_every;
-	bool checkpoint_async, resume, survive;
+	bool checkpoint_async, resume, survive, buddy;
 	int keep;
 	const char *metrics, *trace; /* NULL: none */
 	ddp_shard shard;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "comm/agree.h"
+#include "reduce/buddy.h"
 #include "reduce/grads.h"
 #include "reduce/merge.h"
 #include "reduce/model_state.h"
@@ -167,6 +168,7 @@ void ddp_model_unfit(ddp_model *model)
 {
 	ddp_reducer_free(&model->reducer);
 	ddp_replan_close(model);
+	ddp_buddy_close(model);
 	if (model->strategy != NULL && model->strategy->close != NULL)
 		model->strategy->close(model);
 	model->own = NULL;
@@ -185,6 +187,7 @@ static void take_off(ddp_model *model, ddp_model *former)
 {
 	*former = *model;
 	model->own = NULL;
+	model->buddy = NULL;
 	model->reducer = (ddp_reducer){ 0 };
 	model->replan = (ddp_replan){ 0 };
 	model->squares = (ddp_squares){ 0 };
@@ -228,12 +231,20 @@ static void move_state(const ddp_model *former, const ddp_model *model, int i)
 	}
 }
 
-static void move_states(const ddp_model *former, ddp_model *model)
+/* What the ranks that are left, and those that are lost, kept of the optimizer's state. */
+static ddp_status take_states(const ddp_model *former, ddp_model *model)
 {
-	if (former->optim.state[0] == model->optim.state[0])
-		return;
-	for (int i = 0; i < model->optim.state_count; i++)
-		move_state(former, model, i);
+	ddp_status status = former->buddy != NULL ? ddp_buddy_hand_over(former, model) : DDP_OK;
+
+	if (status != DDP_OK)
+		return status;
+	for (int i = 0; i < model->optim.state_count && former->buddy == NULL; i++) {
+		if (former->optim.state[i] != model->optim.state[i])
+			move_state(former, model, i);
+	}
+	if (model->strategy->set_steps != NULL)
+		model->strategy->set_steps(model, model->steps);
+	return ddp_buddy_settle(model);
 }
 
 /* The optimizer's memory is the model's. */
@@ -277,7 +288,7 @@ ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm)
 	if (status == DDP_OK)
 		status = ddp_model_join_fit(model);
 	if (status == DDP_OK)
-		move_states(former, model);
+		status = take_states(former, model);
 	/* No rank forgets the former memory before all have read from it. */
 	if (status == DDP_OK)
 		status = ddp_comm_agree(comm, DDP_OK, "fit its model to the ranks that are left");
@@ -287,8 +298,6 @@ ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm)
 		free(former);
 		return status;
 	}
-	if (model->strategy->set_steps != NULL)
-		model->strategy->set_steps(model, model->steps);
 	spare_optim(former, model);
 	ddp_comm_keep(former->comm, -1);
 	ddp_model_unfit(former);

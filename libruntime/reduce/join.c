@@ -81,7 +81,7 @@ static ddp_status give_numbers(const joining *j, int64_t steps)
 {
 	ddp_model *model = j->model;
 	numbers sent = { .learning_rate = model->learning_rate, .largest = model->largest, .scaler = model->scaler,
-	                 .stats = model->survival->stats, .user_bytes = (int64_t)model->user_bytes };
+	                 .stats = model->survival->now.stats, .user_bytes = (int64_t)model->user_bytes };
 
 	ddp_status status = ddp_broadcast(j->comm, &sent, sizeof(sent), DDP_U8, j->root);
 	if (status == DDP_OK && j->comes) {

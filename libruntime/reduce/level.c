@@ -39,7 +39,7 @@ static bool lags(const ddp_survivor *rank, const ddp_survivor *root)
 static ddp_status copy_step(ddp_model *model, ddp_comm *left, const ddp_survivor *all, int root)
 {
 	const bool own = lags(&all[ddp_comm_rank(left)], &all[root]);
-	ddp_step_stats stats = model->survival->stats;
+	ddp_step_stats stats = model->survival->now.stats;
 	bool any = false;
 
 	for (int r = 0; r < ddp_comm_size(left); r++)
@@ -62,7 +62,7 @@ static ddp_status copy_step(ddp_model *model, ddp_comm *left, const ddp_survivor
    the step's end ends it, too: all updates are complete, and the norm comes from a rank that saw it. */
 static ddp_status end_alike(ddp_model *model, ddp_comm *left, int root, int64_t steps)
 {
-	struct { ddp_scaler scaler; double largest, grad_norm; } sent = { model->scaler, model->largest, model->survival->stats.grad_norm };
+	struct { ddp_scaler scaler; double largest, grad_norm; } sent = { model->scaler, model->largest, model->survival->now.stats.grad_norm };
 
 	ddp_status status = ddp_broadcast(left, &sent, sizeof(sent), DDP_U8, root);
 	if (status != DDP_OK)

@@ -15,10 +15,12 @@ enum { DDP_DONE = 3 };
 typedef struct ddp_survivor {
 	int64_t steps, attempts;
 	int64_t epoch, samples;
+	int64_t copied;       /* see ddp_buddy_copied() */
 	int64_t done[DDP_DONE]; /* what the caller of ddp_survive_with() has done: the least of all counts */
 	int32_t whole;        /* its parameters and state are those after `steps` steps, or can be made so */
 	int32_t learned;      /* it knows the static graph */
 	int32_t able;         /* nothing keeps it from going on */
+	int32_t fitted;       /* for so many ranks its model was fitted last */
 	int32_t saves;        /* a checkpoint that it writes may be under way */
 } ddp_survivor;
 

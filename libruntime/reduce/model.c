@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "kernels.h"
 #include "reduce/agree.h"
+#include "reduce/buddy.h"
 #include "reduce/compare.h"
 #include "reduce/fit.h"
 #include "reduce/survival.h"
@@ -351,7 +352,10 @@ ddp_status ddp_model_average_params(ddp_model *model)
 
 ddp_status ddp_model_settle(ddp_model *model)
 {
-	return model->strategy->settle != NULL ? model->strategy->settle(model) : DDP_OK;
+	/* A step that was saved is not taken back. */
+	ddp_status status = ddp_buddy_settle(model);
+
+	return status == DDP_OK && model->strategy->settle != NULL ? model->strategy->settle(model) : status;
 }
 
 ddp_status ddp_model_compare(ddp_model *model)

@@ -268,6 +268,7 @@ struct ddp_model {
 	int steps_alike;        /* since when all ranks' samples have given the same */
 	bool refused;           /* the last step, for what all ranks saw alike */
 	struct ddp_survival *survival; /* reduce/survival.h; NULL: the ranks end with the first that dies */
+	struct ddp_buddy *buddy; /* reduce/buddy.h; NULL: no rank keeps a copy of another one's shard */
 	bool failed;            /* by a step that ended in an error */
 	bool partly_updated;    /* a part of the parameters is changed, the rest is not yet */
 

@@ -82,6 +82,7 @@ const ddp_option ddp_model_option_table[] = {
 	OPTION(grads_memory),
 	OPTION(comm, LOCAL),
 	OPTION(compare_every, RANGE(0, 1e15, "0 or more"), .told = "compare_every (or DDP_COMPARE_EVERY)"),
+	OPTION(buddy, .told = "buddy (or DDP_BUDDY)"),
 };
 
 enum { OPTIONS = sizeof(ddp_model_option_table) / sizeof(ddp_model_option_table[0]) };
@@ -240,6 +241,19 @@ static ddp_status environment_compare_every(int64_t *every)
 	return DDP_OK;
 }
 
+static ddp_status environment_buddy(bool *buddy)
+{
+	const char *text = getenv("DDP_BUDDY");
+
+	if (text == NULL || text[0] == '\0')
+		return DDP_OK;
+	if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
+		return ddp_fail(DDP_ERR_INVALID, "DDP_BUDDY is \"%.32s\"; it must be 1, or 0 for no copies of other ranks' "
+		                "optimizer state", text);
+	*buddy = *buddy || text[0] == '1';
+	return DDP_OK;
+}
+
 static ddp_status environment_measure(ddp_model_settings *settings)
 {
 	const char *text = getenv("DDP_MEASURE");
@@ -299,6 +313,8 @@ ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_set
 		status = environment_bucket_mb(&made.options.bucket_mb);
 	if (status == DDP_OK)
 		status = environment_compare_every(&made.options.compare_every);
+	if (status == DDP_OK)
+		status = environment_buddy(&made.options.buddy);
 	if (status == DDP_OK)
 		status = environment_measure(&made);
 	if (status != DDP_OK)

@@ -41,7 +41,7 @@ typedef struct ddp_model_settings {
 	bool no_overlap, no_communication; /* to measure */
 } ddp_model_settings;
 
-/* Reads DDP_BUCKET_MB, DDP_COMPARE_EVERY and DDP_MEASURE of the environment too. `given` may be NULL.
+/* Reads DDP_BUCKET_MB, DDP_COMPARE_EVERY, DDP_BUDDY and DDP_MEASURE of the environment too. `given` may be NULL.
    DDP_ERR_INVALID names the wrong option. */
 ddp_status ddp_model_settings_make(const ddp_model_options *given, ddp_model_settings *settings);
 

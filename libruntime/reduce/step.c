@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "kernels.h"
+#include "reduce/buddy.h"
 #include "reduce/compare.h"
 #include "reduce/grads.h"
 #include "reduce/model_state.h"
@@ -261,6 +262,8 @@ static ddp_status agree(ddp_model *model, double weight, double loss_sum, bool h
 	model->refused = false;
 	/* A step without buckets has not waited for them yet. */
 	ddp_status status = ddp_model_arrive_in(model, 0, model->layout.elements);
+	if (status == DDP_OK)
+		status = ddp_buddy_settle(model);
 	if (status == DDP_OK)
 		status = ddp_grads_look_at_rest(model);
 	if (status == DDP_OK)

@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "comm/agree.h"
 #include "comm/request.h"
+#include "reduce/buddy.h"
 #include "reduce/model_state.h"
 
 typedef struct scatter {
@@ -305,6 +306,7 @@ static ddp_status update_units(ddp_model *model, const ddp_update *update, int f
 		const ddp_unit *unit = &model->units.list[u];
 		const int64_t kept = kept_of(model, unit);
 
+		ddp_buddy_keep(model, u, kept, update->step);
 		ddp_unit_slice(&model->units, unit, model->units.rank, &from, &to);
 		ddp_squares_update(model, update, model->params + from, scatter_of(model)->sums + kept, from, to, kept);
 		if (!model->settings.options.late_gather)
@@ -353,7 +355,8 @@ static ddp_status update(ddp_model *model, const ddp_update *update, bool reduce
 	if (status == DDP_OK && !reduced)
 		status = ddp_squares_end(model, &updated);
 	ddp_watch_phase(watch, DDP_PHASE_WAIT);
-	if (status == DDP_OK && !reduced)
+	/* Who has ended a step shows that all ranks have updated. */
+	if (status == DDP_OK && (!reduced || (model->buddy != NULL && model->settings.options.late_gather)))
 		status = ddp_reducer_meet(&model->reducer, "norm", &updated, 1);
 	if (status == DDP_OK)
 		status = hand_out(model);
@@ -411,6 +414,7 @@ const ddp_strategy ddp_scatter_strategy = {
 	.prepare = prepare, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
+	.keep_undo = ddp_buddy_open, .undo = ddp_buddy_undo, .set_steps = ddp_buddy_forget,
 };
 
 const ddp_strategy ddp_scatter_gradients_strategy = {
@@ -419,4 +423,5 @@ const ddp_strategy ddp_scatter_gradients_strategy = {
 	.prepare = prepare, .close = close_memory,
 	.start = start, .wait = wait, .add_rows = add_rows, .discard = discard, .arrive = arrive,
 	.reduce = reduce, .update = update, .gather = gather,
+	.keep_undo = ddp_buddy_open, .undo = ddp_buddy_undo, .set_steps = ddp_buddy_forget,
 };

@@ -4,9 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "comm/agree.h"
+#include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "watch/page.h"
 #include "watch/watch.h"
@@ -33,10 +35,27 @@ static ddp_status check_supported(const ddp_model *model)
 		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
 	if (strategy->survives)
 		return DDP_OK;
-	if (strategy->spreads)
+	if (strategy->spreads && !model->settings.options.buddy)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
-		                "(option shard), which is lost with the rank");
+		                "(option shard), which is lost with the rank: the model option buddy (or DDP_BUDDY=1) keeps a "
+		                "second one on another rank");
+	if (strategy->spreads && model->context->renewal.possible)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these cannot get their part of the "
+		                "optimizer's state (option shard) from other ranks yet");
+	if (strategy->spreads)
+		return DDP_OK;
 	return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps state of its own (%s), which is lost with the rank", strategy->name);
+}
+
+static bool make_moment(const ddp_model *model, ddp_moment *made)
+{
+	const size_t bytes = buffer_bytes(model);
+
+	if (bytes > 0)
+		made->buffers = malloc(bytes);
+	if (model->settings.options.buddy)
+		made->missed = malloc((size_t)model->layout.count * sizeof(*made->missed));
+	return (bytes == 0 || made->buffers != NULL) && (!model->settings.options.buddy || made->missed != NULL);
 }
 
 ddp_status ddp_survival_make(ddp_model *model)
@@ -45,10 +64,26 @@ ddp_status ddp_survival_make(ddp_model *model)
 	ddp_survival *made = calloc(1, sizeof(*made));
 
 	model->survival = made;
-	if (made != NULL && bytes > 0)
-		made->buffers = malloc(bytes);
-	if (made == NULL || (bytes > 0 && made->buffers == NULL))
+	if (made == NULL || !make_moment(model, &made->now) ||
+	    (model->settings.options.buddy && !make_moment(model, &made->before)))
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the buffers (%zu bytes)", bytes);
+	return DDP_OK;
+}
+
+static ddp_status begin_copies(ddp_model *model)
+{
+	const uint64_t start_ns = ddp_now_ns();
+	size_t sent, kept;
+
+	ddp_status status = ddp_buddy_renew(model);
+	if (status != DDP_OK)
+		return status;
+	ddp_buddy_bytes(model, &sent, &kept);
+	if (ddp_comm_rank(model->comm) == 0)
+		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state has a buddy copy on %s: rank %d sends %.1f MiB "
+		        "after each step, the first time in %.3f s, and takes %.1f MiB of memory for this",
+		        ddp_comm_nodes(model->comm) > 1 ? "another node" : "another rank of the same node, as there is no other",
+		        model->context->job.rank, (double)sent / (1 << 20), ddp_seconds_since(start_ns), (double)kept / (1 << 20));
 	return DDP_OK;
 }
 
@@ -61,6 +96,8 @@ ddp_status ddp_survival_open(ddp_model *model)
 	status = ddp_comm_agree(model->comm, ddp_survival_make(model), "keep what a step changes");
 	if (status == DDP_OK && model->strategy->keep_undo != NULL)
 		status = model->strategy->keep_undo(model);
+	if (status == DDP_OK && model->buddy != NULL)
+		status = begin_copies(model);
 	if (status != DDP_OK) {
 		ddp_survival_close(model);
 		return status;
@@ -71,6 +108,13 @@ ddp_status ddp_survival_open(ddp_model *model)
 	return DDP_OK;
 }
 
+static void free_moment(ddp_moment *freed)
+{
+	free(freed->buffers);
+	free(freed->missed);
+	free(freed->user_state);
+}
+
 void ddp_survival_close(ddp_model *model)
 {
 	if (model->survival == NULL)
@@ -78,8 +122,8 @@ void ddp_survival_close(ddp_model *model)
 	ddp_page_survives(ddp_watch_page(model->context->watch), false);
 	if (model->survival->owns_comm && ddp_comm_free(model->comm) != DDP_OK)
 		ddp_log(DDP_LOG_INFO, "%s", ddp_last_error());
-	free(model->survival->buffers);
-	free(model->survival->user_state);
+	free_moment(&model->survival->now);
+	free_moment(&model->survival->before);
 	free(model->survival);
 	model->survival = NULL;
 }
@@ -101,30 +145,74 @@ void ddp_survival_end_update(ddp_model *model)
 
 void ddp_survival_keep_buffers(ddp_model *model)
 {
-	if (model->survival != NULL && model->survival->buffers != NULL)
-		memcpy(model->survival->buffers, model->params + model->layout.buffers, buffer_bytes(model));
+	if (model->survival != NULL && model->survival->now.buffers != NULL)
+		memcpy(model->survival->now.buffers, model->params + model->layout.buffers, buffer_bytes(model));
+}
+
+/* Numbers that a step leaves. */
+static void note_numbers(const ddp_model *model, ddp_moment *now)
+{
+	now->steps = model->steps;
+	now->scaler = model->scaler;
+	now->largest = model->largest;
+	now->weight_sum = model->weight_sum;
+	now->summary = model->summary;
+	if (now->missed != NULL)
+		memcpy(now->missed, model->uses.missed, (size_t)model->layout.count * sizeof(*now->missed));
+}
+
+static void swap_moments(ddp_survival *survival)
+{
+	const ddp_moment now = survival->now;
+
+	survival->now = survival->before;
+	survival->before = now;
 }
 
 void ddp_survival_end_step(ddp_model *model)
 {
-	if (model->survival != NULL)
-		model->survival->stats = model->stats;
+	ddp_survival *survival = model->survival;
+
+	if (survival == NULL)
+		return;
+	if (model->settings.options.buddy && survival->now.steps != model->steps)
+		swap_moments(survival);
+	survival->now.stats = model->stats;
+	note_numbers(model, &survival->now);
 	ddp_survival_keep_buffers(model);
+	ddp_buddy_send(model);
+}
+
+void ddp_survival_go_back(ddp_model *model, int64_t steps)
+{
+	ddp_survival *survival = model->survival;
+
+	if (model->steps <= steps)
+		return;
+	swap_moments(survival);
+	model->steps = model->averaged = model->settled = steps;
+	model->stats = survival->now.stats;
+	model->scaler = survival->now.scaler;
+	model->largest = survival->now.largest;
+	model->weight_sum = survival->now.weight_sum;
+	model->summary = survival->now.summary;
+	memcpy(model->uses.missed, survival->now.missed, (size_t)model->layout.count * sizeof(*model->uses.missed));
 }
 
 void ddp_survival_note(ddp_model *model, int64_t epoch, int64_t samples)
 {
-	ddp_survival *survival = model->survival;
-	void *copy = model->user_bytes > 0 ? realloc(survival->user_state, model->user_bytes) : NULL;
+	ddp_moment *now = &model->survival->now;
+	void *copy = model->user_bytes > 0 ? realloc(now->user_state, model->user_bytes) : NULL;
 
 	if (copy != NULL) {
 		memcpy(copy, model->user_state, model->user_bytes);
-		survival->user_state = copy;
+		now->user_state = copy;
 	}
-	survival->user_bytes = copy != NULL ? model->user_bytes : 0;
-	survival->attempts = ddp_survival_attempts(model);
-	survival->epoch = epoch;
-	survival->samples = samples;
+	now->user_bytes = copy != NULL ? model->user_bytes : 0;
+	now->attempts = ddp_survival_attempts(model);
+	now->epoch = epoch;
+	now->samples = samples;
+	note_numbers(model, now);
 }
 
 int64_t ddp_survival_attempts(const ddp_model *model)
@@ -134,9 +222,9 @@ int64_t ddp_survival_attempts(const ddp_model *model)
 
 void ddp_survival_restore(ddp_model *model)
 {
-	const ddp_survival *survival = model->survival;
+	const ddp_moment *now = &model->survival->now;
 
-	if (survival->buffers != NULL)
-		memcpy(model->params + model->layout.buffers, survival->buffers, buffer_bytes(model));
-	(void)ddp_model_set_user_state(model, survival->user_state, survival->user_bytes);
+	if (now->buffers != NULL)
+		memcpy(model->params + model->layout.buffers, now->buffers, buffer_bytes(model));
+	(void)ddp_model_set_user_state(model, now->user_state, now->user_bytes);
 }

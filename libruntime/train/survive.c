@@ -10,6 +10,7 @@
 #include "comm/agree.h"
 #include "comm/api.h"
 #include "data/loader.h"
+#include "reduce/buddy.h"
 #include "reduce/fit.h"
 #include "reduce/join.h"
 #include "reduce/level.h"
@@ -47,11 +48,12 @@ static ddp_status begin(ddp_model *model, const ddp_loader *loader)
 /* A rank that is left says this. The step that ended may be one that the loop has not seen yet. */
 static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_status able, const int64_t done[DDP_DONE])
 {
-	if (model->survival->attempts != ddp_survival_attempts(model))
+	if (model->survival->now.attempts != ddp_survival_attempts(model))
 		note_place(model, loader);
 	ddp_survivor own = {
-		.steps = model->steps, .attempts = model->survival->attempts,
-		.epoch = model->survival->epoch, .samples = model->survival->samples,
+		.steps = model->steps, .attempts = model->survival->now.attempts,
+		.epoch = model->survival->now.epoch, .samples = model->survival->now.samples,
+		.copied = ddp_buddy_copied(model), .fitted = ddp_comm_size(model->comm),
 		.whole = !model->survival->updating, .learned = model->uses.learned,
 		.able = able == DDP_OK, .saves = ddp_model_saves(model),
 	};
@@ -114,6 +116,39 @@ static ddp_status fit(ddp_model *model, ddp_loader *loader, ddp_comm *left, cons
 	return status == DDP_OK ? ddp_level_resume(model, learned) : status;
 }
 
+static bool all_able(const ddp_survivor *all, int ranks)
+{
+	bool able = true;
+
+	for (int r = 0; r < ranks; r++)
+		able = able && all[r].able != 0;
+	return able;
+}
+
+/* Which rank of those that are left leads the others to its step; -1: none. `able`: whether this rank can go on. */
+static ddp_status hear(ddp_model *model, const ddp_loader *loader, ddp_comm *left, ddp_status able, ddp_survivor *all,
+                       int64_t done[DDP_DONE], int *root)
+{
+	const ddp_survivor own = describe(model, loader, able, done);
+	ddp_status status = ddp_all_gather(left, &own, all, sizeof(own), DDP_U8);
+
+	*root = status == DDP_OK ? leader_of(all, ddp_comm_size(left)) : -1;
+	return status;
+}
+
+/* The last step is taken back where a rank that is lost has not left a copy of it. */
+static ddp_status find_step(ddp_model *model, const ddp_loader *loader, ddp_comm *left, ddp_survivor *all,
+                            int64_t done[DDP_DONE], int *root)
+{
+	int64_t steps = all[*root].steps;
+	ddp_status status = ddp_buddy_find_step(model, left, all, &steps);
+
+	if (status != DDP_OK || steps == all[*root].steps)
+		return status;
+	ddp_survival_go_back(model, steps);
+	return hear(model, loader, left, DDP_OK, all, done, root);
+}
+
 /* Brings all that are left to one step. If srun starts ranks again, they wait for these; otherwise they go on alone. */
 static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, ddp_survivor *all, int64_t done[DDP_DONE])
 {
@@ -121,16 +156,16 @@ static ddp_status regroup(ddp_model *model, ddp_loader *loader, ddp_comm *left, 
 	bool *dead = calloc((size_t)ddp_comm_local_size(model->comm), sizeof(*dead));
 	ddp_status status = dead != NULL ? ddp_comm_lost(model->comm, left, dead)
 	                                 : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of ranks");
-	const ddp_survivor own = describe(model, loader, status, done);
 	bool learned = true;
+	int root;
 
 	ddp_kept_error why;
 	ddp_error_keep(&why, status);
-	status = ddp_all_gather(left, &own, all, sizeof(own), DDP_U8);
-	const int root = status == DDP_OK ? leader_of(all, ranks) : -1;
-	bool able = root >= 0;
+	status = hear(model, loader, left, status, all, done, &root);
+	if (status == DDP_OK && root >= 0 && all_able(all, ranks))
+		status = find_step(model, loader, left, all, done, &root);
+	const bool able = root >= 0 && all_able(all, ranks);
 	for (int r = 0; r < ranks && status == DDP_OK; r++) {
-		able = able && all[r].able != 0 && all[r].attempts <= all[root].attempts;
 		learned = learned && all[r].learned != 0;
 		for (int i = 0; i < DDP_DONE; i++)
 			done[i] = all[r].done[i] < done[i] ? all[r].done[i] : done[i];
@@ -348,6 +383,14 @@ static ddp_status recover(ddp_model *model, ddp_loader *loader, ddp_status statu
 	return returned;
 }
 
+/* The program may have changed anything between two steps. */
+static ddp_status keep_all(ddp_model *model, const ddp_loader *loader)
+{
+	note_place(model, loader);
+	ddp_survival_keep_buffers(model);
+	return ddp_buddy_renew(model);
+}
+
 ddp_status ddp_survive_with(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t done[DDP_DONE], bool *left)
 {
 	*left = false;
@@ -358,13 +401,12 @@ ddp_status ddp_survive_with(ddp_model *model, ddp_loader *loader, ddp_status sta
 		return status;
 	if (model->survival == NULL && status == DDP_OK)
 		status = begin(model, loader);
-	else if (status != DDP_OK && model->survival != NULL && is_of_peer(status) && ddp_comm_broken(model->comm))
-		status = recover(model, loader, status, done, left);
-	if (status == DDP_OK) {
-		note_place(model, loader);
-		ddp_survival_keep_buffers(model);
-	}
-	return status;
+	if (status == DDP_OK)
+		status = keep_all(model, loader);
+	if (status == DDP_OK || model->survival == NULL || !is_of_peer(status) || !ddp_comm_broken(model->comm))
+		return status;
+	status = recover(model, loader, status, done, left);
+	return status == DDP_OK ? keep_all(model, loader) : status;
 }
 
 ddp_status ddp_survive(ddp_model *model, ddp_loader *loader, ddp_status status, int64_t *steps)

@@ -14,6 +14,7 @@
 #include "base/options.h"
 #include "base/path.h"
 #include "data/loader.h"
+#include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "state/save.h"
@@ -277,6 +278,9 @@ static ddp_status evaluate_epoch(const training *loop, double *sums)
 
 	if (status == DDP_OK)
 		status = ddp_model_param_wait(loop->model, DDP_ALL_PARAMS);
+	/* A step that was evaluated is not taken back. */
+	if (status == DDP_OK)
+		status = ddp_buddy_settle(loop->model);
 	ddp_model_set_phase(loop->model, DDP_PHASE_EVAL);
 	for (int64_t i = 0; i < batches && status == DDP_OK; i++) {
 		if (i % BATCHES_APART == BATCHES_APART - 1)
@@ -418,12 +422,15 @@ static ddp_status take_up_evaluation(const training *loop)
 static ddp_status take_up(training *loop)
 {
 	loop->accumulate = ddp_loader_accumulation(loop->loader);
-	/* Others may have missed a skipped step, and with it the stop: the next step tells it again. */
-	if (loop->skipped)
+	/* The last step may have been taken back. Others may have missed a skipped step, and with either the stop: the next
+	   step tells it again. */
+	if (loop->skipped || loop->ended > loop->model->steps)
 		loop->stops = false;
+	if (loop->ended > loop->model->steps)
+		loop->ended = loop->model->steps;
 	ddp_status status = take_up_evaluation(loop);
 	if (status == DDP_OK && loop->model->steps > loop->ended)
-		status = end_step(loop, &loop->model->survival->stats);
+		status = end_step(loop, &loop->model->survival->now.stats);
 	/* This rank's own failure is that of all. */
 	if (status != DDP_OK && !loop->model->failed)
 		ddp_model_fail(loop->model, status);

@@ -19,7 +19,7 @@ printf 'abc' >"$work/short"
 
 every_option_is_in_help() {
 	tells_of data test format model layers heads width vocab length untied batch accumulate \
-		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout recompute seed dtype loss-scale checkpoint checkpoint-every checkpoint-async resume survive keep metrics trace \
+		tokens-per-update steps optimizer lr schedule warmup decay momentum weight-decay clip dropout recompute seed dtype loss-scale checkpoint checkpoint-every checkpoint-async resume survive buddy keep metrics trace \
 		shard compress powersgd-rank powersgd-start local-steps local-start bucket-mb device no-graphs spawn threads \
 		readers generate json verbose version
 }

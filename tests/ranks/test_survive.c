@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "optim/rule.h"
+#include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
 #include "tests/support/comm_ranks.h"
@@ -21,7 +22,7 @@
 #include "tests/support/test.h"
 #include "tests/support/training.h"
 
-enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 6, BUFFER = MLP_PARAMS };
+enum { LAST = 12, FATAL = 5, EVERY = 4, ROUNDS = 10, BUFFER = MLP_PARAMS };
 
 /* Where a rank dies, in step FATAL. */
 typedef enum point {
@@ -34,6 +35,7 @@ typedef struct world {
 	const int *node_of;
 	ddp_shard shard;
 	ddp_compression compress;
+	bool buddy, late;
 } world;
 
 static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
@@ -42,7 +44,7 @@ static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
 typedef struct shared {
 	world world;
 	unsigned int dying;      /* bits: ranks that die, */
-	unsigned int later;      /* ANYWHERE: and these `pause` later */
+	unsigned int later;      /* and these 3 steps later; ANYWHERE: `pause` later */
 	point point;
 	int64_t steps;           /* of this run */
 	int batch;               /* of a rank */
@@ -56,7 +58,7 @@ typedef struct shared {
 	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
 	float params[MLP_ELEMENTS], buffer;
 	ddp_status status[RANKS_MAX];
-	char message[RANKS_MAX][512];
+	char message[RANKS_MAX][512], warning[RANKS_MAX][512]; /* the last ones */
 } shared;
 
 static shared *run;
@@ -91,6 +93,11 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 	if ((run->dying >> own_rank & 1) != 0)
 		atomic_store(&run->step, (int)model->steps + 1);
 	die_here(BEFORE);
+	if (run->point != ANYWHERE && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL + 3)
+		kill(getpid(), SIGKILL);
+	ddp_status status = ddp_model_param_wait(model, DDP_ALL_PARAMS);
+	if (status != DDP_OK)
+		return status;
 	return mlp_batch(user, model, batch, weight, loss_sum);
 }
 
@@ -201,7 +208,7 @@ static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 	}
 	if (run->goes_back && !run->survives && model->steps == FATAL - 1)
 		change(model);
-	return status;
+	return status == DDP_OK ? ddp_model_param_wait(model, DDP_ALL_PARAMS) : status;
 }
 
 static ddp_loader *loader_of(ddp_context *context, int batch)
@@ -221,7 +228,8 @@ static ddp_model *model_made(ddp_context *context)
 {
 	const ddp_model_options options = {
 		DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1, .bucket_mb = 1024.0 / (1 << 20),
-		.shard = run->world.shard, .compress = run->world.compress,
+		.shard = run->world.shard, .compress = run->world.compress, .buddy = run->world.buddy,
+		.late_gather = run->world.late, .clip_norm = run->world.late ? 0.01 : 0,
 	};
 	ddp_param params[MLP_PARAMS + 1];
 	ddp_model *model;
@@ -245,6 +253,11 @@ static const char *metrics_path(void)
 	return path;
 }
 
+static void keep_warning(void *user, ddp_log_level level, const char *message)
+{
+	snprintf(run->warning[own_rank], sizeof(run->warning[own_rank]), "%s", message);
+}
+
 static int rank_body_of(ddp_comm *comm, void *argument)
 {
 	ddp_context context = test_context_of(comm);
@@ -252,6 +265,7 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	int64_t step;
 
 	own_rank = context.job.rank;
+	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
 	if (run->records)
 		CHECK_OK(ddp_watch_record(context.watch, &context.job, metrics_path(), NULL));
 	model_of_rank = model_made(&context);
@@ -458,10 +472,13 @@ static void survive_as(const world *of)
 	const int64_t last = last_with(seen, of->ranks);
 	print_message("# %s: ranks %#x, %#x die (%d, %u us): %lld steps with all\n", of->name, run->dying, run->later,
 	              (int)run->point, (unsigned int)run->delay, (long long)last);
-	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL);
+	/* If the copy of a step was not whole, the step is taken back. */
+	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL || (of->buddy && last == FATAL - 2));
 	for (int64_t step = 1; step <= LAST; step++) {
+		const int most = of->buddy ? 2 : 1;
 		for (int r = 0; r < of->ranks; r++)
-			assert_true((seen->ended[r][step] == 1 && seen->norm[r][step] > 0) || (dying >> r & 1) != 0);
+			assert_true((seen->ended[r][step] >= 1 && seen->ended[r][step] <= most && seen->norm[r][step] > 0) ||
+			            (dying >> r & 1) != 0);
 	}
 	if (last < LAST) {
 		run_reference(of, seen);
@@ -481,20 +498,25 @@ static void survive(const world *of, unsigned int dying, point where, useconds_t
 }
 
 static const world worlds[] = {
-	{ "one node", 4, NULL, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
-	{ "one node, nothing shared", 3, NULL, DDP_SHARD_NONE, DDP_COMPRESS_NONE },
-	{ "two nodes", 4, node_by_node, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
-	{ "two nodes, mixed", 4, two_nodes, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
-	{ "four nodes", 4, four_nodes, DDP_SHARD_AUTO, DDP_COMPRESS_NONE },
-	{ "in 16 bits", 4, two_nodes, DDP_SHARD_NONE, DDP_COMPRESS_BF16 },
+	{ "one node", 4, NULL, .shard = DDP_SHARD_AUTO },
+	{ "one node, nothing shared", 3, NULL, .shard = DDP_SHARD_NONE },
+	{ "two nodes", 4, node_by_node, .shard = DDP_SHARD_AUTO },
+	{ "two nodes, mixed", 4, two_nodes, .shard = DDP_SHARD_AUTO },
+	{ "four nodes", 4, four_nodes, .shard = DDP_SHARD_AUTO },
+	{ "in 16 bits", 4, two_nodes, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16 },
+	{ "shards on two nodes", 4, node_by_node, .shard = DDP_SHARD_STATE, .buddy = true },
+	{ "shards on four nodes", 4, four_nodes, .shard = DDP_SHARD_STATE, .buddy = true, .late = true },
+	{ "gradients' shards on a node", 4, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true },
+	{ "gradients' shards on two nodes", 4, two_nodes, .shard = DDP_SHARD_GRADIENTS, .buddy = true },
 };
-enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]) };
+enum { WORLDS = sizeof(worlds) / sizeof(worlds[0]), SHARDED = 4 };
 
 TEST(one_rank_dies_at_each_point)
 {
 	for (int w = 0; w < WORLDS; w++) {
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
-		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes;
+		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes ||
+		                 (worlds[w].buddy && worlds[w].node_of == NULL);
 		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
 			/* Rank 0 writes checkpoints. */
 			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
@@ -511,8 +533,100 @@ TEST(some_ranks_die_at_once)
 	survive(&worlds[3], 0x3, FORWARD, 0, false);  /* one of each node */
 }
 
+/* The first of the worlds in which each rank's shard has a copy. */
+static const world *with_buddies(int i)
+{
+	return &worlds[WORLDS - SHARDED + i];
+}
+
+/* A whole node, whose shards have copies on the other one; and two ranks that are not each other's buddies. */
+TEST(shards_of_some_ranks_survive)
+{
+	survive(with_buddies(0), 0x3, UPDATE, 0, false);
+	survive(with_buddies(0), 0xc, BEFORE, 0, false);
+	survive(with_buddies(3), 0x5, AFTER, 0, true);
+	survive(with_buddies(1), 0x5, UPDATE, 0, true);
+}
+
+/* Those that are left have made new copies: the second rank was the buddy of the first. */
+TEST(buddies_are_made_anew)
+{
+	static const int first[SHARDED] = { 0, 1, 2, 3 }, second[SHARDED] = { 2, 2, 3, 2 };
+
+	for (int i = 0; i < SHARDED; i++) {
+		memset(run, 0, sizeof(*run));
+		run->point = i % 2 == 0 ? AFTER : UPDATE;
+		run->dying = 1u << first[i];
+		run->later = 1u << second[i];
+		run->own_loop = i % 2 == 0;
+		survive_as(with_buddies(i));
+	}
+}
+
+/* Each rank that is left returns the error, and says why it cannot go on. */
+TEST(a_shard_and_its_copy_are_lost)
+{
+	for (int i = 0; i < SHARDED; i++) {
+		const world *of = with_buddies(i);
+		memset(run, 0, sizeof(*run));
+		folder_empty(NULL);
+		run->point = i % 2 == 0 ? UPDATE : BEFORE;
+		run->dying = of->node_of == node_by_node || of->node_of == two_nodes ? 0x7 : 0x3;
+		run->batch = GLOBAL_BATCH / of->ranks;
+		run->survives = true;
+		start_run(of, of->node_of, LAST);
+		for (int r = 0; r < of->ranks; r++) {
+			if (run->dying >> r & 1)
+				continue;
+			assert_int_equal(run->status[r], DDP_ERR_PEER);
+			assert_non_null(strstr(run->warning[r], "are both lost; go back to the last checkpoint"));
+		}
+	}
+}
+
+TEST(buddies_are_on_other_nodes)
+{
+	static const int of_ranks[][7] = { { 0, 0, 0, 0, 0, 0, 0 }, { 0, 1, 2, 3, 4, 5, 6 }, { 0, 1, 0, 1, 2, 2, 1 },
+	                                   { 0, 0, 0, 1, 1, 1, 2 }, { 0, 1, 1, 1, 1, 0, 1 }, { 1, 0, 0, 0, 0, 0, 0 } };
+
+	for (size_t i = 0; i < sizeof(of_ranks) / sizeof(of_ranks[0]); i++) {
+		const int *nodes = of_ranks[i];
+		int order[7], buddies[7], wards[7] = { 0 }, most = 0;
+		ddp_buddy_choose(nodes, 7, order, buddies);
+		for (int r = 0; r < 7; r++) {
+			assert_int_not_equal(buddies[r], r);
+			assert_true(i == 0 || nodes[buddies[r]] != nodes[r]);
+			most = ++wards[buddies[r]] > most ? wards[buddies[r]] : most;
+		}
+		/* Only if a node has more ranks than all others do some of these have more wards than one. */
+		assert_int_equal(most, i == 5 ? 6 : i == 4 ? 3 : 1);
+	}
+}
+
+TEST(the_environment_asks_for_copies)
+{
+	static const struct {
+		const char *text;
+		bool own, buddy, refused;
+	} given[] = { { "1", false, true, false }, { "0", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
+	ddp_model_settings settings;
+
+	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
+		const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .buddy = given[i].own };
+		assert_int_equal(setenv("DDP_BUDDY", given[i].text, 1), 0);
+		const ddp_status status = ddp_model_settings_make(&options, &settings);
+		if (given[i].refused)
+			assert_true(status == DDP_ERR_INVALID && strstr(ddp_last_error(), "DDP_BUDDY is \"yes\"") != NULL);
+		else
+			assert_true(status == DDP_OK && settings.options.buddy == given[i].buddy);
+	}
+	unsetenv("DDP_BUDDY");
+}
+
 TEST(own_loops_survive)
 {
+	survive(with_buddies(1), 0x1, AFTER, 0, true);
+	survive(with_buddies(2), 0x2, UPDATE, 0, true);
 	survive(&worlds[0], 0x2, UPDATE, 0, true);
 	survive(&worlds[4], 0x1, BACKWARD, 0, true);
 }
@@ -583,7 +697,10 @@ TEST(a_rank_dies_while_others_recover)
 		memset(run, 0, sizeof(*run));
 		run->point = ANYWHERE;
 		run->dying = 1u << first;
-		run->later = 1u << (first + 1 + rand() % (of->ranks - 1)) % of->ranks;
+		const int others = 1 + rand() % (of->ranks - 1);
+		/* The second one is not the buddy of the first, nor the other way round. */
+		run->later = 1u << (of->buddy ? of->node_of == node_by_node ? first ^ 1 : (first + 2) % of->ranks
+		                              : (first + others) % of->ranks);
 		run->delay = (useconds_t)(rand() % 2000);
 		run->pause = (useconds_t)(rand() % 6000);
 		survive_as(of);

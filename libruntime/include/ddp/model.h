@@ -235,12 +235,15 @@ typedef struct ddp_model_options {
 	                           ddp_model_create() */
 	int64_t compare_every;  /* ranks compare their parameters after so many steps: see below. 0:
 	                           DDP_COMPARE_EVERY of the environment, otherwise never */
+	bool buddy;             /* once the ranks survive (ddp_survive()), each rank keeps a copy of another
+	                           rank's shard of the optimizer's state. No effect unless each shard is kept
+	                           once only. false: DDP_BUDDY=1 of the environment, otherwise no copy */
 } ddp_model_options;
 #define DDP_MODEL_OPTIONS_FIELDS \
 	sizeof(ddp_model_options), DDP_ADAMW, 1e-3, DDP_AUTO, DDP_AUTO, DDP_AUTO, DDP_AUTO, 0, 0, false, \
 	{ false, 5 }, { 0.8, 1e-3, 1 }, { DDP_SCALING_NONE, 65536, 2000 }, DDP_LOSS_SUM, DDP_UNUSED_ZERO, \
 	DDP_SHARD_AUTO, DDP_COMPRESS_NONE, { 1, 0, 0, 2, true, true }, { 0, 0 }, { NULL, NULL, NULL }, \
-	DDP_AUTO, DDP_AUTO, false, false, DDP_MEMORY_HOST, NULL, NULL, NULL, NULL, 0
+	DDP_AUTO, DDP_AUTO, false, false, DDP_MEMORY_HOST, NULL, NULL, NULL, NULL, 0, false
 #define DDP_MODEL_OPTIONS { DDP_MODEL_OPTIONS_FIELDS }
 
 /*

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "reduce/buddy.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "comm/agree.h"
+#include "comm/p2p/match.h"
+#include "comm/request.h"
+#include "reduce/model_state.h"
+
+/* AT_ONCE: 64 MiB, as each broadcast has a deadline of its own. TAG: the last of those that a program that makes groups
+   (ddp_comm_create_group()) can take, too. */
+enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX, TAG = INT_MAX - 1 };
+
+/* What a rank owns after `step` steps: parameters, then each state. */
+typedef struct copy {
+	int64_t step; /* -1: it is not whole */
+	float *values[PARTS];
+} copy;
+
+/* A rank whose buddy this one is. */
+typedef struct ward {
+	int rank;
+	int64_t count;   /* elements that it owns */
+	copy copies[2];  /* the newer one first; what is under way goes to the other */
+	ddp_request *requests[DDP_OPTIM_STATES_MAX];
+} ward;
+
+typedef struct ddp_buddy {
+	int *buddies;    /* [ranks] */
+	ward *wards;
+	int ward_count;
+	int64_t count;   /* elements that this rank owns, */
+	copy undo;       /* as they were before the update of a step, */
+	int64_t *undone; /* [units]: of this one */
+	ddp_request *sends[DDP_OPTIM_STATES_MAX];
+	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
+	bool under_way;
+} ddp_buddy;
+
+/* ---- who is whose buddy ------------------------------------------------------------------ */
+
+/* Ranks of `node` follow in order[from ..]. Returns where the next node's begin. */
+static int append(const int *nodes, int ranks, int node, int *order, int from)
+{
+	for (int r = 0; r < ranks; r++) {
+		if (nodes[r] == node)
+			order[from++] = r;
+	}
+	return from;
+}
+
+/* Ranks by nodes, one node behind the other, and the largest node first. Returns how many ranks that node has. */
+static int order_ranks(const int *nodes, int ranks, int *order)
+{
+	int most = 0, largest = 0, end;
+
+	for (int node = 0, at = 0; at < ranks; node++) {
+		end = append(nodes, ranks, node, order, at);
+		if (end - at > most) {
+			most = end - at;
+			largest = node;
+		}
+		at = end;
+	}
+	end = append(nodes, ranks, largest, order, 0);
+	for (int node = 0; end < ranks; node++) {
+		if (node != largest)
+			end = append(nodes, ranks, node, order, end);
+	}
+	return most;
+}
+
+void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies)
+{
+	const int most = order_ranks(nodes, ranks, order);
+
+	/* So many places further is another node, and each rank has one ward, if others have as many ranks as the largest. */
+	for (int at = 0; at < ranks; at++) {
+		int to = most == ranks ? (at + 1) % ranks : (at + most) % ranks;
+		if (most < ranks && 2 * most > ranks)
+			to = at < most ? most + at % (ranks - most) : at - most;
+		buddies[order[at]] = order[to];
+	}
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int64_t owned_by(const ddp_units *units, int rank)
+{
+	int64_t begin, end, count = 0;
+
+	for (int u = 0; u < units->count; u++) {
+		ddp_unit_slice(units, &units->list[u], rank, &begin, &end);
+		count += end - begin;
+	}
+	return count;
+}
+
+static bool make_copy(const ddp_model *model, int64_t count, copy *made)
+{
+	bool complete = true;
+
+	made->step = -1;
+	for (int i = 0; i <= model->optim.state_count; i++) {
+		made->values[i] = calloc((size_t)count + 1, sizeof(float));
+		complete = complete && made->values[i] != NULL;
+	}
+	return complete;
+}
+
+static void free_copy(copy *freed)
+{
+	for (int i = 0; i < PARTS; i++)
+		free(freed->values[i]);
+}
+
+static bool make_ward(const ddp_model *model, int rank, ward *made)
+{
+	made->rank = rank;
+	made->count = owned_by(&model->units, rank);
+	return make_copy(model, made->count, &made->copies[0]) && make_copy(model, made->count, &made->copies[1]);
+}
+
+static ddp_status make(const ddp_model *model, ddp_buddy *b)
+{
+	const int ranks = model->units.ranks;
+	bool complete;
+
+	b->count = owned_by(&model->units, model->units.rank);
+	b->undone = calloc((size_t)model->units.count, sizeof(*b->undone));
+	b->wards = calloc((size_t)ranks, sizeof(*b->wards));
+	complete = b->undone != NULL && b->wards != NULL && make_copy(model, b->count, &b->undo);
+	for (int r = 0; r < ranks && complete; r++) {
+		if (b->buddies[r] == model->units.rank)
+			complete = make_ward(model, r, &b->wards[b->ward_count++]);
+	}
+	return complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of another rank's optimizer state");
+}
+
+ddp_status ddp_buddy_open(ddp_model *model)
+{
+	static const char what[] = "keep a copy of another rank's optimizer state";
+	ddp_comm *comm = model->comm;
+	const int node = ddp_comm_node(comm), ranks = model->units.ranks;
+	ddp_buddy *made = calloc(1, sizeof(*made));
+	int *nodes = calloc(2 * (size_t)ranks, sizeof(*nodes));
+
+	model->buddy = made;
+	if (made != NULL)
+		made->buddies = calloc((size_t)ranks, sizeof(*made->buddies));
+	const bool complete = made != NULL && made->buddies != NULL && nodes != NULL;
+	ddp_status status = complete ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %d ranks", ranks);
+	status = ddp_comm_agree(comm, status, what);
+	if (status == DDP_OK)
+		status = ddp_all_gather(comm, &node, nodes, sizeof(node), DDP_U8);
+	if (status == DDP_OK) {
+		ddp_buddy_choose(nodes, ranks, nodes + ranks, made->buddies);
+		status = ddp_comm_agree(comm, make(model, made), what);
+	}
+	free(nodes);
+	if (status == DDP_OK)
+		made->sent = -1;
+	else
+		ddp_buddy_close(model);
+	return status;
+}
+
+void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept)
+{
+	const size_t states = (size_t)model->optim.state_count, parts = states + 1;
+	const ddp_buddy *b = model->buddy;
+
+	*sent = (size_t)b->count * states * sizeof(float);
+	*kept = (size_t)b->count * parts * sizeof(float);
+	for (int w = 0; w < b->ward_count; w++)
+		*kept += 2 * (size_t)b->wards[w].count * parts * sizeof(float);
+}
+
+/* ---- between steps --------------------------------------------------------------------------- */
+
+/* `rank`'s slices of the parameters, one behind the other. */
+static void read_params(const ddp_model *model, int rank, float *to)
+{
+	int64_t begin, end;
+
+	for (int u = 0; u < model->units.count; u++) {
+		ddp_unit_slice(&model->units, &model->units.list[u], rank, &begin, &end);
+		memcpy(to, model->params + begin, (size_t)(end - begin) * sizeof(*to));
+		to += end - begin;
+	}
+}
+
+static ddp_status end_requests(ddp_request **requests)
+{
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < DDP_OPTIM_STATES_MAX; i++) {
+		const ddp_status ended = requests[i] != NULL ? ddp_wait(requests[i]) : DDP_OK;
+		requests[i] = NULL;
+		status = status == DDP_OK ? ended : status;
+	}
+	return status;
+}
+
+/* `whole`: all parameters of the step are there, so that what has come is a copy. */
+static ddp_status end_transfer(ddp_model *model, bool whole)
+{
+	ddp_buddy *b = model->buddy;
+	ddp_status status = DDP_OK;
+
+	for (int i = 0; i < b->ward_count; i++) {
+		ward *w = &b->wards[i];
+		const ddp_status came = end_requests(w->requests);
+		status = status == DDP_OK ? came : status;
+		if (came != DDP_OK || !whole || !b->under_way)
+			continue;
+		copy newer = w->copies[1];
+		read_params(model, w->rank, newer.values[0]);
+		newer.step = b->sent;
+		w->copies[1] = w->copies[0];
+		w->copies[0] = newer;
+	}
+	const ddp_status went = end_requests(b->sends);
+	b->under_way = false;
+	return status == DDP_OK ? went : status;
+}
+
+static ddp_status begin_transfer(ddp_model *model)
+{
+	ddp_buddy *b = model->buddy;
+	ddp_operation message = { .type = DDP_F32, .tag = ddp_match_own_tag(TAG) };
+	ddp_status status = end_transfer(model, false);
+
+	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
+		message.kind = DDP_RECV;
+		for (int w = 0; w < b->ward_count && status == DDP_OK; w++) {
+			message.root = b->wards[w].rank;
+			message.recv = b->wards[w].copies[1].values[1 + i];
+			message.count = (size_t)b->wards[w].count;
+			status = ddp_comm_issue_own(model->comm, &message, &b->wards[w].requests[i]);
+		}
+		if (status != DDP_OK)
+			return status;
+		const ddp_operation sent = { .kind = DDP_SEND, .type = DDP_F32, .tag = message.tag,
+		                             .root = b->buddies[model->units.rank], .send = model->optim.state[i],
+		                             .count = (size_t)b->count };
+		status = ddp_comm_issue_own(model->comm, &sent, &b->sends[i]);
+	}
+	if (status != DDP_OK)
+		return status;
+	for (int w = 0; w < b->ward_count; w++)
+		b->wards[w].copies[1].step = -1;
+	b->sent = model->steps;
+	b->under_way = true;
+	return DDP_OK;
+}
+
+void ddp_buddy_send(ddp_model *model)
+{
+	/* Without some of its messages, a copy would get others in their place. */
+	if (model->buddy != NULL && !model->failed && model->buddy->sent != model->steps && begin_transfer(model) != DDP_OK)
+		(void)ddp_comm_abort(model->comm, ddp_last_error());
+}
+
+ddp_status ddp_buddy_settle(ddp_model *model)
+{
+	ddp_status status = DDP_OK;
+
+	if (model->buddy == NULL)
+		return DDP_OK;
+	if (model->buddy->sent != model->steps)
+		status = begin_transfer(model);
+	if (status == DDP_OK)
+		status = end_transfer(model, true);
+	return status == DDP_OK ? DDP_OK : ddp_fail_context(status, "a copy of the optimizer's state");
+}
+
+ddp_status ddp_buddy_renew(ddp_model *model)
+{
+	if (model->buddy == NULL || model->buddy->sent >= 0)
+		return DDP_OK;
+	ddp_status status = ddp_buddy_settle(model);
+	return status == DDP_OK ? ddp_barrier(model->comm) : status;
+}
+
+void ddp_buddy_forget(ddp_model *model, int64_t steps)
+{
+	ddp_buddy *b = model->buddy;
+
+	(void)steps;
+	if (b == NULL)
+		return;
+	b->sent = -1;
+	b->under_way = false;
+	for (int w = 0; w < b->ward_count; w++)
+		b->wards[w].copies[0].step = b->wards[w].copies[1].step = -1;
+	for (int u = 0; u < model->units.count; u++)
+		b->undone[u] = 0;
+}
+
+void ddp_buddy_close(ddp_model *model)
+{
+	ddp_buddy *b = model->buddy;
+
+	if (b == NULL)
+		return;
+	if (b->wards != NULL)
+		(void)end_transfer(model, false);
+	for (int w = 0; w < b->ward_count; w++) {
+		free_copy(&b->wards[w].copies[0]);
+		free_copy(&b->wards[w].copies[1]);
+	}
+	free_copy(&b->undo);
+	free(b->wards);
+	free(b->undone);
+	free(b->buddies);
+	free(b);
+	model->buddy = NULL;
+}
+
+/* ---- around an update -------------------------------------------------------------------------- */
+
+static void copy_slice(float *to, const float *from, int64_t count)
+{
+	memcpy(to, from, (size_t)count * sizeof(*to));
+}
+
+void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step)
+{
+	ddp_buddy *b = model->buddy;
+	int64_t begin, end;
+
+	if (b == NULL)
+		return;
+	ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
+	copy_slice(b->undo.values[0] + kept, model->params + begin, end - begin);
+	for (int i = 0; i < model->optim.state_count; i++)
+		copy_slice(b->undo.values[1 + i] + kept, model->optim.state[i] + kept, end - begin);
+	b->undone[u] = step;
+}
+
+void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead)
+{
+	const ddp_buddy *b = model->buddy;
+	int64_t begin, end, kept = 0;
+
+	(void)dead;
+	for (int u = 0; u < model->units.count && b != NULL; u++, kept += end - begin) {
+		ddp_unit_slice(&model->units, &model->units.list[u], model->units.rank, &begin, &end);
+		if (b->undone[u] != step)
+			continue;
+		copy_slice(model->params + begin, b->undo.values[0] + kept, end - begin);
+		for (int i = 0; i < model->optim.state_count; i++)
+			copy_slice(model->optim.state[i] + kept, b->undo.values[1 + i] + kept, end - begin);
+	}
+}
+
+/* ---- after a failure ----------------------------------------------------------------------------- */
+
+int64_t ddp_buddy_copied(ddp_model *model)
+{
+	ddp_buddy *b = model->buddy;
+	int64_t least = INT64_MAX;
+
+	if (b == NULL)
+		return -1;
+	/* Parameters that arrive late may not be there. */
+	(void)end_transfer(model, !model->settings.options.late_gather);
+	for (int w = 0; w < b->ward_count; w++)
+		least = b->wards[w].copies[0].step < least ? b->wards[w].copies[0].step : least;
+	return least;
+}
+
+/* The rank in `left` of a rank of the model's communicator; -1: it is lost. */
+static int rank_left(const ddp_model *model, const ddp_comm *left, int rank)
+{
+	const int searched = ddp_comm_world_rank(model->comm, rank);
+
+	for (int r = 0; r < ddp_comm_size(left); r++) {
+		if (ddp_comm_world_rank(left, r) == searched)
+			return r;
+	}
+	return -1;
+}
+
+/* Who has what `rank` owned. */
+static int holder_of(const ddp_model *model, const ddp_comm *left, int rank)
+{
+	const int own = rank_left(model, left, rank);
+
+	return own >= 0 ? own : rank_left(model, left, model->buddy->buddies[rank]);
+}
+
+ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps)
+{
+	int64_t least = *steps;
+
+	/* A rank was lost when only some had learned that all had taken up the shards. */
+	for (int r = 1; r < ddp_comm_size(left) && model->buddy != NULL; r++) {
+		if (all[r].fitted != all[0].fitted)
+			return ddp_fail(DDP_ERR_STATE, "a rank was lost while others took up the shards of lost ranks, and rank %d and rank "
+			                "%d have shards for other numbers of ranks", ddp_comm_world_rank(left, 0),
+			                ddp_comm_world_rank(left, r));
+	}
+	for (int r = 0; r < model->units.ranks && model->buddy != NULL; r++) {
+		const int holder = holder_of(model, left, r);
+		if (holder < 0)
+			return ddp_fail(DDP_ERR_STATE, "rank %d and rank %d, which kept a copy of its shard of the optimizer's state, are "
+			                "both lost", ddp_comm_world_rank(model->comm, r),
+			                ddp_comm_world_rank(model->comm, model->buddy->buddies[r]));
+		if (rank_left(model, left, r) >= 0)
+			continue;
+		if (all[holder].copied < *steps - 1)
+			return ddp_fail(DDP_ERR_STATE, "rank %d is lost, and rank %d has no whole copy of its shard of the optimizer's "
+			                "state", ddp_comm_world_rank(model->comm, r), ddp_comm_world_rank(left, holder));
+		least = all[holder].copied < least ? all[holder].copied : least;
+	}
+	*steps = least;
+	return DDP_OK;
+}
+
+/* This rank, which has part `part` of what `rank` owns, gives it. */
+static void read_part(const ddp_model *former, int rank, int part, int64_t count, float *values)
+{
+	const ddp_buddy *b = former->buddy;
+
+	if (rank == former->units.rank && part == 0)
+		read_params(former, rank, values);
+	else if (rank == former->units.rank)
+		copy_slice(values, former->optim.state[part - 1], count);
+	for (int i = 0; i < b->ward_count && rank != former->units.rank; i++) {
+		const ward *w = &b->wards[i];
+		if (w->rank == rank)
+			copy_slice(values, w->copies[w->copies[0].step == former->steps ? 0 : 1].values[part], count);
+	}
+}
+
+/* Takes what this rank needs of it. */
+static ddp_status write_part(const ddp_model *former, ddp_model *model, int rank, int part, const float *values)
+{
+	ddp_status status = DDP_OK;
+	int64_t begin, end;
+
+	for (int u = 0; u < former->units.count && status == DDP_OK; u++, values += end - begin) {
+		ddp_unit_slice(&former->units, &former->units.list[u], rank, &begin, &end);
+		if (part == 0)
+			copy_slice(model->params + begin, values, end - begin);
+		else if (model->strategy->spreads)
+			status = ddp_units_store(&model->units, &model->place, model->optim.state[part - 1], begin, values, end - begin);
+		else
+			copy_slice(model->optim.state[part - 1] + begin, values, end - begin);
+	}
+	return status;
+}
+
+static ddp_status hand_over_part(const ddp_model *former, ddp_model *model, int rank, int part, float *values)
+{
+	const int64_t count = owned_by(&former->units, rank);
+	const int holder = holder_of(former, model->comm, rank);
+	ddp_status status = DDP_OK;
+
+	if (holder == ddp_comm_rank(model->comm))
+		read_part(former, rank, part, count, values);
+	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE)
+		status = ddp_broadcast(model->comm, values + at, (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE), DDP_F32, holder);
+	return status == DDP_OK ? write_part(former, model, rank, part, values) : status;
+}
+
+ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model)
+{
+	float *values = malloc(((size_t)former->units.most + 1) * sizeof(*values));
+
+	ddp_status status = values != NULL ? DDP_OK : ddp_fail(DDP_ERR_NOMEM, "no memory for a shard of the optimizer's state");
+	status = ddp_comm_agree(model->comm, status, "take up the shards of lost ranks");
+	for (int rank = 0; rank < former->units.ranks && status == DDP_OK; rank++) {
+		for (int part = 0; part <= former->optim.state_count && status == DDP_OK; part++)
+			status = hand_over_part(former, model, rank, part, values);
+	}
+	free(values);
+	return status;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* buddy: if each rank keeps the only copy of its shard of the optimizer's state (strategy_scatter.c), another rank, its
+   buddy, keeps a copy of the shard, so that ranks can go on without those that have died (reduce/survival.h). The buddy is
+   on another node, if there is one.
+
+   When a step has ended, its state travels to the buddies while forward and backward of the next step run. Each rank waits
+   for what it sends and receives before it tells the totals of that next step (step.c). So if any rank has the totals,
+   all copies of the step before are whole. Only then ranks update. A rank keeps what the update changes of its own shard,
+   and the last two copies of each shard whose buddy it is. So the ranks that are left can all go to the last step that a
+   rank has ended, or, if a rank died before its buddy had all of that step, to the step before. */
+#pragma once
+
+#include "reduce/level.h"
+
+/* buddies[ranks] becomes the buddy of each rank. nodes[ranks] are the nodes of ranks, numbered from 0 without gaps;
+   order[ranks] becomes the ranks by nodes. */
+void ddp_buddy_choose(const int *nodes, int ranks, int *order, int *buddies);
+
+/* As keep_undo(), undo() and set_steps() of a strategy. Without a buddy copy, the functions below do nothing. */
+ddp_status ddp_buddy_open(ddp_model *model);
+void ddp_buddy_undo(ddp_model *model, int64_t step, const bool *dead);
+void ddp_buddy_forget(ddp_model *model, int64_t steps);
+/* Local, but waits for what is under way. */
+void ddp_buddy_close(ddp_model *model);
+/* The bytes that a rank sends after each step, and those of its memory that it keeps for all of this. */
+void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept);
+
+/* A step has ended: begins to send its state. An error breaks the communicator. */
+void ddp_buddy_send(ddp_model *model);
+/* Waits until this rank has sent and received the copies of the last step. */
+ddp_status ddp_buddy_settle(ddp_model *model);
+/* If there are no copies yet, or not since a load: makes them, and waits until all are whole. Collective. */
+ddp_status ddp_buddy_renew(ddp_model *model);
+/* Step `step` is about to update this rank's slice of unit `u`, which is at `kept` of what the rank keeps. */
+void ddp_buddy_keep(ddp_model *model, int u, int64_t kept, int64_t step);
+
+/* After a failure: the last step of which this rank has all copies that it is to have. Ends what is under way. */
+int64_t ddp_buddy_copied(ddp_model *model);
+/* *steps, the last step that one of the ranks has ended, becomes the step that they can all take up. DDP_ERR_STATE, on all
+   of `left` alike: a shard and its copy are lost. */
+ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps);
+/* All are at that step, and `model` is fitted to the ranks that are left of those of `former`: each rank gets all parameters,
+   and what it keeps of the optimizer's state. Collective over the model's communicator. */
+ddp_status ddp_buddy_hand_over(const ddp_model *former, ddp_model *model);
