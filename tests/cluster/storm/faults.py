@@ -149,6 +149,40 @@ def flip(r):
     return r.any_leaves, Expected({EXIT_LIBRARY}, line)
 
 
+# ---- the others keep their processes --------------------------------------------------------
+
+
+def survives(r):
+    r.keys += ["restart=3"]
+    r.variables["STORM_SURVIVE"] = "1"
+    line = rf"ddp: {r.named()} was killed by signal 9 \(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
+    return Expected({0}, line, seconds=15)
+
+
+@kind("join", ("training", "checkpoint"), weight=2)
+def join(r):
+    """Another process becomes the rank, and joins the others."""
+    return (lambda: r.signal(signal.SIGKILL)), survives(r)
+
+
+@kind("join-again", ("training", "checkpoint"))
+def join_again(r):
+    """Another rank dies meanwhile, or soon after that."""
+    expected, seconds = survives(r), r.random.uniform(0, 0.8)
+    expected.line = r"ddp: .* killed by signal 9 \(SIGKILL\).*; restart 1 of 3"
+    expected.also = r".*ddp: .*; restart 2 of 3: (the other ranks keep their processes|all ranks start again)"
+    second = r.random.choice([rank for rank in range(r.world) if rank != r.rank])
+    r.note = f"and rank {second} {seconds:.1f} s later"
+
+    def harm():
+        r.signal(signal.SIGKILL)
+        time.sleep(seconds)
+        if r.runs() and r.states()[second][0] < FINALIZED:
+            os.kill(r.pids[second], signal.SIGKILL)
+
+    return harm, expected
+
+
 # ---- one rank does not come ------------------------------------------------------------
 
 
