@@ -159,10 +159,16 @@ def survives(r):
     return Expected({0}, line, seconds=15)
 
 
+def kill_early(r, rank):
+    """Not in the last steps: there is no restart if another rank has ended well."""
+    if r.runs() and r.states()[rank][1] < STEPS - 3:
+        os.kill(r.pids[rank], signal.SIGKILL)
+
+
 @kind("join", ("training", "checkpoint"), weight=2)
 def join(r):
     """Another process becomes the rank, and joins the others."""
-    return (lambda: r.signal(signal.SIGKILL)), survives(r)
+    return (lambda: kill_early(r, r.rank)), survives(r)
 
 
 @kind("join-again", ("training", "checkpoint"))
@@ -175,10 +181,9 @@ def join_again(r):
     r.note = f"and rank {second} {seconds:.1f} s later"
 
     def harm():
-        r.signal(signal.SIGKILL)
+        kill_early(r, r.rank)
         time.sleep(seconds)
-        if r.runs() and r.states()[second][0] < FINALIZED:
-            os.kill(r.pids[second], signal.SIGKILL)
+        kill_early(r, second)
 
     return harm, expected
 
