@@ -188,7 +188,7 @@ static void survivors_end_well(void **state)
 	assert_int_equal(step.wait_status, EXITED(3));
 }
 
-/* With restart= all ranks begin again. */
+/* With restart= others begin in place of those that are lost, or all again. Survivors wait for them. */
 static void restarts_do_not_wait_for_survivors(void **state)
 {
 	struct step step = begin(true);
@@ -196,7 +196,7 @@ static void restarts_do_not_wait_for_survivors(void **state)
 	(void)state;
 	step.policy.restarts = true;
 	take(&step, 0, lost("rank 1"));
-	expect(&step, HOLD, "rank 1", true);
+	expect(&step, HOLD_SURVIVED_MS, "rank 1", true);
 }
 
 static void under_continue_nothing_is_ended(void **state)
