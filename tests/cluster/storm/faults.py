@@ -153,10 +153,18 @@ def flip(r):
 
 
 def survives(r):
+    """Of one that is killed."""
     r.keys += ["restart=3"]
     r.variables["STORM_SURVIVE"] = "1"
     line = rf"ddp: {r.named()} was killed by signal 9 \(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
     return Expected({0}, line, seconds=15)
+
+
+def maybe_survives(r):
+    """A step that SLURM ends is not taken for one that has lost a rank."""
+    if r.random.random() < 0.5:
+        survives(r)
+        r.note = f"{r.note} survivors".lstrip()
 
 
 def kill_early(r, rank):
@@ -219,6 +227,7 @@ def scancel(r):
     """The job or the step."""
     what = r.random.choice(("job", "step"))
     r.note = what
+    maybe_survives(r)
 
     def harm():
         r.as_user("scancel", r.job if what == "job" else f"{r.job}.0")
@@ -229,6 +238,7 @@ def scancel(r):
 @kind("scancel-term", EVERY_MOMENT)
 def scancel_term(r):
     """scancel -s TERM of a program that does not handle it."""
+    maybe_survives(r)
     return r.scancel_term, Expected({143}, seconds=14)
 
 
