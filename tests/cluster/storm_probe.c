@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
- *
- *   storm_probe DIR STATE [ACTION RANK NUMBER]
- *
- * It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
- * 10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
- * STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. With STORM_SURVIVE=1 it trains by
- * ddp_train() with the option survive, so that others join those that are left. In STATE each rank keeps a `struct state` that says where it is.
- * RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
- * NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
- * ddp_finalize() and its exit; flip: flips a bit of a parameter after step NUMBER, unless the step was restarted. With `stop`, all ranks end by a checkpoint after SIGTERM, with
- * code EXIT_STOPPED.
- */
+/* storm_probe: a training with checkpoints, which tests/cluster/storm.py hurts.
+
+     storm_probe DIR STATE [ACTION RANK NUMBER]
+
+   It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
+   10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
+   STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. With STORM_SURVIVE=1 it trains by
+   ddp_train() with the option survive, so that others join those that are left. In STATE each rank keeps a `struct state` that says where it is.
+   RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
+   NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
+   ddp_finalize() and its exit; flip: flips a bit of a parameter after step NUMBER, unless the step was restarted. With `stop`, all ranks end by a checkpoint after SIGTERM, with
+   code EXIT_STOPPED. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,26 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit */
-/*
- * join: ranks die in the middle of a training under restart=, and others, which are started in their places, join those
- * that have kept their processes. Losses, evaluations, parameters, buffers and random numbers have the bits of a training
- * in which no rank has died, also if ranks die while others join: then all start again from the last checkpoint.
- */
+/* join: ranks die in the middle of a training under restart=, and others, which are started in their places, join those
+   that have kept their processes. Losses, evaluations, parameters, buffers and random numbers have the bits of a training
+   in which no rank has died, also if ranks die while others join: then all start again from the last checkpoint. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "reduce/model_state.h"
 #include "tests/support/folder.h"
 #include "tests/support/options.h"
 #include "tests/support/step_ranks.h"
+#include "tests/support/test.h"
 #include "tests/support/training.h"
 
 enum { LAST = 12, FATAL = 6, EVERY = 4, ROUNDS = 3 };
@@ -77,7 +71,6 @@ static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch,
 
 static ddp_status after_step(void *user, const ddp_step_stats *stats)
 {
-	(void)user;
 	run->loss[stats->step] = stats->loss;
 	run->ended[own_rank][stats->step]++;
 	return DDP_OK;
@@ -121,7 +114,6 @@ static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
-	(void)user;
 	*weight += (double)batch->samples;
 	*loss_sum += (double)batch->samples * (ddp_model_param_data(model, 0)[0] + ddp_model_param_data(model, BUFFER)[0]);
 	return DDP_OK;
@@ -129,7 +121,6 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 
 static ddp_status evaluated(void *user, int64_t number, double loss, double weight)
 {
-	(void)user;
 	CHECK(weight == SAMPLES);
 	run->evaluation[number] = loss;
 	return DDP_OK;
@@ -288,16 +279,14 @@ static test_harm dies(int rank, int generation, test_moment when, int number)
 	return (test_harm){ .when = when, .number = number, .ranks = 1u << rank, .generation = generation };
 }
 
-static void a_rank_joins(void **state)
+TEST(a_rank_joins)
 {
-	(void)state;
 	for (int k = 0; k < KINDS; k++)
 		hurt_and_compare(&kinds[k], false, dies(k % 3, 1, IN_STEP, FATAL), nothing, 1, 0);
 }
 
-static void ranks_join_one_after_the_other(void **state)
+TEST(ranks_join_one_after_the_other)
 {
-	(void)state;
 	hurt_and_compare(&kinds[1], false, dies(3, 1, IN_STEP, 2), dies(0, 2, IN_STEP, 3), 2, 0);
 	/* Who has joined dies in its first step, */
 	hurt_and_compare(&kinds[0], false, dies(1, 1, IN_STEP, FATAL), dies(1, 2, IN_STEP, FATAL), 2, 0);
@@ -305,20 +294,18 @@ static void ranks_join_one_after_the_other(void **state)
 	hurt_and_compare(&kinds[1], false, dies(1, 1, IN_STEP, FATAL), dies(2, 1, WAITS, 0), 1, 0);
 }
 
-static void a_node_is_replaced(void **state)
+TEST(a_node_is_replaced)
 {
 	const test_harm lost = { .when = IN_STEP, .number = FATAL, .ranks = 0x3, .generation = 1, .node = true };
 
-	(void)state;
 	hurt_and_compare(&kinds[1], false, lost, nothing, 1, 0);
 }
 
-static void all_start_again_if_a_join_fails(void **state)
+TEST(all_start_again_if_a_join_fails)
 {
 	const test_harm first = dies(3, 1, IN_STEP, FATAL);
 	test_harm node = dies(0, 2, MEETS, 0);
 
-	(void)state;
 	hurt_and_compare(&kinds[0], false, first, dies(3, 2, AT_START, 0), 1, 1);
 	hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
 	hurt_and_compare(&kinds[1], true, first, dies(0, 2, MEETS, 0), 1, 1);
@@ -331,9 +318,8 @@ static void all_start_again_if_a_join_fails(void **state)
 	hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
 }
 
-static void ranks_die_at_any_time(void **state)
+TEST(ranks_die_at_any_time)
 {
-	(void)state;
 	srand(7);
 	for (int i = 0; i < ROUNDS; i++) {
 		const kind *of = &kinds[rand() % EXACT];
@@ -387,14 +373,13 @@ static void example_joins(char *const *program, const char *result, int number)
 	keep_or_compare(result, false);
 }
 
-static void examples_join(void **state)
+TEST(examples_join)
 {
 	char data[TEST_FOLDER_BYTES + 8], saved[TEST_FOLDER_BYTES + 8], command[256];
 	char *const linear[] = { "examples/linear", "--survive", "--steps", "4000", NULL };
 	char *const mnist[] = { "examples/vision/mnist_mlp", "--survive", "--data", data, "--checkpoint", saved, "--batch", "6",
 		                "--steps", "300", "--threads", "1", NULL };
 
-	(void)state;
 	folder_empty(NULL);
 	snprintf(data, sizeof(data), "%s/data", test_folder);
 	snprintf(saved, sizeof(saved), "%s/saved", test_folder);
@@ -407,19 +392,10 @@ static void examples_join(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_rank_joins),
-		cmocka_unit_test(ranks_join_one_after_the_other),
-		cmocka_unit_test(a_node_is_replaced),
-		cmocka_unit_test(all_start_again_if_a_join_fails),
-		cmocka_unit_test(ranks_die_at_any_time),
-		cmocka_unit_test(examples_join),
-	};
-
 	run = test_share(sizeof(*run));
 	if (folder_make(NULL) != 0)
 		return 1;
-	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = test_run(NULL, NULL);
 	folder_remove(NULL);
 	return failed;
 }

@@ -2,11 +2,8 @@
 #include "tests/support/step_ranks.h"
 
 #include <arpa/inet.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +14,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/hung.h"
 #include "tests/support/ranks.h"
+#include "tests/support/test.h"
 #include "watch/progress.h"
 
 enum { NODES = 3, LIMIT_SECONDS = 60 };

@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * step_ranks: ranks of a step with restart=, without SLURM. The test does what srun and its agents do: it starts
- * programs, deals identities on progress pages, and starts others in place of ranks that die. Those that survive keep
- * their processes, if all that run say so on their pages; otherwise all start again. Nodes are pretended ones of this
- * host.
- */
-#ifndef TESTS_STEP_RANKS_H
-#define TESTS_STEP_RANKS_H
+/* step_ranks: ranks of a step with restart=, without SLURM. The test does what srun and its agents do: it starts
+   programs, deals identities on progress pages, and starts others in place of ranks that die. Those that survive keep
+   their processes, if all that run say so on their pages; otherwise all start again. Nodes are pretended ones of this
+   host. */
+#pragma once
 
 #include <stdbool.h>
 
@@ -52,5 +49,3 @@ void test_step_die(test_moment when, int number);
 /* In a rank: waits in one of the last two steps until all harm is done, as srun does not restart a step of which a rank
    has ended well. */
 void test_step_await_harms(int number);
-
-#endif

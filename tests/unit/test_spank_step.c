@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "spank/srun/first_failure.h"
 #include "spank/srun/step.h"
 #include "spank/wire/timeline.h"
+#include "tests/support/test.h"
 
 #define EXITED(code) ((code) << 8)
 #define MS 1000000ull
@@ -60,11 +56,10 @@ static void expect_nothing(const struct step *step)
 	assert_true(step_due(step) == (step->over ? step->again_ns : UINT64_MAX));
 }
 
-static void a_failure_is_said_and_ends_the_step_once(void **state)
+TEST(a_failure_is_said_and_ends_the_step_once)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	expect_nothing(&step);
 	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	take(&step, 100, news("rank 2", END_CODE, SENT_NOTHING, EXITED(9)));
@@ -76,13 +71,12 @@ static void a_failure_is_said_and_ends_the_step_once(void **state)
 }
 
 /* For the job's comment. */
-static void what_was_said_has_a_kind(void **state)
+TEST(what_was_said_has_a_kind)
 {
 	struct step step = begin(true);
 	struct relay_news crash = news("rank 1", END_CRASH, SENT_NOTHING, SIGSEGV), silent = news("node n2", END_CODE, SENT_NOTHING, EXITED(1));
 	struct step_action action;
 
-	(void)state;
 	crash.node = "n1";
 	take(&step, 0, crash);
 	assert_true(step_act(&step, step_due(&step), &action));
@@ -102,12 +96,11 @@ static void what_was_said_has_a_kind(void **state)
 }
 
 /* Slurm may lose a request, such as for a component that it is just launching. */
-static void a_request_in_vain_is_made_again(void **state)
+TEST(a_request_in_vain_is_made_again)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	expect(&step, HOLD, "rank 1", true);
 	expect(&step, HOLD + AGAIN_MS, "", true);
@@ -117,12 +110,11 @@ static void a_request_in_vain_is_made_again(void **state)
 	assert_true(step_due(&step) == UINT64_MAX);
 }
 
-static void what_led_to_it_goes_first(void **state)
+TEST(what_led_to_it_goes_first)
 {
 	struct step step = begin(true);
 	struct relay_news follower = news("follower", END_CODE, SENT_NOTHING, EXITED(1));
 
-	(void)state;
 	follower.facts.blames_peer = true;
 	take(&step, 0, follower);
 	take(&step, 200, news("cause", END_CRASH, SENT_NOTHING, SIGSEGV));
@@ -131,12 +123,11 @@ static void what_led_to_it_goes_first(void **state)
 }
 
 /* Rank 3 hangs: those that wait on another node than its own have given up first. */
-static void who_did_not_come_is_waited_for(void **state)
+TEST(who_did_not_come_is_waited_for)
 {
 	struct step step = begin(true);
 	struct relay_news far = news("far", END_CODE, SENT_NOTHING, EXITED(3)), near = far, lost = far;
 
-	(void)state;
 	far.facts.blames_peer = near.facts.blames_peer = lost.facts.blames_peer = true;
 	far.facts.cause_late = near.facts.cause_late = near.facts.names_peer = true;
 	near.text = "near";
@@ -165,12 +156,11 @@ static struct relay_news lost(const char *text)
 }
 
 /* Ranks that are lost are named, and are no failure once a rank that has gone on without them has ended well. */
-static void survivors_end_well(void **state)
+TEST(survivors_end_well)
 {
 	const struct relay_news fine = { .text = "", .facts = { .end = END_FINE, .survived = true } };
 	struct step step = begin(true);
 
-	(void)state;
 	take(&step, 0, lost("rank 1"));
 	expect(&step, HOLD, "rank 1; the other ranks go on", false);
 	assert_false(step_has_survived(&step));
@@ -189,21 +179,19 @@ static void survivors_end_well(void **state)
 }
 
 /* With restart= others begin in place of those that are lost, or all again. Survivors wait for them. */
-static void restarts_do_not_wait_for_survivors(void **state)
+TEST(restarts_do_not_wait_for_survivors)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	step.policy.restarts = true;
 	take(&step, 0, lost("rank 1"));
 	expect(&step, HOLD_SURVIVED_MS, "rank 1", true);
 }
 
-static void under_continue_nothing_is_ended(void **state)
+TEST(under_continue_nothing_is_ended)
 {
 	struct step step = begin(false);
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	expect(&step, HOLD, "rank 1", false);
 	expect_nothing(&step);
@@ -212,11 +200,10 @@ static void under_continue_nothing_is_ended(void **state)
 	assert_int_equal(step.wait_status, EXITED(7));
 }
 
-static void a_step_that_stops_has_its_grace(void **state)
+TEST(a_step_that_stops_has_its_grace)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_STOP, SIGTERM));
 	take(&step, 900, news("rank 2", END_CODE, SENT_STOP, EXITED(3)));
 	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
@@ -225,11 +212,10 @@ static void a_step_that_stops_has_its_grace(void **state)
 }
 
 /* The same of one of which only a task was asked, by a person. */
-static void a_task_that_was_asked_to_stop_ends_the_step(void **state)
+TEST(a_task_that_was_asked_to_stop_ends_the_step)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	step.policy.slurm_may_grant_more = true;
 	take(&step, 0, news("rank 1", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	expect(&step, GRACE, "rank 1; 30.0 s later the step was still running, and is ended "
@@ -251,7 +237,7 @@ static void expect_question(struct step *step, bool slurm_ends_it)
 }
 
 /* Slurm may grant a step more than KillWait: by GraceTime, by --signal=TERM@300. */
-static void what_slurm_grants_is_left_to_the_step(void **state)
+TEST(what_slurm_grants_is_left_to_the_step)
 {
 	static const struct { enum task_end end; enum slurm_sent sent; int status; } ends[] = {
 		{ END_BY_REQUEST, SENT_STOP, SIGTERM }, { END_CODE, SENT_STOP, EXITED(3) },
@@ -260,7 +246,6 @@ static void what_slurm_grants_is_left_to_the_step(void **state)
 	struct step_action action;
 	struct step step;
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
 		step = begin(true);
 		step.policy.slurm_may_grant_more = true;
@@ -286,12 +271,11 @@ static void what_slurm_grants_is_left_to_the_step(void **state)
 }
 
 /* One node has failed for want of another that Slurm reached first. */
-static void the_word_of_one_node_counts_for_all(void **state)
+TEST(the_word_of_one_node_counts_for_all)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("rank 3", END_CODE, SENT_NOTHING, EXITED(1)));
 	take(&step, 100, news("rank 0", END_BY_REQUEST, SENT_STOP, SIGTERM));
 	assert_int_equal(step_due(&step) / MS - START, STOP);
@@ -299,11 +283,10 @@ static void the_word_of_one_node_counts_for_all(void **state)
 	assert_int_equal(step.wait_status, 0);
 }
 
-static void a_crash_is_said_while_others_save(void **state)
+TEST(a_crash_is_said_while_others_save)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CRASH, SENT_STOP, SIGSEGV));
 	expect(&step, HOLD, "rank 1", false);
 	expect(&step, STOP, "rank 1; 90.0 s later the step was still running, and is ended "
@@ -314,12 +297,11 @@ static void a_crash_is_said_while_others_save(void **state)
 #define MAY_SAVE "; the step was sent a signal before, so the others may save (see grace= in srun-ddp(7))"
 
 /* SIGUSR1 of Slurm's: ranks end as they like, and nobody is ended who saves. */
-static void a_signalled_step_has_its_grace(void **state)
+TEST(a_signalled_step_has_its_grace)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
 	take(&step, 20, news("rank 2", END_CODE, SENT_SIGNAL, EXITED(75)));
 	expect(&step, HOLD, "rank 1" MAY_SAVE, false);
@@ -358,11 +340,10 @@ static void a_signalled_step_has_its_grace(void **state)
 }
 
 /* kill -TERM by a person, and beside it a real failure. */
-static void a_failure_does_not_wait_for_a_request(void **state)
+TEST(a_failure_does_not_wait_for_a_request)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	take(&step, 80, news("rank 1", END_CODE, SENT_NOTHING, EXITED(1)));
 	expect(&step, 80 + HOLD, "rank 1", true);
@@ -370,13 +351,12 @@ static void a_failure_does_not_wait_for_a_request(void **state)
 }
 
 /* kill -TERM by a person, and ranks that lost the one that was killed. */
-static void who_was_asked_to_stop_goes_before_those_that_lost_it(void **state)
+TEST(who_was_asked_to_stop_goes_before_those_that_lost_it)
 {
 	struct step step = begin(true);
 	struct relay_news lost = news("lost", END_CODE, SENT_NOTHING, EXITED(1));
 	struct step_action action;
 
-	(void)state;
 	lost.facts.blames_peer = true;
 	take(&step, 0, news("rank 0", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
 	take(&step, 80, lost);
@@ -422,7 +402,7 @@ static void who_was_asked_to_stop_goes_before_those_that_lost_it(void **state)
 }
 
 /* n1 has told that rank 3 is stopped; rank 1 has given up for it. */
-static void who_did_not_come_goes_first_with_its_state(void **state)
+TEST(who_did_not_come_goes_first_with_its_state)
 {
 	const struct stall_note note = { .ranks = 2, .lowest = 2, .world_size = 4, .rank = 3, .kind = STALL_STOPPED,
 		                         .who = "rank 3 of 4 on n1", .doing = "in forward" };
@@ -430,7 +410,6 @@ static void who_did_not_come_goes_first_with_its_state(void **state)
 	unsigned char bytes[STALL_NOTE_BYTES];
 	struct step step = begin(true);
 
-	(void)state;
 	stall_pack(&note, bytes);
 	step_take_stall(&step, bytes, START * MS);
 	expect_nothing(&step);
@@ -448,12 +427,11 @@ static void who_did_not_come_goes_first_with_its_state(void **state)
 	stall_step_end(&step.stall);
 }
 
-static void tasks_killed_with_the_witness_are_doubted(void **state)
+TEST(tasks_killed_with_the_witness_are_doubted)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("all 2 tasks", END_BY_KILL, SENT_KILL, SIGKILL));
 	assert_false(step_finish(&step, &action));
 	step = begin(true);
@@ -461,12 +439,11 @@ static void tasks_killed_with_the_witness_are_doubted(void **state)
 	expect(&step, DOUBT, "all 2 tasks", true);
 }
 
-static void a_node_that_failed_is_named(void **state)
+TEST(a_node_that_failed_is_named)
 {
 	struct relay_news what = news("all 2 tasks on n1 were killed", END_BY_KILL, SENT_KILL, SIGKILL);
 	struct step step = begin(true);
 
-	(void)state;
 	what.node = "n1";
 	what.facts.node_failed = true;
 	take(&step, 0, what);
@@ -493,13 +470,12 @@ static struct relay_news silence(uint32_t age_ms)
 	return what;
 }
 
-static void a_silent_node_goes_before_what_follows_from_it(void **state)
+TEST(a_silent_node_goes_before_what_follows_from_it)
 {
 	struct relay_news lost = news("rank 0 lost rank 4", END_CODE, SENT_NOTHING, EXITED(1));
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	/* Nothing is older, so nothing is waited for. */
 	take(&step, 5000, silence(5000));
 	expect(&step, 5000, "node n2 has been silent", true);
@@ -524,12 +500,11 @@ static void a_silent_node_goes_before_what_follows_from_it(void **state)
 	}
 }
 
-static void a_failure_is_held_until_it_is_said(void **state)
+TEST(a_failure_is_held_until_it_is_said)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	assert_false(step_holds(&step));
 	/* Nobody waits for what is said only if the step still runs after a while, nor for what comes behind a silence. */
 	take(&step, 0, news("rank 0 was asked", END_BY_REQUEST, SENT_NOTHING, SIGTERM));
@@ -547,7 +522,7 @@ static void a_failure_is_held_until_it_is_said(void **state)
 }
 
 /* Also if a generation's first failure comes in the same turn as the generation begins. */
-static void each_generation_asks_about_its_first_failure(void **state)
+TEST(each_generation_asks_about_its_first_failure)
 {
 	struct step step = begin(true);
 	struct first_failure first = { .asked_ns = 0 };
@@ -555,7 +530,6 @@ static void each_generation_asks_about_its_first_failure(void **state)
 	struct presence presence = { .task = NULL };
 	const struct requests requests = { .holds = false };
 
-	(void)state;
 	step.policy.ask_ms = 100;
 	first_failure_settle(&first, &step, &links, &presence, &requests, START * MS);
 	assert_int_equal(links.question, 0);
@@ -572,11 +546,10 @@ static void each_generation_asks_about_its_first_failure(void **state)
 	}
 }
 
-static void a_silent_node_ends_what_the_policy_says(void **state)
+TEST(a_silent_node_ends_what_the_policy_says)
 {
 	struct step step = begin(true);
 
-	(void)state;
 	step.policy.outlives_nodes = true;
 	take(&step, 5000, silence(5000));
 	expect(&step, 5000, "node n2 has been silent; the step goes on (--no-kill)", false);
@@ -592,12 +565,11 @@ static void a_silent_node_ends_what_the_policy_says(void **state)
 	assert_true(step_due(&step) > (START + 5000 + HOLD) * MS);
 }
 
-static void a_node_that_acts_alone_is_not_repeated(void **state)
+TEST(a_node_that_acts_alone_is_not_repeated)
 {
 	struct step step = begin(true);
 	struct relay_news what = news("rank 1", END_CODE, SENT_NOTHING, EXITED(7));
 
-	(void)state;
 	step_take(&step, &what, true, START * MS);
 	expect_nothing(&step);
 	take(&step, 10, news("rank 2", END_CODE, SENT_NOTHING, EXITED(8)));
@@ -606,24 +578,22 @@ static void a_node_that_acts_alone_is_not_repeated(void **state)
 }
 
 /* No claim to be older than a node waits for srun wins by it. */
-static void age_is_believed_within_reason(void **state)
+TEST(age_is_believed_within_reason)
 {
 	struct step step = begin(true);
 	struct relay_news old = news("liar", END_CODE, SENT_NOTHING, EXITED(9));
 
-	(void)state;
 	old.age_ms = UINT32_MAX;
 	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	take(&step, 5000, old);
 	expect(&step, HOLD, "rank 1", true);
 }
 
-static void what_is_held_is_said_at_the_end(void **state)
+TEST(what_is_held_is_said_at_the_end)
 {
 	struct step step = begin(true);
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("ra\033nk 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	assert_true(step_finish(&step, &action));
 	assert_string_equal(action.text, "ra?nk 1");
@@ -639,14 +609,13 @@ static struct step begin_with_restarts(void)
 	return step;
 }
 
-static void why_a_step_would_end_is_told(void **state)
+TEST(why_a_step_would_end_is_told)
 {
 	static const struct { enum slurm_sent sent; bool hearsay, stopping; uint64_t due; } cases[] = {
 		{ SENT_NOTHING, false, false, HOLD }, { SENT_NOTHING, true, false, HOLD },
 		{ SENT_STOP, false, true, STOP }, { SENT_KILL, false, false, DOUBT },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct step step = begin_with_restarts();
 		struct relay_news what = news("rank 1", END_CODE, cases[i].sent, EXITED(7));
@@ -666,11 +635,10 @@ static void why_a_step_would_end_is_told(void **state)
 }
 
 /* So that nobody waits for a restart. */
-static void after_a_signal_the_line_says_that_there_is_no_restart(void **state)
+TEST(after_a_signal_the_line_says_that_there_is_no_restart)
 {
 	struct step step = begin_with_restarts();
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_SIGNAL, EXITED(75)));
 	expect(&step, HOLD, "rank 1; no restart, as the step was sent a signal before; the others may save (see grace= in "
 	                    "srun-ddp(7))", false);
@@ -683,13 +651,12 @@ static void after_a_signal_the_line_says_that_there_is_no_restart(void **state)
 }
 
 /* SIGUSR1 may have asked for a stack. */
-static void a_failure_after_a_signal_is_restarted(void **state)
+TEST(a_failure_after_a_signal_is_restarted)
 {
 	static const struct { enum task_end end; int status; } cases[] = {
 		{ END_CODE, EXITED(7) }, { END_CRASH, SIGSEGV }, { END_CRASH, EXITED(128 + SIGABRT) }, { END_BY_KILL, SIGKILL },
 	};
 
-	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct step step = begin_with_restarts();
 		struct step_action action;
@@ -701,13 +668,12 @@ static void a_failure_after_a_signal_is_restarted(void **state)
 	}
 }
 
-static void a_step_without_a_witness_that_is_cancelled_stops(void **state)
+TEST(a_step_without_a_witness_that_is_cancelled_stops)
 {
 	struct step step = begin_with_restarts();
 	struct relay_news what = news("all", END_BY_KILL, SENT_UNKNOWN, SIGKILL);
 	struct step_action action;
 
-	(void)state;
 	what.facts.all_killed = true;
 	take(&step, 0, what);
 	assert_true(step_act(&step, (START + HOLD) * MS, &action));
@@ -715,12 +681,11 @@ static void a_step_without_a_witness_that_is_cancelled_stops(void **state)
 	assert_true(action.end.stopping);
 }
 
-static void a_new_generation_begins_anew(void **state)
+TEST(a_new_generation_begins_anew)
 {
 	struct step step = begin_with_restarts();
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_NOTHING, EXITED(7)));
 	expect(&step, HOLD, "rank 1", true);
 	step_begin_again(&step);
@@ -737,55 +702,15 @@ static void a_new_generation_begins_anew(void **state)
 	assert_int_equal(step.wait_status, EXITED(9));
 }
 
-static void a_step_that_was_asked_to_stop_stays_so(void **state)
+TEST(a_step_that_was_asked_to_stop_stays_so)
 {
 	struct step step = begin_with_restarts();
 	struct step_action action;
 
-	(void)state;
 	take(&step, 0, news("rank 1", END_CODE, SENT_STOP, EXITED(75)));
 	step_begin_again(&step);
 	take(&step, 1000, news("rank 2", END_CODE, SENT_NOTHING, EXITED(1)));
 	assert_true(step_act(&step, (START + 1000 + STOP) * MS, &action));
 	assert_true(action.kill);
 	assert_true(action.end.stopping);
-}
-
-int main(void)
-{
-	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_failure_is_said_and_ends_the_step_once),
-		cmocka_unit_test(what_was_said_has_a_kind),
-		cmocka_unit_test(a_request_in_vain_is_made_again),
-		cmocka_unit_test(why_a_step_would_end_is_told),
-		cmocka_unit_test(after_a_signal_the_line_says_that_there_is_no_restart),
-		cmocka_unit_test(a_failure_after_a_signal_is_restarted),
-		cmocka_unit_test(a_step_without_a_witness_that_is_cancelled_stops),
-		cmocka_unit_test(a_new_generation_begins_anew),
-		cmocka_unit_test(a_step_that_was_asked_to_stop_stays_so),
-		cmocka_unit_test(what_led_to_it_goes_first),
-		cmocka_unit_test(who_did_not_come_is_waited_for),
-		cmocka_unit_test(survivors_end_well),
-		cmocka_unit_test(restarts_do_not_wait_for_survivors),
-		cmocka_unit_test(under_continue_nothing_is_ended),
-		cmocka_unit_test(a_step_that_stops_has_its_grace),
-		cmocka_unit_test(a_task_that_was_asked_to_stop_ends_the_step),
-		cmocka_unit_test(what_slurm_grants_is_left_to_the_step),
-		cmocka_unit_test(the_word_of_one_node_counts_for_all),
-		cmocka_unit_test(a_crash_is_said_while_others_save),
-		cmocka_unit_test(a_signalled_step_has_its_grace),
-		cmocka_unit_test(a_failure_does_not_wait_for_a_request),
-		cmocka_unit_test(who_was_asked_to_stop_goes_before_those_that_lost_it),
-		cmocka_unit_test(who_did_not_come_goes_first_with_its_state),
-		cmocka_unit_test(tasks_killed_with_the_witness_are_doubted),
-		cmocka_unit_test(a_node_that_failed_is_named),
-		cmocka_unit_test(a_silent_node_goes_before_what_follows_from_it),
-		cmocka_unit_test(a_failure_is_held_until_it_is_said),
-		cmocka_unit_test(each_generation_asks_about_its_first_failure),
-		cmocka_unit_test(a_silent_node_ends_what_the_policy_says),
-		cmocka_unit_test(a_node_that_acts_alone_is_not_repeated),
-		cmocka_unit_test(age_is_believed_within_reason),
-		cmocka_unit_test(what_is_held_is_said_at_the_end),
-	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
 }
