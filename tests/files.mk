@@ -218,6 +218,7 @@ tests_support_libsupport_la_SOURCES = \
 	tests/support/scenario_model.c tests/support/scenario_model.h \
 	tests/support/small_net.h \
 	tests/support/spank_task.c tests/support/spank_task.h \
+	tests/support/step_ranks.c tests/support/step_ranks.h \
 	tests/support/tcp_ranks.c tests/support/tcp_ranks.h \
 	tests/support/test_module.c \
 	tests/support/training.c tests/support/training.h

@@ -48,6 +48,9 @@ static uint64_t delay_ns(const struct step *step, const struct step_case *what,
 		/* A silence has lasted for so long that all its consequences are later. */
 		if (what->facts.silent)
 			return 0;
+		/* The others wait for those that are to join them, and have no failures of their own. */
+		if (what->facts.survived && step->policy.restarts && !judge_is_hearsay(&what->facts))
+			return HOLD_SURVIVED_MS * ns_per_ms;
 		return (waits_for_more(what) && step->policy.timeout_hold_ms > step->policy.hold_ms
 		        ? step->policy.timeout_hold_ms : step->policy.hold_ms) * ns_per_ms;
 	case DELAY_DOUBT:

@@ -15,6 +15,7 @@
            answer, for nodes that have not reported yet, and for slurmctld's word about a node whose
            tasks it may have killed, but no longer than ASK_MS. A node that has not reported ASK_MS
            after the last task's start probably lacks the plugin, and is not waited for.
+           With restart=, ranks that survive others do not end because of them: srun then waits HOLD_SURVIVED_MS.
       350  srun prints the sentence, and asks slurmctld once to end the step.
      1600  If only other ranks have told that a rank did not come in time, or that it leaves, srun waits
            TIMEOUT_HOLD_MS before it prints this. A Python program that has raised may take a second to end. All ranks that have waited for the missing rank
@@ -65,6 +66,7 @@ enum {
 	CONNECT_MS = 150,
 	REPLY_MS = 500,
 	HOLD_MS = 250,
+	HOLD_SURVIVED_MS = 50,
 	ASK_MS = 1500,
 	TIMEOUT_HOLD_MS = 1500,
 	LOSS_MS = 400,

@@ -5,7 +5,8 @@
 
    It trains 60 steps, from the newest checkpoint in DIR if there is one, and saves each
    10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
-   STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. In STATE each rank keeps a `struct state` that says where it is.
+   STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. With STORM_SURVIVE=1 it trains by
+   ddp_train() with the option survive, so that others join those that are left. In STATE each rank keeps a `struct state` that says where it is.
    RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
    NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
    ddp_finalize() and its exit; flip: flips a bit of a parameter after step NUMBER, unless the step was restarted. With `stop`, all ranks end by a checkpoint after SIGTERM, with
@@ -90,24 +91,24 @@ static ddp_status read_sample(void *self, int64_t index, void *sample)
 }
 
 /* Draws each parameter towards the samples; what it learns does not matter. */
-static double compute(ddp_model *model, const ddp_batch *batch)
+static ddp_status compute(ddp_model *model, const ddp_batch *batch, double *loss)
 {
 	const float *samples = batch->data;
-	double loss = 0;
+	ddp_status status = DDP_OK;
 
-	for (int param = PARAMS - 1; param >= 0; param--) {
+	for (int param = PARAMS - 1; param >= 0 && status == DDP_OK; param--) {
 		const float *data = ddp_model_param_data(model, param);
 		float *grad = ddp_model_param_grad(model, param);
 		for (int64_t i = 0; i < ddp_model_param_count(model, param); i++) {
 			for (int64_t s = 0; s < batch->samples; s++) {
 				const float error = data[i] - samples[s * VALUES + i % VALUES] * (float)(1 + param);
 				grad[i] += error;
-				loss += error * error;
+				*loss += error * error;
 			}
 		}
-		check(ddp_model_grad_ready(model, param));
+		status = ddp_model_grad_ready(model, param);
 	}
-	return loss;
+	return status;
 }
 
 static void on_signal(int number)
@@ -163,7 +164,8 @@ static bool train(const struct probe *p)
 		check(ddp_loader_next(p->loader, &batch));
 		usleep((useconds_t)p->step_us);
 		ddp_model_set_phase(p->model, DDP_PHASE_BACKWARD);
-		const double loss = compute(p->model, &batch);
+		double loss = 0;
+		check(compute(p->model, &batch, &loss));
 		check(ddp_model_step(p->model, (double)batch.samples, loss, &stats));
 		if (acts(p, "flip") && step == p->number && number_or("DDP_RESTART_COUNT", 0) == 0)
 			flip_bit(p->model);
@@ -173,6 +175,40 @@ static bool train(const struct probe *p)
 		}
 	}
 	return step < p->steps;
+}
+
+static ddp_status survivor_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	const struct probe *p = user;
+	ddp_summary summary;
+
+	ddp_model_summary(model, &summary);
+	tell(p, PLACE_TRAINING, summary.last_step + 1);
+	usleep((useconds_t)p->step_us);
+	*weight += (double)batch->samples;
+	return compute(model, batch, loss_sum);
+}
+
+static ddp_status survivor_step(void *user, const ddp_step_stats *stats)
+{
+	const struct probe *p = user;
+
+	if (stats->step % p->every == 0 || stats->step == p->steps)
+		tell(p, PLACE_SAVING, stats->step);
+	return DDP_OK;
+}
+
+static void train_and_survive(struct probe *p)
+{
+	ddp_train_options options = DDP_TRAIN_OPTIONS;
+
+	options.steps = p->steps;
+	options.checkpoint_dir = p->dir;
+	options.checkpoint_every = p->every;
+	options.resume = options.survive = true;
+	options.on_step = survivor_step;
+	options.user = p;
+	check(ddp_train(p->model, p->loader, survivor_batch, &options, NULL));
 }
 
 int main(int argc, char **argv)
@@ -199,7 +235,10 @@ int main(int argc, char **argv)
 	if (acts(&p, "never"))
 		return p.number;
 	create(&p);
-	const bool stopped = train(&p);
+	const bool survives = number_or("STORM_SURVIVE", 0) != 0;
+	if (survives)
+		train_and_survive(&p);
+	const bool stopped = !survives && train(&p);
 	ddp_loader_free(p.loader);
 	ddp_model_free(p.model);
 	check(ddp_finalize(p.context));

@@ -151,7 +151,7 @@ plan_build()
 		[[ $suite != @(asan|tsan) ]] || ! command -v "ld.$linker" >/dev/null || { flags+=("LDFLAGS=-fuse-ld=$linker"); break; }
 	done
 	# No test runs the benchmarks and the programs of clusters in these builds.
-	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt $([ "$suite" = tsan ] ||
+	[[ $suite != @(asan|tsan) ]] || flags+=("noinst_PROGRAMS=examples/allreduce examples/gpt/gpt examples/linear $([ "$suite" = tsan ] ||
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 }
 

@@ -178,14 +178,14 @@ TEST(survivors_end_well)
 	assert_int_equal(step.wait_status, EXITED(3));
 }
 
-/* With restart= all ranks begin again. */
+/* With restart= others begin in place of those that are lost, or all again. Survivors wait for them. */
 TEST(restarts_do_not_wait_for_survivors)
 {
 	struct step step = begin(true);
 
 	step.policy.restarts = true;
 	take(&step, 0, lost("rank 1"));
-	expect(&step, HOLD, "rank 1", true);
+	expect(&step, HOLD_SURVIVED_MS, "rank 1", true);
 }
 
 TEST(under_continue_nothing_is_ended)

@@ -290,7 +290,7 @@ def of_recovery(document):
                 rest.setdefault(row["way"], []).append(row["seconds"] - row["start"])
         ours = rest.get("srun pytorch")
         if ours:
-            peers = {way: spread(values) for way, values in rest.items() if not way.startswith("srun")}
+            peers = {way: spread(values) for way, values in rest.items() if way.startswith("torchrun")}
             yield Figure("recovery", FAILURES.get(failure, failure), "s", spread(ours), peers, short=True)
 
 

@@ -19,14 +19,23 @@ sys.path.insert(1, os.path.join(HERE, "../../cluster/storm"))
 from cluster import Cluster, comm_of, parent_of, say, variable_of, wait_for  # noqa: E402
 
 NODES, SPARES, TASKS, SILENCE = 3, 1, 2, 5
-RANKS = (NODES - SPARES) * TASKS
 FAILURES = ("kill", "power")
-WAYS = ("survive gpt", "srun pytorch", "torchrun pytorch")
-# Of 8 ranks on two nodes, those that are left go on in their processes.
-SURVIVE, SURVIVE_TASKS = f"--ddp=silence={SILENCE}", 4
+# Of gpt's 8 ranks on two nodes, those that are left go on in their processes, as fewer or with others that join them; or
+# all start again. PyTorch has 4 ranks, as Pythons take long to start.
+WAYS = ("survive gpt", "join gpt", "srun gpt", "srun pytorch", "torchrun pytorch")
+GPT_TASKS = 4
+SURVIVE = f"--ddp=silence={SILENCE}"
 RESTART = f"--ddp=restart=9,spare={SPARES},silence={SILENCE}"
-# By turns: what is measured without failures.
-COST = ("--ddp=silence=0", "--ddp", "--ddp=restart=9")
+# By turns: what is measured without failures: srun's option, variables and options of the program, by the name that is
+# shown. "before": an older build, if one is given.
+COST = {
+    "--ddp=silence=0": ("--ddp=silence=0", {}, []),
+    "--ddp": ("--ddp", {}, []),
+    "--ddp=restart=9": ("--ddp=restart=9", {}, []),
+    "--ddp, compare_every=100": ("--ddp", {"DDP_COMPARE_EVERY": "100"}, []),
+    "--ddp, --survive": ("--ddp", {}, ["--survive"]),
+    "--ddp, before": ("--ddp", {}, []),
+}
 LAUNCHER = ("slurmstepd", "ddp-witness", "ddp-keeper", "ddp-agent")
 STEPS, EVERY = 1000000, 10
 # Agents of torch after 2.3 keep one store for all generations of ranks. Ranks that are started again find in it the
@@ -40,8 +49,10 @@ class Run:
     def __init__(self, settings, cluster, way):
         self.settings, self.cluster = settings, cluster
         self.launcher, self.program = way.split()
-        self.survives = self.launcher == "survive"
-        self.count = (NODES - SPARES) * SURVIVE_TASKS if self.survives else RANKS
+        self.survives = self.launcher in ("survive", "join")
+        self.tasks = GPT_TASKS if self.program == "gpt" else TASKS
+        self.count = (NODES - SPARES) * self.tasks
+        self.gpt = settings["gpt"]
         self.folder = os.path.join(settings["cluster"], "work", "recovery")
         shutil.rmtree(self.folder, ignore_errors=True)
         os.mkdir(self.folder)
@@ -51,19 +62,19 @@ class Run:
         if self.program == "gpt":
             text = os.path.join(self.folder, "text")
             shutil.copy(os.path.join(HERE, "../README.md"), text)
-            return [self.settings["gpt"], "--data", text, "--layers", "1", "--width", "64", "--heads", "2", "--length", "32",
+            return [self.gpt, "--data", text, "--layers", "1", "--width", "64", "--heads", "2", "--length", "32",
                     "--batch", "2", "--threads", "1", "--steps", str(STEPS), "--checkpoint", os.path.join(self.folder, "gpt"),
                     "--checkpoint-every", str(EVERY * 5), "--resume", "--metrics", os.path.join(self.folder, "metrics"),
                     *(["--survive"] if self.survives else [])]
         return [self.settings["python"], os.path.join(HERE, "../rank_recovery.py"), self.folder, str(STEPS), str(EVERY)]
 
-    def start(self, ddp=RESTART, nodes=NODES):
+    def start(self, ddp=RESTART, nodes=NODES, variables=(), arguments=()):
         srun = ["srun", "--quiet", "-c1", f"-N{nodes}"]
-        if self.survives:
-            argv = ["srun", "--quiet", "-c1", f"-N{NODES - SPARES}", f"--ntasks-per-node={SURVIVE_TASKS}", SURVIVE, "--no-kill",
+        if self.launcher == "survive":
+            argv = ["srun", "--quiet", "-c1", f"-N{NODES - SPARES}", f"--ntasks-per-node={self.tasks}", SURVIVE, "--no-kill",
                     *self.command()]
-        elif self.launcher == "srun":
-            argv = [*srun, f"--ntasks-per-node={TASKS}", ddp, "--mpi=none", *self.command()]
+        elif self.launcher in ("join", "srun"):
+            argv = [*srun, f"--ntasks-per-node={self.tasks}", ddp, "--mpi=none", "--no-kill", *self.command(), *arguments]
         else:
             # Redirects of a ninth rank, of nobody: torch 1.13 on Python 3.11 cannot read the default, "0".
             argv = [*srun, "--ntasks-per-node=1", "--no-kill", self.settings["python"], "-m", "torch.distributed.run",
@@ -73,7 +84,8 @@ class Run:
                     *self.command()[1:]]
         with open(self.log, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                            env={**os.environ, "OMP_NUM_THREADS": "1", **self.settings["torch_env"], **TORCHRUN})
+                                            env={**os.environ, "OMP_NUM_THREADS": "1", **self.settings["torch_env"], **TORCHRUN,
+                                                 **dict(variables)})
 
     def runs(self):
         return self.process.poll() is None
@@ -141,14 +153,22 @@ def started_at(pid):
         return int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def newest(run, before):
+    """When the last of the ranks was started that join others; None: nobody does."""
+    try:
+        return max(map(started_at, set(run.ranks().values()) - before), default=None)
+    except OSError:
+        return None
+
+
 def next_step(run, hurt_at, before):
     """The first step of ranks that have all started again, and when it ended; or of those that are left."""
     if run.survives:
         told_step = re.search(r"ranks go on with step (\d+)", run.output())
         found = [(step, at) for step, at in run.steps() if told_step is not None and step == int(told_step[1])]
-        return (*found[0], found[0][1]) if found else None
+        return (*found[0], newest(run, before) or found[0][1]) if found else None
     ranks = run.ranks()
-    if len(ranks) < RANKS or set(ranks.values()) & before:
+    if len(ranks) < run.count or set(ranks.values()) & before:
         return None
     try:
         started = max(map(started_at, ranks.values()))
@@ -173,19 +193,20 @@ def measure(settings, cluster, way, failure, source):
     run = Run(settings, cluster, way)
     # Torchrun has no third agent for a kill: after the ranks have been started again, that agent stays in the list of those
     # that wait, and the other agents restart their ranks for it again and again.
-    run.start(nodes=NODES if failure == "power" or run.launcher == "srun" else NODES - SPARES)
+    run.start(nodes=NODES if failure == "power" or run.launcher in ("join", "srun") else NODES - SPARES)
     try:
         row = {"way": way, "failure": failure, "seconds": None, "start": None, "again": None}
         if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20 and len(run.ranks()) == run.count) or not run.runs():
             return told({**row, "log": f"it has not begun: {run.output()}"})
         time.sleep(source.uniform(0, 0.3))
         before = set(run.ranks().values())
-        highest = max(step for step, _ in run.steps())
         at = time.clock_gettime(time.CLOCK_MONOTONIC)
         hurt(run, failure, source)
         found = wait_for(settings["limit"], lambda: not run.runs() or next_step(run, at, before))
         if isinstance(found, tuple):
             step, ended, started = found
+            # The difference between the clocks is read anew each time.
+            highest = max(step for step, when in run.steps() if when < min(started, ended) - 0.001)
             row.update(seconds=ended - at, start=ended - started, again=max(0, highest - step + 1))
         else:
             row["log"] = run.output()
@@ -227,22 +248,34 @@ def launcher_pids(run):
     return found, run.cluster.processes("srun")
 
 
-def cost(settings, cluster, options):
+def threads_of(pid):
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def cost(settings, cluster, name):
+    options, variables, arguments = COST[name]
     run = Run(settings, cluster, "srun gpt")
-    run.start(ddp=options, nodes=NODES - SPARES)
+    run.gpt = settings["before"] if name.endswith("before") else run.gpt
+    run.start(ddp=options, nodes=NODES - SPARES, variables=variables.items(), arguments=arguments)
     try:
         if not wait_for(120, lambda: not run.runs() or len(run.steps()) >= 20) or not run.runs():
-            raise SystemExit(f"recovery: srun {options} has not begun")
+            raise SystemExit(f"recovery: srun {name} has not begun: {run.output()}")
         nodes, srun = launcher_pids(run)
         began = time.monotonic()
-        before = {pid: run_ns(pid) for pids in [*nodes.values(), srun] for pid in pids}
+        ranks = sorted(run.ranks().values())
+        before = {pid: run_ns(pid) for pids in [*nodes.values(), srun, ranks] for pid in pids}
         first = len(run.steps())
         time.sleep(settings["seconds"])
         seconds = time.monotonic() - began
         used = {pid: (run_ns(pid) - ns) * 1e-3 / seconds for pid, ns in before.items()}
         times = [at for _, at in run.steps()[first:]]
-        row = {"options": options, "node_us": [sum(used[pid] for pid in pids) for pids in nodes.values()],
+        rank_us = statistics.mean(used[pid] for pid in ranks)
+        row = {"options": name, "threads": statistics.median_low(map(threads_of, ranks)), "node_us": [sum(used[pid] for pid in pids) for pids in nodes.values()],
                "srun_us": sum(used[pid] for pid in srun),
+               "rank_ms": rank_us * 1e-3 * seconds / len(times),
                "step_ms": statistics.median(b - a for a, b in zip(times, times[1:])) * 1e3}
         print(json.dumps(row), file=sys.stderr, flush=True)
         return row
@@ -260,8 +293,9 @@ def rounds_of(settings, cluster):
     """The results, one after the other."""
     for number in range(settings["rounds"]):
         if settings["cost"]:
-            for options in COST if number % 2 == 0 else COST[::-1]:
-                yield cost(settings, cluster, options)
+            names = [name for name in COST if settings["before"] or not name.endswith("before")]
+            for name in names if number % 2 == 0 else names[::-1]:
+                yield {**cost(settings, cluster, name), "round": number}
             continue
         for way in settings["ways"].split(","):
             for failure in settings["failures"].split(","):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures at random while trainings run under `srun --ddp=restart=N,spare=K`: each training has to end with code 0
-and with the bytes of one that was not disturbed. A node whose power is gone is out of its step for good, also when it
+and with the bytes of one that was not disturbed. With --survive ranks keep their processes where they can, and others
+join them. A node whose power is gone is out of its step for good, also when it
 comes back, so that a training survives as many of these as it has spares. There are several trainings, one after the
 other, and all nodes come back in between. It runs as root on the cluster's head; tests/cluster/failures.sh starts it."""
 
@@ -39,6 +40,7 @@ def parse_arguments():
     add("--spares", type=int, default=2, help="nodes that wait (default: 2)")
     add("--per-node", type=int, default=2, help="ranks of a node (default: 2)")
     add("--silence", type=int, default=5, help="seconds (default: 5)")
+    add("--survive", action="store_true", help="ranks survive others (option survive of ddp_train())")
     add("--minutes", type=float, help="begin no training after so many")
     add("--kinds", help="only these, with commas: " + ", ".join(KINDS))
     add("--calm", type=float, metavar="SECONDS", help="no failures: a training of so many seconds has no restart")
@@ -48,18 +50,19 @@ def parse_arguments():
 
 class Row:
     def __init__(self):
-        self.failures = self.restarts = 0
+        self.failures = self.restarts = self.joins = 0
         self.seconds = []
 
-    def add(self, restarts, seconds):
+    def add(self, restarts, joins, seconds):
         self.failures += 1
         self.restarts += restarts
+        self.joins += joins
         self.seconds += [seconds] if seconds is not None else []
 
     def cells(self):
         if not self.seconds:
-            return [self.failures, self.restarts, "", "", ""]
-        return [self.failures, self.restarts, *(f"{seconds:.2f}" for seconds in (
+            return [self.failures, self.restarts, self.joins, "", "", ""]
+        return [self.failures, self.restarts, self.joins, *(f"{seconds:.2f}" for seconds in (
             statistics.median(self.seconds), min(self.seconds), max(self.seconds)))]
 
 
@@ -78,7 +81,7 @@ class Soak:
 
     def undisturbed(self):
         """A training without failures, and without the keys that survive them."""
-        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0)
+        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0, survives=self.args.survive)
         training.keys = ["timeout=60"]
         training.start(spares=0)
         training.end(START_SECONDS + self.steps * 0.05)
@@ -89,11 +92,11 @@ class Soak:
     # ---- one training --------------------------------------------------------------------
 
     def one_failure(self, training, kind, source):
-        """Returns the restarts that followed, and the seconds to the next step."""
-        before, restarts = training.highest(), training.restarts()
+        """Returns the restarts that followed, in how many of them ranks joined others, and the seconds to the next step."""
+        before, restarts, joins = training.highest(), training.restarts(), training.joins()
         watch = Watch(training)
         done = kind.harm(training, source)
-        if kind.name == "again":
+        if kind.name in ("again", "other"):
             watch = Watch(training)
         seconds = None
         if kind.restarts[0] > 0:
@@ -106,12 +109,12 @@ class Soak:
         training.wait(START_SECONDS + 10, lambda: training.step() > before + 1, f"progress after \"{kind.name}\" ({done})")
         if kind.after is not None:
             kind.after(training, done)
-        restarts = training.restarts() - restarts
-        print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}"
+        restarts, joins = training.restarts() - restarts, training.joins() - joins
+        print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}{f', {joins} by joining' if joins else ''}"
               f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}", flush=True)
         if training.runs() and not kind.restarts[0] <= restarts <= kind.restarts[1]:
             raise Wrong(f"{restarts} restarts after \"{kind.name}\" ({done})")
-        return restarts, seconds
+        return restarts, joins, seconds
 
     def hurt(self, training, number):
         source = random.Random(f"{self.args.seed}/{number}")
@@ -144,7 +147,8 @@ class Soak:
 
     def train(self, number):
         self.trainings += 1
-        training = Training(self.cluster, self.args.place, f"training-{number}", self.layout, self.steps, keys=self.keys)
+        training = Training(self.cluster, self.args.place, f"training-{number}", self.layout, self.steps, keys=self.keys,
+                            survives=self.args.survive)
         training.user = USERS[number % len(USERS)]
         print(f"training {number}, seed {self.args.seed}, {'an ordinary user' if training.user else 'root'}:", flush=True)
         training.start()
@@ -197,12 +201,13 @@ class Soak:
 
     def print_table(self):
         total = Row()
-        print("| kind | failures | restarts | seconds to the next step, median | the least | the most |")
-        print("|---|---|---|---|---|---|")
+        print("| kind | failures | restarts | of them by joining | seconds to the next step, median | the least | the most |")
+        print("|---|---|---|---|---|---|---|")
         for name, row in sorted(self.rows.items()):
             print("|", " | ".join(str(cell) for cell in [name, *row.cells()]), "|")
             total.failures += row.failures
             total.restarts += row.restarts
+            total.joins += row.joins
             total.seconds += row.seconds
         print("|", " | ".join(str(cell) for cell in ["all", *total.cells()]), "|")
         print(f"{self.failures()} failures in {self.trainings} trainings and {(time.monotonic() - self.began) / 60:.1f} minutes, "

@@ -91,6 +91,25 @@ def again(training, random):
     return f"rank {rank} on {node}, and another one as it starts"
 
 
+@kind("other", 3, restarts=(1, 2))
+def other(training, random):
+    """A rank dies, and soon another one, which may wait for those that join, or give them what they need."""
+    ranks = training.ranks()
+    (rank, pid), (second, second_pid) = random.sample(sorted(ranks.items()), 2)
+    hit(pid, signal.SIGKILL)
+    time.sleep(random.uniform(0, 0.8))
+    hit(second_pid, signal.SIGKILL)
+    return f"rank {rank}, and then {second}"
+
+
+@kind("rank-0", 2)
+def rank_0(training, _):
+    pid = training.ranks()[0]
+    node = training.cluster.node_name(pid)
+    hit(pid, signal.SIGKILL)
+    return f"on {node}"
+
+
 @kind("power", 3, nodes=1, seconds=8)
 def power(training, random):
     node = random.choice(sorted(training.nodes()))

@@ -15,6 +15,7 @@ from cluster import POLL, say, variable_of, wait_for
 STARTED, TRAINING = 1, 2  # places of storm_probe.c
 PROBE = "storm_probe"
 STEP_US, EVERY = 20000, 25
+STEPS_WITHOUT = 10  # so many show that no restart follows
 USERS = (0, 65534)  # root, and nobody, who is an ordinary user, by turns
 RESTART = re.compile(r"\bddp: .*\brestart (\d+) of \d+")
 
@@ -32,9 +33,9 @@ class Layout:
 
 
 class Training:
-    def __init__(self, cluster, place, name, layout, steps, step_us=STEP_US, keys=()):
+    def __init__(self, cluster, place, name, layout, steps, step_us=STEP_US, keys=(), survives=False):
         self.cluster, self.place, self.layout, self.steps, self.step_us = cluster, place, layout, steps, step_us
-        self.keys, self.user = keys, 0
+        self.keys, self.user, self.survives = keys, 0, survives
         self.folder = os.path.join(place, name)
         self.checkpoints = os.path.join(self.folder, "checkpoints")
         self.state = os.path.join(self.folder, "state")
@@ -54,7 +55,7 @@ class Training:
         command = ["srun", "--ddp=" + ",".join(self.keys), f"-N{self.layout.active + spares}",
                    f"--ntasks-per-node={self.layout.per_node}", os.path.join(self.place, PROBE), self.checkpoints, self.state]
         environment = {**os.environ, "STORM_STEPS": str(self.steps), "STORM_EVERY": str(EVERY),
-                       "STORM_STEP_US": str(self.step_us)}
+                       "STORM_STEP_US": str(self.step_us), "STORM_SURVIVE": str(int(self.survives))}
         with open(self.output, "w", encoding="utf-8") as file:
             print("$", *command, file=file, flush=True)
             self.srun = subprocess.Popen(self.become() + command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=self.folder,
@@ -104,6 +105,10 @@ class Training:
 
     def restarts(self):
         return sum(RESTART.search(line) is not None for line in self.lines())
+
+    def joins(self):
+        """Restarts in which ranks keep their processes, so that others may join them."""
+        return sum("keep their processes" in line for line in self.lines())
 
     def states(self):
         with open(self.state, "rb") as file:
@@ -165,11 +170,14 @@ class Watch:
         self.training = training
         self.began = time.monotonic()
         self.high = training.highest()
+        self.restarts = training.restarts()
         self.seen = set()  # ranks whose program has started again
         self.first = None  # the step with which all ranks began again
 
     def has_new_step(self):
         """Whether the ranks have started again, and have done a step since."""
+        if self.training.survives:
+            return self.has_gone_on()
         for rank, (place, _) in enumerate(self.training.states()):
             if place == STARTED:
                 self.seen.add(rank)
@@ -179,6 +187,13 @@ class Watch:
         if self.first is None and step > 0:
             self.first = step
         return self.first is not None and step > self.first
+
+    def has_gone_on(self):
+        """The same, where most ranks keep their processes. If a failure is a part of one that came before, no further
+        restart follows."""
+        if self.restarts is not None and self.training.restarts() > self.restarts:
+            self.restarts, self.high = None, self.training.highest()
+        return self.training.step() > self.high + (0 if self.restarts is None else STEPS_WITHOUT)
 
     def seconds(self):
         return time.monotonic() - self.began

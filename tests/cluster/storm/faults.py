@@ -149,6 +149,53 @@ def flip(r):
     return r.any_leaves, Expected({EXIT_LIBRARY}, line)
 
 
+# ---- the others keep their processes --------------------------------------------------------
+
+
+def survives(r):
+    """Of one that is killed."""
+    r.keys += ["restart=3"]
+    r.variables["STORM_SURVIVE"] = "1"
+    line = rf"ddp: {r.named()} was killed by signal 9 \(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
+    return Expected({0}, line, seconds=15)
+
+
+def maybe_survives(r):
+    """A step that SLURM ends is not taken for one that has lost a rank."""
+    if r.random.random() < 0.5:
+        survives(r)
+        r.note = f"{r.note} survivors".lstrip()
+
+
+def kill_early(r, rank):
+    """Not in the last steps: there is no restart if another rank has ended well."""
+    if r.runs() and r.states()[rank][1] < STEPS - 3:
+        os.kill(r.pids[rank], signal.SIGKILL)
+
+
+@kind("join", ("training", "checkpoint"), weight=2)
+def join(r):
+    """Another process becomes the rank, and joins the others."""
+    return (lambda: kill_early(r, r.rank)), survives(r)
+
+
+@kind("join-again", ("training", "checkpoint"))
+def join_again(r):
+    """Another rank dies meanwhile, or soon after that."""
+    expected, seconds = survives(r), r.random.uniform(0, 0.8)
+    expected.line = r"ddp: .* killed by signal 9 \(SIGKILL\).*; restart 1 of 3"
+    expected.also = r".*ddp: .*; restart 2 of 3: (the other ranks keep their processes|all ranks start again)"
+    second = r.random.choice([rank for rank in range(r.world) if rank != r.rank])
+    r.note = f"and rank {second} {seconds:.1f} s later"
+
+    def harm():
+        kill_early(r, r.rank)
+        time.sleep(seconds)
+        kill_early(r, second)
+
+    return harm, expected
+
+
 # ---- one rank does not come ------------------------------------------------------------
 
 
@@ -180,6 +227,7 @@ def scancel(r):
     """The job or the step."""
     what = r.random.choice(("job", "step"))
     r.note = what
+    maybe_survives(r)
 
     def harm():
         r.as_user("scancel", r.job if what == "job" else f"{r.job}.0")
@@ -190,6 +238,7 @@ def scancel(r):
 @kind("scancel-term", EVERY_MOMENT)
 def scancel_term(r):
     """scancel -s TERM of a program that does not handle it."""
+    maybe_survives(r)
     return r.scancel_term, Expected({143}, seconds=14)
 
 

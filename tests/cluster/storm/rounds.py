@@ -57,7 +57,7 @@ class Round:
         self.output = os.path.join(cluster.folder, "work", f"round-{number}.output")
         # What a kind may change:
         self.keys, self.srun_options, self.timeout, self.note = [], [], 60, ""
-        self.action, self.partition, self.other = None, None, None
+        self.action, self.partition, self.other, self.variables = None, None, None, {}
         # What comes out of it:
         self.pids, self.job, self.srun, self.hurt_at, self.log = {}, None, None, None, []
         self.line_seconds, self.code, self.exact = None, None, None
@@ -134,7 +134,7 @@ class Round:
 
     def environment(self):
         conf = os.path.join(self.place, "strict.conf" if self.strict else "plain.conf")
-        return {**os.environ, "SLURM_CONF": conf, "TMPDIR": os.path.join(self.folder, "tmp")}
+        return {**os.environ, **self.variables, "SLURM_CONF": conf, "TMPDIR": os.path.join(self.folder, "tmp")}
 
     def command(self, keys, action, output):
         layout = [f"-N{self.nodes}", f"--ntasks-per-node={self.per_node}"]
@@ -310,7 +310,9 @@ class Round:
             raise Wrong("the resumed training has other bytes than one that was not disturbed")
         names = sorted(os.listdir(self.checkpoints))
         known = [name for name in names if re.fullmatch(FILES, name)]
-        if known != names or len(names) != len(os.listdir(whole)):
+        # Restarts leave a file that says so.
+        steps = [len([name for name in found if name.startswith("step-")]) for found in (names, os.listdir(whole))]
+        if known != names or steps[0] != steps[1]:
             raise Wrong(f"beside checkpoints there are other files: {names}")
 
     # ---- all of it -------------------------------------------------------------------------------
