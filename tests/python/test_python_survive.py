@@ -3,10 +3,12 @@
 # runs: unit
 """Survivors: ranks agree on who is left, also if one of them ends, stops, or cannot connect. There is no torch in it."""
 import errno
+import mmap
 import multiprocessing
 import os
 import signal
 import socket
+import struct
 import time
 import unittest
 from unittest import mock
@@ -14,7 +16,7 @@ from unittest import mock
 from support import main, needs_torch
 from test_python_stop import Ranks
 
-from slurm_ddp import agreement
+from slurm_ddp import agreement, page
 from slurm_ddp.survivors import Report, Survivors
 
 # Of four ranks, rank 3 dies in step 4 while rank 1 waits in a group of its own, and rank 2 dies behind the last step.
@@ -48,6 +50,41 @@ for step in run.steps(6):
         time.sleep(1)
         os.kill(os.getpid(), signal.SIGKILL)
 print(run.step, run.world_size)
+"""
+
+# With restart=: rank 1 dies in step 3, of which rank 0 has all gradients, and rank 0 before the sums of step 5.
+RENEWED = """
+import hashlib, os, signal, sys
+import torch
+import slurm_ddp
+me, dies = slurm_ddp.job().rank, int(os.environ.get("DIES", 0))
+torch.manual_seed(me)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(net.parameters())
+x = torch.randn(100, 8, generator=torch.Generator().manual_seed(7))
+run = slurm_ddp.survive(net, optimizer, backend="gloo", timeout=float(os.environ.get("TIMEOUT", 100)))
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+run._state += (scheduler,)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=run.sampler(100, 12, seed=1))
+assert (run.rank, run.world_size) == (me, 2)
+for step, (x,) in run.batches(loader, 1000):
+    with run as model:
+        loss = model(x).square().sum()
+        optimizer.zero_grad()
+        if (dies, step) == (5, 5):
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        if (dies, step) == (3, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.step()
+        scheduler.step()
+    if run.step == step:
+        print(step, loss.item().hex(), flush=True)
+    if step == 8 and me == 1:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    if slurm_ddp.should_stop():
+        break
+print("parameters", hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in net.parameters())).hexdigest(), scheduler.get_last_lr())
 """
 FORK = multiprocessing.get_context("fork")
 
@@ -97,6 +134,45 @@ class World:
 def report(found):
     plan = found.agree(Report(7, True, False))
     return "%s by %s" % (list(plan.members), plan.port)
+
+
+class Restarting(Ranks):
+    """Two ranks of a node, and srun's part of a step with restart=."""
+
+    def __init__(self, test, **more):
+        self.descriptor = os.memfd_create("ddp_progress")
+        os.ftruncate(self.descriptor, 3 * page.PAGE_BYTES)
+        self.memory = mmap.mmap(self.descriptor, 3 * page.PAGE_BYTES)
+        super().__init__(test, 2, program=RENEWED, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=2,
+                         DDP_PROGRESS_FD=self.descriptor, TORCHELASTIC_MAX_RESTARTS=9, DDP_JOINS=0, **more)
+
+    def start(self, rank, **more):
+        return super().start(rank, LOCAL_RANK=rank, **{"DIES": (5, 3)[rank] if "DISTURBED" in self.variables else 0, **more})
+
+    def survives(self, rank):
+        slots = [page.Slot(self.memory, rank * page.PAGE_BYTES + number * page.SLOT_BYTES) for number in range(page.SLOTS)]
+        return any(slot.get("magic") == page.MAGIC and slot.get("aside") & page.SURVIVES for slot in slots)
+
+    def forget(self, rank):
+        for number in range(page.SLOTS):
+            page.Slot(self.memory, rank * page.PAGE_BYTES + number * page.SLOT_BYTES).set("aside", 0)
+
+    def go_on(self, generation, rank, starts=True):
+        """The rank has ended. All meet again, and another process takes its place."""
+        self.ranks[rank].wait(120)
+        assert self.survives(1 - rank) and self.survives(rank)
+        self.forget(1 - rank)
+        key, port, (offset, form) = os.urandom(32).hex(), free_port(), page.DEAL
+        struct.pack_into(form, self.memory, 2 * page.PAGE_BYTES + offset, 0, generation - 1, port, b"127.0.0.1", key.encode())
+        struct.pack_into("=I", self.memory, 2 * page.PAGE_BYTES + offset, generation)
+        if starts:
+            self.memory[rank * page.PAGE_BYTES:(rank + 1) * page.PAGE_BYTES] = bytes(page.PAGE_BYTES)
+            self.ranks[rank] = self.start(rank, MASTER_PORT=port, DDP_KEY="step:" + key, DDP_JOINS=generation, DIES=0)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 class Survive(unittest.TestCase):
@@ -188,9 +264,7 @@ class Survive(unittest.TestCase):
         self.assertEqual(World(self, 2, function).said(1), "closed")
 
     def start(self, **more):
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        return Ranks(self, 4, program=LOOP, MASTER_PORT=port, DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
+        return Ranks(self, 4, program=LOOP, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
 
     @needs_torch
     def test_training_goes_on_and_ends(self):
@@ -208,6 +282,31 @@ class Survive(unittest.TestCase):
         code, said, errors = ranks.ends_of(0)
         self.assertEqual((code, said), (0, "6 1"), errors)
         self.assertRegex(errors, "rank 1 on .* has ended; ")
+
+    @needs_torch
+    def test_newcomers_join_those_that_are_left(self):
+        undisturbed, ranks = Restarting(self), Restarting(self, DISTURBED=1)
+        ranks.go_on(2, 1)
+        code, said, errors = ranks.ends_of(0)
+        self.assertEqual(code, -signal.SIGKILL, errors)
+        self.assertRegex(errors, "rank 1 on .* joined; all 2 ranks go on with step 4, after ")
+        before = said.splitlines()
+        ranks.go_on(3, 0)
+        ends = ranks.ends()
+        for rank in range(2):
+            code, said, errors = ends[rank]
+            wanted = undisturbed.ends_of(rank)
+            self.assertEqual((code, wanted[0]), (0, 0), errors + wanted[2])
+            said = (before + said.splitlines())[:4] + said.splitlines() if rank == 0 else said.splitlines()
+            self.assertEqual(said, wanted[1].splitlines()[0 if rank == 0 else 3:], errors)
+        self.assertRegex(ends[1][2], "rank 0 on .* joined; all 2 ranks go on with step 5, after ")
+
+    @needs_torch
+    def test_newcomer_that_does_not_come_is_named(self):
+        ranks = Restarting(self, DISTURBED=1, TIMEOUT=1.5)
+        ranks.go_on(2, 1, starts=False)
+        self.assertRegex(ranks.ends_of(0)[2], "rank 0 cannot go on without .*: rank 1 did not come within 1.5 s")
+        self.assertFalse(ranks.survives(0))
 
 
 if __name__ == "__main__":

@@ -402,14 +402,14 @@ static void what_srun_ends_is_not_judged(void **state)
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
 }
 
-static void begin_survivors(enum ddp_writer second)
+static void begin_survivors(void)
 {
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	while (program(0) == 0 || program(1) == 0)
 		usleep(1000);
 	say_survives(0, DDP_WRITER_LIBDDP);
-	say_survives(1, second);
+	say_survives(1, DDP_WRITER_PYTHON);
 }
 
 static void programs_that_survive_stay(void **state)
@@ -418,7 +418,7 @@ static void programs_that_survive_stay(void **state)
 	pid_t before[TASKS];
 
 	(void)state;
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	before[0] = program(0);
 	before[1] = program(1);
 	give_end_as(1, true);
@@ -454,7 +454,7 @@ static void programs_that_survive_stay(void **state)
 static void programs_that_have_not_joined_do_not_stay(void **state)
 {
 	(void)state;
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
 	give_go_as(2, 1, TASKS, true);
@@ -470,7 +470,7 @@ static void a_slow_agent_keeps_its_program(void **state)
 	pid_t before;
 
 	(void)state;
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	before = program(0);
 	give_end_as(1, true);
 	while (!agents_clear(agents, 1))
@@ -485,15 +485,6 @@ static void a_slow_agent_keeps_its_program(void **state)
 	kill(agents->pids[0], SIGCONT);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
 	assert_int_equal(program(0), before);
-}
-
-static void programs_of_other_libraries_do_not_stay(void **state)
-{
-	(void)state;
-	begin_survivors(DDP_WRITER_PYTHON);
-	give_end_as(1, true);
-	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
-	assert_int_equal(program(0), 0);
 }
 
 static void a_spare_has_nothing_that_stays(void **state)
@@ -511,7 +502,7 @@ static void a_node_without_srun_ends_what_it_has_kept(void **state)
 	struct deal_clear clear;
 
 	(void)state;
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
 	lease = FENCE_MS;
@@ -807,7 +798,6 @@ int main(void)
 		CASE(programs_that_survive_stay),
 		CASE(programs_that_have_not_joined_do_not_stay),
 		CASE(a_slow_agent_keeps_its_program),
-		CASE(programs_of_other_libraries_do_not_stay),
 		CASE(a_spare_has_nothing_that_stays),
 		CASE(a_node_without_srun_ends_what_it_has_kept),
 		CASE(the_nodes_page_tells_of_spares),
