@@ -82,13 +82,14 @@ as_before()
 }
 # started NAME: how many programs each rank has had
 started() { for rank in 0 1 2 3; do wc -l <"$work/$1/started.$rank"; done | tr '\n' ' '; }
-parameters() { sed -n 's/.* ends: //p' <<<"$output" | sort | uniq -c; }
+# parameters FILE: those at the end of all ranks
+parameters() { sed -n 's/.* ends: //p' "$1" | sort | uniq -c; }
 
 mkdir -m 777 "$work"/{ddp,gloo}{,.before} "$work/refused"
 for backend in ddp gloo; do
 	capture train $backend.before restart=1 2 $backend 60
 	status_is 0 "$backend: an undisturbed training ends well"
-	wanted=$(parameters)
+	cat <<<"$output" >"$work/$backend.wanted"
 
 	train $backend restart=3,spare=1,silence=2 3 $backend 60 disturbed >"$work/$backend.out" 2>&1 &
 	training=$!
@@ -112,8 +113,8 @@ for backend in ddp gloo; do
 	prints '^slurm_ddp: ranks 2, 3 on n2 joined; all 4 ranks go on with step [0-9]+, after ' "$backend: and of the spare node's"
 	same "$(started $backend)" "2 1 2 3 " "$backend: the others have kept their processes"
 	check "$backend: each step counts once, and its losses are those of the undisturbed training" as_before $backend.before $backend
-	same "$(parameters)" "$wanted" "$backend: so are the parameters at the end"
-	grep 'go on with' <<<"$output" | sed 's/^/# /'
+	same "$(parameters "$work/$backend.out")" "$(parameters "$work/$backend.wanted")" "$backend: so are the parameters at the end"
+	grep 'go on with' "$work/$backend.out" | sed 's/^/# /'
 done
 
 # Who was started again does not come.

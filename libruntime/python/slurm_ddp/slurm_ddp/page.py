@@ -225,8 +225,9 @@ def forget_errors():
     """Errors of libddp that this process has had are past."""
     before = _slot.start // PAGE_BYTES * PAGE_BYTES if _slot is not None else 0
     for slot in _slots_from_last(_slot.memory, before) if _slot is not None else ():
-        if slot.get("magic") == MAGIC and slot.get("pid") == _slot.pid:
-            slot.set("error_state", 0)
+        if slot.get("magic") == MAGIC and slot.get("pid") == _slot.pid and slot.get("writer") != WRITER_PYTHON:
+            for name, none in (("error_state", 0), ("status", 0), ("culprit", 0), ("error", "")):
+                slot.set(name, none)
 
 
 def set_error(text, of_peer=False):
