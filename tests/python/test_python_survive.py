@@ -26,7 +26,11 @@ import torch, torch.distributed as dist
 import slurm_ddp
 me, failing = slurm_ddp.job().rank, os.environ.get("FAILING")
 def wrap(module, **more):
+    global failing
     if failing and me == 1 and more:
+        if failing == "once":
+            failing = None
+            raise RuntimeError("gloo: Connection closed by peer")
         raise KeyError("own error")
     return torch.nn.parallel.DistributedDataParallel(module, **more)
 net = torch.nn.Linear(8, 1)
@@ -222,6 +226,25 @@ class Survive(unittest.TestCase):
         world = World(self, 5, function, nodes=["n0", "n0", "n1", "n1", "n1"])
         self.assertEqual(world.said(1), "('[1] by 4711', 1)")
 
+    def test_ranks_agree_again_if_one_asks(self):
+        def function(found):
+            if found.rank == 2:
+                found.close(False)
+                return "left"
+            found.wait_for_loss()
+            begin, said = time.monotonic(), [report(found)]
+            for asking in (0, 3):
+                if found.rank == asking:
+                    found.ask_again()
+                else:
+                    found.wait_for_loss()
+                said.append(report(found))
+            return said, time.monotonic() - begin < found.silence
+
+        world = World(self, 4, function)
+        said = str((["[0, 1, 3] by 4711"] * 3, True))
+        self.assertEqual([world.said(rank) for rank in (0, 1, 3)], [said] * 3)
+
     def test_rank_that_counts_as_lost_is_told(self):
         def function(found):
             if found.rank == 1:
@@ -246,8 +269,11 @@ class Survive(unittest.TestCase):
             listener = socket.create_server(("127.0.0.1", 0))
             other = socket.create_connection(listener.getsockname())
             found.ports = [listener.getsockname()[1]] * 2
-            return [found.is_own(socket.socket(fileno=os.dup(each.fileno()))) for each in own + [other]]
+            said = [found.is_own(socket.socket(fileno=os.dup(each.fileno()))) for each in own + [other]]
+            both.wait(60)  # the end of one closes the other's
+            return said
 
+        both = FORK.Barrier(2)
         world = World(self, 2, function)
         self.assertEqual([world.said(rank) for rank in range(2)], ["[True, False]"] * 2)
 
@@ -274,6 +300,13 @@ class Survive(unittest.TestCase):
         self.assertRegex(errors, "rank 3 on .* has ended; 3 of 4 ranks go on with step 4, ")
         self.assertRegex(errors, "rank 2 on .* has ended; 2 of 3 ranks have ended all steps, ")
         self.assertEqual(ranks.ends_of(1)[:2], (0, "6 2"))
+
+    @needs_torch
+    def test_nobody_is_lost_if_a_group_fails_once(self):
+        ranks = self.start(FAILING="once")
+        code, said, errors = ranks.ends_of(1)
+        self.assertEqual((code, said), (0, "6 2"), errors)
+        self.assertRegex(ranks.ends_of(0)[2], "rank 3 on .* has ended; 3 of 4 ranks go on with step 4, ")
 
     @needs_torch
     def test_others_do_not_wait_for_a_rank_with_an_error_of_its_own(self):

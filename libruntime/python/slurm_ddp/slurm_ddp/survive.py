@@ -26,7 +26,7 @@ from . import failures, jobs, page, renewal, stopping
 from .survivors import Report, Survivors, settle
 
 _TRY_SECONDS, _STORE_SECONDS = 3, 300  # the second is torch's own
-_JOIN_SECONDS = 600
+_JOIN_SECONDS, _ATTEMPTS = 600, 3
 _NEWCOMER = Report(-1, False, False)
 
 
@@ -207,18 +207,21 @@ class Survival:
         if self._renews:
             self._renew()
             return
-        begin, before, lost = time.monotonic(), self.world_size, []
+        begin, before, lost, attempts = time.monotonic(), self.world_size, [], 0
         while True:
             self._drop()
             if plan is None:
                 plan = self._survivors.agree(Report(self.step, not self._updating, False))
             lost += self._survivors.lost
+            attempts = 1 if self._survivors.lost else attempts + 1
             try:
                 self._join(plan)
                 break
-            except (RuntimeError, OSError):
-                if not self._survivors.wait_for_loss():
+            except (RuntimeError, OSError) as error:
+                # Whether a rank is lost is known when they have agreed.
+                if attempts == _ATTEMPTS and not self._is_of_peer(error):
                     raise
+                self._survivors.ask_again()
                 plan = None
         page.set_survives(True, True)
         self._go(self.rank == 0, "; ".join(lost), "%d of %d ranks" % (self.world_size, before), begin)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from . import jobs
 from .agreement import BYE, LOST, accept, introduce
 
-REPORT, MEMBER, ROOT, GO, END, OUT = range(32, 38)
+REPORT, MEMBER, ROOT, GO, END, OUT, AGAIN = range(32, 39)
 _WHOLE, _FINISHED = 1, 2
 _LOOK_SECONDS = 0.1
 _MEET_SECONDS = 600.0
@@ -94,6 +94,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
+        self.plans, self.asks = 0, False  # how many there have been; the program has asked for the next one
         self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -121,11 +122,6 @@ class Survivors:
                 return None
             if self.plan is None:
                 raise RuntimeError(self.error)
-            self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone.get(rank, "has ended"))
-                         for rank in sorted(self.members - set(self.plan.members))]
-            if self.plan.members:
-                self.members = set(self.plan.members)
-                self.broken = any(rank in self.gone for rank in self.members)
             return self.plan
 
     def _waits_for_others(self):
@@ -139,6 +135,12 @@ class Survivors:
             while not self.broken and self.error is None and time.monotonic() < end:
                 self.condition.wait(end - time.monotonic())
             return self.broken
+
+    def ask_again(self):
+        """Has all ranks agree once more, as what they have agreed on has failed on this one. Perhaps nobody is lost."""
+        with self.condition:
+            self.asks, self.broken = not self.broken, True
+        self._wake()
 
     def is_own(self, connection):
         """Whether the connection belongs to this object, also by another descriptor."""
@@ -225,6 +227,7 @@ class Survivors:
                     self._await_program()
                     break
                 self._follow()
+                self._tell_others()
                 self._tell_report()
                 for number in self._ready():
                     self._take_from(number)
@@ -361,6 +364,12 @@ class Survivors:
             for link in list(self.links.values()):
                 self._send(link, LOST, rank, silent)
 
+    def _tell_others(self):
+        with self.condition:
+            asks, self.asks = self.asks, False
+        for link in list(self.links.values()) if asks else ():
+            self._send(link, AGAIN, self.plans)
+
     def _tell_report(self):
         with self.condition:
             report = self.report if self.plan is None else None
@@ -376,6 +385,10 @@ class Survivors:
     def _take(self, rank, kind, value, name):
         if kind == REPORT:
             self.reports[rank] = Report(value, bool(name & _WHOLE), bool(name & _FINISHED))
+        elif kind == AGAIN and value == self.plans:
+            with self.condition:
+                self.asks, self.broken = self._leads() and not self.broken, True
+                self.condition.notify_all()
         elif kind == BYE:
             self.leaving = True
             self._note([rank])
@@ -397,6 +410,12 @@ class Survivors:
     def _set(self, plan):
         with self.condition:
             self.plan, self.closed = plan, self.closed or not plan.members
+            self.plans += 1
+            self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone.get(rank, "has ended"))
+                         for rank in sorted(self.members - set(plan.members))]
+            if plan.members:  # the next loss may be known before the program looks at the plan
+                self.members = set(plan.members)
+                self.broken = any(rank in self.gone for rank in self.members)
             self.condition.notify_all()
 
     # ---- the leader ----
