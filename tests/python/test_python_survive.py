@@ -226,6 +226,30 @@ class Survive(unittest.TestCase):
         world = World(self, 5, function, nodes=["n0", "n0", "n1", "n1", "n1"])
         self.assertEqual(world.said(1), "('[1] by 4711', 1)")
 
+    def test_rank_that_comes_late_learns_who_is_lost(self):
+        def function(found):
+            if found.rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if found.rank == 2:
+                while 1 not in found.links:
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            if found.rank == 1:
+                while 2 not in found.gone:
+                    time.sleep(0.01)
+                lost.set()
+            return report(found), sorted(found.gone)
+
+        def late(found, connect=Survivors._connect):
+            if found.rank == 3 and 0 in found.gone:
+                lost.wait(60)
+            return lambda rank: connect(found, rank)
+
+        lost = FORK.Event()
+        with mock.patch.object(Survivors, "_connect", property(late)):
+            world = World(self, 4, function)
+        self.assertEqual([world.said(rank) for rank in (1, 3)], ["('[1, 3] by 4711', [0, 2])"] * 2)
+
     def test_ranks_agree_again_if_one_asks(self):
         def function(found):
             if found.rank == 2:

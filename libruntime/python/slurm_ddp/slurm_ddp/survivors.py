@@ -411,12 +411,17 @@ class Survivors:
         with self.condition:
             self.plan, self.closed = plan, self.closed or not plan.members
             self.plans += 1
-            self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone.get(rank, "has ended"))
-                         for rank in sorted(self.members - set(plan.members))]
-            if plan.members:  # the next loss may be known before the program looks at the plan
-                self.members = set(plan.members)
-                self.broken = any(rank in self.gone for rank in self.members)
+            if plan.members:
+                self._settle_members(set(plan.members))
             self.condition.notify_all()
+
+    def _settle_members(self, left):
+        lost = sorted(self.members - left)
+        for rank in lost:  # the leader may have lost it before this rank came
+            self.gone.setdefault(rank, "has ended")
+        self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone[rank]) for rank in lost]
+        self.members = left
+        self.broken = any(rank in self.gone for rank in left)  # the next loss may be known already
 
     # ---- the leader ----
 
