@@ -71,6 +71,7 @@ scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 run._state += (scheduler,)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=run.sampler(100, 12, seed=1))
 assert (run.rank, run.world_size) == (me, 2)
+slurm_ddp.Checkpoint(os.path.join(sys.argv[1], "saved")).latest()  # a newcomer asks rank 0
 for step, (x,) in run.batches(loader, 1000):
     with run as model:
         loss = model(x).square().sum()

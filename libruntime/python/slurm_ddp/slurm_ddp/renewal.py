@@ -27,13 +27,13 @@ def generation():
 
 
 def take(known, seconds):
-    """Waits until srun has dealt a generation behind `known`, and returns its number. The environment is its own then."""
+    """Waits until srun has dealt a generation behind `known`, sets this process's variables, and returns the number."""
     start, told = time.monotonic(), False
     while True:
         dealt = page.deal()
         if dealt is not None and dealt.generation > known:
             os.environ.update(MASTER_ADDR=dealt.address, MASTER_PORT=str(dealt.port), DDP_KEY="step:" + dealt.key,
-                              DDP_RESTART_COUNT=str(dealt.restart_count), TORCHELASTIC_RESTART_COUNT=str(dealt.restart_count))
+                              DDP_RESTART_COUNT=str(dealt.restart_count))
             return dealt.generation
         waited = time.monotonic() - start
         if waited > seconds:
@@ -79,7 +79,7 @@ def _await_leader(job, end):
             return
         except OSError as error:
             if time.monotonic() > end:
-                raise RuntimeError("rank 0 does not listen at port %d of %s: %s" % (job.master_port, job.master_addr, error)) from None
+                raise RuntimeError("rank 0 did not come to port %d of %s: %s" % (job.master_port, job.master_addr, error)) from None
             time.sleep(4 * _LOOK_SECONDS)
 
 
