@@ -27,6 +27,7 @@ from .survivors import Report, Survivors, settle
 
 _TRY_SECONDS, _STORE_SECONDS = 3, 300  # the second is torch's own
 _JOIN_SECONDS, _ATTEMPTS = 600, 3
+_PARCEL_BYTES = 64 << 20
 _NEWCOMER = Report(-1, False, False)
 
 
@@ -219,7 +220,7 @@ class Survival:
                 break
             except (RuntimeError, OSError) as error:
                 # Whether a rank is lost is known when they have agreed.
-                if attempts == _ATTEMPTS and not self._is_of_peer(error):
+                if attempts >= _ATTEMPTS and not self._is_of_peer(error):
                     raise
                 self._survivors.ask_again()
                 plan = None
@@ -476,20 +477,38 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[number]
 
 
+def _parcels(sizes):
+    """Yields the numbers of tensors that travel together. On a busy machine each message waits until all ranks have had a core."""
+    parcel, full = [], 0
+    for number, size in enumerate(sizes):
+        if parcel and full + size > _PARCEL_BYTES:
+            yield parcel
+            parcel, full = [], 0
+        parcel.append(number)
+        full += size
+    if full > 0:
+        yield parcel
+
+
 def _broadcast(dist, value, root, device):
-    """Returns the root's value on each rank. Tensors go one by one, from and to the device that the backend serves."""
+    """Returns the root's value on each rank. Tensors go from and to the device that the backend serves."""
     import torch
     text, tensors = io.BytesIO(), []
     is_root = dist.get_rank() == root
     if is_root:
         _Pickler(text, tensors).dump(value)
-    head = [text.getvalue(), [(each.shape, each.dtype, each.device.type) for each in tensors]] if is_root else [None, None]
+    about = [(each.shape, each.dtype, each.device.type, each.numel() * each.element_size()) for each in tensors]
+    head = [text.getvalue(), about] if is_root else [None, None]
     dist.broadcast_object_list(head, src=root)
-    for number, (shape, dtype, kind) in enumerate(head[1]):
-        sent = tensors[number].to(device) if is_root else torch.empty(shape, dtype=dtype, device=device)
-        sent = sent.contiguous()
-        if sent.numel() > 0:
-            dist.broadcast(sent.reshape(-1).view(torch.uint8), src=root)
-        if not is_root:
-            tensors.append(sent.to(kind) if kind != device.type else sent)
-    return value if is_root else _Unpickler(io.BytesIO(head[0]), tensors).load()
+    sizes = [size for _, _, _, size in head[1]]
+    given = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind, _ in head[1]] if not is_root else tensors
+    for parcel in _parcels(sizes):
+        parcel = [number for number in parcel if sizes[number] > 0]
+        if is_root:
+            sent = torch.cat([given[number].to(device).reshape(-1).view(torch.uint8) for number in parcel])
+        else:
+            sent = torch.empty(sum(sizes[number] for number in parcel), dtype=torch.uint8, device=device)
+        dist.broadcast(sent, src=root)
+        for number, got in zip(parcel, sent.split([sizes[number] for number in parcel])) if not is_root else ():
+            given[number].copy_(got.clone().view(given[number].dtype).reshape(given[number].shape))
+    return value if is_root else _Unpickler(io.BytesIO(head[0]), given).load()
