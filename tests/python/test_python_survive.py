@@ -27,12 +27,21 @@ import slurm_ddp
 me, failing = slurm_ddp.job().rank, os.environ.get("FAILING")
 def wrap(module, **more):
     global failing
-    if failing and me == 1 and more:
+    if failing and failing != "group" and me == 1 and more:
         if failing == "once":
             failing = None
             raise RuntimeError("gloo: Connection closed by peer")
         raise KeyError("own error")
     return torch.nn.parallel.DistributedDataParallel(module, **more)
+def init(*arguments, inner=dist.init_process_group, c10d=dist.distributed_c10d, **keywords):
+    global failing
+    if failing == "group" and me == 1 and "store" in keywords:  # torch has counted it, as where a connection fails
+        failing, where = None, getattr(c10d, "_world", c10d)
+        name = "_group_count" if where is c10d else "group_count"
+        setattr(where, name, getattr(where, name) + 1)
+        raise RuntimeError("gloo: Connection closed by peer")
+    inner(*arguments, **keywords)
+dist.init_process_group = init
 net = torch.nn.Linear(8, 1)
 optimizer = torch.optim.Adam(net.parameters())
 run = slurm_ddp.survive(net, optimizer, wrap=wrap, backend="gloo", timeout=100)
@@ -240,7 +249,7 @@ class Survive(unittest.TestCase):
                 while 2 not in found.gone:
                     time.sleep(0.01)
                 lost.set()
-            return report(found), sorted(found.gone)
+            return report(found), {0, 2} <= set(found.gone)
 
         def late(found, connect=Survivors._connect):
             if found.rank == 3 and 0 in found.gone:
@@ -250,7 +259,7 @@ class Survive(unittest.TestCase):
         lost = FORK.Event()
         with mock.patch.object(Survivors, "_connect", property(late)):
             world = World(self, 4, function)
-        self.assertEqual([world.said(rank) for rank in (1, 3)], ["('[1, 3] by 4711', [0, 2])"] * 2)
+        self.assertEqual([world.said(rank) for rank in (1, 3)], ["('[1, 3] by 4711', True)"] * 2)
 
     def test_ranks_agree_again_if_one_asks(self):
         def function(found):
@@ -329,10 +338,11 @@ class Survive(unittest.TestCase):
 
     @needs_torch
     def test_nobody_is_lost_if_a_group_fails_once(self):
-        ranks = self.start(FAILING="once")
-        code, said, errors = ranks.ends_of(1)
-        self.assertEqual((code, said), (0, "6 2"), errors)
-        self.assertRegex(ranks.ends_of(0)[2], "rank 3 on .* has ended; 3 of 4 ranks go on with step 4, ")
+        for when in ("once", "group"):
+            ranks = self.start(FAILING=when)
+            code, said, errors = ranks.ends_of(1)
+            self.assertEqual((code, said), (0, "6 2"), errors)
+            self.assertRegex(ranks.ends_of(0)[2], "rank 3 on .* has ended; 3 of 4 ranks go on with step 4, ")
 
     @needs_torch
     def test_others_do_not_wait_for_a_rank_with_an_error_of_its_own(self):

@@ -267,6 +267,7 @@ class Survival:
             self._dist.destroy_process_group()
         except (RuntimeError, OSError, AssertionError, ValueError):  # there is none, or it is broken
             pass
+        _forget_count(self._dist.distributed_c10d)
         self._sockets_before, self._sockets = set(_sockets()), None
 
     def _join(self, plan):
@@ -428,6 +429,14 @@ def _unhook(model):
         remove()
     if getattr(model, "reducer", None) is not None:
         model.reducer = model.logger = None
+
+
+def _forget_count(c10d):
+    """torch counts a group that could not be made. The next group's keys in the store would not be those of the other ranks."""
+    if hasattr(c10d, "_world"):
+        c10d._world.group_count = 0
+    else:  # torch 1.13
+        c10d._group_count = 0
 
 
 def _sockets():
