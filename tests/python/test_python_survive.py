@@ -35,12 +35,12 @@ def wrap(module, **more):
     return torch.nn.parallel.DistributedDataParallel(module, **more)
 def init(*arguments, inner=dist.init_process_group, c10d=dist.distributed_c10d, **keywords):
     global failing
-    if failing == "group" and me == 1 and "store" in keywords:  # torch has counted it, as where a connection fails
-        failing, where = None, getattr(c10d, "_world", c10d)
-        name = "_group_count" if where is c10d else "group_count"
-        setattr(where, name, getattr(where, name) + 1)
-        raise RuntimeError("gloo: Connection closed by peer")
     inner(*arguments, **keywords)
+    if failing == "group" and me == 1 and "store" in keywords:  # as if only this rank could not make it: torch has counted it
+        failing, where = None, getattr(c10d, "_world", c10d)
+        dist.destroy_process_group()
+        setattr(where, "_group_count" if where is c10d else "group_count", 1)
+        raise RuntimeError("gloo: Connection closed by peer")
 dist.init_process_group = init
 net = torch.nn.Linear(8, 1)
 optimizer = torch.optim.Adam(net.parameters())
