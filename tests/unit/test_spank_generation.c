@@ -3,10 +3,7 @@
 /* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,12 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "spank/base/release.h"
 #include "spank/node/generation.h"
 #include "spank/wire/deal.h"
+#include "tests/support/test.h"
 
 enum { TASKS = 2, FRAMES_MAX = 64, SILENCE_MS = 5000, FENCE_MS = 4000 };
 
@@ -196,20 +192,17 @@ static int begin_as(bool is_user)
 
 static int begin(void **state)
 {
-	(void)state;
 	return begin_as(false);
 }
 
 /* As root alone. */
 static int begin_as_user(void **state)
 {
-	(void)state;
 	return begin_as(geteuid() == 0);
 }
 
 static int finish(void **state)
 {
-	(void)state;
 	for (uint32_t i = 0; i < TASKS; i++) {
 		kill(node.supervise.agents.pids[i], SIGKILL);
 		waitpid(node.supervise.agents.pids[i], NULL, 0);
@@ -289,7 +282,6 @@ static void a_node_joins_when_its_agents_are_there(void **state)
 	struct deal_join join;
 	int place = 0;
 
-	(void)state;
 	assert_true(deal_unpack_join(frames[place].payload, frames[place].bytes, &join));
 	assert_int_equal(frames[place].type, DEAL_JOIN);
 	assert_int_equal(join.version, DEAL_VERSION);
@@ -310,7 +302,6 @@ static void a_node_whose_first_agent_is_gone_knows_the_group_of_its_tasks(void *
 	pid_t first = agents->pids[0];
 	struct generation again;
 
-	(void)state;
 	assert_int_equal(generation.group, first);
 	agents->pids[0] = 0;
 	assert_true(generation_start(&again, &node, &generation.facts));
@@ -326,7 +317,6 @@ static void a_generation_begins_with_nothing_of_the_last(void **state)
 	struct ddp_progress page;
 	int status;
 
-	(void)state;
 	write_page(0, 17);
 	atomic_store(&supervise->shared->told, true);
 	atomic_store(&supervise->shared->late, true);
@@ -356,7 +346,6 @@ static void an_end_is_told_and_judged_once(void **state)
 	struct deal_done done;
 	int status = -1;
 
-	(void)state;
 	give_go(12, 1, TASKS);
 	await_programs(12);
 	/* The agent notes how the program has ended, and then that there is no process. */
@@ -378,7 +367,6 @@ static void what_srun_ends_is_not_judged(void **state)
 	struct deal_clear clear;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	write_page(0, 5);
@@ -417,7 +405,6 @@ static void programs_that_survive_stay(void **state)
 	struct deal_clear clear;
 	pid_t before[TASKS];
 
-	(void)state;
 	begin_survivors();
 	before[0] = program(0);
 	before[1] = program(1);
@@ -453,7 +440,6 @@ static void programs_that_survive_stay(void **state)
 
 static void programs_that_have_not_joined_do_not_stay(void **state)
 {
-	(void)state;
 	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -469,7 +455,6 @@ static void a_slow_agent_keeps_its_program(void **state)
 	struct agents *agents = &node.supervise.agents;
 	pid_t before;
 
-	(void)state;
 	begin_survivors();
 	before = program(0);
 	give_end_as(1, true);
@@ -489,7 +474,6 @@ static void a_slow_agent_keeps_its_program(void **state)
 
 static void a_spare_has_nothing_that_stays(void **state)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_NONE);
@@ -501,7 +485,6 @@ static void a_node_without_srun_ends_what_it_has_kept(void **state)
 {
 	struct deal_clear clear;
 
-	(void)state;
 	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
@@ -519,7 +502,6 @@ static void the_nodes_page_tells_of_spares(void **state)
 	unsigned char payload[4 + DEAL_SPARES_MAX];
 	char spares[DDP_PROGRESS_SPARES_BYTES];
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	generation_take(&generation, DEAL_SPARES, payload, deal_pack_spares("n[4-6]", payload));
 	assert_int_equal(pread(node.supervise.progress_fd, spares, sizeof(spares), at), sizeof(spares));
@@ -532,7 +514,6 @@ static void the_nodes_page_tells_of_spares(void **state)
 
 static void a_spare_waits(void **state)
 {
-	(void)state;
 	give_go(1, DEAL_SPARE, 0);
 	await_programs(1);
 	assert_int_equal(supervise_left(&node.supervise), 0);
@@ -549,7 +530,6 @@ static void a_spare_waits(void **state)
 
 static void orders_out_of_turn_are_left_alone(void **state)
 {
-	(void)state;
 	generation_take(&generation, DEAL_GO, "", 0);
 	generation_take(&generation, DEAL_END, "", 0);
 	generation_take(&generation, DEAL_QUIT, "", 0);
@@ -569,7 +549,6 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 {
 	int place;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	lease = FENCE_MS - 1;
@@ -602,7 +581,6 @@ static void a_node_without_srun_ends_its_ranks(void **state)
 
 static void a_step_that_stops_does_not_wait_for_srun(void **state)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	atomic_store(&node.supervise.shared->witness.asked_to_stop, true);
@@ -620,7 +598,6 @@ static void a_stopped_agent_tells_of_its_program(void **state)
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
 	int status;
 
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	while (supervise_pid(&node.supervise, 0) == 0)
@@ -653,7 +630,6 @@ static void a_killed_agent_is_lost(void **state)
 	struct deal_lost lost;
 	int place, status = -1;
 
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	give_go(1, 1, TASKS);
 	await_programs(1);
@@ -695,7 +671,6 @@ static void kill_agent(uint32_t local)
 
 static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **state)
 {
-	(void)state;
 	atomic_store(&seen->leaves, true);
 	atomic_store(&seen->lingers, true);
 	give_go(1, 1, TASKS);
@@ -718,7 +693,6 @@ static void a_node_is_not_clear_while_a_process_of_a_lost_agent_ends(void **stat
 /* SLURM kills one process after the other, and the witness may be the last one. */
 static void an_agent_is_lost_if_others_live_on(void **state)
 {
-	(void)state;
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	kill_agent(1);
@@ -734,7 +708,6 @@ static void an_agent_is_lost_without_a_witness_too(void **state)
 {
 	pid_t ended = fork();
 
-	(void)state;
 	if (ended == 0)
 		_exit(0);
 	assert_int_equal(waitpid(ended, NULL, 0), ended);
@@ -750,7 +723,6 @@ static void programs_that_became_root_are_ended(void **state)
 	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
 	unsigned char payload[DEAL_SMALL_BYTES];
 
-	(void)state;
 	if (geteuid() != 0)
 		skip();
 	give_go(1, 1, TASKS);
@@ -774,7 +746,6 @@ static void agents_quit_as_they_are_told(void **state)
 	unsigned char payload[DEAL_SMALL_BYTES];
 	int status;
 
-	(void)state;
 	give_go(14, 1, TASKS);
 	await_programs(14);
 	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS)
