@@ -5,7 +5,7 @@ slurm_ddp_modules = \
 	$(python_dir)/slurm_ddp/__init__.py $(python_dir)/slurm_ddp/agreement.py $(python_dir)/slurm_ddp/auto.py \
 	$(python_dir)/slurm_ddp/checkpoints.py $(python_dir)/slurm_ddp/damage.py $(python_dir)/slurm_ddp/failures.py \
 	$(python_dir)/slurm_ddp/group_hooks.py $(python_dir)/slurm_ddp/huggingface.py $(python_dir)/slurm_ddp/jobs.py $(python_dir)/slurm_ddp/lightning.py \
-	$(python_dir)/slurm_ddp/page.py $(python_dir)/slurm_ddp/progress.py $(python_dir)/slurm_ddp/record.py \
+	$(python_dir)/slurm_ddp/page.py $(python_dir)/slurm_ddp/progress.py $(python_dir)/slurm_ddp/record.py $(python_dir)/slurm_ddp/renewal.py \
 	$(python_dir)/slurm_ddp/stack.py $(python_dir)/slurm_ddp/stopping.py $(python_dir)/slurm_ddp/survive.py \
 	$(python_dir)/slurm_ddp/survivors.py $(python_dir)/slurm_ddp/torch_hooks.py
 EXTRA_DIST += $(python_dir)/pyproject.toml $(python_dir)/backend.py $(python_dir)/slurm_ddp.pth $(python_dir)/README.md

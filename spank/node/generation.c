@@ -139,8 +139,7 @@ static bool choose_rest(struct generation *generation, bool keep)
 		bool runs = agents_child_runs(agents, i);
 		supervise_read(supervise, i, &page);
 		running += runs;
-		/* Programs of other libraries cannot be joined. */
-		surviving += runs && slots_survive(&page) && page.writer == DDP_WRITER_LIBDDP;
+		surviving += runs && slots_survive(&page);
 	}
 	keep = keep && running > 0 && surviving == running;
 	for (uint32_t i = 0; i < agents->count; i++)

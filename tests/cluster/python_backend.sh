@@ -180,13 +180,13 @@ def train(backend, begin=0, end=100000):
     data = torch.utils.data.TensorDataset(x, x[:, :8].sin())
     run = slurm_ddp.survive(net, optimizer, scheduler, backend=backend, timeout=100)
     loader = torch.utils.data.DataLoader(data, batch_sampler=run.sampler(1000, batch=24, seed=3))
-    torch.manual_seed(run.rank)
+    torch.manual_seed(me)
     if begin:
         state = torch.load("%s/%s.%d.%d" % (folder, backend, begin, run.rank))
         net.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
         scheduler.load_state_dict(state["scheduler"])
-        torch.set_rng_state(state["random"])
+        torch.manual_seed(state["seed"])
         run.step = begin
     ranks = run.world_size
 
@@ -208,7 +208,7 @@ def train(backend, begin=0, end=100000):
         if run.world_size != ranks:
             ranks, seconds = run.world_size, time.monotonic() - entered
             torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(),
-                        "random": torch.get_rng_state()}, "%s/%s.%d.%d" % (folder, backend, run.step, run.rank))
+                        "seed": me}, "%s/%s.%d.%d" % (folder, backend, run.step, run.rank))
             os.write(1, b"%s: rank %d is %d of %d in %.2f s: %s\n" % (backend.encode(), me, run.rank, ranks, seconds, digest().encode()))
         if step == 14 and me == 1 and not begin:
             open("%s/%s.at14" % (folder, backend), "w").close()

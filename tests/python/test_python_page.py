@@ -23,6 +23,10 @@ class Layout(LayoutTest):
         for name, number in page.PHASES.items():
             numbers[f"DDP_PROGRESS_{others[name]}" if name in others else f"DDP_PHASE_{name.upper()}"] = number
         self.compare("watch/progress.h", "ddp_progress", fields, numbers)
+        names = ("generation", "restart_count", "master_port", "master_addr", "key")
+        sizes, start = (4, 4, 4, 256, 68), page.DEAL[0]
+        fields = {"deal." + name: (start + sum(sizes[:number]), sizes[number]) for number, name in enumerate(names)}
+        self.compare("watch/progress.h", "ddp_progress_node", fields, {})
 
 
 class Slots(PageTest):
@@ -34,12 +38,21 @@ class Slots(PageTest):
         self.assertEqual(slot.get("phase"), page.PHASES["ending"])
         self.assertEqual(self.page.slot(local_rank=0).get("magic"), 0)
 
-    def test_program_survives_only_where_srun_starts_none_again(self):
+    def test_program_survives_unless_nobody_could_join_it(self):
         program = "from slurm_ddp import page; page.open_slot(); page.set_survives(%s)"
-        for more, says, aside in (({}, True, page.SURVIVES), ({}, False, 0), ({"TORCHELASTIC_MAX_RESTARTS": 1}, True, 0)):
+        for more, says, aside in (({}, True, page.SURVIVES), ({}, False, 0), ({"TORCHELASTIC_MAX_RESTARTS": 1}, True, 0),
+                                  ({"TORCHELASTIC_MAX_RESTARTS": 1, "DDP_JOINS": 0}, True, page.SURVIVES)):
             self.page.run(program % says, **more)
             self.assertEqual(self.page.slot().get("aside"), aside)
             self.page.slot().set("magic", 0)
+
+    def test_libddps_errors_are_past_when_the_ranks_have_met_again(self):
+        other = self.page.slot(0)
+        for name, value in (("magic", page.MAGIC), ("status", page.ERR_PEER), ("culprit", 3), ("error_state", 1), ("error", "lost")):
+            other.set(name, value)
+        self.page.run("import os; from slurm_ddp import page; slot = page.open_slot(); "
+                      "page.Slot(slot.memory, slot.start - 7 * page.SLOT_BYTES).set('pid', os.getpid()); page.forget_errors()")
+        self.assertEqual([other.get(name) for name in ("status", "culprit", "error_state", "error")], [0, 0, 0, ""])
 
     def test_next_program_takes_the_slot_of_an_ended_one(self):
         for number in range(3):

@@ -41,12 +41,15 @@ class Ranks:
         key = "step:%032x%032x" % (random.getrandbits(128), random.getrandbits(128))
         path = Path(self.folder.name, "train.py")
         path.write_text(program)
-        self.ranks = []
-        for rank in range(world):
-            variables = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "DDP_KEY": key, **more}
-            self.ranks.append(subprocess.Popen([sys.executable, str(path), self.folder.name, str(after)], text=True,
-                                               env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        self.command = [sys.executable, str(path), self.folder.name, str(after)]
+        self.variables = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "DDP_KEY": key, **more}
+        self.ranks = [self.start(rank) for rank in range(world)]
         test.addCleanup(self.kill)
+
+    def start(self, rank, **more):
+        variables = {"RANK": rank, **self.variables, **more}
+        return subprocess.Popen(self.command, text=True, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                pass_fds=[variables["DDP_PROGRESS_FD"]] if "DDP_PROGRESS_FD" in variables else [])
 
     def kill(self):
         for rank in self.ranks:

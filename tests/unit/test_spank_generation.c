@@ -391,14 +391,14 @@ TEST_WITH(what_srun_ends_is_not_judged, begin, finish)
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
 }
 
-static void begin_survivors(enum ddp_writer second)
+static void begin_survivors(void)
 {
 	give_go(1, 1, TASKS);
 	await_programs(1);
 	while (program(0) == 0 || program(1) == 0)
 		usleep(1000);
 	say_survives(0, DDP_WRITER_LIBDDP);
-	say_survives(1, second);
+	say_survives(1, DDP_WRITER_PYTHON);
 }
 
 TEST_WITH(programs_that_survive_stay, begin, finish)
@@ -406,7 +406,7 @@ TEST_WITH(programs_that_survive_stay, begin, finish)
 	struct deal_clear clear;
 	pid_t before[TASKS];
 
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	before[0] = program(0);
 	before[1] = program(1);
 	give_end_as(1, true);
@@ -441,7 +441,7 @@ TEST_WITH(programs_that_survive_stay, begin, finish)
 
 TEST_WITH(programs_that_have_not_joined_do_not_stay, begin, finish)
 {
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
 	give_go_as(2, 1, TASKS, true);
@@ -456,7 +456,7 @@ TEST_WITH(a_slow_agent_keeps_its_program, begin, finish)
 	struct agents *agents = &node.supervise.agents;
 	pid_t before;
 
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	before = program(0);
 	give_end_as(1, true);
 	while (!agents_clear(agents, 1))
@@ -473,14 +473,6 @@ TEST_WITH(a_slow_agent_keeps_its_program, begin, finish)
 	assert_int_equal(program(0), before);
 }
 
-TEST_WITH(programs_of_other_libraries_do_not_stay, begin, finish)
-{
-	begin_survivors(DDP_WRITER_PYTHON);
-	give_end_as(1, true);
-	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
-	assert_int_equal(program(0), 0);
-}
-
 TEST_WITH(a_spare_has_nothing_that_stays, begin, finish)
 {
 	give_go(1, DEAL_SPARE, 0);
@@ -494,7 +486,7 @@ TEST_WITH(a_node_without_srun_ends_what_it_has_kept, begin, finish)
 {
 	struct deal_clear clear;
 
-	begin_survivors(DDP_WRITER_LIBDDP);
+	begin_survivors();
 	give_end_as(1, true);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
 	lease = FENCE_MS;

@@ -192,6 +192,10 @@ class Agreement:
         self.offers[name] = function
         self.wake()
 
+    def take_offers(self, other):
+        self.offers.update(other.offers)
+        self.wake()
+
     def ask(self, name, seconds):
         """On other ranks: the number that rank 0 offers, at this moment. None: rank 0 is gone, or this is a forked child,
         which has no thread. OSError: it did not answer."""

@@ -149,7 +149,7 @@ class Checkpoint:
         self._thread, self._error = None, None
         self._link, place = stopping.link(), os.path.abspath(self.directory)
         self._name = int.from_bytes(hashlib.sha256(os.fsencode(self.directory)).digest()[:8], "big")
-        if self._link is not None and self._rank == 0:
+        if self._link is not None:  # this rank may become rank 0, or have others ask when they join
             self._link.offer(self._name, lambda: _newest_number(place))
 
     @property

@@ -9,6 +9,7 @@ import os
 import struct
 import threading
 import time
+from typing import NamedTuple
 
 MAGIC, TAKEN = 0x31706464, 1
 PAGE_BYTES, SLOTS, SLOT_BYTES = 4096, 8, 512
@@ -32,6 +33,18 @@ LAYOUT = {
     "timeout_ms": (428, "=I"), "wanted_ns": (432, "=Q"), "python.loss": (440, "=d"), "python.told": (448, "=I"),
     "pid": (504, "=I"),
 }
+
+# struct ddp_progress_deal, in the node's own page: (offset, format)
+DEAL = (1040, "=III256s68s")
+
+
+class Deal(NamedTuple):
+    """The identity of a generation that srun has dealt to ranks that stay; generation 0: none."""
+    generation: int
+    restart_count: int
+    port: int
+    address: str
+    key: str
 
 
 class Slot:
@@ -159,6 +172,17 @@ def slot():
     return _slot
 
 
+def deal():
+    """Returns what srun has dealt; None: there is no page."""
+    descriptor, (offset, form) = os.environ.get("DDP_PROGRESS_FD", ""), DEAL
+    try:
+        at = os.fstat(int(descriptor)).st_size - PAGE_BYTES + offset
+        *numbers, address, key = struct.unpack(form, os.pread(int(descriptor), struct.calcsize(form), at))
+    except (ValueError, OSError, struct.error):
+        return None
+    return Deal(*numbers, *(text.split(b"\0")[0].decode("ascii", "replace") for text in (address, key)))
+
+
 def set_phase(name):
     if _slot is not None:
         _slot.set("phase", PHASES[name])
@@ -189,16 +213,21 @@ def add_compute(seconds):
 
 
 def set_survives(survives, survived=False):
-    """Says whether the other ranks go on if this one dies, and whether it has gone on without others: errors of libddp that
-    it had before are then past. With restart=, nobody could join this program, so all are to start again."""
+    """Says whether the other ranks go on if this one dies, and whether it has gone on without others. With restart= of a
+    plugin that has nobody join, all are to start again."""
     if _slot is None:
         return
-    survives = survives and "TORCHELASTIC_MAX_RESTARTS" not in os.environ
+    survives = survives and ("TORCHELASTIC_MAX_RESTARTS" not in os.environ or "DDP_JOINS" in os.environ)
     _slot.set("aside", _slot.get("aside") & ~SURVIVES | SURVIVES * survives | SURVIVED * survived)
-    before = _slot.start // PAGE_BYTES * PAGE_BYTES
-    for slot in _slots_from_last(_slot.memory, before) if survived else ():
-        if slot.get("magic") == MAGIC and slot.get("pid") == _slot.pid:
-            slot.set("error_state", 0)
+
+
+def forget_errors():
+    """Errors of libddp that this process has had are past."""
+    before = _slot.start // PAGE_BYTES * PAGE_BYTES if _slot is not None else 0
+    for slot in _slots_from_last(_slot.memory, before) if _slot is not None else ():
+        if slot.get("magic") == MAGIC and slot.get("pid") == _slot.pid and slot.get("writer") != WRITER_PYTHON:
+            for name, none in (("error_state", 0), ("status", 0), ("culprit", 0), ("error", "")):
+                slot.set(name, none)
 
 
 def set_error(text, of_peer=False):

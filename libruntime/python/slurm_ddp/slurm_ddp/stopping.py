@@ -11,6 +11,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _stop = None
 _link = None  # (process, Agreement)
 _start = b""  # after survive() has made fewer ranks of them: what they alone know
+_counts = os.environ.get("DDP_JOINS", "0") == "0"  # calls; a newcomer's only when its loop has begun
 
 
 def link():
@@ -34,15 +35,24 @@ def _end(process, agreement):
 
 
 def renew(start):
-    """The ranks have new numbers, and count their calls anew. `start` is the same on all of them, and no other time."""
-    global _link, _start
-    _start = start
+    """The ranks have met anew, perhaps by new numbers. They count their calls when each has called count(). `start` is the
+    same on all of them, and no other time."""
+    global _link, _start, _counts
+    _start, _counts = start, False
     if _link is None or _link[0] != os.getpid():
         return
     old, _link = _link[1], None
     old.end()
+    if link() is not None:
+        link().take_offers(old)
     if _stop is not None:
         _stop.join(old)
+
+
+def count():
+    """Has calls count. What a program does after a failure, up to the next step, differs from rank to rank."""
+    global _counts
+    _counts = True
 
 
 class _Stop:
@@ -173,4 +183,4 @@ def should_stop(margin=120.0):
     seconds of the job's time are left. The program then saves, and may end by exit_for_requeue(). A call costs
     about a microsecond: ranks talk only when they stop.
     """
-    return _the_stop(margin).call()
+    return _the_stop(margin).call() if _counts else False

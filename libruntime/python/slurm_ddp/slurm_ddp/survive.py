@@ -3,11 +3,15 @@
 
 When a rank dies, each other one has ended step k or k + 1. A rank that has ended k + 1 had all gradients, so the ranks that
 are at k need only its parameters and state. If all are at k, they do the step again: until optimizer.step(), a step changes
-only buffers, random states and gradients.
+only buffers, random states and gradients. Random states follow from the step's number.
+
+In a step with restart=, srun starts others in place of lost ranks. A newcomer is alone until its loop begins. Then all ranks
+meet in a new process group (renewal.py), and a rank that has the last whole step gives it to the newcomer.
 """
 import atexit
 import datetime
 import functools
+import hashlib
 import inspect
 import io
 import os
@@ -18,10 +22,13 @@ import sys
 import time
 import types
 
-from . import failures, jobs, page, stopping
-from .survivors import Report, Survivors
+from . import failures, jobs, page, renewal, stopping
+from .survivors import Report, Survivors, settle
 
 _TRY_SECONDS, _STORE_SECONDS = 3, 300  # the second is torch's own
+_JOIN_SECONDS, _ATTEMPTS = 600, 3
+_PARCEL_BYTES = 64 << 20
+_NEWCOMER = Report(-1, False, False)
 
 
 def survive(model, *state, wrap=None, backend=None, timeout=None):
@@ -51,26 +58,29 @@ class Survival:
         self._rewrap = {"init_sync": False} if "init_sync" in names else {}
         self._backend = backend
         self._options = {} if timeout is None else {"timeout": datetime.timedelta(seconds=timeout)}
-        self._store = self._survivors = None
+        self._store = self._survivors = self._seeds = None
         self.step = self._current = self._starts = self._total = 0
         self._updating = self._entered = False
+        self._renews, self._generation = renewal.is_possible(), renewal.generation()
+        self._comes, self._join_seconds = self._generation > 0, timeout or _JOIN_SECONDS
         if "nccl" in (backend or "nccl"):
             os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # its watchdog would end the process
         self._sockets_before, self._sockets = set(_sockets()), None
         job = jobs.job()
-        if "RANK" not in os.environ:
+        if "RANK" not in os.environ or self._comes:
             self._options.update(store=dist.HashStore(), rank=0, world_size=1)
         dist.init_process_group(backend, **self._options)
         self._started()
-        self._me, self.rank, self.world_size = job.rank, dist.get_rank(), dist.get_world_size()
+        self._me, self.rank, self.world_size = job.rank, job.rank, job.world_size
         for each in state:
             if hasattr(each, "step") and hasattr(each, "zero_grad"):
                 self._hook(each)
         self.model = self._wrap(module)
         if self.world_size > 1:
             page.open_slot()
-            self._survivors = Survivors(self.rank, self.world_size, self._gather, self._host, self._abort)
-            page.set_survives(True)
+            if not self._comes:
+                self._attend()
+            page.set_survives(not self._renews)
             self._watch_groups()
             failures.install()
             atexit.register(self._end)
@@ -81,15 +91,19 @@ class Survival:
         """Yields the number of each step up to `total`; after a failure, that with which the ranks go on. All ranks go
         through it once, and do each step in a `with`."""
         self._total = total
+        self._begin()
         while True:
             while self.step < total:
                 self._current, self._entered = self.step + 1, False
-                self._kept = _random_state(), [each.detach().clone() for each in self._module.buffers()]
+                self._kept = [each.detach().clone() for each in self._module.buffers()]
+                self._draw()
+                stopping.count()
                 yield self._current
                 if not self._entered:
                     raise RuntimeError("the step is not in a `with` of what survive() has returned")
             if self._all_finish():
                 self._leave()
+                stopping.count()
                 return
 
     def batches(self, loader, total):
@@ -98,6 +112,7 @@ class Survival:
         for step in self.steps(total):
             if start != self._starts:
                 batches, start = iter(loader), self._starts
+                self._draw()  # a loader that begins draws a number
             yield step, next(batches)
 
     def sampler(self, samples, batch, seed=None):
@@ -120,12 +135,37 @@ class Survival:
             self._go_on()
         except Exception as why:
             page.set_survives(False)
-            self._survivors.close(False)  # the others are to count this rank as lost
+            if self._survivors is not None:
+                self._survivors.close(False)  # the others are to count this rank as lost
             self._survivors = None
-            print("slurm_ddp: rank %d cannot go on without the ranks that are lost: %s; go back to the last checkpoint" %
-                  (self._me, why), file=sys.stderr, flush=True)
+            said = "rank %d cannot go on without the ranks that are lost: %s" % (self._me, why)
+            if self._renews:  # srun tells of this, and starts all ranks again
+                raise RuntimeError(said) from why
+            print("slurm_ddp: %s; go back to the last checkpoint" % said, file=sys.stderr, flush=True)
             return False
         return True
+
+    def _begin(self):
+        """Once, when the loop begins. A newcomer joins the others."""
+        if self._seeds is not None:
+            return
+        own = _seeds()
+        if self._comes:
+            self._renew()
+        elif self._renews and self._survivors is not None:
+            self._seeds = self._gather(own)
+            page.set_survives(True)
+        else:
+            self._seeds = {self._me: own}
+
+    def _draw(self):
+        """Begins the step's random numbers. A rank that does the step again, and a newcomer, draw the same ones."""
+        import torch
+        seeds = [hashlib.sha256(each + b"%d" % self._current).digest() for each in self._seeds[self._me]]
+        torch.manual_seed(int.from_bytes(seeds[0][:7], "big"))
+        random.seed(seeds[1])
+        if len(seeds) > 2:
+            sys.modules["numpy"].random.seed(int.from_bytes(seeds[2][:4], "big"))
 
     def _is_of_peer(self, error):
         """Whether the error came because a rank is lost. Once that is known, the text does not matter."""
@@ -160,37 +200,60 @@ class Survival:
         if self._survivors is None:
             return True
         plan = self._survivors.agree(Report(self.step, True, True))
-        if plan.members:
+        if plan is None or plan.members:
             self._go_on(plan)
-        return not plan.members
+        return plan is not None and not plan.members
 
     def _go_on(self, plan=None):
-        begin, before, lost = time.monotonic(), self.world_size, []
-        redo, state = self.step < self._current, _random_state()
+        if self._renews:
+            self._renew()
+            return
+        begin, before, lost, attempts = time.monotonic(), self.world_size, [], 0
         while True:
             self._drop()
             if plan is None:
                 plan = self._survivors.agree(Report(self.step, not self._updating, False))
             lost += self._survivors.lost
+            attempts = 1 if self._survivors.lost else attempts + 1
             try:
                 self._join(plan)
                 break
-            except (RuntimeError, OSError):
-                if not self._survivors.wait_for_loss():
+            except (RuntimeError, OSError) as error:
+                # Whether a rank is lost is known when they have agreed.
+                if attempts >= _ATTEMPTS and not self._is_of_peer(error):
                     raise
+                self._survivors.ask_again()
                 plan = None
-        # If another rank has ended the step, this one has computed its gradients: its random state is that after the step.
-        if redo and self.step < self._current:
-            state = self._kept[0]
-            for buffer, kept in zip(self._module.buffers(), self._kept[1]):
-                buffer.detach().copy_(kept)
-        _set_random_state(state)
-        self._starts += 1
         page.set_survives(True, True)
-        if self.rank == 0:
+        self._go(self.rank == 0, "; ".join(lost), "%d of %d ranks" % (self.world_size, before), begin)
+
+    def _renew(self):
+        """Has the ranks that are left meet with those that srun has started in place of lost ones."""
+        begin, own = time.monotonic(), _NEWCOMER if self._comes else Report(self.step, not self._updating, False)
+        if self._survivors is not None:
+            self._survivors.close(False, None)
+            self._survivors = None
+        self._drop()
+        if not self._comes:
+            self._generation = renewal.take(self._generation, self._join_seconds)
+        stopping.renew(b"")  # a newcomer may ask for the newest checkpoint before it comes
+        self._open(renewal.meet(self._dist, self._join_seconds))
+        self._attend()
+        said = self._gather((own, self._comes, jobs.job().node_name))
+        plan = settle({rank: each[0] for rank, each in enumerate(said)})
+        self._follow(plan)
+        came = [rank for rank, each in enumerate(said) if each[1]]
+        why = "%s on %s joined" % (renewal.name(came), ", ".join(sorted({said[rank][2] for rank in came})))
+        self._comes = False
+        page.set_survives(True)
+        self._go(plan.root == self.rank, why, "all %d ranks" % self.world_size, begin)
+
+    def _go(self, tells, why, who, begin):
+        page.forget_errors()
+        self._starts += 1
+        if tells:
             what = "go on with step %d" % (self.step + 1) if self.step < self._total else "have ended all steps"
-            text = "slurm_ddp: %s; %d of %d ranks %s, after %.2f s" % (
-                "; ".join(lost), self.world_size, before, what, time.monotonic() - begin)
+            text = "slurm_ddp: %s; %s %s, after %.2f s" % (why, who, what, time.monotonic() - begin)
             print(text, file=sys.stderr, flush=True)
 
     def _drop(self):
@@ -204,36 +267,50 @@ class Survival:
             self._dist.destroy_process_group()
         except (RuntimeError, OSError, AssertionError, ValueError):  # there is none, or it is broken
             pass
+        _forget_count(self._dist.distributed_c10d)
         self._sockets_before, self._sockets = set(_sockets()), None
 
     def _join(self, plan):
         """Makes the process group of the plan, and brings all ranks to its step."""
         self.rank, self.world_size = plan.members.index(self._me), len(plan.members)
         os.environ.update(RANK=str(self.rank), WORLD_SIZE=str(self.world_size), MASTER_ADDR=plan.address)
-        options = {**self._options, "rank": self.rank, "world_size": self.world_size}
-        options["store"] = self._store if self.rank == 0 else self._reach_store(plan)
+        self._open(self._store if self.rank == 0 else self._reach_store(plan))
+        stopping.renew(b"%d" % plan.port)
+        self._follow(plan)
+
+    def _open(self, store):
+        options = {**self._options, "store": store, "rank": self.rank, "world_size": self.world_size}
         self._dist.init_process_group(self._backend, **options)
         self._started()
-        stopping.renew(b"%d" % plan.port)
+
+    def _follow(self, plan):
         if plan.root is None:
             raise ValueError("each rank that is left has an error between optimizer.step() and the end of the step; let "
                              "collectives come before optimizer.step(), or in a `with` of their own behind the step")
+        if plan.step < self._current:  # this rank does the step again
+            for buffer, kept in zip(self._module.buffers(), self._kept):
+                buffer.detach().copy_(kept)
         if plan.behind:
             self._level(plan.members.index(plan.root), self._me in plan.behind)
         self.step, self._updating = plan.step, False
         self.model = self._wrap(self._module, **self._rewrap)
 
     def _level(self, root, behind):
-        """Gives the parameters and the state of one rank to those that are behind."""
+        """Gives the parameters and the state of one rank to those that are behind, and all that is kept to newcomers."""
         parameters = [parameter.detach() for parameter in self._module.parameters()]
-        own = (parameters, [each.state_dict() for each in self._state]) if root == self.rank else None
+        buffers = [buffer.detach() for buffer in self._module.buffers()] if self._renews else []
+        own = (parameters, [each.state_dict() for each in self._state], buffers, self._seeds) if root == self.rank else None
         self._updating = self._updating or behind
-        given, states = _broadcast(self._dist, own, root, parameters[0].device)
+        given, states, kept, seeds = _broadcast(self._dist, own, root, parameters[0].device)
         if behind:
             for parameter, value in zip(parameters, given):
                 parameter.copy_(value)
             for each, value in zip(self._state, states):
                 each.load_state_dict(value)
+        if self._comes:
+            self._seeds = seeds
+            for buffer, value in zip(buffers, kept):
+                buffer.copy_(value)
 
     def _leave(self):
         if self._survivors is not None:
@@ -257,8 +334,11 @@ class Survival:
         self._dist.all_gather_object(values, value)
         return values
 
+    def _attend(self):
+        self._survivors = Survivors(self.rank, self.world_size, self._gather, self._host, self._abort, not self._renews)
+
     def _host(self):
-        self._store = _open_store(self._dist, "localhost", 0, True)
+        self._store = renewal.open_store(self._dist, "localhost", 0, True)
         return self._store.port
 
     def _reach_store(self, plan):
@@ -266,7 +346,7 @@ class Survival:
         end = time.monotonic() + _STORE_SECONDS
         while True:
             try:
-                store = _open_store(self._dist, plan.address, plan.port, False, timeout=datetime.timedelta(seconds=_TRY_SECONDS))
+                store = renewal.open_store(self._dist, plan.address, plan.port, False, timeout=datetime.timedelta(seconds=_TRY_SECONDS))
                 store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
                 return store
             except (RuntimeError, OSError):
@@ -351,11 +431,12 @@ def _unhook(model):
         model.reducer = model.logger = None
 
 
-def _open_store(dist, address, port, is_leader, **more):
-    knows = "use_libuv" in (dist.TCPStore.__init__.__doc__ or "")
-    if knows and os.environ.get("USE_LIBUV") == "0":
-        more["use_libuv"] = False
-    return dist.TCPStore(address, port, None, is_leader, wait_for_workers=False, **more)
+def _forget_count(c10d):
+    """torch counts a group that could not be made. The next group's keys in the store would not be those of the other ranks."""
+    if hasattr(c10d, "_world"):
+        c10d._world.group_count = 0
+    else:  # torch 1.13
+        c10d._group_count = 0
 
 
 def _sockets():
@@ -371,22 +452,14 @@ def _sockets():
     return found
 
 
-def _random_state():
+def _seeds():
+    """What the random states of this rank are when its loop begins: torch's, Python's, and NumPy's if it is there."""
     import torch
     numpy = sys.modules.get("numpy")
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return (random.getstate(), torch.get_rng_state(), torch.cuda.get_rng_state() if on_gpu else None,
-            numpy.random.get_state() if numpy is not None else None)
-
-
-def _set_random_state(state):
-    import torch
-    random.setstate(state[0])
-    torch.set_rng_state(state[1])
-    if state[2] is not None:
-        torch.cuda.set_rng_state(state[2])
-    if state[3] is not None:
-        sys.modules["numpy"].random.set_state(state[3])
+    states = [torch.get_rng_state().tolist(), random.getstate()]
+    if numpy is not None:
+        states.append([getattr(each, "tolist", lambda each=each: each)() for each in numpy.random.get_state()])
+    return [hashlib.sha256(repr(state).encode()).digest() for state in states]
 
 
 class _Pickler(pickle.Pickler):
@@ -413,20 +486,38 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[number]
 
 
+def _parcels(sizes):
+    """Yields the numbers of tensors that travel together. On a busy machine each message waits until all ranks have had a core."""
+    parcel, full = [], 0
+    for number, size in enumerate(sizes):
+        if parcel and full + size > _PARCEL_BYTES:
+            yield parcel
+            parcel, full = [], 0
+        parcel.append(number)
+        full += size
+    if full > 0:
+        yield parcel
+
+
 def _broadcast(dist, value, root, device):
-    """Returns the root's value on each rank. Tensors go one by one, from and to the device that the backend serves."""
+    """Returns the root's value on each rank. Tensors go from and to the device that the backend serves."""
     import torch
     text, tensors = io.BytesIO(), []
     is_root = dist.get_rank() == root
     if is_root:
         _Pickler(text, tensors).dump(value)
-    head = [text.getvalue(), [(each.shape, each.dtype, each.device.type) for each in tensors]] if is_root else [None, None]
+    about = [(each.shape, each.dtype, each.device.type, each.numel() * each.element_size()) for each in tensors]
+    head = [text.getvalue(), about] if is_root else [None, None]
     dist.broadcast_object_list(head, src=root)
-    for number, (shape, dtype, kind) in enumerate(head[1]):
-        sent = tensors[number].to(device) if is_root else torch.empty(shape, dtype=dtype, device=device)
-        sent = sent.contiguous()
-        if sent.numel() > 0:
-            dist.broadcast(sent.reshape(-1).view(torch.uint8), src=root)
-        if not is_root:
-            tensors.append(sent.to(kind) if kind != device.type else sent)
-    return value if is_root else _Unpickler(io.BytesIO(head[0]), tensors).load()
+    sizes = [size for _, _, _, size in head[1]]
+    given = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind, _ in head[1]] if not is_root else tensors
+    for parcel in _parcels(sizes):
+        parcel = [number for number in parcel if sizes[number] > 0]
+        if is_root:
+            sent = torch.cat([given[number].to(device).reshape(-1).view(torch.uint8) for number in parcel])
+        else:
+            sent = torch.empty(sum(sizes[number] for number in parcel), dtype=torch.uint8, device=device)
+        dist.broadcast(sent, src=root)
+        for number, got in zip(parcel, sent.split([sizes[number] for number in parcel])) if not is_root else ():
+            given[number].copy_(got.clone().view(given[number].dtype).reshape(given[number].shape))
+    return value if is_root else _Unpickler(io.BytesIO(head[0]), given).load()

@@ -8,6 +8,8 @@ or network no longer answers the probes of the other side's kernel, so a program
 After a failure each rank reports its last step to the leader. When all that are left have reported, the leader tells
 them who they are, which step is whole, and where the next process group meets. If the leader is lost, the next one
 collects the reports again.
+
+If srun starts others in place of lost ranks, the ranks that are left only hear of a loss here, and meet elsewhere.
 """
 import errno
 import os
@@ -21,7 +23,7 @@ from typing import NamedTuple
 from . import jobs
 from .agreement import BYE, LOST, accept, introduce
 
-REPORT, MEMBER, ROOT, GO, END, OUT = range(32, 38)
+REPORT, MEMBER, ROOT, GO, END, OUT, AGAIN = range(32, 39)
 _WHOLE, _FINISHED = 1, 2
 _LOOK_SECONDS = 0.1
 _MEET_SECONDS = 600.0
@@ -50,6 +52,16 @@ class Plan(NamedTuple):
 
 
 FINISHED = Plan((), (), None, 0, "", 0)
+
+
+def settle(reports, address="", port=0):
+    """The plan of ranks with these reports, by rank."""
+    step = max(report.step for report in reports.values())
+    having = [rank for rank in sorted(reports) if reports[rank].whole and reports[rank].step == step]
+    behind = tuple(rank for rank in sorted(reports) if rank not in having)
+    return Plan(tuple(sorted(reports)), behind, having[0] if having else None, step, address, port)
+
+
 _all = weakref.WeakSet()
 
 
@@ -67,11 +79,12 @@ class Survivors:
     """Each process has one. The program calls agree(); everything else runs on a thread.
 
     `gather(value)` returns the values of all ranks. `host()` opens a store, and returns its port; the leader's thread calls it.
-    `on_broken()` is called again and again while a rank is lost and the program has not come to agree() yet.
+    `on_broken()` is called again and again while a rank is lost and the program has not come to agree() yet. `shrinks`: those
+    that are left go on as fewer ranks, and agree on that here.
     """
 
-    def __init__(self, rank, size, gather, host, on_broken):
-        self.rank, self.size, self.host, self.on_broken = rank, size, host, on_broken
+    def __init__(self, rank, size, gather, host, on_broken, shrinks=True):
+        self.rank, self.size, self.host, self.on_broken, self.shrinks = rank, size, host, on_broken, shrinks
         text = os.environ.get("DDP_SILENCE", "")
         self.silence = int(text) if text.isdigit() else _SILENCE_SECONDS
         self.condition = threading.Condition()
@@ -81,6 +94,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
+        self.plans, self.asks = 0, False  # how many there have been; the program has asked for the next one
         self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -96,21 +110,23 @@ class Survivors:
     # ---- the program's side ----
 
     def agree(self, report):
-        """Waits until all ranks that are left have reported, and returns their plan."""
+        """Waits until all ranks that are left have reported, and returns their plan. None: a rank is lost, and they do not
+        shrink."""
         with self.condition:
             self.report, self.plan, self.told = report, None, None
             self._wake()
-            while self.plan is None and self.error is None:
+            while self.plan is None and self.error is None and not self._waits_for_others():
                 self.condition.wait()
             self.report = None
+            if self.plan is None and self.error is None:
+                return None
             if self.plan is None:
                 raise RuntimeError(self.error)
-            self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone.get(rank, "has ended"))
-                         for rank in sorted(self.members - set(self.plan.members))]
-            if self.plan.members:
-                self.members = set(self.plan.members)
-                self.broken = any(rank in self.gone for rank in self.members)
             return self.plan
+
+    def _waits_for_others(self):
+        """Whether those that are left do nothing more here."""
+        return self.broken and not self.shrinks
 
     def wait_for_loss(self):
         """Whether a member is lost. An error may be seen some time before the reason for it."""
@@ -120,16 +136,24 @@ class Survivors:
                 self.condition.wait(end - time.monotonic())
             return self.broken
 
+    def ask_again(self):
+        """Has all ranks agree once more, as what they have agreed on has failed on this one. Perhaps nobody is lost."""
+        with self.condition:
+            self.asks, self.broken = not self.broken, True
+        self._wake()
+
     def is_own(self, connection):
         """Whether the connection belongs to this object, also by another descriptor."""
         with self.opening:
             return os.fstat(connection.fileno()).st_ino in self.own
 
-    def close(self, on_purpose=True):
+    def close(self, on_purpose=True, seconds=2.0):
+        """Ends the thread; None as `seconds`: on_broken() is not called any more."""
         with self.condition:
             self.closed, self.on_purpose = True, on_purpose
+            self.condition.notify_all()
         self._wake()
-        self.thread.join(2.0)
+        self.thread.join(seconds)
 
     def connections(self):
         return [self.listener] + [link.connection for links in (self.links, self.waiting) for link in links.values()]
@@ -199,7 +223,11 @@ class Survivors:
     def _run(self):
         try:
             while not self.closed:
+                if self._waits_for_others():
+                    self._await_program()
+                    break
                 self._follow()
+                self._tell_others()
                 self._tell_report()
                 for number in self._ready():
                     self._take_from(number)
@@ -213,6 +241,14 @@ class Survivors:
                 self.condition.notify_all()
         for connection in self.connections():
             connection.close()
+
+    def _await_program(self):
+        """Connections stay until then. So the others hear from the leader who is lost."""
+        while not self.closed:
+            self.on_broken()
+            with self.condition:
+                if not self.closed:
+                    self.condition.wait(_LOOK_SECONDS)
 
     def _wake(self):
         try:
@@ -328,6 +364,12 @@ class Survivors:
             for link in list(self.links.values()):
                 self._send(link, LOST, rank, silent)
 
+    def _tell_others(self):
+        with self.condition:
+            asks, self.asks = self.asks, False
+        for link in list(self.links.values()) if asks else ():
+            self._send(link, AGAIN, self.plans)
+
     def _tell_report(self):
         with self.condition:
             report = self.report if self.plan is None else None
@@ -343,6 +385,10 @@ class Survivors:
     def _take(self, rank, kind, value, name):
         if kind == REPORT:
             self.reports[rank] = Report(value, bool(name & _WHOLE), bool(name & _FINISHED))
+        elif kind == AGAIN and value == self.plans:
+            with self.condition:
+                self.asks, self.broken = self._leads() and not self.broken, True
+                self.condition.notify_all()
         elif kind == BYE:
             self.leaving = True
             self._note([rank])
@@ -364,7 +410,18 @@ class Survivors:
     def _set(self, plan):
         with self.condition:
             self.plan, self.closed = plan, self.closed or not plan.members
+            self.plans += 1
+            if plan.members:
+                self._settle_members(set(plan.members))
             self.condition.notify_all()
+
+    def _settle_members(self, left):
+        lost = sorted(self.members - left)
+        for rank in lost:  # the leader may have lost it before this rank came
+            self.gone.setdefault(rank, "has ended")
+        self.lost = ["rank %d on %s %s" % (rank, self.nodes[rank], self.gone[rank]) for rank in lost]
+        self.members = left
+        self.broken = any(rank in self.gone for rank in left)  # the next loss may be known already
 
     # ---- the leader ----
 
@@ -378,14 +435,10 @@ class Survivors:
                 self._send(link, END)
             self._set(FINISHED)
             return
-        step = max(report.step for report in reports.values())
-        having = [rank for rank in left if reports[rank].whole and reports[rank].step == step]
-        behind = [rank for rank in left if rank not in having]
-        root = having[0] if having else None
-        plan = Plan(tuple(left), tuple(behind), root, step, self.addresses[self.rank], self.host())
+        plan = settle({rank: reports[rank] for rank in left}, self.addresses[self.rank], self.host())
         for link in self.links.values():
             for rank in left:
-                self._send(link, MEMBER, rank, rank in behind)
-            self._send(link, ROOT, NOBODY if root is None else root, step)
+                self._send(link, MEMBER, rank, rank in plan.behind)
+            self._send(link, ROOT, NOBODY if plan.root is None else plan.root, plan.step)
             self._send(link, GO, plan.port)
         self._set(plan)
