@@ -47,12 +47,12 @@ uint32_t ddp_crc32c_portable(uint32_t crc, const void *data, size_t bytes)
    side, as in Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel, 2011). */
 enum { STREAM_BYTES = 4096 };
 
-/* behind[k][b]: what byte k of a state, if it is b, becomes behind STREAM_BYTES zero bytes. */
-static uint32_t behind[4][256];
-static pthread_once_t behind_once = PTHREAD_ONCE_INIT;
+/* after_zeros[k][b]: the state after STREAM_BYTES zero bytes if byte k of the state was b, and the others were zero. */
+static uint32_t after_zeros[4][256];
+static pthread_once_t after_zeros_once = PTHREAD_ONCE_INIT;
 
 __attribute__((target("sse4.2")))
-static void fill_behind(void)
+static void fill_after_zeros(void)
 {
 	for (int bit = 0; bit < 32; bit++) {
 		const uint32_t b = 1u << (bit % 8);
@@ -61,14 +61,14 @@ static void fill_behind(void)
 			state = __builtin_ia32_crc32di(state, 0);
 		/* The map is linear. */
 		for (uint32_t below = 0; below < b; below++)
-			behind[bit / 8][b + below] = behind[bit / 8][below] ^ (uint32_t)state;
+			after_zeros[bit / 8][b + below] = after_zeros[bit / 8][below] ^ (uint32_t)state;
 	}
 }
 
 static uint64_t shift(uint64_t state)
 {
-	return behind[0][state & 0xff] ^ behind[1][state >> 8 & 0xff] ^ behind[2][state >> 16 & 0xff] ^
-	       behind[3][state >> 24 & 0xff];
+	return after_zeros[0][state & 0xff] ^ after_zeros[1][state >> 8 & 0xff] ^ after_zeros[2][state >> 16 & 0xff] ^
+	       after_zeros[3][state >> 24 & 0xff];
 }
 
 static uint64_t word_at(const unsigned char *at)
@@ -86,7 +86,7 @@ static uint32_t crc32c_sse42(uint32_t crc, const void *data, size_t bytes)
 	uint64_t state = ~crc;
 
 	if (bytes >= 3 * STREAM_BYTES)
-		pthread_once(&behind_once, fill_behind);
+		pthread_once(&after_zeros_once, fill_after_zeros);
 	for (; bytes >= 3 * STREAM_BYTES; at += 3 * STREAM_BYTES, bytes -= 3 * STREAM_BYTES) {
 		uint64_t second = 0, third = 0;
 		for (int i = 0; i < STREAM_BYTES; i += 8) {

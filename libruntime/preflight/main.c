@@ -23,7 +23,7 @@
 
 enum { WIDTH = 100, TIMEOUT_SECONDS = 60, SPAWN_MAX = 1024 };
 
-enum { EXIT_FINE, EXIT_ODD, EXIT_FAILED };
+enum { EXIT_FINE, EXIT_ODD, EXIT_UNMEASURED };
 
 struct options {
 	const char *json, *exclude; /* files; NULL: none */
@@ -77,7 +77,7 @@ static bool read_number(const char *text, long most, int *value)
 static int usage(const char *problem, const char *what)
 {
 	fprintf(stderr, "ddp-preflight: %s%s\nTry 'ddp-preflight --help'.\n", problem, what);
-	return EXIT_FAILED;
+	return EXIT_UNMEASURED;
 }
 
 /* -1: go on; otherwise the exit status. */
@@ -131,7 +131,7 @@ static int fail(const char *what)
 		sleep(1);
 	else
 		fprintf(stderr, "ddp-preflight: %s: %s\n", what, ddp_last_error());
-	return EXIT_FAILED;
+	return EXIT_UNMEASURED;
 }
 
 static int threads_of(const ddp_job *job)
@@ -260,7 +260,7 @@ static bool can_begin(ddp_context *context, const struct options *options, const
 
 	if (status == DDP_OK && same)
 		status = ddp_broadcast(ddp_world(context), &can, 1, DDP_I32, 0);
-	*code = first ? EXIT_FAILED : EXIT_FINE;
+	*code = first ? EXIT_UNMEASURED : EXIT_FINE;
 	if (status != DDP_OK)
 		*code = fail("the ranks cannot compare what they run");
 	return status == DDP_OK && can != 0;
@@ -270,7 +270,7 @@ static int measure(ddp_context *context, const struct options *options, struct p
                    const struct preflight_facts *own, uint64_t begin_ns)
 {
 	struct preflight_survey survey;
-	int code = EXIT_FAILED;
+	int code = EXIT_UNMEASURED;
 	bool first = ddp_get_job(context)->rank == 0;
 	ddp_status status = preflight_survey_open(&survey, context, bench, own);
 
@@ -279,7 +279,7 @@ static int measure(ddp_context *context, const struct options *options, struct p
 	if (status == DDP_OK)
 		status = preflight_survey_again(&survey, &findings);
 	if (status == DDP_OK && first) {
-		code = conclude(&survey, options, begin_ns) ? EXIT_FINE : EXIT_FAILED;
+		code = conclude(&survey, options, begin_ns) ? EXIT_FINE : EXIT_UNMEASURED;
 		if (code == EXIT_FINE && findings.odd > 0 && !options->always_fine)
 			code = EXIT_ODD;
 	}
@@ -325,7 +325,7 @@ static int run(const struct options *options, uint64_t begin_ns)
 		return fail("this rank cannot measure");
 	code = measure(context, options, bench, &own, begin_ns);
 	preflight_bench_close(bench);
-	if (ddp_finalize(context) != DDP_OK && code != EXIT_FAILED)
+	if (ddp_finalize(context) != DDP_OK && code != EXIT_UNMEASURED)
 		code = fail("the end");
 	return code;
 }

@@ -69,7 +69,7 @@ ddp_status ddp_transfer_make(ddp_model *model, ddp_transfer *transfer)
 		return ddp_fail(DDP_ERR_NOMEM, "no memory for a list of %zu tensors", count);
 	memset(transfer->taken, 1, count);
 	const int64_t elements = all_elements(transfer);
-	/* Blocks that go to no other rank need not wait for one another. */
+	/* A rank alone broadcasts nothing, so it takes blocks, which stay in the processor's cache until they are stored. */
 	transfer->room = ddp_comm_size(ddp_model_comm(model)) > 1 ? CHUNK_ELEMENTS : BLOCK_ELEMENTS;
 	const size_t bytes = sizeof(float) * (size_t)(elements < transfer->room ? elements : transfer->room);
 	transfer->chunk = malloc(bytes);

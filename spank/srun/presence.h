@@ -2,8 +2,9 @@
 /* Which nodes of a step lack the plugin, as srun sees it. Slurm tells srun of each node
    that has started its tasks, and the plugin there reports before its first program runs,
    and again until srun answers. A node that has started tasks and does not report lacks the
-   plugin, or has an older one, which does not report, or cannot reach srun's port. Pure: the
-   caller brings table and time. */
+   plugin, or has an older one, which does not report, or cannot reach srun's port.
+   presence_, releases_ and silence_ functions are pure: the caller brings tasks and time. Only the last two functions,
+   presence_tasks_of_table() and presence_read_table(), look at srun's own memory. */
 #pragma once
 
 #include <stdbool.h>
@@ -119,7 +120,7 @@ void silence_describe_all(const struct links *links, uint64_t now_ns, struct sin
 bool silence_is_all_that_is_left(const struct links *links, const struct presence *presence);
 
 /* No callback of a plugin tells which tasks Slurm has started, but srun keeps a table of the tasks for debuggers
-   (MPIR_proctable of the MPIR interface). */
+   (MPIR_proctable of the MPIR interface). These two functions find it by dlsym(), and read it by process_vm_readv(). */
 
 /* How many tasks the step has, over all components; 0: srun does not know yet, or has no
    table. */

@@ -3,13 +3,25 @@
 
 #include <string.h>
 
+#include "spank/base/bytes.h"
 #include "spank/base/sink.h"
 
-static unsigned char *put(unsigned char *at, uint64_t value, int bytes)
+static unsigned char *put8(unsigned char *at, unsigned int value)
 {
-	for (int i = 0; i < bytes; i++)
-		*at++ = (unsigned char)(value >> (8 * i));
-	return at;
+	*at = (unsigned char)value;
+	return at + 1;
+}
+
+static unsigned char *put32(unsigned char *at, uint32_t value)
+{
+	bytes_put32(at, value);
+	return at + 4;
+}
+
+static unsigned char *put64(unsigned char *at, uint64_t value)
+{
+	bytes_put64(at, value);
+	return at + 8;
 }
 
 static unsigned char *put_text(unsigned char *at, const char *text, size_t bytes)
@@ -21,18 +33,16 @@ static unsigned char *put_text(unsigned char *at, const char *text, size_t bytes
 	return at + bytes;
 }
 
-static uint64_t get(const unsigned char **at, int bytes)
-{
-	uint64_t value = 0;
-
-	for (int i = 0; i < bytes; i++)
-		value |= (uint64_t)*(*at)++ << (8 * i);
-	return value;
-}
-
 static uint32_t get32(const unsigned char **at)
 {
-	return (uint32_t)get(at, 4);
+	*at += 4;
+	return bytes_get32(*at - 4);
+}
+
+static uint64_t get64(const unsigned char **at)
+{
+	*at += 8;
+	return bytes_get64(*at - 8);
 }
 
 static void get_text(const unsigned char **at, char *text, size_t bytes)
@@ -79,24 +89,24 @@ void stall_pack(const struct stall_note *note, unsigned char bytes[STALL_NOTE_BY
 		                     note->range_count, note->wait_ms };
 	unsigned char *at = bytes;
 
-	at = put(at, note->stalled, 1);
-	at = put(at, note->kind, 1);
-	at = put(at, note->cut, 1);
+	at = put8(at, note->stalled);
+	at = put8(at, note->kind);
+	at = put8(at, note->cut);
 	for (int i = 0; i < 10; i++)
-		at = put(at, numbers[i], 4);
-	at = put(at, note->collective, 8);
-	at = put(at, note->wait_collective, 8);
+		at = put32(at, numbers[i]);
+	at = put64(at, note->collective);
+	at = put64(at, note->wait_collective);
 	for (int i = 0; i < STALL_RANGES_MAX; i++) {
-		at = put(at, note->ranges[i].first, 4);
-		at = put(at, note->ranges[i].last, 4);
+		at = put32(at, note->ranges[i].first);
+		at = put32(at, note->ranges[i].last);
 	}
 	at = put_text(at, note->who, STALL_WHO_MAX);
 	at = put_text(at, note->doing, STALL_DOING_MAX);
 	at = put_text(at, note->wait, STALL_WAIT_MAX);
-	at = put(at, note->odd, 4);
+	at = put32(at, note->odd);
 	at = put_text(at, note->odd_wait, STALL_WAIT_MAX);
-	at = put(at, note->unseen, 1);
-	at = put(at, note->unseen_ms, 4);
+	at = put8(at, note->unseen);
+	at = put32(at, note->unseen_ms);
 	put_text(at, note->program, STALL_PROGRAM_MAX);
 }
 
@@ -116,7 +126,7 @@ static bool is_sound(const struct stall_note *note)
 bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note *note)
 {
 	const unsigned char *at = bytes;
-	uint64_t stalled = get(&at, 1), kind = get(&at, 1), cut = get(&at, 1);
+	const unsigned int stalled = *at++, kind = *at++, cut = *at++;
 
 	*note = (struct stall_note){ .stalled = stalled != 0, .kind = (enum stall_kind)kind, .cut = cut != 0 };
 	note->ranks = get32(&at);
@@ -129,8 +139,8 @@ bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note
 	note->since_ms = get32(&at);
 	note->range_count = get32(&at);
 	note->wait_ms = get32(&at);
-	note->collective = get(&at, 8);
-	note->wait_collective = get(&at, 8);
+	note->collective = get64(&at);
+	note->wait_collective = get64(&at);
 	for (int i = 0; i < STALL_RANGES_MAX; i++) {
 		note->ranges[i].first = get32(&at);
 		note->ranges[i].last = get32(&at);
@@ -140,7 +150,7 @@ bool stall_unpack(const unsigned char bytes[STALL_NOTE_BYTES], struct stall_note
 	get_text(&at, note->wait, STALL_WAIT_MAX);
 	note->odd = get32(&at);
 	get_text(&at, note->odd_wait, STALL_WAIT_MAX);
-	note->unseen = (enum stall_unseen)get(&at, 1);
+	note->unseen = (enum stall_unseen)*at++;
 	note->unseen_ms = get32(&at);
 	get_text(&at, note->program, STALL_PROGRAM_MAX);
 	return stalled <= 1 && cut <= 1 && kind < STALL_KINDS && is_sound(note);
@@ -151,15 +161,15 @@ void pace_pack(const struct pace_note *note, unsigned char bytes[PACE_NOTE_BYTES
 	unsigned char *at = bytes;
 
 	memset(bytes, 0, PACE_NOTE_BYTES);
-	at = put(at, note->world_size, 4);
-	at = put(at, note->steps, 4);
-	at = put(at, note->count, 4);
+	at = put32(at, note->world_size);
+	at = put32(at, note->steps);
+	at = put32(at, note->count);
 	put_text(at, note->node, HOST_NAME_MAX_BYTES - 1);
 	at += HOST_NAME_MAX_BYTES;
 	for (uint32_t i = 0; i < note->count && i < PACE_RANKS_MAX; i++) {
-		at = put(at, note->ranks[i].rank, 4);
-		at = put(at, note->ranks[i].host_us, 4);
-		at = put(at, note->ranks[i].own_us, 4);
+		at = put32(at, note->ranks[i].rank);
+		at = put32(at, note->ranks[i].host_us);
+		at = put32(at, note->ranks[i].own_us);
 	}
 }
 

@@ -109,6 +109,7 @@ submit pytorch --array=7 --ntasks=3 --ntasks-per-node=2 --gpus-per-node=2
 status_is 0 "pytorch.sh: the job succeeds"
 prints_times 1 '^rank 0 of 3, device 0, sum 6$' "pytorch.sh: three ranks add up"
 prints_times 1 '^rank 1 of 3, device 1, sum 6$' "pytorch.sh: each with its device"
+prints_times 1 '^rank 2 of 3, device 0, sum 6$' "pytorch.sh: which is that of its node"
 
 # Debian 13's torchrun cannot be told to do without libuv.
 if ! "$work/bin/python" -c 'from torch.distributed import TCPStore; TCPStore("127.0.0.1", 0, 1, True)' 2>/dev/null; then

@@ -54,7 +54,10 @@ interrupted()
 }
 interrupted TERM
 interrupted INT
-[ -z "$all" ] || interrupted HUP # as TERM
+[ -z "$all" ] || interrupted HUP
+mkdir "$work/bin" && printf '#!/bin/sh\nkill -HUP "$PPID"\n' >"$work/bin/make" && chmod 755 "$work/bin/make"
+capture env --default-signal=HUP PATH="$work/bin:$PATH" "${demo[@]}"
+status_is 143 "HUP while it builds ends it as TERM does"
 
 # Killed outright: the cluster sees that its owner is gone.
 rm -f "$build/run/metrics.jsonl"

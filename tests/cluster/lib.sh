@@ -6,6 +6,7 @@
 #   # cluster: --gpus 2          more options of `slurm/cluster start`
 #   # seconds: 60                its deadline (120): several times what it takes on a
 #                                busy machine, as each of its commands has a limit
+#   # takes: 400               its place among others, where longer ones begin first (its deadline)
 # Tests that need the same cluster share one, one after the other.
 #
 # tests/run sets: source (the tree), build (the build), prefix (an installation:
@@ -160,6 +161,16 @@ make_together()
 	until [ "$(ls "$1".* | wc -l)" -ge "$2" ]; do sleep 0.05; done
 	END
 	chmod 755 "$work/together"
+}
+
+# make_hold: with the words of $held before it, a training waits before it writes the checkpoint of step N while there is a
+# file $work/hold/hold-N
+make_hold()
+{
+	# shellcheck disable=SC2034 # for the tests
+	held=(env LD_PRELOAD="$work/hold.so" HOLD="$work/hold")
+	mkdir "$work/hold"
+	gcc -D_GNU_SOURCE -shared -fPIC "$source/tests/cluster/hold_checkpoint.c" -o "$work/hold.so" || not_ok "gcc makes hold.so"
 }
 
 # requests: how often the controller was asked to signal a step, so far

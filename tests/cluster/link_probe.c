@@ -27,9 +27,9 @@ struct pretended {
 	uint64_t due_ns;
 };
 
-/* What the nodes were told: when the last of them was told to end generation 1, and to begin 1 and 2. */
+/* What srun told the nodes, and when it told the last node: to end generation 1, and to begin generations 1 and 2. */
 static struct {
-	uint32_t ended, begun[3];
+	uint32_t begun[3];
 	uint64_t ended_ns, begun_ns[3], failed_ns;
 } heard;
 
@@ -43,7 +43,6 @@ static void take(void *about, const struct frame *frame)
 
 	if (frame->type == DEAL_END && deal_unpack_end(frame->payload, frame->bytes, &clear.generation, &keep)) {
 		link_send(&node->link, DEAL_CLEAR, payload, deal_pack_clear(&clear, payload));
-		heard.ended++;
 		heard.ended_ns = ddp_now_ns();
 	}
 	if (frame->type == DEAL_GO && deal_unpack_go(frame->payload, frame->bytes, &go) && go.generation < 3) {
@@ -106,7 +105,7 @@ static void tell_restart(uint32_t count)
 	       heard.begun[2], count, (double)(heard.ended_ns - failed_ns) / 1e6, (double)(heard.begun_ns[2] - failed_ns) / 1e6);
 }
 
-/* All nodes, until then, of one of which a rank fails at `failure_ns`; tells how many links are open at the end. */
+/* Acts as all nodes until `end_ns`. A rank of one node fails at `failure_ns`. Returns how many links are open at the end. */
 static uint32_t be_nodes(const struct relay *relay, uint32_t count, uint64_t failure_ns, uint64_t end_ns, uint32_t silence_ms,
                          uint32_t tasks)
 {
@@ -120,7 +119,7 @@ static uint32_t be_nodes(const struct relay *relay, uint32_t count, uint64_t fai
 	for (uint32_t i = 0; i < count; i++)
 		begin(&nodes[i], relay, i, silence_ms, tasks);
 	while ((now_ns = ddp_now_ns()) < end_ns) {
-		uint64_t due_ns = end_ns;
+		uint64_t due_ns = failure_ns < end_ns && heard.failed_ns == 0 ? failure_ns : end_ns;
 		if (now_ns >= failure_ns && heard.failed_ns == 0)
 			fail_rank(&nodes[count / 2], count / 2 * tasks);
 		for (uint32_t i = 0; i < count; i++) {
@@ -252,7 +251,7 @@ int main(int argc, char **argv)
 		return 1;
 	const struct relay relay = relay_parse(spec);
 	const uint64_t end_ns = ddp_now_ns() + seconds * 1000000000ull;
-	const uint64_t failure_ns = tasks > 0 ? end_ns - (seconds + 1) * 500000000ull : UINT64_MAX;
+	const uint64_t failure_ns = tasks > 0 ? end_ns - (seconds - 1) * 500000000ull : UINT64_MAX;
 	nodes = fork();
 	if (nodes == 0) {
 		raise_limit();

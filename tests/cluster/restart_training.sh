@@ -11,9 +11,9 @@ limit=150
 cat "$source/libruntime/include/ddp.h" "$source/libruntime/include/ddp/"*.h "$source/libruntime/comm/"*.h "$source/libruntime/comm/"*/*.h >"$work/text"
 install -m 755 "$build/spank/status/ddp-status" "$prefix/bin/ddp-status"
 model=("$prefix/bin/gpt" --data "$work/text" --layers 2 --width 64 --heads 4 --length 32 --vocab 1000 --threads 1
-	--bucket-mb 0.05 --steps 400 --batch 3 --checkpoint-every 20 --keep 50
+	--bucket-mb 0.05 --steps 200 --batch 3 --checkpoint-every 20 --keep 50
 	--resume)
-last=step-00000400.safetensors
+last=step-00000200.safetensors
 
 capture as_user srun --ddp -N2 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/whole"
 status_is 0 "a run that is not interrupted writes its checkpoint"
@@ -27,18 +27,21 @@ newest()
 		sort -n | tail -n 1
 }
 has_come_to() { [ "$(newest)" -ge "$1" ]; }
-# goes_on RESTARTS: so many restarts were told, and another checkpoint written since
+# goes_on RESTARTS: so many restarts were told, checkpoints were written since, and the training is held at the next one
 goes_on()
 {
 	wait_until 60 sh -c "grep -c 'restart $1 of 9' '$work/broken.log' || [ $1 = 0 ]"
-	wait_until 60 has_come_to $(($(newest || echo 0) + 20))
+	check "the training goes on after $1 restarts" wait_until 60 has_come_to $((40 + 40 * $1))
 }
 
-as_user srun --ddp=restart=9,spare=1 -J broken -N3 --ntasks-per-node=2 "${model[@]}" --checkpoint "$work/broken" \
+make_hold
+touch "$work/hold"/hold-{60,100,140}
+as_user srun --ddp=restart=9,spare=1 -J broken -N3 --ntasks-per-node=2 "${held[@]}" "${model[@]}" --checkpoint "$work/broken" \
 	>"$work/broken.log" 2>&1 &
 run=$!
 goes_on 0
 kill_rank n1
+rm "$work/hold/hold-60"
 goes_on 1
 job=$(on_cluster squeue -h -n broken -t R -o %i)
 capture as_user "$prefix/bin/ddp-status" "$job"
@@ -47,8 +50,10 @@ prints "^step $job.0: 4 ranks" "with its ranks, of which each is there once"
 prints_times 4 'gpt \(' "and their programs"
 prints_not ddp-agent "and no agent"
 kill_rank n0
+rm "$work/hold/hold-100"
 goes_on 2
 on_node n1 pkill -KILL -o -x ddp-agent
+rm "$work/hold/hold-140"
 wait $run
 status=$? output=$(cat "$work/broken.log")
 status_is 0 "a training goes on although two ranks and a node's agent are killed"
@@ -58,11 +63,13 @@ prints_times 1 '^step +1/' "each time the training goes on from its last checkpo
 check "the last checkpoint has the bytes of the undisturbed run" cmp "$work/whole/$last" "$work/broken/$last"
 
 # 3 ranks x 8 samples x 101 steps: no update of 2 ranks x 8 samples ends there.
-as_user srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "${model[@]}" --batch 8 --steps 200 --checkpoint-every 101 \
+touch "$work/hold/hold-200"
+as_user srun --ddp=restart=2,min-nodes=2 -N3 --ntasks-per-node=1 "${held[@]}" "${model[@]}" --batch 8 --checkpoint-every 101 \
 	--checkpoint "$work/fewer" >"$work/fewer.log" 2>&1 &
 run=$!
 wait_until 60 test -e "$work/fewer/step-00000101.safetensors"
 on_node n1 pkill -KILL -o -x ddp-agent
+rm "$work/hold/hold-200"
 wait $run
 status=$? output=$(cat "$work/fewer.log")
 status_is 0 "a training goes on with fewer ranks when a node is lost"

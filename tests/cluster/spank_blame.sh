@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # nodes: 4
 # cluster: --conf KillOnBadExit=1 --conf WaitTime=1
-# seconds: 400
+# seconds: 240
+# takes: 400
 # A rank that hangs, and one that leaves: they are named, not those that wait for them.
 . "$source/tests/cluster/lib.sh"
 

@@ -189,15 +189,18 @@ on_cluster scancel "$job"
 if [ -x "$prefix/bin/gpt" ]; then
 	install -m 644 "$source/README.md" "$work/text"
 	mkdir -m 777 "$work/whole"
-	gpt="$prefix/bin/gpt --data $work/text --layers 1 --width 32 --heads 2 --length 32 --batch 2 --steps 1000
+	gpt="$prefix/bin/gpt --data $work/text --layers 1 --width 32 --heads 2 --length 32 --batch 2 --steps 300
 		--checkpoint-every 100 --resume --checkpoint"
-	last=step-00001000.safetensors
+	last=step-00000300.safetensors
 	# shellcheck disable=SC2086 # words are wanted
 	limit=180 capture as_user srun --ddp -N2 --ntasks-per-node=1 $gpt "$work/whole"
 	status_is 0 "a training that nothing disturbs ends"
-	start training "exec ${gpt//[$'\n\t']/ } checkpoints" --ddp=requeue=2
+	make_hold
+	touch "$work/hold/hold-200"
+	start training "exec ${held[*]} ${gpt//[$'\n\t']/ } checkpoints" --ddp=requeue=2
 	wait_until 60 sh -c 'ls "$0"/checkpoints/step-*' "$work/training"
 	on_node n1 pkill -KILL -x gpt
+	rm "$work/hold/hold-200"
 	comes_again "a training of which a rank is killed comes again"
 	capture on_cluster scontrol show job "$job"
 	prints 'Comment=\[ddp: run 0 failed in step [0-9]+\]' "how far it came is noted"

@@ -43,17 +43,19 @@ capture gpt -N2 -n3 "$prefix/bin/gpt" "${model[@]}" --steps 20 --batch 2 --accum
 status_is 0 "three ranks on two nodes train, two micro-batches a step"
 like_one_process "uneven nodes and accumulation train as one process does" three
 
-# Many steps, so that the rank is killed long before the last one.
-long=("${model[@]}" --steps 200 --batch 3 --checkpoint-every 10 --keep 30)
+long=("${model[@]}" --steps 100 --batch 3 --checkpoint-every 10 --keep 30)
 capture gpt -N2 -n4 "$prefix/bin/gpt" "${long[@]}" --checkpoint "$work/whole"
 status_is 0 "a run that is not interrupted writes its checkpoint"
-last=step-00000200.safetensors
+last=step-00000100.safetensors
 
-gpt -N2 -n4 "$prefix/bin/gpt" "${long[@]}" --checkpoint "$work/broken" >"$work/broken.log" 2>&1 &
+make_hold
+touch "$work/hold/hold-30"
+gpt -N2 -n4 "${held[@]}" "$prefix/bin/gpt" "${long[@]}" --checkpoint "$work/broken" >"$work/broken.log" 2>&1 &
 run=$!
 wait_until 60 test -e "$work/broken/step-00000020.safetensors"
 # shellcheck disable=SC2016 # the node's shell is to expand it
 on_node n1 sh -c 'set -- $(pidof gpt); kill -KILL "$1"'
+rm "$work/hold/hold-30"
 wait $run
 status=$? output=$(cat "$work/broken.log")
 fails_without_hanging "a killed rank ends the run"

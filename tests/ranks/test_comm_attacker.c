@@ -349,7 +349,7 @@ __attribute__((visibility("default"))) int dladdr1(const void *address, Dl_info 
 	return look(address, info, extra, flags);
 }
 
-typedef struct replay_guard {
+typedef struct heard {
 	atomic_int warnings;
 	char warning[1024];
 } heard;

@@ -49,7 +49,7 @@ static int reach_a_barrier(ddp_comm *comm, void *argument)
 
 /* ---- what the log heard ------------------------------------------------------------------- */
 
-typedef struct replay_guard {
+typedef struct heard {
 	atomic_size_t length;
 	atomic_int warnings, refusals; /* the latter: to accept a connection */
 	char text[1 << 16];

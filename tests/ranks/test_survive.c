@@ -418,7 +418,7 @@ static void plan_course(const world *of, const shared *seen, const unsigned int 
 	assert_int_equal(plan->last[PARTS - 1], LAST);
 }
 
-/* A training of as many ranks as did each step, unless it has run before. */
+/* Trains in each step with as many ranks as were left in `seen`, unless a reference of the same course has run. */
 static void run_reference(const world *of, const shared *seen)
 {
 	static struct { course plan; shared ran; } kept[REFERENCES];

@@ -273,6 +273,9 @@ from_check()
 
 # ---- lint, fuzz, distcheck -------------------------------------------------------------
 
+# The tree's files, by path
+tracked() { (cd "$source" && { git ls-files 2>/dev/null || find slurm tests .ci examples -type f; }); }
+
 # The tree's shell scripts, by path
 scripts()
 {
@@ -281,22 +284,27 @@ scripts()
 		if [[ $file == *.sh ]] || head -n 1 "$source/$file" 2>/dev/null | grep -qE '^#!/bin/(ba)?sh|^#!/usr/bin/env bash'; then
 			echo "$file"
 		fi
-	done < <(cd "$source" && { git ls-files 2>/dev/null || find slurm tests .ci examples -type f; } |
-		grep -vE '\.(c|h|m4|am|ac|mk|md|in|[0-9])$')
+	done < <(tracked | grep -vE '\.(c|h|m4|am|ac|mk|md|in|[0-9])$')
 }
 
-# plan_lint: sets where it is kept which scripts shellcheck has found right, and `shared`, the sum of shellcheck and of all
-# scripts that another one reads
+# plan_lint: sets `found_right`, the folder that keeps the sums of scripts that passed, and `shared`, the sum of what they
+# share: shellcheck, its options, and all scripts that another script sources
+shared=''
 plan_lint()
 {
-	local names
-	found_right=${XDG_CACHE_HOME:-${HOME:-$work}/.cache}/slurm-ddp-lint
+	local names home=${HOME:-$work}
+	found_right=${XDG_CACHE_HOME:-$home/.cache}/slurm-ddp-lint
 	mkdir -p "$found_right" && find "$found_right" -type f -mtime +30 -delete
-	names=$(cd "$source" && scripts | xargs grep -hoE '^[[:space:]]*(\.|source) .*\.sh' | sed 's|.*/||' | sort -u | paste -s -d '|')
-	shared=$({ shellcheck --version; cd "$source" && scripts | grep -E "(^|/)($names)$" | xargs sha256sum; } | sha256sum)
+	names=$(cd "$source" && scripts | xargs grep -hoE '(^|[[:space:];])(\.|source) [^;]*\.sh' | sed 's|.*[/ ]||' | sort -u | paste -s -d '|')
+	shared=$({
+		shellcheck --version
+		echo "${SHELLCHECK_OPTS-}"
+		cat "$home/.shellcheckrc" "${XDG_CONFIG_HOME:-$home/.config}/shellcheckrc" 2>/dev/null
+		cd "$source" && tracked | grep -E "(^|/)($names|\.?shellcheckrc)$" | xargs sha256sum
+	} | sha256sum)
 }
 
-# lint_script NAME: anew only if it, what it may read or shellcheck has changed, as ccache compiles
+# lint_script NAME: shellcheck reads the script only if the script or `shared` has changed since it was found right
 lint_script()
 {
 	local log key
@@ -305,7 +313,7 @@ lint_script()
 		record SKIP lint "$1" "shellcheck is not installed" ''
 		return
 	fi
-	[ -n "${shared-}" ] || plan_lint
+	[ -n "$shared" ] || plan_lint
 	key=$(cd "$source" && { echo "$shared"; sha256sum "$1"; } | sha256sum)
 	if [ -e "$found_right/${key%% *}" ] || limited 60 "$log" env -C "$source" shellcheck -x "$1"; then
 		touch "$found_right/${key%% *}"

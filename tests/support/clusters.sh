@@ -106,19 +106,20 @@ cluster_alone()
 	build_tree unit && install_tree && cluster_test "$1"
 }
 
-# longest_first NAME...: a line for each, of its seconds by its header, the cluster that it wants and its name; those that
-# take longest come first
+# longest_first NAME...: a line for each test: what it takes by its header, the cluster that it wants, and its name; the
+# longest test comes first
 longest_first()
 {
 	local name file
 	for name; do
 		file=$source/tests/cluster/$name.sh
-		printf '%s\t%s %s\t%s\n' "$(header "$file" seconds 120)" "$(header "$file" nodes 2)" "$(header "$file" cluster '')" "$name"
+		printf '%s\t%s %s\t%s\n' "$(header "$file" takes "$(header "$file" seconds 120)")" "$(header "$file" nodes 2)" \
+			"$(header "$file" cluster '')" "$name"
 	done | sort -rns
 }
 
-# next_test: takes the first of those that are left which wants the cluster that is up, or the first. What takes twice as
-# long as that comes before it, for otherwise it would begin last, and all would wait for it.
+# next_test: takes the first test that is left and wants the cluster that is up. If none does, or if the first test of all
+# takes twice as long, it takes that one: a long test that begins last keeps all lanes waiting.
 next_test()
 {
 	local line

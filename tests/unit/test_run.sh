@@ -24,18 +24,27 @@ chmod 755 "$tree/configure" "$tree/tests/run"
 # Fails for slurm/bad until it was asked $FAILURES times.
 cat >"$work/bin/shellcheck" <<'END'
 #!/bin/sh
-case $* in *slurm/bad*) ;; *) exit 0 ;; esac
+case $* in --version) echo "version ${VERSION-}"; exit ;; *slurm/bad*) ;; *) exit 0 ;; esac
 echo x >>"$ASKED"
 echo "bad indeed"
 [ "$(wc -l <"$ASKED")" -gt "$FAILURES" ]
 END
 chmod 755 "$work/bin/shellcheck"
 
+# again FAILURES ARGUMENT...: another run with the cache of the last one
+again() { FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"; }
 # run FAILURES ARGUMENT...
 run()
 {
 	rm -rf "$work/asked" "$XDG_CACHE_HOME"
-	FAILURES=$1 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install "${@:2}"
+	again "$@"
+}
+# is_read_after WHAT: the script that passed is read once more
+is_read_after()
+{
+	rm -f "$work/asked"
+	again 0 lint/slurm/bad
+	check "a script is read again after a change of $1" same_lines "$work/asked" x
 }
 
 run 0 lint/slurm/good lint/slurm/bad
@@ -53,11 +62,20 @@ check "a test that passes by itself counts as passed" prints '^[0-9]+ passed, 0 
 check "after a line that calls it flaky" prints '^flaky: lint/slurm/bad$'
 check "its folder is kept" test -d "$(sed -n 's/^What failed left its logs in //p' "$work/out")/lint"
 check "and the status is 0" status_is 0
-FAILURES=0 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install lint
+again 0 lint
 check "a script that was right is not read again" test "$(wc -l <"$work/asked")" = 2
-echo : >>"$tree/slurm/bad"
-FAILURES=9 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install lint
+echo 'if true; then . slurm/own.sh; fi' >>"$tree/slurm/bad"
+again 9 lint
 check "but when it has changed" prints '^  lint/slurm/bad: '
+again 0 lint/slurm/bad
+echo : >"$tree/slurm/own.sh"
+is_read_after "a file that it sources"
+echo disable=SC2154 >"$tree/slurm/.shellcheckrc"
+is_read_after "the options of its folder"
+export SHELLCHECK_OPTS=-x
+is_read_after "the environment's options"
+unset SHELLCHECK_OPTS
+VERSION=2 is_read_after "shellcheck's version"
 run 3 --repeat-failed 2 lint/slurm/bad
 check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
 check "and is not flaky" prints_not flaky

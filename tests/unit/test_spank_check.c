@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/check and table: how a dry run shows what tasks get. */
+/* spank/launch/check: how a dry run shows what tasks get. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/options/options, site and request: what --ddp and the plugstack line accept. */
+/* spank/options/options and site: what --ddp and the plugstack line accept. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/port and spank/address: which port, and whether it can be had. */
+/* spank/identity/identity and master: which port, and whether it can be had. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <stdint.h>

@@ -90,5 +90,6 @@ same "dlsym getaddrinfo" \
 same "" "$(nm -D --undefined-only $plugin | awk '$1 == "U" && $2 !~ /@/ { print $2 }' |
 	grep -vE '^(slurm_(error|info|debug|spank_log)|spank_(context|get_item|setenv|unsetenv|option_register|strerror))$')" \
 	"of Slurm it needs what spank.h documents, and of its own nothing"
+same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' | grep -E '^(slurm|spank)_.*@')" "and no version of it"
 same "7370616e6b5f64647000" "$(bytes_of plugin_name)" "it is named spank_ddp"
 echo "1..$number"

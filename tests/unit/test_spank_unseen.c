@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/unseen, program and stall_words: what srun says of ranks that stall= cannot see, and of ranks in different collectives. */
+/* spank/node/unseen and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in different collectives. */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
