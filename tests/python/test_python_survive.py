@@ -190,7 +190,7 @@ class Survive(unittest.TestCase):
     def start(self, **more):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-        return Ranks(self, 4, program=LOOP, MASTER_PORT=port, DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
+        return Ranks(self, 4, program=LOOP, forked=True, MASTER_PORT=port, DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
 
     @needs_torch
     def test_training_goes_on_and_ends(self):
