@@ -58,6 +58,15 @@ check "a script that was right is not read again" test "$(wc -l <"$work/asked")"
 echo : >>"$tree/slurm/bad"
 FAILURES=9 ASKED=$work/asked TMPDIR=$work/tmp PATH=$work/bin:$PATH call "$tree/tests/run" --no-install lint
 check "but when it has changed" prints '^  lint/slurm/bad: '
+# Lint takes a second of CPU and ends while the suite beside it waits for its build, which fails.
+cp "$tree/configure" "$work/bin/shellcheck" "$work"
+printf '#!/bin/sh\n[ $1 = --version ] || { (ulimit -t 1; while :; do :; done); : >%s/busy; }\n' "$work" >"$work/bin/shellcheck"
+printf '#!/bin/sh\nuntil [ -e %s/busy ]; do sleep 0.1; done; sleep 0.5; false\n' "$work" >"$tree/configure"
+run 0 lint/slurm/good unit/test_a.sh
+check "CPU of a suite is that suite's" prints '\] unit: 0 passed, 1 failed in [0-9]+ s, 0 s of CPU$'
+check "and not less" prints '\] lint: 1 passed, 0 failed in [0-9]+ s, [1-9][0-9]* s of CPU$'
+mv "$work/configure" "$tree/configure"
+mv "$work/shellcheck" "$work/bin/shellcheck"
 run 3 --repeat-failed 2 lint/slurm/bad
 check "a test that fails each time has failed" closes_with '0 passed, 1 failed'
 check "and is not flaky" prints_not flaky
