@@ -47,6 +47,7 @@ class Forked(multiprocessing.get_context("fork").Process):
         os.dup2(self.stderr.fileno(), 2)
         os.environ.clear()
         os.environ.update(self.variables)
+        sys.path[:0] = self.variables["PYTHONPATH"].split(os.pathsep)
         sys.argv = [str(self.path), *map(str, self.arguments)]
         main_module = types.ModuleType("__main__")
         for name in [name for name in sys.modules if name.split(".")[0] in ("slurm_ddp", "__main__")]:
