@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of slurm_ddp share: TAP of unittest, and programs that have a progress page without the plugin."""
 import mmap
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from pathlib import Path
 
@@ -29,6 +31,53 @@ def environment(**more):
     return clean
 
 
+class Forked(multiprocessing.get_context("fork").Process):
+    """Runs the file of a program that imports torch, and can what tests ask of subprocess.Popen. To import torch takes 1.5 s of
+    CPU, so this process does it once, and the program is a fork of it. slurm_ddp is imported anew."""
+
+    def __init__(self, path, arguments, variables):
+        import torch  # noqa: F401  # pylint: disable=unused-import
+        super().__init__()
+        self.path, self.arguments, self.variables = path, arguments, variables
+        self.stdout, self.stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        self.start()
+
+    def run(self):
+        os.dup2(self.stdout.fileno(), 1)
+        os.dup2(self.stderr.fileno(), 2)
+        os.environ.clear()
+        os.environ.update(self.variables)
+        sys.path[:0] = self.variables["PYTHONPATH"].split(os.pathsep)
+        sys.argv = [str(self.path), *map(str, self.arguments)]
+        main_module = types.ModuleType("__main__")
+        for name in [name for name in sys.modules if name.split(".")[0] in ("slurm_ddp", "__main__")]:
+            del sys.modules[name]
+        sys.modules["__main__"] = main_module
+        try:
+            exec(compile(Path(self.path).read_text(), self.path, "exec"), vars(main_module))
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            sys.exit(1)
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self, timeout=None):
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.path, timeout)
+        for file in (self.stdout, self.stderr):
+            file.seek(0)
+        return self.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout=None):
+        self.wait(timeout)
+        return self.stdout.read(), self.stderr.read()
+
+
 class Page:
     """The memory file that the plugin makes for a node with two tasks."""
 
@@ -43,12 +92,16 @@ class Page:
     def variables(self):
         return {"DDP_PROGRESS_FD": self.descriptor, "LOCAL_RANK": 1, "RANK": 1, "WORLD_SIZE": 2}
 
-    def run(self, program, *arguments, python=sys.executable, **more):
-        """Runs the text of a program as train.py, and returns how it ended."""
+    def run(self, program, *arguments, python=sys.executable, forked=False, **more):
+        """Runs the text of a program as train.py, in a new Python or `forked`, and returns how it ended."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "train.py")
             path.write_text(program)
             variables = {**self.variables(), **more}
+            if forked:
+                process = Forked(str(path), arguments, environment(**variables))
+                said = process.communicate(300)
+                return subprocess.CompletedProcess(path, process.exitcode, *said)
             return subprocess.run([python, str(path), *map(str, arguments)], env=environment(**variables), timeout=300,
                                   pass_fds=[self.descriptor], capture_output=True, text=True, check=False)
 

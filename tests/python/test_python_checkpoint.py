@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from support import PageTest, environment, main, needs_torch, page
+from support import Forked, PageTest, environment, main, needs_torch, page
 from test_python_stop import Ranks
 
 from slurm_ddp import Checkpoint
@@ -268,8 +268,9 @@ checkpoint.save(4, None)
 print(sorted(os.listdir(checkpoint.latest())), checkpoint.latest_step(), flush=True)
 """
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen([sys.executable, "-c", program, folder], env=environment(RANK=rank, WORLD_SIZE=2),
-                                      stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
+            path = Path(folder, "train.py")
+            path.write_text(program)
+            ranks = [Forked(path, [folder], environment(RANK=rank, WORLD_SIZE=2)) for rank in (0, 1)]
             for rank in ranks:
                 self.assertEqual(rank.communicate(timeout=120)[0], "['shard0', 'shard1'] 4\n")
 

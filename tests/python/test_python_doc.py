@@ -16,7 +16,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from support import PACKAGE, SOURCE, environment, has_torch, main
+from support import PACKAGE, SOURCE, Forked, environment, has_torch, main
 
 
 def run_in(folder, text, **variables):
@@ -27,8 +27,16 @@ def run_in(folder, text, **variables):
 class Snippets(unittest.TestCase):
     def runs(self, text, name, **variables):
         with tempfile.TemporaryDirectory() as folder:
-            ended = run_in(folder, text, **variables)
-        self.assertEqual(ended.returncode, 0, f"{name}:\n{text}\n{ended.stderr}")
+            if re.search(r"^(import|from) torch", text, re.MULTILINE):
+                path = Path(folder, "train.py")
+                path.write_text(f"import os\nos.chdir({folder!r})\n{text}")
+                process = Forked(path, [], environment(HOME=folder, **variables))
+                errors = process.communicate(170)[1]
+                status = process.exitcode
+            else:
+                ended = run_in(folder, text, **variables)
+                status, errors = ended.returncode, ended.stderr
+        self.assertEqual(status, 0, f"{name}:\n{text}\n{errors}")
 
     def test_program_of_restart_goes_on_from_its_checkpoint(self):
         chapter = (SOURCE / "doc/python.md").read_text().split("\n## Restart\n")[1].split("\n## ")[0]

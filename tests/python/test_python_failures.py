@@ -3,10 +3,14 @@
 # runs: unit
 """slurm_ddp: what the failure line says of a Python program's end."""
 import json
+import os
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from support import PageTest, main, needs_torch, page
+
+from slurm_ddp import failures
 
 BEGIN = "import slurm_ddp\nslurm_ddp.install()\n"
 # As torch says it; the classes are of these names.
@@ -17,13 +21,13 @@ class DistBackendError(RuntimeError): pass
 
 
 class Failures(PageTest):
-    def fails(self, program, text, of_peer=False, code=1):
-        ended = self.page.run(BEGIN + program)
+    def fails(self, program, text, code=1, forked=False):
+        ended = self.page.run(BEGIN + program, forked=forked)
         slot = self.page.slot()
         self.assertEqual(ended.returncode, code, ended.stderr)
         self.assertEqual(slot.get("error"), text)
         if text:
-            self.assertEqual(slot.get("status"), page.ERR_PEER if of_peer else page.ERR_INTERNAL)
+            self.assertEqual(slot.get("status"), page.ERR_INTERNAL)
         return ended
 
     def test_exception_has_its_line(self):
@@ -88,33 +92,35 @@ class Failures(PageTest):
                    "ConnectionResetError: [Errno 104] reset (connection.py:1)")
         self.fails(program % "elsewhere.py", "ConnectionResetError: [Errno 104] reset (connection.py:1)")
 
+    def check_peer(self, kind, text, of_peer):
+        """Rank 1 has an error of this class."""
+        with mock.patch.dict(os.environ, RANK="1"):
+            self.assertEqual(failures.is_of_peer(type(kind, (RuntimeError,), {})(text)), of_peer, (kind, text))
+
     def test_lost_peer_is_no_cause(self):
-        for text in ("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456",
-                     "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error",
+        lost = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:3456"
+        self.page.run(BEGIN + FAKE + f"raise DistBackendError({lost!r})")
+        self.assertEqual(self.page.slot().get("status"), page.ERR_PEER)
+        for text in (lost, "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error",
                      "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"):
-            self.page.run(BEGIN + FAKE + f"raise DistBackendError({text!r})")
-            self.assertEqual(self.page.slot().get("status"), page.ERR_PEER, text)
-        network = "class DistNetworkError(RuntimeError): pass\nraise DistNetworkError(%r)"
-        for text, status in (("The client socket has timed out after 300000ms while trying to connect to (n0, 21007).", page.ERR_PEER),
-                             ("The server socket has failed to listen on any local network address. port: 21007, code: -98, name: "
-                              "EADDRINUSE, message: address already in use", page.ERR_INTERNAL),
-                             ("The IPv4 network addresses of (n7, 21007) cannot be retrieved (gai error: -2 - Name or service not "
-                              "known).", page.ERR_INTERNAL)):
-            self.page.run(BEGIN + network % text)
-            self.assertEqual(self.page.slot().get("status"), status, text)
+            self.check_peer("DistBackendError", text, True)
+        for text, of_peer in (("The client socket has timed out after 300000ms while trying to connect to (n0, 21007).", True),
+                              ("The server socket has failed to listen on any local network address. port: 21007, code: -98, name: "
+                               "EADDRINUSE, message: address already in use", False),
+                              ("The IPv4 network addresses of (n7, 21007) cannot be retrieved (gai error: -2 - Name or service not "
+                               "known).", False)):
+            self.check_peer("DistNetworkError", text, of_peer)
         # Those of libddp, of which RuntimeError are torch 1.13's.
         other, own = "rank 0 on n0 left: KeyError: 'weights'", "rank 1 on n1 aborted: no reason given"
         for kind in ("DistBackendError", "RuntimeError"):
-            for text, status in (("DDP_ERR_ABORTED: " + other, page.ERR_PEER), ("DDP_ERR_ABORTED: " + own, page.ERR_INTERNAL),
-                                 ("DDP_ERR_PEER: rank 0 on n0 died (pid 7), in barrier", page.ERR_PEER),
-                                 ("DDP_ERR_PEER: the connection to rank 10 on n1 is lost", page.ERR_PEER),
-                                 ("DDP_ERR_TIMEOUT: Timed out waiting 2000ms: rank 0 on n0 did not come", page.ERR_PEER),
-                                 ("DDP_ERR_TIMEOUT: rank 1 on n1: no rank sent a message", page.ERR_INTERNAL),
-                                 ("DDP_ERR_MISMATCH: rank 0 on n0 issued broadcast", page.ERR_INTERNAL)):
-                self.page.run(BEGIN + FAKE.replace("DistBackendError", kind) + f"raise {kind}({text!r})")
-                self.assertEqual(self.page.slot().get("status"), status, text)
-        self.page.run(BEGIN + "raise RuntimeError('the network is wide: Broken pipe dream')")
-        self.assertEqual(self.page.slot().get("status"), page.ERR_INTERNAL)
+            for text, of_peer in (("DDP_ERR_ABORTED: " + other, True), ("DDP_ERR_ABORTED: " + own, False),
+                                  ("DDP_ERR_PEER: rank 0 on n0 died (pid 7), in barrier", True),
+                                  ("DDP_ERR_PEER: the connection to rank 10 on n1 is lost", True),
+                                  ("DDP_ERR_TIMEOUT: Timed out waiting 2000ms: rank 0 on n0 did not come", True),
+                                  ("DDP_ERR_TIMEOUT: rank 1 on n1: no rank sent a message", False),
+                                  ("DDP_ERR_MISMATCH: rank 0 on n0 issued broadcast", False)):
+                self.check_peer(kind, text, of_peer)
+        self.check_peer("RuntimeError", "the network is wide: Broken pipe dream", False)
 
     def test_exit_by_a_sentence_is_told(self):
         self.fails("import sys\ndef main():\n  sys.exit('no such data set')\nmain()", "SystemExit: no such data set (train.py:5)")
@@ -156,7 +162,7 @@ class Failures(PageTest):
     def test_torchs_own_error_is_named(self):
         self.fails("import torch\nkind = getattr(torch, 'OutOfMemoryError', None) or torch.cuda.OutOfMemoryError\n"
                    "raise kind('CUDA out of memory. Tried to allocate 2.00 GiB.')",
-                   "CUDA out of memory: Tried to allocate 2.00 GiB. (train.py:5)")
+                   "CUDA out of memory: Tried to allocate 2.00 GiB. (train.py:5)", forked=True)
 
     @needs_torch
     def test_torchs_record_agrees(self):
@@ -169,9 +175,9 @@ main()
 """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "error.json")
-            self.page.run(program, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_ERROR_FILE=path)
+            self.page.run(program, forked=True, TORCHELASTIC_RUN_ID="x", TORCHELASTIC_ERROR_FILE=path)
             self.assertEqual(json.loads(path.read_text())["message"]["message"], "ValueError: bad")
-        self.page.run(program)
+        self.page.run(program, forked=True)
         self.assertRegex(self.page.slot().get("error"), r"^ValueError: bad \(train.py:7\)$")
 
     @needs_torch
@@ -185,9 +191,9 @@ class Set(data.Dataset):
         raise ValueError("bad sample")
 list(data.DataLoader(Set(), num_workers=1))
 """
-        self.page.run(program, "raise")
+        self.page.run(program, "raise", forked=True)
         self.assertEqual(self.page.slot().get("error"), "ValueError: bad sample (train.py:9, in DataLoader worker 0)")
-        self.page.run(program, "kill")
+        self.page.run(program, "kill", forked=True)
         self.assertRegex(self.page.slot().get("error"), r"^a DataLoader worker \(pid \d+\) (was killed by signal "
                          r"Killed, as when memory runs out|ended unexpectedly): RuntimeError \(.*called at train.py:10\)$")
 

@@ -10,7 +10,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from support import PACKAGE, SOURCE, PageTest, environment, has_torch, main, needs_torch, page
+from support import PACKAGE, SOURCE, PageTest, environment, main, needs_torch, page
 
 SHOW = """
 import slurm_ddp
@@ -23,8 +23,8 @@ def show():
 
 
 class Steps(PageTest):
-    def output(self, program, **more):
-        ended = self.page.run(SHOW + program, **more)
+    def output(self, program, forked=False, **more):
+        ended = self.page.run(SHOW + program, forked=forked, **more)
         self.assertEqual((ended.returncode, ended.stderr), (0, ""))
         return ended.stdout.splitlines()
 
@@ -180,11 +180,11 @@ for batch in slurm_ddp.steps(range(1, 6)):
 import torch
 slurm_ddp.step(1, loss=torch.tensor(2.5, requires_grad=True), samples=torch.tensor(4))
 print(page.slot().get("python.loss"), page.slot().get("step_weight"))
-""")
+""", forked=True)
         self.assertEqual(lines, ["2.5 4.0"])
 
     @needs_torch
-    def test_unmodified_program_of_torch_has_steps(self):
+    def test_unmodified_program_of_torch_has_steps_and_waits(self):
         lines = self.output("""
 slurm_ddp.install()
 show()
@@ -205,23 +205,20 @@ for (x,) in torch.utils.data.DataLoader(data, sampler=Shown()):
     optimizer.step()
     second.step()
 show()
-""")
-        self.assertEqual(lines, ["starting 0", "starting 0", "starting 0", "data 2", "data 3", "compute 4"])
-
-    @needs_torch
-    def test_waits_of_torch_are_told(self):
-        lines = self.output("""
-slurm_ddp.install()
-import os, tempfile, torch, torch.distributed as dist
+import os, tempfile, torch.distributed as dist
 folder = tempfile.mkdtemp()
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(3))
 dist.barrier()
 slot = page.slot()
 print(slot.get("collective"), slot.get("waiting"), slot.get("collective_text"))
-inner = dist.distributed_c10d.all_reduce
 """)
-        self.assertEqual(lines, ["2 0 barrier"])
+        self.assertEqual(lines, ["starting 0", "starting 0", "starting 0", "data 2", "data 3", "compute 4", "2 0 barrier"])
+
+    @needs_torch
+    def test_device_of_a_rank_without_a_gpu_is_the_cpu(self):
+        lines = self.output("import torch\nprint('cpu' if torch.cuda.is_available() else slurm_ddp.device())", forked=True, LOCAL_RANK=3)
+        self.assertEqual(lines, ["cpu"])
 
 
 class Identity(unittest.TestCase):
@@ -265,9 +262,6 @@ class Identity(unittest.TestCase):
                "torch.cuda = types.SimpleNamespace(is_available=lambda: True, device_count=lambda: 4)\nprint(slurm_ddp.device())"
         self.assertEqual(self.run_with(code, LOCAL_RANK=3).stdout, "cuda:3\n")
         self.assertEqual(self.run_with(code, LOCAL_RANK=3, DDP_LOCAL_DEVICE=0).stdout, "cuda:0\n")
-        if has_torch():
-            code = "import torch\nprint('cpu' if torch.cuda.is_available() else slurm_ddp.device())"
-            self.assertEqual(self.run_with(code, LOCAL_RANK=3).stdout, "cpu\n")
 
 
 class WithoutALine(PageTest):

@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from support import environment, has_torch, main
+from support import Forked, environment, main, needs_torch
 
 from slurm_ddp import agreement
 
@@ -35,19 +35,22 @@ KEY = "step:" + "ab" * 32
 
 
 class Ranks:
-    def __init__(self, test, world, program=LOOP, after=0.0, **more):
+    def __init__(self, test, world, program=LOOP, after=0.0, forked=False, **more):
         self.folder = tempfile.TemporaryDirectory()
         test.addCleanup(self.folder.cleanup)
         key = "step:%032x%032x" % (random.getrandbits(128), random.getrandbits(128))
         path = Path(self.folder.name, "train.py")
         path.write_text(program)
         self.command = [sys.executable, str(path), self.folder.name, str(after)]
+        self.forked = forked
         self.variables = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "DDP_KEY": key, **more}
         self.ranks = [self.start(rank) for rank in range(world)]
         test.addCleanup(self.kill)
 
     def start(self, rank, **more):
         variables = {"RANK": rank, **self.variables, **more}
+        if self.forked:
+            return Forked(self.command[1], self.command[2:], environment(**variables))
         return subprocess.Popen(self.command, text=True, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                 pass_fds=[variables["DDP_PROGRESS_FD"]] if "DDP_PROGRESS_FD" in variables else [])
 
@@ -178,11 +181,11 @@ except SystemExit as leaves:
         ranks.ranks[0].send_signal(signal.SIGUSR1)
         self.assertRegex(ranks.ends()[0][1], r"^own\n\d+$")
 
-    @unittest.skipUnless(has_torch(), "there is no torch (python3-torch)")
+    @needs_torch
     def test_without_a_key_torch_decides(self):
         program = ("import os, sys, torch.distributed as dist\ndist.init_process_group('gloo', init_method='file://' + sys.argv[1] "
                    "+ '/store', rank=int(os.environ['RANK']), world_size=2)\n" + LOOP)
-        ranks = Ranks(self, 2, program=program, DDP_KEY="")
+        ranks = Ranks(self, 2, program=program, forked=True, DDP_KEY="")
         ranks.await_up()
         ranks.ranks[1].send_signal(signal.SIGTERM)
         self.check_same(ranks)

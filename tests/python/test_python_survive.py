@@ -325,7 +325,7 @@ class Survive(unittest.TestCase):
         self.assertEqual(World(self, 2, function).said(1), "closed")
 
     def start(self, **more):
-        return Ranks(self, 4, program=LOOP, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
+        return Ranks(self, 4, program=LOOP, forked=True, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
 
     @needs_torch
     def test_training_goes_on_and_ends(self):

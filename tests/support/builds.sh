@@ -155,20 +155,25 @@ plan_build()
 		echo examples/parallel/parallel examples/scaling examples/vision/mnist_mlp examples/vision/mnist_cnn examples/vision/synthetic)")
 }
 
-# take_objects: of the first build, if it is made, but for the files that name a macro of config.h which is another here.
-# These are few, as no header names one. It runs in the build's folder, and sets DDP_OBJECTS and DDP_ANEW for make.
+# take_objects: those of the first build, if it is made, except for the files that name a macro of config.h which is another
+# here. These are few, as no header names one. It runs in the build's folder. With the folders' stamps, make takes the
+# objects as they are, and so it does the kernels' libraries of one instruction set: libtool has no part in it.
 take_objects()
 {
-	local unit macros folders=(../src/{libruntime,kernels,examples,tests})
+	local unit macros file folders=(libruntime kernels spank examples tests)
 	unit=$(build_of unit)
 	[ -e "$unit/.built" ] || return 0
 	macros=$(diff "$unit/config.h" config.h | grep -oE '[A-Z][A-Z0-9_]{3,}' | sort -u | paste -s -d '|')
-	if grep -rlE "$macros" "${folders[@]}" --include='*.h' >>"$logs/build-$suite.log"; then
+	if grep -rlE "$macros" "${folders[@]/#/../src/}" --include='*.h' >>"$logs/build-$suite.log"; then
 		step "$suite" "a header depends on what is there: all has to be compiled anew" 1 "$logs/build-$suite.log" false
 		return 1
 	fi
-	make=(env DDP_OBJECTS="$unit" DDP_ANEW="$(grep -rlE "$macros" "${folders[@]}" --include='*.c' | paste -s -d ' ')" "${make[@]}")
-	return 0 # where grep found none
+	(cd "$unit" && find "${folders[@]}" '(' -name '*.lo' -o -path '*/.libs/*.o' -o -name .dirstamp \
+		-o -path 'kernels/lib*_*.la' -o -path 'kernels/.libs/lib*_*.a' ')' -print0 |
+		tar -c --null -T -) | tar -x || return 1
+	for file in $(cd ../src && grep -rlE "$macros" "${folders[@]}" --include='*.c' | sed 's/\.c$//'); do
+		rm -f "$file.lo" "${file%/*}/"*"-${file##*/}.lo"
+	done
 }
 
 # make_tree SUITE DIR

@@ -2,6 +2,7 @@
 #include "tests/support/ranks.h"
 
 #include <fenv.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +43,19 @@ void test_trap_floats(void)
 	feenableexcept(FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW);
 }
 
+/* Gives what poll() needs to see a process end; .fd is -1 where the kernel has no pidfd_open(). */
+static struct pollfd end_of(pid_t pid)
+{
+	struct pollfd end = { .fd = -1, .events = POLLIN };
+
+#ifdef SYS_pidfd_open
+	end.fd = (int)syscall(SYS_pidfd_open, pid, 0);
+#else
+	(void)pid;
+#endif
+	return end;
+}
+
 /* Waits for the ranks; kills those that are left at the deadline, which is for an
    idle machine, and shows where they hang. */
 static int reap(const test_ranks *ranks, const pid_t *pids)
@@ -48,8 +63,14 @@ static int reap(const test_ranks *ranks, const pid_t *pids)
 	uint64_t start_ns = ddp_now_ns(), limit_ns = 50000000000u;
 	bool stretched = false;
 	bool ended[TEST_RANKS_MAX] = { false };
-	int left = ranks->count, failures = 0;
+	struct pollfd ends[TEST_RANKS_MAX];
+	int left = ranks->count, failures = 0, poll_ms = 100;
 
+	for (int r = 0; r < ranks->count; r++) {
+		ends[r] = end_of(pids[r]);
+		if (ends[r].fd < 0)
+			poll_ms = 1;
+	}
 	while (left > 0) {
 		bool late = ddp_now_ns() - start_ns > limit_ns;
 		if (late && !stretched) {
@@ -71,6 +92,9 @@ static int reap(const test_ranks *ranks, const pid_t *pids)
 				continue;
 			ended[r] = true;
 			left--;
+			if (ends[r].fd >= 0)
+				close(ends[r].fd);
+			ends[r].fd = -1;
 			bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
 			if (late || (killed && ranks->expect_deaths))
 				continue;
@@ -79,7 +103,7 @@ static int reap(const test_ranks *ranks, const pid_t *pids)
 			failures += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
 		}
 		if (left > 0)
-			usleep(500);
+			poll(ends, (nfds_t)ranks->count, poll_ms);
 	}
 	return failures;
 }

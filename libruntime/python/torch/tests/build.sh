@@ -4,7 +4,7 @@
 # the package into FOLDER, unless it is there already. Without FOLDER it is one in BUILD, which tests share. Prints the
 # folder. Ends with 77 and says why if PYTHON cannot compile it.
 set -eu
-here=$(cd "$(dirname "$0")/.." && pwd)
+here=$(cd "$(dirname "$0")/.." && pwd -P)
 build=$(cd "$1" && pwd) python=$2
 folder=${3:-$build/libruntime/python/torch/built/$(printf '%s' "$(command -v "$python")" | tr -c 'A-Za-z0-9' _)}
 mkdir -p "$folder"
@@ -21,9 +21,10 @@ reason=$("$here/tests/can_build" "$python") || {
 	exit 77
 }
 
-# Names in the source tree are relative, so ccache also finds what another checkout has compiled.
+# Names in the source tree are relative, and the system's are not, so ccache finds what another checkout has compiled, also
+# if its path has more folders. tests/run has another base, for builds outside the tree.
 if [ -z "${CXX-}" ] && command -v ccache >/dev/null; then
-	export CC='ccache gcc' CXX='ccache g++' CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="${CCACHE_BASEDIR:-$(cd "$here/../../.." && pwd)}"
+	export CC='ccache gcc' CXX='ccache g++' CCACHE_NOHASHDIR=1 CCACHE_BASEDIR="${here%/*/*/*}"
 fi
 
 work=$(mktemp -d)
