@@ -29,6 +29,7 @@ enum {
 	GIVE_UP_SECONDS = 600,
 	WAIT_FOR_END_MS = 20000,
 	LOOK_FOR_END_MS = 50,
+	BEHIND_SIGNAL_MS = 500,
 };
 
 /* slurmctld tells this, besides the facts that are judged. */
@@ -306,19 +307,20 @@ void requeue_end_watch(void)
 }
 
 /* Slurm is about to end the script. Until then srun keeps the script from going on, which would take the failure for
-   the last one. */
+   the last one. Slurm's signal may come to srun first; a script that heeds it may wait for srun's end. */
 static void wait_for_end(void)
 {
 	const struct timespec look = { .tv_nsec = LOOK_FOR_END_MS * 1000000 };
+	int until_ms = WAIT_FOR_END_MS;
 	sigset_t ends;
 
 	sigemptyset(&ends);
 	sigaddset(&ends, SIGTERM);
 	sigaddset(&ends, SIGHUP);
 	pthread_sigmask(SIG_BLOCK, &ends, NULL);
-	for (int ms = 0; ms < WAIT_FOR_END_MS && getppid() == requeue.script; ms += LOOK_FOR_END_MS)
-		if (sigtimedwait(&ends, NULL, &look) > 0)
-			return;
+	for (int ms = 0; ms < until_ms && getppid() == requeue.script; ms += LOOK_FOR_END_MS)
+		if (sigtimedwait(&ends, NULL, &look) > 0 && ms + BEHIND_SIGNAL_MS < until_ms)
+			until_ms = ms + BEHIND_SIGNAL_MS;
 }
 
 void requeue_finish(int status, bool failed, bool stopping, uint64_t at)
