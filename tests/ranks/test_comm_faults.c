@@ -638,6 +638,8 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 		}
 		CHECK(waitpid(child, &state, 0) == child && state == 0);
 	}
+	/* The child is to see a request that is under way. */
+	CHECK_OK(ddp_barrier(group));
 	CHECK_OK(ddp_send(comm, &(float){ 2 }, 1, DDP_F32, 1 - ddp_comm_rank(comm), 0));
 	CHECK_OK(ddp_wait(request));
 	CHECK_OK(ddp_all_reduce(comm, NULL, &x, 1, DDP_F32, DDP_SUM));
