@@ -17,7 +17,8 @@ from support import main, needs_torch
 from test_python_stop import Ranks
 
 from slurm_ddp import agreement, page
-from slurm_ddp.survivors import Report, Survivors
+from slurm_ddp.survive import _broadcast
+from slurm_ddp.survivors import GO, Report, Survivors
 
 # Of four ranks, rank 3 dies in step 4 while rank 1 waits in a group of its own, and rank 2 dies behind the last step.
 LOOP = """
@@ -326,6 +327,15 @@ class Survive(unittest.TestCase):
 
     def start(self, **more):
         return Ranks(self, 4, program=LOOP, forked=True, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
+
+    @needs_torch
+    def test_empty_tensors_do_not_travel(self):
+        import torch
+        for sizes, count in (((0, 9), 1), ((9, 0), 1), ((0, 0), 0), ((3, 0, 0, 9, 0), 2)):
+            dist = mock.Mock(**{"get_rank.return_value": 0})
+            with mock.patch("slurm_ddp.survive._PARCEL_BYTES", 32):
+                _broadcast(dist, [torch.ones(size) for size in sizes], 0, "cpu")
+            self.assertEqual(dist.broadcast.call_count, count)
 
     @needs_torch
     def test_training_goes_on_and_ends(self):

@@ -487,15 +487,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _parcels(sizes):
-    """Yields the numbers of tensors that travel together. On a busy machine each message waits until all ranks have had a core."""
+    """Yields the numbers of tensors that travel together, without empty ones. On a busy machine each message waits until
+    all ranks have had a core."""
     parcel, full = [], 0
     for number, size in enumerate(sizes):
+        if size == 0:
+            continue
         if parcel and full + size > _PARCEL_BYTES:
             yield parcel
             parcel, full = [], 0
         parcel.append(number)
         full += size
-    if full > 0:
+    if parcel:
         yield parcel
 
 
@@ -512,7 +515,6 @@ def _broadcast(dist, value, root, device):
     sizes = [size for _, _, _, size in head[1]]
     given = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind, _ in head[1]] if not is_root else tensors
     for parcel in _parcels(sizes):
-        parcel = [number for number in parcel if sizes[number] > 0]
         if is_root:
             sent = torch.cat([given[number].to(device).reshape(-1).view(torch.uint8) for number in parcel])
         else:
