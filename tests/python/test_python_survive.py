@@ -281,6 +281,27 @@ class Survive(unittest.TestCase):
         said = str((["[0, 1, 3] by 4711"] * 3, True))
         self.assertEqual([world.said(rank) for rank in (0, 1, 3)], [said] * 3)
 
+    def test_ranks_agree_again_after_a_leader_that_has_told_some(self):
+        def function(found, send=Survivors._send):
+            def tell(link, kind, *more):
+                if kind != GO or link.rank == told:
+                    send(found, link, kind, *more)
+                if kind == GO and link.rank == told:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            if found.rank == 0:
+                found._send = tell
+            said = [report(found)]
+            if found.rank == told:
+                said.append(found.wait_for_loss() and report(found))
+            if found.rank == asking:
+                found.ask_again()
+            return said[-1], found.wait_for_loss(), report(found)
+
+        for told, asking in ((1, 2), (2, 1), (1, 1), (2, 2)):
+            world = World(self, 3, function)
+            self.assertEqual([world.said(rank) for rank in (1, 2)], [str(("[1, 2] by 4711", True, "[1, 2] by 4711"))] * 2)
+
     def test_rank_that_counts_as_lost_is_told(self):
         def function(found):
             if found.rank == 1:

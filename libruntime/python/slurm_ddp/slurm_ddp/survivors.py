@@ -94,7 +94,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
-        self.plans, self.asks = 0, False  # how many there have been; the program has asked for the next one
+        self.plans, self.asks = 0, False  # the last plan's number; the program has asked for the next one
         self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -403,14 +403,14 @@ class Survivors:
             (root, step), members = self.said[-1], self.said[:-1]
             self.said = []
             self._set(Plan(tuple(each for each, _ in members), tuple(each for each, behind in members if behind),
-                           None if root == NOBODY else root, step, self.addresses[rank], value))
+                           None if root == NOBODY else root, step, self.addresses[rank], value), name)
         elif kind == END:
-            self._set(FINISHED)
+            self._set(FINISHED, self.plans)
 
-    def _set(self, plan):
+    def _set(self, plan, number):
         with self.condition:
             self.plan, self.closed = plan, self.closed or not plan.members
-            self.plans += 1
+            self.plans = number
             if plan.members:
                 self._settle_members(set(plan.members))
             self.condition.notify_all()
@@ -433,12 +433,12 @@ class Survivors:
         if all(report.finished for report in reports.values()) and not self.broken:
             for link in self.links.values():
                 self._send(link, END)
-            self._set(FINISHED)
+            self._set(FINISHED, self.plans)
             return
         plan = settle({rank: reports[rank] for rank in left}, self.addresses[self.rank], self.host())
         for link in self.links.values():
             for rank in left:
                 self._send(link, MEMBER, rank, rank in plan.behind)
             self._send(link, ROOT, NOBODY if plan.root is None else plan.root, plan.step)
-            self._send(link, GO, plan.port)
-        self._set(plan)
+            self._send(link, GO, plan.port, self.plans + 1)  # not all may have had a lost leader's last plan
+        self._set(plan, self.plans + 1)
