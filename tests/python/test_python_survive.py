@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import struct
+import threading
 import time
 import unittest
 from unittest import mock
 
-from support import main, needs_torch
+from support import main, needs_torch, pipes
 from test_python_stop import Ranks
 
 from slurm_ddp import agreement, page
@@ -319,6 +320,28 @@ class Survive(unittest.TestCase):
 
         world = World(self, 3, function)
         self.assertIn("error: rank 1 on n0 counts as lost", world.said(1))
+
+    def test_close_waits_for_the_thread_and_its_pipe(self):
+        def function(found):
+            if found.rank == 0:
+                ready.wait(60)
+                os.kill(os.getpid(), signal.SIGKILL)
+            before = pipes()
+            if found.rank == 1:
+                waits = threading.Event()
+                found.on_broken = lambda: waits.set() or time.sleep(3600)
+                waits.wait(60)
+                return found.close(False, 0.2), before - pipes()
+            silent = socket.create_server(("127.0.0.1", 0))
+            found.ports[1] = silent.getsockname()[1]
+            ready.set()
+            with mock.patch.object(agreement, "_HANDSHAKE_SECONDS", 1.0):
+                connection = silent.accept()
+                return found.close(False, 20), before - pipes(), found.close(False), bool(connection)
+
+        ready = FORK.Event()
+        world = World(self, 3, function)
+        self.assertEqual([world.said(rank) for rank in (1, 2)], ["(False, 0)", "(True, 2, True, True)"])
 
     def test_connections_are_known_by_more_than_their_ports(self):
         def function(found):

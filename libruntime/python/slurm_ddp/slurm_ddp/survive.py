@@ -231,7 +231,8 @@ class Survival:
         """Has the ranks that are left meet with those that srun has started in place of lost ones."""
         begin, own = time.monotonic(), _NEWCOMER if self._comes else Report(self.step, not self._updating, False)
         if self._survivors is not None:
-            self._survivors.close(False, None)
+            if not self._survivors.close(False, self._join_seconds):
+                raise RuntimeError("a thread has waited for lost ranks for more than %g s" % self._join_seconds)
             self._survivors = None
         self._drop()
         if not self._comes:
