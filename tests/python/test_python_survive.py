@@ -29,7 +29,7 @@ import slurm_ddp
 me, failing = slurm_ddp.job().rank, os.environ.get("FAILING")
 def wrap(module, **more):
     global failing
-    if failing and failing != "group" and me == 1 and more:
+    if failing and failing != "group" and me == 1 and more and (failing != "end" or run.step == 6):
         if failing == "once":
             failing = None
             raise RuntimeError("gloo: Connection closed by peer")
@@ -77,7 +77,8 @@ torch.manual_seed(me)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adam(net.parameters())
 x = torch.randn(100, 8, generator=torch.Generator().manual_seed(7))
-run = slurm_ddp.survive(net, optimizer, backend="gloo", timeout=float(os.environ.get("TIMEOUT", 100)))
+run = slurm_ddp.survive(net, optimizer, backend="gloo", timeout=100)
+run._join_seconds = float(os.environ.get("JOIN_SECONDS", 100))
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 run._state += (scheduler,)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=run.sampler(100, 12, seed=1))
@@ -407,6 +408,13 @@ class Survive(unittest.TestCase):
         self.assertRegex(errors, "rank 1 on .* has ended; ")
 
     @needs_torch
+    def test_rank_with_an_error_behind_the_last_step_says_so(self):
+        ranks = self.start(FAILING="end")
+        said = "rank 1 cannot go on without the ranks that are lost: 'own error'; go back to the last checkpoint"
+        self.assertIn(said, ranks.ends_of(1)[2])
+        self.assertEqual(ranks.ends_of(0)[:2], (0, "6 1"))
+
+    @needs_torch
     def test_newcomers_join_those_that_are_left(self):
         undisturbed, ranks = Restarting(self), Restarting(self, DISTURBED=1)
         ranks.go_on(2, 1)
@@ -428,9 +436,10 @@ class Survive(unittest.TestCase):
 
     @needs_torch
     def test_newcomer_that_does_not_come_is_named(self):
-        ranks = Restarting(self, DISTURBED=1, TIMEOUT=1.5)
+        ranks = Restarting(self, DISTURBED=1, JOIN_SECONDS=1.5)
         ranks.go_on(2, 1, starts=False)
-        self.assertRegex(ranks.ends_of(0)[2], "rank 0 cannot go on without .*: rank 1 did not come within 1.5 s")
+        said = "rank 0 cannot go on with ranks in place of lost ones: rank 1 did not come within 1.5 s"
+        self.assertIn(said, ranks.ends_of(0)[2])
         self.assertFalse(ranks.survives(0))
 
 

@@ -9,6 +9,7 @@ In a step with restart=, srun starts others in place of lost ranks. A newcomer i
 meet in a new process group (renewal.py), and a rank that has the last whole step gives it to the newcomer.
 """
 import atexit
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -132,16 +133,12 @@ class Survival:
         if self._survivors is None or not self._is_of_peer(error):
             return False
         try:
-            self._go_on()
-        except Exception as why:
-            page.set_survives(False)
-            if self._survivors is not None:
-                self._survivors.close(False)  # the others are to count this rank as lost
-            self._survivors = None
-            said = "rank %d cannot go on without the ranks that are lost: %s" % (self._me, why)
+            with self._giving_up():
+                self._go_on()
+        except RuntimeError as said:
             if self._renews:  # srun tells of this, and starts all ranks again
-                raise RuntimeError(said) from why
-            print("slurm_ddp: %s; go back to the last checkpoint" % said, file=sys.stderr, flush=True)
+                raise
+            print("slurm_ddp: %s" % said, file=sys.stderr, flush=True)
             return False
         return True
 
@@ -151,7 +148,8 @@ class Survival:
             return
         own = _seeds()
         if self._comes:
-            self._renew()
+            with self._giving_up():
+                self._renew()
         elif self._renews and self._survivors is not None:
             self._seeds = self._gather(own)
             page.set_survives(True)
@@ -195,13 +193,29 @@ class Survival:
 
     # ---- after a failure ----
 
+    @contextlib.contextmanager
+    def _giving_up(self):
+        """If the body fails, the others are to count this rank as lost. RuntimeError: it failed."""
+        try:
+            yield
+        except Exception as why:
+            page.set_survives(False)
+            if self._survivors is not None:
+                self._survivors.close(False)
+            self._survivors = None
+            what, then = "go on without the ranks that are lost", "; go back to the last checkpoint"
+            if self._renews:
+                what, then = "join the ranks that are left" if self._comes else "go on with ranks in place of lost ones", ""
+            raise RuntimeError("rank %d cannot %s: %s%s" % (self._me, what, why, then)) from why
+
     def _all_finish(self):
         """Returns True if all ranks that are left have come to the end. Otherwise some had lost a rank before that."""
         if self._survivors is None:
             return True
-        plan = self._survivors.agree(Report(self.step, True, True))
-        if plan is None or plan.members:
-            self._go_on(plan)
+        with self._giving_up():
+            plan = self._survivors.agree(Report(self.step, True, True))
+            if plan is None or plan.members:
+                self._go_on(plan)
         return plan is not None and not plan.members
 
     def _go_on(self, plan=None):
