@@ -165,7 +165,7 @@ class Restarting(Ranks):
                          DDP_PROGRESS_FD=self.descriptor, TORCHELASTIC_MAX_RESTARTS=9, DDP_JOINS=0, **more)
 
     def start(self, rank, **more):
-        return super().start(rank, LOCAL_RANK=rank, **{"DIES": (5, 3)[rank] if "DISTURBED" in self.variables else 0, **more})
+        return super().start(rank, LOCAL_RANK=rank, **{"DIES": self.variables.get("DIES%d" % rank, 0), **more})
 
     def survives(self, rank):
         slots = [page.Slot(self.memory, rank * page.PAGE_BYTES + number * page.SLOT_BYTES) for number in range(page.SLOTS)]
@@ -416,7 +416,7 @@ class Survive(unittest.TestCase):
 
     @needs_torch
     def test_newcomers_join_those_that_are_left(self):
-        undisturbed, ranks = Restarting(self), Restarting(self, DISTURBED=1)
+        undisturbed, ranks = Restarting(self), Restarting(self, DIES0=5, DIES1=3)
         ranks.go_on(2, 1)
         code, said, errors = ranks.ends_of(0)
         self.assertEqual(code, -signal.SIGKILL, errors)
@@ -435,8 +435,17 @@ class Survive(unittest.TestCase):
         self.assertRegex(ends[1][2], "rank 0 on .* joined; all 2 ranks go on with step 5, after ")
 
     @needs_torch
+    def test_newcomer_that_has_asked_for_a_checkpoint_stops_with_the_others(self):
+        ranks = Restarting(self, DIES1=3)
+        ranks.go_on(2, 1)
+        ends = ranks.ends()
+        self.assertEqual([(code, "cannot agree" in errors) for code, _, errors in ends], [(0, False)] * 2, ends)
+        self.assertEqual(*(said.splitlines()[-1] for _, said, _ in ends))
+        self.assertNotEqual(ends[0][1].splitlines()[-1], "stopped behind 1000")
+
+    @needs_torch
     def test_newcomer_that_does_not_come_is_named(self):
-        ranks = Restarting(self, DISTURBED=1, JOIN_SECONDS=1.5)
+        ranks = Restarting(self, DIES1=3, JOIN_SECONDS=1.5)
         ranks.go_on(2, 1, starts=False)
         said = "rank 0 cannot go on with ranks in place of lost ones: rank 1 did not come within 1.5 s"
         self.assertIn(said, ranks.ends_of(0)[2])

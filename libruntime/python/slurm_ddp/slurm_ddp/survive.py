@@ -251,7 +251,7 @@ class Survival:
         self._drop()
         if not self._comes:
             self._generation = renewal.take(self._generation, self._join_seconds)
-        stopping.renew(b"")  # a newcomer may ask for the newest checkpoint before it comes
+            stopping.renew(b"")  # a newcomer has the new key, and may have asked for the newest checkpoint
         self._open(renewal.meet(self._dist, self._join_seconds))
         self._attend()
         said = self._gather((own, self._comes, jobs.job().node_name))
