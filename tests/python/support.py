@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of slurm_ddp share: TAP of unittest, and programs that have a progress page without the plugin."""
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -146,6 +147,15 @@ class LayoutTest(unittest.TestCase):
         known = list(fields.values()) + [(number,) for number in numbers.values()]
         self.assertEqual(dict(zip(asked, said)), dict(zip(asked, known)))
         self.assertEqual(len(said), len(known))
+
+
+def pipes():
+    """How many descriptors of pipes this process has."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # a thread has closed it
+            count += os.readlink("/proc/self/fd/" + name).startswith("pipe:")
+    return count
 
 
 def has_torch():

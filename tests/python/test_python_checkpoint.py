@@ -51,7 +51,7 @@ def read(path):
 # Each rank has a folder of its own, as if its node's view of a shared one were older or newer than another's.
 VIEWS = """
 import os, sys, threading, time
-from slurm_ddp import Checkpoint
+from slurm_ddp import Checkpoint, stopping
 rank, seen = int(os.environ["RANK"]), {0: [2, 10, 10**20], 1: [2], 2: [2, 10, 30]}
 os.makedirs(sys.argv[1] + "/%d" % rank)
 os.chdir(sys.argv[1] + "/%d" % rank)
@@ -78,6 +78,9 @@ def meet(name):
 meet("up")
 other.save(7, None)
 await_that(lambda: other.latest_step() == 7)  # one rank may ask more often than another
+meet("saved")
+stopping.renew(b"anew")  # as survive() does
+await_that(lambda: other.latest_step() == 7)
 child = os.fork()
 if child == 0:
     os._exit(0 if other.latest_step() == (7 if rank == 0 else 0) else 1)  # what the child sees itself

@@ -31,6 +31,28 @@ while not slurm_ddp.should_stop(margin=5):
 print(calls, flush=True)
 time.sleep(float(sys.argv[2]) * rank)
 """
+RENEWS = """
+import gc, signal, sys, time, weakref
+sys.path.append(%r)
+from support import pipes
+import slurm_ddp
+from slurm_ddp import stopping
+slurm_ddp.should_stop(margin=5)
+before, old = pipes(), []
+for number in range(3):
+    old.append(weakref.ref(stopping.link()))
+    stopping.renew(b"%%d" %% number)
+    stopping.count()
+assert pipes() == before, "%%d pipes, not %%d" %% (pipes(), before)
+while any(each() for each in old):  # a thread may still shake hands
+    time.sleep(0.05)
+    gc.collect()
+assert signal.set_wakeup_fd(-1) == stopping.link().wake_write
+signal.set_wakeup_fd(stopping.link().wake_write)
+def stop_at(calls, last):
+    if calls == last and slurm_ddp.job().rank == 1:
+        signal.raise_signal(signal.SIGTERM)
+""" % str(Path(__file__).resolve().parent)
 KEY = "step:" + "ab" * 32
 
 
@@ -94,6 +116,10 @@ class Stop(unittest.TestCase):
         for rank in ranks.ranks:
             rank.send_signal(signal.SIGTERM)
         self.check_same(ranks)
+
+    def test_ranks_that_meet_anew_keep_nothing_of_before(self):
+        loop = LOOP.replace("calls += 1", "calls += 1\n    stop_at(calls, 20)")
+        self.check_same(Ranks(self, 2, program=RENEWS + loop))
 
     def test_ranks_stop_before_the_time_limit(self):
         ranks = Ranks(self, 3, SLURM_JOB_ID=7, SLURM_JOB_END_TIME=int(time.time()) + 8)

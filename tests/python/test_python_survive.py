@@ -9,15 +9,17 @@ import os
 import signal
 import socket
 import struct
+import threading
 import time
 import unittest
 from unittest import mock
 
-from support import main, needs_torch
+from support import main, needs_torch, pipes
 from test_python_stop import Ranks
 
 from slurm_ddp import agreement, page
-from slurm_ddp.survivors import Report, Survivors
+from slurm_ddp.survive import _broadcast
+from slurm_ddp.survivors import GO, Report, Survivors
 
 # Of four ranks, rank 3 dies in step 4 while rank 1 waits in a group of its own, and rank 2 dies behind the last step.
 LOOP = """
@@ -27,7 +29,7 @@ import slurm_ddp
 me, failing = slurm_ddp.job().rank, os.environ.get("FAILING")
 def wrap(module, **more):
     global failing
-    if failing and failing != "group" and me == 1 and more:
+    if failing and failing != "group" and me == 1 and more and (failing != "end" or run.step == 6):
         if failing == "once":
             failing = None
             raise RuntimeError("gloo: Connection closed by peer")
@@ -75,7 +77,8 @@ torch.manual_seed(me)
 net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1))
 optimizer = torch.optim.Adam(net.parameters())
 x = torch.randn(100, 8, generator=torch.Generator().manual_seed(7))
-run = slurm_ddp.survive(net, optimizer, backend="gloo", timeout=float(os.environ.get("TIMEOUT", 100)))
+run = slurm_ddp.survive(net, optimizer, backend="gloo", timeout=100)
+run._join_seconds = float(os.environ.get("JOIN_SECONDS", 100))
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 run._state += (scheduler,)
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_sampler=run.sampler(100, 12, seed=1))
@@ -162,7 +165,7 @@ class Restarting(Ranks):
                          DDP_PROGRESS_FD=self.descriptor, TORCHELASTIC_MAX_RESTARTS=9, DDP_JOINS=0, **more)
 
     def start(self, rank, **more):
-        return super().start(rank, LOCAL_RANK=rank, **{"DIES": (5, 3)[rank] if "DISTURBED" in self.variables else 0, **more})
+        return super().start(rank, LOCAL_RANK=rank, **{"DIES": self.variables.get("DIES%d" % rank, 0), **more})
 
     def survives(self, rank):
         slots = [page.Slot(self.memory, rank * page.PAGE_BYTES + number * page.SLOT_BYTES) for number in range(page.SLOTS)]
@@ -280,6 +283,27 @@ class Survive(unittest.TestCase):
         said = str((["[0, 1, 3] by 4711"] * 3, True))
         self.assertEqual([world.said(rank) for rank in (0, 1, 3)], [said] * 3)
 
+    def test_ranks_agree_again_after_a_leader_that_has_told_some(self):
+        def function(found, send=Survivors._send):
+            def tell(link, kind, *more):
+                if kind != GO or link.rank == told:
+                    send(found, link, kind, *more)
+                if kind == GO and link.rank == told:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            if found.rank == 0:
+                found._send = tell
+            said = [report(found)]
+            if found.rank == told:
+                said.append(found.wait_for_loss() and report(found))
+            if found.rank == asking:
+                found.ask_again()
+            return said[-1], found.wait_for_loss(), report(found)
+
+        for told, asking in ((1, 2), (2, 1), (1, 1), (2, 2)):
+            world = World(self, 3, function)
+            self.assertEqual([world.said(rank) for rank in (1, 2)], [str(("[1, 2] by 4711", True, "[1, 2] by 4711"))] * 2)
+
     def test_rank_that_counts_as_lost_is_told(self):
         def function(found):
             if found.rank == 1:
@@ -297,6 +321,28 @@ class Survive(unittest.TestCase):
 
         world = World(self, 3, function)
         self.assertIn("error: rank 1 on n0 counts as lost", world.said(1))
+
+    def test_close_waits_for_the_thread_and_its_pipe(self):
+        def function(found):
+            if found.rank == 0:
+                ready.wait(60)
+                os.kill(os.getpid(), signal.SIGKILL)
+            before = pipes()
+            if found.rank == 1:
+                waits = threading.Event()
+                found.on_broken = lambda: waits.set() or time.sleep(3600)
+                waits.wait(60)
+                return found.close(False, 0.2), before - pipes()
+            silent = socket.create_server(("127.0.0.1", 0))
+            found.ports[1] = silent.getsockname()[1]
+            ready.set()
+            with mock.patch.object(agreement, "_HANDSHAKE_SECONDS", 1.0):
+                connection = silent.accept()
+                return found.close(False, 20), before - pipes(), found.close(False), bool(connection)
+
+        ready = FORK.Event()
+        world = World(self, 3, function)
+        self.assertEqual([world.said(rank) for rank in (1, 2)], ["(False, 0)", "(True, 2, True, True)"])
 
     def test_connections_are_known_by_more_than_their_ports(self):
         def function(found):
@@ -328,6 +374,15 @@ class Survive(unittest.TestCase):
         return Ranks(self, 4, program=LOOP, forked=True, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=4, **more)
 
     @needs_torch
+    def test_empty_tensors_do_not_travel(self):
+        import torch
+        for sizes, count in (((0, 9), 1), ((9, 0), 1), ((0, 0), 0), ((3, 0, 0, 9, 0), 2)):
+            dist = mock.Mock(**{"get_rank.return_value": 0})
+            with mock.patch("slurm_ddp.survive._PARCEL_BYTES", 32):
+                _broadcast(dist, [torch.ones(size) for size in sizes], 0, "cpu")
+            self.assertEqual(dist.broadcast.call_count, count)
+
+    @needs_torch
     def test_training_goes_on_and_ends(self):
         ranks = self.start()
         code, said, errors = ranks.ends_of(0)
@@ -353,8 +408,15 @@ class Survive(unittest.TestCase):
         self.assertRegex(errors, "rank 1 on .* has ended; ")
 
     @needs_torch
+    def test_rank_with_an_error_behind_the_last_step_says_so(self):
+        ranks = self.start(FAILING="end")
+        said = "rank 1 cannot go on without the ranks that are lost: 'own error'; go back to the last checkpoint"
+        self.assertIn(said, ranks.ends_of(1)[2])
+        self.assertEqual(ranks.ends_of(0)[:2], (0, "6 1"))
+
+    @needs_torch
     def test_newcomers_join_those_that_are_left(self):
-        undisturbed, ranks = Restarting(self), Restarting(self, DISTURBED=1)
+        undisturbed, ranks = Restarting(self), Restarting(self, DIES0=5, DIES1=3)
         ranks.go_on(2, 1)
         code, said, errors = ranks.ends_of(0)
         self.assertEqual(code, -signal.SIGKILL, errors)
@@ -373,10 +435,20 @@ class Survive(unittest.TestCase):
         self.assertRegex(ends[1][2], "rank 0 on .* joined; all 2 ranks go on with step 5, after ")
 
     @needs_torch
+    def test_newcomer_that_has_asked_for_a_checkpoint_stops_with_the_others(self):
+        ranks = Restarting(self, DIES1=3)
+        ranks.go_on(2, 1)
+        ends = ranks.ends()
+        self.assertEqual([(code, "cannot agree" in errors) for code, _, errors in ends], [(0, False)] * 2, ends)
+        self.assertEqual(*(said.splitlines()[-1] for _, said, _ in ends))
+        self.assertNotEqual(ends[0][1].splitlines()[-1], "stopped behind 1000")
+
+    @needs_torch
     def test_newcomer_that_does_not_come_is_named(self):
-        ranks = Restarting(self, DISTURBED=1, TIMEOUT=1.5)
+        ranks = Restarting(self, DIES1=3, JOIN_SECONDS=1.5)
         ranks.go_on(2, 1, starts=False)
-        self.assertRegex(ranks.ends_of(0)[2], "rank 0 cannot go on without .*: rank 1 did not come within 1.5 s")
+        said = "rank 0 cannot go on with ranks in place of lost ones: rank 1 did not come within 1.5 s"
+        self.assertIn(said, ranks.ends_of(0)[2])
         self.assertFalse(ranks.survives(0))
 
 

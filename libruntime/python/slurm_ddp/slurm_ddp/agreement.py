@@ -138,9 +138,10 @@ def connect(address, port, key, rank):
 
 
 class Agreement:
-    """Each process has one. The program calls `call()`; everything else runs on a thread."""
+    """Each process has one. The program calls `call()`; everything else runs on a thread. The next one
+    takes over the pipe of the one `before`, to which Python writes signals."""
 
-    def __init__(self, rank, world_size, address, key):
+    def __init__(self, rank, world_size, address, key, before=None):
         self.rank, self.world_size, self.address, self.key = rank, world_size, address, key
         self.also_heard = self.on_lost = self.on_signals = None
         self.pid = os.getpid()
@@ -150,10 +151,10 @@ class Agreement:
         self.done = self.leave = False  # this rank has come to its end; all have
         self.missing = None           # a sentence about ranks that have not come
         self.a_rank_is_lost = False
-        self.offers, self.pending = {}, []  # rank 0: functions by name; (link, name) that are not answered yet
+        self.offers, self.pending = {}, []  # functions by name; on rank 0 (link, name) that are not answered yet
         self.wishes, self.said = [], {}     # other ranks: names to ask for; rank 0's numbers by name
         self.asking = threading.Lock()
-        self.wake_read, self.wake_write = os.pipe()
+        self.wake_read, self.wake_write = (before.wake_read, before.wake_write) if before is not None else os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
         self.links, self.gone = {}, set()
@@ -188,7 +189,7 @@ class Agreement:
             return self.leave
 
     def offer(self, name, function):
-        """On rank 0: from now on the thread answers asks for this name by the function's number."""
+        """From now on, while this rank is rank 0, the thread answers asks for this name by the function's number."""
         self.offers[name] = function
         self.wake()
 

@@ -165,6 +165,8 @@ class Checkpoint:
 
     def _newest(self):
         """Returns (step, repetition) of the checkpoint that rank 0 takes for the newest; None: there is none."""
+        if self._link is not None and self._link.pid == os.getpid():
+            self._link = stopping.link()  # that since survive() has had the ranks meet anew
         if self._link is not None and self._rank != 0:
             try:
                 number = self._link.ask(self._name, _ASK_SECONDS)

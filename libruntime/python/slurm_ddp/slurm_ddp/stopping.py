@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """should_stop(): whether all ranks leave the training now, at the same step."""
+import atexit
 import os
 import signal
 import sys
@@ -10,12 +11,13 @@ from . import jobs
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _stop = None
 _link = None  # (process, Agreement)
-_start = b""  # after survive() has made fewer ranks of them: what they alone know
+_start = b""  # of the last renew()
 _counts = os.environ.get("DDP_JOINS", "0") == "0"  # calls; a newcomer's only when its loop has begun
 
 
-def link():
-    """This process's connection with the other ranks. None: it is alone, or nothing has given the ranks a key."""
+def link(before=None):
+    """This process's connection with the other ranks. None: it is alone, or nothing has given the ranks a key.
+    `before` is the connection that has ended."""
     global _link
     if _link is not None and _link[0] == os.getpid():
         return _link[1]
@@ -23,27 +25,27 @@ def link():
     if job.world_size == 1 or not key or not job.master_addr:
         return None
     from .agreement import Agreement
-    import atexit
-    _link = (os.getpid(), Agreement(job.rank, job.world_size, job.master_addr, key.encode() + _start))
-    atexit.register(_end, *_link)
+    _link = (os.getpid(), Agreement(job.rank, job.world_size, job.master_addr, key.encode() + _start, before))
+    atexit.unregister(_end)
+    atexit.register(_end)
     return _link[1]
 
 
-def _end(process, agreement):
-    if os.getpid() == process:
-        agreement.end()
+def _end():
+    if _link is not None and _link[0] == os.getpid():
+        _link[1].end()
 
 
 def renew(start):
     """The ranks have met anew, perhaps by new numbers. They count their calls when each has called count(). `start` is the
-    same on all of them, and no other time."""
+    same on all of them. It differs from that of each other meeting by this DDP_KEY: b"" if srun has dealt a new key."""
     global _link, _start, _counts
     _start, _counts = start, False
     if _link is None or _link[0] != os.getpid():
         return
     old, _link = _link[1], None
     old.end()
-    if link() is not None:
+    if link(old) is not None:
         link().take_offers(old)
     if _stop is not None:
         _stop.join(old)
@@ -78,7 +80,7 @@ class _Stop:
         # Python calls handlers only when its code goes on. A rank that waits in C for a lost rank hears of SIGTERM here.
         if threading.current_thread() is threading.main_thread():
             wakes = signal.set_wakeup_fd(self.agreement.wake_write, warn_on_full_buffer=False)
-            if wakes not in (-1, before.wake_write if before is not None else -1):
+            if wakes not in (-1, self.agreement.wake_write):
                 signal.set_wakeup_fd(wakes)
 
     def _is_late(self):

@@ -9,6 +9,7 @@ In a step with restart=, srun starts others in place of lost ranks. A newcomer i
 meet in a new process group (renewal.py), and a rank that has the last whole step gives it to the newcomer.
 """
 import atexit
+import contextlib
 import datetime
 import functools
 import hashlib
@@ -132,16 +133,12 @@ class Survival:
         if self._survivors is None or not self._is_of_peer(error):
             return False
         try:
-            self._go_on()
-        except Exception as why:
-            page.set_survives(False)
-            if self._survivors is not None:
-                self._survivors.close(False)  # the others are to count this rank as lost
-            self._survivors = None
-            said = "rank %d cannot go on without the ranks that are lost: %s" % (self._me, why)
+            with self._giving_up():
+                self._go_on()
+        except RuntimeError as said:
             if self._renews:  # srun tells of this, and starts all ranks again
-                raise RuntimeError(said) from why
-            print("slurm_ddp: %s; go back to the last checkpoint" % said, file=sys.stderr, flush=True)
+                raise
+            print("slurm_ddp: %s" % said, file=sys.stderr, flush=True)
             return False
         return True
 
@@ -151,7 +148,8 @@ class Survival:
             return
         own = _seeds()
         if self._comes:
-            self._renew()
+            with self._giving_up():
+                self._renew()
         elif self._renews and self._survivors is not None:
             self._seeds = self._gather(own)
             page.set_survives(True)
@@ -195,13 +193,29 @@ class Survival:
 
     # ---- after a failure ----
 
+    @contextlib.contextmanager
+    def _giving_up(self):
+        """If the body fails, the others are to count this rank as lost. RuntimeError: it failed."""
+        try:
+            yield
+        except Exception as why:
+            page.set_survives(False)
+            if self._survivors is not None:
+                self._survivors.close(False)
+            self._survivors = None
+            what, then = "go on without the ranks that are lost", "; go back to the last checkpoint"
+            if self._renews:
+                what, then = "join the ranks that are left" if self._comes else "go on with ranks in place of lost ones", ""
+            raise RuntimeError("rank %d cannot %s: %s%s" % (self._me, what, why, then)) from why
+
     def _all_finish(self):
         """Returns True if all ranks that are left have come to the end. Otherwise some had lost a rank before that."""
         if self._survivors is None:
             return True
-        plan = self._survivors.agree(Report(self.step, True, True))
-        if plan is None or plan.members:
-            self._go_on(plan)
+        with self._giving_up():
+            plan = self._survivors.agree(Report(self.step, True, True))
+            if plan is None or plan.members:
+                self._go_on(plan)
         return plan is not None and not plan.members
 
     def _go_on(self, plan=None):
@@ -231,12 +245,13 @@ class Survival:
         """Has the ranks that are left meet with those that srun has started in place of lost ones."""
         begin, own = time.monotonic(), _NEWCOMER if self._comes else Report(self.step, not self._updating, False)
         if self._survivors is not None:
-            self._survivors.close(False, None)
+            if not self._survivors.close(False, self._join_seconds):
+                raise RuntimeError("a thread has waited for lost ranks for more than %g s" % self._join_seconds)
             self._survivors = None
         self._drop()
         if not self._comes:
             self._generation = renewal.take(self._generation, self._join_seconds)
-        stopping.renew(b"")  # a newcomer may ask for the newest checkpoint before it comes
+            stopping.renew(b"")  # a newcomer has the new key, and may have asked for the newest checkpoint
         self._open(renewal.meet(self._dist, self._join_seconds))
         self._attend()
         said = self._gather((own, self._comes, jobs.job().node_name))
@@ -487,15 +502,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _parcels(sizes):
-    """Yields the numbers of tensors that travel together. On a busy machine each message waits until all ranks have had a core."""
+    """Yields the numbers of tensors that travel together, without empty ones. On a busy machine each message waits until
+    all ranks have had a core."""
     parcel, full = [], 0
     for number, size in enumerate(sizes):
+        if size == 0:
+            continue
         if parcel and full + size > _PARCEL_BYTES:
             yield parcel
             parcel, full = [], 0
         parcel.append(number)
         full += size
-    if full > 0:
+    if parcel:
         yield parcel
 
 
@@ -512,7 +530,6 @@ def _broadcast(dist, value, root, device):
     sizes = [size for _, _, _, size in head[1]]
     given = [torch.empty(shape, dtype=dtype, device=kind) for shape, dtype, kind, _ in head[1]] if not is_root else tensors
     for parcel in _parcels(sizes):
-        parcel = [number for number in parcel if sizes[number] > 0]
         if is_root:
             sent = torch.cat([given[number].to(device).reshape(-1).view(torch.uint8) for number in parcel])
         else:

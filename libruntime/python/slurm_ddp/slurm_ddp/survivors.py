@@ -94,7 +94,7 @@ class Survivors:
         self.report = self.plan = self.error = None
         self.links, self.waiting, self.reports = {}, {}, {}
         self.told, self.said, self.lost = None, [], []
-        self.plans, self.asks = 0, False  # how many there have been; the program has asked for the next one
+        self.plans, self.asks = 0, False  # the last plan's number; the program has asked for the next one
         self.opening, self.own = threading.Lock(), set()  # numbers of all connections that there have been
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -148,12 +148,13 @@ class Survivors:
             return os.fstat(connection.fileno()).st_ino in self.own
 
     def close(self, on_purpose=True, seconds=2.0):
-        """Ends the thread; None as `seconds`: on_broken() is not called any more."""
+        """Ends the thread. False: it has not ended within `seconds`, and may still call on_broken()."""
         with self.condition:
             self.closed, self.on_purpose = True, on_purpose
             self.condition.notify_all()
         self._wake()
         self.thread.join(seconds)
+        return not self.thread.is_alive()
 
     def connections(self):
         return [self.listener] + [link.connection for links in (self.links, self.waiting) for link in links.values()]
@@ -198,7 +199,7 @@ class Survivors:
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def _connect(self, rank):
-        """OSError: the rank is lost. A rank that is stopped is waited for."""
+        """OSError: the rank is lost. A rank that is stopped is waited for until this one closes: RuntimeError."""
         while True:
             connection = self._open(socket.create_connection, (self.addresses[rank], self.ports[rank]), self.silence or None)
             self._keep(connection)
@@ -206,6 +207,8 @@ class Survivors:
                 return introduce(connection, self.key, self.rank)
             except socket.timeout:
                 connection.close()
+            if self.closed:
+                raise RuntimeError("rank %d on %s leaves" % (self.rank, self.nodes[self.rank]))
 
     def _shake(self, connection):
         try:
@@ -241,6 +244,10 @@ class Survivors:
                 self.condition.notify_all()
         for connection in self.connections():
             connection.close()
+        with self.condition:
+            os.close(self.wake_read)
+            os.close(self.wake_write)
+            self.wake_read = self.wake_write = -1
 
     def _await_program(self):
         """Connections stay until then. So the others hear from the leader who is lost."""
@@ -251,10 +258,11 @@ class Survivors:
                     self.condition.wait(_LOOK_SECONDS)
 
     def _wake(self):
-        try:
-            os.write(self.wake_write, b"\0")
-        except OSError:  # full: the thread is awake
-            pass
+        with self.condition:
+            try:
+                os.write(self.wake_write, b"\0")
+            except OSError:  # the pipe is full, so the thread is awake; or the thread has closed it
+                pass
 
     def _ready(self):
         poll = select.poll()
@@ -403,14 +411,14 @@ class Survivors:
             (root, step), members = self.said[-1], self.said[:-1]
             self.said = []
             self._set(Plan(tuple(each for each, _ in members), tuple(each for each, behind in members if behind),
-                           None if root == NOBODY else root, step, self.addresses[rank], value))
+                           None if root == NOBODY else root, step, self.addresses[rank], value), name)
         elif kind == END:
-            self._set(FINISHED)
+            self._set(FINISHED, self.plans)
 
-    def _set(self, plan):
+    def _set(self, plan, number):
         with self.condition:
             self.plan, self.closed = plan, self.closed or not plan.members
-            self.plans += 1
+            self.plans = number
             if plan.members:
                 self._settle_members(set(plan.members))
             self.condition.notify_all()
@@ -433,12 +441,12 @@ class Survivors:
         if all(report.finished for report in reports.values()) and not self.broken:
             for link in self.links.values():
                 self._send(link, END)
-            self._set(FINISHED)
+            self._set(FINISHED, self.plans)
             return
         plan = settle({rank: reports[rank] for rank in left}, self.addresses[self.rank], self.host())
         for link in self.links.values():
             for rank in left:
                 self._send(link, MEMBER, rank, rank in plan.behind)
             self._send(link, ROOT, NOBODY if plan.root is None else plan.root, plan.step)
-            self._send(link, GO, plan.port)
-        self._set(plan)
+            self._send(link, GO, plan.port, self.plans + 1)  # not all may have had a lost leader's last plan
+        self._set(plan, self.plans + 1)
