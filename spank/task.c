@@ -364,7 +364,7 @@ static void make_witness(const struct stepd *stepd, uint32_t nodes)
 	uint32_t seconds = stepd->node.stall_seconds;
 	struct error error;
 
-	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
+	if (shared == NULL || stepd->no_witness || witness_is_made(&shared->witness))
 		return;
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
 		                       .text = text, .generation = &shared->generation,
