@@ -33,6 +33,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/names.c spank/launch/names.h \
 	spank/launch/preflight_step.c spank/launch/preflight_step.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
+	spank/launch/room.c spank/launch/room.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \

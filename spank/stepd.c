@@ -86,17 +86,22 @@ static void note_master(struct node_address *master, char *const *environment)
 		master->node[0] = '\0';
 }
 
-/* srun deals generations: each task is to be an agent. Both have to say so: the site's limits are in the node's own list,
-   and srun may have set a site's restart= aside. */
+/* srun deals generations: each task is to be an agent. srun waits for the agents of all nodes. So a node whose own list
+   forbids restarts refuses the step. */
 static void make_agents(struct stepd *stepd, uint32_t local_tasks)
 {
 	struct request *request = stepd->request;
 
-	if (request->settings.restarts == 0 || request->settings.check != CHECK_NO)
+	/* What was wrong before may be the reason for everything else. */
+	if (request->error.text[0] != '\0' || request->settings.check != CHECK_NO)
 		return;
 	stepd->node.find_address = request->settings.address == ADDRESS_IP ? find_address : NULL;
 	stepd->node.relay_port = stepd->node.relay.port;
-	if (contained_here())
+	if (request->settings.restarts == 0)
+		error_set(&request->error, "restart=: srun is to restart the step, but plugstack.conf of this node has no restart=, "
+		          "or has on-failure=continue: the administrator should give all nodes the same line; until then add "
+		          "restart=N, or restart=0, to --ddp=");
+	else if (contained_here())
 		error_set(&request->error, "restart=: SlurmdParameters=contain_spank of slurm.conf keeps this node from "
 		          "looking after its tasks: the administrator should remove it, or restart= be left out");
 	else if (stepd->node.silence_ms == 0)

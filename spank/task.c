@@ -14,6 +14,7 @@
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
+#include "spank/launch/room.h"
 #include "spank/launch/variables.h"
 #include "spank/node/node.h"
 #include "spank/node/report.h"
@@ -85,70 +86,24 @@ static bool check_gpus(const struct identity *identity, const struct settings *s
 	return true;
 }
 
-/* The strings of variables that are taken out, each "NAME=VALUE". */
-struct room {
-	const char *name[VARIABLES_MAX];
-	char *text[VARIABLES_MAX]; /* NULL: it has become another variable */
-	int count;
-};
-
-static bool use_room(struct room *room, const char *name, const char *value)
-{
-	const size_t name_length = strlen(name), value_bytes = strlen(value) + 1;
-
-	for (int i = 0; i < room->count; i++) {
-		char *text = room->text[i];
-		if (text == NULL || strlen(text) < name_length + value_bytes)
-			continue;
-		memcpy(text, name, name_length);
-		text[name_length] = '=';
-		memcpy(text + name_length + 1, value, value_bytes);
-		room->text[i] = NULL;
-		return true;
-	}
-	return false;
-}
-
-/* SLURM clears 256 KiB for each variable that it sets, and so many pages cost a start of many tasks milliseconds. So a
-   value goes into the place of the one before, such as srun's word for nodes without the plugin, or of a variable that is
-   taken out, if it is not longer. */
 static spank_err_t set_variable(spank_t spank, const char *name, const char *value, struct room *room)
-{
-	char **environment = NULL, *now;
-
-	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
-		return ESPANK_ERROR;
-	now = (char *)environment_get(environment, name);
-	if (now != NULL ? strlen(now) < strlen(value) : !use_room(room, name, value))
-		return spank_setenv(spank, name, value, 1);
-	if (now != NULL)
-		memmove(now, value, strlen(value) + 1);
-	return ESPANK_SUCCESS;
-}
-
-static void find_room(spank_t spank, const struct variables *variables, struct room *room)
 {
 	char **environment = NULL;
 
-	room->count = 0;
-	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS)
-		return;
-	for (int i = 0; i < variables->count; i++) {
-		const char *name = variables->item[i].name, *now = environment_get(environment, name);
-		if (variables->item[i].value != NULL || now == NULL)
-			continue;
-		room->name[room->count] = name;
-		room->text[room->count++] = (char *)now - strlen(name) - 1;
-	}
+	if (spank_get_item(spank, S_JOB_ENV, &environment) != ESPANK_SUCCESS || environment == NULL)
+		return ESPANK_ERROR;
+	return room_put(room, environment, name, value) ? ESPANK_SUCCESS : spank_setenv(spank, name, value, 1);
 }
 
 static bool write_environment(spank_t spank, const struct variables *variables, struct error *error)
 {
 	static struct room room;
-	spank_err_t reason = ESPANK_SUCCESS;
-	const char *name = "";
+	char **environment = NULL;
+	spank_err_t reason = spank_get_item(spank, S_JOB_ENV, &environment);
+	const char *name = "the task's variables";
 
-	find_room(spank, variables, &room);
+	if (reason == ESPANK_SUCCESS)
+		room_find(&room, environment, variables);
 	for (int i = 0; i < variables->count && reason == ESPANK_SUCCESS; i++) {
 		name = variables->item[i].name;
 		if (variables->item[i].value != NULL)
@@ -364,7 +319,7 @@ static void make_witness(const struct stepd *stepd, uint32_t nodes)
 	uint32_t seconds = stepd->node.stall_seconds;
 	struct error error;
 
-	if (shared == NULL || stepd->no_witness || atomic_load(&shared->witness.made))
+	if (shared == NULL || stepd->no_witness || witness_is_made(&shared->witness))
 		return;
 	struct witness_words words = { .relay = stepd->node.relay, .address = shared->srun_address,
 		                       .text = text, .generation = &shared->generation,

@@ -298,27 +298,29 @@ static void look_at_lease(struct generation *generation)
 	quit(generation, W_EXITCODE(1, 0));
 }
 
+/* The witness and its keeper are forked by each other. The kernel notes the number of either before it runs. */
+static bool is_of_plugin(pid_t pid, const void *about)
+{
+	const struct supervise *supervise = about;
+	const struct witness *witness = &supervise->shared->witness;
+	bool is_own = pid == atomic_load(&witness->pid) || pid == atomic_load(&witness->keeper);
+
+	for (uint32_t i = 0; i < supervise->local_tasks; i++)
+		is_own |= pid == supervise->agents.pids[i];
+	return is_own;
+}
+
 /* The program dies with its agent. What the program has started does not: slurmstepd adopts it. The epilog of a task,
    which slurmstepd starts, has another process group. True: none of it is left. */
 static bool end_adopted(struct generation *generation)
 {
-	const struct supervise *supervise = &generation->node->supervise;
-	const struct witness *witness = &supervise->shared->witness;
-	uint32_t count = 0, left = 1;
-	pid_t *keep = calloc(supervise->local_tasks + 2, sizeof(*keep));
+	uint32_t left = 1;
 
-	for (uint32_t i = 0; keep != NULL && i < supervise->local_tasks; i++)
-		keep[count++] = supervise->agents.pids[i];
-	if (keep != NULL) {
-		keep[count++] = atomic_load(&witness->pid);
-		keep[count++] = atomic_load(&witness->keeper);
-	}
-	for (int round = 0; keep != NULL && left > 0 && round < ADOPTED_ROUNDS; round++) {
+	for (int round = 0; left > 0 && round < ADOPTED_ROUNDS; round++) {
 		if (round > 0)
 			pause_ms(1);
-		left = descend_kill_adopted(generation->group, keep, count);
+		left = descend_kill_adopted(generation->group, is_of_plugin, &generation->node->supervise);
 	}
-	free(keep);
 	return left == 0;
 }
 

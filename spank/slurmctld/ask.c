@@ -223,16 +223,16 @@ bool ask_is_ending(uint32_t job_id)
 	return ending;
 }
 
-bool ask_was_cancelled(uint32_t job_id)
+uint32_t ask_state(uint32_t job_id)
 {
 	job_info_msg_t *jobs = ask_jobs(job_id);
-	bool cancelled = jobs == NULL;
+	uint32_t state = JOB_END;
 
 	for (uint32_t i = 0; jobs != NULL && i < jobs->record_count; i++)
-		cancelled |= jobs->job_array[i].job_id == job_id &&
-		             (jobs->job_array[i].job_state & JOB_STATE_BASE) == JOB_CANCELLED;
+		if (jobs->job_array[i].job_id == job_id)
+			state = jobs->job_array[i].job_state & JOB_STATE_BASE;
 	ask_free_jobs(jobs);
-	return cancelled;
+	return state;
 }
 
 static void free_nodes(node_info_msg_t *nodes)

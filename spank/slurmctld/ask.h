@@ -50,8 +50,8 @@ void ask_name_job(const job_info_t *job, char name[ASK_JOB_NAME_MAX]);
 /* 0, or Slurm's reason, of a request's answer, which it gives back. `code` is what the function returned. */
 int ask_take_answer(int code, job_array_resp_msg_t *answer);
 
-/* Changes the job: its nodes, a list of those that stay, and its comment. NULL: as it is. `release`: it is held no more. 0,
-   or Slurm's reason. */
+/* Changes the job: its nodes, a list of those that stay, and its comment. NULL: as it is. `release`: SLURM no longer
+   holds the job. 0, or Slurm's reason. */
 int ask_to_change(const char *job_name, char *nodes, char *comment, bool release);
 
 /* The job by which a request reaches the steps of all components of the job: the first of
@@ -63,8 +63,8 @@ uint32_t ask_leader(uint32_t job_id);
    time left than --signal may have been given for. */
 bool ask_is_ending(uint32_t job_id);
 
-/* Whether somebody has cancelled the job, or Slurm does not tell. */
-bool ask_was_cancelled(uint32_t job_id);
+/* The job's state (enum job_states), without flags; JOB_END: SLURM does not tell. */
+uint32_t ask_state(uint32_t job_id);
 
 /* Whether Slurm takes the node for down, or has taken it out of the job, as it does where
    a job outlives its nodes: the node itself may answer again already. In a thread. */

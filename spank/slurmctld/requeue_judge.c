@@ -81,15 +81,16 @@ static bool is_too_often(const struct requeue_step *step, const struct requeue_j
    said that nodes are missing. */
 static bool judge_held(const struct requeue_step *step, const struct requeue_job *job, char text[REQUEUE_TEXT_MAX])
 {
-	static const char why[] = "SLURM could not start the step on each node, has requeued the job";
 	struct sink sink = sink_on(text, REQUEUE_TEXT_MAX);
 	bool releases = job->restarts <= step->allowed;
 
 	if (releases)
-		sink_add(&sink, "%s (%u of %u) and held it; srun releases it", why, job->restarts, step->allowed);
+		sink_add(&sink, "SLURM could not start the step on each node, has requeued the job (%u of %u) and held it; srun "
+		         "releases it", job->restarts, step->allowed);
 	else
-		sink_add(&sink, "%s and held it; srun does not release it, because it was requeued %u time%s before (requeue=%u)",
-		         why, job->restarts - 1, job->restarts == 2 ? "" : "s", step->allowed);
+		sink_add(&sink, "SLURM could not start the step on each node, has requeued the job and held it; srun does not "
+		         "release it, because it was requeued %u time%s before (requeue=%u)", job->restarts - 1,
+		         job->restarts == 2 ? "" : "s", step->allowed);
 	return releases;
 }
 

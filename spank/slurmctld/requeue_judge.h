@@ -34,7 +34,8 @@ struct requeue_job {
 	enum requeue_state state;
 	bool batch;         /* there is a script that Slurm could start again */
 	bool may_requeue;   /* by JobRequeue of slurm.conf, --requeue and --no-requeue */
-	bool held;          /* in state REQUEUE_WAITS: until it is released, because a node could not start the step */
+	bool held;          /* in state REQUEUE_WAITS: SLURM holds the job until somebody releases it, because a node could not
+	                       start the step */
 	bool preempted;     /* Slurm has told a running job that it will take its nodes */
 	uint32_t restarts;  /* how often the job was requeued, whoever asked for it */
 	struct requeue_note before; /* of the run before this one; zero if that run has left none */

@@ -198,9 +198,11 @@ static char *stay_of(const char *list, const char *without, const struct relaunc
 static char *exclude_of(const struct relaunch_step *step, const char *without, const struct srun_words *given)
 {
 	const char *own = srun_excluded(given);
+	uint32_t state = ask_state(step->own_job);
 	char *both = NULL;
 
-	if (srun_nodes(given) != NULL || (own != NULL && strchr(own, '/') != NULL) || ask_was_cancelled(step->own_job) ||
+	if (srun_nodes(given) != NULL || (own != NULL && strchr(own, '/') != NULL) || state == JOB_CANCELLED ||
+	    state == JOB_END ||
 	    asprintf(&both, "%s%s%s", own != NULL ? own : "", own != NULL ? "," : "", without) < 0)
 		return NULL;
 	return both;

@@ -26,7 +26,7 @@ static struct end_verdict judge_case(const struct step *step, const struct step_
 		facts.sent = SENT_NOTHING;
 	facts.ending = step->over;
 	facts.kill_on_failure = step->policy.kill_on_failure;
-	/* With restarts, all ranks begin again. */
+	/* With restarts, srun restarts the step, and decides then which ranks keep their processes. */
 	facts.survived = facts.survived && !step->policy.restarts && !step->stopping;
 	facts.outlives_nodes = step->policy.outlives_nodes;
 	return judge_end(&facts);

@@ -15,12 +15,13 @@
            answer, for nodes that have not reported yet, and for slurmctld's word about a node whose
            tasks it may have killed, but no longer than ASK_MS. A node that has not reported ASK_MS
            after the last task's start probably lacks the plugin, and is not waited for.
-           With restart=, ranks that survive others do not end because of them: srun then waits HOLD_SURVIVED_MS.
+           With restart=, ranks that survive others do not end because of them: srun then waits HOLD_SURVIVED_MS
+           instead of HOLD_MS.
       350  srun prints the sentence, and asks slurmctld once to end the step.
      1600  If only other ranks have told that a rank did not come in time, or that it leaves, srun waits
-           TIMEOUT_HOLD_MS before it prints this. A Python program that has raised may take a second to end. All ranks that have waited for the missing rank
-           give up at about the same time, but their programs may then take long to end. And
-           only its own node knows what the missing rank is doing.
+           TIMEOUT_HOLD_MS before it prints this. A Python program that has raised may take a second to end.
+           All ranks that have waited for the missing rank give up at about the same time, but their programs
+           may then take long to end. And only its own node knows what the missing rank is doing.
      5350  If srun still waits for the step AGAIN_MS after it asked to end it, it asks again, then
            after twice that time, and so on: Slurm loses a request that comes while it launches
            a component.
@@ -40,14 +41,15 @@
            seconds for the last node, however slow the node is.
 
    restart With restart=, srun tells the nodes to end all ranks where it would otherwise end the step, 350 ms after
-           the first rank's end. When the last node has answered, srun deals the next generation. On four nodes,
-           the first lines of the new programs ran 360 to 440 ms after the first rank's end.
+           the first rank's end. If the other ranks survive, srun ends only what is left of dead ranks, after 150 ms. When
+           the last node has answered, srun deals the next generation. On four nodes, the first lines of the new programs
+           ran 360 to 440 ms after the first rank's end, without survivors.
 
    silent  If tasks have started on a node whose plugin has not reported, srun takes the plugin for
            absent there after SILENT_MS. A plugin reports beside the programs, usually within 100 ms, and at
            the latest before Slurm tells srun of the end of its node's last task. If srun does not answer,
-           slurmstepd repeats the report each REPORT_MS, and less often after SILENT_MS. If another plugin prepares the tasks first,
-           as Pyxis, which may fetch an image, srun only warns, after UNSURE_MS.
+           slurmstepd repeats the report each REPORT_MS, and less often after SILENT_MS. If another plugin prepares
+           the tasks first, as Pyxis, which may fetch an image, srun only warns, after UNSURE_MS.
 
    If srun has not answered within CONNECT_MS or REPLY_MS, the node itself prints the sentence,
    DELIVERY_MS before its connection to srun may end. It asks slurmctld after ALONE_MS (or grace=),

@@ -120,8 +120,9 @@ static void end_if_child(const char *number, void *asked)
 struct search {
 	bool (*is_meant)(const struct relative *relative, const struct search *search);
 	pid_t parent, session, group;
-	const pid_t *keep;
-	uint32_t count, killed;
+	bool (*is_kept)(pid_t pid, const void *about); /* NULL: none is */
+	const void *about;
+	uint32_t killed;
 };
 
 /* The first thread of a process is a zombie as soon as it has ended, although others may still end for long. */
@@ -156,23 +157,20 @@ static void kill_if_found(const char *number, void *about)
 	pid_t pid = (pid_t)strtol(number, NULL, 10);
 	int process;
 
-	for (uint32_t i = 0; i < search->count; i++)
-		if (search->keep[i] == pid)
-			return;
 	if (!is_found(number, search))
 		return;
 	process = handle_open(pid);
-	if (process >= 0 && is_found(number, search))
-		search->killed += handle_signal(process, SIGKILL);
+	if (process < 0 && errno != ENOSYS)
+		return;
+	if (is_found(number, search) && (search->is_kept == NULL || !search->is_kept(pid, search->about)))
+		search->killed += process >= 0 ? handle_signal(process, SIGKILL) : kill(pid, SIGKILL) == 0;
 	if (process >= 0)
 		close(process);
-	else if (errno == ENOSYS)
-		search->killed += kill(pid, SIGKILL) == 0;
 }
 
-uint32_t descend_kill_adopted(pid_t group, const pid_t *keep, uint32_t count)
+uint32_t descend_kill_adopted(pid_t group, bool (*is_kept)(pid_t pid, const void *about), const void *about)
 {
-	struct search search = { is_adopted, getpid(), getsid(0), group, keep, count, 0 };
+	struct search search = { is_adopted, getpid(), getsid(0), group, is_kept, about, 0 };
 
 	proc_visit("/proc", kill_if_found, &search);
 	return search.killed;

@@ -24,11 +24,15 @@ enum {
 	PARENT_DIED = SIGPWR, /* the kernel's word to the witness; Slurm sends no such signal */
 	LOOKS_MAX = 100,      /* 1 ms apart */
 	END_MS = 2000,        /* so long slurmstepd waits for the end of both */
+	MAKING_MS = 1000,     /* so long other tasks wait for the one that makes the witness, */
+	MAKING_LOOK_US = 100, /* and look so often */
 	KEEPER_MS = 50,       /* a step that has ended by then has no keeper, which costs a fork */
 	WITNESSES_MAX = 16,   /* a keeper makes no more: slurmstepd may not reap them before the step's end */
 	RETRY_MS = 1000,      /* after which a keeper without a witness tries again, and then twice that */
 	RETRY_MAX_MS = 60000,
 };
+
+#define NS_PER_MS 1000000ull
 
 /* Where a witness or a keeper is. */
 struct place {
@@ -108,26 +112,41 @@ static pid_t fork_sibling(_Atomic pid_t *number)
 
 static void keep(const struct place *place);
 
-/* In the witness. */
-static void make_keeper(const struct place *place)
+/* In the witness. Returns when to try again; UINT64_MAX: never. */
+static uint64_t make_keeper(const struct place *place)
 {
 	/* Without it the keeper would not see the witness's end. */
 	int process = handle_open(place->slurmstepd);
+	pid_t pid;
 
 	if (process < 0)
-		return;
+		return UINT64_MAX;
 	close(process);
-	if (fork_sibling(&place->witness->keeper) != 0)
-		return;
-	keep(place);
-	/* Its end is not that of one who was killed. */
-	atomic_store(&place->witness->keeper, 0);
-	_exit(0);
+	pid = fork_sibling(&place->witness->keeper);
+	if (pid == 0) {
+		keep(place);
+		/* Its end is not that of one who was killed. */
+		atomic_store(&place->witness->keeper, 0);
+		_exit(0);
+	}
+	/* The user may have no more processes now. */
+	return pid > 0 ? UINT64_MAX : ddp_now_ns() + RETRY_MS * NS_PER_MS;
+}
+
+/* How long the witness waits for a signal; 0: for ever. */
+static int wait_ms(int look_ms, uint64_t keeper_ns)
+{
+	uint64_t now_ns = ddp_now_ns(), left_ms = keeper_ns > now_ns ? (keeper_ns - now_ns) / NS_PER_MS + 1 : 1;
+
+	if (keeper_ns == UINT64_MAX || (look_ms > 0 && (uint64_t)look_ms < left_ms))
+		return look_ms;
+	return (int)left_ms;
 }
 
 static void watch(const struct place *place, bool has_keeper)
 {
 	const struct witness_words *words = place->words;
+	uint64_t keeper_ns = has_keeper ? UINT64_MAX : ddp_now_ns() + KEEPER_MS * NS_PER_MS;
 	int look_ms = words->look_ms;
 	bool suspended = false;
 	sigset_t all;
@@ -136,10 +155,9 @@ static void watch(const struct place *place, bool has_keeper)
 	leave_task(place, "ddp-witness");
 	while (getppid() == place->slurmstepd) {
 		siginfo_t info = { .si_signo = 0 };
-		int number = wait_signal(&all, has_keeper ? look_ms : KEEPER_MS, &info);
-		if (number == 0 && !has_keeper) {
-			make_keeper(place);
-			has_keeper = true;
+		int number = wait_signal(&all, wait_ms(look_ms, keeper_ns), &info);
+		if (number == 0 && ddp_now_ns() >= keeper_ns) {
+			keeper_ns = make_keeper(place);
 			continue;
 		}
 		if (number < 0 && errno != EINTR)
@@ -149,7 +167,7 @@ static void watch(const struct place *place, bool has_keeper)
 		/* The ranks stop by it: Slurm sends it 2 s before the SIGSTOP with which it
 		   suspends a step, and that stops the witness, too. */
 		suspended = number == SIGTSTP || (suspended && number != SIGCONT);
-		if (has_keeper && look_ms > 0 && !suspended)
+		if (look_ms > 0 && !suspended)
 			look_ms = words->look(words->about, atomic_load(&place->witness->asked_to_stop));
 	}
 	tell_of_slurmstepd(words, place->tasks);
@@ -241,20 +259,34 @@ static void keep(const struct place *place)
 		tell_of_slurmstepd(place->words, place->tasks);
 }
 
+bool witness_is_made(const struct witness *witness)
+{
+	const uint64_t deadline_ns = ddp_now_ns() + MAKING_MS * NS_PER_MS;
+	enum witness_making made;
+
+	/* Somebody may have killed the task that makes it. */
+	while ((made = atomic_load(&witness->made)) == WITNESS_BEGUN && ddp_now_ns() < deadline_ns)
+		usleep(MAKING_LOOK_US);
+	return made != WITNESS_NONE;
+}
+
 void witness_make(struct witness *witness, const struct witness_words *words)
 {
+	enum witness_making none = WITNESS_NONE;
 	const struct place place = { .witness = witness, .words = words, .slurmstepd = getppid(), .tasks = getpgrp() };
 	sigset_t all, before;
 
-	if (atomic_exchange(&witness->made, true))
+	if (!atomic_compare_exchange_strong(&witness->made, &none, WITNESS_BEGUN)) {
+		witness_is_made(witness);
 		return;
+	}
 	sigfillset(&all);
-	if (sigprocmask(SIG_SETMASK, &all, &before) < 0)
-		return;
+	sigprocmask(SIG_SETMASK, &all, &before);
 	if (fork_sibling(&witness->pid) == 0) {
 		watch(&place, false);
 		_exit(0);
 	}
+	atomic_store(&witness->made, WITNESS_DONE);
 	sigprocmask(SIG_SETMASK, &before, NULL);
 }
 
@@ -352,7 +384,7 @@ static void kill_process(pid_t pid)
 static void reap_process(pid_t pid, uint64_t deadline_ns)
 {
 	uint64_t now_ns = ddp_now_ns();
-	int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / 1000000) : 0;
+	int left_ms = now_ns < deadline_ns ? (int)((deadline_ns - now_ns) / NS_PER_MS) : 0;
 
 	if (pid > 0 && !contained_here())
 		child_reap(pid, left_ms, NULL);
@@ -363,7 +395,7 @@ static void reap_process(pid_t pid, uint64_t deadline_ns)
 
 void witness_end(struct witness *witness)
 {
-	const uint64_t deadline_ns = ddp_now_ns() + END_MS * 1000000ull;
+	const uint64_t deadline_ns = ddp_now_ns() + END_MS * NS_PER_MS;
 	pid_t keeper, pid;
 
 	/* Both are killed before one is waited for, so that they end beside each other. Until it is dead, either may make

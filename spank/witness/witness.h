@@ -24,9 +24,11 @@
 #include "spank/wire/judge.h"
 #include "spank/wire/relay.h"
 
+enum witness_making { WITNESS_NONE, WITNESS_BEGUN, WITNESS_DONE };
+
 /* Shared by slurmstepd, the tasks until they exec, and the witness. */
 struct witness {
-	atomic_bool made;
+	_Atomic enum witness_making made;
 	_Atomic pid_t pid;        /* 0: there is none */
 	_Atomic pid_t keeper;     /* 0: there is none */
 	atomic_bool asked_to_stop; /* by Slurm */
@@ -52,8 +54,12 @@ struct witness_words {
 	void *about;
 };
 
-/* In a task; the second call and later ones do nothing. Without a witness the
-   node judges by the ends alone. */
+/* In a task: whether another task has made the witness. If another task is making it, waits until it is there, so that no
+   program runs without it; one second at most. */
+bool witness_is_made(const struct witness *witness);
+
+/* In a task; the second call and later ones make none, and wait as witness_is_made(). Without a witness the node judges by
+   the ends alone. */
 void witness_make(struct witness *witness, const struct witness_words *words);
 
 /* In slurmstepd: what Slurm has sent so far. */

@@ -141,7 +141,18 @@ prints_times 3 '^rank [0-2] of 3$' "as one world"
 capture as_user salloc -N2 -n4 srun --ddp=restart=1 -N1 -n2 true : -N1 -n1 true
 fails_without_hanging "a user's own restart= with several components is refused"
 prints 'ddp: the step cannot be restarted, as restart=1 asks for: the step has several components: .* Leave restart= out$' "in words"
+# A node may not have the default yet. Without agents there, the others would wait for ever.
+cp "$cluster/plugstack.conf" "$work/restarts.conf"
 cp "$work/plugstack.conf" "$cluster/plugstack.conf"
+sed "s|^PlugStackConfig=.*|PlugStackConfig=$work/restarts.conf|" "$cluster/slurm.conf" >"$work/restarts.slurm.conf"
+capture as_user env SLURM_CONF="$work/restarts.slurm.conf" srun --ddp -N2 -n2 echo ran
+fails_without_hanging "restart= of the site, which a node lacks, is refused"
+prints 'ddp: n[01]: restart=: srun is to restart the step, but plugstack.conf of this node has no restart=' "in words"
+prints_not '^ran$' "and runs nothing"
+for list in restart=0 restart=1; do
+	capture as_user env SLURM_CONF="$work/restarts.slurm.conf" srun "--ddp=$list" -N2 -n2 echo ran
+	prints_times 2 '^ran$' "--ddp=$list runs there, as the words say"
+done
 
 make_together
 # Steps of one job, at once and one after the other, without Slurm's ports.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
 /* spank/node/generation: a node takes srun's orders, and tells what becomes of them. The agents are real. */
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/child.h"
 #include "spank/base/release.h"
 #include "spank/node/generation.h"
 #include "spank/wire/deal.h"
@@ -76,6 +78,7 @@ static struct {
 	atomic_uint programs;      /* that run */
 	atomic_bool leaves;        /* the second task's program has a child: */
 	_Atomic pid_t left_behind;
+	atomic_int chain;          /* with so many more below one another; */
 	atomic_bool lingers;       /* and that child, when it is killed, does not end before this one is reaped: */
 	_Atomic pid_t held;
 } *seen;
@@ -93,6 +96,9 @@ static pid_t fork_child(bool ends_first_thread)
 	pthread_t thread;
 	pid_t child = fork();
 
+	while (child == 0 && atomic_fetch_sub(&seen->chain, 1) > 0)
+		if (fork() > 0)
+			stay(NULL);
 	if (child == 0 && ends_first_thread && pthread_create(&thread, NULL, stay, NULL) == 0)
 		syscall(SYS_exit, 0);
 	if (child == 0)
@@ -159,6 +165,7 @@ static int begin_as(bool is_user)
 	atomic_store(&seen->left_behind, 0);
 	atomic_store(&seen->leaves, false);
 	atomic_store(&seen->lingers, false);
+	atomic_store(&seen->chain, 0);
 	atomic_store(&seen->is_user, is_user);
 	atomic_store(&seen->programs, 0);
 	node = (struct node){ .say = say, .relay_port = 77 };
@@ -654,20 +661,58 @@ TEST_WITH(a_killed_agent_is_lost, begin, finish)
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 1);
 }
 
-static bool has_told(uint32_t type)
-{
-	for (int i = 0; i < frame_count; i++)
-		if (frames[i].type == type)
-			return true;
-	return false;
-}
-
 static void kill_agent(uint32_t local)
 {
 	siginfo_t info;
 
 	kill(node.supervise.agents.pids[local], SIGKILL);
 	assert_int_equal(waitid(P_PID, (id_t)node.supervise.agents.pids[local], &info, WEXITED | WNOWAIT), 0);
+}
+
+/* As if the witness made it: in the tasks' process group, as soon as the first process is killed. */
+static pid_t fork_late_keeper(pid_t first, pid_t group)
+{
+	pid_t keeper = fork();
+
+	if (keeper == 0) {
+		struct pollfd process = { .fd = handle_open(first), .events = POLLIN };
+		poll(&process, process.fd >= 0, 20000);
+		atomic_store(&node.supervise.shared->witness.keeper, getpid());
+		setpgid(0, group);
+		stay(NULL);
+	}
+	setpgid(keeper, keeper);
+	return keeper;
+}
+
+/* It takes several rounds to end what the program has left behind. */
+TEST_WITH(a_keeper_that_comes_meanwhile_is_no_program, begin, finish)
+{
+	pid_t keeper, group = getpgid(node.supervise.agents.pids[0]);
+
+	atomic_store(&seen->leaves, true);
+	atomic_store(&seen->chain, 15);
+	give_go(1, 1, TASKS);
+	while (atomic_load(&seen->left_behind) == 0 || atomic_load(&seen->chain) >= 0)
+		usleep(1000);
+	keeper = fork_late_keeper(atomic_load(&seen->left_behind), group);
+	usleep(20000);
+	kill_agent(1);
+	await(DEAL_LOST);
+	while (getpgid(keeper) != group && waitpid(keeper, NULL, WNOHANG) == 0)
+		look();
+	look();
+	assert_int_equal(waitpid(keeper, NULL, WNOHANG), 0);
+	kill(keeper, SIGKILL);
+	assert_int_equal(waitpid(keeper, NULL, 0), keeper);
+}
+
+static bool has_told(uint32_t type)
+{
+	for (int i = 0; i < frame_count; i++)
+		if (frames[i].type == type)
+			return true;
+	return false;
 }
 
 TEST_WITH(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends, begin, finish)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "spank/launch/container.h"
+#include "spank/launch/room.h"
 #include "tests/support/spank_task.h"
 #include "tests/support/test.h"
 
@@ -485,4 +486,33 @@ TEST(nothing_is_left_to_a_daemon)
 	for (size_t i = 0; i < COUNT(names); i++)
 		if (find(&variables, names[i]) == NULL)
 			fail_msg("%s is not taken out", names[i]);
+}
+
+TEST(values_take_the_places_of_others)
+{
+	static const struct variables variables = { .item = { { "ABSENT", NULL, "" }, { "SHORT", NULL, "" }, { "RANK", "3", "" },
+	                                                      { "LONGEST", NULL, "" } }, .count = 4 };
+	char **environment = ENVIRONMENT(V("RANK=absent") V("SHORT=1") V("LONGEST=123456789") V("OTHER=x"));
+	struct room room;
+
+	room_find(&room, environment, &variables);
+	assert_int_equal(room.count, 2);
+	assert_true(room_put(&room, environment, "RANK", "3"));
+	/* Nothing says how long the place is. */
+	assert_false(room_put(&room, environment, "RANK", "10"));
+	assert_string_equal(environment_get(environment, "RANK"), "3");
+	assert_true(room_put(&room, environment, "WORLD_SIZE", "12345"));
+	assert_string_equal(environment[3], "WORLD_SIZE=12345");
+	assert_string_equal(room.name[1], "LONGEST");
+	assert_null(room.text[1]);
+	/* It is in the environment now, and no place of its own. */
+	assert_true(room_put(&room, environment, "WORLD_SIZE", "4"));
+	assert_false(room_put(&room, environment, "AB", "12345"));
+	assert_string_equal(environment[2], "SHORT=1");
+	assert_true(room_put(&room, environment, "AB", "1234"));
+	assert_string_equal(environment[2], "AB=1234");
+	assert_false(room_put(&room, environment, "X", ""));
+	assert_string_equal(environment[1], "RANK=3");
+	assert_string_equal(environment[3], "WORLD_SIZE=4");
+	assert_string_equal(environment[4], "OTHER=x");
 }

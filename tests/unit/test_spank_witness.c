@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -80,6 +81,75 @@ static void finish(void)
 	/* It was the only child, and is reaped. */
 	assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
 	munmap(shared, sizeof(*shared));
+}
+
+/* In the task that makes the witness and in others. */
+TEST(no_program_begins_without_the_witness)
+{
+	const struct witness_words words = { .address = "", .text = "" };
+	int status = -1;
+	pid_t pid = fork_task();
+
+	if (pid == 0) {
+		uint64_t start_ns = ddp_now_ns();
+		atomic_store(&shared->made, WITNESS_BEGUN);
+		witness_make(shared, &words);
+		_exit(ddp_now_ns() - start_ns < 50000000);
+	}
+	while (atomic_load(&shared->made) == WITNESS_NONE)
+		usleep(1000);
+	usleep(50000);
+	atomic_store(&shared->made, WITNESS_DONE);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_int_equal(status, 0);
+	finish();
+}
+
+TEST(short_step_has_no_keeper)
+{
+	uint64_t start_ns = ddp_now_ns();
+
+	make(false);
+	await_keeper();
+	/* KEEPER_MS */
+	assert_true(ddp_now_ns() - start_ns >= 50000000);
+	finish();
+}
+
+/* While one makes the other. */
+TEST(both_end_whenever_the_step_ends)
+{
+	for (int i = 0; i < 10; i++) {
+		make(false);
+		usleep(47000 + 500 * (useconds_t)i);
+		finish();
+	}
+}
+
+/* The user may have no more processes for a while. */
+TEST(keeper_comes_as_soon_as_it_can)
+{
+	const struct witness_words words = { .address = "", .text = "" };
+	const struct rlimit two = { 2, 2 };
+	const uid_t user = 61234; /* of no other processes */
+	pid_t pid;
+
+	if (getuid() != 0)
+		skip();
+	pid = fork_task();
+	if (pid == 0) {
+		if (setrlimit(RLIMIT_NPROC, &two) == 0 && setresuid(user, user, user) == 0)
+			witness_make(shared, &words);
+		pause();
+	}
+	while (atomic_load(&shared->pid) == 0)
+		usleep(1000);
+	usleep(200000);
+	assert_int_equal(shared->keeper, 0);
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, NULL, 0), pid);
+	await_keeper();
+	finish();
 }
 
 /* For up to 10 s, with the witness as a process of its own; false if it never was so. */
@@ -258,6 +328,7 @@ TEST(a_witness_that_cannot_be_reaped_is_left)
 	pid_t debugger;
 
 	make(false);
+	await_keeper();
 	debugger = hold(shared->pid);
 	if (debugger == 0) {
 		finish();

@@ -41,11 +41,22 @@ def draw(random, count, spares):
     return kinds
 
 
-def hit(pid, number):
+def hit(pid, number, send=os.kill):
     try:
-        os.kill(pid, number)
+        send(pid, number)
     except ProcessLookupError:
         pass
+
+
+def hit_later(pid, seconds):
+    """The number may be another process's by then."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    time.sleep(seconds)
+    hit(process, signal.SIGKILL, signal.pidfd_send_signal)
+    os.close(process)
 
 
 def some_rank(training, random):
@@ -85,9 +96,9 @@ def again(training, random):
     hit(pid, signal.SIGKILL)
     new = wait_for(30 * training.cluster.slowness,
                    lambda: not training.runs() or sorted(set(training.ranks().values()) - before))
-    time.sleep(random.uniform(0, 0.4))
+    seconds = random.uniform(0, 0.4)
     if isinstance(new, list):
-        hit(new[-1], signal.SIGKILL)
+        hit_later(new[-1], seconds)
     return f"rank {rank} on {node}, and another one as it starts"
 
 
@@ -97,8 +108,7 @@ def other(training, random):
     ranks = training.ranks()
     (rank, pid), (second, second_pid) = random.sample(sorted(ranks.items()), 2)
     hit(pid, signal.SIGKILL)
-    time.sleep(random.uniform(0, 0.8))
-    hit(second_pid, signal.SIGKILL)
+    hit_later(second_pid, random.uniform(0, 0.8))
     return f"rank {rank}, and then {second}"
 
 

@@ -167,16 +167,22 @@ def maybe_survives(r):
         r.note = f"{r.note} survivors".lstrip()
 
 
-def kill_early(r, rank):
+def process_of(r, rank):
+    """A handle: the number may be another process's by the time at which the rank is to die."""
+    return os.pidfd_open(r.pids[rank])
+
+
+def kill_early(r, rank, process):
     """Not in the last steps: there is no restart if another rank has ended well."""
     if r.runs() and r.states()[rank][1] < STEPS - 3:
-        os.kill(r.pids[rank], signal.SIGKILL)
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
 
 
 @kind("join", ("training", "checkpoint"), weight=2)
 def join(r):
     """Another process becomes the rank, and joins the others."""
-    return (lambda: kill_early(r, r.rank)), survives(r)
+    return (lambda: kill_early(r, r.rank, process_of(r, r.rank))), survives(r)
 
 
 @kind("join-again", ("training", "checkpoint"))
@@ -189,9 +195,10 @@ def join_again(r):
     r.note = f"and rank {second} {seconds:.1f} s later"
 
     def harm():
-        kill_early(r, r.rank)
+        other = process_of(r, second)
+        kill_early(r, r.rank, process_of(r, r.rank))
         time.sleep(seconds)
-        kill_early(r, second)
+        kill_early(r, second, other)
 
     return harm, expected
 
