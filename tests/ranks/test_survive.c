@@ -608,7 +608,7 @@ TEST(the_environment_asks_for_copies)
 	static const struct {
 		const char *text;
 		bool own, buddy, refused;
-	} given[] = { { "1", false, true, false }, { "0", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
+	} given[] = { { "1", false, true, false }, { "0", true, false, false }, { "", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
 	ddp_model_settings settings;
 
 	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
