@@ -439,6 +439,11 @@ static bool check(gpt_options *o)
 		fprintf(stderr, "gpt: --loss-scale is for --dtype f16: other types have f32's range\n");
 		return false;
 	}
+	if (o->buddy && (!o->survive || (o->shard != DDP_SHARD_STATE && o->shard != DDP_SHARD_GRADIENTS))) {
+		fprintf(stderr, "gpt: --buddy keeps copies of shards for ranks that survive: give --survive, and --shard state "
+		        "or gradients\n");
+		return false;
+	}
 	if (o->tokens_per_update > 0 && o->accumulate > 0) {
 		fprintf(stderr, "gpt: --tokens-per-update says how many micro-batches a step has; leave --accumulate "
 		        "out\n");

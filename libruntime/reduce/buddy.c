@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "reduce/buddy.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,9 +10,8 @@
 #include "comm/request.h"
 #include "reduce/model_state.h"
 
-/* AT_ONCE: 64 MiB, as each broadcast has a deadline of its own. TAG: the last of those that a program that makes groups
-   (ddp_comm_create_group()) can take, too. */
-enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX, TAG = INT_MAX - 1 };
+/* AT_ONCE is 64 MiB, as each broadcast has a deadline of its own. */
+enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX };
 
 /* What a rank owns after `step` steps: parameters, then each state. */
 typedef struct copy {
@@ -33,9 +31,9 @@ typedef struct ddp_buddy {
 	int *buddies;    /* [ranks] */
 	ward *wards;
 	int ward_count;
-	int64_t count;   /* elements that this rank owns, */
-	copy undo;       /* as they were before the update of a step, */
-	int64_t *undone; /* [units]: of this one */
+	int64_t count;   /* elements that this rank owns */
+	copy undo;       /* these elements as they were before the update of a step */
+	int64_t *undone; /* [units]: that step; 0: `undo` does not have the unit */
 	ddp_request *sends[DDP_OPTIM_STATES_MAX];
 	int64_t sent;    /* the step whose copy was sent last; -1: none that counts */
 	bool under_way;
@@ -53,7 +51,7 @@ static int append(const int *nodes, int ranks, int node, int *order, int from)
 	return from;
 }
 
-/* Ranks by nodes, one node behind the other, and the largest node first. Returns how many ranks that node has. */
+/* order[ranks] becomes the ranks of one node after the other, the largest node first. Returns that node's number of ranks. */
 static int order_ranks(const int *nodes, int ranks, int *order)
 {
 	int most = 0, largest = 0, end;
@@ -229,10 +227,10 @@ static ddp_status end_transfer(ddp_model *model, bool whole)
 	return status == DDP_OK ? went : status;
 }
 
-static ddp_status begin_transfer(ddp_model *model)
+static ddp_status issue_transfer(ddp_model *model)
 {
 	ddp_buddy *b = model->buddy;
-	ddp_operation message = { .type = DDP_F32, .tag = ddp_match_own_tag(TAG) };
+	ddp_operation message = { .type = DDP_F32, .tag = ddp_match_own_tag(DDP_BUDDY_NUMBER) };
 	ddp_status status = end_transfer(model, false);
 
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++) {
@@ -250,10 +248,22 @@ static ddp_status begin_transfer(ddp_model *model)
 		                             .count = (size_t)b->count };
 		status = ddp_comm_issue_own(model->comm, &sent, &b->sends[i]);
 	}
-	if (status != DDP_OK)
-		return status;
+	return status;
+}
+
+/* This rank's failure is that of all: others wait for its messages, and a copy would get later ones in their place. */
+static ddp_status begin_transfer(ddp_model *model)
+{
+	ddp_buddy *b = model->buddy;
+	ddp_kept_error why;
+
 	for (int w = 0; w < b->ward_count; w++)
 		b->wards[w].copies[1].step = -1;
+	ddp_error_keep(&why, issue_transfer(model));
+	if (why.status != DDP_OK) {
+		(void)ddp_comm_abort(model->comm, why.text);
+		return ddp_error_return(&why);
+	}
 	b->sent = model->steps;
 	b->under_way = true;
 	return DDP_OK;
@@ -261,9 +271,8 @@ static ddp_status begin_transfer(ddp_model *model)
 
 void ddp_buddy_send(ddp_model *model)
 {
-	/* Without some of its messages, a copy would get others in their place. */
-	if (model->buddy != NULL && !model->failed && model->buddy->sent != model->steps && begin_transfer(model) != DDP_OK)
-		(void)ddp_comm_abort(model->comm, ddp_last_error());
+	if (model->buddy != NULL && !model->failed && model->buddy->sent != model->steps)
+		(void)begin_transfer(model);
 }
 
 ddp_status ddp_buddy_settle(ddp_model *model)
@@ -375,7 +384,7 @@ int64_t ddp_buddy_copied(ddp_model *model)
 	return least;
 }
 
-/* The rank in `left` of a rank of the model's communicator; -1: it is lost. */
+/* Returns the rank in `left` of `rank` of the model's communicator; -1: the rank is lost. */
 static int rank_left(const ddp_model *model, const ddp_comm *left, int rank)
 {
 	const int searched = ddp_comm_world_rank(model->comm, rank);
@@ -387,7 +396,7 @@ static int rank_left(const ddp_model *model, const ddp_comm *left, int rank)
 	return -1;
 }
 
-/* Who has what `rank` owned. */
+/* Returns the rank in `left` that has the shard of `rank`: the owner, or its buddy. -1: both are lost. */
 static int holder_of(const ddp_model *model, const ddp_comm *left, int rank)
 {
 	const int own = rank_left(model, left, rank);
@@ -395,17 +404,29 @@ static int holder_of(const ddp_model *model, const ddp_comm *left, int rank)
 	return own >= 0 ? own : rank_left(model, left, model->buddy->buddies[rank]);
 }
 
+/* A rank may be lost when only some have learned that all have taken up the shards. These may have no buddies any more. */
+static ddp_status check_fitted(const ddp_comm *left, const ddp_survivor *all)
+{
+	bool any = false;
+
+	for (int r = 0; r < ddp_comm_size(left); r++)
+		any = any || all[r].sharded != 0;
+	for (int r = 1; r < ddp_comm_size(left) && any; r++) {
+		if (all[r].fitted != all[0].fitted)
+			return ddp_fail(DDP_ERR_STATE, "a rank was lost while others took up the shards of lost ranks: rank %d has a shard of "
+			                "%d ranks, and rank %d a shard of %d", ddp_comm_world_rank(left, 0), all[0].fitted,
+			                ddp_comm_world_rank(left, r), all[r].fitted);
+	}
+	return DDP_OK;
+}
+
 ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, const ddp_survivor *all, int64_t *steps)
 {
 	int64_t least = *steps;
+	ddp_status status = check_fitted(left, all);
 
-	/* A rank was lost when only some had learned that all had taken up the shards. */
-	for (int r = 1; r < ddp_comm_size(left) && model->buddy != NULL; r++) {
-		if (all[r].fitted != all[0].fitted)
-			return ddp_fail(DDP_ERR_STATE, "a rank was lost while others took up the shards of lost ranks, and rank %d and rank "
-			                "%d have shards for other numbers of ranks", ddp_comm_world_rank(left, 0),
-			                ddp_comm_world_rank(left, r));
-	}
+	if (status != DDP_OK)
+		return status;
 	for (int r = 0; r < model->units.ranks && model->buddy != NULL; r++) {
 		const int holder = holder_of(model, left, r);
 		if (holder < 0)
@@ -423,7 +444,7 @@ ddp_status ddp_buddy_find_step(const ddp_model *model, const ddp_comm *left, con
 	return DDP_OK;
 }
 
-/* This rank, which has part `part` of what `rank` owns, gives it. */
+/* This rank has the shard of `rank`, or its copy, and reads part `part` of it. */
 static void read_part(const ddp_model *former, int rank, int part, int64_t count, float *values)
 {
 	const ddp_buddy *b = former->buddy;
@@ -439,7 +460,7 @@ static void read_part(const ddp_model *former, int rank, int part, int64_t count
 	}
 }
 
-/* Takes what this rank needs of it. */
+/* This rank takes what it needs of part `part` of the shard of `rank`. */
 static ddp_status write_part(const ddp_model *former, ddp_model *model, int rank, int part, const float *values)
 {
 	ddp_status status = DDP_OK;

@@ -27,7 +27,7 @@ void ddp_buddy_bytes(const ddp_model *model, size_t *sent, size_t *kept);
 
 /* A step has ended: begins to send its state. An error breaks the communicator. */
 void ddp_buddy_send(ddp_model *model);
-/* Waits until this rank has sent and received the copies of the last step. */
+/* Waits until this rank has sent and received the copies of the last step. An error breaks the communicator. */
 ddp_status ddp_buddy_settle(ddp_model *model);
 /* If there are no copies yet, or not since a load: makes them, and waits until all are whole. Collective. */
 ddp_status ddp_buddy_renew(ddp_model *model);

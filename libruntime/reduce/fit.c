@@ -231,7 +231,8 @@ static void move_state(const ddp_model *former, const ddp_model *model, int i)
 	}
 }
 
-/* What the ranks that are left, and those that are lost, kept of the optimizer's state. */
+/* Each rank takes its part of the optimizer's state from the ranks that are left, and from memory or copies of those that
+   are lost. */
 static ddp_status take_states(const ddp_model *former, ddp_model *model)
 {
 	ddp_status status = former->buddy != NULL ? ddp_buddy_hand_over(former, model) : DDP_OK;

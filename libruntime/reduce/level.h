@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* level: brings all ranks that are left to the same step, after others have died (reduce/survival.h).
 
-   When a step fails, some ranks may have ended it, and others not. If a strategy shares memory, it meets at the end
-   of an update, so one rank that has ended a step shows that all updates of it are complete. Otherwise each rank
-   undoes its own update. Other strategies first wait for all gradients, so a rank has updated everything or nothing,
-   and a rank that has ended the step sends parameters and state to the others. */
+   When a step fails, some ranks may have ended it, and others not. There are three kinds of strategies:
+   - A strategy that shares memory meets at the end of an update. So if a rank has ended a step, all updates of the step are
+     complete. If no rank has, each rank undoes its own update, and the updates of dead ranks of its node.
+   - A strategy that spreads the optimizer's state (reduce/buddy.h) undoes a rank's own update likewise. A dead rank's shard
+     comes from its buddy. If the buddy's copy is a step older, all ranks first take back the last step.
+   - Any other strategy waits for all gradients before an update. So a rank has updated everything or nothing, and a rank that
+     has ended the step sends parameters and state to the others. */
 #pragma once
 
 #include "reduce/model.h"
@@ -20,7 +23,8 @@ typedef struct ddp_survivor {
 	int32_t whole;        /* its parameters and state are those after `steps` steps, or can be made so */
 	int32_t learned;      /* it knows the static graph */
 	int32_t able;         /* nothing keeps it from going on */
-	int32_t fitted;       /* for so many ranks its model was fitted last */
+	int32_t fitted;       /* for so many ranks its model was fitted last, */
+	int32_t sharded;      /* and it has a shard of which its buddy keeps a copy */
 	int32_t saves;        /* a checkpoint that it writes may be under way */
 } ddp_survivor;
 

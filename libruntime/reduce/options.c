@@ -250,7 +250,7 @@ static ddp_status environment_buddy(bool *buddy)
 	if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
 		return ddp_fail(DDP_ERR_INVALID, "DDP_BUDDY is \"%.32s\"; it must be 1, or 0 for no copies of other ranks' "
 		                "optimizer state", text);
-	*buddy = *buddy || text[0] == '1';
+	*buddy = text[0] == '1';
 	return DDP_OK;
 }
 

@@ -60,8 +60,8 @@ typedef struct ddp_strategy {
 	/* If an update of one rank changes parameters or state that other ranks use: from now on, keeps what each update
 	   changes. Collective. */
 	ddp_status (*keep_undo)(struct ddp_model *model);
-	/* Undoes what this rank, and `dead` ranks of this node (by their numbers on the node), have changed in step
-	   `step`. No rank changes anything meanwhile. */
+	/* Undoes what this rank has changed in step `step`, and, if ranks of a node share memory, what `dead` ranks of this
+	   node (by their numbers on the node) have. No rank changes anything meanwhile. */
 	void (*undo)(struct ddp_model *model, int64_t step, const bool *dead);
 	/* DDP_ERR_STATE: a rank has begun to change the state that was complete after `steps` steps. */
 	ddp_status (*check)(const struct ddp_model *model, int64_t steps);

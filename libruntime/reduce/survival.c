@@ -47,26 +47,31 @@ static ddp_status check_supported(const ddp_model *model)
 	return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps state of its own (%s), which is lost with the rank", strategy->name);
 }
 
+static size_t missed_bytes(const ddp_model *model)
+{
+	return model->buddy != NULL ? (size_t)model->layout.count * sizeof(*model->uses.missed) : 0;
+}
+
 static bool make_moment(const ddp_model *model, ddp_moment *made)
 {
-	const size_t bytes = buffer_bytes(model);
+	const size_t buffers = buffer_bytes(model), missed = missed_bytes(model);
 
-	if (bytes > 0)
-		made->buffers = malloc(bytes);
-	if (model->settings.options.buddy)
-		made->missed = malloc((size_t)model->layout.count * sizeof(*made->missed));
-	return (bytes == 0 || made->buffers != NULL) && (!model->settings.options.buddy || made->missed != NULL);
+	if (buffers > 0)
+		made->buffers = malloc(buffers);
+	if (missed > 0)
+		made->missed = malloc(missed);
+	return (buffers == 0 || made->buffers != NULL) && (missed == 0 || made->missed != NULL);
 }
 
 ddp_status ddp_survival_make(ddp_model *model)
 {
-	const size_t bytes = buffer_bytes(model);
+	const int moments = model->buddy != NULL ? 2 : 1;
 	ddp_survival *made = calloc(1, sizeof(*made));
 
 	model->survival = made;
-	if (made == NULL || !make_moment(model, &made->now) ||
-	    (model->settings.options.buddy && !make_moment(model, &made->before)))
-		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the buffers (%zu bytes)", bytes);
+	if (made == NULL || !make_moment(model, &made->now) || (moments == 2 && !make_moment(model, &made->before)))
+		return ddp_fail(DDP_ERR_NOMEM, "no memory for a copy of the buffers and of what each step notes (%zu bytes)",
+		                sizeof(*made) + (size_t)moments * (buffer_bytes(model) + missed_bytes(model)));
 	return DDP_OK;
 }
 
@@ -76,15 +81,17 @@ static ddp_status begin_copies(ddp_model *model)
 	size_t sent, kept;
 
 	ddp_status status = ddp_buddy_renew(model);
-	if (status != DDP_OK)
-		return status;
+	const double seconds = ddp_seconds_since(start_ns);
 	ddp_buddy_bytes(model, &sent, &kept);
-	if (ddp_comm_rank(model->comm) == 0)
-		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state has a buddy copy on %s: rank %d sends %.1f MiB "
-		        "after each step, the first time in %.3f s, and takes %.1f MiB of memory for this",
+	double most[2] = { (double)sent / (1 << 20), (double)kept / (1 << 20) };
+	if (status == DDP_OK)
+		status = ddp_all_reduce(model->comm, most, most, 2, DDP_F64, DDP_MAX);
+	if (status == DDP_OK && ddp_comm_rank(model->comm) == 0)
+		ddp_log(DDP_LOG_INFO, "each rank's shard of the optimizer's state has a buddy copy on %s: a rank sends up to %.1f MiB "
+		        "after each step, the first time in %.3f s, and takes up to %.1f MiB of memory for this",
 		        ddp_comm_nodes(model->comm) > 1 ? "another node" : "another rank of the same node, as there is no other",
-		        model->context->job.rank, (double)sent / (1 << 20), ddp_seconds_since(start_ns), (double)kept / (1 << 20));
-	return DDP_OK;
+		        most[0], seconds, most[1]);
+	return status;
 }
 
 ddp_status ddp_survival_open(ddp_model *model)
@@ -93,9 +100,10 @@ ddp_status ddp_survival_open(ddp_model *model)
 
 	if (status != DDP_OK)
 		return status;
-	status = ddp_comm_agree(model->comm, ddp_survival_make(model), "keep what a step changes");
-	if (status == DDP_OK && model->strategy->keep_undo != NULL)
+	if (model->strategy->keep_undo != NULL)
 		status = model->strategy->keep_undo(model);
+	if (status == DDP_OK)
+		status = ddp_comm_agree(model->comm, ddp_survival_make(model), "keep what a step changes");
 	if (status == DDP_OK && model->buddy != NULL)
 		status = begin_copies(model);
 	if (status != DDP_OK) {
@@ -175,8 +183,11 @@ void ddp_survival_end_step(ddp_model *model)
 
 	if (survival == NULL)
 		return;
-	if (model->settings.options.buddy && survival->now.steps != model->steps)
+	if (model->buddy != NULL && survival->now.steps != model->steps) {
 		swap_moments(survival);
+		/* The loop has not been here. If the step is done again, an older moment counts as many attempts. */
+		survival->now.attempts = -1;
+	}
 	survival->now.stats = model->stats;
 	note_numbers(model, &survival->now);
 	ddp_survival_keep_buffers(model);

@@ -30,7 +30,7 @@ typedef struct ddp_survival {
 
 /* DDP_ERR_UNSUPPORTED: why ranks cannot go on without each other, on all ranks alike. Collective. */
 ddp_status ddp_survival_open(ddp_model *model);
-/* The same for a newcomer, which a rank that has stayed then tells all that it keeps. Local. */
+/* A newcomer makes the memory only: a rank that has stayed then sends it what ranks keep. Local. */
 ddp_status ddp_survival_make(ddp_model *model);
 void ddp_survival_close(ddp_model *model);
 

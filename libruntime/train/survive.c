@@ -54,6 +54,7 @@ static ddp_survivor describe(ddp_model *model, const ddp_loader *loader, ddp_sta
 		.steps = model->steps, .attempts = model->survival->now.attempts,
 		.epoch = model->survival->now.epoch, .samples = model->survival->now.samples,
 		.copied = ddp_buddy_copied(model), .fitted = ddp_comm_size(model->comm),
+		.sharded = model->buddy != NULL,
 		.whole = !model->survival->updating, .learned = model->uses.learned,
 		.able = able == DDP_OK, .saves = ddp_model_saves(model),
 	};

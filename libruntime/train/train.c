@@ -370,7 +370,9 @@ static ddp_status between_steps(training *loop)
 	ddp_model *model = loop->model;
 	ddp_status status = DDP_OK;
 
-	if (loop->done[SAVED] < model->steps && checkpoint_is_due(loop))
+	/* A skipped step leaves the number of steps as it was, and a stop in it saves what no checkpoint may hold yet. */
+	const bool stops_here = loop->skipped && loop->stops;
+	if ((loop->done[SAVED] < model->steps || stops_here) && checkpoint_is_due(loop))
 		status = save(loop);
 	if (status != DDP_OK)
 		return status;

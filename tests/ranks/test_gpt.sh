@@ -507,6 +507,10 @@ check_numbers "a file of another format is an error" refuses "$work/text" --data
 check_numbers "data is needed" refuses '--data FILE is needed' --steps 3
 check_numbers "heads must divide the width" refuses 'width 100 is not a multiple of the 3 heads' \
 	--data "$work/text" --width 100 --heads 3
+check_numbers "copies of shards need shards" refuses 'give --survive, and --shard state or gradients' \
+	--data "$work/text" --buddy --survive
+check_numbers "copies of shards need survivors" refuses 'give --survive, and --shard state or gradients' \
+	--data "$work/text" --buddy --shard state
 check_numbers "numbers are checked" refuses '--steps 1x: not a whole number' --data "$work/text" --steps 1x
 check_numbers "numbers have a range" refuses '--batch 0: not a whole number from 1' --data "$work/text" --batch 0
 check_numbers "reals are checked" refuses '--lr nan: not a number' --data "$work/text" --lr nan

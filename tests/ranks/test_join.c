@@ -253,8 +253,8 @@ static void expect_same(const shared *calm)
 }
 
 /* Joins and restarts have to follow, as many as are given. If the test has to find
-   the moment, it may be late, and then ranks join once more. */
-static void hurt_and_compare(const kind *of, bool large, const test_harm first, const test_harm second, int joins, int restarts)
+   the moment, it may be late, and then ranks join once more. Returns the restarts. */
+static int hurt_and_compare(const kind *of, bool large, const test_harm first, const test_harm second, int joins, int restarts)
 {
 	const bool depends = second.when == MEETS || second.when == RECEIVES || second.when == LATER;
 	shared *calm = &undisturbed[of - kinds];
@@ -272,6 +272,7 @@ static void hurt_and_compare(const kind *of, bool large, const test_harm first, 
 		for (int64_t number = 1; number <= LAST; number++)
 			assert_int_equal(run->ended[r][number], 1);
 	}
+	return s.restarts;
 }
 
 static test_harm dies(int rank, int generation, test_moment when, int number)
@@ -305,17 +306,20 @@ TEST(all_start_again_if_a_join_fails)
 {
 	const test_harm first = dies(3, 1, IN_STEP, FATAL);
 	test_harm node = dies(0, 2, MEETS, 0);
+	int found = 0;
 
 	hurt_and_compare(&kinds[0], false, first, dies(3, 2, AT_START, 0), 1, 1);
 	hurt_and_compare(&kinds[1], false, first, dies(3, 2, BEFORE_TRAIN, 0), 1, 1);
-	hurt_and_compare(&kinds[1], true, first, dies(0, 2, MEETS, 0), 1, 1);
-	hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, MEETS, 0), 1, 1);
+	found += hurt_and_compare(&kinds[0], true, dies(0, 1, IN_STEP, FATAL), dies(1, 2, MEETS, 0), 1, 1);
 	node.ranks = 0x3;
 	node.node = true;
-	hurt_and_compare(&kinds[1], false, first, node, 1, 1);
-	hurt_and_compare(&kinds[0], true, first, dies(3, 2, RECEIVES, 0), 1, 1);
-	hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
-	hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], false, first, node, 1, 1);
+	found += hurt_and_compare(&kinds[0], true, first, dies(3, 2, RECEIVES, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], true, first, dies(0, 2, RECEIVES, 0), 1, 1);
+	found += hurt_and_compare(&kinds[1], true, dies(0, 1, IN_STEP, FATAL), dies(2, 2, RECEIVES, 0), 1, 1);
+	/* The test was late at most sometimes. */
+	assert_true(found > 0);
 }
 
 TEST(ranks_die_at_any_time)

@@ -44,7 +44,8 @@ static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
 typedef struct shared {
 	world world;
 	unsigned int dying;      /* bits: ranks that die, */
-	unsigned int later;      /* and these 3 steps later; ANYWHERE: `pause` later */
+	unsigned int later;      /* and these 3 steps later; ANYWHERE: `pause` later; */
+	bool evaluates;          /* or, if this is set, when they evaluate step FATAL - 1 */
 	point point;
 	int64_t steps;           /* of this run */
 	int batch;               /* of a rank */
@@ -56,6 +57,7 @@ typedef struct shared {
 	double loss[LAST + 1], evaluation[LAST + 1], norm[RANKS_MAX][LAST + 1];
 	int ranks_of[LAST + 1];  /* that have done the step; the last ones count */
 	int ended[RANKS_MAX][LAST + 1]; /* calls of on_step */
+	atomic_int evaluated;    /* the last step whose evaluation a rank has had */
 	float params[MLP_ELEMENTS], buffer;
 	ddp_status status[RANKS_MAX];
 	char message[RANKS_MAX][512], warning[RANKS_MAX][512]; /* the last ones */
@@ -88,13 +90,29 @@ int fsync(int fd)
 
 /* ---- a rank ---------------------------------------------------------------------------- */
 
+/* What the program keeps with the model: the ranks that have done the last step. */
+static int64_t state_after(int64_t step)
+{
+	return 100 * step + run->ranks_of[step];
+}
+
+static void check_state(ddp_model *model)
+{
+	size_t bytes;
+	const int64_t *state = ddp_model_user_state(model, &bytes);
+
+	CHECK(model->steps == 0 || (bytes == sizeof(*state) && *state == state_after(model->steps)));
+}
+
 static ddp_status batch_of(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	if ((run->dying >> own_rank & 1) != 0)
 		atomic_store(&run->step, (int)model->steps + 1);
 	die_here(BEFORE);
-	if (run->point != ANYWHERE && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL + 3)
+	if (run->point != ANYWHERE && !run->evaluates && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL + 3)
 		kill(getpid(), SIGKILL);
+	if (!run->own_loop)
+		check_state(model);
 	ddp_status status = ddp_model_param_wait(model, DDP_ALL_PARAMS);
 	if (status != DDP_OK)
 		return status;
@@ -132,9 +150,13 @@ static void prepare_to_die(ddp_model *model)
 
 static ddp_status after_step(void *user, const ddp_step_stats *stats)
 {
+	/* A step that was evaluated is not taken back. */
+	CHECK(!run->survives || run->goes_back || stats->step > atomic_load(&run->evaluated));
 	/* All ranks get the same. */
 	run->loss[stats->step] = stats->loss;
 	run->ranks_of[stats->step] = stats->active_ranks;
+	const int64_t state = state_after(stats->step);
+	CHECK_OK(ddp_model_set_user_state(model_of_rank, &state, sizeof(state)));
 	run->norm[own_rank][stats->step] = stats->grad_norm;
 	run->ended[own_rank][stats->step]++;
 	prepare_to_die(model_of_rank);
@@ -145,6 +167,8 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
 {
 	die_here(EVALUATING);
+	if (run->evaluates && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL && run->survives)
+		kill(getpid(), SIGKILL);
 	*weight += (double)batch->samples;
 	*loss_sum += (double)batch->samples * ddp_model_param_data(model, 0)[0];
 	return DDP_OK;
@@ -153,6 +177,7 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 static ddp_status evaluated(void *user, int64_t step, double loss, double weight)
 {
 	CHECK(weight == SAMPLES);
+	atomic_store(&run->evaluated, (int)step);
 	run->evaluation[step] = loss;
 	return DDP_OK;
 }
@@ -315,6 +340,25 @@ static int models_body_of(ddp_comm *comm, void *argument)
 	return 0;
 }
 
+/* Rank 0 still has its shard; rank 1 was fitted to the ranks that are left, on one node, and has no shard any more. */
+static int fitted_body_of(ddp_comm *comm, void *argument)
+{
+	ddp_context context = test_context_of(comm);
+	ddp_survivor all[2] = { { .fitted = 3, .sharded = true }, { .fitted = 2 } };
+	int64_t steps = FATAL;
+
+	own_rank = context.job.rank;
+	ddp_model *model = model_made(&context);
+	run->status[own_rank] = ddp_buddy_find_step(model, comm, all, &steps);
+	snprintf(run->message[own_rank], sizeof(run->message[own_rank]), "%s", ddp_last_error());
+	/* Without shards, each rank finds all that it needs with the others. */
+	all[0].sharded = false;
+	CHECK_OK(ddp_buddy_find_step(model, comm, all, &steps));
+	ddp_model_free(model);
+	ddp_watch_close(context.watch);
+	return 0;
+}
+
 /* ---- the test -------------------------------------------------------------------------- */
 
 static void kill_ranks(const pid_t *pids, unsigned int which)
@@ -472,10 +516,12 @@ static void survive_as(const world *of)
 	const int64_t last = last_with(seen, of->ranks);
 	print_message("# %s: ranks %#x, %#x die (%d, %u us): %lld steps with all\n", of->name, run->dying, run->later,
 	              (int)run->point, (unsigned int)run->delay, (long long)last);
-	/* If the copy of a step was not whole, the step is taken back. */
-	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL || (of->buddy && last == FATAL - 2));
+	/* If the copy of a step was not whole, the step is taken back. From FORWARD to UPDATE, it is whole. */
+	const bool incomplete = of->buddy && (run->point == AFTER || run->point == EVALUATING);
+	assert_true(run->point == ANYWHERE || last == FATAL - 1 || last == FATAL || (incomplete && last == FATAL - 2));
 	for (int64_t step = 1; step <= LAST; step++) {
-		const int most = of->buddy ? 2 : 1;
+		const bool again = run->point == ANYWHERE || (incomplete && step == FATAL - 1) || (run->later != 0 && step == FATAL + 2);
+		const int most = of->buddy && again ? 2 : 1;
 		for (int r = 0; r < of->ranks; r++)
 			assert_true((seen->ended[r][step] >= 1 && seen->ended[r][step] <= most && seen->norm[r][step] > 0) ||
 			            (dying >> r & 1) != 0);
@@ -563,6 +609,18 @@ TEST(buddies_are_made_anew)
 	}
 }
 
+/* A step that was taken back is done again, and then a rank dies in its evaluation: the program's state is that of the
+   second time. */
+TEST(a_step_is_done_again_and_evaluated)
+{
+	memset(run, 0, sizeof(*run));
+	run->point = AFTER;
+	run->dying = 0x1;
+	run->later = 0x4;
+	run->evaluates = true;
+	survive_as(with_buddies(1));
+}
+
 /* Each rank that is left returns the error, and says why it cannot go on. */
 TEST(a_shard_and_its_copy_are_lost)
 {
@@ -608,7 +666,7 @@ TEST(the_environment_asks_for_copies)
 	static const struct {
 		const char *text;
 		bool own, buddy, refused;
-	} given[] = { { "1", false, true, false }, { "0", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
+	} given[] = { { "1", false, true, false }, { "0", true, false, false }, { "", true, true, false }, { "", false, false, false }, { "yes", false, false, true } };
 	ddp_model_settings settings;
 
 	for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
@@ -676,6 +734,19 @@ TEST(one_model_survives_with_newcomers)
 	for (int r = 0; r < 2; r++) {
 		assert_int_equal(run->status[r], DDP_ERR_UNSUPPORTED);
 		assert_non_null(strstr(run->message[r], "the program trains several on all ranks"));
+	}
+}
+
+TEST(ranks_that_are_fitted_unlike_do_not_go_on)
+{
+	const test_world started = { .ranks = 2, .body = fitted_body_of };
+
+	memset(run, 0, sizeof(*run));
+	run->world = worlds[1];
+	assert_int_equal(test_world_run(&started), 0);
+	for (int r = 0; r < 2; r++) {
+		assert_int_equal(run->status[r], DDP_ERR_STATE);
+		assert_non_null(strstr(run->message[r], "rank 0 has a shard of 3 ranks, and rank 1 a shard of 2"));
 	}
 }
 

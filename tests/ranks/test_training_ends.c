@@ -190,6 +190,34 @@ static ddp_status infinite_batch(void *user, ddp_model *model, const ddp_batch *
 	return status;
 }
 
+/* Step 4 is skipped, and a rank is asked to stop in it. */
+static ddp_status stopping_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	if (ddp_model_step_count(model) == 3) {
+		infinite_batches = 1;
+		ddp_model_request_stop(model);
+	}
+	return infinite_batch(user, model, batch, weight, loss_sum);
+}
+
+static int stopped_skipping_body(ddp_context *context, void *user)
+{
+	const setup with = { .bucket_bytes = 512, .accumulate = 1, .scaled = true };
+	const ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = 8, .checkpoint_every = 2,
+	                                    .checkpoint_dir = test_folder };
+	ddp_summary summary;
+	int64_t step;
+
+	const training t = start(context, &with);
+	infinite_batches = 0;
+	CHECK_OK(ddp_train(t.model, t.loader, stopping_batch, &options, &summary));
+	CHECK(summary.stopped && summary.steps == 3 && summary.skipped == 1);
+	CHECK_OK(ddp_checkpoint_load(t.model, t.loader, test_folder, &step));
+	CHECK(step == 3);
+	finish(t);
+	return 0;
+}
+
 static int skipping_body(ddp_context *context, void *user)
 {
 	const setup with = { .bucket_bytes = 512, .accumulate = 1, .scaled = true };
@@ -211,6 +239,11 @@ static int skipping_body(ddp_context *context, void *user)
 TEST_WITH(skipped_step_makes_no_checkpoint_due, folder_empty, NULL)
 {
 	assert_int_equal(run_ranks(2, skipping_body, NULL), 0);
+}
+
+TEST_WITH(a_stop_in_a_skipped_step_saves, folder_empty, NULL)
+{
+	assert_int_equal(run_ranks(2, stopped_skipping_body, NULL), 0);
 }
 
 /* ---- what is not finite ---------------------------------------------------------- */

@@ -137,8 +137,8 @@ static ddp_status check(const ddp_comm *comm, const int *ranks, int count, int t
 {
 	ddp_status status = ddp_group_check(comm, "ddp_comm_create_group()", ranks, count);
 
-	if (status == DDP_OK && (tag < 0 || tag == INT_MAX))
-		status = ddp_fail(DDP_ERR_INVALID, "ddp_comm_create_group(): the tag is %d: it must be in 0 .. INT_MAX - 1", tag);
+	if (status == DDP_OK && (tag < 0 || tag >= DDP_BUDDY_NUMBER))
+		status = ddp_fail(DDP_ERR_INVALID, "ddp_comm_create_group(): the tag is %d: it must be in 0 .. INT_MAX - 2", tag);
 	*self = DDP_NOBODY;
 	for (int i = 0; i < count && status == DDP_OK; i++) {
 		if (ranks[i] == comm->rank)

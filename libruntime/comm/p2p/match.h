@@ -15,8 +15,10 @@ typedef struct ddp_message {
 	uint64_t count, bytes;
 } ddp_message;
 
-/* Tags of the library's own messages are negative; a program's are not. One has a number, which is less
-   than INT_MAX, and is then not DDP_ANY_TAG. */
+/* Tags of the library's own messages are negative; a program's are not. Each has a number: a group's, which the program
+   gives, is less than the buddy copies', and no number is INT_MAX, whose tag would be DDP_ANY_TAG. */
+enum { DDP_BUDDY_NUMBER = INT_MAX - 1 };
+
 static inline int ddp_match_own_tag(int number)
 {
 	return INT_MIN + number;

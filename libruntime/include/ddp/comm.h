@@ -280,7 +280,7 @@ DDP_API ddp_status ddp_comm_group(ddp_comm *comm, const int *ranks, int count,
                                   ddp_comm **part);
 /*
  * Forms a communicator of the listed ranks of `comm`, in that order. Only they call the function. All of
- * them give the same list and tag, 0 .. INT_MAX - 1. DDP_ERR_INVALID: this rank is not listed.
+ * them give the same list and tag, 0 .. INT_MAX - 2. DDP_ERR_INVALID: this rank is not listed.
  * DDP_ERR_MISMATCH: lists differ. DDP_ERR_TIMEOUT: a member does not come. The last two end `comm`, and
  * DDP_ERR_NOMEM, a member's lack of memory, may end it. Several threads may form communicators at the same
  * time, with different tags. The messages that this takes never meet the program's own.

@@ -148,9 +148,11 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  * that is left lacks something, as with DDP_MUON if a rank dies while ranks exchange updated tensors. A warning says what is
  * lacking. Then load a checkpoint in a new run.
  *
- * DDP_ERR_UNSUPPORTED, from the first call: the model is on a device, has local SGD, is compressed by PowerSGD or a hook,
- * or each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes and
- * DDP_SHARD_GRADIENTS, without the model option buddy or in a step of srun with restart=). The training then ends with the first rank that dies, as without this function.
+ * DDP_ERR_UNSUPPORTED, from the first call: the ranks cannot survive, so the training ends with the first rank that dies, as
+ * without this function. The reason is one of these:
+ * - The model is on a device, has local SGD, or is compressed by PowerSGD or a hook.
+ * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes, and
+ *   DDP_SHARD_GRADIENTS), and the model lacks the option buddy, or the step of srun has restart=.
  * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that
  * updates begin when all gradients have come. With buddy, another two copies of another rank's share. Collective.
  */
