@@ -175,6 +175,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	char **environment = NULL;
 	const char *threads;
 	struct error error;
+	bool restarts;
 
 	if (!request->wanted)
 		return;
@@ -187,6 +188,7 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 	stepd->container_wins = container_plugin_comes_later();
 	if (request->settings.address == ADDRESS_IP && environment != NULL)
 		note_master(&stepd->master, environment);
+	restarts = environment_get(environment, "SLURM_DDP_RESTART") != NULL;
 	threads = environment_get(environment, "OMP_NUM_THREADS");
 	if (threads != NULL && strlen(threads) < sizeof(stepd->user_threads))
 		memcpy(stepd->user_threads, threads, strlen(threads));
@@ -216,13 +218,16 @@ void stepd_begin(spank_t spank, struct stepd *stepd)
 		stepd->node.job_id = EVENT_NONE;
 	if (!supervise_start(&stepd->node.supervise, local_tasks, owner, &error)) {
 		slurm_error("ddp: %s", error.text);
+		/* srun waits for the agents of all nodes. */
+		if (restarts && request->error.text[0] == '\0')
+			request->error = error;
 		return;
 	}
 	note_record(spank, stepd, owner, step_id);
 	if (environment != NULL)
 		make_log(spank, stepd, environment, owner, local_tasks);
 	stepd->node.relay.sender = relay_start_sender(&stepd->node.supervise.shared->sender);
-	if (environment_get(environment, "SLURM_DDP_RESTART") != NULL)
+	if (restarts)
 		make_agents(stepd, local_tasks);
 }
 

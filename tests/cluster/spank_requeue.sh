@@ -237,7 +237,7 @@ on_cluster scontrol reconfigure
 heals() { on_cluster scontrol update NodeName=n1 State=RESUME; }
 start unstarted 'exit 0' --ddp=requeue=2
 comes_again "a job comes again whose Prolog fails on a node when the step starts"
-prints_times 1 'ddp: SLURM could not start the step on each node, has requeued the job \(1 of 2\) and held it; srun releases it$' "and another the job"
+prints_times 1 'ddp: SLURM could not start the step on each node, has requeued the job \(1 of 2\) and held it; srun releases it$' "a line names the job"
 prints_not '^srun gave' "the script does not go on"
 capture on_cluster scontrol -o show job "$job"
 prints_not ' Priority=0 ' "SLURM holds the job no more"
