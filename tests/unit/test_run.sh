@@ -76,10 +76,10 @@ export SHELLCHECK_OPTS=-x
 is_read_after "the environment's options"
 unset SHELLCHECK_OPTS
 VERSION=2 is_read_after "shellcheck's version"
-# Lint takes a second of CPU and ends while the suite beside it waits for its build, which fails.
+# Lint takes two seconds of CPU and ends while the suite beside it waits for its build, which fails.
 cp "$tree/configure" "$work/bin/shellcheck" "$work"
 # shellcheck disable=SC2016
-printf '#!/bin/sh\n[ $1 = --version ] || { (ulimit -t 1; while :; do :; done); : >%s/busy; }\n' "$work" >"$work/bin/shellcheck"
+printf '#!/bin/sh\n[ $1 = --version ] || { (ulimit -t 2; while :; do :; done); : >%s/busy; }\n' "$work" >"$work/bin/shellcheck"
 printf '#!/bin/sh\nuntil [ -e %s/busy ]; do sleep 0.1; done; sleep 0.5; false\n' "$work" >"$tree/configure"
 run 0 lint/slurm/good unit/test_a.sh
 check "CPU of a suite is that suite's" prints '\] unit: 0 passed, 1 failed in [0-9]+ s, 0 s of CPU$'

@@ -124,7 +124,8 @@ class _Stop:
 
     def call(self):
         if self.agreement is not None:
-            if self.agreement.lost and not self.agreement.ended and (self.signal is not None) and not self.told:
+            agreed = self.agreement.ended or self.agreement.stop_at is not None
+            if self.agreement.lost and not agreed and self.signal is not None and not self.told:
                 self.told = True
                 print("slurm_ddp: rank %d: the ranks cannot agree to stop: %s" %
                       (self.job.rank, self.agreement.missing or "rank 0 is gone"), file=sys.stderr)
