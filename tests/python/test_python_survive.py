@@ -161,7 +161,7 @@ class Restarting(Ranks):
         self.descriptor = os.memfd_create("ddp_progress")
         os.ftruncate(self.descriptor, 3 * page.PAGE_BYTES)
         self.memory = mmap.mmap(self.descriptor, 3 * page.PAGE_BYTES)
-        super().__init__(test, 2, program=RENEWED, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=2,
+        super().__init__(test, 2, program=RENEWED, forked=True, MASTER_PORT=free_port(), DDP_SILENCE=2, OMP_NUM_THREADS=1, LOCAL_WORLD_SIZE=2,
                          DDP_PROGRESS_FD=self.descriptor, TORCHELASTIC_MAX_RESTARTS=9, DDP_JOINS=0, **more)
 
     def start(self, rank, **more):
