@@ -299,7 +299,7 @@ static void check_limit(step *s)
 /* Who dies while it waits for others does so before they are there. */
 static void await_waiting(step *s)
 {
-	bool kept;
+	bool kept = true;
 
 	for (int i = 0; i < STEP_HARMS; i++) {
 		while (s->of->harms[i].when == WAITS && s->of->harms[i].generation == atomic_load(&shared->generation) &&
