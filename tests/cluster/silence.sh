@@ -223,14 +223,14 @@ if begin back reduce DDP_SILENCE="$silence"; then
 fi
 
 # 0: never.
-if begin never reduce DDP_SILENCE=0 DDP_TIMEOUT=8; then
+if begin never reduce DDP_SILENCE=0 DDP_TIMEOUT=15; then # also the time for their start
 	lost_ms=$(now_ms)
 	power_off 2
 	ends 0 1
 	prints_times 4 '^rank [0-3]: error [0-9]+ DDP_ERR_' "DDP_SILENCE=0: the timeout ends the wait"
 	prints_not 'silent' "and nobody is called silent"
 	earliest=$(sed -n 's/^rank [0-3]: error \([0-9]*\) .*/\1/p' <<<"$output" | sort -n | head -n 1)
-	[ $((${earliest:-0} - lost_ms)) -ge 6000 ]
+	[ $((${earliest:-0} - lost_ms)) -ge 13000 ]
 	same 0 $? "after $((${earliest:-0} - lost_ms)) ms"
 fi
 done_testing
