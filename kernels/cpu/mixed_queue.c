@@ -16,7 +16,7 @@ static void close_queue(dk_queue *queue)
 	free(q);
 }
 
-/* What the host does on f32 without the queue. */
+/* ON_HOST() makes a function that leaves the queue alone, and does on f32 what the host does. */
 #define ON_HOST(type, name, parameters, ...) \
 	static type name parameters \
 	{ \

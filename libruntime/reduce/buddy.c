@@ -13,7 +13,7 @@
 /* AT_ONCE is 64 MiB, as each broadcast has a deadline of its own. */
 enum { AT_ONCE = 1 << 24, PARTS = 1 + DDP_OPTIM_STATES_MAX };
 
-/* What a rank owns after `step` steps: parameters, then each state. */
+/* A rank owns these values after `step` steps: parameters, then each state. */
 typedef struct copy {
 	int64_t step; /* -1: it is not whole */
 	float *values[PARTS];

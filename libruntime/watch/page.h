@@ -16,7 +16,7 @@ struct ddp_progress *ddp_page_map_for_nccl(const ddp_job *job, ddp_recorder *rec
 void ddp_page_close(struct ddp_progress *page);
 void ddp_page_unmap(struct ddp_progress *page); /* NULL is allowed */
 
-/* What the rank waits for. Several communicators of a process may write at
+/* These functions tell what the rank waits for. Several communicators of a process may write at
    once: what came last stays. In each, `page` may be NULL. */
 /* A collective of all ranks begins, at a time of ddp_coarse_ns(). Costs some nanoseconds. */
 void ddp_page_collective(struct ddp_progress *page, uint64_t number, uint64_t now_ns);

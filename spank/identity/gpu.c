@@ -19,7 +19,7 @@ static uint32_t count_devices(const char *list)
 	return count;
 }
 
-/* What tells how the GPUs are bound, such as "per_task:1"; NULL: they are not.
+/* Returns the text that tells how the GPUs are bound, such as "per_task:1"; NULL: they are not.
    slurmstepd's own word comes first, since a step may ask for another binding
    than the job whose variables it inherits. */
 static const char *find_binding(char *const *environment)

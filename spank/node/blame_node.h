@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What this node knows of those of its ranks for which other ranks have waited: they still run, or they have
+/* A node keeps account of those of its ranks for which other ranks have waited: they still run, or they have
    ended without a report. */
 #pragma once
 

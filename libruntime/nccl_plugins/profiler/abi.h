@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What NCCL asks of a profiler plugin: the symbols ncclProfiler_v4 (NCCL 2.27),
+/* NCCL asks a profiler plugin for the symbols ncclProfiler_v4 (NCCL 2.27),
    ncclProfiler_v5 (2.28) and ncclProfiler_v6 (2.30), as far as this library reads or
    fills them. Layouts are NCCL's (plugins/profiler of its sources), words are ours.
    Versions 4 to 6 agree in the members below, but for the width of `type` and the
