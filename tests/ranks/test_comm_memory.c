@@ -3,17 +3,21 @@
 /* A lack of memory on one rank, at each place where it asks for some, also for messages that come early: all ranks
    get an error, or none, at once, and no descriptor of the program's is closed. This program's malloc and calloc,
    which are the library's but not UCX's, come here first (--wrap). */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "comm/core/comm.h"
 #include "comm/net/net.h"
+#include "comm/shm/segment.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/sanitizers.h"
@@ -297,6 +301,26 @@ static void run_on_nodes(attempt operation, bool all_or_none)
 }
 
 TEST_RUNS(shared_memory_is_given_to_all_or_none, run_on_nodes(allocate, true));
+
+/* A rank that lacks memory closes its segment, and then has another file under that number. */
+TEST(segment_that_was_closed_is_told_from_an_error)
+{
+	int ends[2], sockets[2];
+
+	assert_return_code(pipe(ends), errno);
+	assert_return_code(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets), errno);
+	const int files[] = { open("/", O_RDONLY | O_DIRECTORY), memfd_create("another", MFD_CLOEXEC), ends[1], sockets[0] };
+	for (size_t i = 0; i < COUNT(files); i++) {
+		assert_return_code(files[i], errno);
+		assert_int_equal(ddp_segment_open(getpid(), files[i]), -1);
+		assert_int_equal(errno, ESTALE);
+		close(files[i]);
+	}
+	assert_int_equal(ddp_segment_open(getpid(), files[0]), -1);
+	assert_int_equal(errno, ENOENT);
+	close(ends[0]);
+	close(sockets[1]);
+}
 
 TEST_RUNS(communicator_is_split_by_all_or_none, run_on_nodes(split, true));
 

@@ -246,6 +246,23 @@ static void hurt(step *s, int number)
 	}
 }
 
+/* A node's ranks die together, even if only one has come to the step. */
+static void end_node(step *s, bool *kept)
+{
+	for (int i = 0; i < STEP_HARMS; i++) {
+		const test_harm *h = &s->of->harms[i];
+		if (!h->node || h->generation != atomic_load(&shared->generation) || !atomic_load(&shared->done[i]))
+			continue;
+		hurt(s, i);
+		for (int r = 0; r < s->of->ranks; r++) {
+			while ((h->ranks >> r & 1) != 0 && s->pids[r] > 0) {
+				usleep(200);
+				reap(s, kept);
+			}
+		}
+	}
+}
+
 static bool is_due(const step *s, const test_harm *h)
 {
 	const int rank = __builtin_ctz(h->ranks);
@@ -366,6 +383,7 @@ void test_step_run(test_step *of)
 			/* Other ranks may end just now. */
 			usleep(2000);
 			reap(s, &kept);
+			end_node(s, &kept);
 			go_on(s, kept);
 		}
 		check_limit(s);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/support/test.h"
 
+#include <signal.h>
 #include <stdlib.h>
 
 enum { CASES_MAX = 128 };
@@ -26,6 +27,11 @@ void test_add(int line, struct CMUnitTest added)
 
 int test_run(CMFixtureFunction before, CMFixtureFunction after)
 {
+	const int asked[] = { SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2 };
+
+	/* Who has started the tests, such as nohup or perf, may ignore some. */
+	for (size_t i = 0; i < COUNT(asked); i++)
+		signal(asked[i], SIG_DFL);
 	return _cmocka_run_group_tests("tests", cases, count, before, after);
 }
 

@@ -47,22 +47,26 @@ void ddp_borrow_begin(ddp_comm *comm)
 	}
 }
 
-/* A descriptor that was closed meanwhile may be another file's. */
+static ddp_status is_freed(const char *owner)
+{
+	return ddp_fail(DDP_ERR_STATE, "%s has freed memory of ddp_mem_alloc_local() or allocate_tensor() that it gives to an "
+	                "operation", owner);
+}
+
+/* A descriptor that was closed meanwhile may be another segment's. */
 static ddp_status map(struct ddp_borrowed *b, int fd, const char *owner)
 {
 	struct stat about;
 
-	if (!ddp_segment_is_sealed(fd) || fstat(fd, &about) != 0 || about.st_size < (off_t)(2 * ddp_whole_pages(1)))
-		return ddp_fail(DDP_ERR_STATE, "%s has freed memory of ddp_mem_alloc_local() or allocate_tensor() that it gives to an "
-		                "operation", owner);
+	if (fstat(fd, &about) != 0 || about.st_size < (off_t)(2 * ddp_whole_pages(1)))
+		return is_freed(owner);
 	b->mapped = (size_t)about.st_size;
 	b->base = mmap(NULL, b->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (b->base == MAP_FAILED)
 		return ddp_fail_errno(DDP_ERR_NOMEM, errno, "cannot map %zu bytes of %s", b->mapped, owner);
 	if (page_of(b)->id != b->id) {
 		munmap(b->base, b->mapped);
-		return ddp_fail(DDP_ERR_STATE, "%s has freed memory of ddp_mem_alloc_local() or allocate_tensor() that it gives to an "
-		                "operation", owner);
+		return is_freed(owner);
 	}
 	b->memory = b->base + ddp_whole_pages(1);
 	return DDP_OK;
@@ -80,7 +84,9 @@ static struct ddp_borrowed *borrow(ddp_comm *comm, int i, uint64_t id)
 	b->id = id;
 	b->owner = i;
 	const int fd = ddp_segment_open(comm->roster->peers[comm->topology.world_ranks[rank]].pid, (int)(uint32_t)id);
-	ddp_status status = fd < 0
+	ddp_status status = fd < 0 && errno == ESTALE
+		? is_freed(ddp_rank_text(comm, rank))
+		: fd < 0
 		? ddp_fail_errno(DDP_ERR_IO, errno, "cannot open the memory of ddp_mem_alloc_local() or allocate_tensor() of %s%s",
 		                 ddp_rank_text(comm, rank), ddp_segment_remedy(errno))
 		: map(b, fd, ddp_rank_text(comm, rank));

@@ -29,7 +29,7 @@ int ddp_segment_create(size_t bytes)
 	return fd;
 }
 
-bool ddp_segment_is_sealed(int fd)
+static bool is_sealed(int fd)
 {
 	const int seals = fcntl(fd, F_GET_SEALS);
 
@@ -41,15 +41,24 @@ int ddp_segment_open(int64_t pid, int fd)
 	char path[64];
 
 	snprintf(path, sizeof(path), "/proc/%lld/fd/%d", (long long)pid, fd);
-	/* A descriptor that was closed meanwhile may be a pipe's or a terminal's. */
-	return open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	/* A descriptor that was closed meanwhile may be a pipe's, a terminal's, a socket's or a folder's. */
+	const int opened = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (opened >= 0 && is_sealed(opened))
+		return opened;
+	if (opened >= 0)
+		close(opened);
+	if (opened >= 0 || errno == EISDIR || errno == ENXIO)
+		errno = ESTALE;
+	return -1;
 }
 
 ddp_status ddp_segment_not_opened(const ddp_comm *comm, int rank, int error)
 {
-	return ddp_fail_errno(error == ENOENT ? DDP_ERR_PEER : DDP_ERR_IO, error,
+	const bool closed = error == ENOENT || error == ESTALE;
+
+	return ddp_fail_errno(closed ? DDP_ERR_PEER : DDP_ERR_IO, error,
 	                      "cannot open the shared memory of %s%s", ddp_rank_text(comm, rank),
-	                      error == ENOENT ? ", which has failed or is in another container" : "");
+	                      closed ? ", which has failed or is in another container" : "");
 }
 
 static size_t page_up(size_t bytes)

@@ -21,9 +21,8 @@ static inline const char *ddp_segment_remedy(int error)
 	return error == EMFILE ? " (raise ulimit -n)" : error == EFBIG ? " (raise ulimit -f)" : "";
 }
 
-/* Is it a segment, which nobody can cut? */
-bool ddp_segment_is_sealed(int fd);
-/* Opens a peer's descriptor; -1 with errno. */
+/* Opens a peer's segment, which nobody can cut; -1 with errno: ENOENT or, where its
+   descriptor is another file's by now, ESTALE if the peer has closed it. */
 int ddp_segment_open(int64_t pid, int fd);
 /* Returns the error for a segment of a rank that could not be opened, by errno. A rank that has failed
    since it offered the segment has closed it: that is DDP_ERR_PEER. */
