@@ -93,7 +93,7 @@ build_ahead()
 await_build()
 {
 	while [ -n "$builder" ] && [ ! -e "$1/.built" ] && [ ! -e "$1/.failed" ] && kill -0 "$builder" 2>/dev/null; do
-		sleep 0.2
+		read -rt 0.2 -u "$never"
 	done
 }
 

@@ -144,7 +144,7 @@ cluster_lane()
 }
 
 # after_builds: the builds, which take the processors, are made
-after_builds() { while [ -n "$builder" ] && kill -0 "$builder" 2>/dev/null; do sleep 1; done; }
+after_builds() { while [ -n "$builder" ] && kill -0 "$builder" 2>/dev/null; do read -rt 1 -u "$never"; done; }
 
 # run_clusters NAME...: these tests wait more than they compute, so that four run at a time, and five after the builds.
 run_clusters()
