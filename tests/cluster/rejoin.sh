@@ -16,7 +16,7 @@ echo "$SLURM_PROCID" >>started
 signal=$(cat "at.$SLURM_PROCID" 2>/dev/null)
 rm -f "at.$SLURM_PROCID"
 if [ -n "$signal" ]; then
-	(until [ "$(wc -l <metrics)" -ge "${signal#* }" ]; do sleep 0.02; done
+	(until [ "$(wc -l <metrics)" -ge "${signal#* }" ]; do sleep 0.05; done
 	kill -"${signal% *}" $$; echo >"was.$SLURM_PROCID") </dev/null >/dev/null 2>&1 &
 fi
 [ "$DDP_JOINS" = 0 ] || [ ! -e nobody-joins ] || exit 3

@@ -27,6 +27,7 @@ start()
 	run=$((run + 1)) mark=$work/mark$run pids=()
 	[ -z "${hold-}" ] || touch "$mark.hold$hold"
 	for ((n = 0; n < nodes; n++)); do
+		mkfifo "$mark.link$n" || return 1
 		# shellcheck disable=SC2016 # the inner shell is to expand it
 		unshare --net --uts --ipc --mount --pid --fork --kill-child --mount-proc \
 			env "$@" RUN="$work/$run" MARK="$mark" WHAT="$what" LAST="${last-}" PROBE="$probe" PER_NODE=$per_node NODE_RANK=$n \
@@ -34,8 +35,8 @@ start()
 			DDP_KEY="$(printf %064d $((run + 77)))" LC_ALL=C sh -c '
 				hostname "n$NODE_RANK"
 				ip link set lo up
+				read -r up <"$MARK.link$NODE_RANK"
 				until [ ! -e "$MARK.hold$NODE_RANK" ]; do sleep 0.02; done
-				until ip -4 addr show dev eth0 2>/dev/null | grep -q inet; do sleep 0.02; done
 				i=0
 				while [ $i -lt "$PER_NODE" ]; do
 					rank=$((NODE_RANK * PER_NODE + i))
@@ -50,6 +51,7 @@ start()
 		ip -n "$hub" link add "v$n" type veth peer name eth0 netns "$(inner "$n")" &&
 			ip -n "$hub" link set "v$n" master br0 up &&
 			nsenter -t "$(inner "$n")" -n sh -c "ip addr add 10.9.8.$((n + 1))/24 dev eth0 && ip link set eth0 up" || return 1
+		echo >"$mark.link$n" # which waits until the node reads it
 	done
 	[ -z "${hold-}" ] || return 0
 	for ((r = 0; r < nodes * per_node; r++)); do
