@@ -185,8 +185,7 @@ static int early_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &options, &model));
-	CHECK(ddp_model_step(model, 1, 1, NULL) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "call ddp_model_broadcast_params()") != NULL);
+	CHECK_FAILS(ddp_model_step(model, 1, 1, NULL), DDP_ERR_STATE, "call ddp_model_broadcast_params()");
 	CHECK_OK(ddp_model_broadcast_params(model));
 	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
 	ddp_model_free(model);

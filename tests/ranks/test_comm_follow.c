@@ -3,7 +3,6 @@
 /* Operations of a backend that does not compare what ranks issue are compared beside it. */
 #include <pthread.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -72,8 +71,8 @@ static int follow_an_endless_backend(ddp_comm *comm, void *argument)
 	const ddp_status expected = *by_deadline ? DDP_ERR_TIMEOUT : DDP_ERR_MISMATCH;
 	for (int i = 1; i < 3; i++) {
 		CHECK(ddp_wait(requests[i]) == expected);
-		CHECK(strstr(ddp_last_error(), *by_deadline ? "all_reduce f32[1] sum was issued by all ranks, but did not end"
-		                                            : "all_reduce f32[2] sum") != NULL);
+		CHECK_SAYS(*by_deadline ? "all_reduce f32[1] sum was issued by all ranks, but did not end"
+		                                            : "all_reduce f32[2] sum");
 	}
 	ddp_follower_close(follower);
 	CHECK(e.aborted == 1);
@@ -85,11 +84,8 @@ TEST(operations_of_a_backend_that_does_not_compare_are_compared)
 {
 	/* Less, and a rank that a busy machine keeps waiting would be late for what is to end. */
 	const int timeout_ms = 1000 * test_slowness();
-	for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
-		const test_world world = { .ranks = 3, .timeout_ms = timeout_ms, .body = follow_an_endless_backend,
-		                           .argument = &by_deadline };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int by_deadline = 0; by_deadline < 2; by_deadline++)
+		RUN_WORLD(.ranks = 3, .timeout_ms = timeout_ms, .body = follow_an_endless_backend, .argument = &by_deadline);
 }
 
 /* No thread starts with a stack that is larger than the address space. */
@@ -116,9 +112,8 @@ static int follow_without_a_thread(ddp_comm *comm, void *argument)
 
 	if (refused)
 		refuse_threads(true);
-	CHECK(ddp_follower_open(comm, &lane, &follower) == DDP_ERR_NOMEM);
-	CHECK(strstr(ddp_last_error(), "rank 1") != NULL);
-	CHECK(strstr(ddp_last_error(), "start the thread that follows operations") != NULL);
+	CHECK_FAILS(ddp_follower_open(comm, &lane, &follower), DDP_ERR_NOMEM, "rank 1");
+	CHECK_SAYS("start the thread that follows operations");
 	if (refused)
 		refuse_threads(false);
 	CHECK_OK(ddp_follower_open(comm, &lane, &follower));
@@ -130,9 +125,6 @@ TEST(followers_start_on_all_ranks_or_on_none)
 {
 	static const int two_nodes[] = { 0, 1, 1 };
 
-	for (int i = 0; i < 2; i++) {
-		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : two_nodes, .timeout_ms = 20000,
-		                           .body = follow_without_a_thread };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int i = 0; i < 2; i++)
+		RUN_WORLD(.ranks = 3, .node_of = i == 0 ? NULL : two_nodes, .timeout_ms = 20000, .body = follow_without_a_thread);
 }

@@ -13,9 +13,7 @@ static const int two_nodes[] = { 0, 1, 0, 1, 1 };
 
 static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 {
-	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = ranks, .node_of = node_of, .body = body);
 }
 
 /* ---- groups -------------------------------------------------------------------- */

@@ -3,7 +3,6 @@
 /* Operations that do not wait for each other. */
 #include <semaphore.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
@@ -13,11 +12,8 @@ static const int two_nodes[] = { 0, 1, 1 };
 
 static void run_both(int (*body)(ddp_comm *, void *))
 {
-	for (int layout = 0; layout < 2; layout++) {
-		const test_world world = { .ranks = 3, .node_of = layout == 0 ? NULL : two_nodes,
-		                           .timeout_ms = 20000, .body = body };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int layout = 0; layout < 2; layout++)
+		RUN_WORLD(.ranks = 3, .node_of = layout == 0 ? NULL : two_nodes, .timeout_ms = 20000, .body = body);
 }
 
 /* ---- independence --------------------------------------------------------------------------- */
@@ -91,8 +87,7 @@ static int abort_lanes(ddp_comm *comm, void *argument)
 		return 0;
 	}
 	for (int i = 1; i >= 0; i--) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_ABORTED);
-		CHECK(strstr(ddp_last_error(), "enough") != NULL);
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_ABORTED, "enough");
 	}
 	return 0;
 }
@@ -127,9 +122,8 @@ static void use_a_new_lane(void *user, ddp_status status)
 	ddp_comm *comm = ((void **)user)[0];
 
 	CHECK_OK(status);
-	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1, .on_complete = use_a_new_lane },
-	                NULL) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "the first operation of a lane") != NULL);
+	CHECK_FAILS(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER, .lane = 1, .on_complete = use_a_new_lane },
+	                      NULL), DDP_ERR_STATE, "the first operation of a lane");
 	CHECK(sem_post(((void **)user)[1]) == 0);
 }
 

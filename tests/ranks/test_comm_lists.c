@@ -18,18 +18,10 @@ static void run(int (*body)(ddp_comm *, void *))
 	static const int two_nodes[] = { 0, 1, 1, 0 }, all_apart[] = { 0, 1, 2, 3 }, uneven[] = { 0, 0, 0, 1 };
 	const int *const layouts[] = { NULL, two_nodes, all_apart, uneven };
 
-	for (int i = 0; i < LAYOUTS; i++) {
-		const test_world world = { .ranks = RANKS, .node_of = layouts[i], .timeout_ms = 20000, .body = body };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int i = 0; i < LAYOUTS; i++)
+		RUN_WORLD(.ranks = RANKS, .node_of = layouts[i], .timeout_ms = 20000, .body = body);
 	const test_world alone = { .ranks = 1, .timeout_ms = 20000, .body = body };
 	assert_int_equal(test_world_run(&alone), 0);
-}
-
-static void expect_in_error(const char *text)
-{
-	if (strstr(ddp_last_error(), text) == NULL)
-		test_check_failed(__FILE__, __LINE__, ddp_last_error());
 }
 
 /* What `from` gives `to`. */
@@ -225,25 +217,25 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	for (int r = 0; r < size; r++)
 		out[r] = &x[r];
 	const void *const *in = (const void *const *)out;
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .send_list = in, .recv = y, .count = 1,
-	                                       .type = DDP_I32 }) == DDP_ERR_INVALID);
-	expect_in_error("all_reduce: send_list is not for this kind of operation");
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE_SCATTER, .send = x, .recv_list = out, .count = 1,
-	                                       .type = DDP_I32 }) == DDP_ERR_INVALID);
-	expect_in_error("reduce_scatter: recv_list is not for this kind");
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv = x, .recv_list = out, .count = 1,
-	                                       .type = DDP_I32 }) == DDP_ERR_INVALID);
-	expect_in_error("a buffer and a list of buffers are given");
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv_list = hole, .count = 1,
-	                                       .type = DDP_I32 }) == DDP_ERR_INVALID);
-	expect_in_error("all_gather: the list's buffer of rank 0 is NULL");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_REDUCE, .send_list = in, .recv = y, .count = 1,
+	                                             .type = DDP_I32 }), DDP_ERR_INVALID,
+	            "all_reduce: send_list is not for this kind of operation");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE_SCATTER, .send = x, .recv_list = out, .count = 1,
+	                                             .type = DDP_I32 }), DDP_ERR_INVALID,
+	            "reduce_scatter: recv_list is not for this kind");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv = x, .recv_list = out, .count = 1,
+	                                             .type = DDP_I32 }), DDP_ERR_INVALID,
+	            "a buffer and a list of buffers are given");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv_list = hole, .count = 1,
+	                                             .type = DDP_I32 }), DDP_ERR_INVALID,
+	            "all_gather: the list's buffer of rank 0 is NULL");
 	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_TO_ALL, .recv_list = out, .count = 1, .type = DDP_I32 })
 	      == DDP_ERR_INVALID);
-	expect_in_error("it does not work in place with a list");
+	CHECK_SAYS("it does not work in place with a list");
 	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv_list = out, .count = 1,
 	                                         .type = DDP_I32, .memory = DDP_MEMORY_DEVICE }, &request)
 	      == DDP_ERR_UNSUPPORTED);
-	expect_in_error("lists of buffers are for the host's memory");
+	CHECK_SAYS("lists of buffers are for the host's memory");
 	/* Nothing is in holes of which nothing is asked. */
 	CHECK_OK(ddp_run(comm, &(ddp_operation){ .kind = DDP_ALL_GATHER, .send = y, .recv_list = hole, .type = DDP_I32 }));
 	/* Only the root's list counts. */
@@ -260,9 +252,9 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_barrier(comm));
 	test_ranks_together();
 	if (size > 1) {
-		CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE_SCATTER, .send_list = in, .recv = &x[1], .count = 1,
-		                                       .type = DDP_I32 }) == DDP_ERR_INVALID);
-		expect_in_error("reduce_scatter: recv and the list's buffer of rank 1 overlap: give buffers apart");
+		CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_REDUCE_SCATTER, .send_list = in, .recv = &x[1], .count = 1,
+		                                             .type = DDP_I32 }), DDP_ERR_INVALID,
+		            "reduce_scatter: recv and the list's buffer of rank 1 overlap: give buffers apart");
 	}
 	return 0;
 }

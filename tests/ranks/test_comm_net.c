@@ -21,10 +21,8 @@ static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };
 
 static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
 {
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms,
-	                           .body = body, .argument = argument, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms, .body = body, .argument = argument,
+	          .expect_deaths = true);
 }
 
 static pid_t pid_of(const ddp_comm *comm, int rank)
@@ -205,13 +203,8 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(rank_does_not_wait_while_it_is_stopped)
-{
-	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS,
-	                           .body = drain_with_a_pause };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(rank_does_not_wait_while_it_is_stopped,
+          RUN_WORLD(.ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS, .body = drain_with_a_pause));
 
 /* Rank 1 is stopped amid a message to rank 0, which waits for it on behalf of the group of
    both. Rank 2 waits for neither in the meantime. */
@@ -252,13 +245,9 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(rank_that_waits_for_a_stopped_one_is_not_left_out)
-{
-	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = 5000,
-	                           .body = shrink_with_one_stopped, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(rank_that_waits_for_a_stopped_one_is_not_left_out,
+          RUN_WORLD(.ranks = 3, .node_of = three_nodes, .timeout_ms = 5000, .body = shrink_with_one_stopped,
+                    .expect_deaths = true));
 
 static bool has_tickets(const ddp_comm *comm)
 {

@@ -74,9 +74,8 @@ ddp_status __wrap_ddp_execute_p2p(ddp_comm *comm, const ddp_request *request)
 static void run(int (*body)(ddp_comm *, void *))
 {
 	atomic_int *stage = test_share(sizeof(*stage));
-	const test_world world = { .ranks = 2, .timeout_ms = 20000, .body = body, .argument = stage };
 
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 2, .timeout_ms = 20000, .body = body, .argument = stage);
 	test_unshare(stage, sizeof(*stage));
 }
 
@@ -97,8 +96,8 @@ static int work_without_threads(ddp_comm *comm, void *argument)
 	void *received;
 
 	atomic_store(&refuses_threads, true);
-	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &request) == DDP_ERR_NOMEM);
-	CHECK(strstr(ddp_last_error(), "cannot start a progress thread (see ulimit -u)") != NULL);
+	CHECK_FAILS(ddp_issue(comm, &(ddp_operation){ .kind = DDP_BARRIER }, &request), DDP_ERR_NOMEM,
+	            "cannot start a progress thread (see ulimit -u)");
 	/* Blocking calls need none, also a message beside collectives. */
 	if (ddp_comm_rank(comm) == 0) {
 		const pthread_t thread = program_thread(receive, comm);

@@ -72,12 +72,8 @@ static int reduce_often(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(messages_that_a_caller_waits_for_wake_no_other_thread)
-{
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_often };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(messages_that_a_caller_waits_for_wake_no_other_thread,
+          RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = reduce_often));
 
 /* The link is taken for a slow one, so messages are coalesced although
    they have long come. */
@@ -103,12 +99,8 @@ static int reduce_over_slow_link(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(messages_that_are_coalesced_come_right)
-{
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = reduce_over_slow_link };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(messages_that_are_coalesced_come_right,
+          RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = reduce_over_slow_link));
 
 static atomic_bool coalesces;
 
@@ -150,9 +142,4 @@ static int abort_while_coalescing(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(abort_ends_coalescing)
-{
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = abort_while_coalescing };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(abort_ends_coalescing, RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = abort_while_coalescing));

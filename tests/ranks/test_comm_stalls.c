@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"

@@ -464,9 +464,8 @@ static int look_at_estimates(ddp_comm *comm, void *argument)
 TEST(ucx_knows_how_many_peers_to_expect)
 {
 	static const int uneven[] = { 0, 1, 0 };
-	const test_world world = { .ranks = 3, .node_of = uneven, .body = look_at_estimates };
 
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 3, .node_of = uneven, .body = look_at_estimates);
 }
 
 /* UCX says of tcp that it is for 256. */

@@ -106,10 +106,7 @@ TEST_WITH(half_an_identity_is_an_error, clean_environment, NULL)
 	assert_non_null(strstr(ddp_last_error(), "WORLD_SIZE is not set"));
 }
 
-TEST_WITH(finalize_takes_null, clean_environment, NULL)
-{
-	assert_int_equal(ddp_finalize(NULL), DDP_OK);
-}
+TEST_RUNS_BEHIND(clean_environment, finalize_takes_null, assert_int_equal(ddp_finalize(NULL), DDP_OK));
 
 static int sum_ranks(void)
 {
@@ -160,15 +157,10 @@ static int spawn(int (*body)(void))
 	return result.exit_code;
 }
 
-TEST_WITH(spawned_ranks_sum, clean_environment, NULL)
-{
-	assert_int_equal(spawn(sum_ranks), 0);
-}
+TEST_RUNS_BEHIND(clean_environment, spawned_ranks_sum, assert_int_equal(spawn(sum_ranks), 0));
 
-TEST_WITH(spawned_ranks_open_several_worlds, clean_environment, NULL)
-{
-	assert_int_equal(spawn(sum_ranks_in_several_worlds), 0);
-}
+TEST_RUNS_BEHIND(clean_environment, spawned_ranks_open_several_worlds,
+                 assert_int_equal(spawn(sum_ranks_in_several_worlds), 0));
 
 /* Less, and a rank that a busy machine keeps waiting would not have come either; on all ranks the
    same, or the first to give up is missed by the others. */
@@ -254,10 +246,8 @@ static int have_another_algorithm(void)
 	                                                   "the 2 others") != NULL ? 7 : 2;
 }
 
-TEST_WITH(algorithms_must_be_the_same_on_all_ranks, clean_environment, NULL)
-{
-	assert_int_equal(spawn(have_another_algorithm), 7);
-}
+TEST_RUNS_BEHIND(clean_environment, algorithms_must_be_the_same_on_all_ranks,
+                 assert_int_equal(spawn(have_another_algorithm), 7));
 
 static bool *named; /* [3], shared */
 

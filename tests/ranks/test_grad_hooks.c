@@ -3,9 +3,6 @@
 /* reduce/grads: gradients that the program's own functions change before they are reduced. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "reduce/model_state.h"
 #include "tests/support/context_ranks.h"
@@ -26,11 +23,6 @@ static const ddp_model_options sums = {
 	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .loss = DDP_LOSS_MEAN,
 	.bucket_mb = 512.0 / (1 << 20), .first_bucket_mb = 512.0 / (1 << 20),
 };
-
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
 
 typedef struct calls {
 	int count[PARAMS];
@@ -189,14 +181,14 @@ static int failing_body(ddp_context *context, void *user)
 
 	CHECK_OK(ddp_model_create(context, params, PARAMS, &sums, &model));
 	CHECK_OK(ddp_model_set_grad_hook(model, SECOND, refuses ? spoil : NULL, NULL));
-	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE && says("\"second\" is not finite on rank 1"));
+	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_NOT_FINITE && test_says("\"second\" is not finite on rank 1"));
 	CHECK_OK(ddp_model_set_grad_hook(model, SECOND, refuse, &refuses));
 	test_ranks_together(); /* all are through with that step */
 	ddp_status status = *announces ? ddp_model_grad_ready(model, SECOND) : DDP_OK;
 	if (status == DDP_OK)
 		status = ddp_model_step(model, 1, 0, NULL);
 	CHECK(status == (refuses ? DDP_ERR_IO : DDP_ERR_ABORTED));
-	CHECK(says("the gradient hook of \"second\" failed on rank 1 with DDP_ERR_IO: it gave no reason"));
+	CHECK_SAYS("the gradient hook of \"second\" failed on rank 1 with DDP_ERR_IO: it gave no reason");
 	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 	ddp_model_free(model);
 	return 0;
@@ -217,7 +209,7 @@ static int refused_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, &rows, 1, &sums, &model));
-	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && says("\"rows\", which has sparse_rows"));
+	CHECK(ddp_model_set_grad_hook(model, 0, clip, NULL) == DDP_ERR_UNSUPPORTED && test_says("\"rows\", which has sparse_rows"));
 	ddp_model_free(model);
 	CHECK_OK(ddp_model_create(context, frozen, 2, &sums, &model));
 	CHECK(ddp_model_set_grad_hook(model, 1, clip, NULL) == DDP_ERR_INVALID);

@@ -2,9 +2,6 @@
 /* runs: asan tsan; all: unit */
 /* reduce: buckets that travel in 16 bits, or as the program's own hook has them. */
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "reduce/model_state.h"
@@ -20,11 +17,6 @@ static const ddp_param one = { .name = "w", .ndim = 1, .shape = { COUNT } };
 static const ddp_model_options plain = {
 	DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .learning_rate = 1, .bucket_mb = 4096.0 / (1 << 20),
 };
-
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
 
 /* From 2^-6 to 1, of either sign. */
 static float value(int rank, int i)
@@ -223,7 +215,7 @@ static int hook_body(ddp_context *context, void *user)
 	h.fails_at = ddp_comm_rank(context->world) == 1 ? 0 : -1;
 	ddp_status status = ddp_model_step(model, 1, 0, NULL);
 	CHECK(status == (h.fails_at == 0 ? DDP_ERR_IO : DDP_ERR_ABORTED));
-	CHECK(says("the hook does not want to"));
+	CHECK_SAYS("the hook does not want to");
 	while (h.finished < h.started)
 		ddp_wait(h.requests[h.finished++]);
 	ddp_model_free(model);
@@ -252,10 +244,8 @@ static int freed_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST(a_model_freed_in_a_step_finishes_what_hooks_have_started)
-{
-	assert_int_equal(run_ranks(RANKS, freed_body, NULL), 0);
-}
+TEST_RUNS(a_model_freed_in_a_step_finishes_what_hooks_have_started,
+          assert_int_equal(run_ranks(RANKS, freed_body, NULL), 0));
 
 static ddp_status do_nothing(void *user, const ddp_grad_bucket *bucket)
 {
@@ -279,7 +269,7 @@ static int silent_body(ddp_context *context, void *user)
 	ddp_fail(DDP_ERR_STATE, "an older error");
 	ddp_status status = ddp_model_step(model, 1, 0, NULL);
 	if (ddp_comm_rank(context->world) == 1)
-		CHECK(status == DDP_ERR_IO && says("gave no reason") && !says("an older error"));
+		CHECK(status == DDP_ERR_IO && test_says("gave no reason") && !test_says("an older error"));
 	CHECK(ddp_barrier(context->world) == DDP_ERR_ABORTED);
 	ddp_model_free(model);
 	return 0;
@@ -313,6 +303,6 @@ TEST(options_that_exclude_each_other_are_refused)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		ddp_model_options options = bad[i].options;
 		assert_int_equal(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID);
-		assert_true(says(bad[i].part));
+		assert_true(test_says(bad[i].part));
 	}
 }

@@ -18,11 +18,6 @@ static const ddp_param params[] = {
 	{ .name = "b", .ndim = 2, .shape = { 3, B / 3 } },
 };
 
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
-
 /* Adds a micro-batch's gradients of the scaled loss; all but `bad` are finite. */
 static void add_grads(ddp_model *model, int rank, int step, float bad)
 {
@@ -164,8 +159,8 @@ static int overflow_body(ddp_context *context, void *user)
 	/* A sum that overflows. */
 	CHECK(skip_step(context, model, 0x1.ffffp127f, false) == 0);
 	CHECK(ddp_model_loss_scale(model) == 1);
-	CHECK(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats) == DDP_ERR_NOT_FINITE);
-	CHECK(says("the gradient of \"b\" is not finite on rank 0"));
+	CHECK_FAILS(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats), DDP_ERR_NOT_FINITE,
+	            "the gradient of \"b\" is not finite on rank 0");
 	CHECK_OK(train_step(model, rank, 2, 0, &stats));
 	CHECK(stats.step == 2 && stats.grad_norm == norm && !stats.skipped);
 	copy_params(model, skipping);
@@ -215,8 +210,7 @@ static int judged_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(ddp_model_grad_ready(model, 1));
 	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
-	CHECK(train_step(model, rank, 2, INFINITY, NULL) == DDP_ERR_STATE);
-	CHECK(says("the static graph has changed"));
+	CHECK_FAILS(train_step(model, rank, 2, INFINITY, NULL), DDP_ERR_STATE, "the static graph has changed");
 	if (rank == 0) {
 		add_grads(model, rank, 2, INFINITY);
 		CHECK_OK(ddp_model_grad_ready(model, 1));
@@ -224,7 +218,7 @@ static int judged_body(ddp_context *context, void *user)
 	} else {
 		CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE);
 	}
-	CHECK(says("ddp_model_join() takes part in ddp_model_step() only"));
+	CHECK_SAYS("ddp_model_join() takes part in ddp_model_step() only");
 	CHECK(ddp_model_loss_scale(model) == 65536);
 	ddp_model_free(model);
 	return 0;
@@ -325,8 +319,7 @@ static int options_body(ddp_context *context, void *user)
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		ddp_model_options options = wrong[i].options;
-		CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_ERR_INVALID);
-		CHECK(says(wrong[i].says));
+		CHECK_FAILS(ddp_model_create(context, params, 2, &options, &model), DDP_ERR_INVALID, wrong[i].says);
 	}
 	return 0;
 }

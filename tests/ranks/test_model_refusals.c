@@ -23,18 +23,16 @@ static int odd_memory_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	options.grads_memory = own + 1;
-	CHECK(ddp_model_settings_make(&options, &settings) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "grads_memory is 0x") != NULL);
+	CHECK_FAILS(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID, "grads_memory is 0x");
 	options = plain;
 	options.params_memory = rank_of(context) == 1 ? own : NULL;
-	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(strstr(ddp_last_error(), "params_memory") != NULL);
+	CHECK_FAILS(ddp_model_create(context, three, 3, &options, &model), DDP_ERR_MISMATCH, "params_memory");
 	for (int apart = 0; apart <= 16; apart += 16) {
 		options.params_memory = own + apart;
 		options.grads_memory = own + 16 - apart;
 		CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
 		CHECK(strstr(ddp_last_error(), "params_memory (") != NULL);
-		CHECK(strstr(ddp_last_error(), "overlap") != NULL);
+		CHECK_SAYS("overlap");
 	}
 	options.params_memory = options.grads_memory = own;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_INVALID);
@@ -49,7 +47,7 @@ TEST_RUNS(memory_that_cannot_be_used_is_refused, assert_int_equal(run_ranks(2, o
 static bool says_alike(ddp_context *context, const char *part)
 {
 	char first[1024] = "", own[1024];
-	const bool said = says(part);
+	const bool said = test_says(part);
 
 	snprintf(own, sizeof(own), "%s", ddp_last_error());
 	snprintf(first, sizeof(first), "%s", own);
@@ -137,7 +135,7 @@ static int mismatch_body(ddp_context *context, void *user)
 	list[0].group = odd ? &group : NULL;
 	list[0].no_decay = !odd;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) == DDP_ERR_MISMATCH);
-	CHECK(says_alike(context, ", in a group (factor 0.5, decay 0) on rank 1, and \"a\"") && says(", without decay on the 2 others"));
+	CHECK(says_alike(context, ", in a group (factor 0.5, decay 0) on rank 1, and \"a\"") && test_says(", without decay on the 2 others"));
 
 	options.weight_decay = odd ? 0.1 : 0.2;
 	CHECK(ddp_model_create(context, three, 3, &options, &model) == DDP_ERR_MISMATCH);
@@ -151,7 +149,7 @@ static int mismatch_body(ddp_context *context, void *user)
 		fesetround(FE_UPWARD);
 	CHECK(ddp_model_create(context, three, 3, &plain, &model) == DDP_ERR_MISMATCH);
 	fesetround(FE_TONEAREST);
-	CHECK(says("different models: the processor's rounding mode (fegetround()) is ") && says(" on rank 1, and 0 on the 2 others"));
+	CHECK(test_says("different models: the processor's rounding mode (fegetround()) is ") && test_says(" on rank 1, and 0 on the 2 others"));
 #ifdef __x86_64__
 	const unsigned int mode = __builtin_ia32_stmxcsr();
 	if (odd)
@@ -165,7 +163,7 @@ static int mismatch_body(ddp_context *context, void *user)
 	list[0].ndim = odd ? -1 : 1;
 	CHECK(ddp_model_create(context, list, 3, &plain, &model) ==
 	       (odd ? DDP_ERR_INVALID : DDP_ERR_MISMATCH));
-	CHECK(says(odd ? "\"a\": ndim is -1" : "rank 1 could not make its model"));
+	CHECK_SAYS(odd ? "\"a\": ndim is -1" : "rank 1 could not make its model");
 	CHECK(ddp_last_error_is_told() == !odd);
 	CHECK(model == NULL);
 
@@ -205,8 +203,7 @@ static void bad_step(ddp_context *context, ddp_model *model, const struct bad_st
 		CHECK_OK(ddp_model_grad_ready(model, p));
 	ddp_model_set_learning_rate(model, odd ? test->odd_rate : 1);
 	const double weight = odd ? test->odd_weight : test->weight;
-	CHECK((halves ? ddp_model_reduce_grads : ddp_model_step)(model, weight, 0, NULL) == test->status);
-	CHECK(says(test->part));
+	CHECK_FAILS((halves ? ddp_model_reduce_grads : ddp_model_step)(model, weight, 0, NULL), test->status, test->part);
 	CHECK(all_grads_are_zero(model));
 	CHECK_OK(ddp_model_check_whole(model));
 	ddp_model_set_learning_rate(model, 1);
@@ -281,10 +278,9 @@ static void poisoned_step(ddp_context *context, ddp_model *model, const struct p
 		ddp_model_param_grad(model, test->param)[1] = test->gradient;
 	for (int p = 2; p >= 0 && test->announced; p--)
 		CHECK_OK(ddp_model_grad_ready(model, p));
-	CHECK(ddp_model_step(model, 1, odd ? test->loss : 1, NULL) == DDP_ERR_NOT_FINITE);
-	CHECK(says(test->part));
+	CHECK_FAILS(ddp_model_step(model, 1, odd ? test->loss : 1, NULL), DDP_ERR_NOT_FINITE, test->part);
 	snprintf(name, sizeof(name), "on rank %d", test->everywhere ? 0 : last);
-	CHECK(says(name) || test->gradient == 3e38f);
+	CHECK(test_says(name) || test->gradient == 3e38f);
 	CHECK(all_params_are(model, before));
 	CHECK(all_grads_are_zero(model));
 	CHECK(ddp_model_step_count(model) == 1);
@@ -355,7 +351,7 @@ static int odd_start_body(ddp_context *context, void *user)
 		CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
 		snprintf(name, sizeof(name), last > 1 ? "rank %d has other parameters than the %d others"
 		                                      : "rank %d has other parameters than rank 0", last, last);
-		CHECK(says(name) && says("ddp_model_broadcast_params()"));
+		CHECK(test_says(name) && test_says("ddp_model_broadcast_params()"));
 	}
 	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_MISMATCH);
 	CHECK_OK(ddp_model_broadcast_params(model));
@@ -448,7 +444,7 @@ TEST(options_have_defaults_and_are_checked)
 	assert_int_equal(settings.first_bucket_elements, 131072);
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		assert_int_equal(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID);
-		assert_true(says(bad[i].part));
+		assert_true(test_says(bad[i].part));
 	}
 
 	setenv("DDP_BUCKET_MB", "4.5", 1);
@@ -458,7 +454,7 @@ TEST(options_have_defaults_and_are_checked)
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		setenv("DDP_BUCKET_MB", wrong[i], 1);
 		assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_ERR_INVALID);
-		assert_true(says("DDP_BUCKET_MB"));
+		assert_true(test_says("DDP_BUCKET_MB"));
 	}
 	unsetenv("DDP_BUCKET_MB");
 }
@@ -478,6 +474,6 @@ TEST(what_is_left_out_to_measure_is_no_option)
 	assert_true(settings.no_communication && !settings.no_overlap);
 	test_measure("no_overlap");
 	assert_int_equal(ddp_model_settings_make(&plain, &settings), DDP_ERR_INVALID);
-	assert_true(says("DDP_MEASURE is \"no_overlap\""));
+	assert_true(test_says("DDP_MEASURE is \"no_overlap\""));
 	test_measure(NULL);
 }

@@ -5,9 +5,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -24,9 +21,8 @@ static const int two_nodes[] = { 0, 1 };
 static void run_with(int (*body)(ddp_comm *, void *), void *argument)
 {
 	for (int nodes = 1; nodes <= 2; nodes++) {
-		const test_world world = { .ranks = 2, .node_of = nodes == 2 ? two_nodes : NULL, .timeout_ms = 20000,
-		                           .body = body, .argument = argument };
-		assert_int_equal(test_world_run(&world), 0);
+		RUN_WORLD(.ranks = 2, .node_of = nodes == 2 ? two_nodes : NULL, .timeout_ms = 20000, .body = body,
+		          .argument = argument);
 	}
 }
 
@@ -84,8 +80,7 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 	c.send = d.memory;
 	c.root = 1 - d.rank;
 	c.count = 1 + (size_t)d.rank;
-	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
-	CHECK(test_nccl_says("rank 0 on"));
+	CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_MISMATCH, "rank 0 on");
 	return 0;
 }
 
@@ -106,8 +101,7 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	if (d.rank == 0) {
 		d.nccl->result = DDP_NCCL_INVALID_USAGE;
 		d.nccl->failing = "ncclGetUniqueId";
-		CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
-		CHECK(test_nccl_says("ncclGetUniqueId()"));
+		CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_INVALID, "ncclGetUniqueId()");
 		d.nccl->failing = NULL;
 	}
 	CHECK_OK(ddp_run(comm, &c));
@@ -246,8 +240,7 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 		atomic_store(&d.nccl->async, DDP_NCCL_INVALID_USAGE);
 	}
 	for (int i = 0; i < 2; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_INVALID);
-		CHECK(test_nccl_says("its communicator has failed"));
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_INVALID, "its communicator has failed");
 	}
 	return 0;
 }
@@ -322,7 +315,7 @@ static int close_amid_messages(ddp_comm *comm, void *argument)
 	CHECK(ddp_now_ns() - before_ns < 10000000000u); /* half the deadline */
 	for (int i = 0; i < count; i++) {
 		ends[d.rank][i] = ddp_wait(requests[i]);
-		CHECK(ends[d.rank][i] == DDP_OK || test_nccl_says("had not met its counterpart"));
+		CHECK(ends[d.rank][i] == DDP_OK || test_says("had not met its counterpart"));
 	}
 	CHECK(d.nccl == NULL || d.nccl->aborts == 0);
 	CHECK_OK(ddp_barrier(comm));

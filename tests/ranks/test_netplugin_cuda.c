@@ -6,7 +6,6 @@
    a UCX with them, and says so by DDP_TEST_UCX_CUDA. */
 #include <dlfcn.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>

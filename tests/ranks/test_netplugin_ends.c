@@ -4,9 +4,7 @@
    peer has not heard of, or gives up messages that are under way. */
 #include <stdint.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>

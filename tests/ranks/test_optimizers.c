@@ -262,7 +262,7 @@ static void refuse(ddp_context *context, const ddp_model_options *options, ddp_s
 	CHECK(ddp_model_create(context, params, PARAMS, options, &model) == status);
 	if (strstr(ddp_last_error(), why) == NULL)
 		fprintf(stderr, "%s\n", ddp_last_error());
-	CHECK(strstr(ddp_last_error(), why) != NULL);
+	CHECK_SAYS(why);
 }
 
 static int refuse_body(ddp_context *context, void *user)

@@ -289,11 +289,11 @@ static int evaluated_body(ddp_context *context, void *user)
 	ddp_summary summary;
 
 	seen.model = t.model;
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "option evaluate_loader is missing") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_INVALID,
+	            "option evaluate_loader is missing");
 	options.evaluate_loader = t.loader;
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "option evaluate_loader is the training's loader") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_INVALID,
+	            "option evaluate_loader is the training's loader");
 	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &options.evaluate_loader));
 	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(ddp_watch_page(context->watch)->steps == STEPS);

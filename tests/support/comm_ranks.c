@@ -130,8 +130,7 @@ static int run_rank(int rank, void *argument)
 	snprintf(node, sizeof(node), "%d", world->node_of != NULL ? world->node_of[rank] : 0);
 	setenv("DDP_LOCALITY", node, 1);
 	if (is_refused(world)) {
-		CHECK(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm) == DDP_ERR_UNSUPPORTED);
-		CHECK(strstr(ddp_last_error(), "--with-ucx") != NULL);
+		CHECK_FAILS(ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm), DDP_ERR_UNSUPPORTED, "--with-ucx");
 		return 0;
 	}
 	const ddp_status opened = ddp_comm_open(&job, &wireup.base, OPEN_TIMEOUT_MS, &comm);

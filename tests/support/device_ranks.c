@@ -70,11 +70,8 @@ void test_device_run(test_device_body of_rank)
 {
 	const int *const nodes[] = { NULL, test_device_nodes };
 
-	for (int i = 0; i < 2; i++) {
-		const test_world world = { .ranks = 3, .node_of = nodes[i], .timeout_ms = 20000, .body = run_body,
-		                           .argument = &of_rank };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int i = 0; i < 2; i++)
+		RUN_WORLD(.ranks = 3, .node_of = nodes[i], .timeout_ms = 20000, .body = run_body, .argument = &of_rank);
 }
 
 void test_device_count(void *user, ddp_status status)

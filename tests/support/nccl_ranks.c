@@ -71,18 +71,7 @@ void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float
 	CHECK(host == sum);
 }
 
-bool test_nccl_says(const char *words)
-{
-	const bool found = strstr(ddp_last_error(), words) != NULL;
-
-	if (!found)
-		fprintf(stderr, "# \"%s\" is not in: %s\n", words, ddp_last_error());
-	return found;
-}
-
 void test_nccl_run(int ranks, int (*body)(ddp_comm *, void *), void *argument)
 {
-	const test_world world = { .ranks = ranks, .timeout_ms = 20000, .body = body, .argument = argument };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = ranks, .timeout_ms = 20000, .body = body, .argument = argument);
 }

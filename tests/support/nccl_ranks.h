@@ -29,7 +29,5 @@ ddp_status test_nccl_sum(const on_device *d);
 void test_nccl_sum_once(const on_device *d);
 /* Of each rank's number, from 1, by `comm`: is it `sum`? In this memory of the device. */
 void test_nccl_check_sum(const on_device *d, ddp_comm *comm, void *memory, float sum);
-/* Are these words in the thread's last error? */
-bool test_nccl_says(const char *words);
 /* Ranks on one node. */
 void test_nccl_run(int ranks, int (*body)(ddp_comm *, void *), void *argument);

@@ -24,6 +24,14 @@
 	} \
 	static void name(void **)
 
+/* The same, behind a call of `before`. */
+#define TEST_RUNS_BEHIND(before, name, ...) \
+	TEST_WITH(name, before, NULL) \
+	{ \
+		__VA_ARGS__; \
+	} \
+	static void name(void **)
+
 /* A case before which `before` runs, and behind which `after` does, also if the case fails; NULL: nothing. */
 #define TEST_WITH(name, before, after) TEST_OF(name, true, before, after)
 
