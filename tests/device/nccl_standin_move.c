@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/device/nccl_values.h"
 #include "tests/device/runtime.h"
 
 /* ---- works ------------------------------------------------------------------------------------- */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/device/nccl_values.h"
+#include "tests/device/nccl_standin_move.h"
 
 #include <math.h>
 #include <string.h>

@@ -26,13 +26,27 @@ static void run(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_c
 	RUN_WORLD(.ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms, .body = body, .expect_deaths = true);
 }
 
-/* The same; the argument is a counter that the ranks share. */
-static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+static void run_both(int on_one_node, int on_two, int (*body)(ddp_comm *, void *))
 {
-	atomic_int *counter = test_share(sizeof(*counter));
+	run(on_one_node, NULL, 0, body);
+	run(on_two, two_nodes, 0, body);
+}
 
-	RUN_WORLD(.ranks = ranks, .node_of = node_of, .body = body, .argument = counter);
-	test_unshare(counter, sizeof(*counter));
+/* By two ranks, and by four. */
+static void run_each(int (*body)(ddp_comm *, void *))
+{
+	run_both(2, 2, body);
+	run_both(4, 4, body);
+}
+
+/* On one node and on two; the argument is a counter that the ranks share. */
+static void run_counting(int ranks, int (*body)(ddp_comm *, void *))
+{
+	for (int nodes = 1; nodes <= 2; nodes++) {
+		atomic_int *counter = test_share(sizeof(*counter));
+		RUN_WORLD(.ranks = ranks, .node_of = nodes == 1 ? NULL : two_nodes, .body = body, .argument = counter);
+		test_unshare(counter, sizeof(*counter));
+	}
 }
 
 /* After a failure every call gives it again, at once. */
@@ -78,13 +92,7 @@ static int issue_different_kinds(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(different_kinds_are_named)
-{
-	run(2, NULL, 0, issue_different_kinds);
-	run(4, NULL, 0, issue_different_kinds);
-	run(2, two_nodes, 0, issue_different_kinds);
-	run(4, two_nodes, 0, issue_different_kinds);
-}
+TEST_RUNS(different_kinds_are_named, run_each(issue_different_kinds));
 
 static int issue_different_counts(ddp_comm *comm, void *argument)
 {
@@ -360,13 +368,7 @@ TEST(one_rank_of_each_node_that_is_left_tells)
 	}
 }
 
-TEST(killed_rank_is_named)
-{
-	run(2, NULL, 0, be_killed);
-	run(4, NULL, 0, be_killed);
-	run(2, two_nodes, 0, be_killed);
-	run(4, two_nodes, 0, be_killed);
-}
+TEST_RUNS(killed_rank_is_named, run_each(be_killed));
 
 static int leave_early(ddp_comm *comm, void *argument)
 {
@@ -409,11 +411,7 @@ static int abort_from_a_thread(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(abort_ends_what_others_wait_for)
-{
-	run_counting(3, NULL, abort_from_a_thread);
-	run_counting(3, two_nodes, abort_from_a_thread);
-}
+TEST_RUNS(abort_ends_what_others_wait_for, run_counting(3, abort_from_a_thread));
 
 /* What a rank finds out about itself alone. */
 static int fail_alone(ddp_comm *comm, void *argument)
@@ -427,11 +425,7 @@ static int fail_alone(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(others_are_told_whose_error_it_is)
-{
-	run(3, NULL, 0, fail_alone);
-	run(4, two_nodes, 0, fail_alone);
-}
+TEST_RUNS(others_are_told_whose_error_it_is, run_both(3, 4, fail_alone));
 
 static int abort_requests(ddp_comm *comm, void *argument)
 {
@@ -458,11 +452,7 @@ static int abort_requests(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(abort_ends_every_request)
-{
-	run_counting(2, NULL, abort_requests);
-	run_counting(2, two_nodes, abort_requests);
-}
+TEST_RUNS(abort_ends_every_request, run_counting(2, abort_requests));
 
 /* ---- leftovers -------------------------------------------------------------------------- */
 
@@ -486,15 +476,11 @@ static int open_parts(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(no_descriptor_is_left_open)
-{
-	run(2, NULL, 0, open_parts);
-	run(2, two_nodes, 0, open_parts);
-}
+TEST_RUNS(no_descriptor_is_left_open, run_both(2, 2, open_parts));
 
 TEST(no_shared_memory_is_left_behind)
 {
-	int before = folder_count("/dev/shm", "ddp");
+	const int before = folder_count("/dev/shm", "ddp");
 	run(3, NULL, 0, be_killed);
 	assert_int_equal(folder_count("/dev/shm", "ddp"), before);
 }
@@ -546,7 +532,7 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	CHECK(ddp_issue(comm, NULL, &request) == DDP_ERR_INVALID);
 	CHECK(ddp_wait(NULL) == DDP_ERR_INVALID);
 	CHECK(ddp_mem_alloc(comm, SIZE_MAX, (void **)&request) == DDP_ERR_INVALID);
-	expect_in_error("18446744073709551615 bytes; each of the node's 2 ranks");
+	CHECK_SAYS("18446744073709551615 bytes; each of the node's 2 ranks");
 	/* None of these has done any harm. */
 	CHECK_OK(ddp_all_reduce(comm, NULL, x, 4, DDP_F32, DDP_SUM));
 	CHECK_OK(ddp_all_reduce(comm, NULL, NULL, 0, DDP_F32, DDP_SUM));
@@ -616,8 +602,6 @@ static int fork_a_child(ddp_comm *comm, void *argument)
 
 TEST(a_forked_child_is_no_rank)
 {
-	static const int nodes[] = { 0, 1 };
-
 	run(2, NULL, 20000, fork_a_child);
-	run(2, nodes, 20000, fork_a_child);
+	run(2, two_nodes, 20000, fork_a_child);
 }

@@ -19,7 +19,7 @@
 #include "tests/device/fake_gpu.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/hung.h"
-#include "tests/support/nccl_ranks.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/test.h"
 
 /* ---- against the reference ---------------------------------------------------------------- */

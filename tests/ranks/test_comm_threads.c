@@ -13,18 +13,15 @@
 
 static const int two_nodes[] = { 0, 1, 1 };
 
-static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
+/* So many ranks on one node, and on two; the argument is a counter that the ranks share. */
+static void run(int on_one_node, int on_two, int (*body)(ddp_comm *, void *))
 {
-	RUN_WORLD(.ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body);
-}
-
-/* The same; the argument is a counter that the ranks share. */
-static void run_counting(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
-{
-	atomic_int *counter = test_share(sizeof(*counter));
-
-	RUN_WORLD(.ranks = ranks, .node_of = node_of, .timeout_ms = 20000, .body = body, .argument = counter);
-	test_unshare(counter, sizeof(*counter));
+	for (int nodes = 1; nodes <= 2; nodes++) {
+		atomic_int *counter = test_share(sizeof(*counter));
+		RUN_WORLD(.ranks = nodes == 1 ? on_one_node : on_two, .node_of = nodes == 1 ? NULL : two_nodes,
+		          .timeout_ms = 20000, .body = body, .argument = counter);
+		test_unshare(counter, sizeof(*counter));
+	}
 }
 
 /* A collective is queued; a receive that waits for a message which comes after
@@ -50,11 +47,7 @@ static int receive_behind_a_collective(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(receive_lets_queued_collectives_run)
-{
-	run(2, NULL, receive_behind_a_collective);
-	run(2, two_nodes, receive_behind_a_collective);
-}
+TEST_RUNS(receive_lets_queued_collectives_run, run(2, 2, receive_behind_a_collective));
 
 typedef struct receiver {
 	ddp_comm *comm;
@@ -123,11 +116,7 @@ static int receive_in_a_thread(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(receive_of_another_thread_goes_on_beside_collectives)
-{
-	run_counting(2, NULL, receive_in_a_thread);
-	run_counting(3, two_nodes, receive_in_a_thread);
-}
+TEST_RUNS(receive_of_another_thread_goes_on_beside_collectives, run(2, 3, receive_in_a_thread));
 
 /* Both threads send and receive at once while a third runs collectives. */
 typedef struct talker {
@@ -170,11 +159,7 @@ static int talk_in_threads(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(threads_talk_beside_collectives)
-{
-	run(3, NULL, talk_in_threads);
-	run(3, two_nodes, talk_in_threads);
-}
+TEST_RUNS(threads_talk_beside_collectives, run(3, 3, talk_in_threads));
 
 static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 {
@@ -208,8 +193,4 @@ static int close_with_an_open_receive(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(closing_ends_messages_that_nobody_answers)
-{
-	run(2, NULL, close_with_an_open_receive);
-	run(2, two_nodes, close_with_an_open_receive);
-}
+TEST_RUNS(closing_ends_messages_that_nobody_answers, run(2, 2, close_with_an_open_receive));

@@ -25,7 +25,6 @@
 #include "base/error.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
-#include "tests/support/may_filter.h"
 #include "tests/support/test.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)

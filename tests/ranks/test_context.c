@@ -14,6 +14,7 @@
 #include "device/device.h"
 #include "job/spawn.h"
 #include "tests/support/context_ranks.h"
+#include "tests/support/device_checks.h"
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
 #include "tests/support/test.h"
@@ -52,11 +53,9 @@ TEST_WITH(wrong_options_are_refused, clean_environment, NULL)
 	ddp_context *context;
 
 	assert_int_equal(ddp_init(&negative, &context), DDP_ERR_INVALID);
-	assert_int_equal(ddp_init(&unknown, &context), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "\"carrier pigeon\" is not known"));
+	FAILS(ddp_init(&unknown, &context), DDP_ERR_INVALID, "\"carrier pigeon\" is not known");
 	ddp_options nowhere = { DDP_OPTIONS_FIELDS, .device = "abacus" };
-	assert_int_equal(ddp_init(&nowhere, &context), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "there is no device 'abacus'"));
+	FAILS(ddp_init(&nowhere, &context), DDP_ERR_INVALID, "there is no device 'abacus'");
 }
 
 /* The context's device, whose default queue orders what follows. */
@@ -89,8 +88,7 @@ TEST_WITH(timeout_of_the_environment_is_read_strictly, clean_environment, NULL)
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		setenv("DDP_TIMEOUT", wrong[i], 1);
-		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
-		assert_non_null(strstr(ddp_last_error(), "DDP_TIMEOUT"));
+		FAILS(ddp_init(NULL, &context), DDP_ERR_INVALID, "DDP_TIMEOUT");
 	}
 	setenv("DDP_TIMEOUT", "5", 1);
 	assert_int_equal(ddp_init(NULL, &context), DDP_OK);
@@ -102,8 +100,7 @@ TEST_WITH(half_an_identity_is_an_error, clean_environment, NULL)
 	ddp_context *context;
 
 	setenv("RANK", "0", 1);
-	assert_int_equal(ddp_init(NULL, &context), DDP_ERR_JOB);
-	assert_non_null(strstr(ddp_last_error(), "WORLD_SIZE is not set"));
+	FAILS(ddp_init(NULL, &context), DDP_ERR_JOB, "WORLD_SIZE is not set");
 }
 
 TEST_RUNS_BEHIND(clean_environment, finalize_takes_null, assert_int_equal(ddp_finalize(NULL), DDP_OK));
@@ -222,8 +219,7 @@ TEST_WITH(unknown_algorithms_are_refused, clean_environment, NULL)
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		setenv("DDP_ALGORITHM", wrong[i], 1);
-		assert_int_equal(ddp_init(NULL, &context), DDP_ERR_INVALID);
-		assert_non_null(strstr(ddp_last_error(), names));
+		FAILS(ddp_init(NULL, &context), DDP_ERR_INVALID, names);
 		for (ddp_algorithm a = 0; a < DDP_ALGORITHMS; a++)
 			assert_non_null(strstr(ddp_last_error(), ddp_algorithm_of(a)->name));
 	}

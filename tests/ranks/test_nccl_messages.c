@@ -13,7 +13,6 @@
 #include "comm/nccl/handle.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/device_ranks.h"
-#include "tests/support/nccl_ranks.h"
 #include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1 };

@@ -12,7 +12,7 @@
 #include "comm/ops/names.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/comm_case.h"
-#include "tests/support/nccl_ranks.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/test.h"
 
 /* ---- NCCL's own header, where it is ---------------------------------------------------------- */

@@ -557,12 +557,3 @@ TEST(failing_copies_reach_the_peer)
 	if (!left_out())
 		assert_int_equal(run_with_victim(send_in_vain, cuda_over_tcp, SENDER, true), 0);
 }
-
-int main(void)
-{
-	shared = test_share(sizeof(*shared));
-	setenv("DDP_KEY", KEY, 1);
-	int failures = test_run(NULL, NULL);
-	test_unshare(shared, sizeof(*shared));
-	return failures;
-}

@@ -374,12 +374,3 @@ TEST(memory_that_is_taken_back_is_left_alone)
 	assert_int_equal(run_with_victim(take_back, over_memory, RECEIVER, false), 0);
 	assert_int_equal(run_with_victim(take_back, over_memory, SENDER, false), 0);
 }
-
-int main(void)
-{
-	shared = test_share(sizeof(*shared));
-	setenv("DDP_KEY", KEY, 1);
-	int failures = test_run(NULL, NULL);
-	test_unshare(shared, sizeof(*shared));
-	return failures;
-}

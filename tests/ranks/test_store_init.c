@@ -17,6 +17,7 @@
 #include "ddp.h"
 #include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
+#include "tests/support/device_checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
@@ -385,8 +386,7 @@ TEST_WITH(file_that_holds_something_else_stays, folder_empty, NULL)
 		fputs(texts[i], file);
 		fclose(file);
 		assert_int_equal(chmod(file_path(), 0600), 0);
-		assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-		assert_non_null(strstr(ddp_last_error(), "holds something else"));
+		FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "holds something else");
 		char found[128] = "";
 		file = fopen(file_path(), "r");
 		assert_non_null(file);
@@ -498,8 +498,8 @@ TEST_WITH(error_of_the_store_is_told, folder_empty, NULL)
 	ddp_context *context;
 
 	place.view.store->broken = true;
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "set() of \"ddp/run\" in the store failed with DDP_ERR_IO: the server is gone"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO,
+	      "set() of \"ddp/run\" in the store failed with DDP_ERR_IO: the server is gone");
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
@@ -523,8 +523,7 @@ TEST_WITH(wrong_jobs_and_stores_are_refused, folder_empty, NULL)
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
 		assert_int_equal(meet(&place, &wrong[i], &context), DDP_ERR_INVALID);
-	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "needs set, get and wait"));
+	FAILS(ddp_init(&options, &context), DDP_ERR_INVALID, "needs set, get and wait");
 	store.wait = wait_for;
 	store.reserved[0] = 1;
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
@@ -535,8 +534,7 @@ TEST_WITH(wrong_jobs_and_stores_are_refused, folder_empty, NULL)
 	options.wireup = "file://meet";
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
 	options.wireup = NULL;
-	assert_int_equal(ddp_init(&options, &context), DDP_ERR_JOB);
-	assert_non_null(strstr(ddp_last_error(), "give a store, or wireup \"file:///PATH\""));
+	FAILS(ddp_init(&options, &context), DDP_ERR_JOB, "give a store, or wireup \"file:///PATH\"");
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
@@ -548,19 +546,16 @@ TEST_WITH(file_that_others_reach_is_refused, folder_empty, NULL)
 
 	snprintf(target, sizeof(target), "%s/target", test_folder);
 	assert_int_equal(symlink(target, file_path()), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "is a link"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "is a link");
 	assert_int_equal(access(target, F_OK), -1);
 	close(open(target, O_CREAT | O_WRONLY, 0600));
 	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
 	assert_int_equal(unlink(file_path()), 0);
 	assert_int_equal(link(target, file_path()), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "has another name"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "has another name");
 	assert_int_equal(unlink(target), 0);
 	assert_int_equal(chmod(file_path(), 0640), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "can be read or written by others"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "can be read or written by others");
 }
 
 /* ---- programs without a model ---------------------------------------------------------------- */
