@@ -164,14 +164,12 @@ noinst_LTLIBRARIES += tests/device/libddp_fake_gpu.la
 tests_device_libddp_fake_gpu_la_SOURCES = \
 	tests/device/fake_gpu.h tests/device/gpu.c \
 	tests/device/host_image_kernels.c \
-	tests/device/host_kernels.c tests/device/host_kernels.h \
+	tests/device/host_kernels.c \
 	tests/device/host_task.c tests/device/host_task.h \
-	tests/device/host_whole_kernels.c \
 	tests/device/include/cuda.h tests/device/include/cuda_runtime_api.h \
 	tests/device/memory.c tests/device/memory.h \
 	tests/device/nccl_standin.c tests/device/nccl_standin.h \
 	tests/device/nccl_standin_move.c tests/device/nccl_standin_move.h \
-	tests/device/nccl_values.c \
 	tests/device/order.c tests/device/order.h \
 	tests/device/runtime.c tests/device/runtime.h \
 	tests/device/stream.c \
@@ -302,8 +300,7 @@ tests_ranks_test_netplugin_attacker_SOURCES = tests/ranks/test_netplugin_attacke
 tests_ranks_test_netplugin_attacker_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=setsockopt \
 	-Wl,--export-dynamic-symbol=send -Wl,--export-dynamic-symbol=listen -Wl,--export-dynamic-symbol=dladdr1
 EXTRA_tests_ranks_test_netplugin_attacker_DEPENDENCIES = libruntime/nccl_plugins/net/libnccl-net-ddpucx.la
-tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks) \
-	tests/support/driver/program.c tests/support/driver/program.h
+tests_ranks_test_netplugin_cuda_SOURCES = tests/ranks/test_netplugin_cuda.c $(netplugin_ranks)
 tests_ranks_test_netplugin_cuda_CPPFLAGS = $(AM_CPPFLAGS) $(CUDA_CFLAGS) $(UCX_CFLAGS)
 tests_ranks_test_netplugin_cuda_LDFLAGS = $(AM_LDFLAGS) -Wl,--export-dynamic-symbol=ucp_tag_send_nbx \
 	-Wl,--export-dynamic-symbol=ucp_tag_recv_nbx
