@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX; takes: 5 */
-/* The network between nodes: what it never touches, and whose end it must not overlook. */
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
+/* runs: asan; all: unit tsan; needs: UCX; takes: 13 */
+/* The network between nodes: what it never touches, and whose end it must not overlook, also while ranks connect. */
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/core/comm.h"
+#include "comm/net/net.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/test.h"
@@ -412,4 +416,57 @@ TEST(rank_that_closes_is_answered)
 	}
 	test_unshare((void *)(uintptr_t)closing_ns, sizeof(*closing_ns));
 	assert_true(least < 2);
+}
+
+/* ---- a death while ranks connect with each other ------------------------------------------- */
+
+enum { CONNECTING = 6, ROUNDS = 50, LATEST_US = 25000 };
+
+static int victim = DDP_NOBODY, delay_us; /* of the round */
+
+ddp_status __real_ddp_net_connect(ddp_comm *comm, int peer);
+ddp_status __wrap_ddp_net_connect(ddp_comm *comm, int peer);
+
+static void die(int number)
+{
+	kill(getpid(), SIGKILL);
+}
+
+/* A while after it has begun to connect. */
+ddp_status __wrap_ddp_net_connect(ddp_comm *comm, int peer)
+{
+	const struct itimerval death = { .it_value.tv_usec = delay_us };
+	struct itimerval now;
+
+	CHECK(getitimer(ITIMER_REAL, &now) == 0);
+	if (comm->rank == victim && now.it_value.tv_usec == 0) {
+		CHECK(signal(SIGALRM, die) != SIG_ERR);
+		CHECK(setitimer(ITIMER_REAL, &death, NULL) == 0);
+	}
+	return __real_ddp_net_connect(comm, peer);
+}
+
+static int reduce_until_it_fails(ddp_comm *comm, void *argument)
+{
+	ddp_status status = DDP_OK;
+	float x[64] = { 0 };
+
+	while (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, x, 64, DDP_F32, DDP_SUM);
+	CHECK(status == DDP_ERR_PEER);
+	return 0;
+}
+
+TEST(death_of_a_rank_that_connects_ends_no_other)
+{
+	static const int apart[CONNECTING] = { 0, 1, 2, 3, 4, 5 };
+
+	srandom(1);
+	for (int i = 0; i < ROUNDS; i++) {
+		victim = (int)(random() % CONNECTING);
+		delay_us = 1 + (int)(random() % LATEST_US);
+		RUN_WORLD(.ranks = CONNECTING, .node_of = apart, .body = reduce_until_it_fails, .expect_deaths = true,
+		          .may_fail_to_open = true);
+	}
+	victim = DDP_NOBODY;
 }
