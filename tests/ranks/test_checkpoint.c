@@ -594,7 +594,4 @@ static void lose_a_rank_that_updates(ddp_context *context)
 TEST_RUNS_BEHIND(folder_empty, nobody_saves_what_is_half_updated,
                  on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL));
 
-int main(void)
-{
-	return test_run(make_base, folder_remove);
-}
+TEST_MAIN(make_base, folder_remove)

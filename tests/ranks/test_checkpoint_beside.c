@@ -418,7 +418,4 @@ static int one_rank_body(ddp_context *context, void *user)
 TEST_RUNS_BEHIND(start_empty, a_rank_by_itself_saves_on_the_host,
                  assert_int_equal(run_ranks(1, one_rank_body, NULL), 0));
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -332,7 +332,4 @@ TEST(the_environment_gives_it_where_the_program_does_not)
 	unsetenv("DDP_COMPARE_EVERY");
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

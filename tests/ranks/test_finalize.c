@@ -466,7 +466,4 @@ static int choose_timeout(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	return test_run(choose_timeout, NULL);
-}
+TEST_MAIN(choose_timeout, NULL)

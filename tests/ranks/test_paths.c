@@ -258,7 +258,4 @@ TEST(numbers_are_the_same_in_every_locale)
 	setlocale(LC_ALL, "C");
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -680,7 +680,4 @@ TEST_WITH(others_hear_why_a_rank_left, folder_empty, NULL)
 	test_unshare(tasks.place.view.store, sizeof(*tasks.place.view.store));
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -324,7 +324,4 @@ static int arguments_body(ddp_context *context, void *user)
 
 TEST_RUNS(wrong_training_options_are_named, assert_int_equal(run_ranks(1, arguments_body, NULL), 0));
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

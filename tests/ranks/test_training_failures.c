@@ -291,7 +291,4 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 TEST_RUNS_BEHIND(folder_empty, last_checkpoint_is_written_whatever_became_of_the_one_before,
                  assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0));
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -253,7 +253,4 @@ TEST_WITH(survivors_go_on_training, folder_empty, NULL)
 	assert_memory_equal(s->params[0][0], s->params[2][0], sizeof(s->params[0][0]));
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

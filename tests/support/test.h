@@ -50,5 +50,6 @@
 /* Runs all cases, `before` before the first of them and `after` behind the last (NULL: nothing). A program without a
    main() has one that does so without both. Returns how many failed. */
 int test_run(CMFixtureFunction before, CMFixtureFunction after);
+#define TEST_MAIN(before, after) int main(void) { return test_run(before, after); }
 
 void test_add(int line, struct CMUnitTest added);
