@@ -267,30 +267,6 @@ TEST(a_hook_that_gives_no_reason_is_not_blamed_for_an_older_error)
 		assert_int_equal(run_ranks(RANKS, silent_body, &fails_at_start[i]), 0);
 }
 
-TEST(options_that_exclude_each_other_are_refused)
-{
-	const ddp_bucket_hook whole = { start, finish, NULL }, half = { start, NULL, NULL };
-	const struct { ddp_model_options options; const char *part; } bad[] = {
-		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = (ddp_compression)4 }, "compress is 4" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE }, "compress needs all gradients" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = whole, .shard = DDP_SHARD_GRADIENTS }, "hook needs all gradients" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .compress = DDP_COMPRESS_BF16 }, "without compress" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .shard = DDP_SHARD_STATE }, "without shard" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .hook = whole }, "without hook" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.start = 2 }, "local_sgd.start needs local_sgd.steps" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .powersgd.rank = -1 }, "powersgd.rank is -1" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = half }, "both start and finish" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = whole, .compress = DDP_COMPRESS_BF16 }, "give one of them" },
-	};
-	ddp_model_settings settings;
-
-	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		ddp_model_options options = bad[i].options;
-		assert_int_equal(ddp_model_settings_make(&options, &settings), DDP_ERR_INVALID);
-		assert_true(test_says(bad[i].part));
-	}
-}
-
 /* ---- gradients that the program's own functions change ------------------------------------- */
 
 enum { ELEMENTS = 300, LARGEST = 3 };

@@ -299,33 +299,7 @@ TEST(a_checkpoint_without_a_scale_leaves_the_first)
 
 TEST_RUNS(checkpoints_hold_the_scale, assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0));
 
-/* ---- options, and the scale by itself ----------------------------------------------- */
-
-static int options_body(ddp_context *context, void *user)
-{
-	static const struct {
-		ddp_model_options options;
-		const char *says;
-	} wrong[] = {
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.initial = 2 }, "loss_scaling.initial needs loss_scaling.kind" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.interval = 2 }, "loss_scaling.interval needs loss_scaling.kind" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 3 }, "loss_scaling.initial is 3; it must be a power of two" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 0.5 }, "loss_scaling.initial is 0.5" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = NAN }, "loss_scaling.initial is " },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.interval = -1 }, "loss_scaling.interval is -1" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = (ddp_scaling)3 }, "loss_scaling.kind is 3" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD }, "DDP_COMPRESS_POWERSGD" },
-	};
-	ddp_model *model;
-
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		ddp_model_options options = wrong[i].options;
-		CHECK_FAILS(ddp_model_create(context, params, 2, &options, &model), DDP_ERR_INVALID, wrong[i].says);
-	}
-	return 0;
-}
-
-TEST_RUNS(wrong_options_are_named, assert_int_equal(run_ranks(1, options_body, NULL), 0));
+/* ---- the scale by itself --------------------------------------------------------------- */
 
 TEST(a_scale_stays_within_its_range)
 {

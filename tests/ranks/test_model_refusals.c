@@ -414,12 +414,18 @@ static int same_samples_body(ddp_context *context, void *user)
 
 TEST_RUNS(ranks_that_train_on_the_same_samples_are_told, run_each_way(3, same_samples_body));
 
+static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
+{
+	return DDP_OK;
+}
+
 TEST(options_have_defaults_and_are_checked)
 {
 	static struct { ddp_model_options options; const char *part; } bad[] = {
 		{ { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = -2 }, "bucket_mb is -2" },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .first_bucket_mb = NAN }, "first_bucket_mb is " },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = (ddp_optimizer)99 }, "optimizer is 99" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = (ddp_optimizer)99 }, "DDP_MUON" },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = -1 }, "learning_rate is -1" },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .beta1 = 1 }, "beta1 is 1" },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .beta2 = -0.5 }, "beta2 is -0.5" },
@@ -431,6 +437,39 @@ TEST(options_have_defaults_and_are_checked)
 		{ { DDP_MODEL_OPTIONS_FIELDS, .momentum = NAN }, "momentum is " },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .clip_norm = -2 }, "clip_norm is -2" },
 		{ { DDP_MODEL_OPTIONS_FIELDS, .shard = (ddp_shard)4 }, "shard is 4" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_LAMB, .shard = DDP_SHARD_STATE }, "LAMB updates whole tensors" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAM, .nesterov = true }, "nesterov is of DDP_SGD, not of Adam" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_SGD, .nesterov = true }, "nesterov needs a momentum" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_MUON, .momentum = 1 },
+		  "momentum is 1; it must be 0 or more, and below 1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_MUON, .muon.iterations = 100 }, "muon.iterations is 100" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .optimizer = DDP_ADAFACTOR, .adafactor.clip = -1 }, "adafactor.clip is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = (ddp_compression)4 }, "compress is 4" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_F16, .shard = DDP_SHARD_STATE },
+		  "compress needs all gradients" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = { nothing, nothing, NULL }, .shard = DDP_SHARD_GRADIENTS },
+		  "hook needs all gradients" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .compress = DDP_COMPRESS_BF16 }, "without compress" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .shard = DDP_SHARD_STATE }, "without shard" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.steps = 2, .hook = { nothing, nothing, NULL } }, "without hook" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .local_sgd.start = 2 }, "local_sgd.start needs local_sgd.steps" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .powersgd.rank = -1 }, "powersgd.rank is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = { nothing, NULL, NULL } }, "both start and finish" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .hook = { nothing, nothing, NULL }, .compress = DDP_COMPRESS_BF16 },
+		  "give one of them" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.initial = 2 }, "loss_scaling.initial needs loss_scaling.kind" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.interval = 2 }, "loss_scaling.interval needs loss_scaling.kind" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 3 },
+		  "loss_scaling.initial is 3; it must be a power of two" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 0.5 },
+		  "loss_scaling.initial is 0.5" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = NAN },
+		  "loss_scaling.initial is " },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.interval = -1 },
+		  "loss_scaling.interval is -1" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = (ddp_scaling)3 }, "loss_scaling.kind is 3" },
+		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD },
+		  "DDP_COMPRESS_POWERSGD" },
 	};
 	const ddp_model_options small = { DDP_MODEL_OPTIONS_FIELDS, .bucket_mb = 0.5 };
 	ddp_model_settings settings;
@@ -443,9 +482,8 @@ TEST(options_have_defaults_and_are_checked)
 	assert_int_equal(ddp_model_settings_make(&small, &settings), DDP_OK);
 	assert_int_equal(settings.bucket_elements, 131072);
 	assert_int_equal(settings.first_bucket_elements, 131072);
-	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		FAILS(ddp_model_settings_make(&bad[i].options, &settings), DDP_ERR_INVALID, bad[i].part);
-	}
 
 	setenv("DDP_BUCKET_MB", "4.5", 1);
 	assert_int_equal(ddp_model_settings_make(NULL, &settings), DDP_OK);
