@@ -90,10 +90,7 @@ static int compare_versions(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them)
-{
-	test_nccl_run(2, compare_versions, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them, test_nccl_run(2, compare_versions, NULL));
 
 /* ---- making communicators -------------------------------------------------------------------- */
 
@@ -141,10 +138,7 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), groups_have_communicators_of_their_own)
-{
-	test_nccl_run(3, limit_ctas, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), groups_have_communicators_of_their_own, test_nccl_run(3, limit_ctas, NULL));
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
@@ -317,10 +311,7 @@ static int lose_the_network(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), what_nccl_tells_later_is_told)
-{
-	test_nccl_run(2, lose_the_network, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), what_nccl_tells_later_is_told, test_nccl_run(2, lose_the_network, NULL));
 
 static void *abort_soon(void *comm)
 {
@@ -411,10 +402,7 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone)
-{
-	test_nccl_run(1, lose_its_device, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone, test_nccl_run(1, lose_its_device, NULL));
 
 /* ---- how long --------------------------------------------------------------------------------- */
 
@@ -444,7 +432,4 @@ static int take_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device)
-{
-	test_nccl_run(2, take_time, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device, test_nccl_run(2, take_time, NULL));

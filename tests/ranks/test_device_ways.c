@@ -25,6 +25,13 @@ static const ddp_model_options plain = {
 	DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .bucket_mb = 0.01, .weight_decay = 0.1,
 };
 
+static void run_plain(rank_body body)
+{
+	ddp_model_options options = plain;
+
+	assert_int_equal(run_ranks_with(RANKS, &on_test, body, &options), 0);
+}
+
 /* ---- both ---------------------------------------------------------------------------------- */
 
 static float factor = 1; /* of gradients */
@@ -335,12 +342,7 @@ static int summing_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST(the_programs_own_sums_are_made_on_the_queue)
-{
-	ddp_model_options options = plain;
-
-	assert_int_equal(run_ranks_with(RANKS, &on_test, summing_body, &options), 0);
-}
+TEST_RUNS(the_programs_own_sums_are_made_on_the_queue, run_plain(summing_body));
 
 /* ---- 16 bits ----------------------------------------------------------------------------------- */
 
@@ -459,12 +461,7 @@ static int own_memory_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST(a_model_trains_in_memory_of_the_program)
-{
-	ddp_model_options options = plain;
-
-	assert_int_equal(run_ranks_with(RANKS, &on_test, own_memory_body, &options), 0);
-}
+TEST_RUNS(a_model_trains_in_memory_of_the_program, run_plain(own_memory_body));
 
 static void expect_refused(ddp_context *context, ddp_memory memory, float *grads, const char *why)
 {

@@ -107,10 +107,7 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again)
-{
-	run_on_nodes(send_without_an_id);
-}
+TEST_RUNS_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again, run_on_nodes(send_without_an_id));
 
 /* One side's queue has yet to come to the message: nothing is copied before. */
 static int send_to_itself(ddp_comm *comm, void *argument)
@@ -189,10 +186,7 @@ static int abort_both(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once)
-{
-	run_on_nodes(abort_both);
-}
+TEST_RUNS_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once, run_on_nodes(abort_both));
 
 /* What an aborted operation has on queues may still wait for the program's: it ends behind that. */
 static int abort_behind_a_queue(ddp_comm *comm, void *sends)
@@ -244,10 +238,7 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), an_error_during_a_message_is_told)
-{
-	run_on_nodes(fail_under_a_message);
-}
+TEST_RUNS_IF(!test_on_gpu(), an_error_during_a_message_is_told, run_on_nodes(fail_under_a_message));
 
 static void *go_on_later(void *stuck)
 {
@@ -402,10 +393,7 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open)
-{
-	run_on_nodes(fail_at_the_end);
-}
+TEST_RUNS_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open, run_on_nodes(fail_at_the_end));
 
 /* ---- many ranks --------------------------------------------------------------------------------- */
 

@@ -187,10 +187,7 @@ static int check_truths(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), truths_are_combined_as_truths)
-{
-	test_nccl_run(2, check_truths, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), truths_are_combined_as_truths, test_nccl_run(2, check_truths, NULL));
 
 TEST(sums_and_averages_of_each_type_are_right)
 {

@@ -38,6 +38,13 @@
 /* A case of programs for which this is true before main(). */
 #define TEST_IF(condition, name) TEST_OF(name, condition, NULL, NULL)
 
+#define TEST_RUNS_IF(condition, name, ...) \
+	TEST_IF(condition, name) \
+	{ \
+		__VA_ARGS__; \
+	} \
+	static void name(void **)
+
 #define TEST_OF(name, condition, before, after) \
 	static void name(void **); \
 	__attribute__((constructor)) static void name##_is_a_case(void) \
