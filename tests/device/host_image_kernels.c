@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_image_kernels: those of host_kernels.h for images. */
+/* host_image_kernels: those of host_kernels.c for images. */
 #include "cpu/cpu.h"
-#include "tests/device/host_kernels.h"
 #include "tests/device/host_task.h"
 
 static int64_t places(const dk_window *w)

@@ -148,3 +148,8 @@ static inline operand reads_double(const double *address, int64_t n)
 {
 	return (operand){ address, (size_t)n * sizeof(*address), false, false };
 }
+
+/* What the table has for images, for optimizers of whole tensors, and for factors. */
+extern const dk_image_table ddp_host_image_kernels;
+extern const dk_whole_table ddp_host_whole_kernels;
+extern const dk_factor_table ddp_host_factor_kernels;

@@ -12,7 +12,6 @@
 
 #include "comm/nccl/abi.h"
 #include "tests/device/nccl_standin_move.h"
-#include "tests/device/nccl_values.h"
 #include "tests/device/runtime.h"
 
 nccl_standin_switches nccl_standin = { .version = STANDIN_VERSION };

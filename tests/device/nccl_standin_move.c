@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/device/nccl_standin_move.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +9,116 @@
 #include <unistd.h>
 
 #include "comm/nccl/abi.h"
-#include "tests/device/nccl_values.h"
 #include "tests/device/runtime.h"
+#include "tests/support/halves.h"
+
+/* ---- arithmetic, in the type itself as NCCL's kernels have it; types and ops are those of comm/nccl/abi.h ---- */
+
+size_t nccl_bytes_of(int type)
+{
+	switch (type) {
+	case DDP_NCCL_INT8:
+	case DDP_NCCL_UINT8: return 1;
+	case DDP_NCCL_FLOAT16:
+	case DDP_NCCL_BFLOAT16: return 2;
+	case DDP_NCCL_INT32:
+	case DDP_NCCL_FLOAT32: return 4;
+	default: return 8;
+	}
+}
+
+static uint16_t to_f16(double x)
+{
+	const uint16_t sign = signbit(x) ? 0x8000 : 0;
+	int exponent = x == 0 || ilogb(x) < -14 ? -14 : ilogb(x);
+	int fraction = exponent > 15 ? 2048 : (int)rint(ldexp(fabs(x), 10 - exponent));
+
+	if (fraction == 2048) {
+		fraction = 1024;
+		exponent++;
+	}
+	if (exponent > 15)
+		return sign | 0x7c00;
+	return (uint16_t)(sign | (fraction < 1024 ? fraction : (exponent + 15) << 10 | (fraction - 1024)));
+}
+
+static float from_bf16(uint16_t bits)
+{
+	const uint32_t wide = (uint32_t)bits << 16;
+	float x;
+
+	memcpy(&x, &wide, sizeof(x));
+	return x;
+}
+
+static uint16_t to_bf16(float x)
+{
+	uint32_t bits;
+
+	memcpy(&bits, &x, sizeof(bits));
+	return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+static double get(int type, const void *memory, size_t i)
+{
+	switch (type) {
+	case DDP_NCCL_FLOAT32: return ((const float *)memory)[i];
+	case DDP_NCCL_FLOAT64: return ((const double *)memory)[i];
+	case DDP_NCCL_FLOAT16: return decode_half(((const uint16_t *)memory)[i], 10, 15);
+	case DDP_NCCL_BFLOAT16: return from_bf16(((const uint16_t *)memory)[i]);
+	default: return 0;
+	}
+}
+
+static void put(int type, void *memory, size_t i, double x)
+{
+	switch (type) {
+	case DDP_NCCL_FLOAT32: ((float *)memory)[i] = (float)x; break;
+	case DDP_NCCL_FLOAT64: ((double *)memory)[i] = x; break;
+	case DDP_NCCL_FLOAT16: ((uint16_t *)memory)[i] = to_f16(x); break;
+	case DDP_NCCL_BFLOAT16: ((uint16_t *)memory)[i] = to_bf16((float)x); break;
+	default: break;
+	}
+}
+
+static int64_t get_integer(int type, const void *memory, size_t i)
+{
+	switch (type) {
+	case DDP_NCCL_INT8: return ((const int8_t *)memory)[i];
+	case DDP_NCCL_UINT8: return ((const uint8_t *)memory)[i];
+	case DDP_NCCL_INT32: return ((const int32_t *)memory)[i];
+	default: return ((const int64_t *)memory)[i];
+	}
+}
+
+static void put_integer(int type, void *memory, size_t i, uint64_t x)
+{
+	switch (type) {
+	case DDP_NCCL_INT8:
+	case DDP_NCCL_UINT8: ((uint8_t *)memory)[i] = (uint8_t)x; break;
+	case DDP_NCCL_INT32: ((int32_t *)memory)[i] = (int32_t)x; break;
+	default: ((int64_t *)memory)[i] = (int64_t)x; break;
+	}
+}
+
+static bool is_integer(int type)
+{
+	return type == DDP_NCCL_INT8 || type == DDP_NCCL_UINT8 || type == DDP_NCCL_INT32 || type == DDP_NCCL_INT64;
+}
+
+static void combine_one(int type, int op, void *into, const void *from, size_t i)
+{
+	if (is_integer(type)) {
+		const int64_t a = get_integer(type, into, i), b = get_integer(type, from, i);
+		const uint64_t sum = (uint64_t)a + (uint64_t)b, product = (uint64_t)a * (uint64_t)b;
+		put_integer(type, into, i, op == DDP_NCCL_PROD ? product : op == DDP_NCCL_MAX ? (uint64_t)(a > b ? a : b) :
+		            op == DDP_NCCL_MIN ? (uint64_t)(a < b ? a : b) : sum);
+		return;
+	}
+	const double a = get(type, into, i), b = get(type, from, i);
+	put(type, into, i, op == DDP_NCCL_PROD ? a * b : op == DDP_NCCL_MAX ? fmax(a, b) :
+	    op == DDP_NCCL_MIN ? fmin(a, b) : a + b);
+}
 
 /* ---- works ------------------------------------------------------------------------------------- */
 
@@ -76,28 +185,28 @@ static void prepare(const standin_comm *comm, const call *c, void *values, size_
 {
 	double factor = 1;
 
-	if (c->op >= DDP_NCCL_OPS && nccl_is_integer(c->type)) {
-		const int64_t whole = nccl_get_integer(c->type, &c->scalar.bits, 0);
+	if (c->op >= DDP_NCCL_OPS && is_integer(c->type)) {
+		const int64_t whole = get_integer(c->type, &c->scalar.bits, 0);
 		for (size_t i = 0; i < count; i++)
-			nccl_put_integer(c->type, values, i, (uint64_t)nccl_get_integer(c->type, values, i) * (uint64_t)whole);
+			put_integer(c->type, values, i, (uint64_t)get_integer(c->type, values, i) * (uint64_t)whole);
 		return;
 	}
 	if (c->op >= DDP_NCCL_OPS) {
-		factor = nccl_get(c->type, &c->scalar.bits, 0);
-	} else if (c->op == DDP_NCCL_AVG && !nccl_is_integer(c->type)) {
+		factor = get(c->type, &c->scalar.bits, 0);
+	} else if (c->op == DDP_NCCL_AVG && !is_integer(c->type)) {
 		uint64_t rounded = 0;
-		nccl_put(c->type, &rounded, 0, 1.0 / comm->ranks);
-		factor = nccl_get(c->type, &rounded, 0);
+		put(c->type, &rounded, 0, 1.0 / comm->ranks);
+		factor = get(c->type, &rounded, 0);
 	}
 	for (size_t i = 0; i < count && factor != 1; i++)
-		nccl_put(c->type, values, i, nccl_get(c->type, values, i) * factor);
+		put(c->type, values, i, get(c->type, values, i) * factor);
 }
 
 /* What is done to what was combined. */
 static void complete(const standin_comm *comm, const call *c, void *values, size_t count)
 {
-	for (size_t i = 0; i < count && c->op == DDP_NCCL_AVG && nccl_is_integer(c->type); i++)
-		nccl_put_integer(c->type, values, i, (uint64_t)(nccl_get_integer(c->type, values, i) / comm->ranks));
+	for (size_t i = 0; i < count && c->op == DDP_NCCL_AVG && is_integer(c->type); i++)
+		put_integer(c->type, values, i, (uint64_t)(get_integer(c->type, values, i) / comm->ranks));
 }
 
 /* ---- moving bytes: in a queue's thread -------------------------------------------------------------- */
@@ -216,7 +325,7 @@ static bool run_reduction(standin_comm *comm, const call *c)
 		memcpy(others + (size_t)comm->rank * block, own + (scatter ? (size_t)comm->rank * block : 0), block);
 		for (int r = 1; r < comm->ranks; r++) {
 			for (size_t i = 0; i < c->count; i++)
-				nccl_combine_one(c->type, c->op, others, others + (size_t)r * block, i);
+				combine_one(c->type, c->op, others, others + (size_t)r * block, i);
 		}
 		complete(comm, c, others, c->count);
 		memcpy(output, others, block);

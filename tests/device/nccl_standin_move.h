@@ -73,3 +73,6 @@ int standin_queue(work *w);
    memory is freed. */
 void standin_await_works(void);
 void standin_release(standin_comm *comm);
+
+/* Types are those of comm/nccl/abi.h. */
+size_t nccl_bytes_of(int type);

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -182,8 +181,8 @@ static void save_on_a_full_disk(ddp_context *context)
 		CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
 	}
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_IO);
-	CHECK(says("checkpoint of step 1 was not saved") && says("File too large"));
-	CHECK((context->job.rank > 0) == says("rank 0: "));
+	CHECK(test_says("checkpoint of step 1 was not saved") && test_says("File too large"));
+	CHECK((context->job.rank > 0) == test_says("rank 0: "));
 	/* The plugin tells it of a rank that ends now. */
 	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_OPEN);
 	CHECK(strstr(ddp_watch_page(context->watch)->error, "File too large") != NULL);
@@ -193,10 +192,7 @@ static void save_on_a_full_disk(ddp_context *context)
 	free_job(job);
 }
 
-TEST_WITH(full_disk_of_rank_0_is_an_error_on_all_ranks, folder_empty, NULL)
-{
-	on_ranks(3, 0, save_on_a_full_disk);
-}
+TEST_RUNS_BEHIND(folder_empty, full_disk_of_rank_0_is_an_error_on_all_ranks, on_ranks(3, 0, save_on_a_full_disk));
 
 static void save_what_is_not_finite(ddp_context *context)
 {
@@ -208,8 +204,8 @@ static void save_what_is_not_finite(ddp_context *context)
 	train(job, 1);
 	float *shift = ddp_model_param_data(job.model, 1);
 	shift[3] = INFINITY;
-	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_NOT_FINITE);
-	CHECK(says("tensor shift holds an infinity or a NaN"));
+	CHECK_FAILS(ddp_checkpoint_save(job.model, job.loader, dir, 0), DDP_ERR_NOT_FINITE,
+	            "tensor shift holds an infinity or a NaN");
 	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
 	train(job, 1); /* the job can go on */
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
@@ -233,16 +229,13 @@ static void save_what_differs(ddp_context *context)
 	if (context->job.rank == 2)
 		shift[1] += 0.25f;
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_MISMATCH);
-	CHECK(says("rank 2 on ") && says(" has other parameters than 3 of 4 ranks after step 1: its memory or processor is damaged"));
+	CHECK(test_says("rank 2 on ") && test_says(" has other parameters than 3 of 4 ranks after step 1: its memory or processor is damaged"));
 	shift[1] = kept;
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_OK);
 	free_job(job);
 }
 
-TEST_WITH(ranks_that_drifted_apart_save_nothing, folder_empty, NULL)
-{
-	on_ranks(4, 0, save_what_differs);
-}
+TEST_RUNS_BEHIND(folder_empty, ranks_that_drifted_apart_save_nothing, on_ranks(4, 0, save_what_differs));
 
 /* The first goes back and takes another way; the second may not write there. */
 static void leave_a_line(ddp_context *context)
@@ -267,10 +260,7 @@ static void leave_a_line(ddp_context *context)
 	free_job(job);
 }
 
-TEST_WITH(steps_of_a_line_that_was_left_are_not_the_newest, folder_empty, NULL)
-{
-	on_ranks(2, 0, leave_a_line);
-}
+TEST_RUNS_BEHIND(folder_empty, steps_of_a_line_that_was_left_are_not_the_newest, on_ranks(2, 0, leave_a_line));
 
 static void save_where_another_run_does(ddp_context *context)
 {
@@ -278,7 +268,7 @@ static void save_where_another_run_does(ddp_context *context)
 
 	train(job, 1);
 	CHECK(ddp_checkpoint_save(job.model, job.loader, dir, 0) == DDP_ERR_STATE);
-	CHECK(says("is written to by another run; give each run a directory of its own"));
+	CHECK(test_says("is written to by another run; give each run a directory of its own"));
 	train(job, 1);
 	free_job(job);
 }
@@ -308,7 +298,7 @@ static void save_two_models(ddp_context *context)
 	for (int way = 0; way < 2; way++) {
 		const char *same = way == 0 ? dir : spelled;
 		CHECK(ddp_checkpoint_save(other.model, other.loader, same, 0) == DDP_ERR_STATE);
-		CHECK(says("is written to by another model of this program; give each model a directory of its own"));
+		CHECK(test_says("is written to by another model of this program; give each model a directory of its own"));
 		CHECK(ddp_checkpoint_save_async(other.model, other.loader, same, 0) == DDP_ERR_STATE);
 		CHECK(ddp_checkpoint_save(job.model, job.loader, same, 0) == DDP_OK);
 	}
@@ -320,10 +310,7 @@ static void save_two_models(ddp_context *context)
 	free_job(other);
 }
 
-TEST_WITH(two_models_do_not_write_to_one_directory, folder_empty, NULL)
-{
-	on_ranks(2, 0, save_two_models);
-}
+TEST_RUNS_BEHIND(folder_empty, two_models_do_not_write_to_one_directory, on_ranks(2, 0, save_two_models));
 
 /* Each rank saves alone, and all may write where rank 0 does, but no model where another does. */
 static void save_two_models_after_an_abort(ddp_context *context)
@@ -337,16 +324,13 @@ static void save_two_models_after_an_abort(ddp_context *context)
 	test_ranks_together(); /* one that is still in it would hear of the abort there */
 	CHECK(ddp_comm_abort(context->world, "the test wants it") == DDP_OK);
 	CHECK(ddp_checkpoint_save(job.model, NULL, own, 0) == DDP_OK);
-	CHECK(ddp_checkpoint_save(other.model, NULL, own, 0) == DDP_ERR_STATE);
-	CHECK(says("is written to by another model of this program"));
+	CHECK_FAILS(ddp_checkpoint_save(other.model, NULL, own, 0), DDP_ERR_STATE,
+	            "is written to by another model of this program");
 	free_job(job);
 	free_job(other);
 }
 
-TEST_WITH(nor_do_they_after_the_world_broke, folder_empty, NULL)
-{
-	on_ranks(2, 0, save_two_models_after_an_abort);
-}
+TEST_RUNS_BEHIND(folder_empty, nor_do_they_after_the_world_broke, on_ranks(2, 0, save_two_models_after_an_abort));
 
 /* Each rank has its own, of another length; the second has none. */
 static size_t fill_state(int rank, unsigned char *state)
@@ -410,10 +394,7 @@ static void save_and_load_a_number(ddp_context *context)
 	ddp_model_free(model);
 }
 
-TEST_WITH(tensors_without_dimensions_are_saved, folder_empty, NULL)
-{
-	on_ranks(2, 0, save_and_load_a_number);
-}
+TEST_RUNS_BEHIND(folder_empty, tensors_without_dimensions_are_saved, on_ranks(2, 0, save_and_load_a_number));
 
 static void lose_the_directory(ddp_context *context)
 {
@@ -436,10 +417,8 @@ static void lose_the_directory(ddp_context *context)
 	free_job(job);
 }
 
-TEST_WITH(directory_that_vanished_is_not_made_anew_without_a_word, folder_empty, NULL)
-{
-	on_ranks(2, 0, lose_the_directory);
-}
+TEST_RUNS_BEHIND(folder_empty, directory_that_vanished_is_not_made_anew_without_a_word,
+                 on_ranks(2, 0, lose_the_directory));
 
 TEST_WITH(names_are_those_of_the_field, folder_empty, NULL)
 {
@@ -477,8 +456,7 @@ static void wait_for_a_slow_leader(ddp_context *context)
 {
 	struct job job = make_job_with(context, WIDTH, 3, NULL);
 
-	CHECK(ddp_leader_run(job.model, sleep_long, context, NULL, 0) == DDP_ERR_IO);
-	CHECK(says("slept well"));
+	CHECK_FAILS(ddp_leader_run(job.model, sleep_long, context, NULL, 0), DDP_ERR_IO, "slept well");
 	free_job(job);
 }
 
@@ -591,10 +569,7 @@ static void lose_a_rank(ddp_context *context)
 	free_job(job);
 }
 
-TEST_WITH(survivors_save_what_a_dead_rank_kept, folder_empty, NULL)
-{
-	on_ranks_ending(3, 0, lose_a_rank, 128 + SIGKILL);
-}
+TEST_RUNS_BEHIND(folder_empty, survivors_save_what_a_dead_rank_kept, on_ranks_ending(3, 0, lose_a_rank, 128 + SIGKILL));
 
 /* It dies in the middle of its update, so what the others have is of no step. */
 static void lose_a_rank_that_updates(ddp_context *context)
@@ -611,18 +586,12 @@ static void lose_a_rank_that_updates(ddp_context *context)
 		raise(SIGKILL);
 	}
 	CHECK(ddp_model_step(job.model, 1, 0, NULL) == DDP_ERR_PEER);
-	CHECK(ddp_checkpoint_save(job.model, job.loader, own, 0) == DDP_ERR_STATE);
-	CHECK(says("rank 1 began to update"));
+	CHECK_FAILS(ddp_checkpoint_save(job.model, job.loader, own, 0), DDP_ERR_STATE, "rank 1 began to update");
 	CHECK(ddp_node_strategy_begin(job.model, 3) == DDP_ERR_PEER);
 	free_job(job);
 }
 
-TEST_WITH(nobody_saves_what_is_half_updated, folder_empty, NULL)
-{
-	on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL);
-}
+TEST_RUNS_BEHIND(folder_empty, nobody_saves_what_is_half_updated,
+                 on_ranks_ending(3, 0, lose_a_rank_that_updates, 128 + SIGKILL));
 
-int main(void)
-{
-	return test_run(make_base, folder_remove);
-}
+TEST_MAIN(make_base, folder_remove)

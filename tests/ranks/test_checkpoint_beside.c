@@ -162,10 +162,8 @@ static int start_empty(void **state)
 	return folder_empty(state);
 }
 
-TEST_WITH(training_goes_on_while_it_is_written, start_empty, NULL)
-{
-	assert_int_equal(run_ranks(2, train_on_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(start_empty, training_goes_on_while_it_is_written,
+                 assert_int_equal(run_ranks(2, train_on_body, NULL), 0));
 
 /* A relative name is that of the folder in which it was given. */
 static int changing_folder_body(ddp_context *context, void *user)
@@ -242,10 +240,8 @@ static int reserving_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_WITH(memory_for_copies_is_made_before_they_are, start_empty, NULL)
-{
-	assert_int_equal(run_ranks(1, reserving_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(start_empty, memory_for_copies_is_made_before_they_are,
+                 assert_int_equal(run_ranks(1, reserving_body, NULL), 0));
 
 TEST_WITH(program_may_change_its_folder_meanwhile, start_empty, NULL)
 {
@@ -314,9 +310,8 @@ static int failing_body(ddp_context *context, void *user)
 		CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 		train(model, 1);
 		if (i == 0) {
-			CHECK(ddp_checkpoint_wait(model) == DDP_ERR_IO);
-			CHECK(strstr(ddp_last_error(), "checkpoint of step 1 was not saved: ") != NULL);
-			CHECK(strstr(ddp_last_error(), "File too large") != NULL);
+			CHECK_FAILS(ddp_checkpoint_wait(model), DDP_ERR_IO, "checkpoint of step 1 was not saved: ");
+			CHECK_SAYS("File too large");
 			CHECK((strstr(ddp_last_error(), "rank 0: ") == NULL) == writes);
 		}
 		if (i == 0)
@@ -325,7 +320,7 @@ static int failing_body(ddp_context *context, void *user)
 	/* The next one tells of it, and fails itself, or is saved once there is room. */
 	CHECK(ddp_checkpoint_save(model, NULL, beside, 0) == DDP_ERR_IO);
 	CHECK((strstr(told, "checkpoint of step 2 was not saved") != NULL) == writes);
-	CHECK(strstr(ddp_last_error(), "checkpoint of step 3 was not saved") != NULL);
+	CHECK_SAYS("checkpoint of step 3 was not saved");
 	CHECK(!writes || setrlimit(RLIMIT_FSIZE, &room) == 0);
 	CHECK_OK(ddp_checkpoint_save_async(model, NULL, beside, 0));
 	CHECK_OK(ddp_checkpoint_wait(model));
@@ -337,10 +332,7 @@ static int failing_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_WITH(what_cannot_be_written_is_told, start_empty, NULL)
-{
-	assert_int_equal(run_ranks(2, failing_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(start_empty, what_cannot_be_written_is_told, assert_int_equal(run_ranks(2, failing_body, NULL), 0));
 
 /* ---- when the world is broken -------------------------------------------------------------- */
 
@@ -362,8 +354,7 @@ static int broken_body(ddp_context *context, void *user)
 	while (ddp_barrier(ddp_world(context)) == DDP_OK)
 		continue;
 	if (!writes) {
-		CHECK(ddp_checkpoint_wait(model) == DDP_ERR_PEER);
-		CHECK(strstr(ddp_last_error(), "whether rank 0 has written") != NULL);
+		CHECK_FAILS(ddp_checkpoint_wait(model), DDP_ERR_PEER, "whether rank 0 has written");
 		CHECK_OK(ddp_checkpoint_save(model, NULL, beside, 0));
 	}
 	while (!is_there(BEGUN + 2))
@@ -377,10 +368,8 @@ static int broken_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_WITH(a_later_checkpoint_of_another_rank_stays, start_empty, NULL)
-{
-	assert_int_equal(run_ranks(2, broken_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(start_empty, a_later_checkpoint_of_another_rank_stays,
+                 assert_int_equal(run_ranks(2, broken_body, NULL), 0));
 
 /* ---- one rank ------------------------------------------------------------------------------- */
 
@@ -426,12 +415,7 @@ static int one_rank_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_WITH(a_rank_by_itself_saves_on_the_host, start_empty, NULL)
-{
-	assert_int_equal(run_ranks(1, one_rank_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(start_empty, a_rank_by_itself_saves_on_the_host,
+                 assert_int_equal(run_ranks(1, one_rank_body, NULL), 0));
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -27,13 +27,13 @@ static void load_what_does_not_fit(ddp_context *context)
 	struct job other_seed = make_job(context, WIDTH, 4);
 	int64_t step = -1;
 
-	CHECK(ddp_checkpoint_load(wider.model, wider.loader, dir, &step) == DDP_ERR_FORMAT);
-	CHECK(says("step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3"));
+	CHECK_FAILS(ddp_checkpoint_load(wider.model, wider.loader, dir, &step), DDP_ERR_FORMAT,
+	            "step-00000007.safetensors: tensor scale has shape 33x3, the model has 34x3");
 	CHECK(same_parameters(wider, untouched) && step == -1);
 
 	CHECK(ddp_checkpoint_load(other_seed.model, other_seed.loader, dir, &step) ==
 	      DDP_ERR_INVALID);
-	CHECK(says("seed is 4 here, but was 3"));
+	CHECK_SAYS("seed is 4 here, but was 3");
 	CHECK(ddp_loader_get_state(other_seed.loader).samples == 0);
 	CHECK(ddp_checkpoint_load(other_seed.model, NULL, dir, &step) == DDP_OK && step == 7);
 	free_job(wider);
@@ -78,18 +78,15 @@ static void load_tensors_of_others(ddp_context *context)
 	int64_t step;
 
 	save_with(job.model, "strange", &at_step, 1);
-	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
-	CHECK(says("tensor strange is not of this model or optimizer"));
+	CHECK_FAILS(ddp_checkpoint_load(job.model, NULL, dir, &step), DDP_ERR_FORMAT,
+	            "tensor strange is not of this model or optimizer");
 	save_with(job.model, "optimizer.missed_steps", &at_step, 1);
 	CHECK(ddp_checkpoint_load(job.model, NULL, dir, &step) == DDP_ERR_FORMAT);
-	CHECK(says("step-00000008.safetensors is of a development version before libddp 0.2: its tensor optimizer.missed_steps counts"));
+	CHECK(test_says("step-00000008.safetensors is of a development version before libddp 0.2: its tensor optimizer.missed_steps counts"));
 	free_job(job);
 }
 
-TEST_WITH(tensors_of_others_are_refused_by_name, folder_empty, NULL)
-{
-	on_ranks(1, 0, load_tensors_of_others);
-}
+TEST_RUNS_BEHIND(folder_empty, tensors_of_others_are_refused_by_name, on_ranks(1, 0, load_tensors_of_others));
 
 /* Written by a program whose locale had a comma in numbers; whole, but of no use. */
 static void load_what_is_before_the_unreadable(ddp_context *context)
@@ -114,7 +111,7 @@ static void load_what_is_before_the_unreadable(ddp_context *context)
 		      strstr(said, "step-00000007.safetensors is loaded in its place"));
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 	/* By its own name it is an error. */
-	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT && says("no number"));
+	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT && test_says("no number"));
 	free_job(job);
 }
 
@@ -154,10 +151,7 @@ static void load_with_another_dataset(ddp_context *context)
 	free_job(job);
 }
 
-TEST_WITH(another_dataset_is_told, folder_empty, NULL)
-{
-	on_ranks(2, 0, load_with_another_dataset);
-}
+TEST_RUNS_BEHIND(folder_empty, another_dataset_is_told, on_ranks(2, 0, load_with_another_dataset));
 
 /* Only one rank has another loader: none moves. */
 static void load_with_one_strange_loader(ddp_context *context)
@@ -174,9 +168,9 @@ static void load_with_one_strange_loader(ddp_context *context)
 		CHECK(ddp_loader_make(1, 2, &dataset, &strange, &job.loader) == DDP_OK);
 	}
 
-	CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_INVALID);
-	CHECK(says(context->job.rank == 1 ? "seed is 4" : "could not move its loader"));
-	CHECK(context->job.rank == 1 || says("rank 1 on "));
+	CHECK_FAILS(ddp_checkpoint_load(job.model, job.loader, dir, &step), DDP_ERR_INVALID,
+	            context->job.rank == 1 ? "seed is 4" : "could not move its loader");
+	CHECK(context->job.rank == 1 || test_says("rank 1 on "));
 	CHECK(ddp_loader_get_state(job.loader).samples == 0);
 	free_job(job);
 }
@@ -234,9 +228,9 @@ static void load_in_little_memory(ddp_context *context)
 		CHECK(ddp_checkpoint_save(straight.model, straight.loader, dir, 0) == DDP_OK);
 		atomic_store(&counts_memory, true);
 		atomic_store(&refused_from, context->job.rank == 1 ? 1 << 20 : 0);
-		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_ERR_NOMEM);
-		CHECK(says(context->job.rank == 1 ? "no memory for" : "could not load a checkpoint"));
-		CHECK(context->job.rank == 1 || says("rank 1 on "));
+		CHECK_FAILS(ddp_checkpoint_load(job.model, job.loader, dir, &step), DDP_ERR_NOMEM,
+		            context->job.rank == 1 ? "no memory for" : "could not load a checkpoint");
+		CHECK(context->job.rank == 1 || test_says("rank 1 on "));
 		atomic_store(&most_at_once, 0);
 		atomic_store(&refused_from, 0);
 		CHECK(ddp_checkpoint_load(job.model, job.loader, dir, &step) == DDP_OK && step == 1);
@@ -251,10 +245,8 @@ static void load_in_little_memory(ddp_context *context)
 	}
 }
 
-TEST_WITH(load_takes_little_memory_and_its_lack_is_an_error_on_all, folder_empty, NULL)
-{
-	on_ranks(3, 0, load_in_little_memory);
-}
+TEST_RUNS_BEHIND(folder_empty, load_takes_little_memory_and_its_lack_is_an_error_on_all,
+                 on_ranks(3, 0, load_in_little_memory));
 
 /* A learning rate set by hand counts as long as the model's own is the same. */
 static void load_other_hyperparameters(ddp_context *context)
@@ -289,10 +281,7 @@ static void load_other_hyperparameters(ddp_context *context)
 	free_job(another);
 }
 
-TEST_WITH(hyperparameters_are_saved_and_others_named, folder_empty, NULL)
-{
-	on_ranks(2, 0, load_other_hyperparameters);
-}
+TEST_RUNS_BEHIND(folder_empty, hyperparameters_are_saved_and_others_named, on_ranks(2, 0, load_other_hyperparameters));
 
 static ddp_status nothing(void *user, const ddp_grad_bucket *bucket)
 {
@@ -381,10 +370,7 @@ static void load_other_options(ddp_context *context)
 	ddp_set_log(NULL, NULL, DDP_LOG_WARN);
 }
 
-TEST_WITH(each_option_that_changes_results_is_named, folder_empty, NULL)
-{
-	on_ranks(2, 0, load_other_options);
-}
+TEST_RUNS_BEHIND(folder_empty, each_option_that_changes_results_is_named, on_ranks(2, 0, load_other_options));
 
 /* ---- parameters that were frozen, and are trained ---- */
 
@@ -499,7 +485,7 @@ static void give_momentum(ddp_context *context)
 	CHECK(ddp_checkpoint_load(model, NULL, dir, &step) == DDP_OK && step == 2);
 	step_body(model, 1);
 	/* If the model has another optimizer, the load is right to report the missing state. */
-	CHECK(ddp_checkpoint_load(adam, NULL, dir, &step) == DDP_ERR_FORMAT && says("tensor optimizer.m.body is missing"));
+	CHECK(ddp_checkpoint_load(adam, NULL, dir, &step) == DDP_ERR_FORMAT && test_says("tensor optimizer.m.body is missing"));
 	ddp_model_free(without);
 	CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_OK);
 	without = make_body(context, DDP_PARAM_TRAINED, plain);
@@ -612,8 +598,8 @@ static void load_params_of_another_program(ddp_context *context)
 		         "\"net.body\":{\"dtype\":\"%s\",\"shape\":[3],\"data_offsets\":[%d,%d]}}",
 		         before, after, types[t].dtype, types[t].begin, types[t].end);
 		write_together(context, path, header, &data, 48);
-		CHECK(ddp_model_load_params(model, path, NULL, &loaded) == DDP_ERR_FORMAT);
-		CHECK(says("has no tensor of the model: the model's begin with body, the file's with net.head"));
+		CHECK_FAILS(ddp_model_load_params(model, path, NULL, &loaded), DDP_ERR_FORMAT,
+		            "has no tensor of the model: the model's begin with body, the file's with net.head");
 		expect_body(model, 1, 2, 3);
 		CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
 		CHECK(ddp_model_load_params(model, path, &part, &loaded) == DDP_OK && loaded == 1); /* strict: "net.body" alone */
@@ -621,7 +607,7 @@ static void load_params_of_another_program(ddp_context *context)
 		CHECK(ddp_model_param_data(model, 1)[0] == 0);
 		CHECK(ddp_model_load_params(model, path, &renamed, &loaded) == DDP_OK && loaded == 2);
 		CHECK(ddp_model_param_data(model, 1)[0] == 7 && ddp_model_param_data(model, 1)[1] == 8);
-		CHECK(ddp_model_load_params(model, path, &wrong, &loaded) == DDP_ERR_INVALID && says("model_prefix is \"tail.\""));
+		CHECK(ddp_model_load_params(model, path, &wrong, &loaded) == DDP_ERR_INVALID && test_says("model_prefix is \"tail.\""));
 		for (int i = 0; i < 3; i++)
 			ddp_model_param_data(model, 0)[i] = (float)(i + 1);
 		ddp_model_param_data(model, 1)[0] = 0;
@@ -632,7 +618,7 @@ static void load_params_of_another_program(ddp_context *context)
 	write_together(context, path, "{\"body\":{\"dtype\":\"F64\",\"shape\":[3],\"data_offsets\":[0,24]}}",
 	               (const double[]){ 1, -1e300, INFINITY }, 24);
 	CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_ERR_FORMAT && loaded == -1);
-	CHECK(says("tensor body has the value -1e+300 at 1, which is beyond F32"));
+	CHECK_SAYS("tensor body has the value -1e+300 at 1, which is beyond F32");
 	expect_body(model, 1, 2, 3);
 	CHECK(ddp_barrier(context->world) == DDP_OK);
 	write_together(context, path, "{\"body\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}",
@@ -677,16 +663,16 @@ static void load_params_that_do_not_fit(ddp_context *context)
 	ddp_model_param_data(model, 1)[1] = 0.5f; /* no file's */
 
 	snprintf(path, sizeof(path), "%s-of-others.safetensors", dir);
-	CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_IO && says("No such file"));
-	CHECK(ddp_model_load_params(model, dir, NULL, NULL) == DDP_ERR_IO && says("no directory with a checkpoint"));
+	CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_IO && test_says("No such file"));
+	CHECK(ddp_model_load_params(model, dir, NULL, NULL) == DDP_ERR_IO && test_says("no directory with a checkpoint"));
 	CHECK(ddp_model_load_params(model, "", NULL, NULL) == DDP_ERR_INVALID);
 	CHECK(ddp_model_load_params(NULL, path, NULL, NULL) == DDP_ERR_INVALID);
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		write_together(context, path, cases[i].header, data, sizeof(data));
-		CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_FORMAT && says(cases[i].says) && says(path));
+		CHECK(ddp_model_load_params(model, path, NULL, NULL) == DDP_ERR_FORMAT && test_says(cases[i].says) && test_says(path));
 		expect_body(model, 1, 2, 3);
 		if (cases[i].partial != NULL)
-			CHECK(ddp_model_load_params(model, path, &partial, NULL) == DDP_ERR_FORMAT && says(cases[i].partial));
+			CHECK(ddp_model_load_params(model, path, &partial, NULL) == DDP_ERR_FORMAT && test_says(cases[i].partial));
 		else
 			CHECK(ddp_model_load_params(model, path, &partial, &loaded) == DDP_OK && loaded == (i == 1 ? 2 : 1));
 		CHECK(i > 0 || ddp_model_param_bf16(model, 1)[1] == 0x3f00);
@@ -713,7 +699,7 @@ static void load_params_after_half_a_load(ddp_context *context)
 	ddp_model_set_partly_updated(model, true);
 	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
 		CHECK(ddp_model_load_params(model, dir, ways[w], NULL) == DDP_ERR_STATE);
-		CHECK(says("were not loaded") && says("go back to the last checkpoint"));
+		CHECK(test_says("were not loaded") && test_says("go back to the last checkpoint"));
 		CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
 		CHECK(ddp_checkpoint_save(model, NULL, dir, 0) == DDP_ERR_STATE);
 	}
@@ -745,7 +731,7 @@ static void load_broken_or_absent(ddp_context *context)
 
 	snprintf(path, sizeof(path), "%s/step-00000007.safetensors", dir);
 	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_FORMAT);
-	CHECK(says("cut short") && says(path));
+	CHECK(test_says("cut short") && test_says(path));
 	snprintf(path, sizeof(path), "%s/step-00000008.safetensors", dir);
 	CHECK(ddp_checkpoint_load(job.model, job.loader, path, &step) == DDP_ERR_IO);
 	snprintf(path, sizeof(path), "%s/none", dir);

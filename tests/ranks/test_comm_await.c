@@ -8,7 +8,6 @@
 #include <stdint.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -58,12 +57,7 @@ static int wait_among_messages(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(deadline_holds_while_messages_move)
-{
-	const test_world world = { .ranks = 1, .body = wait_among_messages };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(deadline_holds_while_messages_move, RUN_WORLD(.ranks = 1, .body = wait_among_messages));
 
 /* Waits for a message that never comes while there is always another operation
    to run. */
@@ -131,9 +125,8 @@ TEST(late_messages_end_soon_after_their_timeout)
 
 	for (int i = 0; i < 4; i++) {
 		bool ring = i % 2 == 0;
-		const test_world world = { .ranks = RING, .node_of = i < 2 ? NULL : nodes, .body = wait_for_the_next, .argument = &ring };
 
-		assert_int_equal(test_world_run(&world), 0);
+		RUN_WORLD(.ranks = RING, .node_of = i < 2 ? NULL : nodes, .body = wait_for_the_next, .argument = &ring);
 	}
 }
 
@@ -209,12 +202,7 @@ static int reduce_on_one_core(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(two_ranks_on_one_core_take_turns)
-{
-	const test_world world = { .ranks = 2, .body = reduce_on_one_core };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(two_ranks_on_one_core_take_turns, RUN_WORLD(.ranks = 2, .body = reduce_on_one_core));
 
 /* Neither node knows that it shares a core with the other. */
 static int spin_less_after_a_while(ddp_comm *comm, void *argument)
@@ -227,9 +215,8 @@ static int spin_less_after_a_while(ddp_comm *comm, void *argument)
 static void run_on_two_nodes(int (*body)(ddp_comm *comm, void *argument))
 {
 	static const int two_nodes[] = { 0, 1 };
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .body = body };
 
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 2, .node_of = two_nodes, .body = body);
 }
 
 TEST_RUNS(nodes_on_one_core_find_that_spinning_is_in_vain, run_on_two_nodes(spin_less_after_a_while));
@@ -331,12 +318,8 @@ static int stay_awake_for_a_short_wait(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(a_rank_with_a_core_does_not_sleep_for_a_short_wait)
-{
-	const test_world world = { .ranks = 2, .body = stay_awake_for_a_short_wait };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(a_rank_with_a_core_does_not_sleep_for_a_short_wait,
+          RUN_WORLD(.ranks = 2, .body = stay_awake_for_a_short_wait));
 
 /* ---- waking ------------------------------------------------------------------------- */
 
@@ -394,9 +377,8 @@ static int come_last(ddp_comm *comm, void *argument)
 TEST(each_sleeper_is_woken_once)
 {
 	sleepers *m = test_share(sizeof(*m));
-	const test_world world = { .ranks = MANY, .body = come_last, .argument = m };
 
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = MANY, .body = come_last, .argument = m);
 	test_unshare(m, sizeof(*m));
 }
 

@@ -15,11 +15,8 @@ static const int two_nodes[] = { 0, 1, 1 };
 
 static void run_both(int (*body)(ddp_comm *, void *))
 {
-	for (int layout = 0; layout < 2; layout++) {
-		const test_world world = { .ranks = 3, .node_of = layout == 0 ? NULL : two_nodes,
-		                           .timeout_ms = 20000, .body = body };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int layout = 0; layout < 2; layout++)
+		RUN_WORLD(.ranks = 3, .node_of = layout == 0 ? NULL : two_nodes, .timeout_ms = 20000, .body = body);
 }
 
 /* What a callback knows, and tells. */
@@ -357,9 +354,8 @@ TEST(a_callback_does_not_wait_for_a_collective)
 	static bool issues[] = { false, true };
 
 	for (int i = 0; i < 4; i++) {
-		const test_world world = { .ranks = 3, .node_of = i < 2 ? NULL : two_nodes, .timeout_ms = 20000,
-		                           .body = answer_during_a_collective, .argument = &issues[i % 2] };
-		assert_int_equal(test_world_run(&world), 0);
+		RUN_WORLD(.ranks = 3, .node_of = i < 2 ? NULL : two_nodes, .timeout_ms = 20000, .body = answer_during_a_collective,
+		          .argument = &issues[i % 2]);
 	}
 }
 
@@ -412,9 +408,8 @@ static void try_to_go_on(void *user, ddp_status status)
 	c->status = status;
 	strncpy(c->reason, ddp_last_error(), sizeof(c->reason) - 1);
 	atomic_fetch_add(&c->calls, 1);
-	CHECK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = try_to_go_on,
-	                                            .user = c }, NULL) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "being closed") != NULL);
+	CHECK_FAILS(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_BARRIER, .on_complete = try_to_go_on,
+	                                                  .user = c }, NULL), DDP_ERR_STATE, "being closed");
 	CHECK(ddp_issue(c->comm, &(ddp_operation){ .kind = DDP_SEND, .on_complete = try_to_go_on,
 	                                            .user = c }, NULL) == DDP_ERR_STATE);
 }
@@ -452,8 +447,7 @@ static void wait_in_vain(void *user, ddp_status status)
 	refusal *r = user;
 
 	CHECK_OK(status);
-	CHECK(ddp_barrier(r->chain.comm) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "callback") != NULL);
+	CHECK_FAILS(ddp_barrier(r->chain.comm), DDP_ERR_STATE, "callback");
 	CHECK(ddp_wait(r->later) == DDP_ERR_STATE);
 	CHECK(ddp_wait_for(r->later, 1) == DDP_ERR_STATE);
 	CHECK(ddp_comm_free(r->part) == DDP_ERR_STATE);

@@ -104,8 +104,7 @@ static int fail_in_part(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_issue(comm, &c, &request));
 	CHECK_OK(ddp_wait_on(request, d.other));
 	atomic_store(&lingering.goes_on, true);
-	CHECK(ddp_wait(request) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "not all allocated") != NULL);
+	CHECK_FAILS(ddp_wait(request), DDP_ERR_INVALID, "not all allocated");
 	CHECK(test_device_lingered(&lingering));
 	CHECK_OK(ddp_device_free(d.device, larger));
 	CHECK_OK(ddp_device_free(d.device, smaller));
@@ -129,8 +128,7 @@ static int give_messages_up(ddp_comm *comm, void *argument)
 	}
 	CHECK_OK(ddp_comm_free(part));
 	for (int i = 0; i < 2; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_STATE);
-		CHECK(strstr(ddp_last_error(), "recv had not met its counterpart") != NULL);
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_STATE, "recv had not met its counterpart");
 	}
 	CHECK_OK(ddp_mem_free(comm, d.memory));
 	return 0;
@@ -148,8 +146,8 @@ static int send_more_than_received(ddp_comm *comm, void *argument)
 	c = test_device_message(&d, DDP_RECV, 0, 2);
 	CHECK_OK(ddp_issue(comm, &c, &requests[1]));
 	for (int i = 0; i < 2; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_MISMATCH);
-		CHECK(strstr(ddp_last_error(), "sent 2 elements of f32 to itself by tag 2, but receives 1 of f32") != NULL);
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_MISMATCH,
+		            "sent 2 elements of f32 to itself by tag 2, but receives 1 of f32");
 	}
 	return 0;
 }
@@ -160,10 +158,8 @@ TEST(one_rank_keeps_the_order_of_queues)
 	                                                   send_more_than_received };
 
 	test_device_alone = true;
-	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++) {
-		const test_world world = { .ranks = 1, .timeout_ms = 20000, .body = bodies[i] };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (size_t i = 0; i < sizeof(bodies) / sizeof(bodies[0]); i++)
+		RUN_WORLD(.ranks = 1, .timeout_ms = 20000, .body = bodies[i]);
 	test_device_alone = false;
 }
 
@@ -332,8 +328,7 @@ static void close_under_a_receive(device_rank *d)
 	CHECK_OK(ddp_issue(part, &c, &request));
 	CHECK_OK(ddp_barrier(d->comm));
 	CHECK_OK(ddp_comm_free(part));
-	CHECK(ddp_wait(request) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "recv") != NULL);
+	CHECK_FAILS(ddp_wait(request), DDP_ERR_STATE, "recv");
 }
 
 /* Two queues write the same bytes, and no event orders them. */
@@ -367,8 +362,7 @@ static void break_under_messages(device_rank *d)
 	break_device(d);
 	atomic_store(&let_go, true);
 	for (int i = 0; i < 3; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_IO);
-		CHECK(strstr(ddp_last_error(), "is broken") != NULL);
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_IO, "is broken");
 	}
 	CHECK_OK(ddp_device_queue_free(d->device, d->other));
 }
@@ -447,8 +441,7 @@ static void abort_on_device(device_rank *d)
 		const ddp_status sent = ddp_send(d->comm, &word, 1, DDP_U8, 0, 0);
 		CHECK(sent == DDP_OK || sent == DDP_ERR_ABORTED);
 	}
-	CHECK(ddp_wait(request) == DDP_ERR_ABORTED);
-	CHECK(strstr(ddp_last_error(), "enough") != NULL);
+	CHECK_FAILS(ddp_wait(request), DDP_ERR_ABORTED, "enough");
 	CHECK_OK(ddp_device_queue_sync(d->device, d->stream));
 }
 
@@ -496,8 +489,7 @@ static void work_in_place(device_rank *d)
 	await_others(d);
 	/* On rank 0 this is right. */
 	c.send = d->memory;
-	CHECK(ddp_run(d->comm, &c) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "send and recv overlap") != NULL);
+	CHECK_FAILS(ddp_run(d->comm, &c), DDP_ERR_INVALID, "send and recv overlap");
 }
 
 TEST(in_place_is_where_nccl_has_it)
@@ -512,20 +504,15 @@ static int give_wrong_memory(ddp_comm *comm, void *argument)
 	ddp_operation c = { .kind = DDP_ALL_REDUCE, .recv = &x, .count = 1, .memory = DDP_MEMORY_DEVICE };
 	device_rank d;
 
-	CHECK(ddp_run(comm, &c) == DDP_ERR_STATE);
-	CHECK(strstr(ddp_last_error(), "ddp_options") != NULL);
+	CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_STATE, "ddp_options");
 	test_device_set_up(&d, comm);
-	CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "is not in the memory of the device cuda:0") != NULL);
+	CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_INVALID, "is not in the memory of the device cuda:0");
 	CHECK_OK(ddp_mem_free(comm, d.memory));
 	return 0;
 }
 
 TEST(memory_of_the_host_is_refused)
 {
-	for (int i = 0; i < 2; i++) {
-		const test_world world = { .ranks = 3, .node_of = i == 0 ? NULL : test_device_nodes, .timeout_ms = 20000,
-		                           .body = give_wrong_memory };
-		assert_int_equal(test_world_run(&world), 0);
-	}
+	for (int i = 0; i < 2; i++)
+		RUN_WORLD(.ranks = 3, .node_of = i == 0 ? NULL : test_device_nodes, .timeout_ms = 20000, .body = give_wrong_memory);
 }

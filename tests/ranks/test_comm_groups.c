@@ -13,9 +13,13 @@ static const int two_nodes[] = { 0, 1, 0, 1, 1 };
 
 static void run(int ranks, const int *node_of, int (*body)(ddp_comm *, void *))
 {
-	const test_world world = { .ranks = ranks, .node_of = node_of, .body = body };
+	RUN_WORLD(.ranks = ranks, .node_of = node_of, .body = body);
+}
 
-	assert_int_equal(test_world_run(&world), 0);
+static void run_both(int on_one_node, int on_two, int (*body)(ddp_comm *, void *))
+{
+	run(on_one_node, NULL, body);
+	run(on_two, two_nodes, body);
 }
 
 /* ---- groups -------------------------------------------------------------------- */
@@ -44,11 +48,7 @@ static int split_by_parity(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(split_orders_ranks_by_key)
-{
-	run(5, NULL, split_by_parity);
-	run(5, two_nodes, split_by_parity);
-}
+TEST_RUNS(split_orders_ranks_by_key, run_both(5, 5, split_by_parity));
 
 static int group_by_list(ddp_comm *comm, void *argument)
 {
@@ -73,11 +73,7 @@ static int group_by_list(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(group_takes_the_order_of_its_list)
-{
-	run(4, NULL, group_by_list);
-	run(4, two_nodes, group_by_list);
-}
+TEST_RUNS(group_takes_the_order_of_its_list, run_both(4, 4, group_by_list));
 
 static int lists_differ(ddp_comm *comm, void *argument)
 {
@@ -181,37 +177,7 @@ static int storm(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(messages_find_their_receivers)
-{
-	run(4, NULL, storm);
-	run(5, two_nodes, storm);
-}
-
-static int ping_pong(ddp_comm *comm, void *argument)
-{
-	int64_t ball = 0;
-	int rank = ddp_comm_rank(comm);
-
-	for (int i = 0; i < 200; i++) {
-		if (rank == 0) {
-			ball++;
-			CHECK_OK(ddp_send(comm, &ball, 1, DDP_I64, 1, 3));
-			CHECK_OK(ddp_recv(comm, &ball, 1, DDP_I64, 1, 3));
-		} else {
-			CHECK_OK(ddp_recv(comm, &ball, 1, DDP_I64, 0, 3));
-			ball++;
-			CHECK_OK(ddp_send(comm, &ball, 1, DDP_I64, 0, 3));
-		}
-	}
-	CHECK(ball == 400);
-	return 0;
-}
-
-TEST(blocking_messages_alternate)
-{
-	run(2, NULL, ping_pong);
-	run(2, two_nodes, ping_pong);
-}
+TEST_RUNS(messages_find_their_receivers, run_both(4, 5, storm));
 
 static int to_oneself(ddp_comm *comm, void *argument)
 {
@@ -227,27 +193,6 @@ static int to_oneself(ddp_comm *comm, void *argument)
 }
 
 TEST_RUNS(rank_sends_to_itself, run(1, NULL, to_oneself));
-
-static int sizes_differ(ddp_comm *comm, void *argument)
-{
-	float data[12] = { 0 };
-	ddp_status status;
-
-	if (ddp_comm_rank(comm) == 0) {
-		status = ddp_send(comm, data, 10, DDP_F32, 1, 0);
-		CHECK(status == DDP_OK || status == DDP_ERR_MISMATCH);
-	} else {
-		CHECK(ddp_recv(comm, data, 12, DDP_F32, 0, 0) == DDP_ERR_MISMATCH);
-		CHECK(strstr(ddp_last_error(), "f32[10]") != NULL && strstr(ddp_last_error(), "f32[12]") != NULL);
-	}
-	return 0;
-}
-
-TEST(message_of_another_size_is_an_error)
-{
-	run(2, NULL, sizes_differ);
-	run(2, two_nodes, sizes_differ);
-}
 
 /* Two messages with one tag; the second comes while the first, which nobody had
    asked for, is kept, and the request that reads it is older than theirs. */
@@ -280,13 +225,7 @@ static int overtaken(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(messages_with_one_tag_keep_their_order_also_if_kept)
-{
-	static const int apart[] = { 0, 1 };
-
-	run(2, NULL, overtaken);
-	run(2, apart, overtaken);
-}
+TEST_RUNS(messages_with_one_tag_keep_their_order_also_if_kept, run_both(2, 2, overtaken));
 
 /* A receive between ranks of one node of two is issued, and a collective takes
    the network's turn at once: the progress thread goes on with it afterwards. */

@@ -8,7 +8,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -279,9 +278,9 @@ static void run(attempt operation, const int *node_of, bool all_or_none)
 	p->operation = operation;
 	while (!p->all_done) {
 		int before = p->place;
-		const test_world world = { .ranks = RANKS, .node_of = node_of, .timeout_ms = TIMEOUT_MS, .measures = true,
-		                           .body = lack_memory, .argument = p };
-		assert_int_equal(test_world_run(&world), 0);
+
+		RUN_WORLD(.ranks = RANKS, .node_of = node_of, .timeout_ms = TIMEOUT_MS, .measures = true, .body = lack_memory,
+		          .argument = p);
 		assert_true(p->place > before || p->all_done);
 		assert_true(!all_or_none || same_on_all(p));
 	}

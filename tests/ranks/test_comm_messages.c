@@ -5,7 +5,6 @@
 #include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -21,16 +20,8 @@ static void run(int timeout_ms, int (*body)(ddp_comm *, void *))
 	static const int two_nodes[] = { 0, 1, 1, 0 }, all_apart[] = { 0, 1, 2, 3 };
 	const int *const layouts[] = { NULL, two_nodes, all_apart };
 
-	for (int i = 0; i < 3; i++) {
-		const test_world world = { .ranks = RANKS, .node_of = layouts[i], .timeout_ms = timeout_ms, .body = body };
-		assert_int_equal(test_world_run(&world), 0);
-	}
-}
-
-static void expect_in_error(const char *text)
-{
-	if (strstr(ddp_last_error(), text) == NULL)
-		test_check_failed(__FILE__, __LINE__, ddp_last_error());
+	for (int i = 0; i < 3; i++)
+		RUN_WORLD(.ranks = RANKS, .node_of = layouts[i], .timeout_ms = timeout_ms, .body = body);
 }
 
 static ddp_status receive(ddp_comm *comm, void *buffer, size_t count, int source, int tag, ddp_received *received)
@@ -156,10 +147,9 @@ static int send_too_much(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 3, DDP_I32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
-		CHECK(receive(comm, x, 2, DDP_ANY_SOURCE, DDP_ANY_TAG, &told) == DDP_ERR_MISMATCH);
-		expect_in_error("rank 0");
-		expect_in_error("issued recv i32[2] from any rank with any tag, but rank 1");
-		expect_in_error("sent i32[3]");
+		CHECK_FAILS(receive(comm, x, 2, DDP_ANY_SOURCE, DDP_ANY_TAG, &told), DDP_ERR_MISMATCH, "rank 0");
+		CHECK_SAYS("issued recv i32[2] from any rank with any tag, but rank 1");
+		CHECK_SAYS("sent i32[3]");
 	}
 	return 0;
 }
@@ -172,9 +162,9 @@ static int send_another_type(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 2, DDP_F32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
-		CHECK(receive(comm, x, 2, 1, 5, &told) == DDP_ERR_MISMATCH);
-		expect_in_error("issued recv i32[2] from rank 1 with tag 5, but rank 1");
-		expect_in_error("sent f32[2]");
+		CHECK_FAILS(receive(comm, x, 2, 1, 5, &told), DDP_ERR_MISMATCH,
+		            "issued recv i32[2] from rank 1 with tag 5, but rank 1");
+		CHECK_SAYS("sent f32[2]");
 	}
 	return 0;
 }
@@ -187,8 +177,7 @@ static int send_too_little(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 1)
 		(void)ddp_send(comm, x, 1, DDP_I32, 0, 5);
 	if (ddp_comm_rank(comm) == 0) {
-		CHECK(receive(comm, x, 2, DDP_ANY_SOURCE, 5, NULL) == DDP_ERR_MISMATCH);
-		expect_in_error("sent i32[1]");
+		CHECK_FAILS(receive(comm, x, 2, DDP_ANY_SOURCE, 5, NULL), DDP_ERR_MISMATCH, "sent i32[1]");
 	}
 	return 0;
 }
@@ -221,21 +210,20 @@ static int give_nonsense(ddp_comm *comm, void *argument)
 	ddp_request *request;
 	int32_t x = 0;
 
-	CHECK(ddp_send(comm, &x, 1, DDP_I32, 1, -1) == DDP_ERR_INVALID);
-	expect_in_error("send: the tag must not be negative");
+	CHECK_FAILS(ddp_send(comm, &x, 1, DDP_I32, 1, -1), DDP_ERR_INVALID, "send: the tag must not be negative");
 	CHECK(ddp_recv(comm, &x, 1, DDP_I32, 1, -2) == DDP_ERR_INVALID);
-	CHECK(ddp_send(comm, &x, 1, DDP_I32, DDP_ANY_SOURCE, 1) == DDP_ERR_INVALID);
-	expect_in_error("send: rank -1 is not among the communicator's 4");
+	CHECK_FAILS(ddp_send(comm, &x, 1, DDP_I32, DDP_ANY_SOURCE, 1), DDP_ERR_INVALID,
+	            "send: rank -1 is not among the communicator's 4");
 	CHECK(ddp_broadcast(comm, &x, 1, DDP_I32, DDP_ANY_SOURCE) == DDP_ERR_INVALID);
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BROADCAST, .recv = &x, .count = 1, .type = DDP_I32,
-	                                       .received = &told }) == DDP_ERR_INVALID);
-	expect_in_error("broadcast: `received` belongs to a recv");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_BROADCAST, .recv = &x, .count = 1, .type = DDP_I32,
+	                                             .received = &told }), DDP_ERR_INVALID,
+	            "broadcast: `received` belongs to a recv");
 	CHECK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = &x, .count = 1, .type = DDP_I32,
 	                                         .memory = DDP_MEMORY_DEVICE, .root = DDP_ANY_SOURCE }, &request)
 	      == DDP_ERR_UNSUPPORTED);
-	expect_in_error("DDP_ANY_SOURCE, DDP_ANY_TAG and `received` are for the host's memory");
-	CHECK(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .timeout_ms = -1 }) == DDP_ERR_INVALID);
-	expect_in_error("barrier: a negative timeout_ms");
+	CHECK_SAYS("DDP_ANY_SOURCE, DDP_ANY_TAG and `received` are for the host's memory");
+	CHECK_FAILS(ddp_run(comm, &(ddp_operation){ .kind = DDP_BARRIER, .timeout_ms = -1 }), DDP_ERR_INVALID,
+	            "barrier: a negative timeout_ms");
 	ddp_request_free(NULL);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
@@ -260,8 +248,7 @@ static int wait_for_a_short_time(ddp_comm *comm, void *argument)
 
 	test_ranks_together();
 	if (ddp_comm_rank(comm) == 0) {
-		CHECK(run_for(comm, DDP_ALL_REDUCE, &x, 0, 300) == DDP_ERR_TIMEOUT);
-		expect_in_error("did not come within 300 ms for all_reduce");
+		CHECK_FAILS(run_for(comm, DDP_ALL_REDUCE, &x, 0, 300), DDP_ERR_TIMEOUT, "did not come within 300 ms for all_reduce");
 		CHECK(ddp_seconds_since(start_ns) >= 0.3 && ddp_seconds_since(start_ns) < 30);
 	}
 	test_ranks_together();
@@ -277,8 +264,8 @@ static int receive_for_a_short_time(ddp_comm *comm, void *argument)
 	if (ddp_comm_rank(comm) == 0) {
 		/* The one that is late is not the first. */
 		request = begin_to_receive(comm, &x[1], 1, 1, 3, NULL);
-		CHECK(run_for(comm, DDP_RECV, x, DDP_ANY_SOURCE, 300) == DDP_ERR_TIMEOUT);
-		expect_in_error("no rank sent a message within 300 ms for recv i32[1] from any rank");
+		CHECK_FAILS(run_for(comm, DDP_RECV, x, DDP_ANY_SOURCE, 300), DDP_ERR_TIMEOUT,
+		            "no rank sent a message within 300 ms for recv i32[1] from any rank");
 		CHECK(ddp_wait(request) == DDP_ERR_TIMEOUT);
 	}
 	test_ranks_together();
@@ -296,8 +283,7 @@ static int issue_for_a_short_time(ddp_comm *comm, void *argument)
 		first = begin_to_receive(comm, &x[1], 1, 1, 3, NULL);
 		CHECK_OK(ddp_issue(comm, &(ddp_operation){ .kind = DDP_RECV, .recv = x, .count = 1, .type = DDP_I32, .root = 2,
 		                                            .timeout_ms = 300 }, &second));
-		CHECK(ddp_wait(second) == DDP_ERR_TIMEOUT);
-		expect_in_error("within 300 ms for recv i32[1] from rank 2");
+		CHECK_FAILS(ddp_wait(second), DDP_ERR_TIMEOUT, "within 300 ms for recv i32[1] from rank 2");
 		CHECK(ddp_wait(first) == DDP_ERR_TIMEOUT);
 	}
 	test_ranks_together();
@@ -317,7 +303,7 @@ static int be_late_beside_another(ddp_comm *comm, ddp_operation_kind kind)
 		                                            .timeout_ms = 300 }, &late));
 		CHECK(run_for(comm, kind, &x[1], 1, 0) == DDP_ERR_TIMEOUT);
 		CHECK(ddp_seconds_since(start_ns) >= 0.3 && ddp_seconds_since(start_ns) < 30);
-		expect_in_error("within 300 ms for recv i32[1] from rank 2");
+		CHECK_SAYS("within 300 ms for recv i32[1] from rank 2");
 		CHECK(ddp_wait(late) == DDP_ERR_TIMEOUT);
 	}
 	test_ranks_together();
@@ -445,7 +431,7 @@ static int let_go_of_what_fails(ddp_comm *comm, void *argument)
 				ddp_request_free(request);
 			CHECK(ddp_comm_free(part) == (turn < 2 ? DDP_ERR_TIMEOUT : DDP_OK));
 			if (turn < 2)
-				expect_in_error("within 200 ms for recv i32[1] from rank 1");
+				CHECK_SAYS("within 200 ms for recv i32[1] from rank 1");
 			else
 				ddp_request_free(request);
 		}
@@ -485,9 +471,4 @@ static int pass_around(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(rings_of_many_ranks_take_bounded_memory)
-{
-	const test_world world = { .ranks = MANY, .body = pass_around };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(rings_of_many_ranks_take_bounded_memory, RUN_WORLD(.ranks = MANY, .body = pass_around));

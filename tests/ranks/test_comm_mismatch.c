@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
 #include "comm/ops/names.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/test.h"

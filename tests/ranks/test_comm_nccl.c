@@ -19,7 +19,7 @@
 #include "tests/device/fake_gpu.h"
 #include "tests/support/comm_cases.h"
 #include "tests/support/hung.h"
-#include "tests/support/nccl_ranks.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/test.h"
 
 /* ---- against the reference ---------------------------------------------------------------- */
@@ -61,9 +61,8 @@ static int go_without(ddp_comm *comm, void *argument)
 		setenv("DDP_NCCL", words[0], 1);
 	else if (d.rank == 1)
 		d.nccl->version = 21703;
-	CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
-	CHECK(test_nccl_says("(cuda:0) need NCCL: "));
-	CHECK(test_nccl_says(words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1]));
+	CHECK_FAILS(test_nccl_sum(&d), DDP_ERR_UNSUPPORTED, "(cuda:0) need NCCL: ");
+	CHECK_SAYS(words[0] == NULL && d.rank == 0 ? "rank 1 on" : words[1]);
 	CHECK(d.nccl->inits == 0);
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
@@ -87,15 +86,11 @@ static int compare_versions(ddp_comm *comm, void *argument)
 
 	test_nccl_set_up(&d, comm);
 	d.nccl->version = d.rank == 0 ? 22809 : 22703;
-	CHECK(test_nccl_sum(&d) == DDP_ERR_UNSUPPORTED);
-	CHECK(test_nccl_says("from 2.27.3 to 2.28.9"));
+	CHECK_FAILS(test_nccl_sum(&d), DDP_ERR_UNSUPPORTED, "from 2.27.3 to 2.28.9");
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them)
-{
-	test_nccl_run(2, compare_versions, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), ranks_with_different_libraries_do_not_use_them, test_nccl_run(2, compare_versions, NULL));
 
 /* ---- making communicators -------------------------------------------------------------------- */
 
@@ -108,8 +103,7 @@ static int be_late(ddp_comm *comm, void *argument)
 	snprintf(words, sizeof(words), "NCCL made no communicator of 3 ranks within %d ms: rank 1 on", world->timeout_ms);
 	test_nccl_set_up(&d, comm);
 	d.nccl->polls = d.rank == 1 ? 1000000 : 0;
-	CHECK(test_nccl_sum(&d) == DDP_ERR_TIMEOUT);
-	CHECK(test_nccl_says(words));
+	CHECK_FAILS(test_nccl_sum(&d), DDP_ERR_TIMEOUT, words);
 	CHECK(d.nccl->aborts == 1);
 	/* The communicator goes on, and the lane may be opened again. */
 	d.nccl->polls = 2;
@@ -144,10 +138,7 @@ static int limit_ctas(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), groups_have_communicators_of_their_own)
-{
-	test_nccl_run(3, limit_ctas, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), groups_have_communicators_of_their_own, test_nccl_run(3, limit_ctas, NULL));
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
@@ -195,7 +186,7 @@ static int use_memory(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_mem_alloc_on(comm, DDP_MEMORY_DEVICE, sizeof(host), &memory));
 	d.nccl->failing = d.rank == 0 ? "ncclMemFree" : NULL;
 	CHECK(ddp_mem_free(comm, memory) == (d.rank == 0 ? DDP_ERR_IO : DDP_OK));
-	CHECK(d.rank != 0 || test_nccl_says("ncclMemFree()"));
+	CHECK(d.rank != 0 || test_says("ncclMemFree()"));
 	CHECK_OK(ddp_barrier(comm));
 	return 0;
 }
@@ -249,10 +240,10 @@ static int fail_a_call(ddp_comm *comm, void *argument)
 	if (!f->at_opening)
 		CHECK(ddp_barrier(comm) == DDP_ERR_INVALID);
 	if (fails || !f->at_opening)
-		CHECK(test_nccl_says(f->call));
-	CHECK(test_nccl_says(fails && f->at_opening ? "NCCL_DEBUG" : f->other == 0 ? "rank 1 on" : "rank 0 on"));
+		CHECK_SAYS(f->call);
+	CHECK_SAYS(fails && f->at_opening ? "NCCL_DEBUG" : f->other == 0 ? "rank 1 on" : "rank 0 on");
 	if (fails)
-		CHECK(test_nccl_says("what the stand-in says"));
+		CHECK_SAYS("what the stand-in says");
 	if (f->at_opening)
 		CHECK_OK(ddp_barrier(comm));
 	return 0;
@@ -295,8 +286,7 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	CHECK_OK(ddp_issue(comm, &c, &request));
 	if (d.nccl != NULL)
 		atomic_store(&d.nccl->async, DDP_NCCL_REMOTE_ERROR);
-	CHECK(ddp_wait(request) == DDP_ERR_PEER);
-	CHECK(test_nccl_says("rank 1 on"));
+	CHECK_FAILS(ddp_wait(request), DDP_ERR_PEER, "rank 1 on");
 	if (d.nccl != NULL)
 		atomic_store(&d.nccl->async, DDP_NCCL_SUCCESS);
 	CHECK_OK(ddp_comm_shrink(comm, &survivors));
@@ -305,13 +295,8 @@ static int lose_a_rank(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(a_rank_that_died_is_named_and_left_out)
-{
-	const test_world world = { .ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank,
-	                           .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(a_rank_that_died_is_named_and_left_out,
+          RUN_WORLD(.ranks = test_on_gpu() ? 2 : 3, .timeout_ms = 20000, .body = lose_a_rank, .expect_deaths = true));
 
 static int lose_the_network(ddp_comm *comm, void *argument)
 {
@@ -321,16 +306,12 @@ static int lose_the_network(ddp_comm *comm, void *argument)
 	test_nccl_sum_once(&d);
 	atomic_store(&d.nccl->stuck, true);
 	atomic_store(&d.nccl->async, DDP_NCCL_SYSTEM_ERROR);
-	CHECK(test_nccl_sum(&d) == DDP_ERR_IO);
-	CHECK(test_nccl_says("NCCL: its communicator has failed: unhandled system error"));
+	CHECK_FAILS(test_nccl_sum(&d), DDP_ERR_IO, "NCCL: its communicator has failed: unhandled system error");
 	CHECK(d.nccl->aborts == 1);
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), what_nccl_tells_later_is_told)
-{
-	test_nccl_run(2, lose_the_network, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), what_nccl_tells_later_is_told, test_nccl_run(2, lose_the_network, NULL));
 
 static void *abort_soon(void *comm)
 {
@@ -360,8 +341,7 @@ static int abort_what_hangs(ddp_comm *comm, void *argument)
 		CHECK(pthread_create(&thread, NULL, abort_soon, comm) == 0);
 		CHECK(pthread_join(thread, NULL) == 0);
 	}
-	CHECK((d.rank == 0 ? ddp_wait(request) : ddp_barrier(comm)) == DDP_ERR_ABORTED);
-	CHECK(test_nccl_says("enough"));
+	CHECK_FAILS((d.rank == 0 ? ddp_wait(request) : ddp_barrier(comm)), DDP_ERR_ABORTED, "enough");
 	CHECK_OK(ddp_device_queue_sync(d.device, d.stream));
 	CHECK(d.rank != 0 || d.nccl == NULL || d.nccl->aborts == 1);
 	CHECK_OK(ddp_comm_shrink(comm, &again));
@@ -383,17 +363,14 @@ static int hang(ddp_comm *comm, void *argument)
 	test_nccl_set_up(&d, comm);
 	test_nccl_sum_once(&d);
 	atomic_store(&d.nccl->stuck, true);
-	CHECK(test_nccl_sum(&d) == DDP_ERR_TIMEOUT);
-	CHECK(test_nccl_says("was issued by all ranks, but did not end within"));
+	CHECK_FAILS(test_nccl_sum(&d), DDP_ERR_TIMEOUT, "was issued by all ranks, but did not end within");
 	return 0;
 }
 
 TEST_IF(!test_on_gpu(), what_hangs_is_late)
 {
 	/* What is to end before has as long. */
-	const test_world world = { .ranks = 2, .timeout_ms = 1000 * test_slowness(), .body = hang };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 2, .timeout_ms = 1000 * test_slowness(), .body = hang);
 }
 
 /* ---- a device that is gone -------------------------------------------------------------------- */
@@ -415,10 +392,8 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	const ddp_nccl *nccl = lane->nccl;
 	ddp_nccl_handle *handle = lane->handle;
 	test_fake_gpu()->failing = "cuCtxPushCurrent";
-	CHECK(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &none) == DDP_ERR_IO);
-	CHECK(test_nccl_says("its context is gone"));
-	CHECK(ddp_run(part, &all) == DDP_ERR_IO);
-	CHECK(test_nccl_says("its context is gone"));
+	CHECK_FAILS(ddp_mem_alloc_on(part, DDP_MEMORY_DEVICE, sizeof(float), &none), DDP_ERR_IO, "its context is gone");
+	CHECK_FAILS(ddp_run(part, &all), DDP_ERR_IO, "its context is gone");
 	CHECK(none == NULL && d.nccl->allocated == allocated && d.nccl->registered == 1);
 	CHECK_OK(ddp_comm_free(part));
 	CHECK(d.nccl->ends == 0 && d.nccl->aborts == 0);
@@ -427,10 +402,7 @@ static int lose_its_device(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone)
-{
-	test_nccl_run(1, lose_its_device, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), nccl_is_not_called_for_a_device_that_is_gone, test_nccl_run(1, lose_its_device, NULL));
 
 /* ---- how long --------------------------------------------------------------------------------- */
 
@@ -460,7 +432,4 @@ static int take_time(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device)
-{
-	test_nccl_run(2, take_time, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), an_operation_lasts_as_long_as_on_the_device, test_nccl_run(2, take_time, NULL));

@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX; takes: 5 */
-/* The network between nodes: what it never touches, and whose end it must not overlook. */
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
+/* runs: asan; all: unit tsan; needs: UCX; takes: 13 */
+/* The network between nodes: what it never touches, and whose end it must not overlook, also while ranks connect. */
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "comm/core/comm.h"
+#include "comm/net/net.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/test.h"
@@ -21,10 +25,8 @@ static const int two_nodes[] = { 0, 1 }, three_nodes[] = { 0, 1, 2 };
 
 static void run(int timeout_ms, int (*body)(ddp_comm *, void *), void *argument)
 {
-	const test_world world = { .ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms,
-	                           .body = body, .argument = argument, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 2, .node_of = two_nodes, .timeout_ms = timeout_ms, .body = body, .argument = argument,
+	          .expect_deaths = true);
 }
 
 static pid_t pid_of(const ddp_comm *comm, int rank)
@@ -205,13 +207,8 @@ static int drain_with_a_pause(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(rank_does_not_wait_while_it_is_stopped)
-{
-	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS,
-	                           .body = drain_with_a_pause };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(rank_does_not_wait_while_it_is_stopped,
+          RUN_WORLD(.ranks = 3, .node_of = three_nodes, .timeout_ms = PAUSED_TIMEOUT_MS, .body = drain_with_a_pause));
 
 /* Rank 1 is stopped amid a message to rank 0, which waits for it on behalf of the group of
    both. Rank 2 waits for neither in the meantime. */
@@ -252,13 +249,9 @@ static int shrink_with_one_stopped(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(rank_that_waits_for_a_stopped_one_is_not_left_out)
-{
-	const test_world world = { .ranks = 3, .node_of = three_nodes, .timeout_ms = 5000,
-	                           .body = shrink_with_one_stopped, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(rank_that_waits_for_a_stopped_one_is_not_left_out,
+          RUN_WORLD(.ranks = 3, .node_of = three_nodes, .timeout_ms = 5000, .body = shrink_with_one_stopped,
+                    .expect_deaths = true));
 
 static bool has_tickets(const ddp_comm *comm)
 {
@@ -423,4 +416,57 @@ TEST(rank_that_closes_is_answered)
 	}
 	test_unshare((void *)(uintptr_t)closing_ns, sizeof(*closing_ns));
 	assert_true(least < 2);
+}
+
+/* ---- a death while ranks connect with each other ------------------------------------------- */
+
+enum { CONNECTING = 6, ROUNDS = 50, LATEST_US = 25000 };
+
+static int victim = DDP_NOBODY, delay_us; /* of the round */
+
+ddp_status __real_ddp_net_connect(ddp_comm *comm, int peer);
+ddp_status __wrap_ddp_net_connect(ddp_comm *comm, int peer);
+
+static void die(int number)
+{
+	kill(getpid(), SIGKILL);
+}
+
+/* A while after it has begun to connect. */
+ddp_status __wrap_ddp_net_connect(ddp_comm *comm, int peer)
+{
+	const struct itimerval death = { .it_value.tv_usec = delay_us };
+	struct itimerval now;
+
+	CHECK(getitimer(ITIMER_REAL, &now) == 0);
+	if (comm->rank == victim && now.it_value.tv_usec == 0) {
+		CHECK(signal(SIGALRM, die) != SIG_ERR);
+		CHECK(setitimer(ITIMER_REAL, &death, NULL) == 0);
+	}
+	return __real_ddp_net_connect(comm, peer);
+}
+
+static int reduce_until_it_fails(ddp_comm *comm, void *argument)
+{
+	ddp_status status = DDP_OK;
+	float x[64] = { 0 };
+
+	while (status == DDP_OK)
+		status = ddp_all_reduce(comm, NULL, x, 64, DDP_F32, DDP_SUM);
+	CHECK(status == DDP_ERR_PEER);
+	return 0;
+}
+
+TEST(death_of_a_rank_that_connects_ends_no_other)
+{
+	static const int apart[CONNECTING] = { 0, 1, 2, 3, 4, 5 };
+
+	srandom(1);
+	for (int i = 0; i < ROUNDS; i++) {
+		victim = (int)(random() % CONNECTING);
+		delay_us = 1 + (int)(random() % LATEST_US);
+		RUN_WORLD(.ranks = CONNECTING, .node_of = apart, .body = reduce_until_it_fails, .expect_deaths = true,
+		          .may_fail_to_open = true);
+	}
+	victim = DDP_NOBODY;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan; needs: UCX */
-/* Stops a random rank at a random moment of random operations: every other rank's
-   error must name that one, and not one that waited for it, too.
-   DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run. */
+/* runs: asan tsan; all: unit; needs: UCX */
+/* Stops or kills a random rank at a random moment of random operations, again and again. If it was stopped, every other
+   rank's error must name that one, and not one that waited for it, too. If it was killed, the others must get an error,
+   and go on without it. DDP_TEST_STOPS and DDP_TEST_SEED make it a longer or another run. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,18 +11,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "comm/core/comm.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/hung.h"
 #include "tests/support/test.h"
 
-enum { COUNT = 100000, TIMEOUT_MS = 1000, WORKERS = 3, RANKS_MAX = 6, TEXT_BYTES = 256 };
+enum { COUNT = 100000, TIMEOUT_MS = 1000, DEATH_TIMEOUT_MS = 30000, WORKERS = 3, RANKS_MAX = 6, TEXT_BYTES = 256 };
 
 /* A world, and what happens to it; shared with its ranks. */
 typedef struct stop {
 	unsigned int seed;
-	int ranks, victim, timeout_ms;
+	int ranks, victim, signal, timeout_ms;
 	const int *node_of;
 	bool measures;       /* the network, also under a sanitizer */
 	useconds_t after_us;
@@ -111,6 +110,16 @@ static ddp_status random_operation(ddp_comm *comm, unsigned int *seed, float *sh
 
 /* ---- a world ------------------------------------------------------------------------------ */
 
+static void go_on_without_one(ddp_comm *comm, float *data)
+{
+	ddp_comm *survivors;
+
+	CHECK_OK(ddp_comm_shrink(comm, &survivors));
+	CHECK(ddp_comm_size(survivors) == ddp_comm_size(comm) - 1);
+	CHECK_OK(ddp_all_reduce(survivors, NULL, data, COUNT, DDP_F32, DDP_SUM));
+	CHECK_OK(ddp_comm_free(survivors));
+}
+
 static int work(ddp_comm *comm, void *argument)
 {
 	stop *s = argument;
@@ -131,6 +140,8 @@ static int work(ddp_comm *comm, void *argument)
 	s->culprit[rank] = comm->failure.culprit;
 	snprintf(s->text[rank], TEXT_BYTES, "%s", ddp_last_error());
 	atomic_fetch_add(&s->told, 1);
+	if (s->signal == SIGKILL)
+		go_on_without_one(comm, private);
 	if (shared != NULL)
 		CHECK_OK(ddp_mem_free(comm, shared));
 	free(private);
@@ -144,7 +155,9 @@ static void strike(const pid_t *pids, void *argument)
 	for (int i = 0; i < 30000 && atomic_load(&s->at_work) < s->ranks; i++)
 		usleep(1000);
 	usleep(s->after_us);
-	kill(pids[s->victim], SIGSTOP);
+	kill(pids[s->victim], s->signal);
+	if (s->signal == SIGKILL)
+		return;
 	for (int i = 0; i < 40 * s->timeout_ms && atomic_load(&s->told) < s->ranks - 1; i++)
 		usleep(1000);
 	kill(pids[s->victim], SIGCONT);
@@ -153,16 +166,19 @@ static void strike(const pid_t *pids, void *argument)
 static void run_stop(stop *s)
 {
 	const test_world world = { .ranks = s->ranks, .node_of = s->node_of, .body = work, .argument = s,
-	                           .timeout_ms = s->timeout_ms, .at_start = strike, .measures = s->measures };
+	                           .timeout_ms = s->timeout_ms, .at_start = strike,
+	                           .measures = s->measures, .expect_deaths = s->signal == SIGKILL };
 
 	s->failures = test_world_run(&world);
 }
 
-/* Does the rank's error begin with the one that was stopped? */
-static bool names_victim(const stop *s, int rank)
+/* Does the rank's error begin with the one that was stopped, or is it that of a death? */
+static bool is_right(const stop *s, int rank)
 {
 	char name[32];
 
+	if (s->signal == SIGKILL)
+		return s->status[rank] == DDP_ERR_PEER;
 	snprintf(name, sizeof(name), "rank %d on n%d ", s->victim, s->node_of[s->victim]);
 	return s->status[rank] == DDP_ERR_TIMEOUT && s->culprit[rank] == s->victim &&
 	       strncmp(s->text[rank], name, strlen(name)) == 0;
@@ -173,10 +189,10 @@ static bool judge(const stop *s)
 	bool right = s->failures == 0;
 
 	for (int r = 0; r < s->ranks; r++)
-		right = right && (r == s->victim || names_victim(s, r));
+		right = right && (r == s->victim || is_right(s, r));
 	for (int r = 0; r < s->ranks && !right; r++)
-		fprintf(stderr, "# seed %u, stopped rank %d of %d after %u us: rank %d says: %s\n", s->seed,
-		        s->victim, s->ranks, (unsigned int)s->after_us, r, s->text[r]);
+		fprintf(stderr, "# seed %u, %s rank %d of %d after %u us: rank %d says: %s\n", s->seed,
+		        s->signal == SIGKILL ? "killed" : "stopped", s->victim, s->ranks, (unsigned int)s->after_us, r, s->text[r]);
 	return right;
 }
 
@@ -199,9 +215,9 @@ static void run_all(stop *stops, int count)
 		waitpid(workers[w], NULL, 0);
 }
 
-TEST(stopped_rank_is_named_by_all_others)
+TEST(stopped_rank_is_named_by_all_others_and_killed_one_outlived)
 {
-	int count = from_environment("DDP_TEST_STOPS", 12), right = 0;
+	int count = from_environment("DDP_TEST_STOPS", 20), right = 0;
 	unsigned int seed = (unsigned int)from_environment("DDP_TEST_SEED", 1);
 	size_t bytes = (size_t)count * sizeof(stop);
 	stop *stops = test_share(bytes);
@@ -217,13 +233,14 @@ TEST(stopped_rank_is_named_by_all_others)
 		s->measures = i == 1;
 		s->victim = (int)roll(&seed, (unsigned int)l->ranks);
 		s->after_us = roll(&seed, 200000);
-		s->timeout_ms = timeout_ms;
+		s->signal = i % 5 < 3 ? SIGSTOP : SIGKILL;
+		s->timeout_ms = s->signal == SIGSTOP ? timeout_ms : DEATH_TIMEOUT_MS;
 		s->failures = -1;
 	}
 	run_all(stops, count);
 	for (int i = 0; i < count; i++)
 		right += judge(&stops[i]);
-	print_message("# %d of %d stopped ranks were named by all others\n", right, count);
+	print_message("# %d of %d ranks that were stopped or killed were told of rightly\n", right, count);
 	test_unshare(stops, bytes);
 	assert_int_equal(right, count);
 }

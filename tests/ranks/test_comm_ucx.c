@@ -25,7 +25,6 @@
 #include "base/error.h"
 #include "comm/net/ucx.h"
 #include "tests/support/comm_ranks.h"
-#include "tests/support/may_filter.h"
 #include "tests/support/test.h"
 
 static int run_two_nodes(int (*body)(ddp_comm *, void *), void *argument)
@@ -320,30 +319,25 @@ TEST(lines_of_the_programs_ucx_come_out)
 	test_unshare(h, sizeof(*h));
 }
 
-/* If a choice of the environment cannot be had, the message names the choice. */
-TEST(a_device_that_no_node_has_is_named)
+/* What ranks say that cannot open with this in their environment. */
+static void fail_with(const char *name, const char *value, char *text, size_t bytes)
 {
-	char text[1 << 14];
-
-	setenv("UCX_NET_DEVICES", "ib77", 1);
+	setenv(name, value, 1);
 	captured c = begin_capture();
-	int failures = run_two_nodes(reach_a_barrier, NULL);
-	end_capture(&c, text, sizeof(text));
-	unsetenv("UCX_NET_DEVICES");
+	const int failures = run_two_nodes(reach_a_barrier, NULL);
+	end_capture(&c, text, bytes);
+	unsetenv(name);
 	assert_int_not_equal(failures, 0);
-	assert_non_null(strstr(text, "the environment sets UCX_NET_DEVICES=ib77"));
 }
 
-TEST(a_message_has_the_reason_that_ucx_tells)
+/* If a choice of the environment cannot be had, the message names it, and has the reason that UCX tells. */
+TEST(a_choice_that_cannot_be_had_is_named_with_the_reason)
 {
 	char text[1 << 14];
 
-	setenv("UCX_TLS", "none_that_there_is", 1);
-	captured c = begin_capture();
-	int failures = run_two_nodes(reach_a_barrier, NULL);
-	end_capture(&c, text, sizeof(text));
-	unsetenv("UCX_TLS");
-	assert_int_not_equal(failures, 0);
+	fail_with("UCX_NET_DEVICES", "ib77", text, sizeof(text));
+	assert_non_null(strstr(text, "the environment sets UCX_NET_DEVICES=ib77"));
+	fail_with("UCX_TLS", "none_that_there_is", text, sizeof(text));
 	const char *said = strstr(text, "UCX cannot");
 	assert_non_null(said);
 	assert_non_null(strstr(said, "none_that_there_is"));
@@ -464,9 +458,8 @@ static int look_at_estimates(ddp_comm *comm, void *argument)
 TEST(ucx_knows_how_many_peers_to_expect)
 {
 	static const int uneven[] = { 0, 1, 0 };
-	const test_world world = { .ranks = 3, .node_of = uneven, .body = look_at_estimates };
 
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 3, .node_of = uneven, .body = look_at_estimates);
 }
 
 /* UCX says of tcp that it is for 256. */

@@ -69,11 +69,6 @@ static void flip(const model_side *s, float *at)
 	side_copy(s, at, &word, sizeof(word));
 }
 
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
-
 static bool on_device(ddp_context *context)
 {
 	return context->device != NULL;
@@ -108,7 +103,7 @@ static void expect_named(const model_side *s, ddp_status status, int odd, int st
 	snprintf(wanted, sizeof(wanted), "step %d: rank %d on ", step + 1, odd);
 	snprintf(behind, sizeof(behind), " has other parameters than 3 of 4 ranks after step %d: its memory or processor is "
 	         "damaged; " DDP_PROGRESS_WITHOUT, step);
-	CHECK(says(wanted) && says(behind) && says(" from the last checkpoint"));
+	CHECK(test_says(wanted) && test_says(behind) && test_says(" from the last checkpoint"));
 	CHECK(strstr(page->error, behind) != NULL && page->culprit == (uint32_t)odd + 1);
 }
 
@@ -159,7 +154,7 @@ static int saved_body(ddp_context *context, void *user)
 	if (side_rank(&s) == 1)
 		flip(&s, ddp_model_param_data(s.model, 0));
 	CHECK(ddp_checkpoint_save(s.model, NULL, test_folder, 0) == DDP_ERR_MISMATCH && ddp_error_rank() == 1);
-	CHECK(says("checkpoint of step 2 was not saved: rank 1 on ") && says(" has other parameters than 3 of 4 ranks after step 2"));
+	CHECK(test_says("checkpoint of step 2 was not saved: rank 1 on ") && test_says(" has other parameters than 3 of 4 ranks after step 2"));
 	if (side_rank(&s) == 1)
 		flip(&s, ddp_model_param_data(s.model, 0));
 	CHECK_OK(ddp_checkpoint_save(s.model, NULL, test_folder, 0));
@@ -194,9 +189,9 @@ static int pair_body(ddp_context *context, void *user)
 	if (side_rank(&s) >= ranks / 2)
 		flip(&s, ddp_model_param_data(s.model, 1));
 	CHECK(try_step(&s, w, 4) == DDP_ERR_MISMATCH && ddp_error_rank() == -1);
-	CHECK(says("step 4: one of rank 0 on ") && says(ranks == 2 ? " and rank 1 on " : " and rank 2 on ") &&
-	      says(" has wrong parameters after step 3, and too few of "));
-	CHECK(says(DDP_PROGRESS_WITHOUT) == (w->node_of == NULL));
+	CHECK(test_says("step 4: one of rank 0 on ") && test_says(ranks == 2 ? " and rank 1 on " : " and rank 2 on ") &&
+	      test_says(" has wrong parameters after step 3, and too few of "));
+	CHECK(test_says(DDP_PROGRESS_WITHOUT) == (w->node_of == NULL));
 	side_close(&s);
 	return 0;
 }
@@ -223,9 +218,9 @@ static int node_body(ddp_context *context, void *user)
 	train(&s, w, 1, 3);
 	if (w->node_of[side_rank(&s)] == 1)
 		flip(&s, ddp_model_param_data(s.model, 1));
-	CHECK(try_step(&s, w, 4) == DDP_ERR_MISMATCH && ddp_error_rank() == 2 && says("rank 2 on "));
-	CHECK(says(" and 1 more rank there have other parameters than 4 of 6 ranks after step 3: their memory") &&
-	      says(DDP_PROGRESS_WITHOUT "slurms-name" DDP_PROGRESS_FROM));
+	CHECK(try_step(&s, w, 4) == DDP_ERR_MISMATCH && ddp_error_rank() == 2 && test_says("rank 2 on "));
+	CHECK(test_says(" and 1 more rank there have other parameters than 4 of 6 ranks after step 3: their memory") &&
+	      test_says(DDP_PROGRESS_WITHOUT "slurms-name" DDP_PROGRESS_FROM));
 	side_close(&s);
 	return 0;
 }
@@ -267,7 +262,7 @@ static uint64_t collectives_of(ddp_context *context, const way *w, int64_t every
 	if (every > 0 && !w->averages) {
 		if (side_rank(&s) == 1)
 			flip(&s, ddp_model_param_data(s.model, 1) + 123);
-		CHECK(try_step(&s, &here, 7) == DDP_ERR_MISMATCH && says("rank 1 on "));
+		CHECK(try_step(&s, &here, 7) == DDP_ERR_MISMATCH && test_says("rank 1 on "));
 	}
 	side_close(&s);
 	return count;
@@ -337,7 +332,4 @@ TEST(the_environment_gives_it_where_the_program_does_not)
 	unsetenv("DDP_COMPARE_EVERY");
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

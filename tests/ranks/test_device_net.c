@@ -209,12 +209,8 @@ static int compare(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST(a_net_on_a_device_comes_to_the_bits_of_the_host)
-{
-	assert_int_equal(run_ranks_with(2, &on_test, compare, NULL), 0);
-}
+TEST_RUNS(a_net_on_a_device_comes_to_the_bits_of_the_host,
+          assert_int_equal(run_ranks_with(2, &on_test, compare, NULL), 0));
 
-TEST(a_net_that_normalises_over_all_ranks_does_so_there)
-{
-	assert_int_equal(run_ranks_with(2, &on_test, compare, "together"), 0);
-}
+TEST_RUNS(a_net_that_normalises_over_all_ranks_does_so_there,
+          assert_int_equal(run_ranks_with(2, &on_test, compare, "together"), 0));

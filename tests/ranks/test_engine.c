@@ -8,7 +8,6 @@
    themselves. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -19,7 +18,7 @@
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
 #include "tests/support/sanitizers.h"
-#include "tests/support/scenario_model.h"
+#include "tests/support/scenario.h"
 #include "tests/support/test.h"
 
 ddp_status __real_ddp_bucket_plan_make(const ddp_layout *layout, int64_t first_size, int64_t size,

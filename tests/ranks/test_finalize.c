@@ -198,6 +198,8 @@ static void run_ways(int count, test_part *part)
 	assert_int_equal(test_ranks_run(&(test_ranks){ .count = count, .body = run_way, .argument = part }), 0);
 }
 
+#define RUN_WAYS(count, ...) run_ways(count, &(test_part){ __VA_ARGS__ })
+
 static bool is_told(const outcome *o, ddp_status status, const char *words)
 {
 	char host[256], who[300];
@@ -236,13 +238,9 @@ static void its_timeout_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_TIMEOUT, "ddp_finalize()", longest_seconds());
 }
 
-TEST(stopped_rank_is_named)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms }, .odd = stop,
-	                   .expect = its_timeout_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(stopped_rank_is_named,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms }, .odd = stop,
+                   .expect = its_timeout_is_told));
 
 static void leave(ddp_context *context)
 {
@@ -254,13 +252,9 @@ static void its_end_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_PEER, "", 20);
 }
 
-TEST(rank_that_has_ended_is_named)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = leave,
-	                   .expect = its_end_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(rank_that_has_ended_is_named,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = leave,
+                   .expect = its_end_is_told));
 
 static void come_late(ddp_context *context)
 {
@@ -275,13 +269,9 @@ static void all_have_waited(const struct way *way)
 		CHECK(r == ODD || shared->of[r].seconds > 0.2);
 }
 
-TEST(late_rank_is_waited_for)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = come_late,
-	                   .expect = all_have_waited };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(late_rank_is_waited_for,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = come_late,
+                   .expect = all_have_waited));
 
 /* ---- errors before it ------------------------------------------------------------------------ */
 
@@ -299,13 +289,9 @@ static void no_error_is_told(const struct way *way)
 		CHECK(shared->of[r].status == DDP_OK);
 }
 
-TEST(error_that_was_returned_is_not_returned_again)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = abort_world_and_see,
-	                   .expect = no_error_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(error_that_was_returned_is_not_returned_again,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = abort_world_and_see,
+                   .expect = no_error_is_told));
 
 /* It goes on alone, past the moment in which the others hear of it. */
 static void abort_alone(ddp_context *context)
@@ -319,13 +305,9 @@ static void abort_is_told(const struct way *way)
 	CHECK(shared->of[ODD].status == DDP_OK);
 }
 
-TEST(failure_that_no_call_has_returned_is_returned)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = abort_alone,
-	                   .expect = abort_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(failure_that_no_call_has_returned_is_returned,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .odd = abort_alone,
+                   .expect = abort_is_told));
 
 /* ---- a group that is freed later --------------------------------------------------------------- */
 
@@ -346,13 +328,9 @@ static void use_and_free_group(void)
 	CHECK_OK(ddp_comm_free(group));
 }
 
-TEST(group_may_be_freed_later)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = make_group,
-	                   .expect = no_error_is_told, .after = use_and_free_group };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(group_may_be_freed_later,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = make_group,
+                   .expect = no_error_is_told, .after = use_and_free_group));
 
 /* ---- a rank that finalizes too early ---------------------------------------------------------- */
 
@@ -361,7 +339,7 @@ static void go_on(ddp_context *context)
 	if (ddp_get_job(context)->rank != ODD)
 		CHECK(ddp_barrier(ddp_world(context)) == DDP_ERR_PEER);
 	if (ddp_get_job(context)->rank != ODD)
-		CHECK(strstr(ddp_last_error(), "issued ddp_finalize()") != NULL);
+		CHECK_SAYS("issued ddp_finalize()");
 }
 
 static void odd_is_told_of_itself(const struct way *way)
@@ -369,13 +347,9 @@ static void odd_is_told_of_itself(const struct way *way)
 	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "issued ddp_finalize()"));
 }
 
-TEST(rank_that_finalizes_early_is_named)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = go_on,
-	                   .expect = odd_is_told_of_itself };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(rank_that_finalizes_early_is_named,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = go_on,
+                   .expect = odd_is_told_of_itself));
 
 /* On a node, a message that will never come is no matter of the timeout. */
 static void receive(ddp_context *context)
@@ -384,8 +358,7 @@ static void receive(ddp_context *context)
 
 	if (ddp_get_job(context)->rank == ODD)
 		return;
-	CHECK(ddp_recv(ddp_world(context), &number, 1, DDP_I32, ODD, 0) == DDP_ERR_PEER);
-	CHECK(strstr(ddp_last_error(), "has closed its communicator") != NULL);
+	CHECK_FAILS(ddp_recv(ddp_world(context), &number, 1, DDP_I32, ODD, 0), DDP_ERR_PEER, "has closed its communicator");
 }
 
 static void odd_has_closed(const struct way *way)
@@ -393,13 +366,9 @@ static void odd_has_closed(const struct way *way)
 	CHECK(is_told(&shared->of[ODD], DDP_ERR_PEER, "has closed its communicator"));
 }
 
-TEST(message_of_a_rank_that_finalizes_is_not_waited_for)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = receive,
-	                   .expect = odd_has_closed };
-
-	run_ways(1, &part);
-}
+TEST_RUNS(message_of_a_rank_that_finalizes_is_not_waited_for,
+          RUN_WAYS(1, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = 60000 }, .all = receive,
+                   .expect = odd_has_closed));
 
 /* ---- what else is open -------------------------------------------------------------------------- */
 
@@ -421,13 +390,9 @@ static void sum_on_device(ddp_context *context)
 	CHECK_OK(ddp_barrier(world));
 }
 
-TEST(stopped_rank_is_named_where_nccl_is_open)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "cuda" },
-	                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(stopped_rank_is_named_where_nccl_is_open,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms, .device = "cuda" },
+                   .all = sum_on_device, .odd = stop, .expect = its_timeout_is_told));
 
 /* New parameters are on their way when the model is freed, which returns nothing. */
 static void free_with_parameters_on_their_way(ddp_context *context)
@@ -453,13 +418,9 @@ static void gather_is_told(const struct way *way)
 	others_are_told(way, DDP_ERR_TIMEOUT, "all_gather", longest_seconds());
 }
 
-TEST(error_of_a_model_that_is_freed_is_returned)
-{
-	test_part part = { .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms },
-	                   .all = free_with_parameters_on_their_way, .expect = gather_is_told };
-
-	run_ways(WAYS, &part);
-}
+TEST_RUNS(error_of_a_model_that_is_freed_is_returned,
+          RUN_WAYS(WAYS, .options = { DDP_OPTIONS_FIELDS, .timeout_ms = timeout_ms },
+                   .all = free_with_parameters_on_their_way, .expect = gather_is_told));
 
 static int choose_timeout(void **state)
 {
@@ -467,7 +428,4 @@ static int choose_timeout(void **state)
 	return 0;
 }
 
-int main(void)
-{
-	return test_run(choose_timeout, NULL);
-}
+TEST_MAIN(choose_timeout, NULL)

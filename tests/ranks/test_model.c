@@ -3,7 +3,6 @@
 /* reduce: a model on several ranks, with the real communicator. */
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,7 +56,7 @@ static int announcements_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
 	CHECK(ddp_model_grad_ready(model, 3) == DDP_ERR_INVALID);
 	CHECK(ddp_model_grad_ready(model, -1) == DDP_ERR_INVALID);
-	CHECK(says("no parameter has index -1; there are 3"));
+	CHECK(test_says("no parameter has index -1; there are 3"));
 
 	/* Three micro-batches without sync do not travel; the fourth does, in
 	   another order on each rank, and rank 1 announces only a part. */
@@ -71,10 +70,8 @@ static int announcements_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_set_sync(model, true));
 	add_grads(model, 3);
 	CHECK_OK(ddp_model_grad_ready(model, 1));
-	CHECK(ddp_model_grad_ready(model, 1) == DDP_ERR_STATE);
-	CHECK(says("\"b\" was announced twice"));
-	CHECK(ddp_model_set_sync(model, false) == DDP_ERR_STATE);
-	CHECK(says("announced already"));
+	CHECK_FAILS(ddp_model_grad_ready(model, 1), DDP_ERR_STATE, "\"b\" was announced twice");
+	CHECK_FAILS(ddp_model_set_sync(model, false), DDP_ERR_STATE, "announced already");
 	if (rank == 0) {
 		CHECK_OK(ddp_model_grad_ready(model, 2));
 		CHECK_OK(ddp_model_grad_ready(model, 0));
@@ -243,8 +240,7 @@ TEST(two_halves_are_a_step)
 
 static void expect_between_halves(ddp_model *model)
 {
-	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("are reduced: call ddp_model_update_params()"));
+	CHECK_FAILS(ddp_model_step(model, 1, 0, NULL), DDP_ERR_STATE, "are reduced: call ddp_model_update_params()");
 	CHECK(ddp_model_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
 	CHECK(ddp_model_grad_ready(model, 0) == DDP_ERR_STATE);
 }
@@ -259,8 +255,7 @@ static int forget_body(ddp_context *context, void *user)
 	ddp_model *model;
 
 	CHECK_OK(ddp_model_create(context, three, 3, &options, &model));
-	CHECK(ddp_model_update_params(model, NULL) == DDP_ERR_STATE);
-	CHECK(says("call ddp_model_reduce_grads() first"));
+	CHECK_FAILS(ddp_model_update_params(model, NULL), DDP_ERR_STATE, "call ddp_model_reduce_grads() first");
 
 	/* What has piled up is forgotten on this rank; what is announced cannot be. */
 	add_grads(model, 100);
@@ -268,8 +263,7 @@ static int forget_body(ddp_context *context, void *user)
 	CHECK(all_grads_are_zero(model));
 	add_grads(model, 1);
 	CHECK_OK(ddp_model_grad_ready(model, 2));
-	CHECK(ddp_model_zero_grads(model) == DDP_ERR_STATE);
-	CHECK(says("forget them after ddp_model_reduce_grads()"));
+	CHECK_FAILS(ddp_model_zero_grads(model), DDP_ERR_STATE, "forget them after ddp_model_reduce_grads()");
 
 	/* A step that does not count. */
 	CHECK_OK(ddp_model_reduce_grads(model, 1, 1, &stats));
@@ -505,10 +499,8 @@ static int tensors_body(ddp_context *context, void *user)
 
 	model->partly_updated = true;
 	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
-	CHECK(ddp_model_step(model, 1, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("load a checkpoint, whole"));
-	CHECK(ddp_model_check_whole(model) == DDP_ERR_STATE);
-	CHECK(says("go back to the last checkpoint"));
+	CHECK_FAILS(ddp_model_step(model, 1, 0, NULL), DDP_ERR_STATE, "load a checkpoint, whole");
+	CHECK_FAILS(ddp_model_check_whole(model), DDP_ERR_STATE, "go back to the last checkpoint");
 	ddp_model_free(model);
 	ddp_model_free(NULL);
 	return 0;

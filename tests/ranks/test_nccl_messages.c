@@ -5,9 +5,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -16,7 +13,6 @@
 #include "comm/nccl/handle.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/device_ranks.h"
-#include "tests/support/nccl_ranks.h"
 #include "tests/support/test.h"
 
 static const int two_nodes[] = { 0, 1 };
@@ -24,9 +20,8 @@ static const int two_nodes[] = { 0, 1 };
 static void run_with(int (*body)(ddp_comm *, void *), void *argument)
 {
 	for (int nodes = 1; nodes <= 2; nodes++) {
-		const test_world world = { .ranks = 2, .node_of = nodes == 2 ? two_nodes : NULL, .timeout_ms = 20000,
-		                           .body = body, .argument = argument };
-		assert_int_equal(test_world_run(&world), 0);
+		RUN_WORLD(.ranks = 2, .node_of = nodes == 2 ? two_nodes : NULL, .timeout_ms = 20000, .body = body,
+		          .argument = argument);
 	}
 }
 
@@ -84,8 +79,7 @@ static int differ_in_a_message(ddp_comm *comm, void *argument)
 	c.send = d.memory;
 	c.root = 1 - d.rank;
 	c.count = 1 + (size_t)d.rank;
-	CHECK(ddp_run(comm, &c) == DDP_ERR_MISMATCH);
-	CHECK(test_nccl_says("rank 0 on"));
+	CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_MISMATCH, "rank 0 on");
 	return 0;
 }
 
@@ -106,18 +100,14 @@ static int send_without_an_id(ddp_comm *comm, void *argument)
 	if (d.rank == 0) {
 		d.nccl->result = DDP_NCCL_INVALID_USAGE;
 		d.nccl->failing = "ncclGetUniqueId";
-		CHECK(ddp_run(comm, &c) == DDP_ERR_INVALID);
-		CHECK(test_nccl_says("ncclGetUniqueId()"));
+		CHECK_FAILS(ddp_run(comm, &c), DDP_ERR_INVALID, "ncclGetUniqueId()");
 		d.nccl->failing = NULL;
 	}
 	CHECK_OK(ddp_run(comm, &c));
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again)
-{
-	run_on_nodes(send_without_an_id);
-}
+TEST_RUNS_IF(!test_on_gpu(), a_message_that_gets_no_id_can_be_sent_again, run_on_nodes(send_without_an_id));
 
 /* One side's queue has yet to come to the message: nothing is copied before. */
 static int send_to_itself(ddp_comm *comm, void *argument)
@@ -196,10 +186,7 @@ static int abort_both(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once)
-{
-	run_on_nodes(abort_both);
-}
+TEST_RUNS_IF(!test_on_gpu(), what_hangs_is_aborted_all_at_once, run_on_nodes(abort_both));
 
 /* What an aborted operation has on queues may still wait for the program's: it ends behind that. */
 static int abort_behind_a_queue(ddp_comm *comm, void *sends)
@@ -246,16 +233,12 @@ static int fail_under_a_message(ddp_comm *comm, void *argument)
 		atomic_store(&d.nccl->async, DDP_NCCL_INVALID_USAGE);
 	}
 	for (int i = 0; i < 2; i++) {
-		CHECK(ddp_wait(requests[i]) == DDP_ERR_INVALID);
-		CHECK(test_nccl_says("its communicator has failed"));
+		CHECK_FAILS(ddp_wait(requests[i]), DDP_ERR_INVALID, "its communicator has failed");
 	}
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), an_error_during_a_message_is_told)
-{
-	run_on_nodes(fail_under_a_message);
-}
+TEST_RUNS_IF(!test_on_gpu(), an_error_during_a_message_is_told, run_on_nodes(fail_under_a_message));
 
 static void *go_on_later(void *stuck)
 {
@@ -322,7 +305,7 @@ static int close_amid_messages(ddp_comm *comm, void *argument)
 	CHECK(ddp_now_ns() - before_ns < 10000000000u); /* half the deadline */
 	for (int i = 0; i < count; i++) {
 		ends[d.rank][i] = ddp_wait(requests[i]);
-		CHECK(ends[d.rank][i] == DDP_OK || test_nccl_says("had not met its counterpart"));
+		CHECK(ends[d.rank][i] == DDP_OK || test_says("had not met its counterpart"));
 	}
 	CHECK(d.nccl == NULL || d.nccl->aborts == 0);
 	CHECK_OK(ddp_barrier(comm));
@@ -410,10 +393,7 @@ static int fail_at_the_end(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open)
-{
-	run_on_nodes(fail_at_the_end);
-}
+TEST_RUNS_IF(!test_on_gpu(), calls_that_fail_at_the_end_keep_nothing_open, run_on_nodes(fail_at_the_end));
 
 /* ---- many ranks --------------------------------------------------------------------------------- */
 

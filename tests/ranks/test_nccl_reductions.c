@@ -12,7 +12,7 @@
 #include "comm/ops/names.h"
 #include "tests/device/fake_gpu.h"
 #include "tests/support/comm_case.h"
-#include "tests/support/nccl_ranks.h"
+#include "tests/support/device_ranks.h"
 #include "tests/support/test.h"
 
 /* ---- NCCL's own header, where it is ---------------------------------------------------------- */
@@ -187,10 +187,7 @@ static int check_truths(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST_IF(!test_on_gpu(), truths_are_combined_as_truths)
-{
-	test_nccl_run(2, check_truths, NULL);
-}
+TEST_RUNS_IF(!test_on_gpu(), truths_are_combined_as_truths, test_nccl_run(2, check_truths, NULL));
 
 TEST(sums_and_averages_of_each_type_are_right)
 {
@@ -218,14 +215,13 @@ static int ask_too_much(ddp_comm *comm, void *argument)
 	test_nccl_set_up(&d, comm);
 	CHECK(reduce(&d, DDP_U8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I8, DDP_AVG, 1) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_I32, DDP_BAND, 1) == DDP_ERR_UNSUPPORTED);
-	CHECK(test_nccl_says("NCCL has no band of i32"));
+	CHECK_FAILS(reduce(&d, DDP_I32, DDP_BAND, 1), DDP_ERR_UNSUPPORTED, "NCCL has no band of i32");
 	CHECK(reduce(&d, DDP_BOOL, DDP_BXOR, 1) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I32, DDP_AVG, 2) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_I32, DDP_SUM, 0.5) == DDP_ERR_UNSUPPORTED);
 	CHECK(reduce(&d, DDP_F32, DDP_MAX, 0.5) == DDP_ERR_UNSUPPORTED);
-	CHECK(reduce(&d, DDP_BF16, DDP_SUM, 1.0 / 3) == DDP_ERR_UNSUPPORTED);
-	CHECK(test_nccl_says("NCCL scales bf16 by numbers of that type only, and 0.333333 is none"));
+	CHECK_FAILS(reduce(&d, DDP_BF16, DDP_SUM, 1.0 / 3), DDP_ERR_UNSUPPORTED,
+	            "NCCL scales bf16 by numbers of that type only, and 0.333333 is none");
 	CHECK(reduce(&d, DDP_F16, DDP_SUM, 1e-9) == DDP_ERR_UNSUPPORTED);
 	CHECK_OK(reduce(&d, DDP_BF16, DDP_SUM, -0.375));
 	CHECK_OK(reduce(&d, DDP_F32, DDP_SUM, 1.0 / 3));

@@ -332,12 +332,3 @@ TEST(nothing_starts_without_a_key)
 	assert_non_null(strstr(shared->heard, "DDP_KEY is not set"));
 	assert_non_null(strstr(shared->heard, "DDP_KEY has 2 characters"));
 }
-
-int main(void)
-{
-	shared = test_share(sizeof(*shared));
-	setenv("DDP_KEY", KEY, 1);
-	int failures = test_run(NULL, NULL);
-	test_unshare(shared, sizeof(*shared));
-	return failures;
-}

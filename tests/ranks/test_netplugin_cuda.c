@@ -6,6 +6,7 @@
    a UCX with them, and says so by DDP_TEST_UCX_CUDA. */
 #include <dlfcn.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,12 +14,100 @@
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
-#include "tests/support/driver/program.h"
+#include "tests/support/driver/driver.h"
 #include "tests/support/netplugin_ranks.h"
 #include "tests/support/ranks.h"
 #include "tests/support/test.h"
 
 static const char cuda_over_tcp[] = "tcp,cuda_copy", cuda_over_memory[] = "posix,sysv,cma,cuda_copy";
+
+/* ---- the stand-in for CUDA's driver, which a rank loads as the program's CUDA would a real one ------- */
+
+typedef struct cuda_calls {
+	cuda_driver_switches *switches;
+	CUresult (*init)(unsigned int flags), (*retain)(CUcontext *context, CUdevice device);
+	CUresult (*push)(CUcontext context);
+	CUresult (*allocate)(CUdeviceptr *address, size_t bytes), (*free)(CUdeviceptr address);
+	CUresult (*to_device)(CUdeviceptr to, const void *from, size_t bytes);
+	CUresult (*to_host)(void *to, CUdeviceptr from, size_t bytes);
+	CUresult (*copy)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
+	CUresult (*make_stream)(CUstream *stream, unsigned int flags), (*end_stream)(CUstream stream);
+	CUresult (*make_event)(CUevent *event, unsigned int flags), (*end_event)(CUevent event);
+	CUresult (*record)(CUevent event, CUstream stream), (*query)(CUevent event);
+} cuda_calls;
+
+#define FOLDER "tests/support/driver/.libs/"
+
+static cuda_calls cuda;
+
+static void find(void *library, const char *name, void *function)
+{
+	void *symbol = dlsym(library, name);
+
+	CHECK(symbol != NULL);
+	memcpy(function, &symbol, sizeof(symbol));
+}
+
+/* In a rank: fills `cuda` in. From then on UCX gets these libraries, not a real driver. The
+   calling thread has the GPU's context. */
+static void cuda_load_driver(void)
+{
+	void *library = dlopen(FOLDER "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	CUcontext context;
+
+	if (library == NULL)
+		fprintf(stderr, "# %s\n", dlerror());
+	CHECK(library != NULL && dlopen(FOLDER "libnvidia-ml.so.1", RTLD_NOW | RTLD_GLOBAL) != NULL);
+	find(library, "cuda_driver", &cuda.switches);
+	find(library, "cuInit", &cuda.init);
+	find(library, "cuDevicePrimaryCtxRetain", &cuda.retain);
+	find(library, "cuCtxPushCurrent_v2", &cuda.push);
+	find(library, "cuMemAlloc_v2", &cuda.allocate);
+	find(library, "cuMemFree_v2", &cuda.free);
+	find(library, "cuMemcpyHtoD_v2", &cuda.to_device);
+	find(library, "cuMemcpyDtoH_v2", &cuda.to_host);
+	find(library, "cuMemcpyAsync", &cuda.copy);
+	find(library, "cuStreamCreate", &cuda.make_stream);
+	find(library, "cuEventCreate", &cuda.make_event);
+	find(library, "cuEventRecord", &cuda.record);
+	find(library, "cuEventQuery", &cuda.query);
+	find(library, "cuStreamDestroy_v2", &cuda.end_stream);
+	find(library, "cuEventDestroy_v2", &cuda.end_event);
+	CHECK(cuda.init(0) == CUDA_SUCCESS && cuda.retain(&context, 0) == CUDA_SUCCESS);
+	CHECK(cuda.push(context) == CUDA_SUCCESS);
+}
+
+static CUdeviceptr cuda_address(const void *data)
+{
+	return (CUdeviceptr)(uintptr_t)data;
+}
+
+static void *take(size_t bytes)
+{
+	CUdeviceptr address = 0;
+
+	CHECK(cuda.allocate(&address, bytes) == CUDA_SUCCESS);
+	return (void *)(uintptr_t)address;
+}
+
+static void give_back(void *data)
+{
+	CHECK(cuda.free(cuda_address(data)) == CUDA_SUCCESS);
+}
+
+static void write_device(void *to, const void *from, size_t bytes)
+{
+	CHECK(cuda.to_device(cuda_address(to), from, bytes) == CUDA_SUCCESS);
+}
+
+static void read_device(void *to, const void *from, size_t bytes)
+{
+	CHECK(cuda.to_host(to, cuda_address(from), bytes) == CUDA_SUCCESS);
+}
+
+static const place cuda_on_device = {
+	.memory = NET_CUDA, .take = take, .give_back = give_back, .write = write_device, .read = read_device,
+};
 
 /* ---- what the tests rely on ----------------------------------------------------------------------- */
 
@@ -557,13 +646,4 @@ TEST(failing_copies_reach_the_peer)
 {
 	if (!left_out())
 		assert_int_equal(run_with_victim(send_in_vain, cuda_over_tcp, SENDER, true), 0);
-}
-
-int main(void)
-{
-	shared = test_share(sizeof(*shared));
-	setenv("DDP_KEY", KEY, 1);
-	int failures = test_run(NULL, NULL);
-	test_unshare(shared, sizeof(*shared));
-	return failures;
 }

@@ -4,9 +4,7 @@
    peer has not heard of, or gives up messages that are under way. */
 #include <stdint.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -375,13 +373,4 @@ TEST(memory_that_is_taken_back_is_left_alone)
 	assert_int_equal(run_with_victim(take_back, over_tcp, SENDER, false), 0);
 	assert_int_equal(run_with_victim(take_back, over_memory, RECEIVER, false), 0);
 	assert_int_equal(run_with_victim(take_back, over_memory, SENDER, false), 0);
-}
-
-int main(void)
-{
-	shared = test_share(sizeof(*shared));
-	setenv("DDP_KEY", KEY, 1);
-	int failures = test_run(NULL, NULL);
-	test_unshare(shared, sizeof(*shared));
-	return failures;
 }

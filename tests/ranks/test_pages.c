@@ -87,9 +87,4 @@ static int allocate(ddp_comm *comm, void *argument)
 	return 0;
 }
 
-TEST(every_rank_gets_memory_at_a_page)
-{
-	const test_world world = { .ranks = 3, .body = allocate };
-
-	assert_int_equal(test_world_run(&world), 0);
-}
+TEST_RUNS(every_rank_gets_memory_at_a_page, RUN_WORLD(.ranks = 3, .body = allocate));

@@ -4,8 +4,6 @@
    ranks that have not finished. Their values in random models are test_engine's matter. */
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "reduce/model_state.h"
 #include "reduce/tensors.h"
@@ -15,11 +13,6 @@
 #include "tests/support/test.h"
 
 enum { COUNT = 40 };
-
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
 
 static void fill(float *data, float value)
 {
@@ -81,7 +74,7 @@ static int kinds_body(ddp_context *context, void *user)
 	fill(ddp_model_param_grad(model, TRAINED), 1);
 	for (int p = LOCAL; p <= BROADCAST; p++)
 		fill(ddp_model_param_data(model, p), (float)(2 + 2 * rank));
-	CHECK(ddp_model_grad_ready(model, FROZEN) == DDP_ERR_INVALID && says("\"frozen\" is frozen"));
+	CHECK(ddp_model_grad_ready(model, FROZEN) == DDP_ERR_INVALID && test_says("\"frozen\" is frozen"));
 	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	expect_kinds(model, (float)(2 + 2 * rank));
 	CHECK(ddp_model_param_data(model, TRAINED)[0] < 7);
@@ -109,23 +102,21 @@ static int wrong_body(ddp_context *context, void *user)
 	ddp_param params[2] = { kinds[FROZEN], kinds[LOCAL] };
 	ddp_model *model;
 
-	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
-	CHECK(says("none of the model's 2 tensors is trained"));
+	CHECK_FAILS(ddp_model_create(context, params, 2, NULL, &model), DDP_ERR_INVALID,
+	            "none of the model's 2 tensors is trained");
 	params[0].kind = DDP_PARAM_TRAINED;
 	params[0].group = &group;
-	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
-	CHECK(says("\"frozen\": its group's weight_decay is -1"));
+	CHECK_FAILS(ddp_model_create(context, params, 2, NULL, &model), DDP_ERR_INVALID,
+	            "\"frozen\": its group's weight_decay is -1");
 	group = (ddp_param_group){ .learning_rate_factor = ddp_get_job(context)->rank };
-	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("parameter 0 is \"frozen\""));
+	CHECK_FAILS(ddp_model_create(context, params, 2, NULL, &model), DDP_ERR_MISMATCH, "parameter 0 is \"frozen\"");
 	params[0].group = NULL;
 	params[1].kind = ddp_get_job(context)->rank == 0 ? DDP_BUFFER_MEAN : DDP_BUFFER_LOCAL;
 	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("parameter 1 is \"local\"") && says("the same kinds and groups"));
+	CHECK(test_says("parameter 1 is \"local\"") && test_says("the same kinds and groups"));
 	params[1] = kinds[LOCAL];
 	params[1].sparse_rows = 1;
-	CHECK(ddp_model_create(context, params, 2, NULL, &model) == DDP_ERR_INVALID);
-	CHECK(says("\"local\" is not trained"));
+	CHECK_FAILS(ddp_model_create(context, params, 2, NULL, &model), DDP_ERR_INVALID, "\"local\" is not trained");
 	return 0;
 }
 
@@ -279,14 +270,13 @@ static int static_body(ddp_context *context, void *user)
 	const float a = ddp_model_param_data(model, 0)[0], b = ddp_model_param_data(model, 1)[0];
 	use(model, 0);
 	use(model, 1);
-	CHECK(ddp_model_step(model, 2, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("the static graph has changed: rank 1 has a gradient of \"b\", which it had not used"));
+	CHECK_FAILS(ddp_model_step(model, 2, 0, NULL), DDP_ERR_STATE,
+	            "the static graph has changed: rank 1 has a gradient of \"b\", which it had not used");
 	CHECK(is_all(ddp_model_param_data(model, 0), a) && is_all(ddp_model_param_grad(model, 1), 0));
 	use(model, 0);
 	if (rank == 0)
 		use(model, 1);
-	CHECK(ddp_model_step(model, 2, 0, NULL) == DDP_ERR_STATE);
-	CHECK(says("rank 1 has no gradient of \"c\", which it had used"));
+	CHECK_FAILS(ddp_model_step(model, 2, 0, NULL), DDP_ERR_STATE, "rank 1 has no gradient of \"c\", which it had used");
 	use(model, 1 + rank);
 	use(model, 0);
 	CHECK_OK(ddp_model_step(model, 2, 0, NULL)); /* nothing is broken */
@@ -408,9 +398,9 @@ static int join_body(ddp_context *context, void *user)
 		CHECK(ddp_model_reduce_grads(model, 1, 0, NULL) == DDP_ERR_STATE);
 	else
 		CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE);
-	CHECK(says("takes part in ddp_model_step() only"));
+	CHECK_SAYS("takes part in ddp_model_step() only");
 	CHECK_OK(ddp_model_grad_ready(model, 0));
-	CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE && says("are announced"));
+	CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE && test_says("are announced"));
 	CHECK(ddp_watch_current_phase(context->watch) == DDP_PHASE_IDLE); /* it waits for nobody */
 	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
 	ddp_model_free(model);

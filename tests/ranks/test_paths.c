@@ -108,8 +108,7 @@ static int limited_body(ddp_context *context, void *user)
 	void *memory;
 
 	CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
-	CHECK(ddp_mem_alloc(ddp_world(context), 4 << 20, &memory) == DDP_ERR_NOMEM);
-	CHECK(strstr(ddp_last_error(), "(raise ulimit -f)") != NULL);
+	CHECK_FAILS(ddp_mem_alloc(ddp_world(context), 4 << 20, &memory), DDP_ERR_NOMEM, "(raise ulimit -f)");
 	CHECK_OK(ddp_barrier(ddp_world(context)));
 	return 0;
 }
@@ -240,8 +239,7 @@ static int numbers_body(ddp_context *context, void *user)
 	snprintf(text, sizeof(text), "%g", 0.5);
 	CHECK(strcmp(text, "0,5") == 0);
 	const ddp_model_options wrong = { DDP_MODEL_OPTIONS_FIELDS, .learning_rate = -0.5 };
-	CHECK(ddp_model_create(context, params, 1, &wrong, &model) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "-0.5") != NULL);
+	CHECK_FAILS(ddp_model_create(context, params, 1, &wrong, &model), DDP_ERR_INVALID, "-0.5");
 	return 0;
 }
 
@@ -260,7 +258,4 @@ TEST(numbers_are_the_same_in_every_locale)
 	setlocale(LC_ALL, "C");
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

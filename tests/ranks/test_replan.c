@@ -240,11 +240,8 @@ static void run(int (*body)(ddp_comm *comm, void *argument), const void *argumen
 	static way copy;
 
 	copy = argument != NULL ? *(const way *)argument : (way){ 0 };
-	const test_world world = {
-		.ranks = ranks, .node_of = copy.node_of != NULL ? copy.node_of : two_nodes,
-		.body = body, .argument = &copy,
-	};
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = ranks, .node_of = copy.node_of != NULL ? copy.node_of : two_nodes, .body = body,
+	          .argument = &copy,);
 }
 
 static const link_case far = { .latency = 20e-3, .per_mib = 1e-3, .gap = 1e-3 };
@@ -324,8 +321,8 @@ static int a_cap_of_one_rank(ddp_comm *comm, void *argument)
 	ddp_context context = context_of(comm);
 	ddp_model *model;
 
-	CHECK(ddp_model_create(&context, params, PARAMS, &options, &model) == DDP_ERR_MISMATCH);
-	CHECK(strstr(ddp_last_error(), "bucket_mb (or DDP_BUCKET_MB) is ") != NULL);
+	CHECK_FAILS(ddp_model_create(&context, params, PARAMS, &options, &model), DDP_ERR_MISMATCH,
+	            "bucket_mb (or DDP_BUCKET_MB) is ");
 	ddp_watch_close(context.watch);
 	return 0;
 }

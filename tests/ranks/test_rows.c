@@ -5,7 +5,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "reduce/model_state.h"
@@ -312,11 +311,6 @@ TEST(rows_are_added_in_the_order_of_ranks_then_of_calls)
 
 /* ---- wrong arguments ----------------------------------------------------------------- */
 
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
-
 static int wrong_rows_body(ddp_context *context, void *user)
 {
 	const int32_t good[FEW + 1] = { 1 }, low[] = { 0, -1 }, high[] = { ROWS };
@@ -326,18 +320,18 @@ static int wrong_rows_body(ddp_context *context, void *user)
 
 	make(context, w, &model);
 	CHECK(ddp_model_grad_rows(model, 2, good, values, 1) == DDP_ERR_INVALID);
-	CHECK(says("no parameter has index 2; there are 2"));
-	CHECK(ddp_model_grad_rows(model, VECTOR, good, values, 1) == DDP_ERR_INVALID);
-	CHECK(says("\"vector\" was made without sparse_rows"));
+	CHECK(test_says("no parameter has index 2; there are 2"));
+	CHECK_FAILS(ddp_model_grad_rows(model, VECTOR, good, values, 1), DDP_ERR_INVALID,
+	            "\"vector\" was made without sparse_rows");
 	CHECK(ddp_model_grad_rows(model, TABLE, low, values, 2) == DDP_ERR_INVALID);
-	CHECK(says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
+	CHECK(test_says("index 1 of rows for the gradient of \"table\" is -1; it has 50 rows"));
 	CHECK(ddp_model_grad_rows(model, TABLE, high, values, 1) == DDP_ERR_INVALID);
 	CHECK(ddp_model_grad_rows(model, TABLE, good, values, -1) == DDP_ERR_INVALID);
 	CHECK(ddp_model_grad_rows(model, TABLE, NULL, values, 1) == DDP_ERR_INVALID);
 	CHECK(ddp_model_grad_rows(NULL, TABLE, good, values, 1) == DDP_ERR_INVALID);
 	if (travels(w, ddp_get_job(context)->world_size)) {
-		CHECK(ddp_model_grad_rows(model, TABLE, good, values, FEW + 1) == DDP_ERR_INVALID);
-		CHECK(says("10 rows for the gradient of \"table\" after 0 in this step"));
+		CHECK_FAILS(ddp_model_grad_rows(model, TABLE, good, values, FEW + 1), DDP_ERR_INVALID,
+		            "10 rows for the gradient of \"table\" after 0 in this step");
 	}
 	/* Nothing of it has stayed. */
 	CHECK_OK(ddp_model_step(model, 1, 0, NULL));
@@ -363,15 +357,13 @@ static int unlike_body(ddp_context *context, void *user)
 	                           .sparse_rows = 3 + ddp_get_job(context)->rank };
 	ddp_model *model;
 
-	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
-	CHECK(says("\"v\": sparse_rows is for matrices"));
+	CHECK_FAILS(ddp_model_create(context, &param, 1, NULL, &model), DDP_ERR_INVALID, "\"v\": sparse_rows is for matrices");
 	param.ndim = 2;
 	param.shape[1] = 2;
 	param.sparse_rows = -1;
-	CHECK(ddp_model_create(context, &param, 1, NULL, &model) == DDP_ERR_INVALID);
-	CHECK(says("\"v\": sparse_rows is -1"));
-	CHECK(ddp_model_create(context, &matrix, 1, NULL, &model) == DDP_ERR_MISMATCH);
-	CHECK(says("4 sparse rows on rank 1, and \"m\" [50, 4], 3 sparse rows on rank 0"));
+	CHECK_FAILS(ddp_model_create(context, &param, 1, NULL, &model), DDP_ERR_INVALID, "\"v\": sparse_rows is -1");
+	CHECK_FAILS(ddp_model_create(context, &matrix, 1, NULL, &model), DDP_ERR_MISMATCH,
+	            "4 sparse rows on rank 1, and \"m\" [50, 4], 3 sparse rows on rank 0");
 	make(context, &with, &model);
 	ddp_model_free(model);
 	return 0;

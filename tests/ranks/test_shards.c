@@ -5,7 +5,6 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -180,9 +179,7 @@ static int death_body(ddp_comm *comm, void *argument)
 
 TEST_WITH(nobody_saves_parameters_that_did_not_come, folder_make, folder_remove)
 {
-	const test_world world = { .ranks = 3, .body = death_body, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 3, .body = death_body, .expect_deaths = true);
 }
 
 /* ---- state of which each node has all ---------------------------------------------------- */
@@ -236,8 +233,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_checkpoint_save(model, NULL, own, 0));
 		expect_same_checkpoint(whole, own);
 	} else {
-		CHECK(ddp_checkpoint_save(model, NULL, own, 0) == DDP_ERR_STATE);
-		CHECK(strstr(ddp_last_error(), "rank 1 began to update") != NULL);
+		CHECK_FAILS(ddp_checkpoint_save(model, NULL, own, 0), DDP_ERR_STATE, "rank 1 began to update");
 	}
 	ddp_model_free(model);
 	ddp_watch_close(context.watch);
@@ -247,10 +243,7 @@ static int node_death_body(ddp_comm *comm, void *argument)
 TEST_WITH(node_saves_what_its_dead_rank_kept, folder_make, folder_remove)
 {
 #ifdef HAVE_UCX
-	const test_world world = { .ranks = 4, .node_of = two_nodes, .body = node_death_body,
-	                           .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = 4, .node_of = two_nodes, .body = node_death_body, .expect_deaths = true);
 #else
 	skip();
 #endif
@@ -390,8 +383,7 @@ TEST(ranks_take_what_is_said_of_each_way)
 
 	for (size_t i = 0; i < sizeof(footprints) / sizeof(footprints[0]); i++) {
 		footprint f = footprints[i];
-		const test_world world = { .ranks = f.ranks, .node_of = f.node_of, .body = footprint_body, .argument = &f };
-		assert_int_equal(test_world_run(&world), 0);
+		RUN_WORLD(.ranks = f.ranks, .node_of = f.node_of, .body = footprint_body, .argument = &f);
 	}
 }
 #endif

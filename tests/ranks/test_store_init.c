@@ -11,13 +11,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/wire/progress_text.h"
 #include "spank/wire/slots.h"
+#include "tests/support/device_checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"
 #include "tests/support/options.h"
@@ -291,8 +291,7 @@ static int miss_the_last(int rank, void *argument)
 	ddp_context *context;
 
 	test_ranks_together();
-	CHECK(meet_as(place, rank, RANKS + 2, &context) == DDP_ERR_TIMEOUT);
-	CHECK(strstr(ddp_last_error(), "ranks 3-4 did not come to the ") != NULL);
+	CHECK_FAILS(meet_as(place, rank, RANKS + 2, &context), DDP_ERR_TIMEOUT, "ranks 3-4 did not come to the ");
 	return 0;
 }
 
@@ -302,8 +301,7 @@ static int miss_the_first(int rank, void *argument)
 	ddp_context *context;
 
 	test_ranks_together();
-	CHECK(meet_as(place, rank + 1, RANKS + 1, &context) == DDP_ERR_TIMEOUT);
-	CHECK(strstr(ddp_last_error(), "rank 0 did not come to the ") != NULL);
+	CHECK_FAILS(meet_as(place, rank + 1, RANKS + 1, &context), DDP_ERR_TIMEOUT, "rank 0 did not come to the ");
 	return 0;
 }
 
@@ -388,8 +386,7 @@ TEST_WITH(file_that_holds_something_else_stays, folder_empty, NULL)
 		fputs(texts[i], file);
 		fclose(file);
 		assert_int_equal(chmod(file_path(), 0600), 0);
-		assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-		assert_non_null(strstr(ddp_last_error(), "holds something else"));
+		FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "holds something else");
 		char found[128] = "";
 		file = fopen(file_path(), "r");
 		assert_non_null(file);
@@ -463,7 +460,7 @@ static int come_twice(int process, void *argument)
 	if (status == DDP_OK)
 		return ddp_finalize(context) == DDP_OK ? 0 : 1;
 	CHECK(process > 0 && status == DDP_ERR_TIMEOUT);
-	CHECK(strstr(ddp_last_error(), "another process has the same rank") != NULL);
+	CHECK_SAYS("another process has the same rank");
 	return 5;
 }
 
@@ -501,8 +498,8 @@ TEST_WITH(error_of_the_store_is_told, folder_empty, NULL)
 	ddp_context *context;
 
 	place.view.store->broken = true;
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "set() of \"ddp/run\" in the store failed with DDP_ERR_IO: the server is gone"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO,
+	      "set() of \"ddp/run\" in the store failed with DDP_ERR_IO: the server is gone");
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
@@ -526,8 +523,7 @@ TEST_WITH(wrong_jobs_and_stores_are_refused, folder_empty, NULL)
 
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
 		assert_int_equal(meet(&place, &wrong[i], &context), DDP_ERR_INVALID);
-	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
-	assert_non_null(strstr(ddp_last_error(), "needs set, get and wait"));
+	FAILS(ddp_init(&options, &context), DDP_ERR_INVALID, "needs set, get and wait");
 	store.wait = wait_for;
 	store.reserved[0] = 1;
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
@@ -538,8 +534,7 @@ TEST_WITH(wrong_jobs_and_stores_are_refused, folder_empty, NULL)
 	options.wireup = "file://meet";
 	assert_int_equal(ddp_init(&options, &context), DDP_ERR_INVALID);
 	options.wireup = NULL;
-	assert_int_equal(ddp_init(&options, &context), DDP_ERR_JOB);
-	assert_non_null(strstr(ddp_last_error(), "give a store, or wireup \"file:///PATH\""));
+	FAILS(ddp_init(&options, &context), DDP_ERR_JOB, "give a store, or wireup \"file:///PATH\"");
 	test_unshare(place.view.store, sizeof(*place.view.store));
 }
 
@@ -551,19 +546,16 @@ TEST_WITH(file_that_others_reach_is_refused, folder_empty, NULL)
 
 	snprintf(target, sizeof(target), "%s/target", test_folder);
 	assert_int_equal(symlink(target, file_path()), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "is a link"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "is a link");
 	assert_int_equal(access(target, F_OK), -1);
 	close(open(target, O_CREAT | O_WRONLY, 0600));
 	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
 	assert_int_equal(unlink(file_path()), 0);
 	assert_int_equal(link(target, file_path()), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "has another name"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "has another name");
 	assert_int_equal(unlink(target), 0);
 	assert_int_equal(chmod(file_path(), 0640), 0);
-	assert_int_equal(meet_as(&place, 0, 2, &context), DDP_ERR_IO);
-	assert_non_null(strstr(ddp_last_error(), "can be read or written by others"));
+	FAILS(meet_as(&place, 0, 2, &context), DDP_ERR_IO, "can be read or written by others");
 }
 
 /* ---- programs without a model ---------------------------------------------------------------- */
@@ -688,7 +680,4 @@ TEST_WITH(others_hear_why_a_rank_left, folder_empty, NULL)
 	test_unshare(tasks.place.view.store, sizeof(*tasks.place.view.store));
 }
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

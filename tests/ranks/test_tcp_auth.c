@@ -121,10 +121,7 @@ TEST_WITH(ranks_meet_beside_a_program_that_talks, begin, NULL)
 }
 
 /* Shorter than a challenge, and then silent. */
-TEST_WITH(ranks_meet_beside_a_program_that_says_a_little, begin, NULL)
-{
-	meet_beside("220 ready\r\n", 11);
-}
+TEST_RUNS_BEHIND(begin, ranks_meet_beside_a_program_that_says_a_little, meet_beside("220 ready\r\n", 11));
 
 /* A rank 0 that listens at this job's MASTER_PORT as at a port of libddp's own, and refuses. */
 TEST_WITH(ranks_meet_beside_another_jobs_rank_0, begin, NULL)
@@ -438,12 +435,6 @@ TEST_WITH(idle_connections_delay_no_rank, begin, NULL)
 	flood(FLOOD_IDLE, 2000);
 }
 
-TEST_WITH(endless_connections_delay_no_rank, begin, NULL)
-{
-	flood(FLOOD_ENDLESS, 200);
-}
+TEST_RUNS_BEHIND(begin, endless_connections_delay_no_rank, flood(FLOOD_ENDLESS, 200));
 
-TEST_WITH(slow_connections_delay_no_rank, begin, NULL)
-{
-	flood(FLOOD_SLOW, 300);
-}
+TEST_RUNS_BEHIND(begin, slow_connections_delay_no_rank, flood(FLOOD_SLOW, 300));

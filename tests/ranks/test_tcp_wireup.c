@@ -3,7 +3,6 @@
 /* Wire-up by TCP between real processes: what goes right, and each thing that
    can go wrong. */
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,7 +12,6 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "tests/support/tcp_ranks.h"
 #include "tests/support/test.h"

@@ -178,35 +178,6 @@ TEST(runs_repeat_and_resume_bit_for_bit)
 	test_unshare(shared, sizeof(*shared));
 }
 
-typedef struct runs {
-	float first[MLP_ELEMENTS];
-	float params[RANKS_MAX][MLP_ELEMENTS];
-} runs;
-
-static int one_run_body(ddp_context *context, void *user)
-{
-	runs *shared = user;
-	const setup with = { .bucket_bytes = 64, .accumulate = 1, .steps = STEPS };
-
-	train(context, &with, shared->params[ddp_get_job(context)->rank]);
-	return 0;
-}
-
-TEST(other_processes_give_the_same_bits)
-{
-	runs *shared = test_share(sizeof(*shared));
-
-	assert_int_equal(run_ranks(3, one_run_body, shared), 0);
-	memcpy(shared->first, shared->params[0], sizeof(shared->first));
-	for (int run = 0; run < 3; run++) {
-		memset(shared->params, 0, sizeof(shared->params));
-		assert_int_equal(run_ranks(3, one_run_body, shared), 0);
-		for (int r = 0; r < 3; r++)
-			assert_memory_equal(shared->params[r], shared->first, sizeof(shared->first));
-	}
-	test_unshare(shared, sizeof(*shared));
-}
-
 /* ---- what can be seen of it --------------------------------------------------------- */
 
 static int observed_body(ddp_context *context, void *user)
@@ -289,11 +260,11 @@ static int evaluated_body(ddp_context *context, void *user)
 	ddp_summary summary;
 
 	seen.model = t.model;
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "option evaluate_loader is missing") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_INVALID,
+	            "option evaluate_loader is missing");
 	options.evaluate_loader = t.loader;
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_INVALID);
-	CHECK(strstr(ddp_last_error(), "option evaluate_loader is the training's loader") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_INVALID,
+	            "option evaluate_loader is the training's loader");
 	CHECK_OK(ddp_loader_create(context, &dataset, &loader_options, &options.evaluate_loader));
 	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
 	CHECK(ddp_watch_page(context->watch)->steps == STEPS);

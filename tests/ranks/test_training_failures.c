@@ -163,8 +163,7 @@ static int no_place_body(ddp_context *context, void *user)
 	ddp_summary summary;
 
 	const training t = start(context, &plain);
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
-	CHECK(strstr(ddp_last_error(), "/dev/null/nowhere") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_IO, "/dev/null/nowhere");
 	options.checkpoint_dir = NULL;
 	options.checkpoint_every = 0;
 	CHECK_OK(ddp_train(t.model, t.loader, mlp_batch, &options, &summary));
@@ -226,8 +225,8 @@ static int full_disk_body(ddp_context *context, void *beside)
 	options.on_step = NULL;
 	const struct rlimit none = { .rlim_cur = 1000, .rlim_max = room.rlim_max };
 	CHECK(setrlimit(RLIMIT_FSIZE, &none) == 0);
-	CHECK(ddp_train(t.model, t.loader, mlp_batch, &options, NULL) == DDP_ERR_IO);
-	CHECK(strstr(ddp_last_error(), "checkpoint of step 10 was not saved") != NULL);
+	CHECK_FAILS(ddp_train(t.model, t.loader, mlp_batch, &options, NULL), DDP_ERR_IO,
+	            "checkpoint of step 10 was not saved");
 	CHECK(ddp_watch_page(context->watch)->error_state == DDP_ERROR_OPEN);
 	CHECK(setrlimit(RLIMIT_FSIZE, &room) == 0);
 	/* Saved after all, the rank ends well. */
@@ -289,12 +288,7 @@ static int bad_checkpoint_before_the_last_body(ddp_context *context, void *user)
 	return 0;
 }
 
-TEST_WITH(last_checkpoint_is_written_whatever_became_of_the_one_before, folder_empty, NULL)
-{
-	assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0);
-}
+TEST_RUNS_BEHIND(folder_empty, last_checkpoint_is_written_whatever_became_of_the_one_before,
+                 assert_int_equal(run_ranks(2, bad_checkpoint_before_the_last_body, NULL), 0));
 
-int main(void)
-{
-	return test_run(folder_make, folder_remove);
-}
+TEST_MAIN(folder_make, folder_remove)

@@ -193,7 +193,4 @@ static void try_formulas(void)
 		check_formulas(&shapes[i]);
 }
 
-TEST(attention_over_several_tiles)
-{
-	in_each_place(try_formulas);
-}
+TEST_RUNS(attention_over_several_tiles, in_each_place(try_formulas));

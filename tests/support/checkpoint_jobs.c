@@ -116,11 +116,6 @@ bool same_parameters(struct job a, struct job b)
 	return true;
 }
 
-bool says(const char *text)
-{
-	return strstr(ddp_last_error(), text) != NULL;
-}
-
 void save_after_seven_steps(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);

@@ -34,9 +34,6 @@ bool same_parameters(struct job a, struct job b);
 /* A body: leaves a checkpoint. */
 void save_after_seven_steps(ddp_context *context);
 
-/* Does the last error? */
-bool says(const char *text);
-
 extern char warnings[4096];
 /* A log: keeps warnings there. */
 void collect(void *user, ddp_log_level level, const char *message);

@@ -112,10 +112,7 @@ static void try_large_vocabulary(void)
 	}
 }
 
-TEST(classifier_takes_a_large_vocabulary)
-{
-	in_each_place(try_large_vocabulary);
-}
+TEST_RUNS(classifier_takes_a_large_vocabulary, in_each_place(try_large_vocabulary));
 
 static void try_large_logits(void)
 {
@@ -140,10 +137,7 @@ static void try_large_logits(void)
 	assert_true(dweight[2] == 0 || fabsf(dweight[2]) < 1e-30f);
 }
 
-TEST(classifier_survives_large_logits)
-{
-	in_each_place(try_large_logits);
-}
+TEST_RUNS(classifier_survives_large_logits, in_each_place(try_large_logits));
 
 static void try_not_a_number(void)
 {
@@ -163,10 +157,7 @@ static void try_not_a_number(void)
 	assert_true(isnan(out[0]) && !isnan(out[1]));
 }
 
-TEST(a_number_that_is_none_stays_visible)
-{
-	in_each_place(try_not_a_number);
-}
+TEST_RUNS(a_number_that_is_none_stays_visible, in_each_place(try_not_a_number));
 
 /* What a place keeps to itself until it is asked: nothing else waits for the work. */
 static void try_results_that_stay(void)
@@ -216,7 +207,4 @@ static void try_results_that_stay(void)
 	dk_use(NULL);
 }
 
-TEST(results_stay_where_the_work_is_done)
-{
-	in_each_place(try_results_that_stay);
-}
+TEST_RUNS(results_stay_where_the_work_is_done, in_each_place(try_results_that_stay));

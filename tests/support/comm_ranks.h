@@ -27,8 +27,15 @@ typedef struct test_world {
 /* As test_ranks_run(). */
 int test_world_run(const test_world *world);
 
+/* For a case, which fails unless all ranks of such a world do well: RUN_WORLD(.ranks = 2, .body = body). */
+#define RUN_WORLD(...) assert_int_equal(test_world_run(&(const test_world){ __VA_ARGS__ }), 0)
+
 /* How many collectives have run on a lane other than 0 of the host's memory; 0 if it is not open. They have ended. */
 uint64_t test_lane_count(ddp_comm *comm, int lane);
+
+/* Some kernels refuse filters of sockets to users without privileges. libddp then ends UCX's listening sockets when all
+   ranks are connected, so that nobody can connect to them. */
+bool test_may_filter(void);
 
 /* Waits until the main thread of a process is in a state as in proc(5): sleeps (S), is stopped (T). */
 void test_await_state(pid_t pid, char awaited);

@@ -11,10 +11,8 @@ enum { BREAK_MS = 300 };
 void test_run_shrinking(int ranks, const int *node_of, int timeout_ms, int (*body)(ddp_comm *, void *),
                         void *argument)
 {
-	const test_world world = { .ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms,
-	                           .body = body, .argument = argument, .expect_deaths = true };
-
-	assert_int_equal(test_world_run(&world), 0);
+	RUN_WORLD(.ranks = ranks, .node_of = node_of, .timeout_ms = timeout_ms, .body = body, .argument = argument,
+	          .expect_deaths = true);
 }
 
 void test_expect_sum(ddp_comm *comm, int value, int expected)

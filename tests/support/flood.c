@@ -2,7 +2,6 @@
 #include "tests/support/flood.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>

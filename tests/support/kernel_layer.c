@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
-#include <string.h>
 
 #include "tests/support/kernel_layer.h"
 #include "tests/support/kernel_values.h"

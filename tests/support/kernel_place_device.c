@@ -2,7 +2,6 @@
 /* Kernels on a queue of a GPU as a place of kernels: the host's on the fake one, or a real one's (make check-gpu). */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "device/device.h"
 #include "device/kernel_queue.h"

@@ -2,7 +2,6 @@
 #include "tests/support/model_side.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -324,3 +324,12 @@ void heard_once(const char *words)
 	assert_non_null(found);
 	assert_null(strstr(found + 1, words));
 }
+
+int main(void)
+{
+	shared = test_share(sizeof(*shared));
+	setenv("DDP_KEY", KEY, 1);
+	int failures = test_run(NULL, NULL);
+	test_unshare(shared, sizeof(*shared));
+	return failures;
+}

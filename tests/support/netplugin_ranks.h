@@ -24,7 +24,7 @@ typedef struct board {
 	char heard[1 << 14];
 } board;
 
-extern board *shared; /* by test_share() */
+extern board *shared; /* by test_share(), in the main() of these tests */
 
 /* What the plugin told of the connection that this process closed last. */
 extern char last_closed[1024];

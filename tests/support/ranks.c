@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -36,6 +37,11 @@ void test_check_failed(const char *file, int line, const char *what)
 	if (before_failing != NULL)
 		before_failing();
 	_exit(1);
+}
+
+bool test_says(const char *words)
+{
+	return strstr(ddp_last_error(), words) != NULL;
 }
 
 void test_trap_floats(void)

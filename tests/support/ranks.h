@@ -56,6 +56,21 @@ void test_unshare(void *memory, size_t bytes);
 			test_check_failed(__FILE__, __LINE__, #call); \
 	} while (0)
 
+/* A call that should fail with this status, in a sentence that has these words; and the words of the last error. */
+#define CHECK_FAILS(call, status, words) \
+	do { \
+		CHECK((call) == (status)); \
+		CHECK_SAYS(words); \
+	} while (0)
+#define CHECK_SAYS(words) \
+	do { \
+		if (!test_says(words)) \
+			test_check_failed(__FILE__, __LINE__, words); \
+	} while (0)
+
+/* Has the last error these words? */
+bool test_says(const char *words);
+
 void test_check_failed(const char *file, int line, const char *what) __attribute__((noreturn));
 
 /* For a harness of ranks: before they are forked, and when they have ended. */

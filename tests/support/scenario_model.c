@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/support/scenario_model.h"
+#include "tests/support/scenario.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -24,11 +24,26 @@
 	} \
 	static void name(void **)
 
+/* The same, behind a call of `before`. */
+#define TEST_RUNS_BEHIND(before, name, ...) \
+	TEST_WITH(name, before, NULL) \
+	{ \
+		__VA_ARGS__; \
+	} \
+	static void name(void **)
+
 /* A case before which `before` runs, and behind which `after` does, also if the case fails; NULL: nothing. */
 #define TEST_WITH(name, before, after) TEST_OF(name, true, before, after)
 
 /* A case of programs for which this is true before main(). */
 #define TEST_IF(condition, name) TEST_OF(name, condition, NULL, NULL)
+
+#define TEST_RUNS_IF(condition, name, ...) \
+	TEST_IF(condition, name) \
+	{ \
+		__VA_ARGS__; \
+	} \
+	static void name(void **)
 
 #define TEST_OF(name, condition, before, after) \
 	static void name(void **); \
@@ -42,5 +57,6 @@
 /* Runs all cases, `before` before the first of them and `after` behind the last (NULL: nothing). A program without a
    main() has one that does so without both. Returns how many failed. */
 int test_run(CMFixtureFunction before, CMFixtureFunction after);
+#define TEST_MAIN(before, after) int main(void) { return test_run(before, after); }
 
 void test_add(int line, struct CMUnitTest added);

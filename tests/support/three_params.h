@@ -33,5 +33,3 @@ void add_grads(ddp_model *model, float value);
 bool all_params_are(ddp_model *model, const float *wanted);
 bool all_grads_are_zero(ddp_model *model);
 
-/* Does the last error? */
-bool says(const char *part);

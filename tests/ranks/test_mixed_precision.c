@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan tsan */
-/* reduce: gradients of a loss that is multiplied by a scale. */
+/* reduce: gradients of a loss that is multiplied by a scale, and parameters in bf16. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels.h"
 #include "optim/scaler.h"
 #include "tests/support/context_ranks.h"
 #include "tests/support/folder.h"
@@ -17,11 +18,6 @@ static const ddp_param params[] = {
 	{ .name = "a", .ndim = 1, .shape = { A } },
 	{ .name = "b", .ndim = 2, .shape = { 3, B / 3 } },
 };
-
-static bool says(const char *part)
-{
-	return strstr(ddp_last_error(), part) != NULL;
-}
 
 /* Adds a micro-batch's gradients of the scaled loss; all but `bad` are finite. */
 static void add_grads(ddp_model *model, int rank, int step, float bad)
@@ -164,8 +160,8 @@ static int overflow_body(ddp_context *context, void *user)
 	/* A sum that overflows. */
 	CHECK(skip_step(context, model, 0x1.ffffp127f, false) == 0);
 	CHECK(ddp_model_loss_scale(model) == 1);
-	CHECK(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats) == DDP_ERR_NOT_FINITE);
-	CHECK(says("the gradient of \"b\" is not finite on rank 0"));
+	CHECK_FAILS(train_step(model, rank, 2, rank == 0 ? NAN : 0, &stats), DDP_ERR_NOT_FINITE,
+	            "the gradient of \"b\" is not finite on rank 0");
 	CHECK_OK(train_step(model, rank, 2, 0, &stats));
 	CHECK(stats.step == 2 && stats.grad_norm == norm && !stats.skipped);
 	copy_params(model, skipping);
@@ -215,8 +211,7 @@ static int judged_body(ddp_context *context, void *user)
 	CHECK_OK(ddp_model_create(context, params, 2, &options, &model));
 	CHECK_OK(ddp_model_grad_ready(model, 1));
 	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
-	CHECK(train_step(model, rank, 2, INFINITY, NULL) == DDP_ERR_STATE);
-	CHECK(says("the static graph has changed"));
+	CHECK_FAILS(train_step(model, rank, 2, INFINITY, NULL), DDP_ERR_STATE, "the static graph has changed");
 	if (rank == 0) {
 		add_grads(model, rank, 2, INFINITY);
 		CHECK_OK(ddp_model_grad_ready(model, 1));
@@ -224,7 +219,7 @@ static int judged_body(ddp_context *context, void *user)
 	} else {
 		CHECK(ddp_model_join(model, NULL) == DDP_ERR_STATE);
 	}
-	CHECK(says("ddp_model_join() takes part in ddp_model_step() only"));
+	CHECK_SAYS("ddp_model_join() takes part in ddp_model_step() only");
 	CHECK(ddp_model_loss_scale(model) == 65536);
 	ddp_model_free(model);
 	return 0;
@@ -304,34 +299,7 @@ TEST(a_checkpoint_without_a_scale_leaves_the_first)
 
 TEST_RUNS(checkpoints_hold_the_scale, assert_int_equal(run_ranks(RANKS, resume_body, NULL), 0));
 
-/* ---- options, and the scale by itself ----------------------------------------------- */
-
-static int options_body(ddp_context *context, void *user)
-{
-	static const struct {
-		ddp_model_options options;
-		const char *says;
-	} wrong[] = {
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.initial = 2 }, "loss_scaling.initial needs loss_scaling.kind" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.interval = 2 }, "loss_scaling.interval needs loss_scaling.kind" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 3 }, "loss_scaling.initial is 3; it must be a power of two" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = 0.5 }, "loss_scaling.initial is 0.5" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_FIXED, .loss_scaling.initial = NAN }, "loss_scaling.initial is " },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .loss_scaling.interval = -1 }, "loss_scaling.interval is -1" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = (ddp_scaling)3 }, "loss_scaling.kind is 3" },
-		{ { DDP_MODEL_OPTIONS_FIELDS, .loss_scaling.kind = DDP_SCALING_DYNAMIC, .compress = DDP_COMPRESS_POWERSGD }, "DDP_COMPRESS_POWERSGD" },
-	};
-	ddp_model *model;
-
-	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
-		ddp_model_options options = wrong[i].options;
-		CHECK(ddp_model_create(context, params, 2, &options, &model) == DDP_ERR_INVALID);
-		CHECK(says(wrong[i].says));
-	}
-	return 0;
-}
-
-TEST_RUNS(wrong_options_are_named, assert_int_equal(run_ranks(1, options_body, NULL), 0));
+/* ---- the scale by itself --------------------------------------------------------------- */
 
 TEST(a_scale_stays_within_its_range)
 {
@@ -349,6 +317,201 @@ TEST(a_scale_stays_within_its_range)
 	assert_true(scaler.scale == 1);
 	ddp_scaler_resume(&scaler, 4, 7); /* the interval was another */
 	assert_true(scaler.scale == 4 && scaler.good == 0);
+}
+
+/* ---- parameters in bf16 beside their f32 masters, by each way of updating ------------------ */
+
+enum { VECTOR, MATRIX, GROUPED, FROZEN, BUFFER, PARAMS };
+enum { STEPS = 2, MOST = 700 };
+
+static const ddp_param_group group = { .learning_rate_factor = 3, .weight_decay = 0.2 };
+
+static const ddp_param bf16_params[PARAMS] = {
+	{ .name = "vector", .ndim = 1, .shape = { 45 } },
+	{ .name = "matrix", .ndim = 2, .shape = { 7, MOST / 7 }, .no_decay = true },
+	{ .name = "grouped", .ndim = 1, .shape = { 33 }, .group = &group },
+	{ .name = "frozen", .ndim = 2, .shape = { 3, 11 }, .kind = DDP_PARAM_FROZEN },
+	{ .name = "buffer", .ndim = 1, .shape = { 19 }, .kind = DDP_BUFFER_MEAN },
+};
+
+/* All bf16 are the masters' nearest. */
+static bool all_are_rounded(ddp_model *model)
+{
+	uint16_t nearest[MOST];
+	bool same = true;
+
+	for (int p = 0; p < BUFFER; p++) {
+		const int64_t count = ddp_model_param_count(model, p);
+		dk_to_bf16(nearest, ddp_model_param_data(model, p), count);
+		same = same && memcmp(nearest, ddp_model_param_bf16(model, p), (size_t)count * sizeof(*nearest)) == 0;
+	}
+	return same;
+}
+
+static void set_params(ddp_model *model, int rank)
+{
+	for (int p = 0; p < PARAMS; p++)
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_data(model, p)[i] = 0.1f * (float)(i + p + rank);
+}
+
+/* What may be unused is. */
+static int bf16_train_step(ddp_model *model, const ddp_model_options *options, int rank)
+{
+	const bool skips = options->unused == DDP_UNUSED_SKIP;
+	const float matrix = ddp_model_param_data(model, MATRIX)[MOST - 1];
+	const float grouped = ddp_model_param_data(model, GROUPED)[7];
+
+	for (int p = skips ? MATRIX : GROUPED; p >= 0; p--) {
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			ddp_model_param_grad(model, p)[i] += 1 + 0.37f * (float)((i + rank) % 5);
+		CHECK_OK(ddp_model_grad_ready(model, p));
+	}
+	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
+	CHECK(ddp_model_param_data(model, MATRIX)[MOST - 1] != matrix);
+	CHECK((ddp_model_param_data(model, GROUPED)[7] == grouped) == skips);
+	return 0;
+}
+
+static int save_and_load(ddp_model *model, const ddp_model_options *options, int rank)
+{
+	int64_t step;
+
+	CHECK_OK(ddp_checkpoint_save(model, NULL, test_folder, 1));
+	CHECK(all_are_rounded(model));
+	const float saved = ddp_model_param_data(model, VECTOR)[1], frozen = ddp_model_param_data(model, FROZEN)[1];
+	CHECK(bf16_train_step(model, options, rank) == 0);
+	set_params(model, 5);
+	CHECK_OK(ddp_model_broadcast_params(model));
+	CHECK(all_are_rounded(model));
+	CHECK(ddp_model_param_data(model, VECTOR)[1] != saved && ddp_model_param_data(model, FROZEN)[1] != frozen);
+	CHECK_OK(ddp_checkpoint_load(model, NULL, test_folder, &step));
+	CHECK(step == STEPS);
+	CHECK(ddp_model_param_data(model, VECTOR)[1] == saved && ddp_model_param_data(model, FROZEN)[1] == frozen);
+	CHECK(all_are_rounded(model));
+	return 0;
+}
+
+static int train_body(ddp_context *context, void *user)
+{
+	const ddp_model_options *options = user;
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, bf16_params, PARAMS, options, &model));
+	CHECK(((uintptr_t)ddp_model_param_bf16(model, MATRIX) % 32) == 0);
+	CHECK(ddp_model_param_bf16(model, BUFFER) == NULL && ddp_model_param_bf16(model, PARAMS) == NULL);
+	set_params(model, rank);
+	CHECK_OK(ddp_model_broadcast_params(model));
+	CHECK(all_are_rounded(model));
+	for (int i = 0; i < STEPS; i++) {
+		CHECK(bf16_train_step(model, options, rank) == 0);
+		CHECK(all_are_rounded(model));
+	}
+	CHECK(save_and_load(model, options, rank) == 0);
+	CHECK(bf16_train_step(model, options, rank) == 0);
+	CHECK(all_are_rounded(model));
+	ddp_model_free(model);
+	return 0;
+}
+
+TEST(they_are_the_masters_rounded_after_each_change)
+{
+	static const ddp_model_options ways[] = {
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_STATE, .optimizer = DDP_SGD },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_GRADIENTS },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_SGD, .local_sgd.steps = 3 },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .unused = DDP_UNUSED_SKIP },
+		{ DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD, .powersgd.rank = 1, .optimizer = DDP_ADAFACTOR },
+		{ DDP_MODEL_OPTIONS_FIELDS, .shard = DDP_SHARD_NONE, .optimizer = DDP_MUON },
+	};
+
+	for (int ranks = 1; ranks <= RANKS; ranks++) {
+		for (size_t i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+			ddp_model_options options = ways[i];
+			options.learning_rate = 0.03;
+			options.bf16_params = true;
+			folder_empty(state);
+			assert_int_equal(run_ranks(ranks, train_body, &options), 0);
+		}
+	}
+}
+
+/* Trains with the program's queue in use all the time. */
+static int bf16_train_by(ddp_context *context, dk_queue *queue, float *matrix)
+{
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .compress = DDP_COMPRESS_POWERSGD,
+		.powersgd.rank = 1, .optimizer = DDP_MUON, .learning_rate = 0.03, .bf16_params = true };
+	const int rank = ddp_get_job(context)->rank;
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, bf16_params, PARAMS, &options, &model));
+	set_params(model, 0);
+	dk_queue *before = dk_use(queue);
+	CHECK_OK(ddp_model_broadcast_params(model));
+	for (int i = 0; i < STEPS; i++)
+		CHECK(bf16_train_step(model, &options, rank) == 0);
+	dk_use(before);
+	memcpy(matrix, ddp_model_param_data(model, MATRIX), MOST * sizeof(*matrix));
+	ddp_model_free(model);
+	return 0;
+}
+
+static int queue_body(ddp_context *context, void *user)
+{
+	float without[MOST], with[MOST];
+
+	dk_queue *queue = dk_open_mixed();
+	CHECK(queue != NULL);
+	CHECK(bf16_train_by(context, NULL, without) == 0);
+	CHECK(bf16_train_by(context, queue, with) == 0);
+	CHECK(memcmp(with, without, sizeof(with)) == 0);
+	dk_close(queue);
+	return 0;
+}
+
+TEST_RUNS(gradients_are_f32_whatever_queue_the_program_uses, assert_int_equal(run_ranks(RANKS, queue_body, NULL), 0));
+
+static int without_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS,
+		.bf16_params = user != NULL && ddp_get_job(context)->rank == 1 };
+	ddp_model *model;
+
+	ddp_status status = ddp_model_create(context, bf16_params, PARAMS, &options, &model);
+	if (user != NULL) {
+		CHECK(status == DDP_ERR_MISMATCH && strstr(ddp_last_error(), "bf16_params") != NULL);
+		return 0;
+	}
+	CHECK_OK(status);
+	CHECK(ddp_model_param_bf16(model, 0) == NULL);
+	ddp_model_free(model);
+	return 0;
+}
+
+static int early_body(ddp_context *context, void *user)
+{
+	const ddp_model_options options = { DDP_MODEL_OPTIONS_FIELDS, .bf16_params = true };
+	ddp_model *model;
+
+	CHECK_OK(ddp_model_create(context, bf16_params, PARAMS, &options, &model));
+	CHECK_FAILS(ddp_model_step(model, 1, 1, NULL), DDP_ERR_STATE, "call ddp_model_broadcast_params()");
+	CHECK_OK(ddp_model_broadcast_params(model));
+	CHECK_OK(ddp_model_step(model, 1, 1, NULL));
+	ddp_model_free(model);
+	return 0;
+}
+
+TEST_RUNS(no_step_is_made_of_parameters_that_were_not_rounded, assert_int_equal(run_ranks(RANKS, early_body, NULL), 0));
+
+TEST_RUNS(without_the_option_there_are_none, assert_int_equal(run_ranks(1, without_body, NULL), 0));
+
+TEST(ranks_must_give_it_alike)
+{
+	int one_differs = 1;
+
+	assert_int_equal(run_ranks(RANKS, without_body, &one_differs), 0);
 }
 
 int main(void)
