@@ -2,10 +2,8 @@
 /* runs: asan; all: unit tsan */
 /* These tests show what another user can do to a file of this user's from a folder to which both
    may write. They need root, to become one user and the other. */
-#include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,9 +2,7 @@
 /* runs: asan tsan; all: unit */
 /* comm/net/beat: when a node is silent. comm/net/beats: who watches whom, and whom they believe. comm/core/silence:
    what is said. */
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 

@@ -2,10 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/identity: steps are laid out here as Slurm lays them out, and what each
    task derives is held against the layout. */
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "spank/identity/identity.h"

@@ -3,9 +3,7 @@
 /* spank/node: what a node makes of the ends of its tasks. */
 #include <netinet/in.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>

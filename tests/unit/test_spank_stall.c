@@ -2,8 +2,6 @@
 /* runs: asan; all: unit tsan */
 /* spank/stall: when a step stalls, and which rank is said to be the cause. */
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,7 +3,6 @@
 /* spank/stall_watch: what a node tells srun of its ranks, and when. */
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,6 @@
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
 #include <errno.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
