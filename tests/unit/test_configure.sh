@@ -23,8 +23,9 @@ sources=$(cd "$tree" && find libruntime spank kernels examples slurm tests doc m
 	-o -name '*.ac' -o -name '*.m4' -o -name '*.map' -o -name '*.[1378]')
 nothing "$([ "$(echo "$sources" | wc -l)" -gt 900 ] || echo "$sources" | wc -l)" "sources are found"
 nothing "$(cd "$tree" && echo "$sources" | xargs awk '
-	FNR == 1 { if (NR > 1 && !named) print last ": its first lines lack SPDX-License-Identifier: Apache-2.0"; last = FILENAME; named = 0 }
+	function judge() { if (file != "" && !named) print file ": its first lines lack SPDX-License-Identifier: Apache-2.0" }
+	FNR == 1 { judge(); file = FILENAME; named = 0 }
 	FNR <= 3 && /SPDX-License-Identifier: Apache-2\.0/ { named = 1 }
 	FNR >= 3 { nextfile }
-	END { if (!named) print last ": its first lines lack SPDX-License-Identifier: Apache-2.0" }')" "each source names its licence"
+	END { judge() }')" "each source names its licence"
 echo "1..$number"

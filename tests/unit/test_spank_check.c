@@ -229,7 +229,7 @@ TEST(table_is_written_however_srun_leaves)
 	}
 }
 
-/* ---- spank/launch/renumber, and identity and variables of a generation. Each task of a generation is made here as the plugin makes it, and libddp reads it ---- */
+/* ---- identity and variables of a generation, as the plugin makes them and libddp reads them ---- */
 
 #define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 

@@ -637,7 +637,8 @@ static void note_end(void)
 static const char *release_of_nodes = "";
 static uint32_t protocol_of_nodes = FRAME_PROTOCOL;
 
-static void begin_link(struct link *link, struct relay_sender *sender, struct relay relay, const char *name, uint32_t node)
+static void begin_link(struct link *link, struct relay_sender *sender, struct relay relay, const char *name,
+                       uint32_t node)
 {
 	struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = 2000,
 		                    .opening = { .node_id = node, .rank = node, .tasks = 1,
