@@ -264,8 +264,7 @@ tests_unit_test_links_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=openat
 tests_unit_test_optim_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=dk_update
 tests_unit_test_store_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=pread
 tests_unit_test_store_faults_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=write -Wl,--wrap=fsync -Wl,--wrap=close \
-	-Wl,--wrap=rename -Wl,--wrap=unlink
-tests_unit_test_store_handover_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=fsync -Wl,--wrap=rename -Wl,--wrap=unlink -Wl,--wrap=opendir
+	-Wl,--wrap=rename -Wl,--wrap=unlink -Wl,--wrap=opendir
 tests_ranks_test_comm_net_CPPFLAGS = $(AM_CPPFLAGS) $(UCX_CFLAGS)
 tests_unit_test_preflight_LDADD = libruntime/preflight/libpreflight.la $(LDADD)
 tests_unit_test_preflight_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
@@ -340,8 +339,6 @@ kernel_queue = tests/unit/test_kernel_queue.c tests/support/model_case.c tests/s
 	$(gpt_model_sources)
 tests_unit_test_kernel_images_SOURCES = $(kernel_images) tests/support/kernel_place_host.c
 tests_unit_test_kernel_images_LDADD = kernels/libkernels.la $(CASES)
-tests_unit_test_kernel_bf16_SOURCES = tests/unit/test_kernel_bf16.c
-tests_unit_test_kernel_bf16_LDADD = kernels/libkernels.la $(CASES)
 tests_unit_test_kernel_layers_SOURCES = $(kernel_layers) tests/support/kernel_place_host.c
 tests_unit_test_kernel_layers_LDADD = kernels/libkernels.la $(CASES)
 
@@ -393,8 +390,7 @@ TESTS += $(check_PROGRAMS)
 # test_locale.sh runs these, also where no other test needs them.
 if !SANITIZED
 locale_log = tests/unit/test_locale.sh.log
-$(locale_log): tests/unit/test_error$(EXEEXT) tests/unit/test_options$(EXEEXT) tests/unit/test_store$(EXEEXT) \
-	tests/unit/test_watch$(EXEEXT) tests/unit/test_comm_nics$(EXEEXT) tests/ranks/test_checkpoint_load$(EXEEXT) \
+$(locale_log): tests/unit/test_error$(EXEEXT) tests/unit/test_store$(EXEEXT) tests/unit/test_watch$(EXEEXT) tests/unit/test_comm_nics$(EXEEXT) tests/ranks/test_checkpoint_load$(EXEEXT) \
 	tests/ranks/test_model_refusals$(EXEEXT)
 endif
 

@@ -371,7 +371,7 @@ suite_distcheck()
 		grep -E '\.(sh|py)$|/test_safetensors$' |
 			grep -vE '/test_(example_paths|gpt|locale|no_gpu|parallel|preflight|python_torch|train|vision)\.sh$|_torch\.py$|/test_python_(checkpoint|failures|frameworks|hooks|page|progress|stop|versions)\.py$'
 	else
-		grep -E '/test_(safetensors|api\.sh|floors\.sh|spank_docs\.sh|cluster_lib\.sh|configure\.sh|python_wheel\.py)$'
+		grep -E '/test_(safetensors|api\.sh|floors\.sh|spank_docs\.sh|configure\.sh|python_wheel\.py)$'
 	fi)
 	# With --all the archive is compiled; otherwise the build's objects are taken, of the same files.
 	limited 900 "$log" env DDP_OBJECTS="$([ -n "$all" ] || echo "$dir")" make -C "$dir" -j "$jobs" distcheck "$quick_libtool" TESTS="${tests[*]}" \

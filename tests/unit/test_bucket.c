@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs: asan; all: unit tsan */
-/* params/layout and reduce/bucket: where gradients lie and how they are cut. */
-#include <stdint.h>
+/* runs: asan tsan; all: unit */
+/* params/layout and reduce/bucket: where gradients lie and how they are cut.
+   reduce/merge: which gradients to all-reduce together, beside all ways of doing so. */
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
 #include "reduce/bucket.h"
+#include "reduce/merge.h"
 #include "reduce/unit.h"
 #include "tests/support/test.h"
 
@@ -170,14 +173,23 @@ TEST(buckets_are_cut_anew_at_borders_of_tensors)
 	ddp_layout_free(&layout);
 }
 
+/* Also if the first bucket is larger than the others: the cut behind the first parameter leaves to them what a first
+   bucket of this size would have taken. */
 TEST(every_element_is_in_one_bucket)
 {
-	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 };
+	static const int64_t counts[PARAMS_MAX] = { 1000, 3, 17, 16, 250, 1 }, large[PARAMS_MAX] = { 70000, 70000 };
+	static const int64_t first_sizes[] = { 60000, 100000, 139000, 140000, 1 << 30 };
+	static const int64_t sizes[] = { 16, 128, 1024, 65536 };
 	ddp_layout layout;
 
 	make_layout(counts, &layout);
 	for (int64_t size = 1; size < 400; size += 7)
 		expect_whole_plan(&layout, size / 3, size);
+	ddp_layout_free(&layout);
+	make_layout(large, &layout);
+	for (size_t f = 0; f < COUNT(first_sizes); f++)
+		for (size_t s = 0; s < COUNT(sizes); s++)
+			expect_whole_plan(&layout, first_sizes[f], sizes[s]);
 	ddp_layout_free(&layout);
 }
 
@@ -289,26 +301,10 @@ TEST(what_is_stored_is_kept_by_its_owner)
 	ddp_layout_free(&layout);
 }
 
-/* The cut behind the first parameter leaves to the others what a first bucket of
-   this size would have taken. */
-TEST(first_bucket_can_be_larger_than_the_others)
-{
-	static const int64_t counts[PARAMS_MAX] = { 70000, 70000 };
-	static const int64_t first_sizes[] = { 60000, 100000, 139000, 140000, 1 << 30 };
-	static const int64_t sizes[] = { 16, 128, 1024, 65536 };
-	ddp_layout layout;
-
-	make_layout(counts, &layout);
-	for (size_t f = 0; f < sizeof(first_sizes) / sizeof(first_sizes[0]); f++) {
-		for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
-			expect_whole_plan(&layout, first_sizes[f], sizes[s]);
-	}
-	ddp_layout_free(&layout);
-}
-
 TEST(tensors_begin_at_64_bytes)
 {
 	static const int64_t counts[PARAMS_MAX] = { 1, 16, 17 };
+	const ddp_param params[] = { { .name = "scale" }, vector(1, 4) };
 	ddp_layout layout;
 
 	make_layout(counts, &layout);
@@ -318,13 +314,7 @@ TEST(tensors_begin_at_64_bytes)
 	assert_int_equal(layout.elements, 64);
 	assert_int_equal(layout.slots[2].count, 17);
 	ddp_layout_free(&layout);
-}
-
-TEST(number_without_dimensions_is_an_element)
-{
-	const ddp_param params[] = { { .name = "scale" }, vector(1, 4) };
-	ddp_layout layout;
-
+	/* A number without dimensions is an element. */
 	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
 	assert_int_equal(layout.slots[0].count, 1);
 	assert_int_equal(layout.slots[1].offset, DDP_ALIGN_ELEMENTS);
@@ -464,27 +454,153 @@ TEST_WITH(limit_holds_buckets_back, setup_ready, teardown_ready)
 	assert_int_equal(ddp_ready_take(&ready, 1), -1);
 	assert_int_equal(ddp_ready_force(&ready, 1), -1);
 	assert_int_equal(ddp_ready_force(&ready, 2), 1);
+	/* Nobody has announced them. */
+	ddp_ready_reset(&ready);
+	for (int k = 0; k < 3; k++)
+		assert_int_equal(ddp_ready_force(&ready, 2), k < 2 ? k : -1);
 }
 
-TEST_WITH(unannounced_buckets_can_be_forced, setup_ready, teardown_ready)
-{
-	assert_int_equal(ddp_ready_force(&ready, 2), 0);
-	assert_int_equal(ddp_ready_force(&ready, 2), 1);
-	assert_int_equal(ddp_ready_force(&ready, 2), -1);
-}
-
-TEST_WITH(announcing_twice_is_an_error_until_the_next_step, setup_ready, teardown_ready)
+TEST_WITH(wrong_announcements_are_errors, setup_ready, teardown_ready)
 {
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_ERR_STATE);
 	assert_non_null(strstr(ddp_last_error(), "\"p1\" was announced twice"));
 	ddp_ready_reset(&ready);
 	assert_int_equal(ddp_ready_announce(&ready, 1), DDP_OK);
-}
-
-TEST_WITH(announcing_an_unknown_parameter_is_an_error, setup_ready, teardown_ready)
-{
 	assert_int_equal(ddp_ready_announce(&ready, -1), DDP_ERR_INVALID);
 	assert_int_equal(ddp_ready_announce(&ready, 3), DDP_ERR_INVALID);
 	assert_string_equal(ddp_last_error(), "no parameter has index 3; there are 3");
+}
+
+/* ---- reduce/merge --------------------------------------------------------------- */
+
+enum { GRAINS = 9 };
+
+/* A number from 0 to 1. */
+static double draw(unsigned int *seed)
+{
+	return (double)rand_r(seed) / RAND_MAX;
+}
+
+/* When a step ends whose bucket ends behind each grain that has a bit in `cuts`: grain by grain,
+   in the order in which all happens. */
+static double end_of(const ddp_merge_case *c, unsigned int cuts)
+{
+	double sent[GRAINS], last = 0, travels = c->latency, updated = 0;
+	int first = 0;
+
+	for (int i = 0; i < c->count; i++) {
+		updated = fmax(updated, c->ready[i]); /* no update before the end of backward */
+		last = fmax(last, c->ready[i]);
+		travels += c->per_element * (double)c->elements[i];
+		if (i < c->count - 1 && (cuts >> i & 1) == 0)
+			continue;
+		last += travels;
+		travels = c->latency;
+		for (; first <= i; first++)
+			sent[first] = last;
+	}
+	for (int i = 0; i < c->count; i++)
+		updated = fmax(updated, sent[i]) + c->update * (double)c->elements[i];
+	return updated;
+}
+
+static double best_of(const ddp_merge_case *c)
+{
+	double best = INFINITY;
+
+	for (unsigned int cuts = 0; cuts < 1u << (c->count - 1); cuts++)
+		best = fmin(best, end_of(c, cuts));
+	return best;
+}
+
+static unsigned int cuts_of(const int *ends, int count)
+{
+	unsigned int cuts = 0;
+
+	for (int k = 0; k < count; k++)
+		cuts |= 1u << (ends[k] - 1);
+	return cuts;
+}
+
+static void expect_best(const ddp_merge_case *c)
+{
+	int ends[GRAINS];
+
+	const int count = ddp_merge(c, ends);
+	assert_true(count >= 1 && count <= c->count);
+	for (int k = 0; k < count; k++)
+		assert_true(ends[k] > (k > 0 ? ends[k - 1] : 0));
+	assert_int_equal(ends[count - 1], c->count);
+	const double got = end_of(c, cuts_of(ends, count)), best = best_of(c);
+	assert_true(got <= best * (1 + 1e-6));
+	assert_true(fabs(ddp_merge_end(c, ends, count) - got) <= 1e-9 * got);
+}
+
+TEST(no_other_cut_ends_a_step_earlier)
+{
+	double when[GRAINS];
+	int64_t elements[GRAINS];
+	unsigned int seed = 1;
+
+	for (int i = 0; i < 4000; i++) {
+		ddp_merge_case c = { .count = 1 + i % GRAINS, .ready = when, .elements = elements };
+		const double gap = draw(&seed), size = pow(10, 4 * draw(&seed));
+		double at = draw(&seed);
+		for (int g = 0; g < c.count; g++) {
+			elements[g] = 1 + (int64_t)(size * (i % 3 == 0 ? 1 : draw(&seed)));
+			at += gap * draw(&seed);
+			when[g] = i % 5 == 0 ? draw(&seed) : at; /* also in another order than they travel in */
+		}
+		c.latency = i % 7 == 0 ? 0 : draw(&seed) * pow(10, -2 * draw(&seed));
+		c.per_element = i % 11 == 0 ? 0 : draw(&seed) / size;
+		c.update = i % 2 == 0 ? 0 : draw(&seed) / size;
+		expect_best(&c);
+	}
+}
+
+/* `wanted`: the ends, then 0. */
+static void expect_cut(ddp_merge_case c, const int *wanted)
+{
+	int ends[GRAINS];
+	int k = 0;
+
+	const int count = ddp_merge(&c, ends);
+	for (; wanted[k] > 0; k++)
+		assert_int_equal(ends[k], wanted[k]);
+	assert_int_equal(count, k);
+}
+
+TEST(what_is_near_goes_together_and_what_is_far_alone)
+{
+	static const int64_t sizes[] = { 10, 10, 10, 10 };
+	static const double at_once[] = { 1, 1, 1, 1 }, apart[] = { 1, 10, 20, 30 };
+	static const double two_and_two[] = { 1, 1.1, 20, 20.1 };
+	static const int one[] = { 4, 0 }, each[] = { 1, 2, 3, 4, 0 }, pairs[] = { 2, 4, 0 };
+
+	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.5, 0.1, 0 }, one);
+	expect_cut((ddp_merge_case){ 4, apart, sizes, 0.5, 0.1, 0 }, each);
+	expect_cut((ddp_merge_case){ 4, two_and_two, sizes, 0.5, 0.1, 0 }, pairs);
+	/* The link is free of cost but for latency. */
+	expect_cut((ddp_merge_case){ 4, apart, sizes, 100, 0, 0 }, one);
+	/* Updates beside the rest are worth a latency. */
+	expect_cut((ddp_merge_case){ 4, at_once, sizes, 0.01, 0.1, 0.1 }, each);
+}
+
+TEST(as_many_grains_as_there_may_be_are_merged)
+{
+	static double when[DDP_GRAINS_MAX];
+	static int64_t elements[DDP_GRAINS_MAX];
+	static int ends[DDP_GRAINS_MAX], each[DDP_GRAINS_MAX];
+	const ddp_merge_case c = { DDP_GRAINS_MAX, when, elements, 1e-3, 1e-9, 1e-10 };
+
+	for (int g = 0; g < DDP_GRAINS_MAX; g++) {
+		when[g] = g * 1e-4;
+		elements[g] = 1 << 16;
+		each[g] = g + 1;
+	}
+	const int count = ddp_merge(&c, ends);
+	assert_true(count > 1 && count < DDP_GRAINS_MAX / 10);
+	assert_int_equal(ends[count - 1], DDP_GRAINS_MAX);
+	assert_true(ddp_merge_end(&c, ends, count) < 0.3 * ddp_merge_end(&c, each, DDP_GRAINS_MAX));
 }

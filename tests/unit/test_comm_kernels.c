@@ -2,7 +2,6 @@
 /* runs: unit asan; all: tsan bare */
 /* comm/ops/kernels: conversions of 16-bit types, and equal results of all instruction sets. */
 #include <fenv.h>
-#include <stdint.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
 /* comm/hier/plan: exchanges fit together, and combine in comm/ops/combine_nodes's order.
    comm/hier/algorithms: the table; messages and connections of large worlds. comm/core/topology: their
    nodes. comm/group/agreement: room for what their ranks tell. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,6 @@
    against plain loops in double precision: odd shapes, other numbers of images and of threads by the
    same plans, and what each leaves to others. */
 #include <math.h>
-#include <stdint.h>
-#include <string.h>
 
 #include "cpu/convolution_onednn.h"
 #include "cpu/winograd.h"

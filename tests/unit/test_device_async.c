@@ -16,7 +16,6 @@
 #include "tests/device/include/cuda_runtime_api.h"
 #include "tests/device/order.h"
 #include "tests/support/device_checks.h"
-#include "tests/support/sanitizers.h"
 #include "tests/support/test.h"
 
 enum { BYTES = 40000 };
@@ -98,19 +97,6 @@ TEST(a_host_that_touches_the_memory_dies)
 	assert_int_equal(signal_of(read_it), SIGSEGV);
 	assert_int_equal(signal_of(write_it), SIGSEGV);
 	assert_int_equal(signal_of(use_its_end), SIGSEGV);
-}
-
-TEST(new_memory_is_no_number)
-{
-	struct fixture f;
-	unsigned char got[BYTES];
-
-	set_up(&f);
-	OK(ddp_device_copy(f.device, NULL, got, f.memory[0], BYTES));
-	OK(ddp_device_queue_sync(f.device, NULL));
-	for (int i = 0; i < BYTES; i++)
-		assert_int_equal(got[i], 0xff);
-	tear_down(&f);
 }
 
 TEST(work_with_what_is_not_allocated_is_refused)
@@ -217,25 +203,6 @@ TEST(a_function_of_a_queue_must_not_call_the_device)
 	tear_down(&f);
 }
 
-TEST(queues_run_out)
-{
-	ddp_device *device;
-	ddp_device_queue *queues[FAKE_GPU_STREAMS] = { NULL };
-	int count = 0;
-
-	OK(ddp_device_open("cuda", &device));
-	while (count < FAKE_GPU_STREAMS &&
-	       ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[count]) == DDP_OK)
-		count++;
-	assert_int_equal(count, FAKE_GPU_STREAMS - 1); /* one is the default queue */
-	assert_non_null(strstr(ddp_last_error(), "no more"));
-	for (int i = 0; i < count; i++)
-		OK(ddp_device_queue_free(device, queues[i]));
-	OK(ddp_device_queue_create(device, DDP_DEVICE_NORMAL, &queues[0]));
-	OK(ddp_device_queue_free(device, queues[0]));
-	OK(ddp_device_close(device));
-}
-
 /* ---- order ---- */
 
 /* memory[0] goes to memory[1] on queue 0, and from there to the host on queue 1. */
@@ -264,111 +231,6 @@ TEST(a_missing_wait_is_told_at_once)
 	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "stream 1's copy writes");
 	FAILS(ddp_device_event_sync(f.device, f.event), DDP_ERR_IO, "broken");
 	FAILS(ddp_device_fill(f.device, NULL, f.memory[0], 0, 1), DDP_ERR_IO, "broken");
-	tear_down(&f);
-}
-
-TEST(a_missing_wait_goes_wrong)
-{
-	fake_gpu_switches *gpu = test_fake_gpu(), before = *gpu;
-	unsigned char sent[BYTES], got[BYTES];
-	int wrong[2] = { 0, 0 };
-
-	if (THREAD_SANITIZER)
-		skip(); /* it tells such work for what it is, a race */
-	memset(sent, 7, BYTES);
-	for (int with_event = 0; with_event < 2; with_event++) {
-		struct fixture f;
-		gpu->seed = 11;
-		gpu->delay_us = 300;
-		gpu->check_order = false;
-		set_up(&f);
-		for (int trial = 0; trial < 40; trial++) {
-			memset(got, 0, BYTES);
-			OK(ddp_device_fill(f.device, f.queues[0], f.memory[1], 0, BYTES));
-			OK(pass_on(&f, sent, got, with_event));
-			OK(ddp_device_queue_sync(f.device, f.queues[1]));
-			OK(ddp_device_queue_sync(f.device, f.queues[0]));
-			wrong[with_event] += memcmp(sent, got, BYTES) != 0;
-		}
-		tear_down(&f);
-	}
-	gpu->seed = before.seed;
-	gpu->delay_us = before.delay_us;
-	gpu->check_order = true;
-	printf("# without the wait, %d of 40 went wrong\n", wrong[0]);
-	assert_true(wrong[0] > 0);
-	assert_int_equal(wrong[1], 0);
-}
-
-struct reading {
-	struct fixture *f;
-	bool writes;
-	size_t bytes;
-	int status;
-	struct gate *gate;
-};
-
-static void look_at_memory(void *argument)
-{
-	struct reading *reading = argument;
-	void *view;
-
-	reading->status = test_fake_gpu()->view(reading->f->memory[0], reading->bytes, reading->writes, &view);
-	if (reading->gate != NULL)
-		pass_gate(reading->gate);
-}
-
-TEST(functions_are_checked_where_they_ask_for_a_view)
-{
-	for (int second = 0; second < 2; second++) {
-		struct fixture f;
-		struct gate gate;
-		gate_init(&gate);
-		set_up(&f);
-		struct reading readings[2] = {
-			{ .f = &f, .bytes = BYTES, .gate = &gate },
-			{ .f = &f, .writes = second == 1, .bytes = 1 },
-		};
-		for (int i = 0; i < 2; i++)
-			OK(ddp_device_launch(f.device, f.queues[i], look_at_memory, &readings[i]));
-		sem_wait(&gate.entered);
-		sem_post(&gate.opened);
-		for (int i = 0; i < 2; i++)
-			ddp_device_queue_free(f.device, f.queues[i]);
-		f.queues[0] = f.queues[1] = NULL;
-		if (second == 0) {
-			OK(ddp_device_error(f.device));
-		} else {
-			/* Whichever came second. */
-			FAILS(ddp_device_error(f.device), DDP_ERR_IO, "'s function");
-			assert_true(readings[0].status != cudaSuccess || readings[1].status != cudaSuccess);
-		}
-		tear_down(&f);
-	}
-}
-
-TEST(a_view_of_what_is_not_allocated_breaks_the_device)
-{
-	struct fixture f;
-
-	set_up(&f);
-	struct reading reading = { .f = &f, .bytes = BYTES + 1 };
-	OK(ddp_device_launch(f.device, f.queues[0], look_at_memory, &reading));
-	FAILS(ddp_device_queue_sync(f.device, f.queues[0]), DDP_ERR_IO, "not all allocated");
-	/* What waits for work that is not done any more ends, too. */
-	FAILS(ddp_device_event_record(f.device, f.event, f.queues[0]), DDP_ERR_IO, "broken");
-	tear_down(&f);
-}
-
-TEST(the_hosts_side_is_checked_too)
-{
-	struct fixture f;
-	unsigned char host[BYTES] = { 0 };
-
-	set_up(&f);
-	OK(ddp_device_copy(f.device, f.queues[0], host, f.memory[0], BYTES));
-	FAILS(ddp_device_copy(f.device, f.queues[1], f.memory[1], host + 1000, 10), DDP_ERR_IO,
-	      "no event puts");
 	tear_down(&f);
 }
 

@@ -2,7 +2,6 @@
 /* runs: unit asan; all: tsan bare */
 /* examples/models/gpt: gradients by finite differences, learning, sizes. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* A group may be freed after ddp_finalize(), and another thread may be in one of its operations meanwhile. What the group
+/* A group may be freed after ddp_finalize(), and another thread may be in one of its operations meanwhile. What the
+   group
    needs of the context stays until then: the progress page, the flight recorder's ring, the device. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
 /* runs: unit asan; all: tsan */
 /* data/images, data/transform: image files, whole and broken, and what becomes of them. */
 #include <math.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

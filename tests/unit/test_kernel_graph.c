@@ -3,8 +3,6 @@
 /* runs: asan; as: test_kernel_graph_cuda */
 /* Graphs of kernels: a launch does what was captured, on what lies there then; a capture that
    fails leaves the queue as it was. */
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/kernel_cases.h"

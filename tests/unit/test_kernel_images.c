@@ -7,8 +7,6 @@
    the program is linked with. Gradients of what is linear are compared with plain loops, others
    with differences. */
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "tests/support/kernel_layer.h"

@@ -6,8 +6,6 @@
    gradients, as tests/support/kernel_layer.h tells, in each place and type that the program
    is linked with. */
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "tests/support/kernel_layer.h"

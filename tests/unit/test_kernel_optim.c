@@ -5,8 +5,6 @@
 #include <fenv.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 /* runs: unit; all: tsan no-ucx no-pmix no-blas bare asan; takes: 9 */
 /* kernels: the matrix product against a plain one. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

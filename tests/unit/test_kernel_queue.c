@@ -5,8 +5,6 @@
    whole model passes forward and backward there as on the host. The queues are those of
    kernels/cuda over the emulation, on a GPU, or of the fake GPU. */
 #include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "table.h"

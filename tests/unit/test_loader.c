@@ -2,8 +2,6 @@
 /* runs: asan tsan; all: unit */
 /* data/loader: batches read ahead, their order, errors and positions. */
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -99,45 +97,6 @@ TEST(uneven_tail_gives_short_and_empty_batches)
 	}
 }
 
-TEST(dropping_leaves_full_batches_only)
-{
-	struct numbers numbers = { .broken = -1 };
-	ddp_loader *loader = make(&numbers, 23, 1, 2, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS, .tail = DDP_TAIL_DROP });
-	ddp_batch batch;
-
-	assert_int_equal(ddp_loader_batches_per_epoch(loader), 2);
-	for (int i = 0; i < 6; i++) {
-		assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-		assert_int_equal(batch.samples, 4);
-		assert_int_equal(batch.epoch, i / 2);
-	}
-	ddp_loader_free(loader);
-}
-
-TEST(worlds_with_the_same_global_batch_see_the_same_samples)
-{
-	struct numbers numbers = { .broken = -1 };
-	ddp_batch batch;
-
-	for (int64_t b = 0; b < 5; b++) {
-		int seen[2][50] = { { 0 } };
-		for (int world = 0; world < 2; world++) {
-			int world_size = world == 0 ? 3 : 1;
-			for (int rank = 0; rank < world_size; rank++) {
-				ddp_loader *loader = make(&numbers, 50, rank, world_size, (ddp_loader_options){ DDP_LOADER_OPTIONS_FIELDS,
-					.batch_size = 12 / world_size, .tail = DDP_TAIL_UNEVEN, .seed = 9 });
-				assert_int_equal(ddp_loader_batches_per_epoch(loader), 5);
-				for (int64_t i = 0; i <= b; i++)
-					assert_int_equal(ddp_loader_next(loader, &batch), DDP_OK);
-				for (int64_t i = 0; i < batch.samples; i++)
-					seen[world][((const int64_t *)batch.data)[i]]++;
-				ddp_loader_free(loader);
-			}
-		}
-		assert_memory_equal(seen[0], seen[1], sizeof(seen[0]));
-	}
-}
-
 enum { UPDATE = 12, UPDATE_SAMPLES = 50, UPDATES = 9 };
 
 /* Adds which samples each of the first updates has on a rank. */
@@ -177,7 +136,6 @@ TEST(updates_hold_the_same_samples_on_any_number_of_ranks)
 	}
 }
 
-/* ddp_train() tells of its own, if the program has not told the loader; epochs end with an update. */
 /* Reads update u of a rank. */
 static void see_update(ddp_loader *loader, int (*seen)[UPDATE_SAMPLES], int u)
 {
@@ -232,6 +190,7 @@ TEST(a_global_batch_holds_the_same_samples_on_any_number_of_ranks)
 	}
 }
 
+/* ddp_train() tells of its own, if the program has not told the loader; epochs end with an update. */
 TEST(accumulation_is_told_once)
 {
 	struct numbers numbers = { .broken = -1 };
@@ -296,6 +255,14 @@ TEST(read_error_comes_with_its_batch_and_stays)
 	ddp_loader_free(loader);
 }
 
+static void expect_same(const ddp_batch *a, const ddp_batch *b)
+{
+	assert_int_equal(a->epoch, b->epoch);
+	assert_int_equal(a->batch, b->batch);
+	assert_int_equal(a->samples, b->samples);
+	assert_memory_equal(a->data, b->data, (size_t)a->samples * sizeof(int64_t));
+}
+
 TEST(seek_continues_as_if_nothing_had_happened)
 {
 	struct numbers numbers[2] = { { .broken = -1 }, { .broken = -1 } };
@@ -314,10 +281,7 @@ TEST(seek_continues_as_if_nothing_had_happened)
 	for (int i = 0; i < 9; i++) {
 		assert_int_equal(ddp_loader_next(straight, &a), DDP_OK);
 		assert_int_equal(ddp_loader_next(resumed, &b), DDP_OK);
-		assert_int_equal(a.epoch, b.epoch);
-		assert_int_equal(a.batch, b.batch);
-		assert_int_equal(a.samples, b.samples);
-		assert_memory_equal(a.data, b.data, (size_t)a.samples * sizeof(int64_t));
+		expect_same(&a, &b);
 	}
 	ddp_loader_free(straight);
 	ddp_loader_free(resumed);
@@ -514,10 +478,7 @@ TEST(several_readers_deliver_what_one_does)
 			assert_int_equal(ddp_loader_next(several, &batch), status);
 			if (status != DDP_OK)
 				break;
-			assert_int_equal(batch.samples, expected.samples);
-			assert_int_equal(batch.epoch, expected.epoch);
-			assert_int_equal(batch.batch, expected.batch);
-			assert_memory_equal(batch.data, expected.data, (size_t)batch.samples * sizeof(int64_t));
+			expect_same(&batch, &expected);
 		}
 		assert_int_equal(status, broken ? DDP_ERR_IO : DDP_OK);
 		ddp_loader_free(one);

@@ -3,7 +3,7 @@
 # runs: unit asan tsan
 # Programs of this suite pass in one that has called setlocale() for a language whose numbers have
 # a comma. What they expect (messages, files, variables) is as it is without. Prints TAP.
-programs="unit/test_error unit/test_options unit/test_store unit/test_watch unit/test_comm_nics
+programs="unit/test_error unit/test_store unit/test_watch unit/test_comm_nics
 	ranks/test_checkpoint_load ranks/test_model_refusals"
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT

@@ -3,9 +3,7 @@
 /* runs: asan; as: test_model_graph_cuda; takes: 9 */
 /* examples/models by graphs: a GPT and a network for images come to the same bits by graphs and
    without, whatever shapes their passes have and whatever they drop, and where captures fail. */
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "models/gpt_inside.h"
 #include "models/net_inside.h"

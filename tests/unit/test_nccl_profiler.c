@@ -4,8 +4,6 @@
    is read from the page as slurmstepd and ddp-status read it. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

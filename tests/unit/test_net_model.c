@@ -3,7 +3,6 @@
 /* examples/models/net: gradients by finite differences through every kind of layer and through
    ResNets, dropout that is the same for the same counter, evaluation by running statistics. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

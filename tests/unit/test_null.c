@@ -3,9 +3,7 @@
 /* NULL, by the one rule of ddp.h, in each function and each of its pointers; test_api.sh sees that
    none is left out. Each call is made by a process of its own, so that one that crashes is named. */
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
-/* optim: ranges of the arenas are updated as PyTorch would, tensor by tensor. */
+/* optim: each optimizer's parameters beside those of its paper's formulas, tensor by tensor; schedules. */
 #include <math.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels.h"
 #include "optim/optim.h"
+#include "optim/rule.h"
+#include "tests/support/optimizer_cases.h"
 #include "tests/support/options.h"
 #include "tests/support/test.h"
 
@@ -21,123 +22,324 @@ __attribute__((visibility("default"))) const char *__lsan_default_suppressions(v
 }
 #endif
 
-enum { A = 5, B = 3, STEPS = 5, ELEMENTS = 32, B_OFFSET = 16 };
+enum { ELEMENTS_MAX = 64 };
 
-/* Powers of two, so that scaling is exact. */
-static const double WEIGHT = 4;
-
-static const ddp_param params[] = {
-	{ .name = "a", .ndim = 1, .shape = { A } },
-	{ .name = "b", .ndim = 1, .shape = { B }, .no_decay = true },
-};
-
-/* What PyTorch 1.13 computes: float32, 5 steps, weight decay 0.1 on a only. */
-static const struct recorded {
-	ddp_model_options options;
-	double learning_rate;
-	float a[A], b[B];
-} recorded[] = {
-	{ { .optimizer = DDP_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1 },
-	  0.01,
-	  { -0.646952748f, -0.107211083f, 0.404056787f, -0.48831436f, -0.0140347518f },
-	  { -0.769336581f, -0.61085403f, -0.477716476f } },
-	{ { .optimizer = DDP_SGD, .momentum = 0.9, .weight_decay = 0.1 },
-	  0.05,
-	  { -0.689897835f, -0.0415293463f, 0.498257488f, -0.370052129f, -0.00988037046f },
-	  { -0.802496254f, -0.557737827f, -0.432011545f } },
-	{ { .optimizer = DDP_SGD, .weight_decay = 0.1 },
-	  0.05,
-	  { -0.659173369f, -0.122402355f, 0.415082097f, -0.459919721f, 0.006403137f },
-	  { -0.759375036f, -0.584375024f, -0.481250018f } },
-};
-
-static void set_params(float *arena)
-{
-	memset(arena, 0, ELEMENTS * sizeof(*arena));
-	for (int i = 0; i < A; i++)
-		arena[i] = (float)((i * 37) % 11 - 5) / 8;
-	for (int i = 0; i < B; i++)
-		arena[B_OFFSET + i] = (float)((i * 53) % 13 - 6) / 8;
-}
-
-static double set_grads(float *arena, int step)
-{
-	double squares = 0;
-
-	for (int i = 0; i < A; i++)
-		arena[i] = (float)WEIGHT * (float)((i * 29 + step * 17) % 23 - 11) / 16;
-	for (int i = 0; i < B; i++)
-		arena[B_OFFSET + i] =
-			(float)WEIGHT * (float)(((i + 100) * 29 + step * 17) % 23 - 11) / 16;
-	for (int i = 0; i < ELEMENTS; i++)
-		squares += (double)arena[i] * arena[i];
-	return squares;
-}
-
-static void assert_near(const float *got, const float *wanted, int count)
-{
-	for (int i = 0; i < count; i++)
-		assert_true(fabsf(got[i] - wanted[i]) <= 2e-7f + 1e-6f * fabsf(wanted[i]));
-}
-
-/* Trains for STEPS in ranges of `range` elements and leaves the parameters. */
-static void train(const struct recorded *record, int64_t range, float *param)
-{
-	float grad[ELEMENTS] = { 0 };
+/* A model in memory of its own. */
+typedef struct fixture {
 	ddp_layout layout;
 	ddp_optim optim;
+	float params[ELEMENTS_MAX], grads[ELEMENTS_MAX];
+} fixture;
 
-	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
-	assert_int_equal(ddp_optim_make(&record->options, &layout, false, &optim), DDP_OK);
-	set_params(param);
-	for (int step = 1; step <= STEPS; step++) {
-		const ddp_update update = { .learning_rate = record->learning_rate,
-		                            .grad_scale = 1 / WEIGHT, .step = step };
-		double wanted = set_grads(grad, step), squares = 0;
-
-		for (int64_t begin = 0; begin < ELEMENTS; begin += range)
-			squares += ddp_optim_apply(&optim, &update, param + begin, grad + begin, begin,
-			                           begin + range, begin);
-		assert_true(fabs(squares - wanted) < 1e-9 * wanted);
-		for (int i = 0; i < ELEMENTS; i++)
-			assert_true(grad[i] == 0);
-	}
-	ddp_optim_free(&optim);
-	ddp_layout_free(&layout);
-}
-
-TEST(updates_are_those_of_pytorch)
+static void set_up(fixture *f, const ddp_param *list, const ddp_model_options *options)
 {
-	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
-		float param[ELEMENTS];
-
-		train(&recorded[i], ELEMENTS, param);
-		assert_near(param, recorded[i].a, A);
-		assert_near(param + B_OFFSET, recorded[i].b, B);
+	memset(f, 0, sizeof(*f));
+	assert_int_equal(ddp_layout_make(list, TENSORS, &f->layout), DDP_OK);
+	assert_true(f->layout.elements <= ELEMENTS_MAX);
+	assert_int_equal(ddp_optim_make(options, &f->layout, false, &f->optim), DDP_OK);
+	for (int t = 0; t < TENSORS; t++) {
+		const ddp_slot *slot = &f->layout.slots[t];
+		for (int i = 0; i < slot->count; i++)
+			f->params[slot->offset + i] = first_of(t, i);
 	}
 }
 
-TEST(ranges_give_the_same_bits_as_the_whole)
+static void tear_down(fixture *f)
 {
-	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
-		float whole[ELEMENTS], cut[ELEMENTS];
+	ddp_optim_free(&f->optim);
+	ddp_layout_free(&f->layout);
+}
 
-		train(&recorded[i], ELEMENTS, whole);
-		train(&recorded[i], 4, cut);
-		assert_memory_equal(whole, cut, sizeof(whole));
+static void set_grads(fixture *f, int64_t step)
+{
+	for (int t = 0; t < TENSORS; t++) {
+		const ddp_slot *slot = &f->layout.slots[t];
+		for (int i = 0; i < slot->count; i++)
+			f->grads[slot->offset + i] = gradient_of(t, i, step);
 	}
 }
 
-TEST(gaps_between_tensors_stay_zero)
+/* In ranges of `range` elements, from the last to the first, as buckets come. */
+static void step_once(fixture *f, const ddp_update *update, int64_t range)
 {
-	float param[ELEMENTS];
+	const int64_t elements = f->layout.elements;
+	double wanted = 0, squares = 0;
 
-	for (size_t i = 0; i < sizeof(recorded) / sizeof(recorded[0]); i++) {
-		train(&recorded[i], ELEMENTS, param);
-		for (int e = A; e < B_OFFSET; e++)
-			assert_true(param[e] == 0);
-		for (int e = B_OFFSET + B; e < ELEMENTS; e++)
-			assert_true(param[e] == 0);
+	set_grads(f, update->step);
+	for (int64_t i = 0; i < elements; i++)
+		wanted += (double)f->grads[i] * f->grads[i];
+	for (int64_t end = elements; end > 0; end -= range) {
+		const int64_t begin = end > range ? end - range : 0;
+		squares += ddp_optim_apply(&f->optim, update, f->params + begin, f->grads + begin, begin, end, begin);
+	}
+	assert_true(fabs(squares - wanted) < 1e-9 * wanted);
+	for (int64_t i = 0; i < elements; i++)
+		assert_true(f->grads[i] == 0);
+}
+
+static void train(fixture *f, int64_t range)
+{
+	for (int64_t step = 1; step <= STEPS; step++)
+		step_once(f, &(ddp_update){ .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT, .step = step },
+		          range);
+}
+
+TEST(each_optimizer_has_a_case)
+{
+	int optimizer = 0;
+
+	for (; ddp_optimizer_name((ddp_optimizer)optimizer) != NULL; optimizer++) {
+		if (recorded_of((ddp_optimizer)optimizer) == NULL)
+			fail_msg("tests/support/optimizer_cases.h has no case of %s", ddp_optimizer_name((ddp_optimizer)optimizer));
+	}
+	assert_true(optimizer > DDP_MUON);
+}
+
+/* Of single elements, what is not there may only stand behind what is: a span has an address of each before. */
+TEST(states_that_may_be_missing_are_the_last)
+{
+	static fixture f;
+
+	for (int r = 0; r < RECORDED; r++) {
+		for (int momentum = 0; momentum < 2; momentum++) {
+			ddp_model_options options = recorded[r].options;
+			options.momentum = momentum * 0.9;
+			set_up(&f, params, &options);
+			for (int i = 0; i < f.optim.state_count && !f.optim.rule->whole; i++) {
+				if (f.optim.state_elements[i] == 0)
+					fail_msg("%s has no %s, and has what comes behind it", f.optim.rule->name, f.optim.state_name[i]);
+			}
+			tear_down(&f);
+		}
+	}
+}
+
+/* What lies between tensors stays 0. */
+static void expect_gaps(const fixture *f)
+{
+	for (int t = 0; t < TENSORS; t++) {
+		const int64_t end = t + 1 < TENSORS ? f->layout.slots[t + 1].offset : f->layout.elements;
+		for (int64_t e = f->layout.slots[t].offset + f->layout.slots[t].count; e < end; e++)
+			assert_true(f->params[e] == 0);
+	}
+}
+
+TEST(parameters_are_those_of_the_formulas)
+{
+	static fixture f;
+
+	for (int r = 0; r < RECORDED; r++) {
+		set_up(&f, params, &recorded[r].options);
+		train(&f, ELEMENTS_MAX);
+		for (int t = 0; t < TENSORS; t++) {
+			const ddp_slot *slot = &f.layout.slots[t];
+			for (int i = 0; i < slot->count; i++) {
+				const double got = f.params[slot->offset + i], wanted = recorded[r].wanted[t][i];
+				if (fabs(got - wanted) > 2e-6)
+					fail_msg("%s, %s[%d] is %.8f, not %.8f", ddp_optimizer_name(recorded[r].options.optimizer),
+					         slot->name, i, got, wanted);
+			}
+		}
+		expect_gaps(&f);
+		tear_down(&f);
+	}
+}
+
+TEST(buckets_give_the_same_bits_as_the_whole)
+{
+	static fixture whole, cut;
+
+	for (int r = 0; r < RECORDED; r++) {
+		set_up(&whole, params, &recorded[r].options);
+		set_up(&cut, params, &recorded[r].options);
+		train(&whole, ELEMENTS_MAX);
+		train(&cut, 4);
+		assert_memory_equal(whole.params, cut.params, sizeof(whole.params));
+		tear_down(&whole);
+		tear_down(&cut);
+	}
+}
+
+TEST(parameters_in_bf16_are_the_rounded_ones)
+{
+	uint16_t rounded[ELEMENTS_MAX], wanted[ELEMENTS_MAX];
+	static fixture f;
+
+	for (int r = 0; r < RECORDED; r++) {
+		memset(rounded, 0, sizeof(rounded));
+		set_up(&f, params, &recorded[r].options);
+		f.optim.rounded = rounded;
+		train(&f, 4);
+		dk_to_bf16(wanted, f.params, f.layout.elements);
+		assert_memory_equal(rounded, wanted, (size_t)f.layout.elements * sizeof(*rounded));
+		tear_down(&f);
+	}
+}
+
+/* Its parameters, state and count of steps stay: a step without it is as none. */
+TEST(unused_tensors_stay_as_they_are)
+{
+	const bool none[TENSORS] = { true, true, true, true };
+	const float missed[TENSORS] = { 1, 1, 1, 1 };
+	static fixture f;
+
+	for (int r = 0; r < RECORDED; r++) {
+		static fixture plain;
+		ddp_update update = { .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT };
+
+		set_up(&plain, params, &recorded[r].options);
+		train(&plain, ELEMENTS_MAX);
+		set_up(&f, params, &recorded[r].options);
+		for (int64_t i = 1; i <= STEPS; i++) {
+			update.step = i;
+			step_once(&f, &update, 4);
+			if (i > 1)
+				continue;
+			update.unused = none;
+			step_once(&f, &update, 4);
+			update.unused = NULL;
+		}
+		assert_memory_equal(plain.params, f.params, sizeof(f.params));
+		/* Of a step more, one is missed. */
+		update = (ddp_update){ .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT, .step = STEPS + 1 };
+		step_once(&plain, &update, 4);
+		set_grads(&f, STEPS + 1);
+		update.step++;
+		update.missed = missed;
+		ddp_optim_apply(&f.optim, &update, f.params, f.grads, 0, f.layout.elements, 0);
+		assert_memory_equal(plain.params, f.params, sizeof(f.params));
+		tear_down(&f);
+		tear_down(&plain);
+	}
+}
+
+/* Those of the owner are left to it; all that is kept is the same. */
+TEST(a_shared_tensor_is_made_by_its_owner)
+{
+	const ddp_model_options *muon = &recorded_of(DDP_MUON)->options;
+	static fixture ranks[2], alone;
+	int owned[2] = { 0 };
+
+	set_up(&alone, params, muon);
+	train(&alone, ELEMENTS_MAX);
+	for (int r = 0; r < 2; r++) {
+		set_up(&ranks[r], params, muon);
+		assert_int_equal(ddp_optim_share(&ranks[r].optim, 2, r), DDP_OK);
+	}
+	for (int64_t step = 1; step <= STEPS; step++) {
+		for (int r = 0; r < 2; r++)
+			step_once(&ranks[r], &(ddp_update){ .learning_rate = LEARNING_RATE, .grad_scale = 1 / WEIGHT,
+			                                    .step = step }, 4);
+		for (int t = 0; t < TENSORS; t++) {
+			const ddp_slot *slot = &ranks[0].layout.slots[t];
+			const int owner = ddp_optim_owner(&ranks[0].optim, slot);
+			assert_int_equal(owner >= 0, slot->ndim == 2);
+			assert_int_equal(owner, ddp_optim_owner(&ranks[1].optim, &ranks[1].layout.slots[t]));
+			if (owner < 0)
+				continue;
+			owned[owner]++;
+			/* What the other rank gets by a broadcast. */
+			memcpy(ranks[1 - owner].params + slot->offset, ranks[owner].params + slot->offset,
+			       (size_t)slot->count * sizeof(float));
+		}
+	}
+	assert_true(owned[0] > 0 && owned[1] > 0);
+	for (int r = 0; r < 2; r++) {
+		assert_memory_equal(ranks[r].params, alone.params, sizeof(alone.params));
+		for (int i = 0; i < alone.optim.state_count; i++)
+			assert_memory_equal(ranks[r].optim.state[i], alone.optim.state[i],
+			                    (size_t)alone.optim.state_elements[i] * sizeof(float));
+		tear_down(&ranks[r]);
+	}
+	tear_down(&alone);
+}
+
+/* What is kept has shapes of its own, by which a checkpoint saves it. */
+TEST(adafactor_keeps_rows_and_columns)
+{
+	static fixture f;
+
+	set_up(&f, params, &recorded_of(DDP_ADAFACTOR)->options);
+	const ddp_slot *a = &f.layout.slots[0], *tall = &f.layout.slots[2], *cube = &f.layout.slots[3];
+	assert_int_equal(ddp_optim_kept(&f.optim, 0, a)->count, 0);
+	assert_int_equal(ddp_optim_kept(&f.optim, 2, a)->count, 5);
+	assert_int_equal(ddp_optim_kept(&f.optim, 0, tall)->shape[0], 4);
+	assert_int_equal(ddp_optim_kept(&f.optim, 1, tall)->shape[0], 2);
+	assert_int_equal(ddp_optim_kept(&f.optim, 2, tall)->count, 0);
+	assert_int_equal(ddp_optim_kept(&f.optim, 0, cube)->ndim, 2);
+	assert_int_equal(ddp_optim_kept(&f.optim, 1, cube)->count, 4);
+	tear_down(&f);
+}
+
+/* Newton-Schulz comes to a matrix whose singular values are near 1, whatever its shape. */
+TEST(muon_steps_are_nearly_orthogonal)
+{
+	enum { SIDE = 40, LONG = 100 };
+	const ddp_model_options options = { .optimizer = DDP_MUON, .momentum = 0, .muon.iterations = 5 };
+	const ddp_update update = { .learning_rate = 1, .grad_scale = 1, .step = 1 };
+	static float param[SIDE * LONG + 16], grad[SIDE * LONG + 16];
+
+	for (int tall = 0; tall < 2; tall++) {
+		const ddp_param matrix = { .name = "m", .ndim = 2, .shape = { tall ? LONG : SIDE, tall ? SIDE : LONG } };
+		ddp_layout layout;
+		ddp_optim optim;
+
+		assert_int_equal(ddp_layout_make(&matrix, 1, &layout), DDP_OK);
+		assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
+		memset(param, 0, sizeof(param));
+		for (int i = 0; i < SIDE * LONG; i++)
+			grad[i] = sinf((float)(i * i % 1013));
+		ddp_optim_apply(&optim, &update, param, grad, 0, layout.elements, 0);
+		const float rate = tall ? sqrtf((float)LONG / SIDE) : 1;
+		const int along = tall ? SIDE : 1, down = tall ? 1 : LONG;
+		for (int i = 0; i < SIDE; i++) {
+			double own = 0, next = 0;
+			for (int k = 0; k < LONG; k++) {
+				own += param[i * down + k * along] * param[i * down + k * along];
+				next += param[i * down + k * along] * param[(i + 1) % SIDE * down + k * along];
+			}
+			assert_true(own > 0.4 * rate * rate && own < 1.6 * rate * rate);
+			assert_true(fabs(next) < 0.4 * rate * rate);
+		}
+		ddp_optim_free(&optim);
+		ddp_layout_free(&layout);
+	}
+}
+
+TEST(muon_leaves_to_adamw_what_is_no_matrix_to_it)
+{
+	const ddp_param_group group = { .learning_rate_factor = 1, .weight_decay = 0.1, .adamw = true };
+	ddp_param list[TENSORS];
+	static fixture f, adamw;
+
+	memcpy(list, params, sizeof(list));
+	list[1].group = &group;
+	list[2].sparse_rows = 2;
+	ddp_model_options options = recorded_of(DDP_MUON)->options;
+	set_up(&f, list, &options);
+	options.optimizer = DDP_ADAMW;
+	set_up(&adamw, list, &options);
+	train(&f, 4);
+	train(&adamw, ELEMENTS_MAX);
+	assert_memory_equal(f.params, adamw.params, sizeof(f.params));
+	tear_down(&f);
+	tear_down(&adamw);
+}
+
+/* Neither of nothing, nor of what is 0, is there a step that is not a number. */
+TEST(zeros_stay_numbers)
+{
+	static fixture f;
+
+	for (int r = 0; r < RECORDED; r++) {
+		set_up(&f, params, &recorded[r].options);
+		memset(f.params, 0, sizeof(f.params));
+		for (int64_t step = 1; step <= 2; step++)
+			ddp_optim_apply(&f.optim, &(ddp_update){ .learning_rate = LEARNING_RATE, .grad_scale = 1, .step = step },
+			                f.params, f.grads, 0, f.layout.elements, 0);
+		for (int64_t i = 0; i < f.layout.elements; i++)
+			assert_true(f.params[i] == 0);
+		tear_down(&f);
 	}
 }
 
@@ -180,7 +382,7 @@ TEST(plain_sgd_keeps_no_state)
 	ddp_layout layout;
 	ddp_optim optim;
 
-	assert_int_equal(ddp_layout_make(params, 2, &layout), DDP_OK);
+	assert_int_equal(ddp_layout_make(params, TENSORS, &layout), DDP_OK);
 	assert_int_equal(ddp_optim_make(&options, &layout, false, &optim), DDP_OK);
 	assert_int_equal(optim.state_count, 0);
 	ddp_optim_free(&optim);
@@ -308,7 +510,7 @@ TEST(all_threads_update_and_change_no_bit)
 	assert_int_equal(ddp_layout_make(large, 2, &layout), DDP_OK);
 	for (int i = 0; i < 2; i++) {
 		ddp_optim optim;
-		assert_int_equal(ddp_optim_make(&recorded[0].options, &layout, false, &optim), DDP_OK);
+		assert_int_equal(ddp_optim_make(&recorded_of(DDP_ADAMW)->options, &layout, false, &optim), DDP_OK);
 		param[i] = calloc((size_t)layout.elements, sizeof(float));
 		grad[i] = calloc((size_t)layout.elements, sizeof(float));
 		assert_true(param[i] != NULL && grad[i] != NULL);

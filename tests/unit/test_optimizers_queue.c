@@ -5,7 +5,6 @@
    papers' formulas, and with what is kept have the bits of the host's, but where products of
    matrices are summed in another order. And factors of low rank: the host's bits. */
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +194,11 @@ static const char *const names[NODES] = { "n0", "n1", "n2", "n3" };
 static const struct preflight_people people = { RANKS, node_of, node_of, kind_of, names };
 static struct preflight_findings findings;
 
+static void begin_findings(void)
+{
+	findings.count = findings.odd = 0;
+}
+
 /* Ranks on processors that others use for up to `noise` of the time, always or so `often` only; one has `speed` of the
    others' speed. */
 struct scene {
@@ -249,7 +253,7 @@ static void run(const struct scene *scene)
 			measure(scene, &alone[k * again.count + i], again.rank[i]);
 	}
 	for (int repeats = PREFLIGHT_REPEATS; repeats <= PREFLIGHT_REPEATS_BUSY; repeats += PREFLIGHT_REPEATS_BUSY - PREFLIGHT_REPEATS) {
-		findings.count = findings.odd = 0;
+		begin_findings();
 		chancy = preflight_ranks_judge(&findings, &people, &again, alone, at_once, repeats, busy, unfit);
 		if (!(busy || chancy) || findings.odd == 0)
 			break;
@@ -275,7 +279,7 @@ static void is_named(const struct scene *scene, const char *about)
 
 TEST(no_innocent_rank_is_named)
 {
-	for (int i = 0; i < 20000; i++) {
+	for (int i = 0; i < 8000; i++) {
 		run(&(struct scene){ .noise = i % 10 * 0.1, .odd = -1 });
 		if (findings.odd > 0)
 			print_message("noise %g: %s\n", i % 10 * 0.1, findings.item[0].text);
@@ -382,7 +386,7 @@ static void run_net(const struct net *net, bool busy, const bool *unfit)
 		for (int b = a + 1; b < net->nodes; b++)
 			links[count++] = link_of(net, a, b);
 	}
-	findings.count = findings.odd = 0;
+	begin_findings();
 	preflight_links_doubt(&again, links, count, net->nodes, machine);
 	for (int k = 0; k < PREFLIGHT_REPEATS; k++)
 		for (int i = 0; i < again.count; i++)
@@ -461,14 +465,14 @@ TEST(a_clock_is_named_that_is_wrong)
 		for (int b = a + 1; b < 4; b++)
 			links[count++] = (struct preflight_link){ .a = a, .b = b, .bandwidth = 1, .latency = 1e-5, .doubt = 1e-5,
 				                                  .offset = b == 2 ? 3 : a == 2 ? -3 : 0.001 };
-	findings.count = findings.odd = 0;
+	begin_findings();
 	preflight_clocks_judge(&findings, links, count, 4, names);
 	assert_int_equal(findings.odd, 1);
 	assert_int_equal(findings.item[0].node, 2);
 	assert_non_null(strstr(findings.item[0].text, "n2: its clock is 3 s ahead of the others"));
 	/* Of two clocks nobody knows which is wrong. */
 	links[0] = (struct preflight_link){ .a = 0, .b = 1, .bandwidth = 1, .latency = 1e-5, .offset = -60 };
-	findings.count = findings.odd = 0;
+	begin_findings();
 	preflight_clocks_judge(&findings, links, 1, 2, names);
 	assert_int_equal(findings.odd, 1);
 	assert_int_equal(findings.item[0].node, -1);
@@ -491,7 +495,7 @@ static void make_facts(void)
 		strcpy(facts[r].kernel, "6.1");
 		strcpy(facts[r].glibc, "2.36");
 	}
-	findings.count = findings.odd = 0;
+	begin_findings();
 }
 
 /* One finding, which is odd, of this node and with this sentence. */
@@ -567,16 +571,16 @@ TEST(gpus_are_compared)
 	facts[5].gpu_clock_mhz = 705;
 	is_only_finding(2, "rank 5 on n2: the clock of the GPU (for applications) is 705 MHz, and others have 1095 MHz");
 	facts[5].gpu_clock_mhz = 1095;
-	findings.count = findings.odd = 0;
+	begin_findings();
 	facts[1].gpu_numa = 1;
 	is_only_finding(0, "rank 1 on n0: its CPUs are not of NUMA node 1, which its GPU 0000:41:00.0 is of");
 	facts[1].gpu_numa = 0;
 	facts[1].gpu_ecc_errors = 2;
-	findings.count = findings.odd = 0;
+	begin_findings();
 	is_only_finding(0, "rank 1 on n0: its GPU 0000:41:00.0 has counted 2 uncorrected memory errors (ECC)");
 	facts[1].gpu_ecc_errors = 0;
 	facts[1].gpu[0] = '\0';
-	findings.count = findings.odd = 0;
+	begin_findings();
 	preflight_differences(&findings, facts, RANKS);
 	assert_string_equal(findings.item[0].text, "rank 1 on n0: the GPU is none, and others have NVIDIA H100");
 }
@@ -602,7 +606,7 @@ TEST(odd_nodes_and_ends_of_links_are_excluded)
 	bool excluded[8];
 	const int links[][2] = { { 1, 4 }, { 2, 4 }, { 4, 6 }, { 3, 5 }, { 0, 7 } };
 
-	findings.count = findings.odd = 0;
+	begin_findings();
 	preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "cpu", .node = 0, .rank = 1, .peer = -1 }, "x");
 	preflight_find(&findings, &(struct preflight_finding){ .odd = false, .about = "cpu", .node = 1, .rank = 1, .peer = -1 }, "x");
 	preflight_find(&findings, &(struct preflight_finding){ .odd = true, .about = "version", .node = -1, .rank = -1, .peer = -1 }, "x");
@@ -616,7 +620,7 @@ TEST(odd_nodes_and_ends_of_links_are_excluded)
 
 TEST(more_findings_than_fit_are_counted)
 {
-	findings.count = findings.odd = 0;
+	begin_findings();
 	for (int i = 0; i < PREFLIGHT_FINDINGS + 10; i++)
 		preflight_find(&findings, &(struct preflight_finding){ .odd = true, .node = -1 }, "number %d", i);
 	assert_int_equal(findings.count, PREFLIGHT_FINDINGS);

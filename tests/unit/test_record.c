@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -586,16 +585,25 @@ TEST(child_that_goes_on_is_not_waited_for)
 
 /* ---- when ------------------------------------------------------------------------------ */
 
-TEST_WITH(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder)
+static struct supervise supervise;
+static struct flight flight;
+
+/* A node's tasks have the ranks from 0 on, and its records go to the folder. */
+static void begin_flight(uint32_t job, uint32_t tasks)
 {
-	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
+	flight = (struct flight){ .place = { .job = job, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
-	assert_true(supervise_start(&supervise, 2, geteuid(), &error));
-	supervise.shared->task[0].rank = 0;
-	supervise.shared->task[1].rank = 1;
+	assert_true(supervise_start(&supervise, tasks, geteuid(), &error));
+	strcpy(supervise.shared->node, "n7");
+	for (uint32_t i = 0; i < tasks; i++)
+		supervise.shared->task[i].rank = i;
+}
+
+TEST_WITH(failure_is_recorded_once_and_at_the_end, make_folder, drop_folder)
+{
+	begin_flight(3, 2);
 	flight_note_end(&flight, &supervise);
 	assert_int_equal(count_lines("3.0/rank-0.jsonl"), -1);
 	supervise_reaped(&supervise, 1, SIGKILL);
@@ -619,19 +627,12 @@ static void note_said(const char *text)
 /* A failure's record and the last one: the first reason is told, by whoever writes. */
 TEST_WITH(record_that_is_not_written_is_told, make_folder, drop_folder)
 {
-	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
 	struct error error;
 
-	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
 	assert_true(step_folder(folder, false, 3, &error));
 	for (int look = 0; look < 2; look++) {
 		said[0] = '\0';
-		flight.failed = false;
-		assert_true(supervise_start(&supervise, 2, geteuid(), &error));
-		strcpy(supervise.shared->node, "n7");
-		supervise.shared->task[0].rank = 0;
-		supervise.shared->task[1].rank = 1;
+		begin_flight(3, 2);
 		supervise_reaped(&supervise, 1, SIGKILL);
 		flight_note_failure(&flight, &supervise);
 		flight_note_end(&flight, &supervise);
@@ -661,15 +662,10 @@ static pid_t wait_in_a_child(void)
 
 TEST_WITH(writer_that_is_killed_or_late_is_told, make_folder, drop_folder)
 {
-	struct supervise supervise;
-	struct flight flight = { .place = { .job = 4, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
-	struct error error;
 	siginfo_t ended;
 	pid_t writer;
 
-	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
-	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
-	strcpy(supervise.shared->node, "n7");
+	begin_flight(4, 1);
 	said[0] = '\0';
 	/* One of the witness's. */
 	writer = wait_in_a_child();
@@ -697,14 +693,9 @@ TEST_WITH(writer_that_is_killed_or_late_is_told, make_folder, drop_folder)
 /* While the children of earlier failures write, another failure neither loses them nor adds more than there is room for. */
 TEST_WITH(children_that_still_write_are_kept, make_folder, drop_folder)
 {
-	struct supervise supervise;
-	struct flight flight = { .place = { .job = 3, .step = 0, .owner = { .user = geteuid(), .group = getegid() } } };
-	struct error error;
 	int inputs[FLIGHT_CHILDREN];
 
-	snprintf(flight.place.dir, sizeof(flight.place.dir), "%s", folder);
-	assert_true(supervise_start(&supervise, 1, geteuid(), &error));
-	supervise.shared->task[0].rank = 0;
+	begin_flight(3, 1);
 	for (int i = 0; i < FLIGHT_CHILDREN; i++)
 		inputs[i] = start_process_with_stacks(&flight.children[i]);
 	flight_note_failure(&flight, &supervise);

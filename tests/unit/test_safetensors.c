@@ -2,7 +2,6 @@
 /* runs: asan; all: unit tsan */
 /* state/safetensors: files whole, broken and hostile. */
 #include <fcntl.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: unit asan; all: tsan */
 /* data/sampler: the order of PyTorch's DistributedSampler. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 

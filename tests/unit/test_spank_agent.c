@@ -6,8 +6,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -120,9 +118,23 @@ static void order(enum agents_order what, uint32_t generation)
 	agents_order(&agents, what, generation);
 }
 
+/* The first task's program of the generation, or its new start, ends by itself. */
+static void run_to_the_end(uint32_t generation)
+{
+	order(AGENTS_RUN, awaited = generation);
+	assert_true(holds(child_has_ended, 20));
+}
+
 static void end_generation(uint32_t generation)
 {
 	order(AGENTS_END, generation);
+	awaited = generation;
+	assert_true(holds(all_are_clear, 60));
+}
+
+static void keep_programs(uint32_t generation)
+{
+	order(AGENTS_KEEP, generation);
 	awaited = generation;
 	assert_true(holds(all_are_clear, 60));
 }
@@ -299,12 +311,11 @@ TEST(each_generation_has_its_end)
 	int status = -1;
 
 	start(1, by_generation);
-	for (awaited = 1; awaited <= 3; awaited++) {
-		order(AGENTS_RUN, awaited);
-		assert_true(holds(child_has_ended, 20));
-		assert_true(agents_child_ended(&agents, 0, awaited, &status));
-		assert_int_equal(status, awaited == 1 ? W_EXITCODE(7, 0) : awaited == 2 ? SIGUSR1 : 0);
-		assert_false(agents_child_ended(&agents, 0, awaited + 1, &status));
+	for (uint32_t number = 1; number <= 3; number++) {
+		run_to_the_end(number);
+		assert_true(agents_child_ended(&agents, 0, number, &status));
+		assert_int_equal(status, number == 1 ? W_EXITCODE(7, 0) : number == 2 ? SIGUSR1 : 0);
+		assert_false(agents_child_ended(&agents, 0, number + 1, &status));
 	}
 	assert_int_equal(atomic_load(&seen->count), 3);
 	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
@@ -322,37 +333,30 @@ TEST(a_program_that_is_missing_is_told_from_one_that_fails)
 	int status;
 
 	start(1, missing_then_there);
-	for (awaited = 1; awaited <= 2; awaited++) {
-		order(AGENTS_RUN, awaited);
-		assert_true(holds(child_has_ended, 20));
-		assert_true(agents_child_ended(&agents, 0, awaited, &status));
+	for (uint32_t number = 1; number <= 2; number++) {
+		run_to_the_end(number);
+		assert_true(agents_child_ended(&agents, 0, number, &status));
 		assert_int_equal(status, W_EXITCODE(2, 0));
-		assert_int_equal(agents_child_never_ran(&agents, 0, awaited), awaited == 1);
+		assert_int_equal(agents_child_never_ran(&agents, 0, number), number == 1);
 	}
 	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(2, 0));
 }
 
 TEST(an_agent_ends_as_its_program)
 {
-	start(2, by_generation);
-	order(AGENTS_RUN, awaited = 1);
-	assert_true(holds(child_has_ended, 20));
-	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(7, 0));
+	static const struct { uint32_t count, generation; int asked, status; } cases[] = {
+		{ 2, 1, AGENTS_OWN_STATUS, W_EXITCODE(7, 0) }, { 1, 2, AGENTS_OWN_STATUS, SIGUSR1 },
+		{ 1, 1, W_EXITCODE(9, 0), W_EXITCODE(9, 0) },
+	};
 
-	start(1, by_generation);
-	order(AGENTS_RUN, awaited = 2);
-	assert_true(holds(child_has_ended, 20));
-	assert_int_equal(quit(AGENTS_OWN_STATUS), SIGUSR1);
-
-	start(1, by_generation);
-	order(AGENTS_RUN, awaited = 1);
-	assert_true(holds(child_has_ended, 20));
-	assert_int_equal(quit(W_EXITCODE(9, 0)), W_EXITCODE(9, 0));
-
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		start(cases[i].count, by_generation);
+		run_to_the_end(cases[i].generation);
+		assert_int_equal(quit(cases[i].asked), cases[i].status);
+	}
 	/* Another node has its place in the last generation. */
 	start(1, by_generation);
-	order(AGENTS_RUN, awaited = 1);
-	assert_true(holds(child_has_ended, 20));
+	run_to_the_end(1);
 	atomic_store(&agents.shared->agent[0].spare, true);
 	order(AGENTS_RUN, 2);
 	assert_int_equal(quit(AGENTS_OWN_STATUS), 0);
@@ -385,27 +389,21 @@ TEST(a_program_may_stay)
 	program = atomic_load(&agent->child);
 	for (uint32_t generation = 2; generation <= 3; generation++) {
 		atomic_store(&agent->stays, true);
-		order(AGENTS_KEEP, generation - 1);
-		awaited = generation - 1;
-		assert_true(holds(all_are_clear, 60));
+		keep_programs(generation - 1);
 		order(AGENTS_RUN, generation);
 		awaited = generation;
 		assert_true(holds(was_told, 60));
 		assert_true(agents_child_runs(&agents, 0));
 		assert_int_equal(atomic_load(&agent->child), program);
 	}
-	order(AGENTS_KEEP, 3);
-	awaited = 3;
-	assert_true(holds(all_are_clear, 60));
+	keep_programs(3);
 	assert_int_equal(kill(program, SIGKILL), 0);
 	assert_true(holds(child_is_gone, 60));
 	order(AGENTS_RUN, 4);
 	wait_for_members(2);
 	assert_true(atomic_load(&agent->child) != program);
 	/* After all it is to end. */
-	order(AGENTS_KEEP, 4);
-	awaited = 4;
-	assert_true(holds(all_are_clear, 60));
+	keep_programs(4);
 	assert_true(agents_child_runs(&agents, 0));
 	end_generation(4);
 	assert_false(agents_child_runs(&agents, 0));
@@ -572,14 +570,12 @@ TEST(a_signal_that_finds_no_program_is_for_the_next_one)
 	start(1, waits_for_usr1);
 	send_to_agent(SIGABRT, false);
 	send_to_agent(SIGUSR1, false);
-	order(AGENTS_RUN, awaited = 1);
-	assert_true(holds(child_has_ended, 20));
+	run_to_the_end(1);
 	assert_true(agents_child_ended(&agents, 0, 1, &status));
 	assert_int_equal(status, W_EXITCODE(9, 0));
 	send_to_agent(SIGUSR1, false);
 	end_generation(1);
-	order(AGENTS_RUN, awaited = 2);
-	assert_true(holds(child_has_ended, 20));
+	run_to_the_end(2);
 	assert_true(agents_child_ended(&agents, 0, 2, &status));
 	assert_int_equal(status, W_EXITCODE(9, 0));
 	end_generation(2);
@@ -601,8 +597,7 @@ TEST(a_program_has_the_tasks_signals)
 	sigaction(SIGCHLD, &ignore, &before);
 	start(1, tells_its_signals);
 	sigaction(SIGCHLD, &before, NULL);
-	order(AGENTS_RUN, awaited = 1);
-	assert_true(holds(child_has_ended, 20));
+	run_to_the_end(1);
 	assert_true(atomic_load(&seen->mask_is_empty));
 	assert_true(atomic_load(&seen->child_is_ignored));
 	assert_int_equal(quit(AGENTS_OWN_STATUS), W_EXITCODE(3, 0));

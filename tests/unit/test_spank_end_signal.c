@@ -3,7 +3,6 @@
 /* spank/base/end_signal: the main thread notes what a thread of the program waits for. */
 #include <pthread.h>
 #include <signal.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>

@@ -5,9 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -227,6 +225,13 @@ static pid_t program(uint32_t local)
 	return atomic_load(&node.supervise.agents.shared->agent[local].child);
 }
 
+/* An agent tells that it begins before it forks. */
+static void await_children(void)
+{
+	while (program(0) == 0 || program(1) == 0)
+		usleep(1000);
+}
+
 static void await_end_of_agents(void)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
@@ -265,6 +270,13 @@ static void give_end(uint32_t number)
 	give_end_as(number, false);
 }
 
+static void give_quit(void)
+{
+	unsigned char payload[DEAL_SMALL_BYTES];
+
+	generation_take(&generation, DEAL_QUIT, payload, deal_pack_quit(DEAL_OWN_STATUS, payload));
+}
+
 static struct deal_clear clear_at(int place)
 {
 	struct deal_clear clear;
@@ -283,6 +295,12 @@ static void await_programs(uint32_t number)
 			assert_true(ddp_now_ns() < deadline_ns);
 			usleep(1000);
 		}
+}
+
+static void begin_generation(uint32_t number)
+{
+	give_go(number, 1, TASKS);
+	await_programs(number);
 }
 
 TEST_WITH(a_node_joins_when_its_agents_are_there, begin, finish)
@@ -330,8 +348,7 @@ TEST_WITH(a_generation_begins_with_nothing_of_the_last, begin, finish)
 	atomic_store(&supervise->shared->late, true);
 	node.told_cause = node.told_later = node.told_hearsay = true;
 	supervise->any_failed = supervise->any_other_end = true;
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	supervise_read(supervise, 0, &page);
 	assert_int_equal(page.magic, 0);
 	assert_false(atomic_load(&supervise->shared->told) || atomic_load(&supervise->shared->late));
@@ -340,9 +357,7 @@ TEST_WITH(a_generation_begins_with_nothing_of_the_last, begin, finish)
 	assert_int_equal(node.relay.port, 77);
 	assert_int_equal(atomic_load(&supervise->shared->generation), 1);
 	assert_int_equal(supervise->shared->world_size, 6);
-	/* An agent tells that it begins before it forks. */
-	while (program(0) == 0 || program(1) == 0)
-		usleep(1000);
+	await_children();
 	for (uint32_t i = 0; i < TASKS; i++) {
 		assert_int_equal(supervise->shared->task[i].rank, 2 + i);
 		assert_int_equal(supervise_state(supervise, i, &status), TASK_RUNS);
@@ -357,8 +372,7 @@ TEST_WITH(an_end_is_told_and_judged_once, begin, finish)
 	struct deal_done done;
 	int status = -1;
 
-	give_go(12, 1, TASKS);
-	await_programs(12);
+	begin_generation(12);
 	/* The agent notes how the program has ended, and then that there is no process. */
 	while (supervise_state(&node.supervise, 1, &status) == TASK_RUNS || supervise_pid(&node.supervise, 1) != 0)
 		usleep(1000);
@@ -378,8 +392,7 @@ TEST_WITH(what_srun_ends_is_not_judged, begin, finish)
 	struct deal_clear clear;
 	int status;
 
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	write_page(0, 5);
 	look();
 	write_page(0, 40);
@@ -403,25 +416,26 @@ TEST_WITH(what_srun_ends_is_not_judged, begin, finish)
 
 static void begin_survivors(void)
 {
-	give_go(1, 1, TASKS);
-	await_programs(1);
-	while (program(0) == 0 || program(1) == 0)
-		usleep(1000);
+	begin_generation(1);
+	await_children();
 	say_survives(0, DDP_WRITER_LIBDDP);
 	say_survives(1, DDP_WRITER_PYTHON);
 }
 
+static void keep_survivors(void)
+{
+	begin_survivors();
+	give_end_as(1, true);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+}
+
 TEST_WITH(programs_that_survive_stay, begin, finish)
 {
-	struct deal_clear clear;
 	pid_t before[TASKS];
 
-	begin_survivors();
+	keep_survivors();
 	before[0] = program(0);
 	before[1] = program(1);
-	give_end_as(1, true);
-	clear = clear_at(await(DEAL_CLEAR));
-	assert_int_equal(clear.rest, DEAL_KEPT);
 	/* They are no part of a generation in which all start again. */
 	give_go_as(2, 1, TASKS, false);
 	assert_int_equal(generation.state, GENERATION_WAITS);
@@ -437,23 +451,18 @@ TEST_WITH(programs_that_survive_stay, begin, finish)
 	while (program(1) != 0)
 		usleep(1000);
 	give_end_as(2, true);
-	clear = clear_at(await(DEAL_CLEAR));
-	assert_int_equal(clear.rest, DEAL_SOME);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_SOME);
 	assert_int_equal(program(0), before[0]);
 	/* srun may want them to end after all. */
 	give_end_as(2, false);
-	clear = clear_at(await(DEAL_CLEAR));
-	assert_int_equal(clear.rest, DEAL_ENDED);
+	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_ENDED);
 	assert_int_equal(program(0), 0);
-	give_go(3, 1, TASKS);
-	await_programs(3);
+	begin_generation(3);
 }
 
 TEST_WITH(programs_that_have_not_joined_do_not_stay, begin, finish)
 {
-	begin_survivors();
-	give_end_as(1, true);
-	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	keep_survivors();
 	give_go_as(2, 1, TASKS, true);
 	await_programs(2);
 	give_end_as(2, true);
@@ -496,9 +505,7 @@ TEST_WITH(a_node_without_srun_ends_what_it_has_kept, begin, finish)
 {
 	struct deal_clear clear;
 
-	begin_survivors();
-	give_end_as(1, true);
-	assert_int_equal(clear_at(await(DEAL_CLEAR)).rest, DEAL_KEPT);
+	keep_survivors();
 	lease = FENCE_MS;
 	clear = clear_at(await(DEAL_CLEAR));
 	assert_true(clear.fenced);
@@ -534,8 +541,7 @@ TEST_WITH(a_spare_waits, begin, finish)
 	/* A node that has missed a generation ends it all the same. */
 	give_end(4);
 	assert_int_equal(clear_at(await(DEAL_CLEAR)).generation, 4);
-	give_go(5, 1, TASKS);
-	await_programs(5);
+	begin_generation(5);
 	assert_int_equal(supervise_left(&node.supervise), TASKS);
 }
 
@@ -560,8 +566,7 @@ TEST_WITH(a_node_without_srun_ends_its_ranks, begin, finish)
 {
 	int place;
 
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	lease = FENCE_MS - 1;
 	look();
 	assert_int_equal(generation.state, GENERATION_RUNS);
@@ -572,8 +577,7 @@ TEST_WITH(a_node_without_srun_ends_its_ranks, begin, finish)
 	lease = 0;
 	give_end(1);
 	assert_true(clear_at(frame_count - 1).fenced);
-	give_go(2, 1, TASKS);
-	await_programs(2);
+	begin_generation(2);
 	/* A spare has nothing to end. */
 	give_end(2);
 	await(DEAL_CLEAR);
@@ -592,8 +596,7 @@ TEST_WITH(a_node_without_srun_ends_its_ranks, begin, finish)
 
 TEST_WITH(a_step_that_stops_does_not_wait_for_srun, begin, finish)
 {
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	atomic_store(&node.supervise.shared->witness.asked_to_stop, true);
 	look();
 	assert_int_equal(generation.state, GENERATION_RUNS);
@@ -609,8 +612,7 @@ TEST_WITH(a_stopped_agent_tells_of_its_program, begin, finish)
 	uint64_t deadline_ns = ddp_now_ns() + 20000000000u;
 	int status;
 
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	while (supervise_pid(&node.supervise, 0) == 0)
 		usleep(1000);
 	kill(node.supervise.agents.pids[0], SIGSTOP);
@@ -642,8 +644,7 @@ TEST_WITH(a_killed_agent_is_lost, begin, finish)
 	int place, status = -1;
 
 	atomic_store(&seen->leaves, true);
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	while (atomic_load(&seen->left_behind) == 0)
 		usleep(1000);
 	kill(node.supervise.agents.pids[1], SIGKILL);
@@ -730,9 +731,9 @@ TEST_WITH(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends, begin, finis
 	kill_agent(1);
 	await(DEAL_LOST);
 	give_end(1);
-	for (int i = 0; i < 100; i++) {
+	for (int i = 0; i < 10; i++) {
 		look();
-		usleep(1000);
+		usleep(10000);
 	}
 	assert_false(has_told(DEAL_CLEAR));
 	assert_int_equal(waitpid(atomic_load(&seen->held), NULL, 0), atomic_load(&seen->held));
@@ -742,8 +743,7 @@ TEST_WITH(a_node_is_not_clear_while_a_process_of_a_lost_agent_ends, begin, finis
 /* SLURM kills one process after the other, and the witness may be the last one. */
 TEST_WITH(an_agent_is_lost_if_others_live_on, begin, finish)
 {
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	kill_agent(1);
 	look();
 	assert_false(has_told(DEAL_LOST));
@@ -761,8 +761,7 @@ TEST_WITH(an_agent_is_lost_without_a_witness_too, begin, finish)
 		_exit(0);
 	assert_int_equal(waitpid(ended, NULL, 0), ended);
 	atomic_store(&node.supervise.shared->witness.pid, ended);
-	give_go(1, 1, TASKS);
-	await_programs(1);
+	begin_generation(1);
 	kill_agent(1);
 	await(DEAL_LOST);
 }
@@ -770,7 +769,6 @@ TEST_WITH(an_agent_is_lost_without_a_witness_too, begin, finish)
 TEST_WITH(programs_that_became_root_are_ended, begin_as_user, finish)
 {
 	uint64_t deadline_ns = ddp_now_ns() + 40000000000u;
-	unsigned char payload[DEAL_SMALL_BYTES];
 
 	if (geteuid() != 0)
 		skip();
@@ -782,7 +780,7 @@ TEST_WITH(programs_that_became_root_are_ended, begin_as_user, finish)
 	give_go(2, 1, TASKS);
 	while (atomic_load(&seen->programs) < 2 * TASKS)
 		usleep(1000);
-	generation_take(&generation, DEAL_QUIT, payload, deal_pack_quit(DEAL_OWN_STATUS, payload));
+	give_quit();
 	while (supervise_processes(&node.supervise) > 0 && ddp_now_ns() < deadline_ns) {
 		look();
 		usleep(1000);
@@ -792,14 +790,12 @@ TEST_WITH(programs_that_became_root_are_ended, begin_as_user, finish)
 
 TEST_WITH(agents_quit_as_they_are_told, begin, finish)
 {
-	unsigned char payload[DEAL_SMALL_BYTES];
 	int status;
 
-	give_go(14, 1, TASKS);
-	await_programs(14);
+	begin_generation(14);
 	while (supervise_state(&node.supervise, 0, &status) == TASK_RUNS)
 		usleep(1000);
-	generation_take(&generation, DEAL_QUIT, payload, deal_pack_quit(DEAL_OWN_STATUS, payload));
+	give_quit();
 	await_end_of_agents();
 	assert_int_equal(waitpid(node.supervise.agents.pids[0], &status, 0), node.supervise.agents.pids[0]);
 	assert_int_equal(status, W_EXITCODE(4, 0));

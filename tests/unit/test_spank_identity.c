@@ -2,10 +2,7 @@
 /* runs: asan; all: unit tsan */
 /* spank/identity: steps are laid out here as Slurm lays them out, and what each
    task derives is held against the layout. */
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "spank/identity/identity.h"
@@ -297,22 +294,6 @@ TEST(placements_of_a_real_slurm_are_right)
 		struct layout own = layout_of(placements[i].own), whole = layout_of(placements[i].whole_nodes);
 		check_every_way(&own);
 		check_every_way(&whole);
-	}
-}
-
-/* The generator above agrees with the real one. */
-TEST(whole_nodes_are_laid_out_as_slurm_does)
-{
-	static const struct { int nodes, tasks; enum distribution distribution; const char *real; } layouts[] = {
-		{ 2, 5, BLOCK, "00011" }, { 3, 7, BLOCK, "0001122" }, { 3, 20, BLOCK, "00000001111111222222" },
-		{ 3, 8, CYCLIC, "01201201" }, { 3, 9, PLANE2, "001122001" }, { 3, 11, PLANE3, "00011122200" },
-	};
-
-	for (size_t i = 0; i < COUNT(layouts); i++) {
-		struct layout ours = lay_out(layouts[i].nodes, layouts[i].tasks, layouts[i].distribution);
-		struct layout real = layout_of(layouts[i].real);
-		assert_int_equal(ours.tasks, real.tasks);
-		assert_memory_equal(ours.node_of, real.node_of, (size_t)real.tasks * sizeof(int));
 	}
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/wire/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and srun. */
+/* spank/wire/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and
+   srun. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -322,6 +322,20 @@ static void turn(struct link *link)
 	links_read(&srun.links, ddp_now_ns());
 }
 
+/* srun, and node 0 with a link to it. */
+static void begin_pair(struct link *link)
+{
+	begin_srun(SILENCE_MS);
+	begin_node(link, 0, SILENCE_MS);
+	UNTIL(link, is_open(0) && link_was_open(link));
+}
+
+static void end_pair(struct link *link)
+{
+	link_end(link);
+	end_srun();
+}
+
 TEST(a_node_opens_a_link_and_both_sides_send)
 {
 	static unsigned char payload[FRAME_PAYLOAD_MAX];
@@ -371,9 +385,7 @@ TEST(a_node_leaves_when_srun_lets_it)
 {
 	struct link link;
 
-	begin_srun(SILENCE_MS);
-	begin_node(&link, 0, SILENCE_MS);
-	UNTIL(&link, is_open(0) && link_was_open(&link));
+	begin_pair(&link);
 	assert_false(link_may_leave(&link));
 	links_let_go(&srun.links, UINT64_MAX);
 	assert_false(links_any_waits(&srun.links));
@@ -438,9 +450,7 @@ TEST(a_late_answer_is_none_to_the_next_question)
 	struct link link;
 	uint64_t heard_ns;
 
-	begin_srun(SILENCE_MS);
-	begin_node(&link, 0, SILENCE_MS);
-	UNTIL(&link, is_open(0) && link_was_open(&link));
+	begin_pair(&link);
 	links_ask(&srun.links);
 	UNTIL(&link, link_asked(&link) == 1);
 	links_ask_no_more(&srun.links);
@@ -463,8 +473,7 @@ TEST(a_late_answer_is_none_to_the_next_question)
 	links_ask(&srun.links);
 	srun.links.nodes[0]->silent = false;
 	assert_false(links_any_untold(&srun.links));
-	link_end(&link);
-	end_srun();
+	end_pair(&link);
 }
 
 /* A node that comes, or comes back, after the question may know of an earlier end, too. */
@@ -472,9 +481,7 @@ TEST(nodes_that_come_later_are_asked_too)
 {
 	struct link links[3];
 
-	begin_srun(SILENCE_MS);
-	begin_node(&links[0], 0, SILENCE_MS);
-	UNTIL(&links[0], is_open(0) && link_was_open(&links[0]));
+	begin_pair(&links[0]);
 	assert_int_equal(shutdown(links[0].now.channel.fd, SHUT_RDWR), 0);
 	UNTIL(&links[0], !is_open(0));
 	links_ask(&srun.links);
@@ -514,9 +521,7 @@ TEST(nothing_is_lost_or_doubled_by_new_connections)
 	struct link link;
 	int cuts = 0;
 
-	begin_srun(SILENCE_MS);
-	begin_node(&link, 0, SILENCE_MS);
-	UNTIL(&link, is_open(0) && link_was_open(&link));
+	begin_pair(&link);
 	for (uint64_t i = 0; i < FRAMES; i++) {
 		assert_true(links_send(&srun.links, 0, FRAME_NEWS + 3, payload, numbered(payload, i)));
 		assert_true(link_send(&link, FRAME_NEWS + 3, payload, numbered(payload, i)));
@@ -532,8 +537,7 @@ TEST(nothing_is_lost_or_doubled_by_new_connections)
 	assert_true(cuts > 10);
 	assert_int_equal(srun.links.count, 1);
 	assert_int_equal(srun.events[0][LINK_THERE], 1);
-	link_end(&link);
-	end_srun();
+	end_pair(&link);
 }
 
 TEST(a_second_connection_replaces_one_that_brings_nothing)
@@ -541,9 +545,7 @@ TEST(a_second_connection_replaces_one_that_brings_nothing)
 	struct link link;
 	uint64_t number;
 
-	begin_srun(SILENCE_MS);
-	begin_node(&link, 0, SILENCE_MS);
-	UNTIL(&link, is_open(0) && link_was_open(&link));
+	begin_pair(&link);
 	number = links_node(&srun.links, 0)->number;
 	/* As if the kernel had had no acknowledgement for a while. */
 	link.retry_ns = 0;
@@ -553,8 +555,7 @@ TEST(a_second_connection_replaces_one_that_brings_nothing)
 	      link.next.state == LINE_NONE);
 	assert_true(links_node(&srun.links, 0)->number > number);
 	assert_int_equal(srun.events[0][LINK_CLOSED], 0);
-	link_end(&link);
-	end_srun();
+	end_pair(&link);
 }
 
 /* An opening that an attacker has kept back, or an earlier attempt that comes late. */
@@ -589,8 +590,7 @@ TEST(an_older_opening_replaces_none)
 	assert_int_equal(links_descriptor(&srun.links), -1);
 	close(pair[0]);
 	close(pair[1]);
-	link_end(&link);
-	end_srun();
+	end_pair(&link);
 }
 
 /* The network was away, and when it is back, nobody listens where srun was. Where srun leaves before that, or is only
@@ -601,9 +601,7 @@ TEST(a_node_that_was_given_up_finds_out)
 	struct link link;
 
 	for (int leaves = 0; leaves < 2; leaves++) {
-		begin_srun(SILENCE_MS);
-		begin_node(&link, 0, SILENCE_MS);
-		UNTIL(&link, is_open(0) && link_was_open(&link));
+		begin_pair(&link);
 		close(srun.listener);
 		if (leaves == 1)
 			links_lose(&srun.links, 0);

@@ -3,9 +3,7 @@
 /* spank/node: what a node makes of the ends of its tasks. */
 #include <netinet/in.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -71,6 +69,17 @@ static void take_killed(struct node *node, uint32_t first, uint32_t count)
 		pid_t pid = node->supervise.pids[i];
 		kill(pid, SIGKILL);
 		assert_int_equal(waitpid(pid, &task.wait_status, 0), pid);
+		assert_int_equal(node_take_end(node, &task), DELAY_NEVER);
+	}
+}
+
+/* The first tasks, as if they had ended with code 0. */
+static void take_good(struct node *node, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		const struct node_task task = { .local_id = i, .global_id = i };
+		kill(node->supervise.pids[i], SIGKILL);
+		assert_int_equal(waitpid(node->supervise.pids[i], NULL, 0), node->supervise.pids[i]);
 		assert_int_equal(node_take_end(node, &task), DELAY_NEVER);
 	}
 }
@@ -228,13 +237,7 @@ TEST(end_of_a_node_is_the_last_that_srun_hears_of_it)
 	node.relay = relay;
 	node.supervise.shared->world_size = TASKS + 1;
 	memcpy(node.supervise.shared->srun_address, "127.0.0.1", sizeof("127.0.0.1"));
-	for (uint32_t i = 0; i < TASKS - 1; i++) {
-		/* As if it had ended with code 0. */
-		const struct node_task task = { .local_id = i, .global_id = i };
-		kill(node.supervise.pids[i], SIGKILL);
-		assert_int_equal(waitpid(node.supervise.pids[i], NULL, 0), node.supervise.pids[i]);
-		assert_int_equal(node_take_end(&node, &task), DELAY_NEVER);
-	}
+	take_good(&node, TASKS - 1);
 	/* Of this one the news wait for SETTLE_MS. */
 	take_killed(&node, TASKS - 1, 1);
 	end_node(&node);
@@ -265,12 +268,7 @@ TEST(rank_that_was_late_is_forgotten_with_its_node)
 	stall_pack(&late, bytes);
 	assert_true(relay_tell(&relay, "127.0.0.1", &(struct relay_news){ .text = "", .stall = bytes }));
 	atomic_store(&node.supervise.shared->late, true);
-	for (uint32_t i = 0; i < TASKS; i++) {
-		const struct node_task task = { .local_id = i, .global_id = i };
-		kill(node.supervise.pids[i], SIGKILL);
-		assert_int_equal(waitpid(node.supervise.pids[i], NULL, 0), node.supervise.pids[i]);
-		assert_int_equal(node_take_end(&node, &task), DELAY_NEVER);
-	}
+	take_good(&node, TASKS);
 	end_node(&node);
 	assert_false(atomic_load(&node.supervise.shared->late));
 	assert_true(relay_tell(&relay, "127.0.0.1", &news));
@@ -424,12 +422,7 @@ TEST(report_is_repeated_until_srun_answers)
 	assert_true(reports(&node));
 	/* srun is to know of the node before the last good end, */
 	atomic_store(&shared->answered, false);
-	for (int i = 0; i < 2; i++) {
-		const struct node_task good = { .local_id = (uint32_t)i, .global_id = (uint32_t)i };
-		kill(node.supervise.pids[i], SIGKILL);
-		waitpid(node.supervise.pids[i], NULL, 0);
-		assert_int_equal(node_take_end(&node, &good), DELAY_NEVER);
-	}
+	take_good(&node, 2);
 	node.reported_ns = ddp_now_ns();
 	node_end_witness(&node);
 	/* but has just been told. */

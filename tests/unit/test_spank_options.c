@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/options/options and site: what --ddp and the plugstack line accept. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,26 +19,6 @@ static struct settings defaults(void)
 
 	settings_init(&settings);
 	return settings;
-}
-
-TEST(grace_is_in_seconds)
-{
-	static const struct { const char *list; bool taken; uint32_t seconds; } cases[] = {
-		{ "", true, GRACE_OF_SLURM }, { "grace=0", true, 0 }, { "grace=300", true, 300 },
-		{ "grace=604800", true, 604800 }, { "grace=604801", false, 0 }, { "grace", false, 0 },
-		{ "grace=", false, 0 }, { "grace=5m", false, 0 }, { "grace=-1", false, 0 },
-	};
-
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		struct settings settings;
-		struct error error = { "" };
-		settings_init(&settings);
-		assert_int_equal(user_list_read(&settings, cases[i].list, 0, &error), cases[i].taken);
-		if (cases[i].taken)
-			assert_int_equal(settings.grace_seconds, cases[i].seconds);
-		else
-			assert_non_null(strstr(error.text, "'grace'"));
-	}
 }
 
 /* The settings that differ from the defaults, as text. */
@@ -114,9 +93,9 @@ static const struct { const char *list, *expected; } examples[] = {
 	{ "log=logs/of me", "log_dir=logs/of me " }, { "log=/scratch/logs", "log_dir=/scratch/logs " },
 	{ "python", "python=1 " }, { "python=/opt/p", "python=1 python_path=/opt/p " }, { "python=no", "" },
 	{ "watch", "watch=1 " }, { "watch=/p.so", "watch=1 watch_path=/p.so " }, { "watch=no", "" },
-	{ "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
+	{ "nccl-net=no", "" }, { "nccl-net=yes", "nccl_net=1 " }, { "nccl-net=/n.so", "nccl_net=1 nccl_net_path=/n.so " },
 	{ "on-failure=kill", "" }, { "on-failure=continue", "kill_on_failure=0 " },
-	{ "grace=0", "grace_seconds=0 " }, { "grace=604800", "grace_seconds=604800 " },
+	{ "grace=0", "grace_seconds=0 " }, { "grace=300", "grace_seconds=300 " }, { "grace=604800", "grace_seconds=604800 " },
 	{ "stall=0", "" }, { "stall=604800", "stall_seconds=604800 " },
 	{ "stall-action=report", "" }, { "stall-action=kill", "kill_on_stall=1 " },
 	{ "slow=1.5", "slow_percent=150 " }, { "slow=2", "slow_percent=200 " }, { "slow=1.25", "slow_percent=125 " },
@@ -179,11 +158,13 @@ static const struct { const char *list, *named; } refused[] = {
 	{ "trace", "'trace' needs a value" }, { "trace=", "'trace'" }, { "trace=a\nb", "'trace'" },
 	{ "on-failure", "'on-failure' needs a value" }, { "on-failure=stop", "'on-failure'" },
 	{ "python=maybe", "'python'" }, { "python=/a:/b", "'python'" }, { "python=site", "'python'" },
-	{ "watch=maybe", "'watch'" }, { "nccl-net=maybe", "'nccl-net'" },
+	{ "watch=maybe", "'watch'" }, { "watch=libx.so", "'watch'" }, { "watch=/a\nb", "'watch'" }, { "watch=", "'watch'" },
+	{ "nccl-net=maybe", "'nccl-net'" }, { "nccl-net=ddpucx", "'nccl-net'" },
 	{ "preflight=yes", "'preflight'" }, { "preflight=", "'preflight'" },
 	{ "preflight=exclude", "'preflight=exclude' needs spares" },
 	{ "restart=2,preflight=exclude", "'preflight=exclude' needs spares" },
-	{ "grace=5m", "'grace'" }, { "absent", "'absent' needs a value" }, { "absent=no", "'absent'" },
+	{ "grace", "'grace'" }, { "grace=", "'grace'" }, { "grace=5m", "'grace'" }, { "grace=-1", "'grace'" },
+	{ "grace=604801", "'grace'" }, { "absent", "'absent' needs a value" }, { "absent=no", "'absent'" },
 	{ "stall", "'stall' needs a value" }, { "stall=604801", "'stall' does not take" },
 	{ "stall=-1", "'stall' does not take" }, { "stall=1.5", "'stall' does not take" },
 	{ "stall-action", "'stall-action' needs a value" }, { "stall-action=stop", "'stall-action'" },
@@ -380,62 +361,31 @@ TEST(unknown_key_comes_with_the_known_ones)
 		assert_non_null(strstr(error.text, option_at(i)->name));
 }
 
-TEST(trace_directory_has_a_longest_length)
+TEST(paths_have_a_longest_length)
 {
-	char list[2000] = "trace=";
-	struct settings settings = defaults();
-	struct error error;
+	static const struct { const char *list; size_t longest; } paths[] = { { "trace=", 1023 }, { "watch=/", 253 } };
 
-	memset(list + 6, 'd', 1023);
-	list[6 + 1023] = '\0';
-	assert_true(user_list_read(&settings, list, 0, &error));
-	assert_int_equal(strlen(settings.trace_dir), 1023);
-	strcat(list, "d");
-	assert_false(user_list_read(&settings, list, 0, &error));
-	assert_non_null(strstr(error.text, "'trace'"));
+	for (size_t i = 0; i < COUNT(paths); i++) {
+		char list[2000];
+		struct settings settings = defaults();
+		struct error error = { "" };
+		memset(list, 'd', sizeof(list));
+		memcpy(list, paths[i].list, strlen(paths[i].list));
+		list[strlen(paths[i].list) + paths[i].longest] = '\0';
+		assert_true(user_list_read(&settings, list, 0, &error));
+		strcat(list, "d");
+		assert_false(user_list_read(&settings, list, 0, &error));
+	}
 }
 
-TEST(watch_takes_a_switch_or_a_path)
-{
-	char list[600] = "watch=/";
-	struct settings settings = defaults();
-	struct error error;
-
-	assert_false(settings.watch);
-	assert_true(user_list_read(&settings, "watch", 0, &error));
-	assert_true(settings.watch);
-	assert_string_equal(settings.watch_path, "");
-	assert_true(user_list_read(&settings, "watch=no", 0, &error));
-	assert_false(settings.watch);
-	memset(list + 7, 'd', 253);
-	assert_true(user_list_read(&settings, list, 0, &error));
-	assert_true(settings.watch);
-	assert_int_equal(strlen(settings.watch_path), 254);
-	strcat(list, "d");
-	assert_false(user_list_read(&settings, list, 0, &error));
-	assert_non_null(strstr(error.text, "'watch'"));
-	assert_false(user_list_read(&settings, "watch=libx.so", 0, &error));
-	assert_false(user_list_read(&settings, "watch=/a\nb", 0, &error));
-	assert_false(user_list_read(&settings, "watch=", 0, &error));
-}
-
-TEST(nccl_net_takes_a_switch_or_one_path)
+/* NCCL would take what follows a comma for another plugin. */
+TEST(nccl_net_takes_one_path)
 {
 	struct settings settings = defaults();
 	struct error error;
 
-	assert_false(settings.nccl_net);
-	assert_true(option_set(&settings, "nccl-net", 8, "/opt/a.so", 9, &error));
-	assert_true(settings.nccl_net);
-	assert_string_equal(settings.nccl_net_path, "/opt/a.so");
-	assert_false(settings.watch);
-	assert_true(user_list_read(&settings, "nccl-net=no", 0, &error));
-	assert_false(settings.nccl_net);
-	/* NCCL would take what follows a comma for another plugin. */
 	assert_false(option_set(&settings, "nccl-net", 8, "/a,/b", 5, &error));
 	assert_non_null(strstr(error.text, "'nccl-net'"));
-	assert_false(user_list_read(&settings, "nccl-net=ddpucx", 0, &error));
-	assert_false(settings.nccl_net);
 }
 
 TEST(later_list_starts_from_the_defaults_it_is_given)

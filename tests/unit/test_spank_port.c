@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/identity/identity and master: which port, and whether it can be had. */
+/* spank/identity/identity and master: which port, and whether it can be had.
+   spank/gpu: which GPUs a task sees, and whether they suit the node's tasks.
+   spank/launch: what srun's side leaves in srun's environment. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "spank/identity/gpu.h"
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
+#include "spank/launch/names.h"
+#include "spank/launch/prepare.h"
 #include "spank/options/site.h"
 #include "tests/support/test.h"
 
@@ -199,5 +204,266 @@ TEST(node_addr_of_slurm_comes_before_the_name)
 			assert_string_equal(address, cases[i].address);
 		else
 			assert_non_null(strstr(error.text, "NodeAddr"));
+	}
+}
+
+/* ---- spank/gpu ------------------------------------------------------------------ */
+
+TEST(devices_are_found_as_slurm_binds_them)
+{
+	static const struct {
+		const char *variables[4];
+		uint32_t local_rank, local_world_size, visible;
+		enum gpu_binding binding;
+		int device;
+		enum gpu_verdict verdict;
+	} cases[] = {
+		{ { NULL }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=NoDevFiles" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=-1" }, 0, 4, 0, GPU_COMMON, -1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 2, 4, 4, GPU_COMMON, 2, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 3, 4, 4, GPU_COMMON, 3, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=GPU-aa,GPU-bb" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0" }, 0, 1, 1, GPU_COMMON, 0, GPU_FINE },
+		/* The only task of the node may be a torchrun, with a rank on each. */
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 0, 1, 4, GPU_COMMON, -1, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3" }, 1, 2, 4, GPU_COMMON, 1, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0,1" }, 3, 4, 2, GPU_COMMON, 1, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0" }, 1, 2, 1, GPU_COMMON, 0, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPUS_PER_TASK=1" }, 3, 4, 1, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPUS_PER_TASK=2" }, 1, 2, 2, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURMD_TRES_BIND=gpu:single:1" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=gpu:none" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_TRES_BIND=nic:closest" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=closest" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=none" }, 1, 2, 1, GPU_COMMON, 0, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPUS_PER_TASK=1" }, 0, 1, 1, GPU_COMMON, 0, GPU_FINE },
+		/* A job's variables are inherited by steps that are bound otherwise. */
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPUS_PER_TASK=1", "SLURMD_TRES_BIND=gpu:none" }, 1, 2, 2,
+		  GPU_COMMON, 1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPU_BIND=none", "SLURMD_TRES_BIND=gres/gpu:per_task:2" },
+		  1, 2, 2, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURM_GPU_BIND=map_gpu:0,1" }, 1, 2, 1, GPU_OWN, 0, GPU_NOTE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURM_GPU_BIND=verbose,none" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=shard:closest" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		/* All see all, or some that overlap: nobody's own is device 0. */
+		{ { "CUDA_VISIBLE_DEVICES=0,1,2,3", "SLURMD_TRES_BIND=gpu:closest", "SLURM_GPUS_ON_NODE=4" }, 3, 4, 4,
+		  GPU_COMMON, 3, GPU_FINE },
+		{ { "CUDA_VISIBLE_DEVICES=2,3", "SLURMD_TRES_BIND=gpu:closest", "SLURM_GPUS_ON_NODE=4" }, 3, 4, 2,
+		  GPU_OVERLAP, -1, GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0,1", "SLURMD_TRES_BIND=gpu:mask_gpu:0x3,0xc" }, 2, 4, 2, GPU_OVERLAP, -1,
+		  GPU_MISMATCH },
+		{ { "CUDA_VISIBLE_DEVICES=0", "SLURMD_TRES_BIND=gpu:single:2" }, 1, 2, 1, GPU_OVERLAP, 0, GPU_MISMATCH },
+		{ { "ROCR_VISIBLE_DEVICES=0,1" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "HIP_VISIBLE_DEVICES=0,1" }, 1, 2, 2, GPU_COMMON, 1, GPU_FINE },
+		{ { "ZE_AFFINITY_MASK=0,1,2" }, 1, 3, 3, GPU_COMMON, 1, GPU_FINE },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char *environment[5] = { NULL };
+		struct error sentence = { "" };
+		for (int v = 0; v < 4 && cases[i].variables[v] != NULL; v++)
+			environment[v] = (char *)(uintptr_t)cases[i].variables[v];
+		struct gpu_view view = gpu_view_of(environment, cases[i].local_rank, cases[i].local_world_size);
+		if (view.visible != cases[i].visible || view.binding != cases[i].binding ||
+		    view.device != cases[i].device ||
+		    gpu_judge(&view, cases[i].local_world_size, GPU_COMMON, &sentence) != cases[i].verdict)
+			fail_msg("case %zu: %u visible, binding %d, device %d, '%s'", i, view.visible, view.binding,
+			         view.device, sentence.text);
+		assert_int_equal(sentence.text[0] == '\0', cases[i].verdict == GPU_FINE);
+		assert_int_equal(gpu_judge(&view, cases[i].local_world_size, GPU_OWN, &sentence), GPU_FINE);
+	}
+}
+
+/* ---- spank/launch --------------------------------------------------------------- */
+
+static struct settings defaults(void)
+{
+	struct settings settings;
+
+	settings_init(&settings);
+	return settings;
+}
+
+static int clear(void **state)
+{
+	for (int i = 0; name_at(i) != NULL; i++)
+		unsetenv(name_at(i)->text);
+	return 0;
+}
+
+TEST_WITH(key_is_made_once_for_all_components, clear, NULL)
+{
+	struct settings settings = defaults();
+	struct error error = { "" };
+	char first[80];
+
+	assert_true(launch_prepare(&settings, NULL, &error));
+	snprintf(first, sizeof(first), "%s", getenv("SLURM_DDP_KEY"));
+	assert_int_equal(strlen(first), 64);
+	assert_int_equal(strspn(first, "0123456789abcdef"), 64);
+	unsetenv("SLURM_DDP_KEY");
+	assert_true(launch_prepare(&settings, NULL, &error));
+	assert_string_equal(getenv("SLURM_DDP_KEY"), first);
+}
+
+TEST_WITH(ranks_of_a_node_without_the_plugin_are_no_numbers, clear, NULL)
+{
+	struct settings settings = defaults();
+	struct error error;
+
+	setenv("RANK", "7", 1);
+	for (int launcher = 0; launcher < 2; launcher++) {
+		settings.launcher = launcher > 0;
+		assert_true(launch_prepare(&settings, NULL, &error));
+		for (int i = 0; name_at(i) != NULL; i++) {
+			const char *name = name_at(i)->text, *value = getenv(name);
+			bool told = strncmp(name, "PET_", 4) == 0 || (launcher == 0 && name_at(i)->kind == NAME_RANK);
+			if (told != (value != NULL && strstr(value, "absent on this node") != NULL))
+				fail_msg("%s is %s", name, value != NULL ? value : "not set");
+		}
+		clear(NULL);
+	}
+}
+
+TEST_WITH(first_host_of_a_hostfile_is_found, clear, NULL)
+{
+	static const struct { const char *text, *host; } cases[] = {
+		{ "n2\nn0\n", "n2" }, { "n2", "n2" }, { "\n\n  n2 \nn0", "n2" }, { "n2,n0,n1\n", "n2" },
+		{ "n[2-3]\n", "n2" }, { "n2*4\n", "n2" }, { "# comment\nn2\n", "n2" }, { "n2\r\nn0\r\n", "n2" },
+		{ "", NULL }, { "\n\n", NULL }, { "# none\n", NULL }, { "n[2-\n", NULL }, { "n/2\n", NULL },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		char path[] = "/tmp/test_spank_port.XXXXXX";
+		int fd = mkstemp(path);
+		struct settings settings = defaults();
+		struct error error = { "" };
+		assert_true(fd >= 0);
+		assert_int_equal(write(fd, cases[i].text, strlen(cases[i].text)), (ssize_t)strlen(cases[i].text));
+		close(fd);
+		if (launch_prepare(&settings, path, &error) != (cases[i].host != NULL))
+			fail_msg("case %zu: %s", i, error.text);
+		if (cases[i].host != NULL)
+			assert_string_equal(getenv("SLURM_DDP_FIRST_HOST"), cases[i].host);
+		else
+			assert_true(error.text[0] != '\0');
+		/* The nodes refuse a step without. */
+		assert_int_equal(getenv("SLURM_DDP_KEY") != NULL, cases[i].host != NULL);
+		unlink(path);
+	}
+}
+
+TEST_WITH(missing_hostfile_is_an_error_that_names_it, clear, NULL)
+{
+	struct settings settings = defaults();
+	struct error error;
+
+	assert_false(launch_prepare(&settings, "/nonexistent/hosts", &error));
+	assert_non_null(strstr(error.text, "/nonexistent/hosts"));
+	setenv("SLURM_DDP_FIRST_HOST", "stale", 1);
+	assert_true(launch_prepare(&settings, NULL, &error));
+	assert_null(getenv("SLURM_DDP_FIRST_HOST"));
+}
+
+TEST_WITH(stale_variables_are_listed, clear, NULL)
+{
+	char text[512], small[8];
+	struct settings settings = defaults();
+	struct error error;
+
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "");
+	setenv("MASTER_ADDR", "n9", 1);
+	setenv("RANK", "7", 1);
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9");
+	launch_list_stale(small, sizeof(small));
+	assert_string_equal(small, "RANK=7 ");
+	setenv("MASTER_ADDR", "n9\n\033[2J", 1);
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "RANK=7 MASTER_ADDR=n9??[2J");
+	unsetenv("MASTER_ADDR");
+	assert_true(launch_prepare(&settings, NULL, &error));
+	launch_list_stale(text, sizeof(text));
+	assert_string_equal(text, "");
+}
+
+/* The names that are set now, except those of a kind, Slurm's, which a generation only changes, and the user's lists. */
+static int count_left(enum name_kind except)
+{
+	int count = 0;
+
+	for (int i = 0; name_at(i) != NULL; i++)
+		count += name_at(i)->kind != except && name_at(i)->kind != NAME_RENUMBERED &&
+		         name_at(i)->kind != NAME_LIST && getenv(name_at(i)->text) != NULL;
+	return count;
+}
+
+TEST_WITH(variables_of_another_step_are_taken_out, clear, NULL)
+{
+	/* DDP_STEP_ID tells that the others are the plugin's. */
+	for (int i = 0; name_at(i) != NULL; i++)
+		if (name_at(i)->kind != NAME_HANDOVER && strcmp(name_at(i)->text, "DDP_STEP_ID") != 0)
+			setenv(name_at(i)->text, "7", 1);
+	launch_leave_step();
+	for (int i = 0; name_at(i) != NULL; i++) {
+		const char *name = name_at(i)->text;
+		bool stays = name_at(i)->kind != NAME_HANDOVER && strcmp(name, "DDP_STEP_ID") != 0 &&
+		             strcmp(name, "DDP_DERIVED") != 0;
+		if ((getenv(name) != NULL) != stays)
+			fail_msg("%s is %s", name, stays ? "taken out" : "left");
+	}
+	/* Nor is a step's key left, whatever else a program has taken out. */
+	setenv("DDP_KEY", "step:7", 1);
+	launch_leave_step();
+	assert_null(getenv("DDP_KEY"));
+	setenv("DDP_KEY", "7", 1);
+	setenv("DDP_STEP_ID", "7", 1);
+	setenv("SLURM_DDP_RELAY", "7", 1);
+	launch_leave_step();
+	assert_int_equal(count_left(NAME_CHOICE), 0);
+	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
+}
+
+/* A node without the plugin leaves there what srun has put in. */
+TEST_WITH(words_for_a_node_without_the_plugin_are_taken_out, clear, NULL)
+{
+	struct settings settings = defaults();
+	struct error error;
+
+	assert_true(launch_prepare(&settings, NULL, &error));
+	setenv("DDP_REQUESTED", "7.0", 1);
+	setenv("SLURM_STEP_RESV_PORTS", "20001", 1);
+	setenv("OMP_NUM_THREADS", "7", 1);
+	launch_leave_step();
+	assert_int_equal(count_left(NAME_CHOICE), 0);
+	assert_string_equal(getenv("OMP_NUM_THREADS"), "7");
+}
+
+TEST_WITH(derived_values_are_taken_out_and_others_stay, clear, NULL)
+{
+	static const struct { const char *derived, *threads, *trace; bool has_threads, has_trace; } cases[] = {
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "4", "/a b", false, false },
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "8", "/a b", true, false },
+		{ "OMP_NUM_THREADS=4\tDDP_TRACE_DIR=/a b", "4", "/a", false, true },
+		{ "OMP_NUM_THREADS=44\tDDP_TRACE_DIR=/a", "4", "/a b", true, true },
+		{ "DDP_TRACE_DIR=/a", "4", "/a", true, false },
+		{ "XOMP_NUM_THREADS=4\tOMP_NUM_THREADS", "4", "", true, true },
+		{ "\t\t", "4", "", true, true }, { "", "4", "", true, true }, { NULL, "4", "/a", true, true },
+	};
+
+	for (size_t i = 0; i < COUNT(cases); i++) {
+		clear(NULL);
+		if (cases[i].derived != NULL)
+			setenv("DDP_DERIVED", cases[i].derived, 1);
+		setenv("OMP_NUM_THREADS", cases[i].threads, 1);
+		setenv("DDP_TRACE_DIR", cases[i].trace, 1);
+		launch_leave_step();
+		if ((getenv("OMP_NUM_THREADS") != NULL) != cases[i].has_threads ||
+		    (getenv("DDP_TRACE_DIR") != NULL) != cases[i].has_trace)
+			fail_msg("case %zu", i);
+		assert_null(getenv("DDP_DERIVED"));
 	}
 }

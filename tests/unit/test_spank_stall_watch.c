@@ -3,7 +3,6 @@
 /* spank/stall_watch: what a node tells srun of its ranks, and when. */
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +34,10 @@ struct fixture {
 	uint64_t now_ns; /* looks are as far apart as they should be, whatever the clock says */
 };
 
-/* A node with one rank, which is a process that does nothing. */
-static void begin_node(struct fixture *node, const struct relay *relay)
+static const struct relay nowhere;
+
+/* A node with one rank, which is a process that does nothing. `seconds`: of stall=. */
+static void begin_node(struct fixture *node, const struct relay *relay, uint32_t seconds)
 {
 	struct error error;
 
@@ -54,7 +55,7 @@ static void begin_node(struct fixture *node, const struct relay *relay)
 	node->supervise.shared->world_size = 1;
 	strcpy(node->supervise.shared->node, "n0");
 	strcpy(node->supervise.shared->srun_address, "127.0.0.1");
-	if (!stall_watch_open(&node->watch, &node->supervise, 2, &error))
+	if (!stall_watch_open(&node->watch, &node->supervise, seconds, &error))
 		fail_msg("%s", error.text);
 	node->watch.relay = *relay;
 	node->now_ns = ddp_now_ns();
@@ -86,7 +87,7 @@ TEST(node_tells_of_changes_only)
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	begin_node(&node, &relay);
+	begin_node(&node, &relay, 2);
 	write_page(&node, &page);
 	look(&node, 20, false);
 	assert_false(node.watch.told);
@@ -127,7 +128,7 @@ TEST(a_generation_begins_without_the_last_ones_stall)
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	begin_node(&node, &relay);
+	begin_node(&node, &relay, 2);
 	atomic_store(&node.supervise.shared->generation, 1);
 	write_page(&node, &page);
 	look(&node, 5, false);
@@ -156,7 +157,7 @@ TEST(steps_that_pause_or_stop_do_not_stall)
 	struct relay relay = open_relay(true);
 	struct fixture node;
 
-	begin_node(&node, &relay);
+	begin_node(&node, &relay, 2);
 	write_page(&node, &page);
 	look(&node, 3, false);
 	/* Suspended for an hour. */
@@ -177,10 +178,10 @@ TEST(steps_that_pause_or_stop_do_not_stall)
 TEST(what_srun_has_not_got_is_told_again)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1 };
-	struct relay nowhere = { .port = 0 }, relay;
+	struct relay relay;
 	struct fixture node;
 
-	begin_node(&node, &nowhere);
+	begin_node(&node, &nowhere, 2);
 	write_page(&node, &page);
 	look(&node, 20, false);
 	assert_true(node.watch.unanswered);
@@ -207,7 +208,7 @@ TEST(what_srun_may_have_heard_is_taken_back)
 	struct relay relay = open_relay(false);
 	struct fixture node;
 
-	begin_node(&node, &relay);
+	begin_node(&node, &relay, 2);
 	node.supervise.shared->world_size = 2;
 	write_page(&node, &page);
 	node.watch.relay.reply_ms = 0;
@@ -226,15 +227,11 @@ TEST(what_srun_may_have_heard_is_taken_back)
 /* A program without libddp never comes to ddp_init(). */
 TEST(looks_for_the_start_grow_rare_and_end)
 {
-	struct relay nowhere = { .port = 0 };
-	struct error error;
 	struct fixture node;
 	uint64_t waited_ms = 0;
 	int looks = 0, ms;
 
-	begin_node(&node, &nowhere);
-	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
-		fail_msg("%s", error.text);
+	begin_node(&node, &nowhere, 0);
 	node.now_ns = node.watch.opened_ns;
 	do {
 		ms = stall_watch_check(&node.watch, false, node.now_ns);
@@ -252,13 +249,9 @@ TEST(looks_for_the_start_grow_rare_and_end)
 TEST(looks_for_the_start_end_with_it)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
-	struct relay nowhere = { .port = 0 };
-	struct error error;
 	struct fixture node;
 
-	begin_node(&node, &nowhere);
-	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
-		fail_msg("%s", error.text);
+	begin_node(&node, &nowhere, 0);
 	assert_int_equal(stall_watch_check(&node.watch, false, node.watch.opened_ns), STALL_START_MS);
 	write_page(&node, &page);
 	assert_int_equal(stall_watch_check(&node.watch, false, node.watch.opened_ns + SECOND), 0);
@@ -272,10 +265,9 @@ TEST(slow_start_is_no_stall)
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .waiting = DDP_WAITING_OTHER,
 		                     .collective_text = DDP_PROGRESS_FIRST_EXCHANGE };
 	char folder[] = "/tmp/ddp-stall-watch-XXXXXX", path[64];
-	struct relay nowhere = { .port = 0 };
 	struct fixture node;
 
-	begin_node(&node, &nowhere);
+	begin_node(&node, &nowhere, 2);
 	node.supervise.shared->world_size = 2;
 	assert_non_null(mkdtemp(folder));
 	node.watch.flight.place = (struct record_place){ .job = 5, .step = 0, .owner = { .user = geteuid(), .group = getegid() } };
@@ -304,14 +296,11 @@ TEST(slow_start_is_no_stall)
 TEST(unheard_note_is_told_again_soon)
 {
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
-	struct relay nowhere = { .port = 0 }, relay;
-	struct error error;
+	struct relay relay;
 	struct fixture node;
 	int ms;
 
-	begin_node(&node, &nowhere);
-	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
-		fail_msg("%s", error.text);
+	begin_node(&node, &nowhere, 0);
 	write_page(&node, &page);
 	stall_watch_begin_again(&node.watch);
 	for (int looks = 0, limit_ms = STALL_START_MS; looks < 20; looks++, limit_ms *= limit_ms < STALL_START_MAX_MS ? 2 : 1) {
@@ -338,13 +327,10 @@ TEST(rank_that_is_stopped_is_looked_for)
 	};
 	struct ddp_progress page = { .magic = DDP_PROGRESS_MAGIC, .bucket = -1, .phase = DDP_PHASE_FORWARD };
 	struct relay relay = open_relay(false);
-	struct error error;
 	struct fixture node;
 
-	begin_node(&node, &relay);
+	begin_node(&node, &nowhere, 0);
 	node.supervise.shared->world_size = 2;
-	if (!stall_watch_open(&node.watch, &node.supervise, 0, &error))
-		fail_msg("%s", error.text);
 	for (size_t i = 0; i < sizeof(periods) / sizeof(periods[0]); i++) {
 		page.timeout_ms = periods[i].timeout_ms;
 		write_page(&node, &page);

@@ -2,10 +2,6 @@
 /* runs: asan; all: unit tsan */
 /* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "spank/srun/first_failure.h"
 #include "spank/srun/step.h"

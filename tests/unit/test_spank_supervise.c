@@ -5,9 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -19,11 +17,13 @@
 #include "tests/support/folder.h"
 #include "tests/support/test.h"
 
-static void start(struct supervise *supervise, uint32_t tasks)
+static struct supervise supervise;
+
+static void start(uint32_t tasks)
 {
 	struct error error = { "" };
 
-	if (!supervise_start(supervise, tasks, geteuid(), &error))
+	if (!supervise_start(&supervise, tasks, geteuid(), &error))
 		fail_msg("%s", error.text);
 }
 
@@ -42,11 +42,10 @@ static pid_t fork_task(void)
 
 TEST(page_outlives_its_task)
 {
-	struct supervise supervise;
 	struct ddp_progress progress;
 	pid_t pid;
 
-	start(&supervise, 3);
+	start(3);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
@@ -68,9 +67,7 @@ TEST(page_outlives_its_task)
 
 TEST(file_passes_exec_and_keeps_out_of_the_way)
 {
-	struct supervise supervise;
-
-	start(&supervise, 1);
+	start(1);
 	assert_true(supervise.progress_fd >= 40);
 	assert_int_equal(fcntl(supervise.progress_fd, F_GETFD) & FD_CLOEXEC, 0);
 	supervise_end(&supervise);
@@ -102,9 +99,8 @@ static int growth_of_the_table(void)
 		close(fd);
 	pid = fork();
 	if (pid == 0) {
-		struct supervise supervise;
 		int before = room_for_descriptors();
-		start(&supervise, 4);
+		start(4);
 		_exit(room_for_descriptors() == before ? 0 : 1);
 	}
 	return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 2;
@@ -125,10 +121,9 @@ TEST(file_needs_no_larger_table_of_descriptors)
 
 TEST(file_is_private_and_keeps_its_size)
 {
-	struct supervise supervise;
 	struct stat info;
 
-	start(&supervise, 2);
+	start(2);
 	assert_int_equal(ftruncate(supervise.progress_fd, 0), -1);
 	assert_int_equal(errno, EPERM);
 	assert_int_equal(ftruncate(supervise.progress_fd, 1 << 20), -1);
@@ -140,10 +135,9 @@ TEST(file_is_private_and_keeps_its_size)
 
 TEST(page_that_is_not_there_reads_as_zero)
 {
-	struct supervise supervise;
 	struct ddp_progress progress = { .magic = 1 };
 
-	start(&supervise, 2);
+	start(2);
 	supervise_read(&supervise, 2, &progress);
 	assert_int_equal(progress.magic, 0);
 	close(supervise.progress_fd);
@@ -156,7 +150,6 @@ TEST(page_that_is_not_there_reads_as_zero)
 
 TEST(impossible_numbers_of_tasks_are_refused)
 {
-	struct supervise supervise;
 	struct error error = { "" };
 
 	assert_false(supervise_start(&supervise, 0, geteuid(), &error));
@@ -167,9 +160,7 @@ TEST(impossible_numbers_of_tasks_are_refused)
 
 TEST(node_of_rank_zero_is_known)
 {
-	struct supervise supervise;
-
-	start(&supervise, 3);
+	start(3);
 	assert_false(supervise_holds_rank_zero(&supervise));
 	supervise.shared->task[0].rank = 5;
 	assert_false(supervise_holds_rank_zero(&supervise));
@@ -180,10 +171,9 @@ TEST(node_of_rank_zero_is_known)
 
 TEST(one_task_of_a_node_tells)
 {
-	struct supervise supervise;
 	int told = 0;
 
-	start(&supervise, 8);
+	start(8);
 	for (int i = 0; i < 8; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
@@ -203,11 +193,10 @@ TEST(one_task_of_a_node_tells)
 /* srun hears first what is wrong, and then how tasks end. */
 TEST(tasks_end_after_the_words)
 {
-	struct supervise supervise;
 	atomic_bool *said = mmap(NULL, sizeof(*said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	assert_true(said != MAP_FAILED);
-	start(&supervise, 8);
+	start(8);
 	for (int i = 0; i < 8; i++) {
 		pid_t pid = fork();
 		assert_true(pid >= 0);
@@ -240,10 +229,9 @@ static void await_end(pid_t pid)
 
 TEST(lone_death_is_told_from_a_common_one)
 {
-	struct supervise supervise;
 	pid_t pids[3];
 
-	start(&supervise, 3);
+	start(3);
 	for (uint32_t i = 0; i < 3; i++)
 		supervise_forked(&supervise, i, pids[i] = fork_task());
 	assert_false(supervise_count_ends(&supervise).all_ended);
@@ -288,10 +276,9 @@ TEST(failures_of_their_own_are_told_from_killed_tasks)
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		struct supervise supervise;
 		pid_t pid = fork_end(cases[i].code, cases[i].number);
 		int status;
-		start(&supervise, 2);
+		start(2);
 		supervise_forked(&supervise, 0, pid);
 		await_end(pid);
 		/* As it is before slurmstepd has reaped it, and after. */
@@ -327,9 +314,8 @@ static void end_by(int number)
 TEST(status_before_slurms_is_the_same)
 {
 	static const int statuses[] = { W_EXITCODE(0, 0), W_EXITCODE(7, 0), SIGKILL, SIGABRT };
-	struct supervise supervise;
 
-	start(&supervise, 1);
+	start(1);
 	for (size_t i = 0; i < sizeof(statuses) / sizeof(statuses[0]); i++) {
 		int early = -1, late = -1;
 		pid_t pid = fork();
@@ -350,9 +336,7 @@ TEST(status_before_slurms_is_the_same)
 
 TEST(ending_twice_does_no_harm)
 {
-	struct supervise supervise;
-
-	start(&supervise, 1);
+	start(1);
 	supervise_end(&supervise);
 	supervise_end(&supervise);
 	assert_true(supervise_count_ends(&supervise).all_ended);

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/node/unseen and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in different collectives. */
+/* spank/node/unseen and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in
+   different collectives. */
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

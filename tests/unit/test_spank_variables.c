@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
 /* spank/variables and daemon: what a task gets. */
-#include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "spank/launch/container.h"
@@ -10,17 +8,36 @@
 #include "tests/support/spank_task.h"
 #include "tests/support/test.h"
 
-static const struct variable *find(const struct variables *variables, const char *name)
+/* The task, and what it gets; each case begins with the same. */
+static struct identity identity;
+static struct task_extras with;
+static struct variables variables;
+
+static int begin(void **state)
 {
-	for (int i = 0; i < variables->count; i++)
-		if (strcmp(variables->item[i].name, name) == 0)
-			return &variables->item[i];
+	static char path[] = "PATH=/bin", *environment[] = { path, NULL };
+
+	identity = task();
+	with = extras(environment);
+	return 0;
+}
+
+static void give(const char *list)
+{
+	build(&variables, list, &identity, &with);
+}
+
+static const struct variable *find(const char *name)
+{
+	for (int i = 0; i < variables.count; i++)
+		if (strcmp(variables.item[i].name, name) == 0)
+			return &variables.item[i];
 	return NULL;
 }
 
-static void expect(const struct variables *variables, const char *name, const char *value)
+static void expect(const char *name, const char *value)
 {
-	const struct variable *variable = find(variables, name);
+	const struct variable *variable = find(name);
 
 	if (variable == NULL || variable->value == NULL)
 		fail_msg("%s is not set", name);
@@ -29,15 +46,24 @@ static void expect(const struct variables *variables, const char *name, const ch
 }
 
 /* Taken out, or left to the caller's own. */
-static void expect_no_value(const struct variables *variables, const char *name)
+static void expect_no_value(const char *name)
 {
-	const struct variable *variable = find(variables, name);
+	const struct variable *variable = find(name);
 
 	if (variable != NULL && variable->value != NULL)
 		fail_msg("%s is set to '%s'", name, variable->value);
 }
 
-TEST(ranks_are_given_for_every_framework)
+/* The caller's stays; `value` NULL: likewise. */
+static void expect_or_left(const char *name, const char *value)
+{
+	if (value != NULL)
+		expect(name, value);
+	else
+		assert_null(find(name));
+}
+
+TEST_WITH(ranks_are_given_for_every_framework, begin, NULL)
 {
 	static const char *const expected[][2] = {
 		{ "RANK", "3" }, { "WORLD_SIZE", "4" }, { "LOCAL_RANK", "1" }, { "LOCAL_WORLD_SIZE", "2" },
@@ -48,58 +74,45 @@ TEST(ranks_are_given_for_every_framework)
 		{ "DDP_RESTART_COUNT", "1" }, { "DDP_NODE_NAME", "n1" }, { "DDP_ON_FAILURE", "kill" },
 		{ "DDP_KEY", STEP_KEY TASK_KEY }, { "DDP_PROGRESS_FD", "200" }, { "OMP_NUM_THREADS", "4" },
 	};
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 
-	build(&variables, "", &identity, &with);
+	give("");
 	for (size_t i = 0; i < COUNT(expected); i++)
-		expect(&variables, expected[i][0], expected[i][1]);
+		expect(expected[i][0], expected[i][1]);
 	for (int i = 0; i < variables.count; i++)
 		assert_non_null(variables.item[i].source);
 }
 
-TEST(stale_variables_are_taken_out)
+TEST_WITH(stale_variables_are_taken_out, begin, NULL)
 {
 	static const char *const stale[] = { "PET_NNODES", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT",
 		                             "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE",
 		                             "ROLE_RANK", "GROUP_WORLD_SIZE", "DDP_LOCAL_DEVICE",
 		                             "SLURM_DDP_KEY", "SLURM_DDP_FIRST_HOST",
 		                             "SLURM_DDP_RELAY" };
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 
-	build(&variables, "", &identity, &with);
+	give("");
 	for (size_t i = 0; i < COUNT(stale); i++) {
-		const struct variable *variable = find(&variables, stale[i]);
+		const struct variable *variable = find(stale[i]);
 		if (variable == NULL || variable->value != NULL)
 			fail_msg("%s is not taken out", stale[i]);
 	}
 }
 
-TEST(absent_page_does_not_leave_a_stale_one)
+TEST_WITH(absent_page_does_not_leave_a_stale_one, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
 	with.progress_fd = -1;
-	build(&variables, "", &identity, &with);
-	assert_non_null(find(&variables, "DDP_PROGRESS_FD"));
-	assert_null(find(&variables, "DDP_PROGRESS_FD")->value);
+	give("");
+	assert_non_null(find("DDP_PROGRESS_FD"));
+	assert_null(find("DDP_PROGRESS_FD")->value);
 }
 
-TEST(step_without_a_key_is_refused)
+TEST_WITH(step_without_a_key_is_refused, begin, NULL)
 {
 	static const struct { const char *key, *named; } keys[] = {
 		{ NULL, "missing" }, { "", "not what it made" }, { &TASK_KEY[1], "not what it made" },
 		{ "g0112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 		{ "000112233445566778899aabbccddeeff00112233445566778899aabbccddeeff", "not what" },
 	};
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
 
 	settings_init(&settings);
@@ -111,91 +124,77 @@ TEST(step_without_a_key_is_refused)
 	}
 }
 
-TEST(watch_names_nccls_plugin)
+TEST_WITH(watch_names_nccls_plugin, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
 	with.nccl_profiler = "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so";
-	build(&variables, "watch", &identity, &with);
-	expect(&variables, "NCCL_PROFILER_PLUGIN", "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so");
-	build(&variables, "watch=/opt/p.so", &identity, &with);
-	expect(&variables, "NCCL_PROFILER_PLUGIN", "/opt/p.so");
+	give("watch");
+	expect("NCCL_PROFILER_PLUGIN", "/usr/lib/slurm-ddp/libnccl-profiler-ddp.so");
+	give("watch=/opt/p.so");
+	expect("NCCL_PROFILER_PLUGIN", "/opt/p.so");
 	with.progress_fd = -1; /* no page to write to */
-	build(&variables, "watch", &identity, &with);
-	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
+	give("watch");
+	assert_null(find("NCCL_PROFILER_PLUGIN"));
 	with = extras(ENVIRONMENT((char[]){ "NCCL_PROFILER_PLUGIN=mine" },));
-	build(&variables, "watch", &identity, &with);
-	assert_null(find(&variables, "NCCL_PROFILER_PLUGIN"));
+	give("watch");
+	assert_null(find("NCCL_PROFILER_PLUGIN"));
 }
 
-TEST(python_adds_a_folder_to_the_users)
+TEST_WITH(python_adds_a_folder_to_the_users, begin, NULL)
 {
-	static struct variables variables;
 	static char much[4000] = "PYTHONPATH=/";
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 
 	with.python = "/usr/lib/slurm-ddp/python";
-	build(&variables, "python", &identity, &with);
-	expect(&variables, "PYTHONPATH", "/usr/lib/slurm-ddp/python/site");
-	expect(&variables, "DDP_PYTHON", "yes");
+	give("python");
+	expect("PYTHONPATH", "/usr/lib/slurm-ddp/python/site");
+	expect("DDP_PYTHON", "yes");
 	/* A step that a task starts gets the user's list, in which the folder does nothing. */
-	assert_null(strstr(find(&variables, "DDP_DERIVED")->value, "PYTHONPATH"));
+	assert_null(strstr(find("DDP_DERIVED")->value, "PYTHONPATH"));
 	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=/mine:/too" },));
-	build(&variables, "python=/opt/p", &identity, &with);
-	expect(&variables, "PYTHONPATH", "/opt/p/site:/mine:/too");
-	build(&variables, "timeout=5", &identity, &with);
-	assert_null(find(&variables, "PYTHONPATH"));
-	assert_null(find(&variables, "DDP_PYTHON"));
+	give("python=/opt/p");
+	expect("PYTHONPATH", "/opt/p/site:/mine:/too");
+	give("timeout=5");
+	assert_null(find("PYTHONPATH"));
+	assert_null(find("DDP_PYTHON"));
 	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=" },));
-	build(&variables, "python=/opt/p", &identity, &with);
-	expect(&variables, "PYTHONPATH", "/opt/p/site");
+	give("python=/opt/p");
+	expect("PYTHONPATH", "/opt/p/site");
 	with = extras(ENVIRONMENT((char[]){ "PYTHONPATH=/opt/p/site:/mine" },));
-	build(&variables, "python=/opt/p", &identity, &with);
-	assert_null(find(&variables, "PYTHONPATH"));
+	give("python=/opt/p");
+	assert_null(find("PYTHONPATH"));
 	memset(much + strlen(much), 'p', sizeof(much) - strlen(much) - 1);
 	with = extras(ENVIRONMENT(much,));
-	build(&variables, "python=/opt/p", &identity, &with);
-	assert_null(find(&variables, "PYTHONPATH"));
+	give("python=/opt/p");
+	assert_null(find("PYTHONPATH"));
 	environment_leave_step(&variables, ENVIRONMENT(V("DDP_STEP_ID=1") V("DDP_PYTHON=yes") V("DDP_DERIVED=DDP_PYTHON=yes")
 	                                               V("PYTHONPATH=/opt/p/site:/mine")));
-	assert_null(find(&variables, "PYTHONPATH"));
-	assert_non_null(find(&variables, "DDP_PYTHON"));
+	assert_null(find("PYTHONPATH"));
+	assert_non_null(find("DDP_PYTHON"));
 }
 
-TEST(nccl_net_names_nccls_network)
+TEST_WITH(nccl_net_names_nccls_network, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
 	with.nccl_net = "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so";
-	build(&variables, "", &identity, &with);
-	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
-	build(&variables, "nccl-net", &identity, &with);
-	expect(&variables, "NCCL_NET_PLUGIN", "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so");
-	build(&variables, "nccl-net=/opt/p.so", &identity, &with);
-	expect(&variables, "NCCL_NET_PLUGIN", "/opt/p.so");
+	give("");
+	assert_null(find("NCCL_NET_PLUGIN"));
+	give("nccl-net");
+	expect("NCCL_NET_PLUGIN", "/usr/lib/slurm-ddp/libnccl-net-ddpucx.so");
+	give("nccl-net=/opt/p.so");
+	expect("NCCL_NET_PLUGIN", "/opt/p.so");
 	with = extras(ENVIRONMENT((char[]){ "NCCL_NET_PLUGIN=none" },));
-	build(&variables, "nccl-net", &identity, &with);
-	assert_null(find(&variables, "NCCL_NET_PLUGIN"));
+	give("nccl-net");
+	assert_null(find("NCCL_NET_PLUGIN"));
 }
 
-TEST(nothing_of_the_transports_is_touched)
+TEST_WITH(nothing_of_the_transports_is_touched, begin, NULL)
 {
 	static const char *const prefixes[] = { "UCX_", "NCCL_", "SLURM_PMIX", "PMIX_", "SLURM_PROCID",
 		                                "SLURM_LOCALID", "CUDA_" };
 	static const char *const lists[] = { "", "launcher", "verbose,timeout=5,trace=/t,bucket-mb=1" };
-	static struct variables variables;
 
 	for (size_t l = 0; l < COUNT(lists); l++) {
-		struct identity identity = task();
-		struct task_extras with = extras(ENVIRONMENT());
 		identity.world_size = identity.node_count = 4;
 		identity.local_world_size = 1;
-		build(&variables, lists[l], &identity, &with);
+		give(lists[l]);
 		for (int i = 0; i < variables.count; i++)
 			for (size_t p = 0; p < COUNT(prefixes); p++)
 				assert_int_not_equal(strncmp(variables.item[i].name, prefixes[p],
@@ -203,26 +202,22 @@ TEST(nothing_of_the_transports_is_touched)
 	}
 }
 
-TEST(keys_of_the_library_pass_through)
+TEST_WITH(keys_of_the_library_pass_through, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
-	build(&variables, "timeout=90,silence=7,bucket-mb=0.5,trace=/scratch/t,on-failure=continue", &identity, &with);
-	expect(&variables, "DDP_TIMEOUT", "90");
-	expect(&variables, "DDP_SILENCE", "7");
-	expect(&variables, "DDP_BUCKET_MB", "0.5");
-	expect(&variables, "DDP_TRACE_DIR", "/scratch/t");
-	expect(&variables, "DDP_ON_FAILURE", "continue");
-	build(&variables, "", &identity, &with);
-	assert_null(find(&variables, "DDP_TIMEOUT"));
-	assert_null(find(&variables, "DDP_SILENCE"));
-	assert_null(find(&variables, "DDP_BUCKET_MB"));
-	assert_null(find(&variables, "DDP_TRACE_DIR"));
+	give("timeout=90,silence=7,bucket-mb=0.5,trace=/scratch/t,on-failure=continue");
+	expect("DDP_TIMEOUT", "90");
+	expect("DDP_SILENCE", "7");
+	expect("DDP_BUCKET_MB", "0.5");
+	expect("DDP_TRACE_DIR", "/scratch/t");
+	expect("DDP_ON_FAILURE", "continue");
+	give("");
+	assert_null(find("DDP_TIMEOUT"));
+	assert_null(find("DDP_SILENCE"));
+	assert_null(find("DDP_BUCKET_MB"));
+	assert_null(find("DDP_TRACE_DIR"));
 }
 
-TEST(threads_follow_omp)
+TEST_WITH(threads_follow_omp, begin, NULL)
 {
 	static const struct { const char *list; bool caller; uint32_t cpus; const char *threads; } cases[] = {
 		{ "", false, 4, "4" }, { "", true, 4, NULL }, { "", false, 0, NULL },
@@ -232,36 +227,28 @@ TEST(threads_follow_omp)
 	};
 
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		static struct variables variables;
-		struct identity identity = task();
 		char **environment = cases[i].caller ? ENVIRONMENT(V("OMP_NUM_THREADS=64")) : ENVIRONMENT();
-		struct task_extras with = extras(environment);
+		with = extras(environment);
 		with.cpus = cases[i].cpus;
 		with.user_threads = cases[i].caller ? "64" : NULL;
-		build(&variables, cases[i].list, &identity, &with);
-		if (cases[i].threads != NULL)
-			expect(&variables, "OMP_NUM_THREADS", cases[i].threads);
-		else
-			assert_null(find(&variables, "OMP_NUM_THREADS"));
+		give(cases[i].list);
+		expect_or_left("OMP_NUM_THREADS", cases[i].threads);
 	}
 }
 
-TEST(threads_of_a_container_are_nobodys)
+TEST_WITH(threads_of_a_container_are_nobodys, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=77")));
-
-	build(&variables, "", &identity, &with);
-	expect(&variables, "OMP_NUM_THREADS", "4");
+	with = extras(ENVIRONMENT(V("OMP_NUM_THREADS=77")));
+	give("");
+	expect("OMP_NUM_THREADS", "4");
 	with.user_threads = "5";
-	build(&variables, "", &identity, &with);
-	expect(&variables, "OMP_NUM_THREADS", "5");
-	build(&variables, "omp=keep", &identity, &with);
-	assert_null(find(&variables, "OMP_NUM_THREADS"));
+	give("");
+	expect("OMP_NUM_THREADS", "5");
+	give("omp=keep");
+	assert_null(find("OMP_NUM_THREADS"));
 }
 
-TEST(cpus_are_the_least_that_a_task_is_given)
+TEST_WITH(cpus_are_the_least_that_a_task_is_given, begin, NULL)
 {
 	static const struct { struct cpu_facts facts; uint32_t cpus; const char *what; } cases[] = {
 		{ { .per_task = 3, .asked = 3, .share = 3 }, 3, "-c3" },
@@ -283,7 +270,7 @@ TEST(cpus_are_the_least_that_a_task_is_given)
 			fail_msg("%s: %u, not %u", cases[i].what, cpus_of_task(&cases[i].facts), cases[i].cpus);
 }
 
-TEST(derived_values_are_told_from_the_users)
+TEST_WITH(derived_values_are_told_from_the_users, begin, NULL)
 {
 	static const struct { const char *list; bool caller; const char *derived; } cases[] = {
 		{ "", false, "OMP_NUM_THREADS=4" }, { "omp=keep", false, NULL },
@@ -294,25 +281,23 @@ TEST(derived_values_are_told_from_the_users)
 		  "NCCL_PROFILER_PLUGIN=/w.so\tNCCL_NET_PLUGIN=/n.so\tDDP_TRACE_DIR=/a b\tOMP_NUM_THREADS=4" },
 		{ "nccl-net=/n.so,watch=/w.so", true, NULL },
 	};
-	static struct variables variables;
 
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct identity identity = task();
 		char **environment = cases[i].caller
 			? ENVIRONMENT(V("OMP_NUM_THREADS=77") V("DDP_TIMEOUT=90") V("NCCL_NET_PLUGIN=none")
 			              V("NCCL_PROFILER_PLUGIN=mine")) : ENVIRONMENT();
-		struct task_extras with = extras(environment);
+		with = extras(environment);
 		/* A container's plugin has set 77. */
 		with.user_threads = cases[i].caller ? "4" : NULL;
-		build(&variables, cases[i].list, &identity, &with);
+		give(cases[i].list);
 		if (cases[i].derived != NULL)
-			expect(&variables, "DDP_DERIVED", cases[i].derived);
+			expect("DDP_DERIVED", cases[i].derived);
 		else
-			expect_no_value(&variables, "DDP_DERIVED");
+			expect_no_value("DDP_DERIVED");
 	}
 }
 
-TEST(jax_is_told_of_devices_that_are_the_tasks_own)
+TEST_WITH(jax_is_told_of_devices_that_are_the_tasks_own, begin, NULL)
 {
 	static const struct { struct gpu_view gpu; bool caller; const char *devices; } cases[] = {
 		{ { .visible = 0, .device = -1 }, false, NULL }, { { .visible = 4, .device = 1 }, false, NULL },
@@ -321,102 +306,82 @@ TEST(jax_is_told_of_devices_that_are_the_tasks_own)
 		{ { .visible = 3, .binding = GPU_OWN }, false, "0,1,2" },
 		{ { .visible = 1, .binding = GPU_OWN }, true, NULL },
 	};
-	static struct variables variables;
 
 	for (size_t i = 0; i < COUNT(cases); i++) {
-		struct identity identity = task();
 		char **environment = cases[i].caller ? ENVIRONMENT(V("JAX_LOCAL_DEVICE_IDS=5")) : ENVIRONMENT();
-		struct task_extras with = extras(environment);
+		with = extras(environment);
 		with.gpu = cases[i].gpu;
-		build(&variables, "", &identity, &with);
-		if (cases[i].devices != NULL)
-			expect(&variables, "JAX_LOCAL_DEVICE_IDS", cases[i].devices);
-		else
-			assert_null(find(&variables, "JAX_LOCAL_DEVICE_IDS"));
+		give("");
+		expect_or_left("JAX_LOCAL_DEVICE_IDS", cases[i].devices);
 	}
 }
 
-TEST(address_of_version_6_gets_brackets_in_a_pair)
+TEST_WITH(address_of_version_6_gets_brackets_in_a_pair, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
 	with.master_address = "2001:db8::1";
-	build(&variables, "", &identity, &with);
-	expect(&variables, "MASTER_ADDR", "2001:db8::1");
-	expect(&variables, "JAX_COORDINATOR_ADDRESS", "[2001:db8::1]:20001");
+	give("");
+	expect("MASTER_ADDR", "2001:db8::1");
+	expect("JAX_COORDINATOR_ADDRESS", "[2001:db8::1]:20001");
 }
 
 /* The only one of its node, as a launcher is. */
-static struct identity lone_task(void)
+static void be_alone(void)
 {
-	struct identity identity = task();
-
 	identity.rank = 1;
 	identity.world_size = identity.node_count = 2;
 	identity.local_rank = 0;
 	identity.local_world_size = 1;
-	return identity;
 }
 
-TEST(launcher_gives_pet_and_no_rank)
+TEST_WITH(launcher_gives_pet_and_no_rank, begin, NULL)
 {
 	static const char *const absent[] = { "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
 		                              "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 		                              "JAX_PROCESS_ID", "OMP_NUM_THREADS" };
-	static struct variables variables;
-	struct identity identity = lone_task();
-	struct task_extras with = extras(ENVIRONMENT());
 
+	be_alone();
 	with.gpu.visible = 8;
-	build(&variables, "launcher", &identity, &with);
-	expect(&variables, "PET_NNODES", "2");
-	expect(&variables, "PET_NODE_RANK", "1");
-	expect(&variables, "PET_MASTER_ADDR", "n0");
-	expect(&variables, "PET_MASTER_PORT", "20001");
-	expect(&variables, "PET_RDZV_ID", "7.2.1");
-	expect(&variables, "PET_NPROC_PER_NODE", "8");
-	expect(&variables, "DDP_KEY", STEP_KEY TASK_KEY);
+	give("launcher");
+	expect("PET_NNODES", "2");
+	expect("PET_NODE_RANK", "1");
+	expect("PET_MASTER_ADDR", "n0");
+	expect("PET_MASTER_PORT", "20001");
+	expect("PET_RDZV_ID", "7.2.1");
+	expect("PET_NPROC_PER_NODE", "8");
+	expect("DDP_KEY", STEP_KEY TASK_KEY);
 	for (size_t i = 0; i < COUNT(absent); i++)
-		expect_no_value(&variables, absent[i]);
-	assert_non_null(find(&variables, "RANK"));
+		expect_no_value(absent[i]);
+	assert_non_null(find("RANK"));
 	with.gpu.visible = 0;
-	build(&variables, "launcher", &identity, &with);
-	expect_no_value(&variables, "PET_NPROC_PER_NODE");
+	give("launcher");
+	expect_no_value("PET_NPROC_PER_NODE");
 }
 
-TEST(torchrun_finds_its_world_without_launcher)
+TEST_WITH(torchrun_finds_its_world_without_launcher, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = lone_task();
-	struct task_extras with = extras(ENVIRONMENT());
-
+	be_alone();
 	with.gpu.visible = 8;
-	build(&variables, "", &identity, &with);
-	expect(&variables, "RANK", "1");
-	expect(&variables, "PET_NNODES", "2");
-	expect(&variables, "PET_NODE_RANK", "1");
-	expect(&variables, "PET_MASTER_ADDR", "n0");
-	expect(&variables, "PET_MASTER_PORT", "20001");
-	expect(&variables, "PET_NPROC_PER_NODE", "8");
-	expect_no_value(&variables, "DDP_LOCAL_DEVICE");
+	give("");
+	expect("RANK", "1");
+	expect("PET_NNODES", "2");
+	expect("PET_NODE_RANK", "1");
+	expect("PET_MASTER_ADDR", "n0");
+	expect("PET_MASTER_PORT", "20001");
+	expect("PET_NPROC_PER_NODE", "8");
+	expect_no_value("DDP_LOCAL_DEVICE");
 	/* Not where tasks are ranks: of torchruns there would be several to a node. */
 	identity.world_size = 4;
 	identity.local_world_size = 2;
-	build(&variables, "", &identity, &with);
-	expect_no_value(&variables, "PET_NNODES");
+	give("");
+	expect_no_value("PET_NNODES");
 	identity.local_world_size = 1;
 	identity.world_size = 3;
-	build(&variables, "", &identity, &with);
-	expect_no_value(&variables, "PET_NNODES");
+	give("");
+	expect_no_value("PET_NNODES");
 }
 
-TEST(launcher_wants_one_task_per_node)
+TEST_WITH(launcher_wants_one_task_per_node, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
 	struct error error = { "" };
 
@@ -427,24 +392,17 @@ TEST(launcher_wants_one_task_per_node)
 	assert_non_null(strstr(error.text, "--ntasks-per-node=1"));
 }
 
-TEST(device_is_given_when_there_is_one)
+TEST_WITH(device_is_given_when_there_is_one, begin, NULL)
 {
-	static struct variables variables;
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
-
 	with.gpu = (struct gpu_view){ .visible = 1, .binding = GPU_OWN };
-	build(&variables, "", &identity, &with);
-	expect(&variables, "LOCAL_RANK", "1");
-	expect(&variables, "DDP_LOCAL_DEVICE", "0");
+	give("");
+	expect("LOCAL_RANK", "1");
+	expect("DDP_LOCAL_DEVICE", "0");
 }
 
-TEST(values_that_do_not_fit_are_an_error)
+TEST_WITH(values_that_do_not_fit_are_an_error, begin, NULL)
 {
-	static struct variables variables;
 	static char long_address[VARIABLES_TEXT_MAX];
-	struct identity identity = task();
-	struct task_extras with = extras(ENVIRONMENT());
 	struct settings settings;
 	struct error error = { "" };
 
@@ -477,25 +435,24 @@ TEST(nothing_is_left_to_a_daemon)
 	static const char *const names[] = { "RANK", "WORLD_SIZE", "MASTER_ADDR", "PET_NNODES", "DDP_KEY",
 		                             "DDP_REQUESTED", "DDP_PROGRESS_FD", "SLURM_DDP_KEY",
 		                             "SLURM_DDP_RELAY" };
-	static struct variables variables;
 
 	environment_clear(&variables);
 	assert_false(variables.overflow);
 	for (int i = 0; i < variables.count; i++)
 		assert_null(variables.item[i].value);
 	for (size_t i = 0; i < COUNT(names); i++)
-		if (find(&variables, names[i]) == NULL)
+		if (find(names[i]) == NULL)
 			fail_msg("%s is not taken out", names[i]);
 }
 
 TEST(values_take_the_places_of_others)
 {
-	static const struct variables variables = { .item = { { "ABSENT", NULL, "" }, { "SHORT", NULL, "" }, { "RANK", "3", "" },
-	                                                      { "LONGEST", NULL, "" } }, .count = 4 };
+	static const struct variables values = { .item = { { "ABSENT", NULL, "" }, { "SHORT", NULL, "" }, { "RANK", "3", "" },
+	                                                   { "LONGEST", NULL, "" } }, .count = 4 };
 	char **environment = ENVIRONMENT(V("RANK=absent") V("SHORT=1") V("LONGEST=123456789") V("OTHER=x"));
 	struct room room;
 
-	room_find(&room, environment, &variables);
+	room_find(&room, environment, &values);
 	assert_int_equal(room.count, 2);
 	assert_true(room_put(&room, environment, "RANK", "3"));
 	/* Nothing says how long the place is. */

@@ -3,7 +3,6 @@
 /* spank/witness and spank/memory: what a node sees beside the ends of its tasks. */
 #include <errno.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +25,21 @@
 
 static struct witness *shared;
 
+/* Memory that children have, too. */
+static void *share(size_t bytes)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	assert_true(memory != MAP_FAILED);
+	return memory;
+}
+
 /* A task, child of this process as of slurmstepd, as fork() gives it. */
 static pid_t fork_task(void)
 {
 	pid_t pid;
 
-	shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(shared != MAP_FAILED);
+	shared = share(sizeof(*shared));
 	assert_int_equal(witness_sent(shared), SENT_UNKNOWN);
 	assert_false(witness_was_killed(shared));
 	pid = fork();
@@ -415,8 +422,7 @@ TEST(witness_looks_unless_the_step_is_suspended)
 {
 	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look };
 
-	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(looked != MAP_FAILED);
+	looked = share(sizeof(*looked));
 	words.about = looked;
 	make_with(&words);
 	assert_true(looks_go_on(true));
@@ -458,8 +464,7 @@ TEST(killed_witness_is_replaced)
 	struct witness_words words = { .address = "127.0.0.1", .text = "dead", .look_ms = 5, .look = look,
 		                       .begin_again = begin_again };
 
-	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(looked != MAP_FAILED);
+	looked = share(sizeof(*looked));
 	words.about = looked;
 	make_with(&words);
 	for (int times = 1; times <= 2; times++) {
@@ -538,18 +543,17 @@ TEST(witness_holds_nothing_open)
 /* A slurmstepd of its own, with a task in a process group, that is then killed. */
 TEST(tasks_go_with_a_dead_slurmstepd)
 {
-	pid_t *task = mmap(NULL, sizeof(*task), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t *task = share(sizeof(*task));
 	int ended[2];
 	char byte;
 	pid_t pid;
 
-	assert_true(task != MAP_FAILED);
 	assert_int_equal(pipe(ended), 0);
 	pid = fork();
 	assert_true(pid >= 0);
 	if (pid == 0) {
 		pid_t child;
-		shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		shared = share(sizeof(*shared));
 		child = fork();
 		if (child == 0) {
 			const struct witness_words words = { .address = "", .text = "", .kill_tasks = true };
@@ -578,8 +582,7 @@ TEST(keeper_without_a_witness_takes_its_place)
 	char byte;
 	pid_t pid;
 
-	looked = mmap(NULL, sizeof(*looked), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	assert_true(looked != MAP_FAILED);
+	looked = share(sizeof(*looked));
 	assert_int_equal(pipe(ended), 0);
 	pid = fork();
 	assert_true(pid >= 0);

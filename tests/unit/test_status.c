@@ -1,20 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/status: rows of ddp-status, which come from nodes not to be trusted. */
+/* spank/status: rows of ddp-status, which come from nodes not to be trusted.
+   spank/status/cluster: what ddp-status asks of Slurm by its commands, which are scripts here. */
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/status/cluster.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
 #include "spank/witness/stack.h"
+#include "tests/support/folder.h"
 #include "tests/support/test.h"
 
 static struct row row_of(const char *text)
@@ -138,6 +145,24 @@ TEST(worlds_beyond_belief_are_not_filled)
 	}
 }
 
+static void print_to(char text[4096], struct row *rows, size_t count)
+{
+	FILE *file = fmemopen(text, 4096, "w");
+
+	assert_non_null(file);
+	rows_print(file, rows, count, "7", false);
+	fclose(file);
+}
+
+static void expect_in_row(struct row *row, const char *part)
+{
+	char text[4096];
+
+	print_to(text, row, 1);
+	if (strstr(text, part) == NULL)
+		fail_msg("%s not in %s", part, text);
+}
+
 TEST(seconds_stay_short)
 {
 	static const struct { double seconds; const char *text; } cases[] = {
@@ -147,16 +172,8 @@ TEST(seconds_stay_short)
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
-		char *text = NULL;
-		size_t bytes;
-		FILE *file = open_memstream(&text, &bytes);
-		assert_non_null(file);
 		row.phase_seconds = cases[i].seconds;
-		rows_print(file, &row, 1, "7", false);
-		fclose(file);
-		if (strstr(text, cases[i].text) == NULL)
-			fail_msg("%s not in %s", cases[i].text, text);
-		free(text);
+		expect_in_row(&row, cases[i].text);
 	}
 }
 
@@ -170,18 +187,10 @@ TEST(rates_and_steps_are_told_in_full)
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct row row = row_of("{\"slurm_step\":1,\"rank\":0,\"world_size\":1,\"state\":\"sleeping\"}");
-		char *text = NULL;
-		size_t bytes;
-		FILE *file = open_memstream(&text, &bytes);
-		assert_non_null(file);
 		row.samples_per_second = cases[i].rate;
 		row.step = cases[i].step;
 		row.steps = cases[i].steps;
-		rows_print(file, &row, 1, "7", false);
-		fclose(file);
-		if (strstr(text, cases[i].text) == NULL)
-			fail_msg("%s not in %s", cases[i].text, text);
-		free(text);
+		expect_in_row(&row, cases[i].text);
 	}
 }
 
@@ -209,15 +218,6 @@ TEST(variables_are_found_in_a_block)
 	assert_true(process_variable(block, sizeof(block), "LAST", value, sizeof(value)));
 	assert_false(process_variable(block, sizeof(block), "ANK", value, sizeof(value)));
 	assert_false(process_variable(block, sizeof(block), "RANK", value, 2));
-}
-
-static void print_to(char text[4096], struct row *rows, size_t count)
-{
-	FILE *file = fmemopen(text, 4096, "w");
-
-	assert_non_null(file);
-	rows_print(file, rows, count, "7", false);
-	fclose(file);
 }
 
 TEST(losses_have_a_column_if_there_are_any)
@@ -337,4 +337,266 @@ TEST(process_is_asked_for_its_stack_if_it_can_tell)
 		free(text);
 	}
 	close(stack_file);
+}
+
+/* ---- spank/status/cluster ------------------------------------------------------- */
+
+static int forks_that_fail;
+
+/* Stands before the C library's. */
+pid_t fork(void)
+{
+	pid_t (*real)(void);
+
+	if (forks_that_fail > 0) {
+		forks_that_fail--;
+		errno = EAGAIN;
+		return -1;
+	}
+	*(void **)&real = dlsym(RTLD_NEXT, "fork");
+	return real();
+}
+
+static int descriptors(void)
+{
+	DIR *folder = opendir("/proc/self/fd");
+	int count = 0;
+
+	assert_non_null(folder);
+	while (readdir(folder) != NULL)
+		count++;
+	closedir(folder);
+	return count;
+}
+
+/* Makes one of Slurm's commands, in the folder in which commands are looked for. */
+static void make_command(const char *name, const char *script)
+{
+	char path[256];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/%s", test_folder, name);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	fprintf(file, "#!/bin/sh\n%s\n", script);
+	assert_int_equal(fclose(file), 0);
+	assert_int_equal(chmod(path, 0755), 0);
+}
+
+static FILE *ear;
+static int before_ear;
+
+/* What is written to stderr until hear() goes there. */
+static void listen_to_stderr(void)
+{
+	ear = tmpfile();
+	before_ear = dup(STDERR_FILENO);
+	assert_non_null(ear);
+	assert_true(dup2(fileno(ear), STDERR_FILENO) >= 0);
+}
+
+static void hear(char *text, size_t bytes)
+{
+	assert_true(dup2(before_ear, STDERR_FILENO) >= 0);
+	close(before_ear);
+	rewind(ear);
+	text[fread(text, 1, bytes - 1, ear)] = '\0';
+	fclose(ear);
+}
+
+/* `text` gets what the search says on stderr. */
+static bool find_job(struct job *job, char text[256])
+{
+	listen_to_stderr();
+	const bool found = cluster_find_job("7", job);
+	hear(text, 256);
+	return found;
+}
+
+TEST(a_running_job_is_found)
+{
+	struct job job;
+	char text[256];
+
+	make_command("squeue", "case $* in *--steps*) echo '7.0 3'; echo '7.1 4' ;; *) echo \"7 1000 2 8 RUNNING\" ;; esac");
+	assert_true(find_job(&job, text));
+	assert_string_equal(text, "");
+	assert_string_equal(job.id, "7");
+	assert_string_equal(job.nodes, "2");
+	assert_int_equal(job.owner, 1000);
+	assert_int_equal(job.ranks_max, 3 + 4 + 16 * 8);
+	make_command("squeue", "echo '7 1000 2 8 PENDING'");
+	assert_false(find_job(&job, text));
+	assert_string_equal(text, "ddp-status: job 7 does not run: it is PENDING\n");
+	make_command("squeue", "exit 1");
+	assert_false(find_job(&job, text));
+	assert_string_equal(text, "ddp-status: Slurm tells of no job 7\n");
+}
+
+/* The user has as many processes as he may have. */
+TEST(a_command_that_cannot_be_started_leaves_nothing)
+{
+	const int before = descriptors();
+	struct job job;
+	char text[256];
+
+	for (int i = 0; i < 3; i++) {
+		forks_that_fail = 1;
+		assert_false(find_job(&job, text));
+		assert_int_equal(strncmp(text, "ddp-status: cannot start squeue: ", 33), 0);
+		assert_non_null(strstr(text, strerror(EAGAIN)));
+	}
+	assert_int_equal(descriptors(), before);
+	assert_true(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
+}
+
+/* A task's row with a stack of so many bytes. */
+static void write_row(FILE *file, int rank, size_t stack_bytes)
+{
+	struct row row = row_unknown();
+
+	row.job = 7;
+	row.slurm_step = 0;
+	row.rank = rank;
+	row.stack = calloc(1, stack_bytes + 1);
+	assert_non_null(row.stack);
+	memset(row.stack, 'a' + rank % 26, stack_bytes);
+	assert_true(row_write(file, &row));
+	free(row.stack);
+}
+
+static FILE *open_task(int task)
+{
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/task%d", test_folder, task);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	return file;
+}
+
+/* srun forwards what its tasks write in pieces of 1,024 bytes, in turns, and begins each line of a piece with a label. */
+static void make_srun(const char *end)
+{
+	char script[1024];
+
+	snprintf(script, sizeof(script),
+	         "case $* in *--label*) label=yes ;; esac; cd %s; for piece in 0 1 2 3 4 5 6 7; do for task in 0 1; do\n"
+	         "dd if=task$task of=piece bs=1024 skip=$piece count=1 2>/dev/null; [ -s piece ] || continue\n"
+	         "[ -z \"$label\" ] || { sed \"s/^/$task: /\" piece >labelled; mv labelled piece; }\n"
+	         "cat piece; [ -z \"$label\" ] || [ -z \"$(tail -c 1 piece)\" ] || echo; done; done; %s",
+	         test_folder, end);
+	make_command("srun", script);
+}
+
+static const struct job two_nodes = { .id = "7", .nodes = "2", .ranks_max = 100 };
+
+/* `text` gets what is said on stderr. */
+static bool probe(struct row **rows, size_t *count, char text[512])
+{
+	struct job job = two_nodes;
+
+	job.owner = geteuid();
+	*rows = NULL;
+	*count = 0;
+	listen_to_stderr();
+	const bool fine = cluster_probe(&job, "ddp-status", "7", 50, true, NULL, rows, count);
+	hear(text, 512);
+	return fine;
+}
+
+TEST(rows_of_any_length_come_whole)
+{
+	static const size_t lengths[] = { 3000, 10, 1500, 700 };
+	const size_t rows_count = sizeof(lengths) / sizeof(lengths[0]);
+	FILE *tasks[2] = { open_task(0), open_task(1) };
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	/* A site's TaskProlog may print first. */
+	fprintf(tasks[1], "welcome\n");
+	for (size_t i = 0; i < rows_count; i++) {
+		write_row(tasks[0], (int)i, lengths[i]);
+		write_row(tasks[1], (int)(i + rows_count), lengths[i]);
+	}
+	assert_int_equal(fclose(tasks[0]) | fclose(tasks[1]), 0);
+	make_srun("");
+	assert_true(probe(&rows, &count, text));
+	assert_string_equal(text, "");
+	assert_int_equal(count, 2 * rows_count);
+	for (size_t i = 0; i < count; i++) {
+		const size_t rank = (size_t)rows[i].rank;
+		assert_in_range(rank, 0, 2 * rows_count - 1);
+		assert_non_null(rows[i].stack);
+		assert_int_equal(strspn(rows[i].stack, (char[]){ (char)('a' + rank), '\0' }), lengths[rank % rows_count]);
+		assert_int_equal(strlen(rows[i].stack), lengths[rank % rows_count]);
+	}
+	rows_free(rows, count);
+}
+
+/* A node's probe has died, or another program has written between. */
+TEST(a_damaged_row_is_told)
+{
+	FILE *tasks[2] = { open_task(0), open_task(1) };
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	write_row(tasks[0], 0, 100);
+	write_row(tasks[0], 1, 2000);
+	assert_int_equal(fflush(tasks[0]), 0);
+	assert_int_equal(ftruncate(fileno(tasks[0]), ftell(tasks[0]) - 500), 0);
+	assert_int_equal(fclose(tasks[0]), 0);
+	write_row(tasks[1], 2, 100);
+	assert_int_equal(fclose(tasks[1]), 0);
+	make_srun("exit 1");
+	assert_true(probe(&rows, &count, text));
+	assert_int_equal(count, 2);
+	assert_string_equal(text, "ddp-status: job 7: 1 row is left out, as srun brought damaged text: first that of rank 1, "
+	                          "from node 1 of 2; call ddp-status again\n");
+	rows_free(rows, count);
+
+	FILE *none = open_task(0), *half = open_task(1);
+	fprintf(half, "%c{\"job\":7,", ROW_BEGIN);
+	fclose(half);
+	fclose(none);
+	make_srun("");
+	assert_false(probe(&rows, &count, text));
+	assert_int_equal(count, 0);
+	assert_string_equal(text, "ddp-status: job 7: 1 row is left out, as srun brought damaged text: first that of some rank, "
+	                          "from node 2 of 2; call ddp-status again\n"
+	                          "ddp-status: cannot look at the nodes of job 7\n");
+}
+
+/* The user's word on labels and lengths costs root nothing. */
+TEST(what_is_no_row_is_passed_over)
+{
+	struct row *rows;
+	size_t count;
+	char text[512];
+
+	make_command("srun", "printf '\\036{}\\n: \\036{}\\n9: \\036{}\\n-1: \\036{}\\n99999999999999999999: \\036{}\\n0:\\n\\n'");
+	assert_true(probe(&rows, &count, text));
+	assert_string_equal(text, "");
+	assert_int_equal(count, 0);
+	make_command("srun", "printf '0: \\036'; yes '0: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa' | head -n 5000");
+	assert_false(probe(&rows, &count, text));
+	assert_non_null(strstr(text, "1 row is left out"));
+}
+
+static int make_folder(void **state)
+{
+	char path[4096];
+
+	if (folder_make(state) != 0 || getenv("PATH") == NULL)
+		return -1;
+	snprintf(path, sizeof(path), "%s:%s", test_folder, getenv("PATH"));
+	return setenv("PATH", path, 1);
+}
+
+int main(void)
+{
+	return test_run(make_folder, folder_remove);
 }

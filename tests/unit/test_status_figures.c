@@ -3,7 +3,6 @@
 /* spank/status: figures in Prometheus' format, the file that node_exporter reads, and the ranks of a node. */
 #include <fcntl.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

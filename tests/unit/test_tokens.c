@@ -3,7 +3,6 @@
 /* data/tokens: token files, whole and broken. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,6 @@
 #include <jansson.h>
 #include <math.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +50,16 @@ static const char *in_dir(const char *name)
 	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	return path;
 }
+
+/* Removes these files of the folder r, whose names end with NULL, and the folder. */
+static void remove_run(const char *const *files)
+{
+	for (; *files != NULL; files++)
+		assert_int_equal(unlink(in_dir(*files)), 0);
+	assert_int_equal(rmdir(in_dir("r")), 0);
+}
+
+#define REMOVE_RUN(...) remove_run((const char *const[]){ __VA_ARGS__, NULL })
 
 static char *read_file(const char *name)
 {
@@ -285,10 +294,6 @@ static int ranges_of(const char *file, const char *name)
 /* As metrics and checkpoints are: an earlier run's are kept aside, a resumed run goes on. */
 TEST(new_run_sets_traces_aside_and_a_resumed_one_goes_on)
 {
-	static const char *const files[] = {
-		"r/rank-0.json", "r/rank-1.json", "r/rank-0.json.1", "r/rank-1.json.1", "r/rank-2.json.1",
-		"r/rank-0.json.2", "r/rank-1.json.2",
-	};
 	char cut[128];
 	struct stat whole;
 
@@ -321,9 +326,8 @@ TEST(new_run_sets_traces_aside_and_a_resumed_one_goes_on)
 	assert_int_equal(ranges_of("r/rank-0.json", "fourth"), 1);
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 0);
 	assert_int_equal(ranges_of("r/rank-0.json.2", "second"), 2);
-	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
-		assert_int_equal(unlink(in_dir(files[i])), 0);
-	assert_int_equal(rmdir(in_dir("r")), 0);
+	REMOVE_RUN("r/rank-0.json", "r/rank-1.json", "r/rank-0.json.1", "r/rank-1.json.1", "r/rank-2.json.1", "r/rank-0.json.2",
+	           "r/rank-1.json.2");
 }
 
 /* The contexts of a program may have one folder, as DDP_TRACE_DIR gives it to all. */
@@ -354,9 +358,7 @@ TEST_WITH(context_has_no_trace_where_another_writes_one, start_log, stop_log)
 	/* Then there is a place for it. */
 	trace_of_run(1, 0, 2, "later");
 	assert_int_equal(ranges_of("r/rank-0.json", "later"), 1);
-	for (size_t i = 0; i < 2; i++)
-		assert_int_equal(unlink(in_dir(files[i])), 0);
-	assert_int_equal(rmdir(in_dir("r")), 0);
+	REMOVE_RUN(files[0], files[1]);
 }
 
 /* Another program may be in the folder, whose ranks are more. */
@@ -372,9 +374,7 @@ TEST(trace_that_is_written_is_not_set_aside)
 	ddp_trace_close(trace);
 	assert_int_equal(ranges_of("r/rank-1.json", "other"), 1);
 	assert_int_equal(ranges_of("r/rank-0.json", "one"), 1);
-	assert_int_equal(unlink(in_dir("r/rank-0.json")), 0);
-	assert_int_equal(unlink(in_dir("r/rank-1.json")), 0);
-	assert_int_equal(rmdir(in_dir("r")), 0);
+	REMOVE_RUN("r/rank-0.json", "r/rank-1.json");
 }
 
 /* The earlier start's process may be stopped, or on a node whose locks a file server keeps. */
@@ -411,9 +411,7 @@ TEST(restart_takes_the_name_of_a_trace_over)
 	assert_int_equal(ranges_of("r/rank-0.json.1", "before"), 1);
 	close(ready[0]);
 	close(ready[1]);
-	assert_int_equal(unlink(in_dir("r/rank-0.json")), 0);
-	assert_int_equal(unlink(in_dir("r/rank-0.json.1")), 0);
-	assert_int_equal(rmdir(in_dir("r")), 0);
+	REMOVE_RUN("r/rank-0.json", "r/rank-0.json.1");
 }
 
 /* A folder has the name that the next run gives: whichever run it is of, what is there stays. */
@@ -430,9 +428,8 @@ TEST_WITH(trace_that_cannot_be_set_aside_stays, start_log, stop_log)
 	assert_non_null(strstr(logged, "cannot be renamed to rank-0.json.1"));
 	assert_int_equal(ranges_of("r/rank-0.json", "first"), 1);
 	assert_int_equal(ranges_of("r/rank-0.json", "second"), 0);
-	unlink(in_dir("r/rank-0.json"));
 	assert_int_equal(rmdir(in_dir("r/rank-0.json.1")), 0);
-	assert_int_equal(rmdir(in_dir("r")), 0);
+	REMOVE_RUN("r/rank-0.json");
 }
 
 TEST(impossible_trace_directory_is_an_error)
@@ -732,118 +729,118 @@ TEST_WITH(page_of_the_plugin_tells_phase_bucket_and_error, start_log, stop_log)
 	close(fd);
 }
 
-static struct ddp_progress page_in(int fd)
+static int page_fd;
+static ddp_watch *page_watch;
+
+static struct ddp_progress page(void)
 {
 	struct ddp_progress seen;
 
-	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
+	assert_int_equal(pread(page_fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
 	return seen;
 }
 
-TEST(error_is_past_once_the_rank_goes_on)
+static int open_page(void **state)
+{
+	page_fd = plugin_page(2);
+	return ddp_watch_open(&job, &page_watch) == DDP_OK ? 0 : -1;
+}
+
+static int close_page(void **state)
+{
+	ddp_watch_close(page_watch);
+	return close(page_fd);
+}
+
+TEST_WITH(error_is_past_once_the_rank_goes_on, open_page, close_page)
 {
 	const ddp_step_stats stats = { .step = 1 };
-	int fd = plugin_page(2);
-	ddp_watch *watch;
 
-	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	for (int by_step = 0; by_step < 2; by_step++) {
 		ddp_fail(DDP_ERR_NOT_FINITE, "the loss is not finite");
-		ddp_watch_error(watch, DDP_ERR_NOT_FINITE);
-		assert_int_equal(page_in(fd).error_state, DDP_ERROR_OPEN);
+		ddp_watch_error(page_watch, DDP_ERR_NOT_FINITE);
+		assert_int_equal(page().error_state, DDP_ERROR_OPEN);
 		if (by_step)
-			ddp_watch_end_step(watch, &stats);
+			ddp_watch_end_step(page_watch, &stats);
 		else
-			ddp_watch_go_on(watch);
-		assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
-		assert_int_equal(page_in(fd).status, DDP_OK);
-		assert_string_equal(page_in(fd).error, "");
+			ddp_watch_go_on(page_watch);
+		assert_int_equal(page().error_state, DDP_ERROR_PAST);
+		assert_int_equal(page().status, DDP_OK);
+		assert_string_equal(page().error, "");
 	}
-	ddp_watch_close(watch);
-	close(fd);
 }
 
 /* A step may succeed while a group of its ranks breaks, in which the next step waits. */
-TEST(error_that_names_a_rank_stays_readable)
+TEST_WITH(error_that_names_a_rank_stays_readable, open_page, close_page)
 {
-	int fd = plugin_page(2);
-	ddp_watch *watch;
-
-	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "n1", "rank 2 is gone");
-	ddp_watch_go_on(watch);
-	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
-	assert_int_equal(page_in(fd).culprit, 3);
-	assert_string_equal(page_in(fd).error, "rank 2 is gone");
-	assert_string_equal(page_in(fd).culprit_node, "n1");
+	ddp_page_error(ddp_watch_page(page_watch), DDP_ERR_PEER, DDP_ERROR_OPEN, 2, "n1", "rank 2 is gone");
+	ddp_watch_go_on(page_watch);
+	assert_int_equal(page().error_state, DDP_ERROR_PAST);
+	assert_int_equal(page().culprit, 3);
+	assert_string_equal(page().error, "rank 2 is gone");
+	assert_string_equal(page().culprit_node, "n1");
 	/* Its node is known from before. */
 	ddp_error_about(ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone"), 2);
-	ddp_watch_error(watch, DDP_ERR_PEER);
-	assert_string_equal(page_in(fd).culprit_node, "n1");
-	ddp_page_forget_error(ddp_watch_page(watch), DDP_ERROR_OPEN);
-	assert_int_equal(page_in(fd).status, DDP_OK);
-	assert_int_equal(page_in(fd).culprit, 0);
-	assert_string_equal(page_in(fd).culprit_node, "");
+	ddp_watch_error(page_watch, DDP_ERR_PEER);
+	assert_string_equal(page().culprit_node, "n1");
+	ddp_page_forget_error(ddp_watch_page(page_watch), DDP_ERROR_OPEN);
+	assert_int_equal(page().status, DDP_OK);
+	assert_int_equal(page().culprit, 0);
+	assert_string_equal(page().culprit_node, "");
 	/* Nobody waits for what a full disk has kept rank 0 from. */
 	ddp_error_about(ddp_fail(DDP_ERR_IO, "rank 0: cannot write x"), 0);
-	ddp_watch_error(watch, DDP_ERR_IO);
-	assert_int_equal(page_in(fd).error_state, DDP_ERROR_OPEN);
-	assert_int_equal(page_in(fd).culprit, 1);
-	ddp_watch_go_on(watch);
-	assert_int_equal(page_in(fd).status, DDP_OK);
-	assert_string_equal(page_in(fd).error, "");
-	ddp_watch_close(watch);
-	close(fd);
+	ddp_watch_error(page_watch, DDP_ERR_IO);
+	assert_int_equal(page().error_state, DDP_ERROR_OPEN);
+	assert_int_equal(page().culprit, 1);
+	ddp_watch_go_on(page_watch);
+	assert_int_equal(page().status, DDP_OK);
+	assert_string_equal(page().error, "");
 }
 
-TEST(final_error_stays)
+TEST_WITH(final_error_stays, open_page, close_page)
 {
-	int fd = plugin_page(2);
-	ddp_watch *watch;
-
-	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	ddp_page_error(ddp_watch_page(watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "n1", "rank 2 is gone");
+	ddp_page_error(ddp_watch_page(page_watch), DDP_ERR_PEER, DDP_ERROR_FINAL, 2, "n1", "rank 2 is gone");
 	ddp_fail(DDP_ERR_PEER, "step 4: rank 2 is gone");
-	ddp_watch_error(watch, DDP_ERR_PEER);
-	ddp_watch_go_on(watch);
-	ddp_page_forget_error(ddp_watch_page(watch), DDP_ERROR_OPEN);
-	assert_int_equal(page_in(fd).error_state, DDP_ERROR_FINAL);
-	assert_int_equal(page_in(fd).culprit, 3);
-	ddp_watch_close(watch);
-	assert_int_equal(page_in(fd).error_state, DDP_ERROR_FINAL);
-	close(fd);
+	ddp_watch_error(page_watch, DDP_ERR_PEER);
+	ddp_watch_go_on(page_watch);
+	ddp_page_forget_error(ddp_watch_page(page_watch), DDP_ERROR_OPEN);
+	assert_int_equal(page().error_state, DDP_ERROR_FINAL);
+	assert_int_equal(page().culprit, 3);
+	ddp_watch_close(page_watch);
+	page_watch = NULL;
+	assert_int_equal(page().error_state, DDP_ERROR_FINAL);
 }
 
-TEST(open_error_ends_with_the_ranks_part)
+TEST_WITH(open_error_ends_with_the_ranks_part, open_page, close_page)
 {
-	int fd = plugin_page(2);
-	ddp_watch *watch;
-
-	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_fail(DDP_ERR_IO, "the disk is full");
-	ddp_watch_error(watch, DDP_ERR_IO);
-	ddp_watch_close(watch);
-	assert_int_equal(page_in(fd).error_state, DDP_ERROR_PAST);
-	assert_string_equal(page_in(fd).error, "the disk is full");
-	close(fd);
+	ddp_watch_error(page_watch, DDP_ERR_IO);
+	ddp_watch_close(page_watch);
+	page_watch = NULL;
+	assert_int_equal(page().error_state, DDP_ERROR_PAST);
+	assert_string_equal(page().error, "the disk is full");
 }
 
-/* torchrun's ranks inherit the page of the task that torchrun is. */
-TEST_WITH(page_of_a_torchrun_is_not_its_ranks, start_log, stop_log)
+/* torchrun's ranks inherit the page of the task that torchrun is, and spawned ones that of their parent. */
+TEST_WITH(page_of_another_process_is_left_alone, start_log, stop_log)
 {
-	struct ddp_progress seen;
+	ddp_job rank = job;
 	ddp_watch *watch;
-	int fd = plugin_page(2);
 
-	setenv("TORCHELASTIC_RUN_ID", "7", 1);
-	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
-	ddp_watch_phase(watch, DDP_PHASE_DATA);
-	ddp_watch_close(watch);
-	unsetenv("TORCHELASTIC_RUN_ID");
-	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
-	assert_int_equal(seen.magic, 0);
-	assert_int_equal(logged_count, 0);
-	close(fd);
+	for (int spawned = 0; spawned < 2; spawned++) {
+		page_fd = plugin_page(2);
+		if (spawned)
+			rank.identity_source = DDP_SOURCE_SPAWN;
+		else
+			setenv("TORCHELASTIC_RUN_ID", "7", 1);
+		assert_int_equal(ddp_watch_open(&rank, &watch), DDP_OK);
+		ddp_watch_phase(watch, DDP_PHASE_DATA);
+		ddp_watch_close(watch);
+		unsetenv("TORCHELASTIC_RUN_ID");
+		assert_int_equal(page().magic, 0);
+		assert_int_equal(logged_count, 0);
+		close(page_fd);
+	}
 }
 
 TEST_WITH(wrong_page_is_ignored_with_a_warning, start_log, stop_log)
@@ -862,22 +859,6 @@ TEST_WITH(wrong_page_is_ignored_with_a_warning, start_log, stop_log)
 	assert_int_equal(ddp_watch_open(&job, &watch), DDP_OK);
 	ddp_watch_close(watch);
 	assert_int_equal(logged_count, 5);
-	close(fd);
-}
-
-TEST_WITH(spawned_ranks_leave_the_page_alone, start_log, stop_log)
-{
-	struct ddp_progress seen;
-	ddp_job spawned = job;
-	ddp_watch *watch;
-	int fd = plugin_page(2);
-
-	spawned.identity_source = DDP_SOURCE_SPAWN;
-	assert_int_equal(ddp_watch_open(&spawned, &watch), DDP_OK);
-	ddp_watch_close(watch);
-	assert_int_equal(pread(fd, &seen, sizeof(seen), DDP_PROGRESS_BYTES), sizeof(seen));
-	assert_int_equal(seen.magic, 0);
-	assert_int_equal(logged_count, 0);
 	close(fd);
 }
 
