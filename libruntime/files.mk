@@ -35,7 +35,7 @@ base_sources = \
 job_sources = \
 	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
 	libruntime/job/environment.c libruntime/job/environment.h \
-	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/error.c spank/identity/nodelist.c \
+	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/text.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
 	libruntime/job/spawn.c libruntime/job/spawn.h
 

@@ -6,9 +6,8 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/bytes.h \
 	spank/base/child.c spank/base/child.h \
 	spank/base/end_signal.c spank/base/end_signal.h \
-	spank/base/error.c spank/base/error.h \
+	spank/base/text.c spank/base/text.h \
 	spank/base/release.c spank/base/release.h \
-	spank/base/sink.c spank/base/sink.h \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options/options.c spank/options/options.h \
 	spank/options/site.c spank/options/site.h \

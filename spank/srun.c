@@ -17,7 +17,7 @@
 
 #include "base/clock.h"
 #include "spank/base/end_signal.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/check.h"
 #include "spank/launch/container.h"
 #include "spank/launch/prepare.h"

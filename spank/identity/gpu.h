@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 /* How the GPUs of a node are parted among its tasks. */
 enum gpu_binding {

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 enum { HOST_NAME_MAX_BYTES = 256, NODELIST_HOSTS_MAX = 1 << 17 };
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 enum { DIGITS_MAX = 9 };
 

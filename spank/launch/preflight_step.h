@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/options/options.h"
 
 enum { PREFLIGHT_STEP_WORDS = 32, PREFLIGHT_STEP_TEXT = 1024 };

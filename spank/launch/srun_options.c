@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 /* Whether one of the words, which end with NULL, begins the text. */
 static bool begins(const char *const words[], const char *text)

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/names.h"
 
 static void point(struct renumbered *r, const char *name, const char *value)

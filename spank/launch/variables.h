@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/identity/gpu.h"
 #include "spank/identity/identity.h"
 #include "spank/options/options.h"

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/wire/progress_text.h"
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 enum { GRACE_OF_SLURM = UINT32_MAX, SILENCE_BY_DEFAULT = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, OPTION_NAMES_MAX = 256, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };

@@ -8,7 +8,7 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/options/options.h"
 

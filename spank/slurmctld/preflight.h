@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/options/options.h"
 
 /* The step, and its nodes as Slurm writes lists; NULL: not known. */

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 /* Asks slurmctld, waits for its answer, and asks again for some seconds if a later answer may be another one. When the
    nodes, named with commas, have left the job, the running step ends without them, and a later step does not wait for

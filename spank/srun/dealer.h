@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/srun/links.h"
 #include "spank/srun/plan.h"
 #include "spank/srun/step.h"

@@ -16,7 +16,7 @@
 #include <slurm/spank.h>
 
 #include "spank/base/end_signal.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/shrink.h"

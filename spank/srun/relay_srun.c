@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "spank/base/release.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/requeue_judge.h"
 #include "spank/srun/first_failure.h"

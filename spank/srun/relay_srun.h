@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/step.h"

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/launch/srun_options.h"
 #include "spank/options/site.h"
 

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "watch/progress.h"
 
 #define BLAME_NOBODY UINT32_MAX

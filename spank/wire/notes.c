@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "spank/base/bytes.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 static unsigned char *put8(unsigned char *at, unsigned int value)
 {

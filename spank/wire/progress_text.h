@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "watch/progress.h"
 
 enum { PROGRESS_TEXT_MAX = 64, PROGRESS_ERROR_MAX = 256 };

@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 struct folder_wish {
 	const char *option; /* of --ddp, for messages */

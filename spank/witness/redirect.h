@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/identity/identity.h"
 
 /* `control` is pump_make()'s. A relative `dir` is one of the working directory. Nothing is cut or overwritten: an

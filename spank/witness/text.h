@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/witness/rings.h"
 
 /* Room for the longest line, with stacks of RECORD_STACKS_MAX bytes before they are escaped. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/names.h"
 #include "spank/options/options.h"
 #include "spank/options/site.h"

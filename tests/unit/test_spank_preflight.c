@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/preflight_step.h"
 #include "spank/launch/srun_options.h"
 #include "spank/options/site.h"
