@@ -15,7 +15,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
-	spank/identity/nodelist_write.c spank/identity/nodelist_write.h \
 	spank/wire/blame.c spank/wire/blame.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
