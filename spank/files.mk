@@ -11,7 +11,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options/options.c spank/options/options.h \
 	spank/options/site.c spank/options/site.h \
-	spank/identity/gpu.c spank/identity/gpu.h \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "spank/base/text.h"
-#include "spank/identity/gpu.h"
 #include "spank/identity/identity.h"
 #include "spank/options/options.h"
 #include "spank/wire/deal.h"
