@@ -14,16 +14,14 @@ spank_libspankcore_la_SOURCES = \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
-	spank/wire/blame.c spank/wire/blame.h \
+	spank/wire/progress_page.c spank/wire/progress_page.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
 	spank/wire/event.c spank/wire/event.h \
 	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
 	spank/wire/notes.c spank/wire/notes.h \
-	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/relay.c spank/wire/relay.h \
-	spank/wire/slots.c spank/wire/slots.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/wire/blame.h"
 #include "spank/wire/judge.h"
+#include "spank/wire/progress_page.h"
 
 /* Returns what is known of a local task; its node's name lies in `node`. */
 static struct blamed task_facts(const struct supervise *supervise, uint32_t local, uint64_t now_ns,

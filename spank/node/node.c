@@ -16,10 +16,9 @@
 #include "spank/node/blame_node.h"
 #include "spank/node/report.h"
 #include "spank/node/stall_watch.h"
-#include "spank/wire/blame.h"
 #include "spank/wire/event.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/relay.h"
-#include "spank/wire/slots.h"
 #include "spank/wire/timeline.h"
 
 enum {

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "spank/base/child.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 
 enum { THREADS_MAX = 1024 };
 

@@ -5,7 +5,7 @@
 
 #include "ddp.h"
 #include "spank/identity/nodelist.h"
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 
 static const uint64_t ns_per_ms = 1000000;
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 
 /* A look costs some 20 us for each rank. */
 enum { PERIOD_MIN_MS = 250, PERIOD_MAX_MS = 5000, LOOKS = 4 };

@@ -29,7 +29,7 @@
 #include "spank/srun/printer.h"
 #include "spank/srun/requests.h"
 #include "spank/srun/step.h"
-#include "spank/wire/blame.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 
 enum { FIXED = 4 }; /* descriptors for poll(2), beside the peers' */

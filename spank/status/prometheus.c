@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 
 static bool fail(const struct textfile *textfile, const char *reason)
 {

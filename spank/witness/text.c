@@ -6,8 +6,7 @@
 #include <string.h>
 
 #include "ddp.h"
-#include "spank/wire/progress_text.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 
 enum { LINE_FORMAT = 1 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* spank/blame, spank/blame_node, spank/progress_text: who is named when ranks give up because of
+/* spank/wire/progress_page, spank/node: who is named when ranks give up because of
    another one, and what that one was doing. */
 #include <signal.h>
 #include <stdint.h>
@@ -13,8 +13,7 @@
 #include "base/clock.h"
 #include "ddp.h"
 #include "spank/node/blame_node.h"
-#include "spank/wire/blame.h"
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 #include "tests/support/test.h"
 
 #define EXITED(code) ((code) << 8)
