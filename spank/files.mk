@@ -18,7 +18,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
 	spank/wire/event.c spank/wire/event.h \
-	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
 	spank/wire/notes.c spank/wire/notes.h \
 	spank/wire/relay.c spank/wire/relay.h \

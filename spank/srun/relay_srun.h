@@ -9,7 +9,7 @@
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/step.h"
-#include "spank/wire/frame.h"
+#include "spank/wire/channel.h"
 #include "spank/wire/relay.h"
 
 /* srun: listens on a port from `low` to `high`, or on any if they are 0, in a
