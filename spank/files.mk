@@ -27,7 +27,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/names.c spank/launch/names.h \
 	spank/launch/preflight_step.c spank/launch/preflight_step.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
-	spank/launch/room.c spank/launch/room.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \
@@ -38,7 +37,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/witness/redirect.c spank/witness/redirect.h \
 	spank/witness/rings.c spank/witness/rings.h \
 	spank/witness/stack.c spank/witness/stack.h \
-	spank/witness/text.c spank/witness/text.h \
 	spank/witness/witness.c spank/witness/witness.h \
 	spank/node/blame_node.c spank/node/blame_node.h \
 	spank/node/ends.c spank/node/ends.h \

@@ -14,7 +14,6 @@
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
-#include "spank/launch/room.h"
 #include "spank/launch/variables.h"
 #include "spank/node/node.h"
 #include "spank/node/report.h"
