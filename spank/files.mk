@@ -34,23 +34,19 @@ spank_libspankcore_la_SOURCES = \
 	spank/witness/dump.c spank/witness/dump.h \
 	spank/witness/folder.c spank/witness/folder.h \
 	spank/witness/pump.c spank/witness/pump.h \
-	spank/witness/redirect.c spank/witness/redirect.h \
 	spank/witness/rings.c spank/witness/rings.h \
 	spank/witness/stack.c spank/witness/stack.h \
 	spank/witness/witness.c spank/witness/witness.h \
-	spank/node/blame_node.c spank/node/blame_node.h \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
 	spank/node/link.c spank/node/link.h \
 	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \
-	spank/node/pace.c spank/node/pace.h \
 	spank/node/report.c spank/node/report.h \
 	spank/node/stall.c spank/node/stall.h \
 	spank/node/stall_watch.c spank/node/stall_watch.h \
 	spank/node/supervise.c spank/node/supervise.h \
-	spank/node/unseen.c spank/node/unseen.h \
 	spank/slurmctld/requeue_judge.c spank/slurmctld/requeue_judge.h \
 	spank/srun/dealer.c spank/srun/dealer.h \
 	spank/srun/first_failure.c spank/srun/first_failure.h \

@@ -23,7 +23,6 @@
 #include "spank/wire/relay.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/folder.h"
-#include "spank/witness/redirect.h"
 
 static bool collect_facts(spank_t spank, struct step_facts *facts, struct error *error)
 {

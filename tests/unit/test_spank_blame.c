@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/node/blame_node.h"
+#include "spank/node/node.h"
 #include "spank/wire/progress_page.h"
 #include "tests/support/test.h"
 

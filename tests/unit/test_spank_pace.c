@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* slow=: node/pace.c measures windows, srun/pace_step.c judges them. */
+/* slow=: node/stall_watch.c measures windows, srun/pace_step.c judges them. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/node/pace.h"
+#include "spank/node/stall_watch.h"
 #include "spank/srun/pace_step.h"
 #include "tests/support/test.h"
 
