@@ -88,7 +88,6 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/slurmctld/ask.c spank/slurmctld/ask.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
 	spank/slurmctld/kill.c spank/slurmctld/kill.h \
-	spank/slurmctld/no_kill.c spank/slurmctld/no_kill.h \
 	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
 	spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
