@@ -49,7 +49,6 @@ spank_libspankcore_la_SOURCES = \
 	spank/node/supervise.c spank/node/supervise.h \
 	spank/slurmctld/requeue_judge.c spank/slurmctld/requeue_judge.h \
 	spank/srun/dealer.c spank/srun/dealer.h \
-	spank/srun/first_failure.c spank/srun/first_failure.h \
 	spank/srun/links.c spank/srun/links.h \
 	spank/srun/pace_step.c spank/srun/pace_step.h \
 	spank/srun/peers.c spank/srun/peers.h \
@@ -90,9 +89,7 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/slurmctld/kill.c spank/slurmctld/kill.h \
 	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
-	spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
-	spank/srun/relaunch.c spank/srun/relaunch.h \
-	spank/srun/restart_policy.c spank/srun/restart_policy.h
+	spank/srun/relaunch.c spank/srun/relaunch.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

@@ -21,7 +21,6 @@
 #include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/requeue_judge.h"
-#include "spank/srun/first_failure.h"
 #include "spank/srun/links.h"
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/srun/first_failure.h"
+#include "spank/srun/requests.h"
 #include "spank/srun/step.h"
 #include "spank/wire/timeline.h"
 #include "tests/support/test.h"
