@@ -25,7 +25,7 @@ spank_libspankcore_la_SOURCES = \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
 	spank/launch/names.c spank/launch/names.h \
-	spank/launch/preflight_step.c spank/launch/preflight_step.h \
+	spank/launch/preflight.c spank/launch/preflight.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
@@ -87,7 +87,6 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/slurmctld/ask.c spank/slurmctld/ask.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
 	spank/slurmctld/kill.c spank/slurmctld/kill.h \
-	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
 	spank/srun/relaunch.c spank/srun/relaunch.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)

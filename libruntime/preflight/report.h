@@ -21,6 +21,6 @@ bool preflight_report_json(const char *path, const struct preflight_survey *surv
 bool preflight_report_exclude(const char *path, const struct preflight_survey *survey,
                               const struct preflight_findings *findings);
 
-/* Writes what srun's plugin reads (spank/launch/preflight_step.h): "ODD NODES NAME,NAME" and a newline. */
+/* Writes what srun's plugin reads (spank/launch/preflight.h): "ODD NODES NAME,NAME" and a newline. */
 bool preflight_report_answer(FILE *out, const struct preflight_survey *survey,
                              const struct preflight_findings *findings);

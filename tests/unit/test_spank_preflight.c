@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/launch/preflight_step: the command of the step before the step, and its answer. */
+/* spank/launch/preflight: the command of the step before the step, and its answer. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "spank/base/text.h"
-#include "spank/launch/preflight_step.h"
+#include "spank/launch/preflight.h"
 #include "spank/launch/srun_options.h"
 #include "spank/options/site.h"
 #include "tests/support/test.h"

@@ -64,7 +64,7 @@ same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
 same "spank/srun/relaunch.c" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]execve\(' spank --include='*.c')" \
 	"srun alone becomes another program: itself again"
-same "spank/slurmctld/preflight.c" \
+same "spank/launch/preflight.c" \
 	"$(cd "${srcdir:-.}" && grep -rl 'posix_spawn' spank --include='*.c' | grep -v ^spank/status/)" \
 	"it starts a program in srun alone, for preflight="
 same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
