@@ -189,8 +189,7 @@ reduce_sources = \
 	libruntime/reduce/uses.c
 
 optim_sources = \
-	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h \
-	libruntime/optim/lamb.c libruntime/optim/lion.c libruntime/optim/muon.c \
+	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h libruntime/optim/muon.c \
 	libruntime/optim/optim.c libruntime/optim/optim.h \
 	libruntime/optim/rule.c libruntime/optim/rule.h libruntime/optim/sgd.c \
 	libruntime/optim/scaler.c libruntime/optim/scaler.h libruntime/optim/schedule.c
