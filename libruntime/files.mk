@@ -33,7 +33,7 @@ base_sources = \
 	libruntime/base/walk.c libruntime/base/walk.h
 
 job_sources = \
-	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
+	libruntime/job/job.c libruntime/job/job.h \
 	libruntime/job/environment.c libruntime/job/environment.h \
 	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/text.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
