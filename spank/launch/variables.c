@@ -256,7 +256,7 @@ static void put_told(struct variables *v, const struct settings *settings)
 
 	for (int i = 0; (option = option_at(i)) != NULL; i++) {
 		const char *value = option->variable != NULL
-			? option->tell(settings, text, sizeof(text)) : NULL;
+			? option->tell(option, settings, text, sizeof(text)) : NULL;
 		if (value != NULL)
 			put(v, option->variable, option->name, "%s", value);
 	}
