@@ -129,7 +129,8 @@ static void note_furthest_behind(const struct stall_rank *rank, const struct pro
 		progress_text_add(&sink, progress);
 }
 
-void stall_add_to_ranges(uint32_t rank, struct stall_note *note)
+/* Adds a rank to the note's ranges; ranks come in order. */
+static void stall_add_to_ranges(uint32_t rank, struct stall_note *note)
 {
 	struct stall_range *last = &note->ranges[note->range_count > 0 ? note->range_count - 1 : 0];
 

@@ -49,9 +49,6 @@ struct stall_node {
 	uint32_t count;
 };
 
-/* Adds a rank to the note's ranges; ranks come in order. */
-void stall_add_to_ranges(uint32_t rank, struct stall_note *note);
-
 /* The node stalls when all its ranks are quiet and have ended or have a page of
    libddp, and none that runs is in a checkpoint or an evaluation. A rank that has called
    ddp_finalize() and does not exit is at work, too. */

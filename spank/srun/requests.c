@@ -169,7 +169,8 @@ bool requests_hold(struct requests *requests, const struct step *step, const str
 	return true;
 }
 
-bool requests_hold_any(const struct requests *requests)
+/* Whether there are news that are held. */
+static bool requests_hold_any(const struct requests *requests)
 {
 	return requests->holds;
 }

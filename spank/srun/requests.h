@@ -86,9 +86,6 @@ void requests_begin_again(struct requests *requests);
    answer comes. */
 bool requests_hold(struct requests *requests, const struct step *step, const struct held_news *held);
 
-/* Whether there are such news. */
-bool requests_hold_any(const struct requests *requests);
-
 /* Gives the news that are held, which then are not held any more. False: there are none. */
 bool requests_take_held(struct requests *requests, struct held_news *held);
 
