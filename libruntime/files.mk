@@ -33,9 +33,9 @@ base_sources = \
 	libruntime/base/walk.c libruntime/base/walk.h
 
 job_sources = \
-	libruntime/job/job.c libruntime/job/job.h libruntime/job/json.c \
+	libruntime/job/job.c libruntime/job/job.h \
 	libruntime/job/environment.c libruntime/job/environment.h \
-	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/error.c spank/identity/nodelist.c \
+	libruntime/job/nodes.c libruntime/job/nodes.h spank/base/text.c spank/identity/nodelist.c \
 	libruntime/job/pmix_client.c libruntime/job/pmix_client.h \
 	libruntime/job/spawn.c libruntime/job/spawn.h
 
@@ -189,8 +189,7 @@ reduce_sources = \
 	libruntime/reduce/uses.c
 
 optim_sources = \
-	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h \
-	libruntime/optim/lamb.c libruntime/optim/lion.c libruntime/optim/muon.c \
+	libruntime/optim/adafactor.c libruntime/optim/adam.c libruntime/optim/adam.h libruntime/optim/muon.c \
 	libruntime/optim/optim.c libruntime/optim/optim.h \
 	libruntime/optim/rule.c libruntime/optim/rule.h libruntime/optim/sgd.c \
 	libruntime/optim/scaler.c libruntime/optim/scaler.h libruntime/optim/schedule.c

@@ -6,34 +6,27 @@ spank_libspankcore_la_SOURCES = \
 	spank/base/bytes.h \
 	spank/base/child.c spank/base/child.h \
 	spank/base/end_signal.c spank/base/end_signal.h \
-	spank/base/error.c spank/base/error.h \
+	spank/base/text.c spank/base/text.h \
 	spank/base/release.c spank/base/release.h \
-	spank/base/sink.c spank/base/sink.h \
 	spank/base/worker.c spank/base/worker.h \
 	spank/options/options.c spank/options/options.h \
 	spank/options/site.c spank/options/site.h \
-	spank/identity/gpu.c spank/identity/gpu.h \
 	spank/identity/identity.c spank/identity/identity.h \
 	spank/identity/master.c spank/identity/master.h \
 	spank/identity/nodelist.c spank/identity/nodelist.h \
-	spank/identity/nodelist_write.c spank/identity/nodelist_write.h \
-	spank/wire/blame.c spank/wire/blame.h \
+	spank/wire/progress_page.c spank/wire/progress_page.h \
 	spank/wire/channel.c spank/wire/channel.h \
 	spank/wire/deal.c spank/wire/deal.h \
 	spank/wire/event.c spank/wire/event.h \
-	spank/wire/frame.c spank/wire/frame.h \
 	spank/wire/judge.c spank/wire/judge.h \
 	spank/wire/notes.c spank/wire/notes.h \
-	spank/wire/progress_text.c spank/wire/progress_text.h \
 	spank/wire/relay.c spank/wire/relay.h \
-	spank/wire/slots.c spank/wire/slots.h \
 	spank/wire/timeline.h \
 	spank/launch/check.c spank/launch/check.h \
 	spank/launch/container.c spank/launch/container.h \
 	spank/launch/names.c spank/launch/names.h \
-	spank/launch/preflight_step.c spank/launch/preflight_step.h \
+	spank/launch/preflight.c spank/launch/preflight.h \
 	spank/launch/prepare.c spank/launch/prepare.h \
-	spank/launch/room.c spank/launch/room.h \
 	spank/launch/srun_options.c spank/launch/srun_options.h \
 	spank/launch/variables.c spank/launch/variables.h \
 	spank/witness/agent.c spank/witness/agent.h \
@@ -41,27 +34,21 @@ spank_libspankcore_la_SOURCES = \
 	spank/witness/dump.c spank/witness/dump.h \
 	spank/witness/folder.c spank/witness/folder.h \
 	spank/witness/pump.c spank/witness/pump.h \
-	spank/witness/redirect.c spank/witness/redirect.h \
 	spank/witness/rings.c spank/witness/rings.h \
 	spank/witness/stack.c spank/witness/stack.h \
-	spank/witness/text.c spank/witness/text.h \
 	spank/witness/witness.c spank/witness/witness.h \
-	spank/node/blame_node.c spank/node/blame_node.h \
 	spank/node/ends.c spank/node/ends.h \
 	spank/node/flight.c spank/node/flight.h \
 	spank/node/generation.c spank/node/generation.h \
 	spank/node/link.c spank/node/link.h \
 	spank/node/memory.c spank/node/memory.h \
 	spank/node/node.c spank/node/node.h \
-	spank/node/pace.c spank/node/pace.h \
 	spank/node/report.c spank/node/report.h \
 	spank/node/stall.c spank/node/stall.h \
 	spank/node/stall_watch.c spank/node/stall_watch.h \
 	spank/node/supervise.c spank/node/supervise.h \
-	spank/node/unseen.c spank/node/unseen.h \
 	spank/slurmctld/requeue_judge.c spank/slurmctld/requeue_judge.h \
 	spank/srun/dealer.c spank/srun/dealer.h \
-	spank/srun/first_failure.c spank/srun/first_failure.h \
 	spank/srun/links.c spank/srun/links.h \
 	spank/srun/pace_step.c spank/srun/pace_step.h \
 	spank/srun/peers.c spank/srun/peers.h \
@@ -100,12 +87,8 @@ spank_spank_ddp_la_SOURCES = spank/plugin.c \
 	spank/slurmctld/ask.c spank/slurmctld/ask.h \
 	spank/slurmctld/comment.c spank/slurmctld/comment.h \
 	spank/slurmctld/kill.c spank/slurmctld/kill.h \
-	spank/slurmctld/no_kill.c spank/slurmctld/no_kill.h \
-	spank/slurmctld/preflight.c spank/slurmctld/preflight.h \
 	spank/slurmctld/requeue.c spank/slurmctld/requeue.h \
-	spank/slurmctld/shrink.c spank/slurmctld/shrink.h \
-	spank/srun/relaunch.c spank/srun/relaunch.h \
-	spank/srun/restart_policy.c spank/srun/restart_policy.h
+	spank/srun/relaunch.c spank/srun/relaunch.h
 spank_spank_ddp_la_CFLAGS = $(AM_CFLAGS) $(SLURM_CFLAGS)
 # libc only: Slurm looks symbols up in a plugin's libraries, too.
 spank_spank_ddp_la_LDFLAGS = $(AM_LDFLAGS) -module -avoid-version -shared \

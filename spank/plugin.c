@@ -8,9 +8,11 @@
    would drain the node, and nothing that is said there reaches the user. What
    is wrong is kept and said in task_init. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <slurm/slurm.h>
 /* Only the symbols for which Slurm looks are visible. */
@@ -25,7 +27,6 @@ SPANK_PLUGIN(spank_ddp, 1)
 #include "spank/node/supervise.h"
 #include "spank/options/site.h"
 #include "spank/slurmctld/ask.h"
-#include "spank/slurmctld/no_kill.h"
 #include "spank/srun.h"
 #include "spank/stepd.h"
 #include "spank/task.h"
@@ -47,6 +48,97 @@ static struct spank_option ddp_option = {
 	.has_arg = 2,
 	.cb = take_option,
 };
+
+/* ---- no-kill -----------------------------------------------------------------
+
+   SLURM ends a job, and a step, when one of its nodes fails, unless it was submitted with --no-kill. A step with
+   restart= goes on without the node. So srun, sbatch and salloc are told --no-kill by their own variables, before they
+   read them. */
+
+enum { COMMAND_LINE_MAX = 65536 };
+
+#define OPTION "--ddp"
+#define HANDED_ON "_SLURM_SPANK_OPTION_spank_ddp_ddp"
+
+static struct {
+	const char *name;
+	bool allocator; /* sbatch's or salloc's, and not srun's */
+	bool set;       /* here */
+} no_kill[] = { { .name = "SLURM_NO_KILL" }, { .name = "SBATCH_NO_KILL", .allocator = true },
+	        { .name = "SALLOC_NO_KILL", .allocator = true } };
+
+enum { NO_KILLS = sizeof(no_kill) / sizeof(no_kill[0]) };
+
+/* A value that the user has set stays. */
+static void set_for(bool allocator)
+{
+	for (int i = 0; i < NO_KILLS; i++)
+		if (no_kill[i].allocator == allocator && getenv(no_kill[i].name) == NULL)
+			no_kill[i].set = setenv(no_kill[i].name, "set", 1) == 0;
+}
+
+/* Returns the user's list in the command line; "" for --ddp alone, NULL without it. The program's own words may contain
+   --ddp, too, so the first one counts. */
+static const char *list_in(const char *words, const char *end)
+{
+	for (const char *word = words; word < end; word += strlen(word) + 1) {
+		size_t length = strlen(OPTION);
+		if (strncmp(word, OPTION, length) == 0 && (word[length] == '=' || word[length] == '\0'))
+			return word[length] == '=' ? word + length + 1 : word + length;
+	}
+	return NULL;
+}
+
+static const char *list_of_process(void)
+{
+	static char words[COMMAND_LINE_MAX + 1];
+	int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, words, COMMAND_LINE_MAX) : 0;
+
+	if (fd >= 0)
+		close(fd);
+	words[got > 0 ? got : 0] = '\0';
+	return list_in(words, words + (got > 0 ? got : 0));
+}
+
+static bool asks_for_restarts(const char *list)
+{
+	struct settings settings = request.site.defaults;
+	struct error ignored;
+
+	return user_list_read(&settings, list, request.site.locked, &ignored) && settings.restarts > 0 && !settings.off;
+}
+
+/* In slurm_spank_init(), before options are read: looks for --ddp in this process's own command line, and, in srun,
+   for what sbatch or salloc has handed on. Sets the variables if that asks for restarts, or the site does. */
+static void no_kill_begin(bool allocator)
+{
+	const char *list = list_of_process();
+
+	if (list == NULL && !allocator)
+		list = getenv(HANDED_ON);
+	if (list == NULL && !allocator)
+		list = getenv("SLURM_SPANK_" HANDED_ON);
+	if (list != NULL && asks_for_restarts(list))
+		set_for(allocator);
+}
+
+/* A list of --ddp was read, as in a line of a script that begins with #SBATCH. */
+static void no_kill_read_list(bool allocator)
+{
+	if (request.wanted && request.settings.restarts > 0 && allocator)
+		set_for(allocator);
+}
+
+/* Once options are read: takes the variables out again, so that no task and no job inherits them. */
+static void no_kill_end(void)
+{
+	for (int i = 0; i < NO_KILLS; i++) {
+		if (no_kill[i].set)
+			unsetenv(no_kill[i].name);
+		no_kill[i].set = false;
+	}
+}
 
 /* ---- options ---------------------------------------------------------------- */
 
@@ -115,7 +207,7 @@ int slurm_spank_init(spank_t spank, int ac, char *argv[])
 	if (context == S_CTX_LOCAL)
 		srun_note_environment();
 	if (context != S_CTX_REMOTE)
-		no_kill_begin(&request, context == S_CTX_ALLOCATOR);
+		no_kill_begin(context == S_CTX_ALLOCATOR);
 	option_usage(usage, sizeof(usage));
 	error = spank_option_register(spank, &ddp_option);
 	if (error != ESPANK_SUCCESS) {
@@ -132,7 +224,7 @@ static int take_option(int value, const char *argument, int remote)
 
 	(void)value;
 	if (request_take_list(&request, argument, &error)) {
-		no_kill_read_list(&request, spank_context() == S_CTX_ALLOCATOR);
+		no_kill_read_list(spank_context() == S_CTX_ALLOCATOR);
 		return 0;
 	}
 	if (remote) {

@@ -17,23 +17,21 @@
 
 #include "base/clock.h"
 #include "spank/base/end_signal.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/check.h"
 #include "spank/launch/container.h"
+#include "spank/launch/preflight.h"
 #include "spank/launch/prepare.h"
 #include "spank/launch/srun_options.h"
 #include "spank/slurmctld/ask.h"
 #include "spank/slurmctld/comment.h"
 #include "spank/slurmctld/kill.h"
-#include "spank/slurmctld/preflight.h"
 #include "spank/slurmctld/requeue.h"
-#include "spank/slurmctld/shrink.h"
 #include "spank/srun/dealer.h"
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/relaunch.h"
 #include "spank/srun/relay_srun.h"
-#include "spank/srun/restart_policy.h"
 #include "spank/srun/step.h"
 #include "spank/wire/relay.h"
 #include "spank/wire/timeline.h"
@@ -491,7 +489,7 @@ static void prepare_requeue(const struct settings *settings)
 }
 
 /* Runs ddp-preflight on the step's nodes; its answer may make some of them spares. */
-static bool look_ahead(const struct request *request, const struct preflight_place *place, struct error *error)
+static bool look_ahead(const struct request *request, const struct preflight_step *place, struct error *error)
 {
 	struct settings settings = request->settings;
 	char *avoid;
@@ -504,7 +502,7 @@ static bool look_ahead(const struct request *request, const struct preflight_pla
 	/* A key that needs spares is the site's default here, as the user's would have been refused. */
 	if (settings.preflight == PREFLIGHT_EXCLUDE && !dealer_is_open())
 		settings.preflight = PREFLIGHT_WARN;
-	if (!preflight_run(&settings, place, &avoid, error))
+	if (!preflight_run(&settings, place, ask_to_say, &avoid, error))
 		return false;
 	if (avoid != NULL)
 		dealer_avoid(avoid);
@@ -529,7 +527,7 @@ static void start_nothing(int count, char *words[])
 
 bool srun_looks_ahead(const struct request *request, const struct srun_step *step, int count, char *words[])
 {
-	struct preflight_place place = { .job_id = step->job_id, .tasks = step->tasks, .nodes = step->nodes };
+	struct preflight_step place = { .job_id = step->job_id, .tasks = step->tasks, .nodes = step->nodes };
 	struct error error;
 	char *nodes;
 	bool starts;

@@ -12,7 +12,7 @@
 
 #include "spank/base/child.h"
 #include "spank/base/release.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/identity/identity.h"
 #include "spank/launch/container.h"

@@ -14,7 +14,6 @@
 #include "spank/identity/identity.h"
 #include "spank/identity/master.h"
 #include "spank/launch/check.h"
-#include "spank/launch/room.h"
 #include "spank/launch/variables.h"
 #include "spank/node/node.h"
 #include "spank/node/report.h"
@@ -24,7 +23,6 @@
 #include "spank/wire/relay.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/folder.h"
-#include "spank/witness/redirect.h"
 
 static bool collect_facts(spank_t spank, struct step_facts *facts, struct error *error)
 {

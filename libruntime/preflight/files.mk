@@ -9,14 +9,11 @@ libruntime_preflight_libpreflight_la_SOURCES = \
 	libruntime/preflight/finding.c libruntime/preflight/finding.h \
 	libruntime/preflight/judge_links.c libruntime/preflight/judge_links.h \
 	libruntime/preflight/judge_ranks.c libruntime/preflight/judge_ranks.h \
-	libruntime/preflight/links.c libruntime/preflight/links.h \
-	libruntime/preflight/output.c libruntime/preflight/output.h \
-	libruntime/preflight/release.c libruntime/preflight/release.h \
+	libruntime/preflight/measure.c libruntime/preflight/measure.h \
 	libruntime/preflight/report.c libruntime/preflight/report.h \
 	libruntime/preflight/schedule.c libruntime/preflight/schedule.h \
 	libruntime/preflight/statistics.c libruntime/preflight/statistics.h \
-	libruntime/preflight/survey.c libruntime/preflight/survey.h \
-	libruntime/preflight/work.c libruntime/preflight/work.h
+	libruntime/preflight/survey.c libruntime/preflight/survey.h
 libruntime_preflight_libpreflight_la_CFLAGS = $(AM_CFLAGS) $(JANSSON_CFLAGS)
 libruntime_preflight_ddp_preflight_SOURCES = libruntime/preflight/main.c
 libruntime_preflight_ddp_preflight_LDADD = libruntime/preflight/libpreflight.la libruntime/libddp.la kernels/libkernels.la \

@@ -16,8 +16,7 @@
 #include "base/clock.h"
 #include "kernels.h"
 #include "preflight/differences.h"
-#include "preflight/output.h"
-#include "preflight/release.h"
+#include "preflight/facts.h"
 #include "preflight/report.h"
 #include "preflight/survey.h"
 

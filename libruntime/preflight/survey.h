@@ -8,8 +8,7 @@
 #include "preflight/finding.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
-#include "preflight/links.h"
-#include "preflight/work.h"
+#include "preflight/measure.h"
 
 struct preflight_survey {
 	const ddp_job *job;

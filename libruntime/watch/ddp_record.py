@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ddp-report --record: merges the flight records of a step's ranks, says which rank is where, and draws it.
 
-A record is a line of JSON (spank/witness/text.h) in DIR/JOB.STEP/rank-N.jsonl. Each rank's last record of the last
+A record is a line of JSON (spank/witness/rings.h) in DIR/JOB.STEP/rank-N.jsonl. Each rank's last record of the last
 generation counts, or the record of a stall in which its program was ended. Operations are put in order by their number in their group and lane, which all its ranks share.
 """
 import html

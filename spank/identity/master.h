@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/identity/identity.h"
 #include "spank/options/options.h"
 

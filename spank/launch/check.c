@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 static void add_string(struct sink *sink, const char *value)
 {

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/launch/variables.h"
 
 /* A row for the task, with its newline; false if `bytes` are too few. */

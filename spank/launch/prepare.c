@@ -8,7 +8,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/launch/names.h"
 #include "spank/launch/variables.h"

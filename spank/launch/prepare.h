@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/options/options.h"
 
 /* Makes the step's key (once in the life of this srun, so that all components

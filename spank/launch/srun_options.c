@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 /* Whether one of the words, which end with NULL, begins the text. */
 static bool begins(const char *const words[], const char *text)
@@ -72,33 +72,27 @@ static const char *value_of_letter(const char *word, char option)
 	return word[0] == '-' && word[letter] == option ? word + letter + 1 : NULL;
 }
 
-/* "0" of -K0 and --kill-on-bad-exit=0, "" of -K. */
-static const char *value_of_kill(const char *word)
+/* An option that may have a value. */
+struct srun_option {
+	char letter; /* '\0': it has none */
+	const char *name;
+	size_t shortest;
+};
+
+#define OPTION(letter, name, cut) { letter, name, sizeof(cut) - 1 }
+
+/* The value that a word gives to one of the options, the last of which has no name; "" without one; NULL: another word. */
+static const char *value_of_any(const char *word, const struct srun_option *option)
 {
-	const char *value = value_of_letter(word, 'K');
+	const char *value = NULL;
 
-	return value != NULL ? value : value_of(word, "--kill-on-bad-exit", sizeof("--k") - 1);
-}
-
-/* "" where the value is the next word. */
-static const char *value_of_nodes(const char *word)
-{
-	const char *value = value_of_letter(word, 'w');
-
-	if (value == NULL)
-		value = value_of_letter(word, 'F');
-	if (value == NULL)
-		value = value_of(word, "--nodelist", sizeof("--nodel") - 1);
-	return value != NULL ? value : value_of(word, "--nodefile", sizeof("--nodef") - 1);
-}
-
-/* "3" of -W3 and --wait=3; "" of -W and --wait, whose value is the next word. A cut
-   --wait would be another option, too. */
-static const char *value_of_wait(const char *word)
-{
-	const char *value = value_of_letter(word, 'W');
-
-	return value != NULL ? value : value_of(word, "--wait", sizeof("--wait") - 1);
+	for (; value == NULL && option->name != NULL; option++) {
+		if (option->letter != '\0')
+			value = value_of_letter(word, option->letter);
+		if (value == NULL)
+			value = value_of(word, option->name, option->shortest);
+	}
+	return value;
 }
 
 /* The next of the words, of which `*left` are left; NULL behind the last. */
@@ -113,17 +107,16 @@ static const char *take_word(const char **words, const char *end, int *left)
 	return word;
 }
 
-/* The value of the last of srun's own words for which value_of_word() gives one, `otherwise`
-   without such a word. With `in_next_word`, an empty value stands in the next word. */
-static const char *last_value(const struct srun_words *given,
-                              const char *(*value_of_word)(const char *word), bool in_next_word,
+/* The value of the last of srun's own words that is one of the options, `otherwise` without such a word. With
+   `in_next_word`, an empty value stands in the next word. */
+static const char *last_value(const struct srun_words *given, const struct srun_option *options, bool in_next_word,
                               const char *otherwise)
 {
 	const char *last = otherwise, *word, *words = given->words, *end = given->words + given->bytes;
 	int left = given->own;
 
 	while ((word = take_word(&words, end, &left)) != NULL) {
-		const char *value = value_of_word(word);
+		const char *value = value_of_any(word, options);
 		if (in_next_word && value != NULL && value[0] == '\0')
 			value = take_word(&words, end, &left);
 		if (value != NULL)
@@ -146,7 +139,8 @@ static bool holds(const struct srun_words *given, const char *option, size_t sho
 
 enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *variable)
 {
-	const char *last = last_value(given, value_of_kill, false, variable);
+	static const struct srun_option kill[] = { OPTION('K', "--kill-on-bad-exit", "--k"), { 0 } };
+	const char *last = last_value(given, kill, false, variable);
 
 	if (last == NULL)
 		return SRUN_SILENT;
@@ -155,7 +149,9 @@ enum srun_say srun_kill_on_bad_exit(const struct srun_words *given, const char *
 
 long srun_wait_seconds(const struct srun_words *given, const char *variable)
 {
-	const char *last = last_value(given, value_of_wait, true, variable);
+	/* A cut --wait would be another option, too. */
+	static const struct srun_option wait[] = { OPTION('W', "--wait", "--wait"), { 0 } };
+	const char *last = last_value(given, wait, true, variable);
 
 	return last != NULL ? strtol(last, NULL, 10) : -1;
 }
@@ -175,16 +171,11 @@ bool srun_starts_several(const struct srun_words *given)
 	return holds(given, "--multi-prog", sizeof("--mu") - 1);
 }
 
-static const char *value_of_group(const char *word)
-{
-	const char *value = value_of(word, "--het-group", sizeof("--het") - 1);
-
-	return value != NULL ? value : value_of(word, "--pack-group", sizeof("--pa") - 1);
-}
-
 bool srun_starts_components(const struct srun_words *given)
 {
-	const char *groups = last_value(given, value_of_group, true, NULL), *words = given->words, *word;
+	static const struct srun_option groups_of[] = { OPTION('\0', "--het-group", "--het"),
+		                                        OPTION('\0', "--pack-group", "--pa"), { 0 } };
+	const char *groups = last_value(given, groups_of, true, NULL), *words = given->words, *word;
 	int left = INT_MAX;
 
 	if (groups != NULL && strpbrk(groups, ",-") != NULL)
@@ -196,44 +187,35 @@ bool srun_starts_components(const struct srun_words *given)
 	return false;
 }
 
-static const char *value_of_no_kill(const char *word)
-{
-	const char *value = value_of_letter(word, 'k');
-
-	return value != NULL ? value : value_of(word, "--no-kill", sizeof("--no-k") - 1);
-}
-
 bool srun_outlives_nodes(const struct srun_words *given, const char *variable)
 {
-	const char *last = last_value(given, value_of_no_kill, false, variable);
+	static const struct srun_option no_kill[] = { OPTION('k', "--no-kill", "--no-k"), { 0 } };
+	const char *last = last_value(given, no_kill, false, variable);
 
 	return last != NULL && strcasecmp(last, "off") != 0 && strcasecmp(last, "no") != 0;
 }
 
-static const char *value_of_mpi(const char *word)
-{
-	return value_of(word, "--mpi", sizeof("--mp") - 1);
-}
-
 const char *srun_mpi(const struct srun_words *given, const char *variable)
 {
-	return last_value(given, value_of_mpi, true, variable);
-}
+	static const struct srun_option mpi[] = { OPTION('\0', "--mpi", "--mp"), { 0 } };
 
-static const char *value_of_container(const char *word)
-{
-	/* Pyxis has options that begin with the same word. */
-	return value_of(word, "--container", sizeof("--container") - 1);
+	return last_value(given, mpi, true, variable);
 }
 
 bool srun_runs_container(const struct srun_words *given, const char *variable)
 {
-	return last_value(given, value_of_container, true, variable) != NULL;
+	/* Pyxis has options that begin with the same word. */
+	static const struct srun_option container[] = { OPTION('\0', "--container", "--container"), { 0 } };
+
+	return last_value(given, container, true, variable) != NULL;
 }
 
 const char *srun_nodes(const struct srun_words *given)
 {
-	return last_value(given, value_of_nodes, true, NULL);
+	static const struct srun_option nodes[] = { OPTION('w', "--nodelist", "--nodel"),
+		                                    OPTION('F', "--nodefile", "--nodef"), { 0 } };
+
+	return last_value(given, nodes, true, NULL);
 }
 
 bool srun_names_job(const struct srun_words *given)
@@ -241,37 +223,21 @@ bool srun_names_job(const struct srun_words *given)
 	return holds(given, "--jobid", sizeof("--jobi") - 1);
 }
 
-static const char *value_of_exclude(const char *word)
-{
-	const char *value = value_of_letter(word, 'x');
-
-	return value != NULL ? value : value_of(word, "--exclude", sizeof("--exclud") - 1);
-}
-
 const char *srun_excluded(const struct srun_words *given)
 {
-	return last_value(given, value_of_exclude, true, NULL);
-}
+	static const struct srun_option exclude[] = { OPTION('x', "--exclude", "--exclud"), { 0 } };
 
-/* --gpus-per-node and others are for each node, or task. */
-static const char *value_of_gpus(const char *word)
-{
-	const char *value = value_of_letter(word, 'G');
-
-	return value != NULL ? value : value_of(word, "--gpus", sizeof("--gpus") - 1);
-}
-
-static const char *value_of_distribution(const char *word)
-{
-	const char *value = value_of_letter(word, 'm');
-
-	return value != NULL ? value : value_of(word, "--distribution", sizeof("--dist") - 1);
+	return last_value(given, exclude, true, NULL);
 }
 
 bool srun_fits_fewer_nodes(const struct srun_words *given, const char *gpus, const char *distribution)
 {
-	distribution = last_value(given, value_of_distribution, true, distribution);
-	return last_value(given, value_of_gpus, true, gpus) == NULL &&
+	/* --gpus-per-node and others are for each node, or task. */
+	static const struct srun_option gpus_of[] = { OPTION('G', "--gpus", "--gpus"), { 0 } };
+	static const struct srun_option laid_out[] = { OPTION('m', "--distribution", "--dist"), { 0 } };
+
+	distribution = last_value(given, laid_out, true, distribution);
+	return last_value(given, gpus_of, true, gpus) == NULL &&
 	       (distribution == NULL || strncasecmp(distribution, "arb", 3) != 0);
 }
 

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "spank/base/child.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/node/stall.h"
 

@@ -13,7 +13,7 @@
 #include "spank/identity/nodelist.h"
 #include "spank/node/flight.h"
 #include "spank/wire/deal.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 #include "spank/witness/agent.h"
 #include "spank/witness/descend.h"

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "spank/node/flight.h"
@@ -78,3 +79,14 @@ void node_end_witness(struct node *node);
 
 /* Then: tells srun if others may wait for the tasks. */
 void node_tell_end(struct node *node);
+
+/* A node keeps account of those of its ranks for which other ranks have waited: they still run, or they have
+   ended without a report. */
+
+/* Says what `rank` does, or how it had ended (see blame_describe()). False: it is
+   not of this node, or its end has a report of its own. */
+bool blame_local(const struct supervise *supervise, uint32_t rank, uint64_t now_ns, char *text,
+                 size_t bytes);
+
+/* Says which task of the node had ended with code 0. False: none. */
+bool blame_early_end(const struct supervise *supervise, uint64_t now_ns, char *text, size_t bytes);

@@ -4,9 +4,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 
 /* sigabbrev_np() is too young for the C libraries of older distributions. */
 static const char *signal_name(int number)

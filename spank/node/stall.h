@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whether the ranks of a node stall: none has made progress for some time, and none
-   is in a phase that may take any time. Pure: the caller brings what it sees of them,
-   and the time. */
+   is in a phase that may take any time. Pure, but for program_of(): the caller brings what
+   it sees of the ranks, and the time. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "spank/wire/notes.h"
 #include "watch/progress.h"
@@ -48,9 +49,6 @@ struct stall_node {
 	uint32_t count;
 };
 
-/* Adds a rank to the note's ranges; ranks come in order. */
-void stall_add_to_ranges(uint32_t rank, struct stall_note *note);
-
 /* The node stalls when all its ranks are quiet and have ended or have a page of
    libddp, and none that runs is in a checkpoint or an evaluation. A rank that has called
    ddp_finalize() and does not exit is at work, too. */
@@ -68,3 +66,39 @@ bool stall_judge_late(const struct stall_node *node, uint64_t now_ns, struct sta
    with code 0 and without ddp_init(), or waits there for the others. If all nodes are, the waiting
    ranks wait for ever. False: it is not, and never will be. */
 bool stall_judge_start(const struct stall_node *node, uint64_t now_ns, struct stall_note *note);
+
+/* ---- whether stall=, watch= or python= see nothing of what a node's ranks do. A program may start for any time, so that
+   nothing is said before the times below; who sees nothing says so in time, and not only when it is too late. ---- */
+
+/* Which program a task runs, says the kernel. The caller is the task's user. libc only. */
+struct program {
+	char name[STALL_PROGRAM_MAX + 1]; /* its file, without the folder; "": not known */
+	bool has_libddp;                  /* libddp is loaded, so that a page may come */
+	uint32_t age_ms;
+};
+
+/* The process itself, or what a shell or another launcher has started for it: its first child, and that one's. */
+void program_of(pid_t pid, struct program *program);
+
+/* "python3.11": the interpreter of Python, by its name. */
+bool program_is_python(const char *name);
+
+/* The step's keys ask for these. */
+struct unseen_wanted {
+	bool stall, watch, python;
+};
+
+struct unseen_watch {
+	struct unseen_wanted wanted;
+	uint32_t seconds; /* of stall= */
+	uint32_t age_ms;  /* since the node's first program began */
+	void (*look)(void *about, uint32_t local_task, struct program *program);
+	void *about;
+};
+
+/* Python loads slurm_ddp as soon as it starts; a page of libddp, of NCCL or of slurm_ddp may come behind imports; and a
+   start may read a large checkpoint. With a short stall=, as in trials, all are shorter. */
+enum { UNSEEN_PYTHON_MS = 20000, UNSEEN_PAGE_MS = 120000, UNSEEN_START_MS = 600000, UNSEEN_STALLS = 20, UNSEEN_LEAST_MS = 20000 };
+
+/* True: the note tells of ranks that are not seen. */
+bool unseen_judge(const struct unseen_watch *watch, const struct stall_node *node, struct stall_note *note);

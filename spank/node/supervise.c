@@ -18,7 +18,7 @@
 #include "spank/base/worker.h"
 #include "spank/node/stall.h"
 #include "spank/wire/judge.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 #include "watch/record.h"
 

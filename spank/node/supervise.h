@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/node/memory.h"
 #include "spank/witness/agent.h"

@@ -2,14 +2,13 @@
 #include "spank/options/options.h"
 
 #include <ctype.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { SILENCE_SECONDS = 5 };
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
-
-enum { RESTARTS_MAX = 1000, NODES_MAX = 100000 };
+enum { RESTARTS_MAX = 1000, NODES_MAX = 100000, SECONDS_MAX = 604800 };
 
 /* A key's value, not terminated; text is NULL when the key stood alone. */
 struct value {
@@ -20,28 +19,6 @@ struct value {
 static bool value_is(struct value value, const char *word)
 {
 	return value.length == strlen(word) && memcmp(value.text, word, value.length) == 0;
-}
-
-static bool read_switch(bool *flag, struct value value)
-{
-	if (value.text == NULL || value_is(value, "yes")) {
-		*flag = true;
-		return true;
-	}
-	if (value_is(value, "no")) {
-		*flag = false;
-		return true;
-	}
-	return false;
-}
-
-/* Index of the value among `count` words, or -1. */
-static int read_word(struct value value, const char *const *words, int count)
-{
-	for (int i = 0; value.text != NULL && i < count; i++)
-		if (value_is(value, words[i]))
-			return i;
-	return -1;
 }
 
 /* Reads a decimal number up to `maximum` and moves the value behind it. */
@@ -64,10 +41,102 @@ static bool read_number(struct value *value, uint32_t maximum, uint32_t *number)
 	return true;
 }
 
-static bool read_port(struct settings *settings, struct value value)
+/* The field of the settings that the option sets: `bytes` from `at` on. */
+static void *field_of(const struct option *option, struct settings *settings)
+{
+	return (char *)settings + option->at;
+}
+
+/* Flags, enumerations and numbers. */
+static void set_number(const struct option *option, struct settings *settings, uint32_t number)
+{
+	bool flag = number != 0;
+
+	if (option->bytes == sizeof(flag))
+		memcpy(field_of(option, settings), &flag, sizeof(flag));
+	else
+		memcpy(field_of(option, settings), &number, sizeof(number));
+}
+
+_Static_assert(sizeof(enum omp_mode) == sizeof(uint32_t), "set_number() sets enumerations");
+
+static bool take_text(char *field, size_t bytes, struct value value)
+{
+	if (value.text == NULL || value.length >= bytes)
+		return false;
+	for (size_t i = 0; i < value.length; i++)
+		if (iscntrl((unsigned char)value.text[i]))
+			return false;
+	memcpy(field, value.text, value.length);
+	field[value.length] = '\0';
+	return true;
+}
+
+static bool read_switch(const struct option *option, struct settings *settings, struct value value)
+{
+	bool yes = value.text == NULL || value_is(value, "yes");
+
+	if (yes || value_is(value, "no"))
+		set_number(option, settings, yes);
+	return yes || value_is(value, "no");
+}
+
+/* One of the words, the index of which is the setting. */
+static bool read_word(const struct option *option, struct settings *settings, struct value value)
+{
+	for (uint32_t i = 0; value.text != NULL && i < WORDS_MAX && option->words[i] != NULL; i++) {
+		if (!value_is(value, option->words[i]))
+			continue;
+		set_number(option, settings, i);
+		return true;
+	}
+	return false;
+}
+
+static bool read_count(const struct option *option, struct settings *settings, struct value value)
+{
+	uint32_t number;
+
+	if (value.text == NULL || !read_number(&value, option->most, &number) || value.length > 0 ||
+	    (number < option->least && (number > 0 || !option->or_zero)))
+		return false;
+	set_number(option, settings, number);
+	return true;
+}
+
+static bool read_folder(const struct option *option, struct settings *settings, struct value value)
+{
+	return value.length > 0 && take_text(field_of(option, settings), option->bytes, value);
+}
+
+/* Processes of the plugin's write there, which do not know the program's folder. A user turns a site's folder off by
+   "no". */
+static bool read_record(const struct option *option, struct settings *settings, struct value value)
+{
+	if (value.text != NULL && value_is(value, "no")) {
+		settings->record_dir[0] = '\0';
+		return true;
+	}
+	return value.text != NULL && value.length > 0 && value.text[0] == '/' && read_folder(option, settings, value);
+}
+
+/* Whether NCCL or Python is to load something, and perhaps from where. */
+static bool read_plugin(const struct option *option, struct settings *settings, struct value value)
+{
+	if (value.text == NULL || value.length == 0 || value.text[0] != '/')
+		return read_switch(option, settings, value);
+	if (memchr(value.text, option->splits, value.length) != NULL ||
+	    !take_text((char *)settings + option->path, NCCL_PATH_MAX, value))
+		return false;
+	set_number(option, settings, true);
+	return true;
+}
+
+static bool read_port(const struct option *option, struct settings *settings, struct value value)
 {
 	uint32_t low, high;
 
+	(void)option;
 	if (value.text == NULL || !read_number(&value, 65535, &low))
 		return false;
 	high = low;
@@ -86,68 +155,25 @@ static bool read_port(struct settings *settings, struct value value)
 	return true;
 }
 
-static bool read_address(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { [ADDRESS_NODENAME] = "nodename", [ADDRESS_IP] = "ip" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->address = (enum address_mode)word;
-	return true;
-}
-
 /* A node name with the suffix must still be a host name. */
-static bool read_suffix(struct settings *settings, struct value value)
+static bool read_suffix(const struct option *option, struct settings *settings, struct value value)
 {
-	if (value.text == NULL || value.length >= sizeof(settings->address_suffix))
-		return false;
 	for (size_t i = 0; i < value.length; i++) {
 		unsigned char c = (unsigned char)value.text[i];
 		if (!isalnum(c) && c != '-' && c != '.' && c != '_')
 			return false;
 	}
-	memcpy(settings->address_suffix, value.text, value.length);
-	settings->address_suffix[value.length] = '\0';
-	return true;
-}
-
-static bool read_omp(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { [OMP_KEEP] = "keep", [OMP_ONE] = "1", [OMP_CPUS] = "cpus" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->omp = (enum omp_mode)word;
-	return true;
-}
-
-static bool read_gpu(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { [GPU_ERROR] = "error", [GPU_WARN] = "warn", [GPU_IGNORE] = "ignore" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->gpu = (enum gpu_mode)word;
-	return true;
-}
-
-static bool read_launcher(struct settings *settings, struct value value)
-{
-	return read_switch(&settings->launcher, value);
+	return take_text(field_of(option, settings), option->bytes, value);
 }
 
 /* A decimal fraction, 0 < MiB <= 65536, kept as text: the library reads it. */
-static bool read_bucket(struct settings *settings, struct value value)
+static bool read_bucket(const struct option *option, struct settings *settings, struct value value)
 {
 	struct value rest = value;
 	uint32_t whole;
 	bool positive;
 
-	if (value.text == NULL || value.length >= sizeof(settings->bucket_mb) ||
-	    !read_number(&rest, 65536, &whole))
+	if (value.text == NULL || !read_number(&rest, 65536, &whole))
 		return false;
 	positive = whole > 0;
 	if (rest.length > 0) {
@@ -159,128 +185,15 @@ static bool read_bucket(struct settings *settings, struct value value)
 			positive |= rest.text[i] != '0';
 		}
 	}
-	if (!positive)
-		return false;
-	memcpy(settings->bucket_mb, value.text, value.length);
-	settings->bucket_mb[value.length] = '\0';
-	return true;
-}
-
-static bool read_timeout(struct settings *settings, struct value value)
-{
-	uint32_t seconds;
-
-	if (value.text == NULL || !read_number(&value, 604800, &seconds) ||
-	    value.length > 0 || seconds == 0)
-		return false;
-	settings->timeout_seconds = seconds;
-	return true;
-}
-
-static bool read_folder(char dir[PATH_TEXT_MAX], struct value value)
-{
-	if (value.text == NULL || value.length == 0 || value.length >= PATH_TEXT_MAX)
-		return false;
-	for (size_t i = 0; i < value.length; i++)
-		if (iscntrl((unsigned char)value.text[i]))
-			return false;
-	memcpy(dir, value.text, value.length);
-	dir[value.length] = '\0';
-	return true;
-}
-
-static bool read_trace(struct settings *settings, struct value value)
-{
-	return read_folder(settings->trace_dir, value);
-}
-
-/* Processes of the plugin's write there, which do not know the program's folder. A user turns a site's folder off by
-   "no". */
-static bool read_record(struct settings *settings, struct value value)
-{
-	if (value.text != NULL && value_is(value, "no")) {
-		settings->record_dir[0] = '\0';
-		return true;
-	}
-	return value.text != NULL && value.length > 0 && value.text[0] == '/' && read_folder(settings->record_dir, value);
-}
-
-static bool read_log(struct settings *settings, struct value value)
-{
-	return read_folder(settings->log_dir, value);
-}
-
-/* Whether NCCL or Python is to load something, and perhaps from where. */
-static bool read_plugin(bool *wanted, char path[NCCL_PATH_MAX], struct value value)
-{
-	if (value.text == NULL || value.length == 0 || value.text[0] != '/')
-		return read_switch(wanted, value);
-	if (value.length >= NCCL_PATH_MAX)
-		return false;
-	for (size_t i = 0; i < value.length; i++)
-		if (iscntrl((unsigned char)value.text[i]))
-			return false;
-	memcpy(path, value.text, value.length);
-	path[value.length] = '\0';
-	*wanted = true;
-	return true;
-}
-
-static bool read_watch(struct settings *settings, struct value value)
-{
-	return read_plugin(&settings->watch, settings->watch_path, value);
-}
-
-/* NCCL takes a comma for the next plugin. */
-static bool read_nccl_net(struct settings *settings, struct value value)
-{
-	return (value.text == NULL || memchr(value.text, ',', value.length) == NULL) &&
-	       read_plugin(&settings->nccl_net, settings->nccl_net_path, value);
-}
-
-static bool read_python(struct settings *settings, struct value value)
-{
-	/* In PYTHONPATH a colon would split the folder's name. */
-	return (value.text == NULL || memchr(value.text, ':', value.length) == NULL) &&
-	       read_plugin(&settings->python, settings->python_path, value);
-}
-
-static bool read_on_failure(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { "continue", "kill" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->kill_on_failure = word == 1;
-	return true;
-}
-
-static bool read_seconds(struct value value, uint32_t *seconds)
-{
-	uint32_t number;
-
-	if (value.text == NULL || !read_number(&value, 604800, &number) || value.length > 0)
-		return false;
-	*seconds = number;
-	return true;
-}
-
-static bool read_grace(struct settings *settings, struct value value)
-{
-	return read_seconds(value, &settings->grace_seconds);
-}
-
-static bool read_stall(struct settings *settings, struct value value)
-{
-	return read_seconds(value, &settings->stall_seconds);
+	return positive && take_text(field_of(option, settings), option->bytes, value);
 }
 
 /* A factor from 1.1 to 100, with two digits behind the point at most; 0: none. */
-static bool read_slow(struct settings *settings, struct value value)
+static bool read_slow(const struct option *option, struct settings *settings, struct value value)
 {
 	uint32_t whole, percent;
 
+	(void)option;
 	if (value.text == NULL || !read_number(&value, 100, &whole))
 		return false;
 	percent = whole * 100;
@@ -299,205 +212,115 @@ static bool read_slow(struct settings *settings, struct value value)
 	return true;
 }
 
-static bool read_stall_action(struct settings *settings, struct value value)
+static bool read_preflight(const struct option *option, struct settings *settings, struct value value)
 {
-	static const char *const words[] = { "report", "kill" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->kill_on_stall = word == 1;
+	if (value.text != NULL)
+		return read_word(option, settings, value);
+	settings->preflight = PREFLIGHT_WARN;
 	return true;
 }
 
-static bool read_restart(struct settings *settings, struct value value)
+static bool read_check(const struct option *option, struct settings *settings, struct value value)
+{
+	if (value.text == NULL || !value_is(value, "json"))
+		return read_switch(option, settings, value);
+	settings->check = CHECK_JSON;
+	return true;
+}
+
+_Static_assert(CHECK_TABLE == true, "check=yes is a table");
+
+static const char *tell_text(const struct option *option, const struct settings *settings, char *text, size_t bytes)
+{
+	const char *field = (const char *)settings + option->at;
+
+	(void)text;
+	(void)bytes;
+	return field[0] != '\0' ? field : NULL;
+}
+
+static const char *tell_number(const struct option *option, const struct settings *settings, char *text, size_t bytes)
 {
 	uint32_t number;
 
-	if (value.text == NULL || !read_number(&value, RESTARTS_MAX, &number) || value.length > 0)
-		return false;
-	settings->restarts = number;
-	return true;
-}
-
-static bool read_nodes(struct value value, uint32_t *nodes)
-{
-	uint32_t number;
-
-	if (value.text == NULL || !read_number(&value, NODES_MAX, &number) || value.length > 0)
-		return false;
-	*nodes = number;
-	return true;
-}
-
-static bool read_spare(struct settings *settings, struct value value)
-{
-	return read_nodes(value, &settings->spares);
-}
-
-static bool read_min_nodes(struct settings *settings, struct value value)
-{
-	return read_nodes(value, &settings->min_nodes);
-}
-
-static bool read_silence(struct settings *settings, struct value value)
-{
-	uint32_t seconds;
-
-	if (!read_seconds(value, &seconds) || seconds == 1 || seconds > 3600)
-		return false;
-	settings->silence_seconds = seconds;
-	return true;
-}
-
-static bool read_requeue(struct settings *settings, struct value value)
-{
-	uint32_t most;
-
-	if (value.text == NULL || !read_number(&value, RESTARTS_MAX, &most) || value.length > 0)
-		return false;
-	settings->requeue_most = most;
-	return true;
-}
-
-static bool read_preflight(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { [PREFLIGHT_NO] = "no", [PREFLIGHT_WARN] = "warn", [PREFLIGHT_STOP] = "stop",
-		                             [PREFLIGHT_EXCLUDE] = "exclude" };
-	int word = value.text == NULL ? (int)PREFLIGHT_WARN : read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->preflight = (enum preflight_mode)word;
-	return true;
-}
-
-static bool read_absent(struct settings *settings, struct value value)
-{
-	static const char *const words[] = { "warn", "refuse" };
-	int word = read_word(value, words, COUNT(words));
-
-	if (word < 0)
-		return false;
-	settings->refuse_absent = word == 1;
-	return true;
-}
-
-static bool read_verbose(struct settings *settings, struct value value)
-{
-	return read_switch(&settings->verbose, value);
-}
-
-static bool read_check(struct settings *settings, struct value value)
-{
-	bool table;
-
-	if (value.text != NULL && value_is(value, "json")) {
-		settings->check = CHECK_JSON;
-		return true;
-	}
-	if (!read_switch(&table, value))
-		return false;
-	settings->check = table ? CHECK_TABLE : CHECK_NO;
-	return true;
-}
-
-static bool read_off(struct settings *settings, struct value value)
-{
-	return read_switch(&settings->off, value);
-}
-
-static const char *tell_bucket(const struct settings *settings, char *text, size_t bytes)
-{
-	(void)text;
-	(void)bytes;
-	return settings->bucket_mb[0] != '\0' ? settings->bucket_mb : NULL;
-}
-
-static const char *tell_timeout(const struct settings *settings, char *text, size_t bytes)
-{
-	if (settings->timeout_seconds == 0)
+	memcpy(&number, (const char *)settings + option->at, sizeof(number));
+	if (number == option->unset)
 		return NULL;
-	snprintf(text, bytes, "%u", settings->timeout_seconds);
+	snprintf(text, bytes, "%u", number);
 	return text;
 }
 
-static const char *tell_silence(const struct settings *settings, char *text, size_t bytes)
+static const char *tell_python(const struct option *option, const struct settings *settings, char *text, size_t bytes)
 {
-	if (settings->silence_seconds == SILENCE_BY_DEFAULT)
-		return NULL;
-	snprintf(text, bytes, "%u", settings->silence_seconds);
-	return text;
-}
-
-static const char *tell_trace(const struct settings *settings, char *text, size_t bytes)
-{
-	(void)text;
-	(void)bytes;
-	return settings->trace_dir[0] != '\0' ? settings->trace_dir : NULL;
-}
-
-static const char *tell_python(const struct settings *settings, char *text, size_t bytes)
-{
+	(void)option;
 	(void)text;
 	(void)bytes;
 	return settings->python ? "yes" : NULL;
 }
 
-static const char *tell_record(const struct settings *settings, char *text, size_t bytes)
-{
-	(void)text;
-	(void)bytes;
-	return settings->record_dir[0] != '\0' ? settings->record_dir : NULL;
-}
+#define FIELD(field) .at = offsetof(struct settings, field), .bytes = sizeof(((struct settings *)0)->field)
 
 /* The one list of keys. srun --help and the messages are made of it, and a test holds the manual
    against it (tests/unit/test_spank_docs.sh). */
 static const struct option options[] = {
 	{ .name = "port", .read = read_port,
 	  .expects = "a port from 1024 to 65535, or a range such as 21000-28999" },
-	{ .name = "addr", .read = read_address, .expects = "nodename or ip" },
-	{ .name = "addr-suffix", .read = read_suffix,
+	{ .name = "addr", .read = read_word, FIELD(address), .words = { "nodename", "ip" },
+	  .expects = "nodename or ip" },
+	{ .name = "addr-suffix", .read = read_suffix, FIELD(address_suffix),
 	  .expects = "letters, digits, '.', '-' or '_', at most 63" },
-	{ .name = "omp", .read = read_omp, .expects = "keep, 1 or cpus" },
-	{ .name = "gpu", .read = read_gpu, .expects = "error, warn or ignore" },
-	{ .name = "launcher", .read = read_launcher, .expects = "no value, yes or no" },
-	{ .name = "bucket-mb", .read = read_bucket,
+	{ .name = "omp", .read = read_word, FIELD(omp), .words = { "keep", "1", "cpus" }, .expects = "keep, 1 or cpus" },
+	{ .name = "gpu", .read = read_word, FIELD(gpu), .words = { "error", "warn", "ignore" },
+	  .expects = "error, warn or ignore" },
+	{ .name = "launcher", .read = read_switch, FIELD(launcher), .expects = "no value, yes or no" },
+	{ .name = "bucket-mb", .read = read_bucket, FIELD(bucket_mb),
 	  .expects = "a number of MiB, above 0 and at most 65536",
-	  .variable = "DDP_BUCKET_MB", .tell = tell_bucket },
-	{ .name = "timeout", .read = read_timeout, .expects = "seconds from 1 to 604800",
-	  .variable = "DDP_TIMEOUT", .tell = tell_timeout },
-	{ .name = "trace", .read = read_trace, .expects = "a directory of at most 1023 bytes",
-	  .variable = "DDP_TRACE_DIR", .tell = tell_trace },
-	{ .name = "record", .read = read_record, .expects = "a directory that begins with /, of at most 1023 bytes, or no",
-	  .variable = "DDP_RECORD_DIR", .tell = tell_record },
-	{ .name = "log", .read = read_log, .expects = "a directory of at most 1023 bytes",
+	  .variable = "DDP_BUCKET_MB", .tell = tell_text },
+	{ .name = "timeout", .read = read_count, FIELD(timeout_seconds), .least = 1, .most = SECONDS_MAX,
+	  .expects = "seconds from 1 to 604800", .variable = "DDP_TIMEOUT", .tell = tell_number },
+	{ .name = "trace", .read = read_folder, FIELD(trace_dir), .expects = "a directory of at most 1023 bytes",
+	  .variable = "DDP_TRACE_DIR", .tell = tell_text },
+	{ .name = "record", .read = read_record, FIELD(record_dir),
+	  .expects = "a directory that begins with /, of at most 1023 bytes, or no",
+	  .variable = "DDP_RECORD_DIR", .tell = tell_text },
+	{ .name = "log", .read = read_folder, FIELD(log_dir), .expects = "a directory of at most 1023 bytes",
 	  .not_for_sites = "it would put the rank in front of the lines of every srun" },
-	{ .name = "watch", .read = read_watch,
+	{ .name = "watch", .read = read_plugin, FIELD(watch), .path = offsetof(struct settings, watch_path),
 	  .expects = "no value, yes, no, or the path of libnccl-profiler-ddp.so, at most 254 bytes" },
-	{ .name = "python", .read = read_python,
+	/* In PYTHONPATH a colon would split the folder's name. */
+	{ .name = "python", .read = read_plugin, FIELD(python), .path = offsetof(struct settings, python_path), .splits = ':',
 	  .expects = "no value, yes, no, or the path of the folder with slurm_ddp, at most 254 bytes",
 	  .variable = "DDP_PYTHON", .tell = tell_python },
-	{ .name = "nccl-net", .read = read_nccl_net,
+	/* NCCL takes a comma for the next plugin. */
+	{ .name = "nccl-net", .read = read_plugin, FIELD(nccl_net), .path = offsetof(struct settings, nccl_net_path), .splits = ',',
 	  .expects = "no value, yes, no, or the path of libnccl-net-ddpucx.so, at most 254 bytes" },
-	{ .name = "on-failure", .read = read_on_failure, .expects = "kill or continue" },
-	{ .name = "grace", .read = read_grace, .expects = "seconds from 0 to 604800" },
-	{ .name = "stall", .read = read_stall, .expects = "seconds from 1 to 604800, or 0 for never" },
-	{ .name = "stall-action", .read = read_stall_action, .expects = "report or kill" },
+	{ .name = "on-failure", .read = read_word, FIELD(kill_on_failure), .words = { "continue", "kill" },
+	  .expects = "kill or continue" },
+	{ .name = "grace", .read = read_count, FIELD(grace_seconds), .most = SECONDS_MAX,
+	  .expects = "seconds from 0 to 604800" },
+	{ .name = "stall", .read = read_count, FIELD(stall_seconds), .most = SECONDS_MAX,
+	  .expects = "seconds from 1 to 604800, or 0 for never" },
+	{ .name = "stall-action", .read = read_word, FIELD(kill_on_stall), .words = { "report", "kill" },
+	  .expects = "report or kill" },
 	{ .name = "slow", .read = read_slow, .expects = "a factor from 1.1 to 100, as 1.5, or 0 for never" },
-	{ .name = "restart", .read = read_restart, .expects = "a number from 0 to 1000" },
-	{ .name = "spare", .read = read_spare, .expects = "a number of nodes from 0 to 100000" },
-	{ .name = "min-nodes", .read = read_min_nodes,
+	{ .name = "restart", .read = read_count, FIELD(restarts), .most = RESTARTS_MAX, .expects = "a number from 0 to 1000" },
+	{ .name = "spare", .read = read_count, FIELD(spares), .most = NODES_MAX,
+	  .expects = "a number of nodes from 0 to 100000" },
+	{ .name = "min-nodes", .read = read_count, FIELD(min_nodes), .most = NODES_MAX,
 	  .expects = "a number of nodes from 1 to 100000, or 0 for all but the spares" },
-	{ .name = "silence", .read = read_silence, .expects = "seconds from 2 to 3600, or 0 for never",
-	  .variable = "DDP_SILENCE", .tell = tell_silence },
-	{ .name = "requeue", .read = read_requeue, .expects = "a number from 0 to 1000" },
-	{ .name = "preflight", .read = read_preflight, .expects = "warn, stop, exclude or no" },
-	{ .name = "absent", .read = read_absent, .expects = "refuse or warn" },
-	{ .name = "verbose", .read = read_verbose, .expects = "no value, yes or no" },
-	{ .name = "check", .read = read_check, .expects = "no value, yes, no or json",
+	{ .name = "silence", .read = read_count, FIELD(silence_seconds), .least = 2, .or_zero = true, .most = 3600,
+	  .expects = "seconds from 2 to 3600, or 0 for never",
+	  .variable = "DDP_SILENCE", .tell = tell_number, .unset = SILENCE_BY_DEFAULT },
+	{ .name = "requeue", .read = read_count, FIELD(requeue_most), .most = RESTARTS_MAX,
+	  .expects = "a number from 0 to 1000" },
+	{ .name = "preflight", .read = read_preflight, FIELD(preflight), .words = { "no", "warn", "stop", "exclude" },
+	  .expects = "warn, stop, exclude or no" },
+	{ .name = "absent", .read = read_word, FIELD(refuse_absent), .words = { "warn", "refuse" },
+	  .expects = "refuse or warn" },
+	{ .name = "verbose", .read = read_switch, FIELD(verbose), .expects = "no value, yes or no" },
+	{ .name = "check", .read = read_check, FIELD(check), .expects = "no value, yes, no or json",
 	  .not_for_sites = "it would keep every job's program from running, and call that a success" },
-	{ .name = "off", .read = read_off, .expects = "no value, yes or no" },
+	{ .name = "off", .read = read_switch, FIELD(off), .expects = "no value, yes or no" },
 };
 
 enum { OPTION_COUNT = sizeof(options) / sizeof(options[0]) };
@@ -588,7 +411,7 @@ bool option_set(struct settings *settings, const char *key, size_t key_length,
 		return error_set(error, "unknown key '%s'; the keys are %s",
 		                 quoted(name, shown, sizeof(shown)), names);
 	}
-	if (options[index].read(settings, given))
+	if (options[index].read(&options[index], settings, given))
 		return true;
 	if (value == NULL)
 		return error_set(error, "key '%s' needs a value: %s", options[index].name,

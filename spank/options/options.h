@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 enum { GRACE_OF_SLURM = UINT32_MAX, SILENCE_BY_DEFAULT = UINT32_MAX };
 enum { OPTION_COUNT_MAX = 32, OPTION_NAMES_MAX = 256, PATH_TEXT_MAX = 1024, SUFFIX_MAX = 64 };
@@ -63,15 +63,24 @@ uint32_t settings_silence_ms(const struct settings *settings);
 
 struct value;
 
+enum { WORDS_MAX = 4 };
+
 /* A row of the table of keys. */
 struct option {
 	const char *name;
 	const char *expects; /* what it takes, for messages */
-	bool (*read)(struct settings *settings, struct value value);
+	bool (*read)(const struct option *option, struct settings *settings, struct value value);
+	size_t at, bytes;              /* the field of the settings that `read` sets */
+	size_t path;                   /* the field of a path, which */
+	char splits;                   /* does not hold this character */
+	const char *words[WORDS_MAX];  /* that it takes: the index is the setting */
+	uint32_t least, most;          /* of a number, */
+	bool or_zero;                  /* which may also be 0 */
 	/* Where libddp or another library reads the setting from a variable: its name, and its value,
 	   or NULL, which may be written to `text`. A user may set the variable, too. */
 	const char *variable;
-	const char *(*tell)(const struct settings *settings, char *text, size_t bytes);
+	const char *(*tell)(const struct option *option, const struct settings *settings, char *text, size_t bytes);
+	uint32_t unset;                /* the number that is not told */
 	const char *not_for_sites; /* why it cannot be a site's default; NULL: it can */
 };
 

@@ -8,6 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+static bool is_locked_key(uint32_t locked, const char *key)
+{
+	return (locked >> option_find(key, strlen(key)) & 1) != 0;
+}
+
 static bool parse_item(struct settings *settings, const char *item, size_t length,
                        uint32_t locked, struct error *error)
 {
@@ -28,9 +33,9 @@ static bool parse_item(struct settings *settings, const char *item, size_t lengt
 	return true;
 }
 
-/* A site's keys of restarts count only where they fit the user's list. Keys of the user that contradict each other are
-   an error. */
-static bool adjust_restart(struct settings *settings, struct error *error)
+/* A site's keys of restarts, and its on-failure=continue beside restarts that the user asks for, count only where they fit
+   the user's list. Keys of the user that contradict each other, or what the site has locked, are an error. */
+static bool adjust_restart(struct settings *settings, uint32_t locked, struct error *error)
 {
 	bool wanted = option_given(settings, "restart") && settings->restarts > 0;
 	const char *needs = option_given(settings, "spare") && settings->spares > 0 ? "spare"
@@ -39,10 +44,14 @@ static bool adjust_restart(struct settings *settings, struct error *error)
 	if (settings->restarts == 0 && needs != NULL)
 		return error_set(error, "'%s' needs 'restart': only a step whose programs are started again can go on "
 		                 "with other nodes; add restart=N", needs);
-	if (wanted && !settings->kill_on_failure && option_given(settings, "on-failure"))
-		return error_set(error, "'restart' and 'on-failure=continue' do not go together: a failure either "
-		                 "restarts all ranks, or lets the others go on");
-	if (!settings->kill_on_failure && !wanted)
+	if (wanted && !settings->kill_on_failure) {
+		const bool is_locked = is_locked_key(locked, "on-failure");
+		if (is_locked || option_given(settings, "on-failure"))
+			return error_set(error, "'restart' and 'on-failure=continue'%s do not go together: a failure either restarts all "
+			                 "ranks, or lets the others go on", is_locked ? ", which this site has locked," : "");
+		settings->kill_on_failure = true;
+	}
+	if (!settings->kill_on_failure)
 		settings->restarts = 0;
 	if (settings->restarts == 0)
 		settings->spares = settings->min_nodes = 0;
@@ -83,7 +92,7 @@ bool user_list_read(struct settings *settings, const char *list, uint32_t locked
 		                 "launcher starts nothing is known");
 	if (result.launcher && result.slow_percent > 0 && option_given(&result, "slow"))
 		return error_set(error, "'slow' and 'launcher' do not go together: of the ranks that a launcher starts nothing is known");
-	if (!adjust_restart(&result, error) || !adjust_preflight(&result, error))
+	if (!adjust_restart(&result, locked, error) || !adjust_preflight(&result, error))
 		return false;
 	*settings = result;
 	return true;
@@ -313,5 +322,5 @@ bool request_components_agree(struct request *request, bool in_sbatch, struct er
 
 bool request_locks(const struct request *request, const char *key)
 {
-	return (request->site.locked >> option_find(key, strlen(key)) & 1) != 0;
+	return is_locked_key(request->site.locked, key);
 }

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/options/options.h"
 
 /* A user's list of keys (options.h): each key once, none that the site has locked, and none that contradicts another

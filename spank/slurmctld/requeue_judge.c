@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 /* These texts stand behind the number of the run in a note, and before the number of a step. */
 static const char note_begin[] = "[ddp: run ", at_once[] = " failed at once]", in_step[] = " failed in step ",

@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 
 #include "base/clock.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/master.h"
-#include "spank/identity/nodelist_write.h"
+#include "spank/identity/nodelist.h"
 #include "spank/srun/relay_srun.h"
 #include "watch/progress.h"
 

@@ -6,11 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/srun/links.h"
 #include "spank/srun/plan.h"
 #include "spank/srun/step.h"
-#include "spank/wire/frame.h"
+#include "spank/wire/channel.h"
 
 /* Sets how the step is restarted. To be called before the relay is opened. */
 void dealer_open(const struct plan_policy *policy);

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/wire/notes.h"
 
 enum { PACE_ROUNDS = 3, PACE_LEAST_US = 1000 }; /* a difference below that in a step is none */

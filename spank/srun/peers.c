@@ -8,19 +8,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "spank/base/bytes.h"
 #include "spank/base/worker.h"
 #include "spank/wire/timeline.h"
 
 enum { FIRST_ROOM = 64 };
-
-static uint64_t get_number(const unsigned char bytes[8])
-{
-	uint64_t number = 0;
-
-	for (int i = 0; i < 8; i++)
-		number |= (uint64_t)bytes[i] << (8 * i);
-	return number;
-}
 
 /* The node's place, or a free one. There is always a free one. */
 static struct replay_node *place_of(struct replay_node *nodes, size_t room, uint64_t mark)
@@ -67,7 +59,7 @@ static bool note_older(struct replay_node *node, uint64_t number)
 
 bool replay_guard_accept(struct replay_guard *guard, const unsigned char nonce[RELAY_NONCE_BYTES], bool last_word)
 {
-	uint64_t mark = get_number(nonce), number = get_number(nonce + 8), step;
+	uint64_t mark = bytes_get64(nonce), number = bytes_get64(nonce + 8), step;
 	struct replay_node *node;
 
 	if (!make_room(guard))

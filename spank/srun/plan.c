@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/launch/preflight_step.h"
+#include "spank/launch/preflight.h"
 #include "spank/srun/succession.h"
 
 #define NS_PER_MS 1000000ull

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/identity/nodelist.h"
 #include "spank/srun/links.h"
 

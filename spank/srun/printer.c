@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/srun/step.h"
 

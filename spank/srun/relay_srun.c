@@ -18,10 +18,9 @@
 
 #include "base/clock.h"
 #include "spank/base/release.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/base/worker.h"
 #include "spank/slurmctld/requeue_judge.h"
-#include "spank/srun/first_failure.h"
 #include "spank/srun/links.h"
 #include "spank/srun/pace_step.h"
 #include "spank/srun/peers.h"
@@ -29,7 +28,7 @@
 #include "spank/srun/printer.h"
 #include "spank/srun/requests.h"
 #include "spank/srun/step.h"
-#include "spank/wire/blame.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/timeline.h"
 
 enum { FIXED = 4 }; /* descriptors for poll(2), beside the peers' */

@@ -5,11 +5,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/srun/links.h"
 #include "spank/srun/presence.h"
 #include "spank/srun/step.h"
-#include "spank/wire/frame.h"
+#include "spank/wire/channel.h"
 #include "spank/wire/relay.h"
 
 /* srun: listens on a port from `low` to `high`, or on any if they are 0, in a

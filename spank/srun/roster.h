@@ -9,8 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/wire/deal.h"
 
 #define ROSTER_NONE UINT32_MAX

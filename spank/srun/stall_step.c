@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/wire/blame.h"
+#include "spank/wire/progress_page.h"
 #include "watch/progress.h"
 
 enum { RANGES_SAID = 16 };

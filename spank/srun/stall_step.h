@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/wire/notes.h"
 
 /* One node has told this. */

@@ -4,7 +4,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/wire/timeline.h"
 
 void step_start(struct step *step, const struct step_policy *policy)

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/srun/plan.h"
 
 /* Nothing has happened yet. */

@@ -16,8 +16,7 @@
 #include "spank/identity/nodelist.h"
 #include "spank/status/process.h"
 #include "spank/status/row.h"
-#include "spank/wire/progress_text.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 #include "spank/witness/dump.h"
 #include "spank/witness/stack.h"
 

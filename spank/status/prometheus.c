@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 
 static bool fail(const struct textfile *textfile, const char *reason)
 {
@@ -58,128 +58,88 @@ bool textfile_end(struct textfile *textfile, bool keep)
 
 #define PREFIX "slurm_ddp_"
 
+/* In the order of metrics[]. */
+enum figure {
+	RANK_UP, RANK_PHASE, RANK_PHASE_START, RANK_PROGRESS, RANK_WAITING, RANK_ERROR, RANK_STEP, RANK_STEPS, RANK_STEP_RATE,
+	RANK_SAMPLE_RATE, RANK_EXPOSED, RANK_COMPUTE, RANK_COMPUTE_STEPS, RANK_LOSS, RANK_CPUS, RANK_RESTARTS, SPARE_UP,
+	STEP_REQUEUES, STEP_STALLS, STEP_RANKS, FIGURES,
+};
+
 /* A label `job` would clash with the one that Prometheus itself gives to each target. */
 struct metric {
 	const char *name, *type, *help;
-	/* False: the row does not tell it. */
-	bool (*value)(const struct row *row, double now, double *value);
-	bool of_node; /* one for each step on a node, and not for each rank */
 };
-
-static bool known(double value, double *result)
-{
-	*result = value;
-	return isfinite(value) && value >= 0;
-}
 
 static bool is_up(const struct row *row)
 {
 	return strcmp(row->state, "gone") != 0;
 }
 
-static bool tell_spare(const struct row *row, double now, double *value)
+/* Not finite, or below 0: the row does not tell it. */
+static double figure_of(const struct row *row, enum figure figure, double now)
 {
-	(void)now;
-	return known(1, value) && row_is_spare(row);
-}
+	const bool told = row->phase[0] != '\0';
 
-static bool tell_up(const struct row *row, double now, double *value)
-{
-	(void)now;
-	return known(is_up(row), value);
-}
-
-static bool tell_phase(const struct row *row, double now, double *value)
-{
-	(void)now;
-	return known(1, value) && row->phase[0] != '\0';
-}
-
-static bool tell_phase_start(const struct row *row, double now, double *value)
-{
-	return row->phase_seconds >= 0 && known(now - row->phase_seconds, value);
-}
-
-static bool tell_progress(const struct row *row, double now, double *value)
-{
-	return row->progress_seconds >= 0 && known(now - row->progress_seconds, value);
-}
-
-static bool tell_waiting(const struct row *row, double now, double *value)
-{
-	(void)now;
-	return known(row->waiting, value) && row->phase[0] != '\0';
-}
-
-static bool tell_error(const struct row *row, double now, double *value)
-{
-	(void)now;
-	return known(row->error[0] != '\0', value) && row->phase[0] != '\0';
-}
-
-static bool tell_loss(const struct row *row, double now, double *value)
-{
-	(void)now;
-	*value = row->loss;
-	return row->has_loss && isfinite(row->loss);
-}
-
-static bool tell_cpus(const struct row *row, double now, double *value)
-{
-	(void)now;
-	return known(row->cpu_percent / 100, value);
-}
-
-#define TELL(field) \
-	static bool tell_##field(const struct row *row, double now, double *value) \
-	{ \
-		(void)now; \
-		return known((double)row->field, value); \
+	switch (figure) {
+	case RANK_UP: return is_up(row);
+	case RANK_PHASE: return told ? 1 : NAN;
+	case RANK_PHASE_START: return row->phase_seconds >= 0 ? now - row->phase_seconds : NAN;
+	case RANK_PROGRESS: return row->progress_seconds >= 0 ? now - row->progress_seconds : NAN;
+	case RANK_WAITING: return told ? row->waiting : NAN;
+	case RANK_ERROR: return told ? row->error[0] != '\0' : NAN;
+	case RANK_STEP: return (double)row->step;
+	case RANK_STEPS: return (double)row->steps;
+	case RANK_STEP_RATE: return row->steps_per_second;
+	case RANK_SAMPLE_RATE: return row->samples_per_second;
+	case RANK_EXPOSED: return row->exposed_ratio;
+	case RANK_COMPUTE: return row->compute_seconds;
+	case RANK_COMPUTE_STEPS: return (double)row->compute_steps;
+	case RANK_LOSS: return row->has_loss ? row->loss : NAN;
+	case RANK_CPUS: return row->cpu_percent / 100;
+	case RANK_RESTARTS: return (double)row->restarts;
+	case SPARE_UP: return row_is_spare(row) ? 1 : NAN;
+	case STEP_REQUEUES: return (double)row->requeues;
+	case STEP_STALLS: return (double)row->stalls;
+	case STEP_RANKS: return (double)row->world_size;
+	case FIGURES: break;
 	}
-TELL(step)
-TELL(steps)
-TELL(steps_per_second)
-TELL(samples_per_second)
-TELL(exposed_ratio)
-TELL(compute_seconds)
-TELL(compute_steps)
-TELL(restarts)
-TELL(requeues)
-TELL(stalls)
-TELL(world_size)
+	return NAN;
+}
 
-static const struct metric metrics[] = {
-	{ "rank_up", "gauge", "Whether a process of the rank was found (1) or not (0).", tell_up, false },
-	{ "rank_phase", "gauge", "The phase of the rank, as a label. The value is 1.", tell_phase, false },
-	{ "rank_phase_start_timestamp_seconds", "gauge", "When the phase began, in seconds since 1970.",
-	  tell_phase_start, false },
-	{ "rank_last_progress_timestamp_seconds", "gauge",
-	  "When the rank last made progress, in seconds since 1970: a phase, a collective or a wait began.",
-	  tell_progress, false },
-	{ "rank_waiting", "gauge", "Whether the rank waits for other ranks (1) or not (0).", tell_waiting, false },
-	{ "rank_error", "gauge", "Whether the rank has met an error that is not over (1) or not (0).", tell_error,
-	  false },
-	{ "rank_step", "gauge", "The step of the training that is under way.", tell_step, false },
-	{ "rank_planned_steps", "gauge", "The step with which the training ends.", tell_steps, false },
-	{ "rank_steps_per_second", "gauge", "Steps per second, of the last step.", tell_steps_per_second, false },
-	{ "rank_samples_per_second", "gauge", "Samples per second of all ranks together, of the last step.",
-	  tell_samples_per_second, false },
-	{ "rank_exposed_communication_ratio", "gauge",
-	  "How much of the last step the rank waited for gradients, from 0 to 1.", tell_exposed_ratio, false },
-	{ "rank_compute_seconds_total", "counter", "How long the rank has computed in its steps, without waits for other ranks.",
-	  tell_compute_seconds, false },
-	{ "rank_compute_steps_total", "counter", "In how many steps.", tell_compute_steps, false },
-	{ "rank_loss", "gauge", "The loss of the last step, where the program tells it.", tell_loss, false },
-	{ "rank_used_cpus", "gauge", "How many CPUs the rank's processes used.", tell_cpus, false },
-	{ "rank_restarts_total", "counter", "How often the programs of this step were started again (restart=).",
-	  tell_restarts, false },
-	{ "spare_up", "gauge", "A node that waits to take another one's place (spare=). The value is 1.", tell_spare,
-	  false },
-	{ "step_requeues_total", "counter", "How often Slurm has started the job again.", tell_requeues, true },
-	{ "step_stalls_total", "counter", "How often all ranks of the node made no progress for the time of stall=.",
-	  tell_stalls, true },
-	{ "step_ranks", "gauge", "How many ranks the step has on all nodes.", tell_world_size, true },
+static const struct metric metrics[FIGURES] = {
+	[RANK_UP] = { "rank_up", "gauge", "Whether a process of the rank was found (1) or not (0)." },
+	[RANK_PHASE] = { "rank_phase", "gauge", "The phase of the rank, as a label. The value is 1." },
+	[RANK_PHASE_START] = { "rank_phase_start_timestamp_seconds", "gauge", "When the phase began, in seconds since 1970." },
+	[RANK_PROGRESS] = { "rank_last_progress_timestamp_seconds", "gauge",
+	  "When the rank last made progress, in seconds since 1970: a phase, a collective or a wait began." },
+	[RANK_WAITING] = { "rank_waiting", "gauge", "Whether the rank waits for other ranks (1) or not (0)." },
+	[RANK_ERROR] = { "rank_error", "gauge", "Whether the rank has met an error that is not over (1) or not (0)." },
+	[RANK_STEP] = { "rank_step", "gauge", "The step of the training that is under way." },
+	[RANK_STEPS] = { "rank_planned_steps", "gauge", "The step with which the training ends." },
+	[RANK_STEP_RATE] = { "rank_steps_per_second", "gauge", "Steps per second, of the last step." },
+	[RANK_SAMPLE_RATE] = { "rank_samples_per_second", "gauge",
+	  "Samples per second of all ranks together, of the last step." },
+	[RANK_EXPOSED] = { "rank_exposed_communication_ratio", "gauge",
+	  "How much of the last step the rank waited for gradients, from 0 to 1." },
+	[RANK_COMPUTE] = { "rank_compute_seconds_total", "counter",
+	  "How long the rank has computed in its steps, without waits for other ranks." },
+	[RANK_COMPUTE_STEPS] = { "rank_compute_steps_total", "counter", "In how many steps." },
+	[RANK_LOSS] = { "rank_loss", "gauge", "The loss of the last step, where the program tells it." },
+	[RANK_CPUS] = { "rank_used_cpus", "gauge", "How many CPUs the rank's processes used." },
+	[RANK_RESTARTS] = { "rank_restarts_total", "counter",
+	  "How often the programs of this step were started again (restart=)." },
+	[SPARE_UP] = { "spare_up", "gauge", "A node that waits to take another one's place (spare=). The value is 1." },
+	[STEP_REQUEUES] = { "step_requeues_total", "counter", "How often Slurm has started the job again." },
+	[STEP_STALLS] = { "step_stalls_total", "counter",
+	  "How often all ranks of the node made no progress for the time of stall=." },
+	[STEP_RANKS] = { "step_ranks", "gauge", "How many ranks the step has on all nodes." },
 };
+
+/* One for each step on a node, and not for each rank. */
+static bool is_of_node(enum figure figure)
+{
+	return figure >= STEP_REQUEUES;
+}
 
 static void put_label(FILE *file, const char *name, const char *value, bool *first)
 {
@@ -245,22 +205,23 @@ static int by_rank(const void *left, const void *right)
 	return order != 0 ? order : (*a > *b) - (*a < *b);
 }
 
-static bool tells(const struct metric *metric, const struct row *row, double now, double *value)
+static bool tells(enum figure figure, const struct row *row, double now, double *value)
 {
-	if (row_is_spare(row) != (metric->value == tell_spare))
+	*value = figure_of(row, figure, now);
+	if (row_is_spare(row) != (figure == SPARE_UP) || !isfinite(*value) || (*value < 0 && figure != RANK_LOSS))
 		return false;
 	/* A rank that is gone has no node, so a step's own figures come from the others. */
-	return metric->value(row, now, value) && (is_up(row) || (!metric->of_node && metric->value == tell_up));
+	return is_up(row) || figure == RANK_UP;
 }
 
 /* Whether a row before it has told the same. A user can have several processes of one rank, and some have no figure. */
-static bool was_told(const struct metric *metric, const struct row *const *rows, size_t index, double now)
+static bool was_told(enum figure figure, const struct row *const *rows, size_t index, double now)
 {
 	double ignored;
 
 	for (size_t i = index; i-- > 0 && by_step_and_node(rows[i], rows[index]) == 0 &&
-	                       (metric->of_node || rows[i]->rank == rows[index]->rank);)
-		if (tells(metric, rows[i], now, &ignored))
+	                       (is_of_node(figure) || rows[i]->rank == rows[index]->rank);)
+		if (tells(figure, rows[i], now, &ignored))
 			return true;
 	return false;
 }
@@ -276,15 +237,16 @@ static void put_value(FILE *file, double value)
 		fprintf(file, " %.9g\n", value);
 }
 
-static void put_metric(FILE *file, const struct metric *metric, const struct row *const *rows, size_t count, double now)
+static void put_metric(FILE *file, enum figure figure, const struct row *const *rows, size_t count, double now)
 {
+	const struct metric *metric = &metrics[figure];
 	bool said = false;
 	double value;
 
 	for (size_t i = 0; i < count; i++) {
 		const struct row *row = rows[i];
 		bool first = true;
-		if (!tells(metric, row, now, &value) || was_told(metric, rows, i, now))
+		if (!tells(figure, row, now, &value) || was_told(figure, rows, i, now))
 			continue;
 		if (!said)
 			fprintf(file, "# HELP " PREFIX "%s %s\n# TYPE " PREFIX "%s %s\n", metric->name, metric->help,
@@ -293,12 +255,12 @@ static void put_metric(FILE *file, const struct metric *metric, const struct row
 		fprintf(file, PREFIX "%s", metric->name);
 		put_number_label(file, "jobid", row->job, &first);
 		put_number_label(file, "stepid", row->slurm_step, &first);
-		if (!metric->of_node)
+		if (!is_of_node(figure))
 			put_number_label(file, "rank", row->rank, &first);
 		put_label(file, "node", row->node, &first);
 		put_label(file, "user", row->user, &first);
 		put_label(file, "partition", row->partition, &first);
-		if (metric->value == tell_phase)
+		if (figure == RANK_PHASE)
 			put_label(file, "phase", phase_of(row), &first);
 		fputs(first ? "" : "}", file);
 		put_value(file, value);
@@ -318,8 +280,8 @@ bool prometheus_write(FILE *file, const struct row *rows, size_t count, const ch
 		ranks += !row_is_spare(&rows[i]);
 	}
 	qsort(sorted, count, sizeof(*sorted), by_rank);
-	for (size_t i = 0; i < sizeof(metrics) / sizeof(metrics[0]); i++)
-		put_metric(file, &metrics[i], sorted, count, now);
+	for (int i = 0; i < FIGURES; i++)
+		put_metric(file, (enum figure)i, sorted, count, now);
 	free(sorted);
 	/* Also on a node that has no rank, so that its absence tells that nobody looks. */
 	if (node != NULL) {

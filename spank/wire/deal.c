@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "spank/base/bytes.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 enum {
 	GO_NUMBERS = 9, /* the last is the length of the list of nodes, with its end */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The orders of srun to the nodes of a step with restart=, and what the nodes tell of their agents. They are the
-   payloads of a link's frames (wire/frame.h), and the type of the frame is an enum deal_type. Numbers are
+   payloads of a link's frames (channel.h), and the type of the frame is an enum deal_type. Numbers are
    little-endian. Pure: an unpacked order points into the payload, and nothing is allocated.
 
    A node's agents begin with generation 0, in which no program runs. A generation begins with GO. For the next one,

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 static const char note_begin[] = "[ddp: failure ", requeue_begin[] = "[ddp: run ";
 

@@ -18,7 +18,6 @@
 #include <sys/socket.h>
 
 #include "spank/wire/channel.h"
-#include "spank/wire/frame.h"
 #include "spank/wire/judge.h"
 #include "spank/wire/notes.h"
 

@@ -22,7 +22,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 enum {
 	AGENTS_DEAL_MAX = 1 << 20,

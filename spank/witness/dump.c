@@ -17,8 +17,8 @@
 
 #include "base/clock.h"
 #include "spank/witness/folder.h"
+#include "spank/witness/rings.h"
 #include "spank/witness/stack.h"
-#include "spank/witness/text.h"
 
 static size_t read_text(const char *folder, const char *thread, const char *name, char *text, size_t bytes)
 {

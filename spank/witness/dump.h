@@ -9,8 +9,7 @@
 #include <sys/types.h>
 
 #include "spank/base/child.h"
-#include "spank/base/error.h"
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/witness/rings.h"
 
 /* The kernel's word on the threads of a process of the same user: a line for each. libc only. */

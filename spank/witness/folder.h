@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The flight recorder's files: DIR/JOB.STEP/rank-N.jsonl. Everything here runs as the user, who owns the folder and
-   the files: in a task, in a child of slurmstepd's that has become the user, or in ddp-status. libc only. log= has
-   its files in such folders, too. */
+/* The user's files of record= and log=: DIR/JOB.STEP/rank-N.jsonl and DIR/JOB.STEP/rank-R.start-S.log. Everything here
+   runs as the user, who owns the folder and the files: in a task, in a child of slurmstepd's that has become the user, or
+   in ddp-status. libc only. */
 #pragma once
 
 #include <stdbool.h>
@@ -9,7 +9,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
+#include "spank/identity/identity.h"
 
 struct folder_wish {
 	const char *option; /* of --ddp, for messages */
@@ -31,3 +32,9 @@ int record_folder_open(const struct folder_wish *wish, uint32_t job, uint32_t st
 /* Adds a line to the rank's file. Files of more than RECORD_FILE_MAX bytes grow no further. */
 enum { RECORD_FILE_MAX = 64 << 20 };
 bool record_folder_add(int folder, uint32_t rank, const char *line, size_t bytes, struct error *error);
+
+/* With log=, in a task: makes the file of the task's start, and gives what the program will write to ddp-log (pump.h).
+   `control` is pump_make()'s. A relative `dir` is one of the working directory. Nothing is cut or overwritten: an
+   earlier file of that name grows. A terminal of srun --pty stays as it is. False, with a sentence: the task must not
+   run. */
+bool redirect_output(int control, const char *dir, const struct identity *identity, struct error *error);

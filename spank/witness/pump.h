@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "spank/base/child.h"
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 enum { PUMP_LABEL_MAX = 160, PUMP_PATH_MAX = 1200, PUMP_BUFFER_BYTES = 65536 };
 

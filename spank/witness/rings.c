@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/witness/rings.h"
 
+#include <ctype.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "ddp.h"
+#include "spank/wire/progress_page.h"
 
 _Static_assert(sizeof(struct ddp_record_entry) == DDP_RECORD_ENTRY_BYTES, "an entry has its size");
 
@@ -116,4 +121,153 @@ bool rings_entry(const struct ring *ring, uint32_t index, struct ddp_record_entr
 	entry->name[sizeof(entry->name) - 1] = '\0';
 	entry->where[sizeof(entry->where) - 1] = '\0';
 	return true;
+}
+
+/* ---- as text ---- */
+
+enum { LINE_FORMAT = 1 };
+
+/* Untrusted bytes up to a NUL, as a string of JSON. */
+static void add_string(struct sink *sink, const char *text, size_t size)
+{
+	sink_add(sink, "\"");
+	for (size_t i = 0; i < size && text[i] != '\0' && !sink->full; i++) {
+		const char c = text[i];
+		if (c == '\n')
+			sink_add(sink, "\\n");
+		else if (c == '"' || c == '\\')
+			sink_add(sink, "\\%c", c);
+		else
+			sink_add(sink, "%c", isascii((unsigned char)c) && isprint((unsigned char)c) ? c : '?');
+	}
+	sink_add(sink, "\"");
+}
+
+static const char *kind_name(uint8_t kind)
+{
+	static const char *const names[] = {
+		[DDP_ALL_REDUCE] = "all_reduce", [DDP_REDUCE] = "reduce", [DDP_BROADCAST] = "broadcast",
+		[DDP_REDUCE_SCATTER] = "reduce_scatter", [DDP_ALL_GATHER] = "all_gather", [DDP_GATHER] = "gather",
+		[DDP_SCATTER] = "scatter", [DDP_ALL_TO_ALL] = "all_to_all", [DDP_SEND] = "send", [DDP_RECV] = "recv",
+		[DDP_BARRIER] = "barrier",
+	};
+
+	return kind < sizeof(names) / sizeof(names[0]) ? names[kind] : "unknown";
+}
+
+static const char *type_name(uint8_t type)
+{
+	static const char *const names[] = {
+		[DDP_F32] = "f32", [DDP_F64] = "f64", [DDP_F16] = "f16", [DDP_BF16] = "bf16", [DDP_I32] = "i32",
+		[DDP_I64] = "i64", [DDP_U8] = "u8", [DDP_I8] = "i8", [DDP_BOOL] = "bool",
+	};
+
+	return type < sizeof(names) / sizeof(names[0]) ? names[type] : "";
+}
+
+static const char *op_name(uint8_t op)
+{
+	static const char *const names[] = {
+		[DDP_SUM] = "sum", [DDP_AVG] = "avg", [DDP_PROD] = "prod", [DDP_MIN] = "min", [DDP_MAX] = "max",
+		[DDP_BAND] = "band", [DDP_BOR] = "bor", [DDP_BXOR] = "bxor",
+	};
+
+	return op < sizeof(names) / sizeof(names[0]) ? names[op] : "";
+}
+
+static const char *writer_name(uint32_t writer)
+{
+	static const char *const names[] = {
+		[DDP_WRITER_LIBDDP] = "libddp", [DDP_WRITER_NCCL] = "nccl", [DDP_WRITER_PYTHON] = "python",
+	};
+
+	return writer < sizeof(names) / sizeof(names[0]) ? names[writer] : "unknown";
+}
+
+/* An operation is an array: a ring of objects would be four times as long. `columns` of the line names the elements. */
+static const char columns[] =
+	"\"number\",\"group\",\"lane\",\"kind\",\"type\",\"count\",\"op\",\"peer\",\"tag\",\"ranks\",\"flags\","
+	"\"begin_ns\",\"end_ns\",\"state\",\"where\"";
+
+/* Readers of JSON know signed numbers of 64 bits. */
+static uint64_t limited(uint64_t value)
+{
+	return value < INT64_MAX ? value : INT64_MAX;
+}
+
+static void add_entry(struct sink *sink, const struct ddp_record_entry *e)
+{
+	sink_add(sink, "[%" PRIu64 ",\"%" PRIx64 "\",%u,", limited(e->number), e->group, e->lane);
+	if (e->kind == DDP_RECORD_NAMED)
+		add_string(sink, e->name, sizeof(e->name));
+	else
+		sink_add(sink, "\"%s\"", kind_name(e->kind));
+	/* A type without a number stands behind the kind's name. */
+	if (e->type == DDP_RECORD_NAMED && e->kind != DDP_RECORD_NAMED) {
+		const char *type = memchr(e->name, ' ', strnlen(e->name, sizeof(e->name)));
+		sink_add(sink, ",");
+		add_string(sink, type != NULL ? type + 1 : "", sizeof(e->name));
+	} else {
+		sink_add(sink, ",\"%s\"", type_name(e->type));
+	}
+	sink_add(sink, ",%" PRIu64 ",\"%s\",%d,%u,%u,%u,%" PRIu64 ",%" PRIu64 ",%u,", limited(e->count), op_name(e->op),
+	         (int)e->peer, e->tag, e->ranks, e->flags, limited(e->begin_ns), limited(e->end_ns), e->state);
+	add_string(sink, e->where, sizeof(e->where));
+	sink_add(sink, "]");
+}
+
+static void add_ring(struct sink *sink, const struct ring *ring, const struct ddp_progress *slot)
+{
+	const char *comma = "";
+
+	sink_add(sink, "{\"writer\":\"%s\",\"pid\":%u,\"closed\":%s,\"operations\":[", writer_name(slot->writer), slot->pid,
+	         slot->closed == 1 ? "true" : "false");
+	for (uint32_t i = 0; i < DDP_RECORD_ENTRIES; i++) {
+		struct ddp_record_entry entry;
+		if (!rings_entry(ring, i, &entry))
+			continue;
+		sink_add(sink, "%s", comma);
+		add_entry(sink, &entry);
+		comma = ",";
+	}
+	sink_add(sink, "]}");
+}
+
+static void add_doing(struct sink *sink, const struct record_rank *rank)
+{
+	struct ddp_progress page;
+	struct progress_text progress;
+	char text[1024];
+	struct sink sentence = sink_on(text, sizeof(text));
+
+	slots_read(rank->rings->slots, &page);
+	progress_text_read(&page, rank->now_ns, &progress);
+	progress_text_add(&sentence, &progress);
+	sink_add(sink, ",\"doing\":");
+	add_string(sink, text, sizeof(text));
+	sink_add(sink, ",\"error\":");
+	add_string(sink, progress.known ? progress.error : "", sizeof(progress.error));
+	sink_add(sink, ",\"phase\":\"%s\",\"training_step\":%" PRId64,
+	         progress.known ? progress_phase_name(progress.phase) : "", progress.known ? progress.step : (int64_t)0);
+}
+
+void record_text(struct sink *sink, const struct record_rank *rank)
+{
+	sink_add(sink, "{\"format\":\"slurm-ddp record\",\"version\":%d,\"reason\":\"%s\",\"job\":%u,\"step\":%u,"
+	         "\"generation\":%u,\"rank\":%u,\"world_size\":%u,\"node\":", LINE_FORMAT, rank->reason, rank->job, rank->step,
+	         rank->generation, rank->rank, rank->world_size);
+	add_string(sink, rank->node, 256);
+	sink_add(sink, ",\"pid\":%" PRId64 ",\"now_ns\":%" PRIu64 ",\"real_ns\":%" PRIu64 ",\"end\":", rank->pid, rank->now_ns,
+	         rank->real_ns);
+	add_string(sink, rank->end != NULL ? rank->end : "", 256);
+	add_doing(sink, rank);
+	sink_add(sink, ",\"columns\":[%s],\"rings\":[", columns);
+	for (int i = 0; i < rank->rings->count; i++) {
+		const struct ring *ring = &rank->rings->ring[i];
+		sink_add(sink, "%s", i > 0 ? "," : "");
+		add_ring(sink, ring, &rank->rings->slots[ring->slot]);
+	}
+	sink_add(sink, "],\"threads\":");
+	add_string(sink, rank->threads != NULL ? rank->threads : "", RECORD_STACKS_MAX);
+	sink_add(sink, "}\n");
 }

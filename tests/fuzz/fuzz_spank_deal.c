@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The payloads by which srun and the nodes deal generations. slurmstepd reads srun's as root.
- * fuzz-sources: spank/wire/deal.c spank/base/sink.c
+ * fuzz-sources: spank/wire/deal.c spank/base/text.c
  */
 #include <ctype.h>
 #include <stdint.h>

@@ -2,7 +2,7 @@
 /*
  * Frames of the link between a node and srun, the openings of links, and notes for slow=: as they come, and with a right
  * tag, as only who knows the step's secret can make it.
- * fuzz-sources: spank/wire/frame.c spank/wire/channel.c spank/wire/notes.c spank/srun/pace_step.c spank/base/error.c spank/base/sink.c
+ * fuzz-sources: spank/wire/channel.c spank/wire/notes.c spank/srun/pace_step.c spank/base/text.c
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -11,7 +11,6 @@
 #include "spank/base/bytes.h"
 #include "spank/srun/pace_step.h"
 #include "spank/wire/channel.h"
-#include "spank/wire/frame.h"
 
 static const unsigned char secret[SIPHASH_KEY_BYTES] = "secret", nonce[FRAME_NONCE_BYTES] = "nonce";
 

@@ -2,7 +2,7 @@
 /*
  * Node lists, lists of reserved ports, and the whole derivation of a task's
  * identity from an environment.
- * fuzz-sources: spank/identity/nodelist.c spank/identity/identity.c spank/options/options.c spank/base/error.c
+ * fuzz-sources: spank/identity/nodelist.c spank/identity/identity.c spank/options/options.c spank/base/text.c
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 /*
  * Options: the --ddp list, alone and beside a site's line and locked keys.
  * slurmstepd reads both as root.
- * fuzz-sources: spank/options/options.c spank/options/site.c spank/base/error.c
+ * fuzz-sources: spank/options/options.c spank/options/site.c spank/base/text.c
  */
 #include <stdint.h>
 #include <stdlib.h>

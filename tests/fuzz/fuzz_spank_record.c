@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A task's page and its rings, in which the task may have written anything, put into a line of JSON.
- * fuzz-sources: spank/witness/rings.c spank/witness/text.c spank/wire/progress_text.c spank/wire/slots.c spank/base/sink.c
+ * fuzz-sources: spank/witness/rings.c spank/wire/progress_page.c spank/base/text.c
  * fuzz-libs: -ljansson
  */
 #include <jansson.h>
@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "spank/witness/rings.h"
-#include "spank/witness/text.h"
 
 /* The input is laid over the file at these places, in turn, so that small inputs reach all of them. */
 enum { TASKS = 2, TASK = 1 };

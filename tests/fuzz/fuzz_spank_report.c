@@ -2,7 +2,7 @@
 /*
  * What tasks and srun hand to a slurmstepd that runs as root: a task's page of
  * progress, put into a sentence, and the word on where srun listens.
- * fuzz-sources: spank/node/report.c spank/wire/blame.c spank/wire/progress_text.c spank/wire/judge.c spank/base/sink.c spank/wire/relay.c spank/wire/channel.c spank/wire/frame.c
+ * fuzz-sources: spank/node/report.c spank/wire/progress_page.c spank/wire/judge.c spank/base/text.c spank/wire/relay.c spank/wire/channel.c
  */
 #include <ctype.h>
 #include <stdint.h>
@@ -11,8 +11,8 @@
 
 #include "spank/base/release.h"
 #include "spank/node/report.h"
-#include "spank/wire/blame.h"
 #include "spank/wire/judge.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/relay.h"
 
 /* The build makes the plugin's own. */

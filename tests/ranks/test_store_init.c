@@ -15,8 +15,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/wire/progress_text.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 #include "tests/support/device_checks.h"
 #include "tests/support/folder.h"
 #include "tests/support/hung.h"

@@ -6,7 +6,7 @@
 
 #include "libruntime/base/error.h"
 #include "libruntime/comm/agree.h"
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 
 #define ddp_fail(status, ...) (ddp_fail(status, __VA_ARGS__), (status))
 #define ddp_fail_null(function, argument) (ddp_fail_null(function, argument), DDP_ERR_INVALID)

@@ -134,7 +134,7 @@ try:
     manual = (SOURCE / "doc/ddp-status.1").read_text().replace("\\-", "-")
     check("the manual names all members", not [name for name in told["ranks"][0] if not re.search(rf"\b{name}\b", manual)],
           [name for name in told["ranks"][0] if not re.search(rf"\b{name}\b", manual)])
-    names = re.findall(r'^\t\{ "([a-z_]+)", "(?:gauge|counter)"', (SOURCE / "spank/status/prometheus.c").read_text(), re.M)
+    names = re.findall(r'^\t\[[A-Z_]+\] = \{ "([a-z_]+)", "(?:gauge|counter)"', (SOURCE / "spank/status/prometheus.c").read_text(), re.M)
     check("and all figures", len(names) > 15 and not [name for name in names if f"slurm_ddp_{name}" not in manual],
           [name for name in names if f"slurm_ddp_{name}" not in manual])
     dashboard = json.loads((SOURCE / "slurm/monitoring/slurm-ddp-dashboard.json").read_text())

@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "nccl_plugins/profiler/abi.h"
-#include "spank/wire/progress_text.h"
+#include "spank/wire/progress_page.h"
 #include "tests/support/test.h"
 #include "watch/page.h"
 

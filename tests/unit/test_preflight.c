@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include "preflight/differences.h"
+#include "preflight/facts.h"
 #include "preflight/finding.h"
 #include "preflight/judge_links.h"
 #include "preflight/judge_ranks.h"
-#include "preflight/output.h"
-#include "preflight/release.h"
+#include "preflight/report.h"
 #include "preflight/schedule.h"
 #include "preflight/statistics.h"
 #include "tests/support/test.h"

@@ -21,7 +21,6 @@
 #include "spank/witness/dump.h"
 #include "spank/witness/folder.h"
 #include "spank/witness/rings.h"
-#include "spank/witness/text.h"
 #include "tests/support/test.h"
 #include "watch/page.h"
 #include "watch/recorder.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* watch/page and spank/wire/slots: several contexts of a process on one progress page.
+/* watch/page and spank/wire/progress_page: several contexts of a process on one progress page.
    watch/stacks and spank/witness/stack: the stacks of a process's threads, on demand. */
 #include <pthread.h>
 #include <signal.h>
@@ -15,9 +15,7 @@
 #include "base/error.h"
 #include "job/job.h"
 #include "spank/node/stall.h"
-#include "spank/wire/blame.h"
-#include "spank/wire/progress_text.h"
-#include "spank/wire/slots.h"
+#include "spank/wire/progress_page.h"
 #include "spank/witness/stack.h"
 #include "tests/support/hung.h"
 #include "tests/support/test.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/wire/frame, channel, opening, node/link, node/lease, srun/links, srun/losses: the link between a node and
-   srun. */
+/* spank/wire/channel, node/link, srun/links, srun/requests: the link between a node and srun. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -17,7 +16,6 @@
 #include "spank/srun/links.h"
 #include "spank/srun/requests.h"
 #include "spank/wire/channel.h"
-#include "spank/wire/frame.h"
 #include "spank/wire/relay.h"
 #include "tests/support/test.h"
 

@@ -7,7 +7,6 @@
 #include <time.h>
 
 #include "spank/identity/nodelist.h"
-#include "spank/identity/nodelist_write.h"
 #include "tests/support/test.h"
 
 struct joined {

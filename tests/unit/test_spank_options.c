@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 #include "spank/launch/names.h"
 #include "spank/options/options.h"
 #include "spank/options/site.h"
@@ -504,6 +504,26 @@ TEST(site_gives_restarts_to_lists_that_go_with_them)
 	struct settings settings = site.defaults;
 	assert_true(user_list_read(&settings, "", 0, &error));
 	assert_string_equal(shown(&settings), "");
+}
+
+/* A restart is an end of the step's ranks, so it cannot go beside on-failure=continue. */
+TEST(restarts_of_a_user_count_more_than_on_failure_of_a_site)
+{
+	char *words[] = { (char[]){ "on-failure=continue" }, (char[]){ "locked=on-failure" } };
+	struct site site;
+	struct error error = { "" };
+
+	assert_true(site_parse(&site, 1, words, &error));
+	struct settings settings = site.defaults;
+	assert_true(user_list_read(&settings, "restart=2", site.locked, &error));
+	assert_string_equal(shown(&settings), "kill_on_stall=1 restarts=2 ");
+	settings = site.defaults;
+	assert_true(user_list_read(&settings, "restart=0", site.locked, &error));
+	assert_string_equal(shown(&settings), "kill_on_failure=0 ");
+	assert_true(site_parse(&site, 2, words, &error));
+	settings = site.defaults;
+	assert_false(user_list_read(&settings, "restart=2", site.locked, &error));
+	assert_non_null(strstr(error.text, "'restart' and 'on-failure=continue', which this site has locked,"));
 }
 
 TEST(empty_site_line_is_the_built_in_defaults)

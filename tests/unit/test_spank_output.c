@@ -17,8 +17,8 @@
 #include <unistd.h>
 
 #include "spank/base/worker.h"
+#include "spank/witness/folder.h"
 #include "spank/witness/pump.h"
-#include "spank/witness/redirect.h"
 #include "tests/support/test.h"
 
 enum { WAIT_MS = 60000, TEXT_MAX = 1 << 20 };

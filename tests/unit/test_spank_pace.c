@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan; all: unit tsan */
-/* slow=: node/pace.c measures windows, srun/pace_step.c judges them. */
+/* slow=: node/stall_watch.c measures windows, srun/pace_step.c judges them. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "spank/node/pace.h"
+#include "spank/node/stall_watch.h"
 #include "spank/srun/pace_step.h"
 #include "tests/support/test.h"
 

@@ -14,11 +14,10 @@
 
 #include "ddp.h"
 #include "base/clock.h"
-#include "spank/node/blame_node.h"
+#include "spank/node/node.h"
 #include "spank/node/report.h"
-#include "spank/wire/blame.h"
+#include "spank/wire/progress_page.h"
 #include "spank/wire/judge.h"
-#include "spank/wire/progress_text.h"
 #include "tests/support/test.h"
 
 #define EXITED(code) ((code) << 8)

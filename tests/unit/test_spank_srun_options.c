@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "spank/base/sink.h"
-#include "spank/launch/preflight_step.h"
+#include "spank/base/text.h"
+#include "spank/launch/preflight.h"
 #include "spank/launch/srun_options.h"
 #include "spank/options/site.h"
 #include "tests/support/test.h"

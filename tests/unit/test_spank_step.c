@@ -3,7 +3,7 @@
 /* spank/step, spank/first_failure: one sentence and one end, from what the nodes tell; no clock. */
 #include <signal.h>
 
-#include "spank/srun/first_failure.h"
+#include "spank/srun/requests.h"
 #include "spank/srun/step.h"
 #include "spank/wire/timeline.h"
 #include "tests/support/test.h"

@@ -64,7 +64,7 @@ same "" "$(nm -D --undefined-only $plugin | awk '{ print $2 }' |
 same "spank/srun/relaunch.c" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_]execve\(' spank --include='*.c')" \
 	"srun alone becomes another program: itself again"
-same "spank/slurmctld/preflight.c" \
+same "spank/launch/preflight.c" \
 	"$(cd "${srcdir:-.}" && grep -rl 'posix_spawn' spank --include='*.c' | grep -v ^spank/status/)" \
 	"it starts a program in srun alone, for preflight="
 same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
@@ -72,7 +72,7 @@ same "spank/witness/agent.c spank/witness/dump.c spank/witness/pump.c" \
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \
 	"it forks in agents, and to write as the user, alone"
 # What is root in slurmstepd, or may be: it opens the kernel's own files, whose names begin with /proc or /sys.
-opens='spank/base/child.c spank/node/memory.c spank/node/pace.c spank/node/supervise.c spank/node/unseen.c'
+opens='spank/base/child.c spank/node/memory.c spank/node/stall.c spank/node/stall_watch.c spank/node/supervise.c'
 same "$opens" \
 	"$(cd "${srcdir:-.}" && grep -rlE '[^a-z_](f?open|openat|opendir|mkdir|unlink|rename|creat)\(' spank/base spank/wire spank/node spank/stepd.c --include='*.c' |
 		LC_ALL=C sort | tr '\n' ' ' | sed 's/ $//')" \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* runs: asan tsan; all: unit */
-/* spank/node/unseen and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in
+/* spank/node/stall and spank/srun/stall_step: what srun says of ranks that stall= cannot see, and of ranks in
    different collectives. */
 #include <signal.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "ddp.h"
-#include "spank/node/unseen.h"
+#include "spank/node/stall.h"
 #include "spank/srun/stall_step.h"
 #include "tests/support/test.h"
 

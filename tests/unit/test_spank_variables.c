@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "spank/launch/container.h"
-#include "spank/launch/room.h"
+#include "spank/launch/variables.h"
 #include "tests/support/spank_task.h"
 #include "tests/support/test.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "spank/base/sink.h"
+#include "spank/base/text.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -47,4 +47,22 @@ char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_l
 	text += *used;
 	*used += (size_t)length + 1;
 	return text;
+}
+
+void make_printable(char *text)
+{
+	for (; *text != '\0'; text++)
+		if (!isprint((unsigned char)*text))
+			*text = '?';
+}
+
+bool error_set(struct error *error, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(error->text, sizeof(error->text), format, arguments);
+	va_end(arguments);
+	make_printable(error->text);
+	return false;
 }

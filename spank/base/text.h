@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A text put together piece by piece in a buffer of fixed size: cut at its
-   end, never overrun, always terminated. */
+/* Texts: a sink, which puts a text together piece by piece, and an error, which is one sentence. */
 #pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 
+/* A buffer of fixed size. Its text is cut at the end, never overrun, and always terminated. */
 struct sink {
 	char *text;
 	size_t bytes, used; /* `used` leaves out the terminator */
@@ -30,3 +30,17 @@ void sink_add_untrusted(struct sink *sink, const char *bytes, size_t size);
    not fit. */
 char *sink_keep(char *text, size_t bytes, size_t *used, const char *format, va_list arguments)
 	__attribute__((format(printf, 4, 0)));
+
+/* One sentence about what went wrong, handed up by the pure core. */
+struct error {
+	char text[640];
+};
+
+/* Puts '?' for bytes that would let a user's text forge lines of slurmd's log,
+   or command a terminal. */
+void make_printable(char *text);
+
+/* Writes the sentence and returns false, so that callers can
+   `return error_set(...)`. The text is cut, never overrun, and printable. */
+bool error_set(struct error *error, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));

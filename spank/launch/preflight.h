@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The step of ddp-preflight that srun runs before its own one: its command, and what it answers. Pure, but for
-   memory. */
+/* Runs ddp-preflight on the nodes of a step before its programs start (preflight=): by an srun and a step of its own,
+   beside that one. libc only. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "spank/base/error.h"
+#include "spank/base/text.h"
 #include "spank/options/options.h"
 
 enum { PREFLIGHT_STEP_WORDS = 32, PREFLIGHT_STEP_TEXT = 1024 };
@@ -42,3 +42,10 @@ bool preflight_step_answer(char *text, struct preflight_answer *answer);
 
 /* Whether a list as in preflight_answer has the node; NULL has none. */
 bool preflight_step_lists(const char *node_list, const char *node);
+
+/* In srun, as the user, once the step is there and before it is launched. Waits for the end of ddp-preflight, whose table
+   goes to srun's standard error. `step` lacks the programs and cpus_per_task. Sets *avoid to the list of nodes that are to
+   wait as spares, allocated, or NULL. Calls `say` if ddp-preflight could not measure, and the step starts all the same.
+   False: the step is not to start. */
+bool preflight_run(const struct settings *settings, const struct preflight_step *step, void (*say)(const char *text),
+                   char **avoid, struct error *error);
