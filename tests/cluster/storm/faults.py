@@ -189,7 +189,8 @@ def join(r):
 def join_node(r):
     """All ranks of a node, which come again."""
     expected = survives(r)
-    expected.line = rf"ddp: rank \d+ of {r.world} on NODE was killed by signal 9 \(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
+    expected.line = rf"ddp: (rank [0-9]+ of {r.world} on NODE was|all {r.per_node} tasks on NODE were) killed by signal 9 " \
+                    r"\(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
 
     def harm():
         first = r.rank - r.rank % r.per_node
