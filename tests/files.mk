@@ -63,7 +63,7 @@ check-torch: libruntime/libddp.la
 EXTRA_DIST += tests/support/checks.py tests/support/libddp.py
 # Takes each wait for an event out once, and wants a test to fail then.
 check-waits: tests/ranks/test_device_model tests/ranks/test_device_ways tests/ranks/test_comm_device \
-		tests/ranks/test_optimizers tests/ranks/test_powersgd \
+		tests/ranks/test_optimizers tests/ranks/test_powersgd tests/ranks/test_survive \
 		tests/ranks/test_engine tests/ranks/test_nccl_messages tests/unit/test_device tests/unit/test_kernel_device \
 		tests/unit/test_kernel_graph_cuda tests/unit/test_kernel_queue_cuda tests/support/module_of_another_version.la \
 		tests/device/libddp_fake_gpu.la
@@ -258,6 +258,7 @@ tests_ranks_test_model_SOURCES = tests/ranks/test_model.c tests/support/three_pa
 tests_ranks_test_model_refusals_SOURCES = tests/ranks/test_model_refusals.c tests/support/three_params.c
 tests_ranks_test_model_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_broadcast
 tests_ranks_test_optimizers_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_issue -Wl,--wrap=ddp_wait_timed
+tests_ranks_test_survive_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_survival_begin_update
 tests_ranks_test_shards_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=ddp_reducer_issue
 tests_ranks_test_training_ends_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=sigaction
 tests_unit_test_links_LDFLAGS = $(AM_LDFLAGS) -Wl,--wrap=openat

@@ -46,6 +46,10 @@ ddp_status ddp_arena_open(ddp_comm *comm, const ddp_place *place, float *lent, i
 		status = ddp_mem_alloc_on(comm, ddp_place_memory(place), made.bytes, &memory);
 	if (!made.own && status == DDP_OK)
 		made.data = memory;
+	if (status == DDP_OK && place->device != NULL) {
+		made.comm = comm;
+		ddp_comm_keep(comm, 1);
+	}
 	if (status != DDP_OK) {
 		ddp_arena_close(comm, &made);
 		return status;
@@ -61,7 +65,9 @@ void ddp_arena_close(ddp_comm *comm, ddp_arena *arena)
 	if (arena->data != NULL && arena->own)
 		munmap(arena->data, arena->bytes);
 	else if (arena->data != NULL && !arena->lent)
-		ddp_mem_free(comm, arena->data);
+		ddp_mem_free(arena->comm != NULL ? arena->comm : comm, arena->data);
+	if (arena->comm != NULL)
+		ddp_comm_keep(arena->comm, -1);
 	*arena = (ddp_arena){ 0 };
 }
 
@@ -83,7 +89,7 @@ static ddp_status bring_home(ddp_comm *comm, ddp_arena *arena)
 	return DDP_OK;
 }
 
-/* On a device models do not survive, so the memory is the host's. */
+/* On a device no model goes on in another world, so the memory is the host's. */
 ddp_status ddp_arena_leave(ddp_comm *comm, ddp_arena *arena)
 {
 	if (arena->data == NULL || arena->own || arena->lent)

@@ -248,9 +248,10 @@ static ddp_status take_states(const ddp_model *former, ddp_model *model)
 	return ddp_buddy_settle(model);
 }
 
-/* The optimizer's memory is the model's. */
-static void spare_optim(ddp_model *former, const ddp_model *model)
+/* The optimizer's memory is the model's, and what a device has for a step. */
+static void spare_memory(ddp_model *former, const ddp_model *model)
 {
+	former->results = NULL;
 	if (former->strategy->spreads || model->strategy->spreads)
 		return;
 	free(former->optim.owners);
@@ -260,10 +261,7 @@ static void spare_optim(ddp_model *former, const ddp_model *model)
 /* As it was, for the former ranks. */
 static void put_back(ddp_model *model, const ddp_model *former)
 {
-	if (!former->strategy->spreads && !model->strategy->spreads) {
-		free(model->optim.owners);
-		model->optim = (ddp_optim){ 0 };
-	}
+	spare_memory(model, former);
 	ddp_model_unfit(model);
 	ddp_comm_keep(model->comm, -1);
 	*model = *former;
@@ -299,7 +297,8 @@ ddp_status ddp_model_refit(ddp_model *model, ddp_comm *comm)
 		free(former);
 		return status;
 	}
-	spare_optim(former, model);
+	spare_memory(former, model);
+	(void)ddp_place_sync(&model->place);
 	ddp_comm_keep(former->comm, -1);
 	ddp_model_unfit(former);
 	free(former);

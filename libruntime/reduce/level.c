@@ -8,12 +8,17 @@
 /* 64 MiB. Each broadcast has a deadline of its own. */
 enum { AT_ONCE = 1 << 24 };
 
-static ddp_status send(ddp_comm *left, float *values, int64_t count, int root)
+static ddp_status send(const ddp_place *place, ddp_comm *left, float *values, int64_t count, int root)
 {
+	ddp_operation operation = { .kind = DDP_BROADCAST, .type = DDP_F32, .root = root, .memory = ddp_place_memory(place),
+	                            .stream = place->stream };
 	ddp_status status = DDP_OK;
 
-	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE)
-		status = ddp_broadcast(left, values + at, (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE), DDP_F32, root);
+	for (int64_t at = 0; at < count && status == DDP_OK; at += AT_ONCE) {
+		operation.recv = values + at;
+		operation.count = (size_t)(count - at < AT_ONCE ? count - at : AT_ONCE);
+		status = ddp_run(left, &operation);
+	}
 	return status;
 }
 
@@ -21,13 +26,14 @@ static ddp_status send(ddp_comm *left, float *values, int64_t count, int root)
 static ddp_status send_step(ddp_model *model, ddp_comm *left, int root)
 {
 	const ddp_layout *layout = &model->layout;
+	const ddp_place *place = &model->place, host = { 0 };
 
-	ddp_status status = send(left, model->params, layout->elements, root);
+	ddp_status status = send(place, left, model->params, layout->elements, root);
 	if (status == DDP_OK)
-		status = send(left, model->params + layout->mean, layout->all - layout->mean, root);
+		status = send(place, left, model->params + layout->mean, layout->all - layout->mean, root);
 	for (int i = 0; i < model->optim.state_count && status == DDP_OK; i++)
-		status = send(left, model->optim.state[i], model->optim.state_elements[i], root);
-	return status == DDP_OK ? send(left, model->uses.missed, layout->count, root) : status;
+		status = send(place, left, model->optim.state[i], model->optim.state_elements[i], root);
+	return status == DDP_OK ? send(&host, left, model->uses.missed, layout->count, root) : status;
 }
 
 static bool lags(const ddp_survivor *rank, const ddp_survivor *root)
@@ -96,6 +102,8 @@ ddp_status ddp_level_resume(ddp_model *model, bool learned)
 		model->strategy->discard(model);
 	ddp_rows_discard(&model->rows);
 	ddp_status status = ddp_arena_clear(&model->grads_memory, 0, model->layout.elements);
+	if (status == DDP_OK)
+		status = ddp_on_device_forget(model);
 	/* If a rank has missed what was learned, the next step is learned from. */
 	model->uses.learned = model->uses.learned && learned;
 	ddp_step_reset(model);

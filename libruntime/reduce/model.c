@@ -183,14 +183,14 @@ void ddp_model_free(ddp_model *model)
 	ddp_arena_close(comm, &model->grads_memory);
 	ddp_arena_close(comm, &model->params_memory);
 	ddp_arena_close(comm, &model->rounded_memory);
+	ddp_comm_keep(comm, -1);
+	ddp_survival_close(model);
 	ddp_place_close(&model->place);
 	ddp_layout_free(&model->layout);
 	ddp_uses_free(&model->uses);
 	free(model->consensus);
 	free(model->hooks);
 	free(model->user_state);
-	ddp_comm_keep(comm, -1);
-	ddp_survival_close(model);
 	free(model);
 }
 

@@ -30,6 +30,7 @@ typedef struct ddp_arena {
 	bool gives_back, lent;
 	bool own;            /* no other rank reaches it */
 	float *home;         /* where the program knows it, and both are the same memory; NULL: at `data` */
+	ddp_comm *comm;      /* of which a device's memory is; NULL: it is other memory */
 	const ddp_place *place;
 } ddp_arena;
 
@@ -86,7 +87,8 @@ typedef struct ddp_results {
 	int looked_at;          /* of these, so many of the first */
 } ddp_results;
 
-/* Allocates a device's memory for this rank's model, and gives the optimizer its part. DDP_ERR_NOMEM. */
+/* Allocates a device's memory for this rank's model, and gives the optimizer its part. A model that is fitted to fewer
+   ranks keeps both. DDP_ERR_NOMEM. */
 ddp_status ddp_on_device_open(ddp_model *model);
 /* No work of the queue may be under way. */
 void ddp_on_device_close(ddp_model *model);

@@ -50,9 +50,11 @@ static ddp_status no_memory(void)
 ddp_status ddp_on_device_open(ddp_model *model)
 {
 	const int gradients = model->layout.trained;
-	ddp_results *made = calloc(1, sizeof(*made));
 	void *memory;
 
+	if (model->results != NULL)
+		return DDP_OK;
+	ddp_results *made = calloc(1, sizeof(*made));
 	model->results = made;
 	if (made == NULL)
 		return no_memory();

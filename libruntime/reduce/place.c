@@ -100,6 +100,14 @@ ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, s
 	return status;
 }
 
+ddp_status ddp_place_copy(const ddp_place *place, void *to, const void *from, size_t bytes)
+{
+	if (place->device != NULL)
+		return ddp_device_copy(place->device, place->stream, to, from, bytes);
+	memcpy(to, from, bytes);
+	return DDP_OK;
+}
+
 ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes)
 {
 	if (place->device != NULL)

@@ -35,6 +35,8 @@ ddp_status ddp_place_sync(const ddp_place *place);
    then for the copy. Any thread may call them, one at a time. */
 ddp_status ddp_place_read(const ddp_place *place, void *to, const void *from, size_t bytes);
 ddp_status ddp_place_write(const ddp_place *place, void *to, const void *from, size_t bytes);
+/* Copies within the place's memory; on a device, in the order of its queue. */
+ddp_status ddp_place_copy(const ddp_place *place, void *to, const void *from, size_t bytes);
 
 /* Sets the place's memory to 0; on a device, in the order of its queue. */
 ddp_status ddp_place_clear(const ddp_place *place, void *memory, size_t bytes);

@@ -22,8 +22,9 @@ static ddp_status check_supported(const ddp_model *model)
 {
 	const ddp_strategy *strategy = model->strategy;
 
-	if (model->place.device != NULL)
-		return ddp_fail(DDP_ERR_UNSUPPORTED, "the model is in a device's memory, for which this is not done yet");
+	if (model->place.device != NULL && model->context->renewal.possible)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these cannot get the model from a "
+		                "device's memory yet");
 	if (model->context->renewal.possible && model->comm != model->context->world)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "srun starts ranks again (restart=), and these join all ranks, but "
 		                "the model has the option comm");
@@ -35,6 +36,9 @@ static ddp_status check_supported(const ddp_model *model)
 		                "the others meet, because the program gives ddp_init() a store, a wire-up or a job of its own");
 	if (strategy->survives)
 		return DDP_OK;
+	if (strategy->spreads && model->place.device != NULL)
+		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
+		                "(option shard) in its device's memory, from which there are no buddy copies yet");
 	if (strategy->spreads && !model->settings.options.buddy)
 		return ddp_fail(DDP_ERR_UNSUPPORTED, "each rank keeps the only copy of its part of the optimizer's state "
 		                "(option shard), which is lost with the rank: the model option buddy (or DDP_BUDDY=1) keeps a "
@@ -55,12 +59,14 @@ static size_t missed_bytes(const ddp_model *model)
 static bool make_moment(const ddp_model *model, ddp_moment *made)
 {
 	const size_t buffers = buffer_bytes(model), missed = missed_bytes(model);
+	void *memory = NULL;
 
-	if (buffers > 0)
-		made->buffers = malloc(buffers);
+	if (buffers > 0 && ddp_place_alloc(&model->place, buffers, &memory) != DDP_OK)
+		return false;
+	made->buffers = memory;
 	if (missed > 0)
 		made->missed = malloc(missed);
-	return (buffers == 0 || made->buffers != NULL) && (missed == 0 || made->missed != NULL);
+	return missed == 0 || made->missed != NULL;
 }
 
 ddp_status ddp_survival_make(ddp_model *model)
@@ -116,9 +122,9 @@ ddp_status ddp_survival_open(ddp_model *model)
 	return DDP_OK;
 }
 
-static void free_moment(ddp_moment *freed)
+static void free_moment(const ddp_model *model, ddp_moment *freed)
 {
-	free(freed->buffers);
+	ddp_place_free(&model->place, freed->buffers);
 	free(freed->missed);
 	free(freed->user_state);
 }
@@ -130,8 +136,8 @@ void ddp_survival_close(ddp_model *model)
 	ddp_page_survives(ddp_watch_page(model->context->watch), false);
 	if (model->survival->owns_comm && ddp_comm_free(model->comm) != DDP_OK)
 		ddp_log(DDP_LOG_INFO, "%s", ddp_last_error());
-	free_moment(&model->survival->now);
-	free_moment(&model->survival->before);
+	free_moment(model, &model->survival->now);
+	free_moment(model, &model->survival->before);
 	free(model->survival);
 	model->survival = NULL;
 }
@@ -141,6 +147,8 @@ ddp_status ddp_survival_begin_update(ddp_model *model)
 	if (model->survival == NULL)
 		return DDP_OK;
 	ddp_status status = ddp_model_wait(model, 0, model->plan.count);
+	if (status == DDP_OK)
+		status = ddp_model_end_buckets(model);
 	model->survival->updating = status == DDP_OK && model->strategy->undo == NULL;
 	return status;
 }
@@ -153,8 +161,10 @@ void ddp_survival_end_update(ddp_model *model)
 
 void ddp_survival_keep_buffers(ddp_model *model)
 {
+	/* A device that fails here fails in the next step, too. */
 	if (model->survival != NULL && model->survival->now.buffers != NULL)
-		memcpy(model->survival->now.buffers, model->params + model->layout.buffers, buffer_bytes(model));
+		(void)ddp_place_copy(&model->place, model->survival->now.buffers, model->params + model->layout.buffers,
+		                     buffer_bytes(model));
 }
 
 /* Numbers that a step leaves. */
@@ -236,6 +246,6 @@ void ddp_survival_restore(ddp_model *model)
 	const ddp_moment *now = &model->survival->now;
 
 	if (now->buffers != NULL)
-		memcpy(model->params + model->layout.buffers, now->buffers, buffer_bytes(model));
+		(void)ddp_place_copy(&model->place, model->params + model->layout.buffers, now->buffers, buffer_bytes(model));
 	(void)ddp_model_set_user_state(model, now->user_state, now->user_bytes);
 }

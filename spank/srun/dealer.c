@@ -27,6 +27,7 @@ enum {
 struct dealt_link {
 	uint32_t node;      /* of Slurm, in the step; ROSTER_NONE: it has not joined */
 	uint64_t closed_ns; /* 0: it is open */
+	bool lost;          /* the node's, and srun's own connections with it have ended */
 };
 
 static struct {
@@ -405,6 +406,19 @@ static void send_go(uint32_t node)
 	free(payload);
 }
 
+/* A node that the plan has lost does not come back into the step. */
+static void end_lost(void)
+{
+	for (uint32_t i = 0; i < dealer.link_count; i++) {
+		struct dealt_link *dealt = &dealer.links[i];
+		if (dealt->lost || dealt->node >= dealer.plan.roster.node_count ||
+		    !roster_is_away(&dealer.plan.roster.nodes[dealt->node]))
+			continue;
+		dealt->lost = true;
+		links_end_srun(relay_links(), i);
+	}
+}
+
 /* If all ranks have ended and no failure is to be said, as after a signal, the step ends. */
 static void end_all(void)
 {
@@ -509,6 +523,7 @@ static void act(uint64_t now_ns)
 	look_who_is_back();
 	while (plan_act(&dealer.plan, now_ns, &action))
 		take_action(&action);
+	end_lost();
 	tell_spares();
 }
 

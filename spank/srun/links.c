@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "spank/srun/links.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdlib.h>
@@ -208,20 +209,31 @@ static void note_sign_of_life(struct links *links, uint32_t node, uint64_t now_n
 		raise_event(links, node, LINK_SPOKE);
 }
 
-/* Whether both ends of a connection have the same address. */
-static bool is_own_host(int fd)
+/* The address of an end of a connection, which `of` (getsockname() or getpeername()) tells, as IPv6 has it. */
+static bool address_of(int fd, int (*of)(int, struct sockaddr *, socklen_t *), unsigned char address[16])
 {
-	struct sockaddr_storage here = { .ss_family = AF_UNSPEC }, there = { .ss_family = AF_UNSPEC };
-	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+	struct sockaddr_storage end = { .ss_family = AF_UNSPEC };
+	socklen_t bytes = sizeof(end);
 
-	if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0 ||
-	    getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0 || here.ss_family != there.ss_family)
+	if (of(fd, (struct sockaddr *)&end, &bytes) != 0)
 		return false;
-	if (here.ss_family == AF_INET)
-		return ((struct sockaddr_in *)&here)->sin_addr.s_addr == ((struct sockaddr_in *)&there)->sin_addr.s_addr;
-	return here.ss_family == AF_INET6 &&
-	       memcmp(&((struct sockaddr_in6 *)&here)->sin6_addr, &((struct sockaddr_in6 *)&there)->sin6_addr,
-	              sizeof(struct in6_addr)) == 0;
+	if (end.ss_family == AF_INET6) {
+		memcpy(address, &((struct sockaddr_in6 *)&end)->sin6_addr, 16);
+	} else {
+		memcpy(address, mapped, sizeof(mapped));
+		memcpy(address + sizeof(mapped), &((struct sockaddr_in *)&end)->sin_addr, 4);
+	}
+	return end.ss_family == AF_INET || end.ss_family == AF_INET6;
+}
+
+/* Whether both ends of a connection have the same address. Notes that of the other one. */
+static bool is_own_host(int fd, unsigned char there[16])
+{
+	unsigned char here[16];
+
+	memset(there, 0, 16);
+	return address_of(fd, getpeername, there) && address_of(fd, getsockname, here) && memcmp(here, there, 16) == 0;
 }
 
 static bool knows_question(const struct links_node *node)
@@ -264,7 +276,7 @@ bool links_adopt(struct links *links, int fd, const struct relay *relay, const s
 	of->number = number;
 	of->open = true;
 	of->bye = of->let_go = false;
-	of->own = is_own_host(fd);
+	of->own = is_own_host(fd, of->address);
 	if (is_new) {
 		of->heard_ns = now_ns;
 		of->asked = links->asks && knows_question(of) ? links->question : 0;
@@ -573,4 +585,33 @@ void links_lose(struct links *links, uint32_t node)
 	of->lost = true;
 	close_channel(of);
 	session_end(&of->session);
+}
+
+static bool is_link(const struct links *links, int fd)
+{
+	for (uint32_t i = 0; i < links->count; i++)
+		if (links->nodes[i]->open && links->nodes[i]->channel.fd == fd)
+			return true;
+	return false;
+}
+
+void links_end_srun(const struct links *links, uint32_t node)
+{
+	const struct links_node *of = links_node(links, node);
+	unsigned char there[16];
+	struct dirent *entry;
+	DIR *folder;
+
+	for (uint32_t i = 0; of != NULL && i < links->count; i++)
+		if (of->own || (i != node && memcmp(links->nodes[i]->address, of->address, sizeof(there)) == 0))
+			return;
+	folder = of != NULL ? opendir("/proc/self/fd") : NULL;
+	while (folder != NULL && (entry = readdir(folder)) != NULL) {
+		int fd = atoi(entry->d_name);
+		if (fd > STDERR_FILENO && address_of(fd, getpeername, there) && memcmp(there, of->address, sizeof(there)) == 0 &&
+		    !is_link(links, fd))
+			(void)shutdown(fd, SHUT_RDWR);
+	}
+	if (folder != NULL)
+		closedir(folder);
 }

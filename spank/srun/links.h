@@ -45,6 +45,7 @@ struct links_node {
 	uint64_t asked;              /* the last question that it was asked, if it has not answered; 0: none */
 	bool open, silent, bye, lost;
 	bool own;    /* it is srun's host, which srun hears without a network */
+	unsigned char address[16]; /* from which it came, as IPv6 has it */
 	bool let_go; /* it was told that it may leave */
 	bool cut; /* the last connection broke, and was not ended by the node */
 	struct channel channel;
@@ -118,6 +119,11 @@ bool links_send(struct links *links, uint32_t node, uint32_t type, const void *p
 
 /* Ends the connection of a node that does not belong to the step any more. No further connection of it is taken. */
 void links_lose(struct links *links, uint32_t node);
+
+/* Ends the connections that srun itself has with a node that is lost for good, unless another node has its address. srun
+   takes an end of its I/O connection for a task's, but an error, as a node gives that has lost its power and is back, for
+   the end of the step. */
+void links_end_srun(const struct links *links, uint32_t node);
 
 enum links_rest {
 	REST_NONE,    /* all nodes have said good-bye */

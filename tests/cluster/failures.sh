@@ -4,11 +4,11 @@
 # seconds: 7200
 # FAILURES_ARGS: options of tests/cluster/failures, such as '--failures 100 --seed 7', or '--seed 7 --only 3' to
 # repeat a training: `make check-failures`. FAILURES_REPORT: a file for what it prints. CALM_SECONDS, CALM_LOAD: how
-# long a training has no restart on a busy machine.
+# long a training has no restart on a busy machine. FAILURES_NODES: of the cluster.
 # Trainings whose ranks and nodes fail at random end with code 0 and the bytes of one without failures.
 . "$source/tests/cluster/lib.sh"
 
-nodes=5 own=/run/slurm-ddp/failures-$$ place=
+nodes=${FAILURES_NODES:-5} own=/run/slurm-ddp/failures-$$ place=
 grep -qs '^#define HAVE_UCX 1' "$build/config.h" || skip_all "libddp is built without UCX"
 trap '"$source/slurm/cluster" stop --dir "$own" >/dev/null 2>&1' EXIT
 trap 'keep_hung "the whole test"; exit 124' TERM

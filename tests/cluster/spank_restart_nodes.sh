@@ -51,6 +51,30 @@ prints_in_time()
 loses 1 "n0 n0 n3 n3 n2 n2" "a node's power"
 loses 0 "n3 n3 n1 n1 n2 n2" "node 0's power, and a failure of its rank" 1
 
+# The node is back, and knows nothing of a connection on which srun sends it input.
+# shellcheck disable=SC2317,SC2329 # wait_until calls it
+no_fin() { ! on_node n1 ss -Htn | grep -q FIN; }
+afresh
+rm -f input
+mkfifo input
+(as_user srun --ddp=restart=3,spare=1,silence=3 -N4 --ntasks-per-node=1 --overlap bash ./rank.sh >out 2>&1 <input; echo $? >status.new; mv status.new status) &
+step=$!
+exec 8>input
+up 0 3
+on_node n1 sysctl -qw net.ipv4.tcp_orphan_retries=1
+power_off 1
+up 1 3
+check "a node that is back: its kernel has forgotten what was" wait_until 60 no_fin
+link 1 up
+echo a line >&8
+sleep 2
+exec 8>&-
+finish
+status_is 0 "a node that is back: the step goes on without it"
+prints_times 1 "$line" "a node that is back: it was replaced once"
+on_node n1 sysctl -qw net.ipv4.tcp_orphan_retries=0
+restored 1
+
 afresh
 begin --ddp=restart=3,min-nodes=2,silence=3 -w "n[0-2]" --ntasks-per-node=2
 up 0 6

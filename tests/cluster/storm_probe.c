@@ -7,6 +7,7 @@
    10 steps and at the end. A step takes 5 ms at least. The variables STORM_STEPS, STORM_EVERY and
    STORM_STEP_US overrule these numbers, and STORM_SHARD is the model's option shard. With STORM_SURVIVE=1 it trains by
    ddp_train() with the option survive, so that others join those that are left. In STATE each rank keeps a `struct state` that says where it is.
+   Ranks write each step's loss to the file STORM_LOSSES, if it is set.
    RANK does the ACTION: never: exits with NUMBER before ddp_init(); exit: exits with code
    NUMBER % 256 in forward of step NUMBER / 256; linger: sleeps NUMBER milliseconds between
    ddp_finalize() and its exit; flip: flips a bit of a parameter after step NUMBER, unless the step was restarted. With `stop`, all ranks end by a checkpoint after SIGTERM, with
@@ -33,7 +34,7 @@ struct state {
 
 struct probe {
 	const char *dir, *action;
-	int state_fd, rank, acting_rank, number;
+	int state_fd, losses_fd, rank, acting_rank, number;
 	int steps, every, step_us;
 	ddp_context *context;
 	ddp_model *model;
@@ -65,6 +66,16 @@ static void tell(const struct probe *p, enum place place, int64_t step)
 		perror("storm_probe: the state's file");
 		exit(EXIT_USAGE);
 	}
+}
+
+/* All ranks have the same loss. */
+static void note_loss(const struct probe *p, const ddp_step_stats *stats)
+{
+	if (p->losses_fd < 0 || pwrite(p->losses_fd, &stats->loss, sizeof(stats->loss), (off_t)sizeof(stats->loss) * stats->step) ==
+	    sizeof(stats->loss))
+		return;
+	perror("storm_probe: the file of losses");
+	exit(EXIT_USAGE);
 }
 
 static int number_or(const char *variable, int otherwise)
@@ -167,6 +178,7 @@ static bool train(const struct probe *p)
 		double loss = 0;
 		check(compute(p->model, &batch, &loss));
 		check(ddp_model_step(p->model, (double)batch.samples, loss, &stats));
+		note_loss(p, &stats);
 		if (acts(p, "flip") && step == p->number && number_or("DDP_RESTART_COUNT", 0) == 0)
 			flip_bit(p->model);
 		if (step % p->every == 0 || step == p->steps || stats.stop) {
@@ -193,6 +205,7 @@ static ddp_status survivor_step(void *user, const ddp_step_stats *stats)
 {
 	const struct probe *p = user;
 
+	note_loss(p, stats);
 	if (stats->step % p->every == 0 || stats->step == p->steps)
 		tell(p, PLACE_SAVING, stats->step);
 	return DDP_OK;
@@ -214,7 +227,7 @@ static void train_and_survive(struct probe *p)
 int main(int argc, char **argv)
 {
 	const struct rlimit no_core = { 0, 0 };
-	const char *rank = getenv("RANK");
+	const char *rank = getenv("RANK"), *losses = getenv("STORM_LOSSES");
 
 	if ((argc != 3 && argc != 6) || rank == NULL) {
 		fprintf(stderr, "usage: srun --ddp storm_probe DIR STATE [never|exit|flip|linger|stop RANK NUMBER]\n");
@@ -225,6 +238,7 @@ int main(int argc, char **argv)
 	p.every = number_or("STORM_EVERY", 10);
 	p.step_us = number_or("STORM_STEP_US", 5000);
 	p.state_fd = open(argv[2], O_WRONLY | O_CLOEXEC);
+	p.losses_fd = losses != NULL ? open(losses, O_WRONLY | O_CLOEXEC) : -1;
 	if (argc == 6) {
 		p.action = argv[3];
 		p.acting_rank = atoi(argv[4]);

@@ -168,6 +168,100 @@ TEST_WITH(each_sample_is_seen_once_while_the_ranks_change, folder_empty, NULL)
 	test_unshare((void *)(uintptr_t)samples_seen, EPOCHS * sizeof(*samples_seen));
 }
 
+/* ---- fewer and more ranks, to the bit ---- */
+
+enum { HALVES = 2, LEGS_UPDATE = 12, LEGS_WIDTH = 1000 };
+static const int halves_end[HALVES] = { 6, 13 }; /* steps; an epoch has four, of which the last one is short */
+
+typedef struct leg {
+	ddp_shard shard;
+	int64_t steps;
+	double loss[14];
+	float params[LEGS_WIDTH * 3];
+} leg;
+
+/* Sums of whole numbers are exact, so neither the number of ranks nor their order matters. */
+static ddp_status add_whole_numbers(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
+{
+	ddp_status status = DDP_OK;
+	float sum = 0;
+
+	for (int64_t i = 0; i < batch->samples; i++)
+		sum += rintf(((const float *)batch->data)[i] * SAMPLES) - 17;
+	for (int p = 1; p >= 0 && status == DDP_OK; p--) {
+		float *grad = ddp_model_param_grad(model, p);
+		for (int64_t i = 0; i < ddp_model_param_count(model, p); i++)
+			grad[i] += sum * (float)(i % 3 + 1);
+		status = ddp_model_grad_ready(model, p);
+	}
+	*weight += (double)batch->samples;
+	*loss_sum += sum;
+	return status;
+}
+
+static ddp_status note_loss(void *user, const ddp_step_stats *stats)
+{
+	((leg *)user)->loss[stats->step] = stats->loss;
+	return DDP_OK;
+}
+
+static int train_leg(ddp_context *context, void *user)
+{
+	leg *l = user;
+	const ddp_model_options model = { DDP_MODEL_OPTIONS_FIELDS, .shard = l->shard, .bucket_mb = 512.0 / (1 << 20),
+	                                  .learning_rate = 0.01, .weight_decay = 0.1 };
+	const ddp_dataset dataset = { .size = SAMPLES, .sample_bytes = sizeof(float), .read = read_number };
+	const ddp_loader_options loading = { DDP_LOADER_OPTIONS_FIELDS, .batch_size = LEGS_UPDATE / context->job.world_size,
+	                                     .seed = 3, .tail = DDP_TAIL_UNEVEN, .global_batch = LEGS_UPDATE };
+	const ddp_train_options options = { DDP_TRAIN_OPTIONS_FIELDS, .steps = l->steps, .checkpoint_dir = dir, .resume = true,
+	                                    .on_step = note_loss, .user = l };
+	struct job job = make_job_with(context, LEGS_WIDTH, 3, &model);
+
+	ddp_loader_free(job.loader);
+	CHECK_OK(ddp_loader_create(context, &dataset, &loading, &job.loader));
+	CHECK_OK(ddp_train(job.model, job.loader, add_whole_numbers, &options, NULL));
+	CHECK_OK(ddp_model_param_wait(job.model, DDP_ALL_PARAMS));
+	if (context->job.rank == 0)
+		memcpy(l->params, ddp_model_param_data(job.model, 0), sizeof(l->params));
+	free_job(job);
+	return 0;
+}
+
+static void train_legs(leg *l, const int *node_of, ddp_shard shard, int first, int second)
+{
+	const int ranks[HALVES] = { first, second };
+
+	folder_empty(NULL);
+	memset(l, 0, sizeof(*l));
+	l->shard = shard;
+	for (int i = 0; i < HALVES; i++) {
+		l->steps = halves_end[i];
+		assert_int_equal(run_ranks_on(node_of, ranks[i], train_leg, l), 0);
+	}
+}
+
+/* Whatever is spread over ranks: the position, parameters and state fit more ranks as well as fewer. */
+TEST_WITH(a_training_shrinks_and_grows_bit_for_bit, folder_empty, NULL)
+{
+	static const struct { const int *node_of; ddp_shard shard; } ways[] = {
+		{ NULL, DDP_SHARD_NONE }, { NULL, DDP_SHARD_STATE }, { NULL, DDP_SHARD_GRADIENTS },
+		{ two_nodes, DDP_SHARD_AUTO }, { two_nodes, DDP_SHARD_STATE },
+	};
+	leg *l = test_share(sizeof(*l)), *straight = malloc(sizeof(*straight));
+
+	train_legs(l, NULL, DDP_SHARD_NONE, 4, 4);
+	memcpy(straight, l, sizeof(*l));
+	for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+		for (int first = 3; first <= 4; first++) {
+			train_legs(l, ways[w].node_of, ways[w].shard, first, 7 - first);
+			assert_memory_equal(l->loss, straight->loss, sizeof(l->loss));
+			assert_memory_equal(l->params, straight->params, sizeof(l->params));
+		}
+	}
+	free(straight);
+	test_unshare(l, sizeof(*l));
+}
+
 static void save_on_a_full_disk(ddp_context *context)
 {
 	struct job job = make_job(context, WIDTH, 3);

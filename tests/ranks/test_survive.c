@@ -12,12 +12,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/error.h"
 #include "optim/rule.h"
 #include "reduce/buddy.h"
 #include "reduce/model_state.h"
 #include "reduce/survival.h"
+#include "tests/device/nccl_standin.h"
 #include "tests/support/comm_ranks.h"
 #include "tests/support/folder.h"
+#include "tests/support/model_side.h"
 #include "tests/support/options.h"
 #include "tests/support/test.h"
 #include "tests/support/training.h"
@@ -35,7 +38,7 @@ typedef struct world {
 	const int *node_of;
 	ddp_shard shard;
 	ddp_compression compress;
-	bool buddy, late, clips;
+	bool buddy, late, clips, device;
 } world;
 
 static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
@@ -44,7 +47,8 @@ static const int four_nodes[] = { 0, 1, 2, 3 }, node_by_node[] = { 0, 0, 1, 1 };
 typedef struct shared {
 	world world;
 	unsigned int dying;      /* bits: ranks that die, */
-	unsigned int later;      /* and these 3 steps later; ANYWHERE: `pause` later; */
+	unsigned int lagging;    /* ranks that miss the end of step FATAL, after which those that die do; 0: none */
+	unsigned int later;      /* these ranks die 3 steps later; ANYWHERE: `pause` later; */
 	bool evaluates;          /* or, if this is set, when they evaluate step FATAL - 1 */
 	point point;
 	int64_t steps;           /* of this run */
@@ -68,6 +72,7 @@ static shared *run;
 static ddp_model *model_of_rank; /* these are each rank's own */
 static int own_rank;
 static bool went_back;
+static ddp_device_queue *queue; /* of the device; NULL: the model is the host's */
 
 static bool dies_here(point where)
 {
@@ -99,6 +104,23 @@ int fsync(int fd)
 }
 
 /* ---- a rank ---------------------------------------------------------------------------- */
+
+ddp_status __real_ddp_survival_begin_update(ddp_model *model);
+ddp_status __wrap_ddp_survival_begin_update(ddp_model *model);
+
+/* A rank that lags has all gradients, and hears of a death before it uses them. */
+ddp_status __wrap_ddp_survival_begin_update(ddp_model *model)
+{
+	const ddp_status status = __real_ddp_survival_begin_update(model);
+
+	if (status != DDP_OK || !run->survives || (run->lagging >> own_rank & 1) == 0 || model->steps + 1 != FATAL)
+		return status;
+	model->survival->updating = false;
+	while (atomic_load(&run->arrived) == 0)
+		usleep(1000);
+	usleep(10000);
+	return ddp_fail(DDP_ERR_PEER, "this rank lags");
+}
 
 /* What the program keeps with the model: the ranks that have done the last step. */
 static int64_t state_after(int64_t step)
@@ -138,10 +160,10 @@ static ddp_status gradient_of(void *user, int param, float *grad, int64_t count)
 	return DDP_OK;
 }
 
-/* Changes a half of the span, and dies. */
+/* Changes a half of the span, which only a kernel could do on a device, and dies. */
 static void die_in_update(const ddp_optim_span *span)
 {
-	for (int64_t i = 0; i < span->count / 2; i++)
+	for (int64_t i = 0; i < span->count / 2 && queue == NULL; i++)
 		span->params[i] += 1, span->state[0][i] += 1;
 	die();
 }
@@ -171,7 +193,22 @@ static ddp_status after_step(void *user, const ddp_step_stats *stats)
 	run->ended[own_rank][stats->step]++;
 	prepare_to_die(model_of_rank);
 	die_here(AFTER);
+	if (run->lagging != 0 && (run->dying >> own_rank & 1) != 0 && run->survives && stats->step == FATAL)
+		die();
 	return DDP_OK;
+}
+
+static float first_of(const ddp_model *model, int p)
+{
+	float value;
+
+	CHECK_OK(ddp_place_read(&model->place, &value, ddp_model_param_data((ddp_model *)model, p), sizeof(value)));
+	return value;
+}
+
+static void set_first(ddp_model *model, int p, float value)
+{
+	CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, p), &value, sizeof(value)));
 }
 
 static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight, double *loss_sum)
@@ -180,7 +217,7 @@ static ddp_status evaluate_batch(void *user, ddp_model *model, const ddp_batch *
 	if (run->evaluates && (run->later >> own_rank & 1) != 0 && model->steps + 1 == FATAL && run->survives)
 		kill(getpid(), SIGKILL);
 	*weight += (double)batch->samples;
-	*loss_sum += (double)batch->samples * ddp_model_param_data(model, 0)[0];
+	*loss_sum += (double)batch->samples * first_of(model, 0);
 	return DDP_OK;
 }
 
@@ -194,8 +231,8 @@ static ddp_status evaluated(void *user, int64_t step, double loss, double weight
 
 static void change(ddp_model *model)
 {
-	if (own_rank == 0)
-		ddp_model_param_data(model, 0)[0] += 1, ddp_model_param_data(model, BUFFER)[0] += 1;
+	for (int p = 0; p <= BUFFER && own_rank == 0; p += BUFFER)
+		set_first(model, p, first_of(model, p) + 1);
 	CHECK_OK(ddp_model_broadcast_params(model));
 }
 
@@ -234,10 +271,12 @@ static ddp_status own_loop(ddp_model *model, ddp_loader *loader)
 		if (status == DDP_OK)
 			status = ddp_model_step(model, weight, loss, &stats);
 		const bool ended = status == DDP_OK;
+		const int64_t before = model->steps;
 		if (run->survives)
 			status = ddp_survive(model, loader, status, &done);
-		if (ended)
-			after_step(NULL, &stats);
+		/* A rank that lagged has got the step from another one. */
+		if (ended || model->steps > before)
+			after_step(NULL, ended ? &stats : &model->stats);
 		if (run->goes_back && run->survives && !went_back)
 			go_back(model, loader);
 	}
@@ -265,15 +304,20 @@ static ddp_model *model_made(ddp_context *context)
 		DDP_MODEL_OPTIONS_FIELDS, .learning_rate = 0.01, .weight_decay = 0.1, .bucket_mb = 1024.0 / (1 << 20),
 		.shard = run->world.shard, .compress = run->world.compress, .buddy = run->world.buddy,
 		.late_gather = run->world.late, .clip_norm = run->world.clips ? 0.01 : 0,
+		.memory = queue != NULL ? DDP_MEMORY_DEVICE : DDP_MEMORY_HOST, .stream = queue,
 	};
 	ddp_param params[MLP_PARAMS + 1];
+	float values[MLP_ELEMENTS];
 	ddp_model *model;
 
 	memcpy(params, mlp_params, sizeof(mlp_params));
 	params[BUFFER] = (ddp_param){ .name = "mean", .ndim = 1, .shape = { 1 }, .kind = DDP_BUFFER_MEAN };
 	CHECK_OK(ddp_model_create(context, params, MLP_PARAMS + 1, &options, &model));
-	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++)
-		mlp_init(p, ddp_model_param_data(model, p), ddp_model_param_count(model, p));
+	for (int p = 0; p < MLP_PARAMS && own_rank == 0; p++) {
+		const int64_t count = ddp_model_param_count(model, p);
+		mlp_init(p, values, count);
+		CHECK_OK(ddp_place_write(&model->place, ddp_model_param_data(model, p), values, (size_t)count * sizeof(*values)));
+	}
 	CHECK_OK(ddp_model_broadcast_params(model));
 	for (int p = 0; p < MLP_PARAMS; p++)
 		CHECK_OK(ddp_model_set_grad_hook(model, p, gradient_of, NULL));
@@ -293,6 +337,20 @@ static void keep_warning(void *user, ddp_log_level level, const char *message)
 	snprintf(run->warning[own_rank], sizeof(run->warning[own_rank]), "%s", message);
 }
 
+static void open_device(ddp_context *context)
+{
+	CHECK_OK(ddp_device_open("cuda", &context->device));
+	test_nccl_standin()->polls = 1;
+	ddp_comm_use_device(context->world, context->device);
+	CHECK_OK(ddp_device_queue_create(context->device, DDP_DEVICE_NORMAL, &queue));
+}
+
+static void close_device(ddp_context *context)
+{
+	CHECK_OK(ddp_device_queue_free(context->device, queue));
+	side_all_freed(context);
+}
+
 static int rank_body_of(ddp_comm *comm, void *argument)
 {
 	ddp_context context = test_context_of(comm);
@@ -303,6 +361,8 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 	ddp_set_log(keep_warning, NULL, DDP_LOG_WARN);
 	if (run->records)
 		CHECK_OK(ddp_watch_record(context.watch, &context.job, metrics_path(), NULL));
+	if (run->world.device)
+		open_device(&context);
 	model_of_rank = model_made(&context);
 	loader = loader_of(&context, run->batch);
 	evaluation = loader_of(&context, run->batch);
@@ -322,11 +382,13 @@ static int rank_body_of(ddp_comm *comm, void *argument)
 		CHECK_OK(ddp_checkpoint_save(model_of_rank, loader, test_folder, 3));
 	if (ddp_comm_rank(ddp_model_comm(model_of_rank)) == 0) {
 		mlp_pack(model_of_rank, run->params);
-		run->buffer = ddp_model_param_data(model_of_rank, BUFFER)[0];
+		run->buffer = first_of(model_of_rank, BUFFER);
 	}
 	ddp_loader_free(loader);
 	ddp_loader_free(evaluation);
 	ddp_model_free(model_of_rank);
+	if (queue != NULL)
+		close_device(&context);
 	ddp_watch_close(context.watch);
 	return 0;
 }
@@ -405,7 +467,7 @@ static void expect_success(unsigned int dying)
 {
 	for (int r = 0; r < run->world.ranks; r++) {
 		if ((dying >> r & 1) == 0 && run->status[r] != DDP_OK)
-			fail_msg("rank %d: %s: %s", r, ddp_status_name(run->status[r]), run->message[r]);
+			fail_msg("rank %d: %s: %s; %s", r, ddp_status_name(run->status[r]), run->message[r], run->warning[r]);
 	}
 }
 
@@ -449,7 +511,7 @@ static int64_t last_with(const shared *seen, int ranks)
 	return step;
 }
 
-enum { PARTS = 3, REFERENCES = 64 };
+enum { PARTS = 3, REFERENCES = 96 };
 
 /* All that a training depends on which goes on from checkpoints with fewer ranks */
 typedef struct course {
@@ -560,6 +622,8 @@ static const world worlds[] = {
 	{ "two nodes, mixed", 4, two_nodes, .shard = DDP_SHARD_AUTO },
 	{ "four nodes", 4, four_nodes, .shard = DDP_SHARD_AUTO },
 	{ "in 16 bits", 4, two_nodes, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16 },
+	{ "a device each", 3, NULL, .shard = DDP_SHARD_NONE, .device = true },
+	{ "a device each, in 16 bits", 4, two_nodes, .shard = DDP_SHARD_NONE, .compress = DDP_COMPRESS_BF16, .device = true, .clips = true },
 	{ "shards on two nodes", 4, node_by_node, .shard = DDP_SHARD_STATE, .buddy = true, .clips = true },
 	{ "shards on four nodes", 4, four_nodes, .shard = DDP_SHARD_STATE, .buddy = true, .late = true, .clips = true },
 	{ "gradients' shards on a node", 4, NULL, .shard = DDP_SHARD_GRADIENTS, .buddy = true },
@@ -572,12 +636,27 @@ TEST(one_rank_dies_at_each_point)
 	for (int w = 0; w < WORLDS; w++) {
 		/* The ways are: shared memory; that and the network; the network. Others differ in little. */
 		const bool all = w == 0 || worlds[w].node_of == node_by_node || worlds[w].node_of == four_nodes ||
-		                 (worlds[w].buddy && worlds[w].node_of == NULL);
+		                 ((worlds[w].buddy || worlds[w].device) && worlds[w].node_of == NULL);
 		for (point where = all ? BEFORE : UPDATE; where <= (all ? EVALUATING : AFTER); where++) {
 			/* Rank 0 writes checkpoints. */
 			const int victim = where == SAVING ? 0 : (w + (int)where) % worlds[w].ranks;
 			survive(&worlds[w], 1u << victim, where, 0, false);
 		}
+	}
+}
+
+/* Others have ended the step, so they send it to the ranks that lag. */
+TEST(ranks_that_lag_get_the_step)
+{
+	for (int w = 0; w < WORLDS; w++) {
+		/* Other strategies meet at the end of an update. */
+		if (worlds[w].shard != DDP_SHARD_NONE)
+			continue;
+		memset(run, 0, sizeof(*run));
+		run->dying = 0x1;
+		run->lagging = 0x2;
+		survive_as(&worlds[w]);
+		assert_int_equal(run->ranks_of[FATAL], worlds[w].ranks);
 	}
 }
 

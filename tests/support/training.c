@@ -4,7 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "reduce/model_state.h"
 #include "tests/support/options.h"
+#include "tests/support/ranks.h"
 
 enum { W1, B1, W2, B2 };
 
@@ -109,9 +111,27 @@ static void split(double *packed, double **tensors)
 	}
 }
 
+/* The model may be on a device. */
+static ddp_status read_from(const ddp_model *model, int p, const float *from, float *to)
+{
+	return ddp_place_read(&model->place, to, from, (size_t)sizes[p] * sizeof(*to));
+}
+
+static ddp_status add_gradient(ddp_model *model, int p, const double *grad)
+{
+	float sum[MLP_HIDDEN * MLP_INPUTS];
+	ddp_status status = read_from(model, p, ddp_model_param_grad(model, p), sum);
+
+	for (int64_t i = 0; i < sizes[p] && status == DDP_OK; i++)
+		sum[i] += (float)grad[i];
+	return status == DDP_OK ? ddp_place_write(&model->place, ddp_model_param_grad(model, p), sum, (size_t)sizes[p] * sizeof(*sum))
+	                        : status;
+}
+
 ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, double *weight,
                      double *loss_sum)
 {
+	float packed[MLP_ELEMENTS];
 	double values[MLP_ELEMENTS], grads[MLP_ELEMENTS] = { 0 };
 	double *value[MLP_PARAMS], *grad[MLP_PARAMS];
 	const mlp_sample *samples = batch->data;
@@ -119,19 +139,18 @@ ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, doubl
 	(void)user;
 	split(values, value);
 	split(grads, grad);
-	for (int p = 0; p < MLP_PARAMS; p++) {
-		for (int64_t i = 0; i < sizes[p]; i++)
-			value[p][i] = ddp_model_param_data(model, p)[i];
-	}
+	mlp_pack(model, packed);
+	for (int i = 0; i < MLP_ELEMENTS; i++)
+		values[i] = packed[i];
 	for (int64_t s = 0; s < batch->samples; s++)
 		*loss_sum += mlp_gradients((const double *const *)value, &samples[s], grad);
 	*weight += (double)batch->samples;
 
 	ddp_model_set_phase(model, DDP_PHASE_BACKWARD);
 	for (int p = MLP_PARAMS - 1; p >= 0; p--) {
-		for (int64_t i = 0; i < sizes[p]; i++)
-			ddp_model_param_grad(model, p)[i] += (float)grad[p][i];
-		ddp_status status = ddp_model_grad_ready(model, p);
+		ddp_status status = add_gradient(model, p, grad[p]);
+		if (status == DDP_OK)
+			status = ddp_model_grad_ready(model, p);
 		if (status != DDP_OK)
 			return status;
 	}
@@ -141,7 +160,7 @@ ddp_status mlp_batch(void *user, ddp_model *model, const ddp_batch *batch, doubl
 void mlp_pack(ddp_model *model, float *out)
 {
 	for (int p = 0; p < MLP_PARAMS; p++) {
-		memcpy(out, ddp_model_param_data(model, p), (size_t)sizes[p] * sizeof(*out));
+		CHECK_OK(read_from(model, p, ddp_model_param_data(model, p), out));
 		out += sizes[p];
 	}
 }

@@ -150,7 +150,8 @@ DDP_API ddp_status ddp_train(ddp_model *model, ddp_loader *loader, ddp_batch_fn 
  *
  * DDP_ERR_UNSUPPORTED, from the first call: the ranks cannot survive, so the training ends with the first rank that dies, as
  * without this function. The reason is one of these:
- * - The model is on a device, has local SGD, or is compressed by PowerSGD or a hook.
+ * - The model has local SGD, or is compressed by PowerSGD or a hook.
+ * - The model is on a device, and its optimizer's state is spread over ranks, or the step of srun has restart=.
  * - Each rank keeps the only copy of a part of the optimizer's state (DDP_SHARD_STATE over several nodes, and
  *   DDP_SHARD_GRADIENTS), and the model lacks the option buddy, or the step of srun has restart=.
  * Costs: a copy of this rank's share of parameters and optimizer state if ranks of a node share the update, and that

@@ -18,9 +18,10 @@ sys.path.insert(1, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from cluster import Cluster, say, wait_for  # noqa: E402
 from harm import KINDS, draw  # noqa: E402
-from training import USERS, Layout, Training, Watch, Wrong, full_neighbour_tables, pause  # noqa: E402
+from training import SHARDS, STEP_US, USERS, Layout, Training, Watch, Wrong, full_neighbour_tables, pause  # noqa: E402
 
 STEPS_EACH = 120  # of a training, for each failure
+PAUSE_SECONDS = 1.5
 START_SECONDS, STALL_SECONDS = 30, 4
 CALM_STEPS, CALM_STEP_US = 10**8, 50000  # more than any time allows
 LEAST_SECONDS = 2  # in which a failure that harms nobody has to change nothing
@@ -41,6 +42,8 @@ def parse_arguments():
     add("--per-node", type=int, default=2, help="ranks of a node (default: 2)")
     add("--silence", type=int, default=5, help="seconds (default: 5)")
     add("--survive", action="store_true", help="ranks survive others (option survive of ddp_train())")
+    add("--shard", default="auto", choices=SHARDS, help="what of the model is spread over ranks; what is has buddy copies (default: auto)")
+    add("--pause", type=float, default=PAUSE_SECONDS, help=f"seconds between two failures, at most (default: {PAUSE_SECONDS})")
     add("--minutes", type=float, help="begin no training after so many")
     add("--kinds", help="only these, with commas: " + ", ".join(KINDS))
     add("--calm", type=float, metavar="SECONDS", help="no failures: a training of so many seconds has no restart")
@@ -71,7 +74,8 @@ class Soak:
         self.args = args
         self.cluster = Cluster(args.cluster)
         self.layout = Layout(args.active, args.spares, args.per_node)
-        self.steps = STEPS_EACH * args.each
+        # Half of a longer pause is a part of the training, too.
+        self.steps = args.each * round(STEPS_EACH + max(0, args.pause - PAUSE_SECONDS) / 2 * 1e6 / STEP_US)
         self.rows, self.wrong, self.whole, self.trainings = {}, 0, None, 0
         self.began = time.monotonic()
         self.keys = ["restart=1000", f"spare={args.spares}", f"silence={args.silence}", f"stall={STALL_SECONDS}", "timeout=60"]
@@ -81,23 +85,27 @@ class Soak:
 
     def undisturbed(self):
         """A training without failures, and without the keys that survive them."""
-        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0, survives=self.args.survive)
+        training = Training(self.cluster, self.args.place, "undisturbed", self.layout, self.steps, step_us=0, survives=self.args.survive,
+                            shard=self.args.shard)
         training.keys = ["timeout=60"]
         training.start(spares=0)
         training.end(START_SECONDS + self.steps * 0.05)
-        self.whole = training.digest()
-        if self.whole == "no file":
+        self.whole = training.result()
+        if self.whole[0] == "no file":
             raise Wrong("a training without failures has left no checkpoint of its last step")
 
     # ---- one training --------------------------------------------------------------------
 
     def one_failure(self, training, kind, source):
         """Returns the restarts that followed, in how many of them ranks joined others, and the seconds to the next step."""
-        before, restarts, joins = training.highest(), training.restarts(), training.joins()
+        training.wait(START_SECONDS, lambda: len(training.ranks()) == self.layout.world, f"all ranks before \"{kind.name}\"")
+        before, restarts, joins, afresh = training.highest(), training.restarts(), training.joins(), len(training.from_checkpoint())
+        if not training.runs():
+            return 0, 0, None
         watch = Watch(training)
         done = kind.harm(training, source)
         if kind.name in ("again", "other"):
-            watch = Watch(training)
+            watch = Watch(training, maybe_done=True)
         seconds = None
         if kind.restarts[0] > 0:
             limit = kind.seconds + self.args.silence + START_SECONDS
@@ -111,7 +119,8 @@ class Soak:
             kind.after(training, done)
         restarts, joins = training.restarts() - restarts, training.joins() - joins
         print(f"  {kind.name}, {done}: {restarts} restart{'' if restarts == 1 else 's'}{f', {joins} by joining' if joins else ''}"
-              f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}", flush=True)
+              f"{'' if seconds is None else f', {seconds:.2f} s to the next step'}",
+              *(training.from_checkpoint()[afresh:] if self.args.survive else []), sep="\n    from the checkpoint: ", flush=True)
         if training.runs() and not kind.restarts[0] <= restarts <= kind.restarts[1]:
             raise Wrong(f"{restarts} restarts after \"{kind.name}\" ({done})")
         return restarts, joins, seconds
@@ -120,12 +129,16 @@ class Soak:
         source = random.Random(f"{self.args.seed}/{number}")
         training.wait(START_SECONDS, lambda: training.step() > 1, "the first step")
         for kind in draw(source, self.args.each, self.args.spares):
-            pause(source.uniform(0, 1.5))
+            pause(source.uniform(0, self.args.pause))
             if training.is_over() or not training.runs():
                 break
             self.rows.setdefault(kind.name, Row()).add(*self.one_failure(training, kind, source))
         training.end(START_SECONDS + self.steps * 0.05)
-        if training.digest() != self.whole:
+        digest, losses = training.result()
+        if losses != self.whole[1]:
+            step = next(i for i, (loss, whole) in enumerate(zip(losses, self.whole[1])) if loss != whole)
+            raise Wrong(f"the loss of step {step + 1} is {losses[step]!r}, and without failures {self.whole[1][step]!r}")
+        if digest != self.whole[0]:
             raise Wrong("the last checkpoint has other bytes than that of a training without failures")
         if names := training.left_files():
             raise Wrong(f"unfinished files are left: {names}")
@@ -148,7 +161,7 @@ class Soak:
     def train(self, number):
         self.trainings += 1
         training = Training(self.cluster, self.args.place, f"training-{number}", self.layout, self.steps, keys=self.keys,
-                            survives=self.args.survive)
+                            survives=self.args.survive, shard=self.args.shard)
         training.user = USERS[number % len(USERS)]
         print(f"training {number}, seed {self.args.seed}, {'an ordinary user' if training.user else 'root'}:", flush=True)
         training.start()
@@ -197,7 +210,8 @@ class Soak:
                 break
             self.settle()
         self.print_table()
-        if self.args.survive and not self.args.only and not any(row.joins for row in self.rows.values()):
+        # Sharded state may take all ranks back to the checkpoint.
+        if self.args.survive and self.args.shard in ("auto", "none") and not self.args.only and not any(row.joins for row in self.rows.values()):
             raise Wrong("with --survive, ranks kept their processes in no restart")
         return self.wrong > 0
 

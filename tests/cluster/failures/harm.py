@@ -38,6 +38,7 @@ def draw(random, count, spares):
         possible = [kind for kind in KINDS.values() if kind.nodes <= spares]
         kinds += random.choices(possible, [kind.weight for kind in possible])
         spares -= kinds[-1].nodes
+    random.shuffle(kinds)
     return kinds
 
 
@@ -110,6 +111,17 @@ def other(training, random):
     hit(pid, signal.SIGKILL)
     hit_later(second_pid, random.uniform(0, 0.8))
     return f"rank {rank}, and then {second}"
+
+
+@kind("buddies", 2, restarts=(1, 2))
+def buddies(training, random):
+    """A rank and the one that keeps a copy of its shard, on the next node, at once."""
+    ranks = training.ranks()
+    rank = random.choice(sorted(ranks))
+    buddy = (rank + training.layout.per_node) % training.layout.world
+    for number in (rank, buddy):
+        hit(ranks[number], signal.SIGKILL)
+    return f"ranks {rank} and {buddy}"
 
 
 @kind("rank-0", 2)

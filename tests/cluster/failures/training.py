@@ -15,6 +15,7 @@ from cluster import POLL, say, variable_of, wait_for
 STARTED, TRAINING = 1, 2  # places of storm_probe.c
 PROBE = "storm_probe"
 STEP_US, EVERY = 20000, 25
+SHARDS = ("auto", "none", "state", "gradients")  # by the numbers of ddp_shard
 STEPS_WITHOUT = 10  # so many show that no restart follows
 USERS = (0, 65534)  # root, and nobody, who is an ordinary user, by turns
 RESTART = re.compile(r"\bddp: .*\brestart (\d+) of \d+")
@@ -33,12 +34,13 @@ class Layout:
 
 
 class Training:
-    def __init__(self, cluster, place, name, layout, steps, step_us=STEP_US, keys=(), survives=False):
+    def __init__(self, cluster, place, name, layout, steps, step_us=STEP_US, keys=(), survives=False, shard="auto"):
         self.cluster, self.place, self.layout, self.steps, self.step_us = cluster, place, layout, steps, step_us
-        self.keys, self.user, self.survives = keys, 0, survives
+        self.keys, self.user, self.survives, self.shard = keys, 0, survives, shard
         self.folder = os.path.join(place, name)
         self.checkpoints = os.path.join(self.folder, "checkpoints")
         self.state = os.path.join(self.folder, "state")
+        self.losses = os.path.join(self.folder, "losses")
         self.output = os.path.join(self.folder, "output")
         self.srun = None
         self.lost = set()  # nodes that are out of the step
@@ -49,13 +51,17 @@ class Training:
         os.makedirs(self.checkpoints)
         with open(self.state, "wb") as file:
             file.write(bytes(8 * self.layout.world))
-        for path in (self.folder, self.checkpoints, self.state):
+        with open(self.losses, "wb") as file:
+            file.write(bytes(8 * (self.steps + 1)))
+        for path in (self.folder, self.checkpoints, self.state, self.losses):
             os.chown(path, self.user, self.user)
         spares = self.layout.spares if spares is None else spares
         command = ["srun", "--ddp=" + ",".join(self.keys), f"-N{self.layout.active + spares}",
                    f"--ntasks-per-node={self.layout.per_node}", os.path.join(self.place, PROBE), self.checkpoints, self.state]
         environment = {**os.environ, "STORM_STEPS": str(self.steps), "STORM_EVERY": str(EVERY),
-                       "STORM_STEP_US": str(self.step_us), "STORM_SURVIVE": str(int(self.survives))}
+                       "STORM_STEP_US": str(self.step_us), "STORM_SURVIVE": str(int(self.survives)),
+                       "STORM_SHARD": str(SHARDS.index(self.shard)), "STORM_LOSSES": self.losses,
+                       "DDP_BUDDY": str(int(self.shard in ("state", "gradients")))}
         with open(self.output, "w", encoding="utf-8") as file:
             print("$", *command, file=file, flush=True)
             self.srun = subprocess.Popen(self.become() + command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=self.folder,
@@ -106,6 +112,10 @@ class Training:
     def restarts(self):
         return sum(RESTART.search(line) is not None for line in self.lines())
 
+    def from_checkpoint(self):
+        """What the plugin says of restarts in which all ranks start again."""
+        return [line for line in self.lines() if RESTART.search(line) and "keep their processes" not in line]
+
     def joins(self):
         """Restarts in which ranks keep their processes, so that others may join them."""
         return sum("keep their processes" in line for line in self.lines())
@@ -142,6 +152,11 @@ class Training:
             raise Wrong(f"srun has ended with code {self.srun.returncode} before {what}")
         return found
 
+    def result(self):
+        """The digest of the last checkpoint, and each step's loss."""
+        with open(self.losses, "rb") as file:
+            return self.digest(), [loss for loss, in struct.iter_unpack("<d", file.read())][1:]
+
     def digest(self):
         path = os.path.join(self.checkpoints, f"step-{self.steps:08d}.safetensors")
         try:
@@ -166,8 +181,8 @@ class Training:
 class Watch:
     """Looks at the steps of all ranks from the moment of a failure."""
 
-    def __init__(self, training):
-        self.training = training
+    def __init__(self, training, maybe_done=False):
+        self.training, self.maybe_done = training, maybe_done
         self.began = time.monotonic()
         self.high = training.highest()
         self.restarts = training.restarts()
@@ -189,10 +204,12 @@ class Watch:
         return self.first is not None and step > self.first
 
     def has_gone_on(self):
-        """The same, where most ranks keep their processes. If a failure is a part of one that came before, no further
-        restart follows."""
+        """The same, where most ranks keep their processes. If a failure may be a part of one that came before
+        (`maybe_done`), no further restart may follow."""
         if self.restarts is not None and self.training.restarts() > self.restarts:
             self.restarts, self.high = None, self.training.highest()
+        if self.restarts is not None and not self.maybe_done:
+            return False
         return self.training.step() > self.high + (0 if self.restarts is None else STEPS_WITHOUT)
 
     def seconds(self):

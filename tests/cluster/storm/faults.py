@@ -185,6 +185,21 @@ def join(r):
     return (lambda: kill_early(r, r.rank, process_of(r, r.rank))), survives(r)
 
 
+@kind("join-node", ("training", "checkpoint"), layouts=SEVERAL_NODES)
+def join_node(r):
+    """All ranks of a node, which come again."""
+    expected = survives(r)
+    expected.line = rf"ddp: (rank [0-9]+ of {r.world} on NODE was|all {r.per_node} tasks on NODE were) killed by signal 9 " \
+                    r"\(SIGKILL\).*; restart 1 of 3: the other ranks keep their processes"
+
+    def harm():
+        first = r.rank - r.rank % r.per_node
+        for process in [process_of(r, rank) for rank in range(first, first + r.per_node)]:
+            kill_early(r, r.rank, process)
+
+    return harm, expected
+
+
 @kind("join-again", ("training", "checkpoint"))
 def join_again(r):
     """Another rank dies meanwhile, or soon after that."""
