@@ -26,6 +26,7 @@ enum { NODES = 3, LIMIT_SECONDS = 60 };
 typedef struct step_state {
 	atomic_bool done[STEP_HARMS], quick; /* `quick`: nobody dies any more */
 	atomic_int generation;
+	atomic_int arrived[STEP_HARMS]; /* ranks that die, where they do */
 } step_state;
 
 typedef struct step {
@@ -52,6 +53,10 @@ void test_step_die(test_moment when, int number)
 		if (h->when != when || h->number != number || h->generation != atomic_load(&shared->generation) ||
 		    (h->ranks >> own_rank & 1) == 0)
 			continue;
+		/* A rank that sees another one dead would not come here, and srun would hear of two deaths. */
+		atomic_fetch_add(&shared->arrived[i], 1);
+		for (int ms = 0; ms < 2000 && atomic_load(&shared->arrived[i]) < __builtin_popcount(h->ranks); ms++)
+			usleep(1000);
 		atomic_store(&shared->done[i], true);
 		kill(getpid(), SIGKILL);
 	}
@@ -346,6 +351,20 @@ static void go_on(step *s, bool kept)
 	}
 }
 
+/* Whether ranks that have come to die have not all died yet. */
+static bool die_together(const step *s)
+{
+	bool left = false;
+
+	for (int i = 0; i < STEP_HARMS; i++) {
+		const test_harm *h = &s->of->harms[i];
+		const bool all = atomic_load(&shared->arrived[i]) == __builtin_popcount(h->ranks);
+		for (int r = 0; r < s->of->ranks && all && h->generation == atomic_load(&shared->generation); r++)
+			left = left || ((h->ranks >> r & 1) != 0 && s->pids[r] != 0);
+	}
+	return left;
+}
+
 void test_step_run(test_step *of)
 {
 	step made = { .of = of }, *s = &made;
@@ -364,8 +383,10 @@ void test_step_run(test_step *of)
 		look_at_harms(s);
 		if (reap(s, &kept)) {
 			/* Other ranks may end just now. */
-			usleep(2000);
-			reap(s, &kept);
+			do {
+				usleep(2000);
+				reap(s, &kept);
+			} while (die_together(s));
 			go_on(s, kept);
 		}
 		check_limit(s);
